@@ -16,6 +16,7 @@ from raffia.recipes.run_folder import read_run
 from raffia.report.folder import find_runs
 from raffia.sweep import SweepSession, read_manifest
 from raffia.sweep.progress import SweepView
+from raffia.train.checkpoint import Checkpoints
 from tests.recipes.runs import last_state, same
 
 ROOT = Path(__file__).parents[2]
@@ -147,21 +148,33 @@ LONG = [
 ]
 
 
-def workers_of(leader):
-    """The processes that train runs, by what they hold open; by their parents."""
+def children(parent):
+    """(pid, command) of the processes that this one has started."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
             try:
                 command = (entry / "cmdline").read_text()
-                parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
+                if (entry / "stat").read_text().rpartition(")")[2].split()[1] == str(parent):
+                    found.append((int(entry.name), command))
             except OSError:
                 continue
-            found.append((int(entry.name), int(parent), command))
-    servers = [
-        pid for pid, parent, command in found if parent == leader and "forkserver" in command
-    ]
-    return [pid for pid, parent, _ in found if parent in servers]
+    return found
+
+
+def training(leader):
+    """The workers whose runs have a checkpoint, from which they can be resumed, and go on."""
+    servers = [pid for pid, command in children(leader) if "forkserver" in command]
+    found = []
+    for worker in (pid for server in servers for pid, _ in children(server)):
+        try:
+            held = [Path(os.readlink(path)) for path in Path(f"/proc/{worker}/fd").iterdir()]
+        except OSError:  # it has ended, or has closed one meanwhile
+            continue
+        runs = [path.parent for path in held if path.name == "metrics.jsonl"]
+        if any(is_saved(run) for run in runs):
+            found.append(worker)
+    return found
 
 
 def wait_for(what, seconds=60.0):
@@ -173,9 +186,13 @@ def wait_for(what, seconds=60.0):
     raise AssertionError("it did not come to that")
 
 
+def is_saved(run):
+    """Whether it has a whole checkpoint; one that is being written is no use."""
+    return bool(Checkpoints(run / "checkpoints").available())
+
+
 def has_saved_both(out):
-    """Whether each of the two runs has a checkpoint, from which it can be resumed."""
-    return len({path.parent for path in out.glob("runs/*/checkpoints/0*")}) == 2
+    return len([run for run in out.glob("runs/*") if is_saved(run)]) == 2
 
 
 @pytest.fixture(scope="module")
@@ -189,8 +206,7 @@ def undisturbed(tmp_path_factory):
 def test_a_killed_worker_changes_nothing(undisturbed, tmp_path):
     out = tmp_path / "lr"
     leader = started(out)
-    wait_for(lambda: has_saved_both(out))
-    os.kill(workers_of(leader.pid)[0], signal.SIGKILL)
+    os.kill(wait_for(lambda: training(leader.pid))[0], signal.SIGKILL)
     shown, _ = leader.communicate(timeout=100)
     assert leader.returncode == 0, shown
     kinds = [line for file in out.rglob("metrics.jsonl") for line in file.read_text().splitlines()]
