@@ -122,6 +122,14 @@ def test_a_module_of_the_current_folder_is_not_imported_on_the_word_of_a_run(her
     del sys.modules["echo_elsewhere"]
 
 
+@pytest.mark.parametrize("name", ["os:abort", "builtins:input", "json:loads"])
+def test_nothing_but_an_environment_is_called_on_the_word_of_a_run(name, here):
+    config = small(here)
+    config = replace(config, evaluate=replace(config.evaluate, env=name))
+    with pytest.raises(RunError, match=f"name it: --env {name}"):
+        train(config, "run", view=Quiet())
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [

@@ -150,3 +150,14 @@ def test_a_manifest_that_was_altered_is_refused(change, tmp_path):
     (tmp_path / MANIFEST).write_text(json.dumps(data))
     with pytest.raises(DamagedFileError, match="it is no manifest of a sweep"):
         read_manifest(tmp_path)
+
+
+def test_ends_of_a_range_are_numbers_as_people_write_them():
+    found = read_ranges(["a=.5..1.", "b=+1..007", "c=1e-3..1"])
+    assert found == {"a": Range(0.5, 1.0), "b": Range(1, 7), "c": Range(1e-3, 1)}
+
+
+def test_a_grid_of_too_many_points_is_refused_before_it_is_made():
+    grid = {f"s{number}": range(10) for number in range(12)}
+    with pytest.raises(ConfigError, match=r"1,000,000,000,000 runs, and a sweep has 1 to"):
+        plan_runs([0], grid)

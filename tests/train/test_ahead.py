@@ -73,6 +73,7 @@ class Loop:
     def run(self, until=NUM_UPDATES):
         """(what was drawn, made for which update, with which weights) of each update."""
         found = []
+        self.ahead.ask_again()
         while self.update < until:
             batch = self.ahead.next(TensorDict(step=torch.tensor(self.update)), self.draw)
             found.append([float(batch[key]) for key in (("segments", "x"), "update", "weights")])

@@ -124,7 +124,9 @@ def read_ranges(words: Sequence[str]) -> dict[str, Range | list[Any]]:
             raise ConfigError(f"--ranges: {name} is there twice")
         ends = _RANGE.fullmatch(text)
         if ends:
-            low, high = (json.loads(end.lstrip("+")) for end in ends.groups())
+            low, high = (
+                int(end) if re.fullmatch(r"[-+]?\d+", end) else float(end) for end in ends.groups()
+            )
             found[name] = Range(low, high)
         else:
             found |= read_choices([f"{name}={text}"], "--ranges")
@@ -157,11 +159,11 @@ def plan_runs(
         raise ConfigError("--random N and --ranges NAME=LOW..HIGH go together")
     if "seed" in grid or "seed" in ranges:
         raise ConfigError("seeds are varied by --seeds, as in --seeds 0..4")
-    points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
-    draws = [_draw(ranges, seed, index) for index in range(num_draws)] or [{}]
-    num = len(draws) * len(points) * len(seeds)
+    num = max(num_draws, 1) * math.prod(map(len, grid.values())) * len(seeds)
     if not 0 < num <= MOST_RUNS:
         raise ConfigError(f"that is {num:,} runs, and a sweep has 1 to {MOST_RUNS:,}")
+    points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    draws = [_draw(ranges, seed, index) for index in range(num_draws)] or [{}]
     digits = len(str(num - 1))
     runs = []
     for index, (draw, point, one) in enumerate(itertools.product(draws, points, seeds)):

@@ -80,7 +80,7 @@ class BatchesAhead:
             patience=patience,
         )
         self._open: dict[int, _Open] = {}  # by update, rising
-        self._saved = TensorDict()  # those of a checkpoint, until they are asked for again
+        self._saved = TensorDict()  # those of a checkpoint, until `ask_again`
 
     def next(self, state: TensorDict, draw: Callable[[int], TensorDict]) -> TensorDict:
         """The batch of this update, waited for; those that are drawn now are asked for before.
@@ -88,7 +88,6 @@ class BatchesAhead:
         draw: gives the segments of an update's batch.
         """
         update = step_of(state)
-        self._ask_again()
         first = max(self._open, default=update - 1) + 1
         for number in range(
             first, max(update, min(update + self.ahead, self._num_updates - 1)) + 1
@@ -111,8 +110,11 @@ class BatchesAhead:
         asked["update"], asked["version"] = torch.tensor(update), torch.tensor(version)
         self.pool.ask(self._worker(update), update, asked, self.board.ref(version))
 
-    def _ask_again(self) -> None:
-        """Ask for the batches that a checkpoint has: now, as the replay is restored after this."""
+    def ask_again(self) -> None:
+        """Ask for the batches that a checkpoint has, if they were not yet.
+
+        Once the replay is restored, and before it changes: what was drawn is read from it.
+        """
         saved, self._saved = self._saved, TensorDict()
         for name in sorted(saved.keys(), key=int):
             one = saved[name]
@@ -137,7 +139,7 @@ class BatchesAhead:
         return TensorDict(drawn=drawn, weights=self.board.state())
 
     def load_state(self, state: TensorDict) -> None:
-        """Ask again for those that were open, at the next update."""
+        """Take over those that were open; `ask_again` asks for them."""
         self.pool.reset()
         self._open = {}
         self.board.clear()

@@ -147,6 +147,8 @@ class OnlineStream:
     def next(self, state: TensorDict) -> TensorDict:
         """Play what is due, then draw segments and make a batch of them."""
         update = step_of(state)
+        if self._ahead is not None:
+            self._ahead.ask_again()  # before the ring overwrites what was drawn
         due = min(self._last, self._first + math.ceil((update + 1) / self._ratio))
         with self._clock.phase("collect"):
             while self.num_env_steps < due or not len(self.replay):

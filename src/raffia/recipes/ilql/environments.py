@@ -46,8 +46,8 @@ def find_environment(
     >>> find_environment(config, None, None)
     Traceback (most recent call last):
     ...
-    raffia.train.experiment.RunError: its environment is haggle.py:Haggle, which is no installed
-    package: if you trust it, name it: --env haggle.py:Haggle, in Python make_env=Haggle
+    raffia.train.experiment.RunError: its environment is haggle.py:Haggle, which is no class of an
+    installed package: if you trust it, name it: --env haggle.py:Haggle, in Python make_env=Haggle
     """
     name = config.evaluate.env
     if not name:
@@ -65,10 +65,11 @@ def find_environment(
             make_env = None if ".py:" in name else imported(name)
         except (ImportError, AttributeError):
             make_env = None
-        if make_env is None:
+        # Nothing else is called on a folder's word: it could name any function.
+        if not (isinstance(make_env, type) and issubclass(make_env, Language_Environment)):
             raise RunError(
-                f"its environment is {name}, which is no installed package: if you trust it, name "
-                f"it: --env {name}, in Python make_env={name.rpartition(':')[2]}"
+                f"its environment is {name}, which is no class of an installed package: if you "
+                f"trust it, name it: --env {name}, in Python make_env={name.rpartition(':')[2]}"
             )
     of_another_kind = isinstance(make_env, type) and not issubclass(make_env, Language_Environment)
     env = make_env() if callable(make_env) and not of_another_kind else make_env
