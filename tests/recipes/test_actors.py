@@ -1,8 +1,6 @@
 """Runs whose environments are played elsewhere: the same bits, whoever plays, and who dies."""
 
 import hashlib
-import os
-import signal
 import sys
 from contextlib import closing
 from dataclasses import replace
@@ -10,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from raffia.algorithms.efficientzero.build import make_model
-from raffia.distributed import ChaosEngine, ProcessEngine
+from raffia.distributed import ChaosEngine
 from raffia.envs.env import Discrete, EnvSpec
 from raffia.recipes.algorithm import ALGORITHMS
 from raffia.recipes.efficientzero import experiment as run_module
@@ -23,6 +21,7 @@ from raffia.recipes.running import resume_run, train_run
 from raffia.recipes.scale_config import ActorsConfig, EngineConfig
 from raffia.train.checkpoint import Checkpoints
 from raffia.train.session import TrainingSession
+from tests.recipes.killing import KillingEngine
 from tests.recipes.runs import Quiet
 from tests.recipes.test_settings import BASES, VECTOR, changed, with_all
 
@@ -98,33 +97,12 @@ def test_actors_that_are_late_or_die_change_nothing(seed, plain, tmp_path, monke
         assert engine.num_lost > 3
 
 
-class Killing(ProcessEngine):
-    """Processes, of which one is killed at each so-manyth answer."""
-
-    num_killed = 0
-    _num_answers = 0
-
-    def start(self, *arguments):
-        worker = super().start(*arguments)
-        take = worker.take
-
-        def deadly(seconds):
-            self._num_answers += 1
-            if self._num_answers % 9 == 0 and worker.is_alive:
-                os.kill(worker.pid, signal.SIGKILL)
-                self.num_killed += 1
-            return take(seconds)
-
-        worker.take = deadly
-        return worker
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_actors_that_are_killed_change_nothing(plain, tmp_path, monkeypatch):
     num_killed = 0
     for number in range(8):
-        engine = Killing()
+        engine = KillingEngine("take", every=9)
         with_engine(monkeypatch, engine)
         assert trained(AHEAD, tmp_path / f"{number}", actors__num=2) == plain["ahead"]
         num_killed += engine.num_killed

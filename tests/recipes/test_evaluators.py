@@ -1,15 +1,13 @@
 """Evaluations that are played elsewhere: the same bits, whoever plays, and who dies."""
 
 import json
-import os
-import signal
 from contextlib import closing
 from dataclasses import replace
 
 import pytest
 import torch
 
-from raffia.distributed import ChaosEngine, InlineEngine, ProcessEngine
+from raffia.distributed import ChaosEngine, InlineEngine
 from raffia.distributed.engine import RoleError
 from raffia.recipes.efficientzero import evaluators
 from raffia.recipes.efficientzero import experiment as run_module
@@ -25,6 +23,7 @@ from raffia.train.checkpoint import Checkpoints
 from raffia.train.nan_guard import NonFiniteError
 from raffia.train.record import EpisodeRecorder
 from raffia.train.session import TrainingSession
+from tests.recipes.killing import KillingEngine
 from tests.recipes.runs import Quiet
 from tests.recipes.test_actors import EFFICIENTZERO, SMOKE, digest, trained, with_engine
 from tests.recipes.test_settings import BASES, with_all
@@ -126,37 +125,14 @@ def test_evaluators_that_die_change_nothing(seed, plain, tmp_path, monkeypatch):
     assert engine.num_lost
 
 
-class Killing(ProcessEngine):
-    """Processes that are killed at their first task."""
-
-    def __init__(self):
-        super().__init__()
-        self.to_kill = 2
-
-    def start(self, *arguments):
-        worker = super().start(*arguments)
-        ask = worker.ask
-
-        def deadly(*task):
-            ask(*task)
-            if self.to_kill:
-                self.to_kill -= 1
-                os.kill(worker.pid, signal.SIGKILL)
-
-        worker.ask = deadly
-        return worker
-
-
 def test_evaluators_that_are_killed_change_nothing(plain, tmp_path, monkeypatch):
-    with_engine(monkeypatch, Killing())
+    with_engine(monkeypatch, KillingEngine("ask", every=1, most=2))
     trained(LATE, tmp_path / "late", evaluators__num=1)
     assert seen(tmp_path / "late") == plain["late"]
 
 
 def test_one_that_dies_each_time_ends_the_run(tmp_path, monkeypatch):
-    engine = Killing()
-    engine.to_kill = 1_000
-    with_engine(monkeypatch, engine)
+    with_engine(monkeypatch, KillingEngine("ask", every=1))
     with pytest.raises(RoleError, match=r"EvaluateRole was lost 3 times at task \d+, .*SIGKILL"):
         trained(LATE, tmp_path / "late", evaluators__num=1, engine__max_restarts=2)
 

@@ -1,12 +1,10 @@
 """Batches that are made elsewhere and ahead: the same bits, whoever makes them, and who dies."""
 
-import os
-import signal
 from contextlib import closing
 
 import pytest
 
-from raffia.distributed import ChaosEngine, InlineEngine, ProcessEngine
+from raffia.distributed import ChaosEngine, InlineEngine
 from raffia.distributed.engine import RoleError
 from raffia.recipes.efficientzero import experiment as run_module
 from raffia.recipes.efficientzero import reanalyzers
@@ -20,6 +18,7 @@ from raffia.train.checkpoint import Checkpoints
 from raffia.train.experiment import RunError
 from raffia.train.nan_guard import NonFiniteError
 from raffia.train.session import TrainingSession
+from tests.recipes.killing import KillingEngine
 from tests.recipes.runs import Quiet
 from tests.recipes.test_actors import EFFICIENTZERO, SMOKE, digest, trained, with_engine
 from tests.recipes.test_settings import BASES, with_all
@@ -71,39 +70,17 @@ def test_reanalyzers_that_die_change_nothing(seed, plain, tmp_path, monkeypatch)
     assert engine.num_lost > 3
 
 
-class Killing(ProcessEngine):
-    """Processes, of which one is killed at each so-manyth task."""
-
-    def __init__(self, every):
-        super().__init__()
-        self.every, self.num_tasks, self.num_killed = every, 0, 0
-
-    def start(self, *arguments):
-        worker = super().start(*arguments)
-        ask = worker.ask
-
-        def deadly(*task):
-            ask(*task)
-            self.num_tasks += 1
-            if self.num_tasks % self.every == 0:
-                self.num_killed += 1
-                os.kill(worker.pid, signal.SIGKILL)
-
-        worker.ask = deadly
-        return worker
-
-
 @pytest.mark.parametrize("every", [20, pytest.param(11, marks=pytest.mark.slow)])
 @pytest.mark.timeout(300)
 def test_reanalyzers_that_are_killed_change_nothing(every, plain, tmp_path, monkeypatch):
-    engine = Killing(every)
+    engine = KillingEngine("ask", every)
     with_engine(monkeypatch, engine)
     assert trained(LATE, tmp_path / "late", reanalyzers__num=2) == plain["late"]
     assert engine.num_killed >= 2
 
 
 def test_one_that_dies_each_time_ends_the_run(tmp_path, monkeypatch):
-    with_engine(monkeypatch, Killing(1))
+    with_engine(monkeypatch, KillingEngine("ask", every=1))
     with pytest.raises(RoleError, match=r"ReanalyzeRole was lost 2 times at task 0, .*SIGKILL"):
         trained(LATE, tmp_path / "late", reanalyzers__num=1, engine__max_restarts=1)
 
