@@ -1,5 +1,7 @@
 """Runs of ILQL on data that are evaluated in an environment of the user's own."""
 
+import functools
+import importlib
 import json
 import shutil
 import sys
@@ -49,10 +51,21 @@ SMALL = "--num_updates 2 --evaluate.every_updates 2 --evaluate.num_episodes 4 --
 TRUNK = "--model.trunk.n_layer 1 --model.trunk.n_embd 8 --model.trunk.n_head 2"
 
 
+def make(name):
+    """The environment of this name, of the file in the current folder."""
+    return getattr(importlib.import_module("echo_env"), name)()
+
+
+def make_echo():
+    return make("Echo")
+
+
 @pytest.fixture
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
     Path("echo_env.py").write_text(ENV)
+    Path("broken.py").write_text("import json\nclass Echo\n")
     write_chats(tmp_path / "chats.jsonl")
     yield tmp_path
     sys.modules.pop("echo_env", None)
@@ -122,6 +135,32 @@ def test_a_module_of_the_current_folder_is_not_imported_on_the_word_of_a_run(her
     del sys.modules["echo_elsewhere"]
 
 
+def test_a_package_that_fails_to_be_imported_tells_its_cause(here, monkeypatch):
+    monkeypatch.syspath_prepend(str(here))
+    Path("needs_more.py").write_text("import not_installed_at_all\n")
+    config = small(here)
+    config = replace(config, evaluate=replace(config.evaluate, env="needs_more:Echo"))
+    with pytest.raises(ConfigError, match="needs_more:Echo .*No module named 'not_installed_at_a"):
+        train(config, "run", view=Quiet())
+
+
+@pytest.mark.parametrize(
+    ("make_env", "call"),
+    [
+        (lambda: make("Echo"), "give it again: make_env="),
+        (functools.partial(make, "Echo"), "give it again: make_env="),
+        (make_echo, "name it: --env .*:make_echo"),
+    ],
+)
+def test_what_a_program_gave_is_to_be_given_again(make_env, call, here):
+    """It is no class by whose name it could be found."""
+    train(small(here), "run", view=Quiet(), make_env=make_env)
+    longer = replace(read_run("run"), num_updates=3)
+    with pytest.raises(RunError, match=call):
+        resume("run", config=longer, view=Quiet())
+    assert resume("run", config=longer, view=Quiet(), make_env=make_env).update == 3
+
+
 @pytest.mark.parametrize("name", ["os:abort", "builtins:input", "json:loads"])
 def test_nothing_but_an_environment_is_called_on_the_word_of_a_run(name, here):
     config = small(here)
@@ -135,6 +174,7 @@ def test_nothing_but_an_environment_is_called_on_the_word_of_a_run(name, here):
     [
         ("echo_env.py:Ecco", "has no attribute 'Ecco'"),
         ("nowhere.py:Echo", "nowhere.py:Echo can't be imported"),
+        ("broken.py:Echo", "broken.py:Echo can't be imported: expected ':' (broken.py, line 2)"),
         ("echo_env.py:Other", "it must be a class, or a function, that gives a raffia.lm.Langua"),
         ("echo_env.py:Stranger", "echo_env.py:Stranger says first cannot be encoded"),
         ("echo_env.py", "must be package.module:name or file.py:name"),

@@ -15,6 +15,7 @@ from raffia.recipes.efficientzero.presets import PRESETS, SUMMARIES
 from raffia.recipes.ilql.config import MAY_CHANGE as ILQL_MAY_CHANGE
 from raffia.recipes.ilql.config import ILQLRun
 from raffia.recipes.ilql.presets import ILQL_PRESETS, ILQL_SUMMARIES
+from raffia.recipes.named import given_name, recorded_name
 from raffia.train.config import ConfigError
 
 if TYPE_CHECKING:
@@ -134,13 +135,7 @@ def find_algorithm(name: str) -> Algorithm:
         if name in ALGORITHMS:
             return ALGORITHMS[name]
         raise ConfigError(f"there is no algorithm {name!r}{_near(name)}")
-    try:
-        found = imported(name, here=True)
-    except (ImportError, AttributeError, OSError) as error:
-        raise ConfigError(
-            f"{name} can't be imported: {error}. It is package.module:name or path/file.py:name, "
-            "of a raffia.recipes.Algorithm"
-        ) from error
+    found = given_name(name, "a raffia.recipes.Algorithm")
     if not isinstance(found, Algorithm):
         raise ConfigError(f"{name} is a {type(found).__name__}, not a raffia.recipes.Algorithm")
     return replace(found, reference=name)
@@ -170,10 +165,7 @@ def recorded_algorithm(made_by: Mapping[str, Any]) -> Algorithm:
             f"{_near(name)} The run is of raffia "
             f"{made_by.get('raffia', '?')}, this is {__version__}"
         )
-    try:
-        found = None if ".py:" in reference else imported(reference)
-    except (ImportError, AttributeError):
-        found = None
+    found = recorded_name(reference)
     if not isinstance(found, Algorithm):
         raise ConfigError(
             f"its algorithm is {reference}, which is no installed package: if you trust it, name "

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from raffia.lazy import imported
 from raffia.lm.data.data_point import DataPoint
 from raffia.lm.envs.contract import Language_Environment
 from raffia.lm.tokenizers.tokenizer import Tokenizer
 from raffia.recipes.ilql.config import ILQLRun
+from raffia.recipes.named import given_name, recorded_name
 from raffia.train.config import ConfigError
 from raffia.train.experiment import RunError
 
@@ -27,7 +27,7 @@ def with_env(config: ILQLRun, make_env: str | MakeLanguageEnv | None) -> ILQLRun
     if make_env is None:
         return config
     if callable(make_env):
-        name = getattr(make_env, "__qualname__", type(make_env).__qualname__)
+        name = getattr(make_env, "__qualname__", f"<{type(make_env).__qualname__}>")
         make_env = f"{make_env.__module__}:{name}"
     return replace(config, evaluate=replace(config.evaluate, env=make_env))
 
@@ -53,23 +53,18 @@ def find_environment(
     if not name:
         return None
     if given is not None:
-        try:
-            make_env = imported(given, here=True)
-        except (ImportError, AttributeError, OSError) as error:
-            raise ConfigError(
-                f"{given} can't be imported: {error}. It is package.module:name or "
-                "path/file.py:name, of a Language_Environment"
-            ) from error
+        make_env = given_name(given, "a Language_Environment")
     else:
-        try:
-            make_env = None if ".py:" in name else imported(name)
-        except (ImportError, AttributeError):
-            make_env = None
+        make_env = recorded_name(name)
         # Nothing else is called on a folder's word: it could name any function.
         if not (isinstance(make_env, type) and issubclass(make_env, Language_Environment)):
+            home, _, last = name.rpartition(":")
+            call = f"name it: --env {name}, in Python make_env={last}"
+            if "<" in last or home == "__main__":
+                call = "give it again: make_env=... in Python, where it was made"
             raise RunError(
                 f"its environment is {name}, which is no class of an installed package: if you "
-                f"trust it, name it: --env {name}, in Python make_env={name.rpartition(':')[2]}"
+                f"trust it, {call}"
             )
     of_another_kind = isinstance(make_env, type) and not issubclass(make_env, Language_Environment)
     env = make_env() if callable(make_env) and not of_another_kind else make_env
