@@ -18,6 +18,10 @@ scale_ahead     an update with one reanalyzer, 8 updates ahead / in turn, in one
 and of 6.6 million weights, 512 rows, one thread in each process:
 
 scale_gradients an update that two processes share / by one
+
+and of ILQL's networks on Wordle, batches of 64, one thread in each process:
+
+scale_members   a generation of four members, 30 updates, in two processes / in one
 """
 
 from __future__ import annotations
@@ -53,6 +57,9 @@ from raffia.recipes.efficientzero.config import EfficientZeroRun
 from raffia.recipes.efficientzero.experiment import EfficientZeroExperiment
 from raffia.recipes.efficientzero.presets import PRESETS
 from raffia.recipes.engines import make_engine
+from raffia.recipes.ilql.experiment import ILQLExperiment
+from raffia.recipes.ilql.presets import ILQL_PRESETS
+from raffia.recipes.population_config import PopulationConfig
 from raffia.recipes.scale_config import ActorsConfig, EngineConfig, ReanalyzersConfig
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.collect import Collector
@@ -250,6 +257,41 @@ def ahead_ratio(engine: str, rounds: int) -> float:
     return statistics.median(ratios)
 
 
+def members_ratio(rounds: int) -> float:
+    """The updates of a generation of four members by two workers, against one program."""
+    preset = ILQL_PRESETS["wordle"]
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as opened:
+        runs = []
+        for workers in (0, 2):
+            path = Path(folder) / str(workers)
+            path.mkdir()
+            run = replace(
+                preset,
+                num_threads=1,
+                wordle=replace(preset.wordle, num_games=2_000),
+                population=PopulationConfig(size=4, workers=workers),
+                engine=EngineConfig(name="process" if workers else "inline"),
+            )
+            runs.append(ILQLExperiment(run, path, PlainView(io.StringIO())))
+            opened.callback(runs[-1].close)
+
+        def generation(run: ILQLExperiment) -> float:
+            """Seconds from the state of a new generation to all that it has become."""
+            state, began = run.init(), time.perf_counter()
+            for _ in range(30):
+                batch = run.stream.next(state)
+                update, metrics = run.learner.grads(state, batch)
+                state = run.learner.apply(state, update)
+                run.stream.on_update(batch, metrics)
+            run.whole(state)
+            return time.perf_counter() - began
+
+        for run in runs:
+            generation(run)
+        here, there = runs
+        return statistics.median([generation(there) / generation(here) for _ in range(rounds)])
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -280,6 +322,7 @@ def main() -> None:
         row += f"{weights_ratio(engine):>15.1f}{recovery:>14.1f} s"
         print(f"{engine:<10}{row}{ahead_ratio(engine, args.rounds):>13.2f}")
     print(f"scale_gradients {gradients_ratio(10 * args.rounds):.2f}")
+    print(f"scale_members {members_ratio(args.rounds):.2f}")
 
 
 if __name__ == "__main__":

@@ -75,6 +75,7 @@ OWN = "tests/recipes/test_ilql_own_environment.py::"
 HERE = "tests/recipes/test_ilql_all_settings.py::"
 LOSSES = "tests/algorithms/ilql/test_losses.py::"
 LEARNERS = "tests/recipes/test_learners.py::"
+ACROSS = "tests/recipes/test_members_across.py::"
 SPEAKING = "tests/algorithms/ilql/decoding/test_generate.py::"
 # Of each setting: of which run it is changed, to what, and what is unlike first; or a test that
 # sees it act.
@@ -184,6 +185,11 @@ SETTINGS = {
     "batch_size": ("wordle", 5, "batch"),
     "num_micro_batches": ("wordle", 2, "made"),
     "learners.num": LEARNERS + "test_two_processes_learn_the_bits_of_two_parts",
+    "population.workers": ACROSS + "test_any_number_of_workers_learns_the_bits_of_one_program",
+    "engine.name": ACROSS + "test_a_process_that_is_killed_makes_its_updates_again",
+    "engine.address": ACROSS + "test_what_can_not_be_divided_is_refused",
+    "engine.max_restarts": ACROSS + "test_the_settings_of_the_engine_get_there",
+    "engine.patience_seconds": ACROSS + "test_the_settings_of_the_engine_get_there",
     "learners.sums": LEARNERS + "test_sums_in_order_are_those_of_any_number_of_parts",
     "evaluate.every_updates": ("wordle", 2, "evaluate"),
     "evaluate.num_episodes": ("wordle", 9, "evaluate"),

@@ -334,7 +334,7 @@ ELSEWHERE = {
 def settings_of(kind):
     nested = {"trunk", "scripts", "branching", "plan"}
     nested |= {"model", "loss", "target", "optimizer", "decode", "wordle", "data", "lora"}
-    nested |= {"evaluate", "population", "checkpoint", "learners"}
+    nested |= {"evaluate", "population", "checkpoint", "learners", "engine"}
     return {entry.name for entry in fields(kind) if entry.name not in nested}
 
 

@@ -281,6 +281,9 @@ SETTINGS = {
     "population.shrink": ("members", 0.4, "generation"),
     "population.resample": ("members", 1.0, "generation"),
     "population.spread": ("members", 5.0, "step"),
+    "population.workers": (
+        "tests/recipes/test_members_across.py::test_what_can_not_be_divided_is_refused"
+    ),
     "checkpoint.every_updates": ("vector", 2, "save"),
     "checkpoint.keep": ("vector", 1, "save"),
     "engine.name": "tests/recipes/test_actors.py::test_processes_play_the_same",

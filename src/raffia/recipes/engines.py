@@ -12,7 +12,7 @@ from raffia.distributed.engine import Engine, InlineEngine
 from raffia.recipes.scale_config import EngineConfig
 from raffia.tensordict.tensordict import TensorDict
 
-__all__ = ["TriedEngine", "describe_engine", "make_engine", "try_engine"]
+__all__ = ["TriedEngine", "describe_engine", "make_engine", "try_engine", "where"]
 
 NUM_CALLS = 50
 NUM_BYTES = 16 * 2**20
@@ -51,6 +51,19 @@ def describe_engine(engine: Engine) -> str:
         return f"processes of this machine, which has {os.cpu_count()} processors"
     text: str = resources()
     return text
+
+
+def where(engine: EngineConfig) -> str:
+    """Where an engine's workers are.
+
+    >>> where(EngineConfig(name="process"))
+    'in processes of this machine'
+    """
+    return {
+        "inline": "in this process",
+        "process": "in processes of this machine",
+        "ray": f"on the Ray cluster {engine.address or 'of this machine'}",
+    }[engine.name]
 
 
 @dataclass(frozen=True)

@@ -47,12 +47,21 @@ class PopulationConfig:
     spread: float = (
         1.0  # largest factor of the first members' hyper-parameters; the first member has none
     )
+    # ILQL: workers that the members are divided among, see engine; 0: one program of all of them
+    workers: int = 0
 
     def __post_init__(self) -> None:
         check_types(self)
         check_choices(self)
         check_least(self, 1, "size", "spread")
+        check_least(self, 0, "workers")
         check_fraction(self, "resample", "new_layer_prob")
+        if self.workers and (self.size == 1 or self.size % self.workers):
+            raise ValueError(
+                f"population.workers={self.workers} workers share population.size={self.size} "
+                "members, which are not as many for each: take population.size="
+                f"{max(2, self.workers * -(-self.size // self.workers))}"
+            )
         if self.size > 1:
             self.selection().check(self.size)
             self.mutations()

@@ -121,6 +121,10 @@ class Experiment:
         """Any state of the shapes that a checkpoint's must have."""
         return self.init()
 
+    def whole(self, state: TensorDict) -> TensorDict:
+        """The state as it is saved, where the loop's lacks what is elsewhere."""
+        return state
+
     def evaluate(self, state: TensorDict, stop: Stop) -> Outcome | None:
         """Evaluate the learner; None if `stop` asked to stop meanwhile."""
         raise NotImplementedError(f"{type(self).__name__} must define evaluate(state, stop)")

@@ -291,6 +291,7 @@ class TrainingSession:
     def _save(self, state: TensorDict) -> None:
         update = step_of(state)
         self._write_scores()
+        state = self.experiment.whole(state)
         self.experiment.guard.check_state(state)
         try:
             payload = self.experiment.payload()

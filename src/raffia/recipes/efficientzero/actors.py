@@ -22,8 +22,8 @@ from raffia.envs.env import EnvSpec
 from raffia.envs.make import make_env, require_batch
 from raffia.functional.seeds import derive_seed
 from raffia.recipes.efficientzero.config import EfficientZeroRun
+from raffia.recipes.engines import where
 from raffia.recipes.running import threads
-from raffia.recipes.scale_config import EngineConfig
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.collect import Act, Collector
 from raffia.train.config import from_json, to_json
@@ -190,19 +190,6 @@ class ActorRole:
 def actor_config(run: EfficientZeroRun) -> str:
     """The config of `ActorRole`, as JSON."""
     return json.dumps({"run": to_json(run)})
-
-
-def where(engine: EngineConfig) -> str:
-    """Where an engine's workers are.
-
-    >>> where(EngineConfig(name="process"))
-    'in processes of this machine'
-    """
-    return {
-        "inline": "in this process",
-        "process": "in processes of this machine",
-        "ray": f"on the Ray cluster {engine.address or 'of this machine'}",
-    }[engine.name]
 
 
 def describe_actors(run: EfficientZeroRun) -> str:

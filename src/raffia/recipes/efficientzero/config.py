@@ -184,6 +184,12 @@ class EfficientZeroRun(EfficientZeroConfig):
                 f"population.size={size} members share env.num_envs={num_envs} environments, "
                 f"which are not as many for each: take env.num_envs={(num_envs // size + 1) * size}"
             )
+        if self.population.workers:
+            raise ValueError(
+                f"population.workers={self.population.workers}: members that play are one program "
+                "with their environments and replay; workers are for populations of ILQL. Set "
+                "population.workers=0; actors.num=2 plays their environments elsewhere"
+            )
         self.population.check_compile(self.compile)
         self.population.check_form(self.model.evolvable_heads)
 

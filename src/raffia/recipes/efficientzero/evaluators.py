@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from raffia.functional.seeds import derive_seed
-from raffia.recipes.efficientzero.actors import make_networks, make_planner, where
+from raffia.recipes.efficientzero.actors import make_networks, make_planner
 from raffia.recipes.efficientzero.config import EfficientZeroRun
 from raffia.recipes.efficientzero.evaluation import EpisodeFilms, Evaluator
+from raffia.recipes.engines import where
 from raffia.recipes.running import threads
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.config import from_json

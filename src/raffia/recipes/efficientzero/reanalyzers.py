@@ -15,9 +15,10 @@ from raffia.data.segments import stacked
 from raffia.envs.make import make_env
 from raffia.functional.seeds import generator_for
 from raffia.learner import step_of
-from raffia.recipes.efficientzero.actors import make_networks, make_planner, one_env, where
+from raffia.recipes.efficientzero.actors import make_networks, make_planner, one_env
 from raffia.recipes.efficientzero.config import EfficientZeroRun
 from raffia.recipes.efficientzero.data import SEARCHED, Replays
+from raffia.recipes.engines import where
 from raffia.recipes.running import threads
 from raffia.search.errors import UnfitOutputError
 from raffia.tensordict.tensordict import TensorDict

@@ -9,7 +9,7 @@ from raffia.algorithms.ilql.config import ILQLConfig
 from raffia.envs.checked import check_above_zero, check_choices, check_least, check_types
 from raffia.recipes.efficientzero.config import CheckpointConfig
 from raffia.recipes.population_config import PopulationConfig
-from raffia.recipes.scale_config import LearnersConfig
+from raffia.recipes.scale_config import EngineConfig, LearnersConfig
 
 __all__ = [
     "BranchingSettings",
@@ -28,6 +28,8 @@ MAY_CHANGE = (
     "num_updates",
     "num_micro_batches",
     "learners.",
+    "engine.",
+    "population.workers",
     "decode.",
     "evaluate.",
     "checkpoint.",
@@ -233,6 +235,7 @@ class ILQLRun(ILQLConfig):
     num_micro_batches: int = 1  # parts that a batch is cut into, to need less memory
     compile: bool = False  # torch.compile of the gradients; pays on a GPU
     learners: LearnersConfig = field(default_factory=LearnersConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
     evaluate: ILQLEvaluateConfig = field(default_factory=ILQLEvaluateConfig)
     population: PopulationConfig = field(default_factory=PopulationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
@@ -272,6 +275,7 @@ class ILQLRun(ILQLConfig):
             )
         self.population.check_form(self.model.evolvable_heads)
         self._check_learners()
+        self._check_workers()
         self._check_language_model()
         self._check_decoding()
 
@@ -305,6 +309,26 @@ class ILQLRun(ILQLConfig):
                     f"learners.num={num} processes compute on the CPU, of one agent and without "
                     f"torch.compile, and {what}: leave one of the two out"
                 )
+
+    def _check_workers(self) -> None:
+        workers, engine = self.population.workers, self.engine.name
+        if not workers:
+            if engine != "inline":
+                raise ValueError(
+                    f"engine.name={engine} and no workers: set population.size=4 and "
+                    "population.workers=2, or leave engine.name out"
+                )
+            return
+        if self.device != "cpu":
+            raise ValueError(
+                f"population.workers={workers} workers compute on the CPU, and device="
+                f"{self.device}: leave one of the two out"
+            )
+        if engine == "ray":
+            raise ValueError(
+                f"population.workers={workers} are processes of this machine, not of a Ray "
+                "cluster: set engine.name=process"
+            )
 
     def _check_language_model(self) -> None:
         trunk, lora = self.model.trunk, self.lora

@@ -10,11 +10,13 @@ from typing import Any
 
 from raffia.algorithms.ilql.loss import with_row_means
 from raffia.distributed.data_parallel import DataParallel
+from raffia.distributed.engine import Engine
 from raffia.distributed.follow import Followers
 from raffia.evolution.population import member_seeds
 from raffia.functional.seeds import derive_seed
 from raffia.learner import Accumulate, Learner, step_of
 from raffia.recipes.devices import compiled, require_device
+from raffia.recipes.engines import make_engine, where
 from raffia.recipes.ilql.config import ILQLRun
 from raffia.recipes.ilql.data import (
     Corpus,
@@ -36,11 +38,12 @@ from raffia.recipes.ilql.evaluation import (
     with_estimate,
     with_member_decode,
 )
-from raffia.recipes.ilql.followers import make_followers, make_networks
+from raffia.recipes.ilql.followers import make_across, make_followers, make_networks
 from raffia.recipes.ilql.language_model import begin_making
 from raffia.recipes.ilql.networks import Interrupted, Networks
 from raffia.recipes.ilql.sizes import refuse_unfit
 from raffia.recipes.members import Members
+from raffia.recipes.members_across import MembersAcross
 from raffia.recipes.run_folder import LANGUAGE_MODEL
 from raffia.tensordict.stack import stack
 from raffia.tensordict.tensordict import TensorDict
@@ -95,10 +98,25 @@ class ILQLExperiment(Experiment):
             self.followers = make_followers(config, folder)
             self.learner = DataParallel(self.learner, self.followers)
             view.message(f"{config.learners.num} processes share each batch")
+        self.engine: Engine | None = None
+        self.across: MembersAcross | None = None
+        if self.members is not None and config.population.workers:
+            self.engine = make_engine(config.engine)
+            population, batches = self.members.learner, self._batches_again
+            self.across = make_across(config, folder, population, self.engine, batches)
+            self.learner = self.across
+            view.message(
+                f"{config.population.workers} workers {where(config.engine)} share "
+                f"{config.population.size} members"
+            )
 
     def close(self) -> None:
-        """End the processes that share batches."""
+        """End the processes that share batches or members."""
         super().close()
+        if self.across is not None:
+            self.across.close()
+        if self.engine is not None:
+            self.engine.close()
         if self.followers is not None:
             self.followers.close()
 
@@ -149,15 +167,20 @@ class ILQLExperiment(Experiment):
     def extra_metrics(self, update: int) -> dict[str, float]:
         """The learning rate; of a population each member has its own, in rows of generations."""
         if self.members is not None:
-            return {}
+            return {} if self.across is None else self.across.metrics()
         return {"learning_rate": self.networks.learning_rate(update)}
 
     def evolve(self, state: TensorDict) -> tuple[TensorDict, dict[str, Any]] | None:
         """The next generation of a population."""
-        return None if self.members is None else self.members.evolve(state)
+        return None if self.members is None else self.members.evolve(self.whole(state))
+
+    def whole(self, state: TensorDict) -> TensorDict:
+        """The state with that of members that learn elsewhere."""
+        return state if self.across is None else self.across.whole(state)
 
     def evaluate(self, state: TensorDict, stop: Callable[[], bool]) -> Evaluated | None:
         """Games, or held-out rows; None if `stop` became true meanwhile."""
+        state = self.whole(state)
         self.guard.check_state(state)
         update = step_of(state)
         with self.clock.phase("evaluate"):
@@ -217,18 +240,22 @@ class ILQLExperiment(Experiment):
         return {"rows": len(self.corpus.learnt), "digest": self.corpus.digest()}
 
     def _batches(self, update: int) -> Iterator[TensorDict]:
-        config = self.config
-        seed, per_token = derive_seed(config.seed, "batches"), config.model.per_token
-        size = config.population.longest_batch(config.batch_size)
-        batches = self.corpus.learnt.batches(seed, update, size, per_token=per_token)
+        batches = self._batches_again(update)
         while True:
             with self.clock.phase("data"):
                 batch = next(batches)
                 self.num_tokens += int(batch["attn_mask"].sum())
-                if config.num_micro_batches * config.learners.num > 1:
-                    batch = with_row_means(batch, config.loss.mask)
-                batch = batch.to(config.device)
             yield batch
+
+    def _batches_again(self, update: int) -> Iterator[TensorDict]:
+        """The batches from an update on; nothing is counted."""
+        config = self.config
+        seed, per_token = derive_seed(config.seed, "batches"), config.model.per_token
+        size = config.population.longest_batch(config.batch_size)
+        for batch in self.corpus.learnt.batches(seed, update, size, per_token=per_token):
+            if config.num_micro_batches * config.learners.num > 1:
+                batch = with_row_means(batch, config.loss.mask)
+            yield batch.to(config.device)
 
 
 def plan_of(config: ILQLRun) -> Plan:

@@ -1,18 +1,25 @@
-"""How other processes make the learner with which they share a run's batches."""
+"""How other processes make the learner of a run, to share its batches or its members."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from raffia.algorithms.ilql.learner import ILQLLearner
+from raffia.distributed.engine import Engine
 from raffia.distributed.follow import Followers
+from raffia.evolution.population import Population
 from raffia.learner import Accumulate, Learner
 from raffia.recipes.ilql.config import ILQLRun
 from raffia.recipes.ilql.language_model import Making, making_of
+from raffia.recipes.members_across import MembersAcross, MembersRole
+from raffia.recipes.running import threads
+from raffia.tensordict.tensordict import TensorDict
 from raffia.train.config import from_json, to_json
 
-__all__ = ["make_followers", "make_learner", "make_networks"]
+__all__ = ["make_across", "make_followers", "make_learner", "make_members", "make_networks"]
 
 
 def make_networks(making: Making) -> ILQLLearner:
@@ -33,10 +40,9 @@ def make_networks(making: Making) -> ILQLLearner:
 
 def make_followers(config: ILQLRun, folder: Path) -> Followers:
     """The processes that share batches with the one that has the run's folder."""
-    told = {"run": to_json(config), "folder": str(folder.resolve())}
     return Followers(
         f"{__name__}:make_learner",
-        json.dumps(told),
+        _told(config, folder),
         config.learners.num - 1,
         sums=config.learners.sums,
     )
@@ -58,3 +64,59 @@ def make_learner(config: str, index: int) -> Learner:
     if run.num_micro_batches > 1:
         learner = Accumulate(learner, run.num_micro_batches)
     return learner
+
+
+def make_across(
+    config: ILQLRun,
+    folder: Path,
+    population: Population,
+    engine: Engine,
+    batches: Callable[[int], Iterator[TensorDict]],
+) -> MembersAcross:
+    """The population of a run with its members in workers.
+
+    >>> from dataclasses import replace
+    >>> from raffia.distributed.engine import InlineEngine
+    >>> from raffia.recipes.ilql.presets import ILQL_PRESETS
+    >>> from raffia.recipes.population_config import PopulationConfig
+    >>> run = replace(ILQL_PRESETS["ilql-smoke"], population=PopulationConfig(size=4, workers=2))
+    >>> population = Population(make_networks(Making(run)), 4)
+    >>> there = Path("nowhere")
+    >>> make_across(run, there, population, InlineEngine(), lambda update: iter([])).share
+    2
+    """
+    return MembersAcross(
+        population,
+        engine,
+        f"{__name__}:make_members",
+        _told(config, folder),
+        config.population.workers,
+        batches=batches,
+        max_restarts=config.engine.max_restarts,
+        patience=config.engine.patience_seconds,
+    )
+
+
+def make_members(config: str, index: int) -> MembersRole:
+    """The role of a worker that some members of a population learn in.
+
+    config: as of `make_learner`.
+
+    >>> from raffia.recipes.ilql.presets import ILQL_PRESETS
+    >>> from raffia.recipes.population_config import PopulationConfig
+    >>> from dataclasses import replace
+    >>> run = replace(ILQL_PRESETS["ilql-smoke"], population=PopulationConfig(size=4, workers=2))
+    >>> make_members(_told(run, Path("nowhere")), 0).learner.size
+    2
+    """
+    run = from_json(ILQLRun, json.loads(config)["run"])
+    population = run.population
+    return MembersRole(
+        make_learner(config, index),
+        population.size // population.workers,
+        context=partial(threads, run.num_threads),
+    )
+
+
+def _told(config: ILQLRun, folder: Path) -> str:
+    return json.dumps({"run": to_json(config), "folder": str(folder.resolve())})
