@@ -112,7 +112,7 @@ def test_killed_workers_change_no_bit(tmp_path, whole, at, every):
 def test_a_process_that_is_killed_makes_its_updates_again(tmp_path, whole):
     config = with_all(FOUR, population__workers=2, engine__name="process")
     folder = begin(config, tmp_path / "run")
-    engine = KillingEngine("take", 12, most=1)
+    engine = KillingEngine("take", 4, most=1)
     assert play(config, folder, engine) == ("finished", 1)
     assert engine.num_killed == 1
     assert (digest(folder), generations(folder)) == whole

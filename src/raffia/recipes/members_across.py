@@ -50,7 +50,7 @@ class MembersRole:
         *,
         context: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
-        # One member alone would step by itself, and the sums of the whole stack are of the stack.
+        # As the stack of all members steps, also where this worker has only one of them.
         apply = "stack" if applies_stacks(learner) else None
         self.learner = Population(learner, share, apply=apply)  # type: ignore[arg-type]
         self.state: TensorDict | None = None

@@ -245,17 +245,18 @@ class ILQLExperiment(Experiment):
             with self.clock.phase("data"):
                 batch = next(batches)
                 self.num_tokens += int(batch["attn_mask"].sum())
+                batch = batch.to(self.config.device)
             yield batch
 
     def _batches_again(self, update: int) -> Iterator[TensorDict]:
-        """The batches from an update on; nothing is counted."""
+        """The batches from an update on, on the CPU; nothing is counted."""
         config = self.config
         seed, per_token = derive_seed(config.seed, "batches"), config.model.per_token
         size = config.population.longest_batch(config.batch_size)
         for batch in self.corpus.learnt.batches(seed, update, size, per_token=per_token):
             if config.num_micro_batches * config.learners.num > 1:
                 batch = with_row_means(batch, config.loss.mask)
-            yield batch.to(config.device)
+            yield batch
 
 
 def plan_of(config: ILQLRun) -> Plan:
