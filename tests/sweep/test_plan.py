@@ -92,6 +92,14 @@ def test_a_wide_range_is_drawn_by_its_logarithm():
         (lambda: read_choices(["lr=1,1"]), "a value is there twice"),
         (lambda: read_ranges(["lr=2..1"]), "2..1: the first number must be the smaller one"),
         (lambda: read_ranges(["lr=1e999..2"]), "must be the smaller one"),
+        (
+            lambda: plan_runs([0], {"search": [1], "search.x": [2]}),
+            "search holds search.x: vary the one or the other",
+        ),
+        (
+            lambda: plan_runs([0], {"a.b.c": [1]}, ranges={"a.b": [2]}, num_draws=1),
+            "a.b holds a.b.c: vary",
+        ),
         (lambda: plan_runs([0], num_draws=3), "--random N and --ranges NAME=LOW..HIGH go together"),
         (lambda: plan_runs([0], ranges={"x": [1]}), "go together"),
         (lambda: plan_runs([0], {"x": [1]}, {"x": [1]}, 1), "x: in --grid and in --ranges"),

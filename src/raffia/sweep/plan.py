@@ -155,6 +155,11 @@ def plan_runs(
     both = sorted(grid.keys() & ranges.keys())
     if both:
         raise ConfigError(f"{', '.join(both)}: in --grid and in --ranges; take one of them")
+    names = [*grid, *ranges]
+    for name in names:
+        inner = [other for other in names if other.startswith(f"{name}.")]
+        if inner:
+            raise ConfigError(f"{name} holds {', '.join(inner)}: vary the one or the other")
     if bool(ranges) != (num_draws > 0):
         raise ConfigError("--random N and --ranges NAME=LOW..HIGH go together")
     if "seed" in grid or "seed" in ranges:
