@@ -14,6 +14,7 @@ from raffia.data.query import QueryModule
 from raffia.data.rows import RowLayout, unpacked
 from raffia.data.structure import RowStructure
 from raffia.data.table import CapacityError, HashTable
+from raffia.tensordict.byte_tensors import bytes_to_tensor, tensor_to_bytes
 from raffia.tensordict.entries import UNSET
 from raffia.tensordict.tensordict import TensorDict
 
@@ -54,7 +55,7 @@ def tensors_of(mapping: TensorDictMap) -> dict[str, Tensor]:
         "keys.content": content,
         "keys.recency": mapping._lru.state(),
         **{f"values.{i}": leaf for i, leaf in enumerate(leaves)},
-        "meta": torch.frombuffer(bytearray(json.dumps(meta).encode()), dtype=torch.uint8),
+        "meta": bytes_to_tensor(json.dumps(meta).encode()),
     }
 
 
@@ -68,7 +69,7 @@ def missing(tensors: dict[str, Tensor]) -> list[str]:
 
 def _meta(tensors: dict[str, Tensor]) -> dict[str, Any]:
     try:
-        meta = json.loads(bytes(tensors["meta"].cpu().numpy()))
+        meta = json.loads(tensor_to_bytes(tensors["meta"]))
         assert {*meta} >= {"in_keys", "layouts", "values", "num_values", "out_keys", "keeps_some"}
     except (ValueError, TypeError, AssertionError) as error:
         raise ValueError(f"meta is not what a map writes: {error}") from error

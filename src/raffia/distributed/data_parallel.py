@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from raffia.distributed.group import Group
 from raffia.functional.trees import aligned_leaves
 from raffia.learner import Learner, applies_stacks, join_metrics
+from raffia.tensordict.byte_tensors import bytes_to_tensor
 from raffia.tensordict.tensordict import TensorDict
 
 __all__ = ["DataParallel", "mean_over", "part_of"]
@@ -143,4 +144,4 @@ def _form(update: TensorDict, summed: list[Tensor]) -> Tensor:  # [32]
     """A digest of the names, dtypes and shapes of what is summed, which all must have alike."""
     names = [*update["grads"].keys(True, True)]
     text = repr([names, [(leaf.dtype, tuple(leaf.shape)) for leaf in summed]])
-    return torch.frombuffer(bytearray(hashlib.sha256(text.encode()).digest()), dtype=torch.uint8)
+    return bytes_to_tensor(hashlib.sha256(text.encode()).digest())

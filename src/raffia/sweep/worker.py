@@ -9,13 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-import torch
-
 from raffia.recipes.algorithm import Algorithm, find_algorithm
 from raffia.recipes.run_folder import CONFIG, read_run
 from raffia.recipes.running import resume_run, train_run
 from raffia.sweep.manifest import RUNS, Manifest, read_manifest
 from raffia.sweep.plan import PlannedRun
+from raffia.tensordict.byte_tensors import bytes_to_tensor, tensor_to_bytes
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.view import Status
 
@@ -54,8 +53,7 @@ class RunRole:
         ended = train_one(
             self.manifest, run, self.folder / RUNS, self.algorithm, self.device, self.stop
         )
-        data = bytearray(json.dumps(ended).encode())
-        return TensorDict(json=torch.frombuffer(data, dtype=torch.uint8))
+        return TensorDict(json=bytes_to_tensor(json.dumps(ended).encode()))
 
 
 def sweep_algorithm(manifest: Manifest, reference: str) -> Algorithm:
@@ -68,10 +66,10 @@ def sweep_algorithm(manifest: Manifest, reference: str) -> Algorithm:
 def answer_of(answer: TensorDict) -> dict[str, Any]:
     """The end of a run, from a worker's answer.
 
-    >>> answer_of(TensorDict(json=torch.tensor(list(b'{"reason": "finished"}'))))
+    >>> answer_of(TensorDict(json=bytes_to_tensor(b'{"reason": "finished"}')))
     {'reason': 'finished'}
     """
-    found: dict[str, Any] = json.loads(bytes(answer["json"].tolist()))
+    found: dict[str, Any] = json.loads(tensor_to_bytes(answer["json"]))
     return found
 
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from raffia.files import parse_json
+from raffia.tensordict.byte_tensors import tensor_to_bytes
 from raffia.tensordict.consolidated import described, over_block
 from raffia.tensordict.messages import (
     LARGE,
@@ -27,7 +28,6 @@ from raffia.tensordict.messages import (
     Layout,
     Listed,
     as_bytes,
-    as_text,
     difference,
     layout,
     wire,
@@ -72,7 +72,7 @@ def gathered_texts(text: bytes, group: Group, device: torch.device) -> list[byte
     sizes = [int(length) for length in lengths]
     data = padded(as_bytes(text, device), max(sizes))
     found = zip(gathered(data, num, group), sizes, strict=True)
-    return [as_text(data[:size]) for data, size in found]
+    return [tensor_to_bytes(data[:size]) for data, size in found]
 
 
 def gathered(tensor: Tensor, num: int, group: Group) -> list[Tensor]:
@@ -297,7 +297,7 @@ def _taken(src: int, doing: str, where: torch.device, take: Callable[[Tensor], A
     head = torch.empty(3, dtype=torch.int64, device=where)
     take(head)
     fine, length, size = head.tolist()
-    text = as_text(part(length))
+    text = tensor_to_bytes(part(length))
     if not fine:
         raise RuntimeError(f"{doing}: rank {src} could not send its container: {text.decode()}")
     return _over(src, text, part(size))
@@ -466,7 +466,7 @@ def _opened(
     """The containers that `_packed` packed; RuntimeError if one could not be."""
     out = []
     for (fine, size, length, *_), data, rank in zip(heads, parts, ranks, strict=True):
-        text = as_text(data[size : size + length])
+        text = tensor_to_bytes(data[size : size + length])
         if not fine:
             raise RuntimeError(
                 f"{doing}: rank {rank} could not send its container: {text.decode()}"

@@ -24,6 +24,7 @@ from torch import Tensor
 from torch._utils import _unflatten_dense_tensors
 from torch.nn.parameter import is_lazy
 
+from raffia.tensordict.byte_tensors import bytes_to_tensor, tensor_to_bytes
 from raffia.tensordict.disk import encode
 from raffia.tensordict.memmap import DTYPE_NAMES
 from raffia.tensordict.node import Node
@@ -160,12 +161,7 @@ def _is_known(group: Group) -> bool:
 def as_bytes(text: bytes, device: torch.device, align: int = 1) -> Tensor:
     """Text as a tensor; padded with blanks."""
     text += b" " * (-len(text) % align)
-    out = torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else torch.empty(0).byte()
-    return out.to(device)
-
-
-def as_text(data: Tensor) -> bytes:
-    return data.cpu().numpy().tobytes()
+    return bytes_to_tensor(text).to(device)
 
 
 def is_large(leaf: Tensor) -> bool:
@@ -282,7 +278,7 @@ def receive(way: Line, target: Layout, doing: str, whole: bool, large: list[Tens
     if start + size > FIRST:
         data = torch.cat([data, data.new_empty(start + size - FIRST)])
         way.take(data[FIRST:])
-    theirs = json.loads(as_text(data[ALIGN:start]))
+    theirs = json.loads(tensor_to_bytes(data[ALIGN:start]))
     if theirs != json.loads(target.text()):
         for num in _large(theirs):  # so that the sender is not left waiting
             way.take(torch.empty(num, dtype=torch.uint8, device=way.device))

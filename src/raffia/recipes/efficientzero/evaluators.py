@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from raffia.functional.seeds import derive_seed
 from raffia.recipes.efficientzero.actors import make_networks, make_planner
@@ -16,6 +15,7 @@ from raffia.recipes.efficientzero.config import EfficientZeroRun
 from raffia.recipes.efficientzero.evaluation import EpisodeFilms, Evaluator
 from raffia.recipes.engines import where
 from raffia.recipes.running import threads
+from raffia.tensordict.byte_tensors import bytes_to_tensor
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.config import from_json
 from raffia.train.evaluate import Episodes
@@ -70,9 +70,9 @@ class EvaluateRole:
             )
             answer = self._played(seed, films)
             for path in films.files:
-                answer["film"] = _as_bytes(path.read_bytes())
+                answer["film"] = bytes_to_tensor(path.read_bytes())
         for text in warnings:
-            answer["warning"] = _as_bytes(text.encode())
+            answer["warning"] = bytes_to_tensor(text.encode())
         return answer
 
     def _played(self, seed: int, films: EpisodeFilms | None) -> TensorDict:
@@ -102,10 +102,6 @@ class _NotFinite(Exception):
 def _require_finite(outputs: TensorDict) -> None:
     if not all_finite(outputs):
         raise _NotFinite(outputs)
-
-
-def _as_bytes(data: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
 def episodes_of(answer: TensorDict) -> Episodes:

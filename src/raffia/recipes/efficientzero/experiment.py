@@ -50,6 +50,7 @@ from raffia.recipes.efficientzero.reanalyzers import (
 from raffia.recipes.engines import make_engine
 from raffia.recipes.members import Members, weights_of_each
 from raffia.search.errors import UnfitOutputError
+from raffia.tensordict.byte_tensors import tensor_to_bytes
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.ahead import BatchesAhead
 from raffia.train.checkpoint import Checkpoint
@@ -433,12 +434,12 @@ class EfficientZeroExperiment(Experiment):
             self.guard.check(answer["not_finite"], update=update)
         self._num_simulations_elsewhere += int(answer["num_simulations"])
         if "warning" in answer.keys():
-            self.view.message(answer["warning"].numpy().tobytes().decode())
+            self.view.message(tensor_to_bytes(answer["warning"]).decode())
         if "film" in answer.keys():
             folder, kind = self.folder / "episodes", self.config.evaluate.record
             try:
                 make_folder(folder)
-                data = answer["film"].numpy().tobytes()
+                data = tensor_to_bytes(answer["film"])
                 write_atomically(str(folder / f"{env_step:09d}.{kind}"), data)
             except OSError as error:
                 self.view.message(f"an episode was not recorded: {error}")

@@ -21,6 +21,7 @@ from raffia.recipes.efficientzero.data import SEARCHED, Replays
 from raffia.recipes.engines import where
 from raffia.recipes.running import threads
 from raffia.search.errors import UnfitOutputError
+from raffia.tensordict.byte_tensors import bytes_to_tensor, tensor_to_bytes
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.config import from_json
 from raffia.train.nan_guard import NaNGuard
@@ -89,9 +90,7 @@ class ReanalyzeRole:
                     run, self.planner, segments, int(task["update"]), int(task["total"])
                 )
         except UnfitOutputError as error:
-            return TensorDict(
-                not_finite=torch.frombuffer(bytearray(str(error).encode()), dtype=torch.uint8)
-            )
+            return TensorDict(not_finite=bytes_to_tensor(str(error).encode()))
         simulations = torch.tensor(self.planner.num_simulations - before)
         answer = TensorDict(batch=batch, num_simulations=simulations)
         return (answer if fresh is None else answer.set("fresh", fresh)).to("cpu")
@@ -131,7 +130,7 @@ class BatchMaking:
     def batch(self, state: TensorDict, task: TensorDict, answer: TensorDict) -> TensorDict:
         """The batch on the learner's device; what was searched is written to the replay."""
         if "not_finite" in answer.keys():
-            why = answer["not_finite"].numpy().tobytes().decode()
+            why = tensor_to_bytes(answer["not_finite"]).decode()
             self._guard.searched(state, task["segments"], why)
         self.num_simulations += int(answer["num_simulations"])
         if "fresh" in answer.keys():
