@@ -217,7 +217,7 @@ def test_the_folder_itself_may_be_a_link(folder, tmp_path):
 
 def test_a_folder_of_another_version_or_package(folder):
     record = json.loads((folder / "meta.json").read_text())
-    for change in ({"version": 2}, {"version": None}, {"version": True}, {"format": "other"}):
+    for change in ({"version": 3}, {"version": None}, {"version": True}, {"format": "other"}):
         (folder / "meta.json").write_text(json.dumps(record | change))
         with pytest.raises(DamagedFileError, match="version|format|saved by"):
             TensorDict.load(folder)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from raffia.tensordict import printing
 from raffia.tensordict.keys import NestedKey
 from raffia.tensordict.node import Node
+from raffia.tensordict.ragged import shape_of_rows
 
 
 class BatchSizeError(TypeError, ValueError):
@@ -114,8 +115,7 @@ def shape_of(value: Any) -> torch.Size:
     """
     if not isinstance(value, Tensor) or not value.is_nested or value.layout is torch.jagged:
         return value.shape
-    sizes = value._nested_tensor_size().unbind(1)
-    return torch.Size([len(sizes[0])] + [int(n[0]) if (n == n[0]).all() else -1 for n in sizes])
+    return shape_of_rows(value._nested_tensor_size())
 
 
 def mismatch(batch_size: torch.Size, value: Any, name: Any) -> RuntimeError:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from raffia.files import DamagedFileError, parse_json, write_atomically
+from raffia.tensordict import ragged
 from raffia.tensordict.disk import (
     Outline,
     Reader,
@@ -22,7 +23,6 @@ from raffia.tensordict.disk import (
     open_regular,
     outline,
     rebuild,
-    shown,
     titled,
 )
 from raffia.tensordict.memmap import DTYPE_NAMES, Path
@@ -78,12 +78,7 @@ def put_together(leaves: list[Tensor], places: list[int | Joined], parts: list[T
             values, offsets, lengths = place
             of = None if lengths is None else parts[lengths]
             dim: int = leaf._ragged_idx  # type: ignore[attr-defined]
-            yield jagged_tensor(parts[values], parts[offsets], of, dim)
-
-
-def jagged_tensor(values: Tensor, offsets: Tensor, lengths: Tensor | None, dim: int) -> Tensor:
-    """The nested tensor of rows of `values`, whose dimension `dim` is the one of unlike length."""
-    return torch.nested.nested_tensor_from_jagged(values, offsets, lengths, jagged_dim=dim)
+            yield ragged.jagged_tensor(parts[values], parts[offsets], of, dim)
 
 
 def described(td: Any) -> tuple[bytes, list[Tensor], list[int]]:
@@ -129,7 +124,7 @@ def described(td: Any) -> tuple[bytes, list[Tensor], list[int]]:
             listed[name] = jagged(entry) if entry.is_nested else put(entry)
         return {**plan.record, "entries": listed}
 
-    return dump(titled(place(outline(td, jagged=True)))), leaves, starts
+    return dump(titled(place(outline(td, nested=True)))), leaves, starts
 
 
 def write_block(td: Any, filename: Path) -> list[int]:
@@ -166,42 +161,22 @@ class BlockReader(Reader):
 
     def tensor(self, entry: Record) -> Tensor:
         if "ragged" in entry:
-            return self.jagged(entry)
+            if entry["ragged"] == ragged.STRIDED:
+                self.fail("a nested tensor in a block is a jagged one")
+            return ragged.joined(*ragged.read(self, entry))
         dtype, shape = self.dtype(entry["dtype"]), self.size(entry.get("shape"))
         at, nbytes = entry.get("at"), math.prod(shape) * dtype.itemsize
         if type(at) is not int or at < 0 or at % ALIGN or at + nbytes > len(self.block):
             self.fail(f"a tensor of {nbytes} bytes can't begin at {at!r}")
         return self.block[at : at + nbytes].view(dtype).view(shape)
 
-    def jagged(self, entry: Record) -> Tensor:
-        values, offsets = self.part(entry, "values"), self.part(entry, "offsets")
-        lengths = self.part(entry, "lengths") if "lengths" in entry else None
-        dim = entry["ragged"]
-        if type(dim) is not int or not 1 <= dim <= values.dim():
-            self.fail(f"{shown(dim)} is no dimension of a nested tensor")
-        integers = all([t.dtype is torch.int64 for t in (offsets, lengths) if t is not None])
-        if not integers or offsets.dim() != 1 or not len(offsets):
-            self.fail("the offsets of a nested tensor are no row of integers")
-        gaps = offsets.diff()
-        if offsets[0] < 0 or (gaps < 0).any() or offsets[-1] > values.shape[dim - 1]:
-            self.fail("the offsets of a nested tensor do not lie in its values")
-        if lengths is not None:
-            if lengths.shape != gaps.shape or (lengths < 0).any():
-                self.fail("the lengths of a nested tensor do not fit its offsets")
-            if (offsets[:-1] + lengths > values.shape[dim - 1]).any():
-                self.fail("the rows of a nested tensor do not lie in its values")
-        return jagged_tensor(values, offsets, lengths, dim)
-
-    def part(self, entry: Record, name: str) -> Tensor:
+    def part(self, part: Record, name: str) -> Tensor:
         """A tensor of a nested one; one for all that share it."""
-        found = entry.get(name)
-        if type(found) is not dict or "ragged" in found or "dtype" not in found:
-            self.fail(f"the {name} of a nested tensor are missing")
+        tensor = self.tensor(part)
         if name == "values":
-            return self.tensor(found)
+            return tensor
         known = self.__dict__.setdefault("shared", {})
-        tensor = self.tensor(found)
-        key = (found["at"], tensor.dtype, tensor.shape)
+        key = (part["at"], tensor.dtype, tensor.shape)
         out: Tensor = known.setdefault(key, tensor)
         return out
 

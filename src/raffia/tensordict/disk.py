@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from raffia.files import MissingFileError, make_folder, parse_json, write_atomically
-from raffia.tensordict import dim_names
+from raffia.tensordict import dim_names, ragged
 from raffia.tensordict.entries import locked_error
 from raffia.tensordict.keys import NestedKey, through_leaf, unravel_key_to_tuple
 from raffia.tensordict.lock import _lock
@@ -49,6 +49,7 @@ from raffia.tensordict.memmap import (
 from raffia.tensordict.node import Node
 
 VERSION = 1
+RAGGED_VERSION = 2  # of the record of a folder that holds a nested tensor
 META = "meta.json"
 CPU = torch.device("cpu")
 VALUE_CLASSES = ("NonTensorData", "MetaData", "NonTensorStack")
@@ -170,7 +171,7 @@ DECODERS: dict[str, Callable[[Any], Any]] = {
 class Outline:
     """A node as it goes to disk: its record, and its entries, for which the format has a place."""
 
-    __slots__ = ("node", "key", "record", "entries", "wrap", "folder", "mapped", "result")
+    __slots__ = ("node", "key", "record", "entries", "wrap", "folder", "mapped", "ragged", "result")
 
     def __init__(self, node: Any, key: tuple[str, ...], record: Record) -> None:
         self.node = node
@@ -180,6 +181,7 @@ class Outline:
         self.wrap: Any = None  # the tensorclass around the node
         self.folder: str | None = None
         self.mapped: dict[str, Tensor] = {}
+        self.ragged: dict[str, ragged.Structure] = {}  # of those that are nested tensors
         self.result: Any = None
 
     def walk(self) -> Iterator[Outline]:
@@ -195,11 +197,11 @@ class Outline:
 
 
 def outline(
-    node: Any, key: tuple[str, ...] = (), like: bool = False, jagged: bool = False
+    node: Any, key: tuple[str, ...] = (), like: bool = False, nested: bool = False
 ) -> Outline:
     """The outline of a container; TypeError if it holds what can't be stored.
 
-    jagged: nested tensors of that layout can be.
+    nested: nested tensors can be.
     """
     from raffia.tensordict.lazy import LazyStackedTensorDict
     from raffia.tensordict.tensorclass import TensorClass
@@ -213,7 +215,7 @@ def outline(
     if node._is_data():
         return Outline(node, key, value_record(node, key))
     if isinstance(node, TensorClass):
-        out = outline(node._td, key, like, jagged)
+        out = outline(node._td, key, like, nested)
         out.wrap = type(node)
         out.record["tensorclass"] = f"{out.wrap.__module__}.{out.wrap.__qualname__}"
         return out
@@ -231,27 +233,27 @@ def outline(
     out = Outline(node, key, record)
     for name, value in entries.items():
         if isinstance(value, Node):
-            out.entries[name] = outline(value, (*key, name), like, jagged)
+            out.entries[name] = outline(value, (*key, name), like, nested)
         else:
-            if not (jagged and value.is_nested):
-                check_leaf(value, (*key, name), like)
+            check_leaf(value, (*key, name), like, nested)
             out.entries[name] = value
     return out
 
 
-def check_leaf(leaf: Tensor, key: tuple[str, ...], like: bool) -> None:
-    if leaf.is_nested:
+def check_leaf(leaf: Tensor, key: tuple[str, ...], like: bool, nested: bool = False) -> None:
+    if leaf.is_nested and not nested:
         raise NotImplementedError(
-            f"entry {'.'.join(key)!r} is a nested tensor, which has no file of its own: keep the "
-            "rows as a lazy stack, lazy_stack([...]).memmap(folder), or write one file with "
-            "td.consolidate(filename), which takes jagged ones"
+            f"entry {'.'.join(key)!r} is a nested tensor, which has no place in this file: write a "
+            "folder, td.memmap(folder), or one file with td.consolidate(filename), which takes "
+            "jagged ones"
         )
-    if leaf.dtype not in DTYPE_NAMES or leaf.layout is not torch.strided:
+    plain = leaf.layout is torch.strided or leaf.is_nested
+    if leaf.dtype not in DTYPE_NAMES or not plain:
         raise TypeError(
             f"entry {'.'.join(key)!r} is a tensor of dtype {leaf.dtype} and layout {leaf.layout}, "
             "which can't be stored on disk"
         )
-    if leaf.is_meta and not like:
+    if leaf.is_meta and not (like and not leaf.is_nested):
         raise TypeError(f"entry {'.'.join(key)!r} is on the meta device: it has no data to store")
 
 
@@ -280,13 +282,15 @@ class Reader:
     """Where a record comes from: it finds the tensors and containers that the record refers to."""
 
     nested = False  # whether a tensor can be a nested one
+    versions: tuple[int, ...] = (VERSION,)
 
     def __init__(self, path: str, device: torch.device | None, non_blocking: bool) -> None:
         self.path = path
         self.device = device  # where the tensors are wanted
         self.non_blocking = non_blocking
 
-    def fail(self, why: str) -> NoReturn:
+    def fail(self, why: str, part: Record | None = None) -> NoReturn:
+        """part: of the record of a nested tensor, what is to blame."""
         raise DamagedFileError(self.path, why)
 
     def tensor(self, entry: Record) -> Tensor:
@@ -299,8 +303,9 @@ class Reader:
 
     def check_version(self, record: Any) -> None:
         version = record.get("version") if type(record) is dict else None
-        if type(version) is not int or version != VERSION:
-            self.fail(f"it has version {shown(version)}, this reads {VERSION}")
+        if type(version) is not int or version not in self.versions:
+            known = " and ".join([str(n) for n in self.versions])
+            self.fail(f"it has version {shown(version)}, this reads {known}")
 
     def size(self, value: Any) -> list[int]:
         if type(value) is not list or not all([type(n) is int and 0 <= n < 2**63 for n in value]):
@@ -342,6 +347,7 @@ def shown(value: Any) -> str:
 
 def rebuild(reader: Reader, record: Any) -> Any:
     """The container that a record describes; DamagedFileError if it describes none."""
+    from raffia.tensordict.build import shape_of
     from raffia.tensordict.tensordict import TensorDict
 
     if type(record) is not dict:
@@ -360,10 +366,10 @@ def rebuild(reader: Reader, record: Any) -> Any:
     entries = read_entries(reader, record)
     ndim = len(batch_size)
     for name, value in entries.items():
-        if ndim and value.shape[:ndim] != batch_size:
+        if ndim and shape_of(value)[:ndim] != batch_size:
             reader.fail(
-                f"entry {shown(name)} of shape {list(value.shape)} does not begin with the batch "
-                f"size {list(batch_size)}"
+                f"entry {shown(name)} of shape {list(shape_of(value))} does not begin with the "
+                f"batch size {list(batch_size)}"
             )
     names, device = reader.names(record.get("names"), ndim), reader.on(record.get("device"))
     for value in entries.values() if device is not None else ():
@@ -457,8 +463,14 @@ def value_node(reader: Reader, record: Any) -> Any:
     return stacked(reader, record, NonTensorStack, members, None)
 
 
-def titled(record: Record) -> Record:
-    return {"format": "raffia", "version": VERSION, **record}
+def titled(record: Record, version: int = VERSION) -> Record:
+    return {"format": "raffia", "version": version, **record}
+
+
+def folder_version(record: Record) -> int:
+    """The first version of the format in which the record of a folder can be read."""
+    holds = any(["ragged" in entry for entry in record.get("entries", {}).values()])
+    return RAGGED_VERSION if holds else VERSION
 
 
 def dump(record: Any) -> bytes:
@@ -518,6 +530,11 @@ def file_name(name: str, suffix: str, used: set[str], robust: bool, key: tuple[s
     return stem + suffix
 
 
+def namer(name: str, used: set[str], robust: bool, key: tuple[str, ...]) -> Callable[[str], str]:
+    """What gives the files of an entry their names, each by its suffix."""
+    return lambda suffix: file_name(name, suffix, used, robust, (*key, name))
+
+
 def quoted(text: str) -> str:
     return "".join([f"%{byte:02X}" for byte in text.encode("utf-8", "surrogatepass")])
 
@@ -537,10 +554,12 @@ class Job:
     ) -> None:
         self.td, self.copy_existing, self.existsok = td, copy_existing, existsok
         self.robust, self.like, self.inplace = robust_key is not False, like, inplace
-        self.root = outline(td, (), like)
+        self.root = outline(td, (), like, nested=True)
         self.folders: list[str] = []
         self.metas: list[tuple[str, bytes]] = []  # the outermost one comes last
         self.leaves: list[tuple[Outline, str, Tensor, str | None]] = []
+        self.structures: list[tuple[str, Tensor]] = []  # of nested tensors: file, content
+        self.known: ragged.Known = {}
         self.place(self.root, None if prefix is None else os.path.abspath(prefix))
         if not like:
             self.detach_sources()
@@ -581,8 +600,14 @@ class Job:
             if not leaf and place is not None and is_link(place):
                 raise linked(place)
             if leaf:
-                record |= {"dtype": DTYPE_NAMES[entry.dtype], "shape": list(entry.shape)}
+                nested = entry.is_nested
+                if nested:
+                    entry, structure = ragged.parted(entry, self.like)
+                    plan.ragged[name] = ragged.shared(structure, self.known)
+                record |= ragged.described(entry)
                 self.check(entry, place)
+                if nested and folder is not None:
+                    record = self.place_structure(plan, name, record, used)
                 self.leaves.append((plan, name, entry, place))
             elif entry.is_value:
                 record, entry.folder = entry.record, folder
@@ -594,7 +619,19 @@ class Job:
         if folder is not None:
             plan.record["device"] = "cpu"
             self.folders.insert(0, folder)
-            self.metas.append((f"{folder}/{META}", dump(titled(plan.record))))
+            version = folder_version(plan.record)
+            self.metas.append((f"{folder}/{META}", dump(titled(plan.record, version))))
+
+    def place_structure(self, plan: Outline, name: str, record: Record, used: set[str]) -> Record:
+        """Give files to what else there is of a nested tensor than its values; its record."""
+        structure = plan.ragged[name]
+        record = ragged.record(structure, record, namer(name, used, self.robust, plan.key))
+        for path, content in structure.files(plan.folder, record):
+            self.check(content, path)
+            if self.like:
+                ragged.check_same(content, path)
+            self.structures.append((path, content))
+        return record
 
     def check(self, leaf: Tensor, file: str | None) -> None:
         if file is None:
@@ -630,6 +667,7 @@ class Job:
         else:
             for _ in threads.map(self.store, self.leaves, targets):
                 pass
+        ragged.write(self.structures)
         for path, text in self.metas:
             write_atomically(path, text, is_synced=False, follows_links=False)
 
@@ -638,8 +676,9 @@ class Job:
         targets: list[MemoryMappedTensor | None] = [None] * len(self.leaves)
         small = [
             i
-            for i, (_, _, leaf, _) in enumerate(self.leaves)
-            if 0 < leaf.numel() * leaf.dtype.itemsize <= SMALL
+            for i, (plan, name, leaf, _) in enumerate(self.leaves)
+            if name not in plan.ragged  # which fills a memory of its own
+            and 0 < leaf.numel() * leaf.dtype.itemsize <= SMALL
             and (self.like or not in_place(leaf, None))
         ]
         if small:
@@ -679,6 +718,8 @@ class Job:
     def assemble(self, plan: Outline) -> Any:
         """The container of this outline, with mapped leaves."""
         node = plan.node
+        for name, structure in plan.ragged.items():
+            plan.mapped[name] = ragged.joined(plan.mapped[name], structure)
         entries = {
             name: self.assemble(entry) if isinstance(entry, Outline) else plan.mapped[name]
             for name, entry in plan.entries.items()
@@ -850,7 +891,9 @@ def memmap(
 
     The folder holds `meta.json` (class, batch size, names, non-tensor values, and dtype, shape and
     file of each tensor), a file `<key>.memmap` for each tensor (its bytes, row by row) and a folder
-    `<key>` of the same kind for each container; a lazy stack has one for each member. In the names
+    `<key>` of the same kind for each container; a lazy stack has one for each member. A nested
+    tensor has its values in `<key>.memmap`, and beside it `<key>.sizes.memmap` (strided layout) or
+    `<key>.offsets.memmap` and perhaps `<key>.lengths.memmap` (jagged). In the names
     of files, what is not a letter, a digit or one of `_-+=.,@~()[]{}#!$&^` becomes %XX, and so does
     a dot in front; a name that is too long is cut and gets a hash, one that differs from another by
     upper and lower case only gets a number. The keys themselves stand in `meta.json`, which is
@@ -983,15 +1026,23 @@ def saved_path(td: Any) -> pathlib.Path:
 
 
 class FolderReader(Reader):
+    nested = True
+    versions = (VERSION, RAGGED_VERSION)
+
     def __init__(
         self,
         folder: str,
         device: torch.device | None = None,
         non_blocking: bool = False,
         mode: str | None = None,
+        known: ragged.Known | None = None,
     ) -> None:
         super().__init__(f"{folder}/{META}", device, non_blocking)
         self.folder, self.mode = folder, mode
+        self.known: ragged.Known = {} if known is None else known  # also in the folders below
+
+    def fail(self, why: str, part: Record | None = None) -> NoReturn:
+        raise DamagedFileError(f"{self.folder}/{part['file']}" if part else self.path, why)
 
     def read(self) -> Any:
         """The container in this folder."""
@@ -1030,6 +1081,19 @@ class FolderReader(Reader):
             raise DamagedFileError(path, f"it can't be found: {error}") from None
 
     def tensor(self, entry: Record) -> Tensor:
+        device = self.device or CPU
+        if "ragged" in entry:
+            values, structure = ragged.read(self, entry)
+            return ragged.joined(values, ragged.shared(structure, self.known, device))
+        return self.plain(entry, device, self.mode)
+
+    def part(self, part: Record, name: str) -> Tensor:
+        """The values of a nested tensor; or, in memory, what says where in these its rows lie."""
+        if name == "values":
+            return self.tensor(part)
+        return ragged.in_memory(self.plain(part, CPU, "r"))
+
+    def plain(self, entry: Record, device: torch.device, mode: str | None) -> Tensor:
         dtype, shape = self.dtype(entry["dtype"]), self.size(entry.get("shape"))
         path, found = self.below(entry.get("file"))
         if not stat.S_ISREG(found.st_mode):
@@ -1041,11 +1105,10 @@ class FolderReader(Reader):
                 f"it holds {found.st_size} bytes, a {entry['dtype']} tensor of shape {shape} has "
                 f"{nbytes}",
             )
-        device = self.device or CPU
         if device.type == "meta" or not nbytes:
             out = self.empty(shape, dtype, device)
             return mapped(out, path) if device.type == "cpu" else out
-        out = map_file(path, dtype, shape, self.mode)
+        out = map_file(path, dtype, shape, mode)
         return out if device.type == "cpu" else out.to(device, non_blocking=self.non_blocking)
 
     def container(self, entry: Record) -> Any:
@@ -1054,7 +1117,11 @@ class FolderReader(Reader):
         path, found = self.below(entry.get("folder"))
         if not stat.S_ISDIR(found.st_mode):
             raise DamagedFileError(path, "it is not a folder (links are not followed)")
-        return FolderReader(path, self.device, self.non_blocking, self.mode).read()
+        return self.of(path).read()
+
+    def of(self, folder: str) -> FolderReader:
+        """The reader of a folder within this one."""
+        return FolderReader(folder, self.device, self.non_blocking, self.mode, self.known)
 
     def at(self, key: tuple[str, ...]) -> FolderReader:
         """The reader of the container nested under `key`; ValueError if there is none."""
@@ -1072,7 +1139,7 @@ class FolderReader(Reader):
             path, found = reader.below(entry["folder"])
             if not stat.S_ISDIR(found.st_mode):
                 raise DamagedFileError(path, "it is not a folder (links are not followed)")
-            reader = FolderReader(path, self.device, self.non_blocking, self.mode)
+            reader = reader.of(path)
         return reader
 
 
@@ -1224,6 +1291,7 @@ def make_memmap(
 ) -> MemoryMappedTensor:
     """Add a memory-mapped tensor of zeros to a memory-mapped container, locked though it is.
 
+    shape: or a tensor with the size of each row, for a nested tensor of strided layout.
     Raises RuntimeError if the container is not memory-mapped, the key is taken or the shape does
     not begin with the batch size.
 
@@ -1232,12 +1300,12 @@ def make_memmap(
     (MemoryMappedTensor([1., 1.]), True)
     """
     dtype = dtype or torch.get_default_dtype()
-    shape = as_shape(shape)
+    shape, structure, size = ragged.as_shape(shape)
 
     def make(file: str | None) -> Any:
-        return allocate(file, shape, dtype, True).zero_()
+        return allocate(file, size, dtype, True).zero_()
 
-    return add(td, unravel_key_to_tuple(key), shape, make, robust_key is not False)
+    return add(td, unravel_key_to_tuple(key), shape, make, robust_key is not False, structure)
 
 
 def make_memmap_from_tensor(
@@ -1251,6 +1319,7 @@ def make_memmap_from_tensor(
 ) -> MemoryMappedTensor:
     """Copy a tensor to a file of a memory-mapped container, as a new entry.
 
+    tensor: also a nested one of either layout, which is one again, of the same rows.
     copy_data: False makes a tensor of zeros of the same shape and dtype.
     existsok: write over a file that is there.
     Raises RuntimeError as `make_memmap`.
@@ -1259,12 +1328,18 @@ def make_memmap_from_tensor(
     >>> td.make_memmap_from_tensor("b", torch.ones(2))
     MemoryMappedTensor([1., 1.])
     """
+    from raffia.tensordict.build import shape_of
+
+    shape, structure, values = shape_of(tensor), None, tensor.detach()
+    if tensor.is_nested:
+        values, structure = ragged.parted(tensor, like=not copy_data)
+        structure = ragged.shared(structure, ragged.known_in(td._leaves([])))
 
     def make(file: str | None) -> Any:
-        out = allocate(file, tensor.shape, tensor.dtype, existsok)
-        return out.copy_(tensor.detach()) if copy_data else out.zero_()
+        out = allocate(file, values.shape, values.dtype, existsok)
+        return out.copy_(values) if copy_data else out.zero_()
 
-    return add(td, unravel_key_to_tuple(key), tensor.shape, make, robust_key is not False)
+    return add(td, unravel_key_to_tuple(key), shape, make, robust_key is not False, structure)
 
 
 def make_memmap_from_storage(
@@ -1278,6 +1353,7 @@ def make_memmap_from_storage(
 ) -> MemoryMappedTensor:
     """Add a tensor over a storage as a new entry of a memory-mapped container.
 
+    shape: or a tensor with the size of each row, as for `make_memmap`.
     The storage is that of the file of this entry; one that has no file is copied to it.
     Raises RuntimeError as `make_memmap`, or if the storage is mapped from another file.
 
@@ -1285,16 +1361,12 @@ def make_memmap_from_storage(
     >>> td.make_memmap_from_storage("b", torch.ones(2).untyped_storage(), (2,))
     MemoryMappedTensor([1., 1.])
     """
-    shape = as_shape(shape)
+    shape, structure, size = ragged.as_shape(shape)
 
     def make(file: str | None) -> MemoryMappedTensor:
-        return MemoryMappedTensor.from_storage(storage, shape=shape, dtype=dtype, filename=file)
+        return MemoryMappedTensor.from_storage(storage, shape=size, dtype=dtype, filename=file)
 
-    return add(td, unravel_key_to_tuple(key), shape, make, robust_key is not False)
-
-
-def as_shape(shape: Any) -> torch.Size:
-    return torch.Size(shape.tolist() if isinstance(shape, Tensor) else shape)
+    return add(td, unravel_key_to_tuple(key), shape, make, robust_key is not False, structure)
 
 
 def add(
@@ -1303,8 +1375,12 @@ def add(
     shape: torch.Size,
     make: Callable[[str | None], MemoryMappedTensor],
     robust: bool,
-) -> MemoryMappedTensor:
-    """Add to a memory-mapped container, at the end of `path`, what `make` makes of a file name."""
+    structure: ragged.Structure | None = None,
+) -> Any:
+    """Add to a memory-mapped container, at the end of `path`, what `make` makes of a file name.
+
+    structure: it makes the values of a nested tensor that has this one.
+    """
     from raffia.tensordict.tensorclass import is_tensorclass
 
     if is_tensorclass(td) and path[0] in td._fields:
@@ -1319,7 +1395,7 @@ def add(
     if rest and child is not None:
         if not isinstance(child, Node):
             raise through_leaf(name, child, rest[0])
-        return add(child, tuple(rest), shape, make, robust)
+        return add(child, tuple(rest), shape, make, robust, structure)
     if child is not None:
         raise RuntimeError(
             f"The key {name!r} already exists within the target tensordict. "
@@ -1331,12 +1407,12 @@ def add(
             f"for key {path[-1]!r}"
         )
     folder, record, file = own_folder(td), {}, None
+    used = {META}
     if folder is not None:
         record = read_record(folder)
-        used = {META} | {
-            str(entry.get("file", entry.get("folder"))).lower()
-            for entry in record["entries"].values()
-        }
+        for held in record["entries"].values():
+            places = ragged.parts_of(held) if "ragged" in held else [held]
+            used |= {str(place.get("file", place.get("folder"))).lower() for place in places}
         file = file_name(name, "" if rest else ".memmap", used, robust, path)
     at = None if file is None else f"{folder}/{file}"
     if at is not None and rest and is_link(at):
@@ -1344,13 +1420,19 @@ def add(
     if rest:
         names = None if td._names is None else list(td._names)
         child = memmap(td._plain._make({}, size, CPU, names), at)
-        out = add(child, tuple(rest), shape, make, robust)
+        out = add(child, tuple(rest), shape, make, robust, structure)
         entry: Record = {"folder": file}
     else:
         child = out = make(at)
-        entry = {"dtype": DTYPE_NAMES[out.dtype], "shape": list(out.shape), "file": file}
+        entry = {**ragged.described(out), "file": file}
+        if structure is not None:
+            if folder is not None:
+                entry = ragged.record(structure, entry, namer(name, used, robust, path[:-1]))
+                ragged.write(structure.files(folder, entry))
+            child = out = ragged.joined(out, structure)
     if folder is not None:
         record["entries"][name] = entry
+        record["version"] = folder_version(record)
         write_atomically(f"{folder}/{META}", dump(record), is_synced=False, follows_links=False)
     td._d[name] = child
     if rest:

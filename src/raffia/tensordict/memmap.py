@@ -109,8 +109,8 @@ class MemoryMappedTensor(Tensor):
         """
         if input.is_nested:
             raise NotImplementedError(
-                "MemoryMappedTensor.from_tensor: a nested tensor has no file of its own; store "
-                "what input.unbind() gives"
+                "MemoryMappedTensor.from_tensor: a nested tensor takes more than one file; as an "
+                "entry, TensorDict(x=input).memmap(folder), it is stored"
             )
         if input.requires_grad:
             raise RuntimeError(
@@ -343,9 +343,14 @@ class MemoryMappedTensor(Tensor):
     def __reduce_ex__(self, protocol: Any) -> Any:
         if self._file is None:
             return super().__reduce_ex__(protocol)
-        layout = tuple(self.shape), self.stride(), self.storage_offset()
         length = self.untyped_storage().nbytes() // self.dtype.itemsize
-        return _reopen, (os.fspath(self._file), self.dtype, length, *layout)
+        whole = os.fspath(self._file), self.dtype, length
+        if self.is_nested:
+            rows: Any = self
+            sizes, strides = rows._nested_tensor_size(), rows._nested_tensor_strides()
+            offsets = rows._nested_tensor_storage_offsets()
+            return _reopen_rows, (*whole, sizes.tolist(), strides.tolist(), offsets.tolist())
+        return _reopen, (*whole, tuple(self.shape), self.stride(), self.storage_offset())
 
 
 def _reopen(
@@ -358,6 +363,20 @@ def _reopen(
 ) -> MemoryMappedTensor:
     whole = MemoryMappedTensor.from_filename(filename, dtype, (length,))
     return mapped(torch.as_strided(whole, shape, stride, offset), filename)
+
+
+def _reopen_rows(
+    filename: str,
+    dtype: torch.dtype,
+    length: int,
+    sizes: list[list[int]],
+    strides: list[list[int]],
+    offsets: list[int],
+) -> MemoryMappedTensor:
+    """A nested tensor of strided layout over a file."""
+    whole = MemoryMappedTensor.from_filename(filename, dtype, (length,))
+    rows = [torch.tensor(n, dtype=torch.int64) for n in (sizes, strides, offsets)]
+    return mapped(torch._nested_view_from_buffer(whole.as_subclass(Tensor), *rows), filename)
 
 
 def mapped(view: Tensor, file: Path | None) -> MemoryMappedTensor:
