@@ -5,6 +5,7 @@ test_ragged_folders.py has those in memory-mapped folders.
 
 from __future__ import annotations
 
+import json
 import pickle
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from raffia import DamagedFileError, MemoryMappedTensor, TensorDict
+from raffia.tensordict.consolidated import described, over_block
 
 
 def jagged() -> Any:
@@ -94,6 +96,16 @@ def test_damaged_offsets(tmp_path: Any) -> None:
         (tmp_path / "td").write_bytes(content.replace(good_text, bad_text))
         with pytest.raises(DamagedFileError, match="nested tensor"):
             TensorDict.from_consolidated(tmp_path / "td")
+
+
+def test_a_block_has_no_strided_ones() -> None:
+    record, leaves, _ = described(TensorDict(x=jagged()))
+    changed = json.loads(record)
+    changed["entries"]["x"]["ragged"] = "strided"
+    changed["entries"]["x"]["sizes"] = changed["entries"]["x"]["offsets"]
+    block = torch.zeros(1000, dtype=torch.uint8)
+    with pytest.raises(DamagedFileError, match="in a block is a jagged one"):
+        over_block("here", changed, block)
 
 
 def test_no_place_in_one_file(tmp_path: Any) -> None:

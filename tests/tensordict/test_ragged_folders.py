@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from raffia import DamagedFileError, MemoryMappedTensor, TensorDict, lazy_stack, tensorclass
+from raffia.tensordict import disk
 from raffia.tensordict.memmap import DTYPES
 from tests.tensordict.test_damage import changed
 
@@ -74,6 +75,10 @@ KINDS: dict[str, Callable[[], Any]] = {
     "strided": strided,
     "strided, transposed": lambda: strided().transpose(1, 2),
     "strided, of a larger memory": of_a_larger_memory,
+    "strided, in another order": lambda: torch._nested_view_from_buffer(
+        torch.arange(10.0),
+        *(torch.tensor([[2, 3], [4, 1]]), torch.tensor([[3, 1], [1, 1]]), torch.tensor([4, 0])),
+    ),
     "strided, empty rows": lambda: nested_tensor([torch.zeros(0, 3), torch.ones(5, 0)]),
     "strided, one empty row": lambda: nested_tensor([torch.zeros(0, 3), torch.ones(2, 3)]),
     "strided, numbers": lambda: nested_tensor([torch.tensor(1.0), torch.tensor(2.0)]),
@@ -327,6 +332,46 @@ def test_copies_are_plain(tmp_path: Path) -> None:
     assert content(TensorDict.load(tmp_path / "b")["j"]) == content(copy["j"])
 
 
+@pytest.mark.parametrize("make", [jagged, strided])
+def test_what_is_mapped_is_copied_only_if_that_is_wanted(make: Any, tmp_path: Path) -> None:
+    td = TensorDict(x=make()).memmap(tmp_path / "a")
+    for one in (td, TensorDict.load_memmap(tmp_path / "a")):
+        with pytest.raises(RuntimeError, match="copy_existing"):
+            one.memmap(tmp_path / "b")
+        one.memmap(tmp_path / "b", copy_existing=True)
+        one.clone().memmap(tmp_path / "b")
+    assert content(TensorDict.load(tmp_path / "b")["x"]) == content(make())
+    TensorDict(x=make()).memmap().memmap(tmp_path / "c")  # from a temporary file
+
+
+def test_nothing_is_written_where_it_is(tmp_path: Path, monkeypatch: Any) -> None:
+    td = TensorDict({"x": jagged(), "y": strided()}, [2]).memmap(tmp_path)
+    monkeypatch.setattr(disk, "allocate", None)
+    td.memmap()
+    td.memmap_()
+    assert content(TensorDict.load(tmp_path)["x"]) == content(jagged())
+
+
+def test_a_file_of_the_structure_that_is_there(tmp_path: Path) -> None:
+    (tmp_path / "x.offsets.memmap").write_bytes(b"")
+    with pytest.raises(RuntimeError, match="x.offsets.memmap already exists"):
+        TensorDict(x=jagged()).memmap(tmp_path, existsok=False)
+    assert len(os.listdir(tmp_path)) == 1
+
+
+def test_the_structure_does_not_change(tmp_path: Path) -> None:
+    x, y = with_holes(), strided()
+    td = TensorDict({"x": x, "y": y}, [2]).memmap(tmp_path)
+    x.offsets().zero_()
+    x.lengths().zero_()
+    loaded = TensorDict.load_memmap(tmp_path)
+    for name in ("x.offsets", "x.lengths", "y.sizes"):
+        with open(tmp_path / f"{name}.memmap", "r+b") as file:
+            file.write(b"\0" * 8)
+    for one in (td, loaded):
+        assert content(one["x"]) == content(with_holes()) and content(one["y"]) == content(y)
+
+
 def test_saving_over_its_own_files_in_another_order(tmp_path: Path) -> None:
     a, b = jagged(), jagged() + 5
     m = TensorDict({"a": a, "b": b, "s": strided(), "t": strided() * 2}, [2]).memmap(tmp_path)
@@ -357,9 +402,11 @@ def test_names_of_files(tmp_path: Path) -> None:
     assert len(set(files)) == len(files) == 2 * len(keys) + 1
     td.make_memmap_from_tensor("x.lengths", with_holes())
     td.make_memmap_from_tensor("X.offsets", jagged())
+    td.make_memmap_from_tensor("z", with_holes())
+    td.make_memmap_from_tensor("z.lengths", torch.zeros(2, dtype=torch.int64))
     back = TensorDict.load(tmp_path)
     for key in td.keys():
-        assert content(back[key]) == content(td[key])
+        assert key == "z.lengths" or content(back[key]) == content(td[key])
 
 
 def test_temporary_files_go_with_the_tensors(tmp_path: Path, monkeypatch: Any) -> None:
@@ -485,6 +532,32 @@ def test_rows_that_do_not_lie_in_the_values(name: str, bad: list[int], folder: P
     with pytest.raises(DamagedFileError, match="nested tensor") as caught:
         TensorDict.load_memmap(folder)
     assert caught.value.path == str(folder / name)
+
+
+def test_offsets_that_overflow(tmp_path: Path) -> None:
+    rows = [torch.zeros(i, 2) for i in range(4)]
+    TensorDict(x=nested_tensor(rows[1:], layout=torch.jagged)).memmap(tmp_path)
+    bad = torch.tensor([5, -(2**63), -1, 6])
+    assert (bad.diff() > 0).all()
+    (tmp_path / "x.offsets.memmap").write_bytes(bad.numpy().tobytes())
+    with pytest.raises(DamagedFileError, match="do not lie in its values"):
+        TensorDict.load_memmap(tmp_path)
+
+
+def test_sizes_that_overflow(tmp_path: Path) -> None:
+    TensorDict(x=nested_tensor([torch.zeros(0, 2, 2), torch.zeros(0, 2, 2)])).memmap(tmp_path)
+    bad = torch.tensor([[0, HUGE, HUGE]] * 2)
+    (tmp_path / "x.sizes.memmap").write_bytes(bad.numpy().tobytes())
+    with pytest.raises(DamagedFileError, match="do not fit its values"):
+        TensorDict.load_memmap(tmp_path)
+
+
+def test_no_rows_of_some_dimensions(tmp_path: Path) -> None:
+    TensorDict(x=nested_tensor([])).memmap(tmp_path)
+    record = (tmp_path / "meta.json").read_text()
+    assert "[0,0]" in record
+    (tmp_path / "meta.json").write_text(record.replace("[0,0]", "[0,2]"))
+    assert TensorDict.load_memmap(tmp_path)["x"].unbind() == ()
 
 
 def without(part: str) -> Callable[[Any], Any]:

@@ -64,8 +64,7 @@ def parted(leaf: Tensor, like: bool = False) -> tuple[Tensor, Structure]:
         return torch.empty(numel, dtype=leaf.dtype, device="meta"), structure
     plain: Any = leaf.detach()
     values = plain.values()
-    offsets = nested._nested_tensor_storage_offsets()
-    if values.numel() != numel or not leaf.is_contiguous() or (numel and offsets[0] != 0):
+    if values.numel() != numel or not leaf.is_contiguous():
         rows = [row.reshape(-1) for row in plain.unbind()]
         values = torch.cat(rows) if rows else values.new_empty(0)
     elif isinstance(leaf, MemoryMappedTensor):
