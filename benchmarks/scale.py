@@ -18,6 +18,8 @@ scale_ahead     an update with one reanalyzer, 8 updates ahead / in turn, in one
 and of 6.6 million weights, 512 rows, one thread in each process:
 
 scale_gradients an update that two processes share / by one
+scale_sharded   bytes of the state that one of two processes holds / of all of it; and the time of
+                an update that they make of it / by one
 
 and of ILQL's networks on Wordle, batches of 64, one thread in each process:
 
@@ -43,7 +45,7 @@ import torch
 
 from benchmarks.scale_learner import DenseLearner, batch
 from raffia.algorithms.efficientzero.actor import act
-from raffia.distributed import DataParallel, Followers
+from raffia.distributed import DataParallel, Followers, Sharded
 from raffia.envs.make import make_env
 from raffia.recipes.efficientzero.actors import (
     ActorRole,
@@ -208,6 +210,30 @@ def gradients_ratio(rounds: int) -> float:
     return statistics.median(ratios)
 
 
+def sharded_ratios(rounds: int) -> tuple[float, float]:
+    """The bytes of a state in two parts, against all; and an update, against one by one process."""
+    alone, rows = DenseLearner(), batch(512)
+    with Followers("benchmarks.scale_learner:DenseLearner", "{}", num=1) as group:
+        shared = Sharded(alone, group)
+        states = {learner: learner.init(0) for learner in (alone, shared)}
+        whole, ratios = nbytes(states[shared]), []
+        for number in range(rounds + 2):
+            seconds = {}
+            for learner, state in states.items():
+                began = time.perf_counter()
+                update, _ = learner.grads(state, rows)
+                states[learner] = learner.apply(state, update)
+                seconds[learner] = time.perf_counter() - began
+            if number >= 2:
+                ratios.append(seconds[shared] / seconds[alone])
+        return nbytes(states[shared]) / whole, statistics.median(ratios)
+
+
+def nbytes(state: TensorDict) -> int:
+    """Of all tensors."""
+    return sum(leaf.nbytes for leaf in state.values(True, True))
+
+
 class Updates:
     """The updates of a run without its tasks."""
 
@@ -322,6 +348,8 @@ def main() -> None:
         row += f"{weights_ratio(engine):>15.1f}{recovery:>14.1f} s"
         print(f"{engine:<10}{row}{ahead_ratio(engine, args.rounds):>13.2f}")
     print(f"scale_gradients {gradients_ratio(10 * args.rounds):.2f}")
+    share, seconds = sharded_ratios(10 * args.rounds)
+    print(f"scale_sharded {share:.2f} of the bytes, {seconds:.2f} of the time")
     print(f"scale_members {members_ratio(args.rounds):.2f}")
 
 

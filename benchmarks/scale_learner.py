@@ -14,6 +14,8 @@ WIDTH, DEPTH = 1_280, 4
 class DenseLearner:
     """Layers of 1,280 x 1,280 with tanh, which learn their input by Adam."""
 
+    applies_shards = True
+
     def __init__(self, config: str = "{}", index: int = 0) -> None:
         self._optimizer = adamw(weight_decay=0.0)
 

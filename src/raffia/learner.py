@@ -14,7 +14,14 @@ import torch
 from raffia.functional.clipping import global_norm
 from raffia.tensordict.tensordict import TensorDict
 
-__all__ = ["Accumulate", "Learner", "applies_stacks", "join_metrics", "step_of"]
+__all__ = [
+    "Accumulate",
+    "Learner",
+    "applies_shards",
+    "applies_stacks",
+    "join_metrics",
+    "step_of",
+]
 
 
 class Learner(Protocol):
@@ -58,6 +65,21 @@ def applies_stacks(learner: Learner) -> bool:
     return bool(getattr(learner, "applies_stacks", False))
 
 
+def applies_shards(learner: Learner) -> bool:
+    """Whether `apply` takes some rows of each tensor of a state and of gradients as well: a learner
+    that does says so by an attribute `applies_shards`.
+
+    Such an `apply` treats each number by itself, but for clipping: it clips by the norm
+    `update["grad_norm"]`, that of all of the gradients, where an update has it.
+
+    >>> class Plain:
+    ...     pass
+    >>> applies_shards(Plain())
+    False
+    """
+    return bool(getattr(learner, "applies_shards", False))
+
+
 class Accumulate:
     """A learner that takes a batch in equal parts, one after the other, to need less memory.
 
@@ -87,6 +109,7 @@ class Accumulate:
             raise ValueError(f"num_micro_batches={num_micro_batches} must be at least 1")
         self.learner, self.num_micro_batches = learner, num_micro_batches
         self.applies_stacks = applies_stacks(learner)
+        self.applies_shards = applies_shards(learner)
         self.learns_faster_alone = bool(getattr(learner, "learns_faster_alone", False))
 
     def init(self, seed: int) -> TensorDict:

@@ -26,6 +26,8 @@ class Small:
     first follower is killed there once, which the file keeps in mind, or each time without a file.
     """
 
+    applies_shards = True
+
     def __init__(self, config, index):
         self.config, self.index = json.loads(config), index
         norm = [nn.BatchNorm1d(7)] if self.config.get("norm") else []
@@ -96,7 +98,8 @@ class Small:
 
     def apply(self, state, update):
         self._die("apply", int(state["step"]))
-        grads, _ = clip_by_global_norm(update["grads"], 0.3)
+        norm = update.get("grad_norm", None)
+        grads, _ = clip_by_global_norm(update["grads"], 0.3, norm=norm)
         opt = state["opt"] * 0.9 + grads
         for leaf, step in zip(
             state["params"].values(True, True), opt.values(True, True), strict=True

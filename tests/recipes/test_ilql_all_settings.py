@@ -190,6 +190,7 @@ SETTINGS = {
     "engine.address": ACROSS + "test_what_can_not_be_divided_is_refused",
     "engine.max_restarts": ACROSS + "test_the_settings_of_the_engine_get_there",
     "engine.patience_seconds": ACROSS + "test_the_settings_of_the_engine_get_there",
+    "learners.state": LEARNERS + "test_each_process_holds_its_part_alone",
     "learners.sums": LEARNERS + "test_sums_in_order_are_those_of_any_number_of_parts",
     "evaluate.every_updates": ("wordle", 2, "evaluate"),
     "evaluate.num_episodes": ("wordle", 9, "evaluate"),

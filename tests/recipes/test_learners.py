@@ -1,18 +1,21 @@
 """Runs of ILQL whose batches are shared by processes: the bits of a batch in parts."""
 
 import hashlib
+import json
 import os
 import signal
 from contextlib import closing
 
 import pytest
+import torch
 
 from raffia.distributed.follow import Followers
+from raffia.distributed.sharded import StateLost
 from raffia.recipes.algorithm import ALGORITHMS
 from raffia.recipes.ilql.experiment import ILQLExperiment
 from raffia.recipes.population_config import PopulationConfig
 from raffia.recipes.run_folder import write_config
-from raffia.recipes.running import resume_run, train_run
+from raffia.recipes.running import MOST_LOSSES, resume_run, train_run
 from raffia.train.checkpoint import Checkpoints
 from raffia.train.session import TrainingSession
 from tests.recipes.runs import Quiet
@@ -94,7 +97,129 @@ def test_a_run_goes_on_whatever_dies_and_how_often_it_stops(tmp_path):
     assert digest(folder) == parts
 
 
+# ------------------------------------------------------------------------------- in parts
+
+SHARDED = {"learners__num": 2, "learners__state": "sharded"}
+
+
+def state_of(folder):
+    return Checkpoints(folder / "checkpoints").newest(print).tensors("state")
+
+
+@pytest.mark.parametrize("num", [2, 3])
+@pytest.mark.parametrize("max_grad_norm", [None, 1e-3])
+def test_a_state_in_parts_learns_what_a_whole_one_learns(num, max_grad_norm, tmp_path):
+    """But for last bits: of the norm, and of Adam's kernel where a row begins elsewhere.
+
+    Attention does not change with the bias of its keys, whose gradients are rounding alone; Adam
+    makes steps of it.
+    """
+    config = with_all(WORDLE, optimizer__max_grad_norm=max_grad_norm)
+    trained(config, tmp_path / "parts", num_micro_batches=num)
+    sharded = {**SHARDED, "learners__num": num}
+    first = trained(config, tmp_path / "sharded", **sharded)
+    expected = state_of(tmp_path / "parts")
+    for key, value in state_of(tmp_path / "sharded").items(True, True):
+        there, (rows, *_) = expected[key], [*value.shape, 0]
+        if key[-1] == "bias" and rows == 3 * WORDLE.model.trunk.n_embd:
+            value, there = ([*one.chunk(3)][::2] for one in (value, there))
+        torch.testing.assert_close(value, there, rtol=1e-5, atol=1e-5)
+    if num == 2 and max_grad_norm:
+        assert trained(config, tmp_path / "again", **sharded) == first
+
+
+def test_each_process_holds_its_part_alone(tmp_path):
+    config, folder = with_all(WORDLE, **SHARDED), tmp_path / "run"
+    folder.mkdir()
+    write_config(folder, config, "", (), ILQL)
+
+    def size(state):
+        return sum(leaf.nbytes for leaf in state.values(True, True))
+
+    with closing(ILQLExperiment(config, folder, Quiet())) as experiment:
+        state = whole = experiment.init()
+        for number in range(2):
+            update, _ = experiment.learner.grads(state, experiment.stream.next(state))
+            state = experiment.learner.apply(state, update)
+            assert size(state) < 0.55 * size(whole), number
+        assert size(experiment.whole(state)) == size(whole)
+
+
+def deadly(deaths, made):
+    """Makes experiments whose first follower is killed before the updates after these steps."""
+
+    def make(config, folder, view):
+        experiment = ILQLExperiment(config, folder, view)
+        grads = experiment.learner.grads
+
+        def killing(state, batch):
+            if deaths(int(state["step"])):
+                os.kill(experiment.followers.workers[0].pid, signal.SIGKILL)
+            return grads(state, batch)
+
+        experiment.learner.grads = killing
+        made.append(experiment)
+        return experiment
+
+    return make
+
+
+def test_a_run_in_parts_goes_on_by_itself_when_a_part_is_lost(tmp_path):
+    """A part that is lost is lost: it goes on from the newest checkpoint, or begins again."""
+    config = with_all(WORDLE, num_updates=9, checkpoint__every_updates=3, **SHARDED)
+    plain = trained(config, tmp_path / "plain")
+    deaths, said, made = [1, 4, 8, 4, 8], [], []
+
+    class Telling(Quiet):
+        def message(self, text):
+            said.append(text)
+
+    def dies(step):
+        is_due = deaths[:1] == [step]
+        del deaths[: int(is_due)]
+        return is_due
+
+    folder = tmp_path / "killed"
+    make = deadly(dies, made)
+    result = train_run(ILQL, config, folder, view=Telling(), make=make)
+    assert result.reason == "finished" and digest(folder) == plain
+    assert len(made) == 4 and deaths == [4, 8]
+    assert sum("go on from what was saved last; it does so by itself" in text for text in said) == 3
+    read = (folder / "metrics.jsonl").read_text()
+    kinds = [json.loads(row)["kind"] for row in read.splitlines()]
+    assert "error" not in kinds
+
+    stopped, calls = tmp_path / "stopped", []
+    train_run(ILQL, config, stopped, view=Quiet(), stop=lambda: calls.append(0) or len(calls) > 4)
+    assert resume_run(stopped, view=Quiet()).reason == "finished"
+    assert digest(stopped) == plain
+
+
+def test_parts_that_are_lost_again_and_again_end_the_run(tmp_path):
+    made = []
+    config = with_all(WORDLE, **SHARDED)
+    with pytest.raises(StateLost, match="go on from what was saved last"):
+        make = deadly(lambda step: step == 1, made)
+        train_run(ILQL, config, tmp_path / "run", view=Quiet(), make=make)
+    assert len(made) == 1 + MOST_LOSSES
+    whole = with_all(config, learners__state="whole", learners__num=1)
+    assert resume_run(tmp_path / "run", config=whole, view=Quiet()).reason == "finished"
+
+
+def test_a_run_may_be_resumed_whole_or_in_parts(tmp_path):
+    first = with_all(WORDLE, num_updates=3, **SHARDED)
+    train_run(ILQL, first, tmp_path / "run", view=Quiet())
+    whole = with_all(first, num_updates=5, learners__state="whole", learners__num=1)
+    assert resume_run(tmp_path / "run", config=whole, view=Quiet()).update == 5
+    three = with_all(first, num_updates=7, learners__num=3)
+    assert resume_run(tmp_path / "run", config=three, view=Quiet()).update == 7
+
+
 def test_what_processes_can_not_share_is_refused():
+    with pytest.raises(ValueError, match=r"state=sharded .* there is one: set learners.num=2"):
+        with_all(WORDLE, learners__state="sharded")
+    with pytest.raises(ValueError, match=r"state='halved' is none of"):
+        with_all(WORDLE, learners__num=2, learners__state="halved")
     with pytest.raises(ValueError, match=r"batch_size=6 can't be shared evenly by learners.num=4"):
         with_all(WORDLE, learners__num=4)
     with pytest.raises(ValueError, match=r"take a batch_size that 4 divides"):

@@ -13,6 +13,7 @@ from raffia.distributed.follow import Followers
 from raffia.distributed.group import Group, Meeting
 from raffia.distributed.pool import Pool
 from raffia.distributed.process import ProcessEngine
+from raffia.distributed.sharded import Sharded, StateLost
 
 __all__ = [
     "Board",
@@ -29,6 +30,8 @@ __all__ = [
     "ProcessEngine",
     "Role",
     "RoleError",
+    "Sharded",
+    "StateLost",
     "Worker",
     "check_engine",
 ]

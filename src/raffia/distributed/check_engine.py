@@ -170,6 +170,8 @@ class MeanLearner:
     tensor(-1.5000)
     """
 
+    applies_shards = True
+
     def __init__(self, config: str, index: int) -> None:
         pass
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -96,11 +97,17 @@ def part_of(batch: TensorDict, rank: int, size: int, members: int = 0) -> Tensor
 
 
 def mean_over(
-    group: Group, state: TensorDict, update: TensorDict, metrics: TensorDict
+    group: Group,
+    state: TensorDict,
+    update: TensorDict,
+    metrics: TensorDict,
+    *,
+    mean_grads: Callable[[Sequence[Tensor]], list[Tensor]] | None = None,
 ) -> tuple[TensorDict, TensorDict]:
     """The update and the metrics of a batch, out of those that each process has of its part.
 
     state: before the update.
+    mean_grads: of the gradients' leaves; None: `group.mean`.
 
     >>> from raffia.distributed.group import Meeting
     >>> update = TensorDict(grads=TensorDict(w=torch.ones(2)), buffers=TensorDict())
@@ -129,14 +136,17 @@ def mean_over(
             )
     # Of buffers what was added, so that one that is as it was stays so to the bit.
     added = [torch.where(buffers[at] == before[at], 0, buffers[at] - before[at]) for at in averaged]
-    means = group.mean([*grads, *added])
-    for at, mean in zip(averaged, means[len(grads) :], strict=True):
-        buffers[at] = before[at] + mean
+    if mean_grads is None:
+        means = group.mean([*grads, *added])
+    else:
+        means = [*mean_grads(grads), *group.mean(added)]
+    for at, change in zip(averaged, means[len(grads) :], strict=True):
+        buffers[at] = before[at] + change
     for name in counted:  # the same in all, such as numbers of batches; else the first one's
         buffers[int(name)] = told[0]["counted", name].to(buffers[int(name)].device)
-    mean_grads = grads_structure.unflatten(means[: len(grads)])
-    joined = join_metrics([one["metrics"] for one in told], mean_grads, len(state.batch_size))
-    out = update.copy().set("grads", mean_grads)
+    mean = grads_structure.unflatten(means[: len(grads)])
+    joined = join_metrics([one["metrics"] for one in told], mean, len(state.batch_size))
+    out = update.copy().set("grads", mean)
     return out.set("buffers", buffers_structure.unflatten(buffers)), joined
 
 

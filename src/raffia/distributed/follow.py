@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Self, cast, get_args
 
@@ -20,13 +20,14 @@ from raffia.distributed.data_parallel import mean_over, part_of
 from raffia.distributed.engine import Lost, Needs, RoleError, Worker, make_role
 from raffia.distributed.group import LOCALHOST, Group, Meeting, Sums
 from raffia.distributed.process import ProcessEngine
+from raffia.distributed.shards import gathered, shard_grads
 from raffia.learner import Learner
 from raffia.tensordict.tensordict import TensorDict
 
 __all__ = ["Follower", "Followers"]
 
 MEET_SECONDS = 20.0
-HELLO, JOIN, STATE, PART, SUM, STEP = range(6)  # what a follower is told
+HELLO, JOIN, STATE, PART, SUM, STEP, SHARD, LEARN, WHOLE = range(9)  # what a follower is told
 Marks = list[tuple[Tensor, int]]  # leaves, and how often each was written to
 
 
@@ -150,12 +151,12 @@ class Followers:
             except BaseException:
                 self._reset()
                 raise
-        self._update = _marks(update)
+        self._update = marks_of(update)
         return update, metrics
 
     def apply(self, learner: Learner, state: TensorDict, update: TensorDict) -> TensorDict:
         """The state after the update, here and in all followers."""
-        follows = _unchanged(self._state, state) and _unchanged(self._update, update)
+        follows = is_unchanged(self._state, state) and is_unchanged(self._update, update)
         self._state = self._update = None
         if follows:
             try:
@@ -165,8 +166,56 @@ class Followers:
                 follows = False  # found out, and mended, by the next gradients
         state = learner.apply(state, update)
         if follows:
-            self._state = _marks(state)
+            self._state = marks_of(state)
         return state
+
+    # -- what Sharded asks
+
+    @contextmanager
+    def sharing(self, word: int, given: Sequence[Mapping[str, TensorDict]] = ()) -> Iterator[Group]:
+        """A group with all followers, while they do what this process does, too.
+
+        given: what each of them gets. If anything fails, all are ended, and their state with them.
+        """
+        if self._is_closed:
+            raise RuntimeError("these followers were closed; make others")
+        try:
+            if self._group is None:
+                self._meet()
+            for index in range(self.num):
+                self._ask(index, word, **(given[index] if given else {}))
+            assert self._group is not None
+            yield self._group
+            self._take_all()
+        except Lost:
+            fault = self._fault()
+            self._reset()
+            if fault is not None:
+                raise fault from None
+            raise
+        except BaseException:
+            self._reset()
+            raise
+
+    def step(self) -> None:
+        """Have all followers make the step of the gradients that they hold."""
+        for index, worker in enumerate(self._workers):
+            if worker is not None:  # one that is gone is found out by the next gradients
+                self._ask(index, STEP)
+
+    def _fault(self) -> RoleError | None:
+        """What a follower failed at, for which the others lost it."""
+        for index, worker in enumerate(self._workers):
+            while worker is not None and self._open[index]:
+                try:
+                    worker.take(min(self.patience, MEET_SECONDS))
+                except RoleError as error:
+                    if not str(error).startswith("Lost: "):
+                        return RoleError(f"follower {index} of {self.role}: {error}")
+                except Lost:
+                    break
+                self._open[index] -= 1
+        return None
 
     # -- followers
 
@@ -175,14 +224,14 @@ class Followers:
         if self._group is None:
             self._state = None
             self._meet()
-        if not _unchanged(self._state, state):
+        if not is_unchanged(self._state, state):
             self._state = None
             for index in range(self.num):
                 self._ask(index, STATE)
             assert self._group is not None
             self._group.broadcast(state)
             self.num_broadcasts += 1
-            self._state = _marks(state)
+            self._state = marks_of(state)
 
     def _meet(self) -> None:
         for index in range(self.num):
@@ -303,6 +352,7 @@ class Follower:
         self._learner = cast(Learner, make_role(told["role"], told["config"], index))
         self._group: Group | None = None
         self._state: TensorDict | None = None
+        self._rows: TensorDict | None = None  # where the state is a part of one
         self._own: tuple[TensorDict, TensorDict] | None = None
         self._update: TensorDict | None = None
 
@@ -331,7 +381,23 @@ class Follower:
             state, self._state = self._there(self._state), None
             self._state = self._learner.apply(state, self._there(self._update))
             self._update = None
+        elif word == SHARD:
+            self._state, self._rows = task["state"].clone(), task["rows"].clone()
+        elif word in (LEARN, WHOLE):
+            try:
+                self._take_part(word, task)
+            except BaseException:
+                self.close()  # the others wait for it
+                raise
         return TensorDict()
+
+    def _take_part(self, word: int, task: TensorDict) -> None:
+        group, state, rows = map(self._there, (self._group, self._state, self._rows))
+        if word == WHOLE:
+            gathered(group, state.select(*rows.keys()), rows, is_kept=False)
+        else:
+            part = task["part"].clone()
+            self._update, _ = shard_grads(group, self._learner, state, rows, part)
 
     @staticmethod
     def _there(found: Any) -> Any:
@@ -351,11 +417,11 @@ def _group(address: str, rank: int, size: int, sums: Sums, patience: float) -> G
     return Group(address, rank, size, sums=sums, timeout=patience, meet_seconds=limit)
 
 
-def _marks(tree: TensorDict) -> Marks:
+def marks_of(tree: TensorDict) -> Marks:
     return [(leaf, leaf._version) for leaf in tree.values(True, True)]
 
 
-def _unchanged(marks: Marks | None, tree: TensorDict) -> bool:
+def is_unchanged(marks: Marks | None, tree: TensorDict) -> bool:
     """Whether these are the very tensors, and nobody wrote to them since."""
     if marks is None:
         return False

@@ -16,13 +16,13 @@ from typing import Any, Literal, Self, cast, get_args
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import AllgatherOptions, TCPStore
+from torch._C._distributed_c10d import AllgatherOptions, AllToAllOptions, TCPStore
 
 from raffia.distributed.arrays import pack, unpack
 from raffia.distributed.engine import Lost
 from raffia.tensordict.tensordict import TensorDict
 
-__all__ = ["Group", "Meeting", "Sums"]
+__all__ = ["Group", "Meeting", "Sums", "buckets"]
 
 Sums = Literal["ring", "ordered"]
 BUCKET = 25 * 2**20  # bytes that are summed at once
@@ -113,7 +113,7 @@ class Group:
             if not tensor.is_floating_point():
                 raise TypeError(f"a mean of {tensor.dtype} is not defined: pass floating point")
         out = [torch.empty_like(tensor) for tensor in tensors]
-        for bucket in _buckets(tensors):
+        for bucket in buckets(tensors):
             flat = torch.cat([tensors[at].detach().reshape(-1).cpu() for at in bucket])
             flat = self._sum(flat).div_(self.size)
             parts = flat.split([tensors[at].numel() for at in bucket])
@@ -126,7 +126,7 @@ class Group:
             with self._lost_in("summed"):
                 self._group.allreduce([flat], self._limited(dist.AllreduceOptions())).wait()
             return flat
-        first, *others = self._gathered(flat)
+        first, *others = self.gather_flat(flat)
         for other in others:
             first += other
         return first
@@ -134,16 +134,32 @@ class Group:
     def gather(self, tree: TensorDict) -> list[TensorDict]:
         """The trees of all members, in order of rank; on the CPU."""
         own = torch.frombuffer(pack(tree), dtype=torch.uint8)
-        sizes = [int(size) for size in self._gathered(torch.tensor([len(own)]))]
+        sizes = [int(size) for size in self.gather_flat(torch.tensor([len(own)]))]
         padded = torch.zeros(max(sizes), dtype=torch.uint8)
         padded[: len(own)] = own
-        return [unpack(bytearray(data.numpy())) for data in self._gathered(padded)]
+        return [unpack(bytearray(data.numpy())) for data in self.gather_flat(padded)]
 
-    def _gathered(self, flat: Tensor) -> list[Tensor]:  # [N]
-        out = [torch.empty_like(flat) for _ in range(self.size)]
+    def gather_flat(self, flat: Tensor) -> list[Tensor]:
+        """The tensors [N] of all members, in order of rank; N and dtype are the same in all."""
+        data = flat.contiguous().view(torch.uint8)
+        out = [torch.empty_like(data) for _ in range(self.size)]
         with self._lost_in("gathered"):
-            self._group.allgather([out], [flat], self._limited(AllgatherOptions())).wait()
-        return out
+            self._group.allgather([out], [data], self._limited(AllgatherOptions())).wait()
+        return [one.view(flat.dtype) for one in out]
+
+    def exchange(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        """What each member has for this one [N], in order of rank.
+
+        parts: what this one has for each, in order of rank; one for a member is as long in all.
+        """
+        own = parts[self.rank]
+        data = torch.cat([part.contiguous().view(torch.uint8) for part in parts])
+        out = torch.empty(self.size * own.nbytes, dtype=torch.uint8)
+        sizes = [part.nbytes for part in parts]
+        options = self._limited(AllToAllOptions())
+        with self._lost_in("exchanged"):
+            self._group.alltoall_base(*(out, data, [own.nbytes] * self.size, sizes, options)).wait()
+        return [one.view(own.dtype) for one in out.view(self.size, -1)]
 
     def broadcast(self, tree: TensorDict | None) -> TensorDict:
         """The tree that member 0 has; the others pass None, and get it on the CPU."""
@@ -207,8 +223,12 @@ def _gloo(host: str, port: int, rank: int, size: int, timeout: timedelta) -> Any
     return gloo(store, rank, size, options)
 
 
-def _buckets(tensors: Sequence[Tensor]) -> list[list[int]]:
-    """Places of tensors that are summed at once: of one dtype, in their order."""
+def buckets(tensors: Sequence[Tensor]) -> list[list[int]]:
+    """Places of tensors that are sent at once: of one dtype, in their order, 25 MB or one tensor.
+
+    >>> buckets([torch.ones(3), torch.ones(2), torch.ones(2, dtype=torch.bfloat16)])
+    [[0, 1], [2]]
+    """
     out: list[list[int]] = []
     size = 0
     for at, tensor in enumerate(tensors):

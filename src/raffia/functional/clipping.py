@@ -37,8 +37,12 @@ def clip_by_global_norm(
     grads: Any,  # a tree of tensors [*P, ...]
     max_norm: float | Tensor,  # [*P] for members with bounds of their own
     num_batch_dims: int = 0,
+    *,
+    norm: Tensor | None = None,  # [*P]
 ) -> tuple[Any, Tensor]:
     """Scale gradients down to the norm `max_norm`; returns them, and their norm before [*P].
+
+    norm: of all gradients, where those given are a part of them; None: it is computed.
 
         g <- g min(1, max_norm / (|g| + 1e-6))
 
@@ -49,7 +53,7 @@ def clip_by_global_norm(
     >>> grads["w"], norm
     (tensor([0.6000, 0.8000]), tensor(5.))
     """
-    norm = global_norm(grads, num_batch_dims)
+    norm = global_norm(grads, num_batch_dims) if norm is None else norm
     factor = (max_norm / (norm + 1e-6)).clamp(max=1)
     if is_traced() or num_batch_dims:
         return pytree.tree_map(lambda leaf: leaf * over_leaf(factor, leaf), grads), norm

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from raffia.distributed.sharded import StateLost
 from raffia.lazy import imported
 from raffia.recipes.algorithm import Algorithm
 from raffia.recipes.members import best_of
@@ -35,6 +36,7 @@ from raffia.train.view import View
 
 __all__ = ["Evaluation", "evaluate_run", "resume_run", "threads", "train_run"]
 
+MOST_LOSSES = 3  # of a state in parts, without a checkpoint in between; one more is an error
 
 Make = Callable[[Any, Path, View], Experiment]
 
@@ -189,14 +191,27 @@ def _run_session(
         stop_on_signals() as signals,
         threads(config.num_threads),
         view or make_view() as shown,
-        contextlib.closing(make(config, folder, shown)) as experiment,
-        contextlib.closing(TrainingSession(experiment)) as session,
     ):
         if unclaimed:
             shown.message(unclaimed)
         signals.announce = shown.message
-        result = session.run(lambda: signals.requested or stop(), on_start)
-    return replace(result, signal=signals.name)
+        saved, losses = -1, 0
+        while True:
+            try:
+                with (
+                    contextlib.closing(make(config, folder, shown)) as experiment,
+                    contextlib.closing(TrainingSession(experiment)) as session,
+                ):
+                    result = session.run(lambda: signals.requested or stop(), on_start)
+                return replace(result, signal=signals.name)
+            except StateLost as error:
+                # As a resume would, and as often as there is a newer checkpoint.
+                found = session.checkpoints.available()
+                newest = found[-1].update if found else 0
+                saved, losses = newest, losses + 1 if newest == saved else 1
+                if losses > MOST_LOSSES:
+                    raise
+                shown.message(f"{error}; it does so by itself")
 
 
 @contextlib.contextmanager

@@ -127,8 +127,16 @@ class LearnersConfig:
     # How gradients are summed: each process a part of the numbers, or each all of them in order,
     # which gives the bits of num_micro_batches with any number of processes.
     sums: Literal["ring", "ordered"] = "ring"
+    # What each process holds: all of the state, or its rows of weights, target and optimiser, for
+    # models too large for one; gradients are then summed in order.
+    state: Literal["whole", "sharded"] = "whole"
 
     def __post_init__(self) -> None:
         check_types(self)
         check_choices(self)
         check_least(self, 1, "num")
+        if self.state == "sharded" and self.num == 1:
+            raise ValueError(
+                "learners.state=sharded divides the state among processes, and there is one: set "
+                "learners.num=2, or leave learners.state out"
+            )

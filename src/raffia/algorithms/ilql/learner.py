@@ -58,7 +58,7 @@ class ILQLLearner:
     (['q1', 'q2', 'trunk', 'v'], ['q1', 'q2'])
     """
 
-    applies_stacks = True
+    applies_stacks = applies_shards = True
     # What a program of all members does without on a CPU (rows without padding, attention and
     # activations that are compiled) is worth more there than what it saves.
     learns_faster_alone = True
@@ -157,7 +157,8 @@ class ILQLLearner:
         config, hyper, step = self.config.optimizer, state["hyper"], state["step"] + 1
         grads, old, opt = update["grads"], state["params"], state["opt"]
         if config.max_grad_norm is not None:
-            grads, _ = clip_by_global_norm(grads, config.max_grad_norm, num_batch_dims=step.dim())
+            norm = update.get("grad_norm", None)  # where these are a part of the gradients
+            grads, _ = clip_by_global_norm(grads, config.max_grad_norm, step.dim(), norm=norm)
         rate = hyper["learning_rate"] * self._schedule(step)
         params, new_opt = TensorDict(), TensorDict()
         for group, names, factor in (

@@ -12,6 +12,7 @@ from raffia.algorithms.ilql.loss import with_row_means
 from raffia.distributed.data_parallel import DataParallel
 from raffia.distributed.engine import Engine
 from raffia.distributed.follow import Followers
+from raffia.distributed.sharded import Sharded
 from raffia.evolution.population import member_seeds
 from raffia.functional.seeds import derive_seed
 from raffia.learner import Accumulate, Learner, step_of
@@ -94,10 +95,15 @@ class ILQLExperiment(Experiment):
         if template := describe_template(config):
             view.message(template)
         self.followers: Followers | None = None
+        self.sharded: Sharded | None = None
         if config.learners.num > 1:
             self.followers = make_followers(config, folder)
-            self.learner = DataParallel(self.learner, self.followers)
-            view.message(f"{config.learners.num} processes share each batch")
+            if config.learners.state == "sharded":
+                self.learner = self.sharded = Sharded(self.learner, self.followers)
+            else:
+                self.learner = DataParallel(self.learner, self.followers)
+            shared = "each batch and the state" if self.sharded else "each batch"
+            view.message(f"{config.learners.num} processes share {shared}")
         self.engine: Engine | None = None
         self.across: MembersAcross | None = None
         if self.members is not None and config.population.workers:
@@ -175,8 +181,9 @@ class ILQLExperiment(Experiment):
         return None if self.members is None else self.members.evolve(self.whole(state))
 
     def whole(self, state: TensorDict) -> TensorDict:
-        """The state with that of members that learn elsewhere."""
-        return state if self.across is None else self.across.whole(state)
+        """The state with what other processes have of it."""
+        holder = self.across or self.sharded
+        return state if holder is None else holder.whole(state)
 
     def evaluate(self, state: TensorDict, stop: Callable[[], bool]) -> Evaluated | None:
         """Games, or held-out rows; None if `stop` became true meanwhile."""

@@ -1,0 +1,184 @@
+"""A learner whose state is divided among processes, which share each batch as well."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from raffia.distributed.data_parallel import part_of
+from raffia.distributed.engine import Lost
+from raffia.distributed.follow import LEARN, SHARD, WHOLE, Followers, Marks, is_unchanged, marks_of
+from raffia.distributed.group import Group
+from raffia.distributed.shards import cut, gathered, rows_of, shard_grads
+from raffia.learner import Learner, applies_shards
+from raffia.tensordict.tensordict import TensorDict
+
+__all__ = ["Sharded", "StateLost"]
+
+
+class StateLost(Lost):
+    """A process is gone, and with it its part of the state: go on from what was saved last.
+
+    >>> raise StateLost("follower 1 was killed by signal 9")
+    Traceback (most recent call last):
+    ...
+    raffia.distributed.sharded.StateLost: follower 1 was killed by signal 9
+    """
+
+
+class Sharded:
+    """A learner of whose state each process of a group has its rows, for models too large for one.
+
+    Of "params", "target" and "opt" a process keeps 1 / W; parameters and target are put together
+    for each batch, and gradients are divided as they are summed, so that in the midst of an update
+    there are whole parameters, target and gradients, and of the optimiser's state the part alone.
+    Each takes its rows of a batch [B], as in `DataParallel`. The sums are in order of rank, those
+    of `Accumulate(learner, W)`; what is clipped by their norm may differ from it in the last bits.
+
+    A state that `apply` did not give last is taken for a whole one, and divided: the loop begins
+    with `init`, and holds this process's part after the first `apply`. `whole(state)` puts it
+    together, for an evaluation or a checkpoint. A process that dies takes its part with it:
+    `StateLost`, and a run goes on from what was saved last.
+
+    learner: whose `apply` works on parts (`applies_shards`), of one agent.
+    group: `Followers`, which this process leads; or a `Group` whose members all call the same with
+        the same state and the same batch.
+
+    >>> import torch
+    >>> from raffia.distributed.group import Meeting
+    >>> from raffia.distributed.check_engine import MeanLearner
+    >>> with Meeting() as meeting, Group(meeting.address, rank=0, size=1) as group:
+    ...     learner = Sharded(MeanLearner("{}", 0), group)
+    ...     batch = TensorDict(x=torch.arange(4.0), batch_size=[4])
+    ...     state = learner.init(0)
+    ...     update, metrics = learner.grads(state, batch)
+    ...     state = learner.whole(learner.apply(state, update))
+    >>> state["params", "w"], metrics["priority"]
+    (tensor(1.5000), tensor([0., 1., 2., 3.]))
+    """
+
+    def __init__(self, learner: Learner, group: Group | Followers) -> None:
+        if not applies_shards(learner):
+            raise ValueError(
+                f"{type(learner).__name__} does not say that its apply works on parts of a state: "
+                'have it clip by update["grad_norm"], set its attribute applies_shards = True, or '
+                "use DataParallel"
+            )
+        self.learner, self.group = learner, group
+        self._given: TensorDict | None = None  # the whole state that was divided last
+        self._part: TensorDict | None = None
+        self._marks: Marks | None = None  # of the part
+        self._update: Marks | None = None
+        self._rows = TensorDict()
+
+    def init(self, seed: int) -> TensorDict:
+        """The whole state of the learner within."""
+        return self.learner.init(seed)
+
+    def grads(self, state: TensorDict, batch: TensorDict) -> tuple[TensorDict, TensorDict]:
+        """This process's part of the mean gradients, and metrics of the whole batch.
+
+        Raises `StateLost` where a process is gone, and with it a part of the state.
+        """
+        parts = [part_of(batch, rank, self.group.size) for rank in range(self.group.size)]
+        self._stand(state)
+        assert self._part is not None
+        with self._sharing(LEARN, [{"part": part} for part in parts]) as group:
+            update, metrics = shard_grads(
+                *(group, self.learner, self._part, self._rows, parts[group.rank])
+            )
+        self._update = marks_of(update)
+        return update, metrics
+
+    def apply(self, state: TensorDict, update: TensorDict) -> TensorDict:
+        """This process's part of the state after the update, which all processes make."""
+        if not self._holds(state) or not is_unchanged(self._update, update):
+            raise ValueError(
+                "apply takes the state and the update of the last grads, as they were: parts in "
+                "other processes would not change with them"
+            )
+        assert self._part is not None
+        if isinstance(self.group, Followers):
+            self.group.step()
+        self._part = self.learner.apply(self._part, update)
+        self._marks, self._given, self._update = marks_of(self._part), None, None
+        return self._part
+
+    def whole(self, state: TensorDict) -> TensorDict:
+        """All of the state that `apply` gave last, put together; any other is whole already."""
+        if state is not self._part:
+            return state
+        self._stand(state)
+        with self._sharing(WHOLE) as group:
+            parts = gathered(group, state.select(*self._rows.keys()), self._rows)
+        out = state.copy()
+        for name, tree in parts.items():
+            out.set(name, tree)
+        return out
+
+    def _holds(self, state: TensorDict) -> bool:
+        return self._part is not None and (state is self._part or state is self._given)
+
+    def _stand(self, state: TensorDict) -> None:
+        """Have all processes hold their part of this state."""
+        if state is self._part and not is_unchanged(self._marks, state):
+            raise ValueError(
+                "this process's part of the state was written to: change the whole of it, as "
+                "learner.whole(state) gives it, and pass that"
+            )
+        if self._holds(state):
+            return
+        if state.batch_size:
+            raise ValueError(
+                f"a state of {state.batch_size[0]} members can't be divided: pass that of one agent"
+            )
+        size = self.group.size
+        rows = rows_of(state, size)
+        if len(self._rows.keys()) and _differ(rows, self._rows):
+            raise ValueError(
+                "this is a part of a state that apply did not give last, and the others are gone: "
+                "pass the newest, or a whole state"
+            )
+        parts = [cut(state, rows, rank, size) for rank in range(size)]
+        given = [{"state": part, "rows": rows} for part in parts]
+        failures = 0
+        while True:
+            try:
+                with self._sharing(SHARD, given) as group:
+                    self._part, self._rows = parts[group.rank], rows
+                break
+            except Lost:  # as the whole is here still
+                failures += 1
+                if isinstance(self.group, Group) or failures > self.group.max_restarts:
+                    raise
+        self._given, self._marks, self._update = state, marks_of(self._part), None
+
+    @contextmanager
+    def _sharing(
+        self, word: int, given: Sequence[Mapping[str, TensorDict]] = ()
+    ) -> Iterator[Group]:
+        """The group, while all its processes do the same.
+
+        given: what each gets, in order of rank.
+        """
+        if isinstance(self.group, Group):
+            yield self.group
+            return
+        try:
+            with self.group.sharing(word, given[1:]) as group:
+                yield group
+        except BaseException as error:
+            self._given = self._part = self._marks = self._update = None
+            if isinstance(error, Lost) and word != SHARD:
+                raise StateLost(
+                    f"a process is gone, and with it its part of the state ({error}): go on from "
+                    "what was saved last"
+                ) from error
+            raise
+
+
+def _differ(rows: TensorDict, others: TensorDict) -> bool:
+    def named(tree: TensorDict) -> dict[object, int]:
+        return {key: int(number) for key, number in tree.items(True, True)}
+
+    return named(rows) != named(others)

@@ -1,0 +1,226 @@
+"""A state that is divided among processes learns what a whole one learns."""
+
+import json
+import os
+import signal
+
+import pytest
+import torch
+
+from raffia.algorithms.ilql.loss import with_row_means
+from raffia.distributed import Followers, Group, Lost, Meeting, RoleError, Sharded
+from raffia.distributed.shards import cut, gathered, rows_of
+from raffia.learner import Accumulate
+from raffia.tensordict.tensordict import TensorDict
+from tests.algorithms.ilql.small import batch_of, float32
+from tests.distributed.learners import Small, ilql
+from tests.distributed.test_engines import gone
+from tests.distributed.test_gradients import SMALL, batches, members, small, trained
+
+
+def close(found, expected, rtol=1e-6):
+    """The states of two runs and what was told, but for the last bits."""
+    (state, told), (other, told_there) = found, expected
+    for tree, there in zip([state, *told], [other, *told_there], strict=True):
+        assert set(tree.keys(True, True)) == set(there.keys(True, True))
+        for key, value in there.items(True, True):
+            torch.testing.assert_close(tree[key], value, rtol=rtol, atol=1e-7)
+
+
+def whole_of(learner, first=None, **options):
+    """first: the state to begin with, in threads, which would draw it from one generator."""
+    if first is not None:
+        options["before"] = lambda update, state: state if update else first.clone()
+    state, told = trained(learner, **options)
+    return learner.whole(state), told
+
+
+def nines(num):
+    return batches(num, 9)
+
+
+def numbers(tree):
+    return sum(leaf.numel() for leaf in tree.values(True, True))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("norm", [False, True])
+def test_any_number_of_parts_learns_what_the_whole_learns(size, norm):
+    """Of a net whose tensors have 7, 5 and 3 rows: not divisible, and fewer than processes."""
+    rows = 12
+
+    def make(num):
+        return batches(num, rows)
+
+    expected = trained(Accumulate(small(norm=norm), size), make=make)
+    first = small(norm=norm).init(0)
+    found = members(size, lambda g: whole_of(Sharded(small(norm=norm), g), first, make=make))
+    for state, told in found:
+        if norm and size > 1:  # processes average statistics, parts are shown them in turn
+            assert set(state.keys(True, True)) == set(expected[0].keys(True, True))
+            torch.testing.assert_close(told[0]["loss"], expected[1][0]["loss"])
+        else:
+            close((state, told), expected)
+        for key, value in found[0][0].items(True, True):
+            assert torch.equal(state[key], value)
+
+
+def test_a_state_is_cut_into_rows_and_put_together_again():
+    torch.manual_seed(0)
+    state = TensorDict(
+        params=TensorDict(
+            w=torch.randn(7, 3), b=torch.randn(()), few=torch.randn(2), none=torch.randn(8, 0)
+        ),
+        opt=TensorDict(
+            m=TensorDict(w=torch.randn(7, 3).bfloat16(), flag=torch.randn(9) > 0),
+            count=torch.tensor(4),
+            big=torch.randn(30, 400_000),  # more than is sent at once
+        ),
+        buffers=TensorDict(x=torch.randn(9)),
+        step=torch.tensor(3),
+    )
+    rows = rows_of(state, 3)
+
+    def there_and_back(group):
+        part = cut(state, rows, group.rank, 3)
+        back = gathered(group, part.select("params", "opt"), rows)
+        kept = gathered(group, part.select("opt"), rows, is_kept=group.rank == 1)
+        return part, back, kept
+
+    found = members(3, there_and_back)
+    for rank, (part, back, kept) in enumerate(found):
+        assert [len(part["params", "w"]), len(part["opt", "m", "w"])] == [[3, 2, 2][rank]] * 2
+        assert part["params", "few"].shape == (2,) and part["opt", "count"] == 4
+        assert part["params", "w"].untyped_storage().nbytes() < 7 * 3 * 4  # not a view of the whole
+        assert torch.equal(part["buffers", "x"], state["buffers", "x"])
+        for key, value in back.items(True, True):
+            assert torch.equal(value, state[key]) and value.dtype is state[key].dtype
+        assert torch.equal(kept["opt", "big"], (state if rank == 1 else part)["opt", "big"])
+
+
+def test_followers_hold_their_part_alone_and_learn_the_bits_of_any_group():
+    first = small().init(0)
+    expected = members(2, lambda g: whole_of(Sharded(small(), g), first))[0]
+    held = []
+    with Followers(SMALL, "{}", num=1) as group:
+        learner = Sharded(small(), group)
+        state, told = trained(learner, before=lambda update, state: held.append(state) or state)
+        found = learner.whole(state), told
+        assert learner.whole(found[0]) is found[0]  # what is whole stays as it is
+    for tree, there in zip([found[0], *told], [expected[0], *expected[1]], strict=True):
+        for key, value in there.items(True, True):
+            assert torch.equal(tree[key], value)
+    first, then = held[0], held[1]
+    # Of 7 and 3 rows the first has 4 and 2.
+    assert [numbers(one.select("params", "opt")) for one in (first, then)] == [132, 80]
+
+
+def test_the_language_models_learner_in_parts():
+    """Clipped by the norm of all of the gradients."""
+
+    def make(num):
+        rows = torch.Generator().manual_seed(0)
+        for _ in range(num):
+            batch = float32(batch_of("B"))[torch.randint(5, (4,), generator=rows)]
+            yield with_row_means(batch, "all")
+
+    expected = trained(Accumulate(ilql("{}", 0), 2), num=4, make=make)
+    first, learners = ilql("{}", 0).init(0), [ilql("{}", 0) for _ in range(2)]
+
+    def learns(group, wrap=lambda learner: learner):
+        learner = Sharded(wrap(learners[group.rank]), group)
+        return whole_of(learner, first, num=4, make=make)
+
+    found = members(2, learns)
+    close(found[0], expected, rtol=1e-5)
+    assert any(float(told["grad_norm"]) > 0.5 for told in expected[1]), "something is clipped"
+    cut_further = members(2, lambda group: learns(group, lambda within: Accumulate(within, 2)))
+    close(cut_further[0], trained(Accumulate(ilql("{}", 0), 4), num=4, make=make), rtol=1e-5)
+
+
+def test_a_state_that_was_changed_is_divided_again():
+    """As tasks may change it between updates: a generation, a resume."""
+
+    def other(update, state):
+        return state if update != 3 else learner.whole(state).clone()
+
+    with Followers(SMALL, "{}", num=1) as group:
+        learner = Sharded(small(), group)
+        plain = whole_of(learner)
+        close(whole_of(learner, before=other), plain, rtol=0)
+
+
+@pytest.mark.parametrize("place", ["part", "apply", "sum"])
+def test_a_part_that_dies_with_its_process_is_missed_at_once(place, tmp_path):
+    config = json.dumps({"die": [place, 2, str(tmp_path / "died")]})
+    with Followers(SMALL, config, num=2) as group:
+        learner = Sharded(small(), group)
+        seen = []
+        with pytest.raises(Lost, match="a process is gone, and with it its part of the state .*go"):
+            trained(learner, make=nines, before=lambda u, s: seen.append(s) or s)
+        batch = next(batches(1, 9))
+        with pytest.raises(ValueError, match="the others are gone: pass the newest, or a whole"):
+            learner.grads(seen[-1], batch)
+        # Of a whole state it goes on, with followers that are new.
+        whole_of(learner, make=nines)
+
+
+def test_who_dies_before_it_has_a_part_is_started_again(tmp_path):
+    config = json.dumps({"die": ["join", 3, str(tmp_path / "died")]})
+    with Followers(SMALL, config, num=1) as group:
+        whole_of(Sharded(small(), group))
+    with Followers(SMALL, json.dumps({"die": ["join", 3, ""]}), num=1, max_restarts=1) as group:
+        with pytest.raises(Lost):
+            Sharded(small(), group).grads(small().init(0), next(batches(1)))
+
+
+def test_a_part_that_fails_says_why_and_no_process_is_left():
+    with Followers(SMALL, json.dumps({"fail": 1}), num=2) as group:
+        learner = Sharded(small(), group)
+        with pytest.raises(
+            RoleError, match="follower [01] of .*Small: ValueError: this part fails"
+        ):
+            trained(learner, make=nines)
+        with pytest.raises(RuntimeError, match=r"these followers were closed"):
+            group.close()
+            whole_of(learner, make=nines)
+
+
+def test_a_leader_that_is_killed_leaves_nobody(tmp_path):
+    """Followers wait for it in the midst of an exchange."""
+    with Followers(SMALL, json.dumps({"sleep": 0.2}), num=1, patience=60.0) as group:
+        learner = Sharded(Small('{"sleep": 0.2}', -1), group)
+        state = learner.init(0)
+        learner.grads(state, next(batches(1)))
+        pid = group.workers[0].pid
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(Lost):
+            learner.grads(state, next(batches(1)))
+        assert gone(pid)
+
+
+def test_what_would_part_the_parts_is_refused():
+    class Plain(Small):
+        applies_shards = False
+
+    with Meeting() as meeting, Group(meeting.address, rank=0, size=1) as group:
+        with pytest.raises(ValueError, match="Plain does not say that its apply works on parts"):
+            Sharded(Plain("{}", 0), group)
+        learner, batch = Sharded(small(), group), next(batches(1))
+        first = learner.init(0)
+        update, _ = learner.grads(first, batch)
+        with pytest.raises(ValueError, match="apply takes the state and the update of the last"):
+            learner.apply(first.copy(), update)
+        with pytest.raises(ValueError, match="apply takes the state and the update of the last"):
+            learner.apply(first, update.clone())
+        update["grads", "0", "bias"].mul_(2)
+        with pytest.raises(ValueError, match="apply takes the state and the update of the last"):
+            learner.apply(first, update)
+        update, _ = learner.grads(first, batch)
+        part = learner.apply(first, update)
+        part["params", "0", "bias"].mul_(2)
+        for use in (lambda: learner.grads(part, batch), lambda: learner.whole(part)):
+            with pytest.raises(ValueError, match=r"was written to: change the whole .*pass that"):
+                use()
+        with pytest.raises(ValueError, match="a state of 2 members can't be divided"):
+            learner.grads(TensorDict(params=TensorDict(batch_size=[2]), batch_size=[2]), batch)
