@@ -327,15 +327,15 @@ def test_followers_that_keep_an_old_state_would_be_noticed(monkeypatch):
         state["params", "0", "bias"].mul_(2 if update == 2 else 1)
         return state
 
-    monkeypatch.setattr(follow, "_unchanged", lambda marks, tree: marks is not None)
+    monkeypatch.setattr(follow, "is_unchanged", lambda marks, tree: marks is not None)
     expected = trained(Accumulate(small(), 2), before=changed)
     with Followers(SMALL, "{}", 1) as group:
         assert not same(trained(DataParallel(small(), group), before=changed), expected)
 
 
 def test_sums_out_of_order_would_be_noticed(monkeypatch):
-    gathered = Group._gathered
-    monkeypatch.setattr(Group, "_gathered", lambda self, flat: gathered(self, flat)[::-1])
+    gathered = Group.gather_flat
+    monkeypatch.setattr(Group, "gather_flat", lambda self, flat: gathered(self, flat)[::-1])
     parts = [torch.tensor([1e8]), torch.tensor([-1e8]), torch.tensor([1.0])]
     found = members(3, lambda group: group.mean([parts[group.rank]])[0], sums="ordered")
     assert found[0] != (parts[0] + parts[1] + parts[2]) / 3
