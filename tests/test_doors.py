@@ -73,6 +73,7 @@ def test_private_names_that_programs_use_do_what_they_say():
         size = TensorDict(batch_size=[4, 3])[index].batch_size
         assert _getitem_batch_size(torch.Size([4, 3]), index) == size
     assert _maybe_correct_neg_dim(-1, None, 3) == 2
+    assert _maybe_correct_neg_dim(-3, None, 3) == 0
     with pytest.raises(IndexError, match=r"expected to be in range of \[-2, 1\], but got 2"):
         _maybe_correct_neg_dim(2, torch.Size([4, 3]))
     with pytest.raises(ValueError, match="shorter"):

@@ -173,6 +173,32 @@ def test_what_is_replaced_is_there_at_the_end_or_not_at_all(tmp_path):
     assert path.read_bytes() == b"new" and os.listdir(tmp_path) == ["x"]
 
 
+def test_a_file_is_on_disk_before_it_has_its_name_and_then_the_name_is(tmp_path, monkeypatch):
+    done, fsync, replace = [], os.fsync, os.replace
+
+    def noted(fd):
+        done.append(("fsync", os.readlink(f"/proc/self/fd/{fd}")))
+        fsync(fd)
+
+    def renamed(old, new):
+        done.append((old, new))
+        replace(old, new)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    monkeypatch.setattr(os, "replace", renamed)
+    path = tmp_path / "x"
+    for content in (b"new", lambda file: file.write(b"new")):
+        done.clear()
+        write_atomically(path, content)
+        (_, temporary), rename, name = done
+        assert rename == (temporary, str(path)) and name == ("fsync", str(tmp_path))
+        assert path.read_bytes() == b"new" and os.listdir(tmp_path) == ["x"]
+    done.clear()
+    write_atomically(path, b"newer", is_synced=False)
+    [(_, new)] = done
+    assert new == str(path) and path.read_bytes() == b"newer"
+
+
 def test_the_names_of_new_folders_are_brought_to_disk(tmp_path, monkeypatch):
     synced, fsync = [], os.fsync
 

@@ -519,7 +519,9 @@ def test_a_demo_without_what_draws_the_report_is_not_lost(here, recipe, capsys, 
 
 
 def test_presets_and_runs_are_listed(here, capsys):
-    make_run("runs/a", config=replace(PRESETS["smoke"], seed=7), rows=STOPPED)
+    later = {"kind": "evaluate", "update": 320, "env_step": 3200, "seconds": 90, "mean_return": 150}
+    rows = [*STOPPED[:2], later, STOPPED[2]]
+    make_run("runs/a", config=replace(PRESETS["smoke"], seed=7), rows=rows)
     make_run("runs/new")
     assert main(["list"]) == 0
     said = capsys.readouterr().out
@@ -528,7 +530,7 @@ def test_presets_and_runs_are_listed(here, capsys):
         assert f"\n  {name} " in said and f"{config.collect.num_env_steps:,}" in said
     line = next(line for line in said.splitlines() if line.startswith("  runs/a "))
     words = ["runs/a", "CartPole-v1", "7", "stopped", "3,400", "340", "1", "min", "35", "s"]
-    assert line.split() == [*words, "187.0", "187.0"]
+    assert line.split() == [*words, "150.0", "187.0"]  # the latest, the best
     assert "empty" in next(line for line in said.splitlines() if "runs/new" in line)
     assert main(["list", "runs", "--in", "gone"]) == 0
     assert "none yet" in capsys.readouterr().out

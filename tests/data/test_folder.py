@@ -3,11 +3,12 @@
 import json
 import os
 import signal
+import threading
 import time
 
 import pytest
 
-from raffia.data.folder import read_folder, write_folder
+from raffia.data.folder import locked, read_folder, write_folder
 from raffia.tensordict.memmap import DamagedFileError
 
 
@@ -164,3 +165,20 @@ def test_a_child_that_was_forked_during_a_write_does_not_keep_the_lock(tmp_path)
     finally:
         os.kill(pids[0], signal.SIGKILL)
         os.waitpid(pids[0], 0)
+
+
+def test_a_writer_waits_for_readers_and_for_other_writers(tmp_path):
+    write(tmp_path, a="one")
+    for shared in (True, False):
+        written = threading.Event()
+
+        def writes(text=f"by {shared}", written=written):
+            write(tmp_path, a=text)
+            written.set()
+
+        with locked(str(tmp_path), shared=shared):
+            thread = threading.Thread(target=writes)
+            thread.start()
+            assert not written.wait(0.2)
+        thread.join(10)
+        assert written.is_set() and texts(tmp_path) == {"a": f"by {shared}"}

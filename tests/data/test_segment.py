@@ -355,6 +355,8 @@ def test_starts_differ_where_there_are_enough_if_replacement_is_none():
     buffer.extend(steps_of(4, end="terminated"))
     assert buffer.sample(4)["index"].sort().values.tolist() == [0, 1, 2, 3]
     assert len(buffer.sample(9)["index"]) == 9
+    for _ in range(20):  # in one go they are different once in ten times
+        assert len(buffer.sample(4)["index"].unique()) == 4
     with pytest.raises(ValueError, match="no 9 different steps among 4.*replacement=True, or with"):
         strict = make(replacement=False)
         strict.extend(steps_of(4, end="terminated"))

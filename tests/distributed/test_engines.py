@@ -163,6 +163,14 @@ def test_a_version_that_is_not_kept_is_refused():
     assert other.ref(2)["w"] == 1 and other.versions == [2]
 
 
+def test_a_version_stays_as_it_was_when_the_learner_writes_to_its_memory():
+    board = Board(InlineEngine())
+    weights = TensorDict(w=torch.tensor([1.0]))
+    board.publish(2, weights)
+    weights["w"].add_(1)
+    assert board.ref(2)["w"].tolist() == [1.0]
+
+
 # --------------------------------------------------------------------------------- processes
 
 

@@ -121,6 +121,23 @@ def members_equal_separate_runs(optimizer, where):
         assert_close(mine, o, **exact)
 
 
+@pytest.mark.parametrize("where", ["plain", "vmap"])
+@pytest.mark.parametrize("make", [adamw, sgd])
+def test_the_decay_of_a_call_stands_for_that_of_the_optimiser(make, where):
+    def updated(optimizer, **decay):
+        def call(params, grads, opt):
+            return optimizer.update(params, grads, opt, learning_rate=0.5, **decay)
+
+        params, opt = tree(2), torch.vmap(optimizer.init)(tree(2))
+        call = call if where == "plain" else torch.vmap(call)
+        return call(params, tree(2, seed=3), opt)[0]
+
+    own = updated(make(weight_decay=0.3))
+    assert_close(updated(make(), weight_decay=0.3), own, rtol=1e-6, atol=1e-7)
+    without = updated(make(), weight_decay=0.0)
+    assert not torch.equal(without["temperature"], own["temperature"])
+
+
 def test_members_may_share_the_count_and_the_rate():
     optimizer = adamw()
     params, grads = tree(2), tree(2, seed=3)

@@ -8,6 +8,7 @@ from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
+from raffia.files import DamagedFileError, write_manifest
 from raffia.lm.folder import gpt2, load_gpt2, save_gpt2
 from raffia.lm.transformer import CausalLM
 
@@ -204,3 +205,13 @@ def test_a_state_that_is_not_whole(tmp_path):
     del state["h.0.fc.bias"]
     with pytest.raises(ValueError, match="no 'h.0.fc.bias' in the state: give all"):
         save_gpt2(tmp_path, model.settings(), state)
+
+
+def test_weights_that_are_not_what_the_manifest_says_are_damaged(folder):
+    write_manifest(folder, [path.name for path in folder.iterdir()])
+    assert gpt2(folder) is not None
+    data = bytearray((folder / "model.safetensors").read_bytes())
+    data[-2] ^= 1  # of a weight: the length stays
+    (folder / "model.safetensors").write_bytes(data)
+    with pytest.raises(DamagedFileError, match="model.safetensors: its content is not what"):
+        gpt2(folder)

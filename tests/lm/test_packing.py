@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from raffia.lm.attention import View, attend
 from raffia.lm.checks import check_room
 from raffia.lm.kv_cache import KeyValueCache
 from raffia.lm.packing import Packing
@@ -177,3 +178,16 @@ def test_a_cache_keeps_no_gradients():
     cache = filled()
     with pytest.raises(RuntimeError, match=r"call the model under torch.no_grad\(\)"):
         cache.put(0, torch.zeros(4, 1, 1, 2, requires_grad=True), torch.zeros(4, 1, 1, 2))
+
+
+def test_rotary_attention_depends_on_distances_alone():
+    generator = torch.Generator().manual_seed(0)
+    qkv = torch.randn(2, 6, 3 * 16, generator=generator)
+
+    def attended(first):
+        at = torch.arange(first, first + 6)[None]
+        cosine, sine = rotation(at, 8, torch.float32)
+        return attend(qkv, View(rotation=(cosine[:, None], sine[:, None])), num_heads=2)
+
+    assert_close(attended(40), attended(0), rtol=1e-4, atol=1e-5)
+    assert (attended(0) - attend(qkv, View(), num_heads=2)).abs().max() > 0.01

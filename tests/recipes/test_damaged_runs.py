@@ -6,6 +6,7 @@ import shutil
 from dataclasses import replace
 
 import pytest
+import torch
 
 from raffia.cli.errors import UsageError
 from raffia.cli.runs import refuse_taken
@@ -14,6 +15,8 @@ from raffia.recipes import efficientzero, ilql
 from raffia.recipes.ilql.presets import ILQL_PRESETS
 from raffia.recipes.run_folder import create_run, find_checkpoint, read_run
 from raffia.tensordict import disk
+from raffia.tensordict.tensordict import TensorDict
+from raffia.train.checkpoint import Checkpoints
 from raffia.train.experiment import RunError
 
 from .ilql_runs import write_chats
@@ -157,3 +160,11 @@ def test_saves_that_fail_leave_nothing_behind(tmp_path, monkeypatch, size):
     monkeypatch.undo()
     longer = replace(config, collect=replace(config.collect, num_env_steps=140))
     assert efficientzero.resume(run, config=longer, view=Quiet()).reason == "finished"
+
+
+def test_the_best_checkpoint_need_not_be_the_newest(tmp_path):
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    for update, score in ((10, 1.0), (20, 5.0), (30, 2.0)):
+        checkpoints.save(update, {"state": TensorDict(step=torch.tensor(update))}, score=score)
+    wanted = {"best": 20, "newest": 30, "10": 10}
+    assert {which: find_checkpoint(tmp_path, which).update for which in wanted} == wanted

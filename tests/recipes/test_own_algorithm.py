@@ -194,3 +194,11 @@ def test_it_learns_cartpole(dqn, tmp_path):
     config = replace(dqn.config(seed=4), num_env_steps=40_000)
     result = train_run(dqn, config, tmp_path / "run", view=Quiet())
     assert result.reason == "target" and result.best_return >= 475
+
+
+def test_a_file_that_fails_is_read_again_and_not_half_known(tmp_path):
+    file = tmp_path / "half_an_algorithm.py"
+    file.write_text("own = None\nraise KeyError('not yet')\n")
+    for _ in range(2):
+        with pytest.raises(KeyError, match="not yet"):
+            find_algorithm(f"{file}:own")

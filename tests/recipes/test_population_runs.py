@@ -10,6 +10,7 @@ from raffia.algorithms.ilql.learner import ILQLLearner
 from raffia.evolution.traced import Traced
 from raffia.lm.envs.wordle.game import WordleObservation
 from raffia.recipes import efficientzero
+from raffia.recipes.efficientzero.experiment import EfficientZeroExperiment
 from raffia.recipes.efficientzero.presets import PRESETS
 from raffia.recipes.ilql import evaluate, load_agent, member_config, resume, train
 from raffia.recipes.ilql.config import ILQLEvaluateConfig
@@ -72,6 +73,15 @@ def test_a_resume_is_exact_within_a_generation_and_between_two(tmp_path, at):
     told = [{k: v for k, v in row.items() if k != "seconds"} for row in rows(whole, "generation")]
     again = [{k: v for k, v in row.items() if k != "seconds"} for row in rows(parts, "generation")]
     assert told == again
+
+
+def test_the_best_member_need_not_be_the_first(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    state = TensorDict(w=torch.tensor([0.5, 1.5, 2.5]), batch_size=[3])
+    checkpoints.save(7, {"state": state}, {"population": {"best": 2}})
+    checkpoints.save(8, {"state": state})
+    assert best_of(checkpoints.available()[0])["w"] == 2.5
+    assert best_of(checkpoints.available()[1])["w"].shape == (3,)  # no population's
 
 
 @pytest.mark.slow
@@ -289,3 +299,29 @@ def test_who_was_the_best_is_known_after_selection(method, seed):
     state, row = members.evolve(state)
     assert row["kinds"][members.best] == "none"
     assert same(state[members.best], best)
+
+
+def test_members_that_evolved_are_searched_again_with_their_own_targets(tmp_path, monkeypatch):
+    done = []
+
+    def note(name):
+        method = getattr(EfficientZeroExperiment, name)
+
+        def noted(self, *given):
+            at = len(done)
+            done.append(name)
+            found = method(self, *given)
+            if name == "evolve" and found is None:
+                del done[at]
+            return found
+
+        monkeypatch.setattr(EfficientZeroExperiment, name, noted)
+
+    for name in ("evolve", "_refresh_reanalyze", "_make_batch"):
+        note(name)
+    config = short(120, population=PopulationConfig(size=2, parameters=1.0))
+    targets = replace(config.targets, target_interval=1_000)
+    efficientzero.train(replace(config, targets=targets), tmp_path / "run", view=Quiet())
+    after = [done[at + 1 : at + 3] for at, name in enumerate(done) if name == "evolve"]
+    assert after and all(names == ["_make_batch", "_refresh_reanalyze"] for names in after)
+    assert done.count("_refresh_reanalyze") == 1 + len(after)

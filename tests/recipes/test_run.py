@@ -11,6 +11,7 @@ from raffia.envs.env import Discrete, EnvSpec
 from raffia.recipes.efficientzero import evaluate, load_agent, resume, train
 from raffia.recipes.run_folder import read_run
 from raffia.tensordict.tensordict import TensorDict
+from raffia.train.checkpoint import Checkpoints
 from raffia.train.experiment import RunError
 from raffia.train.nan_guard import NonFiniteError
 from tests.recipes.runs import Quiet, last_state, same, short, terminate
@@ -63,6 +64,13 @@ def test_a_run_that_is_stopped_and_resumed_is_the_same_run(finished, tmp_path, s
     for kind in ("evaluate", "episode"):
         left, right = ([_timeless(row) for row in rows(f, kind)] for f in (finished, folder))
         assert left == right
+
+
+def test_a_checkpoint_has_the_score_of_its_own_update_or_none(finished):
+    found = {one.update: one.score for one in Checkpoints(finished / "checkpoints").available()}
+    evaluated = {row["update"]: row["mean_return"] for row in rows(finished, "evaluate")}
+    assert found == {update: evaluated.get(update) for update in found}
+    assert None in found.values() and set(found.values()) - {None}
 
 
 def test_the_last_checkpoint_knows_the_last_evaluation(tmp_path):
@@ -152,7 +160,7 @@ def test_a_damaged_checkpoint_is_passed_over_by_name(finished, tmp_path):
 
 
 def test_a_full_disk_is_told_and_the_run_goes_on(finished, tmp_path, monkeypatch):
-    from raffia.train.checkpoint import CheckpointError, Checkpoints
+    from raffia.train.checkpoint import CheckpointError
 
     save, failed = Checkpoints.save, []
 

@@ -1,5 +1,6 @@
 """Reading run folders: summaries, what is near, groups, and which episode is shown."""
 
+import json
 import subprocess
 import sys
 
@@ -128,3 +129,15 @@ def test_the_best_recorded_episode_is_shown(tmp_path):
     says = '{"returns": [3, 8, 9], "files": ["best-seed0-10.gif", "best-seed0-2.gif", "gone.gif"]}'
     (run / "evaluations/1.json").write_text(says)
     assert chosen(run) == "best-seed0-2.gif"
+
+
+def test_rows_that_are_left_out_give_their_times_to_the_next(tmp_path):
+    num = 9_000
+    with open(tmp_path / "metrics.jsonl", "w") as file:
+        for update in range(num):
+            times = {"seconds_learn": 0.5, **({"seconds_save": 0.25} if update % 2 else {})}
+            file.write(json.dumps({"kind": "train", "update": update, **times}) + "\n")
+    found, notes = read_rows(tmp_path / "metrics.jsonl")
+    assert len(found) < 5_000 and "every 4th was read" in notes[0]
+    assert sum(row["seconds_learn"] for row in found) == 0.5 * num
+    assert sum(row.get("seconds_save", 0.0) for row in found) == 0.25 * (num // 2)

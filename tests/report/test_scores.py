@@ -1,5 +1,6 @@
 """Configurations by their scores: the best first, with what their runs came to."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from raffia.report.curves import bootstrap_band
 from raffia.report.folder import Run
 from raffia.report.groups import grouped
+from raffia.report.heads import head
 from raffia.report.scores import ranking, scores
 
 
@@ -42,6 +44,26 @@ def test_runs_without_an_evaluation_do_not_count():
     assert only.last == 3.0 and np.isnan(only.low)
     page = ranking(grouped(runs))
     assert "1 of 2" in page and all(name in page for name in ("a", "b", "c"))
+
+
+def columns(html):
+    """The first row of the first table, by the heads of its columns."""
+    heads, first = re.findall(r"<tr>(.*?)</tr>", html, re.DOTALL)[:2]
+    names = re.findall(r"<th[^>]*>(.*?)</th>", heads, re.DOTALL)
+    return dict(zip(names, re.findall(r"<td[^>]*>(.*?)</td>", first, re.DOTALL), strict=True))
+
+
+def test_each_figure_stands_in_its_column():
+    runs = [
+        run(f"{name}{seed}", rate, seed, 90.0, rate * 100 + seed)
+        for name, rate in (("a", 0.1), ("b", 0.2))
+        for seed in range(2)
+    ]
+    shown = columns(ranking(grouped(runs)))
+    assert (shown["runs"], shown["at the end"], shown["best evaluation"]) == ("2", "20.50", "90.00")
+    assert shown["95 % interval"] == "20.00 to 21.00"
+    shown = columns(head(grouped(runs)))
+    assert (shown["seed"], shown["best return"], shown["last return"]) == ("0", "90", "10")
 
 
 @pytest.mark.parametrize("runs", [[], [run("a", 0.1, 0, 3.0)]])

@@ -128,6 +128,39 @@ def ring(embedding, action):
     ), position
 
 
+def one_position(embedding, action):
+    """A game whose position never changes; action 1 leaves the move to the same player."""
+    player, place = embedding.unbind(-1)
+    player = torch.where(action == 1, player, 3 - player)
+    output = RecurrentOutput(
+        reward=torch.zeros(len(action)),
+        value=0.25 * player,
+        prior_logits=torch.zeros(len(action), 3),
+        to_play=player,
+    )
+    return output, torch.stack([player, place], -1)
+
+
+@pytest.mark.parametrize("backend", ["reference", "compiled"])
+def test_a_position_is_another_state_when_the_other_player_moves(backend):
+    root = RootOutput(
+        torch.zeros(1, 3), torch.zeros(1), torch.tensor([[1, 5]]), to_play=torch.tensor([1])
+    )
+    tree = search(
+        *(root, one_position),
+        num_simulations=30,
+        discount=0.9,
+        transpositions=lambda embedding: embedding[:, 1].clone(),  # the board without the player
+        backend=backend,
+    )
+    data = tree.data[0]
+    made = data["parent"] >= 0
+    made[0] = True
+    players, canonical = data["to_play"][made], data["canonical"][made].long()
+    assert players.unique().tolist() == [1, 2] and canonical.unique().numel() == 2
+    assert data["to_play"][canonical].equal(players)
+
+
 @pytest.mark.parametrize("backend", ["reference", "compiled"])
 @pytest.mark.parametrize("discount", [0.9, 1.0])
 def test_cycles_end(backend, discount):

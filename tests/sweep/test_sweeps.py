@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from raffia.cli import main
+from raffia.cli.sweep import scores_of
 from raffia.recipes.algorithm import find_algorithm
 from raffia.recipes.run_folder import read_run
 from raffia.report.folder import find_runs
@@ -18,6 +19,7 @@ from raffia.sweep import SweepSession, read_manifest
 from raffia.sweep.progress import SweepView
 from raffia.train.checkpoint import Checkpoints
 from tests.recipes.runs import last_state, same
+from tests.report.made_runs import config, write_run
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = "import sys; from raffia.cli import main; sys.exit(main())"
@@ -265,6 +267,18 @@ def test_a_run_that_fails_before_it_has_begun_is_told(tmp_path, capsys):
     assert "1 finished, 1 failed" in capsys.readouterr().out
     assert main(["report", str(out)]) == 0
     assert "CartPol-v1" in (out / "report.html").read_text()
+
+
+def test_the_scores_of_configurations_stand_in_their_columns(tmp_path):
+    for name, means in (("a", [90, 20]), ("b", [80, 30])):
+        rows = [
+            {"kind": "evaluate", "update": i, "env_step": i, "seconds": i, "mean_return": mean}
+            for i, mean in enumerate(means)
+        ]
+        write_run(tmp_path / "runs" / name, rows, config(simulations=len(name)), extras=False)
+    head, line = scores_of(tmp_path).splitlines()
+    assert head.split() == ["settings", "runs", "at", "the", "end", "95", "%", "interval", "best"]
+    assert line.split()[-6:] == ["2", "25.0", "20.0", "to", "30.0", "90.0"]
 
 
 @pytest.mark.parametrize(

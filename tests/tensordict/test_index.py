@@ -203,6 +203,10 @@ class TestGet:
         assert td[:, None].batch_size == (4, 1, 3)
         assert td[MASK_FULL].batch_size == (3,)
         assert td[[0, 1]].is_empty()
+        assert td[-4].batch_size == (3,)
+        for index in (4, -5):
+            with pytest.raises(IndexError, match=f"index {index} is out of bounds"):
+                td[index]
 
     def test_empty_nested_follows(self):
         td = TensorDict({"n": TensorDict({}, [4, 3, 5])}, [4, 3])
@@ -402,6 +406,12 @@ def shifted():
 
 
 class TestAssign:
+    def test_a_new_entry_of_a_locked_container_is_refused_before_anything_is_written(self):
+        td = TensorDict({"a": torch.zeros(4)}, [4]).lock_()
+        with pytest.raises(RuntimeError, match="locked"):
+            td[1] = TensorDict(a=torch.tensor(5.0), b=torch.tensor(6.0))
+        assert td["a"].tolist() == [0.0] * 4 and set(td.keys()) == {"a"}
+
     @table(ALL)
     def test_container(self, index):
         td, other = make(), shifted()

@@ -117,6 +117,15 @@ def test_a_share_of_the_windows_is_searched(ratio, steps):
     assert stored.tolist() == [[not steps] * 3, [True] * 3]
 
 
+def test_steps_before_and_between_those_that_are_searched_stay_as_stored():
+    planner = planner_of(config=configured(targets={"reanalyze_ratio": 0.5}))
+    windows = windows_of(replay_of(), [3, 8, 1, 6])  # the last row of 1..3, the last of 6..8
+    batch, fresh = make_batch(windows, planner, generator=generator())
+    assert fresh["step_index"].tolist() == [3, 4, 5, 8, 9, 10]
+    stored = batch["target_policy"].eq(7).all(-1)
+    assert stored.tolist() == [[False] * 3, [False] * 3, [True, True, False], [True, True, False]]
+
+
 def test_targets_are_those_of_a_search_of_the_same_states():
     planner, replay = planner_of(), replay_of()
     batch, fresh = make_batch(windows_of(replay, [2]), planner, generator=generator(3))
