@@ -25,6 +25,7 @@ case "$1 ${2-}" in
         chmod +x "$3/bin/raffia" ;;
     "-m pip") exit "${STUB_PIP_FAILS-0}" ;;
     "-m mypy") exit "${STUB_MYPY_FAILS-0}" ;;
+    "scripts/mutants.py --sample") exit "${STUB_MUTANT_LIVES-0}" ;;
 esac
 """
 
@@ -206,6 +207,15 @@ class TestWhatIsRun:
         assert checkout.asked[-1] == "-m pytest -n auto -x"
         first = done.stdout.partition("+ ")[0]
         assert "All checks" in first and "About 25 minutes" in first
+
+    def test_a_sample_of_mutants_is_judged_by_all_checks_only(self, checkout):
+        judged = "scripts/mutants.py --sample 6"
+        assert checkout.run("test", "--all").returncode == 0
+        assert checkout.log.read_text().splitlines()[-1] == judged
+        done = checkout.run("test", "--all", STUB_MUTANT_LIVES="1")
+        assert done.returncode == 1 and done.stderr == "failed: [mutants]\n"
+        checkout.run("test")
+        assert judged not in checkout.log.read_text()
 
     def test_other_arguments_go_to_pytest(self, checkout):
         checkout.run("test", "-k", "index")
