@@ -249,6 +249,7 @@ SETTINGS = {
     "replay.alpha": ("vector", 0.0, "drawn"),
     "replay.beta": ("vector", 0.9, "drawn"),
     "replay.on_disk": ("vector", True, "made"),
+    "replay.shards": ("vector", 3, "made"),
     "collect.num_env_steps": ("vector", 96, "step"),
     "collect.random_env_steps": ("vector", 48, "random"),
     "collect.updates_per_env_step": ("vector", 0.5, "drawn"),

@@ -22,6 +22,7 @@ from raffia.data.readers import (
 from raffia.data.replay import ReplayBuffer
 from raffia.data.samplers import RandomSampler, Sampler, SamplerWithoutReplacement
 from raffia.data.segment import SegmentReplayBuffer
+from raffia.data.segment_shards import ReplayShards
 from raffia.data.slices import (
     PrioritizedSliceSampler,
     SliceSampler,
@@ -59,6 +60,7 @@ __all__ = [
     "RandomProjectionHash",
     "RandomSampler",
     "ReplayBuffer",
+    "ReplayShards",
     "RoundRobinWriter",
     "Sampler",
     "SamplerWithoutReplacement",

@@ -249,6 +249,63 @@ class SegmentReplayBuffer(Buffer):
         with self._changing():
             self._priorities.raise_beta(beta)
 
+    @property
+    def importance(self) -> str:
+        """Of what the largest weight is 1: "batch" or "buffer"."""
+        return self._priorities.importance
+
+    @property
+    def stacks(self) -> dict[tuple[str, ...], int]:
+        """How many frames are stacked, by the path of the entry, where it is more than 1."""
+        return dict(self._maker.stacks)
+
+    def probability(self, index: Tensor) -> Tensor:
+        """The probability that one draw now gives each of these steps: float64, of index's shape.
+
+        0 for steps that can't be drawn.
+
+        >>> from raffia.data.segment import SegmentReplayBuffer
+        >>> from raffia.data.storage import TensorStorage
+        >>> buffer = SegmentReplayBuffer(
+        ...     TensorStorage(100), unroll_steps=0, alpha=1.0, beta=0.4, eps=0.0)
+        >>> no = torch.zeros(2, dtype=torch.bool)
+        >>> steps = TensorDict(
+        ...     observation=torch.arange(2), terminated=no, truncated=no, batch_size=[2]
+        ... )
+        >>> index = buffer.extend(steps, priority=torch.tensor([1.0, 3.0]))
+        >>> buffer.probability(index)
+        tensor([0.2500, 0.7500], dtype=torch.float64)
+        """
+        index = numbers(index)
+        with self._lock:
+            here = self._episodes.can_draw(index)
+            found = self._priorities.probability(self._episodes.row(index))
+        return torch.where(here, found, 0.0)
+
+    def least_probability(self) -> float:
+        """The least probability of all steps that can be drawn; inf where there are none.
+
+        >>> from raffia.data.segment import SegmentReplayBuffer
+        >>> from raffia.data.storage import TensorStorage
+        >>> SegmentReplayBuffer(TensorStorage(100), unroll_steps=0).least_probability()
+        inf
+        """
+        with self._lock:
+            return self._priorities.least_probability()
+
+    def check_priority(self, priority: Tensor) -> None:
+        """Raise ValueError for what is no priority; TypeError for a buffer without priorities.
+
+        >>> from raffia.data.segment import SegmentReplayBuffer
+        >>> from raffia.data.storage import TensorStorage
+        >>> buffer = SegmentReplayBuffer(TensorStorage(100), unroll_steps=0, alpha=1.0, beta=0.4)
+        >>> buffer.check_priority(torch.tensor([-1.0]))
+        Traceback (most recent call last):
+        ...
+        ValueError: a priority must be finite and >= 0, got -1.0; for errors with a sign pass ...
+        """
+        self._priorities.chances(priority)
+
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
         with super()._changing():

@@ -171,6 +171,26 @@ class StepPriorities:
             raise ValueError(f"beta={beta}: there are no weights, as this buffer has no priorities")
         self.beta = _exponent("beta", beta)
 
+    def probability(self, rows: Tensor) -> Tensor:
+        """The probability of each row to be given by one draw: float64, of the shape of `rows`.
+
+        >>> priorities = StepPriorities(5, alpha=None, beta=None, eps=0.0)
+        >>> priorities.admit(torch.tensor([1, 3]))
+        >>> priorities.probability(torch.tensor([0, 1]))
+        tensor([0.0000, 0.5000], dtype=torch.float64)
+        """
+        total = self._tree.total()
+        return self._tree.get(rows) / (total if total > 0 else 1.0)
+
+    def least_probability(self) -> float:
+        """The least of all rows' probabilities that is not 0; inf where no row is admitted.
+
+        >>> StepPriorities(5, alpha=None, beta=None, eps=0.0).least_probability()
+        inf
+        """
+        total = self._tree.total()
+        return self._tree.minimum() / (total if total > 0 else 1.0)
+
     def _grow(self, priority: Tensor) -> None:
         if priority.numel():
             largest = float(priority.max())

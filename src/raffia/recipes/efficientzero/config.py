@@ -62,10 +62,19 @@ class ReplayConfig:
     alpha: float = 0.6  # exponent of priorities; 0: all steps equally likely
     beta: float = 0.4  # importance exponent at the start; it rises to 1 over the run
     on_disk: bool = False  # store steps in files of the run folder, for more than memory holds
+    # Parts, each with some of the environments, that batches are drawn from in equal numbers; other
+    # than 1 makes another run. Reanalyzers then hold the frames of their shards.
+    shards: int = 1
 
     def __post_init__(self) -> None:
         check_types(self)
-        check_least(self, 1, "capacity", "batch_size")
+        check_least(self, 1, "capacity", "batch_size", "shards")
+        if self.batch_size % self.shards:
+            raise ValueError(
+                f"replay.batch_size={self.batch_size} is not drawn in equal numbers from "
+                f"replay.shards={self.shards}: take replay.batch_size="
+                f"{(self.batch_size // self.shards + 1) * self.shards}"
+            )
         check_least(self, 0, "alpha")
         check_fraction(self, "beta")
 
@@ -153,6 +162,7 @@ class EfficientZeroRun(EfficientZeroConfig):
             )
 
         self._check_population()
+        self._check_shards()
         if self.actors.num and self.env.num_envs % self.actors.num:
             raise ValueError(
                 f"actors.num={self.actors.num} actors share env.num_envs={self.env.num_envs} "
@@ -175,6 +185,20 @@ class EfficientZeroRun(EfficientZeroConfig):
                 f"reanalyzers.* with population.size={self.population.size}: a generation changes "
                 "the networks that batches are made with, so the loop makes them: leave "
                 "reanalyzers.* out"
+            )
+
+    def _check_shards(self) -> None:
+        size, num_envs = self.replay.shards, self.env.num_envs
+        if num_envs % size:
+            raise ValueError(
+                f"replay.shards={size} shards divide the steps of env.num_envs={num_envs} "
+                "environments, which are not as many for each: take env.num_envs="
+                f"{(num_envs // size + 1) * size}"
+            )
+        if size > 1 and self.population.size > 1:
+            raise ValueError(
+                f"replay.shards={size} with population.size={self.population.size}: members share "
+                "one replay or have their own (population.replay=own): leave replay.shards out"
             )
 
     def _check_population(self) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from raffia.data.memmap_storage import MemmapStorage
 from raffia.data.segment import SegmentReplayBuffer
+from raffia.data.segment_shards import ReplayShards
 from raffia.data.storage import TensorStorage
 from raffia.envs.env import EnvSpec
 from raffia.functional.seeds import generator_for
@@ -20,7 +21,7 @@ SEARCHED = ("policy", "value", "sampled_actions")  # what reanalyze writes again
 
 
 class Replays:
-    """The replay of a run: one, or one for each member of a population.
+    """The replay of a run: one, or one for each member of a population, or of several shards.
 
     folder: of the run.
 
@@ -33,12 +34,18 @@ class Replays:
     def __init__(self, config: EfficientZeroRun, spec: EnvSpec, folder: Path) -> None:
         size = config.population.size
         own = config.population.replay == "own" and size > 1
-        members: list[int | None] = [*range(size)] if own else [None]
-        self.buffers = [make_replay(config, spec, folder, member) for member in members]
-        logs = [_log(folder, member) for member in members]
+        num_shards = config.replay.shards
+        parts: list[int | None] = [None]
+        if own or num_shards > 1:
+            parts = [*range(max(size, num_shards))]
+        self.buffers = [make_replay(config, spec, folder, part) for part in parts]
+        logs = [_log(folder, part) for part in parts]
         self.logged = list(zip(logs, self.buffers, strict=True))
-        self.replay: SegmentReplayBuffer | SharedReplay | OwnReplays = self.buffers[0]
-        if own:
+        self.replay: SegmentReplayBuffer | ReplayShards | SharedReplay | OwnReplays
+        self.replay = self.buffers[0]
+        if num_shards > 1:
+            self.replay = ReplayShards(self.buffers, reuse_memory=True)
+        elif own:
             self.replay = OwnReplays(self.buffers)
         elif size > 1:
             self.replay = SharedReplay(self.buffers[0], size)
@@ -46,7 +53,7 @@ class Replays:
     def update(self, fresh: TensorDict, best: int) -> None:
         """Write reanalyzed entries to the replay; where members share their rows, those of the
         best."""
-        if isinstance(self.replay, SegmentReplayBuffer):
+        if isinstance(self.replay, SegmentReplayBuffer | ReplayShards):
             self.replay.update(fresh["step_index"], fresh.exclude("step_index"))
         else:
             self.replay.update(fresh, best)
@@ -62,7 +69,7 @@ def make_replay(
     config: EfficientZeroRun,
     spec: EnvSpec,
     folder: Path,
-    member: int | None = None,  # whose it is; None: of the whole run
+    part: int | None = None,  # whose it is, of members or shards; None: of the whole run
 ) -> SegmentReplayBuffer:
     """The replay buffer of a run; on disk in the run's folder, where that is set.
 
@@ -74,8 +81,12 @@ def make_replay(
     replay, stack = config.replay, config.env.frame_stack
     # Of the capacity alone, so that a run can be made longer. Each of the environments can end at
     # once, and needs a closing row besides its step then.
-    rows = replay.capacity + 2 * config.env.num_envs
-    at = _place(folder, member) / "rows"
+    rows = -(-replay.capacity // replay.shards) + 2 * config.env.num_envs // replay.shards
+    at = _place(folder, part) / "rows"
+    key: list[int | str] = [part] if part else []
+    if replay.shards > 1:
+        assert part is not None
+        key = ["shard", part]
     return SegmentReplayBuffer(
         MemmapStorage(rows, at) if replay.on_disk else TensorStorage(rows),
         unroll_steps=config.loss.unroll_steps,
@@ -87,16 +98,16 @@ def make_replay(
         beta=replay.beta if replay.alpha else None,
         importance="batch",
         replacement=None,  # as the paper draws, but for the first batches of a short run
-        reuse_memory=True,
+        reuse_memory=replay.shards == 1,  # shards draw into memory that they share
         pin_memory=config.device.startswith("cuda"),
-        generator=generator_for(config.seed, "replay", *([member] if member else [])),
+        generator=generator_for(config.seed, "replay", *key),
     )
 
 
-def _log(folder: Path, member: int | None) -> ReplayLog:
-    name = "replay" if member is None else f"replay.{member}"
-    return ReplayLog(_place(folder, member), mutable=SEARCHED, name=name)
+def _log(folder: Path, part: int | None) -> ReplayLog:
+    name = "replay" if part is None else f"replay.{part}"
+    return ReplayLog(_place(folder, part), mutable=SEARCHED, name=name)
 
 
-def _place(folder: Path, member: int | None) -> Path:
-    return folder / "replay" if member is None else folder / "replay" / str(member)
+def _place(folder: Path, part: int | None) -> Path:
+    return folder / "replay" if part is None else folder / "replay" / str(part)

@@ -44,6 +44,7 @@ from raffia.recipes.efficientzero.reanalyzers import (
     BatchMaking,
     ReanalyzeRole,
     batch_of,
+    batch_of_shards,
     describe_reanalyzers,
     reanalyze_weights,
 )
@@ -371,7 +372,12 @@ class EfficientZeroExperiment(Experiment):
             flat["member"] = torch.arange(len(segments)).repeat_interleave(shape[1])
             total = flat["total"]
         with self._guarded(state, segments):
-            batch, fresh = batch_of(self.config, self.reanalyze_planner, flat, update, total)
+            if (num_shards := self.config.replay.shards) > 1:
+                batch, fresh = batch_of_shards(
+                    self.config, self.reanalyze_planner, flat, update, range(num_shards)
+                )
+            else:
+                batch, fresh = batch_of(self.config, self.reanalyze_planner, flat, update, total)
         if fresh is not None:
             self.steps.update(fresh, 0 if self.members is None else self.members.best)
         batch = batch.reshape(shape)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from raffia.algorithms.efficientzero.observations import frames_of
 from raffia.algorithms.efficientzero.planning import Planner
 from raffia.algorithms.efficientzero.targets import make_batch
 from raffia.data.segment import SegmentReplayBuffer
+from raffia.data.segment_shards import ReplayShards
 from raffia.data.segments import stacked
 from raffia.envs.make import make_env
 from raffia.functional.seeds import generator_for
@@ -22,11 +24,14 @@ from raffia.recipes.engines import where
 from raffia.recipes.running import threads
 from raffia.search.errors import UnfitOutputError
 from raffia.tensordict.byte_tensors import bytes_to_tensor, tensor_to_bytes
+from raffia.tensordict.stack import cat
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.config import from_json
 from raffia.train.nan_guard import NaNGuard
 
-__all__ = ["BatchMaking", "ReanalyzeRole", "batch_of", "reanalyze_weights"]
+CHANGING = (*SEARCHED, "priority_weight", "total")  # of segments, from when they were drawn
+
+__all__ = ["BatchMaking", "ReanalyzeRole", "batch_of", "batch_of_shards", "reanalyze_weights"]
 
 
 def batch_of(
@@ -35,6 +40,7 @@ def batch_of(
     segments: TensorDict,
     update: int,
     total: int | Tensor,  # rows that the replay ever stored
+    shard: int | None = None,  # of whose segments it is the part; None: of all
 ) -> tuple[TensorDict, TensorDict | None]:
     """The batch of an update, and the steps that were searched again for it, or None."""
     targets = config.targets
@@ -42,10 +48,36 @@ def batch_of(
     return make_batch(
         segments,
         planner,
-        generator=generator_for(config.seed, "targets", update),
+        generator=generator_for(
+            config.seed, "targets", update, *([] if shard is None else [shard])
+        ),
         total=total,
         correction_interval=round(horizon) if targets.correct_horizon else 0,
     )
+
+
+def batch_of_shards(
+    config: EfficientZeroRun,
+    planner: Planner,
+    segments: TensorDict,  # as many of each shard, one shard after the other
+    update: int,
+    shards: Sequence[int],
+) -> tuple[TensorDict, TensorDict | None]:
+    """As `batch_of`, each shard's part made by itself: whoever makes it, it is the same."""
+    parts = segments.split(len(segments) // len(shards))
+    made = [
+        batch_of(config, planner, part, update, part["total"], shard)
+        for part, shard in zip(parts, shards, strict=True)
+    ]
+    return joined([batch for batch, _ in made], [fresh for _, fresh in made])
+
+
+def joined(
+    batches: Sequence[TensorDict], fresh: Sequence[TensorDict | None]
+) -> tuple[TensorDict, TensorDict | None]:
+    """Parts of a batch, and what was searched again for them, as one."""
+    found = [one for one in fresh if one is not None]
+    return cat(batches), cat(found) if found else None
 
 
 def reanalyze_weights(state: TensorDict) -> TensorDict:
@@ -86,14 +118,19 @@ class ReanalyzeRole:
         segments = _with_stacks(task["segments"], run.env.frame_stack)
         try:
             with threads(run.num_threads):
-                batch, fresh = batch_of(
-                    run, self.planner, segments, int(task["update"]), int(task["total"])
-                )
+                batch, fresh = self._made(segments, task)
         except UnfitOutputError as error:
             return TensorDict(not_finite=bytes_to_tensor(str(error).encode()))
         simulations = torch.tensor(self.planner.num_simulations - before)
         answer = TensorDict(batch=batch, num_simulations=simulations)
         return (answer if fresh is None else answer.set("fresh", fresh)).to("cpu")
+
+    def _made(self, segments: TensorDict, task: TensorDict) -> tuple[TensorDict, TensorDict | None]:
+        run, update = self.config, int(task["update"])
+        if run.replay.shards > 1:
+            shards = range(run.replay.shards)
+            return batch_of_shards(run, self.planner, segments, update, shards)
+        return batch_of(run, self.planner, segments, update, int(task["total"]))
 
     def close(self) -> None:
         """It holds nothing."""
@@ -111,8 +148,10 @@ class BatchMaking:
         self.num_simulations = 0  # of all batches that were taken
 
     @property
-    def _buffer(self) -> SegmentReplayBuffer:
-        return self._replays.buffers[0]
+    def _replay(self) -> SegmentReplayBuffer | ReplayShards:
+        found = self._replays.replay
+        assert isinstance(found, SegmentReplayBuffer | ReplayShards)
+        return found
 
     def weights(self, state: TensorDict) -> tuple[int, TensorDict]:
         """The target network, and the update after which it was copied."""
@@ -125,7 +164,9 @@ class BatchMaking:
         own = segments.exclude("observation").clone()
         seen = segments["observation"]
         own["observation"] = frames_of(seen, seen.shape[1], stack)
-        return TensorDict(segments=own, total=torch.tensor(self._buffer.storage.total))
+        if isinstance(self._replay, ReplayShards):  # each segment has its own total
+            return TensorDict(segments=own)
+        return TensorDict(segments=own, total=torch.tensor(self._replay.storage.total))
 
     def batch(self, state: TensorDict, task: TensorDict, answer: TensorDict) -> TensorDict:
         """The batch on the learner's device; what was searched is written to the replay."""
@@ -141,8 +182,8 @@ class BatchMaking:
     def save(self, task: TensorDict) -> TensorDict:
         """The starts, and what may change in the replay; all, where steps were overwritten."""
         segments = task["segments"]
-        if self._buffer.contains(segments["index"]).all():
-            changing = [key for key in (*SEARCHED, "priority_weight") if key in segments.keys()]
+        if self._replay.contains(segments["index"]).all():
+            changing = [key for key in CHANGING if key in segments.keys()]
             segments = segments.select("index", *changing)
         return task.copy().set("segments", segments)
 
@@ -151,7 +192,7 @@ class BatchMaking:
         task, segments = saved.copy(), saved["segments"].copy()
         segments.batch_size = segments["index"].shape
         if "observation" not in segments.keys():
-            found = self.task(self._buffer.read(segments["index"]))["segments"]
+            found = self.task(self._replay.read(segments["index"]))["segments"]
             segments = found.update(segments)
         return task.set("segments", segments)
 

@@ -1,0 +1,276 @@
+"""ReplayShards: whose rows each shard has, weights against the uniform mean, and going on later."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from raffia import TensorDict
+from raffia.data.segment import SegmentReplayBuffer
+from raffia.data.segment_shards import ReplayShards
+from raffia.data.storage import TensorStorage
+
+
+def make(num_shards=2, num_rows=200, seed=0, reuse_memory=False, **options):
+    options = {"unroll_steps": 1, "observation_keys": ["obs"]} | options
+    return ReplayShards(
+        [
+            SegmentReplayBuffer(
+                TensorStorage(num_rows),
+                generator=torch.Generator().manual_seed(10 * seed + shard),
+                **options,
+            )
+            for shard in range(num_shards)
+        ],
+        reuse_memory=reuse_memory,
+    )
+
+
+def steps_of(num_steps, num_envs, first=0, ends=(), shape=()):
+    """Steps [T, E]: those of environment e at time t are 1000 e + t; ends: (t, e)."""
+    obs = torch.arange(first, first + num_steps + 1).unsqueeze(1) + 1000 * torch.arange(num_envs)
+    obs = obs.view(*obs.shape, *[1] * len(shape)).expand(*obs.shape, *shape).contiguous()
+    terminated = torch.zeros(num_steps, num_envs, dtype=torch.bool)
+    for at in ends:
+        terminated[at] = True
+    return TensorDict(
+        obs=obs[:-1],
+        value=torch.zeros(num_steps, num_envs),
+        terminated=terminated,
+        truncated=torch.zeros_like(terminated),
+        next=dict(obs=obs[1:]),
+        batch_size=[num_steps, num_envs],
+    )
+
+
+PRIORITIES = dict(alpha=0.7, beta=1.0, importance="buffer")
+
+
+def test_each_shard_has_the_rows_of_its_environments():
+    replay = make(3)
+    index = replay.extend(steps_of(9, 6))
+    assert index.unique().numel() == 54 and (index % 3 == torch.arange(6) % 3).all()
+    for shard in range(3):
+        found = replay.shards[shard].sample(50)["obs"][:, 0] // 1000
+        assert set(found.tolist()) == {shard, shard + 3}
+    sample = replay.sample(12)
+    assert (sample["obs"][:, 0] // 1000 % 3).tolist() == sorted([0, 1, 2] * 4)
+    assert (sample["index"] % 3).tolist() == sorted([0, 1, 2] * 4)
+    # A number is that of the step it was given for.
+    steps = steps_of(9, 6)["obs"]
+    for number, seen in zip(sample["step_index"], sample["obs"], strict=True):
+        assert [int(steps[index == one]) for one in number] == seen.tolist()
+
+
+def test_numbers_read_what_they_were_given_for_in_any_order():
+    replay, steps = make(2, unroll_steps=2), steps_of(6, 4, ends=[(5, 1), (3, 2)])
+    index = replay.extend(steps)
+    wanted = index[:4].flatten()[torch.randperm(16, generator=torch.Generator().manual_seed(0))]
+    assert replay.contains(wanted).all() and not replay.contains(torch.tensor([-1, -2, 999])).any()
+    found = replay.read(wanted)
+    assert_close(found["index"], wanted)
+    by_number = dict(zip(index.flatten().tolist(), steps["obs"].flatten().tolist(), strict=True))
+    assert found["obs"][:, 0].tolist() == [by_number[one] for one in wanted.tolist()]
+    assert (found["step_index"][~found["valid"]] == -1).all() and (~found["valid"]).any()
+
+
+@pytest.mark.parametrize("stack", [1, 3])
+def test_what_is_updated_is_read_and_drawn(stack):
+    replay = make(2, frame_stack=stack, alpha=0.6, beta=0.4)
+    replay.extend(steps_of(8, 4, ends=[(6, 3)], shape=(2,)))
+    sample = replay.sample(10)
+    rows = sample["step_index"]
+    fresh = TensorDict(value=rows.float() + 0.5, batch_size=rows.shape)
+    assert replay.update(rows, fresh) == 0
+    again = replay.read(sample["index"])
+    is_step = again["valid_step"]
+    assert_close(again["value"][is_step], rows[is_step].float() + 0.5)
+    assert_close(again["obs"], sample["obs"])
+    with pytest.raises(IndexError, match=r"there never was a step -2: \[.*\] rows came into the 2"):
+        replay.update(torch.full_like(rows, -2), fresh)
+    with pytest.raises(IndexError, match=r"there never was a step 999"):
+        replay.update_priority(torch.tensor([999]), 1.0)
+    with pytest.raises(
+        ValueError, match=r"index \[10, 2\], and entries the batch size \[10\]|\[10"
+    ):
+        replay.update(rows, fresh[:, 0])
+    with pytest.raises(ValueError, match=r"needs priorities of that shape"):
+        replay.update_priority(sample["index"], torch.ones(3))
+
+
+def test_priorities_go_to_the_shard_of_the_step():
+    replay = make(2, alpha=1.0, beta=0.5, eps=0.0)
+    index = replay.extend(steps_of(5, 4))
+    replay.update_priority(index[:4].flatten(), torch.zeros(16))
+    assert replay.update_priority(index[1:3, 3], torch.tensor([1.0, 3.0])) == 0
+    replay.update_priority(index[2, 0], 1.0)
+    drawn = replay.sample(4000)["index"].bincount(minlength=20)
+    assert drawn[index[2, 0]] == 2000 and drawn[index[1:3, 3]].sum() == 2000
+    assert 1400 < drawn[index[2, 3]] < 1600
+
+
+def uneven(num_shards, **options):
+    """Shards of unlike sizes: some environments' newest steps can be drawn, others' not."""
+    replay = make(num_shards, unroll_steps=4, **options)
+    ends = [(8, env) for env in range(0, 6, num_shards)]  # all of shard 0
+    index = replay.extend(steps_of(9, 6, ends=ends))
+    index = index[replay.contains(index)]
+    sizes = [len(shard) for shard in replay.shards]
+    assert len(set(sizes)) > 1 and sum(sizes) == len(replay) == len(index)
+    return replay, index
+
+
+@pytest.mark.parametrize("num_shards", [2, 3])
+@pytest.mark.parametrize("has_priorities", [True, False])
+def test_with_beta_1_a_weighted_mean_is_in_expectation_the_uniform_mean(num_shards, has_priorities):
+    replay, index = uneven(num_shards, **PRIORITIES if has_priorities else {"importance": "buffer"})
+    draw = torch.Generator().manual_seed(1)
+    if has_priorities:
+        scale = 1 + 20 * (index % num_shards)  # the shards' sums differ much, too
+        replay.update_priority(index, torch.rand(len(index), generator=draw) * scale)
+    f = torch.randn(6 * 200, generator=draw) + torch.arange(1200) % num_shards
+    sample = replay.sample(600_000)
+    weight = sample["priority_weight"].double()
+    assert float(weight.max()) == 1.0
+    # By a plain sum over what could be drawn: N P(i) of each step, and the least of them.
+    chances = torch.stack(
+        [replay.shards[i % num_shards].probability(i // num_shards) for i in index]
+    )
+    scaled = len(index) * chances / num_shards
+    expected = f[index].double().mean()
+    found = (weight * f[sample["index"]]).mean() / scaled.min()
+    assert abs(found - expected) < 0.01 < abs(f[sample["index"]].double().mean() - expected)
+    lookup = dict(zip(index.tolist(), (scaled / scaled.min()).reciprocal().tolist(), strict=True))
+    assert_close(weight, torch.tensor([lookup[i] for i in sample["index"].tolist()]).double())
+
+
+def test_a_smaller_beta_undoes_less_and_the_largest_weight_of_a_batch_is_1():
+    replay, index = uneven(2, alpha=0.5, beta=1.0, importance="batch")
+    replay.update_priority(index, 1.0 + index.float() * (1 + index % 2))
+    sample = replay.sample(8)
+    chance = [replay.shards[i % 2].probability(torch.tensor([i // 2])) for i in sample["index"]]
+    chance = torch.cat(chance)
+    assert_close(sample["priority_weight"], (chance.min() / chance).float())
+    replay.beta = 0.25
+    assert replay.beta == 0.25 and {shard.beta for shard in replay.shards} == {0.25}
+    weight = replay.read(sample["index"])["priority_weight"]
+    assert (weight == 1).all()
+    sample = replay.sample(8)
+    chance = [replay.shards[i % 2].probability(torch.tensor([i // 2])) for i in sample["index"]]
+    chance = torch.cat(chance)
+    assert_close(sample["priority_weight"], ((chance.min() / chance) ** 0.25).float())
+
+
+def test_one_shard_draws_and_weighs_as_its_buffer():
+    one, plain = make(1, **PRIORITIES | {"beta": 0.4}), make(1, **PRIORITIES | {"beta": 0.4})
+    for replay in (one, plain):
+        index = replay.extend(steps_of(9, 4))
+        replay.update_priority(index[:8].flatten(), torch.arange(32.0))
+    drawn, expected = one.sample(64), plain.shards[0].sample(64)
+    assert (drawn["total"] == 36).all()
+    for key in expected.keys():
+        assert_close(drawn[key], expected[key])
+
+
+def test_ages_are_in_rows_of_all_shards():
+    replay = make(2)
+    index = replay.extend(steps_of(5, 4))
+    sample = replay.sample(8)
+    time = {int(number): row for row in range(5) for number in index[row]}
+    ages = sample["total"] - sample["index"]
+    for number, age in zip(sample["index"].tolist(), ages.tolist(), strict=True):
+        assert 4 * (4 - time[number]) < age <= 4 * (5 - time[number])
+
+
+def test_nothing_is_drawn_until_each_shard_can_draw():
+    replay = make(2, unroll_steps=3)
+    replay.extend(steps_of(1, 2, ends=[(0, 1)]))
+    assert len(replay.shards[1]) == 1 and len(replay) == 0
+    state = replay.shards[1].state_dict()["books"]["generator"]["state"]
+    with pytest.raises(ValueError, match="no step can be drawn yet from shard 0 of 2: add steps"):
+        replay.sample(4)
+    assert torch.equal(state, replay.shards[1].state_dict()["books"]["generator"]["state"])
+    replay.extend(steps_of(3, 2, first=1))
+    assert len(replay) == 2
+    # Of what there is some are drawn twice.
+    sample = make_again(replay, replacement=None).sample(6)
+    assert len(sample["index"].unique()) < 6
+
+
+def make_again(replay, **options):
+    other = make(2, unroll_steps=3, **options)
+    other.load_state_dict(replay.state_dict())
+    return other
+
+
+@pytest.mark.parametrize("stack", [1, 3])
+def test_memory_that_is_used_again_holds_the_same(stack):
+    options = dict(frame_stack=stack, alpha=0.6, beta=0.4, replacement=None)
+    plain, again = make(2, **options), make(2, reuse_memory=True, **options)
+    places = set()
+    for turn in range(4):
+        for replay in (plain, again):
+            replay.extend(steps_of(7, 4, first=7 * turn, shape=(2,)))
+        for batch_size in (8, 8, 12):
+            one, other = plain.sample(batch_size), again.sample(batch_size)
+            assert set(one.keys()) == set(other.keys())
+            for key in one.keys():
+                assert torch.equal(one[key], other[key]), key
+            if batch_size == 8:
+                places.add(other["obs"].data_ptr())
+            other["extra"] = torch.zeros(batch_size)
+            for replay, sample in ((plain, one), (again, other)):
+                replay.update_priority(sample["index"], sample["value"][:, 0] + turn)
+    assert len(places) <= 4
+
+
+def test_a_state_goes_on_bit_for_bit():
+    replay = make(2, num_rows=20, alpha=0.6, beta=0.4)
+    replay.extend(steps_of(12, 4, ends=[(7, 2)]))
+    replay.sample(4)
+    other = make(2, num_rows=20, alpha=0.6, beta=0.4, seed=5)
+    other.load_state_dict(replay.state_dict())
+    for one in (replay, other):
+        one.extend(steps_of(3, 4, first=12))
+    first, second = replay.sample(8), other.sample(8)
+    assert all(torch.equal(first[key], second[key]) for key in first.keys())
+    other.empty()
+    assert len(other) == 0 and len(replay) > 0
+    with pytest.raises(ValueError, match="the state is of 3 shards, here they are 2"):
+        other.load_state_dict(make(3).state_dict())
+
+
+def test_what_comes_too_late_is_counted():
+    replay = make(2, num_rows=8, alpha=0.6, beta=0.4)
+    old = replay.extend(steps_of(3, 4))
+    replay.extend(steps_of(6, 4, first=3))
+    assert replay.update_priority(old.flatten(), 1.0) == 12
+    assert replay.update(old, TensorDict(value=torch.ones(3, 4), batch_size=[3, 4])) == 12
+    assert replay.num_ignored == 24
+
+
+def test_what_can_not_be_is_refused():
+    with pytest.raises(ValueError, match="no shards"):
+        ReplayShards([])
+    buffer = SegmentReplayBuffer(TensorStorage(9), unroll_steps=0)
+    with pytest.raises(ValueError, match="2 shards, and some are the same buffer"):
+        ReplayShards([buffer, buffer])
+    replay = make(2)
+    with pytest.raises(ValueError, match=r"steps \[4, 3\] are not .* E a multiple of 2"):
+        replay.extend(steps_of(4, 3))
+    with pytest.raises(ValueError, match=r"steps \[4\] are not"):
+        replay.extend(steps_of(4, 2)[:, 0])
+    replay.extend(steps_of(4, 2))
+    with pytest.raises(ValueError, match=r"7 segments are not as many .* sample\(8\)"):
+        replay.sample(7)
+    with pytest.raises(ValueError, match=r"sample\(2\)"):
+        replay.sample(0)
+    with pytest.raises(ValueError, match="index has the shape"):
+        replay.read(torch.tensor(3))
+    with pytest.raises(TypeError, match="this buffer has no priorities"):
+        replay.update_priority(torch.tensor([0]), 1.0)
+    weighted = make(2, alpha=0.6, beta=0.4)
+    index = weighted.extend(steps_of(4, 2))
+    before = weighted.state_dict()["0"]["books"]["priorities"]["chances"]
+    with pytest.raises(ValueError, match="finite and >= 0, got -1.0"):
+        weighted.update_priority(index[0], torch.tensor([2.0, -1.0]))
+    assert torch.equal(before, weighted.state_dict()["0"]["books"]["priorities"]["chances"])
