@@ -259,6 +259,31 @@ def test_workers_leave_when_their_leader_is_killed(tmp_path):
     assert not os.path.exists(f"/dev/shm/{memory}")
 
 
+ENDS_EARLY = """
+import time, torch
+from raffia.distributed import ProcessEngine
+from raffia.tensordict.tensordict import TensorDict
+
+if __name__ == "__main__":
+    engine = ProcessEngine()
+    for number in range(12):
+        worker = engine.start("raffia.distributed.check_engine:Echo", "{}", number)
+        for _ in range(2):
+            worker.ask(TensorDict(x=torch.zeros(8_000_000)))
+        worker.take(60.0)
+        worker.poll(60.0)  # the second answer is on its way, and larger than a pipe
+        worker.close()
+    engine.close()
+"""
+
+
+def test_an_answer_that_nobody_takes_is_no_error(tmp_path):
+    program = tmp_path / "leader.py"
+    program.write_text(ENDS_EARLY)
+    ended = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+
+
 # --------------------------------------------------------------------------------------- ray
 
 

@@ -235,7 +235,10 @@ def _serve(connection: Connection, role: str, config: str, index: int, cpus: flo
             if data[:1] == LOAD:
                 made = _Failed(packed[1:].decode())
                 continue
-        connection.send_bytes(packed)
+        try:
+            connection.send_bytes(packed)
+        except OSError:
+            os._exit(0)  # the leader is gone, or has closed its end: as in `_read`
     close: Callable[[], None] | None = getattr(made, "close", None)
     if close is not None:
         close()
