@@ -15,6 +15,11 @@ a batch takes about as long as learning from it:
 
 scale_ahead     an update with one reanalyzer, 8 updates ahead / in turn, in one process
 
+of batches of 128 segments of 14 frames, 96x96x3, which two workers make without searching:
+
+scale_shards    CPU time of the process that leads for a batch, frames of a shard with each worker /
+                frames drawn and sent by the leader
+
 and of 6.6 million weights, 512 rows, one thread in each process:
 
 scale_gradients an update that two processes share / by one
@@ -44,6 +49,7 @@ from typing import Any
 import torch
 
 from benchmarks.scale_learner import DenseLearner, batch
+from benchmarks.scale_shards import shards_ratio
 from raffia.algorithms.efficientzero.actor import act
 from raffia.distributed import DataParallel, Followers, Sharded
 from raffia.envs.make import make_env
@@ -347,6 +353,9 @@ def main() -> None:
         row = f"{statistics.median(speed):>14.2f}{statistics.median(turn):>12.2f}"
         row += f"{weights_ratio(engine):>15.1f}{recovery:>14.1f} s"
         print(f"{engine:<10}{row}{ahead_ratio(engine, args.rounds):>13.2f}")
+    for engine in args.engines:
+        ratio, drawn = shards_ratio(engine, args.rounds)
+        print(f"scale_shards {ratio:.2f} ({engine}; of {drawn:.0f} ms)")
     print(f"scale_gradients {gradients_ratio(10 * args.rounds):.2f}")
     share, seconds = sharded_ratios(10 * args.rounds)
     print(f"scale_sharded {share:.2f} of the bytes, {seconds:.2f} of the time")

@@ -2,22 +2,29 @@
 
 import hashlib
 from contextlib import closing
+from itertools import pairwise
 
 import pytest
 import torch
 
+from raffia import TensorDict
 from raffia.data.segment import SegmentReplayBuffer
 from raffia.data.segment_shards import ReplayShards
+from raffia.distributed import ChaosEngine, InlineEngine
+from raffia.recipes.efficientzero import reanalyzers
 from raffia.recipes.efficientzero.config import ReplayConfig
 from raffia.recipes.efficientzero.experiment import EfficientZeroExperiment
 from raffia.recipes.population_config import PopulationConfig
 from raffia.recipes.run_folder import write_config
 from raffia.recipes.running import resume_run, train_run
+from raffia.search.errors import UnfitOutputError
 from raffia.train.checkpoint import Checkpoints
 from raffia.train.experiment import RunError
+from raffia.train.nan_guard import NonFiniteError
 from raffia.train.session import TrainingSession
+from tests.recipes.killing import KillingEngine
 from tests.recipes.runs import Quiet
-from tests.recipes.test_actors import EFFICIENTZERO
+from tests.recipes.test_actors import EFFICIENTZERO, with_engine
 from tests.recipes.test_actors import trained as trained_whole
 from tests.recipes.test_reanalyzers import NOW as ONE
 from tests.recipes.test_reanalyzers import stopped
@@ -85,8 +92,151 @@ def test_another_number_of_shards_is_another_run(plain, tmp_path):
     assert trained(one, tmp_path / "one")[3] != plain["now"][3]
 
 
+def test_each_part_of_each_batch_is_made_with_a_generator_of_its_own(tmp_path, monkeypatch):
+    seeds, make_batch = [], reanalyzers.make_batch
+
+    def seen(*arguments, generator, **options):
+        seeds.append(generator.initial_seed())
+        return make_batch(*arguments, generator=generator, **options)
+
+    monkeypatch.setattr(reanalyzers, "make_batch", seen)
+    trained(NOW, tmp_path / "run")
+    assert len(seeds) == len(set(seeds)) == 2 * NOW.num_updates
+
+
 def test_the_same_run_twice_is_the_same(plain, tmp_path):
     assert trained(NOW, tmp_path / "now") == plain["now"]
+
+
+# -------------------------------------------------------------------- shards with the workers
+
+
+@pytest.mark.parametrize("num", [1, 2, 4])
+@pytest.mark.parametrize("name", ["now", "late"])
+def test_who_holds_the_shards_changes_nothing(name, num, plain, tmp_path):
+    config = {"now": NOW, "late": LATE}[name]
+    assert trained(config, tmp_path / "run", reanalyzers__num=num) == plain[name]
+
+
+def test_four_shards_with_two_workers(tmp_path):
+    config = with_all(LATE, replay__shards=4)
+    assert trained(config, tmp_path / "run", reanalyzers__num=2) == trained(config, tmp_path / "0")
+
+
+def test_workers_are_sent_numbers_of_rows_and_new_steps(tmp_path, monkeypatch):
+    """No task has the frames of segments; each row is sent once to each worker."""
+    tasks, sent = [], []
+
+    class Seen(InlineEngine):
+        def start(self, *arguments):
+            worker = super().start(*arguments)
+            ask, load = worker.ask, worker.load
+
+            def seen(task, weights):
+                tasks.append(set(task["segments"].keys()))
+                sent.extend((arguments[2], name, new) for name, new in task["rows"].items())
+                ask(task, weights)
+
+            def loaded(state):
+                sent.extend((arguments[2], name, new) for name, new in state["rows"].items())
+                load(state)
+
+            worker.ask, worker.load = seen, loaded
+            return worker
+
+    with_engine(monkeypatch, Seen())
+    trained(LATE, tmp_path / "run", reanalyzers__num=2)
+    assert len(tasks) == 80 and all("frame_rows" in names for names in tasks)
+    assert not any("observation" in names for names in tasks)
+    for worker in range(2):
+        spans = [
+            (int(new["first"]), int(new["first"]) + len(new["rows"]))
+            for index, name, new in sent
+            if (index, name) == (worker, str(worker))
+        ]
+        assert all(stop == first for (_, stop), (first, _) in pairwise(spans))
+        assert len({index for index, name, _ in sent if name == str(worker)}) == 1
+        assert spans[-1][1] > 75  # more than the ring has
+
+
+def test_processes_hold_the_same(plain, tmp_path):
+    there = dict(reanalyzers__num=2, engine__name="process", actors__num=2, evaluators__num=1)
+    assert trained(LATE, tmp_path / "late", **there) == plain["late"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_ray_cluster_holds_the_same(plain, tmp_path):
+    there = dict(reanalyzers__num=2, engine__name="ray", reanalyzers__cpus=0.5)
+    assert trained(LATE, tmp_path / "late", **there) == plain["late"]
+
+
+@pytest.mark.parametrize("num", [1, 2, 4])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_workers_that_die_change_nothing(seed, num, plain, tmp_path, monkeypatch):
+    engine = ChaosEngine(seed, lost=0.15, wasted=0.15)
+    with_engine(monkeypatch, engine)
+    there = dict(reanalyzers__num=num, engine__max_restarts=50)
+    assert trained(LATE, tmp_path / "late", **there) == plain["late"]
+    assert engine.num_lost > 3
+
+
+@pytest.mark.parametrize("every", [30, pytest.param(11, marks=pytest.mark.slow)])
+@pytest.mark.timeout(300)
+def test_workers_that_are_killed_change_nothing(every, plain, tmp_path, monkeypatch):
+    engine = KillingEngine("ask", every)
+    with_engine(monkeypatch, engine)
+    assert trained(LATE, tmp_path / "late", reanalyzers__num=2) == plain["late"]
+    assert engine.num_killed >= 2
+
+
+@pytest.mark.parametrize("stop_at", [3, 19, 40])
+@pytest.mark.parametrize(("first", "then"), [(2, 0), (0, 2), (4, 1)])
+def test_who_holds_the_shards_may_change_at_a_resume(first, then, stop_at, plain, tmp_path):
+    folder = tmp_path / "run"
+    update, drawn = stopped(with_all(LATE, reanalyzers__num=first), folder, stop_at)
+    assert sorted(map(int, drawn.keys())) == [*range(update, min(40, update + 7))]
+    whole = ["observation" in drawn[name, "task", "segments"].keys() for name in drawn.keys()]
+    assert any(whole) == (stop_at >= 40)  # of what was overwritten since
+    assert not any("frame_rows" in drawn[name, "task", "segments"].keys() for name in drawn.keys())
+    config = with_all(LATE, reanalyzers__num=then)
+    assert resume_run(folder, config=config, view=Quiet()).reason == "finished"
+    assert digest(folder) == plain["late"]
+
+
+def test_what_is_not_finite_stops_the_run_with_its_frames(tmp_path, monkeypatch):
+    def broken(segments, *arguments, **options):
+        if int(segments["index"][0]) % 2:
+            raise UnfitOutputError("root.value is NaN")
+        return make_batch(segments, *arguments, **options)
+
+    make_batch = reanalyzers.make_batch
+    monkeypatch.setattr(reanalyzers, "make_batch", broken)
+    for num in (0, 2):
+        with pytest.raises(NonFiniteError, match=r"update 1 is not finite: root.value is NaN"):
+            trained(LATE, tmp_path / str(num), reanalyzers__num=num)
+        assert (tmp_path / str(num) / "nan_dump" / "000000001").is_dir()
+    dumps = [
+        TensorDict.load(tmp_path / str(num) / "nan_dump" / "000000001" / "batch.safetensors")
+        for num in (0, 2)
+    ]
+    assert torch.equal(*(dump["observation"] for dump in dumps))
+
+
+def test_little_is_kept_for_workers_that_may_die(tmp_path):
+    with made(with_all(LATE, reanalyzers__num=2), tmp_path / "run") as run:
+        with closing(TrainingSession(run)) as session:
+            stop, kept = iter([False] * 35), []
+
+            def stops():
+                kept.append(run.ahead.metrics()["mib_kept_for_reanalyzers"] * 2**20)
+                return next(stop, True)
+
+            session.run(stops)
+        # Of 7 updates' steps, 4 numbers each, no more; rounded as metrics are.
+        rows = [feed.num_bytes_kept / 16 for feed in run.ahead._making.feeds]
+        assert 0 < max(rows) <= 7 * 2 * 2 + 16
+        assert max(kept) <= 2**20 * 0.01
 
 
 @pytest.mark.parametrize("stop_at", [3, 19, 40])
@@ -132,7 +282,8 @@ def test_every_kind_of_batch_is_drawn_from_shards(base, tmp_path):
     whole = trained(config, tmp_path / "whole")
     update, drawn = stopped(config, tmp_path / "run", 2)
     assert sorted(map(int, drawn.keys())) == [*range(update, update + 3)]
-    assert resume_run(tmp_path / "run", config=config, view=Quiet()).reason == "finished"
+    there = with_all(config, reanalyzers__num=2)
+    assert resume_run(tmp_path / "run", config=there, view=Quiet()).reason == "finished"
     assert digest(tmp_path / "run") == whole
 
 
@@ -146,5 +297,9 @@ def test_settings_that_can_not_be_are_refused():
         ReplayConfig(shards=3)
     with pytest.raises(ValueError, match=r"shards=2 .* env.num_envs=3 .*take env.num_envs=4"):
         with_all(VECTOR, replay__shards=2)
+    with pytest.raises(
+        ValueError, match=r"num=3 .*hold as many .*shards=2 .*take reanalyzers.num=2"
+    ):
+        with_all(NOW, reanalyzers__num=3)
     with pytest.raises(ValueError, match=r"shards=2 with population.size=2: .*leave replay.shards"):
         with_all(NOW, population=PopulationConfig(size=2))

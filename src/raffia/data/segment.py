@@ -21,6 +21,7 @@ from raffia.data.episodes import CLOSED_TERMINATED, EpisodeIndex, RingChange
 from raffia.data.folder import Folder, load_folder, write_folder
 from raffia.data.forking import survives_fork
 from raffia.data.prefetch import Prefetcher
+from raffia.data.row_feed import RowFeed
 from raffia.data.segment_batches import ADDED, SegmentMaker, frame_stacks
 from raffia.data.segment_rows import StoredRows
 from raffia.data.step_priorities import StepPriorities
@@ -212,6 +213,7 @@ class SegmentReplayBuffer(Buffer):
             device=device,
         )
         self._buffer_state = BufferState(self._episodes, self._priorities, self._maker)
+        self._feeds: list[RowFeed] = []
         self._lock = threading.RLock()
         survives_fork(self)
         self._ahead = Prefetcher(self._maker, prefetch, self._lock) if prefetch else None
@@ -256,8 +258,35 @@ class SegmentReplayBuffer(Buffer):
 
     @property
     def stacks(self) -> dict[tuple[str, ...], int]:
-        """How many frames are stacked, by the path of the entry, where it is more than 1."""
-        return dict(self._maker.stacks)
+        """How many frames are stacked in a sample, by the path of the entry, where it is more than
+        1."""
+        by_row = self._maker.by_row
+        return {path: stack for path, stack in self._maker.stacks.items() if path not in by_row}
+
+    def give_rows_of(self, key: NestedKey) -> RowFeed:
+        """From now on samples have the numbers of an entry's rows in its place: int64 [B, L+S-1].
+
+        For who has the rows of this entry elsewhere: what is given here tells such copies what
+        comes in, and `RowMirror.read` of these numbers gives the frames [B, L+S-1, ...]. The entry
+        must not be changed by `update`.
+
+        >>> from raffia.data.segment import SegmentReplayBuffer
+        >>> from raffia.data.storage import TensorStorage
+        >>> buffer = SegmentReplayBuffer(TensorStorage(100), unroll_steps=1)
+        >>> feed = buffer.give_rows_of("observation")
+        >>> no = torch.zeros(3, dtype=torch.bool)
+        >>> _ = buffer.extend(TensorDict(
+        ...     observation=torch.tensor([7, 8, 9]), terminated=no, truncated=no, batch_size=[3]))
+        >>> buffer.read(torch.tensor([1]))["observation"], feed.read(torch.tensor([[1, 2]]), 3)
+        (tensor([[1, 2]]), tensor([[8, 9]]))
+        """
+        path = unravel_key_to_tuple(key)
+        with self._changing():
+            self._maker.by_row.add(path)
+            self._last = None, None
+            feed = RowFeed(self.storage, path)
+            self._feeds.append(feed)
+            return feed
 
     def probability(self, index: Tensor) -> Tensor:
         """The probability that one draw now gives each of these steps: float64, of index's shape.
@@ -366,6 +395,8 @@ class SegmentReplayBuffer(Buffer):
             self._check(taken.rows, len(envs))
             if not steps.numel():
                 return torch.empty(shape, dtype=torch.int64)
+            for feed in self._feeds:
+                feed.before_extend(len(taken.rows) + len(taken.closing))
             try:
                 return self._extend(taken, envs, priority).view(shape)
             except BaseException:  # such as a full disk

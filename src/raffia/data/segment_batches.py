@@ -72,6 +72,7 @@ class SegmentMaker:
         # Whether batches stay where the rows are, so that an earlier one can be drawn into.
         self.on_cpu = device is None and storage.device.type == "cpu"
         self.num_changes = 0
+        self.by_row: set[Path] = set()  # entries of which batches have the rows' numbers instead
 
     def __getstate__(self) -> dict[str, Any]:
         return by_value(self.__dict__)
@@ -125,7 +126,10 @@ class SegmentMaker:
                 wanted[stack] = rows[:, before - stack + 1 :].reshape(-1).to(leaf.device)
                 self.storage.ensure_whole(wanted[stack])
             shape = len(start), length + stack - 1, *leaf.shape[1:]
-            if target is None:
+            if path in self.by_row:
+                numbers = wanted[stack].view(shape[:2])
+                leaves.append(numbers if target is None else target.copy_(numbers))
+            elif target is None:
                 leaves.append(leaf.index_select(0, wanted[stack]).view(shape))
             else:
                 torch.index_select(leaf, 0, wanted[stack], out=target.view(-1, *leaf.shape[1:]))
@@ -158,12 +162,16 @@ class SegmentMaker:
         """A batch of these tensors."""
         structure = self.storage.structure
         assert structure is not None
+        pairs = list(zip(structure.paths, copied.leaves, strict=True))
         leaves = [
             stacked(leaf, self.stacks[path]) if path in self.stacks else leaf
-            for path, leaf in zip(structure.paths, copied.leaves, strict=True)
+            for path, leaf in pairs
         ]
         batch: TensorDict = structure.build(leaves, copied.size, self.target_device)
         batch.batch_size = copied.size[:1]
+        for path, leaf in pairs:
+            if path in self.by_row:
+                batch.set(path, leaf)
         for name, value in copied.added.items():
             batch.set(name, value)
         return batch
@@ -185,6 +193,10 @@ class SegmentMaker:
         leaves = []
         for path, layout in zip(structure.paths, structure.layouts, strict=True):
             stack = self.stacks.get(path, 1)
+            if path in self.by_row:
+                shape: tuple[int, ...] = (batch_size, length + stack - 1)
+                leaves.append(self._target(out, path, shape, torch.int64, 1))
+                continue
             shape = (*size, *layout.shape) if stack == 1 else (*size, stack, *layout.shape)
             leaves.append(self._target(out, path, shape, layout.dtype, stack))
         added = {

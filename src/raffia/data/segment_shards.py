@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 
 from raffia.data.prioritized import importance_weights
+from raffia.data.row_feed import RowFeed
 from raffia.data.segment import SegmentReplayBuffer
 from raffia.data.segments import stacked, unstacked
 from raffia.data.steps import numbers
+from raffia.tensordict.keys import NestedKey
 from raffia.tensordict.stack import cat
 from raffia.tensordict.tensordict import TensorDict, TensorDictBase
 
@@ -137,6 +139,27 @@ class ReplayShards:
         for number, shard in enumerate(self.shards):
             index[:, number::size] = self._of_all(shard.extend(steps[:, number::size]), number)
         return index
+
+    def give_rows_of(self, key: NestedKey) -> list[RowFeed]:
+        """From now on samples have the numbers of rows in place of an entry, each of its shard.
+
+        See `SegmentReplayBuffer.give_rows_of`; a feed for each shard.
+
+        >>> from raffia.data.storage import TensorStorage
+        >>> replay = ReplayShards(
+        ...     [SegmentReplayBuffer(TensorStorage(9), unroll_steps=0) for _ in range(2)])
+        >>> feeds = replay.give_rows_of("observation")
+        >>> no = torch.zeros(1, 2, dtype=torch.bool)
+        >>> index = replay.extend(TensorDict(
+        ...     observation=torch.tensor([[7, 8]]), terminated=no, truncated=no, batch_size=[1, 2]))
+        >>> replay.read(index[0])["observation"]
+        tensor([[0],
+                [0]])
+        >>> feeds[1].read(torch.tensor([0]), total=1)
+        tensor([8])
+        """
+        self._last = None, None
+        return [shard.give_rows_of(key) for shard in self.shards]
 
     # -- segments go out
 

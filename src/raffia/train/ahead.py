@@ -7,7 +7,7 @@ made with the weights of then. So neither who makes it, nor how fast, changes a 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -52,6 +52,7 @@ class BatchesAhead:
         `making.task`, and the weights of `making.weights`.
     ahead: updates from when a batch is drawn to when it is learnt from.
     num_updates: of the run; no batch is drawn for later ones.
+    state_of: as in `Pool`.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class BatchesAhead:
         needs: Needs = ONE_CPU,
         max_restarts: int = 3,
         patience: float = 60.0,
+        state_of: Callable[[int], TensorDict] | None = None,
     ) -> None:
         self.ahead, self._num_updates, self._making = ahead, num_updates, making
         self.board = Board(engine)
@@ -76,6 +78,7 @@ class BatchesAhead:
             config,
             num_workers,
             needs=needs,
+            state_of=state_of,
             max_restarts=max_restarts,
             patience=patience,
         )
@@ -95,20 +98,23 @@ class BatchesAhead:
             version, weights = self._making.weights(state)
             self.board.publish(version, weights)
             self._ask(number, version, self._making.task(draw(number)))
-        answer = self.pool.take(self._worker(update), update)
+        answer = self._take_answer(update)
         taken = self._open.pop(update)
         versions = [one.version for one in self._open.values()]
         self.board.drop_below(min(versions, default=taken.version))
         return self._making.batch(state, taken.task, answer)
 
-    def _worker(self, update: int) -> int:
-        return update % self.pool.num_workers
-
     def _ask(self, update: int, version: int, task: TensorDict) -> None:
         self._open[update] = _Open(version, task)
         asked = task.copy()
         asked["update"], asked["version"] = torch.tensor(update), torch.tensor(version)
-        self.pool.ask(self._worker(update), update, asked, self.board.ref(version))
+        self._ask_workers(update, asked, self.board.ref(version))
+
+    def _ask_workers(self, update: int, task: TensorDict, weights: Any) -> None:
+        self.pool.ask(update % self.pool.num_workers, update, task, weights)
+
+    def _take_answer(self, update: int) -> TensorDict:
+        return self.pool.take(update % self.pool.num_workers, update)
 
     def ask_again(self) -> None:
         """Ask for the batches that a checkpoint has, if they were not yet.

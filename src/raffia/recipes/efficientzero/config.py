@@ -201,6 +201,14 @@ class EfficientZeroRun(EfficientZeroConfig):
                 "one replay or have their own (population.replay=own): leave replay.shards out"
             )
 
+        num = self.reanalyzers.num
+        if self.shards_elsewhere and num % size and size % num:
+            raise ValueError(
+                f"reanalyzers.num={num} reanalyzers don't hold as many of replay.shards={size} "
+                f"shards each: take reanalyzers.num={size}, or a number that divides it or is "
+                "divided by it"
+            )
+
     def _check_population(self) -> None:
         size, num_envs = self.population.size, self.env.num_envs
         if size > 1 and num_envs % size:
@@ -216,6 +224,11 @@ class EfficientZeroRun(EfficientZeroConfig):
             )
         self.population.check_compile(self.compile)
         self.population.check_form(self.model.evolvable_heads)
+
+    @property
+    def shards_elsewhere(self) -> bool:
+        """Whether reanalyzers hold the replay's shards."""
+        return self.replay.shards > 1 and self.reanalyzers.num > 0
 
     @property
     def title(self) -> str:

@@ -43,6 +43,7 @@ from raffia.recipes.efficientzero.evaluators import EvaluateRole, describe_evalu
 from raffia.recipes.efficientzero.reanalyzers import (
     BatchMaking,
     ReanalyzeRole,
+    ShardMaking,
     batch_of,
     batch_of_shards,
     describe_reanalyzers,
@@ -60,6 +61,7 @@ from raffia.train.evaluate import Episodes
 from raffia.train.evaluations import Evaluations
 from raffia.train.experiment import CheckpointPayload, Experiment, Plan
 from raffia.train.outcome import Evaluated, Outcome
+from raffia.train.shard_batches import BatchesOfShards
 from raffia.train.stream import OnlineStream
 from raffia.train.turns import ActorStream, Schedule, Turns
 from raffia.train.view import View
@@ -189,19 +191,21 @@ class EfficientZeroExperiment(Experiment):
         """Have batches made by workers."""
         config, workers = self.config, self.config.reanalyzers
         assert self._engine is not None
+        role = f"{ReanalyzeRole.__module__}:{ReanalyzeRole.__name__}"
+        at = self._engine, role, actor_config(config), max(1, workers.num)
+        settings: dict[str, Any] = {
+            "ahead": workers.ahead,
+            "num_updates": config.num_updates,
+            "needs": Needs(cpus=workers.cpus, gpus=workers.gpus),
+            "max_restarts": config.engine.max_restarts,
+            "patience": config.engine.patience_seconds,
+        }
+        self._making: BatchMaking
+        if config.shards_elsewhere:
+            self._making = making = ShardMaking(config, self.steps, self.guard)
+            return BatchesOfShards(*at, making, **settings)
         self._making = BatchMaking(config, self.steps, self.guard)
-        return BatchesAhead(
-            self._engine,
-            f"{ReanalyzeRole.__module__}:{ReanalyzeRole.__name__}",
-            actor_config(config),
-            max(1, workers.num),
-            self._making,
-            ahead=workers.ahead,
-            num_updates=config.num_updates,
-            needs=Needs(cpus=workers.cpus, gpus=workers.gpus),
-            max_restarts=config.engine.max_restarts,
-            patience=config.engine.patience_seconds,
-        )
+        return BatchesAhead(*at, self._making, **settings)
 
     @property
     def evaluations(self) -> Evaluations | None:
@@ -373,8 +377,9 @@ class EfficientZeroExperiment(Experiment):
             total = flat["total"]
         with self._guarded(state, segments):
             if (num_shards := self.config.replay.shards) > 1:
+                parts = flat.split(len(flat) // num_shards)
                 batch, fresh = batch_of_shards(
-                    self.config, self.reanalyze_planner, flat, update, range(num_shards)
+                    self.config, self.reanalyze_planner, parts, update, range(num_shards)
                 )
             else:
                 batch, fresh = batch_of(self.config, self.reanalyze_planner, flat, update, total)

@@ -28,10 +28,18 @@ from raffia.tensordict.stack import cat
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.config import from_json
 from raffia.train.nan_guard import NaNGuard
+from raffia.train.shard_batches import ShardMirrors, holds
 
 CHANGING = (*SEARCHED, "priority_weight", "total")  # of segments, from when they were drawn
 
-__all__ = ["BatchMaking", "ReanalyzeRole", "batch_of", "batch_of_shards", "reanalyze_weights"]
+__all__ = [
+    "BatchMaking",
+    "ReanalyzeRole",
+    "ShardMaking",
+    "batch_of",
+    "batch_of_shards",
+    "reanalyze_weights",
+]
 
 
 def batch_of(
@@ -59,12 +67,11 @@ def batch_of(
 def batch_of_shards(
     config: EfficientZeroRun,
     planner: Planner,
-    segments: TensorDict,  # as many of each shard, one shard after the other
+    parts: Sequence[TensorDict],  # segments of each of these shards
     update: int,
     shards: Sequence[int],
 ) -> tuple[TensorDict, TensorDict | None]:
     """As `batch_of`, each shard's part made by itself: whoever makes it, it is the same."""
-    parts = segments.split(len(segments) // len(shards))
     made = [
         batch_of(config, planner, part, update, part["total"], shard)
         for part, shard in zip(parts, shards, strict=True)
@@ -104,9 +111,11 @@ class ReanalyzeRole:
         finally:
             env.close()
         self._version = -1
+        self._mirrors = ShardMirrors()
 
     def load(self, state: TensorDict) -> None:
-        """It has no state."""
+        """Hold the frames of shards of the replay, where it has any."""
+        self._mirrors.load(state)
 
     def do(self, task: TensorDict, weights: TensorDict | None) -> TensorDict:
         """Make the batch of an update."""
@@ -115,22 +124,35 @@ class ReanalyzeRole:
             assert weights is not None
             self.planner.refresh(weights)
             self._version = version
-        segments = _with_stacks(task["segments"], run.env.frame_stack)
+        if "rows" in task.keys():
+            self._mirrors.append(task)
         try:
             with threads(run.num_threads):
-                batch, fresh = self._made(segments, task)
+                batch, fresh = self._made(task)
         except UnfitOutputError as error:
             return TensorDict(not_finite=bytes_to_tensor(str(error).encode()))
         simulations = torch.tensor(self.planner.num_simulations - before)
         answer = TensorDict(batch=batch, num_simulations=simulations)
         return (answer if fresh is None else answer.set("fresh", fresh)).to("cpu")
 
-    def _made(self, segments: TensorDict, task: TensorDict) -> tuple[TensorDict, TensorDict | None]:
-        run, update = self.config, int(task["update"])
-        if run.replay.shards > 1:
-            shards = range(run.replay.shards)
-            return batch_of_shards(run, self.planner, segments, update, shards)
-        return batch_of(run, self.planner, segments, update, int(task["total"]))
+    def _made(self, task: TensorDict) -> tuple[TensorDict, TensorDict | None]:
+        run, update, segments = self.config, int(task["update"]), task["segments"]
+        if run.replay.shards == 1:
+            whole = _with_stacks(segments, run.env.frame_stack)
+            return batch_of(run, self.planner, whole, update, int(task["total"]))
+        shards: list[int] = task["shards"].tolist()
+        parts = segments.split(len(segments) // len(shards))
+        with_frames = [
+            self._with_frames(part, shard) for part, shard in zip(parts, shards, strict=True)
+        ]
+        return batch_of_shards(run, self.planner, with_frames, update, shards)
+
+    def _with_frames(self, part: TensorDict, shard: int) -> TensorDict:
+        """A shard's part as the replay would have given it."""
+        if "frame_rows" in part.keys():
+            frames = self._mirrors.read(shard, part["frame_rows"])
+            part = part.exclude("frame_rows").set("observation", frames)
+        return _with_stacks(part, self.config.env.frame_stack)
 
     def close(self) -> None:
         """It holds nothing."""
@@ -160,24 +182,30 @@ class BatchMaking:
 
     def task(self, segments: TensorDict) -> TensorDict:
         """The segments, each frame once."""
-        stack = self._config.env.frame_stack
         own = segments.exclude("observation").clone()
-        seen = segments["observation"]
-        own["observation"] = frames_of(seen, seen.shape[1], stack)
-        if isinstance(self._replay, ReplayShards):  # each segment has its own total
-            return TensorDict(segments=own)
-        return TensorDict(segments=own, total=torch.tensor(self._replay.storage.total))
+        self._take_frames(own, segments["observation"])
+        if isinstance(self._replay, SegmentReplayBuffer):
+            return TensorDict(segments=own, total=torch.tensor(self._replay.storage.total))
+        # Each segment has its own "total".
+        return TensorDict(segments=own, shards=torch.arange(self._config.replay.shards))
+
+    def _take_frames(self, own: TensorDict, seen: Tensor) -> None:
+        own["observation"] = frames_of(seen, seen.shape[1], self._config.env.frame_stack)
 
     def batch(self, state: TensorDict, task: TensorDict, answer: TensorDict) -> TensorDict:
         """The batch on the learner's device; what was searched is written to the replay."""
         if "not_finite" in answer.keys():
             why = tensor_to_bytes(answer["not_finite"]).decode()
-            self._guard.searched(state, task["segments"], why)
+            self._guard.searched(state, self._whole(task["segments"]), why)
         self.num_simulations += int(answer["num_simulations"])
         if "fresh" in answer.keys():
             self._replays.update(answer["fresh"], 0)
         batch: TensorDict = answer["batch"].to(self._config.device)
         return batch
+
+    def _whole(self, segments: TensorDict) -> TensorDict:
+        """The segments with their frames."""
+        return segments
 
     def save(self, task: TensorDict) -> TensorDict:
         """The starts, and what may change in the replay; all, where steps were overwritten."""
@@ -185,6 +213,8 @@ class BatchMaking:
         if self._replay.contains(segments["index"]).all():
             changing = [key for key in CHANGING if key in segments.keys()]
             segments = segments.select("index", *changing)
+        else:
+            segments = self._whole(segments)
         return task.copy().set("segments", segments)
 
     def load(self, saved: TensorDict) -> TensorDict:
@@ -195,6 +225,49 @@ class BatchMaking:
             found = self.task(self._replay.read(segments["index"]))["segments"]
             segments = found.update(segments)
         return task.set("segments", segments)
+
+
+class ShardMaking(BatchMaking):
+    """... of a replay in shards, whose frames workers hold: a `MakingOfShards`.
+
+    Tasks have "frame_rows" in place of frames: int64 [B, L+S-1], of the segment's shard.
+    """
+
+    def __init__(self, config: EfficientZeroRun, replays: Replays, guard: NaNGuard) -> None:
+        super().__init__(config, replays, guard)
+        assert isinstance(replays.replay, ReplayShards)
+        self.feeds = replays.replay.give_rows_of("observation")
+
+    def _take_frames(self, own: TensorDict, seen: Tensor) -> None:
+        own["frame_rows"] = seen.clone()
+
+    def part(self, task: TensorDict, shards: range) -> TensorDict:
+        """The segments of these shards."""
+        each = len(task["segments"]) // len(self.feeds)
+        part = task["segments"][shards.start * each : shards.stop * each]
+        return task.copy().set("segments", part).set("shards", torch.tensor([*shards]))
+
+    def join(self, answers: Sequence[TensorDict]) -> TensorDict:
+        """The whole batch, and all that was searched again."""
+        failed = [answer for answer in answers if "not_finite" in answer.keys()]
+        if failed:
+            return failed[0]
+        fresh = [answer["fresh"] if "fresh" in answer.keys() else None for answer in answers]
+        batch, found = joined([answer["batch"] for answer in answers], fresh)
+        simulations = torch.stack([answer["num_simulations"] for answer in answers]).sum()
+        answer = TensorDict(batch=batch, num_simulations=simulations)
+        return answer if found is None else answer.set("fresh", found)
+
+    def _whole(self, segments: TensorDict) -> TensorDict:
+        if "frame_rows" not in segments.keys():
+            return segments
+        each, size = len(segments) // len(self.feeds), len(self.feeds)
+        rows, totals = segments["frame_rows"].split(each), segments["total"].split(each)
+        frames = [
+            feed.read(own, (total // size).unsqueeze(1))
+            for feed, own, total in zip(self.feeds, rows, totals, strict=True)
+        ]
+        return segments.exclude("frame_rows").set("observation", torch.cat(frames))
 
 
 def _with_stacks(segments: TensorDict, frame_stack: int) -> TensorDict:
@@ -214,4 +287,10 @@ def describe_reanalyzers(run: EfficientZeroRun) -> str:
     num = max(1, run.reanalyzers.num)
     several = f"{num} reanalyzers" if num > 1 else "1 reanalyzer"
     make = "make" if num > 1 else "makes"
-    return f"{several} {where(run.engine)} {make} batches, {run.reanalyzers.ahead} updates ahead"
+    held = ""
+    if run.shards_elsewhere:
+        each = len(holds(0, num, run.replay.shards))
+        held = f", {each} of {run.replay.shards} shards of the replay with each"
+    return (
+        f"{several} {where(run.engine)} {make} batches, {run.reanalyzers.ahead} updates ahead{held}"
+    )

@@ -1,0 +1,170 @@
+"""Copies of an entry's rows: they follow, and are made again as of before."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raffia import TensorDict
+from raffia.data.memmap_storage import MemmapStorage
+from raffia.data.row_feed import RowFeed, RowMirror
+from raffia.data.segment import SegmentReplayBuffer
+from raffia.data.segment_shards import ReplayShards
+from raffia.data.storage import TensorStorage
+from tests.data.test_segment_shards import make, steps_of
+
+
+class Followed:
+    """A storage, whose item i is the number i, with its feed and the ring at each time."""
+
+    def __init__(self, num_rows, storage=None):
+        self.storage = storage or TensorStorage(num_rows)
+        self.feed = RowFeed(self.storage, ("x", "y"))
+        self.num_rows = num_rows
+
+    def add(self, num):
+        self.feed.before_extend(num)
+        first = self.storage.total
+        values = torch.arange(first, first + num).unsqueeze(1) * torch.tensor([1, 10])
+        self.storage.extend(TensorDict(x=TensorDict(y=values, batch_size=[num]), batch_size=[num]))
+
+    def ring(self, total):
+        """Which item is in each row after so many: -1 where none was."""
+        rows = torch.arange(self.num_rows)
+        items = total - 1 - (total - 1 - rows) % self.num_rows
+        return torch.where(items < 0, -1, items)
+
+
+def holds(mirror, ring):
+    there = ring >= 0
+    rows = torch.arange(len(ring))[there]
+    return torch.equal(mirror.read(rows), ring[there].unsqueeze(1) * torch.tensor([1, 10]))
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.integers(1, 9),
+    st.lists(
+        st.tuples(st.integers(1, 12), st.sampled_from(["ask", "take", "lose", "-"])), max_size=30
+    ),
+)
+def test_a_copy_that_follows_and_one_that_is_made_again_hold_what_was_there(num_rows, calls):
+    """Tasks in order: a copy lives, or is lost and is given what it held before the oldest."""
+    one = Followed(num_rows)
+    one.add(1)
+    one.feed.start()
+    sent = one.storage.total
+    live = RowMirror()
+    live.load(one.feed.as_of(sent))
+    tasks = []  # total before, what came since, total after
+    for num, call in calls:
+        one.add(num)
+        if call == "ask":
+            tasks.append((sent, one.feed.since(sent), one.storage.total))
+            sent = one.storage.total
+        elif call == "take" and tasks:
+            _, new, total = tasks.pop(0)
+            live.append(new)
+            assert holds(live, one.ring(total))
+            one.feed.forget(tasks[0][0] if tasks else sent)
+        elif call == "lose":
+            live = RowMirror()
+            live.load(one.feed.as_of(tasks[0][0] if tasks else sent))
+        most = one.storage.total - (tasks[0][0] if tasks else sent)
+        assert one.feed.num_bytes_kept <= 16 * (most + 12 + num_rows)
+
+
+def test_rows_are_read_as_they_were():
+    one = Followed(5)
+    one.add(4)
+    one.feed.start()
+    for _ in range(3):
+        one.add(3)
+    rows = torch.tensor([[0, 1], [2, 4]])
+    for total in (5, 8, 13):
+        found = one.feed.read(rows, total)
+        assert torch.equal(found[..., 0], one.ring(total)[rows])
+    each = one.feed.read(rows, torch.tensor([[6], [13]]))[..., 0]
+    assert torch.equal(each, torch.stack([one.ring(6)[rows[0]], one.ring(13)[rows[1]]]))
+    one.feed.forget(13)
+    assert one.feed.num_bytes_kept == 0
+    with pytest.raises(IndexError, match="row 1 was overwritten and forgotten"):
+        one.feed.read(rows, 6)
+    one.add(2)
+    assert one.feed.num_bytes_kept == 32
+    one.feed.stop()
+    one.add(2)
+    assert one.feed.num_bytes_kept == 0
+    with pytest.raises(IndexError, match="overwritten"):
+        one.feed.as_of(13)
+
+
+def test_nothing_is_known_of_a_storage_without_rows():
+    with pytest.raises(ValueError, match="no rows came in yet"):
+        RowFeed(TensorStorage(4), ("x",)).as_of(0)
+
+
+def test_a_storage_on_disk_is_followed(tmp_path):
+    with MemmapStorage(4, tmp_path) as storage:
+        one = Followed(4, storage)
+        one.add(3)
+        one.feed.start()
+        mirror = RowMirror()
+        mirror.load(one.feed.as_of(3))
+        one.add(3)
+        assert torch.equal(one.feed.read(torch.tensor([0]), 3), torch.tensor([[0, 0]]))
+        mirror.append(one.feed.since(3))
+        assert holds(mirror, one.ring(6))
+
+
+@pytest.mark.parametrize("stack", [1, 3])
+@pytest.mark.parametrize("reuse_memory", [False, True])
+def test_samples_with_rows_are_those_with_frames(stack, reuse_memory):
+    """What a copy has in these rows is what the sample would have had, frames once."""
+    options = dict(num_rows=25, frame_stack=stack, alpha=0.6, beta=0.4, replacement=None)
+    plain, by_row = make(2, **options), make(2, reuse_memory=reuse_memory, **options)
+    for replay in (plain, by_row):
+        replay.extend(steps_of(4, 4, shape=(2,)))
+        replay.sample(8)
+    feeds = by_row.give_rows_of("obs")
+    for turn in range(1, 6):
+        for replay in (plain, by_row):
+            index = replay.extend(steps_of(4, 4, first=4 * turn, ends=[(2, 1)], shape=(2,)))
+        index = index[by_row.contains(index)]
+        for call in (lambda r: r.sample(8), lambda r: r.sample(8), lambda r, i=index: r.read(i)):
+            one, other = call(plain), call(by_row)
+            assert set(one.keys()) == set(other.keys())
+            for key in one.keys():
+                if key != "obs":
+                    assert torch.equal(one[key], other[key]), key
+            assert other["obs"].shape == (len(one), 2 + stack - 1)
+            for shard, feed in enumerate(feeds):
+                mine = one["index"] % 2 == shard
+                found, seen = feed.read(other["obs"][mine], feed.total), one["obs"][mine]
+                if stack == 1:
+                    assert torch.equal(found, seen)
+                else:
+                    assert torch.equal(found[:, stack - 1 :], seen[:, :, -1])
+                    assert torch.equal(found[:, :stack], seen[:, 0])
+
+
+def test_one_buffer_gives_rows_too_and_keeps_what_is_overwritten():
+    buffer = SegmentReplayBuffer(
+        TensorStorage(10),
+        unroll_steps=1,
+        observation_keys=["obs"],
+        reuse_memory=True,
+        generator=torch.Generator().manual_seed(0),
+    )
+    buffer.extend(steps_of(4, 1, shape=(2,)))
+    buffer.sample(3)
+    feed = buffer.give_rows_of("obs")
+    assert buffer.sample(3)["obs"].dtype is torch.int64
+    assert buffer.sample(3)["obs"].shape == (3, 2)
+    feed.start()
+    buffer.extend(steps_of(5, 1, first=4, ends=[(4, 0)], shape=(2,)))
+    assert feed.num_bytes_kept == 0
+    buffer.extend(steps_of(2, 1, first=20, shape=(2,)))
+    assert feed.num_bytes_kept == 32
+    assert feed.as_of(10)["rows"][:, 0].tolist() == [*range(9), 9]
+    assert ReplayShards([buffer]).give_rows_of("obs")[0].total == 12

@@ -1,0 +1,164 @@
+"""Batches of shards: who holds which, who is asked for what, and what a lost worker is given."""
+
+from contextlib import closing
+
+import pytest
+import torch
+
+from raffia.data.row_feed import RowFeed
+from raffia.data.storage import TensorStorage
+from raffia.distributed import ChaosEngine, InlineEngine
+from raffia.tensordict import TensorDict
+from raffia.train.shard_batches import BatchesOfShards, ShardMirrors, holds
+
+NUM_UPDATES, NUM_ROWS, SHARDS = 12, 5, 4
+
+
+class Reads:
+    """A role that answers with what its copies have in the rows that it is asked for."""
+
+    def __init__(self, config, index):
+        self.mirrors = ShardMirrors()
+
+    def load(self, state):
+        self.mirrors.load(state)
+
+    def do(self, task, weights):
+        self.mirrors.append(task)
+        pairs = zip(task["shards"].tolist(), task["at"], strict=True)
+        return TensorDict(
+            x=torch.cat([self.mirrors.read(shard, at.view(1)) for shard, at in pairs])
+        )
+
+
+class Making:
+    def __init__(self):
+        self.storages = [TensorStorage(NUM_ROWS) for _ in range(SHARDS)]
+        self.feeds = [RowFeed(storage, ("x",)) for storage in self.storages]
+
+    def add(self, num):
+        for shard, (storage, feed) in enumerate(zip(self.storages, self.feeds, strict=True)):
+            feed.before_extend(num)
+            items = torch.arange(storage.total, storage.total + num)
+            storage.extend(TensorDict(x=100 * items + shard, batch_size=[num]))
+
+    def weights(self, state):
+        return 0, TensorDict(w=torch.tensor(0.0))
+
+    def task(self, at):
+        return at
+
+    def part(self, task, shards):
+        at = task["at"][shards.start : shards.stop]
+        return task.copy().set("at", at).set("shards", torch.tensor([*shards]))
+
+    def join(self, answers):
+        return TensorDict(x=torch.cat([answer["x"] for answer in answers]))
+
+    def batch(self, state, task, answer):
+        return answer
+
+    def save(self, task):
+        return task
+
+    def load(self, saved):
+        return saved
+
+
+class Loop:
+    """Each update two items come into each shard; a batch reads one row of each."""
+
+    def __init__(self, num, engine=None, ahead=3):
+        self.making, self.expected = Making(), {}
+        self.making.add(3)
+        self.batches = BatchesOfShards(
+            engine or InlineEngine(),
+            f"{__name__}:Reads",
+            "{}",
+            num,
+            self.making,
+            ahead=ahead,
+            num_updates=NUM_UPDATES,
+            max_restarts=100,
+        )
+
+    def close(self):
+        self.batches.close()
+
+    def draw(self, update):
+        """Of shard s an item that is s items older than the newest."""
+        total = self.making.storages[0].total
+        items = total - 1 - torch.arange(SHARDS).clamp_max(2)
+        self.expected[update] = (100 * items + torch.arange(SHARDS)).tolist()
+        return TensorDict(at=items % NUM_ROWS)
+
+    def run(self, updates=range(NUM_UPDATES)):
+        for update in updates:
+            self.making.add(2)
+            batch = self.batches.next(TensorDict(step=torch.tensor(update)), self.draw)
+            assert batch["x"].tolist() == self.expected[update]
+
+
+@pytest.mark.parametrize("num", [1, 2, 4, 8])
+@pytest.mark.parametrize("ahead", [0, 3])
+def test_a_batch_is_read_as_it_was_drawn(num, ahead):
+    with closing(Loop(num, ahead=ahead)) as loop:
+        loop.run()
+        assert len(loop.expected) == NUM_UPDATES
+        assert loop.batches.metrics()["batches_open"] == 0.0
+
+
+@pytest.mark.parametrize("num", [1, 2, 8])
+@pytest.mark.parametrize("seed", range(5))
+def test_workers_that_die_are_given_what_they_had(seed, num):
+    engine = ChaosEngine(seed, lost=0.25, wasted=0.25)
+    with closing(Loop(num, engine)) as loop:
+        loop.run()
+    assert engine.num_lost >= 2
+
+
+def test_what_no_worker_needs_is_not_kept():
+    with closing(Loop(2)) as loop:
+        for update in range(8):
+            loop.run([update])
+            kept = {feed.num_bytes_kept for feed in loop.making.feeds}
+            assert kept <= {8 * num for num in range(2 * 4 + 1)}
+        assert max(kept) > 0
+        assert loop.batches.metrics()["mib_kept_for_reanalyzers"] >= 0.0
+
+
+def test_a_state_that_is_loaded_ends_what_there_was():
+    """The rows, too: workers are given those that are there at their next task."""
+    with closing(Loop(2)) as loop:
+        loop.run(range(5))
+        loop.batches.load_state(TensorDict())
+        assert not any(feed.is_started for feed in loop.making.feeds)
+        loop.making.add(9)  # as of another checkpoint
+        loop.run(range(5, NUM_UPDATES))
+
+
+def test_who_holds_what():
+    assert [list(holds(worker, 2, 6)) for worker in range(2)] == [[0, 1, 2], [3, 4, 5]]
+    assert [list(holds(worker, 6, 3)) for worker in range(6)] == [[0], [1], [2]] * 2
+    with pytest.raises(ValueError, match="3 workers don't hold as many of 4 shards each: take 4"):
+        Loop(3)
+
+
+def test_more_workers_than_shards_take_turns():
+    asked = []
+
+    class Seen(InlineEngine):
+        def start(self, *arguments):
+            worker = super().start(*arguments)
+            ask = worker.ask
+
+            def seen(task, weights):
+                asked.append((int(task["update"]), arguments[2]))
+                ask(task, weights)
+
+            worker.ask = seen
+            return worker
+
+    with closing(Loop(8, Seen(), ahead=0)) as loop:
+        loop.run(range(3))
+    assert asked == [(u, (u % 2) * 4 + shard) for u in range(3) for shard in range(4)]
