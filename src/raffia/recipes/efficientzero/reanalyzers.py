@@ -280,9 +280,14 @@ def _with_stacks(segments: TensorDict, frame_stack: int) -> TensorDict:
 def describe_reanalyzers(run: EfficientZeroRun) -> str:
     """Where batches are made, for the start of a run.
 
+    >>> from raffia.recipes.efficientzero.config import ReplayConfig
     >>> from raffia.recipes.scale_config import ReanalyzersConfig
     >>> describe_reanalyzers(EfficientZeroRun(reanalyzers=ReanalyzersConfig(num=2, ahead=8)))
     '2 reanalyzers in this process make batches, 8 updates ahead'
+    >>> describe_reanalyzers(EfficientZeroRun(
+    ...     replay=ReplayConfig(shards=4), reanalyzers=ReanalyzersConfig(num=2, ahead=8)))
+    '2 reanalyzers in this process make batches, 8 updates ahead, 2 of 4 shards of the replay with
+    each'
     """
     num = max(1, run.reanalyzers.num)
     several = f"{num} reanalyzers" if num > 1 else "1 reanalyzer"
