@@ -3,10 +3,13 @@ import signal
 import pytest
 import torch
 
+from raffia.functional.exact import request_exact_products
+
 
 def pytest_configure(config):
     # Two OpenMP threads on a busy machine can cost 20 ms a region; one also repeats bit for bit.
     torch.set_num_threads(1)
+    request_exact_products()  # before the first product of a test
     # A shell starts what runs in the background deaf to Ctrl-C, and its children inherit that:
     # tests that send it to them would wait for ever.
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:

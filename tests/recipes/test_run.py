@@ -8,6 +8,7 @@ import torch
 
 from raffia.envs.batch import SerialBatch
 from raffia.envs.env import Discrete, EnvSpec
+from raffia.recipes import running
 from raffia.recipes.efficientzero import evaluate, load_agent, resume, train
 from raffia.recipes.run_folder import read_run
 from raffia.tensordict.tensordict import TensorDict
@@ -421,3 +422,12 @@ def test_a_run_of_an_earlier_version_is_resumed_with_its_settings(tmp_path):
     path.write_text(json.dumps(config))
     with pytest.raises(RunError, match="started with custom make_env: pass the same"):
         resume(tmp_path / "run", view=Quiet())
+
+
+@pytest.mark.parametrize("is_exact", [True, False])
+def test_a_run_says_where_its_products_depend_on_memory(tmp_path, monkeypatch, is_exact):
+    monkeypatch.setattr(running, "request_exact_products", lambda: is_exact)
+    view = Quiet()
+    train(short(), tmp_path / "run", view=view)
+    assert (running.INEXACT in view.said) is not is_exact
+    assert "MKL_CBWR=AUTO" in running.INEXACT

@@ -20,6 +20,7 @@ from typing import Any
 
 from raffia.distributed.arrays import pack, unpack
 from raffia.distributed.engine import ONE_CPU, Lost, Needs, RoleError, make_role
+from raffia.functional.exact import request_exact_products
 from raffia.tensordict.tensordict import TensorDict
 
 __all__ = ["ProcessEngine"]
@@ -211,6 +212,7 @@ def _serve(connection: Connection, role: str, config: str, index: int, cpus: flo
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the leader's to act upon
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(max(1, int(cpus)))
+    request_exact_products()
     messages: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     # Read at any time, so that a leader that asks never waits for a worker that answers.
     threading.Thread(target=_read, args=(connection, messages), daemon=True).start()

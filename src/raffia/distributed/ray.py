@@ -15,6 +15,7 @@ import torch
 from raffia._version import __version__
 from raffia.distributed.arrays import pack, unpack
 from raffia.distributed.engine import ONE_CPU, Lost, Needs, Role, RoleError, make_role
+from raffia.functional.exact import request_exact_products
 from raffia.tensordict.tensordict import TensorDict
 
 __all__ = ["RayEngine", "VersionError"]
@@ -232,6 +233,7 @@ class _Actor:
 
     def __init__(self, role: str, config: str, index: int, num_threads: int) -> None:
         torch.set_num_threads(num_threads)
+        request_exact_products()
         self._made_of = role, config, index
         self._role: Role | None = None
         self._failed = ""

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from raffia.distributed.sharded import StateLost
+from raffia.functional.exact import request_exact_products
 from raffia.lazy import imported
 from raffia.recipes.algorithm import Algorithm
 from raffia.recipes.members import best_of
@@ -36,6 +37,11 @@ from raffia.train.view import View
 
 __all__ = ["Evaluation", "evaluate_run", "resume_run", "threads", "train_run"]
 
+INEXACT = (
+    "note: this program multiplied matrices before the run, and on this processor the last bits of "
+    "products then depend on where in memory they lie: a resume, or more processes, may give other "
+    "bits. MKL_CBWR=AUTO in the environment of the program mends that, at no cost"
+)
 MOST_LOSSES = 3  # of a state in parts, without a checkpoint in between; one more is an error
 
 Make = Callable[[Any, Path, View], Experiment]
@@ -189,11 +195,13 @@ def _run_session(
     with (
         claimed(folder) as unclaimed,
         stop_on_signals() as signals,
-        threads(config.num_threads),
+        threads(config.num_threads) as is_exact,
         view or make_view() as shown,
     ):
         if unclaimed:
             shown.message(unclaimed)
+        if not is_exact:
+            shown.message(INEXACT)
         signals.announce = shown.message
         saved, losses = -1, 0
         while True:
@@ -215,8 +223,10 @@ def _run_session(
 
 
 @contextlib.contextmanager
-def threads(num: int) -> Iterator[None]:
+def threads(num: int) -> Iterator[bool]:
     """Compute with this number of threads: one or two differ in the last bits of results.
+
+    It gives whether products are exact, see `request_exact_products`.
 
     >>> with threads(1):
     ...     torch.get_num_threads()
@@ -225,6 +235,6 @@ def threads(num: int) -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(num)
     try:
-        yield
+        yield request_exact_products()
     finally:
         torch.set_num_threads(before)

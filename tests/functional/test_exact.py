@@ -1,0 +1,42 @@
+"""Products that depend on where in memory the factors lie are noticed, and asked to be others."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from raffia.functional import exact
+
+
+def test_products_of_this_process_are_exact():
+    assert exact.products_are_exact()
+
+
+def test_products_that_depend_on_memory_are_noticed(monkeypatch):
+    linear = torch.nn.functional.linear
+
+    def by_alignment(x, weight):
+        return linear(x, weight) * (1 + x.data_ptr() % 16 * 1e-6)
+
+    monkeypatch.setattr(torch.nn.functional, "linear", by_alignment)
+    assert not exact.products_are_exact()
+
+
+@pytest.mark.parametrize("given, expected", [(None, "AUTO"), ("COMPATIBLE", "COMPATIBLE")])
+def test_what_the_environment_says_stays(given, expected):
+    environment = {name: value for name, value in os.environ.items() if name != "MKL_CBWR"}
+    program = (
+        "import os\n"
+        "from raffia.functional.exact import request_exact_products\n"
+        "print(request_exact_products(), os.environ['MKL_CBWR'])"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment | ({} if given is None else {"MKL_CBWR": given}),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ended.stdout.split() == ["True", expected]
