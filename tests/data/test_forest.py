@@ -4,11 +4,12 @@ What TorchRL 0.14.1 gets wrong here, and ours does not, is at the end.
 """
 
 import math
+import pickle
 
 import pytest
 import torch
 
-from raffia import DamagedFileError, TensorDict, tensorclass
+from raffia import DamagedFileError, TensorDict, is_tensorclass, tensorclass
 from raffia.data import growth
 from raffia.data.forest import MCTSForest
 from raffia.data.map import TensorDictMap, UnknownRowError
@@ -141,6 +142,25 @@ def test_a_root_that_branches_has_no_steps():
     assert tree.rollout is None and tree.branching_action is None and tree.prev_action is None
     assert tree.count == 0 and tree.hash is None
     assert numbers(tree.node_data) == [0]
+
+
+def test_a_tree_is_a_tensorclass_and_what_is_below_a_vertex_a_stack():
+    tree = grown(*published()).get_tree(root(0))
+    assert is_tensorclass(tree) and tree.batch_size == () and tree.at((0,)).subtree is None
+    below = tree.subtree
+    assert type(below) is Tree and below.shape == (2,) and len(below) == 2
+    assert below[1] is tree.at((1,)) and [*below] == below.tensordicts and tree not in below
+    assert numbers(below.node_data) == [6, 13] and below.count == [1, 1]
+    assert below.rollout.shape == (2, -1) and below.branching_action.tolist() == [0, 1]
+    assert (below.num_children, below.num_vertices(), below.is_terminal) == (2, 4, False)
+    for copied in (tree.clone(), pickle.loads(pickle.dumps(tree)), tree.to(torch.float64)):
+        assert copied.edges() == tree.edges() and type(copied.subtree[1]) is Tree
+        assert numbers(copied.rollout_from_path((1, 0))) == numbers(tree.rollout_from_path((1, 0)))
+        assert copied.at((1,)).parent is None and copied.at((1,)).prev_action == 0
+    by_hand = Tree([Tree(count=3), Tree(count=4)], node_data=root(0))
+    by_hand.subtree[0].count = 5
+    assert by_hand.subtree.count == [5, 4] and by_hand.subtree.node_id == [0, 0]
+    assert Tree([]).subtree is None and Tree().is_terminal
 
 
 def test_a_tree_can_begin_where_the_known_ends():

@@ -122,7 +122,7 @@ def as_model(tree):
     """A tree as the model has it."""
     steps = [] if tree.rollout is None else steps_of(tree.rollout)
     (node,) = read(tree.node_data["observation"])
-    return steps, node, tree.repeats, [as_model(child) for child in tree.subtree]
+    return steps, node, tree.repeats, [as_model(child) for child in tree.children]
 
 
 def steps_of(td):
@@ -275,7 +275,7 @@ def check_cycles(tree, state, counts, compact):
     for vertex in vertices:
         (node,) = read(vertex.node_data["observation"])
         if vertex.repeats:
-            assert not vertex.subtree
+            assert vertex.subtree is None
             own = {s for s, _, _ in steps_of(vertex.rollout)}
             above = {
                 read(by_path[path[:i]].node_data["observation"])[0]
@@ -285,7 +285,7 @@ def check_cycles(tree, state, counts, compact):
             }
             assert node in own | above | {state}
         else:
-            below = [steps_of(child.rollout)[0] for child in vertex.subtree]
+            below = [steps_of(child.rollout)[0] for child in vertex.children]
             assert below == leaving(counts, node)
 
 
@@ -329,4 +329,4 @@ def test_a_graph_is_what_it_was_given():
     assert len(graph) == 4
     assert [graph.leaving(node) for node in range(6)] == [[1], [], [], [0, 2], [], [3]]
     assert [graph.only(node) for node in range(6)] == [1, None, None, None, None, 3]
-    assert list(Growth(graph, max_depth=None, compact=True).tree(1).valid_paths()) == [()]
+    assert Growth(graph, 1, max_depth=None, compact=True).below == [[]]

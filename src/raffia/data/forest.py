@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -15,7 +16,7 @@ from raffia.data.growth import Growth, StepGraph
 from raffia.data.map import TensorDictMap, UnknownRowError
 from raffia.data.rows import row_layout
 from raffia.data.table import CapacityError
-from raffia.data.tree import Contents, Path, Tree, shown
+from raffia.data.tree import Path, Tree, shown, side_by_side
 from raffia.tensordict.functions import is_tensor_collection
 from raffia.tensordict.keys import (
     MissingKeyError,
@@ -281,24 +282,35 @@ class MCTSForest:
         """
         if max_depth is not None and max_depth < 0:
             raise ValueError(f"max_depth is 0 or more, or None for no limit; got {max_depth}")
-        node = self._node(root)
-        growth = Growth(self._linked(), max_depth=max_depth, compact=compact)
-        tree = growth.tree(node)
-        self._fill(growth)
-        tree.hash = None
-        return tree
+        growth = Growth(self._linked(), self._node(root), max_depth=max_depth, compact=compact)
+        return self._grown(growth)
 
-    def _fill(self, growth: Growth) -> None:
-        """Give each vertex its steps, read all at once."""
-        steps, counts = self._steps_at(growth.steps)
-        obs, _ = self._nodes.at(torch.tensor(growth.nodes))
-        contents = Contents(steps, obs, self.action_keys)
+    def _grown(self, growth: Growth) -> Tree:
+        """The tree, whose vertices get their steps and observations, all read at once."""
+        steps, found = self._steps_at(growth.steps)
+        counts = found.tolist()
         hashes = self.steps.hashes(_rows(growth.steps)).tolist()
-        count = counts.tolist()
-        for number, (tree, span) in enumerate(zip(growth.vertices, growth.spans, strict=True)):
-            tree.fill(contents, number, span)
-            if span:
-                tree.count, tree.hash = count[span.start], hashes[span.start]
+        observations = self._nodes.at(torch.tensor(growth.nodes))[0].unbind(0)
+        starts = [0, *itertools.accumulate(growth.lengths)]
+        rollouts = iter(steps.split([length for length in growth.lengths if length]))
+        held = [next(rollouts) if length else None for length in growth.lengths]
+        trees: list[Any] = [None] * len(growth.nodes)
+        stacks: dict[int, Tree | None] = {}  # of vertices below; where ways meet, it is the same
+        for vertex in growth.ended:
+            below, start = growth.below[vertex], starts[vertex]
+            if id(below) not in stacks:
+                stacks[id(below)] = side_by_side([trees[child] for child in below])
+            trees[vertex] = Tree(
+                stacks[id(below)],
+                rollout=held[vertex],
+                node_data=observations[vertex],
+                count=counts[start] if held[vertex] is not None else 0,
+                hash=hashes[start] if vertex and held[vertex] is not None else None,
+                repeats=growth.repeats[vertex],
+                action_keys=tuple(self.action_keys),
+            )
+        trees[0].number()
+        return trees[0]
 
     def _node(self, root: Any) -> int:
         root = _container(root)

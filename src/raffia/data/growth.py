@@ -5,8 +5,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Sequence
 
-from raffia.data.tree import Tree
-
 
 class StepGraph:
     """Which steps leave each node, and where they lead; nodes and steps are numbers from 0 on.
@@ -63,67 +61,66 @@ class Growth:
     """A tree as it grows. Each node is followed once, so each step begins one vertex at most.
 
     Only with `max_depth` a node is followed once for each depth at which it stands, since what
-    there is room for below it differs.
+    there is room for below it differs. Vertices are numbers, in the order in which they are found;
+    the root is 0.
 
     >>> from raffia.data.growth import Growth, StepGraph
     >>> graph = StepGraph()
     >>> graph.extend([0, 1, 1], [1, 2, 3])
-    >>> growth = Growth(graph, max_depth=None, compact=True)
-    >>> list(growth.tree(0).valid_paths()), growth.steps
-    ([(0,), (1,)], [0, 1, 2])
+    >>> growth = Growth(graph, 0, max_depth=None, compact=True)
+    >>> growth.below, growth.lengths, growth.steps
+    ([[1, 2], [], []], [1, 1, 1], [0, 1, 2])
     """
 
-    def __init__(self, graph: StepGraph, *, max_depth: int | None, compact: bool) -> None:
+    def __init__(
+        self, graph: StepGraph, root: int, *, max_depth: int | None, compact: bool
+    ) -> None:
         self.graph, self.max_depth, self.compact = graph, max_depth, compact
-        self.vertices: list[Tree] = []
         self.nodes: list[int] = []  # where each vertex leads
-        self.spans: list[range] = []  # of each vertex, which of `steps` are its
+        self.below: list[list[int]] = []  # the vertices below each; the same list for one node
+        self.repeats: list[bool] = []
+        self.lengths: list[int] = []  # how many of `steps` are of each vertex, one after the other
         self.steps: list[int] = []
-        self._followed: dict[tuple[int, int], list[Tree]] = {}  # node, depth -> the vertices below
+        self.ended: list[int] = []  # the vertices, those below one before it
+        self._followed: dict[tuple[int, int], list[int]] = {}  # node, depth -> the vertices below
         self._above: set[int] = set()  # nodes on the way to where it grows just now
-
-    def tree(self, root: int) -> Tree:
-        """The tree that grows out of a node."""
-        step = self.graph.only(root)
+        step = graph.only(root)
         if step is None:
-            tree = self._vertex(root, start=0)
+            self._vertex(root, 0, False)
         else:  # a root without a branch is the way to the first one
             self._above.add(root)
-            tree = self._way(step)
-        self._grow(tree, self.nodes[-1])
-        tree.number()
-        return tree
+            self._way(step)
+        self._grow()
 
-    def _grow(self, tree: Tree, node: int) -> None:
-        """Follow all ways from the end of a vertex; without recursion, they may be long."""
-        pending = [*self._below(tree, node, 0)]
+    def _grow(self) -> None:
+        """Follow all ways from the end of the root; without recursion, they may be long."""
+        pending = self._following(0, 0)
         while pending:
-            node, depth, children, steps = pending[-1]
+            vertex, depth, steps = pending[-1]
             step = next(steps, None)
             if step is None:
                 pending.pop()
-                self._above.discard(node)
+                self._above.discard(self.nodes[vertex])
+                self.ended.append(vertex)
             else:
                 child = self._way(step)
-                children.append(child)
-                pending += self._below(child, self.nodes[-1], depth + 1)
+                self.below[vertex].append(child)
+                pending += self._following(child, depth + 1)
 
-    def _below(
-        self, tree: Tree, node: int, depth: int
-    ) -> list[tuple[int, int, list[Tree], Iterator[int]]]:
-        """What is to be followed below a vertex: the node, its depth, where to put what is found
-        and the steps; or nothing."""
+    def _following(self, vertex: int, depth: int) -> list[tuple[int, int, Iterator[int]]]:
+        """What is to be followed below a vertex: itself, its depth and the steps; or nothing."""
+        node = self.nodes[vertex]
         key = node, 0 if self.max_depth is None else depth
-        if tree.repeats or depth == self.max_depth:
-            return []
-        if key in self._followed:
-            tree.subtree = self._followed[key]
-            return []
-        self._followed[key] = tree.subtree
-        self._above.add(node)
-        return [(node, depth, tree.subtree, iter(self.graph.leaving(node)))]
+        if not self.repeats[vertex] and depth != self.max_depth:
+            if key not in self._followed:
+                self._followed[key] = self.below[vertex]
+                self._above.add(node)
+                return [(vertex, depth, iter(self.graph.leaving(node)))]
+            self.below[vertex] = self._followed[key]
+        self.ended.append(vertex)
+        return []
 
-    def _way(self, step: int) -> Tree:
+    def _way(self, step: int) -> int:
         """A vertex of a step, and if compact of those after it up to a branch or an end."""
         graph, start = self.graph, len(self.steps)
         passed = {graph.source[step]}
@@ -136,13 +133,11 @@ class Growth:
                 break
             passed.add(node)
             step = following
-        tree = self._vertex(node, start)
-        tree.repeats = repeats
-        return tree
+        return self._vertex(node, len(self.steps) - start, repeats)
 
-    def _vertex(self, node: int, start: int) -> Tree:
-        tree = Tree()
-        self.vertices.append(tree)
+    def _vertex(self, node: int, length: int, repeats: bool) -> int:
         self.nodes.append(node)
-        self.spans.append(range(start, len(self.steps)))
-        return tree
+        self.below.append([])
+        self.repeats.append(repeats)
+        self.lengths.append(length)
+        return len(self.nodes) - 1

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
 
 from raffia.tensordict.keys import NestedKey
+from raffia.tensordict.lazy import LazyStackedTensorDict
+from raffia.tensordict.tensorclass import TensorClass
+from raffia.tensordict.tensordict import TensorDict
 
 Path = tuple[int, ...]  # which child to take at each vertex, from the root on
 Way = tuple["Way", int] | None  # the same from the end on, so that long ones share their beginnings
@@ -43,59 +44,45 @@ class UnknownVertexError(KeyError, ValueError):
         return str(self.args[0]) if self.args else ""
 
 
-@dataclass(frozen=True)
-class Contents:
-    """What the vertices of a tree hold, in one piece: reading them one by one takes longer."""
-
-    steps: Any  # container [n]
-    observations: Any  # container [number of vertices]
-    action_keys: list[NestedKey]
-
-
-class Tree:
+class Tree(TensorClass["nocast"]):
     """A vertex: the steps that lead to a node where paths branch (or end), and the vertices below
-    it.
+    it. A tensorclass: `tree.subtree` is the stack of the vertices below, `tree.clone()` a copy of
+    all of them.
 
     A vertex that several ways lead to stands below several others, as the same object; `parent` is
-    the first of them.
+    the first of them. In a copy vertices have no parents until `number` gives them.
 
+    subtree: the vertices below, in the order in which the ways were first taken: `subtree[0]`,
+        `subtree.shape`, `for child in subtree`; None where there are none. A list is stacked.
     rollout: the steps from the vertex above to here, container [n]; None at a root that branches.
     node_data: the observation here, container [].
-    subtree: the vertices below, in the order in which the ways were first taken.
     count: how often the first step of the rollout was taken; 0 at a root that branches.
     hash: of the first step: observation, action and outcome; None at the root.
     node_id: the number of the vertex in this tree, level by level; 0 is the root.
     repeats: whether the way leads back to where it came from, and therefore ends here.
+    action_keys: the entries of the rollout that are the action.
 
     >>> from raffia.data.tree import Tree
     >>> tree = Tree([Tree(), Tree([Tree()])])
-    >>> list(tree.valid_paths())
-    [(0,), (1, 0)]
+    >>> list(tree.valid_paths()), tree.subtree.shape
+    ([(0,), (1, 0)], torch.Size([2]))
     """
 
-    def __init__(self, subtree: list[Tree] | None = None) -> None:
-        self.subtree: list[Tree] = [] if subtree is None else subtree
-        self.count = 0
-        self.hash: int | None = None
-        self.node_id = 0
-        self.repeats = False
-        self._parent: weakref.ref[Tree] | None = None
-        self._contents: Contents | None = None
-        self._number = 0  # index of its observation
-        self._span = range(0)  # of its steps
+    subtree: Tree | None = None
+    rollout: TensorDict | None = None
+    node_data: TensorDict | None = None
+    count: int = 0
+    hash: int | None = None
+    node_id: int = 0
+    repeats: bool = False
+    action_keys: tuple[NestedKey, ...] = ("action",)
 
-    def fill(self, contents: Contents, number: int, span: range) -> None:
-        """Let the vertex hold an observation and some of the steps that the whole tree shares.
+    _parent = None  # a weak reference to a vertex, which is no entry
 
-        >>> from raffia.data.tree import Contents, Tree
-        >>> steps = TensorDict(action=torch.tensor([5, 6, 7]), batch_size=[3])
-        >>> obs = TensorDict(observation=torch.tensor([1, 2]), batch_size=[2])
-        >>> tree = Tree()
-        >>> tree.fill(Contents(steps, obs, ["action"]), 1, range(0, 2))
-        >>> tree.rollout["action"], tree.node_observation
-        (tensor([5, 6]), tensor(2))
-        """
-        self._contents, self._number, self._span = contents, number, span
+    def __init__(self, subtree: list[Tree] | Tree | None = None, **fields: Any) -> None:
+        if isinstance(subtree, list):
+            subtree = side_by_side(subtree)
+        super().__init__(subtree=subtree, **fields)
 
     def number(self) -> None:
         """Give the vertices from here on their numbers and parents.
@@ -108,26 +95,27 @@ class Tree:
         """
         for number, tree in enumerate(self._vertices()):
             tree.node_id = number
-            for child in tree.subtree:
+            for child in tree.children:
                 if child._parent is None:
                     child._parent = weakref.ref(tree)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the parent: a pickled tree is a copy."""
+        state = super().__getstate__()
+        state.pop("_parent", None)
+        return state
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.num_vertices()} vertices)"
 
     # -- this vertex
 
-    @cached_property
-    def rollout(self) -> Any:
-        """The steps from the vertex above to here, container [n]; None at a root that branches."""
-        if self._contents is None or not self._span:
-            return None
-        return self._contents.steps[self._span.start : self._span.stop]
-
-    @cached_property
-    def node_data(self) -> Any:
-        """The observation here, container []."""
-        return None if self._contents is None else self._contents.observations[self._number]
+    @property
+    def children(self) -> list[Tree]:
+        """The vertices directly below, as a list; of a stack of vertices, these."""
+        if self.batch_size:
+            return self.tensordicts
+        return [] if self.subtree is None else self.subtree.tensordicts
 
     @property
     def parent(self) -> Tree | None:
@@ -137,12 +125,12 @@ class Tree:
     @property
     def num_children(self) -> int:
         """How many vertices are directly below."""
-        return len(self.subtree)
+        return len(self.children)
 
     @property
     def is_terminal(self) -> bool:
         """Whether the tree ends here: no more is known, it `repeats`, or `max_depth` is reached."""
-        return not self.subtree
+        return not self.children
 
     @property
     def visits(self) -> int:
@@ -166,12 +154,12 @@ class Tree:
 
         A container where there are several entries, as of the other two.
         """
-        return None if self.rollout is None else self._actions(self.rollout[0])
+        return self._action(0)
 
     @property
     def prev_action(self) -> Any:
         """The action just before the observation here; None at a root that branches."""
-        return None if self.rollout is None else self._actions(self.rollout[-1])
+        return self._action(-1)
 
     @property
     def selected_actions(self) -> Any:
@@ -179,22 +167,27 @@ class Tree:
 
         One with several outcomes is there for each of them.
         """
-        actions = [child.branching_action for child in self.subtree]
-        return torch.stack(actions) if actions else None
+        return None if self.subtree is None else self.subtree.branching_action
 
-    def _actions(self, step: Any) -> Any:
-        keys = ["action"] if self._contents is None else self._contents.action_keys
+    def _action(self, at: int) -> Any:
+        """The action of one step of the rollout; those of a stack of vertices, stacked."""
+        if self.batch_size:
+            return torch.stack([tree._action(at) for tree in self.tensordicts])
+        if self.rollout is None:
+            return None
+        step, keys = self.rollout[at], self.action_keys
         return step[keys[0]] if len(keys) == 1 else step.select(*keys)
 
     # -- all vertices
 
     def _vertices(self) -> Iterator[Tree]:
         """All vertices, each once, level by level."""
-        queue, visited = deque([self]), {id(self)}
+        queue = deque([self] if not self.batch_size else self.tensordicts)
+        visited = {id(tree) for tree in queue}
         while queue:
             tree = queue.popleft()
             yield tree
-            for child in tree.subtree:
+            for child in tree.children:
                 if id(child) not in visited:
                     visited.add(id(child))
                     queue.append(child)
@@ -205,10 +198,10 @@ class Tree:
         while queue:
             way, tree = queue.popleft()
             yield way, tree
-            queue.extend(((way, number), child) for number, child in enumerate(tree.subtree))
+            queue.extend(((way, number), child) for number, child in enumerate(tree.children))
 
     def _children_first(self) -> Iterator[Tree]:
-        pending: list[tuple[Tree, Iterator[Tree]]] = [(self, iter(self.subtree))]
+        pending: list[tuple[Tree, Iterator[Tree]]] = [(self, iter(self.children))]
         visited = {id(self)}
         while pending:
             tree, children = pending[-1]
@@ -218,7 +211,7 @@ class Tree:
                 yield tree
             elif id(child) not in visited:
                 visited.add(id(child))
-                pending.append((child, iter(child.subtree)))
+                pending.append((child, iter(child.children)))
 
     def vertices(self, *, key_type: Literal["id", "hash", "path"] = "hash") -> dict[Any, Tree]:
         """All vertices by number, by hash, or by path; by path one may be there several times.
@@ -254,13 +247,13 @@ class Tree:
             return sum(1 for _ in self._vertices())
         ways: dict[int, int] = {}  # counted from below: there may be too many to go them
         for tree in self._children_first():
-            ways[id(tree)] = 1 + sum(ways[id(child)] for child in tree.subtree)
+            ways[id(tree)] = 1 + sum(ways[id(child)] for child in tree.children)
         return ways[id(self)]
 
     def edges(self) -> list[tuple[int, int]]:
         """The numbers of each vertex and of one directly below it."""
         return [
-            (tree.node_id, child.node_id) for tree in self._vertices() for child in tree.subtree
+            (tree.node_id, child.node_id) for tree in self._vertices() for child in tree.children
         ]
 
     def valid_paths(self) -> Iterator[Path]:
@@ -271,7 +264,7 @@ class Tree:
         """How many vertices the longest way leads through, not counting the root."""
         longest: dict[int, int] = {}
         for tree in self._children_first():
-            below = [longest[id(child)] + 1 for child in tree.subtree]
+            below = [longest[id(child)] + 1 for child in tree.children]
             longest[id(tree)] = max(below, default=0)
         return longest[id(self)]
 
@@ -321,7 +314,7 @@ class Tree:
         """The vertices of a path, with this one as the first."""
         trees = [self]
         for depth, number in enumerate(path):
-            below = trees[-1].subtree
+            below = trees[-1].children
             if not 0 <= number < len(below):
                 raise IndexError(
                     f"path {path} leaves the tree at position {depth}: child {number} of "
@@ -345,8 +338,19 @@ class Tree:
             path, tree = pending.pop()
             if path or tree.rollout is not None:
                 lines.append(f"{' ' * max(len(path) - 1, 0)}{path} {node_format_fn(tree)}")
-            pending += [((*path, i), child) for i, child in enumerate(tree.subtree)][::-1]
+            pending += [((*path, i), child) for i, child in enumerate(tree.children)][::-1]
         return "\n".join(lines)
+
+
+def side_by_side(trees: Sequence[Tree]) -> Tree | None:
+    """The stack of some vertices, which stay the objects that they are; None of none.
+
+    >>> from raffia.data.tree import Tree, side_by_side
+    >>> leaf = Tree()
+    >>> side_by_side([leaf, Tree()])[0] is leaf
+    True
+    """
+    return Tree.from_tensordict(LazyStackedTensorDict(*trees)) if trees else None
 
 
 def path_of(way: Way) -> Path:
