@@ -3,6 +3,7 @@
 import functools
 import gc
 import os
+import pickle
 
 import pytest
 import torch
@@ -175,7 +176,7 @@ def test_storages_are_indexed(storage):
     rows = storage(5)
     rows[0] = items(7, 1)[0]
     rows[torch.tensor([1, 2])] = items(8, 2)
-    assert rows[0]["obs"] == 7 and rows[:]["obs"].tolist() == [7, 8, 9]
+    assert rows[0]["obs"] == 7 and rows.read(slice(None))["obs"].tolist() == [7, 8, 9]
     assert rows[[2, 0]]["obs"].tolist() == [9, 7]
 
 
@@ -332,3 +333,99 @@ def test_keys_of_a_forest():
     with pytest.raises(KeyError, match="reward"):
         forest.extend(rollout().exclude(("next", "reward")))
     assert len(forest) == 5
+
+
+# ----------------------------------------------------------------- items of unlike shapes
+
+
+def episode(n, reward=1.0):
+    """An item of n steps: a container [n]."""
+    return TensorDict(
+        obs=torch.arange(2.0 * n).view(n, 2), reward=torch.full((n,), reward), batch_size=[n]
+    )
+
+
+def lengths(items):
+    return [len(item) for item in items]
+
+
+def test_a_list_storage_holds_items_of_unlike_shapes(tmp_path):
+    storage = ListStorage(4)
+    storage.extend([episode(2), episode(2)])  # still side by side
+    assert type(storage.get([0, 1])) is list and lengths(storage.get([0, 1])) == [2, 2]
+    assert storage.extend([episode(3), episode(1)]).tolist() == [2, 3]
+    assert storage.extend(torch.stack([episode(5)])).tolist() == [4]  # over the oldest
+    assert storage.add(episode(2)) == 5 and lengths(storage.get(slice(None))) == [5, 2, 3, 1]
+    assert [[len(item) for item in row] for row in storage.get([[0, 1], [2, 3]])] == [
+        [5, 2],
+        [3, 1],
+    ]
+    assert torch.equal(storage.get(2)["obs"], episode(3)["obs"])
+    storage.get(2)["obs"].zero_()  # a copy
+    assert storage.get(2)["obs"].sum() == 15
+    storage.set(1, episode(4))
+    storage.erase(3)
+    assert len(storage) == 3 and lengths(storage.get([0, 1, 2])) == [5, 4, 3]
+    with pytest.raises(IndexError, match=r"row\(s\) 3 hold nothing"):
+        storage.get([0, 3])
+    for made in (ListStorage(4), ListStorage(4), pickle.loads(pickle.dumps(storage))):
+        if not len(made):
+            made.load_state_dict(storage.state_dict())
+        assert made.total == 6 and made.rows().tolist() == [0, 1, 2]
+        assert (made.read([0, 1, 2]) == storage.read([0, 1, 2])).all()
+    storage.save(tmp_path / "saved")
+    other = ListStorage(4)
+    other.load(tmp_path / "saved")
+    assert (other.read([2, 0]) == storage.read([2, 0])).all()
+    with pytest.raises(ValueError, match="load it into a ListStorage"):
+        LazyTensorStorage(4).load(tmp_path / "saved")
+    storage.clear()
+    assert len(storage) == 0 and storage.extend(torch.stack([episode(7)] * 2)).tolist() == [0, 1]
+    assert lengths(storage.get([0, 1])) == [7, 7]
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_a_batch_of_unlike_items_is_a_lazy_stack(prefetch):
+    buffer = TensorDictReplayBuffer(
+        storage=ListStorage(9), batch_size=8, prefetch=prefetch, generator=rng()
+    )
+    buffer.extend([episode(n) for n in (1, 2, 3)])
+    batch = buffer.sample()
+    assert type(batch) is LazyStackedTensorDict and batch.batch_size == (8, -1)
+    for item in batch.unbind(0):
+        assert set(item["index"].tolist()) == {len(item) - 1}
+        assert torch.equal(item["obs"], episode(len(item))["obs"])
+    assert buffer[:].batch_size == (3, -1) and buffer[-1].batch_size == (3,)
+    assert type(buffer[[1, 1]]) is TensorDict  # of one shape
+    other = TensorDictReplayBuffer(storage=ListStorage(9), batch_size=8, generator=rng(5))
+    other.load_state_dict(buffer.state_dict())
+    assert len(other) == 3 and (other.sample() == buffer.sample()).all()
+
+
+def test_unlike_items_come_with_their_priorities():
+    sampler = PrioritizedSampler(9, alpha=1.0, beta=1.0, eps=0.0)
+    buffer = TensorDictReplayBuffer(storage=ListStorage(9), sampler=sampler, batch_size=4)
+    found = [TensorDict(obs=torch.zeros(n), td_error=torch.tensor(n - 1.0)) for n in (1, 2)]
+    assert buffer.extend(found).tolist() == [0, 1]
+    assert buffer.sample()["index"].tolist() == [1] * 4
+    with pytest.raises(ValueError, match="in item 1"):
+        buffer.extend([found[0], found[1].clone().set("obs", torch.zeros(2).long())])
+    assert len(buffer) == 2
+
+
+def test_unlike_tensors_are_collated_by_the_user():
+    buffer = ReplayBuffer(storage=ListStorage(), batch_size=3, collate_fn=list, generator=rng())
+    buffer.extend([torch.ones(1), torch.ones(2)])
+    assert {len(x) for x in buffer.sample()} == {1, 2}
+    plain = ReplayBuffer(storage=buffer.storage)
+    with pytest.raises(ValueError, match=r"pass ReplayBuffer\(collate_fn="):
+        plain[:]
+    for wrong in (
+        torch.ones(3).long(),
+        [torch.ones(3), torch.ones(3).long()],
+        {"x": torch.ones(3)},
+    ):
+        add = buffer.extend if isinstance(wrong, list) else buffer.add
+        with pytest.raises((ValueError, TypeError)):
+            add(wrong)
+    assert len(buffer) == 2

@@ -4,6 +4,7 @@ from raffia.data.binary import BinaryToDecimal
 from raffia.data.forest import MCTSForest
 from raffia.data.hash import RandomProjectionHash, SipHash
 from raffia.data.hash_to_int import HashToInt
+from raffia.data.list_storage import ListStorage
 from raffia.data.map import TensorDictMap, TensorMap, UnknownRowError
 from raffia.data.memmap_storage import MemmapStorage
 from raffia.data.prioritized import PrioritizedSampler
@@ -32,7 +33,7 @@ from raffia.data.storage import Storage, TensorStorage
 from raffia.data.sum_tree import SumTree
 from raffia.data.table import CapacityError
 from raffia.data.tensordict_replay import TensorDictReplayBuffer
-from raffia.data.torchrl_storages import LazyMemmapStorage, LazyTensorStorage, ListStorage
+from raffia.data.torchrl_storages import LazyMemmapStorage, LazyTensorStorage
 from raffia.data.tree import Tree
 from raffia.data.writers import (
     ImmutableDatasetWriter,

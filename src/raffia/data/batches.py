@@ -8,9 +8,10 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from raffia.data.by_value import by_value, from_value
+from raffia.data.list_storage import ListStorage
 from raffia.data.samplers import Draw, Sampler
 from raffia.data.storage import Storage
-from raffia.data.torchrl_storages import ListStorage
+from raffia.tensordict.lazy import LazyStackedTensorDict
 from raffia.tensordict.node import Node
 from raffia.tensordict.tensordict import TensorDict
 
@@ -93,7 +94,11 @@ class BatchMaker:
             if isinstance(out, TensorDict):
                 paths = self.storage.structure.paths if self.storage.structure else ()
                 into = out.exclude("index", *[name for name in draw.info if name not in paths])
-            data = self.storage.get(self.rows(draw.items), out=into)
+            rows = self.rows(draw.items)
+            if self.collate_fn is not None and isinstance(self.storage, ListStorage):
+                data: Any = self.storage.get(rows)
+            else:
+                data = self.storage.read(rows, out=into)
             if self.storage.holds_items(draw.items):
                 return draw, data
         raise _overtaken()
@@ -102,7 +107,7 @@ class BatchMaker:
         """Copies of the items of these numbers, which `ages` finds among the live ones."""
         for _ in range(RETRIES):
             items = ages(self.live())
-            data = self.storage.get(self.rows(items))
+            data = self.storage.read(self.rows(items))
             if self.storage.holds_items(items):
                 return data
         raise _overtaken()
@@ -112,13 +117,16 @@ class BatchMaker:
         draw, data = drawn
         info = {"index": draw.items, **draw.info}
         if self.collate_fn is not None:
-            listed = isinstance(self.storage, ListStorage)
-            data = self.collate_fn(_items(data, len(draw.items)) if listed else data)
+            data = self.collate_fn(data)
         if self.pin_memory or self.device is not None:
             data, info = self._moved(data), self._moved(info)
         if isinstance(data, TensorDict):
             for name, value in info.items():
                 data.set(name, _of_batch(value, data.batch_size))
+        elif isinstance(data, LazyStackedTensorDict):  # of items of unlike shapes
+            for name, value in info.items():
+                for item, one in zip(data.unbind(0), value.unbind(0), strict=True):
+                    item.set(name, one.expand(item.batch_size).contiguous())
         return Batch(data, info, draw.ends_epoch)
 
     def _choose(self, batch_size: int) -> Draw:
@@ -152,14 +160,6 @@ class BatchMaker:
         if self.generator is not None:
             self.generator.set_state(state)
         self.sampler.rewind(sampler)
-
-
-def _items(data: Any, n: int) -> list[Any]:
-    """The n items of a batch, one by one."""
-    if isinstance(data, (Node, Tensor)):
-        return list(data.unbind(0))
-    leaves, spec = pytree.tree_flatten(data, is_leaf=lambda part: isinstance(part, Node))
-    return [pytree.tree_unflatten([leaf[i] for leaf in leaves], spec) for i in range(n)]
 
 
 def _overtaken() -> RuntimeError:

@@ -14,6 +14,7 @@ from torch import Tensor
 from raffia.data import map_files
 from raffia.data.forking import survives_fork
 from raffia.data.groups import RowGroups, groups
+from raffia.data.list_storage import ListStorage
 from raffia.data.lru import LRUOrder
 from raffia.data.merge import Merge, in_rounds, merged, with_stored
 from raffia.data.query import QueryModule
@@ -21,7 +22,6 @@ from raffia.data.rows import RowLayout, packed, row_layout, unpacked
 from raffia.data.storage import Storage, TensorStorage
 from raffia.data.storage_by_key import StorageByKey
 from raffia.data.table import CapacityError, HashTable
-from raffia.data.torchrl_storages import ListStorage
 from raffia.nn.base import TensorDictModuleBase
 from raffia.tensordict.entries import UNSET
 from raffia.tensordict.functions import is_tensor_collection
@@ -405,7 +405,7 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Any]):
         """The values to store for each group; `rows` [G] is where it is stored, -1 where it is
         new."""
         known = (rows >= 0).nonzero().squeeze(1)
-        stored = self.storage.get(rows[known]) if len(known) else None
+        stored = self.storage.read(rows[known]) if len(known) else None
         if self.write_fn is not None and merge is None:
             return in_rounds(values, items, rows >= 0, stored, self.write_fn)
         if accumulate:
@@ -561,7 +561,7 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Any]):
         with self._lock:
             if self.storage.structure is None:  # nothing was ever written
                 return TensorDict(batch_size=[0])
-            return self.storage.get(self._table.live())
+            return self.storage.read(self._table.live())
 
     def items(self) -> tuple[TensorDict, Any]:
         """`keys()` and `values()` of the same moment.
@@ -591,7 +591,7 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Any]):
         (tensor([6]), tensor([2]))
         """
         with self._lock:
-            values = self.storage.get(rows)  # an IndexError first, if there is none
+            values = self.storage.read(rows)  # an IndexError first, if there is none
             return self._keys_at(rows), values
 
     def _keys_at(self, rows: Tensor) -> TensorDict:
@@ -644,7 +644,7 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Any]):
     def _read(self, rows: Tensor, batch: torch.Size) -> Any:
         if not len(rows) and self.storage.structure is None:
             return TensorDict(batch_size=batch)  # whose entries are not known yet
-        values = self.storage.get(rows)
+        values = self.storage.read(rows)
         if self.evict:
             self._lru.touch(rows)
         if self._selected is not None:

@@ -6,10 +6,11 @@ from typing import Any
 import torch
 
 from raffia.data.buffer import check_is_storage
+from raffia.data.list_storage import ListStorage
 from raffia.data.prioritized import PrioritizedSampler
 from raffia.data.storage import Storage
 from raffia.data.tensordict_replay import TensorDictReplayBuffer
-from raffia.data.torchrl_storages import ListStorage, refuse_others
+from raffia.data.torchrl_storages import refuse_others
 from raffia.data.writers import Writer
 from raffia.tensordict.keys import NestedKey
 

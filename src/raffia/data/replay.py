@@ -22,13 +22,13 @@ from raffia.data.buffer import (
 )
 from raffia.data.folder import Content, Folder, load_folder, write_folder
 from raffia.data.forking import survives_fork
+from raffia.data.list_storage import ListStorage
 from raffia.data.memmap_storage import MemmapStorage
 from raffia.data.prefetch import Prefetcher
 from raffia.data.prioritized import PrioritizedSampler
 from raffia.data.samplers import RandomSampler, Sampler, too_few
 from raffia.data.storage import Storage
 from raffia.data.storage_state import from_state
-from raffia.data.torchrl_storages import ListStorage
 from raffia.data.writers import RoundRobinWriter, Writer
 from raffia.tensordict.disk import save_file
 from raffia.tensordict.tensordict import TensorDict
@@ -483,7 +483,7 @@ class ReplayBuffer(Buffer):
         live = self._maker.live()
         if "storage" in state:
             found = from_state(state["storage"], self.storage.max_size)
-            live = range(max(0, found.total - len(found.rows)), found.total)
+            live = range(max(0, found.total - found.num_rows), found.total)
         if int(state["total"]) > live.stop:
             raise too_few(int(state["total"]), live)
         before = self.sampler.state_dict()

@@ -36,11 +36,11 @@ class StoredRows:
     def close(self, rows: Tensor, before: Tensor) -> None:
         """Make steps closing rows, and the steps before them the last ones of their episodes."""
         if len(rows):
-            found = self.storage.get(rows)
+            found = self.storage.read(rows)
             closing = found.clone().zero_().update(found.select(*self.keys.observation))
             self._truncate(rows, closing)
         if len(before):
-            self._truncate(before, self.storage.get(before))
+            self._truncate(before, self.storage.read(before))
 
     def _truncate(self, rows: Tensor, entries: TensorDict) -> None:
         entries[self.keys.truncated].fill_(True)
@@ -79,7 +79,7 @@ class StoredRows:
 
     def _write_whole(self, rows: Tensor, values: dict[Path, Tensor], is_step: Tensor) -> None:
         """Write entries on disk, where a checksum covers whole rows: all entries in one write."""
-        found = self.storage.get(rows)
+        found = self.storage.read(rows)
         everywhere = torch.ones_like(is_step)
         for path, value in values.items():
             entry = found[path]

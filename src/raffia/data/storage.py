@@ -36,6 +36,7 @@ class Storage(ABC):
     True
     """
 
+    _mixes_shapes = False  # whether rows may be of unlike shapes
     _skips = True  # whether items that `extend` would overwrite itself need not be written
 
     def __init__(self, max_size: int | None, device: torch.device | str = "cpu") -> None:
@@ -225,6 +226,10 @@ class Storage(ABC):
             self._read_into(index, batch, structure, out)
             return out
         return structure.build(self._read(index, batch), batch, self._device)
+
+    def read(self, rows: Any, out: Any = None) -> Any:
+        """`get`, also where that of a subclass gives rows in another form: a batch of them."""
+        return Storage.get(self, rows, out)
 
     def entry(self, path: tuple[Any, ...], rows: Tensor) -> Tensor:
         """One entry of rows int64 [n], a copy [n, ...].
@@ -478,7 +483,9 @@ class Storage(ABC):
         found = self._contents()
         return {
             "fields": {"_max_size": self._max_size, "_device": self._device},
-            **by_value({"rows": found.rows, "leaves": list(found.leaves)}),
+            **by_value(
+                {"rows": found.rows, "leaves": list(found.leaves), "others": list(found.others)}
+            ),
             "structure": found.structure,
             "total": found.total,
         }
@@ -486,10 +493,8 @@ class Storage(ABC):
     def __setstate__(self, state: dict[str, Any]) -> None:
         fields, state = state["fields"], from_value(state)
         Storage.__init__(self, fields["_max_size"], fields["_device"])
-        rows = StorageContents(
-            self._max_size, state["total"], state["structure"], state["rows"], state["leaves"]
-        )
-        self._replace(rows)
+        names = ("total", "structure", "rows", "leaves", "others")
+        self._replace(StorageContents(self._max_size, *[state[name] for name in names]))
 
     def state_dict(self) -> dict[str, Any]:
         """All that the storage holds: a dict of tensors (copies) and integers.
@@ -521,7 +526,13 @@ class Storage(ABC):
 
         Raises ValueError, and changes nothing, if the state is not of such a storage.
         """
-        self._replace(from_state(state, self._max_size))
+        new = from_state(state, self._max_size)
+        if new.others and not self._mixes_shapes:
+            raise ValueError(
+                f"the state has rows of unlike shapes, of which a {type(self).__name__} holds "
+                "none: load it into a ListStorage"
+            )
+        self._replace(new)
 
     def _replace(self, new: StorageContents) -> None:
         """Hold these rows, and no others."""

@@ -63,9 +63,9 @@ class StorageByKey:
         for storage, x in self._matched(data):
             storage.set(rows, x)
 
-    def get(self, rows: Any) -> TensorDict:
+    def read(self, rows: Any) -> TensorDict:
         """Read rows, as copies."""
-        entries = {key: storage.get(rows) for key, storage in self._storages.items()}
+        entries = {key: storage.read(rows) for key, storage in self._storages.items()}
         return TensorDict({}, batch_size=rows.shape).update(_nested(entries))
 
     def empty(self, count: int) -> TensorDict:

@@ -18,6 +18,12 @@ class StorageContents(NamedTuple):
     structure: RowStructure | None  # None before the first write
     rows: Tensor  # int64 [n]: those that hold something, ascending
     leaves: Sequence[Tensor]  # [n, ...] each
+    others: Sequence["StorageContents"] = ()  # rows of other shapes, of a `ListStorage`
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows there are, of any shape."""
+        return len(self.rows) + sum(other.num_rows for other in self.others)
 
 
 def to_state(found: StorageContents) -> dict[str, Any]:
@@ -27,12 +33,14 @@ def to_state(found: StorageContents) -> dict[str, Any]:
     if found.structure is not None:
         text = json.dumps(found.structure.to_json()).encode()
         names = [f"{i}.{name}" for i, name in enumerate(found.structure.names)]
+    others = {str(i): to_state(other) for i, other in enumerate(found.others)}
     return {
         "max_size": -1 if found.max_size is None else found.max_size,
         "total": found.total,
         "structure": torch.tensor(list(text), dtype=torch.uint8),
         "rows": found.rows,
         "leaves": dict(zip(names, found.leaves, strict=True)),
+        **({"others": others} if others else {}),
     }
 
 
@@ -62,7 +70,11 @@ def from_state(state: dict[str, Any], max_size: int | None) -> StorageContents:
     found = [(leaf.dtype, tuple(leaf.shape)) for leaf in leaves]
     if found != [(x.dtype, (len(rows), *x.shape)) for x in structure.layouts]:
         raise ValueError(f"the state is damaged: {len(rows)} rows of {structure} are {found}")
-    return StorageContents(max_size, total, structure, rows, leaves)
+    others = [from_state(other, max_size) for other in state.get("others", {}).values()]
+    every = torch.cat([rows, *[other.rows for other in others]])
+    if len(every.unique()) < len(every) or any(other.others for other in others):
+        raise ValueError("the state is damaged: a row is there more than once")
+    return StorageContents(max_size, total, structure, rows, leaves, others)
 
 
 def numbers_of(rows: Tensor, total: int, max_size: int | None) -> Tensor:  # int64 [n]

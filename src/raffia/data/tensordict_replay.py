@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 
 from raffia.data.items import batch_of, rows_of, value_at, with_value, without_value
+from raffia.data.list_storage import ListStorage
 from raffia.data.prioritized import PrioritizedSampler
 from raffia.data.replay import ReplayBuffer
 from raffia.data.samplers import Sampler
 from raffia.data.storage import Storage
-from raffia.data.torchrl_storages import ListStorage, refuse_others
+from raffia.data.torchrl_storages import refuse_others
 from raffia.data.writers import Writer
 from raffia.tensordict.keys import NestedKey, unravel_key_to_tuple
 from raffia.tensordict.node import Node
@@ -91,6 +92,8 @@ class TensorDictReplayBuffer(ReplayBuffer):
             return super().extend(data)
         with self._changing():  # priorities are checked for the alpha that is there when they count
             if type(data) is list and data and isinstance(data[0], (Node, dict)):
+                if self._differ_in_shape(data):
+                    return torch.tensor([self.add(item) for item in data])
                 data = rows_of(data, self.storage.structure)
             data, priority = self._with_priority(data, 1)
             numbers = super().extend(data)
@@ -98,6 +101,17 @@ class TensorDictReplayBuffer(ReplayBuffer):
                 size = self.storage.max_size or 0  # of more than these the last ones are here
                 self.sampler.update_priority(numbers[-size:], priority[-size:])
         return numbers
+
+    def _differ_in_shape(self, items: list[Any]) -> bool:
+        """Whether a `ListStorage` takes the items one by one, and no other storage does."""
+        if not isinstance(self.storage, ListStorage):
+            return False
+        try:
+            rows_of(items, self.storage.structure)
+        except ValueError:
+            self.storage.check(items)  # all of them, before one is added
+            return True
+        return False
 
     def add(self, item: Any) -> int:
         if self.priorities is None:

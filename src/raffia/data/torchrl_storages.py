@@ -44,32 +44,6 @@ class LazyTensorStorage(TensorStorage):
         super().__init__(max_size, device=device)
 
 
-class ListStorage(TensorStorage):
-    """A storage that grows as items come, up to `max_size`; items have one structure, and are
-    stacked when read.
-
-    TorchRL's holds any objects; here rows of different shapes, and what is no tensor, are refused.
-
-    max_size: the number of rows there may be; None: as many as memory holds.
-    device: where the rows are; the CPU if None.
-
-    >>> from raffia.data import ListStorage
-    >>> storage = ListStorage()
-    >>> storage.extend([torch.zeros(3), torch.ones(3)])
-    tensor([0, 1])
-    """
-
-    def __init__(
-        self,
-        max_size: int | None = None,
-        *,
-        compilable: bool = False,
-        device: torch.device | str | None = None,
-    ) -> None:
-        refuse_others(compilable=compilable)
-        super().__init__(max_size, device="cpu" if device is None else device)
-
-
 class LazyMemmapStorage(MemmapStorage):
     """`MemmapStorage` as TorchRL names it: rows on disk, allocated at the first write.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -44,7 +44,7 @@ class UnknownVertexError(KeyError, ValueError):
         return str(self.args[0]) if self.args else ""
 
 
-class Tree(TensorClass["nocast"]):
+class Tree(TensorClass, nocast=True):
     """A vertex: the steps that lead to a node where paths branch (or end), and the vertices below
     it. A tensorclass: `tree.subtree` is the stack of the vertices below, `tree.clone()` a copy of
     all of them.
@@ -77,7 +77,7 @@ class Tree(TensorClass["nocast"]):
     repeats: bool = False
     action_keys: tuple[NestedKey, ...] = ("action",)
 
-    _parent = None  # a weak reference to a vertex, which is no entry
+    _parent: ClassVar[Any] = None  # a weak reference to a vertex, which is no entry
 
     def __init__(self, subtree: list[Tree] | Tree | None = None, **fields: Any) -> None:
         if isinstance(subtree, list):
@@ -97,7 +97,7 @@ class Tree(TensorClass["nocast"]):
             tree.node_id = number
             for child in tree.children:
                 if child._parent is None:
-                    child._parent = weakref.ref(tree)
+                    child.__dict__["_parent"] = weakref.ref(tree)
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the parent: a pickled tree is a copy."""
@@ -307,7 +307,8 @@ class Tree(TensorClass["nocast"]):
 
         Raises IndexError where the path leaves the tree.
         """
-        rollouts = [tree.rollout for tree in self._along(path) if tree.rollout is not None]
+        held = [tree.rollout for tree in self._along(path)]
+        rollouts: list[Any] = [rollout for rollout in held if rollout is not None]
         return torch.cat(rollouts) if rollouts else None
 
     def _along(self, path: Path) -> list[Tree]:

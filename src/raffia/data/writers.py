@@ -140,7 +140,7 @@ class TensorDictMaxValueWriter(Writer):
             stays = early[~torch.isin(early, leaves)]
             goes = leaves[leaves >= overwritten]
             if len(stays):
-                storage.set(old_rows[goes], storage.get(old_rows[stays]))
+                storage.set(old_rows[goes], storage.read(old_rows[stays]))
         return data[stored], stored
 
     def _ranks(self, entry: Tensor) -> Tensor:
