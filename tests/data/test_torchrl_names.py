@@ -177,7 +177,7 @@ def test_storages_are_indexed(storage):
     rows[0] = items(7, 1)[0]
     rows[torch.tensor([1, 2])] = items(8, 2)
     assert rows[0]["obs"] == 7 and rows.read(slice(None))["obs"].tolist() == [7, 8, 9]
-    assert rows[[2, 0]]["obs"].tolist() == [9, 7]
+    assert rows.read([2, 0])["obs"].tolist() == [9, 7]
 
 
 # --------------------------------------------------------------------------------------- slices
