@@ -23,6 +23,7 @@ __all__ = [
     "Lock",
     "MissingFileError",
     "check_manifest",
+    "dump_json",
     "foreign_reader",
     "is_deeper",
     "open_plain",
@@ -31,6 +32,7 @@ __all__ = [
     "make_folder",
     "parse_json",
     "replaced",
+    "shown",
     "sync",
     "write_atomically",
     "write_json",
@@ -276,9 +278,10 @@ def brief(error: BaseException) -> str:
     return text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."
 
 
-def open_plain(path: Path) -> BinaryIO:
+def open_plain(path: Path, *, follows_links: bool = False) -> BinaryIO:
     """A file of this very name, opened for reading; DamagedFileError for links, pipes, devices.
 
+    follows_links: a link to a file is one, too.
     Of a folder that comes from elsewhere a link may lead to whatever the reader may read, a pipe
     would block, and a device has no end.
 
@@ -291,8 +294,9 @@ def open_plain(path: Path) -> BinaryIO:
     ...
     raffia.files.DamagedFileError: ...y: it is no plain file (links are not followed)
     """
-    no = "it is no plain file (links are not followed)"
-    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
+    no = "it is no plain file" + ("" if follows_links else " (links are not followed)")
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)
+    flags |= 0 if follows_links else getattr(os, "O_NOFOLLOW", 0)
     try:
         fd = os.open(path, flags | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0))
     except OSError as error:
@@ -322,6 +326,25 @@ def parse_json(path: Path, text: bytes | str, *, deepest: int | None = DEEPEST) 
     if deepest is not None and is_deeper(found, deepest):  # so that nobody's recursion ends in it
         raise DamagedFileError(path, f"it is nested more than {deepest} deep")
     return found
+
+
+def dump_json(content: Any) -> bytes:
+    """JSON for programs to read, without blanks.
+
+    >>> dump_json({"a": [1, 2]})
+    b'{"a":[1,2]}'
+    """
+    return json.dumps(content, separators=(",", ":")).encode()
+
+
+def shown(value: Any) -> str:
+    """A value in the text of an error, however long it is.
+
+    >>> shown("a" * 1000)[-6:]
+    'aaa...'
+    """
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def write_manifest(folder: Path, names: Iterable[str]) -> None:

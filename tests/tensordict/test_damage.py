@@ -693,7 +693,7 @@ class TestOneFile:
 
 class TestMapped:
     def test_options_that_do_nothing_are_refused(self, tmp_path):
-        for option in ("share_non_tensor", "archive", "compression", "atomic"):
+        for option in ("archive", "compression", "atomic"):
             with pytest.raises(TypeError, match=option):
                 sample().memmap(tmp_path, **{option: True})
 

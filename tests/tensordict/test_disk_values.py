@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from raffia import MemoryMappedTensor, NonTensorData, TensorDict
-from raffia.tensordict.disk import DamagedFileError, decode, encode
+from raffia.files import DamagedFileError
+from raffia.tensordict.json_values import decode, encode
 from tests.tensordict.invariants import sound
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from raffia.data.folder import MANIFEST, read_folder, signed, write_folder
-from raffia.tensordict.disk import dump
+from raffia.files import dump_json
 from raffia.tensordict.memmap import DamagedFileError
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.checkpoint import CheckpointError, Checkpoints, read_checkpoint
@@ -270,7 +270,7 @@ def test_a_later_version_is_refused_by_name(checkpoints):
         record = json.load(file)
     del record["sha256"]
     with open(path / MANIFEST, "wb") as file:
-        file.write(dump(signed({**record, "version": 2})))
+        file.write(dump_json(signed({**record, "version": 2})))
     with pytest.raises(CheckpointError, match="000000002 was written by a later raffia.*version 2"):
         checkpoints.newest()
     save(Checkpoints(checkpoints.folder, keep=1), 3)

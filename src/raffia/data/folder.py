@@ -15,9 +15,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from raffia.files import DamagedFileError, Lock, make_folder, write_atomically
+from raffia.files import (
+    DamagedFileError,
+    Lock,
+    dump_json,
+    make_folder,
+    parse_json,
+    shown,
+    write_atomically,
+)
 from raffia.files import sync as sync
-from raffia.tensordict.disk import dump, parse, shown
 
 Loaded = TypeVar("Loaded")
 MANIFEST = "manifest.json"
@@ -86,7 +93,7 @@ def write_folder(
                 stored = f"{stem}.raffia-{token}{dot}{suffix}"
                 listed[name] = {"file": stored, **_store(f"{root}/{stored}", content)}
             record = {"format": "raffia", "kind": kind, "version": version, "files": listed}
-            text = dump(signed({**record, "extras": extras or {}}))
+            text = dump_json(signed({**record, "extras": extras or {}}))
             sync(root)
             write_atomically(f"{root}/{MANIFEST}", text)
         except BaseException:
@@ -113,7 +120,7 @@ def replace_extras(path: Path, kind: str, version: int, extras: dict[str, Any]) 
     with locked(root):
         record = _manifest(root)
         check_kind(root, record, kind, version)
-        write_atomically(f"{root}/{MANIFEST}", dump(signed({**record, "extras": extras})))
+        write_atomically(f"{root}/{MANIFEST}", dump_json(signed({**record, "extras": extras})))
 
 
 def read_folder(path: Path, kind: str, version: int) -> Folder:
@@ -173,13 +180,13 @@ def check_kind(root: str, record: dict[str, Any], kind: str, version: int) -> No
 
 def signed(record: dict[str, Any]) -> dict[str, Any]:
     """The record with a checksum of itself."""
-    return {**record, "sha256": hashlib.sha256(dump(record)).hexdigest()}
+    return {**record, "sha256": hashlib.sha256(dump_json(record)).hexdigest()}
 
 
 def read_signed(path: str) -> dict[str, Any]:
     """A record that was written `signed`; DamagedFileError if it is not as it was written."""
     with open(path, "rb") as file:
-        record = parse(path, file.read())
+        record = parse_json(path, file.read(), deepest=None)
     if type(record) is not dict or record.get("format") != "raffia":
         raise DamagedFileError(path, "it is not a record of ours")
     checksum = record.pop("sha256", None)

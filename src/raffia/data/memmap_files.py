@@ -25,8 +25,7 @@ import torch
 from torch import Tensor
 
 from raffia.data.folder import check_kind, read_signed, signed
-from raffia.files import DamagedFileError, Lock, sync, write_atomically
-from raffia.tensordict.disk import dump, shown
+from raffia.files import DamagedFileError, Lock, dump_json, shown, sync, write_atomically
 
 KIND, VERSION = "raffia.memmap_storage", 1
 HEADER, ROWS, LOG, LOCK = "storage.json", "rows.bin", "log.bin", "lock"
@@ -143,7 +142,7 @@ def read_header(folder: str) -> dict[str, Any] | None:
 def write_header(folder: str, header: dict[str, Any]) -> None:
     """Replace the header atomically, and bring it to disk."""
     record = {"format": "raffia", "kind": KIND, "version": VERSION, **header}
-    write_atomically(f"{folder}/{HEADER}", dump(signed(record)))
+    write_atomically(f"{folder}/{HEADER}", dump_json(signed(record)))
 
 
 # --------------------------------------------------------------------------------------- the lock

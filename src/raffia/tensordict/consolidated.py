@@ -13,19 +13,18 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from raffia.files import DamagedFileError, parse_json, write_atomically
+from raffia.files import DamagedFileError, dump_json, open_plain, parse_json, write_atomically
 from raffia.tensordict import ragged
-from raffia.tensordict.disk import (
+from raffia.tensordict.memmap import DTYPE_NAMES, Path
+from raffia.tensordict.record import (
     Outline,
     Reader,
     Record,
-    dump,
-    open_regular,
+    check_version,
     outline,
     rebuild,
     titled,
 )
-from raffia.tensordict.memmap import DTYPE_NAMES, Path
 
 Joined = tuple[int, int, int | None]  # where values, offsets and lengths are among the pieces
 
@@ -124,7 +123,7 @@ def described(td: Any) -> tuple[bytes, list[Tensor], list[int]]:
             listed[name] = jagged(entry) if entry.is_nested else put(entry)
         return {**plan.record, "entries": listed}
 
-    return dump(titled(place(outline(td, nested=True)))), leaves, starts
+    return dump_json(titled(place(outline(td, nested=True)))), leaves, starts
 
 
 def write_block(td: Any, filename: Path) -> list[int]:
@@ -200,8 +199,8 @@ def from_consolidated(cls: Any, filename: Path) -> Any:
     (tensor([1., 1.]), 'text', True)
     """
     path = os.path.abspath(filename)
-    fd, length = open_regular(path)
-    with open(fd, "rb") as file:
+    with open_plain(path, follows_links=True) as file:
+        length = os.fstat(file.fileno()).st_size
         file.seek(max(0, length - ENDING))
         ending = file.read(ENDING)
         size = int.from_bytes(ending[:8], "little")
@@ -218,7 +217,7 @@ def over_block(source: str, record: Any, block: Tensor) -> Any:
     source: where both are from, for errors.
     """
     reader = BlockReader(source, None if block.device.type == "cpu" else block.device, False)
-    reader.check_version(record)
+    check_version(source, record)
     reader.block = block
     td = rebuild(reader, record)
     td._buffer = block

@@ -1,33 +1,35 @@
 """Containers on disk: a folder of memory-mapped files, or one safetensors file; never a pickle.
 
-Both hold the same JSON record of the tree: class, batch size, names, and what stands under each
-name. `outline` makes it from a container, `rebuild` makes a container from it and trusts nothing.
+Both hold the same JSON record of the tree, the one of record.py.
 """
 
 from __future__ import annotations
 
-import base64
-import enum
-import errno
 import hashlib
-import json
 import math
 import os
 import pathlib
 import re
 import stat
-import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any, BinaryIO, NoReturn
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from raffia.files import MissingFileError, make_folder, parse_json, write_atomically
-from raffia.tensordict import dim_names, ragged
+from raffia.files import (
+    MissingFileError,
+    dump_json,
+    make_folder,
+    open_plain,
+    parse_json,
+    shown,
+    write_atomically,
+)
+from raffia.tensordict import ragged
 from raffia.tensordict.entries import locked_error
 from raffia.tensordict.keys import NestedKey, through_leaf, unravel_key_to_tuple
 from raffia.tensordict.lock import _lock
@@ -47,455 +49,22 @@ from raffia.tensordict.memmap import (
     refuse_copy,
 )
 from raffia.tensordict.node import Node
-
-VERSION = 1
-RAGGED_VERSION = 2  # of the record of a folder that holds a nested tensor
-META = "meta.json"
-CPU = torch.device("cpu")
-VALUE_CLASSES = ("NonTensorData", "MetaData", "NonTensorStack")
-Record = dict[str, Any]
-
-# -------------------------------------------------------------------------------- non-tensor values
-
-
-def encode(value: Any, key: tuple[str, ...]) -> Any:
-    """A non-tensor value as JSON, such that `decode` gives an equal one of the same types.
-
-    >>> encode({"a": (1, None)}, ())
-    {'a': {'$tuple': [1, None]}}
-    """
-    kind = type(value)
-    if value is None or kind in (str, bool, int, float):
-        return value
-    if kind is list:
-        return [encode(item, key) for item in value]
-    if kind is tuple:
-        return {"$tuple": [encode(item, key) for item in value]}
-    if kind is dict:
-        if not all([type(name) is str for name in value]):
-            return {"$items": [[encode(k, key), encode(v, key)] for k, v in value.items()]}
-        items = {name: encode(item, key) for name, item in value.items()}
-        return {"$dict": items} if any([name.startswith("$") for name in items]) else items
-    if kind in (set, frozenset):
-        return {f"${kind.__name__}": sorted([encode(item, key) for item in value], key=dump)}
-    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in ARRAY_KINDS:
-        text = base64.b64encode(np.ascontiguousarray(value).tobytes()).decode()
-        tag = "$array" if isinstance(value, np.ndarray) else "$number"
-        return {tag: [value.dtype.str, list(value.shape), text]}
-    if isinstance(value, enum.Enum):
-        if "<locals>" not in kind.__qualname__:
-            return {"$enum": [kind.__module__, kind.__qualname__, value.name]}
-    elif isinstance(value, pathlib.Path):
-        return {"$path": str(value)}
-    elif kind is bytes:
-        return {"$bytes": base64.b64encode(value).decode()}
-    elif kind is complex:
-        return {"$complex": [value.real, value.imag]}
-    elif isinstance(value, (str, int, float)):
-        return value
-    raise TypeError(
-        f"entry {'.'.join(key)!r} is a {kind.__name__}, which can't be stored on disk: a "
-        "non-tensor value is None, a bool, a number, a string, bytes, a numpy array, a path, a "
-        "member of an enum that stands in a module, or a list, tuple, set or dict of such. "
-        "Convert it, or leave it out: td.exclude(...)"
-    )
-
-
-ARRAY_KINDS = "biufcmMSU"  # all but Python objects and records
-
-
-def decode(value: Any) -> Any:
-    """What `encode` encoded; ValueError for what it can't have made.
-
-    >>> decode({"a": {"$tuple": [1, None]}})
-    {'a': (1, None)}
-    """
-    if type(value) is list:
-        return [decode(item) for item in value]
-    if type(value) is not dict:
-        return value
-    if len(value) == 1:
-        tag, content = next(iter(value.items()))
-        if tag == "$dict" and type(content) is dict:
-            return {name: decode(item) for name, item in content.items()}
-        if tag in DECODERS:
-            try:
-                return DECODERS[tag](content)
-            except (TypeError, ValueError, KeyError, AttributeError) as error:
-                raise ValueError(f"{shown(value)} is not a value: {error}") from None
-    return {name: decode(item) for name, item in value.items()}
-
-
-def _items(content: Any) -> Any:
-    if type(content) is not list:
-        raise ValueError("it is not a list")
-    return [decode(item) for item in content]
-
-
-def _array(content: Any) -> np.ndarray:
-    name, shape, text = content
-    dtype = np.dtype(name)
-    if dtype.kind not in ARRAY_KINDS or not all([type(n) is int and n >= 0 for n in shape]):
-        raise ValueError("there is no such array")
-    return np.frombuffer(base64.b64decode(text, validate=True), dtype).reshape(shape).copy()
-
-
-def _member(content: Any) -> Any:
-    """A member of an enum; only those are found whose module is imported already."""
-    module, name, member = content
-    found: Any = sys.modules.get(module)
-    for part in name.split("."):
-        found = vars(found)[part] if found is not None else None
-    if not (isinstance(found, type) and issubclass(found, enum.Enum)):
-        raise ValueError("there is no such enum: import the module that defines it before loading")
-    return found[member]
-
-
-DECODERS: dict[str, Callable[[Any], Any]] = {
-    "$tuple": lambda content: tuple(_items(content)),
-    "$set": lambda content: set(_items(content)),
-    "$frozenset": lambda content: frozenset(_items(content)),
-    "$items": lambda content: {decode(name): decode(item) for name, item in content},
-    "$array": _array,
-    "$number": lambda content: _array(content)[()],
-    "$enum": _member,
-    "$path": pathlib.Path,
-    "$bytes": lambda content: base64.b64decode(content, validate=True),
-    "$complex": lambda content: complex(*content),
-}
-
-
-# ---------------------------------------------------------------------- the record of a container
-
-
-class Outline:
-    """A node as it goes to disk: its record, and its entries, for which the format has a place."""
-
-    __slots__ = ("node", "key", "record", "entries", "wrap", "folder", "mapped", "ragged", "result")
-
-    def __init__(self, node: Any, key: tuple[str, ...], record: Record) -> None:
-        self.node = node
-        self.key = key
-        self.record = record
-        self.entries: dict[str, Any] = {}  # name -> Tensor | Outline
-        self.wrap: Any = None  # the tensorclass around the node
-        self.folder: str | None = None
-        self.mapped: dict[str, Tensor] = {}
-        self.ragged: dict[str, ragged.Structure] = {}  # of those that are nested tensors
-        self.result: Any = None
-
-    def walk(self) -> Iterator[Outline]:
-        """This outline after those below it."""
-        for entry in self.entries.values():
-            if isinstance(entry, Outline):
-                yield from entry.walk()
-        yield self
-
-    @property
-    def is_value(self) -> bool:
-        return self.record["class"] in VALUE_CLASSES
-
-
-def outline(
-    node: Any, key: tuple[str, ...] = (), like: bool = False, nested: bool = False
-) -> Outline:
-    """The outline of a container; TypeError if it holds what can't be stored.
-
-    nested: nested tensors can be.
-    """
-    from raffia.tensordict.lazy import LazyStackedTensorDict
-    from raffia.tensordict.tensorclass import TensorClass
-
-    if isinstance(node, Tensor):
-        raise NotImplementedError(
-            f"entry {'.'.join(key)!r} is an UnbatchedTensor, which can't be stored on disk; "
-            "leave it out with td.exclude(key), or store it as an entry of a container without "
-            "batch dimensions"
-        )
-    if node._is_data():
-        return Outline(node, key, value_record(node, key))
-    if isinstance(node, TensorClass):
-        out = outline(node._td, key, like, nested)
-        out.wrap = type(node)
-        out.record["tensorclass"] = f"{out.wrap.__module__}.{out.wrap.__qualname__}"
-        return out
-    record: Record = {"class": "TensorDict", "batch_size": list(node._batch_size)}
-    if isinstance(node, LazyStackedTensorDict):
-        record = {"class": "LazyStackedTensorDict", "stack_dim": node.stack_dim}
-        record["batch_size"] = list(node._member_size()) if not node.tensordicts else None
-        entries = {str(i): member for i, member in enumerate(node.tensordicts)}
-    else:
-        entries = node._entries()
-    if node._device is not None:
-        record["device"] = "cpu"  # where it is loaded to, unless told otherwise
-    if node._names is not None and any(node._names):
-        record["names"] = list(node._names)
-    out = Outline(node, key, record)
-    for name, value in entries.items():
-        if isinstance(value, Node):
-            out.entries[name] = outline(value, (*key, name), like, nested)
-        else:
-            check_leaf(value, (*key, name), like, nested)
-            out.entries[name] = value
-    return out
-
-
-def check_leaf(leaf: Tensor, key: tuple[str, ...], like: bool, nested: bool = False) -> None:
-    if leaf.is_nested and not nested:
-        raise NotImplementedError(
-            f"entry {'.'.join(key)!r} is a nested tensor, which has no place in this file: write a "
-            "folder, td.memmap(folder), or one file with td.consolidate(filename), which takes "
-            "jagged ones"
-        )
-    plain = leaf.layout is torch.strided or leaf.is_nested
-    if leaf.dtype not in DTYPE_NAMES or not plain:
-        raise TypeError(
-            f"entry {'.'.join(key)!r} is a tensor of dtype {leaf.dtype} and layout {leaf.layout}, "
-            "which can't be stored on disk"
-        )
-    if leaf.is_meta and not (like and not leaf.is_nested):
-        raise TypeError(f"entry {'.'.join(key)!r} is on the meta device: it has no data to store")
-
-
-def value_record(node: Any, key: tuple[str, ...]) -> Record:
-    """The record of a non-tensor entry, which holds its value, or a value for each row."""
-    from raffia.tensordict.nontensor import MetaData, NonTensorData
-
-    if isinstance(node, NonTensorData):
-        name = "MetaData" if isinstance(node, MetaData) else "NonTensorData"
-        record: Record = {"class": name, "batch_size": list(node._batch_size)}
-        record["value"] = encode(node._data, key)
-    else:
-        members = node.tensordicts
-        record = {"class": "NonTensorStack", "stack_dim": node.stack_dim}
-        if all([isinstance(m, NonTensorData) and not m._batch_size for m in members]):
-            record["values"] = [encode(member._data, key) for member in members]
-            record["batch_size"] = list(node._member_size())
-        else:
-            record["members"] = [value_record(member, key) for member in members]
-    if node._device is not None:
-        record["device"] = "cpu"
-    return record
-
-
-class Reader:
-    """Where a record comes from: it finds the tensors and containers that the record refers to."""
-
-    nested = False  # whether a tensor can be a nested one
-    versions: tuple[int, ...] = (VERSION,)
-
-    def __init__(self, path: str, device: torch.device | None, non_blocking: bool) -> None:
-        self.path = path
-        self.device = device  # where the tensors are wanted
-        self.non_blocking = non_blocking
-
-    def fail(self, why: str, part: Record | None = None) -> NoReturn:
-        """part: of the record of a nested tensor, what is to blame."""
-        raise DamagedFileError(self.path, why)
-
-    def tensor(self, entry: Record) -> Tensor:
-        raise NotImplementedError
-
-    def container(self, entry: Record) -> Any:
-        raise NotImplementedError
-
-    # what a record may hold
-
-    def check_version(self, record: Any) -> None:
-        version = record.get("version") if type(record) is dict else None
-        if type(version) is not int or version not in self.versions:
-            known = " and ".join([str(n) for n in self.versions])
-            self.fail(f"it has version {shown(version)}, this reads {known}")
-
-    def size(self, value: Any) -> list[int]:
-        if type(value) is not list or not all([type(n) is int and 0 <= n < 2**63 for n in value]):
-            self.fail(f"{shown(value)} is not a shape")
-        return value
-
-    def dtype(self, name: Any) -> torch.dtype:
-        if type(name) is not str or name not in DTYPES:
-            self.fail(f"there is no dtype {shown(name)}")
-        return DTYPES[name]
-
-    def empty(self, shape: list[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Room for a tensor, whose length is known to be that of what it is read from."""
-        try:
-            return torch.empty(shape, dtype=dtype, device=device)
-        except RuntimeError as error:
-            return self.fail(f"no tensor has the shape {shown(shape)}: {error}")
-
-    def names(self, value: Any, ndim: int) -> list[str | None] | None:
-        if value is None:
-            return None
-        if type(value) is not list or len(value) != ndim:
-            self.fail(f"{shown(value)} does not name {ndim} dimensions")
-        given = [name for name in value if name is not None]
-        if not all([type(name) is str for name in given]) or len({*given}) < len(given):
-            self.fail(f"{shown(value)} are not names of dimensions")
-        return value
-
-    def on(self, device: Any) -> torch.device | None:
-        if device is not None and device != "cpu":
-            self.fail(f"{shown(device)} is not a device")
-        return self.device or (CPU if device else None)
-
-
-def shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
-
-
-def rebuild(reader: Reader, record: Any) -> Any:
-    """The container that a record describes; DamagedFileError if it describes none."""
-    from raffia.tensordict.build import shape_of
-    from raffia.tensordict.tensordict import TensorDict
-
-    if type(record) is not dict:
-        reader.fail("it is not a record")
-    kind = record.get("class")
-    if "tensorclass" in record:
-        bare = {name: value for name, value in record.items() if name != "tensorclass"}
-        return wrapped(reader, record["tensorclass"], rebuild(reader, bare))
-    if kind == "LazyStackedTensorDict":
-        return lazy_node(reader, record)
-    if kind in VALUE_CLASSES:
-        return value_node(reader, record)
-    if kind != "TensorDict":
-        reader.fail(f"there is no class {shown(kind)}")
-    batch_size = torch.Size(reader.size(record.get("batch_size")))
-    entries = read_entries(reader, record)
-    ndim = len(batch_size)
-    for name, value in entries.items():
-        if ndim and shape_of(value)[:ndim] != batch_size:
-            reader.fail(
-                f"entry {shown(name)} of shape {list(shape_of(value))} does not begin with the "
-                f"batch size {list(batch_size)}"
-            )
-    names, device = reader.names(record.get("names"), ndim), reader.on(record.get("device"))
-    for value in entries.values() if device is not None else ():
-        if isinstance(value, Node) and value._is_data():
-            value._set_device(device)
-    return dim_names.passed_on(TensorDict._make(entries, batch_size, device, names))
-
-
-def read_entries(reader: Reader, record: Record) -> dict[str, Any]:
-    listed = record.get("entries")
-    if type(listed) is not dict:
-        reader.fail("its entries are missing")
-    entries = {}
-    for name, entry in listed.items():
-        if type(entry) is not dict:
-            reader.fail(f"entry {shown(name)} is not a record")
-        tensor = "dtype" in entry or reader.nested and "ragged" in entry
-        entries[name] = reader.tensor(entry) if tensor else reader.container(entry)
-    return entries
-
-
-def lazy_node(reader: Reader, record: Record) -> Any:
-    from raffia.tensordict.lazy import LazyStackedTensorDict
-
-    members = list(read_entries(reader, record).values())
-    for member in members:
-        if not isinstance(member, Node) or member._is_data():
-            reader.fail("a member of a stack is not a container")
-    size = reader.size(record.get("batch_size")) if not members else None
-    out = stacked(reader, record, LazyStackedTensorDict, members, size)
-    names = reader.names(record.get("names"), len(out._batch_size))
-    if names is not None:
-        out.names = names
-    return out
-
-
-def stacked(reader: Reader, record: Record, cls: Any, members: list[Any], size: Any) -> Any:
-    """A lazy stack of members; `size` is the batch size of a member where there is none."""
-    ndims = {len(member._batch_size) for member in members} or {len(size or ())}
-    dim = record.get("stack_dim")
-    if len(ndims) > 1 or type(dim) is not int or not 0 <= dim <= min(ndims):
-        reader.fail(f"{len(members)} members can't be stacked along dimension {shown(dim)}")
-    return cls._of(members, dim, None if size is None else torch.Size(size))
-
-
-def wrapped(reader: Reader, name: Any, td: Any) -> Any:
-    """A tensorclass around a container; only classes that are defined in this process are known."""
-    from raffia.tensordict.tensorclass import REGISTRY
-
-    cls = REGISTRY.get(name) if type(name) is str else None
-    if cls is None:
-        reader.fail(
-            f"it holds the tensorclass {shown(name)}, which is not defined here: import the module "
-            "that defines it before loading"
-        )
-    unknown = [key for key in td.keys() if key not in cls._fields]
-    if unknown or td._is_data():
-        reader.fail(f"{shown(unknown)} are not fields of {name}")
-    return cls._over(td.lock_() if cls._frozen else td)
-
-
-def decoded(reader: Reader, value: Any) -> Any:
-    try:
-        return decode(value)
-    except ValueError as error:
-        return reader.fail(str(error))
-
-
-def value_node(reader: Reader, record: Any) -> Any:
-    """The non-tensor entry that a record describes."""
-    from raffia.tensordict.nontensor import MetaData, NonTensorData, NonTensorStack
-
-    device = reader.on(record.get("device"))
-    if record["class"] in ("NonTensorData", "MetaData"):
-        if "value" not in record:
-            reader.fail("a value is missing")
-        size = torch.Size(reader.size(record.get("batch_size")))
-        kind = MetaData if record["class"] == "MetaData" else NonTensorData
-        return kind(decoded(reader, record["value"]), size, device)
-    rows = record.get("values", record.get("members"))
-    if type(rows) is not list:
-        reader.fail("the values of a stack are missing")
-    if "values" in record:
-        members = [NonTensorData(decoded(reader, value), None, device) for value in rows]
-        member_size = reader.size(record.get("batch_size"))
-        return stacked(reader, record, NonTensorStack, members, member_size)
-    for row in rows:
-        if type(row) is not dict or row.get("class") not in VALUE_CLASSES:
-            reader.fail(f"{shown(row)} is not a non-tensor value")
-    members = [value_node(reader, row) for row in rows]
-    return stacked(reader, record, NonTensorStack, members, None)
-
-
-def titled(record: Record, version: int = VERSION) -> Record:
-    return {"format": "raffia", "version": version, **record}
-
-
-def folder_version(record: Record) -> int:
-    """The first version of the format in which the record of a folder can be read."""
-    holds = any(["ragged" in entry for entry in record.get("entries", {}).values()])
-    return RAGGED_VERSION if holds else VERSION
-
-
-def dump(record: Any) -> bytes:
-    return json.dumps(record, separators=(",", ":")).encode()
-
-
-def parse(path: str, text: bytes | str) -> Any:
-    """JSON that has each name once."""
-    return parse_json(path, text, deepest=None)
-
-
-def open_regular(path: str, flags: int = 0) -> tuple[int, int]:
-    """A descriptor for reading, and the length; DamagedFileError for what is not a plain file."""
-    try:  # a pipe must not block us
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | flags)
-    except OSError as error:
-        if error.errno not in (errno.ELOOP, errno.ENXIO):
-            raise
-        raise DamagedFileError(path, "it is not a file (links are not followed)") from None
-    found = os.fstat(fd)
-    if not stat.S_ISREG(found.st_mode):
-        os.close(fd)
-        raise DamagedFileError(path, "it is not a file")
-    return fd, found.st_size
-
+from raffia.tensordict.record import (
+    CPU,
+    META,
+    VALUE_CLASSES,
+    Outline,
+    Reader,
+    Record,
+    check_version,
+    folder_version,
+    outline,
+    read_record,
+    rebuild,
+    titled,
+    write_record,
+)
+from raffia.tensordict.stored_values import Home, locked, share
 
 # ------------------------------------------------------------------ a folder of memory-mapped files
 
@@ -549,10 +118,12 @@ class Job:
         copy_existing: bool,
         existsok: bool,
         robust_key: bool | None,
+        share_non_tensor: bool,
         like: bool = False,
         inplace: bool = False,
     ) -> None:
         self.td, self.copy_existing, self.existsok = td, copy_existing, existsok
+        self.shares = share_non_tensor
         self.robust, self.like, self.inplace = robust_key is not False, like, inplace
         self.root = outline(td, (), like, nested=True)
         self.folders: list[str] = []
@@ -611,16 +182,23 @@ class Job:
                 self.leaves.append((plan, name, entry, place))
             elif entry.is_value:
                 record, entry.folder = entry.record, folder
+                self.mark_shared(record)
             else:
                 self.place(entry, place)
             listed[name] = record
-        if not plan.is_value:
+        if plan.is_value:
+            self.mark_shared(plan.record)
+        else:
             plan.record["entries"] = listed
         if folder is not None:
             plan.record["device"] = "cpu"
             self.folders.insert(0, folder)
             version = folder_version(plan.record)
-            self.metas.append((f"{folder}/{META}", dump(titled(plan.record, version))))
+            self.metas.append((f"{folder}/{META}", dump_json(titled(plan.record, version))))
+
+    def mark_shared(self, record: Record) -> None:
+        if self.shares:
+            record["shared"] = True
 
     def place_structure(self, plan: Outline, name: str, record: Record, used: set[str]) -> Record:
         """Give files to what else there is of a nested tensor than its values; its record."""
@@ -712,8 +290,16 @@ class Job:
         for plan in self.root.walk():
             mark(plan.result, plan.folder)
             if plan.is_value:
-                mark_values(plan.result, plan.folder, plan.key[-1:], weakref.ref(plan.result))
+                self.find_home(plan)
         return td
+
+    def find_home(self, plan: Outline) -> None:
+        """Tie a value to its place on disk."""
+        name = plan.key[-1] if plan.key else None
+        if self.shares:
+            share(plan.result, plan.folder, name)
+        elif plan.folder is not None:
+            Home(plan.folder, name, False).give_to(plan.result)
 
     def assemble(self, plan: Outline) -> Any:
         """The container of this outline, with mapped leaves."""
@@ -757,27 +343,6 @@ def state(node: Any) -> dict[str, Any]:
     return vars(attributes["_td"]) if "_td" in attributes else attributes
 
 
-def mark_values(node: Any, folder: str | None, name: tuple[str, ...], top: Any) -> None:
-    """Note in a non-tensor entry which entry of which record holds its values."""
-    if folder is not None:
-        node._cache = {"home": (folder, name, top)}
-        for member in node._children():
-            mark_values(member, folder, name, top)
-
-
-def write_value(node: Any) -> None:
-    """Bring a change of the non-tensor entry of a memory-mapped container to its folder."""
-    folder, name, top = (node._cache or {}).get("home", (None, None, None))
-    entry = top() if top is not None else None
-    if folder is not None and entry is not None:
-        record, new = read_record(folder), value_record(entry, name)
-        if name:
-            record["entries"][name[0]] = new
-        else:
-            record.update(new)
-        write_atomically(f"{folder}/{META}", dump(record), is_synced=False, follows_links=False)
-
-
 def forget(td: Any) -> None:
     """Drop what locked containers remember of their entries: in `td`, below and above it."""
     below = [td]
@@ -787,7 +352,7 @@ def forget(td: Any) -> None:
     for node in above:
         above += [ref() for ref in node._parents or () if ref() is not None]
     for node in (*below, *above[1:]):
-        if node._cache and "home" not in node._cache:
+        if node._cache:
             node._cache.clear()
         if state(node).get("_buffer") is not None:  # of a consolidated container
             node._buffer = node._spans = None
@@ -875,6 +440,7 @@ def memmap(
     *,
     num_threads: int = 0,
     return_early: bool = False,
+    share_non_tensor: bool = False,
     existsok: bool = True,
     robust_key: bool | None = True,
 ) -> Any:
@@ -885,6 +451,9 @@ def memmap(
     copy_existing: copy tensors that are mapped from files elsewhere, which is refused otherwise.
     num_threads: how many threads write; return_early: with more than one, return a future at once,
         whose `result()` is the container.
+    share_non_tensor: share the values that are no tensors, too: what one process writes in place,
+        as with `set_`, others read that got the container, or load the folder, and nobody's change
+        is lost. Without it they read the values as they were when they got the container.
     existsok: write over files that are there. A file of the same length is written in place, which
         other maps of it see; one of another length is replaced.
     robust_key: False uses keys as file names as they are, or raises ValueError.
@@ -912,7 +481,7 @@ def memmap(
     (MemoryMappedTensor([1., 1., 1.]), ['a.memmap', 'meta.json', 'n'])
     """
     prefix = own_folder(td) if prefix is None else prefix
-    job = Job(td, prefix, copy_existing, existsok, robust_key)
+    job = Job(td, prefix, copy_existing, existsok, robust_key, share_non_tensor)
     return carry_out(job, num_threads, return_early)
 
 
@@ -923,6 +492,7 @@ def memmap_(
     *,
     num_threads: int = 0,
     return_early: bool = False,
+    share_non_tensor: bool = False,
     existsok: bool = True,
     robust_key: bool | None = True,
 ) -> Any:
@@ -942,7 +512,7 @@ def memmap_(
             "in shared memory: td.memmap(...) makes a copy"
         )
     prefix = own_folder(td) if prefix is None else prefix
-    job = Job(td, prefix, copy_existing, existsok, robust_key, inplace=True)
+    job = Job(td, prefix, copy_existing, existsok, robust_key, share_non_tensor, inplace=True)
     return carry_out(job, num_threads, return_early)
 
 
@@ -954,6 +524,7 @@ def memmap_like(
     existsok: bool = True,
     num_threads: int = 0,
     return_early: bool = False,
+    share_non_tensor: bool = False,
     robust_key: bool | None = True,
 ) -> Any:
     """A locked container of the same keys, shapes and dtypes over new files, which hold zeros.
@@ -969,7 +540,7 @@ def memmap_like(
     >>> buffer["obs"].shape, buffer["reward"].sum()
     (torch.Size([1000, 4]), tensor(1.))
     """
-    job = Job(td, prefix, copy_existing, existsok, robust_key, like=True)
+    job = Job(td, prefix, copy_existing, existsok, robust_key, share_non_tensor, like=True)
     return carry_out(job, num_threads, return_early)
 
 
@@ -1027,7 +598,6 @@ def saved_path(td: Any) -> pathlib.Path:
 
 class FolderReader(Reader):
     nested = True
-    versions = (VERSION, RAGGED_VERSION)
 
     def __init__(
         self,
@@ -1046,25 +616,18 @@ class FolderReader(Reader):
 
     def read(self) -> Any:
         """The container in this folder."""
-        return rebuild(self, self.record())
+        record = self.record()
+        out = rebuild(self, record)
+        if record.get("shared") is True and out._is_data():
+            self.shared(out, None)
+        return out
 
     def record(self) -> Record:
-        try:
-            fd, length = open_regular(self.path, os.O_NOFOLLOW)
-        except (FileNotFoundError, NotADirectoryError):
-            why = "it is missing: nothing was saved here, or saving was interrupted"
-            raise MissingFileError(self.path, why) from None
-        try:
-            text = os.read(fd, length + 1)
-            while len(text) < length and (more := os.read(fd, length)):
-                text += more
-        finally:
-            os.close(fd)
-        record = parse(self.path, text)
-        if type(record) is not dict or record.get("format") != "raffia":
-            self.fail("it is not a record of a container that was saved by this package")
-        self.check_version(record)
-        return record
+        return read_record(self.folder)
+
+    def shared(self, node: Any, name: str | None) -> None:
+        if self.mode != "r" and (self.device is None or self.device == CPU):
+            share(node, self.folder, name)
 
     def below(self, name: Any) -> tuple[str, os.stat_result]:
         """The path of a file or folder in this one, and what it is; links are not followed."""
@@ -1406,20 +969,41 @@ def add(
             f"batch dimension mismatch: the batch size is {size} but the value has shape {shape} "
             f"for key {path[-1]!r}"
         )
-    folder, record, file = own_folder(td), {}, None
-    used = {META}
+    folder = own_folder(td)
+    with nullcontext() if folder is None else locked(folder):
+        child, out = added(td, folder, path, make, robust, structure, shape)
+    td._d[name] = child
+    if rest:
+        _lock(child, weakref.ref(td))
+        td._kids = None  # they are remembered when a container is locked
+    forget(td)
+    return out
+
+
+def added(
+    td: Any,
+    folder: str | None,
+    path: tuple[str, ...],
+    make: Callable[[str | None], MemoryMappedTensor],
+    robust: bool,
+    structure: ragged.Structure | None,
+    shape: torch.Size,
+) -> tuple[Any, Any]:
+    """The new entry of a container, written to its folder; and the tensor at the end of `path`."""
+    (name, *rest), record, used = path, {}, {META}
+    at = file = None
     if folder is not None:
         record = read_record(folder)
         for held in record["entries"].values():
             places = ragged.parts_of(held) if "ragged" in held else [held]
             used |= {str(place.get("file", place.get("folder"))).lower() for place in places}
         file = file_name(name, "" if rest else ".memmap", used, robust, path)
-    at = None if file is None else f"{folder}/{file}"
-    if at is not None and rest and is_link(at):
-        raise linked(at)
+        at = f"{folder}/{file}"
     if rest:
+        if at is not None and is_link(at):
+            raise linked(at)
         names = None if td._names is None else list(td._names)
-        child = memmap(td._plain._make({}, size, CPU, names), at)
+        child = memmap(td._plain._make({}, td._batch_size, CPU, names), at)
         out = add(child, tuple(rest), shape, make, robust, structure)
         entry: Record = {"folder": file}
     else:
@@ -1432,18 +1016,8 @@ def add(
             child = out = ragged.joined(out, structure)
     if folder is not None:
         record["entries"][name] = entry
-        record["version"] = folder_version(record)
-        write_atomically(f"{folder}/{META}", dump(record), is_synced=False, follows_links=False)
-    td._d[name] = child
-    if rest:
-        _lock(child, weakref.ref(td))
-        td._kids = None  # they are remembered when a container is locked
-    forget(td)
-    return out
-
-
-def read_record(folder: str) -> Record:
-    return FolderReader(folder).record()
+        write_record(folder, record)
+    return child, out
 
 
 # --------------------------------------------------------------------------- one safetensors file
@@ -1503,7 +1077,7 @@ def save_file(td: Any, path: Path) -> None:
 
     record = titled(place(outline(td)))
     tensors = sorted(stored.items(), key=lambda item: -item[1].dtype.itemsize)  # keeps them aligned
-    metadata = {"format": "pt", RECORD: dump(record).decode(), CHECKSUM: NO_CHECKSUM}
+    metadata = {"format": "pt", RECORD: dump_json(record).decode(), CHECKSUM: NO_CHECKSUM}
     header: Record = {"__metadata__": metadata}
     end = 0
     for name, tensor in tensors:
@@ -1511,7 +1085,7 @@ def save_file(td: Any, path: Path) -> None:
         begin, end = end, end + tensor.numel() * tensor.dtype.itemsize
         shape = [*tensor.shape, *extra]
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
-    text = dump(header)
+    text = dump_json(header)
     text += b" " * (-len(text) % 8)
     if len(text) > LONGEST_HEADER:
         raise ValueError(
@@ -1569,13 +1143,13 @@ class FileReader(Reader):
         """The container in this file."""
         from raffia.tensordict.tensordict import TensorDict
 
-        fd, length = open_regular(self.path)
-        with open(fd, "rb", buffering=0) as file:
+        with open_plain(self.path, follows_links=True) as file:
+            length = os.fstat(file.fileno()).st_size
             size = int.from_bytes(self.exactly(file, bytearray(min(8, length))), "little")
             if length < 8 or not 2 <= size <= min(length - 8, LONGEST_HEADER):
                 self.fail("it does not begin as a safetensors file does")
             text = bytes(self.exactly(file, bytearray(size)))
-            header = parse(self.path, text)
+            header = parse_json(self.path, text, deepest=None)
             metadata = header.pop("__metadata__", {}) if type(header) is dict else None
             if type(metadata) is not dict:
                 self.fail("it has no safetensors header")
@@ -1603,8 +1177,8 @@ class FileReader(Reader):
         record = metadata.get(RECORD)
         if type(record) is not str:
             self.fail("its record is missing")
-        record = parse(self.path, record)
-        self.check_version(record)
+        record = parse_json(self.path, record, deepest=None)
+        check_version(self.path, record)
         return rebuild(self, record)
 
     def exactly(self, file: BinaryIO, buffer: Any) -> Any:
@@ -1676,6 +1250,7 @@ def save(
     *,
     num_threads: int = 0,
     return_early: bool = False,
+    share_non_tensor: bool = False,
     robust_key: bool | None = True,
 ) -> Any:
     """Write this container to disk: to one safetensors file, or to a folder as `memmap` does.
@@ -1703,11 +1278,13 @@ def save(
             copy_existing,
             num_threads=num_threads,
             return_early=return_early,
+            share_non_tensor=share_non_tensor,
             robust_key=robust_key,
         )
-    if num_threads > 1 or return_early:
+    if num_threads > 1 or return_early or share_non_tensor:
         raise ValueError(
-            "num_threads and return_early are for folders; one file is written at once"
+            "num_threads, return_early and share_non_tensor are for folders; one file is written "
+            "at once, and read once"
         )
     save_file(td, prefix)
     return td
@@ -1772,11 +1349,11 @@ def mark_folder(node: Any, folder: str) -> None:
     mark(node, folder)
     record = read_record(folder)
     if record["class"] in VALUE_CLASSES:
-        mark_values(node, folder, (), weakref.ref(node))
+        Home(folder, None, record.get("shared") is True).give_to(node)
     members = node._children() if record["class"] == "LazyStackedTensorDict" else None
     for i, (name, entry) in enumerate(record.get("entries", {}).items()):
         child = node._get_str(name) if members is None else members[i]
         if "folder" in entry:
             mark_folder(child, f"{folder}/{entry['folder']}")
         elif "class" in entry:
-            mark_values(child, folder, (name,), weakref.ref(child))
+            Home(folder, name, entry.get("shared") is True).give_to(child)

@@ -133,6 +133,8 @@ def _unlock(node: Any) -> None:
         node._parents = None
     node._cache = None
     node.__dict__.pop("_mapped_to", None)
+    if node._home is not None and not node._home.is_shared:
+        node._home = None
     if node._buffer is not None:  # entries may now leave it
         node._buffer = node._spans = None
     kids, node._kids = node._kids, None

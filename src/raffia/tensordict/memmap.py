@@ -7,10 +7,12 @@ import math
 import os
 import re
 import secrets
+import shutil
 import stat
 import tempfile
 import weakref
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -47,12 +49,25 @@ class TemporaryFile:
         return self.path
 
 
+class TemporaryFolder:
+    """A folder that goes with the last value that lies in it, at the latest with the process."""
+
+    def __init__(self) -> None:
+        self.path = tempfile.mkdtemp(prefix="raffia-")
+        weakref.finalize(self, _remove, self.path, os.getpid())
+
+    def __fspath__(self) -> str:
+        return self.path
+
+
 def _remove(path: str, owner: int) -> None:
-    if os.getpid() == owner:  # a forked child has its own copy of everything but the file
-        try:
+    if os.getpid() != owner:  # a forked child has its own copy of everything but what is on disk
+        return
+    if os.path.isdir(path):
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(FileNotFoundError):
             os.unlink(path)
-        except FileNotFoundError:
-            pass
 
 
 class MemoryMappedTensor(Tensor):

@@ -25,7 +25,7 @@ from torch._utils import _unflatten_dense_tensors
 from torch.nn.parameter import is_lazy
 
 from raffia.tensordict.byte_tensors import bytes_to_tensor, tensor_to_bytes
-from raffia.tensordict.disk import encode
+from raffia.tensordict.json_values import encode
 from raffia.tensordict.memmap import DTYPE_NAMES
 from raffia.tensordict.node import Node
 

@@ -28,6 +28,7 @@ class Node:
     _device: torch.device | None = None
     _names: list[str | None] | None = None  # one per batch dimension, None if none is named
     _locked: bool = False
+    _home: Any = None  # where on disk the value is, of a non-tensor entry of a mapped container
 
     if TYPE_CHECKING:  # of what `TensorCollection` gives every node: what functions over nodes use
         _cache: dict[Any, Any] | None

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raffia.tensordict import disk, index, lock
+from raffia.tensordict import index, lock, stored_values
 from raffia.tensordict.build import as_device, as_size
 from raffia.tensordict.index import indexed_size, normalise
 from raffia.tensordict.keys import is_key
@@ -40,7 +40,6 @@ class NonTensorData(TensorCollection):
     """
 
     _holds_data = True
-    _data: Any
     _rows: Any = None  # in `torch.vmap`: the values of the rows, and which dimension was taken away
 
     def __init__(
@@ -73,6 +72,16 @@ class NonTensorData(TensorCollection):
         if self._rows is not None and batch_size == self._batch_size:
             out._rows = self._rows
         return out
+
+    @property
+    def _data(self) -> Any:
+        if self._home is not None and self._home.is_shared:
+            self._home.refresh()
+        return self.__dict__["_data"]
+
+    @_data.setter
+    def _data(self, value: Any) -> None:
+        self.__dict__["_data"] = value
 
     @property
     def data(self) -> Any:
@@ -146,6 +155,12 @@ class NonTensorData(TensorCollection):
             return None
         if isinstance(value, NonTensorData) and same(value._data, self._data):
             return None
+        if self._batch_size and is_shared_entry(self):
+            raise RuntimeError(
+                "one value for all rows is shared with other processes, which can't take over a "
+                "value for each row: write it as a whole, td.set_(key, value), or store a value "
+                "for each row before: entry.maybe_to_stack()"
+            )
         if not self._batch_size:  # all dimensions of `value` are new ones of size 1
             given = len(value._batch_size)
             return value._index((0,) * given, given, None) if given else value
@@ -168,9 +183,11 @@ class NonTensorData(TensorCollection):
         return True
 
     def _write(self, data: Any) -> None:
-        self._put(data)
-        if self._cache:
-            disk.write_value(self)
+        with on_disk(self):
+            self._put(data)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return shared_form(self) or super().__reduce_ex__(protocol)
 
     def _put(self, data: Any) -> None:
         """Take over a value, here but not in a folder on disk."""
@@ -386,7 +403,7 @@ class MetaData(NonTensorData):
         super()._put(data)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        if type(self) is MetaData or self._of is object:
+        if type(self) is MetaData or self._of is object or shared_form(self):
             return super().__reduce_ex__(protocol)
         return _meta_data, (self._of, self.__getstate__())
 
@@ -474,6 +491,17 @@ class NonTensorStack(LazyStackedTensorDict):
             "the rows of this NonTensorStack hold different values: use .tolist() instead of .data"
         )
 
+    @property
+    def tensordicts(self) -> list[Any]:
+        """The values of the rows along `stack_dim`, each as an entry of its own."""
+        if self._home is not None and self._home.is_shared:
+            self._home.refresh()
+        return self.__dict__["tensordicts"]
+
+    @tensordicts.setter
+    def tensordicts(self, members: list[Any]) -> None:
+        self.__dict__["tensordicts"] = members
+
     # -- the contract of Node
 
     def _entries(self) -> Entries:
@@ -519,9 +547,8 @@ class NonTensorStack(LazyStackedTensorDict):
 
     def _set_index(self, idx: Any, value: Any, ndim: int) -> Any:
         if isinstance(value, Node):
-            super()._set_index(idx, value, ndim)
-            if self._cache:
-                disk.write_value(self)
+            with on_disk(self):
+                super()._set_index(idx, value, ndim)
 
     def _set_batch_size(self, batch_size: torch.Size) -> None:
         if len(batch_size) > len(self._batch_size):
@@ -538,9 +565,11 @@ class NonTensorStack(LazyStackedTensorDict):
         return LinkedList.over(self.tolist(), self, (), len(self._batch_size))
 
     def _write(self, data: Any) -> None:
-        self._put(data)
-        if self._cache:
-            disk.write_value(self)
+        with on_disk(self):
+            self._put(data)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return shared_form(self) or super().__reduce_ex__(protocol)
 
     def _put(self, data: Any) -> None:
         parts: Sequence[Any] = [data] * len(self.tensordicts)
@@ -737,6 +766,26 @@ class LinkedList(list):  # type: ignore[type-arg]
 
     def __reduce__(self) -> Any:
         return list, (list(self),)
+
+
+def on_disk(node: Any) -> Any:
+    """A block that changes a value; one of a memory-mapped container is changed on disk as well."""
+    return _NOWHERE if node._home is None else node._home.changing()
+
+
+_NOWHERE = contextlib.nullcontext()
+
+
+def shared_form(node: Any) -> Any:
+    """How a value that is shared with other processes is pickled; None of others."""
+    if not is_shared_entry(node):
+        return None
+    return stored_values.reopened, (node._shallow(), node._home.folder, node._home.name)
+
+
+def is_shared_entry(node: Any) -> bool:
+    """Whether this is an entry, as a whole, that is shared with other processes."""
+    return node._home is not None and node._home.is_shared and node._home.is_of(node)
 
 
 def _no_entries(node: Any, name: Any) -> KeyError:

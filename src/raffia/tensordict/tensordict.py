@@ -561,7 +561,16 @@ class TensorCollection(pointwise.Pointwise, reductions.Reductions, Node):
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
-        for name in ("_cache", "_parents", "_kids", "_origin", "_buffer", "_spans", "_exits"):
+        for name in (
+            "_cache",
+            "_parents",
+            "_kids",
+            "_origin",
+            "_buffer",
+            "_spans",
+            "_exits",
+            "_home",
+        ):
             state.pop(name, None)
         if self._mapped_to is not None:
             state["_mapped_to"] = str(self._mapped_to)  # a path is no data
@@ -847,7 +856,10 @@ class TensorDict(TensorDictBase):
     def _replace_str(self, name: str, value: Any) -> None:
         if self._names is not None and isinstance(value, Node):
             value = dim_names.adopt(value, self._names)
-        old, self._d[name] = self._d.get(name), value
+        old = self._d.get(name)
+        if self._locked and old is not value and isinstance(old, Node) and old._home is not None:
+            old._home.moved_to(value)
+        self._d[name] = value
         if self._locked:
             lock.relink(self, old, value)
 

@@ -33,8 +33,8 @@ from raffia.data.folder import (
     replace_extras,
     write_folder,
 )
-from raffia.files import DamagedFileError, make_folder, sync
-from raffia.tensordict.disk import dump, parse, save_file
+from raffia.files import DamagedFileError, dump_json, make_folder, parse_json, sync
+from raffia.tensordict.disk import save_file
 from raffia.tensordict.tensordict import TensorDict
 
 KIND, VERSION = "raffia.checkpoint", 1
@@ -153,7 +153,7 @@ class Checkpoints:
         if update < 0 or (score is not None and not math.isfinite(score)):
             raise ValueError(f"update={update} must be 0 or more, and score={score} finite or None")
         record = {"update": update, "score": score, "extras": extras or {}}
-        parse("extras", dump(record))  # refused before anything is written
+        parse_json("extras", dump_json(record), deepest=None)  # refused before anything is written
         path = f"{self.folder}/{update:09d}"
         self._refuse_the_past(update)
         try:

@@ -15,9 +15,9 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from raffia.files import write_atomically
+from raffia.files import dump_json, write_atomically
 from raffia.learner import step_of
-from raffia.tensordict.disk import dump, save_file
+from raffia.tensordict.disk import save_file
 from raffia.tensordict.tensordict import TensorDict
 
 SMALL = 1 << 14  # numbers of an entry: below, joining entries is quicker than asking each
@@ -184,7 +184,7 @@ class NaNGuard:
         }
         try:
             save_file(batch, f"{path}/batch.safetensors")
-            write_atomically(f"{path}/report.json", dump(report))
+            write_atomically(f"{path}/report.json", dump_json(report))
         except OSError as error:  # it must not hide what stopped the run
             trouble = f"The batch could not be saved in {path}: {error.strerror or error}"
         raise NonFiniteError(update, found, path, trouble, why)

@@ -20,9 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raffia.data.folder import Content, Folder, load_folder, write_folder
-from raffia.files import DamagedFileError
+from raffia.files import DamagedFileError, dump_json, parse_json
 from raffia.lm.data.data_point import DataPoint
-from raffia.tensordict.disk import dump, parse
 
 __all__ = ["Decisions", "Row", "StoreReport", "TokenStore"]
 
@@ -180,7 +179,7 @@ class TokenStore:
         files: dict[str, Content] = {  # the last two are known when the rows are written
             WORDS: write_words,
             INDEX: lambda path: Path(path).write_bytes(index),
-            REPORT: lambda path: Path(path).write_bytes(dump(asdict(counts))),
+            REPORT: lambda path: Path(path).write_bytes(dump_json(asdict(counts))),
         }
         write_folder(folder, KIND, VERSION, files, extras={"key": key})
 
@@ -206,7 +205,7 @@ class TokenStore:
             path = found.path(WORDS)
             empty = not os.path.getsize(path)
             words = np.empty(0, np.int32) if empty else np.asarray(np.memmap(path, "<i4", "r"))
-            report = StoreReport(**parse(found.path(REPORT), found.read(REPORT)))
+            report = StoreReport(**parse_json(found.path(REPORT), found.read(REPORT), deepest=None))
             if len(summary) and int(summary.start[-1]) >= len(words):
                 raise DamagedFileError(path, "it ends before its last row")
             checksum = found.checksums[WORDS]

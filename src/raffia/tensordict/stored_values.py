@@ -1,0 +1,194 @@
+"""Non-tensor values of memory-mapped containers: changed on disk, too, and shared if that is asked.
+
+A record is replaced by another file whenever a value in it is changed, under a lock of its folder.
+A process that shares values keeps open the file that it read last: no other can have its number
+then, so one look at the number tells whether there is anything new to read.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from raffia.files import Lock
+from raffia.tensordict.memmap import TemporaryFolder
+from raffia.tensordict.node import Node
+from raffia.tensordict.record import (
+    META,
+    VALUE_CLASSES,
+    Reader,
+    Record,
+    open_record,
+    read_record,
+    titled,
+    value_class,
+    value_node,
+    value_record,
+    write_record,
+)
+
+
+@contextmanager
+def locked(folder: str) -> Iterator[None]:
+    """Keep other processes from changing the record of a folder meanwhile."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        lock = Lock(fd, wait=True)
+        try:
+            yield
+        finally:
+            lock.release()
+    finally:
+        os.close(fd)
+
+
+class Home:
+    """Where on disk a non-tensor entry has its value: a folder, and which entry of its record.
+
+    name: of the entry; None if the record is that of the value itself.
+    is_shared: other processes change the value, too: what is read is what the record holds now.
+    """
+
+    def __init__(self, folder: str | TemporaryFolder, name: str | None, is_shared: bool) -> None:
+        self._keeps = folder  # a temporary one goes with the last home in it
+        self.folder, self.name, self.is_shared = os.fspath(folder), name, is_shared
+        self._top: Any = lambda: None  # a weak reference to the whole entry
+        self._lock, self._busy = threading.RLock(), False
+        self._read: tuple[int, int] | None = None  # device and number of the file read last
+        self._close: Any = None  # closes it
+
+    def give_to(self, top: Any) -> None:
+        """Make this the home of an entry, and of the rows of which it consists."""
+        self._top = weakref.ref(top)
+        nodes = [top]
+        for node in nodes:  # grows on the way
+            node._home = self
+            nodes += node._children()
+
+    def is_of(self, node: Any) -> bool:
+        """Whether a node is the whole entry, not one of its rows."""
+        return self._top() is node
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """A block that changes the value; then it is changed on disk. If that fails, it is not."""
+        with self._lock:
+            top = self._top()
+            if self._busy or top is None:
+                yield
+                return
+            with locked(self.folder):
+                self._busy = True
+                try:
+                    if self.is_shared:
+                        self._take(top)
+                    yield
+                    self._write(top)
+                except BaseException:
+                    with suppress(Exception):  # the error above tells
+                        self._read = None
+                        self._take(top)
+                    raise
+                finally:
+                    self._busy = False
+
+    def refresh(self) -> None:
+        """Read the value again if another process has changed it."""
+        if self._is_known():
+            return
+        with self._lock:
+            top = self._top()
+            if top is not None and not self._busy:
+                self._busy = True
+                try:
+                    self._take(top)
+                finally:
+                    self._busy = False
+
+    def moved_to(self, value: Any) -> None:
+        """Write what is about to stand in the place of the entry, in a container that is locked."""
+        if isinstance(value, Node) and value._is_data():
+            with locked(self.folder):
+                self._write(value)
+
+    def _is_known(self) -> bool:
+        if self._read is None:
+            return False
+        try:
+            found = os.stat(f"{self.folder}/{META}")
+        except OSError:  # which reading it tells
+            return False
+        return (found.st_dev, found.st_ino) == self._read
+
+    def _take(self, top: Any) -> None:
+        """Read the value, unless it is known."""
+        if self._is_known():
+            return
+        with open_record(self.folder) as file:
+            found = os.fstat(file.fileno())
+            entry = self._entry(read_record(self.folder, file))
+            reader = Reader(f"{self.folder}/{META}", top._device, False)
+            new = value_node(reader, entry) if entry else None
+            if new is None or form(new) != form(top):
+                what = "the values" if self.name is None else f"entry {self.name!r}"
+                raise RuntimeError(
+                    f"another process has saved {what} in another form in {self.folder}: "
+                    "td.memmap_refresh_() loads it"
+                )
+            top._put(new)
+            self.give_to(top)
+            if self._close is not None:
+                self._close()
+            self._close = weakref.finalize(self, os.close, os.dup(file.fileno()))
+            self._read = found.st_dev, found.st_ino
+
+    def _entry(self, record: Record) -> Record:
+        listed = record if self.name is None else record.get("entries")
+        entry = listed if self.name is None or type(listed) is not dict else listed.get(self.name)
+        return entry if type(entry) is dict and entry.get("class") in VALUE_CLASSES else {}
+
+    def _write(self, top: Any) -> None:
+        record, value = read_record(self.folder), value_record(top, (self.name or "",))
+        if self.is_shared:
+            value["shared"] = True
+        if self.name is None:
+            record.update(value)
+        else:
+            record["entries"][self.name] = value
+        write_record(self.folder, record)
+        self.give_to(top)  # rows may have been replaced
+
+
+def form(node: Any) -> tuple[Any, ...]:
+    """What tells one kind of entry from another: it stays, while values change."""
+    return value_class(node), node._batch_size, getattr(node, "stack_dim", None)
+
+
+def share(node: Any, folder: str | None, name: str | None) -> None:
+    """Share a non-tensor entry of a container that is mapped; without a folder, by a temporary one.
+
+    The record of the folder holds it already.
+    """
+    if folder is not None:
+        Home(folder, name, True).give_to(node)
+        return
+    home = Home(TemporaryFolder(), "value", True)
+    record = titled({"class": "TensorDict", "batch_size": [], "entries": {}})
+    record["entries"]["value"] = {**value_record(node, ()), "shared": True}
+    write_record(home.folder, record)
+    home.give_to(node)
+
+
+def reopened(node: Any, folder: str, name: str | None) -> Any:
+    """A shared value as it is pickled: in the other process, one that is shared with this one."""
+    Home(folder, name, True).give_to(node)
+    return node
+
+
+def left_alone(node: Any, folder: str, name: str | None) -> Any:
+    """What `torch.load` makes of a shared value: it is no longer tied to the folder."""
+    return node

@@ -1,0 +1,258 @@
+"""Non-tensor values of memory-mapped containers: written under a lock, and shared if asked."""
+
+import io
+import json
+import multiprocessing
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from raffia import MetaData, TensorDict, tensorclass
+from raffia.tensordict.memmap import TemporaryFolder
+from tests.tensordict.invariants import sound
+
+FORK = multiprocessing.get_context("fork")
+
+
+def sample():
+    return TensorDict(
+        text="a",
+        rows=["x", "y"],
+        n=TensorDict(text="inner", batch_size=[2]),
+        a=torch.zeros(2),
+        batch_size=[2],
+    )
+
+
+def mapped(folder, how="memmap", **options):
+    td = sample()
+    td.set("meta", MetaData({"lr": 1}))
+    return getattr(td, how)(folder, share_non_tensor=True, **options)
+
+
+def values(td):
+    return td["text"], list(td["rows"]), td["n", "text"], td["meta"]
+
+
+CHANGES = {
+    "set_": lambda td: td.set_("text", "b"),
+    "set_ of a stack": lambda td: td.set_("rows", ["p", "q"]),
+    "set_at_": lambda td: td.set_at_("rows", "z", 0),
+    "a list written through": lambda td: td["rows"].__setitem__(1, "z"),
+    "a row": lambda td: td.get("rows")[1].update("z"),
+    "update_": lambda td: td.update_({"text": "c"}),
+    "update in place": lambda td: td.update({"n": {"text": "d"}}, inplace=True),
+    "the entry": lambda td: setattr(td.get("text"), "data", "e"),
+    "another type": lambda td: td.set_("text", ("a", 1.5, None)),
+    "metadata": lambda td: td.set_("meta", MetaData({"lr": 2})),
+}
+
+
+@pytest.mark.parametrize("place", ["folder", "temporary files"])
+@pytest.mark.parametrize("how", ["memmap", "memmap_", "memmap_like", "save"])
+def test_changes_are_seen_by_all_that_share(tmp_path, place, how):
+    if how == "save" and place != "folder":
+        pytest.skip("save takes a folder")
+    td = mapped(tmp_path / "td" if place == "folder" else None, how)
+    others = {"pickled": pickle.loads(pickle.dumps(td))}
+    if place == "folder":
+        others["loaded"] = TensorDict.load_memmap(tmp_path / "td")
+    assert all([values(other) == values(td) for other in others.values()])
+    for name, change in CHANGES.items():
+        for who, other in list(others.items()):
+            before = values(td)
+            change(other)
+            assert values(other) != before, name
+            assert values(td) == values(other), f"{name}, {who}"
+            for key, value in zip(("text", ("n", "text")), before[::2], strict=True):
+                td.set_(key, value)
+            td.set_("rows", before[1]), td.set_("meta", before[3])
+            assert values(other) == before, f"back after {name}, {who}"
+    assert all([sound(one) for one in (td, *others.values())])
+
+
+def test_a_forked_process_shares():
+    td = mapped(None)
+    worker = FORK.Process(target=lambda: [change(td) for change in CHANGES.values()])
+    worker.start(), worker.join()
+    assert worker.exitcode == 0
+    assert values(td) == (("a", 1.5, None), ["z", "z"], "d", {"lr": 2})
+
+
+def test_a_process_that_loads_the_folder_shares(tmp_path):
+    td = mapped(tmp_path)
+    text = (
+        "import sys; from raffia import TensorDict\n"
+        "TensorDict.load_memmap(sys.argv[1]).update_({'text': 'theirs', 'rows': ['u', 'v']})\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", text, tmp_path], check=True, env=environment, timeout=120)
+    assert values(td)[:2] == ("theirs", ["u", "v"])
+
+
+def test_no_change_of_two_processes_is_lost(tmp_path):
+    td = mapped(tmp_path)
+    td.set_("rows", [0, 0])
+
+    def count(row):
+        for _ in range(100):
+            td["rows"][row] = td["rows"][row] + 1
+
+    workers = [FORK.Process(target=count, args=(row,)) for row in range(2)]
+    [worker.start() for worker in workers], [worker.join() for worker in workers]
+    assert td["rows"] == [100, 100]
+
+
+def test_threads_of_one_process(tmp_path):
+    td = mapped(tmp_path)
+    td.set_("rows", [0, 0])
+
+    def count(row):
+        for _ in range(50):
+            td["rows"][row] = td["rows"][row] + 1
+
+    threads = [threading.Thread(target=count, args=(row,)) for row in range(2)]
+    [thread.start() for thread in threads], [thread.join() for thread in threads]
+    assert td["rows"] == [50, 50]
+
+
+def test_no_entry_of_one_record_is_lost_without_sharing(tmp_path):
+    td = TensorDict(a=0, b=0).exclude("a", "b")
+    td.set_non_tensor("a", 0), td.set_non_tensor("b", 0)
+    td = td.memmap(tmp_path)
+
+    def count(name):
+        for i in range(100):
+            td.set_(name, i)
+
+    workers = [FORK.Process(target=count, args=(name,)) for name in "ab"]
+    [worker.start() for worker in workers], [worker.join() for worker in workers]
+    assert TensorDict.load(tmp_path).to_dict() == {"a": 99, "b": 99}
+    assert td.to_dict() == {"a": 0, "b": 0}  # as it was when they got the container
+
+
+def test_changes_in_quick_succession_of_equal_length(tmp_path):
+    """The number of a file that was replaced is given to the next but one, at once."""
+    td, other = mapped(tmp_path), TensorDict.load_memmap(tmp_path)
+    for i in range(100):
+        other.set_("text", i % 10)
+        if i % 2:
+            assert td["text"] == i % 10
+
+
+def test_a_value_that_json_cannot_hold_changes_nothing(tmp_path):
+    td = mapped(tmp_path)
+    plain = sample().memmap(tmp_path / "plain")
+    for one in (td, plain):
+        for key in ("text", "rows"):
+            with pytest.raises(TypeError, match="can't be stored on disk"):
+                one.set_(key, object())
+        assert one["text"] == "a" and one["rows"] == ["x", "y"]
+    td.set_("text", "b")
+    assert TensorDict.load(tmp_path)["text"] == "b"
+
+
+def test_what_is_not_shared(tmp_path):
+    td = mapped(tmp_path)
+    copies = {
+        "a clone": td.clone(),
+        "a row": td[0],
+        "loaded to read": TensorDict.load_memmap(tmp_path, mode="r"),
+        "through torch.load": through_torch_save(td),
+    }
+    td.set_("text", "b")
+    assert {name: copy.get("text").tolist() for name, copy in copies.items()} == {
+        "a clone": ["a", "a"],
+        "a row": "a",
+        "loaded to read": ["a", "a"],
+        "through torch.load": ["a", "a"],
+    }
+    for copy in copies.values():
+        if not copy.is_locked:
+            copy.set_("text", "c")
+    assert td["text"] == "b"
+    alone = sample().memmap(tmp_path / "alone")
+    other = pickle.loads(pickle.dumps(alone))
+    alone.set_("text", "b")
+    assert other["text"] == "a" and TensorDict.load(tmp_path / "alone")["text"] == "b"
+
+
+def through_torch_save(td):
+    file = io.BytesIO()
+    torch.save(td, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def test_tensorclasses_and_stacks(tmp_path):
+    td = torch.stack([Named(text="a"), Named(text="b")])
+    lazy = TensorDict.lazy_stack([TensorDict(text="a"), TensorDict(text="b", other=1)])
+    for i, one in enumerate((td, lazy)):
+        one = one.memmap(tmp_path / str(i), share_non_tensor=True)
+        other = TensorDict.load_memmap(tmp_path / str(i))
+        other.set_("text", ["c", "d"])
+        assert list(one["text"] if i else one.text) == ["c", "d"]
+
+
+@tensorclass
+class Named:
+    text: str
+
+
+def test_one_value_is_not_made_a_value_for_each_row(tmp_path):
+    td = mapped(tmp_path)
+    with pytest.raises(RuntimeError, match="maybe_to_stack"):
+        td[0] = td[0].clone().update({"text": "b"})
+    alone = sample().memmap(tmp_path / "alone")
+    alone[0] = alone[0].clone().update({"text": "b"})
+    assert TensorDict.load(tmp_path / "alone").get("text").tolist() == ["b", "a"]
+    alone.set_at_("text", "c", 1)
+    assert TensorDict.load(tmp_path / "alone").get("text").tolist() == ["b", "c"]
+
+
+def test_another_form_is_an_error_that_names_the_call(tmp_path):
+    td = mapped(tmp_path)
+    sample().update({"text": ["a", "b"]}).memmap(tmp_path)
+    with pytest.raises(RuntimeError, match="memmap_refresh_"):
+        td["text"]
+    assert td.memmap_refresh_()["text"] == ["a", "b"]
+    td = mapped(tmp_path)
+    (tmp_path / "meta.json").unlink()
+    with pytest.raises(FileNotFoundError, match="interrupted"):
+        td["rows"]
+
+
+def test_files_are_closed_and_removed(tmp_path):
+    def num_open():
+        return len(os.listdir("/proc/self/fd"))
+
+    before, td = num_open(), mapped(None)
+    for i in range(20):
+        td.set_("text", i), td["text"], td["rows"], td["n", "text"]
+    folder = Path(td.get("text")._home.folder)
+    assert num_open() - before <= 8 and folder.is_dir()
+    del td
+    assert num_open() == before and not folder.exists()
+    kept = TemporaryFolder()
+    child = FORK.Process(target=lambda: None)
+    child.start(), child.join()
+    assert Path(kept).is_dir()
+
+
+def test_one_file_has_nothing_to_share(tmp_path):
+    with pytest.raises(ValueError, match="share_non_tensor"):
+        sample().save(tmp_path / "td.safetensors", share_non_tensor=True)
+
+
+def test_the_record_says_that_values_are_shared(tmp_path):
+    mapped(tmp_path)
+    entries = json.loads((tmp_path / "meta.json").read_text())["entries"]
+    assert entries["text"]["shared"] is True and "shared" not in entries["a"]
+    assert mapped(tmp_path).make_memmap("new", (2,)).shape == (2,)
+    assert TensorDict.load(tmp_path)["text"] == "a"
