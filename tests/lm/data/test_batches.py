@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from raffia.lm.data.data_point import Decisions
 from raffia.lm.data.dialogue import (
     DataPoint,
     Dialogue,
@@ -80,28 +81,27 @@ def test_per_utterance_is_honoured(tokenizer):
     assert next(data.batches(0, 0, 3, per_token=False))["rewards"].shape == (3, 2)
 
 
+def decisions(row, prefix):
+    *states, last = row[f"{prefix}state_idxs"]
+    return Decisions(
+        row.get(f"{prefix}action_idxs", []), states, row.get(f"{prefix}rewards", []), last
+    )
+
+
 @pytest.mark.parametrize("name", ["A", "B"])
 @pytest.mark.parametrize("prefix", ["", "u_"])
 def test_the_batches_of_the_numeric_cases(cases, tokenizer, name, prefix):
     rows = [row for row in cases["batches"][name] if prefix + "rewards" in row]
-    points = []
-    for row in rows:
-        num, u = len(row["rewards"]), len(row.get("u_rewards", []))
-        assert len(row["state_idxs"]) == num + 1
-        points.append(
-            DataPoint(
-                tokens=row["tokens"],
-                action_idxs=row["action_idxs"],
-                state_idxs=row["state_idxs"],
-                rewards=row["rewards"],
-                terminals=row["terminals"],
-                utterance_action_idxs=row.get("u_action_idxs", []),
-                utterance_state_idxs=row.get("u_state_idxs", [0]),
-                utterance_rewards=row.get("u_rewards", []),
-                episode_return=0.0,
-            )
+    points = [
+        DataPoint(
+            row["tokens"],
+            decisions(row, ""),
+            decisions({"u_state_idxs": [0], **row}, "u_"),
+            terminal=bool(row["terminals"][-1]),
+            episode_return=0.0,
         )
-        assert u == len(points[-1].utterance_action_idxs)
+        for row in rows
+    ]
     data = DialogueDataset.of_points([], Vocabulary(35, pad_token_id=29))
     batch = data.collate(points, per_token=not prefix)
     for at, row in enumerate(rows):

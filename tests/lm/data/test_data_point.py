@@ -139,83 +139,65 @@ def test_token_rewards_go_with_tokens_that_were_made_elsewhere():
     assert (point.rewards, point.utterance_rewards) == ([1.0, 2.5], [3.5])
 
 
-def test_a_token_reward_of_the_wrong_length_is_refused(tokenizer):
-    class Short(TokenReward):
-        def get_token_reward(self, tokens):
-            return [0.0]
+class Short(TokenReward):
+    def get_token_reward(self, tokens):
+        return [0.0]
 
-        def settings(self):
-            return {}
-
-    with pytest.raises(ValueError, match="Short.get_token_reward gave 1 rewards for 3 tokens"):
-        DataPoint.from_obs(Dialogue([("a", 1.0)], terminal=False), tokenizer, Short())
+    def settings(self):
+        return {}
 
 
-@pytest.mark.parametrize("reward", [math.nan, math.inf, True, "1"])
-def test_token_rewards_are_finite_numbers(reward):
-    with pytest.raises(ValueError, match="is a finite number, got"):
-        ConstantTokenReward(reward)
-    with pytest.raises(ValueError, match="the reward of token 3 is a finite number, got"):
-        SpecifiedTokenReward({3: reward})
-    with pytest.raises(ValueError, match="given by the numbers of tokens, got 'a'"):
-        SpecifiedTokenReward({"a": 1.0})
+class Shouting(SpecifiedTokenReward):
+    def get_token_reward(self, tokens):
+        return [math.nan] * len(tokens)
 
 
-def test_rewards_of_unequal_length_are_refused():
-    with pytest.raises(ValueError, match="1 rewards for 2 actions: give one for each"):
-        DataPoint.from_tokens([1, 5, 3], [0, 1], [0.0])
+ROW = DataPoint.from_tokens([1, 5, 3], [0], [1.0])
+OPEN = Dialogue([("a", 1.0)], terminal=False)
+REFUSED = [
+    (lambda _: DataPoint.from_tokens([], [], []), "a row has no tokens"),
+    (lambda _: DataPoint.from_tokens([1, 5, 3], [0, 1], [0.0]), "1 rewards for 2 actions: give"),
+    *(
+        (
+            lambda _, at=at: DataPoint.from_tokens([1, 5, 3], at, [0.0] * len(at)),
+            "must rise and lie",
+        )
+        for at in ([2], [-1], [0, 0], [1, 0])
+    ),
+    (lambda _: DataPoint.from_tokens([1, 5], [0], [math.nan]), "reward 0 is nan; rewards are fin"),
+    (lambda _: ROW.cut(0), "max_len=0: a row has at least its first token"),
+    (
+        lambda letters: DataPoint.from_obs(OPEN, letters, Short()),
+        "Short.get_token_reward gave 1 rewards for 3 tokens",
+    ),
+    (lambda letters: DataPoint.from_obs(OPEN, letters, Shouting({})), "reward 0 is nan"),
+    *(
+        (lambda letters, said=said: DataPoint.from_obs(Dialogue(*said), letters), message)
+        for said, message in (
+            (([("a", "1")],), "the reward of utterance 0 is '1', not a number or None"),
+            (([("a", True)],), "the reward of utterance 0 is True"),
+            (([("a", None), ("b", math.inf)],), "the reward of utterance 1 is inf"),
+            (([("a", 10**400)],), "the reward of utterance 0 is 1000.*which is not finite"),
+            ((["ab"],), "utterance 0 is 'ab'; a sequence is a list of pairs"),
+            (([(b"a", None)],), "utterance 0 is"),
+            (("ab",), "'ab' is no list of utterances"),
+            (([], None), "its second value is None, which must be True or False"),
+            (([("a</a>b", None)],), r"'a</a>b' holds the eoa token \(30\)"),
+        )
+    ),
+    *(
+        (call, message)
+        for reward in (math.nan, math.inf, True, "1")
+        for call, message in (
+            (lambda _, r=reward: ConstantTokenReward(r), "is a finite number, got"),
+            (lambda _, r=reward: SpecifiedTokenReward({3: r}), "the reward of token 3 is a finite"),
+        )
+    ),
+    (lambda _: SpecifiedTokenReward({"a": 1.0}), "given by the numbers of tokens, got 'a'"),
+]
 
 
-@pytest.mark.parametrize("actions", [[2], [-1], [0, 0], [1, 0]])
-def test_action_places_outside_of_the_row_are_refused(actions):
-    with pytest.raises(ValueError, match="must rise and lie in 0..1: token i"):
-        DataPoint.from_tokens([1, 5, 3], actions, [0.0] * len(actions))
-
-
-def test_what_else_a_row_refuses():
-    fields = dict(
-        tokens=[1, 5, 3],
-        action_idxs=[0],
-        state_idxs=[0, 2],
-        rewards=[1.0],
-        terminals=[0, 1],
-        utterance_action_idxs=[1],
-        utterance_state_idxs=[0, 2],
-        utterance_rewards=[1.0],
-        episode_return=1.0,
-    )
-    DataPoint(**fields)
-    for name, value, message in [
-        ("tokens", [], "a row has no tokens"),
-        ("state_idxs", [0], "both have one more than the actions, which is 2"),
-        ("state_idxs", [1, 2], "must be the action_idxs and then the index of the last state"),
-        ("state_idxs", [0, 3], "behind them and at most 2"),
-        ("terminals", [1, 1], "only the last may be 1"),
-        ("rewards", [math.nan], "reward 0 is nan; rewards are finite numbers"),
-        ("utterance_rewards", [], "1 utterance_action_idxs, 0 utterance_rewards"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            DataPoint(**{**fields, name: value})
-    with pytest.raises(ValueError, match="max_len=0: a row has at least its first token"):
-        DataPoint(**fields).cut(0)
-
-
-@pytest.mark.parametrize(
-    ("sequence", "terminal", "message"),
-    [
-        ([("a", "1")], True, "the reward of utterance 0 is '1', not a number or None"),
-        ([("a", True)], True, "the reward of utterance 0 is True"),
-        ([("a", None), ("b", math.inf)], True, "the reward of utterance 1 is inf"),
-        (["ab"], True, "utterance 0 is 'ab'; a sequence is a list of pairs"),
-        ([(b"a", None)], True, "utterance 0 is"),
-        ([], None, "its second value is None, which must be True or False"),
-    ],
-)
-def test_observations_that_are_none_are_refused(tokenizer, sequence, terminal, message):
+@pytest.mark.parametrize(("call", "message"), REFUSED, ids=range(len(REFUSED)))
+def test_what_a_row_refuses(tokenizer, call, message):
     with pytest.raises(ValueError, match=message):
-        DataPoint.from_obs(Dialogue(sequence, terminal), tokenizer)
-
-
-def test_a_text_can_not_forge_the_end_of_an_utterance(tokenizer):
-    with pytest.raises(ValueError, match=r"'a</a>b' holds the eoa token \(30\)"):
-        DataPoint.from_obs(Dialogue([("a</a>b", None)]), tokenizer)
+        call(tokenizer)

@@ -133,7 +133,7 @@ def test_what_was_left_out_is_remembered(tmp_path, tokenizer):
     for _ in range(2):
         data = build(path, tokenizer, tmp_path / "s", malformed="skip")
         assert data.statistics().num_skipped == 1
-        assert "line 4, 'sequence': 3 where a list" in data.store.report.reasons[0]
+        assert "line 4, 'sequence': 3 is no list" in data.store.report.reasons[0]
 
 
 @pytest.mark.parametrize("name", ["rows", "index", "report", "manifest"])

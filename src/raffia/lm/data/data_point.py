@@ -16,26 +16,39 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from raffia.lm.data.token_reward import TokenReward
-from raffia.lm.data.utterances import Observation, check_sequence, encode_utterance
+from raffia.lm.data.utterances import Observation, UtteranceEncoder, check_sequence
 from raffia.lm.tokenizers.tokenizer import Tokenizer
 
-__all__ = ["DataPoint"]
+__all__ = ["DataPoint", "Decisions"]
+
+
+class Decisions(NamedTuple):
+    """The decisions of a row: what was done in which state, and what it earned.
+
+    Lists where a row was made of a dialogue, arrays where it is read out of a store.
+
+    >>> Decisions([2, 3, 4], [2, 3, 4], [0.0, 0.0, 1.0], last_state=6).before(4)
+    Decisions(action_idxs=[2], state_idxs=[2], rewards=[0.0], last_state=3)
+    """
+
+    action_idxs: list[int]  # [A]
+    state_idxs: list[int]  # [A], the state of each action
+    rewards: list[float]  # [A], after each action
+    last_state: int  # behind the last action
+
+    def before(self, num_tokens: int) -> Decisions:
+        """Those of the first tokens alone: an action is left out if the next state is."""
+        states = [at for at in (*self.state_idxs, self.last_state) if at < num_tokens]
+        *states, last = states or [num_tokens - 1]
+        num = len(states)
+        return Decisions(self.action_idxs[:num], states, self.rewards[:num], last)
 
 
 @dataclass(frozen=True, slots=True)
 class DataPoint:
     """One row: its tokens, where the agent decided, and what came of it.
 
-    tokens: [T].
-    action_idxs: [A] rising; token i + 1 is the action that was taken at i.
-    state_idxs: [A + 1]: the same, and the index of the last state.
-    rewards: [A], after each action.
-    terminals: [A + 1], 0; 1 at the last if the dialogue ended there, else its value counts on.
-    utterance_action_idxs: [U], the index of the token that ends an utterance.
-    utterance_state_idxs: [U + 1], the index before each utterance, and of the last state.
-    utterance_rewards: [U], of an utterance with all its tokens.
-    episode_return: the sum of all rewards, of those too that were cut off.
-    was_cut: whether the row was longer than the context.
+    `from_obs` makes it of a dialogue, `from_tokens` of tokens.
 
     >>> point = DataPoint.from_tokens([1, 7, 2, 5, 6, 3, 4], [2, 3, 4], [0.0, 0.0, -0.5])
     >>> point.state_idxs, point.terminals
@@ -44,75 +57,56 @@ class DataPoint:
     ([2, 6], [5], [-0.5])
     """
 
-    tokens: list[int]
-    action_idxs: list[int]
-    state_idxs: list[int]
-    rewards: list[float]
-    terminals: list[int]
-    utterance_action_idxs: list[int]
-    utterance_state_idxs: list[int]
-    utterance_rewards: list[float]
-    episode_return: float
-    was_cut: bool = False
+    tokens: list[int]  # [T]
+    of_tokens: Decisions  # A: token i + 1 is the action that was taken at i
+    of_utterances: Decisions  # U: token i ends the utterance that began behind its state
+    terminal: bool  # whether the dialogue ended with the row; else its last state's value counts
+    episode_return: float  # the sum of all rewards, of those too that were cut off
+    was_cut: bool = False  # whether the dialogue was longer than the context
 
-    def __post_init__(self) -> None:
-        num = len(self.action_idxs)
-        if not self.tokens:
-            raise ValueError("a row has no tokens; it begins at least with the token that opens it")
-        if len(self.rewards) != num:
-            raise ValueError(
-                f"{len(self.rewards)} rewards for {num} actions: give one for each of action_idxs "
-                "(0.0 where there is none)"
-            )
-        if len(self.state_idxs) != num + 1 or len(self.terminals) != num + 1:
-            raise ValueError(
-                f"{len(self.state_idxs)} state_idxs and {len(self.terminals)} terminals for {num} "
-                f"actions: both have one more than the actions, which is {num + 1}"
-            )
-        last = len(self.tokens) - 1
-        if num and not (
-            0 <= self.action_idxs[0]
-            and self.action_idxs[-1] < last
-            and all(a < b for a, b in pairwise(self.action_idxs))
-        ):
-            raise ValueError(
-                f"action_idxs {_few(self.action_idxs)} must rise and lie in 0..{last - 1}: token "
-                f"i + 1 is the action taken at i, and the row has {last + 1} tokens"
-            )
-        if self.state_idxs[:-1] != self.action_idxs or not (
-            (self.action_idxs[-1] if num else -1) < self.state_idxs[-1] <= last
-        ):
-            raise ValueError(
-                f"state_idxs {_few(self.state_idxs)} must be the action_idxs and then the index of "
-                f"the last state, behind them and at most {last}"
-            )
-        if any(self.terminals[:-1]) or self.terminals[-1] not in (0, 1):
-            raise ValueError(
-                f"terminals {_few(self.terminals)}: all are 0, only the last may be 1 (the "
-                "dialogue ended there)"
-            )
-        for number, reward in enumerate(self.rewards):
-            if not math.isfinite(reward):
-                raise ValueError(f"reward {number} is {reward!r}; rewards are finite numbers")
-        self._check_utterances()
+    def decisions(self, per_token: bool) -> Decisions:
+        """Those of tokens, or of whole utterances."""
+        return self.of_tokens if per_token else self.of_utterances
 
-    def _check_utterances(self) -> None:
-        num = len(self.utterance_action_idxs)
-        if len(self.utterance_rewards) != num or len(self.utterance_state_idxs) != num + 1:
-            raise ValueError(
-                f"{num} utterance_action_idxs, {len(self.utterance_rewards)} utterance_rewards and "
-                f"{len(self.utterance_state_idxs)} utterance_state_idxs: of the last there is one "
-                "more than of the others"
-            )
+    @property
+    def action_idxs(self) -> list[int]:
+        """[A] rising; token i + 1 is the action that was taken at i."""
+        return self.of_tokens.action_idxs
+
+    @property
+    def state_idxs(self) -> list[int]:
+        """[A + 1]: the index of the state of each action, and of the last state."""
+        return [*self.of_tokens.state_idxs, self.of_tokens.last_state]
+
+    @property
+    def rewards(self) -> list[float]:
+        """[A], after each action."""
+        return self.of_tokens.rewards
+
+    @property
+    def terminals(self) -> list[int]:
+        """[A + 1], 0; 1 at the last if the dialogue ended there, else its value counts on."""
+        return [0] * len(self.rewards) + [int(self.terminal)]
+
+    @property
+    def utterance_action_idxs(self) -> list[int]:
+        """[U], the index of the token that ends an utterance."""
+        return self.of_utterances.action_idxs
+
+    @property
+    def utterance_state_idxs(self) -> list[int]:
+        """[U + 1], the index before each utterance, and of the last state."""
+        return [*self.of_utterances.state_idxs, self.of_utterances.last_state]
+
+    @property
+    def utterance_rewards(self) -> list[float]:
+        """[U], of an utterance with all its tokens."""
+        return self.of_utterances.rewards
 
     @property
     def utterance_terminals(self) -> list[int]:
-        """[U + 1]: what `terminals` are for utterances.
-
-        >>> DataPoint.from_tokens([1, 5, 3], [0, 1], [0.0, 1.0], terminal=False).utterance_terminals
-        [0, 0]
-        """
-        return [0] * len(self.utterance_action_idxs) + [self.terminals[-1]]
+        """[U + 1]: what `terminals` are for utterances."""
+        return [0] * len(self.utterance_rewards) + [int(self.terminal)]
 
     @classmethod
     def from_obs(
@@ -147,32 +141,29 @@ class DataPoint:
         """
         sequence, terminal = obs.to_sequence()
         check_sequence(sequence, terminal)
-        opening = bool(sequence) and sequence[0][1] is None
+        encoder, opening = UtteranceEncoder(tokenizer), bool(sequence) and sequence[0][1] is None
         tokens = [tokenizer.bos_token_id if opening else tokenizer.boa_token_id]
-        begins, ends, earned = [], [], []
+        actions: list[int] = []
+        rewards: list[float] = []
         for text, reward in sequence:
-            content = encode_utterance(text, tokenizer)
+            begin, content = len(tokens) - 1, encoder.encode(text)
             if reward is None:
                 tokens += [*content, tokenizer.eos_token_id]
             else:
-                begins.append(len(tokens) - 1)
                 tokens += [*content, tokenizer.eoa_token_id]
-                ends.append(len(tokens) - 1)
-                earned.append(float(reward))
+                actions += range(begin, len(tokens) - 1)
+                rewards += [*[0.0] * len(content), float(reward)]
         if terminal:
             tokens.append(tokenizer.eod_token_id)
-        by_token = [0.0] * len(tokens) if token_reward is None else _by_token(token_reward, tokens)
-        actions: list[int] = []
-        rewards: list[float] = []
-        totals: list[float] = []
-        for begin, end, reward in zip(begins, ends, earned, strict=True):
-            within = by_token[begin + 1 : end + 1]
-            totals.append(reward + math.fsum(within))
-            within[-1] += reward
-            actions += range(begin, end)
-            rewards += within
-        utterances = _Utterances(begins, ends, totals)
-        return cls._of(tokens, actions, rewards, utterances, terminal).cut(max_len)
+        return cls.from_tokens(
+            tokens,
+            actions,
+            rewards,
+            terminal=terminal,
+            end_of_action=tokenizer.eoa_token_id,
+            token_reward=token_reward,
+            max_len=max_len,
+        )
 
     @classmethod
     def from_tokens(
@@ -197,40 +188,27 @@ class DataPoint:
         ([2, 4], [1.0, 2.0])
         """
         tokens, actions = list(tokens), list(action_idxs)
-        rewards = [float(reward) for reward in rewards]
-        last = len(tokens) - 1
-        if token_reward is not None and len(rewards) == len(actions):
+        rewards, last = [float(reward) for reward in rewards], len(tokens) - 1
+        _check_row(tokens, actions, rewards)
+        if token_reward is not None:
             by_token = _by_token(token_reward, tokens)
-            within = [by_token[at + 1] if 0 <= at < last else 0.0 for at in actions]
-            rewards = [own + extra for own, extra in zip(rewards, within, strict=True)]
-        utterances = _Utterances([], [], [])
-        if len(rewards) == len(actions):  # if not, it is refused below
-            for index, reward in zip(actions, rewards, strict=True):
-                ended = 0 <= index <= last and tokens[index] == end_of_action
-                utterances.add(index, reward, ended)
-        return cls._of(tokens, actions, rewards, utterances, terminal).cut(max_len)
-
-    @classmethod
-    def _of(
-        cls,
-        tokens: list[int],
-        actions: list[int],
-        rewards: list[float],
-        utterances: _Utterances,
-        terminal: bool,
-    ) -> DataPoint:
-        last = len(tokens) - 1
-        return cls(
-            tokens=tokens,
-            action_idxs=actions,
-            state_idxs=[*actions, last],
-            rewards=rewards,
-            terminals=[0] * len(actions) + [int(terminal)],
-            utterance_action_idxs=utterances.ends,
-            utterance_state_idxs=[*utterances.begins, last],
-            utterance_rewards=utterances.totals,
-            episode_return=math.fsum(rewards),
+            rewards = [own + by_token[at + 1] for own, at in zip(rewards, actions, strict=True)]
+        _check_finite(rewards)
+        # An utterance begins at an action whose predecessor is no action, or ended one.
+        begins = [
+            number
+            for number, at in enumerate(actions)
+            if not number or actions[number - 1] != at - 1 or tokens[at] == end_of_action
+        ]
+        ends = [*begins, len(actions)][1:]
+        utterances = Decisions(
+            action_idxs=[actions[end - 1] + 1 for end in ends],
+            state_idxs=[actions[begin] for begin in begins],
+            rewards=[math.fsum(rewards[a:b]) for a, b in zip(begins, ends, strict=True)],
+            last_state=last,
         )
+        own = Decisions(actions, actions, rewards, last)
+        return cls(tokens, own, utterances, bool(terminal), math.fsum(rewards)).cut(max_len)
 
     def cut(self, max_len: int | None) -> DataPoint:
         """The first `max_len` tokens; the states among them, and the actions between these.
@@ -247,44 +225,33 @@ class DataPoint:
             raise ValueError(f"max_len={max_len}: a row has at least its first token; None is all")
         if max_len is None or len(self.tokens) <= max_len:
             return self
-        states = _below(self.state_idxs, max_len)
-        of_utterances = _below(self.utterance_state_idxs, max_len)
-        num, utterances = len(states) - 1, len(of_utterances) - 1
+        own, utterances = self.of_tokens.before(max_len), self.of_utterances.before(max_len)
         return DataPoint(
-            tokens=self.tokens[:max_len],
-            action_idxs=states[:-1],
-            state_idxs=states,
-            rewards=self.rewards[:num],
-            terminals=[0] * (num + 1),
-            utterance_action_idxs=self.utterance_action_idxs[:utterances],
-            utterance_state_idxs=of_utterances,
-            utterance_rewards=self.utterance_rewards[:utterances],
-            episode_return=self.episode_return,
-            was_cut=True,
+            self.tokens[:max_len], own, utterances, False, self.episode_return, was_cut=True
         )
 
 
-class _Utterances(NamedTuple):
-    """The agent's utterances: the state before each, its last token, its reward."""
+def _check_row(tokens: list[int], actions: list[int], rewards: list[float]) -> None:
+    last = len(tokens) - 1
+    if not tokens:
+        raise ValueError("a row has no tokens; it begins at least with the token that opens it")
+    if len(rewards) != len(actions):
+        raise ValueError(
+            f"{len(rewards)} rewards for {len(actions)} actions: give one for each of action_idxs "
+            "(0.0 where there is none)"
+        )
+    rising = all(a < b for a, b in pairwise(actions))
+    if actions and not (rising and 0 <= actions[0] and actions[-1] < last):
+        raise ValueError(
+            f"action_idxs {_few(actions)} must rise and lie in 0..{last - 1}: token i + 1 is the "
+            f"action taken at i, and the row has {last + 1} tokens"
+        )
 
-    begins: list[int]
-    ends: list[int]
-    totals: list[float]
 
-    def add(self, index: int, reward: float, ended: bool) -> None:
-        """An action at an index; of the last utterance if that reaches it and has not ended."""
-        if not self.ends or self.ends[-1] != index or ended:
-            self.begins.append(index)
-            self.ends.append(index + 1)
-            self.totals.append(reward)
-        else:
-            self.ends[-1] = index + 1
-            self.totals[-1] += reward
-
-
-def _below(indices: list[int], bound: int) -> list[int]:
-    """The indices below a bound; the last one below it, if none of them is."""
-    return [index for index in indices if index < bound] or [bound - 1]
+def _check_finite(rewards: list[float]) -> None:
+    for number, reward in enumerate(rewards):
+        if not math.isfinite(reward):
+            raise ValueError(f"reward {number} is {reward!r}; rewards are finite numbers")
 
 
 def _by_token(token_reward: TokenReward, tokens: list[int]) -> list[float]:

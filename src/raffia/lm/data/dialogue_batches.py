@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from raffia.functional.seeds import generator_for
-from raffia.lm.data.token_store import Row
+from raffia.lm.data.data_point import DataPoint
 from raffia.tensordict.tensordict import TensorDict
 
 __all__ = ["BatchOrder", "collate_rows"]
@@ -87,7 +87,7 @@ class BatchOrder(NamedTuple):
 
 
 def collate_rows(
-    rows: Sequence[Row],
+    rows: Sequence[DataPoint],
     index: NDArray[np.integer],
     *,
     pad_token_id: int,
@@ -95,7 +95,7 @@ def collate_rows(
     buckets: Sequence[int] = (),
     device: torch.device | str | None = None,
 ) -> TensorDict:
-    """A batch, padded on the right, of rows of a store.
+    """A batch of rows, padded on the right.
 
     index: [B], their numbers.
     per_token: an action is a token; else it is an utterance, with the same names.
@@ -115,7 +115,7 @@ def collate_rows(
     """
     if not rows:
         raise ValueError("a batch has at least one row, got none")
-    decisions = [row.of_tokens if per_token else row.of_utterances for row in rows]
+    decisions = [row.decisions(per_token) for row in rows]
     length = padded_length(max(len(row.tokens) for row in rows), buckets)
     width = padded_length(max([1, *(len(found.action_idxs) for found in decisions)]), buckets)
     size = len(rows)

@@ -14,14 +14,13 @@ which the agent's last one gets. What is null is not there.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from raffia.data.readers.episode import Location
 from raffia.hints import nearest
-from raffia.lm.data.utterances import Utterance, shown
+from raffia.lm.data.utterances import Utterance, check_sequence, shown, wrong_reward
 
 __all__ = ["ROLES", "Dialogue", "TokenRow", "dialogue_of", "messages_of"]
 
@@ -63,18 +62,14 @@ class Dialogue(NamedTuple):
     terminal: bool = True
 
     def to_sequence(self) -> tuple[Sequence[Utterance], bool]:
-        """The utterances, each with the agent's reward or None; whether it is over.
-
-        >>> Dialogue([], terminal=False).to_sequence()
-        ([], False)
-        """
+        """The utterances, each with the agent's reward or None; whether it is over."""
         return self.sequence, self.terminal
 
 
 class TokenRow(NamedTuple):
     """A row that is tokens already.
 
-    >>> TokenRow([1, 9, 3], [0, 1], [0.0, 1.0]).terminal
+    >>> TokenRow([1, 5, 3], [0, 1], [0.0, 1.0]).terminal
     True
     """
 
@@ -84,16 +79,44 @@ class TokenRow(NamedTuple):
     terminal: bool = True
 
 
-def dialogue_of(row: Mapping[str, Any], location: Location, roles: Mapping[str, bool]) -> Any:
-    """The `Dialogue` or the `TokenRow` of an object; raises MalformedDataError.
+def dialogue_of(
+    row: Mapping[str, Any], location: Location, roles: Mapping[str, bool]
+) -> Dialogue | TokenRow:
+    """The dialogue of an object, or its tokens; raises MalformedDataError.
 
     Other entries than those of the form are left alone, but for one whose name is nearly right.
 
-    >>> row = {"utterances": ["hi", "hello"], "rewards": [None, 1]}
-    >>> dialogue_of(row, Location("a.jsonl", "line 1"), ROLES).sequence
-    [('hi', None), ('hello', 1.0)]
+    >>> found = dialogue_of({"sequence": [["hi", None]]}, Location("a.jsonl", "line 1"), ROLES)
+    >>> found.to_sequence()
+    ([('hi', None)], True)
     """
     row = {name: value for name, value in row.items() if value is not None}
+    form, terminal = _form_of(row, location), row.get("terminal", True)
+    if type(terminal) is not bool:
+        location.fail(
+            f"{_found(terminal)} where true or false is expected (was it over?)", "terminal"
+        )
+    match form:
+        case "messages" | "conversations":
+            return Dialogue(messages_of(row[form], location, roles, row.get("reward")), terminal)
+        case "prompt":
+            for name in ("prompt", "response"):
+                if not isinstance(row.get(name), str):
+                    location.fail(f"{_found(row.get(name))} where a text is expected", name)
+            sequence = [(row["prompt"], None), (row["response"], row.get("reward", 0.0))]
+        case "sequence":
+            sequence = row["sequence"]
+        case "utterances":
+            texts = _listed(row, "utterances", str, location)
+            rewards = _rewards(row, len(texts), "utterances (null for the environment)", location)
+            sequence = list(zip(texts, rewards, strict=True))
+        case _:
+            return _token_row(row, location, terminal)
+    return Dialogue(_checked(sequence, location, form), terminal)
+
+
+def _form_of(row: Mapping[str, Any], location: Location) -> str:
+    """Which form it has, with no name that has no meaning in it, or that is nearly one that has."""
     forms = [form for form in FORMS if form in row]
     if len(forms) != 1:
         found = f"it has {sorted(row)}" if not forms else f"it has {' and '.join(forms)}"
@@ -103,39 +126,16 @@ def dialogue_of(row: Mapping[str, Any], location: Location, roles: Mapping[str, 
             'For a column of another name: columns={"conversation": "messages"}; to leave one out: '
             'columns={"tokens": None}'
         )
-    (form,) = forms
-    check_names(row, FORMS[form], location)
-    terminal = row.get("terminal", True)
-    if type(terminal) is not bool:
-        location.fail(
-            f"{_found(terminal)} where true or false is expected (was it over?)", "terminal"
-        )
-    match form:
-        case "messages" | "conversations":
-            sequence = messages_of(row[form], location, roles, row.get("reward"))
-        case "prompt":
-            sequence = _answered(row, location)
-        case "sequence":
-            sequence = _pairs(row["sequence"], location)
-        case "utterances":
-            sequence = _parallel(row, location)
-        case _:
-            return _token_row(row, location, terminal)
-    return Dialogue(sequence, terminal)
-
-
-def check_names(entries: Mapping[str, Any], allowed: set[str], location: Location) -> None:
-    """Refuse a name that has no meaning in this form, or that is nearly one that has."""
-    for name in entries:
-        if name in allowed:
-            continue
+    allowed = FORMS[forms[0]]
+    for name in [name for name in row if name not in allowed]:
         if name in KNOWN:
-            location.fail(f"it has no meaning beside {sorted(allowed & entries.keys())}", name)
+            location.fail(f"it has no meaning beside {sorted(allowed & row.keys())}", name)
         near = nearest(name, allowed, cutoff=NEAR)
-        if near is not None and near not in entries:
+        if near is not None and near not in row:
             location.fail(
                 f"did you mean {near!r}? To leave it out: columns={{{name!r}: None}}", name
             )
+    return forms[0]
 
 
 def messages_of(
@@ -175,9 +175,9 @@ def messages_of(
             location.fail(
                 f"the content of message {number} is {_found(content)}, no text", "messages"
             )
-        for name in message:
+        for name in [name for name in message if name not in OF_MESSAGES]:
             near = nearest(name, OF_MESSAGES, cutoff=NEAR)
-            if name not in OF_MESSAGES and near is not None and near not in message:
+            if near is not None and near not in message:
                 location.fail(f"message {number} has {name!r}: did you mean {near!r}?", "messages")
         own = message.get("reward")
         if own is not None and not roles[role]:
@@ -187,98 +187,51 @@ def messages_of(
                 "messages",
             )
         rewarded = rewarded or own is not None
-        number_of = (
-            0.0 if own is None else _number(own, f"of message {number}", location, "messages")
-        )
-        found.append((content, number_of if roles[role] else None))
-    if reward is None:
-        return found
-    total = _number(reward, "of the row", location, "reward")
-    last = max((at for at, (_, own) in enumerate(found) if own is not None), default=None)
-    if rewarded or last is None:
-        why = "its messages have rewards of their own" if rewarded else "no message is the agent's"
-        location.fail(f"the row has a reward, and {why}: give it one or the others", "reward")
-    found[last] = found[last][0], total
-    return found
+        found.append((content, (0.0 if own is None else own) if roles[role] else None))
+    if reward is not None:
+        last = max((at for at, (_, own) in enumerate(found) if own is not None), default=None)
+        if rewarded or last is None:
+            why = "its messages have rewards" if rewarded else "no message is the agent's"
+            location.fail(f"the row has a reward, and {why}: give it one or the others", "reward")
+        found[last] = found[last][0], reward
+    return _checked(found, location, "messages")
 
 
-def _answered(row: Mapping[str, Any], location: Location) -> list[Utterance]:
-    for name in ("prompt", "response"):
-        if not isinstance(row.get(name), str):
-            location.fail(f"{_found(row.get(name))} where a text is expected", name)
-    reward = row.get("reward")
-    earned = 0.0 if reward is None else _number(reward, "of the row", location, "reward")
-    return [(row["prompt"], None), (row["response"], earned)]
-
-
-def _pairs(sequence: Any, location: Location) -> list[Utterance]:
-    if not isinstance(sequence, list):
-        location.fail(
-            f"{_found(sequence)} where a list of pairs [text, reward] is expected", "sequence"
-        )
+def _checked(sequence: Any, location: Location, column: str) -> list[Utterance]:
+    """The utterances, if they are what an environment could show."""
+    try:
+        check_sequence(sequence, True)
+    except ValueError as error:
+        location.fail(str(error), column)
     if not sequence:
-        location.fail("there is no utterance in it", "sequence")
-    found: list[Utterance] = []
-    for number, pair in enumerate(sequence):
-        if not (isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str)):
-            location.fail(
-                f'utterance {number} is {_found(pair)}, not a pair: ["hi", null] for the '
-                "environment's, [\"hello\", 1.0] for the agent's",
-                "sequence",
-            )
-        found.append((pair[0], _reward_or_none(pair[1], number, location, "sequence")))
-    return found
-
-
-def _parallel(row: Mapping[str, Any], location: Location) -> list[Utterance]:
-    texts, rewards = row["utterances"], row.get("rewards")
-    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        location.fail(f"{_found(texts)} where a list of texts is expected", "utterances")
-    if not texts:
-        location.fail("there is no utterance in it", "utterances")
-    _check_length(rewards, len(texts), "utterances (null for the environment)", location)
-    return [
-        (text, _reward_or_none(reward, number, location, "rewards"))
-        for number, (text, reward) in enumerate(zip(texts, rewards or [], strict=True))
-    ]
+        location.fail("there is no utterance in it", column)
+    return [(text, reward) for text, reward in sequence]
 
 
 def _token_row(row: Mapping[str, Any], location: Location, terminal: bool) -> TokenRow:
-    tokens, actions = row["tokens"], row.get("action_idxs", [])
-    rewards = row.get("rewards", [])
-    for name, values in (("tokens", tokens), ("action_idxs", actions)):
-        if not isinstance(values, list) or not all(type(value) is int for value in values):
-            location.fail(f"{_found(values)} where a list of whole numbers is expected", name)
-    _check_length(rewards, len(actions), "action_idxs", location)
-    return TokenRow(
-        tokens,
-        actions,
-        [_number(r, str(number), location, "rewards") for number, r in enumerate(rewards)],
-        terminal,
-    )
+    actions = _listed(row, "action_idxs", int, location)
+    rewards = _rewards(row, len(actions), "action_idxs", location)
+    for number, reward in enumerate(rewards):
+        if why := wrong_reward(reward):
+            location.fail(f"the reward {number} {why}", "rewards")
+    return TokenRow(_listed(row, "tokens", int, location), actions, rewards, terminal)
 
 
-def _check_length(rewards: Any, num: int, of: str, location: Location) -> None:
+def _rewards(row: Mapping[str, Any], num: int, of: str, location: Location) -> list[Any]:
+    rewards = row.get("rewards", [] if not num else None)
     if not isinstance(rewards, list):
         location.fail(f"{_found(rewards)} where a list of numbers is expected", "rewards")
     if len(rewards) != num:
         location.fail(f"{len(rewards)} rewards for {num} {of}: there is one for each", "rewards")
+    return rewards
 
 
-def _reward_or_none(value: Any, number: int, location: Location, column: str) -> float | None:
-    return None if value is None else _number(value, f"of utterance {number}", location, column)
-
-
-def _number(value: Any, which: str, location: Location, column: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        location.fail(f"the reward {which} is {_found(value)}, not a number", column)
-    try:
-        number = float(value)
-    except OverflowError:
-        number = math.inf
-    if not math.isfinite(number):
-        location.fail(f"the reward {which} is {_found(value)}, which is not finite", column)
-    return number
+def _listed(row: Mapping[str, Any], name: str, kind: type, location: Location) -> list[Any]:
+    values = row.get(name, [])
+    if not isinstance(values, list) or not all(type(value) is kind for value in values):
+        what = "texts" if kind is str else "whole numbers"
+        location.fail(f"{_found(values)} where a list of {what} is expected", name)
+    return values
 
 
 def _found(value: Any) -> str:

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from raffia.functional.seeds import generator_for
 from raffia.lm.data.data_point import DataPoint
 from raffia.lm.data.dialogue_batches import BatchOrder, collate_rows
-from raffia.lm.data.token_store import TokenStore
 from raffia.lm.data.utterances import check_tokens
 from raffia.lm.tokenizers.tokenizer import Tokenizer
 from raffia.tensordict.tensordict import TensorDict
@@ -92,10 +91,9 @@ class RL_Dataset(ABC):
                 [3, 0, 0]]), tensor([[False, False, False],
                 [ True,  True,  True]]))
         """
-        store = TokenStore.of(checked_points(points, self.vocabulary, self.max_len))
         return collate_rows(
-            [store.row(number) for number in range(len(store))],
-            np.arange(len(store)),
+            list(checked_points(points, self.vocabulary, self.max_len)),
+            np.arange(len(points)),
             pad_token_id=self.vocabulary.pad_token_id,
             per_token=per_token,
             buckets=self.buckets,

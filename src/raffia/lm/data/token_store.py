@@ -12,18 +12,18 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from raffia.data.folder import Content, Folder, load_folder, write_folder
 from raffia.files import DamagedFileError, dump_json, parse_json
-from raffia.lm.data.data_point import DataPoint
+from raffia.lm.data.data_point import DataPoint, Decisions
 
-__all__ = ["Decisions", "Row", "StoreReport", "TokenStore"]
+__all__ = ["StoreReport", "TokenStore"]
 
 KIND, VERSION = "raffia.token_store", 1
 WORDS, INDEX, REPORT = "rows.bin", "index.bin", "report.json"
@@ -44,36 +44,6 @@ NUM_REASONS = 10  # so many of the rows that were left out are remembered with t
 
 Ints = NDArray[np.int32]
 Summary: TypeAlias = "np.recarray[Any, Any]"  # [N] of SUMMARY's fields, as attributes
-
-
-class Decisions(NamedTuple):
-    """The actions of a row, which are tokens or whole utterances.
-
-    >>> store = TokenStore.of([DataPoint.from_tokens([1, 5, 3], [0, 1], [0.0, -0.5])])
-    >>> store.row(0).of_utterances.rewards.tolist()
-    [-0.5]
-    """
-
-    action_idxs: Ints  # [A]
-    state_idxs: Ints  # [A], without the last
-    rewards: NDArray[np.float32]  # [A]
-    last_state: int
-
-
-class Row(NamedTuple):
-    """A row as views of the store's array.
-
-    >>> store = TokenStore.of([DataPoint.from_tokens([1, 5, 3], [0, 1], [0.0, -0.5])])
-    >>> row = store.row(0)
-    >>> row.tokens.tolist(), row.of_tokens.action_idxs.tolist(), row.of_tokens.last_state
-    ([1, 5, 3], [0, 1], 2)
-    """
-
-    tokens: Ints  # [T]
-    of_tokens: Decisions
-    of_utterances: Decisions
-    terminal: bool
-    was_cut: bool
 
 
 @dataclass
@@ -114,7 +84,9 @@ class TokenStore:
         checksum: str = "",
     ) -> None:
         self.words, self.summary, self.report, self.origin = words, summary, report, origin
-        self._starts = np.ascontiguousarray(summary.start)  # a record's attributes take long
+        # A record's attributes take long.
+        self._starts = np.ascontiguousarray(summary.start)
+        self._returns = np.ascontiguousarray(summary.episode_return)
         self._checksum = checksum
 
     @property
@@ -213,29 +185,28 @@ class TokenStore:
 
         return load_folder(folder, KIND, VERSION, read)
 
-    def row(self, index: int) -> Row:
-        """The row of this number.
+    def row(self, index: int) -> DataPoint:
+        """The row of this number, as views of the store's array.
 
         >>> store = TokenStore.of([DataPoint.from_tokens([1, 5], [0], [2.0])])
-        >>> store.row(0).of_tokens.rewards
+        >>> store.row(0).rewards
         array([2.], dtype=float32)
         """
-        at = int(self._starts[index])
-        words = self.words
-        header = words[at : at + HEADER].tolist()
-        tokens, actions, utterances, last, last_of_utterances, terminal, was_cut = header
-        at += HEADER
-        parts = []
-        for size in (tokens, actions, actions, utterances, utterances, utterances):
+        at, words = int(self._starts[index]) + HEADER, self.words
+        header = words[at - HEADER : at].tolist()
+        num_tokens, num, num_utterances, last, last_of_utterances, terminal, was_cut = header
+        parts: list[Any] = []
+        for size in (num_tokens, num, num, num_utterances, num_utterances, num_utterances):
             parts.append(words[at : at + size])
             at += size
-        rewards, totals = parts[2].view(np.float32), parts[5].view(np.float32)
-        return Row(
-            parts[0],
-            Decisions(parts[1], parts[1], rewards, last),
-            Decisions(parts[3], parts[4], totals, last_of_utterances),
-            bool(terminal),
-            bool(was_cut),
+        tokens, actions, rewards, ends, begins, totals = parts
+        return DataPoint(
+            tokens,
+            Decisions(actions, actions, rewards.view(np.float32), last),
+            Decisions(ends, begins, totals.view(np.float32), last_of_utterances),
+            terminal=bool(terminal),
+            episode_return=float(self._returns[index]),
+            was_cut=bool(was_cut),
         )
 
     def point(self, index: int) -> DataPoint:
@@ -245,21 +216,12 @@ class TokenStore:
         >>> TokenStore.of([point]).point(0) == point
         True
         """
-        row = self.row(index)
-        own, utterances = row.of_tokens, row.of_utterances
-        actions = own.action_idxs.tolist()
-        return DataPoint(
-            tokens=row.tokens.tolist(),
-            action_idxs=actions,
-            state_idxs=[*actions, own.last_state],
-            rewards=own.rewards.tolist(),
-            terminals=[0] * len(actions) + [int(row.terminal)],
-            utterance_action_idxs=utterances.action_idxs.tolist(),
-            utterance_state_idxs=[*utterances.state_idxs.tolist(), utterances.last_state],
-            utterance_rewards=utterances.rewards.tolist(),
-            episode_return=float(self.summary.episode_return[index]),
-            was_cut=row.was_cut,
+        row: Any = self.row(index)
+        own, utterances = (
+            Decisions(actions.tolist(), states.tolist(), rewards.tolist(), last)
+            for actions, states, rewards, last in (row.of_tokens, row.of_utterances)
         )
+        return replace(row, tokens=row.tokens.tolist(), of_tokens=own, of_utterances=utterances)
 
 
 def _rows(points: Iterable[DataPoint], index: bytearray) -> Iterator[Ints]:
@@ -267,8 +229,8 @@ def _rows(points: Iterable[DataPoint], index: bytearray) -> Iterator[Ints]:
     start = 0
     for point in points:
         words = words_of(point)
-        lengths = len(point.tokens), len(point.action_idxs), len(point.utterance_action_idxs)
-        last = point.episode_return, point.terminals[-1], point.was_cut
+        lengths = len(point.tokens), len(point.rewards), len(point.utterance_rewards)
+        last = point.episode_return, point.terminal, point.was_cut
         index += np.array((start, *lengths, *last), SUMMARY).tobytes()
         start += len(words)
         yield words
@@ -284,11 +246,12 @@ def words_of(point: DataPoint) -> Ints:
     >>> words_of(DataPoint.from_tokens([1, 5], [0], [0.0])).tolist()
     [2, 1, 1, 1, 1, 1, 0, 1, 5, 0, 0, 1, 0, 0]
     """
-    ends, begins = point.utterance_action_idxs, point.utterance_state_idxs
-    header = [len(point.tokens), len(point.action_idxs), len(ends)]
-    header += [point.state_idxs[-1], begins[-1], point.terminals[-1], int(point.was_cut)]
-    rewards = np.array(point.rewards, np.float32).view(np.int32)
-    of_utterances = np.array(point.utterance_rewards, np.float32).view(np.int32)
-    before = np.array([*header, *point.tokens, *point.action_idxs], np.int32)
-    between = np.array([*ends, *begins[:-1]], np.int32)
-    return np.concatenate([before, rewards, between, of_utterances])
+    own, utterances = point.of_tokens, point.of_utterances
+    header = [len(point.tokens), len(own.rewards), len(utterances.rewards), own.last_state]
+    header += [utterances.last_state, int(point.terminal), int(point.was_cut)]
+    rewards, totals = (
+        np.array(found.rewards, np.float32).view(np.int32) for found in (own, utterances)
+    )
+    before = np.array([*header, *point.tokens, *own.action_idxs], np.int32)
+    between = np.array([*utterances.action_idxs, *utterances.state_idxs], np.int32)
+    return np.concatenate([before, rewards, between, totals])

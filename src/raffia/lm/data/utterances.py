@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from numbers import Real
-from typing import Any, NoReturn, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from raffia.lm.tokenizers.tokenizer import Tokenizer, special_ids
 
 __all__ = [
     "Observation",
     "Utterance",
+    "UtteranceEncoder",
     "check_sequence",
     "check_tokens",
-    "encode_utterance",
     "shown",
+    "wrong_reward",
 ]
 
 Utterance: TypeAlias = tuple[str, float | None]  # with the agent's reward; None: the environment's
@@ -54,26 +56,33 @@ def check_tokens(tokens: Sequence[int], num_tokens: int) -> None:
     )
 
 
-def encode_utterance(text: str, tokenizer: Tokenizer) -> list[int]:
-    """The tokens of an utterance, none of which may be one that marks where utterances end.
+class UtteranceEncoder:
+    """The tokens of utterances, none of which may be one that marks where utterances end.
 
     >>> from types import SimpleNamespace
     >>> numbers = SimpleNamespace(num_tokens=10, pad_token_id=0, bos_token_id=1, eos_token_id=2,
     ...     boa_token_id=3, eoa_token_id=4, eod_token_id=5, encode=lambda text: [*map(int, text)])
-    >>> encode_utterance("84", numbers)
+    >>> UtteranceEncoder(numbers).encode("84")
     Traceback (most recent call last):
     ...
     ValueError: the utterance '84' holds the eoa token (4), which marks where utterances begin...
     """
-    content = list(tokenizer.encode(text))
-    marks = {number: role for role, number in special_ids(tokenizer).items()}
-    if not marks.keys().isdisjoint(content):
-        found = next(token for token in content if token in marks)
-        raise ValueError(
-            f"the utterance {shown(text)} holds the {marks[found]} token ({found}), which marks "
-            "where utterances begin and end: leave it out of the text (and let `encode` add none)"
-        )
-    return content
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._encode = tokenizer.encode
+        self._marks = {number: role for role, number in special_ids(tokenizer).items()}
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of one; ValueError if it holds such a mark."""
+        content = list(self._encode(text))
+        if not self._marks.keys().isdisjoint(content):
+            found = next(token for token in content if token in self._marks)
+            raise ValueError(
+                f"the utterance {shown(text)} holds the {self._marks[found]} token ({found}), "
+                "which marks where utterances begin and end: leave it out of the text (and let "
+                "`encode` add none)"
+            )
+        return content
 
 
 def check_sequence(sequence: Any, terminal: Any) -> None:
@@ -84,25 +93,41 @@ def check_sequence(sequence: Any, terminal: Any) -> None:
     ...
     ValueError: the reward of utterance 1 is '1', not a number or None; a sequence is a list of ...
     """
+    why = _wrong(sequence, terminal)
+    if why:
+        raise ValueError(
+            f"{why}; a sequence is a list of pairs (text, reward), as in "
+            '[("hello", None), ("hi", 1.0)]: None for the environment\'s, a number for the agent\'s'
+        )
+
+
+def _wrong(sequence: Any, terminal: Any) -> str:
+    """What is wrong with a sequence; nothing if all is right."""
     if terminal not in (True, False):
-        _refuse(f"its second value is {terminal!r}, which must be True or False")
+        return f"its second value is {terminal!r}, which must be True or False"
+    if not isinstance(sequence, Sequence) or isinstance(sequence, str):
+        return f"{shown(sequence)} is no list of utterances"
     for number, pair in enumerate(sequence):
         if not (isinstance(pair, (tuple, list)) and len(pair) == 2 and isinstance(pair[0], str)):
-            _refuse(f"utterance {number} is {shown(pair)}")
-        reward = pair[1]
-        if reward is None:
-            continue
-        if isinstance(reward, bool) or not isinstance(reward, Real):
-            _refuse(f"the reward of utterance {number} is {shown(reward)}, not a number or None")
-        if not math.isfinite(reward):
-            _refuse(f"the reward of utterance {number} is {reward!r}, which is not finite")
+            return f"utterance {number} is {shown(pair)}"
+        reason = "" if pair[1] is None else wrong_reward(pair[1])
+        if reason:
+            return f"the reward of utterance {number} {reason}"
+    return ""
 
 
-def _refuse(why: str) -> NoReturn:
-    raise ValueError(
-        f'{why}; a sequence is a list of pairs (text, reward), as in [("hello", None), ("hi", 1.0)]'
-        ": None for the environment's, a number for the agent's"
-    )
+def wrong_reward(value: Any) -> str:
+    """Why something can't be a reward; nothing for a finite number.
+
+    >>> wrong_reward(1.5), wrong_reward("1"), wrong_reward(float("inf"))
+    ('', "is '1', not a number or None", 'is inf, which is not finite')
+    """
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return f"is {shown(value)}, not a number or None"
+    with suppress(OverflowError):  # of a whole number of hundreds of digits
+        if math.isfinite(value):
+            return ""
+    return f"is {shown(value)}, which is not finite"
 
 
 def shown(value: Any) -> str:

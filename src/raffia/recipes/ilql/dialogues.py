@@ -163,22 +163,20 @@ def _worst_to_best(data: DialogueDataset) -> list[int]:
 
 def _scored(networks: Networks, tokenizer: Tokenizer, config: ILQLRun, point: DataPoint) -> Record:
     per_token = config.model.per_token
-    firsts = point.action_idxs if per_token else point.utterance_state_idxs[:-1]
-    lasts = [at + 1 for at in point.action_idxs] if per_token else point.utterance_action_idxs
-    states = point.state_idxs if per_token else point.utterance_state_idxs
-    rewards = point.rewards if per_token else point.utterance_rewards
+    own = point.decisions(per_token)
+    lasts = [at + 1 for at in own.action_idxs] if per_token else own.action_idxs
     actions: list[Record] = [
-        {"first": first + 1, "last": last, "reward": _short(reward)}
-        for first, last, reward in zip(firsts, lasts, rewards, strict=True)
+        {"first": state + 1, "last": last, "reward": _short(reward)}
+        for state, last, reward in zip(own.state_idxs, lasts, own.rewards, strict=True)
     ]
     record: Record = {
         "return": _short(point.episode_return),
-        "ended": bool(point.terminals[-1]),
+        "ended": point.terminal,
         "cut": point.was_cut,
         "tokens": pieces(tokenizer, point.tokens),
         "marks": [at for at, token in enumerate(point.tokens) if token in _marks(tokenizer)],
         "actions": actions,
-        "states": list(states),
+        "states": [*own.state_idxs, own.last_state],
     }
     if actions:
         record |= _scores(networks, tokenizer, config, point, actions)
@@ -196,16 +194,15 @@ def _scores(
     """V at the states; None behind the end."""
     model, loss, per_token = networks.model, config.loss, config.model.per_token
     device = next(model.parameters()).device
-    states = point.state_idxs if per_token else point.utterance_state_idxs
-    indices = point.action_idxs if per_token else point.utterance_action_idxs
+    own = point.decisions(per_token)
 
     def row(numbers: Sequence[int]) -> Tensor:  # [1, n]
         return torch.tensor([list(numbers)], device=device)
 
     out = model(
         row(point.tokens),
-        row(states),
-        row(indices),
+        row([*own.state_idxs, own.last_state]),
+        row(own.action_idxs),
         target=networks.target if loss.needs_values else None,
         with_logits=loss.awac_weight > 0,
     )
@@ -228,7 +225,7 @@ def _scores(
             token = point.tokens[action["last"]] if per_token else 0
             action["q"], action["v"] = _short(float(q_row[token])), value
             action["advantage"] = _short(float(q_row[token]) - (value or 0.0))
-        if point.terminals[-1]:
+        if point.terminal:
             v[-1] = None
     if per_token:
         _add_others(tokenizer, point, actions, log_probs, target_q)
