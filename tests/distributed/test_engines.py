@@ -24,7 +24,8 @@ from raffia.distributed import (
     check_engine,
 )
 from raffia.distributed.check_engine import COUNTER
-from raffia.distributed.ray import RayEngine, versions
+from raffia.distributed.ray import RayEngine, VersionError
+from raffia.distributed.ray_cluster import require_versions, silent, versions
 from raffia.tensordict.tensordict import TensorDict
 
 
@@ -189,6 +190,8 @@ def test_a_worker_that_hangs_is_ended():
 
 def test_a_role_that_is_not_there_is_told():
     engine = ProcessEngine()
+    with pytest.raises(RoleError, match=r"nowhere:Role' can't be imported: ModuleNotFoundError"):
+        Pool(engine, "raffia.distributed.nowhere:Role", "{}", 1)
     worker = engine.start("raffia.distributed.nowhere:Role", "{}", 0)
     worker.ask(add(1))
     with pytest.raises(RoleError, match="ModuleNotFoundError: .*raffia.distributed.nowhere"):
@@ -309,9 +312,11 @@ def test_a_cluster_without_room_is_told_before_anything_starts():
     try:
         assert builtins.print is before  # which Ray replaces, if it is let
         Pool(engine, COUNTER, "{}", 2, needs=Needs(cpus=0.5))
-        with pytest.raises(ValueError, match=r"2 workers of 1 CPUs each find no room .* has 1: "):
+        with pytest.raises(
+            ValueError, match=r"2 workers of 1 CPUs each \(Counter\) find no room .* have 1 CPUs: "
+        ):
             Pool(engine, COUNTER, "{}", 2, needs=Needs(cpus=1.0))
-        with pytest.raises(ValueError, match=r"1 workers of 0.5 GPUs each find no room"):
+        with pytest.raises(ValueError, match=r"1 workers of 1 CPUs and 0.5 GPUs each"):
             Pool(engine, COUNTER, "{}", 1, needs=Needs(gpus=0.5))
     finally:
         engine.close()
@@ -319,3 +324,9 @@ def test_a_cluster_without_room_is_told_before_anything_starts():
 
 def test_versions_of_a_cluster_are_compared():
     assert versions()["torch"] == torch.__version__
+    for name in ("raffia", "torch", "python"):
+        with pytest.raises(VersionError, match=f"worker 3 of .* has {name} 0.1, and here"):
+            require_versions({**versions(), name: "0.1"}, "worker 3")
+    mismatch = RuntimeError("Version mismatch: The cluster was started with:\n    Python: 3.8.0")
+    assert isinstance(silent("head:1", mismatch), VersionError)
+    assert "Python: 3.8.0" in str(silent("head:1", mismatch))

@@ -83,7 +83,7 @@ def test_a_ray_cluster_plays_the_same(plain, tmp_path):
 
 
 def with_engine(monkeypatch, engine):
-    monkeypatch.setattr(run_module, "make_engine", lambda config: engine)
+    monkeypatch.setattr(run_module, "make_engine", lambda config, message: engine)
 
 
 @pytest.mark.parametrize("seed", [0, 1, pytest.param(range(2, 20), marks=pytest.mark.slow)])
@@ -212,9 +212,9 @@ def test_the_settings_of_the_engine_get_there(tmp_path, monkeypatch):
 
 def test_the_address_of_a_cluster_gets_there(monkeypatch):
     given = []
-    monkeypatch.setattr("raffia.distributed.ray.RayEngine", given.append)
+    monkeypatch.setattr("raffia.distributed.ray.RayEngine", lambda *args, **kw: given.append(args))
     run_module.make_engine(EngineConfig(name="ray", address="auto"))
-    assert given == ["auto"]
+    assert given == [("auto",)]
 
 
 def test_by_default_the_loop_plays():

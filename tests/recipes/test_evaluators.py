@@ -240,8 +240,8 @@ def test_actors_and_evaluators_find_room_together(tmp_path, monkeypatch):
     asked = []
 
     class Small(InlineEngine):
-        def require_room(self, num_workers, needs):
-            asked.append(num_workers * needs.cpus)
+        def require(self, workers):
+            asked.append(sum(one.num * one.needs.cpus for one in workers))
             if asked[-1] > 2:
                 raise ValueError("no room")
 

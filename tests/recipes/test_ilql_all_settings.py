@@ -75,6 +75,7 @@ OWN = "tests/recipes/test_ilql_own_environment.py::"
 HERE = "tests/recipes/test_ilql_all_settings.py::"
 LOSSES = "tests/algorithms/ilql/test_losses.py::"
 LEARNERS = "tests/recipes/test_learners.py::"
+EVALUATORS = "tests/recipes/test_ilql_evaluators.py::"
 ACROSS = "tests/recipes/test_members_across.py::"
 SPEAKING = "tests/algorithms/ilql/decoding/test_generate.py::"
 # Of each setting: of which run it is changed, to what, and what is unlike first; or a test that
@@ -190,6 +191,9 @@ SETTINGS = {
     "engine.address": ACROSS + "test_what_can_not_be_divided_is_refused",
     "engine.max_restarts": ACROSS + "test_the_settings_of_the_engine_get_there",
     "engine.patience_seconds": ACROSS + "test_the_settings_of_the_engine_get_there",
+    "evaluators.num": EVALUATORS + "test_how_many_evaluators_play_changes_nothing",
+    "evaluators.join_after": EVALUATORS + "test_a_resume_joins_what_was_open",
+    "evaluators.cpus": EVALUATORS + "test_the_settings_of_evaluators_get_there",
     "learners.state": LEARNERS + "test_each_process_holds_its_part_alone",
     "learners.sums": LEARNERS + "test_sums_in_order_are_those_of_any_number_of_parts",
     "evaluate.every_updates": ("wordle", 2, "evaluate"),

@@ -178,15 +178,15 @@ def test_workers_find_room_together(tmp_path, monkeypatch):
     asked = []
 
     class Small(InlineEngine):
-        def require_room(self, num_workers, needs):
-            asked.append((num_workers, needs.cpus * num_workers, needs.gpus * num_workers))
+        def require(self, workers):
+            asked.extend((one.num, one.needs.cpus, one.needs.gpus) for one in workers)
             raise ValueError("no room")
 
     with_engine(monkeypatch, Small())
     there = dict(reanalyzers__num=2, reanalyzers__cpus=2.0, reanalyzers__gpus=0.25, actors__num=1)
     with pytest.raises(ValueError, match="no room"):
         trained(NOW, tmp_path / "run", **there)
-    assert asked == [(3, pytest.approx(5.0), pytest.approx(0.5))]
+    assert asked == [(1, 1.0, 0.0), (2, 2.0, 0.25)]
 
 
 def test_the_settings_of_reanalyzers_get_there(tmp_path, monkeypatch):

@@ -95,7 +95,7 @@ def sweep(words: Sequence[str]) -> int:
     )
     folder = Path(flags.get("--out", HOME / asked.commands.run_name(flags, asked.preset)))
     _refuse_taken(folder, words)
-    from raffia.sweep import Manifest, write_manifest
+    from raffia.sweep import Manifest
 
     base = asked.commands.with_data_settings(asked.config, asked.settings)
     base = asked.algorithm.settled(base)
@@ -107,13 +107,12 @@ def sweep(words: Sequence[str]) -> int:
     manifest = _where(manifest, flags, asked.algorithm)
     for device in _devices(manifest, asked.algorithm):
         require_device(device)
-    write_manifest(folder, manifest)
-    return _run(folder, asked.algorithm, manifest)
+    return _run(folder, asked.algorithm, manifest, is_new=True)
 
 
 def resume_sweep(folder: Path, words: Sequence[str]) -> int:
     """Go on with a sweep: `raffia resume FOLDER`."""
-    from raffia.sweep import is_sweep, read_manifest, write_manifest
+    from raffia.sweep import is_sweep, read_manifest
 
     flags, others = split_own(words, ["--algorithm", *HOW])
     if others:
@@ -128,21 +127,25 @@ def resume_sweep(folder: Path, words: Sequence[str]) -> int:
     if algorithm.name != manifest.algorithm:
         raise UsageError(f"{folder} is a sweep of {manifest.algorithm}, not of {algorithm.name}")
     changed = _where(manifest, flags, algorithm) if flags.keys() & set(HOW) else manifest
-    if changed != manifest:
-        write_manifest(folder, changed)
-    return _run(folder, algorithm, changed)
+    return _run(folder, algorithm, changed, is_new=changed != manifest)
 
 
-def _run(folder: Path, algorithm: Any, manifest: Manifest) -> int:
-    from raffia.sweep import SweepSession
+def _run(folder: Path, algorithm: Any, manifest: Manifest, is_new: bool) -> int:
+    """Run what is not done; a manifest that is new is written once there are workers for it."""
+    from raffia.sweep import SweepSession, make_sweep_engine, write_manifest
+    from raffia.sweep.progress import SweepView
 
+    view = SweepView()
+    engine = make_sweep_engine(manifest, algorithm, view.message)
+    if is_new:
+        write_manifest(folder, manifest)
     num, where = manifest.workers, manifest.engine.name
     print(
         f"{len(manifest.runs)} runs of {algorithm.title} in {folder}, {num} at a time "
         f"({where}); Ctrl-C saves and leaves",
         flush=True,
     )
-    result = SweepSession(folder, algorithm).run()
+    result = SweepSession(folder, algorithm, view=view, engine=engine).run()
     return _print_end(result, manifest)
 
 

@@ -8,7 +8,16 @@ from raffia.distributed.board import Board
 from raffia.distributed.chaos import ChaosEngine
 from raffia.distributed.check_engine import check_engine
 from raffia.distributed.data_parallel import DataParallel
-from raffia.distributed.engine import Engine, InlineEngine, Lost, Needs, Role, RoleError, Worker
+from raffia.distributed.engine import (
+    Engine,
+    InlineEngine,
+    Lost,
+    Needs,
+    Role,
+    RoleError,
+    Worker,
+    Workers,
+)
 from raffia.distributed.follow import Followers
 from raffia.distributed.group import Group, Meeting
 from raffia.distributed.pool import Pool
@@ -33,5 +42,6 @@ __all__ = [
     "Sharded",
     "StateLost",
     "Worker",
+    "Workers",
     "check_engine",
 ]

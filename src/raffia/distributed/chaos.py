@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
-from raffia.distributed.engine import ONE_CPU, InlineEngine, Lost, Needs, RoleError, Worker
+from raffia.distributed.engine import (
+    ONE_CPU,
+    InlineEngine,
+    Lost,
+    Needs,
+    RoleError,
+    Worker,
+    Workers,
+    find_role,
+)
 from raffia.functional.seeds import derive_seed
 from raffia.tensordict.tensordict import TensorDict
 
@@ -36,8 +46,10 @@ class ChaosEngine:
         self.num_started = self.num_lost = 0
         self._inline = InlineEngine()
 
-    def require_room(self, num_workers: int, needs: Needs) -> None:
+    def require(self, workers: Sequence[Workers]) -> None:
         """There is room: all are in this process."""
+        for one in workers:
+            find_role(one.role)
 
     def start(self, role: str, config: str, index: int, needs: Needs = ONE_CPU) -> ChaosWorker:
         """A worker with a fate of its own."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-from raffia.distributed.engine import ONE_CPU, Engine, Lost, RoleError, Worker
+from raffia.distributed.engine import Engine, Lost, RoleError, Worker, Workers
 from raffia.distributed.pool import Pool
 from raffia.tensordict.tensordict import TensorDict
 
@@ -55,7 +55,8 @@ def check_engine(make: Callable[[], Engine], kill: Callable[[Worker], None] | No
     """
     engine = make()
     try:
-        engine.require_room(1, ONE_CPU)
+        engine.require([Workers(COUNTER, 1)])
+        _what_is_not_there_is_refused(engine)
         _answers_come_in_order(engine)
         _weights_are_those_of_the_version(engine)
         _what_is_given_is_copied(engine)
@@ -67,6 +68,15 @@ def check_engine(make: Callable[[], Engine], kill: Callable[[Worker], None] | No
             _a_pool_goes_on(engine, kill)
     finally:
         engine.close()
+
+
+def _what_is_not_there_is_refused(engine: Engine) -> None:
+    try:
+        engine.require([Workers(f"{__name__}:Nobody", 1)])
+    except RoleError as error:
+        assert "Nobody" in str(error), "the role that is not there is named"
+    else:
+        raise AssertionError("a role that is not there is refused before a worker starts")
 
 
 def _add(number: int) -> TensorDict:

@@ -9,14 +9,26 @@ of their keys, whenever they arrive.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from raffia.distributed.arrays import pack, unpack
 from raffia.lazy import imported
 from raffia.tensordict.tensordict import TensorDict
 
-__all__ = ["Engine", "InlineEngine", "Lost", "Needs", "Role", "RoleError", "Worker", "make_role"]
+__all__ = [
+    "Engine",
+    "InlineEngine",
+    "Lost",
+    "Needs",
+    "Role",
+    "RoleError",
+    "Worker",
+    "Workers",
+    "find_role",
+    "make_role",
+]
 
 
 class Lost(RuntimeError):
@@ -76,6 +88,18 @@ class Needs:
 ONE_CPU = Needs()
 
 
+class Workers(NamedTuple):
+    """Workers that a run will start.
+
+    >>> Workers("raffia.distributed.check_engine:Counter", 2).needs.cpus
+    1.0
+    """
+
+    role: str
+    num: int
+    needs: Needs = ONE_CPU
+
+
 class Worker(Protocol):
     """A role at work, in this process or another. Tasks are done in the order they are asked.
 
@@ -110,8 +134,12 @@ class Engine(Protocol):
     >>> engine.close()
     """
 
-    def require_room(self, num_workers: int, needs: Needs) -> None:
-        """ValueError where there never is room for so many workers."""
+    def require(self, workers: Sequence[Workers]) -> None:
+        """Refuse what can never run, before anything is started.
+
+        Raises ValueError where there never is room for all of them at once, and RoleError for a
+        role that can't be imported where they would be.
+        """
 
     def start(self, role: str, config: str, index: int, needs: Needs = ONE_CPU) -> Worker:
         """A worker of this role.
@@ -130,21 +158,37 @@ class Engine(Protocol):
         """End all workers, and free all weights."""
 
 
-def make_role(role: str, config: str, index: int) -> Role:
-    """The role that is named; ValueError or ImportError says what is wrong with the name.
+def find_role(role: str) -> Callable[[str, int], Role]:
+    """The factory that a role's name stands for; RoleError says what is wrong with the name.
 
-    >>> make_role("raffia.distributed.check_engine:Counter", "{}", 0).total
-    0
-    >>> make_role("raffia.distributed", "{}", 0)
+    >>> find_role("raffia.distributed.check_engine:Counter").__name__
+    'Counter'
+    >>> find_role("raffia.distributed")
     Traceback (most recent call last):
     ...
-    ValueError: a role is named as "package.module:name", not 'raffia.distributed'
+    raffia.distributed.engine.RoleError: a role is named as "package.module:name", not
+    'raffia.distributed'
     """
     module, _, name = role.partition(":")
     if not module or not name:
-        raise ValueError(f'a role is named as "package.module:name", not {role!r}')
-    found: Role = imported(role)(config, index)
+        raise RoleError(f'a role is named as "package.module:name", not {role!r}')
+    try:
+        found: Callable[[str, int], Role] = imported(role)
+    except Exception as error:
+        raise RoleError(
+            f"the role {role!r} can't be imported: {type(error).__name__}: {error}. Workers import "
+            "it by this name: install its package, or set PYTHONPATH, wherever they run"
+        ) from error
     return found
+
+
+def make_role(role: str, config: str, index: int) -> Role:
+    """The role that is named, made; RoleError if it is not there.
+
+    >>> make_role("raffia.distributed.check_engine:Counter", "{}", 0).total
+    0
+    """
+    return find_role(role)(config, index)
 
 
 class InlineEngine:
@@ -161,8 +205,10 @@ class InlineEngine:
     tensor(5)
     """
 
-    def require_room(self, num_workers: int, needs: Needs) -> None:
+    def require(self, workers: Sequence[Workers]) -> None:
         """There is room: all are in this process."""
+        for one in workers:
+            find_role(one.role)
 
     def start(self, role: str, config: str, index: int, needs: Needs = ONE_CPU) -> InlineWorker:
         """A role in this process."""

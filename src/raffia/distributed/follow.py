@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from raffia.distributed.data_parallel import mean_over, part_of
-from raffia.distributed.engine import Lost, Needs, RoleError, Worker, make_role
+from raffia.distributed.engine import Lost, Needs, RoleError, Worker, Workers, make_role
 from raffia.distributed.group import LOCALHOST, Group, Meeting, Sums
 from raffia.distributed.process import ProcessEngine
 from raffia.distributed.shards import gathered, shard_grads
@@ -85,6 +85,7 @@ class Followers:
         self.num_restarts = 0
         self.num_broadcasts = 0
         self._engine = ProcessEngine() if engine is None else engine
+        self._engine.require([Workers(role, num)])
         self._needs = Needs(cpus=num_threads or torch.get_num_threads())
         told = {"role": role, "config": config, "size": num + 1, "sums": sums, "timeout": patience}
         self._config = json.dumps(told)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from raffia.distributed.engine import ONE_CPU, Engine, Lost, Needs, RoleError, Worker
+from raffia.distributed.engine import ONE_CPU, Engine, Lost, Needs, RoleError, Worker, Workers
 from raffia.tensordict.tensordict import TensorDict
 
 __all__ = ["Pool"]
@@ -58,7 +58,7 @@ class Pool:
     ) -> None:
         if num_workers < 1:
             raise ValueError(f"num_workers={num_workers} must be at least 1")
-        engine.require_room(num_workers, needs)
+        engine.require([Workers(role, num_workers, needs)])
         self.engine, self.role, self.config = engine, role, config
         self.num_workers, self.needs = num_workers, needs
         self.max_restarts, self.patience = max_restarts, patience

@@ -11,7 +11,7 @@ import os
 import queue
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from mmap import MAP_PRIVATE, PROT_READ, PROT_WRITE, mmap
 from multiprocessing.connection import Connection, wait
 from multiprocessing.shared_memory import SharedMemory
@@ -19,7 +19,7 @@ from multiprocessing.util import Finalize
 from typing import Any
 
 from raffia.distributed.arrays import pack, unpack
-from raffia.distributed.engine import ONE_CPU, Lost, Needs, RoleError, make_role
+from raffia.distributed.engine import ONE_CPU, Lost, Needs, RoleError, Workers, find_role, make_role
 from raffia.functional.exact import request_exact_products
 from raffia.tensordict.tensordict import TensorDict
 
@@ -51,8 +51,10 @@ class ProcessEngine:
         self._weights: dict[str, SharedMemory] = {}
         self._finalize = Finalize(self, _free, args=(self._weights,), exitpriority=5)
 
-    def require_room(self, num_workers: int, needs: Needs) -> None:
+    def require(self, workers: Sequence[Workers]) -> None:
         """There is room: processes share what the machine has."""
+        for one in workers:
+            find_role(one.role)
 
     def start(self, role: str, config: str, index: int, needs: Needs = ONE_CPU) -> ProcessWorker:
         """A process with this role; what is wrong with the role comes with its first answer."""

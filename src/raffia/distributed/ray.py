@@ -4,46 +4,44 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
-import sys
 from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from raffia._version import __version__
 from raffia.distributed.arrays import pack, unpack
-from raffia.distributed.engine import ONE_CPU, Lost, Needs, Role, RoleError, make_role
+from raffia.distributed.engine import ONE_CPU, Lost, Needs, Role, RoleError, Workers, make_role
+from raffia.distributed.ray_cluster import (
+    Cluster,
+    ClusterLostError,
+    Room,
+    VersionError,
+    refuse_if_silent,
+    require_room,
+    require_versions,
+    silent,
+    versions,
+)
 from raffia.functional.exact import request_exact_products
 from raffia.tensordict.tensordict import TensorDict
 
-__all__ = ["RayEngine", "VersionError"]
+__all__ = ["ClusterLostError", "RayEngine", "VersionError"]
+
+# Of a cluster that is started here: a machine that is silent is noticed after about 5 s, and one
+# whose connections break after 2; by its defaults Ray takes a minute and 13 s. Of any other:
+# `RAY_health_check_period_ms=500 ... ray start --head`.
+HEALTH_CHECK = {
+    "health_check_period_ms": 500,
+    "health_check_timeout_ms": 1000,
+    "health_check_failure_threshold": 4,
+}
 
 MISSING = (
     "engine.name=ray needs Ray, which is not installed: pip install 'raffia[scale]'; or "
     "engine.name=process, for processes of this machine"
 )
-
-
-class VersionError(RuntimeError):
-    """A machine of the cluster has another raffia, torch or Python than this one.
-
-    >>> raise VersionError("worker 0 has torch 2.12.0, and this process 2.13.0")
-    Traceback (most recent call last):
-    ...
-    raffia.distributed.ray.VersionError: worker 0 has torch 2.12.0, and this process 2.13.0
-    """
-
-
-def versions() -> dict[str, str]:
-    """What must be equal on all machines of a cluster.
-
-    >>> sorted(versions())
-    ['python', 'raffia', 'torch']
-    """
-    python = ".".join(map(str, sys.version_info[:3]))
-    return {"python": python, "raffia": __version__, "torch": torch.__version__}
 
 
 def _ray() -> Any:
@@ -62,12 +60,21 @@ class RayEngine:
     address: of a cluster that runs, such as "auto" or "ray://head:10001"; "": one of this machine,
         which ends with the engine. Where the program has called `ray.init`, that cluster is used.
     num_cpus: of a cluster of this machine; None: as many as it has.
+    message: is given a line for the user where a worker waits for room, after 10 seconds and each
+        minute; None: it goes to standard error. Such a worker is waited for, however long.
 
     Raises ModuleNotFoundError without the extra `scale`, ConnectionError if no cluster answers, and
-    VersionError from `start` if a worker's machine has other versions.
+    VersionError from `take` if a worker's machine has other versions. Where the cluster's head or
+    Ray on this machine dies, the next call raises `ClusterLostError` within seconds.
     """
 
-    def __init__(self, address: str = "", *, num_cpus: float | None = None) -> None:
+    def __init__(
+        self,
+        address: str = "",
+        *,
+        num_cpus: float | None = None,
+        message: Callable[[str], None] | None = None,
+    ) -> None:
         os.environ.setdefault("RAY_TQDM_PATCH_PRINT", "0")  # else Ray replaces builtins.print
         self._ray = ray = _ray()
         if ray.is_initialized():  # by the program: its cluster is used, and goes on
@@ -76,43 +83,54 @@ class RayEngine:
             self._is_ours = True
             options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
             if address:
-                _refuse_if_silent(address)
+                refuse_if_silent(address)
                 options["address"] = address
             else:
                 options |= {"include_dashboard": False, "num_cpus": num_cpus}
+                options["_system_config"] = HEALTH_CHECK
                 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
             try:
                 ray.init(**options)
             except Exception as error:
                 if not address:
                     raise
-                raise _silent(address, error) from error
+                raise silent(address, error) from error
+        self._cluster = Cluster(
+            ray, "" if not address and self._is_ours else address or "auto", message
+        )
         self._actor = ray.remote(max_restarts=0, max_task_retries=0)(_Actor)
         self._workers: list[RayWorker] = []
 
-    def require_room(self, num_workers: int, needs: Needs) -> None:
-        """ValueError if the whole cluster has less than so many workers take."""
-        whole = self._ray.cluster_resources()
-        for name, each in (("CPU", needs.cpus), ("GPU", needs.gpus)):
-            if num_workers * each > whole.get(name, 0) + 1e-6:
-                raise ValueError(
-                    f"{num_workers} workers of {each:g} {name}s each find no room in the Ray "
-                    f"cluster, which has {whole.get(name, 0):g}: take fewer, give each less "
-                    "(actors.cpus, evaluators.cpus), or add machines"
-                )
+    def require(self, workers: Sequence[Workers]) -> None:
+        """ValueError if there never is room for all of them at once, RoleError if a machine can't
+        import a role, VersionError if one has other versions: nothing has been started then."""
+        self._cluster.require()
+        machines = [node["Resources"] for node in self._cluster.machines()]
+        require_room(machines, workers)
+        for role in {one.role: 0 for one in workers}:
+            self._cluster.probe(role)
 
     def start(self, role: str, config: str, index: int, needs: Needs = ONE_CPU) -> RayWorker:
         """An actor of this role, on any machine that has room for it."""
-        handle = self._actor.options(num_cpus=needs.cpus, num_gpus=needs.gpus).remote(
-            role, config, index, max(1, int(needs.cpus))
-        )
-        worker = RayWorker(self._ray, handle, index)
+        self._cluster.require()
+        takes = {"CPU": needs.cpus, "GPU": needs.gpus}
+        group = self._ray.util.placement_group([{name: n for name, n in takes.items() if n}])
+        handle = self._actor.options(
+            num_cpus=needs.cpus,
+            num_gpus=needs.gpus,
+            scheduling_strategy=self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
+                group, 0
+            ),
+        ).remote(role, config, index, max(1, int(needs.cpus)))
+        name = f"{role.rpartition(':')[2]} {index}"
+        worker = RayWorker(self._cluster, handle, index, Room(self._cluster, group, name, needs))
         self._workers = [one for one in self._workers if not one.is_closed]
         self._workers.append(worker)
         return worker
 
     def put(self, weights: TensorDict) -> Any:
         """The weights in the object store."""
+        self._cluster.require()
         return self._ray.put(np.frombuffer(pack(weights), dtype=np.uint8))
 
     def drop(self, ref: Any) -> None:
@@ -120,13 +138,7 @@ class RayEngine:
 
     def resources(self) -> str:
         """What the cluster has, in a line."""
-        whole, free = self._ray.cluster_resources(), self._ray.available_resources()
-        num = sum(bool(node["Alive"]) for node in self._ray.nodes())
-        return (
-            f"{num} machine{'s' if num > 1 else ''}, {free.get('CPU', 0):g} of "
-            f"{whole.get('CPU', 0):g} processors and {free.get('GPU', 0):g} of "
-            f"{whole.get('GPU', 0):g} GPUs free"
-        )
+        return self._cluster.resources()
 
     def close(self) -> None:
         """End all workers, and the cluster if it was started here."""
@@ -137,28 +149,12 @@ class RayEngine:
             self._ray.shutdown()
 
 
-def _refuse_if_silent(address: str) -> None:
-    """Ray itself tries for two minutes."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if host and port.isdigit():
-        try:
-            socket.create_connection((host, int(port)), timeout=5).close()
-        except OSError as error:
-            raise _silent(address, error) from None
-
-
-def _silent(address: str, error: Exception) -> ConnectionError:
-    return ConnectionError(
-        f"no Ray cluster answers at {address}: start one with `ray start --head`, or leave "
-        f"engine.address out for one of this machine ({error})"
-    )
-
-
 class RayWorker:
     """See `RayEngine`."""
 
-    def __init__(self, ray: Any, handle: Any, index: int) -> None:
-        self._ray, self._handle, self.index = ray, handle, index
+    def __init__(self, cluster: Cluster, handle: Any, index: int, room: Room) -> None:
+        self._cluster, self._handle, self.index, self._room = cluster, handle, index, room
+        self._ray = cluster.ray
         self._open: deque[Any] = deque()
         self._greeting: Any = handle.greeting.remote()
         self._pid: int | None = None
@@ -174,23 +170,28 @@ class RayWorker:
 
     def load(self, state: TensorDict) -> None:
         """Stand there before the next task."""
+        self._cluster.require()
         self._handle.load.remote(np.frombuffer(pack(state), dtype=np.uint8))
 
     def ask(self, task: TensorDict, weights: Any = None) -> None:
         """Put the task behind those that are open."""
+        self._cluster.require()
         name = "" if weights is None else weights.hex()
         data = np.frombuffer(pack(task), dtype=np.uint8)
         self._open.append(self._handle.do.remote(data, name, weights))
 
     def take(self, seconds: float) -> TensorDict:
-        """The oldest answer; Lost if the actor dies or is silent for this long."""
+        """The oldest answer; Lost if the actor dies or is silent for this long.
+
+        Before that, however long it takes until a machine has room for the actor.
+        """
         errors = self._ray.exceptions
         if not self._open:
             raise RuntimeError("no task is open: ask for one before its answer is taken")
         try:
             if self._pid is None:
                 self._greet(seconds)
-            answer = self._ray.get(self._open[0], timeout=seconds)
+            answer = self._cluster.get(self._open[0], seconds)
         except errors.GetTimeoutError:
             self.close()
             raise Lost(
@@ -206,18 +207,17 @@ class RayWorker:
 
     def poll(self, seconds: float) -> bool:
         """Wait for an answer, or for the end of the actor."""
-        return bool(self._ray.wait([self._open[0]], timeout=seconds)[0])
+        self._cluster.require()
+        if self._ray.wait([self._open[0]], timeout=seconds)[0]:
+            return True
+        if self._pid is None:
+            self._room.say()
+        return False
 
     def _greet(self, seconds: float) -> None:
-        theirs, pid = self._ray.get(self._greeting, timeout=seconds)
-        ours = versions()
-        differ = [name for name in ours if ours[name] != theirs[name]]
-        if differ:
-            seen = ", ".join(f"{name} {theirs[name]}, and here {ours[name]}" for name in differ)
-            raise VersionError(
-                f"worker {self.index} of the Ray cluster has {seen}: install the same on all "
-                "machines, or results would differ by who computes them"
-            )
+        self._room.wait()
+        theirs, pid = self._cluster.get(self._greeting, seconds)
+        require_versions(theirs, f"worker {self.index}")  # its machine may have come later
         self._pid = pid
 
     def close(self) -> None:
@@ -225,7 +225,9 @@ class RayWorker:
         if not self.is_closed:
             self.is_closed = True
             self._open.clear()
-            self._ray.kill(self._handle)
+            if self._cluster.is_there():  # else Ray would wait for its head, and end this process
+                self._ray.kill(self._handle)
+                self._room.leave()
 
 
 class _Actor:

@@ -4,23 +4,32 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from raffia.distributed.engine import Engine, InlineEngine
-from raffia.recipes.scale_config import EngineConfig
+from raffia.recipes.scale_config import EngineConfig, EvaluatorsConfig
 from raffia.tensordict.tensordict import TensorDict
 
-__all__ = ["TriedEngine", "describe_engine", "make_engine", "try_engine", "where"]
+__all__ = [
+    "TriedEngine",
+    "describe_engine",
+    "describe_evaluators",
+    "make_engine",
+    "try_engine",
+    "where",
+]
 
 NUM_CALLS = 50
 NUM_BYTES = 16 * 2**20
 
 
-def make_engine(config: EngineConfig) -> Engine:
+def make_engine(config: EngineConfig, message: Callable[[str], None] | None = None) -> Engine:
     """The engine that a config names.
 
+    message: is given lines for the user, such as that a worker waits for room.
     Raises ModuleNotFoundError without the extra it needs, ConnectionError if its cluster does not
     answer.
 
@@ -34,7 +43,7 @@ def make_engine(config: EngineConfig) -> Engine:
     if config.name == "ray":
         from raffia.distributed.ray import RayEngine
 
-        return RayEngine(config.address)
+        return RayEngine(config.address, message=message)
     return InlineEngine()
 
 
@@ -64,6 +73,20 @@ def where(engine: EngineConfig) -> str:
         "process": "in processes of this machine",
         "ray": f"on the Ray cluster {engine.address or 'of this machine'}",
     }[engine.name]
+
+
+def describe_evaluators(engine: EngineConfig, evaluators: EvaluatorsConfig) -> str:
+    """Where evaluations are played, for the start of a run.
+
+    >>> describe_evaluators(EngineConfig(), EvaluatorsConfig(num=1, join_after=500))
+    '1 evaluator in this process, whose episodes are waited for 500 updates later'
+    """
+    num = max(1, evaluators.num)
+    several = f"{num} evaluators" if num > 1 else "1 evaluator"
+    return (
+        f"{several} {where(engine)}, whose episodes are waited for "
+        f"{evaluators.join_after:,} updates later"
+    )
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ The first line of each file tells what it is for; docs/sweep.md is the guide.
 
 from raffia.sweep.manifest import MANIFEST, Manifest, is_sweep, read_manifest, write_manifest
 from raffia.sweep.plan import PlannedRun, Range, plan_runs, read_choices, read_ranges, read_seeds
-from raffia.sweep.session import SweepResult, SweepSession
+from raffia.sweep.session import SweepResult, SweepSession, make_sweep_engine
 from raffia.sweep.worker import RunRole
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "SweepResult",
     "SweepSession",
     "is_sweep",
+    "make_sweep_engine",
     "plan_runs",
     "read_choices",
     "read_manifest",

@@ -8,14 +8,14 @@ import json
 import secrets
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from raffia.distributed.engine import Engine, InlineEngine, Needs, RoleError
+from raffia.distributed.engine import Engine, InlineEngine, Needs, RoleError, Workers
 from raffia.distributed.pool import Pool
 from raffia.files import write_atomically
 from raffia.recipes.algorithm import Algorithm
@@ -23,14 +23,15 @@ from raffia.recipes.engines import make_engine
 from raffia.recipes.run_folder import claimed, is_saved
 from raffia.report.folder import is_run
 from raffia.report.summary import RunSummary, summarise
-from raffia.sweep.manifest import RUNS, read_manifest, write_manifest
+from raffia.sweep.manifest import RUNS, Manifest, read_manifest, write_manifest
 from raffia.sweep.progress import Progress, SweepView
 from raffia.sweep.worker import STOP, answer_of
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.signals import stop_on_signals
 
-__all__ = ["SweepResult", "SweepSession"]
+__all__ = ["SweepResult", "SweepSession", "make_sweep_engine"]
 
+ROLE = "raffia.sweep.worker:RunRole"
 DONE = ("finished", "target")
 _PAUSE = 0.2  # seconds that an answer is waited for
 
@@ -51,6 +52,41 @@ class SweepResult:
     def failed(self) -> list[str]:
         """The runs that ended in an error."""
         return [name for name, state in self.states.items() if state == "failed"]
+
+
+def make_sweep_engine(
+    manifest: Manifest, algorithm: Algorithm, message: Callable[[str], None]
+) -> Engine:
+    """The engine of a sweep, seen to be there and to have room for its workers.
+
+    Raises what `raffia.recipes.engines.make_engine` and `Engine.require` raise.
+
+    >>> from raffia.recipes.algorithm import ALGORITHMS
+    >>> from raffia.recipes.scale_config import EngineConfig
+    >>> from raffia.sweep.plan import PlannedRun
+    >>> ilql, one = ALGORITHMS["ilql"], PlannedRun("0", {}, 0)
+    >>> here = EngineConfig(name="inline")
+    >>> made = Manifest.of(ilql, ilql.presets["ilql-smoke"], [one], engine=here)
+    >>> type(make_sweep_engine(made, ilql, print)).__name__
+    'InlineEngine'
+    """
+    engine = make_engine(manifest.engine, message)
+    try:
+        num = 1 if isinstance(engine, InlineEngine) else manifest.workers
+        engine.require([Workers(ROLE, min(num, len(manifest.runs)), _needs(manifest, algorithm))])
+    except BaseException:
+        engine.close()
+        raise
+    return engine
+
+
+def _needs(manifest: Manifest, algorithm: Algorithm) -> Needs:
+    """What each run takes."""
+    configs = [manifest.config_of(run, algorithm) for run in manifest.runs]
+    devices = [*manifest.devices, *[config.device for config in configs]]
+    on_card = any(device.startswith("cuda") for device in devices)
+    cpus = max(config.num_threads for config in configs)
+    return Needs(cpus=float(max(1, cpus)), gpus=1.0 if on_card else 0.0)
 
 
 class SweepSession:
@@ -87,7 +123,9 @@ class SweepSession:
         with (
             claimed(self.folder),
             stop_on_signals() as signals,
-            contextlib.closing(self._engine or make_engine(self.manifest.engine)) as engine,
+            contextlib.closing(
+                self._engine or make_sweep_engine(self.manifest, self.algorithm, self.view.message)
+            ) as engine,
             self.view,
         ):
             signals.announce = lambda text: self.view.message(
@@ -114,10 +152,10 @@ class SweepSession:
         }
         pool = Pool(
             engine,
-            "raffia.sweep.worker:RunRole",
+            ROLE,
             json.dumps(config),
             num_workers,
-            needs=self._needs(),
+            needs=_needs(manifest, self.algorithm),
             max_restarts=manifest.engine.max_restarts,
             patience=manifest.engine.patience_seconds,
         )
@@ -172,13 +210,6 @@ class SweepSession:
         found = summarise(run)
         is_whole = found.state in DONE and is_saved(run, found.update or 0, self.view.message)
         return found.state if is_whole else ""
-
-    def _needs(self) -> Needs:
-        configs = [self.manifest.config_of(run, self.algorithm) for run in self.manifest.runs]
-        devices = [*self.manifest.devices, *[config.device for config in configs]]
-        on_card = any(device.startswith("cuda") for device in devices)
-        cpus = max(config.num_threads for config in configs)
-        return Needs(cpus=float(max(1, cpus)), gpus=1.0 if on_card else 0.0)
 
     # -- progress
 

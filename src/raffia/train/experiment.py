@@ -107,6 +107,9 @@ class Experiment:
     # What can be done with checkpoints that can't be resumed, for that error's text.
     unusable_remark = ""
 
+    evaluates_elsewhere = False  # whether `make_evaluations` plays them, not `evaluate`
+    _evaluations: Evaluations | None = None
+
     def __init__(self, folder: Path, view: View, *, seed: int) -> None:
         self.folder, self.view, self.seed = folder, view, seed
         self.guard = NaNGuard(folder / "nan_dump", seed=seed)
@@ -131,8 +134,14 @@ class Experiment:
 
     @property
     def evaluations(self) -> Evaluations | None:
-        """The evaluations that are played elsewhere, if they are."""
-        return None
+        """The evaluations that are played elsewhere, or were and are open still."""
+        found = self._evaluations
+        is_used = found is not None and (self.evaluates_elsewhere or found.updates)
+        return found if is_used else None
+
+    def make_evaluations(self) -> Evaluations:
+        """Have evaluations played by workers; in this process, to join those of an earlier run."""
+        raise NotImplementedError(f"{type(self).__name__} must define make_evaluations()")
 
     def evaluation_begun(self, state: TensorDict) -> None:
         """Do what belongs to an evaluation of this state, which is now played elsewhere."""
@@ -168,9 +177,11 @@ class Experiment:
         self.stream.load_state(found.tensors("stream") if found.has("stream") else TensorDict())
         for log, buffer in self.replays:
             log.restore(found, buffer)
-        if self.evaluations is not None:
-            is_open = found.has("evaluations")
-            self.evaluations.load_state(found.tensors("evaluations") if is_open else TensorDict())
+        is_open = found.has("evaluations")
+        if is_open and self._evaluations is None:
+            self._evaluations = self.make_evaluations()
+        if self._evaluations is not None:
+            self._evaluations.load_state(found.tensors("evaluations") if is_open else TensorDict())
         return state
 
     def payload(self) -> CheckpointPayload:
@@ -208,9 +219,15 @@ class Experiment:
         return {}
 
     def close(self) -> None:
-        """Close the environments."""
+        """Close the environments, and end those who evaluate."""
+        self.close_evaluations()
         if self.env is not None:
             self.env.close()
+
+    def close_evaluations(self) -> None:
+        """End the workers that evaluate."""
+        if self._evaluations is not None:
+            self._evaluations.close()
 
 
 def refuse_other_state(state: TensorDict, like: TensorDict, where: str, *, keep: str) -> None:

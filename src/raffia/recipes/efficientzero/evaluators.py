@@ -13,7 +13,6 @@ from raffia.functional.seeds import derive_seed
 from raffia.recipes.efficientzero.actors import make_networks, make_planner
 from raffia.recipes.efficientzero.config import EfficientZeroRun
 from raffia.recipes.efficientzero.evaluation import EpisodeFilms, Evaluator
-from raffia.recipes.engines import where
 from raffia.recipes.running import threads
 from raffia.tensordict.byte_tensors import bytes_to_tensor
 from raffia.tensordict.tensordict import TensorDict
@@ -112,18 +111,3 @@ def episodes_of(answer: TensorDict) -> Episodes:
     Episodes(returns=[1.0], lengths=[5], as_first=[])
     """
     return Episodes(*(answer[name].tolist() for name in ("returns", "lengths", "as_first")))
-
-
-def describe_evaluators(run: EfficientZeroRun) -> str:
-    """Where evaluations are played, for the start of a run.
-
-    >>> from raffia.recipes.scale_config import EvaluatorsConfig
-    >>> describe_evaluators(EfficientZeroRun(evaluators=EvaluatorsConfig(num=1, join_after=500)))
-    '1 evaluator in this process, whose episodes are waited for 500 updates later'
-    """
-    num = max(1, run.evaluators.num)
-    several = f"{num} evaluators" if num > 1 else "1 evaluator"
-    return (
-        f"{several} {where(run.engine)}, whose episodes are waited for "
-        f"{run.evaluators.join_after:,} updates later"
-    )

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from raffia.algorithms.efficientzero.actor import act, act_at_random
 from raffia.algorithms.efficientzero.learner import ModelFactory
-from raffia.distributed.engine import Engine, InlineEngine, Needs
+from raffia.distributed.engine import Engine, InlineEngine, Needs, Workers
 from raffia.envs.env import BatchEnv, EnvSpec
 from raffia.envs.make import make_env, require_batch
 from raffia.evolution.population import BATCH_SIZE
@@ -39,7 +39,7 @@ from raffia.recipes.efficientzero.actors import (
 from raffia.recipes.efficientzero.config import EfficientZeroRun
 from raffia.recipes.efficientzero.data import Replays
 from raffia.recipes.efficientzero.evaluation import EpisodeFilms, Evaluator, MakeEnv, save_tree
-from raffia.recipes.efficientzero.evaluators import EvaluateRole, describe_evaluators, episodes_of
+from raffia.recipes.efficientzero.evaluators import EvaluateRole, episodes_of
 from raffia.recipes.efficientzero.reanalyzers import (
     BatchMaking,
     ReanalyzeRole,
@@ -49,7 +49,7 @@ from raffia.recipes.efficientzero.reanalyzers import (
     describe_reanalyzers,
     reanalyze_weights,
 )
-from raffia.recipes.engines import make_engine
+from raffia.recipes.engines import describe_evaluators, make_engine
 from raffia.recipes.members import Members, weights_of_each
 from raffia.search.errors import UnfitOutputError
 from raffia.tensordict.byte_tensors import tensor_to_bytes
@@ -89,7 +89,7 @@ class EfficientZeroExperiment(Experiment):
         self.plan = plan_of(config)
         self._update = 0
         self._num_simulations_elsewhere = 0
-        self._evaluations: Evaluations | None = None
+        self.evaluates_elsewhere = config.evaluators.play_elsewhere
         require_device(config.device)
         with contextlib.ExitStack() as opened:  # closed if the run can't be made
             self._is_default_env = make_env is MAKE_ENV
@@ -109,9 +109,9 @@ class EfficientZeroExperiment(Experiment):
                 opened.callback(self.collector.close)
                 view.message(describe_actors(config))
             if config.evaluators.play_elsewhere:
-                self._make_evaluations()
-                view.message(describe_evaluators(config))
-            opened.callback(self._close_evaluations)
+                self._evaluations = self.make_evaluations()
+                view.message(describe_evaluators(config.engine, config.evaluators))
+            opened.callback(self.close_evaluations)
             self.steps = Replays(config, self.env.spec, folder)
             opened.callback(self.steps.close)
             self.replay, self.replays = self.steps.replay, self.steps.logged
@@ -170,33 +170,35 @@ class EfficientZeroExperiment(Experiment):
                 "config alone. Register the environment with Gymnasium and name it in env.id, or "
                 f"leave {used[0]}.* as they are"
             )
-        self._engine = make_engine(config.engine) if used else None
+        self._engine = make_engine(config.engine, self.view.message) if used else None
         if self._engine is not None:
-            self._require_room(self._engine, used)
+            try:
+                self._engine.require([self._workers(name) for name in used])
+            except BaseException:
+                self._engine.close()
+                raise
 
-    def _require_room(self, engine: Engine, used: list[str]) -> None:
-        """ValueError where all workers together never find room; the engine is closed then."""
-        workers = [(max(1, one.num), one) for one in (getattr(self.config, name) for name in used)]
-        num = sum(num for num, _ in workers)
-        cpus = sum(num * one.cpus for num, one in workers)
-        gpus = self.config.reanalyzers.gpus * max(1, self.config.reanalyzers.num)
-        gpus = gpus if "reanalyzers" in used else 0.0
-        try:
-            engine.require_room(num, Needs(cpus=cpus / num, gpus=gpus / num))
-        except ValueError:
-            engine.close()
-            raise
+    def _workers(self, kind: str) -> Workers:
+        """The workers of one kind."""
+        roles: dict[str, type] = {
+            "actors": ActorRole,
+            "reanalyzers": ReanalyzeRole,
+            "evaluators": EvaluateRole,
+        }
+        role, found = roles[kind], getattr(self.config, kind)
+        needs = Needs(cpus=found.cpus, gpus=getattr(found, "gpus", 0.0))
+        return Workers(f"{role.__module__}:{role.__name__}", max(1, found.num), needs)
 
     def _make_ahead(self) -> BatchesAhead:
         """Have batches made by workers."""
         config, workers = self.config, self.config.reanalyzers
         assert self._engine is not None
-        role = f"{ReanalyzeRole.__module__}:{ReanalyzeRole.__name__}"
-        at = self._engine, role, actor_config(config), max(1, workers.num)
+        role, num, needs = self._workers("reanalyzers")
+        at = self._engine, role, actor_config(config), num
         settings: dict[str, Any] = {
             "ahead": workers.ahead,
             "num_updates": config.num_updates,
-            "needs": Needs(cpus=workers.cpus, gpus=workers.gpus),
+            "needs": needs,
             "max_restarts": config.engine.max_restarts,
             "patience": config.engine.patience_seconds,
         }
@@ -207,40 +209,31 @@ class EfficientZeroExperiment(Experiment):
         self._making = BatchMaking(config, self.steps, self.guard)
         return BatchesAhead(*at, self._making, **settings)
 
-    @property
-    def evaluations(self) -> Evaluations | None:
-        """The evaluations that are played elsewhere, or were and are open still."""
-        found = self._evaluations
-        is_used = self.config.evaluators.play_elsewhere or (found is not None and found.updates)
-        return found if is_used else None
-
-    def _make_evaluations(self) -> None:
+    def make_evaluations(self) -> Evaluations:
         """Have evaluations played by workers; in this process, to join those of an earlier run."""
         config, evaluators = self.config, self.config.evaluators
         engine = self._engine if evaluators.play_elsewhere else None
-        self._evaluations = Evaluations(
+        role, num, needs = self._workers("evaluators")
+        return Evaluations(
             InlineEngine() if engine is None else engine,
-            f"{EvaluateRole.__module__}:{EvaluateRole.__name__}",
+            role,
             actor_config(config),
-            max(1, evaluators.num),
+            num,
             join_after=evaluators.join_after,
             acting=acting_weights,
             outcome=self._evaluated_elsewhere,
-            needs=Needs(cpus=evaluators.cpus),
+            needs=needs,
             max_restarts=config.engine.max_restarts,
         )
 
-    def _close_evaluations(self) -> None:
-        if self._evaluations is not None:
-            self._evaluations.close()
-
     def _turns_of(self, engine: Engine) -> Turns:
         config, collect = self.config, self.config.collect
+        role, num, needs = self._workers("actors")
         return Turns(
             engine,
-            f"{ActorRole.__module__}:{ActorRole.__name__}",
+            role,
             actor_config(config),
-            max(1, config.actors.num),
+            num,
             Schedule(
                 turn_size=config.env.num_envs * collect.rollout_length,
                 random_env_steps=collect.random_env_steps,
@@ -254,7 +247,7 @@ class EfficientZeroExperiment(Experiment):
             seed=config.seed,
             acting=acting_weights,
             check=self._check_step,
-            needs=Needs(cpus=config.actors.cpus),
+            needs=needs,
             max_restarts=config.engine.max_restarts,
             patience=config.engine.patience_seconds,
         )
@@ -295,10 +288,6 @@ class EfficientZeroExperiment(Experiment):
     def restore(self, found: Checkpoint) -> TensorDict:
         """Restore environments, replay and population; returns the learner's state."""
         state = super().restore(found)
-        if self._evaluations is None and found.has("evaluations"):
-            self._make_evaluations()
-            assert self._evaluations is not None
-            self._evaluations.load_state(found.tensors("evaluations"))
         if self.members is not None:
             self.members.restore(found)
         return state

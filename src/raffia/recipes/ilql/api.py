@@ -16,7 +16,8 @@ from raffia.recipes.ilql.config import ILQLRun
 from raffia.recipes.ilql.data import find_tokenizer, make_corpus
 from raffia.recipes.ilql.environments import MakeLanguageEnv, find_environment, with_env
 from raffia.recipes.ilql.evaluation import ILQLEvaluation, for_games, with_member_decode
-from raffia.recipes.ilql.experiment import ILQLExperiment, evaluate_networks
+from raffia.recipes.ilql.evaluators import evaluate_networks
+from raffia.recipes.ilql.experiment import ILQLExperiment
 from raffia.recipes.ilql.language_model import making_of
 from raffia.recipes.ilql.networks import Networks
 from raffia.recipes.ilql.sizes import with_sizes, with_threads

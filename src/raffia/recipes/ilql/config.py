@@ -9,7 +9,7 @@ from raffia.algorithms.ilql.config import ILQLConfig
 from raffia.envs.checked import check_above_zero, check_choices, check_least, check_types
 from raffia.recipes.efficientzero.config import CheckpointConfig
 from raffia.recipes.population_config import PopulationConfig
-from raffia.recipes.scale_config import EngineConfig, LearnersConfig
+from raffia.recipes.scale_config import EngineConfig, EvaluatorsConfig, LearnersConfig
 
 __all__ = [
     "BranchingSettings",
@@ -29,6 +29,7 @@ MAY_CHANGE = (
     "num_micro_batches",
     "learners.",
     "engine.",
+    "evaluators.",
     "population.workers",
     "decode.",
     "evaluate.",
@@ -236,6 +237,7 @@ class ILQLRun(ILQLConfig):
     compile: bool = False  # torch.compile of the gradients; pays on a GPU
     learners: LearnersConfig = field(default_factory=LearnersConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
+    evaluators: EvaluatorsConfig = field(default_factory=EvaluatorsConfig)
     evaluate: ILQLEvaluateConfig = field(default_factory=ILQLEvaluateConfig)
     population: PopulationConfig = field(default_factory=PopulationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
@@ -312,12 +314,17 @@ class ILQLRun(ILQLConfig):
 
     def _check_workers(self) -> None:
         workers, engine = self.population.workers, self.engine.name
+        if engine != "inline" and not workers and not self.evaluators.num:
+            raise ValueError(
+                f"engine.name={engine} and no workers: set population.size=4 and "
+                "population.workers=2, or evaluators.num=1, or leave engine.name out"
+            )
+        if self.evaluators.play_elsewhere and self.population.size > 1:
+            raise ValueError(
+                f"evaluators.* with population.size={self.population.size}: a population evolves "
+                "by its evaluation, so the loop plays it: leave evaluators.* out"
+            )
         if not workers:
-            if engine != "inline":
-                raise ValueError(
-                    f"engine.name={engine} and no workers: set population.size=4 and "
-                    "population.workers=2, or leave engine.name out"
-                )
             return
         if self.device != "cpu":
             raise ValueError(

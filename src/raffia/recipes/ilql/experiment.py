@@ -4,40 +4,39 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from raffia.algorithms.ilql.loss import with_row_means
 from raffia.distributed.data_parallel import DataParallel
-from raffia.distributed.engine import Engine
+from raffia.distributed.engine import Engine, InlineEngine, Needs
 from raffia.distributed.follow import Followers
 from raffia.distributed.sharded import Sharded
 from raffia.evolution.population import member_seeds
 from raffia.functional.seeds import derive_seed
 from raffia.learner import Accumulate, Learner, step_of
 from raffia.recipes.devices import compiled, require_device
-from raffia.recipes.engines import make_engine, where
+from raffia.recipes.engines import describe_evaluators, make_engine, where
 from raffia.recipes.ilql.config import ILQLRun
 from raffia.recipes.ilql.data import (
-    Corpus,
     describe_corpus,
     describe_template,
     make_corpus,
-    make_wordle,
 )
-from raffia.recipes.ilql.dialogues import Record, scored_dialogues, write_dialogues
+from raffia.recipes.ilql.dialogues import Record, write_dialogues
 from raffia.recipes.ilql.environments import MakeLanguageEnv, find_environment
 from raffia.recipes.ilql.evaluation import (
     ILQLEvaluation,
     evaluated,
     fitness_of,
-    held_out_means,
-    logged_replies,
-    play_own,
-    play_wordle,
     with_estimate,
-    with_member_decode,
+)
+from raffia.recipes.ilql.evaluators import (
+    EvaluateRole,
+    evaluate_agent,
+    evaluator_config,
+    evaluator_weights,
+    outcome_of,
 )
 from raffia.recipes.ilql.followers import make_across, make_followers, make_networks
 from raffia.recipes.ilql.language_model import begin_making
@@ -49,12 +48,13 @@ from raffia.recipes.run_folder import LANGUAGE_MODEL
 from raffia.tensordict.stack import stack
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.checkpoint import Checkpoint
+from raffia.train.evaluations import Evaluations
 from raffia.train.experiment import CheckpointPayload, Experiment, Plan, RunError
 from raffia.train.outcome import Evaluated
 from raffia.train.stream import OfflineStream
 from raffia.train.view import View
 
-__all__ = ["ILQLExperiment", "evaluate_networks", "plan_of"]
+__all__ = ["ILQLExperiment", "plan_of"]
 
 
 class ILQLExperiment(Experiment):
@@ -104,10 +104,17 @@ class ILQLExperiment(Experiment):
                 self.learner = DataParallel(self.learner, self.followers)
             shared = "each batch and the state" if self.sharded else "each batch"
             view.message(f"{config.learners.num} processes share {shared}")
+        self._given_env = make_env
+        self.evaluates_elsewhere = config.evaluators.play_elsewhere
         self.engine: Engine | None = None
+        if self.evaluates_elsewhere or config.population.workers:
+            self.engine = make_engine(config.engine, view.message)
+        if self.evaluates_elsewhere:
+            self._evaluations = self.make_evaluations()
+            view.message(describe_evaluators(config.engine, config.evaluators))
         self.across: MembersAcross | None = None
         if self.members is not None and config.population.workers:
-            self.engine = make_engine(config.engine)
+            assert self.engine is not None
             population, batches = self.members.learner, self._batches_again
             self.across = make_across(config, folder, population, self.engine, batches)
             self.learner = self.across
@@ -164,7 +171,8 @@ class ILQLExperiment(Experiment):
     def payload(self) -> CheckpointPayload:
         """What was learnt from; the number of the update is the stream's position."""
         extras = {"data": self._data(), "language_model": self.making.checksum}
-        return CheckpointPayload({}, extras | (self.members.payload() if self.members else {}))
+        extras |= self.members.payload() if self.members else {}
+        return CheckpointPayload(super().payload().parts, extras)
 
     def counters(self) -> dict[str, int]:
         """Tokens that were read."""
@@ -174,7 +182,8 @@ class ILQLExperiment(Experiment):
         """The learning rate; of a population each member has its own, in rows of generations."""
         if self.members is not None:
             return {} if self.across is None else self.across.metrics()
-        return {"learning_rate": self.networks.learning_rate(update)}
+        found = {"learning_rate": self.networks.learning_rate(update)}
+        return found if self.evaluations is None else found | self.evaluations.metrics()
 
     def evolve(self, state: TensorDict) -> tuple[TensorDict, dict[str, Any]] | None:
         """The next generation of a population."""
@@ -199,25 +208,48 @@ class ILQLExperiment(Experiment):
                     outcome, dialogues = self._evaluate_members(self.members, state, update, stop)
             except Interrupted:
                 return None
-            try:
-                write_dialogues(self.folder, update, dialogues)
-            except OSError as error:  # nothing of the run depends on them
-                self.view.message(f"update {update:,}: no dialogues were written: {error}")
+            self._write_dialogues(update, dialogues)
+        return outcome
+
+    def _write_dialogues(self, update: int, dialogues: Record) -> None:
+        try:
+            write_dialogues(self.folder, update, dialogues)
+        except OSError as error:  # nothing of the run depends on them
+            self.view.message(f"update {update:,}: no dialogues were written: {error}")
+
+    def make_evaluations(self) -> Evaluations:
+        """Have evaluations played by workers; in this process, to join those of an earlier run."""
+        config, elsewhere = self.config, self.config.evaluators
+        return Evaluations(
+            self.engine if elsewhere.play_elsewhere and self.engine else InlineEngine(),
+            f"{EvaluateRole.__module__}:{EvaluateRole.__name__}",
+            evaluator_config(config, self.folder, self._given_env),
+            max(1, elsewhere.num),
+            join_after=elsewhere.join_after,
+            acting=self._evaluated_weights,
+            outcome=self._evaluated_elsewhere,
+            needs=Needs(cpus=elsewhere.cpus),
+            max_restarts=config.engine.max_restarts,
+        )
+
+    def _evaluated_weights(self, state: TensorDict) -> TensorDict:
+        state = self.whole(state)
+        self.guard.check_state(state)
+        return evaluator_weights(state)
+
+    def _evaluated_elsewhere(self, update: int, count: int, answer: TensorDict) -> Evaluated:
+        """What an evaluator answered; its dialogues are written here."""
+        outcome, dialogues = outcome_of(answer)
+        self._write_dialogues(update, dialogues)
         return outcome
 
     def _evaluate_one(
         self, state: TensorDict, update: int, stop: Callable[[], bool]
     ) -> ILQLEvaluation:
         """What one agent is worth, and dialogues to look at."""
-        self.eval_networks.refresh(state)
-        return evaluate_networks(
-            self.eval_networks,
-            self.corpus,
-            with_member_decode(self.config, state["hyper"]),
-            seed=derive_seed(self.config.seed, "evaluate", update),
-            stop=stop,
-            make_env=self.make_env,
-        )
+        seed = derive_seed(self.config.seed, "evaluate", update)
+        at = self.eval_networks, state, self.corpus, self.config
+        return evaluate_agent(*at, seed=seed, stop=stop, make_env=self.make_env)
 
     def _evaluate_members(
         self, members: Members, state: TensorDict, update: int, stop: Callable[[], bool]
@@ -281,38 +313,4 @@ def plan_of(config: ILQLRun) -> Plan:
         save_every=config.checkpoint.every_updates,
         keep=config.checkpoint.keep,
         device=config.device,
-    )
-
-
-def evaluate_networks(
-    networks: Networks,
-    corpus: Corpus,
-    config: ILQLRun,
-    *,
-    seed: int,
-    stop: Callable[[], bool] = lambda: False,
-    make_env: MakeLanguageEnv | None = None,
-) -> ILQLEvaluation:
-    """Games where the task has some, else held-out rows; `Interrupted` if `stop` is true.
-
-    make_env: the environment of a task on data, whose dialogues are played besides.
-    """
-    if corpus.held_out is not None and make_env is not None:
-        means = held_out_means(networks, corpus.held_out, config, stop=stop)
-        own = play_own(networks, corpus.tokenizer, make_env, config, seed=seed, stop=stop)
-        found = ILQLEvaluation(games=own, held_out=means)
-    elif corpus.held_out is not None:
-        held_out, pad_token = corpus.held_out, corpus.tokenizer.pad_token_id
-        means = held_out_means(networks, held_out, config, stop=stop)
-        replies = logged_replies(networks, held_out, config, pad_token, stop=stop)
-        found = with_estimate(ILQLEvaluation(held_out=means, replies=replies))
-    else:
-        wordle = make_wordle(config.wordle)
-        others = make_wordle(config.wordle, held_out=True) if config.wordle.num_held_out else None
-        played = play_wordle(
-            *(networks, corpus.tokenizer, wordle, config), held_out=others, seed=seed, stop=stop
-        )
-        found = ILQLEvaluation(games=played)
-    return replace(
-        found, dialogues=scored_dialogues(networks, corpus, config, stop=stop, make_env=make_env)
     )

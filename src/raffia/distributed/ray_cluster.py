@@ -1,0 +1,294 @@
+"""Whether a Ray cluster is there, what it has room for, and what runs on its machines."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from raffia._version import __version__
+from raffia.distributed.engine import Needs, RoleError, Workers, find_role
+
+__all__ = ["Cluster", "ClusterLostError", "Room", "VersionError", "versions"]
+
+LOOK = 0.25  # seconds between two looks at whether the cluster is there, while waiting
+SILENT = 3.0  # seconds without an answer after which the cluster is gone
+FIRST_WORD, EVERY_WORD = 10.0, 60.0  # seconds of waiting for room until it is said, and said again
+PROBE_SECONDS = 120.0  # in which a machine answers what it runs: it loads torch first
+
+
+class VersionError(RuntimeError):
+    """A machine of the cluster has another raffia, torch or Python than this one.
+
+    >>> raise VersionError("worker 0 has torch 2.12.0, and this process 2.13.0")
+    Traceback (most recent call last):
+    ...
+    raffia.distributed.ray_cluster.VersionError: worker 0 has torch 2.12.0, and this process 2.13.0
+    """
+
+
+class ClusterLostError(ConnectionError):
+    """The head of the Ray cluster is gone, or Ray on this machine: no worker can be reached.
+
+    >>> raise ClusterLostError("the Ray cluster at 10.0.0.1:6379 is gone")
+    Traceback (most recent call last):
+    ...
+    raffia.distributed.ray_cluster.ClusterLostError: the Ray cluster at 10.0.0.1:6379 is gone
+    """
+
+
+def versions() -> dict[str, str]:
+    """What must be equal on all machines of a cluster.
+
+    >>> sorted(versions())
+    ['python', 'raffia', 'torch']
+    """
+    python = ".".join(map(str, sys.version_info[:3]))
+    return {"python": python, "raffia": __version__, "torch": torch.__version__}
+
+
+def require_versions(theirs: dict[str, str], who: str) -> None:
+    """VersionError if they are not ours.
+
+    >>> require_versions({**versions(), "torch": "1.0"}, "worker 0")
+    Traceback (most recent call last):
+    ...
+    raffia.distributed.ray_cluster.VersionError: worker 0 of the Ray cluster has torch 1.0, and here
+    ...
+    """
+    ours = versions()
+    if differ := [name for name in ours if ours[name] != theirs[name]]:
+        seen = ", ".join(f"{name} {theirs[name]}, and here {ours[name]}" for name in differ)
+        raise VersionError(
+            f"{who} of the Ray cluster has {seen}: install the same on all machines, or results "
+            "would differ by who computes them"
+        )
+
+
+def require_room(machines: Sequence[dict[str, float]], workers: Sequence[Workers]) -> None:
+    """ValueError if machines of so many CPUs and GPUs have no room for all workers at once.
+
+    >>> two = [{"CPU": 2.0}, {"CPU": 2.0}]
+    >>> require_room(two, [Workers("a:B", 4, Needs(cpus=1.0))])
+    >>> require_room(two, [Workers("a:B", 1, Needs(cpus=3.0))])
+    Traceback (most recent call last):
+    ...
+    ValueError: 1 workers of 3 CPUs each (B) find no room in the Ray cluster, whose machines have 2
+    CPUs; 2 CPUs: ...
+    """
+    left = [dict(machine) for machine in machines]
+    for role, num, needs in sorted(workers, key=lambda one: (-one.needs.gpus, -one.needs.cpus)):
+        takes = _takes(needs)
+        for _ in range(num):
+            fits = (m for m in left if all(m.get(k, 0.0) + 1e-6 >= n for k, n in takes.items()))
+            machine = next(fits, None)
+            if machine is None:
+                kinds = ("CPU", "GPU") if needs.gpus else ("CPU",)
+                have = [" and ".join(f"{m.get(k, 0.0):g} {k}s" for k in kinds) for m in machines]
+                raise ValueError(
+                    f"{num} workers of {_several(takes)} each ({role.rpartition(':')[2]}) find no "
+                    f"room in the Ray cluster, whose machines have {'; '.join(have) or 'none'}: "
+                    "take fewer, give each less (actors.cpus, reanalyzers.gpus), or add machines"
+                )
+            for name, number in takes.items():
+                machine[name] -= number
+
+
+def _takes(needs: Needs) -> dict[str, float]:
+    return {name: n for name, n in (("CPU", needs.cpus), ("GPU", needs.gpus)) if n}
+
+
+def _several(takes: dict[str, float]) -> str:
+    return " and ".join(f"{number:g} {name}s" for name, number in takes.items())
+
+
+class Cluster:
+    """Whether the cluster is there, and what it has.
+
+    ray: the package, connected to it.
+    address: as it was given; "": one of this machine, which needs no look at other machines.
+    """
+
+    def __init__(self, ray: Any, address: str, message: Callable[[str], None] | None) -> None:
+        self.ray, self.message = ray, message or _print
+        self.is_lost, self.is_of_this_machine = False, not address
+        self._seen = 0.0
+        self._probed: set[tuple[str, str]] = set()  # machines and roles
+        if address.startswith("ray://"):  # the rest may not be reached from here
+            self.address = address.removeprefix("ray://")
+            self._doors = [_door(self.address)]
+            return
+        context = ray.get_runtime_context()
+        self.address = context.gcs_address
+        self._doors = [_door(self.address)]
+        for node in ray.nodes():  # Ray ends this process when it is called without its raylet
+            if node["NodeID"] == context.get_node_id():
+                self._doors.append((node["NodeManagerAddress"], node["NodeManagerPort"]))
+
+    def require(self) -> None:
+        """Return if it is there; ClusterLostError if it stays silent for some seconds."""
+        if not self.is_lost and time.monotonic() - self._seen < LOOK / 5:
+            return
+        began = time.monotonic()
+        while True:
+            try:
+                for door in self._doors:
+                    socket.create_connection(door, timeout=SILENT).close()
+            except OSError as error:
+                if self.is_lost or time.monotonic() - began >= SILENT:
+                    self.is_lost = True
+                    raise ClusterLostError(
+                        f"the Ray cluster at {self.address} is gone: its head, or Ray on this "
+                        f"machine, has not answered for {SILENT:g} s ({error}). Start a cluster "
+                        "again; `raffia resume RUN` goes on there, with --engine.address if it is "
+                        "another"
+                    ) from None
+                time.sleep(LOOK)
+            else:
+                self._seen = time.monotonic()
+                return
+
+    def is_there(self) -> bool:
+        """Whether it is there now."""
+        self._seen = 0.0
+        try:
+            self.require()
+        except ClusterLostError:
+            return False
+        return True
+
+    def get(self, ref: Any, seconds: float) -> Any:
+        """As `ray.get`, for as long as the cluster is there."""
+        until = time.monotonic() + seconds
+        while True:
+            self.require()
+            left = until - time.monotonic()
+            try:
+                return self.ray.get(ref, timeout=max(0.0, min(LOOK, left)))
+            except self.ray.exceptions.GetTimeoutError:
+                if left <= LOOK:
+                    raise
+
+    def machines(self) -> list[dict[str, Any]]:
+        """Those that are there, as Ray describes them."""
+        return [node for node in self.ray.nodes() if node["Alive"]]
+
+    def resources(self) -> str:
+        """What it has, in a line."""
+        whole, free = self.ray.cluster_resources(), self.ray.available_resources()
+        num = len(self.machines())
+        return (
+            f"{num} machine{'s' if num > 1 else ''}, {free.get('CPU', 0):g} of "
+            f"{whole.get('CPU', 0):g} processors and {free.get('GPU', 0):g} of "
+            f"{whole.get('GPU', 0):g} GPUs free"
+        )
+
+    def probe(self, role: str) -> None:
+        """Have each machine tell its versions and import a role, before anything else is done.
+
+        Raises VersionError, or RoleError for a role that is not there or a machine without raffia.
+        """
+        if self.is_of_this_machine:
+            find_role(role)
+            return
+        at = self.ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+        task = self.ray.remote(num_cpus=0, max_retries=0)(_look)
+        asked = {}
+        for node in self.machines():
+            key = node["NodeID"], role
+            if node["Resources"].get("CPU") and key not in self._probed:
+                asked[key] = node, task.options(scheduling_strategy=at(key[0], False)).remote(role)
+        for key, (node, ref) in asked.items():
+            machine = f"the machine {node['NodeManagerAddress']}"
+            try:
+                theirs, missing = self.get(ref, PROBE_SECONDS)
+            except self.ray.exceptions.GetTimeoutError:
+                raise RoleError(
+                    f"{machine} of the Ray cluster gave no answer in {PROBE_SECONDS:g} s: see "
+                    "whether raffia starts there (`raffia doctor`), or take it out of the cluster"
+                ) from None
+            except self.ray.exceptions.RayError as error:
+                last = str(error).strip().splitlines()[-1]
+                raise RoleError(
+                    f"{machine} of the Ray cluster can't run raffia {__version__}: {last}"
+                ) from None
+            require_versions(theirs, machine)
+            if missing:
+                raise RoleError(f"{machine} of the Ray cluster: {missing}")
+            self._probed.add(key)
+
+
+def _look(role: str) -> tuple[dict[str, str], str]:
+    """On a machine of the cluster: what it runs, and what is wrong with a role there."""
+    try:
+        find_role(role)
+    except RoleError as error:
+        return versions(), str(error)
+    return versions(), ""
+
+
+class Room:
+    """A worker's part of a machine, which may have to be waited for."""
+
+    def __init__(self, cluster: Cluster, group: Any, name: str, needs: Needs) -> None:
+        self._cluster, self._group, self._name, self._needs = cluster, group, name, needs
+        self._began = time.monotonic()
+        self._next_word = self._began + FIRST_WORD
+
+    def wait(self) -> None:
+        """Wait until it is there, however long, and say so now and then."""
+        while not self._group.wait(1):  # whole seconds: Ray leaves out the rest
+            self._cluster.require()
+            self.say()
+
+    def say(self) -> None:
+        """Say that it is waited for, if that has not been said for a while."""
+        now = time.monotonic()
+        if now < self._next_word or self._group.wait(0):
+            return
+        self._next_word = now + EVERY_WORD
+        self._cluster.message(
+            f"{self._name} has waited {now - self._began:.0f} s for room: "
+            f"{_several(_takes(self._needs))}, on one machine of the Ray cluster at "
+            f"{self._cluster.address} "
+            f"({self._cluster.resources()}). It goes on when there is room: "
+            f"`ray start --address={self._cluster.address}` adds a machine"
+        )
+
+    def leave(self) -> None:
+        """Give it back."""
+        self._cluster.ray.util.remove_placement_group(self._group)
+
+
+def refuse_if_silent(address: str) -> None:
+    """ConnectionError if nothing answers at an address; Ray itself tries for two minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        try:
+            socket.create_connection((host, int(port)), timeout=5).close()
+        except OSError as error:
+            raise silent(address, error) from None
+
+
+def silent(address: str, error: Exception) -> Exception:
+    """The error of a cluster that can't be joined."""
+    if "ersion mismatch" in str(error):  # of Ray or Python, which Ray compares
+        seen = " ".join(str(error).split())
+        return VersionError(f"the Ray cluster at {address} is of other versions: {seen}")
+    return ConnectionError(
+        f"no Ray cluster answers at {address}: start one with `ray start --head`, or leave "
+        f"engine.address out for one of this machine ({error})"
+    )
+
+
+def _door(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def _print(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,182 @@
+"""A run's agent is evaluated: here, or elsewhere by an `EvaluateRole`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Any
+
+from raffia.functional.seeds import derive_seed
+from raffia.recipes.ilql.config import ILQLRun
+from raffia.recipes.ilql.data import Corpus, make_corpus, make_wordle
+from raffia.recipes.ilql.dialogues import scored_dialogues
+from raffia.recipes.ilql.environments import MakeLanguageEnv, find_environment
+from raffia.recipes.ilql.evaluation import (
+    ILQLEvaluation,
+    evaluated,
+    held_out_means,
+    logged_replies,
+    play_own,
+    play_wordle,
+    with_estimate,
+    with_member_decode,
+)
+from raffia.recipes.ilql.language_model import making_of
+from raffia.recipes.ilql.networks import Networks
+from raffia.recipes.running import threads
+from raffia.tensordict.byte_tensors import bytes_to_tensor, tensor_to_bytes
+from raffia.tensordict.tensordict import TensorDict
+from raffia.train.config import from_json, to_json
+from raffia.train.outcome import Evaluated
+
+__all__ = [
+    "EvaluateRole",
+    "evaluate_agent",
+    "evaluate_networks",
+    "evaluator_config",
+    "evaluator_weights",
+    "outcome_of",
+]
+
+
+def evaluate_networks(
+    networks: Networks,
+    corpus: Corpus,
+    config: ILQLRun,
+    *,
+    seed: int,
+    stop: Callable[[], bool] = lambda: False,
+    make_env: MakeLanguageEnv | None = None,
+) -> ILQLEvaluation:
+    """Games where the task has some, else held-out rows; `Interrupted` if `stop` is true.
+
+    make_env: the environment of a task on data, whose dialogues are played besides.
+    """
+    if corpus.held_out is not None and make_env is not None:
+        means = held_out_means(networks, corpus.held_out, config, stop=stop)
+        own = play_own(networks, corpus.tokenizer, make_env, config, seed=seed, stop=stop)
+        found = ILQLEvaluation(games=own, held_out=means)
+    elif corpus.held_out is not None:
+        held_out, pad_token = corpus.held_out, corpus.tokenizer.pad_token_id
+        means = held_out_means(networks, held_out, config, stop=stop)
+        replies = logged_replies(networks, held_out, config, pad_token, stop=stop)
+        found = with_estimate(ILQLEvaluation(held_out=means, replies=replies))
+    else:
+        wordle = make_wordle(config.wordle)
+        others = make_wordle(config.wordle, held_out=True) if config.wordle.num_held_out else None
+        played = play_wordle(
+            *(networks, corpus.tokenizer, wordle, config), held_out=others, seed=seed, stop=stop
+        )
+        found = ILQLEvaluation(games=played)
+    return replace(
+        found, dialogues=scored_dialogues(networks, corpus, config, stop=stop, make_env=make_env)
+    )
+
+
+def evaluate_agent(
+    networks: Networks,
+    state: TensorDict,
+    corpus: Corpus,
+    config: ILQLRun,
+    *,
+    seed: int,
+    stop: Callable[[], bool] = lambda: False,
+    make_env: MakeLanguageEnv | None = None,
+) -> ILQLEvaluation:
+    """The same of a learner's state, whose weights the networks take over."""
+    networks.refresh(state)
+    own = with_member_decode(config, state["hyper"])
+    return evaluate_networks(networks, corpus, own, seed=seed, stop=stop, make_env=make_env)
+
+
+class EvaluateRole:
+    """Plays an evaluation for each task, on the CPU; see `raffia.train.evaluations.Evaluations`.
+
+    Data and a language model are read from the run's folder, which must be there, too.
+
+    >>> from raffia.algorithms.ilql.learner import ILQLLearner
+    >>> from raffia.recipes.ilql.presets import ILQL_PRESETS
+    >>> run = replace(ILQL_PRESETS["ilql-smoke"], num_threads=1)
+    >>> role = EvaluateRole(evaluator_config(run, Path("nowhere"), None), 0)
+    >>> weights = evaluator_weights(ILQLLearner(run).init(0))
+    >>> outcome, dialogues = outcome_of(role.do(TensorDict(count=torch.tensor(5)), weights))
+    >>> len(outcome.values["returns"]) == run.evaluate.num_episodes, sorted(dialogues)
+    (True, ['data', 'dialogues', 'policy', 'values'])
+    """
+
+    def __init__(self, config: str, index: int) -> None:
+        told = json.loads(config)
+        self.config = run = from_json(ILQLRun, told["run"])
+        folder = Path(told["folder"])
+        # Games follow from the config; of files the folder has the tokens.
+        self.corpus = make_corpus(run, None if run.task == "wordle" else folder)
+        self.make_env = find_environment(run, told["env"], self.corpus.tokenizer)
+        self.networks = Networks(run, making=making_of(run, folder))
+
+    def load(self, state: TensorDict) -> None:
+        """It has no state."""
+
+    def do(self, task: TensorDict, weights: TensorDict | None) -> TensorDict:
+        """Play the evaluation of these weights."""
+        assert weights is not None
+        with threads(self.config.num_threads):
+            found = evaluate_agent(
+                self.networks,
+                weights,
+                self.corpus,
+                self.config,
+                seed=derive_seed(self.config.seed, "evaluate", int(task["count"])),
+                make_env=self.make_env,
+            )
+        outcome = evaluated(found)
+        told = [outcome.score, outcome.values, found.dialogues]
+        return TensorDict(json=bytes_to_tensor(json.dumps(told).encode()))
+
+
+def evaluator_config(config: ILQLRun, folder: Path, make_env: str | MakeLanguageEnv | None) -> str:
+    """What an `EvaluateRole` is made from.
+
+    make_env: as the caller of the run gave it; ValueError for one that workers can't import.
+
+    >>> def make_env(): ...
+    >>> evaluator_config(ILQLRun(), Path("nowhere"), lambda: make_env())
+    Traceback (most recent call last):
+    ...
+    ValueError: evaluators.* with an environment that workers can't import, ...
+    """
+    env: Any = make_env
+    if callable(make_env):
+        home = getattr(make_env, "__module__", "__main__")
+        name = getattr(make_env, "__qualname__", "<unnamed>")
+        if home == "__main__" or "<" in name:
+            raise ValueError(
+                f"evaluators.* with an environment that workers can't import, {home}:{name}: move "
+                "it into a module and give its class or 'file.py:Name', or leave evaluators.* out"
+            )
+        if "." not in home and PathFinder.find_spec(home) is None:  # it came from a file
+            home = str(sys.modules[home].__file__)
+        env = f"{home}:{name}"
+    elif make_env is not None and make_env.rpartition(":")[0].endswith(".py"):
+        file, _, name = make_env.rpartition(":")
+        env = f"{Path(file).resolve()}:{name}"
+    return json.dumps({"run": to_json(config), "folder": str(folder.resolve()), "env": env})
+
+
+def evaluator_weights(state: TensorDict) -> TensorDict:
+    """Of a learner's state what an evaluation needs."""
+    names = ("params", "buffers", "target", "hyper")
+    return state.select(*(name for name in names if name in state.keys()))
+
+
+def outcome_of(answer: TensorDict) -> tuple[Evaluated, dict[str, Any]]:
+    """What an `EvaluateRole` answered with, and the dialogues that are to be written.
+
+    >>> outcome_of(TensorDict(json=bytes_to_tensor(b'[0.5, {"loss": 0.5}, {}]')))
+    (Evaluated(score=0.5, values={'loss': 0.5}), {})
+    """
+    score, values, dialogues = json.loads(tensor_to_bytes(answer["json"]))
+    return Evaluated(score, values), dialogues

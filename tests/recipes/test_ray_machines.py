@@ -1,0 +1,83 @@
+"""Machines of a Ray cluster that die, fall silent or are missing change no bit of a run."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.recipes.test_actors import AHEAD, trained
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    return trained(AHEAD, tmp_path_factory.mktemp("plain") / "run")
+
+
+@pytest.fixture
+def on_a_cluster(tmp_path):
+    """Run one of `ray_machines`; none of its processes is left, whatever became of it."""
+    with tempfile.TemporaryDirectory(prefix="ray") as folder:  # short: Ray's sockets lie in it
+
+        def call(name):
+            environment = os.environ | {"RAY_TMPDIR": folder}
+            command = [
+                sys.executable,
+                "-m",
+                "tests.recipes.ray_machines",
+                name,
+                str(tmp_path / "run"),
+            ]
+            ended = subprocess.run(
+                command, env=environment, capture_output=True, text=True, timeout=300, check=False
+            )
+            assert ended.returncode == 0, ended.stderr[-4000:]
+            return json.loads(ended.stdout.splitlines()[-1])
+
+        try:
+            yield call
+        finally:
+            for pid in filter(str.isdigit, os.listdir("/proc")):
+                try:
+                    if folder.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+                        os.kill(int(pid), signal.SIGKILL)
+                except (FileNotFoundError, ProcessLookupError):
+                    pass  # it has ended
+
+
+def test_machines_that_die_or_fall_silent_change_nothing(plain, on_a_cluster):
+    found = on_a_cluster("machines")
+    assert found["num_killed"] == 5
+    assert found["longest"] < 40  # where Ray's own health check takes over a minute
+    assert found["digest"] == json.loads(json.dumps(plain))
+
+
+def test_a_head_that_dies_is_an_error_within_seconds_and_the_run_goes_on(plain, on_a_cluster):
+    found = on_a_cluster("head")
+    assert re.search(r"the Ray cluster at .* is gone.*`raffia resume RUN` goes on", found["told"])
+    assert found["seconds"] < 15
+    assert found["digest"] == json.loads(json.dumps(plain))
+
+
+def test_a_worker_without_room_is_waited_for_and_that_is_said(on_a_cluster):
+    found = on_a_cluster("room")
+    assert found["total"] == 1 and found["num_restarts"] == 0
+    assert re.search(
+        r"Counter 0 has waited \d+ s for room: 1 CPUs, on one machine", found["lines"][0]
+    )
+    assert "`ray start --address=" in found["lines"][0]
+
+
+def test_a_cluster_that_can_not_run_it_is_refused_before_anything_is_written(on_a_cluster):
+    told = on_a_cluster("unfit")
+    assert re.search(r"2 workers of 2 CPUs each \(ActorRole\) find no room .*1 CPUs", told["room"])
+    assert re.search(r"the machine .*'only_here:Role' can't be imported", told["role"])
+    assert re.search(r"the machine .* has raffia 0.0.1, and here \d", told["version"])
+    assert re.search(r"the machine .* can't run raffia .*nowhere_at_all", told["package"])
