@@ -17,10 +17,8 @@ from transformers import (
     OPTForCausalLM,
 )
 
-from raffia.algorithms.ilql.hidden_states import hidden_states
 from raffia.lm.folder import gpt2
 from raffia.lm.hf_trunk import HFTrunk
-from raffia.lm.packing import Packing
 
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
 TOKENS = torch.randint(11, (3, 7), generator=torch.Generator().manual_seed(0))
@@ -68,14 +66,11 @@ def test_logits_are_the_models_own(trunk):
 def test_padded_rows_are_those_alone(trunk):
     tokens, mask = left_padded()
     hidden, right = trunk(tokens, mask), torch.arange(7) < torch.tensor(LENGTHS)[:, None]
-    packing = Packing.of(torch.tensor(LENGTHS), 7)
-    packed = trunk(packing.pack(TOKENS), packing=packing)
     found = trunk(TOKENS, right)
     for i, n in enumerate(LENGTHS):
         alone = trunk(TOKENS[i : i + 1, :n])[0]
         assert_close(hidden[i, 7 - n :], alone, **EXACT)
         assert_close(found[i, :n], alone, **EXACT)
-        assert_close(packed[packing.starts[i] :][:n], alone, **EXACT)
 
 
 def test_cached_is_uncached(trunk):
@@ -158,12 +153,11 @@ def test_padding_behind_the_longest_row_is_not_computed(trunk, monkeypatch):
         return body(*args, **options)
 
     monkeypatch.setattr(trunk._body, "forward", looked_at)
-    tokens = torch.cat([TOKENS, torch.zeros(3, 20, dtype=torch.int64)], 1)  # beyond the context
-    mask = torch.arange(27) < torch.tensor(LENGTHS)[:, None]
-    wide = hidden_states(trunk, tokens, mask, packed=True)
-    assert widths == [7]
-    packing = Packing.of(torch.tensor(LENGTHS), 7)
-    assert_close(wide.rows, trunk(packing.pack(TOKENS), packing=packing), **EXACT)
+    tokens = torch.cat([TOKENS, torch.zeros(3, 9, dtype=torch.int64)], 1)
+    mask = torch.arange(16) < torch.tensor(LENGTHS)[:, None]
+    wide = trunk(tokens, mask)
+    assert widths == [7] and wide.shape == (3, 16, 12)
+    assert_close(wide[mask], trunk(TOKENS)[mask[:, :7]], **EXACT)
 
 
 def test_activations_that_are_computed_again_give_the_same_gradients(trunk):

@@ -9,7 +9,6 @@ from safetensors.torch import load_file
 from torch.func import functional_call, stack_module_state
 from torch.testing import assert_close
 
-from raffia.lm.packing import Packing
 from raffia.lm.transformer import CausalLM
 
 HERE = Path(__file__).parent
@@ -42,11 +41,9 @@ def padded(rows, left=False, width=None):
     return tokens, mask.bool()
 
 
-def packed_pass(model, tokens, lengths, wanted=None):
-    """Hidden states of the real tokens, and where they lie."""
-    packing = Packing.of(lengths, tokens.shape[1])
-    wanted = None if wanted is None else packing.pack(wanted)
-    return model(packing.pack(tokens), packing=packing, wanted=wanted), packing
+def of_lengths(lengths, width):
+    """The mask of rows of so many tokens, padded at the right."""
+    return torch.arange(width) < lengths[:, None]
 
 
 ROWS = [some_tokens(1, n, seed=n)[0] for n in (5, 2, 7)]
@@ -190,18 +187,18 @@ def test_a_row_without_any_token_harms_nobody(left):
 
 
 @BOTH
-def test_packed_is_padded_with_its_gradients(positions):
+def test_padding_at_the_right_is_left_out_with_its_gradients(positions):
     model, (tokens, mask) = make(positions), padded(ROWS, width=9)
-    packed, packing = packed_pass(model, tokens, mask.sum(1))
+    packed = model(tokens, mask)
     # Nothing attends to padding at the right: with no mask at all, real tokens come out the same.
-    plain = model(tokens)[mask]
-    assert packed.shape == (14, 12)
-    assert packing.starts.tolist() == [0, 5, 7]
-    assert_close(packed, plain, **EXACT)
+    plain = model(tokens)
+    assert (packed[~mask] == 0).all() and (plain[~mask] != 0).any()
+    assert_close(packed[mask], plain[mask], **EXACT)
     parameters = list(model.parameters())
     weight = torch.randn(plain.shape, generator=torch.Generator().manual_seed(1)).double()
-    ours = torch.autograd.grad((packed * weight).sum(), parameters)
-    theirs = torch.autograd.grad((plain * weight).sum(), parameters)
+    ours, theirs = (
+        torch.autograd.grad((hidden * weight)[mask].sum(), parameters) for hidden in (packed, plain)
+    )
     for mine, other in zip(ours, theirs, strict=True):
         assert_close(mine, other, **EXACT)
 
@@ -211,45 +208,18 @@ def test_what_is_not_wanted_is_left_out_of_the_last_layer(positions):
     model, (tokens, mask) = make(positions), padded(ROWS, width=9)
     wanted = torch.zeros_like(mask)
     wanted[0, [0, 3]] = wanted[2, 5] = wanted[1, 8] = True  # the last is padding
-    whole, _ = packed_pass(model, tokens, mask.sum(1))
-    some, _ = packed_pass(model, tokens, mask.sum(1), wanted)
-    chosen = wanted[mask]
-    assert chosen.sum() == 3
+    chosen, full = wanted & mask, tokens[2:]
+    whole, some = model(tokens, mask), model(tokens, mask, wanted=wanted)
     assert_close(some[chosen], whole[chosen], **EXACT)
     assert (some[~chosen] == 0).all()
-    padded_rows = model(tokens, mask, wanted=wanted)
-    assert_close(padded_rows[wanted & mask], whole[chosen], **EXACT)
-    assert (padded_rows[~wanted] == 0).all()
+    at = torch.arange(9)[None] == 5
+    assert_close(model(full, wanted=at)[at], model(full)[at], **EXACT)
     parameters = list(model.parameters())
     gradients = [
-        torch.autograd.grad(packed[chosen].square().sum(), parameters) for packed in (some, whole)
+        torch.autograd.grad(hidden[chosen].square().sum(), parameters) for hidden in (some, whole)
     ]
     for mine, other in zip(*gradients, strict=True):
         assert_close(mine, other, **EXACT)
-
-
-def test_hidden_states_at_chosen_positions():
-    model, (tokens, mask) = make(), padded(ROWS)
-    index = torch.tensor([[4, 0], [1, 0], [6, 3]])
-    hidden, packing = packed_pass(model, tokens, mask.sum(1))
-    expected = model(tokens)[torch.arange(3)[:, None], index]
-    assert_close(hidden[packing.flat(index)], expected, **EXACT)
-
-
-def test_full_rows_are_packed():
-    model, tokens = make(), some_tokens()
-    hidden, _ = packed_pass(model, tokens, torch.full((3,), 7))
-    assert_close(hidden.view(3, 7, 12), model(tokens), **EXACT)
-
-
-def test_a_packed_pass_takes_the_tokens_of_its_packing_alone():
-    model, (tokens, mask) = make(), padded(ROWS)
-    packing = Packing.of(mask.sum(1), 7)
-    with pytest.raises(ValueError, match=r"tokens \[3, 7\] with a packing of 14: give model\(pack"):
-        model(tokens, packing=packing)
-    for name, more in {"cache": model.new_cache(3), "attn_mask": mask}.items():
-        with pytest.raises(ValueError, match="packed tokens go without attn_mask, prefix_embs and"):
-            model(packing.pack(tokens), packing=packing, **{name: more})
 
 
 # The cache
@@ -372,8 +342,8 @@ def test_gradients_of_stacked_models_and_batches_of_their_own():
     index = torch.tensor([[0, 0], [1, 0], [2, 1]])
 
     def loss(model, tokens, lengths):
-        hidden, packing = packed_pass(model, tokens, lengths)
-        return model.logits(hidden[packing.flat(index)]).logsumexp(-1).sum()
+        hidden = model(tokens, of_lengths(lengths, 7))
+        return model.logits(hidden[torch.arange(3)[:, None], index]).logsumexp(-1).sum()
 
     class Module(torch.nn.Module):
         def __init__(self, model):
@@ -400,12 +370,10 @@ def test_compiled_in_one_piece():
 
     @torch.compile(backend="eager", fullgraph=True)
     def read(tokens, mask):
-        hidden, packing = packed_pass(model, tokens, mask.sum(1))
-        return model(tokens, mask), hidden[packing.starts]
+        return model(tokens, mask), model(tokens)
 
-    hidden, first = read(tokens, mask)
-    assert_close(hidden[mask], model(tokens)[mask], **EXACT)
-    assert_close(first, model(tokens)[:, 0], **EXACT)
+    for hidden in read(tokens, mask):
+        assert_close(hidden[mask], model(tokens)[mask], **EXACT)
 
 
 def test_bfloat16_by_autocast():
@@ -414,7 +382,7 @@ def test_bfloat16_by_autocast():
     cache = model.new_cache(3)
     with torch.autocast("cpu", torch.bfloat16):
         assert_close(model(tokens, mask)[mask].float(), exact, rtol=0.1, atol=0.1)
-        packed_pass(model, tokens, torch.tensor([5, 2, 7]))[0].sum().backward()
+        model(tokens, of_lengths(torch.tensor([5, 2, 7]), 7)).sum().backward()
         with torch.no_grad():
             cached = model(tokens, mask, cache=cache)[mask]
             model(tokens[:, :1], cache=cache)
@@ -513,7 +481,7 @@ def test_tokens_beyond_the_vocabulary(bad):
     with pytest.raises(ValueError, match=message):
         model(tokens)
     with pytest.raises(ValueError, match=message):
-        packed_pass(model, tokens, torch.tensor([5, 5, 5]))
+        model(tokens, of_lengths(torch.tensor([5, 5, 5]), 7))
     with pytest.raises(ValueError, match=message), torch.no_grad():
         model(tokens, cache=model.new_cache(3))
 
@@ -522,8 +490,6 @@ def test_rows_longer_than_the_context():
     model = make()
     with pytest.raises(ValueError, match="17 tokens are longer than block_size=16: cut them"):
         model(some_tokens(1, 17))
-    with pytest.raises(ValueError, match="longer than block_size=16"):
-        packed_pass(model, some_tokens(1, 17), torch.tensor([17]))
     with pytest.raises(ValueError, match=r"18 tokens \(8 of the prefix\) are longer"):
         model(some_tokens(1, 10), prefix_embs=torch.zeros(1, 8, 12))
     cache = model.new_cache(1, capacity=40)

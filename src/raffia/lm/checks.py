@@ -8,7 +8,6 @@ from __future__ import annotations
 from torch import Tensor
 
 from raffia.lm.model import Cache, LanguageModel
-from raffia.lm.packing import Packing
 
 __all__ = ["check_call", "check_cut", "check_known", "check_room"]
 
@@ -53,12 +52,11 @@ def check_cut(length: int, new_length: int) -> None:
 
 def check_call(
     model: LanguageModel,
-    tokens: Tensor,  # [B, T], or packed [N]
+    tokens: Tensor,  # [B, T]
     attn_mask: Tensor | None = None,  # [B, T]
     prefix_embs: Tensor | None = None,  # [B, P, d]
     prefix_attn_mask: Tensor | None = None,  # [B, P]
     cache: Cache | None = None,
-    packing: Packing | None = None,
 ) -> None:
     """ValueError where shapes do not go together, or a row is longer than the model can read.
 
@@ -70,19 +68,6 @@ def check_call(
     ValueError: rows of 9 tokens are longer than block_size=8: cut them to the last 8, or make the
     model with block_size=9
     """
-    if packing is not None:
-        if any(other is not None for other in (attn_mask, prefix_embs, prefix_attn_mask, cache)):
-            raise ValueError(
-                "packed tokens go without attn_mask, prefix_embs and cache: leave out packing, and "
-                "give rows of tokens with their mask"
-            )
-        if tokens.shape != packing.positions.shape:
-            raise ValueError(
-                f"tokens {list(tokens.shape)} with a packing of {len(packing.positions)}: give "
-                "model(packing.pack(tokens), packing=packing)"
-            )
-        _check_length(packing.width, model.block_size)
-        return
     if tokens.dim() != 2:
         raise ValueError(
             f"tokens must be [batch, length] and are {list(tokens.shape)}: a single row is "

@@ -3,8 +3,8 @@
 Needs the extra: pip install 'raffia[hf]'. Nothing is fetched, nothing unpickled, and no code that
 came with a model is run.
 
-Legend: B rows, T tokens of a row, P embeddings put before them, N real tokens of all rows, d
-numbers of a hidden state, V vocabulary.
+Legend: B rows, T tokens of a row, P embeddings put before them, d numbers of a hidden state, V
+vocabulary.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from raffia.functional.trees import is_traced
 from raffia.lm.checks import check_call, check_cut, check_known
 from raffia.lm.columns import Columns, attended_columns
 from raffia.lm.hf_models import UNBOUNDED, load_hf, make_hf, new_past, recompute_layers
-from raffia.lm.packing import Packing
+from raffia.lm.packing import right_length
 
 __all__ = ["HFCache", "HFTrunk"]
 
@@ -41,7 +42,7 @@ class HFTrunk(nn.Module):
     (torch.Size([1, 3, 8]), torch.Size([1, 3, 9]))
     """
 
-    packs = True
+    skips = False
 
     def __init__(self, model: Any, *, gradient_checkpointing: bool = False) -> None:
         super().__init__()
@@ -98,20 +99,21 @@ class HFTrunk(nn.Module):
 
     def forward(
         self,
-        tokens: Tensor,  # int64 [B, T], or packed [N]
+        tokens: Tensor,  # int64 [B, T]
         attn_mask: Tensor | None = None,  # [B, T], 0 or False: padding, which nothing attends to
         *,
-        packing: Packing | None = None,  # how the tokens [N] lie in rows; padding is computed here
-        wanted: Tensor | None = None,  # a hint that these models have no use for
         prefix_embs: Tensor | None = None,  # [B, P, d], put before the tokens
         prefix_attn_mask: Tensor | None = None,  # [B, P]
         remove_prefix_position_embs: bool = False,  # the prefix has its positions in it already
         cache: HFCache | None = None,  # of the tokens before these; these are added
-    ) -> Tensor:  # [B, T, d] or [N, d]
+    ) -> Tensor:  # [B, T, d]
         """Hidden states of the tokens after the last norm; without meaning where masked."""
-        check_call(self, tokens, attn_mask, prefix_embs, prefix_attn_mask, cache, packing)
-        if packing is not None:  # causal attention keeps padding at the right from real tokens
-            return packing.pack(self(packing.unpack(tokens)))
+        check_call(self, tokens, attn_mask, prefix_embs, prefix_attn_mask, cache)
+        if attn_mask is not None and prefix_embs is None and cache is None and not is_traced():
+            longest = right_length(attn_mask)
+            if longest:  # causal attention keeps padding at the right from real tokens
+                hidden = self(tokens[:, :longest])
+                return pad(hidden, (0, 0, 0, tokens.shape[1] - longest))
         num_prefix = 0 if prefix_embs is None else prefix_embs.shape[1]
         attended = attended_columns(tokens, attn_mask, num_prefix, prefix_attn_mask)
         columns = Columns.of(num_prefix + tokens.shape[1], attended, cache)

@@ -3,8 +3,8 @@
 `CausalLM` is one, and `HFTrunk` makes one of a model of `transformers`; so is any module of yours
 with these members.
 
-Legend: B rows, T tokens of a row, P embeddings put before them, N real tokens of all rows, d
-numbers of a hidden state, V vocabulary.
+Legend: B rows, T tokens of a row, P embeddings put before them, d numbers of a hidden state, V
+vocabulary.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from torch import Tensor
-
-from raffia.lm.packing import Packing
 
 __all__ = ["Cache", "LanguageModel"]
 
@@ -54,20 +52,18 @@ class Cache(Protocol):
 class LanguageModel(Protocol):
     """Tokens to hidden states, and hidden states to logits; a module of torch.
 
-    A pass is plain (rows of tokens, with a mask where some are padding), packed (the real tokens of
-    all rows, one after another), or cached (the tokens behind those that a cache holds). Learning
-    and scoring need no more than the plain pass, `logits`, `vocab_size` and `n_embd`: a module
-    without `packs` is given whole rows, and only decoding asks for a cache.
+    A pass is plain (rows of tokens, with a mask where some are padding) or cached (the tokens
+    behind those that a cache holds). Learning and scoring need no more than the plain pass,
+    `logits`, `vocab_size` and `n_embd`; only decoding asks for a cache, and only a model that
+    `skips` is given `wanted`.
 
     >>> import torch
     >>> from raffia.lm.transformer import CausalLM
     >>> model: LanguageModel = CausalLM(10, n_layer=1, n_head=2, n_embd=8, block_size=6).eval()
     >>> tokens, mask = torch.tensor([[1, 2, 3], [4, 0, 0]]), torch.tensor([[1, 1, 1], [1, 0, 0]])
     >>> plain = model(tokens, mask)
-    >>> packing = Packing.of(mask.sum(1), width=3)
-    >>> packed = model(packing.pack(tokens), packing=packing)
-    >>> plain.shape, packed.shape, torch.allclose(packed, packing.pack(plain), atol=1e-6)
-    (torch.Size([2, 3, 8]), torch.Size([4, 8]), True)
+    >>> plain.shape, model.logits(plain).shape
+    (torch.Size([2, 3, 8]), torch.Size([2, 3, 10]))
     >>> cache = model.new_cache(1)
     >>> with torch.no_grad():
     ...     steps = [model(token[None, None], cache=cache) for token in tokens[0]]
@@ -78,21 +74,20 @@ class LanguageModel(Protocol):
     vocab_size: int
     n_embd: int  # d
     block_size: int  # the longest row
-    packs: bool  # whether it takes packed tokens
+    skips: bool  # whether it leaves out what is not `wanted`
 
     def __call__(
         self,
-        tokens: Tensor,  # int64 [B, T], or packed [N]
+        tokens: Tensor,  # int64 [B, T]
         attn_mask: Tensor | None = None,  # [B, T], 0 or False: padding
         *,
-        packing: Packing | None = None,  # how the tokens [N] lie in rows; goes without a mask
-        wanted: Tensor | None = None,  # bool, as tokens: others may come out as zeros; None: all
+        wanted: Tensor | None = None,  # bool [B, T]: others may come out as zeros; None: all
         prefix_embs: Tensor | None = None,  # [B, P, d], put before the tokens
         prefix_attn_mask: Tensor | None = None,  # [B, P]
         remove_prefix_position_embs: bool = False,  # the prefix has its positions in it already
         cache: Any = None,  # of this model's `new_cache`: of the tokens before; these are added
     ) -> Tensor:
-        """Hidden states [B, T, d] or [N, d] of the tokens, after the last norm."""
+        """Hidden states [B, T, d] of the tokens, after the last norm."""
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The next token's logits [*, V] of hidden states [*, d]."""

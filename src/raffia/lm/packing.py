@@ -11,9 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from raffia.functional.trees import is_traced
-
-__all__ = ["Groups", "Packing", "is_right_padded"]
+__all__ = ["Groups", "Packing", "is_right_padded", "right_length"]
 
 NUM_GROUPS = 8  # at most; on a GPU one: a call for each would cost more than the padding
 LEAST_STEP = 16  # tokens from the width of a group to that of the next, for the same reason
@@ -70,8 +68,8 @@ class Packing:
     """Where the real tokens of right-padded rows are, once the rows are put one after another.
 
     Layers that treat each token alone (linear ones, norms, embeddings) then cost nothing for
-    padding. Within `torch.vmap` and `torch.compile`, where no shape may depend on the data, padding
-    stays: N is B * T there, and every method still gives the same at real tokens.
+    padding. Where no shape may depend on the data, in `torch.vmap` and `torch.compile`, rows are
+    `dense`: N is B * T.
 
     >>> packing = Packing.of(torch.tensor([2, 3]), width=4)
     >>> packed = packing.pack(torch.tensor([[5, 6, 0, 0], [7, 8, 9, 0]]))
@@ -80,14 +78,10 @@ class Packing:
     >>> packing.unpack(packed)
     tensor([[5, 6, 0, 0],
             [7, 8, 9, 0]])
-    >>> packed[packing.flat(torch.tensor([[1], [2]]))]
-    tensor([[6],
-            [9]])
     """
 
     num_rows: int  # B
     width: int  # T
-    starts: Tensor  # [B], where each row starts among the N
     positions: Tensor  # [N], of each token within its row
     index: Tensor | None  # [N], of each token among the B * T; None: all are there
     groups: Groups | None = None  # None: all rows are as wide
@@ -95,8 +89,6 @@ class Packing:
     @classmethod
     def of(cls, lengths: Tensor, width: int) -> Packing:
         """Of rows [B] of so many real tokens each, padded at the right to `width`."""
-        if is_traced():
-            return cls.dense(len(lengths), width, lengths.device)
         numbers = lengths.tolist()
         low, high, num_tokens = min(numbers), max(numbers), sum(numbers)
         if low < 0 or high > width or num_tokens == 0:
@@ -111,18 +103,17 @@ class Packing:
         starts = lengths.cumsum(0) - lengths
         positions = index % width
         groups = Groups.of(numbers, starts, positions)
-        return cls(len(lengths), width, starts, positions, index, groups)
+        return cls(len(lengths), width, positions, index, groups)
 
     @classmethod
     def dense(cls, num_rows: int, width: int, device: torch.device | str = "cpu") -> Packing:
         """Of rows without padding, or whose padding stays: N = B * T.
 
-        >>> Packing.dense(2, 3).starts
-        tensor([0, 3])
+        >>> Packing.dense(2, 3).positions
+        tensor([0, 1, 2, 0, 1, 2])
         """
-        starts = torch.arange(num_rows, device=device) * width
         positions = torch.arange(width, device=device).repeat(num_rows)
-        return cls(num_rows, width, starts, positions, None)
+        return cls(num_rows, width, positions, None)
 
     def pack(self, x: Tensor) -> Tensor:  # [B, T, ...] -> [N, ...]
         """The real tokens."""
@@ -149,16 +140,18 @@ class Packing:
         flat = rows[0] if len(rows) == 1 else torch.cat(rows)
         return flat if self.groups is None else flat.index_select(0, self.groups.real)
 
-    def unpack(self, x: Tensor) -> Tensor:  # [N, ...] -> [B, T, ...]
-        """The inverse of `pack`, with zeros as padding."""
-        if self.index is not None:
-            padded = x.new_zeros(self.num_rows * self.width, *x.shape[1:])
-            x = padded.index_copy(0, self.index, x)
-        return x.unflatten(0, (self.num_rows, self.width))
+    def unpack(self, x: Tensor, chosen: Tensor | None = None) -> Tensor:  # [N, ...] -> [B, T, ...]
+        """The inverse of `pack`, with zeros as padding.
 
-    def flat(self, index: Tensor) -> Tensor:  # [B, A] -> [B, A]
-        """Positions within rows as positions among the N: for `hidden.index_select(0, ...)`."""
-        return self.starts[:, None] + index
+        chosen: int64 [M], which of the N tokens x [M, ...] has; zeros stand for the others.
+        """
+        index = self.index
+        if chosen is not None:
+            index = chosen if index is None else index[chosen]
+        if index is not None:
+            padded = x.new_zeros(self.num_rows * self.width, *x.shape[1:])
+            x = padded.index_copy(0, index, x)
+        return x.unflatten(0, (self.num_rows, self.width))
 
 
 def is_right_padded(mask: Tensor) -> bool:  # bool [B, T]
@@ -169,3 +162,14 @@ def is_right_padded(mask: Tensor) -> bool:  # bool [B, T]
     (True, False)
     """
     return not bool((mask[:, 1:] & ~mask[:, :-1]).any())
+
+
+def right_length(mask: Tensor) -> int:  # [B, T], 0 or False: padding
+    """The length of the longest row where all padding is at the right; else 0.
+
+    >>> mask = torch.tensor([[1, 1, 0], [1, 0, 0]])
+    >>> right_length(mask), right_length(mask.flip(1))
+    (2, 0)
+    """
+    mask = mask.bool()
+    return int(mask.sum(1).max()) if is_right_padded(mask) else 0

@@ -49,7 +49,7 @@ class CausalLM(nn.Module):
     (torch.Size([2, 5, 16]), torch.Size([2, 5, 50]))
     """
 
-    packs = True
+    skips = True
 
     def __init__(
         self,
@@ -122,29 +122,26 @@ class CausalLM(nn.Module):
 
     def forward(
         self,
-        tokens: Tensor,  # int64 [B, T], or packed [N]
+        tokens: Tensor,  # int64 [B, T]
         attn_mask: Tensor | None = None,  # [B, T], 0 or False: padding, which nothing attends to
         *,
-        packing: Packing | None = None,  # how the tokens [N] lie in rows
-        wanted: Tensor | None = None,  # bool, as tokens: others may come out as zeros; None: all
+        wanted: Tensor | None = None,  # bool [B, T]: others may come out as zeros; None: all
         prefix_embs: Tensor | None = None,  # [B, P, d], put before the tokens
         prefix_attn_mask: Tensor | None = None,  # [B, P]
         remove_prefix_position_embs: bool = False,  # the prefix has its positions in it already
         cache: KeyValueCache | None = None,  # of the tokens before these; these are added
-    ) -> Tensor:  # [B, T, d] or [N, d]
+    ) -> Tensor:  # [B, T, d]
         """Hidden states of the tokens after the last norm; without meaning where masked.
 
-        Tokens that are not wanted are left out of the last layer as far as no wanted one attends
-        to them; where shapes must not depend on data (`torch.vmap`, `torch.compile`), none is.
+        Padding at the right is left out of all layers, and tokens that are not wanted of the last
+        one, as far as no wanted one attends to them; not where shapes must not depend on data, in
+        `torch.vmap` and `torch.compile`.
         """
-        check_call(self, tokens, attn_mask, prefix_embs, prefix_attn_mask, cache, packing)
-        if packing is not None:
-            return self._packed(tokens, packing, wanted)
+        check_call(self, tokens, attn_mask, prefix_embs, prefix_attn_mask, cache)
         if prefix_embs is None and cache is None:
             packing = right_padded(tokens, attn_mask)
             if packing is not None:
-                wanted = None if wanted is None else packing.pack(wanted)
-                return packing.unpack(self._packed(packing.pack(tokens), packing, wanted))
+                return self._packed(tokens, packing, wanted)
         x = self._embedded(tokens)
         num_prefix = 0
         if prefix_embs is not None:
@@ -195,22 +192,21 @@ class CausalLM(nn.Module):
 
     def _packed(
         self,
-        tokens: Tensor,  # [N]
+        tokens: Tensor,  # [B, T]
         packing: Packing,
-        wanted: Tensor | None,  # bool [N]
-    ) -> Tensor:  # [N, d]
-        chosen = None
+        wanted: Tensor | None,  # bool [B, T]
+    ) -> Tensor:  # [B, T, d]
+        """The same of the real tokens alone, one after another."""
+        tokens, chosen = packing.pack(tokens), None
         if wanted is not None and not is_traced():
-            chosen = wanted.nonzero().squeeze(-1)
+            chosen = packing.pack(wanted).nonzero().squeeze(-1)
             if len(chosen) > MOST_CHOSEN * len(tokens):
                 chosen = None
         x = self._embedded(tokens)
         rows = torch.arange(packing.width, device=tokens.device)[None]
         view = View(packing=packing, rotation=self._rotation(rows, x.dtype))
         hidden = self._layers(self._with_positions(x, packing.positions), view, chosen)
-        if chosen is None:
-            return hidden
-        return hidden.new_zeros(len(tokens), self.n_embd).index_copy(0, chosen, hidden)
+        return packing.unpack(hidden, chosen)
 
     def _embedded(self, tokens: Tensor) -> Tensor:
         if is_traced():

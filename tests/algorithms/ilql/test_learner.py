@@ -262,7 +262,7 @@ def test_compiled_gradients_are_the_same():
     torch.compiler.reset()
 
 
-def test_modules_without_packing_serve_as_trunk():
+def test_modules_of_ones_own_serve_as_trunk():
     """No more is asked of a trunk than `forward`, `logits` and its sizes."""
 
     class Bare(nn.Module):

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from raffia.algorithms.ilql.config import ILQLLossConfig
-from raffia.algorithms.ilql.hidden_states import HiddenStates, Slots, hidden_states
 from raffia.algorithms.ilql.model import ILQLModel, ILQLTarget, make_target
+from raffia.algorithms.ilql.slots import Slots
 from raffia.algorithms.ilql.terms import (
     bellman_target,
     cql_loss,
@@ -110,10 +110,9 @@ class Loss(nn.Module):
 
     def _terms(self, batch: TensorDict, numbers: TensorDict) -> tuple[Terms, Terms]:
         config, model = self.config, self.model
-        lean = self.lean and not is_traced()
         masks = masks_of(batch["action_mask"], batch["terminals"], config.mask)
-        wanted = self._wanted(batch, masks) if lean else None
-        states: HiddenStates | None = None
+        wanted = self._wanted(batch, masks) if self._chooses else None
+        states: Tensor | None = None
         if config.needs_values or model.config.policy == "shared":
             states = self.states(model.trunk, batch, wanted)
         terms: Terms = {}
@@ -122,7 +121,7 @@ class Loss(nn.Module):
         if config.needs_values:
             assert states is not None
             of_target = self.target_states(states, batch, wanted)
-            values = self.values(batch, masks, states, of_target, lean)
+            values = self.values(batch, masks, states, of_target)
             terms |= self._value_terms(values, batch, masks, numbers)
             metrics |= _means(values, values.slots.take(masks.values))
             advantage = values.slots.spread(values.target_q - values.v)
@@ -131,7 +130,7 @@ class Loss(nn.Module):
             if model.config.policy == "separate":
                 states = self.states(model.policy, batch, wanted)
             assert states is not None
-            terms["token"] = self._token_loss(batch, masks, weights, states, lean)
+            terms["token"] = self._token_loss(batch, masks, weights, states)
         return terms, metrics
 
     def _wanted(self, batch: TensorDict, masks: Masks) -> Tensor | None:
@@ -147,6 +146,11 @@ class Loss(nn.Module):
         return uses > 0
 
     @property
+    def _chooses(self) -> bool:
+        """Whether only what counts is computed: where shapes may depend on data."""
+        return self.lean and not is_traced()
+
+    @property
     def _at_actions_only(self) -> bool:
         """Whether only tokens that are actions have a weight in the policy's loss."""
         return self.model.config.per_token and self.config.transition_weight == 0
@@ -157,19 +161,28 @@ class Loss(nn.Module):
         batch: TensorDict,
         wanted: Tensor | None = None,
         more: More = None,
-    ) -> HiddenStates:
-        """One pass of a trunk, see `hidden_states`."""
-        tokens, mask = batch["tokens"], batch["attn_mask"]
-        return hidden_states(trunk, tokens, mask, packed=self.lean, wanted=wanted, more=more)
+    ) -> Tensor:  # [B, T, d]
+        """One pass of a trunk.
+
+        wanted: bool [B, T], where its states will be used; None: everywhere.
+        more: what else it is called with.
+        """
+        mask: Tensor | None = batch["attn_mask"]
+        hint: dict[str, Any] = {}
+        if self.lean and is_traced() and not more:
+            mask = None  # all of it is at the right, where causal attention does without
+        if self.lean and getattr(trunk, "skips", False):
+            hint = {"wanted": wanted}
+        return trunk(batch["tokens"], mask, **hint, **(more or {}))
 
     @torch.no_grad()
     def target_states(
         self,
-        states: HiddenStates,
+        states: Tensor,
         batch: TensorDict,
         wanted: Tensor | None = None,
         more: More = None,
-    ) -> HiddenStates:
+    ) -> Tensor:  # [B, T, d]
         """The target's: those of the trunk, `states`, where it has no trunk of its own."""
         trunk = self.target.trunk
         return states if trunk is None else self.states(trunk, batch, wanted, more)
@@ -178,32 +191,31 @@ class Loss(nn.Module):
         self,
         batch: TensorDict,
         masks: Masks,
-        states: HiddenStates,  # of the trunk
-        of_target: HiddenStates,
-        lean: bool = True,
+        states: Tensor,  # [B, T, d], of the trunk
+        of_target: Tensor,  # [B, T, d]
     ) -> Values:
         """The heads at the actions, and what the states behind them are worth."""
         config, model = self.config, self.model
         mask = masks.values | masks.weights
-        slots = Slots.of(mask, lean)
+        slots = Slots.of(mask, self._chooses)
         goes_on = mask & ~batch["terminals"][:, 1:]
         nothing = torch.zeros_like(mask[:, :1])
         needed = torch.cat([mask, nothing], 1) | torch.cat([nothing, goes_on], 1)
-        state_slots = Slots.of(needed, lean)
+        state_slots = Slots.of(needed, self._chooses)
 
-        v = state_slots.spread(model.value(states.at(batch["state_idxs"], state_slots)))
-        at_actions = states.at(batch["action_idxs"], slots)
+        v = state_slots.spread(model.value(state_slots.gather(states, batch["state_idxs"])))
+        at_actions = slots.gather(states, batch["action_idxs"])
         action = torch.zeros_like(batch["action_idxs"])  # whole utterances have one number only
         if model.config.per_token:
             action = next_tokens(batch)
         action = slots.take(action)
         q, q_rows = self._q(model.q_input(at_actions), action)
         with torch.no_grad():
-            x = of_target.at(batch["action_idxs"], slots)
+            x = slots.gather(of_target, batch["action_idxs"])
             target_q = self._bounded([head.at(x, action) for head in self.target.q_heads])
             following = v
             if config.backup == "max":
-                x = of_target.at(batch["state_idxs"], state_slots)
+                x = state_slots.gather(of_target, batch["state_idxs"])
                 rows = self._bounded([head(x) for head in self.target.q_heads])
                 following = state_slots.spread(rows.amax(-1).to(v.dtype))
         own_v, next_value = slots.take(v[:, :-1]), slots.take(following[:, 1:])
@@ -249,8 +261,7 @@ class Loss(nn.Module):
         batch: TensorDict,
         masks: Masks,
         weights: Tensor,  # [B, A]
-        states: HiddenStates,  # of the policy
-        lean: bool,
+        states: Tensor,  # [B, T, d], of the policy
     ) -> Tensor:
         """The policy's loss: over the actions where nothing else can have a weight."""
         config = self.config
@@ -268,8 +279,9 @@ class Loss(nn.Module):
             weight = self.spread(weights, batch, masks)[:, :-1]
             position = torch.arange(weight.shape[1], device=tokens.device).expand_as(weight)
             token, mask = tokens[:, 1:], next_ones
-        slots = Slots.of(mask & (weight != 0) if lean else mask, lean)
-        logits = _precise(self.model.logits(states.at(position, slots)))
+        chooses = self._chooses
+        slots = Slots.of(mask & (weight != 0) if chooses else mask, chooses)
+        logits = _precise(self.model.logits(slots.gather(states, position)))
         take = slots.take
         return token_loss(logits, take(token), take(weight), take(mask), count)
 

@@ -18,7 +18,6 @@ from raffia.algorithms.ilql.model import ILQLModel, ILQLTarget
 from raffia.algorithms.ilql.model_scorer import ModelScorer, evaluating
 from raffia.algorithms.ilql.terms import bellman_target
 from raffia.algorithms.ilql.token_weights import Masks, masks_of
-from raffia.functional.trees import is_traced
 from raffia.lm.decoding.config import DecodeConfig
 from raffia.lm.decoding.generations import Generations
 from raffia.lm.decoding.perturb import advantage_term
@@ -102,7 +101,7 @@ def _values(
     bare = Loss(loss.model, config, target=loss.target)
     of_trunk = bare.states(loss.model.trunk, batch, more=trunk_kwargs)
     of_target = bare.target_states(of_trunk, batch, more=target_kwargs)
-    return bare.values(batch, masks, of_trunk, of_target, lean=not is_traced())
+    return bare.values(batch, masks, of_trunk, of_target)
 
 
 def get_scores(

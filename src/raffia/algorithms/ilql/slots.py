@@ -1,0 +1,71 @@
+"""Which entries of a batch are computed: the chosen ones, or all where shapes are fixed.
+
+Legend: B rows, K entries of a row, M computed entries, T tokens of a row, d of a hidden state.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+__all__ = ["Slots"]
+
+
+class Slots(NamedTuple):
+    """Entries of a grid [B, K], one after the other: [M].
+
+    >>> mask = torch.tensor([[True, False, True], [False, True, False]])
+    >>> slots = Slots.of(mask, lean=True)
+    >>> chosen = slots.take(torch.tensor([[1, 2, 3], [4, 5, 6]]))
+    >>> chosen, slots.spread(chosen * 10)
+    (tensor([1, 3, 5]), tensor([[10,  0, 30], [ 0, 50,  0]]))
+    """
+
+    shape: tuple[int, int]
+    chosen: Tensor | None  # int64 [M], indices in the flat grid; None: all of them
+
+    @classmethod
+    def of(cls, mask: Tensor, lean: bool) -> Slots:
+        """Where a mask [B, K] is True; all entries unless `lean`.
+
+        >>> Slots.of(torch.tensor([[True, False]]), lean=False).chosen is None
+        True
+        """
+        rows, columns = mask.shape
+        return cls((rows, columns), mask.flatten().nonzero().squeeze(-1) if lean else None)
+
+    def take(self, grid: Tensor) -> Tensor:
+        """The entries [M] of a grid [B, K].
+
+        >>> Slots((1, 2), None).take(torch.tensor([[3, 4]]))
+        tensor([3, 4])
+        """
+        flat = grid.flatten()
+        return flat if self.chosen is None else flat.index_select(0, self.chosen)
+
+    def spread(self, values: Tensor) -> Tensor:
+        """The grid [B, K] that has these entries [M]; 0 where none was computed.
+
+        >>> Slots((1, 2), torch.tensor([1])).spread(torch.tensor([7.0]))
+        tensor([[0., 7.]])
+        """
+        if self.chosen is None:
+            return values.view(self.shape)
+        rows, columns = self.shape
+        return values.new_zeros(rows * columns).index_copy(0, self.chosen, values).view(self.shape)
+
+    def gather(
+        self,
+        states: Tensor,  # [B, T, d]
+        position: Tensor,  # int64 [B, K]
+    ) -> Tensor:  # [M, d]
+        """The hidden states at positions of the rows.
+
+        >>> Slots((1, 2), torch.tensor([1])).gather(torch.eye(3)[None], torch.tensor([[0, 2]]))
+        tensor([[0., 0., 1.]])
+        """
+        num_rows, width, _ = states.shape
+        start = torch.arange(num_rows, device=position.device).unsqueeze(1) * width
+        return states.flatten(0, 1).index_select(0, self.take(position + start))
