@@ -21,11 +21,12 @@ from raffia.distributed import (
     Pool,
     ProcessEngine,
     RoleError,
+    Workers,
     check_engine,
 )
 from raffia.distributed.check_engine import COUNTER
 from raffia.distributed.ray import RayEngine, VersionError
-from raffia.distributed.ray_cluster import require_versions, silent, versions
+from raffia.distributed.ray_cluster import require_room, require_versions, silent, versions
 from raffia.tensordict.tensordict import TensorDict
 
 
@@ -320,6 +321,27 @@ def test_a_cluster_without_room_is_told_before_anything_starts():
             Pool(engine, COUNTER, "{}", 1, needs=Needs(gpus=0.5))
     finally:
         engine.close()
+
+
+def test_room_is_that_of_single_machines():
+    machines = [{"CPU": 2.0}, {"CPU": 4.0, "GPU": 1.0}]
+
+    def workers(num, cpus, gpus=0.0):
+        return Workers("a:Role", num, Needs(cpus=cpus, gpus=gpus))
+
+    require_room(machines, [workers(3, 1.0), workers(2, 0.5, 0.5), workers(1, 2.0)])
+    require_room(machines, [workers(1, 4.0), workers(1, 2.0)])
+    for too_much in (
+        [workers(1, 5.0)],
+        [workers(2, 3.0)],
+        [workers(1, 1.0, 2.0)],
+        [workers(6, 1.0), workers(1, 0.5)],
+        [workers(3, 0.1, 0.5)],
+    ):
+        with pytest.raises(ValueError, match="find no room in the Ray cluster, whose machines"):
+            require_room(machines, too_much)
+    with pytest.raises(ValueError, match="whose machines have none"):
+        require_room([], [workers(1, 1.0)])
 
 
 def test_versions_of_a_cluster_are_compared():

@@ -39,6 +39,7 @@ EXTRAS = {
     "parquet": ({"pyarrow": "pyarrow"}, "offline episodes from Parquet"),
     "report": ({"matplotlib": "matplotlib"}, "the page about a run"),
     "scale": ({"ray": "ray"}, "workers on a Ray cluster"),
+    "sweep": ({"optuna": "optuna"}, "raffia sweep --optuna"),
     "text": ({"tokenizers": "tokenizers"}, "tokenizers of Hugging Face"),
     "video": (
         {"imageio-ffmpeg": "imageio_ffmpeg", "pillow": "PIL", "pygame-ce": "pygame"},

@@ -17,13 +17,13 @@ from raffia.files import is_free
 from raffia.train.config import ConfigError
 
 if TYPE_CHECKING:
-    from raffia.sweep import Manifest, SweepResult
+    from raffia.sweep import Manifest, Search, SweepResult
 
 HELP = """\
 usage: raffia sweep ALGORITHM (--preset NAME | --config FILE | --data FILE)
                     [--seeds 0..4] [--grid NAME=ONE,TWO ...]
-                    [--random N --ranges NAME=LOW..HIGH ...] [--out FOLDER]
-                    [--workers N] [settings]
+                    [--random N | --optuna N  --ranges NAME=LOW..HIGH ...]
+                    [--out FOLDER] [--workers N] [settings]
        raffia sweep --resume FOLDER
 
 Train an agent for each seed, at each point of a grid of settings or at random draws of them: each
@@ -36,11 +36,13 @@ what varies:
                     the settings
   --grid NAME=ONE,TWO ...
                     values of settings, all combinations of them
-  --random N        random draws, from
+  --random N        random draws, or
+  --optuna N        trials, each suggested by Optuna from the scores of those
+                    before it (extra: sweep), from
   --ranges NAME=LOW..HIGH NAME=ONE,TWO ...
                     logarithmic where LOW is above 0 and HIGH ten times as
                     large or more, whole numbers where both are
-  --sweep_seed N    of the draws; 0 if not given
+  --sweep_seed N    of the draws and trials; 0 if not given
 
 where it runs:
   --out FOLDER      if not given, sweeps/NAME
@@ -59,12 +61,14 @@ examples:
       --grid env.id=atari/pong,atari/breakout --devices cuda:0,cuda:1
   raffia sweep ilql --preset ilql-smoke --random 20 \\
       --ranges optimizer.learning_rate=1e-5..1e-2
+  raffia sweep efficientzero --preset cartpole --optuna 40 --seeds 0..1 \\
+      --ranges optimizer.learning_rate=1e-5..1e-2 replay.alpha=0.0..1.0
   raffia report sweeps/lr    # all runs on one page, settings by score
   raffia resume sweeps/lr"""
 HOME = Path("sweeps")
 HOW = ("--workers", "--engine.name", "--engine.address", "--devices")
 LISTS = ("--grid", "--ranges")
-FLAGS = ("--seeds", "--random", "--sweep_seed", "--out", *HOW)
+FLAGS = ("--seeds", "--random", "--optuna", "--sweep_seed", "--out", *HOW)
 
 
 def sweep(words: Sequence[str]) -> int:
@@ -86,13 +90,14 @@ def sweep(words: Sequence[str]) -> int:
     flags = asked.flags
     from raffia.sweep import plan_runs, read_choices, read_ranges, read_seeds
 
-    runs = plan_runs(
-        read_seeds(flags.get("--seeds", str(asked.config.seed))),
-        read_choices(lists["--grid"]),
-        read_ranges(lists["--ranges"]),
-        _whole(flags, "--random", 0),
-        _whole(flags, "--sweep_seed", 0),
-    )
+    seeds = read_seeds(flags.get("--seeds", str(asked.config.seed)))
+    ranges, seed = read_ranges(lists["--ranges"]), _whole(flags, "--sweep_seed", 0)
+    runs, search = [], None
+    if "--optuna" in flags:
+        search = _search(flags, lists["--grid"], ranges, seeds, seed)
+    else:
+        choices = read_choices(lists["--grid"])
+        runs = plan_runs(seeds, choices, ranges, _whole(flags, "--random", 0), seed)
     folder = Path(flags.get("--out", HOME / asked.commands.run_name(flags, asked.preset)))
     _refuse_taken(folder, words)
     from raffia.sweep import Manifest
@@ -103,11 +108,41 @@ def sweep(words: Sequence[str]) -> int:
         at_once = _whole(flags, "--workers", 0) or flags.get("--devices", "").count(",") + 1
         part = max(1, num_cores() // at_once)
         base = replace(base, num_threads=min(base.num_threads, part))
-    manifest = Manifest.of(asked.algorithm, base, runs, preset=asked.preset)
+    manifest = Manifest.of(asked.algorithm, base, runs, preset=asked.preset, search=search)
     manifest = _where(manifest, flags, asked.algorithm)
+    if search is not None:
+        manifest = _searching(manifest, search, asked.algorithm)
     for device in _devices(manifest, asked.algorithm):
         require_device(device)
     return _run(folder, asked.algorithm, manifest, is_new=True)
+
+
+def _search(
+    flags: dict[str, str], grid: list[str], ranges: Any, seeds: list[int], seed: int
+) -> Search:
+    """The search that the flags describe; Optuna must be there."""
+    from raffia.sweep.search import Search, require_optuna
+
+    if "--random" in flags or grid:
+        raise ConfigError(
+            "--optuna chooses itself, so --random and --grid are left out: values are in --ranges, "
+            "too, as in --ranges env.frame_stack=1,4"
+        )
+    require_optuna()
+    num = _whole(flags, "--optuna", 0)
+    return Search(num_trials=num, ranges=ranges, seeds=tuple(seeds), seed=seed)
+
+
+def _searching(manifest: Manifest, search: Search, algorithm: Any) -> Manifest:
+    """The manifest with as many open trials as its workers have room for.
+
+    Raises ConfigError for settings at the ends of the ranges that are refused.
+    """
+    from raffia.sweep.search import probes
+
+    manifest.with_runs(probes(search), algorithm)
+    lag = -(-manifest.workers // len(search.seeds))
+    return replace(manifest, search=replace(search, lag=lag))
 
 
 def resume_sweep(folder: Path, words: Sequence[str]) -> int:
@@ -141,7 +176,7 @@ def _run(folder: Path, algorithm: Any, manifest: Manifest, is_new: bool) -> int:
         write_manifest(folder, manifest)
     num, where = manifest.workers, manifest.engine.name
     print(
-        f"{len(manifest.runs)} runs of {algorithm.title} in {folder}, {num} at a time "
+        f"{manifest.num_runs} runs of {algorithm.title} in {folder}, {num} at a time "
         f"({where}); Ctrl-C saves and leaves",
         flush=True,
     )
@@ -200,11 +235,11 @@ def _where(manifest: Manifest, flags: dict[str, str], algorithm: Any) -> Manifes
             )
         except ValueError as error:
             raise ConfigError(str(error)) from None
-    configs = [manifest.config_of(run, algorithm) for run in manifest.runs]
+    configs = manifest.configs(algorithm)
     threads = max(config.num_threads for config in configs)
     fit = len(devices) or max(1, num_cores() // max(1, threads))
     workers = _whole(flags, "--workers", fit, least=1)
-    workers = 1 if engine.name == "inline" else min(workers, len(configs))
+    workers = 1 if engine.name == "inline" else min(workers, manifest.num_runs)
     return replace(manifest, devices=devices, engine=engine, workers=workers)
 
 

@@ -5,6 +5,7 @@ The first line of each file tells what it is for; docs/sweep.md is the guide.
 
 from raffia.sweep.manifest import MANIFEST, Manifest, is_sweep, read_manifest, write_manifest
 from raffia.sweep.plan import PlannedRun, Range, plan_runs, read_choices, read_ranges, read_seeds
+from raffia.sweep.search import Search
 from raffia.sweep.session import SweepResult, SweepSession, make_sweep_engine
 from raffia.sweep.worker import RunRole
 
@@ -14,6 +15,7 @@ __all__ = [
     "PlannedRun",
     "Range",
     "RunRole",
+    "Search",
     "SweepResult",
     "SweepSession",
     "is_sweep",

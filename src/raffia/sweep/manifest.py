@@ -13,7 +13,8 @@ from raffia.files import DamagedFileError, make_folder, parse_json, write_atomic
 from raffia.recipes.algorithm import Algorithm, find_algorithm, recorded_algorithm
 from raffia.recipes.scale_config import EngineConfig
 from raffia.report.folder import MANIFEST
-from raffia.sweep.plan import PlannedRun
+from raffia.sweep.plan import PlannedRun, Range
+from raffia.sweep.search import Search
 from raffia.train.config import ConfigError, changed_settings, from_json, to_json
 
 __all__ = ["MANIFEST", "Manifest", "is_sweep", "read_manifest", "write_manifest"]
@@ -42,6 +43,7 @@ class Manifest:
     engine: EngineConfig = EngineConfig(name="process")
     devices: tuple[str, ...] = ()  # of the workers, in turn; none: as the settings have it
     errors: Mapping[str, str] = field(default_factory=dict)  # by run: what ended it
+    search: Search | None = None  # whose trials become runs as those before them end
 
     @classmethod
     def of(
@@ -51,7 +53,18 @@ class Manifest:
 
         Raises ConfigError, with the run's name, for settings that are refused.
         """
-        planned = []
+        made = cls(
+            algorithm=algorithm.name,
+            reference=algorithm.reference,
+            config=to_json(base),
+            runs=(),
+            **more,
+        )
+        return made.with_runs(runs, algorithm)
+
+    def with_runs(self, runs: Sequence[PlannedRun], algorithm: Algorithm) -> Manifest:
+        """The manifest with more runs behind those that it has; ConfigError as of `of`."""
+        base, planned = from_json(algorithm.config, self.config), [*self.runs]
         for run in runs:
             try:
                 config = _with(base, {**run.settings, "seed": run.seed})
@@ -61,17 +74,21 @@ class Manifest:
             names = changed_settings(base, config)
             data = to_json(config)
             planned.append(replace(run, changed={name: _at(data, name) for name in names}))
-        return cls(
-            algorithm=algorithm.name,
-            reference=algorithm.reference,
-            config=to_json(base),
-            runs=tuple(planned),
-            **more,
-        )
+        return replace(self, runs=tuple(planned))
+
+    @property
+    def num_runs(self) -> int:
+        """All runs of the sweep, those that are not planned yet, too."""
+        return len(self.runs) if self.search is None else self.search.num_runs
 
     def config_of(self, run: PlannedRun, algorithm: Algorithm) -> Any:
         """The whole config of a run."""
         return _with(from_json(algorithm.config, self.config), run.changed or {})
+
+    def configs(self, algorithm: Algorithm) -> list[Any]:
+        """The configs of all runs; where none is planned yet, the one that they share."""
+        found = [self.config_of(run, algorithm) for run in self.runs]
+        return found or [from_json(algorithm.config, self.config)]
 
     def find_algorithm(self, given: str = "") -> Algorithm:
         """The algorithm; `given` names one that is no installed package."""
@@ -120,11 +137,23 @@ def read_manifest(folder: str | Path) -> Manifest:
         data.pop("raffia")
         runs = tuple(PlannedRun(**_plain_name(run)) for run in data.pop("runs"))
         engine, devices = EngineConfig(**data.pop("engine")), tuple(data.pop("devices"))
-        return Manifest(runs=runs, engine=engine, devices=devices, **data)
+        search = _search(data.pop("search", None))
+        return Manifest(runs=runs, engine=engine, devices=devices, search=search, **data)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         if isinstance(error, DamagedFileError):
             raise
         raise DamagedFileError(path, f"it is no manifest of a sweep: {error}") from error
+
+
+def _search(data: dict[str, Any] | None) -> Search | None:
+    if data is None:
+        return None
+    ranges = {
+        name: Range(**kind) if isinstance(kind, dict) else kind
+        for name, kind in data.pop("ranges").items()
+    }
+    seeds, told = tuple(data.pop("seeds")), tuple(data.pop("told"))
+    return Search(ranges=ranges, seeds=seeds, told=told, **data)
 
 
 def _plain_name(run: dict[str, Any]) -> dict[str, Any]:

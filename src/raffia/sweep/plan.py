@@ -7,7 +7,7 @@ import json
 import math
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,15 +63,25 @@ class Range:
         """Whether equal ratios are equally likely."""
         return self.low > 0 and self.high >= 10 * self.low
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether its numbers are whole."""
+        return isinstance(self.low, int) and isinstance(self.high, int)
+
     def draw(self, generator: random.Random) -> float:
-        """A number of the range; one that is not whole has four digits, to be read and typed."""
-        is_whole = isinstance(self.low, int) and isinstance(self.high, int)
-        low, high = (self.low - 0.5, self.high + 0.5) if is_whole else (self.low, self.high)
+        """A number of the range, as `readable` gives it."""
+        low, high = (self.low - 0.5, self.high + 0.5) if self.is_whole else (self.low, self.high)
         if self.is_log:
-            found = math.exp(generator.uniform(math.log(low), math.log(high)))
-        else:
-            found = generator.uniform(low, high)
-        found = round(found) if is_whole else float(f"{found:.4g}")
+            return self.readable(math.exp(generator.uniform(math.log(low), math.log(high))))
+        return self.readable(generator.uniform(low, high))
+
+    def readable(self, number: float) -> float:
+        """The number of the range that is meant: whole, or of four digits, to be read and typed.
+
+        >>> Range(0.0, 1.0).readable(0.123456), Range(1, 9).readable(9.4)
+        (0.1235, 9)
+        """
+        found = round(number) if self.is_whole else float(f"{number:.4g}")
         return min(max(found, self.low), self.high)
 
 
@@ -155,26 +165,35 @@ def plan_runs(
     both = sorted(grid.keys() & ranges.keys())
     if both:
         raise ConfigError(f"{', '.join(both)}: in --grid and in --ranges; take one of them")
-    names = [*grid, *ranges]
-    for name in names:
-        inner = [other for other in names if other.startswith(f"{name}.")]
-        if inner:
-            raise ConfigError(f"{name} holds {', '.join(inner)}: vary the one or the other")
+    check_names([*grid, *ranges])
     if bool(ranges) != (num_draws > 0):
         raise ConfigError("--random N and --ranges NAME=LOW..HIGH go together")
-    if "seed" in grid or "seed" in ranges:
-        raise ConfigError("seeds are varied by --seeds, as in --seeds 0..4")
     num = max(num_draws, 1) * math.prod(map(len, grid.values())) * len(seeds)
     if not 0 < num <= MOST_RUNS:
         raise ConfigError(f"that is {num:,} runs, and a sweep has 1 to {MOST_RUNS:,}")
     points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     draws = [_draw(ranges, seed, index) for index in range(num_draws)] or [{}]
-    digits = len(str(num - 1))
     runs = []
     for index, (draw, point, one) in enumerate(itertools.product(draws, points, seeds)):
         settings = draw | point
-        runs.append(PlannedRun(f"{index:0{digits}}-{_slug(settings, one)}", settings, one))
+        runs.append(PlannedRun(run_name(index, num - 1, settings, one), settings, one))
     return runs
+
+
+def check_names(names: Collection[str]) -> None:
+    """ConfigError for settings that can't be varied together.
+
+    >>> check_names(["loss", "loss.tau"])
+    Traceback (most recent call last):
+    ...
+    raffia.train.settings.ConfigError: loss holds loss.tau: vary the one or the other
+    """
+    for name in names:
+        inner = [other for other in names if other.startswith(f"{name}.")]
+        if inner:
+            raise ConfigError(f"{name} holds {', '.join(inner)}: vary the one or the other")
+    if "seed" in names:
+        raise ConfigError("seeds are varied by --seeds, as in --seeds 0..4")
 
 
 def _draw(ranges: Mapping[str, Range | Sequence[Any]], seed: int, index: int) -> dict[str, Any]:
@@ -205,6 +224,15 @@ def _value(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return text
+
+
+def run_name(index: int, last: int, settings: Mapping[str, Any], seed: int) -> str:
+    """The name of a run's folder; last: the highest index of the sweep.
+
+    >>> run_name(3, 99, {"loss.tau": 0.5}, 1)
+    '03-tau=0.5-seed=1'
+    """
+    return f"{index:0{len(str(last))}}-{_slug(settings, seed)}"
 
 
 def _slug(settings: Mapping[str, Any], seed: int) -> str:

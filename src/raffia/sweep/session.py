@@ -6,6 +6,7 @@ import contextlib
 import functools
 import json
 import secrets
+import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -25,6 +26,7 @@ from raffia.report.folder import is_run
 from raffia.report.summary import RunSummary, summarise
 from raffia.sweep.manifest import RUNS, Manifest, read_manifest, write_manifest
 from raffia.sweep.progress import Progress, SweepView
+from raffia.sweep.search import next_trial
 from raffia.sweep.worker import STOP, answer_of
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.signals import stop_on_signals
@@ -73,7 +75,7 @@ def make_sweep_engine(
     engine = make_engine(manifest.engine, message)
     try:
         num = 1 if isinstance(engine, InlineEngine) else manifest.workers
-        engine.require([Workers(ROLE, min(num, len(manifest.runs)), _needs(manifest, algorithm))])
+        engine.require([Workers(ROLE, min(num, manifest.num_runs), _needs(manifest, algorithm))])
     except BaseException:
         engine.close()
         raise
@@ -82,7 +84,7 @@ def make_sweep_engine(
 
 def _needs(manifest: Manifest, algorithm: Algorithm) -> Needs:
     """What each run takes."""
-    configs = [manifest.config_of(run, algorithm) for run in manifest.runs]
+    configs = manifest.configs(algorithm)
     devices = [*manifest.devices, *[config.device for config in configs]]
     on_card = any(device.startswith("cuda") for device in devices)
     cpus = max(config.num_threads for config in configs)
@@ -137,13 +139,15 @@ class SweepSession:
                 self._states[run.name] = is_done or "waiting"
                 if not is_done:
                     waiting.append(index)
+            waiting.extend(self._suggested())
             signal = self._spread(waiting, engine, lambda: signals.name) if waiting else ""
         return SweepResult(self.shown_folder, dict(self._states), signal)
 
     def _spread(self, waiting: deque[int], engine: Engine, asked: Any) -> str:
         """Have the workers do the runs; gives the signal that ended it, or nothing."""
         manifest, is_inline = self.manifest, isinstance(engine, InlineEngine)
-        num_workers = 1 if is_inline else min(manifest.workers, len(waiting))
+        most = len(waiting) if manifest.search is None else manifest.workers
+        num_workers = 1 if is_inline else min(manifest.workers, most)
         config = {
             "folder": str(self.folder),
             "reference": _absolute(self.algorithm.reference),
@@ -169,7 +173,7 @@ class SweepSession:
             for worker in range(num_workers):
                 if worker not in at_work and waiting and not signal:
                     at_work[worker] = key, waiting.popleft()
-                    self._states[manifest.runs[at_work[worker][1]].name] = "running"
+                    self._states[self._name(at_work[worker][1])] = "running"
                     pool.ask(worker, key, TensorDict(run=torch.tensor(at_work[worker][1])))
                     key += 1
             self._show()
@@ -177,10 +181,49 @@ class SweepSession:
                 ended = self._ended(pool, worker, of, _PAUSE / len(at_work))
                 if ended is not None:
                     del at_work[worker]
-                    self._note(manifest.runs[index].name, ended)
+                    self._note(self._name(index), ended)
+                    waiting.extend(self._suggested())
                     if is_inline and ended["reason"] == "stopped":
                         signal = signal or ended["signal"]
         return signal
+
+    def _name(self, index: int) -> str:
+        return self.manifest.runs[index].name
+
+    def _suggested(self) -> list[int]:
+        """The numbers of runs that a search plans now: their trials follow from those that ended.
+
+        Scores are told in the order of the trials, and written down with what follows from them.
+        """
+        search, first = self.manifest.search, len(self.manifest.runs)
+        if search is None:
+            return []
+        manifest, num = self.manifest, len(search.seeds)
+        told = list(search.told)
+        while len(told) * num < first:
+            names = [run.name for run in manifest.runs[len(told) * num : (len(told) + 1) * num]]
+            if any(self._states[name] not in (*DONE, "failed") for name in names):
+                break
+            scores = [self._score(name) for name in names]
+            known = [score for score in scores if score is not None]
+            told.append(statistics.fmean(known) if len(known) == num else None)
+        search = replace(search, told=tuple(told))
+        manifest = replace(manifest, search=search)
+        while search.may_suggest(len(manifest.runs) // num):
+            manifest = manifest.with_runs(next_trial(search, manifest.runs), self.algorithm)
+        if manifest != self.manifest:
+            self.manifest = manifest
+            write_manifest(self.folder, manifest)
+        for run in manifest.runs[first:]:
+            self._states[run.name] = "waiting"
+        return list(range(first, len(manifest.runs)))
+
+    def _score(self, name: str) -> float | None:
+        """What a search makes larger: a run's newest mean return, or minus its newest loss."""
+        found = None if self._states[name] == "failed" else self._summary(name)
+        if found is None or found.last_return is not None:
+            return None if found is None else found.last_return
+        return None if found.last_loss is None else -found.last_loss
 
     def _ended(self, pool: Pool, worker: int, key: int, seconds: float) -> dict[str, Any] | None:
         try:
@@ -222,7 +265,7 @@ class SweepSession:
         found = [(name, self._summary(name)) for name in names]
         states = list(self._states.values())
         progress = Progress(
-            num_runs=len(states),
+            num_runs=self.manifest.num_runs,
             num_done=sum(state in DONE for state in states),
             num_failed=states.count("failed"),
             running=found,
@@ -237,7 +280,7 @@ class SweepSession:
 
     def _seconds_left(self) -> float | None:
         """By the pace of the runs so far; None while there is none."""
-        whole, left = [], 0.0
+        whole, left = [], float(self.manifest.num_runs - len(self.manifest.runs))
         for run in self.manifest.runs:
             state = self._states[run.name]
             if state in DONE:

@@ -49,6 +49,8 @@ class RunRole:
 
     def do(self, task: TensorDict, weights: TensorDict | None) -> TensorDict:
         """Train the run of this number until it ends."""
+        if int(task["run"]) >= len(self.manifest.runs):  # it was suggested since
+            self.manifest = read_manifest(self.folder)
         run = self.manifest.runs[int(task["run"])]
         ended = train_one(
             self.manifest, run, self.folder / RUNS, self.algorithm, self.device, self.stop
