@@ -17,7 +17,7 @@ from typing import Any
 import numba
 from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic
+from numba.extending import intrinsic as numba_intrinsic
 
 
 def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -62,50 +62,70 @@ def _stamp(kernels: pathlib.Path) -> str:
     return digest.hexdigest()
 
 
+def intrinsic(typed: Callable[..., Any]) -> Any:
+    """`numba.extending.intrinsic`, for functions that also take the typing context."""
+    return numba_intrinsic(typed)
+
+
+def instruction(
+    result: Any, *arguments: Any, name: str = ""
+) -> Callable[[Callable[..., Any]], Any]:
+    """An operation of these types in kernels; the function writes its code with LLVM's builder.
+
+    >>> @instruction(types.int64, types.int64)
+    ... def negated(builder, number):
+    ...     return builder.neg(number)
+    >>> kernel(negative := lambda number: negated(number))(3)
+    -3
+    """
+
+    def made(write: Callable[..., Any]) -> Any:
+        def typed(typing_context: Any, *given: Any) -> Any:
+            def code(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+                value = write(builder, *values)
+                return context.get_dummy_value() if result is types.void else value
+
+            return result(*arguments), code
+
+        typed.__name__ = typed.__qualname__ = name or write.__name__
+        typed.__doc__ = write.__doc__
+        vars(typed)["__signature__"] = inspect.signature(write)
+        return intrinsic(typed)
+
+    return made
+
+
 _REAL = {types.float32: ir.FloatType(), types.float64: ir.DoubleType()}
 
 
-def _pointer(builder: Any, address: Any, bits: int, number: Any = None) -> Any:
-    return builder.inttoptr(address, _REAL.get(number, ir.IntType(bits)).as_pointer())
+def _pointer(builder: Any, address: Any, number: Any) -> Any:
+    kind = _REAL.get(number) or ir.IntType(number.bitwidth)
+    return builder.inttoptr(address, kind.as_pointer())
 
 
-def _load(name: str, number: Any, bits: int) -> Any:
-    def typed(typing_context: Any, address: Any) -> Any:
-        def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            return builder.load(_pointer(builder, arguments[0], bits, number), align=1)
+def _load(number: Any) -> Any:
+    @instruction(number, types.int64, name=f"load_{number}")
+    def load(builder: Any, address: Any) -> Any:
+        return builder.load(_pointer(builder, address, number), align=1)
 
-        return number(types.int64), code
-
-    typed.__name__ = typed.__qualname__ = name
-    return intrinsic(typed)
+    return load
 
 
-def _store(name: str, number: Any, bits: int) -> Any:
-    def typed(typing_context: Any, address: Any, value: Any) -> Any:
-        def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            builder.store(arguments[1], _pointer(builder, arguments[0], bits, number), align=1)
-            return context.get_dummy_value()
+def _store(number: Any) -> Any:
+    @instruction(types.void, types.int64, number, name=f"store_{number}")
+    def store(builder: Any, address: Any, value: Any) -> None:
+        builder.store(value, _pointer(builder, address, number), align=1)
 
-        return types.void(types.int64, number), code
-
-    typed.__name__ = typed.__qualname__ = name
-    return intrinsic(typed)
+    return store
 
 
-load_u8 = _load("load_u8", types.uint8, 8)
-load_u16 = _load("load_u16", types.uint16, 16)
-load_u32 = _load("load_u32", types.uint32, 32)
-load_u64 = _load("load_u64", types.uint64, 64)
-load_i64 = _load("load_i64", types.int64, 64)
-load_f32 = _load("load_f32", types.float32, 32)
-load_f64 = _load("load_f64", types.float64, 64)
-store_u8 = _store("store_u8", types.uint8, 8)
-store_u16 = _store("store_u16", types.uint16, 16)
-store_u32 = _store("store_u32", types.uint32, 32)
-store_u64 = _store("store_u64", types.uint64, 64)
-store_i64 = _store("store_i64", types.int64, 64)
-store_f32 = _store("store_f32", types.float32, 32)
-store_f64 = _store("store_f64", types.float64, 64)
+load_u8, store_u8 = _load(types.uint8), _store(types.uint8)
+load_u16, store_u16 = _load(types.uint16), _store(types.uint16)
+load_u32, store_u32 = _load(types.uint32), _store(types.uint32)
+load_u64, store_u64 = _load(types.uint64), _store(types.uint64)
+load_i64, store_i64 = _load(types.int64), _store(types.int64)
+load_f32, store_f32 = _load(types.float32), _store(types.float32)
+load_f64, store_f64 = _load(types.float64), _store(types.float64)
 
 
 def ask_for(builder: Any, address: Any, locality: int) -> None:
@@ -117,17 +137,10 @@ def ask_for(builder: Any, address: Any, locality: int) -> None:
     kind = ir.FunctionType(ir.VoidType(), [pointer] + [flag] * 3)
     hint = builder.module.declare_intrinsic("llvm.prefetch", [pointer], kind)
     read, data = flag(0), flag(1)
-    builder.call(hint, [_pointer(builder, address, 8), read, flag(locality), data])
+    builder.call(hint, [_pointer(builder, address, types.uint8), read, flag(locality), data])
 
 
-def _prefetch(typing_context: Any, address: Any) -> Any:
+@instruction(types.void, types.int64)
+def prefetch(builder: Any, address: Any) -> None:
     """Ask for the cache line at `address`, which is used a little later; any address will do."""
-
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        ask_for(builder, arguments[0], 3)
-        return context.get_dummy_value()
-
-    return types.void(types.int64), code
-
-
-prefetch: Any = intrinsic(_prefetch)
+    ask_for(builder, address, 3)

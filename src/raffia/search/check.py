@@ -1,10 +1,13 @@
 """Checks that the arguments of a search fit together; errors name what was given and what is
 needed."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from raffia.search.outputs import RootOutput
+from raffia.search.settings import RootValue, StateKey, ValuePrefix
 
 
 def check_root(root: RootOutput) -> None:
@@ -111,3 +114,35 @@ def check_discount(discount: float | Tensor, batch: int) -> Tensor:
     if not bool(((gamma >= 0) & (gamma <= 1)).all()):
         raise ValueError(f"discount={discount} must lie in 0..1")
     return gamma.expand(batch).contiguous()
+
+
+def check_options(
+    value_prefix: ValuePrefix | None,
+    root_value: RootValue,
+    max_depth: int | None,
+    transpositions: StateKey | None,
+    num_threads: int,
+    recurrent_fn: Any,
+) -> None:
+    """Check a search's options, by themselves and together."""
+    if not isinstance(value_prefix, ValuePrefix | None):
+        raise TypeError(f"value_prefix={value_prefix!r}: pass ValuePrefix(horizon=...) or None")
+    if root_value not in ("exclude", "include", "zero"):
+        raise ValueError(
+            f"root_value={root_value!r} is none of 'exclude' (the mean of what was found), "
+            "'include' (the model's value counts as one visit), 'zero' (a visit of value 0)"
+        )
+    if max_depth is not None and max_depth < 1:
+        raise ValueError(f"max_depth={max_depth} must be at least 1, or None for no limit")
+    if transpositions is not None and value_prefix is not None:
+        raise ValueError(
+            "transpositions and value_prefix exclude each other: a value prefix belongs to a path, "
+            "not to a state; pass transpositions=None"
+        )
+    if value_prefix is None and getattr(recurrent_fn, "predicts_prefixes", False):
+        raise ValueError(
+            "this model predicts value prefixes, sums of rewards, instead of rewards: pass "
+            "value_prefix=ValuePrefix(horizon=...), with the horizon that it was trained with"
+        )
+    if num_threads < 1:
+        raise ValueError(f"num_threads={num_threads} must be at least 1")

@@ -1,4 +1,4 @@
-"""The two halves of a simulation by compiled kernels on the CPU; results as in reference.py."""
+"""The steps of a simulation by compiled kernels on the CPU; results as in reference.py."""
 
 import functools
 from array import array
@@ -11,32 +11,26 @@ from torch import Tensor
 import raffia.jit
 from raffia.search.errors import unfit, unfit_root
 from raffia.search.gumbel import Gumbel
-from raffia.search.kernels.layout import (
-    ENTRIES,
-    FIELDS,
-    GUMBEL,
-    REALS,
-    RUNNING,
-    SIBLINGS,
-    TREE,
-    WORDS,
-)
-from raffia.search.kernels.layout import PUCT as PUCT_KIND
 from raffia.search.outputs import RecurrentOutput, RootOutput
 from raffia.search.plain import plain
 from raffia.search.puct import PUCT
 from raffia.search.state import SearchState
 
 SIMULATIONS_PER_CALL = 32  # simulations in one call; between calls Ctrl-C is heard
-_RANGES = {"running": RUNNING, "tree": TREE, "siblings": SIBLINGS}
-_COUNTED = {"exclude": 0, "include": 1, "zero": 2}
-_KINDS = {PUCT: PUCT_KIND, Gumbel: GUMBEL}
 
 
 @functools.cache
 def kernels() -> ModuleType:
     """The compiled steps, imported when first needed."""
     import raffia.search.kernels.steps as module
+
+    return module
+
+
+@functools.cache
+def records() -> ModuleType:
+    """The records that they are given."""
+    import raffia.search.kernels.record as module
 
     return module
 
@@ -49,107 +43,80 @@ def possible(select: Any, device: torch.device) -> bool:
     >>> possible(lambda nodes, carry: None, torch.device("cpu"))
     False
     """
-    return type(select) in _KINDS and device.type == "cpu" and raffia.jit.available()
+    return type(select) in (PUCT, Gumbel) and device.type == "cpu" and raffia.jit.available()
 
 
 class CompiledSteps:
-    """The two halves of a simulation, `SearchSteps`, each as one kernel call."""
+    """The steps of a simulation, `SearchSteps`, each as one kernel call."""
 
     def __init__(self, state: SearchState) -> None:
         self.state = state
         module = kernels()
-        self._simulate, self._backup = module.simulate, module.backup
-        self._words = array("q", [0] * len(WORDS))
-        self._reals = array("d", [0.0] * len(REALS))
-        self._referenced: list[Any] = []  # keeps alive what only addresses refer to
-        self._has_mask = "mask" in state.entries
-        self._write()
-        self._addresses = self._words.buffer_info()[0], self._reals.buffer_info()[0]
+        self._simulate, self._backward = module.simulate, module.backward
+        self._output = records().OutputRecord()
+        self._point_at_arrays()
 
-    def _write(self) -> None:
-        """Fill the kernels' blocks with the addresses of all arrays."""
-        state, select = self.state, self.state.select
+    def _point_at_arrays(self) -> None:
+        """Give the kernels the addresses of all arrays."""
+        record = records()
+        state, select, prefix = self.state, self.state.select, self.state.value_prefix
         roots, rows, actions = state.shape
-        table = select.exploration(rows - 1) if type(select) is PUCT else None
-        prefix = state.settings.value_prefix
-        addresses = {name: state.entries.get(name) for name in ENTRIES} | {
-            "order": state.order,
-            "path_node": state.path_node,
-            "path_action": state.path_action,
-            "path_length": state.path_length,
-            "leaf": state.leaf,
-            "stamp": state.stamp,
-            "scratch": torch.empty(actions),
-            "parent_row": state.parent_row,
-            "node_row": state.node_row,
-            "leaf_action": state.leaf_action,
-            "reset": state.reset,
-            "table": table,
-            "tie_seed": getattr(select, "tie_seed", None),
-            "root_gumbel": getattr(select, "root_gumbel", None),
-            "considered": getattr(select, "considered", None),
-            "gamma": state.gamma,
-        }
-        self._referenced = list(addresses.values())
-        numbers = {
-            "roots": roots,
-            "rows": rows,
-            "actions": actions,
-            "kind": _KINDS[type(select)],
-            "normalize": _RANGES[select.normalize],
-            "root_in_range": int(select.root_in_range),
-            "horizon": 0 if prefix is None else prefix.horizon,
-            "max_depth": state.settings.max_depth,
-            "table_width": rows - 1,
-        }
-        for name, tensor in addresses.items():
-            self._words[WORDS[name]] = 0 if tensor is None else tensor.data_ptr()
-        for name, number in numbers.items():
-            self._words[WORDS[name]] = number
-        for name, slot in REALS.items():
-            self._reals[slot] = getattr(select, name, 0.0)
+        own = ("min_range", "maxvisit_init", "value_scale", "tie_seed", "root_gumbel", "considered")
+        is_puct = type(select) is PUCT
+        self._has_mask = "mask" in state.entries
+        self._search = record.SearchRecord(
+            **{name: entry for name, entry in state.entries.items() if name != "actions"},
+            **state.arrays(),
+            **{name: getattr(select, name, None) for name in own},
+            scores=torch.empty(actions),
+            exploration=select.exploration(rows - 1) if is_puct else None,
+            kind=record.PUCT if is_puct else record.GUMBEL,
+            normalize=("running", "tree", "siblings").index(select.normalize),
+            root_in_range=int(select.root_in_range),
+            roots=roots,
+            rows=rows,
+            actions=actions,
+            horizon=0 if prefix is None else prefix.horizon,
+            max_depth=state.max_depth,
+        )
+        self._address = self._search.address
 
     def instantiate(self, root: RootOutput) -> None:
         """Set the values of trees with roots only."""
-        device = self.state.gamma.device
-        given = [
-            None if tensor is None else plain(tensor, dtype, device)
-            for tensor, dtype in (
+        value, logits, mask, to_play = [
+            None if field is None else plain(field, dtype, self.state.gamma.device)
+            for field, dtype in (
                 *((root.value, torch.float32), (root.prior_logits, torch.float32)),
                 *((root.mask, torch.bool), (root.to_play, torch.int32)),
             )
         ]
+        output = records().OutputRecord(
+            value=value, prior_logits=logits, mask=mask, to_play=to_play
+        )
+        counts = self.state.root_value
         unfit_at = kernels().instantiate(
-            self._addresses[0],
-            self.state.shape[0],
-            *(0 if tensor is None else tensor.data_ptr() for tensor in given),
-            _COUNTED[self.state.settings.root_value],
+            self._address, output.address, int(counts != "exclude"), int(counts == "include")
         )
         if unfit_at >= 0:
-            raise unfit_root(FIELDS[unfit_at % 8], unfit_at // 8)
+            raise unfit_root(unfit_at % 8, unfit_at // 8)
 
     def clear_unused(self) -> None:
         """Clear the rows that never became nodes."""
-        kernels().clear_unused(self._addresses[0], self.state.shape[0])
+        kernels().clear_unused(self._address)
 
     def simulate(self, simulation: int, num_roots: int) -> int | None:
         """Descend from each root to an untried action or to a node that ends the simulation."""
-        words, reals = self._addresses
-        resets: int = self._simulate(words, reals, simulation, num_roots)
+        resets: int = self._simulate(self._address, simulation, num_roots)
         return resets
 
-    def backup(
+    def backward(
         self, simulation: int, num_roots: int, output: RecurrentOutput, key: Tensor | None
     ) -> None:
         """Write the new nodes and add their values along the paths."""
         if not self._has_mask and "mask" in self.state.entries:
-            self._has_mask = True
-            self._write()
+            self._point_at_arrays()
         reward, value, logits, discount, mask, to_play, _ = output
-        unfit_at = self._backup(
-            self._addresses[0],
-            simulation,
-            num_roots,
+        self._output.set(
             reward.data_ptr(),
             value.data_ptr(),
             logits.data_ptr(),
@@ -158,6 +125,7 @@ class CompiledSteps:
             0 if to_play is None else to_play.data_ptr(),
             0 if key is None else key.data_ptr(),
         )
+        unfit_at = self._backward(self._address, simulation, num_roots, self._output.address)
         if unfit_at >= 0:
             raise self._unfit(unfit_at, simulation)
 
@@ -168,18 +136,15 @@ class CompiledSteps:
         context.
         output: where it writes.
         """
+        self._output.set(*[field.data_ptr() for field in output[:3]], 0, 0, 0, 0)
         for first in range(0, len(searched), SIMULATIONS_PER_CALL):
             some = array("q", searched[first : first + SIMULATIONS_PER_CALL])
             unfit_at = kernels().run(
-                *self._addresses,
-                *(first, some.buffer_info()[0], len(some)),
-                *model,
-                output.reward.data_ptr(),
-                output.value.data_ptr(),
-                output.prior_logits.data_ptr(),
+                *(self._address, self._output.address, first),
+                *(some.buffer_info()[0], len(some), *model),
             )
             if unfit_at >= 0:
                 raise self._unfit(unfit_at % 2**40, unfit_at // 2**40)
 
     def _unfit(self, at: int, simulation: int) -> ValueError:
-        return unfit(FIELDS[at % 8], int(self.state.order[at // 8]), simulation)
+        return unfit(at % 8, int(self.state.order[at // 8]), simulation)

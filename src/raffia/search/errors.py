@@ -1,9 +1,12 @@
 """The error of a model that gives NaN or infinity."""
 
-_WRONG = {
-    "discount": "NaN, infinite or negative (two players: to_play, not a negative discount)",
-    "prior_logits": "NaN, inf or -inf for all legal actions",
-}
+_FIELDS = (  # what may hold NaN, as steps report it, and what is wrong then
+    ("reward", "NaN or infinite"),
+    ("value", "NaN or infinite"),
+    ("prior_logits", "NaN, inf or -inf for all legal actions"),
+    ("discount", "NaN, infinite or negative (two players: to_play, not a negative discount)"),
+)
+REWARD, VALUE, PRIOR_LOGITS, DISCOUNT = range(4)
 
 
 class UnfitOutputError(ValueError):
@@ -18,16 +21,16 @@ class UnfitOutputError(ValueError):
     """
 
 
-def unfit(field: str, root: int, simulation: int) -> UnfitOutputError:
+def unfit(field: int, root: int, simulation: int) -> UnfitOutputError:
     """The error that names where a model gave NaN or infinity."""
-    wrong = _WRONG.get(field, "NaN or infinite")
+    name, wrong = _FIELDS[field]
     return UnfitOutputError(
-        f"the model's {field} is {wrong} for root {root} in simulation {simulation} "
+        f"the model's {name} is {wrong} for root {root} in simulation {simulation} "
         "(both counted from 0): look at recurrent_fn's inputs there, or at its weights"
     )
 
 
-def unfit_root(field: str, root: int) -> UnfitOutputError:
+def unfit_root(field: int, root: int) -> UnfitOutputError:
     """The error that names a root with NaN or infinity."""
-    wrong = _WRONG.get(field, "NaN or infinite")
-    return UnfitOutputError(f"root.{field} is {wrong} for root {root} (counted from 0)")
+    name, wrong = _FIELDS[field]
+    return UnfitOutputError(f"root.{name} is {wrong} for root {root} (counted from 0)")

@@ -1,17 +1,20 @@
 """`search`: plan from many roots at once with a model, whatever model, selection and device."""
 
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
-from raffia.search.answers import fitting_key
-from raffia.search.check import check_budget, check_discount, check_root
-from raffia.search.compiled import CompiledSteps
+from raffia.search import compiled
+from raffia.search.check import check_budget, check_discount, check_options, check_root
 from raffia.search.embeddings import Embeddings
-from raffia.search.outputs import RecurrentFn, RootOutput
+from raffia.search.models import bound_model, called_model, fitting_key, in_memory
+from raffia.search.outputs import RecurrentFn, RecurrentOutput, RootOutput
+from raffia.search.reference import ReferenceSteps
 from raffia.search.selection import SelectFn, Selection, as_selection
-from raffia.search.settings import Backend, RootValue, SearchSettings, StateKey, ValuePrefix
-from raffia.search.simulation_loop import make_steps, run_in_threads, run_simulations
-from raffia.search.state import make_state
+from raffia.search.settings import Backend, RootValue, StateKey, ValuePrefix
+from raffia.search.state import SearchState, make_state
 from raffia.search.tree import Tree
 
 
@@ -53,28 +56,22 @@ def search(
     tensor([[ 2,  2, 26]], dtype=torch.int32)
     """
     check_root(root)
-    batch, device = len(root.value), root.prior_logits.device
-    budget = check_budget(num_simulations, batch)
-    rows, selection = max(budget) + 1, as_selection(select)
-    deepest = rows if max_depth is None else max_depth
-    settings = SearchSettings(value_prefix, root_value, deepest, transpositions)
-    gamma = check_discount(discount, batch)
-    if value_prefix is None and getattr(recurrent_fn, "predicts_prefixes", False):
-        raise ValueError(
-            "this model predicts value prefixes, sums of rewards, instead of rewards: pass "
-            "value_prefix=ValuePrefix(horizon=...), with the horizon that it was trained with"
-        )
-    state = make_state(root, budget, gamma, rows, settings, selection)
-    steps = make_steps(state, backend, device)
+    check_options(value_prefix, root_value, max_depth, transpositions, num_threads, recurrent_fn)
+    budget = check_budget(num_simulations, len(root.value))
+    gamma = check_discount(discount, len(root.value))
+    settings = value_prefix, root_value, max_depth, transpositions
+    state = make_state(root, budget, gamma, as_selection(select), *settings)
+    steps = make_steps(state, backend)
+    embeddings = Embeddings(
+        *(root.embedding, *state.shape[:2], value_prefix),
+        compiled=isinstance(steps, compiled.CompiledSteps),
+    )
     steps.instantiate(root)
     if transpositions is not None:
-        state.entries["key"][:, 0] = fitting_key(transpositions(root.embedding), batch, device)
+        key = fitting_key(transpositions(root.embedding), len(root.value), gamma.device)
+        state.entries["key"][:, 0] = key
     if root.actions is not None:
         state.entries["actions"][:, 0] = root.actions
-    embeddings = Embeddings(
-        *(root.embedding, batch, rows, value_prefix),
-        compiled=isinstance(steps, CompiledSteps),
-    )
     if num_threads == 1:
         run_simulations(state, steps, embeddings, root, recurrent_fn)
     else:
@@ -88,3 +85,82 @@ def search(
         tree.embeddings = embeddings.by_node()
     embeddings.release()
     return tree
+
+
+class SearchSteps(Protocol):
+    """The steps of a search, as compiled kernels or as tensor operations, with the same results."""
+
+    def instantiate(self, root: RootOutput) -> None:
+        """Set the values of trees with roots only."""
+
+    def simulate(self, simulation: int, num_roots: int) -> int | None:
+        """Descend from each root to an untried action or to a node that ends the simulation.
+
+        Returns how many of the new nodes are resets; None: unknown.
+        """
+
+    def backward(
+        self, simulation: int, num_roots: int, output: RecurrentOutput, key: Tensor | None
+    ) -> None:
+        """Write the new nodes and add their values along the paths."""
+
+    def clear_unused(self) -> None:
+        """Clear the rows that never became nodes."""
+
+
+def run_simulations(
+    state: SearchState,
+    steps: SearchSteps,
+    embeddings: Embeddings,
+    root: RootOutput,
+    recurrent_fn: RecurrentFn,
+) -> None:
+    """Run all simulations of the state's roots: simulate, expand, backward."""
+    searched = state.num_searched()
+    bound = bound_model(state, embeddings, root, recurrent_fn)
+    if bound is None:
+        expand = called_model(state, embeddings, root, recurrent_fn)
+    elif isinstance(steps, compiled.CompiledSteps) and hasattr(bound[0], "native"):
+        return steps.run(searched, bound[0].native(), bound[1])  # this loop, compiled
+    else:
+        expand = in_memory(*bound)
+    for simulation, num_roots in enumerate(searched):
+        resets = steps.simulate(simulation, num_roots)
+        output, key = expand(num_roots, resets)
+        steps.backward(simulation, num_roots, output, key)
+
+
+def run_in_threads(
+    num_threads: int,
+    state: SearchState,
+    backend: Backend,
+    embeddings: Embeddings,
+    root: RootOutput,
+    recurrent_fn: RecurrentFn,
+) -> None:
+    """Run all simulations with the roots divided among threads, which share the arrays."""
+
+    @torch.no_grad()  # a setting of each thread
+    def run(part: SearchState) -> None:
+        run_simulations(part, make_steps(part, backend), embeddings.beside(), root, recurrent_fn)
+
+    parts = state.divided(num_threads)
+    with ThreadPoolExecutor(len(parts)) as pool:
+        for done in [pool.submit(run, part) for part in parts]:
+            done.result()
+
+
+def make_steps(state: SearchState, backend: Backend) -> SearchSteps:
+    """The steps of a search: kernels where they are possible, else tensor operations."""
+    if backend not in ("auto", "compiled", "reference"):
+        raise ValueError(f"backend={backend!r} is none of 'auto', 'compiled', 'reference'")
+    device = state.gamma.device
+    possible = compiled.possible(state.select, device)
+    if backend == "compiled" and not possible:
+        raise ValueError(
+            f"backend='compiled' needs numba, tensors on the CPU (here {device}) and select=PUCT() "
+            "or Gumbel(...); backend='auto' takes the reference where there are no kernels"
+        )
+    if possible and backend != "reference":
+        return compiled.CompiledSteps(state)
+    return ReferenceSteps(state)

@@ -1,6 +1,7 @@
 """Policies: a search, and the action and the target that are made of it."""
 
 from dataclasses import dataclass
+from typing import Unpack
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from raffia.search.mcts import search
 from raffia.search.nodes import Nodes, best
 from raffia.search.outputs import RecurrentFn, RootOutput
 from raffia.search.selection import SelectFn, Selection
-from raffia.search.settings import Backend, RootValue, StateKey, ValuePrefix
+from raffia.search.settings import SearchOptions
 from raffia.search.softmax import softmax
 from raffia.search.tree import Tree
 
@@ -42,8 +43,6 @@ def muzero_policy(
     recurrent_fn: RecurrentFn,
     num_simulations: int | Tensor,  # for all roots, or int64 [B]
     *,
-    discount: float | Tensor = 0.997,  # for all roots, or [B]
-    value_prefix: ValuePrefix | None = None,
     # fraction of noise in the root's prior, or [B]; evaluation: 0
     dirichlet_fraction: float | Tensor = 0.25,
     dirichlet_alpha: float = 0.3,
@@ -52,12 +51,7 @@ def muzero_policy(
     action_gumbel: Tensor | None = None,  # [B, A], the draw of the action itself
     generator: torch.Generator | None = None,  # for the draws that are not given; None: torch's own
     select: Selection | SelectFn | None = None,  # PUCT() if None
-    root_value: RootValue = "exclude",
-    max_depth: int | None = None,
-    transpositions: StateKey | None = None,
-    keep_embeddings: bool = False,
-    num_threads: int = 1,
-    backend: Backend = "auto",
+    **options: Unpack[SearchOptions],  # of `search`
 ) -> PolicyOutput:
     """Plan as MuZero and EfficientZero do: PUCT below a noisy root, actions by visits.
 
@@ -83,20 +77,7 @@ def muzero_policy(
         else:
             _check_dirichlet(dirichlet, _legal(root))
         root = with_noise(root, dirichlet, dirichlet_fraction)
-    tree = search(
-        root,
-        recurrent_fn,
-        num_simulations=num_simulations,
-        select=select,
-        discount=discount,
-        value_prefix=value_prefix,
-        root_value=root_value,
-        max_depth=max_depth,
-        transpositions=transpositions,
-        keep_embeddings=keep_embeddings,
-        num_threads=num_threads,
-        backend=backend,
-    )
+    tree = search(root, recurrent_fn, num_simulations=num_simulations, select=select, **options)
     visits = tree.visits_of_root()
     if action_gumbel is None and _any(temperature):
         shape = tuple(root.prior_logits.shape)
@@ -112,20 +93,13 @@ def gumbel_policy(
     recurrent_fn: RecurrentFn,
     num_simulations: int | Tensor,  # for all roots, or int64 [B]
     *,
-    discount: float | Tensor = 0.997,  # for all roots, or [B]
-    value_prefix: ValuePrefix | None = None,
     max_considered: int = 16,  # actions that the root tries
     value_scale: float = 0.1,
     maxvisit_init: float = 50.0,
     gumbel_scale: float = 1.0,  # of the noise drawn here; evaluation: 0
     root_gumbel: Tensor | None = None,  # [B, A], the noise itself, scaled already
     generator: torch.Generator | None = None,  # for the noise if not given; None: torch's own
-    root_value: RootValue = "include",
-    max_depth: int | None = None,
-    transpositions: StateKey | None = None,
-    keep_embeddings: bool = False,
-    num_threads: int = 1,
-    backend: Backend = "auto",
+    **options: Unpack[SearchOptions],  # of `search`; here root_value="include" if not given
 ) -> PolicyOutput:
     """Plan as Gumbel MuZero does: sequential halving at the root, the improved policy as target.
 
@@ -153,20 +127,8 @@ def gumbel_policy(
         value_scale=value_scale,
         maxvisit_init=maxvisit_init,
     )
-    tree = search(
-        root,
-        recurrent_fn,
-        num_simulations=num_simulations,
-        select=select,
-        discount=discount,
-        value_prefix=value_prefix,
-        root_value=root_value,
-        max_depth=max_depth,
-        transpositions=transpositions,
-        keep_embeddings=keep_embeddings,
-        num_threads=num_threads,
-        backend=backend,
-    )
+    options.setdefault("root_value", "include")
+    tree = search(root, recurrent_fn, num_simulations=num_simulations, select=select, **options)
     entries = {name: tree.data[name] for name in tree.data.keys()}
     batch = len(tree)
     rows = torch.arange(batch, device=root_gumbel.device)

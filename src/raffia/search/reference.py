@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor
 
-from raffia.search.errors import unfit, unfit_root
-from raffia.search.kernels.layout import FIELDS
+from raffia.search.errors import PRIOR_LOGITS, VALUE, unfit, unfit_root
 from raffia.search.nodes import Nodes
 from raffia.search.outputs import RecurrentOutput, RootOutput
 from raffia.search.softmax import in_order, softmax
@@ -25,7 +24,7 @@ class ReferenceSteps:
 
     def instantiate(self, root: RootOutput) -> None:
         """Set the values of trees with roots only."""
-        entries, settings = self.state.entries, self.state.settings
+        entries, root_value = self.state.entries, self.state.root_value
         for name, entry in entries.items():
             entry.fill_(_EMPTY.get(name, 0))
         if self.state.stamp is not None:
@@ -36,19 +35,16 @@ class ReferenceSteps:
             legal = legal.masked_fill(~root.mask, -torch.inf)
             entries["mask"][:, 0] = root.mask
         unfit_value = ~torch.isfinite(root.value)
-        for name, bad in (
-            ("value", unfit_value),
-            ("prior_logits", _unfit_logits(legal, root.mask)),
-        ):
+        for field, bad in ((VALUE, unfit_value), (PRIOR_LOGITS, _unfit_logits(legal, root.mask))):
             if bool(bad.any()):
-                raise unfit_root(name, int(bad.nonzero()[0]))
+                raise unfit_root(field, int(bad.nonzero()[0]))
         entries["raw_value"][:, 0] = root.value
         entries["prior"][:, 0] = softmax(legal)
         if "prior_logits" in entries:
             entries["prior_logits"][:, 0] = legal
-        if settings.root_value != "exclude":
+        if root_value != "exclude":
             entries["visits"][:, 0] = 1
-        if settings.root_value == "include":
+        if root_value == "include":
             entries["value_sum"][:, 0] = entries["raw_value"][:, 0].double()
         if root.to_play is not None:
             entries["to_play"][:, 0] = root.to_play
@@ -78,7 +74,7 @@ class ReferenceSteps:
             ends = entries["ended"][root, found]
             if state.stamp is not None:
                 ends = ends | (state.stamp[root, found] == simulation)
-            if depth >= state.settings.max_depth:
+            if depth >= state.max_depth:
                 ends = torch.ones_like(ends)
             known = descending & (child >= 0)
             leaf = torch.where(known & ends, found, leaf)
@@ -103,9 +99,9 @@ class ReferenceSteps:
         state.leaf_action[:num] = action
         state.path_length[root] = length.int()
         state.leaf[root] = leaf.int()
-        if state.settings.value_prefix is None:
+        if state.value_prefix is None:
             return 0
-        state.reset[:num] = length % state.settings.value_prefix.horizon == 0
+        state.reset[:num] = length % state.value_prefix.horizon == 0
         return None  # not known without waiting for the device
 
     def _canonical(self, root: Tensor, node: Tensor) -> Tensor:
@@ -141,7 +137,7 @@ class ReferenceSteps:
         mean = (self.state.entries["value_sum"][root, node] / visits.clamp_min(1)).float()
         return torch.where(visits > 0, mean, self.state.entries["raw_value"][root, node])
 
-    def backup(
+    def backward(
         self, simulation: int, num_roots: int, output: RecurrentOutput, key: Tensor | None
     ) -> None:
         """Write the new nodes and add their values along the paths."""
@@ -160,7 +156,7 @@ class ReferenceSteps:
             known = known | (~new & ~entries["ended"][root, leaf.clamp_min(0)])
         leaf = torch.where(new, fresh, leaf)
         gain = torch.where(known, self._value(root, leaf), raw).double()
-        self._backward(root, leaf, gain)
+        self._add_to_paths(root, leaf, gain)
         if state.select.normalize == "tree":
             self._whole_range(root)
         if state.select.root_in_range:
@@ -179,7 +175,7 @@ class ReferenceSteps:
         bad = new.unsqueeze(-1) & ~torch.stack(fits, -1)
         if bool(bad.any()):
             first = int(bad.any(-1).nonzero()[0])
-            raise unfit(FIELDS[int(bad[first].nonzero()[0])], int(root[first]), simulation)
+            raise unfit(int(bad[first].nonzero()[0]), int(root[first]), simulation)
 
     def _expand(self, simulation: int, root: Tensor, new: Tensor, output: RecurrentOutput) -> None:
         """Write the new nodes of some roots; `new` marks their rows of the output."""
@@ -203,8 +199,8 @@ class ReferenceSteps:
         depth = entries["depth"][root, parent]
         reward = output.reward[new]
         if "value_prefix" in entries:
-            assert state.settings.value_prefix is not None
-            horizon = state.settings.value_prefix.horizon
+            assert state.value_prefix is not None
+            horizon = state.value_prefix.horizon
             entries["value_prefix"][root, row] = reward
             goes_on = (depth == 0) | (depth % horizon != 0)
             before = entries["value_prefix"][root, parent]
@@ -239,7 +235,7 @@ class ReferenceSteps:
         entries["canonical"][root, row] = found.int()
         return found
 
-    def _backward(self, root: Tensor, leaf: Tensor, gain: Tensor) -> None:
+    def _add_to_paths(self, root: Tensor, leaf: Tensor, gain: Tensor) -> None:
         """Add what was found to the nodes of the paths, from the leaves to the roots."""
         state, entries = self.state, self.state.entries
         entries["visits"][root, leaf] += 1

@@ -1,8 +1,8 @@
-"""Settings of a search besides its model: simulations, discounts, prefixes, depth, ranges."""
+"""Options of a search besides its model, and their types."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from torch import Tensor
 
@@ -37,30 +37,17 @@ class ValuePrefix:
             )
 
 
-@dataclass(frozen=True)
-class SearchSettings:
-    """The checked options of one search."""
+class SearchOptions(TypedDict, total=False):
+    """What `search` takes besides the model, the simulations and the selection; see there.
 
+    >>> options: SearchOptions = {"discount": 0.99, "max_depth": 5}
+    """
+
+    discount: float | Tensor
     value_prefix: ValuePrefix | None
     root_value: RootValue
-    max_depth: int
+    max_depth: int | None
     transpositions: StateKey | None
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.value_prefix, ValuePrefix | None):
-            raise TypeError(
-                f"value_prefix={self.value_prefix!r}: pass ValuePrefix(horizon=...) or None"
-            )
-        if self.root_value not in ("exclude", "include", "zero"):
-            raise ValueError(
-                f"root_value={self.root_value!r} is none of 'exclude' (the mean of what was "
-                "found), 'include' (the model's value counts as one visit), 'zero' (a visit of "
-                "value 0)"
-            )
-        if self.max_depth < 1:
-            raise ValueError(f"max_depth={self.max_depth} must be at least 1, or None for no limit")
-        if self.transpositions is not None and self.value_prefix is not None:
-            raise ValueError(
-                "transpositions and value_prefix exclude each other: a value prefix belongs to a "
-                "path, not to a state; pass transpositions=None"
-            )
+    keep_embeddings: bool
+    num_threads: int
+    backend: Backend

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from raffia.search.memory import new_memory
 from raffia.search.outputs import RootOutput
-from raffia.search.settings import SearchSettings
+from raffia.search.settings import RootValue, StateKey, ValuePrefix
 from raffia.search.tree import Tree
 from raffia.tensordict.tensordict import TensorDict
 
@@ -17,10 +17,14 @@ from raffia.tensordict.tensordict import TensorDict
 class SearchState:
     """Tree entries, the paths of the simulation that runs, and the rows that the model works on.
 
-    Only the two kinds of steps (reference.py, compiled.py) and the loop (mcts.py) touch it.
+    Only the two kinds of steps (reference.py, compiled.py), the loop (mcts.py) and the ways to ask
+    the model (models.py) touch it.
     """
 
-    settings: SearchSettings
+    value_prefix: ValuePrefix | None
+    root_value: RootValue
+    max_depth: int
+    transpositions: StateKey | None
     select: Any
     entries: dict[str, Any]  # of the tree, [B, ...]
     budget: list[int]  # simulations of each root
@@ -42,9 +46,17 @@ class SearchState:
         batch, rows, actions = self.entries["children"].shape
         return batch, rows, actions
 
-    def tree(self, embeddings: Any = None) -> Tree:
+    def tree(self) -> Tree:
         """The tree that was searched."""
-        return Tree(TensorDict(self.entries, batch_size=self.shape[:1]), embeddings)
+        return Tree(TensorDict(self.entries, batch_size=self.shape[:1]))
+
+    def arrays(self) -> dict[str, Tensor | None]:
+        """What the search needs besides the tree's entries, by name."""
+        return {name: getattr(self, name) for name in (*OWN, "order", "gamma", "reset")}
+
+    def model_rows(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Where the model works: rows of the parents and of the new nodes, actions, resets."""
+        return self.parent_row, self.node_row, self.leaf_action, self.reset
 
     def num_searched(self) -> list[int]:
         """How many roots are searched in each simulation."""
@@ -94,15 +106,9 @@ ARRAYS = {  # [B, N] unless a tree's table says otherwise; those of one kind are
     ("roots", I64): ("parent_row", "node_row", "leaf_action"),
     ("roots", I32): ("path_length", "leaf"),
 }
-OWN = (
-    "path_node",
-    "path_action",
-    "stamp",
-    "parent_row",
-    "node_row",
-    "leaf_action",
-    "path_length",
-    "leaf",
+OWN = (  # of the search, not of the tree
+    *("path_node", "path_action", "path_length", "leaf", "stamp"),
+    *("parent_row", "node_row", "leaf_action"),
 )
 
 
@@ -110,20 +116,22 @@ def make_state(
     root: RootOutput,
     budget: list[int],
     gamma: Tensor,
-    rows: int,
-    settings: SearchSettings,
     select: Any,
+    value_prefix: ValuePrefix | None,
+    root_value: RootValue,
+    max_depth: int | None,
+    transpositions: StateKey | None,
 ) -> SearchState:
     """The arrays of a search, whose values are not set yet: `instantiate` of the steps does
     that."""
     (batch, actions), device = root.prior_logits.shape, root.prior_logits.device
-    shared = settings.transpositions is not None
+    rows = max(budget) + 1
     unused = {
         "mask": root.mask is None,
         "prior_logits": not select.needs_logits,
         "to_play": root.to_play is None,
-        "value_prefix": settings.value_prefix is None,
-        **dict.fromkeys(("key", "canonical", "stamp"), not shared),
+        "value_prefix": value_prefix is None,
+        **dict.fromkeys(("key", "canonical", "stamp"), transpositions is None),
     }
     shapes = {"nodes": (batch, rows), "edges": (batch, rows, actions), "roots": (batch,)}
     entries: dict[str, Any] = {}
@@ -139,7 +147,10 @@ def make_state(
     if min(budget) != max(budget):
         order = torch.tensor(sorted(range(batch), key=lambda root: -budget[root]), device=device)
     return SearchState(
-        settings=settings,
+        value_prefix=value_prefix,
+        root_value=root_value,
+        max_depth=rows if max_depth is None else max_depth,
+        transpositions=transpositions,
         select=select.prepare(num_legal, budget, actions, device),
         entries=entries,
         budget=budget,

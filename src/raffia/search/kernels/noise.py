@@ -1,6 +1,5 @@
 """Noise at roots, compiled: what `raffia.functional.draws` draws from the same seeds."""
 
-# Everything here is a number to numba: types would only repeat that.
 import math
 from typing import Any
 
@@ -14,18 +13,18 @@ _GOLDEN = np.uint64(GOLDEN + 2**64)
 
 
 @kernel
-def child_seed(seed: Any, choice: Any) -> Any:
+def child_seed(seed: Any, choice: int) -> Any:
     return mix(mix(seed + _GOLDEN) + np.uint64(choice + 1) * _GOLDEN)
 
 
 @kernel
-def uniform(seed: Any, number: Any) -> Any:
+def uniform(seed: Any, number: int) -> Any:
     bits = mix(seed + np.uint64(number + 1) * _GOLDEN) >> np.uint64(41)
     return (np.float64(bits) + 0.5) * 2.0**-23
 
 
 @kernel
-def log_gamma(seed: Any, a: Any, num: Any, alpha: Any) -> Any:
+def log_gamma(seed: Any, a: int, num: int, alpha: float) -> float:
     """The logarithm of a draw of Gamma(alpha), the a-th of `num` from a seed."""
     d = alpha + 2 / 3
     spread = 1 / math.sqrt(9 * d)
@@ -45,7 +44,7 @@ def log_gamma(seed: Any, a: Any, num: Any, alpha: Any) -> Any:
 
 
 @kernel
-def gumbel(num_rows: Any, num: Any, seed: Any, choice: Any, out: Any) -> Any:
+def gumbel(num_rows: int, num: int, seed: int, choice: int, out: int) -> None:
     """float32 [num_rows, num] from int64 seeds' children of this choice."""
     for b in range(num_rows):
         own = child_seed(np.uint64(load_i64(seed + 8 * b)), choice)
@@ -56,8 +55,8 @@ def gumbel(num_rows: Any, num: Any, seed: Any, choice: Any, out: Any) -> Any:
 
 @kernel
 def dirichlet(
-    num_rows: Any, num: Any, seed: Any, choice: Any, legal: Any, alpha: Any, out: Any
-) -> Any:
+    num_rows: int, num: int, seed: int, choice: int, legal: int, alpha: float, out: int
+) -> None:
     """float32 [num_rows, num] over the legal actions; `legal` is 0 where all are."""
     for b in range(num_rows):
         own = child_seed(np.uint64(load_i64(seed + 8 * b)), choice)

@@ -4,14 +4,15 @@ Each number is found by the operations, in the order and in the precision of the
 results are the same bit for bit. Loops keep to what becomes vector code.
 """
 
-# Everything here is a number to numba: types would only repeat that.
 from typing import Any
 
 import numpy as np
+from llvmlite import ir
+from numba import types
 
 from raffia.functional.draws import FIRST, SECOND
-from raffia.jit.arrays import get_f32, nearest, ordered, power_of_two, put_f32
-from raffia.jit.kernel import kernel
+from raffia.jit.kernel import instruction, kernel
+from raffia.jit.records import Numbers
 from raffia.search.softmax import COEFFICIENTS, LEAST, LN2_HIGH, LN2_LOW, LOG2_E
 
 F0, F1 = np.float32(0.0), np.float32(1.0)
@@ -22,6 +23,30 @@ _LEAST, _LOG2_E = np.float32(LEAST), np.float32(LOG2_E)
 _LN2_HIGH, _LN2_LOW = np.float32(LN2_HIGH), np.float32(LN2_LOW)
 _C0, _C1, _C2, _C3, _C4, _C5 = (np.float32(c) for c in COEFFICIENTS)
 _FIRST, _SECOND = np.uint64(FIRST + 2**64), np.uint64(SECOND + 2**64)
+_FLOAT, _WORD = ir.FloatType(), ir.IntType(32)
+
+
+@instruction(types.float32, types.int32)
+def power_of_two(builder: Any, exponent: Any) -> Any:
+    """2 ** exponent, for -126 <= exponent <= 127."""
+    return builder.bitcast(builder.shl(builder.add(exponent, _WORD(127)), _WORD(23)), _FLOAT)
+
+
+@instruction(types.int32, types.float32)
+def ordered(builder: Any, x: Any) -> Any:
+    """A whole number that orders float32 numbers as they are ordered; -0.0 lies below 0.0.
+
+    The greatest of whole numbers is found by vector code, that of floats is not: NaN forbids it.
+    """
+    bits = builder.bitcast(x, _WORD)
+    flip = builder.and_(builder.ashr(bits, _WORD(31)), _WORD(0x7FFFFFFF))
+    return builder.xor(bits, flip)
+
+
+@instruction(types.float32, types.float32)
+def nearest(builder: Any, x: Any) -> Any:
+    """The whole number nearest to x, halves to the even one, as torch.round has it."""
+    return builder.call(builder.module.declare_intrinsic("llvm.rint", [_FLOAT]), [x])
 
 
 @kernel
@@ -44,37 +69,37 @@ def exp(x: Any) -> Any:
 
 
 @kernel
-def greatest(numbers: Any, num: Any) -> Any:
+def greatest(numbers: Numbers, num: int) -> int:
     """The index of the first of the greatest numbers."""
     top = LEAST_I32
     for a in range(num):
-        x = ordered(get_f32(numbers, a) + F0)  # -0.0 counts as 0.0
+        x = ordered(numbers[a] + F0)  # -0.0 counts as 0.0
         top = x if x > top else top
     for a in range(num):
-        if ordered(get_f32(numbers, a) + F0) == top:
+        if ordered(numbers[a] + F0) == top:
             return a
     return 0
 
 
 @kernel
-def softmax(numbers: Any, num: Any) -> Any:
-    """Logits become their softmax, in place: with a second address loops would not be vectors.
+def softmax(numbers: Numbers, num: int) -> bool:
+    """Logits become their softmax, in place: with a second array loops would not be vectors.
 
     False if all are -inf.
     """
-    top = get_f32(numbers, greatest(numbers, num))
+    top = numbers[greatest(numbers, num)]
     if top == -INFINITY:
         for a in range(num):
-            put_f32(numbers, a, F0)
+            numbers[a] = F0
         return False
     for a in range(num):
-        put_f32(numbers, a, exp(get_f32(numbers, a) - top))
+        numbers[a] = exp(numbers[a] - top)
     total = 0.0
     for a in range(num):
-        total += np.float64(get_f32(numbers, a))
+        total += np.float64(numbers[a])
     divisor = np.float32(total)
     for a in range(num):
-        put_f32(numbers, a, get_f32(numbers, a) / divisor)
+        numbers[a] = numbers[a] / divisor
     return True
 
 
@@ -86,5 +111,5 @@ def mix(x: Any) -> Any:
 
 
 @kernel
-def unfit(x: Any) -> Any:
+def unfit(x: Any) -> bool:
     return not (x <= GREATEST and x >= -GREATEST)

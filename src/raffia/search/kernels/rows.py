@@ -4,32 +4,30 @@
 and the bytes of a row.
 """
 
-# Everything here is a number to numba: types would only repeat that.
-from typing import Any
-
-from raffia.jit.arrays import copy_bytes, get_i64, get_u8, zero_bytes
-from raffia.jit.kernel import kernel
+from raffia.jit.kernel import kernel, load_i64, load_u8
+from raffia.jit.records import bytes_at, clear, copy
 
 
 @kernel
-def gather(table: Any, num_arrays: Any, rows: Any, num_rows: Any) -> None:
+def gather(table: int, num_arrays: int, rows: int, num_rows: int) -> None:
     """memory[rows[i]] -> beside[i]."""
-    for array in range(num_arrays):
-        memory, beside = get_i64(table, 3 * array), get_i64(table, 3 * array + 1)
-        size = get_i64(table, 3 * array + 2)
+    for array in range(table, table + 24 * num_arrays, 24):
+        memory, beside, size = load_i64(array), load_i64(array + 8), load_i64(array + 16)
         for i in range(num_rows):
-            copy_bytes(beside + i * size, memory + get_i64(rows, i) * size, size)
+            row = memory + load_i64(rows + 8 * i) * size
+            copy(bytes_at(beside + i * size), bytes_at(row), size)
 
 
 @kernel
-def store(table: Any, num_arrays: Any, rows: Any, num_rows: Any, reset: Any, zeroed: Any) -> None:
+def store(table: int, num_arrays: int, rows: int, num_rows: int, reset: int, zeroed: int) -> None:
     """beside[i] -> memory[rows[i]]; zeros in the arrays of the bits `zeroed` where reset[i]."""
-    for array in range(num_arrays):
-        memory, beside = get_i64(table, 3 * array), get_i64(table, 3 * array + 1)
-        size = get_i64(table, 3 * array + 2)
-        zeroes = (zeroed >> array) & 1
+    for number in range(num_arrays):
+        array = table + 24 * number
+        memory, beside, size = load_i64(array), load_i64(array + 8), load_i64(array + 16)
+        zeroes = (zeroed >> number) & 1
         for i in range(num_rows):
-            if zeroes and get_u8(reset, i) != 0:
-                zero_bytes(memory + get_i64(rows, i) * size, size)
+            row = bytes_at(memory + load_i64(rows + 8 * i) * size)
+            if zeroes and load_u8(reset + i) != 0:
+                clear(row, size)
             else:
-                copy_bytes(memory + get_i64(rows, i) * size, beside + i * size, size)
+                copy(row, bytes_at(beside + i * size), size)

@@ -2,9 +2,9 @@
 
 import math
 
-from raffia.jit.arrays import get_f32, put_f32
 from raffia.jit.dots import dots
 from raffia.jit.kernel import kernel, load_i64
+from raffia.jit.records import floats_at
 
 OF_HEAD = 4  # addresses of a head: weight and bias of its two layers
 
@@ -40,10 +40,10 @@ def heads_step(
     if of_q and num_q > 1:
         other = scratch + 4 * rows * inner
         head(rows, of_q, depth, inner, num_tokens, table + 8 * (1 + 2 * OF_HEAD), scratch, other)
+        smaller, others = floats_at(q), floats_at(other)
         for k in range(rows * num_tokens):
-            x = get_f32(other, k)
-            if not x >= get_f32(q, k):  # so that what is no number stays
-                put_f32(q, k, x)
+            if not others[k] >= smaller[k]:  # so that what is no number stays
+                smaller[k] = others[k]
 
 
 @kernel

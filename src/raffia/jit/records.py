@@ -1,0 +1,193 @@
+"""Records: numbers and addresses of arrays in a fixed order in memory, which kernels read by name.
+
+A record is a class with annotations; in Python it is made of tensors and numbers, and kernels are
+given its address.
+
+>>> import torch
+>>> from raffia.jit.kernel import kernel
+>>> class Rows(Record):
+...     values: F32s
+...     num: int
+>>> rows_at = fields_at(Rows)
+>>> @kernel
+... def total(address):
+...     rows = rows_at(address)
+...     found = 0.0
+...     for i in range(rows.num):
+...         found += rows.values[i]
+...     return found
+>>> three = Rows(values=torch.ones(3), num=3)
+>>> total(three.address)
+3.0
+"""
+
+# llvmlite and numba give their builders no types, so little of this file has any.
+import functools
+import struct
+from array import array
+from collections.abc import Callable
+from typing import Annotated, Any, Protocol, get_args, get_type_hints
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.core.typing.templates import AttributeTemplate
+from numba.extending import infer_getattr, lower_getattr_generic, models, register_model
+from torch import Tensor
+
+from raffia.jit.kernel import instruction, intrinsic
+
+
+class Numbers(Protocol):
+    """Numbers of one type side by side in memory; nothing tells how many there are."""
+
+    def __getitem__(self, index: Any) -> Any: ...
+    def __setitem__(self, index: Any, number: Any) -> None: ...
+
+
+U8s = Annotated[Numbers, types.CPointer(types.uint8)]
+I32s = Annotated[Numbers, types.CPointer(types.int32)]
+I64s = Annotated[Numbers, types.CPointer(types.int64)]
+F32s = Annotated[Numbers, types.CPointer(types.float32)]
+F64s = Annotated[Numbers, types.CPointer(types.float64)]
+_NUMBERS = {int: types.int64, float: types.float64}
+_WORD = ir.IntType(64)
+
+
+class Record:
+    """Fields by name, `int`, `float` or arrays of numbers; what is not given is 0."""
+
+    def __init__(self, **fields: Tensor | float | None) -> None:
+        record: Any = type(self)
+        kinds, form = field_types(record), _form(record)
+        if not kinds.keys() >= fields.keys():
+            raise TypeError(f"{type(self).__name__} has no fields {sorted(fields.keys() - kinds)}")
+        self._memory = array("q", bytes(form.size))
+        self._referenced = fields  # alive as long as the addresses
+        self.address = self._memory.buffer_info()[0]
+        # all fields in order, arrays by their addresses; the caller keeps them alive
+        self.set: Callable[..., None] = functools.partial(form.pack_into, self._memory, 0)
+        self.set(*[word(fields.get(name)) for name in kinds])
+
+
+def word(field: Tensor | float | None) -> float:
+    """A field as it stands in a record: the address of an array, 0 for what is not given."""
+    if field is None:
+        return 0
+    return field.data_ptr() if isinstance(field, Tensor) else field
+
+
+@functools.cache
+def field_types(record: Any) -> dict[str, Any]:
+    """The types of a record's fields in kernels, in order."""
+    hints = get_type_hints(record, include_extras=True)
+    return {
+        name: _NUMBERS[hint] if hint in _NUMBERS else get_args(hint)[1]
+        for name, hint in hints.items()
+    }
+
+
+@functools.cache
+def _form(record: Any) -> struct.Struct:
+    kinds = field_types(record).values()
+    return struct.Struct("".join(["d" if kind is types.float64 else "q" for kind in kinds]))
+
+
+class _RecordType(types.Type):
+    def __init__(self, record: Any) -> None:
+        self.fields = field_types(record)
+        fields = [f"{name} {kind}" for name, kind in self.fields.items()]
+        super().__init__(name=f"{record.__qualname__}({', '.join(fields)})")
+
+
+@register_model(_RecordType)
+class _RecordModel(models.PrimitiveModel):
+    def __init__(self, manager: Any, kind: Any) -> None:
+        super().__init__(manager, kind, _WORD)  # its address
+
+
+@infer_getattr
+class _RecordAttributes(AttributeTemplate):
+    key = _RecordType
+
+    def generic_resolve(self, record: Any, name: str) -> Any:  # type: ignore[override]
+        return record.fields.get(name)
+
+
+def _read_field(context: Any, builder: Any, record: Any, address: Any, name: str) -> Any:
+    kind = context.get_value_type(record.fields[name])
+    at = builder.add(address, _WORD(8 * list(record.fields).index(name)))
+    return builder.load(builder.inttoptr(at, kind.as_pointer()))
+
+
+lower_getattr_generic(_RecordType)(_read_field)
+
+
+def fields_at(record: type[Record]) -> Any:
+    """The record at an address, in kernels; a module keeps this under a name of its own."""
+
+    @instruction(_RecordType(record), types.int64)
+    def record_at(builder: Any, address: Any) -> Any:
+        return address
+
+    return record_at
+
+
+@instruction(types.CPointer(types.float32), types.int64)
+def floats_at(builder: Any, address: Any) -> Any:
+    """The float32 numbers from an address on."""
+    return builder.inttoptr(address, ir.FloatType().as_pointer())
+
+
+@instruction(types.CPointer(types.uint8), types.int64)
+def bytes_at(builder: Any, address: Any) -> Any:
+    """The bytes from an address on."""
+    return builder.inttoptr(address, ir.IntType(8).as_pointer())
+
+
+@intrinsic
+def exists(typing_context: Any, array: Any) -> Any:
+    """Whether the array was given."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return cgutils.is_not_null(builder, arguments[0])
+
+    return types.boolean(array), code
+
+
+@intrinsic
+def tail(typing_context: Any, array: Any, start: Any) -> Any:
+    """The array from an element on; of one that was not given, nothing."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array, start = arguments
+        moved = builder.gep(array, [start])
+        return builder.select(cgutils.is_null(builder, array), array, moved)
+
+    return array(array, types.int64), code
+
+
+@intrinsic
+def copy(typing_context: Any, target: Any, source: Any, num: Any) -> Any:
+    """Copy `num` numbers to an array that does not overlap."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        to, start, count = arguments
+        cgutils.raw_memcpy(builder, to, start, count, target.dtype.bitwidth // 8)
+        return context.get_dummy_value()
+
+    return types.void(target, target, types.int64), code
+
+
+@intrinsic
+def clear(typing_context: Any, target: Any, num: Any) -> Any:
+    """Set `num` numbers to 0, of an array that may not have been given."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        target_array, num = arguments
+        with builder.if_then(cgutils.is_not_null(builder, target_array)):
+            size = builder.mul(num, _WORD(target.dtype.bitwidth // 8))
+            cgutils.memset(builder, target_array, size, 0)
+        return context.get_dummy_value()
+
+    return types.void(target, types.int64), code

@@ -1,0 +1,206 @@
+"""The model as a search asks it: called on embeddings, or working in the search's own memory."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from raffia.search.embeddings import Embeddings
+from raffia.search.outputs import RecurrentFn, RecurrentOutput, RootOutput, SearchMemory
+from raffia.search.plain import plain
+from raffia.search.settings import ValuePrefix
+from raffia.search.state import SearchState
+
+# (number of roots still searched, how many of the new nodes are resets; None: not known)
+# -> the model's output, and the keys of the new states
+Expand = Callable[[int, int | None], tuple[RecurrentOutput, Tensor | None]]
+
+
+def called_model(
+    state: SearchState, embeddings: Embeddings, root: RootOutput, recurrent_fn: RecurrentFn
+) -> Expand:
+    """A model that is called on rows of the embeddings, which are stored again afterwards."""
+    actions = None if root.actions is None else state.entries["actions"].transpose(0, 1)
+    batch, device = state.shape[0], state.gamma.device
+    elsewhere = None if embeddings.device == device else embeddings.device
+    output_fits = _OutputCheck(state, root)
+    num, searched = -1, state.model_rows()
+
+    def expand(num_roots: int, resets: int | None) -> tuple[RecurrentOutput, Tensor | None]:
+        nonlocal num, searched
+        if num_roots != num:
+            num = num_roots
+            parents, children, action, reset = state.model_rows()
+            searched = parents[:num], children[:num], action[:num], reset[:num]
+        parents, children, action, reset = searched
+        rows, new_rows = parents, children
+        if actions is not None:
+            action = actions[parents // batch, parents % batch, action]
+        if elsewhere is not None:  # the trees here, the model there
+            rows, new_rows, action, reset = (
+                x.to(elsewhere) for x in (rows, new_rows, action, reset)
+            )
+        answer, embedding = _pair(recurrent_fn(embeddings.gather(rows), action))
+        output = output_fits(answer, num_roots)
+        embeddings.store(new_rows, embedding, None if resets == 0 else reset)
+        if actions is not None:
+            assert output.actions is not None  # the check saw to that
+            actions[children // batch, children % batch] = output.actions.to(device)
+        key = None
+        if state.transpositions is not None:
+            key = fitting_key(state.transpositions(embedding), num_roots, device)
+        return output, key
+
+    return expand
+
+
+def bound_model(
+    state: SearchState, embeddings: Embeddings, root: RootOutput, recurrent_fn: Any
+) -> tuple[Any, RecurrentOutput] | None:
+    """The model's step in the search's memory and its output; None if it cannot work there."""
+    bind, prefix = getattr(recurrent_fn, "bind", None), state.value_prefix
+    if bind is None or root.actions is not None or state.stamp is not None:
+        return None  # it writes neither sampled actions nor keys
+    if prefix is not None and tuple(prefix.reset_keys) != ValuePrefix().reset_keys:
+        return None  # it zeroes its own memory of rewards, not other entries
+    batch, _, actions = state.shape
+    device = state.gamma.device
+    output = RecurrentOutput(
+        reward=torch.zeros(batch, device=device),
+        value=torch.zeros(batch, device=device),
+        prior_logits=torch.zeros(batch, actions, device=device),
+    )
+    step = bind(SearchMemory(embeddings.all_rows(), *state.model_rows(), *output[:3]))
+    return None if step is None else (step, output)
+
+
+def in_memory(step: Callable[[int], None], output: RecurrentOutput) -> Expand:
+    """A bound model's step, as a search asks it."""
+
+    def expand(num_roots: int, resets: int | None) -> tuple[RecurrentOutput, Tensor | None]:
+        step(num_roots)
+        return RecurrentOutput(*[field[:num_roots] for field in output[:3]]), None
+
+    return expand
+
+
+def fitting_key(key: Tensor, num: int, device: torch.device) -> Tensor:
+    """The keys that `transpositions` gave for `num` embeddings, once found to fit."""
+    if not isinstance(key, Tensor):
+        raise TypeError(f"transpositions gave a {type(key).__name__}; it must give int64 [{num}]")
+    if key.shape != (num,) or key.dtype != torch.int64:
+        raise ValueError(
+            f"transpositions gave {list(key.shape)}, {key.dtype} for {num} embeddings; it must "
+            f"give one number for each, [{num}], torch.int64"
+        )
+    return plain(key, torch.int64, device)
+
+
+def _pair(answer: Any) -> tuple[Any, Any]:
+    if not isinstance(answer, tuple) or isinstance(answer, RecurrentOutput) or len(answer) != 2:
+        raise TypeError(
+            f"recurrent_fn gave a {type(answer).__name__}; it must return two things: "
+            "RecurrentOutput(reward, value, prior_logits, ...), embedding"
+        )
+    return answer
+
+
+class _OutputCheck:
+    """Checks a model's outputs in one search; quick, since it runs in each simulation."""
+
+    def __init__(self, state: SearchState, root: RootOutput) -> None:
+        self._state, self._root = state, root
+        self._num_actions, self._device = state.shape[2], state.gamma.device
+        self._num = -1
+        self._row, self._edges = torch.Size(), torch.Size()  # [m] and [m, A]
+
+    def __call__(self, output: RecurrentOutput, num: int) -> RecurrentOutput:
+        """The output for `num` rows in the search's dtypes, once it was found to fit."""
+        if num != self._num:
+            self._num = num
+            self._row, self._edges = torch.Size([num]), torch.Size([num, self._num_actions])
+        if not isinstance(output, RecurrentOutput):
+            raise TypeError(
+                f"recurrent_fn gave a {type(output).__name__} instead of a RecurrentOutput: "
+                "return RecurrentOutput(reward, value, prior_logits, ...), embedding"
+            )
+        reward, value, logits, discount, mask, to_play, actions = output
+        row, edges, device = self._row, self._edges, self._device
+        if not all(map(_is_tensor, output[:3])) or not all(map(_may_be_given, output[3:])):
+            raise TypeError(_not_tensors(output))
+        if (
+            logits.shape != edges
+            or value.shape != row
+            or reward.shape != row
+            or (discount is not None and discount.shape != row)
+            or (mask is not None and mask.shape != edges)
+            or (to_play is not None and to_play.shape != row)
+        ):
+            raise ValueError(_mismatch(output, (row, row, edges, row, edges, row)))
+        if to_play is not None and self._root.to_play is None:
+            raise ValueError(_one_sided("to_play", False))
+        if (actions is None) != (self._root.actions is None):
+            raise ValueError(_one_sided("actions", self._root.actions is not None))
+        if actions is not None:
+            _check_actions(actions, self._root.actions, num)
+        if mask is not None:
+            if mask.dtype != torch.bool:
+                raise TypeError(
+                    f"the model's mask is {mask.dtype}; it must be bool: pass mask.bool()"
+                )
+            self._state.use_mask()
+            mask = plain(mask, torch.bool, device)
+        return RecurrentOutput(
+            plain(reward, torch.float32, device),
+            plain(value, torch.float32, device),
+            plain(logits, torch.float32, device),
+            None if discount is None else plain(discount, torch.float32, device),
+            mask,
+            None if to_play is None else plain(to_play, torch.int32, device),
+            actions,
+        )
+
+
+def _is_tensor(field: object) -> bool:
+    return isinstance(field, Tensor)
+
+
+def _may_be_given(field: object) -> bool:
+    return field is None or isinstance(field, Tensor)
+
+
+def _check_actions(actions: Tensor, at_root: Tensor | None, num: int) -> None:
+    assert at_root is not None
+    needed = [num, *at_root.shape[1:]]
+    if list(actions.shape) != needed or actions.dtype != at_root.dtype:
+        raise ValueError(
+            f"the model gave actions {list(actions.shape)}, {actions.dtype} (needed {needed}, "
+            f"{at_root.dtype}, as the root's)"
+        )
+
+
+def _one_sided(name: str, root_has: bool) -> str:
+    has, lacks = "the root", "the model's answer"
+    if not root_has:
+        has, lacks = lacks, has
+    return f"{has} has {name} and {lacks} has not: give it in both or in neither"
+
+
+def _not_tensors(output: RecurrentOutput) -> str:
+    wrong = [
+        f"{name} a {type(field).__name__}"
+        for name, field in zip(output._fields, output, strict=True)
+        if not (_is_tensor if name in output._fields[:3] else _may_be_given)(field)
+    ]
+    return f"the model's answer must hold tensors and has {', '.join(wrong)}"
+
+
+def _mismatch(output: RecurrentOutput, shapes: tuple[torch.Size, ...]) -> str:
+    wrong = [
+        f"{name} {list(field.shape)} (needed {list(shape)})"
+        for name, field, shape in zip(output._fields, output, shapes, strict=False)
+        if field is not None and field.shape != shape
+    ]
+    rows, actions = shapes[2]
+    return f"the model was asked for {rows} rows and {actions} actions and gave {', '.join(wrong)}"
