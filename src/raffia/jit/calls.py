@@ -12,9 +12,8 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 from numba.core.ccallback import CFunc
-from numba.extending import intrinsic
 
-from raffia.jit.kernel import stamped
+from raffia.jit.kernel import instruction, stamped
 
 
 def step(function: Callable[[Any, Any], None]) -> int:
@@ -44,17 +43,9 @@ def step(function: Callable[[Any, Any], None]) -> int:
     return compiled.address
 
 
-def _call_step(typing_context: Any, address: Any, context: Any, rows: Any) -> Any:
+@instruction(types.void, types.int64, types.int64, types.int64)
+def call_step(builder: Any, address: Any, context: Any, rows: Any) -> None:
     """Call the step at an address."""
-
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        word = ir.IntType(64)
-        kind = ir.FunctionType(ir.VoidType(), [word, word]).as_pointer()
-        address, given, rows = arguments
-        builder.call(builder.inttoptr(address, kind), [given, rows])
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64, types.int64), code
-
-
-call_step: Any = intrinsic(_call_step)
+    word = ir.IntType(64)
+    kind = ir.FunctionType(ir.VoidType(), [word, word]).as_pointer()
+    builder.call(builder.inttoptr(address, kind), [context, rows])

@@ -8,145 +8,97 @@ it: every sum is taken in an order that the layer's sizes alone decide.
 import functools
 
 from raffia.jit.calls import step
-from raffia.jit.kernel import kernel, load_f64, load_i64
-from raffia.jit.layers import decode, dense, gelu, lstm, norm
-from raffia.jit.packing import look_up, read, write
+from raffia.jit.kernel import kernel, load_i64
+from raffia.jit.layers import (
+    DecodeLayer,
+    DenseLayer,
+    GELULayer,
+    LSTMLayer,
+    NormLayer,
+    decode,
+    dense_layer,
+    gelu,
+    lstm,
+    norm,
+)
+from raffia.jit.packing import LookUpLayer, ReadLayer, WriteLayer, look_up, read, write
+from raffia.jit.records import I64s, Record, fields_at
 
-FIELDS = 16  # 64-bit words of a layer in the table
+# The first word of a layer's record tells its kind: the position here.
+KINDS = (
+    *(ReadLayer, LookUpLayer, DenseLayer, NormLayer),
+    *(GELULayer, LSTMLayer, DecodeLayer, WriteLayer),
+)
 READ, LOOK_UP, DENSE, NORM, GELU, LSTM, DECODE, WRITE = range(8)
+_read_at, _look_up_at, _dense_at, _norm_at, _gelu_at, _lstm_at, _decode_at, _write_at = (
+    fields_at(kind) for kind in KINDS
+)
+
+
+class ProgramRecord(Record):
+    """A program and the arrays that it works on."""
+
+    layers: I64s  # addresses of the layers' records
+    num_layers: int
+    weights: int  # address of what the layers' offsets of weights count from, bytes
+    slots: int  # address of the addresses of the caller's arrays
+    block: int  # rows at once
+    scratch: int  # that of a step: see `run`
+
+
+program_at = fields_at(ProgramRecord)
 
 
 @kernel
 def run(
-    table: int,  # address of `layers` records; see the functions that write them
-    layers: int,
-    weights: int,  # address of what the records' offsets of weights count from, bytes
+    program: int,  # address of its record
     scratch: int,  # address of room for the buffers of one block of rows
-    slots: int,  # address of the addresses of the caller's arrays
     num_rows: int,
-    block: int,  # rows at once
 ) -> None:
-    """Carry rows through all layers, a block at a time."""
-    for start in range(0, num_rows, block):
-        rows = min(block, num_rows - start)
-        for number in range(layers):
-            record = table + 8 * FIELDS * number
+    """Carry rows through all layers of the program, a block at a time."""
+    p = program_at(program)
+    weights = p.weights
+    for start in range(0, num_rows, p.block):
+        rows = min(p.block, num_rows - start)
+        for number in range(p.num_layers):
+            record = p.layers[number]
             kind = load_i64(record)
             if kind == DENSE:
-                bias, added = load_i64(record + 48), load_i64(record + 64)
-                out, out_step = scratch + load_i64(record + 80), load_i64(record + 88)
-                dense(
-                    rows,
-                    scratch + load_i64(record + 8),
-                    load_i64(record + 16),
-                    load_i64(record + 24),
-                    load_i64(record + 32),
-                    weights + load_i64(record + 40),
-                    # sums start with the bias, or with what is in the output already
-                    weights + bias if bias >= 0 else out,
-                    0 if bias >= 0 else out_step,
-                    load_f64(record + 56),
-                    scratch + added if added >= 0 else 0,
-                    load_i64(record + 72),
-                    out,
-                    out_step,
-                )
+                dense_layer(_dense_at(record), rows, scratch, weights)
             elif kind == LSTM:
-                lstm(
-                    rows,
-                    scratch + load_i64(record + 8),
-                    load_i64(record + 16),
-                    load_i64(record + 24),
-                    load_i64(record + 32),
-                    weights + load_i64(record + 40),
-                    weights + load_i64(record + 48),
-                    scratch + load_i64(record + 56),
-                    load_i64(record + 64),
-                    scratch + load_i64(record + 72),
-                    load_i64(record + 80),
-                    scratch + load_i64(record + 88),
-                )
+                lstm(_lstm_at(record), rows, scratch, weights)
             elif kind == DECODE:
-                decode(
-                    rows,
-                    scratch + load_i64(record + 8),
-                    load_i64(record + 16),
-                    load_i64(record + 24),
-                    weights + load_i64(record + 32),
-                    load_f64(record + 40),
-                    load_i64(slots + 8 * load_i64(record + 48)) + 4 * start,
-                )
+                decoding = _decode_at(record)
+                decode(decoding, rows, scratch, weights, slot(p.slots, decoding.array) + 4 * start)
             elif kind == NORM:
-                added = load_i64(record + 64)
-                norm(
-                    rows,
-                    scratch + load_i64(record + 8),
-                    load_i64(record + 16),
-                    load_i64(record + 24),
-                    weights + load_i64(record + 32),
-                    weights + load_i64(record + 40),
-                    load_f64(record + 48),
-                    load_f64(record + 56),
-                    scratch + added if added >= 0 else 0,
-                    load_i64(record + 72),
-                )
+                norm(_norm_at(record), rows, scratch, weights)
             elif kind == GELU:
-                gelu(
-                    rows,
-                    scratch + load_i64(record + 8),
-                    load_i64(record + 16),
-                    load_i64(record + 24),
-                )
+                layer = _gelu_at(record)
+                gelu(rows, scratch + layer.values, layer.step, layer.width)
             elif kind == READ:
-                index = load_i64(record + 16)
-                read(
-                    rows,
-                    load_i64(slots + 8 * load_i64(record + 8)),
-                    load_i64(slots + 8 * index) if index >= 0 else 0,
-                    start,
-                    load_i64(record + 24),
-                    load_i64(record + 32),
-                    scratch + load_i64(record + 40),
-                    load_i64(record + 48),
-                )
+                reading = _read_at(record)
+                source, index = slot(p.slots, reading.array), slot(p.slots, reading.index)
+                read(reading, rows, scratch, source, index, start)
             elif kind == LOOK_UP:
-                look_up(
-                    rows,
-                    weights + load_i64(record + 8),
-                    load_i64(slots + 8 * load_i64(record + 16)) + 8 * start,
-                    load_i64(record + 24),
-                    load_i64(record + 32),
-                    scratch + load_i64(record + 40),
-                    load_i64(record + 48),
-                )
+                looking = _look_up_at(record)
+                look_up(looking, rows, scratch, weights, slot(p.slots, looking.index) + 8 * start)
             else:
-                index, zero = load_i64(record + 16), load_i64(record + 48)
-                write(
-                    rows,
-                    load_i64(slots + 8 * load_i64(record + 8)),
-                    load_i64(slots + 8 * index) if index >= 0 else 0,
-                    start,
-                    load_i64(record + 24),
-                    scratch + load_i64(record + 32),
-                    load_i64(record + 40),
-                    load_i64(slots + 8 * zero) if zero >= 0 else 0,
-                )
+                writing = _write_at(record)
+                target, index = slot(p.slots, writing.array), slot(p.slots, writing.index)
+                write(writing, rows, scratch, target, index, slot(p.slots, writing.zero), start)
 
 
-def _run_from(context: int, rows: int) -> None:
-    """`run` with its other arguments in six words at an address."""
-    run(
-        load_i64(context),
-        load_i64(context + 8),
-        load_i64(context + 16),
-        load_i64(context + 24),
-        load_i64(context + 32),
-        rows,
-        load_i64(context + 40),
-    )
+@kernel
+def slot(slots: int, number: int) -> int:
+    """The address of one of the caller's arrays; 0 for number -1, none of them."""
+    return load_i64(slots + 8 * number) if number >= 0 else 0
+
+
+def _run_as_step(program: int, rows: int) -> None:
+    run(program, program_at(program).scratch, rows)
 
 
 @functools.cache
 def step_address() -> int:
     """The address of `run` as a step: see raffia.jit.calls."""
-    return step(_run_from)
+    return step(_run_as_step)

@@ -18,7 +18,6 @@ tensor([16., 16.])
 """
 
 import math
-import struct
 import threading
 from array import array
 from collections.abc import Mapping, Sequence
@@ -28,6 +27,7 @@ import torch
 from torch import Tensor
 
 from raffia.jit import dense, packing
+from raffia.jit.records import Record
 from raffia.jit.tiles import PANEL
 from raffia.jit.vectors import WIDTH
 
@@ -123,13 +123,13 @@ class DenseProgram:
 
     def __init__(self) -> None:
         self._slots: dict[str, _ArraySlot] = {}
-        self._records: list[bytes] = []
+        self._layers: list[Record] = []
         self._packed: list[_PackedParameter] = []
         self._fills: list[tuple[int, int, float]] = []
         self._free: list[ColumnBuffer] = []
         self._size = self._columns = 0
         self._parameters: list[Tensor] = []
-        self._table = self._weights = self._pieces = torch.empty(0)
+        self._weights = self._pieces = torch.empty(0)
 
     def buffer(self, width: int) -> ColumnBuffer:
         """A buffer for rows; a layer that is given none makes its own."""
@@ -295,7 +295,6 @@ class DenseProgram:
             self._weights = torch.zeros(self._size)
             for start, stop, behind in self._fills:
                 self._weights[start:stop] = behind
-            self._table = torch.frombuffer(bytearray(b"".join(self._records)), dtype=torch.int64)
         self._parameters = list(parameters)  # whose addresses the pieces hold
         self._pieces = torch.tensor(pieces, dtype=torch.int64)
         self.reload()
@@ -351,8 +350,9 @@ class DenseProgram:
         return 4 * start
 
     def _add(self, kind: int, *fields: float) -> None:
-        words = [struct.pack("d" if isinstance(x, float) else "q", x) for x in (kind, *fields)]
-        self._records.append(b"".join(words).ljust(8 * dense.FIELDS, b"\0"))
+        layer = dense.KINDS[kind]()
+        layer.set(kind, *fields)
+        self._layers.append(layer)
 
 
 class Bound:
@@ -362,9 +362,9 @@ class Bound:
         self._referenced = program, slots  # keeps alive what the addresses below refer to
         self.room = min((len(found) for slot, found in slots if not slot.chosen), default=0)  # rows
         self.size = BLOCK * program._columns  # of scratch memory, float32
-        table, weights = program._table.data_ptr(), program._weights.data_ptr()
-        self.fixed = table, len(program._records), weights  # the first words of `dense.run`
         self.addresses = array("q", [found.data_ptr() for _, found in slots])
+        self._layers = torch.tensor([layer.address for layer in program._layers])
+        self._program = self.program()
         # bytes from a row to the next; 0 where rows are chosen
         self.steps = [
             0 if slot.chosen else found.element_size() * max(slot.width, 1) for slot, found in slots
@@ -373,8 +373,19 @@ class Bound:
     def __call__(self, rows: int) -> None:
         if not 0 <= rows <= self.room:
             raise ValueError(f"{rows} rows, where the arrays have {self.room}")
-        slots = self.addresses.buffer_info()[0]
-        dense.run(*self.fixed, scratch(self.size), slots, rows, BLOCK)
+        dense.run(self._program.address, scratch(self.size), rows)
+
+    def program(self, slots: "array[int] | None" = None) -> dense.ProgramRecord:
+        """The program as the kernel reads it, on its own arrays or on those at other addresses."""
+        program = self._referenced[0]
+        return dense.ProgramRecord(
+            layers=self._layers,
+            num_layers=len(self._layers),
+            weights=program._weights,
+            slots=(slots or self.addresses).buffer_info()[0],
+            block=BLOCK,
+            scratch=scratch(self.size),
+        )
 
     def native(self) -> tuple[int, int]:
         """The addresses of a compiled function and of what it is to be called with, and the rows.
@@ -382,9 +393,8 @@ class Bound:
         See raffia.jit.calls. They hold in this thread, until another program is called in it; rows
         are not checked.
         """
-        words = (*self.fixed, scratch(self.size), self.addresses.buffer_info()[0], BLOCK)
-        self._context = array("q", words)
-        return dense.step_address(), self._context.buffer_info()[0]
+        self._program = self.program()
+        return dense.step_address(), self._program.address
 
 
 def _up(width: int) -> int:

@@ -18,8 +18,8 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from raffia.jit.kernel import ask_for, kernel
-from raffia.jit.lanes import intrinsic
+from raffia.jit.kernel import ask_for, instruction, kernel
+from raffia.jit.lanes import shuffled
 from raffia.jit.tiles import call_one
 from raffia.jit.vectors import FLOAT, VECTOR, WIDTH, fused, splat
 
@@ -34,11 +34,12 @@ _FOUR = ir.VectorType(FLOAT, COLUMNS)
 
 
 def _tile(name: str, columns: int) -> Any:
-    """An intrinsic for so many outputs of 1 to `MOST_ROWS` rows; the number of rows is an
-    argument."""
+    """For so many outputs of 1 to `MOST_ROWS` rows; the number of rows is an argument."""
+    word, real = types.int64, types.float64
 
-    def typed(
-        typing_context: Any,
+    @instruction(types.void, *[word] * 6, real, *[word] * 4, name=name)
+    def tile(
+        builder: Any,
         rows: Any,
         inputs: Any,  # address of the first row, `input_step` bytes before the next
         input_step: Any,
@@ -50,19 +51,13 @@ def _tile(name: str, columns: int) -> Any:
         added_step: Any,
         out: Any,  # may be where `added` is
         out_step: Any,
-    ) -> Any:
-        def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            count, *arguments = arguments
-            arguments[5] = builder.fptrunc(arguments[5], FLOAT)
-            sizes = [(rows, columns) for rows in range(1, MOST_ROWS + 1)]
-            call_one(builder, "dots", count, sizes, arguments, _body)
-            return context.get_dummy_value()
+    ) -> None:
+        floor = builder.fptrunc(floor, FLOAT)
+        arguments = [inputs, input_step, weights, depth, bias, floor, added, added_step]
+        sizes = [(count, columns) for count in range(1, MOST_ROWS + 1)]
+        call_one(builder, "dots", rows, sizes, [*arguments, out, out_step], _body)
 
-        word, real = types.int64, types.float64
-        return types.void(*[word] * 6, real, *[word] * 4), code
-
-    typed.__name__ = typed.__qualname__ = name
-    return intrinsic(typed)
+    return tile
 
 
 def _body(function: Any, rows: int, columns: int) -> None:
@@ -127,21 +122,18 @@ def _sums(builder: Any, parts: list[Any]) -> Any:
             part = _folded(builder, part, width)
         return builder.extract_element(part, _NUMBER(0))
     pairs = [
-        builder.fadd(_chosen(builder, a, b, 0, 4, 1, 5), _chosen(builder, a, b, 2, 6, 3, 7))
+        builder.fadd(shuffled(builder, a, b, 0, 4, 1, 5), shuffled(builder, a, b, 2, 6, 3, 7))
         for a, b in (parts[:2], parts[2:])
     ]  # a0 + a2, b0 + b2, a1 + a3, b1 + b3
-    return builder.fadd(_chosen(builder, *pairs, 0, 1, 4, 5), _chosen(builder, *pairs, 2, 3, 6, 7))
+    return builder.fadd(
+        shuffled(builder, *pairs, 0, 1, 4, 5), shuffled(builder, *pairs, 2, 3, 6, 7)
+    )
 
 
 def _folded(builder: Any, part: Any, width: int) -> Any:
     """The upper half of a vector on the lower one."""
-    low = _chosen(builder, part, part, *range(width))
-    return builder.fadd(low, _chosen(builder, part, part, *range(width, 2 * width)))
-
-
-def _chosen(builder: Any, a: Any, b: Any, *cells: int) -> Any:
-    mask = ir.Constant(ir.VectorType(_NUMBER, len(cells)), [_NUMBER(cell) for cell in cells])
-    return builder.shuffle_vector(a, b, mask)
+    low = shuffled(builder, part, part, *range(width))
+    return builder.fadd(low, shuffled(builder, part, part, *range(width, 2 * width)))
 
 
 _tile_of_4 = _tile("tile_of_4", COLUMNS)

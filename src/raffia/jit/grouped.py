@@ -8,12 +8,14 @@ import functools
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 
+import torch
 from torch import Tensor
 
 from raffia.jit import dense
 from raffia.jit.calls import step
-from raffia.jit.dense_program import BLOCK, DenseProgram, scratch
-from raffia.jit.kernel import kernel, load_i64, store_i64
+from raffia.jit.dense_program import DenseProgram, scratch
+from raffia.jit.kernel import kernel
+from raffia.jit.records import I64s, Record, fields_at
 
 
 def bind_group(
@@ -65,87 +67,86 @@ class _BoundGroup:
         self._referenced = bound, member, read, written  # alive as long as their addresses are used
         self._room = min(each.room for each in bound)
         self._size = max(each.size for each in bound)
-        self._programs = array("q", [word for each in bound for word in each.fixed])
         self._slots = array("q", bound[0].addresses)
         self._steps = array("q", bound[0].steps)
         if any(each.addresses != self._slots for each in bound):
             raise ValueError("programs of a group read and write the same arrays in the same order")
         self._reloaded = array("q", self._slots)
-        self._fixed = (
-            len(self._slots),
-            *(words.buffer_info()[0] for words in (self._slots, self._steps, self._reloaded)),
-            self._programs.buffer_info()[0],
-            *(tensor.data_ptr() for tensor in (member, read, written)),
+        self._programs = [each.program(self._reloaded) for each in bound]
+        self._addresses = torch.tensor([program.address for program in self._programs])
+        self._group = self._record()
+
+    def _record(self) -> "GroupRecord":
+        slots, steps, reloaded = (
+            words.buffer_info()[0] for words in (self._slots, self._steps, self._reloaded)
+        )
+        _, member, read, written = self._referenced
+        return GroupRecord(
+            num_slots=len(self._slots),
+            slots=slots,
+            steps=steps,
+            reloaded=reloaded,
+            programs=self._addresses,
+            member=member,
+            read=read,
+            written=written,
+            scratch=scratch(self._size),
         )
 
     def __call__(self, rows: int) -> None:
         if not 0 <= rows <= self._room:
             raise ValueError(f"{rows} rows, where the arrays have {self._room}")
-        run_group(*self._fixed, scratch(self._size), BLOCK, rows)
+        run_group(self._group.address, scratch(self._size), rows)
 
     def native(self) -> tuple[int, int]:
         """The addresses of the compiled function and its argument, as those of a bound program: see
         raffia.jit.calls."""
-        self._context = array("q", (*self._fixed, scratch(self._size), BLOCK))
-        return _step_address(), self._context.buffer_info()[0]
+        self._group = self._record()
+        return _step_address(), self._group.address
+
+
+class GroupRecord(Record):
+    """Programs for the rows of one batch, and what tells which row is whose."""
+
+    num_slots: int
+    slots: I64s  # addresses of the caller's arrays
+    steps: I64s  # bytes from a row to the next in each, 0 where rows are chosen
+    reloaded: I64s  # room for as many addresses
+    programs: I64s  # addresses of the programs' records
+    member: I64s  # of what is chosen from
+    read: I64s  # which of `member` a row belongs to
+    written: I64s  # ... and in which it is noted
+    scratch: int  # that of a step: see `run_group`
+
+
+_group_at = fields_at(GroupRecord)
 
 
 @kernel
 def run_group(
-    num_slots: int,
-    slots: int,  # address of the addresses of the caller's arrays
-    steps: int,  # ... of the bytes from a row to the next in each, 0 where rows are chosen
-    reloaded: int,  # ... of room for as many addresses
-    programs: int,  # ... of three words for each program: see `dense.run`
-    member: int,  # ... of whole numbers
-    read: int,
-    written: int,
-    room: int,  # address of room for the buffers of one block of rows
-    block: int,  # rows at once
+    group: int,  # address of its record
+    scratch: int,  # address of room for the buffers of one block of rows
     num_rows: int,
 ) -> None:
     """Carry each run of rows of one member through its program."""
-    start = 0
+    g, start = _group_at(group), 0
     while start < num_rows:
-        who = load_i64(member + 8 * load_i64(read + 8 * start))
+        who = g.member[g.read[start]]
         stop = start + 1
-        while stop < num_rows and load_i64(member + 8 * load_i64(read + 8 * stop)) == who:
+        while stop < num_rows and g.member[g.read[stop]] == who:
             stop += 1
         for row in range(start, stop):
-            store_i64(member + 8 * load_i64(written + 8 * row), who)
-        for slot in range(num_slots):
-            at = load_i64(slots + 8 * slot) + start * load_i64(steps + 8 * slot)
-            store_i64(reloaded + 8 * slot, at)
-        program = programs + 24 * who
-        dense.run(
-            load_i64(program),
-            load_i64(program + 8),
-            load_i64(program + 16),
-            room,
-            reloaded,
-            stop - start,
-            block,
-        )
+            g.member[g.written[row]] = who
+        for slot in range(g.num_slots):
+            g.reloaded[slot] = g.slots[slot] + start * g.steps[slot]
+        dense.run(g.programs[who], scratch, stop - start)
         start = stop
 
 
-def _run_from(context: int, rows: int) -> None:
-    """`run_group` with its other arguments in ten words at an address."""
-    run_group(
-        load_i64(context),
-        load_i64(context + 8),
-        load_i64(context + 16),
-        load_i64(context + 24),
-        load_i64(context + 32),
-        load_i64(context + 40),
-        load_i64(context + 48),
-        load_i64(context + 56),
-        load_i64(context + 64),
-        load_i64(context + 72),
-        rows,
-    )
+def _run_as_step(group: int, rows: int) -> None:
+    run_group(group, _group_at(group).scratch, rows)
 
 
 @functools.cache
 def _step_address() -> int:
-    return step(_run_from)
+    return step(_run_as_step)

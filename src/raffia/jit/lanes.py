@@ -15,7 +15,6 @@ row of a matrix; `at` is then the addresses of the eight rows.
 
 # llvmlite and numba give their builders no types, so little of this file has any.
 import operator
-from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
@@ -23,8 +22,9 @@ from numba import types
 from numba.core.datamodel.models import PrimitiveModel
 from numba.core.imputils import lower_builtin
 from numba.core.typing.templates import ConcreteTemplate, infer_global, signature
-from numba.extending import intrinsic as numba_intrinsic
 from numba.extending import register_model
+
+from raffia.jit.kernel import instruction, intrinsic
 
 LANES = 8
 _INDEX = ir.IntType(32)
@@ -63,17 +63,12 @@ _operator(operator.lshift, "shl")
 _operator(operator.rshift, "lshr")
 
 
-def intrinsic(typed: Callable[..., Any]) -> Any:
-    """`numba.extending.intrinsic` for functions that also take the typing context."""
-    return numba_intrinsic(typed)
-
-
 def _vector(bits: int, count: int) -> Any:
     return ir.VectorType(ir.IntType(bits), count)
 
 
-def _shuffled(builder: Any, a: Any, b: Any, *indices: int) -> Any:
-    """A vector of elements of `a` and `b`, numbered through both."""
+def shuffled(builder: Any, a: Any, b: Any, *indices: int) -> Any:
+    """In LLVM's terms: a vector of elements of `a` and `b`, numbered through both."""
     mask = ir.Constant(ir.VectorType(_INDEX, len(indices)), [_INDEX(index) for index in indices])
     return builder.shuffle_vector(a, b, mask)
 
@@ -81,7 +76,7 @@ def _shuffled(builder: Any, a: Any, b: Any, *indices: int) -> Any:
 def _spread(builder: Any, word: Any) -> Any:
     empty = ir.Constant(_vector(64, LANES), ir.Undefined)
     first = builder.insert_element(empty, word, _INDEX(0))
-    return _shuffled(builder, first, empty, *[0] * LANES)
+    return shuffled(builder, first, empty, *[0] * LANES)
 
 
 def _read(builder: Any, kind: Any, address: Any) -> Any:
@@ -92,102 +87,66 @@ def _row(builder: Any, at: Any, lane: int, offset: Any) -> Any:
     return builder.add(builder.extract_element(at, _INDEX(lane)), offset)
 
 
-@intrinsic
-def spread(typing_context: Any, word: Any) -> Any:
+@instruction(lanes, types.int64)
+def spread(builder: Any, word: Any) -> Any:
     """The same word in all lanes."""
-
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return _spread(builder, arguments[0])
-
-    return lanes(types.int64), code
+    return _spread(builder, word)
 
 
-@intrinsic
-def lane(typing_context: Any, words: Any, number: Any) -> Any:
+@instruction(types.int64, lanes, types.int64)
+def lane(builder: Any, words: Any, number: Any) -> Any:
     """The word in one lane, as int64."""
-
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.extract_element(*arguments)
-
-    return types.int64(lanes, types.int64), code
+    return builder.extract_element(words, number)
 
 
-@intrinsic
-def with_lane(typing_context: Any, words: Any, number: Any, word: Any) -> Any:
+@instruction(lanes, lanes, types.int64, types.int64)
+def with_lane(builder: Any, words: Any, number: Any, word: Any) -> Any:
     """The lanes with another word in one of them."""
-
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        words, number, word = arguments
-        return builder.insert_element(words, word, number)
-
-    return lanes(lanes, types.int64, types.int64), code
+    return builder.insert_element(words, word, number)
 
 
-@intrinsic
-def rotated(typing_context: Any, words: Any, left: Any) -> Any:
+@instruction(lanes, lanes, types.int64)
+def rotated(builder: Any, words: Any, left: Any) -> Any:
     """Each word rotated to the left by a literal number of bits."""
-
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        words, left = arguments
-        right = builder.sub(_WORD(64), left)
-        return builder.or_(
-            builder.shl(words, _spread(builder, left)), builder.lshr(words, _spread(builder, right))
-        )
-
-    return lanes(lanes, types.int64), code
+    right = builder.sub(_WORD(64), left)
+    return builder.or_(
+        builder.shl(words, _spread(builder, left)), builder.lshr(words, _spread(builder, right))
+    )
 
 
-@intrinsic
-def store_lanes(typing_context: Any, address: Any, words: Any) -> Any:
+@instruction(types.void, types.int64, lanes)
+def store_lanes(builder: Any, address: Any, words: Any) -> None:
     """Write eight words side by side."""
-
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        address, words = arguments
-        builder.store(words, builder.inttoptr(address, words.type.as_pointer()), align=1)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, lanes), code
+    builder.store(words, builder.inttoptr(address, words.type.as_pointer()), align=1)
 
 
-def _load_lanes(name: str, bits: int) -> Any:
-    def typed(typing_context: Any, address: Any) -> Any:
-        def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            numbers = _read(builder, _vector(bits, LANES), arguments[0])
-            return numbers if bits == 64 else builder.zext(numbers, _vector(64, LANES))
+def _load_lanes(bits: int) -> Any:
+    @instruction(lanes, types.int64, name=f"load_lanes_u{bits}")
+    def load(builder: Any, address: Any) -> Any:
+        numbers = _read(builder, _vector(bits, LANES), address)
+        return numbers if bits == 64 else builder.zext(numbers, _vector(64, LANES))
 
-        return lanes(types.int64), code
-
-    typed.__name__ = typed.__qualname__ = name
-    return intrinsic(typed)
+    return load
 
 
-load_lanes_u8 = _load_lanes("load_lanes_u8", 8)
-load_lanes_u16 = _load_lanes("load_lanes_u16", 16)
-load_lanes_u32 = _load_lanes("load_lanes_u32", 32)
-load_lanes_u64 = _load_lanes("load_lanes_u64", 64)
+load_lanes_u8, load_lanes_u16 = _load_lanes(8), _load_lanes(16)
+load_lanes_u32, load_lanes_u64 = _load_lanes(32), _load_lanes(64)
 
 
-def _gather(name: str, bits: int) -> Any:
-    def typed(typing_context: Any, at: Any, offset: Any) -> Any:
-        def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            at, offset = arguments
-            words = ir.Constant(_vector(64, LANES), ir.Undefined)
-            for number in range(LANES):
-                word = _read(builder, ir.IntType(bits), _row(builder, at, number, offset))
-                word = word if bits == 64 else builder.zext(word, _WORD)
-                words = builder.insert_element(words, word, _INDEX(number))
-            return words
+def _gather(bits: int) -> Any:
+    @instruction(lanes, lanes, types.int64, name=f"gather_u{bits}")
+    def gather(builder: Any, at: Any, offset: Any) -> Any:
+        words = ir.Constant(_vector(64, LANES), ir.Undefined)
+        for number in range(LANES):
+            word = _read(builder, ir.IntType(bits), _row(builder, at, number, offset))
+            word = word if bits == 64 else builder.zext(word, _WORD)
+            words = builder.insert_element(words, word, _INDEX(number))
+        return words
 
-        return lanes(lanes, types.int64), code
-
-    typed.__name__ = typed.__qualname__ = name
-    return intrinsic(typed)
+    return gather
 
 
-gather_u8 = _gather("gather_u8", 8)
-gather_u16 = _gather("gather_u16", 16)
-gather_u32 = _gather("gather_u32", 32)
-gather_u64 = _gather("gather_u64", 64)
+gather_u8, gather_u16, gather_u32, gather_u64 = (_gather(bits) for bits in (8, 16, 32, 64))
 
 
 @intrinsic
@@ -204,25 +163,20 @@ def gather_2(typing_context: Any, at: Any, offset: Any) -> Any:
         # is exchanged then stays within halves of a register, which is the cheap kind of exchange.
         words: Any = [[], []]
         for i in range(0, LANES, 4):
-            even, odd = (_shuffled(builder, rows[k], rows[k + 2], 0, 1, 2, 3) for k in (i, i + 1))
-            words[0].append(_shuffled(builder, even, odd, 0, 4, 2, 6))
-            words[1].append(_shuffled(builder, even, odd, 1, 5, 3, 7))
-        words = [_shuffled(builder, *halves, *range(LANES)) for halves in words]
+            even, odd = (shuffled(builder, rows[k], rows[k + 2], 0, 1, 2, 3) for k in (i, i + 1))
+            words[0].append(shuffled(builder, even, odd, 0, 4, 2, 6))
+            words[1].append(shuffled(builder, even, odd, 1, 5, 3, 7))
+        words = [shuffled(builder, *halves, *range(LANES)) for halves in words]
         return context.make_tuple(builder, signature.return_type, words)
 
     return types.UniTuple(lanes, 2)(lanes, types.int64), code
 
 
-@intrinsic
-def replaced(typing_context: Any, words: Any, old: Any, new: Any) -> Any:
+@instruction(lanes, lanes, types.int64, types.int64)
+def replaced(builder: Any, words: Any, old: Any, new: Any) -> Any:
     """The words, but `new` where they are `old`."""
-
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        words, old, new = arguments
-        is_old = builder.icmp_signed("==", words, _spread(builder, old))
-        return builder.select(is_old, _spread(builder, new), words)
-
-    return lanes(lanes, types.int64, types.int64), code
+    is_old = builder.icmp_signed("==", words, _spread(builder, old))
+    return builder.select(is_old, _spread(builder, new), words)
 
 
 def _folded(name: str, bits: int, real: Any = None) -> Any:

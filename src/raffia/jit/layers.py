@@ -7,6 +7,7 @@ row's end are zeros, unless stated otherwise.
 import math
 
 from raffia.jit.kernel import kernel, load_f32, store_f32
+from raffia.jit.records import Record
 from raffia.jit.tiles import MOST_ROWS, PANEL, tile, tile_of_4_panels
 from raffia.jit.vectors import (
     WIDTH,
@@ -71,73 +72,111 @@ def dense(
             added += done * PANEL_BYTES
 
 
+class DenseLayer(Record):
+    """A dense layer of a program; offsets are bytes from the scratch memory or the weights on."""
+
+    kind: int
+    inputs: int  # in scratch memory, as all that has a step
+    inputs_step: int
+    depth: int
+    panels: int
+    weights: int
+    bias: int  # -1: sums start with what is in the output already
+    floor: float
+    added: int  # -1: nothing is added
+    added_step: int
+    out: int
+    out_step: int
+
+
 @kernel
-def lstm(
-    rows: int,
-    inputs: int,  # rows of the input followed by h
-    input_step: int,
-    depth: int,
-    groups: int,  # of WIDTH units
-    weights: int,  # panels, of each group the four gates i, f, g, o of its units side by side
-    bias: int,
-    c: int,  # rows, overwritten
-    c_step: int,
-    h: int,  # rows to write, apart from the inputs
-    h_step: int,
-    gates: int,  # room for rows of 4 * PANEL float32
-) -> None:
+def dense_layer(layer: DenseLayer, rows: int, scratch: int, weights: int) -> None:
+    """out = max(floor, inputs @ weights + bias) + added."""
+    out = scratch + layer.out
+    dense(
+        rows,
+        scratch + layer.inputs,
+        layer.inputs_step,
+        layer.depth,
+        layer.panels,
+        weights + layer.weights,
+        weights + layer.bias if layer.bias >= 0 else out,
+        0 if layer.bias >= 0 else layer.out_step,
+        layer.floor,
+        scratch + layer.added if layer.added >= 0 else 0,
+        layer.added_step,
+        out,
+        layer.out_step,
+    )
+
+
+class LSTMLayer(Record):
+    """A step of an LSTM; offsets as of `DenseLayer`."""
+
+    kind: int
+    inputs: int  # rows of the input followed by h
+    inputs_step: int
+    depth: int
+    groups: int  # of WIDTH units
+    weights: int  # panels, of each group the four gates i, f, g, o of its units side by side
+    bias: int
+    c: int  # rows, overwritten
+    c_step: int
+    h: int  # rows to write, apart from the inputs
+    h_step: int
+    gates: int  # room for rows of 4 * PANEL float32
+
+
+@kernel
+def lstm(layer: LSTMLayer, rows: int, scratch: int, weights: int) -> None:
     """Compute an LSTM's h and c one step later."""
+    at_weights, bias, gates = weights + layer.weights, weights + layer.bias, scratch + layer.gates
     gates_step = 4 * PANEL_BYTES
     group = 0
-    while group < groups:
-        count = min(2, groups - group)
+    while group < layer.groups:
+        count = min(2, layer.groups - group)
         panels = 2 * count
         dense(
-            rows,
-            inputs,
-            input_step,
-            depth,
-            panels,
-            weights,
-            bias,
-            0,
-            -math.inf,
-            0,
-            0,
-            gates,
-            gates_step,
-        )
+            rows, scratch + layer.inputs, layer.inputs_step, layer.depth, panels, at_weights, bias,
+            0, -math.inf, 0, 0, gates, gates_step,
+        )  # fmt: skip
         for row in range(rows):
             for k in range(count):
                 at = gates + row * gates_step + k * 2 * PANEL_BYTES
                 to = (group + k) * VECTOR_BYTES
                 i, f = load_floats(at), load_floats(at + VECTOR_BYTES)
                 g, o = load_floats(at + 2 * VECTOR_BYTES), load_floats(at + 3 * VECTOR_BYTES)
-                old = load_floats(c + row * c_step + to)
-                new = gated(f, old) + gated_tanh(i, g)
-                store_floats(c + row * c_step + to, new)
-                store_floats(h + row * h_step + to, gated_tanh(o, new))
+                c, h = scratch + layer.c + to, scratch + layer.h + to
+                new = gated(f, load_floats(c + row * layer.c_step)) + gated_tanh(i, g)
+                store_floats(c + row * layer.c_step, new)
+                store_floats(h + row * layer.h_step, gated_tanh(o, new))
         group += count
-        weights += panels * PANEL_BYTES * depth
+        at_weights += panels * PANEL_BYTES * layer.depth
         bias += panels * PANEL_BYTES
 
 
+class NormLayer(Record):
+    """A layer normalisation; offsets as of `DenseLayer`."""
+
+    kind: int
+    values: int  # rows, overwritten; zeros behind `width`
+    step: int
+    width: int
+    gain: int  # in the weights; zeros behind `width`
+    bias: int
+    eps: float
+    floor: float
+    added: int  # -1: nothing is added
+    added_step: int
+
+
 @kernel
-def norm(
-    rows: int,
-    values: int,  # rows, overwritten; zeros behind `width`
-    step: int,
-    width: int,
-    gain: int,  # zeros behind `width`
-    bias: int,
-    eps: float,
-    floor: float,
-    added: int,  # rows; 0: nothing is added
-    added_step: int,
-) -> None:
+def norm(layer: NormLayer, rows: int, scratch: int, weights: int) -> None:
     """Layer normalisation: mean 0 and variance 1 over the row, times gain plus bias, floored."""
+    width, gain, bias = layer.width, weights + layer.gain, weights + layer.bias
     for row in range(rows):
-        at = values + row * step
+        at = scratch + layer.values + row * layer.step
+        added = scratch + layer.added + row * layer.added_step
         sums = spread(0.0)
         for k in range(0, 4 * width, VECTOR_BYTES):
             sums = sums + load_floats(at + k)
@@ -151,13 +190,13 @@ def norm(
             deviation = load_floats(at + k) - mean_vector
             squares = multiply_add(deviation, deviation, squares)
         variance = total(squares) / width
-        scale = spread(1.0 / math.sqrt(variance + eps))
+        scale = spread(1.0 / math.sqrt(variance + layer.eps))
         for k in range(0, 4 * width, VECTOR_BYTES):
             deviation = (load_floats(at + k) - mean_vector) * scale
             result = multiply_add(deviation, load_floats(gain + k), load_floats(bias + k))
-            result = at_least(result, spread(floor))
-            if added:
-                result = result + load_floats(added + row * added_step + k)
+            result = at_least(result, spread(layer.floor))
+            if layer.added >= 0:
+                result = result + load_floats(added + k)
             store_floats(at + k, result)
 
 
@@ -181,22 +220,36 @@ def gelu(
             store_floats(at + k, gated(x * multiply_add(x * x, cubic, twice), x))
 
 
+class GELULayer(Record):
+    """GELU of rows in place."""
+
+    kind: int
+    values: int
+    step: int
+    width: int
+
+
+class DecodeLayer(Record):
+    """The value that logits stand for; offsets as of `DenseLayer`."""
+
+    kind: int
+    logits: int  # rows, -inf behind the last logit
+    step: int
+    padded: int  # bytes; 0: the one number that stands there is the value itself
+    support: int  # in the weights: the transformed value of each logit, zeros behind
+    eps: float
+    array: int  # the slot of the caller's array, float32 [rows]
+
+
 @kernel
-def decode(
-    rows: int,
-    logits: int,  # rows, -inf behind the last logit
-    step: int,
-    padded: int,  # bytes; 0: the one number that stands there is the value itself
-    support: int,  # the transformed value of each logit, zeros behind
-    eps: float,
-    out: int,  # address of float32 [rows]
-) -> None:
+def decode(layer: DecodeLayer, rows: int, scratch: int, weights: int, out: int) -> None:
     """The inverse signed-hyperbolic transform of the softmax expectation.
 
     Source: Pohlen et al. (2018), arXiv 1805.11593, proposition A.2.
     """
+    padded, support, eps = layer.padded, weights + layer.support, layer.eps
     for row in range(rows):
-        at = logits + row * step
+        at = scratch + layer.logits + row * layer.step
         v = float(load_f32(at))
         if padded > 0:
             largest = load_floats(at)

@@ -17,7 +17,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from raffia.jit.lanes import intrinsic
+from raffia.jit.kernel import instruction
 from raffia.jit.vectors import FLOAT, VECTOR, WIDTH, fused, splat
 
 PANEL = 2 * WIDTH
@@ -27,10 +27,12 @@ _WORD = ir.IntType(64)
 
 
 def _tile(name: str, rows_and_panels: list[tuple[int, int]]) -> Any:
-    """An intrinsic for tiles of several sizes; the number of rows is an argument."""
+    """For tiles of several sizes; the number of rows is an argument."""
+    word, real = types.int64, types.float64
 
-    def typed(
-        typing_context: Any,
+    @instruction(types.void, *[word] * 8, real, *[word] * 4, name=name)
+    def sized_tile(
+        builder: Any,
         rows: Any,
         inputs: Any,  # address of the first row, `input_step` bytes before the next
         input_step: Any,
@@ -44,18 +46,13 @@ def _tile(name: str, rows_and_panels: list[tuple[int, int]]) -> Any:
         added_step: Any,
         out: Any,  # may be where `start` or `added` is
         out_step: Any,
-    ) -> Any:
-        def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            count, *arguments = arguments
-            arguments[7] = builder.fptrunc(arguments[7], FLOAT)
-            call_one(builder, "tile", count, rows_and_panels, arguments, _body)
-            return context.get_dummy_value()
+    ) -> None:
+        floor = builder.fptrunc(floor, FLOAT)
+        arguments = [inputs, input_step, weights, panel_step, depth, start, start_step, floor]
+        arguments += [added, added_step, out, out_step]
+        call_one(builder, "tile", rows, rows_and_panels, arguments, _body)
 
-        word, real = types.int64, types.float64
-        return types.void(*[word] * 8, real, *[word] * 4), code
-
-    typed.__name__ = typed.__qualname__ = name
-    return intrinsic(typed)
+    return sized_tile
 
 
 def call_one(

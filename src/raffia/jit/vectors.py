@@ -27,8 +27,8 @@ from numba.core.registry import cpu_target
 from numba.core.typing.templates import ConcreteTemplate, infer_global, signature
 from numba.extending import register_model
 
-from raffia.jit.kernel import kernel
-from raffia.jit.lanes import intrinsic
+from raffia.jit.kernel import instruction, kernel
+from raffia.jit.lanes import shuffled
 
 # What numba compiles for, which can be set to less than this processor has.
 _TRIPLE, _, _FEATURES = cpu_target.target_context.codegen().magic_tuple()
@@ -92,59 +92,37 @@ def fused(builder: Any, a: Any, b: Any, c: Any) -> Any:
     return builder.call(operation, [a, b, c])
 
 
-@intrinsic
-def spread(typing_context: Any, number: Any) -> Any:
+@instruction(floats, types.float64)
+def spread(builder: Any, number: Any) -> Any:
     """The same number, rounded to float32, in every element."""
-
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return splat(builder, builder.fptrunc(arguments[0], FLOAT))
-
-    return floats(types.float64), code
+    return splat(builder, builder.fptrunc(number, FLOAT))
 
 
-@intrinsic
-def load_floats(typing_context: Any, address: Any) -> Any:
+@instruction(floats, types.int64)
+def load_floats(builder: Any, address: Any) -> Any:
     """`WIDTH` successive float32."""
-
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.load(builder.inttoptr(arguments[0], VECTOR.as_pointer()), align=4)
-
-    return floats(types.int64), code
+    return builder.load(builder.inttoptr(address, VECTOR.as_pointer()), align=4)
 
 
-@intrinsic
-def store_floats(typing_context: Any, address: Any, vector: Any) -> Any:
+@instruction(types.void, types.int64, floats)
+def store_floats(builder: Any, address: Any, vector: Any) -> None:
     """Write `WIDTH` successive float32."""
-
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        address, vector = arguments
-        builder.store(vector, builder.inttoptr(address, VECTOR.as_pointer()), align=4)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, floats), code
+    builder.store(vector, builder.inttoptr(address, VECTOR.as_pointer()), align=4)
 
 
-@intrinsic
-def multiply_add(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
+@instruction(floats, floats, floats, floats)
+def multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
     """a * b + c."""
-
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return fused(builder, *arguments)
-
-    return floats(floats, floats, floats), code
+    return fused(builder, a, b, c)
 
 
 def _limit(name: str, comparison: str) -> Any:
-    def typed(typing_context: Any, vector: Any, limit: Any) -> Any:
-        def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            vector, limit = arguments
-            beyond = builder.fcmp_ordered(comparison, vector, limit)
-            return builder.select(beyond, limit, vector)  # what is no number stays so
+    @instruction(floats, floats, floats, name=name)
+    def limited(builder: Any, vector: Any, limit: Any) -> Any:
+        beyond = builder.fcmp_ordered(comparison, vector, limit)
+        return builder.select(beyond, limit, vector)  # what is no number stays so
 
-        return floats(floats, floats), code
-
-    typed.__name__ = typed.__qualname__ = name
-    return intrinsic(typed)
+    return limited
 
 
 at_least = _limit("at_least", "<")
@@ -154,29 +132,19 @@ at_most = _limit("at_most", ">")
 def _folded(name: str, fold: Any) -> Any:
     """Halves are folded on each other until one element is left: an order that never changes."""
 
-    def typed(typing_context: Any, vector: Any) -> Any:
-        def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            vector, width = arguments[0], WIDTH
-            while width > 1:
-                width //= 2
-                halves = [
-                    builder.shuffle_vector(
-                        vector,
-                        vector,
-                        ir.Constant(
-                            ir.VectorType(_INDEX, width),
-                            [_INDEX(start + index) for index in range(width)],
-                        ),
-                    )
-                    for start in (0, width)
-                ]
-                vector = fold(builder, *halves)
-            return builder.fpext(builder.extract_element(vector, _INDEX(0)), ir.DoubleType())
+    @instruction(types.float64, floats, name=name)
+    def folded(builder: Any, vector: Any) -> Any:
+        width = WIDTH
+        while width > 1:
+            width //= 2
+            halves = [
+                shuffled(builder, vector, vector, *range(start, start + width))
+                for start in (0, width)
+            ]
+            vector = fold(builder, *halves)
+        return builder.fpext(builder.extract_element(vector, _INDEX(0)), ir.DoubleType())
 
-        return types.float64(floats), code
-
-    typed.__name__ = typed.__qualname__ = name
-    return intrinsic(typed)
+    return folded
 
 
 total = _folded("total", lambda builder, a, b: builder.fadd(a, b))
@@ -186,17 +154,13 @@ greatest = _folded(
 )
 
 
-@intrinsic
-def _power_of_two(typing_context: Any, shifted: Any) -> Any:
+@instruction(floats, floats)
+def _power_of_two(builder: Any, shifted: Any) -> Any:
     """2**n, where `shifted` is n + 1.5 * 2**23: n then stands in the lowest bits."""
-
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        bits = builder.bitcast(arguments[0], _WORDS)
-        exponent = builder.shl(bits, ir.Constant(_WORDS, [23] * WIDTH))
-        one = ir.Constant(_WORDS, [127 << 23] * WIDTH)
-        return builder.bitcast(builder.add(exponent, one), VECTOR)
-
-    return floats(floats), code
+    bits = builder.bitcast(shifted, _WORDS)
+    exponent = builder.shl(bits, ir.Constant(_WORDS, [23] * WIDTH))
+    one = ir.Constant(_WORDS, [127 << 23] * WIDTH)
+    return builder.bitcast(builder.add(exponent, one), VECTOR)
 
 
 @kernel
