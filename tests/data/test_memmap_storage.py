@@ -14,10 +14,11 @@ import torch
 
 from raffia.data import memmap_files
 from raffia.data.check_storage import numbers_in, step
-from raffia.data.folder import write_folder
 from raffia.data.memmap_storage import MemmapStorage
 from raffia.data.replay import ReplayBuffer
 from raffia.data.storage import TensorStorage
+from raffia.files import atomic, space
+from raffia.files.folder import write_folder
 from raffia.tensordict.memmap import DamagedFileError
 
 
@@ -356,7 +357,7 @@ def test_a_disk_that_fills_up_while_files_are_made(folder, monkeypatch):
         if len(reserved) == 3:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(memmap_files, "_reserve", full)
+    monkeypatch.setattr(space, "reserve", full)
     storage = MemmapStorage(5, folder)
     with pytest.raises(OSError, match="no space for the rows") as raised:
         storage.extend(step([1]))
@@ -483,8 +484,8 @@ def test_erased_items_are_no_gap(folder):
 
 def test_what_does_not_fit_on_the_disk_is_not_begun(folder, monkeypatch):
     usage = shutil.disk_usage(folder.parent)._replace(free=100)
-    monkeypatch.setattr(memmap_files.shutil, "disk_usage", lambda path: usage)
-    monkeypatch.setattr(memmap_files, "_reserve", lambda *_: pytest.fail("it was begun"))
+    monkeypatch.setattr(space.shutil, "disk_usage", lambda path: usage)
+    monkeypatch.setattr(space, "reserve", lambda *_: pytest.fail("it was begun"))
     with pytest.raises(OSError, match="no space"):
         MemmapStorage(5, folder).extend(step([1]))
 
@@ -512,14 +513,12 @@ def test_a_storage_whose_first_write_fails_at_the_end_leaves_nothing_in_the_way(
     tmp_path, monkeypatch
 ):
     """The header stands, and bringing its name to disk fails, as on a full disk."""
-    import raffia.files
-
     storage = MemmapStorage(4, tmp_path / "rows")
 
     def full(folder):
         raise OSError(errno.ENOSPC, "No space left on device", str(folder))
 
-    monkeypatch.setattr(raffia.files, "sync", full)
+    monkeypatch.setattr(atomic, "sync", full)
     with pytest.raises(OSError, match="No space left"):
         storage.extend(torch.arange(3))
     monkeypatch.undo()

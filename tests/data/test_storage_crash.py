@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from raffia.data.check_storage import numbers_in, step
-from raffia.data.folder import read_folder, write_folder
 from raffia.data.memmap_storage import MemmapStorage
 from raffia.data.prioritized_replay import PrioritizedReplayBuffer
 from raffia.data.replay import ReplayBuffer
 from raffia.data.storage import TensorStorage
+from raffia.files.folder import read_folder, write_folder
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -275,7 +275,7 @@ def test_a_damaged_export_is_said(tmp_path):
     run_of(tmp_path / "run")
     out = export(tmp_path / "run", tmp_path / "out").folder
     (out / "value_heads.safetensors").rename(tmp_path / "away")
-    with pytest.raises(DamagedFileError, match="value_heads.* is missing, and raffia_manifest"):
+    with pytest.raises(DamagedFileError, match="value_heads.* is missing: bring it back"):
         load_exported(out)
     path = out / "raffia_ilql.json"
     path.write_text(path.read_text().replace('"temperature"', '"heat"'))

@@ -353,10 +353,10 @@ def test_envs_are_closed_if_a_run_cannot_be_made(tmp_path):
 
 
 def test_a_full_disk_costs_pictures_but_not_the_run(finished, tmp_path, monkeypatch):
+    from raffia.files import JsonLines
     from raffia.recipes.efficientzero import experiment as run
-    from raffia.train.metrics import MetricsFile
 
-    write, failed = MetricsFile.write, []
+    write, failed = JsonLines.write, []
 
     def full(self, row):
         if row["kind"] == "train" and len(failed) < 3:
@@ -367,7 +367,7 @@ def test_a_full_disk_costs_pictures_but_not_the_run(finished, tmp_path, monkeypa
     def no_room(*args):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(MetricsFile, "write", full)
+    monkeypatch.setattr(JsonLines, "write", full)
     monkeypatch.setattr(run, "save_tree", no_room)
     view = Quiet()
     assert train(short(), tmp_path / "run", view=view).reason == "finished"

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from raffia import MetaData, TensorDict, tensorclass
-from raffia.tensordict.memmap import TemporaryFolder
+from raffia.files import TemporaryFolder
 from tests.tensordict.invariants import sound
 
 FORK = multiprocessing.get_context("fork")

@@ -10,8 +10,8 @@ import time
 import pytest
 import torch
 
-from raffia.data.folder import MANIFEST, read_folder, signed, write_folder
 from raffia.files import dump_json
+from raffia.files.folder import MANIFEST, read_folder, signed, write_folder
 from raffia.tensordict.memmap import DamagedFileError
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.checkpoint import CheckpointError, Checkpoints, read_checkpoint
@@ -329,7 +329,7 @@ class Faults:
         self.set(0)
         for name in ("open", "write", "fsync", "replace", "mkdir", "unlink", "rmdir"):
             monkeypatch.setattr(os, name, self.guarded(name, getattr(os, name)))
-        for module in ("raffia.tensordict.disk", "raffia.data.folder"):
+        for module in ("raffia.tensordict.disk", "raffia.files.folder"):
             monkeypatch.setattr(f"{module}.open", self.open, raising=False)
 
     def set(self, fail, ever_after=False, number=errno.ENOSPC):

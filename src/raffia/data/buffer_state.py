@@ -6,9 +6,9 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from raffia.data.episodes import EpisodeIndex
-from raffia.data.folder import Content, Folder
 from raffia.data.segment_batches import SegmentMaker
 from raffia.data.step_priorities import StepPriorities
+from raffia.files.folder import Content, Folder
 from raffia.tensordict.disk import save_file
 from raffia.tensordict.tensordict import TensorDict
 

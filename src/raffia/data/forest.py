@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from raffia.data import map_files
-from raffia.data.folder import Folder, load_folder, write_folder
 from raffia.data.growth import Growth, StepGraph
 from raffia.data.map import TensorDictMap, UnknownRowError
 from raffia.data.rows import row_layout
 from raffia.data.table import CapacityError
 from raffia.data.tree import Path, Tree, shown, side_by_side
+from raffia.files.folder import Folder, load_folder, write_folder
 from raffia.tensordict.functions import is_tensor_collection
 from raffia.tensordict.keys import (
     MissingKeyError,

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from raffia.data.folder import Folder, load_folder, write_folder
 from raffia.data.hash import SipHash
 from raffia.data.query import QueryModule
 from raffia.data.rows import RowLayout, unpacked
 from raffia.data.structure import RowStructure
 from raffia.data.table import CapacityError, HashTable
+from raffia.files.folder import Folder, load_folder, write_folder
 from raffia.tensordict.byte_tensors import bytes_to_tensor, tensor_to_bytes
 from raffia.tensordict.entries import UNSET
 from raffia.tensordict.tensordict import TensorDict

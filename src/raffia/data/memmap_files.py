@@ -14,7 +14,6 @@ import math
 import mmap
 import os
 import re
-import shutil
 import warnings
 import weakref
 from collections.abc import Sequence
@@ -24,8 +23,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raffia.data.folder import check_kind, read_signed, signed
-from raffia.files import DamagedFileError, Lock, dump_json, shown, sync, write_atomically
+from raffia.files import (
+    DamagedFileError,
+    Lock,
+    dump_json,
+    read_signed,
+    shown,
+    signed,
+    write_atomically,
+)
+from raffia.files.folder import check_kind
 
 KIND, VERSION = "raffia.memmap_storage", 1
 HEADER, ROWS, LOG, LOCK = "storage.json", "rows.bin", "log.bin", "lock"
@@ -71,44 +78,6 @@ class MappedFile:
         """Bring what was written to disk."""
         if self._map is not None:
             self._map.flush()
-
-
-def make_files(folder: str, sizes: dict[str, int]) -> None:
-    """Make files of zeros of these lengths, with their space on the disk, and bring them to disk.
-
-    Without the space, a write to the map of a file on a full disk kills the process (SIGBUS).
-    Raises OSError, and leaves nothing behind, if there is not enough.
-    """
-    needed, free = sum(sizes.values()), shutil.disk_usage(folder).free
-    try:
-        if needed > free:
-            raise OSError(errno.ENOSPC, "")
-        for name, nbytes in sizes.items():
-            fd = os.open(f"{folder}/{name}", os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC)
-            try:
-                _reserve(fd, nbytes)
-                os.fsync(fd)
-            finally:
-                os.close(fd)
-        sync(folder)
-    except OSError as error:
-        for name in sizes:
-            if os.path.lexists(f"{folder}/{name}"):
-                os.unlink(f"{folder}/{name}")
-        if error.errno not in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
-            raise
-        why = (
-            f"no space for the rows: they take {needed / 2**30:.3g} GiB, "
-            f"and {free / 2**30:.3g} GiB are free. Take a smaller max_size, or a folder elsewhere"
-        )
-        raise OSError(error.errno, why, folder) from None
-
-
-def _reserve(fd: int, nbytes: int) -> None:
-    if nbytes and hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(fd, 0, nbytes)
-    elif nbytes:  # macOS has no way to reserve
-        os.ftruncate(fd, nbytes)
 
 
 # ------------------------------------------------------------------------------------- the header

@@ -20,7 +20,6 @@ from raffia.data.buffer import (
     check_options,
     own_generator,
 )
-from raffia.data.folder import Content, Folder, load_folder, write_folder
 from raffia.data.forking import survives_fork
 from raffia.data.list_storage import ListStorage
 from raffia.data.memmap_storage import MemmapStorage
@@ -30,6 +29,7 @@ from raffia.data.samplers import RandomSampler, Sampler, too_few
 from raffia.data.storage import Storage
 from raffia.data.storage_state import from_state
 from raffia.data.writers import RoundRobinWriter, Writer
+from raffia.files.folder import Content, Folder, load_folder, write_folder
 from raffia.tensordict.disk import save_file
 from raffia.tensordict.tensordict import TensorDict
 

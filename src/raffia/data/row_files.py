@@ -12,10 +12,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from raffia.data.memmap_files import HEADER, LOG, ROWS, MappedFile, make_files
+from raffia.data.memmap_files import HEADER, LOG, ROWS, MappedFile
 from raffia.data.row_index import carried
 from raffia.data.row_log import RowLog, checksums, log_bytes, rows_at_once, together
 from raffia.data.structure import RowStructure
+from raffia.files import make_files
 
 SET = -1
 RowIndex = slice | Tensor  # of rows

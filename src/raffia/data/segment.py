@@ -18,7 +18,6 @@ from torch import Tensor
 from raffia.data.buffer import Buffer, check_generator, check_options, own_generator
 from raffia.data.buffer_state import BufferState, check_entries
 from raffia.data.episodes import CLOSED_TERMINATED, EpisodeIndex, RingChange
-from raffia.data.folder import Folder, load_folder, write_folder
 from raffia.data.forking import survives_fork
 from raffia.data.prefetch import Prefetcher
 from raffia.data.row_feed import RowFeed
@@ -37,6 +36,7 @@ from raffia.data.steps import (
 )
 from raffia.data.storage import Storage, TensorStorage
 from raffia.data.storage_state import StorageContents
+from raffia.files.folder import Folder, load_folder, write_folder
 from raffia.tensordict.keys import NestedKey, unravel_key, unravel_key_to_tuple
 from raffia.tensordict.tensordict import TensorDict, TensorDictBase
 

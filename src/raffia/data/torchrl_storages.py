@@ -4,9 +4,6 @@ Options of TorchRL's that mean something else here are taken at their defaults, 
 """
 
 import os
-import shutil
-import tempfile
-import weakref
 from typing import Any
 
 import torch
@@ -14,6 +11,7 @@ import torch
 from raffia.data.memmap_files import HEADER
 from raffia.data.memmap_storage import MemmapStorage
 from raffia.data.storage import TensorStorage
+from raffia.files import TemporaryFolder
 
 
 class LazyTensorStorage(TensorStorage):
@@ -82,14 +80,8 @@ class LazyMemmapStorage(MemmapStorage):
                 f"{scratch_dir} holds a storage already: existsok=True goes on with it"
             )
         if scratch_dir is None:
-            scratch_dir = tempfile.mkdtemp(prefix="raffia-")
-            self._removes = weakref.finalize(self, _remove, scratch_dir, os.getpid())
+            self._folder = scratch_dir = TemporaryFolder()  # removed with this
         super().__init__(max_size, scratch_dir, mode=mode)
-
-
-def _remove(folder: str, owner: int) -> None:
-    if os.getpid() == owner:  # not in a forked child
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def refuse_others(**options: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import platform
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -16,8 +15,8 @@ import torch
 from raffia._version import __version__
 from raffia.files import (
     DamagedFileError,
-    Lock,
     is_free,
+    locked,
     make_folder,
     parse_json,
     write_atomically,
@@ -270,27 +269,17 @@ def claimed(folder: Path) -> Iterator[str]:
     Yields a warning where the file system has no locks, so that nobody is kept out; else nothing.
 
     """
-    if os.name == "nt":  # no folder can be opened there
-        yield _without_lock(folder, "this system has no locks of folders")
-        return
-    fd = os.open(folder, os.O_RDONLY)
-    try:
+    with contextlib.ExitStack() as stack:
         try:
-            lock = Lock(fd)
+            missing = stack.enter_context(locked(folder, wait=False))
         except BlockingIOError:
             raise RunError(
                 f"{folder} is being run by another process: wait for it, or stop it first"
             ) from None
-        yield _without_lock(folder, lock.missing) if lock.missing else ""
-    finally:
-        os.close(fd)
-
-
-def _without_lock(folder: Path, why: str) -> str:
-    return (
-        f"{folder}: {why}. Nothing keeps a second process from the same run: see to it that there "
-        "is none"
-    )
+        yield missing and (
+            f"{folder}: {missing}. Nothing keeps a second process from the same run: see to it "
+            "that there is none"
+        )
 
 
 def refuse_without_checkpoints(folder: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 import math
 import os
 import shlex
@@ -13,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from raffia.files import DEEPEST, DamagedFileError, is_deeper, open_plain
+from raffia.files import DamagedFileError, open_plain, parse_json
 from raffia.report.evaluated import EvaluationRow as EvaluationRow
 from raffia.report.evaluated import evaluations_of
 from raffia.report.rows import Row, counted_rows, key_rows, number
@@ -333,14 +332,9 @@ def read_json(path: Path) -> Any:
     ValueError: No such file or directory
     """
     try:
-        found = json.loads(content(path))
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-    except UnicodeDecodeError:
-        raise ValueError("it is no UTF-8 text") from None
-    if is_deeper(found, DEEPEST):
-        raise ValueError("it is nested too deeply")
-    return found
+        return parse_json(path, content(path))
+    except DamagedFileError as error:
+        raise ValueError(error.why) from None
 
 
 def _read_config(path: Path) -> tuple[dict[str, Any], dict[str, Any], list[str]]:

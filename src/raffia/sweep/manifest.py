@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from raffia._version import __version__
-from raffia.files import DamagedFileError, make_folder, parse_json, write_atomically
+from raffia.files import foreign_reader, make_folder, parse_json, write_atomically
 from raffia.recipes.algorithm import Algorithm, find_algorithm, recorded_algorithm
 from raffia.recipes.scale_config import EngineConfig
 from raffia.report.folder import MANIFEST
@@ -132,17 +132,13 @@ def read_manifest(folder: str | Path) -> Manifest:
     True
     """
     path = Path(folder) / MANIFEST
-    try:
-        data = parse_json(path, path.read_bytes())
+    data: Any = parse_json(path, path.read_bytes())
+    with foreign_reader(path, "it is no manifest of a sweep"):
         data.pop("raffia")
         runs = tuple(PlannedRun(**_plain_name(run)) for run in data.pop("runs"))
         engine, devices = EngineConfig(**data.pop("engine")), tuple(data.pop("devices"))
         search = _search(data.pop("search", None))
         return Manifest(runs=runs, engine=engine, devices=devices, search=search, **data)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        if isinstance(error, DamagedFileError):
-            raise
-        raise DamagedFileError(path, f"it is no manifest of a sweep: {error}") from error
 
 
 def _search(data: dict[str, Any] | None) -> Search | None:

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from raffia.files import (
     MissingFileError,
     dump_json,
+    locked,
     make_folder,
     open_plain,
     parse_json,
@@ -64,7 +65,7 @@ from raffia.tensordict.record import (
     titled,
     write_record,
 )
-from raffia.tensordict.stored_values import Home, locked, share
+from raffia.tensordict.stored_values import Home, share
 
 # ------------------------------------------------------------------ a folder of memory-mapped files
 

@@ -6,19 +6,15 @@ import errno
 import math
 import os
 import re
-import secrets
-import shutil
 import stat
-import tempfile
-import weakref
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from raffia.files import DamagedFileError as DamagedFileError
+from raffia.files import TemporaryFile, reserve_file
 
 Path = str | os.PathLike[str]
 
@@ -35,39 +31,6 @@ DTYPES: dict[str, torch.dtype] = {
     )
 }
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
-
-
-class TemporaryFile:
-    """A file that goes when the last tensor over it does, at the latest with the process."""
-
-    def __init__(self, nbytes: int) -> None:
-        self.path = f"{tempfile.gettempdir()}/raffia-{secrets.token_hex(8)}.memmap"
-        reserve(self.path, nbytes, False, 0o600)
-        weakref.finalize(self, _remove, self.path, os.getpid())
-
-    def __fspath__(self) -> str:
-        return self.path
-
-
-class TemporaryFolder:
-    """A folder that goes with the last value that lies in it, at the latest with the process."""
-
-    def __init__(self) -> None:
-        self.path = tempfile.mkdtemp(prefix="raffia-")
-        weakref.finalize(self, _remove, self.path, os.getpid())
-
-    def __fspath__(self) -> str:
-        return self.path
-
-
-def _remove(path: str, owner: int) -> None:
-    if os.getpid() != owner:  # a forked child has its own copy of everything but what is on disk
-        return
-    if os.path.isdir(path):
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        with suppress(FileNotFoundError):
-            os.unlink(path)
 
 
 class MemoryMappedTensor(Tensor):
@@ -449,7 +412,7 @@ def allocate(
     nbytes = math.prod(shape) * dtype.itemsize
     if filename is not None:
         filename = os.fspath(filename)
-        reserve(filename, nbytes, existsok)
+        reserve_file(filename, nbytes, existsok)
         return map_file(filename, dtype, shape)
     file = TemporaryFile(nbytes)
     out = map_file(file.path, dtype, shape)
@@ -474,42 +437,6 @@ def allocate_together(tensors: Sequence[Tensor]) -> list[MemoryMappedTensor]:
         view.set_(memory, start // x.dtype.itemsize, x.shape)  # type: ignore[call-overload]
         out.append(mapped(view, file))
     return out
-
-
-def reserve(filename: str, nbytes: int, existsok: bool, mode: int = 0o666) -> None:
-    """Make a file of `nbytes`, with its space on the disk, so that a full disk is an OSError here.
-
-    Without the reservation, writing to the map of a file on a full disk kills the process (SIGBUS).
-    A file of this length stays, so that other maps of it see what is written into it. One of
-    another length is replaced: to cut it would kill whoever has mapped it.
-    """
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-    made = filename  # what to remove if there is no space
-    try:
-        fd = os.open(filename, flags | os.O_EXCL, mode)
-    except FileExistsError:
-        if not existsok:
-            raise RuntimeError(
-                f"The file {filename} already exists. To write over it, pass existsok=True"
-            ) from None
-        found = os.lstat(filename)
-        made = ""
-        if found.st_size != nbytes or not stat.S_ISREG(found.st_mode):
-            made = os.path.join(os.path.dirname(filename), f".{secrets.token_hex(6)}.tmp")
-        fd = os.open(made or filename, flags | getattr(os, "O_NOFOLLOW", 0), mode)
-    try:
-        if nbytes and hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(fd, 0, nbytes)
-        elif nbytes:  # macOS has no way to reserve
-            os.ftruncate(fd, nbytes)
-        if made and made != filename:
-            os.replace(made, filename)
-    except BaseException:
-        if made:
-            os.unlink(made)
-        raise
-    finally:
-        os.close(fd)
 
 
 def check_length(filename: str, nbytes: int) -> None:

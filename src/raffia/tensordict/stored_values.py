@@ -14,8 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from raffia.files import Lock
-from raffia.tensordict.memmap import TemporaryFolder
+from raffia.files import TemporaryFolder, locked
 from raffia.tensordict.node import Node
 from raffia.tensordict.record import (
     META,
@@ -30,20 +29,6 @@ from raffia.tensordict.record import (
     value_record,
     write_record,
 )
-
-
-@contextmanager
-def locked(folder: str) -> Iterator[None]:
-    """Keep other processes from changing the record of a folder meanwhile."""
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        lock = Lock(fd, wait=True)
-        try:
-            yield
-        finally:
-            lock.release()
-    finally:
-        os.close(fd)
 
 
 class Home:

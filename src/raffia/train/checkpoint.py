@@ -1,7 +1,7 @@
 """Checkpoints of a run: written atomically, checked when read, the newest whole one found.
 
 Each is a folder named by its update, `checkpoints/000001000/`, whose manifest comes last and holds
-the sizes and sha256 of its files (`raffia.data.folder`). So at any time, killed or without power,
+the sizes and sha256 of its files (`raffia.files.folder`). So at any time, killed or without power,
 
 - a folder without a manifest is what a killed save left: it counts for nothing, and the next save
   removes it;
@@ -23,17 +23,16 @@ from typing import Any
 
 import torch
 
-from raffia.data.folder import (
+from raffia.files import DamagedFileError, dump_json, make_folder, parse_json, read_signed, sync
+from raffia.files.folder import (
     MANIFEST,
     OURS,
     Content,
     Folder,
     read_folder,
-    read_signed,
     replace_extras,
     write_folder,
 )
-from raffia.files import DamagedFileError, dump_json, make_folder, parse_json, sync
 from raffia.tensordict.disk import save_file
 from raffia.tensordict.tensordict import TensorDict
 

@@ -9,7 +9,6 @@ file. Files may leave settings out.
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +16,7 @@ from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from raffia.files import DEEPEST, brief, is_deeper
+from raffia.files import DEEPEST, DamagedFileError, brief, parse_json
 from raffia.train.flags import grouped, print_help, read_flag
 from raffia.train.settings import (
     AnyConfig,
@@ -216,14 +215,9 @@ def _once(pairs: Sequence[tuple[Any, Any]], path: Path) -> dict[Any, Any]:
 
 def _parse_json(text: str, path: Path) -> object:
     try:
-        found = json.loads(text, object_pairs_hook=lambda pairs: _once(pairs, path))
-    except ConfigError:
-        raise
-    except (ValueError, RecursionError) as error:  # ValueError: also thousands of digits
-        raise ConfigError(f"{path} is no JSON: {brief(error)}") from None
-    if is_deeper(found, DEEPEST):
-        raise ConfigError(f"{path} is nested more than {DEEPEST} deep")
-    return found
+        return parse_json(path, text)
+    except DamagedFileError as error:
+        raise ConfigError(str(error)) from None
 
 
 def _parse_yaml(text: str, path: Path) -> object:

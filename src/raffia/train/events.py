@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from raffia.train.appended import AppendedFile
+from raffia.files import AppendLog
 
 PREFIX, SUFFIX = "events.out.tfevents.", ".raffia"
 TAIL = 1 << 16  # bytes that a crash can have spoilt
@@ -26,10 +26,11 @@ VERSION = b"brain.Event:2"
 POLYNOMIAL = 0x82F63B78  # with its bits in reverse order
 
 
-class EventFile(AppendedFile):
+class EventFile(AppendLog):
     """Scalars for `tensorboard --logdir FOLDER`; a file that is there already is resumed.
 
-    What a crash cut off at its end is removed.
+    What a crash cut off at its end is removed; the first record, which names the kind of file, is
+    there always. A TensorBoard that looks at the file needs to be started again after a rewind.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder, EventFile(folder) as events:
@@ -45,12 +46,6 @@ class EventFile(AppendedFile):
         names = [name for name in names if name.endswith(SUFFIX)]
         name = names[-1] if names else f"{PREFIX}{int(time.time()):010d}{SUFFIX}"
         super().__init__(f"{os.fspath(folder)}/{name}")
-        try:
-            self._file.truncate(_end_of_records(self._file))
-            self._begin()
-        except BaseException:
-            self._file.close()
-            raise
 
     def write(self, tag: str, value: float, *, step: int, wall_time: float | None = None) -> None:
         """Append a point of the curve `tag`.
@@ -67,22 +62,11 @@ class EventFile(AppendedFile):
         event = b"\x09" + struct.pack("<d", now) + b"\x10" + _varint(step)
         self._append(event + _bytes(5, _bytes(1, point)))
 
-    def rewind(self, position: int) -> int:
-        """Remove what was written after `position`; gives how many bytes that were.
-
-        The first record stays, which names the kind of file. A file that is shorter already is left
-        as it is. A TensorBoard that is looking at the file needs to be started again.
-        """
-        before = self.position()
-        if position < before:
-            self._file.truncate(position)
-            self._file.truncate(_end_of_records(self._file))
-            self._begin()
-        return before - self.position()
+    def _end(self, file: BinaryIO) -> int:
+        return _end_of_records(file)
 
     def _begin(self) -> None:
-        if not self.position():
-            self._append(b"\x09" + struct.pack("<d", time.time()) + _bytes(3, VERSION))
+        self._append(b"\x09" + struct.pack("<d", time.time()) + _bytes(3, VERSION))
 
     def _append(self, data: bytes) -> None:
         length = struct.pack("<Q", len(data))

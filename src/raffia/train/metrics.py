@@ -1,135 +1,17 @@
-"""Metrics of a run, on their way to files: rows of JSON, means since the last row, times.
-
-A log goes on after a resume without doubled rows: a checkpoint notes how long the file is, and what
-was written after that is cut off (`position`, `rewind`).
-"""
+"""Metrics of a run, on their way to files: means since the last row, and times."""
 
 from __future__ import annotations
 
 import contextlib
-import json
-import math
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from raffia.tensordict.tensordict import TensorDict
-from raffia.train.appended import AppendedFile
 
 MOST_PENDING = 256  # additions that are collected before they are summed
-TAIL = 1 << 16  # bytes that are looked at to find the last line
-
-
-class MetricsFile(AppendedFile):
-    """A file of JSON lines that is appended to; each row is in the system's hands when written.
-
-    path: made if need be. What a crash cut off at its end is removed: a line without an end, or of
-        zeros.
-
-    JSON has no NaN and no infinity: both are written as null.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder, MetricsFile(f"{folder}/m.jsonl") as file:
-    ...     file.write({"kind": "train", "update": 1, "loss": float("nan")})
-    ...     position = file.position()
-    ...     file.write({"kind": "train", "update": 2, "loss": 0.5})
-    ...     file.rewind(position)
-    ...     with open(file.path) as lines:
-    ...         print(lines.read())
-    44
-    {"kind": "train", "update": 1, "loss": null}
-    <BLANKLINE>
-    """
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        super().__init__(path)
-        try:
-            self._file.truncate(_end_of_rows(self._file))
-        except BaseException:
-            self._file.close()
-            raise
-
-    def write(self, row: Mapping[str, Any]) -> None:
-        """Append a row of what JSON can hold.
-
-        Raises OSError if the disk is full; the file is as it was then.
-
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder, MetricsFile(f"{folder}/m.jsonl") as file:
-        ...     file.write({"loss": torch.tensor(1.0)})
-        Traceback (most recent call last):
-        ...
-        TypeError: ... a row holds what JSON does, such as float(loss): ...
-        """
-        self.append(f"{_json(row)}\n".encode())
-
-    def rewind(self, position: int) -> int:
-        """Remove what was written after `position`; gives how many bytes that were.
-
-        A file that is shorter already is left as it is.
-        """
-        before = self.position()
-        if position < before:
-            self._file.truncate(position)
-            self._file.truncate(_end_of_rows(self._file))
-        return before - self.position()
-
-
-def _json(row: Mapping[str, Any]) -> str:
-    try:
-        return json.dumps(_finite(row), allow_nan=False)
-    except TypeError as error:
-        raise TypeError(
-            f"{error}; a row holds what JSON does, such as float(loss): {dict(row)!r:.200}"
-        ) from None
-
-
-def _finite(value: Any) -> Any:
-    """The value with None instead of numbers that JSON does not have."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {name: _finite(entry) for name, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(entry) for entry in value]
-    return value
-
-
-def _end_of_rows(file: Any) -> int:
-    """Where the last whole row ends."""
-    end: int = file.seek(0, os.SEEK_END)
-    while end:
-        start = _start_of_line(file, end)
-        file.seek(start)
-        line = file.read(end - start)
-        if line.endswith(b"\n") and _is_row(line):
-            return end
-        end = start
-    return 0
-
-
-def _start_of_line(file: Any, end: int) -> int:
-    """Where the line starts whose last byte is before `end`."""
-    stop = end - 1  # its own end does not count
-    while stop > 0:
-        start = max(0, stop - TAIL)
-        file.seek(start)
-        found = file.read(stop - start).rfind(b"\n")
-        if found >= 0:
-            return start + int(found) + 1
-        stop = start
-    return 0
-
-
-def _is_row(line: bytes) -> bool:
-    try:
-        return isinstance(json.loads(line), dict)
-    except ValueError:
-        return False
 
 
 class RunningMeans:

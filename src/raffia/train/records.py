@@ -1,4 +1,8 @@
-"""Records of a run: one row for each event, as JSON lines and for TensorBoard."""
+"""Records of a run: one row for each event, as JSON lines and for TensorBoard.
+
+They go on after a resume without doubled rows: a checkpoint notes how long the files are, and what
+was written after that is cut off (`state`, `rewind`).
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from raffia.files import JsonLines
 from raffia.train.events import EventFile
-from raffia.train.metrics import MetricsFile
 
 
 class Records:
@@ -34,7 +38,7 @@ class Records:
     """
 
     def __init__(self, folder: Path, seconds: float = 0.0) -> None:
-        self._rows = MetricsFile(folder / "metrics.jsonl")
+        self._rows = JsonLines(folder / "metrics.jsonl")
         self._events = EventFile(folder)
         self._before, self._begun = seconds, time.monotonic()
         self._waiting: deque[Callable[[], object]] = deque()  # writes, in their order

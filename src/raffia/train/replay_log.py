@@ -23,7 +23,7 @@ from torch import Tensor
 from raffia.data.segment import LockedView, SegmentReplayBuffer
 from raffia.data.storage_state import StorageContents, to_state
 from raffia.data.structure import RowStructure
-from raffia.files import DamagedFileError
+from raffia.files import Checksum, DamagedFileError, check_file, checksum
 from raffia.tensordict.disk import raw_bytes, save_file
 from raffia.tensordict.keys import NestedKey, unravel_key_to_tuple
 from raffia.tensordict.tensordict import TensorDict
@@ -175,8 +175,7 @@ class ReplayLog:
         file = f"rows-{first:012d}-{stop:012d}-{token}.safetensors"
         path = f"{self.folder}/{file}"
         save_file(TensorDict({name: leaf[rows] for name, leaf in columns.items()}), path)
-        sha256, length = _checksum(path)
-        return Chunk(file, first, stop, length, sha256, _digest(columns, rows.stop - 1))
+        return Chunk(file, first, stop, *checksum(path), _digest(columns, rows.stop - 1))
 
     def _remove(self, names: list[str]) -> None:
         for name in names:
@@ -205,13 +204,7 @@ class ReplayLog:
     def check(self, checkpoint: Checkpoint) -> None:
         """Raise DamagedFileError unless all chunks of a checkpoint are as they were written."""
         for chunk in self._chunks_of(checkpoint):
-            path = f"{self.folder}/{chunk.file}"
-            try:
-                found = _checksum(path)
-            except FileNotFoundError:
-                raise DamagedFileError(path, "the file is missing") from None
-            if found != (chunk.sha256, chunk.bytes):
-                raise DamagedFileError(path, "its content is not what was saved")
+            check_file(f"{self.folder}/{chunk.file}", Checksum(chunk.bytes, chunk.sha256))
 
     def restore(self, checkpoint: Checkpoint, buffer: SegmentReplayBuffer) -> None:
         """Restore the buffer of the checkpoint, bit for bit, with its generator.
@@ -298,9 +291,3 @@ def _digest(columns: dict[str, Tensor], row: int) -> str:
     for leaf in columns.values():
         found.update(raw_bytes(leaf[row : row + 1]))
     return found.hexdigest()
-
-
-def _checksum(path: str) -> tuple[str, int]:
-    """The sha256 and the length of a file."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest(), file.tell()

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from raffia.algorithms.ilql.config import ILQLConfig
 from raffia.algorithms.ilql.loss import Loss
 from raffia.algorithms.ilql.model import ILQLModel
-from raffia.data.folder import Folder, load_folder, write_folder
 from raffia.files import foreign_reader
+from raffia.files.folder import Folder, load_folder, write_folder
 from raffia.tensordict.tensordict import TensorDict
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from raffia.data.folder import Content, Folder, load_folder, write_folder
 from raffia.files import DamagedFileError, dump_json, parse_json
+from raffia.files.folder import Content, Folder, load_folder, write_folder
 from raffia.lm.data.data_point import DataPoint, Decisions
 
 __all__ = ["StoreReport", "TokenStore"]

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-import secrets
-import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -24,10 +22,9 @@ from raffia.files import (
     DamagedFileError,
     check_manifest,
     foreign_reader,
-    make_folder,
+    new_folder,
     parse_json,
     replaced,
-    sync,
     write_atomically,
     write_json,
     write_manifest,
@@ -110,7 +107,8 @@ def export(run: str | Path, out: str | Path, checkpoint: str = "best") -> Export
     update = find_checkpoint(run, checkpoint).update
     policy = load_agent(run, str(update))
 
-    def fill(folder: Path) -> None:
+    with new_folder(out) as unfinished:
+        folder = Path(unfinished)
         _write_all(folder, config, policy)
         card = model_card(
             config,
@@ -122,7 +120,6 @@ def export(run: str | Path, out: str | Path, checkpoint: str = "best") -> Export
         write_atomically(folder / "README.md", card.encode("utf-8"))
         write_manifest(folder, _listed(folder))
 
-    _at_once(out, fill)
     return Exported(out, update, config.loss.needs_values)
 
 
@@ -289,23 +286,6 @@ def _refuse_rotary(config: ILQLRun, run: Path) -> None:
             "would read it, has learned ones: no folder of that kind can hold it. Runs with "
             "--model.trunk.positions learned can be exported"
         )
-
-
-def _at_once(out: Path, fill: Callable[[Path], None]) -> None:
-    """The folder appears when all is in it and on disk; if anything fails, nothing is left."""
-    make_folder(out.parent)
-    unfinished = out.with_name(f".{out.name}.{secrets.token_hex(6)}.tmp")
-    unfinished.mkdir()
-    try:
-        fill(unfinished)
-        for root, _, names in os.walk(unfinished):
-            for name in [*names, ""]:  # "": the folder itself
-                sync(os.path.join(root, name))
-        unfinished.rename(out)
-        sync(str(out.parent))
-    except BaseException:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        raise
 
 
 def _listed(folder: Path) -> list[str]:

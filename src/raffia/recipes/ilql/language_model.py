@@ -19,8 +19,8 @@ from torch import nn
 
 from raffia.algorithms.ilql.config import TrunkConfig
 from raffia.algorithms.ilql.model import ILQLModel, make_trunk
-from raffia.data.folder import load_folder, write_folder
 from raffia.files import DamagedFileError
+from raffia.files.folder import load_folder, write_folder
 from raffia.functional.seeds import derive_seed
 from raffia.lm.folder import gpt2_settings, load_gpt2, read_config
 from raffia.lm.hf_models import hf_sizes

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from raffia.data.folder import locked, read_folder, write_folder
+from raffia.files.folder import locked, read_folder, write_folder
 from raffia.tensordict.memmap import DamagedFileError
 
 

@@ -6,29 +6,21 @@ Only then the files of the write before are removed, and with them what a killed
 """
 
 import errno
-import hashlib
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from raffia.files import (
-    DamagedFileError,
-    Lock,
-    dump_json,
-    make_folder,
-    parse_json,
-    shown,
-    write_atomically,
-)
-from raffia.files import sync as sync
+from raffia.files.atomic import make_folder, sync, write_atomically
+from raffia.files.checksums import Checksum, check_file, checksum, read_signed, signed
+from raffia.files.damage import DamagedFileError, Path, foreign_reader, shown
+from raffia.files.json_files import dump_json
+from raffia.files.locks import locked
 
 Loaded = TypeVar("Loaded")
 MANIFEST = "manifest.json"
-Path = str | os.PathLike[str]
 Content = bytes | Callable[[str], Any]  # a callable writes the file at the path that it is given
 
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
@@ -178,40 +170,6 @@ def check_kind(root: str, record: dict[str, Any], kind: str, version: int) -> No
         )
 
 
-def signed(record: dict[str, Any]) -> dict[str, Any]:
-    """The record with a checksum of itself."""
-    return {**record, "sha256": hashlib.sha256(dump_json(record)).hexdigest()}
-
-
-def read_signed(path: str) -> dict[str, Any]:
-    """A record that was written `signed`; DamagedFileError if it is not as it was written."""
-    with open(path, "rb") as file:
-        record = parse_json(path, file.read(), deepest=None)
-    if type(record) is not dict or record.get("format") != "raffia":
-        raise DamagedFileError(path, "it is not a record of ours")
-    checksum = record.pop("sha256", None)
-    if checksum != signed(record)["sha256"]:
-        raise DamagedFileError(path, "its content is not what was written: the checksum differs")
-    return record
-
-
-@contextmanager
-def locked(folder: str, shared: bool = False) -> Iterator[None]:
-    """Keep other processes out of a folder (for writing only if shared); it ends with us."""
-    if os.name == "nt":  # no folder can be opened there
-        yield
-        return
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        lock = Lock(fd, shared=shared, wait=True)
-        try:
-            yield
-        finally:
-            lock.release()
-    finally:
-        os.close(fd)
-
-
 def _manifest(root: str) -> dict[str, Any]:
     try:
         return read_signed(f"{root}/{MANIFEST}")
@@ -257,10 +215,8 @@ def _store(path: str, content: Content) -> dict[str, Any]:
     else:
         with open(path, "xb") as file:
             file.write(content)
-    with open(path, "rb+") as file:
-        os.fsync(file.fileno())
-        checksum = hashlib.file_digest(file, "sha256").hexdigest()
-        return {"bytes": os.fstat(file.fileno()).st_size, "sha256": checksum}
+    sync(path)
+    return checksum(path)._asdict()
 
 
 def _checked(root: str, listed: Any) -> str:
@@ -268,17 +224,10 @@ def _checked(root: str, listed: Any) -> str:
     stored = listed.get("file") if type(listed) is dict else None
     if type(stored) is not str or not OURS.fullmatch(stored):
         raise DamagedFileError(f"{root}/{MANIFEST}", f"{shown(stored)} is not a file of ours")
-    path = f"{root}/{stored}"
-    try:
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if size != listed["bytes"]:
-                raise DamagedFileError(path, f"it holds {size} bytes, not {listed['bytes']}")
-            if hashlib.file_digest(file, "sha256").hexdigest() != listed["sha256"]:
-                raise DamagedFileError(path, "its content is not what was saved")
-    except FileNotFoundError:
-        raise DamagedFileError(path, "the file is missing") from None
-    return path
+    with foreign_reader(f"{root}/{MANIFEST}", "it lists no checksum"):
+        expected = Checksum(listed["bytes"], listed["sha256"])
+    check_file(f"{root}/{stored}", expected)
+    return f"{root}/{stored}"
 
 
 def _remove(root: str, names: list[str]) -> None:

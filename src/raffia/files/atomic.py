@@ -1,0 +1,194 @@
+"""Files written all at once and to disk: after a crash there is the old one or the new one.
+
+Whatever Raffia writes goes through `write_atomically`, or is a file that only grows or is mapped;
+a test holds the source against that.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, BinaryIO
+
+from raffia.files.damage import Path
+
+UNFINISHED = re.compile(r"\.[0-9a-f]{12}\.tmp")
+
+
+def write_atomically(
+    path: Path,
+    content: bytes | Callable[[BinaryIO], Any],
+    *,
+    is_synced: bool = True,
+    follows_links: bool = True,
+) -> None:
+    """Write a file such that at any time, also after a crash, there is the old one or the new one.
+
+    content: the bytes, or a function that writes them into the file that it is given.
+    is_synced: False leaves it to the system when the data goes to disk: for a crash of the process
+        only.
+    follows_links: of a symbolic link, write the file it points to; else a file in its place.
+    If anything fails, the old file is as it was and no other file is left.
+
+    >>> import pathlib, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_atomically(f"{folder}/x", b"new")
+    ...     pathlib.Path(folder, "x").read_bytes()
+    b'new'
+    """
+    path = os.path.abspath(path)
+    path = os.path.realpath(path) if follows_links and os.path.islink(path) else path
+    folder = os.path.dirname(path)
+    temporary = f"{folder}/.{secrets.token_hex(6)}.tmp"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    flags |= getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)  # each on some systems only
+    try:
+        fd = os.open(temporary, flags, 0o666)
+        try:
+            if isinstance(content, bytes):
+                rest = memoryview(content)
+                while rest:
+                    rest = rest[os.write(fd, rest) :]
+            else:
+                with open(fd, "wb", closefd=False) as file:
+                    content(file)
+            if is_synced:
+                os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):  # the error above tells
+            os.unlink(temporary)
+        raise
+    if is_synced:
+        sync(folder)
+
+
+@contextmanager
+def replaced(path: Path) -> Iterator[str]:
+    """Where to write a file that is to stand at `path`: there at the end, all at once, on disk.
+
+    For what can only write to a path; else `write_atomically`. If anything fails, the old file is
+    as it was and no other file is left.
+
+    >>> import pathlib, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with replaced(f"{folder}/x") as there:
+    ...         _ = pathlib.Path(there).write_bytes(b"new")
+    ...     pathlib.Path(folder, "x").read_bytes()
+    b'new'
+    """
+    path = os.path.realpath(path)
+    folder = os.path.dirname(path)
+    temporary = f"{folder}/.{secrets.token_hex(6)}.tmp"
+    try:
+        yield temporary
+        fd = os.open(temporary, os.O_RDWR)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise
+    sync(folder)
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[str]:
+    """Where to write the files of a folder that is to be at `path`: it appears at once, on disk.
+
+    If anything fails, nothing is left. Raises OSError if something is there, but an empty folder.
+
+    >>> import pathlib, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with new_folder(f"{folder}/x") as there:
+    ...         _ = pathlib.Path(there, "a").write_bytes(b"new")
+    ...     os.listdir(f"{folder}/x")
+    ['a']
+    """
+    path = os.path.realpath(path)
+    above, name = os.path.split(path)
+    make_folder(above)
+    unfinished = f"{above}/.{name}.{secrets.token_hex(6)}.tmp"
+    os.mkdir(unfinished)
+    try:
+        yield unfinished
+        for root, _, names in os.walk(unfinished):
+            for one in [*names, ""]:  # "": the folder itself
+                sync(os.path.join(root, one))
+        os.replace(unfinished, path)
+        sync(above)
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
+
+
+def is_unfinished(name: str) -> bool:
+    """Whether a file of this name is what `write_atomically` left when its process was killed.
+
+    >>> is_unfinished(".0123456789ab.tmp"), is_unfinished("config.json")
+    (True, False)
+    """
+    return UNFINISHED.fullmatch(name) is not None
+
+
+def is_free(folder: Path) -> bool:
+    """Whether nothing lies at a path, or a folder with nothing but what a killed process left.
+
+    >>> is_free("no such folder")
+    True
+    """
+    if not os.path.isdir(folder):
+        return not os.path.lexists(folder)
+    return all(is_unfinished(name) for name in os.listdir(folder))
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder, and those around it that lack, and bring their names to disk.
+
+    A name is on disk when the folder that it stands in was brought there; that of what lies in it
+    does not do for all file systems.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     make_folder(f"{folder}/a/b")
+    ...     os.path.isdir(f"{folder}/a/b")
+    True
+    """
+    path = os.path.abspath(path)
+    lacking = []
+    above = path
+    while not os.path.isdir(above) and os.path.dirname(above) != above:
+        lacking.append(above)
+        above = os.path.dirname(above)
+    os.makedirs(path, exist_ok=True)
+    for made in reversed(lacking):
+        sync(os.path.dirname(made))
+
+
+def sync(folder: Path) -> None:
+    """Bring the names in a folder to disk.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     sync(folder)
+    """
+    if os.name == "nt":  # no folder can be opened there
+        return
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # a file system that has no such thing for folders
+            raise
+    finally:
+        os.close(fd)

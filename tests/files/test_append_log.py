@@ -1,0 +1,119 @@
+"""Files that only grow: whole records, whatever a crash has left of the last one."""
+
+import json
+import os
+import resource
+import signal
+import time
+
+import pytest
+import torch
+
+from raffia.files import JsonLines
+
+
+def rows_of(path):
+    with open(path) as file:
+        return [
+            json.loads(line, parse_constant=lambda name: pytest.fail(name))
+            for line in file.read().splitlines()
+        ]
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "metrics.jsonl"
+
+
+def test_rows_are_lines_of_json_that_are_there_at_once(path):
+    with JsonLines(path) as file:
+        for update in range(3):
+            row = {"kind": "evaluate", "update": update, "returns": [1.5, -1.0], "as_first": [True]}
+            file.write(row)
+            assert rows_of(path)[-1] == row  # nothing waits in this process
+        assert file.position() == os.path.getsize(path)
+    with JsonLines(path) as file:
+        file.write({"kind": "end", "name": "two\nlines, é"})
+    assert [row["kind"] for row in rows_of(path)] == ["evaluate"] * 3 + ["end"]
+    assert rows_of(path)[-1]["name"] == "two\nlines, é"
+
+
+def test_what_json_lacks_is_null(path):
+    with JsonLines(path) as file:
+        nan, inf = float("nan"), float("inf")
+        file.write({"loss": nan, "more": [inf, -inf, 1.0], "deep": {"x": (nan,)}})
+    assert rows_of(path) == [{"loss": None, "more": [None, None, 1.0], "deep": {"x": [None]}}]
+
+
+def test_a_row_that_json_can_not_hold_is_refused_as_a_whole(path):
+    with JsonLines(path) as file:
+        file.write({"loss": 0.5})
+        with pytest.raises(TypeError, match=r"Tensor .* such as float\(loss\)"):
+            file.write({"loss": torch.tensor(1.0)})
+    assert rows_of(path) == [{"loss": 0.5}]
+
+
+def test_rewinding_leaves_what_was_written_before(path):
+    with JsonLines(path) as file:
+        file.write({"update": 1})
+        position = file.position()
+        file.write({"update": 2})
+        file.sync()
+        assert file.rewind(position) == len('{"update": 2}\n')
+        file.write({"update": 3})
+        assert file.rewind(10_000) == 0
+    assert rows_of(path) == [{"update": 1}, {"update": 3}]
+    with JsonLines(path) as file:
+        file.rewind(position + 5)  # not where a row ended: the file was edited
+        assert rows_of(path) == [{"update": 1}]
+        file.rewind(0)
+        assert os.path.getsize(path) == 0
+
+
+@pytest.mark.parametrize(
+    "tail", [b'{"update": 2', b"\0" * 5000, b'{"update": 2}', b"\xff\xfe\n", b"[1]\n", b"\n\n\0\n"]
+)
+@pytest.mark.parametrize("before", [0, 1, 3])
+def test_what_a_crash_cut_off_is_removed_when_it_is_opened(path, tail, before):
+    rows = [{"update": i, "long": "x" * 40_000 * i} for i in range(before)]
+    with JsonLines(path) as file:
+        for row in rows:
+            file.write(row)
+    with open(path, "ab") as raw:
+        raw.write(tail)
+    with JsonLines(path) as file:
+        assert rows_of(path) == rows
+        file.write({"update": "new"})
+    assert rows_of(path) == [*rows, {"update": "new"}]
+
+
+def test_a_row_that_does_not_fit_on_the_disk_leaves_no_part_of_it(path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with JsonLines(path) as file:
+        file.write({"update": 1})
+        resource.setrlimit(resource.RLIMIT_FSIZE, (40, hard))
+        try:
+            with pytest.raises(OSError, match="File too large"):
+                file.write({"update": "x" * 100})
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert rows_of(path) == [{"update": 1}]
+        file.write({"update": 2})
+    assert rows_of(path) == [{"update": 1}, {"update": 2}]
+
+
+def test_a_kill_loses_no_row_that_was_written(path):
+    pid = os.fork()
+    if not pid:
+        try:
+            file = JsonLines(path)
+            for update in range(10**9):
+                file.write({"update": update})
+        finally:
+            os._exit(1)
+    while not os.path.exists(path) or os.path.getsize(path) < 1000:
+        time.sleep(0.005)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    JsonLines(path).close()
+    assert [row["update"] for row in rows_of(path)] == [*range(len(rows_of(path)))]

@@ -1,0 +1,90 @@
+"""Locks, and what is done on file systems and systems that have none."""
+
+import errno
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from raffia.data.memmap_storage import MemmapStorage
+from raffia.files import Lock
+from raffia.recipes.run_folder import claimed
+
+
+@pytest.fixture(params=[errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def without_locks(request, monkeypatch):
+    import fcntl
+
+    def flock(fd, how):
+        raise OSError(request.param, os.strerror(request.param))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+
+
+def test_a_file_system_without_locks_is_told_of(without_locks, tmp_path):
+    with open(tmp_path / "x", "wb") as file:
+        lock = Lock(file.fileno())
+        assert "this file system has no locks" in lock.missing
+        lock.release()
+    with claimed(tmp_path) as told:
+        assert "Nothing keeps a second process from the same run" in told
+
+
+def test_rows_are_kept_where_there_are_no_locks(without_locks, tmp_path):
+    with pytest.warns(UserWarning, match="Nothing keeps a second process from writing there"):
+        storage = MemmapStorage(3, tmp_path / "rows")
+    storage.close()
+
+
+def test_a_lock_that_fails_is_one_error(tmp_path, monkeypatch):
+    """A storage whose making failed must not fail once more when it is forgotten."""
+    import fcntl
+
+    def flock(fd, how):
+        raise OSError(errno.EIO, "broken")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    seen = []
+    monkeypatch.setattr(sys, "unraisablehook", seen.append)
+    with pytest.raises(OSError, match="broken"):
+        MemmapStorage(3, tmp_path / "rows")
+    monkeypatch.setattr(os, "open", lambda *a, **o: (_ for _ in ()).throw(OSError(5, "no file")))
+    with pytest.raises(OSError, match="no file"):
+        MemmapStorage(3, tmp_path / "rows")
+    assert seen == []
+
+
+def test_a_second_holder_is_refused(tmp_path):
+    with claimed(tmp_path) as told:
+        assert told == ""
+        with pytest.raises(RuntimeError, match="run by another process"), claimed(tmp_path):
+            pass
+
+
+@pytest.mark.slow
+def test_the_package_imports_on_systems_without_locks(tmp_path):
+    """As on Windows, where there is no `fcntl`, and no folder can be opened."""
+    text = """
+    import sys
+    import importlib, os, pkgutil, raffia, numba, torch
+    sys.modules["fcntl"] = None
+    del os.register_at_fork, os.posix_fallocate
+    for found in pkgutil.walk_packages(raffia.__path__, "raffia."):
+        if not found.name.endswith("__main__"):
+            importlib.import_module(found.name)
+    import warnings
+    from raffia.data.memmap_storage import MemmapStorage
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        MemmapStorage(3, sys.argv[1]).close()
+    assert "this system has no locks" in str(told[0].message), told
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(text), str(tmp_path / "rows")],
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]

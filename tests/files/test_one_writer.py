@@ -1,0 +1,133 @@
+"""Nothing but a few files of the source writes, makes or removes files."""
+
+import ast
+import textwrap
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[2] / "src" / "raffia"
+
+# Who may write, and why not by `write_atomically`.
+WRITERS = {
+    "files/atomic.py": "the writer itself",
+    "files/folder.py": "files of folders whose manifest comes last; removes those before",
+    "files/append_log.py": "files that only grow; cuts off what is no whole record",
+    "files/space.py": "files that stay mapped: made with their room; temporary ones",
+    "lm/data/token_store.py": "... files of such a folder, written in turn as rows come",
+    "data/memmap_files.py": "writes who holds the lock into its file",
+    "data/row_files.py": "removes the mapped files of a storage",
+    "tensordict/disk.py": "removes the record before its files are written",
+    "distributed/process.py": "frees shared memory",
+    "train/replay_log.py": "removes rows that no checkpoint names",
+    "train/checkpoint.py": "removes checkpoints, their manifest first",
+    "lm/folder.py": "safetensors to the place that `replaced` gives",
+    "recipes/ilql/export.py": "... in a folder that appears at once",
+    "recipes/run_folder.py": "removes what a killed process left in a new run's folder",
+    "algorithms/ilql/agent_files.py": "safetensors within such a folder",
+    "draw/png.py": "matplotlib, into the file that `write_atomically` gives",
+    "cli/commands.py": "streams of this process: no files",
+}
+CALLS = {
+    *("write_text", "write_bytes", "savefig", "savez", "savetxt", "tofile", "dump_file"),
+    *("save_pretrained", "ftruncate", "truncate", "posix_fallocate", "unlink", "rmtree", "rmdir"),
+    *("removedirs", "symlink", "link", "mkdtemp", "mkstemp", "NamedTemporaryFile", "copyfile"),
+    *("copytree", "copy2", "makedirs", "mkdir", "writelines_to"),
+}
+DOTTED = {
+    *("os.replace", "os.rename", "os.renames", "os.remove", "shutil.move", "shutil.copy"),
+    *("np.save", "numpy.save", "torch.save", "json.dump", "safetensors.torch.save_file"),
+}
+# Names of functions of `raffia.tensordict.disk` and `safetensors.torch`; the first is a writer.
+NAMES = {"save_file"}
+OPENERS = {"open", "io.open", "os.fdopen", "gzip.open", "bz2.open", "lzma.open"}
+
+
+def dotted(node):
+    match node:
+        case ast.Name(id=name):
+            return name
+        case ast.Attribute(value=value, attr=name):
+            return f"{dotted(value)}.{name}"
+    return "?"
+
+
+def writes(text):
+    """The calls in a source that write, make or remove files: (line, what)."""
+    found, ours = [], set()
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("raffia."):
+            ours |= {alias.asname or alias.name for alias in node.names}
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        name = dotted(node.func)
+        last = name.rpartition(".")[2]
+        place = 0 if isinstance(node.func, ast.Attribute) and name not in OPENERS else 1
+        modes = [a.value for a in node.args[place : place + 1] if isinstance(a, ast.Constant)]
+        modes += [
+            key.value.value
+            for key in node.keywords
+            if key.arg == "mode" and isinstance(key.value, ast.Constant)
+        ]
+        is_writing = any(
+            isinstance(mode, str) and set(mode) & set("wax+") and set(mode) <= set("rwaxbt+")
+            for mode in modes
+        )
+        if name in OPENERS or (last == "open" and isinstance(node.func, ast.Attribute)):
+            if is_writing and name != "os.open":
+                found.append((node.lineno, f"{name}(..., {modes})"))
+            elif name == "os.open" and any("O_" in ast.unparse(a) for a in node.args[1:]):
+                flags = ast.unparse(node.args[1])
+                if any(flag in flags for flag in ("O_WRONLY", "O_RDWR", "O_CREAT", "O_TRUNC")):
+                    found.append((node.lineno, f"os.open(..., {flags})"))
+        elif last in CALLS and isinstance(node.func, ast.Attribute) or name in DOTTED:
+            found.append((node.lineno, name))
+        elif name in NAMES and name not in ours:
+            found.append((node.lineno, name))
+    return found
+
+
+def test_nothing_else_writes():
+    found = {}
+    for path in sorted(SOURCE.rglob("*.py")):
+        if there := writes(path.read_text()):
+            found[path.relative_to(SOURCE).as_posix()] = there
+    others = {name: there for name, there in found.items() if name not in WRITERS}
+    assert not others, f"write by raffia.files.write_atomically: {others}"
+    assert not WRITERS.keys() - found.keys(), "these write no longer"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Path('x').write_text('a')",
+        "path.write_bytes(b'a')",
+        "open('x', 'w')",
+        "open('x', mode='ab')",
+        "with path.open('xb') as file: pass",
+        "with open(path, 'rb+') as file: pass",
+        "os.open('x', os.O_WRONLY | os.O_CREAT)",
+        "os.replace('a', 'b')",
+        "np.save('x', a)",
+        "torch.save(a, 'x')",
+        "json.dump(a, file)",
+        "from safetensors.torch import save_file\nsave_file(a, 'x')",
+        "model.save_pretrained('x')",
+        "figure.savefig('x')",
+        "shutil.rmtree('x')",
+        "gzip.open('x', 'wb')",
+    ],
+)
+def test_the_test_sees_writers(line):
+    assert len(writes(line)) == 1
+
+
+def test_the_test_passes_readers_and_our_own_writer():
+    text = """
+    from raffia.tensordict.disk import save_file
+    open("x"); open("x", "rb"); path.open("r"); os.open("x", os.O_RDONLY); Store.open(folder)
+    save_file(td, "x"); "a".replace("b", "w"); open(path, encoding="utf-8"); write_atomically(p, b)
+    """
+    assert writes(textwrap.dedent(text)) == []
