@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar, Token
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,7 +30,147 @@ _MOVES = """view reshape unsqueeze squeeze permute transpose expand repeat repea
 flip rot90 pad""".split()
 
 
-class NonTensorData(TensorCollection):
+class Values(TensorCollection):
+    """Members of the entries that hold values: there is nothing in them that has a key.
+
+    A subclass has `tolist`, `_put`, which takes over values, and the way in which it is indexed.
+
+    >>> isinstance(NonTensorData("a"), Values), isinstance(NonTensorStack("a"), Values)
+    (True, True)
+    """
+
+    _holds_data = True
+
+    if TYPE_CHECKING:
+
+        def _put(self, data: Any) -> None: ...
+
+    # -- the contract of Node
+
+    def _entries(self) -> Entries:
+        return {}
+
+    def _peek(self) -> Entries:
+        return {}
+
+    def _get_str(self, name: str) -> Any:
+        return None
+
+    def _peek_str(self, name: str) -> Any:
+        return None
+
+    def _set_str(self, name: str, value: Any) -> None:
+        raise _no_entries(self, name)
+
+    def _del_str(self, name: str) -> None:
+        raise _no_entries(self, name)
+
+    def _replace_str(self, name: str, value: Any) -> None:
+        raise _no_entries(self, name)
+
+    def _is_data(self) -> bool:
+        return True
+
+    def _write(self, data: Any) -> None:
+        with on_disk(self):
+            self._put(data)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return shared_form(self) or super().__reduce_ex__(protocol)
+
+    def _where(self, condition: Tensor, other: Any, pad: Any = None) -> Any:
+        return where(condition, self, other)
+
+    def _compared(self, other: Any, compare: Callable[[Any, Any], Any]) -> Any:
+        return compared(self, other, compare)
+
+    def _with_rows(self, idx: Any, value: Any) -> Any:
+        return with_rows(self, idx, value)
+
+    # -- public methods
+
+    def where(
+        self,
+        condition: Tensor,
+        other: Any,
+        *,
+        out: Any = None,
+        pad: Any = None,
+        update_batch_size: bool = False,
+    ) -> Any:
+        """These values in the rows where `condition` is true, those of `other` elsewhere.
+
+        other: a `NonTensorData` or `NonTensorStack`, or one value for all rows.
+
+        >>> rows = NonTensorData("a", [2]).where(torch.tensor([True, False]), NonTensorData("b"))
+        >>> rows.tolist()
+        ['a', 'b']
+        """
+        return index.written(chosen(condition, self, other), out, update_batch_size)
+
+    def update(
+        self, input_dict_or_td: Any = None, clone: bool = False, inplace: bool = False, **o: Any
+    ) -> Any:
+        """Take over the values of another one.
+
+        >>> NonTensorData("a").update(NonTensorData("b")).data
+        'b'
+        """
+        self._write(input_dict_or_td)
+        return self
+
+    def update_(self, input_dict_or_td: Any = None, clone: bool = False, **o: Any) -> Any:
+        """Take over the values of another one; allowed when locked.
+
+        >>> NonTensorStack("a", "b").update_(NonTensorStack("c", "d")).tolist()
+        ['c', 'd']
+        """
+        self._write(input_dict_or_td)
+        return self
+
+    def update_at_(self, input_dict_or_td: Any, idx: Any, clone: bool = False, **o: Any) -> Any:
+        """Write values into the rows `idx`; refused where there is one value for all rows.
+
+        >>> NonTensorStack("a", "b").update_at_(NonTensorData("c"), 0).tolist()
+        ['c', 'b']
+        """
+        self[idx] = input_dict_or_td
+        return self
+
+    def contiguous(self) -> Any:  # type: ignore[override] # no tensors: no options
+        """Itself.
+
+        >>> NonTensorData("a").contiguous().data
+        'a'
+        """
+        return self
+
+    def densify(self, layout: torch.layout = torch.strided) -> Any:
+        """Itself.
+
+        >>> NonTensorStack("a", "b").densify().tolist()
+        ['a', 'b']
+        """
+        return self
+
+    def to_tensordict(self, **options: Any) -> Any:
+        """A copy of itself: there is no other form.
+
+        >>> NonTensorData("a").to_tensordict().data
+        'a'
+        """
+        return self._shallow()
+
+    def __eq__(self, other: object) -> Any:
+        return compared(self, other, operator.eq)
+
+    def __ne__(self, other: object) -> Any:
+        return compared(self, other, operator.ne)
+
+    __hash__ = TensorCollection.__hash__
+
+
+class NonTensorData(Values):
     """One Python value that stands for all rows of an entry.
 
     data: the value, kept as it is.
@@ -39,7 +181,6 @@ class NonTensorData(TensorCollection):
     ('text', ['text', 'text'], 'text')
     """
 
-    _holds_data = True
     _rows: Any = None  # in `torch.vmap`: the values of the rows, and which dimension was taken away
 
     def __init__(
@@ -98,19 +239,10 @@ class NonTensorData(TensorCollection):
 
     # -- the contract of Node
 
-    def _entries(self) -> Entries:
-        return {}
-
-    def _get_str(self, name: str) -> Any:
-        return None
-
     def _set_str(self, name: str, value: Any) -> None:
         if name != "data":
             raise _no_entries(self, name)
         self._write(value)
-
-    def _del_str(self, name: str) -> None:
-        raise _no_entries(self, name)
 
     def _stores(self) -> list[Entries]:
         return []
@@ -179,16 +311,6 @@ class NonTensorData(TensorCollection):
     def _unwrapped(self) -> Any:
         return self._data
 
-    def _is_data(self) -> bool:
-        return True
-
-    def _write(self, data: Any) -> None:
-        with on_disk(self):
-            self._put(data)
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return shared_form(self) or super().__reduce_ex__(protocol)
-
     def _put(self, data: Any) -> None:
         """Take over a value, here but not in a folder on disk."""
         if isinstance(data, NonTensorStack):
@@ -208,23 +330,6 @@ class NonTensorData(TensorCollection):
         """What a new entry holds in the rows that are not written."""
         return self._like(shape)
 
-    def where(
-        self,
-        condition: Tensor,
-        other: Any,
-        *,
-        out: Any = None,
-        pad: Any = None,
-        update_batch_size: bool = False,
-    ) -> Any:
-        """This value in the rows where `condition` is true, `other` (a value too) elsewhere.
-
-        >>> rows = NonTensorData("a", [2]).where(torch.tensor([True, False]), NonTensorData("b"))
-        >>> rows.tolist()
-        ['a', 'b']
-        """
-        return index.written(chosen(condition, self, other), out, update_batch_size)
-
     def empty_like(self, batch_size: torch.Size) -> NonTensorData:
         """The same value with another batch size.
 
@@ -232,15 +337,6 @@ class NonTensorData(TensorCollection):
         torch.Size([2])
         """
         return self._like(batch_size)
-
-    def _where(self, condition: Tensor, other: Any, pad: Any = None) -> Any:
-        return where(condition, self, other)
-
-    def _compared(self, other: Any, compare: Callable[[Any, Any], Any]) -> Any:
-        return compared(self, other, compare)
-
-    def _with_rows(self, idx: Any, value: Any) -> Any:
-        return with_rows(self, idx, value)
 
     # -- public methods of its own
 
@@ -251,35 +347,6 @@ class NonTensorData(TensorCollection):
                 "another one; entry.maybe_to_stack() gives a NonTensorStack, which holds a value "
                 "per row"
             )
-
-    def update(
-        self, input_dict_or_td: Any = None, clone: bool = False, inplace: bool = False, **o: Any
-    ) -> Any:
-        """Take over the value of another one.
-
-        >>> NonTensorData("a").update(NonTensorData("b")).data
-        'b'
-        """
-        self._write(input_dict_or_td)
-        return self
-
-    def update_(self, input_dict_or_td: Any = None, clone: bool = False, **o: Any) -> Any:
-        """Take over the value of another one; allowed when locked.
-
-        >>> NonTensorData("a").update_(NonTensorData("b")).data
-        'b'
-        """
-        self._write(input_dict_or_td)
-        return self
-
-    def update_at_(self, input_dict_or_td: Any, idx: Any, clone: bool = False, **o: Any) -> Any:
-        """Refused unless it changes nothing: there is one value for all rows.
-
-        >>> NonTensorData("a", batch_size=[2]).update_at_(NonTensorData("a"), 0).tolist()
-        ['a', 'a']
-        """
-        self[idx] = input_dict_or_td
-        return self
 
     def is_empty(self) -> bool:
         """False: there is a value.
@@ -318,30 +385,6 @@ class NonTensorData(TensorCollection):
         """
         return NonTensorStack.from_nontensordata(self)
 
-    def contiguous(self) -> Any:  # type: ignore[override] # no tensors: no options
-        """Itself.
-
-        >>> NonTensorData("a").contiguous().data
-        'a'
-        """
-        return self
-
-    def densify(self, layout: torch.layout = torch.strided) -> Any:
-        """Itself.
-
-        >>> NonTensorData("a").densify().data
-        'a'
-        """
-        return self
-
-    def to_tensordict(self, **options: Any) -> Any:
-        """A copy of itself: there is no other form.
-
-        >>> NonTensorData("a").to_tensordict().data
-        'a'
-        """
-        return self._shallow()
-
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         import copy
 
@@ -349,14 +392,6 @@ class NonTensorData(TensorCollection):
         memo[id(self)] = out
         out._data = copy.deepcopy(self._data, memo)
         return out
-
-    def __eq__(self, other: object) -> Any:
-        return compared(self, other, operator.eq)
-
-    def __ne__(self, other: object) -> Any:
-        return compared(self, other, operator.ne)
-
-    __hash__ = TensorCollection.__hash__
 
     def __repr__(self) -> str:
         name, size, device = type(self).__name__, self._batch_size, self._device
@@ -424,7 +459,7 @@ def _meta_data(kind: type, state: dict[str, Any]) -> MetaData:
 NonTensorDataBase = NonTensorData  # as older programs name it
 
 
-class NonTensorStack(LazyStackedTensorDict):
+class NonTensorStack(Values, LazyStackedTensorDict):
     """A Python value for each row of an entry.
 
     args: the values, or `NonTensorData` and `NonTensorStack` to put together.
@@ -434,8 +469,6 @@ class NonTensorStack(LazyStackedTensorDict):
     >>> stack.tolist(), stack[0].data, stack[1:].tolist()
     (['a', 'b', 'c'], 'a', ['b', 'c'])
     """
-
-    _holds_data = True
 
     def __init__(self, *args: Any, stack_dim: int = 0, **options: Any) -> None:
         members = [
@@ -504,27 +537,6 @@ class NonTensorStack(LazyStackedTensorDict):
 
     # -- the contract of Node
 
-    def _entries(self) -> Entries:
-        return {}
-
-    def _peek(self) -> Entries:
-        return {}
-
-    def _get_str(self, name: str) -> Any:
-        return None
-
-    def _peek_str(self, name: str) -> Any:
-        return None
-
-    def _set_str(self, name: str, value: Any) -> None:
-        raise _no_entries(self, name)
-
-    def _del_str(self, name: str) -> None:
-        raise _no_entries(self, name)
-
-    def _replace_str(self, name: str, value: Any) -> None:
-        raise _no_entries(self, name)
-
     def _new(self, entries: Entries, batch_size: torch.Size, names: Names = None) -> Any:
         if batch_size == self._batch_size:
             return self._shallow()
@@ -558,18 +570,8 @@ class NonTensorStack(LazyStackedTensorDict):
             )
         super()._set_batch_size(batch_size)
 
-    def _is_data(self) -> bool:
-        return True
-
     def _unwrapped(self) -> Any:
         return LinkedList.over(self.tolist(), self, (), len(self._batch_size))
-
-    def _write(self, data: Any) -> None:
-        with on_disk(self):
-            self._put(data)
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return shared_form(self) or super().__reduce_ex__(protocol)
 
     def _put(self, data: Any) -> None:
         parts: Sequence[Any] = [data] * len(self.tensordicts)
@@ -604,67 +606,12 @@ class NonTensorStack(LazyStackedTensorDict):
         """
         return self._new({}, batch_size)
 
-    def _where(self, condition: Tensor, other: Any, pad: Any = None) -> Any:
-        return where(condition, self, other)
-
-    def _compared(self, other: Any, compare: Callable[[Any, Any], Any]) -> Any:
-        return compared(self, other, compare)
-
-    def _with_rows(self, idx: Any, value: Any) -> Any:
-        return with_rows(self, idx, value)
-
     # -- public methods of its own
-
-    def where(
-        self,
-        condition: Tensor,
-        other: Any,
-        *,
-        out: Any = None,
-        pad: Any = None,
-        update_batch_size: bool = False,
-    ) -> Any:
-        """These values where `condition` is true, those of `other` (or this value) elsewhere.
-
-        >>> stack = NonTensorStack("a", "b")
-        >>> stack.where(torch.tensor([True, False]), NonTensorStack("c", "d")).tolist()
-        ['a', 'd']
-        """
-        return index.written(chosen(condition, self, other), out, update_batch_size)
 
     def __setitem__(self, idx: Any, value: Any) -> None:
         if isinstance(idx, str) or (isinstance(idx, tuple) and idx and is_key(idx)):
             raise _no_entries(self, idx)
         with_rows(self, idx, value)
-
-    def update(
-        self, input_dict_or_td: Any = None, clone: bool = False, inplace: bool = False, **o: Any
-    ) -> Any:
-        """Take over the values of another one.
-
-        >>> NonTensorStack("a", "b").update(NonTensorStack("c", "d")).tolist()
-        ['c', 'd']
-        """
-        self._write(input_dict_or_td)
-        return self
-
-    def update_(self, input_dict_or_td: Any = None, clone: bool = False, **o: Any) -> Any:
-        """Take over the values of another one; allowed when locked.
-
-        >>> NonTensorStack("a", "b").update_(NonTensorStack("c", "d")).tolist()
-        ['c', 'd']
-        """
-        self._write(input_dict_or_td)
-        return self
-
-    def update_at_(self, input_dict_or_td: Any, idx: Any, clone: bool = False, **o: Any) -> Any:
-        """Write values into the rows `idx`.
-
-        >>> NonTensorStack("a", "b").update_at_(NonTensorData("c"), 0).tolist()
-        ['c', 'b']
-        """
-        self[idx] = input_dict_or_td
-        return self
 
     def is_empty(self) -> bool:
         """Whether there are no rows.
@@ -699,38 +646,6 @@ class NonTensorStack(LazyStackedTensorDict):
         ['a', 'b']
         """
         return self
-
-    def contiguous(self) -> Any:  # type: ignore[override] # no tensors: no options
-        """Itself.
-
-        >>> NonTensorStack("a", "b").contiguous().tolist()
-        ['a', 'b']
-        """
-        return self
-
-    def densify(self, layout: torch.layout = torch.strided) -> Any:
-        """Itself.
-
-        >>> NonTensorStack("a", "b").densify().tolist()
-        ['a', 'b']
-        """
-        return self
-
-    def to_tensordict(self, **options: Any) -> Any:
-        """A copy of itself: there is no other form.
-
-        >>> NonTensorStack("a", "b").to_tensordict().tolist()
-        ['a', 'b']
-        """
-        return self._shallow()
-
-    def __eq__(self, other: object) -> Any:
-        return compared(self, other, operator.eq)
-
-    def __ne__(self, other: object) -> Any:
-        return compared(self, other, operator.ne)
-
-    __hash__ = TensorCollection.__hash__
 
     def __repr__(self) -> str:
         return (
@@ -899,16 +814,12 @@ def where(condition: Tensor, mine: Any, other: Any) -> Any:
 
 def shaped(members: list[Any], size: Sequence[int]) -> Any:
     """Data nodes in row-major order as stacks of the given size."""
-    if not size:
-        return members[0]
-    member_size = members[0]._batch_size if members else torch.Size()
-    for i in range(len(size) - 1, 0, -1):
-        n, inner = size[i], torch.Size((*size[i + 1 :], *member_size))
-        members = [
-            NonTensorStack._of(members[at * n : (at + 1) * n], 0, inner)
-            for at in range(torch.Size(size[:i]).numel())
-        ]
-    return NonTensorStack._of(members, 0, torch.Size((*size[1:], *member_size)))
+    inner = members[0]._batch_size if members else torch.Size()
+    for i in range(len(size) - 1, -1, -1):
+        n, below = size[i], torch.Size((*size[i + 1 :], *inner))
+        starts = range(0, n * math.prod(size[:i]), n) if n else range(math.prod(size[:i]))
+        members = [NonTensorStack._of(members[at : at + n], 0, below) for at in starts]
+    return members[0]
 
 
 def _moved(node: Any, fn: Callable[[Tensor], Tensor], ndim: int, batch_size: torch.Size) -> Any:
@@ -916,20 +827,16 @@ def _moved(node: Any, fn: Callable[[Tensor], Tensor], ndim: int, batch_size: tor
 
     Rows that the operation makes up (padding) hold None: their number does not grow when all do.
     """
-    size = node._batch_size[:ndim]
+    size, rest = node._batch_size[:ndim], node._batch_size[ndim:]
     numbers = torch.arange(size.numel()).reshape(size)
-    first, second = fn(numbers), fn(numbers + 1)
-    cells = list(zip(first.reshape(-1).tolist(), second.reshape(-1).tolist(), strict=True))
-    places = [
-        cell.tolist()
-        for cell in torch.cartesian_prod(*[torch.arange(n) for n in size]).reshape(-1, ndim)
+    cells = zip(fn(numbers).reshape(-1).tolist(), fn(numbers + 1).reshape(-1).tolist(), strict=True)
+    places = list(np.ndindex(*size))
+    members = [
+        node._index(places[at], ndim, None)
+        if check == at + 1
+        else NonTensorData(None, rest, node._device)
+        for at, check in cells
     ]
-    members = []
-    for at, check in cells:
-        if check == at + 1:
-            members.append(node._index(tuple(places[at]), ndim, None))
-        else:
-            members.append(NonTensorData(None, node._batch_size[ndim:], node._device))
     return shaped(members, batch_size)
 
 
@@ -942,45 +849,39 @@ def stack_data(nodes: Sequence[Any], dim: int) -> Any:
     Or if all are `MetaData` of one object.
     """
     first = nodes[0]
+    size = list(first._batch_size)
+    size.insert(dim % (len(size) + 1), len(nodes))
     if any([isinstance(node, UnbatchedTensor) for node in nodes]):
-        size = list(first._batch_size)
-        size.insert(dim % (len(size) + 1), len(nodes))
         return joined(nodes, size, "stack")
-    if isinstance(first, MetaData) and all(
-        [
-            type(node) is type(first)
-            and node._data is first._data
-            and node._batch_size == first._batch_size
-            for node in nodes
-        ]
-    ):
-        size = list(first._batch_size)
-        size.insert(dim % (len(size) + 1), len(nodes))
+    if all([node._batch_size == first._batch_size for node in nodes]) and _one_value(nodes):
         return first._like(torch.Size(size))
-    if capture_non_tensor_stack() and all([isinstance(node, NonTensorData) for node in nodes]):
-        first = nodes[0]
-        if all([n._batch_size == first._batch_size and same(n._data, first._data) for n in nodes]):
-            at = dim % (len(first._batch_size) + 1)
-            size = first._batch_size
-            return first._like(torch.Size((*size[:at], len(nodes), *size[at:])))
     return NonTensorStack._of(list(nodes), dim)
+
+
+def _one_value(nodes: Sequence[Any]) -> bool:
+    """Whether stacking these gives one value for all of them."""
+    first = nodes[0]
+    if isinstance(first, MetaData):
+        if all([type(node) is type(first) and node._data is first._data for node in nodes]):
+            return True
+    return capture_non_tensor_stack() and _all_same(nodes)
+
+
+def _all_same(nodes: Sequence[Any]) -> bool:
+    first = nodes[0]
+    return all([isinstance(n, NonTensorData) and same(n._data, first._data) for n in nodes])
 
 
 def cat_data(nodes: Sequence[Any], dim: int) -> Any:
     """Concatenate data nodes: one value stays one, if it is the same everywhere."""
     first = nodes[0]
-    if any([isinstance(node, UnbatchedTensor) for node in nodes]):
-        size = list(first._batch_size)
+    size = list(first._batch_size)
+    if any([isinstance(node, UnbatchedTensor) for node in nodes]) or _all_same(nodes):
         size[dim] = sum([node._batch_size[dim] for node in nodes])
+        if isinstance(first, NonTensorData):
+            return first._like(torch.Size(size))
         return joined(nodes, size, "cat")
-    if all([isinstance(node, NonTensorData) for node in nodes]) and all(
-        [same(node._data, first._data) for node in nodes]
-    ):
-        size = list(first._batch_size)
-        size[dim] = sum([node._batch_size[dim] for node in nodes])
-        return first._like(torch.Size(size))
     rows = [row for node in nodes for row in node.unbind(dim)]
-    size = first._batch_size
     return NonTensorStack._of(rows, dim, torch.Size((*size[:dim], *size[dim + 1 :])))
 
 
