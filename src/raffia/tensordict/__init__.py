@@ -43,9 +43,7 @@ from raffia.tensordict.keys import (
 )
 from raffia.tensordict.lazy import (
     LazyStackedTensorDict,
-    dense_stack_tds,
     lazy_stack,
-    maybe_dense_stack,
 )
 from raffia.tensordict.memmap import DamagedFileError, MemoryMappedTensor
 from raffia.tensordict.modes import (
@@ -67,7 +65,7 @@ from raffia.tensordict.nontensor import (
 from raffia.tensordict.params import TensorDictParams
 from raffia.tensordict.printing import get_printoptions, set_printoptions
 from raffia.tensordict.rows import collate, group_by, unpad_sequence
-from raffia.tensordict.stack import cat, pad_sequence, stack
+from raffia.tensordict.stack import cat, dense_stack_tds, maybe_dense_stack, pad_sequence, stack
 from raffia.tensordict.tensorclass import TensorClass, is_tensorclass, tensorclass
 from raffia.tensordict.tensordict import TensorCollection, TensorDict, TensorDictBase
 from raffia.tensordict.typed import TypedTensorDict

@@ -511,8 +511,8 @@ def from_list(
     >>> TensorDict.from_list([{"a": 1}, {"a": 2}])["a"]
     tensor([1, 2])
     """
-    from raffia.tensordict.lazy import lazy_stack, maybe_dense_stack
-    from raffia.tensordict.stack import stack
+    from raffia.tensordict.lazy import lazy_stack
+    from raffia.tensordict.stack import maybe_dense_stack, stack
 
     rows = [finished(cls, row, auto_batch_size, batch_size, device, batch_dims) for row in input]
     how = maybe_dense_stack if lazy is None else lazy_stack if lazy else stack

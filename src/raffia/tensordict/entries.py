@@ -1471,7 +1471,7 @@ def is_empty(td: Any) -> bool:
     >>> TensorDict(a=dict()).is_empty(), TensorDict(a=1).is_empty()
     (True, False)
     """
-    for value in td._entries().values():
+    for value in td._peek().values():
         if value.__class__ is Tensor or not isinstance(value, Node):
             return False
         if value._is_data() or not value.is_empty():

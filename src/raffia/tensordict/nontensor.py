@@ -19,6 +19,7 @@ from raffia.tensordict.build import as_device, as_size
 from raffia.tensordict.index import indexed_size, normalise
 from raffia.tensordict.keys import is_key
 from raffia.tensordict.lazy import LazyStackedTensorDict
+from raffia.tensordict.lazy_rows import emptied
 from raffia.tensordict.node import Entries, Node, child_names
 from raffia.tensordict.tensordict import TensorCollection
 from raffia.tensordict.unbatched import UnbatchedTensor, joined
@@ -86,6 +87,10 @@ class Values(TensorCollection):
 
     def _with_rows(self, idx: Any, value: Any) -> Any:
         return with_rows(self, idx, value)
+
+    def _stack_data(self, nodes: Sequence[Any], dim: int) -> Any:
+        """The stack of nodes that hold values, of which this is the first."""
+        return stack_data(nodes, dim)
 
     # -- public methods
 
@@ -459,7 +464,7 @@ def _meta_data(kind: type, state: dict[str, Any]) -> MetaData:
 NonTensorDataBase = NonTensorData  # as older programs name it
 
 
-class NonTensorStack(Values, LazyStackedTensorDict):
+class NonTensorStack(Values, LazyStackedTensorDict):  # type: ignore[misc] # `contiguous`
     """A Python value for each row of an entry.
 
     args: the values, or `NonTensorData` and `NonTensorStack` to put together.
@@ -555,7 +560,7 @@ class NonTensorStack(Values, LazyStackedTensorDict):
         return _moved(self, fn, ndim, batch_size)
 
     def _no_rows(self, plan: Any, ndim: int) -> Any:
-        return self._emptied(plan, ndim)
+        return emptied(self, plan, ndim)
 
     def _set_index(self, idx: Any, value: Any, ndim: int) -> Any:
         if isinstance(value, Node):

@@ -23,12 +23,13 @@ from torch.utils import _pytree as pytree
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from raffia.tensordict import dim_names, pickled
-from raffia.tensordict.lazy import LazyStackedTensorDict, maybe_dense_stack
+from raffia.tensordict.lazy import LazyStackedTensorDict
 from raffia.tensordict.lock import _lock as lock
 from raffia.tensordict.lock import lock_made
 from raffia.tensordict.node import Node
 from raffia.tensordict.nontensor import MetaData, NonTensorData, NonTensorStack
 from raffia.tensordict.params import TensorDictParams
+from raffia.tensordict.stack import maybe_dense_stack
 from raffia.tensordict.tensordict import TensorCollection, TensorDict
 from raffia.tensordict.unbatched import UnbatchedTensor
 

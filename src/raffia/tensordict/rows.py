@@ -14,10 +14,10 @@ from raffia.files import write_atomically
 from raffia.tensordict import build, entries
 from raffia.tensordict.entries import entries_list
 from raffia.tensordict.keys import NestedKey, unravel_key, unravel_key_to_tuple
-from raffia.tensordict.lazy import lazy_stack, maybe_dense_stack
+from raffia.tensordict.lazy import lazy_stack
 from raffia.tensordict.node import Node
 from raffia.tensordict.nontensor import flat
-from raffia.tensordict.stack import pad_sequence
+from raffia.tensordict.stack import maybe_dense_stack, pad_sequence
 from raffia.tensordict.tensordict import TensorDict
 
 

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from raffia.tensordict import dim_names, entries, modes
 from raffia.tensordict.keys import MissingKeyError, NestedKey, unravel_key
-from raffia.tensordict.lazy import LazyStackedTensorDict
+from raffia.tensordict.lazy import LazyStackedTensorDict, lazy_stack
 from raffia.tensordict.node import Entries, Node
-from raffia.tensordict.nontensor import cat_data, stack_data
+from raffia.tensordict.nontensor import cat_data
 from raffia.tensordict.tensordict import TensorDict
 from raffia.tensordict.tree import override
 
@@ -56,6 +56,46 @@ def stack_alike(tds: Sequence[Any], dim: int) -> Any:
     return _stack_nodes(list(tds), _new_dim(tds[0], dim), True)
 
 
+def maybe_dense_stack(
+    input: Sequence[Any], dim: int = 0, *, out: Any = None, strict: bool = False, **options: Any
+) -> Any:
+    """Stack containers densely if keys and shapes are alike, else lazily; so at each level.
+
+    strict: refuse containers of unlike batch sizes.
+
+    >>> type(maybe_dense_stack([TensorDict(a=1), TensorDict(a=2)])).__name__
+    'TensorDict'
+    >>> type(maybe_dense_stack([TensorDict(a=1), TensorDict(b=2)])).__name__
+    'LazyStackedTensorDict'
+    """
+    if strict:
+        options["strict_shape"] = True
+    items = list(input)
+    if not items or options or not all([isinstance(td, Node) for td in items]):
+        return lazy_stack(items, dim, out=out, **options)
+    result = stack_alike(items, dim)
+    return result if out is None else out.update(result, inplace=True)
+
+
+def dense_stack_tds(td_list: Any, dim: int | None = None) -> Any:
+    """The dense stack of containers: those of a list, or the members of a lazy stack.
+
+    Lazy stacks in the list stay lazy: their members are stacked, so that shapes may be unlike.
+    dim: needed for a list; that of the lazy stack otherwise.
+
+    >>> type(dense_stack_tds(lazy_stack([TensorDict(a=1), TensorDict(a=2)]))).__name__
+    'TensorDict'
+    """
+    if isinstance(td_list, LazyStackedTensorDict):
+        dim = td_list.stack_dim if dim is None else dim
+        td_list = td_list.tensordicts
+    elif dim is None:
+        raise ValueError(
+            "dense_stack_tds: a list of containers needs the dim along which to stack it"
+        )
+    return maybe_dense_stack(td_list, dim)
+
+
 def _new_dim(first: Any, dim: int) -> int:
     ndim = len(_node(first)._batch_size)
     if not -ndim - 1 <= dim <= ndim:
@@ -90,7 +130,7 @@ def _stack_nodes(tds: list[Any], dim: int, lazily: bool, key: str | None = None)
         _node(td)
     first = tds[0]
     if all([td._is_data() for td in tds]):
-        return stack_data(tds, dim)
+        return first._stack_data(tds, dim)
     if hasattr(first, "_wrap"):
         return first._wrap(_stack_nodes(_contents(tds), dim, lazily))
     if all([isinstance(td, LazyStackedTensorDict) for td in tds]):

@@ -420,7 +420,7 @@ class TensorCollection(pointwise.Pointwise, reductions.Reductions, Node):
         >>> type(TensorDict.maybe_dense_stack([TensorDict(a=1), TensorDict(b=2)])).__name__
         'LazyStackedTensorDict'
         """
-        from raffia.tensordict.lazy import maybe_dense_stack
+        from raffia.tensordict.stack import maybe_dense_stack
 
         return maybe_dense_stack(input, dim, out=out, **kwargs)
 

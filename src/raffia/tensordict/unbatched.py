@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from raffia.tensordict.build import as_size
+from raffia.tensordict.index import indexed_size
 from raffia.tensordict.node import Entries, Node
 
 Names = list[str | None] | None
@@ -98,8 +100,6 @@ class UnbatchedTensor(Tensor, Node):
         return _unpickled, (self._plain_tensor(), tuple(self._batch_size))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> UnbatchedTensor:
-        import copy
-
         out = memo[id(self)] = self._made(copy.deepcopy(self._plain_tensor().detach(), memo))
         out.requires_grad_(self.requires_grad)
         return out
@@ -167,8 +167,6 @@ class UnbatchedTensor(Tensor, Node):
         return self._like(batch_size + self._batch_size[ndim:])
 
     def _index(self, idx: Any, ndim: int, batch_size: torch.Size | None) -> Any:
-        from raffia.tensordict.index import indexed_size
-
         if batch_size is None:
             batch_size = indexed_size(self._batch_size[:ndim], idx)
         return self._like(batch_size + self._batch_size[ndim:])
@@ -228,6 +226,11 @@ class UnbatchedTensor(Tensor, Node):
         with torch._C.DisableTorchFunctionSubclass():
             out = compare(self._plain_tensor(), other)
         return self._made(out) if isinstance(out, Tensor) else out
+
+    def _stack_data(self, nodes: Sequence[Any], dim: int) -> Any:
+        size = list(self._batch_size)
+        size.insert(dim % (len(size) + 1), len(nodes))
+        return joined(nodes, size, "stack")
 
     def _is_data(self) -> bool:
         return True

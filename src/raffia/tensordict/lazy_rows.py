@@ -1,0 +1,214 @@
+"""Rows of lazy stacks: which members an index reaches, and the index into each of them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from raffia.tensordict import index, lock
+from raffia.tensordict.entries import locked_error
+from raffia.tensordict.lazy_shape import grid
+from raffia.tensordict.node import Node
+from raffia.tensordict.tensordict import TensorDict
+
+_ALL = slice(None)
+
+
+class Plan:
+    """How an index into a lazy stack goes to its members.
+
+    rows: the members, by their number, and the index into each; in row-major order over `sizes`.
+    sizes: the dimensions that the result has in place of the stack dimension; () of one member.
+    dim: where they stand.
+    spare: a dimension of size 1 that the members' results have and the result has not.
+    emptied: the index into a stack of one member that gives the result without rows.
+    """
+
+    __slots__ = ("rows", "sizes", "dim", "spare", "emptied")
+
+    def __init__(self, td: Any, idx: Any) -> None:
+        parts = [_plain_part(part) for part in (idx if isinstance(idx, tuple) else (idx,))]
+        at = self._find(parts, td.stack_dim)
+        item = parts[at]
+        self.rows: list[tuple[int, tuple[Any, ...]]] = []
+        self.spare: int | None = None
+        self.sizes: Sequence[int] = ()
+        self.dim = 0
+        if isinstance(item, int):
+            self.rows = [(item, (*parts[:at], *parts[at + 1 :]))]
+            return
+        slots = [part for part in parts if not isinstance(part, int)]  # each makes a dimension
+        arrays = [i for i, part in enumerate(slots) if isinstance(part, Tensor)]  # or some make it
+        side_by_side = not arrays or arrays[-1] - arrays[0] == len(arrays) - 1
+        if isinstance(item, Tensor):
+            self.dim = arrays[0] if side_by_side else 0
+            self._rows_of_arrays(parts, at)
+            none: Any = torch.zeros(tuple(self.sizes), dtype=torch.int64)
+        else:
+            self._rows_of_slice(len(td.tensordicts), parts, at, slots, arrays, side_by_side)
+            none = slice(0, 0)
+        if not self.rows:
+            self.emptied = (*parts[:at], none, *parts[at + 1 :])
+
+    @staticmethod
+    def _find(parts: list[Any], stack_dim: int) -> int:
+        """The part that indexes the stack dimension; `parts` is filled up to there."""
+        used = 0
+        for i, part in enumerate(parts):
+            if part is None:
+                continue
+            if used == stack_dim:
+                return i
+            used += 1
+        parts.extend([_ALL] * (stack_dim - used + 1))
+        return len(parts) - 1
+
+    def _rows_of_slice(
+        self,
+        num_members: int,
+        parts: list[Any],
+        at: int,
+        slots: list[Any],
+        arrays: list[int],
+        side_by_side: bool,
+    ) -> None:
+        self.dim = at - len([part for part in parts[:at] if isinstance(part, int)])
+        before = len([i for i in arrays if i < self.dim])
+        if arrays:
+            width = max([slots[i].dim() for i in arrays])
+            self.dim += (width if not side_by_side or before else 0) - before
+        rest = (*parts[:at], *parts[at + 1 :])
+        if 0 < before < len(arrays):  # between arrays: keep them apart in the members too
+            self.spare = self.dim
+            rest = (*parts[:at], None, *parts[at + 1 :])
+        self.rows = [(number, rest) for number in range(num_members)[parts[at]]]
+        self.sizes = (len(self.rows),)
+
+    def _rows_of_arrays(self, parts: list[Any], at: int) -> None:
+        where = [i for i, part in enumerate(parts) if isinstance(part, Tensor)]
+        arrays = torch.broadcast_tensors(*[parts[i] for i in where])
+        self.sizes = arrays[0].shape
+        columns = [array.reshape(-1).tolist() for array in arrays]
+        for cell in zip(*columns, strict=True):
+            filled = list(parts)
+            for i, number in zip(where, cell, strict=True):
+                filled[i] = number
+            number = filled.pop(at)
+            self.rows.append((number, tuple(filled)))
+
+
+def _plain_part(part: Any) -> Any:
+    """A part of a normalised index: a tensor of one number as a number, True as a new dimension."""
+    if isinstance(part, Tensor) and part.dim() == 0:
+        part = part.item()
+    if isinstance(part, bool):
+        if not part:
+            raise IndexError("False can't index a lazy stack; td[:0] gives no rows")
+        return None
+    return part
+
+
+def rows(td: Any, idx: Any, ndim: int) -> Any:
+    """`td[idx]` of a lazy stack, whose first `ndim` dimensions the index covers."""
+    plan, ndim = Plan(td, idx), max(ndim, td.stack_dim + 1)
+    if not plan.rows:
+        return td._no_rows(plan, ndim) if td.tensordicts else emptied(td, plan, ndim)
+    members = [row(td, at, rest, ndim) for at, rest in plan.rows]
+    if plan.spare is not None:
+        members = [m._index((*(_ALL,) * plan.spare, 0), m.ndim, None) for m in members]
+    return grid(td, members, plan.sizes, plan.dim)
+
+
+def row(td: Any, at: int, rest: tuple[Any, ...], ndim: int) -> Any:
+    """The member `at` indexed by `rest`."""
+    try:
+        member = td.tensordicts[at]
+    except IndexError:
+        raise IndexError(
+            f"index {at} is out of bounds for dimension {td.stack_dim} with size "
+            f"{len(td.tensordicts)}"
+        ) from None
+    if all([part.__class__ is slice and part == _ALL for part in rest]):
+        return member
+    return member._index(rest, ndim - 1, None)
+
+
+def emptied(td: Any, plan: Plan, ndim: int) -> Any:
+    """A lazy stack without members."""
+    size = index.indexed_size(td._batch_size[:ndim], plan.emptied) + td._batch_size[ndim:]
+    out = td._of([], plan.dim, torch.Size((*size[: plan.dim], *size[plan.dim + 1 :])))
+    if td._device is not None:
+        out._device = td._device
+    return out
+
+
+def set_item(td: Any, idx: Any, value: Any) -> None:
+    """`td[idx] = value` for rows of a lazy stack."""
+    idx = index.normalise(idx, td._batch_size)
+    if isinstance(value, (Node, Mapping)):
+        unlike = -1 in td._batch_size
+        size = (
+            td._index(idx, td.ndim, None)._batch_size
+            if unlike
+            else index.indexed_size(td._batch_size, idx)
+        )
+        if not isinstance(value, Node):
+            value = TensorDict(value, batch_size=size, device=td._device)
+        elif value._batch_size != size:
+            value = _broadcast(td, value, size, idx)
+        if td._locked:
+            for name in value.keys():
+                if all([member._peek_str(name) is None for member in td.tensordicts]):
+                    raise locked_error(td, name)
+    td._set_index(idx, value, td.ndim)
+
+
+def _broadcast(td: Any, value: Any, size: torch.Size, idx: Any) -> Any:
+    """A container for rows of batch size `size`: one row is written into all of them."""
+    given = value._batch_size
+    if len(given) <= len(size) and all(
+        [n in (1, m) for n, m in zip(reversed(given), reversed(size), strict=False)]
+    ):
+        leaves = value._leaves([])
+        if any([leaf.shape[: len(size)] != size for leaf in leaves]) or not leaves:
+            return value.expand(size)
+    return index._expanded(value, size, td._batch_size, idx)
+
+
+def set_rows(td: Any, idx: Any, value: Any, ndim: int) -> None:
+    """Write into the rows `idx`, which are normalised, of the members of a lazy stack."""
+    plan, ndim = Plan(td, idx), max(ndim, td.stack_dim + 1)
+    if isinstance(value, Tensor) and value.dim():
+        value = _like_tensor(td._index(idx, ndim, None), value)
+    if not isinstance(value, Node) or not plan.sizes:
+        parts: Sequence[Any] = [value] * len(plan.rows)
+    elif len(plan.sizes) == 1:
+        parts = value.unbind(plan.dim) if plan.rows else ()
+    else:
+        lead, cells = (_ALL,) * plan.dim, itertools.product(*[range(n) for n in plan.sizes])
+        parts = [value._index((*lead, *cell), len(value._batch_size), None) for cell in cells]
+    if plan.spare is not None and isinstance(value, Node):
+        parts = [part.unsqueeze(plan.spare) for part in parts]
+    for (at, rest), part in zip(plan.rows, parts, strict=True):
+        if not -len(td.tensordicts) <= at < len(td.tensordicts):
+            row(td, at, rest, ndim)  # raises
+        old = td.tensordicts[at]
+        replaced = old._set_index(rest, part, ndim - 1)
+        if replaced is not None:
+            td.tensordicts[at] = replaced
+            if td._own_lock:
+                lock.relink(td, old, replaced)
+
+
+def _like_tensor(rows: Any, tensor: Tensor) -> Any:
+    """A container like `rows` with `tensor`, broadcast, under every key."""
+    out = {
+        name: _like_tensor(value, tensor) if isinstance(value, Node) else tensor.expand(value.shape)
+        for name, value in rows._entries().items()
+        if not (isinstance(value, Node) and value._is_data())
+    }
+    return TensorDict._make(out, rows._batch_size)

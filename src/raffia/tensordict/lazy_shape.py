@@ -1,0 +1,182 @@
+"""Shape operations on lazy stacks: done on the members, as far as the result is a lazy stack too.
+
+An operation is named as in shape.py, ("unsqueeze", 1) or ("permute", (1, 0)). `_inner` says what it
+is for the members, which do not have the stack dimension, and where that dimension stands after it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Op = tuple[Any, ...]
+_ALL = slice(None)
+
+
+def kept_lazy(td: Any, ndim: int, batch_size: torch.Size, op: Op) -> Any:
+    """The result of a shape operation on a lazy stack as one; None where there is none.
+
+    ndim: how many dimensions, with the stack dimension among them, become `batch_size`.
+    """
+    name, dim = op[0] if op else "", td.stack_dim
+    if name in ("view", "reshape"):
+        return _reshaped(td, name, batch_size, ndim)
+    if name == "repeat_interleave" and len(op) == 3 and op[2] == dim:
+        return _interleaved(td, op[1])
+    found = _inner(op, dim, ndim)
+    if found is None:
+        return None
+    inner, at = found
+    keeps_dim = name != "squeeze" or dim not in op[1]
+    size = _without(batch_size, at) if keeps_dim else batch_size
+    shown = batch_size[at] if name == "expand" else 0  # so many times, if there is one member
+    is_new = "repeat" in name or bool(shown) and shown != len(td.tensordicts)
+    times = op[1][dim] if name == "repeat" else 1  # each time with copies of its own
+    members: list[Any] = []
+    for _ in range(times):
+        members += on_members(td, inner, ndim, size, is_new)
+    if not keeps_dim:
+        return members[0]
+    if name == "expand" and shown != len(members):
+        members = members * shown
+    return td._of(members, at, size + td._member_size()[ndim - 1 :])
+
+
+def _inner(op: Op, dim: int, ndim: int) -> tuple[Op, int] | None:
+    """What an operation is for the members, and where the stack dimension stands after it."""
+    match op:
+        case ("transpose", first, second):
+            order = list(range(ndim))
+            order[first], order[second] = second, first
+            return _inner(("permute", tuple(order)), dim, ndim)
+        case ("permute", order):
+            return ("permute", _below(order, dim)), order.index(dim)
+        case ("unsqueeze", at):
+            return ("unsqueeze", at - (at > dim)), dim + (at <= dim)
+        case ("squeeze", dims):
+            return ("squeeze", _below(dims, dim)), dim - len([d for d in dims if d < dim])
+        case ("expand", size):
+            at = dim + len(size) - ndim
+            return ("expand", _without(size, at)), at
+        case ("repeat", times):
+            return ("repeat", _without(times, dim)), dim
+        case ("repeat_interleave", repeats, at):
+            return ("repeat_interleave", repeats, at - (at > dim)), dim
+    return None
+
+
+def _below(dims: Sequence[int], dim: int) -> tuple[int, ...]:
+    """Dimensions as the members count them, which lack `dim`."""
+    return tuple([d - (d > dim) for d in dims if d != dim])
+
+
+def _without(size: Sequence[int], at: int) -> torch.Size:
+    return torch.Size((*size[:at], *size[at + 1 :]))
+
+
+def on_members(td: Any, op: Op, ndim: int, size: torch.Size, is_new: bool = False) -> list[Any]:
+    """The members after an operation on their first `ndim - 1` dimensions, which become `size`.
+
+    is_new: give new ones also where nothing changes.
+    """
+    if size == td._member_size()[: ndim - 1] and not is_new:
+        if op[0] != "permute" or op[1] == tuple(range(ndim - 1)):
+            return list(td.tensordicts)
+    fn = _on_leaf(op, ndim - 1, size)
+    return [member._batched(fn, ndim - 1, size, None, op) for member in td.tensordicts]
+
+
+def _on_leaf(op: Op, ndim: int, size: torch.Size) -> Callable[[Tensor], Tensor]:
+    """What an operation on the first `ndim` dimensions, which become `size`, does to a tensor."""
+    name, arg = op[0], op[1]
+    if name == "permute":
+        return lambda leaf: leaf.permute(*arg, *range(ndim, leaf.dim()))
+    if name == "expand":
+        return lambda leaf: leaf.expand((*size, *leaf.shape[ndim:]))
+    if name == "repeat_interleave":
+        return lambda leaf: torch.repeat_interleave(leaf, arg, dim=op[2])
+    if name == "repeat":
+        if all([n == 1 for n in arg]):  # a clone is a tenth of the time of such a repeat
+            return lambda leaf: leaf.clone(memory_format=torch.contiguous_format)
+        return lambda leaf: leaf.repeat((*arg, *[1] * (leaf.dim() - ndim)))
+    if name in ("view", "reshape"):
+        method = Tensor.view if name == "view" else Tensor.reshape
+        return lambda leaf: method(leaf, (*size, *leaf.shape[ndim:]))
+    return lambda leaf: getattr(leaf, name)(arg)  # squeeze, unsqueeze
+
+
+def _interleaved(td: Any, repeats: Any) -> Any:
+    """Each member several times, one copy after the other."""
+    counts = [repeats] * len(td.tensordicts)
+    if isinstance(repeats, Tensor):
+        counts = repeats.expand(len(td.tensordicts)).tolist()
+    pairs = zip(td.tensordicts, counts, strict=True)
+    members = [member.clone() for member, n in pairs for _ in range(n)]
+    return td._of(members, td.stack_dim, td._member_size())
+
+
+def _reshaped(td: Any, name: str, new: torch.Size, ndim: int) -> Any:
+    """A reshape that members can do, or that merges the stack dimension with others into one.
+
+    The old dimensions fall into three groups: those that the stack dimension is merged with, and
+    those before and after; the new dimensions must fall into groups of the same sizes.
+    """
+    old = tuple(td._batch_size[:ndim])
+    if not math.prod(old) or -1 in old:
+        return None
+    for first, last in _runs(td.stack_dim, ndim):
+        cut = _cut_out(old, tuple(new), first, last)
+        if cut is None:
+            continue
+        start, stop = cut
+        if first == last:  # the stack dimension on its own, maybe split into several
+            size = torch.Size((*new[:start], *new[stop:]))
+            return grid(td, on_members(td, (name, size), ndim, size), new[start:stop], start)
+        if stop - start != 1:
+            return None
+        lead, cells = (_ALL,) * first, itertools.product(*[range(n) for n in old[first : last + 1]])
+        out = td._of([td._index((*lead, *cell), ndim, None) for cell in cells], first)
+        width = ndim - (last - first)
+        return out if out._batch_size[:width] == new else _reshaped(out, name, new, width)
+    return None
+
+
+def grid(td: Any, members: list[Any], sizes: Sequence[int], dim: int) -> Any:
+    """Nested lazy stacks: members in row-major order over dimensions `sizes` at `dim`.
+
+    One member where there are no such dimensions; None where one of them, but the first, is empty.
+    """
+    if not sizes:
+        return members[0]
+    for n in reversed(sizes[1:]):
+        if not n:
+            return None
+        members = [td._of(members[i : i + n], dim) for i in range(0, len(members), n)]
+    return td._of(members, dim)
+
+
+def _runs(dim: int, ndim: int) -> list[tuple[int, int]]:
+    """Runs of dimensions that contain `dim`, as (first, last), the short ones first."""
+    runs = [(a, b) for a in range(dim + 1) for b in range(dim, ndim)]
+    return sorted(runs, key=lambda run: run[1] - run[0])
+
+
+def _cut_out(
+    old: tuple[int, ...], new: tuple[int, ...], first: int, last: int
+) -> tuple[int, int] | None:
+    """Where in `new` the dimensions `first` to `last` of `old` stand, if none joins them."""
+    before, inside = math.prod(old[:first]), math.prod(old[first : last + 1])
+    for start in range(len(new) + 1):
+        if math.prod(new[:start]) != before:
+            continue
+        for stop in range(start, len(new) + 1):
+            if math.prod(new[start:stop]) == inside:
+                while inside == 1 and stop == start and stop < len(new) and new[stop] == 1:
+                    stop += 1
+                return start, stop
+    return None

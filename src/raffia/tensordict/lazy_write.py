@@ -1,0 +1,508 @@
+"""Writing into lazy stacks: what is written is taken apart, and each member takes its part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raffia.tensordict import build, entries, lazy_rows
+from raffia.tensordict.entries import locked_error
+from raffia.tensordict.keys import (
+    NestedKey,
+    missing,
+    raise_missing,
+    unravel_key,
+    unravel_key_to_tuple,
+)
+from raffia.tensordict.node import Entries, Node
+from raffia.tensordict.tensordict import TensorDict, TensorDictBase
+from raffia.tensordict.unbatched import UnbatchedTensor
+
+
+class LazyWrites(TensorDictBase):
+    """The members of a lazy stack that change it.
+
+    >>> from raffia import lazy_stack
+    >>> isinstance(lazy_stack([TensorDict(a=1), TensorDict(a=2)]), LazyWrites)
+    True
+    """
+
+    tensordicts: list[Any]
+    stack_dim: int
+    hook_in: Callable[[Any], Any] | None = None
+    _own_lock = False
+
+    if TYPE_CHECKING:
+        _of: Any
+        _setup: Any
+        _member_size: Any
+
+    # -- parts of what is written, one for each member
+
+    def _parts(self, name: str, value: Any) -> Sequence[Any]:
+        """What `value` is for each member."""
+        num, dim, size = len(self.tensordicts), self.stack_dim, self._batch_size
+        if isinstance(value, list) and dim == 0:
+            if len(value) != num:
+                raise self._mismatch(name, f"is a list of {len(value)} values")
+            return value
+        if not isinstance(value, (Tensor, Node)):
+            value = build.as_entry(value, self, name)
+        if isinstance(value, UnbatchedTensor):
+            return [value] * num
+        if isinstance(value, Tensor) and value.is_nested:
+            parts: Any = value.unbind(0)
+            if len(parts) != num:
+                raise self._mismatch(name, f"is a nested tensor of {len(parts)} tensors")
+            return parts
+        given = value.shape[: len(size)]
+        if given != size:
+            if isinstance(value, Node) and len(given) < len(size) and fits(given, size):
+                value = build.promoted(value, size, name)
+            elif len(given) < len(size) or not fits(given, size):
+                raise self._mismatch(name, f"has shape {value.shape}")
+        return value.unbind(dim)
+
+    def _mismatch(self, name: str, what: str) -> RuntimeError:
+        return RuntimeError(
+            f"batch dimension mismatch: the batch size is {self._batch_size} but the value {what} "
+            f"for key {name!r}; the leading dimensions of a value must be the batch size"
+        )
+
+    def _split(self, other: Any) -> Sequence[Any] | None:
+        """The part of another container for each member; None if it can't be taken apart so."""
+        num, dim = len(self.tensordicts), self.stack_dim
+        if isinstance(other, LazyWrites) and other.stack_dim == dim:
+            return other.tensordicts if len(other.tensordicts) == num else None
+        size = other._batch_size
+        return other.unbind(dim) if len(size) > dim and size[dim] == num else None
+
+    def _parts_of(self, source: Any) -> Sequence[Any] | None:
+        """`_split`, of a dict too; None unless there are only tensors and such containers in it."""
+        if source.__class__ is type(self) or source.__class__ is TensorDict:
+            return self._split(source)
+        if source.__class__ is not dict:
+            return None
+        num, dim = len(self.tensordicts), self.stack_dim
+        rows: list[dict[Any, Any]] = [{} for _ in range(num)]
+        for name, value in source.items():
+            if value.__class__ is not Tensor:
+                parts: Any = self._parts_of(value)
+            elif value.is_nested or value.dim() <= dim or value.shape[dim] != num:
+                parts = None
+            else:
+                parts = value.unbind(dim)
+            if parts is None:
+                return None
+            for row, part in zip(rows, parts, strict=True):
+                row[name] = part
+        return rows
+
+    # -- the contract of Node
+
+    def _check_open(self, name: str) -> None:
+        if self._own_lock or any([td._locked for td in self.tensordicts]):
+            raise locked_error(self, name)
+
+    def _set_str(self, name: str, value: Any) -> None:
+        self._check_open(name)
+        if self.hook_in is not None:
+            value = self.hook_in(value)
+        parts = self._parts(name, value)
+        refusable = not isinstance(value, Tensor) or self._device is not None
+        with entries.all_or_nothing(self, paths=[(name,)] if refusable else []):
+            for td, part in zip(self.tensordicts, parts, strict=True):
+                td._set_str(name, part)
+
+    def _del_str(self, name: str) -> None:
+        self._check_open(name)
+        for td in self.tensordicts:
+            if td._peek_str(name) is not None:
+                td._del_str(name)
+
+    def _replace_str(self, name: str, value: Any) -> None:
+        for td, part in zip(self.tensordicts, value.unbind(self.stack_dim), strict=True):
+            td._replace_str(name, part)
+
+    def _stores(self) -> list[Entries]:
+        return [store for td in self.tensordicts for store in td._stores()]
+
+    # -- one entry
+
+    def set(
+        self, key: NestedKey, item: Any, inplace: bool = False, *, non_blocking: bool = False
+    ) -> Any:
+        """Store the parts of `item` under `key` in the members; see `TensorDict.set`.
+
+        >>> from raffia import lazy_stack
+        >>> td = lazy_stack([TensorDict(a=dict(b=1)), TensorDict(a=dict(b=2))])
+        >>> td.set(("a", "c"), torch.tensor([3, 4]))[1]["a", "c"]
+        tensor(4)
+        """
+        if not inplace and self._set_below(key, item):
+            return self
+        return entries.set(self, key, item, inplace, non_blocking=non_blocking)
+
+    def _set_below(self, key: Any, item: Any) -> bool:
+        """Store a tensor under a nested key; False if that is no such thing, or needs checks."""
+        if key.__class__ is not tuple or item.__class__ is not Tensor or self.hook_in is not None:
+            return False
+        size = self._batch_size
+        if item.is_nested or item.shape[: len(size)] != size:
+            return False
+        places = []
+        for td in self.tensordicts:
+            if td.__class__ is not TensorDict or td._locked:
+                return False
+            node, name = entries.place(td, key)
+            if node is None or node._device is not None or node._batch_size != td._batch_size:
+                return False
+            places.append((node, name))
+        for (node, name), part in zip(places, item.unbind(self.stack_dim), strict=True):
+            node._d[name] = part
+        return True
+
+    def set_(self, key: NestedKey, item: Any, *, non_blocking: bool = False) -> Any:
+        """Write `item` into the tensors of the members that stand under `key`; allowed when locked.
+
+        Raises KeyError if a member has no such entry.
+
+        >>> from raffia import lazy_stack
+        >>> td = lazy_stack([TensorDict(a=1), TensorDict(a=2)])
+        >>> td.set_("a", torch.zeros(2))[0]["a"]
+        tensor(0)
+        """
+        into: list[Tensor] = []
+        values: list[Tensor] = []
+        source = item
+        for name in reversed(unravel_key_to_tuple(key)):
+            source = {name: source}
+        if entries.writes_lazily(self, source, into, values):
+            if entries.copied(into, values, non_blocking):
+                return self
+        key = unravel_key(key)
+        for td in self.tensordicts:
+            if not entries.contains(td, key):
+                raise_missing(key, self)
+        scalar = isinstance(item, (int, float, complex, str))
+        if scalar or isinstance(item, Tensor) and not item.dim():
+            parts: Sequence[Any] = [item] * len(self.tensordicts)
+        else:
+            parts = self._parts(str(key), item)
+        for td, part in zip(self.tensordicts, parts, strict=True):
+            td.set_(key, part, non_blocking=non_blocking)
+        return self
+
+    def set_at_(self, key: NestedKey, value: Any, index: Any, *, non_blocking: bool = False) -> Any:
+        """Write `value` into the rows `index` of the entry under `key`.
+
+        >>> from raffia import lazy_stack
+        >>> td = lazy_stack([TensorDict(a=1), TensorDict(a=2)])
+        >>> td.set_at_("a", 5, 0)["a"]
+        tensor([5, 2])
+        """
+        key = unravel_key(key)
+        if not entries.contains(self, key):
+            raise_missing(key, self)
+        if any([isinstance(entries.get(td, key), Node) for td in self.tensordicts]):
+            node, name = entries.holder(self, key)
+            entry = node._get_str(name)
+            if not entry._is_data():
+                entry[index] = value
+            elif index.__class__ is int and not self.stack_dim:  # one value for the whole member
+                lazy_rows.row(self, index, (), self.ndim).set_(key, value)
+            else:
+                node._replace_str(name, entry._with_rows(index, value))
+            return self
+        if index.__class__ is int and self._wrote_row(key, value, index):
+            return self
+        if isinstance(value, (list, tuple, np.ndarray, np.generic)):
+            value = torch.as_tensor(value)
+            if value.shape == (1,) and isinstance(index, (int, np.integer)):
+                value = value[0]  # as a tensor takes it
+        try:
+            self.select(key)[index] = value
+        except RuntimeError as error:
+            raise RuntimeError(f"cannot write into rows of entry {key!r}: {error}") from error
+        return self
+
+    def _wrote_row(self, key: NestedKey, value: Any, at: int) -> bool:
+        """Write a tensor into that of one member; False if it is not as simple as that."""
+        if self.stack_dim or not -len(self.tensordicts) <= at < len(self.tensordicts):
+            return False
+        member = self.tensordicts[at]
+        if value.__class__ is not Tensor or member.__class__ is not TensorDict:
+            return False
+        node, name = entries.place(member, key)
+        dest = None if node is None else node._d[name]
+        return dest.__class__ is Tensor and entries.copied([dest], [value])
+
+    def fill_(self, key: NestedKey, value: float | bool) -> Any:
+        """Fill the tensors of the members under `key` with `value`.
+
+        >>> from raffia import lazy_stack
+        >>> lazy_stack([TensorDict(a=1), TensorDict(a=2)]).fill_("a", 5)["a"]
+        tensor([5, 5])
+        """
+        if not entries.contains(self, key):
+            raise_missing(key, self)
+        for td in self.tensordicts:
+            td.fill_(key, value)
+        return self
+
+    def del_(self, key: NestedKey) -> Any:
+        """Remove the entry under `key` from all members that have it, and return the container.
+
+        >>> from raffia import lazy_stack
+        >>> list(lazy_stack([TensorDict(a=1, b=2), TensorDict(a=3)]).del_("b")[0].keys())
+        ['a']
+        """
+        path = unravel_key_to_tuple(key)
+        if len(path) > 1:
+            entries.del_(self, key)
+            return self
+        if self._locked:
+            raise locked_error(self, key)
+        if all([td._peek_str(path[0]) is None for td in self.tensordicts]):
+            raise missing(path[0], self)
+        self._del_str(path[0])
+        return self
+
+    def rename_key_(self, old_key: NestedKey, new_key: NestedKey, safe: bool = False) -> Any:
+        """Move an entry of all members to another key.
+
+        safe: refuse to overwrite an entry that is there.
+
+        >>> from raffia import lazy_stack
+        >>> list(lazy_stack([TensorDict(a=1), TensorDict(a=2)]).rename_key_("a", "b").keys())
+        ['b']
+        """
+        old_key, new_key = unravel_key(old_key), unravel_key(new_key)
+        if not entries.contains(self, old_key):
+            raise_missing(old_key, self)
+        if self._locked:
+            raise locked_error(self, old_key)
+        if safe and entries.contains(self, new_key) and old_key != new_key:
+            raise KeyError(
+                f"key {new_key!r} already present in {type(self).__name__}; "
+                "rename_key_(..., safe=False) overwrites it"
+            )
+        for td in self.tensordicts:
+            td.rename_key_(old_key, new_key)
+        return self
+
+    # -- several entries
+
+    def update(
+        self,
+        input_dict_or_td: Any = None,
+        clone: bool = False,
+        inplace: bool = False,
+        *,
+        keys_to_update: Sequence[NestedKey] | None = None,
+        update_batch_size: bool = False,
+        ignore_lock: bool = False,
+        **options: Any,
+    ) -> Any:
+        """Store all entries of a container or dict in the members; see `TensorDict.update`.
+
+        >>> from raffia import lazy_stack
+        >>> td = lazy_stack([TensorDict(a=1), TensorDict(a=2)])
+        >>> td.update({"b": torch.tensor([3, 4])})[1]["b"]
+        tensor(4)
+        """
+        known: dict[str, Any] = {}
+        for name in ("non_blocking", "is_leaf"):
+            if name in options:
+                known[name] = options.pop(name)
+        source = entries.merged(input_dict_or_td, options)
+        if source is self:
+            return self
+        if self._locked and not inplace and not ignore_lock:
+            raise locked_error(self)
+        how: dict[str, Any] = dict(clone=clone, inplace=inplace, keys_to_update=keys_to_update)
+        how |= known
+        if self._locked and ignore_lock:
+            with self.unlock_():
+                return self.update(source, update_batch_size=update_batch_size, **how)
+        if update_batch_size and isinstance(source, Node):
+            return self._resized_by(source, how)
+        if inplace and keys_to_update is None and not known.get("is_leaf"):
+            into: list[Tensor] = []
+            values: list[Tensor] = []
+            if entries.writes_lazily(self, source, into, values):
+                if entries.copied(into, values, known.get("non_blocking", False)):
+                    return self
+        parts = None if self.hook_in is not None else self._parts_of(source)
+        if parts is None and isinstance(source, Node):
+            parts = self._split(source)
+        if parts is None:
+            return entries.update(self, source, **how)
+        pairs = list(zip(self.tensordicts, parts, strict=True))
+        if not (clone or inplace or known or keys_to_update is not None) and _are_fitting(pairs):
+            for td, part in pairs:
+                td._take(part)
+            return self
+        with entries.all_or_nothing(self, source):
+            for td, part in pairs:
+                td.update(part, **how)
+        return self
+
+    def _resized_by(self, source: Any, how: dict[str, Any]) -> Any:
+        """`update` by a container whose batch size is taken over, which the members must have."""
+        dim, given = self.stack_dim, source._batch_size
+        if len(given) <= dim or given[dim] != len(self.tensordicts):
+            raise RuntimeError(
+                f"update_batch_size=True: a lazy stack of {len(self.tensordicts)} members along "
+                f"dim {dim} can't have the batch size {tuple(given)}; td.to_tensordict() can"
+            )
+        with entries.all_or_nothing(self):
+            for td, part in zip(self.tensordicts, source.unbind(dim), strict=True):
+                td.update(part, update_batch_size=True, **how)
+        self._set_members(self.tensordicts)
+        return self
+
+    def update_(
+        self,
+        input_dict_or_td: Any = None,
+        clone: bool = False,
+        *,
+        non_blocking: bool = False,
+        keys_to_update: Sequence[NestedKey] | None = None,
+        **entries_: Any,
+    ) -> Any:
+        """Write the entries of a container or dict into the members' tensors; allowed when locked.
+
+        Raises KeyError, before anything is written, if a key is not there.
+
+        >>> from raffia import lazy_stack
+        >>> td = lazy_stack([TensorDict(a=1), TensorDict(a=2)]).lock_()
+        >>> td.update_({"a": torch.tensor([3, 4])})["a"]
+        tensor([3, 4])
+        """
+        source = entries.merged(input_dict_or_td, entries_)
+        whole = keys_to_update is None
+        into: list[Tensor] = []
+        values: list[Tensor] = []
+        if whole and entries.writes_lazily(self, source, into, values):
+            if entries.copied(into, values, non_blocking):
+                return self
+        parts = self._split(source) if isinstance(source, Node) and whole else None
+        if parts is None:
+            return entries.update_(
+                self, source, clone, non_blocking=non_blocking, keys_to_update=keys_to_update
+            )
+        pairs = list(zip(self.tensordicts, parts, strict=True))
+        for td, part in pairs:
+            for key in part.keys():
+                if not entries.contains(td, key):
+                    raise_missing(key, td)
+        for td, part in pairs:
+            td.update_(part, clone, non_blocking=non_blocking)
+        return self
+
+    def update_at_(self, input_dict_or_td: Any, idx: Any, clone: bool = False, **o: Any) -> Any:
+        """Write into the rows `idx`; one whole member is written like any other container.
+
+        >>> from raffia import lazy_stack
+        >>> td = lazy_stack([TensorDict(a=1), TensorDict(a=2, b=0)])
+        >>> td.update_at_({"a": torch.tensor(5)}, 0)["a"]
+        tensor([5, 2])
+        """
+        if idx.__class__ is int and not self.stack_dim and not self._is_data():
+            lazy_rows.row(self, idx, (), self.ndim).update_(input_dict_or_td, clone, **o)
+            return self
+        return entries.update_at_(self, input_dict_or_td, idx, clone, **o)
+
+    # -- members
+
+    def _set_members(self, members: list[Any]) -> None:
+        """Become a stack of these members along the same dimension, of the same name."""
+        name = None if self._names is None else self._names[self.stack_dim]
+        self._names = None
+        self._setup(members, self.stack_dim, None, name)
+
+    def insert(self, index: int, tensordict: Any) -> None:
+        """Put a container before the member `index`, as in a list.
+
+        Raises ValueError if its batch size or device is not that of the members.
+
+        >>> from raffia import lazy_stack
+        >>> td = lazy_stack([TensorDict(a=1), TensorDict(a=2)])
+        >>> td.insert(0, TensorDict(a=0))
+        >>> td["a"]
+        tensor([0, 1, 2])
+        """
+        self._insert(index, [tensordict])
+
+    def _insert(self, index: int, new: list[Any]) -> None:
+        """Put containers before the member `index`, all or none."""
+        for td in new:
+            if not isinstance(td, Node):
+                raise TypeError(
+                    "Expected new value to be TensorDictBase instance but got "
+                    f"{type(td).__name__}; TensorDict(...) makes one of a dict"
+                )
+        if self._locked:
+            raise locked_error(self)
+        members = list(self.tensordicts)
+        like = self if members else self._of(new[:1], self.stack_dim)
+        size, device = like._member_size(), like._device
+        for td in new:
+            given = td._batch_size
+            if given != size and not (len(given) == len(size) and fits(given, size)):
+                raise ValueError(
+                    f"Batch sizes in tensordicts differs: stack has batch_size={size}, new_value "
+                    f"has batch_size={given}."
+                )
+            if td._device != device:
+                raise ValueError(
+                    f"Devices differ: stack has device={device}, new value has "
+                    f"device={td._device}; tensordict.to(device) moves it"
+                )
+        members[index:index] = new
+        self._set_members(members)
+
+    def append(self, tensordict: Any) -> None:
+        """Put a container behind the last member.
+
+        >>> from raffia import lazy_stack
+        >>> td = lazy_stack([TensorDict(a=1)])
+        >>> td.append(TensorDict(a=2))
+        >>> td["a"]
+        tensor([1, 2])
+        """
+        self._insert(len(self.tensordicts), [tensordict])
+
+    def extend(self, tensordict: Any) -> None:
+        """Put containers behind the last member: those of a list, or of another lazy stack.
+
+        >>> from raffia import lazy_stack
+        >>> td = lazy_stack([TensorDict(a=1)])
+        >>> td.extend([TensorDict(a=2), TensorDict(a=3)])
+        >>> td["a"]
+        tensor([1, 2, 3])
+        """
+        if isinstance(tensordict, Node):
+            tensordict = tensordict.unbind(self.stack_dim)
+        if new := list(tensordict):
+            self._insert(len(self.tensordicts), new)
+
+
+def fits(given: Sequence[int], size: Sequence[int]) -> bool:
+    """Whether a shape is, as far as it goes, `size`, in which -1 stands for anything."""
+    return all([b in (-1, a) or a == -1 for a, b in zip(given, size, strict=False)])
+
+
+def _are_fitting(pairs: list[tuple[Any, Any]]) -> bool:
+    """Whether plain members can store all entries of their parts without further checks."""
+    for td, part in pairs:
+        if td.__class__ is not TensorDict or part.__class__ not in (TensorDict, dict):
+            return False
+        if not td._fits(part):
+            return False
+    return True
