@@ -11,7 +11,7 @@ from benchmarks.ilql_ours import batch_of, networks
 from raffia.algorithms.ilql.config import DecodeConfig, ILQLConfig
 from raffia.algorithms.ilql.generate import generate
 from raffia.algorithms.ilql.learner import ILQLLearner, load_networks
-from raffia.algorithms.ilql.model import make_target
+from raffia.algorithms.ilql.loss import Loss
 from raffia.lm.decoding.generations import Generations
 from raffia.recipes.ilql.data import make_corpus
 from raffia.recipes.ilql.presets import ILQL_PRESETS
@@ -60,9 +60,10 @@ class Speaker:
 
     def __init__(self, language: Language) -> None:
         self.language = language
-        self.model = language.learner.make_model(0).to(language.device)
-        self.target = make_target(self.model)
-        load_networks(self.model, self.target, language.state)
+        model = language.learner.make_model(0)
+        networks = Loss(model, language.learner.config.loss).to(language.device)
+        load_networks(networks, language.state)
+        self.model, self.target = networks.model, networks.target
 
     def __call__(self) -> Generations:
         draws = torch.Generator().manual_seed(0)

@@ -8,7 +8,6 @@ import pytest
 from raffia.lm.envs.contract import Language_Observation
 from raffia.lm.envs.tabular import TabularPolicy, expectile, tabular_values
 from raffia.lm.envs.wordle.branching import (
-    BranchingConfig,
     branching_games,
     branching_scripts,
     first_words,
@@ -80,9 +79,9 @@ def test_mistakes_of_a_caller():
     with pytest.raises(KeyError, match="data lack the state"):
         TabularPolicy(tabular_values(DIALOGUES, tau=0.5)).act(Said([("x", None)], terminal=False))
     with pytest.raises(ValueError, match="num_repeats=6 leaves no try of 6"):
-        branching_scripts(WORDLE, BranchingConfig(num_repeats=6))
+        branching_scripts(WORDLE, num_repeats=6)
     with pytest.raises(ValueError, match="must be 1 or more"):
-        BranchingConfig(num_slow=0)
+        branching_scripts(WORDLE, num_slow=0)
     with pytest.raises(ValueError, match="two words at least"):
         first_words(Wordle(vocabulary=Vocabulary(("crane",))))
 
@@ -97,9 +96,9 @@ def test_someone_else_speaks_where_the_data_have_not_been():
 
 
 def test_branching_games_share_prefixes_and_frequencies_are_exact():
-    config = BranchingConfig(num_expert=2, num_adversarial=3, num_slow=4, num_repeats=2)
-    games = branching_games(WORDLE, config)
-    assert len(games) == config.num_games(24) == 24 * 9
+    scripts = branching_scripts(WORDLE, num_expert=2, num_adversarial=3, num_slow=4, num_repeats=2)
+    games = branching_games(WORDLE, scripts)
+    assert len(games) == 24 * 9
     good, other = first_words(WORDLE)
     kinds = {
         name: [g.game for g in games if g.policy == name]

@@ -22,7 +22,6 @@ from torch import Tensor
 from raffia.algorithms.ilql.agent_files import load_agent, save_agent, saved_config
 from raffia.algorithms.ilql.agent_inputs import (
     Items,
-    Stream,
     as_dataset,
     batch_of,
     check_dataset,
@@ -246,7 +245,7 @@ class ILQL(TensorDictModuleBase):
         self.mutation, self.layer_bounds, self.fitness = None, {}, []
         self.step = 0  # updates that were made
         self.seed = 0  # of the order of the data, and of dropout
-        self._stream = Stream()
+        self._upcoming: Any = (None, 0, None)  # order, update, and its batches from there on
         model = ILQLModel(config.model, trunk)
         self.install(model, make_target(model), config)
         self.to(device)
@@ -422,11 +421,7 @@ class ILQL(TensorDictModuleBase):
         The metrics are those of `ILQLLearner.grads`. Dropout draws from a generator of its own.
         """
         if items is None:
-            if self.dataset is None:
-                raise ValueError("an agent without a data set learns from what it is given")
-            items = self._stream.take(
-                *(self.dataset, self.seed, self.step, self.batch_size), per_token=self.per_token
-            )
+            items = self._next_rows()
         batch, learner = self.prepare_inputs(items), self._learner
         if self.opt is None:
             self.opt = learner.state_of(self.model)["opt"]
@@ -434,6 +429,20 @@ class ILQL(TensorDictModuleBase):
         update, metrics = learner.grads(state, batch)
         self.load_learner_state(learner.apply(state, update))
         return metrics
+
+    def _next_rows(self) -> TensorDict:
+        """The batch of this update, which follows from the seed; quick for one after the other."""
+        if self.dataset is None:
+            raise ValueError("an agent without a data set learns from what it is given")
+        order = self.dataset, self.seed, self.batch_size, self.per_token
+        if self._upcoming[:2] != (order, self.step):
+            batches = self.dataset.batches(
+                self.seed, self.step, self.batch_size, per_token=self.per_token
+            )
+        else:
+            batches = self._upcoming[2]
+        self._upcoming = order, self.step + 1, batches
+        return next(batches)
 
     # -- speaking
 
@@ -504,7 +513,7 @@ class ILQL(TensorDictModuleBase):
 
     def load_learner_state(self, state: TensorDict) -> None:
         """Become what the state is; the settings stay. Its "opt" may be used as it is."""
-        load_networks(self.model, self.target, state)
+        load_networks(self, state)
         self.opt = state["opt"] if len(state["opt"].keys()) else None
         self.step = int(state["step"])
 
@@ -595,7 +604,7 @@ class ILQL(TensorDictModuleBase):
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy takes over."""
-        return {**self.__dict__, "_learner_of": None}
+        return {**self.__dict__, "_learner_of": None, "_upcoming": (None, 0, None)}
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """The optimiser's moments go where the weights go."""

@@ -5,7 +5,7 @@ Legend: B rows, T tokens of a row, A actions of a row.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -17,7 +17,7 @@ from raffia.lm.data.rl_dataset import List_RL_Dataset, RL_Dataset, Vocabulary
 from raffia.tensordict.node import Node
 from raffia.tensordict.tensordict import TensorDict
 
-__all__ = ["Items", "PlainDataset", "Stream", "as_dataset", "batch_of", "check_dataset"]
+__all__ = ["Items", "PlainDataset", "as_dataset", "batch_of", "check_dataset"]
 
 Items = Sequence[DataPoint] | TensorDict | Mapping[str, Tensor]
 ENTRIES = "tokens attn_mask action_idxs state_idxs rewards terminals".split()
@@ -103,37 +103,6 @@ def _check_positions(entries: Mapping[str, Tensor], config: ILQLModelConfig) -> 
             why += ", of which the one behind it is the action"
         if bool(outside.any()):
             raise ValueError(f"{name} holds {int(entries[name][outside][0])}, and {why}: {MEND}")
-
-
-class Stream:
-    """The batches of a data set, of which each follows from the seed and the update's number.
-
-    >>> from raffia.lm.data.dialogue import DialogueDataset, Vocabulary
-    >>> points = [DataPoint.from_tokens([1, token], [0], [0.0]) for token in (5, 6)]
-    >>> data, stream = DialogueDataset.of_points(points, Vocabulary(9)), Stream()
-    >>> both = [stream.take(data, 0, update, 1, per_token=True)["tokens"] for update in (0, 1)]
-    >>> sorted(tokens[0, 1].item() for tokens in both)
-    [5, 6]
-    """
-
-    def __init__(self) -> None:
-        self._dataset: RL_Dataset | None = None
-        self._next: tuple[int, int, int, bool] | None = None  # which batch `_rows` gives next
-        self._rows: Iterator[TensorDict] = iter(())
-
-    def take(
-        self, dataset: RL_Dataset, seed: int, update: int, batch_size: int, *, per_token: bool
-    ) -> TensorDict:
-        """The batch of this update; quick for one update after the other."""
-        if self._dataset is not dataset or self._next != (update, seed, batch_size, per_token):
-            self._rows = dataset.batches(seed, update, batch_size, per_token=per_token)
-        batch = next(self._rows)
-        self._dataset, self._next = dataset, (update + 1, seed, batch_size, per_token)
-        return batch
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Stream:
-        """A fresh one, which finds its position again."""
-        return Stream()
 
 
 class PlainDataset(List_RL_Dataset):

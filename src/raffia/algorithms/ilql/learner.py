@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -24,9 +25,8 @@ from raffia.functional.trees import is_traced
 from raffia.nn.params import update_target
 from raffia.tensordict.tensordict import TensorDict
 
-__all__ = ["ILQLLearner", "hyper_of", "load_networks", "networks_state"]
+__all__ = ["ILQLLearner", "hyper_of", "load_networks", "named_tensors", "networks_state"]
 
-Key = tuple[str, ...]
 ModelFactory = Callable[[], ILQLModel]
 HYPER = {  # part of the config -> fields that a member of a population may have of its own
     "optimizer": "learning_rate value_rate weight_decay",
@@ -141,7 +141,9 @@ class ILQLLearner:
         """
 
         def loss(params: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
-            named = self._named(params, state["buffers"], state["target"])
+            # What does not learn, such as the form of heads, is the same in both.
+            both = state["buffers"], self._fixed
+            named = named_tensors(params, state["target"], *both, slow=self._target_names)
             return functional_call(self._loss, named, (batch, state["hyper"]))
 
         with self._draws(state, batch):
@@ -207,17 +209,6 @@ class ILQLLearner:
     def _target_names(self) -> tuple[str, ...]:
         return ("q1", "q2", "trunk") if self.config.model.target == "trunk" else ("q1", "q2")
 
-    def _named(
-        self, params: TensorDict, buffers: TensorDict, target: TensorDict
-    ) -> dict[str, Tensor]:
-        """All tensors by the names that they have in `Loss`."""
-        named = _dotted("model", params)
-        for fixed in (buffers, self._fixed):
-            named |= _dotted("model", fixed)
-            # What does not learn, such as the form of heads, is the same in both.
-            named |= _dotted("target", _subset(fixed, self._target_names))
-        return named | _dotted("target", target)
-
     @contextmanager
     def _draws(self, state: TensorDict, batch: TensorDict) -> Iterator[None]:
         """Dropout's draws: of this part of this update of this run, whatever was drawn before."""
@@ -278,44 +269,63 @@ def networks_state(
     >>> state["params", "v", "2", "bias"].fill_(5.0), model.v[2].bias.item()
     (tensor([5.]), 5.0)
     """
-    parts = _parts(model, target, without)
-    return TensorDict({part: _nested(tensors) for part, tensors in parts.items()})
-
-
-@torch.no_grad()
-def load_networks(model: ILQLModel, target: ILQLTarget, state: TensorDict) -> None:
-    """Write a state into networks, as far as it does not lie in their memory already.
-
-    >>> from raffia.algorithms.ilql.config import ILQLModelConfig, TrunkConfig
-    >>> from raffia.algorithms.ilql.model import make_target
-    >>> trunk = TrunkConfig(vocab_size=10, n_layer=1, n_head=2, n_embd=8, block_size=16)
-    >>> learner = ILQLLearner(ILQLConfig(model=ILQLModelConfig(trunk=trunk)))
-    >>> model, state = learner.make_model(0), learner.init(1)
-    >>> load_networks(model, make_target(model), state)
-    >>> torch.equal(model.v[0].weight, state["params", "v", "0", "weight"])
-    True
-    """
-    parts = _parts(model, target)
-    parts["buffers"] += target.named_buffers()  # the form of heads is the same in both
-    for part, tensors in parts.items():
-        for name, own in tensors:
-            source = state[(part, *name.split("."))]
-            if source.data_ptr() != own.data_ptr():
-                own.copy_(source)
-
-
-def _parts(
-    model: ILQLModel, target: ILQLTarget | ILQLModel, without: Collection[str] = ()
-) -> dict[str, list[tuple[str, Tensor]]]:
-    """The tensors of networks, by what part of a state they are and by name."""
     named = dict(model.named_parameters())
     learns = {name for name, p in named.items() if p.requires_grad}
     fixed = [(n, p) for n, p in named.items() if n not in learns and f".{n}" not in without]
-    return {
-        "params": [(name, p) for name, p in named.items() if name in learns],
-        "buffers": [*fixed, *model.named_buffers()],
-        "target": [(name, p) for name, p in target.named_parameters() if name in learns],
-    }
+    return TensorDict(
+        params=_nested([(name, p) for name, p in named.items() if name in learns]),
+        buffers=_nested([*fixed, *model.named_buffers()]),
+        target=_nested([(n, p) for n, p in target.named_parameters() if n in learns]),
+    )
+
+
+@torch.no_grad()
+def load_networks(networks: nn.Module, state: TensorDict, without: Collection[str] = ()) -> None:
+    """Write a state into "model" and "target", as far as it does not lie in their memory already.
+
+    networks: a module with these two in it, such as an agent or its loss.
+    without: names of tensors that are no part of the state.
+
+    >>> from raffia.algorithms.ilql.config import ILQLModelConfig, TrunkConfig
+    >>> trunk = TrunkConfig(vocab_size=10, n_layer=1, n_head=2, n_embd=8, block_size=16)
+    >>> learner = ILQLLearner(ILQLConfig(model=ILQLModelConfig(trunk=trunk)))
+    >>> networks, state = Loss(learner.make_model(0), learner.config.loss), learner.init(1)
+    >>> load_networks(networks, state)
+    >>> torch.equal(networks.model.v[0].weight, state["params", "v", "0", "weight"])
+    True
+    """
+    named = named_tensors(state["params"], state["target"], state["buffers"])
+    for name, own in chain(networks.named_parameters(), networks.named_buffers()):
+        if name in without:
+            continue
+        if name not in named:
+            raise ValueError(
+                f"the state has no {name}: it is of other networks. Those of a run are "
+                "Networks(config, making=making_of(config, folder))"
+            )
+        if named[name].data_ptr() != own.data_ptr():
+            own.copy_(named[name])
+
+
+def named_tensors(
+    params: TensorDict,
+    target: TensorDict,
+    *both: TensorDict,
+    slow: Iterable[str] = ("q1", "q2", "trunk"),
+) -> dict[str, Tensor]:
+    """The tensors of a state by their names in `Loss`.
+
+    both: what the model and the target network have in common.
+    slow: of which networks there is a target.
+
+    >>> weight, bias = TensorDict(q1=TensorDict(w=torch.zeros(1))), TensorDict(v=torch.ones(1))
+    >>> list(named_tensors(weight, weight, bias))
+    ['model.v', 'model.q1.w', 'target.q1.w']
+    """
+    named: dict[str, Tensor] = {}
+    for same in both:
+        named |= _dotted("model", same) | _dotted("target", _subset(same, slow))
+    return named | _dotted("model", params) | _dotted("target", target)
 
 
 def _subset(nest: TensorDict, names: Iterable[str]) -> TensorDict:
@@ -350,8 +360,5 @@ def _nested(named: Iterable[tuple[str, Tensor]]) -> TensorDict:
 
 def _dotted(prefix: str, nest: TensorDict) -> dict[str, Tensor]:
     """The other way round, for the module that `Loss` wraps around the networks."""
-    return {".".join((prefix, *_key(key))): tensor for key, tensor in nest.items(True, True)}
-
-
-def _key(key: str | Key) -> Key:
-    return (key,) if isinstance(key, str) else key
+    items = nest.items(True, True)
+    return {f"{prefix}.{k if isinstance(k, str) else '.'.join(k)}": x for k, x in items}

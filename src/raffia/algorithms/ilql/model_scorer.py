@@ -87,8 +87,19 @@ class ModelScorer:
         rows = ModelRows(self, needs, [len(prompt) for prompt in prompts], capacity)
         return rows, rows.read(tokens, mask)
 
-    def next_token(self, hidden: dict[str, Tensor], needs: Needs) -> NextToken:
+    def read(
+        self, tokens: Tensor, mask: Tensor | None, needs: Needs
+    ) -> dict[str, Tensor]:  # each [B T, d]
+        """Hidden states of whole rows [B, T], one after another; one pass of each network."""
+        trunks = self.trunks(needs).items()
+        return {name: trunk(tokens, mask).flatten(0, 1) for name, trunk in trunks}
+
+    def next_token(
+        self, hidden: dict[str, Tensor], needs: Needs, index: Tensor | None = None
+    ) -> NextToken:
         """The heads' outputs for hidden states [*, d], by the names of `trunks`.
+
+        index: int64 [M], which of them; None: all.
 
         >>> from raffia.algorithms.ilql.config import ILQLModelConfig, TrunkConfig
         >>> small = TrunkConfig(vocab_size=10, n_layer=1, n_head=2, n_embd=8, block_size=16)
@@ -99,6 +110,8 @@ class ModelScorer:
         (torch.Size([3, 10]), None)
         """
         model, logits, target_q, v = self.model, None, None, None
+        if index is not None:
+            hidden = {name: states[index] for name, states in hidden.items()}
         if needs.policy:
             separate = model.config.policy == "separate"
             logits = model.logits(hidden["policy" if separate else "trunk"])

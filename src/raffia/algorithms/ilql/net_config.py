@@ -233,7 +233,7 @@ def _install(agent: ILQL, config: ILQLModelConfig, gone: int, seed: int) -> None
     new = agent.learner_state()
     for part in ("params", "buffers", "target", "opt"):
         _carry(old[part].flatten_keys("."), new[part].flatten_keys("."), gone)
-    load_networks(model, agent.target, new)  # what the target has of the buffers
+    load_networks(agent, new)  # what the target has of the buffers
 
 
 def _carry(old: TensorDict, new: TensorDict, gone: int) -> None:

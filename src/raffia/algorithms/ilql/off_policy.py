@@ -14,6 +14,7 @@ from torch import Tensor
 from raffia.algorithms.ilql.generate import forbid
 from raffia.algorithms.ilql.model import ILQLModel, ILQLTarget
 from raffia.algorithms.ilql.model_scorer import ModelScorer, evaluating
+from raffia.algorithms.ilql.slots import Slots
 from raffia.lm.decoding.config import DecodeConfig
 from raffia.lm.decoding.scorer import Choice, Needs
 from raffia.tensordict.tensordict import TensorDict
@@ -68,21 +69,16 @@ def action_log_probs(
     """
     scorer = ModelScorer(model, target)
     tokens, mask = batch["tokens"], batch["action_mask"]
-    first = torch.arange(len(tokens), device=tokens.device).unsqueeze(-1) * tokens.shape[1]
-    position = (batch["action_idxs"] + first)[mask]  # int64 [M]
+    position = Slots.of(mask, lean=True).flat(batch["action_idxs"], tokens.shape[1])  # int64 [M]
     token = tokens.flatten()[position + 1]
     forbidden = forbid(pad_token, scorer)
     decoded, policy = [], []
     with evaluating(model, target), torch.no_grad():
         needs = Needs(policy=True, values=config.shifts)
-        hidden = {
-            name: trunk(tokens, batch["attn_mask"]).flatten(0, 1)[position]
-            for name, trunk in scorer.trunks(needs).items()
-        }
+        hidden = scorer.read(tokens, batch["attn_mask"], needs)
         for start in range(0, len(position), size := max(1, _MOST // scorer.vocab_size)):
             part = slice(start, start + size)
-            next_token = scorer.next_token({name: h[part] for name, h in hidden.items()}, needs)
-            choice = Choice.of(next_token, config, forbidden)
+            choice = Choice.of(scorer.next_token(hidden, needs, position[part]), config, forbidden)
             assert choice.logits is not None
             here = token[part].unsqueeze(-1)
             if config.num_beams is None:

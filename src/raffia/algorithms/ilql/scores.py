@@ -16,6 +16,7 @@ from raffia.algorithms.ilql.generate import forbid
 from raffia.algorithms.ilql.loss import Loss, More, Values
 from raffia.algorithms.ilql.model import ILQLModel, ILQLTarget
 from raffia.algorithms.ilql.model_scorer import ModelScorer, evaluating
+from raffia.algorithms.ilql.slots import Slots
 from raffia.algorithms.ilql.terms import bellman_target
 from raffia.algorithms.ilql.token_weights import Masks, masks_of
 from raffia.lm.decoding.config import DecodeConfig
@@ -149,18 +150,19 @@ def get_scores(
     scorer = ModelScorer(model, target)
     with evaluating(model, target), torch.no_grad():
         needs = Needs(policy=include_logits, values=include_advantage)
-        hidden = {name: trunk(tokens, attn_mask) for name, trunk in scorer.trunks(needs).items()}
+        hidden = scorer.read(tokens, attn_mask, needs)
         shape = (*tokens.shape, scorer.vocab_size)
         scores = next(model.v.parameters()).new_zeros(shape)
         if include_advantage:
-            index = _flat_indices(action_idxs, action_mask, tokens.shape[1])
-            at_actions = {name: states.flatten(0, 1)[index] for name, states in hidden.items()}
-            advantage = scorer.next_token(at_actions, Needs(policy=False, values=True)).advantage()
+            real = torch.ones_like(action_idxs) if action_mask is None else action_mask
+            index = Slots.of(real.bool(), lean=True).flat(action_idxs, tokens.shape[1])
+            advantage = scorer.next_token(hidden, needs._replace(policy=False), index).advantage()
             assert advantage is not None
             scores.view(-1, shape[-1])[index] = advantage_term(advantage, config).to(scores.dtype)
         if include_logits:
-            logits = scorer.next_token(hidden, Needs(policy=True, values=False)).logits
+            logits = scorer.next_token(hidden, needs._replace(values=False)).logits
             assert logits is not None
+            logits = logits.view(shape)
             log_probs = (logits / logit_temp).log_softmax(-1)
             if attn_mask is not None:
                 log_probs = log_probs.masked_fill(~attn_mask.bool().unsqueeze(-1), 0)
@@ -229,16 +231,13 @@ def _sums(
     mask = column < lengths.unsqueeze(-1)
     per_token = scorer.model.config.per_token
     needs = Needs(policy=True, values=scorer.target is not None)
-    hidden = {
-        name: trunk(padded, mask).flatten(0, 1) for name, trunk in scorer.trunks(needs).items()
-    }
+    hidden = scorer.read(padded, mask, needs)
     # The state before each token of an utterance, and the row that it is in
     before = (column >= starts.unsqueeze(-1) - 1) & (column < lengths.unsqueeze(-1) - 1)
     index = before.flatten().nonzero().squeeze(-1)
     row = index // longest
     token = padded.flatten()[index + 1]
-    states = {name: part[index] for name, part in hidden.items()}
-    outputs = scorer.next_token(states, needs._replace(values=needs.values and per_token))
+    outputs = scorer.next_token(hidden, needs._replace(values=needs.values and per_token), index)
     log_prob, kl, value, advantage = Choice.of(outputs, config, forbidden).of_token(token)
 
     def total(part: Tensor | None) -> Tensor | None:
@@ -250,23 +249,14 @@ def _sums(
         of_last = (lengths - starts).cumsum(0) - 1
         value, advantage = value[of_last], total(advantage)
     elif needs.values:
-        at_end = {name: part[last] for name, part in hidden.items()}
-        at_start = {name: part[first_column + starts - 1] for name, part in hidden.items()}
         values = needs._replace(policy=False)
-        q = scorer.next_token(at_end, values).target_q
-        v = scorer.next_token(at_start, values).v
+        q = scorer.next_token(hidden, values, last).target_q
+        v = scorer.next_token(hidden, values, first_column + starts - 1).v
         assert q is not None and v is not None
         value, advantage = q.squeeze(-1), q.squeeze(-1) - v
     summed = total(log_prob)
     assert summed is not None
     return summed, total(kl), advantage, value
-
-
-def _flat_indices(action_idxs: Tensor, action_mask: Tensor | None, num_tokens: int) -> Tensor:
-    """Indices of actions in the rows, one after another: int64 [M]."""
-    first = torch.arange(len(action_idxs), device=action_idxs.device).unsqueeze(-1) * num_tokens
-    flat = (action_idxs + first).flatten()
-    return flat if action_mask is None else flat[action_mask.bool().flatten()]
 
 
 def _check_utterances(

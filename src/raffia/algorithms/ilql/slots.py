@@ -56,6 +56,15 @@ class Slots(NamedTuple):
         rows, columns = self.shape
         return values.new_zeros(rows * columns).index_copy(0, self.chosen, values).view(self.shape)
 
+    def flat(self, position: Tensor, width: int) -> Tensor:
+        """Positions [B, K] within rows of a width as indices [M] of the rows one after another.
+
+        >>> Slots((2, 1), None).flat(torch.tensor([[1], [0]]), width=4)
+        tensor([1, 4])
+        """
+        start = torch.arange(len(position), device=position.device).unsqueeze(1) * width
+        return self.take(position + start)
+
     def gather(
         self,
         states: Tensor,  # [B, T, d]
@@ -66,6 +75,4 @@ class Slots(NamedTuple):
         >>> Slots((1, 2), torch.tensor([1])).gather(torch.eye(3)[None], torch.tensor([[0, 2]]))
         tensor([[0., 0., 1.]])
         """
-        num_rows, width, _ = states.shape
-        start = torch.arange(num_rows, device=position.device).unsqueeze(1) * width
-        return states.flatten(0, 1).index_select(0, self.take(position + start))
+        return states.flatten(0, 1).index_select(0, self.flat(position, states.shape[1]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from raffia.lm.data.dialogue_building import RowTooLongError
 from raffia.lm.data.dialogue_rows import TokenRow
 from raffia.lm.data.dialogue_sources import DialogueSource, JoinedDialogues
 from raffia.lm.data.token_reward import ConstantTokenReward
-from raffia.lm.envs.wordle.branching import BranchingConfig, branching_games
+from raffia.lm.envs.wordle.branching import branching_games, branching_scripts
 from raffia.lm.envs.wordle.data import LabelledGame, Part, sample_games
 from raffia.lm.envs.wordle.game import Wordle
 from raffia.lm.envs.wordle.policies import (
@@ -251,14 +251,7 @@ def play_games(config: WordleConfig) -> list[LabelledGame]:
     """
     wordle = make_wordle(config)
     if config.games == "branching":
-        own = config.branching
-        settings = BranchingConfig(
-            num_expert=own.num_expert,
-            num_adversarial=own.num_adversarial,
-            num_slow=own.num_slow,
-            num_repeats=own.num_repeats,
-        )
-        return branching_games(wordle, settings)
+        return branching_games(wordle, branching_scripts(wordle, **asdict(config.branching)))
     scripts: dict[str, Script] = {
         "expert": InformationGain(),
         "fair": Fitting(),

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import chain
 
 import torch
 from torch import Tensor
 
 from raffia.algorithms.ilql.config import ILQLConfig
+from raffia.algorithms.ilql.learner import load_networks, named_tensors
 from raffia.algorithms.ilql.loss import Loss
 from raffia.algorithms.ilql.model import ILQLModel
 from raffia.algorithms.ilql.policy import ILQL_Policy
@@ -55,36 +55,14 @@ class Networks:
         self.model, self.target = model, self.loss.target
         self._fixed: dict[str, Tensor] = {}
         if making is not None and making.fixed is not None:
-            fixed = making.fixed.to(device)
-            self._fixed = {**_dotted("target", fixed), **_dotted("model", fixed)}
+            self._fixed = named_tensors(TensorDict(), TensorDict(), making.fixed.to(device))
         for name, parameter in self.loss.named_parameters():
             if name in self._fixed:  # the same memory, wherever it is needed
                 parameter.data = self._fixed[name]
 
     def refresh(self, state: TensorDict) -> None:
         """Take over the weights of a learner's state."""
-        named = {
-            **_dotted("target", state["buffers"]),  # what does not learn is the same in both
-            **_dotted("target", state["target"]),
-            **_dotted("model", state["buffers"]),
-            **_dotted("model", state["params"]),
-        }
-        for name, tensor in chain(self.loss.named_parameters(), self.loss.named_buffers()):
-            if name in self._fixed:
-                continue
-            if name not in named:
-                raise ValueError(
-                    f"the state has no {name}: it is of other networks. Those of a run are "
-                    "Networks(config, making=making_of(config, folder))"
-                )
-            tensor.copy_(named[name])
-
-
-def _dotted(prefix: str, nest: TensorDict) -> dict[str, Tensor]:
-    items = nest.items(True, True)
-    return {
-        f"{prefix}.{key if isinstance(key, str) else '.'.join(key)}": value for key, value in items
-    }
+        load_networks(self.loss, state, without=self._fixed)
 
 
 class Stoppable:

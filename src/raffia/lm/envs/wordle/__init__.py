@@ -1,6 +1,6 @@
 """Wordle: the game, scripted players, data sets, and how well a policy plays."""
 
-from raffia.lm.envs.wordle.branching import BranchingConfig, branching_games, branching_scripts
+from raffia.lm.envs.wordle.branching import branching_games, branching_scripts
 from raffia.lm.envs.wordle.colors import colors
 from raffia.lm.envs.wordle.data import LabelledGame, Part, sample_games
 from raffia.lm.envs.wordle.env import WordleEnv
@@ -27,7 +27,6 @@ from raffia.lm.envs.wordle.vocabulary import Vocabulary, VocabularyError
 
 __all__ = [
     "NON_WORD",
-    "BranchingConfig",
     "Fitting",
     "Games",
     "InformationGain",

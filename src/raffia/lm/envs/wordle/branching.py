@@ -22,7 +22,7 @@ the games of the highest returns would do as well here: chance has no part in wh
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -38,30 +38,7 @@ from raffia.lm.envs.wordle.policies import (
     start_word,
 )
 
-__all__ = ["BranchingConfig", "branching_games", "branching_scripts", "first_words"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class BranchingConfig:
-    """How often each kind of game is there for each secret, and how slow the slow ones are.
-
-    >>> BranchingConfig().num_games(num_words=24)
-    168
-    """
-
-    num_expert: int = 1
-    num_adversarial: int = 3
-    num_slow: int = 3
-    num_repeats: int = 3  # of the slow games' first word
-
-    def __post_init__(self) -> None:
-        counts = (self.num_expert, self.num_adversarial, self.num_slow, self.num_repeats)
-        if min(counts) < 1:
-            raise ValueError(f"{self}: each of the numbers must be 1 or more")
-
-    def num_games(self, num_words: int) -> int:
-        """Of the whole set."""
-        return num_words * (self.num_expert + self.num_adversarial + self.num_slow)
+__all__ = ["branching_games", "branching_scripts", "first_words"]
 
 
 def first_words(wordle: Wordle) -> tuple[str, str]:
@@ -78,7 +55,12 @@ def first_words(wordle: Wordle) -> tuple[str, str]:
 
 
 def branching_scripts(
-    wordle: Wordle, config: BranchingConfig | None = None
+    wordle: Wordle,
+    *,
+    num_expert: int = 1,
+    num_adversarial: int = 3,
+    num_slow: int = 3,
+    num_repeats: int = 3,  # of the slow games' first word
 ) -> dict[str, tuple[Script, int]]:
     """Who plays, and how many games of each secret.
 
@@ -86,22 +68,28 @@ def branching_scripts(
     >>> list(branching_scripts(Wordle(vocabulary=Vocabulary.built_in())))
     ['expert', 'adversarial', 'slow']
     """
-    config = config or BranchingConfig()
-    if config.num_repeats >= wordle.num_tries:
+    counts = num_expert, num_adversarial, num_slow, num_repeats
+    if min(counts) < 1:
+        raise ValueError(f"{counts} games of each kind, and repeats: each must be 1 or more")
+    if num_repeats >= wordle.num_tries:
         raise ValueError(
-            f"num_repeats={config.num_repeats} leaves no try of {wordle.num_tries} to win with"
+            f"num_repeats={num_repeats} leaves no try of {wordle.num_tries} to win with"
         )
     good, other = first_words(wordle)
     expert = InformationGain()
     return {
-        "expert": (start_word(good, expert), config.num_expert),
-        "adversarial": (Say((good,)), config.num_adversarial),
-        "slow": (Switch(Say((other,)), config.num_repeats, expert), config.num_slow),
+        "expert": (start_word(good, expert), num_expert),
+        "adversarial": (Say((good,)), num_adversarial),
+        "slow": (Switch(Say((other,)), num_repeats, expert), num_slow),
     }
 
 
-def branching_games(wordle: Wordle, config: BranchingConfig | None = None) -> list[LabelledGame]:
+def branching_games(
+    wordle: Wordle, scripts: Mapping[str, tuple[Script, int]] | None = None
+) -> list[LabelledGame]:
     """The whole set: each kind of game with every word as the secret that can be it.
+
+    scripts: as `branching_scripts` gives them; None: its usual ones.
 
     >>> from raffia.lm.envs.tabular import tabular_values
     >>> from raffia.lm.envs.wordle.vocabulary import Vocabulary
@@ -116,7 +104,7 @@ def branching_games(wordle: Wordle, config: BranchingConfig | None = None) -> li
     secrets = np.flatnonzero(wordle.can_be_secret)
     return [
         LabelledGame(name, game)
-        for name, (script, num_games) in branching_scripts(wordle, config).items()
+        for name, (script, num_games) in (scripts or branching_scripts(wordle)).items()
         for game in simulate(wordle, script, seeds=secrets, secrets=secrets)
         for _ in range(num_games)
     ]
