@@ -9,7 +9,6 @@ import torch
 from benchmarks.device_agreement import Agreement, equal
 from raffia.data.segment import SegmentReplayBuffer
 from raffia.data.storage import TensorStorage
-from raffia.data.sum_tree import SumTree
 from raffia.tensordict.tensordict import TensorDict
 
 Check = Callable[[torch.device, bool], list[Agreement]]  # (device, small)
@@ -124,27 +123,4 @@ def _pinned(plain: SegmentReplayBuffer, device: torch.device) -> list[Agreement]
     return [Agreement("replay", "pinned", difference, "page-locked memory")]
 
 
-def draws(device: torch.device, small: bool) -> list[Agreement]:
-    """Prioritised draws from a tree on the device."""
-    size = 1_000 if small else 100_000
-    here, there = SumTree(size), SumTree(size, device=device)
-    generator = torch.Generator().manual_seed(0)
-    found = []
-    for _ in range(NUM_DRAWS):
-        index = torch.randperm(size, generator=generator)[: size // 2]
-        values = torch.rand(len(index), generator=generator, dtype=torch.float64)
-        u = torch.rand(256, generator=generator, dtype=torch.float64)
-        here.set(index, values)
-        there.set(index.to(device), values.to(device))
-        expected, drawn = here.draw(u), there.draw(u.to(device))
-        found.append(
-            equal("prioritised draw", "leaves and their values", _pair(*expected), _pair(*drawn))
-        )
-    return _worst_of_each(found)
-
-
-def _pair(index: torch.Tensor, value: torch.Tensor) -> TensorDict:
-    return TensorDict(index=index, value=value)
-
-
-CHECKS: dict[str, Check] = {"TensorDict": container, "replay": replay, "prioritised draw": draws}
+CHECKS: dict[str, Check] = {"TensorDict": container, "replay": replay}

@@ -27,12 +27,11 @@ from benchmarks.device_tests import MARK, Outcome
 from raffia import TensorDict
 from raffia.algorithms.efficientzero.learner import EfficientZeroLearner
 from raffia.algorithms.efficientzero.planning import Planner
-from raffia.data.sum_tree import SumTree
 from tests.nn.test_cudagraphs import Twin
 
 ROOT = Path(__file__).parents[1]
 CPU = torch.device("cpu")
-QUICK = "^(TensorDict|replay|prioritised draw|update, cartpole|search, cartpole|figures, wordle)$"
+QUICK = "^(TensorDict|replay|update, cartpole|search, cartpole|figures, wordle)$"
 
 
 def run(capsys, *args):
@@ -142,12 +141,6 @@ def differing(check):
             (Speaker, "__call__"),
             lambda said: replace(said, tokens=[[[*text, 1] for text in of] for of in said.tokens]),
             {"texts"},
-        ),
-        (
-            "prioritised draw",
-            (SumTree, "draw"),
-            lambda drawn: (drawn[0] + 1, drawn[1]),
-            {"leaves and their values"},
         ),
         (
             "TensorDict",

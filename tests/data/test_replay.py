@@ -800,23 +800,6 @@ def test_one_thread_adds_while_others_sample_and_update(make, prefetch):
 
 
 # -------------------------------------------------------------- what was wrong with the peer's
-@pytest.mark.slow
-def test_prioritized_replay_needs_nothing_that_pip_does_not_install():
-    code = """
-import sys, importlib.util
-sys.modules["numba"] = None  # not even a compiler
-find = importlib.util.find_spec
-importlib.util.find_spec = lambda name, *rest: None if name == "numba" else find(name, *rest)
-import torch
-from raffia.data.prioritized_replay import PrioritizedReplayBuffer
-from raffia.data.storage import TensorStorage
-buffer = PrioritizedReplayBuffer(0.6, 0.4, storage=TensorStorage(10))
-buffer.extend(torch.arange(12))
-data, info = buffer.sample(4, return_info=True)
-assert buffer.update_priority(info["index"], torch.rand(4)) == 0
-assert torch.equal(data, info["index"])
-"""
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.parametrize("prefetch", [0, 3])

@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from raffia import jit
-from raffia.data import prioritized
 from raffia.data.prioritized import PrioritizedSampler
 from raffia.data.samplers import (
     Draw,
@@ -17,7 +15,6 @@ from raffia.data.samplers import (
     SamplerWithoutReplacement,
     distinct,
 )
-from raffia.data.sum_tree import SumTree
 
 # Importance weights of batches out of a larger replay, as LightZero 9f717c80 gives them.
 IMPORTANCE = json.loads((Path(__file__).parent / "importance_weights.json").read_text())
@@ -299,16 +296,7 @@ def test_priorities_of_several_steps_become_one():
         PrioritizedSampler(2, 1.0, 1.0, reduction="sum")
 
 
-@pytest.fixture(params=["compiled", "tensors"])
-def way(request, monkeypatch):
-    if request.param == "tensors":
-        monkeypatch.setattr(prioritized, "kernels", lambda: None)
-        monkeypatch.setattr(SumTree, "_loops", lambda self: None)
-    elif not jit.available():
-        pytest.skip("numba is not installed")
-
-
-def test_items_that_were_overwritten_are_left_out_and_counted(way):
+def test_items_that_were_overwritten_are_left_out_and_counted():
     sampler = PrioritizedSampler(4, alpha=1.0, beta=1.0, eps=0.0)
     sampler.added(range(6))  # 2, 3, 4, 5 are here
     index = torch.tensor([0, 2, 1, 5, 0])
@@ -325,14 +313,14 @@ def test_items_that_were_overwritten_are_left_out_and_counted(way):
     assert weight == pytest.approx({3: 1.0, 4: 1.0, 5: 1 / 7, 6: 1 / 7})
 
 
-def test_of_an_item_that_stands_twice_the_last_priority_counts(way):
+def test_of_an_item_that_stands_twice_the_last_priority_counts():
     sampler = prioritized_sampler([1.0, 1.0])
     sampler.update_priority(torch.tensor([0, 1, 0]), torch.tensor([5.0, 1.0, 3.0]))
     draw = sampler.draw(100, range(2), rng())
     assert draw.info["priority_weight"][draw.items == 0].unique().tolist() == pytest.approx([1 / 3])
 
 
-def test_index_and_priority_in_other_forms(way):
+def test_index_and_priority_in_other_forms():
     sampler = PrioritizedSampler(10, alpha=1.0, beta=1.0, eps=0.0, stratified=True)
     sampler.added(range(3))
     sampler.update_priority(0, 2.0)
@@ -356,7 +344,7 @@ def test_index_and_priority_in_other_forms(way):
         (-1, 1.0, IndexError, "there never was an item -1"),
     ],
 )
-def test_a_wrong_priority_or_index_changes_nothing(way, index, priority, error, match):
+def test_a_wrong_priority_or_index_changes_nothing(index, priority, error, match):
     sampler = prioritized_sampler([1.0, 2.0, 5.0])
     before = sampler.draw(50, range(3), rng())
     version = sampler.version
@@ -389,26 +377,6 @@ def test_other_mistakes_are_named():
         sampler.added(range(5, 6))
     with pytest.raises(ValueError, match="all priorities are zero"):
         prioritized_sampler([0.0, 0.0]).draw(1, range(2))
-
-
-def test_both_ways_agree_bit_for_bit(monkeypatch):
-    def run():
-        sampler, generator = PrioritizedSampler(37, 0.6, 0.4), rng(1)
-        out, end = [], 0
-        for step in range(30):
-            sampler.added(range(end, end + 5))
-            end += 5
-            draw = sampler.draw(16, range(max(0, end - 37), end), generator)
-            out += [draw.items, draw.info["priority_weight"]]
-            priority = torch.rand(16, generator=generator) * 10 ** (step % 7)
-            sampler.update_priority(draw.items - 2 * (step % 3), priority) if step > 5 else None
-        return out
-
-    compiled = run()
-    monkeypatch.setattr(prioritized, "kernels", lambda: None)
-    monkeypatch.setattr(SumTree, "_loops", lambda self: None)
-    for a, b in zip(compiled, run(), strict=True):
-        assert torch.equal(a, b)
 
 
 # --------------------------------------------------------------------------------------- state

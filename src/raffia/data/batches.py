@@ -56,15 +56,9 @@ class BatchMaker:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(from_value(state))
 
-    def live(self) -> range:
-        """The numbers of the live items."""
-        total = self.storage.total
-        # Another process may have added items in between, which are not counted in the total.
-        return range(max(0, total - len(self.storage)), total)
-
     def follow(self) -> range:
         """The live items, passed on to the sampler; ValueError if it knows of more."""
-        live = self.live()
+        live = self.storage.live
         self.sampler.follow(live)
         return live
 
@@ -106,7 +100,7 @@ class BatchMaker:
     def item(self, ages: Callable[[range], Tensor]) -> Any:
         """Copies of the items of these numbers, which `ages` finds among the live ones."""
         for _ in range(RETRIES):
-            items = ages(self.live())
+            items = ages(self.storage.live)
             data = self.storage.read(self.rows(items))
             if self.storage.holds_items(items):
                 return data
@@ -130,7 +124,7 @@ class BatchMaker:
         return Batch(data, info, draw.ends_epoch)
 
     def _choose(self, batch_size: int) -> Draw:
-        live = self.live()
+        live = self.storage.live
         if not live:
             raise RuntimeError("the buffer is empty: buffer.extend(data) comes before sample()")
         self.sampler.follow(live)

@@ -1,9 +1,7 @@
 """`Buffer`: what all replay buffers have in common, and the checks of their options."""
 
-import contextlib
 import operator
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -51,12 +49,14 @@ class Buffer:
     @generator.setter
     def generator(self, generator: torch.Generator | None) -> None:
         check_generator(generator, prefetch=self._ahead is not None)
-        with self._changing():
+        with self._lock:
+            self._before_change()
             self._maker.generator = generator
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the lock and the thread: a pickled buffer is a copy, which has its own."""
-        with self._changing():  # the generator is where it stands without batches drawn ahead
+        with self._lock:  # the generator is where it stands without batches drawn ahead
+            self._before_change()
             state = dict(self.__dict__)
         del state["_lock"]
         state["_ahead"] = 0 if self._ahead is None else self._ahead.depth
@@ -69,14 +69,10 @@ class Buffer:
         depth = state["_ahead"]
         self._ahead = Prefetcher(self._maker, depth, self._lock) if depth else None
 
-    @contextlib.contextmanager
-    def _changing(self) -> Iterator[None]:
-        """The context of every change: the lock is held, and batches drawn ahead are undone
-        first."""
-        with self._lock:
-            if self._ahead is not None:
-                self._ahead.drop()
-            yield
+    def _before_change(self) -> None:
+        """Undo the batches drawn ahead; called under the lock, before every change."""
+        if self._ahead is not None:
+            self._ahead.drop()
 
 
 def check_is_storage(storage: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from raffia.data.episodes import EpisodeIndex
+from raffia.data.ring import EpisodeRing
 from raffia.data.segment_batches import SegmentMaker
 from raffia.data.step_priorities import StepPriorities
 from raffia.files.folder import Content, Folder
@@ -26,7 +26,7 @@ class BufferState:
     """
 
     def __init__(
-        self, episodes: EpisodeIndex, priorities: StepPriorities, maker: SegmentMaker
+        self, episodes: EpisodeRing, priorities: StepPriorities, maker: SegmentMaker
     ) -> None:
         self.episodes, self.priorities, self.maker = episodes, priorities, maker
 

@@ -6,14 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from raffia.data.priorities import NONE, Priorities, check_exponent
 from raffia.data.row_index import no_integers
 from raffia.data.samplers import Draw, Sampler, refuse_other_state, too_few
-from raffia.data.sum_tree import SumTree, kernels
-
-INFINITY = float("inf")
-BELOW_ONE = 1 - 2**-53
-IMPORTANCE = ("buffer", "batch")  # of what the largest importance weight is 1
-NONE = -1.0  # instead of a priority
 
 REDUCTIONS = {
     "max": lambda priority: priority.amax(-1),
@@ -76,23 +71,27 @@ class PrioritizedSampler(Sampler):
         stratified: bool = False,
         importance: str = "buffer",
     ) -> None:
-        for name, value in (("alpha", alpha), ("beta", beta), ("eps", eps)):
-            check_exponent(name, value)
-        check_importance(importance)
         if reduction not in REDUCTIONS:
             raise ValueError(f"reduction is one of {sorted(REDUCTIONS)}, got {reduction!r}")
+        self.priorities = Priorities(
+            max_capacity, alpha=alpha, beta=beta, eps=eps, importance=importance
+        )
         self.max_capacity: int = max_capacity
-        self.eps = eps
         self.reduction = reduction
         self.max_priority_within_buffer = max_priority_within_buffer
         self.stratified = stratified
-        self.importance = importance
         self.num_ignored = 0
-        self._alpha, self._beta = alpha, beta
-        self._tree = SumTree(max_capacity)  # of (p + eps)^alpha
-        self._largest = NONE  # priority, of all that were given
         self._live = range(0)
-        self._new, self._new_of = torch.empty(0), (NONE, NONE, NONE)  # see _chance_of_new
+
+    @property
+    def importance(self) -> str:
+        """What the weights are relative to: "batch" or "buffer"."""
+        return self.priorities.importance
+
+    @property
+    def eps(self) -> float:
+        """What is added to every priority."""
+        return self.priorities.eps
 
     @property
     def alpha(self) -> float:
@@ -101,21 +100,22 @@ class PrioritizedSampler(Sampler):
         >>> sampler = PrioritizedSampler(4, alpha=0.5, beta=0.4)
         >>> sampler.alpha = 0.6
         """
-        return self._alpha
+        return self.priorities.alpha
 
     @alpha.setter
     def alpha(self, alpha: float) -> None:
         check_exponent("alpha", alpha)
         with self.lock:
-            rows = self._rows_of(self._live)
-            if self._alpha:
-                self._tree.set(rows, self._tree.get(rows).pow_(alpha / self._alpha))
+            rows = torch.arange(self._live.start, self._live.stop) % self.max_capacity
+            tree, before = self.priorities.tree, self.alpha
+            if before:
+                tree.set(rows, tree.get(rows).pow_(alpha / before))
             elif len(self._live) and alpha:
                 raise ValueError(
                     "with alpha=0 all items are equally likely, and their priorities are not "
                     "known any more: start with a small alpha, such as 0.001"
                 )
-            self._alpha = alpha
+            self.priorities.set_exponent(alpha, self.eps)
             self.version += 1
 
     @property
@@ -125,13 +125,13 @@ class PrioritizedSampler(Sampler):
         >>> sampler = PrioritizedSampler(4, alpha=0.5, beta=0.4)
         >>> sampler.beta = 1.0
         """
-        return self._beta
+        return self.priorities.beta or 0.0
 
     @beta.setter
     def beta(self, beta: float) -> None:
         check_exponent("beta", beta)
         with self.lock:
-            self._beta = beta
+            self.priorities.beta = beta
             self.version += 1
 
     @property
@@ -141,9 +141,10 @@ class PrioritizedSampler(Sampler):
         >>> PrioritizedSampler(4, alpha=0.5, beta=0.4).default_priority
         1.0
         """
-        if self.max_priority_within_buffer and self._alpha and self._tree.total() > 0:
-            return max(0.0, float(self._tree.maximum()) ** (1 / self._alpha) - self.eps)
-        return 1.0 if self._largest == NONE else self._largest
+        tree = self.priorities.tree
+        if self.max_priority_within_buffer and self.alpha and tree.total() > 0:
+            return max(0.0, tree.maximum() ** (1 / self.alpha) - self.eps)
+        return self.priorities.largest
 
     def added(self, items: range) -> None:
         live = self._live
@@ -152,10 +153,10 @@ class PrioritizedSampler(Sampler):
                 f"items {items.start}.. do not follow on {live.stop - 1}, the last one known"
             )
         oldest = max(live.start if live else items.start, items.stop - self.max_capacity)
-        rows = self._rows_of(range(max(items.start, oldest), items.stop))
+        new, fill = range(max(items.start, oldest), items.stop), self.priorities.tree.fill
         if self.max_priority_within_buffer:
-            self._tree.set(rows, 0.0)  # those that are overwritten no longer count
-        self._tree.set(rows, self._chance_of_new())
+            fill(new, 0.0)  # those that are overwritten no longer count
+        fill(new, self._chance_of_new())
         self._live = range(oldest, items.stop)
         self.version += 1
 
@@ -170,23 +171,19 @@ class PrioritizedSampler(Sampler):
         gone = range(known.start, min(known.stop, max(known.start, live.start)))
         after = range(max(known.stop, live.start) if known else live.start, live.stop)
         with self.lock:
-            self._tree.set(self._rows_of(gone), 0.0)
+            fill = self.priorities.tree.fill
+            fill(gone, 0.0)
             chance = self._chance_of_new()
             for items in (before, after):
-                self._tree.set(self._rows_of(items), chance)
+                fill(items, chance)
             self._live = live
             self.version += 1
 
-    def _chance_of_new(self) -> Tensor | float:
-        if self.max_priority_within_buffer and self._tree.total() > 0:
-            return self._tree.maximum()
-        of = self._largest, self._alpha, self.eps
-        if self._new_of != of:
-            largest = torch.tensor(1.0 if of[0] == NONE else of[0], dtype=torch.float64)
-            chance = largest.add_(self.eps).pow_(self._alpha)
-            # The largest ever may be too much for an alpha that was raised since.
-            self._new, self._new_of = chance.clamp_(max=self._tree.limit), of
-        return self._new
+    def _chance_of_new(self) -> float:
+        tree = self.priorities.tree
+        if self.max_priority_within_buffer and tree.total() > 0:
+            return tree.maximum()
+        return self.priorities.new
 
     def draw(self, n: int, live: range, generator: torch.Generator | None = None) -> Draw:
         if live != self._live:
@@ -194,12 +191,7 @@ class PrioritizedSampler(Sampler):
                 f"this sampler knows of items {_span(self._live)}, the buffer holds {_span(live)}: "
                 "a sampler belongs to one buffer, which tells it of every item"
             )
-        u = torch.rand(n, dtype=torch.float64, generator=generator)
-        if self.stratified:
-            u = u.add_(torch.arange(n)).div_(n).clamp_(max=BELOW_ONE)
-        rows, chances = self._tree.draw(u)
-        least = self._tree.minimum() if self.importance == "buffer" else None
-        weight = importance_weights(chances, least, self._beta)
+        rows, weight = self.priorities.draw(n, generator, stratified=self.stratified)
         return Draw(self._items(rows), {"priority_weight": weight})
 
     def update_priority(self, index: Tensor | int, priority: Tensor | float) -> int:
@@ -217,21 +209,18 @@ class PrioritizedSampler(Sampler):
         >>> sampler.update_priority(torch.tensor([0, 2]), torch.tensor([5.0, 4.0]))
         1
         """
-        index = torch.as_tensor(index, device="cpu")
-        if index.dtype is torch.bool:
-            raise no_integers("items", index.dtype)
-        priority = self._one_each(index.shape, priority)
+        if not isinstance(index, Tensor) or index.dtype is not torch.int64 or not index.is_cpu:
+            index = torch.as_tensor(index, device="cpu")
+            if index.dtype is torch.bool:
+                raise no_integers("items", index.dtype)
+            if index.is_floating_point() and index.numel():
+                raise TypeError(f"indices are integers, got {index.dtype}")
+            index = index.long()
+        if not isinstance(priority, Tensor) or priority.shape != index.shape:
+            priority = self._one_each(index.shape, priority)
         with self.lock:
-            index = index.reshape(-1)
-            rows, num_ignored, largest = self._located(index, priority)
-            if num_ignored:
-                known = index >= self._live.start
-                rows, priority = rows[known], priority[known] if priority.ndim else priority
-                largest = float(priority.max()) if len(rows) else NONE
-            if len(rows):
-                self._tree.set(rows, priority.add(self.eps).pow_(self._alpha))
-                self._largest = max(self._largest, largest)
-                self.version += 1
+            num_ignored = self.priorities.update(index, priority, self._live)
+            self.version += 1
             self.num_ignored += num_ignored
             return num_ignored
 
@@ -241,24 +230,23 @@ class PrioritizedSampler(Sampler):
         >>> sampler = PrioritizedSampler(4, alpha=1.0, beta=1.0)
         >>> sampler.check_priority(torch.Size([2]), torch.tensor([1.0, 2.0]))
         """
-        priority = self._one_each(shape, priority)
-        self._refuse_wrong(priority)
+        self.priorities.check(self._one_each(shape, priority))
 
     def clear(self) -> None:
         with self.lock:
-            self._tree.set(torch.arange(self.max_capacity), 0.0)
+            self.priorities.clear()
             self._live = range(0)
-            self._largest = NONE
             self.version += 1
 
     def state_dict(self) -> dict[str, Any]:
         with self.lock:
             live, used = self._live, min(self._live.stop, self.max_capacity)
-            numbers = [self._alpha, self._beta, self.eps, self._largest]
+            largest = self.priorities.largest if self.priorities.given else NONE
+            numbers = [self.alpha, self.beta, self.eps, largest]
             return {
                 "numbers": torch.tensor(numbers, dtype=torch.float64),
                 "counts": torch.tensor([live.start, live.stop, self.num_ignored]),
-                "chances": self._tree.get(torch.arange(used)),
+                "chances": self.priorities.tree.get(torch.arange(used)),
             }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -273,62 +261,12 @@ class PrioritizedSampler(Sampler):
         all_chances = torch.zeros(self.max_capacity, dtype=torch.float64)
         all_chances[: len(chances)] = chances
         with self.lock:
-            self._tree.load_state({"priorities": all_chances})
-            self._alpha, self._beta, self.eps, self._largest = state["numbers"].tolist()
+            own = self.priorities
+            own.tree.load_state({"priorities": all_chances})
+            alpha, own.beta, eps, own.largest = state["numbers"].tolist()
+            own.set_exponent(alpha, eps)
             self._live, self.num_ignored = range(first, end), num_ignored
             self.version += 1
-
-    def _located(self, index: Tensor, priority: Tensor) -> tuple[Tensor, int, float]:
-        """The rows of items, how many of these are overwritten, and the largest priority.
-
-        Raises IndexError or ValueError if one of them can't be.
-        """
-        n, live, loops = len(index), self._live, kernels()
-        if n == 0:
-            return index, 0, NONE
-        if loops is None or index.dtype is not torch.int64:
-            low, high = (int(end) for end in torch.aminmax(index))
-            self._refuse_unknown(low, high)
-            self._refuse_wrong(priority)
-            num_old = int((index < live.start).sum())
-            return index % self.max_capacity, num_old, float(priority.max())
-        rows, largest = torch.empty_like(index), torch.empty((), dtype=torch.float64)
-        index, priority = index.contiguous(), priority.contiguous()
-        num_old = loops.locate(
-            index.data_ptr(),
-            priority.data_ptr(),
-            8 if priority.ndim else 0,
-            n,
-            live.start,
-            live.stop,
-            self.max_capacity,
-            self._limit(),
-            rows.data_ptr(),
-            largest.data_ptr(),
-        )
-        if num_old < 0:
-            self._refuse_unknown(int(index.min()), int(index.max()))
-            self._refuse_wrong(priority)
-        return rows, num_old, largest.item()
-
-    def _refuse_unknown(self, low: int, high: int) -> None:
-        if low < 0 or high >= self._live.stop:
-            raise IndexError(
-                f"there never was an item {low if low < 0 else high}: {self._live.stop} were added "
-                'so far. Pass the "index" of a sample. Nothing was changed'
-            )
-
-    def _refuse_wrong(self, priority: Tensor) -> None:
-        wrong = priority[~((priority >= 0) & (priority <= self._limit()))].reshape(-1)
-        if len(wrong):
-            raise ValueError(
-                f"a priority must be finite and >= 0 (and at most {self._limit():.0e}), got "
-                f"{wrong[0]:g}; for errors with a sign pass error.abs(). Nothing was changed"
-            )
-
-    def _limit(self) -> float:
-        """The largest priority, of which the tree takes (p + eps)^alpha."""
-        return self._tree.limit ** (1 / max(self._alpha, 1)) * 0.999 - self.eps
 
     def _one_each(self, shape: torch.Size, priority: Tensor | float) -> Tensor:
         """Priorities float64 [n] from [*n, ...], or [] for all."""
@@ -342,55 +280,12 @@ class PrioritizedSampler(Sampler):
             )
         return REDUCTIONS[self.reduction](priority.reshape(shape.numel(), -1))
 
-    def _rows_of(self, items: range) -> Tensor:
-        """The rows of up to `max_capacity` items in a sequence."""
-        size = self.max_capacity
-        first = items.start % size
-        rows = torch.arange(first, first + len(items))
-        return rows if first + len(items) <= size else rows % size
-
     def _items(self, rows: Tensor) -> Tensor:
         """The numbers of the live items in these rows."""
         if self._live.stop <= self.max_capacity:
             return rows
         first = self._live.stop - self.max_capacity
         return (rows - first) % self.max_capacity + first
-
-
-def importance_weights(chances: Tensor, least: float | None, beta: float) -> Tensor:
-    """(P(i) / min_k P(k))^-beta of drawn items: float32 [n]; `chances` float64 [n] is used up.
-
-    least: the least of all chances; None: the least of these.
-
-    >>> importance_weights(torch.tensor([8.0, 2.0], dtype=torch.float64), least=0.5, beta=0.5)
-    tensor([0.2500, 0.5000])
-    >>> importance_weights(torch.tensor([8.0, 2.0], dtype=torch.float64), least=None, beta=0.5)
-    tensor([0.5000, 1.0000])
-    """
-    if least is None:
-        least = float(chances.min()) if len(chances) else 1.0
-    return chances.div_(least).pow_(-beta).to(torch.float32)
-
-
-def check_exponent(name: str, value: float) -> None:
-    """Raise ValueError for what cannot be alpha, beta or eps."""
-    if not 0 <= value < INFINITY:
-        raise ValueError(f"{name} must be finite and >= 0, got {value}")
-
-
-def check_importance(importance: str) -> None:
-    """Raise ValueError for what is no rule of importance weights.
-
-    >>> check_importance("max")
-    Traceback (most recent call last):
-    ...
-    ValueError: importance is "batch" (the largest weight of each batch is 1) or "buffer" ...
-    """
-    if importance not in IMPORTANCE:
-        raise ValueError(
-            'importance is "batch" (the largest weight of each batch is 1) or "buffer" (that of '
-            f"all items is), got {importance!r}"
-        )
 
 
 def _span(items: range) -> str:

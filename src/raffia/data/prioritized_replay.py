@@ -102,7 +102,8 @@ class PrioritizedReplayBuffer(TensorDictReplayBuffer):
 
     @alpha.setter
     def alpha(self, alpha: float) -> None:
-        with self._changing():
+        with self._lock:
+            self._before_change()
             self.priorities.alpha = alpha
 
     @property
@@ -112,7 +113,8 @@ class PrioritizedReplayBuffer(TensorDictReplayBuffer):
 
     @beta.setter
     def beta(self, beta: float) -> None:
-        with self._changing():
+        with self._lock:
+            self._before_change()
             self.priorities.beta = beta
 
 

@@ -105,7 +105,7 @@ class ReplayBuffer(Buffer):
         self._lock = sampler.lock = threading.RLock()
         survives_fork(self)
         self._ahead = Prefetcher(self._maker, prefetch, self._lock) if prefetch else None
-        live = self._maker.live()
+        live = self.storage.live
         if live:
             sampler.added(live)
 
@@ -139,9 +139,10 @@ class ReplayBuffer(Buffer):
             return
         _check_sampler(sampler, self.storage)
         _check_writer(self.writer, sampler)
-        with self._changing():
+        with self._lock:
+            self._before_change()
             sampler.attach(self.storage)
-            if live := self._maker.live():
+            if live := self.storage.live:
                 sampler.added(live)
             self.sampler.clear()  # it may be given to another buffer
             self.sampler.lock, sampler.lock = Sampler.lock, self._lock
@@ -158,7 +159,8 @@ class ReplayBuffer(Buffer):
         >>> buffer.set_writer(ImmutableDatasetWriter())  # it stays as it is now
         """
         _check_writer(writer, self.sampler)
-        with self._changing():
+        with self._lock:
+            self._before_change()
             self.writer = writer
 
     def set_rng(self, generator: torch.Generator) -> None:
@@ -186,7 +188,8 @@ class ReplayBuffer(Buffer):
         (tensor([0, 1, 2, 3, 4]), 3)
         """
         self.writer.check()
-        with self._changing():
+        with self._lock:
+            self._before_change()
             self._maker.follow()  # whatever can be wrong with the sampler is found before a write
             if self.writer.chooses:
                 return self._extend_with_chosen(data)
@@ -217,7 +220,8 @@ class ReplayBuffer(Buffer):
         self.writer.check()
         if self.writer.chooses:
             return int(self.extend([item])[0])
-        with self._changing():
+        with self._lock:
+            self._before_change()
             self._maker.follow()
             number = self.storage.add(item)
             self.sampler.added(range(number, number + 1))
@@ -249,7 +253,8 @@ class ReplayBuffer(Buffer):
         >>> len(buffer)
         0
         """
-        with self._changing():
+        with self._lock:
+            self._before_change()
             self.storage.clear()
             self.sampler.clear()
 
@@ -265,7 +270,8 @@ class ReplayBuffer(Buffer):
         >>> buffer.update_priority(numbers, 2.0)
         2
         """
-        with self._changing():
+        with self._lock:
+            self._before_change()
             self._maker.follow()  # what another process overwrote has no priority any more
             return self.sampler.update_priority(index, priority)
 
@@ -415,7 +421,8 @@ class ReplayBuffer(Buffer):
         >>> other[:]
         tensor([2, 3, 4])
         """
-        with self._changing():
+        with self._lock:
+            self._before_change()
             stored = {"storage": self.storage.state_dict()} if items else {}
             return {**stored, **self._sampling_state()}
 
@@ -427,7 +434,8 @@ class ReplayBuffer(Buffer):
         Raises ValueError, and changes nothing, if the state is not of a buffer with such a sampler
         and such a storage, or knows of more items than the storage has.
         """
-        with self._changing():
+        with self._lock:
+            self._before_change()
             self._load(state)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
@@ -445,7 +453,8 @@ class ReplayBuffer(Buffer):
         >>> other[:]
         tensor([2, 3, 4])
         """
-        with self._changing():
+        with self._lock:
+            self._before_change()
             state = TensorDict(self._sampling_state())
             files: dict[str, Content] = {
                 "sampling.safetensors": lambda path: save_file(state, path)
@@ -459,7 +468,8 @@ class ReplayBuffer(Buffer):
         was saved, or not of such a buffer.
         """
         state = load_folder(folder, KIND, VERSION, self._state_in)
-        with self._changing():
+        with self._lock:
+            self._before_change()
             self._load(state)
 
     def _state_in(self, found: Folder) -> dict[str, Any]:
@@ -480,7 +490,7 @@ class ReplayBuffer(Buffer):
 
     def _load(self, state: Mapping[str, Any]) -> None:
         self._refuse_other(state)
-        live = self._maker.live()
+        live = self.storage.live
         if "storage" in state:
             found = from_state(state["storage"], self.storage.max_size)
             live = range(max(0, found.total - found.num_rows), found.total)

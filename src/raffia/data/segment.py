@@ -17,15 +17,14 @@ from torch import Tensor
 
 from raffia.data.buffer import Buffer, check_generator, check_options, own_generator
 from raffia.data.buffer_state import BufferState, check_entries
-from raffia.data.episodes import CLOSED_TERMINATED, EpisodeIndex, RingChange
 from raffia.data.forking import survives_fork
 from raffia.data.prefetch import Prefetcher
+from raffia.data.ring import CLOSED_TERMINATED, EpisodeRing
 from raffia.data.row_feed import RowFeed
 from raffia.data.segment_batches import ADDED, SegmentMaker, frame_stacks
 from raffia.data.segment_rows import StoredRows
 from raffia.data.step_priorities import StepPriorities
 from raffia.data.steps import (
-    NEXT,
     StepKeys,
     StoredSteps,
     different,
@@ -37,10 +36,10 @@ from raffia.data.steps import (
 from raffia.data.storage import Storage, TensorStorage
 from raffia.data.storage_state import StorageContents
 from raffia.files.folder import Folder, load_folder, write_folder
-from raffia.tensordict.keys import NestedKey, unravel_key, unravel_key_to_tuple
+from raffia.tensordict.keys import NestedKey, unravel_key_to_tuple
 from raffia.tensordict.tensordict import TensorDict, TensorDictBase
 
-KIND, VERSION = "raffia.segments", 1
+KIND, VERSION = "raffia.segments", 2
 
 
 class LockedView(NamedTuple):
@@ -181,18 +180,10 @@ class SegmentReplayBuffer(Buffer):
         self.batch_size, self.reuse_memory = batch_size, reuse_memory
         self._last: tuple[Any, TensorDict | None] = None, None  # structure, sample: to be reused
         self.num_ignored = 0  # priorities and updates that came too late
-        self._keys = StepKeys(
-            tuple([unravel_key(key) for key in observation_keys]), terminated_key, truncated_key
-        )
-        if any(unravel_key_to_tuple(key)[0] == NEXT for key in self._keys.observation):
-            raise ValueError(
-                f"observation_keys={list(observation_keys)} name observations before an action, "
-                f"so none lies under {NEXT!r}; the observation after it is found there by itself: "
-                "observation_keys=['obs']"
-            )
+        self._keys = StepKeys(observation_keys, terminated_key, truncated_key)
         stacks = frame_stacks(frame_stack, self._keys.observation)
         self._rows = StoredRows(storage, self._keys)
-        self._episodes = EpisodeIndex(
+        self._ring = EpisodeRing(
             storage.max_size,
             look_ahead=self.length - 1,
             look_back=max(stacks.values(), default=1) - 1,
@@ -202,7 +193,7 @@ class SegmentReplayBuffer(Buffer):
         )
         self._maker = SegmentMaker(
             storage,
-            self._episodes,
+            self._ring,
             self._priorities,
             length=self.length,
             stacks=stacks,
@@ -212,7 +203,7 @@ class SegmentReplayBuffer(Buffer):
             pin_memory=pin_memory,
             device=device,
         )
-        self._buffer_state = BufferState(self._episodes, self._priorities, self._maker)
+        self._buffer_state = BufferState(self._ring, self._priorities, self._maker)
         self._feeds: list[RowFeed] = []
         self._lock = threading.RLock()
         survives_fork(self)
@@ -228,7 +219,7 @@ class SegmentReplayBuffer(Buffer):
 
     def __len__(self) -> int:
         """How many steps can be drawn."""
-        return len(self._episodes)
+        return len(self._ring)
 
     def __repr__(self) -> str:
         return (
@@ -239,7 +230,7 @@ class SegmentReplayBuffer(Buffer):
     @property
     def num_episodes(self) -> int:
         """How many episodes are here, ended or going on."""
-        return self._episodes.num_episodes
+        return self._ring.num_episodes
 
     @property
     def beta(self) -> float | None:
@@ -248,7 +239,8 @@ class SegmentReplayBuffer(Buffer):
 
     @beta.setter
     def beta(self, beta: float) -> None:
-        with self._changing():
+        with self._lock:
+            self._before_change()
             self._priorities.raise_beta(beta)
 
     @property
@@ -281,7 +273,8 @@ class SegmentReplayBuffer(Buffer):
         (tensor([[1, 2]]), tensor([[8, 9]]))
         """
         path = unravel_key_to_tuple(key)
-        with self._changing():
+        with self._lock:
+            self._before_change()
             self._maker.by_row.add(path)
             self._last = None, None
             feed = RowFeed(self.storage, path)
@@ -307,8 +300,8 @@ class SegmentReplayBuffer(Buffer):
         """
         index = numbers(index)
         with self._lock:
-            here = self._episodes.can_draw(index)
-            found = self._priorities.probability(self._episodes.row(index))
+            here = self._ring.can_draw(index)
+            found = self._priorities.probability(self._ring.row(index))
         return torch.where(here, found, 0.0)
 
     def least_probability(self) -> float:
@@ -333,13 +326,11 @@ class SegmentReplayBuffer(Buffer):
         ...
         ValueError: a priority must be finite and >= 0, got -1.0; for errors with a sign pass ...
         """
-        self._priorities.chances(priority)
+        self._priorities.check(priority)
 
-    @contextlib.contextmanager
-    def _changing(self) -> Iterator[None]:
-        with super()._changing():
-            self._maker.num_changes += 1
-            yield
+    def _before_change(self) -> None:
+        super()._before_change()
+        self._maker.num_changes += 1
 
     # -- steps come in
 
@@ -388,64 +379,62 @@ class SegmentReplayBuffer(Buffer):
                 raise ValueError(
                     f"steps {list(shape)} need as many priorities, got {list(priority.shape)}"
                 )
-            self._priorities.chances(priority)
+            self._priorities.check(priority)
             priority = priority.detach().reshape(steps.batch_size).cpu()
-        taken = take_steps(steps, self._keys)
-        with self._changing():
-            self._check(taken.rows, len(envs))
+        with self._lock:
+            self._before_change()
+            self._check(steps, len(envs))
+            taken = take_steps(steps, self._keys, self.storage.structure)
             if not steps.numel():
                 return torch.empty(shape, dtype=torch.int64)
             for feed in self._feeds:
-                feed.before_extend(len(taken.rows) + len(taken.closing))
+                feed.before_extend(steps.numel() + int(taken.ends.sum()))
             try:
                 return self._extend(taken, envs, priority).view(shape)
             except BaseException:  # such as a full disk
                 self._skip()
                 raise
 
-    def _check(self, rows: TensorDict, num_envs: int) -> None:
-        """Raise whatever keeps steps from being stored."""
-        if self.storage.total != self._episodes.total:
+    def _check(self, steps: TensorDict, num_envs: int) -> None:
+        """Raise what keeps any steps of these names from being stored."""
+        if self.storage.total != self._ring.total:
             raise RuntimeError(
                 f"{self.storage.total} items were appended to the storage, and this buffer knows "
-                f"of {self._episodes.total}: a storage belongs to one buffer. One that was opened "
+                f"of {self._ring.total}: a storage belongs to one buffer. One that was opened "
                 "again needs buffer.load(folder) first, which holds which rows belong together, as "
                 "of the last buffer.save(folder); if there was none, nobody knows: buffer.empty() "
                 "starts over"
             )
-        if 2 * num_envs > self._episodes.num_rows:
+        if 2 * num_envs > self._ring.num_rows:
             raise ValueError(
                 f"{num_envs} environments can end at once, and take {2 * num_envs} rows then; the "
-                f"storage has max_size={self._episodes.num_rows}: take a larger one"
+                f"storage has max_size={self._ring.num_rows}: take a larger one"
             )
-        taken = [name for name in ADDED if name in rows.keys()]
+        taken = [name for name in ADDED if name in steps.keys()]
         if taken:
             raise ValueError(
                 f"samples have entries {', '.join(ADDED)} of their own; call yours other than "
                 f"{', '.join(map(repr, taken))}, such as {'step_' + taken[0]!r}"
             )
-        self.storage.check(rows)
 
     def _extend(self, steps: StoredSteps, env: Tensor, priority: Tensor | None) -> Tensor:
-        num_envs, num_closed = len(env), 0
-        items = []
-        for part in in_parts(steps.terminated | steps.truncated, self._episodes.num_rows):
-            terminated, truncated = steps.terminated[part], steps.truncated[part]
-            num_ends = int((terminated | truncated).sum())
-            self.storage.extend(steps.rows[part.start * num_envs : part.stop * num_envs])
+        num_closed, items = 0, []
+        for part in in_parts(steps.ends, self._ring.num_rows):
+            ends = steps.ends[part]
+            num_ends, rows = int(ends.sum()), slice(part.start * len(env), part.stop * len(env))
+            self.storage.append(steps.structure, [leaf[rows] for leaf in steps.rows])
             if num_ends:
-                self.storage.extend(steps.closing[num_closed : num_closed + num_ends])
+                closing = [leaf[num_closed : num_closed + num_ends] for leaf in steps.closing]
+                self.storage.append(steps.structure, closing)
                 num_closed += num_ends
-            change = self._episodes.append(terminated, truncated, env)
-            given = None if priority is None else priority[part].reshape(-1)
-            self._priorities.expect(self._episodes.row(change.item.view(-1)), given)
-            self._apply(change)
+            change = self._ring.append(steps.terminated[part], steps.truncated[part], env)
+            if priority is not None or self._priorities.expects:
+                given = None if priority is None else priority[part].reshape(-1)
+                self._priorities.expect(self._ring.row(change.item.view(-1)), given)
+            self._priorities.set(change.lost, 0.0)
+            self._priorities.admit(change.won)
             items.append(change.item)
-        return torch.cat(items)
-
-    def _apply(self, change: RingChange) -> None:
-        self._priorities.withdraw(change.lost)
-        self._priorities.admit(change.won)
+        return torch.cat(items) if len(items) > 1 else items[0]
 
     def add(
         self,
@@ -489,19 +478,20 @@ class SegmentReplayBuffer(Buffer):
         >>> buffer.cut(), len(buffer)
         (1, 2)
         """
-        with self._changing():
-            change = self._episodes.cut(self._episodes.envs if env is None else different(env))
-            self._apply(change)
-            before = change.item[change.item != change.closing]
-            self._rows.close(self._episodes.row(change.closing), self._episodes.row(before))
-            return len(change.closing)
+        with self._lock:
+            self._before_change()
+            cut = self._ring.cut(None if env is None else different(env))
+            self._priorities.set(cut.lost, 0.0)
+            self._priorities.admit(cut.won)
+            self._rows.close(cut.closing, cut.before[cut.before != cut.closing])
+            return len(cut.closing)
 
     def _skip(self) -> None:
         """Go on behind what the storage holds; steps between which some are missing are cut."""
-        missed = self.storage.total - self._episodes.total
+        missed = self.storage.total - self._ring.total
         if missed > 0:
             self.cut()
-            self._priorities.withdraw(self._episodes.skip(missed))
+            self._priorities.set(self._ring.skip(missed), 0.0)
 
     # -- segments go out
 
@@ -586,14 +576,14 @@ class SegmentReplayBuffer(Buffer):
                 f"{length}"
             )
         with self._lock:
-            unknown = index[~self._episodes.can_draw(index)]
+            unknown = index[~self._ring.can_draw(index)]
             if len(unknown):
                 raise IndexError(
                     f"step {int(unknown[0])} (and {len(unknown) - 1} more) can't be read: it was "
                     "overwritten, or has too few rows after it yet, or is no step. "
                     "buffer.contains(index) tells which can be"
                 )
-            start = self._episodes.row(index)
+            start = self._ring.row(index)
             copied = self._maker.copy(start, torch.ones(len(start)), length)
         if length > self.length:
             _refuse_unfinished(index, copied.added)
@@ -609,7 +599,7 @@ class SegmentReplayBuffer(Buffer):
         tensor([False])
         """
         with self._lock:
-            return self._episodes.can_draw(numbers(index))
+            return self._ring.can_draw(numbers(index))
 
     # -- what is known better later
 
@@ -638,13 +628,17 @@ class SegmentReplayBuffer(Buffer):
                 f"index {list(index.shape)} needs priorities of that shape, or one for all; got "
                 f"{list(priority.shape)}"
             )
-        self._priorities.chances(priority)
-        with self._changing():
-            self._refuse_unknown(index, 0)
-            here = self._episodes.can_draw(index)
-            rows = self._episodes.row(index[here])
-            self._priorities.update(rows, priority.expand(index.shape)[here])
-            return self._ignored(index.numel() - len(rows))
+        self._priorities.require()
+        with self._lock:
+            self._before_change()
+            try:
+                gone = self._priorities.update(
+                    index, priority, self._ring.live, self._ring.drawable
+                )
+            except IndexError:
+                self._refuse_unknown(index, 0)
+                raise
+            return self._ignored(gone)
 
     def update(self, index: Tensor, entries: TensorDict) -> int:
         """Write entries of stored rows; returns how many were left out, as they are gone.
@@ -675,16 +669,17 @@ class SegmentReplayBuffer(Buffer):
                 f"index has the shape {list(index.shape)}, and entries the batch size "
                 f"{list(entries.batch_size)}: they should be the same"
             )
-        with self._changing():
+        with self._lock:
+            self._before_change()
             values = self._rows.fitting(entries.reshape(-1))
             self._refuse_unknown(index, -1)
             index = index.reshape(-1)
-            known = self._episodes.holds(index)
+            known = self._ring.holds(index)
             position = known.nonzero()[:, 0]
             if len(position):
-                rows = self._episodes.row(index[position])
+                rows = self._ring.row(index[position])
                 chosen = {path: value[position.to(value.device)] for path, value in values.items()}
-                self._rows.write(rows, chosen, self._episodes.kind[rows] < CLOSED_TERMINATED)
+                self._rows.write(rows, chosen, self._ring.kind[rows] < CLOSED_TERMINATED)
             return self._ignored(int((index >= 0).sum()) - int(known.sum()))
 
     def _ignored(self, count: int) -> int:
@@ -692,10 +687,10 @@ class SegmentReplayBuffer(Buffer):
         return count
 
     def _refuse_unknown(self, index: Tensor, least: int) -> None:
-        wrong = index[(index < least) | (index >= self._episodes.total)]
+        wrong = index[(index < least) | (index >= self._ring.total)]
         if len(wrong):
             raise IndexError(
-                f"there never was a step {int(wrong[0])}: {self._episodes.total} rows came in so "
+                f"there never was a step {int(wrong[0])}: {self._ring.total} rows came in so "
                 'far. Pass the "index" or "step_index" of a sample. Nothing was changed'
             )
 
@@ -708,9 +703,10 @@ class SegmentReplayBuffer(Buffer):
         >>> from raffia.data.storage import TensorStorage
         >>> SegmentReplayBuffer(TensorStorage(100), unroll_steps=1).empty()
         """
-        with self._changing():
+        with self._lock:
+            self._before_change()
             self.storage.clear()
-            self._episodes.clear()
+            self._ring.clear()
             self._priorities.clear()
 
     def state_dict(self) -> dict[str, Any]:
@@ -722,7 +718,8 @@ class SegmentReplayBuffer(Buffer):
         >>> other = SegmentReplayBuffer(TensorStorage(100), unroll_steps=1)
         >>> other.load_state_dict(buffer.state_dict())
         """
-        with self._changing():
+        with self._lock:
+            self._before_change()
             return {"storage": self.storage.state_dict(), "books": self._buffer_state.state()}
 
     @contextlib.contextmanager
@@ -735,7 +732,8 @@ class SegmentReplayBuffer(Buffer):
         ...     view.contents.total, view.observation_keys
         (0, [('observation',)])
         """
-        with self._changing():
+        with self._lock:
+            self._before_change()
             observation_keys = [unravel_key_to_tuple(key) for key in self._keys.observation]
             yield LockedView(self.storage._contents(), self._buffer_state.state(), observation_keys)
 
@@ -745,7 +743,8 @@ class SegmentReplayBuffer(Buffer):
         Raises ValueError, and changes nothing, if the state is not of a buffer made like this one.
         """
         check_entries(state, ("books", "storage"), "a segment buffer")
-        with self._changing():
+        with self._lock:
+            self._before_change()
             self._buffer_state.check(state["books"])
             self.storage.load_state_dict(state["storage"])
             self._buffer_state.load(state["books"])
@@ -774,7 +773,8 @@ class SegmentReplayBuffer(Buffer):
                 f"a {type(self.storage).__name__} keeps its rows in memory only: save(folder) "
                 "writes them too"
             )
-        with self._changing():
+        with self._lock:
+            self._before_change()
             if flush is not None:
                 flush()
             files = self.storage.files() if rows else {}
@@ -792,7 +792,8 @@ class SegmentReplayBuffer(Buffer):
 
     def _load(self, found: Folder) -> None:
         buffer_state = self._buffer_state.read(found)
-        with self._changing():
+        with self._lock:
+            self._before_change()
             self._buffer_state.check(buffer_state)
             if len(found.files) > 1:
                 self.storage.read_files(found)
@@ -805,8 +806,8 @@ class SegmentReplayBuffer(Buffer):
                 )
             self._buffer_state.load(buffer_state)
             self._skip()
-            gone = ~self.storage.contains(torch.arange(self._episodes.num_rows)).cpu()
-            self._priorities.withdraw(self._episodes.lose(gone.nonzero()[:, 0]))
+            gone = ~self.storage.contains(torch.arange(self._ring.num_rows)).cpu()
+            self._priorities.set(self._ring.lose(gone.nonzero()[:, 0]), 0.0)
 
 
 def _refuse_unfinished(index: Tensor, added: dict[str, Tensor]) -> None:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from raffia.data.by_value import by_value, from_value
-from raffia.data.episodes import CLOSED_TERMINATED, CLOSED_TRUNCATED, STEP, TRUNCATED, EpisodeIndex
-from raffia.data.segments import Kinds, Ring, Segments, find_segments, stacked, unstacked
+from raffia.data.ring import CLOSED_TERMINATED, CLOSED_TRUNCATED, STEP, TRUNCATED, EpisodeRing
+from raffia.data.segments import Kinds, Segments, find_segments, stacked, unstacked
 from raffia.data.step_priorities import StepPriorities
 from raffia.data.storage import Storage
 from raffia.tensordict.keys import NestedKey, unravel_key, unravel_key_to_tuple
@@ -22,7 +22,7 @@ from raffia.tensordict.tensordict import TensorDict
 
 Path = tuple[Any, ...]
 # What a batch holds besides the entries that were stored.
-OF_ROWS = {  # in the order of the fields of Windows
+OF_ROWS = {  # in the order of the fields of Segments
     "step_index": torch.int64,
     "valid": torch.bool,
     "valid_step": torch.bool,
@@ -51,7 +51,7 @@ class SegmentMaker:
     def __init__(
         self,
         storage: Storage,
-        episodes: EpisodeIndex,
+        ring: EpisodeRing,
         priorities: StepPriorities,
         *,
         length: int,
@@ -62,7 +62,7 @@ class SegmentMaker:
         pin_memory: bool,
         device: torch.device | str | None,
     ) -> None:
-        self.storage, self.episodes, self.priorities = storage, episodes, priorities
+        self.storage, self.ring, self.priorities = storage, ring, priorities
         self.length, self.stacks, self.kinds = length, stacks, _kinds(absorb)
         self.replacement, self.generator = replacement, generator
         self.pin_memory = pin_memory
@@ -82,10 +82,10 @@ class SegmentMaker:
 
     def draw(self, batch_size: int, into: TensorDict | None = None) -> Copied:
         """Choose starts and copy their segments; into an earlier batch, if one is given."""
-        num_steps = len(self.episodes)
+        num_steps = len(self.ring)
         if not num_steps:
             raise ValueError(
-                f"no step can be drawn yet: {self.episodes.total} rows came in, and a step needs "
+                f"no step can be drawn yet: {self.ring.total} rows came in, and a step needs "
                 f"{self.length - 1} rows after it, or the end of its episode"
             )
         enough = batch_size <= num_steps
@@ -105,15 +105,12 @@ class SegmentMaker:
         self, start: Tensor, weight: Tensor, length: int, into: Copied | None = None
     ) -> Copied:
         """The segments of L rows from these rows [B] on."""
-        structure, episodes = self.storage.structure, self.episodes
+        structure = self.storage.structure
         assert structure is not None
-        before, size = episodes.look_back, torch.Size([len(start), length])
-        ring = Ring(episodes.preceding, episodes.following, episodes.kind, episodes.total - 1)
+        before, size = self.ring.look_back, torch.Size([len(start), length])
         known = None if into is None else Segments(*[into.added[name] for name in OF_ROWS])
-        rows, known = find_segments(
-            ring, self.kinds, start, before=before, length=length, out=known
-        )
-        index = episodes.item(start)
+        rows, known = find_segments(self.ring, self.kinds, start, length=length, out=known)
+        index = self.ring.item(start)
         if into is not None:
             index = into.added["index"].copy_(index)
             weight = into.added["priority_weight"].copy_(weight)
@@ -246,7 +243,7 @@ def _kinds(absorb: Collection[str]) -> Kinds:
         mask[kind] = end in absorb
     discount[STEP] = 1.0
     discount[TRUNCATED] = float("truncated" not in absorb)
-    return Kinds(mask, discount, CLOSED_TERMINATED)
+    return Kinds(mask, discount)
 
 
 def frame_stacks(

@@ -30,8 +30,6 @@ class StoredRows:
 
     def __init__(self, storage: Storage, keys: StepKeys) -> None:
         self.storage, self.keys = storage, keys
-        self._observations = {unravel_key_to_tuple(key) for key in keys.observation}
-        self._flags = {unravel_key_to_tuple(key) for key in (keys.terminated, keys.truncated)}
 
     def close(self, rows: Tensor, before: Tensor) -> None:
         """Make steps closing rows, and the steps before them the last ones of their episodes."""
@@ -55,9 +53,13 @@ class StoredRows:
         values: dict[Path, Tensor] = {}
         for key, value in entries.items(True, True):
             path = unravel_key_to_tuple(key)
-            if path not in layouts or path in self._flags:
-                others = [path for path in layouts if path not in self._flags]
-                why = "marks where an episode ends" if path in self._flags else "is not stored"
+            if path not in layouts or path in self.keys.flag_paths:
+                others = [path for path in layouts if path not in self.keys.flag_paths]
+                why = (
+                    "marks where an episode ends"
+                    if path in self.keys.flag_paths
+                    else "is not stored"
+                )
                 raise KeyError(f"entry {key!r} {why}; what can be updated: {others}")
             layout = layouts[path]
             if value.dtype is not layout.dtype or value.shape[1:] != layout.shape:
@@ -72,7 +74,7 @@ class StoredRows:
             self._write_whole(rows, values, is_step)
             return
         for path, value in values.items():
-            if path in self._observations:
+            if self.keys.is_observation(path):
                 self.storage.set_entry(path, rows, value)
             else:
                 self.storage.set_entry(path, rows[is_step], value[is_step.to(value.device)])
@@ -83,6 +85,6 @@ class StoredRows:
         everywhere = torch.ones_like(is_step)
         for path, value in values.items():
             entry = found[path]
-            where = (everywhere if path in self._observations else is_step).to(entry.device)
+            where = (everywhere if self.keys.is_observation(path) else is_step).to(entry.device)
             entry[where] = value.to(entry.device)[where]
         self.storage.set(rows, found)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raffia.data.prioritized import importance_weights
+from raffia.data.priorities import importance_weights
 from raffia.data.row_feed import RowFeed
 from raffia.data.segment import SegmentReplayBuffer
 from raffia.data.segments import stacked, unstacked

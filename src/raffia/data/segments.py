@@ -1,31 +1,16 @@
 """Segments of consecutive steps: which rows they read, and stacks of their frames without a copy.
 
-Steps of one episode are linked row to row. The first row's `preceding` and the last row's
-`following` are the row itself, so following the links past an end stays there: frames before an
-episode are its first one, and rows behind it are its last row, with no condition anywhere.
-
-Legend: B segments, L rows in a segment, S frames in a stack, N rows in the ring.
+Legend: B segments, L rows in a segment, S frames in a stack.
 """
 
 from __future__ import annotations
 
-import functools
-from types import ModuleType
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from raffia import jit
-
-
-class Ring(NamedTuple):
-    """The links between the rows of a ring, and their kinds."""
-
-    preceding: Tensor  # [N] int64, row of the step before; at the first one the row itself
-    following: Tensor  # [N] int64, row of the step after; at the last one the row itself
-    kind: Tensor  # [N] uint8
-    newest: int  # item: item i lies in row i % N
+from raffia.data.ring import EpisodeRing, kernels
 
 
 class Kinds(NamedTuple):
@@ -33,11 +18,10 @@ class Kinds(NamedTuple):
 
     mask: Tensor  # [kinds] bool
     discount: Tensor  # [kinds] float32
-    closed: int  # the first kind that is no step
 
 
 class Segments(NamedTuple):
-    """Windows, row by row."""
+    """Segments, row by row."""
 
     item: Tensor  # [B, L] int64, -1 where the row is not valid
     valid: Tensor  # [B, L] bool: the row belongs to the episode, and is not its last one repeated
@@ -54,98 +38,40 @@ class Segments(NamedTuple):
         return cls(item, valid, valid_step, mask, discount)
 
 
-@functools.cache
-def kernels() -> ModuleType:
-    """The compiled loop; imported at first use, and numba with it."""
-    from raffia.data.kernels import segments
-
-    return segments
-
-
 def find_segments(
-    ring: Ring,
+    ring: EpisodeRing,
     kinds: Kinds,
     start: Tensor,
     *,
-    before: int,
     length: int,
     out: Segments | None = None,
 ) -> tuple[Tensor, Segments]:
-    """The rows of segments: `before` ones in front of each start, and L from it on.
+    """The rows of segments: those that the ring looks back in front of each start, and L from it.
 
     start: [B] int64, rows.
     out: is filled and given back; contiguous and on the CPU.
     Returns int64 [B, before + L], and what the last L of them are.
 
-    >>> from raffia.data.segments import Kinds, Ring, find_segments
-    >>> links = torch.tensor([0, 0, 1]), torch.tensor([1, 2, 2])
-    >>> ring = Ring(*links, kind=torch.tensor([0, 0, 1], dtype=torch.uint8), newest=2)
-    >>> kinds = Kinds(torch.tensor([True, False]), torch.tensor([1.0, 0.0]), closed=1)
-    >>> rows, found = find_segments(ring, kinds, torch.tensor([1]), before=2, length=4)
+    >>> from raffia.data.segments import Kinds, find_segments
+    >>> ring = EpisodeRing(9, look_ahead=0, look_back=2)
+    >>> no, ends = torch.zeros(3, 1, dtype=torch.bool), torch.tensor([[False], [False], [True]])
+    >>> _ = ring.append(ends, no, torch.tensor([0]))
+    >>> kinds = Kinds(torch.ones(5, dtype=torch.bool), torch.tensor([1.0, 0, 1, 0, 0]))
+    >>> rows, found = find_segments(ring, kinds, torch.tensor([1]), length=4)
     >>> rows, found.item
-    (tensor([[0, 0, 1, 2, 2, 2]]), tensor([[ 1,  2, -1, -1]]))
+    (tensor([[0, 0, 1, 2, 3, 3]]), tensor([[ 1,  2,  3, -1]]))
     >>> found.discount
     tensor([[1., 0., 0., 0.]])
     """
-    if not jit.available():
-        return find_segments_by_tensors(ring, kinds, start, before=before, length=length, out=out)
-    num_segments = len(start)
+    num_segments, before = len(start), ring.look_back
     found = Segments.empty(num_segments, length) if out is None else out
     rows = start.new_empty(num_segments, before + length)
     rows[:, before] = start
-    kernels().find_segments(
-        num_segments,
-        before,
-        length,
-        ring.preceding.data_ptr(),
-        ring.following.data_ptr(),
-        ring.kind.data_ptr(),
-        len(ring.kind),
-        ring.newest,
-        kinds.mask.data_ptr(),
-        kinds.discount.data_ptr(),
-        kinds.closed,
-        rows.data_ptr(),
-        *[tensor.data_ptr() for tensor in found],
-    )
+    sizes = num_segments, before, length
+    arrays = rows, *found, kinds.mask, kinds.discount
+    ring.segments.set(*[array.data_ptr() for array in arrays], *sizes)
+    kernels().find_segments(ring.address, ring.segments.address)
     return rows, found
-
-
-def find_segments_by_tensors(
-    ring: Ring,
-    kinds: Kinds,
-    start: Tensor,
-    *,
-    before: int,
-    length: int,
-    out: Segments | None = None,
-) -> tuple[Tensor, Segments]:
-    """The same as `find_segments`, in tensor operations."""
-    num_rows = len(ring.kind)
-    lines = start.new_empty(before + length, len(start))  # one for each step back or forth
-    lines[before] = start
-    for i in range(before, 0, -1):
-        torch.index_select(ring.preceding, 0, lines[i], out=lines[i - 1])
-    for i in range(before + 1, before + length):
-        torch.index_select(ring.following, 0, lines[i - 1], out=lines[i])
-    table = lines.t().contiguous()
-    rows = table[:, before:]
-    item = ring.newest - (ring.newest - rows) % num_rows
-    valid = torch.ones(rows.shape, dtype=torch.bool)
-    torch.ne(rows[:, 1:], rows[:, :-1], out=valid[:, 1:])
-    kind = ring.kind[rows].long()
-    found = Segments(
-        torch.where(valid, item, -1),
-        valid,
-        kind < kinds.closed,
-        kinds.mask[kind],
-        kinds.discount[kind],
-    )
-    if out is None:
-        return table, found
-    for target, value in zip(out, found, strict=True):
-        target.copy_(value)
-    return table, out
 
 
 def stacked(frames: Tensor, stack: int) -> Tensor:

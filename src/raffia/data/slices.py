@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raffia.data.prioritized import PrioritizedSampler, importance_weights
+from raffia.data.priorities import importance_weights
+from raffia.data.prioritized import PrioritizedSampler
 from raffia.data.samplers import Draw, Sampler, SamplerWithoutReplacement, refuse_other_state
 from raffia.data.storage import Storage
 from raffia.data.torchrl_storages import refuse_others
@@ -388,15 +389,15 @@ class PrioritizedSliceSampler(PrioritizedSampler):
         num_slices, length = self._slices.shape(n)
         if self._starts_of != (live, length):
             self._find_starts(live, length)
-        least = self._tree.minimum() if self.importance == "buffer" else None
-        chances = self._tree.get(self._barred)
-        self._tree.set(self._barred, 0.0)
+        least, tree = self.priorities.least(), self.priorities.tree
+        chances = tree.get(self._barred)
+        tree.set(self._barred, 0.0)
         try:
             starts = super().draw(num_slices, live, generator).items
         finally:
-            self._tree.set(self._barred, chances)
+            tree.set(self._barred, chances)
         taken = self._taken[starts - live.start]
-        drawn = self._tree.get(starts % self.max_capacity)
+        drawn = tree.get(starts % self.max_capacity)
         weight = importance_weights(drawn, least, self.beta).repeat_interleave(taken)
         draw = self._slices.slices_from(starts, taken)
         return draw._replace(info={"priority_weight": weight, **draw.info})

@@ -11,20 +11,34 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from raffia.tensordict.keys import MissingKeyError, NestedKey, unravel_key_to_tuple
+from raffia.data.structure import RowStructure
+from raffia.tensordict.keys import MissingKeyError, NestedKey, unravel_key, unravel_key_to_tuple
 from raffia.tensordict.tensordict import TensorDict
 
 NEXT = "next"
+Path = tuple[Any, ...]
 
 
-class StepKeys(NamedTuple):
-    """The entries of a step by their meaning."""
+class StepKeys:
+    """The entries of a step by their meaning.
 
-    observation: tuple[
-        NestedKey, ...
-    ]  # entries of a state: there before any action, and after the last one
-    terminated: NestedKey
-    truncated: NestedKey
+    observation: entries of a state, there before any action, and after the last one.
+    terminated, truncated: what marks the end of an episode.
+    """
+
+    def __init__(
+        self, observation: Sequence[NestedKey], terminated: NestedKey, truncated: NestedKey
+    ) -> None:
+        self.observation = tuple([unravel_key(key) for key in observation])
+        self.terminated, self.truncated = terminated, truncated
+        self.observation_paths = [unravel_key_to_tuple(key) for key in self.observation]
+        self.flag_paths = [unravel_key_to_tuple(key) for key in (terminated, truncated)]
+        if any(path[0] == NEXT for path in self.observation_paths):
+            raise ValueError(
+                f"observation_keys={list(observation)} name observations before an action, "
+                f"so none lies under {NEXT!r}; the observation after it is found there by itself: "
+                "observation_keys=['obs']"
+            )
 
     @property
     def under_next(self) -> bool:
@@ -33,21 +47,32 @@ class StepKeys(NamedTuple):
         >>> StepKeys(("observation",), ("next", "terminated"), ("next", "truncated")).under_next
         True
         """
-        flags = (self.terminated, self.truncated)
-        return any(unravel_key_to_tuple(key)[0] == NEXT for key in flags)
+        return any(path[0] == NEXT for path in self.flag_paths)
+
+    def is_observation(self, path: Path) -> bool:
+        """Whether an entry is one of a state.
+
+        >>> StepKeys(("obs",), "terminated", "truncated").is_observation(("obs", "pixels"))
+        True
+        """
+        return any(path[: len(own)] == own for own in self.observation_paths)
 
 
 class StoredSteps(NamedTuple):
-    """Steps taken apart into what is stored."""
+    """Steps taken apart into what is stored: tensors in the order of their structure."""
 
-    rows: TensorDict  # [T * E]
-    closing: TensorDict  # [C], the closing rows: by time, then by environment
+    structure: RowStructure
+    rows: list[Tensor]  # [T * E, ...] each
+    closing: list[Tensor]  # [C, ...] each, of the closing rows: by time, then by environment
     terminated: Tensor  # [T, E] bool
     truncated: Tensor  # [T, E] bool
+    ends: Tensor  # [T, E] bool
 
 
-def take_steps(steps: TensorDict, keys: StepKeys) -> StoredSteps:
+def take_steps(steps: TensorDict, keys: StepKeys, structure: RowStructure | None) -> StoredSteps:
     """What is stored of steps [T, E]; KeyError or ValueError that names what is wrong with them.
+
+    structure: of the rows that are stored; None if there are none.
 
     >>> from raffia.data.steps import StepKeys, take_steps
     >>> step = TensorDict(
@@ -58,9 +83,9 @@ def take_steps(steps: TensorDict, keys: StepKeys) -> StoredSteps:
     ...     next=dict(observation=torch.tensor([[6]])),
     ...     batch_size=[1, 1],
     ... )
-    >>> closing = take_steps(step, StepKeys(("observation",), "terminated", "truncated")).closing
-    >>> closing["observation"], closing["reward"], closing["terminated"]
-    (tensor([6]), tensor([0.]), tensor([True]))
+    >>> keys = StepKeys(("observation",), "terminated", "truncated")
+    >>> take_steps(step, keys, None).closing
+    [tensor([6]), tensor([0.]), tensor([True]), tensor([False])]
     """
     terminated, truncated = _flag(steps, keys.terminated), _flag(steps, keys.truncated)
     ends = terminated | truncated
@@ -71,14 +96,21 @@ def take_steps(steps: TensorDict, keys: StepKeys) -> StoredSteps:
                 f"{sorted(map(str, steps.keys()))}: SegmentReplayBuffer(..., "
                 "observation_keys=[...]) names the observation before an action"
             )
-    rows = _stored(steps, keys).reshape(-1)
-    closing = rows[:0]
-    if ends.any():
-        last = rows[ends.view(-1)]
-        closing = last.clone().zero_().update(last.select(keys.terminated, keys.truncated))
-        for key in keys.observation:
-            closing.set(key, _after(steps, key)[ends])
-    return StoredSteps(rows, closing, terminated, truncated)
+    stored = _stored(steps, keys)
+    if structure is None:
+        structure = RowStructure.of(stored, 2)
+    leaves, _ = structure.leaves(stored, 2)
+    closing: list[Tensor] = []
+    if bool(ends.any()):
+        for path, leaf in zip(structure.paths, leaves, strict=True):
+            if keys.is_observation(path):
+                closing.append(_after(steps, path, leaf)[ends])
+            elif path in keys.flag_paths:
+                closing.append(leaf[ends])
+            else:
+                closing.append(leaf.new_zeros(int(ends.sum()), *leaf.shape[2:]))
+    rows = [leaf.flatten(0, 1) for leaf in leaves]
+    return StoredSteps(structure, rows, closing, terminated, truncated, ends)
 
 
 def _stored(steps: TensorDict, keys: StepKeys) -> TensorDict:
@@ -87,11 +119,10 @@ def _stored(steps: TensorDict, keys: StepKeys) -> TensorDict:
         return steps
     rows = steps.exclude(NEXT)
     if keys.under_next:
-        after = [unravel_key_to_tuple(key) for key in keys.observation]
         # Entry by entry: no empty container stays where an observation was.
         for key, value in steps[NEXT].items(True, True):
             path = unravel_key_to_tuple(key)
-            if not any(path[: len(observation)] == observation for observation in after):
+            if not keys.is_observation(path):
                 rows.set((NEXT, *path), value)
     return rows
 
@@ -104,13 +135,13 @@ def _flag(steps: TensorDict, key: NestedKey) -> Tensor:
             f"entry {key!r} is {flag.dtype} {list(flag.shape[len(shape) :])} of each step; it "
             "marks whether the episode ends with the step, so it should be a single torch.bool"
         )
-    return flag.reshape(shape).cpu()
+    return flag.reshape(shape).cpu().contiguous()
 
 
-def _after(steps: TensorDict, key: NestedKey) -> Tensor:
-    """The observation after each step; only those after the last step of an episode are needed."""
-    nested = (NEXT, *unravel_key_to_tuple(key))
-    found, like = steps.get(nested, None), steps[key]
+def _after(steps: TensorDict, path: Path, like: Tensor) -> Tensor:
+    """An observation after each step; only those after the last step of an episode are needed."""
+    nested, key = (NEXT, *path), unravel_key(path)
+    found = steps.get(nested, None)
     if found is None:
         raise MissingKeyError(
             f"an episode ends in these steps, and there is no entry {nested!r} of the observation "
@@ -122,7 +153,7 @@ def _after(steps: TensorDict, key: NestedKey) -> Tensor:
             f"entry {nested!r} is {found.dtype} {list(found.shape)}, and {key!r} is {like.dtype} "
             f"{list(like.shape)}: these should have one dtype and shape"
         )
-    return found
+    return found.detach()
 
 
 def in_parts(ends: Tensor, num_rows: int) -> list[slice]:

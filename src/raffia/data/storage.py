@@ -82,6 +82,13 @@ class Storage(ABC):
         return self._total
 
     @property
+    def live(self) -> range:
+        """The numbers of the items that are here, where rows were appended only."""
+        total = self.total
+        # Another process may have added items in between, which are not counted in the total.
+        return range(max(0, total - len(self._occupied)), total)
+
+    @property
     def device(self) -> torch.device:
         """Where the rows are."""
         return self._device
@@ -136,8 +143,12 @@ class Storage(ABC):
         >>> storage.extend([{"obs": torch.tensor(14)}, {"obs": torch.tensor(15)}])
         tensor([4, 5])
         """
-        structure, leaves, batch = self._taken(data, 1)
-        n = batch[0]
+        structure, leaves, _ = self._taken(data, 1)
+        return self.append(structure, leaves)
+
+    def append(self, structure: RowStructure, leaves: list[Tensor]) -> Tensor:
+        """`extend` by tensors [n, ...] that are known to be of this structure, in its order."""
+        n = len(leaves[0])
         first, size = self._total, self._max_size
         if n:
             self._ready(structure, first + n)

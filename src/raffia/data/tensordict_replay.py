@@ -90,7 +90,8 @@ class TensorDictReplayBuffer(ReplayBuffer):
         """
         if self.priorities is None:
             return super().extend(data)
-        with self._changing():  # priorities are checked for the alpha that is there when they count
+        with self._lock:  # priorities are checked for the alpha that is there when they count
+            self._before_change()
             if type(data) is list and data and isinstance(data[0], (Node, dict)):
                 if self._differ_in_shape(data):
                     return torch.tensor([self.add(item) for item in data])
@@ -116,7 +117,8 @@ class TensorDictReplayBuffer(ReplayBuffer):
     def add(self, item: Any) -> int:
         if self.priorities is None:
             return super().add(item)
-        with self._changing():
+        with self._lock:
+            self._before_change()
             item, priority = self._with_priority(item, 0)
             number = super().add(item)
             if priority is not None:

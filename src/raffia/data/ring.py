@@ -1,0 +1,339 @@
+"""The episodes in a ring of rows: several environments step at once, each in its episodes.
+
+`EpisodeRing` holds no data, only numbers: for each row of the ring the rows before and after it,
+and what it is. Items are counted for ever, item i lies in row i % num_rows; an episode is named by
+the item of its first step. A whole batch of steps [T, E] comes in at once.
+
+An episode of c steps takes c + 1 rows: the last is its closing row, an observation from which no
+action was taken. The first row's `preceding` and the last row's `following` are the row itself, so
+following the links past an end stays there: frames before an episode are its first one, and rows
+behind it are its last row, with no condition anywhere.
+
+Legend: T times, E environments, C closing rows, H rows a segment looks ahead, N rows in the ring.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from raffia.data.by_value import by_value, from_value
+
+# What a row is; as in the kernels.
+STEP, TERMINATED, TRUNCATED, CLOSED_TERMINATED, CLOSED_TRUNCATED = range(5)
+NONE = -1  # instead of an item
+
+
+class RingChange(NamedTuple):
+    """The changes of the ring by an addition."""
+
+    item: Tensor  # [T, E] int64, of the steps
+    lost: Tensor  # int64, rows of steps that can be drawn no more
+    won: Tensor  # int64, rows of steps that can be drawn now
+
+
+class Cut(NamedTuple):
+    """The episodes that were broken off."""
+
+    closing: Tensor  # [C] int64, their closing rows
+    before: Tensor  # [C] int64, the rows of the steps before; where there is none the closing row
+    lost: Tensor
+    won: Tensor
+
+
+@functools.cache
+def kernels() -> ModuleType:
+    """The compiled loops; imported at first use, and numba with them."""
+    from raffia.data.kernels import ring
+
+    return ring
+
+
+class EpisodeRing:
+    """The links between the rows of a ring, and which of them segments may start from.
+
+    num_rows: N.
+    look_ahead: H; a step can be drawn when H rows follow it, or its episode has ended.
+    look_back: how many rows before its start a segment reads, as far as there are any.
+
+    When the first step of an ended episode is overwritten, the whole episode is lost. One that goes
+    on loses its oldest steps only, and the `look_back` steps after these can't be drawn any more.
+
+    >>> from raffia.data.ring import EpisodeRing
+    >>> ring = EpisodeRing(8, look_ahead=2)
+    >>> goes_on, ends = torch.tensor([[False]]), torch.tensor([[True]])
+    >>> [ring.append(goes_on, goes_on, torch.tensor([0])).won.tolist() for _ in range(3)]
+    [[], [], [0]]
+    >>> ring.append(ends, goes_on, torch.tensor([0])).won
+    tensor([1, 2, 3])
+    >>> len(ring), ring.total  # four steps can be drawn; the fifth row is the closing one
+    (4, 5)
+    """
+
+    env: Tensor  # [E] numbers of the environments, ascending
+    last: Tensor  # [E] item of each one's newest step; NONE where the next one starts an episode
+
+    _PER_ROW = ("preceding", "following", "episode", "owner", "kind", "drawable")
+    _PER_ENV = ("env", "last", "name", "length", "dropped", "waiting", "num_waiting")
+    ENTRIES = (*_PER_ROW, *_PER_ENV, "total", "num_ended", "window")  # of any state
+
+    def __init__(self, num_rows: int, *, look_ahead: int, look_back: int = 0) -> None:
+        self.num_rows, self.look_ahead, self.look_back = num_rows, look_ahead, look_back
+        # Room for all that one change can bring; what is not touched takes no memory.
+        self._lost, self._won = torch.empty(2, 2 * num_rows, dtype=torch.int64).unbind(0)
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything, and count items from 0 again."""
+        rows, nobody = torch.arange(self.num_rows), torch.empty(0, dtype=torch.int64)
+        self.preceding, self.following = rows.clone(), rows.clone()
+        self.episode, self.owner = torch.full_like(rows, NONE), torch.zeros_like(rows)
+        self.kind = torch.zeros_like(rows, dtype=torch.uint8)
+        self.drawable = torch.zeros_like(rows, dtype=torch.bool)
+        # For each known environment, by its position in the order of their numbers.
+        for name in self._PER_ENV:
+            setattr(self, name, nobody)
+        self.counts = torch.zeros(5, dtype=torch.int64)  # see the kernels
+        self._bind()
+
+    def _bind(self) -> None:
+        """Tell the kernels where everything lies."""
+        fields = {name: getattr(self, name) for name in (*self._PER_ROW, *self._PER_ENV)}
+        self._numbers = self.counts.numpy()
+        self._record = kernels().RingRecord(
+            **fields,
+            counts=self.counts,
+            lost=self._lost,
+            won=self._won,
+            num_rows=self.num_rows,
+            num_envs=len(self.env),
+            look_ahead=self.look_ahead,
+            look_back=self.look_back,
+        )
+        self.segments = kernels().SegmentsRecord()  # what `find_segments` works on
+
+    @property
+    def address(self) -> int:
+        """Where the ring's record lies, for kernels."""
+        return self._record.address
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"state": by_value(self.state())}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        found = from_value(state["state"])
+        num_rows, look_ahead, look_back = found["window"].tolist()
+        self.__init__(num_rows, look_ahead=look_ahead, look_back=look_back)  # type: ignore[misc]
+        self.load_state(found)
+
+    def __len__(self) -> int:
+        """How many steps can be drawn."""
+        return int(self._numbers[1])
+
+    @property
+    def total(self) -> int:
+        """How many items were ever appended."""
+        return int(self._numbers[0])
+
+    @property
+    def num_episodes(self) -> int:
+        """How many episodes are here, ended or going on."""
+        return int(self._numbers[2]) + int((self.last != NONE).sum())
+
+    # -- items and rows
+
+    def row(self, item: Tensor) -> Tensor:
+        """The rows that items lie in, or lay in.
+
+        >>> EpisodeRing(8, look_ahead=2).row(torch.tensor([0, 9]))
+        tensor([0, 1])
+        """
+        return item % self.num_rows
+
+    def item(self, row: Tensor) -> Tensor:
+        """The newest items in these rows; negative where there never was one.
+
+        >>> ring = EpisodeRing(8, look_ahead=0)
+        >>> goes_on = torch.zeros(5, 1, dtype=torch.bool)
+        >>> for _ in range(2): change = ring.append(goes_on, goes_on, torch.tensor([0]))
+        >>> ring.item(torch.tensor([0, 1, 2]))
+        tensor([8, 9, 2])
+        """
+        newest = self.total - 1
+        return newest - (newest - row) % self.num_rows
+
+    def holds(self, item: Tensor) -> Tensor:
+        """Which items are here, as steps or closing rows of an episode that is not lost: bool.
+
+        >>> EpisodeRing(8, look_ahead=2).holds(torch.tensor([0, -1]))
+        tensor([False, False])
+        """
+        return self._is_stored(item) & (self.episode[self.row(item)] != NONE)
+
+    def can_draw(self, item: Tensor) -> Tensor:
+        """Which items are steps that segments may start from: bool.
+
+        >>> EpisodeRing(8, look_ahead=2).can_draw(torch.tensor([0, -1]))
+        tensor([False, False])
+        """
+        return self._is_stored(item) & self.drawable[self.row(item)]
+
+    @property
+    def live(self) -> range:
+        """The items that are not overwritten yet."""
+        total = self.total
+        return range(max(0, total - self.num_rows), total)
+
+    def _is_stored(self, item: Tensor) -> Tensor:
+        live = self.live
+        return (item >= live.start) & (item < live.stop)
+
+    # -- changes
+
+    def append(self, terminated: Tensor, truncated: Tensor, env: Tensor) -> RingChange:
+        """Take in one step of each environment at each time; all closing rows come after them.
+
+        terminated, truncated: [T, E] bool; T at least 1.
+        env: [E] int64, each number once.
+        Rows: T * E + number of ends; no more than the ring has.
+        """
+        env = env.contiguous()
+        first, positions = self.total, torch.empty_like(env)
+        arguments = (
+            *(env.data_ptr(), positions.data_ptr(), len(env)),
+            *(terminated.data_ptr(), truncated.data_ptr(), len(terminated)),
+            int((terminated | truncated).sum()),
+        )
+        if not kernels().append(self.address, *arguments):
+            self._know(env)
+            kernels().append(self.address, *arguments)
+        item = torch.arange(first, first + terminated.numel())
+        return RingChange(item.view(terminated.shape), *self._changed())
+
+    def cut(self, env: Tensor | None = None) -> Cut:
+        """End the episodes of these environments: their newest steps become closing rows.
+
+        env: [E] int64, each number once; None: of all. Those in no episode are left out.
+        """
+        env = self.env if env is None else env.contiguous()
+        positions, closing, before = torch.empty(3, len(env), dtype=torch.int64).unbind(0)
+        given = env.data_ptr(), positions.data_ptr(), len(env)
+        out = closing.data_ptr(), before.data_ptr()
+        num = kernels().cut(self.address, *given, *out)
+        if num < 0:
+            self._know(env)
+            num = kernels().cut(self.address, *given, *out)
+        return Cut(closing[:num], before[:num], *self._changed())
+
+    def skip(self, num_items: int) -> Tensor:
+        """Leave numbers out, of which nothing is known; no episode goes on. The rows lost by it.
+
+        >>> EpisodeRing(8, look_ahead=2).skip(3)
+        tensor([], dtype=torch.int64)
+        """
+        kernels().skip(self.address, num_items)
+        return self._changed()[0]
+
+    def lose(self, row: Tensor) -> Tensor:
+        """Lose the episodes that any of these rows belong to; the rows that were lost by it.
+
+        >>> EpisodeRing(8, look_ahead=2).lose(torch.tensor([1, 2]))
+        tensor([], dtype=torch.int64)
+        """
+        row = row.contiguous()
+        kernels().lose(self.address, row.data_ptr(), len(row))
+        return self._changed()[0]
+
+    def _changed(self) -> tuple[Tensor, Tensor]:
+        """The rows that were lost and won by the last change."""
+        lost, won = self._numbers[3:].tolist()
+        return self._lost[:lost].clone(), self._won[:won].clone()
+
+    def _know(self, env: Tensor) -> None:
+        """Give new environments a position."""
+        numbers, position = torch.cat([self.env, env]).unique(return_inverse=True)
+        known = position[: len(self.env)]
+        # Positions move when a number comes in between.
+        if len(known):
+            self.owner = known[self.owner]
+        for name in self._PER_ENV[1:]:
+            empty = NONE if name in ("last", "name") else 0
+            new = torch.full_like(numbers, empty)
+            new[known] = getattr(self, name)
+            setattr(self, name, new)
+        self.env = numbers
+        self._bind()
+
+    # -- state
+
+    def state(self) -> dict[str, Tensor]:
+        """A copy of all of it, as tensors."""
+        names = (*self._PER_ROW, *self._PER_ENV)
+        state = {name: getattr(self, name).clone() for name in names}
+        state["total"], state["num_ended"] = self.counts[0].clone(), self.counts[2].clone()
+        state["window"] = torch.tensor([self.num_rows, self.look_ahead, self.look_back])
+        return state
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Load a state of `state()`, of a ring of this size with the same segments.
+
+        >>> ring = EpisodeRing(8, look_ahead=2)
+        >>> ring.load_state(EpisodeRing(8, look_ahead=2).state())
+        """
+        self.check_state(state)
+        for name in (*self._PER_ROW, *self._PER_ENV):
+            setattr(self, name, state[name].clone())
+        num_drawable = int(self.drawable.sum())
+        self.counts = torch.tensor([state["total"], num_drawable, state["num_ended"], 0, 0])
+        self._bind()
+
+    def check_state(self, state: Mapping[str, Tensor]) -> None:
+        """Raise ValueError unless `load_state(state)` is possible."""
+        saved, here = state["window"].tolist(), [self.num_rows, self.look_ahead, self.look_back]
+        if saved != here:
+            raise ValueError(
+                f"the state is of a ring of {saved[0]} rows whose segments look {saved[1]} ahead "
+                f"and {saved[2]} back, here it is {here[0]}, {here[1]} and {here[2]}: make the "
+                "buffer as the saved one was made"
+            )
+        if not self._is_sound(state):
+            raise ValueError(
+                "the state is damaged: its links between rows do not form episodes. "
+                "Nothing was changed"
+            )
+
+    def _is_sound(self, state: Mapping[str, Tensor]) -> bool:
+        """Whether the kernels, which check nothing, find each link inside and come to an end."""
+        for names, size in ((self._PER_ROW, self.num_rows), (self._PER_ENV, len(state["env"]))):
+            for name in names:
+                dtype = {"kind": torch.uint8, "drawable": torch.bool}.get(name, torch.int64)
+                if state[name].dtype is not dtype or state[name].shape != (size,):
+                    return False
+        total, ended = int(state["total"]), int(state["num_ended"])
+        env, last, waiting = state["env"], state["last"], state["waiting"]
+        preceding, following, episode = (state[name] for name in self._PER_ROW[:3])
+        bounds = (
+            *((preceding, self.num_rows), (following, self.num_rows), (waiting, self.num_rows)),
+            *((state["owner"], max(1, len(env))), (state["kind"], 5)),
+            (state["num_waiting"], self.look_ahead + 1),
+        )
+        if not all(bool(((x >= 0) & (x < stop)).all()) for x, stop in bounds):
+            return False
+        if not total >= ended >= 0:
+            return False
+        rows, going = torch.arange(self.num_rows), last != NONE
+        item, live = total - 1 - (total - 1 - rows) % self.num_rows, episode != NONE
+        forward = (item[following] >= item) & ~(live & (episode[following] != episode))
+        back = ~live | (item[preceding] <= item) & (episode[preceding] == episode)
+        newest = episode[last % self.num_rows] == state["name"]
+        return bool(
+            (forward & back).all()
+            and (~going | newest & (last >= 0) & (last < total)).all()
+            and (env.diff() > 0).all()
+            and int(state["num_waiting"].sum()) <= self.num_rows
+        )
