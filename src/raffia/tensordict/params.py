@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -30,6 +30,11 @@ from raffia.tensordict.tensordict import TensorDict, TensorDictBase, _documented
 
 _MUTATORS = """set setdefault pop popitem del_ rename_key_ update clear create_nested
 set_non_tensor cat_tensors stack_tensors separates filter_empty_""".split()
+
+# what the tree behind the parameters knows, and what is done with it: results are plain
+_STATE = ("_batch_size", "_device", "_names")
+_CONTRACT = """_stores _new _map _batched _index _leaves _rebuild _set_batch_size _set_device
+_set_names _replace_str""".split()
 
 
 class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type`: the container's
@@ -208,18 +213,6 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
     def _locked(self, value: bool) -> None:
         """Nothing: who locks or unlocks a node does so with its `_children`, here the tree."""
 
-    @property
-    def _batch_size(self) -> torch.Size:  # type: ignore[override]
-        return self._tree._batch_size
-
-    @property
-    def _device(self) -> torch.device | None:  # type: ignore[override]
-        return self._tree._device
-
-    @property
-    def _names(self) -> Any:  # type: ignore[override]
-        return self._tree._names
-
     def _entries(self) -> Entries:
         return self._tree._d
 
@@ -243,48 +236,15 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
             self._refresh()
         return self if result is tree else result
 
-    def _stores(self) -> list[Entries]:
-        return self._tree._stores()
-
     def _children(self) -> list[Any]:
         return [self._tree]
-
-    def _new(self, entries: Entries, batch_size: torch.Size, names: Any = None) -> TensorDict:
-        return self._tree._new(entries, batch_size, names)
-
-    def _map(self, fn: Any) -> TensorDict:
-        return self._tree._map(fn)
-
-    def _batched(self, *args: Any) -> TensorDict:
-        return self._tree._batched(*args)
-
-    def _index(self, *args: Any) -> TensorDict:
-        return self._tree._index(*args)
 
     def _set_index(self, index: Any, value: Any, ndim: int) -> None:
         with torch.no_grad():
             self._tree._set_index(index, value, ndim)
 
-    def _leaves(self, out: list[Tensor]) -> list[Tensor]:
-        return self._tree._leaves(out)
-
-    def _rebuild(self, leaves: Iterator[Tensor]) -> TensorDict:
-        return self._tree._rebuild(leaves)
-
     def _shallow(self) -> Any:
         return TensorDictParams(self._tree, no_convert=True)
-
-    def _set_batch_size(self, batch_size: torch.Size) -> None:
-        self._tree._set_batch_size(batch_size)
-
-    def _set_device(self, device: Any) -> None:
-        self._tree._set_device(device)
-
-    def _set_names(self, new: Any) -> None:
-        self._tree._set_names(new)
-
-    def _replace_str(self, name: str, value: Any) -> None:
-        self._tree._replace_str(name, value)
 
     def _swap(self, node: Any, undo: list[Any]) -> Entries:
         """What `to_module` does for parameters that a module holds in this form."""
@@ -366,27 +326,21 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> TensorDictParams:
         """How `module.to(...)`, `.double()` ... of a module around this one reach its tensors."""
-        memo: dict[int, Tensor] = {}  # what is tied stays so
 
         def moved(leaf: Tensor) -> Tensor:
-            shared = shared_by_rows(leaf)
-            if shared is not None:
-                return moved(shared).expand(leaf.shape)
-            if id(leaf) not in memo:
-                with torch.no_grad():
-                    new = fn(leaf)
-                    if isinstance(leaf, nn.Parameter):
-                        if torch._has_compatible_shallow_copy_type(leaf, new):
-                            leaf.data = new
-                            new = leaf
-                        else:
-                            new = nn.Parameter(new, leaf.requires_grad)
-                        if leaf.grad is not None:
-                            new.grad = fn(leaf.grad)
-                memo[id(leaf)] = new
-            return memo[id(leaf)]
+            with torch.no_grad():
+                new = fn(leaf)
+                if isinstance(leaf, nn.Parameter):
+                    if torch._has_compatible_shallow_copy_type(leaf, new):
+                        leaf.data = new
+                        new = leaf
+                    else:
+                        new = nn.Parameter(new, leaf.requires_grad)
+                    if leaf.grad is not None:
+                        new.grad = fn(leaf.grad)
+            return new
 
-        replace_leaves(self._tree, moved)
+        replace_leaves(self._tree, _tied(moved))
         if self._tree._device is not None:
             self._tree.auto_device_()
         self._whole()._register()
@@ -419,26 +373,7 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
         >>> params.load_state_dict({"w": torch.ones(2)})
         <All keys matched successfully>
         """
-        missing: list[str] = []
-        unexpected: list[str] = []
-        errors: list[str] = []
-        self._load_from_state_dict(
-            dict(state_dict),
-            "",
-            {"assign_to_params_buffers": assign},
-            strict,
-            missing,
-            unexpected,
-            errors,
-        )
-        if strict and (missing or unexpected):
-            raise RuntimeError(
-                f"the key sets differ: the state dict lacks {missing} and has {unexpected} beyond; "
-                "strict=False loads the others"
-            )
-        if errors:
-            raise RuntimeError("; ".join(errors))
-        return nn.modules.module._IncompatibleKeys(missing, unexpected)
+        return nn.Module.load_state_dict(self, state_dict, strict, assign)
 
     def _load_from_state_dict(
         self,
@@ -527,21 +462,15 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
 
     def _renewed(self, fn: Callable[[Tensor], Tensor]) -> TensorDictParams:
         """A copy over new tensors, in which what was one parameter is one again."""
-        memo: dict[int, Tensor] = {}
 
         def renew(leaf: Tensor) -> Tensor:
-            shared = shared_by_rows(leaf)
-            if shared is not None:
-                return renew(shared).expand(leaf.shape)
-            if id(leaf) not in memo:
-                new = fn(leaf)
-                if isinstance(leaf, nn.Parameter):
-                    real = new.is_floating_point() or new.is_complex()
-                    new = nn.Parameter(new, leaf.requires_grad and real)
-                memo[id(leaf)] = new
-            return memo[id(leaf)]
+            new = fn(leaf)
+            if not isinstance(leaf, nn.Parameter):
+                return new
+            real = new.is_floating_point() or new.is_complex()
+            return nn.Parameter(new, leaf.requires_grad and real)
 
-        out = TensorDictParams(self._tree._map(renew), no_convert=True)
+        out = TensorDictParams(self._tree._map(_tied(renew)), no_convert=True)
         out.no_convert = self.no_convert
         return out
 
@@ -602,22 +531,6 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
             leaf.requires_grad_(requires_grad)
         return self
 
-    def apply_(self, fn: Callable[..., Any], *others: Any, **options: Any) -> Any:
-        self.data.apply_(fn, *others, **options)
-        return self
-
-    def fill_(self, key: Any, value: Any) -> Any:
-        self.data.fill_(key, value)
-        return self
-
-    def set_at_(self, key: Any, value: Any, index: Any, **options: Any) -> Any:
-        self.data.set_at_(key, value, index, **options)
-        return self
-
-    def update_at_(self, input_dict_or_td: Any, idx: Any, clone: bool = False, **o: Any) -> Any:
-        self.data.update_at_(input_dict_or_td, idx, clone, **o)
-        return self
-
 
 class _HookedView(NestedView):
     """Values or items as the hooks of `TensorDictParams` show them."""
@@ -630,15 +543,28 @@ class _HookedView(NestedView):
 
 
 def _refuse_lazy(node: Any) -> None:
-    from raffia.tensordict.lazy import LazyStackedTensorDict
-
-    if isinstance(node, LazyStackedTensorDict) and not node._is_data():
+    if getattr(node, "_lazy", False) and not node._is_data():
         raise RuntimeError(
             "LazyStackedTensorDict is not permitted in TensorDictParams, which must own its "
             "parameters; td.contiguous() gives a dense container"
         )
     for child in node._children():
         _refuse_lazy(child)
+
+
+def _tied(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """`fn`, called once for what is one tensor: what is tied stays so, and so do equal rows."""
+    memo: dict[int, Tensor] = {}
+
+    def once(leaf: Tensor) -> Tensor:
+        shared = shared_by_rows(leaf)
+        if shared is not None:
+            return once(shared).expand(leaf.shape)
+        if id(leaf) not in memo:
+            memo[id(leaf)] = fn(leaf)
+        return memo[id(leaf)]
+
+    return once
 
 
 def _registered(leaf: Tensor) -> Tensor:
@@ -699,5 +625,32 @@ def _mutator(name: str) -> Callable[..., Any]:
     return change
 
 
+def _writer(name: str) -> Callable[..., Any]:
+    """A method that writes into the tensors as they are, whatever gradients they need."""
+    plain = getattr(TensorDict, name)
+
+    @_documented_as(plain)
+    def write(self: TensorDictParams, *args: Any, **kwargs: Any) -> Any:
+        plain(self.data, *args, **kwargs)
+        return self
+
+    return write
+
+
+def _forward(name: str) -> Callable[..., Any]:
+    """A member of the contract of `Node` that is the tree's."""
+    return lambda self, *args: getattr(self._tree, name)(*args)
+
+
+def _state(name: str) -> property:
+    return property(lambda self: getattr(self._tree, name))
+
+
+for _name in _STATE:
+    setattr(TensorDictParams, _name, _state(_name))
+for _name in _CONTRACT:
+    setattr(TensorDictParams, _name, _forward(_name))
+for _name in ("apply_", "fill_", "set_at_", "update_at_"):
+    setattr(TensorDictParams, _name, _writer(_name))
 for _name in _MUTATORS:
     setattr(TensorDictParams, _name, _mutator(_name))
