@@ -470,7 +470,7 @@ def test_named_tuple_that_this_process_does_not_know():
 
 
 def test_tensorclass_that_this_process_does_not_know():
-    from raffia.tensordict.tensorclass import REGISTRY
+    from raffia.tensordict.node import REGISTRY
 
     class Gone(TensorClass):
         x: torch.Tensor

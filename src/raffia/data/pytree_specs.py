@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from raffia.tensordict.memmap import DTYPE_NAMES
-from raffia.tensordict.node import Node
-from raffia.tensordict.tensorclass import REGISTRY, is_tensorclass
+from raffia.tensordict.node import REGISTRY, Node
+from raffia.tensordict.tensorclass import is_tensorclass
 from raffia.tensordict.tensordict import TensorDict
 
 Json = dict[str, Any]

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 Entries = dict[str, Any]  # name -> Tensor | Node
+REGISTRY: dict[str, Any] = {}  # tensorclasses by qualified name, for loading from disk
 
 
 class Node:

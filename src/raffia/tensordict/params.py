@@ -373,7 +373,19 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
         >>> params.load_state_dict({"w": torch.ones(2)})
         <All keys matched successfully>
         """
-        return nn.Module.load_state_dict(self, state_dict, strict, assign)
+        missing: list[str] = []
+        unexpected: list[str] = []
+        errors: list[str] = []
+        how = {"assign_to_params_buffers": assign}
+        self._load_from_state_dict(dict(state_dict), "", how, strict, missing, unexpected, errors)
+        if strict and (missing or unexpected):
+            raise RuntimeError(
+                f"the key sets differ: the state dict lacks {missing} and has {unexpected} beyond; "
+                "strict=False loads the others"
+            )
+        if errors:
+            raise RuntimeError("; ".join(errors))
+        return nn.modules.module._IncompatibleKeys(missing, unexpected)
 
     def _load_from_state_dict(
         self,

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from raffia.tensordict import convert, memmap, stored_values
-from raffia.tensordict.node import Node
+from raffia.tensordict.node import REGISTRY, Node
 
 KINDS: dict[str, Any] = {}  # the classes that a state restores, by name; pytrees.py fills it
 
@@ -59,11 +59,10 @@ def restored(kind: str, state: dict[str, Any]) -> Any:
 
 def restored_class(cls: Any, td: Any, state: dict[str, Any]) -> Any:
     """A tensorclass instance over a container; `cls` is the class, or the name it goes by."""
-    from raffia.tensordict.tensorclass import REGISTRY, TensorClass
-
     if isinstance(cls, ClassName):
         cls = REGISTRY[cls.name]
-    if not (isinstance(cls, type) and issubclass(cls, TensorClass) and isinstance(td, Node)):
+    is_known = isinstance(cls, type) and hasattr(cls, "_check_keys")
+    if not (is_known and isinstance(td, Node)):
         raise TypeError(f"this is no instance of a tensorclass: {cls!r} over {type(td).__name__}")
     cls._check_keys(td.keys())
     out = cls._over(td)

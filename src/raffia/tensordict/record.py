@@ -24,7 +24,7 @@ from raffia.files import (
 from raffia.tensordict import dim_names, ragged
 from raffia.tensordict.json_values import decode, encode
 from raffia.tensordict.memmap import DTYPE_NAMES, DTYPES
-from raffia.tensordict.node import Node
+from raffia.tensordict.node import REGISTRY, Node
 
 VERSION = 1
 RAGGED_VERSION = 2  # of the record of a folder that holds a nested tensor
@@ -282,8 +282,6 @@ def stacked(reader: Reader, record: Record, cls: Any, members: list[Any], size: 
 
 def wrapped(reader: Reader, name: Any, td: Any) -> Any:
     """A tensorclass around a container; only classes that are defined in this process are known."""
-    from raffia.tensordict.tensorclass import REGISTRY
-
     cls = REGISTRY.get(name) if type(name) is str else None
     if cls is None:
         reader.fail(

@@ -10,12 +10,11 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-import inspect
 import sys
 import textwrap
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -24,39 +23,31 @@ from torch import Tensor
 
 from raffia.tensordict import build, entries, pickled, printing, pytrees
 from raffia.tensordict.build import as_device, as_size
+from raffia.tensordict.class_fields import (
+    ARGUMENTS,
+    NUMBERS,
+    REQUIRED,
+    TENSOR_KINDS,
+    Argument,
+    Factory,
+    attribute,
+    cast,
+    is_class,
+    is_dict,
+    members,
+    signature,
+    unbound,
+)
+from raffia.tensordict.class_methods import delegate
 from raffia.tensordict.entries import locked_error
 from raffia.tensordict.keys import NestedKey, is_key, unravel_key_to_tuple
-from raffia.tensordict.node import Entries, Node
+from raffia.tensordict.node import REGISTRY, Entries, Node
 from raffia.tensordict.nontensor import NonTensorData
 from raffia.tensordict.tensordict import TensorCollection, TensorDict, TensorDictBase
 
 FLAGS = ("autocast", "nocast", "frozen", "tensor_only", "shadow", "skip_post_init_on_rebuild")
 OPTIONS = (*FLAGS, "kw_only", "cast_filter")
-REGISTRY: dict[str, type[TensorClass]] = {}  # by qualified name, for loading from disk
 _new_object = object.__new__
-
-
-class _Required:
-    """The default of a field that has none."""
-
-    def __repr__(self) -> str:
-        return "<required>"
-
-
-class _Factory:
-    """The default of a field that is made anew for each instance."""
-
-    __slots__ = ("make",)
-
-    def __init__(self, make: Callable[[], Any]) -> None:
-        self.make = make
-
-    def __repr__(self) -> str:
-        return "<factory>"
-
-
-_REQUIRED = _Required()
-_Argument = tuple[dataclasses.Field[Any], Any]  # a field and its default
 
 
 if typing.TYPE_CHECKING:
@@ -145,7 +136,7 @@ class TensorClass(_Typed):
             if value.__class__ is Tensor and plain:
                 found[name] = value
             elif value is not None:
-                if value is _REQUIRED:
+                if value is REQUIRED:
                     raise cls._missing(cls._later(name, values))
                 value = cls._entry(name, value, size, device)
                 if value is not None:
@@ -165,13 +156,13 @@ class TensorClass(_Typed):
         """The fields without a value, the first of which is known; some of `values` are taken."""
         names = list(cls._fields)
         names = names[names.index(first) :]
-        return [n for n in names if cls._fields[n] is _REQUIRED and n not in values]
+        return [n for n in names if cls._fields[n] is REQUIRED and n not in values]
 
     @classmethod
     def _take_back(cls, values: dict[str, Any], *given: Any) -> list[Any]:
         """Arguments that are fields in a class with the option `shadow` go into `values`."""
         rest = []
-        for name, value in zip(_ARGUMENTS, given, strict=True):
+        for name, value in zip(ARGUMENTS, given, strict=True):
             hidden = name in cls._fields
             if hidden and value is not None:
                 values[name] = value
@@ -185,7 +176,7 @@ class TensorClass(_Typed):
         for name in values:
             raise cls._no_field(name)
         for name, value in first.items():
-            if value is _REQUIRED:
+            if value is REQUIRED:
                 raise cls._missing([name])
         if cls._follows_init:
             self.__post_init__(*first.values())
@@ -261,38 +252,38 @@ class TensorClass(_Typed):
         dataclasses.dataclass(init=False, repr=False, eq=False, kw_only=kw_only)(cls)
         cls._types = {**cls._types, **{name: _resolved(own[name], cls) for name in own}}
         cls._fields, cls._init_only, cls._kept_numbers = {}, {}, {}
-        positional: list[_Argument] = []
-        by_name: list[_Argument] = []
+        positional: list[Argument] = []
+        by_name: list[Argument] = []
         for field in cls.__dataclass_fields__.values():
             kind = field._field_type.name
             if kind == "_FIELD_CLASSVAR":
                 continue
             default: Any = field.default
             if field.default_factory is not dataclasses.MISSING:
-                default = _Factory(field.default_factory)
+                default = Factory(field.default_factory)
             elif default is dataclasses.MISSING:
-                default = _REQUIRED if field.init else None  # which __post_init__ may set
+                default = REQUIRED if field.init else None  # which __post_init__ may set
             (cls._init_only if kind == "_FIELD_INITVAR" else cls._fields)[field.name] = default
             if kind == "_FIELD":
-                setattr(cls, field.name, _attribute(field.name))
+                setattr(cls, field.name, attribute(field.name))
             if field.init:
                 (by_name if field.kw_only else positional).append((field, default))
         cls._positional = tuple([field.name for field, _ in positional])
         cls._follows_init = hasattr(cls, "__post_init__")
         cls._follows_rebuild = cls._follows_init and not cls._skip_post_init_on_rebuild
-        cls._hides_arguments = not cls._fields.keys().isdisjoint(_ARGUMENTS)
+        cls._hides_arguments = not cls._fields.keys().isdisjoint(ARGUMENTS)
         if cls._tensor_only:
             cls._check_tensors(own)
         if cls.__init__ is TensorClass.__init__:
-            cls.__signature__ = _signature(positional, by_name)  # type: ignore[attr-defined]
+            cls.__signature__ = signature(positional, by_name)  # type: ignore[attr-defined]
             if documented is None:
                 cls.__doc__ = f"{cls.__name__}{cls.__signature__}"  # type: ignore[attr-defined]
 
     @classmethod
     def _check_tensors(cls, names: Mapping[str, Any]) -> None:
         for name in names:
-            for kind in _members(cls._types[name]):
-                if not (isinstance(kind, type) and issubclass(kind, _TENSOR_KINDS)):
+            for kind in members(cls._types[name]):
+                if not (isinstance(kind, type) and issubclass(kind, TENSOR_KINDS)):
                     raise TypeError(
                         "tensor_only requires types to be Tensor, Tensor-subtypes, containers or "
                         f"None, got {kind} for field {name!r}"
@@ -430,7 +421,7 @@ class TensorClass(_Typed):
     @classmethod
     def _class_of(cls, name: str) -> type[TensorClass] | None:
         """The tensorclass that a field is annotated with."""
-        for kind in _members(cls._annotation(name)):
+        for kind in members(cls._annotation(name)):
             if isinstance(kind, type) and issubclass(kind, TensorClass):
                 return kind
         return None
@@ -440,22 +431,22 @@ class TensorClass(_Typed):
         """The kinds of numbers that a field keeps beside batch dimensions, by its annotation."""
         found = cls._kept_numbers.get(name)
         if found is None:
-            kinds = set(_members(cls._annotation(name))) - {types.NoneType}
+            kinds = set(members(cls._annotation(name))) - {types.NoneType}
             kind = kinds.pop() if len(kinds) == 1 else None
-            found = cls._kept_numbers[name] = _NUMBERS.get(kind, ())
+            found = cls._kept_numbers[name] = NUMBERS.get(kind, ())
         return found
 
     @classmethod
     def _entry(cls, name: str, value: Any, size: torch.Size, device: Any) -> Any:
         """What is stored for a value: None, a node, or what `TensorDict` makes a tensor of."""
-        if value.__class__ is _Factory:
+        if value.__class__ is Factory:
             value = value.make()
         if value is None:
             return None
         if cls._autocast:
             kind = cls._annotation(name)
-            if _is_class(kind) and not (isinstance(value, Node) and value._is_data()):
-                value = _cast(value, kind, name, size, device)
+            if is_class(kind) and not (isinstance(value, Node) and value._is_data()):
+                value = cast(value, kind, name, size, device)
                 if not isinstance(value, (Tensor, Node)):
                     return NonTensorData(value, size, device)
             elif isinstance(value, list):
@@ -617,7 +608,7 @@ class TensorClass(_Typed):
             return value
         if value is None:
             empty.append(name)
-        if _is_dict(value):
+        if is_dict(value):
             mine, kind = self._get_str(name), self._class_of(name)
             if isinstance(mine, Node) and not mine._is_data():
                 return value
@@ -637,7 +628,7 @@ class TensorClass(_Typed):
         if not source.keys():
             return self
         out = self._over(self._td.copy())
-        if source is not values or any([_is_dict(value) for value in values.values()]):
+        if source is not values or any([is_dict(value) for value in values.values()]):
             TensorClass.update(out, source)
         else:
             self._check_keys(values)
@@ -796,44 +787,9 @@ class TensorClass(_Typed):
         elif td._peek_str(name) is not None:
             td._del_str(name)
 
-    def _new(self, entries: Entries, batch_size: torch.Size, names: Any = None) -> Any:
-        return self._fitting(self._td._new(entries, batch_size, names))
-
-    def _map(self, fn: Callable[[Tensor], Tensor]) -> Any:
-        return self._wrap(self._td._map(fn))
-
-    def _batched(
-        self, fn: Any, ndim: int, batch_size: torch.Size, names: Any = None, op: Any = ()
-    ) -> Any:
-        return self._wrap(self._td._batched(fn, ndim, batch_size, names, op))
-
-    def _index(self, index: Any, ndim: int, batch_size: torch.Size | None) -> Any:
-        return self._wrap(self._td._index(index, ndim, batch_size))
-
-    def _rebuild(self, leaves: Iterator[Tensor]) -> Any:
-        return self._wrap(self._td._rebuild(leaves))
-
-    def _shallow(self) -> Any:
-        return self._wrap(self._td._shallow())
-
-    def _of_members(self, members: list[Any]) -> Any:
-        return self._fitting(self._td._of_members(members))
-
-    def _apply_members(self, *args: Any) -> Any:
-        return self._again(self._td._apply_members(*args))
-
     def _pairs(self, other: Any) -> list[tuple[Any, Any]]:
         pairs = self._td._pairs(other)
         return [(self, other)] if len(pairs) == 1 and pairs[0][0] is self._td else pairs
-
-
-_ARGUMENTS = ("batch_size", "device", "names")
-_TENSOR_KINDS = (Tensor, Node, types.NoneType)  # what fields may be with `tensor_only`
-_NUMBERS: dict[Any, tuple[type, ...]] = {  # annotation -> the values that fit it
-    bool: (bool,),
-    int: (bool, int),
-    float: (bool, int, float),
-}
 
 
 def _bare(args: Any) -> list[Any]:
@@ -849,51 +805,6 @@ def _is_text(index: Any) -> bool:
     return isinstance(index, str) or (isinstance(index, tuple) and is_key(index))
 
 
-# ------------------------------------------------------------------------------------------- fields
-
-
-def _attribute(name: str) -> property:
-    """What reads and writes a field."""
-
-    def read(self: TensorClass) -> Any:
-        value = self._td._get_str(name)
-        return value._unwrapped() if isinstance(value, Node) else value
-
-    def write(self: TensorClass, value: Any) -> None:
-        self._set_str(name, value)
-
-    def delete(self: TensorClass) -> None:
-        self._set_str(name, None)
-
-    return property(read, write, delete)
-
-
-def _signature(positional: list[_Argument], by_name: list[_Argument]) -> inspect.Signature:
-    """The arguments of a class; TypeError where a field without default comes after one with."""
-    defaults = False
-    parameters = []
-    for fields, kind in (
-        (positional, inspect.Parameter.POSITIONAL_OR_KEYWORD),
-        (by_name, _BY_NAME),
-    ):
-        for field, default in fields:
-            if default is _REQUIRED and defaults and fields is positional:
-                raise TypeError(f"non-default argument {field.name!r} follows default argument")
-            defaults = default is not _REQUIRED
-            shown = default if defaults else inspect.Parameter.empty
-            parameters.append(
-                inspect.Parameter(field.name, kind, default=shown, annotation=field.type)
-            )
-    taken = [parameter.name for parameter in parameters]
-    for name, default in dict(batch_size=None, device=None, names=None, lock=False).items():
-        if name not in taken:
-            parameters.append(inspect.Parameter(name, _BY_NAME, default=default))
-    return inspect.Signature(parameters)
-
-
-_BY_NAME = inspect.Parameter.KEYWORD_ONLY
-
-
 def _resolved(annotation: Any, cls: type) -> Any:
     """An annotation as an object; as it is if a name in it is not known yet."""
     frame = sys._getframe(1)
@@ -905,46 +816,6 @@ def _resolved(annotation: Any, cls: type) -> Any:
         return typing.get_type_hints(holder, names, {**frame.f_locals, cls.__name__: cls})[""]
     except (NameError, TypeError, AttributeError, SyntaxError):
         return annotation
-
-
-def _members(annotation: Any) -> tuple[Any, ...]:
-    """The members of a union, or the annotation itself."""
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        return typing.get_args(annotation)
-    return (annotation,)
-
-
-_BUILTIN = (bool, int, float, complex, str, list, tuple, set, frozenset, dict)
-
-
-def _is_class(annotation: Any) -> bool:
-    return isinstance(annotation, type) and annotation is not Any and annotation is not object
-
-
-def _is_dict(value: Any) -> bool:
-    return isinstance(value, Mapping) and not isinstance(value, Node)
-
-
-def _cast(value: Any, kind: Any, name: str, size: torch.Size, device: Any) -> Any:
-    """The value as an instance of the class that its field is annotated with."""
-    if value.__class__ is kind or (isinstance(value, kind) and kind not in _BUILTIN):
-        return value
-    if issubclass(kind, TensorClass):
-        if _is_dict(value):
-            return kind.from_dict(value, batch_size=size, device=device)
-        return kind.from_tensordict(value) if isinstance(value, TensorDictBase) else kind(value)
-    if issubclass(kind, TensorCollection):
-        return TensorDict(value, batch_size=size, device=device)
-    if _is_dict(value):
-        return value
-    try:
-        if kind is Tensor:
-            return torch.as_tensor(value, device=device)
-        return np.asarray(value) if kind is np.ndarray else kind(value)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise type(error)(
-            f"cannot cast the value of field {name!r} to {kind.__name__}: {error}"
-        ) from error
 
 
 @functools.cache
@@ -966,99 +837,7 @@ def _unflatten(cls: type[TensorClass], values: Any, spec: Any) -> Any:
     return (cls._wrap if whole else cls._over)(pytrees.unflatten(values, spec))
 
 
-# ---------------------------------------------------------------------------- methods of containers
-
-# methods that give entries, or something else that is not the container again
-_RAW = """get_at pop popitem get_non_tensor keys values items non_tensor_items numpy tolist
-    to_namedtuple data_ptr to_module _entries _get_str _get_lazy _peek _peek_str _children
-    _named_children _stores _leaves _spread""".split()
-# methods that run on the instance: they set entries, call a function on rows, or ask for the class
-_GENERIC = """setdefault rename_key_ rename_keys set_non_tensor cat_tensors stack_tensors
-    from_dict_instance map map_iter memmap memmap_ memmap_like memmap_refresh_ load_memmap_
-    make_memmap make_memmap_from_tensor make_memmap_from_storage save dumps load_
-    send isend recv irecv asend arecv init_remote broadcast all_reduce reduce all_gather
-    gather_and_stack scatter
-    _unwrapped _is_data __iter__ __bool__ __hash__ __copy__
-    __getstate__ __setstate__""".split()
-# methods that heed the class's `cast_filter`
-_CASTS = """to type float half double bfloat16 float16 float32 float64 complex32 complex64
-    complex128
-    int int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool""".split()
-# what the wrapped container knows
-_STATE = """_batch_size _device _names _locked _cache _parents _origin _skeleton
-    _buffer _spans""".split()
-
-
-def _method(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """The method `name` of the wrapped container."""
-
-    def call(self: TensorClass, *args: Any, **kwargs: Any) -> Any:
-        return self._again(getattr(self._td, name)(*args, **kwargs))
-
-    def cast(self: TensorClass, *args: Any, **kwargs: Any) -> Any:
-        if self._cast_filter is not None:
-            kwargs.setdefault("cast_filter", type(self)._cast_filter)
-        return self._again(getattr(self._td, name)(*args, **kwargs))
-
-    def raw(self: TensorClass, *args: Any, **kwargs: Any) -> Any:
-        return getattr(self._td, name)(*args, **kwargs)
-
-    def shell(self: TensorClass, *args: Any, **kwargs: Any) -> Any:
-        return self._over(getattr(self._td, name)(*args, **kwargs))
-
-    method = {"empty": shell, **dict.fromkeys(_RAW, raw), **dict.fromkeys(_CASTS, cast)}.get(
-        name, call
-    )
-    method = functools.wraps(original)(method)
-    first, _, _ = (original.__doc__ or "").strip().partition("\n")
-    method.__doc__ = f"{first}\n\n        See `TensorDict.{name}`." if first else None
-    method.__module__ = __name__
-    return method
-
-
-def _property(name: str, original: property) -> property:
-    """The property `name` of the wrapped container."""
-
-    def read(self: TensorClass) -> Any:
-        return getattr(self._td, name)
-
-    def read_again(self: TensorClass) -> Any:
-        return self._again(getattr(self._td, name))
-
-    def write(self: TensorClass, value: Any) -> None:
-        setattr(self._td, name, value)
-
-    first, _, _ = (original.__doc__ or "").strip().partition("\n")
-    reads = read_again if name in ("data", "grad") else read
-    return property(
-        reads, write if original.fset else None, doc=f"{first}\n\n        See `TensorDict.{name}`."
-    )
-
-
-def _state(name: str) -> property:
-    def read(self: TensorClass) -> Any:
-        return getattr(self._td, name)
-
-    def write(self: TensorClass, value: Any) -> None:
-        setattr(self._td, name, value)
-
-    return property(read, write)
-
-
-def _delegate() -> None:
-    for name in _STATE:
-        setattr(TensorClass, name, _state(name))
-    for name in dir(TensorCollection):
-        if name in vars(TensorClass) or name in _GENERIC:
-            continue
-        member = inspect.getattr_static(TensorCollection, name)
-        if isinstance(member, property):
-            setattr(TensorClass, name, _property(name, member))
-        elif isinstance(member, types.FunctionType):
-            setattr(TensorClass, name, _method(name, member))
-
-
-_delegate()
+delegate(TensorClass)
 _RESERVED = frozenset([name for name in dir(TensorClass) if not name.startswith("_")]) - {
     "data",
     "fields",
@@ -1116,7 +895,7 @@ def _derived(cls: type, options: Mapping[str, bool]) -> Any:
         if "__dataclass_fields__" not in cls.__dict__:  # a plain class that derives from one
             known = {name: field for name, field in known.items() if name not in own}
         own = {name: field.type for name, field in known.items()} | own
-        body |= {name: _unbound(field) for name, field in known.items()}
+        body |= {name: unbound(field) for name, field in known.items()}
         for name in ("__init__", "__repr__", "__eq__", "__hash__", "__setattr__", "__delattr__"):
             body[name] = getattr(TensorClass, name)  # not what the dataclass has made for itself
     body |= dict(
@@ -1126,16 +905,6 @@ def _derived(cls: type, options: Mapping[str, bool]) -> Any:
         __doc__=cls.__doc__,
     )
     return type(cls.__name__, bases, body, **options)
-
-
-def _unbound(field: dataclasses.Field[Any]) -> Any:
-    """A field for another dataclass."""
-    return dataclasses.field(
-        default=field.default,
-        default_factory=field.default_factory,
-        init=field.init,
-        kw_only=bool(field.kw_only),
-    )
 
 
 def is_tensorclass(obj: Any) -> bool:
