@@ -53,6 +53,22 @@ THEIR_NAMES = {
     "LeakyReLU": ("leaky_relu",),
     "Tanh": ("tanh",),
 }
+# Setting of ours -> its names in config.json: the first that is there is read, all are written.
+NAMES = {
+    **{name: (name,) for name in ("vocab_size", "n_layer", "n_head", "n_embd")},
+    "block_size": ("n_positions", "n_ctx"),
+    "dim_feedfwd": ("n_inner",),
+    "dropout": ("resid_pdrop", "attn_pdrop", "embd_pdrop"),
+    "layer_norm_eps": ("layer_norm_epsilon",),
+}
+DEFAULTS = {  # where it is not said there
+    "block_size": 1024,
+    "dim_feedfwd": None,  # 4 n_embd
+    "dropout": 0.1,
+    "layer_norm_eps": 1e-5,
+    "bias": True,
+    "positions": "learned",
+}
 OURS = {theirs: ours for ours, names in THEIR_NAMES.items() for theirs in names}
 LARGEST = 1 << 31  # of any size in config.json
 
@@ -244,25 +260,17 @@ def gpt2_settings(folder: str | os.PathLike[str]) -> dict[str, Any]:
             "transformers: take HFTrunk.from_folder(folder) of raffia.lm.hf_trunk"
         )
     _check_kind(path, theirs)
-    try:
-        size = theirs["n_embd"]
-        inner = theirs.get("n_inner") or (4 * size if type(size) is int else size)
-        found = {
-            "vocab_size": theirs["vocab_size"],
-            "n_layer": theirs["n_layer"],
-            "n_head": theirs["n_head"],
-            "n_embd": size,
-            "block_size": theirs.get("n_positions", theirs.get("n_ctx")) or 1024,
-            "dim_feedfwd": inner,
-            "dropout": theirs.get("resid_pdrop", 0.1),
-            "layer_norm_eps": theirs.get("layer_norm_epsilon", 1e-5),
-            "bias": True,
-            "positions": "learned",
-            "activation": OURS[theirs.get("activation_function", "gelu_new")],
-        }
-        return _check_sizes(path, found)
-    except KeyError as error:
-        raise ValueError(f"{path} lacks {error}, without which there is no GPT-2") from None
+    found: dict[str, Any] = dict(DEFAULTS)
+    for ours, names in NAMES.items():
+        there = [theirs[name] for name in names if theirs.get(name) is not None]
+        if there:
+            found[ours] = there[0]
+        elif ours not in found:
+            raise ValueError(f"{path} lacks {names[0]!r}, without which there is no GPT-2")
+    if found["dim_feedfwd"] is None and type(found["n_embd"]) is int:
+        found["dim_feedfwd"] = 4 * found["n_embd"]
+    found["activation"] = OURS[theirs.get("activation_function", "gelu_new")]
+    return _check_sizes(path, found)
 
 
 def _check_sizes(path: Path, config: dict[str, Any]) -> dict[str, Any]:
@@ -327,22 +335,13 @@ def _check_rest(folder: Path, tensors: Mapping[str, Tensor], embeddings: Tensor)
 
 
 def _their_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    rates = {f"{part}_pdrop": config["dropout"] for part in ("attn", "embd", "resid")}
     return {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
-        "vocab_size": config["vocab_size"],
-        "n_layer": config["n_layer"],
-        "n_head": config["n_head"],
-        "n_embd": config["n_embd"],
-        "n_positions": config["block_size"],
-        "n_ctx": config["block_size"],
-        "n_inner": config["dim_feedfwd"],
+        **{name: config[ours] for ours, names in NAMES.items() for name in names},
         "activation_function": THEIR_NAMES[config.get("activation", "GELU")][0],
-        "layer_norm_epsilon": config["layer_norm_eps"],
         "tie_word_embeddings": True,
         # GPT-2's own numbers, 50256, are beyond a small vocabulary.
         "bos_token_id": None,
         "eos_token_id": None,
-        **rates,
     }

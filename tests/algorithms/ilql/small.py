@@ -20,11 +20,21 @@ from raffia.tensordict.tensordict import TensorDict
 
 HERE = Path(__file__).parent
 ORACLE = json.loads((HERE / "ilql_small.json").read_text())
+WEIGHTS = {  # of the terms of the loss
+    {"token_loss": "awac_weight"}.get(name, name.replace("loss", "weight")): weight
+    for name, weight in ORACLE["loss_weights"].items()
+}
 TRUNK = TrunkConfig(
     vocab_size=35, n_layer=2, n_head=2, n_embd=16, dim_feedfwd=40, block_size=64, dropout=0.0
 )
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-11}
 PARTS = {"target.trunk": "target_trunk", "target.q1": "tq1", "target.q2": "tq2"}
+
+
+def result_of(batch: str, kind: str, name: str) -> dict:
+    """What was recorded of a case, by either mask."""
+    block = {"strict": "B_strict", "published": "B_as_published"}[kind]
+    return ORACLE["results"]["A" if batch == "A" else block][name]
 
 
 @cache

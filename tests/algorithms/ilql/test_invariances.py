@@ -10,9 +10,8 @@ from raffia.algorithms.ilql.loss import with_row_means
 from raffia.tensordict.tensordict import TensorDict
 
 from .agents import oracle_agent, small_agent
-from .small import HERE, ORACLE, batch_of, collate, float32
+from .small import HERE, ORACLE, batch_of, collate, float32, result_of
 from .test_agent import BATCHES, KEYS, NAMES, agent_of
-from .test_oracles import result_of
 
 ARRANGEMENTS = [
     {"policy": policy, "target": target}

@@ -10,16 +10,18 @@ from raffia.algorithms.ilql.config import ILQLConfig, ILQLLossConfig, ILQLModelC
 from raffia.algorithms.ilql.heads import Head
 from raffia.algorithms.ilql.loss import Loss
 from raffia.algorithms.ilql.model import ILQLModel
+from raffia.algorithms.ilql.slots import masks_of
 from raffia.algorithms.ilql.terms import (
+    advantage_weights,
     bellman_target,
     cql_loss,
     dm_loss,
     monte_carlo_returns,
     q_loss,
     token_loss,
+    token_weights,
     v_loss,
 )
-from raffia.algorithms.ilql.token_weights import advantage_weights, masks_of, token_weights
 from raffia.functional.losses import conservative_loss, expectile_loss, margin_loss, masked_mean
 
 from .small import TOLERANCE, TRUNK, batch_of, make_loss, numbers_of

@@ -33,14 +33,6 @@ def test_colors_of_recorded_pairs():
     assert sum(pair["nyt"] != pair["paper"] for pair in PAIRS) == 24
 
 
-@pytest.mark.parametrize(("rule", "name"), [("newspaper", "nyt"), ("paper", "paper")])
-def test_table_of_colors_of_recorded_pairs(rule, name):
-    secrets, guesses = (tuple(pair[side] for pair in PAIRS) for side in ("secret", "guess"))
-    codes = color_codes(secrets, guesses, rule)
-    assert codes.shape == (len(PAIRS), len(PAIRS))
-    assert [colors_of(int(code)) for code in codes.diagonal()] == [pair[name] for pair in PAIRS]
-
-
 @given(st.lists(words, min_size=1, max_size=4), st.lists(words, min_size=1, max_size=3), rules)
 @settings(max_examples=50, deadline=None)
 def test_the_table_is_the_rule_for_each_pair(secrets, guesses, rule):

@@ -5,7 +5,7 @@ computed, of the B A actions.
 
     loss = awac_weight token + v_weight V + q_weight Q + cql_weight CQL + dm_weight DM
 
-The terms are in `terms.py`, the weights of tokens in `token_weights.py`. Heads are computed at
+The terms and the weights of tokens are in `terms.py`. Heads are computed at
 actions only, the logits where a token can have a weight, the trunk on what is not padding; where
 shapes must not depend on data (`torch.vmap`, `torch.compile`), everywhere, with equal results.
 """
@@ -20,8 +20,9 @@ from torch import Tensor, nn
 
 from raffia.algorithms.ilql.config import ILQLLossConfig
 from raffia.algorithms.ilql.model import ILQLModel, ILQLTarget, make_target
-from raffia.algorithms.ilql.slots import Slots
+from raffia.algorithms.ilql.slots import Masks, Slots, masks_of
 from raffia.algorithms.ilql.terms import (
+    advantage_weights,
     bellman_target,
     cql_loss,
     dm_loss,
@@ -29,9 +30,9 @@ from raffia.algorithms.ilql.terms import (
     monte_carlo_returns,
     q_loss,
     token_loss,
+    token_weights,
     v_loss,
 )
-from raffia.algorithms.ilql.token_weights import Masks, advantage_weights, masks_of, token_weights
 from raffia.functional.losses import masked_mean
 from raffia.functional.trees import is_traced
 from raffia.lm.model import LanguageModel

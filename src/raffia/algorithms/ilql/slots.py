@@ -1,16 +1,51 @@
-"""Which entries of a batch are computed: the chosen ones, or all where shapes are fixed.
+"""Which slots of a batch count, and which are computed: those alone, or all of a fixed shape.
 
-Legend: B rows, K entries of a row, M computed entries, T tokens of a row, d of a hidden state.
+Legend: B rows, A actions of a row, K entries of a row, M computed entries, T tokens of a row, d
+numbers of a hidden state.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-__all__ = ["Slots"]
+__all__ = ["Masks", "Slots", "masks_of"]
+
+
+class Masks(NamedTuple):
+    """Which slots count: bool [B, A] each, the same unless the published ones are asked for.
+
+    >>> real = torch.tensor([[True, False]])
+    >>> Masks(real, real).values is real
+    True
+    """
+
+    values: Tensor  # for the losses of V and Q
+    weights: Tensor  # for the policy
+
+
+def masks_of(
+    action_mask: Tensor,  # bool [B, A], real actions
+    terminals: Tensor,  # bool [B, A + 1], True where padded
+    kind: Literal["strict", "published"] = "strict",
+) -> Masks:
+    """Real actions; or what the paper's code takes for them.
+
+    There a slot counts for the values if it is not marked terminal, which lets in one slot of
+    padding of each row that did not end; and a row without actions has a weight in its first slot.
+
+    >>> real = torch.tensor([[True, False, False]])
+    >>> unfinished = torch.tensor([[False, False, True, True]])
+    >>> masks_of(real, unfinished, "published")
+    Masks(values=tensor([[ True,  True, False]]), weights=tensor([[ True, False, False]]))
+    """
+    if kind == "strict":
+        return Masks(action_mask, action_mask)
+    first = torch.arange(action_mask.shape[1], device=action_mask.device) == 0
+    without = ~action_mask.any(1, keepdim=True)
+    return Masks(~terminals[:, :-1], action_mask | (first & without))
 
 
 class Slots(NamedTuple):

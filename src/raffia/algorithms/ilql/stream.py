@@ -8,12 +8,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from raffia.algorithms.ilql.generate import chooser, forbid, marks_of
+from raffia.algorithms.ilql.generate import chooser
 from raffia.algorithms.ilql.model import ILQLModel, ILQLTarget
 from raffia.algorithms.ilql.model_scorer import ModelScorer, evaluating
 from raffia.lm.decoding.config import DecodeConfig
 from raffia.lm.decoding.generations import Stop
-from raffia.lm.decoding.scorer import Needs, check_prompts
+from raffia.lm.decoding.request import Request
 from raffia.lm.decoding.steps import token_steps
 from raffia.lm.tokenizers.tokenizer import Tokenizer
 
@@ -65,29 +65,23 @@ def stream(
             f"num_generations={config.num_generations} and rerank={config.rerank!r} are of several "
             "texts, and a stream is one: use generate, or num_generations=1 and rerank=None"
         )
-    stop, pad_token = marks_of(tokenizer, stop, pad_token)
-    scorer = ModelScorer(model, target)
-    check_prompts([prompt], scorer)
-    return _stream(scorer, prompt, config, generator, stop or Stop(), pad_token)
+    request = Request.of(
+        *(ModelScorer(model, target), [prompt], config),
+        tokenizer=tokenizer,
+        stop=stop,
+        pad_token=pad_token,
+    )
+    return _stream(model, target, request, generator)
 
 
 def _stream(
-    scorer: ModelScorer,
-    prompt: Sequence[int],
-    config: DecodeConfig,
+    model: ILQLModel,
+    target: ILQLTarget | None,
+    request: Request,
     generator: torch.Generator | None,
-    stop: Stop,
-    pad_token: int | None,
 ) -> Iterator[StreamedToken]:
-    forbidden = forbid(pad_token, scorer)
-    choose = chooser(*(scorer, [prompt], config, 1, generator), stop=stop, forbidden=forbidden)
-    steps = token_steps(
-        *(scorer, [prompt], config, choose),
-        needs=Needs.of(config),
-        stop=stop,
-        forbidden=forbidden,
-    )
-    with evaluating(scorer.model, scorer.target):
+    steps = token_steps(request, chooser(request, generator))
+    with evaluating(model, target):
         for step in steps:
             yield StreamedToken(
                 token=int(step.token),

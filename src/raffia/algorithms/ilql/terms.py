@@ -1,4 +1,4 @@
-"""The terms of ILQL's loss, as pure functions of what was gathered at the actions.
+"""The terms of ILQL's loss and the weights of tokens, as pure functions.
 
 Legend: B rows, A actions of a row, T tokens of a row, V tokens of the vocabulary; [*] any shape,
 the same for all arguments of a call. A mask is True where a slot counts; the sums are divided by
@@ -19,6 +19,7 @@ from raffia.functional.losses import conservative_loss, expectile_loss, margin_l
 from raffia.functional.returns import discounted_sum
 
 __all__ = [
+    "advantage_weights",
     "bellman_target",
     "cql_loss",
     "dm_loss",
@@ -26,6 +27,7 @@ __all__ = [
     "monte_carlo_returns",
     "q_loss",
     "token_loss",
+    "token_weights",
     "v_loss",
 ]
 
@@ -169,3 +171,55 @@ def token_loss(
     """
     # CQL's term at temperature 1 is this cross entropy, with logits for values
     return masked_mean(weight.detach() * conservative_loss(logits, token), mask, count)
+
+
+def advantage_weights(
+    advantage: Tensor,  # [*], target Q - V
+    beta: Tensor | float,
+    *,
+    exp_weights: bool = True,
+    clip_weight: float | None = None,
+) -> Tensor:  # [*]
+    """How much an action counts by how much better than expected it was; no gradient flows on.
+
+        w = exp(beta A),  or  beta where A > 0 and 1 - beta elsewhere
+
+    >>> advantage = torch.tensor([-1.0, 0.0, 2.0])
+    >>> advantage_weights(advantage, 1.0, clip_weight=5.0)
+    tensor([0.3679, 1.0000, 5.0000])
+    >>> advantage_weights(advantage, 0.75, exp_weights=False)
+    tensor([0.2500, 0.2500, 0.7500])
+    """
+    advantage = advantage.detach()
+    if exp_weights:
+        weights = (beta * advantage).exp()
+    else:
+        better = (advantage > 0).to(advantage.dtype)
+        weights = beta * better + (1 - beta) * (1 - better)
+    return weights if clip_weight is None else weights.clamp_max(clip_weight)
+
+
+def token_weights(
+    weights: Tensor,  # [B, A], of the actions
+    mask: Tensor,  # bool [B, A]; in each row, slots that count come before those that do not
+    first: Tensor,  # int64 [B, A], position whose next token is the first of the action
+    last: Tensor,  # int64 [B, A], ... the last one; the same where an action is one token
+    num_positions: int,  # T
+    transition_weight: float = 0.0,
+) -> Tensor:  # [B, T], of the token behind each position
+    """The weights of actions on all of their tokens, and `transition_weight` on the others.
+
+    Actions do not overlap and are in the order of their positions.
+
+    >>> weights, mask = torch.tensor([[2.0, 3.0, 9.0]]), torch.tensor([[True, True, False]])
+    >>> first, last = torch.tensor([[1, 4, 0]]), torch.tensor([[2, 4, 0]])
+    >>> token_weights(weights, mask, first, last, num_positions=6, transition_weight=0.5)
+    tensor([[0.5000, 2.0000, 2.0000, 0.5000, 3.0000, 0.5000]])
+    """
+    positions = torch.arange(num_positions, device=weights.device)
+    start = torch.where(mask, first, num_positions)  # what does not count starts behind the end
+    starts = torch.zeros_like(start[:, :1]).expand(-1, num_positions + 1).scatter(1, start, 1)
+    action = starts[:, :-1].cumsum(1) - 1  # the latest one that has started
+    slot = action.clamp_min(0)
+    within = (action >= 0) & (positions <= last.gather(1, slot))
+    return torch.where(within, weights.gather(1, slot), transition_weight)

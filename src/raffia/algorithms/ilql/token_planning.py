@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from raffia.functional.draws import child_seed, seeded_gumbel
-from raffia.lm.decoding.config import DecodeConfig, TokenPlanConfig
-from raffia.lm.decoding.generations import Stop
+from raffia.lm.decoding.config import TokenPlanConfig
+from raffia.lm.decoding.request import Request
 from raffia.lm.decoding.scorer import Choice, Rows
 from raffia.lm.decoding.steps import Choose, Moment
 from raffia.search.outputs import RecurrentOutput, RootOutput
@@ -23,25 +23,24 @@ __all__ = ["TextModel", "planned"]
 
 
 def planned(
-    config: DecodeConfig,
-    stop: Stop,
-    forbidden: Tensor | None,  # [V]: 0, and -inf for tokens that never come
+    request: Request,
     seeds: Tensor,  # int64 [N], of the noise of each text
 ) -> Choose:
     """Chooses tokens by a search.
 
     Source of the searches: Danihelka et al. (2022), Schrittwieser et al. (2020).
 
-    >>> planned(DecodeConfig(), Stop(), None, torch.tensor([3])).__name__
+    >>> from raffia.lm.decoding.config import DecodeConfig
+    >>> planned(Request(None, [], DecodeConfig()), torch.tensor([3])).__name__
     'choose'
     """
 
     def choose(now: Moment) -> Tensor:
-        text_model = TextModel(now.rows, config, stop, forbidden)
+        text_model = TextModel(now.rows, request)
         root = text_model.root(now.choice)
         step = torch.full_like(now.text, now.step)
         gumbel = seeded_gumbel(child_seed(seeds[now.text], step), root.prior_logits.shape[1])
-        return _search(root, text_model, config.plan, gumbel).action
+        return _search(root, text_model, request.config.plan, gumbel).action
 
     return choose
 
@@ -77,16 +76,9 @@ class TextModel:
     '__call__'
     """
 
-    def __init__(
-        self,
-        rows: Rows,
-        config: DecodeConfig,
-        stop: Stop,
-        forbidden: Tensor | None,
-    ) -> None:
-        self.rows, self.config, self.plan = rows, config, config.plan
-        self.stop, self.forbidden = stop, forbidden
-        self.depth = max(1, min(config.plan.max_depth, rows.room))
+    def __init__(self, rows: Rows, request: Request) -> None:
+        self.rows, self.request, self.plan = rows, request, request.config.plan
+        self.depth = max(1, min(self.plan.max_depth, rows.room))
 
     def root(self, choice: Choice) -> RootOutput:
         """The text so far."""
@@ -112,12 +104,12 @@ class TextModel:
         path = embedding["path"].scatter(1, at.clamp_max(self.depth - 1), token.unsqueeze(-1))
         length = (embedding["length"] + 1).clamp_max(self.depth)
         outputs = self.rows.ahead(embedding["row"], path[:, : int(length.max())], length)
-        choice = Choice.of(outputs, self.config, self.forbidden)
+        choice = self.request.choice(outputs)
         logits, tokens, q = self._candidates(choice)
         of_token = (embedding["q"] * (embedding["tokens"] == token.unsqueeze(-1))).sum(-1)
         assert choice.v is not None
         v = choice.v.float()
-        ended = self.stop.ended_by_token(token)
+        ended = self.request.stop.ended_by_token(token)
         reward = torch.zeros_like(v)
         if self.plan.inner_reward == "implied":
             reward = of_token - self.plan.discount * v

@@ -5,34 +5,27 @@ Shapes: P prompts, W beams of each, M live beams of all, V tokens of the vocabul
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from raffia.lm.decoding.config import DecodeConfig
-from raffia.lm.decoding.generations import Generations, Stop
-from raffia.lm.decoding.scorer import Choice, Needs, Scorer
-from raffia.lm.decoding.steps import limits_of
+from raffia.lm.decoding.generations import Generations
+from raffia.lm.decoding.request import Request
+from raffia.lm.decoding.scorer import Choice, Needs
 
 __all__ = ["Beams", "beam_search", "extended", "most_likely"]
 
 
-def beam_search(
-    scorer: Scorer,
-    prompts: Sequence[Sequence[int]],  # P
-    config: DecodeConfig,
-    *,
-    stop: Stop,
-    forbidden: Tensor | None = None,  # [V]: 0, and -inf for tokens that never come
-) -> Generations:
+def beam_search(request: Request) -> Generations:
     """`config.num_beams` texts for each prompt, from the likeliest on.
 
     Beams compete on the sum of the perturbed log-probabilities. Complete texts keep their slot
     among the beams as long as they are among the best, and cost nothing more; sums only fall, so
     that a prompt whose beams are all complete is done.
 
+    >>> from raffia.lm.decoding.config import DecodeConfig
+    >>> from raffia.lm.decoding.generations import Stop
     >>> from raffia.lm.decoding.scorer import NextToken
     >>> class Constant:  # whatever the text, token 2 is likelier than 1
     ...     vocab_size, block_size, device = 3, 3, torch.device("cpu")
@@ -44,19 +37,19 @@ def beam_search(
     ...     def reorder(self, rows):
     ...         pass
     >>> config = DecodeConfig(num_beams=2, include_adv=False)
-    >>> found = beam_search(Constant(), [[0]], config, stop=Stop(tokens=(1,)))
+    >>> found = beam_search(Request(Constant(), [[0]], config, Stop(tokens=(1,))))
     >>> found.tokens, found.log_prob.exp()
     ([[[2, 2], [1]]], tensor([[0.4900, 0.3000]]))
     """
-    width, device = config.num_beams or 1, scorer.device
-    limits = limits_of(scorer, prompts, config).repeat_interleave(width).to(device)
+    width, stop = request.config.num_beams or 1, request.stop
+    limits = request.limits(copies=width)
     most = int(limits.max())
-    rows, outputs = scorer.start(prompts, Needs.of(config), most)
-    live = torch.zeros(len(limits), dtype=torch.bool, device=device)
+    rows, outputs = request.scorer.start(request.prompts, Needs.of(request.config), most)
+    live = torch.zeros(len(limits), dtype=torch.bool, device=limits.device)
     live[::width] = True  # at first the other beams would be the same one again
     beams: Beams | None = None
     for step in range(most):
-        choice = Choice.of(outputs, config, forbidden)
+        choice = request.choice(outputs)
         if beams is None:
             beams = Beams.begin(len(limits), most, choice, live)
         slots = live.nonzero().squeeze(-1)

@@ -14,7 +14,7 @@ from torch import Tensor
 from raffia.lm.decoding.config import DecodeConfig
 from raffia.lm.decoding.perturb import perturb
 
-__all__ = ["Choice", "Needs", "NextToken", "Rows", "Scorer", "check_prompts"]
+__all__ = ["Choice", "Needs", "NextToken", "Rows", "Scorer"]
 
 
 class Needs(NamedTuple):
@@ -192,35 +192,3 @@ class Choice(NamedTuple):
 
 def _at(scores: Tensor, token: Tensor) -> Tensor:
     return scores.gather(-1, token.unsqueeze(-1)).squeeze(-1)
-
-
-def check_prompts(prompts: Sequence[Sequence[int]], scorer: Scorer) -> None:
-    """Refuse prompts without tokens, with unknown tokens, or without room for an answer.
-
-    >>> from types import SimpleNamespace
-    >>> check_prompts([[1, 7]], SimpleNamespace(vocab_size=5, block_size=16))
-    Traceback (most recent call last):
-    ...
-    ValueError: prompt 0 holds token 7, and the model's vocabulary has 5 tokens, 0..4: encode it
-    with the tokenizer that the model was trained with
-    """
-    for number, prompt in enumerate(prompts):
-        if not len(prompt):
-            raise ValueError(
-                f"prompt {number} has no tokens: begin with at least one, for example the "
-                "tokenizer's bos_token_id"
-            )
-        least, most = min(prompt), max(prompt)
-        if least < 0 or most >= scorer.vocab_size:
-            wrong = least if least < 0 else most
-            raise ValueError(
-                f"prompt {number} holds token {wrong}, and the model's vocabulary has "
-                f"{scorer.vocab_size} tokens, 0..{scorer.vocab_size - 1}: encode it with the "
-                "tokenizer that the model was trained with"
-            )
-        if len(prompt) >= scorer.block_size:
-            raise ValueError(
-                f"prompt {number} has {len(prompt)} tokens and the model's context "
-                f"{scorer.block_size}, which leaves no room for an answer: keep the last ones, "
-                f"prompt[-{scorer.block_size // 2}:], or take a model with a larger block_size"
-            )

@@ -12,11 +12,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from raffia.lm.decoding.config import DecodeConfig
-from raffia.lm.decoding.generations import Generations, Stop
-from raffia.lm.decoding.scorer import Choice, Needs, Rows, Scorer
+from raffia.lm.decoding.generations import Generations
+from raffia.lm.decoding.request import Request
+from raffia.lm.decoding.scorer import Choice, Needs, Rows
 
-__all__ = ["Choose", "Moment", "Step", "gathered", "limits_of", "token_steps"]
+__all__ = ["Choose", "Moment", "Step", "gathered", "token_steps"]
 
 
 class Moment(NamedTuple):
@@ -55,19 +55,13 @@ class Step(NamedTuple):
     done: Tensor  # bool [R]: stopped, or at the limit
 
 
-def token_steps(
-    scorer: Scorer,
-    prompts: Sequence[Sequence[int]],  # P
-    config: DecodeConfig,
-    choose: Choose,
-    *,
-    needs: Needs,
-    stop: Stop,
-    num_generations: int = 1,  # G; the texts of a prompt are adjacent
-    forbidden: Tensor | None = None,  # [V]: 0, and -inf for tokens that never come
-) -> Iterator[Step]:
-    """The steps of all texts until they are complete. Each prompt is read once.
+def token_steps(request: Request, choose: Choose) -> Iterator[Step]:
+    """The steps of all texts until they are complete; each prompt is read once.
 
+    The texts of a prompt, as many as `num_generations` says, are adjacent.
+
+    >>> from raffia.lm.decoding.config import DecodeConfig
+    >>> from raffia.lm.decoding.generations import Stop
     >>> from raffia.lm.decoding.scorer import NextToken
     >>> class Parrot:  # wants the last token again, and has nothing to remember
     ...     vocab_size, block_size, device = 5, 4, torch.device("cpu")
@@ -80,16 +74,15 @@ def token_steps(
     ...         pass
     >>> config = DecodeConfig(include_adv=False)
     >>> best = lambda now: now.choice.log_probs.argmax(-1)
-    >>> steps = token_steps(Parrot(), [[3], [4]], config, best,
-    ...                     needs=Needs.of(config), stop=Stop(tokens=(4,)))
+    >>> steps = token_steps(Request(Parrot(), [[3], [4]], config, Stop(tokens=(4,))), best)
     >>> [(step.text.tolist(), step.token.tolist()) for step in steps]
     [([0, 1], [3, 4]), ([0], [3]), ([0], [3])]
     """
-    device = scorer.device
-    limits = limits_of(scorer, prompts, config).repeat_interleave(num_generations).to(device)
-    most = int(limits.max())
+    stop, num_generations = request.stop, request.config.num_generations
+    limits = request.limits(copies=num_generations)
+    most, device = int(limits.max()), limits.device
     ends = set(limits.tolist())  # where texts come to their limits
-    rows, outputs = scorer.start(prompts, needs, most)
+    rows, outputs = request.scorer.start(request.prompts, Needs.of(request.config), most)
     text = torch.arange(len(limits), device=device)
     if num_generations > 1:
         prompt_of = text // num_generations
@@ -97,7 +90,7 @@ def token_steps(
         outputs = outputs.at(prompt_of)
     texts = torch.empty((len(limits), most), dtype=torch.int64, device=device)
     for step in range(most):
-        choice = Choice.of(outputs, config, forbidden)
+        choice = request.choice(outputs)
         token = choose(Moment(choice, rows, text, step))
         stopped = torch.zeros_like(token, dtype=torch.bool)
         if stop.condition is not None:
@@ -154,19 +147,3 @@ def gathered(steps: Sequence[Step], num_prompts: int, num_generations: int = 1) 
         advantage=total("advantage"),
         value=None if value is None else value[last].view(shape),
     )
-
-
-def limits_of(
-    scorer: Scorer,
-    prompts: Sequence[Sequence[int]],  # P
-    config: DecodeConfig,
-) -> Tensor:  # int64 [P]
-    """How many tokens each prompt may be answered with.
-
-    >>> from types import SimpleNamespace
-    >>> model = SimpleNamespace(block_size=16)
-    >>> limits_of(model, [[1], [1] * 12], DecodeConfig(max_new_tokens=10))
-    tensor([10,  4])
-    """
-    room = torch.tensor([scorer.block_size - len(prompt) for prompt in prompts])
-    return room if config.max_new_tokens is None else room.clamp_max(config.max_new_tokens)

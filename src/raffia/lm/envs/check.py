@@ -8,7 +8,6 @@ In a test of your own:
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -16,6 +15,7 @@ from typing import Any
 
 from raffia.envs.check import Report, report_of
 from raffia.envs.check_play import ContractError, ContractNote
+from raffia.lm.data.utterances import check_sequence
 from raffia.lm.envs.contract import Language_Environment, Language_Observation, Utterance
 from raffia.lm.envs.draws import Draws
 from raffia.lm.tokenizers.tokenizer import Tokenizer
@@ -131,21 +131,12 @@ def _check_utterances(subject: Subject) -> str:
                     f"terminal is {terminal!r} {step.where}",
                     "let to_sequence() give (utterances, terminal), terminal being True or False",
                 )
-            for utterance in utterances:
-                _require_utterance(utterance, step.where)
+            try:
+                check_sequence(utterances, terminal)
+            except ValueError as error:
+                what, _, fix = str(error).partition("; ")
+                raise ContractError(f"{what} {step.where}", fix) from None
     return "pairs of a text and a reward or None"
-
-
-def _require_utterance(utterance: Any, where: str) -> None:
-    fix = 'make each utterance ("text", reward), or ("text", None) for one of the environment'
-    if not isinstance(utterance, tuple | list) or len(utterance) != 2:
-        raise ContractError(f"an utterance is {utterance!r} {where}", fix)
-    text, reward = utterance
-    is_number = isinstance(reward, int | float) and not isinstance(reward, bool)
-    if not isinstance(text, str) or not (reward is None or is_number):
-        raise ContractError(f"an utterance is {utterance!r} {where}", fix)
-    if reward is not None and not math.isfinite(reward):
-        raise ContractError(f"the reward of {text!r} is {reward} {where}", "give finite rewards")
 
 
 def _check_growth(subject: Subject) -> str:

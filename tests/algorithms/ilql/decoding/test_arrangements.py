@@ -4,13 +4,14 @@ import pytest
 import torch
 
 from raffia.algorithms.ilql.config import ILQLModelConfig, TrunkConfig
-from raffia.algorithms.ilql.generate import forbid, generate
+from raffia.algorithms.ilql.generate import generate
 from raffia.algorithms.ilql.model import ILQLModel, make_target
 from raffia.algorithms.ilql.model_scorer import ModelScorer
 from raffia.lm.decoding.beam import beam_search
 from raffia.lm.decoding.config import DecodeConfig
 from raffia.lm.decoding.generations import Stop
 from raffia.lm.decoding.perturb import perturb
+from raffia.lm.decoding.request import Request
 from raffia.lm.lora import add_lora
 
 PAD, STOP = 0, Stop(tokens=(3, 7))
@@ -116,7 +117,7 @@ def test_a_beam_of_one_is_greedy_and_more_beams_are_batched_as_alone(names):
     scorer = ModelScorer(model, target)
     for config in CONFIGS.values():
         with torch.no_grad():
-            beam = beam_search(scorer, PROMPTS, config, stop=STOP, forbidden=forbid(PAD, scorer))
+            beam = beam_search(Request.of(scorer, PROMPTS, config, stop=STOP, pad_token=PAD))
         greedy = generate(model, target, PROMPTS, config, stop=STOP, pad_token=PAD)
         assert beam.tokens == greedy.tokens
         torch.testing.assert_close(beam.log_prob, greedy.log_prob)

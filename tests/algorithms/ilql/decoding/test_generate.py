@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from raffia.algorithms.ilql.config import ILQLModelConfig, TrunkConfig
-from raffia.algorithms.ilql.generate import decode, forbid, generate
+from raffia.algorithms.ilql.generate import decode, generate
 from raffia.algorithms.ilql.model import ILQLModel, make_target
 from raffia.algorithms.ilql.model_scorer import ModelScorer
 from raffia.algorithms.ilql.stream import stream
-from raffia.lm.decoding.beam import beam_search
 from raffia.lm.decoding.config import DecodeConfig
 from raffia.lm.decoding.generations import Stop
+from raffia.lm.decoding.request import Request
 from raffia.lm.decoding.sampling import draw_tokens, drawing
 from raffia.lm.decoding.scorer import Choice, Needs
 from raffia.lm.decoding.steps import Moment
@@ -65,7 +65,7 @@ def test_cached_equals_reading_all_anew(oracle, uncached, name):
         stop=STOP,
         pad_token=PAD,
     )
-    anew = decode(uncached, PROMPTS, config, generator=draws(), stop=STOP, pad_token=PAD)
+    anew = decode(Request.of(uncached, PROMPTS, config, stop=STOP, pad_token=PAD), draws())
     assert_same(cached, anew)
     lengths = {len(text) for texts in cached.tokens for text in texts}
     assert len(lengths) > 1  # the texts ended at unlike times
@@ -128,19 +128,6 @@ def test_prompts_of_unlike_length_fill_the_context_each_by_itself(num_beams):
         alone = generate(model, target, [prompt], config, generator=one_by_one)
         assert alone.tokens[0] == batch.tokens[number]
         torch.testing.assert_close(alone.log_prob[0], batch.log_prob[number], rtol=0, atol=1e-9)
-
-
-@pytest.mark.parametrize("number", range(18))
-def test_a_beam_of_one_is_greedy(oracle, number):
-    case = oracle.decode[number]
-    options = {"temperature" if k == "temp" else k: v for k, v in case["options"].items()}
-    config = DecodeConfig(**options, num_beams=1, max_new_tokens=8)
-    scorer = ModelScorer(oracle.model, oracle.target)
-    greedy = decode(scorer, [case["prompt"], [33]], config, stop=STOP, pad_token=PAD)
-    beam = beam_search(
-        scorer, [case["prompt"], [33]], config, stop=STOP, forbidden=forbid(PAD, scorer)
-    )
-    assert_same(greedy, beam)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -215,7 +202,7 @@ def test_passes_for_six_tokens(arrangement, options, passes):
             module.ln_f.register_forward_hook(count)
     scorer = Counting(model.eval(), target)
     config = DecodeConfig(**options, max_new_tokens=6)
-    decode(scorer, [[1, 2, 3]], config, generator=draws())
+    decode(Request(scorer, [[1, 2, 3]], config), draws())
     assert sum(run.values()) == scorer.rows.num_passes == passes
 
 
@@ -223,7 +210,7 @@ def test_passes_for_six_tokens(arrangement, options, passes):
 def test_complete_texts_leave_the_batch(oracle, name):
     scorer = Counting(oracle.model, oracle.target)
     config = CONFIGS[name]
-    said = decode(scorer, PROMPTS, config, generator=draws(), stop=STOP, pad_token=PAD)
+    said = decode(Request.of(scorer, PROMPTS, config, stop=STOP, pad_token=PAD), draws())
     assert scorer.num_rows[-1] < max(scorer.num_rows)
     if name == "sample":
         lengths = [len(text) for text in said.best()]
@@ -233,8 +220,8 @@ def test_complete_texts_leave_the_batch(oracle, name):
 
 def test_several_generations_read_the_prompt_once(oracle):
     scorer = Counting(oracle.model, oracle.target)
-    config = DecodeConfig(max_new_tokens=3)
-    said = decode(scorer, [[33, 4], [32]], config, generator=draws(), num_generations=4)
+    config = DecodeConfig(max_new_tokens=3, num_generations=4)
+    said = decode(Request(scorer, [[33, 4], [32]], config), draws())
     assert scorer.num_rows == [2, 8, 8]
     assert len({tuple(text) for text in said.tokens[0]}) > 1
 

@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from raffia.algorithms.ilql.generate import forbid, generate
+from raffia.algorithms.ilql.generate import generate
 from raffia.algorithms.ilql.model_scorer import ModelScorer
 from raffia.lm.decoding.config import DecodeConfig
+from raffia.lm.decoding.request import forbid
 from raffia.lm.decoding.scorer import Choice, Needs
 
 PAD, END = 29, 30

@@ -12,6 +12,7 @@ from raffia.lm import SPECIAL_TOKENS, WordTokenizer
 from raffia.lm.data.dialogue import Dialogue
 from raffia.lm.decoding.config import DecodeConfig, TokenPlanConfig
 from raffia.lm.decoding.generations import Stop
+from raffia.lm.decoding.request import Request
 from raffia.lm.decoding.scorer import Choice, Needs, NextToken
 from raffia.lm.decoding.steps import gathered, token_steps
 
@@ -61,7 +62,7 @@ def test_what_the_search_is_told(oracle):
     scorer = ModelScorer(oracle.model, oracle.target)
     rows, said = scorer.start([[33, 4]], ALL, 12)
     config = DecodeConfig(adv_weight=2.0, plan=TokenPlanConfig(num_candidates=4, max_depth=3))
-    model = TextModel(rows, config, Stop(tokens=(END,)), None)
+    model = TextModel(rows, Request(scorer, [], config, Stop(tokens=(END,))))
     root = model.root(Choice.of(said, config, None))
     best = Choice.of(said, config, None).log_probs.topk(4)
     assert torch.equal(root.actions, best.indices)
@@ -78,7 +79,7 @@ def test_the_end_of_an_utterance_is_worth_its_q_and_ends_the_branch(oracle):
     scorer = ModelScorer(oracle.model, oracle.target)
     rows, said = scorer.start([[33, 4]], ALL, 12)
     config = DecodeConfig(plan=TokenPlanConfig(num_candidates=35))
-    model = TextModel(rows, config, Stop(tokens=(END,)), None)
+    model = TextModel(rows, Request(scorer, [], config, Stop(tokens=(END,))))
     root = model.root(Choice.of(said, config, None))
     output, _ = model(root.embedding, torch.tensor([END]))
     assert output.reward.item() == pytest.approx(said.target_q[0, END].item(), rel=1e-6)
@@ -145,14 +146,16 @@ class Table:
 @pytest.mark.parametrize("policy", ["gumbel", "muzero"])
 def test_a_plan_finds_what_one_step_does_not(policy):
     plan = TokenPlanConfig(num_simulations=40, num_candidates=4, policy=policy, discount=1.0)
-    config, stop = DecodeConfig(max_new_tokens=5, plan=plan), Stop(tokens=(3,))
+    config = DecodeConfig(max_new_tokens=5, plan=plan)
 
     def text(choose):
-        steps = token_steps(Table(), [[0]], config, choose, needs=ALL, stop=stop)
+        steps = token_steps(Request(Table(), [[0]], config, stop), choose)
         return gathered(list(steps), 1).best()[0]
 
+    stop = Stop(tokens=(3,))
+    request = Request(Table(), [[0]], config, stop)
     assert text(lambda now: now.choice.log_probs.argmax(-1))[0] == 0
-    assert text(planned(config, stop, None, torch.tensor([1]))) == [1, 2, 3]
+    assert text(planned(request, torch.tensor([1]))) == [1, 2, 3]
 
 
 def test_the_look_ahead_ends_where_the_context_does(oracle):
