@@ -317,6 +317,16 @@ SETTINGS = {
     "evaluators.join_after": (
         "tests/recipes/test_evaluators.py::test_a_target_ends_the_run_when_it_is_joined"
     ),
+    "learners.num": (
+        "tests/recipes/test_efficientzero_learners.py::test_two_processes_learn_the_bits_of_two_parts"
+    ),
+    "learners.sums": (
+        "tests/recipes/test_efficientzero_learners.py"
+        "::test_sums_in_order_are_those_of_any_number_of_parts"
+    ),
+    "learners.state": (
+        "tests/recipes/test_efficientzero_learners.py::test_what_processes_can_not_share_is_refused"
+    ),
     "evaluators.cpus": (
         "tests/recipes/test_evaluators.py::test_the_settings_of_evaluators_get_there"
     ),

@@ -19,6 +19,7 @@ from raffia.recipes.scale_config import (
     ActorsConfig,
     EngineConfig,
     EvaluatorsConfig,
+    LearnersConfig,
     ReanalyzersConfig,
 )
 
@@ -50,6 +51,7 @@ MAY_CHANGE = (
     "reanalyzers.cpus",
     "reanalyzers.gpus",
     "evaluators.",
+    "learners.",
 )
 
 
@@ -149,6 +151,7 @@ class EfficientZeroRun(EfficientZeroConfig):
     actors: ActorsConfig = field(default_factory=ActorsConfig)
     reanalyzers: ReanalyzersConfig = field(default_factory=ReanalyzersConfig)
     evaluators: EvaluatorsConfig = field(default_factory=EvaluatorsConfig)
+    learners: LearnersConfig = field(default_factory=LearnersConfig)
     compile: bool = False  # torch.compile the gradients; pays on a GPU
 
     def __post_init__(self) -> None:
@@ -163,6 +166,7 @@ class EfficientZeroRun(EfficientZeroConfig):
 
         self._check_population()
         self._check_shards()
+        self._check_learners()
         if self.actors.num and self.env.num_envs % self.actors.num:
             raise ValueError(
                 f"actors.num={self.actors.num} actors share env.num_envs={self.env.num_envs} "
@@ -208,6 +212,28 @@ class EfficientZeroRun(EfficientZeroConfig):
                 f"shards each: take reanalyzers.num={size}, or a number that divides it or is "
                 "divided by it"
             )
+
+    def _check_learners(self) -> None:
+        num, batch_size = self.learners.num, self.replay.batch_size
+        if num == 1:
+            return
+        if batch_size % num:
+            raise ValueError(
+                f"replay.batch_size={batch_size} can't be shared evenly by learners.num={num} "
+                f"processes: take replay.batch_size={(batch_size // num + 1) * num}"
+            )
+        for what, is_so in (
+            (f"device={self.device}", self.device != "cpu"),
+            ("compile=True", self.compile),
+            (f"population.size={self.population.size}", self.population.size > 1),
+            ("learners.state=sharded", self.learners.state == "sharded"),
+        ):
+            if is_so:
+                raise ValueError(
+                    f"learners.num={num} processes compute on the CPU, of one agent, whose state "
+                    f"each holds whole, and without torch.compile; and {what}: leave one of the "
+                    "two out"
+                )
 
     def _check_population(self) -> None:
         size, num_envs = self.population.size, self.env.num_envs

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from raffia.algorithms.efficientzero.actor import act, act_at_random
 from raffia.algorithms.efficientzero.learner import ModelFactory
+from raffia.distributed.data_parallel import DataParallel
 from raffia.distributed.engine import Engine, InlineEngine, Needs, Workers
 from raffia.envs.env import BatchEnv, EnvSpec
 from raffia.envs.make import make_env, require_batch
@@ -40,6 +41,7 @@ from raffia.recipes.efficientzero.config import EfficientZeroRun
 from raffia.recipes.efficientzero.data import Replays
 from raffia.recipes.efficientzero.evaluation import EpisodeFilms, Evaluator, MakeEnv, save_tree
 from raffia.recipes.efficientzero.evaluators import EvaluateRole, episodes_of
+from raffia.recipes.efficientzero.followers import make_followers
 from raffia.recipes.efficientzero.reanalyzers import (
     BatchMaking,
     ReanalyzeRole,
@@ -105,6 +107,9 @@ class EfficientZeroExperiment(Experiment):
             if self._engine is not None:
                 opened.callback(self._engine.close)
             self._make_parts(networks)
+            if config.learners.num > 1:
+                self._share_batches()
+                opened.callback(self.followers.close)
             if isinstance(self.collector, Turns):
                 opened.callback(self.collector.close)
                 view.message(describe_actors(config))
@@ -159,16 +164,23 @@ class EfficientZeroExperiment(Experiment):
                 check=self._check_step,
             )
 
+    def _share_batches(self) -> None:
+        """Have other processes take their parts of each batch."""
+        self.followers = make_followers(self.config)
+        self.learner = DataParallel(self.learner, self.followers)
+        self.view.message(f"{self.config.learners.num} processes share each batch")
+
     def _require_engine(self, networks: ModelFactory | None) -> None:
         """Make the engine of the run's workers, if it has any."""
         config = self.config
         kinds = ("actors", "reanalyzers", "evaluators")
         used = [name for name in kinds if getattr(config, name).play_elsewhere]
-        if used and (networks is not None or not self._is_default_env):
+        others = [*used, *(["learners"] if config.learners.num > 1 else [])]
+        if others and (networks is not None or not self._is_default_env):
             raise ValueError(
-                f"{used[0]}.* with a make_env or networks of your own: {used[0]} are made from the "
-                "config alone. Register the environment with Gymnasium and name it in env.id, or "
-                f"leave {used[0]}.* as they are"
+                f"{others[0]}.* with a make_env or networks of your own: {others[0]} are made from "
+                "the config alone. Register the environment with Gymnasium and name it in env.id, "
+                f"or leave {others[0]}.* as they are"
             )
         self._engine = make_engine(config.engine, self.view.message) if used else None
         if self._engine is not None:
