@@ -1,8 +1,8 @@
 """A Ray cluster of several machines on this one: they, the head or room go away, or do not fit.
 
-python -m tests.recipes.ray_machines machines|head|room|unfit FOLDER prints one line of JSON. A
-program of its own: Ray keeps one cluster in a process, and writes down where it is for the whole
-machine.
+python -m tests.recipes.ray_machines workers|machines|head|room|unfit FOLDER prints one line of
+JSON. A program of its own: Ray keeps one cluster in a process, and writes down where it is for the
+whole machine.
 """
 
 import json
@@ -97,6 +97,24 @@ def machines(folder):
             os.kill(pid, signal.SIGKILL)
     cluster.shutdown()
     return {"digest": found, "num_killed": len(set(kills.killed)), "longest": kills.longest}
+
+
+def workers(folder):
+    """Twenty workers are killed, each after an answer of its own."""
+    take, killed, num_taken = RayWorker.take, [], 0
+
+    def take_and_kill(worker, seconds):
+        nonlocal num_taken
+        answer = take(worker, seconds)
+        num_taken += 1
+        if num_taken % 2 == 0 and len(killed) < 20:
+            os.kill(worker.pid, signal.SIGKILL)
+            killed.append(worker.pid)
+        return answer
+
+    RayWorker.take = take_and_kill
+    there = dict(actors__num=2, actors__cpus=0.5, engine__name="ray")
+    return {"digest": trained(AHEAD, folder, **there), "num_killed": len(set(killed))}
 
 
 def head(folder):

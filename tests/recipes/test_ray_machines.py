@@ -52,6 +52,12 @@ def on_a_cluster(tmp_path):
                     pass  # it has ended
 
 
+def test_workers_that_are_killed_change_nothing(plain, on_a_cluster):
+    found = on_a_cluster("workers")
+    assert found["num_killed"] == 20
+    assert found["digest"] == json.loads(json.dumps(plain))
+
+
 def test_machines_that_die_or_fall_silent_change_nothing(plain, on_a_cluster):
     found = on_a_cluster("machines")
     assert found["num_killed"] == 5

@@ -283,7 +283,7 @@ SETTINGS = {
     "population.resample": ("members", 1.0, "generation"),
     "population.spread": ("members", 5.0, "step"),
     "population.workers": (
-        "tests/recipes/test_members_across.py::test_what_can_not_be_divided_is_refused"
+        "tests/recipes/test_efficientzero_members.py::test_any_number_of_workers_learns_the_same_bits"
     ),
     "checkpoint.every_updates": ("vector", 2, "save"),
     "checkpoint.keep": ("vector", 1, "save"),

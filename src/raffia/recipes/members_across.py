@@ -9,10 +9,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
+from typing import Literal
 
 import torch
 
-from raffia.distributed.engine import Engine
+from raffia.distributed.engine import ONE_CPU, Engine, Needs
 from raffia.distributed.pool import Pool
 from raffia.evolution.population import Population
 from raffia.learner import Learner, applies_stacks, step_of
@@ -32,6 +33,7 @@ class MembersRole:
 
     learner: of each member.
     share: how many members it has.
+    batches, grads: as of `Population`.
     context: made around each update, such as a number of threads.
 
     >>> from raffia.distributed.check_engine import MeanLearner
@@ -48,11 +50,13 @@ class MembersRole:
         learner: Learner,
         share: int,
         *,
+        batches: Literal["shared", "own"] = "shared",
+        grads: Literal["each"] | None = None,
         context: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         # As the stack of all members steps, also where this worker has only one of them.
-        apply = "stack" if applies_stacks(learner) else None
-        self.learner = Population(learner, share, apply=apply)  # type: ignore[arg-type]
+        apply: Literal["stack"] | None = "stack" if applies_stacks(learner) else None
+        self.learner = Population(learner, share, batches=batches, grads=grads, apply=apply)
         self.state: TensorDict | None = None
         self._context = context
 
@@ -83,14 +87,15 @@ class MembersRole:
 class MembersAcross:
     """A population whose members learn in workers, as a learner.
 
-    Between two updates the loop holds the members' "step" alone; `whole(state)` gives all of the
-    state, for an evaluation, a generation or a checkpoint. A state that `apply` did not give last,
-    such as that of a new generation, is sent to the workers with the next batch. A worker that is
-    lost is started again, given the last whole state and the batches since.
+    Between two updates the loop holds the members' "step" and "hyper" alone; `whole(state)` gives
+    all of the state, for an evaluation, a generation or a checkpoint. A state that `apply` did not
+    give last, such as that of a new generation, is sent to the workers with the next batch. A
+    worker that is lost is started again, given the last whole state and the batches since.
 
     population: of all members.
     role, config: of the workers; `role` makes a `MembersRole` of P / W members.
-    batches: those from an update on, made again.
+    batches: those from an update on, made again; None: those since the last whole state are kept.
+    needs: of each worker.
 
     >>> from raffia.distributed.check_engine import MeanLearner
     >>> from raffia.distributed.engine import InlineEngine
@@ -110,7 +115,8 @@ class MembersAcross:
         config: str,
         num_workers: int,
         *,
-        batches: Callable[[int], Iterator[TensorDict]],
+        batches: Callable[[int], Iterator[TensorDict]] | None,
+        needs: Needs = ONE_CPU,
         max_restarts: int = 3,
         patience: float = 300.0,
     ) -> None:
@@ -119,9 +125,11 @@ class MembersAcross:
                 f"{population.size} members can't be divided among {num_workers} workers evenly"
             )
         self.population, self._batches = population, batches
+        self._kept: list[TensorDict] = []  # batches since, where they can't be made again
         self.share = population.size // num_workers
         self.pool = Pool(
             *(engine, role, config, num_workers),
+            needs=needs,
             state_of=self._state_of,
             max_restarts=max_restarts,
             patience=patience,
@@ -147,11 +155,14 @@ class MembersAcross:
             self._stand(state)
         elif time.monotonic() - self._since > self._longest:
             self.whole(state)
-        tasks = [TensorDict(batch=batch) for _ in range(self.pool.num_workers)]
+        workers = range(self.pool.num_workers)
+        tasks = [TensorDict(batch=self._batch_of(batch, worker)) for worker in workers]
         if is_new:
             for worker, task in enumerate(tasks):
                 task["members"] = self._part(state, worker)
         answers = self._asked(tasks)
+        if self._batches is None:
+            self._kept.append(batch)
         names = answers[0].keys()
         metrics = {name: torch.cat([answer[name] for answer in answers]) for name in names}
         return TensorDict(), TensorDict(metrics)
@@ -159,7 +170,8 @@ class MembersAcross:
     def apply(self, state: TensorDict, update: TensorDict) -> TensorDict:
         """The members' steps, one higher: what has become of the rest is in the workers."""
         self._num_since += 1
-        self._outline = TensorDict(step=state["step"] + 1, batch_size=state.batch_size)
+        self._outline = state.select(*(name for name in ("hyper",) if name in state.keys()))
+        self._outline["step"] = state["step"] + 1
         return self._outline
 
     def whole(self, state: TensorDict) -> TensorDict:
@@ -185,6 +197,7 @@ class MembersAcross:
 
     def _stand(self, state: TensorDict) -> None:
         self._base, self._num_since, self._since = state, 0, time.monotonic()
+        self._kept = []
 
     def _asked(self, tasks: list[TensorDict]) -> list[TensorDict]:
         self._key += 1
@@ -195,12 +208,22 @@ class MembersAcross:
     def _part(self, state: TensorDict, worker: int) -> TensorDict:
         return state[worker * self.share : (worker + 1) * self.share]
 
+    def _batch_of(self, batch: TensorDict, worker: int) -> TensorDict:
+        """What a worker learns from: the batch of all members, or of its own ones."""
+        return batch if self.population.batches == "shared" else self._part(batch, worker)
+
+    def _since_base(self) -> Iterator[TensorDict]:
+        """The batches of the updates since the last whole state."""
+        assert self._base is not None
+        if self._batches is None:
+            return iter(self._kept[: self._num_since])
+        return islice(self._batches(step_of(self._base)), self._num_since)
+
     def _state_of(self, worker: int) -> TensorDict:
         """The last whole state, and the batches of the updates since."""
         assert self._base is not None
         batches = TensorDict()
         if self._num_since:
-            again = islice(self._batches(step_of(self._base)), self._num_since)
-            for number, batch in enumerate(again):
-                batches[str(number)] = batch
+            for number, batch in enumerate(self._since_base()):
+                batches[str(number)] = self._batch_of(batch, worker)
         return TensorDict(members=self._part(self._base, worker), batches=batches)

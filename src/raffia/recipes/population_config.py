@@ -47,7 +47,8 @@ class PopulationConfig:
     spread: float = (
         1.0  # largest factor of the first members' hyper-parameters; the first member has none
     )
-    # ILQL: workers that the members are divided among, see engine; 0: one program of all of them
+    # Workers that the members are divided among, see engine; 0: one program of all of them. Of
+    # EfficientZero members then learn each by itself, which differs from 0 in last bits
     workers: int = 0
 
     def __post_init__(self) -> None:

@@ -52,6 +52,7 @@ MAY_CHANGE = (
     "reanalyzers.gpus",
     "evaluators.",
     "learners.",
+    "population.workers",
 )
 
 
@@ -174,10 +175,11 @@ class EfficientZeroRun(EfficientZeroConfig):
                 f"{(self.env.num_envs // self.actors.num + 1) * self.actors.num}"
             )
         num_workers = self.actors.num + self.reanalyzers.num + self.evaluators.num
+        num_workers += self.population.workers
         if self.engine.name != "inline" and not num_workers:
             raise ValueError(
                 f"engine.name={self.engine.name} and no workers: set actors.num, such as "
-                "actors.num=2, or reanalyzers.num or evaluators.num"
+                "actors.num=2, or reanalyzers.num, evaluators.num or population.workers"
             )
         if self.evaluators.play_elsewhere and self.population.size > 1:
             raise ValueError(
@@ -242,11 +244,10 @@ class EfficientZeroRun(EfficientZeroConfig):
                 f"population.size={size} members share env.num_envs={num_envs} environments, "
                 f"which are not as many for each: take env.num_envs={(num_envs // size + 1) * size}"
             )
-        if self.population.workers:
+        if self.population.workers and self.device != "cpu":
             raise ValueError(
-                f"population.workers={self.population.workers}: members that play are one program "
-                "with their environments and replay; workers are for populations of ILQL. Set "
-                "population.workers=0; actors.num=2 plays their environments elsewhere"
+                f"population.workers={self.population.workers} workers compute on the CPU, and "
+                f"device={self.device}: leave one of the two out"
             )
         self.population.check_compile(self.compile)
         self.population.check_form(self.model.evolvable_heads)

@@ -41,7 +41,7 @@ from raffia.recipes.efficientzero.config import EfficientZeroRun
 from raffia.recipes.efficientzero.data import Replays
 from raffia.recipes.efficientzero.evaluation import EpisodeFilms, Evaluator, MakeEnv, save_tree
 from raffia.recipes.efficientzero.evaluators import EvaluateRole, episodes_of
-from raffia.recipes.efficientzero.followers import make_followers
+from raffia.recipes.efficientzero.followers import MEMBERS, make_across, make_followers
 from raffia.recipes.efficientzero.reanalyzers import (
     BatchMaking,
     ReanalyzeRole,
@@ -51,8 +51,9 @@ from raffia.recipes.efficientzero.reanalyzers import (
     describe_reanalyzers,
     reanalyze_weights,
 )
-from raffia.recipes.engines import describe_evaluators, make_engine
+from raffia.recipes.engines import describe_evaluators, make_engine, where
 from raffia.recipes.members import Members, weights_of_each
+from raffia.recipes.members_across import MembersAcross
 from raffia.search.errors import UnfitOutputError
 from raffia.tensordict.byte_tensors import tensor_to_bytes
 from raffia.tensordict.tensordict import TensorDict
@@ -110,6 +111,8 @@ class EfficientZeroExperiment(Experiment):
             if config.learners.num > 1:
                 self._share_batches()
                 opened.callback(self.followers.close)
+            if config.population.workers:
+                opened.callback(self._divide_members().close)
             if isinstance(self.collector, Turns):
                 opened.callback(self.collector.close)
                 view.message(describe_actors(config))
@@ -140,6 +143,7 @@ class EfficientZeroExperiment(Experiment):
         )
         self._reanalyze_is_current = False
         self.members: Members | None = None
+        self.across: MembersAcross | None = None
         if config.population.size > 1:
             # Of small networks the operations alone are two thirds of a step on a CPU.
             traced: Literal["traced"] | None = "traced" if config.device == "cpu" else None
@@ -170,11 +174,22 @@ class EfficientZeroExperiment(Experiment):
         self.learner = DataParallel(self.learner, self.followers)
         self.view.message(f"{self.config.learners.num} processes share each batch")
 
+    def _divide_members(self) -> MembersAcross:
+        """Have the members learn in workers."""
+        assert self._engine is not None and self.members is not None
+        size, workers = self.config.population.size, self.config.population.workers
+        population = self.members.learner
+        self.learner = self.across = make_across(self.config, population, self._engine)
+        self.view.message(f"{workers} workers {where(self.config.engine)} share {size} members")
+        return self.across
+
     def _require_engine(self, networks: ModelFactory | None) -> None:
         """Make the engine of the run's workers, if it has any."""
         config = self.config
         kinds = ("actors", "reanalyzers", "evaluators")
         used = [name for name in kinds if getattr(config, name).play_elsewhere]
+        if config.population.workers:
+            used.append("population")
         others = [*used, *(["learners"] if config.learners.num > 1 else [])]
         if others and (networks is not None or not self._is_default_env):
             raise ValueError(
@@ -192,6 +207,9 @@ class EfficientZeroExperiment(Experiment):
 
     def _workers(self, kind: str) -> Workers:
         """The workers of one kind."""
+        if kind == "population":
+            cpus = float(self.config.num_threads)
+            return Workers(MEMBERS, self.config.population.workers, Needs(cpus=cpus))
         roles: dict[str, type] = {
             "actors": ActorRole,
             "reanalyzers": ReanalyzeRole,
@@ -257,7 +275,7 @@ class EfficientZeroExperiment(Experiment):
             self.env.spec,
             config.env.num_envs,
             seed=config.seed,
-            acting=acting_weights,
+            acting=lambda state: acting_weights(self.whole(state)),
             check=self._check_step,
             needs=needs,
             max_restarts=config.engine.max_restarts,
@@ -317,7 +335,11 @@ class EfficientZeroExperiment(Experiment):
         if self.members is None:
             return None
         self._reanalyze_is_current = False
-        return self.members.evolve(state)
+        return self.members.evolve(self.whole(state))
+
+    def whole(self, state: TensorDict) -> TensorDict:
+        """The state with what workers have of it."""
+        return state if self.across is None else self.across.whole(state)
 
     def counters(self) -> dict[str, int]:
         """The count of simulations, of acting and of reanalyze."""
@@ -342,12 +364,14 @@ class EfficientZeroExperiment(Experiment):
             found |= self.ahead.metrics()
         if self.evaluations is not None:
             found |= self.evaluations.metrics()
+        if self.across is not None:
+            found |= self.across.metrics()
         return found
 
     # -- playing and learning
 
     def _begin_rollout(self, state: TensorDict) -> Act:
-        self._update = step_of(state)
+        self._update, state = step_of(state), self.whole(state)
         self.actor.refresh(state)
         temperature = self.config.search.temperature(self._fraction_done)
 
@@ -392,7 +416,7 @@ class EfficientZeroExperiment(Experiment):
         return batch.to(self.config.device)
 
     def _refresh_reanalyze(self, state: TensorDict) -> None:
-        self.reanalyze_planner.refresh(reanalyze_weights(state))
+        self.reanalyze_planner.refresh(reanalyze_weights(self.whole(state)))
         self._reanalyze_is_current = True
 
     @contextlib.contextmanager
@@ -420,6 +444,7 @@ class EfficientZeroExperiment(Experiment):
 
     def evaluate(self, state: TensorDict, stop: Callable[[], bool]) -> Outcome | None:
         """Play whole episodes; None if `stop` asked to stop meanwhile."""
+        state = self.whole(state)
         with self.clock.phase("evaluate"), self._guarded(state, self.collector.now):
             if self.members is None:
                 found: Outcome | None = self._play(state, stop)

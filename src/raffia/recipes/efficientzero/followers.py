@@ -1,18 +1,25 @@
-"""How other processes make the learner of a run, to share its batches."""
+"""How other processes make the learner of a run, to share its batches or its members."""
 
 from __future__ import annotations
 
 import json
+from functools import partial
 
 from raffia.algorithms.efficientzero.learner import EfficientZeroLearner
+from raffia.distributed.engine import Engine, Needs
 from raffia.distributed.follow import Followers
 from raffia.envs.env import EnvSpec
 from raffia.envs.make import make_env
+from raffia.evolution.population import Population
 from raffia.recipes.efficientzero.actors import actor_config, make_networks, one_env
 from raffia.recipes.efficientzero.config import EfficientZeroRun
+from raffia.recipes.members_across import MembersAcross, MembersRole
+from raffia.recipes.running import threads
 from raffia.train.config import from_json
 
-__all__ = ["make_followers", "make_learner"]
+__all__ = ["MEMBERS", "make_across", "make_followers", "make_learner", "make_members"]
+
+MEMBERS = f"{__name__}:make_members"
 
 
 def make_followers(config: EfficientZeroRun) -> Followers:
@@ -28,7 +35,7 @@ def make_followers(config: EfficientZeroRun) -> Followers:
 
 
 def make_learner(config: str, index: int) -> EfficientZeroLearner:
-    """The learner of a process that shares batches.
+    """The learner of a process that shares batches, or of a worker's members.
 
     config: JSON of the run.
 
@@ -38,6 +45,49 @@ def make_learner(config: str, index: int) -> EfficientZeroLearner:
     """
     run = from_json(EfficientZeroRun, json.loads(config)["run"])
     return make_networks(run, _spec(run))
+
+
+def make_across(config: EfficientZeroRun, population: Population, engine: Engine) -> MembersAcross:
+    """The population of a run whose members are divided among workers.
+
+    population: of all members. Batches are drawn from a replay, so those since the last whole state
+        are kept.
+    """
+    return MembersAcross(
+        population,
+        engine,
+        MEMBERS,
+        actor_config(config),
+        config.population.workers,
+        batches=None,
+        needs=Needs(cpus=config.num_threads),
+        max_restarts=config.engine.max_restarts,
+        patience=config.engine.patience_seconds,
+    )
+
+
+def make_members(config: str, index: int) -> MembersRole:
+    """The role of a worker that some members of a population learn in, each by itself: so their
+    bits don't depend on how many share a worker.
+
+    config: as of `make_learner`.
+
+    >>> from dataclasses import replace
+    >>> from raffia.recipes.efficientzero.presets import PRESETS
+    >>> from raffia.recipes.population_config import PopulationConfig
+    >>> run = replace(PRESETS["smoke"], population=PopulationConfig(size=4, workers=2))
+    >>> make_members(actor_config(run), 0).learner.size
+    2
+    """
+    run = from_json(EfficientZeroRun, json.loads(config)["run"])
+    population = run.population
+    return MembersRole(
+        make_learner(config, index),
+        population.size // population.workers,
+        batches="own",
+        grads="each",
+        context=partial(threads, run.num_threads),
+    )
 
 
 def _spec(run: EfficientZeroRun) -> EnvSpec:

@@ -331,11 +331,6 @@ class ILQLRun(ILQLConfig):
                 f"population.workers={workers} workers compute on the CPU, and device="
                 f"{self.device}: leave one of the two out"
             )
-        if engine == "ray":
-            raise ValueError(
-                f"population.workers={workers} are processes of this machine, not of a Ray "
-                "cluster: set engine.name=process"
-            )
 
     def _check_language_model(self) -> None:
         trunk, lora = self.model.trunk, self.lora

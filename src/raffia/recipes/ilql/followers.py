@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from raffia.algorithms.ilql.learner import ILQLLearner
-from raffia.distributed.engine import Engine
+from raffia.distributed.engine import Engine, Needs
 from raffia.distributed.follow import Followers
 from raffia.evolution.population import Population
 from raffia.learner import Accumulate, Learner
@@ -92,6 +92,7 @@ def make_across(
         _told(config, folder),
         config.population.workers,
         batches=batches,
+        needs=Needs(cpus=max(1, config.num_threads)),
         max_restarts=config.engine.max_restarts,
         patience=config.engine.patience_seconds,
     )

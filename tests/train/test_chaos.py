@@ -1,0 +1,147 @@
+"""A run of small numbers whose actors, reanalyzers and evaluators are late, lost or dead by a seed.
+
+Its learner counts: what it is after an update depends on all that it was given, in whole numbers.
+"""
+
+from contextlib import ExitStack, closing
+
+import pytest
+import torch
+
+from raffia.distributed import Board, ChaosEngine, InlineEngine, Pool
+from raffia.functional.seeds import generator_for
+from raffia.tensordict import TensorDict
+from raffia.train.ahead import BatchesAhead
+from raffia.train.evaluations import Evaluations
+from raffia.train.outcome import Evaluated
+
+NUM_UPDATES, AHEAD, JOIN_AFTER, MODULUS = 10, 3, 4, 1_000_003
+
+
+class Actor:
+    """Adds up what it draws, by the key of its task, and the weights that it is given."""
+
+    def __init__(self, config, index):
+        self.index, self.total = index, 0
+
+    def load(self, state):
+        self.total = int(state["total"])
+
+    def draw(self, key):
+        return generator_for(0, "act", self.index, key)
+
+    def do(self, task, weights):
+        drawn = int(torch.randint(100, (), generator=self.draw(int(task["key"]))))
+        self.total = (3 * self.total + drawn + int(weights["w"])) % MODULUS
+        return TensorDict(total=torch.tensor(self.total))
+
+
+class OwnGenerator(Actor):
+    """A twin that draws from a generator that its state does not give."""
+
+    def __init__(self, config, index):
+        super().__init__(config, index)
+        self.generator = generator_for(0, "act", index)
+
+    def draw(self, key):
+        return self.generator
+
+
+class Score:
+    """Answers with its task times the weights."""
+
+    def __init__(self, config, index):
+        pass
+
+    def load(self, state):
+        pass
+
+    def do(self, task, weights):
+        return TensorDict(score=weights["w"] * next(iter(task.values())) % MODULUS)
+
+
+class Making:
+    """Batches whose weights are those of every third update."""
+
+    def __init__(self):
+        self.state = {}
+
+    def weights(self, state):
+        version = int(state["step"]) // 3 * 3
+        return version, TensorDict(w=self.state.setdefault(version, state["w"].clone()))
+
+    def task(self, segments):
+        return segments.copy()
+
+    def batch(self, state, task, answer):
+        return answer
+
+
+def history(engine, actor="Actor"):
+    """What the learner was after each update, and what came of its evaluations."""
+    totals, w, found, asked = [0, 0], 7, [], 0
+    options = {"max_restarts": 100}
+    with ExitStack() as opened:
+        board = Board(engine)
+        actors = Pool(
+            engine,
+            f"{__name__}:{actor}",
+            "{}",
+            2,
+            state_of=lambda worker: TensorDict(total=torch.tensor(totals[worker])),
+            **options,
+        )
+        role = f"{__name__}:Score"
+        batches = BatchesAhead(
+            *(engine, role, "{}", 2, Making()), ahead=AHEAD, num_updates=NUM_UPDATES, **options
+        )
+        evaluations = Evaluations(
+            *(engine, role, "{}", 1),
+            join_after=JOIN_AFTER,
+            acting=lambda state: state.select("w"),
+            outcome=lambda update, count, answer: Evaluated(float(answer["score"]), {}),
+            **options,
+        )
+        for one in (actors, batches, evaluations):
+            opened.enter_context(closing(one))
+        for update in range(NUM_UPDATES):
+            state = TensorDict(step=torch.tensor(update), w=torch.tensor(w))
+            board.publish(update, state.select("w"))
+            while asked < min(NUM_UPDATES, update + 1 + AHEAD):
+                for worker in (0, 1):
+                    task = TensorDict(key=torch.tensor(asked))
+                    actors.ask(worker, asked, task, board.ref(update))
+                asked += 1
+            for worker in (0, 1):
+                totals[worker] = int(actors.take(worker, update)["total"])
+            board.drop_below(max(0, update - AHEAD))
+            drawn = torch.tensor(sum(totals))
+            batch = batches.next(state, lambda number, drawn=drawn: TensorDict(x=drawn + number))
+            w = (31 * w + sum(totals) + int(batch["score"])) % MODULUS
+            found.append(w)
+            if update % 2 == 0:
+                evaluations.begin(TensorDict(step=torch.tensor(update), w=torch.tensor(w)), update)
+            while evaluations.is_due(update):
+                found.append(evaluations.join().outcome.score)
+    return found
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return history(InlineEngine())
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("first, last", [(0, 20), pytest.param(20, 1_000, marks=pytest.mark.slow)])
+def test_a_run_is_the_same_whatever_happens_to_its_workers(first, last, plain):
+    num_lost = 0
+    for seed in range(first, last):
+        engine = ChaosEngine(seed, lost=0.1, wasted=0.1)
+        assert history(engine) == plain, seed
+        num_lost += engine.num_lost
+    assert num_lost > 5 * (last - first)
+
+
+def test_a_role_with_a_generator_of_its_own_would_be_noticed():
+    plain = history(InlineEngine(), "OwnGenerator")
+    assert any(history(ChaosEngine(seed), "OwnGenerator") != plain for seed in range(5))
