@@ -8,23 +8,22 @@ that members whose entries differ in shape, or that have other entries, can be h
 from __future__ import annotations
 
 import textwrap
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from raffia.tensordict import build, convert, dim_names, entries, index, lazy_rows, shape
-from raffia.tensordict.build import as_device, as_size
-from raffia.tensordict.entries import NO_DEFAULT, KeysView, locked_error
+from raffia.tensordict import build, convert, dim_names, entries, index, lazy_keys, lazy_rows, shape
+from raffia.tensordict.build import as_size
+from raffia.tensordict.entries import NO_DEFAULT
 from raffia.tensordict.keys import (
     NestedKey,
     is_key,
     missing,
-    raise_missing,
 )
 from raffia.tensordict.lazy_shape import kept_lazy
+from raffia.tensordict.lazy_sizes import common_size, member_shape, nested, padded, unlike_sizes
 from raffia.tensordict.lazy_write import LazyWrites
 from raffia.tensordict.memmap import keep_mapped
 from raffia.tensordict.node import Entries, Node, child_names
@@ -85,7 +84,7 @@ class LazyStackedTensorDict(LazyWrites):
         if strict_shape:
             for i, td in enumerate(tensordicts):
                 if td._batch_size != tensordicts[0]._batch_size:
-                    raise _unlike_sizes(tensordicts[0]._batch_size, td._batch_size, i)
+                    raise unlike_sizes(tensordicts[0]._batch_size, td._batch_size, i)
         size = as_size(batch_size) if batch_size is not None and not tensordicts else None
         self._setup(list(tensordicts), stack_dim, size, stack_dim_name)
         if hook_in is not None:
@@ -116,7 +115,7 @@ class LazyStackedTensorDict(LazyWrites):
                 if td._names != names:
                     names = None
             if not alike:
-                size = _common_size(members)
+                size = common_size(members)
         else:
             size = torch.Size() if member_size is None else member_size
         ndim = len(size)
@@ -219,7 +218,7 @@ class LazyStackedTensorDict(LazyWrites):
         return stack
 
     def _unlike(self, name: str) -> RuntimeError:
-        shapes = [_member_shape(td, name) for td in self.tensordicts]
+        shapes = [member_shape(td, name) for td in self.tensordicts]
         return RuntimeError(
             f"Failed to stack tensors within a tensordict under the key {name!r}: their shapes "
             f"are {shapes}. td.get({name!r}, as_list=True) gives them one by one, "
@@ -289,8 +288,8 @@ class LazyStackedTensorDict(LazyWrites):
         if isinstance(values[0], Node) or not (as_padded_tensor or as_nested_tensor):
             return self._get_str(name)
         if as_padded_tensor:
-            return torch.stack(_padded(values, padding_value, padding_side), self.stack_dim)
-        return _nested(values, layout)
+            return torch.stack(padded(values, padding_value, padding_side), self.stack_dim)
+        return nested(values, layout)
 
     def get_nestedtensor(
         self, key: NestedKey, default: Any = NO_DEFAULT, *, layout: Any = None
@@ -318,20 +317,19 @@ class LazyStackedTensorDict(LazyWrites):
             return self._index(index.normalise(idx, self._batch_size), self.ndim, None)
         return index.getitem(self, idx)
 
-    def keys(
-        self,
-        include_nested: bool = False,
-        leaves_only: bool = False,
-        is_leaf: Any = None,
-        *,
-        sort: bool = False,
-    ) -> Any:
-        """A live view of the keys that all members have; the flags are those of `TensorDict.keys`.
+    # -- keys, and which entries are kept (lazy_keys.py)
 
-        >>> list(lazy_stack([TensorDict(a=1, b=2), TensorDict(a=3)]).keys())
-        ['a']
-        """
-        return _Keys(self, (include_nested, leaves_only, is_leaf, sort), 0)
+    keys = lazy_keys.keys
+    is_empty = lazy_keys.is_empty
+    get_item_shape = lazy_keys.get_item_shape
+    entry_class = lazy_keys.entry_class
+    non_tensor_items = lazy_keys.non_tensor_items
+    select = lazy_keys.select
+    exclude = lazy_keys.exclude
+    flatten_keys = lazy_keys.flatten_keys
+    unflatten_keys = lazy_keys.unflatten_keys
+    filter_non_tensor_data = lazy_keys.filter_non_tensor_data
+    empty = lazy_keys.empty
 
     def to_dict(self, **options: Any) -> dict[str, Any]:
         """Plain nested dicts; RuntimeError if a member has an entry that others lack.
@@ -350,18 +348,6 @@ class LazyStackedTensorDict(LazyWrites):
                 f"all of them have {extra}; take the members one by one: "
                 f"td.tensordicts[i].{method}()"
             )
-
-    def get_item_shape(self, key: NestedKey) -> torch.Size:
-        """The shape of the entry under `key`, with -1 for dimensions that differ.
-
-        >>> td = lazy_stack([TensorDict(a=torch.zeros(1)), TensorDict(a=torch.zeros(2))])
-        >>> td.get_item_shape("a")
-        torch.Size([2, -1])
-        """
-        found = _member_shape(*entries.holder(self, key))
-        if found is None:
-            raise_missing(key, self)
-        return found
 
     # -- the contract of Node: maps
 
@@ -527,6 +513,8 @@ class LazyStackedTensorDict(LazyWrites):
     # -- the contract of Node: rows
 
     def _index(self, idx: Any, ndim: int, batch_size: torch.Size | None) -> Any:
+        if idx.__class__ is int and not self.stack_dim:
+            return lazy_rows.row(self, idx, (), ndim)
         return lazy_rows.rows(self, idx, ndim)
 
     def _no_rows(self, plan: lazy_rows.Plan, ndim: int) -> Any:
@@ -550,70 +538,6 @@ class LazyStackedTensorDict(LazyWrites):
 
     # -- operations that go to the members
 
-    def select(
-        self,
-        *keys: NestedKey,
-        inplace: bool = False,
-        strict: bool = True,
-        as_tensordict: bool = False,
-    ) -> Any:
-        """The lazy stack of the members with only these entries; see `TensorDict.select`.
-
-        >>> list(lazy_stack([TensorDict(a=1, b=2), TensorDict(a=3, b=4)]).select("a").keys())
-        ['a']
-        """
-        if inplace and self._locked:
-            raise locked_error(self)
-        options: Any = dict(strict=strict, as_tensordict=as_tensordict)
-        chosen = [td.select(*keys, **options) for td in self.tensordicts]
-        if not inplace:
-            return self._of_members(chosen)
-        return entries.keep_only(zip(self.tensordicts, chosen, strict=True), self)
-
-    def exclude(self, *keys: NestedKey, inplace: bool = False) -> Any:
-        """The lazy stack of the members without these entries; see `TensorDict.exclude`.
-
-        >>> list(lazy_stack([TensorDict(a=1, b=2), TensorDict(a=3, b=4)]).exclude("a").keys())
-        ['b']
-        """
-        if not inplace:
-            return self._of_members([td.exclude(*keys) for td in self.tensordicts])
-        if self._locked:
-            raise locked_error(self)
-        for td in self.tensordicts:
-            td.exclude(*keys, inplace=True)
-        return self
-
-    def flatten_keys(self, separator: str = ".", inplace: bool = False, is_leaf: Any = None) -> Any:
-        """The lazy stack of the members without nesting; see `TensorDict.flatten_keys`.
-
-        >>> td = lazy_stack([TensorDict(a=dict(b=1)), TensorDict(a=dict(b=2))])
-        >>> td.flatten_keys(".")["a.b"]
-        tensor([1, 2])
-        """
-        return self._rekeyed("flatten_keys", "keys", separator, inplace, dict(is_leaf=is_leaf))
-
-    def unflatten_keys(self, separator: str = ".", inplace: bool = False) -> Any:
-        """The lazy stack of the members with nesting; see `TensorDict.unflatten_keys`.
-
-        >>> td = lazy_stack([TensorDict({"a.b": 1}), TensorDict({"a.b": 2})])
-        >>> td.unflatten_keys(".")["a", "b"]
-        tensor([1, 2])
-        """
-        return self._rekeyed("unflatten_keys", "nested keys", separator, inplace, {})
-
-    def _rekeyed(self, method: str, kind: str, separator: str, inplace: bool, options: Any) -> Any:
-        if inplace and self._locked:
-            raise locked_error(self)
-        members = [getattr(td, method)(separator, **options) for td in self.tensordicts]
-        if not inplace:
-            out = self._of_members(members)
-            out._origin = (kind, weakref.ref(self), separator)
-            return out
-        for td in self.tensordicts:
-            getattr(td, method)(separator, inplace=True, **options)
-        return self
-
     @classmethod
     def from_dict(
         cls,
@@ -636,38 +560,6 @@ class LazyStackedTensorDict(LazyWrites):
             return TensorDict.from_dict(input_dict, **options)
         members = [TensorDict.from_dict(row, **options) for row in rows]
         return lazy_stack(members, stack_dim, stack_dim_name=stack_dim_name)
-
-    def filter_non_tensor_data(self) -> Any:
-        """The lazy stack of the members without their non-tensor entries.
-
-        >>> td = lazy_stack([TensorDict(a=1, s="x"), TensorDict(a=2, s="y")])
-        >>> list(td.filter_non_tensor_data().keys())
-        ['a']
-        """
-        return self._of_members([td.filter_non_tensor_data() for td in self.tensordicts])
-
-    def empty(
-        self,
-        recurse: bool = False,
-        *,
-        batch_size: Any = None,
-        device: Any = NO_DEFAULT,
-        names: Any = NO_DEFAULT,
-    ) -> Any:
-        """The lazy stack of the members without entries; dense for another batch size.
-
-        >>> lazy_stack([TensorDict(a=1), TensorDict(a=2)]).empty().batch_size
-        torch.Size([2])
-        """
-        if batch_size is not None:
-            given = None if device is NO_DEFAULT else device
-            return TensorDict({}, batch_size, self._device if device is NO_DEFAULT else given)
-        out = self._of_members([td.empty(recurse=recurse) for td in self.tensordicts])
-        if device is not NO_DEFAULT:
-            out._set_device(None if device is None else as_device(device))
-        if names is not NO_DEFAULT:
-            out.names = names
-        return out
 
     def contiguous(self, *, canonical: bool = False, inplace: bool = False) -> Any:
         """The dense container: every entry stacked, which makes it contiguous in any sense.
@@ -802,89 +694,8 @@ class LazyStackedTensorDict(LazyWrites):
         value = first._get_str(name)
         if not isinstance(value, Tensor):
             return f"{type(value).__name__} and others"
-        size = _member_shape(self, name)
+        size = member_shape(self, name)
         return build.describe_tensor(value).replace(f"shape={value.shape}", f"shape={size}")
-
-
-class _Keys(KeysView):
-    """Keys of a lazy stack, which need not look at the entries where only names are asked for."""
-
-    __slots__ = ()
-
-    def _names(self) -> list[Any]:
-        return super()._names() if any(self.flags) else self.td._shared()  # type: ignore[attr-defined]
-
-
-def _common_size(members: Sequence[Any]) -> torch.Size:
-    """The batch size of members, with -1 where it differs."""
-    first = members[0]._batch_size
-    size = list(first)
-    for i, td in enumerate(members):
-        other = td._batch_size
-        if len(other) != len(size):
-            raise _unlike_sizes(first, other, i)
-        size = [a if a == b else -1 for a, b in zip(size, other, strict=True)]
-    return torch.Size(size)
-
-
-def _unlike_sizes(first: torch.Size, other: torch.Size, i: int) -> RuntimeError:
-    return RuntimeError(
-        "batch sizes in tensordicts differs, LazyStackedTensorDict cannot be created. Got "
-        f"td[0].batch_size={first} and td[{i}].batch_size={other}. If the length match and you "
-        "wish to stack these tensordicts, set strict_shape to False."
-    )
-
-
-def _member_shape(node: Any, name: str) -> torch.Size | None:
-    """The shape of an entry, with -1 for dimensions that differ in the members of a lazy stack."""
-    if not isinstance(node, LazyStackedTensorDict):
-        value = node._get_str(name)
-        return getattr(value, "shape", None)
-    shapes = [_member_shape(td, name) for td in node.tensordicts]
-    if not shapes or any([size is None for size in shapes]):
-        return None
-    width = min([len(size) for size in shapes])  # type: ignore[arg-type]
-    same = [
-        sizes[0] if len(dict.fromkeys(sizes)) == 1 else -1 for sizes in zip(*shapes, strict=False)
-    ]
-    dim = min(node.stack_dim, width)
-    return torch.Size((*same[:dim], len(shapes), *same[dim:]))
-
-
-def _padded(values: list[Tensor], fill: float | bool, side: str) -> list[Tensor]:
-    """Tensors filled up to the largest size along each dimension."""
-    if side not in ("left", "right"):
-        raise ValueError(f"padding_side is 'left' or 'right', got {side!r}")
-    target = [max(sizes) for sizes in zip(*[value.shape for value in values], strict=True)]
-    out = []
-    for value in values:
-        widths: list[int] = []
-        for n, size in zip(reversed(target), reversed(value.shape), strict=True):
-            widths += [n - size, 0] if side == "left" else [0, n - size]
-        out.append(torch.nn.functional.pad(value, widths, value=fill) if any(widths) else value)
-    return out
-
-
-def _nested(values: list[Tensor], layout: torch.layout | None) -> Tensor:
-    """A nested tensor: jagged if at most one dimension differs and no layout is asked for."""
-    if any([value.is_nested for value in values]):
-        raise ValueError(
-            "a nested tensor of nested tensors is not possible: flatten the lazy stack of lazy "
-            "stacks first with td.view(-1), or pass as_padded_tensor=True"
-        )
-    if layout is torch.strided:
-        return torch.nested.as_nested_tensor(values, layout=torch.strided)
-    sizes = list(zip(*[value.shape for value in values], strict=True))
-    ragged = [i for i, column in enumerate(sizes) if len(dict.fromkeys(column)) > 1]
-    if layout is None and len(ragged) > 1:
-        return torch.nested.as_nested_tensor(values, layout=torch.strided)
-    at = ragged[0] if ragged else 0
-    if at == 0:
-        return torch.nested.as_nested_tensor(values, layout=torch.jagged)
-    turned = torch.nested.as_nested_tensor(
-        [v.transpose(0, at) for v in values], layout=torch.jagged
-    )
-    return turned.transpose(1, at + 1)
 
 
 # ------------------------------------------------------------------------------------- functions
@@ -927,7 +738,7 @@ def lazy_stack(
     if strict_shape:
         for i, td in enumerate(members):
             if td._batch_size != first._batch_size:
-                raise _unlike_sizes(first._batch_size, td._batch_size, i)
+                raise unlike_sizes(first._batch_size, td._batch_size, i)
     plain = first.__class__ is TensorDict
     if not plain and first._is_data() and all([td._is_data() for td in members]):
         result = first._stack_data(members, dim)

@@ -23,35 +23,36 @@ class Plan:
 
     rows: the members, by their number, and the index into each; in row-major order over `sizes`.
     sizes: the dimensions that the result has in place of the stack dimension; () of one member.
-    dim: where they stand.
+    dim: where they stand, if there are any.
     spare: a dimension of size 1 that the members' results have and the result has not.
-    emptied: the index into a stack of one member that gives the result without rows.
+    emptied: the index into a stack of one member that gives the result, where it has no rows.
     """
 
     __slots__ = ("rows", "sizes", "dim", "spare", "emptied")
+    rows: list[tuple[int, tuple[Any, ...]]]
 
     def __init__(self, td: Any, idx: Any) -> None:
         parts = [_plain_part(part) for part in (idx if isinstance(idx, tuple) else (idx,))]
         at = self._find(parts, td.stack_dim)
         item = parts[at]
-        self.rows: list[tuple[int, tuple[Any, ...]]] = []
-        self.spare: int | None = None
         self.sizes: Sequence[int] = ()
-        self.dim = 0
         if isinstance(item, int):
             self.rows = [(item, (*parts[:at], *parts[at + 1 :]))]
             return
+        self.rows = []
+        self.spare: int | None = None
         slots = [part for part in parts if not isinstance(part, int)]  # each makes a dimension
         arrays = [i for i, part in enumerate(slots) if isinstance(part, Tensor)]  # or some make it
         side_by_side = not arrays or arrays[-1] - arrays[0] == len(arrays) - 1
         if isinstance(item, Tensor):
             self.dim = arrays[0] if side_by_side else 0
             self._rows_of_arrays(parts, at)
-            none: Any = torch.zeros(tuple(self.sizes), dtype=torch.int64)
         else:
             self._rows_of_slice(len(td.tensordicts), parts, at, slots, arrays, side_by_side)
-            none = slice(0, 0)
         if not self.rows:
+            none: Any = slice(0, 0)
+            if isinstance(item, Tensor):
+                none = torch.zeros(tuple(self.sizes), dtype=torch.int64)
             self.emptied = (*parts[:at], none, *parts[at + 1 :])
 
     @staticmethod
@@ -115,6 +116,8 @@ def _plain_part(part: Any) -> Any:
 def rows(td: Any, idx: Any, ndim: int) -> Any:
     """`td[idx]` of a lazy stack, whose first `ndim` dimensions the index covers."""
     plan, ndim = Plan(td, idx), max(ndim, td.stack_dim + 1)
+    if not plan.sizes:
+        return row(td, *plan.rows[0], ndim)
     if not plan.rows:
         return td._no_rows(plan, ndim) if td.tensordicts else emptied(td, plan, ndim)
     members = [row(td, at, rest, ndim) for at, rest in plan.rows]
@@ -191,7 +194,7 @@ def set_rows(td: Any, idx: Any, value: Any, ndim: int) -> None:
     else:
         lead, cells = (_ALL,) * plan.dim, itertools.product(*[range(n) for n in plan.sizes])
         parts = [value._index((*lead, *cell), len(value._batch_size), None) for cell in cells]
-    if plan.spare is not None and isinstance(value, Node):
+    if plan.sizes and plan.spare is not None and isinstance(value, Node):
         parts = [part.unsqueeze(plan.spare) for part in parts]
     for (at, rest), part in zip(plan.rows, parts, strict=True):
         if not -len(td.tensordicts) <= at < len(td.tensordicts):

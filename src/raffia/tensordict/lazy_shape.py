@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from operator import methodcaller
 from typing import Any
 
 import torch
@@ -32,32 +33,29 @@ def kept_lazy(td: Any, ndim: int, batch_size: torch.Size, op: Op) -> Any:
     if found is None:
         return None
     inner, at = found
-    keeps_dim = name != "squeeze" or dim not in op[1]
-    size = _without(batch_size, at) if keeps_dim else batch_size
-    shown = batch_size[at] if name == "expand" else 0  # so many times, if there is one member
-    is_new = "repeat" in name or bool(shown) and shown != len(td.tensordicts)
-    times = op[1][dim] if name == "repeat" else 1  # each time with copies of its own
-    members: list[Any] = []
-    for _ in range(times):
-        members += on_members(td, inner, ndim, size, is_new)
-    if not keeps_dim:
-        return members[0]
-    if name == "expand" and shown != len(members):
-        members = members * shown
-    return td._of(members, at, size + td._member_size()[ndim - 1 :])
+    if name == "squeeze" and dim in op[1]:
+        return on_members(td, inner, ndim, batch_size)[0]
+    size = _without(batch_size, at)
+    if name == "repeat":  # each time with copies of its own
+        members = [m for _ in range(op[1][dim]) for m in on_members(td, inner, ndim, size, True)]
+    elif name == "expand" and batch_size[at] != len(td.tensordicts):  # one, shown several times
+        members = on_members(td, inner, ndim, size, True) * batch_size[at]
+    else:
+        members = on_members(td, inner, ndim, size, name == "repeat_interleave")
+    return td._of(members, at, size + td._batch_size[ndim:])
 
 
 def _inner(op: Op, dim: int, ndim: int) -> tuple[Op, int] | None:
     """What an operation is for the members, and where the stack dimension stands after it."""
     match op:
+        case ("unsqueeze", at):
+            return ("unsqueeze", at - (at > dim)), dim + (at <= dim)
         case ("transpose", first, second):
             order = list(range(ndim))
             order[first], order[second] = second, first
             return _inner(("permute", tuple(order)), dim, ndim)
         case ("permute", order):
             return ("permute", _below(order, dim)), order.index(dim)
-        case ("unsqueeze", at):
-            return ("unsqueeze", at - (at > dim)), dim + (at <= dim)
         case ("squeeze", dims):
             return ("squeeze", _below(dims, dim)), dim - len([d for d in dims if d < dim])
         case ("expand", size):
@@ -84,7 +82,7 @@ def on_members(td: Any, op: Op, ndim: int, size: torch.Size, is_new: bool = Fals
 
     is_new: give new ones also where nothing changes.
     """
-    if size == td._member_size()[: ndim - 1] and not is_new:
+    if not is_new and size == _without(td._batch_size[:ndim], td.stack_dim):
         if op[0] != "permute" or op[1] == tuple(range(ndim - 1)):
             return list(td.tensordicts)
     fn = _on_leaf(op, ndim - 1, size)
@@ -107,7 +105,7 @@ def _on_leaf(op: Op, ndim: int, size: torch.Size) -> Callable[[Tensor], Tensor]:
     if name in ("view", "reshape"):
         method = Tensor.view if name == "view" else Tensor.reshape
         return lambda leaf: method(leaf, (*size, *leaf.shape[ndim:]))
-    return lambda leaf: getattr(leaf, name)(arg)  # squeeze, unsqueeze
+    return methodcaller(name, arg)  # squeeze, unsqueeze
 
 
 def _interleaved(td: Any, repeats: Any) -> Any:

@@ -113,10 +113,22 @@ class LazyWrites(TensorDictBase):
         if self.hook_in is not None:
             value = self.hook_in(value)
         parts = self._parts(name, value)
-        refusable = not isinstance(value, Tensor) or self._device is not None
-        with entries.all_or_nothing(self, paths=[(name,)] if refusable else []):
-            for td, part in zip(self.tensordicts, parts, strict=True):
-                td._set_str(name, part)
+        if isinstance(value, Tensor) and self._device is None:  # of the right shape, so not refused
+            self._set_parts(name, parts)
+            return
+        stores = self._stores()
+        saved = [dict(store) for store in stores]
+        try:
+            self._set_parts(name, parts)
+        except BaseException:
+            for store, content in zip(stores, saved, strict=True):
+                store.clear()
+                store.update(content)
+            raise
+
+    def _set_parts(self, name: str, parts: Any) -> None:
+        for td, part in zip(self.tensordicts, parts, strict=True):
+            td._set_str(name, part)
 
     def _del_str(self, name: str) -> None:
         self._check_open(name)
@@ -151,19 +163,28 @@ class LazyWrites(TensorDictBase):
         """Store a tensor under a nested key; False if that is no such thing, or needs checks."""
         if key.__class__ is not tuple or item.__class__ is not Tensor or self.hook_in is not None:
             return False
+        if not key or not all([name.__class__ is str for name in key]):
+            return False
         size = self._batch_size
         if item.is_nested or item.shape[: len(size)] != size:
             return False
         places = []
         for td in self.tensordicts:
-            if td.__class__ is not TensorDict or td._locked:
+            node, rest = td, key
+            while len(rest) > 1 and node.__class__ is TensorDict and rest[0] in node._d:
+                node, rest = node._d[rest[0]], rest[1:]
+            if node.__class__ is not TensorDict or td._locked or node._locked:
                 return False
-            node, name = entries.place(td, key)
-            if node is None or node._device is not None or node._batch_size != td._batch_size:
+            if node._device is not None or node._batch_size != td._batch_size:
                 return False
-            places.append((node, name))
-        for (node, name), part in zip(places, item.unbind(self.stack_dim), strict=True):
-            node._d[name] = part
+            places.append((node, rest))
+            if len(rest) != len(places[0][1]):  # a level that not all members have
+                return False
+        for (node, rest), part in zip(places, item.unbind(self.stack_dim), strict=True):
+            value: Any = part
+            for name in reversed(rest[1:]):  # levels that are missing
+                value = node._new({name: value}, node._batch_size, node._names and [*node._names])
+            node._d[rest[0]] = value
         return True
 
     def set_(self, key: NestedKey, item: Any, *, non_blocking: bool = False) -> Any:

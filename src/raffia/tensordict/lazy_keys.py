@@ -1,0 +1,228 @@
+"""Keys of lazy stacks, and which of their entries are kept: all of it is asked of the members."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from raffia.tensordict import entries
+from raffia.tensordict.build import as_device
+from raffia.tensordict.entries import NO_DEFAULT, KeysView, locked_error
+from raffia.tensordict.keys import NestedKey, raise_missing, unravel_key
+from raffia.tensordict.lazy_sizes import member_shape
+from raffia.tensordict.node import Node
+from raffia.tensordict.tensordict import TensorDict
+
+
+class LazyKeysView(KeysView):
+    """Keys of a lazy stack, which need not look at the entries where only names are asked for.
+
+    >>> from raffia import lazy_stack
+    >>> td = lazy_stack([TensorDict(a=1), TensorDict(a=2)])
+    >>> list(LazyKeysView(td, (False, False, None, False), 0))
+    ['a']
+    """
+
+    __slots__ = ()
+
+    def _names(self) -> list[Any]:
+        return super()._names() if any(self.flags) else self.td._shared()  # type: ignore[attr-defined]
+
+
+def keys(
+    td: Any,
+    include_nested: bool = False,
+    leaves_only: bool = False,
+    is_leaf: Any = None,
+    *,
+    sort: bool = False,
+) -> Any:
+    """A live view of the keys that all members have; the flags are those of `TensorDict.keys`.
+
+    >>> from raffia import lazy_stack
+    >>> list(lazy_stack([TensorDict(a=1, b=2), TensorDict(a=3)]).keys())
+    ['a']
+    """
+    return LazyKeysView(td, (include_nested, leaves_only, is_leaf, sort), 0)
+
+
+def is_empty(td: Any) -> bool:
+    """Whether there is no leaf that all members have.
+
+    >>> from raffia import lazy_stack
+    >>> lazy_stack([TensorDict(), TensorDict()]).is_empty()
+    True
+    """
+    for name in td._shared():
+        value = td.tensordicts[0]._peek_str(name)
+        if not isinstance(value, Node) or not td._peek_str(name).is_empty():
+            return False
+    return True
+
+
+def get_item_shape(td: Any, key: NestedKey) -> torch.Size:
+    """The shape of the entry under `key`, with -1 for dimensions that differ.
+
+    >>> from raffia import lazy_stack
+    >>> td = lazy_stack([TensorDict(a=torch.zeros(1)), TensorDict(a=torch.zeros(2))])
+    >>> td.get_item_shape("a")
+    torch.Size([2, -1])
+    """
+    found = member_shape(*entries.holder(td, key))
+    if found is None:
+        raise_missing(key, td)
+    return found
+
+
+def entry_class(td: Any, key: NestedKey) -> type:
+    """The class of the entry under `key`, which all members have.
+
+    >>> from raffia import lazy_stack
+    >>> lazy_stack([TensorDict(a=dict(b=1)), TensorDict(a=dict(b=2))]).entry_class("a").__name__
+    'LazyStackedTensorDict'
+    """
+    path = (key,) if key.__class__ is str else key
+    found: Any = None
+    try:
+        for found in td.tensordicts:
+            for name in path:
+                found = found._d[name]
+            if found.__class__ is not Tensor:
+                break
+    except (KeyError, AttributeError, TypeError):  # not in plain containers, or not in all
+        found = None
+    return Tensor if found.__class__ is Tensor else entries.entry_class(td, key)
+
+
+def non_tensor_items(td: Any, include_nested: bool = False) -> tuple[tuple[Any, Any], ...]:
+    """The `(key, entry)` pairs of the non-tensor entries that all members have.
+
+    >>> from raffia import lazy_stack
+    >>> td = lazy_stack([TensorDict(a="x", b=1), TensorDict(a="y", b=2)])
+    >>> [(key, entry.tolist()) for key, entry in td.non_tensor_items()]
+    [('a', ['x', 'y'])]
+    """
+    out: list[tuple[Any, Any]] = []
+    for name, value in td.tensordicts[0]._peek().items() if td.tensordicts else ():
+        if value.__class__ is Tensor or not include_nested and value.__class__ is TensorDict:
+            continue
+        entry = td._peek_str(name)
+        if isinstance(entry, Node) and not isinstance(entry, Tensor):
+            if entry._is_data():
+                out.append((name, entry))
+            elif include_nested:
+                below = entries.non_tensor_items(entry, True)
+                out += [(unravel_key((name, key)), found) for key, found in below]
+    return tuple(out)
+
+
+def select(
+    td: Any,
+    *keys: NestedKey,
+    inplace: bool = False,
+    strict: bool = True,
+    as_tensordict: bool = False,
+) -> Any:
+    """The lazy stack of the members with only these entries; see `TensorDict.select`.
+
+    >>> from raffia import lazy_stack
+    >>> list(lazy_stack([TensorDict(a=1, b=2), TensorDict(a=3, b=4)]).select("a").keys())
+    ['a']
+    """
+    if inplace and td._locked:
+        raise locked_error(td)
+    options: Any = dict(strict=strict, as_tensordict=as_tensordict)
+    chosen = [member.select(*keys, **options) for member in td.tensordicts]
+    if inplace:
+        return entries.keep_only(zip(td.tensordicts, chosen, strict=True), td)
+    return td._of_members(chosen)
+
+
+def exclude(td: Any, *keys: NestedKey, inplace: bool = False) -> Any:
+    """The lazy stack of the members without these entries; see `TensorDict.exclude`.
+
+    >>> from raffia import lazy_stack
+    >>> list(lazy_stack([TensorDict(a=1, b=2), TensorDict(a=3, b=4)]).exclude("a").keys())
+    ['b']
+    """
+    return _each(td, "exclude", *keys, inplace=inplace)
+
+
+def flatten_keys(td: Any, separator: str = ".", inplace: bool = False, is_leaf: Any = None) -> Any:
+    """The lazy stack of the members without nesting; see `TensorDict.flatten_keys`.
+
+    >>> from raffia import lazy_stack
+    >>> td = lazy_stack([TensorDict(a=dict(b=1)), TensorDict(a=dict(b=2))])
+    >>> td.flatten_keys(".")["a.b"]
+    tensor([1, 2])
+    """
+    if inplace:  # a name that would be there twice is found before anything changes
+        flatten_keys(td, separator, is_leaf=is_leaf)
+    out = _each(td, "flatten_keys", separator, inplace=inplace, is_leaf=is_leaf)
+    if not inplace:
+        out._origin = ("keys", weakref.ref(td), separator)
+    return out
+
+
+def unflatten_keys(td: Any, separator: str = ".", inplace: bool = False) -> Any:
+    """The lazy stack of the members with nesting; see `TensorDict.unflatten_keys`.
+
+    >>> from raffia import lazy_stack
+    >>> td = lazy_stack([TensorDict({"a.b": 1}), TensorDict({"a.b": 2})])
+    >>> td.unflatten_keys(".")["a", "b"]
+    tensor([1, 2])
+    """
+    if inplace:
+        unflatten_keys(td, separator)
+    out = _each(td, "unflatten_keys", separator, inplace=inplace)
+    if not inplace:
+        out._origin = ("nested keys", weakref.ref(td), separator)
+    return out
+
+
+def _each(td: Any, method: str, *args: Any, inplace: bool, **options: Any) -> Any:
+    """A method of the members: the lazy stack of the results, or in place."""
+    if inplace and td._locked:
+        raise locked_error(td)
+    results = [
+        getattr(member, method)(*args, inplace=inplace, **options) for member in td.tensordicts
+    ]
+    return td if inplace else td._of_members(results)
+
+
+def filter_non_tensor_data(td: Any) -> Any:
+    """The lazy stack of the members without their non-tensor entries.
+
+    >>> from raffia import lazy_stack
+    >>> td = lazy_stack([TensorDict(a=1, s="x"), TensorDict(a=2, s="y")])
+    >>> list(td.filter_non_tensor_data().keys())
+    ['a']
+    """
+    return td._of_members([member.filter_non_tensor_data() for member in td.tensordicts])
+
+
+def empty(
+    td: Any,
+    recurse: bool = False,
+    *,
+    batch_size: Any = None,
+    device: Any = NO_DEFAULT,
+    names: Any = NO_DEFAULT,
+) -> Any:
+    """The lazy stack of the members without entries; dense for another batch size.
+
+    >>> from raffia import lazy_stack
+    >>> lazy_stack([TensorDict(a=1), TensorDict(a=2)]).empty().batch_size
+    torch.Size([2])
+    """
+    if batch_size is not None:
+        return TensorDict({}, batch_size, td._device if device is NO_DEFAULT else device)
+    out = td._of_members([member.empty(recurse=recurse) for member in td.tensordicts])
+    if device is not NO_DEFAULT:
+        out._set_device(None if device is None else as_device(device))
+    if names is not NO_DEFAULT:
+        out.names = names
+    return out
