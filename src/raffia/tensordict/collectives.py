@@ -12,7 +12,7 @@ import asyncio
 import json
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -268,21 +268,54 @@ def sealed(td: Any, device: Any) -> tuple[Any, bytes]:
     return out, record
 
 
-def _put(td: Any, device: Any, where: torch.device, put: Callable[[Tensor], Any]) -> Any:
-    """Send a whole container; if it can't be sent, send why, and raise that."""
+class Packed(NamedTuple):
+    """A container on its way: how long its parts are, these, and why it could not be packed.
+
+    head: 1, the length of the record, and that of the block; 0 and the length of what is wrong,
+        which takes the place of the record.
+    """
+
+    head: Tensor
+    record: Tensor
+    block: Tensor
+    error: Exception | None
+    td: Any  # consolidated
+
+
+def packed(td: Any, where: torch.device, device: Any = None) -> Packed:
+    """A container as a record and a block; or, if it can't be sent, the reason in their place."""
     try:
         out, record = sealed(td, device)
     except Exception as error:
-        text = as_bytes(str(error).encode(), where)
-        put(torch.tensor([0, len(text), 0], device=where))
-        if len(text):
-            put(text)
-        raise
-    put(torch.tensor([1, len(record), len(out._buffer)], device=where))
-    put(as_bytes(record, where))
-    if len(out._buffer):
-        put(out._buffer.to(where))
-    return out
+        return failed(error, where)
+    head = torch.tensor([1, len(record), len(out._buffer)], device=where)
+    return Packed(head, as_bytes(record, where), out._buffer.to(where), None, out)
+
+
+def failed(error: Exception, where: torch.device) -> Packed:
+    text = as_bytes(str(error).encode(), where)
+    nothing = torch.empty(0, dtype=torch.uint8, device=where)
+    return Packed(torch.tensor([0, len(text), 0], device=where), text, nothing, error, None)
+
+
+def opened(doing: str, rank: int, fine: int, record: Tensor, block: Tensor) -> Any:
+    """The container that another process packed; RuntimeError if it could not."""
+    text = tensor_to_bytes(record)
+    if not fine:
+        raise RuntimeError(f"{doing}: rank {rank} could not send its container: {text.decode()}")
+    source = f"what rank {rank} sent"
+    return over_block(source, parse_json(source, text, deepest=None), block)
+
+
+def _put(td: Any, device: Any, where: torch.device, put: Callable[[Tensor], Any]) -> Any:
+    """Send a whole container; if it can't be sent, send why, and raise that."""
+    found = packed(td, where, device)
+    for part in (found.head, found.record, found.block):
+        if len(part):
+            put(part)
+    if found.error is not None:
+        raise found.error
+    return found.td
 
 
 def _taken(src: int, doing: str, where: torch.device, take: Callable[[Tensor], Any]) -> Any:
@@ -297,16 +330,7 @@ def _taken(src: int, doing: str, where: torch.device, take: Callable[[Tensor], A
     head = torch.empty(3, dtype=torch.int64, device=where)
     take(head)
     fine, length, size = head.tolist()
-    text = tensor_to_bytes(part(length))
-    if not fine:
-        raise RuntimeError(f"{doing}: rank {src} could not send its container: {text.decode()}")
-    return _over(src, text, part(size))
-
-
-def _over(src: int, record: bytes, block: Tensor, device: Any = None) -> Any:
-    source = f"what rank {src} sent"
-    block = block if device is None else block.to(device)
-    return over_block(source, parse_json(source, record, deepest=None), block)
+    return opened(doing, src, fine, part(length), part(size))
 
 
 def _on(td: Any, device: Any) -> Any:
@@ -432,47 +456,28 @@ def all_gather(td: Any, *, group: Group = None) -> list[Any]:
     >>> def program(rank):
     ...     tds = TensorDict(a=torch.full((2,), rank)).all_gather()
     """
-    where = wire(group)
-    data, head, error = _packed(td, where)
-    num = dist.get_world_size(group)
-    heads = [found.tolist() for found in gathered(head, num, group)]
-    parts = gathered(padded(data, max([sum(found[1:3]) for found in heads])), num, group)
-    if error is not None:
-        raise error
-    return _opened("all_gather", heads, parts, _ranks(group))
+    mine, num = packed(td, wire(group)), dist.get_world_size(group)
+    heads = [found.tolist() for found in gathered(mine.head, num, group)]
+    most = max([length + size for _, length, size in heads])
+    parts = gathered(in_a_row(mine, most), num, group)
+    if mine.error is not None:
+        raise mine.error
+    return [row("all_gather", *found) for found in zip(_ranks(group), heads, parts, strict=True)]
 
 
 def _ranks(group: Group) -> list[int]:
     return dist.get_process_group_ranks(group or dist.group.WORLD)
 
 
-def _packed(td: Any, where: torch.device) -> tuple[Tensor, Tensor, Exception | None]:
-    """Block and record of a container in a row, whether it worked and how long they are.
-
-    If it did not work, the text of the error takes the place of the record.
-    """
-    try:
-        out, record = sealed(td, None)
-    except Exception as error:
-        text = as_bytes(str(error).encode(), where)
-        return text, torch.tensor([0, 0, len(text)], device=where), error
-    head = torch.tensor([1, len(out._buffer), len(record)], device=where)
-    return torch.cat([out._buffer.to(where), as_bytes(record, where)]), head, None
+def in_a_row(found: Packed, most: int) -> Tensor:
+    """Block and record, one behind the other, padded to the length of the longest."""
+    return padded(torch.cat([found.block, found.record]), most)
 
 
-def _opened(
-    doing: str, heads: Sequence[list[int]], parts: Sequence[Tensor], ranks: Sequence[int]
-) -> list[Any]:
-    """The containers that `_packed` packed; RuntimeError if one could not be."""
-    out = []
-    for (fine, size, length, *_), data, rank in zip(heads, parts, ranks, strict=True):
-        text = tensor_to_bytes(data[size : size + length])
-        if not fine:
-            raise RuntimeError(
-                f"{doing}: rank {rank} could not send its container: {text.decode()}"
-            )
-        out.append(_over(rank, text, data[:size]))
-    return out
+def row(doing: str, rank: int, head: Sequence[int], data: Tensor) -> Any:
+    """The container that `in_a_row` put in a row."""
+    fine, length, size = head[:3]
+    return opened(doing, rank, fine, data[size : size + length], data[:size])
 
 
 def gather_and_stack(td: Any, dst: int, group: Group = None) -> Any:
@@ -489,18 +494,15 @@ def gather_and_stack(td: Any, dst: int, group: Group = None) -> Any:
     ...         TensorDict(a=torch.ones(2)).gather_and_stack(dst=0)
     """
     doing, where, ranks = "gather_and_stack", wire(group), _ranks(group)
-    num = len(ranks)
-    receives, listed, error = dist.get_rank() == dst, None, None
-    data = torch.empty(0, dtype=torch.uint8, device=where)
-    head = torch.tensor([1, 0, 0], device=where)
-    if not receives:
-        data, head, error = _packed(td, where)
-    if not receives and error is None:
+    num, receives, listed = len(ranks), dist.get_rank() == dst, None
+    mine = None if receives else packed(td, where)
+    if mine is not None and mine.error is None:
         try:
             listed = layout(td, doing, values=False)
         except TypeError:  # such as jagged ones, which are compared by stacking them
             pass
     number = 0 if listed is None else fingerprint(listed.text())
+    head = torch.tensor([1, 0, 0], device=where) if mine is None else mine.head
     heads = [
         found.tolist()
         for found in gathered(torch.cat([head, head.new_tensor([number])]), num, group)
@@ -508,23 +510,20 @@ def gather_and_stack(td: Any, dst: int, group: Group = None) -> Any:
     if len({found[3] for found in heads if found[3]}) > 1:
         text = b"null" if listed is None else listed.text()
         raise unlike(doing, [json.loads(t) for t in gathered_texts(text, group, where)], group)
-    data = padded(data, max([sum(found[1:3]) for found in heads]))
+    most = max([sum(found[1:3]) for found in heads])
+    data = torch.empty(most, dtype=torch.uint8, device=where)
+    data = data if mine is None else in_a_row(mine, most)
     parts = [torch.empty_like(data) for _ in range(num)] if receives else None
     dist.gather(data, parts, dst=dst, group=group)
-    if error is not None:
-        raise error
+    if mine is not None and mine.error is not None:
+        raise mine.error
     if parts is None:
         for rank, found in zip(ranks, heads, strict=True):
             if not found[0]:
                 raise RuntimeError(f"{doing}: rank {rank} could not send its container")
         return None
-    others = [at for at, rank in enumerate(ranks) if rank != dst]
-    rows = _opened(
-        doing,
-        [heads[at] for at in others],
-        [parts[at] for at in others],
-        [ranks[at] for at in others],
-    )
+    sent = zip(ranks, heads, parts, strict=True)
+    rows = [row(doing, rank, head, data) for rank, head, data in sent if rank != dst]
     if not td._batch_size or td._batch_size[0] != len(rows):
         raise ValueError(
             f"{doing}: {len(rows)} other processes sent a row each, and the batch size here is "
@@ -557,10 +556,9 @@ def scatter(
     ...     td = TensorDict().scatter(0, tds)
     """
     where, num = wire(group), dist.get_world_size(group)
-    mine: list[Tensor] | None = None
-    error: Exception | None = None
     head = torch.empty(4, dtype=torch.int64, device=where)
-    rows: list[tuple[Tensor, Tensor]] = []
+    heads = rows = None
+    error: Exception | None = None
     if dist.get_rank() == src:
         if tensordicts is None or len(tensordicts) != num:
             given = "None" if tensordicts is None else len(tensordicts)
@@ -568,22 +566,18 @@ def scatter(
                 f"scatter: {num} processes take one container each, got {given}: pass a list of "
                 f"{num} at rank {src}"
             )
+            found = []
         else:
-            for one in tensordicts:
-                data, of_it, failed = _packed(one, where)
-                rows.append((data, of_it))
-                error = error or failed
+            found = [packed(one, where) for one in tensordicts]
+            error = next((one.error for one in found if one.error is not None), None)
         if error is not None:
-            text = as_bytes(str(error).encode(), where)
-            rows = [(text, torch.tensor([0, 0, len(text)], device=where))] * num
-        most = max([len(data) for data, _ in rows])
-        heads = [torch.cat([of_it, of_it.new_tensor([most])]) for _, of_it in rows]
-        dist.scatter(head, heads, src=src, group=group)
-        mine = [padded(data, most) for data, _ in rows]
-    else:
-        dist.scatter(head, None, src=src, group=group)
+            found = [failed(error, where)] * num
+        most = max([len(one.record) + len(one.block) for one in found])
+        heads = [torch.cat([one.head, one.head.new_tensor([most])]) for one in found]
+        rows = [in_a_row(one, most) for one in found]
+    dist.scatter(head, heads, src=src, group=group)
     data = torch.empty(int(head[3]), dtype=torch.uint8, device=where)
-    dist.scatter(data, mine, src=src, group=group)
+    dist.scatter(data, rows, src=src, group=group)
     if error is not None:
         raise error
-    return _on(_opened("scatter", [head.tolist()], [data], [src])[0], device)
+    return _on(row("scatter", src, head.tolist(), data), device)
