@@ -38,7 +38,7 @@ DOTTED = {
     *("os.replace", "os.rename", "os.renames", "os.remove", "shutil.move", "shutil.copy"),
     *("np.save", "numpy.save", "torch.save", "json.dump", "safetensors.torch.save_file"),
 }
-# Names of functions of `raffia.tensordict.disk` and `safetensors.torch`; the first is a writer.
+# Names of functions of `safetensors.torch` and of ours; that one is a writer.
 NAMES = {"save_file"}
 OPENERS = {"open", "io.open", "os.fdopen", "gzip.open", "bz2.open", "lzma.open"}
 
@@ -126,7 +126,7 @@ def test_the_test_sees_writers(line):
 
 def test_the_test_passes_readers_and_our_own_writer():
     text = """
-    from raffia.tensordict.disk import save_file
+    from raffia.tensordict.safetensors_file import save_file
     open("x"); open("x", "rb"); path.open("r"); os.open("x", os.O_RDONLY); Store.open(folder)
     save_file(td, "x"); "a".replace("b", "w"); open(path, encoding="utf-8"); write_atomically(p, b)
     """

@@ -266,6 +266,25 @@ def test_the_forger_is_good(one_file):
     assert content(TensorDict.load(one_file)) == content(sample())
 
 
+def test_identical_containers_make_identical_files(tmp_path):
+    for name in "ab":
+        sample().save(tmp_path / f"{name}.safetensors")
+    assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "b.safetensors").read_bytes()
+
+
+def test_a_full_disk_is_the_systems_error(tmp_path):
+    TensorDict(a=torch.zeros(3)).save(tmp_path / "x.safetensors")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
+    try:
+        with pytest.raises(OSError, match="File too large") as seen:
+            TensorDict(a=torch.ones(10_000)).save(tmp_path / "x.safetensors")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert seen.value.errno == errno.EFBIG and os.listdir(tmp_path) == ["x.safetensors"]
+    assert TensorDict.load(tmp_path / "x.safetensors")["a"].tolist() == [0, 0, 0]
+
+
 def test_forged_headers(one_file, little_memory):
     rng = random.Random(2)
     header, data = parts(one_file)

@@ -9,7 +9,7 @@ from raffia.data.ring import EpisodeRing
 from raffia.data.segment_batches import SegmentMaker
 from raffia.data.step_priorities import StepPriorities
 from raffia.files.folder import Content, Folder
-from raffia.tensordict.disk import save_file
+from raffia.tensordict.safetensors_file import save_file
 from raffia.tensordict.tensordict import TensorDict
 
 FILE = "books.safetensors"

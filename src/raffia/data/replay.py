@@ -30,7 +30,7 @@ from raffia.data.storage import Storage
 from raffia.data.storage_state import from_state
 from raffia.data.writers import RoundRobinWriter, Writer
 from raffia.files.folder import Content, Folder, load_folder, write_folder
-from raffia.tensordict.disk import save_file
+from raffia.tensordict.safetensors_file import save_file
 from raffia.tensordict.tensordict import TensorDict
 
 KIND, VERSION = "raffia.replay", 1

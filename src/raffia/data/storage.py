@@ -18,8 +18,8 @@ from raffia.data.row_index import Index, as_rows, bounds, carried, selected, to_
 from raffia.data.storage_state import StorageContents, from_state, numbers_of, to_state
 from raffia.data.structure import RowStructure
 from raffia.files.folder import Content, Folder, load_folder, write_folder
-from raffia.tensordict.disk import save_file
 from raffia.tensordict.node import Node
+from raffia.tensordict.safetensors_file import save_file
 from raffia.tensordict.tensordict import TensorDict
 
 KIND, VERSION = "raffia.storage", 1

@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -24,9 +24,6 @@ from raffia.files import (
     MissingFileError,
     dump_json,
     locked,
-    make_folder,
-    open_plain,
-    parse_json,
     shown,
     write_atomically,
 )
@@ -35,8 +32,6 @@ from raffia.tensordict.entries import locked_error
 from raffia.tensordict.keys import NestedKey, through_leaf, unravel_key_to_tuple
 from raffia.tensordict.lock import _lock
 from raffia.tensordict.memmap import (
-    DTYPE_NAMES,
-    DTYPES,
     SMALL,
     DamagedFileError,
     MemoryMappedTensor,
@@ -57,7 +52,6 @@ from raffia.tensordict.record import (
     Outline,
     Reader,
     Record,
-    check_version,
     folder_version,
     outline,
     read_record,
@@ -65,6 +59,7 @@ from raffia.tensordict.record import (
     titled,
     write_record,
 )
+from raffia.tensordict.safetensors_file import FileReader, save_file
 from raffia.tensordict.stored_values import Home, share
 
 # ------------------------------------------------------------------ a folder of memory-mapped files
@@ -1019,229 +1014,6 @@ def added(
         record["entries"][name] = entry
         write_record(folder, record)
     return child, out
-
-
-# --------------------------------------------------------------------------- one safetensors file
-
-FILE_DTYPES = {
-    "BOOL": torch.bool,
-    **{f"U{n}": DTYPES[f"uint{n}"] for n in (8, 16, 32, 64)},
-    **{f"I{n}": DTYPES[f"int{n}"] for n in (8, 16, 32, 64)},
-    **{f"F{n}": DTYPES[f"float{n}"] for n in (16, 32, 64)},
-    "BF16": torch.bfloat16,
-    "C64": torch.complex64,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
-    "F8_E5M2": torch.float8_e5m2,
-    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
-    "F8_E8M0": torch.float8_e8m0fnu,
-}
-# dtypes that the format, or older readers of it, lack -> what carries their bytes
-CARRIERS: dict[torch.dtype, tuple[str, list[int]]] = {
-    torch.complex32: ("F16", [2]),
-    torch.complex128: ("F64", [2]),
-    torch.float8_e8m0fnu: ("U8", []),
-    torch.float4_e2m1fn_x2: ("U8", []),
-}
-FILE_DTYPE_NAMES: dict[torch.dtype, tuple[str, list[int]]] = {
-    **{dtype: (name, []) for name, dtype in FILE_DTYPES.items()},
-    **CARRIERS,
-}
-LONGEST_HEADER = 100_000_000  # as in other readers of the format
-RECORD, CHECKSUM = "raffia", "raffia.sha256"
-NO_CHECKSUM = "0" * 64
-
-
-def save_file(td: Any, path: Path) -> None:
-    """Write a container as one safetensors file."""
-    stored: dict[str, Tensor] = {}
-    names: dict[Any, str] = {}  # by place in memory, so that a tensor with two keys is stored once
-
-    def place(plan: Outline) -> Record:
-        if plan.is_value:
-            return plan.record
-        listed = {}
-        for name, entry in plan.entries.items():
-            if isinstance(entry, Outline):
-                listed[name] = place(entry)
-                continue
-            where = place_in_memory(entry)
-            if where not in names:
-                names[where] = tensor_name((*plan.key, name), stored)
-                stored[names[where]] = entry
-            record: Record = {"tensor": names[where]}
-            record |= {"dtype": DTYPE_NAMES[entry.dtype], "shape": list(entry.shape)}
-            if isinstance(entry, nn.Parameter):
-                record["parameter"] = entry.requires_grad
-            listed[name] = record
-        return {**plan.record, "entries": listed}
-
-    record = titled(place(outline(td)))
-    tensors = sorted(stored.items(), key=lambda item: -item[1].dtype.itemsize)  # keeps them aligned
-    metadata = {"format": "pt", RECORD: dump_json(record).decode(), CHECKSUM: NO_CHECKSUM}
-    header: Record = {"__metadata__": metadata}
-    end = 0
-    for name, tensor in tensors:
-        dtype, extra = FILE_DTYPE_NAMES[tensor.dtype]
-        begin, end = end, end + tensor.numel() * tensor.dtype.itemsize
-        shape = [*tensor.shape, *extra]
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
-    text = dump_json(header)
-    text += b" " * (-len(text) % 8)
-    if len(text) > LONGEST_HEADER:
-        raise ValueError(
-            f"the keys and values take {len(text)} bytes, one file holds 100 MB of them"
-        )
-
-    def write(file: BinaryIO) -> None:
-        checksum = hashlib.sha256(text)
-        file.write(len(text).to_bytes(8, "little") + text)
-        for _, tensor in tensors:
-            if tensor.numel():
-                data = raw_bytes(tensor)
-                checksum.update(data)
-                file.write(data)
-        file.seek(8 + text.index(NO_CHECKSUM.encode(), text.index(f'"{CHECKSUM}"'.encode())))
-        file.write(checksum.hexdigest().encode())
-
-    path = os.path.abspath(path)
-    make_folder(os.path.dirname(path))
-    write_atomically(path, write)
-
-
-def place_in_memory(tensor: Tensor) -> Any:
-    """Equal for two tensors that are one and the same, seen in the same way."""
-    if not tensor.numel():
-        return id(tensor)
-    seen = tensor.dtype, tensor.shape, tensor.stride(), tensor.is_conj(), tensor.is_neg()
-    return tensor.device, tensor.data_ptr(), seen
-
-
-def tensor_name(key: tuple[str, ...], taken: dict[str, Tensor]) -> str:
-    """The name of a tensor for other readers of the file: its key with dots, made unique."""
-    name = ".".join(key).encode("utf-8", "replace").decode()
-    n, out = 1, name
-    while out in taken or out == "__metadata__":
-        n += 1
-        out = f"{name}~{n}"
-    return out
-
-
-def raw_bytes(tensor: Tensor) -> memoryview:
-    """The bytes of a tensor, row by row."""
-    plain = tensor.detach().cpu().as_subclass(Tensor)
-    plain = plain.resolve_conj().resolve_neg().contiguous()
-    return memoryview(plain.reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
-
-
-class FileReader(Reader):
-    def __init__(self, path: str, device: torch.device | None, non_blocking: bool) -> None:
-        super().__init__(path, device, non_blocking)
-        self.tensors: dict[str, Tensor] = {}
-        self.parameters: dict[str, nn.Parameter] = {}
-
-    def read(self) -> Any:
-        """The container in this file."""
-        from raffia.tensordict.tensordict import TensorDict
-
-        with open_plain(self.path, follows_links=True) as file:
-            length = os.fstat(file.fileno()).st_size
-            size = int.from_bytes(self.exactly(file, bytearray(min(8, length))), "little")
-            if length < 8 or not 2 <= size <= min(length - 8, LONGEST_HEADER):
-                self.fail("it does not begin as a safetensors file does")
-            text = bytes(self.exactly(file, bytearray(size)))
-            header = parse_json(self.path, text, deepest=None)
-            metadata = header.pop("__metadata__", {}) if type(header) is dict else None
-            if type(metadata) is not dict:
-                self.fail("it has no safetensors header")
-            ours = RECORD in metadata or CHECKSUM in metadata
-            known = metadata.get(CHECKSUM)
-            if type(known) is str and len(known) == 64 and known.isascii():
-                text = text.replace(known.encode(), NO_CHECKSUM.encode(), 1)
-            checksum = hashlib.sha256(text)
-            for name, dtype, shape in self.layout(header, length - 8 - size):
-                self.tensors[name] = tensor = self.empty(shape, dtype, CPU)
-                if tensor.numel():
-                    data = self.exactly(file, raw_bytes(tensor))
-                    if ours:
-                        checksum.update(data)
-        if not ours:  # another program's
-            td = TensorDict._make(self.tensors, torch.Size(), None, None)
-            return td if self.device is None else td.to(self.device)
-        if known != checksum.hexdigest():
-            self.fail("its content is not what was saved: the checksum differs")
-        if self.device is not None:
-            self.tensors = {
-                name: tensor.to(self.device, non_blocking=self.non_blocking)
-                for name, tensor in self.tensors.items()
-            }
-        record = metadata.get(RECORD)
-        if type(record) is not str:
-            self.fail("its record is missing")
-        record = parse_json(self.path, record, deepest=None)
-        check_version(self.path, record)
-        return rebuild(self, record)
-
-    def exactly(self, file: BinaryIO, buffer: Any) -> Any:
-        """Fill the buffer from the file."""
-        view = memoryview(buffer)
-        while view:
-            n = file.readinto(view)  # type: ignore[attr-defined]
-            if not n:
-                self.fail("it ends too early")
-            view = view[n:]
-        return buffer
-
-    def layout(self, header: Record, length: int) -> list[tuple[str, torch.dtype, list[int]]]:
-        """Name, dtype and shape of all tensors, in the order in which they fill the file."""
-        found = []
-        for name, entry in header.items():
-            offsets = entry.get("data_offsets") if type(entry) is dict else None
-            if type(offsets) is not list or len(offsets) != 2:
-                self.fail(f"tensor {shown(name)} has no place")
-            begin, end = self.size(offsets)
-            if type(entry.get("dtype")) is not str or entry["dtype"] not in FILE_DTYPES:
-                self.fail(f"there is no dtype {shown(entry.get('dtype'))}")
-            dtype, shape = FILE_DTYPES[entry["dtype"]], self.size(entry.get("shape"))
-            if math.prod(shape) * dtype.itemsize != end - begin:
-                self.fail(f"tensor {shown(name)} of shape {shown(shape)} has {end - begin} bytes")
-            found.append((begin, end, name, dtype, shape))
-        found.sort(key=lambda entry: entry[:2])
-        at = 0
-        for begin, end, name, _, _ in found:
-            if begin != at:
-                self.fail(f"tensor {shown(name)} begins at {begin}, where {at} is expected")
-            at = end
-        if at != length:
-            self.fail(f"it holds {length} bytes of data, its tensors have {at}")
-        return [(name, dtype, shape) for _, _, name, dtype, shape in found]
-
-    def tensor(self, entry: Record) -> Tensor:
-        name, dtype, shape = entry.get("tensor"), self.dtype(entry["dtype"]), entry.get("shape")
-        if type(name) is not str or name not in self.tensors:
-            self.fail(f"there is no tensor {shown(name)}")
-        found = self.tensors[name]
-        if found.dtype is not dtype:
-            carrier, extra = CARRIERS.get(dtype, ("", []))
-            last = list(found.shape[found.dim() - len(extra) :])
-            if FILE_DTYPES.get(carrier) is not found.dtype or last != extra:
-                self.fail(f"tensor {shown(name)} is not of {entry['dtype']}")
-            found = torch.view_as_complex(found) if extra else found.view(dtype)
-            self.tensors[name] = found
-        if list(found.shape) != shape:
-            self.fail(f"tensor {shown(name)} is not of shape {shown(shape)}")
-        needs_grad = entry.get("parameter")
-        if needs_grad is None:
-            return found
-        real = dtype.is_floating_point or dtype.is_complex
-        if type(needs_grad) is not bool or needs_grad > real:
-            self.fail(f"tensor {shown(name)} can't be a parameter")
-        if name not in self.parameters:
-            self.parameters[name] = nn.Parameter(found, requires_grad=needs_grad)
-        return self.parameters[name]
-
-    def container(self, entry: Record) -> Any:
-        return rebuild(self, entry)
 
 
 def save(

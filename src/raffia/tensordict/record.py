@@ -6,7 +6,7 @@ container, `rebuild` makes a container from it and trusts nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, NoReturn
 
 import torch
@@ -104,6 +104,17 @@ def outline(
             check_leaf(value, (*key, name), like, nested)
             out.entries[name] = value
     return out
+
+
+def placed(plan: Outline, put: Callable[[Tensor, tuple[str, ...]], Record]) -> Record:
+    """The whole record of an outline; `put` gives that of a tensor, which says where it is."""
+    if plan.is_value:
+        return plan.record
+    listed = {
+        name: placed(entry, put) if isinstance(entry, Outline) else put(entry, (*plan.key, name))
+        for name, entry in plan.entries.items()
+    }
+    return {**plan.record, "entries": listed}
 
 
 def check_leaf(leaf: Tensor, key: tuple[str, ...], like: bool, nested: bool = False) -> None:

@@ -33,7 +33,7 @@ from raffia.files.folder import (
     replace_extras,
     write_folder,
 )
-from raffia.tensordict.disk import save_file
+from raffia.tensordict.safetensors_file import save_file
 from raffia.tensordict.tensordict import TensorDict
 
 KIND, VERSION = "raffia.checkpoint", 1

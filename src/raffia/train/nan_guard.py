@@ -17,7 +17,7 @@ from torch import Tensor
 
 from raffia.files import dump_json, write_atomically
 from raffia.learner import step_of
-from raffia.tensordict.disk import save_file
+from raffia.tensordict.safetensors_file import save_file
 from raffia.tensordict.tensordict import TensorDict
 
 SMALL = 1 << 14  # numbers of an entry: below, joining entries is quicker than asking each

@@ -24,8 +24,8 @@ from raffia.data.segment import LockedView, SegmentReplayBuffer
 from raffia.data.storage_state import StorageContents, to_state
 from raffia.data.structure import RowStructure
 from raffia.files import Checksum, DamagedFileError, check_file, checksum
-from raffia.tensordict.disk import raw_bytes, save_file
 from raffia.tensordict.keys import NestedKey, unravel_key_to_tuple
+from raffia.tensordict.safetensors_file import raw_bytes, save_file
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.checkpoint import Checkpoint, CheckpointError
 

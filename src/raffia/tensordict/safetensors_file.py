@@ -1,0 +1,237 @@
+"""A container as one safetensors file: its tensors, and in the metadata the record of the tree.
+
+The metadata has a checksum of the whole file, too, made with zeros in its place. The library of
+safetensors reads the file, which may come from elsewhere. It is written here: as the checksum is
+made on the way, a full disk is the error of the system, and a kill leaves no file of another name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from typing import Any, BinaryIO
+
+import safetensors
+import torch
+from torch import Tensor, nn
+
+from raffia.files import (
+    Path,
+    dump_json,
+    foreign_reader,
+    make_folder,
+    open_plain,
+    parse_json,
+    shown,
+    write_atomically,
+)
+from raffia.tensordict import ragged
+from raffia.tensordict.memmap import DTYPES
+from raffia.tensordict.record import (
+    CPU,
+    Reader,
+    Record,
+    check_version,
+    outline,
+    placed,
+    rebuild,
+    titled,
+)
+
+FILE_DTYPES = {
+    "BOOL": torch.bool,
+    **{f"U{n}": DTYPES[f"uint{n}"] for n in (8, 16, 32, 64)},
+    **{f"I{n}": DTYPES[f"int{n}"] for n in (8, 16, 32, 64)},
+    **{f"F{n}": DTYPES[f"float{n}"] for n in (16, 32, 64)},
+    "BF16": torch.bfloat16,
+    "C64": torch.complex64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
+}
+FILE_DTYPE_NAMES = {dtype: name for name, dtype in FILE_DTYPES.items()}
+# dtypes that the format, or older readers of it, lack -> what carries their numbers, in how many
+CARRIERS: dict[torch.dtype, tuple[torch.dtype, list[int]]] = {
+    torch.complex32: (torch.float16, [2]),
+    torch.complex128: (torch.float64, [2]),
+    torch.float8_e8m0fnu: (torch.uint8, []),
+    torch.float4_e2m1fn_x2: (torch.uint8, []),
+}
+LONGEST_HEADER = 100_000_000  # as in other readers of the format
+RECORD, CHECKSUM = "raffia", "raffia.sha256"
+NO_CHECKSUM = "0" * 64
+
+
+def save_file(td: Any, path: Path) -> None:
+    """Write a container as one safetensors file, all at once.
+
+    >>> import tempfile
+    >>> from raffia import TensorDict
+    >>> from safetensors.torch import load_file
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_file(TensorDict(a=torch.ones(2)), f"{folder}/x")
+    ...     load_file(f"{folder}/x")
+    {'a': tensor([1., 1.])}
+    """
+    stored: dict[str, Tensor] = {}
+    names: dict[Any, str] = {}  # by place in memory, so that a tensor with two keys is stored once
+
+    def put(leaf: Tensor, key: tuple[str, ...]) -> Record:
+        where = place_in_memory(leaf)
+        if where not in names:
+            names[where] = tensor_name(key, stored)
+            stored[names[where]] = leaf
+        record: Record = {"tensor": names[where], **ragged.described(leaf)}
+        if isinstance(leaf, nn.Parameter):
+            record["parameter"] = leaf.requires_grad
+        return record
+
+    record = titled(placed(outline(td), put))
+    tensors = sorted(stored.items(), key=lambda item: -item[1].dtype.itemsize)  # keeps them aligned
+    text = header_of(dump_json(record).decode(), tensors)
+
+    def write(file: BinaryIO) -> None:
+        checksum = hashlib.sha256(text)
+        file.write(len(text).to_bytes(8, "little") + text)
+        for _, tensor in tensors:
+            if tensor.numel():
+                data = raw_bytes(tensor)
+                checksum.update(data)
+                file.write(data)
+        file.seek(8 + text.index(NO_CHECKSUM.encode(), text.index(f'"{CHECKSUM}"'.encode())))
+        file.write(checksum.hexdigest().encode())
+
+    path = os.path.abspath(path)
+    make_folder(os.path.dirname(path))
+    write_atomically(path, write)
+
+
+def header_of(record: str, tensors: list[tuple[str, Tensor]]) -> bytes:
+    """The header of a file of these tensors, one behind the other; without the checksum."""
+    metadata = {"format": "pt", RECORD: record, CHECKSUM: NO_CHECKSUM}
+    header: Record = {"__metadata__": metadata}
+    end = 0
+    for name, tensor in tensors:
+        carrier, extra = CARRIERS.get(tensor.dtype, (tensor.dtype, []))
+        begin, end = end, end + tensor.numel() * tensor.dtype.itemsize
+        entry: Record = {"dtype": FILE_DTYPE_NAMES[carrier], "shape": [*tensor.shape, *extra]}
+        header[name] = entry | {"data_offsets": [begin, end]}
+    text = dump_json(header)
+    text += b" " * (-len(text) % 8)
+    if len(text) > LONGEST_HEADER:
+        raise ValueError(
+            f"the keys and values take {len(text)} bytes, one file holds 100 MB of them"
+        )
+    return text
+
+
+def place_in_memory(tensor: Tensor) -> Any:
+    """Equal for two tensors that are one and the same, seen in the same way."""
+    if not tensor.numel():
+        return id(tensor)
+    seen = tensor.dtype, tensor.shape, tensor.stride(), tensor.is_conj(), tensor.is_neg()
+    return tensor.device, tensor.data_ptr(), seen
+
+
+def tensor_name(key: tuple[str, ...], taken: dict[str, Tensor]) -> str:
+    """The name of a tensor for other readers of the file: its key with dots, made unique.
+
+    >>> tensor_name(("a", "b"), {"a.b": torch.ones(1)})
+    'a.b~2'
+    """
+    name = ".".join(key).encode("utf-8", "replace").decode()
+    n, out = 1, name
+    while out in taken or out == "__metadata__":
+        n += 1
+        out = f"{name}~{n}"
+    return out
+
+
+def raw_bytes(tensor: Tensor) -> memoryview:
+    """The bytes of a tensor, row by row.
+
+    >>> bytes(raw_bytes(torch.tensor([1, 2], dtype=torch.uint8)))
+    b'\\x01\\x02'
+    """
+    plain = tensor.detach().cpu().as_subclass(Tensor).resolve_conj().resolve_neg().contiguous()
+    flat: Any = plain.reshape(-1).view(torch.uint8).numpy()
+    return memoryview(flat)
+
+
+def checksum_of(file: BinaryIO, header: bytes, known: str) -> str:
+    """The checksum of a file that has been read up to the end of its header."""
+    found = hashlib.sha256(header.replace(known.encode(), NO_CHECKSUM.encode(), 1))
+    while data := file.read(1 << 20):
+        found.update(data)
+    return found.hexdigest()
+
+
+class FileReader(Reader):
+    """Reads a container out of a safetensors file."""
+
+    def __init__(self, path: str, device: torch.device | None, non_blocking: bool) -> None:
+        super().__init__(path, device, non_blocking)
+        self.tensors: dict[str, Tensor] = {}
+        self.parameters: dict[str, nn.Parameter] = {}
+
+    def read(self) -> Any:
+        """The container in this file."""
+        with open_plain(self.path, follows_links=True) as file:
+            with (
+                foreign_reader(self.path, "it is no safetensors file, or not all of it"),
+                safetensors.safe_open(self.path, framework="pt") as opened,
+            ):
+                metadata = opened.metadata() or {}
+                for name in opened.keys():  # noqa: SIM118, as it is not a mapping
+                    # A copy: that of the library is a map of the file, which may be changed later.
+                    self.tensors[name] = opened.get_tensor(name).to(
+                        self.device or CPU, copy=True, non_blocking=self.non_blocking
+                    )
+            header = file.read(int.from_bytes(file.read(8), "little"))
+            if not metadata.keys() & {RECORD, CHECKSUM}:  # another program's
+                parse_json(self.path, header, deepest=None)  # no name is there twice
+                return rebuild(self, record_of_all(self.tensors))
+            known = metadata.get(CHECKSUM, "")
+            if len(known) != 64 or checksum_of(file, header, known) != known:
+                if os.stat(self.path).st_ino != os.fstat(file.fileno()).st_ino:
+                    return self.read()  # another process has replaced it meanwhile
+                self.fail("its content is not what was saved: the checksum differs")
+        if RECORD not in metadata:
+            self.fail("its record is missing")
+        record = parse_json(self.path, metadata[RECORD], deepest=None)
+        check_version(self.path, record)
+        return rebuild(self, record)
+
+    def tensor(self, entry: Record) -> Tensor:
+        name, dtype, shape = entry.get("tensor"), self.dtype(entry["dtype"]), entry.get("shape")
+        if type(name) is not str or name not in self.tensors:
+            self.fail(f"there is no tensor {shown(name)}")
+        found = self.tensors[name]
+        if found.dtype is not dtype:
+            carrier, extra = CARRIERS.get(dtype, (None, []))
+            last = list(found.shape[found.dim() - len(extra) :])
+            if carrier is not found.dtype or last != extra:
+                self.fail(f"tensor {shown(name)} is not of {entry['dtype']}")
+            found = torch.view_as_complex(found) if extra else found.view(dtype)
+            self.tensors[name] = found
+        if list(found.shape) != shape:
+            self.fail(f"tensor {shown(name)} is not of shape {shown(shape)}")
+        needs_grad = entry.get("parameter")
+        if needs_grad is None:
+            return found
+        real = dtype.is_floating_point or dtype.is_complex
+        if type(needs_grad) is not bool or needs_grad > real:
+            self.fail(f"tensor {shown(name)} can't be a parameter")
+        if name not in self.parameters:
+            self.parameters[name] = nn.Parameter(found, requires_grad=needs_grad)
+        return self.parameters[name]
+
+    def container(self, entry: Record) -> Any:
+        return rebuild(self, entry)
+
+
+def record_of_all(tensors: dict[str, Tensor]) -> Record:
+    """The record of a container that holds all tensors under their names."""
+    listed = {name: {"tensor": name, **ragged.described(x)} for name, x in tensors.items()}
+    return {"class": "TensorDict", "batch_size": [], "entries": listed}
