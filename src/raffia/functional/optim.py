@@ -187,7 +187,12 @@ def _optimizer(
             if not _fits_kernel(p, slots):
                 return by_formula(params, p, g, slots, opt["count"], learning_rate, decay)
             count = opt["count"].add_(1)
-            g = [_laid_out_as(x, leaf) for x, leaf in zip(g, p, strict=True)]
+            g = [
+                x
+                if x.stride() == leaf.stride() and x.dtype == leaf.dtype
+                else torch.empty_like(leaf).copy_(x)
+                for x, leaf in zip(g, p, strict=True)
+            ]
             for member in _members(p, g, slots, count, learning_rate, decay):
                 kernel(*member)
         return params, opt
@@ -239,22 +244,19 @@ def _fits_kernel(p: Leaves, slots: list[Leaves]) -> bool:
     if not p or p[0].device.type not in ("cpu", "cuda"):
         return False
     kind = p[0].dtype, p[0].device
-    return all(
-        (leaf.dtype, leaf.device) == kind
-        and (leaf.is_contiguous() or _is_channels_last(leaf))
-        and all(x.dtype == leaf.dtype and x.stride() == leaf.stride() for x in moments)
-        for leaf, *moments in zip(p, *slots, strict=True)
-    )
+    for leaf, *moments in zip(p, *slots, strict=True):  # a loop: each call would be one a leaf
+        if (leaf.dtype, leaf.device) != kind:
+            return False
+        if not (leaf.is_contiguous() or _is_channels_last(leaf)):
+            return False
+        for moment in moments:
+            if moment.dtype != leaf.dtype or moment.stride() != leaf.stride():
+                return False
+    return True
 
 
 def _is_channels_last(leaf: Tensor) -> bool:
     return leaf.dim() == 4 and leaf.is_contiguous(memory_format=torch.channels_last)
-
-
-def _laid_out_as(grad: Tensor, leaf: Tensor) -> Tensor:
-    if grad.stride() == leaf.stride() and grad.dtype == leaf.dtype:
-        return grad
-    return torch.empty_like(leaf).copy_(grad)
 
 
 def _members(
