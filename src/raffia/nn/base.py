@@ -96,9 +96,14 @@ class TensorDictModuleBase(nn.Module):
             "super().__init__(), or as an attribute of the class"
         )
 
+    def _follow(self) -> None:
+        """Bring the keys up to date; a sequence works them out of its modules."""
+
     @property
     def in_keys(self) -> list[NestedKey]:
-        """The keys that the module reads, in the order of its arguments."""
+        """The keys that the module reads, in the order of its arguments; of a sequence, those that
+        are read before a module writes them."""
+        self._follow()
         return self._in_keys
 
     @in_keys.setter
@@ -108,6 +113,7 @@ class TensorDictModuleBase(nn.Module):
     @property
     def out_keys(self) -> list[NestedKey]:
         """The keys that the module writes, after a selection: those that it keeps."""
+        self._follow()
         return self._out_keys if self._selected is None else self._selected
 
     @out_keys.setter
@@ -119,6 +125,7 @@ class TensorDictModuleBase(nn.Module):
     @property
     def out_keys_source(self) -> list[NestedKey]:
         """The keys that the module writes, whatever is selected."""
+        self._follow()
         return self._out_keys
 
     def __call__(self, tensordict: Any = UNSET, /, *args: Any, **kwargs: Any) -> Any:

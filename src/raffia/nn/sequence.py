@@ -116,34 +116,6 @@ class TensorDictSequential(TensorDictModule):
         """The keys of a sequence of these modules, for constructors of subclasses."""
         return keys_of(modules)
 
-    @property
-    def in_keys(self) -> list[NestedKey]:
-        """The keys that are read before a module writes them."""
-        self._follow()
-        return self._in_keys
-
-    @in_keys.setter
-    def in_keys(self, keys: Any) -> None:
-        self._in_keys = listed(keys, "in_keys")
-
-    @property
-    def out_keys(self) -> list[NestedKey]:
-        """The keys that the modules write, after a selection: the selected ones."""
-        self._follow()
-        return self._out_keys if self._selected is None else self._selected
-
-    @out_keys.setter
-    def out_keys(self, keys: Any) -> None:
-        self._out_keys = listed(keys, "out_keys")
-        if self._selected is not None:  # keys may be set before super().__init__()
-            self.reset_out_keys()
-
-    @property
-    def out_keys_source(self) -> list[NestedKey]:
-        """The keys that the modules write, whatever is selected."""
-        self._follow()
-        return self._out_keys
-
     def _edit(self, change: Callable[[Any], Any]) -> Self:
         """Change the collection of modules; if the keys do not fit then, nothing has changed."""
         before = dict(self.module._modules)
@@ -384,8 +356,7 @@ class TensorDictSequential(TensorDictModule):
 
 
 _FORWARD = TensorDictSequential.forward
-_IN_KEYS, _OUT_KEYS = TensorDictSequential.in_keys, TensorDictSequential.out_keys
-TensorDictSequential._has_own_keys = False  # its keys are stored, and follow the modules
+_IN_KEYS, _OUT_KEYS = TensorDictModuleBase.in_keys, TensorDictModuleBase.out_keys
 
 
 def _followed_by_a_mixin(order: tuple[type, ...]) -> bool:

@@ -1,13 +1,7 @@
 """Where programs written for tensordict look for names that stand in `raffia.nn`."""
 
-from raffia.nn.dispatch import (
-    set_skip_existing,
-    skip_existing,
-)
-from raffia.nn.distributions.composite import (
-    composite_lp_aggregate,
-    set_composite_lp_aggregate,
-)
+from raffia.nn.dispatch import set_skip_existing, skip_existing
+from raffia.nn.distributions.composite import composite_lp_aggregate, set_composite_lp_aggregate
 from raffia.nn.distributions.mappings import (
     add_custom_mapping,
     biased_softplus,

@@ -50,6 +50,20 @@ class MissingSampleError(MissingKeyError, ValueError):
     """
 
 
+def _key_of_sum(name: str, default: str, writer: str) -> property:
+    """A property: the key at which `writer` writes the sum; None sets the default."""
+
+    def get(self: CompositeDistribution) -> NestedKey:
+        return self.__dict__[name]
+
+    def put(self: CompositeDistribution, key: NestedKey | None) -> None:
+        self.__dict__[name] = default if key is None else unravel_key(key)
+
+    return property(
+        get, put, doc=f"Where `{writer}` writes the sum; set it to None for the default."
+    )
+
+
 class CompositeDistribution(Distribution, Mapping[NestedKey, Distribution]):
     """Named distributions as one: draws containers, and is itself a mapping of name to member.
 
@@ -84,6 +98,8 @@ class CompositeDistribution(Distribution, Mapping[NestedKey, Distribution]):
     """
 
     dists: dict[NestedKey, Distribution]
+    log_prob_key = _key_of_sum("_log_prob_key", "sample_log_prob", "log_prob_composite")
+    entropy_key = _key_of_sum("_entropy_key", "entropy", "entropy_composite")
 
     def __init__(
         self,
@@ -164,24 +180,6 @@ class CompositeDistribution(Distribution, Mapping[NestedKey, Distribution]):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.dists})"
 
-    @property
-    def log_prob_key(self) -> NestedKey:
-        """Where `log_prob_composite` writes the sum; set it to None for the default."""
-        return self._log_prob_key
-
-    @log_prob_key.setter
-    def log_prob_key(self, key: NestedKey | None) -> None:
-        self._log_prob_key = "sample_log_prob" if key is None else unravel_key(key)
-
-    @property
-    def entropy_key(self) -> NestedKey:
-        """Where `entropy_composite` writes the sum; set it to None for the default."""
-        return self._entropy_key
-
-    @entropy_key.setter
-    def entropy_key(self, key: NestedKey | None) -> None:
-        self._entropy_key = "entropy" if key is None else unravel_key(key)
-
     def expand(self, batch_shape: Any, _instance: Any = None) -> Self:
         """The same distributions over a larger batch; the last dimensions are those of this one."""
         batch_shape = torch.Size(batch_shape)
@@ -189,7 +187,7 @@ class CompositeDistribution(Distribution, Mapping[NestedKey, Distribution]):
         new = type(self).__new__(type(self)) if _instance is None else _instance
         own = self._each("expand", lambda _, d: d.expand(batch_shape + d.batch_shape[ndim:]))
         new._fill(TensorDict(batch_size=batch_shape), own, None, None, None)
-        new._log_prob_key, new._entropy_key = self._log_prob_key, self._entropy_key
+        new.log_prob_key, new.entropy_key = self.log_prob_key, self.entropy_key
         return new
 
     def sample(self, shape: Any = None) -> TensorDict:  # type: ignore[override]

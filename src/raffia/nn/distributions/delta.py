@@ -92,15 +92,7 @@ class Delta(Distribution):
         """`param`"""
         return self.param
 
-    @property
-    def mode(self) -> Tensor:
-        """`param`"""
-        return self.param
-
-    @property
-    def deterministic_sample(self) -> Tensor:
-        """`param`"""
-        return self.param
+    mode = deterministic_sample = mean
 
     @property
     def variance(self) -> Tensor:
