@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 from torch import nn
 
@@ -29,6 +29,18 @@ class LargestHead(NamedTuple):
 
     num_layers: int
     num_nodes: int  # nodes of each layer
+
+
+class HeadOptions(TypedDict, total=False):
+    """What all heads of a network have in common: the keywords of `head`.
+
+    >>> options: HeadOptions = {"norm_type": "BN", "zero_last": True}
+    """
+
+    norm_type: str | None
+    activation: nn.Module
+    zero_last: bool
+    largest: LargestHead | None
 
 
 def head(

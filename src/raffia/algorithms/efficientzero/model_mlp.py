@@ -8,7 +8,7 @@ from typing import cast
 from torch import Tensor, nn
 
 from raffia.algorithms.efficientzero.actions import action_encoding
-from raffia.algorithms.efficientzero.heads import LargestHead, head
+from raffia.algorithms.efficientzero.heads import HeadOptions, LargestHead, head
 from raffia.algorithms.efficientzero.latent_model import LatentModel, supports
 from raffia.algorithms.efficientzero.policy_head import check_sigma, policy_head
 from raffia.algorithms.efficientzero.representation import check_precision
@@ -168,21 +168,21 @@ class PredictionNetworkMLP(nn.Module):
         self.fc_prediction_common = mlp(
             [size, size, size], norm_type=norm_type, activation=activation, norm_last=True
         )
+        options: HeadOptions = {
+            "norm_type": norm_type,
+            "activation": activation,
+            "zero_last": last_linear_layer_init_zero,
+            "largest": largest_head,
+        }
         self.fc_value_head = head(
             [size, *value_head_hidden_channels, output_support_size],
-            norm_type=norm_type,
-            activation=activation,
-            zero_last=last_linear_layer_init_zero,
-            largest=largest_head,
+            **options,
         )
         self.fc_policy_head = policy_head(
             [size, *policy_head_hidden_channels, action_space_size],
             sigma_type=sigma_type,
             fixed_sigma_value=fixed_sigma_value,
-            norm_type=norm_type,
-            activation=activation,
-            zero_last=last_linear_layer_init_zero,
-            largest=largest_head,
+            **options,
         )
 
     def forward(self, latent_state: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 
-from raffia.algorithms.efficientzero.heads import LargestHead, head
-from raffia.nn.blocks import RELU
+from raffia.algorithms.efficientzero.heads import HeadOptions, head
 
 
 class GaussianHead(nn.Module):
@@ -18,8 +18,8 @@ class GaussianHead(nn.Module):
     sizes: of the input, the hidden layers and the action.
     sigma_type: "conditioned", where it is the network's too, or "fixed".
     fixed_sigma_value: the standard deviation if it is fixed.
-    zero_last: both start at the same for any input: mean 0, standard deviation 1 (or fixed).
-    largest: of a network that can change its form, see `head`.
+    options: those of `head`; with `zero_last` both start at the same for any input: mean 0,
+        standard deviation 1 (or fixed).
 
     The exponent of sigma is clamped to -20 .. 2.
 
@@ -34,23 +34,14 @@ class GaussianHead(nn.Module):
         *,
         sigma_type: str = "conditioned",
         fixed_sigma_value: float = 0.3,
-        norm_type: str | None = None,
-        activation: nn.Module = RELU,
-        zero_last: bool = False,
-        largest: LargestHead | None = None,
+        **options: Unpack[HeadOptions],
     ) -> None:
         super().__init__()
         check_sigma(sigma_type, fixed_sigma_value)
         *sizes, self.action_size = sizes
         self.fixed_sigma = fixed_sigma_value if sigma_type == "fixed" else None
         num_outputs = self.action_size * (1 if sigma_type == "fixed" else 2)
-        self.net = head(
-            [*sizes, num_outputs],
-            norm_type=norm_type,
-            activation=activation,
-            zero_last=zero_last,
-            largest=largest,
-        )
+        self.net = head([*sizes, num_outputs], **options)
 
     def forward(self, x: Tensor) -> Tensor:
         """x: [B, size] -> [B, 2 * action_size]: the means, then the standard deviations."""
@@ -66,10 +57,7 @@ def policy_head(
     *,
     sigma_type: str | None = None,
     fixed_sigma_value: float = 0.3,
-    norm_type: str | None = None,
-    activation: nn.Module = RELU,
-    zero_last: bool = False,
-    largest: LargestHead | None = None,
+    **options: Unpack[HeadOptions],
 ) -> nn.Module:
     """Logits over sizes[-1] actions, or a `GaussianHead` where `sigma_type` is given.
 
@@ -78,21 +66,9 @@ def policy_head(
     """
     if sigma_type is None:
         check_sigma("fixed", fixed_sigma_value)
-        return head(
-            sizes,
-            norm_type=norm_type,
-            activation=activation,
-            zero_last=zero_last,
-            largest=largest,
-        )
+        return head(sizes, **options)
     return GaussianHead(
-        sizes,
-        sigma_type=sigma_type,
-        fixed_sigma_value=fixed_sigma_value,
-        norm_type=norm_type,
-        activation=activation,
-        zero_last=zero_last,
-        largest=largest,
+        sizes, sigma_type=sigma_type, fixed_sigma_value=fixed_sigma_value, **options
     )
 
 

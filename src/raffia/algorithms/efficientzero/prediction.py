@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from raffia.algorithms.efficientzero.heads import LargestHead, head
+from raffia.algorithms.efficientzero.heads import HeadOptions, LargestHead, head
 from raffia.algorithms.efficientzero.policy_head import policy_head
 from raffia.algorithms.efficientzero.representation import (
     image_shape,
@@ -63,21 +63,21 @@ class PredictionNetwork(nn.Module):
         self.norm_policy = norm_of_images(norm_type, (policy_head_channels, h, w))
         self.activation_value = copy.deepcopy(activation)
         self.activation_policy = copy.deepcopy(activation)
+        options: HeadOptions = {
+            "norm_type": norm_type,
+            "activation": activation,
+            "zero_last": last_linear_layer_init_zero,
+            "largest": largest_head,
+        }
         self.fc_value = head(
             [value_head_channels * h * w, *value_head_hidden_channels, output_support_size],
-            norm_type=norm_type,
-            activation=activation,
-            zero_last=last_linear_layer_init_zero,
-            largest=largest_head,
+            **options,
         )
         self.fc_policy = policy_head(
             [policy_head_channels * h * w, *policy_head_hidden_channels, action_space_size],
             sigma_type=sigma_type,
             fixed_sigma_value=fixed_sigma_value,
-            norm_type=norm_type,
-            activation=activation,
-            zero_last=last_linear_layer_init_zero,
-            largest=largest_head,
+            **options,
         )
 
     def forward(self, latent_state: Tensor) -> tuple[Tensor, Tensor]:
