@@ -31,36 +31,37 @@ _INDEX = ir.IntType(32)
 _WORD = ir.IntType(64)
 
 
-class _LanesType(types.Type):
-    def __init__(self) -> None:
-        super().__init__(name=f"lanes({LANES})")
+class VectorType(types.Type):
+    """So many numbers in one register, of which numba knows `+` and so on."""
+
+    def __init__(self, name: str, content: str, count: int, **instructions: str) -> None:
+        self.content, self.count = content, count
+        super().__init__(name=f"{name}({count})")
+        for symbol, code in instructions.items():
+            _operator(self, getattr(operator, symbol), code)
 
 
-lanes = _LanesType()
-
-
-@register_model(_LanesType)
-class _LanesModel(PrimitiveModel):
+@register_model(VectorType)
+class _VectorModel(PrimitiveModel):
     def __init__(self, manager: Any, kind: Any) -> None:
-        super().__init__(manager, kind, ir.VectorType(_WORD, LANES))
+        content = ir.FloatType() if kind.content == "float" else _WORD
+        super().__init__(manager, kind, ir.VectorType(content, kind.count))
 
 
-def _operator(symbol: Any, instruction: str) -> None:
+def _operator(kind: VectorType, symbol: Any, instruction: str) -> None:
     @infer_global(symbol)
-    class _LaneTemplate(ConcreteTemplate):
-        cases = (signature(lanes, lanes, lanes),)
+    class _VectorTemplate(ConcreteTemplate):
+        cases = (signature(kind, kind, kind),)
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return getattr(builder, instruction)(*arguments)
 
-    lower_builtin(symbol, _LanesType, _LanesType)(code)
+    lower_builtin(symbol, kind, kind)(code)
 
 
-_operator(operator.add, "add")
-_operator(operator.xor, "xor")
-_operator(operator.or_, "or_")
-_operator(operator.lshift, "shl")
-_operator(operator.rshift, "lshr")
+lanes = VectorType(
+    "lanes", "word", LANES, add="add", xor="xor", or_="or_", lshift="shl", rshift="lshr"
+)
 
 
 def _vector(bits: int, count: int) -> Any:

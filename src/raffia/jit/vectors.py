@@ -15,20 +15,15 @@ True
 """
 
 # llvmlite and numba give their builders no types, so little of this file has any.
-import operator
 from typing import Any
 
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.core.datamodel.models import PrimitiveModel
-from numba.core.imputils import lower_builtin
 from numba.core.registry import cpu_target
-from numba.core.typing.templates import ConcreteTemplate, infer_global, signature
-from numba.extending import register_model
 
 from raffia.jit.kernel import instruction, kernel
-from raffia.jit.lanes import shuffled
+from raffia.jit.lanes import VectorType, shuffled
 
 # What numba compiles for, which can be set to less than this processor has.
 _TRIPLE, _, _FEATURES = cpu_target.target_context.codegen().magic_tuple()
@@ -43,35 +38,7 @@ VECTOR = ir.VectorType(FLOAT, WIDTH)
 _WORDS = ir.VectorType(_INDEX, WIDTH)
 
 
-class _FloatsType(types.Type):
-    def __init__(self) -> None:
-        super().__init__(name=f"floats({WIDTH})")
-
-
-floats = _FloatsType()
-
-
-@register_model(_FloatsType)
-class _FloatsModel(PrimitiveModel):
-    def __init__(self, manager: Any, kind: Any) -> None:
-        super().__init__(manager, kind, VECTOR)
-
-
-def _operator(symbol: Any, instruction: str) -> None:
-    @infer_global(symbol)
-    class _FloatsTemplate(ConcreteTemplate):
-        cases = (signature(floats, floats, floats),)
-
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return getattr(builder, instruction)(*arguments)
-
-    lower_builtin(symbol, _FloatsType, _FloatsType)(code)
-
-
-_operator(operator.add, "fadd")
-_operator(operator.sub, "fsub")
-_operator(operator.mul, "fmul")
-_operator(operator.truediv, "fdiv")
+floats = VectorType("floats", "float", WIDTH, add="fadd", sub="fsub", mul="fmul", truediv="fdiv")
 
 
 def splat(builder: Any, number: Any, width: int = WIDTH) -> Any:
