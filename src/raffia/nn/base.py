@@ -12,6 +12,7 @@ from torch.nn.modules import module as torch_module
 
 from raffia.nn.dispatch import SKIP
 from raffia.tensordict.entries import UNSET
+from raffia.tensordict.functions import is_non_tensor
 from raffia.tensordict.keys import NestedKey, nearest, unravel_key
 from raffia.tensordict.node import Node
 from raffia.tensordict.tensordict import TensorDict
@@ -308,7 +309,7 @@ def _prune(tensordict: Any, key: NestedKey) -> None:
     while isinstance(key, tuple):
         key = key[:-1] if len(key) > 2 else key[0]
         level = tensordict.get(key, None)
-        if isinstance(level, Node) and not level._is_data() and level.is_empty():
+        if isinstance(level, Node) and not is_non_tensor(level) and level.is_empty():
             tensordict.del_(key)
 
 

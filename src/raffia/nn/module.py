@@ -15,6 +15,7 @@ from torch.nn.functional import linear
 
 from raffia.nn.base import CALL, TensorDictModuleBase, any_global_hook, listed, one_or_more, shown
 from raffia.nn.dispatch import SKIP, as_entry, dispatch, may_skip, missing_inputs
+from raffia.tensordict.functions import is_non_tensor
 from raffia.tensordict.keys import MissingKeyError, NestedKey
 from raffia.tensordict.node import Node
 from raffia.tensordict.tensorclass import is_tensorclass
@@ -329,7 +330,7 @@ def spread(output: Any, out_keys: list[NestedKey]) -> Any:
         return ()
     if isinstance(output, Mapping):
         there: Any = output
-    elif isinstance(output, Node) and not output._is_data() and not is_tensorclass(output):
+    elif isinstance(output, Node) and not is_non_tensor(output) and not is_tensorclass(output):
         there = output.keys(True)
     else:
         return (output,)

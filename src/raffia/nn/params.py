@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from raffia.tensordict.functions import from_module
+from raffia.tensordict.functions import from_module, is_non_tensor
 from raffia.tensordict.keys import MissingKeyError, nearest
 from raffia.tensordict.lazy import LazyStackedTensorDict
 from raffia.tensordict.node import Node
@@ -53,8 +53,8 @@ def target_copy(online: Holder) -> Holder:
         return memo[id(leaf)]
 
     _require_holder(online, "online")
-    container: Holder = online._map(copied)
-    return container
+    container: Any = online
+    return container.apply(copied)
 
 
 def update_target(target: Holder, online: nn.Module | Node, rate: float | Tensor = 1.0) -> Holder:
@@ -190,7 +190,7 @@ def _collect(node: Any, prefix: str, leaves: Leaves) -> None:
     for name, value in below.items():
         if isinstance(value, Tensor) or not isinstance(value, Node):
             leaves[prefix + name] = value
-        elif not value._is_data():
+        elif not is_non_tensor(value):
             _collect(value, f"{prefix}{name}.", leaves)
 
 

@@ -53,7 +53,8 @@ def shapes(tensordict: Any, keys: Iterable[NestedKey]) -> Shapes:
             dtype = str(value.dtype).removeprefix("torch.")
             found[key] = EntryShape(_shape(holder, name, value), dtype)
         elif isinstance(value, Node):
-            found[key] = EntryShape(tuple(value._batch_size), type(value._unwrapped()).__name__)
+            entry: Any = value
+            found[key] = EntryShape(tuple(entry.batch_size), type(entry._unwrapped()).__name__)
     return found
 
 

@@ -197,7 +197,7 @@ def _leaf_keys(embedding: Any) -> list[tuple[str, ...]] | None:
     """The nested keys of a TensorDict's tensors; None for other containers."""
     if not isinstance(embedding, TensorCollection):
         return None
-    if len(embedding.filter_non_tensor_data()._peek()) != len(embedding._peek()):
+    if len(embedding.filter_non_tensor_data().keys()) != len(embedding.keys()):
         raise TypeError("root.embedding holds entries that are not tensors; leave them out")
     keys = embedding.keys(True, True)
     return sorted(unravel_key_to_tuple(key) for key in keys)
