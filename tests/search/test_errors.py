@@ -1,202 +1,382 @@
-"""What does not fit is refused with what was seen and what is needed; nothing given is changed."""
+"""What does not fit is refused with what was seen and what is needed, by tables of calls."""
+
+import functools
 
 import pytest
 import torch
+from torch import nn
 
+from raffia import TensorDict
 from raffia.search import (
     PUCT,
+    CategoricalSampler,
+    FunctionModel,
+    GaussianSampler,
     Gumbel,
+    KeyedSearch,
     ValuePrefix,
     dirichlet_noise,
     gumbel_policy,
     muzero_policy,
     sample_visits,
+    sampled_policy,
     search,
+    with_sampled_actions,
 )
-from raffia.tensordict import TensorDict
 
-from .table import BACKENDS, A, B, random_table, root, run
+from .table import BACKENDS, STATES, A, B, random_table, root, run
 
-# -- the root
-
-
-@pytest.mark.parametrize("policy", [search, muzero_policy, gumbel_policy])
-def test_a_root_without_a_legal_action(policy):
-    mask = torch.ones(B, A, dtype=torch.bool)
-    mask[1] = mask[3] = False
-    with pytest.raises(ValueError, match=r"no legal action at roots \[1, 3\].*root\.mask"):
-        policy(root(mask=mask), random_table(0), num_simulations=6)
+NAN, INF = torch.nan, torch.inf
+PLANS = (search, muzero_policy, gumbel_policy)
+TABLE = random_table(0)
+SEEDS, TWO = torch.arange(B), GaussianSampler(2)
+QUIET = functools.partial(muzero_policy, num_simulations=4, dirichlet_fraction=0.0, temperature=0.0)
 
 
-@pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
-@pytest.mark.parametrize("field", ["value", "prior_logits"])
-def test_a_root_of_nan_or_infinity(field, wrong):
-    tensor = getattr(root(), field).clone()
-    tensor[2] = wrong
-    with pytest.raises(ValueError, match=rf"root\.{field} is NaN.* for root 2"):
-        run(root(**{field: tensor}))
+def bools(*shape):
+    return torch.ones(shape, dtype=torch.bool)
 
 
-def test_a_root_value_of_minus_infinity():
-    value = torch.zeros(B)
-    value[1] = -torch.inf
-    with pytest.raises(ValueError, match=r"root\.value is NaN or infinite for root 1"):
-        run(root(value=value))
+def but(tensor, index, number):
+    """The tensor with another number at one place."""
+    tensor = tensor.clone()
+    tensor[index] = number
+    return tensor
+
+
+def refused(call, error, words):
+    with pytest.raises(error, match=words):
+        call()
+
+
+# -- fields of a root, in all ways to plan
+
+ROOTS = [
+    (dict(mask=but(bools(B, A), [1, 3], False)), r"no legal action at roots \[1, 3\].*root\.mask"),
+    (dict(prior_logits=torch.zeros(A)), r"root\.prior_logits has shape \[3\].*unsqueeze\(0\)"),
+    (dict(prior_logits=torch.zeros(0, A)), r"root\.prior_logits has shape \[0, 3\]"),
+    (dict(prior_logits=torch.zeros(B, 0)), r"root\.prior_logits has shape \[4, 0\]"),
+    (dict(value=torch.zeros(B, 1)), r"root\.value has shape \[4, 1\].*\[4\]"),
+    (dict(value=torch.zeros(B + 1)), r"root\.value has shape \[5\].*\[4\]"),
+    (dict(mask=bools(B, A + 1)), r"root\.mask has shape \[4, 4\].*\[4, 3\]"),
+    (dict(mask=bools(A)), r"root\.mask has shape \[3\].*\[4, 3\]"),
+    (dict(to_play=torch.ones(B, 1).long()), r"root\.to_play has shape \[4, 1\].*\[4\]"),
+    (dict(actions=torch.ones(B, A + 2, 2)), r"root\.actions has shape \[4, 5, 2\].*\[4, 3\]"),
+    (dict(embedding=torch.zeros(B + 1, 2)), r"embedding has shape \[5, 2\].*4 roots"),
+    (dict(embedding={"a": {"b": torch.zeros(1)}}), r"\['a'\]\['b'\].*shape \[1\].*4 roots"),
+    (dict(embedding=torch.tensor(1.0)), r"embedding has shape \[\].*4 roots"),
+    (dict(value=torch.zeros(B).to("meta")), "root.value lies on meta and root.prior_logits on cpu"),
+    (dict(mask=bools(B, A).to("meta")), "root.mask lies on meta and root.prior_logits on cpu"),
+    (dict(to_play=torch.ones(B).to("meta")), "root.to_play lies on meta and root.prior_logits on"),
+    *((dict(to_play=but(torch.ones(B), 1, n)), "pass to_play=None") for n in (-1, 3, 7)),
+]
+
+
+@pytest.mark.parametrize(("fields", "words"), ROOTS)
+def test_a_root_whose_fields_do_not_fit_together(fields, words):
+    for plan in PLANS:
+        refused(lambda plan=plan: plan(root(**fields), TABLE, num_simulations=6), ValueError, words)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.float32])
+def test_a_mask_that_is_not_bool(dtype):
+    here = root(mask=torch.ones(B, A, dtype=dtype))
+    for plan in PLANS:
+        words = r"root\.mask is torch\..*mask\.bool\(\)"
+        refused(lambda plan=plan: plan(here, TABLE, num_simulations=6), TypeError, words)
+
+
+UNFIT_ROOTS = [
+    (dict(value=but(torch.zeros(B), 2, NAN)), r"root\.value is NaN.* for root 2"),
+    (dict(value=but(torch.zeros(B), 2, INF)), r"root\.value is NaN.* for root 2"),
+    (dict(value=but(torch.zeros(B), 1, -INF)), r"root\.value is NaN or infinite for root 1"),
+    (dict(prior_logits=but(torch.zeros(B, A), 2, NAN)), r"root\.prior_logits is NaN.* for root 2"),
+    (dict(prior_logits=but(torch.zeros(B, A), 2, INF)), r"root\.prior_logits is NaN.* for root 2"),
+    (dict(prior_logits=torch.full((B, A), -INF)), "prior_logits is NaN, inf or -inf for all legal"),
+]
+
+
+@pytest.mark.parametrize(("fields", "words"), UNFIT_ROOTS)
+def test_a_root_of_nan_or_infinity(fields, words):
+    for backend in BACKENDS:
+        refused(lambda backend=backend: run(root(**fields), backend=backend), ValueError, words)
 
 
 def test_nan_logits_of_illegal_actions_are_no_matter():
-    logits, mask = torch.zeros(B, A), torch.ones(B, A, dtype=torch.bool)
-    logits[2, 1], mask[2, 1] = torch.nan, False
+    here = root(
+        prior_logits=but(torch.zeros(B, A), (2, 1), NAN), mask=but(bools(B, A), (2, 1), False)
+    )
     for backend in BACKENDS:
-        tree = run(root(prior_logits=logits, mask=mask), backend=backend)
+        tree = run(here, backend=backend)
         assert not tree.data["prior"].isnan().any()
         assert tree.visits_of_root()[2, 1] == 0
 
 
-@pytest.mark.parametrize(
-    ("field", "tensor", "match"),
-    [
-        ("prior_logits", torch.zeros(A), r"root\.prior_logits has shape \[3\].*unsqueeze\(0\)"),
-        ("prior_logits", torch.zeros(0, A), r"root\.prior_logits has shape \[0, 3\]"),
-        ("prior_logits", torch.zeros(B, 0), r"root\.prior_logits has shape \[4, 0\]"),
-        ("value", torch.zeros(B, 1), r"root\.value has shape \[4, 1\].*\[4\]"),
-        ("value", torch.zeros(B + 1), r"root\.value has shape \[5\].*\[4\]"),
-        ("mask", torch.ones(B, A + 1).bool(), r"root\.mask has shape \[4, 4\].*\[4, 3\]"),
-        ("mask", torch.ones(A).bool(), r"root\.mask has shape \[3\].*\[4, 3\]"),
-        ("to_play", torch.ones(B, 1).long(), r"root\.to_play has shape \[4, 1\].*\[4\]"),
-        ("actions", torch.ones(B, A + 2, 2), r"root\.actions has shape \[4, 5, 2\].*\[4, 3\]"),
-        ("embedding", torch.zeros(B + 1, 2), r"embedding has shape \[5, 2\].*4 roots"),
-        ("embedding", {"a": {"b": torch.zeros(1)}}, r"\['a'\]\['b'\].*shape \[1\].*4 roots"),
-        ("embedding", torch.tensor(1.0), r"embedding has shape \[\].*4 roots"),
-    ],
-)
-@pytest.mark.parametrize("policy", [search, muzero_policy, gumbel_policy])
-def test_a_root_s_field_of_another_shape(field, tensor, match, policy):
-    with pytest.raises(ValueError, match=match):
-        policy(root(**{field: tensor}), random_table(0), num_simulations=6)
+# -- everything else: (call, error, words)
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.float32])
-@pytest.mark.parametrize("policy", [search, muzero_policy, gumbel_policy])
-def test_a_mask_that_is_not_bool(dtype, policy):
-    mask = torch.ones(B, A, dtype=dtype)
-    with pytest.raises(TypeError, match=r"root\.mask is torch\..*mask\.bool\(\)"):
-        policy(root(mask=mask), random_table(0), num_simulations=6)
+def prefixes(embedding, action):
+    return TABLE(embedding, action)
 
 
-def test_an_embedding_that_holds_no_tensors():
-    with pytest.raises(TypeError, match=r"\['a'\] of root\.embedding is a list|is a str|is a int"):
-        run(root(embedding={"a": 3}))
+prefixes.predicts_prefixes = True
+MASKED = root(mask=torch.tensor([[True, False, True]] * B))
+KEYED = FunctionModel(lambda observation, mask=None: TABLE.root(observation, mask), TABLE)
+TUPLES = FunctionModel(lambda observation: tuple(TABLE.root(observation)), TABLE)
+TWO_ROWS = FunctionModel(lambda observation: TABLE.root(observation[:2]), TABLE)
 
 
-# -- settings
+def chosen(action, carry=None):
+    """A search with a selection of this answer, whatever it is asked."""
+    answer = action if carry == "alone" else (action, carry)
+    return lambda: run(MASKED, select=lambda nodes, carry: answer)
 
 
-@pytest.mark.parametrize("number", [0, -1, torch.tensor([6, 6, 0, 6])])
-def test_no_simulations(number):
-    with pytest.raises(ValueError, match="num_simulations=.*at least 1"):
-        run(num_simulations=number)
+def muzero(**options):
+    return lambda: muzero_policy(root(), TABLE, 4, **options)
 
 
-@pytest.mark.parametrize("number", [2.5, 3.0, True, torch.tensor([1.0, 2.0, 3.0, 4.0])])
-def test_simulations_that_are_no_whole_number(number):
-    with pytest.raises(TypeError, match="num_simulations is torch.*whole number"):
-        run(num_simulations=number)
+def gumbel(**options):
+    return lambda: gumbel_policy(root(), TABLE, 4, **options)
 
 
-@pytest.mark.parametrize("shape", [(1,), (B + 1,), (B, 1)])
-def test_per_root_settings_of_another_shape(shape):
-    seen = rf"\[{', '.join(map(str, shape))}\].*4 roots"
-    with pytest.raises(ValueError, match="num_simulations has shape " + seen):
-        run(num_simulations=torch.ones(shape, dtype=torch.long))
-    with pytest.raises(ValueError, match="discount has shape " + seen):
-        run(discount=torch.ones(shape))
+def sampled(here=None, sampler=TWO, seed=SEEDS, **options):
+    here = walk_root() if here is None else here
+    return lambda: with_sampled_actions(here, TABLE, sampler, seed, **options)
 
 
-@pytest.mark.parametrize(
-    "discount", [-0.1, 1.001, torch.nan, torch.tensor([0.9, 0.9, 2.0, 0.9]), torch.inf]
-)
-def test_a_discount_outside_0_to_1(discount):
-    with pytest.raises(ValueError, match=r"discount=.* must lie in 0\.\.1"):
-        run(discount=discount)
+def walk_root(place=None, number=0.0):
+    """Two means and two deviations for each root, one of them another number."""
+    parameters = torch.full((B, 4), 0.4)
+    return root(prior_logits=parameters if place is None else but(parameters, place, number))
 
 
-@pytest.mark.parametrize("depth", [0, -3])
-def test_no_depth(depth):
-    with pytest.raises(ValueError, match=f"max_depth={depth} must be at least 1"):
-        run(max_depth=depth)
+def keyed(model=KEYED, policy=QUIET, given=None, **options):
+    """A planner that is made, and called if a container is given."""
+
+    def call():
+        plan = KeyedSearch(model, policy, **options)
+        return plan if given is None else plan(given)
+
+    return call
 
 
-def test_names_of_options_that_do_not_exist():
-    with pytest.raises(ValueError, match="root_value='mean' is none of 'exclude'"):
-        run(root_value="mean")
-    with pytest.raises(ValueError, match="backend='numba' is none of 'auto'"):
-        run(backend="numba")
-    with pytest.raises(ValueError, match=r"first_visit='random' is none of.*PUCT\("):
-        PUCT(first_visit="random")
-    with pytest.raises(ValueError, match="normalize='min_max' is none of"):
-        PUCT(normalize="min_max")
-    with pytest.raises(ValueError, match="ties='first' is none of"):
-        PUCT(ties="first")
+def states(num=B, **entries):
+    return TensorDict(observation=STATES[:num], batch_size=[num], **entries)
 
 
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [
-        ({"c_base": 0.0}, "c_base=0.0"),
-        ({"min_range": -1.0}, "min_range=-1.0"),
-        ({"min_range": float("nan")}, "min_range=nan"),
-        ({"root_in_range": True, "normalize": "tree"}, "normalize='running'"),
-        ({"ties": "random"}, "tie_seed"),
-        ({"tie_seed": torch.zeros(B, dtype=torch.long)}, "ties='lowest'.*tie_seed"),
-    ],
-)
-def test_options_of_puct_that_do_not_go_together(options, match):
-    with pytest.raises(ValueError, match=match):
-        PUCT(**options)
+def efficientzero():
+    from raffia.algorithms.efficientzero.model import EfficientZeroModelMLP
+
+    KeyedSearch(EfficientZeroModelMLP(4, 3, latent_state_dim=8, lstm_hidden_size=6), QUIET)
 
 
-def test_draws_of_another_size():
-    with pytest.raises(ValueError, match=r"tie_seed has shape \(5,\).*4 roots"):
-        run(select=PUCT(ties="random", tie_seed=torch.zeros(5, dtype=torch.long)))
-    with pytest.raises(ValueError, match=r"root_gumbel has shape \(4, 2\).*\[4, 3\]"):
-        run(select=Gumbel(root_gumbel=torch.zeros(B, 2)))
-    with pytest.raises(ValueError, match=r"root_gumbel has shape \(4, 2\).*\[4, 3\]"):
-        gumbel_policy(root(), random_table(0), 4, root_gumbel=torch.zeros(B, 2))
-    for name in ("dirichlet", "action_gumbel"):
-        with pytest.raises(ValueError, match=rf"{name} has shape \[3, 3\].*\[4, 3\]"):
-            muzero_policy(root(), random_table(0), 4, **{name: torch.zeros(3, 3)})
+class LinearModel(nn.Module):
+    root = recurrent_fn = None
 
 
-def test_draws_that_cannot_be():
-    with pytest.raises(ValueError, match="root_gumbel holds NaN or infinity"):
-        run(select=Gumbel(root_gumbel=torch.full((B, A), torch.inf)))
-    with pytest.raises(ValueError, match="max_considered=0 must be at least 1"):
-        gumbel_policy(root(), random_table(0), 4, max_considered=0)
-    with pytest.raises(ValueError, match=r"dirichlet_fraction=1\.5 must lie in 0\.\.1"):
-        muzero_policy(root(), random_table(0), 4, dirichlet_fraction=1.5)
-    with pytest.raises(ValueError, match="dirichlet is given and dirichlet_fraction=0"):
-        noise = torch.full((B, A), 1 / A)
-        muzero_policy(root(), random_table(0), 4, dirichlet_fraction=0.0, dirichlet=noise)
-    for temperature in (-1.0, float("nan")):
-        with pytest.raises(ValueError, match=f"temperature={temperature} must not be negative"):
-            muzero_policy(root(), random_table(0), 4, temperature=temperature)
-    with pytest.raises(ValueError, match=r"temperature has shape \[3\].*4 roots"):
-        muzero_policy(root(), random_table(0), 4, temperature=torch.ones(3))
-    with pytest.raises(ValueError, match="alpha=0.0 must be above 0"):
-        dirichlet_noise(torch.ones(B, A, dtype=torch.bool), 0.0)
-    with pytest.raises(ValueError, match=r"gumbel=gumbel_noise\(shape\)"):
-        sample_visits(torch.ones(B, A), 1.0)
+CALLS = [
+    # kinds of roots and models
+    (lambda: search({"value": 1}, TABLE, num_simulations=1), TypeError, "root is a dict; it must"),
+    (lambda: run(root(value=[0.0])), TypeError, "root.value is a list; it must be a tensor"),
+    (lambda: run(root(embedding={"a": 3})), TypeError, r"\['a'\] of root\.embedding is a int"),
+    (lambda: run(model=prefixes), ValueError, r"pass value_prefix=ValuePrefix\(horizon=...\)"),
+    # options of a search
+    *(
+        (lambda n=n: run(num_simulations=n), ValueError, "num_simulations=.*at least 1")
+        for n in (0, -1, torch.tensor([6, 6, 0, 6]))
+    ),
+    *(
+        (lambda n=n: run(num_simulations=n), TypeError, "num_simulations is torch.*whole number")
+        for n in (2.5, 3.0, True, torch.tensor([1.0, 2.0, 3.0, 4.0]))
+    ),
+    *(
+        (
+            lambda name=name, given=given: run(**{name: given}),
+            ValueError,
+            rf"{name} has shape \[{', '.join(map(str, given.shape))}\].*4 roots",
+        )
+        for shape in ((1,), (B + 1,), (B, 1))
+        for name, given in (
+            ("num_simulations", torch.ones(shape, dtype=torch.long)),
+            ("discount", torch.ones(shape)),
+        )
+    ),
+    *(
+        (lambda n=n: run(discount=n), ValueError, r"discount=.* must lie in 0\.\.1")
+        for n in (-0.1, 1.001, NAN, torch.tensor([0.9, 0.9, 2.0, 0.9]), INF)
+    ),
+    (lambda: run(max_depth=0), ValueError, "max_depth=0 must be at least 1"),
+    (lambda: run(max_depth=-3), ValueError, "max_depth=-3 must be at least 1"),
+    (lambda: run(root_value="mean"), ValueError, "root_value='mean' is none of 'exclude'"),
+    (lambda: run(backend="numba"), ValueError, "backend='numba' is none of 'auto'"),
+    (lambda: run(num_threads=0), ValueError, "num_threads=0 must be at least 1"),
+    (lambda: run(value_prefix=5), TypeError, "value_prefix=5: pass ValuePrefix"),
+    (
+        lambda: run(transpositions=lambda e: e["state"], value_prefix=ValuePrefix(5, ("prefix",))),
+        *(ValueError, "transpositions and value_prefix exclude each other"),
+    ),
+    (lambda: ValuePrefix(horizon=0), ValueError, "horizon=0 must be at least 1"),
+    (
+        lambda: run(value_prefix=ValuePrefix(5)),
+        *(KeyError, r"resets .*reward_hidden_state.*state.*prefix"),
+    ),
+    (
+        lambda: run(
+            root(embedding=TensorDict(latent=torch.zeros(B, 2), batch_size=[B])),
+            value_prefix=ValuePrefix(5),
+        ),
+        *(KeyError, r"resets .*reward_hidden_state.*latent"),
+    ),
+    # selections
+    (lambda: PUCT(first_visit="random"), ValueError, r"first_visit='random' is none of.*PUCT\("),
+    (lambda: PUCT(normalize="min_max"), ValueError, "normalize='min_max' is none of"),
+    (lambda: PUCT(ties="first"), ValueError, "ties='first' is none of"),
+    (lambda: PUCT(c_base=0.0), ValueError, "c_base=0.0"),
+    (lambda: PUCT(c_init=NAN), ValueError, "c_init=nan"),
+    (lambda: PUCT(min_range=-1.0), ValueError, "min_range=-1.0"),
+    (lambda: PUCT(min_range=NAN), ValueError, "min_range=nan"),
+    (
+        lambda: PUCT(root_in_range=True, normalize="tree"),
+        *(ValueError, "normalize='running'"),
+    ),
+    (lambda: PUCT(ties="random"), ValueError, "tie_seed"),
+    (lambda: PUCT(tie_seed=SEEDS), ValueError, "ties='lowest'.*tie_seed"),
+    (
+        lambda: run(select=PUCT(ties="random", tie_seed=torch.zeros(5, dtype=torch.long))),
+        *(ValueError, r"tie_seed has shape \(5,\).*4 roots"),
+    ),
+    (
+        lambda: run(select=Gumbel(root_gumbel=torch.zeros(B, 2))),
+        *(ValueError, r"root_gumbel has shape \(4, 2\).*\[4, 3\]"),
+    ),
+    (
+        lambda: run(select=Gumbel(root_gumbel=torch.full((B, A), INF))),
+        *(ValueError, "root_gumbel holds NaN or infinity"),
+    ),
+    (
+        lambda: run(select=lambda nodes, carry: nodes.prior.argmax(-1), backend="compiled"),
+        *(ValueError, "backend='compiled'.*PUCT.*Gumbel.*backend='auto'"),
+    ),
+    (chosen(torch.zeros(B).long(), "alone"), TypeError, "must return .action, carry."),
+    (chosen(torch.zeros(B)), TypeError, "float32 as actions"),
+    (chosen(torch.zeros(1).long()), ValueError, "for 4 nodes"),
+    (chosen(torch.full((B,), -1)), ValueError, "lie in 0..2"),
+    (chosen(torch.full((B,), 1)), ValueError, "some of them illegal"),
+    (lambda: run(select=PUCT), TypeError, r"the class PUCT; pass PUCT\(...\)"),
+    # policies and their noise
+    (
+        gumbel(root_gumbel=torch.zeros(B, 2)),
+        ValueError,
+        r"root_gumbel has shape \(4, 2\).*\[4, 3\]",
+    ),
+    (gumbel(max_considered=0), ValueError, "max_considered=0 must be at least 1"),
+    (gumbel(value_scale=NAN), ValueError, "value_scale=nan"),
+    (muzero(dirichlet=torch.zeros(3, 3)), ValueError, r"dirichlet has shape \[3, 3\].*\[4, 3\]"),
+    (muzero(action_gumbel=torch.zeros(3, 3)), ValueError, r"action_gumbel has shape \[3, 3\].*\[4"),
+    (muzero(action_gumbel=torch.full((B, A), NAN)), ValueError, "action_gumbel holds NaN"),
+    (muzero(dirichlet_fraction=1.5), ValueError, r"dirichlet_fraction=1\.5 must lie in 0\.\.1"),
+    (
+        muzero(dirichlet_fraction=0.0, dirichlet=torch.full((B, A), 1 / A)),
+        *(ValueError, "dirichlet is given and dirichlet_fraction=0"),
+    ),
+    *(
+        (muzero(dirichlet=noise), ValueError, "sum to 1 over the legal actions")
+        for noise in (torch.tensor([[5.0, -4.0, 0.0]] * B), torch.zeros(B, A), torch.ones(B, A))
+    ),
+    (muzero(temperature=-1.0), ValueError, "temperature=-1.0 must not be negative"),
+    (muzero(temperature=NAN), ValueError, "temperature=nan must not be negative"),
+    (muzero(temperature=torch.ones(3)), ValueError, r"temperature has shape \[3\].*4 roots"),
+    (lambda: dirichlet_noise(bools(B, A), 0.0), ValueError, "alpha=0.0 must be above 0"),
+    (lambda: sample_visits(torch.ones(B, A), 1.0), ValueError, r"gumbel=gumbel_noise\(shape\)"),
+    (muzero(discounts=0.9), TypeError, "discounts"),
+    # sampled actions
+    (sampled(seed=torch.zeros(B)), ValueError, r"torch.float32 \[4\]; it must be int64 \[4\]"),
+    (sampled(seed=torch.arange(3)), ValueError, r"torch.int64 \[3\]; it must be int64 \[4\]"),
+    (sampled(prior="dense"), ValueError, "'dense' is none of 'sampling'"),
+    (
+        lambda: with_sampled_actions(*sampled()(), TWO, SEEDS),
+        *(ValueError, "sampled already"),
+    ),
+    (lambda: TWO.sample(torch.zeros(B, 3), SEEDS), ValueError, r"an odd number.*std="),
+    (
+        lambda: GaussianSampler(3).sample(torch.ones(B, 4), SEEDS, bools(B, 4)),
+        *(ValueError, r"shape \[4, 4\].*\[rows, 1\]"),
+    ),
+    (lambda: GaussianSampler(0), ValueError, "must be at least 1"),
+    (lambda: CategoricalSampler(0), ValueError, "must be at least 1"),
+    (lambda: GaussianSampler(2, low=1.0), ValueError, "pass both"),
+    (lambda: GaussianSampler(2, low=1.0, high=torch.tensor([2.0, 1.0])), ValueError, "must lie"),
+    (lambda: GaussianSampler(2, std=0.0), ValueError, "must be above 0"),
+    *(
+        (
+            sampled(walk_root((2, 3), std)),
+            *(ValueError, r"deviations of row 2 are \[0.4.*must be above 0"),
+        )
+        for std in (0.0, -1.0, NAN)
+    ),
+    *(
+        (
+            sampled(walk_root((2, 0), mean), sampler),
+            ValueError,
+            "means of row 2 are .*must be finite",
+        )
+        for mean in (NAN, INF)
+        for sampler in (TWO, GaussianSampler(2, low=-1.0, high=1.0))
+    ),
+    # planners as modules
+    (keyed(skip_ended=True), ValueError, "pass mask_key=..., and no tree_key"),
+    (
+        keyed(skip_ended=True, mask_key="mask", tree_key="tree"),
+        *(ValueError, "pass mask_key=..., and no tree_key"),
+    ),
+    (
+        keyed(skip_ended=True, mask_key="mask", given=states(mask=torch.ones(B, A))),
+        *(ValueError, r"float32 \[4, 3\].*reads a bool one, \[rows, actions\]"),
+    ),
+    (
+        keyed(
+            policy=functools.partial(sampled_policy, sampler=CategoricalSampler(3), policy=QUIET),
+            **dict(skip_ended=True, mask_key="mask", given=states(mask=~bools(B, A))),
+        ),
+        *(ValueError, "all 4 rows have ended, and the shapes of sampled"),
+    ),
+    (keyed(mask_key="mask", given=states(mask=~bools(B, A))), ValueError, "no legal action"),
+    (keyed(given=states(0)), ValueError, r"size \[0\] has no row to plan from"),
+    (
+        keyed(mask_key="action_mask", given=states(action_msk=bools(B, A))),
+        *(KeyError, "KeyedSearch reads 'action_mask'.*Did you mean"),
+    ),
+    (keyed(generator="rng", given=states()), KeyError, "reads 'rng', which is not there"),
+    (keyed(actions_key="sampled", given=states()), ValueError, "policy samples none"),
+    (keyed(nn.Linear(3, 4)), TypeError, r"Linear has no root and no recurrent_fn.*FunctionModel"),
+    (keyed(policy=50), TypeError, r"policy is a int.*functools.partial"),
+    (keyed(out_keys=["action", "visits"]), ValueError, "2 keys; there is one for each of"),
+    (efficientzero, TypeError, r"EfficientZeroModelMLP is a network.*fold\(model\)"),
+    (keyed(LinearModel), TypeError, r"model is the class LinearModel; .*LinearModel\(...\)"),
+    (
+        keyed(out_keys=["action"] * 2 + ["_"] * 3),
+        ValueError,
+        r"\['action'\] would be written twice",
+    ),
+    (keyed(tree_key="visits"), ValueError, r"\['visits'\] would be written twice"),
+    (keyed(TUPLES, given=states()), TypeError, "root gave a tuple; it must give a RootOutput"),
+    (keyed(TWO_ROWS, given=states()), ValueError, r"shape \[2, 3\] for 4 rows of observations"),
+    (
+        keyed(policy=functools.partial(search, num_simulations=3), given=states()),
+        *(TypeError, "policy gave a Tree; it must give a PolicyOutput"),
+    ),
+]
 
 
-def test_transpositions_over_value_prefixes():
-    with pytest.raises(ValueError, match="transpositions and value_prefix exclude each other"):
-        run(transpositions=lambda e: e["state"], value_prefix=ValuePrefix(5, ("prefix",)))
+@pytest.mark.parametrize(("call", "error", "words"), CALLS)
+def test_what_does_not_fit_is_refused(call, error, words):
+    refused(call, error, words)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
-    ("key", "match"),
+    ("key", "words"),
     [
         (lambda e: e["state"].float(), r"\[4\], torch.float32 for 4 embeddings.*torch.int64"),
         (lambda e: e["state"].int(), r"\[4\], torch.int32 for 4 embeddings.*torch.int64"),
@@ -204,33 +384,15 @@ def test_transpositions_over_value_prefixes():
         (lambda e: e["state"].unsqueeze(-1), r"\[4, 1\], torch.int64 for 4 embeddings.*\[4\]"),
     ],
 )
-def test_keys_of_states_that_do_not_fit(key, match, backend):
-    with pytest.raises(ValueError, match="transpositions gave " + match):
-        run(transpositions=key, backend=backend)
+def test_keys_of_states_that_do_not_fit(key, words, backend):
     calls = []
 
     def late(embedding):  # the root's is as it should be
         calls.append(1)
         return embedding["state"] if len(calls) == 1 else key(embedding)
 
-    with pytest.raises(ValueError, match="transpositions gave " + match):
-        run(transpositions=late, backend=backend)
-
-
-def test_value_prefixes_that_cannot_be_reset():
-    with pytest.raises(ValueError, match="horizon=0 must be at least 1"):
-        ValuePrefix(horizon=0)
-    with pytest.raises(KeyError, match=r"resets .*reward_hidden_state.*state.*prefix"):
-        run(value_prefix=ValuePrefix(5))
-    embedding = TensorDict(latent=torch.zeros(B, 2), batch_size=[B])
-    with pytest.raises(KeyError, match=r"resets .*reward_hidden_state.*latent"):
-        run(root(embedding=embedding), value_prefix=ValuePrefix(5))
-
-
-def test_kernels_for_a_selection_of_one_s_own():
-    def select(nodes, carry):
-        return nodes.prior.argmax(-1), carry
-
-    with pytest.raises(ValueError, match="backend='compiled'.*PUCT.*Gumbel.*backend='auto'"):
-        run(select=select, backend="compiled")
-    assert run(select=select, backend="auto").visits_of_root().sum() == 6 * B
+    for given in (key, late):
+        refused(
+            lambda given=given: run(transpositions=given, backend=backend),
+            *(ValueError, "transpositions gave " + words),
+        )

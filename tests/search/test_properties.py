@@ -382,13 +382,6 @@ def test_an_error_in_a_thread_is_raised():
     root = table.root(STATES)._replace(value=torch.zeros(6))
     with pytest.raises(ValueError, match="value is NaN"):
         search(root, table, num_simulations=4, num_threads=3)
-    with pytest.raises(ValueError, match="num_threads=0 must be at least 1"):
-        search(
-            table.root(STATES)._replace(value=torch.zeros(6)),
-            table,
-            num_simulations=4,
-            num_threads=0,
-        )
 
 
 def test_threads_share_a_mask_that_only_the_model_gives():

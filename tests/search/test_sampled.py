@@ -278,8 +278,6 @@ def test_continuous_episodes_end_too():
     tree = search(root, fn, num_simulations=30)
     ended = tree.data["ended"]
     assert ended.any() and (tree.data["children_visits"][ended] == 0).all()
-    with pytest.raises(ValueError, match=r"shape \[4, 4\].*\[rows, 1\]"):
-        GaussianSampler(3).sample(torch.ones(4, 4), torch.arange(4), torch.ones(4, 4).bool())
 
 
 # ---------------------------------------------------------------------------- containers
@@ -328,47 +326,6 @@ def test_value_prefixes_reset_by_name():
 
 
 # --------------------------------------------------------------------------------- errors
-
-
-def test_what_does_not_fit():
-    root = walk_root(0)
-    with pytest.raises(ValueError, match=r"torch.float32 \[4\]; it must be int64 \[4\]"):
-        with_sampled_actions(root, walk, GaussianSampler(2), torch.zeros(4))
-    with pytest.raises(ValueError, match=r"torch.int64 \[3\]; it must be int64 \[4\]"):
-        with_sampled_actions(root, walk, GaussianSampler(2), torch.arange(3))
-    with pytest.raises(ValueError, match="'dense' is none of 'sampling'"):
-        with_sampled_actions(root, walk, GaussianSampler(2), torch.arange(4), prior="dense")
-    twice, fn = with_sampled_actions(root, walk, GaussianSampler(2), torch.arange(4))
-    with pytest.raises(ValueError, match="sampled already"):
-        with_sampled_actions(twice, fn, GaussianSampler(2), torch.arange(4))
-    with pytest.raises(ValueError, match=r"an odd number.*std="):
-        GaussianSampler(2).sample(torch.zeros(4, 3), torch.arange(4))
-    for make in (
-        lambda: GaussianSampler(0),
-        lambda: CategoricalSampler(0),
-        lambda: GaussianSampler(2, low=1.0),
-        lambda: GaussianSampler(2, low=1.0, high=torch.tensor([2.0, 1.0])),
-        lambda: GaussianSampler(2, std=0.0),
-    ):
-        with pytest.raises(ValueError, match="must|pass both"):
-            make()
-
-
-@pytest.mark.parametrize("std", [0.0, -1.0, torch.nan])
-def test_deviations_that_are_none(std):
-    root = walk_root(0)
-    root.prior_logits[2, 3] = std
-    with pytest.raises(ValueError, match=r"deviations of row 2 are \[0.4.*must be above 0"):
-        with_sampled_actions(root, walk, GaussianSampler(2), torch.arange(4))
-
-
-@pytest.mark.parametrize("mean", [torch.nan, torch.inf])
-@pytest.mark.parametrize("sampler", [GaussianSampler(2), GaussianSampler(2, low=-1.0, high=1.0)])
-def test_means_that_are_none(mean, sampler):
-    root = walk_root(0)
-    root.prior_logits[2, 0] = mean
-    with pytest.raises(ValueError, match=r"means of row 2 are \[(nan|inf), .*must be finite"):
-        sampled_policy(root, walk, sampler=sampler, policy=QUIET, seed=torch.arange(4))
 
 
 def test_a_deviation_for_each_number():

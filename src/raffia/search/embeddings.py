@@ -29,7 +29,8 @@ class Embeddings:
         self._keys = _leaf_keys(embedding)
         self._spec: Any = None if self._keys is not None else pytree.tree_structure(embedding)
         self._batch, self._rows = batch, rows
-        leaves = self._leaves(embedding)
+        structured = self._keys is None  # not a TensorDict
+        leaves = pytree.tree_leaves(embedding) if structured else self._leaves(embedding)
         for name, leaf in zip(self._names(), leaves, strict=True):
             _check_leaf(name, leaf, batch)
         # new memory, not zeros: rows are written before they are read
