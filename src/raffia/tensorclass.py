@@ -27,5 +27,5 @@ from raffia.tensordict import (
 from raffia.tensordict import (
     tensorclass as tensorclass,
 )
-from raffia.tensordict.nontensor import LinkedList as LinkedList
 from raffia.tensordict.tensorclass import from_dataclass as from_dataclass
+from raffia.tensordict.values import LinkedList as LinkedList

@@ -76,9 +76,9 @@ from raffia.tensordict import (
 )
 from raffia.tensordict.index import dims_of, indexed_size
 from raffia.tensordict.keys import is_key
-from raffia.tensordict.nontensor import LinkedList as LinkedList
 from raffia.tensordict.rows import isin as isin
 from raffia.tensordict.rows import remove_duplicates as remove_duplicates
+from raffia.tensordict.values import LinkedList as LinkedList
 
 logger = logging.getLogger("raffia")
 

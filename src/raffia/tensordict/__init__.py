@@ -57,10 +57,6 @@ from raffia.tensordict.nontensor import (
     NonTensorData,
     NonTensorDataBase,
     NonTensorStack,
-    capture_non_tensor_stack,
-    list_to_stack,
-    set_capture_non_tensor_stack,
-    set_list_to_stack,
 )
 from raffia.tensordict.params import TensorDictParams
 from raffia.tensordict.printing import get_printoptions, set_printoptions
@@ -70,6 +66,12 @@ from raffia.tensordict.tensorclass import TensorClass, is_tensorclass, tensorcla
 from raffia.tensordict.tensordict import TensorCollection, TensorDict, TensorDictBase
 from raffia.tensordict.typed import TypedTensorDict
 from raffia.tensordict.unbatched import UnbatchedTensor
+from raffia.tensordict.value_options import (
+    capture_non_tensor_stack,
+    list_to_stack,
+    set_capture_non_tensor_stack,
+    set_list_to_stack,
+)
 
 __all__ = [
     "DamagedFileError",

@@ -15,6 +15,7 @@ from raffia.tensordict import printing
 from raffia.tensordict.keys import NestedKey
 from raffia.tensordict.node import Node
 from raffia.tensordict.ragged import shape_of_rows
+from raffia.tensordict.value_options import list_to_stack
 
 
 class BatchSizeError(TypeError, ValueError):
@@ -67,7 +68,7 @@ _NUMBERS = (bool, int, float, complex, np.number, np.bool_)
 
 def as_entry(value: Any, td: Any, name: str) -> Any:
     """The tensor or node that stands for any Python value in the container `td`."""
-    from raffia.tensordict.nontensor import NonTensorData, NonTensorStack, list_to_stack
+    from raffia.tensordict.nontensor import NonTensorData, NonTensorStack
     from raffia.tensordict.tensordict import TensorDict
 
     if isinstance(value, (Tensor, Node)):

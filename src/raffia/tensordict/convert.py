@@ -26,6 +26,7 @@ from raffia.tensordict.entries import (
 )
 from raffia.tensordict.keys import NestedKey, dotted, unravel_key_to_tuple
 from raffia.tensordict.node import Node
+from raffia.tensordict.values import flat as flat_values
 
 # ------------------------------------------------------------------------ device and dtype
 
@@ -1243,9 +1244,7 @@ def _data_state(node: Any) -> dict[str, Any]:
     size = tuple(node._batch_size)
     if not hasattr(node, "tensordicts"):
         return {"batch_size": size, "data": node._data}
-    from raffia.tensordict.nontensor import flat
-
-    return {"batch_size": size, "rows": flat(node.tolist(), len(size))}
+    return {"batch_size": size, "rows": flat_values(node.tolist(), len(size))}
 
 
 def load_state_dict(

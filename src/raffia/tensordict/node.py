@@ -148,6 +148,35 @@ class Node:
         return False
 
 
+class Value(Node):
+    """A node that is a value of its container, with nothing in it that has a key.
+
+    >>> from raffia import NonTensorData, UnbatchedTensor
+    >>> issubclass(NonTensorData, Value), issubclass(UnbatchedTensor, Value)
+    (True, True)
+    """
+
+    _holds_data = True
+
+    def _entries(self) -> Entries:
+        return {}
+
+    def _peek(self) -> Entries:
+        return {}
+
+    def _get_str(self, name: str) -> Any:
+        return None
+
+    def _peek_str(self, name: str) -> Any:
+        return None
+
+    def _stores(self) -> list[Entries]:
+        return []
+
+    def _is_data(self) -> bool:
+        return True
+
+
 def child_names(
     node: Node, ndim: int, batch_size: torch.Size, names: list[str | None] | None
 ) -> list[str | None] | None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from contextvars import ContextVar, Token
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,9 +20,11 @@ from raffia.tensordict.index import indexed_size, normalise
 from raffia.tensordict.keys import is_key
 from raffia.tensordict.lazy import LazyStackedTensorDict
 from raffia.tensordict.lazy_rows import emptied
-from raffia.tensordict.node import Entries, Node, child_names
+from raffia.tensordict.node import Entries, Node, Value, child_names
 from raffia.tensordict.tensordict import TensorCollection
 from raffia.tensordict.unbatched import UnbatchedTensor, joined
+from raffia.tensordict.value_options import capture_non_tensor_stack
+from raffia.tensordict.values import LinkedList, flat, interleaved, same
 
 Names = list[str | None] | None
 
@@ -31,7 +33,7 @@ _MOVES = """view reshape unsqueeze squeeze permute transpose expand repeat repea
 flip rot90 pad""".split()
 
 
-class Values(TensorCollection):
+class Values(Value, TensorCollection):
     """Members of the entries that hold values: there is nothing in them that has a key.
 
     A subclass has `tolist`, `_put`, which takes over values, and the way in which it is indexed.
@@ -40,25 +42,11 @@ class Values(TensorCollection):
     (True, True)
     """
 
-    _holds_data = True
-
     if TYPE_CHECKING:
 
         def _put(self, data: Any) -> None: ...
 
     # -- the contract of Node
-
-    def _entries(self) -> Entries:
-        return {}
-
-    def _peek(self) -> Entries:
-        return {}
-
-    def _get_str(self, name: str) -> Any:
-        return None
-
-    def _peek_str(self, name: str) -> Any:
-        return None
 
     def _set_str(self, name: str, value: Any) -> None:
         raise _no_entries(self, name)
@@ -68,9 +56,6 @@ class Values(TensorCollection):
 
     def _replace_str(self, name: str, value: Any) -> None:
         raise _no_entries(self, name)
-
-    def _is_data(self) -> bool:
-        return True
 
     def _write(self, data: Any) -> None:
         with on_disk(self):
@@ -249,9 +234,6 @@ class NonTensorData(Values):
             raise _no_entries(self, name)
         self._write(value)
 
-    def _stores(self) -> list[Entries]:
-        return []
-
     def _new(self, entries: Entries, batch_size: torch.Size, names: Names = None) -> NonTensorData:
         return self._like(batch_size, names)
 
@@ -391,8 +373,6 @@ class NonTensorData(Values):
         return NonTensorStack.from_nontensordata(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        import copy
-
         out = self._like(self._batch_size, self._names)
         memo[id(self)] = out
         out._data = copy.deepcopy(self._data, memo)
@@ -659,35 +639,6 @@ class NonTensorStack(Values, LazyStackedTensorDict):  # type: ignore[misc] # `co
         )
 
 
-class LinkedList(list):  # type: ignore[type-arg]
-    """The values of a `NonTensorStack` as nested lists; assigning to an element writes through.
-
-    >>> from raffia import TensorDict
-    >>> td = TensorDict(words=["a", "b"], batch_size=[2])
-    >>> td["words"][1] = "c"
-    >>> td["words"]
-    ['a', 'c']
-    """
-
-    stack: Any
-    place: tuple[int, ...]
-
-    @classmethod
-    def over(cls, values: list[Any], stack: Any, place: tuple[int, ...], depth: int) -> LinkedList:
-        if depth > 1:
-            values = [cls.over(v, stack, (*place, i), depth - 1) for i, v in enumerate(values)]
-        out = cls(values)
-        out.stack, out.place = stack, place
-        return out
-
-    def __setitem__(self, i: Any, value: Any) -> None:
-        super().__setitem__(i, value)
-        self.stack[(*self.place, i)] = value
-
-    def __reduce__(self) -> Any:
-        return list, (list(self),)
-
-
 def on_disk(node: Any) -> Any:
     """A block that changes a value; one of a memory-mapped container is changed on disk as well."""
     return _NOWHERE if node._home is None else node._home.changing()
@@ -710,47 +661,6 @@ def is_shared_entry(node: Any) -> bool:
 
 def _no_entries(node: Any, name: Any) -> KeyError:
     return KeyError(f"{name!r}: a {type(node).__name__} holds values, not entries")
-
-
-def same(a: Any, b: Any) -> bool:
-    """Whether two Python values are equal; arrays and tensors are as a whole.
-
-    >>> same("a", "a"), same(torch.zeros(2), torch.zeros(2)), same(1, "1")
-    (True, True, False)
-    """
-    if a is b:
-        return True
-    if type(a) is not type(b):
-        return False
-    try:
-        if isinstance(a, Tensor):
-            return torch.equal(a, b)
-        equal = a == b
-        return bool(equal.all()) if hasattr(equal, "all") else bool(equal)
-    except (TypeError, ValueError, RuntimeError):
-        return False
-
-
-def flat(values: Any, depth: int) -> list[Any]:
-    """The values in `depth` nested lists as one list.
-
-    >>> flat([["a"], ["b"]], 2)
-    ['a', 'b']
-    """
-    for _ in range(depth - 1):
-        values = [value for row in values for value in row]
-    return values if depth else [values]
-
-
-def interleaved(rows: list[Any], dim: int, size: Sequence[int]) -> list[Any]:
-    """Nested lists with the rows stacked along `dim`; `size` is that of the result.
-
-    >>> interleaved([["a", "b"], ["c", "d"]], 1, [2, 2])
-    [['a', 'c'], ['b', 'd']]
-    """
-    if dim == 0:
-        return rows
-    return [interleaved([row[i] for row in rows], dim - 1, size[1:]) for i in range(size[0])]
 
 
 def compared(mine: Any, other: Any, compare: Callable[[Any, Any], Any]) -> Any:
@@ -888,79 +798,3 @@ def cat_data(nodes: Sequence[Any], dim: int) -> Any:
         return joined(nodes, size, "cat")
     rows = [row for node in nodes for row in node.unbind(dim)]
     return NonTensorStack._of(rows, dim, torch.Size((*size[:dim], *size[dim + 1 :])))
-
-
-# ------------------------------------------------------------------------------------- options
-
-_lists: ContextVar[bool] = ContextVar("raffia_list_to_stack", default=True)
-_capture: ContextVar[bool] = ContextVar("raffia_capture_non_tensor_stack", default=False)
-_latest = {"raffia_list_to_stack": True, "raffia_capture_non_tensor_stack": False}
-# ... as last set: torch.compile can't read a ContextVar, but looks whether a value has changed
-
-
-class _Option(contextlib.ContextDecorator):
-    """A setting for a block of code, a decorated function or, with `set()`, from now on."""
-
-    variable: ContextVar[bool]
-    default: bool
-
-    def __init__(self, mode: bool | None) -> None:
-        self.mode = self.default if mode is None else bool(mode)
-        self.tokens: list[Token[bool]] = []
-
-    def __enter__(self) -> None:
-        self.tokens.append(self.variable.set(self.mode))
-        _latest[self.variable.name] = self.mode
-
-    def __exit__(self, *error: Any) -> None:
-        self.variable.reset(self.tokens.pop())
-        _latest[self.variable.name] = self.variable.get()
-
-    def set(self) -> None:
-        """Keep the setting from now on."""
-        self.variable.set(self.mode)
-        _latest[self.variable.name] = self.mode
-
-
-class set_list_to_stack(_Option):
-    """Whether a list that is no tensor is stored as a value per row (the default), or as one value.
-
-    >>> from raffia import TensorDict
-    >>> with set_list_to_stack(False):
-    ...     td = TensorDict(words=["a", "b"], batch_size=[2])
-    >>> td.get("words").batch_size, td[0]["words"]
-    (torch.Size([2]), ['a', 'b'])
-    """
-
-    variable, default = _lists, True
-
-
-class set_capture_non_tensor_stack(_Option):
-    """Whether stacking equal values gives one value for all rows, or (the default) a value per row.
-
-    >>> with set_capture_non_tensor_stack(True):
-    ...     type(torch.stack([NonTensorData("a"), NonTensorData("a")])).__name__
-    'NonTensorData'
-    """
-
-    variable, default = _capture, False
-
-
-def list_to_stack(allow_none: bool = False) -> bool:
-    """Whether lists are stored as a value per row; see `set_list_to_stack`.
-
-    >>> list_to_stack()
-    True
-    """
-    compiling = torch.compiler.is_compiling()
-    return _latest["raffia_list_to_stack"] if compiling else _lists.get()
-
-
-def capture_non_tensor_stack(allow_none: bool = False) -> bool:
-    """Whether stacking equal values gives one value; see `set_capture_non_tensor_stack`.
-
-    >>> capture_non_tensor_stack()
-    False
-    """
-    compiling = torch.compiler.is_compiling()
-    return _latest["raffia_capture_non_tensor_stack"] if compiling else _capture.get()

@@ -16,9 +16,9 @@ from raffia.tensordict.entries import entries_list
 from raffia.tensordict.keys import NestedKey, unravel_key, unravel_key_to_tuple
 from raffia.tensordict.lazy import lazy_stack
 from raffia.tensordict.node import Node
-from raffia.tensordict.nontensor import flat
 from raffia.tensordict.stack import maybe_dense_stack, pad_sequence
 from raffia.tensordict.tensordict import TensorDict
+from raffia.tensordict.values import flat
 
 
 def group_by(tensordict: Any, key: NestedKey) -> tuple[Any, tuple[Any, ...]]:

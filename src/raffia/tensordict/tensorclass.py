@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raffia.tensordict import build, entries, pickled, printing, pytrees
+from raffia.tensordict import build, class_entries, pickled, printing, pytrees
 from raffia.tensordict.build import as_device, as_size
 from raffia.tensordict.class_fields import (
     ARGUMENTS,
@@ -33,14 +33,13 @@ from raffia.tensordict.class_fields import (
     attribute,
     cast,
     is_class,
-    is_dict,
     members,
     signature,
     unbound,
 )
 from raffia.tensordict.class_methods import delegate
 from raffia.tensordict.entries import locked_error
-from raffia.tensordict.keys import NestedKey, is_key, unravel_key_to_tuple
+from raffia.tensordict.keys import is_key
 from raffia.tensordict.node import REGISTRY, Entries, Node
 from raffia.tensordict.nontensor import NonTensorData
 from raffia.tensordict.tensordict import TensorCollection, TensorDict, TensorDictBase
@@ -511,200 +510,16 @@ class TensorClass(_Typed):
             f"{cls.__name__}.__init__() missing {len(names)} required positional {many}: {listed}"
         )
 
-    # -- entries
+    # -- entries (class_entries.py)
 
-    def get(self, key: NestedKey, default: Any = None, **lazy_options: Any) -> Any:
-        """The value of a field, or of an entry nested in one; `default` for a key that is no field.
-
-        lazy_options: as in `TensorDict.get`.
-
-        >>> @tensorclass
-        ... class Point:
-        ...     x: torch.Tensor
-        >>> Point(x=torch.ones(2)).get("x"), Point(x=torch.ones(2)).get("y", "none")
-        (tensor([1., 1.]), 'none')
-        """
-        value = self._td.get(key, None, **lazy_options)
-        if value is None:
-            return None if key.__class__ is str and key in self._fields else default
-        return value._unwrapped() if isinstance(value, Node) else value
-
-    def set(
-        self, key: NestedKey, item: Any, inplace: bool = False, *, non_blocking: bool = False
-    ) -> Self:
-        """Assign to a field, or to an entry nested in one, and return the instance.
-
-        inplace: write into the tensor that is there already.
-        Raises AttributeError for a key that is no field, RuntimeError if locked.
-
-        >>> @tensorclass
-        ... class Point:
-        ...     x: torch.Tensor
-        >>> Point(x=torch.ones(2)).set("x", torch.zeros(2)).x
-        tensor([0., 0.])
-        """
-        if key.__class__ is str and not inplace:
-            self._set_str(key, item)
-            return self
-        path = unravel_key_to_tuple(key)
-        if path[0] not in self._fields:
-            raise self._no_field(path[0])
-        if len(path) > 1 and self._get_str(path[0]) is None:
-            raise AttributeError(
-                f"field {path[0]!r} is None, so {path[1]!r} can't be set in it; "
-                "assign a container first"
-            )
-        entries.set(self, key, item, inplace, non_blocking=non_blocking)
-        return self
-
-    def update(
-        self,
-        input_dict_or_td: Any = None,
-        clone: bool = False,
-        inplace: bool = False,
-        *,
-        non_blocking: bool = False,
-        keys_to_update: Sequence[NestedKey] | None = None,
-        is_leaf: Any = None,
-        update_batch_size: bool = False,
-        ignore_lock: bool = False,
-        **values: Any,
-    ) -> Self:
-        """Assign to several fields, from an instance, a container, a dict or keywords.
-
-        The arguments are those of `TensorDict.update`; the instance is returned.
-        Raises ValueError for a key that is no field.
-
-        >>> @tensorclass
-        ... class Point:
-        ...     x: torch.Tensor
-        >>> Point(x=torch.ones(2)).update({"x": torch.zeros(2)}).x
-        tensor([0., 0.])
-        """
-        source = entries.merged(input_dict_or_td, values)
-        if keys_to_update is not None:
-            source = entries.restricted(source, keys_to_update)
-        if isinstance(source, TensorClass):
-            source = source._td
-        self._check_keys([unravel_key_to_tuple(key)[0] for key in source.keys()])
-        empty: list[str] = []
-        if self._autocast and isinstance(source, Node):
-            source = source._entries()
-        if not isinstance(source, Node):
-            source = {key: self._assigned(key, value, empty) for key, value in source.items()}
-            source = {key: value for key, value in source.items() if value is not None}
-        options: dict[str, Any] = dict(
-            non_blocking=non_blocking, is_leaf=is_leaf, ignore_lock=ignore_lock
-        )
-        self._td.update(source, clone, inplace, update_batch_size=update_batch_size, **options)
-        for name in empty:
-            self._set_str(name, None)
-        return self
-
-    def _assigned(self, key: NestedKey, value: Any, empty: list[str]) -> Any:
-        """What `update` stores for a value; fields that become None are appended to `empty`."""
-        name, *rest = unravel_key_to_tuple(key)
-        if rest:
-            return value
-        if value is None:
-            empty.append(name)
-        if is_dict(value):
-            mine, kind = self._get_str(name), self._class_of(name)
-            if isinstance(mine, Node) and not mine._is_data():
-                return value
-            return (kind or TensorDict).from_dict(value, batch_size=self._td._batch_size)
-        return self._entry(name, value, self._td._batch_size, self._td._device)
-
-    def replace(self, input_dict_or_td: Any = None, **values: Any) -> Self:
-        """A copy (same tensors) in which the given fields are assigned.
-
-        >>> @tensorclass
-        ... class Point:
-        ...     x: torch.Tensor
-        >>> Point(x=torch.ones(2)).replace(x=torch.zeros(2)).x
-        tensor([0., 0.])
-        """
-        source = entries.merged(input_dict_or_td, values)
-        if not source.keys():
-            return self
-        out = self._over(self._td.copy())
-        if source is not values or any([is_dict(value) for value in values.values()]):
-            TensorClass.update(out, source)
-        else:
-            self._check_keys(values)
-            for name, value in values.items():
-                out._set_str(name, value)
-        if self._follows_rebuild:
-            out._follow_rebuild()
-        return out
-
-    def create_nested(self, key: NestedKey) -> Self:
-        """Assign an empty `TensorDict` to a field, or to an entry nested in one.
-
-        >>> @tensorclass
-        ... class Point:
-        ...     x: Any
-        >>> Point(x=None, batch_size=[3]).create_nested("x").x.batch_size
-        torch.Size([3])
-        """
-        return self.set(key, TensorDict(batch_size=self._td._batch_size, device=self._td._device))
-
-    def select(
-        self,
-        *keys: NestedKey,
-        inplace: bool = False,
-        strict: bool = True,
-        as_tensordict: bool = False,
-    ) -> Any:
-        """An instance with only these fields, or with `as_tensordict` a container of them.
-
-        >>> @tensorclass
-        ... class Point:
-        ...     x: torch.Tensor
-        ...     y: torch.Tensor
-        >>> Point(x=1, y=2).select("x", as_tensordict=True).to_dict()
-        {'x': tensor(1)}
-        """
-        out = self._td.select(*keys, inplace=inplace, strict=strict)
-        return out if as_tensordict and not inplace else self._again(out)
-
-    def to_dict(self, *, retain_none: bool = True, **options: Any) -> dict[str, Any]:
-        """Plain nested dicts; fields that are None are in it too.
-
-        retain_none: False leaves them out.
-        options: those of `TensorDict.to_dict`.
-
-        >>> @tensorclass
-        ... class Point:
-        ...     x: torch.Tensor
-        ...     y: torch.Tensor = None
-        >>> Point(x=torch.ones(2)).to_dict()
-        {'x': tensor([1., 1.]), 'y': None}
-        """
-        out = self._td.to_dict(retain_none=retain_none, **options)
-        if retain_none:
-            for name in self._fields:
-                out.setdefault(name, None)
-        return out
-
-    def to_tensordict(self, *, retain_none: bool | None = None) -> TensorDict:
-        """A plain `TensorDict` with clones of all entries, nested ones too.
-
-        retain_none: True keeps fields that are None.
-
-        >>> @tensorclass
-        ... class Point:
-        ...     x: torch.Tensor
-        ...     y: torch.Tensor = None
-        >>> list(Point(x=torch.ones(2)).to_tensordict().keys())
-        ['x']
-        """
-        td = self._td.to_tensordict(retain_none=retain_none)
-        if retain_none:
-            for name in self._fields:
-                if td._get_str(name) is None:
-                    td._set_str(name, NonTensorData(None, td._batch_size, td._device))
-        return td
+    get = class_entries.get
+    set = class_entries.set
+    update = class_entries.update
+    replace = class_entries.replace
+    create_nested = class_entries.create_nested
+    select = class_entries.select
+    to_dict = class_entries.to_dict
+    to_tensordict = class_entries.to_tensordict
 
     def __getitem__(self, index: Any) -> Any:
         if index.__class__ is not int and _is_text(index):

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from raffia.tensordict.build import as_device, as_size, mismatch, shape_of
 from raffia.tensordict.entries import NO_DEFAULT, IsLeaf, default_is_leaf
+from raffia.tensordict.keys import missing
 from raffia.tensordict.node import Node
 from raffia.tensordict.unbatched import UnbatchedTensor
 
@@ -251,8 +252,6 @@ class _Apply:
         value = other._get_str(name)
         if value is None:
             if self.default is NO_DEFAULT:
-                from raffia.tensordict.keys import missing
-
                 raise missing(name, other)
             return self.default
         return value

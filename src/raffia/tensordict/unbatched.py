@@ -11,12 +11,12 @@ from torch import Tensor
 
 from raffia.tensordict.build import as_size
 from raffia.tensordict.index import indexed_size
-from raffia.tensordict.node import Entries, Node
+from raffia.tensordict.node import Entries, Value
 
 Names = list[str | None] | None
 
 
-class UnbatchedTensor(Tensor, Node):
+class UnbatchedTensor(Tensor, Value):
     """A tensor entry that belongs to the whole batch: what changes the batch leaves it as it is.
 
     data: a tensor, or what `torch.as_tensor` takes; of any shape, and shared, not copied.
@@ -33,7 +33,6 @@ class UnbatchedTensor(Tensor, Node):
     (torch.Size([3, 4]), torch.Size([3, 4]), UnbatchedTensor(tensor(12.)))
     """
 
-    _holds_data = True
     _plain: Any = None  # of no class of containers
     _parents: Any = None  # those of the locked containers that hold it, as for any node
     _kids: Any = None
@@ -106,21 +105,8 @@ class UnbatchedTensor(Tensor, Node):
 
     # -- the contract of Node
 
-    def _entries(self) -> Entries:
-        return {}
-
-    _peek = _entries
-
-    def _get_str(self, name: str) -> Any:
-        return None
-
-    _peek_str = _get_str
-
     def _get_lazy(self, name: str, **options: Any) -> Any:
         return None
-
-    def _stores(self) -> list[Entries]:
-        return []
 
     def _children(self) -> list[Any]:
         return []
@@ -231,9 +217,6 @@ class UnbatchedTensor(Tensor, Node):
         size = list(self._batch_size)
         size.insert(dim % (len(size) + 1), len(nodes))
         return joined(nodes, size, "stack")
-
-    def _is_data(self) -> bool:
-        return True
 
 
 def _over(tensor: Tensor, batch_size: torch.Size) -> UnbatchedTensor:
