@@ -21,6 +21,12 @@ from raffia.data.readers import (
     write_json_lines,
 )
 from raffia.data.replay import ReplayBuffer
+from raffia.data.replay_readers import (
+    BurnIn,
+    HindsightReplay,
+    burn_in,
+    n_step_transitions,
+)
 from raffia.data.samplers import RandomSampler, Sampler, SamplerWithoutReplacement
 from raffia.data.segment import SegmentReplayBuffer
 from raffia.data.segment_shards import ReplayShards
@@ -45,8 +51,10 @@ from raffia.data.writers import (
 
 __all__ = [
     "BinaryToDecimal",
+    "BurnIn",
     "CapacityError",
     "HashToInt",
+    "HindsightReplay",
     "ImmutableDatasetWriter",
     "LazyMemmapStorage",
     "LazyTensorStorage",
@@ -81,6 +89,8 @@ __all__ = [
     "Tree",
     "UnknownRowError",
     "Writer",
+    "burn_in",
+    "n_step_transitions",
     "read_json_lines",
     "read_minari",
     "read_parquet",

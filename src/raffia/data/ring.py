@@ -183,6 +183,23 @@ class EpisodeRing:
         """
         return self._is_stored(item) & self.drawable[self.row(item)]
 
+    def later(self, row: Tensor, fraction: Tensor) -> Tensor:
+        """For each step [n] the row of a state after it in its episode; where there is none its
+        own.
+
+        fraction: [n] float64 in [0, 1), how far on: 0 gives the next state.
+
+        >>> ring = EpisodeRing(8, look_ahead=0)
+        >>> no = torch.zeros(4, 1, dtype=torch.bool)
+        >>> _ = ring.append(no, no, torch.tensor([0]))
+        >>> ring.later(torch.tensor([0, 0, 3]), torch.tensor([0.0, 0.9, 0.5], dtype=torch.float64))
+        tensor([1, 3, 3])
+        """
+        row, fraction, out = row.contiguous(), fraction.contiguous(), torch.empty_like(row)
+        given = row.data_ptr(), fraction.data_ptr(), len(row)
+        kernels().later(self.address, *given, out.data_ptr())
+        return out
+
     @property
     def live(self) -> range:
         """The items that are not overwritten yet."""

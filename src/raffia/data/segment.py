@@ -576,18 +576,53 @@ class SegmentReplayBuffer(Buffer):
                 f"{length}"
             )
         with self._lock:
-            unknown = index[~self._ring.can_draw(index)]
-            if len(unknown):
-                raise IndexError(
-                    f"step {int(unknown[0])} (and {len(unknown) - 1} more) can't be read: it was "
-                    "overwritten, or has too few rows after it yet, or is no step. "
-                    "buffer.contains(index) tells which can be"
-                )
+            self._refuse_undrawable(index)
             start = self._ring.row(index)
             copied = self._maker.copy(start, torch.ones(len(start)), length)
         if length > self.length:
             _refuse_unfinished(index, copied.added)
         return self._maker.build(self._maker.finish(copied))
+
+    def later(self, index: Tensor, fraction: Tensor) -> Tensor:
+        """For each step [n] the number of a state after it in its episode, for `entry`.
+
+        index: numbers of steps that can be drawn.
+        fraction: [n] float64 in [0, 1), how far on: 0 gives the next state, and uniform numbers
+            give those after with equal probability, the closing row included.
+        Raises IndexError for other numbers.
+
+        >>> from raffia.data.segment import SegmentReplayBuffer
+        >>> from raffia.data.storage import TensorStorage
+        >>> buffer = SegmentReplayBuffer(TensorStorage(100), unroll_steps=1)
+        >>> no = torch.zeros(9, dtype=torch.bool)
+        >>> _ = buffer.extend(TensorDict(
+        ...     observation=torch.arange(9), terminated=no, truncated=no, batch_size=[9]))
+        >>> later = buffer.later(torch.tensor([2, 2]), torch.tensor([0, 0.9], dtype=torch.float64))
+        >>> buffer.entry("observation", later)
+        tensor([3, 8])
+        """
+        index = numbers(index)
+        with self._lock:
+            self._refuse_undrawable(index)
+            return self._ring.item(self._ring.later(self._ring.row(index), fraction))
+
+    def entry(self, key: NestedKey, index: Tensor) -> Tensor:
+        """A stored entry of some rows [n] by their numbers: a copy [n, ...]."""
+        index = numbers(index)
+        with self._lock:
+            gone = index[~self._ring.holds(index)]
+            if len(gone):
+                raise IndexError(f"row {int(gone[0])} (and {len(gone) - 1} more) is not here")
+            return self.storage.entry(unravel_key_to_tuple(key), self._ring.row(index))
+
+    def _refuse_undrawable(self, index: Tensor) -> None:
+        unknown = index[~self._ring.can_draw(index)]
+        if len(unknown):
+            raise IndexError(
+                f"step {int(unknown[0])} (and {len(unknown) - 1} more) can't be read: it was "
+                "overwritten, or has too few rows after it yet, or is no step. "
+                "buffer.contains(index) tells which can be"
+            )
 
     def contains(self, index: Tensor) -> Tensor:
         """Whether these numbers are of steps that can be drawn and read: bool, of the shape of

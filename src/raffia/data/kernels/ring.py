@@ -5,7 +5,7 @@ Within them `r` is the ring. Item i lies in row i % N; an episode is named by th
 step.
 """
 
-from raffia.jit.kernel import kernel, load_i64, load_u8, store_i64
+from raffia.jit.kernel import kernel, load_f64, load_i64, load_u8, store_i64
 from raffia.jit.records import F32s, I64s, Record, U8s, fields_at
 
 # What a row is. A closing row's kind is that of the step before it plus two.
@@ -301,6 +301,21 @@ def lose(ring: int, rows: int, num: int) -> None:
 
 
 # -- segments are read
+
+
+@kernel
+def later(ring: int, rows: int, fractions: int, num: int, out: int) -> None:
+    """For each step a state after it in its episode, as far on as the fraction in [0, 1) says."""
+    r = ring_at(ring)
+    for i in range(num):
+        row, num_after = load_i64(rows + 8 * i), 0
+        while r.following[row] != row:
+            row = r.following[row]
+            num_after += 1
+        row = load_i64(rows + 8 * i)
+        for _ in range(min(num_after, 1 + int(load_f64(fractions + 8 * i) * num_after))):
+            row = r.following[row]
+        store_i64(out + 8 * i, row)
 
 
 @kernel

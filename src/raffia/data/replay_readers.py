@@ -1,0 +1,210 @@
+"""Readers of segments: n-step transitions, burn-in of recurrent states, goals in hindsight.
+
+They take what a `SegmentReplayBuffer` gives, and need nothing stored for their sake.
+
+Legend: B segments, L rows in a segment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from raffia.data.priorities import BELOW_ONE
+from raffia.data.segment import SegmentReplayBuffer
+from raffia.tensordict.keys import NestedKey, unravel_key_to_tuple
+from raffia.tensordict.tensordict import TensorDict
+
+OF_SEGMENTS = ("index", "priority_weight", "total")  # entries [B], one for all rows
+STRATEGIES = ("future", "final")
+
+
+def n_step_transitions(
+    segments: TensorDict,
+    n: int,
+    *,
+    gamma: float,
+    observation_keys: Sequence[NestedKey] = ("observation",),
+    reward_key: NestedKey = "reward",
+) -> TensorDict:
+    """Transitions [B] over n steps, for Q-learning: of each segment the first step.
+
+        R = sum_{k<m} (prod_{j<k} gamma d_j) r_k,   "discount" = prod_{k<m} gamma d_k
+
+    where m is n, or fewer steps where the episode ends before, and d the segments' discount: 0 at a
+    termination, after which nothing is bootstrapped; 1 at a truncation, after whose last
+    observation is. So the target is R + discount * value(next observation).
+
+    segments: a sample of at least n + 1 rows: `SegmentReplayBuffer(unroll_steps=n)`.
+    Returns the entries of the first rows, reward R, "discount", and the observations m steps later
+    under "next"; "index" and "priority_weight" as they are.
+
+    Source: Sutton (1988), Learning to predict by the methods of temporal differences; Hessel et al.
+    (2018), Rainbow, eq. for the truncated n-step return.
+
+    >>> from raffia.data import SegmentReplayBuffer, TensorStorage
+    >>> buffer = SegmentReplayBuffer(TensorStorage(100), unroll_steps=2)
+    >>> ends = torch.tensor([False, False, True])
+    >>> _ = buffer.extend(TensorDict(
+    ...     observation=torch.arange(3), reward=torch.tensor([1.0, 2.0, 4.0]), terminated=ends,
+    ...     truncated=ends & False, next=dict(observation=torch.arange(1, 4)), batch_size=[3]))
+    >>> two = n_step_transitions(buffer.read(torch.tensor([0, 2])), 2, gamma=0.5)
+    >>> two["reward"], two["discount"], two["next", "observation"]
+    (tensor([2., 4.]), tensor([0.2500, 0.0000]), tensor([2, 3]))
+    """
+    length = segments["valid"].shape[1]
+    if not 1 <= n < length:
+        raise ValueError(
+            f"n={n} steps and the observation after them are {n + 1} rows, and the segments have "
+            f"{length}: make the buffer with unroll_steps={max(n, 1)} or more"
+        )
+    step = (segments["valid"] & segments["valid_step"])[:, :n]
+    each = torch.where(step, gamma * segments["discount"][:, :n], 1.0)
+    before = torch.cat([torch.ones_like(each[:, :1]), each[:, :-1].cumprod(1)], 1)
+    reward = segments[reward_key][:, :n]
+    like_reward = step.shape + (1,) * (reward.dim() - 2)
+    weight = torch.where(step, before, 0.0).view(like_reward).to(reward.dtype)
+    out = _rows(segments, 0)
+    out.set(reward_key, (reward * weight).sum(1))
+    out.set("discount", each.prod(1))
+    for key in observation_keys:
+        out.set(("next", *unravel_key_to_tuple(key)), segments[key][:, n])
+    return out
+
+
+class BurnIn(NamedTuple):
+    """Segments in two parts."""
+
+    warm_up: TensorDict  # rows [B, n, ...] that bring a recurrent state up to date
+    learn: TensorDict  # the rows after them [B, L - n, ...], whose "mask" says which count
+
+
+def burn_in(segments: TensorDict, n: int) -> BurnIn:
+    """Segments parted into the rows that warm up a recurrent state, and those to learn from.
+
+    A network starts from a state that was stored with the first step, or from zeros, runs over
+    `warm_up` without gradients, and goes on with `learn`.
+
+    Source: Kapturowski, Ostrovski, Quan, Munos & Dabney (2019), Recurrent experience replay in
+    distributed reinforcement learning, section 3.
+
+    >>> from raffia.data import SegmentReplayBuffer, TensorStorage
+    >>> buffer = SegmentReplayBuffer(TensorStorage(100), unroll_steps=3)
+    >>> no = torch.zeros(9, dtype=torch.bool)
+    >>> _ = buffer.extend(TensorDict(
+    ...     observation=torch.arange(9), terminated=no, truncated=no, batch_size=[9]))
+    >>> parts = burn_in(buffer.read(torch.tensor([4])), 1)
+    >>> parts.warm_up["observation"], parts.learn["observation"]
+    (tensor([[4]]), tensor([[5, 6, 7]]))
+    """
+    length = segments["valid"].shape[1]
+    if not 0 <= n < length:
+        raise ValueError(
+            f"burn-in of {n} rows leaves nothing of segments of {length} to learn from: make the "
+            f"buffer with unroll_steps={n + 1} or more"
+        )
+    return BurnIn(_rows(segments, slice(0, n)), _rows(segments, slice(n, None)))
+
+
+def _rows(segments: TensorDict, rows: int | slice) -> TensorDict:
+    """Some rows of each segment; entries about whole segments stay."""
+    out = TensorDict(batch_size=segments.batch_size)
+    for key, value in segments.items(True, True):
+        out.set(key, value if key in OF_SEGMENTS else value[:, rows])
+    return out
+
+
+class HindsightReplay:
+    """Segments in which some goals are replaced by what was achieved later in the episode.
+
+    Where a task is to reach a goal, an episode that fails to reach its own has reached others. Its
+    steps are as good an example of how to reach those, once the rewards are computed anew.
+
+    replay: its observations hold the goal and what is achieved, as Gymnasium's goal environments
+        give them; both are among its `observation_keys`.
+    compute_reward: `compute_reward(achieved, desired)` of tensors [N, ...] gives rewards [N]:
+        `achieved` after the steps.
+    goal_key, achieved_key, reward_key: names of these entries.
+    fraction: of segments that are relabelled; 0.8 is four in five, as in the paper.
+    strategy: the new goal is what was achieved at a "future" state of the episode, drawn uniformly
+        from those after the segment's first step; or at its "final" one, the newest that is there.
+    generator: of what is drawn here; torch's global one if None.
+
+    A segment has one goal in all rows. The reward of its last row is 0, as the segment does not
+    show what follows; as in any, it is there to bootstrap from.
+
+    Source: Andrychowicz et al. (2017), Hindsight experience replay, algorithm 1 and section 3.4.
+
+    >>> from raffia.data import HindsightReplay, SegmentReplayBuffer, TensorStorage
+    >>> replay = SegmentReplayBuffer(
+    ...     TensorStorage(100), unroll_steps=1, observation_keys=["position", "goal"])
+    >>> no = torch.zeros(4, dtype=torch.bool)
+    >>> _ = replay.extend(TensorDict(
+    ...     position=torch.arange(4), goal=torch.full((4,), 9), reward=torch.zeros(4),
+    ...     terminated=no, truncated=no, batch_size=[4]))
+    >>> hindsight = HindsightReplay(
+    ...     replay, lambda achieved, desired: (achieved == desired).float(), fraction=1.0,
+    ...     strategy="final", goal_key="goal", achieved_key="position")
+    >>> relabelled = hindsight.relabel(replay.read(torch.tensor([1, 2])))
+    >>> relabelled["goal"], relabelled["reward"]
+    (tensor([[3, 3],
+            [3, 3]]), tensor([[0., 0.],
+            [1., 0.]]))
+    """
+
+    def __init__(
+        self,
+        replay: SegmentReplayBuffer,
+        compute_reward: Callable[[Tensor, Tensor], Tensor],
+        *,
+        goal_key: NestedKey = ("observation", "desired_goal"),
+        achieved_key: NestedKey = ("observation", "achieved_goal"),
+        reward_key: NestedKey = "reward",
+        fraction: float = 0.8,
+        strategy: str = "future",
+        generator: torch.Generator | None = None,
+    ) -> None:
+        if not 0 <= fraction <= 1:
+            raise ValueError(f"fraction={fraction} of segments is between 0 and 1")
+        if strategy not in STRATEGIES:
+            raise ValueError(f"strategy is one of {STRATEGIES}, got {strategy!r}")
+        self.replay, self.compute_reward = replay, compute_reward
+        self.goal_key, self.achieved_key, self.reward_key = goal_key, achieved_key, reward_key
+        self.fraction, self.strategy, self.generator = fraction, strategy, generator
+
+    def sample(self, batch_size: int | None = None) -> TensorDict:
+        """A sample of the replay, some of its segments with other goals and rewards."""
+        return self.relabel(self.replay.sample(batch_size))
+
+    def __iter__(self) -> Iterator[TensorDict]:
+        """Samples of the replay's `batch_size`, without end."""
+        while True:
+            yield self.sample()
+
+    def relabel(self, segments: TensorDict) -> TensorDict:
+        """The segments, some of them with other goals and rewards."""
+        index = segments["index"].cpu()
+        chosen = torch.rand(len(index), generator=self.generator) < self.fraction
+        fraction = torch.full((len(index),), BELOW_ONE, dtype=torch.float64)
+        if self.strategy == "future":
+            fraction = torch.rand(len(index), dtype=torch.float64, generator=self.generator)
+        goal, reward = segments[self.goal_key].clone(), segments[self.reward_key].clone()
+        later = self.replay.later(index[chosen], fraction[chosen])
+        chosen = chosen.to(goal.device)
+        new_goal = self.replay.entry(self.achieved_key, later).to(goal.device)
+        goal[chosen] = new_goal.unsqueeze(1).expand_as(goal[chosen])
+        reward[chosen] = self._rewards(segments[chosen], goal[chosen]).view_as(reward[chosen])
+        return segments.copy().set(self.goal_key, goal).set(self.reward_key, reward)
+
+    def _rewards(self, segments: Any, goal: Tensor) -> Tensor:
+        """Rewards [n, L] for goals [n, L, ...]; 0 where there is no step, and in the last row."""
+        step = segments["valid"] & segments["valid_step"]
+        reward = segments[self.reward_key].new_zeros(step.shape)
+        step[:, -1] = False
+        after = step.roll(1, 1)  # the rows that steps lead to
+        achieved = segments[self.achieved_key][after]
+        reward[step] = self.compute_reward(achieved, goal[after]).to(reward.dtype).view(-1)
+        return reward
