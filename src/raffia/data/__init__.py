@@ -15,14 +15,16 @@ from raffia.data.prioritized_replay import (
 from raffia.data.query import QueryModule
 from raffia.data.readers import (
     MalformedDataError,
+    read_d4rl,
+    read_hugging_face,
     read_json_lines,
+    read_lerobot,
     read_minari,
     read_parquet,
     write_json_lines,
 )
 from raffia.data.replay import ReplayBuffer
 from raffia.data.replay_readers import (
-    BurnIn,
     HindsightReplay,
     burn_in,
     n_step_transitions,
@@ -51,7 +53,6 @@ from raffia.data.writers import (
 
 __all__ = [
     "BinaryToDecimal",
-    "BurnIn",
     "CapacityError",
     "HashToInt",
     "HindsightReplay",
@@ -91,7 +92,10 @@ __all__ = [
     "Writer",
     "burn_in",
     "n_step_transitions",
+    "read_d4rl",
+    "read_hugging_face",
     "read_json_lines",
+    "read_lerobot",
     "read_minari",
     "read_parquet",
     "write_json_lines",

@@ -324,7 +324,7 @@ class SegmentReplayBuffer(Buffer):
         >>> buffer.check_priority(torch.tensor([-1.0]))
         Traceback (most recent call last):
         ...
-        ValueError: a priority must be finite and >= 0, got -1.0; for errors with a sign pass ...
+        ValueError: a priority must be finite and >= 0 (and at most 9e+305), got -1; for errors ...
         """
         self._priorities.check(priority)
 
@@ -607,7 +607,17 @@ class SegmentReplayBuffer(Buffer):
             return self._ring.item(self._ring.later(self._ring.row(index), fraction))
 
     def entry(self, key: NestedKey, index: Tensor) -> Tensor:
-        """A stored entry of some rows [n] by their numbers: a copy [n, ...]."""
+        """A stored entry of some rows [n] by their numbers: a copy [n, ...].
+
+        >>> from raffia.data.segment import SegmentReplayBuffer
+        >>> from raffia.data.storage import TensorStorage
+        >>> buffer = SegmentReplayBuffer(TensorStorage(100), unroll_steps=1)
+        >>> no = torch.zeros(3, dtype=torch.bool)
+        >>> index = buffer.extend(TensorDict(
+        ...     observation=torch.arange(3), terminated=no, truncated=no, batch_size=[3]))
+        >>> buffer.entry("observation", index[1:])
+        tensor([1, 2])
+        """
         index = numbers(index)
         with self._lock:
             gone = index[~self._ring.holds(index)]

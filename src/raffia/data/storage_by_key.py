@@ -23,7 +23,7 @@ class StorageByKey:
     >>> rows = StorageByKey({"x": TensorStorage(9), "y": TensorStorage(7)})
     >>> data = TensorDict(x=torch.zeros(2), y=torch.ones(2, 3), batch_size=[2])
     >>> rows.set(torch.tensor([2, 0]), data)
-    >>> rows.get(torch.tensor([0]))["y"], rows.max_size
+    >>> rows.read(torch.tensor([0]))["y"], rows.max_size
     (tensor([[1., 1., 1.]]), 7)
     """
 

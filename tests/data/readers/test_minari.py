@@ -145,7 +145,7 @@ def test_a_flat_file_of_d4rl_is_said(tmp_path):
     with h5py.File(tmp_path / "hopper.hdf5", "w") as file:
         file["observations"] = np.zeros((5, 3))
         file["terminals"] = np.zeros(5, bool)
-    with pytest.raises(MalformedDataError, match=r"hopper.hdf5.*D4RL's flat layout.*read_minari"):
+    with pytest.raises(MalformedDataError, match=r"hopper.hdf5.*D4RL's flat layout.*read_d4rl"):
         read_minari(tmp_path / "hopper.hdf5")
 
 

@@ -3,7 +3,9 @@
 >>> from raffia.data.readers import read_json_lines, read_minari, read_parquet
 """
 
+from raffia.data.readers.d4rl import read_d4rl
 from raffia.data.readers.episode import MalformedDataError
+from raffia.data.readers.hugging_face import read_hugging_face, read_lerobot
 from raffia.data.readers.json_lines import read_json_lines
 from raffia.data.readers.json_writer import write_json_lines
 from raffia.data.readers.minari import read_minari
@@ -11,7 +13,10 @@ from raffia.data.readers.parquet import read_parquet
 
 __all__ = [
     "MalformedDataError",
+    "read_d4rl",
+    "read_hugging_face",
     "read_json_lines",
+    "read_lerobot",
     "read_minari",
     "read_parquet",
     "write_json_lines",

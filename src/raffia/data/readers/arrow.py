@@ -1,11 +1,16 @@
-"""Columns of a Parquet file as arrays of numbers; pyarrow is needed here alone."""
+"""Columns of files of tables as arrays of numbers: Parquet, and Arrow's files and streams.
+
+pyarrow is needed here alone.
+"""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Iterator
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,6 +22,16 @@ from raffia.tensordict.keys import dotted
 # the memory that a column takes; this is where it is asked whether one stands for the other.
 SMALL_BYTES = 2**28
 MAX_INFLATION = 1000
+PARQUET, ARROW = b"PAR1", b"ARROW1"  # how files begin; a stream of Arrow begins with none
+CODECS = (0x184D2204, 0xFD2FB528)  # magic numbers of LZ4 frames and of Zstandard, little-endian
+
+
+class Table(NamedTuple):
+    """An open file of a table."""
+
+    num_rows: int
+    schema: Any
+    batches: Callable[..., Any]  # batches(size, columns=[...]) of at most so many rows
 
 
 def pyarrow() -> Any:
@@ -77,19 +92,63 @@ def check_numeric(kind: Any, path: Key, location: Location) -> None:
         location.fail(f"lists are nested more than {MAX_DEPTH} deep", dotted(path))
 
 
+@contextmanager
+def opened_table(path: str) -> Iterator[Table]:
+    """A file of a table; which of the three formats it has, its first bytes tell."""
+    with open(path, "rb") as file:
+        magic = file.read(6)
+    package = pyarrow()
+    if magic[:4] == PARQUET:
+        with package.parquet.ParquetFile(path, page_checksum_verification=True) as found:
+            yield Table(found.metadata.num_rows, found.schema_arrow, found.iter_batches)
+        return
+    with package.memory_map(path) as memory:
+        refuse_inflated_buffers(memory.read_buffer(), os.path.getsize(path))
+        memory.seek(0)
+        read = package.ipc.open_file if magic == ARROW else package.ipc.open_stream
+        table = read(memory).read_all()
+        table.validate(full=True)
+        # A row of numbers takes at least a bit, so more of them are none.
+        if table.num_rows > 8 * os.path.getsize(path):
+            raise ValueError(f"it claims {table.num_rows} rows, more than its bytes can hold")
+
+        def batches(size: int, columns: list[str]) -> Iterator[Any]:
+            return iter(table.select(columns).to_batches(size))
+
+        yield Table(table.num_rows, table.schema, batches)
+
+
+def refuse_inflated_buffers(memory: Any, size: int) -> None:
+    """Check that buffers that are stored compressed do not claim a large memory.
+
+    Each begins with its length in eight bytes, before the magic number of its codec.
+    Source: Apache Arrow, Message.fbs (BodyCompression).
+    """
+    words = np.frombuffer(memory, np.uint32, count=memory.size // 4)
+    at = np.flatnonzero(np.isin(words, CODECS))
+    at = at[at >= 2]
+    lengths = words[at - 2].astype(np.int64) + (words[at - 1].astype(np.int64) << 32)
+    claimed = int(lengths[lengths > 0].astype(np.float64).sum())
+    if claimed > SMALL_BYTES and claimed > MAX_INFLATION * size:
+        raise ValueError(
+            f"its buffers take {claimed} bytes, of which only {size} are stored: a small file that "
+            "asks for a large memory. If that is as it should be, write it again uncompressed"
+        )
+
+
 def read_batches(
     path: str, num_rows: int, columns: Iterable[Key], size: int
 ) -> Iterator[tuple[int, dict[Key, Any]]]:
     """The number of the first row and the columns at some paths, of a few rows at a time."""
     names = list(columns)
-    row = 0
-    with Location(path, "the file").foreign():
-        file = pyarrow().parquet.ParquetFile(path, page_checksum_verification=True)
-    with file:
-        types = {field.name: field.type for field in file.schema_arrow}
+    row, location = 0, Location(path, "the file")
+    with ExitStack() as stack:
+        with location.foreign():
+            file = stack.enter_context(opened_table(path))
+        types = {field.name: field.type for field in file.schema}
         lists = {name[0] for name in names if not is_flat(types.get(name[0]))}
-        refuse_inflation(path, lists, Location(path, "the file"))
-        batches = file.iter_batches(size, columns=sorted({name[0] for name in names}))
+        refuse_inflation(path, lists, location)
+        batches = iter(file.batches(size, columns=sorted({name[0] for name in names})))
         while row < num_rows:
             location = Location(path, f"row {row}")
             with location.foreign():
@@ -107,6 +166,9 @@ def refuse_inflation(path: str, names: set[str], location: Location) -> None:
 
     Columns without lists, of which `names` has none, are read a few rows at a time.
     """
+    with open(path, "rb") as file:
+        if file.read(4) != PARQUET:
+            return  # what others stores compressed is checked when they are opened
     try:
         found = chunks(path)
     except ValueError as error:

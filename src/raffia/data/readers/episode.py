@@ -8,10 +8,11 @@ Legend: T steps of one episode.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -189,6 +190,25 @@ class Rules(NamedTuple):
 
     allow_nan: bool  # take NaN and infinite numbers
     truncate_unfinished: bool  # the last step of an episode counts as truncated if nothing ended it
+    complete: bool = False  # what is missing gets its usual value, see `completed`
+
+
+class EpisodeMaker:
+    """Makes the episodes of a file, each like the first one."""
+
+    def __init__(self, rules: Rules) -> None:
+        self.rules = rules
+        self.layout: Layout | None = None  # of the first episode
+
+    def make(self, columns: Mapping[Key, Column], location: Location) -> TensorDict | None:
+        """The episode that columns make; None where nothing is left of it."""
+        if self.rules.complete:
+            columns = completed(columns)
+            if REWARD in columns and not len(columns[REWARD].values):
+                return None
+        episode = make_episode(columns, location, self.rules, self.layout)
+        self.layout = self.layout or layout_of(columns)
+        return episode
 
 
 def layout_of(columns: Mapping[Key, Column]) -> Layout:
@@ -252,6 +272,50 @@ def check_episode(
     ended = columns[FLAGS[0]].values | columns[FLAGS[1]].values
     check_end(ended, location, rules.truncate_unfinished)
     return bool(ended[-1])
+
+
+def completed(columns: Mapping[Key, Column]) -> Mapping[Key, Column]:
+    """The columns with what data sets often lack; with no steps where nothing is left.
+
+    No reward: it is 0. No `terminated` or `truncated`: no step is, but the last is truncated if it
+    is not terminated. T observations for T steps, and no next ones: where the last step is
+    terminated its observation stands for the next one, from which nothing is bootstrapped;
+    elsewhere the last step is left out, as its outcome is not known.
+
+    >>> obs, action = Column("obs", torch.arange(3)), Column("action", torch.tensor([1, 0, 1]))
+    >>> found = completed({("obs",): obs, ("action",): action})
+    >>> found["obs",].values, found["action",].values, found["truncated",].values
+    (tensor([0, 1, 2]), tensor([1, 0]), tensor([False,  True]))
+    """
+    found = dict(columns)
+    action = next((column for key, column in columns.items() if key[0] == "action"), None)
+    if action is None:
+        return columns
+    steps = len(action.values)
+    found.setdefault(REWARD, Column("reward", torch.zeros(steps)))
+    for flag in FLAGS:
+        found.setdefault(flag, Column(flag[0], torch.zeros(steps, dtype=torch.bool)))
+    (_, terminated), (_, truncated) = (found[flag] for flag in FLAGS)
+    alone = [
+        key
+        for key, (_, values) in found.items()
+        if key[0] == "obs" and len(values) == steps and ("next", *key) not in found
+    ]
+    if alone and terminated.dtype is torch.bool and len(terminated) == steps and steps:
+        if bool(terminated[-1]):
+            for key in alone:
+                name, values = found[key]
+                found[key] = Column(name, torch.cat([values, values[-1:]]))
+        else:
+            for key, (name, values) in list(found.items()):
+                if key not in alone:
+                    found[key] = Column(name, values[: len(values) - 1])
+    (_, terminated), (name, truncated) = (found[flag] for flag in FLAGS)
+    if len(truncated) and truncated.dtype is torch.bool and not bool(terminated[-1]):
+        truncated = truncated.clone()
+        truncated[-1] = True
+        found[FLAGS[1]] = Column(name, truncated)
+    return found
 
 
 def with_truncated(columns: Mapping[Key, Column]) -> Mapping[Key, Column]:
@@ -404,3 +468,15 @@ def existing_file(path: Path) -> str:
     if not os.path.exists(path):
         raise FileNotFoundError(f"there is no file {path}")
     return path
+
+
+def json_object(path: str) -> dict[str, Any]:
+    """The object in a file of JSON."""
+    if not os.path.isfile(path):
+        raise FileNotFoundError(f"there is no file {path}")
+    location = Location(path, "the file")
+    with open(path, "rb") as text, location.foreign():
+        found = json.loads(text.read().decode())
+    if type(found) is not dict:
+        location.fail("it is not an object of JSON")
+    return found

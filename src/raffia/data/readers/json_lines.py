@@ -15,8 +15,8 @@ from raffia.data.readers.episode import (
     EPISODE,
     REWARD,
     Columns,
+    EpisodeMaker,
     Key,
-    Layout,
     Location,
     MalformedDataError,
     Names,
@@ -24,9 +24,7 @@ from raffia.data.readers.episode import (
     Path,
     Rules,
     existing_file,
-    layout_of,
     leave_out,
-    make_episode,
     missing,
 )
 from raffia.data.readers.json_numbers import JsonRows, Numbers, to_columns
@@ -51,6 +49,7 @@ def read_json_lines(
     float_dtype: torch.dtype = torch.float32,
     allow_nan: bool = False,
     truncate_unfinished: bool = False,
+    complete: bool = False,
     max_line_bytes: int = 2**28,
 ) -> JsonLineEpisodes:
     """The episodes of a file of JSON lines, which may be compressed with gzip.
@@ -79,6 +78,7 @@ def read_json_lines(
     allow_nan: take NaN, Infinity and -Infinity, which Python writes though JSON has none.
     truncate_unfinished: the last step of an episode counts as truncated if it is neither terminated
         nor truncated, which is an error otherwise.
+    complete: what is missing, but for rewards, gets its usual value; see `read_parquet`.
     max_line_bytes: a longer line is an error. Reading a line may take twenty times its size.
 
     Going through the result reads the file, as often as one likes, an episode at a time. A
@@ -108,7 +108,7 @@ def read_json_lines(
         existing_file(path),
         Names(columns, {}),
         Numbers.checked(dtypes or {}, float_dtype),
-        Rules(allow_nan, truncate_unfinished),
+        Rules(allow_nan, truncate_unfinished, complete),
         max_line_bytes,
     )
 
@@ -129,13 +129,14 @@ class JsonLineEpisodes:
         return f"{type(self).__name__}({self.path!r})"
 
     def __iter__(self) -> Iterator[TensorDict]:
-        layout: Layout | None = None
+        maker = EpisodeMaker(self._rules)
         with opened(self.path) as file:
             lines = read_objects(file, self.path, self._names, self._max_line_bytes)
             for location, rows in self._parts(lines):
-                columns = to_columns(rows, location, self._numbers, layout)
-                yield make_episode(columns, location, self._rules, layout)
-                layout = layout or layout_of(columns)
+                columns = to_columns(rows, location, self._numbers, maker.layout)
+                episode = maker.make(columns, location)
+                if episode is not None:
+                    yield episode
 
     def _parts(self, lines: Iterator[JsonLine]) -> Iterator[EpisodeParts]:
         """Detect whether lines are episodes or steps."""

@@ -1,46 +1,58 @@
-"""Episodes in the layout of Minari: a folder with one HDF5 file, which holds a group to an episode.
-
-Only what a file itself holds is read: links to other files and into them are refused, and so is
-everything that is not an array of numbers.
+"""Episodes in the layouts of Minari: a group of one HDF5 file to each, or a folder of tables.
 
 Legend: T steps of one episode.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
 import operator
 import os
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
 from math import prod
 from typing import Any
 
-import numpy as np
 import torch
 
+from raffia.data.readers.arrow import (
+    field_types,
+    opened_table,
+    pyarrow,
+    read_batches,
+    to_array,
+)
 from raffia.data.readers.episode import (
-    MAX_DEPTH,
+    OF_STEPS,
     Column,
     Columns,
+    EpisodeMaker,
     Key,
-    Layout,
     Location,
     MalformedDataError,
     Names,
+    NumberedLocation,
     Path,
     Rules,
-    layout_of,
-    leave_out,
-    make_episode,
+    json_object,
 )
+from raffia.data.readers.hdf5 import (
+    GroupLocation,
+    h5py,
+    member,
+    member_names,
+    opened_hdf5,
+    plain,
+    read_columns,
+)
+from raffia.tensordict.keys import dotted
 from raffia.tensordict.tensordict import TensorDict
 
 FILE = os.path.join("data", "main_data.hdf5")
 METADATA = "metadata.json"  # beside it; older data sets have attributes of the file instead
 GROUP = re.compile(r"episode_(0|[1-9][0-9]{0,17})")
+TABLES = ("arrow", "parquet")
 NAMES: Columns = {
     "observations": "obs",
     "actions": "action",
@@ -49,9 +61,6 @@ NAMES: Columns = {
     "truncations": "truncated",
     "infos": "info",
 }
-# deflate makes at most 1032 bytes of one (zlib's "Technical Details"); a small array may do more
-MAX_INFLATION = 1032
-SMALL_BYTES = 2**24
 
 
 def read_minari(
@@ -61,12 +70,13 @@ def read_minari(
     allow_nan: bool = False,
     truncate_unfinished: bool = False,
 ) -> MinariEpisodes:
-    """The episodes of a data set of Minari's HDF5 layout; needs `pip install 'raffia[hdf5]'`.
+    """The episodes of a data set of Minari's, on HDF5 (extra `hdf5`) or tables (extra `parquet`).
 
-    folder: it holds `data/main_data.hdf5`, with groups episode_0, episode_1, ... of T steps, which
+    folder: its path, or the id of one that Minari has downloaded, as "D4RL/door/human-v2". It holds
+        `data/main_data.hdf5`, with groups episode_0, episode_1, ... of T steps, which
         hold observations [T + 1, ...], actions, rewards, terminations and truncations [T, ...], and
         maybe infos. Groups within them are nested entries; a tuple of Minari has the entries
-        _index_0, _index_1, ...
+        _index_0, _index_1, ...; or tables of T + 1 rows, data/0/part-0.arrow or .parquet, ...
     columns: name in the file -> name here, besides obs, action, reward, terminated, truncated and
         info: {"state": ("obs", "state")}; None leaves a column out: {"infos": None}.
     allow_nan: take NaN and infinite numbers.
@@ -97,33 +107,60 @@ def read_minari(
     tensor([1, 0]) tensor([False,  True])
     >>> folder.cleanup()
     """
-    h5py()
-    folder = os.fspath(folder)
+    folder = local_folder(os.fspath(folder))
     if os.path.isfile(folder):
         refuse_flat(folder)
     if not os.path.isdir(folder):
         found = f"{folder} is a file" if os.path.exists(folder) else f"there is no folder {folder}"
-        raise FileNotFoundError(f"{found}; give the folder that holds {FILE}")
-    path = os.path.join(folder, FILE)
-    if not os.path.isfile(path):
-        found = ", ".join(sorted(os.listdir(folder))[:10]) or "nothing"
-        raise FileNotFoundError(f"there is no {FILE} in {folder}; it holds {found}")
-    return MinariEpisodes(path, Names(columns, NAMES), Rules(allow_nan, truncate_unfinished))
+        raise FileNotFoundError(f"{found}; give the folder that holds {FILE}, or a data set's id")
+    path, data = os.path.join(folder, FILE), os.path.join(folder, "data")
+    names, rules = Names(columns, NAMES), Rules(allow_nan, truncate_unfinished)
+    metadata = os.path.join(data, METADATA)
+    if os.path.isfile(metadata) and json_object(metadata).get("data_format") in TABLES:
+        pyarrow()
+        return MinariTables(data, names, rules)
+    h5py()
+    if os.path.isfile(path):
+        return MinariGroups(path, names, rules)
+    found = ", ".join(sorted(os.listdir(folder))[:10]) or "nothing"
+    raise FileNotFoundError(f"there is no {FILE} in {folder}; it holds {found}")
 
 
-class MinariEpisodes:
-    """The episodes of a data set of Minari's HDF5 layout, as `read_minari` gives them.
+def local_folder(name: str) -> str:
+    """The folder of a data set: the path itself, or where Minari keeps the one of this id."""
+    root = os.environ.get("MINARI_DATASETS_PATH") or os.path.expanduser("~/.minari/datasets")
+    by_id = os.path.join(root, name)
+    is_id = not os.path.isabs(name) and not name.startswith(".")
+    return by_id if is_id and not os.path.exists(name) and os.path.isdir(by_id) else name
 
-    path: the HDF5 file.
+
+class MinariEpisodes(ABC):
+    """The episodes of a data set of Minari's, as `read_minari` gives them.
+
+    path: the HDF5 file, or the folder of tables.
     """
 
     def __init__(self, path: str, names: Names, rules: Rules) -> None:
         self.path = path
-        self._names = names
-        self._rules = rules
-        self._layout: Layout | None = None  # of episode 0, once it was read
+        self._names, self._maker = names, EpisodeMaker(rules)
         self._metadata = self._read_metadata()
         self._length = self._count()
+
+    @abstractmethod
+    def _read_metadata(self) -> dict[str, Any]:
+        """The metadata of all."""
+
+    @abstractmethod
+    def _numbers(self) -> set[int]:
+        """The numbers of the episodes that are there."""
+
+    @abstractmethod
+    def _columns(self, number: int) -> tuple[dict[Key, Column], Location, Any]:
+        """The columns of an episode, its location, and the steps that its metadata claims."""
+
+    @abstractmethod
+    def attributes(self, index: int) -> dict[str, Any]:
+        """Attributes of an episode in the file: its id, total_steps, seed, and the like."""
 
     def __len__(self) -> int:
         return self._length
@@ -133,8 +170,9 @@ class MinariEpisodes:
 
     def __getitem__(self, index: int) -> TensorDict:
         number = self._number(index)
-        with self._opened() as file:
-            return self._read(file, number)
+        if number and self._maker.layout is None:
+            self._read(0)  # what the others must look like
+        return self._read(number)
 
     def __iter__(self) -> Iterator[TensorDict]:
         for number in range(len(self)):
@@ -148,14 +186,6 @@ class MinariEpisodes:
         """
         return dict(self._metadata)
 
-    def attributes(self, index: int) -> dict[str, Any]:
-        """Attributes of an episode in the file: its id, total_steps, seed, and the like."""
-        number = self._number(index)
-        with self._opened() as file:
-            group, location = self._group(file, number)
-            with location.foreign():
-                return {name: plain(value, location) for name, value in group.attrs.items()}
-
     def _number(self, index: int) -> int:
         number = operator.index(index)
         number += len(self) if number < 0 else 0
@@ -163,32 +193,8 @@ class MinariEpisodes:
             raise IndexError(f"there is no episode {index}: {self.path} holds {len(self)}")
         return number
 
-    @contextmanager
-    def _opened(self) -> Iterator[Any]:
-        # Opened again for each episode, so that no handle is left open, forked or pickled.
-        with Location(self.path, "the file").foreign():
-            file = h5py().File(self.path, "r")
-        with file:
-            yield file
-
-    def _read_metadata(self) -> dict[str, Any]:
-        path = os.path.join(os.path.dirname(self.path), METADATA)
-        if not os.path.exists(path):
-            location = Location(self.path, "the attributes of the file")
-            with self._opened() as file, location.foreign():
-                return {name: plain(value, location) for name, value in file.attrs.items()}
-        location = Location(path, "the file")
-        with open(path, "rb") as text, location.foreign():
-            found = json.loads(text.read().decode())
-        if type(found) is not dict:
-            location.fail("it is not an object of JSON")
-        return found
-
     def _count(self) -> int:
-        location = Location(self.path, "the file")
-        with self._opened() as file, location.foreign():
-            matches = [GROUP.fullmatch(name) for name in member_names(file, location)]
-        numbers = {int(match[1]) for match in matches if match}
+        location, numbers = Location(self.path, "the file"), self._numbers()
         if not numbers:
             location.fail("it holds no group episode_0: there is no episode in it")
         for number in range(len(numbers)):
@@ -199,42 +205,120 @@ class MinariEpisodes:
             location.fail(f"it holds {len(numbers)} episodes, and its metadata has {total}")
         return len(numbers)
 
+    def _read(self, number: int) -> TensorDict:
+        columns, location, total = self._columns(number)
+        episode = self._maker.make(columns, location)
+        assert episode is not None
+        if total is not None and total != len(episode):
+            location.fail(f"it has {len(episode)} steps, and its attribute total_steps is {total}")
+        return episode
+
+
+class MinariGroups(MinariEpisodes):
+    """The episodes in an HDF5 file of Minari's."""
+
+    def _read_metadata(self) -> dict[str, Any]:
+        path = os.path.join(os.path.dirname(self.path), METADATA)
+        if os.path.exists(path):
+            return json_object(path)
+        location = Location(self.path, "the attributes of the file")
+        with opened_hdf5(self.path) as file, location.foreign():
+            return {name: plain(value, location) for name, value in file.attrs.items()}
+
+    def _numbers(self) -> set[int]:
+        location = Location(self.path, "the file")
+        with opened_hdf5(self.path) as file, location.foreign():
+            matches = [GROUP.fullmatch(name) for name in member_names(file, location)]
+        return {int(match[1]) for match in matches if match}
+
+    def attributes(self, index: int) -> dict[str, Any]:
+        number = self._number(index)
+        with opened_hdf5(self.path) as file:
+            group, location = self._group(file, number)
+            with location.foreign():
+                return {name: plain(value, location) for name, value in group.attrs.items()}
+
     def _group(self, file: Any, number: int) -> tuple[Any, Location]:
         name = f"episode_{number}"
-        location = MinariLocation(self.path, name)
+        location = GroupLocation(self.path, name)
         with location.foreign():
             return member(file, name, location, name), location
 
-    def _read(self, file: Any, number: int) -> TensorDict:
-        if number and self._layout is None:
-            self._read(file, 0)  # what the others must look like
-        group, location = self._group(file, number)
-        columns = self._columns(group, location)
-        episode = make_episode(columns, location, self._rules, self._layout)
-        with location.foreign():
-            total = plain(group.attrs.get("total_steps", len(episode)), location)
-        if total != len(episode):
-            location.fail(f"it has {len(episode)} steps, and its attribute total_steps is {total}")
-        if not number:
-            self._layout = layout_of(columns)
-        return episode
+    def _columns(self, number: int) -> tuple[dict[Key, Column], Location, Any]:
+        with opened_hdf5(self.path) as file:
+            group, location = self._group(file, number)
+            columns = read_columns(group, self._names, location)
+            with location.foreign():
+                total = group.attrs.get("total_steps")
+                return columns, location, None if total is None else plain(total, location)
 
-    def _columns(self, group: Any, location: Location) -> dict[Key, Column]:
-        found = dict(datasets(group, self._names, location, (), set()))
+
+class MinariTables(MinariEpisodes):
+    """The episodes in a folder of Minari's tables: of each a folder of its number.
+
+    A table has T + 1 rows; the last one holds an observation and nothing of a step. Arrays lie in
+    it flat: the spaces in the metadata tell their shapes.
+    """
+
+    def _read_metadata(self) -> dict[str, Any]:
+        return json_object(os.path.join(self.path, METADATA))
+
+    def _numbers(self) -> set[int]:
+        folders = [name for name in os.listdir(self.path) if GROUP.fullmatch(f"episode_{name}")]
+        return {int(name) for name in folders}
+
+    def attributes(self, index: int) -> dict[str, Any]:
+        path = os.path.join(self.path, str(self._number(index)), METADATA)
+        return json_object(path) if os.path.exists(path) else {}
+
+    def _columns(self, number: int) -> tuple[dict[Key, Column], Location, Any]:
+        folder = os.path.join(self.path, str(number))
+        files = sorted(name for name in os.listdir(folder) if name.endswith(TABLES))
+        location = NumberedLocation(folder, "row", 0)
+        if len(files) != 1:
+            location.fail(f"it holds {files or 'no table'}, and should hold one table")
+        path = os.path.join(folder, files[0])
+        location = NumberedLocation(path, "row", 0)
+        with location.foreign(), opened_table(path) as file:
+            num_rows, types = file.num_rows, field_types(file.schema, location)
+            fields = {field.name: field for field in file.schema}
+        names = self._names.of_all(types, location)
+        parts: dict[Key, list[Any]] = {}
+        for row, arrays in read_batches(path, num_rows, names, max(num_rows, 1)):
+            for column, array in arrays.items():
+                rows = NumberedLocation(path, "row", row)
+                parts.setdefault(column, []).append(torch.from_numpy(to_array(array, column, rows)))
         columns = {}
-        for path, name in self._names.of_all(found, location).items():
-            column = "/".join(path)
-            with location.foreign(column):
-                columns[name] = Column(column, to_tensor(found[path], column, location))
-        return columns
+        for column, name in names.items():
+            values = torch.cat(parts[column]) if column in parts else torch.empty(0)
+            shape = self._shape(column, fields)
+            if shape is not None and values[:1].numel() == prod(shape):
+                values = values.reshape(len(values), *shape)
+            if name[0] in OF_STEPS:
+                values = values[:-1]
+            columns[name] = Column(dotted(column), values)
+        return columns, location, self.attributes(number).get("total_steps")
 
-
-class MinariLocation(Location):
-    """The location of an episode; its columns are named by their path in the file."""
-
-    def of(self, column: str | None = None, step: int | None = None) -> str:
-        where = self.where if column is None else f"{self.where}/{column}"
-        return where if step is None else f"{where}, step {step}"
+    def _shape(self, column: Key, fields: dict[str, Any]) -> list[int] | None:
+        """The shape of a row of a column; None if nothing tells it."""
+        if column[0] == "infos":
+            field = fields[column[0]]
+            for name in column[1:]:
+                field = field.type.field(name)
+            text = (field.metadata or {}).get(b"shape")
+            return None if text is None else [int(n) for n in text.split(b",") if n]
+        spaces = {"observations": "observation_space", "actions": "action_space"}
+        if column[0] not in spaces:
+            return None
+        try:
+            found = json.loads(self._metadata[spaces[column[0]]])
+            for name in column[1:]:
+                below = found["subspaces"]
+                found = below[int(name)] if isinstance(below, list) else below[name]
+            shape = found.get("shape", [] if found.get("type") == "Discrete" else None)
+            return None if shape is None else [int(n) for n in shape]
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError):
+            return None
 
 
 def refuse_flat(path: str) -> None:
@@ -248,105 +332,6 @@ def refuse_flat(path: str) -> None:
         raise MalformedDataError(
             path,
             "the file",
-            "it is in D4RL's flat layout, with the steps of all episodes in one array, and mostly "
-            "without the observation after the last step of each. Minari has D4RL's data sets with "
-            "a group for each episode (D4RL/...): read_minari(folder) reads those",
+            "it is in D4RL's flat layout, with the steps of all episodes in one array: "
+            "read_d4rl(file) reads those",
         )
-
-
-def h5py() -> Any:
-    """The package that reads HDF5."""
-    try:
-        return importlib.import_module("h5py")
-    except ImportError as error:
-        raise ImportError(
-            "HDF5 files are read with h5py, which is not installed: pip install 'raffia[hdf5]'"
-        ) from error
-
-
-def member_names(group: Any, location: Location) -> list[str]:
-    """The names in a group, in alphabetical order."""
-    names = list(group)
-    for name in names:
-        if type(name) is not str:
-            location.fail(f"the name {name!r} is not UTF-8")
-    return names
-
-
-def member(group: Any, name: str, location: Location, column: str) -> Any:
-    """The member of a group under a name, in the same file."""
-    link = group.get(name, getlink=True)
-    if type(link) is not h5py().HardLink:
-        location.fail("it is a link to elsewhere, which is not followed", column)
-    return group[name]
-
-
-def datasets(
-    group: Any, names: Names, location: Location, prefix: Key, visited: set[int]
-) -> Iterator[tuple[Key, Any]]:
-    """The arrays in a group and the groups below, but those that are left out."""
-    if not isinstance(group, h5py().Group):
-        location.fail("it is not a group", "/".join(prefix) or None)
-    with location.foreign("/".join(prefix) or None):
-        address = h5py().h5o.get_info(group.id).addr
-        members = member_names(group, location)
-    if address in visited or len(prefix) >= MAX_DEPTH:
-        location.fail("groups are nested without end, or too deeply", "/".join(prefix))
-    visited.add(address)
-    for name in members:
-        path = (*prefix, name)
-        if names.of(path) is None:
-            continue
-        column = "/".join(path)
-        with location.foreign(column):
-            found = member(group, name, location, column)
-        if isinstance(found, h5py().Dataset):
-            yield path, found
-        else:
-            yield from datasets(found, names, location, path, visited)
-
-
-def to_tensor(dataset: Any, column: str, location: Location) -> torch.Tensor:
-    """The array of numbers in a file, in memory."""
-    dtype = native(dataset.dtype, column, location)
-    if not dataset.shape or len(dataset.shape) > MAX_DEPTH:
-        location.fail("it is not an array with a row for each step", column)
-    if dataset.is_virtual or dataset.external:
-        location.fail("its numbers are in another file, which is not read", column)
-    check_size(dataset, dtype, column, location)
-    array = np.ascontiguousarray(dataset[()], dtype)
-    if dtype == np.bool_ and (array.view(np.uint8) > 1).any():
-        location.fail("it holds bytes that are neither true nor false", column)
-    return torch.from_numpy(array)
-
-
-def native(dtype: np.dtype[Any], column: str, location: Location) -> np.dtype[Any]:
-    """The dtype in this machine's byte order, if a tensor can have it."""
-    native = dtype.newbyteorder("=")
-    try:
-        torch.from_numpy(np.empty(0, native))
-    except TypeError:
-        path = tuple(column.split("/"))
-        location.fail(f"its dtype {dtype} can't be in a tensor; {leave_out(path)}", column)
-    return native
-
-
-def check_size(dataset: Any, dtype: np.dtype[Any], column: str, location: Location) -> None:
-    """Check that a small file does not ask for a large memory."""
-    stored = dataset.id.get_storage_size()
-    nbytes = dtype.itemsize * max(prod(dataset.shape), prod(dataset.chunks or ()))
-    if not stored and dataset.size:
-        location.fail("nothing was ever written into it", column)
-    if nbytes > SMALL_BYTES and nbytes > MAX_INFLATION * stored:
-        location.fail(f"it takes {nbytes} bytes, of which only {stored} are stored", column)
-
-
-def plain(value: Any, location: Location) -> Any:
-    """An attribute as a value of Python."""
-    if isinstance(value, (np.generic, np.ndarray)):
-        value = value.tolist()
-    if isinstance(value, h5py().Empty):
-        return None
-    if not isinstance(value, (str, bytes, bool, int, float, complex, list)):
-        location.fail(f"an attribute is a {type(value).__name__}, not a number or text")
-    return value

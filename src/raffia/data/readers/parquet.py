@@ -6,47 +6,12 @@ Legend: T steps of one episode.
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Iterator, Mapping
-from itertools import groupby
-from typing import Any
 
-import numpy as np
-import torch
-
-from raffia.data.readers.arrow import (
-    check_numeric,
-    field_types,
-    is_id,
-    is_list,
-    pyarrow,
-    read_batches,
-    row_of_lists,
-    to_array,
-)
-from raffia.data.readers.episode import (
-    EPISODE,
-    REWARD,
-    Column,
-    Columns,
-    Key,
-    Layout,
-    Location,
-    Names,
-    NumberedLocation,
-    Path,
-    Rules,
-    existing_file,
-    layout_of,
-    leave_out,
-    make_episode,
-    missing,
-)
-from raffia.tensordict.keys import dotted
-from raffia.tensordict.tensordict import TensorDict
+from raffia.data.readers.arrow import pyarrow
+from raffia.data.readers.episode import Columns, Names, Path, Rules, existing_file
+from raffia.data.readers.tables import TableEpisodes, TableSteps, by_number, episodes_of_tables
 
 NAMES: Columns = {"next_obs": ("next", "obs")}
-ROWS_AT_ONCE = 4096  # of steps; some hundred kilobytes where observations are vectors
 
 
 def read_parquet(
@@ -55,7 +20,8 @@ def read_parquet(
     columns: Columns | None = None,
     allow_nan: bool = False,
     truncate_unfinished: bool = False,
-) -> ParquetEpisodes | ParquetSteps:
+    complete: bool = False,
+) -> TableEpisodes | TableSteps:
     """The episodes of a Parquet file or a folder of them; needs `pip install 'raffia[parquet]'`.
 
     The type of the column `reward` decides what a row is. If it is a list, each row is an episode
@@ -77,6 +43,9 @@ def read_parquet(
     allow_nan: take NaN and infinite numbers.
     truncate_unfinished: the last step of an episode counts as truncated if it is neither terminated
         nor truncated, which is an error otherwise.
+    complete: what is missing gets its usual value: rewards are 0, no step is terminated, and the
+        last one is truncated. Of T observations without next ones the last stands for the one after
+        it where the episode was terminated there; elsewhere the last step is left out.
 
     Going through the result reads the file, as often as one likes, an episode at a time. A
     MalformedDataError names the file and the row, counted from 0.
@@ -97,23 +66,8 @@ def read_parquet(
     [[0.0]] [[0.5]] tensor([1])
     """
     pyarrow()
-    rules = Rules(allow_nan, truncate_unfinished)
-    files, first = [], None
-    for file in shards(path):
-        num_rows, types, paths = described(file, columns)
-        files.append((file, num_rows))
-        first = first or (types, paths)
-        if (types, paths) != first:
-            Location(file, "the file").fail(
-                f"its columns are {listed(types)}, and those of {files[0][0]} are "
-                f"{listed(first[0])}: the files of a folder have the same ones"
-            )
-    assert first is not None
-    types, paths = first
-    path = os.fspath(path)
-    if is_list(types[paths[REWARD]]):
-        return ParquetEpisodes(path, files, paths, rules)
-    return ParquetSteps(path, files, paths, rules)
+    rules = Rules(allow_nan, truncate_unfinished, complete)
+    return episodes_of_tables(os.fspath(path), shards(path), Names(columns, NAMES), rules)
 
 
 def shards(path: Path) -> list[str]:
@@ -128,157 +82,3 @@ def shards(path: Path) -> list[str]:
             "*.parquet in it"
         )
     return [os.path.join(path, name) for name in sorted(found, key=by_number)]
-
-
-def by_number(name: str) -> list[tuple[int, str]]:
-    """A key to sort names by, in which numbers count as such.
-
-    >>> sorted(["part-10", "part-9"], key=by_number)
-    ['part-9', 'part-10']
-    """
-    return [(int(digits or 0), text) for text, digits in re.findall(r"([^0-9]*)([0-9]*)", name)]
-
-
-def listed(types: Mapping[Key, Any]) -> str:
-    """Columns and their types, as text."""
-    return ", ".join(f"{dotted(path)} {kind}" for path, kind in types.items())
-
-
-def described(path: str, columns: Columns | None) -> tuple[int, dict[Key, Any], dict[Key, Key]]:
-    """A file's number of rows, the types of its columns, and the column of each entry."""
-    location = Location(path, "the file")
-    with location.foreign(), pyarrow().parquet.ParquetFile(path) as file:
-        num_rows = file.metadata.num_rows
-        types = field_types(file.schema_arrow, location)
-    if num_rows < 1:
-        location.fail("it has no rows")
-    names = Names(columns, NAMES).of_all(types, location)
-    paths = {name: path for path, name in names.items()}
-    if REWARD not in paths:
-        location.fail(missing("reward", types))
-    if not is_list(types[paths[REWARD]]):
-        if EPISODE not in paths:
-            location.fail(
-                "each row is a step, since its reward is no list, so each names its episode; "
-                + missing("episode", types)
-            )
-        for name, column in paths.items():
-            if name != EPISODE:
-                check_numeric(types[column], column, location)
-            elif not is_id(types[column]):
-                location.fail(f"{types[column]}, not integers or strings", dotted(column))
-        return num_rows, types, paths
-    if EPISODE in paths and is_id(types[paths[EPISODE]]):
-        del paths[EPISODE]
-    for column in paths.values():
-        if not is_list(types[column]):
-            location.fail(
-                f"{types[column]} where a row is an episode, as the list of rewards shows: it must "
-                f"be a list of one value for each step; {leave_out(column)}",
-                dotted(column),
-            )
-        check_numeric(types[column], column, location)
-    return num_rows, types, paths
-
-
-class ParquetEpisodes:
-    """The episodes of Parquet files that have one in each row, as `read_parquet` gives them."""
-
-    def __init__(
-        self, path: str, files: list[tuple[str, int]], paths: Mapping[Key, Key], rules: Rules
-    ) -> None:
-        self.path = path
-        self._files = files  # with the number of rows of each
-        self._paths = paths
-        self._rules = rules
-
-    def __len__(self) -> int:
-        return sum(num_rows for _, num_rows in self._files)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.path!r}, {len(self)} episodes)"
-
-    def __iter__(self) -> Iterator[TensorDict]:
-        layout: Layout | None = None
-        for file, num_rows in self._files:
-            for row, arrays in read_batches(file, num_rows, self._paths.values(), 1):
-                location = Location(file, f"row {row}")
-                columns = {}
-                for name, path in self._paths.items():
-                    column = dotted(path)
-                    values = to_array(row_of_lists(arrays[path], column, location), path, location)
-                    columns[name] = Column(column, torch.from_numpy(values))
-                yield make_episode(columns, location, self._rules, layout)
-                layout = layout or layout_of(columns)
-
-
-class ParquetSteps:
-    """The episodes of Parquet files that have a step in each row, as `read_parquet` gives them."""
-
-    def __init__(
-        self, path: str, files: list[tuple[str, int]], paths: Mapping[Key, Key], rules: Rules
-    ) -> None:
-        self.path = path
-        self._files = files  # with the number of rows of each
-        self._paths = {name: path for name, path in paths.items() if name != EPISODE}
-        self._episode = paths[EPISODE]
-        self._rules = rules
-
-    def __repr__(self) -> str:
-        steps = sum(num_rows for _, num_rows in self._files)
-        return f"{type(self).__name__}({self.path!r}, {steps} steps)"
-
-    def __iter__(self) -> Iterator[TensorDict]:
-        layout: Layout | None = None
-        for location, pieces in self._parts():
-            columns = {
-                name: Column(dotted(path), torch.from_numpy(np.concatenate(pieces[path])))
-                for name, path in self._paths.items()
-            }
-            yield make_episode(columns, location, self._rules, layout)
-            layout = layout or layout_of(columns)
-
-    def _parts(self) -> Iterator[tuple[Location, dict[Key, list[Any]]]]:
-        """The location of each episode, and for each of its columns the arrays to be joined."""
-        episodes_read: set[int | str] = set()
-        part: tuple[Location, dict[Key, list[Any]]] | None = None
-        current: int | str | None = None
-        for file, begin, episodes, arrays in self._batches():
-            stop = 0
-            for episode, steps in groupby(episodes):
-                start, stop = stop, stop + len(list(steps))
-                location = NumberedLocation(file, "row", begin + start)
-                if part is None or episode != current:
-                    if episode in episodes_read:
-                        why = "this episode has ended before; its steps must stand together"
-                        location.fail(why, dotted(self._episode), 0)
-                    if part is not None:
-                        yield part
-                    part = location, {path: [] for path in arrays}
-                    episodes_read.add(episode)
-                    current = episode
-                for path, pieces in part[1].items():
-                    piece = arrays[path][start:stop]
-                    if pieces and piece.shape[1:] != pieces[0].shape[1:]:
-                        why = f"rows of {list(piece.shape[1:])}, before {list(pieces[0].shape[1:])}"
-                        location.fail(why, dotted(path), 0)
-                    pieces.append(piece)
-        if part is not None:
-            yield part
-
-    def _batches(self) -> Iterator[tuple[str, int, list[int | str], dict[Key, Any]]]:
-        """Batches of rows: file, first row, the episodes of the rows, and the columns."""
-        paths = [self._episode, *self._paths.values()]
-        for file, num_rows in self._files:
-            for begin, arrays in read_batches(file, num_rows, paths, ROWS_AT_ONCE):
-                location = NumberedLocation(file, "row", begin)
-                episodes = arrays[self._episode].to_pylist()
-                for step, episode in enumerate(episodes):
-                    if episode is None:
-                        location.fail("null, which names no episode", dotted(self._episode), step)
-                yield (
-                    file,
-                    begin,
-                    episodes,
-                    {p: to_array(arrays[p], p, location) for p in paths[1:]},
-                )

@@ -1,0 +1,218 @@
+"""Episodes from files of tables, whatever their format: a row is one episode, or one step.
+
+Legend: T steps of one episode.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import torch
+
+from raffia.data.readers.arrow import (
+    check_numeric,
+    field_types,
+    is_id,
+    is_list,
+    opened_table,
+    read_batches,
+    row_of_lists,
+    to_array,
+)
+from raffia.data.readers.episode import (
+    EPISODE,
+    REWARD,
+    Column,
+    EpisodeMaker,
+    Key,
+    Location,
+    Names,
+    NumberedLocation,
+    Rules,
+    leave_out,
+    missing,
+)
+from raffia.tensordict.keys import dotted
+from raffia.tensordict.tensordict import TensorDict
+
+ROWS_AT_ONCE = 4096  # of steps; some hundred kilobytes where observations are vectors
+
+
+def episodes_of_tables(
+    path: str, files: Sequence[str], names: Names, rules: Rules
+) -> TableEpisodes | TableSteps:
+    """The episodes of files of tables, one after the other; all have the same columns."""
+    found, first = [], None
+    for file in files:
+        num_rows, types, paths = described(file, names, rules)
+        found.append((file, num_rows))
+        first = first or (types, paths)
+        if (types, paths) != first:
+            Location(file, "the file").fail(
+                f"its columns are {listed(types)}, and those of {files[0]} are "
+                f"{listed(first[0])}: the files of a folder have the same ones"
+            )
+    assert first is not None
+    types, paths = first
+    if REWARD in paths and is_list(types[paths[REWARD]]):
+        return TableEpisodes(path, found, paths, rules)
+    return TableSteps(path, found, paths, rules)
+
+
+def by_number(name: str) -> list[tuple[int, str]]:
+    """A key to sort names by, in which numbers count as such.
+
+    >>> sorted(["part-10", "part-9"], key=by_number)
+    ['part-9', 'part-10']
+    """
+    return [(int(digits or 0), text) for text, digits in re.findall(r"([^0-9]*)([0-9]*)", name)]
+
+
+def listed(types: Mapping[Key, Any]) -> str:
+    """Columns and their types, as text."""
+    return ", ".join(f"{dotted(path)} {kind}" for path, kind in types.items())
+
+
+def described(path: str, names: Names, rules: Rules) -> tuple[int, dict[Key, Any], dict[Key, Key]]:
+    """A file's number of rows, the types of its columns, and the column of each entry."""
+    location = Location(path, "the file")
+    with location.foreign(), opened_table(path) as file:
+        num_rows = file.num_rows
+        types = field_types(file.schema, location)
+    if num_rows < 1:
+        location.fail("it has no rows")
+    paths = {name: path for path, name in names.of_all(types, location).items()}
+    if REWARD not in paths and not rules.complete:
+        location.fail(missing("reward", types))
+    if REWARD not in paths or not is_list(types[paths[REWARD]]):
+        if EPISODE not in paths:
+            location.fail(
+                "each row is a step, since its reward is no list, so each names its episode; "
+                + missing("episode", types)
+            )
+        for name, column in paths.items():
+            if name != EPISODE:
+                check_numeric(types[column], column, location)
+            elif not is_id(types[column]):
+                location.fail(f"{types[column]}, not integers or strings", dotted(column))
+        return num_rows, types, paths
+    if EPISODE in paths and is_id(types[paths[EPISODE]]):
+        del paths[EPISODE]
+    for column in paths.values():
+        if not is_list(types[column]):
+            location.fail(
+                f"{types[column]} where a row is an episode, as the list of rewards shows: it must "
+                f"be a list of one value for each step; {leave_out(column)}",
+                dotted(column),
+            )
+        check_numeric(types[column], column, location)
+    return num_rows, types, paths
+
+
+class TableEpisodes:
+    """The episodes of tables that have one in each row."""
+
+    def __init__(
+        self, path: str, files: list[tuple[str, int]], paths: Mapping[Key, Key], rules: Rules
+    ) -> None:
+        self.path = path
+        self._files = files  # with the number of rows of each
+        self._paths = paths
+        self._rules = rules
+
+    def __len__(self) -> int:
+        return sum(num_rows for _, num_rows in self._files)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.path!r}, {len(self)} episodes)"
+
+    def __iter__(self) -> Iterator[TensorDict]:
+        maker = EpisodeMaker(self._rules)
+        for file, num_rows in self._files:
+            for row, arrays in read_batches(file, num_rows, self._paths.values(), 1):
+                location = Location(file, f"row {row}")
+                columns = {}
+                for name, path in self._paths.items():
+                    column = dotted(path)
+                    values = to_array(row_of_lists(arrays[path], column, location), path, location)
+                    columns[name] = Column(column, torch.from_numpy(values))
+                episode = maker.make(columns, location)
+                if episode is not None:
+                    yield episode
+
+
+class TableSteps:
+    """The episodes of tables that have a step in each row."""
+
+    def __init__(
+        self, path: str, files: list[tuple[str, int]], paths: Mapping[Key, Key], rules: Rules
+    ) -> None:
+        self.path = path
+        self._files = files  # with the number of rows of each
+        self._paths = {name: path for name, path in paths.items() if name != EPISODE}
+        self._episode = paths[EPISODE]
+        self._rules = rules
+
+    def __repr__(self) -> str:
+        steps = sum(num_rows for _, num_rows in self._files)
+        return f"{type(self).__name__}({self.path!r}, {steps} steps)"
+
+    def __iter__(self) -> Iterator[TensorDict]:
+        maker = EpisodeMaker(self._rules)
+        for location, pieces in self._parts():
+            columns = {
+                name: Column(dotted(path), torch.from_numpy(np.concatenate(pieces[path])))
+                for name, path in self._paths.items()
+            }
+            episode = maker.make(columns, location)
+            if episode is not None:
+                yield episode
+
+    def _parts(self) -> Iterator[tuple[Location, dict[Key, list[Any]]]]:
+        """The location of each episode, and for each of its columns the arrays to be joined."""
+        episodes_read: set[int | str] = set()
+        part: tuple[Location, dict[Key, list[Any]]] | None = None
+        current: int | str | None = None
+        for file, begin, episodes, arrays in self._batches():
+            stop = 0
+            for episode, steps in groupby(episodes):
+                start, stop = stop, stop + len(list(steps))
+                location = NumberedLocation(file, "row", begin + start)
+                if part is None or episode != current:
+                    if episode in episodes_read:
+                        why = "this episode has ended before; its steps must stand together"
+                        location.fail(why, dotted(self._episode), 0)
+                    if part is not None:
+                        yield part
+                    part = location, {path: [] for path in arrays}
+                    episodes_read.add(episode)
+                    current = episode
+                for path, pieces in part[1].items():
+                    piece = arrays[path][start:stop]
+                    if pieces and piece.shape[1:] != pieces[0].shape[1:]:
+                        why = f"rows of {list(piece.shape[1:])}, before {list(pieces[0].shape[1:])}"
+                        location.fail(why, dotted(path), 0)
+                    pieces.append(piece)
+        if part is not None:
+            yield part
+
+    def _batches(self) -> Iterator[tuple[str, int, list[int | str], dict[Key, Any]]]:
+        """Batches of rows: file, first row, the episodes of the rows, and the columns."""
+        paths = [self._episode, *self._paths.values()]
+        for file, num_rows in self._files:
+            for begin, arrays in read_batches(file, num_rows, paths, ROWS_AT_ONCE):
+                location = NumberedLocation(file, "row", begin)
+                episodes = arrays[self._episode].to_pylist()
+                for step, episode in enumerate(episodes):
+                    if episode is None:
+                        location.fail("null, which names no episode", dotted(self._episode), step)
+                yield (
+                    file,
+                    begin,
+                    episodes,
+                    {p: to_array(arrays[p], p, location) for p in paths[1:]},
+                )

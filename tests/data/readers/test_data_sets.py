@@ -1,0 +1,372 @@
+"""Data sets as their own libraries write them: Hugging Face, LeRobot, Minari's tables, D4RL.
+
+The files are made here by the rules of each format: no library of theirs is needed, nor a hub.
+"""
+
+import json
+import struct
+
+import h5py
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from raffia.data.readers import (
+    MalformedDataError,
+    read_d4rl,
+    read_hugging_face,
+    read_json_lines,
+    read_lerobot,
+    read_minari,
+    read_parquet,
+)
+
+STEPS = {
+    "episode": [0, 0, 0, 1, 1],
+    "obs": [[0.0, 1.0], [1.0, 2.0], [2.0, 3.0], [7.0, 7.0], [8.0, 8.0]],
+    "action": [0, 1, 2, 1, 0],
+    "reward": [0.0, 1.0, 2.0, 5.0, 6.0],
+    "terminated": [False, False, True, False, False],
+}
+
+
+def write_json(path, value):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value))
+
+
+def write_stream(path, columns, **options):
+    """As `datasets` writes it: the stream format of Arrow, in batches."""
+    table = pa.table(columns)
+    with pa.ipc.new_stream(str(path), table.schema, **options) as writer:
+        writer.write_table(table, max_chunksize=2)
+
+
+def save_to_disk(folder, *parts):
+    folder.mkdir(exist_ok=True)
+    names = [f"data-{i:05d}-of-{len(parts):05d}.arrow" for i in range(len(parts))]
+    for name, columns in zip(names, parts, strict=True):
+        write_stream(folder / name, columns)
+    write_json(folder / "state.json", {"_data_files": [{"filename": n} for n in names]})
+    write_json(folder / "dataset_info.json", {"features": {}})
+    return folder
+
+
+def part(start, stop):
+    return {name: values[start:stop] for name, values in STEPS.items()}
+
+
+def check_completed(episodes):
+    """The episodes of STEPS, with what they lack."""
+    first, second = episodes
+    assert first["obs"].tolist() == STEPS["obs"][:3]
+    # The last step is terminated: its observation stands for the one after it.
+    assert first["next", "obs"].tolist() == [[1.0, 2.0], [2.0, 3.0], [2.0, 3.0]]
+    assert first["terminated"].tolist() == [False, False, True]
+    assert first["truncated"].tolist() == [False] * 3
+    # What the last step led to is not known, so it is left out.
+    assert second["obs"].tolist() == [[7.0, 7.0]] and second["action"].tolist() == [1]
+    assert second["next", "obs"].tolist() == [[8.0, 8.0]] and second["reward"].tolist() == [5.0]
+    assert second["truncated"].tolist() == [True]
+
+
+def as_parquet(folder):
+    pq.write_table(pa.table(STEPS), folder / "data.parquet")
+    return read_parquet(folder / "data.parquet", complete=True)
+
+
+def as_parquet_episodes(folder):
+    spans = (slice(0, 3), slice(3, 5))
+    columns = {n: [v[span] for span in spans] for n, v in STEPS.items() if n != "episode"}
+    pq.write_table(pa.table(columns), folder / "data.parquet")
+    return read_parquet(folder / "data.parquet", complete=True)
+
+
+def as_json_steps(folder):
+    rows = [dict(zip(STEPS, row, strict=True)) for row in zip(*STEPS.values(), strict=True)]
+    (folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return read_json_lines(folder / "data.jsonl", complete=True)
+
+
+def as_hugging_face(folder):
+    return read_hugging_face(save_to_disk(folder, part(0, 2), part(2, 5)), complete=True)
+
+
+def as_arrow_file(folder):
+    """Parquet's reader takes Arrow's files too, by their first bytes."""
+    with pa.ipc.new_file(str(folder / "data.arrow"), pa.table(STEPS).schema) as writer:
+        writer.write_table(pa.table(STEPS))
+    return read_parquet(folder / "data.arrow", complete=True)
+
+
+def as_d4rl(folder, **changes):
+    names = {"obs": "observations", "action": "actions", "reward": "rewards"}
+    names["terminated"] = "terminals"
+    columns = {names[n]: np.array(v) for n, v in STEPS.items() if n in names}
+    columns["timeouts"] = np.array([False] * 4 + [True])
+    with h5py.File(folder / "data.hdf5", "w") as file:
+        for name, values in (columns | changes).items():
+            if values is not None:
+                file[name] = values
+        file["metadata/algorithm"] = np.bytes_("SAC")
+    return read_d4rl(folder / "data.hdf5")
+
+
+WRITERS = [as_parquet, as_parquet_episodes, as_json_steps, as_hugging_face, as_arrow_file, as_d4rl]
+
+
+@pytest.mark.parametrize("write", WRITERS)
+def test_what_data_sets_lack_is_completed(write, tmp_path):
+    episodes = write(tmp_path)
+    check_completed(episodes)
+    check_completed(episodes)  # as often as one likes
+
+
+def test_nothing_is_completed_unless_it_is_asked_for(tmp_path):
+    pq.write_table(pa.table(STEPS), tmp_path / "data.parquet")
+    with pytest.raises(MalformedDataError, match="there is no 'truncated'"):
+        list(read_parquet(tmp_path / "data.parquet"))
+
+
+def test_episodes_of_which_nothing_is_left_are_passed_over(tmp_path):
+    steps = {name: values[:4] for name, values in STEPS.items()}  # of the second one a single step
+    pq.write_table(pa.table(steps), tmp_path / "data.parquet")
+    assert [len(e) for e in read_parquet(tmp_path / "data.parquet", complete=True)] == [3]
+
+
+# ------------------------------------------------------------------------------ Hugging Face
+
+
+def test_rows_of_a_saved_data_set_may_be_episodes(tmp_path):
+    rows = {"obs": [[[0.0], [1.0], [2.0]]], "action": [[0, 1]], "reward": [[0.0, 1.0]]}
+    rows |= {"terminated": [[False, True]], "truncated": [[False, False]]}
+    (episode,) = read_hugging_face(save_to_disk(tmp_path / "saved", rows))
+    assert episode["next", "obs"].tolist() == [[1.0], [2.0]]
+
+
+def test_a_saved_dictionary_of_splits_names_them(tmp_path):
+    write_json(tmp_path / "dataset_dict.json", {"splits": ["train", "test"]})
+    with pytest.raises(IsADirectoryError, match=r"one of \['train', 'test'\].*train"):
+        read_hugging_face(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["../data.arrow", "/etc/passwd", "", 3])
+def test_a_state_leads_to_no_other_folder(tmp_path, name):
+    folder = save_to_disk(tmp_path / "saved", part(0, 5))
+    write_json(folder / "state.json", {"_data_files": [{"filename": name}]})
+    with pytest.raises(MalformedDataError, match="no name of a file in this folder"):
+        read_hugging_face(folder)
+
+
+# ----------------------------------------------------------------------------------- LeRobot
+
+
+def lerobot(folder, version, files):
+    write_json(folder / "meta" / "info.json", {"codebase_version": version})
+    for name, rows in files.items():
+        path = folder / "data" / "chunk-000" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        count = len(rows["episode_index"])
+        vectors = pa.FixedSizeListArray.from_arrays(pa.array(np.arange(2.0 * count)), 2)
+        columns = {"observation.state": vectors, "observation.images.top": np.arange(count)}
+        columns |= {"action": vectors, "timestamp": np.arange(count) / 10.0}
+        columns |= {name: np.arange(count) for name in ("frame_index", "index", "task_index")}
+        pq.write_table(pa.table(columns | rows), path)
+    return folder
+
+
+FILES = {
+    "v2.1": {
+        "episode_000000.parquet": {"episode_index": [0, 0, 0]},
+        "episode_000001.parquet": {"episode_index": [1, 1]},
+    },
+    "v3.0": {
+        "file-000.parquet": {"episode_index": [0, 0, 0, 1]},
+        "file-001.parquet": {"episode_index": [1]},
+    },
+}
+
+
+@pytest.mark.parametrize("version", FILES)
+def test_lerobot_in_both_layouts(tmp_path, version):
+    episodes = list(read_lerobot(lerobot(tmp_path, version, FILES[version])))
+    assert [len(episode) for episode in episodes] == [2, 1]
+    first = episodes[0]
+    assert first["obs", "state"].tolist() == [[0.0, 1.0], [2.0, 3.0]]
+    assert first["next", "obs", "state"].tolist() == [[2.0, 3.0], [4.0, 5.0]]
+    assert first["next", "obs", "images", "top"].tolist() == [1, 2]
+    assert first["reward"].tolist() == [0.0, 0.0] and not first["terminated"].any()
+    assert first["truncated"].tolist() == [False, True]
+    assert set(first.keys()) == {
+        *("obs", "next", "action", "timestamp", "reward", "terminated", "truncated")
+    }
+
+
+def test_lerobot_with_rewards_and_ends_of_a_known_kind(tmp_path):
+    rows = {"episode_index": [0, 0], "next.reward": [0.5, 1.0], "next.done": [False, True]}
+    folder = lerobot(tmp_path, "v2.0", {"episode_000000.parquet": rows})
+    (episode,) = read_lerobot(folder, columns={"next.done": "terminated"})
+    assert episode["reward"].tolist() == [0.5, 1.0]
+    assert episode["terminated"].tolist() == [False, True] and not episode["truncated"].any()
+    (unknown,) = read_lerobot(folder)
+    assert unknown["reward"].tolist() == [0.5] and not unknown["terminated"].any()
+
+
+def test_what_is_no_lerobot_data_set_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"meta.info\.json"):
+        read_lerobot(tmp_path)
+    write_json(tmp_path / "meta" / "info.json", {"codebase_version": "v1.6"})
+    with pytest.raises(MalformedDataError, match=r"'v1.6'; versions \('v2', 'v3'\) are read"):
+        read_lerobot(tmp_path)
+    write_json(tmp_path / "meta" / "info.json", {"codebase_version": "v3.0"})
+    with pytest.raises(FileNotFoundError, match="no file data/chunk"):
+        read_lerobot(tmp_path)
+
+
+# ------------------------------------------------------------------------------------ Minari
+
+
+def box(shape):
+    return {"type": "Box", "dtype": "float32", "shape": shape}
+
+
+def fixed(values):
+    values = np.asarray(values, np.float32)
+    return pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), values[0].size)
+
+
+def minari_tables(folder, kind="arrow", episodes=2, **changes):
+    data = folder / "data"
+    spaces = {"x": box([2, 2]), "k": {"type": "Discrete", "dtype": "int64", "n": 5}}
+    metadata = {
+        "data_format": kind,
+        "total_episodes": episodes,
+        "observation_space": json.dumps({"type": "Dict", "subspaces": spaces}),
+        "action_space": json.dumps(box([1])),
+    }
+    write_json(data / "metadata.json", metadata | changes)
+    for number in range(episodes):
+        x = np.arange(16).reshape(4, 2, 2) + 100 * number
+        speed = pa.field("speed", pa.list_(pa.float32(), 2), metadata={"shape": "2,1"})
+        infos = pa.StructArray.from_arrays([fixed(np.arange(8).reshape(4, 2))], fields=[speed])
+        observations = pa.StructArray.from_arrays([fixed(x), pa.array([0, 1, 2, 3])], ["x", "k"])
+        batch = {
+            "observations": observations,
+            "actions": fixed([[0.0], [1.0], [2.0], [0.0]]),
+            "rewards": [0.0, 1.0, 2.0, 0.0],
+            "terminations": [False, False, True, False],
+            "truncations": [False] * 4,
+            "infos": infos,
+        }
+        table, place = pa.table(batch), data / str(number)
+        write_json(place / "metadata.json", {"id": number, "total_steps": 3, "seed": 7})
+        if kind == "parquet":
+            pq.write_table(table, place / "part-0.parquet")
+        else:
+            with pa.ipc.new_file(str(place / "part-0.arrow"), table.schema) as writer:
+                writer.write_table(table)
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["arrow", "parquet"])
+def test_minaris_tables(tmp_path, kind):
+    episodes = read_minari(minari_tables(tmp_path, kind))
+    assert len(episodes) == 2 and episodes.attributes(1)["seed"] == 7
+    assert episodes.metadata["data_format"] == kind
+    second = episodes[-1]
+    assert second["obs", "x"].shape == (3, 2, 2) and second["obs", "k"].tolist() == [0, 1, 2]
+    assert second["next", "obs", "x"][-1].tolist() == [[112.0, 113.0], [114.0, 115.0]]
+    assert second["action"].tolist() == [[0.0], [1.0], [2.0]]
+    assert second["terminated"].tolist() == [False, False, True]
+    assert second["next", "info", "speed"].shape == (3, 2, 1)
+    assert [len(episode) for episode in episodes] == [3, 3]
+
+
+def test_minaris_tables_whose_metadata_differ_are_refused(tmp_path):
+    with pytest.raises(MalformedDataError, match="it holds 2 episodes, and its metadata has 3"):
+        read_minari(minari_tables(tmp_path / "a", total_episodes=3))
+    folder = minari_tables(tmp_path / "b")
+    write_json(folder / "data" / "0" / "metadata.json", {"total_steps": 4})
+    with pytest.raises(MalformedDataError, match="3 steps, and its attribute total_steps is 4"):
+        read_minari(folder)[0]
+
+
+def test_minaris_data_sets_are_found_by_their_id(tmp_path, monkeypatch):
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    minari_tables(tmp_path / "toy" / "door-v0")
+    assert len(read_minari("toy/door-v0")) == 2
+    with pytest.raises(FileNotFoundError, match="no folder toy/door-v1; .* or a data set's id"):
+        read_minari("toy/door-v1")
+
+
+# -------------------------------------------------------------------------------------- D4RL
+
+
+def test_d4rl_with_next_observations_loses_no_step(tmp_path):
+    after = np.array(STEPS["obs"]) + 1
+    first, second = as_d4rl(tmp_path, next_observations=after)
+    assert first["next", "obs"].tolist() == after[:3].tolist()
+    assert second["next", "obs"].tolist() == after[3:].tolist()
+    assert second["truncated"].tolist() == [False, True]
+
+
+def test_d4rl_without_timeouts_or_with_numbers_as_flags(tmp_path):
+    check_completed(as_d4rl(tmp_path, timeouts=None))
+    check_completed(as_d4rl(tmp_path, terminals=np.array([0.0, 0.0, 1.0, 0.0, 0.0])))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"terminals": None}, "there is no 'terminated'"),
+        ({"rewards": np.zeros(4)}, r"it has \(4,\) rows, and there are 5 steps"),
+        ({"timeouts": np.zeros((5, 1), bool)}, "one value for each step"),
+        ({"actions": np.array([b"a"] * 5)}, "can't be in a tensor"),
+    ],
+)
+def test_d4rl_that_is_malformed_is_refused(tmp_path, changes, words):
+    with pytest.raises(MalformedDataError, match=words):
+        list(as_d4rl(tmp_path, **changes))
+
+
+# ------------------------------------------------------------------------------------ attacks
+
+
+def test_a_small_stream_that_asks_for_a_large_memory_is_refused(tmp_path):
+    folder = save_to_disk(tmp_path / "saved", part(0, 5))
+    path = folder / "data-00000-of-00001.arrow"
+    large = {"obs": np.zeros(2**19), "reward": np.zeros(2**19)}
+    write_stream(path, large, options=pa.ipc.IpcWriteOptions(compression="zstd"))
+    content = bytearray(path.read_bytes())
+    at = content.find(struct.pack("<I", 0xFD2FB528)) - 8
+    content[at : at + 8] = struct.pack("<q", 2**40)
+    path.write_bytes(bytes(content))
+    with pytest.raises(MalformedDataError, match="asks for a large memory"):
+        read_hugging_face(folder)
+
+
+@pytest.mark.parametrize("cut", [10, 100, 300])
+def test_a_stream_that_was_cut_off_is_refused(tmp_path, cut):
+    folder = save_to_disk(tmp_path / "saved", part(0, 5))
+    path = folder / "data-00000-of-00001.arrow"
+    path.write_bytes(path.read_bytes()[:cut])
+    with pytest.raises(MalformedDataError):
+        list(read_hugging_face(folder, complete=True))
+
+
+def test_bytes_that_are_changed_never_end_the_process(tmp_path):
+    folder = save_to_disk(tmp_path / "saved", part(0, 5))
+    path = folder / "data-00000-of-00001.arrow"
+    content, rng = path.read_bytes(), np.random.default_rng(0)
+    for _ in range(200):
+        changed = bytearray(content)
+        for at in rng.integers(0, len(content), 3):
+            changed[at] = rng.integers(256)
+        path.write_bytes(bytes(changed))
+        try:
+            for episode in read_hugging_face(folder, complete=True):
+                assert isinstance(episode["reward"], torch.Tensor)
+        except (MalformedDataError, OSError):
+            pass
