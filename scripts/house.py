@@ -14,8 +14,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-# Members of named tuples and of torch's modules, which are public but for their names.
-PUBLIC = {"_replace", "_fields", "_asdict", "_parameters", "_buffers"}
+# Members of named tuples, of torch and of its modules, and of multiprocessing's shared memory: no
+# room's, though one may have a member of the same name.
+PUBLIC = {"_replace", "_fields", "_asdict", "_parameters", "_buffers", "_modules"}
+PUBLIC |= {"_forward_pre_hooks", "_version", "_base", "_fd"}
 LAYOUT = {
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE),
     *(tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER),

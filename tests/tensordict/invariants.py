@@ -7,12 +7,12 @@ of an index, in a container that unlocks alone, in what a pickle holds.
 import torch
 from torch import Tensor
 
-from raffia.tensordict.entries import entries_list, keys_list
 from raffia.tensordict.lazy import LazyStackedTensorDict
 from raffia.tensordict.node import Node
 from raffia.tensordict.nontensor import NonTensorData, NonTensorStack
 from raffia.tensordict.params import TensorDictParams
 from raffia.tensordict.unbatched import UnbatchedTensor
+from raffia.tensordict.views import entries_list, keys_list
 
 
 def sound(td):

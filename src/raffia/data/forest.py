@@ -241,7 +241,7 @@ class MCTSForest:
             stop = min(start + CHUNK, len(self))
             steps, _ = self.steps.at(torch.arange(start, stop))
             ends = [td.select(*self.observation_keys) for td in (steps, steps["next"])]
-            query = torch.cat(ends)
+            query = TensorDict.cat(ends)
             marks = TensorDict(seen=torch.ones(len(query), dtype=torch.bool), batch_size=len(query))
             self._nodes[query] = marks  # a map holds something for each of its keys
             nodes = self._nodes.rows(query).tolist()

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from raffia.data.pytree_specs import SequenceSpec
 from raffia.data.structure import RowStructure
+from raffia.tensordict.collection import TensorCollection
 from raffia.tensordict.functions import is_tensor_collection
 from raffia.tensordict.node import Node
 
@@ -144,7 +145,7 @@ def with_value(data: Any, path: Path, value: Tensor) -> Any:
     >>> with_value({"obs": torch.ones(2)}, ("td_error",), torch.zeros(2))
     {'obs': tensor([1., 1.]), 'td_error': tensor([0., 0.])}
     """
-    if isinstance(data, Node):
+    if isinstance(data, TensorCollection):
         return data.copy().set(path if len(path) > 1 else path[0], value)
     below = with_value(data.get(path[0], {}), path[1:], value) if path[1:] else value
     return {**data, path[0]: below}

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from raffia.tensordict.access import dense_entries, entries, instance_over, is_value, unchecked
 from raffia.tensordict.memmap import DTYPE_NAMES
 from raffia.tensordict.node import REGISTRY, Node
 from raffia.tensordict.tensorclass import is_tensorclass
@@ -139,8 +140,8 @@ class ContainerSpec(NodeSpec):
 
     def entries(self, data: Any) -> dict[Any, Any]:
         if data.__class__ is TensorDict:
-            return data._d
-        if not isinstance(data, Node) or data._is_data():
+            return dense_entries(data)
+        if not isinstance(data, Node) or is_value(data):
             raise StructureMismatch(f"is {_kind(data)}, where a container is stored", TypeError)
         return _container_entries(data)
 
@@ -148,10 +149,10 @@ class ContainerSpec(NodeSpec):
         entries = {name: part.build(leaf, batch, device) for name, part in self.parts.items()}
         size = batch + self.batch_size if self.batch_size else batch
         names = None if self.names is None else [*[None] * len(batch), *self.names]
-        td = TensorDict._make(entries, size, device if self.has_device else None, names)
+        td = unchecked(entries, size, device if self.has_device else None, names)
         if self.wrap is None:
             return td
-        return self.wrap._wrap(td.lock_() if self.wrap._frozen else td)
+        return instance_over(self.wrap, td)
 
     def to_json(self) -> Json:
         out: Json = {"kind": "container", "parts": self.parts_json()}
@@ -166,7 +167,7 @@ def _container_entries(data: Any) -> dict[str, Any]:
     if exclusive:
         raise StructureMismatch("is in some members of the lazy stack only").within(min(exclusive))
     try:
-        return data._entries()
+        return entries(data)
     except RuntimeError as error:  # members of a lazy stack that differ in shape
         raise StructureMismatch(f"is a lazy stack that can't be made dense: {error}") from None
 
@@ -241,7 +242,7 @@ def spec_of(data: Any, batch_dims: int) -> PytreeSpec:
                 f"is a tensor of {data.dtype}, which can't be stored", TypeError
             )
         return LeafSpec()
-    if isinstance(data, Node) and not data._is_data():
+    if isinstance(data, Node) and not is_value(data):
         return _container_spec(data, batch_dims)
     if isinstance(data, dict):
         for name in data:

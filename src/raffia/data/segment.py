@@ -36,8 +36,9 @@ from raffia.data.steps import (
 from raffia.data.storage import Storage, TensorStorage
 from raffia.data.storage_state import StorageContents
 from raffia.files.folder import Folder, load_folder, write_folder
+from raffia.tensordict.collection import TensorDictBase
 from raffia.tensordict.keys import NestedKey, unravel_key_to_tuple
-from raffia.tensordict.tensordict import TensorDict, TensorDictBase
+from raffia.tensordict.tensordict import TensorDict
 
 KIND, VERSION = "raffia.segments", 2
 

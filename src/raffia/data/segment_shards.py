@@ -18,7 +18,7 @@ from raffia.data.segments import stacked, unstacked
 from raffia.data.steps import numbers
 from raffia.tensordict.keys import NestedKey
 from raffia.tensordict.stack import cat
-from raffia.tensordict.tensordict import TensorDict, TensorDictBase
+from raffia.tensordict.tensordict import TensorDict
 
 __all__ = ["ReplayShards"]
 
@@ -321,7 +321,7 @@ class ReplayShards:
             ignored += buffer.update_priority(own[mine], priority[mine])
         return ignored
 
-    def update(self, index: Tensor, entries: TensorDictBase) -> int:
+    def update(self, index: Tensor, entries: Any) -> int:
         """Write entries of stored rows; see `SegmentReplayBuffer.update`.
 
         >>> from raffia.data.storage import TensorStorage

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from raffia.tensordict.collection import TensorDictBase
 from raffia.tensordict.memmap import DTYPE_NAMES
-from raffia.tensordict.tensordict import TensorDict, TensorDictBase
+from raffia.tensordict.tensordict import TensorDict
 
 __all__ = ["pack", "unpack"]
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from raffia.nn.modes import Mode, Setting
+from raffia.tensordict.access import unchecked
 from raffia.tensordict.functions import from_any, make_tensordict
 from raffia.tensordict.keys import NestedKey, nearest_key, unravel_key
 from raffia.tensordict.node import Node
@@ -145,7 +146,7 @@ class dispatch:
         if not self.auto_batch_size and all(
             [k.__class__ is str and v.__class__ is Tensor for k, v in given.items()]
         ):
-            return TensorDict._make(given, _NO_BATCH)
+            return unchecked(given, _NO_BATCH)
         entries = {key: as_entry(value) for key, value in given.items()}
         if self.auto_batch_size:
             return make_tensordict(entries, auto_batch_size=True)

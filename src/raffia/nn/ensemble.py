@@ -15,6 +15,8 @@ from torch.nn.parameter import is_lazy
 
 from raffia.nn.base import TensorDictModuleBase, reset_layers, shown
 from raffia.nn.dispatch import dispatch
+from raffia.tensordict.access import leaves as leaves_of
+from raffia.tensordict.access import with_leaves
 from raffia.tensordict.params import TensorDictParams
 from raffia.tensordict.pytrees import flatten, unflatten
 from raffia.tensordict.tensordict import TensorDict
@@ -88,14 +90,14 @@ class EnsembleModule(TensorDictModuleBase):
             rows = _opened(tensordict)
         params, module = self.params_td, self.module
         # A module without parameters needs an entry that tells how many copies there are.
-        leaves = params._leaves([]) or [torch.empty(self.num_copies)]
+        leaves = leaves_of(params) or [torch.empty(self.num_copies)]
         number = len(leaves)
         form = None
 
         def member(*values: Any) -> tuple[Any, ...]:
             nonlocal form
             mine = _closed(values[number:], rows[1]) if rows[0] else tensordict
-            own = params._rebuild(iter(values[:number]))
+            own = with_leaves(params, values[:number])
             with own.to_module(module):  # what vmap shows is put in as it is
                 outputs, form = _opened(module(mine.copy()))
             return tuple(outputs)
@@ -166,13 +168,13 @@ class EnsembleModule(TensorDictModuleBase):
 
     def _redraw(self, params: Any) -> bool:
         """Reset the layers of every copy in place; whether there was one to reset."""
-        stacked = params._leaves([])
+        stacked = leaves_of(params)
         found = False
         for i in range(self.num_copies):
             member = _rows(stacked, i)
-            with torch.no_grad(), params._rebuild(iter(member)).to_module(self.module):
+            with torch.no_grad(), with_leaves(params, member).to_module(self.module):
                 found = _reset(self.module)
-                after = TensorDict.from_module(self.module)._leaves([])
+                after = leaves_of(TensorDict.from_module(self.module))
                 for leaf, old, new in zip(stacked, member, after, strict=True):
                     if new is not old:  # a layer that made itself a new parameter
                         leaf[i].copy_(new)

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from raffia.tensordict.access import value_of
 from raffia.tensordict.keys import NestedKey, unravel_key
-from raffia.tensordict.node import Node
 
 _LARGEST_SEED = 2**62
 
@@ -84,7 +84,7 @@ def _global_generator(device: torch.device) -> torch.Generator:
 @contextmanager
 def _drawing_from_entry(tensordict: Any, key: NestedKey, device: torch.device) -> Iterator[None]:
     entry = tensordict.get(key, None)
-    value = entry._unwrapped() if isinstance(entry, Node) else entry
+    value = value_of(entry)
     if value is None:  # the global generator, as if no key had been given
         yield
     elif isinstance(value, torch.Generator):

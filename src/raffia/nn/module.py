@@ -15,6 +15,7 @@ from torch.nn.functional import linear
 
 from raffia.nn.base import CALL, TensorDictModuleBase, any_global_hook, listed, one_or_more, shown
 from raffia.nn.dispatch import SKIP, as_entry, dispatch, may_skip, missing_inputs
+from raffia.tensordict.access import dense_entries, value_of
 from raffia.tensordict.functions import is_non_tensor
 from raffia.tensordict.keys import MissingKeyError, NestedKey
 from raffia.tensordict.node import Node
@@ -128,15 +129,14 @@ class TensorDictModule(TensorDictModuleBase):
         mine = self.__dict__
         if self.__class__.forward is not _FORWARD or mine["method_kwargs"]:
             return CALL(self, tensordict)
-        entries = tensordict._d
+        entries = dense_entries(tensordict)
         values = []
         for key in mine["_in_keys"]:
             value = entries.get(key)  # a nested key is not found here
             if value.__class__ is not Tensor:
                 if value is None and (value := tensordict.get(key)) is None:
                     return self._general(tensordict, None, {})
-                if isinstance(value, Node):
-                    value = value._unwrapped()
+                value = value_of(value)
             values.append(value)
         try:
             module = mine["_modules"].get("module")
@@ -158,8 +158,6 @@ class TensorDictModule(TensorDictModuleBase):
             keys = mine["_out_keys"]
             if output.__class__ is not Tensor or len(keys) != 1 or keys[0] == "_":
                 self._write(tensordict, output)
-            elif keys[0].__class__ is str:
-                tensordict._set_str(keys[0], output)
             else:
                 tensordict.set(keys[0], output)
         except Exception as error:
@@ -228,8 +226,7 @@ class TensorDictModule(TensorDictModuleBase):
     def _read(self, tensordict: Any, key: NestedKey) -> Any:
         if self.strict and key not in tensordict:
             return tensordict[key]  # whose error names what is missing
-        value = tensordict.get(key, None, **self.get_kwargs)
-        return value._unwrapped() if isinstance(value, Node) else value
+        return value_of(tensordict.get(key, None, **self.get_kwargs))
 
     def _write(self, tensordict: Any, output: Any) -> None:
         """Store what the module gave under the keys of its outputs."""

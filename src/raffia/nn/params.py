@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from raffia.tensordict.access import entries
 from raffia.tensordict.functions import from_module, is_non_tensor
 from raffia.tensordict.keys import MissingKeyError, nearest
 from raffia.tensordict.lazy import LazyStackedTensorDict
@@ -186,7 +187,7 @@ def _collect(node: Any, prefix: str, leaves: Leaves) -> None:
     if isinstance(node, LazyStackedTensorDict):  # its entries are made at each access
         below = {str(i): member for i, member in enumerate(node.tensordicts)}
     else:
-        below = (node._tree if isinstance(node, TensorDictParams) else node)._entries()
+        below = entries(node)
     for name, value in below.items():
         if isinstance(value, Tensor) or not isinstance(value, Node):
             leaves[prefix + name] = value

@@ -20,6 +20,7 @@ from raffia.nn.generators import RandomSource
 from raffia.nn.interaction import INTERACTION, InteractionType
 from raffia.nn.log_prob_keys import LogProbKeys, asked_for, check_apart
 from raffia.nn.sampling import RANDOM, draw, drawn_together
+from raffia.tensordict.access import dense_entries, value_of
 from raffia.tensordict.keys import NestedKey, unravel_key_to_tuple
 from raffia.tensordict.node import Node
 from raffia.tensordict.tensordict import TensorDict
@@ -375,13 +376,11 @@ def _can_be_told(value: Any) -> bool:
 
 def _read(tensordict: Any, keys: list[NestedKey]) -> list[Any]:
     """The entries at `keys`, None where there is none."""
-    entries: Any = tensordict._d if tensordict.__class__ is TensorDict else {}
+    entries: Any = dense_entries(tensordict) if tensordict.__class__ is TensorDict else {}
     values = []
     for key in keys:
         value = entries.get(key)  # a nested key is not found here
         if value.__class__ is not Tensor:
-            value = tensordict.get(key, None)
-            if isinstance(value, Node):
-                value = value._unwrapped()
+            value = value_of(tensordict.get(key, None))
         values.append(value)
     return values

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from raffia.tensordict.access import peek, value_of
 from raffia.tensordict.keys import NestedKey, unravel_key, unravel_key_to_tuple
 from raffia.tensordict.lazy import LazyStackedTensorDict
 from raffia.tensordict.node import Node
@@ -48,13 +49,12 @@ def shapes(tensordict: Any, keys: Iterable[NestedKey]) -> Shapes:
     for key in plain_keys(keys):
         value = holder = tensordict
         for name in unravel_key_to_tuple(key):
-            holder, value = value, value._peek_str(name) if isinstance(value, Node) else None
+            holder, value = value, peek(value, name) if isinstance(value, Node) else None
         if isinstance(value, Tensor):
             dtype = str(value.dtype).removeprefix("torch.")
             found[key] = EntryShape(_shape(holder, name, value), dtype)
         elif isinstance(value, Node):
-            entry: Any = value
-            found[key] = EntryShape(tuple(entry.batch_size), type(entry._unwrapped()).__name__)
+            found[key] = EntryShape(tuple(value.batch_size), type(value_of(value)).__name__)
     return found
 
 

@@ -12,8 +12,9 @@ from torch.utils import _pytree as pytree
 from raffia.search.memory import Arena
 from raffia.search.row_transfer import RowTransfer, row_transfer
 from raffia.search.settings import ValuePrefix
+from raffia.tensordict.collection import TensorCollection
 from raffia.tensordict.keys import unravel_key_to_tuple
-from raffia.tensordict.tensordict import TensorCollection, TensorDict
+from raffia.tensordict.tensordict import TensorDict
 
 
 class Embeddings:

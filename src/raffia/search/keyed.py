@@ -22,6 +22,7 @@ from raffia.search.keyed_checks import (
 from raffia.search.outputs import RecurrentFn, RootOutput
 from raffia.search.policies import PolicyOutput
 from raffia.search.sampled import sampled_policy
+from raffia.tensordict.collection import TensorCollection
 from raffia.tensordict.keys import MissingKeyError, NestedKey, nearest_key, unravel_key
 from raffia.tensordict.node import Node
 from raffia.tensordict.tensordict import TensorDict
@@ -307,7 +308,7 @@ class KeyedSearch(TensorDictModuleBase):
     def _rows(self, tensordict: Any, key: NestedKey) -> Any:
         """An entry with all batch dimensions in one."""
         entry, batch = self._entry(tensordict, key), tensordict.batch_size
-        if isinstance(entry, Node):
+        if isinstance(entry, TensorCollection):
             entry = entry.copy()
             entry.batch_size = batch
             return entry.reshape(batch.numel())

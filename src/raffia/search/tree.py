@@ -16,7 +16,8 @@ from raffia.search.graph import TreeGraph, to_graph
 from raffia.search.labels import count
 from raffia.search.picture import drawn
 from raffia.search.summary import summary
-from raffia.tensordict.tensordict import TensorCollection, TensorDict
+from raffia.tensordict.collection import TensorCollection
+from raffia.tensordict.tensordict import TensorDict
 
 
 class Tree:

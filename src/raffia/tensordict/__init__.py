@@ -1,7 +1,7 @@
 """The container: named tensors that share a batch shape."""
 
 from raffia.tensordict import pytrees as pytrees  # registers the containers with torch
-from raffia.tensordict.entries import default_is_leaf, is_leaf_nontensor
+from raffia.tensordict.collection import TensorCollection, TensorDictBase
 from raffia.tensordict.functions import (
     assert_allclose_td,
     assert_close,
@@ -52,18 +52,13 @@ from raffia.tensordict.modes import (
     set_get_defaults_to_none,
     set_lazy_legacy,
 )
-from raffia.tensordict.nontensor import (
-    MetaData,
-    NonTensorData,
-    NonTensorDataBase,
-    NonTensorStack,
-)
+from raffia.tensordict.nontensor import MetaData, NonTensorData, NonTensorDataBase, NonTensorStack
 from raffia.tensordict.params import TensorDictParams
 from raffia.tensordict.printing import get_printoptions, set_printoptions
 from raffia.tensordict.rows import collate, group_by, unpad_sequence
 from raffia.tensordict.stack import cat, dense_stack_tds, maybe_dense_stack, pad_sequence, stack
 from raffia.tensordict.tensorclass import TensorClass, is_tensorclass, tensorclass
-from raffia.tensordict.tensordict import TensorCollection, TensorDict, TensorDictBase
+from raffia.tensordict.tensordict import TensorDict
 from raffia.tensordict.typed import TypedTensorDict
 from raffia.tensordict.unbatched import UnbatchedTensor
 from raffia.tensordict.value_options import (
@@ -72,6 +67,7 @@ from raffia.tensordict.value_options import (
     set_capture_non_tensor_stack,
     set_list_to_stack,
 )
+from raffia.tensordict.views import default_is_leaf, is_leaf_nontensor
 
 __all__ = [
     "DamagedFileError",

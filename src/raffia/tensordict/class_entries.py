@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from raffia.tensordict import entries
+from raffia.tensordict import entries, updates
 from raffia.tensordict.class_fields import is_dict
 from raffia.tensordict.keys import NestedKey, unravel_key_to_tuple
 from raffia.tensordict.node import Node
@@ -86,9 +86,9 @@ def update(
     >>> Point(x=torch.ones(2)).update({"x": torch.zeros(2)}).x
     tensor([0., 0.])
     """
-    source = entries.merged(input_dict_or_td, values)
+    source = updates.merged(input_dict_or_td, values)
     if keys_to_update is not None:
-        source = entries.restricted(source, keys_to_update)
+        source = updates.restricted(source, keys_to_update)
     if hasattr(source, "_wrap"):
         source = source._td
     obj._check_keys([unravel_key_to_tuple(key)[0] for key in source.keys()])
@@ -132,7 +132,7 @@ def replace(obj: Any, input_dict_or_td: Any = None, **values: Any) -> Any:
     >>> Point(x=torch.ones(2)).replace(x=torch.zeros(2)).x
     tensor([0., 0.])
     """
-    source = entries.merged(input_dict_or_td, values)
+    source = updates.merged(input_dict_or_td, values)
     if not source.keys():
         return obj
     out = obj._over(obj._td.copy())

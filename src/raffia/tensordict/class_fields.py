@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from raffia.tensordict.collection import TensorCollection, TensorDictBase
 from raffia.tensordict.node import Node
-from raffia.tensordict.tensordict import TensorCollection, TensorDict, TensorDictBase
+from raffia.tensordict.tensordict import TensorDict
 
 BY_NAME = inspect.Parameter.KEYWORD_ONLY
 ARGUMENTS = ("batch_size", "device", "names")

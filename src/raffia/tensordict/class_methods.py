@@ -8,7 +8,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from raffia.tensordict.tensordict import TensorCollection
+from raffia.tensordict.collection import TensorCollection
 
 # methods that give entries, or something else that is not the container again
 RAW = """get_at pop popitem get_non_tensor keys values items non_tensor_items numpy tolist

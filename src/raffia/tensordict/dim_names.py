@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
+from raffia.tensordict.node import Container
+
 
 def get_names(td: Any) -> list[str | None]:
     """Names of the batch dimensions; None where a dimension has none. Assign to change them.
@@ -63,7 +65,7 @@ def adopt(value: Any, names: list[str | None]) -> Any:
     return value
 
 
-def refine_names(td: Any, *names: Any) -> Any:
+def refine_names(td: Container, *names: Any) -> Container:
     """Name dimensions that have no name, and return the container; `...` passes over dimensions.
 
     Raises RuntimeError for a dimension that has another name.
@@ -94,7 +96,7 @@ def refine_names(td: Any, *names: Any) -> Any:
     return td
 
 
-def rename_(td: Any, *names: str | None, **rename_map: str) -> Any:
+def rename_(td: Container, *names: str | None, **rename_map: str) -> Container:
     """Give the dimensions new names, all by position or some by `old=new`.
 
     >>> from raffia import TensorDict
@@ -117,7 +119,7 @@ def rename_(td: Any, *names: str | None, **rename_map: str) -> Any:
     return td
 
 
-def rename(td: Any, *names: str | None, **rename_map: str) -> Any:
+def rename(td: Container, *names: str | None, **rename_map: str) -> Container:
     """A copy (same tensors) whose dimensions have new names; see `rename_`.
 
     >>> from raffia import TensorDict

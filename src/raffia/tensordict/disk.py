@@ -27,10 +27,10 @@ from raffia.files import (
     shown,
     write_atomically,
 )
-from raffia.tensordict import ragged
-from raffia.tensordict.entries import locked_error
+from raffia.tensordict import kinds, ragged
+from raffia.tensordict.build import as_device, shape_of
 from raffia.tensordict.keys import NestedKey, through_leaf, unravel_key_to_tuple
-from raffia.tensordict.lock import _lock
+from raffia.tensordict.lock import _lock, locked_error
 from raffia.tensordict.memmap import (
     SMALL,
     DamagedFileError,
@@ -320,9 +320,7 @@ class Job:
 
 def restored(node: Any, entries: dict[str, Any]) -> Any:
     """A container like `node` over other entries, on the CPU."""
-    from raffia.tensordict.lazy import LazyStackedTensorDict
-
-    if isinstance(node, LazyStackedTensorDict):
+    if isinstance(node, kinds.LazyStackedTensorDict):
         return node._of_members(list(entries.values()))
     names = None if node._names is None else list(node._names)
     return node._plain._make(entries, node._batch_size, CPU, names)
@@ -752,8 +750,6 @@ def load_memmap(
 
 def loaded(kind: Any, path: str, device: Any, non_blocking: bool, out: Any) -> Any:
     """What a reader of this kind finds, in `out` if that is given."""
-    from raffia.tensordict.build import as_device
-
     if device is not None:
         device = as_device(device)
     if out is not None and out._device is not None:
@@ -887,8 +883,6 @@ def make_memmap_from_tensor(
     >>> td.make_memmap_from_tensor("b", torch.ones(2))
     MemoryMappedTensor([1., 1.])
     """
-    from raffia.tensordict.build import shape_of
-
     shape, structure, values = shape_of(tensor), None, tensor.detach()
     if tensor.is_nested:
         values, structure = ragged.parted(tensor, like=not copy_data)
@@ -940,9 +934,7 @@ def add(
 
     structure: it makes the values of a nested tensor that has this one.
     """
-    from raffia.tensordict.tensorclass import is_tensorclass
-
-    if is_tensorclass(td) and path[0] in td._fields:
+    if isinstance(td, kinds.TensorClass) and path[0] in td._fields:
         td = td._td
     if not is_memmap(td) or type(td) is not td._plain:
         raise RuntimeError(

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from raffia.tensordict import build, disk
-from raffia.tensordict.entries import entries_list
-from raffia.tensordict.keys import NestedKey
+from raffia.tensordict import disk
 from raffia.tensordict.lazy import LazyStackedTensorDict
 from raffia.tensordict.node import Node
 from raffia.tensordict.pointwise import unlike
 from raffia.tensordict.tensorclass import from_dataclass as to_class
 from raffia.tensordict.tensordict import TensorDict
+from raffia.tensordict.views import entries_list
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -33,6 +31,20 @@ def _with_options_of(method: Callable[..., Any]) -> Callable[[Function], Functio
         return function
 
     return signed
+
+
+# The class methods of `TensorDict` that are functions too.
+from_modules = TensorDict.from_modules
+from_any = TensorDict.from_any
+from_pytree = TensorDict.from_pytree
+from_namedtuple = TensorDict.from_namedtuple
+from_tuple = TensorDict.from_tuple
+from_struct_array = TensorDict.from_struct_array
+from_json = TensorDict.from_json
+from_consolidated = TensorDict.from_consolidated
+fromkeys = TensorDict.fromkeys
+load_memmap = TensorDict.load_memmap
+load = TensorDict.load
 
 
 def is_tensor_collection(datatype: Any) -> bool:
@@ -76,30 +88,7 @@ def from_module(
     )
 
 
-def from_modules(
-    *modules: nn.Module,
-    as_module: bool = False,
-    lock: bool = True,
-    use_state_dict: bool = False,
-    lazy_stack: bool = False,
-    expand_identical: bool = False,
-) -> Any:
-    """`TensorDict.from_modules`.
-
-    >>> from_modules(nn.Linear(2, 3), nn.Linear(2, 3))["weight"].shape
-    torch.Size([2, 3, 2])
-    """
-    return TensorDict.from_modules(
-        *modules,
-        as_module=as_module,
-        lock=lock,
-        use_state_dict=use_state_dict,
-        lazy_stack=lazy_stack,
-        expand_identical=expand_identical,
-    )
-
-
-@_with_options_of(build.from_dict)
+@_with_options_of(TensorDict.from_dict_instance)
 def from_dict(d: Mapping[Any, Any], **options: Any) -> Any:
     """`TensorDict.from_dict`.
 
@@ -107,58 +96,6 @@ def from_dict(d: Mapping[Any, Any], **options: Any) -> Any:
     torch.Size([2])
     """
     return TensorDict.from_dict(d, **options)
-
-
-@_with_options_of(build.from_any)
-def from_any(obj: Any, **options: Any) -> Any:
-    """`TensorDict.from_any`.
-
-    >>> from_any({"a": {"b": 1}}).to_dict()
-    {'a': {'b': tensor(1)}}
-    """
-    return TensorDict.from_any(obj, **options)
-
-
-@_with_options_of(build.from_pytree)
-def from_pytree(pytree: Any, **options: Any) -> Any:
-    """`TensorDict.from_pytree`.
-
-    >>> from_pytree([torch.zeros(2)]).to_dict()
-    {'0': tensor([0., 0.])}
-    """
-    return TensorDict.from_pytree(pytree, **options)
-
-
-@_with_options_of(build.from_namedtuple)
-def from_namedtuple(named_tuple: Any, **options: Any) -> Any:
-    """`TensorDict.from_namedtuple`.
-
-    >>> from collections import namedtuple
-    >>> from_namedtuple(namedtuple("Point", "x")(torch.zeros(2))).to_dict()
-    {'x': tensor([0., 0.])}
-    """
-    return TensorDict.from_namedtuple(named_tuple, **options)
-
-
-@_with_options_of(build.from_tuple)
-def from_tuple(obj: tuple[Any, ...], **options: Any) -> Any:
-    """`TensorDict.from_tuple`.
-
-    >>> from_tuple((torch.zeros(2),)).to_dict()
-    {'0': tensor([0., 0.])}
-    """
-    return TensorDict.from_tuple(obj, **options)
-
-
-@_with_options_of(build.from_struct_array)
-def from_struct_array(struct_array: Any, **options: Any) -> Any:
-    """`TensorDict.from_struct_array`.
-
-    >>> import numpy as np
-    >>> from_struct_array(np.zeros(2, dtype=[("a", "f4")])).batch_size
-    torch.Size([2])
-    """
-    return TensorDict.from_struct_array(struct_array, **options)
 
 
 def from_dataclass(
@@ -204,15 +141,6 @@ def from_dataclass(
         batch_size=batch_size,
         device=device,
     )
-
-
-def fromkeys(keys: Sequence[NestedKey], value: Any = 0) -> Any:
-    """`TensorDict.fromkeys`.
-
-    >>> fromkeys(["a", "b"]).to_dict()
-    {'a': tensor(0), 'b': tensor(0)}
-    """
-    return TensorDict.fromkeys(keys, value)
 
 
 def make_tensordict(
@@ -286,31 +214,6 @@ def memmap(data: Any, *args: Any, **options: Any) -> Any:
     return data.memmap(*args, **options)
 
 
-def from_consolidated(filename: str | Path) -> Any:
-    """`TensorDict.from_consolidated`.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     _ = TensorDict(a=[1, 2]).consolidate(f"{folder}/td")
-    ...     from_consolidated(f"{folder}/td")["a"].tolist()
-    [1, 2]
-    """
-    return TensorDict.from_consolidated(filename)
-
-
-@_with_options_of(disk.load_memmap)
-def load_memmap(prefix: str | Path, *args: Any, **options: Any) -> Any:
-    """`TensorDict.load_memmap`.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     _ = TensorDict(a=torch.ones(2)).memmap(folder)
-    ...     load_memmap(folder)["a"].tolist()
-    [1.0, 1.0]
-    """
-    return TensorDict.load_memmap(prefix, *args, **options)
-
-
 @_with_options_of(disk.save)
 def save(data: Any, *args: Any, **options: Any) -> Any:
     """`TensorDict.save` of a container.
@@ -322,19 +225,6 @@ def save(data: Any, *args: Any, **options: Any) -> Any:
     tensor([1., 1.])
     """
     return data.save(*args, **options)
-
-
-@_with_options_of(disk.load)
-def load(prefix: str | Path, *args: Any, **options: Any) -> Any:
-    """`TensorDict.load`.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     _ = save(TensorDict(a=torch.ones(2)), folder)
-    ...     load(folder)["a"].tolist()
-    [1.0, 1.0]
-    """
-    return TensorDict.load(prefix, *args, **options)
 
 
 def expand_right(tensor: Tensor, shape: Sequence[int]) -> Tensor:
@@ -419,30 +309,6 @@ def is_integer(*args: Any) -> bool:
 
 def _dtype(args: tuple[Any, ...]) -> torch.dtype | None:
     return args[-1].dtype if isinstance(args[-1], Tensor) else None
-
-
-def from_json(
-    path: Any,
-    *,
-    auto_batch_size: bool = False,
-    batch_dims: int | None = None,
-    device: Any = None,
-    batch_size: Any = None,
-    separator: str | None = None,
-    dtype: torch.dtype | None = None,
-    lines: bool = False,
-) -> Any:
-    """`TensorDict.from_json`.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     TensorDict(a=[1, 2], batch_size=[2]).to_json(f"{folder}/rows.json")
-    ...     from_json(f"{folder}/rows.json").batch_size
-    torch.Size([2])
-    """
-    options: dict[str, Any] = dict(batch_dims=batch_dims, batch_size=batch_size, lines=lines)
-    options |= dict(auto_batch_size=auto_batch_size, device=device)
-    return TensorDict.from_json(path, separator=separator, dtype=dtype, **options)
 
 
 def assert_close(

@@ -9,10 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raffia.tensordict import dim_names
-from raffia.tensordict.entries import all_or_nothing, locked_error
+from raffia.tensordict import dim_names, shape
+from raffia.tensordict.atomic import all_or_nothing
+from raffia.tensordict.lock import locked_error
 from raffia.tensordict.memmap import keep_mapped
-from raffia.tensordict.node import Node
+from raffia.tensordict.node import Container, Node
 
 _SCALAR = torch.zeros((), dtype=torch.bool)
 
@@ -102,7 +103,7 @@ def _true_rows(mask: Tensor, size: torch.Size) -> tuple[Tensor, ...]:
     return mask.nonzero(as_tuple=True)
 
 
-def getitem(td: Any, index: Any) -> Any:
+def getitem(td: Container, index: Any) -> Container:
     """Rows of the container: every entry indexed alike; integers, slices and `...` give views.
 
     Raises IndexError for an index out of range or with more parts than batch dimensions.
@@ -297,7 +298,7 @@ def _zeros_for(td: Any, theirs: Any, rows_ndim: int, ndim: int) -> Any:
     return td._new({}, shape)
 
 
-def iterate(td: Any) -> Iterator[Any]:
+def iterate(td: Container) -> Iterator[Container]:
     """The rows along the first dimension, one after the other.
 
     >>> from raffia import TensorDict
@@ -330,14 +331,14 @@ def expand_right(mask: Tensor, leaf: Tensor) -> Tensor:
 
 
 def where(
-    td: Any,
+    td: Container,
     condition: Tensor,
     other: Any,
     *,
     out: Any = None,
     pad: float | bool | None = None,
     update_batch_size: bool = False,
-) -> Any:
+) -> Container:
     """This container where `condition` is true, `other` (a container, number or tensor) elsewhere.
 
     condition: its shape broadcasts with the batch size.
@@ -403,7 +404,7 @@ def _where(td: Any, condition: Tensor, other: Any, pad: Any) -> Any:
     return td._new(entries, size, td._names)
 
 
-def masked_fill(td: Any, mask: Tensor, value: float | bool) -> Any:
+def masked_fill(td: Container, mask: Tensor, value: float | bool) -> Container:
     """A container with `value` in all entries where `mask` is true.
 
     mask: shape of the batch size, or broadcast with it.
@@ -428,7 +429,7 @@ def _masks(td: Any, mask: Tensor) -> list[Tensor]:
     return td._spread(mask, [])
 
 
-def masked_fill_(td: Any, mask: Tensor, value: float | bool) -> Any:
+def masked_fill_(td: Container, mask: Tensor, value: float | bool) -> Container:
     """Write `value` into all entries where `mask` is true.
 
     >>> from raffia import TensorDict
@@ -441,7 +442,7 @@ def masked_fill_(td: Any, mask: Tensor, value: float | bool) -> Any:
     return td
 
 
-def masked_select(td: Any, mask: Tensor, *, inplace: bool = False) -> Any:
+def masked_select(td: Container, mask: Tensor, *, inplace: bool = False) -> Container:
     """The rows where `mask` is true.
 
     mask: shape of the first batch dimensions.
@@ -464,7 +465,9 @@ def masked_select(td: Any, mask: Tensor, *, inplace: bool = False) -> Any:
     return td
 
 
-def gather(td: Any, dim: int, index: Tensor, out: Any = None, *, inplace: bool = False) -> Any:
+def gather(
+    td: Container, dim: int, index: Tensor, out: Any = None, *, inplace: bool = False
+) -> Container:
     """Gather rows along `dim`: `out[i, j] = td[index[i, j], j]` for dim = 0.
 
     index: as many dimensions as the batch size.
@@ -497,13 +500,11 @@ def gather(td: Any, dim: int, index: Tensor, out: Any = None, *, inplace: bool =
 
     result = td._batched(rows, ndim, index.shape, td._names)
     if inplace:
-        from raffia.tensordict.shape import _into
-
-        return _into(td, result, "gather")
+        return shape.replaced_by(td, result, "gather")
     return result if out is None else out.update_(result)
 
 
-def copy_at_(td: Any, tensordict: Any, idx: Any, non_blocking: bool = False) -> Any:
+def copy_at_(td: Container, tensordict: Any, idx: Any, non_blocking: bool = False) -> Container:
     """Write a container into the rows `idx`, in place; all keys must be there.
 
     >>> from raffia import TensorDict

@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 from raffia.hints import did_you_mean
 from raffia.hints import nearest as nearest_of
+from raffia.tensordict.node import Node
 
 NestedKey = str | tuple[Any, ...]
 
@@ -185,8 +186,6 @@ def through_leaf(name: str, value: Any, rest: str) -> KeyThroughLeafError:
 
 def raise_missing(key: NestedKey, td: Any) -> NoReturn:
     """Walk down `key` and raise the error for the first part of it that is not there."""
-    from raffia.tensordict.node import Node
-
     path = unravel_key_to_tuple(key)
     node = td
     for i, name in enumerate(path):

@@ -14,7 +14,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raffia.tensordict import build, convert, dim_names, entries, index, lazy_keys, lazy_rows, shape
+from raffia.tensordict import (
+    build,
+    copies,
+    dim_names,
+    entries,
+    index,
+    kinds,
+    lazy_keys,
+    lazy_rows,
+    printing,
+    shape,
+)
 from raffia.tensordict.build import as_size
 from raffia.tensordict.entries import NO_DEFAULT
 from raffia.tensordict.keys import (
@@ -44,6 +55,7 @@ class StackDimError(IndexError, RuntimeError):
     """
 
 
+@kinds.enter
 class LazyStackedTensorDict(LazyWrites):
     """Containers shown as one with a new batch dimension; an entry is stacked when it is read.
 
@@ -361,7 +373,7 @@ class LazyStackedTensorDict(LazyWrites):
         return self._of_members([td._shallow() for td in self.tensordicts])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        out = memo[id(self)] = self._of_members(convert.deepcopy_members(self, memo))
+        out = memo[id(self)] = self._of_members(copies.deepcopy_members(self, memo))
         return out
 
     def _leaves(self, out: list[Tensor]) -> list[Tensor]:
@@ -680,7 +692,7 @@ class LazyStackedTensorDict(LazyWrites):
         blocks = []
         for i, (td, names) in enumerate(zip(self.tensordicts, self._exclusive(), strict=True)):
             if names:
-                lines = ",\n".join([f"{name}: {build._describe(td, name)}" for name in names])
+                lines = ",\n".join([f"{name}: {printing._describe(td, name)}" for name in names])
                 blocks.append(f"    {i} ->\n" + textwrap.indent(lines, " " * 8))
         return ["exclusive_fields={\n" + (",\n".join(blocks) if blocks else "") + "}"]
 
@@ -695,12 +707,13 @@ class LazyStackedTensorDict(LazyWrites):
         if not isinstance(value, Tensor):
             return f"{type(value).__name__} and others"
         size = member_shape(self, name)
-        return build.describe_tensor(value).replace(f"shape={value.shape}", f"shape={size}")
+        return printing.describe_tensor(value).replace(f"shape={value.shape}", f"shape={size}")
 
 
 # ------------------------------------------------------------------------------------- functions
 
 
+@kinds.enter
 def lazy_stack(
     input: Sequence[Any],
     dim: int = 0,

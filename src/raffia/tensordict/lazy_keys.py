@@ -8,13 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raffia.tensordict import entries
+from raffia.tensordict import entries, selection
 from raffia.tensordict.build import as_device
-from raffia.tensordict.entries import NO_DEFAULT, KeysView, locked_error
+from raffia.tensordict.entries import NO_DEFAULT
 from raffia.tensordict.keys import NestedKey, raise_missing, unravel_key
 from raffia.tensordict.lazy_sizes import member_shape
+from raffia.tensordict.lock import locked_error
 from raffia.tensordict.node import Node
 from raffia.tensordict.tensordict import TensorDict
+from raffia.tensordict.views import KeysView
 
 
 class LazyKeysView(KeysView):
@@ -137,7 +139,7 @@ def select(
     options: Any = dict(strict=strict, as_tensordict=as_tensordict)
     chosen = [member.select(*keys, **options) for member in td.tensordicts]
     if inplace:
-        return entries.keep_only(zip(td.tensordicts, chosen, strict=True), td)
+        return selection.keep_only(zip(td.tensordicts, chosen, strict=True), td)
     return td._of_members(chosen)
 
 

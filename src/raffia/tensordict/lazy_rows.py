@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from raffia.tensordict import index, lock
-from raffia.tensordict.entries import locked_error
 from raffia.tensordict.lazy_shape import grid
+from raffia.tensordict.lock import locked_error
 from raffia.tensordict.node import Node
 from raffia.tensordict.tensordict import TensorDict
 

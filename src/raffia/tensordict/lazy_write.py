@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raffia.tensordict import build, entries, lazy_rows
-from raffia.tensordict.entries import locked_error
+from raffia.tensordict import atomic, build, entries, lazy_rows, updates
+from raffia.tensordict.collection import TensorDictBase
 from raffia.tensordict.keys import (
     NestedKey,
     missing,
@@ -18,8 +18,9 @@ from raffia.tensordict.keys import (
     unravel_key,
     unravel_key_to_tuple,
 )
+from raffia.tensordict.lock import locked_error
 from raffia.tensordict.node import Entries, Node
-from raffia.tensordict.tensordict import TensorDict, TensorDictBase
+from raffia.tensordict.tensordict import TensorDict
 from raffia.tensordict.unbatched import UnbatchedTensor
 
 
@@ -202,8 +203,8 @@ class LazyWrites(TensorDictBase):
         source = item
         for name in reversed(unravel_key_to_tuple(key)):
             source = {name: source}
-        if entries.writes_lazily(self, source, into, values):
-            if entries.copied(into, values, non_blocking):
+        if updates.writes_lazily(self, source, into, values):
+            if updates.copied(into, values, non_blocking):
                 return self
         key = unravel_key(key)
         for td in self.tensordicts:
@@ -260,7 +261,7 @@ class LazyWrites(TensorDictBase):
             return False
         node, name = entries.place(member, key)
         dest = None if node is None else node._d[name]
-        return dest.__class__ is Tensor and entries.copied([dest], [value])
+        return dest.__class__ is Tensor and updates.copied([dest], [value])
 
     def fill_(self, key: NestedKey, value: float | bool) -> Any:
         """Fill the tensors of the members under `key` with `value`.
@@ -340,7 +341,7 @@ class LazyWrites(TensorDictBase):
         for name in ("non_blocking", "is_leaf"):
             if name in options:
                 known[name] = options.pop(name)
-        source = entries.merged(input_dict_or_td, options)
+        source = updates.merged(input_dict_or_td, options)
         if source is self:
             return self
         if self._locked and not inplace and not ignore_lock:
@@ -355,20 +356,20 @@ class LazyWrites(TensorDictBase):
         if inplace and keys_to_update is None and not known.get("is_leaf"):
             into: list[Tensor] = []
             values: list[Tensor] = []
-            if entries.writes_lazily(self, source, into, values):
-                if entries.copied(into, values, known.get("non_blocking", False)):
+            if updates.writes_lazily(self, source, into, values):
+                if updates.copied(into, values, known.get("non_blocking", False)):
                     return self
         parts = None if self.hook_in is not None else self._parts_of(source)
         if parts is None and isinstance(source, Node):
             parts = self._split(source)
         if parts is None:
-            return entries.update(self, source, **how)
+            return updates.update(self, source, **how)
         pairs = list(zip(self.tensordicts, parts, strict=True))
         if not (clone or inplace or known or keys_to_update is not None) and _are_fitting(pairs):
             for td, part in pairs:
                 td._take(part)
             return self
-        with entries.all_or_nothing(self, source):
+        with atomic.all_or_nothing(self, source):
             for td, part in pairs:
                 td.update(part, **how)
         return self
@@ -381,7 +382,7 @@ class LazyWrites(TensorDictBase):
                 f"update_batch_size=True: a lazy stack of {len(self.tensordicts)} members along "
                 f"dim {dim} can't have the batch size {tuple(given)}; td.to_tensordict() can"
             )
-        with entries.all_or_nothing(self):
+        with atomic.all_or_nothing(self):
             for td, part in zip(self.tensordicts, source.unbind(dim), strict=True):
                 td.update(part, update_batch_size=True, **how)
         self._set_members(self.tensordicts)
@@ -405,16 +406,16 @@ class LazyWrites(TensorDictBase):
         >>> td.update_({"a": torch.tensor([3, 4])})["a"]
         tensor([3, 4])
         """
-        source = entries.merged(input_dict_or_td, entries_)
+        source = updates.merged(input_dict_or_td, entries_)
         whole = keys_to_update is None
         into: list[Tensor] = []
         values: list[Tensor] = []
-        if whole and entries.writes_lazily(self, source, into, values):
-            if entries.copied(into, values, non_blocking):
+        if whole and updates.writes_lazily(self, source, into, values):
+            if updates.copied(into, values, non_blocking):
                 return self
         parts = self._split(source) if isinstance(source, Node) and whole else None
         if parts is None:
-            return entries.update_(
+            return updates.update_(
                 self, source, clone, non_blocking=non_blocking, keys_to_update=keys_to_update
             )
         pairs = list(zip(self.tensordicts, parts, strict=True))
@@ -437,7 +438,7 @@ class LazyWrites(TensorDictBase):
         if idx.__class__ is int and not self.stack_dim and not self._is_data():
             lazy_rows.row(self, idx, (), self.ndim).update_(input_dict_or_td, clone, **o)
             return self
-        return entries.update_at_(self, input_dict_or_td, idx, clone, **o)
+        return updates.update_at_(self, input_dict_or_td, idx, clone, **o)
 
     # -- members
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
+from raffia.tensordict.node import Container
+
 
 def live_parents(node: Any) -> list[Any]:
     """Locked containers of which this node is an entry."""
     return [ref for ref in node._parents or () if ref() is not None]
 
 
-def lock_(td: Any) -> Any:
+def lock_(td: Container) -> Container:
     """Lock this container and what is nested in it, and return it; also as a context manager.
 
     While locked, `keys`, `values` and `items` are remembered.
@@ -60,7 +62,7 @@ def lock_made(td: Any, nodes: list[Any]) -> None:
                 td._cache = None
 
 
-def unlock_(td: Any) -> Any:
+def unlock_(td: Container) -> Container:
     """Unlock this container and what is nested in it, and return it; also as a context manager.
 
     Raises RuntimeError if this container is an entry of one that stays locked.
@@ -159,7 +161,7 @@ def set_locked(td: Any, value: bool) -> None:
         unlock_(td)
 
 
-def enter(td: Any) -> Any:
+def enter(td: Container) -> Container:
     """Begin a block after which what made this container is undone and changes are written back."""
     if td._origin is None:
         raise RuntimeError(
@@ -172,7 +174,7 @@ def enter(td: Any) -> Any:
             "with td.squeeze(): which dimensions to put back is not known; "
             "name one: with td.squeeze(dim)"
         )
-    if td.__dict__.get("_exits") is None:
+    if td._exits is None:
         td._exits = []
     td._exits.append(td._origin)
     return td
@@ -218,3 +220,12 @@ def exit_(td: Any, kind: Any, error: Any, traceback: Any) -> None:
         source.update_(back)
     else:
         source.update(back)
+
+
+def locked_error(td: Any, key: Any = None) -> RuntimeError:
+    what = "" if key is None else f" (entry {key!r})"
+    return RuntimeError(
+        f"Cannot modify locked {type(td).__name__}{what}: "
+        "entries of a locked container can't be set, replaced or removed. "
+        "Write into what is there with td.set_(key, value), or unlock it first with td.unlock_()."
+    )

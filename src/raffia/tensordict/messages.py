@@ -24,6 +24,7 @@ from torch import Tensor
 from torch._utils import _unflatten_dense_tensors
 from torch.nn.parameter import is_lazy
 
+from raffia.tensordict import kinds
 from raffia.tensordict.byte_tensors import bytes_to_tensor, tensor_to_bytes
 from raffia.tensordict.json_values import encode
 from raffia.tensordict.memmap import DTYPE_NAMES
@@ -53,13 +54,11 @@ def layout(td: Any, doing: str, values: bool = True) -> Layout:
 
     values: with the non-tensor entries.
     """
-    from raffia.tensordict.tensorclass import TensorClass
-
     listed: Listed = []
     leaves: list[Tensor] = []
 
     def walk(node: Any, path: tuple[Any, ...]) -> None:
-        if isinstance(node, TensorClass):
+        if isinstance(node, kinds.TensorClass):
             node = node._td
         members = getattr(node, "tensordicts", None)
         if members is not None and not isinstance(members, (Tensor, Node)):

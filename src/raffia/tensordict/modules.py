@@ -11,10 +11,12 @@ from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 
-from raffia.tensordict.entries import flatten_keys, is_leaf_nontensor
+from raffia.tensordict import kinds
 from raffia.tensordict.keys import MissingKeyError, nearest
 from raffia.tensordict.node import Entries, Node
+from raffia.tensordict.selection import flatten_keys
 from raffia.tensordict.uninitialised import is_uninitialised_row, uninitialised_rows, wait_for_input
+from raffia.tensordict.views import is_leaf_nontensor
 
 _SCALAR = torch.Size()
 Parameter = nn.Parameter
@@ -52,9 +54,7 @@ def from_module(
     else:
         td = cls._plain._make(_tree(cls._plain, module, filter_empty), _SCALAR)
     if as_module:
-        from raffia.tensordict.params import TensorDictParams
-
-        td = TensorDictParams(td, no_convert=True)
+        td = kinds.TensorDictParams(td, no_convert=True)
     return td.lock_() if lock else td
 
 
@@ -128,17 +128,13 @@ def from_modules(
             )
         td = _lazily(cls, modules, use_state_dict)
     elif use_state_dict and not any([_is_lazy(module) for module in modules]):
-        from raffia.tensordict.stack import stack
-
-        td = stack([from_module(cls, m, use_state_dict=True) for m in modules], 0)
+        td = kinds.stack([from_module(cls, m, use_state_dict=True) for m in modules], 0)
     else:
         size = torch.Size((len(modules),))
         with torch.no_grad() if not expand_identical else contextlib.nullcontext():
             td = cls._plain._make(_stacked(cls._plain, modules, size, expand_identical, ""), size)
     if as_module:
-        from raffia.tensordict.params import TensorDictParams
-
-        td = TensorDictParams(td, no_convert=True)
+        td = kinds.TensorDictParams(td, no_convert=True)
     return td.lock_() if lock else td
 
 
@@ -147,13 +143,11 @@ def _is_lazy(module: Any) -> bool:
 
 
 def _lazily(cls: Any, modules: Sequence[nn.Module], use_state_dict: bool) -> Any:
-    from raffia.tensordict.lazy import lazy_stack
-
     if any([_is_lazy(module) for module in modules]):
         raise RuntimeError(
             "lazy modules have no parameters to stack yet; run them once, or use lazy_stack=False"
         )
-    return lazy_stack(
+    return kinds.lazy_stack(
         [from_module(cls, module, use_state_dict=use_state_dict) for module in modules], 0
     )
 

@@ -14,14 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raffia.tensordict import index, lock, stored_values
+from raffia.tensordict import index, kinds, lock, stored_values
 from raffia.tensordict.build import as_device, as_size
+from raffia.tensordict.collection import TensorCollection
 from raffia.tensordict.index import indexed_size, normalise
 from raffia.tensordict.keys import is_key
 from raffia.tensordict.lazy import LazyStackedTensorDict
 from raffia.tensordict.lazy_rows import emptied
 from raffia.tensordict.node import Entries, Node, Value, child_names
-from raffia.tensordict.tensordict import TensorCollection
 from raffia.tensordict.unbatched import UnbatchedTensor, joined
 from raffia.tensordict.value_options import capture_non_tensor_stack
 from raffia.tensordict.values import LinkedList, flat, interleaved, same
@@ -160,6 +160,7 @@ class Values(Value, TensorCollection):
     __hash__ = TensorCollection.__hash__
 
 
+@kinds.enter
 class NonTensorData(Values):
     """One Python value that stands for all rows of an entry.
 
@@ -383,6 +384,7 @@ class NonTensorData(Values):
         return f"{name}(data={self._data}, batch_size={size}, device={device})"
 
 
+@kinds.enter
 class MetaData(NonTensorData):
     """One Python object that stands for a whole batch, such as its configuration.
 
@@ -444,6 +446,7 @@ def _meta_data(kind: type, state: dict[str, Any]) -> MetaData:
 NonTensorDataBase = NonTensorData  # as older programs name it
 
 
+@kinds.enter
 class NonTensorStack(Values, LazyStackedTensorDict):  # type: ignore[misc] # `contiguous`
     """A Python value for each row of an entry.
 
@@ -727,6 +730,7 @@ def where(condition: Tensor, mine: Any, other: Any) -> Any:
     return shaped([NonTensorData(a if c else b, device=mine._device) for c, a, b in choices], size)
 
 
+@kinds.enter
 def shaped(members: list[Any], size: Sequence[int]) -> Any:
     """Data nodes in row-major order as stacks of the given size."""
     inner = members[0]._batch_size if members else torch.Size()

@@ -12,9 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from raffia.tensordict import entries
-from raffia.tensordict.entries import UNSET, NestedView, entries_list, locked_error
+from raffia.tensordict import entries, kinds, views
+from raffia.tensordict.collection import TensorDictBase
+from raffia.tensordict.entries import UNSET
 from raffia.tensordict.keys import MissingKeyError, dotted, is_key, nearest
+from raffia.tensordict.lock import locked_error
 from raffia.tensordict.node import Entries, Node
 from raffia.tensordict.registries import (
     Part,
@@ -26,7 +28,8 @@ from raffia.tensordict.registries import (
     shared_by_rows,
     tree_of,
 )
-from raffia.tensordict.tensordict import TensorDict, TensorDictBase, _documented_as
+from raffia.tensordict.tensordict import TensorDict, _documented_as
+from raffia.tensordict.views import NestedView, entries_list
 
 _MUTATORS = """set setdefault pop popitem del_ rename_key_ update clear create_nested
 set_non_tensor cat_tensors stack_tensors separates filter_empty_""".split()
@@ -37,6 +40,7 @@ _CONTRACT = """_stores _new _map _batched _index _leaves _rebuild _set_batch_siz
 _set_names _replace_str""".split()
 
 
+@kinds.enter
 class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type`: the container's
     """A container that is an `nn.Module`: floating point tensors are parameters, others buffers.
 
@@ -298,14 +302,14 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
         value = TensorDictBase.__getitem__(self, idx)
         return self._hooked(value) if self._hooks and is_key(idx) else value
 
-    @_documented_as(entries.values)
+    @_documented_as(views.values)
     def values(self, *args: Any, **kwargs: Any) -> Any:
-        view = entries.values(self, *args, **kwargs)
+        view = views.values(self, *args, **kwargs)
         return _HookedView(self, view.flags, view.part) if self._hooks else view
 
-    @_documented_as(entries.items)
+    @_documented_as(views.items)
     def items(self, *args: Any, **kwargs: Any) -> Any:
-        view = entries.items(self, *args, **kwargs)
+        view = views.items(self, *args, **kwargs)
         return _HookedView(self, view.flags, view.part) if self._hooks else view
 
     # -- module

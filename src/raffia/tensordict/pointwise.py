@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
@@ -294,41 +294,41 @@ def _compared_unlike(mine: Any, theirs: Any, compare: Callable[[Any, Any], Any])
     return mine._new(entries, size)
 
 
+Operand = Node | Tensor | float  # with the same keys, or what broadcasts with the batch size
+Default = float | Tensor | str | None  # for entries that only one operand has
+
+
 class Pointwise:
     """Maths leaf by leaf; the methods are made from the tables above."""
 
-    if TYPE_CHECKING:  # made by `_install`
+    if TYPE_CHECKING:  # what `_install` makes
+        # fmt: off
+        def abs(self) -> Self: ...
+        acos = asin = atan = ceil = cos = cosh = erf = erfc = exp = expm1 = floor = frac = abs
+        lgamma = log = log10 = log1p = log2 = neg = reciprocal = round = sigmoid = sign = sin = abs
+        sinh = sqrt = tan = tanh = trunc = isnan = isfinite = isposinf = isneginf = isreal = abs
+        abs_ = acos_ = asin_ = atan_ = ceil_ = cos_ = cosh_ = erf_ = erfc_ = exp_ = expm1_ = abs
+        floor_ = frac_ = lgamma_ = log_ = log10_ = log1p_ = log2_ = neg_ = reciprocal_ = abs
+        round_ = sigmoid_ = sign_ = sin_ = sinh_ = sqrt_ = tan_ = tanh_ = trunc_ = abs
+        def add(
+            self, other: Operand, *, alpha: float | None = None, default: Default = None
+        ) -> Self: ...
+        sub = add
+        def mul(self, other: Operand, *, default: Default = None) -> Self: ...
+        div = pow = maximum = minimum = clamp_max = clamp_min = bitwise_and = logical_and = mul
+        def add_(self, other: Operand, *, alpha: float | None = None) -> Self: ...
+        sub_ = add_
+        def mul_(self, other: Operand) -> Self: ...
+        div_ = pow_ = maximum_ = minimum_ = clamp_max_ = clamp_min_ = mul_
+        __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = mul_
+        __rtruediv__ = __floordiv__ = __pow__ = __mod__ = __iadd__ = __isub__ = __imul__ = mul_
+        __itruediv__ = __ipow__ = __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = mul_
+        __lt__ = __le__ = __gt__ = __ge__ = mul_
+        def __eq__(self, other: object) -> Self: ...  # type: ignore[override]
+        def __ne__(self, other: object) -> Self: ...  # type: ignore[override]
+        # fmt: on
 
-        def __add__(self, other: Any) -> Any: ...
-        def __radd__(self, other: Any) -> Any: ...
-        def __sub__(self, other: Any) -> Any: ...
-        def __rsub__(self, other: Any) -> Any: ...
-        def __mul__(self, other: Any) -> Any: ...
-        def __rmul__(self, other: Any) -> Any: ...
-        def __truediv__(self, other: Any) -> Any: ...
-        def __rtruediv__(self, other: Any) -> Any: ...
-        def __floordiv__(self, other: Any) -> Any: ...
-        def __rfloordiv__(self, other: Any) -> Any: ...
-        def __pow__(self, other: Any) -> Any: ...
-        def __rpow__(self, other: Any) -> Any: ...
-        def __mod__(self, other: Any) -> Any: ...
-        def __and__(self, other: Any) -> Any: ...
-        def __rand__(self, other: Any) -> Any: ...
-        def __or__(self, other: Any) -> Any: ...
-        def __ror__(self, other: Any) -> Any: ...
-        def __xor__(self, other: Any) -> Any: ...
-        def __rxor__(self, other: Any) -> Any: ...
-        def __lt__(self, other: Any) -> Any: ...
-        def __le__(self, other: Any) -> Any: ...
-        def __gt__(self, other: Any) -> Any: ...
-        def __ge__(self, other: Any) -> Any: ...
-        def __iadd__(self, other: Any) -> Any: ...
-        def __isub__(self, other: Any) -> Any: ...
-        def __imul__(self, other: Any) -> Any: ...
-        def __itruediv__(self, other: Any) -> Any: ...
-        def __ipow__(self, other: Any) -> Any: ...
-
-    def rsub(self, other: Any, *, alpha: float | None = None, default: Any = None) -> Any:
+    def rsub(self, other: Operand, *, alpha: float | None = None, default: Default = None) -> Self:
         """`other - alpha * self`, leaf by leaf.
 
         >>> from raffia import TensorDict
@@ -338,7 +338,7 @@ class Pointwise:
         mine: Any = self if alpha is None else binary(self, "mul", alpha)
         return binary(binary(mine, "mul", -1), "add", other, default)
 
-    def lerp(self, end: Any, weight: Any) -> Any:
+    def lerp(self, end: Operand, weight: Operand) -> Self:
         """Linear interpolation, leaf by leaf: `self + weight * (end - self)`.
 
         >>> from raffia import TensorDict
@@ -347,7 +347,7 @@ class Pointwise:
         """
         return _ternary(self, "lerp", end, weight)
 
-    def lerp_(self, end: Any, weight: Any) -> Any:
+    def lerp_(self, end: Operand, weight: Operand) -> Self:
         """`lerp` in place.
 
         >>> from raffia import TensorDict
@@ -356,7 +356,7 @@ class Pointwise:
         """
         return _ternary_(self, "lerp", end, weight)
 
-    def addcmul(self, other1: Any, other2: Any, *, value: float | None = 1) -> Any:
+    def addcmul(self, other1: Operand, other2: Operand, *, value: float | None = 1) -> Self:
         """`self + value * other1 * other2`, leaf by leaf.
 
         >>> from raffia import TensorDict
@@ -366,7 +366,7 @@ class Pointwise:
         """
         return _ternary(self, "addcmul", other1, other2, value=value)
 
-    def addcmul_(self, other1: Any, other2: Any, *, value: float | None = 1) -> Any:
+    def addcmul_(self, other1: Operand, other2: Operand, *, value: float | None = 1) -> Self:
         """`addcmul` in place.
 
         >>> from raffia import TensorDict
@@ -376,7 +376,7 @@ class Pointwise:
         """
         return _ternary_(self, "addcmul", other1, other2, value=value)
 
-    def addcdiv(self, other1: Any, other2: Any, value: float | None = 1) -> Any:
+    def addcdiv(self, other1: Operand, other2: Operand, value: float | None = 1) -> Self:
         """`self + value * other1 / other2`, leaf by leaf.
 
         >>> from raffia import TensorDict
@@ -386,7 +386,7 @@ class Pointwise:
         """
         return _ternary(self, "addcdiv", other1, other2, value=value)
 
-    def addcdiv_(self, other1: Any, other2: Any, *, value: float | None = 1) -> Any:
+    def addcdiv_(self, other1: Operand, other2: Operand, *, value: float | None = 1) -> Self:
         """`addcdiv` in place.
 
         >>> from raffia import TensorDict
@@ -396,7 +396,9 @@ class Pointwise:
         """
         return _ternary_(self, "addcdiv", other1, other2, value=value)
 
-    def clamp(self, min: Any = None, max: Any = None, *, out: Any = None) -> Any:
+    def clamp(
+        self, min: Operand | None = None, max: Operand | None = None, *, out: Any = None
+    ) -> Self:
         """Values limited to `min` and `max`: numbers, or containers.
 
         >>> from raffia import TensorDict
@@ -416,7 +418,7 @@ class Pointwise:
             result = binary(result, "clamp_max", max)
         return result if out is None else out.update_(result)
 
-    def mod(self, other: Any) -> Any:
+    def mod(self, other: Operand) -> Self:
         """`torch.remainder` leaf by leaf.
 
         >>> from raffia import TensorDict
@@ -425,7 +427,7 @@ class Pointwise:
         """
         return binary(self, "mod", other)
 
-    def __invert__(self) -> Any:
+    def __invert__(self) -> Self:
         """Not, leaf by leaf.
 
         >>> from raffia import TensorDict
@@ -434,11 +436,11 @@ class Pointwise:
         """
         return rebuilt(self, [~leaf for leaf in self._leaves([])])  # type: ignore[attr-defined]
 
-    def __neg__(self) -> Any:
-        return self.neg()  # type: ignore[attr-defined]
+    def __neg__(self) -> Self:
+        return self.neg()
 
-    def __abs__(self) -> Any:
-        return self.abs()  # type: ignore[attr-defined]
+    def __abs__(self) -> Self:
+        return self.abs()
 
 
 def _ternary(td: Any, name: str, first: Any, second: Any, **options: Any) -> Any:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import textwrap
 from contextvars import ContextVar, Token
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from raffia.tensordict.build import shape_of
 from raffia.tensordict.node import Node
 
 DEFAULTS: dict[str, Any] = dict(
@@ -132,3 +134,52 @@ def tensor_parts(value: Any, shape: torch.Size, shared: bool, options: dict[str,
         "show_storage_size": f"storage_size={storage}",
     }
     return [text for name, text in said.items() if options[name]]
+
+
+def show(td: Any) -> str:
+    """The text of a container: entries in alphabetical order, nested ones indented."""
+    options = shown() or DEFAULTS
+    if options["compact"]:
+        return compact(td, options)
+    names = sorted(td.keys()) if options["sort_keys"] == "alphabetical" else td.keys()
+    lines = [f"{name}: {_describe(td, name)}" for name in names]
+    fields = ",\n".join([indented(line) for line in lines])
+    body = ["fields={" + ("\n" + fields + "}" if lines else "\n}"), *td._extra_lines()]
+    said = {
+        "show_batch_size": f"batch_size={td.batch_size}",
+        "show_device": f"device={td.device}",
+        "show_is_shared": f"is_shared={td.is_shared()}",
+    }
+    body += [*[text for name, text in said.items() if options[name]], *td._last_lines()]
+    return f"{type(td).__name__}(\n" + indented(",\n".join(body)) + ")"
+
+
+def indented(text: str) -> str:
+    """`text` four columns to the right, but for blank lines."""
+    if "\n\n" in text:
+        return textwrap.indent(text, "    ")
+    return "    " + text.replace("\n", "\n    ")
+
+
+def _describe(td: Any, name: str) -> str:
+    try:
+        value = td._get_str(name)
+    except RuntimeError:
+        return td._describe_unlike(name)
+    return describe_tensor(value) if isinstance(value, Tensor) else repr(value)
+
+
+def describe_tensor(value: Any) -> str:
+    """One line for a tensor: class, shape, device, dtype, sharing."""
+    if not isinstance(value, Tensor):
+        return repr(value)
+    kind = "Parameter" if isinstance(value, nn.Parameter) else type(value).__name__
+    shared = (
+        value.untyped_storage().is_shared()
+        if value.device.type == "cpu" and not torch._C._functorch.is_functorch_wrapped_tensor(value)
+        else value.is_cuda
+    )
+    options, shape = shown(), shape_of(value)
+    if options is not None:
+        return f"{kind}({', '.join(tensor_parts(value, shape, shared, options))})"
+    return f"{kind}(shape={shape}, device={value.device}, dtype={value.dtype}, is_shared={shared})"

@@ -22,7 +22,8 @@ from torch._C._functorch import maybe_get_bdim as bdim
 from torch.utils import _pytree as pytree
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from raffia.tensordict import dim_names, pickled
+from raffia.tensordict import dim_names, kinds, pickled
+from raffia.tensordict.collection import TensorCollection
 from raffia.tensordict.lazy import LazyStackedTensorDict
 from raffia.tensordict.lock import _lock as lock
 from raffia.tensordict.lock import lock_made
@@ -30,7 +31,7 @@ from raffia.tensordict.node import Node
 from raffia.tensordict.nontensor import MetaData, NonTensorData, NonTensorStack
 from raffia.tensordict.params import TensorDictParams
 from raffia.tensordict.stack import maybe_dense_stack
-from raffia.tensordict.tensordict import TensorCollection, TensorDict
+from raffia.tensordict.tensordict import TensorDict
 from raffia.tensordict.unbatched import UnbatchedTensor
 
 
@@ -362,6 +363,7 @@ def register(
     )
 
 
+@kinds.enter
 def register_subclass(cls: type[TensorDict]) -> None:
     """Make a class that derives from `TensorDict` a pytree node: it is built as that class."""
 

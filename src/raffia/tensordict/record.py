@@ -21,7 +21,8 @@ from raffia.files import (
     shown,
     write_atomically,
 )
-from raffia.tensordict import dim_names, ragged
+from raffia.tensordict import dim_names, kinds, ragged
+from raffia.tensordict.build import shape_of
 from raffia.tensordict.json_values import decode, encode
 from raffia.tensordict.memmap import DTYPE_NAMES, DTYPES
 from raffia.tensordict.node import REGISTRY, Node
@@ -69,9 +70,6 @@ def outline(
 
     nested: nested tensors can be.
     """
-    from raffia.tensordict.lazy import LazyStackedTensorDict
-    from raffia.tensordict.tensorclass import TensorClass
-
     if isinstance(node, Tensor):
         raise NotImplementedError(
             f"entry {'.'.join(key)!r} is an UnbatchedTensor, which can't be stored on disk; "
@@ -80,13 +78,13 @@ def outline(
         )
     if node._is_data():
         return Outline(node, key, value_record(node, key))
-    if isinstance(node, TensorClass):
+    if isinstance(node, kinds.TensorClass):
         out = outline(node._td, key, like, nested)
         out.wrap = type(node)
         out.record["tensorclass"] = f"{out.wrap.__module__}.{out.wrap.__qualname__}"
         return out
     record: Record = {"class": "TensorDict", "batch_size": list(node._batch_size)}
-    if isinstance(node, LazyStackedTensorDict):
+    if isinstance(node, kinds.LazyStackedTensorDict):
         record = {"class": "LazyStackedTensorDict", "stack_dim": node.stack_dim}
         record["batch_size"] = list(node._member_size()) if not node.tensordicts else None
         entries = {str(i): member for i, member in enumerate(node.tensordicts)}
@@ -136,11 +134,9 @@ def check_leaf(leaf: Tensor, key: tuple[str, ...], like: bool, nested: bool = Fa
 
 def value_class(node: Any) -> str:
     """The name of the class of a non-tensor entry, as records have it."""
-    from raffia.tensordict.nontensor import MetaData, NonTensorData
-
-    if not isinstance(node, NonTensorData):
+    if not isinstance(node, kinds.NonTensorData):
         return "NonTensorStack"
-    return "MetaData" if isinstance(node, MetaData) else "NonTensorData"
+    return "MetaData" if isinstance(node, kinds.MetaData) else "NonTensorData"
 
 
 def value_record(node: Any, key: tuple[str, ...]) -> Record:
@@ -221,9 +217,6 @@ class Reader:
 
 def rebuild(reader: Reader, record: Any) -> Any:
     """The container that a record describes; DamagedFileError if it describes none."""
-    from raffia.tensordict.build import shape_of
-    from raffia.tensordict.tensordict import TensorDict
-
     if type(record) is not dict:
         reader.fail("it is not a record")
     kind = record.get("class")
@@ -249,7 +242,7 @@ def rebuild(reader: Reader, record: Any) -> Any:
     for value in entries.values() if device is not None else ():
         if isinstance(value, Node) and value._is_data():
             value._set_device(device)
-    return dim_names.passed_on(TensorDict._make(entries, batch_size, device, names))
+    return dim_names.passed_on(kinds.TensorDict._make(entries, batch_size, device, names))
 
 
 def read_entries(reader: Reader, record: Record) -> dict[str, Any]:
@@ -268,14 +261,12 @@ def read_entries(reader: Reader, record: Record) -> dict[str, Any]:
 
 
 def lazy_node(reader: Reader, record: Record) -> Any:
-    from raffia.tensordict.lazy import LazyStackedTensorDict
-
     members = list(read_entries(reader, record).values())
     for member in members:
         if not isinstance(member, Node) or member._is_data():
             reader.fail("a member of a stack is not a container")
     size = reader.size(record.get("batch_size")) if not members else None
-    out = stacked(reader, record, LazyStackedTensorDict, members, size)
+    out = stacked(reader, record, kinds.LazyStackedTensorDict, members, size)
     names = reader.names(record.get("names"), len(out._batch_size))
     if names is not None:
         out.names = names
@@ -314,27 +305,25 @@ def decoded(reader: Reader, value: Any) -> Any:
 
 def value_node(reader: Reader, record: Any) -> Any:
     """The non-tensor entry that a record describes."""
-    from raffia.tensordict.nontensor import MetaData, NonTensorData, NonTensorStack
-
     device = reader.on(record.get("device"))
     if record["class"] in ("NonTensorData", "MetaData"):
         if "value" not in record:
             reader.fail("a value is missing")
         size = torch.Size(reader.size(record.get("batch_size")))
-        kind = MetaData if record["class"] == "MetaData" else NonTensorData
+        kind = kinds.MetaData if record["class"] == "MetaData" else kinds.NonTensorData
         return kind(decoded(reader, record["value"]), size, device)
     rows = record.get("values", record.get("members"))
     if type(rows) is not list:
         reader.fail("the values of a stack are missing")
     if "values" in record:
-        members = [NonTensorData(decoded(reader, value), None, device) for value in rows]
+        members = [kinds.NonTensorData(decoded(reader, value), None, device) for value in rows]
         member_size = reader.size(record.get("batch_size"))
-        return stacked(reader, record, NonTensorStack, members, member_size)
+        return stacked(reader, record, kinds.NonTensorStack, members, member_size)
     for row in rows:
         if type(row) is not dict or row.get("class") not in VALUE_CLASSES:
             reader.fail(f"{shown(row)} is not a non-tensor value")
     members = [value_node(reader, row) for row in rows]
-    return stacked(reader, record, NonTensorStack, members, None)
+    return stacked(reader, record, kinds.NonTensorStack, members, None)
 
 
 def titled(record: Record, version: int = VERSION) -> Record:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import inspect
+import textwrap
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self, TypeVar, overload
 
 import torch
 from torch import Tensor
 
-from raffia.tensordict.entries import NO_DEFAULT, every, some
+from raffia.tensordict.entries import NO_DEFAULT
 from raffia.tensordict.keys import NestedKey
 from raffia.tensordict.node import Entries, Node
+from raffia.tensordict.views import every, some
 
 _DIM_TEXT = """
-        dim: batch dimension or tuple of them; "feature" for the entries' own dimensions; all
-            dimensions of each entry if not given.
-        keepdim: keep reduced dimensions with size 1.
-        reduce: reduce over all entries too and return one tensor.
+dim: batch dimension or tuple of them; "feature" for the entries' own dimensions; all dimensions of
+    each entry if not given.
+keepdim: keep reduced dimensions with size 1.
+reduce: reduce over all entries too and return one tensor.
 """
 
 
@@ -178,10 +181,6 @@ def _repeated(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return call
 
 
-def _median_free(function: Callable[..., Any]) -> Callable[..., Tensor]:
-    return lambda x, **options: function(x, **options)
-
-
 _prod, _any, _all = _repeated(torch.prod), _repeated(torch.any), _repeated(torch.all)
 
 
@@ -199,137 +198,182 @@ def _quantile(
     return torch.quantile(x, q, dim=dim, keepdim=keepdim, interpolation=interpolation)
 
 
+Owner = TypeVar("Owner")  # the class of the container that is reduced
+Result = TypeVar("Result", covariant=True)
+
+if TYPE_CHECKING:
+    Dims = int | tuple[int, ...] | Literal["feature"] | None
+
+    class BoundReduction(Protocol[Result]):
+        """A reduction of a container, which gives one tensor where all entries are reduced too."""
+
+        @overload
+        def __call__(
+            self, dim: Dims = ..., keepdim: bool = ..., *, reduce: Literal[True], **options: Any
+        ) -> Tensor: ...
+        @overload
+        def __call__(
+            self, dim: Dims = ..., keepdim: bool = ..., *, reduce: None = ..., **options: Any
+        ) -> Result: ...
+
+    class Reduction:
+        """What a type checker knows of the methods made by `_reduction`."""
+
+        def __get__(self, td: Owner, kind: Any) -> BoundReduction[Owner]: ...
+
+    class Extreme:
+        """The same of `max` and `min`: pairs of containers, containers or tensors."""
+
+        def __get__(self, td: Owner, kind: Any) -> Callable[..., Any]: ...
+
+
+class _Option(NamedTuple):
+    annotation: str
+    default: Any
+    text: str = ""
+
+
+_OPTIONS = {  # those after dim and keepdim, in the order of signatures
+    "dtype": _Option("torch.dtype | None", None),
+    "correction": _Option("int", 1),
+    "reduce": _Option("bool | None", None),
+    "return_indices": _Option("bool", True, "False gives the values only."),
+    "key_transform": _Option(
+        "Callable[[str], NestedKey] | None", None, "says what the name of each entry becomes."
+    ),
+}
+
+
+def _signed(method: Any, name: str, options: str, text: str, example: str, keep: Any) -> Any:
+    """Give a method its name, its signature (dim, keepdim and these options) and its docstring."""
+    chosen = {option: _OPTIONS[option] for option in options.split()}
+    either, by_name = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+    parameters = [
+        inspect.Parameter("self", either),
+        inspect.Parameter("dim", either, default=NO_DEFAULT, annotation="Dims"),
+        inspect.Parameter("keepdim", either, default=keep, annotation="bool"),
+        *[
+            inspect.Parameter(option, by_name, default=of.default, annotation=of.annotation)
+            for option, of in chosen.items()
+        ],
+    ]
+    texts = [f"{option}: {of.text}\n" for option, of in chosen.items() if of.text]
+    lines = f"{text}\n{_DIM_TEXT}{''.join(texts)}\n>>> from raffia import TensorDict\n{example}\n"
+    method.__doc__ = textwrap.indent(lines, "        ").strip() + "\n        "
+    method.__name__, method.__qualname__ = name, f"Reductions.{name}"
+    method.__signature__ = inspect.Signature(parameters, return_annotation="Self | Tensor")
+    return method
+
+
+def _check_options(name: str, given: dict[str, Any], options: frozenset[str]) -> None:
+    for option in given.keys() - options:
+        raise TypeError(f"{name}() got an unexpected keyword argument {option!r}")
+
+
+def _reduction(
+    name: str,
+    function: Callable[..., Tensor],
+    options: str,
+    text: str,
+    example: str,
+    keep: Any = NO_DEFAULT,
+) -> Reduction:
+    """The method that reduces by `function`, with those of the options of its signature."""
+    allowed = frozenset(options.split())
+
+    def method(
+        self: Any,
+        dim: Any = NO_DEFAULT,
+        keepdim: Any = keep,
+        *,
+        reduce: bool | None = None,
+        key_transform: Callable[[str], NestedKey] | None = None,
+        **given: Any,
+    ) -> Any:
+        if given or key_transform is not None:
+            named = {} if key_transform is None else {"key_transform": None}
+            _check_options(name, {**given, **named}, allowed)
+        return renamed(reduced(self, function, dim, keepdim, reduce, **given), key_transform)
+
+    made: Reduction = _signed(method, name, options, text, example, keep)
+    return made
+
+
+def _extreme(name: str, text: str, example: str) -> Extreme:
+    """`max` or `min`."""
+    function, values_only = getattr(torch, name), getattr(torch, "a" + name)
+
+    def method(
+        self: Any,
+        dim: Any = NO_DEFAULT,
+        keepdim: bool = False,
+        *,
+        reduce: bool | None = None,
+        return_indices: bool = True,
+    ) -> Any:
+        return extreme(self, function, values_only, name, dim, keepdim, reduce, return_indices)
+
+    made: Extreme = _signed(method, name, "reduce return_indices", text, example, False)
+    return made
+
+
+_PAIR = ">>> TensorDict(a=torch.tensor([1.0, 3.0]), batch_size=[2])"
+_NAN = ">>> TensorDict(a=torch.tensor([1.0, torch.nan]), batch_size=[2])"
+
+
 class Reductions:
     """Reductions of a container; see the module."""
 
-    def sum(
-        self,
-        dim: Any = NO_DEFAULT,
-        keepdim: Any = NO_DEFAULT,
-        *,
-        dtype: Any = None,
-        reduce: bool | None = None,
-        key_transform: Callable[[str], NestedKey] | None = None,
-    ) -> Any:
-        """Sum.
-        {dims}
-        key_transform: says what the name of each entry becomes.
-
-        >>> from raffia import TensorDict
-        >>> td = TensorDict(a=torch.ones(2, 3), batch_size=[2])
-        >>> td.sum(0)["a"], td.sum(dim="feature")["a"], td.sum(reduce=True)
-        (tensor([2., 2., 2.]), tensor([3., 3.]), tensor(6.))
-        """
-        return renamed(reduced(self, torch.sum, dim, keepdim, reduce, dtype=dtype), key_transform)
-
-    def nansum(
-        self,
-        dim: Any = NO_DEFAULT,
-        keepdim: Any = NO_DEFAULT,
-        *,
-        dtype: Any = None,
-        reduce: bool | None = None,
-    ) -> Any:
-        """Sum of what is not NaN.
-        {dims}
-        >>> from raffia import TensorDict
-        >>> TensorDict(a=torch.tensor([1.0, torch.nan]), batch_size=[2]).nansum(0)["a"]
-        tensor(1.)
-        """
-        return reduced(self, torch.nansum, dim, keepdim, reduce, dtype=dtype)
-
-    def mean(
-        self,
-        dim: Any = NO_DEFAULT,
-        keepdim: Any = NO_DEFAULT,
-        *,
-        dtype: Any = None,
-        reduce: bool | None = None,
-        key_transform: Callable[[str], NestedKey] | None = None,
-    ) -> Any:
-        """Mean.
-        {dims}
-        key_transform: says what the name of each entry becomes.
-
-        >>> from raffia import TensorDict
-        >>> TensorDict(a=torch.tensor([1.0, 3.0]), batch_size=[2]).mean(0)["a"]
-        tensor(2.)
-        """
-        return renamed(reduced(self, torch.mean, dim, keepdim, reduce, dtype=dtype), key_transform)
-
-    def nanmean(
-        self,
-        dim: Any = NO_DEFAULT,
-        keepdim: Any = NO_DEFAULT,
-        *,
-        dtype: Any = None,
-        reduce: bool | None = None,
-    ) -> Any:
-        """Mean of what is not NaN.
-        {dims}
-        >>> from raffia import TensorDict
-        >>> TensorDict(a=torch.tensor([1.0, torch.nan]), batch_size=[2]).nanmean(0)["a"]
-        tensor(1.)
-        """
-        return reduced(self, torch.nanmean, dim, keepdim, reduce, dtype=dtype)
-
-    def prod(
-        self,
-        dim: Any = NO_DEFAULT,
-        keepdim: Any = NO_DEFAULT,
-        *,
-        dtype: Any = None,
-        reduce: bool | None = None,
-    ) -> Any:
-        """Product.
-        {dims}
-        >>> from raffia import TensorDict
-        >>> TensorDict(a=torch.tensor([2.0, 3.0]), batch_size=[2]).prod(0)["a"]
-        tensor(6.)
-        """
-        return reduced(self, _prod, dim, keepdim, reduce, dtype=dtype)
-
-    def std(
-        self,
-        dim: Any = NO_DEFAULT,
-        keepdim: Any = NO_DEFAULT,
-        *,
-        correction: int = 1,
-        reduce: bool | None = None,
-        key_transform: Callable[[str], NestedKey] | None = None,
-    ) -> Any:
-        """Standard deviation; `correction` is taken off the number of values that is divided by.
-        {dims}
-        key_transform: says what the name of each entry becomes.
-
-        >>> from raffia import TensorDict
-        >>> TensorDict(a=torch.tensor([1.0, 3.0]), batch_size=[2]).std(0, correction=0)["a"]
-        tensor(1.)
-        """
-        return renamed(
-            reduced(self, torch.std, dim, keepdim, reduce, correction=correction), key_transform
-        )
-
-    def var(
-        self,
-        dim: Any = NO_DEFAULT,
-        keepdim: Any = NO_DEFAULT,
-        *,
-        correction: int = 1,
-        reduce: bool | None = None,
-        key_transform: Callable[[str], NestedKey] | None = None,
-    ) -> Any:
-        """Variance; `correction` is taken off the number of values that is divided by.
-        {dims}
-        key_transform: says what the name of each entry becomes.
-
-        >>> from raffia import TensorDict
-        >>> TensorDict(a=torch.tensor([1.0, 3.0]), batch_size=[2]).var(0, correction=0)["a"]
-        tensor(1.)
-        """
-        return renamed(
-            reduced(self, torch.var, dim, keepdim, reduce, correction=correction), key_transform
-        )
+    sum = _reduction(
+        *("sum", torch.sum, "dtype reduce key_transform", "Sum."),
+        """>>> td = TensorDict(a=torch.ones(2, 3), batch_size=[2])
+>>> td.sum(0)["a"], td.sum(dim="feature")["a"], td.sum(reduce=True)
+(tensor([2., 2., 2.]), tensor([3., 3.]), tensor(6.))""",
+    )
+    nansum = _reduction(
+        *("nansum", torch.nansum, "dtype reduce", "Sum of what is not NaN."),
+        _NAN + '.nansum(0)["a"]\ntensor(1.)',
+    )
+    mean = _reduction(
+        *("mean", torch.mean, "dtype reduce key_transform", "Mean."),
+        _PAIR + '.mean(0)["a"]\ntensor(2.)',
+    )
+    nanmean = _reduction(
+        *("nanmean", torch.nanmean, "dtype reduce", "Mean of what is not NaN."),
+        _NAN + '.nanmean(0)["a"]\ntensor(1.)',
+    )
+    prod = _reduction(
+        *("prod", _prod, "dtype reduce", "Product."), _PAIR + '.prod(0)["a"]\ntensor(3.)'
+    )
+    std = _reduction(
+        *("std", torch.std, "correction reduce key_transform"),
+        "Standard deviation; `correction` is taken off the number of values that is divided by.",
+        _PAIR + '.std(0, correction=0)["a"]\ntensor(1.)',
+    )
+    var = _reduction(
+        *("var", torch.var, "correction reduce key_transform"),
+        "Variance; `correction` is taken off the number of values that is divided by.",
+        _PAIR + '.var(0, correction=0)["a"]\ntensor(1.)',
+    )
+    amax = _reduction(
+        *("amax", torch.amax, "reduce", "Largest value."),
+        *(_PAIR + '.amax(0)["a"]\ntensor(3.)', False),
+    )
+    amin = _reduction(
+        *("amin", torch.amin, "reduce", "Smallest value."),
+        *(_PAIR + '.amin(0)["a"]\ntensor(1.)', False),
+    )
+    max = _extreme(
+        "max",
+        "Largest value and, along a `dim`, where it stands: a pair of `values` and `indices`.",
+        _PAIR.replace("TensorDict(", "result = TensorDict(", 1)
+        + '.max(0)\n>>> result.values["a"], result.indices["a"]\n(tensor(3.), tensor(1))',
+    )
+    min = _extreme(
+        "min",
+        "Smallest value and, along a `dim`, where it stands: a pair of `values` and `indices`.",
+        _PAIR + '.min(0).values["a"]\ntensor(1.)',
+    )
 
     def quantile(
         self,
@@ -340,10 +384,10 @@ class Reductions:
         interpolation: str = "linear",
         reduce: bool | None = None,
         key_transform: Callable[[str], NestedKey] | None = None,
-    ) -> Any:
+    ) -> Self:
         """The value below which a part `q` (0 to 1) of the values lies.
-        {dims}
-        key_transform: says what the name of each entry becomes.
+
+        dim, keepdim, reduce, key_transform: as for `mean`.
 
         >>> from raffia import TensorDict
         >>> TensorDict(a=torch.tensor([1.0, 3.0]), batch_size=[2]).quantile(0.5, 0)["a"]
@@ -369,65 +413,6 @@ class Reductions:
         if several:
             return mapped(out, lambda leaf: leaf, lambda size: torch.Size((num, *size)))
         return out
-
-    def amax(
-        self, dim: Any = NO_DEFAULT, keepdim: bool = False, *, reduce: bool | None = None
-    ) -> Any:
-        """Largest value.
-        {dims}
-        >>> from raffia import TensorDict
-        >>> TensorDict(a=torch.tensor([1.0, 3.0]), batch_size=[2]).amax(0)["a"]
-        tensor(3.)
-        """
-        return reduced(self, torch.amax, dim, keepdim, reduce)
-
-    def amin(
-        self, dim: Any = NO_DEFAULT, keepdim: bool = False, *, reduce: bool | None = None
-    ) -> Any:
-        """Smallest value.
-        {dims}
-        >>> from raffia import TensorDict
-        >>> TensorDict(a=torch.tensor([1.0, 3.0]), batch_size=[2]).amin(0)["a"]
-        tensor(1.)
-        """
-        return reduced(self, torch.amin, dim, keepdim, reduce)
-
-    def max(
-        self,
-        dim: Any = NO_DEFAULT,
-        keepdim: bool = False,
-        *,
-        reduce: bool | None = None,
-        return_indices: bool = True,
-    ) -> Any:
-        """Largest value and, along a `dim`, where it stands: a pair of `values` and `indices`.
-        {dims}
-        return_indices: False gives the values only.
-
-        >>> from raffia import TensorDict
-        >>> result = TensorDict(a=torch.tensor([1.0, 3.0]), batch_size=[2]).max(0)
-        >>> result.values["a"], result.indices["a"]
-        (tensor(3.), tensor(1))
-        """
-        return extreme(self, torch.max, torch.amax, "max", dim, keepdim, reduce, return_indices)
-
-    def min(
-        self,
-        dim: Any = NO_DEFAULT,
-        keepdim: bool = False,
-        *,
-        reduce: bool | None = None,
-        return_indices: bool = True,
-    ) -> Any:
-        """Smallest value and, along a `dim`, where it stands: a pair of `values` and `indices`.
-        {dims}
-        return_indices: False gives the values only.
-
-        >>> from raffia import TensorDict
-        >>> TensorDict(a=torch.tensor([1.0, 3.0]), batch_size=[2]).min(0).values["a"]
-        tensor(1.)
-        """
-        return extreme(self, torch.min, torch.amin, "min", dim, keepdim, reduce, return_indices)
 
     def cummax(self, dim: int, *, reduce: bool | None = None, return_indices: bool = True) -> Any:
         """Largest value so far along a batch dimension, and where: a pair `values` and `indices`.
@@ -465,7 +450,7 @@ class Reductions:
         """
         return truth(self, _all, dim)
 
-    def norm(self, *, out: Any = None, dtype: Any = None) -> Any:
+    def norm(self, *, out: Any = None, dtype: Any = None) -> Self:
         """The 2-norm of each entry.
 
         >>> from raffia import TensorDict
@@ -477,7 +462,7 @@ class Reductions:
         )
         return result if out is None else out.update(result)
 
-    def logsumexp(self, dim: Any = None, keepdim: bool = False, *, out: Any = None) -> Any:
+    def logsumexp(self, dim: Any = None, keepdim: bool = False, *, out: Any = None) -> Self:
         """The logarithm of the sum of exponentials over batch dimensions; over all without `dim`.
 
         >>> from raffia import TensorDict
@@ -488,7 +473,7 @@ class Reductions:
         result = reduced(self, torch.logsumexp, dims, keepdim, None)
         return result if out is None else out.update(result)
 
-    def softmax(self, dim: int, dtype: Any = None) -> Any:
+    def softmax(self, dim: int, dtype: Any = None) -> Self:
         """Softmax along a batch dimension.
 
         >>> from raffia import TensorDict
@@ -555,8 +540,3 @@ def cumulative(
 def result(name: str, values: Any, indices: Any) -> Any:
     """What the torch function of this name returns, of containers: `values` and `indices`."""
     return getattr(torch.return_types, name)((values, indices))
-
-
-for _method in vars(Reductions).values():
-    if getattr(_method, "__doc__", None) and "{dims}" in _method.__doc__:
-        _method.__doc__ = _method.__doc__.replace("        {dims}\n", _DIM_TEXT + "\n")

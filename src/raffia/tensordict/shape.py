@@ -10,11 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raffia.tensordict import dim_names
 from raffia.tensordict.build import as_size
-from raffia.tensordict.entries import locked_error
-from raffia.tensordict.memmap import keep_mapped
-from raffia.tensordict.node import Entries, Node
+from raffia.tensordict.lock import locked_error
+from raffia.tensordict.node import Container, Node
 
 Names = list[str | None] | None
 
@@ -51,7 +49,7 @@ def _same(td: Any) -> Any:
     return td
 
 
-def _into(td: Any, made: Any, what: str) -> Any:
+def replaced_by(td: Any, made: Any, what: str) -> Any:
     """Take over the entries and batch sizes of `made`; nested containers stay the same objects."""
     if td._locked:
         raise locked_error(td)
@@ -77,7 +75,7 @@ def _into(td: Any, made: Any, what: str) -> Any:
 _RESHAPE = ("reshape",)
 
 
-def view(td: Any, *shape: Any, size: Any = None, batch_size: Any = None) -> Any:
+def view(td: Container, *shape: Any, size: Any = None, batch_size: Any = None) -> Container:
     """The same tensors with another batch shape of as many rows; never a copy.
 
     Raises RuntimeError if the number of rows differs or an entry can't be viewed so (`reshape`
@@ -107,7 +105,7 @@ def view(td: Any, *shape: Any, size: Any = None, batch_size: Any = None) -> Any:
     )
 
 
-def reshape(td: Any, *shape: Any, size: Any = None, inplace: bool = False) -> Any:
+def reshape(td: Container, *shape: Any, size: Any = None, inplace: bool = False) -> Container:
     """A container with another batch shape of as many rows; copies only where a view can't be.
 
     inplace: change this container instead of making another one.
@@ -118,7 +116,7 @@ def reshape(td: Any, *shape: Any, size: Any = None, inplace: bool = False) -> An
     """
     new = _filled_in(_sizes(shape) if size is None else size, td._batch_size)
     if inplace:
-        return _into(td, reshape(td, size=new), "reshape")
+        return replaced_by(td, reshape(td, size=new), "reshape")
     if new == td._batch_size:
         return _same(td)
     return _done(
@@ -156,8 +154,12 @@ def _reshaper(op: Callable[..., Tensor], ndim: int, new: torch.Size) -> Callable
 
 
 def flatten(
-    td: Any, start_dim: int | None = None, end_dim: int | None = None, *, inplace: bool = False
-) -> Any:
+    td: Container,
+    start_dim: int | None = None,
+    end_dim: int | None = None,
+    *,
+    inplace: bool = False,
+) -> Container:
     """Merge the batch dimensions from `start_dim` to `end_dim` into one; without these, all.
 
     inplace: change this container instead of making another one.
@@ -167,7 +169,7 @@ def flatten(
     torch.Size([2, 12])
     """
     if inplace:
-        return _into(td, flatten(td, start_dim, end_dim), "flatten")
+        return replaced_by(td, flatten(td, start_dim, end_dim), "flatten")
     if not td._batch_size:
         return _done(unsqueeze(td, 0), td, _RESHAPE)
     start = 0 if start_dim is None else _dim(td, start_dim)
@@ -190,7 +192,9 @@ def flatten(
     return _done(out, td, _RESHAPE)
 
 
-def unflatten(td: Any, dim: int, unflattened_size: Any, *, inplace: bool = False) -> Any:
+def unflatten(
+    td: Container, dim: int, unflattened_size: Any, *, inplace: bool = False
+) -> Container:
     """Split a batch dimension into several.
 
     unflattened_size: their sizes, one of which may be -1.
@@ -201,7 +205,7 @@ def unflatten(td: Any, dim: int, unflattened_size: Any, *, inplace: bool = False
     torch.Size([2, 3, 4])
     """
     if inplace:
-        return _into(td, unflatten(td, dim, unflattened_size), "unflatten")
+        return replaced_by(td, unflatten(td, dim, unflattened_size), "unflatten")
     dim = _dim(td, dim)
     size = td._batch_size
     try:
@@ -225,7 +229,7 @@ def _kept(names: list[str | None]) -> Names:
     return names if any(names) else None
 
 
-def unsqueeze(td: Any, dim: int) -> Any:
+def unsqueeze(td: Container, dim: int) -> Container:
     """A container with a new batch dimension of size 1 at `dim`.
 
     >>> from raffia import TensorDict
@@ -252,7 +256,7 @@ def unsqueeze(td: Any, dim: int) -> Any:
     )
 
 
-def squeeze(td: Any, dim: int | tuple[int, ...] | None = None) -> Any:
+def squeeze(td: Container, dim: int | tuple[int, ...] | None = None) -> Container:
     """A container without the batch dimensions of size 1, or only without `dim` if that is one.
 
     >>> from raffia import TensorDict
@@ -279,7 +283,7 @@ def squeeze(td: Any, dim: int | tuple[int, ...] | None = None) -> Any:
     return _done(out, td, ("squeeze",) if dim is None else _RESHAPE)
 
 
-def permute(td: Any, *dims: Any, **kwargs: Any) -> Any:
+def permute(td: Container, *dims: Any, **kwargs: Any) -> Container:
     """A container whose batch dimensions are in the order `dims`.
 
     >>> from raffia import TensorDict
@@ -309,7 +313,7 @@ def permute(td: Any, *dims: Any, **kwargs: Any) -> Any:
     return _done(out, td, ("permute", back))
 
 
-def transpose(td: Any, dim0: int, dim1: int) -> Any:
+def transpose(td: Container, dim0: int, dim1: int) -> Container:
     """A container with two batch dimensions exchanged.
 
     >>> from raffia import TensorDict
@@ -335,7 +339,7 @@ def transpose(td: Any, dim0: int, dim1: int) -> Any:
     return _done(out, td, ("permute", tuple(order)))
 
 
-def swapaxes(td: Any, axis0: int, axis1: int) -> Any:
+def swapaxes(td: Container, axis0: int, axis1: int) -> Container:
     """Another name of `transpose`.
 
     >>> from raffia import TensorDict
@@ -348,7 +352,7 @@ def swapaxes(td: Any, axis0: int, axis1: int) -> Any:
 swapdims = swapaxes
 
 
-def movedim(td: Any, source: Any, destination: Any) -> Any:
+def movedim(td: Container, source: Any, destination: Any) -> Container:
     """A container with batch dimensions moved to other places.
 
     >>> from raffia import TensorDict
@@ -371,7 +375,7 @@ def movedim(td: Any, source: Any, destination: Any) -> Any:
 moveaxis = movedim
 
 
-def expand(td: Any, *shape: Any, **kwargs: Any) -> Any:
+def expand(td: Container, *shape: Any, **kwargs: Any) -> Container:
     """A container whose batch dimensions of size 1 are repeated, not copied; -1 keeps a size.
 
     >>> from raffia import TensorDict
@@ -396,7 +400,7 @@ def expand(td: Any, *shape: Any, **kwargs: Any) -> Any:
                 "dimension should be same as the original length. target_shape = "
                 f"{tuple(target)}, existing_shape = {size}"
             )
-    names = None if td._names is None else [None] * lead + td._names
+    names: Names = None if td._names is None else [*[None] * lead, *td._names]
     ndim = len(size)
 
     def expanded(leaf: Tensor) -> Tensor:
@@ -406,7 +410,7 @@ def expand(td: Any, *shape: Any, **kwargs: Any) -> Any:
     return out.lock_() if td._locked else out
 
 
-def expand_as(td: Any, other: Any) -> Any:
+def expand_as(td: Container, other: Any) -> Container:
     """`expand` to the shape of another container or tensor.
 
     >>> from raffia import TensorDict
@@ -416,7 +420,7 @@ def expand_as(td: Any, other: Any) -> Any:
     return expand(td, other.shape)
 
 
-def broadcast_to(td: Any, shape: Any) -> Any:
+def broadcast_to(td: Container, shape: Any) -> Container:
     """Another name of `expand`.
 
     >>> from raffia import TensorDict
@@ -437,7 +441,7 @@ def _mapped(
     return out.lock_() if td._locked else out
 
 
-def repeat(td: Any, *repeats: Any, inplace: bool = False) -> Any:
+def repeat(td: Container, *repeats: Any, inplace: bool = False) -> Container:
     """A container with its rows repeated, so many times along each batch dimension; copies.
 
     inplace: change this container instead of making another one.
@@ -447,7 +451,7 @@ def repeat(td: Any, *repeats: Any, inplace: bool = False) -> Any:
     tensor([1, 2, 1, 2])
     """
     if inplace:
-        return _into(td, repeat(td, *repeats), "repeat")
+        return replaced_by(td, repeat(td, *repeats), "repeat")
     times = _sizes(repeats)
     if len(times) != len(td._batch_size):
         raise ValueError(
@@ -466,13 +470,13 @@ def repeat(td: Any, *repeats: Any, inplace: bool = False) -> Any:
 
 
 def repeat_interleave(
-    td: Any,
+    td: Container,
     repeats: Tensor | int,
     dim: int | None = None,
     *,
     output_size: int | None = None,
     inplace: bool = False,
-) -> Any:
+) -> Container:
     """A container with each row along `dim` repeated; `dim=None` flattens the batch first.
 
     inplace: change this container instead of making another one.
@@ -483,7 +487,7 @@ def repeat_interleave(
     """
     if inplace:
         made = repeat_interleave(td, repeats, dim, output_size=output_size)
-        return _into(td, made, "repeat_interleave")
+        return replaced_by(td, made, "repeat_interleave")
     if not td._batch_size:
         td = unsqueeze(td, 0)
     if dim is None:
@@ -504,7 +508,7 @@ def repeat_interleave(
     return _mapped(td, repeated, torch.Size(size), ("repeat_interleave", repeats, at), td._names)
 
 
-def tile(td: Any, dims: Any) -> Any:
+def tile(td: Container, dims: Any) -> Container:
     """A container with its rows tiled along the batch dimensions, the last one first.
 
     >>> from raffia import TensorDict
@@ -518,7 +522,7 @@ def tile(td: Any, dims: Any) -> Any:
     return repeat(td, *[1] * (ndim - len(times)), *times)
 
 
-def roll(td: Any, shifts: Any, dims: Any = None, *, inplace: bool = False) -> Any:
+def roll(td: Container, shifts: Any, dims: Any = None, *, inplace: bool = False) -> Container:
     """A container whose rows are rolled along `dims`, or else along the flattened batch.
 
     inplace: change this container instead of making another one.
@@ -528,7 +532,7 @@ def roll(td: Any, shifts: Any, dims: Any = None, *, inplace: bool = False) -> An
     tensor([2, 0, 1])
     """
     if inplace:
-        return _into(td, roll(td, shifts, dims), "roll")
+        return replaced_by(td, roll(td, shifts, dims), "roll")
     if dims is None:
         if len(td._batch_size) == 1:
             return roll(td, shifts, 0)
@@ -541,7 +545,7 @@ def roll(td: Any, shifts: Any, dims: Any = None, *, inplace: bool = False) -> An
     )
 
 
-def flip(td: Any, *dims: Any) -> Any:
+def flip(td: Container, *dims: Any) -> Container:
     """A container whose rows are in reverse order along batch dimensions.
 
     >>> from raffia import TensorDict
@@ -552,7 +556,7 @@ def flip(td: Any, *dims: Any) -> Any:
     return _mapped(td, lambda leaf: leaf.flip(at), td._batch_size, ("flip", at), td._names)
 
 
-def fliplr(td: Any) -> Any:
+def fliplr(td: Container) -> Container:
     """`flip` along the second batch dimension.
 
     >>> from raffia import TensorDict
@@ -567,7 +571,7 @@ def fliplr(td: Any) -> Any:
     return flip(td, 1)
 
 
-def flipud(td: Any) -> Any:
+def flipud(td: Container) -> Container:
     """`flip` along the first batch dimension.
 
     >>> from raffia import TensorDict
@@ -577,7 +581,7 @@ def flipud(td: Any) -> Any:
     return flip(td, 0)
 
 
-def rot90(td: Any, k: int = 1, dims: tuple[int, int] = (0, 1)) -> Any:
+def rot90(td: Container, k: int = 1, dims: tuple[int, int] = (0, 1)) -> Container:
     """A container rotated by `k` times 90 degrees in the plane of two batch dimensions.
 
     >>> from raffia import TensorDict
@@ -594,7 +598,7 @@ def rot90(td: Any, k: int = 1, dims: tuple[int, int] = (0, 1)) -> Any:
     return _mapped(td, lambda leaf: torch.rot90(leaf, k, at), torch.Size(size), ("rot90",))
 
 
-def narrow(td: Any, dim: int, start: int, length: int) -> Any:
+def narrow(td: Container, dim: int, start: int, length: int) -> Container:
     """The `length` rows from `start` on along `dim`; a view.
 
     >>> from raffia import TensorDict
@@ -611,7 +615,7 @@ def narrow(td: Any, dim: int, start: int, length: int) -> Any:
     return td[(*[slice(None)] * dim, slice(start, start + length))]
 
 
-def atleast_1d(td: Any) -> Any:
+def atleast_1d(td: Container) -> Container:
     """The container, with a batch dimension if it has none.
 
     >>> from raffia import TensorDict
@@ -621,7 +625,7 @@ def atleast_1d(td: Any) -> Any:
     return td if td._batch_size else unsqueeze(td, 0)
 
 
-def atleast_2d(td: Any) -> Any:
+def atleast_2d(td: Container) -> Container:
     """The container, with two batch dimensions if it has fewer.
 
     >>> from raffia import TensorDict
@@ -632,7 +636,7 @@ def atleast_2d(td: Any) -> Any:
     return unsqueeze(td, 0) if len(td._batch_size) == 1 else td
 
 
-def atleast_3d(td: Any) -> Any:
+def atleast_3d(td: Container) -> Container:
     """The container, with three batch dimensions if it has fewer.
 
     >>> from raffia import TensorDict
@@ -643,157 +647,13 @@ def atleast_3d(td: Any) -> Any:
     return unsqueeze(td, 0) if len(td._batch_size) == 2 else td
 
 
-# ------------------------------------------------------------------------ in pieces
-
-
-def pieces(
-    td: Any,
-    cut: Callable[[Tensor], Sequence[Tensor]],
-    ndim: int,
-    sizes: list[torch.Size],
-    rows: list[Any],
-    names: Names,
-) -> list[Any]:
-    """One container for each piece that `cut` makes of a leaf.
-
-    ndim, sizes: the first `ndim` dimensions become `sizes[i]` in piece i.
-    rows: the index that takes out piece i, for nodes that are not plain containers.
-    """
-    columns: list[Sequence[Any]] = []
-    for value in td._entries().values():
-        if not isinstance(value, Node):
-            columns.append(cut(value))
-        elif type(value) is td._plain:
-            below = (
-                None
-                if names is None and value._names is None
-                else [*(names or [None] * len(sizes[0])), *value.names[ndim:]]
-            )
-            columns.append(pieces(value, cut, ndim, sizes, rows, below))
-        else:
-            columns.append(
-                [value._index(row, ndim, size) for row, size in zip(rows, sizes, strict=True)]
-            )
-    keys = list(td._entries())
-    extra = td._batch_size[ndim:]
-    if not columns:
-        return [td._new({}, size + extra, names) for size in sizes]
-    new = td._new
-    if extra:
-        sizes = [size + extra for size in sizes]
-    entries: list[Entries] = [
-        dict(zip(keys, row, strict=True)) for row in zip(*columns, strict=True)
-    ]
-    out = [new(row, size, names) for row, size in zip(entries, sizes, strict=True)]
-    return out if names is None else [dim_names.passed_on(piece) for piece in out]
-
-
-def unbind(td: Any, dim: int = 0) -> tuple[Any, ...]:
-    """The rows along `dim`, each without that dimension; views.
-
-    >>> from raffia import TensorDict
-    >>> [row["a"].item() for row in TensorDict(a=torch.arange(2), batch_size=[2]).unbind(0)]
-    [0, 1]
-    """
-    dim = _dim(td, dim)
-    size = td._batch_size
-    new = torch.Size((*size[:dim], *size[dim + 1 :]))
-    names = None if td._names is None else _kept([*td._names[:dim], *td._names[dim + 1 :]])
-    lead = [slice(None)] * dim
-    rows: list[Any] = [(*lead, i) for i in range(size[dim])] if dim else list(range(size[dim]))
-    out = pieces(td, lambda leaf: leaf.unbind(dim), len(size), [new] * size[dim], rows, names)
-    return tuple([keep_mapped(row, td) for row in out] if td._locked else out)
-
-
-def split(td: Any, split_size: int | Sequence[int], dim: int = 0) -> tuple[Any, ...]:
-    """Consecutive pieces along `dim`; views.
-
-    split_size: rows in each piece (the last may be smaller), or a list of the sizes of all pieces.
-
-    >>> from raffia import TensorDict
-    >>> [part["a"].tolist() for part in TensorDict(a=torch.arange(5), batch_size=[5]).split(2)]
-    [[0, 1], [2, 3], [4]]
-    """
-    dim = _dim(td, dim)
-    total = td._batch_size[dim]
-    if isinstance(split_size, int):
-        if split_size <= 0:
-            raise ValueError(f"split: split_size must be positive, got {split_size}.")
-        lengths = [min(split_size, total - at) for at in range(0, total, split_size)] or [0]
-    else:
-        lengths = list(split_size)
-        if not all(isinstance(n, int) for n in lengths):
-            raise TypeError(f"split: split_size is an int or a list of ints, got {split_size!r}")
-        if sum(lengths) != total or any(n < 0 for n in lengths):
-            raise RuntimeError(
-                f"split_with_sizes expects split_sizes to sum exactly to {total} "
-                f"(input tensor's size at dimension {dim}), "
-                f"but got split_sizes={lengths}"
-            )
-    return td._cut(lengths, dim)
-
-
-def cut(td: Any, lengths: list[int], dim: int) -> tuple[Any, ...]:
-    """Consecutive pieces of these lengths along `dim`, which together are all rows."""
-    size = td._batch_size
-    sizes = [torch.Size((*size[:dim], n, *size[dim + 1 :])) for n in lengths]
-    rows: list[Any] = []
-    at = 0
-    for n in lengths:
-        rows.append((*[slice(None)] * dim, slice(at, at + n)))
-        at += n
-
-    def parts(leaf: Tensor) -> Sequence[Tensor]:
-        return leaf.split_with_sizes(lengths, dim)  # half the time of `split`, which is in Python
-
-    out = pieces(td, parts, len(size), sizes, rows, td._names)
-    return tuple([keep_mapped(part, td).lock_() for part in out] if td._locked else out)
-
-
-def chunk(td: Any, chunks: int, dim: int = 0) -> tuple[Any, ...]:
-    """At most `chunks` pieces of equal size along `dim` (the last may be smaller); views.
-
-    >>> from raffia import TensorDict
-    >>> [part["a"].tolist() for part in TensorDict(a=torch.arange(5), batch_size=[5]).chunk(2)]
-    [[0, 1, 2], [3, 4]]
-    """
-    if chunks < 1:
-        raise ValueError(f"chunks must be a strictly positive integer, got {chunks}.")
-    dim = _dim(td, dim)
-    total = td._batch_size[dim]
-    return split(td, max(-(-total // chunks), 1), dim)
-
-
-def tensor_split(td: Any, indices_or_sections: Any, dim: int = 0) -> tuple[Any, ...]:
-    """Pieces along `dim`: so many of nearly equal size, or cut at the given indices; views.
-
-    >>> from raffia import TensorDict
-    >>> td = TensorDict(a=torch.arange(5), batch_size=[5])
-    >>> [part["a"].tolist() for part in td.tensor_split([1, 3])]
-    [[0], [1, 2], [3, 4]]
-    """
-    dim = _dim(td, dim)
-    total = td._batch_size[dim]
-    if indices_or_sections.__class__ is int and indices_or_sections > 0:
-        least, longer = divmod(total, indices_or_sections)
-        lengths = [least + 1] * longer + [least] * (indices_or_sections - longer)
-    else:
-        parts = torch.empty(total, device="meta").tensor_split(indices_or_sections)
-        lengths = [part.shape[0] for part in parts]
-    if sum(lengths) == total:
-        return td._cut(lengths, dim)
-    bounds = [0, *(int(i) for i in indices_or_sections), total]
-    lead = [slice(None)] * dim
-    return tuple([td[(*lead, slice(a, b))] for a, b in zip(bounds, bounds[1:], strict=False)])
-
-
 def pad(
-    td: Any,
+    td: Container,
     pad_size: Sequence[int],
     value: float = 0.0,
     inplace: bool = False,
     safe: bool = True,
-) -> Any:
+) -> Container:
     """A container whose batch dimensions are longer, filled up with `value`.
 
     pad_size: rows before and after, for the first dimension, then the second, and so on.
@@ -805,7 +665,7 @@ def pad(
     tensor([0., 1., 1.])
     """
     if inplace:
-        return _into(td, pad(td, pad_size, value), "pad")
+        return replaced_by(td, pad(td, pad_size, value), "pad")
     size = td._batch_size
     if len(pad_size) > 2 * len(size):
         raise RuntimeError(

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raffia.tensordict import dim_names, entries, modes
+from raffia.tensordict import dim_names, entries, kinds, modes
 from raffia.tensordict.keys import MissingKeyError, NestedKey, unravel_key
 from raffia.tensordict.lazy import LazyStackedTensorDict, lazy_stack
-from raffia.tensordict.node import Entries, Node
+from raffia.tensordict.node import Container, Entries, Node
 from raffia.tensordict.nontensor import cat_data
 from raffia.tensordict.tensordict import TensorDict
 from raffia.tensordict.tree import override
@@ -27,7 +27,8 @@ class UnlikeError(RuntimeError):
     """
 
 
-def stack(input: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
+@kinds.enter
+def stack(input: Sequence[Container], dim: int = 0, *, out: Any = None) -> Container:
     """Stack containers of the same keys and shapes along a new batch dimension.
 
     out: container that the result is written to.
@@ -37,7 +38,7 @@ def stack(input: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
     >>> stack([TensorDict(a=1, b=dict(c=2)), TensorDict(a=3, b=dict(c=4))])["b", "c"]
     tensor([2, 4])
     """
-    tds = input if input.__class__ is list else list(input)
+    tds: list[Any] = input if isinstance(input, list) else list(input)
     if not tds:
         raise RuntimeError("stack expects a non-empty list of containers")
     if modes.stack_lazily and out is None:
@@ -56,6 +57,7 @@ def stack_alike(tds: Sequence[Any], dim: int) -> Any:
     return _stack_nodes(list(tds), _new_dim(tds[0], dim), True)
 
 
+@kinds.enter
 def maybe_dense_stack(
     input: Sequence[Any], dim: int = 0, *, out: Any = None, strict: bool = False, **options: Any
 ) -> Any:
@@ -283,7 +285,7 @@ def _written(out: Any, result: Any, what: str) -> Any:
 # ------------------------------------------------------------------------------------- cat
 
 
-def cat(input: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
+def cat(input: Sequence[Container], dim: int = 0, *, out: Any = None) -> Container:
     """Concatenate containers of the same keys along a batch dimension.
 
     out: container that the result is written to.
@@ -292,7 +294,7 @@ def cat(input: Sequence[Any], dim: int = 0, *, out: Any = None) -> Any:
     >>> cat([TensorDict(a=[1, 2], batch_size=[2]), TensorDict(a=[3], batch_size=[1])])["a"]
     tensor([1, 2, 3])
     """
-    tds = input if input.__class__ is list else list(input)
+    tds: list[Any] = input if isinstance(input, list) else list(input)
     if not tds:
         raise RuntimeError("cat expects a non-empty list of containers")
     ndim = len(_node(tds[0])._batch_size)

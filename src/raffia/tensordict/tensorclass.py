@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raffia.tensordict import build, class_entries, pickled, printing, pytrees
+from raffia.tensordict import class_entries, kinds, pickled, printing, pytrees
 from raffia.tensordict.build import as_device, as_size
 from raffia.tensordict.class_fields import (
     ARGUMENTS,
@@ -38,11 +38,12 @@ from raffia.tensordict.class_fields import (
     unbound,
 )
 from raffia.tensordict.class_methods import delegate
-from raffia.tensordict.entries import locked_error
+from raffia.tensordict.collection import TensorCollection, TensorDictBase
 from raffia.tensordict.keys import is_key
+from raffia.tensordict.lock import locked_error
 from raffia.tensordict.node import REGISTRY, Entries, Node
 from raffia.tensordict.nontensor import NonTensorData
-from raffia.tensordict.tensordict import TensorCollection, TensorDict, TensorDictBase
+from raffia.tensordict.tensordict import TensorDict
 
 FLAGS = ("autocast", "nocast", "frozen", "tensor_only", "shadow", "skip_post_init_on_rebuild")
 OPTIONS = (*FLAGS, "kw_only", "cast_filter")
@@ -62,6 +63,7 @@ else:
     _Typed = TensorCollection
 
 
+@kinds.enter
 class TensorClass(_Typed):
     """Base of classes whose annotated fields are the entries of a container.
 
@@ -559,7 +561,7 @@ class TensorClass(_Typed):
             return printing.compact(self, options)
         shown = {field.name for field in dataclasses.fields(self) if field.repr}
         there = sorted([name for name in td.keys() if name in shown])
-        lines = [f"{name}={build._describe(td, name)}" for name in there]
+        lines = [f"{name}={printing._describe(td, name)}" for name in there]
         lines += [f"{name}=None" for name in self._fields if name in shown - {*there}]
         lines += [
             f"batch_size={td.batch_size}",
@@ -733,6 +735,7 @@ def is_tensorclass(obj: Any) -> bool:
     return issubclass(obj if isinstance(obj, type) else type(obj), TensorClass)
 
 
+@kinds.enter
 def from_dataclass(dataclass: Any, dest_cls: Any = None, **options: bool) -> Any:
     """The tensorclass that has the fields of a dataclass, or of an instance of one.
 

@@ -1,47 +1,44 @@
-"""The container. `TensorCollection` is the table of contents: it names the file of each method.
+"""The container that stores its entries in one dict.
 
-`TensorDict` is the container that stores its entries in one dict; it has its own way only where
-that is faster.
+Its methods are those of all containers (collection.py); it has its own way only where that is
+faster.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from operator import methodcaller
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
 
 from raffia.tensordict import (
+    blocks,
     build,
-    collectives,
-    consolidated,
-    convert,
+    copies,
     dim_names,
     disk,
     entries,
     index,
+    kinds,
     lock,
-    messages,
     modes,
-    modules,
-    pickled,
-    pointwise,
-    reductions,
-    shape,
-    tree,
+    updates,
+    views,
 )
-from raffia.tensordict.entries import UNSET, KeysView, NestedView, locked_error
+from raffia.tensordict.collection import TensorCollection, TensorDictBase
+from raffia.tensordict.entries import UNSET
 from raffia.tensordict.keys import (
     NestedKey,
     is_key,
     missing,
 )
+from raffia.tensordict.lock import locked_error
 from raffia.tensordict.node import Entries, Node, child_names
 from raffia.tensordict.unbatched import UnbatchedTensor
+from raffia.tensordict.views import KeysView, NestedView
 
 _new_object = object.__new__
 
@@ -64,7 +61,9 @@ _CASTS: dict[torch.dtype, Callable[[Tensor], Tensor]] = {  # faster than `to`
     torch.int8: Tensor.char, torch.int16: Tensor.short, torch.int32: Tensor.int,
     torch.int64: Tensor.long,
 }  # fmt: skip
+
 Parameter = nn.Parameter
+
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
@@ -79,601 +78,7 @@ def _documented_as(function: Callable[..., Any]) -> Callable[[Method], Method]:
     return documented
 
 
-class TensorCollection(pointwise.Pointwise, reductions.Reductions, Node):
-    """Everything that a container can do, written over the few members of `Node`.
-
-    >>> from raffia import NonTensorData
-    >>> isinstance(TensorDict(), TensorCollection), isinstance(NonTensorData("a"), TensorCollection)
-    (True, True)
-    """
-
-    _cache: dict[Any, Any] | None = None  # results that hold while locked
-    _parents: list[Any] | None = None  # weak references to the locked containers around this one
-    _kids: Sequence[Any] | None = None  # the nodes right below, while locked
-    _origin: tuple[Any, ...] | None = None  # how this came from another container, for `with`
-    _buffer: Tensor | None = None  # what all entries lie in, from `consolidate` until unlocked
-    _mapped_to: Any = None  # the folder of its files, "" if they are temporary, while locked
-    _spans: list[int] | None = None  # where in it each leaf begins, to pickle it as one block
-    _plain: Any = None  # the class TensorDict
-    _lasting = False  # whether an entry is the same object at each read, so that listings can last
-    _holds_data = False  # True for classes that stand for a non-tensor value
-
-    # construction (build.py)
-    from_dict = classmethod(build.from_dict)
-    from_dict_instance = build.from_dict_instance
-    from_any = classmethod(build.from_any)
-    from_pytree = classmethod(build.from_pytree)
-    from_namedtuple = classmethod(build.from_namedtuple)
-    from_dataclass = classmethod(build.from_dataclass)
-    from_tuple = classmethod(build.from_tuple)
-    from_list = classmethod(build.from_list)
-    from_struct_array = classmethod(build.from_struct_array)
-    fromkeys = classmethod(build.fromkeys)
-    from_schema = classmethod(build.from_schema)
-    new_zeros = build.new_zeros
-    new_ones = build.new_ones
-    new_empty = build.new_empty
-    new_full = build.new_full
-    new_tensor = build.new_tensor
-
-    # entries (entries.py)
-    keys = entries.keys
-    values = entries.values
-    items = entries.items
-    get = entries.get
-    get_at = entries.get_at
-    set = entries.set
-    set_ = entries.set_
-    set_at_ = entries.set_at_
-    setdefault = entries.setdefault
-    pop = entries.pop
-    popitem = entries.popitem
-    del_ = entries.del_
-    rename_key_ = entries.rename_key_
-    rename_keys = entries.rename_keys
-    update = entries.update
-    update_ = entries.update_
-    update_at_ = entries.update_at_
-    select = entries.select
-    exclude = entries.exclude
-    split_keys = entries.split_keys
-    separates = entries.separates
-    flatten_keys = entries.flatten_keys
-    unflatten_keys = entries.unflatten_keys
-    replace = entries.replace
-    is_empty = entries.is_empty
-    clear = entries.clear
-    create_nested = entries.create_nested
-    fill_ = entries.fill_
-    to_dict = entries.to_dict
-    get_item_shape = entries.get_item_shape
-    entry_class = entries.entry_class
-    depth = property(entries.depth)
-    cat_tensors = entries.cat_tensors
-    stack_tensors = entries.stack_tensors
-    is_non_tensor = entries.is_non_tensor
-    get_non_tensor = entries.get_non_tensor
-    set_non_tensor = entries.set_non_tensor
-    non_tensor_items = entries.non_tensor_items
-    filter_non_tensor_data = entries.filter_non_tensor_data
-    filter_empty_ = entries.filter_empty_
-    __contains__ = entries.contains
-
-    # rows (index.py)
-    __iter__ = index.iterate
-    __len__ = index.length
-    where = index.where
-    masked_fill = index.masked_fill
-    masked_fill_ = index.masked_fill_
-    masked_select = index.masked_select
-    gather = index.gather
-    copy_at_ = index.copy_at_
-
-    # shape (shape.py)
-    view = shape.view
-    reshape = shape.reshape
-    flatten = shape.flatten
-    unflatten = shape.unflatten
-    squeeze = shape.squeeze
-    unsqueeze = shape.unsqueeze
-    permute = shape.permute
-    transpose = shape.transpose
-    swapaxes = shape.swapaxes
-    swapdims = shape.swapdims
-    movedim = shape.movedim
-    moveaxis = shape.moveaxis
-    expand = shape.expand
-    expand_as = shape.expand_as
-    broadcast_to = shape.broadcast_to
-    repeat = shape.repeat
-    repeat_interleave = shape.repeat_interleave
-    tile = shape.tile
-    roll = shape.roll
-    flip = shape.flip
-    fliplr = shape.fliplr
-    flipud = shape.flipud
-    rot90 = shape.rot90
-    narrow = shape.narrow
-    split = shape.split
-    tensor_split = shape.tensor_split
-    chunk = shape.chunk
-    unbind = shape.unbind
-    _cut = shape.cut
-    pad = shape.pad
-    atleast_1d = shape.atleast_1d
-    atleast_2d = shape.atleast_2d
-    atleast_3d = shape.atleast_3d
-
-    # leaves (tree.py)
-    apply = tree.apply
-    apply_ = tree.apply_
-    named_apply = tree.named_apply
-    map = tree.map
-    map_iter = tree.map_iter
-    to_pytree = tree.to_pytree
-    __torch_function__ = classmethod(tree.torch_function)
-
-    # dtype, device, memory (convert.py)
-    to = convert.to
-    cpu = convert.cpu
-    cuda = convert.cuda
-    type = convert.type_
-    float = convert.caster("float", torch.float32)
-    float16 = convert.caster("float16", torch.float16)
-    float32 = convert.caster("float32", torch.float32)
-    float64 = convert.caster("float64", torch.float64)
-    half = convert.caster("half", torch.float16)
-    double = convert.caster("double", torch.float64)
-    bfloat16 = convert.caster("bfloat16", torch.bfloat16)
-    complex32 = convert.caster("complex32", torch.complex32)
-    complex64 = convert.caster("complex64", torch.complex64)
-    complex128 = convert.caster("complex128", torch.complex128)
-    int = convert.caster("int", torch.int32)
-    int8 = convert.caster("int8", torch.int8)
-    int16 = convert.caster("int16", torch.int16)
-    int32 = convert.caster("int32", torch.int32)
-    int64 = convert.caster("int64", torch.int64)
-    uint8 = convert.caster("uint8", torch.uint8)
-    uint16 = convert.caster("uint16", torch.uint16)
-    uint32 = convert.caster("uint32", torch.uint32)
-    uint64 = convert.caster("uint64", torch.uint64)
-    bool = convert.caster("bool", torch.bool)
-    clone = convert.clone
-    copy = convert.copy
-    contiguous = convert.contiguous
-    is_contiguous = convert.is_contiguous
-    detach = convert.detach
-    detach_ = convert.detach_
-    data = property(convert.data, convert.set_data)
-    grad = property(convert.grad)
-    requires_grad = property(convert.requires_grad)
-    requires_grad_ = convert.requires_grad_
-    zero_grad = convert.zero_grad
-    backward = convert.backward
-    zero_ = convert.zero_
-    copy_ = convert.copy_
-    pin_memory = convert.pin_memory
-    pin_memory_ = convert.pin_memory_
-    share_memory_ = convert.share_memory_
-    is_shared = convert.is_shared
-    record_stream = convert.record_stream
-    consolidate = convert.consolidate
-    is_consolidated = convert.is_consolidated
-    from_consolidated = classmethod(consolidated.from_consolidated)
-    data_ptr = convert.data_ptr
-    numel = convert.numel
-    bytes = convert.bytes_
-    param_count = convert.param_count
-    dtype = property(convert.dtype)
-    is_floating_point = convert.is_floating_point
-    is_cuda = property(convert.is_cuda)
-    is_cpu = property(convert.is_cpu)
-    is_meta = property(convert.is_meta)
-    clear_device_ = convert.clear_device_
-    auto_device_ = convert.auto_device_
-    empty = convert.empty
-    to_tensordict = convert.to_tensordict
-    to_lazystack = convert.to_lazystack
-    densify = convert.densify
-    to_padded_tensor = convert.to_padded_tensor
-    to_namedtuple = convert.to_namedtuple
-    to_struct_array = convert.to_struct_array
-    as_tensor = convert.as_tensor
-    numpy = convert.numpy
-    tolist = convert.tolist
-    state_dict = convert.state_dict
-    load_state_dict = convert.load_state_dict
-    stack_from_tensordict = convert.stack_from_tensordict
-    cat_from_tensordict = convert.cat_from_tensordict
-    __deepcopy__ = convert.deepcopy
-
-    # lock (lock.py)
-    is_locked = property(lock.is_locked, lock.set_locked)
-    lock_ = lock.lock_
-    unlock_ = lock.unlock_
-    __enter__ = lock.enter
-    __exit__ = lock.exit_
-
-    # between processes (messages.py, collectives.py)
-    send = messages.send
-    isend = messages.isend
-    recv = messages.recv
-    irecv = messages.irecv
-    asend = collectives.asend
-    arecv = collectives.arecv
-    init_remote = collectives.init_remote
-    from_remote_init = classmethod(collectives.from_remote_init)
-    broadcast = collectives.broadcast
-    all_reduce = collectives.all_reduce
-    reduce = collectives.reduce
-    all_gather = collectives.all_gather
-    gather_and_stack = collectives.gather_and_stack
-    scatter = collectives.scatter
-
-    # names of dimensions (dim_names.py)
-    names = property(dim_names.get_names, dim_names.set_names)
-    refine_names = dim_names.refine_names
-    rename = dim_names.rename
-    rename_ = dim_names.rename_
-
-    # modules (modules.py)
-    from_module = classmethod(modules.from_module)
-    from_modules = classmethod(modules.from_modules)
-    to_module = modules.to_module
-
-    # disk (disk.py)
-    memmap = disk.memmap
-    memmap_ = disk.memmap_
-    memmap_like = disk.memmap_like
-    memmap_refresh_ = disk.memmap_refresh_
-    load_memmap = classmethod(disk.load_memmap)
-    load_memmap_ = disk.load_memmap_
-    is_memmap = disk.is_memmap
-    make_memmap = disk.make_memmap
-    make_memmap_from_tensor = disk.make_memmap_from_tensor
-    make_memmap_from_storage = disk.make_memmap_from_storage
-    saved_path = property(disk.saved_path)
-    save = disk.save
-    dumps = disk.save
-    load = classmethod(disk.load)
-    load_ = disk.load_
-
-    def to_json(self, path: Any, *, separator: str | None = None, lines: Any = False) -> None:
-        """Write a JSON file with a record for each row; see `raffia.tensordict.rows.to_json`.
-
-        >>> import tempfile
-        >>> from pathlib import Path
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     TensorDict(a=[1, 2], batch_size=[2]).to_json(f"{folder}/a.json", lines=True)
-        ...     Path(folder, "a.json").read_text().splitlines()
-        ['{"a": 1}', '{"a": 2}']
-        """
-        from raffia.tensordict import rows
-
-        rows.to_json(self, path, separator=separator, lines=lines)
-
-    @classmethod
-    def from_json(
-        cls,
-        path: Any,
-        *,
-        auto_batch_size: Any = False,
-        batch_dims: Any = None,
-        device: Any = None,
-        batch_size: Any = None,
-        separator: str | None = None,
-        dtype: Any = None,
-        lines: Any = False,
-    ) -> Any:
-        """A container from a JSON file of records; see `raffia.tensordict.rows.from_json`.
-
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     TensorDict(a=[1, 2], batch_size=[2]).to_json(f"{folder}/a.json")
-        ...     TensorDict.from_json(f"{folder}/a.json")["a"]
-        tensor([1, 2])
-        """
-        from raffia.tensordict import rows
-
-        how = dict(batch_dims=batch_dims, batch_size=batch_size, device=device, lines=lines)
-        how |= dict(auto_batch_size=auto_batch_size, separator=separator, dtype=dtype)
-        return rows.from_json(cls, path, **how)
-
-    # stacking (stack.py, lazy.py)
-    @classmethod
-    def stack(cls, input: list[Any] | tuple[Any, ...], dim: int = 0, *, out: Any = None) -> Any:
-        """Stack containers along a new batch dimension; see `raffia.stack`.
-
-        >>> TensorDict.stack([TensorDict(a=1), TensorDict(a=2)])["a"]
-        tensor([1, 2])
-        """
-        return torch.stack(input, dim, out=out)
-
-    @classmethod
-    def cat(cls, input: list[Any] | tuple[Any, ...], dim: int = 0, *, out: Any = None) -> Any:
-        """Concatenate containers along a batch dimension; see `raffia.cat`.
-
-        >>> TensorDict.cat([TensorDict(a=[1], batch_size=[1])] * 2)["a"]
-        tensor([1, 1])
-        """
-        return torch.cat(input, dim, out=out)
-
-    @classmethod
-    def lazy_stack(
-        cls, input: Sequence[Any], dim: int = 0, *, out: Any = None, **kwargs: Any
-    ) -> Any:
-        """Stack containers without copying; see `raffia.lazy_stack`.
-
-        >>> TensorDict.lazy_stack([TensorDict(a=1), TensorDict(a=2)]).stack_dim
-        0
-        """
-        from raffia.tensordict.lazy import lazy_stack
-
-        return lazy_stack(input, dim, out=out, **kwargs)
-
-    @classmethod
-    def maybe_dense_stack(
-        cls, input: Sequence[Any], dim: int = 0, *, out: Any = None, **kwargs: Any
-    ) -> Any:
-        """Stack densely where keys and shapes allow, else lazily; see `raffia.maybe_dense_stack`.
-
-        >>> type(TensorDict.maybe_dense_stack([TensorDict(a=1), TensorDict(b=2)])).__name__
-        'LazyStackedTensorDict'
-        """
-        from raffia.tensordict.stack import maybe_dense_stack
-
-        return maybe_dense_stack(input, dim, out=out, **kwargs)
-
-    # metadata
-    @property
-    def batch_size(self) -> torch.Size:
-        """The leading dimensions that all entries share; assign to change it.
-
-        Raises RuntimeError if an entry does not have the new leading dimensions.
-
-        >>> td = TensorDict(a=torch.zeros(2, 3), batch_size=[2])
-        >>> td.batch_size = [2, 3]
-        >>> td.batch_size
-        torch.Size([2, 3])
-        """
-        return self._batch_size
-
-    @batch_size.setter
-    def batch_size(self, value: Any) -> None:
-        if value is None:
-            raise TypeError(
-                "the batch_size is an int or a sequence of ints, got None; "
-                "[] stands for no batch dimensions"
-            )
-        self._set_batch_size(build.as_size(value))
-
-    shape = batch_size
-
-    def size(self, dim: int | None = None) -> Any:
-        """The batch size, or its dimension `dim`.
-
-        >>> TensorDict(batch_size=[2, 3]).size(1)
-        3
-        """
-        return self._batch_size if dim is None else self._batch_size[dim]
-
-    @property
-    def batch_dims(self) -> int:
-        """How many batch dimensions there are.
-
-        >>> TensorDict(batch_size=[2, 3]).batch_dims
-        2
-        """
-        return len(self._batch_size)
-
-    ndim = batch_dims
-
-    def dim(self) -> int:
-        """How many batch dimensions there are.
-
-        >>> TensorDict(batch_size=[2, 3]).dim()
-        2
-        """
-        return len(self._batch_size)
-
-    ndimension = dim
-
-    def auto_batch_size_(
-        self, batch_dims: int | None = None, keep_compliant_size: bool = False
-    ) -> Any:
-        """Set the batch size to the longest leading dimensions that all entries share.
-
-        batch_dims: at most so many.
-        keep_compliant_size: leave nested containers their batch size where it already fits.
-
-        >>> TensorDict(a=torch.zeros(2, 3, 4), b=torch.zeros(2, 3)).auto_batch_size_().batch_size
-        torch.Size([2, 3])
-        """
-        build.auto_batch_size(self, batch_dims, keep_compliant_size)
-        return self
-
-    @property
-    def device(self) -> torch.device | None:
-        """The device of all entries, or None where it is left open.
-
-        >>> TensorDict(device="cpu").device
-        device(type='cpu')
-        """
-        return self._device
-
-    @device.setter
-    def device(self, value: Any) -> None:
-        raise RuntimeError(
-            f"device cannot be assigned: td.to({str(value)!r}) gives the container on another "
-            "device"
-        )
-
-    @property
-    def sorted_keys(self) -> list[str]:
-        """Names of the entries in alphabetical order.
-
-        >>> TensorDict(b=1, a=2).sorted_keys
-        ['a', 'b']
-        """
-        return sorted(self.keys())
-
-    # basics
-    def __getitem__(self, idx: Any) -> Any:
-        """Read an entry by key, or rows by index."""
-        return entries.getitem_key(self, idx) if is_key(idx) else index.getitem(self, idx)
-
-    def __getitems__(self, rows: list[int]) -> Any:
-        """The rows of a batch, read at once: a `torch.utils.data.DataLoader` asks for them so."""
-        return self[rows]
-
-    def __setitem__(self, idx: Any, value: Any) -> None:
-        """Write an entry by key, or rows by index."""
-        if is_key(idx):
-            self.set(idx, value)
-        else:
-            index.setitem(self, idx, value)
-
-    def __delitem__(self, key: NestedKey) -> None:
-        self.del_(key)
-
-    def __repr__(self) -> str:
-        return build.show(self)
-
-    def __hash__(self) -> int:
-        raise TypeError(f"unhashable type: {type(self).__name__!r}")
-
-    def __bool__(self) -> bool:
-        raise RuntimeError(
-            f"Converting a {type(self).__name__} to a boolean value is not permitted: it is "
-            "ambiguous. Use td.is_empty(), len(td.keys()), or (td == other).all()."
-        )
-
-    def __copy__(self) -> Any:
-        return self.copy()
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        if self._spans is not None and convert.in_spans(self):
-            return convert.reduce_consolidated(self)
-        if self.__class__ is TensorDict and self._mapped_to is None:
-            size, device, names = tuple(self._batch_size), self._device, self._names
-            return _restored, (self._d, size, device, names, self._locked)
-        return pickled.reduced(self) or super().__reduce_ex__(protocol)
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = dict(self.__dict__)
-        for name in (
-            "_cache",
-            "_parents",
-            "_kids",
-            "_origin",
-            "_buffer",
-            "_spans",
-            "_exits",
-            "_home",
-        ):
-            state.pop(name, None)
-        if self._mapped_to is not None:
-            state["_mapped_to"] = str(self._mapped_to)  # a path is no data
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        locked, folder = state.pop("_locked", False), state.pop("_mapped_to", None)
-        self.__dict__.update(state)
-        if folder is not None and disk.all_mapped(state):
-            disk.mark(self, folder)
-        if locked:
-            self.lock_()
-
-    # primitives with a default over the others
-    def _peek(self) -> Entries:
-        return self._entries()
-
-    def _peek_str(self, name: str) -> Any:
-        return self._get_str(name)
-
-    def _named_children(self) -> list[Any]:
-        """The nodes below this one that bear its names of dimensions."""
-        return self._children()
-
-    def _get_lazy(self, name: str, **options: Any) -> Any:
-        return self._get_str(name)
-
-    def _stores(self) -> list[Entries]:
-        """The dicts in which this node keeps its entries."""
-        raise NotImplementedError
-
-    def _set_batch_size(self, batch_size: torch.Size) -> None:
-        raise NotImplementedError
-
-    def _set_device(self, device: torch.device | None) -> None:
-        raise NotImplementedError
-
-    def _write(self, data: Any) -> None:
-        raise TypeError(f"{type(self).__name__} holds entries, not a value")
-
-    def _children(self) -> list[Any]:
-        """The nodes right below this one."""
-        return [value for value in self._entries().values() if isinstance(value, Node)]
-
-    def _shallow(self) -> Any:
-        """A new structure over the same tensors."""
-        return self._map(_same)
-
-    def _set_index(self, idx: Any, value: Any, ndim: int) -> Any:
-        """Write into rows; a node to store in place of this one, if it can't hold the result."""
-        return index.set_index(self, idx, value, ndim)
-
-    def _replace_str(self, name: str, value: Any) -> None:
-        """Store another node for the same entry, also when locked."""
-        raise NotImplementedError
-
-    def _pairs(self, other: Any) -> list[tuple[Any, Any]]:
-        """This node and another in pairs whose entries can be matched: a lazy stack's members."""
-        return [(self, other)]
-
-    def _cast(self, dtype: torch.dtype) -> Any:
-        """The same tree with every leaf cast."""
-        return self._map(methodcaller("to", dtype))
-
-    def _spread(self, tensor: Tensor, out: list[Tensor]) -> list[Tensor]:
-        """Append, for each leaf, the tensor over the batch dimensions in a form that broadcasts."""
-        for value in self._entries().values():
-            if isinstance(value, Node):
-                value._spread(tensor, out)
-            else:
-                out.append(index.expand_right(tensor, value))
-        return out
-
-    def _member_wise(self, others: tuple[Any, ...], default: Any) -> bool:
-        """Whether `apply` runs on the members."""
-        return False
-
-    def _extra_lines(self) -> list[str]:
-        return []
-
-    def _last_lines(self) -> list[str]:
-        return []
-
-    @classmethod
-    def _from_entries(cls, entries: Any, batch_size: Any, device: Any) -> Any:
-        """A container of this class over entries, for the `from_...` methods."""
-        td = TensorDict(entries, batch_size=batch_size, device=device)
-        if cls is not TensorDict and issubclass(cls, TensorDict):
-            td.__class__ = cls
-        return td
-
-    def _set_names(self, new: list[str | None] | None) -> None:
-        self._names = new
-
-
-class TensorDictBase(TensorCollection):
-    """What `TensorDict`, `LazyStackedTensorDict` and `TensorDictParams` share, for `isinstance`.
-
-    >>> isinstance(TensorDict(), TensorDictBase)
-    True
-    """
-
-
+@kinds.enter
 class TensorDict(TensorDictBase):
     """Named tensors, and nested containers, whose leading dimensions are the batch size.
 
@@ -714,9 +119,7 @@ class TensorDict(TensorDictBase):
         for name in ("_new", "_shallow"):
             if getattr(cls, name) is getattr(TensorDict, name):
                 setattr(cls, name, _of_own_class(getattr(TensorDict, name)))
-        from raffia.tensordict import pytrees
-
-        pytrees.register_subclass(cls)
+        kinds.register_subclass(cls)
 
     def __init__(
         self,
@@ -781,6 +184,19 @@ class TensorDict(TensorDictBase):
                 d[key] = child
             else:
                 d[key] = self._accept(key, value, True)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        block = self._spans is not None and blocks.in_spans(self)
+        if block or self.__class__ is not TensorDict or self._mapped_to is not None:
+            return super().__reduce_ex__(protocol)
+        size, device, names = tuple(self._batch_size), self._device, self._names
+        return _restored, (self._d, size, device, names, self._locked)
+
+    @classmethod
+    def _from_entries(cls, entries: Any, batch_size: Any, device: Any) -> Any:
+        td = TensorDict(entries, batch_size=batch_size, device=device)
+        td.__class__ = cls
+        return td
 
     @staticmethod
     def _make(
@@ -1005,6 +421,11 @@ class TensorDict(TensorDictBase):
 
     # -- own ways, because they are hot
 
+    @overload
+    def __getitem__(self, idx: str | tuple[str, ...]) -> Any: ...
+    @overload
+    def __getitem__(self, idx: Any) -> Self: ...
+
     def __getitem__(self, idx: Any) -> Any:
         """Read an entry by key, or rows by index."""
         if idx.__class__ is str:
@@ -1072,7 +493,7 @@ class TensorDict(TensorDictBase):
     @_documented_as(entries.set)
     def set(
         self, key: NestedKey, item: Any, inplace: bool = False, *, non_blocking: bool = False
-    ) -> TensorDict:
+    ) -> Self:
         if inplace:
             if key.__class__ is str and item.__class__ is Tensor:
                 dest = self._d.get(key)
@@ -1103,7 +524,7 @@ class TensorDict(TensorDictBase):
         return entries.set(self, key, item)
 
     @_documented_as(entries.set_)
-    def set_(self, key: NestedKey, item: Any, *, non_blocking: bool = False) -> TensorDict:
+    def set_(self, key: NestedKey, item: Any, *, non_blocking: bool = False) -> Self:
         if item.__class__ is Tensor:
             dest: Any = None
             if key.__class__ is str:
@@ -1130,12 +551,13 @@ class TensorDict(TensorDictBase):
         }
         return self._new(made, self._batch_size, self._names)
 
-    @_documented_as(convert.empty)
-    def empty(self, recurse: bool = False, **options: Any) -> TensorDict:
+    @_documented_as(copies.empty)
+    def empty(self, recurse: bool = False, **options: Any) -> Self:
         if recurse or options:
-            return convert.empty(self, recurse, **options)
+            return copies.empty(self, recurse, **options)
         names = self._names
-        return self._new({}, self._batch_size, None if names is None else list(names))
+        made: Any = self._new({}, self._batch_size, None if names is None else list(names))
+        return made
 
     @_documented_as(entries.contains)
     def __contains__(self, key: NestedKey) -> bool:
@@ -1152,7 +574,7 @@ class TensorDict(TensorDictBase):
         return entries.contains(self, key)
 
     @_documented_as(entries.del_)
-    def del_(self, key: NestedKey) -> TensorDict:
+    def del_(self, key: NestedKey) -> Self:
         if not self._locked:
             node, name = entries.place(self, key)
             if node is not None and name in node._d:
@@ -1190,7 +612,7 @@ class TensorDict(TensorDictBase):
                 return False
         return True
 
-    @_documented_as(entries.update_)
+    @_documented_as(updates.update_)
     def update_(
         self,
         input_dict_or_td: Any = None,
@@ -1198,17 +620,17 @@ class TensorDict(TensorDictBase):
         *,
         non_blocking: bool = False,
         **options: Any,
-    ) -> TensorDict:
+    ) -> Self:
         source = input_dict_or_td
         if not options and (source.__class__ is TensorDict or source.__class__ is dict):
             into: list[Tensor] = []
             values: list[Tensor] = []
-            if entries.writes(self, source, into, values):
-                if entries.copied(into, values, non_blocking):
+            if updates.writes(self, source, into, values):
+                if updates.copied(into, values, non_blocking):
                     return self
-        return entries.update_(self, source, clone, non_blocking=non_blocking, **options)
+        return updates.update_(self, source, clone, non_blocking=non_blocking, **options)
 
-    @_documented_as(entries.keys)
+    @_documented_as(views.keys)
     def keys(
         self,
         include_nested: bool = False,
@@ -1221,7 +643,7 @@ class TensorDict(TensorDictBase):
             return self._d.keys()
         return KeysView(self, (include_nested, leaves_only, is_leaf, sort), 0)
 
-    @_documented_as(entries.values)
+    @_documented_as(views.values)
     def values(
         self,
         include_nested: bool = False,
@@ -1234,7 +656,7 @@ class TensorDict(TensorDictBase):
             return self._d.values()
         return NestedView(self, (include_nested, leaves_only, is_leaf, sort), 1)
 
-    @_documented_as(entries.items)
+    @_documented_as(views.items)
     def items(
         self,
         include_nested: bool = False,
@@ -1247,21 +669,21 @@ class TensorDict(TensorDictBase):
             return self._d.items()
         return NestedView(self, (include_nested, leaves_only, is_leaf, sort), None)
 
-    @_documented_as(entries.update)
+    @_documented_as(updates.update)
     def update(
         self,
         input_dict_or_td: Any = None,
         clone: bool = False,
         inplace: bool = False,
         **options: Any,
-    ) -> TensorDict:
+    ) -> Self:
         source = input_dict_or_td
         kind = source.__class__
         plain = (kind is TensorDict or kind is dict) and not (clone or inplace or options)
         if plain and self._fits(source):
             self._take(source)
             return self
-        return entries.update(self, source, clone, inplace, **options)
+        return updates.update(self, source, clone, inplace, **options)
 
     def _fits(self, source: Any) -> bool:
         """Whether the entries of a `TensorDict` or dict can be stored without further checks."""
@@ -1309,7 +731,7 @@ class TensorDict(TensorDictBase):
             mine[name] = value
 
     @_documented_as(entries.rename_key_)
-    def rename_key_(self, old_key: NestedKey, new_key: NestedKey, safe: bool = False) -> TensorDict:
+    def rename_key_(self, old_key: NestedKey, new_key: NestedKey, safe: bool = False) -> Self:
         if not self._locked:
             node, name = entries.place(self, old_key)
             into, new = entries.place(self, new_key)
@@ -1323,7 +745,7 @@ class TensorDict(TensorDictBase):
 
 
 TensorCollection._plain = TensorDict
-MutableMapping.register(TensorDictBase)  # a base class would cost each `isinstance` of a node
+
 _NO_DIMS = torch.Size()
 
 
@@ -1345,7 +767,3 @@ def _of_own_class(make: Callable[..., Any]) -> Callable[..., Any]:
         return td
 
     return made
-
-
-def _same(leaf: Tensor) -> Tensor:
-    return leaf

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from raffia.tensordict.build import as_device, as_size, mismatch, shape_of
-from raffia.tensordict.entries import NO_DEFAULT, IsLeaf, default_is_leaf
+from raffia.tensordict.entries import NO_DEFAULT
 from raffia.tensordict.keys import missing
-from raffia.tensordict.node import Node
+from raffia.tensordict.node import Container, Node
 from raffia.tensordict.unbatched import UnbatchedTensor
+from raffia.tensordict.views import IsLeaf, default_is_leaf
 
 # ------------------------------------------------------------------------ apply
 
@@ -257,7 +258,7 @@ class _Apply:
         return value
 
 
-def apply_(td: Any, fn: Callable[..., Any], *others: Any, **options: Any) -> Any:
+def apply_(td: Container, fn: Callable[..., Any], *others: Any, **options: Any) -> Container:
     """`apply` with `inplace=True`.
 
     >>> from raffia import TensorDict

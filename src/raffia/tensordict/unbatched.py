@@ -16,7 +16,7 @@ from raffia.tensordict.node import Entries, Value
 Names = list[str | None] | None
 
 
-class UnbatchedTensor(Tensor, Value):
+class UnbatchedTensor(Tensor, Value):  # type: ignore[misc] # whose methods are a tensor's
     """A tensor entry that belongs to the whole batch: what changes the batch leaves it as it is.
 
     data: a tensor, or what `torch.as_tensor` takes; of any shape, and shared, not copied.

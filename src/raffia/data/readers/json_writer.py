@@ -26,9 +26,9 @@ from raffia.data.readers.episode import (
     layout_of,
 )
 from raffia.files import write_atomically
-from raffia.tensordict.entries import is_leaf_nontensor
 from raffia.tensordict.keys import dotted, unravel_key_to_tuple
 from raffia.tensordict.tensordict import TensorDict
+from raffia.tensordict.views import is_leaf_nontensor
 
 
 def write_json_lines(

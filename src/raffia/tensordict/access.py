@@ -1,0 +1,118 @@
+"""Reads and writes without checks, for code of other rooms that has made sure already.
+
+What these functions read is what a container stores: it is not copied, and not to be changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from raffia.tensordict.node import Node
+from raffia.tensordict.tensordict import TensorDict
+
+Container = TypeVar("Container", bound=Node)
+
+
+def unchecked(
+    entries: dict[str, Any],
+    batch_size: torch.Size,
+    device: torch.device | None = None,
+    names: list[str | None] | None = None,
+) -> TensorDict:
+    """A container over entries that have the batch size, and are on the device if there is one.
+
+    >>> unchecked({"a": torch.zeros(2, 3)}, torch.Size([2]))["a"].shape
+    torch.Size([2, 3])
+    """
+    return TensorDict._make(entries, batch_size, device, names)
+
+
+def dense_entries(td: TensorDict) -> dict[str, Any]:
+    """The entries of a `TensorDict`, and of no other kind, by name.
+
+    >>> dense_entries(TensorDict(a=1))
+    {'a': tensor(1)}
+    """
+    return td._d
+
+
+def entries(node: Node) -> dict[str, Any]:
+    """The entries of a container of any kind, by name; those of a lazy stack are stacked.
+
+    >>> entries(TensorDict(a=1))
+    {'a': tensor(1)}
+    """
+    return node._entries()
+
+
+def peek(node: Node, name: str) -> Any:
+    """An entry without stacking it: of a lazy stack, that of one of its members; None without one.
+
+    >>> peek(TensorDict(a=1), "a"), peek(TensorDict(a=1), "b")
+    (tensor(1), None)
+    """
+    return node._peek_str(name)
+
+
+def is_value(entry: object) -> bool:
+    """Whether an entry stands for a value that is no tensor, or belongs to the whole batch.
+
+    >>> from raffia import NonTensorData
+    >>> is_value(NonTensorData("a")), is_value(TensorDict()), is_value(torch.zeros(2))
+    (True, False, False)
+    """
+    return isinstance(entry, Node) and entry._is_data()
+
+
+def value_of(entry: Any) -> Any:
+    """What `td[key]` gives for an entry that `td.get(key)` has given.
+
+    >>> value_of(TensorDict(a="text").get("a"))
+    'text'
+    """
+    return entry._unwrapped() if isinstance(entry, Node) else entry
+
+
+def leaves(node: Node) -> list[Tensor]:
+    """All tensors, depth first, in the order in which the entries were added.
+
+    >>> leaves(TensorDict(a=1, n=dict(b=2)))
+    [tensor(1), tensor(2)]
+    """
+    return node._leaves([])
+
+
+def with_leaves(node: Container, leaves: Iterable[Tensor]) -> Container:
+    """The same tree over other tensors, in the order of `leaves`.
+
+    >>> with_leaves(TensorDict(a=1, n=dict(b=2)), [torch.tensor(3), torch.tensor(4)])["n", "b"]
+    tensor(4)
+    """
+    rebuilt: Container = node._rebuild(iter(leaves))
+    return rebuilt
+
+
+def map_leaves(node: Container, function: Callable[[Tensor], Tensor]) -> Container:
+    """The same tree, not locked, with `function` of each tensor, which keeps its shape.
+
+    >>> map_leaves(TensorDict(a=1), torch.neg)["a"]
+    tensor(-1)
+    """
+    mapped: Container = node._map(function)
+    return mapped
+
+
+def instance_over(kind: Any, td: TensorDict) -> Any:
+    """An instance of a tensorclass over a container of its fields.
+
+    >>> from raffia import TensorClass
+    >>> class Step(TensorClass):
+    ...     obs: torch.Tensor
+    >>> instance_over(Step, TensorDict(obs=torch.ones(2))).obs
+    tensor([1., 1.])
+    """
+    return kind._wrap(td.lock_() if kind._frozen else td)

@@ -1,0 +1,456 @@
+"""Containers from other structures: `from_dict` and the like; and containers like another one."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raffia.tensordict import kinds
+from raffia.tensordict.build import as_device, as_size, finished
+from raffia.tensordict.keys import NestedKey
+from raffia.tensordict.node import Node
+
+
+class Construction(Node):
+    """Containers from other structures, and containers like another one."""
+
+    @classmethod
+    def from_dict(
+        cls,
+        input_dict: Mapping[Any, Any],
+        *,
+        auto_batch_size: bool | None = None,
+        batch_size: Any = None,
+        device: Any = None,
+        batch_dims: int | None = None,
+        names: Sequence[str | None] | None = None,
+    ) -> Self:
+        """A container from a (nested) dict.
+
+        auto_batch_size: take as batch size the longest leading dimensions that all entries share,
+            at most `batch_dims`.
+        A number becomes a tensor; beside a `batch_size` with dimensions it is kept as a number.
+
+        >>> from raffia import TensorDict
+        >>> TensorDict.from_dict({"a": torch.zeros(2, 3)}, auto_batch_size=True).batch_size
+        torch.Size([2, 3])
+        """
+        return finished(cls, input_dict, auto_batch_size, batch_size, device, batch_dims, names)
+
+    def from_dict_instance(
+        self,
+        input_dict: Mapping[Any, Any],
+        *,
+        auto_batch_size: bool | None = None,
+        batch_size: Any = None,
+        device: Any = None,
+        batch_dims: int | None = None,
+        names: Sequence[str | None] | None = None,
+    ) -> Self:
+        """A container from a (nested) dict, of the kind of this one.
+
+        >>> from raffia import TensorDict
+        >>> TensorDict().from_dict_instance({"a": [1, 2]}, batch_size=[2]).batch_size
+        torch.Size([2])
+        """
+        kind = type(self)
+        return finished(kind, input_dict, auto_batch_size, batch_size, device, batch_dims, names)
+
+    @classmethod
+    def from_any(
+        cls,
+        obj: Any,
+        *,
+        auto_batch_size: bool = False,
+        batch_dims: int | None = None,
+        device: Any = None,
+        batch_size: Any = None,
+    ) -> Any:
+        """A container from a structure: one made of dicts, dataclasses, tuples, lists and
+        containers.
+
+        Named tuples and structured arrays are taken too; other values are kept.
+
+        >>> from raffia import TensorDict
+        >>> TensorDict.from_any({"a": (torch.zeros(2), {"b": 1})}).to_dict()
+        {'a': {'0': tensor([0., 0.]), '1': {'b': tensor(1)}}}
+        """
+        found = any_entries(obj, cls)
+        if found is None:
+            return obj
+        if isinstance(found, Node):
+            return found
+        return finished(cls, found, auto_batch_size, batch_size, device, batch_dims)
+
+    @classmethod
+    def from_pytree(
+        cls,
+        pytree: Any,
+        *,
+        batch_size: Any = None,
+        auto_batch_size: bool = False,
+        batch_dims: int | None = None,
+    ) -> Any:
+        """A container from nested dicts, lists and tuples of tensors; `to_pytree` restores them.
+
+        >>> from raffia import TensorDict
+        >>> TensorDict.from_pytree([torch.zeros(2), {"a": torch.ones(2)}]).to_dict()
+        {'0': tensor([0., 0.]), '1': {'a': tensor([1., 1.])}}
+        """
+        if isinstance(pytree, Tensor):
+            return pytree
+        found = any_entries(pytree, cls)
+        if found is None:
+            raise ValueError(
+                f"from_pytree takes dicts, lists and tuples of tensors, got {type(pytree).__name__}"
+            )
+        if isinstance(found, Node):
+            return found
+        td = finished(cls, found, auto_batch_size, batch_size, None, batch_dims)
+        td._skeleton = _kinds(pytree)
+        return td
+
+    @classmethod
+    def from_namedtuple(
+        cls,
+        named_tuple: Any,
+        *,
+        auto_batch_size: bool = False,
+        batch_dims: int | None = None,
+        device: Any = None,
+        batch_size: Any = None,
+    ) -> Self:
+        """A container from a named tuple.
+
+        >>> from collections import namedtuple
+        >>> from raffia import TensorDict
+        >>> Point = namedtuple("Point", "x y")
+        >>> TensorDict.from_namedtuple(Point(torch.zeros(2), torch.ones(2)))["y"]
+        tensor([1., 1.])
+        """
+        if not hasattr(named_tuple, "_fields"):
+            raise TypeError(
+                f"from_namedtuple takes a named tuple, got {type(named_tuple).__name__}"
+            )
+        return finished(
+            cls, any_entries(named_tuple, cls), auto_batch_size, batch_size, device, batch_dims
+        )
+
+    @classmethod
+    def from_dataclass(
+        cls,
+        dataclass: Any,
+        *,
+        dest_cls: Any = None,
+        auto_batch_size: bool = False,
+        batch_dims: int | None = None,
+        as_tensorclass: bool = False,
+        device: Any = None,
+        batch_size: Any = None,
+    ) -> Self:
+        """A container from an instance of a dataclass.
+
+        as_tensorclass: give a tensorclass with the same fields; `dest_cls` names the one to use.
+
+        >>> import dataclasses
+        >>> from raffia import TensorDict
+        >>> @dataclasses.dataclass
+        ... class Point:
+        ...     x: torch.Tensor
+        >>> TensorDict.from_dataclass(Point(torch.zeros(2)))["x"]
+        tensor([0., 0.])
+        """
+        if not dataclasses.is_dataclass(dataclass):
+            raise TypeError(f"from_dataclass takes a dataclass, got {type(dataclass).__name__}")
+        if as_tensorclass or dest_cls is not None or isinstance(dataclass, type):
+            made = kinds.from_dataclass(dataclass, dest_cls)
+            if isinstance(dataclass, type):
+                return made
+            cls = made
+        return finished(
+            cls, any_entries(dataclass, cls), auto_batch_size, batch_size, device, batch_dims
+        )
+
+    @classmethod
+    def from_tuple(
+        cls,
+        obj: tuple[Any, ...],
+        *,
+        auto_batch_size: bool = False,
+        batch_dims: int | None = None,
+        device: Any = None,
+        batch_size: Any = None,
+    ) -> Self:
+        """A container from a tuple; the entries are named "0", "1", ...
+
+        >>> from raffia import TensorDict
+        >>> TensorDict.from_tuple((torch.zeros(2), torch.ones(2)))["1"]
+        tensor([1., 1.])
+        """
+        if not isinstance(obj, tuple):
+            raise TypeError(f"from_tuple takes a tuple, got {type(obj).__name__}")
+        return finished(
+            cls, any_entries(tuple(obj), cls), auto_batch_size, batch_size, device, batch_dims
+        )
+
+    @classmethod
+    def from_list(
+        cls,
+        input: list[Any],
+        *,
+        auto_batch_size: bool | None = None,
+        batch_size: Any = None,
+        device: Any = None,
+        batch_dims: int | None = None,
+        names: Sequence[str | None] | None = None,
+        lazy: bool | None = None,
+    ) -> Self:
+        """A stack of containers, one for each dict in the list.
+
+        lazy: stack without copying; None: only where shapes or keys differ.
+
+        >>> from raffia import TensorDict
+        >>> TensorDict.from_list([{"a": 1}, {"a": 2}])["a"]
+        tensor([1, 2])
+        """
+        rows = [
+            finished(cls, row, auto_batch_size, batch_size, device, batch_dims) for row in input
+        ]
+        how = kinds.lazy_stack if lazy else kinds.stack
+        if lazy is None:
+            how = kinds.maybe_dense_stack
+        out = how(rows, 0)
+        if names is not None:
+            out.names = names
+        return out
+
+    @classmethod
+    def from_struct_array(
+        cls,
+        struct_array: np.ndarray,
+        *,
+        auto_batch_size: bool = False,
+        batch_dims: int | None = None,
+        device: Any = None,
+        batch_size: Any = None,
+    ) -> Self:
+        """A container from a structured numpy array; its shape is the batch size.
+
+        >>> from raffia import TensorDict
+        >>> rows = np.array([(1, 2.0), (3, 4.0)], dtype=[("a", "i8"), ("b", "f4")])
+        >>> TensorDict.from_struct_array(rows)["b"]
+        tensor([2., 4.])
+        """
+        if not struct_array.dtype.names:
+            raise TypeError(
+                "from_struct_array takes an array with named fields, got dtype "
+                f"{struct_array.dtype}"
+            )
+        entries = {name: _field(struct_array[name], cls) for name in struct_array.dtype.names}
+        if batch_size is None and not auto_batch_size and batch_dims is None:
+            batch_size = struct_array.shape
+        return finished(cls, entries, auto_batch_size, batch_size, device, batch_dims)
+
+    @classmethod
+    def fromkeys(cls, keys: Sequence[NestedKey], value: Any = 0) -> Self:
+        """A container with `value` under each key.
+
+        >>> from raffia import TensorDict
+        >>> TensorDict.fromkeys(["a", ("b", "c")], 1).to_dict()
+        {'a': tensor(1), 'b': {'c': tensor(1)}}
+        """
+        td = cls._from_entries({}, None, None)
+        for key in keys:
+            td.set(key, value)
+        return td
+
+    def new_zeros(
+        self, *size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False
+    ) -> Self:
+        """A container of zeros with these entries and another batch size.
+
+        >>> from raffia import TensorDict
+        >>> TensorDict(a=torch.ones(2, 3), batch_size=[2]).new_zeros(4)["a"].shape
+        torch.Size([4, 3])
+        """
+        options = dict(dtype=dtype, device=device, requires_grad=requires_grad)
+        return _new_filled(self, "new_zeros", size, options)
+
+    def new_ones(
+        self, *size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False
+    ) -> Self:
+        """A container of ones with these entries and another batch size.
+
+        >>> from raffia import TensorDict
+        >>> TensorDict(a=torch.zeros(2), batch_size=[2]).new_ones(3)["a"]
+        tensor([1., 1., 1.])
+        """
+        options = dict(dtype=dtype, device=device, requires_grad=requires_grad)
+        return _new_filled(self, "new_ones", size, options)
+
+    def new_empty(
+        self, *size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False
+    ) -> Self:
+        """A container of uninitialised tensors with these entries and another batch size.
+
+        >>> from raffia import TensorDict
+        >>> TensorDict(a=torch.zeros(2, 3), batch_size=[2]).new_empty(5)["a"].shape
+        torch.Size([5, 3])
+        """
+        options = dict(dtype=dtype, device=device, requires_grad=requires_grad)
+        return _new_filled(self, "new_empty", size, options)
+
+    def new_full(
+        self,
+        size: Any,
+        fill_value: Any,
+        *,
+        dtype: Any = None,
+        device: Any = None,
+        requires_grad: bool = False,
+    ) -> Self:
+        """A container filled with `fill_value`, with these entries and another batch size.
+
+        >>> from raffia import TensorDict
+        >>> TensorDict(a=torch.zeros(2), batch_size=[2]).new_full([3], 7)["a"]
+        tensor([7., 7., 7.])
+        """
+        options = dict(dtype=dtype, device=device, requires_grad=requires_grad)
+        return _new_filled(self, "new_full", (as_size(size),), options, fill_value)
+
+    def new_tensor(
+        self, data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False
+    ) -> Self:
+        """A container with these entries and the values of `data`, a container or something for
+        all.
+
+        >>> from raffia import TensorDict
+        >>> TensorDict(a=torch.zeros(2), batch_size=[2]).new_tensor(TensorDict(a=[1, 2]))["a"]
+        tensor([1., 2.])
+        """
+        options = {k: v for k, v in dict(dtype=dtype, device=device).items() if v is not None}
+
+        def made(like: Tensor, value: Any) -> Tensor:
+            source = value.detach().clone() if isinstance(value, Tensor) else torch.as_tensor(value)
+            return source.to(
+                **{"dtype": like.dtype, "device": like.device, **options}
+            ).requires_grad_(requires_grad)
+
+        if not isinstance(data, Node):
+            source = torch.as_tensor(data)
+            return self._batched(lambda x: made(x, source), len(self._batch_size), source.shape)
+        entries = {}
+        for name, value in data._entries().items():
+            mine = self._get_str(name)
+            if isinstance(value, Node):
+                entries[name] = (
+                    value if mine is None or value._is_data() else mine.new_tensor(value, **options)
+                )
+            else:
+                entries[name] = made(value if mine is None else mine, value)
+        return self._new(entries, data._batch_size)
+
+    @classmethod
+    def from_schema(
+        cls,
+        /,
+        schema: Mapping[NestedKey, tuple[Sequence[int], torch.dtype]],
+        *,
+        batch_size: Any = None,
+        storage: str | None = None,
+        device: Any = None,
+        **kwargs: Any,
+    ) -> Self:
+        """A container of zeros with these entries.
+
+        schema: for each key the shape of an element and its dtype; an entry has the batch size
+            before.
+        storage: "memmap" for files, whose folder is `prefix` and other arguments those of
+            `memmap_like`; "shared" for shared memory; None for neither.
+
+        >>> from raffia import TensorDict
+        >>> TensorDict.from_schema({"obs": ([4], torch.uint8)}, batch_size=[2])["obs"].shape
+        torch.Size([2, 4])
+        """
+        if storage not in (None, "memmap", "shared"):
+            raise ValueError(f'from_schema: storage is None, "memmap" or "shared", got {storage!r}')
+        if kwargs and storage != "memmap":
+            raise TypeError(f"from_schema: {sorted(kwargs)} go with storage='memmap' only")
+        size = as_size(batch_size)
+        mapped = storage == "memmap"
+        td = cls._from_entries({}, size, None if mapped else device)
+        for key, (shape, dtype) in schema.items():
+            if mapped:  # no memory for what is made on disk below
+                td.set(key, torch.zeros((), dtype=dtype).expand((*size, *shape)))
+            else:
+                td.set(key, torch.zeros((*size, *shape), dtype=dtype, device=td._device))
+        if mapped:
+            return td.memmap_like(**kwargs)
+        return td.share_memory_() if storage == "shared" else td
+
+
+def any_entries(obj: Any, cls: Any) -> Any:
+    """Entries of a structure, with structures inside taken apart too; None if it has no entries."""
+    if obj.__class__ is Tensor:
+        return None
+    if isinstance(obj, Node):
+        return obj
+    if isinstance(obj, Mapping):
+        pairs: Any = obj.items()
+    elif dataclasses.is_dataclass(obj) and not isinstance(obj, type):
+        pairs = [(field.name, getattr(obj, field.name)) for field in dataclasses.fields(obj)]
+    elif isinstance(obj, tuple) and hasattr(obj, "_fields"):
+        pairs = zip(obj._fields, obj, strict=True)
+    elif isinstance(obj, np.ndarray) and obj.dtype.names:
+        return cls.from_struct_array(obj)
+    elif isinstance(obj, tuple):
+        pairs = [(str(i), value) for i, value in enumerate(obj)]
+    elif isinstance(obj, list) and any(
+        [isinstance(v, (Mapping, tuple, list, Tensor)) for v in obj]
+    ):
+        pairs = [(str(i), value) for i, value in enumerate(obj)]
+    else:
+        return None
+    out = {}
+    for name, value in pairs:
+        below = any_entries(value, cls)
+        out[name] = value if below is None else below
+    return out
+
+
+def _kinds(tree: Any) -> Any:
+    """The structure of a pytree: which kind of sequence or dict stands where."""
+    if isinstance(tree, Mapping):
+        return {name: _kinds(value) for name, value in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        parts = [_kinds(value) for value in tree]
+        return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
+    return None
+
+
+def _field(column: np.ndarray, cls: Any) -> Any:
+    if column.dtype.names:
+        return cls.from_struct_array(column)
+    return (
+        torch.as_tensor(np.ascontiguousarray(column))
+        if column.dtype.kind in "biufc"
+        else column.tolist()
+    )
+
+
+def _new_filled(td: Any, make: str, size: Any, options: dict[str, Any], *fill: Any) -> Any:
+    """A container of `leaf.make(shape, *fill)`, with another batch size."""
+    shape = as_size(size[0] if len(size) == 1 and not isinstance(size[0], int) else size)
+    ndim = len(td._batch_size)
+    options = {name: value for name, value in options.items() if value is not None}
+    out = td._batched(
+        lambda x: getattr(x, make)(shape + x.shape[ndim:], *fill, **options), ndim, shape
+    )
+    if "device" in options:
+        out._set_device(as_device(options["device"]))
+    return out

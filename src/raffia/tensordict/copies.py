@@ -1,0 +1,281 @@
+"""Copies of a container: of all, of the structure, dense, contiguous, padded."""
+
+from __future__ import annotations
+
+import copy as copier  # `copy` is a method here
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from raffia.tensordict.build import as_device, as_size
+from raffia.tensordict.entries import NO_DEFAULT
+from raffia.tensordict.keys import NestedKey
+from raffia.tensordict.node import Container, Node
+from raffia.tensordict.views import every
+
+if TYPE_CHECKING:
+    from raffia.tensordict.lazy import LazyStackedTensorDict
+    from raffia.tensordict.tensordict import TensorDict
+
+
+def clone(td: Container, recurse: bool = True) -> Container:
+    """A copy: of the tensors too, or with `recurse=False` of the structure only. Never locked.
+
+    >>> from raffia import TensorDict
+    >>> td = TensorDict(a=torch.zeros(2))
+    >>> td.clone()["a"] is td["a"], td.clone(recurse=False)["a"] is td["a"]
+    (False, True)
+    """
+    return td._map(_clone) if recurse else td._shallow()
+
+
+_clone = Tensor.clone
+
+
+def copy(td: Container) -> Container:
+    """A copy of the structure over the same tensors: `clone(recurse=False)`.
+
+    >>> from raffia import TensorDict
+    >>> td = TensorDict(a=torch.zeros(2))
+    >>> td.copy()["a"] is td["a"]
+    True
+    """
+    return td._shallow()
+
+
+def deepcopy(td: Any, memo: dict[Any, Any]) -> Any:
+    if td.__class__ is td._plain:
+        _clone_into(memo, [td])
+    return _deep(td, memo)
+
+
+def deepcopy_members(td: Any, memo: dict[Any, Any]) -> list[Any]:
+    """Deep copies of the members of a lazy stack."""
+    plain = [part.__class__ is td._plain for part in td.tensordicts]
+    _clone_into(memo, [part for part, own in zip(td.tensordicts, plain, strict=True) if own])
+    return [
+        _deep(part, memo) if own and id(part) not in memo else copier.deepcopy(part, memo)
+        for part, own in zip(td.tensordicts, plain, strict=True)
+    ]
+
+
+def _clone_into(memo: dict[Any, Any], tds: Iterable[Any]) -> None:
+    """Enter copies of the plain tensors in these plain containers in the memo of a deep copy.
+
+    Also those of their memory, where `Tensor.__deepcopy__` looks: views that are copied later share
+    it. What a clone doesn't copy as `Tensor.__deepcopy__` would is left to that.
+    """
+    storages = memo.setdefault("torch", {})
+    leaves: dict[int, Tensor] = {}  # by where their memory is
+    for td in tds:
+        _own_memory(td, memo, leaves)
+    for place in storages.keys() & leaves.keys():  # copied already, or by another deep copy
+        del leaves[place]
+    values = [*leaves.values()]
+    copies = _clones(values) if values else []
+    memo.update(zip(map(id, values), copies, strict=True))
+    storages.update(zip(leaves, map(Tensor.untyped_storage, copies), strict=True))
+
+
+def _own_memory(td: Any, memo: dict[Any, Any], leaves: dict[int, Tensor]) -> None:
+    """Find leaves that fill their memory, one for each memory."""
+    for value in td._d.values():
+        if value.__class__ is Tensor:
+            if value.requires_grad or value.__dict__ or value.grad is not None:
+                continue
+            if id(value) in memo:
+                continue
+            try:
+                storage = value.untyped_storage()
+                if storage.nbytes() != value.nbytes or not value.is_contiguous():
+                    continue
+            except RuntimeError:  # of a layout that has no memory of its own
+                continue
+            if not value.dtype.is_complex or not value.is_conj():
+                leaves.setdefault(storage._cdata, value)
+        elif value.__class__ is td._plain and id(value) not in memo:
+            _own_memory(value, memo, leaves)
+
+
+def _deep(td: Any, memo: dict[Any, Any]) -> Any:
+    entries: dict[str, Any] = {}
+    for name, value in td._entries().items():
+        found = memo.get(id(value))
+        if found is None:
+            plain = value.__class__ is td._plain
+            found = _deep(value, memo) if plain else copier.deepcopy(value, memo)
+        entries[name] = found
+    out = memo[id(td)] = td._new(entries, td._batch_size, td._names)
+    return out
+
+
+_clones = getattr(torch, "_foreach_clone", lambda leaves: [leaf.clone() for leaf in leaves])
+
+
+def contiguous(td: Container, *, canonical: bool = False, inplace: bool = False) -> Container:
+    """A container whose tensors are contiguous; those that are already are not copied.
+
+    canonical: copy also those with other strides in dimensions of size 1 than a fresh tensor has.
+    inplace: put the copies in the place of the tensors of this container.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(a=torch.zeros(2, 3).t()).contiguous()["a"].is_contiguous()
+    True
+    """
+    out = td._map(_canonical if canonical else Tensor.contiguous)
+    return _replaced(td, out) if inplace else out
+
+
+def _canonical(leaf: Tensor) -> Tensor:
+    fresh = torch.empty(leaf.shape, device="meta").stride()
+    return leaf if leaf.stride() == fresh else leaf.clone(memory_format=torch.contiguous_format)
+
+
+def _replaced(td: Any, source: Any) -> Any:
+    """Put the tensors of `source` in the place of those of `td`."""
+    if hasattr(td, "tensordicts") and hasattr(source, "tensordicts"):
+        for mine, new in zip(td.tensordicts, source.tensordicts, strict=True):
+            _replaced(mine, new)
+        return td
+    for name, leaf in source._peek().items():
+        mine = td._peek_str(name)
+        if isinstance(leaf, Node) and not isinstance(leaf, Tensor):
+            if not leaf._is_data():
+                _replaced(mine, leaf)
+        elif mine is not leaf:
+            td.set(name, leaf)
+    return td
+
+
+def is_contiguous(td: Any) -> bool:
+    """Whether all entries are contiguous.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(a=torch.zeros(2, 3).t()).is_contiguous()
+    False
+    """
+    return every(td, Tensor.is_contiguous)
+
+
+def empty(
+    td: Container,
+    recurse: bool = False,
+    *,
+    batch_size: Any = None,
+    device: Any = NO_DEFAULT,
+    names: Any = NO_DEFAULT,
+) -> Container:
+    """A container without entries, of the same batch size, device and names.
+
+    recurse: with the nested containers, empty too.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(a=torch.zeros(2), batch_size=[2]).empty().batch_size
+    torch.Size([2])
+    """
+    entries = {}
+    if recurse:
+        for name, value in td._peek().items():
+            if isinstance(value, Node) and not value._is_data():
+                entries[name] = value.empty(recurse=True)
+    out = td._new(entries, td._batch_size if batch_size is None else as_size(batch_size))
+    if device is not NO_DEFAULT:
+        out._set_device(None if device is None else as_device(device))
+    if names is not NO_DEFAULT:
+        out.names = names
+    elif td._names is not None and out._batch_size == td._batch_size[: len(out._batch_size)]:
+        out._set_names(list(td._names[: len(out._batch_size)]))
+    return out
+
+
+def to_tensordict(td: Any, *, retain_none: bool | None = None) -> TensorDict:
+    """A plain `TensorDict` with clones of all entries, nested containers too.
+
+    retain_none: False leaves out entries that are None.
+
+    >>> from raffia import TensorDict, lazy_stack
+    >>> type(lazy_stack([TensorDict(a=1), TensorDict(a=2)]).to_tensordict()).__name__
+    'TensorDict'
+    """
+    entries = {}
+    for name, value in td._entries().items():
+        if not isinstance(value, Node):
+            entries[name] = value.clone()
+        elif value._is_data():
+            if retain_none is not False or value._unwrapped() is not None:
+                entries[name] = value.clone()
+        else:
+            entries[name] = value.to_tensordict(retain_none=retain_none)
+    return td._plain._make(entries, td._batch_size, td._device, td._names)
+
+
+def to_lazystack(td: Any, dim: int = 0) -> LazyStackedTensorDict:
+    """The rows along `dim` as a lazy stack; views.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(a=torch.zeros(2), batch_size=[2]).to_lazystack().stack_dim
+    0
+    """
+    ndim = len(td._batch_size)
+    if not -ndim <= dim < ndim:
+        raise IndexError(f"to_lazystack: dim {dim} is out of range for batch size {td._batch_size}")
+    dim = dim % ndim
+    return type(td).lazy_stack(list(td.unbind(dim)), dim)
+
+
+def densify(td: Container, layout: torch.layout = torch.strided) -> Container:
+    """The container with lazy stacks replaced by dense containers.
+
+    Entries of unlike shape become nested tensors.
+
+    >>> from raffia import TensorDict, lazy_stack
+    >>> type(lazy_stack([TensorDict(a=1), TensorDict(a=2)]).densify()).__name__
+    'TensorDict'
+    """
+    entries = {
+        name: value
+        if value.__class__ is Tensor or not isinstance(value, Node)
+        else value.densify(layout)
+        for name, value in td._entries().items()
+    }
+    if all([entries[name] is value for name, value in td._entries().items()]):
+        return td
+    return td._new(entries, td._batch_size, td._names)
+
+
+def to_padded_tensor(
+    td: Container, padding: float = 0.0, mask_key: NestedKey | None = None
+) -> Container:
+    """The container with nested tensors padded to plain ones.
+
+    mask_key: entry to which a mask of what is not padding is written, for each nested tensor below
+        it.
+
+    >>> from raffia import TensorDict
+    >>> ragged = [torch.ones(1), torch.ones(2)]
+    >>> nested = torch.nested.nested_tensor(ragged, layout=torch.jagged)
+    >>> td = TensorDict(a=nested, batch_size=[2])
+    >>> td.to_padded_tensor()["a"]
+    tensor([[1., 0.],
+            [1., 1.]])
+    """
+    masks: list[Tensor] = []
+
+    def padded(leaf: Tensor) -> Tensor:
+        if not leaf.is_nested:
+            return leaf
+        if mask_key is not None and not masks:
+            ones = torch.nested.nested_tensor(
+                [torch.ones_like(part, dtype=torch.bool) for part in leaf.unbind()],
+                layout=leaf.layout,
+            )
+            masks.append(torch.nested.to_padded_tensor(ones.to(torch.uint8), 0).bool())
+        return torch.nested.to_padded_tensor(leaf, padding)
+
+    out = td._map(padded)
+    if masks:
+        mask = masks[0]
+        out.set(mask_key, mask.flatten(2).any(-1) if mask.dim() > 2 else mask)
+    return out

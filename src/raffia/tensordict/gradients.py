@@ -1,0 +1,142 @@
+"""Gradients of the entries."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from raffia.tensordict.entries import NO_DEFAULT, get
+from raffia.tensordict.node import Container, Node
+from raffia.tensordict.views import some
+
+
+def detach(td: Container) -> Container:
+    """The container with its tensors cut off from the graph of gradients.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(a=torch.zeros(2, requires_grad=True)).detach().requires_grad
+    False
+    """
+    out = td._map(Tensor.detach)
+    return out.lock_() if td._locked else out
+
+
+def detach_(td: Container) -> Container:
+    """Cut the tensors off from the graph of gradients, in place.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(a=torch.zeros(2, requires_grad=True)).detach_().requires_grad
+    False
+    """
+    for leaf in td._leaves([]):
+        leaf.detach_()
+    return td
+
+
+def data(td: Container) -> Container:
+    """The container of the tensors' `data`.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(a=torch.zeros(2, requires_grad=True)).data.requires_grad
+    False
+    """
+    out = td._map(_data)
+    return out.lock_() if td._locked else out
+
+
+def _data(leaf: Tensor) -> Tensor:
+    return leaf.data
+
+
+def set_data(td: Any, value: Any) -> None:
+    data(td).update_(value)
+
+
+def grad(td: Container) -> Container | None:
+    """The container of the tensors' gradients, without those that have none; None if there is none.
+
+    >>> from raffia import TensorDict
+    >>> td = TensorDict(a=torch.zeros(2, requires_grad=True))
+    >>> (3 * td["a"]).sum().backward()
+    >>> td.grad["a"]
+    tensor([3., 3.])
+    """
+    out = td.apply(lambda leaf: leaf.grad) if td._leaves([]) else None
+    return out.lock_() if out is not None and td._locked else out
+
+
+def requires_grad(td: Any) -> bool:
+    """Whether any entry requires a gradient.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(a=torch.zeros(2)).requires_grad
+    False
+    """
+    return some(td, _requires_grad)
+
+
+def _requires_grad(leaf: Tensor) -> bool:
+    return leaf.requires_grad
+
+
+def requires_grad_(td: Container, requires_grad: bool = True) -> Container:
+    """Say of all entries whether they require a gradient.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(a=torch.zeros(2)).requires_grad_().requires_grad
+    True
+    """
+    for leaf in td._leaves([]):
+        leaf.requires_grad_(requires_grad)
+    return td
+
+
+def zero_grad(td: Container, set_to_none: bool = True) -> Container:
+    """Remove the gradients of all entries, or fill them with zeros.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(a=torch.zeros(2, requires_grad=True)).zero_grad().grad is None
+    True
+    """
+    for leaf in td._leaves([]):
+        if leaf.grad is not None:
+            if set_to_none:
+                leaf.grad = None
+            else:
+                leaf.grad.zero_()
+    return td
+
+
+def backward(
+    td: Any,
+    gradient: Any = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    inputs: Any = None,
+) -> None:
+    """Accumulate gradients of all entries, as `torch.autograd.backward` does.
+
+    gradient: container with the gradient of each entry; not needed for entries of one element.
+    inputs: tensors, or a container of them, to accumulate into.
+
+    >>> from raffia import TensorDict
+    >>> x = torch.ones(2, requires_grad=True)
+    >>> TensorDict(a=x.sum()).backward()
+    >>> x.grad
+    tensor([1., 1.])
+    """
+    leaves = [leaf for leaf in td._leaves([]) if leaf.requires_grad]
+    if not leaves:
+        raise RuntimeError("backward: no entry requires a gradient, so there is nothing to compute")
+    grads = None
+    if gradient is not None:
+        grads = [
+            get(gradient, key, NO_DEFAULT)
+            for key, leaf in td.items(True, True)
+            if leaf.requires_grad
+        ]
+    if isinstance(inputs, Node):
+        inputs = inputs._leaves([])
+    torch.autograd.backward(leaves, grads, retain_graph, create_graph, inputs=inputs)

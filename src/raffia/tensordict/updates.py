@@ -1,0 +1,363 @@
+"""Storing and writing many entries at once: all of them, or none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from raffia.tensordict.atomic import all_or_nothing
+from raffia.tensordict.entries import contains, get, holder, write
+from raffia.tensordict.keys import (
+    NestedKey,
+    raise_missing,
+    unravel_key,
+    unravel_key_to_tuple,
+)
+from raffia.tensordict.lock import locked_error
+from raffia.tensordict.node import Container, Node
+from raffia.tensordict.views import IsLeaf
+
+
+def update(
+    td: Container,
+    input_dict_or_td: Any = None,
+    clone: bool = False,
+    inplace: bool = False,
+    *,
+    non_blocking: bool = False,
+    keys_to_update: Sequence[NestedKey] | None = None,
+    is_leaf: IsLeaf | None = None,
+    update_batch_size: bool = False,
+    ignore_lock: bool = False,
+    **entries: Any,
+) -> Container:
+    """Store all entries of a container or dict; nested ones are merged, not replaced.
+
+    clone: store clones of the tensors.
+    inplace: write into the tensors that are there already.
+    keys_to_update: only these keys.
+    update_batch_size: take over the batch size of the input.
+    If an entry is refused, none is stored.
+
+    >>> from raffia import TensorDict
+    >>> td = TensorDict(a=dict(b=1))
+    >>> td.update({"a": {"c": 2}, "d": 3}).to_dict()
+    {'a': {'b': tensor(1), 'c': tensor(2)}, 'd': tensor(3)}
+    """
+    source = merged(input_dict_or_td, entries)
+    if source is td:
+        return td
+    like = source if update_batch_size and isinstance(source, Node) else None
+    if keys_to_update is not None:
+        source = restricted(source, keys_to_update)
+    if td._locked and ignore_lock:
+        with td.unlock_():
+            return update(
+                td,
+                source,
+                clone,
+                inplace,
+                non_blocking=non_blocking,
+                is_leaf=is_leaf,
+                update_batch_size=update_batch_size,
+            )
+    if td._locked and not inplace:
+        raise locked_error(td)
+    if inplace and is_leaf is None:
+        into: list[Tensor] = []
+        given: list[Tensor] = []
+        if not update_batch_size and writes(td, source, into, given):
+            if copied(into, given, non_blocking):
+                return td
+    if like is None:
+        with all_or_nothing(td, source):
+            merge(td, source, clone, inplace, non_blocking, is_leaf)
+        return td
+    resized = both_have(td, like)
+    before = [node._batch_size for node, _ in resized]
+    try:
+        with all_or_nothing(td, source):
+            for node, _ in resized:
+                node._batch_size = torch.Size()
+            merge(td, source, clone, inplace, non_blocking, is_leaf)
+            for node, theirs in reversed(resized):
+                node._set_batch_size(theirs._batch_size)
+    except BaseException:
+        for (node, _), size in zip(resized, before, strict=True):
+            node._batch_size = size
+        raise
+    return td
+
+
+def both_have(td: Any, source: Any) -> list[tuple[Any, Any]]:
+    """The plain containers in both, at any depth, whose batch size is to be that of `source`."""
+    out = [(td, source)]
+    for mine, theirs in out:
+        for name, value in theirs._entries().items():
+            below = mine._get_str(name)
+            if type(below) is td._plain and isinstance(value, Node) and not value._is_data():
+                out.append((below, value))
+    return out
+
+
+def merged(source: Any, entries: Mapping[str, Any]) -> Any:
+    if source is None:
+        return entries
+    if entries:
+        raise ValueError("update takes a container or dict, or keyword entries, not both")
+    if not isinstance(source, (Node, Mapping)) and not hasattr(source, "items"):
+        raise TypeError(
+            f"update takes a container, a dict or keyword entries, got {type(source).__name__}"
+        )
+    return source
+
+
+def restricted(source: Any, keys_to_update: Sequence[NestedKey]) -> dict[NestedKey, Any]:
+    """The entries of `source` under these keys."""
+    if isinstance(keys_to_update, str):
+        raise TypeError(
+            f"keys_to_update is a sequence of keys, got str: keys_to_update=[{keys_to_update!r}]"
+        )
+    out: dict[NestedKey, Any] = {}
+    for key in keys_to_update:
+        value: Any = source
+        for name in unravel_key_to_tuple(key):
+            value = (
+                value._get_str(name)
+                if isinstance(value, Node)
+                else value.get(name)
+                if value is not None
+                else None
+            )
+        if value is not None:
+            out[key] = value
+    return out
+
+
+def merge(
+    td: Any, source: Any, clone: bool, inplace: bool, non_blocking: bool, is_leaf: IsLeaf | None
+) -> None:
+    """Store every entry of `source`, descending where both sides are containers."""
+    pairs = source._entries().items() if isinstance(source, Node) else source.items()
+    for key, value in list(pairs):
+        key = unravel_key(key)
+        mine: Any = (
+            td._peek_str(key)
+            if key.__class__ is str
+            else get(td, key)
+            if contains(td, key)
+            else None
+        )
+        nested = isinstance(mine, Node) and not mine._is_data()
+        if nested and is_leaf is not None and is_leaf(type(value)):
+            nested = False
+        if (
+            nested
+            and isinstance(value, (Node, Mapping))
+            and not (isinstance(value, Node) and value._is_data())
+        ):
+            if type(mine) is td._plain and type(value) in (td._plain, dict):
+                merge(mine, value, clone, inplace, non_blocking, is_leaf)
+            else:
+                mine.update(value, clone, inplace, non_blocking=non_blocking, is_leaf=is_leaf)
+            continue
+        if clone and isinstance(value, (Tensor, Node)):
+            value = value.clone()
+        td.set(key, value, inplace=inplace, non_blocking=non_blocking)
+
+
+def update_(
+    td: Container,
+    input_dict_or_td: Any = None,
+    clone: bool = False,
+    *,
+    non_blocking: bool = False,
+    keys_to_update: Sequence[NestedKey] | None = None,
+    **entries: Any,
+) -> Container:
+    """Write the entries of a container or dict into the tensors there; allowed when locked.
+
+    Raises KeyError if a key is not there and RuntimeError if a shape does not fit, before anything
+    is written.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(a=torch.zeros(2)).lock_().update_({"a": torch.ones(2)})["a"]
+    tensor([1., 1.])
+    """
+    source = merged(input_dict_or_td, entries)
+    if keys_to_update is not None:
+        source = restricted(source, keys_to_update)
+    into: list[Tensor] = []
+    values: list[Tensor] = []
+    if writes(td, source, into, values):
+        if copied(into, values, non_blocking):
+            return td
+    pairs = list(source._entries().items() if isinstance(source, Node) else source.items())
+    check_writes(td, pairs)
+    for key, value in pairs:
+        td.set_(key, value, non_blocking=non_blocking)
+    return td
+
+
+def writes(
+    td: Any, source: Any, into: list[Tensor], values: list[Tensor], lazily: bool = True
+) -> bool:
+    """Append the pairs of tensors that writing `source` into `td` copies, where that is all of it.
+
+    False if a key is not there, or one of a pair is no plain tensor.
+    """
+    plain = td._plain
+    if td.__class__ is not plain:
+        return lazily and writes_lazily(td, source, into, values)
+    if source.__class__ is plain:
+        source = source._d
+    elif source.__class__ is not dict:
+        return False
+    d = td._d
+    for name, value in source.items():
+        mine = d.get(name)
+        if value.__class__ is Tensor:
+            if mine.__class__ is not Tensor:
+                return False
+            into.append(mine)
+            values.append(value)
+        elif not isinstance(mine, Node) or not writes(mine, value, into, values, lazily):
+            return False
+    return True
+
+
+def writes_lazily(td: Any, source: Any, into: list[Tensor], values: list[Tensor]) -> bool:
+    """`writes` for a lazy stack: each part of a tensor goes into one member's."""
+    if not getattr(td, "_lazy", False) or td._is_data() or td.hook_in is not None:
+        return False
+    parts = td._parts_of(source)
+    if parts is None:
+        return False
+    for member, part in zip(td.tensordicts, parts, strict=True):
+        if not writes(member, part, into, values):
+            return False
+    return True
+
+
+def copied(into: list[Tensor], values: list[Tensor], non_blocking: bool = False) -> bool:
+    """Write tensors into others, all or none; False where they are not alike, or torch refuses.
+
+    The general way then writes them one by one, and its error names the key.
+    """
+    alone = len(into) < 2
+    try:
+        for leaf, value in zip(into, values, strict=True):
+            if leaf.shape != value.shape or leaf.requires_grad:
+                return False
+            if value.requires_grad:
+                alone = True
+        if not alone and torch._C._functorch.peek_interpreter_stack() is None:
+            torch._foreach_copy_(into, values, non_blocking=non_blocking)
+        else:
+            for leaf, value in zip(into, values, strict=True):
+                leaf.copy_(value, non_blocking=non_blocking)
+    except RuntimeError:  # a nested tensor has no shape; memory that is shown twice takes no write
+        return False
+    return True
+
+
+def check_writes(td: Any, pairs: Iterable[tuple[Any, Any]]) -> None:
+    """Raise what a later write would raise, so that none is done if one of them can't be."""
+    for key, value in pairs:
+        if not contains(td, key):
+            raise_missing(key, td)
+        node, name = holder(td, key)
+        mine = node._peek_str(name)
+        if isinstance(mine, Node) and type(value) in (td._plain, dict):
+            if not mine._is_data():
+                check_writes(mine, (value if type(value) is dict else value._d).items())
+        elif getattr(node, "_lazy", False) and type(value) is Tensor and value.dim():
+            for member, part in zip(node.tensordicts, node._parts(name, value), strict=True):
+                check_writes(member, [(name, part)])
+        elif isinstance(mine, Tensor) and isinstance(value, Tensor) and type(node) is td._plain:
+            sizes = zip(reversed(value.shape), reversed(mine.shape), strict=False)
+            if value.dim() > mine.dim() or any([n not in (1, size) for n, size in sizes]):
+                write(mine, value, unravel_key(key))  # which refuses
+
+
+def update_at_(
+    td: Container,
+    input_dict_or_td: Any,
+    idx: Any,
+    clone: bool = False,
+    *,
+    non_blocking: bool = False,
+    keys_to_update: Sequence[NestedKey] | None = None,
+) -> Container:
+    """Write the entries of a container or dict into the rows `idx` of the tensors that are there.
+
+    >>> from raffia import TensorDict
+    >>> td = TensorDict(a=torch.zeros(3), batch_size=[3])
+    >>> td.update_at_({"a": torch.ones(2)}, slice(1, 3))["a"]
+    tensor([0., 1., 1.])
+    """
+    source = merged(input_dict_or_td, {})
+    if keys_to_update is not None:
+        source = restricted(source, keys_to_update)
+    into: list[Tensor] = []
+    given: list[Tensor] = []
+    if td.__class__ is td._plain and writes(td, source, into, given, lazily=False):
+        if fit_rows(td, into, given, idx):
+            for leaf, value in zip(into, given, strict=True):
+                leaf[idx] = value
+            return td
+    pairs = list(source._entries().items() if isinstance(source, Node) else source.items())
+    for key, _ in pairs:
+        if not contains(td, key):
+            raise_missing(key, td)
+    check_rows(td, pairs, idx)
+    for key, value in pairs:
+        mine: Any = td
+        for name in unravel_key_to_tuple(key):
+            mine = mine._peek_str(name)
+        nested = isinstance(mine, Node) and not mine._is_data()
+        if nested and isinstance(value, (Node, Mapping)):
+            mine.update_at_(value, idx, non_blocking=non_blocking)
+        else:
+            td.set_at_(key, value, idx, non_blocking=non_blocking)
+    return td
+
+
+def fit_rows(td: Any, into: list[Tensor], values: list[Tensor], idx: Any) -> bool:
+    """Whether each tensor can be written into the rows `idx` of another as it is."""
+    for leaf, value in zip(into, values, strict=True):
+        if leaf.dtype is not value.dtype or leaf.requires_grad or leaf.device != value.device:
+            return False
+    size = td._batch_size
+    if idx.__class__ is int and size:
+        ndim = len(size)
+        row, pairs = size[1:], zip(into, values, strict=True)
+        if all([value.shape == row + leaf.shape[ndim:] for leaf, value in pairs]):
+            return -size[0] <= idx < size[0]
+    return all([fits_rows(*pair, idx) for pair in zip(into, values, strict=True)])
+
+
+def fits_rows(leaf: Tensor, value: Tensor, idx: Any) -> bool:
+    """Whether `leaf[idx] = value` is possible."""
+    shape, rows = value.shape, leaf[idx].shape
+    if shape == rows:
+        return True
+    sizes = zip(reversed(shape), reversed(rows), strict=False)
+    return all([n in (1, size) for n, size in sizes]) and all(
+        [n == 1 for n in shape[: max(0, len(shape) - len(rows))]]
+    )
+
+
+def check_rows(td: Any, pairs: Iterable[tuple[Any, Any]], idx: Any) -> None:
+    """Raise what a later write into rows would raise, so that none is done if one can't be."""
+    for key, value in pairs:
+        node, name = holder(td, key)
+        mine = node._peek_str(name)
+        if type(mine) is td._plain and type(value) in (td._plain, dict):
+            check_rows(mine, (value if type(value) is dict else value._d).items(), idx)
+        elif type(mine) is Tensor and type(value) is Tensor and type(node) is td._plain:
+            if not fits_rows(mine, value, idx):
+                node.set_at_(name, value, idx)  # which refuses

@@ -1,0 +1,302 @@
+"""What stands in a container: its keys, values and items, also of what is nested in it."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from torch import Tensor
+
+from raffia.tensordict.keys import (
+    dotted,
+    unravel_key,
+)
+from raffia.tensordict.node import Node
+
+IsLeaf = Callable[[type], bool]
+
+
+def default_is_leaf(cls: type) -> bool:
+    """Whether entries of class `cls` are leaves: everything that is not a container.
+
+    >>> default_is_leaf(torch.Tensor)
+    True
+    """
+    return not issubclass(cls, Node) or issubclass(cls, Tensor)
+
+
+def is_leaf_nontensor(cls: type) -> bool:
+    """Whether entries of class `cls` are leaves when non-tensor values count as leaves too.
+
+    >>> from raffia import NonTensorData
+    >>> is_leaf_nontensor(NonTensorData), default_is_leaf(NonTensorData)
+    (True, False)
+    """
+    return not issubclass(cls, Node) or getattr(cls, "_holds_data", False)
+
+
+def collect(
+    node: Node, prefix: tuple[str, ...], leaves_only: bool, is_leaf: IsLeaf | None, out: list[Any]
+) -> None:
+    """Append `(nested key, value)` for what lies below `node`; content comes before its node."""
+    for name, value in node._entries().items():
+        leaf = value.__class__ is Tensor or not isinstance(value, Node)
+        leaf = leaf or (is_leaf is not None and is_leaf(type(value)))
+        if not leaf:
+            collect(value, (*prefix, name), leaves_only, is_leaf, out)
+        if leaf or not leaves_only:
+            out.append(((*prefix, name) if prefix else name, value))
+
+
+def collect_leaves(node: Node, prefix: tuple[str, ...] | None, out: list[Any]) -> None:
+    """`collect` for the tensors only."""
+    append = out.append
+    for name, value in node._entries().items():
+        if value.__class__ is not Tensor and isinstance(value, Node):
+            collect_leaves(value, (name,) if prefix is None else (*prefix, name), out)
+        else:
+            append((name if prefix is None else (*prefix, name), value))
+
+
+def keys_list(
+    td: Any, include_nested: bool, leaves_only: bool, is_leaf: IsLeaf | None
+) -> list[Any]:
+    """The keys alone, for which the members of a lazy stack need not be stacked."""
+    out: list[Any] = []
+    if include_nested:
+        collect_keys(td, (), leaves_only, is_leaf, out)
+        return out
+    leaf = is_leaf or default_is_leaf
+    for name, value in td._peek().items():
+        if not leaves_only or not isinstance(value, Node) or leaf(type(value)):
+            out.append(name)
+    return out
+
+
+def collect_keys(
+    node: Any, prefix: tuple[str, ...], leaves_only: bool, is_leaf: IsLeaf | None, out: list[Any]
+) -> None:
+    """Append the nested keys of what lies below `node`; content comes before its node."""
+    append = out.append
+    for name, value in (node._d if node.__class__ is node._plain else node._peek()).items():
+        key = prefix + (name,) if prefix else name  # noqa: RUF005 (faster than unpacking)
+        if value.__class__ is Tensor:
+            append(key)
+            continue
+        # an UnbatchedTensor is a node and a tensor: a leaf
+        if not isinstance(value, Tensor) and (is_leaf is None or not is_leaf(type(value))):
+            collect_keys(value, key if prefix else (name,), leaves_only, is_leaf, out)
+            if leaves_only:
+                continue
+        append(key)
+
+
+def every(node: Any, test: Callable[[Tensor], Any]) -> bool:
+    """Whether `test` is true of all leaves; the first that it is false of is the last it sees."""
+    if node.__class__ is not node._plain:
+        members = getattr(node, "tensordicts", None)
+        if members is None:
+            return all(map(test, node._leaves([])))
+        for member in members:
+            if not every(member, test):
+                return False
+        return True
+    for value in node._d.values():
+        if value.__class__ is Tensor or not isinstance(value, Node):
+            if not test(value):
+                return False
+        elif not every(value, test):
+            return False
+    return True
+
+
+def some(node: Any, test: Callable[[Tensor], Any]) -> bool:
+    """Whether `test` is true of any leaf; the first that it is true of is the last it sees."""
+    if node.__class__ is not node._plain:
+        members = getattr(node, "tensordicts", None)
+        if members is None:
+            return any(map(test, node._leaves([])))
+        for member in members:
+            if some(member, test):
+                return True
+        return False
+    for value in node._d.values():
+        if value.__class__ is Tensor or not isinstance(value, Node):
+            if test(value):
+                return True
+        elif some(value, test):
+            return True
+    return False
+
+
+def entries_list(
+    td: Node, include_nested: bool, leaves_only: bool, is_leaf: IsLeaf | None, sort: bool
+) -> list[tuple[Any, Any]]:
+    """The `(key, value)` pairs that `keys`, `values` and `items` show for these flags."""
+    out: list[tuple[Any, Any]] = []
+    if include_nested and leaves_only and is_leaf is None:
+        collect_leaves(td, None, out)
+    elif include_nested:
+        collect(td, (), leaves_only, is_leaf, out)
+    else:
+        leaf = is_leaf or default_is_leaf
+        for name, value in td._entries().items():
+            if not leaves_only or leaf(type(value)):
+                out.append((name, value))
+    if sort:
+        out.sort(key=lambda pair: pair[0] if pair[0].__class__ is str else dotted(pair[0]))
+    return out
+
+
+class NestedView:
+    """A live view of keys, values or items of a container, also of what is nested in it."""
+
+    __slots__ = ("td", "flags", "part")
+
+    def __init__(self, td: Node, flags: tuple[Any, ...], part: int | None) -> None:
+        self.td, self.flags, self.part = td, flags, part  # part: 0 keys, 1 values, None both
+
+    def _list(self) -> list[Any]:
+        td = self.td
+        cache = td._cache if td._locked else None
+        pairs = None if cache is None else cache.get(self.flags)
+        if pairs is None:
+            pairs = entries_list(td, *self.flags)
+            if cache is not None:
+                cache[self.flags] = pairs
+        return pairs
+
+    def __iter__(self) -> Iterator[Any]:
+        part = self.part
+        return iter(self._list()) if part is None else iter([pair[part] for pair in self._list()])
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({list(self)})"
+
+
+class KeysView(NestedView):
+    """Keys of a container: iterable, with a length, asked with `in`, and compared like a set.
+
+    >>> from raffia import TensorDict
+    >>> view = TensorDict(a=1, b=dict(c=2)).keys(True)
+    >>> view == {"a", "b", ("b", "c")}, view - {"b", ("b", "c")}
+    (True, {'a'})
+    """
+
+    __slots__ = ()
+
+    def _names(self) -> list[Any]:
+        td = self.td
+        cache = td._cache if td._locked else None
+        names = None if cache is None else cache.get(("keys", *self.flags))
+        if names is None:
+            *flags, sort = self.flags
+            names = keys_list(td, *flags)
+            if sort:
+                names.sort(key=dotted)
+            if cache is not None:
+                cache[("keys", *self.flags)] = names
+        return names
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._names())
+
+    def __len__(self) -> int:
+        return len(self._names())
+
+    def __contains__(self, key: object) -> bool:
+        include_nested, leaves_only, is_leaf, _ = self.flags
+        path: Any = key
+        if path.__class__ is not str:
+            path = unravel_key(path)
+        if path.__class__ is str:
+            value = self.td._peek_str(path)
+        else:
+            if not include_nested:
+                return False
+            value = self.td
+            for name in path:
+                if not isinstance(value, Node):
+                    return False
+                value = value._peek_str(name)
+        if value is None:
+            return False
+        return not leaves_only or (is_leaf or default_is_leaf)(type(value))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Iterable):
+            return NotImplemented
+        return builtins.set(self) == builtins.set(other)  # `set` is the function below
+
+    def __and__(self, other: Iterable[Any]) -> builtins.set[Any]:
+        return builtins.set(self) & builtins.set(other)
+
+    def __or__(self, other: Iterable[Any]) -> builtins.set[Any]:
+        return builtins.set(self) | builtins.set(other)
+
+    def __sub__(self, other: Iterable[Any]) -> builtins.set[Any]:
+        return builtins.set(self) - builtins.set(other)
+
+    def __rsub__(self, other: Iterable[Any]) -> builtins.set[Any]:
+        return builtins.set(other) - builtins.set(self)
+
+    def isdisjoint(self, other: Iterable[Any]) -> bool:
+        return builtins.set(self).isdisjoint(other)
+
+
+def keys(
+    td: Any,
+    include_nested: bool = False,
+    leaves_only: bool = False,
+    is_leaf: IsLeaf | None = None,
+    *,
+    sort: bool = False,
+) -> KeysView:
+    """A live view of the keys; nested ones are tuples.
+
+    include_nested: also the keys of nested containers, each after its content.
+    leaves_only: without the containers themselves.
+    is_leaf: which classes count as leaves, `default_is_leaf` if not given.
+    sort: in alphabetical order.
+
+    >>> from raffia import TensorDict
+    >>> td = TensorDict(a=torch.zeros(2), b=dict(c=torch.ones(3)))
+    >>> list(td.keys()), list(td.keys(True, True))
+    (['a', 'b'], ['a', ('b', 'c')])
+    """
+    return KeysView(td, (include_nested, leaves_only, is_leaf, sort), 0)
+
+
+def values(
+    td: Any,
+    include_nested: bool = False,
+    leaves_only: bool = False,
+    is_leaf: IsLeaf | None = None,
+    *,
+    sort: bool = False,
+) -> NestedView:
+    """A live view of the values; the flags are those of `keys`.
+
+    >>> from raffia import TensorDict
+    >>> [v.shape for v in TensorDict(a=torch.zeros(2), b=dict(c=torch.ones(3))).values(True, True)]
+    [torch.Size([2]), torch.Size([3])]
+    """
+    return NestedView(td, (include_nested, leaves_only, is_leaf, sort), 1)
+
+
+def items(
+    td: Any,
+    include_nested: bool = False,
+    leaves_only: bool = False,
+    is_leaf: IsLeaf | None = None,
+    *,
+    sort: bool = False,
+) -> NestedView:
+    """A live view of the `(key, value)` pairs; the flags are those of `keys`.
+
+    >>> from raffia import TensorDict
+    >>> list(TensorDict(a=1, b=dict(c=2)).items(True, True))
+    [('a', tensor(1)), (('b', 'c'), tensor(2))]
+    """
+    return NestedView(td, (include_nested, leaves_only, is_leaf, sort), None)
