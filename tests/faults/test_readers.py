@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from raffia.data.memmap_storage import MemmapStorage
 from raffia.files import DamagedFileError
 from raffia.lm.folder import gpt2, save_gpt2
 from raffia.lm.tokenizers.hf_tokenizer import HFTokenizer
@@ -29,11 +28,11 @@ from raffia.recipes.ilql.export import export, load_exported
 from raffia.recipes.ilql.presets import ILQL_PRESETS
 from raffia.recipes.run_folder import read_run
 from raffia.report.page import write_report
-from raffia.tensordict.tensordict import TensorDict
-from raffia.train.checkpoint import CheckpointError, Checkpoints
+from raffia.train.checkpoint import CheckpointError
 from raffia.train.config import ConfigError, read_config, to_json
 from raffia.train.experiment import RunError
 from raffia.train.view import PlainView
+from tests.files.damages import damaged
 
 OURS = (DamagedFileError, ConfigError, RunError, CheckpointError, FileNotFoundError)
 SECONDS = 20.0  # of processor time: against hangs, on whatever machine
@@ -114,43 +113,6 @@ def run_config(folder):
     return folder / "run"
 
 
-def checkpoint(folder):
-    made = Checkpoints(folder / "checkpoints")
-    made.save(3, {"state": TensorDict(a=torch.arange(40.0)), "note": b"hello"}, {"n": [1, {}]})
-    return folder / "checkpoints"
-
-
-def read_checkpoint(folder):
-    found = Checkpoints(folder).newest(lambda line: None)
-    if found is None:
-        raise DamagedFileError(folder, "it is passed over")
-    assert torch.equal(found.tensors("state")["a"], torch.arange(40.0))
-    assert found.read("note") == b"hello" and found.extras == {"n": [1, {}]}
-
-
-def container(folder):
-    TensorDict(a=torch.arange(7.0), b={"c": torch.ones(2, 3), "d": "text"}).save(
-        folder / "x.safetensors"
-    )
-    return folder
-
-
-def mapped(folder):
-    TensorDict(a=torch.arange(7.0), b={"c": torch.ones(2, 3), "d": "text"}).memmap(folder / "x")
-    return folder / "x"
-
-
-def rows(folder):
-    with MemmapStorage(5, folder / "rows") as storage:
-        storage.extend(TensorDict(a=torch.arange(7.0), batch_size=[7]))
-    return folder / "rows"
-
-
-def read_rows(folder):
-    with MemmapStorage.open(folder) as storage:
-        storage.get(storage.rows())
-
-
 def report(folder):
     run = folder / "run"
     ilql.train(replace(ILQL_PRESETS["ilql-smoke"], num_updates=2), run, view=Quiet())
@@ -174,10 +136,6 @@ KINDS = {
     "their tokenizer": (theirs, load_tokenizer, True, 60),
     "settings": (settings, read_settings, True, 150),
     "run": (run_config, read_run, True, 100),
-    "checkpoint": (checkpoint, read_checkpoint, False, 80),
-    "container": (container, lambda folder: TensorDict.load(folder / "x.safetensors"), False, 100),
-    "mapped": (mapped, TensorDict.load_memmap, True, 100),
-    "rows": (rows, read_rows, True, 60),
     "report": (report, lambda run: write_report([run]), True, 12),
 }
 
@@ -186,59 +144,6 @@ def hf(folder):
     from raffia.lm.hf_models import load_hf
 
     return load_hf(folder)
-
-
-JUNK = [
-    b"[" * 3000,
-    b'{"a":' * 3000,
-    b"\x00" * 50,
-    b"\xff\xfe\xfd",
-    b"null",
-    b"[]",
-    b"{}",
-    b"9" * 5000,
-    b"1e999",
-    b'"\\ud800"',
-    b"-1",
-    b"1" + b"0" * 30,
-    b"a: &a [*a]\n",
-    b"a: &a [x,x,x,x,x,x,x,x,x]\nb: &b [*a,*a,*a,*a,*a,*a,*a,*a,*a]\nc: &c [*b,*b,*b,*b,*b,*b]\n",
-]
-
-
-def damaged(text, draw):
-    """The bytes of a file with one thing wrong."""
-    at = draw.randrange(len(text) + 1)
-    to = min(len(text), at + draw.choice([1, 2, 8, 100]))
-    match draw.randrange(8):
-        case 0:
-            bit = bytearray(text or b"a")
-            bit[at % len(bit)] ^= 1 << draw.randrange(8)
-            return bytes(bit)
-        case 1:
-            return text[:at]
-        case 2:
-            return text[:at] + text[to:]
-        case 3:
-            return text[:to] + text[at:]
-        case 4:
-            return draw.choice(JUNK)
-        case 5:
-            return text[:at] + draw.choice(JUNK) + text[to:]
-        case 6:  # a value of JSON or YAML by another one
-            return _other_value(text, draw)
-        case _:
-            return text[:at] + bytes(to - at) + text[to:]
-
-
-def _other_value(text, draw):
-    import re
-
-    places = [m.span() for m in re.finditer(rb"(?<=[:\[,] )[^\s,\]}{\[]+", text[:20_000])]
-    if not places:
-        return text[::-1]
-    begin, end = draw.choice(places)
-    return text[:begin] + draw.choice([b"0", b"-5", b'"x"', b"[]", b"{}", *JUNK]) + text[end:]
 
 
 @pytest.mark.slow
@@ -297,9 +202,3 @@ def test_damaged_files_are_said(kind, tmp_path, monkeypatch):
     unseen = [name for name in loaded if not name.startswith(free)]
     assert may_load or not unseen, f"loaded with damage: {unseen}"
     assert len(loaded) < num or kind == "report"  # which shows what there is
-
-
-def test_damage_is_of_every_kind():
-    draw, text = random.Random(0), b'{"a": 1, "b": [2, 3]}'
-    found = {damaged(text, draw) for _ in range(500)}
-    assert len(found) > 100 and text[:5] in found and any(len(one) > 3000 for one in found)

@@ -5,7 +5,6 @@ import errno
 import gc
 import hashlib
 import json
-import math
 import os
 import pickle
 import random
@@ -31,6 +30,7 @@ from raffia import (
 )
 from raffia.tensordict import disk
 from raffia.tensordict.disk import write_atomically
+from tests.files.damages import PLACED, changed, put
 
 CHECKSUM = "raffia.sha256"
 
@@ -114,48 +114,6 @@ def survives(path):
 
 # ------------------------------------------------------------------------------------ changed files
 
-NASTY = [
-    *(None, True, False, 0, 1, -1, 2, 3, 4, 7, 2**31, 2**62, 2**63, 2**64, 10**40, 0.5, math.nan),
-    *("", ".", "..", "/", "../a", "/etc/passwd", "a\0b", "\ud800", "é" * 300, "x" * 5000, "a", "n"),
-    *("float64", "float32", "torch.float32", "qint8", "complex128", "float4_e2m1fn_x2", "meta"),
-    *("tests.tensordict.test_damage.Fixed", "os.system", "cuda", "cpu", "raffia"),
-    *("TensorDict", "LazyStackedTensorDict", "NonTensorData", "NonTensorStack", "tensorclass"),
-    *([], [0], [2], [-1], [2, 3], [3, 2], [6], [2.0, 3], [True], [None], ["2"], [[2]], [1] * 70),
-    *([2**62, 2**62], [0, 2**62], [0, 2**62, 2**62], {}, {"a": 1}, {"class": "TensorDict"}),
-    *({"file": "a.memmap"}, {"$tuple": 3}, {"$dict": 3}, {"$tuple": [1]}),
-]  # fmt: skip
-
-
-def places(value, path=()):
-    """Where the values in a JSON document are."""
-    yield path
-    if isinstance(value, (dict, list)):
-        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from places(item, (*path, key))
-
-
-def changed(document, rng):
-    """A copy with one or two values replaced, removed, renamed or doubled."""
-    document = copy.deepcopy(document)
-    for _ in range(rng.choice((1, 1, 2))):
-        path = rng.choice([path for path in places(document) if path] or [()])
-        if not path:
-            return rng.choice(NASTY)
-        parent = document
-        for part in path[:-1]:
-            parent = parent[part]
-        key, what = path[-1], rng.random()
-        if what < 0.7:
-            parent[key] = copy.deepcopy(rng.choice(NASTY))
-        elif what < 0.8:
-            del parent[key]
-        elif isinstance(parent, dict):
-            name = rng.choice([name for name in NASTY if isinstance(name, str)])
-            parent[name] = copy.deepcopy(parent[key]) if what < 0.9 else parent.pop(key)
-        else:
-            parent.insert(key, copy.deepcopy(parent[key]))
-    return document
-
 
 @pytest.mark.slow
 def test_records_with_any_value_anywhere(folder, little_memory):
@@ -171,43 +129,15 @@ def test_records_with_any_value_anywhere(folder, little_memory):
     assert content(TensorDict.load(folder)) == content(sample().memmap())
 
 
-def test_bytes_of_any_file_of_the_folder(folder, little_memory):
-    rng = random.Random(1)
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    for _ in range(300):
-        file = rng.choice(files)
-        good = file.read_bytes()
-        bad = bytearray(good)
-        start = rng.randrange(len(bad))
-        bad[start : start + rng.choice((1, 1, 4))] = rng.randbytes(rng.choice((0, 1, 1, 4)))
-        file.write_bytes(bad if rng.random() < 0.7 else bad[:start])
-        survives(folder)
-        file.write_bytes(good)
-
-
 @pytest.mark.parametrize(
     "name", ["meta.json", "a.memmap", "n", "n/meta.json", "n/b.memmap", "z/0", "z/1/meta.json"]
 )
-@pytest.mark.parametrize("what", ["gone", "pipe", "folder", "file", "link out", "link in", "loop"])
+@pytest.mark.parametrize("what", PLACED)
 def test_something_else_in_a_place(name, what, folder):
-    place = folder / name
-    outside = folder.parent / "outside"
-    place.rename(outside)
-    if what == "pipe":
-        os.mkfifo(place)
-    elif what == "folder":
-        place.mkdir()
-    elif what == "file":
-        place.write_bytes(b"\0" * 3)
-    elif what == "link out":
-        place.symlink_to(outside)
-    elif what == "link in":
-        place.symlink_to(folder / "w")
-    elif what == "loop":
-        place.symlink_to(folder)
+    put(what, folder / name, folder.parent / "outside")
     with pytest.raises(DamagedFileError) as caught:
         TensorDict.load(folder)
-    assert str(place) in caught.value.path
+    assert str(folder / name) in caught.value.path
 
 
 def test_the_folder_itself_may_be_a_link(folder, tmp_path):
@@ -270,27 +200,6 @@ def test_identical_containers_make_identical_files(tmp_path):
     for name in "ab":
         sample().save(tmp_path / f"{name}.safetensors")
     assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "b.safetensors").read_bytes()
-
-
-def test_a_full_disk_is_the_systems_error(tmp_path):
-    TensorDict(a=torch.zeros(3)).save(tmp_path / "x.safetensors")
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
-    try:
-        with pytest.raises(OSError, match="File too large") as seen:
-            TensorDict(a=torch.ones(10_000)).save(tmp_path / "x.safetensors")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert seen.value.errno == errno.EFBIG and os.listdir(tmp_path) == ["x.safetensors"]
-    assert TensorDict.load(tmp_path / "x.safetensors")["a"].tolist() == [0, 0, 0]
-
-
-def test_forged_headers(one_file, little_memory):
-    rng = random.Random(2)
-    header, data = parts(one_file)
-    for _ in range(400):
-        forge(one_file, changed(header, rng), data)
-        survives(one_file)
 
 
 def test_forged_records(one_file, little_memory):

@@ -27,6 +27,7 @@ from raffia.files import (
     DamagedFileError,
     Lock,
     dump_json,
+    foreign_reader,
     read_signed,
     shown,
     signed,
@@ -105,6 +106,13 @@ def read_header(folder: str) -> dict[str, Any] | None:
         return None
     header = read_signed(path)
     check_kind(folder, header, KIND, VERSION)
+    with foreign_reader(path, "it describes no rows"):
+        size, ranges = header["max_size"], header["open"]
+        counts = [size, header["total"], header["epoch"], *[n for pair in ranges for n in pair]]
+        if not all(type(n) is int and 0 <= n < 2**63 for n in counts) or not size:
+            raise ValueError("a count is no whole number")
+        if not all(start <= stop <= size for start, stop in ranges):
+            raise ValueError(f"rows {shown(ranges)} are not among {size}")
     return header
 
 

@@ -15,7 +15,7 @@ from raffia.data.row_recovery import repair
 from raffia.data.storage import Storage
 from raffia.data.storage_state import StorageContents
 from raffia.data.structure import RowStructure
-from raffia.files import DamagedFileError, make_folder
+from raffia.files import DamagedFileError, foreign_reader, make_folder
 
 Path = str | os.PathLike[str]
 BLOCKS = 1024  # parts of the rows, for each of which the header tells whether they may have changed
@@ -131,10 +131,8 @@ class MemmapStorage(Storage):
 
     def _attach(self, header: dict[str, Any]) -> None:
         """Map the files that the header describes, and repair what a crash has left."""
-        try:
+        with foreign_reader(f"{self.folder}/{HEADER}", "it describes no rows"):
             structure = RowStructure.from_json(header["structure"])
-        except ValueError as error:
-            raise DamagedFileError(f"{self.folder}/{HEADER}", str(error)) from None
         files = RowFiles(self.folder, self._size, structure, self.mode)
         self._structure, self._files, self._leaves = structure, files, files.leaves
         self._epoch, self._flushed = header["epoch"], header["total"]

@@ -1,0 +1,232 @@
+"""All that the files room writes, damaged: what was written is read, or there is the one error.
+
+One row for each form of files: what makes it, what reads it, and whether a damage may go unseen, as
+where nothing says what a file should hold.
+"""
+
+import json
+import random
+import shutil
+import time
+
+import pytest
+import torch
+
+from raffia import TensorDict
+from raffia.data.memmap_storage import MemmapStorage
+from raffia.files import (
+    DamagedFileError,
+    JsonLines,
+    check_manifest,
+    dump_json,
+    parse_json,
+    read_signed,
+    signed,
+    write_atomically,
+    write_json,
+    write_manifest,
+)
+from raffia.files.folder import read_folder, write_folder
+from raffia.train.checkpoint import CheckpointError, Checkpoints, read_checkpoint
+from tests.files.damages import PLACED, changed, damaged, places, put
+
+SECONDS = 5.0  # of processor time, of one read
+
+
+def make_json(folder):
+    write_json(folder / "x.json", {"a": [1, {"b": None}], "c": "text"})
+
+
+def make_signed(folder):
+    write_atomically(folder / "x", dump_json(signed({"format": "raffia", "a": [1, 2], "b": "c"})))
+
+
+def make_folder(folder):
+    files = {"a.bin": b"0123456789" * 20, "b": b""}
+    write_folder(folder, "letter", 1, files, extras={"n": [1, None]})
+
+
+def read_letter(folder):
+    found = read_folder(folder, "letter", 1)
+    return found.read("a.bin"), found.read("b"), found.extras
+
+
+def make_manifest(folder):
+    (folder / "in").mkdir()
+    (folder / "in" / "a").write_bytes(b"0123456789" * 20)
+    write_manifest(folder, ["in/a"])
+
+
+def read_listed(folder):
+    check_manifest(folder)
+    return (folder / "in" / "a").read_bytes()
+
+
+def make_log(folder):
+    with JsonLines(folder / "x") as log:
+        for i in range(5):
+            log.write({"update": i, "text": "abc" * i})
+
+
+def read_log(folder):
+    with JsonLines(folder / "x"):
+        pass
+    return [json.loads(line) for line in (folder / "x").read_bytes().splitlines()[-1:]]
+
+
+def tree():
+    return TensorDict(a=torch.arange(7.0), b={"c": torch.ones(2, 3), "d": "text"})
+
+
+def content(td):
+    """All that it holds, whatever that is."""
+    leaves = td.values(True, True)
+    held = [(x.dtype, x.shape, x.numpy().tobytes()) for x in leaves if isinstance(x, torch.Tensor)]
+    return held, str(list(td.keys(True))), str(td.select("b", strict=False).to_dict())
+
+
+def make_rows(folder):
+    with MemmapStorage(5, folder) as storage:
+        storage.extend(TensorDict(a=torch.arange(7.0), batch_size=[7]))
+
+
+def read_rows(folder):
+    with MemmapStorage.open(folder) as storage:
+        return storage.get(storage.rows())["a"].tolist()
+
+
+def make_checkpoint(folder):
+    parts = {"state": tree(), "note": b"hello"}
+    Checkpoints(folder).save(3, parts, {"n": [1, {}]})
+
+
+def read_state(folder):
+    found = read_checkpoint(folder / "000000003")
+    return content(found.tensors("state")), found.read("note"), found.extras, found.update
+
+
+FORMS = {  # what makes it, what reads it, whether a damage may go unseen
+    "json": (make_json, lambda f: parse_json("x.json", (f / "x.json").read_bytes()), True),
+    "signed": (make_signed, lambda folder: read_signed(folder / "x"), False),
+    "folder": (make_folder, read_letter, False),
+    "manifest": (make_manifest, read_listed, False),
+    "log": (make_log, read_log, True),
+    "container folder": (
+        lambda folder: tree().memmap(folder),
+        lambda folder: content(TensorDict.load_memmap(folder, mode="r").clone()),
+        True,
+    ),
+    "container file": (
+        lambda folder: tree().save(folder / "x.safetensors"),
+        lambda folder: content(TensorDict.load(folder / "x.safetensors")),
+        False,
+    ),
+    "consolidated": (
+        lambda folder: tree().consolidate(folder / "x"),
+        lambda folder: content(TensorDict.from_consolidated(folder / "x").clone()),
+        True,
+    ),
+    "rows": (make_rows, read_rows, True),
+    "checkpoint": (make_checkpoint, read_state, False),
+}
+# What is no damage: a manifest that is gone, a lock.
+FREE = {"manifest": ("raffia_manifest.json",), "rows": ("lock", "log.bin")}
+
+
+@pytest.fixture(params=FORMS)
+def form(request, tmp_path):
+    make, read, may_load = FORMS[request.param]
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    make(whole)
+    return request.param, whole, read, may_load
+
+
+def attempt(read, folder):
+    """What is read, or the error, if it is one that a user may get to see; soon."""
+    begun = time.process_time()
+    try:
+        return read(folder)
+    except (DamagedFileError, CheckpointError, FileNotFoundError, ValueError) as error:
+        assert 0 < len(str(error)) < 6000
+        return error
+    finally:
+        assert time.process_time() - begun < SECONDS
+
+
+def check(name, expected, found, may_load, what):
+    if not isinstance(found, Exception) and what not in FREE.get(name, ()):
+        assert may_load or found == expected, f"{what} of {name} was loaded with damage"
+
+
+def test_bytes_of_any_file(form, tmp_path):
+    name, whole, read, may_load = form
+    expected, rng, refused = read(whole), random.Random(name), 0
+    files = sorted(path.relative_to(whole) for path in whole.rglob("*") if path.is_file())
+    for _ in range(80):
+        there = tmp_path / "there"
+        shutil.copytree(whole, there)
+        path = rng.choice(files)
+        old = (there / path).read_bytes()
+        (there / path).write_bytes(damaged(old, rng))
+        found = attempt(read, there)
+        refused += isinstance(found, Exception)
+        check(name, expected, found, may_load, path.name)
+        shutil.rmtree(there)
+    assert refused > 10 or name == "log"
+
+
+def test_values_of_any_record(form, tmp_path):
+    """Also with the right checksum, where a record has one: nothing in it is trusted."""
+    name, whole, read, _ = form
+    records = [path for path in whole.rglob("*") if path.is_file() and is_json(path)]
+    rng = random.Random(name)
+    for path in sorted(records):
+        good, refused = path.read_bytes(), 0
+        for _ in range(100):
+            document = changed(json.loads(good), rng)
+            if isinstance(document, dict) and "sha256" in document and rng.random() < 0.9:
+                del document["sha256"]
+                document = signed(json.loads(json.dumps(document)))
+            path.write_bytes(json.dumps(document).encode())
+            refused += isinstance(attempt(read, whole), Exception)
+        path.write_bytes(good)
+        assert refused or name in ("json", "log")
+
+
+def is_json(path):
+    try:
+        return isinstance(json.loads(path.read_bytes()), dict)
+    except ValueError:
+        return False
+
+
+@pytest.mark.parametrize("what", PLACED)
+def test_something_else_in_the_place_of_a_file(form, what, tmp_path):
+    name, whole, read, may_load = form
+    expected = read(whole)
+    files = sorted(path.relative_to(whole) for path in whole.rglob("*") if path.is_file())
+    for number, path in enumerate(files):
+        there = tmp_path / str(number)
+        shutil.copytree(whole, there)
+        if what in ("pipe", "device") and name in ("log", "json"):
+            continue  # which are opened by the name that the user gave
+        put(what, there / path, tmp_path / f"outside{number}")
+        try:
+            found = attempt(read, there)
+        except OSError as error:
+            found = error
+        check(name, expected, found, may_load or what == "link", path.name)
+        if isinstance(found, Exception) and what != "link":
+            continue
+        assert what == "link" or path.name in FREE.get(name, ()) or name == "log", (path, found)
+
+
+def test_damage_is_of_every_kind():
+    draw, text = random.Random(0), b'{"a": 1, "b": [2, 3]}'
+    found = {damaged(text, draw) for _ in range(500)}
+    assert len(found) > 100 and text[:5] in found and any(len(one) > 3000 for one in found)
+    document = {"a": [1, {"b": 2}]}
+    assert len([*places(document)]) == 5
+    assert len({json.dumps(changed(document, draw)) for _ in range(100)}) > 50
+    assert document == {"a": [1, {"b": 2}]}
