@@ -297,7 +297,7 @@ class NonTensorData(Values):
         self._device = device
 
     def _unwrapped(self) -> Any:
-        return self._data
+        return self.__dict__["_data"] if self._home is None else self._data
 
     def _put(self, data: Any) -> None:
         """Take over a value, here but not in a folder on disk."""

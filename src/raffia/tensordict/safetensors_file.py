@@ -28,7 +28,6 @@ from raffia.files import (
 from raffia.tensordict import ragged
 from raffia.tensordict.memmap import DTYPES
 from raffia.tensordict.record import (
-    CPU,
     Reader,
     Record,
     check_version,
@@ -185,9 +184,10 @@ class FileReader(Reader):
                 metadata = opened.metadata() or {}
                 for name in opened.keys():  # noqa: SIM118, as it is not a mapping
                     # A copy: that of the library is a map of the file, which may be changed later.
-                    self.tensors[name] = opened.get_tensor(name).to(
-                        self.device or CPU, copy=True, non_blocking=self.non_blocking
-                    )
+                    found = opened.get_tensor(name).clone()
+                    if self.device is not None:
+                        found = found.to(self.device, non_blocking=self.non_blocking)
+                    self.tensors[name] = found
             header = file.read(int.from_bytes(file.read(8), "little"))
             if not metadata.keys() & {RECORD, CHECKSUM}:  # another program's
                 parse_json(self.path, header, deepest=None)  # no name is there twice
