@@ -29,6 +29,14 @@ scale_sharded   bytes of the state that one of two processes holds / of all of i
 and of ILQL's networks on Wordle, batches of 64, one thread in each process:
 
 scale_members   a generation of four members, 30 updates, in two processes / in one
+
+and of the process that leads alone, CPU time:
+
+scale_off       updates/s of runs with nothing elsewhere / with searches that need not give a row
+                same bits in any batch, which is what workers ask of the loop
+scale_learner   share of time that CartPole's learner waits for one actor beside it
+replay_out      a batch of 256 segments of frames of 96x96x3 / gathering these into kept memory
+replay_update   writing what was searched again into the replay / writing its columns alone
 """
 
 from __future__ import annotations
@@ -48,6 +56,8 @@ from typing import Any
 
 import torch
 
+from benchmarks.scale_here import Updates, off_ratio, replay_ratios, waiting_share
+from benchmarks.scale_here import settings as here
 from benchmarks.scale_learner import DenseLearner, batch
 from benchmarks.scale_shards import shards_ratio
 from raffia.algorithms.efficientzero.actor import act
@@ -62,7 +72,6 @@ from raffia.recipes.efficientzero.actors import (
     row_seeds,
 )
 from raffia.recipes.efficientzero.config import EfficientZeroRun
-from raffia.recipes.efficientzero.experiment import EfficientZeroExperiment
 from raffia.recipes.efficientzero.presets import PRESETS
 from raffia.recipes.engines import make_engine
 from raffia.recipes.ilql.experiment import ILQLExperiment
@@ -240,36 +249,12 @@ def nbytes(state: TensorDict) -> int:
     return sum(leaf.nbytes for leaf in state.values(True, True))
 
 
-class Updates:
-    """The updates of a run without its tasks."""
-
-    def __init__(self, folder: Path, reanalyzers: ReanalyzersConfig, engine: EngineConfig) -> None:
-        run = PRESETS["cartpole"]
-        run = replace(
-            run,
-            collect=replace(
-                run.collect,
-                num_env_steps=FOREVER,
-                random_env_steps=1_000,
-                updates_per_env_step=1.0,
-            ),
-            replay=replace(run.replay, capacity=10_000),
-            targets=replace(run.targets, reanalyze_ratio=REANALYZE_RATIO),
-            reanalyzers=reanalyzers,
-            engine=engine,
-        )
-        self.run = EfficientZeroExperiment(run, folder, PlainView(io.StringIO()))
-        self.state = self.run.init()
-
-    def __call__(self, num: int) -> float:
-        """Seconds of so many updates."""
-        run, began = self.run, time.perf_counter()
-        for _ in range(num):
-            batch = run.stream.next(self.state)
-            update, metrics = run.learner.grads(self.state, batch)
-            self.state = run.learner.apply(self.state, update)
-            run.stream.on_update(batch, metrics)
-        return time.perf_counter() - began
+def ahead_settings(reanalyzers: ReanalyzersConfig, engine: EngineConfig) -> EfficientZeroRun:
+    """CartPole's, of which making a batch takes about as long as learning from it."""
+    run = here("cartpole", reanalyzers=reanalyzers, engine=engine)
+    targets = replace(run.targets, reanalyze_ratio=REANALYZE_RATIO)
+    collect = replace(run.collect, random_env_steps=1_000, updates_per_env_step=1.0)
+    return replace(run, targets=targets, collect=collect)
 
 
 def ahead_ratio(engine: str, rounds: int) -> float:
@@ -278,14 +263,13 @@ def ahead_ratio(engine: str, rounds: int) -> float:
         made = []
         for name, num in (("here", 0), ("there", 1)):
             path = Path(folder) / name
-            path.mkdir()
             workers = ReanalyzersConfig(num=num, ahead=8 * num, cpus=0.5)
             at = EngineConfig(name=engine if num else "inline")  # type: ignore[arg-type]
-            made.append(Updates(path, workers, at))
+            made.append(Updates(ahead_settings(workers, at), path))
             opened.callback(made[-1].run.close)
             made[-1](20)
-        here, there = made
-        ratios = [there(50) / here(50) for _ in range(rounds)]
+        in_turn, there = made
+        ratios = [there(50)[0] / in_turn(50)[0] for _ in range(rounds)]
     return statistics.median(ratios)
 
 
@@ -360,6 +344,11 @@ def main() -> None:
     share, seconds = sharded_ratios(10 * args.rounds)
     print(f"scale_sharded {share:.2f} of the bytes, {seconds:.2f} of the time")
     print(f"scale_members {members_ratio(args.rounds):.2f}")
+    for preset, num in (("cartpole", 30), ("pendulum", 10)):
+        print(f"scale_off {off_ratio(preset, args.rounds, num):.2f} ({preset})")
+    print(f"scale_learner {waiting_share('process', 200):.2f}")
+    out, update = replay_ratios(args.rounds)
+    print(f"replay_out {out:.2f}, replay_update {update:.1f}")
 
 
 if __name__ == "__main__":

@@ -19,6 +19,8 @@ from raffia.recipes.population_config import PopulationConfig
 from raffia.recipes.run_folder import write_config
 from raffia.recipes.running import resume_run, train_run
 from raffia.recipes.scale_config import ActorsConfig, EngineConfig
+from raffia.report.folder import read_run
+from raffia.report.plots import spent
 from raffia.train.checkpoint import Checkpoints
 from raffia.train.session import TrainingSession
 from tests.recipes.killing import KillingEngine
@@ -219,3 +221,11 @@ def test_the_address_of_a_cluster_gets_there(monkeypatch):
 
 def test_by_default_the_loop_plays():
     assert not EfficientZeroRun().actors.play_elsewhere and VECTOR.actors == ActorsConfig()
+
+
+def test_waiting_is_no_activity_beside_those_that_wait(tmp_path):
+    """It is within "collect" and "targets" already, so the report must not add it to them."""
+    trained(AHEAD, tmp_path / "run", actors__num=2, reanalyzers__ahead=3)
+    run = read_run(tmp_path / "run")
+    assert {"waited_for_actors_seconds", "waited_for_batches_seconds"} <= {*run.of("train")[-1]}
+    assert spent(run) and not any("waited" in name for name in spent(run))

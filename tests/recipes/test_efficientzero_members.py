@@ -104,7 +104,7 @@ def test_a_population_goes_on_with_other_workers(each, tmp_path):
             stop = partial(next, iter([False] * 9), True)
             assert session.run(stop).reason == "stopped"
         row = experiment.extra_metrics(0)
-        assert row["member_restarts"] == 0 and row["seconds_waited_for_members"] > 0
+        assert row["member_restarts"] == 0 and row["waited_for_members_seconds"] > 0
     other = with_all(FOUR, population__workers=4)
     assert resume_run(folder, EFFICIENTZERO, config=other, view=Quiet()).reason == "finished"
     assert (digest(folder), generations(folder)) == each

@@ -65,7 +65,7 @@ def test_rows_of_means_tell_of_the_workers(tmp_path):
     trained(FOUR, tmp_path / "run", population__workers=2, num_updates=2)
     means = rows_of(tmp_path / "run", "train")
     assert means[-1]["member_restarts"] == 0
-    assert means[-1]["seconds_waited_for_members"] > 0
+    assert means[-1]["waited_for_members_seconds"] > 0
 
 
 def play(config, folder, engine, stop_at=None):

@@ -156,4 +156,4 @@ def test_what_is_open_is_told():
         loop.run(2)
         metrics = loop.ahead.metrics()
     assert metrics["batches_open"] == 3.0 and metrics["reanalyzer_restarts"] == 0.0
-    assert metrics["seconds_waited_for_batches"] >= 0.0
+    assert metrics["waited_for_batches_seconds"] >= 0.0

@@ -187,7 +187,7 @@ class MembersAcross:
     def metrics(self) -> dict[str, float]:
         """What a row of means tells: seconds waited for workers so far, and their restarts."""
         return {
-            "seconds_waited_for_members": round(self.pool.seconds_waited, 3),
+            "waited_for_members_seconds": round(self.pool.seconds_waited, 3),
             "member_restarts": float(self.pool.num_restarts),
         }
 

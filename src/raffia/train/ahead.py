@@ -130,7 +130,7 @@ class BatchesAhead:
         """What a row of means tells: open batches, seconds waited and restarts so far."""
         return {
             "batches_open": float(len(self._open)),
-            "seconds_waited_for_batches": round(self.pool.seconds_waited, 3),
+            "waited_for_batches_seconds": round(self.pool.seconds_waited, 3),
             "reanalyzer_restarts": float(self.pool.num_restarts),
         }
 

@@ -110,7 +110,7 @@ class Evaluations:
         """What a row of means tells: open evaluations, and seconds waited for them so far."""
         return {
             "evaluations_open": float(len(self._open)),
-            "seconds_waited_for_evaluations": round(self.pool.seconds_waited, 3),
+            "waited_for_evaluations_seconds": round(self.pool.seconds_waited, 3),
             "evaluator_restarts": float(self.pool.num_restarts),
         }
 

@@ -180,7 +180,7 @@ class Turns:
         return {
             "turns_open": float(self.num_open),
             "staleness": float(self.staleness),
-            "seconds_waited_for_actors": round(self.pool.seconds_waited, 3),
+            "waited_for_actors_seconds": round(self.pool.seconds_waited, 3),
             "actor_restarts": float(self.pool.num_restarts),
         }
 
