@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from functools import partial
 
@@ -220,10 +221,11 @@ LEADER = """
 import os, time, torch
 from raffia.distributed import ProcessEngine
 from raffia.distributed.check_engine import COUNTER
+from raffia.distributed.ray import RayEngine
 from raffia.tensordict.tensordict import TensorDict
 
 if __name__ == "__main__":
-    engine = ProcessEngine()
+    engine = ENGINE
     ref = engine.put(TensorDict(w=torch.ones(10)))
     workers = [engine.start(COUNTER, "{}", index) for index in range(2)]
     for worker in workers:
@@ -243,24 +245,48 @@ def gone(pid):
         return True
 
 
-def test_workers_leave_when_their_leader_is_killed(tmp_path):
+def processes_of(folder):
+    """Those that have this folder in their command."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
+                found += [pid] if folder.encode() in file.read() and not gone(pid) else []
+        except OSError:
+            pass  # it has ended
+    return found
+
+
+@pytest.mark.parametrize(
+    "engine", ["ProcessEngine()", pytest.param("RayEngine(num_cpus=2)", marks=pytest.mark.slow)]
+)
+def test_workers_leave_when_their_leader_is_killed(engine, tmp_path):
     program = tmp_path / "leader.py"
-    program.write_text(LEADER)
-    leader = subprocess.Popen(
-        [sys.executable, program], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
-    assert leader.stdout is not None
-    memory, *pids = leader.stdout.readline().split()
-    leader.kill()
-    leader.wait()
-    leader.stdout.close()
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline and not all(gone(pid) for pid in pids):
-        time.sleep(0.05)
-    assert all(gone(pid) for pid in pids)  # the idle one, and the one in the midst of a task
-    while time.monotonic() < deadline and os.path.exists(f"/dev/shm/{memory}"):
-        time.sleep(0.05)
-    assert not os.path.exists(f"/dev/shm/{memory}")
+    program.write_text(LEADER.replace("ENGINE", engine))
+    with tempfile.TemporaryDirectory(prefix="ray") as folder:  # short: Ray's sockets lie in it
+        leader = subprocess.Popen(
+            [sys.executable, program],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=os.environ | {"RAY_TMPDIR": folder},
+        )
+        assert leader.stdout is not None
+        memory, *pids = leader.stdout.readline().split()
+        others = processes_of(folder)
+        assert bool(others) == engine.startswith("Ray")
+        leader.kill()
+        leader.wait()
+        leader.stdout.close()
+        deadline = time.monotonic() + (20 if others else 10)
+
+        def left():
+            running = [pid for pid in pids if not gone(pid)] or processes_of(folder)
+            return running or os.path.exists(f"/dev/shm/{memory}")
+
+        while time.monotonic() < deadline and left():
+            time.sleep(0.05)
+        assert not left()  # the idle one, and the one in the midst of a task; and Ray's own
 
 
 ENDS_EARLY = """

@@ -114,7 +114,8 @@ def test_actors_that_are_killed_change_nothing(plain, tmp_path, monkeypatch):
 @pytest.mark.parametrize(("config", "name"), [(SMOKE, "now"), (AHEAD, "ahead")])
 def test_engines_may_change_at_a_resume(config, name, plain, tmp_path):
     folder = tmp_path / "run"
-    stops = [with_all(config, actors__num=2), config, with_all(config, actors__num=4)]
+    processes = with_all(config, actors__num=2, engine__name="process")
+    stops = [processes, config, with_all(config, actors__num=4)]
     for number, settings in enumerate(stops):
         if number == 0:
             folder.mkdir()
