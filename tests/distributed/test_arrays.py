@@ -23,6 +23,8 @@ def test_a_tree_comes_back_as_it_was():
             "empty": TensorDict(batch_size=[3]),
             "none": torch.empty(3, 0, 4),
             "turned": torch.arange(12.0).view(4, 3).t(),
+            "conjugate": torch.randn(3, dtype=torch.complex64).conj(),
+            "negative": torch.randn(3, 2, dtype=torch.complex64).conj().imag,
         },
         batch_size=[3],
     )

@@ -5,6 +5,7 @@ Nothing is pickled: the record is JSON, the memory is the tensors' own bytes.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import math
 from collections.abc import Callable
@@ -44,11 +45,20 @@ def pack(tree: TensorDictBase, room: int = 0, make: Callable[[int], Any] = bytea
     data[room + 8 : room + 8 + len(head)] = head
     if size:
         memory = torch.frombuffer(data, dtype=torch.uint8, offset=room + start)
+        first = memory.data_ptr()
         for leaf, at in leaves:
-            if leaf.numel():
+            if _is_plain_memory(leaf):  # a fifth of the time of a copy by torch
+                ctypes.memmove(first + at, leaf.data_ptr(), leaf.nbytes)
+            elif leaf.numel():
                 target = memory[at : at + leaf.nbytes].view(leaf.dtype).view(leaf.shape)
                 target.copy_(leaf.detach())
     return data
+
+
+def _is_plain_memory(leaf: Tensor) -> bool:
+    """Whether a tensor's numbers lie in this process's memory one behind the other, as they are."""
+    on_cpu = leaf.device.type == "cpu" and leaf.is_contiguous()
+    return on_cpu and not leaf.is_conj() and not leaf.is_neg()
 
 
 def unpack(data: bytearray | memoryview | mmap, room: int = 0) -> TensorDict:

@@ -1,0 +1,98 @@
+"""Leaders that are killed leave no process and no memory behind, and a resume loses nothing."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from raffia.train.config import to_json
+from tests.recipes.test_actors import AHEAD, digest, trained
+from tests.recipes.test_settings import with_all
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = "import sys; from raffia.cli import main; sys.exit(main())"
+NUM_KILLS = 10
+# All kinds of processes that a leader has: actors, one that evaluates, one that shares batches.
+CONFIG = with_all(AHEAD, learners__num=2, evaluators__join_after=9, checkpoint__every_updates=1)
+THERE = dict(actors__num=2, evaluators__num=1, engine__name="process")
+
+
+def descendants(pid):
+    """All processes below one."""
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+    return [*map(int, children), *(one for child in children for one in descendants(int(child)))]
+
+
+def shared_memory(pid):
+    """The names of the shared memory that a process has mapped."""
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return {Path(line.split()[-1]) for line in lines if "/dev/shm/psm_" in line}
+
+
+def is_there(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def saved(folder):
+    checkpoints = folder / "checkpoints"
+    names = os.listdir(checkpoints) if checkpoints.exists() else []
+    return max((int(name) for name in names if name.isdecimal()), default=0)
+
+
+def wait_for(what, seconds):
+    until = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def test_leaders_that_are_killed_leave_nothing_behind(tmp_path):
+    plain = trained(CONFIG, tmp_path / "plain")
+    folder, settings, draw = tmp_path / "killed", tmp_path / "settings.json", random.Random(0)
+    settings.write_text(json.dumps(to_json(with_all(CONFIG, **THERE))))
+    begin = ["train", "efficientzero", "--config", settings, "--run", folder]
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    num_seen = num_weights = 0
+
+    def start():
+        words = ["resume", folder] if saved(folder) else begin
+        return subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, *map(str, words)],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+
+    for _ in range(NUM_KILLS):
+        leader, before = start(), saved(folder)
+        try:
+            wait_for(lambda b=before, one=leader: saved(folder) > b or one.poll() is not None, 200)
+            time.sleep(draw.uniform(0.0, 0.2))
+            assert leader.poll() is None, leader.stderr.read()
+            others, memory = descendants(leader.pid), shared_memory(leader.pid)
+            num_seen, num_weights = num_seen + len(others), num_weights + len(memory)
+        finally:
+            leader.kill()
+            leader.wait()
+            leader.stderr.close()
+        wait_for(lambda pids=others: not any(map(is_there, pids)), 20)
+        wait_for(lambda names=memory: not any(name.exists() for name in names), 20)
+    assert num_seen >= 4 * NUM_KILLS and num_weights >= NUM_KILLS
+    last = start()
+    assert last.wait(300) == 0, last.stderr.read()
+    last.stderr.close()
+    assert digest(folder) == plain
