@@ -3,12 +3,14 @@
     OMP_NUM_THREADS=1 python -m benchmarks.scale                  # processes of this machine
     OMP_NUM_THREADS=1 python -m benchmarks.scale --engines process ray
 
-Ratios of one run; CartPole's networks, 25 simulations, 16 environments in turns of 8 steps:
+Ratios of one run, by the CPU time of whichever process has the most: what wall time is where each
+has a core, also while others are at work on the machine. CartPole's networks, 25 simulations, 16
+environments in turns of 8 steps:
 
 scale_actors    environment steps/s of two actors, nobody learning, / those of the loop
-scale_turn      the loop's own CPU time for a turn of actors / the time of the same turn in the loop
-scale_weights   a version of 32 MB to two workers / copying it once
-scale_recovery  seconds from kill -9 of an actor to the turn that it had open
+scale_turn      the loop's own CPU time for a turn of actors / that of the same turn in the loop
+scale_weights   a version of 32 MB to two workers / copying it once, by the clock
+scale_recovery  seconds from kill -9 of an actor to the turn that it had open, by the clock
 
 of CartPole's networks, batches of 128 of which three quarters are searched again, so that making
 a batch takes about as long as learning from it:
@@ -49,7 +51,7 @@ import signal
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -61,8 +63,9 @@ from benchmarks.scale_here import settings as here
 from benchmarks.scale_learner import DenseLearner, batch
 from benchmarks.scale_shards import shards_ratio
 from raffia.algorithms.efficientzero.actor import act
-from raffia.distributed import DataParallel, Followers, Sharded
+from raffia.distributed import DataParallel, Followers, Pool, Sharded
 from raffia.envs.make import make_env
+from raffia.learner import Learner
 from raffia.recipes.efficientzero.actors import (
     ActorRole,
     acting_weights,
@@ -170,15 +173,27 @@ class Actors:
         return time.perf_counter() - began
 
 
-def rates(call: Callable[[], None], seconds: float) -> tuple[float, float]:
-    """Calls a second, and CPU seconds of this process in each."""
-    for _ in range(3):
-        call()
-    began, cpu, num = time.perf_counter(), time.process_time(), 0
-    while time.perf_counter() - began < seconds:
-        call()
-        num += 1
-    return num / (time.perf_counter() - began), (time.process_time() - cpu) / num
+def cpu_seconds(call: Callable[[], object], pids: Sequence[int] = ()) -> list[float]:
+    """CPU seconds that a call takes, of this process and of others."""
+    before = [cpu_of(pid) for pid in (os.getpid(), *pids)]
+    call()
+    return [cpu_of(pid) - then for pid, then in zip((os.getpid(), *pids), before, strict=True)]
+
+
+def cpu_of(pid: int) -> float:
+    """CPU seconds of a process so far, of all its threads that run."""
+    threads = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(path.read_text().split()[0]) for path in threads) / 1e9
+
+
+def times(call: Callable[[], object], num: int) -> Callable[[], None]:
+    """So many calls."""
+
+    def several() -> None:
+        for _ in range(num):
+            call()
+
+    return several
 
 
 def weights_ratio(engine_name: str) -> float:
@@ -214,15 +229,23 @@ def gradients_ratio(rounds: int) -> float:
         states = {learner: learner.init(0) for learner in (alone, shared)}
         ratios = []
         for number in range(rounds + 2):
-            seconds = {}
-            for learner, state in states.items():
-                began = time.perf_counter()
-                update, _ = learner.grads(state, rows)
-                states[learner] = learner.apply(state, update)
-                seconds[learner] = time.perf_counter() - began
+            seconds = {learner: update_seconds(learner, states, rows, group) for learner in states}
             if number >= 2:  # else the followers are still being told the state
                 ratios.append(seconds[shared] / seconds[alone])
     return statistics.median(ratios)
+
+
+def update_seconds(
+    learner: Learner, states: dict[Any, TensorDict], rows: TensorDict, group: Followers
+) -> float:
+    """CPU seconds of an update, of the process that has the most."""
+
+    def step() -> None:
+        update, _ = learner.grads(states[learner], rows)
+        states[learner] = learner.apply(states[learner], update)
+
+    pids = [worker.pid for worker in group.workers if worker is not None]  # type: ignore[attr-defined]
+    return max(cpu_seconds(step, pids))
 
 
 def sharded_ratios(rounds: int) -> tuple[float, float]:
@@ -233,12 +256,7 @@ def sharded_ratios(rounds: int) -> tuple[float, float]:
         states = {learner: learner.init(0) for learner in (alone, shared)}
         whole, ratios = nbytes(states[shared]), []
         for number in range(rounds + 2):
-            seconds = {}
-            for learner, state in states.items():
-                began = time.perf_counter()
-                update, _ = learner.grads(state, rows)
-                states[learner] = learner.apply(state, update)
-                seconds[learner] = time.perf_counter() - began
+            seconds = {learner: update_seconds(learner, states, rows, group) for learner in states}
             if number >= 2:
                 ratios.append(seconds[shared] / seconds[alone])
         return nbytes(states[shared]) / whole, statistics.median(ratios)
@@ -269,8 +287,19 @@ def ahead_ratio(engine: str, rounds: int) -> float:
             opened.callback(made[-1].run.close)
             made[-1](20)
         in_turn, there = made
-        ratios = [there(50)[0] / in_turn(50)[0] for _ in range(rounds)]
+        assert there.run.ahead is not None
+        pids = pids_of(there.run.ahead.pool)
+        ratios = [
+            max(cpu_seconds(lambda: there(50), pids)) / max(cpu_seconds(lambda: in_turn(50)))
+            for _ in range(rounds)
+        ]
     return statistics.median(ratios)
+
+
+def pids_of(pool: Pool) -> list[int]:
+    """The processes of its workers."""
+    workers: list[Any] = [pool.worker(index) for index in range(pool.num_workers)]
+    return [worker.pid for worker in workers if worker is not None]
 
 
 def members_ratio(rounds: int) -> float:
@@ -291,21 +320,24 @@ def members_ratio(rounds: int) -> float:
             runs.append(ILQLExperiment(run, path, PlainView(io.StringIO())))
             opened.callback(runs[-1].close)
 
-        def generation(run: ILQLExperiment) -> float:
-            """Seconds from the state of a new generation to all that it has become."""
-            state, began = run.init(), time.perf_counter()
+        def generation(run: ILQLExperiment) -> None:
+            """From the state of a new generation to all that it has become."""
+            state = run.init()
             for _ in range(30):
                 batch = run.stream.next(state)
                 update, metrics = run.learner.grads(state, batch)
                 state = run.learner.apply(state, update)
                 run.stream.on_update(batch, metrics)
             run.whole(state)
-            return time.perf_counter() - began
 
-        for run in runs:
-            generation(run)
-        here, there = runs
-        return statistics.median([generation(there) / generation(here) for _ in range(rounds)])
+        def seconds(run: ILQLExperiment) -> float:
+            pids = [] if run.across is None else pids_of(run.across.pool)
+            return max(cpu_seconds(lambda: generation(run), pids))
+
+        for made in runs:
+            generation(made)
+        one, several = runs
+        return statistics.median([seconds(several) / seconds(one) for _ in range(rounds)])
 
 
 def main() -> None:
@@ -313,7 +345,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--engines", nargs="+", default=["process"], choices=["process", "ray"])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement")
+    parser.add_argument("--turns", type=int, default=60, help="of each measurement")
     args = parser.parse_args()
     torch.set_num_threads(1)
     run = settings()
@@ -326,11 +358,13 @@ def main() -> None:
         actors = Actors(run, state, engine)
         try:
             speed, turn = [], []
+            times(actors, 5)(), times(loop, 5)()
+            pids = pids_of(actors.turns.pool)
             for _ in range(args.rounds):
-                here, _ = rates(loop, args.seconds)
-                there, cpu = rates(actors, args.seconds)
-                speed.append(there / here)
-                turn.append(cpu * here)
+                (here,) = cpu_seconds(times(loop, args.turns))
+                leader, *players = cpu_seconds(times(actors, args.turns), pids)
+                speed.append(here / max(leader, *players))
+                turn.append(leader / here)
             recovery = actors.recovery()
         finally:
             actors.turns.close()

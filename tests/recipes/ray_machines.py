@@ -101,13 +101,11 @@ def machines(folder):
 
 def workers(folder):
     """Twenty workers are killed, each after an answer of its own."""
-    take, killed, num_taken = RayWorker.take, [], 0
+    take, killed = RayWorker.take, []
 
     def take_and_kill(worker, seconds):
-        nonlocal num_taken
         answer = take(worker, seconds)
-        num_taken += 1
-        if num_taken % 2 == 0 and len(killed) < 20:
+        if len(killed) < 20 and worker.pid not in killed:  # answers that it had sent still come
             os.kill(worker.pid, signal.SIGKILL)
             killed.append(worker.pid)
         return answer
