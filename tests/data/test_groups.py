@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from raffia.data.groups import groups, tensor_groups
+from raffia.data.groups import groups
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -17,22 +17,20 @@ def expected(values):
     return [distinct, [distinct.index(value) for value in values], first, last]
 
 
-@pytest.mark.parametrize("grouped", [groups, tensor_groups])
 @pytest.mark.parametrize("device", DEVICES)
-def test_groups_are_those_of_plain_lists(grouped, device):
+def test_groups_are_those_of_plain_lists(device):
     numbers = random.Random(0)
     for n in (0, 1, 2, 3, 4, 5, 8, 16, 17, 33, 100):
         for most in (1, 5, n + 1, 2**62):
             values = [numbers.randrange(-most, most) for _ in range(n)]
-            found = grouped(torch.tensor(values, dtype=torch.int64, device=device))
+            found = groups(torch.tensor(values, dtype=torch.int64, device=device))
             assert [x.tolist() for x in found] == expected(values)
 
 
-@pytest.mark.parametrize("grouped", [groups, tensor_groups])
-def test_values_without_repetition_are_given_back(grouped):
+def test_values_without_repetition_are_given_back():
     values = torch.tensor([4, -1, 2**63 - 1, -(2**63)])
-    assert grouped(values).distinct is values
-    assert grouped(torch.tensor([4, 4])).distinct.tolist() == [4]
+    assert groups(values).distinct is values
+    assert groups(torch.tensor([4, 4])).distinct.tolist() == [4]
 
 
 def test_numbers_of_one_home_are_told_apart():

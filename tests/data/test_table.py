@@ -1,4 +1,4 @@
-"""HashTable: row numbers by hash and content. Each test runs on every kind of table there is."""
+"""HashTable: row numbers by hash and content."""
 
 import copy
 import pickle
@@ -8,27 +8,18 @@ import pytest
 import torch
 from torch import tensor
 
-from raffia.data.compiled_table import CompiledTable
 from raffia.data.table import CapacityError, HashTable
-from raffia.data.tensor_table import TensorTable
 
 LEAST, MOST = -(2**63), 2**63 - 1
 GOLDEN = 0x9E3779B97F4A7C15  # the multiplier that gives a hash its home in the compiled table
-KINDS = ["compiled", "tensor", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
-@pytest.fixture(params=KINDS)
-def table_of(request, monkeypatch):
-    """Makes a table of this kind; those that it makes itself are of the kind as well."""
-    if request.param == "tensor":
-        monkeypatch.setattr("raffia.jit.available", lambda: False)
-    device = "cuda" if request.param == "cuda" else "cpu"
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def table_of(request):
+    """Makes a table that gives rows on this device."""
 
     def table(words=None):
-        made = HashTable(words=words, device=device)
-        kind = CompiledTable if request.param == "compiled" else TensorTable
-        assert type(made._table) is kind
-        return made
+        return HashTable(words=words, device=request.param)
 
     return table
 
@@ -252,7 +243,7 @@ def test_a_table_that_cannot_grow_stays_as_it_was(monkeypatch):
     def no_memory(self, capacity):
         raise MemoryError
 
-    monkeypatch.setattr(CompiledTable, "_resize", no_memory)
+    monkeypatch.setattr(HashTable, "_resize", no_memory)
     with pytest.raises(MemoryError):
         table.insert(torch.arange(5, 100))
     assert len(table) == table.high == 10
@@ -335,20 +326,11 @@ def test_free_rows_of_a_state_may_look_the_same(table_of):
     assert table.insert(tensor([0, 1, 2, 3])).tolist() == [1, 0, 2, 3]
 
 
-def test_to_a_device_and_back(table_of):
-    table = table_of()
-    table.insert(tensor([5, 6, 7]))
-    table.remove(tensor([1]))
-    there = table.to("cpu")
-    assert (there is table) == (table.device.type == "cpu")
-    assert there.insert(tensor([8, 7])).tolist() == [1, 2]
-
-
 @pytest.mark.gpu
-def test_a_table_on_a_gpu_answers_there():
+def test_rows_lie_on_the_device_of_the_table():
     table = HashTable(device="cuda")
     assert table.insert(tensor([5, 6])).device.type == "cuda"
-    assert table.to("cpu").lookup(tensor([6])).tolist() == [1]
+    assert table.lookup(tensor([6], device="cuda")).tolist() == [1]
 
 
 # --- mistakes ------------------------------------------------------------------------------------
@@ -378,7 +360,7 @@ def test_wrong_input_is_named(table_of):
 def test_a_million_keys_take_42_bytes_each():
     table = HashTable()
     table.insert(torch.arange(10**6) * GOLDEN.bit_length())
-    inner = table._table
+    inner = table
     arrays = (inner._slots, inner._hashes, inner._content, inner._free, inner._header)
     assert sum(array.nbytes for array in arrays) <= 42.1 * 10**6
 
@@ -387,7 +369,7 @@ def test_few_distinct_keys_in_a_large_batch_take_little_room():
     table = HashTable()
     table.insert(torch.randint(600, (10**5,), generator=torch.Generator().manual_seed(0)))
     assert len(table) == 600
-    assert len(table._table._slots) == 2048
+    assert len(table._slots) == 2048
 
 
 def test_a_table_with_many_removals_does_not_grow():
@@ -396,8 +378,8 @@ def test_a_table_with_many_removals_does_not_grow():
         rows = table.insert(torch.arange(start, start + 20))
         table.remove(rows)
     assert table.high == 20
-    assert len(table._table._slots) == 64
-    assert not table._table._slots[:, 1].any()  # a row in no slot
+    assert len(table._slots) == 64
+    assert not table._slots[:, 1].any()  # a row in no slot
 
 
 def test_rows_seen_as_a_tensor_may_be_shared_with_other_processes():

@@ -50,17 +50,6 @@ class Model:
 
 
 class Operations(RuleBasedStateMachine):
-    compiled = True
-
-    def __init__(self):
-        super().__init__()
-        self.patch = pytest.MonkeyPatch()
-        if not self.compiled:
-            self.patch.setattr("raffia.jit.available", lambda: False)
-
-    def teardown(self):
-        self.patch.undo()
-
     @initialize(words=st.sampled_from([None, 0, 1, 2]))
     def start(self, words):
         self.words = words
@@ -149,10 +138,6 @@ class Operations(RuleBasedStateMachine):
             assert state["content"].tolist() == [list(key[1:]) for key in keys]
 
 
-class TensorOperations(Operations):
-    compiled = False
-
-
 runs = settings(
     max_examples=40,
     stateful_step_count=25,
@@ -161,6 +146,5 @@ runs = settings(
     database=None,
     phases=[Phase.generate],  # to shrink a failure for reading, add Phase.shrink
 )
-TestCompiledTable = Operations.TestCase
-TestTensorTable = TensorOperations.TestCase
-TestCompiledTable.settings = TestTensorTable.settings = runs
+TestTable = Operations.TestCase
+TestTable.settings = runs

@@ -10,8 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raffia import jit
-
 
 class RowGroups(NamedTuple):
     """Items of a batch by their value; groups are numbered in order of first appearance.
@@ -44,8 +42,14 @@ def groups(values: Tensor) -> RowGroups:
     >>> first, last
     (tensor([0, 1]), tensor([3, 1]))
     """
-    if values.device.type != "cpu" or not jit.available():
-        return tensor_groups(values)
+    if not values.is_cpu:
+        distinct, group, first, last = groups(values.cpu())
+        group = group.to(values.device)
+        if first is last:  # nothing is there twice
+            return RowGroups(values, group, group, group)
+        return RowGroups(
+            distinct.to(values.device), group, first.to(values.device), last.to(values.device)
+        )
     values = values.contiguous()
     n = len(values)
     size = 2 << max(n - 1, 1).bit_length()  # slots, a power of two, at least twice n
@@ -64,22 +68,3 @@ def groups(values: Tensor) -> RowGroups:
     if found == n:
         return RowGroups(values, group, group, group)
     return RowGroups(distinct[:found], group, first[:found], last[:found])
-
-
-def tensor_groups(values: Tensor) -> RowGroups:
-    """`groups` in plain tensor operations, for any device.
-
-    >>> tensor_groups(torch.tensor([5, 3, 5, 5])).last
-    tensor([3, 1])
-    """
-    n = len(values)
-    items = torch.arange(n, device=values.device)
-    sorted_values, group = torch.unique(values, return_inverse=True)
-    if len(sorted_values) == n:
-        return RowGroups(values, items, items, items)
-    first = torch.full_like(sorted_values, n).scatter_reduce_(0, group, items, "amin")
-    last = torch.zeros_like(sorted_values).scatter_reduce_(0, group, items, "amax")
-    first, by_appearance = first.sort()
-    number = torch.empty_like(by_appearance)
-    number[by_appearance] = items[: len(number)]
-    return RowGroups(values[first], number[group], first, last[by_appearance])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable
 from typing import Any, Self
 
 import torch
@@ -24,7 +23,7 @@ class HashToInt(nn.Module):
 
     The table of the hashes is no parameter but part of the `state_dict` all the same: one int64
     tensor, the hashes in the order of their indices (and the content, if any, in the columns after
-    them). It lies where the module is moved to, and keys may lie anywhere. Several threads may
+    them). It lies on the CPU, and keys may lie anywhere. Several threads may
     call one module, but none while the process forks. `copy.copy` shares the table,
     `copy.deepcopy` and pickle give a table apart.
 
@@ -96,7 +95,7 @@ class HashToInt(nn.Module):
         tensor([0])
         """
         with self._lock:
-            self._table = HashTable(device=self._table.device)
+            self._table = HashTable()
 
     def extra_repr(self) -> str:
         return f"len={len(self)}, max_size={self.max_size}"
@@ -125,10 +124,10 @@ class HashToInt(nn.Module):
             )
         entries = {"free": state.new_zeros(0)}
         if state.dim() == 1:
-            table = HashTable(device=self._table.device)
+            table = HashTable()
             entries["hashes"] = state
         else:
-            table = HashTable(words=state.shape[1] - 1, device=self._table.device)
+            table = HashTable(words=state.shape[1] - 1)
             entries["hashes"], entries["content"] = state[:, 0], state[:, 1:]
         table.load_state(entries)
         with self._lock:
@@ -142,15 +141,7 @@ class HashToInt(nn.Module):
                 f"this HashToInt holds {len(self._table)} hashes {_with_content(here)}, but was "
                 f"called {_with_content(words)}: use one for each, or clear() it before"
             )
-        self._table = HashTable(words=words, device=self._table.device)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        super()._apply(fn, recurse)
-        # where fn puts the tensors of a module, the table goes as well
-        device = fn(torch.empty(0, dtype=torch.int64, device=self._table.device)).device
-        with self._lock:
-            self._table = self._table.to(device)
-        return self
+        self._table = HashTable(words=words)
 
     def __copy__(self) -> Self:
         twin = type(self).__new__(type(self))

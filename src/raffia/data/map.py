@@ -447,7 +447,7 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Any]):
         room = self._room(items, rows)
         stored, dropped = (slice(None), rows[:0]) if room is None else room
         first, last = items.first[stored], items.last[stored]
-        lost = self._table.hashes[dropped], self._table.content[dropped]
+        lost = self._table.hashes_of(dropped), self._table.content_of(dropped)
         self._table.remove(dropped.flip(0))  # the first new row gets the first of them
         mark = self._table.mark()
         rows = self._table.insert(hashes[first], content[first])
@@ -597,7 +597,7 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Any]):
     def _keys_at(self, rows: Tensor) -> TensorDict:
         keys = TensorDict(batch_size=[len(rows)])
         if self._layouts is not None:
-            entries = unpacked(self._table.content[rows], self._layouts)
+            entries = unpacked(self._table.content_of(rows), self._layouts)
             for key, x in zip(self.in_keys, entries, strict=True):
                 keys.set(key, x)
         return keys
@@ -619,7 +619,7 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Any]):
                     f"row(s) {rows[~here][:5].tolist()} hold nothing: pass what rows(query) gave, "
                     "but for -1, which stands for unknown"
                 )
-            return self._table.hashes[rows]
+            return self._table.hashes_of(rows)
 
     def __iter__(self) -> Iterator[Any]:
         """The keys one by one, containers []."""

@@ -10,15 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import raffia.jit
 from raffia.data.row_bytes import folding, has_address, plain, row_bytes
 
 
 @functools.cache
-def kernels() -> ModuleType | None:
-    """The compiled loops, imported when first needed; None where numba is not installed."""
-    if not raffia.jit.available():
-        return None
+def kernels() -> ModuleType:
+    """The compiled loops, imported at first use, and numba with them."""
     import raffia.data.kernels.rows as module
 
     return module

@@ -7,7 +7,6 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-import raffia.jit
 from raffia.data.row_bytes import folding, has_address, plain, row_width, row_words
 
 _WORD = (1 << 64) - 1
@@ -21,10 +20,8 @@ _START = (  # "somepseudorandomlygeneratedbytes"
 
 
 @functools.cache
-def kernels() -> ModuleType | None:
-    """The compiled loops, imported when first needed; None where numba is not installed."""
-    if not raffia.jit.available():
-        return None
+def kernels() -> ModuleType:
+    """The compiled loops, imported at first use, and numba with them."""
     import raffia.data.kernels.siphash as module
 
     return module

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import functools
+from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from raffia import jit
-from raffia.data.compiled_table import CompiledTable
-from raffia.data.tensor_table import TensorTable
+_HIGH, _NUM_FREE = 8, 9  # where they stand in the header, counted in numbers as numpy does
+SMALLEST = 32  # rows a table has room for at first: with their slots 1.3 KB
+
+Numbers = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@functools.cache
+def kernels() -> ModuleType:
+    """The compiled loops, imported at first use, and numba with them."""
+    from raffia.data.kernels import table
+
+    return table
 
 
 class CapacityError(ValueError, IndexError):
@@ -32,12 +44,15 @@ class HashTable:
     equal hashes of different content get rows of their own, so a collision never gives another's
     row. Every int64 is a good hash. The table grows by itself and never shrinks but by `clear`.
 
-    On the CPU it is `CompiledTable`; on other devices, and without numba, `TensorTable`: the same
-    results, row numbers and all. Not safe under threads: who shares a table holds a lock.
+    Open addressing with linear probing in compiled loops; at most every second slot is used, and
+    the table grows by doubling. Hashes that were chosen to collide in one slot make it slow, by as
+    many steps as there are such. It lies on the CPU. All arrays are numpy's own: a tensor over one
+    of them may be moved to shared memory by whoever sends it to another process, the array stays at
+    its address. Not safe under threads: who shares a table holds a lock.
 
     words: int64 numbers of content for each row, as `rows.packed` gives them; None knows rows by
         their hash alone.
-    device: where the table lies and what it gives; what it is asked for may lie anywhere.
+    device: where the rows lie that it gives; what it is asked for may lie anywhere.
 
     >>> table = HashTable()
     >>> table.insert(torch.tensor([70, -1, 70, 5]))
@@ -54,14 +69,20 @@ class HashTable:
     ) -> None:
         if words is not None and words < 0:
             raise ValueError(f"words={words}: a row has 0 words of content or more, or None")
-        self.words = words
+        self.words, self.device = words, torch.device(device)
         self._removals = 0
-        self._table = _empty_table(words or 0, torch.device(device))
+        self._empty()
 
-    @property
-    def device(self) -> torch.device:
-        """Where the table lies."""
-        return self._table.device
+    def _empty(self) -> None:
+        """Forget all rows and give their memory back."""
+        loops = kernels()
+        self._header: Numbers = np.zeros(loops.HEADER_LENGTH, np.int64)
+        self._address = _address(self._header)
+        self._lookup, self._insert = loops.lookup, loops.insert
+        self._free: Numbers = np.zeros(0, np.int64)
+        self._hashes: Numbers = np.zeros(0, np.int64)
+        self._content: Numbers = np.zeros((0, self.words or 0), np.int64)
+        self._resize(SMALLEST)
 
     @property
     def high(self) -> int:
@@ -72,20 +93,38 @@ class HashTable:
         >>> len(table), table.high
         (1, 2)
         """
-        return self._table.high
+        return int(self._header[_HIGH])
+
+    @property
+    def num_free(self) -> int:
+        """How many of these are free."""
+        return int(self._header[_NUM_FREE])
 
     @property
     def hashes(self) -> Tensor:
-        """The hash of each row, int64 [high]; 0 where a row is free. Not for writing."""
-        return self._table.hashes
+        """The hash of each row, int64 [high] on the CPU; 0 where one is free. Not for writing."""
+        return torch.from_numpy(self._hashes[: self.high])
 
     @property
     def content(self) -> Tensor:
-        """The content of each row, int64 [high, words]; 0 where a row is free. Not for writing."""
-        return self._table.content
+        """The content of each row, int64 [high, words]; 0 where one is free. Not for writing."""
+        return torch.from_numpy(self._content[: self.high])
+
+    @property
+    def free(self) -> Tensor:
+        """The free rows, the one that is taken next last."""
+        return torch.from_numpy(self._free[: self.num_free])
+
+    def hashes_of(self, rows: Tensor) -> Tensor:
+        """The hashes of rows, int64 [N]."""
+        return self.hashes[rows.cpu()].to(self.device)
+
+    def content_of(self, rows: Tensor) -> Tensor:
+        """The content of rows, int64 [N, words]."""
+        return self.content[rows.cpu()].to(self.device)
 
     def __len__(self) -> int:
-        return self._table.num_live
+        return self.high - self.num_free
 
     def lookup(self, hashes: Tensor, content: Tensor | None = None, *, missing: int = -1) -> Tensor:
         """The rows of hashes, `missing` where unknown: int64 [N].
@@ -93,7 +132,12 @@ class HashTable:
         hashes: int64 [N]
         content: int64 [N, words], if the table was made with `words`
         """
-        return self._table.lookup(*self._checked(hashes, content), missing)
+        hashes, content = self._checked(hashes, content)
+        rows = torch.empty_like(hashes)
+        given = 0 if content is None else content.data_ptr()
+        n = len(hashes)
+        self._lookup(self._address, n, hashes.data_ptr(), given, missing, rows.data_ptr())
+        return rows.to(self.device)
 
     def insert(
         self, hashes: Tensor, content: Tensor | None = None, *, max_size: int | None = None
@@ -108,17 +152,32 @@ class HashTable:
         >>> HashTable().insert(torch.tensor([70, -1, 70, 5]), max_size=3)
         tensor([0, 1, 0, 2])
         """
-        table = self._table
         hashes, content = self._checked(hashes, content)
-        live, high, num_free = table.num_live, table.high, table.num_free
-        rows = table.insert(hashes, content)
-        if max_size is not None and table.num_live > max(max_size, live):
-            asked = table.num_live - live
-            table.rollback(high, num_free)
+        live, high, num_free = len(self), self.high, self.num_free
+        rows = self._inserted(hashes, content)
+        if max_size is not None and len(self) > max(max_size, live):
+            asked = len(self) - live
+            self._take_back(high, num_free)
             raise CapacityError(
                 f"{asked} new rows do not fit: {live} are here and max_size is {max_size}; "
                 f"raise max_size to {live + asked}, or make room before"
             )
+        return rows.to(self.device)
+
+    def _inserted(self, hashes: Tensor, content: Tensor | None) -> Tensor:
+        rows = torch.empty_like(hashes)
+        given = 0 if content is None else content.data_ptr()
+        n, before, mark = len(hashes), len(self), (self.high, self.num_free)
+        done = self._insert(self._address, 0, n, hashes.data_ptr(), given, rows.data_ptr())
+        while done < n:
+            new, old = len(self) - before, self._slots
+            try:
+                self._resize(_next_capacity(len(self._hashes), done, new, n))
+            except MemoryError:
+                self._take_back(*mark)
+                raise
+            kernels().move_slots(self._address, _address(old), len(old))
+            done = self._insert(self._address, done, n, hashes.data_ptr(), given, rows.data_ptr())
         return rows
 
     def insert_new(
@@ -132,16 +191,20 @@ class HashTable:
         >>> table.insert_new(torch.tensor([-1, 5]))
         (tensor([1, 2]), tensor([False,  True]))
         """
-        table = self._table
-        high, num_free = table.high, table.num_free
+        high, num_free = self.high, self.num_free
         rows = self.insert(hashes, content, max_size=max_size)
-        if table.num_free == num_free:
+        if self.num_free == num_free:
             return rows, rows >= high
-        return rows, torch.isin(rows, table.taken(high, num_free))
+        return rows, torch.isin(rows, self._taken(high, num_free).to(self.device))
+
+    def _taken(self, high: int, num_free: int) -> Tensor:
+        """The rows taken since `high` and `num_free` were these, in no special order."""
+        reused = torch.from_numpy(self._free[self.num_free : num_free].copy())
+        return torch.cat([reused, torch.arange(high, self.high)])
 
     def mark(self) -> tuple[int, int, int]:
         """Where the table stands, for `rollback`; valid until rows are removed."""
-        return self._table.high, self._table.num_free, self._removals
+        return self.high, self.num_free, self._removals
 
     def rollback(self, mark: tuple[int, int, int]) -> None:
         """Take back all that was inserted since `mark()`, as if it had never been.
@@ -154,13 +217,18 @@ class HashTable:
         (0, 0)
         """
         high, num_free, removals = mark
-        table = self._table
-        if removals != self._removals or high > table.high or num_free < table.num_free:
+        if removals != self._removals or high > self.high or num_free < self.num_free:
             raise ValueError(
                 "the table cannot go back to this mark: rows were removed, or the table was "
                 "cleared, loaded or rolled back further, since mark() was called"
             )
-        table.rollback(high, num_free)
+        self._take_back(high, num_free)
+
+    def _take_back(self, high: int, num_free: int) -> None:
+        rows = self._taken(high, num_free)
+        kernels().remove(self._address, len(rows), rows.data_ptr(), 1)
+        # Taking a row from the stack leaves it written there.
+        self._header[[_HIGH, _NUM_FREE]] = high, num_free
 
     def remove(self, rows: Tensor) -> None:
         """Remove live rows; their numbers are given out again, those at the end of `rows` first.
@@ -174,19 +242,26 @@ class HashTable:
         tensor([1, 0, 3])
         """
         rows = self._checked_rows(rows)
-        removed = self._table.remove(rows)
-        if removed < len(rows):
+        loops, n, num_free = kernels(), len(rows), self.num_free
+        removed = int(loops.mark(self._address, n, rows.data_ptr()))
+        if removed < n:
             row = int(rows[removed])
             why = "is there twice" if bool((rows[:removed] == row).any()) else "is not live"
             raise ValueError(
                 f"cannot remove row {row} (rows[{removed}]): it {why}; nothing was removed. "
                 "Pass rows of table.live(), each once"
             )
+        if len(self._free) < num_free + n:
+            self._free = _grown(self._free, max(num_free + n, 2 * num_free), num_free)
+            self._set(loops.FREE, _address(self._free))
+        loops.remove(self._address, n, rows.data_ptr(), -1)
+        self._free[num_free : num_free + n] = rows.numpy()
+        self._header[_NUM_FREE] = num_free + n
         self._removals += 1
 
     def clear(self) -> None:
         """Forget all rows and give their memory back; numbers start at 0 again."""
-        self._table.clear()
+        self._empty()
         self._removals += 1
 
     def live(self) -> Tensor:
@@ -197,11 +272,9 @@ class HashTable:
         >>> table.live()
         tensor([0, 2])
         """
-        if not self._table.num_free:
-            return torch.arange(self.high, device=self.device)
-        live = torch.ones(self.high, dtype=torch.bool, device=self.device)
-        live[self._table.free] = False
-        return torch.nonzero(live).squeeze(1)
+        live = torch.ones(self.high, dtype=torch.bool)
+        live[self.free] = False
+        return live.nonzero().squeeze(1).to(self.device)
 
     def state(self) -> dict[str, Tensor]:
         """All there is, as tensors of their own: a table that loads it behaves the same for ever.
@@ -211,13 +284,13 @@ class HashTable:
         >>> table.state()
         {'hashes': tensor([7, 8]), 'free': tensor([], dtype=torch.int64)}
         """
-        state = {"hashes": self.hashes.clone(), "free": self._table.free.clone()}
+        state = {"hashes": self.hashes.clone(), "free": self.free.clone()}
         if self.words is not None:
             state["content"] = self.content.clone()
         return state
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Become the table whose `state()` this is, on this table's device.
+        """Become the table whose `state()` this is.
 
         Raises ValueError if it is none, or of another number of words; nothing is changed then.
 
@@ -227,42 +300,55 @@ class HashTable:
         tensor([1, 0])
         """
         hashes, content, free = self._checked_state(state)
-        table = _empty_table(self.words or 0, self.device)
-        again = table.load(hashes, content, free)
+        table = HashTable(words=self.words, device=self.device)
+        again = table._fill(hashes, content, free)
         if again >= 0:
             raise ValueError(
                 f"this is no state of a table: row {again} is the same as a row before it, "
                 "so it is unclear which of them is meant"
             )
-        self._table = table
-        self._removals += 1
+        removals = self._removals + 1
+        self.__dict__.update(table.__dict__)
+        self._removals = removals
 
-    def to(self, device: torch.device | str | int) -> HashTable:
-        """This table if it lies there, else a copy of it on that device.
+    def _fill(self, hashes: Tensor, content: Tensor, free: Tensor) -> int:
+        """Fill an empty table; the result is a row that is the same as one before it, or -1."""
+        loops, high = kernels(), len(hashes)
+        self._resize(max(SMALLEST, 1 << (high - 1).bit_length()))
+        self._hashes[:high], self._content[:high] = hashes.numpy(), content.numpy()
+        self._free = free.numpy().copy()
+        self._set(loops.FREE, _address(self._free))
+        self._header[[_HIGH, _NUM_FREE]] = high, len(free)
+        dead: Numbers = np.zeros(high, np.int64)
+        dead[self._free] = 1
+        return int(loops.fill(self._address, high, _address(dead)))
 
-        >>> table = HashTable()
-        >>> table.to("cpu") is table
-        True
-        """
-        # "cuda" means the current one, which a tensor knows
-        device = torch.empty(0, device=device).device
-        if device == self.device:
-            return self
-        there = HashTable(words=self.words, device=device)
-        there.load_state(self.state())
-        return there
+    def _set(self, offset: int, number: int) -> None:
+        self._header[offset // 8] = number
+
+    def _resize(self, capacity: int) -> None:
+        """Make room for `capacity` rows, a power of two; slots are left empty."""
+        loops, high = kernels(), self.high
+        slots: Numbers = np.zeros((2 * capacity, 2), np.int64)
+        hashes = _grown(self._hashes, capacity, high)
+        content = _grown(self._content, capacity, high)
+        self._slots, self._hashes, self._content = slots, hashes, content  # all or none
+        self._set(loops.SLOTS, _address(slots))
+        self._set(loops.SHIFT, 64 - (2 * capacity - 1).bit_length())
+        self._set(loops.MASK, 32 * capacity - 1)
+        self._set(loops.HASHES, _address(hashes))
+        self._set(loops.CONTENT, _address(content))
+        self._set(loops.WORDS, self.words or 0)
+        self._set(loops.CAPACITY, capacity)
 
     def _checked(self, hashes: Tensor, content: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Hashes and content of the right dtype and shape, contiguous and where the table lies."""
+        """Hashes and content of the right dtype and shape, contiguous and on the CPU."""
         if hashes.dtype != torch.int64 or hashes.dim() != 1:
             raise ValueError(
                 f"hashes are int64 of shape [N], got {hashes.dtype} of shape {list(hashes.shape)}: "
                 "pass hashes.flatten() of an int64 tensor"
             )
-        device = self._table.device
-        if hashes.device != device:  # torch takes a microsecond to move nothing
-            hashes = hashes.to(device)
-        hashes = hashes.contiguous()
+        hashes = hashes.cpu().contiguous()
         if self.words is None:
             if content is not None:
                 raise ValueError(
@@ -281,14 +367,14 @@ class HashTable:
                 f"content is int64 of shape {list(shape)} for these hashes, got {content.dtype} "
                 f"of shape {list(content.shape)}"
             )
-        return hashes, content.to(device).contiguous()
+        return hashes, content.cpu().contiguous()
 
     def _checked_rows(self, rows: Tensor) -> Tensor:
         if rows.dtype != torch.int64 or rows.dim() != 1:
             raise ValueError(
                 f"rows are int64 of shape [N], got {rows.dtype} of shape {list(rows.shape)}"
             )
-        return rows.to(self._table.device).contiguous()
+        return rows.cpu().contiguous()
 
     def _checked_state(self, state: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         wanted = {"hashes", "free"} | (set() if self.words is None else {"content"})
@@ -317,7 +403,7 @@ class HashTable:
                 f"the free rows of a table's state are distinct and lie in range({len(hashes)}), "
                 f"got {free.tolist()}"
             )
-        hashes, content, free = (x.to(self.device).contiguous() for x in (hashes, content, free))
+        hashes, content, free = (x.cpu().contiguous() for x in (hashes, content, free))
         return hashes, content, free
 
     def __getstate__(self) -> dict[str, Any]:
@@ -329,7 +415,20 @@ class HashTable:
         self.load_state(state)
 
 
-def _empty_table(words: int, device: torch.device) -> CompiledTable | TensorTable:
-    if device.type == "cpu" and jit.available():
-        return CompiledTable(words)
-    return TensorTable(words, device)
+def _address(array: Numbers) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+def _grown(array: Numbers, length: int, used: int) -> Numbers:
+    """An array of `length` rows that starts with the first `used` ones of another."""
+    grown: Numbers = np.zeros((length, *array.shape[1:]), np.int64)
+    grown[:used] = array[:used]
+    return grown
+
+
+def _next_capacity(capacity: int, done: int, new: int, n: int) -> int:
+    """Twice as much; more at once in a batch whose first `done` of n items were nearly all new."""
+    wanted = capacity + 1
+    if 10 * new > 9 * done:
+        wanted = min(16 * capacity, capacity + n - done)
+    return 1 << (wanted - 1).bit_length()

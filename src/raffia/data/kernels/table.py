@@ -1,4 +1,4 @@
-"""The loops of `CompiledTable`: find, insert, move and remove rows by hash and content.
+"""The loops of `HashTable`: find, insert, move and remove rows by hash and content.
 
 A table is given by the address of its header, int64 numbers in the order of the constants below.
 A slot is two of them side by side, the hash and the row plus one; zero there marks it as empty.
