@@ -183,7 +183,7 @@ class ProcessWorker:
             return f"worker {self.index} was ended by {signal.Signals(-code).name}"
         return (
             f"worker {self.index} has left with the exit status {code}; what it printed stands "
-            "above. A script must start under if __name__ == '__main__':"
+            "above. A script must be a file, and start under if __name__ == '__main__':"
         )
 
     def close(self) -> None:
