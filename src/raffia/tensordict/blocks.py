@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from raffia.tensordict.build import as_device
+from raffia.tensordict.consolidated import mapped_block, padded, pieces, put_together, write_block
 from raffia.tensordict.convert import synchronise
 from raffia.tensordict.copies import _replaced
+from raffia.tensordict.disk import TensorDictFuture
 
 
 def consolidate(
@@ -55,10 +58,6 @@ def consolidate(
     kept = metadata or filename is not None
     if not early:
         return _finished(td, _block(td, *options), device, inplace, kept)
-    from concurrent.futures import ThreadPoolExecutor
-
-    from raffia.tensordict.disk import TensorDictFuture
-
     background = ThreadPoolExecutor(1)
     made: Any = background.submit(_block, td, *options)
     background.shutdown(wait=False)
@@ -93,14 +92,6 @@ def _block(
 
     None where one is nested, and has several places: a container of such is pickled entry by entry.
     """
-    from raffia.tensordict.consolidated import (
-        mapped_block,
-        padded,
-        pieces,
-        put_together,
-        write_block,
-    )
-
     whole = [leaf.detach() for leaf in td._leaves([])]
     leaves, places = pieces(whole)
     for leaf in leaves:
@@ -148,8 +139,6 @@ def _block(
     if filename is not None and not use_buffer:
         return made()
     if num_threads > 1:
-        from concurrent.futures import ThreadPoolExecutor
-
         with ThreadPoolExecutor(num_threads) as threads:
             list(threads.map(fill, parts, leaves))
     else:
@@ -219,8 +208,6 @@ def is_consolidated(td: Any) -> bool:
     """
     if td._buffer is None:
         return False
-    from raffia.tensordict.consolidated import pieces
-
     pointer = td._buffer.untyped_storage().data_ptr()
     parts = pieces(td._leaves([]))[0]
     return all([leaf.untyped_storage().data_ptr() == pointer for leaf in parts])

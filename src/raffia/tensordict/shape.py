@@ -72,9 +72,6 @@ def replaced_by(td: Any, made: Any, what: str) -> Any:
     return td
 
 
-_RESHAPE = ("reshape",)
-
-
 def view(td: Container, *shape: Any, size: Any = None, batch_size: Any = None) -> Container:
     """The same tensors with another batch shape of as many rows; never a copy.
 
@@ -90,19 +87,7 @@ def view(td: Container, *shape: Any, size: Any = None, batch_size: Any = None) -
         return td._map(lambda leaf: leaf.view(shape[0]))
     given = size if size is not None else batch_size if batch_size is not None else _sizes(shape)
     new = _filled_in(given, td._batch_size)
-    if new == td._batch_size:
-        return _same(td)
-    return _done(
-        td._batched(
-            _reshaper(Tensor.view, len(td._batch_size), new),
-            len(td._batch_size),
-            new,
-            None,
-            ("view", new),
-        ),
-        td,
-        _RESHAPE,
-    )
+    return _resized(td, "view", new)
 
 
 def reshape(td: Container, *shape: Any, size: Any = None, inplace: bool = False) -> Container:
@@ -117,19 +102,29 @@ def reshape(td: Container, *shape: Any, size: Any = None, inplace: bool = False)
     new = _filled_in(_sizes(shape) if size is None else size, td._batch_size)
     if inplace:
         return replaced_by(td, reshape(td, size=new), "reshape")
+    return _resized(td, "reshape", new)
+
+
+def _resized(td: Any, name: str, new: torch.Size) -> Any:
+    """The container after `view` or `reshape`."""
     if new == td._batch_size:
         return _same(td)
-    return _done(
-        td._batched(
-            _reshaper(Tensor.reshape, len(td._batch_size), new),
-            len(td._batch_size),
-            new,
-            None,
-            ("reshape", new),
-        ),
-        td,
-        _RESHAPE,
-    )
+    return _changed(td, _resizer(name, len(td._batch_size), new), new, None, (name, new))
+
+
+def _changed(
+    td: Any,
+    fn: Callable[[Tensor], Tensor],
+    new: torch.Size,
+    names: Names,
+    op: tuple[Any, ...],
+    origin: tuple[Any, ...] = ("reshape",),
+) -> Any:
+    """The container after `fn` gave all batch dimensions of each leaf the shape `new`.
+
+    origin: how a `with` statement writes back into this one.
+    """
+    return _done(td._batched(fn, len(td._batch_size), new, names, op), td, origin)
 
 
 def _filled_in(shape: Any, batch_size: torch.Size) -> torch.Size:
@@ -147,10 +142,27 @@ def _filled_in(shape: Any, batch_size: torch.Size) -> torch.Size:
     return torch.Size(shape)
 
 
-def _reshaper(op: Callable[..., Tensor], ndim: int, new: torch.Size) -> Callable[[Tensor], Tensor]:
-    if ndim == 1:
-        return lambda leaf: op(leaf, (*new, *leaf.shape[1:]))
-    return lambda leaf: op(leaf, (*new, *leaf.shape[ndim:]))
+def _resizer(name: str, ndim: int, new: torch.Size) -> Callable[[Tensor], Tensor]:
+    """The tensor's method `name`, which takes sizes, for leaves whose first `ndim` become `new`."""
+
+    def resized(leaf: Tensor) -> Tensor:
+        return getattr(leaf, name)((*new, *leaf.shape[ndim:]))
+
+    if torch.compiler.is_compiling():  # whose sizes are symbols, which no dict finds
+        return resized
+    sizes: dict[torch.Size, tuple[int, ...]] = {}  # entries often have few shapes
+
+    def looked_up(leaf: Tensor) -> Tensor:
+        shape = leaf.shape
+        try:
+            size = sizes.get(shape)
+        except TypeError:  # symbols, in what `torch.export` traces
+            return resized(leaf)
+        if size is None:
+            size = sizes[shape] = (*new, *shape[ndim:])
+        return getattr(leaf, name)(*size) if size else resized(leaf)
+
+    return looked_up
 
 
 def flatten(
@@ -171,7 +183,7 @@ def flatten(
     if inplace:
         return replaced_by(td, flatten(td, start_dim, end_dim), "flatten")
     if not td._batch_size:
-        return _done(unsqueeze(td, 0), td, _RESHAPE)
+        return _done(unsqueeze(td, 0), td, ("reshape",))
     start = 0 if start_dim is None else _dim(td, start_dim)
     end = len(td._batch_size) - 1 if end_dim is None else _dim(td, end_dim)
     if end < start:
@@ -186,10 +198,7 @@ def flatten(
         names = _kept(
             [*names[:start], *([names[start]] if start == end else [None]), *names[end + 1 :]]
         )
-    out = td._batched(
-        lambda leaf: leaf.flatten(start, end), len(size), new, names, ("reshape", new)
-    )
-    return _done(out, td, _RESHAPE)
+    return _changed(td, lambda leaf: leaf.flatten(start, end), new, names, ("reshape", new))
 
 
 def unflatten(
@@ -219,10 +228,7 @@ def unflatten(
     names = td._names
     if names is not None:
         names = _kept([*names[:dim], *[None] * (len(parts) - 1), names[dim], *names[dim + 1 :]])
-    out = td._batched(
-        lambda leaf: leaf.unflatten(dim, parts), len(size), new, names, ("reshape", new)
-    )
-    return _done(out, td, _RESHAPE)
+    return _changed(td, lambda leaf: leaf.unflatten(dim, parts), new, names, ("reshape", new))
 
 
 def _kept(names: list[str | None]) -> Names:
@@ -249,11 +255,7 @@ def unsqueeze(td: Container, dim: int) -> Container:
     if names is not None:
         names = [*names[:dim], None, *names[dim:]]
     new = torch.Size((*size[:dim], 1, *size[dim:]))
-    return _done(
-        td._batched(lambda leaf: leaf.unsqueeze(dim), ndim, new, names, ("unsqueeze", dim)),
-        td,
-        _RESHAPE,
-    )
+    return _changed(td, lambda leaf: leaf.unsqueeze(dim), new, names, ("unsqueeze", dim))
 
 
 def squeeze(td: Container, dim: int | tuple[int, ...] | None = None) -> Container:
@@ -277,10 +279,9 @@ def squeeze(td: Container, dim: int | tuple[int, ...] | None = None) -> Containe
     names = None if td._names is None else _kept([td._names[i] for i in kept])
     new = torch.Size([size[i] for i in kept])
     at: Any = dims[0] if len(dims) == 1 else tuple(dims)
-    out = td._batched(
-        lambda leaf: leaf.squeeze(at), len(size), new, names, ("squeeze", tuple(dims))
-    )
-    return _done(out, td, ("squeeze",) if dim is None else _RESHAPE)
+    origin = ("squeeze",) if dim is None else ("reshape",)
+    op = ("squeeze", tuple(dims))
+    return _changed(td, lambda leaf: leaf.squeeze(at), new, names, op, origin)
 
 
 def permute(td: Container, *dims: Any, **kwargs: Any) -> Container:
@@ -308,9 +309,8 @@ def permute(td: Container, *dims: Any, **kwargs: Any) -> Container:
     def permuted(leaf: Tensor) -> Tensor:
         return leaf.permute(*order, *range(ndim, leaf.dim()))
 
-    out = td._batched(permuted, ndim, new, names, ("permute", order))
     back = tuple(sorted(range(ndim), key=order.__getitem__))
-    return _done(out, td, ("permute", back))
+    return _changed(td, permuted, new, names, ("permute", order), ("permute", back))
 
 
 def transpose(td: Container, dim0: int, dim1: int) -> Container:
@@ -333,10 +333,9 @@ def transpose(td: Container, dim0: int, dim1: int) -> Container:
     order[dim0], order[dim1] = dim1, dim0
     names = None if td._names is None else [td._names[d] for d in order]
     new = torch.Size([td._batch_size[d] for d in order])
-    out = td._batched(
-        lambda leaf: leaf.transpose(dim0, dim1), ndim, new, names, ("transpose", dim0, dim1)
-    )
-    return _done(out, td, ("permute", tuple(order)))
+    op = ("transpose", dim0, dim1)
+    back = ("permute", tuple(order))
+    return _changed(td, lambda leaf: leaf.transpose(dim0, dim1), new, names, op, back)
 
 
 def swapaxes(td: Container, axis0: int, axis1: int) -> Container:
@@ -403,10 +402,7 @@ def expand(td: Container, *shape: Any, **kwargs: Any) -> Container:
     names: Names = None if td._names is None else [*[None] * lead, *td._names]
     ndim = len(size)
 
-    def expanded(leaf: Tensor) -> Tensor:
-        return leaf.expand((*new, *leaf.shape[ndim:]))
-
-    out = td._batched(expanded, ndim, new, names, ("expand", new))
+    out = td._batched(_resizer("expand", ndim, new), ndim, new, names, ("expand", new))
     return out.lock_() if td._locked else out
 
 
