@@ -13,6 +13,7 @@ from raffia.tensordict.consolidated import mapped_block, padded, pieces, put_tog
 from raffia.tensordict.convert import synchronise
 from raffia.tensordict.copies import _replaced
 from raffia.tensordict.disk import TensorDictFuture
+from raffia.tensordict.node import Device
 
 
 def consolidate(
@@ -20,7 +21,7 @@ def consolidate(
     filename: Any = None,
     *,
     num_threads: int = 0,
-    device: Any = None,
+    device: Device = None,
     non_blocking: bool = False,
     inplace: bool = False,
     return_early: bool = False,

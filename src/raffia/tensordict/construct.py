@@ -13,7 +13,7 @@ from torch import Tensor
 from raffia.tensordict import kinds
 from raffia.tensordict.build import as_device, as_size, finished
 from raffia.tensordict.keys import NestedKey
-from raffia.tensordict.node import Node
+from raffia.tensordict.node import BatchSize, Device, Node
 
 
 class Construction(Node):
@@ -25,8 +25,8 @@ class Construction(Node):
         input_dict: Mapping[Any, Any],
         *,
         auto_batch_size: bool | None = None,
-        batch_size: Any = None,
-        device: Any = None,
+        batch_size: BatchSize = None,
+        device: Device = None,
         batch_dims: int | None = None,
         names: Sequence[str | None] | None = None,
     ) -> Self:
@@ -47,8 +47,8 @@ class Construction(Node):
         input_dict: Mapping[Any, Any],
         *,
         auto_batch_size: bool | None = None,
-        batch_size: Any = None,
-        device: Any = None,
+        batch_size: BatchSize = None,
+        device: Device = None,
         batch_dims: int | None = None,
         names: Sequence[str | None] | None = None,
     ) -> Self:
@@ -68,8 +68,8 @@ class Construction(Node):
         *,
         auto_batch_size: bool = False,
         batch_dims: int | None = None,
-        device: Any = None,
-        batch_size: Any = None,
+        device: Device = None,
+        batch_size: BatchSize = None,
     ) -> Any:
         """A container from a structure: one made of dicts, dataclasses, tuples, lists and
         containers.
@@ -92,7 +92,7 @@ class Construction(Node):
         cls,
         pytree: Any,
         *,
-        batch_size: Any = None,
+        batch_size: BatchSize = None,
         auto_batch_size: bool = False,
         batch_dims: int | None = None,
     ) -> Any:
@@ -122,8 +122,8 @@ class Construction(Node):
         *,
         auto_batch_size: bool = False,
         batch_dims: int | None = None,
-        device: Any = None,
-        batch_size: Any = None,
+        device: Device = None,
+        batch_size: BatchSize = None,
     ) -> Self:
         """A container from a named tuple.
 
@@ -150,8 +150,8 @@ class Construction(Node):
         auto_batch_size: bool = False,
         batch_dims: int | None = None,
         as_tensorclass: bool = False,
-        device: Any = None,
-        batch_size: Any = None,
+        device: Device = None,
+        batch_size: BatchSize = None,
     ) -> Self:
         """A container from an instance of a dataclass.
 
@@ -183,8 +183,8 @@ class Construction(Node):
         *,
         auto_batch_size: bool = False,
         batch_dims: int | None = None,
-        device: Any = None,
-        batch_size: Any = None,
+        device: Device = None,
+        batch_size: BatchSize = None,
     ) -> Self:
         """A container from a tuple; the entries are named "0", "1", ...
 
@@ -204,8 +204,8 @@ class Construction(Node):
         input: list[Any],
         *,
         auto_batch_size: bool | None = None,
-        batch_size: Any = None,
-        device: Any = None,
+        batch_size: BatchSize = None,
+        device: Device = None,
         batch_dims: int | None = None,
         names: Sequence[str | None] | None = None,
         lazy: bool | None = None,
@@ -236,8 +236,8 @@ class Construction(Node):
         *,
         auto_batch_size: bool = False,
         batch_dims: int | None = None,
-        device: Any = None,
-        batch_size: Any = None,
+        device: Device = None,
+        batch_size: BatchSize = None,
     ) -> Self:
         """A container from a structured numpy array; its shape is the batch size.
 
@@ -270,7 +270,7 @@ class Construction(Node):
         return td
 
     def new_zeros(
-        self, *size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False
+        self, *size: Any, dtype: Any = None, device: Device = None, requires_grad: bool = False
     ) -> Self:
         """A container of zeros with these entries and another batch size.
 
@@ -282,7 +282,7 @@ class Construction(Node):
         return _new_filled(self, "new_zeros", size, options)
 
     def new_ones(
-        self, *size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False
+        self, *size: Any, dtype: Any = None, device: Device = None, requires_grad: bool = False
     ) -> Self:
         """A container of ones with these entries and another batch size.
 
@@ -294,7 +294,7 @@ class Construction(Node):
         return _new_filled(self, "new_ones", size, options)
 
     def new_empty(
-        self, *size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False
+        self, *size: Any, dtype: Any = None, device: Device = None, requires_grad: bool = False
     ) -> Self:
         """A container of uninitialised tensors with these entries and another batch size.
 
@@ -311,7 +311,7 @@ class Construction(Node):
         fill_value: Any,
         *,
         dtype: Any = None,
-        device: Any = None,
+        device: Device = None,
         requires_grad: bool = False,
     ) -> Self:
         """A container filled with `fill_value`, with these entries and another batch size.
@@ -324,7 +324,7 @@ class Construction(Node):
         return _new_filled(self, "new_full", (as_size(size),), options, fill_value)
 
     def new_tensor(
-        self, data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False
+        self, data: Any, *, dtype: Any = None, device: Device = None, requires_grad: bool = False
     ) -> Self:
         """A container with these entries and the values of `data`, a container or something for
         all.
@@ -361,9 +361,9 @@ class Construction(Node):
         /,
         schema: Mapping[NestedKey, tuple[Sequence[int], torch.dtype]],
         *,
-        batch_size: Any = None,
+        batch_size: BatchSize = None,
         storage: str | None = None,
-        device: Any = None,
+        device: Device = None,
         **kwargs: Any,
     ) -> Self:
         """A container of zeros with these entries.

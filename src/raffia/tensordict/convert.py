@@ -12,7 +12,7 @@ from torch import Tensor
 
 from raffia.tensordict.build import as_device
 from raffia.tensordict.copies import _replaced
-from raffia.tensordict.node import Container, Node
+from raffia.tensordict.node import BatchSize, Container, Device, Node
 from raffia.tensordict.views import every
 
 CastFilter = Callable[[tuple[str, ...], Tensor], bool]
@@ -22,7 +22,7 @@ def to(
     td: Container,
     *args: Any,
     inplace: bool = False,
-    batch_size: Any = None,
+    batch_size: BatchSize = None,
     cast_filter: CastFilter | None = None,
     non_blocking_pin: bool = False,
     num_threads: int | None = None,
@@ -142,7 +142,7 @@ def cpu(td: Container, **options: Any) -> Container:
     return to(td, torch.device("cpu"), **options)
 
 
-def cuda(td: Container, device: Any = None, **options: Any) -> Container:
+def cuda(td: Container, device: Device = None, **options: Any) -> Container:
     """The container on a CUDA device, the current one if not given.
 
     >>> from raffia import TensorDict

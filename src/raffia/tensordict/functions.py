@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from raffia.tensordict import disk
 from raffia.tensordict.lazy import LazyStackedTensorDict
-from raffia.tensordict.node import Node
+from raffia.tensordict.node import BatchSize, Device, Node
 from raffia.tensordict.pointwise import unlike
 from raffia.tensordict.tensorclass import from_dataclass as to_class
 from raffia.tensordict.tensordict import TensorDict
@@ -104,13 +104,13 @@ def from_dataclass(
     dest_cls: Any = None,
     auto_batch_size: bool = False,
     batch_dims: int | None = None,
-    batch_size: Any = None,
+    batch_size: BatchSize = None,
     frozen: bool = False,
     autocast: bool = False,
     nocast: bool = False,
     shadow: bool = False,
     tensor_only: bool = False,
-    device: Any = None,
+    device: Device = None,
 ) -> Any:
     """A tensorclass from a dataclass, or a tensorclass instance from an instance of one.
 
@@ -145,8 +145,8 @@ def from_dataclass(
 
 def make_tensordict(
     input_dict: Mapping[Any, Any] | None = None,
-    batch_size: Any = None,
-    device: Any = None,
+    batch_size: BatchSize = None,
+    device: Device = None,
     auto_batch_size: bool | None = None,
     **entries: Any,
 ) -> Any:

@@ -12,6 +12,7 @@ from torch import Tensor
 from raffia.files import write_atomically
 from raffia.tensordict import build, kinds
 from raffia.tensordict.keys import unravel_key_to_tuple
+from raffia.tensordict.node import BatchSize, Device
 from raffia.tensordict.views import entries_list, is_leaf_nontensor
 
 
@@ -58,8 +59,8 @@ def from_json(
     *,
     auto_batch_size: bool = False,
     batch_dims: int | None = None,
-    device: Any = None,
-    batch_size: Any = None,
+    device: Device = None,
+    batch_size: BatchSize = None,
     separator: str | None = None,
     dtype: torch.dtype | None = None,
     lines: bool = False,

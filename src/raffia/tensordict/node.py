@@ -8,7 +8,7 @@ all work in them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from raffia.tensordict.views import KeysView
 
 Entries = dict[str, Any]  # name -> Tensor | Node
+Device = torch.device | str | int | None
+BatchSize = int | Sequence[int] | None
 REGISTRY: dict[str, Any] = {}  # tensorclasses by qualified name, for loading from disk
 Container = TypeVar("Container", bound="TensorCollection")  # of what a method is called on
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from raffia.tensordict.build import as_size
 from raffia.tensordict.lock import locked_error
-from raffia.tensordict.node import Container, Node
+from raffia.tensordict.node import BatchSize, Container, Node
 
 Names = list[str | None] | None
 
@@ -72,7 +72,9 @@ def replaced_by(td: Any, made: Any, what: str) -> Any:
     return td
 
 
-def view(td: Container, *shape: Any, size: Any = None, batch_size: Any = None) -> Container:
+def view(
+    td: Container, *shape: Any, size: BatchSize = None, batch_size: BatchSize = None
+) -> Container:
     """The same tensors with another batch shape of as many rows; never a copy.
 
     Raises RuntimeError if the number of rows differs or an entry can't be viewed so (`reshape`
@@ -90,7 +92,7 @@ def view(td: Container, *shape: Any, size: Any = None, batch_size: Any = None) -
     return _resized(td, "view", new)
 
 
-def reshape(td: Container, *shape: Any, size: Any = None, inplace: bool = False) -> Container:
+def reshape(td: Container, *shape: Any, size: BatchSize = None, inplace: bool = False) -> Container:
     """A container with another batch shape of as many rows; copies only where a view can't be.
 
     inplace: change this container instead of making another one.

@@ -36,7 +36,7 @@ from raffia.tensordict.keys import (
     missing,
 )
 from raffia.tensordict.lock import locked_error
-from raffia.tensordict.node import Entries, Node, child_names
+from raffia.tensordict.node import BatchSize, Device, Entries, Node, child_names
 from raffia.tensordict.unbatched import UnbatchedTensor
 from raffia.tensordict.views import KeysView, NestedView
 
@@ -124,8 +124,8 @@ class TensorDict(TensorDictBase):
     def __init__(
         self,
         source: Any = None,
-        batch_size: Any = None,
-        device: Any = None,
+        batch_size: BatchSize = None,
+        device: Device = None,
         names: Sequence[str | None] | None = None,
         non_blocking: bool | None = None,
         lock: bool = False,
@@ -195,7 +195,8 @@ class TensorDict(TensorDictBase):
     @classmethod
     def _from_entries(cls, entries: Any, batch_size: Any, device: Any) -> Any:
         td = TensorDict(entries, batch_size=batch_size, device=device)
-        td.__class__ = cls
+        if cls is not TensorDict:  # which torch.compile knows
+            td.__class__ = cls
         return td
 
     @staticmethod

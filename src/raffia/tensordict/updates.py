@@ -51,27 +51,21 @@ def update(
     if source is td:
         return td
     like = source if update_batch_size and isinstance(source, Node) else None
-    if keys_to_update is not None:
-        source = restricted(source, keys_to_update)
+    source = restricted(source, keys_to_update)
     if td._locked and ignore_lock:
+        options: dict[str, Any] = dict(non_blocking=non_blocking, is_leaf=is_leaf)
         with td.unlock_():
             return update(
-                td,
-                source,
-                clone,
-                inplace,
-                non_blocking=non_blocking,
-                is_leaf=is_leaf,
-                update_batch_size=update_batch_size,
+                td, source, clone, inplace, update_batch_size=update_batch_size, **options
             )
     if td._locked and not inplace:
         raise locked_error(td)
     if inplace and is_leaf is None:
         into: list[Tensor] = []
         given: list[Tensor] = []
-        if not update_batch_size and writes(td, source, into, given):
-            if copied(into, given, non_blocking):
-                return td
+        plainly = not update_batch_size and writes(td, source, into, given)
+        if plainly and copied(into, given, non_blocking):
+            return td
     if like is None:
         with all_or_nothing(td, source):
             merge(td, source, clone, inplace, non_blocking, is_leaf)
@@ -115,8 +109,15 @@ def merged(source: Any, entries: Mapping[str, Any]) -> Any:
     return source
 
 
-def restricted(source: Any, keys_to_update: Sequence[NestedKey]) -> dict[NestedKey, Any]:
-    """The entries of `source` under these keys."""
+def pairs_of(source: Any) -> list[tuple[Any, Any]]:
+    """Keys and entries of a container or a dict."""
+    return list(source._entries().items() if isinstance(source, Node) else source.items())
+
+
+def restricted(source: Any, keys_to_update: Sequence[NestedKey] | None) -> Any:
+    """The entries of `source` under these keys; `source` itself, where none are given."""
+    if keys_to_update is None:
+        return source
     if isinstance(keys_to_update, str):
         raise TypeError(
             f"keys_to_update is a sequence of keys, got str: keys_to_update=[{keys_to_update!r}]"
@@ -141,8 +142,7 @@ def merge(
     td: Any, source: Any, clone: bool, inplace: bool, non_blocking: bool, is_leaf: IsLeaf | None
 ) -> None:
     """Store every entry of `source`, descending where both sides are containers."""
-    pairs = source._entries().items() if isinstance(source, Node) else source.items()
-    for key, value in list(pairs):
+    for key, value in pairs_of(source):
         key = unravel_key(key)
         mine: Any = (
             td._peek_str(key)
@@ -187,15 +187,12 @@ def update_(
     >>> TensorDict(a=torch.zeros(2)).lock_().update_({"a": torch.ones(2)})["a"]
     tensor([1., 1.])
     """
-    source = merged(input_dict_or_td, entries)
-    if keys_to_update is not None:
-        source = restricted(source, keys_to_update)
+    source = restricted(merged(input_dict_or_td, entries), keys_to_update)
     into: list[Tensor] = []
     values: list[Tensor] = []
-    if writes(td, source, into, values):
-        if copied(into, values, non_blocking):
-            return td
-    pairs = list(source._entries().items() if isinstance(source, Node) else source.items())
+    if writes(td, source, into, values) and copied(into, values, non_blocking):
+        return td
+    pairs = pairs_of(source)
     check_writes(td, pairs)
     for key, value in pairs:
         td.set_(key, value, non_blocking=non_blocking)
@@ -264,8 +261,11 @@ def copied(into: list[Tensor], values: list[Tensor], non_blocking: bool = False)
     return True
 
 
-def check_writes(td: Any, pairs: Iterable[tuple[Any, Any]]) -> None:
-    """Raise what a later write would raise, so that none is done if one of them can't be."""
+def check_writes(td: Any, pairs: Iterable[tuple[Any, Any]], rows: tuple[Any, ...] = ()) -> None:
+    """Raise what a later write would raise, so that none is done if one of them can't be.
+
+    rows: empty, or the index of the rows that are to be written.
+    """
     for key, value in pairs:
         if not contains(td, key):
             raise_missing(key, td)
@@ -273,14 +273,20 @@ def check_writes(td: Any, pairs: Iterable[tuple[Any, Any]]) -> None:
         mine = node._peek_str(name)
         if isinstance(mine, Node) and type(value) in (td._plain, dict):
             if not mine._is_data():
-                check_writes(mine, (value if type(value) is dict else value._d).items())
-        elif getattr(node, "_lazy", False) and type(value) is Tensor and value.dim():
+                check_writes(mine, pairs_of(value), rows)
+        elif not rows and getattr(node, "_lazy", False) and type(value) is Tensor and value.dim():
             for member, part in zip(node.tensordicts, node._parts(name, value), strict=True):
                 check_writes(member, [(name, part)])
         elif isinstance(mine, Tensor) and isinstance(value, Tensor) and type(node) is td._plain:
-            sizes = zip(reversed(value.shape), reversed(mine.shape), strict=False)
-            if value.dim() > mine.dim() or any([n not in (1, size) for n, size in sizes]):
+            if not rows and not (value.dim() <= mine.dim() and broadcasts(value.shape, mine.shape)):
                 write(mine, value, unravel_key(key))  # which refuses
+            elif rows and type(mine) is type(value) is Tensor and not fits_rows(mine, value, *rows):
+                node.set_at_(name, value, *rows)  # which refuses
+
+
+def broadcasts(shape: torch.Size, into: torch.Size) -> bool:
+    """Whether the last dimensions of a shape, as many as both have, broadcast to another."""
+    return all([n in (1, m) for n, m in zip(reversed(shape), reversed(into), strict=False)])
 
 
 def update_at_(
@@ -299,9 +305,7 @@ def update_at_(
     >>> td.update_at_({"a": torch.ones(2)}, slice(1, 3))["a"]
     tensor([0., 1., 1.])
     """
-    source = merged(input_dict_or_td, {})
-    if keys_to_update is not None:
-        source = restricted(source, keys_to_update)
+    source = restricted(merged(input_dict_or_td, {}), keys_to_update)
     into: list[Tensor] = []
     given: list[Tensor] = []
     if td.__class__ is td._plain and writes(td, source, into, given, lazily=False):
@@ -309,11 +313,8 @@ def update_at_(
             for leaf, value in zip(into, given, strict=True):
                 leaf[idx] = value
             return td
-    pairs = list(source._entries().items() if isinstance(source, Node) else source.items())
-    for key, _ in pairs:
-        if not contains(td, key):
-            raise_missing(key, td)
-    check_rows(td, pairs, idx)
+    pairs = pairs_of(source)
+    check_writes(td, pairs, (idx,))
     for key, value in pairs:
         mine: Any = td
         for name in unravel_key_to_tuple(key):
@@ -345,19 +346,5 @@ def fits_rows(leaf: Tensor, value: Tensor, idx: Any) -> bool:
     shape, rows = value.shape, leaf[idx].shape
     if shape == rows:
         return True
-    sizes = zip(reversed(shape), reversed(rows), strict=False)
-    return all([n in (1, size) for n, size in sizes]) and all(
-        [n == 1 for n in shape[: max(0, len(shape) - len(rows))]]
-    )
-
-
-def check_rows(td: Any, pairs: Iterable[tuple[Any, Any]], idx: Any) -> None:
-    """Raise what a later write into rows would raise, so that none is done if one can't be."""
-    for key, value in pairs:
-        node, name = holder(td, key)
-        mine = node._peek_str(name)
-        if type(mine) is td._plain and type(value) in (td._plain, dict):
-            check_rows(mine, (value if type(value) is dict else value._d).items(), idx)
-        elif type(mine) is Tensor and type(value) is Tensor and type(node) is td._plain:
-            if not fits_rows(mine, value, idx):
-                node.set_at_(name, value, idx)  # which refuses
+    leading = shape[: max(0, len(shape) - len(rows))]
+    return broadcasts(shape, rows) and all([n == 1 for n in leading])
