@@ -42,12 +42,10 @@ def stored_weights() -> dict[str, torch.Tensor]:
     return load_file(HERE / "ilql_small.safetensors")
 
 
-def make_loss(
-    *, policy="separate", target="trunk", lean=True, model_options=None, **options
-) -> Loss:
+def make_loss(*, policy="separate", target="trunk", model_options=None, **options) -> Loss:
     """The loss around the networks of the oracle."""
     config = ILQLModelConfig(trunk=TRUNK, policy=policy, target=target, **(model_options or {}))
-    loss = Loss(ILQLModel(config), ILQLLossConfig(**options), lean=lean).double()
+    loss = Loss(ILQLModel(config), ILQLLossConfig(**options)).double()
     weights = stored_weights()
     filled = {}
     for name in loss.state_dict():

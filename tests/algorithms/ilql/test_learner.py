@@ -27,12 +27,11 @@ LOSS = ILQLLossConfig(beta=0.5, dm_weight=0.1, dm_margin=0.1, cql_weight=0.2, cl
 
 
 def learner_of(*, model=None, loss=LOSS, trunk=TRUNK, **options):
-    lean = options.pop("lean", True)
     factory = options.pop("model_factory", None)
     num_updates = options.pop("num_updates", None)
     options.setdefault("optimizer", OptimizerConfig(learning_rate=1e-3))
     config = ILQLConfig(model=ILQLModelConfig(trunk=trunk, **(model or {})), loss=loss, **options)
-    return ILQLLearner(config, lean=lean, model_factory=factory, num_updates=num_updates)
+    return ILQLLearner(config, model_factory=factory, num_updates=num_updates)
 
 
 def assert_equal(found, expected, **tolerance):
@@ -69,10 +68,9 @@ def test_same_seed_same_bits_and_gradients_are_pure():
     assert torch.equal(torch.get_rng_state(), random)
 
 
-@pytest.mark.parametrize("lean", [True, False])
 @pytest.mark.parametrize("model", [{}, {"policy": "separate", "target": "trunk"}])
-def test_two_stacked_states_are_as_two_calls(model, lean):
-    learner, batch = learner_of(model=model, lean=lean), float32(batch_of("B"))
+def test_two_stacked_states_are_as_two_calls(model):
+    learner, batch = learner_of(model=model), float32(batch_of("B"))
     alone = [learner.init(0), learner.init(1)]
     alone[1]["hyper"] = alone[1]["hyper"].apply(lambda number: number * 0.9)
     stacked = torch.stack([state.clone() for state in alone])

@@ -48,7 +48,6 @@ class ILQLLearner:
     model_factory: makes the networks, with fresh weights at each call; None for the config's.
     fixed: weights that do not learn, {"trunk": ...}, where the batches are. They are then no part
         of a state: kept once, whatever number of states and checkpoints there is.
-    lean: see `Loss`.
 
     >>> from raffia.algorithms.ilql.config import ILQLModelConfig, TrunkConfig
     >>> trunk = TrunkConfig(vocab_size=10, n_layer=1, n_head=2, n_embd=8, block_size=16)
@@ -70,7 +69,6 @@ class ILQLLearner:
         num_updates: int | None = None,
         model_factory: ModelFactory | None = None,
         fixed: TensorDict | None = None,
-        lean: bool = True,
     ) -> None:
         if config.optimizer.decay != "constant" and num_updates is None:
             raise ValueError(
@@ -83,7 +81,7 @@ class ILQLLearner:
         # The module's own weights are never used: on this device they take no memory.
         model = _on_meta(self.make_model(0))
         self._drops = max([config.model.trunk.dropout, *_rates(model)]) > 0
-        self._loss = Loss(model, config.loss, lean=lean, precision=config.precision).train()
+        self._loss = Loss(model, config.loss, precision=config.precision).train()
         self._optimizer = adamw(config.optimizer.beta1, config.optimizer.beta2)
 
     def make_model(self, seed: int) -> ILQLModel:

@@ -65,7 +65,6 @@ class Loss(nn.Module):
     """The loss of a batch, as a module around the networks and the target of them:
     `torch.func.functional_call` gives it the parameters, "model. ..." and "target. ...".
 
-    lean: compute only what counts; False computes all slots and is there for comparison.
     precision: of the matrix products; values and losses stay as precise as the parameters.
     target: the target network; None for a fresh one.
 
@@ -91,13 +90,12 @@ class Loss(nn.Module):
         model: ILQLModel,
         config: ILQLLossConfig,
         *,
-        lean: bool = True,
         precision: Literal["float32", "bfloat16"] = "float32",
         target: ILQLTarget | None = None,
     ) -> None:
         super().__init__()
         self.model, self.target = model, make_target(model) if target is None else target
-        self.config, self.lean, self.precision = config, lean, precision
+        self.config, self.precision = config, precision
 
     def forward(self, batch: TensorDict, numbers: TensorDict) -> tuple[Tensor, Terms]:
         """What is differentiated; and the metrics."""
@@ -112,7 +110,7 @@ class Loss(nn.Module):
     def _terms(self, batch: TensorDict, numbers: TensorDict) -> tuple[Terms, Terms]:
         config, model = self.config, self.model
         masks = masks_of(batch["action_mask"], batch["terminals"], config.mask)
-        wanted = self._wanted(batch, masks) if self._chooses else None
+        wanted = self._wanted(batch, masks) if not is_traced() else None
         states: Tensor | None = None
         if config.needs_values or model.config.policy == "shared":
             states = self.states(model.trunk, batch, wanted)
@@ -147,11 +145,6 @@ class Loss(nn.Module):
         return uses > 0
 
     @property
-    def _chooses(self) -> bool:
-        """Whether only what counts is computed: where shapes may depend on data."""
-        return self.lean and not is_traced()
-
-    @property
     def _at_actions_only(self) -> bool:
         """Whether only tokens that are actions have a weight in the policy's loss."""
         return self.model.config.per_token and self.config.transition_weight == 0
@@ -170,9 +163,9 @@ class Loss(nn.Module):
         """
         mask: Tensor | None = batch["attn_mask"]
         hint: dict[str, Any] = {}
-        if self.lean and is_traced() and not more:
-            mask = None  # all of it is at the right, where causal attention does without
-        if self.lean and getattr(trunk, "skips", False):
+        if is_traced() and not more:
+            mask = None  # all padding is at the right, where causal attention does without
+        if getattr(trunk, "skips", False):
             hint = {"wanted": wanted}
         return trunk(batch["tokens"], mask, **hint, **(more or {}))
 
@@ -198,11 +191,11 @@ class Loss(nn.Module):
         """The heads at the actions, and what the states behind them are worth."""
         config, model = self.config, self.model
         mask = masks.values | masks.weights
-        slots = Slots.of(mask, self._chooses)
+        slots = Slots.of(mask)
         goes_on = mask & ~batch["terminals"][:, 1:]
         nothing = torch.zeros_like(mask[:, :1])
         needed = torch.cat([mask, nothing], 1) | torch.cat([nothing, goes_on], 1)
-        state_slots = Slots.of(needed, self._chooses)
+        state_slots = Slots.of(needed)
 
         v = state_slots.spread(model.value(state_slots.gather(states, batch["state_idxs"])))
         at_actions = slots.gather(states, batch["action_idxs"])
@@ -280,8 +273,9 @@ class Loss(nn.Module):
             weight = self.spread(weights, batch, masks)[:, :-1]
             position = torch.arange(weight.shape[1], device=tokens.device).expand_as(weight)
             token, mask = tokens[:, 1:], next_ones
-        chooses = self._chooses
-        slots = Slots.of(mask & (weight != 0) if chooses else mask, chooses)
+        if not is_traced():
+            mask = mask & (weight != 0)
+        slots = Slots.of(mask)
         logits = _precise(self.model.logits(slots.gather(states, position)))
         take = slots.take
         return token_loss(logits, take(token), take(weight), take(mask), count)

@@ -69,7 +69,7 @@ def action_log_probs(
     """
     scorer = ModelScorer(model, target)
     tokens, mask = batch["tokens"], batch["action_mask"]
-    position = Slots.of(mask, lean=True).flat(batch["action_idxs"], tokens.shape[1])  # int64 [M]
+    position = Slots.of(mask).flat(batch["action_idxs"], tokens.shape[1])  # int64 [M]
     token = tokens.flatten()[position + 1]
     forbidden = forbid(pad_token, scorer)
     decoded, policy = [], []

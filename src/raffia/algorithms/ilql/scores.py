@@ -154,7 +154,7 @@ def get_scores(
         scores = next(model.v.parameters()).new_zeros(shape)
         if include_advantage:
             real = torch.ones_like(action_idxs) if action_mask is None else action_mask
-            index = Slots.of(real.bool(), lean=True).flat(action_idxs, tokens.shape[1])
+            index = Slots.of(real.bool()).flat(action_idxs, tokens.shape[1])
             advantage = scorer.next_token(hidden, needs._replace(policy=False), index).advantage()
             assert advantage is not None
             scores.view(-1, shape[-1])[index] = advantage_term(advantage, config).to(scores.dtype)

@@ -11,6 +11,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from raffia.functional.trees import is_traced
+
 __all__ = ["Masks", "Slots", "masks_of"]
 
 
@@ -52,7 +54,7 @@ class Slots(NamedTuple):
     """Entries of a grid [B, K], one after the other: [M].
 
     >>> mask = torch.tensor([[True, False, True], [False, True, False]])
-    >>> slots = Slots.of(mask, lean=True)
+    >>> slots = Slots.of(mask)
     >>> chosen = slots.take(torch.tensor([[1, 2, 3], [4, 5, 6]]))
     >>> chosen, slots.spread(chosen * 10)
     (tensor([1, 3, 5]), tensor([[10,  0, 30], [ 0, 50,  0]]))
@@ -62,14 +64,14 @@ class Slots(NamedTuple):
     chosen: Tensor | None  # int64 [M], indices in the flat grid; None: all of them
 
     @classmethod
-    def of(cls, mask: Tensor, lean: bool) -> Slots:
-        """Where a mask [B, K] is True; all entries unless `lean`.
+    def of(cls, mask: Tensor) -> Slots:
+        """Where a mask [B, K] is True; all entries where shapes must not depend on data.
 
-        >>> Slots.of(torch.tensor([[True, False]]), lean=False).chosen is None
-        True
+        >>> torch.vmap(lambda mask: Slots.of(mask).take(mask))(torch.tensor([[[True, False]]]))
+        tensor([[ True, False]])
         """
         rows, columns = mask.shape
-        return cls((rows, columns), mask.flatten().nonzero().squeeze(-1) if lean else None)
+        return cls((rows, columns), None if is_traced() else mask.flatten().nonzero().squeeze(-1))
 
     def take(self, grid: Tensor) -> Tensor:
         """The entries [M] of a grid [B, K].
