@@ -393,9 +393,9 @@ def test_priorities_of_steps_that_are_gone_are_ignored_and_counted():
     assert buffer.update_priority(batch["index"], torch.ones(30)) == num_gone
     assert buffer.num_ignored == num_gone
     # A number whose row another step has now: its priority is left alone.
-    before = buffer.state_dict()["books"]["priorities"]["chances"]
+    before = buffer.state_dict()["buffer"]["priorities"]["chances"]
     assert buffer.update_priority(torch.tensor([0, 1]), 50.0) == 2
-    assert torch.equal(before, buffer.state_dict()["books"]["priorities"]["chances"])
+    assert torch.equal(before, buffer.state_dict()["buffer"]["priorities"]["chances"])
 
 
 def test_of_two_priorities_for_one_step_the_last_counts():
@@ -820,14 +820,14 @@ def test_rows_that_a_storage_on_disk_keeps_itself(tmp_path):
         for i in range(3):
             buffer.extend(steps_of(3, end="terminated", first_obs=10 * i))
         buffer.extend(steps_of(4, first_obs=50))
-        buffer.save(tmp_path / "books", rows=False)
+        buffer.save(tmp_path / "buffer", rows=False)
         expected, state = drawable(buffer), buffer.state_dict()
-    assert not any("storage" in path.name for path in (tmp_path / "books").iterdir())
+    assert not any("storage" in path.name for path in (tmp_path / "buffer").iterdir())
     with MemmapStorage.open(tmp_path / "rows") as storage:
         buffer = new(storage)
         with pytest.raises(RuntimeError, match=r"needs buffer.load\(folder\) first"):
             buffer.extend(steps_of(3))
-        buffer.load(tmp_path / "books")
+        buffer.load(tmp_path / "buffer")
         assert_same(buffer.state_dict(), state)
         assert drawable(buffer) == expected
         # Steps that came after the save: they are lost, and what they overwrote.
@@ -835,7 +835,7 @@ def test_rows_that_a_storage_on_disk_keeps_itself(tmp_path):
         buffer.extend(steps_of(1, first_obs=59, end="terminated"))
     with MemmapStorage.open(tmp_path / "rows") as storage:
         buffer = new(storage)
-        buffer.load(tmp_path / "books")
+        buffer.load(tmp_path / "buffer")
         assert buffer.num_episodes == 3
         assert drawable(buffer) == [4, 5, 6, 8, 9, 10, 12, 13, 14]
         window = buffer.read(torch.tensor([14]))
@@ -846,7 +846,7 @@ def test_rows_that_a_storage_on_disk_keeps_itself(tmp_path):
         TensorStorage(20), observation_keys=["obs"], unroll_steps=1, frame_stack=2
     )
     with pytest.raises(ValueError, match="to this storage 0 were appended"):
-        other.load(tmp_path / "books")
+        other.load(tmp_path / "buffer")
     with pytest.raises(ValueError, match="keeps its rows in memory only"):
         other.save(tmp_path / "other", rows=False)
 
@@ -892,9 +892,9 @@ def test_episodes_of_which_the_storage_lost_rows_are_lost(tmp_path):
             buffer.extend(steps_of(3, end="terminated", first_obs=10 * i))
         buffer.extend(steps_of(4), env=1)
         buffer.extend(steps_of(4), env=0)
-        buffer.save(tmp_path / "books", rows=False)
+        buffer.save(tmp_path / "buffer", rows=False)
         storage.erase(torch.tensor([1, 9]))  # as a loss of power does to rows not yet flushed
-        buffer.load(tmp_path / "books")
+        buffer.load(tmp_path / "buffer")
         assert drawable(buffer) == [4, 5, 6, 12, 13, 14]
         buffer.extend(steps_of(2, first_obs=50), env=1)  # a new episode, as the old one is lost
         assert drawable(buffer) == [4, 5, 6, 12, 13, 14, 16]
@@ -937,7 +937,7 @@ def test_a_state_of_a_buffer_that_was_made_another_way_is_refused(options, match
 def test_a_damaged_file_is_refused(tmp_path):
     buffer = filled()
     buffer.save(tmp_path / "replay")
-    path = next(path for path in (tmp_path / "replay").iterdir() if "books" in path.name)
+    path = next(path for path in (tmp_path / "replay").iterdir() if "buffer" in path.name)
     path.write_bytes(path.read_bytes()[:-1] + b"x")
     before = buffer.state_dict()
     with pytest.raises(DamagedFileError):
@@ -1157,10 +1157,10 @@ def test_half_steps_are_refused(name):
 @pytest.mark.parametrize(
     ("path", "lacks"),
     [
-        ((), ["books", "storage"]),
-        (("books",), ["episodes", "priorities"]),
-        (("books", "episodes"), ["window", "env"]),
-        (("books", "priorities"), ["chances"]),
+        ((), ["buffer", "storage"]),
+        (("buffer",), ["episodes", "priorities"]),
+        (("buffer", "episodes"), ["window", "env"]),
+        (("buffer", "priorities"), ["chances"]),
     ],
 )
 def test_a_state_that_lacks_something_is_refused(path, lacks):
@@ -1174,8 +1174,8 @@ def test_a_state_that_lacks_something_is_refused(path, lacks):
         del part[name]
     with pytest.raises(ValueError, match=f"lacks .*{lacks[0]}"):
         buffer.load_state_dict(state)
-    assert_close(buffer.state_dict()["books"], before["books"])
-    assert buffer.storage.total == before["books"]["episodes"]["total"]
+    assert_close(buffer.state_dict()["buffer"], before["buffer"])
+    assert buffer.storage.total == before["buffer"]["episodes"]["total"]
 
 
 DAMAGE = {  # entry of the episodes' state -> what is wrong in it
@@ -1198,10 +1198,10 @@ def test_links_that_form_no_episodes_are_refused(name):
     buffer = filled()
     buffer.extend(steps_of(3))  # an episode that goes on
     before, state = buffer.state_dict(), buffer.state_dict()
-    DAMAGE[name](state["books"]["episodes"][name])
+    DAMAGE[name](state["buffer"]["episodes"][name])
     with pytest.raises(ValueError, match="links between rows do not form episodes"):
         buffer.load_state_dict(state)
-    assert_close(buffer.state_dict()["books"], before["books"])
+    assert_close(buffer.state_dict()["buffer"], before["buffer"])
     buffer.load_state_dict(before)
 
 

@@ -185,10 +185,10 @@ def test_nothing_is_drawn_until_each_shard_can_draw():
     replay = make(2, unroll_steps=3)
     replay.extend(steps_of(1, 2, ends=[(0, 1)]))
     assert len(replay.shards[1]) == 1 and len(replay) == 0
-    state = replay.shards[1].state_dict()["books"]["generator"]["state"]
+    state = replay.shards[1].state_dict()["buffer"]["generator"]["state"]
     with pytest.raises(ValueError, match="no step can be drawn yet from shard 0 of 2: add steps"):
         replay.sample(4)
-    assert torch.equal(state, replay.shards[1].state_dict()["books"]["generator"]["state"])
+    assert torch.equal(state, replay.shards[1].state_dict()["buffer"]["generator"]["state"])
     replay.extend(steps_of(3, 2, first=1))
     assert len(replay) == 2
     # Of what there is some are drawn twice.
@@ -270,7 +270,7 @@ def test_what_can_not_be_is_refused():
         replay.update_priority(torch.tensor([0]), 1.0)
     weighted = make(2, alpha=0.6, beta=0.4)
     index = weighted.extend(steps_of(4, 2))
-    before = weighted.state_dict()["0"]["books"]["priorities"]["chances"]
+    before = weighted.state_dict()["0"]["buffer"]["priorities"]["chances"]
     with pytest.raises(ValueError, match="finite and >= 0 .*, got -1;"):
         weighted.update_priority(index[0], torch.tensor([2.0, -1.0]))
-    assert torch.equal(before, weighted.state_dict()["0"]["books"]["priorities"]["chances"])
+    assert torch.equal(before, weighted.state_dict()["0"]["buffer"]["priorities"]["chances"])

@@ -81,7 +81,7 @@ def test_shards_divide_capacity_and_environments_and_draw_by_generators_of_their
         assert type(run.replay) is ReplayShards and run.replay.reuse_memory
         assert [shard.storage.max_size for shard in run.replay.shards] == [71 + 4] * 2
         assert [log.name for log, _ in run.replays] == ["replay.0", "replay.1"]
-        states = [shard.state_dict()["books"]["generator"]["state"] for shard in run.replay.shards]
+        states = [shard.state_dict()["buffer"]["generator"]["state"] for shard in run.replay.shards]
         assert not torch.equal(*states)
 
 

@@ -12,7 +12,7 @@ from raffia.files.folder import Content, Folder
 from raffia.tensordict.safetensors_file import save_file
 from raffia.tensordict.tensordict import TensorDict
 
-FILE = "books.safetensors"
+FILE = "buffer.safetensors"
 
 
 class BufferState:
@@ -21,7 +21,7 @@ class BufferState:
     >>> from raffia.data.segment import SegmentReplayBuffer
     >>> from raffia.data.storage import TensorStorage
     >>> buffer = SegmentReplayBuffer(TensorStorage(100), unroll_steps=1)
-    >>> sorted(buffer.state_dict()["books"])
+    >>> sorted(buffer.state_dict()["buffer"])
     ['episodes', 'priorities']
     """
 
@@ -74,10 +74,10 @@ class BufferState:
 def check_entries(state: Mapping[str, Any], names: Collection[str], what: str) -> None:
     """Raise ValueError for a state that lacks any of these.
 
-    >>> check_entries({"storage": 1}, ("books", "storage"), "a segment buffer")
+    >>> check_entries({"storage": 1}, ("buffer", "storage"), "a segment buffer")
     Traceback (most recent call last):
     ...
-    ValueError: the state of a segment buffer lacks ['books'], it has ['storage']: pass what ...
+    ValueError: the state of a segment buffer lacks ['buffer'], it has ['storage']: pass what ...
     """
     missing = [name for name in names if name not in state]
     if missing:

@@ -64,9 +64,8 @@ def n_step_transitions(
     step = (segments["valid"] & segments["valid_step"])[:, :n]
     each = torch.where(step, gamma * segments["discount"][:, :n], 1.0)
     before = torch.cat([torch.ones_like(each[:, :1]), each[:, :-1].cumprod(1)], 1)
-    reward = segments[reward_key][:, :n]
-    like_reward = step.shape + (1,) * (reward.dim() - 2)
-    weight = torch.where(step, before, 0.0).view(like_reward).to(reward.dtype)
+    reward = segments[reward_key][:, :n]  # 0 behind the end of an episode
+    weight = before.view(before.shape + (1,) * (reward.dim() - 2)).to(reward.dtype)
     out = _rows(segments, 0)
     out.set(reward_key, (reward * weight).sum(1))
     out.set("discount", each.prod(1))

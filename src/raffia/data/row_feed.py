@@ -1,4 +1,4 @@
-"""One entry of a ring's rows, kept elsewhere too: `RowFeed` tells, `RowMirror` follows.
+"""Copies of one entry of a ring's rows in other processes: `RowFeed` sends, `RowMirror` follows.
 
 Steps are written once and then read by their rows, so a copy of a large entry, such as frames,
 needs to be sent each row once; later no more than the numbers of rows travel.
@@ -26,7 +26,7 @@ class RowFeed:
     path: of the entry.
 
     A copy that is lost may be needed as it was some items ago, since tasks are asked again of the
-    next one in their order. So what is overwritten is kept here, from `start` on until `forget`:
+    next one in their order. So overwritten rows are stored here, from `start` on until `forget`:
     `before_extend` is to be called before each addition.
 
     >>> from raffia.data.storage import TensorStorage
@@ -53,8 +53,10 @@ class RowFeed:
     def __init__(self, storage: Storage, path: tuple[str, ...]) -> None:
         assert storage.max_size is not None
         self._storage, self._path, self._num_rows = storage, path, storage.max_size
-        self._kept: deque[tuple[int, Tensor]] = deque()  # first item and its rows, without gaps
-        self._stop = 0  # the item after the last that is kept
+        self._overwritten: deque[tuple[int, Tensor]] = (
+            deque()
+        )  # first item and its rows, without gaps
+        self._stop = 0  # the item after the last of these
         self.is_started = False
 
     @property
@@ -65,17 +67,17 @@ class RowFeed:
     @property
     def num_bytes_kept(self) -> int:
         """Of what was overwritten and is not forgotten."""
-        return sum([rows.nbytes for _, rows in self._kept])
+        return sum([rows.nbytes for _, rows in self._overwritten])
 
     def start(self) -> None:
-        """Keep from now on what is overwritten; what was kept before is forgotten."""
-        self._kept.clear()
+        """Store overwritten rows from now on; those stored before are forgotten."""
+        self._overwritten.clear()
         self._stop = self._oldest
         self.is_started = True
 
     def stop(self) -> None:
         """Keep nothing any more."""
-        self._kept.clear()
+        self._overwritten.clear()
         self.is_started = False
 
     def before_extend(self, most: int) -> None:
@@ -84,13 +86,16 @@ class RowFeed:
             return
         stop = min(self.total, self.total + most - self._num_rows)
         if stop > self._stop:
-            self._kept.append((self._stop, self._rows(self._stop, stop)))
+            self._overwritten.append((self._stop, self._rows(self._stop, stop)))
             self._stop = stop
 
     def forget(self, total: int) -> None:
         """No copy will be needed as of before this many items."""
-        while self._kept and self._kept[0][0] + len(self._kept[0][1]) <= total - self._num_rows:
-            self._kept.popleft()
+        while (
+            self._overwritten
+            and self._overwritten[0][0] + len(self._overwritten[0][1]) <= total - self._num_rows
+        ):
+            self._overwritten.popleft()
 
     def since(self, total: int) -> TensorDict:
         """The rows that came since there were so many items, for `RowMirror.append`."""
@@ -134,21 +139,21 @@ class RowFeed:
         return self._leaf().index_select(0, rows)
 
     def _of_items(self, items: Tensor) -> Tensor:
-        """The rows of items that are stored or kept."""
+        """The rows of items, overwritten or not."""
         gone = items < self._oldest
         if not gone.any():
             return self._stored(items)
-        first = self._kept[0][0] if self._kept else self._oldest
+        first = self._overwritten[0][0] if self._overwritten else self._oldest
         if int(items.min()) < first:
             raise IndexError(f"row {int(items.min())} was overwritten and forgotten")
         found = self._stored(torch.where(gone, self._oldest, items))
-        kept = torch.cat([rows for _, rows in self._kept])
-        found[gone] = kept[items[gone] - first]
+        overwritten = torch.cat([rows for _, rows in self._overwritten])
+        found[gone] = overwritten[items[gone] - first]
         return found
 
 
 class RowMirror:
-    """A copy of one entry of a ring's rows, that follows it by what a `RowFeed` tells.
+    """A copy of one entry of a ring's rows, that follows it by what a `RowFeed` sends.
 
     >>> mirror = RowMirror()
     >>> mirror.load(TensorDict(

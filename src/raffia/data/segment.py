@@ -766,7 +766,7 @@ class SegmentReplayBuffer(Buffer):
         """
         with self._lock:
             self._before_change()
-            return {"storage": self.storage.state_dict(), "books": self._buffer_state.state()}
+            return {"storage": self.storage.state_dict(), "buffer": self._buffer_state.state()}
 
     @contextlib.contextmanager
     def locked_view(self) -> Iterator[LockedView]:
@@ -788,12 +788,12 @@ class SegmentReplayBuffer(Buffer):
 
         Raises ValueError, and changes nothing, if the state is not of a buffer made like this one.
         """
-        check_entries(state, ("books", "storage"), "a segment buffer")
+        check_entries(state, ("buffer", "storage"), "a segment buffer")
         with self._lock:
             self._before_change()
-            self._buffer_state.check(state["books"])
+            self._buffer_state.check(state["buffer"])
             self.storage.load_state_dict(state["storage"])
-            self._buffer_state.load(state["books"])
+            self._buffer_state.load(state["buffer"])
 
     def save(self, folder: str | os.PathLike[str], *, rows: bool = True) -> None:
         """Write all steps, and the state of sampling, to a folder.

@@ -225,7 +225,7 @@ class ReplayLog:
         empty = [torch.empty((0, *layout.shape), dtype=layout.dtype) for layout in layouts]
         state = {
             "storage": to_state(StorageContents(size, total, structure, none, empty)),
-            "books": saved["books"],
+            "buffer": saved["books"],
         }
         buffer.load_state_dict(state)
         buffer.num_ignored = record["num_ignored"]
