@@ -13,7 +13,7 @@ import pytest
 
 from tests.recipes.test_actors import AHEAD, trained
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1000)]
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def on_a_cluster(tmp_path):
                 str(tmp_path / "run"),
             ]
             ended = subprocess.run(
-                command, env=environment, capture_output=True, text=True, timeout=300, check=False
+                command, env=environment, capture_output=True, text=True, timeout=900, check=False
             )
             assert ended.returncode == 0, ended.stderr[-4000:]
             return json.loads(ended.stdout.splitlines()[-1])
