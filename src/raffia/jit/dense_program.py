@@ -129,7 +129,7 @@ class DenseProgram:
         self._free: list[ColumnBuffer] = []
         self._size = self._columns = 0
         self._parameters: list[Tensor] = []
-        self._weights = self._pieces = torch.empty(0)
+        self._table = self._weights = self._pieces = torch.empty(0)
 
     def buffer(self, width: int) -> ColumnBuffer:
         """A buffer for rows; a layer that is given none makes its own."""
@@ -295,6 +295,7 @@ class DenseProgram:
             self._weights = torch.zeros(self._size)
             for start, stop, behind in self._fills:
                 self._weights[start:stop] = behind
+            self._table = torch.tensor([layer.address for layer in self._layers])
         self._parameters = list(parameters)  # whose addresses the pieces hold
         self._pieces = torch.tensor(pieces, dtype=torch.int64)
         self.reload()
@@ -363,8 +364,7 @@ class Bound:
         self.room = min((len(found) for slot, found in slots if not slot.chosen), default=0)  # rows
         self.size = BLOCK * program._columns  # of scratch memory, float32
         self.addresses = array("q", [found.data_ptr() for _, found in slots])
-        self._layers = torch.tensor([layer.address for layer in program._layers])
-        self._program = self.program()
+        self._program = self.program(self.addresses)
         # bytes from a row to the next; 0 where rows are chosen
         self.steps = [
             0 if slot.chosen else found.element_size() * max(slot.width, 1) for slot, found in slots
@@ -375,17 +375,17 @@ class Bound:
             raise ValueError(f"{rows} rows, where the arrays have {self.room}")
         dense.run(self._program.address, scratch(self.size), rows)
 
-    def program(self, slots: "array[int] | None" = None) -> dense.ProgramRecord:
-        """The program as the kernel reads it, on its own arrays or on those at other addresses."""
+    def program(self, slots: "array[int]") -> dense.ProgramRecord:
+        """The program as the kernel reads it, on arrays at these addresses."""
+        record = dense.ProgramRecord()
+        self._write(record, slots)
+        return record
+
+    def _write(self, record: dense.ProgramRecord, slots: "array[int]") -> None:
         program = self._referenced[0]
-        return dense.ProgramRecord(
-            layers=self._layers,
-            num_layers=len(self._layers),
-            weights=program._weights,
-            slots=(slots or self.addresses).buffer_info()[0],
-            block=BLOCK,
-            scratch=scratch(self.size),
-        )
+        table, weights = program._table.data_ptr(), program._weights.data_ptr()
+        memory = scratch(self.size)
+        record.set(table, len(program._layers), weights, slots.buffer_info()[0], BLOCK, memory)
 
     def native(self) -> tuple[int, int]:
         """The addresses of a compiled function and of what it is to be called with, and the rows.
@@ -393,7 +393,7 @@ class Bound:
         See raffia.jit.calls. They hold in this thread, until another program is called in it; rows
         are not checked.
         """
-        self._program = self.program()
+        self._write(self._program, self.addresses)
         return dense.step_address(), self._program.address
 
 

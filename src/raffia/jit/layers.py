@@ -131,14 +131,16 @@ class LSTMLayer(Record):
 def lstm(layer: LSTMLayer, rows: int, scratch: int, weights: int) -> None:
     """Compute an LSTM's h and c one step later."""
     at_weights, bias, gates = weights + layer.weights, weights + layer.bias, scratch + layer.gates
-    gates_step = 4 * PANEL_BYTES
+    # fields are read here once: behind a store the compiler would read them again
+    groups, depth, gates_step = layer.groups, layer.depth, 4 * PANEL_BYTES
+    all_c, c_step, all_h, h_step = scratch + layer.c, layer.c_step, scratch + layer.h, layer.h_step
     group = 0
-    while group < layer.groups:
-        count = min(2, layer.groups - group)
+    while group < groups:
+        count = min(2, groups - group)
         panels = 2 * count
         dense(
-            rows, scratch + layer.inputs, layer.inputs_step, layer.depth, panels, at_weights, bias,
-            0, -math.inf, 0, 0, gates, gates_step,
+            rows, scratch + layer.inputs, layer.inputs_step, depth, panels, at_weights, bias, 0,
+            -math.inf, 0, 0, gates, gates_step,
         )  # fmt: skip
         for row in range(rows):
             for k in range(count):
@@ -146,12 +148,12 @@ def lstm(layer: LSTMLayer, rows: int, scratch: int, weights: int) -> None:
                 to = (group + k) * VECTOR_BYTES
                 i, f = load_floats(at), load_floats(at + VECTOR_BYTES)
                 g, o = load_floats(at + 2 * VECTOR_BYTES), load_floats(at + 3 * VECTOR_BYTES)
-                c, h = scratch + layer.c + to, scratch + layer.h + to
-                new = gated(f, load_floats(c + row * layer.c_step)) + gated_tanh(i, g)
-                store_floats(c + row * layer.c_step, new)
-                store_floats(h + row * layer.h_step, gated_tanh(o, new))
+                c = all_c + row * c_step + to
+                new = gated(f, load_floats(c)) + gated_tanh(i, g)
+                store_floats(c, new)
+                store_floats(all_h + row * h_step + to, gated_tanh(o, new))
         group += count
-        at_weights += panels * PANEL_BYTES * layer.depth
+        at_weights += panels * PANEL_BYTES * depth
         bias += panels * PANEL_BYTES
 
 
@@ -174,6 +176,7 @@ class NormLayer(Record):
 def norm(layer: NormLayer, rows: int, scratch: int, weights: int) -> None:
     """Layer normalisation: mean 0 and variance 1 over the row, times gain plus bias, floored."""
     width, gain, bias = layer.width, weights + layer.gain, weights + layer.bias
+    eps, floor, is_added = layer.eps, layer.floor, layer.added >= 0
     for row in range(rows):
         at = scratch + layer.values + row * layer.step
         added = scratch + layer.added + row * layer.added_step
@@ -190,12 +193,12 @@ def norm(layer: NormLayer, rows: int, scratch: int, weights: int) -> None:
             deviation = load_floats(at + k) - mean_vector
             squares = multiply_add(deviation, deviation, squares)
         variance = total(squares) / width
-        scale = spread(1.0 / math.sqrt(variance + layer.eps))
+        scale = spread(1.0 / math.sqrt(variance + eps))
         for k in range(0, 4 * width, VECTOR_BYTES):
             deviation = (load_floats(at + k) - mean_vector) * scale
             result = multiply_add(deviation, load_floats(gain + k), load_floats(bias + k))
-            result = at_least(result, spread(layer.floor))
-            if layer.added >= 0:
+            result = at_least(result, spread(floor))
+            if is_added:
                 result = result + load_floats(added + k)
             store_floats(at + k, result)
 

@@ -24,12 +24,12 @@ class ReadLayer(Record):
 @kernel
 def read(layer: ReadLayer, rows: int, scratch: int, source: int, index: int, first: int) -> None:
     """Copy chosen rows side by side; `first` is a row of `index`, or of the source without one."""
-    width = layer.width
+    width, padded = layer.width, 4 * layer.padded
     for row in range(rows):
         number = load_i64(index + 8 * (first + row)) if index else first + row
         to = scratch + layer.out + row * layer.step
         _copy(source + 4 * width * number, width, to)
-        for k in range(4 * width, 4 * layer.padded, 4):
+        for k in range(4 * width, padded, 4):
             store_f32(to + k, 0.0)
 
 
