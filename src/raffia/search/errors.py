@@ -1,12 +1,11 @@
 """The error of a model that gives NaN or infinity."""
 
-_FIELDS = (  # what may hold NaN, as steps report it, and what is wrong then
+_FIELDS = (  # what may hold NaN, in the order of raffia.search.kernels, and what is wrong then
     ("reward", "NaN or infinite"),
     ("value", "NaN or infinite"),
     ("prior_logits", "NaN, inf or -inf for all legal actions"),
     ("discount", "NaN, infinite or negative (two players: to_play, not a negative discount)"),
 )
-REWARD, VALUE, PRIOR_LOGITS, DISCOUNT = range(4)
 
 
 class UnfitOutputError(ValueError):

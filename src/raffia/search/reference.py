@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from raffia.search.errors import PRIOR_LOGITS, VALUE, unfit, unfit_root
+from raffia.search.errors import unfit, unfit_root
+from raffia.search.kernels import PRIOR_LOGITS, VALUE
 from raffia.search.nodes import Nodes
 from raffia.search.outputs import RecurrentOutput, RootOutput
 from raffia.search.softmax import in_order, softmax

@@ -1,3 +1,4 @@
 """The compiled inner steps of a search; `raffia.search.compiled` calls them."""
 
-__all__: list[str] = []
+# What of a model's output may hold NaN, as the steps report it; named in raffia.search.errors.
+REWARD, VALUE, PRIOR_LOGITS, DISCOUNT = range(4)
