@@ -83,13 +83,18 @@ def check_budget(num_simulations: int | Tensor, batch: int) -> list[int]:
     budget = torch.as_tensor(num_simulations)
     if budget.is_floating_point() or budget.dtype == torch.bool:
         raise TypeError(f"num_simulations is {budget.dtype}; it must be a whole number")
-    if budget.shape not in ((), (batch,)):
-        raise ValueError(
-            f"num_simulations has shape {list(budget.shape)}; it must be one number or one for "
-            f"each of the {batch} roots"
-        )
+    check_of_each("num_simulations", budget, batch)
     _check_least(int(budget.min()), num_simulations)
     return [int(num) for num in budget.expand(batch).tolist()]
+
+
+def check_of_each(name: str, number: float | Tensor, batch: int) -> None:
+    """Check that there is one number for all roots or one for each."""
+    if isinstance(number, Tensor) and number.shape not in ((), (batch,)):
+        raise ValueError(
+            f"{name} has shape {list(number.shape)}; it must be one number or one for each of the "
+            f"{batch} roots"
+        )
 
 
 def _check_least(least: int, given: object) -> None:
@@ -106,11 +111,7 @@ def check_discount(discount: float | Tensor, batch: int) -> Tensor:
             raise ValueError(f"discount={discount} must lie in 0..1")
         return torch.full((batch,), float(discount))
     gamma = torch.as_tensor(discount).to(torch.float32)
-    if gamma.shape not in ((), (batch,)):
-        raise ValueError(
-            f"discount has shape {list(gamma.shape)}; it must be one number or one for each of the "
-            f"{batch} roots"
-        )
+    check_of_each("discount", gamma, batch)
     if not bool(((gamma >= 0) & (gamma <= 1)).all()):
         raise ValueError(f"discount={discount} must lie in 0..1")
     return gamma.expand(batch).contiguous()

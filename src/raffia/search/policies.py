@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from raffia.functional.draws import dirichlet_noise, gumbel_noise
-from raffia.search.check import check_root
+from raffia.search.check import check_of_each, check_root
 from raffia.search.gumbel import Gumbel
 from raffia.search.mcts import search
 from raffia.search.nodes import Nodes, best
@@ -222,7 +222,7 @@ def _check_noise(
     action_gumbel: Tensor | None,
     temperature: float | Tensor,
 ) -> None:
-    _check_of_each("dirichlet_fraction", fraction, root)
+    check_of_each("dirichlet_fraction", fraction, len(root.value))
     least, most = _ends(fraction)
     if not (least >= 0 and most <= 1):
         raise ValueError(f"dirichlet_fraction={fraction} must lie in 0..1")
@@ -239,18 +239,9 @@ def _check_noise(
             )
         if noise is not None and not bool(torch.isfinite(noise).all()):
             raise ValueError(f"{name} holds NaN or infinity; leave it out to have it drawn")
-    _check_of_each("temperature", temperature, root)
+    check_of_each("temperature", temperature, len(root.value))
     if not _ends(temperature)[0] >= 0:
         raise ValueError(f"temperature={temperature} must not be negative")
-
-
-def _check_of_each(name: str, number: float | Tensor, root: RootOutput) -> None:
-    shape = tuple(number.shape) if isinstance(number, Tensor) else ()
-    if shape not in ((), tuple(root.value.shape)):
-        raise ValueError(
-            f"{name} has shape {list(shape)}; it must be one number or one for each of the "
-            f"{len(root.value)} roots"
-        )
 
 
 def _ends(number: float | Tensor) -> tuple[float, float]:

@@ -190,20 +190,15 @@ class CategoricalSampler:
 
 
 def _check_mean_and_std(mean: Tensor, std: Tensor) -> None:
-    unfit = ~mean.isfinite().all(-1)
-    if bool(unfit.any()):
-        row = int(unfit.nonzero()[0])
-        raise ValueError(
-            f"the means of row {row} are {mean[row].tolist()}: the policy's parameters must be "
-            "finite"
-        )
-    unfit = ~((std > 0) & std.isfinite()).all(-1)
-    if bool(unfit.any()):
-        row = int(unfit.nonzero()[0])
-        raise ValueError(
-            f"the standard deviations of row {row} are {std[row].tolist()}; they must be above 0 "
-            "and finite: take the exponential or softplus of what a network gives"
-        )
+    positive = "they must be above 0 and finite: take the exponential or softplus of a network's"
+    for name, numbers, fits, hint in (
+        ("means", mean, mean.isfinite(), "the policy's parameters must be finite"),
+        ("standard deviations", std, (std > 0) & std.isfinite(), positive),
+    ):
+        unfit = ~fits.all(-1)
+        if bool(unfit.any()):
+            row = int(unfit.nonzero()[0])
+            raise ValueError(f"the {name} of row {row} are {numbers[row].tolist()}: {hint}")
 
 
 def _check_num_samples(num: int) -> None:
