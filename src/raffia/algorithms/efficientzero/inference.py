@@ -15,13 +15,15 @@ from torch import Tensor
 
 from raffia import jit
 from raffia.algorithms.efficientzero.folding import Folding
-from raffia.algorithms.efficientzero.latent_model import LatentModel, NetworkOutput
+from raffia.algorithms.efficientzero.latent_model import LatentModel
 from raffia.algorithms.efficientzero.row_invariant import filled_up
 from raffia.search.outputs import RecurrentOutput, RootOutput, SearchMemory
 from raffia.tensordict.tensordict import TensorDict
 
 if TYPE_CHECKING:
     from raffia.algorithms.efficientzero.compiled_mlp import CompiledRecurrent, CompiledRoot
+
+Rows = tuple[Tensor, ...]  # what the networks give for B rows, each [B, ...]
 
 
 def fold(model: LatentModel) -> FoldedModel:
@@ -88,20 +90,18 @@ class FoldedModel:
         to_play: Tensor | None = None,  # [B] int
     ) -> RootOutput:
         """The model's output for observations, with h and c of zeros."""
+        value, logits, *state = self.root_rows(observation)
+        return RootOutput(logits, value, as_embedding(*state), mask, to_play)
+
+    def root_rows(self, observation: Tensor) -> Rows:
+        """What the function `root_rows` gives, compiled where there is a compiled form."""
         model = self._folding.model
         found = None if self.compiled is None else self.compiled(observation)
-        if found is not None:
-            latent, value, prior_logits = found
-            zeros = latent.new_zeros(len(latent), model.lstm_hidden_size)
-            embedding = _as_embedding(latent, zeros, zeros.clone())
-            return RootOutput(prior_logits, value, embedding, mask, to_play)
-        num = len(observation)
-        if _fills_up(model, observation):
-            observation = filled_up(observation)
-        output = model.initial_inference(observation)
-        embedding = _embedding(num, output)
-        value = model.decode_value(output.value)[:num]
-        return RootOutput(output.policy_logits[:num], value, embedding, mask, to_play)
+        if found is None:
+            return _in_blocks(root_rows, model, observation)
+        latent, value, logits = found
+        zeros = latent.new_zeros(len(latent), model.lstm_hidden_size)
+        return value, logits, latent, zeros, zeros.clone()
 
     def refresh(self, model: LatentModel) -> None:
         """Copy the present weights and statistics of a model with the same layers, in place."""
@@ -143,18 +143,12 @@ class FoldedRecurrentFn:
         action: Tensor,  # int64 [B]
     ) -> tuple[RecurrentOutput, TensorDict]:
         """The model's output for the states that actions lead to, and their embeddings."""
-        num, latent = len(action), embedding["latent_state"]
-        h = embedding["reward_hidden_state", "h"]
-        c = embedding["reward_hidden_state", "c"]
-        if _fills_up(self._model, latent):
-            latent, h, c, action = (filled_up(x) for x in (latent, h, c, action))
-        output = self._model.recurrent_inference(latent, (h.unsqueeze(0), c.unsqueeze(0)), action)
-        decoded = RecurrentOutput(
-            reward=self._model.decode_reward(output.value_prefix)[:num],
-            value=self._model.decode_value(output.value)[:num],
-            prior_logits=output.policy_logits[:num],
-        )
-        return decoded, _embedding(num, output)
+        reward, value, logits, *state = self.step_rows(*state_rows(embedding), action)
+        return RecurrentOutput(reward, value, logits), as_embedding(*state)
+
+    def step_rows(self, *rows: Tensor) -> Rows:
+        """What the function `step_rows` gives."""
+        return _in_blocks(step_rows, self._model, *rows)
 
     def bind(self, memory: SearchMemory) -> Callable[[int], None] | None:
         """One compiled call for each simulation, or None where there is none for this model.
@@ -194,17 +188,45 @@ def _fills_up(model: LatentModel, rows: Tensor) -> bool:
     return rows.device.type == "cpu" and len(model.latent_shape) == 1
 
 
-def _embedding(num: int, output: NetworkOutput) -> TensorDict:
-    """Of the first `num` rows."""
+def _in_blocks(function: Callable[..., Rows], model: LatentModel, *rows: Tensor) -> Rows:
+    num = len(rows[0])
+    if _fills_up(model, rows[0]):
+        rows = tuple(map(filled_up, rows))
+    return tuple(part[:num] for part in function(model, *rows))
+
+
+def root_rows(model: LatentModel, observation: Tensor) -> Rows:
+    """Value, policy logits, latent state, h and c [B, L] of observations [B, *O].
+
+    >>> from raffia.algorithms.efficientzero.model import EfficientZeroModelMLP
+    >>> [tuple(part.shape) for part in root_rows(EfficientZeroModelMLP(4, 2), torch.zeros(3, 4))]
+    [(3,), (3, 2), (3, 256), (3, 512), (3, 512)]
+    """
+    output = model.initial_inference(observation)
     h, c = output.reward_hidden_state
-    return _as_embedding(output.latent_state[:num], h[0, :num], c[0, :num])
+    return model.decode_value(output.value), output.policy_logits, output.latent_state, h[0], c[0]
 
 
-def _as_embedding(
+def step_rows(model: LatentModel, latent: Tensor, h: Tensor, c: Tensor, action: Tensor) -> Rows:
+    """Value prefix and what `root_rows` gives, of the states that actions lead to."""
+    output = model.recurrent_inference(latent, (h.unsqueeze(0), c.unsqueeze(0)), action)
+    h, c = output.reward_hidden_state
+    reward, value = model.decode_reward(output.value_prefix), model.decode_value(output.value)
+    return reward, value, output.policy_logits, output.latent_state, h[0], c[0]
+
+
+def state_rows(embedding: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Latent state, h and c of an embedding."""
+    memory = embedding["reward_hidden_state"]
+    return embedding["latent_state"], memory["h"], memory["c"]
+
+
+def as_embedding(
     latent_state: Tensor,
     h: Tensor,  # [B, L]
     c: Tensor,
 ) -> TensorDict:
+    """The embedding of `FoldedModel`."""
     size = [len(latent_state)]
     state = TensorDict({"h": h, "c": c}, size)
     return TensorDict({"latent_state": latent_state, "reward_hidden_state": state}, size)

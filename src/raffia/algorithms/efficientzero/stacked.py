@@ -13,7 +13,14 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from raffia.algorithms.efficientzero.config import EfficientZeroConfig
-from raffia.algorithms.efficientzero.inference import FoldedModel, fold
+from raffia.algorithms.efficientzero.inference import (
+    FoldedModel,
+    as_embedding,
+    fold,
+    root_rows,
+    state_rows,
+    step_rows,
+)
 from raffia.algorithms.efficientzero.latent_model import LatentModel
 from raffia.algorithms.efficientzero.planning import Planner, weights_by_name
 from raffia.envs.env import EnvSpec
@@ -159,9 +166,11 @@ class _Each:
 
     def run(self, what: What, counts: list[int], *rows: Tensor) -> tuple[Tensor, ...]:
         parts = zip(*(x.split(counts) for x in rows), strict=True)
-        asked = _asked_for_root if what == "root" else _asked_for_step
-        pairs = zip(self._folded, parts, strict=True)
-        outputs = [asked(folded, *part) for folded, part in pairs if len(part[0])]
+        outputs = [
+            folded.root_rows(*part) if what == "root" else folded.recurrent_fn.step_rows(*part)
+            for folded, part in zip(self._folded, parts, strict=True)
+            if len(part[0])
+        ]
         return tuple(torch.cat(found) for found in zip(*outputs, strict=True))
 
     def bind(self, memory: SearchMemory) -> Callable[[int], None] | None:
@@ -172,25 +181,6 @@ class _Each:
         from raffia.algorithms.efficientzero.compiled_mlp import bind_members
 
         return bind_members(there, memory)
-
-
-def _asked_for_root(folded: FoldedModel, observation: Tensor) -> tuple[Tensor, ...]:
-    root = folded.root(observation)
-    return root.value, root.prior_logits, *_parts(root.embedding)
-
-
-def _asked_for_step(
-    folded: FoldedModel, latent: Tensor, h: Tensor, c: Tensor, action: Tensor
-) -> tuple[Tensor, ...]:
-    memory = TensorDict({"h": h, "c": c}, [len(h)])
-    embedding = TensorDict({"latent_state": latent, "reward_hidden_state": memory}, [len(h)])
-    output, after = folded.recurrent_fn(embedding, action)
-    return output.reward, output.value, output.prior_logits, *_parts(after)
-
-
-def _parts(embedding: Any) -> tuple[Tensor, Tensor, Tensor]:
-    memory = embedding["reward_hidden_state"]
-    return embedding["latent_state"], memory["h"], memory["c"]
 
 
 class _Vmapped:
@@ -238,30 +228,7 @@ class _Decoded(nn.Module):
         self.model = model
 
     def forward(self, what: What, *rows: Tensor) -> tuple[Tensor, ...]:
-        if what == "root":
-            return self._root(*rows)
-        return self._recurrent(*rows)
-
-    def _root(self, observation: Tensor) -> tuple[Tensor, ...]:
-        output = self.model.initial_inference(observation)
-        h, c = output.reward_hidden_state
-        value = self.model.decode_value(output.value)
-        return value, output.policy_logits, output.latent_state, h.squeeze(0), c.squeeze(0)
-
-    def _recurrent(
-        self, latent: Tensor, h: Tensor, c: Tensor, action: Tensor
-    ) -> tuple[Tensor, ...]:
-        state = h.unsqueeze(0), c.unsqueeze(0)
-        output = self.model.recurrent_inference(latent, state, action)
-        h, c = output.reward_hidden_state
-        return (
-            self.model.decode_reward(output.value_prefix),
-            self.model.decode_value(output.value),
-            output.policy_logits,
-            output.latent_state,
-            h.squeeze(0),
-            c.squeeze(0),
-        )
+        return (root_rows if what == "root" else step_rows)(self.model, *rows)
 
 
 class _StackedRecurrentFn:
@@ -275,7 +242,7 @@ class _StackedRecurrentFn:
     @torch.no_grad()
     def __call__(self, embedding: Any, action: Tensor) -> tuple[RecurrentOutput, TensorDict]:
         member = embedding["member"]
-        rows = *_parts(embedding), action
+        rows = *state_rows(embedding), action
         reward, value, logits, *after = _of_members(self._models, "recurrent", member, *rows)
         return RecurrentOutput(reward, value, logits), _embedding(member, *after)
 
@@ -302,8 +269,5 @@ def _in_order(size: int, num: int) -> Tensor:
 
 
 def _embedding(member: Tensor, latent_state: Tensor, h: Tensor, c: Tensor) -> TensorDict:
-    size, member = [len(member)], member.to(latent_state.device)  # rows of all are chosen together
-    state = TensorDict({"h": h, "c": c}, size)
-    return TensorDict(
-        {"latent_state": latent_state, "reward_hidden_state": state, "member": member}, size
-    )
+    # beside the latent states, as the rows of all are chosen together
+    return as_embedding(latent_state, h, c).set("member", member.to(latent_state.device))
