@@ -1,6 +1,6 @@
 """The error of a model that gives NaN or infinity."""
 
-_FIELDS = (  # what may hold NaN, in the order of raffia.search.kernels, and what is wrong then
+_FIELDS = (  # what may hold NaN, in the order of kernels/fields.py, and what is wrong then
     ("reward", "NaN or infinite"),
     ("value", "NaN or infinite"),
     ("prior_logits", "NaN, inf or -inf for all legal actions"),

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from raffia.search.errors import unfit, unfit_root
-from raffia.search.kernels import PRIOR_LOGITS, VALUE
+from raffia.search.kernels.fields import PRIOR_LOGITS, VALUE
 from raffia.search.nodes import Nodes
 from raffia.search.outputs import RecurrentOutput, RootOutput
 from raffia.search.softmax import in_order, softmax
