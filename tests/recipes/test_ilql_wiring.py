@@ -327,7 +327,8 @@ ELSEWHERE = {
     | {"target_return", "env"},  # test_ilql, test_ilql_own_environment
     ILQLConfig: set(),
     ILQLRun: {"seed", "device", "num_threads", "task", "language_model", "num_updates"}
-    | {"batch_size", "num_micro_batches", "compile"},  # test_ilql, test_ilql_settings
+    | {"batch_size", "num_micro_batches", "compile"}  # test_ilql, test_ilql_settings
+    | {"evaluators"},  # test_ilql_evaluators
 }
 
 

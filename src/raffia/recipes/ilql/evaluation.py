@@ -20,11 +20,11 @@ from raffia.functional.seeds import derive_seed, generator_for
 from raffia.lm.data.dialogue import DialogueDataset
 from raffia.lm.decoding.config import DecodeConfig
 from raffia.lm.envs.play import DialogueReturns, play_dialogues
-from raffia.lm.envs.wordle.game import Wordle
 from raffia.lm.envs.wordle.play import WordleEvaluation
 from raffia.lm.envs.wordle.play import evaluate as play
 from raffia.lm.tokenizers.tokenizer import Tokenizer
 from raffia.recipes.ilql.config import ILQLRun, WordleConfig
+from raffia.recipes.ilql.data import make_wordle
 from raffia.recipes.ilql.environments import MakeLanguageEnv
 from raffia.recipes.ilql.networks import Interrupted, Networks, Stoppable
 from raffia.tensordict.tensordict import TensorDict
@@ -39,8 +39,7 @@ __all__ = [
     "for_games",
     "held_out_means",
     "logged_replies",
-    "play_own",
-    "play_wordle",
+    "play_games",
     "with_estimate",
 ]
 
@@ -139,56 +138,36 @@ def longest_game(config: WordleConfig) -> int:
     return max(1 + 6 * (guess + colours) + 1, 1 + 5 * (guess + 1 + colours) + guess)
 
 
-def play_wordle(
+def play_games(
     networks: Networks,
     tokenizer: Tokenizer,
-    wordle: Wordle,
     config: ILQLRun,
-    *,
-    held_out: Wordle | None = None,  # the game with the secrets that are held out
-    seed: int,
-    stop: Stop = lambda: False,
-) -> dict[str, WordleEvaluation]:
-    """Games of each decoding, which all meet the same chances."""
-    found = {}
-    ways = [(name, decode, wordle) for name, decode in decodings(config).items()]
-    if held_out is not None:
-        ways.append((HELD_OUT, config.decode, held_out))
-    for name, decode, game in ways:
-        policy = ILQL_Policy(
-            networks,
-            tokenizer,
-            for_games(decode, config.wordle),
-            generator=generator_for(seed, "decode", name),
-        )
-        found[name] = play(
-            Stoppable(policy, stop),
-            game,
-            config.evaluate.num_episodes,
-            seed,
-            batch_size=config.evaluate.batch_size,
-        )
-    return found
-
-
-def play_own(
-    networks: Networks,
-    tokenizer: Tokenizer,
-    make_env: MakeLanguageEnv,
-    config: ILQLRun,
+    make_env: MakeLanguageEnv | None = None,  # None: Wordle
     *,
     seed: int,
     stop: Stop = lambda: False,
 ) -> dict[str, DialogueReturns]:
-    """Dialogues of each decoding in a custom environment; all meet the same chances."""
-    found = {}
-    own = config.evaluate
-    seeds = [derive_seed(seed, "dialogue", number) for number in range(own.num_episodes)]
-    for name, decode in decodings(config).items():
-        generator = generator_for(seed, "decode", name)
-        policy = Stoppable(ILQL_Policy(networks, tokenizer, decode, generator=generator), stop)
-        played = play_dialogues(make_env, policy, seeds, batch_size=own.batch_size)
-        found[name] = DialogueReturns(tuple(one.episode_return for one in played))
+    """Dialogues of each decoding in an environment, or games of Wordle; all meet the same chances.
+
+    Of Wordle with secrets that are held out there are games with these besides.
+    """
+    own, ways = config.evaluate, decodings(config)
+    if make_env is None and config.wordle.num_held_out:
+        ways[HELD_OUT] = config.decode
+    wordle = make_wordle(config.wordle) if make_env is None else None
+    found: dict[str, DialogueReturns] = {}
+    for name, decode in ways.items():
+        if wordle is not None:
+            decode = for_games(decode, config.wordle)
+        draws = generator_for(seed, "decode", name)
+        policy = Stoppable(ILQL_Policy(networks, tokenizer, decode, generator=draws), stop)
+        if wordle is not None:
+            game = make_wordle(config.wordle, held_out=True) if name == HELD_OUT else wordle
+            found[name] = play(policy, game, own.num_episodes, seed, batch_size=own.batch_size)
+        elif make_env is not None:
+            seeds = [derive_seed(seed, "dialogue", number) for number in range(own.num_episodes)]
+            played = play_dialogues(make_env, policy, seeds, batch_size=own.batch_size)
+            found[name] = DialogueReturns(tuple(one.episode_return for one in played))
     return found
 
 

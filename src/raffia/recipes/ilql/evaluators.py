@@ -12,7 +12,7 @@ from typing import Any
 
 from raffia.functional.seeds import derive_seed
 from raffia.recipes.ilql.config import ILQLRun
-from raffia.recipes.ilql.data import Corpus, make_corpus, make_wordle
+from raffia.recipes.ilql.data import Corpus, make_corpus
 from raffia.recipes.ilql.dialogues import scored_dialogues
 from raffia.recipes.ilql.environments import MakeLanguageEnv, find_environment
 from raffia.recipes.ilql.evaluation import (
@@ -20,8 +20,7 @@ from raffia.recipes.ilql.evaluation import (
     evaluated,
     held_out_means,
     logged_replies,
-    play_own,
-    play_wordle,
+    play_games,
     with_estimate,
     with_member_decode,
 )
@@ -56,22 +55,15 @@ def evaluate_networks(
 
     make_env: the environment of a task on data, whose dialogues are played besides.
     """
-    if corpus.held_out is not None and make_env is not None:
-        means = held_out_means(networks, corpus.held_out, config, stop=stop)
-        own = play_own(networks, corpus.tokenizer, make_env, config, seed=seed, stop=stop)
-        found = ILQLEvaluation(games=own, held_out=means)
-    elif corpus.held_out is not None:
-        held_out, pad_token = corpus.held_out, corpus.tokenizer.pad_token_id
-        means = held_out_means(networks, held_out, config, stop=stop)
-        replies = logged_replies(networks, held_out, config, pad_token, stop=stop)
-        found = with_estimate(ILQLEvaluation(held_out=means, replies=replies))
+    tokenizer, held_out, found = corpus.tokenizer, corpus.held_out, ILQLEvaluation()
+    if held_out is not None:
+        found = replace(found, held_out=held_out_means(networks, held_out, config, stop=stop))
+    if held_out is None or make_env is not None:
+        games = play_games(networks, tokenizer, config, make_env, seed=seed, stop=stop)
+        found = replace(found, games=games)
     else:
-        wordle = make_wordle(config.wordle)
-        others = make_wordle(config.wordle, held_out=True) if config.wordle.num_held_out else None
-        played = play_wordle(
-            *(networks, corpus.tokenizer, wordle, config), held_out=others, seed=seed, stop=stop
-        )
-        found = ILQLEvaluation(games=played)
+        replies = logged_replies(networks, held_out, config, tokenizer.pad_token_id, stop=stop)
+        found = with_estimate(replace(found, replies=replies))
     return replace(
         found, dialogues=scored_dialogues(networks, corpus, config, stop=stop, make_env=make_env)
     )
