@@ -815,6 +815,14 @@ def test_a_lock_keeps_the_structure_and_lets_values_change():
     assert td.is_locked and "newer" in td.keys()
     td.unlock_()
     assert not td.is_locked and not any(one.is_locked for one in td.tensordicts)
+    td[2].lock_()  # of one member, so that the others can't be written as if nothing were
+    for write in (
+        call("set", "late", torch.zeros(4, 3)),
+        call("update", {"late": torch.zeros(4, 3)}),
+    ):
+        with pytest.raises(RuntimeError, match="Cannot modify locked"):
+            write(td)
+        assert all("late" not in one.keys() for one in td.tensordicts)
 
 
 def test_entries_of_one_member_only_are_not_dropped():

@@ -152,11 +152,11 @@ class Node:
         return False
 
 
-class Value(Node):
+class ValueNode(Node):
     """A node that is a value of its container, with nothing in it that has a key.
 
     >>> from raffia import NonTensorData, UnbatchedTensor
-    >>> issubclass(NonTensorData, Value), issubclass(UnbatchedTensor, Value)
+    >>> issubclass(NonTensorData, ValueNode), issubclass(UnbatchedTensor, ValueNode)
     (True, True)
     """
 

@@ -21,7 +21,7 @@ from raffia.tensordict.index import indexed_size, normalise
 from raffia.tensordict.keys import is_key
 from raffia.tensordict.lazy import LazyStackedTensorDict
 from raffia.tensordict.lazy_rows import emptied
-from raffia.tensordict.node import Entries, Node, Value, child_names
+from raffia.tensordict.node import Entries, Node, ValueNode, child_names
 from raffia.tensordict.unbatched import UnbatchedTensor, joined
 from raffia.tensordict.value_options import capture_non_tensor_stack
 from raffia.tensordict.values import LinkedList, flat, interleaved, same
@@ -33,12 +33,12 @@ _MOVES = """view reshape unsqueeze squeeze permute transpose expand repeat repea
 flip rot90 pad""".split()
 
 
-class Values(Value, TensorCollection):
+class NonTensor(ValueNode, TensorCollection):
     """Members of the entries that hold values: there is nothing in them that has a key.
 
     A subclass has `tolist`, `_put`, which takes over values, and the way in which it is indexed.
 
-    >>> isinstance(NonTensorData("a"), Values), isinstance(NonTensorStack("a"), Values)
+    >>> isinstance(NonTensorData("a"), NonTensor), isinstance(NonTensorStack("a"), NonTensor)
     (True, True)
     """
 
@@ -161,7 +161,7 @@ class Values(Value, TensorCollection):
 
 
 @kinds.enter
-class NonTensorData(Values):
+class NonTensorData(NonTensor):
     """One Python value that stands for all rows of an entry.
 
     data: the value, kept as it is.
@@ -447,7 +447,7 @@ NonTensorDataBase = NonTensorData  # as older programs name it
 
 
 @kinds.enter
-class NonTensorStack(Values, LazyStackedTensorDict):  # type: ignore[misc] # `contiguous`
+class NonTensorStack(NonTensor, LazyStackedTensorDict):  # type: ignore[misc] # `contiguous`
     """A Python value for each row of an entry.
 
     args: the values, or `NonTensorData` and `NonTensorStack` to put together.

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from raffia.tensordict.build import as_size
 from raffia.tensordict.index import indexed_size
-from raffia.tensordict.node import Entries, Value
+from raffia.tensordict.node import Entries, ValueNode
 
 Names = list[str | None] | None
 
 
-class UnbatchedTensor(Tensor, Value):  # type: ignore[misc] # whose methods are a tensor's
+class UnbatchedTensor(Tensor, ValueNode):  # type: ignore[misc] # whose methods are a tensor's
     """A tensor entry that belongs to the whole batch: what changes the batch leaves it as it is.
 
     data: a tensor, or what `torch.as_tensor` takes; of any shape, and shared, not copied.
