@@ -88,15 +88,17 @@ class LazyWrites(TensorDictBase):
             return self._split(source)
         if source.__class__ is not dict:
             return None
-        num, dim = len(self.tensordicts), self.stack_dim
-        rows: list[dict[Any, Any]] = [{} for _ in range(num)]
+        size, ndim = self._batch_size, len(self._batch_size)
+        rows: list[dict[Any, Any]] = [{} for _ in self.tensordicts]
         for name, value in source.items():
             if value.__class__ is not Tensor:
                 parts: Any = self._parts_of(value)
-            elif value.is_nested or value.dim() <= dim or value.shape[dim] != num:
+            elif value.is_nested:
+                parts = None
+            elif value.shape[:ndim] != size and (value.dim() < ndim or not fits(value.shape, size)):
                 parts = None
             else:
-                parts = value.unbind(dim)
+                parts = value.unbind(self.stack_dim)
             if parts is None:
                 return None
             for row, part in zip(rows, parts, strict=True):

@@ -196,7 +196,9 @@ class NonTensorData(NonTensor):
     def _like(self, batch_size: torch.Size, names: Names = None) -> NonTensorData:
         """The same value with another batch size."""
         out = object.__new__(type(self))
-        out._data, out._batch_size = self._data, batch_size
+        state = out.__dict__  # the property is slower
+        state["_data"] = self.__dict__["_data"] if self._home is None else self._data
+        state["_batch_size"] = batch_size
         if self._device is not None:
             out._device = self._device
         if names is not None:
@@ -358,11 +360,11 @@ class NonTensorData(NonTensor):
         >>> NonTensorData("a", batch_size=[2]).tolist()
         ['a', 'a']
         """
-        out = self._data
+        data = out = self._data
         for n in reversed(self._batch_size):
             out = [out for _ in range(n)]
-            if isinstance(self._data, list):
-                out = [list(row) if row is self._data else row for row in out]
+            if isinstance(data, list):
+                out = [list(row) if row is data else row for row in out]
         return out
 
     def maybe_to_stack(self) -> Any:

@@ -15,7 +15,7 @@ from raffia.tensordict.entries import NO_DEFAULT
 from raffia.tensordict.keys import missing
 from raffia.tensordict.node import Container, Node
 from raffia.tensordict.unbatched import UnbatchedTensor
-from raffia.tensordict.views import IsLeaf, default_is_leaf
+from raffia.tensordict.views import IsLeaf
 
 # ------------------------------------------------------------------------ apply
 
@@ -600,5 +600,3 @@ for _function in (
     torch.rand_like, torch.randn_like, torch.randint_like,
 ):  # fmt: skip
     OVERRIDES[_function] = _like(_function)
-
-default_is_leaf = default_is_leaf
