@@ -127,6 +127,14 @@ class NonTensor(ValueNode, TensorCollection):
         self[idx] = input_dict_or_td
         return self
 
+    def maybe_to_stack(self) -> Any:
+        """A stack with the value in each row; itself without batch dimensions.
+
+        >>> NonTensorData("a", batch_size=[2]).maybe_to_stack().tolist()
+        ['a', 'a']
+        """
+        return NonTensorStack.from_nontensordata(self)
+
     def contiguous(self) -> Any:  # type: ignore[override] # no tensors: no options
         """Itself.
 
@@ -366,14 +374,6 @@ class NonTensorData(NonTensor):
             if isinstance(data, list):
                 out = [list(row) if row is data else row for row in out]
         return out
-
-    def maybe_to_stack(self) -> Any:
-        """A stack with the value in each row; itself without batch dimensions.
-
-        >>> NonTensorData("a", batch_size=[2]).maybe_to_stack().tolist()
-        ['a', 'a']
-        """
-        return NonTensorStack.from_nontensordata(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         out = self._like(self._batch_size, self._names)
@@ -628,14 +628,6 @@ class NonTensorStack(NonTensor, LazyStackedTensorDict):  # type: ignore[misc] # 
         return interleaved(
             [td.tolist() for td in self.tensordicts], self.stack_dim, self._batch_size
         )
-
-    def maybe_to_stack(self) -> Any:
-        """Itself.
-
-        >>> NonTensorStack("a", "b").maybe_to_stack().tolist()
-        ['a', 'b']
-        """
-        return self
 
     def __repr__(self) -> str:
         return (
