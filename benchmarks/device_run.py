@@ -169,16 +169,8 @@ class Played:
 
     def train(self, num_updates: int = 1) -> None:
         """The loop of a run: playing, targets, updates and checks."""
-        run = self.run
-        self.state, _ = train(
-            run.learner,
-            self.state,
-            run.stream,
-            num_updates=int(self.state["step"]) + num_updates,
-            clock=run.clock,
-            check=run.guard,
-            on_metrics=lambda metrics: None,
-        )
+        to = int(self.state["step"]) + num_updates
+        self.state, _ = train(self.state, self.run.step, num_updates=to)
 
 
 @contextmanager

@@ -187,13 +187,10 @@ class OurTraining:
     def __call__(self) -> Any:
         run = self.run
         self.state, reason = train(
-            run.learner,
             self.state,
-            run.stream,
+            run.step,
             num_updates=int(self.state["step"]) + self.num_updates,
-            clock=run.clock,
-            check=run.guard,
-            on_metrics=self.session.log.on_metrics,
+            every=[lambda state, metrics: self.session.log.add(metrics)],
         )
         return reason
 

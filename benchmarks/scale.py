@@ -83,7 +83,8 @@ from raffia.recipes.population_config import PopulationConfig
 from raffia.recipes.scale_config import ActorsConfig, EngineConfig, ReanalyzersConfig
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.collect import Collector
-from raffia.train.turns import Schedule, Turns
+from raffia.train.schedule import Schedule
+from raffia.train.turns import Turns
 from raffia.train.view import PlainView
 
 NUM_ENVS, ROLLOUT, NUM_ACTORS, AHEAD = 16, 8, 2, 4
@@ -143,10 +144,12 @@ class Actors:
             ahead=AHEAD,
         )
         self.turns = Turns(
-            make_engine(run.engine),
-            f"{ActorRole.__module__}:{ActorRole.__name__}",
-            actor_config(run),
-            NUM_ACTORS,
+            Pool(
+                make_engine(run.engine),
+                f"{ActorRole.__module__}:{ActorRole.__name__}",
+                actor_config(run),
+                NUM_ACTORS,
+            ),
             schedule,
             env.spec,
             NUM_ENVS,
@@ -324,10 +327,8 @@ def members_ratio(rounds: int) -> float:
             """From the state of a new generation to all that it has become."""
             state = run.init()
             for _ in range(30):
-                batch = run.stream.next(state)
-                update, metrics = run.learner.grads(state, batch)
+                update, _ = run.learner.grads(state, run.next_batch(state))
                 state = run.learner.apply(state, update)
-                run.stream.on_update(batch, metrics)
             run.whole(state)
 
         def seconds(run: ILQLExperiment) -> float:
@@ -368,6 +369,7 @@ def main() -> None:
             recovery = actors.recovery()
         finally:
             actors.turns.close()
+            actors.turns.pool.engine.close()
         row = f"{statistics.median(speed):>14.2f}{statistics.median(turn):>12.2f}"
         row += f"{weights_ratio(engine):>15.1f}{recovery:>14.1f} s"
         print(f"{engine:<10}{row}{ahead_ratio(engine, args.rounds):>13.2f}")

@@ -49,10 +49,10 @@ class Updates:
         """Seconds of so many updates, and CPU seconds of this process."""
         run, began, cpu = self.run, time.perf_counter(), time.process_time()
         for _ in range(num):
-            batch = run.stream.next(self.state)
+            batch = run.next_batch(self.state)
             update, metrics = run.learner.grads(self.state, batch)
             self.state = run.learner.apply(self.state, update)
-            run.stream.on_update(batch, metrics)
+            run.prioritize(batch, metrics)
         return time.perf_counter() - began, time.process_time() - cpu
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from raffia.distributed.pool import Pool
 from raffia.envs.env import Discrete, EnvSpec
 from raffia.recipes.efficientzero.actors import actor_config, make_networks, make_planner
 from raffia.recipes.efficientzero.config import EfficientZeroRun
@@ -87,15 +88,9 @@ class Leader:
         making = (ShardMaking if shards > 1 else BatchMaking)(run, self.replays, NaNGuard(folder))
         self.engine = make_engine(run.engine)
         of = BatchesOfShards if shards > 1 else BatchesAhead
-        self.batches = of(
-            self.engine,
-            f"{__name__}:{MakesWithoutSearch.__name__}",
-            actor_config(run),
-            2,
-            making,
-            ahead=AHEAD,
-            num_updates=FOREVER,
-        )
+        role = f"{__name__}:{MakesWithoutSearch.__name__}"
+        pool = Pool(self.engine, role, actor_config(run), 2)
+        self.batches = of(pool, making, ahead=AHEAD, num_updates=FOREVER)
         target = TensorDict(params=TensorDict(), buffers=TensorDict())
         self.state = TensorDict(target=target, hyper=TensorDict(), step=torch.tensor(0))
 

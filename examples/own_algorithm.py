@@ -1,13 +1,11 @@
 """An algorithm of your own, double DQN, with resume, evaluation and report: docs/own_algorithm.md.
 
 raffia train examples/own_algorithm.py:dqn --seed 1
-raffia evaluate runs/dqn-1 --algorithm examples/own_algorithm.py:dqn
 """
 
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
-from math import prod
 
 import torch
 from torch import nn
@@ -17,7 +15,7 @@ from raffia.data import SegmentReplayBuffer, TensorStorage
 from raffia.envs import EnvConfig, make_env
 from raffia.functional import adamw, generator_for, value_and_grad
 from raffia.recipes import Algorithm, train_run
-from raffia.train import Collector, Experiment, OnlineStream, Plan, ReplayLog, play_episodes
+from raffia.train import Collector, Experiment, Plan, Schedule, play_episodes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +28,6 @@ class DQNConfig:
     num_threads: int = 1
     num_env_steps: int = 50_000
     random_env_steps: int = 1_000
-    updates_per_env_step: float = 1.0
     capacity: int = 50_000  # of the replay buffer, steps
     batch_size: int = 128
     learning_rate: float = 5e-4
@@ -52,7 +49,7 @@ class DQNLearner:
     def __init__(self, spec, config: DQNConfig):
         self.config, self.optimizer = config, adamw(weight_decay=0.0)
         self.net = nn.Sequential(
-            nn.Flatten(), nn.Linear(prod(spec.observation_shape), 128), nn.ReLU(),
+            nn.Flatten(), nn.Linear(torch.Size(spec.observation_shape).numel(), 128), nn.ReLU(),
             nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, spec.action.n),
         )  # fmt: skip
 
@@ -65,8 +62,7 @@ class DQNLearner:
         opt, step = self.optimizer.init(params), torch.tensor(0)
         return TensorDict(params=params, target=params.clone(), opt=opt, step=step)
 
-    def values(self, params: TensorDict, observation: torch.Tensor) -> torch.Tensor:
-        """Q of each action: [B, A]."""
+    def values(self, params: TensorDict, observation: torch.Tensor) -> torch.Tensor:  # [B, A]
         weights = dict(params.flatten_keys(".").items())
         return torch.func.functional_call(self.net, weights, observation.to(params.device).float())
 
@@ -105,37 +101,41 @@ class DQN(Experiment):
         super().__init__(folder, view, seed=config.seed)
         self.config, self.env = config, make_env(config.env)
         self.learner = DQNLearner(self.env.spec, config)
-        first, total = config.random_env_steps, config.num_env_steps
-        replay = SegmentReplayBuffer(
+        self.collector = Collector(self.env, seed=config.seed)
+        self.replay = SegmentReplayBuffer(
             TensorStorage(config.capacity), observation_keys=self.env.spec.state_keys,
             unroll_steps=1, generator=generator_for(config.seed, "replay"),
         )  # fmt: skip
-        self.replays = [(ReplayLog(folder / "replay"), replay)]
-        self.stream = OnlineStream(
-            Collector(self.env, seed=config.seed), replay, clock=self.clock, num_env_steps=total,
-            begin_rollout=lambda state: partial(self.act, state["params"]), random_env_steps=first,
-            act_first=partial(self.act, None), make_batch=lambda _, batch: batch.to(config.device),
-            batch_size=config.batch_size, updates_per_env_step=config.updates_per_env_step,
+        self.parts, self.replays = {"env": self.collector}, {"replay": self.replay}
+        self.schedule = Schedule(
+            random_env_steps=config.random_env_steps, num_env_steps=config.num_env_steps,
         )  # fmt: skip
         self.plan = Plan(
-            title=f"{config.title}, seed {config.seed}", num_env_steps=total,
-            num_updates=round((total - first) * config.updates_per_env_step), device=config.device,
+            title=f"{config.title}, seed {config.seed}", device=config.device,
+            num_updates=self.schedule.num_updates, num_env_steps=config.num_env_steps,
             evaluate_every=config.evaluate_every, target_return=config.target_return,
         )  # fmt: skip
 
-    def act(self, params: TensorDict | None, states: TensorDict) -> TensorDict:
-        """Epsilon-greedy; random without parameters."""
-        config, num_env_steps = self.config, self.stream.num_env_steps
-        draws = generator_for(config.seed, "act", num_env_steps)
+    def step(self, state: TensorDict) -> tuple[TensorDict, TensorDict]:
+        """One update: play the steps that are due before it, and learn from a batch of them all."""
+        act, due = partial(self.act, state["params"]), self.schedule.steps_due(int(state["step"]))
+        while self.num_env_steps < due or not len(self.replay):
+            self.replay.extend(self.collector.collect(act, 1))
+        return self.learn(state, self.replay.sample(self.config.batch_size).to(self.config.device))
+
+    def act(self, params: TensorDict, states: TensorDict) -> TensorDict:
+        """Epsilon-greedy; random in the first steps."""
+        config, played = self.config, self.num_env_steps
+        draws = generator_for(config.seed, "act", played)
         action = torch.randint(self.env.spec.action.n, states.batch_size, generator=draws)
-        if params is not None:
-            annealed = 1 - num_env_steps / (config.epsilon_fraction * config.num_env_steps)
+        if played >= config.random_env_steps:
+            annealed = 1 - played / (config.epsilon_fraction * config.num_env_steps)
             explores = torch.rand(len(states), generator=draws) < max(config.epsilon, annealed)
             action = action.where(explores, self.learner.greedy(params, states)["action"])
         return TensorDict(action=action, batch_size=states.batch_size)
 
     def evaluate(self, state: TensorDict, stop):
-        return play(self.config, state, 20, self.stream.num_env_steps, stop)
+        return play(self.config, state, 20, self.num_env_steps, stop)
 
 
 def play(config: DQNConfig, state: TensorDict, num_episodes: int, seed: int, stop=lambda: False):

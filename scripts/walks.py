@@ -60,10 +60,10 @@ def play_and_learn(folder: Path, view: PlainView) -> None:
     run = EfficientZeroExperiment(config, folder, view)
     state = run.init()
     for _ in range(3):
-        update, _ = run.learner.grads(state, run.stream.next(state))
+        update, _ = run.learner.grads(state, run.next_batch(state))
         state = run.learner.apply(state, update)
-    print("OnlineStream.next:         ", walk(lambda: run.stream.next(state)))
-    batch = run.stream.next(state)
+    print("env to batch:              ", walk(lambda: run.next_batch(state)))
+    batch = run.next_batch(state)
     print("EfficientZero's gradients: ", walk(lambda: run.learner.grads(state, batch)))
     update, _ = run.learner.grads(state, batch)
     print("one step of the optimizer: ", walk(lambda: run.learner.apply(state, update)))
@@ -84,7 +84,7 @@ def read_and_learn(folder: Path, view: PlainView) -> None:
     def step() -> None:
         experiment = ILQLExperiment(config, run, view)
         state = experiment.init()
-        experiment.learner.grads(state, experiment.stream.next(state))
+        experiment.learner.grads(state, experiment.next_batch(state))
 
     print("dialogues to ILQL's loss:  ", walk(step))
 

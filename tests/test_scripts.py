@@ -234,7 +234,7 @@ class TestWhatIsRun:
     ("script", "texts"),
     [
         ("house.py", ["code lines: ", "  train\n", "cycles between files:", "private members"]),
-        ("walks.py", ["OnlineStream.next: ", "dialogues to ILQL's loss: ", " rooms, "]),
+        ("walks.py", ["env to batch: ", "dialogues to ILQL's loss: ", " rooms, "]),
     ],
 )
 def test_figures_of_the_source_are_printed(script, texts):

@@ -38,7 +38,7 @@ class Diary:
             opened.callback(run.close)
             session = opened.enter_context(closing(TrainingSession(run)))
             self._watch_playing(patch)
-            self._watch_replay(run.stream)
+            self._watch_replay(run.replay)
             self._watch_learning(run)
             self._watch_files(patch)
             self.result = session.run()
@@ -84,7 +84,7 @@ class Diary:
             )
 
         def acts_at_random(*args, **options):
-            self.events.append(("random", run.stream.num_env_steps))
+            self.events.append(("random", run.collector.num_env_steps))
             return at_random(*args, **options)
 
         def makes_batch(windows, planner, *, generator, total, correction_interval):
@@ -114,13 +114,13 @@ class Diary:
 
     def _note_search(self, kind, planner, temperature, noise, num_simulations):
         simulations = num_simulations or self.config.search.num_simulations
-        step = self.run.stream.num_env_steps
+        step = self.run.collector.num_env_steps
         event = (kind, step, self._seen_by(planner), temperature, noise, simulations)
         if kind == "act" or self.events[-1] != event:  # once for all steps of an evaluation
             self.events.append(event)
 
-    def _watch_replay(self, stream):
-        replay, extend = stream.replay, stream.replay.extend
+    def _watch_replay(self, replay):
+        extend = replay.extend
 
         def extends(steps):
             index = extend(steps)

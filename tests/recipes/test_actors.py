@@ -12,9 +12,11 @@ from raffia.distributed import ChaosEngine
 from raffia.envs.env import Discrete, EnvSpec
 from raffia.recipes.algorithm import ALGORITHMS
 from raffia.recipes.efficientzero import experiment as run_module
+from raffia.recipes.efficientzero import workers
 from raffia.recipes.efficientzero.config import EfficientZeroRun
 from raffia.recipes.efficientzero.experiment import EfficientZeroExperiment
 from raffia.recipes.efficientzero.presets import PRESETS
+from raffia.recipes.engines import make_engine
 from raffia.recipes.population_config import PopulationConfig
 from raffia.recipes.run_folder import write_config
 from raffia.recipes.running import resume_run, train_run
@@ -85,7 +87,7 @@ def test_a_ray_cluster_plays_the_same(plain, tmp_path):
 
 
 def with_engine(monkeypatch, engine):
-    monkeypatch.setattr(run_module, "make_engine", lambda config, message: engine)
+    monkeypatch.setattr(workers, "make_engine", lambda config, message: engine)
 
 
 @pytest.mark.parametrize("seed", [0, 1, pytest.param(range(2, 20), marks=pytest.mark.slow)])
@@ -195,28 +197,21 @@ def test_without_ray_nothing_is_written(tmp_path, monkeypatch):
     assert not (tmp_path / "run").exists()
 
 
-def test_the_settings_of_the_engine_get_there(tmp_path, monkeypatch):
-    given = {}
-
-    def made(*arguments, **options):
-        given.update(options)
-        raise StopIteration
-
-    monkeypatch.setattr(run_module, "Turns", made)
+def test_the_settings_of_the_engine_get_there(tmp_path):
     config = with_all(
         SMOKE,
         actors=ActorsConfig(num=2, cpus=0.5),
         engine=EngineConfig(max_restarts=7, patience_seconds=3.0),
     )
-    with pytest.raises(StopIteration):
-        EfficientZeroExperiment(config, tmp_path, Quiet())
-    assert given["max_restarts"] == 7 and given["patience"] == 3.0 and given["needs"].cpus == 0.5
+    with closing(EfficientZeroExperiment(config, tmp_path, Quiet())) as run:
+        pool = run.collector.pool
+        assert (pool.max_restarts, pool.patience, pool.needs.cpus) == (7, 3.0, 0.5)
 
 
 def test_the_address_of_a_cluster_gets_there(monkeypatch):
     given = []
     monkeypatch.setattr("raffia.distributed.ray.RayEngine", lambda *args, **kw: given.append(args))
-    run_module.make_engine(EngineConfig(name="ray", address="auto"))
+    make_engine(EngineConfig(name="ray", address="auto"))
     assert given == [("auto",)]
 
 

@@ -279,7 +279,7 @@ def test_networks_lie_on_the_device(tmp_path):
     (tmp_path / "run").mkdir()
     run = ILQLExperiment(changed(WORDLE, "device", "meta"), tmp_path / "run", Quiet())
     with closing(TrainingSession(run)) as session:
-        state, batch = session._begin(), next(run._batches(0))
+        state, batch = session.start(), next(run._batches(0))
     for tree in (state, batch):
         assert {value.device.type for value in tree.values(True, True)} == {"meta"}
     run.close()

@@ -139,7 +139,7 @@ def test_each_process_holds_its_part_alone(tmp_path):
     with closing(ILQLExperiment(config, folder, Quiet())) as experiment:
         state = whole = experiment.init()
         for number in range(2):
-            update, _ = experiment.learner.grads(state, experiment.stream.next(state))
+            update, _ = experiment.learner.grads(state, experiment.next_batch(state))
             state = experiment.learner.apply(state, update)
             assert size(state) < 0.55 * size(whole), number
         assert size(experiment.whole(state)) == size(whole)

@@ -107,7 +107,7 @@ def test_networks_and_states_lie_on_the_device(tmp_path):
         replace(VECTOR, device="meta"), tmp_path / "run", Quiet(), make_env, None
     )
     with closing(TrainingSession(run)) as session:
-        state = session._begin()
+        state = session.start()
     assert {value.device.type for value in state.values(True, True)} == {"meta"}
     assert run.actor.device.type == run.reanalyze_planner.device.type == "meta"
     assert run.collector.collect(run._act_first, 1)["observation"].device.type == "cpu"

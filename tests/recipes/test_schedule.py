@@ -50,6 +50,15 @@ def write(config, folder):
     return diary, expected(config, returns)
 
 
+def test_it_plays_on_until_something_can_be_drawn(tmp_path):
+    """By its ratio one step goes before the first update, and a segment needs more."""
+    collect = {"random_env_steps": 0, "num_env_steps": 24, "updates_per_env_step": 1.0}
+    diary = Diary(config_with(collect=collect), tmp_path / "run")
+    kinds = [event[0] for event in diary.events]
+    before = kinds[: kinds.index("batch")]
+    assert set(before) == {"act"} and len(before) > 1
+
+
 CASES = {
     "as it is": {},
     "temperatures and rates change": {

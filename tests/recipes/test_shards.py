@@ -70,7 +70,7 @@ def made(config, folder):
 def test_by_default_there_is_one_buffer_as_ever(tmp_path):
     with made(ONE, tmp_path / "one") as run:
         assert type(run.replay) is SegmentReplayBuffer and run.replay.reuse_memory
-        assert [log.name for log, _ in run.replays] == ["replay"]
+        assert list(run.replays) == ["replay"]
     assert trained_whole(with_all(ONE, replay__shards=1), tmp_path / "1") == trained_whole(
         ONE, tmp_path / "0"
     )
@@ -80,7 +80,7 @@ def test_shards_divide_capacity_and_environments_and_draw_by_generators_of_their
     with made(with_all(NOW, replay__capacity=141), tmp_path / "run") as run:
         assert type(run.replay) is ReplayShards and run.replay.reuse_memory
         assert [shard.storage.max_size for shard in run.replay.shards] == [71 + 4] * 2
-        assert [log.name for log, _ in run.replays] == ["replay.0", "replay.1"]
+        assert list(run.replays) == ["replay.0", "replay.1"]
         states = [shard.state_dict()["buffer"]["generator"]["state"] for shard in run.replay.shards]
         assert not torch.equal(*states)
 

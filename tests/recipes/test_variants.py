@@ -199,7 +199,7 @@ def test_priorities_change_what_is_drawn(tmp_path):
     priority = torch.full((len(index),), 1e-6)
     priority[0] = 1e6
     told = TensorDict(priority=priority)
-    played.run.stream.on_update(TensorDict(index=index, batch_size=[len(index)]), told)
+    played.run.prioritize(TensorDict(index=index, batch_size=[len(index)]), told)
     assert (played.windows(64)["index"] == index[0]).float().mean() > 0.8
 
 

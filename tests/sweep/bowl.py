@@ -3,7 +3,6 @@
 import math
 import time
 from dataclasses import dataclass
-from itertools import repeat
 
 import torch
 
@@ -11,7 +10,6 @@ from raffia.recipes import Algorithm
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.experiment import Experiment, Plan
 from raffia.train.outcome import Evaluated
-from raffia.train.stream import OfflineStream
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +45,9 @@ class Bowl(Experiment):
         super().__init__(folder, view, seed=config.seed)
         self.config, self.learner = config, Counting()
         self.plan = Plan(title="", num_updates=config.num_updates, evaluate_every=1, save_every=9)
-        self.stream = OfflineStream(lambda update: repeat(TensorDict()))
+
+    def step(self, state):
+        return self.learn(state, TensorDict())
 
     def evaluate(self, state, stop):
         run = self.config

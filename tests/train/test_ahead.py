@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from raffia.distributed import ChaosEngine, InlineEngine
+from raffia.distributed.pool import Pool
 from raffia.tensordict import TensorDict
 from raffia.train.ahead import BatchesAhead
 
@@ -50,16 +51,8 @@ class Loop:
     """The part of a run's loop that draws: `drawn` has when each batch was, and in which order."""
 
     def __init__(self, engine=None, num=2, ahead=3):
-        self.ahead = BatchesAhead(
-            engine or InlineEngine(),
-            f"{__name__}:Tell",
-            "{}",
-            num,
-            Drawn(),
-            ahead=ahead,
-            num_updates=NUM_UPDATES,
-            max_restarts=50,
-        )
+        pool = Pool(engine or InlineEngine(), f"{__name__}:Tell", "{}", num, max_restarts=50)
+        self.ahead = BatchesAhead(pool, Drawn(), ahead=ahead, num_updates=NUM_UPDATES)
         self.drawn, self.num_drawn, self.update = [], 0, 0
 
     def close(self):
@@ -73,7 +66,6 @@ class Loop:
     def run(self, until=NUM_UPDATES):
         """(what was drawn, made for which update, with which weights) of each update."""
         found = []
-        self.ahead.ask_again()
         while self.update < until:
             batch = self.ahead.next(TensorDict(step=torch.tensor(self.update)), self.draw)
             found.append([float(batch[key]) for key in (("segments", "x"), "update", "weights")])

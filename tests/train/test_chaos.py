@@ -92,15 +92,13 @@ def history(engine, actor="Actor"):
             **options,
         )
         role = f"{__name__}:Score"
-        batches = BatchesAhead(
-            *(engine, role, "{}", 2, Making()), ahead=AHEAD, num_updates=NUM_UPDATES, **options
-        )
+        makers, evaluators = (Pool(engine, role, "{}", num, **options) for num in (2, 1))
+        batches = BatchesAhead(makers, Making(), ahead=AHEAD, num_updates=NUM_UPDATES)
         evaluations = Evaluations(
-            *(engine, role, "{}", 1),
+            evaluators,
             join_after=JOIN_AFTER,
             acting=lambda state: state.select("w"),
             outcome=lambda update, count, answer: Evaluated(float(answer["score"]), {}),
-            **options,
         )
         for one in (actors, batches, evaluations):
             opened.enter_context(closing(one))

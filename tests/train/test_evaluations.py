@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from raffia.distributed import InlineEngine
+from raffia.distributed.pool import Pool
 from raffia.tensordict import TensorDict
 from raffia.train.evaluations import Evaluations
 from raffia.train.outcome import Evaluated
@@ -26,10 +27,7 @@ class Weigh:
 
 def made(**settings):
     return Evaluations(
-        InlineEngine(),
-        f"{__name__}:Weigh",
-        "{}",
-        settings.pop("num", 2),
+        Pool(InlineEngine(), f"{__name__}:Weigh", "{}", settings.pop("num", 2)),
         join_after=settings.pop("join_after", 5),
         acting=lambda state: state.select("w"),
         outcome=lambda update, count, answer: Evaluated(float(answer["score"]), {"count": count}),

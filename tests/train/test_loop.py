@@ -1,58 +1,40 @@
 """The loop and its tasks, with a learner of one number."""
 
 import json
-from itertools import repeat
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from raffia.tensordict.tensordict import TensorDict
+from raffia.train.checkpoint import CheckpointError, Checkpoints
 from raffia.train.evaluate import Episodes
+from raffia.train.experiment import Experiment, Plan
 from raffia.train.loop import Ended, train
-from raffia.train.metrics import PhaseClock
 from raffia.train.records import Records
-from raffia.train.stream import OfflineStream
+from raffia.train.run_state import Recorded, RunState
 from raffia.train.tasks import Evaluate, Save
+from tests.recipes.runs import Quiet
 
 
-class Adds:
-    """Adds the batch's mean to a number."""
-
-    def init(self, seed):
-        return TensorDict(step=torch.tensor(0), x=torch.tensor(float(seed)))
-
-    def grads(self, state, batch):
-        mean = batch["x"].mean()
-        return TensorDict(grads=mean), TensorDict(loss=mean)
-
-    def apply(self, state, update):
-        return TensorDict(step=state["step"] + 1, x=state["x"] + update["grads"])
+def add(state):
+    """One more each time."""
+    x = state["x"] + 1
+    return TensorDict(step=state["step"] + 1, x=x), TensorDict(loss=x)
 
 
-def ones():
-    return OfflineStream(lambda update: repeat(TensorDict(x=torch.ones(2), batch_size=[2])))
-
-
-def go(state=None, *, num_updates=5, tasks=(), stop=lambda: False, on_metrics=lambda metrics: None):
-    learner = Adds()
+def go(state=None, *, num_updates=5, every=(), stop=lambda: False):
+    begin = TensorDict(step=torch.tensor(0), x=torch.tensor(10.0))
     return train(
-        learner,
-        learner.init(10) if state is None else state,
-        ones(),
-        num_updates=num_updates,
-        clock=PhaseClock(),
-        check=lambda *seen: None,
-        on_metrics=on_metrics,
-        tasks=tasks,
-        stop=stop,
+        begin if state is None else state, add, num_updates=num_updates, every=every, stop=stop
     )
 
 
 def test_it_updates_as_often_as_asked_and_tells_of_each():
     told = []
-    state, reason = go(on_metrics=lambda metrics: told.append(float(metrics["loss"])))
+    state, reason = go(every=[lambda state, metrics: told.append(float(metrics["loss"]))])
     assert (int(state["step"]), float(state["x"]), reason) == (5, 15.0, "finished")
-    assert told == [1.0] * 5
+    assert told == [11.0, 12.0, 13.0, 14.0, 15.0]
 
 
 def test_a_stop_comes_between_updates_and_the_rest_can_follow():
@@ -66,45 +48,55 @@ def test_a_stop_comes_between_updates_and_the_rest_can_follow():
 def test_tasks_come_after_each_update_and_may_change_the_state_or_end_the_run():
     seen = []
 
-    def doubles(state):
+    def doubles(state, metrics):
         seen.append(int(state["step"]))
         return TensorDict(step=state["step"], x=state["x"] * 2)
 
-    def ends(state):
+    def ends(state, metrics):
         if int(state["step"]) == 3:
             raise Ended("target")
 
-    state, reason = go(tasks=[doubles, ends])
+    state, reason = go(every=[doubles, ends])
     assert seen == [1, 2, 3]
     assert float(state["x"]) == ((10 + 1) * 2 + 1) * 4 + 2
     assert reason == "target"
 
 
-def test_what_is_not_finite_is_not_applied():
-    applied = []
+def test_what_is_not_finite_is_not_applied(tmp_path):
+    class Broken:
+        def grads(self, state, batch):
+            return TensorDict(grads=torch.tensor(1.0)), TensorDict(loss=torch.tensor(torch.nan))
 
-    class Watched(Adds):
-        def apply(self, state, update):
-            applied.append(1)
-            return super().apply(state, update)
+    experiment = Experiment(tmp_path, Quiet(), seed=0)
+    experiment.learner = Broken()  # it has no `apply`
+    with pytest.raises(ArithmeticError, match="loss"):
+        experiment.learn(at(0), TensorDict())
 
-    def check(state, batch, update, metrics):
-        raise ArithmeticError("not finite")
 
-    with pytest.raises(ArithmeticError):
-        train(
-            Watched(),
-            Watched().init(0),
-            ones(),
-            num_updates=3,
-            clock=PhaseClock(),
-            check=check,
-            on_metrics=lambda metrics: None,
+class Evaluated(Experiment):
+    """An experiment whose evaluations are given."""
+
+    def __init__(self, folder, found=(), *, plays=True, every=10, target=None):
+        super().__init__(folder, Quiet(), seed=0)
+        self.found, self.steps = iter(found), 0 if plays else None
+        self.plan = Plan(
+            title="",
+            num_updates=100,
+            evaluate_every=every,
+            target_return=target,
+            num_simulations=8,
+            save_every=4,
         )
-    assert applied == []
+
+    @property
+    def num_env_steps(self):
+        return self.steps
+
+    def evaluate(self, state, stop):
+        return next(self.found)
 
 
-class Told:
+class Log:
     def __init__(self):
         self.seen = []
 
@@ -112,104 +104,132 @@ class Told:
         self.seen.append((mean_return, best))
 
 
-class Kept:
-    def __init__(self):
-        self.rows = []
+def evaluation(folder, returns, **options):
+    folder.mkdir(exist_ok=True)
+    experiment, log = Evaluated(folder, returns, **options), Log()
+    rows = []
 
-    def write(self, kind, *, update, env_step, values):
-        self.rows.append({"kind": kind, "update": update, "env_step": env_step, **values})
+    def write(kind, **values):
+        rows.append({"kind": kind, **values})
 
-
-def evaluation(returns, steps, *, every=10, target=None):
-    results, log, kept = iter(returns), Told(), Kept()
-    log.rows = kept.rows
-    task = Evaluate(
-        lambda state, env_step: next(results),
-        kept,
-        log,
-        every=every,
-        env_steps=lambda: steps[0],
-        target=target,
-        num_simulations=8,
-    )
-    return task, log
+    task = Evaluate(experiment, SimpleNamespace(write=write), log)
+    return experiment, task, log, rows
 
 
 def at(update):
     return TensorDict(step=torch.tensor(update))
 
 
-def test_evaluations_are_due_each_so_many_steps_and_the_best_is_known():
-    steps = [0]
+def test_evaluations_are_due_each_so_many_steps_and_the_best_is_known(tmp_path):
     found = [Episodes([1.0, 3.0], [5, 5]), Episodes([1.0], [5]), Episodes([9.0], [5])]
-    task, log = evaluation(found, steps)
+    experiment, task, log, rows = evaluation(tmp_path, found)
     improved = []
-    for update, steps[0] in enumerate([5, 10, 15, 27, 31], 1):
-        task(at(update))
+    for update, experiment.steps in enumerate([5, 10, 15, 27, 31], 1):
+        task.catch_up(at(update))
         improved.append(task.improved(update))
     assert log.seen == [(2.0, 2.0), (1.0, 2.0), (9.0, 9.0)]
     assert improved == [False, True, False, False, True]
     assert (task.score_of(5), task.score_of(4)) == (9.0, None)
-    rows = log.rows
     assert [(row["kind"], row["update"], row["env_step"]) for row in rows] == [
         ("evaluate", 2, 10),
         ("evaluate", 4, 27),
         ("evaluate", 5, 31),
     ]
-    assert rows[0]["returns"] == [1.0, 3.0] and rows[0]["mean_return"] == 2.0
+    assert rows[0]["values"] == {
+        "returns": [1.0, 3.0],
+        "lengths": [5, 5],
+        "mean_return": 2.0,
+        "num_simulations": 8,
+    }
 
 
-def test_an_interrupted_evaluation_stays_due():
-    task, log = evaluation([None, Episodes([4.0], [5])], [10])
-    task(at(1))
+def test_an_interrupted_evaluation_stays_due(tmp_path):
+    experiment, task, log, _ = evaluation(tmp_path, [None, Episodes([4.0], [5])])
+    experiment.steps = 10
+    task.catch_up(at(1))
     assert log.seen == [] and task.num_done == 0
-    task(at(2))
+    task.catch_up(at(2))
     assert log.seen == [(4.0, 4.0)]
 
 
-def test_reaching_the_target_ends_the_run():
-    task, log = evaluation([Episodes([4.0], [5])], [10], target=4.0)
+def test_reaching_the_target_ends_the_run(tmp_path):
+    experiment, task, log, _ = evaluation(tmp_path, [Episodes([4.0], [5])], target=4.0)
+    experiment.steps = 10
     with pytest.raises(Ended, match="target"):
-        task(at(1))
+        task.catch_up(at(1))
     assert log.seen == [(4.0, 4.0)]
 
 
-def test_an_evaluation_resumes_where_it_stood():
-    task, _ = evaluation([Episodes([4.0], [5])], [10])
-    task(at(1))
-    again, log = evaluation([Episodes([3.0], [5])], [20])
+def test_an_evaluation_resumes_where_it_stood(tmp_path):
+    experiment, task, _, _ = evaluation(tmp_path, [Episodes([4.0], [5])])
+    experiment.steps = 10
+    task.catch_up(at(1))
+    experiment, again, log, _ = evaluation(tmp_path, [Episodes([3.0], [5])])
+    experiment.steps = 20
     again.load_state(json.loads(json.dumps(task.state())))
-    again(at(2))
+    again.catch_up(at(2))
     assert log.seen == [(3.0, 4.0)]
 
 
-def test_checkpoints_come_each_so_many_updates_and_where_it_is_worth_it():
-    saved = []
+def saving(folder, found=()):
+    experiment, evaluate, *_ = evaluation(folder, found, plays=False, every=3)
+    checkpoints = Checkpoints(folder / "checkpoints", keep=99)
+    state = RunState(folder, {"evaluate": evaluate, "note": Recorded(7)})
+    return experiment, evaluate, checkpoints, Save(experiment, checkpoints, state, evaluate)
 
-    def save(state):
-        saved.append(int(state["step"]))
-        return True
 
-    task = Save(save, every=4, worth=lambda update: update == 3)
+def test_checkpoints_come_each_so_many_updates_and_of_the_best_states(tmp_path):
+    found = [Episodes([score], [5]) for score in (1.0, 0.0, 2.0)]
+    _, evaluate, checkpoints, save = saving(tmp_path / "run", found)
     for update in range(1, 10):
-        task(at(update))
-    task.now(at(9))
-    task.now(at(9))
-    assert saved == [3, 4, 8, 9]
+        evaluate(at(update), TensorDict())
+        save(at(update), TensorDict())
+    assert [one.update for one in checkpoints.available()] == [3, 4, 8, 9]
+    assert checkpoints.newest().extras["note"] == 7
+    assert [one.score for one in checkpoints.available()] == [1.0, None, None, 2.0]
 
 
-def test_a_save_that_failed_is_tried_again():
-    saved = []
+def test_a_save_that_failed_is_tried_again(tmp_path, monkeypatch):
+    experiment, _, checkpoints, save = saving(tmp_path / "run")
+    whole = Checkpoints.save
 
-    def save(state):
-        saved.append(int(state["step"]))
-        return len(saved) > 1
+    def fails(self, *given, **named):
+        raise CheckpointError("run", "was not saved")
 
-    task = Save(save, every=4)
-    task(at(4))
-    task.now(at(4))
-    task.now(at(4))
-    assert saved == [4, 4]
+    monkeypatch.setattr(Checkpoints, "save", fails)
+    save(at(4), TensorDict())
+    assert save.last == -1 and experiment.view.said == ["update 4: run was not saved."]
+    monkeypatch.setattr(Checkpoints, "save", whole)
+    save(at(4), TensorDict())
+    assert save.last == 4 and [one.update for one in checkpoints.available()] == [4]
+
+
+def test_a_tree_of_parts_is_one_file_of_tensors_and_what_is_empty_is_none(tmp_path):
+    class Part:
+        def __init__(self, state):
+            self.now = state
+
+        def state(self):
+            return self.now
+
+        def load_state(self, state):
+            self.now = state
+
+    def tree(*states):
+        full, empty, alone = map(Part, states)
+        return {"both": {"full": full, "empty": empty}, "alone": alone}, (full, empty, alone)
+
+    x = TensorDict(x=torch.arange(3))
+    parts, _ = tree(x, TensorDict(), TensorDict())
+    files, extras = RunState(tmp_path, parts).save(at(5))
+    assert list(files) == ["state", "both"] and list(files["both"].keys()) == ["full"]
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    checkpoints.save(5, files, extras)
+    parts, (full, empty, alone) = tree(TensorDict(), x, x)
+    RunState(tmp_path, parts).restore(checkpoints.newest())
+    with pytest.raises(CheckpointError, match="holds both, which this run has no part for"):
+        RunState(tmp_path, {"alone": alone}).restore(checkpoints.newest())
+    assert (full.now == x).all() and empty.now.is_empty() and alone.now.is_empty()
 
 
 def test_records_take_back_what_came_after_a_checkpoint(tmp_path):
@@ -219,7 +239,7 @@ def test_records_take_back_what_came_after_a_checkpoint(tmp_path):
     records.write("train", update=2, env_step=16, values={"loss": 2.0})
     records.close()
     records = Records(tmp_path)
-    records.rewind(json.loads(json.dumps(state)))
+    records.load_state(json.loads(json.dumps(state)))
     records.write("train", update=2, env_step=16, values={"loss": 3.0})
     records.close()
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]

@@ -8,6 +8,7 @@ import torch
 from raffia.data.row_feed import RowFeed
 from raffia.data.storage import TensorStorage
 from raffia.distributed import ChaosEngine, InlineEngine
+from raffia.distributed.pool import Pool
 from raffia.tensordict import TensorDict
 from raffia.train.shard_batches import BatchesOfShards, ShardMirrors, holds
 
@@ -71,16 +72,8 @@ class Loop:
     def __init__(self, num, engine=None, ahead=3):
         self.making, self.expected = Making(), {}
         self.making.add(3)
-        self.batches = BatchesOfShards(
-            engine or InlineEngine(),
-            f"{__name__}:Reads",
-            "{}",
-            num,
-            self.making,
-            ahead=ahead,
-            num_updates=NUM_UPDATES,
-            max_restarts=100,
-        )
+        pool = Pool(engine or InlineEngine(), f"{__name__}:Reads", "{}", num, max_restarts=100)
+        self.batches = BatchesOfShards(pool, self.making, ahead=ahead, num_updates=NUM_UPDATES)
 
     def close(self):
         self.batches.close()

@@ -14,7 +14,7 @@ from raffia.functional.seeds import generator_for
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.collect import Collector
 from raffia.train.ledger import Ledger, rows_of
-from raffia.train.turns import Schedule
+from raffia.train.schedule import Schedule
 
 
 @given(

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from raffia._version import __version__
 from raffia.cli.errors import UsageError
+from raffia.lazy import imported
 
 Command = Callable[[Sequence[str]], int]  # the words after its name -> exit status
 
@@ -34,6 +35,13 @@ GROUPS = {
         "check-env": "whether an environment keeps the contract, point by point",
         "doctor": "this machine: versions, threads, extras, ROMs, GPU",
     },
+}
+# A command is a function in a file of cli/ that are called as it is, but for these.
+HOMES = {
+    "play": "play_command:play",
+    "chat": "chat_command:chat",
+    "doctor": "doctor_command:doctor",
+    "list": "list:list_all",
 }
 FIRST_STEPS = {
     "raffia demo": "to a trained agent in minutes",
@@ -143,58 +151,13 @@ def help_text() -> str:
 
 
 def _command(name: str) -> Command:
-    match name:
-        case "demo":
-            from raffia.cli.demo import demo
-
-            return demo
-        case "train":
-            from raffia.cli.train import train
-
-            return train
-        case "sweep":
-            from raffia.cli.sweep import sweep
-
-            return sweep
-        case "resume":
-            from raffia.cli.resume import resume
-
-            return resume
-        case "evaluate":
-            from raffia.cli.evaluate import evaluate
-
-            return evaluate
-        case "play":
-            from raffia.cli.play_command import play
-
-            return play
-        case "chat":
-            from raffia.cli.chat_command import chat
-
-            return chat
-        case "export":
-            from raffia.cli.export import export
-
-            return export
-        case "report":
-            from raffia.cli.report import report
-
-            return report
-        case "list":
-            from raffia.cli.list import list_all
-
-            return list_all
-        case "check-env":
-            from raffia.cli.check_env import check_env
-
-            return check_env
-        case "doctor":
-            from raffia.cli.doctor_command import doctor
-
-            return doctor
+    names = [name for group in GROUPS.values() for name in group]
+    if name in names:
+        word = name.replace("-", "_")
+        found: Command = imported(f"raffia.cli.{HOMES.get(name, f'{word}:{word}')}")
+        return found
     from raffia.cli.parser import nearest
 
-    names = [name for group in GROUPS.values() for name in group]
     raise UsageError(f"there is no command {name!r}{nearest(name, names)}", "raffia --help")
 
 

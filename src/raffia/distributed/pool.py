@@ -64,7 +64,7 @@ class Pool:
         self.max_restarts, self.patience = max_restarts, patience
         self.num_restarts = 0
         self.seconds_waited = 0.0
-        self._state_of = state_of
+        self.state_of = state_of
         self._workers: list[Worker | None] = [None] * num_workers
         self._was_lost = [False] * num_workers
         self._num_losses = [0] * num_workers  # at the oldest open task
@@ -146,8 +146,8 @@ class Pool:
             self._was_lost[worker] = False
             for task in self._open[worker]:
                 task.is_asked = False
-            if self._state_of is not None:
-                found.load(self._state_of(worker))
+            if self.state_of is not None:
+                found.load(self.state_of(worker))
         for task in self._open[worker]:
             if not task.is_asked:
                 found.ask(task.task, task.weights)

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
-from raffia.distributed.engine import Engine, InlineEngine
+from raffia.distributed.engine import Engine, InlineEngine, Workers
+from raffia.distributed.pool import Pool
 from raffia.recipes.scale_config import EngineConfig, EvaluatorsConfig
 from raffia.tensordict.tensordict import TensorDict
 
@@ -18,6 +19,8 @@ __all__ = [
     "describe_engine",
     "describe_evaluators",
     "make_engine",
+    "make_pool",
+    "several",
     "try_engine",
     "where",
 ]
@@ -45,6 +48,26 @@ def make_engine(config: EngineConfig, message: Callable[[str], None] | None = No
 
         return RayEngine(config.address, message=message)
     return InlineEngine()
+
+
+def make_pool(engine: Engine, workers: Workers, config: str, settings: EngineConfig) -> Pool:
+    """Workers of one role, as patient as a run's settings are.
+
+    config: JSON that the role is made from.
+
+    >>> workers = Workers("raffia.distributed.check_engine:Counter", 2)
+    >>> make_pool(InlineEngine(), workers, "{}", EngineConfig(max_restarts=1)).max_restarts
+    1
+    """
+    return Pool(
+        engine,
+        workers.role,
+        config,
+        workers.num,
+        needs=workers.needs,
+        max_restarts=settings.max_restarts,
+        patience=settings.patience_seconds,
+    )
 
 
 def describe_engine(engine: Engine) -> str:
@@ -81,12 +104,19 @@ def describe_evaluators(engine: EngineConfig, evaluators: EvaluatorsConfig) -> s
     >>> describe_evaluators(EngineConfig(), EvaluatorsConfig(num=1, join_after=500))
     '1 evaluator in this process, whose episodes are waited for 500 updates later'
     """
-    num = max(1, evaluators.num)
-    several = f"{num} evaluators" if num > 1 else "1 evaluator"
     return (
-        f"{several} {where(engine)}, whose episodes are waited for "
-        f"{evaluators.join_after:,} updates later"
+        f"{several(max(1, evaluators.num), 'evaluator')} {where(engine)}, whose episodes are "
+        f"waited for {evaluators.join_after:,} updates later"
     )
+
+
+def several(num: int, name: str) -> str:
+    """So many of them, in words.
+
+    >>> several(2, "actor"), several(1, "actor")
+    ('2 actors', '1 actor')
+    """
+    return f"{num} {name}{'' if num == 1 else 's'}"
 
 
 @dataclass(frozen=True)

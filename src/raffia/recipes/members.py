@@ -22,7 +22,7 @@ from raffia.tensordict.tensordict import TensorDict
 from raffia.train.checkpoint import Checkpoint
 from raffia.train.nan_guard import all_finite
 
-__all__ = ["Members", "best_of", "weights_of_each"]
+__all__ = ["POPULATION_KEY", "Members", "best_of", "weights_of_each"]
 
 POPULATION_KEY = "population"  # in a checkpoint's extras
 
@@ -106,15 +106,14 @@ class Members:
         self._is_evaluated = False
         return state, generation.as_row()
 
-    def payload(self) -> dict[str, Any]:
-        """What a resume needs, for a checkpoint's extras."""
-        return {POPULATION_KEY: {"best": self.best, "evolution": self.evolution.state()}}
+    def state(self) -> dict[str, Any]:
+        """What a resume needs besides the members' tensors, as JSON holds it."""
+        return {"best": self.best, "evolution": self.evolution.state()}
 
-    def restore(self, found: Checkpoint) -> None:
-        """Stand where the checkpoint was saved."""
-        saved: Mapping[str, Any] = found.extras[POPULATION_KEY]
-        self.best, self._is_evaluated = saved["best"], False
-        self.evolution.load_state(saved["evolution"])
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Become what `state` gave."""
+        self.best, self._is_evaluated = state["best"], False
+        self.evolution.load_state(state["evolution"])
 
 
 def best_of(found: Checkpoint, device: torch.device | None = None) -> TensorDict:

@@ -13,7 +13,6 @@ from typing import Literal
 
 import torch
 
-from raffia.distributed.engine import ONE_CPU, Engine, Needs
 from raffia.distributed.pool import Pool
 from raffia.evolution.population import Population
 from raffia.learner import Learner, applies_stacks, step_of
@@ -93,15 +92,14 @@ class MembersAcross:
     worker that is lost is started again, given the last whole state and the batches since.
 
     population: of all members.
-    role, config: of the workers; `role` makes a `MembersRole` of P / W members.
+    pool: the workers, each a `MembersRole` of P / W members.
     batches: those from an update on, made again; None: those since the last whole state are kept.
-    needs: of each worker.
 
     >>> from raffia.distributed.check_engine import MeanLearner
     >>> from raffia.distributed.engine import InlineEngine
+    >>> pool = Pool(InlineEngine(), "raffia.distributed.check_engine:Counter", "{}", 3)
     >>> population = Population(MeanLearner("{}", 0), 4)
-    >>> MembersAcross(population, InlineEngine(), "my_package.roles:my_role", "{}", 3,
-    ...               batches=lambda update: iter([]))
+    >>> MembersAcross(population, pool, batches=lambda update: iter([]))
     Traceback (most recent call last):
     ...
     ValueError: 4 members can't be divided among 3 workers evenly
@@ -110,16 +108,11 @@ class MembersAcross:
     def __init__(
         self,
         population: Population,
-        engine: Engine,
-        role: str,
-        config: str,
-        num_workers: int,
+        pool: Pool,
         *,
         batches: Callable[[int], Iterator[TensorDict]] | None,
-        needs: Needs = ONE_CPU,
-        max_restarts: int = 3,
-        patience: float = 300.0,
     ) -> None:
+        num_workers = pool.num_workers
         if population.size % num_workers:
             raise ValueError(
                 f"{population.size} members can't be divided among {num_workers} workers evenly"
@@ -127,14 +120,8 @@ class MembersAcross:
         self.population, self._batches = population, batches
         self._kept: list[TensorDict] = []  # batches since, where they can't be made again
         self.share = population.size // num_workers
-        self.pool = Pool(
-            *(engine, role, config, num_workers),
-            needs=needs,
-            state_of=self._state_of,
-            max_restarts=max_restarts,
-            patience=patience,
-        )
-        self._longest = min(LONGEST, patience / 4)
+        self.pool, pool.state_of = pool, self._state_of
+        self._longest = min(LONGEST, pool.patience / 4)
         self._key = 0
         self._outline: TensorDict | None = None  # what `apply` gave last
         self._base: TensorDict | None = None  # the last state that was whole

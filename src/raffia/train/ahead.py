@@ -11,11 +11,10 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from raffia.distributed.board import Board
-from raffia.distributed.engine import ONE_CPU, Engine, Needs
 from raffia.distributed.pool import Pool
 from raffia.learner import step_of
 from raffia.tensordict.tensordict import TensorDict
+from raffia.train.open_tasks import OpenTasks
 
 __all__ = ["BatchesAhead", "Making"]
 
@@ -44,46 +43,19 @@ class _Open(NamedTuple):
     task: TensorDict
 
 
-class BatchesAhead:
+class BatchesAhead(OpenTasks):
     """Open batches: drawn and asked for ahead, taken in their order.
 
-    engine: where the workers are; whoever made it closes it.
-    role, config: of the workers. Each is given "update" and "version" besides the entries of
-        `making.task`, and the weights of `making.weights`.
+    pool: the workers. Each is given "update" and "version" besides the entries of `making.task`,
+        and the weights of `making.weights`.
     ahead: updates from when a batch is drawn to when it is learnt from.
     num_updates: of the run; no batch is drawn for later ones.
-    state_of: as in `Pool`.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        role: str,
-        config: str,
-        num_workers: int,
-        making: Making,
-        *,
-        ahead: int,
-        num_updates: int,
-        needs: Needs = ONE_CPU,
-        max_restarts: int = 3,
-        patience: float = 60.0,
-        state_of: Callable[[int], TensorDict] | None = None,
-    ) -> None:
+    def __init__(self, pool: Pool, making: Making, *, ahead: int, num_updates: int) -> None:
+        super().__init__(pool)
         self.ahead, self._num_updates, self._making = ahead, num_updates, making
-        self.board = Board(engine)
-        self.pool = Pool(
-            engine,
-            role,
-            config,
-            num_workers,
-            needs=needs,
-            state_of=state_of,
-            max_restarts=max_restarts,
-            patience=patience,
-        )
         self._open: dict[int, _Open] = {}  # by update, rising
-        self._saved = TensorDict()  # those of a checkpoint, until `ask_again`
 
     def next(self, state: TensorDict, draw: Callable[[int], TensorDict]) -> TensorDict:
         """The batch of this update, waited for; those that are drawn now are asked for before.
@@ -116,45 +88,27 @@ class BatchesAhead:
     def _take_answer(self, update: int) -> TensorDict:
         return self.pool.take(update % self.pool.num_workers, update)
 
-    def ask_again(self) -> None:
-        """Ask for the batches that a checkpoint has, if they were not yet.
-
-        Once the replay is restored, and before it changes: what was drawn is read from it.
-        """
-        saved, self._saved = self._saved, TensorDict()
-        for name in sorted(saved.keys(), key=int):
-            one = saved[name]
-            self._ask(int(name), int(one["version"]), self._making.load(one["task"]))
-
     def metrics(self) -> dict[str, float]:
         """What a row of means tells: open batches, seconds waited and restarts so far."""
-        return {
-            "batches_open": float(len(self._open)),
-            "waited_for_batches_seconds": round(self.pool.seconds_waited, 3),
-            "reanalyzer_restarts": float(self.pool.num_restarts),
-        }
+        return self._metrics("batches", "reanalyzer", len(self._open))
 
     def state(self) -> TensorDict:
         """The open batches, as they were drawn, and their weights; nothing if there are none."""
-        drawn = self._saved.copy()
+        if not self._open:
+            return TensorDict()
+        drawn = TensorDict()
         for update, one in self._open.items():
             task = self._making.save(one.task)
             drawn[str(update)] = TensorDict(version=torch.tensor(one.version), task=task)
-        if drawn.is_empty():
-            return TensorDict()
         return TensorDict(drawn=drawn, weights=self.board.state())
 
     def load_state(self, state: TensorDict) -> None:
-        """Take over those that were open; `ask_again` asks for them."""
+        """Ask again for those that were open: what was drawn is read from the restored replay."""
         self.pool.reset()
         self._open = {}
         self.board.clear()
-        self._saved = TensorDict()
-        if not state.is_empty():
-            self.board.load_state(state["weights"])
-            self._saved = state["drawn"]
-
-    def close(self) -> None:
-        """End the workers."""
-        self.pool.close()
-        self.board.clear()
+        if state.is_empty():
+            return
+        self.board.load_state(state["weights"])
+        for name, one in sorted(state["drawn"].items(), key=lambda named: int(named[0])):
+            self._ask(int(name), int(one["version"]), self._making.load(one["task"]))

@@ -12,11 +12,10 @@ from typing import NamedTuple
 
 import torch
 
-from raffia.distributed.board import Board
-from raffia.distributed.engine import ONE_CPU, Engine, Needs
 from raffia.distributed.pool import Pool
 from raffia.learner import step_of
 from raffia.tensordict.tensordict import TensorDict
+from raffia.train.open_tasks import OpenTasks
 from raffia.train.outcome import Outcome
 
 __all__ = ["Evaluations", "Joined"]
@@ -37,35 +36,36 @@ class Joined(NamedTuple):
     outcome: Outcome
 
 
-class Evaluations:
+class Evaluations(OpenTasks):
     """Open evaluations: asked for with the weights of an update, joined in their order.
 
-    engine: where the workers are; whoever made it closes it.
-    role, config: of the workers. The answer to a task {"count"} with an update's weights is what
+    pool: the workers. The answer to a task {"count"} with an update's weights is what
         `outcome(update, count, answer)` makes an `Outcome` of.
     join_after: updates from the one that is evaluated to the one that waits for it.
     acting: of a learner's state what an evaluation needs of it.
+    is_used: whether evaluations begin here; else those that an earlier session began are joined.
     """
 
     def __init__(
         self,
-        engine: Engine,
-        role: str,
-        config: str,
-        num_workers: int,
+        pool: Pool,
         *,
         join_after: int,
         acting: Callable[[TensorDict], TensorDict],
         outcome: Callable[[int, int, TensorDict], Outcome],
-        needs: Needs = ONE_CPU,
-        max_restarts: int = 3,
+        is_used: bool = True,
     ) -> None:
+        super().__init__(pool)
+        self.is_used = is_used
         self.join_after, self._acting, self._outcome = join_after, acting, outcome
-        self.board = Board(engine)
-        self.pool = Pool(engine, role, config, num_workers, needs=needs, max_restarts=max_restarts)
         self._open: dict[int, int] = {}  # update -> count, rising
         self._worker_of: dict[int, int] = {}
         self._num_asked = 0
+
+    @property
+    def is_on(self) -> bool:
+        """Whether they are used, or those of an earlier session are open."""
+        return self.is_used or bool(self._open)
 
     @property
     def updates(self) -> list[int]:
@@ -107,12 +107,9 @@ class Evaluations:
         return Joined(update, count, self._outcome(update, count, answer))
 
     def metrics(self) -> dict[str, float]:
-        """What a row of means tells: open evaluations, and seconds waited for them so far."""
-        return {
-            "evaluations_open": float(len(self._open)),
-            "waited_for_evaluations_seconds": round(self.pool.seconds_waited, 3),
-            "evaluator_restarts": float(self.pool.num_restarts),
-        }
+        """What a row of means tells: open evaluations, and seconds waited for them so far; nothing
+        where they are not used."""
+        return self._metrics("evaluations", "evaluator", len(self._open)) if self.is_on else {}
 
     def state(self) -> TensorDict:
         """The open evaluations with their weights; nothing if there are none."""
@@ -131,8 +128,3 @@ class Evaluations:
         self.board.load_state(state["weights"])
         for update, count in zip(self.board.versions, state["counts"].tolist(), strict=True):
             self._ask(update, count)
-
-    def close(self) -> None:
-        """End the workers."""
-        self.pool.close()
-        self.board.clear()

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from raffia.data.segment import SegmentReplayBuffer
 from raffia.envs.env import BatchEnv
 from raffia.functional.seeds import derive_seed
 from raffia.learner import Learner
 from raffia.tensordict.tensordict import TensorDict
-from raffia.train.checkpoint import Checkpoint, Part
+from raffia.train.checkpoint import Checkpoint
 from raffia.train.evaluations import Evaluations
 from raffia.train.ledger import EndedEpisode
 from raffia.train.metrics import PhaseClock
 from raffia.train.nan_guard import NaNGuard
 from raffia.train.outcome import Outcome
-from raffia.train.replay_log import ReplayLog
-from raffia.train.stream import Stream
+from raffia.train.run_state import Tree
 from raffia.train.view import View
 
-__all__ = ["CheckpointPayload", "Experiment", "Plan", "RunError", "refuse_other_state"]
+__all__ = ["Experiment", "Plan", "RunError", "refuse_other_state"]
 
 Stop = Callable[[], bool]
 
@@ -62,153 +61,94 @@ class Plan:
         return min(50, max(10, self.num_updates // 100))
 
 
-@dataclass(frozen=True)
-class CheckpointPayload:
-    """The content of a checkpoint besides the learner's state.
+class Source(Protocol):
+    """Where steps come from: a `Collector`, or `Turns` of actors."""
 
-    >>> CheckpointPayload({"stream": TensorDict()}).extras
-    {}
-    """
+    @property
+    def num_env_steps(self) -> int:
+        """How many steps were played so far, of all environments together."""
 
-    parts: Mapping[str, Part]
-    extras: Mapping[str, Any] = field(default_factory=dict)  # JSON
+    def take_ended(self) -> list[EndedEpisode]:
+        """The episodes that have ended since the last call."""
 
 
 class Experiment:
-    """An algorithm in a run folder, as a `TrainingSession` trains, evaluates and saves it.
+    """An algorithm in a run folder: `init`, `step` and `evaluate`, as `TrainingSession` calls them.
 
-    A subclass sets `plan`, `learner` and `stream` in its `__init__` and defines `evaluate`; the
-    other methods have defaults. `restore` undoes `payload`: after it the learner, the stream and
-    all else are as after the same number of updates of a run that was never stopped, or a resumed
-    run is another one.
+    A subclass sets `plan`, `learner` and what it has of the other attributes in its `__init__`, and
+    defines `step` and `evaluate`; the other methods have defaults.
 
-    replays: replay buffers by the folder of their rows; their content is saved with each
-        checkpoint, every row once.
+    collector: plays the environments whose steps are learnt from, if any.
+    parts: what changes in place besides the learner's state, as environments do, by name: see
+        `RunState`, the tree that they are saved and restored in.
+    replays: replay buffers by name; their content is saved with each checkpoint, every row once.
 
-    >>> from itertools import repeat
-    >>> from raffia.train.stream import OfflineStream
     >>> from raffia.train.outcome import Evaluated
-    >>> class Nothing(Experiment):
-    ...     plan = Plan(title="nothing", num_updates=3, evaluate_every=1, save_every=1)
-    ...     stream = OfflineStream(lambda update: repeat(TensorDict()))
+    >>> class Counts(Experiment):
+    ...     plan = Plan(title="counting", num_updates=3, evaluate_every=1, save_every=1)
+    ...     def init(self):
+    ...         return TensorDict(step=torch.tensor(0))
+    ...     def step(self, state):
+    ...         return TensorDict(step=state["step"] + 1), TensorDict()
     ...     def evaluate(self, state, stop):
     ...         return Evaluated(score=0.0, values={})
-    >>> Nothing(Path("nowhere"), view=None, seed=0).payload().extras
-    {}
+    >>> counts = Counts(Path("nowhere"), view=None, seed=0)
+    >>> counts.step(counts.init())[0]["step"]
+    tensor(1)
     """
 
     plan: Plan
     learner: Learner
-    stream: Stream
-    env: BatchEnv | None = None  # the environment whose steps are learnt from, if any
+    env: BatchEnv | None = None  # closed with the experiment
+    collector: Source | None = None
+    evaluations: Evaluations | None = None  # those that are played elsewhere
 
     # The settings that shape a state, for the error about a checkpoint of other networks.
     shaped_by = "model.*, env.*, population.size and optimizer.name"
     # What can be done with checkpoints that can't be resumed, for that error's text.
     unusable_remark = ""
 
-    evaluates_elsewhere = False  # whether `make_evaluations` plays them, not `evaluate`
-    _evaluations: Evaluations | None = None
-
     def __init__(self, folder: Path, view: View, *, seed: int) -> None:
         self.folder, self.view, self.seed = folder, view, seed
         self.guard = NaNGuard(folder / "nan_dump", seed=seed)
         self.clock = PhaseClock()
-        self.replays: list[tuple[ReplayLog, SegmentReplayBuffer]] = []
+        self.parts: Tree = {}
+        self.replays: Mapping[str, SegmentReplayBuffer] = {}
 
     def init(self) -> TensorDict:
         """The learner's state before the first update, on the CPU."""
         return self.learner.init(derive_seed(self.seed, "networks"))
 
-    def example_state(self) -> TensorDict:
-        """Any state of the shapes that a checkpoint's must have."""
-        return self.init()
+    def step(self, state: TensorDict) -> tuple[TensorDict, TensorDict]:
+        """One update: the next state of the learner, and the update's metrics."""
+        raise NotImplementedError(f"{type(self).__name__} must define step(state)")
 
-    def whole(self, state: TensorDict) -> TensorDict:
-        """The state as it is saved, where the loop's lacks what is elsewhere."""
-        return state
+    def learn(self, state: TensorDict, batch: TensorDict) -> tuple[TensorDict, TensorDict]:
+        """Learn from a batch, unless something is not finite; the next state, and the metrics."""
+        with self.clock.phase("learn"):
+            update, metrics = self.learner.grads(state, batch)
+            self.guard(state, batch, update, metrics)
+            return self.learner.apply(state, update), metrics
 
     def evaluate(self, state: TensorDict, stop: Stop) -> Outcome | None:
         """Evaluate the learner; None if `stop` asked to stop meanwhile."""
         raise NotImplementedError(f"{type(self).__name__} must define evaluate(state, stop)")
 
-    @property
-    def evaluations(self) -> Evaluations | None:
-        """The evaluations that are played elsewhere, or were and are open still."""
-        found = self._evaluations
-        is_used = found is not None and (self.evaluates_elsewhere or found.updates)
-        return found if is_used else None
-
-    def make_evaluations(self) -> Evaluations:
-        """Have evaluations played by workers; in this process, to join those of an earlier run."""
-        raise NotImplementedError(f"{type(self).__name__} must define make_evaluations()")
-
     def evaluation_begun(self, state: TensorDict) -> None:
         """Do what belongs to an evaluation of this state, which is now played elsewhere."""
-
-    def start_over(self, passed_over: Sequence[str]) -> None:
-        """Forget what a run that was killed before its first checkpoint left.
-
-        passed_over: checkpoints that can't be used. Raises RunError if there are any: they would
-        be removed.
-        """
-        if passed_over:
-            raise RunError(
-                f"none of the {len(passed_over)} checkpoints in {self.folder} can be resumed, as "
-                "described above. Nothing was changed: bring back what is missing, or start "
-                f"another run{self.unusable_remark}"
-            )
-        for _, buffer in self.replays:
-            buffer.empty()
-
-    def check(self, found: Checkpoint) -> None:
-        """Raise DamagedFileError for a checkpoint whose files outside its folder are not whole."""
-        for log, _ in self.replays:
-            log.check(found)
-
-    def restore(self, found: Checkpoint) -> TensorDict:
-        """Restore the run of a checkpoint; returns the learner's state.
-
-        Raises RunError if it is another learner's, before anything is changed.
-        """
-        state = found.tensors("state")
-        refuse_other_state(state, self.example_state(), found.root, keep=self.shaped_by)
-        # A stream whose state is empty, such as an `OfflineStream`, has no part in a checkpoint.
-        self.stream.load_state(found.tensors("stream") if found.has("stream") else TensorDict())
-        for log, buffer in self.replays:
-            log.restore(found, buffer)
-        is_open = found.has("evaluations")
-        if is_open and self._evaluations is None:
-            self._evaluations = self.make_evaluations()
-        if self._evaluations is not None:
-            self._evaluations.load_state(found.tensors("evaluations") if is_open else TensorDict())
-        return state
-
-    def payload(self) -> CheckpointPayload:
-        """The payload of a checkpoint: what `restore` needs besides the learner's state."""
-        stream = self.stream.state()
-        parts: dict[str, Part] = {} if stream.is_empty() else {"stream": stream}
-        extras: dict[str, Any] = {}
-        for log, buffer in self.replays:
-            logged = log.files(buffer)
-            parts |= logged.parts
-            extras[log.name] = logged.extras
-        if self.evaluations is not None and self.evaluations.updates:
-            parts["evaluations"] = self.evaluations.state()
-        return CheckpointPayload(parts, extras)
-
-    def on_saved(self, checkpoints: Sequence[Checkpoint]) -> None:
-        """Remove what none of these checkpoints, all that there are, needs any more."""
-        for log, _ in self.replays:
-            log.prune(checkpoints)
 
     def evolve(self, state: TensorDict) -> tuple[TensorDict, dict[str, Any]] | None:
         """Another state that follows from an evaluation, and a row about it; None: no change."""
         return None
 
+    @property
+    def num_env_steps(self) -> int | None:
+        """How many steps were played so far; None where none ever are."""
+        return None if self.collector is None else self.collector.num_env_steps
+
     def take_ended(self) -> list[EndedEpisode]:
         """The episodes that have ended since the last call."""
-        return self.stream.take_ended()
+        return [] if self.collector is None else self.collector.take_ended()
 
     def counters(self) -> dict[str, int]:
         """Counts by name, besides updates and environment steps, whose rate is logged."""
@@ -218,16 +158,24 @@ class Experiment:
         """Further values of a row of means."""
         return {}
 
+    def example_state(self) -> TensorDict:
+        """Any state of the shapes that a checkpoint's must have."""
+        return self.init()
+
+    def whole(self, state: TensorDict) -> TensorDict:
+        """The state as it is saved, where the loop's lacks what is elsewhere."""
+        return state
+
+    def refuse_other(self, found: Checkpoint, state: TensorDict) -> None:
+        """Raise RunError for a checkpoint, with its learner's state, that can't be resumed here."""
+        refuse_other_state(state, self.example_state(), found.root, keep=self.shaped_by)
+
     def close(self) -> None:
         """Close the environments, and end those who evaluate."""
-        self.close_evaluations()
+        if self.evaluations is not None:
+            self.evaluations.close()
         if self.env is not None:
             self.env.close()
-
-    def close_evaluations(self) -> None:
-        """End the workers that evaluate."""
-        if self._evaluations is not None:
-            self._evaluations.close()
 
 
 def refuse_other_state(state: TensorDict, like: TensorDict, where: str, *, keep: str) -> None:

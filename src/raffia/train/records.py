@@ -84,7 +84,7 @@ class Records:
             "events": self._events.position(),
         }
 
-    def rewind(self, state: Mapping[str, Any]) -> None:
+    def load_state(self, state: Mapping[str, Any]) -> None:
         """Take back what was written after the checkpoint with this state."""
         self._waiting.clear()
         self._before, self._begun = float(state["seconds"]), time.monotonic()

@@ -17,12 +17,13 @@ from raffia._version import __version__
 from raffia.jit.compiling import compiling
 from raffia.learner import step_of
 from raffia.tensordict.tensordict import TensorDict
-from raffia.train.checkpoint import Checkpoint, CheckpointError, Checkpoints
-from raffia.train.experiment import Experiment, Stop
+from raffia.train.checkpoint import Checkpoints
+from raffia.train.experiment import Experiment, RunError, Stop
+from raffia.train.log import Log
 from raffia.train.loop import Ended, train
 from raffia.train.records import Records
-from raffia.train.tasks import Evaluate, Log, Save
-from raffia.train.view import Status
+from raffia.train.run_state import LEARNER, RunState, Tree
+from raffia.train.tasks import Evaluate, Save
 
 __all__ = ["RunResult", "TrainingSession"]
 
@@ -57,52 +58,13 @@ class TrainingSession:
 
     def __init__(self, experiment: Experiment) -> None:
         self.experiment, self.folder, self.view = experiment, experiment.folder, experiment.view
-        self._stop: Stop = lambda: False
-        self._plan = plan = experiment.plan
-        self.checkpoints = Checkpoints(self.folder / "checkpoints", keep=plan.keep)
+        self.checkpoints = Checkpoints(self.folder / "checkpoints", keep=experiment.plan.keep)
         self.records = Records(self.folder)
-        self.log = Log(
-            self.records,
-            self.view,
-            experiment.clock,
-            Status(
-                title=plan.title,
-                num_updates=plan.num_updates,
-                env_step=None if plan.num_env_steps is None else 0,
-                num_env_steps=plan.num_env_steps,
-            ),
-            every=plan.log_every,
-            env_steps=self._env_steps,
-            ended=experiment.take_ended,
-            counters=experiment.counters,
-            extra=experiment.extra_metrics,
-        )
-        self.evaluate = Evaluate(
-            lambda state, count: experiment.evaluate(state, self._stop),
-            self.records,
-            self.log,
-            every=plan.evaluate_every,
-            env_steps=self._env_steps,
-            target=plan.target_return,
-            num_simulations=plan.num_simulations,
-            elsewhere=lambda: experiment.evaluations,
-            begun=experiment.evaluation_begun,
-            scored=self._score,
-            stop=lambda: self._stop(),
-            waiting=lambda: experiment.clock.phase("evaluate"),
-            of_returns=plan.of_returns,
-        )
-        # Whose evaluation is open may turn out to be the best.
-        self.checkpoints.held = lambda: [*self.evaluate.open, *self._unwritten]
-        self._unwritten: dict[int, float] = {}  # scores that a full disk had no room for
-        self.save = Save(
-            self._try_to_save,
-            every=plan.save_every,
-            worth=lambda update: self.evaluate.improved(update) or self.evaluate.is_open(update),
-        )
-
-    def _env_steps(self) -> int | None:
-        return None if self._plan.num_env_steps is None else self.experiment.stream.num_env_steps
+        self.log = Log(experiment, self.records)
+        self.evaluate = Evaluate(experiment, self.records, self.log)
+        counters: Tree = {"evaluate": self.evaluate, "log": self.log, "records": self.records}
+        self.run_state = RunState(self.folder, {**experiment.parts, **counters}, experiment.replays)
+        self.save = Save(experiment, self.checkpoints, self.run_state, self.evaluate)
 
     def run(
         self, stop: Stop = lambda: False, on_start: Callable[[], None] = lambda: None
@@ -111,8 +73,132 @@ class TrainingSession:
 
         on_start: called once the state is there, before the first update.
         """
+        self.evaluate.stop, num_updates = stop, self.experiment.plan.num_updates
         with self._announce_compiling():
-            return self._run(stop, on_start)
+            state = self.start()
+            on_start()
+            try:
+                state = self._catch_up(state)
+                state, reason = train(
+                    state,
+                    self.experiment.step,
+                    num_updates=num_updates,
+                    every=[self.log, self.evaluate, self._evolve, self.save],
+                    stop=stop,
+                )
+                if reason == "finished":
+                    reason = self._evaluate_at_end(state)
+            except Ended as ended:
+                reason = ended.reason
+            except Exception as error:
+                self._note_failure(error)
+                raise
+            return self._end(state, reason)
+
+    def start(self) -> TensorDict:
+        """The learner's state of the newest checkpoint, with all else as it was then; or of the
+        start."""
+        experiment = self.experiment
+        found = self.checkpoints.newest(self.view.message, check=self.run_state.check)
+        if found is None:
+            self._refuse_unusable()
+            state = experiment.init()
+            for buffer in experiment.replays.values():
+                buffer.empty()
+            if self.records.state()["rows"]:
+                self.view.message("no checkpoint was saved yet: it starts over")
+            self.records.load_state({"seconds": 0.0, "rows": 0, "events": 0})
+            self._write("start", state, **_made_by(), **_first_members(state))
+        else:
+            state = found.tensors(LEARNER)
+            experiment.refuse_other(found, state)
+            self.run_state.restore(found)
+            self.save.last = -1 if self.evaluate.is_due(found.update) else found.update
+            self.view.message(f"resumes after update {found.update:,}")
+            self._write("resume", state, **_made_by())
+        return state.to(experiment.plan.device)
+
+    def _refuse_unusable(self) -> None:
+        """RunError where there are checkpoints that can't be used: a start would remove them."""
+        if passed_over := self.checkpoints.passed_over:
+            raise RunError(
+                f"none of the {len(passed_over)} checkpoints in {self.folder} can be resumed, as "
+                "described above. Nothing was changed: bring back what is missing, or start "
+                f"another run{self.experiment.unusable_remark}"
+            )
+
+    def _catch_up(self, state: TensorDict) -> TensorDict:
+        """Make the evaluation that a stop broke off, as it would have been made then."""
+        update = step_of(state)
+        if update and self.evaluate.is_due(update):
+            self.evaluate.catch_up(state)
+            changed = self._evolve(state)
+            state = state if changed is None else changed
+            self.save.catch_up(state)
+        return state
+
+    def _evolve(self, state: TensorDict, metrics: TensorDict | None = None) -> TensorDict | None:
+        """Evolve after an evaluation at this update, but not at the end, where nothing comes
+        after."""
+        update = step_of(state)
+        at_end = update >= self.experiment.plan.num_updates
+        if self.evaluate.score_of(update) is None or at_end:
+            return None
+        changed = self.experiment.evolve(state)
+        if changed is None:
+            return None
+        state, row = changed
+        self._write("generation", state, **row)
+        return state
+
+    def _evaluate_at_end(self, state: TensorDict) -> str:
+        """Evaluate the run's last state; returns the reason of the end: "stopped" if that was
+        broken off."""
+        update, evaluate = step_of(state), self.evaluate
+        self.log.row(update)
+        if evaluate.open:
+            self.save.last = -1  # as below
+            if not evaluate.join_all(update):
+                return "stopped"
+        if evaluate.is_old(update):
+            self.save.last = -1  # what comes of it belongs into the last checkpoint, too
+            evaluate.now(state)
+        return "stopped" if evaluate.is_old(update) else "finished"
+
+    def _end(self, state: TensorDict, reason: str) -> RunResult:
+        update, plan = step_of(state), self.experiment.plan
+        if reason != "stopped":  # else the means go on after the resume
+            self.log.row(update)
+        if self.save.last != update:
+            self.save.now(state)  # before the row of the end, or a kill between would be final
+        self._write("end", state, reason=reason)
+        latest, best = self.evaluate.latest, self.evaluate.best
+        return RunResult(
+            folder=self.folder,
+            reason=reason,
+            update=update,
+            env_step=self.experiment.num_env_steps,
+            mean_return=latest if plan.of_returns else None,
+            best_return=best if plan.of_returns else None,
+            seconds=self.records.seconds,
+        )
+
+    def _note_failure(self, error: Exception) -> None:
+        """Write down that the run failed, and add to the error what was saved.
+
+        The row goes when the run is resumed: what came after the checkpoint is done again.
+        """
+        update, env_step = self.log.status.update, self.experiment.num_env_steps
+        text = f"{type(error).__name__}: {error}"[:LONGEST_FAILURE]
+        self.records.write("error", update=update, env_step=env_step, values={"error": text})
+        saved = self.checkpoints.available()
+        error.add_note(
+            f"The run failed after update {update:,}. Saved is update {saved[-1].update:,}: "
+            f"`raffia resume {self.folder}` goes on from there"
+            if saved
+            else f"The run failed after update {update:,}, before its first checkpoint: "
+            f"`raffia resume {self.folder}` begins it again"
+        )
 
     @contextlib.contextmanager
     def _announce_compiling(self) -> Iterator[None]:
@@ -135,192 +221,21 @@ class TrainingSession:
         with compiling(enter, phases.close):
             yield
 
-    def _run(self, stop: Stop, on_start: Callable[[], None]) -> RunResult:
-        self._stop, experiment = stop, self.experiment
-        state = self._begin()
-        on_start()
-        try:
-            state = self._evaluate_if_missed(state)
-            state, reason = train(
-                experiment.learner,
-                state,
-                experiment.stream,
-                num_updates=self._plan.num_updates,
-                clock=experiment.clock,
-                check=experiment.guard,
-                on_metrics=self.log.on_metrics,
-                tasks=[self.log, self.evaluate, self._evolve, self.save],
-                stop=stop,
-            )
-            if reason == "finished":
-                reason = self._evaluate_at_end(state)
-        except Ended as ended:
-            reason = ended.reason
-        except Exception as error:
-            self._note_failure(error)
-            raise
-        return self._end(state, reason)
-
-    def _note_failure(self, error: Exception) -> None:
-        """Write down that the run failed, and add to the error what was saved.
-
-        The row goes when the run is resumed: what came after the checkpoint is done again.
-        """
-        update = self.log.status.update
-        text = f"{type(error).__name__}: {error}"[:LONGEST_FAILURE]
-        values = {"error": text}
-        self.records.write("error", update=update, env_step=self._env_steps(), values=values)
-        saved = self.checkpoints.available()
-        error.add_note(
-            f"The run failed after update {update:,}. Saved is update {saved[-1].update:,}: "
-            f"`raffia resume {self.folder}` goes on from there"
-            if saved
-            else f"The run failed after update {update:,}, before its first checkpoint: "
-            f"`raffia resume {self.folder}` begins it again"
-        )
-
-    def _begin(self) -> TensorDict:
-        found = self.checkpoints.newest(self.view.message, check=self.experiment.check)
-        if found is None:
-            state = self.experiment.init()
-            self.experiment.start_over(self.checkpoints.passed_over)
-            if self.records.state()["rows"]:
-                self.view.message("no checkpoint was saved yet: it starts over")
-            self.records.rewind({"seconds": 0.0, "rows": 0, "events": 0})
-            self._write("start", state, **self._made_by(), **_first_members(state))
-        else:
-            state = self._restore(found)
-            self.view.message(f"resumes after update {found.update:,}")
-            self._write("resume", state, **self._made_by())
-        return state.to(self._plan.device)
-
-    def _made_by(self) -> dict[str, Any]:
-        return {
-            "version": __version__,
-            "torch": torch.__version__,
-            "num_threads": torch.get_num_threads(),
-        }
-
-    def _evaluate_if_missed(self, state: TensorDict) -> TensorDict:
-        """Make the evaluation that a stop broke off, as it would have been made then."""
-        update = step_of(state)
-        if update and self.evaluate.is_due(update):
-            self.evaluate(state)
-            changed = self._evolve(state)
-            state = state if changed is None else changed
-            self.save(state)
-        return state
-
-    def _evolve(self, state: TensorDict) -> TensorDict | None:
-        """Evolve after an evaluation at this update, but not at the end, where nothing comes
-        after."""
-        update = step_of(state)
-        if self.evaluate.score_of(update) is None or update >= self._plan.num_updates:
-            return None
-        changed = self.experiment.evolve(state)
-        if changed is None:
-            return None
-        state, row = changed
-        self._write("generation", state, **row)
-        return state
-
-    def _evaluate_at_end(self, state: TensorDict) -> str:
-        """Evaluate the run's last state; returns the reason of the end: "stopped" if that was
-        broken off."""
-        update = step_of(state)
-        self.log.row(update, self._env_steps())
-        if self.evaluate.open:
-            self.save.last = -1  # as below
-            if not self.evaluate.join_all(update):
-                return "stopped"
-        if self.evaluate.is_old(update):
-            self.save.last = -1  # what comes of it belongs into the last checkpoint, too
-            self.evaluate.now(state)
-        return "stopped" if self.evaluate.is_old(update) else "finished"
-
-    def _end(self, state: TensorDict, reason: str) -> RunResult:
-        update, env_step = step_of(state), self._env_steps()
-        if reason != "stopped":  # else the means go on after the resume
-            self.log.row(update, env_step)
-        if self.save.last != update:
-            self._save(state)  # before the row of the end, or a kill between would be final
-        self._write("end", state, reason=reason)
-        latest, best = self.evaluate.latest, self.evaluate.best
-        return RunResult(
-            folder=self.folder,
-            reason=reason,
-            update=update,
-            env_step=env_step,
-            mean_return=latest if self._plan.of_returns else None,
-            best_return=best if self._plan.of_returns else None,
-            seconds=self.records.seconds,
-        )
-
     def _write(self, kind: str, state: TensorDict, **values: Any) -> None:
-        self.records.write(kind, update=step_of(state), env_step=self._env_steps(), values=values)
+        env_step = self.experiment.num_env_steps
+        self.records.write(kind, update=step_of(state), env_step=env_step, values=values)
 
     def close(self) -> None:
         """Close the files."""
         self.records.close()
 
-    # -- saving
 
-    def _try_to_save(self, state: TensorDict) -> bool:
-        try:
-            self._save(state)
-        except (CheckpointError, OSError) as error:
-            # What is full now may have room later, and what was saved before is whole.
-            self.view.message(f"update {step_of(state):,}: {error}")
-            return False
-        return True
-
-    def _score(self, update: int, score: float) -> None:
-        self._unwritten[update] = score
-        self._write_scores()
-
-    def _write_scores(self) -> None:
-        for update, score in sorted(self._unwritten.items()):
-            try:
-                self.checkpoints.score(update, score)
-            except (CheckpointError, OSError, ValueError) as error:
-                self.view.message(f"the checkpoint of update {update:,} has no score: {error}")
-                if not isinstance(error, ValueError):
-                    continue  # the next save tries again
-            del self._unwritten[update]
-
-    def _save(self, state: TensorDict) -> None:
-        update = step_of(state)
-        self._write_scores()
-        state = self.experiment.whole(state)
-        self.experiment.guard.check_state(state)
-        try:
-            payload = self.experiment.payload()
-            self.checkpoints.save(
-                update,
-                {"state": state, **payload.parts},
-                {
-                    "evaluate": self.evaluate.state(),
-                    "log": self.log.state(),
-                    "records": self.records.state(),
-                    **payload.extras,
-                },
-                score=self.evaluate.score_of(update),
-            )
-        except (CheckpointError, OSError):
-            # Files written for it are removed immediately, or a full disk is made fuller by each
-            # try.
-            with contextlib.suppress(CheckpointError, OSError):  # the error above is raised
-                self.experiment.on_saved(self.checkpoints.available())
-            raise
-        self.experiment.on_saved(self.checkpoints.available())
-
-    def _restore(self, found: Checkpoint) -> TensorDict:
-        state = self.experiment.restore(found)
-        self.evaluate.load_state(found.extras["evaluate"])
-        self.log.load_state(found.extras["log"])
-        self.records.rewind(found.extras["records"])
-        self.save.last = -1 if self.evaluate.is_due(found.update) else found.update
-        return state
+def _made_by() -> dict[str, Any]:
+    return {
+        "version": __version__,
+        "torch": torch.__version__,
+        "num_threads": torch.get_num_threads(),
+    }
 
 
 def _first_members(state: TensorDict) -> dict[str, Any]:

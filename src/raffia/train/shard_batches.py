@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 
 from raffia.data.row_feed import RowFeed, RowMirror
-from raffia.distributed.engine import Engine
+from raffia.distributed.pool import Pool
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.ahead import BatchesAhead, Making
 
@@ -58,22 +58,12 @@ class BatchesOfShards(BatchesAhead):
     Each worker's task has "rows" besides its part: what came into its shards since its task before;
     and the worker is loaded with "rows" of its shards: see `ShardMirrors`. With more workers than
     shards each shard is held by W / S of them, who take turns.
-
-    settings: those of `BatchesAhead`.
     """
 
     _making: MakingOfShards
 
-    def __init__(
-        self,
-        engine: Engine,
-        role: str,
-        config: str,
-        num_workers: int,
-        making: MakingOfShards,
-        **settings: Any,
-    ) -> None:
-        self._num_shards = len(making.feeds)
+    def __init__(self, pool: Pool, making: MakingOfShards, *, ahead: int, num_updates: int) -> None:
+        self._num_shards, num_workers = len(making.feeds), pool.num_workers
         if num_workers % self._num_shards and self._num_shards % num_workers:
             raise ValueError(
                 f"{num_workers} workers don't hold as many of {self._num_shards} shards each: take "
@@ -82,9 +72,8 @@ class BatchesOfShards(BatchesAhead):
         self._sent: dict[int, list[int]] = {}  # by worker: rows of its shards that it was sent
         # Of its open tasks, the oldest first: what it had been sent before.
         self._before: dict[int, deque[list[int]]] = {}
-        super().__init__(
-            engine, role, config, num_workers, making, state_of=self._rows_of, **settings
-        )
+        super().__init__(pool, making, ahead=ahead, num_updates=num_updates)
+        pool.state_of = self._rows_of
 
     def _holds(self, worker: int) -> range:
         return holds(worker, self.pool.num_workers, self._num_shards)
@@ -142,11 +131,11 @@ class BatchesOfShards(BatchesAhead):
             self._making.feeds[shard].forget(total)
 
     def load_state(self, state: TensorDict) -> None:
-        """Take over what was open; workers are given the restored rows with their first task."""
-        super().load_state(state)
+        """Ask again for those that were open; with its first task a worker is given all rows."""
         self._sent, self._before = {}, {}
         for feed in self._making.feeds:
             feed.stop()
+        super().load_state(state)
 
     def metrics(self) -> dict[str, float]:
         """As before, and what is kept of overwritten rows."""

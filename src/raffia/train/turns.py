@@ -8,84 +8,36 @@ names. So neither who plays, nor how fast, nor how often a worker dies changes a
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
-from raffia.distributed.board import Board
-from raffia.distributed.engine import Engine, Needs
 from raffia.distributed.pool import Pool
 from raffia.envs.env import EnvSpec
 from raffia.learner import step_of
 from raffia.tensordict.stack import cat
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.ledger import EndedEpisode, Ledger, rows_of
-from raffia.train.stream import OnlineStream
+from raffia.train.open_tasks import OpenTasks
+from raffia.train.schedule import Schedule
 
-__all__ = ["ActorStream", "Schedule", "Turns"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Schedule:
-    """When each turn is asked for, with which weights, and when it is taken in: arithmetic only.
-
-    >>> schedule = Schedule(turn_size=8, random_env_steps=16, num_env_steps=80,
-    ...                     updates_per_env_step=0.5, ahead=4, weights_every=2)
-    >>> [schedule.due(turn) for turn in range(6)], [schedule.version(turn) for turn in range(6)]
-    ([0, 0, 0, 4, 8, 12], [0, 0, 0, 0, 4, 8])
-    """
-
-    turn_size: int  # steps of all environments together
-    random_env_steps: int
-    num_env_steps: int
-    updates_per_env_step: float
-    ahead: int = 0  # updates from when a turn is asked for to when it is taken in
-    weights_every: int = 1  # updates from one version of the weights to the next
-
-    def steps_due(self, update: int) -> int:
-        """How many steps of all environments are played before this update."""
-        learnt = math.ceil((update + 1) / self.updates_per_env_step)
-        return min(self.num_env_steps, self.random_env_steps + learnt)
-
-    def due(self, turn: int) -> int | None:
-        """The first update before which the turn is played; None: before none."""
-        before = turn * self.turn_size
-        if before >= self.num_env_steps:
-            return None
-        behind = max(0, before - self.random_env_steps)
-        update = max(0, math.floor(behind * self.updates_per_env_step) - 2)
-        while self.steps_due(update) <= before:
-            update += 1
-        return update
-
-    def version(self, turn: int) -> int | None:
-        """The update after which the turn's weights are published, and it is asked for."""
-        due = self.due(turn)
-        if due is None:
-            return None
-        return max(0, due - self.ahead) // self.weights_every * self.weights_every
+__all__ = ["Turns"]
 
 
-class Turns:
+class Turns(OpenTasks):
     """The turns of all actors: asked for ahead, taken in their order.
 
-    engine: where the actors are; it is closed with this.
-    role, config: of the actors. Each is told its index, and plays as many rows: its answer to a
-        task {"num_env_steps": of the run before the turn, "version"} is {"steps": [T, E of its
-        rows], "num_simulations", "version" of its weights}, the steps with "continues" where
-        environments may play on; the first actor's has "now", the state [1] after them.
+    pool: the actors. Each is told its index, and plays as many rows: its answer to a task
+        {"num_env_steps": of the run before the turn, "version"} is {"steps": [T, E of its rows],
+        "num_simulations", "version" of its weights}, the steps with "continues" where environments
+        may play on; the first actor's has "now", the state [1] after them.
     acting: of a learner's state what actors need of it.
     check: is given each step [E] that was taken in; it may raise.
     """
 
     def __init__(
         self,
-        engine: Engine,
-        role: str,
-        config: str,
-        num_actors: int,
+        pool: Pool,
         schedule: Schedule,
         spec: EnvSpec,
         num_envs: int,
@@ -93,26 +45,13 @@ class Turns:
         seed: int,
         acting: Callable[[TensorDict], TensorDict],
         check: Callable[[TensorDict], None] = lambda step: None,
-        needs: Needs | None = None,
-        max_restarts: int = 3,
-        patience: float = 60.0,
     ) -> None:
-        self.engine, self.schedule, self._acting, self._check = engine, schedule, acting, check
+        super().__init__(pool)
+        self.schedule, self._acting, self._check = schedule, acting, check
         self.ledger = Ledger(num_envs, spec, seed=seed)
-        self.board = Board(engine)
-        self._rows = num_envs // num_actors
-        self.pool = Pool(
-            engine,
-            role,
-            config,
-            num_actors,
-            needs=needs or Needs(),
-            state_of=lambda actor: rows_of(self.ledger.state(), actor * self._rows, self._rows),
-            max_restarts=max_restarts,
-            patience=patience,
-        )
+        rows = num_envs // pool.num_workers
+        pool.state_of = lambda actor: rows_of(self.ledger.state(), actor * rows, rows)
         self._next_taken = self._next_asked = 0
-        self.update = 0  # that the turns are played for now
         self.staleness = 0  # updates that the last turn's weights were behind it
         self.num_simulations = 0  # of all turns that were taken
         self.now = TensorDict(batch_size=[0])  # of the first environment
@@ -129,7 +68,7 @@ class Turns:
 
     def prepare(self, state: TensorDict) -> None:
         """Publish the weights after this update where a turn names them, and ask for such turns."""
-        self.update = update = step_of(state)
+        update = step_of(state)
         while True:
             version = self.schedule.version(self._next_asked)
             if version is None or version > update:
@@ -209,21 +148,3 @@ class Turns:
         self._next_taken = self._next_asked = self.num_env_steps // self.schedule.turn_size
         self.now = state["now"] if "now" in state.keys() else TensorDict(batch_size=[0])
         self.board.load_state(state["board"] if "board" in state.keys() else TensorDict())
-
-    def close(self) -> None:
-        """End the actors."""
-        self.pool.close()
-        self.board.clear()
-        self.engine.close()
-
-
-class ActorStream(OnlineStream):
-    """An `OnlineStream` whose collector is `Turns`: its steps are those of actors."""
-
-    def next(self, state: TensorDict) -> TensorDict:
-        """Ask for the turns whose weights this state is, then go on as in one process."""
-        self.collector.prepare(state)
-        return super().next(state)
-
-    def _turn(self, state: TensorDict) -> None:
-        self._extend(self.collector.take(state))

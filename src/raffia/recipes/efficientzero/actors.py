@@ -22,7 +22,6 @@ from raffia.envs.env import EnvSpec
 from raffia.envs.make import make_env, require_batch
 from raffia.functional.seeds import derive_seed
 from raffia.recipes.efficientzero.config import EfficientZeroRun
-from raffia.recipes.engines import where
 from raffia.recipes.running import threads
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.collect import Act, Collector
@@ -190,20 +189,3 @@ class ActorRole:
 def actor_config(run: EfficientZeroRun) -> str:
     """The config of `ActorRole`, as JSON."""
     return json.dumps({"run": to_json(run)})
-
-
-def describe_actors(run: EfficientZeroRun) -> str:
-    """Where environments are played, for the start of a run.
-
-    >>> from raffia.recipes.scale_config import ActorsConfig
-    >>> describe_actors(EfficientZeroRun(actors=ActorsConfig(num=2, ahead=8)))
-    '2 actors in this process play 4 environments each, 8 updates ahead; this process learns'
-    """
-    actors, num = run.actors, max(1, run.actors.num)
-    several = f"{num} actors" if num > 1 else "1 actor"
-    play = "play" if num > 1 else "plays"
-    each = f" {'each' if num > 1 else ''}".rstrip()
-    return (
-        f"{several} {where(run.engine)} {play} {run.env.num_envs // num} environments{each}, "
-        f"{actors.ahead} updates ahead; this process learns"
-    )

@@ -13,7 +13,6 @@ from raffia.functional.seeds import generator_for
 from raffia.recipes.efficientzero.config import EfficientZeroRun
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.member_replay import OwnReplays, SharedReplay
-from raffia.train.replay_log import ReplayLog
 
 __all__ = ["Replays", "make_replay"]
 
@@ -39,8 +38,8 @@ class Replays:
         if own or num_shards > 1:
             parts = [*range(max(size, num_shards))]
         self.buffers = [make_replay(config, spec, folder, part) for part in parts]
-        logs = [_log(folder, part) for part in parts]
-        self.logged = list(zip(logs, self.buffers, strict=True))
+        names = ["replay" if part is None else f"replay.{part}" for part in parts]
+        self.by_name = dict(zip(names, self.buffers, strict=True))
         self.replay: SegmentReplayBuffer | ReplayShards | SharedReplay | OwnReplays
         self.replay = self.buffers[0]
         if num_shards > 1:
@@ -82,7 +81,7 @@ def make_replay(
     # Of the capacity alone, so that a run can be made longer. Each of the environments can end at
     # once, and needs a closing row besides its step then.
     rows = -(-replay.capacity // replay.shards) + 2 * config.env.num_envs // replay.shards
-    at = _place(folder, part) / "rows"
+    at = folder / "replay" / ("" if part is None else str(part)) / "rows"
     key: list[int | str] = [part] if part else []
     if replay.shards > 1:
         assert part is not None
@@ -102,12 +101,3 @@ def make_replay(
         pin_memory=config.device.startswith("cuda"),
         generator=generator_for(config.seed, "replay", *key),
     )
-
-
-def _log(folder: Path, part: int | None) -> ReplayLog:
-    name = "replay" if part is None else f"replay.{part}"
-    return ReplayLog(_place(folder, part), mutable=SEARCHED, name=name)
-
-
-def _place(folder: Path, part: int | None) -> Path:
-    return folder / "replay" if part is None else folder / "replay" / str(part)

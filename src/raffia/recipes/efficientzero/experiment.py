@@ -8,17 +8,16 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from contextlib import closing
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from raffia.algorithms.efficientzero.actor import act, act_at_random
-from raffia.algorithms.efficientzero.learner import ModelFactory
+from raffia.algorithms.efficientzero.learner import EfficientZeroLearner, ModelFactory
 from raffia.distributed.data_parallel import DataParallel
-from raffia.distributed.engine import Engine, InlineEngine, Needs, Workers
 from raffia.envs.env import BatchEnv, EnvSpec
 from raffia.envs.make import make_env, require_batch
 from raffia.evolution.population import BATCH_SIZE
@@ -27,10 +26,7 @@ from raffia.functional.seeds import derive_seed
 from raffia.learner import Learner, step_of
 from raffia.recipes.devices import compiled, require_device
 from raffia.recipes.efficientzero.actors import (
-    ActorRole,
     acting_weights,
-    actor_config,
-    describe_actors,
     fraction_done,
     make_networks,
     make_planner,
@@ -40,33 +36,31 @@ from raffia.recipes.efficientzero.actors import (
 from raffia.recipes.efficientzero.config import EfficientZeroRun
 from raffia.recipes.efficientzero.data import Replays
 from raffia.recipes.efficientzero.evaluation import EpisodeFilms, Evaluator, MakeEnv, save_tree
-from raffia.recipes.efficientzero.evaluators import EvaluateRole, episodes_of
-from raffia.recipes.efficientzero.followers import MEMBERS, make_across, make_followers
+from raffia.recipes.efficientzero.evaluators import episodes_of
+from raffia.recipes.efficientzero.followers import make_followers
 from raffia.recipes.efficientzero.reanalyzers import (
     BatchMaking,
-    ReanalyzeRole,
     ShardMaking,
     batch_of,
     batch_of_shards,
-    describe_reanalyzers,
     reanalyze_weights,
 )
-from raffia.recipes.engines import describe_evaluators, make_engine, where
-from raffia.recipes.members import Members, weights_of_each
+from raffia.recipes.efficientzero.workers import RunWorkers, describe_workers
+from raffia.recipes.members import POPULATION_KEY, Members, weights_of_each
 from raffia.recipes.members_across import MembersAcross
 from raffia.search.errors import UnfitOutputError
 from raffia.tensordict.byte_tensors import tensor_to_bytes
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.ahead import BatchesAhead
-from raffia.train.checkpoint import Checkpoint
 from raffia.train.collect import Act, Collector
 from raffia.train.evaluate import Episodes
 from raffia.train.evaluations import Evaluations
-from raffia.train.experiment import CheckpointPayload, Experiment, Plan
+from raffia.train.experiment import Experiment, Plan
 from raffia.train.outcome import Evaluated, Outcome
+from raffia.train.run_state import Stateful, Tree
+from raffia.train.schedule import Schedule
 from raffia.train.shard_batches import BatchesOfShards
-from raffia.train.stream import OnlineStream
-from raffia.train.turns import ActorStream, Schedule, Turns
+from raffia.train.turns import Turns
 from raffia.train.view import View
 
 MAKE_ENV = make_env
@@ -77,6 +71,8 @@ class EfficientZeroExperiment(Experiment):
     """A run of EfficientZero: learner, stream, replay, planner and evaluator."""
 
     env: BatchEnv
+    collector: Collector | Turns
+    evaluations: Evaluations
     unusable_remark = ". Where the replay alone is missing, they can still be evaluated"
 
     def __init__(
@@ -88,222 +84,108 @@ class EfficientZeroExperiment(Experiment):
         networks: ModelFactory | None = None,
     ) -> None:
         super().__init__(folder, view, seed=config.seed)
-        self.config = config
-        self.plan = plan_of(config)
+        self.config, self.plan = config, plan_of(config)
         self._update = 0
         self._num_simulations_elsewhere = 0
-        self.evaluates_elsewhere = config.evaluators.play_elsewhere
         require_device(config.device)
         with contextlib.ExitStack() as opened:  # closed if the run can't be made
-            self._is_default_env = make_env is MAKE_ENV
             # Where actors play, one is made for what it says of all, and never stepped.
             elsewhere = config.actors.play_elsewhere
             self.env = make_env(one_env(config.env) if elsewhere else config.env)
             require_batch(self.env)
-            opened.callback(self.env.close)
+            opened.enter_context(closing(self.env))
             self.evaluator = Evaluator(config, make_env, record=config.evaluate.record != "none")
-            opened.callback(self.evaluator.close)
-            self.evaluator.prepare(self.env.spec)
-            self._require_engine(networks)
-            if self._engine is not None:
-                opened.callback(self._engine.close)
-            self._make_parts(networks)
+            opened.enter_context(closing(self.evaluator)).prepare(self.env.spec)
+            from_config = make_env is MAKE_ENV and networks is None
+            workers = RunWorkers(config, view.message, from_config=from_config)
+            opened.enter_context(closing(workers))
+
+            self.networks = make_networks(config, self.env.spec, networks)
+            # Act and are evaluated, with the newest weights; make targets, with the target network.
+            self.actor, self.reanalyze_planner = (
+                make_planner(self.networks, config, self.env.spec) for _ in range(2)
+            )
+            self._reanalyze_is_current = False
+            self.members = members_of(config, self.networks)
+            self.learner: Learner = compiled(self.networks) if config.compile else self.networks
+            if self.members is not None:
+                self.learner = self.members.learner
+            self.across: MembersAcross | None = None
+            if self.members is not None and config.population.workers:
+                pool = workers.pool("population")
+                self.across = MembersAcross(self.members.learner, pool, batches=None)
+                self.learner = opened.enter_context(closing(self.across))
             if config.learners.num > 1:
-                self._share_batches()
-                opened.callback(self.followers.close)
-            if config.population.workers:
-                opened.callback(self._divide_members().close)
+                self.followers = opened.enter_context(closing(make_followers(config)))
+                self.learner = DataParallel(self.learner, self.followers)
+
+            self.schedule = schedule_of(config)
+            self.steps = opened.enter_context(closing(Replays(config, self.env.spec, folder)))
+            self.replay, self.replays = self.steps.replay, self.steps.by_name
+            self.collector = self._make_collector(workers)
             if isinstance(self.collector, Turns):
-                opened.callback(self.collector.close)
-                view.message(describe_actors(config))
-            if config.evaluators.play_elsewhere:
-                self._evaluations = self.make_evaluations()
-                view.message(describe_evaluators(config.engine, config.evaluators))
-            opened.callback(self.close_evaluations)
-            self.steps = Replays(config, self.env.spec, folder)
-            opened.callback(self.steps.close)
-            self.replay, self.replays = self.steps.replay, self.steps.logged
+                opened.enter_context(closing(self.collector))
             self.ahead: BatchesAhead | None = None
             if config.reanalyzers.play_elsewhere:
-                self.ahead = self._make_ahead()
-                opened.callback(self.ahead.close)
-                view.message(describe_reanalyzers(config))
-            self.stream = self._make_stream()
-            if remark := wants_a_gpu(config, self.env.spec):
-                view.message(remark)
+                self.ahead = opened.enter_context(closing(self._make_ahead(workers)))
+            self.evaluations = opened.enter_context(closing(self._make_evaluations(workers)))
+
+            self.parts = self._make_parts()
+            for line in [*describe_workers(config), wants_a_gpu(config, self.env.spec)]:
+                if line:
+                    view.message(line)
             self._opened = opened.pop_all()
 
-    def _make_parts(self, networks: ModelFactory | None) -> None:
-        config = self.config
-        self.networks = make_networks(config, self.env.spec, networks)
-        self.learner: Learner = compiled(self.networks) if config.compile else self.networks
-        # Act and are evaluated, with the newest weights; and make targets, with the target network.
-        self.actor, self.reanalyze_planner = (
-            make_planner(self.networks, config, self.env.spec) for _ in range(2)
-        )
-        self._reanalyze_is_current = False
-        self.members: Members | None = None
-        self.across: MembersAcross | None = None
-        if config.population.size > 1:
-            # Of small networks the operations alone are two thirds of a step on a CPU.
-            traced: Literal["traced"] | None = "traced" if config.device == "cpu" else None
-            self.members = Members(
-                config.population,
-                self.networks,
-                config.seed,
-                batches="own",
-                grads=traced,
-                batch_size=config.replay.batch_size,
-            )
-            self.learner = self.members.learner
-        self.collector: Collector | Turns
+    def _make_collector(self, workers: RunWorkers) -> Collector | Turns:
+        """What plays the environments whose steps are learnt from."""
+        config, seed = self.config, self.config.seed
         if config.actors.play_elsewhere:
-            assert self._engine is not None
-            self.collector = self._turns_of(self._engine)
-        else:
-            self.collector = Collector(
-                self.env,
-                seed=config.seed,
-                frame_stack=config.env.frame_stack,
+            return Turns(
+                workers.pool("actors"),
+                self.schedule,
+                self.env.spec,
+                config.env.num_envs,
+                seed=seed,
+                acting=lambda state: acting_weights(self.whole(state)),
                 check=self._check_step,
             )
+        stack = config.env.frame_stack
+        return Collector(self.env, seed=seed, frame_stack=stack, check=self._check_step)
 
-    def _share_batches(self) -> None:
-        """Have other processes take their parts of each batch."""
-        self.followers = make_followers(self.config)
-        self.learner = DataParallel(self.learner, self.followers)
-        self.view.message(f"{self.config.learners.num} processes share each batch")
-
-    def _divide_members(self) -> MembersAcross:
-        """Have the members learn in workers."""
-        assert self._engine is not None and self.members is not None
-        size, workers = self.config.population.size, self.config.population.workers
-        population = self.members.learner
-        self.learner = self.across = make_across(self.config, population, self._engine)
-        self.view.message(f"{workers} workers {where(self.config.engine)} share {size} members")
-        return self.across
-
-    def _require_engine(self, networks: ModelFactory | None) -> None:
-        """Make the engine of the run's workers, if it has any."""
-        config = self.config
-        kinds = ("actors", "reanalyzers", "evaluators")
-        used = [name for name in kinds if getattr(config, name).play_elsewhere]
-        if config.population.workers:
-            used.append("population")
-        others = [*used, *(["learners"] if config.learners.num > 1 else [])]
-        if others and (networks is not None or not self._is_default_env):
-            raise ValueError(
-                f"{others[0]}.* with a make_env or networks of your own: {others[0]} are made from "
-                "the config alone. Register the environment with Gymnasium and name it in env.id, "
-                f"or leave {others[0]}.* as they are"
-            )
-        self._engine = make_engine(config.engine, self.view.message) if used else None
-        if self._engine is not None:
-            try:
-                self._engine.require([self._workers(name) for name in used])
-            except BaseException:
-                self._engine.close()
-                raise
-
-    def _workers(self, kind: str) -> Workers:
-        """The workers of one kind."""
-        if kind == "population":
-            cpus = float(self.config.num_threads)
-            return Workers(MEMBERS, self.config.population.workers, Needs(cpus=cpus))
-        roles: dict[str, type] = {
-            "actors": ActorRole,
-            "reanalyzers": ReanalyzeRole,
-            "evaluators": EvaluateRole,
-        }
-        role, found = roles[kind], getattr(self.config, kind)
-        needs = Needs(cpus=found.cpus, gpus=getattr(found, "gpus", 0.0))
-        return Workers(f"{role.__module__}:{role.__name__}", max(1, found.num), needs)
-
-    def _make_ahead(self) -> BatchesAhead:
+    def _make_ahead(self, workers: RunWorkers) -> BatchesAhead:
         """Have batches made by workers."""
-        config, workers = self.config, self.config.reanalyzers
-        assert self._engine is not None
-        role, num, needs = self._workers("reanalyzers")
-        at = self._engine, role, actor_config(config), num
-        settings: dict[str, Any] = {
-            "ahead": workers.ahead,
-            "num_updates": config.num_updates,
-            "needs": needs,
-            "max_restarts": config.engine.max_restarts,
-            "patience": config.engine.patience_seconds,
-        }
+        config, pool = self.config, workers.pool("reanalyzers")
+        length = {"ahead": config.reanalyzers.ahead, "num_updates": config.num_updates}
         self._making: BatchMaking
         if config.shards_elsewhere:
             self._making = making = ShardMaking(config, self.steps, self.guard)
-            return BatchesOfShards(*at, making, **settings)
+            return BatchesOfShards(pool, making, **length)
         self._making = BatchMaking(config, self.steps, self.guard)
-        return BatchesAhead(*at, self._making, **settings)
+        return BatchesAhead(pool, self._making, **length)
 
-    def make_evaluations(self) -> Evaluations:
+    def _make_evaluations(self, workers: RunWorkers) -> Evaluations:
         """Have evaluations played by workers; in this process, to join those of an earlier run."""
-        config, evaluators = self.config, self.config.evaluators
-        engine = self._engine if evaluators.play_elsewhere else None
-        role, num, needs = self._workers("evaluators")
+        evaluators = self.config.evaluators
         return Evaluations(
-            InlineEngine() if engine is None else engine,
-            role,
-            actor_config(config),
-            num,
+            workers.pool("evaluators"),
             join_after=evaluators.join_after,
             acting=acting_weights,
             outcome=self._evaluated_elsewhere,
-            needs=needs,
-            max_restarts=config.engine.max_restarts,
+            is_used=evaluators.play_elsewhere,
         )
 
-    def _turns_of(self, engine: Engine) -> Turns:
-        config, collect = self.config, self.config.collect
-        role, num, needs = self._workers("actors")
-        return Turns(
-            engine,
-            role,
-            actor_config(config),
-            num,
-            Schedule(
-                turn_size=config.env.num_envs * collect.rollout_length,
-                random_env_steps=collect.random_env_steps,
-                num_env_steps=collect.num_env_steps,
-                updates_per_env_step=collect.updates_per_env_step,
-                ahead=config.actors.ahead,
-                weights_every=config.actors.weights_every,
-            ),
-            self.env.spec,
-            config.env.num_envs,
-            seed=config.seed,
-            acting=lambda state: acting_weights(self.whole(state)),
-            check=self._check_step,
-            needs=needs,
-            max_restarts=config.engine.max_restarts,
-            patience=config.engine.patience_seconds,
-        )
+    def _make_parts(self) -> Tree:
+        """What changes in place besides the learner's state and the replay."""
+        stream: dict[str, Stateful] = {"collector": self.collector}
+        if self.ahead is not None:
+            stream["ahead"] = self.ahead
+        parts: dict[str, Stateful | Tree] = {"stream": stream, "evaluations": self.evaluations}
+        if self.members is not None:
+            parts[POPULATION_KEY] = self.members
+        return parts
 
     def _check_step(self, step: TensorDict) -> None:
-        found = self.collector
-        self.guard.check(step, update=found.update if isinstance(found, Turns) else self._update)
-
-    def _make_stream(self) -> OnlineStream:
-        collect, replay = self.config.collect, self.config.replay
-        stream = ActorStream if self.config.actors.play_elsewhere else OnlineStream
-        return stream(
-            self.collector,
-            self.replay,
-            begin_rollout=self._begin_rollout,
-            act_first=self._act_first,
-            make_batch=self._make_batch,
-            ahead=self.ahead,
-            batch_size=self.config.population.longest_batch(replay.batch_size),
-            updates_per_env_step=collect.updates_per_env_step,
-            random_env_steps=collect.random_env_steps,
-            num_env_steps=collect.num_env_steps,
-            rollout_length=collect.rollout_length,
-            clock=self.clock,
-            beta=self._beta if replay.alpha else None,
-        )
+        self.guard.check(step, update=self._update)
 
     def close(self) -> None:
         """Close environments and files."""
@@ -314,21 +196,6 @@ class EfficientZeroExperiment(Experiment):
         settings."""
         state = super().init()
         return state if self.members is None else self.members.begin(state)
-
-    def restore(self, found: Checkpoint) -> TensorDict:
-        """Restore environments, replay and population; returns the learner's state."""
-        state = super().restore(found)
-        if self.members is not None:
-            self.members.restore(found)
-        return state
-
-    def payload(self) -> CheckpointPayload:
-        """The payload of a checkpoint: environments, rows of the replay, and the population's
-        history."""
-        payload = super().payload()
-        if self.members is None:
-            return payload
-        return replace(payload, extras={**payload.extras, **self.members.payload()})
 
     def evolve(self, state: TensorDict) -> tuple[TensorDict, dict[str, Any]] | None:
         """The next generation of a population."""
@@ -362,16 +229,57 @@ class EfficientZeroExperiment(Experiment):
             found |= self.collector.metrics()
         if self.ahead is not None:
             found |= self.ahead.metrics()
-        if self.evaluations is not None:
-            found |= self.evaluations.metrics()
         if self.across is not None:
             found |= self.across.metrics()
-        return found
+        return found | self.evaluations.metrics()
 
     # -- playing and learning
 
+    def step(self, state: TensorDict) -> tuple[TensorDict, TensorDict]:
+        """Play what is due, learn from a batch of what was stored, and store its priorities."""
+        batch = self.next_batch(state)
+        state, metrics = self.learn(state, batch)
+        self.prioritize(batch, metrics)
+        return state, metrics
+
+    def next_batch(self, state: TensorDict) -> TensorDict:
+        """The batch of this update, after the steps that are due before it."""
+        self._update = update = step_of(state)
+        if isinstance(self.collector, Turns):
+            self.collector.prepare(state)
+        with self.clock.phase("collect"):
+            due = self.schedule.steps_due(update)
+            while self.collector.num_env_steps < due or not len(self.replay):
+                self.replay.extend(self._play_turn(state).exclude("continues"))
+        with self.clock.phase("targets"):
+            if self.ahead is not None:
+                return self.ahead.next(state, self._draw)
+            return self._make_batch(state, self._draw(update))
+
+    def _play_turn(self, state: TensorDict) -> TensorDict:  # steps [T, E]
+        if isinstance(self.collector, Turns):
+            return self.collector.take(state)
+        collect = self.config.collect
+        is_random = self.collector.num_env_steps < collect.random_env_steps
+        act = self._act_first if is_random else self._begin_rollout(state)
+        return self.collector.collect(act, collect.rollout_length)
+
+    def _draw(self, update: int) -> TensorDict:
+        """The segments of an update's batch."""
+        replay = self.config.replay
+        if replay.alpha:
+            annealed = (1 - replay.beta) * update / max(1, self.config.num_updates)
+            self.replay.beta = min(1.0, replay.beta + annealed)
+        return self.replay.sample(self.config.population.longest_batch(replay.batch_size))
+
+    def prioritize(self, batch: TensorDict, metrics: TensorDict) -> None:
+        """Store the priorities of the segments that a batch was made of."""
+        if self.replay.beta is not None:
+            self.replay.update_priority(batch["index"].cpu(), metrics["priority"].cpu())
+
     def _begin_rollout(self, state: TensorDict) -> Act:
-        self._update, state = step_of(state), self.whole(state)
+        """How to act from now on, with the networks of this state."""
+        state = self.whole(state)
         self.actor.refresh(state)
         temperature = self.config.search.temperature(self._fraction_done)
 
@@ -429,16 +337,12 @@ class EfficientZeroExperiment(Experiment):
 
     def _row_seeds(self, purpose: str) -> Tensor:  # int64 [E]
         num = self.env.num_envs
-        return row_seeds(self.seed, purpose, range(num), self.stream.num_env_steps // num)
+        return row_seeds(self.seed, purpose, range(num), self.collector.num_env_steps // num)
 
     @property
     def _fraction_done(self) -> float:
         """The fraction of training that is done, in steps of the environments."""
-        return fraction_done(self.config, self.stream.num_env_steps)
-
-    def _beta(self, update: int) -> float:
-        first = self.config.replay.beta
-        return min(1.0, first + (1 - first) * update / max(1, self.config.num_updates))
+        return fraction_done(self.config, self.collector.num_env_steps)
 
     # -- evaluating
 
@@ -451,7 +355,7 @@ class EfficientZeroExperiment(Experiment):
             else:
                 found = self._play_all(self.members, state, stop)
             if found is not None:
-                self._keep_tree(self.stream.num_env_steps)
+                self._keep_tree(self.collector.num_env_steps)
             return found
 
     def _play(self, state: TensorDict, stop: Callable[[], bool]) -> Episodes | None:
@@ -463,7 +367,7 @@ class EfficientZeroExperiment(Experiment):
         """Save a tree of the weights that are evaluated."""
         self.actor.refresh(state)
         with self._guarded(state, self.collector.now):
-            self._keep_tree(self.stream.num_env_steps)
+            self._keep_tree(self.collector.num_env_steps)
 
     def _evaluated_elsewhere(self, update: int, env_step: int, answer: TensorDict) -> Episodes:
         """What an evaluator answered; its film is written here."""
@@ -503,7 +407,7 @@ class EfficientZeroExperiment(Experiment):
         return Evaluated(best.score, {**best.values, **values})
 
     def _how_to_play(self, state: TensorDict, stop: Callable[[], bool]) -> dict[str, Any]:
-        env_step = self.stream.num_env_steps
+        env_step = self.collector.num_env_steps
         recording, kind = None, self.config.evaluate.record
         if kind != "none":
             recording = EpisodeFilms(
@@ -530,6 +434,38 @@ class EfficientZeroExperiment(Experiment):
             save_tree(self.folder / "trees", f"{env_step:09d}", self.actor, state)
         except OSError as error:  # a full disk, which the next save reports
             self.view.message(f"the searched tree of step {env_step:,} was not saved: {error}")
+
+
+def schedule_of(config: EfficientZeroRun) -> Schedule:
+    """When the steps of a run are played.
+
+    >>> schedule_of(EfficientZeroRun()).turn_size
+    8
+    """
+    collect = config.collect
+    return Schedule(
+        turn_size=config.env.num_envs * collect.rollout_length,
+        random_env_steps=collect.random_env_steps,
+        num_env_steps=collect.num_env_steps,
+        updates_per_env_step=collect.updates_per_env_step,
+        ahead=config.actors.ahead,
+        weights_every=config.actors.weights_every,
+    )
+
+
+def members_of(config: EfficientZeroRun, networks: EfficientZeroLearner) -> Members | None:
+    """The members of a run, if it is one of a population."""
+    if config.population.size == 1:
+        return None
+    return Members(
+        config.population,
+        networks,
+        config.seed,
+        batches="own",
+        # Of small networks the operations alone are two thirds of a step on a CPU.
+        grads="traced" if config.device == "cpu" else None,
+        batch_size=config.replay.batch_size,
+    )
 
 
 def plan_of(config: EfficientZeroRun) -> Plan:

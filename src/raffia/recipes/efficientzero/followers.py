@@ -6,20 +6,16 @@ import json
 from functools import partial
 
 from raffia.algorithms.efficientzero.learner import EfficientZeroLearner
-from raffia.distributed.engine import Engine, Needs
 from raffia.distributed.follow import Followers
 from raffia.envs.env import EnvSpec
 from raffia.envs.make import make_env
-from raffia.evolution.population import Population
 from raffia.recipes.efficientzero.actors import actor_config, make_networks, one_env
 from raffia.recipes.efficientzero.config import EfficientZeroRun
-from raffia.recipes.members_across import MembersAcross, MembersRole
+from raffia.recipes.members_across import MembersRole
 from raffia.recipes.running import threads
 from raffia.train.config import from_json
 
-__all__ = ["MEMBERS", "make_across", "make_followers", "make_learner", "make_members"]
-
-MEMBERS = f"{__name__}:make_members"
+__all__ = ["make_followers", "make_learner", "make_members"]
 
 
 def make_followers(config: EfficientZeroRun) -> Followers:
@@ -45,25 +41,6 @@ def make_learner(config: str, index: int) -> EfficientZeroLearner:
     """
     run = from_json(EfficientZeroRun, json.loads(config)["run"])
     return make_networks(run, _spec(run))
-
-
-def make_across(config: EfficientZeroRun, population: Population, engine: Engine) -> MembersAcross:
-    """The population of a run whose members are divided among workers.
-
-    population: of all members. Batches are drawn from a replay, so those since the last whole state
-        are kept.
-    """
-    return MembersAcross(
-        population,
-        engine,
-        MEMBERS,
-        actor_config(config),
-        config.population.workers,
-        batches=None,
-        needs=Needs(cpus=config.num_threads),
-        max_restarts=config.engine.max_restarts,
-        patience=config.engine.patience_seconds,
-    )
 
 
 def make_members(config: str, index: int) -> MembersRole:

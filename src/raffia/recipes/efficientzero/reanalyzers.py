@@ -20,7 +20,6 @@ from raffia.learner import step_of
 from raffia.recipes.efficientzero.actors import make_networks, make_planner, one_env
 from raffia.recipes.efficientzero.config import EfficientZeroRun
 from raffia.recipes.efficientzero.data import SEARCHED, Replays
-from raffia.recipes.engines import where
 from raffia.recipes.running import threads
 from raffia.search.errors import UnfitOutputError
 from raffia.tensordict.byte_tensors import bytes_to_tensor, tensor_to_bytes
@@ -28,7 +27,7 @@ from raffia.tensordict.stack import cat
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.config import from_json
 from raffia.train.nan_guard import NaNGuard
-from raffia.train.shard_batches import ShardMirrors, holds
+from raffia.train.shard_batches import ShardMirrors
 
 CHANGING = (*SEARCHED, "priority_weight", "total")  # of segments, from when they were drawn
 
@@ -275,27 +274,3 @@ def _with_stacks(segments: TensorDict, frame_stack: int) -> TensorDict:
     if frame_stack == 1:
         return segments
     return segments.copy().set("observation", stacked(segments["observation"], frame_stack))
-
-
-def describe_reanalyzers(run: EfficientZeroRun) -> str:
-    """Where batches are made, for the start of a run.
-
-    >>> from raffia.recipes.efficientzero.config import ReplayConfig
-    >>> from raffia.recipes.scale_config import ReanalyzersConfig
-    >>> describe_reanalyzers(EfficientZeroRun(reanalyzers=ReanalyzersConfig(num=2, ahead=8)))
-    '2 reanalyzers in this process make batches, 8 updates ahead'
-    >>> describe_reanalyzers(EfficientZeroRun(
-    ...     replay=ReplayConfig(shards=4), reanalyzers=ReanalyzersConfig(num=2, ahead=8)))
-    '2 reanalyzers in this process make batches, 8 updates ahead, 2 of 4 shards of the replay with
-    each'
-    """
-    num = max(1, run.reanalyzers.num)
-    several = f"{num} reanalyzers" if num > 1 else "1 reanalyzer"
-    make = "make" if num > 1 else "makes"
-    held = ""
-    if run.shards_elsewhere:
-        each = len(holds(0, num, run.replay.shards))
-        held = f", {each} of {run.replay.shards} shards of the replay with each"
-    return (
-        f"{several} {where(run.engine)} {make} batches, {run.reanalyzers.ahead} updates ahead{held}"
-    )

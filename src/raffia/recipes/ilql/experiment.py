@@ -9,14 +9,14 @@ from typing import Any
 
 from raffia.algorithms.ilql.loss import with_row_means
 from raffia.distributed.data_parallel import DataParallel
-from raffia.distributed.engine import Engine, InlineEngine, Needs
+from raffia.distributed.engine import Engine, InlineEngine, Needs, Workers
 from raffia.distributed.follow import Followers
 from raffia.distributed.sharded import Sharded
 from raffia.evolution.population import member_seeds
 from raffia.functional.seeds import derive_seed
 from raffia.learner import Accumulate, Learner, step_of
 from raffia.recipes.devices import compiled, require_device
-from raffia.recipes.engines import describe_evaluators, make_engine, where
+from raffia.recipes.engines import describe_evaluators, make_engine, make_pool, where
 from raffia.recipes.ilql.config import ILQLRun
 from raffia.recipes.ilql.data import (
     describe_corpus,
@@ -42,16 +42,16 @@ from raffia.recipes.ilql.followers import make_across, make_followers, make_netw
 from raffia.recipes.ilql.language_model import begin_making
 from raffia.recipes.ilql.networks import Interrupted, Networks
 from raffia.recipes.ilql.sizes import refuse_unfit
-from raffia.recipes.members import Members
+from raffia.recipes.members import POPULATION_KEY, Members
 from raffia.recipes.members_across import MembersAcross
 from raffia.recipes.run_folder import LANGUAGE_MODEL
 from raffia.tensordict.stack import stack
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.checkpoint import Checkpoint
 from raffia.train.evaluations import Evaluations
-from raffia.train.experiment import CheckpointPayload, Experiment, Plan, RunError
+from raffia.train.experiment import Experiment, Plan, RunError
 from raffia.train.outcome import Evaluated
-from raffia.train.stream import OfflineStream
+from raffia.train.run_state import Recorded, Stateful
 from raffia.train.view import View
 
 __all__ = ["ILQLExperiment", "plan_of"]
@@ -89,7 +89,7 @@ class ILQLExperiment(Experiment):
             )
             self.learner = self.members.learner
         self.eval_networks = Networks(config, config.device, making=self.making)
-        self.stream = OfflineStream(self._batches)
+        self._going: Iterator[TensorDict] | None = None
         self.num_tokens = 0  # read in this session
         view.message(f"learning from {describe_corpus(self.corpus)}")
         if template := describe_template(config):
@@ -104,13 +104,11 @@ class ILQLExperiment(Experiment):
                 self.learner = DataParallel(self.learner, self.followers)
             shared = "each batch and the state" if self.sharded else "each batch"
             view.message(f"{config.learners.num} processes share {shared}")
-        self._given_env = make_env
-        self.evaluates_elsewhere = config.evaluators.play_elsewhere
         self.engine: Engine | None = None
-        if self.evaluates_elsewhere or config.population.workers:
+        if config.evaluators.play_elsewhere or config.population.workers:
             self.engine = make_engine(config.engine, view.message)
-        if self.evaluates_elsewhere:
-            self._evaluations = self.make_evaluations()
+        self.evaluations = self._make_evaluations(make_env)
+        if config.evaluators.play_elsewhere:
             view.message(describe_evaluators(config.engine, config.evaluators))
         self.across: MembersAcross | None = None
         if self.members is not None and config.population.workers:
@@ -122,6 +120,13 @@ class ILQLExperiment(Experiment):
                 f"{config.population.workers} workers {where(config.engine)} share "
                 f"{config.population.size} members"
             )
+        parts: dict[str, Stateful | None] = {
+            "data": Recorded(self._data()),
+            "language_model": Recorded(self.making.checksum),
+            POPULATION_KEY: self.members,
+            "evaluations": self.evaluations,
+        }
+        self.parts = {name: part for name, part in parts.items() if part is not None}
 
     def close(self) -> None:
         """End the processes that share batches or members."""
@@ -151,8 +156,8 @@ class ILQLExperiment(Experiment):
         others = member_seeds(self.making.seed, size)[1:]
         return stack([first, *(self.networks.init(seed) for seed in others)])
 
-    def restore(self, found: Checkpoint) -> TensorDict:
-        """The learner's state, if the rows and the language model are those that it learnt from."""
+    def refuse_other(self, found: Checkpoint, state: TensorDict) -> None:
+        """Raise RunError where rows or the language model are not those that it learnt from."""
         if found.extras["data"] != self._data():
             raise RunError(
                 f"{found.root} has learnt from other rows than those that are there now: bring "
@@ -163,16 +168,17 @@ class ILQLExperiment(Experiment):
                 f"{found.root} has learnt changes of another language model than the one in "
                 f"{self.folder / LANGUAGE_MODEL}: bring that folder back as it was"
             )
-        state = super().restore(found)
-        if self.members is not None:
-            self.members.restore(found)
-        return state
+        super().refuse_other(found, state)
 
-    def payload(self) -> CheckpointPayload:
-        """What was learnt from; the number of the update is the stream's position."""
-        extras = {"data": self._data(), "language_model": self.making.checksum}
-        extras |= self.members.payload() if self.members else {}
-        return CheckpointPayload(super().payload().parts, extras)
+    def step(self, state: TensorDict) -> tuple[TensorDict, TensorDict]:
+        """Learn from the next batch of rows."""
+        return self.learn(state, self.next_batch(state))
+
+    def next_batch(self, state: TensorDict) -> TensorDict:
+        """The batch of this update: its number is all that a resume needs to find it."""
+        if self._going is None:
+            self._going = self._batches(step_of(state))
+        return next(self._going)
 
     def counters(self) -> dict[str, int]:
         """Tokens that were read."""
@@ -217,19 +223,27 @@ class ILQLExperiment(Experiment):
         except OSError as error:  # nothing of the run depends on them
             self.view.message(f"update {update:,}: no dialogues were written: {error}")
 
-    def make_evaluations(self) -> Evaluations:
-        """Have evaluations played by workers; in this process, to join those of an earlier run."""
+    def _make_evaluations(self, make_env: str | MakeLanguageEnv | None) -> Evaluations | None:
+        """Have evaluations played by workers; in this process, to join those of an earlier run.
+
+        None where the environment can't be imported, so that an earlier run had none.
+        """
         config, elsewhere = self.config, self.config.evaluators
+        try:
+            text = evaluator_config(config, self.folder, make_env)
+        except ValueError:
+            if elsewhere.play_elsewhere:
+                raise
+            return None
+        role = f"{EvaluateRole.__module__}:{EvaluateRole.__name__}"
+        workers = Workers(role, max(1, elsewhere.num), Needs(cpus=elsewhere.cpus))
+        engine = self.engine if elsewhere.play_elsewhere and self.engine else InlineEngine()
         return Evaluations(
-            self.engine if elsewhere.play_elsewhere and self.engine else InlineEngine(),
-            f"{EvaluateRole.__module__}:{EvaluateRole.__name__}",
-            evaluator_config(config, self.folder, self._given_env),
-            max(1, elsewhere.num),
+            make_pool(engine, workers, text, config.engine),
             join_after=elsewhere.join_after,
             acting=self._evaluated_weights,
             outcome=self._evaluated_elsewhere,
-            needs=Needs(cpus=elsewhere.cpus),
-            max_restarts=config.engine.max_restarts,
+            is_used=elsewhere.play_elsewhere,
         )
 
     def _evaluated_weights(self, state: TensorDict) -> TensorDict:

@@ -8,10 +8,11 @@ from functools import partial
 from pathlib import Path
 
 from raffia.algorithms.ilql.learner import ILQLLearner
-from raffia.distributed.engine import Engine, Needs
+from raffia.distributed.engine import Engine, Needs, Workers
 from raffia.distributed.follow import Followers
 from raffia.evolution.population import Population
 from raffia.learner import Accumulate, Learner
+from raffia.recipes.engines import make_pool
 from raffia.recipes.ilql.config import ILQLRun
 from raffia.recipes.ilql.language_model import Making, making_of
 from raffia.recipes.members_across import MembersAcross, MembersRole
@@ -85,17 +86,10 @@ def make_across(
     >>> make_across(run, there, population, InlineEngine(), lambda update: iter([])).share
     2
     """
-    return MembersAcross(
-        population,
-        engine,
-        f"{__name__}:make_members",
-        _told(config, folder),
-        config.population.workers,
-        batches=batches,
-        needs=Needs(cpus=max(1, config.num_threads)),
-        max_restarts=config.engine.max_restarts,
-        patience=config.engine.patience_seconds,
-    )
+    needs = Needs(cpus=max(1, config.num_threads))
+    workers = Workers(f"{__name__}:make_members", config.population.workers, needs)
+    pool = make_pool(engine, workers, _told(config, folder), config.engine)
+    return MembersAcross(population, pool, batches=batches)
 
 
 def make_members(config: str, index: int) -> MembersRole:
