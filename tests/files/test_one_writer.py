@@ -17,7 +17,7 @@ WRITERS = {
     "lm/data/token_store.py": "... files of such a folder, written in turn as rows come",
     "data/memmap_files.py": "writes who holds the lock into its file",
     "data/row_files.py": "removes the mapped files of a storage",
-    "tensordict/disk.py": "removes the record before its files are written",
+    "tensordict/folder_writer.py": "removes the record before its files are written",
     "distributed/process.py": "frees shared memory",
     "train/replay_log.py": "removes rows that no checkpoint names",
     "train/checkpoint.py": "removes checkpoints, their manifest first",

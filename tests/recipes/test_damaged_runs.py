@@ -14,7 +14,7 @@ from raffia.lm.tokenizers.saved_tokenizer import load_tokenizer
 from raffia.recipes import efficientzero, ilql
 from raffia.recipes.ilql.presets import ILQL_PRESETS
 from raffia.recipes.run_folder import create_run, find_checkpoint, read_run
-from raffia.tensordict import disk
+from raffia.tensordict import safetensors_file
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.checkpoint import Checkpoints
 from raffia.train.experiment import RunError
@@ -133,7 +133,7 @@ def test_saves_that_fail_leave_nothing_behind(tmp_path, monkeypatch, size):
         120, population=PopulationConfig(size=size, replay="own" if size > 1 else "shared")
     )
     config = replace(config, checkpoint=replace(config.checkpoint, every_updates=3))
-    run, counts, write = tmp_path / "run", [], disk.write_atomically
+    run, counts, write = tmp_path / "run", [], safetensors_file.write_atomically
 
     def files():
         return sorted(str(path.relative_to(run)) for path in run.rglob("rows-*") if path.is_file())
@@ -144,7 +144,7 @@ def test_saves_that_fail_leave_nothing_behind(tmp_path, monkeypatch, size):
             raise OSError(errno.ENOSPC, "No space left on device")
         return write(path, content, **options)
 
-    monkeypatch.setattr(disk, "write_atomically", full)
+    monkeypatch.setattr(safetensors_file, "write_atomically", full)
     view = Quiet()
     efficientzero.train(config, run, view=view)
     failed = [line for line in view.said if "was not saved" in line]

@@ -28,8 +28,8 @@ from raffia import (
     lazy_stack,
     tensorclass,
 )
-from raffia.tensordict import disk
-from raffia.tensordict.disk import write_atomically
+from raffia.files import write_atomically
+from raffia.tensordict import folder_writer
 from tests.files.damages import PLACED, changed, put
 
 CHECKSUM = "raffia.sha256"
@@ -702,9 +702,9 @@ class TestMapped:
         import threading
 
         used = set()
-        allocate = disk.allocate
+        allocate = folder_writer.allocate
         monkeypatch.setattr(
-            disk, "allocate", lambda *a: (used.add(threading.get_ident()), allocate(*a))[1]
+            folder_writer, "allocate", lambda *a: (used.add(threading.get_ident()), allocate(*a))[1]
         )
         td = TensorDict({str(i): torch.full((1000,), i) for i in range(20)})
         td.memmap(tmp_path, num_threads=3)

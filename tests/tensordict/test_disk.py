@@ -1211,7 +1211,7 @@ class TestTemporaryFiles:
         assert self.files(temporary) == []
 
     def test_large_ones_have_their_own(self, temporary, monkeypatch):
-        monkeypatch.setattr("raffia.tensordict.disk.SMALL", 16)
+        monkeypatch.setattr("raffia.tensordict.folder_writer.SMALL", 16)
         td = TensorDict(a=torch.ones(4), b=torch.ones(5), c=torch.ones(4)).memmap()
         assert [f.stat().st_size for f in self.files(temporary)].count(20) == 1
         assert len(self.files(temporary)) == 2

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from raffia import DamagedFileError, MemoryMappedTensor, TensorDict, lazy_stack, tensorclass
-from raffia.tensordict import disk
+from raffia.tensordict import folder_writer
 from raffia.tensordict.memmap import DTYPES
 from tests.tensordict.test_damage import changed
 
@@ -367,7 +367,7 @@ def test_what_is_mapped_is_copied_only_if_that_is_wanted(make: Any, tmp_path: Pa
 
 def test_nothing_is_written_where_it_is(tmp_path: Path, monkeypatch: Any) -> None:
     td = TensorDict({"x": jagged(), "y": strided()}, [2]).memmap(tmp_path)
-    monkeypatch.setattr(disk, "allocate", None)
+    monkeypatch.setattr(folder_writer, "allocate", None)
     td.memmap()
     td.memmap_()
     assert content(TensorDict.load(tmp_path)["x"]) == content(jagged())

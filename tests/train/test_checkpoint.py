@@ -312,8 +312,7 @@ class Faults:
         self.set(0)
         for name in ("open", "write", "fsync", "replace", "mkdir", "unlink", "rmdir"):
             monkeypatch.setattr(os, name, self.guarded(name, getattr(os, name)))
-        for module in ("raffia.tensordict.disk", "raffia.files.folder"):
-            monkeypatch.setattr(f"{module}.open", self.open, raising=False)
+        monkeypatch.setattr("raffia.files.folder.open", self.open, raising=False)
 
     def set(self, fail, ever_after=False, number=errno.ENOSPC):
         self.calls, self.fail, self.ever_after, self.number = [], fail, ever_after, number

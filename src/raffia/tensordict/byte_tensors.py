@@ -1,11 +1,14 @@
-"""Bytes as a tensor, and back: text that travels or is saved among tensors."""
+"""Bytes as tensors, and back: text that travels among tensors, and tensors that lie in a block."""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-__all__ = ["bytes_to_tensor", "tensor_to_bytes"]
+__all__ = ["bytes_to_tensor", "tensor_to_bytes", "view_of"]
 
 
 def bytes_to_tensor(data: bytes) -> Tensor:  # uint8 [len(data)]
@@ -26,3 +29,13 @@ def tensor_to_bytes(tensor: Tensor) -> bytes:
     b'abc'
     """
     return tensor.cpu().numpy().tobytes()
+
+
+def view_of(block: Tensor, at: int, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
+    """The tensor that begins at a byte of a block.
+
+    >>> view_of(bytes_to_tensor(b"abcd"), 2, torch.uint8, (2, 1))
+    tensor([[ 99],
+            [100]], dtype=torch.uint8)
+    """
+    return block[at : at + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from raffia.tensordict import (
-    blocks,
     build,
     collectives,
     consolidated,
@@ -19,6 +18,7 @@ from raffia.tensordict import (
     dim_names,
     disk,
     entries,
+    folder_writer,
     forms,
     gradients,
     index,
@@ -208,8 +208,8 @@ class TensorCollection(Construction, Pointwise, Reductions, Node):
     share_memory_ = convert.share_memory_
     is_shared = convert.is_shared
     record_stream = convert.record_stream
-    consolidate = blocks.consolidate
-    is_consolidated = blocks.is_consolidated
+    consolidate = consolidated.consolidate
+    is_consolidated = consolidated.is_consolidated
     from_consolidated = classmethod(consolidated.from_consolidated)
     data_ptr = convert.data_ptr
     numel = convert.numel
@@ -469,8 +469,8 @@ class TensorCollection(Construction, Pointwise, Reductions, Node):
         return self.copy()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        if self._spans is not None and blocks.in_spans(self):
-            return blocks.reduce_consolidated(self)
+        if self._spans is not None and consolidated.in_spans(self):
+            return consolidated.reduce_consolidated(self)
         return pickled.reduced(self) or super().__reduce_ex__(protocol)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -494,7 +494,7 @@ class TensorCollection(Construction, Pointwise, Reductions, Node):
         locked, folder = state.pop("_locked", False), state.pop("_mapped_to", None)
         self.__dict__.update(state)
         if folder is not None and disk.all_mapped(state):
-            disk.mark(self, folder)
+            folder_writer.mark(self, folder)
         if locked:
             self.lock_()
 

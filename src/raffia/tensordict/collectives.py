@@ -259,9 +259,9 @@ def sealed(td: Any, device: Any) -> tuple[Any, bytes]:
     out = td
     if not td.is_consolidated() or device is not None:
         out = td.consolidate(device=device)
-    record, leaves, starts = described(out)
+    record, parts = described(out)
     begin, end = out._buffer.data_ptr(), len(out._buffer)
-    for leaf, at in zip(leaves, starts, strict=True):
+    for leaf, at in zip(parts.tensors, parts.starts, strict=True):
         lies = leaf.data_ptr() == begin + at and leaf.is_contiguous() and at + leaf.nbytes <= end
         if leaf.numel() and not lies:  # it was consolidated once, and changed
             return sealed(td.clone(), device)

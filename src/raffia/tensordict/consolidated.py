@@ -1,13 +1,17 @@
-"""A consolidated container as a block of its entries, and the record of the tree: as one file.
+"""Consolidated containers: all entries in one block, to copy, share, map, pickle or send at once.
 
-The record is the one of disk.py; it ends with its length and a mark, so that the block begins at 0
-and can be mapped. What collectives.py sends to other processes is the same block and record.
+The block and the record of the tree, the one of record.py, are a file, too: the record ends with
+its length and a mark, so that the block begins at 0 and can be mapped. What collectives.py sends to
+other processes is the same block and record.
 """
 
 from __future__ import annotations
 
 import math
 import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 import torch
@@ -15,134 +19,306 @@ from torch import Tensor
 
 from raffia.files import DamagedFileError, dump_json, open_plain, parse_json, write_atomically
 from raffia.tensordict import ragged
-from raffia.tensordict.memmap import DTYPE_NAMES, Path
+from raffia.tensordict.build import as_device
+from raffia.tensordict.byte_tensors import view_of
+from raffia.tensordict.convert import synchronise
+from raffia.tensordict.copies import _replaced
+from raffia.tensordict.future import TensorDictFuture
+from raffia.tensordict.memmap import Path
 from raffia.tensordict.record import (
-    Outline,
+    CPU,
     Reader,
     Record,
     check_version,
     outline,
+    placed,
     rebuild,
     titled,
 )
-
-Joined = tuple[int, int, int | None]  # where values, offsets and lengths are among the pieces
+from raffia.tensordict.safetensors_file import raw_bytes
 
 ALIGN = 16  # bytes: the largest item size, complex128
 MARK = b"raffia\x00\x01"
 ENDING = 8 + len(MARK)
+NAMES = ("values", "offsets", "lengths")  # of the tensors of a jagged one
 
 
-def pieces(leaves: list[Tensor]) -> tuple[list[Tensor], list[int | Joined]]:
-    """The plain tensors that leaves consist of, and where among them each leaf finds its own.
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The plain tensors that leaves consist of, and where in a block each begins.
 
     A jagged nested tensor is its values, offsets and lengths; what several share is there once.
     """
-    out: list[Tensor] = []
-    places: list[int | Joined] = []
-    known: dict[int, int] = {}
 
-    def place(part: Any) -> int:
-        if id(part) not in known:
-            known[id(part)] = len(out)
-            out.append(part)
-        return known[id(part)]
+    leaves: list[Tensor]
+    places: list[list[int]]  # of each leaf, which of the tensors it consists of
+    tensors: list[Tensor]
+    starts: list[int]
+    nbytes: int
 
-    for leaf in leaves:
-        if not leaf.is_nested:
-            places.append(len(out))
-            out.append(leaf)
-            continue
-        if leaf.layout is not torch.jagged:
-            raise NotImplementedError(
-                "consolidate: an entry is a nested tensor of layout torch.strided; make it a "
-                "jagged one, with torch.nested.nested_tensor(x.unbind(), layout=torch.jagged)"
-            )
-        jagged: Any = leaf
-        lengths = jagged.lengths()
-        values = len(out)
-        out.append(jagged.values())
-        places.append(
-            (values, place(jagged.offsets()), None if lengths is None else place(lengths))
-        )
-    return out, places
+    @classmethod
+    def of(cls, leaves: list[Tensor]) -> Parts:
+        """The parts of leaves; TypeError for those that are not plain memory."""
+        tensors: list[Tensor] = []
+        known: dict[int, int] = {}
 
+        def place(part: Tensor) -> int:
+            if part.layout is not torch.strided:
+                raise TypeError(
+                    f"consolidate: an entry is a tensor of layout {part.layout}, which is not one "
+                    "block of memory; to_dense() makes a plain tensor of it"
+                )
+            tensors.append(part)
+            return len(tensors) - 1
 
-def put_together(leaves: list[Tensor], places: list[int | Joined], parts: list[Tensor]) -> Any:
-    """The leaves again, over other tensors in the place of their pieces."""
-    for leaf, place in zip(leaves, places, strict=True):
-        if isinstance(place, int):
-            yield parts[place]
-        else:
-            values, offsets, lengths = place
-            of = None if lengths is None else parts[lengths]
-            dim: int = leaf._ragged_idx  # type: ignore[attr-defined]
-            yield ragged.jagged_tensor(parts[values], parts[offsets], of, dim)
+        def shared(part: Any) -> int:
+            if id(part) not in known:
+                known[id(part)] = place(part)
+            return known[id(part)]
 
-
-def described(td: Any) -> tuple[bytes, list[Tensor], list[int]]:
-    """The record of a container as one block; its leaves in their order, and where each begins."""
-    leaves: list[Tensor] = []
-    starts: list[int] = []
-    known: dict[int, int] = {}  # where what several nested tensors share begins
-    end = 0
-
-    def put(leaf: Tensor) -> Record:
-        nonlocal end
-        listed: Record = {"dtype": DTYPE_NAMES[leaf.dtype], "shape": list(leaf.shape), "at": end}
-        leaves.append(leaf)
-        starts.append(end)
-        end += padded(leaf.numel() * leaf.dtype.itemsize)
-        return listed
-
-    def shared(leaf: Tensor) -> Record:
-        if id(leaf) in known:
-            return {
-                "dtype": DTYPE_NAMES[leaf.dtype],
-                "shape": list(leaf.shape),
-                "at": known[id(leaf)],
-            }
-        known[id(leaf)] = end
-        return put(leaf)
-
-    def jagged(leaf: Any) -> Record:
-        listed: Record = {"ragged": leaf._ragged_idx, "values": put(leaf.values())}
-        listed["offsets"] = shared(leaf.offsets())
-        if leaf.lengths() is not None:
-            listed["lengths"] = shared(leaf.lengths())
-        return listed
-
-    def place(plan: Outline) -> Record:
-        if plan.is_value:
-            return plan.record
-        listed: Record = {}
-        for name, entry in plan.entries.items():
-            if isinstance(entry, Outline):
-                listed[name] = place(entry)
-                continue
-            listed[name] = jagged(entry) if entry.is_nested else put(entry)
-        return {**plan.record, "entries": listed}
-
-    return dump_json(titled(place(outline(td, nested=True)))), leaves, starts
-
-
-def write_block(td: Any, filename: Path) -> list[int]:
-    """Write a container as one block to a file, at once or not at all; where each leaf begins."""
-    record, leaves, starts = described(td)
-
-    def write(file: BinaryIO) -> None:
+        places = []
         for leaf in leaves:
-            flat: Any = leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-            file.write(memoryview(flat))
-            file.write(bytes(padded(len(flat)) - len(flat)))
-        file.write(record + len(record).to_bytes(8, "little") + MARK)
+            if not leaf.is_nested:
+                places.append([place(leaf)])
+                continue
+            if leaf.layout is not torch.jagged:
+                raise NotImplementedError(
+                    "consolidate: an entry is a nested tensor of layout torch.strided; make it a "
+                    "jagged one, with torch.nested.nested_tensor(x.unbind(), layout=torch.jagged)"
+                )
+            jagged: Any = leaf
+            rest = [jagged.offsets(), jagged.lengths()]
+            rows = [shared(part) for part in rest if part is not None]
+            places.append([place(jagged.values()), *rows])
+        starts, end = [], 0
+        for part in tensors:
+            starts.append(end)
+            end += padded(part.numel() * part.element_size())
+        return cls(leaves, places, tensors, starts, end)
 
-    write_atomically(filename, write)
-    return starts
+    def views(self, block: Tensor) -> list[Tensor]:
+        """The tensors that lie in a block in the place of these."""
+        pairs = zip(self.tensors, self.starts, strict=True)
+        return [view_of(block, at, part.dtype, part.shape) for part, at in pairs]
+
+    def over(self, block: Tensor) -> Iterator[Tensor]:
+        """The leaves again, over a block."""
+        found = self.views(block)
+        for leaf, place in zip(self.leaves, self.places, strict=True):
+            if not leaf.is_nested:
+                yield found[place[0]]
+            else:
+                values, offsets, *lengths = [found[i] for i in place]
+                dim: int = leaf._ragged_idx  # type: ignore[attr-defined]
+                yield ragged.jagged_tensor(values, offsets, lengths[0] if lengths else None, dim)
+
+    def described(self, at: int) -> Record:
+        """The record of a leaf."""
+
+        def part(i: int) -> Record:
+            return {**ragged.described(self.tensors[i]), "at": self.starts[i]}
+
+        leaf: Any = self.leaves[at]
+        if not leaf.is_nested:
+            return part(self.places[at][0])
+        named = zip(NAMES, self.places[at], strict=False)
+        return {"ragged": leaf._ragged_idx, **{name: part(i) for name, i in named}}
 
 
 def padded(nbytes: int) -> int:
     return -(-nbytes // ALIGN) * ALIGN
+
+
+def described(td: Any) -> tuple[bytes, Parts]:
+    """The record of a container as one block, and what of it lies where."""
+    leaves: list[Tensor] = []
+    records: list[Record] = []
+
+    def put(leaf: Tensor, key: tuple[str, ...]) -> Record:
+        leaves.append(leaf)
+        records.append({})
+        return records[-1]
+
+    record = titled(placed(outline(td, nested=True), put))
+    parts = Parts.of(leaves)
+    for at, entry in enumerate(records):
+        entry.update(parts.described(at))
+    return dump_json(record), parts
+
+
+# --------------------------------------------------------------------------------------- in memory
+
+
+def consolidate(
+    td: Any,
+    filename: Any = None,
+    *,
+    num_threads: int = 0,
+    device: Any = None,
+    non_blocking: bool = False,
+    inplace: bool = False,
+    return_early: bool = False,
+    use_buffer: bool = False,
+    share_memory: bool = False,
+    pin_memory: bool = False,
+    metadata: bool = False,
+) -> Any:
+    """The container with all its entries in one buffer, locked; itself, if it is so already.
+
+    It takes one copy to a device, and is one block to share or to send.
+
+    filename: a file for the buffer, which is mapped: what is written into the entries is in it.
+        `TensorDict.from_consolidated(filename)` reads it.
+    num_threads: so many threads copy.
+    device: where the buffer is made.
+    inplace: replace the entries of this container.
+    return_early: with more than one thread, return a future at once, whose `result()` is the
+        container.
+    use_buffer: keep the buffer in memory, and write the file once.
+    share_memory, pin_memory: where on the CPU the buffer lies.
+    metadata: keep what it takes to pickle the container as one buffer.
+
+    >>> from raffia import TensorDict
+    >>> td = TensorDict(a=torch.ones(2), b=dict(c=[1, 2])).consolidate()
+    >>> td["a"].untyped_storage().data_ptr() == td["b", "c"].untyped_storage().data_ptr()
+    True
+    """
+    early = return_early and num_threads > 1
+    if early and (use_buffer or non_blocking):
+        raise ValueError("consolidate: return_early goes with neither use_buffer nor non_blocking")
+    options = (filename, num_threads, device, non_blocking, use_buffer, share_memory, pin_memory)
+    if _is_block(td, filename, device, share_memory, pin_memory, metadata):
+        return td
+
+    def finish(made: tuple[Tensor, Parts]) -> Any:
+        block, parts = made
+        out = td._rebuild(parts.over(block))
+        if device is not None:
+            out._set_device(block.device)
+        if inplace:
+            out = _replaced(td, out)
+        out._buffer = block
+        # A container with nested entries, which have several places, is pickled entry by entry.
+        plain = len(parts.tensors) == len(parts.leaves)
+        out._spans = parts.starts if plain and (metadata or filename is not None) else None
+        return out.lock_()
+
+    if early:
+        return TensorDictFuture(lambda: _filled(td, *options), finish)
+    return finish(_filled(td, *options))
+
+
+def _is_block(
+    td: Any, filename: Any, device: Any, share_memory: bool, pin_memory: bool, metadata: bool
+) -> bool:
+    """Whether a container is consolidated already, in the way that is asked for."""
+    if filename is not None or not td._locked or not is_consolidated(td):
+        return False
+    buffer = td._buffer
+    if device is not None and as_device(device) != buffer.device:
+        return False
+    if metadata and td._spans is None and not any([x.is_nested for x in td._leaves([])]):
+        return False
+    return not (share_memory and not buffer.is_shared() or pin_memory and not buffer.is_pinned())
+
+
+def _filled(
+    td: Any,
+    filename: Any,
+    num_threads: int,
+    device: Any,
+    non_blocking: bool,
+    use_buffer: bool,
+    share_memory: bool,
+    pin_memory: bool,
+) -> tuple[Tensor, Parts]:
+    """A block with all entries of a container, and what of these lies where in it."""
+    parts = Parts.of([leaf.detach() for leaf in td._leaves([])])
+    sources = {part.device for part in parts.tensors}
+    where = CPU if filename is not None or len(sources) != 1 else sources.pop()
+    where = where if device is None else as_device(device)
+    if filename is not None:
+        if where.type != "cpu":
+            raise ValueError(f"consolidate: a file is mapped on the CPU, not on {where}")
+        assert write_block(td, filename) == parts.starts
+        if not use_buffer:
+            return mapped_block(filename, parts.nbytes, shared=True), parts
+    block = torch.zeros(parts.nbytes, dtype=torch.uint8, device=where, pin_memory=pin_memory)
+    if share_memory:
+        block.share_memory_()
+
+    def fill(into: Tensor, part: Tensor) -> None:
+        into.copy_(part, non_blocking=non_blocking)
+
+    if num_threads > 1:
+        with ThreadPoolExecutor(num_threads) as threads:
+            list(threads.map(fill, parts.views(block), parts.tensors))
+    else:
+        for into, part in zip(parts.views(block), parts.tensors, strict=True):
+            fill(into, part)
+    if non_blocking and where.type == "cpu":
+        synchronise(td)
+    return block, parts
+
+
+def is_consolidated(td: Any) -> bool:
+    """Whether all entries lie in one buffer.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(a=0).is_consolidated(), TensorDict(a=0).consolidate().is_consolidated()
+    (False, True)
+    """
+    if td._buffer is None:
+        return False
+    pointer = td._buffer.untyped_storage().data_ptr()
+    parts = Parts.of(td._leaves([])).tensors
+    return all([part.untyped_storage().data_ptr() == pointer for part in parts])
+
+
+def in_spans(td: Any) -> bool:
+    """Whether each leaf of a consolidated container still lies where its span says."""
+    leaves = td._leaves([])
+    if len(leaves) != len(td._spans):
+        return False
+    start = td._buffer.data_ptr()
+    return all(
+        [
+            leaf.is_contiguous() and (not leaf.numel() or leaf.data_ptr() == start + at)
+            for leaf, at in zip(leaves, td._spans, strict=True)
+        ]
+    )
+
+
+def reduce_consolidated(td: Any) -> Any:
+    """How a container consolidated with its metadata is pickled: its buffer, and the empty tree."""
+    tree = td._rebuild(iter([torch.empty_like(leaf, device="meta") for leaf in td._leaves([])]))
+    return from_buffer, (tree, td._buffer, td._spans)
+
+
+def from_buffer(tree: Any, buffer: Tensor, spans: list[int]) -> Any:
+    """A consolidated container from its buffer, and a tree that says the shapes and dtypes."""
+    places = zip(tree._leaves([]), spans, strict=True)
+    out = tree._rebuild(iter([view_of(buffer, at, x.dtype, x.shape) for x, at in places]))
+    out._buffer, out._spans = buffer, spans
+    return out.lock_()
+
+
+# --------------------------------------------------------------------------------------- as a file
+
+
+def write_block(td: Any, filename: Path) -> list[int]:
+    """Write a container as one block to a file, at once or not at all; where each part begins."""
+    record, parts = described(td)
+
+    def write(file: BinaryIO) -> None:
+        for part in parts.tensors:
+            data = raw_bytes(part)
+            file.write(data)
+            file.write(bytes(padded(len(data)) - len(data)))
+        file.write(record + len(record).to_bytes(8, "little") + MARK)
+
+    write_atomically(filename, write)
+    return parts.starts
 
 
 def mapped_block(filename: Path, length: int, *, shared: bool) -> Tensor:
@@ -167,7 +343,7 @@ class BlockReader(Reader):
         at, nbytes = entry.get("at"), math.prod(shape) * dtype.itemsize
         if type(at) is not int or at < 0 or at % ALIGN or at + nbytes > len(self.block):
             self.fail(f"a tensor of {nbytes} bytes can't begin at {at!r}")
-        return self.block[at : at + nbytes].view(dtype).view(shape)
+        return view_of(self.block, at, dtype, shape)
 
     def part(self, part: Record, name: str) -> Tensor:
         """A tensor of a nested one; one for all that share it."""

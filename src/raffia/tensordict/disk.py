@@ -1,412 +1,59 @@
-"""Containers on disk: a folder of memory-mapped files, or one safetensors file; never a pickle.
+"""Containers on disk: what users call to map, save and load them; never a pickle.
 
-Both hold the same JSON record of the tree, the one of record.py.
+A container is a folder of memory-mapped files (folder_writer.py, folder_reader.py) or one
+safetensors file (safetensors_file.py); both hold the record of record.py.
 """
 
 from __future__ import annotations
 
-import hashlib
-import math
 import os
 import pathlib
-import re
-import stat
 import weakref
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from raffia.files import (
-    MissingFileError,
-    dump_json,
     locked,
-    shown,
-    write_atomically,
 )
 from raffia.tensordict import kinds, ragged
 from raffia.tensordict.build import as_device, shape_of
+from raffia.tensordict.folder_reader import FolderReader
+from raffia.tensordict.folder_writer import (
+    Job,
+    file_name,
+    forget,
+    is_link,
+    linked,
+    mark,
+    namer,
+    state,
+)
+from raffia.tensordict.future import TensorDictFuture
 from raffia.tensordict.keys import NestedKey, through_leaf, unravel_key_to_tuple
 from raffia.tensordict.lock import _lock, locked_error
 from raffia.tensordict.memmap import (
-    SMALL,
     DamagedFileError,
     MemoryMappedTensor,
     Path,
     allocate,
-    allocate_together,
     check_mode,
-    is_whole,
-    map_file,
-    mapped,
-    refuse_copy,
 )
 from raffia.tensordict.node import Node
 from raffia.tensordict.record import (
     CPU,
     META,
     VALUE_CLASSES,
-    Outline,
-    Reader,
     Record,
-    folder_version,
-    outline,
     read_record,
-    rebuild,
-    titled,
     write_record,
 )
 from raffia.tensordict.safetensors_file import FileReader, save_file
-from raffia.tensordict.stored_values import Home, share
-
-# ------------------------------------------------------------------ a folder of memory-mapped files
-
-SAFE = re.compile(r"[^A-Za-z0-9_.+=,@~()\[\]{}#!$&^-]")
-
-
-def file_name(name: str, suffix: str, used: set[str], robust: bool, key: tuple[str, ...]) -> str:
-    """A file name for an entry, which no other has, also where upper and lower case are the same.
-
-    >>> file_name("a/b", ".memmap", set(), True, ()), file_name("..", "", set(), True, ())
-    ('a%2Fb.memmap', '%2E.')
-    """
-    if not robust:
-        stem = name
-        plain = name not in ("", ".", "..") and not re.search(r"[/\\\0]", name)
-        if not plain or (stem + suffix).lower() in used:
-            raise ValueError(
-                f"entry {'.'.join(key)!r} can't be a file name as it is; leave out robust_key=False"
-            )
-    else:
-        stem = SAFE.sub(lambda m: quoted(m.group()), name) or "%"
-        if stem[0] == ".":
-            stem = "%2E" + stem[1:]
-        if len(stem) > 180:
-            stem = stem[:120] + "%" + hashlib.sha256(quoted(name).encode()).hexdigest()[:40]
-        if (stem + suffix).lower() in used:
-            n = 2
-            while f"{stem}~{n}{suffix}".lower() in used:
-                n += 1
-            stem = f"{stem}~{n}"
-    used.add((stem + suffix).lower())
-    return stem + suffix
-
-
-def namer(name: str, used: set[str], robust: bool, key: tuple[str, ...]) -> Callable[[str], str]:
-    """What gives the files of an entry their names, each by its suffix."""
-    return lambda suffix: file_name(name, suffix, used, robust, (*key, name))
-
-
-def quoted(text: str) -> str:
-    return "".join([f"%{byte:02X}" for byte in text.encode("utf-8", "surrogatepass")])
-
-
-class Job:
-    """One container on its way into a folder, or into temporary files if there is no folder."""
-
-    def __init__(
-        self,
-        td: Any,
-        prefix: Path | None,
-        copy_existing: bool,
-        existsok: bool,
-        robust_key: bool | None,
-        share_non_tensor: bool,
-        like: bool = False,
-        inplace: bool = False,
-    ) -> None:
-        self.td, self.copy_existing, self.existsok = td, copy_existing, existsok
-        self.shares = share_non_tensor
-        self.robust, self.like, self.inplace = robust_key is not False, like, inplace
-        self.root = outline(td, (), like, nested=True)
-        self.folders: list[str] = []
-        self.metas: list[tuple[str, bytes]] = []  # the outermost one comes last
-        self.leaves: list[tuple[Outline, str, Tensor, str | None]] = []
-        self.structures: list[tuple[str, Tensor]] = []  # of nested tensors: file, content
-        self.known: ragged.Known = {}
-        self.place(self.root, None if prefix is None else os.path.abspath(prefix))
-        if not like:
-            self.detach_sources()
-        for plan in self.root.walk() if inplace else ():
-            if isinstance(plan.node, nn.Module):
-                raise RuntimeError(
-                    f"Cannot build a memmap TensorDict in-place: {'.'.join(plan.key)!r} holds "
-                    "parameters, and a mapped tensor is none. Use memmap or memmap_like instead."
-                )
-
-    def detach_sources(self) -> None:
-        """Copy tensors that lie in a file which is about to be written, other than their own."""
-        sources: list[Any] = [
-            leaf.untyped_storage().filename if leaf.device.type == "cpu" else None
-            for _, _, leaf, _ in self.leaves
-        ]
-        if not any(sources):
-            return
-        targets = {os.path.realpath(file) for *_, file in self.leaves if file is not None}
-        for i, (plan, name, leaf, file) in enumerate(self.leaves):
-            if sources[i] and os.path.realpath(sources[i]) in targets and not in_place(leaf, file):
-                self.leaves[i] = plan, name, leaf.detach().clone(), file
-
-    def place(self, plan: Outline, folder: str | None) -> None:
-        """Give every leaf its file and every container its folder; nothing is written yet."""
-        plan.folder = folder
-        used = {META}
-        listed: Record = {}
-        for name, entry in plan.entries.items():
-            record: Record = {}
-            place = None
-            leaf = not isinstance(entry, Outline)
-            if folder is not None and (leaf or not entry.is_value):
-                suffix = ".memmap" if leaf else ""
-                file = file_name(name, suffix, used, self.robust, (*plan.key, name))
-                record["file" if leaf else "folder"] = file
-                place = f"{folder}/{file}"
-            if not leaf and place is not None and is_link(place):
-                raise linked(place)
-            if leaf:
-                nested = entry.is_nested
-                if nested:
-                    entry, structure = ragged.parted(entry, self.like)
-                    plan.ragged[name] = ragged.shared(structure, self.known)
-                record |= ragged.described(entry)
-                self.check(entry, place)
-                if nested and folder is not None:
-                    record = self.place_structure(plan, name, record, used)
-                self.leaves.append((plan, name, entry, place))
-            elif entry.is_value:
-                record, entry.folder = entry.record, folder
-                self.mark_shared(record)
-            else:
-                self.place(entry, place)
-            listed[name] = record
-        if plan.is_value:
-            self.mark_shared(plan.record)
-        else:
-            plan.record["entries"] = listed
-        if folder is not None:
-            plan.record["device"] = "cpu"
-            self.folders.insert(0, folder)
-            version = folder_version(plan.record)
-            self.metas.append((f"{folder}/{META}", dump_json(titled(plan.record, version))))
-
-    def mark_shared(self, record: Record) -> None:
-        if self.shares:
-            record["shared"] = True
-
-    def place_structure(self, plan: Outline, name: str, record: Record, used: set[str]) -> Record:
-        """Give files to what else there is of a nested tensor than its values; its record."""
-        structure = plan.ragged[name]
-        record = ragged.record(structure, record, namer(name, used, self.robust, plan.key))
-        for path, content in structure.files(plan.folder, record):
-            self.check(content, path)
-            if self.like:
-                ragged.check_same(content, path)
-            self.structures.append((path, content))
-        return record
-
-    def check(self, leaf: Tensor, file: str | None) -> None:
-        if file is None:
-            return
-        if isinstance(leaf, MemoryMappedTensor) and not self.like and not is_whole(leaf, file):
-            refuse_copy(leaf, self.copy_existing)
-        if (self.existsok and not self.like) or not os.path.lexists(file):
-            return
-        if not self.existsok:
-            raise RuntimeError(
-                f"The file {file} already exists. To write over it, pass existsok=True"
-            )
-        length, nbytes = os.lstat(file).st_size, leaf.numel() * leaf.dtype.itemsize
-        if length != nbytes:
-            raise RuntimeError(
-                f"The file {file} already exists and has {length} bytes, the tensor {nbytes}: "
-                "remove it, or take another folder"
-            )
-
-    def write(self, threads: ThreadPoolExecutor | None) -> None:
-        """Write the files, the record of the outermost folder last: without it there is no save."""
-        for folder in self.folders:
-            make_own_folder(folder, folder == self.root.folder)
-        for path, _ in reversed(self.metas):  # from here to the end, nothing can be loaded
-            try:
-                os.unlink(path)
-            except FileNotFoundError:
-                pass
-        targets = self.together() if self.root.folder is None else [None] * len(self.leaves)
-        if threads is None:
-            for leaf, target in zip(self.leaves, targets, strict=True):
-                self.store(leaf, target)
-        else:
-            for _ in threads.map(self.store, self.leaves, targets):
-                pass
-        ragged.write(self.structures)
-        for path, text in self.metas:
-            write_atomically(path, text, is_synced=False, follows_links=False)
-
-    def together(self) -> list[MemoryMappedTensor | None]:
-        """For each small tensor its part of one temporary file; the others get one of their own."""
-        targets: list[MemoryMappedTensor | None] = [None] * len(self.leaves)
-        small = [
-            i
-            for i, (plan, name, leaf, _) in enumerate(self.leaves)
-            if name not in plan.ragged  # which fills a memory of its own
-            and 0 < leaf.numel() * leaf.dtype.itemsize <= SMALL
-            and (self.like or not in_place(leaf, None))
-        ]
-        if small:
-            found = allocate_together([self.leaves[i][2] for i in small])
-            for i, target in zip(small, found, strict=True):
-                targets[i] = target
-        return targets
-
-    def store(
-        self,
-        job: tuple[Outline, str, Tensor, str | None],
-        target: MemoryMappedTensor | None,
-    ) -> None:
-        plan, name, leaf, file = job
-        if not self.like and in_place(leaf, file):
-            plan.mapped[name] = leaf
-            return
-        out = allocate(file, leaf.shape, leaf.dtype, True) if target is None else target
-        if not self.like:
-            out.copy_(leaf.detach())
-        plan.mapped[name] = out
-
-    def finish(self) -> Any:
-        """The container over the files, locked."""
-        if self.inplace:
-            forget(self.td)
-            self.td._set_device(CPU)
-        td = self.assemble(self.root)
-        td = self.td if self.inplace else td
-        td.lock_()
-        for plan in self.root.walk():
-            mark(plan.result, plan.folder)
-            if plan.is_value:
-                self.find_home(plan)
-        return td
-
-    def find_home(self, plan: Outline) -> None:
-        """Tie a value to its place on disk."""
-        name = plan.key[-1] if plan.key else None
-        if self.shares:
-            share(plan.result, plan.folder, name)
-        elif plan.folder is not None:
-            Home(plan.folder, name, False).give_to(plan.result)
-
-    def assemble(self, plan: Outline) -> Any:
-        """The container of this outline, with mapped leaves."""
-        node = plan.node
-        for name, structure in plan.ragged.items():
-            plan.mapped[name] = ragged.joined(plan.mapped[name], structure)
-        entries = {
-            name: self.assemble(entry) if isinstance(entry, Outline) else plan.mapped[name]
-            for name, entry in plan.entries.items()
-        }
-        if self.inplace:
-            for store in node._stores() if plan.mapped else ():
-                store.update(plan.mapped)
-        elif plan.is_value:
-            node = node._shallow()
-            node._set_device(CPU)
-        else:
-            node = restored(node, entries)
-        plan.result = node
-        return node if plan.wrap is None else plan.wrap._wrap(node)
-
-
-def restored(node: Any, entries: dict[str, Any]) -> Any:
-    """A container like `node` over other entries, on the CPU."""
-    if isinstance(node, kinds.LazyStackedTensorDict):
-        return node._of_members(list(entries.values()))
-    names = None if node._names is None else list(node._names)
-    return node._plain._make(entries, node._batch_size, CPU, names)
-
-
-def mark(node: Any, folder: str | None) -> None:
-    """Note in a container, locked from then on, where its tensors are; None: in temporary files."""
-    state(node)["_mapped_to"] = pathlib.Path(folder) if folder else ""
-
-
-def state(node: Any) -> dict[str, Any]:
-    """The attributes of a container, or of what a tensorclass wraps."""
-    attributes = vars(node)
-    return vars(attributes["_td"]) if "_td" in attributes else attributes
-
-
-def forget(td: Any) -> None:
-    """Drop what locked containers remember of their entries: in `td`, below and above it."""
-    below = [td]
-    for node in below:
-        below += node._children()
-    above = [td]
-    for node in above:
-        above += [ref() for ref in node._parents or () if ref() is not None]
-    for node in (*below, *above[1:]):
-        if node._cache:
-            node._cache.clear()
-        if state(node).get("_buffer") is not None:  # of a consolidated container
-            node._buffer = node._spans = None
-
-
-def in_place(leaf: Tensor, file: str | None) -> bool:
-    """Whether nothing is to be written: the file holds just this tensor, or none is asked for."""
-    if not isinstance(leaf, MemoryMappedTensor):
-        return False
-    return file is None or (is_whole(leaf, file) and not is_link(file))
-
-
-def make_own_folder(folder: str, outermost: bool) -> None:
-    """Make a folder, if there is none; below the outermost one, a link to another is refused."""
-    if outermost:
-        os.makedirs(folder, exist_ok=True)
-        return
-    try:
-        os.mkdir(folder)
-    except FileExistsError:
-        if is_link(folder):
-            raise linked(folder) from None
-        if not os.path.isdir(folder):
-            raise
-
-
-def is_link(path: str) -> bool:
-    try:
-        return stat.S_ISLNK(os.lstat(path).st_mode)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-
-
-def linked(path: str) -> RuntimeError:
-    return RuntimeError(
-        f"{path} is a symbolic link, and what it points to is not written to: remove it, or save "
-        "to another folder"
-    )
-
-
-class TensorDictFuture:
-    """A container that threads still write to disk; `result()` waits for it.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     future = TensorDict(a=torch.ones(2)).memmap(folder, num_threads=2, return_early=True)
-    ...     future.result()["a"]
-    MemoryMappedTensor([1., 1.])
-    """
-
-    def __init__(self, written: Future[None], finish: Callable[[], Any]) -> None:
-        self._written, self._finish = written, finish
-        self._td: Any = None
-
-    def result(self) -> Any:
-        """Wait until everything is written, and return the container."""
-        self._written.result()
-        if self._td is None:
-            self._td = self._finish()
-        return self._td
+from raffia.tensordict.stored_values import Home
 
 
 def carry_out(job: Job, num_threads: int, return_early: bool) -> Any:
@@ -421,10 +68,7 @@ def carry_out(job: Job, num_threads: int, return_early: bool) -> Any:
     if not return_early:
         write()
         return job.finish()
-    background = ThreadPoolExecutor(1)
-    future = TensorDictFuture(background.submit(write), job.finish)
-    background.shutdown(wait=False)
-    return future
+    return TensorDictFuture(write, lambda _: job.finish())
 
 
 def memmap(
@@ -585,119 +229,6 @@ def saved_path(td: Any) -> pathlib.Path:
             "td.memmap(folder) gives one that is"
         )
     return pathlib.Path(folder)
-
-
-# ------------------------------------------------------------------------------- reading a folder
-
-
-class FolderReader(Reader):
-    nested = True
-
-    def __init__(
-        self,
-        folder: str,
-        device: torch.device | None = None,
-        non_blocking: bool = False,
-        mode: str | None = None,
-        known: ragged.Known | None = None,
-    ) -> None:
-        super().__init__(f"{folder}/{META}", device, non_blocking)
-        self.folder, self.mode = folder, mode
-        self.known: ragged.Known = {} if known is None else known  # also in the folders below
-
-    def fail(self, why: str, part: Record | None = None) -> NoReturn:
-        raise DamagedFileError(f"{self.folder}/{part['file']}" if part else self.path, why)
-
-    def read(self) -> Any:
-        """The container in this folder."""
-        record = self.record()
-        out = rebuild(self, record)
-        if record.get("shared") is True and out._is_data():
-            self.shared(out, None)
-        return out
-
-    def record(self) -> Record:
-        return read_record(self.folder)
-
-    def shared(self, node: Any, name: str | None) -> None:
-        if self.mode != "r" and (self.device is None or self.device == CPU):
-            share(node, self.folder, name)
-
-    def below(self, name: Any) -> tuple[str, os.stat_result]:
-        """The path of a file or folder in this one, and what it is; links are not followed."""
-        if type(name) is not str or name in ("", ".", "..") or re.search(r"[/\\\0]", name):
-            self.fail(f"{shown(name)} is not the name of a file in this folder")
-        path = f"{self.folder}/{name}"
-        try:
-            return path, os.lstat(path)
-        except (FileNotFoundError, NotADirectoryError):
-            raise MissingFileError(path, "it is missing") from None
-        except (OSError, ValueError) as error:
-            if isinstance(error, PermissionError):
-                raise
-            raise DamagedFileError(path, f"it can't be found: {error}") from None
-
-    def tensor(self, entry: Record) -> Tensor:
-        device = self.device or CPU
-        if "ragged" in entry:
-            values, structure = ragged.read(self, entry)
-            return ragged.joined(values, ragged.shared(structure, self.known, device))
-        return self.plain(entry, device, self.mode)
-
-    def part(self, part: Record, name: str) -> Tensor:
-        """The values of a nested tensor; or, in memory, what says where in these its rows lie."""
-        if name == "values":
-            return self.tensor(part)
-        return ragged.in_memory(self.plain(part, CPU, "r"))
-
-    def plain(self, entry: Record, device: torch.device, mode: str | None) -> Tensor:
-        dtype, shape = self.dtype(entry["dtype"]), self.size(entry.get("shape"))
-        path, found = self.below(entry.get("file"))
-        if not stat.S_ISREG(found.st_mode):
-            raise DamagedFileError(path, "it is not a file (links are not followed)")
-        nbytes = math.prod(shape) * dtype.itemsize
-        if found.st_size != nbytes:
-            raise DamagedFileError(
-                path,
-                f"it holds {found.st_size} bytes, a {entry['dtype']} tensor of shape {shape} has "
-                f"{nbytes}",
-            )
-        if device.type == "meta" or not nbytes:
-            out = self.empty(shape, dtype, device)
-            return mapped(out, path) if device.type == "cpu" else out
-        out = map_file(path, dtype, shape, mode)
-        return out if device.type == "cpu" else out.to(device, non_blocking=self.non_blocking)
-
-    def container(self, entry: Record) -> Any:
-        if "class" in entry:
-            return rebuild(self, entry)
-        path, found = self.below(entry.get("folder"))
-        if not stat.S_ISDIR(found.st_mode):
-            raise DamagedFileError(path, "it is not a folder (links are not followed)")
-        return self.of(path).read()
-
-    def of(self, folder: str) -> FolderReader:
-        """The reader of a folder within this one."""
-        return FolderReader(folder, self.device, self.non_blocking, self.mode, self.known)
-
-    def at(self, key: tuple[str, ...]) -> FolderReader:
-        """The reader of the container nested under `key`; ValueError if there is none."""
-        reader = self
-        for name in key:
-            record = reader.record()
-            listed = record.get("entries")
-            entry = listed.get(name) if type(listed) is dict else None
-            if type(entry) is not dict or "folder" not in entry:
-                names = sorted(listed) if type(listed) is dict else []
-                raise ValueError(
-                    f"subpath: no container was saved under {name!r} in {reader.folder}; its "
-                    f"entries are {names}"
-                )
-            path, found = reader.below(entry["folder"])
-            if not stat.S_ISDIR(found.st_mode):
-                raise DamagedFileError(path, "it is not a folder (links are not followed)")
-            reader = reader.of(path)
-        return reader
 
 
 def load_memmap(

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from raffia.tensordict import blocks, memmap, stored_values
+from raffia.tensordict import consolidated, memmap, stored_values
 from raffia.tensordict.node import REGISTRY, Node
 
 KINDS: dict[str, Any] = {}  # the classes that a state restores, by name; pytrees.py fills it
@@ -101,7 +101,7 @@ def class_by_name(name: str) -> None:
 
 torch.serialization.add_safe_globals(
     [
-        *(restored, restored_class, blocks.from_buffer),
+        *(restored, restored_class, consolidated.from_buffer),
         (read_mapped, f"{memmap.__name__}.{memmap._reopen.__name__}"),
         (stored_values.left_alone, f"{stored_values.__name__}.{stored_values.reopened.__name__}"),
     ]

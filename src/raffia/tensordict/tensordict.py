@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from raffia.tensordict import (
-    blocks,
     build,
+    consolidated,
     copies,
     dim_names,
     disk,
@@ -186,7 +186,7 @@ class TensorDict(TensorDictBase):
                 d[key] = self._accept(key, value, True)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        block = self._spans is not None and blocks.in_spans(self)
+        block = self._spans is not None and consolidated.in_spans(self)
         if block or self.__class__ is not TensorDict or self._mapped_to is not None:
             return super().__reduce_ex__(protocol)
         size, device, names = tuple(self._batch_size), self._device, self._names
