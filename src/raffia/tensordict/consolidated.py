@@ -25,6 +25,7 @@ from raffia.tensordict.convert import synchronise
 from raffia.tensordict.copies import _replaced
 from raffia.tensordict.future import TensorDictFuture
 from raffia.tensordict.memmap import Path
+from raffia.tensordict.node import Device
 from raffia.tensordict.record import (
     CPU,
     Reader,
@@ -98,12 +99,18 @@ class Parts:
 
     def views(self, block: Tensor) -> list[Tensor]:
         """The tensors that lie in a block in the place of these."""
-        pairs = zip(self.tensors, self.starts, strict=True)
-        return [view_of(block, at, part.dtype, part.shape) for part, at in pairs]
+        flat: dict[torch.dtype, Tensor] = {}  # all of the block, whose length any item size divides
+        out = []
+        for part, at in zip(self.tensors, self.starts, strict=True):
+            dtype = part.dtype
+            if dtype not in flat:
+                flat[dtype] = block.view(dtype)
+            first = at // dtype.itemsize
+            out.append(flat[dtype][first : first + part.numel()].view(part.shape))
+        return out
 
-    def over(self, block: Tensor) -> Iterator[Tensor]:
-        """The leaves again, over a block."""
-        found = self.views(block)
+    def over(self, found: list[Tensor]) -> Iterator[Tensor]:
+        """The leaves again, over other tensors in the place of these."""
         for leaf, place in zip(self.leaves, self.places, strict=True):
             if not leaf.is_nested:
                 yield found[place[0]]
@@ -154,7 +161,7 @@ def consolidate(
     filename: Any = None,
     *,
     num_threads: int = 0,
-    device: Any = None,
+    device: Device = None,
     non_blocking: bool = False,
     inplace: bool = False,
     return_early: bool = False,
@@ -190,9 +197,9 @@ def consolidate(
     if _is_block(td, filename, device, share_memory, pin_memory, metadata):
         return td
 
-    def finish(made: tuple[Tensor, Parts]) -> Any:
-        block, parts = made
-        out = td._rebuild(parts.over(block))
+    def finish(made: tuple[Tensor, Parts, list[Tensor]]) -> Any:
+        block, parts, views = made
+        out = td._rebuild(parts.over(views))
         if device is not None:
             out._set_device(block.device)
         if inplace:
@@ -231,8 +238,8 @@ def _filled(
     use_buffer: bool,
     share_memory: bool,
     pin_memory: bool,
-) -> tuple[Tensor, Parts]:
-    """A block with all entries of a container, and what of these lies where in it."""
+) -> tuple[Tensor, Parts, list[Tensor]]:
+    """A block with all entries of a container, what lies where in it, and views of all that."""
     parts = Parts.of([leaf.detach() for leaf in td._leaves([])])
     sources = {part.device for part in parts.tensors}
     where = CPU if filename is not None or len(sources) != 1 else sources.pop()
@@ -242,23 +249,26 @@ def _filled(
             raise ValueError(f"consolidate: a file is mapped on the CPU, not on {where}")
         assert write_block(td, filename) == parts.starts
         if not use_buffer:
-            return mapped_block(filename, parts.nbytes, shared=True), parts
+            block = mapped_block(filename, parts.nbytes, shared=True)
+            return block, parts, parts.views(block)
     block = torch.zeros(parts.nbytes, dtype=torch.uint8, device=where, pin_memory=pin_memory)
     if share_memory:
         block.share_memory_()
+
+    views = parts.views(block)
 
     def fill(into: Tensor, part: Tensor) -> None:
         into.copy_(part, non_blocking=non_blocking)
 
     if num_threads > 1:
         with ThreadPoolExecutor(num_threads) as threads:
-            list(threads.map(fill, parts.views(block), parts.tensors))
+            list(threads.map(fill, views, parts.tensors))
     else:
-        for into, part in zip(parts.views(block), parts.tensors, strict=True):
+        for into, part in zip(views, parts.tensors, strict=True):
             fill(into, part)
     if non_blocking and where.type == "cpu":
         synchronise(td)
-    return block, parts
+    return block, parts, views
 
 
 def is_consolidated(td: Any) -> bool:
