@@ -10,7 +10,6 @@ import torch
 from raffia.distributed import ChaosEngine, InlineEngine
 from raffia.distributed.engine import RoleError
 from raffia.recipes.efficientzero import evaluators
-from raffia.recipes.efficientzero import experiment as run_module
 from raffia.recipes.efficientzero.experiment import EfficientZeroExperiment
 from raffia.recipes.population_config import PopulationConfig
 from raffia.recipes.run_folder import write_config
@@ -259,19 +258,12 @@ def test_settings_that_can_not_be_are_refused():
         with_all(
             SMOKE, population=PopulationConfig(size=2), evaluators=EvaluatorsConfig(join_after=5)
         )
-    with pytest.raises(ValueError, match=r"no workers: set actors.num, .* or evaluators.num"):
+    with pytest.raises(ValueError, match=r"no workers: set actors.num, .* evaluators.num or"):
         with_all(SMOKE, engine=EngineConfig(name="process"))
 
 
-def test_the_settings_of_evaluators_get_there(tmp_path, monkeypatch):
-    made = {}
-
-    class Seen(run_module.Evaluations):
-        def __init__(self, engine, role, config, num_workers, **settings):
-            made.update(settings, num_workers=num_workers)
-            super().__init__(engine, role, config, num_workers, **settings)
-
-    monkeypatch.setattr(run_module, "Evaluations", Seen)
-    trained(LATE, tmp_path, evaluators=EvaluatorsConfig(num=2, join_after=7, cpus=0.25))
-    assert made["num_workers"] == 2 and made["join_after"] == 7
-    assert made["needs"].cpus == 0.25
+def test_the_settings_of_evaluators_get_there(tmp_path):
+    config = with_all(LATE, evaluators=EvaluatorsConfig(num=2, join_after=7, cpus=0.25))
+    with closing(EfficientZeroExperiment(config, tmp_path, Quiet())) as run:
+        pool = run.evaluations.pool
+        assert (pool.num_workers, pool.needs.cpus, run.evaluations.join_after) == (2, 0.25, 7)

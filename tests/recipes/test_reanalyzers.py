@@ -6,7 +6,6 @@ import pytest
 
 from raffia.distributed import ChaosEngine, InlineEngine
 from raffia.distributed.engine import RoleError
-from raffia.recipes.efficientzero import experiment as run_module
 from raffia.recipes.efficientzero import reanalyzers
 from raffia.recipes.efficientzero.experiment import EfficientZeroExperiment
 from raffia.recipes.population_config import PopulationConfig
@@ -189,19 +188,13 @@ def test_workers_find_room_together(tmp_path, monkeypatch):
     assert asked == [(1, 1.0, 0.0), (2, 2.0, 0.25)]
 
 
-def test_the_settings_of_reanalyzers_get_there(tmp_path, monkeypatch):
-    made = {}
-
-    class Seen(run_module.BatchesAhead):
-        def __init__(self, engine, role, config, num_workers, making, **settings):
-            made.update(settings, num_workers=num_workers)
-            super().__init__(engine, role, config, num_workers, making, **settings)
-
-    monkeypatch.setattr(run_module, "BatchesAhead", Seen)
-    config = ReanalyzersConfig(num=2, ahead=7, cpus=0.25, gpus=0.5)
-    trained(LATE, tmp_path, reanalyzers=config, engine__patience_seconds=9.0)
-    assert made["num_workers"] == 2 and made["ahead"] == 7 and made["patience"] == 9.0
-    assert (made["needs"].cpus, made["needs"].gpus) == (0.25, 0.5)
+def test_the_settings_of_reanalyzers_get_there(tmp_path):
+    reanalyzers = ReanalyzersConfig(num=2, ahead=7, cpus=0.25, gpus=0.5)
+    config = with_all(LATE, reanalyzers=reanalyzers, engine__patience_seconds=9.0)
+    with closing(EfficientZeroExperiment(config, tmp_path, Quiet())) as run:
+        pool = run.ahead.pool
+        assert (pool.num_workers, run.ahead.ahead, pool.patience) == (2, 7, 9.0)
+        assert (pool.needs.cpus, pool.needs.gpus) == (0.25, 0.5)
 
 
 def test_by_default_the_loop_makes_them():
