@@ -169,6 +169,13 @@ def test_what_workers_can_not_import_is_refused(echo, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("home", ["__main__", "of_no_file"])
+def test_a_class_of_a_module_without_file_is_one_that_workers_can_not_import(tmp_path, home):
+    made = type("Made", (), {"__module__": home})
+    with pytest.raises(ValueError, match="workers can't import, __main__:Made"):
+        evaluator_config(NOW, tmp_path, made)
+
+
 def test_settings_that_can_not_be_are_refused():
     with pytest.raises(ValueError, match=r"evaluators.* with population.size=2: a population evol"):
         with_all(NOW, population=PopulationConfig(size=2), evaluators__num=1)

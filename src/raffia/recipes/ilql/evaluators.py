@@ -144,13 +144,14 @@ def evaluator_config(config: ILQLRun, folder: Path, make_env: str | MakeLanguage
     if callable(make_env):
         home = getattr(make_env, "__module__", "__main__")
         name = getattr(make_env, "__qualname__", "<unnamed>")
+        if home != "__main__" and "." not in home and PathFinder.find_spec(home) is None:
+            # It came from a file, or from none.
+            home = getattr(sys.modules.get(home), "__file__", None) or "__main__"
         if home == "__main__" or "<" in name:
             raise ValueError(
                 f"evaluators.* with an environment that workers can't import, {home}:{name}: move "
                 "it into a module and give its class or 'file.py:Name', or leave evaluators.* out"
             )
-        if "." not in home and PathFinder.find_spec(home) is None:  # it came from a file
-            home = str(sys.modules[home].__file__)
         env = f"{home}:{name}"
     elif make_env is not None and make_env.rpartition(":")[0].endswith(".py"):
         file, _, name = make_env.rpartition(":")
