@@ -266,8 +266,8 @@ def test_members_that_have_their_own_replay_learn_from_what_they_have_played(tmp
     efficientzero.train(played(replay="own"), tmp_path / "run", view=Quiet())
     _, parts = last_state(tmp_path / "run")
     assert sorted(parts) == ["replay.0", "replay.1", "replay.2", "state", "stream"]
-    books = [parts[f"replay.{member}"] for member in range(3)]
-    assert not same(books[0], books[1]) and not same(books[1], books[2])
+    replays = [parts[f"replay.{member}"] for member in range(3)]
+    assert not same(replays[0], replays[1]) and not same(replays[1], replays[2])
     assert sorted(path.name for path in (tmp_path / "run" / "replay").iterdir()) == ["0", "1", "2"]
 
 

@@ -340,6 +340,19 @@ def test_a_buffer_made_otherwise_is_refused(tmp_path):
         assert len(other.storage) == 0 and len(other) == 0
 
 
+@pytest.mark.parametrize("given", [{}, {"version": 3}])
+def test_a_replay_of_another_version_is_refused_by_name(tmp_path, given):
+    run, play = Run(tmp_path), Play(make_buffer())
+    play.turn()
+    logged = run.log.files(play.buffer)
+    extras = {name: value for name, value in logged.extras.items() if name != "version"} | given
+    run.checkpoints.save(1, logged.parts, {"replay": extras})
+    other = make_buffer()
+    with pytest.raises(CheckpointError, match=f"a replay of version {given.get('version', 1)}"):
+        run.restore(other)
+    assert other.storage.total == 0
+
+
 def test_a_checkpoint_without_a_buffer_is_refused(tmp_path):
     checkpoints, log = Checkpoints(tmp_path), ReplayLog(tmp_path / "replay")
     checkpoints.save(1, {})

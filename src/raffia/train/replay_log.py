@@ -29,6 +29,7 @@ from raffia.tensordict.safetensors_file import raw_bytes, save_file
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.checkpoint import Checkpoint, CheckpointError
 
+VERSION = 2  # of what a checkpoint holds of a replay; in 1 the state of the segments was another
 SMALL = 8 << 20  # bytes: the last chunk is written again, with what came since, while it is smaller
 LARGE = 256 << 20  # bytes of a chunk, at most: what a restore holds besides the buffer
 OURS = re.compile(r"(rows-\d+-\d+-[0-9a-f]{12}\.safetensors|\.[0-9a-f]{12}\.tmp)")
@@ -117,11 +118,12 @@ class ReplayLog:
             fixed_columns = {name: columns[name] for name in fixed}
             self._chunks = self._written(fixed_columns, oldest, found.total, found.max_size)
             whole = {name: leaf.clone() for name, leaf in columns.items() if name not in fixed}
-            parts = {self.name: TensorDict({"columns": whole, "books": view.buffer_state})}
+            parts = {self.name: TensorDict({"columns": whole, "buffer": view.buffer_state})}
             structure = found.structure
             return Logged(
                 parts,
                 {
+                    "version": VERSION,
                     "max_size": found.max_size,
                     "total": found.total,
                     "num_ignored": buffer.num_ignored,
@@ -210,11 +212,19 @@ class ReplayLog:
         """Restore the buffer of the checkpoint, bit for bit, with its generator.
 
         buffer: made as that one was; what it holds is replaced.
-        Raises DamagedFileError or ValueError, and changes nothing, if the chunks are damaged or the
-        buffer is made otherwise.
+        Raises DamagedFileError, CheckpointError or ValueError, and changes nothing, if the chunks
+        are damaged, another version wrote them, or the buffer is made otherwise.
         """
+        record = self._record(checkpoint)
+        if (version := record.get("version", 1)) != VERSION:
+            raise CheckpointError(
+                checkpoint.root,
+                f"holds a replay of version {version}, and this raffia goes on with version "
+                f"{VERSION}. Its agent can be evaluated and played as it is; to learn on, train a "
+                "new run, or resume this one with the raffia that wrote it (see its config.json)",
+            )
         self.check(checkpoint)
-        record, chunks = self._record(checkpoint), self._chunks_of(checkpoint)
+        chunks = self._chunks_of(checkpoint)
         saved = checkpoint.tensors(self.name).to_dict()
         total, size, structure = record["total"], record["max_size"], None
         if record["structure"] is not None:
@@ -225,7 +235,7 @@ class ReplayLog:
         empty = [torch.empty((0, *layout.shape), dtype=layout.dtype) for layout in layouts]
         state = {
             "storage": to_state(StorageContents(size, total, structure, none, empty)),
-            "buffer": saved["books"],
+            "buffer": saved["buffer"],
         }
         buffer.load_state_dict(state)
         buffer.num_ignored = record["num_ignored"]
