@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from raffia.data import step_priorities
 from raffia.envs.env import Discrete, EnvSpec
 from raffia.recipes.efficientzero.config import EfficientZeroRun, ReplayConfig
 from raffia.recipes.efficientzero.data import Replays, make_replay
@@ -51,7 +50,7 @@ def test_weights_are_those_of_efficientzero(kind, case, monkeypatch):
         buffer.update_priority(index[:, member], priority)
     chance, batch = priority ** case["alpha"], torch.tensor(case["batch"])
     middle = ((chance.cumsum(0) - chance / 2) / chance.sum())[batch]  # draws just these
-    monkeypatch.setattr(step_priorities, "_uniform", lambda n, generator: middle.clone())
+    monkeypatch.setattr(torch, "rand", lambda n, **options: middle.clone())
     drawn = replays.replay.sample(len(batch))
     expected = torch.tensor(case["weights_of_the_batch"]).expand(drawn.batch_size)
     assert torch.equal(drawn["index"], index[batch, 0].expand(drawn.batch_size))

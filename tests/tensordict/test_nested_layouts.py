@@ -99,7 +99,7 @@ def test_damaged_offsets(tmp_path: Any) -> None:
 
 
 def test_a_block_has_no_strided_ones() -> None:
-    record, leaves, _ = described(TensorDict(x=jagged()))
+    record, _ = described(TensorDict(x=jagged()))
     changed = json.loads(record)
     changed["entries"]["x"]["ragged"] = "strided"
     changed["entries"]["x"]["sizes"] = changed["entries"]["x"]["offsets"]

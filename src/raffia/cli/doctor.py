@@ -127,7 +127,7 @@ def extras() -> Iterator[Check]:
     """Which extras are installed, and how to get the others.
 
     >>> [check.name for check in extras()]
-    ['atari', 'box2d', 'hdf5', 'hf', 'parquet', 'report', 'scale', 'text', 'video']
+    ['atari', 'box2d', 'hdf5', 'hf', 'parquet', 'report', 'scale', 'sweep', 'text', 'video']
     """
     for extra, (projects, use) in EXTRAS.items():
         found = {project: _version(project, module) for project, module in projects.items()}

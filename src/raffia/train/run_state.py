@@ -70,8 +70,9 @@ class RunState:
     >>> from raffia.train.metrics import RunningMeans
     >>> means = RunningMeans()
     >>> means.add({"loss": 0.5})
-    >>> RunState(Path("nowhere"), {"means": means}).save(TensorDict())
-    ({'state': {}}, {'means': {'loss': [0.5, 1]}})
+    >>> files, extras = RunState(Path("nowhere"), {"means": means}).save(TensorDict())
+    >>> list(files), extras
+    (['state'], {'means': {'loss': [0.5, 1]}})
     """
 
     def __init__(
