@@ -309,5 +309,5 @@ LIES = {
 def test_the_machine_sees_a_lie_ours(monkeypatch, lie):
     monkeypatch.setattr(TensorDictMap, *LIES[lie])
     with pytest.raises((AssertionError, ValueError, KeyError, pytest.fail.Exception)):
-        once = settings(EXAMPLES, phases=[Phase.generate], max_examples=200)
+        once = settings(EXAMPLES, phases=[Phase.generate], max_examples=3_000)
         run_state_machine_as_test(LruMachineOurs, settings=once)
