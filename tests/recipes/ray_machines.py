@@ -14,6 +14,7 @@ import threading
 import time
 from pathlib import Path
 
+import pytest
 import torch
 
 from raffia.distributed import Pool, RoleError, Workers, ray_cluster
@@ -183,17 +184,17 @@ def room(folder):
 
 
 def unfit(folder):
-    """What is told of a run on a cluster that can't run it; nothing may have been written."""
+    """Errors of a run on a cluster that can't run it; nothing may have been written."""
     from raffia import __file__ as package
 
     folder.mkdir()
-    there, told = {**os.environ}, {}
+    refusals = {}
 
     def refused(what, error, call):
         try:
             call()
         except error as found:
-            told[what] = str(found)
+            refusals[what] = str(found)
         assert not (folder / "run").exists()
 
     def train(**changes):
@@ -208,9 +209,9 @@ def unfit(folder):
             if path.name != file:
                 (other / path.name).symlink_to(path)
         (other / file).write_text(text)
-        os.environ["PYTHONPATH"] = f"{other.parent}:{there['PYTHONPATH']}"
-        node = cluster.add_node(num_cpus=1)
-        os.environ["PYTHONPATH"] = there["PYTHONPATH"]
+        with pytest.MonkeyPatch.context() as environment:
+            environment.setenv("PYTHONPATH", str(other.parent), prepend=":")
+            node = cluster.add_node(num_cpus=1)
         cluster.wait_for_nodes()
         return node
 
@@ -227,7 +228,7 @@ def unfit(folder):
     add_machine("broken", "__init__.py", "import nowhere_at_all")
     refused("package", RoleError, train)
     cluster.shutdown()
-    return told
+    return refusals
 
 
 if __name__ == "__main__":

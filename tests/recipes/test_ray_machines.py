@@ -82,8 +82,8 @@ def test_a_worker_without_room_is_waited_for_and_that_is_said(on_a_cluster):
 
 
 def test_a_cluster_that_can_not_run_it_is_refused_before_anything_is_written(on_a_cluster):
-    told = on_a_cluster("unfit")
-    assert re.search(r"2 workers of 2 CPUs each \(ActorRole\) find no room .*1 CPUs", told["room"])
-    assert re.search(r"the machine .*'only_here:Role' can't be imported", told["role"])
-    assert re.search(r"the machine .* has raffia 0.0.1, and here \d", told["version"])
-    assert re.search(r"the machine .* can't run raffia .*nowhere_at_all", told["package"])
+    found = on_a_cluster("unfit")
+    assert re.search(r"2 workers of 2 CPUs each \(ActorRole\) find no room .*1 CPUs", found["room"])
+    assert re.search(r"the machine .*'only_here:Role' can't be imported", found["role"])
+    assert re.search(r"the machine .* has raffia 0.0.1, and here \d", found["version"])
+    assert re.search(r"the machine .* can't run raffia .*nowhere_at_all", found["package"])
