@@ -22,7 +22,7 @@ from benchmarks.timing import Call
 WIDTHS = (1, 4, 16, 64, 256, 1024)
 SETTING = (
     "; rows of float32 to hash; keys of a query or map: 4 float32 and an int64, values 5 float32; "
-    "a transition: 7 entries in 4 containers, 192 bytes; replay and trees: 1e6 rows, unless said"
+    "a transition: 7 entries in 4 containers, 192 bytes; replay and trees: 1e6 rows, unless named"
 )
 
 FIRST_USE = Aim(0.5, of="seconds")

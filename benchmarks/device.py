@@ -7,7 +7,7 @@ In three parts: the tests that need a card (`pytest -m gpu`); updates, searches,
 containers and replay, on the device and on the CPU from the same numbers; and figures at the sizes
 that presets have, each beside what the device's own products and copies would allow. Less than ten
 minutes on a card. Without one all of it runs on the CPU with small sizes, in about three minutes,
-and says what was not seen. The exit status is 1 where something fails or disagrees.
+and says what was not measured. The exit status is 1 where something fails or disagrees.
 """
 
 import argparse

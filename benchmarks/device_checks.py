@@ -78,12 +78,12 @@ def update(name: str, device: torch.device, small: bool) -> list[Agreement]:
         *agreements,
         near_as_a_whole(check, "apply, of the same gradients", same, same_there, share=1e-5),
         near_as_a_whole(
-            *(check, "params after the update", told(same, given), told(whole, given)), share=2e-2
+            *(check, "params after the update", step(same, given), step(whole, given)), share=2e-2
         ),
     ]
 
 
-def told(params: TensorDict, update: TensorDict) -> TensorDict:
+def step(params: TensorDict, update: TensorDict) -> TensorDict:
     """Parameters, and 0 for those whose gradients say nothing.
 
     That of a bias before a BatchNorm is 0 but for rounding, as is that of the keys' in attention,
@@ -92,11 +92,11 @@ def told(params: TensorDict, update: TensorDict) -> TensorDict:
     grads = {name: grad.abs() for name, grad in leaves(update["grads"]).items()}
     largest = max(float(grad.max()) for grad in grads.values())
 
-    def kept(name: str, x: Tensor) -> Tensor:
+    def entry(name: str, x: Tensor) -> Tensor:
         least = max(1e-6 * largest, 1e-3 * float(grads[name].max()))
         return torch.where((grads[name] > least).to(x.device), x, 0.0)
 
-    return TensorDict({name: kept(name, x) for name, x in leaves(params).items()})
+    return TensorDict({name: entry(name, x) for name, x in leaves(params).items()})
 
 
 def planners(name: str, device: torch.device) -> tuple[Planner, Planner]:
@@ -129,7 +129,7 @@ def search(name: str, device: torch.device, small: bool) -> list[Agreement]:
 
 
 def batches(name: str, device: torch.device, small: bool) -> list[Agreement]:
-    """`make_batch` with every policy searched anew, of windows that lie on the CPU."""
+    """`make_batch` with every policy reanalyzed, of windows that lie on the CPU."""
     with played(name, torch.device("cpu"), small=True) as parts:
         windows = parts.run.replay.sample(4)
         here, there = (

@@ -51,7 +51,7 @@ def _placed(
     """Equal bits, and on the device, as the container says as well."""
     kinds = {value.device.type for value in there.values(True, True)}
     if kinds != {device.type}:
-        return Agreement(check, what, float("inf"), f"on {device.type}, seen {sorted(kinds)}")
+        return Agreement(check, what, float("inf"), f"on {device.type}, found {sorted(kinds)}")
     return equal(check, what, here, there)
 
 

@@ -6,7 +6,7 @@ from functools import partial
 import torch
 
 from benchmarks.device_agreement import Agreement, near, near_as_a_whole
-from benchmarks.device_checks import Check, told
+from benchmarks.device_checks import Check, step
 from benchmarks.device_ilql import Language, trunk, wordle
 from raffia.lm.decoding.generations import Generations
 
@@ -38,7 +38,7 @@ def update(name: str, device: torch.device, small: bool) -> list[Agreement]:
         near_as_a_whole(check, "grads", given["grads"], found["grads"], share=1e-2),
         near_as_a_whole(check, "apply, of the same gradients", same, same_there, share=1e-5),
         near_as_a_whole(
-            *(check, "params after the update", told(same, given), told(whole, given)), share=2e-2
+            *(check, "params after the update", step(same, given), step(whole, given)), share=2e-2
         ),
     ]
 
@@ -47,15 +47,15 @@ def generation(name: str, device: torch.device, small: bool) -> list[Agreement]:
     """Texts that are drawn from the same seeds: rounding may decide a token, and what follows."""
     here, check = MAKERS[name](CPU, small), f"ILQL generation, {name}"
     one, other = (language.speaker()() for language in (here, here.to(device)))
-    said, said_there = _tokens(one), _tokens(other)
-    alike = torch.tensor([a == b for a, b in zip(said, said_there, strict=True)])
+    tokens, tokens_there = _tokens(one), _tokens(other)
+    alike = torch.tensor([a == b for a, b in zip(tokens, tokens_there, strict=True)])
     unlike = 1 - float(alike.float().mean())
     probable, probable_there = one.log_prob.cpu(), other.log_prob.cpu()
-    kept = alike.view(probable.shape)
+    equal = alike.view(probable.shape)
     return [
         Agreement(check, "texts", unlike / UNLIKE, f"{UNLIKE:.0%} of all texts"),
         near(
-            *(check, "log-probability of equal texts", probable[kept], probable_there[kept]),
+            *(check, "log-probability of equal texts", probable[equal], probable_there[equal]),
             rtol=1e-3,
             atol=1e-3,
         ),

@@ -22,7 +22,7 @@ from raffia.algorithms.efficientzero.latent_model import LatentModel
 from raffia.nn.cudagraphs import Card
 
 STACK = 4
-NUM_IMAGES, NUM_STATES = 256, 1_518  # of a batch; that a batch has searched anew
+NUM_IMAGES, NUM_STATES = 256, 1_518  # of a batch; of a batch that are reanalyzed
 WARMUPS = 3
 
 
@@ -74,7 +74,7 @@ def networks() -> LatentModel:
         return make_model(FRAME, ModelConfig(), frame_stack=STACK)
 
 
-def seen(variant: Variant, effort: Effort) -> tuple[nn.Module, Tensor]:
+def model_and_images(variant: Variant, effort: Effort) -> tuple[nn.Module, Tensor]:
     """The residual tower that looks at images, and a batch of them."""
     network = variant.place(networks().representation_network, effort.device)
     channels, *rest = FRAME.observation_shape
@@ -84,7 +84,7 @@ def seen(variant: Variant, effort: Effort) -> tuple[nn.Module, Tensor]:
 
 def forward(variant: Variant, effort: Effort) -> Call:
     """The tower's outputs."""
-    network, images = seen(variant, effort)
+    network, images = model_and_images(variant, effort)
     network.eval()
 
     @torch.no_grad()
@@ -96,7 +96,7 @@ def forward(variant: Variant, effort: Effort) -> Call:
 
 def backward(variant: Variant, effort: Effort) -> Call:
     """Outputs and gradients of all weights, with BatchNorm as in training."""
-    network, images = seen(variant, effort)
+    network, images = model_and_images(variant, effort)
     weights = [*network.train().parameters()]
 
     def call() -> tuple[Tensor, ...]:

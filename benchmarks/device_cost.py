@@ -53,14 +53,14 @@ def _block(call: Call, device: torch.device, num_calls: int) -> float:
 
 @dataclass(frozen=True)
 class Cost:
-    """What torch's operations do in a call; what compiled loops of our own do is not seen.
+    """What torch's operations do in a call; what compiled loops of our own do is not counted.
 
     >>> Cost(flops=2.0, num_bytes=8.0, operations=1).times(3)
     Cost(flops=6.0, num_bytes=24.0, operations=3)
     """
 
     flops: float = 0.0  # a multiply-add counts twice
-    num_bytes: float = 0.0  # read and written, by each operation anew
+    num_bytes: float = 0.0  # read and written, counted for each operation
     operations: int = 0  # that reach the device
 
     def plus(self, other: "Cost") -> "Cost":

@@ -127,11 +127,11 @@ def search_cost(parts: Played, num_roots: int, num_simulations: int) -> Cost:
 def root_cost(parts: Played, num_roots: int) -> Cost:
     """Of what the networks say of so many observations."""
     model = parts.run.networks.make_model(0).to(parts.device).eval()
-    seen = _observations(parts, num_roots)
+    observations = _observations(parts, num_roots)
 
     @torch.no_grad()
     def root() -> None:
-        model.initial_inference(as_input(seen))
+        model.initial_inference(as_input(observations))
 
     return cost_of(root)
 
@@ -154,7 +154,7 @@ def ilql_wordle(effort: Effort) -> Iterator[tuple[str, Measure]]:
 
 
 def ilql_trunk(precision: Precision, effort: Effort) -> Iterator[tuple[str, Measure]]:
-    """A trunk of GPT-2's shape; texts are said in float32 alone."""
+    """A trunk of GPT-2's shape; texts are generated in float32 alone."""
     language = trunk(effort.device, effort.small, precision)
     yield f"{language.name}: update", partial(_update, language, effort, precision)
     if precision == "float32":

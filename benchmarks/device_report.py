@@ -1,4 +1,4 @@
-"""What the battery tells: its table, what was not seen, and all of it as JSON."""
+"""The battery's report: its table, what was not measured, and all of it as JSON."""
 
 import json
 import os
@@ -116,7 +116,7 @@ def limit_line(limits: Limits) -> str:
     return f"limits: products of {products} TFLOP/s; copies {copies} GB/s"
 
 
-def not_seen(report: Report) -> list[str]:
+def not_measured(report: Report) -> list[str]:
     """What a run without a card, or with small sizes, leaves open."""
     effort, tests, found = report.effort, report.tests, []
     if effort.device.type != "cuda":
@@ -131,7 +131,7 @@ def not_seen(report: Report) -> list[str]:
         if report.figures:
             names = "; ".join(figure.name for figure in report.figures)
             found.append(f"on a card, each of these figures: {names}")
-    elif tests is None or not tests.seen:
+    elif tests is None or not tests.ran:
         found.append("the tests that need a card: none ran")
     if effort.small:
         found.append("any figure at its own size: batches, searches and language models were small")
@@ -139,7 +139,7 @@ def not_seen(report: Report) -> list[str]:
 
 
 def summary(report: Report) -> str:
-    """The last lines: what failed, what was not seen."""
+    """The last lines: what failed, what was not measured."""
     lines = [f"failed: {name}: {why}" for name, why in report.failures.items()]
     differ = [a for a in report.agreements if not a.holds]
     lines += [
@@ -152,7 +152,7 @@ def summary(report: Report) -> str:
         lines.append(f"tests that need a card: {counts}")
     if report.effort.device.type == "cuda":
         lines += against_plans(report.figures)
-    lines += [f"not seen: {what}" for what in not_seen(report)]
+    lines += [f"not measured: {what}" for what in not_measured(report)]
     return "\n".join(lines)
 
 
@@ -169,7 +169,7 @@ def as_json(report: Report, machine: str) -> str:
         "limits": None if limits is None else asdict(limits),
         "figures": [_figure(figure, limits) for figure in report.figures],
         "failures": report.failures,
-        "not_seen": not_seen(report),
+        "not_measured": not_measured(report),
         "holds": report.holds,
     }
     return json.dumps(record, indent=1) + "\n"

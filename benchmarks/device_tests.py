@@ -27,7 +27,7 @@ class Outcome:
         return not (self.counts.get("failed") or self.counts.get("error"))
 
     @property
-    def seen(self) -> bool:
+    def ran(self) -> bool:
         """Whether any ran."""
         return bool(self.counts.get("passed") or not self.hold)
 

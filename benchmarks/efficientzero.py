@@ -4,7 +4,7 @@
         [--conv-batch N] [--lightzero-python PATH] [--markdown FILE]
 
 The first table is of a preset's own sizes: a turn of collecting, making a batch with all policies
-as stored and with all of them searched anew, gradients, the optimiser's step. The second one is of
+as stored and with all of them reanalyzed, gradients, the optimiser's step. The second one is of
 updates, of acting and of both together, at the sizes of LightZero's configurations; its column is
 there where LightZero's environment is given, which benchmarks/README.md says how to make. Times are
 CPU time of one thread, the medians of rounds in which all take turns.
@@ -82,14 +82,14 @@ def parts_table(preset: str, rounds: int, clock: str) -> list[list[str]]:
         calls: dict[str, Callable[[], object]] = {
             "collect": parts.collect,
             "targets": lambda: parts.targets(0.0),
-            "targets, all searched anew": lambda: parts.targets(1.0),
+            "targets, all reanalyzed": lambda: parts.targets(1.0),
             "gradients": parts.grads,
             "optimiser": parts.apply,
         }
         searched = {  # the first calls, which compile
             "collect": parts.simulations(parts.run.planner, calls["collect"]),
-            "targets, all searched anew": parts.simulations(
-                parts.analysts[1.0], calls["targets, all searched anew"]
+            "targets, all reanalyzed": parts.simulations(
+                parts.reanalyze_planners[1.0], calls["targets, all reanalyzed"]
             ),
         }
         times = take_turns(
@@ -110,7 +110,7 @@ def parts_table(preset: str, rounds: int, clock: str) -> list[list[str]]:
             rates.append(f"{searched[name] / taken:,.0f} simulations")
         table.append([name, digits(1e3 * taken), ", ".join(rates)])
     share = config.targets.reanalyze_ratio
-    extra = seconds["targets, all searched anew"] - seconds["targets"]
+    extra = seconds["targets, all reanalyzed"] - seconds["targets"]
     update = seconds["targets"] + share * extra + seconds["gradients"] + seconds["optimiser"]
     whole = seconds["collect"] / steps + config.collect.updates_per_env_step * update
     return [

@@ -2,7 +2,7 @@
 
 Its policy class needs packages that its model and tree do without, so both parts of training are
 put together here, in the steps of `_forward_learn` and `_forward_collect`. What is left out of them
-is said at each class, and all of it makes LightZero faster.
+stands at each class, and all of it makes LightZero faster.
 """
 
 from importlib.metadata import distributions
@@ -85,9 +85,9 @@ class LightZeroUpdate:
         for k in range(self.steps):
             step = self.model.recurrent_inference(latent, memory, self.action[:, k])
             latent, memory = step.latent_state, step.reward_hidden_state
-            seen = self.model.initial_inference(self.observation[:, k + 1]).latent_state
+            encoded = self.model.initial_inference(self.observation[:, k + 1]).latent_state
             imagined = self.model.project(latent, with_grad=True)
-            target = self.model.project(seen, with_grad=False)
+            target = self.model.project(encoded, with_grad=False)
             consistency = consistency + negative_cosine_similarity(imagined, target)
             policy = policy + cross_entropy_loss(step.policy_logits, self.policy[:, k + 1])
             value = value + cross_entropy_loss(step.value, value_target[:, k + 1])
@@ -111,7 +111,7 @@ class LightZeroActing(LightZeroSearch):
     """case: as "batch" the environments. A call searches for all of them and steps each.
 
     Left out: the processes that its environments live in, the checks that Gymnasium's environments
-    make unless they are told not to, its own way of choosing actions, whose entropies take longer
+    make unless they are asked not to, its own way of choosing actions, whose entropies take longer
     than the tree, its game segments, and that environments wait for the last of eight episodes to
     end.
     """
@@ -135,8 +135,8 @@ class LightZeroActing(LightZeroSearch):
     def __call__(self) -> Any:
         visits, _, _ = super().__call__()
         chosen = self.choose(np.asarray(visits, np.float64))
-        seen = [self.step(*pair) for pair in zip(self.envs, chosen.tolist(), strict=True)]
-        self.obs = self.shown(seen)
+        observations = [self.step(*pair) for pair in zip(self.envs, chosen.tolist(), strict=True)]
+        self.obs = self.shown(observations)
 
     def choose(self, visits: np.ndarray) -> np.ndarray:
         """Actions, each as often as visits^(1/T) says."""
@@ -144,11 +144,11 @@ class LightZeroActing(LightZeroSearch):
         return (sums < self.draws.random((len(sums), 1)) * sums[:, -1:]).sum(-1)
 
     def step(self, env: Any, action: int) -> np.ndarray:
-        seen, _, terminated, truncated, _ = env.step(action)
-        return env.reset()[0] if terminated or truncated else seen
+        observation, _, terminated, truncated, _ = env.step(action)
+        return env.reset()[0] if terminated or truncated else observation
 
-    def shown(self, seen: list[np.ndarray]) -> Tensor:
-        return torch.from_numpy(np.stack(seen))
+    def shown(self, observations: list[np.ndarray]) -> Tensor:
+        return torch.from_numpy(np.stack(observations))
 
 
 KINDS = {"update": LightZeroUpdate, "act": LightZeroActing}

@@ -216,7 +216,7 @@ class Parts:
         self.state = self.run.networks.init(0)
         run, num = self.run, self.config.env.num_envs
         run.replay.extend(run.collector.collect(run._act_first, max(64, 1024 // num)))
-        self.analysts = {ratio: self._analyst(ratio) for ratio in (0.0, 1.0)}
+        self.reanalyze_planners = {ratio: self._analyst(ratio) for ratio in (0.0, 1.0)}
         self.batch = self.targets(0.0)
         self.update, _ = self.grads()
         self.apply()  # the first one takes longer
@@ -236,11 +236,11 @@ class Parts:
         run.replay.extend(run.collector.collect(act, self.config.collect.rollout_length))
 
     def targets(self, ratio: float) -> TensorDict:
-        """A batch, of which this share of policies is searched anew and put back."""
+        """A batch, of which this share of policies is reanalyzed and put back."""
         replay = self.run.replay
         windows = replay.sample(self.config.replay.batch_size)
         draws = torch.Generator().manual_seed(0)
-        batch, fresh = make_batch(windows, self.analysts[ratio], generator=draws)
+        batch, fresh = make_batch(windows, self.reanalyze_planners[ratio], generator=draws)
         if fresh is not None:
             replay.update(fresh["step_index"], fresh.exclude("step_index"))
         return batch

@@ -106,8 +106,8 @@ class Row:
         ratio, spread = self.ratio()
         shown = [self.shown(side) for side in ("ours", "agilerl")]
         floor = "-" if self.floor is None else self.rate(self.floor)
-        told = ["-", ""] if ratio is None else [f"{ratio:.2f}", f"{spread:.2f}"]
-        return [self.operation.name, *shown, floor, *told, self.verdict(ratio)]
+        shown_ratio = ["-", ""] if ratio is None else [f"{ratio:.2f}", f"{spread:.2f}"]
+        return [self.operation.name, *shown, floor, *shown_ratio, self.verdict(ratio)]
 
     def rate(self, seconds: float) -> str:
         per_second = self.operation.tokens / seconds
@@ -273,7 +273,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows: list[Row] = []
     failures: list[str] = []
 
-    def told(found: list[Row], failed: list[str]) -> None:
+    def report(found: list[Row], failed: list[str]) -> None:
         print("\n".join([*(line(row.cells()) for row in found), *failed]), flush=True)
         rows.extend(found)
         failures.extend(failed)
@@ -284,11 +284,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if chosen and rounds:
             with ExitStack() as exits:  # new processes: a worker keeps no more than two cases
                 workers = start(pythons, args.loud, exits)
-                told(*measure(chosen, workers, rounds, "wall" if args.wall else "cpu"))
+                report(*measure(chosen, workers, rounds, "wall" if args.wall else "cpu"))
     for operations, big in MEMORY:
         chosen = [op for op in operations if re.search(args.ops, op.name)]
         if chosen and (args.gpt2_rounds or not big):
-            told(*measure_memory(chosen, pythons, args.loud))
+            report(*measure_memory(chosen, pythons, args.loud))
     if args.markdown:
         table = markdown_table([HEADER, *(row.cells() for row in rows)])
         args.markdown.write_text("\n\n".join([where, table.strip(), *failures]) + "\n")

@@ -93,7 +93,7 @@ class Trained:
     seconds: float  # of the CPU
     tokens_per_second: float
     state_bytes: int  # weights, slow copy, optimiser
-    kept_bytes: int  # what an update keeps from its forward for its backward pass
+    saved_bytes: int  # what an update keeps from its forward for its backward pass
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def train(config: ILQLConfig, num_updates: int, seed: int) -> Trained:
     learner = ILQLLearner(config, num_updates=num_updates)
     batch = dataset().take(np.arange(80))
     state = learner.init(seed)
-    with kept_tensors() as kept:
+    with saved_tensors() as saved:
         learner.grads(state, batch)
     start = time.process_time()
     for _ in range(num_updates):
@@ -131,24 +131,24 @@ def train(config: ILQLConfig, num_updates: int, seed: int) -> Trained:
         seconds=seconds,
         tokens_per_second=num_updates * int(batch["attn_mask"].sum()) / seconds,
         state_bytes=sum(_size(t) for part in numbers for t in part.values(True, True)),
-        kept_bytes=sum(kept.values()),
+        saved_bytes=sum(saved.values()),
     )
 
 
 @contextmanager
-def kept_tensors() -> Iterator[dict[int, int]]:
-    """Memory -> its bytes, of what is kept for backward passes within the block."""
-    kept: dict[int, int] = {}
+def saved_tensors() -> Iterator[dict[int, int]]:
+    """Memory -> its bytes, of what is saved for backward passes within the block."""
+    saved: dict[int, int] = {}
     held: list[Tensor] = []  # so that no memory is used twice
 
     def note(tensor: Tensor) -> Tensor:
         held.append(tensor)
         storage = tensor.untyped_storage()
-        kept[storage.data_ptr()] = storage.nbytes()
+        saved[storage.data_ptr()] = storage.nbytes()
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        yield kept
+        yield saved
 
 
 def errors(model: ILQLModel, exact: Solution) -> Errors:
@@ -174,8 +174,8 @@ def policy(
 
     def next_token(state: State) -> Sequence[float]:
         with evaluating(model, target), torch.no_grad():
-            _, said = scorer.start([list(state)], Needs.of(decode), 1)
-            log_probs = Choice.of(said, decode, forbidden).log_probs[0].double()
+            _, scores = scorer.start([list(state)], Needs.of(decode), 1)
+            log_probs = Choice.of(scores, decode, forbidden).log_probs[0].double()
         if decode.num_beams == 1:
             log_probs = torch.full_like(log_probs, -math.inf).index_fill(0, log_probs.argmax(), 0.0)
         probabilities: list[float] = log_probs.exp().tolist()
@@ -245,13 +245,13 @@ def run_methods(seeds: Sequence[int], top_p: float | None = None) -> Iterator[st
 def run_arrangements(seeds: Sequence[int]) -> Iterator[str]:
     """ILQL with the policy and the target on language models of their own, or on the one."""
     head = "policy|target|seed|V rms %|V max %|Q rms %|Q max %|sampled|greedy|CPU s"
-    rows = [f"{head}|tokens/CPU s|state KB|kept KB".split("|")]
+    rows = [f"{head}|tokens/CPU s|state KB|saved KB".split("|")]
     for policy_of, target_of in ARRANGEMENTS:
         model = replace(BASE.model, policy=policy_of, target=target_of)
         for seed in seeds:
             found = result_of("ilql", seed, replace(BASE, model=model))
             took = found.trained
-            sizes = (took.state_bytes / 1000, took.kept_bytes / 1000)
+            sizes = (took.state_bytes / 1000, took.saved_bytes / 1000)
             more = [f"{took.tokens_per_second:,.0f}", *(f"{size:,.0f}" for size in sizes)]
             rows.append([policy_of, target_of, str(seed), *_numbers(found), *more])
             print(" ".join(rows[-1]), file=sys.stderr, flush=True)

@@ -98,22 +98,22 @@ class Maze(Language_Environment):
 
     def reset(self, seed: int) -> Dialogue:
         self.place: Place = random.Random(seed).choice(STARTS)
-        self.said: list[tuple[str, float | None]] = [(NAME_OF[self.place], None)]
+        self.turns: list[tuple[str, float | None]] = [(NAME_OF[self.place], None)]
         self.num_steps, self.done = 0, False
-        return Dialogue(self.said, terminal=False)
+        return Dialogue(self.turns, terminal=False)
 
     def step(self, action: str) -> tuple[Dialogue, float, bool]:
         if self.done:
             raise RuntimeError("the walk is over; call reset(seed)")
         place, reward = stepped(self.place, action) if action in MOVES else (self.place, STEP)
         self.num_steps += 1
-        self.said = [*self.said, (action if action in MOVES else HABIT, reward)]
+        self.turns = [*self.turns, (action if action in MOVES else HABIT, reward)]
         self.done = place is None or self.num_steps == LIMIT
         if place is not None:
             self.place = place
-            self.said.append((NAME_OF[place], None))
+            self.turns.append((NAME_OF[place], None))
         # A walk that was broken off could have gone on: what was learnt of it says so.
-        return Dialogue(self.said, terminal=place is None), reward, self.done
+        return Dialogue(self.turns, terminal=place is None), reward, self.done
 
     def is_terminal(self) -> bool:
         return self.done
@@ -218,10 +218,10 @@ def train(config: ILQLConfig, num_updates: int, seed: int) -> Trained:
     return Trained(model.eval(), target)
 
 
-def measured(name: Method, seed: int, num_updates: int, num_games: int, kept: Path) -> Figures:
-    """Train, unless that was done, and play by each decoding; it is kept in a file."""
-    if kept.exists():
-        return read(kept)
+def measured(name: Method, seed: int, num_updates: int, num_games: int, file: Path) -> Figures:
+    """Train, unless that was done, and play by each decoding; the figures are written to a file."""
+    if file.exists():
+        return read(file)
     config = method(name, BASE)
     agent = train(config, num_updates, seed)
     found: Figures = {}
@@ -234,8 +234,8 @@ def measured(name: Method, seed: int, num_updates: int, num_games: int, kept: Pa
         arrived = float(np.mean([walk.rewards[-1] == 0 for walk in walks]))
         mean = float(returns.mean())
         found[how] = Figure(mean, mean - half, mean + half, arrived, len(walks))
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    kept.write_text(json.dumps({how: asdict(one) for how, one in found.items()}, indent=1) + "\n")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps({how: asdict(one) for how, one in found.items()}, indent=1) + "\n")
     return found
 
 
@@ -268,11 +268,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     by_method: dict[Method, list[Figures]] = {name: [] for name in options.methods}
     for seed in options.seeds:
         for name in options.methods:
-            kept = options.folder / f"{name}-{seed}.json"
-            found = measured(name, seed, options.num_updates, options.games, kept)
+            file = options.folder / f"{name}-{seed}.json"
+            found = measured(name, seed, options.num_updates, options.games, file)
             by_method[name].append(found)
-            told = {how: round(one.mean_return, 2) for how, one in found.items()}
-            print(name, seed, told, file=sys.stderr, flush=True)
+            means = {how: round(one.mean_return, 2) for how, one in found.items()}
+            print(name, seed, means, file=sys.stderr, flush=True)
     print(table(by_method))
 
 

@@ -20,7 +20,7 @@ sampled    drawn from the policy; with values: with 8 times the advantage, withi
 beam       a beam search of 4, scores as in greedy
 re-ranked  the best of 8 that were drawn as in sampled: by log-probability; with values: by Q
 
-Three players have no network. Counting says what was said most often in the data after the same
+Three players have no network. Counting gives the most frequent reply in the data after the same
 dialogue; where there was none, after the same last turns of it. Fair guesses any word that fits
 the colours, the expert the most telling one: both know the rules and all words.
 """
@@ -116,7 +116,7 @@ def decodings(name: Method) -> dict[str, DecodeConfig]:
 
 
 class Counting:
-    """Says what was said most often after the same dialogue, or after the same end of it."""
+    """Gives the most frequent reply after the same dialogue, or after the same end of it."""
 
     def __init__(self, games: Iterable[WordleObservation]) -> None:
         self.counts: dict[tuple[Any, ...], Counter[str]] = defaultdict(Counter)
@@ -164,10 +164,10 @@ def without_networks(config: ILQLRun, num_games: int) -> dict[str, Figures]:
 
 
 def measured(folder: Path, config: ILQLRun, name: Method, num_games: int, log: Path) -> Figures:
-    """Train, unless that was done, and play by each decoding; it is kept in the run's folder."""
-    kept = folder / FOUND
-    if kept.exists():
-        return read(kept)
+    """Train, unless that was done, and play by each decoding; the run's folder gets the figures."""
+    file = folder / FOUND
+    if file.exists():
+        return read(file)
     with open(log, "a") as file:
         view = PlainView(file)
         if (folder / "config.json").exists():
@@ -179,12 +179,12 @@ def measured(folder: Path, config: ILQLRun, name: Method, num_games: int, log: P
         for suffix, wordle in rules_of(config).items():
             agent = load_agent(folder, "newest", decode=decode)
             found[how + suffix] = Figure.of(evaluate(agent, wordle, num_games))
-    kept.write_text(json.dumps({how: asdict(one) for how, one in found.items()}, indent=1) + "\n")
+    file.write_text(json.dumps({how: asdict(one) for how, one in found.items()}, indent=1) + "\n")
     return found
 
 
 def read(path: Path) -> Figures:
-    """What `measured` has kept."""
+    """What `measured` has written."""
     return {how: Figure(**one) for how, one in json.loads(path.read_text()).items()}
 
 
@@ -253,8 +253,8 @@ def main() -> None:
                 continue
             log = options.folder / "log.txt"
             by_method[name].append(measured(folder, config, name, options.games, log))
-            told = {how: round(one.mean_return, 2) for how, one in by_method[name][-1].items()}
-            print(folder.name, told, file=sys.stderr, flush=True)
+            means = {how: round(one.mean_return, 2) for how, one in by_method[name][-1].items()}
+            print(folder.name, means, file=sys.stderr, flush=True)
     base = config_of(options.task, "ilql", 0, None)
     text = table(without_networks(base, options.games), by_method)
     print(text)

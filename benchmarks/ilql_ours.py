@@ -71,7 +71,7 @@ def batch_of(model: str) -> TensorDict:
 
 
 class Update:
-    """case: its model's batch. The gradient's norm is told, but nothing is made shorter by it."""
+    """case: its model's batch. The gradient's norm is a metric; nothing is clipped by it."""
 
     def __init__(self, case: Case):
         config = ILQLConfig(

@@ -26,7 +26,7 @@ BACKEND = "inductor" if shutil.which("g++") else "aot_eager"  # inductor needs a
 
 SETTING = (
     f"; batch {BATCH}, Linear layers of {UNITS} units, MLPs of 3 Linear layers "
-    f"({UNITS}-{HIDDEN}-{HIDDEN}-{UNITS}) with Tanh, unless said; compiled with {BACKEND}, "
+    f"({UNITS}-{HIDDEN}-{HIDDEN}-{UNITS}) with Tanh, by default; compiled with {BACKEND}, "
     "sizes as units x batch"
 )
 

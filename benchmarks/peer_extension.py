@@ -79,7 +79,7 @@ def load() -> bool:
         return False
     spec = importlib.util.spec_from_file_location(NAME, library())
     if spec is None or spec.loader is None:
-        raise ImportError(f"{library()} is no module of this Python; build it anew: {COMMAND}")
+        raise ImportError(f"{library()} is no module of this Python; rebuild it: {COMMAND}")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     sys.modules[NAME] = module

@@ -37,7 +37,7 @@ if TYPE_CHECKING:  # imports what it measures
 
 BLOCK = 0.1  # seconds
 PATIENCE = 15.0  # CPU seconds for the rounds of one number of members
-DEFAULT = "ours"  # what Population does if it is not told: by this the aims are judged
+DEFAULT = "ours"  # what Population does by default: by this the aims are judged
 THREADS = (1, 2)
 
 

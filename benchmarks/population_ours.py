@@ -86,8 +86,8 @@ class QLearner:
             error = chosen - target.detach()
             return error.square().mean(), TensorDict(priority=error.detach().abs())
 
-        grads, (value, told) = value_and_grad(loss, state["params"])
-        return TensorDict(grads=grads, buffers=state["buffers"]), told.set("loss", value)
+        grads, (value, metrics) = value_and_grad(loss, state["params"])
+        return TensorDict(grads=grads, buffers=state["buffers"]), metrics.set("loss", value)
 
     def apply(self, state: TensorDict, update: TensorDict) -> TensorDict:
         hyper = state["hyper"]

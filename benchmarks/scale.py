@@ -37,7 +37,7 @@ and of the process that leads alone, CPU time:
 scale_off       updates/s of runs with nothing elsewhere / with searches that need not give a row
                 same bits in any batch, which is what workers ask of the loop
 scale_learner   share of time that CartPole's learner waits for one actor beside it
-replay_out      a batch of 256 segments of frames of 96x96x3 / gathering these into kept memory
+replay_out      a batch of 256 segments of frames of 96x96x3 / gathering these into reused memory
 replay_update   writing what was searched again into the replay / writing its columns alone
 """
 
@@ -233,7 +233,7 @@ def gradients_ratio(rounds: int) -> float:
         ratios = []
         for number in range(rounds + 2):
             seconds = {learner: update_seconds(learner, states, rows, group) for learner in states}
-            if number >= 2:  # else the followers are still being told the state
+            if number >= 2:  # else the followers are still being sent the state
                 ratios.append(seconds[shared] / seconds[alone])
     return statistics.median(ratios)
 

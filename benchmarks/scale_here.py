@@ -103,7 +103,7 @@ def waiting_share(engine: str, num: int) -> float:
 
 
 def frames_buffer() -> SegmentReplayBuffer:
-    """A replay of frames of 96x96x3, which draws into memory that is kept."""
+    """A replay of frames of 96x96x3, which draws into memory that is used again."""
     buffer = SegmentReplayBuffer(
         TensorStorage(2 * NUM_STEPS),
         unroll_steps=UNROLL,
@@ -131,19 +131,19 @@ def frames_buffer() -> SegmentReplayBuffer:
 
 
 def replay_ratios(rounds: int) -> tuple[float, float]:
-    """A batch out of the replay / gathering its frames into kept memory; and writing what was
+    """A batch out of the replay / gathering its frames into reused memory; and writing what was
     searched again / writing the columns alone."""
     buffer = frames_buffer()
     steps = buffer.sample()["observation"].shape[1]
     frames = torch.randint(0, 256, (NUM_STEPS, *FRAMES), dtype=torch.uint8)
-    kept = torch.empty(BATCH * steps, *FRAMES, dtype=torch.uint8)
+    reused = torch.empty(BATCH * steps, *FRAMES, dtype=torch.uint8)
     rows = torch.randint(0, NUM_STEPS, (BATCH * steps,))
     index = torch.randperm(NUM_STEPS - 20)[:BATCH]
     new = TensorDict(value=torch.ones(BATCH), policy=torch.ones(BATCH, 4), batch_size=[BATCH])
     columns = {"value": torch.zeros(NUM_STEPS), "policy": torch.zeros(NUM_STEPS, 4)}
 
     def gather() -> None:
-        torch.index_select(frames, 0, rows, out=kept)
+        torch.index_select(frames, 0, rows, out=reused)
 
     def write_columns() -> None:
         for name, column in columns.items():

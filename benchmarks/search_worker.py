@@ -155,13 +155,13 @@ def serve(
         asked = json.loads(line)
         try:
             answer = {"answer": known[asked.pop("do")](**asked)}
-        except Exception as error:  # told to the one who asked, who decides
+        except Exception as error:  # sent to the one who asked, who decides
             answer = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(answer), file=answers)
 
 
 class Worker:
-    """A package's process, seen from the command's side; `with` starts and ends it."""
+    """A package's process, as the command has it; `with` starts and ends it."""
 
     def __init__(self, module: str, python: str | Path = sys.executable, loud: bool = False):
         self.module = module

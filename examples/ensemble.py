@@ -142,13 +142,13 @@ def run(config: EnsembleConfig, out: Path, say: Callable[[str], None]) -> None:
     num_weights = sum(p.numel() for p in params.values(True, True))
     say(f"model   {len(members)} networks in one tree, {num_weights:,} parameters")
 
-    begun = said = 0.0
+    begun = shown = 0.0
     for done, loss in enumerate(fit(members[0], params, train, config, rng), 1):
         now = time.monotonic()
         if done == 1:  # the first update also loads and plans; it says nothing about the rate
-            begun = said = now
-        elif now - said >= 1 or done == config.num_updates:
-            said, rate = now, (done - 1) / (now - begun)
+            begun = shown = now
+        elif now - shown >= 1 or done == config.num_updates:
+            shown, rate = now, (done - 1) / (now - begun)
             say(
                 f"update  {done:,}/{config.num_updates:,} | loss {loss.mean():.4f}"
                 f" | {rate:,.0f} updates/s | {(config.num_updates - done) / rate:.0f} s left"

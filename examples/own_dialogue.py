@@ -21,16 +21,16 @@ from raffia.lm.data.dialogue import DialogueDataset, ObservationDialogues
 
 
 class Talk(Language_Observation):
-    """What was said: prices, which earn what is paid, and the buyer's answers."""
+    """A conversation: prices, which earn what is paid, and the buyer's answers."""
 
-    def __init__(self, said=(), terminal=False):
-        self.said, self.terminal = tuple(said), terminal
+    def __init__(self, turns=(), terminal=False):
+        self.turns, self.terminal = tuple(turns), terminal
 
     def to_sequence(self):
-        return list(self.said), self.terminal
+        return list(self.turns), self.terminal
 
     def __str__(self):
-        return " - ".join(text for text, _ in self.said)
+        return " - ".join(text for text, _ in self.turns)
 
 
 class Haggle(Language_Environment):
@@ -47,8 +47,8 @@ class Haggle(Language_Environment):
         sold = price <= self.limit
         answer = "deal" if sold else "far too much" if price > self.limit + 3 else "too much"
         reward = float(price) if sold else 0.0
-        said = [*self.talk.said, (action, reward), (answer, None)]
-        self.talk = Talk(said, terminal=sold or len(said) == 7)
+        turns = [*self.talk.turns, (action, reward), (answer, None)]
+        self.talk = Talk(turns, terminal=sold or len(turns) == 7)
         return self.talk, reward, self.talk.terminal
 
     def is_terminal(self):
@@ -62,7 +62,7 @@ class Logged:
         self.random = random.Random(seed)
 
     def act(self, talk):
-        prices = [int(text) for text, _ in talk.said if text.isdigit()]
+        prices = [int(text) for text, _ in talk.turns if text.isdigit()]
         return str(self.random.randint(1, max(1, min(prices, default=10) - 1)))
 
 
@@ -77,16 +77,18 @@ if __name__ == "__main__":
     logs = play_dialogues(Haggle, Logged(0), range(20_000))
     print(f"logged sellers earn {mean_return(logs):.2f}, as in: {logs[0].observation}")
 
-    tokenizer = WordTokenizer.from_texts(text for log in logs for text, _ in log.observation.said)
+    tokenizer = WordTokenizer.from_texts(text for log in logs for text, _ in log.observation.turns)
     data = DialogueDataset.build(ObservationDialogues([log.observation for log in logs]), tokenizer)
     small = {"vocab_size": tokenizer.num_tokens, "n_embd": 32, "n_layer": 2, "n_head": 2}
     agent = ILQL(data, small, batch_size=128, tau=0.7, alpha=0.02)
     num_updates = 1_000
     for update in range(1, num_updates + 1):
         agent.lr = 3e-3 * (1 - update / num_updates)
-        told = agent.learn()
+        metrics = agent.learn()
         if update % 250 == 0:
-            print(f"update {update}: loss of Q {told['q_loss']:.2f}, of V {told['v_loss']:.3f}")
+            print(
+                f"{update} updates: Q loss {metrics['q_loss']:.2f}, V loss {metrics['v_loss']:.3f}"
+            )
 
     for name, decode in {
         "the logs imitated": DecodeConfig(include_adv=False, max_new_tokens=2),

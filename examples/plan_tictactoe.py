@@ -2,7 +2,7 @@
 
     python examples/plan_tictactoe.py            # seconds; draws plan_tictactoe.svg
 
-Nothing is learnt and nothing about good play is told: the model of the search is the rules. A
+Nothing is learnt and nothing about good play is given: the model of the search is the rules. A
 hundred games are planned at once, and the planner is a keyed module, which reads the board, the
 legal moves and who is to move, and writes the action.
 """

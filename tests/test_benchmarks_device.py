@@ -17,12 +17,12 @@ from benchmarks.device_agreement import (
     near_as_a_whole,
     same_share,
 )
-from benchmarks.device_checks import told
+from benchmarks.device_checks import step
 from benchmarks.device_cost import Cost, cost_of
 from benchmarks.device_figures import Effort, Figure
 from benchmarks.device_ilql import Speaker
 from benchmarks.device_limits import fixed_precision
-from benchmarks.device_report import Report, not_seen, summary
+from benchmarks.device_report import Report, not_measured, summary
 from benchmarks.device_tests import MARK, Outcome
 from raffia import TensorDict
 from raffia.algorithms.efficientzero.learner import EfficientZeroLearner
@@ -40,7 +40,7 @@ def run(capsys, *args):
     return status, capsys.readouterr().out
 
 
-def test_without_a_card_it_runs_and_says_what_was_not_seen(capsys, tmp_path):
+def test_without_a_card_it_runs_and_says_what_was_not_measured(capsys, tmp_path):
     file = tmp_path / "figures.json"
     status, said = run(capsys, "--ops", QUICK, "--json", str(file))
     assert status == 0, said
@@ -177,7 +177,7 @@ def test_what_differs_is_seen():
 def test_parameters_that_rounding_moves_are_not_compared():
     params = TensorDict(w=torch.tensor([1.0, 2.0, 3.0]), bias=torch.tensor([4.0]))
     grads = TensorDict(w=torch.tensor([0.5, -1e-6, 0.5]), bias=torch.tensor([1e-9]))
-    kept = told(params, TensorDict(grads=grads))
+    kept = step(params, TensorDict(grads=grads))
     assert kept["w"].tolist() == [1, 0, 3] and kept["bias"].tolist() == [0]
 
 
@@ -217,9 +217,10 @@ def test_graphs_are_warmed_up_recorded_and_replayed(subject, monkeypatch):
 def test_on_a_card_less_is_left_open():
     card, figure = torch.device("cuda", 0), Figure("tower, graph, bfloat16", 1.0, {}, Cost(3e13))
     report = Report(Effort(card, 3.0, small=False), Outcome({"passed": 97}, ""), figures=[figure])
-    assert not not_seen(report) and "30.0 to 30.0 TFLOP/s, where plans assume 60" in summary(report)
+    assert not not_measured(report)
+    assert "30.0 to 30.0 TFLOP/s, where plans assume 60" in summary(report)
     report.tests = Outcome({"skipped": 97}, "")
-    assert not_seen(report) == ["the tests that need a card: none ran"]
+    assert not_measured(report) == ["the tests that need a card: none ran"]
 
 
 @pytest.mark.gpu

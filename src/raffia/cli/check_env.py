@@ -12,7 +12,7 @@ from raffia.cli.style import paint
 ABOUT = """\
 Play in an environment with random actions, and report point by point whether it keeps the contract:
 shapes and types, the same episode from the same seed, terminated and truncated ends, masks, numbers
-that are finite. Of what fails it says how to mend it. It writes nothing; exit status 1: it fails.
+that are finite. For what fails it says how to fix it. It writes nothing; exit status 1: it fails.
 
 An environment of your own: register it with Gymnasium in a module, and name both."""
 EXAMPLES = [

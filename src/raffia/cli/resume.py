@@ -44,7 +44,7 @@ Of runs of ILQL:
 
 Any other setting shaped what was learnt, and needs a run of its own.
 
-Of a sweep's folder: finished runs are kept, broken-off ones resumed, missing ones begun, failed
+Of a sweep's folder: finished runs stay, interrupted ones are resumed, missing ones started, failed
 ones tried again. It takes --workers, --engine.name, --engine.address and --devices.
 
 examples:

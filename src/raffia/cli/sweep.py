@@ -29,7 +29,7 @@ usage: raffia sweep ALGORITHM (--preset NAME | --config FILE | --data FILE)
 Train an agent for each seed, at each point of a grid of settings or at random draws of them: each
 a run in a worker process of its own, and an ordinary run folder in FOLDER/runs. Settings are those
 of `raffia train`. The same command plans the same runs. Ctrl-C saves all runs and leaves, and
-`raffia resume FOLDER` goes on. A run that fails is told, and ends no other.
+`raffia resume FOLDER` goes on. A run that fails is reported, and ends no other.
 
 what varies:
   --seeds 0..4      one run for each; also 0,1,7; if not given, the seed of

@@ -50,7 +50,7 @@ class MissingFileError(DamagedFileError, FileNotFoundError):
 def foreign_reader(path: Path, what: str = "it can't be read") -> Iterator[None]:
     """Whatever another library raises at a file becomes a DamagedFileError that names the file.
 
-    what: what is said of the file, before the library's own words.
+    what: what is wrong with the file, put before the library's own words.
 
     >>> with foreign_reader("x.json", "it is no table"):
     ...     {}["rows"]
@@ -75,11 +75,11 @@ def brief(error: BaseException) -> str:
     'TypeError: no no no no no no no no no no ...'
     """
     try:
-        said = " ".join(str(error).split())
+        words = " ".join(str(error).split())
     except Exception:  # some can't even be shown
-        said = ""
+        words = ""
     name = type(error).__name__
-    text = f"{name}: {said}" if said else name
+    text = f"{name}: {words}" if words else name
     text = text.encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."
 

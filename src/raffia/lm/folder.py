@@ -30,7 +30,7 @@ from raffia.lm.transformer import CausalLM
 __all__ = ["gpt2", "gpt2_settings", "load_gpt2", "read_config", "save_gpt2", "weight_files"]
 
 CONFIG, WEIGHTS, SHARDS = "config.json", "model.safetensors", "model.safetensors.index.json"
-# Layer of theirs -> layer of ours, and whether the weight is kept as [in, out] there.
+# Layer of theirs -> layer of ours, and whether the weight is stored as [in, out] there.
 LAYERS = {
     "ln_1": ("ln1", False),
     "attn.c_attn": ("qkv", True),
@@ -61,7 +61,7 @@ NAMES = {
     "dropout": ("resid_pdrop", "attn_pdrop", "embd_pdrop"),
     "layer_norm_eps": ("layer_norm_epsilon",),
 }
-DEFAULTS = {  # where it is not said there
+DEFAULTS = {  # where the file says nothing
     "block_size": 1024,
     "dim_feedfwd": None,  # 4 n_embd
     "dropout": 0.1,

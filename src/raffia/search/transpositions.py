@@ -31,7 +31,7 @@ def state_key(*content: NestedKey | QueryModule) -> StateKey:
 
     The keys are 64-bit hashes: among the n nodes of one tree two different states collide with
     probability below n^2 / 2^65, 3e-14 for 1000 nodes. A `QueryModule(..., exact=True)` excludes
-    that too: its indices are the keys, and it keeps a copy of each distinct state that it has seen.
+    that too: its indices are the keys, and it keeps a copy of each distinct state.
 
     >>> from raffia.search import state_key
     >>> key = state_key("board")

@@ -1,4 +1,4 @@
-"""`Ledger`: the state of environments, kept from the steps that were played in them.
+"""`Ledger`: the state of environments, recorded from the steps that were played in them.
 
 An environment's state is the seed of its episode and the actions since its reset. Whoever plays,
 here or in another process, a ledger that is given the steps knows where to go on after them.

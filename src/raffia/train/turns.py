@@ -27,7 +27,7 @@ __all__ = ["Turns"]
 class Turns(OpenTasks):
     """The turns of all actors: asked for ahead, taken in their order.
 
-    pool: the actors. Each is told its index, and plays as many rows: its answer to a task
+    pool: the actors. Each gets its index, and plays as many rows: its answer to a task
         {"num_env_steps": of the run before the turn, "version"} is {"steps": [T, E of its rows],
         "num_simulations", "version" of its weights}, the steps with "continues" where environments
         may play on; the first actor's has "now", the state [1] after them.
@@ -75,7 +75,7 @@ class Turns(OpenTasks):
                 return
             # Where a run was made longer, what the schedule names may never have been published:
             # then the oldest version that came after it, or this update's.
-            later = [kept for kept in self.board.versions if kept >= version]
+            later = [published for published in self.board.versions if published >= version]
             if version == update or not later:
                 self.board.publish(update, self._acting(state))
                 later = [update]

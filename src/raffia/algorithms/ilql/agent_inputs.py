@@ -22,7 +22,7 @@ __all__ = ["Items", "PlainDataset", "as_dataset", "batch_of", "check_dataset"]
 Items = Sequence[DataPoint] | TensorDict | Mapping[str, Tensor]
 ENTRIES = "tokens attn_mask action_idxs state_idxs rewards terminals".split()
 FLAGS = "attn_mask terminals action_mask".split()
-MEND = "dataset.collate(points) makes batches that fit"
+FIX = "dataset.collate(points) makes batches that fit"
 
 
 def batch_of(items: Items, dataset: RL_Dataset | None, config: ILQLModelConfig) -> TensorDict:
@@ -74,7 +74,7 @@ def _whole(entries: dict[str, Any], config: ILQLModelConfig) -> TensorDict:
 def _check_shapes(entries: Mapping[str, Tensor]) -> None:
     tokens = entries["tokens"]
     if tokens.dim() != 2:
-        raise ValueError(f"tokens {list(tokens.shape)} must be [rows, tokens]: {MEND}")
+        raise ValueError(f"tokens {list(tokens.shape)} must be [rows, tokens]: {FIX}")
     rows, length = tokens.shape
     actions = entries["action_idxs"].shape[-1]
     widths = {
@@ -89,7 +89,7 @@ def _check_shapes(entries: Mapping[str, Tensor]) -> None:
         if entries[name].shape != (rows, width):
             raise ValueError(
                 f"{name} {list(entries[name].shape)} must be {[rows, width]}, with tokens "
-                f"{[rows, length]} and action_idxs {list(entries['action_idxs'].shape)}: {MEND}"
+                f"{[rows, length]} and action_idxs {list(entries['action_idxs'].shape)}: {FIX}"
             )
 
 
@@ -102,7 +102,7 @@ def _check_positions(entries: Mapping[str, Tensor], config: ILQLModelConfig) -> 
             outside |= entries["action_mask"] & (entries[name] >= length - 1)
             why += ", of which the one behind it is the action"
         if bool(outside.any()):
-            raise ValueError(f"{name} holds {int(entries[name][outside][0])}, and {why}: {MEND}")
+            raise ValueError(f"{name} holds {int(entries[name][outside][0])}, and {why}: {FIX}")
 
 
 class PlainDataset(List_RL_Dataset):
@@ -142,7 +142,7 @@ class PlainDataset(List_RL_Dataset):
 
 
 def as_dataset(dataset: Any, num_tokens: int) -> RL_Dataset | None:
-    """What an agent learns from, whichever way its rows are kept.
+    """What an agent learns from, whichever way its rows are stored.
 
     >>> as_dataset(None, 9) is None
     True

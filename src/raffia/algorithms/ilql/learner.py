@@ -326,9 +326,9 @@ def named_tensors(
     return named | _dotted("model", params) | _dotted("target", target)
 
 
-def _subset(nest: TensorDict, names: Iterable[str]) -> TensorDict:
+def _subset(tree: TensorDict, names: Iterable[str]) -> TensorDict:
     """These of the networks, as far as they are there."""
-    return TensorDict({name: nest[name] for name in names if name in nest.keys()})
+    return TensorDict({name: tree[name] for name in names if name in tree.keys()})
 
 
 def _on_meta(model: ILQLModel) -> ILQLModel:
@@ -356,7 +356,7 @@ def _nested(named: Iterable[tuple[str, Tensor]]) -> TensorDict:
     return TensorDict({name: tensor.detach() for name, tensor in named}).unflatten_keys(".")
 
 
-def _dotted(prefix: str, nest: TensorDict) -> dict[str, Tensor]:
+def _dotted(prefix: str, tree: TensorDict) -> dict[str, Tensor]:
     """The other way round, for the module that `Loss` wraps around the networks."""
-    items = nest.items(True, True)
+    items = tree.items(True, True)
     return {f"{prefix}.{k if isinstance(k, str) else '.'.join(k)}": x for k, x in items}

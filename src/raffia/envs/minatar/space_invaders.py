@@ -169,7 +169,7 @@ def _step_rows(
 
 
 class MinAtarSpaceInvaders(RampingBatch):
-    """E games of Space Invaders, seen as planes.
+    """E games of Space Invaders, as planes.
 
     They are the cannon, the aliens, the aliens if they march to the left, if to the right, the
     cannon's shots, the aliens' bullets.

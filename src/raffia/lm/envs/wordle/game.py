@@ -37,7 +37,7 @@ WIN_REWARD, OTHER_REWARD = 0.0, -1.0
 
 @dataclass(frozen=True, kw_only=True)
 class Wordle:
-    """The rules of the game, and the table of all colours, which is made once and kept in here.
+    """The rules of the game, and the table of all colours, which is made once.
 
     rule: see `colors`
     known_words_only: a guess outside the vocabulary is invalid; else any five letters are a guess
