@@ -45,7 +45,7 @@ def test_without_a_card_it_runs_and_says_what_was_not_measured(capsys, tmp_path)
     status, said = run(capsys, "--ops", QUICK, "--json", str(file))
     assert status == 0, said
     for what in ("the tests that need a card", "page-locked", "CUDA graphs", "wordle: texts"):
-        assert re.search(f"^not seen: .*{what}", said, re.MULTILINE)
+        assert re.search(f"^not measured: .*{what}", said, re.MULTILINE)
     found = json.loads(file.read_text())
     assert found["holds"] and not found["failures"] and found["small"]
     assert {check["check"] for check in found["checks"]} >= {"TensorDict", "replay"}
