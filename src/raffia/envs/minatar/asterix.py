@@ -149,8 +149,9 @@ def _step_rows(
 
 
 class MinAtarAsterix(RampingBatch):
-    """E games of Asterixwith planes as observations: player, enemies, where they and gold were,
-    gold.
+    """E games of Asterix with planes as observations.
+
+    They are the player, the enemies, where enemies and gold were, the gold.
 
     >>> game = MinAtarAsterix(2, difficulty_ramping=False)
     >>> state = game.reset(torch.tensor([0, 1]))

@@ -42,7 +42,9 @@ class MinAtarBatch:
     channels: tuple[str, ...]  # names of what each plane shows
     minimal_actions: tuple[int, ...]  # actions of the six that have an effect
     num_words: int  # words of a game's row
-    begin_rows: Callable[..., None]  # compiled start of episodes; a static method
+    # Compiled loops over rows, static methods. Each game has its own: numba does not find the
+    # code of loops on disk again that a factory makes, and would compile them in each process.
+    begin_rows: Callable[..., None]
     step_rows: Callable[..., None]
 
     def __init__(

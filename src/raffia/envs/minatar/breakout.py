@@ -107,7 +107,7 @@ def _step_rows(
 
 
 class MinAtarBreakout(MinAtarBatch):
-    """E games of Breakoutwith planes as observations: paddle, ball, where the ball was, bricks.
+    """E games of Breakout with planes as observations: paddle, ball, where the ball was, bricks.
 
     >>> game = MinAtarBreakout(2)
     >>> state = game.reset(torch.tensor([0, 1]))

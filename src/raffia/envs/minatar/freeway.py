@@ -109,8 +109,9 @@ def _step_rows(
 
 
 class MinAtarFreeway(MinAtarBatch):
-    """E games of Freewaywith planes as observations: chicken, cars, and five of where cars were, by
-    speed.
+    """E games of Freeway with planes as observations.
+
+    They are the chicken, the cars, and where cars were, one plane for each of five speeds.
 
     The original reports that the task has ended when its time is over; here it is truncated.
 

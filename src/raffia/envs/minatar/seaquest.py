@@ -286,7 +286,7 @@ def _step_rows(
 
 
 class MinAtarSeaquest(RampingBatch):
-    """E games of Seaquestwith ten planes as observations.
+    """E games of Seaquest with ten planes as observations.
 
     They are the submarine's front and back, its bullets, where enemies and divers were, enemy
     bullets, fish, enemy submarines, the gauges of air and of divers aboard, divers.
