@@ -95,18 +95,22 @@ class _PackedParameter(NamedTuple):
 
 
 class _ArraySlot(NamedTuple):
-    """One of the caller's arrays: its number, dtype and width."""
+    """One of the caller's arrays: its number, dtype and the shape of a row."""
 
     number: int
     dtype: torch.dtype
-    width: int  # numbers in a row; 0: one number, without a dimension for it
+    row: tuple[int, ...]  # [width], or [] for one number
     chosen: bool  # its rows are chosen by an index
 
     def check(self, name: str, array: Tensor) -> None:
-        fits = array.shape[1:] == ((self.width,) if self.width else ()) and array.dim() > 0
-        on_cpu = array.is_cpu and array.is_contiguous()
-        if not fits or not on_cpu or array.dtype != self.dtype:
-            shape = f"[rows, {self.width}]" if self.width else "[rows]"
+        if (
+            array.dtype != self.dtype
+            or array.dim() != 1 + len(self.row)
+            or array.shape[1:] != self.row
+            or not array.is_cpu
+            or not array.is_contiguous()
+        ):
+            shape = f"[{', '.join(['rows', *map(str, self.row)])}]"
             raise ValueError(
                 f"{name!r} is a contiguous {self.dtype} array {shape} on the CPU, got {array.dtype}"
                 f" of shape {list(array.shape)}, strides {array.stride()}, on {array.device}"
@@ -325,9 +329,13 @@ class DenseProgram:
         width: int = 0,
         chosen: bool = False,
     ) -> int:
-        slot = self._slots.setdefault(name, _ArraySlot(len(self._slots), dtype, width, chosen))
-        if (slot.dtype, slot.width) != (dtype, width):
-            raise ValueError(f"the array {name!r} has a width of {slot.width}, and of {width}")
+        row = (width,) if width else ()
+        slot = self._slots.setdefault(name, _ArraySlot(len(self._slots), dtype, row, chosen))
+        if (slot.dtype, slot.row) != (dtype, row):
+            raise ValueError(
+                f"the array {name!r} has rows of {list(slot.row)} {slot.dtype}, and of "
+                f"{list(row)} {dtype}"
+            )
         self._slots[name] = slot._replace(chosen=slot.chosen and chosen)
         return slot.number
 
@@ -365,27 +373,27 @@ class Bound:
         self.size = BLOCK * program._columns  # of scratch memory, float32
         self.addresses = array("q", [found.data_ptr() for _, found in slots])
         self._program = self.program(self.addresses)
-        # bytes from a row to the next; 0 where rows are chosen
-        self.steps = [
-            0 if slot.chosen else found.element_size() * max(slot.width, 1) for slot, found in slots
-        ]
 
     def __call__(self, rows: int) -> None:
         if not 0 <= rows <= self.room:
             raise ValueError(f"{rows} rows, where the arrays have {self.room}")
         dense.run(self._program.address, scratch(self.size), rows)
 
+    @property
+    def steps(self) -> list[int]:
+        """Bytes from a row to the next in each array; 0 where rows are chosen."""
+        return [
+            0 if slot.chosen else found.element_size() * math.prod(slot.row)
+            for slot, found in self._referenced[1]
+        ]
+
     def program(self, slots: "array[int]") -> dense.ProgramRecord:
         """The program as the kernel reads it, on arrays at these addresses."""
-        record = dense.ProgramRecord()
-        self._write(record, slots)
-        return record
-
-    def _write(self, record: dense.ProgramRecord, slots: "array[int]") -> None:
-        program = self._referenced[0]
+        program, memory = self._referenced[0], scratch(self.size)
         table, weights = program._table.data_ptr(), program._weights.data_ptr()
-        memory = scratch(self.size)
+        record = dense.ProgramRecord()
         record.set(table, len(program._layers), weights, slots.buffer_info()[0], BLOCK, memory)
+        return record
 
     def native(self) -> tuple[int, int]:
         """The addresses of a compiled function and of what it is to be called with, and the rows.
@@ -393,7 +401,7 @@ class Bound:
         See raffia.jit.calls. They hold in this thread, until another program is called in it; rows
         are not checked.
         """
-        self._write(self._program, self.addresses)
+        self._program = self.program(self.addresses)
         return dense.step_address(), self._program.address
 
 

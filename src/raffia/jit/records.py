@@ -26,7 +26,7 @@ import functools
 import struct
 from array import array
 from collections.abc import Callable
-from typing import Annotated, Any, Protocol, get_args, get_type_hints
+from typing import Annotated, Any, NamedTuple, Protocol, get_args, get_type_hints
 
 from llvmlite import ir
 from numba import types
@@ -58,23 +58,20 @@ class Record:
     """Fields by name, `int`, `float` or arrays of numbers; what is not given is 0."""
 
     def __init__(self, **fields: Tensor | float | None) -> None:
-        record: Any = type(self)
-        kinds, form = field_types(record), _form(record)
-        if not kinds.keys() >= fields.keys():
-            raise TypeError(f"{type(self).__name__} has no fields {sorted(fields.keys() - kinds)}")
-        self._memory = array("q", bytes(form.size))
+        layout = _layout(type(self))
+        self._memory = layout.zeros[:]
         self._referenced = fields  # alive as long as the addresses
         self.address = self._memory.buffer_info()[0]
         # all fields in order, arrays by their addresses; the caller keeps them alive
-        self.set: Callable[..., None] = functools.partial(form.pack_into, self._memory, 0)
-        self.set(*[word(fields.get(name)) for name in kinds])
-
-
-def word(field: Tensor | float | None) -> float:
-    """A field as it stands in a record: the address of an array, 0 for what is not given."""
-    if field is None:
-        return 0
-    return field.data_ptr() if isinstance(field, Tensor) else field
+        self.set: Callable[..., None] = functools.partial(layout.form.pack_into, self._memory, 0)
+        if fields:
+            words = layout.unset.copy()
+            for name, field in fields.items():
+                words[name] = field.data_ptr() if isinstance(field, Tensor) else field or 0
+            if len(words) > len(layout.unset):
+                unknown = sorted(fields.keys() - layout.unset)
+                raise TypeError(f"{type(self).__name__} has no fields {unknown}")
+            self.set(*words.values())
 
 
 @functools.cache
@@ -87,10 +84,21 @@ def field_types(record: Any) -> dict[str, Any]:
     }
 
 
+class _Layout(NamedTuple):
+    """What the records of one class begin as."""
+
+    form: struct.Struct  # of all fields
+    zeros: "array[int]"  # as many words
+    unset: dict[str, float]  # 0 for each field, in order
+
+
 @functools.cache
-def _form(record: Any) -> struct.Struct:
-    kinds = field_types(record).values()
-    return struct.Struct("".join(["d" if kind is types.float64 else "q" for kind in kinds]))
+def _layout(record: Any) -> _Layout:
+    kinds = field_types(record)
+    letters = ["d" if kind is types.float64 else "q" for kind in kinds.values()]
+    return _Layout(
+        struct.Struct("".join(letters)), array("q", bytes(8 * len(kinds))), dict.fromkeys(kinds, 0)
+    )
 
 
 class _RecordType(types.Type):

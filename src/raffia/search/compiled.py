@@ -17,6 +17,8 @@ from raffia.search.puct import PUCT
 from raffia.search.state import SearchState
 
 SIMULATIONS_PER_CALL = 32  # simulations in one call; between calls Ctrl-C is heard
+OF_PUCT = ("min_range", "tie_seed")  # the selections' own fields in the search's record
+OF_GUMBEL = ("maxvisit_init", "value_scale", "root_gumbel", "considered")
 
 
 @functools.cache
@@ -61,13 +63,15 @@ class CompiledSteps:
         record = records()
         state, select, prefix = self.state, self.state.select, self.state.value_prefix
         roots, rows, actions = state.shape
-        own = ("min_range", "maxvisit_init", "value_scale", "tie_seed", "root_gumbel", "considered")
+        entries = state.entries.copy()
+        entries.pop("actions", None)  # what actions stand for, the kernels do not ask
         is_puct = type(select) is PUCT
-        self._has_mask = "mask" in state.entries
+        own = {name: getattr(select, name) for name in (OF_PUCT if is_puct else OF_GUMBEL)}
+        self._has_mask = "mask" in entries
         self._search = record.SearchRecord(
-            **{name: entry for name, entry in state.entries.items() if name != "actions"},
+            **entries,
             **state.arrays(),
-            **{name: getattr(select, name, None) for name in own},
+            **own,
             scores=torch.empty(actions),
             exploration=select.exploration(rows - 1) if is_puct else None,
             kind=record.PUCT if is_puct else record.GUMBEL,
@@ -83,19 +87,18 @@ class CompiledSteps:
 
     def instantiate(self, root: RootOutput) -> None:
         """Set the values of trees with roots only."""
-        value, logits, mask, to_play = [
+        fields = [
             None if field is None else plain(field, dtype, self.state.gamma.device)
             for field, dtype in (
                 *((root.value, torch.float32), (root.prior_logits, torch.float32)),
                 *((root.mask, torch.bool), (root.to_play, torch.int32)),
             )
         ]
-        output = records().OutputRecord(
-            value=value, prior_logits=logits, mask=mask, to_play=to_play
-        )
+        value, logits, mask, to_play = (0 if x is None else x.data_ptr() for x in fields)
+        self._output.set(0, value, logits, 0, mask, to_play, 0)
         counts = self.state.root_value
         unfit_at = kernels().instantiate(
-            self._address, output.address, int(counts != "exclude"), int(counts == "include")
+            self._address, self._output.address, int(counts != "exclude"), int(counts == "include")
         )
         if unfit_at >= 0:
             raise unfit_root(unfit_at % 8, unfit_at // 8)

@@ -98,8 +98,8 @@ class ReferenceSteps:
         state.parent_row[:num] = last * roots + root
         state.node_row[:num] = (simulation + 1) * roots + root
         state.leaf_action[:num] = action
-        state.path_length[root] = length.int()
-        state.leaf[root] = leaf.int()
+        state.path_length[root] = length
+        state.leaf[root] = leaf
         if state.value_prefix is None:
             return 0
         state.reset[:num] = length % state.value_prefix.horizon == 0
@@ -144,7 +144,7 @@ class ReferenceSteps:
         """Write the new nodes and add their values along the paths."""
         state, entries = self.state, self.state.entries
         root = state.order[:num_roots]
-        leaf = state.leaf[root].long()
+        leaf = state.leaf[root]
         new = leaf < 0
         fresh = torch.full_like(leaf, simulation + 1)
         self._check(simulation, root, new, output)
@@ -181,7 +181,7 @@ class ReferenceSteps:
     def _expand(self, simulation: int, root: Tensor, new: Tensor, output: RecurrentOutput) -> None:
         """Write the new nodes of some roots; `new` marks their rows of the output."""
         state, entries, row = self.state, self.state.entries, simulation + 1
-        last = state.path_length[root].long() - 1
+        last = state.path_length[root] - 1
         parent = state.path_node[root, last].long()
         action = state.path_action[root, last].long()
         logits = output.prior_logits[new]
@@ -241,7 +241,7 @@ class ReferenceSteps:
         state, entries = self.state, self.state.entries
         entries["visits"][root, leaf] += 1
         entries["value_sum"][root, leaf] += gain
-        length = state.path_length[root].long()
+        length = state.path_length[root]
         running = state.select.normalize == "running"
         for d in range(int(length.max()) - 1, -1, -1):
             on = (length > d).nonzero().squeeze(-1)

@@ -36,8 +36,8 @@ class SearchState:
     reset: Tensor  # bool [B]
     path_node: Tensor  # int32 [B, N]
     path_action: Tensor  # int32 [B, N]
-    path_length: Tensor  # int32 [B]
-    leaf: Tensor  # int32 [B]: the known node that ended the descent; -1: a new one
+    path_length: Tensor  # int64 [B]
+    leaf: Tensor  # int64 [B]: the known node that ended the descent; -1: a new one
     stamp: Tensor | None  # int32 [B, N]: the simulation that last visited a node (transpositions)
 
     @property
@@ -103,8 +103,7 @@ ARRAYS = {  # [B, N] unless a tree's table says otherwise; those of one kind are
     ("edges", F32): ("children_q", "prior", "prior_logits"),
     ("edges", BOOL): ("mask",),
     ("roots", F32): ("q_min", "q_max"),
-    ("roots", I64): ("parent_row", "node_row", "leaf_action"),
-    ("roots", I32): ("path_length", "leaf"),
+    ("roots", I64): ("parent_row", "node_row", "leaf_action", "path_length", "leaf"),
 }
 OWN = (  # of the search, not of the tree
     *("path_node", "path_action", "path_length", "leaf", "stamp"),

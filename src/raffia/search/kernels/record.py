@@ -40,8 +40,8 @@ class SearchRecord(Record):
     order: I64s
     path_node: I32s
     path_action: I32s
-    path_length: I32s
-    leaf: I32s
+    path_length: I64s
+    leaf: I64s
     stamp: I32s
     scores: F32s  # [A]
     parent_row: I64s

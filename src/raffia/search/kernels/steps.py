@@ -209,7 +209,7 @@ def backward(search: int, simulation: int, num_roots: int, output: int) -> int:
     for i in range(num_roots):
         b = s.order[i]
         base = b * s.rows
-        leaf: Any = s.leaf[b]
+        leaf = s.leaf[b]
         if leaf < 0:
             unfit_field = expand(s, b, simulation, out, i)
             if unfit_field >= 0:
