@@ -58,7 +58,8 @@ class Record:
     """Fields by name, `int`, `float` or arrays of numbers; what is not given is 0."""
 
     def __init__(self, **fields: Tensor | float | None) -> None:
-        layout = _layout(type(self))
+        record: Any = type(self)
+        layout = _layout(record)
         self._memory = layout.zeros[:]
         self._referenced = fields  # alive as long as the addresses
         self.address = self._memory.buffer_info()[0]

@@ -1,6 +1,7 @@
 """The model as a search asks it: called on embeddings, or working in the search's own memory."""
 
 from collections.abc import Callable
+from types import NoneType
 from typing import Any
 
 import torch
@@ -106,6 +107,9 @@ def _pair(answer: Any) -> tuple[Any, Any]:
     return answer
 
 
+_FIELDS: tuple[Any, ...] = (*[Tensor] * 3, *[(Tensor, NoneType)] * 4)  # of a RecurrentOutput
+
+
 class _OutputCheck:
     """Checks a model's outputs in one search; quick, since it runs in each simulation."""
 
@@ -127,7 +131,7 @@ class _OutputCheck:
             )
         reward, value, logits, discount, mask, to_play, actions = output
         row, edges, device = self._row, self._edges, self._device
-        if not all(map(_is_tensor, output[:3])) or not all(map(_may_be_given, output[3:])):
+        if not all(map(isinstance, output, _FIELDS)):
             raise TypeError(_not_tensors(output))
         if (
             logits.shape != edges
@@ -162,14 +166,6 @@ class _OutputCheck:
         )
 
 
-def _is_tensor(field: object) -> bool:
-    return isinstance(field, Tensor)
-
-
-def _may_be_given(field: object) -> bool:
-    return field is None or isinstance(field, Tensor)
-
-
 def _check_actions(actions: Tensor, at_root: Tensor | None, num: int) -> None:
     assert at_root is not None
     needed = [num, *at_root.shape[1:]]
@@ -190,8 +186,8 @@ def _one_sided(name: str, root_has: bool) -> str:
 def _not_tensors(output: RecurrentOutput) -> str:
     wrong = [
         f"{name} a {type(field).__name__}"
-        for name, field in zip(output._fields, output, strict=True)
-        if not (_is_tensor if name in output._fields[:3] else _may_be_given)(field)
+        for name, field, kind in zip(output._fields, output, _FIELDS, strict=True)
+        if not isinstance(field, kind)
     ]
     return f"the model's answer must hold tensors and has {', '.join(wrong)}"
 
