@@ -126,7 +126,7 @@ def check_options(
     recurrent_fn: Any,
 ) -> None:
     """Check a search's options, by themselves and together."""
-    if not isinstance(value_prefix, ValuePrefix | None):
+    if value_prefix is not None and not isinstance(value_prefix, ValuePrefix):
         raise TypeError(f"value_prefix={value_prefix!r}: pass ValuePrefix(horizon=...) or None")
     if root_value not in ("exclude", "include", "zero"):
         raise ValueError(

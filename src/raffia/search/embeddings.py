@@ -28,10 +28,12 @@ class Embeddings:
     ) -> None:
         self._template = embedding
         self._keys = _leaf_keys(embedding)
-        self._spec: Any = None if self._keys is not None else pytree.tree_structure(embedding)
         self._batch, self._rows = batch, rows
-        structured = self._keys is None  # not a TensorDict
-        leaves = pytree.tree_leaves(embedding) if structured else self._leaves(embedding)
+        self._spec: Any = None  # of what is not a TensorDict
+        if self._keys is not None:
+            leaves = self._leaves(embedding)
+        else:
+            leaves, self._spec = pytree.tree_flatten(embedding)
         for name, leaf in zip(self._names(), leaves, strict=True):
             _check_leaf(name, leaf, batch)
         # new memory, not zeros: rows are written before they are read

@@ -57,8 +57,8 @@ def search(
     """
     check_root(root)
     check_options(value_prefix, root_value, max_depth, transpositions, num_threads, recurrent_fn)
-    budget = check_budget(num_simulations, len(root.value))
-    gamma = check_discount(discount, len(root.value))
+    batch = root.value.size(0)
+    budget, gamma = check_budget(num_simulations, batch), check_discount(discount, batch)
     settings = value_prefix, root_value, max_depth, transpositions
     state = make_state(root, budget, gamma, as_selection(select), *settings)
     steps = make_steps(state, backend)
@@ -68,7 +68,7 @@ def search(
     )
     steps.instantiate(root)
     if transpositions is not None:
-        key = fitting_key(transpositions(root.embedding), len(root.value), gamma.device)
+        key = fitting_key(transpositions(root.embedding), batch, gamma.device)
         state.entries["key"][:, 0] = key
     if root.actions is not None:
         state.entries["actions"][:, 0] = root.actions

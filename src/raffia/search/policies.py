@@ -222,7 +222,8 @@ def _check_noise(
     action_gumbel: Tensor | None,
     temperature: float | Tensor,
 ) -> None:
-    check_of_each("dirichlet_fraction", fraction, len(root.value))
+    batch = root.value.size(0)
+    check_of_each("dirichlet_fraction", fraction, batch)
     least, most = _ends(fraction)
     if not (least >= 0 and most <= 1):
         raise ValueError(f"dirichlet_fraction={fraction} must lie in 0..1")
@@ -239,7 +240,7 @@ def _check_noise(
             )
         if noise is not None and not bool(torch.isfinite(noise).all()):
             raise ValueError(f"{name} holds NaN or infinity; leave it out to have it drawn")
-    check_of_each("temperature", temperature, len(root.value))
+    check_of_each("temperature", temperature, batch)
     if not _ends(temperature)[0] >= 0:
         raise ValueError(f"temperature={temperature} must not be negative")
 
