@@ -64,6 +64,13 @@ class NonTensor(ValueNode, TensorCollection):
     def __reduce_ex__(self, protocol: Any) -> Any:
         return shared_form(self) or super().__reduce_ex__(protocol)
 
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()
+        for name, shared in stored_values.SHARED.items():  # a copy has no home to share it by
+            if shared in state:
+                state[name] = state.pop(shared)
+        return state
+
     def _where(self, condition: Tensor, other: Any, pad: Any = None) -> Any:
         return where(condition, self, other)
 
@@ -180,6 +187,7 @@ class NonTensorData(NonTensor):
     ('text', ['text', 'text'], 'text')
     """
 
+    _data: Any = stored_values.ReadAnew()
     _rows: Any = None  # in `torch.vmap`: the values of the rows, and which dimension was taken away
 
     def __init__(
@@ -204,9 +212,7 @@ class NonTensorData(NonTensor):
     def _like(self, batch_size: torch.Size, names: Names = None) -> NonTensorData:
         """The same value with another batch size."""
         out = object.__new__(type(self))
-        state = out.__dict__  # the property is slower
-        state["_data"] = self.__dict__["_data"] if self._home is None else self._data
-        state["_batch_size"] = batch_size
+        out._data, out._batch_size = self._data, batch_size
         if self._device is not None:
             out._device = self._device
         if names is not None:
@@ -214,16 +220,6 @@ class NonTensorData(NonTensor):
         if self._rows is not None and batch_size == self._batch_size:
             out._rows = self._rows
         return out
-
-    @property
-    def _data(self) -> Any:
-        if self._home is not None and self._home.is_shared:
-            self._home.refresh()
-        return self.__dict__["_data"]
-
-    @_data.setter
-    def _data(self, value: Any) -> None:
-        self.__dict__["_data"] = value
 
     @property
     def data(self) -> Any:
@@ -307,7 +303,7 @@ class NonTensorData(NonTensor):
         self._device = device
 
     def _unwrapped(self) -> Any:
-        return self.__dict__["_data"] if self._home is None else self._data
+        return self._data
 
     def _put(self, data: Any) -> None:
         """Take over a value, here but not in a folder on disk."""
@@ -322,7 +318,7 @@ class NonTensorData(NonTensor):
             data = values[0]
         elif isinstance(data, NonTensorData):
             data = data._data
-        self._data = data
+        self.__dict__[stored_values.kept_in(self, "_data")] = data
 
     def _filled(self, shape: torch.Size) -> NonTensorData:
         """What a new entry holds in the rows that are not written."""
@@ -370,9 +366,8 @@ class NonTensorData(NonTensor):
         """
         data = out = self._data
         for n in reversed(self._batch_size):
-            out = [out for _ in range(n)]
-            if isinstance(data, list):
-                out = [list(row) if row is data else row for row in out]
+            a_list = out is data and isinstance(data, list)
+            out = [list(data) for _ in range(n)] if a_list else [out] * n
         return out
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
@@ -466,6 +461,13 @@ class NonTensorStack(NonTensor, LazyStackedTensorDict):  # type: ignore[misc] # 
         ]
         super().__init__(*members, stack_dim=stack_dim, **options)
 
+    tensordicts: list[Any] = stored_values.ReadAnew()  # type: ignore[assignment]
+
+    def _set_members(self, members: list[Any]) -> None:
+        super()._set_members(members)
+        if self._home is not None:
+            self._home.hold(self)
+
     @classmethod
     def from_list(cls, non_tensors: list[Any], device: Any = None, **options: Any) -> Any:  # type: ignore[override]
         """A stack with a dimension for each level of a nested list.
@@ -513,17 +515,6 @@ class NonTensorStack(NonTensor, LazyStackedTensorDict):  # type: ignore[misc] # 
         raise AttributeError(
             "the rows of this NonTensorStack hold different values: use .tolist() instead of .data"
         )
-
-    @property
-    def tensordicts(self) -> list[Any]:
-        """The values of the rows along `stack_dim`, each as an entry of its own."""
-        if self._home is not None and self._home.is_shared:
-            self._home.refresh()
-        return self.__dict__["tensordicts"]
-
-    @tensordicts.setter
-    def tensordicts(self, members: list[Any]) -> None:
-        self.__dict__["tensordicts"] = members
 
     # -- the contract of Node
 

@@ -30,6 +30,32 @@ from raffia.tensordict.record import (
     write_record,
 )
 
+# attribute in which a node has its value -> where that is kept while other processes change it, too
+SHARED = {"_data": "_shared_data", "tensordicts": "_shared_tensordicts"}
+
+
+class ReadAnew:
+    """An attribute that each node has itself, but for a shared value: that is read here, anew.
+
+    Python looks for it here last, so that what isn't shared takes no longer for it.
+    """
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, node: Any, owner: Any = None) -> Any:
+        if node is None:
+            return self
+        if SHARED[self.name] not in node.__dict__:
+            raise AttributeError(f"{type(node).__name__} has no attribute {self.name!r} yet")
+        node._home.refresh()
+        return node.__dict__[SHARED[self.name]]
+
+
+def kept_in(node: Any, name: str) -> str:
+    """The attribute in which the value of a node is, which is called `name` if it isn't shared."""
+    return SHARED[name] if SHARED[name] in node.__dict__ else name
+
 
 class Home:
     """Where on disk a non-tensor entry has its value: a folder, and which entry of its record.
@@ -51,8 +77,17 @@ class Home:
         self._top = weakref.ref(top)
         nodes = [top]
         for node in nodes:  # grows on the way
-            node._home = self
+            self.hold(node)
             nodes += node._children()
+
+    def hold(self, node: Any) -> None:
+        """Make this the home of a node: of the entry, or of a row."""
+        node._home, state = self, node.__dict__
+        for name, shared in SHARED.items():
+            before, after = (name, shared) if self.is_shared else (shared, name)
+            if before in state:  # it is never missing, for another thread may read it
+                state[after] = state[before]
+                del state[before]
 
     def is_of(self, node: Any) -> bool:
         """Whether a node is the whole entry, not one of its rows."""
