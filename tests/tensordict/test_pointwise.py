@@ -238,6 +238,21 @@ class TestBinaryMethods:
         tensor = leaf(B, T)
         assert_leaves(td.rsub(tensor), by_leaf(lambda x: expand_right(tensor, x) - x, td))
 
+    def test_rsub_of_whole_numbers_is_that_of_torch(self):
+        for value in (torch.tensor([3], dtype=torch.uint8), torch.tensor([-128], dtype=torch.int8)):
+            for other in (0.5, 2, torch.tensor(2.5)):
+                expected = torch.rsub(value, other)
+                assert_leaves(TensorDict(a=value).rsub(other), {"a": expected})
+                assert_leaves(other - TensorDict(a=value), {"a": expected})
+        with pytest.raises(RuntimeError, match="bool tensor is not supported"):
+            TensorDict(a=torch.tensor([True])).rsub(0.5)
+
+    def test_rsub_takes_its_default_from_where_an_entry_is_missing(self):
+        one, two = TensorDict(a=3.0, x=5.0), TensorDict(a=10.0, y=7.0)
+        expected = {"a": 4.0, "x": 1 - 2 * 5.0, "y": 7 - 2 * 1.0}
+        result = one.rsub(two, default=1.0, alpha=2)
+        assert_leaves(result, {key: torch.tensor(value) for key, value in expected.items()})
+
     @pytest.mark.parametrize("other", [3, torch.tensor(2), "tensor", "container"])
     def test_mod(self, other):
         td = TensorDict(

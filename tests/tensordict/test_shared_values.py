@@ -1,5 +1,6 @@
 """Non-tensor values of memory-mapped containers: written under a lock, and shared if asked."""
 
+import copy
 import io
 import json
 import multiprocessing
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from raffia import MetaData, TensorDict, tensorclass
+from raffia import MetaData, NonTensorData, TensorDict, tensorclass
 from raffia.files import TemporaryFolder
 from tests.tensordict.invariants import sound
 
@@ -173,9 +174,9 @@ def test_what_is_not_shared(tmp_path):
         "loaded to read": ["a", "a"],
         "through torch.load": ["a", "a"],
     }
-    for copy in copies.values():
-        if not copy.is_locked:
-            copy.set_("text", "c")
+    for one in copies.values():
+        if not one.is_locked:
+            one.set_("text", "c")
     assert td["text"] == "b"
     alone = sample().memmap(tmp_path / "alone")
     other = pickle.loads(pickle.dumps(alone))
@@ -203,6 +204,21 @@ def test_tensorclasses_and_stacks(tmp_path):
 @tensorclass
 class Named:
     text: str
+
+
+def test_a_row_and_its_copies(tmp_path):
+    td = mapped(tmp_path / "td")
+    row = td.get("rows").tensordicts[0]
+    copies = [copy.copy(row), copy.deepcopy(row), pickle.loads(pickle.dumps(row)), row.clone()]
+    copies += [copy.copy(td.get("rows"))[0], td.get("rows").clone()[0]]
+    TensorDict.load_memmap(tmp_path / "td").set_("rows", ["p", "q"])
+    assert row.data == "p"
+    assert [one.data for one in copies] == ["x"] * len(copies)
+    td.unlock_()
+    td.get("rows").append(NonTensorData("z", device=td.device))
+    assert td["rows"] == ["p", "q", "z"]
+    with pytest.raises(AttributeError, match="'_data' yet"):
+        _ = object.__new__(NonTensorData).data
 
 
 def test_one_value_is_not_made_a_value_for_each_row(tmp_path):

@@ -137,7 +137,9 @@ def holds(value: Any, td: Any) -> bool:
             return True
         if node.__class__ is plain:
             if not (unlocked and node._locked):  # what is nested in it is locked as well
-                nodes += [v for v in node._d.values() if v.__class__ is not Tensor]
+                for below in node._d.values():
+                    if below.__class__ is not Tensor:
+                        nodes.append(below)
         elif isinstance(node, Node):
             nodes += _within(node)
     return False

@@ -473,6 +473,8 @@ class LazyWrites(TensorDictBase):
                 )
         if self._locked:
             raise locked_error(self)
+        if self._put_in(index, new):
+            return
         members = list(self.tensordicts)
         like = self if members else self._of(new[:1], self.stack_dim)
         size, device = like._member_size(), like._device
@@ -490,6 +492,23 @@ class LazyWrites(TensorDictBase):
                 )
         members[index:index] = new
         self._set_members(members)
+
+    def _put_in(self, index: int, new: list[Any]) -> bool:
+        """`_insert` of containers just like the members, which need not be looked at again."""
+        members = self.tensordicts
+        if not members or self._names is not None or self._home is not None:
+            return False
+        if members[0]._names is not None:
+            return False
+        size, device = self._member_size(), self._device
+        for td in new:
+            if td._batch_size != size or td._device != device or td._names is not None:
+                return False
+        sizes = [*self._batch_size]
+        sizes[self.stack_dim] += len(new)
+        self.tensordicts = [*members[:index], *new, *members[index:]]
+        self._batch_size = torch.Size(sizes)
+        return True
 
     def append(self, tensordict: Any) -> None:
         """Put a container behind the last member.

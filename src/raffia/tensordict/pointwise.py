@@ -134,7 +134,7 @@ def binary(td: Any, name: str, other: Any, default: Any = None, **options: Any) 
     foreach, single = _FOREACH.get(name), _SINGLE[name]
     if default is not None and isinstance(other, Node):
         return _with_default(td, single, other, default, options)
-    if isinstance(other, NUMBERS) and "alpha" in options:
+    if foreach is not None and isinstance(other, NUMBERS) and "alpha" in options:
         other = other * options.pop("alpha")
     td, other = broadcast(td, other)
     leaves = td._leaves([])
@@ -199,6 +199,7 @@ _SINGLE |= {
     "minimum_": lambda x, y: x.copy_(torch.minimum(x, y)),
 }
 _SINGLE |= PLAIN
+_SINGLE["rsub"] = torch.rsub  # of one tensor; there is none of many at once
 _FOREACH: dict[str, Any] = {
     name: getattr(torch, "_foreach_" + name) for name in (*BINARY, "lerp", "addcmul", "addcdiv")
 }
@@ -335,8 +336,7 @@ class Pointwise:
         >>> TensorDict(a=torch.ones(2)).rsub(3.0)["a"]
         tensor([2., 2.])
         """
-        mine: Any = self if alpha is None else binary(self, "mul", alpha)
-        return binary(binary(mine, "mul", -1), "add", other, default)
+        return binary(self, "rsub", other, default, **({} if alpha is None else {"alpha": alpha}))
 
     def lerp(self, end: Operand, weight: Operand) -> Self:
         """Linear interpolation, leaf by leaf: `self + weight * (end - self)`.

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from raffia.tensordict import updates
 from raffia.tensordict.build import as_device, as_size, mismatch, shape_of
 from raffia.tensordict.entries import NO_DEFAULT
 from raffia.tensordict.keys import missing
@@ -134,7 +135,7 @@ def _applied(
             "apply: with out=, the batch_size and device are those of out; drop these arguments"
         )
     if into is not None:
-        if result is not None:
+        if result is not None and (out is not None or not _copied(into, result)):
             _write_back(into, result, out is not None)
         return into
     if result is None:
@@ -150,6 +151,13 @@ def _applied(
 
 def _everything(cls: type) -> bool:
     return True
+
+
+def _copied(td: Any, result: Any) -> bool:
+    """Write results into the tensors of `td`, where that is all there is to do."""
+    into: list[Tensor] = []
+    values: list[Tensor] = []
+    return updates.writes(td, result, into, values) and updates.copied(into, values)
 
 
 def _write_back(td: Any, result: Any, replace: bool) -> None:
