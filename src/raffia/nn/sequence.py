@@ -482,7 +482,8 @@ def _wanted(modules: dict[str, Any], want: Iterable[NestedKey]) -> dict[str, Any
             if part is None:
                 continue
         out[name] = part
-        made = _left(part)
+        if part is not module:
+            made = _left(part)
         needed = [n for n in needed if not any([is_under(n, key) for key in made])]
         needed += part.in_keys
     return dict(reversed(out.items()))
@@ -497,7 +498,9 @@ def _left(module: Any) -> list[NestedKey]:
 
 def rewritten(module: Any) -> list[NestedKey]:
     """The inputs that a module overwrites, whatever is selected."""
-    written = getattr(module, "out_keys_source", module.out_keys)
+    written = getattr(module, "out_keys_source", None)
+    if written is None:
+        written = module.out_keys
     return [key for key in module.in_keys if key in written]
 
 

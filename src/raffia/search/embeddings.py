@@ -27,11 +27,12 @@ class Embeddings:
         self, embedding: Any, batch: int, rows: int, prefix: ValuePrefix | None, *, compiled: bool
     ) -> None:
         self._template = embedding
-        self._keys = _leaf_keys(embedding)
         self._batch, self._rows = batch, rows
-        self._spec: Any = None  # of what is not a TensorDict
-        if self._keys is not None:
-            leaves = self._leaves(embedding)
+        self._keys: list[tuple[str, ...]] | None = None  # of a TensorDict
+        self._spec: Any = None  # of any other container
+        if isinstance(embedding, TensorCollection):
+            entries = _tensors_by_key(embedding)
+            self._keys, leaves = list(entries), list(entries.values())
         else:
             leaves, self._spec = pytree.tree_flatten(embedding)
         for name, leaf in zip(self._names(), leaves, strict=True):
@@ -197,14 +198,12 @@ def _ordered(container: Any, template: Any) -> Any:
     return container
 
 
-def _leaf_keys(embedding: Any) -> list[tuple[str, ...]] | None:
-    """The nested keys of a TensorDict's tensors; None for other containers."""
-    if not isinstance(embedding, TensorCollection):
-        return None
+def _tensors_by_key(embedding: TensorCollection) -> dict[tuple[str, ...], Any]:
+    """The tensors of a TensorDict by their nested keys, sorted."""
     if len(embedding.filter_non_tensor_data().keys()) != len(embedding.keys()):
         raise TypeError("root.embedding holds entries that are not tensors; leave them out")
-    keys = embedding.keys(True, True)
-    return sorted(unravel_key_to_tuple(key) for key in keys)
+    leaves = {unravel_key_to_tuple(key): leaf for key, leaf in embedding.items(True, True)}
+    return {key: leaves[key] for key in sorted(leaves)}
 
 
 def _first_keys(container: Any) -> list[tuple[Any, ...]]:

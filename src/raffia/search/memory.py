@@ -50,9 +50,9 @@ class Arena:
 
     def __init__(self, like: Sequence[tuple[tuple[int, ...], Tensor]]) -> None:
         sizes = [math.prod(shape) * other.element_size() for shape, other in like]
-        starts = list(accumulate((-(-size // ALIGNED) * ALIGNED for size in sizes), initial=0))
-        on_cpu = all(other.device.type == "cpu" for _, other in like)
-        self._pages = _cached_pages(starts[-1]) if on_cpu else None
+        starts = list(accumulate([-(-size // ALIGNED) * ALIGNED for size in sizes], initial=0))
+        is_large = starts[-1] >= LARGE and all(other.device.type == "cpu" for _, other in like)
+        self._pages = _cached_pages(starts[-1]) if is_large else None
         if self._pages is None:
             self.tensors = [other.new_empty(shape) for shape, other in like]
             return
@@ -77,7 +77,7 @@ _thread = threading.local()
 
 def _cached_pages(size: int) -> mmap.mmap | None:
     cached: mmap.mmap | None = getattr(_thread, "pages", None)
-    if size >= LARGE and cached is not None and size <= len(cached) <= 4 * size:
+    if cached is not None and size <= len(cached) <= 4 * size:
         _thread.pages = None
         return cached
     return _pages(size, "cpu")
