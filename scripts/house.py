@@ -54,7 +54,7 @@ def code_lines(text: str) -> int:
 
 
 def graph(source: Path) -> dict[Path, set[Path]]:
-    """Which files each file imports, wherever in it; not what type checkers alone read."""
+    """Which files each file imports, wherever in it, for type checkers too."""
     files = source_files(source)
     found = {}
     for path in files.values():
@@ -65,15 +65,7 @@ def graph(source: Path) -> dict[Path, set[Path]]:
 
 def _imported(tree: ast.AST, path: Path, source: Path, files: dict[str, Path]) -> Iterator[str]:
     package = [source.name, *path.relative_to(source).parent.parts]
-    unread = {
-        id(node)
-        for block in ast.walk(tree)
-        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"
-        for node in ast.walk(block)
-    }
     for node in ast.walk(tree):
-        if id(node) in unread:
-            continue
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in files)
         elif isinstance(node, ast.ImportFrom):

@@ -46,6 +46,8 @@ first: Step = step[0]
 first.obs.sum()
 first.total().item()
 more: Step = stack([step, step])
+plain: TensorDict = step.to_tensordict()
+plain = td.lock_().to_tensordict()
 copied: Step = step.clone()
 old = Old(x=torch.zeros(2))
 old.x.sum()

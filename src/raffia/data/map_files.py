@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from raffia.data.hash import SipHash
+from raffia.data.lru import LRUOrder
 from raffia.data.query import QueryModule
 from raffia.data.rows import RowLayout, unpacked
 from raffia.data.structure import RowStructure
@@ -18,15 +20,35 @@ from raffia.tensordict.byte_tensors import bytes_to_tensor, tensor_to_bytes
 from raffia.tensordict.entries import UNSET
 from raffia.tensordict.tensordict import TensorDict
 
-if TYPE_CHECKING:
-    from raffia.data.map import TensorDictMap
-
 KIND, VERSION = "raffia.TensorDictMap", 1
 FUNCTIONS = ("collate_fn", "write_fn")
 KEYS = ("keys.hashes", "keys.free", "keys.content", "keys.recency")
 
 
-def tensors_of(mapping: TensorDictMap) -> dict[str, Tensor]:
+class SavedMap(Protocol):
+    """What of a `TensorDictMap` is written and read."""
+
+    in_keys: list[Any]
+    query_module: QueryModule
+    storage: Any
+    max_size: int | None
+    evict: Any
+    collate_fn: Callable[[Any], Any] | None
+    write_fn: Callable[..., Any] | None
+    _stored_keys: list[Any] | None
+    _keeps_some: bool
+    _layouts: list[RowLayout] | None
+    _table: HashTable
+    _lru: LRUOrder
+
+    @property
+    def device(self) -> torch.device: ...
+    def __len__(self) -> int: ...
+    def values(self) -> Any: ...
+    def clear(self) -> None: ...
+
+
+def tensors_of(mapping: SavedMap) -> dict[str, Tensor]:
     """All of a map as tensors; what they mean is JSON in the bytes of `meta`.
 
     >>> from raffia.data.map import TensorDictMap
@@ -76,7 +98,7 @@ def _meta(tensors: dict[str, Tensor]) -> dict[str, Any]:
     return meta
 
 
-def fill(mapping: TensorDictMap, tensors: dict[str, Tensor]) -> None:
+def fill(mapping: SavedMap, tensors: dict[str, Tensor]) -> None:
     """Load the tensors of a map; nothing is changed if they do not fit.
 
     Raises ValueError then.
@@ -132,7 +154,7 @@ def check_hashes(
             )
 
 
-def save(mapping: TensorDictMap, folder: Any) -> None:
+def save(mapping: SavedMap, folder: Any) -> None:
     """Write the map into a folder, atomically."""
     tensors = TensorDict(dict(tensors_of(mapping)))
     extras = {

@@ -3,36 +3,40 @@
 from __future__ import annotations
 
 import importlib
-from typing import IO, TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import IO, Any
 
-from raffia.draw.shapes import StyledOutline, light
-
-if TYPE_CHECKING:
-    from raffia.draw.scene import Scene
+from raffia.draw.shapes import StyledOutline, Text, light
 
 _LONGEST_SIDE = 16_000  # in pixels: more is refused by what draws it
 _SCALE = 2  # pixels of a PNG to one of the drawing
 
 
-def write_png(scene: Scene, file: IO[bytes], matplotlib: Any) -> None:
+def write_png(
+    file: IO[bytes],
+    width: float,
+    height: float,
+    outlines: Iterable[StyledOutline],
+    texts: Iterable[Text],
+    matplotlib: Any,
+) -> None:
     """Write a drawing into an open file as PNG, with the package that draws it.
 
     >>> import io
-    >>> from raffia.draw import Scene
     >>> file = io.BytesIO()
-    >>> write_png(Scene("empty", 20, 10), file, matplotlib_for("PNG files are drawn with"))
+    >>> write_png(file, 20, 10, [], [Text(4, 8, "a")], matplotlib_for("PNG files are drawn with"))
     >>> file.getvalue()[1:4]
     b'PNG'
     """
-    scale = min(_SCALE, _LONGEST_SIDE / max(scene.width, scene.height))
-    size = (scene.width / 72, scene.height / 72)  # inches, a pixel of the drawing being a point
+    scale = min(_SCALE, _LONGEST_SIDE / max(width, height))
+    size = (width / 72, height / 72)  # inches, a pixel of the drawing being a point
     figure = matplotlib.figure.Figure(size, dpi=72 * scale)
     axes = figure.add_axes((0, 0, 1, 1))
-    axes.set(xlim=(0, scene.width), ylim=(scene.height, 0))
+    axes.set(xlim=(0, width), ylim=(height, 0))
     axes.axis("off")
-    for outline in scene.outlines:
+    for outline in outlines:
         axes.add_patch(_patch(matplotlib, outline))
-    for text in scene.texts:
+    for text in texts:
         axes.text(
             text.x,
             text.y,

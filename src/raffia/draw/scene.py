@@ -66,7 +66,8 @@ class Scene:
             write_atomically(path, f"{self.svg()}\n".encode())
         elif ending == ".png":
             loaded = matplotlib_for("PNG files are drawn with", "; SVG files need nothing")
-            write_atomically(path, lambda file: write_png(self, file, loaded))
+            size, marks = (self.width, self.height), (self.outlines, self.texts)
+            write_atomically(path, lambda file: write_png(file, *size, *marks, loaded))
         else:
             raise ValueError(
                 f"{os.fspath(path)!r} ends in {ending!r}; pictures are written as .svg or .png: "

@@ -5,16 +5,13 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from raffia.draw.layered import layered
 from raffia.draw.layers import LayerBox, Look
+from raffia.nn.graph_record import GraphEdge, GraphNode, GraphRecord
 from raffia.nn.labels import key_text
 from raffia.nn.shapes import EntryShape
 from raffia.tensordict.keys import NestedKey
-
-if TYPE_CHECKING:
-    from raffia.nn.graph import Graph, GraphEdge, GraphNode
 
 # What a Mermaid label may hold as it is; anything else could be taken for syntax or Markdown.
 _SPECIAL = re.compile(r"[^\w\s.,:()\[\]=/+'-]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
@@ -33,7 +30,7 @@ _LOOKS = {
 # ------------------------------------------------------------------------ Mermaid
 
 
-def mermaid(graph: Graph) -> str:
+def mermaid(graph: GraphRecord) -> str:
     """The graph as a Mermaid flowchart: modules, what they hand to each other, ins and outs.
 
     >>> from torch import nn
@@ -77,7 +74,7 @@ def mermaid(graph: Graph) -> str:
     return "\n".join(lines)
 
 
-def _mermaid_modules(graph: Graph, ids: dict[str, str]) -> list[str]:
+def _mermaid_modules(graph: GraphRecord, ids: dict[str, str]) -> list[str]:
     """Lines that declare the modules, each within its nested sequence."""
     lines: list[str] = []
     groups = [g for g in graph.groups if g.stop > g.start]
@@ -110,7 +107,7 @@ def _says(node: GraphNode) -> str:
     return f"~ {node.label}" if node.random else node.label
 
 
-def _outward(graph: Graph) -> Iterator[tuple[NestedKey, GraphNode, str]]:
+def _outward(graph: GraphRecord) -> Iterator[tuple[NestedKey, GraphNode, str]]:
     """Values that go out, as results or lost, and the modules that write them."""
     nodes = {node.name: node for node in graph.nodes}
     for edge in graph.edges:
@@ -123,7 +120,7 @@ def _outward(graph: Graph) -> Iterator[tuple[NestedKey, GraphNode, str]]:
 # ------------------------------------------------------------------------ SVG
 
 
-def svg(graph: Graph) -> str:
+def svg(graph: GraphRecord) -> str:
     """The graph as an SVG image, top to bottom; opaque, so that it reads on any page.
 
     Blue: what must be there; green: results; grey and dashed: what nobody reads; orange: modules
@@ -140,7 +137,7 @@ def svg(graph: Graph) -> str:
     return layered(graph.kind, _boxes(graph), groups).svg()
 
 
-def _boxes(graph: Graph) -> list[LayerBox]:
+def _boxes(graph: GraphRecord) -> list[LayerBox]:
     """Modules and values, joined, each in the layer behind all that it depends on."""
     values: dict[tuple[str | None, NestedKey], LayerBox] = {}
     looks = {(node.name, key): style for key, node, style in reversed([*_outward(graph)])}
@@ -181,7 +178,7 @@ def _module_lines(node: GraphNode) -> list[tuple[str, bool]]:
 
 
 def _around_all(
-    graph: Graph, groups: tuple[int, ...], at: tuple[str, NestedKey]
+    graph: GraphRecord, groups: tuple[int, ...], at: tuple[str, NestedKey]
 ) -> tuple[int, ...]:
     """The nested sequences that a value does not leave."""
     readers = [e.target for e in graph.edges if (e.source, e.key) == at]

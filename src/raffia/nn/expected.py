@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from raffia.hints import nearest
-from raffia.nn.graph import Graph, GraphNode, Modules, graph_of
+from raffia.nn.graph import Graph, Modules, graph_of
+from raffia.nn.graph_record import GraphNode
 from raffia.nn.labels import key_text
 from raffia.nn.shapes import plain_keys
 from raffia.tensordict.keys import NestedKey, is_under, overlap

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from raffia.nn.graph_record import GraphNode, GraphRecord
 from raffia.nn.labels import key_text, keys_text
 from raffia.nn.shapes import Shapes
 from raffia.tensordict.keys import NestedKey
-
-if TYPE_CHECKING:
-    from raffia.nn.graph import Graph, GraphNode
 
 _INDENT = "    "
 _WIDTH = 100
 _COMMENT_AT = 64  # comments of lines that are longer stand right behind them
 
 
-def program(graph: Graph) -> str:
+def program(graph: GraphRecord) -> str:
     """The sequence as a program: what it is given, a line for each module, what it returns.
 
     Names in brackets are those of the modules, as in `seq[0]`; `~` stands before a distribution
@@ -74,7 +71,7 @@ def program(graph: Graph) -> str:
     return _aligned(lines)
 
 
-def table(graph: Graph) -> str:
+def table(graph: GraphRecord) -> str:
     """The graph as a table: a row for each module, then what goes in and out, and what is odd."""
     rows = [("module", "computes", "reads", "writes")]
     for node in graph.nodes:
@@ -93,7 +90,7 @@ def table(graph: Graph) -> str:
     return "\n".join(lines)
 
 
-def _inside(graph: Graph, inner: int, outer: int) -> bool:
+def _inside(graph: GraphRecord, inner: int, outer: int) -> bool:
     return graph.groups[inner].name.startswith(graph.groups[outer].name + ".")
 
 
@@ -120,7 +117,7 @@ def _comment(node: GraphNode, overwrites: Sequence[NestedKey]) -> str:
     return "; ".join(parts)
 
 
-def _overwrites(graph: Graph) -> dict[str, list[NestedKey]]:
+def _overwrites(graph: GraphRecord) -> dict[str, list[NestedKey]]:
     """Module -> the keys whose earlier values it overwrites."""
     found: dict[str, list[NestedKey]] = {}
     for key, names in graph.overwritten.items():
@@ -129,7 +126,7 @@ def _overwrites(graph: Graph) -> dict[str, list[NestedKey]]:
     return found
 
 
-def _typed(graph: Graph, key: NestedKey) -> str:
+def _typed(graph: GraphRecord, key: NestedKey) -> str:
     for edge in graph.edges:
         if edge.source is None and edge.key == key:
             shapes = graph.shape_of(edge)

@@ -2,17 +2,13 @@
 
 import heapq
 import json
-import operator
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from raffia.search.labels import count, figures
-
-if TYPE_CHECKING:
-    from raffia.search.tree import Tree
 
 
 @dataclass(frozen=True)
@@ -225,21 +221,13 @@ class TreeGraph:
         )
 
 
-def to_graph(tree: "Tree", root: int = 0, action_names: Sequence[str] | None = None) -> TreeGraph:
+def graph_of(
+    root: int,
+    lists: dict[str, Any],  # `tree.data` of this root, and "value" [N]
+    action_names: Sequence[str] | None = None,
+) -> TreeGraph:
     """The tree of one root as data; of nodes that share their statistics, the one that counts."""
-    root = operator.index(root)
-    if not 0 <= root < len(tree):
-        there = f", so root must lie in 0..{len(tree) - 1}" if len(tree) else ""
-        raise IndexError(f"root={root}: this tree has {count(len(tree), 'root')}{there}")
-    if action_names is not None and len(action_names) != tree.num_actions:
-        raise ValueError(
-            f"action_names has {len(action_names)} names and the tree {tree.num_actions} actions; "
-            "give one name for each, in the order of the actions' numbers"
-        )
-    one = type(tree)(tree.data[root : root + 1]).to("cpu")
-    lists = {name: entry[0].tolist() for name, entry in one.data.items()}
-    lists["value"] = one.node_values()[0].tolist()
-    lists.setdefault("canonical", range(len(lists["parent"])))
+    lists = {"canonical": range(len(lists["parent"])), **lists}
     rows = [
         row
         for row, parent in enumerate(lists["parent"])

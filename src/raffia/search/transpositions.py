@@ -73,7 +73,7 @@ def _hashed(tensors: list[Tensor]) -> Tensor:
 def _entry(embedding: Any, key: NestedKey) -> Tensor:
     """An entry of a TensorDict or of nested dicts."""
     if isinstance(embedding, Node):
-        entry = embedding.get(key, None)  # type: ignore[attr-defined]
+        entry = embedding.get(key, None)
         if entry is None:
             raise_missing(key, embedding)
     elif isinstance(embedding, dict):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raffia.search.graph import TreeGraph, to_graph
+from raffia.search.graph import TreeGraph, graph_of
 from raffia.search.labels import count
 from raffia.search.picture import drawn
 from raffia.search.summary import summary
@@ -254,7 +254,7 @@ class Tree:
         │  └─ … 1 not tried, prior 50%
         └─ right         1    33%  +1.50    50%   +1.00      +1.00
         """
-        return summary(to_graph(self, root, action_names), max_nodes)
+        return summary(self.to_graph(root, action_names=action_names), max_nodes)
 
     def to_graph(self, root: int = 0, *, action_names: Sequence[str] | None = None) -> TreeGraph:
         """A root's tree as data: nodes and edges.
@@ -269,7 +269,18 @@ class Tree:
         >>> graph.edges[0].name, graph.edges[0].q
         ('left', 1.625)
         """
-        return to_graph(self, root, action_names)
+        root = operator.index(root)
+        if not 0 <= root < len(self):
+            there = f", so root must lie in 0..{len(self) - 1}" if len(self) else ""
+            raise IndexError(f"root={root}: this tree has {count(len(self), 'root')}{there}")
+        if action_names is not None and len(action_names) != self.num_actions:
+            raise ValueError(
+                f"action_names has {len(action_names)} names and the tree {self.num_actions} "
+                "actions; give one name for each, in the order of the actions' numbers"
+            )
+        one = Tree(self.data[root : root + 1]).to("cpu")
+        lists = {name: entry[0].tolist() for name, entry in one.data.items()}
+        return graph_of(root, lists | {"value": one.node_values()[0].tolist()}, action_names)
 
     def to_svg(
         self,
@@ -292,7 +303,7 @@ class Tree:
         >>> tree.to_svg().startswith("<svg xmlns=")
         True
         """
-        return drawn(to_graph(self, root, action_names), max_nodes).svg()
+        return drawn(self.to_graph(root, action_names=action_names), max_nodes).svg()
 
     def save_picture(
         self,
@@ -316,7 +327,7 @@ class Tree:
         ...     os.listdir(folder)
         ['tree.svg']
         """
-        drawn(to_graph(self, root, action_names), max_nodes).save(path)
+        drawn(self.to_graph(root, action_names=action_names), max_nodes).save(path)
 
 
 def _whole_number(index: Any) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import MutableMapping, Sequence
 from operator import methodcaller
-from typing import Any, Self, overload
+from typing import Any, ClassVar, Self, overload
 
 import torch
 from torch import Tensor
@@ -62,7 +62,7 @@ class TensorCollection(Construction, Pointwise, Reductions, Node):
     _buffer: Tensor | None = None  # what all entries lie in, from `consolidate` until unlocked
     _mapped_to: Any = None  # the folder of its files, "" if they are temporary, while locked
     _spans: list[int] | None = None  # where in it each leaf begins, to pickle it as one block
-    _plain: Any = None  # the class TensorDict
+    _plain: ClassVar[Any] = None  # the class TensorDict
     _exits: list[Any] | None = None  # of `with` blocks that are entered, what they undo
     _lasting = False  # whether an entry is the same object at each read, so that listings can last
     _holds_data = False  # True for classes that stand for a non-tensor value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy as copier  # `copy` is a method here
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,12 +12,8 @@ from torch import Tensor
 from raffia.tensordict.build import as_device, as_size
 from raffia.tensordict.entries import NO_DEFAULT
 from raffia.tensordict.keys import NestedKey
-from raffia.tensordict.node import Container, Node
+from raffia.tensordict.node import Container, HasPlain, Node, Plain
 from raffia.tensordict.views import every
-
-if TYPE_CHECKING:
-    from raffia.tensordict.lazy import LazyStackedTensorDict
-    from raffia.tensordict.tensordict import TensorDict
 
 
 def clone(td: Container, recurse: bool = True) -> Container:
@@ -190,7 +186,7 @@ def empty(
     return out
 
 
-def to_tensordict(td: Any, *, retain_none: bool | None = None) -> TensorDict:
+def to_tensordict(td: HasPlain[Plain], *, retain_none: bool | None = None) -> Plain:
     """A plain `TensorDict` with clones of all entries, nested containers too.
 
     retain_none: False leaves out entries that are None.
@@ -199,8 +195,9 @@ def to_tensordict(td: Any, *, retain_none: bool | None = None) -> TensorDict:
     >>> type(lazy_stack([TensorDict(a=1), TensorDict(a=2)]).to_tensordict()).__name__
     'TensorDict'
     """
+    node: Any = td
     entries = {}
-    for name, value in td._entries().items():
+    for name, value in node._entries().items():
         if not isinstance(value, Node):
             entries[name] = value.clone()
         elif value._is_data():
@@ -208,10 +205,10 @@ def to_tensordict(td: Any, *, retain_none: bool | None = None) -> TensorDict:
                 entries[name] = value.clone()
         else:
             entries[name] = value.to_tensordict(retain_none=retain_none)
-    return td._plain._make(entries, td._batch_size, td._device, td._names)
+    return node._plain._make(entries, node._batch_size, node._device, node._names)
 
 
-def to_lazystack(td: Any, dim: int = 0) -> LazyStackedTensorDict:
+def to_lazystack(td: Any, dim: int = 0) -> Any:
     """The rows along `dim` as a lazy stack; views.
 
     >>> from raffia import TensorDict

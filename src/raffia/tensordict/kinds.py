@@ -7,22 +7,22 @@ a method finds a kind here, by its name, where the file that defines it has ente
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
-if TYPE_CHECKING:
-    from raffia.tensordict.lazy import LazyStackedTensorDict as LazyStackedTensorDict
-    from raffia.tensordict.lazy import lazy_stack as lazy_stack
-    from raffia.tensordict.nontensor import MetaData as MetaData
-    from raffia.tensordict.nontensor import NonTensorData as NonTensorData
-    from raffia.tensordict.nontensor import NonTensorStack as NonTensorStack
-    from raffia.tensordict.nontensor import shaped as shaped
-    from raffia.tensordict.params import TensorDictParams as TensorDictParams
-    from raffia.tensordict.pytrees import register_subclass as register_subclass
-    from raffia.tensordict.stack import maybe_dense_stack as maybe_dense_stack
-    from raffia.tensordict.stack import stack as stack
-    from raffia.tensordict.tensorclass import TensorClass as TensorClass
-    from raffia.tensordict.tensorclass import from_dataclass as from_dataclass
-    from raffia.tensordict.tensordict import TensorDict as TensorDict
+TensorDict: Any
+LazyStackedTensorDict: Any
+TensorDictParams: Any
+TensorClass: Any
+NonTensorData: Any
+NonTensorStack: Any
+MetaData: Any
+stack: Callable[..., Any]
+maybe_dense_stack: Callable[..., Any]
+lazy_stack: Callable[..., Any]
+shaped: Callable[..., Any]
+from_dataclass: Callable[..., Any]
+register_subclass: Callable[[Any], None]
 
 Kind = TypeVar("Kind")  # a class of containers, or a function that makes one
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -38,6 +38,7 @@ class LazyWrites(TensorDictBase):
     _own_lock = False
 
     if TYPE_CHECKING:
+        _plain: ClassVar[type[TensorDict]]
         _of: Any
         _setup: Any
         _member_size: Any

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, MutableMapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,11 +13,20 @@ from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-def
 from raffia.tensordict.node import Node
 from raffia.tensordict.tensordict import TensorDict
 
-if TYPE_CHECKING:
-    from raffia.tensordict.params import TensorDictParams
+
+class Holder(Protocol):
+    """The `TensorDictParams` whose tensors are registered."""
+
+    def _register(self) -> None: ...
+    def _follow(
+        self, tree: TensorDict, path: tuple[str, ...], name: str, value: Tensor
+    ) -> None: ...
 
 
-class Part:
+Whole = TypeVar("Whole", bound=Holder)
+
+
+class Part(Generic[Whole]):
     """The tree that a `TensorDictParams` shows, and of which other one, where, it is a part.
 
     Not a pytree, as containers are: `torch.export` puts what the attributes of a module were
@@ -27,7 +36,7 @@ class Part:
     __slots__ = ("path", "root", "tree")
 
     def __init__(
-        self, tree: TensorDict, root: TensorDictParams | None = None, path: tuple[str, ...] = ()
+        self, tree: TensorDict, root: Whole | None = None, path: tuple[str, ...] = ()
     ) -> None:
         self.tree, self.root, self.path = tree, root, path
 
@@ -47,7 +56,7 @@ class Registered(dict[str, Any]):
         self,
         tensors: dict[str, Any],
         tree: TensorDict,
-        root: weakref.ref[TensorDictParams],
+        root: weakref.ref[Holder],
         path: tuple[str, ...],
         rows: dict[str, torch.Size],
     ) -> None:

@@ -56,6 +56,7 @@ if typing.TYPE_CHECKING:
     class _Typed(TensorCollection):
         """What makes a type checker know the fields of subclasses as arguments of theirs."""
 
+        _plain: ClassVar[type[TensorDict]]
         _td: Any  # the container that holds the entries
         __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self, TypeVar, overload
+from typing import Any, ClassVar, Self, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
@@ -110,6 +110,7 @@ class TensorDict(TensorDictBase):
         is_shared=False)
     """
 
+    _plain: ClassVar[type[TensorDict]]
     _d: Entries
     _lasting = True
 

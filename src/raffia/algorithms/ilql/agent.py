@@ -26,6 +26,7 @@ from raffia.algorithms.ilql.agent_inputs import (
     batch_of,
     check_dataset,
 )
+from raffia.algorithms.ilql.agent_networks import AgentNetworks
 from raffia.algorithms.ilql.config import (
     ILQLConfig,
     ILQLLossConfig,
@@ -35,9 +36,7 @@ from raffia.algorithms.ilql.config import (
 )
 from raffia.algorithms.ilql.evaluator import ILQL_Evaluator, MakeEnv
 from raffia.algorithms.ilql.generate import generate
-from raffia.algorithms.ilql.learner import ILQLLearner, hyper_of, load_networks, networks_state
-from raffia.algorithms.ilql.loss import Loss
-from raffia.algorithms.ilql.model import ILQLModel, ILQLOutputs, ILQLTarget, make_target
+from raffia.algorithms.ilql.model import ILQLModel, ILQLOutputs, make_target
 from raffia.algorithms.ilql.net_config import (
     GPT2,
     NetConfig,
@@ -54,7 +53,6 @@ from raffia.lm.decoding.config import DecodeConfig
 from raffia.lm.decoding.generations import Generations
 from raffia.lm.model import LanguageModel
 from raffia.lm.tokenizers.tokenizer import Tokenizer
-from raffia.nn.base import TensorDictModuleBase
 from raffia.nn.params import update_target
 from raffia.tensordict.node import Node
 from raffia.tensordict.tensordict import TensorDict
@@ -89,7 +87,7 @@ def _also_keyed(method: Callable[..., ILQLOutputs]) -> Callable[..., Any]:
     return forward
 
 
-class ILQL(TensorDictModuleBase):
+class ILQL(AgentNetworks):
     """Implicit Language Q-Learning: learns from logged dialogues, and generates better ones.
 
     dataset: the dialogues, a `DialogueDataset` or any `torch.utils.data.Dataset` of `DataPoint`s;
@@ -136,14 +134,7 @@ class ILQL(TensorDictModuleBase):
     (torch.Size([1, 5, 6]), 3)
     """
 
-    model: ILQLModel
-    target: ILQLTarget
     dataset: RL_Dataset | None
-    mutation: str | None
-    layer_bounds: dict[str, int]  # "min_layers", "max_layers", where given
-    fitness: list[float]  # what `test` found
-    opt: TensorDict | None  # the optimiser's moments, from the first update on
-    _learner_of: ILQLLearner | None
 
     # Those that are numbers and may differ between members of a population.
     hyper_names = (
@@ -250,37 +241,10 @@ class ILQL(TensorDictModuleBase):
         self.install(model, make_target(model), config)
         self.to(device)
 
-    def install(self, model: ILQLModel, target: ILQLTarget, config: ILQLConfig) -> None:
-        """Take other networks, and the config that they are made by; the optimiser begins again."""
-        self.model, self.target, self._config = model, target, config
-        heads = ["q1", "q2"] if config.model.double_q else ["q1"]
-        self.in_keys = ["tokens", "state_idxs", "action_idxs", "attn_mask"]
-        self.out_keys = ["v", *heads, *(f"target_{name}" for name in heads), "logits"]
-        self.opt = self._learner_of = None
-
-    @property
-    def config(self) -> ILQLConfig:
-        """All settings; others can be assigned, but for what the networks are made of."""
-        return self._config
-
-    @config.setter
-    def config(self, config: ILQLConfig) -> None:
-        if config.model != self._config.model:
-            raise ValueError(
-                "the networks are made by config.model and stay so: make another agent, "
-                "ILQL.from_config(config, agent.dataset)"
-            )
-        self._config, self._learner_of = config, None
-
     @property
     def net_config(self) -> dict[str, Any]:
         """The description of the networks that the constructor takes."""
         return described(self.config.model, self.layer_bounds)
-
-    @property
-    def device(self) -> torch.device:
-        """Where the networks are."""
-        return next(self.model.parameters()).device
 
     @_also_keyed
     def forward(
@@ -500,23 +464,6 @@ class ILQL(TensorDictModuleBase):
 
     # -- as a member of a population, see `raffia.evolution.agents`
 
-    def learner_state(self) -> TensorDict:
-        """What learning changes, in the memory of this agent, as `ILQLLearner` has it.
-
-        Before the first update "opt" is empty.
-        """
-        state = networks_state(self.model, self.target)
-        state["opt"] = TensorDict() if self.opt is None else self.opt
-        state["hyper"] = self._hyper
-        state["step"], state["dropout_seed"] = torch.tensor(self.step), torch.tensor(self.seed)
-        return state
-
-    def load_learner_state(self, state: TensorDict) -> None:
-        """Become what the state is; the settings stay. Its "opt" may be used as it is."""
-        load_networks(self, state)
-        self.opt = state["opt"] if len(state["opt"].keys()) else None
-        self.step = int(state["step"])
-
     def why_fixed(self) -> str | None:
         """Why the networks can't get layers or nodes; None: they can."""
         return why_fixed(self)
@@ -569,27 +516,6 @@ class ILQL(TensorDictModuleBase):
         agent.load_checkpoint(path)
         return agent
 
-    @property
-    def _learner(self) -> ILQLLearner:
-        """For the networks as they are, whose shape it copies, not their weights."""
-        if self._learner_of is None:
-            model = self.model
-            own = {id(parameter): parameter for parameter in model.parameters()}  # not copied
-            self._learner_of = ILQLLearner(
-                self.config, model_factory=lambda: copy.deepcopy(model, dict(own))
-            )
-        return self._learner_of
-
-    @property
-    def _hyper(self) -> TensorDict:
-        return hyper_of(self.config, next(self.model.parameters()))
-
-    @property
-    def _loss(self) -> Loss:
-        """Around the same networks."""
-        config = self.config
-        return Loss(self.model, config.loss, precision=config.precision, target=self.target)
-
     def _check_kwargs(self, policy: Kwargs | None, target: Kwargs | None) -> None:
         if policy and self.config.model.policy == "shared":
             raise ValueError(
@@ -605,13 +531,6 @@ class ILQL(TensorDictModuleBase):
     def __getstate__(self) -> dict[str, Any]:
         """What a copy takes over."""
         return {**self.__dict__, "_learner_of": None, "_upcoming": (None, 0, None)}
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """The optimiser's moments go where the weights go."""
-        super()._apply(fn, recurse)
-        if self.opt is not None:
-            self.opt = self.opt.apply(fn)
-        return self
 
 
 def _setting(part: str, field: str) -> property:

@@ -6,20 +6,18 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, fields, is_dataclass
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import Any, get_type_hints
 
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from raffia.algorithms.ilql.agent_networks import AgentNetworks
 from raffia.algorithms.ilql.config import ILQLConfig
 from raffia.algorithms.ilql.loss import Loss
 from raffia.algorithms.ilql.model import ILQLModel
 from raffia.files import foreign_reader
 from raffia.files.folder import Folder, load_folder, write_folder
 from raffia.tensordict.tensordict import TensorDict
-
-if TYPE_CHECKING:
-    from raffia.algorithms.ilql.agent import ILQL
 
 __all__ = ["load_agent", "save_agent", "saved_config"]
 
@@ -29,7 +27,7 @@ NUMBERS = ("index", "batch_size", "mutation", "fitness", "step", "seed", "layer_
 Path = str | os.PathLike[str]
 
 
-def save_agent(agent: ILQL, path: Path) -> None:
+def save_agent(agent: AgentNetworks, path: Path) -> None:
     """Write an agent; what is there of this kind is replaced once all is on disk.
 
     >>> import tempfile
@@ -63,7 +61,7 @@ def saved_config(path: Path) -> ILQLConfig:
     return load_folder(path, KIND, VERSION, _config)
 
 
-def load_agent(agent: ILQL, path: Path) -> None:
+def load_agent(agent: AgentNetworks, path: Path) -> None:
     """Make an agent the one that was saved, where that can be; else it stays as it is.
 
     >>> import tempfile

@@ -13,11 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import nn
 
+from raffia.algorithms.ilql.agent_networks import AgentNetworks
 from raffia.algorithms.ilql.config import ILQLModelConfig, TrunkConfig
 from raffia.algorithms.ilql.learner import ILQLLearner, load_networks
 from raffia.algorithms.ilql.model import ILQLModel, make_target
@@ -26,9 +27,6 @@ from raffia.lm.hf_trunk import HFTrunk
 from raffia.lm.model import LanguageModel
 from raffia.tensordict.keys import nearest
 from raffia.tensordict.tensordict import TensorDict
-
-if TYPE_CHECKING:
-    from raffia.algorithms.ilql.agent import ILQL
 
 __all__ = [
     "GPT2",
@@ -143,7 +141,7 @@ def trunk_config_of(trunk: LanguageModel) -> TrunkConfig:
     return TrunkConfig(**sizes, n_layer=1, n_head=1)
 
 
-def why_fixed(agent: ILQL) -> str | None:
+def why_fixed(agent: AgentNetworks) -> str | None:
     """What keeps its networks from changing; None: nothing.
 
     >>> from raffia.algorithms.ilql.agent import ILQL
@@ -166,7 +164,7 @@ def why_fixed(agent: ILQL) -> str | None:
 
 
 def reshaped(
-    agent: ILQL, new_layer_prob: float, nodes: Sequence[int], draw: torch.Generator
+    agent: AgentNetworks, new_layer_prob: float, nodes: Sequence[int], draw: torch.Generator
 ) -> str:
     """Change an agent's networks, target and optimiser's moments; gives what was done.
 
@@ -220,7 +218,7 @@ def _with_layers(
 
 
 @torch.no_grad()
-def _install(agent: ILQL, config: ILQLModelConfig, gone: int, seed: int) -> None:
+def _install(agent: AgentNetworks, config: ILQLModelConfig, gone: int, seed: int) -> None:
     settings, old = replace(agent.config, model=config), agent.learner_state()
     dtype, training, opt = next(agent.model.parameters()).dtype, agent.training, agent.opt
     with torch.random.fork_rng(devices=[]):
