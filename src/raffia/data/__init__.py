@@ -5,7 +5,8 @@ from raffia.data.forest import MCTSForest
 from raffia.data.hash import RandomProjectionHash, SipHash
 from raffia.data.hash_to_int import HashToInt
 from raffia.data.list_storage import ListStorage
-from raffia.data.map import TensorDictMap, TensorMap, UnknownRowError
+from raffia.data.map import TensorDictMap
+from raffia.data.map_contract import TensorMap, UnknownRowError
 from raffia.data.memmap_storage import MemmapStorage
 from raffia.data.prioritized import PrioritizedSampler
 from raffia.data.prioritized_replay import (

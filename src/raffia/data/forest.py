@@ -12,7 +12,8 @@ from torch import Tensor
 
 from raffia.data import map_files
 from raffia.data.growth import Growth, StepGraph
-from raffia.data.map import TensorDictMap, UnknownRowError
+from raffia.data.map import TensorDictMap
+from raffia.data.map_contract import UnknownRowError
 from raffia.data.rows import row_layout
 from raffia.data.table import CapacityError
 from raffia.data.tree import Path, Tree, shown, side_by_side

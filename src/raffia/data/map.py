@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import threading
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Generic, Literal, Self, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
@@ -16,9 +14,12 @@ from raffia.data.forking import survives_fork
 from raffia.data.groups import RowGroups, groups
 from raffia.data.list_storage import ListStorage
 from raffia.data.lru import LRUOrder
+from raffia.data.map_contract import TensorMap as TensorMap
+from raffia.data.map_contract import UnknownRowError as UnknownRowError
+from raffia.data.map_values import as_number, filled, flat, rows_of, shaped
 from raffia.data.merge import Merge, in_rounds, merged, with_stored
 from raffia.data.query import QueryModule
-from raffia.data.rows import RowLayout, packed, row_layout, unpacked
+from raffia.data.rows import RowLayout, packed, row_layout, unpacked, words_of
 from raffia.data.storage import Storage, TensorStorage
 from raffia.data.storage_by_key import StorageByKey
 from raffia.data.table import CapacityError, HashTable
@@ -29,59 +30,6 @@ from raffia.tensordict.keys import NestedKey, dotted, unravel_key_list
 from raffia.tensordict.tensordict import TensorDict
 
 WriteFn = Callable[..., Any]  # write(new) for keys without a value, write(new, old) for others
-
-
-K = TypeVar("K")
-V = TypeVar("V")
-
-
-class UnknownRowError(KeyError, IndexError):
-    """Rows that are not in the map were queried; the message names them.
-
-    A KeyError, as of any dictionary, and an IndexError, as programs for TorchRL expect it.
-
-    >>> from raffia.data.map import TensorDictMap
-    >>> TensorDictMap(in_keys=["obs"])[TensorDict(obs=torch.zeros(2, 3), batch_size=[2])]
-    Traceback (most recent call last):
-    ...
-    raffia.data.map.UnknownRowError: 2 of 2 rows are not in the map, ...
-    """
-
-    def __str__(self) -> str:
-        return str(self.args[0]) if self.args else ""
-
-
-class TensorMap(ABC, Generic[K, V]):
-    """The contract of a dictionary from batches of keys to batches of values.
-
-    >>> from raffia.data.map import TensorDictMap
-    >>> issubclass(TensorDictMap, TensorMap)
-    True
-    """
-
-    @abstractmethod
-    def clear(self) -> None:
-        """Take all rows out."""
-
-    @abstractmethod
-    def __getitem__(self, item: K) -> V:
-        """The values of the rows of a key."""
-
-    @abstractmethod
-    def __setitem__(self, key: K, value: V) -> None:
-        """Write a value for each row of a key."""
-
-    @abstractmethod
-    def __len__(self) -> int:
-        """How many rows there are."""
-
-    @abstractmethod
-    def contains(self, item: K) -> Tensor:
-        """Whether each row of a key is here: bool [*batch]."""
-
-    def __contains__(self, item: K) -> bool:
-        """Whether all rows of a key are here."""
-        return bool(self.contains(item).all())
 
 
 class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Any]):
@@ -296,7 +244,7 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Any]):
             rows = self._rows(query)
             known = rows >= 0
             if not is_tensor_collection(default):
-                default = _number(default)
+                default = as_number(default)
                 if not len(rows) and self.storage.structure is None:
                     default = TensorDict(batch_size=query.batch_size)  # no entry is known yet
             if bool(known.all()) and len(self):
@@ -311,7 +259,7 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Any]):
         if not isinstance(self.storage, ListStorage):
             return self.collate_fn(values)
         batch = values.batch_size
-        collated = self.collate_fn(list(_flat(values, batch).unbind(0)))
+        collated = self.collate_fn(list(flat(values, batch).unbind(0)))
         return collated if len(batch) == 1 else collated.reshape(batch)
 
     def forward(self, tensordict: Any) -> Any:
@@ -649,7 +597,7 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Any]):
             self._lru.touch(rows)
         if self._selected is not None:
             values = values.select(*self._selected)
-        return values if len(batch) == 1 else _shaped(values, batch)
+        return values if len(batch) == 1 else shaped(values, batch)
 
     def _filled(self, rows: Tensor, known: Tensor, default: Any, batch: torch.Size) -> Any:
         """The result of `get` where some rows are unknown."""
@@ -659,54 +607,27 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Any]):
                     f"default has batch_size {list(default.batch_size)}, and the query "
                     f"{list(batch)}: pass one row (batch_size []) or one for each row of the query"
                 )
-            flat = _flat(default, batch) if default.batch_size else default.expand(len(rows))
-            values = flat.clone().to(self.device)
+            given = flat(default, batch) if default.batch_size else default.expand(len(rows))
+            values = given.clone().to(self.device)
             if self.storage.structure is not None:
                 wanted = self.storage.empty(0)
                 values = values.select(*wanted.keys(True, True))
                 self.storage.check(values)
         else:
-            values = self._empty(len(rows), default)
+            values = filled(self.storage, len(rows), default)
         if self._selected is not None:
             values = values.select(*self._selected)
         found = known.nonzero().squeeze(1)
         if len(found):
             values[found] = self._read(rows[found], torch.Size([len(found)]))
-        return _shaped(values, batch)
-
-    def _empty(self, count: int, default: Any) -> Any:
-        """`count` rows of the entries that are stored, filled with a number."""
-        if self.storage.structure is None:
-            raise UnknownRowError(
-                "the map is empty and does not know its entries yet, so it cannot fill them with "
-                f"{default!r}: pass a default such as TensorDict({{'value': ...}}), or make the "
-                "map with TensorDictMap.from_tensordict_pair(source, dest, in_keys)"
-            )
-        values = self.storage.empty(count)
-        for key, x in values.items(True, True):
-            if not _holds(x.dtype, default):
-                raise ValueError(
-                    f'default={default!r} is no {x.dtype}, as entry "{dotted(key)}" is: pass a '
-                    "number that it can hold, or a container with a value for each entry"
-                )
-            x.fill_(default)
-        return values
+        return shaped(values, batch)
 
     def _value(self, value: Any, batch: torch.Size) -> Any:
         """A value to be written, as a container [N]."""
-        if not is_tensor_collection(value):
-            raise TypeError(
-                f"a value is a container, got a {type(value).__name__}: "
-                "TensorDict({'value': x}, batch_size=query.batch_size)"
-            )
-        if value.batch_size[: len(batch)] != batch:
-            raise ValueError(
-                f"the value has batch_size {list(value.batch_size)} and the query {list(batch)}: "
-                "one value is needed for each row of the query"
-            )
+        value = rows_of(value, batch)
         if self._keeps_some and self._stored_keys is not None:
             value = value.select(*self._stored_keys)
-        return _flat(value, batch)
+        return value
 
     def _check_layouts(self, layouts: list[RowLayout]) -> None:
         """Refuse keys of another dtype or row shape than those of the map."""
@@ -827,11 +748,6 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Any]):
         return f"{type(self).__name__}({len(self)}{limit} rows, {self.in_keys} -> {stored})"
 
 
-def words_of(layouts: Sequence[RowLayout]) -> int:
-    """How many words `packed` rows of these layouts have."""
-    return -(-sum(layout.nbytes for layout in layouts) // 8)
-
-
 def _smaller(a: int | None, b: int | None) -> int | None:
     return min((x for x in (a, b) if x is not None), default=None)
 
@@ -852,39 +768,3 @@ def _storage(storage: Any, max_size: int | None) -> Any:
             "empty one; TensorDictMap.load(folder, storage=...) brings back what save wrote"
         )
     return storage
-
-
-def _number(default: Any) -> Any:
-    if isinstance(default, Tensor) and not default.dim():
-        default = default.item()
-    if not isinstance(default, (bool, int, float, complex)):
-        raise TypeError(
-            f"default is a number for all entries, or a container with a value for each, got "
-            f"a {type(default).__name__}: get(query, 0.0), get(query, TensorDict(...))"
-        )
-    return default
-
-
-def _holds(dtype: torch.dtype, number: complex) -> bool:
-    """Whether a number keeps its value in this dtype, but for the rounding of floating point."""
-    if dtype.is_complex:
-        return True
-    if isinstance(number, complex):
-        return False
-    if dtype.is_floating_point:
-        return True
-    if not math.isfinite(number) or number != int(number):
-        return False
-    if dtype == torch.bool:
-        return number in (0, 1)
-    return torch.iinfo(dtype).min <= number <= torch.iinfo(dtype).max
-
-
-def _flat(td: Any, batch: torch.Size) -> Any:
-    if len(batch) == 1:
-        return td
-    return td.reshape(batch.numel(), *td.batch_size[len(batch) :])
-
-
-def _shaped(td: Any, batch: torch.Size) -> Any:
-    return td.reshape(*batch, *td.batch_size[1:])

@@ -209,3 +209,8 @@ def _tensor_packed(rows: list[Tensor], normalize: bool) -> Tensor:
     if not data.numel():  # which has no view of another dtype
         return torch.empty(len(data), data.shape[1] // 8, dtype=torch.int64, device=data.device)
     return data.view(torch.int64)
+
+
+def words_of(layouts: Sequence[RowLayout]) -> int:
+    """How many words `packed` rows of these layouts have."""
+    return -(-sum(layout.nbytes for layout in layouts) // 8)

@@ -15,28 +15,23 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from raffia.data.buffer import Buffer, check_generator, check_options, own_generator
+from raffia.data.buffer import check_generator, check_options, own_generator
 from raffia.data.buffer_state import BufferState, check_entries
 from raffia.data.forking import survives_fork
 from raffia.data.prefetch import Prefetcher
-from raffia.data.ring import CLOSED_TERMINATED, EpisodeRing
+from raffia.data.ring import EpisodeRing
 from raffia.data.row_feed import RowFeed
-from raffia.data.segment_batches import ADDED, SegmentMaker, frame_stacks
+from raffia.data.segment_batches import SegmentMaker, frame_stacks
 from raffia.data.segment_rows import StoredRows
+from raffia.data.segment_steps import SegmentSteps
 from raffia.data.step_priorities import StepPriorities
 from raffia.data.steps import (
     StepKeys,
-    StoredSteps,
-    different,
-    in_parts,
     numbers,
-    several,
-    take_steps,
 )
 from raffia.data.storage import Storage, TensorStorage
 from raffia.data.storage_state import StorageContents
 from raffia.files.folder import Folder, load_folder, write_folder
-from raffia.tensordict.collection import TensorDictBase
 from raffia.tensordict.keys import NestedKey, unravel_key_to_tuple
 from raffia.tensordict.tensordict import TensorDict
 
@@ -52,7 +47,7 @@ class LockedView(NamedTuple):
     observation_keys: list[tuple[str, ...]]
 
 
-class SegmentReplayBuffer(Buffer):
+class SegmentReplayBuffer(SegmentSteps):
     """Windows of consecutive steps of one episode, drawn uniformly or by the priority of their
     start.
 
@@ -180,7 +175,7 @@ class SegmentReplayBuffer(Buffer):
         self.length = unroll_steps + n_step + 1
         self.batch_size, self.reuse_memory = batch_size, reuse_memory
         self._last: tuple[Any, TensorDict | None] = None, None  # structure, sample: to be reused
-        self.num_ignored = 0  # priorities and updates that came too late
+        self.num_ignored = 0
         self._keys = StepKeys(observation_keys, terminated_key, truncated_key)
         stacks = frame_stacks(frame_stack, self._keys.observation)
         self._rows = StoredRows(storage, self._keys)
@@ -218,36 +213,11 @@ class SegmentReplayBuffer(Buffer):
             )
         return super().__getstate__() | {"_last": (None, None)}
 
-    def __len__(self) -> int:
-        """How many steps can be drawn."""
-        return len(self._ring)
-
     def __repr__(self) -> str:
         return (
             f"SegmentReplayBuffer({len(self)} steps to draw from {self.num_episodes} episodes, "
             f"segments of {self.length} rows, {self.storage!r})"
         )
-
-    @property
-    def num_episodes(self) -> int:
-        """How many episodes are here, ended or going on."""
-        return self._ring.num_episodes
-
-    @property
-    def beta(self) -> float | None:
-        """How much of the bias the weights undo; None without priorities."""
-        return self._priorities.beta
-
-    @beta.setter
-    def beta(self, beta: float) -> None:
-        with self._lock:
-            self._before_change()
-            self._priorities.raise_beta(beta)
-
-    @property
-    def importance(self) -> str:
-        """Of what the largest weight is 1: "batch" or "buffer"."""
-        return self._priorities.importance
 
     @property
     def stacks(self) -> dict[tuple[str, ...], int]:
@@ -282,217 +252,9 @@ class SegmentReplayBuffer(Buffer):
             self._feeds.append(feed)
             return feed
 
-    def probability(self, index: Tensor) -> Tensor:
-        """The probability that one draw now gives each of these steps: float64, of index's shape.
-
-        0 for steps that can't be drawn.
-
-        >>> from raffia.data.segment import SegmentReplayBuffer
-        >>> from raffia.data.storage import TensorStorage
-        >>> buffer = SegmentReplayBuffer(
-        ...     TensorStorage(100), unroll_steps=0, alpha=1.0, beta=0.4, eps=0.0)
-        >>> no = torch.zeros(2, dtype=torch.bool)
-        >>> steps = TensorDict(
-        ...     observation=torch.arange(2), terminated=no, truncated=no, batch_size=[2]
-        ... )
-        >>> index = buffer.extend(steps, priority=torch.tensor([1.0, 3.0]))
-        >>> buffer.probability(index)
-        tensor([0.2500, 0.7500], dtype=torch.float64)
-        """
-        index = numbers(index)
-        with self._lock:
-            here = self._ring.can_draw(index)
-            found = self._priorities.probability(self._ring.row(index))
-        return torch.where(here, found, 0.0)
-
-    def least_probability(self) -> float:
-        """The least probability of all steps that can be drawn; inf where there are none.
-
-        >>> from raffia.data.segment import SegmentReplayBuffer
-        >>> from raffia.data.storage import TensorStorage
-        >>> SegmentReplayBuffer(TensorStorage(100), unroll_steps=0).least_probability()
-        inf
-        """
-        with self._lock:
-            return self._priorities.least_probability()
-
-    def check_priority(self, priority: Tensor) -> None:
-        """Raise ValueError for what is no priority; TypeError for a buffer without priorities.
-
-        >>> from raffia.data.segment import SegmentReplayBuffer
-        >>> from raffia.data.storage import TensorStorage
-        >>> buffer = SegmentReplayBuffer(TensorStorage(100), unroll_steps=0, alpha=1.0, beta=0.4)
-        >>> buffer.check_priority(torch.tensor([-1.0]))
-        Traceback (most recent call last):
-        ...
-        ValueError: a priority must be finite and >= 0 (and at most 9e+305), got -1; for errors ...
-        """
-        self._priorities.check(priority)
-
     def _before_change(self) -> None:
         super()._before_change()
         self._maker.num_changes += 1
-
-    # -- steps come in
-
-    def extend(
-        self,
-        steps: TensorDict,
-        env: int | Sequence[int] | Tensor | None = None,
-        *,
-        priority: Tensor | None = None,
-    ) -> Tensor:
-        """Append steps; gives their numbers [T] or [T, E], which count up for ever.
-
-        steps: [T], consecutive steps of one environment; or [T, E], of several at the same times.
-        env: which ones, any numbers from 0 on: one, or E different ones. Without it they are 0 to
-            E - 1. An environment's steps continue those of the call before.
-        priority: [T] or [T, E], of the steps; without it new steps have the largest so far.
-        Raises KeyError, ValueError or TypeError, and changes nothing, if the steps are not as they
-        should be.
-
-        >>> from raffia.data.segment import SegmentReplayBuffer
-        >>> from raffia.data.storage import TensorStorage
-        >>> buffer = SegmentReplayBuffer(TensorStorage(100), unroll_steps=1)
-        >>> no = torch.zeros(2, 3, dtype=torch.bool)
-        >>> obs = torch.arange(6).view(2, 3)  # two steps of each of three environments
-        >>> buffer.extend(TensorDict(
-        ...     observation=obs, terminated=no, truncated=no, batch_size=[2, 3]
-        ... ))
-        tensor([[0, 1, 2],
-                [3, 4, 5]])
-        >>> len(buffer)  # the second steps can't be drawn until the third are there
-        3
-        """
-        if not isinstance(steps, TensorDictBase):
-            raise TypeError(f"steps are a TensorDict [T] or [T, E], not a {type(steps).__name__}")
-        shape = steps.batch_size
-        if len(shape) not in (1, 2):
-            raise ValueError(
-                f"steps have the batch size [T] or [T, E], got {list(shape)}: buffer.add(step) "
-                "takes one step, of one environment or of several"
-            )
-        if len(shape) == 1:
-            steps = steps.unsqueeze(1)
-        envs = several(env, steps.batch_size[1])
-        if priority is not None:
-            if priority.shape != shape:
-                raise ValueError(
-                    f"steps {list(shape)} need as many priorities, got {list(priority.shape)}"
-                )
-            self._priorities.check(priority)
-            priority = priority.detach().reshape(steps.batch_size).cpu()
-        with self._lock:
-            self._before_change()
-            self._check(steps, len(envs))
-            taken = take_steps(steps, self._keys, self.storage.structure)
-            if not steps.numel():
-                return torch.empty(shape, dtype=torch.int64)
-            for feed in self._feeds:
-                feed.before_extend(steps.numel() + int(taken.ends.sum()))
-            try:
-                return self._extend(taken, envs, priority).view(shape)
-            except BaseException:  # such as a full disk
-                self._skip()
-                raise
-
-    def _check(self, steps: TensorDict, num_envs: int) -> None:
-        """Raise what keeps any steps of these names from being stored."""
-        if self.storage.total != self._ring.total:
-            raise RuntimeError(
-                f"{self.storage.total} items were appended to the storage, and this buffer knows "
-                f"of {self._ring.total}: a storage belongs to one buffer. One that was opened "
-                "again needs buffer.load(folder) first, which holds which rows belong together, as "
-                "of the last buffer.save(folder); if there was none, nobody knows: buffer.empty() "
-                "starts over"
-            )
-        if 2 * num_envs > self._ring.num_rows:
-            raise ValueError(
-                f"{num_envs} environments can end at once, and take {2 * num_envs} rows then; the "
-                f"storage has max_size={self._ring.num_rows}: take a larger one"
-            )
-        taken = [name for name in ADDED if name in steps.keys()]
-        if taken:
-            raise ValueError(
-                f"samples have entries {', '.join(ADDED)} of their own; call yours other than "
-                f"{', '.join(map(repr, taken))}, such as {'step_' + taken[0]!r}"
-            )
-
-    def _extend(self, steps: StoredSteps, env: Tensor, priority: Tensor | None) -> Tensor:
-        num_closed, items = 0, []
-        for part in in_parts(steps.ends, self._ring.num_rows):
-            ends = steps.ends[part]
-            num_ends, rows = int(ends.sum()), slice(part.start * len(env), part.stop * len(env))
-            self.storage.append(steps.structure, [leaf[rows] for leaf in steps.rows])
-            if num_ends:
-                closing = [leaf[num_closed : num_closed + num_ends] for leaf in steps.closing]
-                self.storage.append(steps.structure, closing)
-                num_closed += num_ends
-            change = self._ring.append(steps.terminated[part], steps.truncated[part], env)
-            if priority is not None or self._priorities.expects:
-                given = None if priority is None else priority[part].reshape(-1)
-                self._priorities.expect(self._ring.row(change.item.view(-1)), given)
-            self._priorities.set(change.lost, 0.0)
-            self._priorities.admit(change.won)
-            items.append(change.item)
-        return torch.cat(items) if len(items) > 1 else items[0]
-
-    def add(
-        self,
-        step: TensorDict,
-        env: int | Sequence[int] | Tensor | None = None,
-        *,
-        priority: Tensor | None = None,
-    ) -> Tensor:
-        """Append one step [] of one environment, or [E] of several; gives numbers [] or [E].
-
-        >>> from raffia.data.segment import SegmentReplayBuffer
-        >>> from raffia.data.storage import TensorStorage
-        >>> buffer = SegmentReplayBuffer(TensorStorage(100), unroll_steps=1)
-        >>> no = torch.tensor([False, False])
-        >>> step = TensorDict(
-        ...     observation=torch.randn(2, 3), terminated=no, truncated=no, batch_size=[2]
-        ... )
-        >>> buffer.add(step), buffer.add(step[0], env=1)
-        (tensor([0, 1]), tensor(2))
-        """
-        if priority is not None:
-            priority = priority.unsqueeze(0)
-        return self.extend(step.unsqueeze(0), env, priority=priority)[0]
-
-    def cut(self, env: int | Sequence[int] | Tensor | None = None) -> int:
-        """Break off episodes that go on, as after a resume, when environments start over.
-
-        env: of which environments; without it of all. Returns how many episodes were broken off.
-
-        The newest step of each becomes the closing row, as the observation after it is not known.
-        The episode is truncated there.
-
-        >>> from raffia.data.segment import SegmentReplayBuffer
-        >>> from raffia.data.storage import TensorStorage
-        >>> buffer = SegmentReplayBuffer(TensorStorage(100), unroll_steps=5)
-        >>> no = torch.zeros(3, dtype=torch.bool)
-        >>> steps = TensorDict(
-        ...     observation=torch.arange(3), terminated=no, truncated=no, batch_size=[3]
-        ... )
-        >>> _ = buffer.extend(steps)
-        >>> buffer.cut(), len(buffer)
-        (1, 2)
-        """
-        with self._lock:
-            self._before_change()
-            cut = self._ring.cut(None if env is None else different(env))
-            self._priorities.set(cut.lost, 0.0)
-            self._priorities.admit(cut.won)
-            self._rows.close(cut.closing, cut.before[cut.before != cut.closing])
-            return len(cut.closing)
-
-    def _skip(self) -> None:
-        """Go on behind what the storage holds; steps between which some are missing are cut."""
-        missed = self.storage.total - self._ring.total
-        if missed > 0:
-            self.cut()
-            self._priorities.set(self._ring.skip(missed), 0.0)
 
     # -- segments go out
 
@@ -584,176 +346,7 @@ class SegmentReplayBuffer(Buffer):
             _refuse_unfinished(index, copied.added)
         return self._maker.build(self._maker.finish(copied))
 
-    def later(self, index: Tensor, fraction: Tensor) -> Tensor:
-        """For each step [n] the number of a state after it in its episode, for `entry`.
-
-        index: numbers of steps that can be drawn.
-        fraction: [n] float64 in [0, 1), how far on: 0 gives the next state, and uniform numbers
-            give those after with equal probability, the closing row included.
-        Raises IndexError for other numbers.
-
-        >>> from raffia.data.segment import SegmentReplayBuffer
-        >>> from raffia.data.storage import TensorStorage
-        >>> buffer = SegmentReplayBuffer(TensorStorage(100), unroll_steps=1)
-        >>> no = torch.zeros(9, dtype=torch.bool)
-        >>> _ = buffer.extend(TensorDict(
-        ...     observation=torch.arange(9), terminated=no, truncated=no, batch_size=[9]))
-        >>> later = buffer.later(torch.tensor([2, 2]), torch.tensor([0, 0.9], dtype=torch.float64))
-        >>> buffer.entry("observation", later)
-        tensor([3, 8])
-        """
-        index = numbers(index)
-        with self._lock:
-            self._refuse_undrawable(index)
-            return self._ring.item(self._ring.later(self._ring.row(index), fraction))
-
-    def entry(self, key: NestedKey, index: Tensor) -> Tensor:
-        """A stored entry of some rows [n] by their numbers: a copy [n, ...].
-
-        >>> from raffia.data.segment import SegmentReplayBuffer
-        >>> from raffia.data.storage import TensorStorage
-        >>> buffer = SegmentReplayBuffer(TensorStorage(100), unroll_steps=1)
-        >>> no = torch.zeros(3, dtype=torch.bool)
-        >>> index = buffer.extend(TensorDict(
-        ...     observation=torch.arange(3), terminated=no, truncated=no, batch_size=[3]))
-        >>> buffer.entry("observation", index[1:])
-        tensor([1, 2])
-        """
-        index = numbers(index)
-        with self._lock:
-            gone = index[~self._ring.holds(index)]
-            if len(gone):
-                raise IndexError(f"row {int(gone[0])} (and {len(gone) - 1} more) is not here")
-            return self.storage.entry(unravel_key_to_tuple(key), self._ring.row(index))
-
-    def _refuse_undrawable(self, index: Tensor) -> None:
-        unknown = index[~self._ring.can_draw(index)]
-        if len(unknown):
-            raise IndexError(
-                f"step {int(unknown[0])} (and {len(unknown) - 1} more) can't be read: it was "
-                "overwritten, or has too few rows after it yet, or is no step. "
-                "buffer.contains(index) tells which can be"
-            )
-
-    def contains(self, index: Tensor) -> Tensor:
-        """Whether these numbers are of steps that can be drawn and read: bool, of the shape of
-        index.
-
-        >>> from raffia.data.segment import SegmentReplayBuffer
-        >>> from raffia.data.storage import TensorStorage
-        >>> SegmentReplayBuffer(TensorStorage(100), unroll_steps=1).contains(torch.tensor([0]))
-        tensor([False])
-        """
-        with self._lock:
-            return self._ring.can_draw(numbers(index))
-
-    # -- what is known better later
-
-    def update_priority(self, index: Tensor, priority: Tensor | float) -> int:
-        """Change the priorities of steps; returns how many were left out, as they are gone.
-
-        index: numbers of steps, as a sample's "index". Where one stands twice, the last counts.
-        priority: of the same shape, or one for all; finite and >= 0.
-        Raises ValueError for another priority, IndexError for a number that there never was;
-        nothing is changed then.
-
-        >>> from raffia.data.segment import SegmentReplayBuffer
-        >>> from raffia.data.storage import TensorStorage
-        >>> buffer = SegmentReplayBuffer(TensorStorage(100), unroll_steps=0, alpha=0.6, beta=0.4)
-        >>> no = torch.zeros(9, dtype=torch.bool)
-        >>> steps = TensorDict(
-        ...     observation=torch.arange(9), terminated=no, truncated=no, batch_size=[9]
-        ... )
-        >>> _ = buffer.extend(steps)
-        >>> buffer.update_priority(torch.tensor([3, 5]), torch.tensor([0.5, 2.0]))
-        0
-        """
-        index, priority = numbers(index), torch.as_tensor(priority).detach().cpu()
-        if priority.ndim and priority.shape != index.shape:
-            raise ValueError(
-                f"index {list(index.shape)} needs priorities of that shape, or one for all; got "
-                f"{list(priority.shape)}"
-            )
-        self._priorities.require()
-        with self._lock:
-            self._before_change()
-            try:
-                gone = self._priorities.update(
-                    index, priority, self._ring.live, self._ring.drawable
-                )
-            except IndexError:
-                self._refuse_unknown(index, 0)
-                raise
-            return self._ignored(gone)
-
-    def update(self, index: Tensor, entries: TensorDict) -> int:
-        """Write entries of stored rows; returns how many were left out, as they are gone.
-
-        index: numbers of rows, such as a sample's "step_index" or a part of it; -1 is passed over.
-            Where one stands twice, the last counts.
-        entries: of the batch size `index.shape`: any of the stored ones, but for the flags that
-            mark where episodes end. To closing rows only those of `observation_keys` are written.
-            Of stacked frames it is the newest one that is stored.
-        Raises KeyError, ValueError or IndexError, and changes nothing, if they don't fit.
-
-        >>> from raffia.data.segment import SegmentReplayBuffer
-        >>> from raffia.data.storage import TensorStorage
-        >>> buffer = SegmentReplayBuffer(TensorStorage(100), unroll_steps=1)
-        >>> no = torch.zeros(9, dtype=torch.bool)
-        >>> steps = TensorDict(observation=torch.arange(9), value=torch.zeros(9), batch_size=[9])
-        >>> _ = buffer.extend(steps.update(dict(terminated=no, truncated=no)))
-        >>> index = buffer.read(torch.tensor([4]))["step_index"]
-        >>> buffer.update(index, TensorDict(value=torch.tensor([[0.5, 0.25]]), batch_size=[1, 2]))
-        0
-        >>> buffer.read(torch.tensor([3, 4]))["value"]
-        tensor([[0.0000, 0.5000],
-                [0.5000, 0.2500]])
-        """
-        index = numbers(index)
-        if entries.batch_size != index.shape:
-            raise ValueError(
-                f"index has the shape {list(index.shape)}, and entries the batch size "
-                f"{list(entries.batch_size)}: they should be the same"
-            )
-        with self._lock:
-            self._before_change()
-            values = self._rows.fitting(entries.reshape(-1))
-            self._refuse_unknown(index, -1)
-            index = index.reshape(-1)
-            known = self._ring.holds(index)
-            position = known.nonzero()[:, 0]
-            if len(position):
-                rows = self._ring.row(index[position])
-                chosen = {path: value[position.to(value.device)] for path, value in values.items()}
-                self._rows.write(rows, chosen, self._ring.kind[rows] < CLOSED_TERMINATED)
-            return self._ignored(int((index >= 0).sum()) - int(known.sum()))
-
-    def _ignored(self, count: int) -> int:
-        self.num_ignored += count
-        return count
-
-    def _refuse_unknown(self, index: Tensor, least: int) -> None:
-        wrong = index[(index < least) | (index >= self._ring.total)]
-        if len(wrong):
-            raise IndexError(
-                f"there never was a step {int(wrong[0])}: {self._ring.total} rows came in so "
-                'far. Pass the "index" or "step_index" of a sample. Nothing was changed'
-            )
-
-    # -- keeping
-
-    def empty(self) -> None:
-        """Throw all steps away; numbers start at 0 again.
-
-        >>> from raffia.data.segment import SegmentReplayBuffer
-        >>> from raffia.data.storage import TensorStorage
-        >>> SegmentReplayBuffer(TensorStorage(100), unroll_steps=1).empty()
-        """
-        with self._lock:
-            self._before_change()
-            self.storage.clear()
-            self._ring.clear()
-            self._priorities.clear()
+    # -- saving
 
     def state_dict(self) -> dict[str, Any]:
         """All steps, and the state of sampling: nested dicts of tensors (copies) and numbers.
