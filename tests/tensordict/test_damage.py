@@ -16,6 +16,7 @@ import tempfile
 import time
 
 import pytest
+import safetensors
 import torch
 from torch import nn
 
@@ -401,6 +402,30 @@ def test_killed_while_saving(tmp_path):
         process.stdout.close()
         td = TensorDict.load(path)
         assert td["a"].unique().tolist() == [int(td["i"])]
+
+
+def test_a_file_that_is_replaced_while_it_is_read(tmp_path, monkeypatch):
+    path, opened = tmp_path / "td.safetensors", safetensors.safe_open
+    TensorDict(a=torch.zeros(3)).save(tmp_path / "td.safetensors")
+    TensorDict(b=torch.ones(2), a=torch.ones(5)).save(tmp_path / "new.safetensors")
+
+    def replaced(*args, **kwargs):
+        if (tmp_path / "new.safetensors").exists():
+            os.replace(tmp_path / "new.safetensors", path)
+        return opened(*args, **kwargs)
+
+    monkeypatch.setattr(safetensors, "safe_open", replaced)
+    assert list(TensorDict.load(path).keys()) == ["b", "a"]
+
+
+def test_a_dtype_that_only_the_library_of_safetensors_knows(tmp_path):
+    entries = {"a": ("F8_E8M0", [2], [0, 2]), "b": ("U8", [3], [2, 5])}
+    header = {k: dict(dtype=d, shape=s, data_offsets=at) for k, (d, s, at) in entries.items()}
+    text = json.dumps(header).encode()
+    data = len(text).to_bytes(8, "little") + text + bytes([127, 128, 1, 2, 3])
+    (tmp_path / "td.safetensors").write_bytes(data)
+    td = TensorDict.load(tmp_path / "td.safetensors")
+    assert td["a"].float().tolist() == [1.0, 2.0] and td["b"].tolist() == [1, 2, 3]
 
 
 class TestWriteAtomically:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from io import BufferedReader
 from typing import Any, BinaryIO
 
 import safetensors
@@ -153,17 +154,21 @@ def raw_bytes(tensor: Tensor) -> memoryview:
     >>> bytes(raw_bytes(torch.tensor([1, 2], dtype=torch.uint8)))
     b'\\x01\\x02'
     """
-    plain = tensor.detach().cpu().as_subclass(Tensor).resolve_conj().resolve_neg().contiguous()
-    flat: Any = plain.reshape(-1).view(torch.uint8).numpy()
+    return memory_of(
+        tensor.detach().cpu().as_subclass(Tensor).resolve_conj().resolve_neg().contiguous()
+    )
+
+
+def memory_of(tensor: Tensor) -> memoryview:
+    """The bytes of a plain, contiguous tensor where they are: what is written there is its value.
+
+    >>> plain = torch.tensor([1, 2], dtype=torch.uint8)
+    >>> memory_of(plain)[0] = 3
+    >>> plain
+    tensor([3, 2], dtype=torch.uint8)
+    """
+    flat: Any = tensor.reshape(-1).view(torch.uint8).numpy()
     return memoryview(flat)
-
-
-def checksum_of(file: BinaryIO, header: bytes, known: str) -> str:
-    """The checksum of a file that has been read up to the end of its header."""
-    found = hashlib.sha256(header.replace(known.encode(), NO_CHECKSUM.encode(), 1))
-    while data := file.read(1 << 20):
-        found.update(data)
-    return found.hexdigest()
 
 
 class FileReader(Reader):
@@ -176,32 +181,48 @@ class FileReader(Reader):
 
     def read(self) -> Any:
         """The container in this file."""
-        with open_plain(self.path, follows_links=True) as file:
-            with (
-                foreign_reader(self.path, "it is no safetensors file, or not all of it"),
-                safetensors.safe_open(self.path, framework="pt") as opened,
-            ):
-                metadata = opened.metadata() or {}
-                for name in opened.keys():  # noqa: SIM118, as it is not a mapping
-                    # A copy: that of the library is a map of the file, which may be changed later.
-                    found = opened.get_tensor(name).clone()
-                    if self.device is not None:
-                        found = found.to(self.device, non_blocking=self.non_blocking)
-                    self.tensors[name] = found
+        with (
+            open_plain(self.path, follows_links=True) as file,
+            foreign_reader(self.path, "it is no safetensors file, or not all of it"),
+            safetensors.safe_open(self.path, framework="pt") as opened,
+        ):
+            if os.stat(self.path).st_ino != os.fstat(file.fileno()).st_ino:
+                return self.read()  # another process has replaced it meanwhile
+            metadata = opened.metadata() or {}
             header = file.read(int.from_bytes(file.read(8), "little"))
-            if not metadata.keys() & {RECORD, CHECKSUM}:  # another program's
-                parse_json(self.path, header, deepest=None)  # no name is there twice
-                return rebuild(self, record_of_all(self.tensors))
             known = metadata.get(CHECKSUM, "")
-            if len(known) != 64 or checksum_of(file, header, known) != known:
-                if os.stat(self.path).st_ino != os.fstat(file.fileno()).st_ino:
-                    return self.read()  # another process has replaced it meanwhile
-                self.fail("its content is not what was saved: the checksum differs")
+            checksum = hashlib.sha256(header.replace(known.encode(), NO_CHECKSUM.encode(), 1))
+            found = {}
+            for name in opened.offset_keys():  # one behind the other, which the library has seen to
+                found[name], data = self.next_tensor(file, opened, name)
+                checksum.update(data)
+            self.tensors = {name: found[name] for name in opened.keys()}  # noqa: SIM118, no mapping
+        if not metadata.keys() & {RECORD, CHECKSUM}:  # another program's
+            parse_json(self.path, header, deepest=None)  # no name is there twice
+            return rebuild(self, record_of_all(self.tensors))
+        if len(known) != 64 or checksum.hexdigest() != known:
+            self.fail("its content is not what was saved: the checksum differs")
         if RECORD not in metadata:
             self.fail("its record is missing")
         record = parse_json(self.path, metadata[RECORD], deepest=None)
         check_version(self.path, record)
         return rebuild(self, record)
+
+    def next_tensor(self, file: BufferedReader, opened: Any, name: str) -> tuple[Tensor, Any]:
+        """The tensor whose bytes come next in the file, and these bytes."""
+        listed = opened.get_slice(name)
+        dtype = FILE_DTYPES.get(listed.get_dtype())
+        if dtype is None:  # one that only the library knows
+            out = opened.get_tensor(name).clone()
+            data: Any = file.read(out.nbytes)
+        else:
+            out = torch.empty(listed.get_shape(), dtype=dtype, device="cpu")
+            data = memory_of(out)
+            if file.readinto(data) != len(data):
+                self.fail("it has become shorter")
+        if self.device is not None:
+            out = out.to(self.device, non_blocking=self.non_blocking)
+        return out, data
 
     def tensor(self, entry: Record) -> Tensor:
         name, dtype, shape = entry.get("tensor"), self.dtype(entry["dtype"]), entry.get("shape")
