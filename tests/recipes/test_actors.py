@@ -21,9 +21,11 @@ from raffia.recipes.population_config import PopulationConfig
 from raffia.recipes.run_folder import write_config
 from raffia.recipes.running import resume_run, train_run
 from raffia.recipes.scale_config import ActorsConfig, EngineConfig
+from raffia.report import write_report
 from raffia.report.folder import read_run
 from raffia.report.plots import spent
 from raffia.train.checkpoint import Checkpoints
+from raffia.train.experiment import RunError
 from raffia.train.session import TrainingSession
 from tests.recipes.killing import KillingEngine
 from tests.recipes.runs import Quiet
@@ -179,6 +181,19 @@ def test_actors_share_the_environments_evenly():
         EngineConfig(name="process", address="auto")
 
 
+@pytest.mark.parametrize("kind", ["actors", "reanalyzers", "evaluators"])
+def test_devices_that_workers_can_not_have_are_refused(kind, tmp_path):
+    with pytest.raises(ValueError, match=rf"{kind}.device=cuda and no {kind}: set {kind}.num=1"):
+        with_all(SMOKE, **{f"{kind}__device": "cuda"})
+    there = {f"{kind}__num": 1, f"{kind}__device": "cuda"}
+    with pytest.raises(ValueError, match=rf"{kind}.gpus=0: it would give them no card"):
+        with_all(SMOKE, engine__name="ray", engine__address="auto", **there)
+    there[f"{kind}__device"] = "gpu"
+    with pytest.raises(RunError, match=rf"{kind}.device='gpu' can't be used: it knows no such"):
+        train_run(EFFICIENTZERO, with_all(SMOKE, **there), tmp_path / "run", view=Quiet())
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("given", ["make_env", "networks"])
 def test_what_a_config_can_not_name_can_not_be_played_elsewhere(given, tmp_path):
     own = {"make_env": lambda *args, **options: run_module.MAKE_ENV(*args, **options)}
@@ -200,12 +215,13 @@ def test_without_ray_nothing_is_written(tmp_path, monkeypatch):
 def test_the_settings_of_the_engine_get_there(tmp_path):
     config = with_all(
         SMOKE,
-        actors=ActorsConfig(num=2, cpus=0.5),
+        actors=ActorsConfig(num=2, cpus=0.5, gpus=0.25),
         engine=EngineConfig(max_restarts=7, patience_seconds=3.0),
     )
     with closing(EfficientZeroExperiment(config, tmp_path, Quiet())) as run:
         pool = run.collector.pool
-        assert (pool.max_restarts, pool.patience, pool.needs.cpus) == (7, 3.0, 0.5)
+        assert (pool.max_restarts, pool.patience) == (7, 3.0)
+        assert (pool.needs.cpus, pool.needs.gpus) == (0.5, 0.25)
 
 
 def test_the_address_of_a_cluster_gets_there(monkeypatch):
@@ -225,3 +241,23 @@ def test_waiting_is_no_activity_beside_those_that_wait(tmp_path):
     run = read_run(tmp_path / "run")
     assert {"waited_for_actors_seconds", "waited_for_batches_seconds"} <= {*run.of("train")[-1]}
     assert spent(run) and not any("waited" in name for name in spent(run))
+
+
+class Watching(Quiet):
+    """Remembers what it was last shown."""
+
+    def show(self, status):
+        self.latest = status
+
+
+def test_what_workers_cost_is_shown_and_reported(tmp_path, monkeypatch):
+    engine = ChaosEngine(2, lost=0.3)
+    monkeypatch.setattr(workers, "make_engine", lambda config, message: engine)
+    config = with_all(AHEAD, actors__num=2, engine__max_restarts=50)
+    view = Watching()
+    train_run(EFFICIENTZERO, config, tmp_path / "run", view=view)
+    assert 0 < view.latest.waiting <= 1 and view.latest.staleness >= AHEAD.actors.ahead
+    row = read_run(tmp_path / "run").of("train")[-1]
+    assert view.latest.worker_restarts == row["actor_restarts"] > 0
+    page = write_report([tmp_path / "run"]).read_text()
+    assert "waited for actors" in page and f">{row['actor_restarts']:.0f}</td>" in page

@@ -263,7 +263,8 @@ def test_settings_that_can_not_be_are_refused():
 
 
 def test_the_settings_of_evaluators_get_there(tmp_path):
-    config = with_all(LATE, evaluators=EvaluatorsConfig(num=2, join_after=7, cpus=0.25))
+    config = with_all(LATE, evaluators=EvaluatorsConfig(num=2, join_after=7, cpus=0.25, gpus=0.5))
     with closing(EfficientZeroExperiment(config, tmp_path, Quiet())) as run:
         pool = run.evaluations.pool
-        assert (pool.num_workers, pool.needs.cpus, run.evaluations.join_after) == (2, 0.25, 7)
+        assert (pool.num_workers, run.evaluations.join_after) == (2, 7)
+        assert (pool.needs.cpus, pool.needs.gpus) == (0.25, 0.5)

@@ -193,6 +193,8 @@ SETTINGS = {
     "engine.patience_seconds": ACROSS + "test_the_settings_of_the_engine_get_there",
     "evaluators.num": EVALUATORS + "test_how_many_evaluators_play_changes_nothing",
     "evaluators.join_after": EVALUATORS + "test_a_resume_joins_what_was_open",
+    "evaluators.device": EVALUATORS + "test_evaluators_compute_on_their_device",
+    "evaluators.gpus": EVALUATORS + "test_the_settings_of_evaluators_get_there",
     "evaluators.cpus": EVALUATORS + "test_the_settings_of_evaluators_get_there",
     "learners.state": LEARNERS + "test_each_process_holds_its_part_alone",
     "learners.sums": LEARNERS + "test_sums_in_order_are_those_of_any_number_of_parts",

@@ -11,7 +11,7 @@ from raffia.lazy import imported
 from raffia.recipes.algorithm import ALGORITHMS
 from raffia.recipes.ilql import experiment as run_module
 from raffia.recipes.ilql import train
-from raffia.recipes.ilql.evaluators import evaluator_config
+from raffia.recipes.ilql.evaluators import EvaluateRole, evaluator_config
 from raffia.recipes.ilql.experiment import ILQLExperiment
 from raffia.recipes.population_config import PopulationConfig
 from raffia.recipes.run_folder import write_config
@@ -185,10 +185,20 @@ def test_settings_that_can_not_be_are_refused():
 
 
 def test_the_settings_of_evaluators_get_there(tmp_path):
-    config = with_all(LATE, evaluators__num=2, evaluators__cpus=0.5, engine__max_restarts=7)
+    config = with_all(LATE, evaluators__num=2, evaluators__cpus=0.5, evaluators__gpus=0.25)
+    config = with_all(config, engine__max_restarts=7)
     (tmp_path / "run").mkdir()
     with closing(ILQLExperiment(config, tmp_path / "run", Quiet())) as experiment:
         evaluations = experiment.evaluations
         pool = evaluations.pool
-        assert (pool.num_workers, pool.needs.cpus, pool.max_restarts) == (2, 0.5, 7)
+        assert (pool.num_workers, pool.max_restarts) == (2, 7)
+        assert (pool.needs.cpus, pool.needs.gpus) == (0.5, 0.25)
         assert evaluations.join_after == 3 and "evaluations_open" in experiment.extra_metrics(0)
+
+
+def test_evaluators_compute_on_their_device(tmp_path):
+    config = with_all(LATE, evaluators__num=1, evaluators__device="meta")
+    role = EvaluateRole(evaluator_config(config, tmp_path, None), 0)
+    assert {one.device.type for one in role.networks.model.parameters()} == {"meta"}
+    with pytest.raises(ValueError, match=r"evaluators.device=cuda and no evaluators"):
+        with_all(NOW, evaluators__device="cuda")

@@ -92,6 +92,8 @@ def test_a_run_goes_on_whatever_dies_and_how_often_it_stops(tmp_path):
 
             assert session.run(stop).reason == "stopped"
         assert experiment.followers.num_restarts == 1
+        metrics = experiment.extra_metrics(0)
+        assert metrics["waited_for_learners_seconds"] > 0 and metrics["learner_restarts"] == 1
         assert experiment.followers.num_broadcasts == 2
     assert resume_run(folder, view=Quiet()).reason == "finished"
     assert digest(folder) == parts

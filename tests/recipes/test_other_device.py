@@ -16,7 +16,12 @@ from raffia.algorithms.efficientzero.planning import Planner
 from raffia.algorithms.efficientzero.stacked import StackedPlanner
 from raffia.envs.env import Box, Discrete, EnvSpec
 from raffia.envs.make import make_env
+from raffia.recipes.algorithm import ALGORITHMS
+from raffia.recipes.efficientzero.actors import ActorRole, actor_config
+from raffia.recipes.efficientzero.evaluators import EvaluateRole
 from raffia.recipes.efficientzero.experiment import EfficientZeroExperiment
+from raffia.recipes.efficientzero.reanalyzers import ReanalyzeRole
+from raffia.recipes.running import train_run
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.session import TrainingSession
 from tests import elsewhere
@@ -112,6 +117,31 @@ def test_networks_and_states_lie_on_the_device(tmp_path):
     assert run.actor.device.type == run.reanalyze_planner.device.type == "meta"
     assert run.collector.collect(run._act_first, 1)["observation"].device.type == "cpu"
     run.close()
+
+
+@pytest.mark.parametrize("role", [ActorRole, ReanalyzeRole, EvaluateRole])
+@pytest.mark.parametrize("device", ["meta", ""])
+def test_workers_search_on_their_device(role, device):
+    """Those whose device is the run's search there."""
+    kinds = {ActorRole: "actors", ReanalyzeRole: "reanalyzers", EvaluateRole: "evaluators"}
+    there = {f"{kinds[role]}__device": device, f"{kinds[role]}__num": 1}
+    config = with_all(VECTOR, device="cpu" if device else "meta", **there)
+    with closing(role(actor_config(config), 0)) as made:
+        assert made.planner.device.type == "meta"
+
+
+@pytest.mark.gpu
+def test_workers_on_a_gpu_play_and_make_batches(tmp_path):
+    there = dict(device="cuda", ahead=2, num=1)
+    changes = {
+        f"{kind}__{name}": value
+        for kind in ("actors", "reanalyzers")
+        for name, value in there.items()
+    }
+    config = with_all(VECTOR, evaluators__num=1, evaluators__device="cuda", **changes)
+    assert (
+        train_run(ALGORITHMS["efficientzero"], config, tmp_path, view=Quiet()).reason == "finished"
+    )
 
 
 if __name__ == "__main__":

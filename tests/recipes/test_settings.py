@@ -298,13 +298,16 @@ SETTINGS = {
     "actors.num": "tests/recipes/test_actors.py::test_how_many_actors_play_changes_nothing",
     "actors.ahead": ("vector", 2, "made"),
     "actors.weights_every": ("vector", 2, "made"),
+    "actors.device": "tests/recipes/test_other_device.py::test_workers_search_on_their_device",
     "actors.cpus": "tests/recipes/test_actors.py::test_the_settings_of_the_engine_get_there",
+    "actors.gpus": "tests/recipes/test_actors.py::test_the_settings_of_the_engine_get_there",
     "reanalyzers.num": (
         "tests/recipes/test_reanalyzers.py::test_how_many_reanalyzers_there_are_changes_nothing"
     ),
     "reanalyzers.ahead": (
         "tests/train/test_ahead.py::test_a_batch_is_drawn_ahead_and_made_with_the_weights_of_then"
     ),
+    "reanalyzers.device": "tests/recipes/test_other_device.py::test_workers_search_on_their_device",
     "reanalyzers.cpus": (
         "tests/recipes/test_reanalyzers.py::test_the_settings_of_reanalyzers_get_there"
     ),
@@ -326,6 +329,10 @@ SETTINGS = {
     ),
     "learners.state": (
         "tests/recipes/test_efficientzero_learners.py::test_what_processes_can_not_share_is_refused"
+    ),
+    "evaluators.device": "tests/recipes/test_other_device.py::test_workers_search_on_their_device",
+    "evaluators.gpus": (
+        "tests/recipes/test_evaluators.py::test_the_settings_of_evaluators_get_there"
     ),
     "evaluators.cpus": (
         "tests/recipes/test_evaluators.py::test_the_settings_of_evaluators_get_there"

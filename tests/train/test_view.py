@@ -82,6 +82,17 @@ def test_a_plain_line_says_all_of_it():
     )
 
 
+WORKERS = replace(STATUS, waiting=0.125, staleness=8.0, worker_restarts=2)
+
+
+def test_what_workers_cost_is_shown():
+    stream = io.StringIO()
+    PlainView(stream).show(WORKERS)
+    assert "12 % waiting for workers, 8 updates stale, 2 restarts" in stream.getvalue()
+    assert "12 % waiting for workers · 8 updates stale · 2 restarts" in "".join(drawn(WORKERS, 80))
+    assert "workers" not in "".join(drawn(STATUS, 80))
+
+
 def test_the_state_before_the_end_is_printed_when_a_run_breaks_off():
     now, stream = [0.0], io.StringIO()
     with (

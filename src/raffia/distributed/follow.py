@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Self, cast, get_args
@@ -19,6 +20,7 @@ from torch import Tensor
 from raffia.distributed.data_parallel import mean_over, part_of
 from raffia.distributed.engine import Lost, Needs, RoleError, Worker, Workers, make_role
 from raffia.distributed.group import LOCALHOST, Group, Meeting, Sums
+from raffia.distributed.pool import waiting_metrics
 from raffia.distributed.process import ProcessEngine
 from raffia.distributed.shards import gathered, shard_grads
 from raffia.learner import Learner
@@ -84,6 +86,7 @@ class Followers:
         self.max_restarts, self.patience = max_restarts, patience
         self.num_restarts = 0
         self.num_broadcasts = 0
+        self.seconds_waited = 0.0
         self._engine = ProcessEngine() if engine is None else engine
         self._engine.require([Workers(role, num)])
         self._needs = Needs(cpus=num_threads or torch.get_num_threads())
@@ -138,7 +141,8 @@ class Followers:
                 for index in range(self.num):
                     self._ask(index, SUM)
                 assert self._group is not None
-                update, metrics = mean_over(self._group, state, *own)
+                with self._waiting():
+                    update, metrics = mean_over(self._group, state, *own)
                 self._take_all()
                 break
             except Lost as error:
@@ -280,8 +284,24 @@ class Followers:
         self._open[index] += 1  # even if it is gone, which is then found out
         worker.ask(TensorDict({"word": torch.tensor(word), **given}))
 
+    def metrics(self) -> dict[str, float]:
+        """Seconds that were waited for followers and sums, and restarts of followers, so far."""
+        return waiting_metrics("learners", "learner", self.seconds_waited, self.num_restarts)
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds_waited += time.monotonic() - began
+
     def _take_all(self) -> None:
         """Wait until all have done what they were told."""
+        with self._waiting():
+            self._take_answers()
+
+    def _take_answers(self) -> None:
         for index, worker in enumerate(self._workers):
             while worker is not None and self._open[index]:
                 try:

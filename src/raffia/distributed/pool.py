@@ -15,7 +15,19 @@ from typing import Any
 from raffia.distributed.engine import ONE_CPU, Engine, Lost, Needs, RoleError, Worker, Workers
 from raffia.tensordict.tensordict import TensorDict
 
-__all__ = ["Pool"]
+__all__ = ["Pool", "waiting_metrics"]
+
+
+def waiting_metrics(what: str, worker: str, seconds: float, restarts: int) -> dict[str, float]:
+    """The names under which logs, views and reports find what waiting for workers has cost.
+
+    >>> waiting_metrics("batches", "reanalyzer", 2.5, 1)
+    {'waited_for_batches_seconds': 2.5, 'reanalyzer_restarts': 1.0}
+    """
+    return {
+        f"waited_for_{what}_seconds": round(seconds, 3),
+        f"{worker}_restarts": float(restarts),
+    }
 
 
 @dataclass
@@ -77,6 +89,18 @@ class Pool:
     def worker(self, index: int) -> Worker | None:
         """A worker, if it is running."""
         return self._workers[index]
+
+    def metrics(self, what: str, worker: str) -> dict[str, float]:
+        """Seconds that were waited for the answers, and restarts of workers, so far.
+
+        what, worker: names of the answers and of one worker.
+
+        >>> from raffia.distributed.engine import InlineEngine
+        >>> pool = Pool(InlineEngine(), "raffia.distributed.check_engine:Counter", "{}", 2)
+        >>> pool.metrics("turns", "actor")
+        {'waited_for_turns_seconds': 0.0, 'actor_restarts': 0.0}
+        """
+        return waiting_metrics(what, worker, self.seconds_waited, self.num_restarts)
 
     def ask(self, worker: int, key: int, task: TensorDict, weights: Any = None) -> None:
         """Ask for a task; each worker's keys rise."""

@@ -25,14 +25,16 @@ def device_trouble(name: str) -> str:
     return ""
 
 
-def require_device(name: str) -> None:
+def require_device(name: str, setting: str = "device") -> None:
     """RunError unless torch can use this device here.
+
+    setting: where it is named.
 
     >>> require_device("cpu")
     """
     if why := device_trouble(name):
         raise RunError(
-            f"device={name!r} can't be used: {why}. Take cpu, or cuda where torch sees a GPU"
+            f"{setting}={name!r} can't be used: {why}. Take cpu, or cuda where torch sees a GPU"
         )
 
 

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 
 from raffia.distributed.engine import Engine, InlineEngine, Workers
 from raffia.distributed.pool import Pool
-from raffia.recipes.scale_config import EngineConfig, EvaluatorsConfig
+from raffia.recipes.devices import require_device
+from raffia.recipes.scale_config import (
+    ActorsConfig,
+    EngineConfig,
+    EvaluatorsConfig,
+    ReanalyzersConfig,
+)
 from raffia.tensordict.tensordict import TensorDict
 
 __all__ = [
@@ -20,11 +26,13 @@ __all__ = [
     "describe_evaluators",
     "make_engine",
     "make_pool",
+    "require_devices",
     "several",
     "try_engine",
     "where",
 ]
 
+HasDevice = ActorsConfig | ReanalyzersConfig | EvaluatorsConfig
 NUM_CALLS = 50
 NUM_BYTES = 16 * 2**20
 
@@ -68,6 +76,16 @@ def make_pool(engine: Engine, workers: Workers, config: str, settings: EngineCon
         max_restarts=settings.max_restarts,
         patience=settings.patience_seconds,
     )
+
+
+def require_devices(engine: EngineConfig, kinds: Mapping[str, HasDevice]) -> None:
+    """RunError where workers of this machine are to compute on a device that is not there.
+
+    >>> require_devices(EngineConfig(), {"evaluators": EvaluatorsConfig(num=1)})
+    """
+    for kind, one in kinds.items():
+        if engine.name != "ray" and one.device:
+            require_device(one.device, f"{kind}.device")
 
 
 def describe_engine(engine: Engine) -> str:

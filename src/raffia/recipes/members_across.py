@@ -173,10 +173,7 @@ class MembersAcross:
 
     def metrics(self) -> dict[str, float]:
         """What a row of means tells: seconds waited for workers so far, and their restarts."""
-        return {
-            "waited_for_members_seconds": round(self.pool.seconds_waited, 3),
-            "member_restarts": float(self.pool.num_restarts),
-        }
+        return self.pool.metrics("members", "member")
 
     def close(self) -> None:
         """End the workers."""

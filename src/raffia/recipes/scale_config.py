@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -54,13 +55,16 @@ class ActorsConfig:
     num: int = 0  # workers, among which the environments are divided; 0: the loop plays
     ahead: int = 0  # updates between asking for a turn and learning from it; makes another run
     weights_every: int = 1  # updates from one version of actors' weights to the next; makes another
+    device: str = "cpu"  # where they search; "": the run's
     cpus: float = 1.0  # of each, for Ray
+    gpus: float = 0.0  # of each, for Ray; a share where several are to search on one card
 
     def __post_init__(self) -> None:
         check_types(self)
-        check_least(self, 0, "num", "ahead")
+        check_least(self, 0, "num", "ahead", "gpus")
         check_least(self, 1, "weights_every")
         check_above_zero(self, "cpus")
+        check_device("actors", self.device, self.play_elsewhere)
 
     @property
     def play_elsewhere(self) -> bool:
@@ -78,6 +82,7 @@ class ReanalyzersConfig:
 
     num: int = 0  # workers; 0: the loop makes them
     ahead: int = 0  # updates between drawing a batch and learning from it; makes another run
+    device: str = ""  # where they search; "": the run's
     cpus: float = 1.0  # of each, for Ray
     gpus: float = 0.0  # of each, for Ray; a share where several are to search on one card
 
@@ -85,6 +90,7 @@ class ReanalyzersConfig:
         check_types(self)
         check_least(self, 0, "num", "ahead", "gpus")
         check_above_zero(self, "cpus")
+        check_device("reanalyzers", self.device, self.play_elsewhere)
 
     @property
     def play_elsewhere(self) -> bool:
@@ -102,17 +108,59 @@ class EvaluatorsConfig:
 
     num: int = 0  # workers; 0: the loop plays
     join_after: int = 0  # updates from the one that is evaluated to the one that waits for its row
+    device: str = "cpu"  # where they compute; "": the run's
     cpus: float = 1.0  # of each, for Ray
+    gpus: float = 0.0  # of each, for Ray
 
     def __post_init__(self) -> None:
         check_types(self)
-        check_least(self, 0, "num", "join_after")
+        check_least(self, 0, "num", "join_after", "gpus")
         check_above_zero(self, "cpus")
+        check_device("evaluators", self.device, self.play_elsewhere)
 
     @property
     def play_elsewhere(self) -> bool:
         """Whether evaluations are asked for and joined, and not played in the loop when due."""
         return self.num > 0 or self.join_after > 0
+
+
+def check_device(kind: str, device: str, is_used: bool) -> None:
+    """ValueError for a device of workers that there are not.
+
+    >>> check_device("actors", "cuda", is_used=False)
+    Traceback (most recent call last):
+    ...
+    ValueError: actors.device=cuda and no actors: set actors.num=1, or leave actors.device out
+    """
+    if device not in ("", "cpu") and not is_used:
+        raise ValueError(
+            f"{kind}.device={device} and no {kind}: set {kind}.num=1, or leave {kind}.device out"
+        )
+
+
+def check_cards(
+    engine: EngineConfig,
+    workers: Mapping[str, ActorsConfig | ReanalyzersConfig | EvaluatorsConfig],
+    device: str,
+) -> None:
+    """ValueError for workers on cards of a Ray cluster, which gives them none.
+
+    device: of the run.
+
+    >>> far = EngineConfig(name="ray", address="auto")
+    >>> check_cards(far, {"actors": ActorsConfig(num=1, device="cuda")}, "cpu")
+    Traceback (most recent call last):
+    ...
+    ValueError: actors.device=cuda on a Ray cluster with actors.gpus=0: it would give them no card;
+    set actors.gpus, such as actors.gpus=0.5
+    """
+    for kind, one in workers.items():
+        where = one.device or device
+        if engine.address and one.play_elsewhere and where.startswith("cuda") and not one.gpus:
+            raise ValueError(
+                f"{kind}.device={where} on a Ray cluster with {kind}.gpus=0: it would give them no "
+                f"card; set {kind}.gpus, such as {kind}.gpus=0.5"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,6 +29,7 @@ from raffia.report.plots import (
     training_panels,
 )
 from raffia.report.wording import NONE, decoding_label, duration, figure, plural
+from raffia.report.workers import head_of, worker_heads, worker_row
 
 _MOST_SHOWN = 4  # configurations of which stretches of time are shown
 _MOST_SETTINGS = 24  # that differ, as they stand; those of other algorithms fill pages
@@ -102,6 +103,10 @@ def speed(groups: Sequence[Group]) -> Html:
                 parts.append(el("figure", caption, drawn))
         rows = [_time_row(run, times[run], names) for run in runs]
         parts.append(table(["run", *names, "total"], rows, numeric=range(1, len(names) + 2)))
+    if heads := worker_heads(runs):
+        rows = [worker_row(run, heads) for run in runs]
+        names = ["run", *map(head_of, heads)]
+        parts += [el("h3", "Workers"), table(names, rows, numeric=range(1, len(names)))]
     return join(parts)
 
 

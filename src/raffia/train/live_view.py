@@ -42,6 +42,7 @@ from raffia.train.view import (
     progress,
     rate,
     score,
+    worker_parts,
 )
 
 __all__ = ["LiveView", "make_view"]
@@ -160,6 +161,8 @@ class StatusPanel:
         else:
             numbers = Group(counts, returns)
         parts: list[RenderableType] = [self._bar(), Text(), numbers]
+        if workers := worker_parts(self._status):
+            parts += [Text(), Text(" · ".join(workers), style="dim")]
         if self._status.losses:
             parts += [Text(), *self._losses(width - 4)]
         yield Panel(

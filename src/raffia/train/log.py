@@ -29,6 +29,7 @@ class Log:
             num_env_steps=plan.num_env_steps,
         )
         self._before: tuple[float, dict[str, int]] | None = None  # seconds, counts
+        self._waited = 0.0  # seconds for workers, up to the last row
 
     def __call__(self, state: TensorDict, metrics: TensorDict) -> None:
         """Take in the metrics of an update, and write the rows that are due."""
@@ -64,10 +65,27 @@ class Log:
         if not means:
             return
         values = {**means, **self._rates(update), **self._experiment.clock.take()}
-        self._write("train", update, values | self._experiment.extra_metrics(update))
+        extra = self._experiment.extra_metrics(update)
+        self._write("train", update, values | extra)
+        self._workers(extra)
         losses = {name: mean for name, mean in means.items() if name.endswith("loss")}
         self.status = replace(self.status, losses=losses)
         self._mark(update)
+
+    def _workers(self, extra: Mapping[str, float]) -> None:
+        """Show what workers cost: `Pool.metrics` names what is counted since the session began."""
+        waits = [value for name, value in extra.items() if name.startswith("waited_for_")]
+        if not waits or self._before is None:
+            return
+        took = max(self._records.seconds - self._before[0], 1e-9)
+        waited, self._waited = sum(waits) - self._waited, sum(waits)
+        restarts = [value for name, value in extra.items() if name.endswith("_restarts")]
+        self.status = replace(
+            self.status,
+            waiting=min(1.0, max(0.0, waited / took)),
+            staleness=extra.get("staleness"),
+            worker_restarts=int(sum(restarts)),
+        )
 
     def _write(self, kind: str, update: int, values: Mapping[str, Any]) -> None:
         env_step = self._experiment.num_env_steps

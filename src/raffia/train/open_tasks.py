@@ -22,11 +22,7 @@ class OpenTasks:
 
     def _metrics(self, what: str, worker: str, num_open: int) -> dict[str, float]:
         """What a row of means tells: open tasks, seconds waited and restarts so far."""
-        return {
-            f"{what}_open": float(num_open),
-            f"waited_for_{what}_seconds": round(self.pool.seconds_waited, 3),
-            f"{worker}_restarts": float(self.pool.num_restarts),
-        }
+        return {f"{what}_open": float(num_open), **self.pool.metrics(what, worker)}
 
     def close(self) -> None:
         """End the workers."""

@@ -119,8 +119,7 @@ class Turns(OpenTasks):
         return {
             "turns_open": float(self.num_open),
             "staleness": float(self.staleness),
-            "waited_for_actors_seconds": round(self.pool.seconds_waited, 3),
-            "actor_restarts": float(self.pool.num_restarts),
+            **self.pool.metrics("actors", "actor"),
         }
 
     def take_ended(self) -> list[EndedEpisode]:

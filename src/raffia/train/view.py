@@ -38,6 +38,9 @@ class Status:
     best_return: float | None = None  # the best mean return of all evaluations
     evaluated_return: float | None = None  # mean return of the latest evaluation
     losses: Mapping[str, float] = field(default_factory=dict)
+    waiting: float | None = None  # fraction of the latest time that went by waiting for workers
+    staleness: float | None = None  # updates that acting weights are behind; None: no actors
+    worker_restarts: int = 0  # in this session
 
     @property
     def fraction_done(self) -> float:
@@ -148,8 +151,25 @@ def plain_parts(status: Status) -> list[str]:
         ("simulations/s", status.simulations_per_second),
     ]
     parts += [f"{rate(value)} {name}" for name, value in rates if value is not None]
+    parts += [", ".join(worker_parts(status))] if status.waiting is not None else []
     known = [f"{label(name)} {value:.3f}" for name, value in status.losses.items()]
     return parts + ([", ".join(known)] if known else [])
+
+
+def worker_parts(status: Status) -> list[str]:
+    """What there is to say of workers; nothing for a run that has none.
+
+    >>> worker_parts(Status(waiting=0.125, staleness=8.0, worker_restarts=1))
+    ['12 % waiting for workers', '8 updates stale', '1 restart']
+    """
+    if status.waiting is None:
+        return []
+    parts = [f"{percent(status.waiting)} waiting for workers"]
+    if status.staleness is not None:
+        parts.append(f"{status.staleness:,.0f} updates stale")
+    if num := status.worker_restarts:
+        parts.append(f"{num:,} restart{'' if num == 1 else 's'}")
+    return parts
 
 
 def duration(seconds: float | None) -> str:

@@ -121,7 +121,9 @@ class ActorRole:
             frame_stack=run.env.frame_stack,
         )
         self.planner = make_planner(
-            make_networks(run, self.env.spec), replace(run, device="cpu"), self.env.spec
+            make_networks(run, self.env.spec),
+            replace(run, device=run.actors.device or run.device),
+            self.env.spec,
         )
         self._version = -1
 

@@ -21,6 +21,7 @@ from raffia.recipes.scale_config import (
     EvaluatorsConfig,
     LearnersConfig,
     ReanalyzersConfig,
+    check_cards,
 )
 
 __all__ = [
@@ -46,8 +47,11 @@ MAY_CHANGE = (
     "env.step_timeout_seconds",
     "engine.",
     "actors.num",
+    "actors.device",
     "actors.cpus",
+    "actors.gpus",
     "reanalyzers.num",
+    "reanalyzers.device",
     "reanalyzers.cpus",
     "reanalyzers.gpus",
     "evaluators.",
@@ -174,6 +178,12 @@ class EfficientZeroRun(EfficientZeroConfig):
                 "environments, which are not as many for each: take env.num_envs="
                 f"{(self.env.num_envs // self.actors.num + 1) * self.actors.num}"
             )
+        kinds = {
+            "actors": self.actors,
+            "reanalyzers": self.reanalyzers,
+            "evaluators": self.evaluators,
+        }
+        check_cards(self.engine, kinds, self.device)
         num_workers = self.actors.num + self.reanalyzers.num + self.evaluators.num
         num_workers += self.population.workers
         if self.engine.name != "inline" and not num_workers:

@@ -43,7 +43,8 @@ class EvaluateRole:
         self._records = run.evaluate.record != "none"
         self.evaluator = Evaluator(run, record=self._records)
         spec = self.evaluator.env.spec
-        self.planner = make_planner(make_networks(run, spec), replace(run, device="cpu"), spec)
+        there = replace(run, device=run.evaluators.device or run.device)
+        self.planner = make_planner(make_networks(run, spec), there, spec)
 
     def load(self, state: TensorDict) -> None:
         """It has no state."""

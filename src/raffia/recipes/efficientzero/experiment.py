@@ -18,6 +18,7 @@ from torch import Tensor
 from raffia.algorithms.efficientzero.actor import act, act_at_random
 from raffia.algorithms.efficientzero.learner import EfficientZeroLearner, ModelFactory
 from raffia.distributed.data_parallel import DataParallel
+from raffia.distributed.follow import Followers
 from raffia.envs.env import BatchEnv, EnvSpec
 from raffia.envs.make import make_env, require_batch
 from raffia.evolution.population import BATCH_SIZE
@@ -115,6 +116,7 @@ class EfficientZeroExperiment(Experiment):
                 pool = workers.pool("population")
                 self.across = MembersAcross(self.members.learner, pool, batches=None)
                 self.learner = opened.enter_context(closing(self.across))
+            self.followers: Followers | None = None
             if config.learners.num > 1:
                 self.followers = opened.enter_context(closing(make_followers(config)))
                 self.learner = DataParallel(self.learner, self.followers)
@@ -231,6 +233,8 @@ class EfficientZeroExperiment(Experiment):
             found |= self.ahead.metrics()
         if self.across is not None:
             found |= self.across.metrics()
+        if self.followers is not None:
+            found |= self.followers.metrics()
         return found | self.evaluations.metrics()
 
     # -- playing and learning

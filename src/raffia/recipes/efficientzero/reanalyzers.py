@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -106,7 +107,8 @@ class ReanalyzeRole:
         self.config = run = from_json(EfficientZeroRun, json.loads(config)["run"])
         env = make_env(one_env(run.env))
         try:
-            self.planner = make_planner(make_networks(run, env.spec), run, env.spec)
+            there = replace(run, device=run.reanalyzers.device or run.device)
+            self.planner = make_planner(make_networks(run, env.spec), there, env.spec)
         finally:
             env.close()
         self._version = -1

@@ -9,7 +9,14 @@ from raffia.distributed.engine import InlineEngine, Needs, Workers
 from raffia.distributed.pool import Pool
 from raffia.recipes.efficientzero.actors import actor_config
 from raffia.recipes.efficientzero.config import EfficientZeroRun
-from raffia.recipes.engines import describe_evaluators, make_engine, make_pool, several, where
+from raffia.recipes.engines import (
+    describe_evaluators,
+    make_engine,
+    make_pool,
+    require_devices,
+    several,
+    where,
+)
 from raffia.train.shard_batches import holds
 
 __all__ = ["RunWorkers", "describe_workers"]
@@ -47,6 +54,9 @@ class RunWorkers:
                 "the config alone. Register the environment with Gymnasium and name it in env.id, "
                 f"or leave {others[0]}.* as they are"
             )
+        require_devices(
+            config.engine, {kind: getattr(config, kind) for kind in used if kind != "population"}
+        )
         self._engine = make_engine(config.engine, message) if used else InlineEngine()
         with contextlib.ExitStack() as failed:
             failed.callback(self._engine.close)
@@ -64,7 +74,7 @@ class RunWorkers:
             cpus = float(self._config.num_threads)
             return Workers(ROLES[kind], self._config.population.workers, Needs(cpus=cpus))
         found = getattr(self._config, kind)
-        needs = Needs(cpus=found.cpus, gpus=getattr(found, "gpus", 0.0))
+        needs = Needs(cpus=found.cpus, gpus=found.gpus)
         return Workers(ROLES[kind], max(1, found.num), needs)
 
     def pool(self, kind: str) -> Pool:

@@ -9,7 +9,7 @@ from raffia.algorithms.ilql.config import ILQLConfig
 from raffia.envs.checked import check_above_zero, check_choices, check_least, check_types
 from raffia.recipes.efficientzero.config import CheckpointConfig
 from raffia.recipes.population_config import PopulationConfig
-from raffia.recipes.scale_config import EngineConfig, EvaluatorsConfig, LearnersConfig
+from raffia.recipes.scale_config import EngineConfig, EvaluatorsConfig, LearnersConfig, check_cards
 
 __all__ = [
     "BranchingSettings",
@@ -319,6 +319,7 @@ class ILQLRun(ILQLConfig):
                 f"engine.name={engine} and no workers: set population.size=4 and "
                 "population.workers=2, or evaluators.num=1, or leave engine.name out"
             )
+        check_cards(self.engine, {"evaluators": self.evaluators}, self.device)
         if self.evaluators.play_elsewhere and self.population.size > 1:
             raise ValueError(
                 f"evaluators.* with population.size={self.population.size}: a population evolves "

@@ -86,7 +86,7 @@ def evaluate_agent(
 
 
 class EvaluateRole:
-    """Plays an evaluation for each task, on the CPU; see `raffia.train.evaluations.Evaluations`.
+    """Plays an evaluation for each task; see `raffia.train.evaluations.Evaluations`.
 
     Data and a language model are read from the run's folder, which must be there, too.
 
@@ -107,7 +107,8 @@ class EvaluateRole:
         # Games follow from the config; of files the folder has the tokens.
         self.corpus = make_corpus(run, None if run.task == "wordle" else folder)
         self.make_env = find_environment(run, told["env"], self.corpus.tokenizer)
-        self.networks = Networks(run, making=making_of(run, folder))
+        device = run.evaluators.device or run.device
+        self.networks = Networks(run, device, making=making_of(run, folder))
 
     def load(self, state: TensorDict) -> None:
         """It has no state."""

@@ -16,7 +16,13 @@ from raffia.evolution.population import member_seeds
 from raffia.functional.seeds import derive_seed
 from raffia.learner import Accumulate, Learner, step_of
 from raffia.recipes.devices import compiled, require_device
-from raffia.recipes.engines import describe_evaluators, make_engine, make_pool, where
+from raffia.recipes.engines import (
+    describe_evaluators,
+    make_engine,
+    make_pool,
+    require_devices,
+    where,
+)
 from raffia.recipes.ilql.config import ILQLRun
 from raffia.recipes.ilql.data import (
     describe_corpus,
@@ -74,6 +80,8 @@ class ILQLExperiment(Experiment):
         self.config = config
         self.plan = plan_of(config)
         require_device(config.device)
+        if config.evaluators.play_elsewhere:
+            require_devices(config.engine, {"evaluators": config.evaluators})
         self.corpus = make_corpus(config, folder)
         refuse_unfit(config, self.corpus.tokenizer)
         self.make_env = find_environment(config, make_env, self.corpus.tokenizer)
@@ -186,10 +194,12 @@ class ILQLExperiment(Experiment):
 
     def extra_metrics(self, update: int) -> dict[str, float]:
         """The learning rate; of a population each member has its own, in rows of generations."""
-        if self.members is not None:
-            return {} if self.across is None else self.across.metrics()
-        found = {"learning_rate": self.networks.learning_rate(update)}
-        return found if self.evaluations is None else found | self.evaluations.metrics()
+        found = {}
+        if self.members is None:
+            found["learning_rate"] = self.networks.learning_rate(update)
+        for elsewhere in (self.across, self.followers, self.evaluations):
+            found |= {} if elsewhere is None else elsewhere.metrics()
+        return found
 
     def evolve(self, state: TensorDict) -> tuple[TensorDict, dict[str, Any]] | None:
         """The next generation of a population."""
@@ -236,7 +246,8 @@ class ILQLExperiment(Experiment):
                 raise
             return None
         role = f"{EvaluateRole.__module__}:{EvaluateRole.__name__}"
-        workers = Workers(role, max(1, elsewhere.num), Needs(cpus=elsewhere.cpus))
+        needs = Needs(cpus=elsewhere.cpus, gpus=elsewhere.gpus)
+        workers = Workers(role, max(1, elsewhere.num), needs)
         engine = self.engine if elsewhere.play_elsewhere and self.engine else InlineEngine()
         return Evaluations(
             make_pool(engine, workers, text, config.engine),
