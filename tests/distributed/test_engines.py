@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import closing
 from functools import partial
 
 import pytest
@@ -48,10 +49,53 @@ def test_the_contract_is_kept_by_processes():
     check_engine(ProcessEngine, kill)
 
 
+def test_the_contract_is_kept_by_processes_with_spares():
+    check_engine(partial(ProcessEngine, spares=1), kill)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_the_contract_is_kept_by_ray():
-    check_engine(partial(RayEngine, num_cpus=4), kill)
+@pytest.mark.parametrize("spares", [0, 1])
+def test_the_contract_is_kept_by_ray(spares):
+    check_engine(partial(RayEngine, num_cpus=4, spares=spares), kill)
+
+
+def asked(worker):
+    worker.ask(add(1))
+    return int(worker.take(60.0)["total"])
+
+
+def test_a_spare_is_the_worker_that_is_started_next():
+    with closing(ProcessEngine(spares=1)) as engine:
+        engine.require([Workers(COUNTER, 1)])
+        first = engine.start(COUNTER, "{}", 0)
+        (idle,) = engine._idle
+        kill(first)
+        second = engine.start(COUNTER, '{"start": 5}', 3)
+        assert second is idle and second.index == 3 and asked(second) == 6
+        (idle,) = engine._idle
+        kill(idle)  # one that has died is none
+        idle._process.join()
+        third = engine.start(COUNTER, "{}", 0)
+        assert third is not idle and asked(third) == 1
+        (idle,) = engine._idle
+    assert not idle.is_alive
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_spare_of_ray_is_the_worker_that_is_started_next():
+    with closing(RayEngine(num_cpus=2, spares=1)) as engine:
+        engine.require([Workers(COUNTER, 1)])
+        with pytest.raises(ValueError, match="engine.spares"):
+            engine.require([Workers(COUNTER, 2)])
+        first = engine.start(COUNTER, "{}", 0)
+        assert asked(first) == 1
+        ((idle,),) = engine._idle.values()
+        pid = engine._ray.get(idle.handle.greeting.remote())[1]
+        kill(first)
+        second = engine.start(COUNTER, '{"start": 5}', 3)
+        assert second.pid == pid and asked(second) == 6
 
 
 class Broken(InlineEngine):
@@ -232,7 +276,8 @@ if __name__ == "__main__":
         worker.ask(TensorDict(add=torch.tensor(1)), ref)
         worker.take(60.0)
     workers[0].ask(TensorDict(add=torch.tensor(1), sleep=torch.tensor(60.0)))
-    print(ref, *[worker.pid for worker in workers], flush=True)
+    idle = getattr(engine, "_idle", [])
+    print(ref, *[worker.pid for worker in [*workers, *idle]], flush=True)
     time.sleep(60)
 """
 
@@ -258,7 +303,8 @@ def processes_of(folder):
 
 
 @pytest.mark.parametrize(
-    "engine", ["ProcessEngine()", pytest.param("RayEngine(num_cpus=2)", marks=pytest.mark.slow)]
+    "engine",
+    ["ProcessEngine(spares=1)", pytest.param("RayEngine(num_cpus=2)", marks=pytest.mark.slow)],
 )
 def test_workers_leave_when_their_leader_is_killed(engine, tmp_path):
     program = tmp_path / "leader.py"

@@ -187,7 +187,7 @@ def test_devices_that_workers_can_not_have_are_refused(kind, tmp_path):
         with_all(SMOKE, **{f"{kind}__device": "cuda"})
     there = {f"{kind}__num": 1, f"{kind}__device": "cuda"}
     with pytest.raises(ValueError, match=rf"{kind}.gpus=0: it would give them no card"):
-        with_all(SMOKE, engine__name="ray", engine__address="auto", **there)
+        with_all(SMOKE, **there, engine=EngineConfig(name="ray", address="auto"))
     there[f"{kind}__device"] = "gpu"
     with pytest.raises(RunError, match=rf"{kind}.device='gpu' can't be used: it knows no such"):
         train_run(EFFICIENTZERO, with_all(SMOKE, **there), tmp_path / "run", view=Quiet())
@@ -229,6 +229,17 @@ def test_the_address_of_a_cluster_gets_there(monkeypatch):
     monkeypatch.setattr("raffia.distributed.ray.RayEngine", lambda *args, **kw: given.append(args))
     make_engine(EngineConfig(name="ray", address="auto"))
     assert given == [("auto",)]
+
+
+def test_spares_get_there(monkeypatch):
+    with closing(make_engine(EngineConfig(name="process", spares=2))) as engine:
+        assert engine.spares == 2
+    given = []
+    monkeypatch.setattr("raffia.distributed.ray.RayEngine", lambda *args, **kw: given.append(kw))
+    make_engine(EngineConfig(name="ray", spares=3))
+    assert given[0]["spares"] == 3
+    with pytest.raises(ValueError, match="engine.spares=1 are idle processes, and all workers are"):
+        with_all(SMOKE, actors__num=2, engine__spares=1)
 
 
 def test_by_default_the_loop_plays():

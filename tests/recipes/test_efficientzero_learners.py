@@ -125,9 +125,11 @@ def test_a_run_goes_on_whatever_dies_and_how_often_it_stops(in_parts, tmp_path):
 
 def test_the_settings_of_the_engine_get_there(tmp_path):
     config = with_all(PLAIN, learners__num=2, engine__max_restarts=7, engine__patience_seconds=9.0)
+    config = with_all(config, engine__spares=1)
     with closing(EfficientZeroExperiment(config, tmp_path, Quiet())) as experiment:
         followers = experiment.followers
         assert (followers.max_restarts, followers.patience, followers.num) == (7, 9.0, 1)
+        assert followers._engine.spares == 1
 
 
 def test_what_processes_can_not_share_is_refused(tmp_path):

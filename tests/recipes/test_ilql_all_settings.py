@@ -190,6 +190,7 @@ SETTINGS = {
     "engine.name": ACROSS + "test_a_process_that_is_killed_makes_its_updates_again",
     "engine.address": ACROSS + "test_what_can_not_be_divided_is_refused",
     "engine.max_restarts": ACROSS + "test_the_settings_of_the_engine_get_there",
+    "engine.spares": "tests/recipes/test_learners.py::test_the_settings_of_the_engine_get_there",
     "engine.patience_seconds": ACROSS + "test_the_settings_of_the_engine_get_there",
     "evaluators.num": EVALUATORS + "test_how_many_evaluators_play_changes_nothing",
     "evaluators.join_after": EVALUATORS + "test_a_resume_joins_what_was_open",

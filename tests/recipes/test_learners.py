@@ -99,6 +99,16 @@ def test_a_run_goes_on_whatever_dies_and_how_often_it_stops(tmp_path):
     assert digest(folder) == parts
 
 
+def test_the_settings_of_the_engine_get_there(tmp_path):
+    settings = dict(max_restarts=7, patience_seconds=9.0, spares=1)
+    config = with_all(WORDLE, learners__num=2, **{f"engine__{k}": v for k, v in settings.items()})
+    (tmp_path / "run").mkdir()
+    with closing(ILQLExperiment(config, tmp_path / "run", Quiet())) as experiment:
+        followers = experiment.followers
+        assert (followers.max_restarts, followers.patience) == (7, 9.0)
+        assert followers._engine.spares == 1
+
+
 # ------------------------------------------------------------------------------- in parts
 
 SHARDED = {"learners__num": 2, "learners__state": "sharded"}

@@ -124,7 +124,7 @@ def test_networks_and_states_lie_on_the_device(tmp_path):
 def test_workers_search_on_their_device(role, device):
     """Those whose device is the run's search there."""
     kinds = {ActorRole: "actors", ReanalyzeRole: "reanalyzers", EvaluateRole: "evaluators"}
-    there = {f"{kinds[role]}__device": device, f"{kinds[role]}__num": 1}
+    there = {f"{kinds[role]}__num": 1, f"{kinds[role]}__device": device}
     config = with_all(VECTOR, device="cpu" if device else "meta", **there)
     with closing(role(actor_config(config), 0)) as made:
         assert made.planner.device.type == "meta"
@@ -132,16 +132,15 @@ def test_workers_search_on_their_device(role, device):
 
 @pytest.mark.gpu
 def test_workers_on_a_gpu_play_and_make_batches(tmp_path):
-    there = dict(device="cuda", ahead=2, num=1)
+    there = dict(num=1, ahead=2, device="cuda")
     changes = {
         f"{kind}__{name}": value
         for kind in ("actors", "reanalyzers")
         for name, value in there.items()
     }
     config = with_all(VECTOR, evaluators__num=1, evaluators__device="cuda", **changes)
-    assert (
-        train_run(ALGORITHMS["efficientzero"], config, tmp_path, view=Quiet()).reason == "finished"
-    )
+    result = train_run(ALGORITHMS["efficientzero"], config, tmp_path / "run", view=Quiet())
+    assert result.reason == "finished"
 
 
 if __name__ == "__main__":

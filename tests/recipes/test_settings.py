@@ -292,6 +292,7 @@ SETTINGS = {
     "engine.max_restarts": (
         "tests/recipes/test_actors.py::test_the_settings_of_the_engine_get_there"
     ),
+    "engine.spares": "tests/recipes/test_actors.py::test_spares_get_there",
     "engine.patience_seconds": (
         "tests/recipes/test_actors.py::test_the_settings_of_the_engine_get_there"
     ),

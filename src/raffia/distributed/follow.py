@@ -43,6 +43,7 @@ class Followers:
     sums: see `Group`.
     num_threads: of torch in each follower; None: as many as here, for sums may differ by it.
     max_restarts: how often followers may be lost in one update; once more is an error.
+    spares: processes kept ready to take the part of one that dies.
     patience: seconds without an answer, or within a sum, after which a follower is taken for dead.
 
     States are broadcast where they are not what `apply` gave last. A program that makes followers
@@ -69,6 +70,7 @@ class Followers:
         sums: Sums = "ring",
         num_threads: int | None = None,
         max_restarts: int = 3,
+        spares: int = 0,
         patience: float = 300.0,
         engine: ProcessEngine | None = None,
     ) -> None:
@@ -87,7 +89,7 @@ class Followers:
         self.num_restarts = 0
         self.num_broadcasts = 0
         self.seconds_waited = 0.0
-        self._engine = ProcessEngine() if engine is None else engine
+        self._engine = ProcessEngine(spares) if engine is None else engine
         self._engine.require([Workers(role, num)])
         self._needs = Needs(cpus=num_threads or torch.get_num_threads())
         told = {"role": role, "config": config, "size": num + 1, "sums": sums, "timeout": patience}

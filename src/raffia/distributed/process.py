@@ -6,11 +6,14 @@ whose leader is gone leaves by itself.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import multiprocessing
 import os
 import queue
 import signal
 import threading
+import time
 from collections.abc import Callable, Sequence
 from mmap import MAP_PRIVATE, PROT_READ, PROT_WRITE, mmap
 from multiprocessing.connection import Connection, wait
@@ -26,7 +29,8 @@ from raffia.tensordict.tensordict import TensorDict
 __all__ = ["ProcessEngine"]
 
 # The first byte of a message; before a task stand the length and the name of its weights.
-LOAD, TASK, END, ANSWER, ERROR = b"L", b"T", b"Q", b"A", b"E"
+MAKE, LOAD, TASK, END, ANSWER, ERROR = b"M", b"L", b"T", b"Q", b"A", b"E"
+PAUSE = 2.0  # seconds before a spare loads, that whoever was started with it may load first
 
 
 class ProcessEngine:
@@ -34,6 +38,9 @@ class ProcessEngine:
 
     A program that starts one is imported by its workers: what it runs stands under
     `if __name__ == "__main__":`.
+
+    spares: processes that have imported the roles of `require` already and wait for the next
+        start, such as in place of a worker that died.
 
     >>> import torch
     >>> engine = ProcessEngine()
@@ -44,9 +51,11 @@ class ProcessEngine:
     >>> engine.close()
     """
 
-    def __init__(self) -> None:
+    def __init__(self, spares: int = 0) -> None:
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["raffia.distributed.process"])
+        self.spares, self._roles = spares, list[str]()
+        self._idle: list[ProcessWorker] = []  # no role was made of them yet
         self._workers: list[ProcessWorker] = []
         self._weights: dict[str, SharedMemory] = {}
         self._finalize = Finalize(self, _free, args=(self._weights,), exitpriority=5)
@@ -55,12 +64,18 @@ class ProcessEngine:
         """There is room: processes share what the machine has."""
         for one in workers:
             find_role(one.role)
+            if one.role not in self._roles:
+                self._roles.append(one.role)
 
     def start(self, role: str, config: str, index: int, needs: Needs = ONE_CPU) -> ProcessWorker:
         """A process with this role; what is wrong with the role comes with its first answer."""
-        worker = ProcessWorker(self._context, role, config, index, needs)
+        self._idle = [one for one in self._idle if one.is_alive]
+        worker = self._idle.pop(0) if self._idle else ProcessWorker(self._context)
+        worker.make(role, config, index, needs)
         self._workers = [one for one in self._workers if one.is_alive]
         self._workers.append(worker)
+        while len(self._idle) < self.spares:
+            self._idle.append(ProcessWorker(self._context, self._roles))
         return worker
 
     def put(self, weights: TensorDict) -> str:
@@ -99,9 +114,9 @@ class ProcessEngine:
 
     def close(self) -> None:
         """End all workers and free all weights."""
-        for worker in self._workers:
+        for worker in [*self._workers, *self._idle]:
             worker.close()
-        self._workers = []
+        self._workers, self._idle = [], []
         _free(self._weights)
 
 
@@ -113,16 +128,15 @@ def _free(weights: dict[str, SharedMemory]) -> None:
 
 
 class ProcessWorker:
-    """See `ProcessEngine`."""
+    """See `ProcessEngine`.
 
-    def __init__(self, context: Any, role: str, config: str, index: int, needs: Needs) -> None:
-        self.index = index
+    roles: what it imports before it is told what to be.
+    """
+
+    def __init__(self, context: Any, roles: Sequence[str] = ()) -> None:
+        self.index = -1
         self._connection, theirs = context.Pipe()
-        self._process = context.Process(
-            target=_serve,
-            args=(theirs, role, config, index, needs.cpus),
-            name=f"raffia {role} {index}",
-        )
+        self._process = context.Process(target=_serve, args=(theirs, roles), name="raffia worker")
         self._process.start()
         theirs.close()
         self._finalize = Finalize(
@@ -139,6 +153,15 @@ class ProcessWorker:
         """The number of the process."""
         found: int = self._process.pid
         return found
+
+    def make(self, role: str, config: str, index: int, needs: Needs) -> None:
+        """Have it make its role."""
+        self.index = index
+        made_of = json.dumps([role, config, index, needs.cpus])
+        try:
+            self._send(MAKE, bytearray(b" " + made_of.encode()))
+        except Lost:
+            pass  # found out, with its last words, by whoever asks
 
     def load(self, state: TensorDict) -> None:
         """Stand there before the next task."""
@@ -207,23 +230,31 @@ def _end(connection: Connection, process: Any) -> None:
 # -- in the worker
 
 
-def _serve(connection: Connection, role: str, config: str, index: int, cpus: float) -> None:
+def _serve(connection: Connection, roles: Sequence[str]) -> None:
     """Do tasks until told to leave, or until the leader is gone."""
     import torch
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the leader's to act upon
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    torch.set_num_threads(max(1, int(cpus)))
     request_exact_products()
     messages: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     # Read at any time, so that a leader that asks never waits for a worker that answers.
     threading.Thread(target=_read, args=(connection, messages), daemon=True).start()
-    made = None
+    _wait(messages, PAUSE if roles else 0.0)
+    for name in roles:
+        with contextlib.suppress(RoleError):  # told when it is to be made
+            find_role(name)
+    made, made_of = None, ("", "", 0)  # a role, and what it is made of
     weights: tuple[str, TensorDict | None] = "", None
     while (data := messages.get())[:1] != END:
         try:
+            if data[:1] == MAKE:
+                role, config, index, cpus = json.loads(data[1:])
+                made_of = role, config, index
+                torch.set_num_threads(max(1, int(cpus)))
+                continue
             if made is None:
-                made = make_role(role, config, index)
+                made = make_role(*made_of)
             if data[:1] == LOAD:
                 made.load(unpack(bytearray(data), room=1))
                 continue
@@ -246,6 +277,13 @@ def _serve(connection: Connection, role: str, config: str, index: int, cpus: flo
     close: Callable[[], None] | None = getattr(made, "close", None)
     if close is not None:
         close()
+
+
+def _wait(messages: queue.SimpleQueue[bytes], seconds: float) -> None:
+    """Wait, if nothing has come yet."""
+    until = time.monotonic() + seconds
+    while messages.empty() and time.monotonic() < until:
+        time.sleep(0.01)
 
 
 class _Failed:

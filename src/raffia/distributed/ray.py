@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from raffia.distributed.arrays import pack, unpack
-from raffia.distributed.engine import ONE_CPU, Lost, Needs, Role, RoleError, Workers, make_role
+from raffia.distributed.engine import (
+    ONE_CPU,
+    Lost,
+    Needs,
+    Role,
+    RoleError,
+    Workers,
+    find_role,
+    make_role,
+)
 from raffia.distributed.ray_cluster import (
     Cluster,
     ClusterLostError,
@@ -38,6 +48,8 @@ HEALTH_CHECK = {
     "health_check_failure_threshold": 4,
 }
 
+SPARE_SECONDS = 0.5  # in which an idle actor answers, if it is there and has loaded
+
 MISSING = (
     "engine.name=ray needs Ray, which is not installed: pip install 'raffia[scale]'; or "
     "engine.name=process, for processes of this machine"
@@ -60,6 +72,8 @@ class RayEngine:
     address: of a cluster that runs, such as "auto" or "ray://head:10001"; "": one of this machine,
         which ends with the engine. Where the program has called `ray.init`, that cluster is used.
     num_cpus: of a cluster of this machine; None: as many as it has.
+    spares: idle actors, of each kind of needs, that have imported the roles of `require` and wait
+        for the next start, such as in place of a worker that died.
     message: is given a line for the user where a worker waits for room, after 10 seconds and each
         minute; None: it goes to standard error. Such a worker is waited for, however long.
 
@@ -73,6 +87,7 @@ class RayEngine:
         address: str = "",
         *,
         num_cpus: float | None = None,
+        spares: int = 0,
         message: Callable[[str], None] | None = None,
     ) -> None:
         os.environ.setdefault("RAY_TQDM_PATCH_PRINT", "0")  # else Ray replaces builtins.print
@@ -100,19 +115,38 @@ class RayEngine:
         )
         self._actor = ray.remote(max_restarts=0, max_task_retries=0)(_Actor)
         self._workers: list[RayWorker] = []
+        self.spares, self._roles = spares, list[str]()
+        self._idle: dict[Needs, list[_Spare]] = {}  # no role was made of them yet
 
     def require(self, workers: Sequence[Workers]) -> None:
         """ValueError if there never is room for all of them at once, RoleError if a machine can't
         import a role, VersionError if one has other versions: nothing has been started then."""
         self._cluster.require()
         machines = [node["Resources"] for node in self._cluster.machines()]
-        require_room(machines, workers)
+        kinds = {one.needs: one for one in workers}.values() if self.spares else ()
+        spares = [one._replace(role="of spares", num=self.spares) for one in kinds]
+        require_room(machines, [*workers, *spares])
         for role in {one.role: 0 for one in workers}:
             self._cluster.probe(role)
+            if role not in self._roles:
+                self._roles.append(role)
 
     def start(self, role: str, config: str, index: int, needs: Needs = ONE_CPU) -> RayWorker:
         """An actor of this role, on any machine that has room for it."""
         self._cluster.require()
+        handle, group = self._ready_spare(needs) or self._start(needs)
+        handle.make.remote(role, config, index)
+        name = f"{role.rpartition(':')[2]} {index}"
+        worker = RayWorker(self._cluster, handle, index, Room(self._cluster, group, name, needs))
+        self._workers = [one for one in self._workers if not one.is_closed]
+        self._workers.append(worker)
+        idle = self._idle.setdefault(needs, [])
+        while len(idle) < self.spares:
+            idle.append(self._start(needs, self._roles))
+        return worker
+
+    def _start(self, needs: Needs, roles: Sequence[str] = ()) -> _Spare:
+        """An actor without a role, that imports these, and its room."""
         takes = {"CPU": needs.cpus, "GPU": needs.gpus}
         group = self._ray.util.placement_group([{name: n for name, n in takes.items() if n}])
         handle = self._actor.options(
@@ -121,12 +155,31 @@ class RayEngine:
             scheduling_strategy=self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
                 group, 0
             ),
-        ).remote(role, config, index, max(1, int(needs.cpus)))
-        name = f"{role.rpartition(':')[2]} {index}"
-        worker = RayWorker(self._cluster, handle, index, Room(self._cluster, group, name, needs))
-        self._workers = [one for one in self._workers if not one.is_closed]
-        self._workers.append(worker)
-        return worker
+        ).remote(max(1, int(needs.cpus)), roles)
+        return _Spare(handle, group)
+
+    def _ready_spare(self, needs: Needs) -> _Spare | None:
+        """One that answers; those that do not are ended, as a worker may need their room."""
+        found = None
+        for one in self._idle.pop(needs, []):
+            if found is None and self._answers(one):
+                found = one
+            elif found is None:
+                self._end(one)
+            else:
+                self._idle.setdefault(needs, []).append(one)
+        return found
+
+    def _answers(self, spare: _Spare) -> bool:
+        try:
+            self._ray.get(spare.handle.greeting.remote(), timeout=SPARE_SECONDS)
+        except (self._ray.exceptions.RayError, self._ray.exceptions.GetTimeoutError):
+            return False
+        return True
+
+    def _end(self, spare: _Spare) -> None:
+        self._ray.kill(spare.handle)
+        self._ray.util.remove_placement_group(spare.group)
 
     def put(self, weights: TensorDict) -> Any:
         """The weights in the object store."""
@@ -144,9 +197,20 @@ class RayEngine:
         """End all workers, and the cluster if it was started here."""
         for worker in self._workers:
             worker.close()
-        self._workers = []
+        idle = [one for some in self._idle.values() for one in some]
+        if idle and self._cluster.is_there():
+            for one in idle:
+                self._end(one)
+        self._workers, self._idle = [], {}
         if self._is_ours:
             self._ray.shutdown()
+
+
+class _Spare(NamedTuple):
+    """An actor of Ray's without a role, and the room that it has."""
+
+    handle: Any
+    group: Any
 
 
 class RayWorker:
@@ -233,13 +297,19 @@ class RayWorker:
 class _Actor:
     """A role in a process of Ray's; errors of the role are answers."""
 
-    def __init__(self, role: str, config: str, index: int, num_threads: int) -> None:
+    def __init__(self, num_threads: int, roles: Sequence[str]) -> None:
         torch.set_num_threads(num_threads)
         request_exact_products()
-        self._made_of = role, config, index
+        for name in roles:
+            with contextlib.suppress(RoleError):  # told when it is to be made
+                find_role(name)
+        self._made_of = "", "", 0
         self._role: Role | None = None
         self._failed = ""
         self._weights: tuple[str, TensorDict | None] = "", None
+
+    def make(self, role: str, config: str, index: int) -> None:
+        self._made_of = role, config, index
 
     def greeting(self) -> tuple[dict[str, str], int]:
         return versions(), os.getpid()

@@ -92,7 +92,8 @@ def require_room(machines: Sequence[dict[str, float]], workers: Sequence[Workers
                 raise ValueError(
                     f"{num} workers of {_several(takes)} each ({role.rpartition(':')[2]}) find no "
                     f"room in the Ray cluster, whose machines have {'; '.join(have) or 'none'}: "
-                    "take fewer, give each less (actors.cpus, reanalyzers.gpus), or add machines"
+                    "take fewer (also of engine.spares), give each less (actors.cpus, "
+                    "reanalyzers.gpus), or add machines"
                 )
             for name, number in takes.items():
                 machine[name] -= number

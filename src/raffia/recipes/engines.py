@@ -50,11 +50,11 @@ def make_engine(config: EngineConfig, message: Callable[[str], None] | None = No
     if config.name == "process":
         from raffia.distributed.process import ProcessEngine
 
-        return ProcessEngine()
+        return ProcessEngine(config.spares)
     if config.name == "ray":
         from raffia.distributed.ray import RayEngine
 
-        return RayEngine(config.address, message=message)
+        return RayEngine(config.address, spares=config.spares, message=message)
     return InlineEngine()
 
 

@@ -28,6 +28,8 @@ class EngineConfig:
     name: Literal["inline", "process", "ray"] = "inline"  # this process, others, a Ray cluster
     address: str = ""  # of a Ray cluster, such as auto; none: one of this machine for this run
     max_restarts: int = 3  # of one worker without a task done in between; more is an error
+    # Idle processes that have loaded already, for whoever dies; on Ray so many of each kind.
+    spares: int = 0
     # Without an answer after so long a worker is taken for dead. One that ends is noticed at once;
     # a first turn may compile kernels for half a minute.
     patience_seconds: float = 300.0
@@ -35,7 +37,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         check_types(self)
         check_choices(self)
-        check_least(self, 0, "max_restarts")
+        check_least(self, 0, "max_restarts", "spares")
         check_above_zero(self, "patience_seconds")
         if self.address and self.name != "ray":
             raise ValueError(
@@ -135,6 +137,22 @@ def check_device(kind: str, device: str, is_used: bool) -> None:
     if device not in ("", "cpu") and not is_used:
         raise ValueError(
             f"{kind}.device={device} and no {kind}: set {kind}.num=1, or leave {kind}.device out"
+        )
+
+
+def check_spares(engine: EngineConfig, learners: LearnersConfig) -> None:
+    """ValueError for spares of workers that are in this process.
+
+    >>> check_spares(EngineConfig(spares=1), LearnersConfig())
+    Traceback (most recent call last):
+    ...
+    ValueError: engine.spares=1 are idle processes, and all workers are in this one: set
+    engine.name=process or ray, or learners.num, or leave engine.spares out
+    """
+    if engine.spares and engine.name == "inline" and learners.num == 1:
+        raise ValueError(
+            f"engine.spares={engine.spares} are idle processes, and all workers are in this one: "
+            "set engine.name=process or ray, or learners.num, or leave engine.spares out"
         )
 
 

@@ -22,6 +22,7 @@ from raffia.recipes.scale_config import (
     LearnersConfig,
     ReanalyzersConfig,
     check_cards,
+    check_spares,
 )
 
 __all__ = [
@@ -178,12 +179,13 @@ class EfficientZeroRun(EfficientZeroConfig):
                 "environments, which are not as many for each: take env.num_envs="
                 f"{(self.env.num_envs // self.actors.num + 1) * self.actors.num}"
             )
-        kinds = {
+        kinds: dict[str, ActorsConfig | ReanalyzersConfig | EvaluatorsConfig] = {
             "actors": self.actors,
             "reanalyzers": self.reanalyzers,
             "evaluators": self.evaluators,
         }
         check_cards(self.engine, kinds, self.device)
+        check_spares(self.engine, self.learners)
         num_workers = self.actors.num + self.reanalyzers.num + self.evaluators.num
         num_workers += self.population.workers
         if self.engine.name != "inline" and not num_workers:

@@ -26,6 +26,7 @@ def make_followers(config: EfficientZeroRun) -> Followers:
         config.learners.num - 1,
         sums=config.learners.sums,
         max_restarts=config.engine.max_restarts,
+        spares=config.engine.spares,
         patience=config.engine.patience_seconds,
     )
 

@@ -9,7 +9,13 @@ from raffia.algorithms.ilql.config import ILQLConfig
 from raffia.envs.checked import check_above_zero, check_choices, check_least, check_types
 from raffia.recipes.efficientzero.config import CheckpointConfig
 from raffia.recipes.population_config import PopulationConfig
-from raffia.recipes.scale_config import EngineConfig, EvaluatorsConfig, LearnersConfig, check_cards
+from raffia.recipes.scale_config import (
+    EngineConfig,
+    EvaluatorsConfig,
+    LearnersConfig,
+    check_cards,
+    check_spares,
+)
 
 __all__ = [
     "BranchingSettings",
@@ -320,6 +326,7 @@ class ILQLRun(ILQLConfig):
                 "population.workers=2, or evaluators.num=1, or leave engine.name out"
             )
         check_cards(self.engine, {"evaluators": self.evaluators}, self.device)
+        check_spares(self.engine, self.learners)
         if self.evaluators.play_elsewhere and self.population.size > 1:
             raise ValueError(
                 f"evaluators.* with population.size={self.population.size}: a population evolves "

@@ -46,6 +46,9 @@ def make_followers(config: ILQLRun, folder: Path) -> Followers:
         _told(config, folder),
         config.learners.num - 1,
         sums=config.learners.sums,
+        max_restarts=config.engine.max_restarts,
+        spares=config.engine.spares,
+        patience=config.engine.patience_seconds,
     )
 
 
