@@ -48,7 +48,8 @@ def digest(folder):
     """Of the learner's state, the replay and what was written of evaluations."""
     found = Checkpoints(folder / "checkpoints").newest(print)
     code = hashlib.sha256()
-    for part in ("state", "replay"):
+    names = [name.removesuffix(".safetensors") for name in sorted(found.folder.files)]
+    for part in ["state", *(name for name in names if name.startswith("replay"))]:
         for key, value in sorted(found.tensors(part).items(True, True), key=str):
             code.update(str(key).encode() + value.contiguous().numpy().tobytes())
     return found.update, found.extras["evaluate"], code.hexdigest()

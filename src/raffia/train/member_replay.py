@@ -61,6 +61,15 @@ class SharedReplay:
         segments = _dated(self._buffer, batch_size)
         return segments.expand(self.size, *segments.batch_size)
 
+    def contains(self, index: Tensor) -> Tensor:
+        """Whether these numbers [P, B] are of steps that can be drawn and read."""
+        return self._buffer.contains(index)
+
+    def read(self, index: Tensor) -> TensorDict:
+        """The segments [P, B] that start at these steps, the same for each member."""
+        segments = self._buffer.read(index[0])
+        return segments.expand(self.size, *segments.batch_size)
+
     def update_priority(self, index: Tensor, priority: Tensor) -> None:
         """index, priority: [P, B]; a member whose priority of a segment is NaN does not count
         there."""
@@ -115,6 +124,15 @@ class OwnReplays:
     def sample(self, batch_size: int) -> TensorDict:
         """Windows [P, B]; see `SharedReplay`."""
         return stack([_dated(buffer, batch_size) for buffer in self.buffers])
+
+    def contains(self, index: Tensor) -> Tensor:
+        """Whether these numbers [P, B] are of steps that can be drawn and read."""
+        pairs = zip(self.buffers, index, strict=True)
+        return torch.stack([buffer.contains(at) for buffer, at in pairs])
+
+    def read(self, index: Tensor) -> TensorDict:
+        """The segments [P, B] that start at these steps, of each member its own."""
+        return stack([buffer.read(at) for buffer, at in zip(self.buffers, index, strict=True)])
 
     def update_priority(self, index: Tensor, priority: Tensor) -> None:
         """index, priority: [P, B]; NaN leaves one as it was."""

@@ -198,12 +198,6 @@ class EfficientZeroRun(EfficientZeroConfig):
                 f"evaluators.* with population.size={self.population.size}: a population evolves "
                 "by its evaluation, so the loop plays it: leave evaluators.* out"
             )
-        if self.reanalyzers.play_elsewhere and self.population.size > 1:
-            raise ValueError(
-                f"reanalyzers.* with population.size={self.population.size}: a generation changes "
-                "the networks that batches are made with, so the loop makes them: leave "
-                "reanalyzers.* out"
-            )
 
     def _check_shards(self) -> None:
         size, num_envs = self.replay.shards, self.env.num_envs

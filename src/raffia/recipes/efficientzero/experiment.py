@@ -41,6 +41,7 @@ from raffia.recipes.efficientzero.evaluators import episodes_of
 from raffia.recipes.efficientzero.followers import make_followers
 from raffia.recipes.efficientzero.reanalyzers import (
     BatchMaking,
+    MembersMaking,
     ShardMaking,
     batch_of,
     batch_of_shards,
@@ -162,7 +163,11 @@ class EfficientZeroExperiment(Experiment):
         if config.shards_elsewhere:
             self._making = making = ShardMaking(config, self.steps, self.guard)
             return BatchesOfShards(pool, making, **length)
-        self._making = BatchMaking(config, self.steps, self.guard)
+        self._making = (
+            BatchMaking(config, self.steps, self.guard)
+            if self.members is None
+            else MembersMaking(config, self.steps, self.guard, self.members, self.whole)
+        )
         return BatchesAhead(pool, self._making, **length)
 
     def _make_evaluations(self, workers: RunWorkers) -> Evaluations:
@@ -204,6 +209,8 @@ class EfficientZeroExperiment(Experiment):
         if self.members is None:
             return None
         self._reanalyze_is_current = False
+        if self.ahead is not None and isinstance(self._making, MembersMaking):
+            self._making.networks_changed()
         return self.members.evolve(self.whole(state))
 
     def whole(self, state: TensorDict) -> TensorDict:

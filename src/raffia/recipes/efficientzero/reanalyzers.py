@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -16,17 +16,20 @@ from raffia.data.segment import SegmentReplayBuffer
 from raffia.data.segment_shards import ReplayShards
 from raffia.data.segments import stacked
 from raffia.envs.make import make_env
+from raffia.evolution.population import BATCH_SIZE
 from raffia.functional.seeds import generator_for
 from raffia.learner import step_of
 from raffia.recipes.efficientzero.actors import make_networks, make_planner, one_env
 from raffia.recipes.efficientzero.config import EfficientZeroRun
 from raffia.recipes.efficientzero.data import SEARCHED, Replays
+from raffia.recipes.members import Members, weights_of_each
 from raffia.recipes.running import threads
 from raffia.search.errors import UnfitOutputError
 from raffia.tensordict.byte_tensors import bytes_to_tensor, tensor_to_bytes
 from raffia.tensordict.stack import cat
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.config import from_json
+from raffia.train.member_replay import OwnReplays, SharedReplay
 from raffia.train.nan_guard import NaNGuard
 from raffia.train.shard_batches import ShardMirrors
 
@@ -34,6 +37,7 @@ CHANGING = (*SEARCHED, "priority_weight", "total")  # of segments, from when the
 
 __all__ = [
     "BatchMaking",
+    "MembersMaking",
     "ReanalyzeRole",
     "ShardMaking",
     "batch_of",
@@ -140,7 +144,8 @@ class ReanalyzeRole:
         run, update, segments = self.config, int(task["update"]), task["segments"]
         if run.replay.shards == 1:
             whole = _with_stacks(segments, run.env.frame_stack)
-            return batch_of(run, self.planner, whole, update, int(task["total"]))
+            total = int(task["total"]) if "total" in task.keys() else segments["total"]
+            return batch_of(run, self.planner, whole, update, total)
         shards: list[int] = task["shards"].tolist()
         parts = segments.split(len(segments) // len(shards))
         with_frames = [
@@ -169,6 +174,17 @@ class BatchMaking:
     def __init__(self, config: EfficientZeroRun, replays: Replays, guard: NaNGuard) -> None:
         self._config, self._replays, self._guard = config, replays, guard
         self.num_simulations = 0  # of all batches that were taken
+
+    @property
+    def _best(self) -> int:
+        """Whose searched steps are written, where members share a replay."""
+        return 0
+
+    def _contains(self, index: Tensor) -> Tensor:
+        return self._replay.contains(index)
+
+    def _read(self, index: Tensor) -> TensorDict:
+        return self._replay.read(index)
 
     @property
     def _replay(self) -> SegmentReplayBuffer | ReplayShards:
@@ -200,7 +216,7 @@ class BatchMaking:
             self._guard.searched(state, self._whole(task["segments"]), why)
         self.num_simulations += int(answer["num_simulations"])
         if "fresh" in answer.keys():
-            self._replays.update(answer["fresh"], 0)
+            self._replays.update(answer["fresh"], self._best)
         batch: TensorDict = answer["batch"].to(self._config.device)
         return batch
 
@@ -211,7 +227,7 @@ class BatchMaking:
     def save(self, task: TensorDict) -> TensorDict:
         """The starts, and what may change in the replay; all, where steps were overwritten."""
         segments = task["segments"]
-        if self._replay.contains(segments["index"]).all():
+        if self._contains(segments["index"]).all():
             changing = [key for key in CHANGING if key in segments.keys()]
             segments = segments.select("index", *changing)
         else:
@@ -223,9 +239,79 @@ class BatchMaking:
         task, segments = saved.copy(), saved["segments"].copy()
         segments.batch_size = segments["index"].shape
         if "observation" not in segments.keys():
-            found = self.task(self._replay.read(segments["index"]))["segments"]
+            found = self.task(self._read(segments["index"]))["segments"]
             segments = found.update(segments)
         return task.set("segments", segments)
+
+
+class MembersMaking(BatchMaking):
+    """... of a population: each batch is of all members, in one search of their segments.
+
+    whole: of a learner's state, what workers have of it.
+
+    Legend: P members, B segments of each. Tasks have segments [P * B] with "member".
+    """
+
+    def __init__(
+        self,
+        config: EfficientZeroRun,
+        replays: Replays,
+        guard: NaNGuard,
+        members: Members,
+        whole: Callable[[TensorDict], TensorDict],
+    ) -> None:
+        super().__init__(config, replays, guard)
+        self._members, self._whole_state = members, whole
+        self._is_changed = True  # there may be other networks than those of the version before
+        self._version, self._weights = -1, TensorDict()
+
+    def networks_changed(self) -> None:
+        """A generation has changed the target networks, between two of their copies."""
+        self._is_changed = True
+
+    def weights(self, state: TensorDict) -> tuple[int, TensorDict]:
+        """The target networks, and the update after which they became what they are."""
+        update = step_of(state)
+        if self._is_changed or update % self._config.targets.target_interval == 0:
+            if update != self._version or self._is_changed:
+                self._weights = reanalyze_weights(self._whole_state(state)).clone()
+            self._version, self._is_changed = update, False
+        return self._version, self._weights
+
+    def task(self, segments: TensorDict) -> TensorDict:  # [P, B]
+        """The segments of all members; each has its own "total"."""
+        size, each = segments.batch_size
+        flat = segments.reshape(-1)
+        own = flat.exclude("observation").clone()
+        own["member"] = torch.arange(size).repeat_interleave(each)
+        self._take_frames(own, flat["observation"])
+        return TensorDict(segments=own)
+
+    def batch(self, state: TensorDict, task: TensorDict, answer: TensorDict) -> TensorDict:
+        """The batch [P, B]."""
+        batch = super().batch(state, task, answer).reshape(self._config.population.size, -1)
+        if BATCH_SIZE in state["hyper"].keys():
+            batch["weight"] = weights_of_each(batch["weight"], state["hyper", BATCH_SIZE])
+        return batch
+
+    @property
+    def _best(self) -> int:
+        return self._members.best
+
+    def _contains(self, index: Tensor) -> Tensor:
+        return self._of_members.contains(self._by_member(index)).reshape(-1)
+
+    def _read(self, index: Tensor) -> TensorDict:
+        return self._of_members.read(self._by_member(index))
+
+    def _by_member(self, index: Tensor) -> Tensor:
+        return index.view(self._config.population.size, -1)
+
+    @property
+    def _of_members(self) -> SharedReplay | OwnReplays:
+        found = self._replays.replay
+        assert isinstance(found, SharedReplay | OwnReplays)
+        return found
 
 
 class ShardMaking(BatchMaking):
