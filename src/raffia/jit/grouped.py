@@ -7,6 +7,7 @@ lie one after the other costs little more than one program would.
 import functools
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -64,34 +65,28 @@ class _BoundGroup:
         written: Tensor,
     ) -> None:
         bound = [program.bind(arrays) for program in programs]
-        self._referenced = bound, member, read, written  # alive as long as their addresses are used
         self._room = min(each.room for each in bound)
         self._size = max(each.size for each in bound)
-        self._slots = array("q", bound[0].addresses)
-        self._steps = array("q", bound[0].steps)
-        if any(each.addresses != self._slots for each in bound):
+        slots = bound[0].addresses
+        if any(each.addresses != slots for each in bound):
             raise ValueError("programs of a group read and write the same arrays in the same order")
-        self._reloaded = array("q", self._slots)
-        self._programs = [each.program(self._reloaded) for each in bound]
-        self._addresses = torch.tensor([program.address for program in self._programs])
+        reloaded = array("q", slots)
+        records = [each.program(reloaded) for each in bound]
+        self._referenced = bound, reloaded, records  # alive as long as their addresses are used
+        self._fields: dict[str, Any] = {
+            "num_slots": len(slots),
+            "slots": torch.tensor(slots),
+            "steps": torch.tensor(bound[0].steps),
+            "reloaded": reloaded.buffer_info()[0],
+            "programs": torch.tensor([record.address for record in records]),
+            "member": member,
+            "read": read,
+            "written": written,
+        }
         self._group = self._record()
 
     def _record(self) -> "GroupRecord":
-        slots, steps, reloaded = (
-            words.buffer_info()[0] for words in (self._slots, self._steps, self._reloaded)
-        )
-        _, member, read, written = self._referenced
-        return GroupRecord(
-            num_slots=len(self._slots),
-            slots=slots,
-            steps=steps,
-            reloaded=reloaded,
-            programs=self._addresses,
-            member=member,
-            read=read,
-            written=written,
-            scratch=scratch(self._size),
-        )
+        return GroupRecord(**self._fields, scratch=scratch(self._size))
 
     def __call__(self, rows: int) -> None:
         if not 0 <= rows <= self._room:
