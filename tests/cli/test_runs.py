@@ -326,13 +326,20 @@ def ended_with(run):
 def test_a_run_that_ended_and_whose_last_checkpoint_is_damaged_is_gone_on_with(
     here, recipe, capsys
 ):
-    last = ended_with(make_run("runs/a", rows=FINISHED))
-    [file] = last.glob("note*")
+    [file] = ended_with(make_run("runs/a", rows=FINISHED)).glob("note*")
     file.write_bytes(b"lost")
     assert main(["resume", "runs/a"]) == 0
     assert [name for name, *_ in recipe.calls] == ["resume"]
     said = capsys.readouterr().out
-    assert f"checkpoint {last.resolve()} is passed over" in said and "nothing left" not in said
+    assert "nothing left" not in said and "passed over" not in said  # which the resume itself says
+
+
+def test_an_environment_of_any_name_can_be_printed(here, capsys):
+    config = to_json(PRESETS["smoke"])
+    config["env"]["id"] = "\ud800"
+    Path("own.json").write_text(json.dumps(config))
+    assert main(["train", "efficientzero", "--config", "own.json"]) != 0
+    assert r"EfficientZero on \ud800, seed 0" in capsys.readouterr().out
 
 
 # -- which run

@@ -1,6 +1,5 @@
 """Files that are written all at once, and what is read with care."""
 
-import json
 import os
 from pathlib import Path
 
@@ -83,8 +82,9 @@ def test_a_folder_with_what_a_killed_process_left_is_free(tmp_path):
 
 
 def test_json_of_any_text_can_be_written(tmp_path):
-    write_json(tmp_path / "x", {"a": "é"})
-    assert json.loads((tmp_path / "x").read_text()) == {"a": "é"}
+    content = {"a": "é", "half of a pair": "\ud800"}
+    write_json(tmp_path / "x", content)
+    assert parse_json("x", (tmp_path / "x").read_bytes()) == content
 
 
 def test_a_folder_appears_at_once_or_not_at_all(tmp_path):

@@ -99,6 +99,7 @@ def test_no_text_is_taken_for_a_special_token():
         (lambda: PieceTokenizer(SPECIALS, unknown="?"), r"unknown='\?' is none of the tokens"),
         (lambda: character_tokenizer(["ab"]).encode("axyb"), "no token for 'xy' in 'axyb'"),
         (lambda: character_tokenizer(["ab"]).encode("abc"), "no token for 'c'"),
+        (lambda: character_tokenizer(["ab"]).encode("c" * 999), r"'c{76}... in 'c{76}...; make"),
         (lambda: WordTokenizer.from_texts(["a b"]).encode("a c"), "no token for 'c' in 'a c'"),
     ],
 )

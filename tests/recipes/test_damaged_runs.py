@@ -114,6 +114,17 @@ def test_a_run_that_ended_and_whose_checkpoints_are_gone_says_one_thing(tmp_path
     assert (run / "metrics.jsonl").read_bytes() == rows  # nothing was started over
 
 
+def test_a_damaged_checkpoint_is_told_once(tmp_path):
+    run = tmp_path / "run"
+    ilql.train(SMOKE, run, view=Quiet())
+    [state] = run.glob("checkpoints/*/state*")
+    state.write_bytes(b"")
+    words = f"checkpoint {state.parent} is passed over: {state.name}: it holds 0"
+    with pytest.warns(UserWarning) as seen, pytest.raises(RunError, match="is whole"):
+        find_checkpoint(run, "best")
+    assert [str(warning.message)[: len(words)] for warning in seen] == [words]
+
+
 def test_a_run_that_was_killed_before_its_first_checkpoint_begins_anew(tmp_path):
     run = tmp_path / "run"
     create_run(run, SMOKE)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raffia.cli.errors import UsageError
-from raffia.cli.style import columns, duration, number, paint, width_of
+from raffia.cli.style import columns, duration, number, paint, printable, width_of
 
 if TYPE_CHECKING:
     from raffia.recipes.efficientzero import RunResult
@@ -25,7 +25,7 @@ def print_start(config: Any, folder: Path, remark: str = "") -> None:
     EfficientZero on CartPole-v1, seed 0, in runs/a; Ctrl-C saves and leaves
     """
     what = f"{config.title}, seed {config.seed}, in {folder}{remark}"
-    print(f"{what}; Ctrl-C saves and leaves", flush=True)
+    print(f"{printable(what)}; Ctrl-C saves and leaves", flush=True)
 
 
 def require_device(name: str) -> None:

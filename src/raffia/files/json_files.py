@@ -31,7 +31,8 @@ def write_json(path: Path, content: Mapping[str, Any], *, indent: int = 2) -> No
     '{\\n"a": 1\\n}\\n'
     """
     text = json.dumps(content, ensure_ascii=False, indent=indent) + "\n"
-    write_atomically(path, text.encode("utf-8", "surrogatepass"))
+    # Half a surrogate pair is written as JSON spells it, "\ud800": UTF-8 has none.
+    write_atomically(path, text.encode("utf-8", "backslashreplace"))
 
 
 def parse_json(path: Path, text: bytes | str, *, deepest: int | None = DEEPEST) -> Any:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import platform
 import shutil
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -329,7 +331,9 @@ def find_checkpoint(folder: Path, which: str) -> Checkpoint:
     """The "best" or the "newest" checkpoint of a run, or one by its number; RunError if none is."""
     checkpoints = Checkpoints(folder / "checkpoints")
     if which in ("best", "newest"):
-        found = (checkpoints.best() if which == "best" else None) or checkpoints.newest()
+        warn = functools.cache(warnings.warn)  # of each damaged one once
+        best = checkpoints.best(warn) if which == "best" else None
+        found = best or checkpoints.newest(warn)
         if found is None and checkpoints.passed_over:
             raise RunError(f"none of the checkpoints of {folder} is whole")
         if found is None and has_ended(folder):

@@ -315,7 +315,8 @@ class Checkpoints:
             except (DamagedFileError, ValueError, OSError) as error:
                 if os.path.lexists(path):  # else it was removed meanwhile
                     self._passed_over.add(path)
-                    warn(f"checkpoint {path} is passed over: {error}")
+                    why = str(error).removeprefix(f"{os.path.abspath(path)}/")
+                    warn(f"checkpoint {path} is passed over: {why}")
                 continue
             yield found
 

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import tracemalloc
 
 import pytest
 
@@ -142,7 +143,17 @@ BAD = [
     ({"tokens": [], "action_idxs": [], "rewards": []}, "a row has no tokens"),
     ({"sequence": [["A", None]]}, "line 2: the tokenizer has no token for it: 'A'"),
     ({"sequence": [["a</s>", None]]}, "holds the eos token"),
+    (
+        {"sequence": [["a\ud800", None]]},
+        r"utterance 0 has half of a surrogate pair in it: 'a.ud800'",
+    ),
 ]
+
+
+@pytest.mark.parametrize("source", ["chats.jsonl", [Dialogue([("hi", None)], True)]])
+def test_what_is_no_source_is_told_how_to_be_one(tokenizer, source):
+    with pytest.raises(TypeError, match=r"is no source of dialogues: pass read_dialogues\(path\)"):
+        DialogueDataset.build(source, tokenizer)
 
 
 @pytest.mark.parametrize(("row", "message"), BAD)
@@ -201,6 +212,24 @@ def test_a_line_that_is_too_long_is_passed_over_whole(tmp_path, tokenizer):
         DialogueDataset.build(source, tokenizer)
     data = DialogueDataset.build(source, tokenizer, malformed="skip")
     assert len(data) == 2 and data.statistics().num_skipped == 1
+
+
+@pytest.mark.parametrize("name", ["line.json.gz", "list.json.gz", "a.parquet"])
+def test_a_small_file_that_asks_for_a_large_memory_is_refused(tmp_path, tokenizer, name):
+    path, text = tmp_path / name, "a" * 2**25
+    if name == "a.parquet":
+        pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        table = pa.table({"utterances": [[text]], "rewards": [[1.0]]})
+        pq.write_table(table, path, compression="zstd")
+    else:
+        row = json.dumps({"utterances": [text], "rewards": [1.0]})
+        path.write_bytes(gzip.compress((row if "line" in name else f"[\n{row}]").encode()))
+    tracemalloc.start()
+    with pytest.raises(MalformedDataError, match="a small file that asks for a large memory"):
+        DialogueDataset.build(read_dialogues(path), tokenizer)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert path.stat().st_size < 2**16 and peak < 2**26
 
 
 def test_a_damaged_archive_is_no_malformed_row(tmp_path, tokenizer):

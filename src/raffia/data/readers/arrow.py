@@ -21,6 +21,7 @@ from raffia.tensordict.keys import dotted
 # Run lengths make of any number of equal values a few bytes, so the stored size tells nothing about
 # the memory that a column takes; this is where it is asked whether one stands for the other.
 SMALL_BYTES = 2**28
+SMALL_TEXT_BYTES = 2**20
 MAX_INFLATION = 1000
 PARQUET, ARROW = b"PAR1", b"ARROW1"  # how files begin; a stream of Arrow begins with none
 CODECS = (0x184D2204, 0xFD2FB528)  # magic numbers of LZ4 frames and of Zstandard, little-endian
@@ -146,9 +147,10 @@ def read_batches(
         with location.foreign():
             file = stack.enter_context(opened_table(path))
         types = {field.name: field.type for field in file.schema}
-        lists = {name[0] for name in names if not is_flat(types.get(name[0]))}
-        refuse_inflation(path, lists, location)
-        batches = iter(file.batches(size, columns=sorted({name[0] for name in names})))
+        read = {name[0] for name in names}
+        lists = {name for name in read if not is_flat(types.get(name))}
+        refuse_inflation(path, read, lists, location)
+        batches = iter(file.batches(size, columns=sorted(read)))
         while row < num_rows:
             location = Location(path, f"row {row}")
             with location.foreign():
@@ -161,10 +163,11 @@ def read_batches(
             row += len(batch)
 
 
-def refuse_inflation(path: str, names: set[str], location: Location) -> None:
-    """Check that a small file does not ask for a large memory: lists may hold any number of values.
+def refuse_inflation(path: str, read: set[str], lists: set[str], location: Location) -> None:
+    """Check that a small file does not ask for a large memory: a list may hold any number of
+    values, and a text any number of characters.
 
-    Columns without lists, of which `names` has none, are read a few rows at a time.
+    read: the columns that are read, the numbers of those without lists a few at a time.
     """
     with open(path, "rb") as file:
         if file.read(4) != PARQUET:
@@ -173,14 +176,17 @@ def refuse_inflation(path: str, names: set[str], location: Location) -> None:
         found = chunks(path)
     except ValueError as error:
         location.fail(str(error))
-    for name, num_values, nbytes, stored in found:
-        if name in names and nbytes > SMALL_BYTES and nbytes > MAX_INFLATION * stored:
-            location.fail(
-                f"{num_values} values take {nbytes} bytes, of which only {stored} are stored: a "
-                "small file that asks for a large memory. If that is as it should be, write it "
-                "again in smaller row groups",
-                name,
-            )
+    for chunk in found:
+        list_bytes = chunk.value_bytes if chunk.column in lists else 0
+        text_bytes = chunk.text_bytes if chunk.column in read else 0
+        for nbytes, small in ((list_bytes, SMALL_BYTES), (text_bytes, SMALL_TEXT_BYTES)):
+            if nbytes > small and nbytes > MAX_INFLATION * chunk.stored_bytes:
+                location.fail(
+                    f"{chunk.num_values} values take {nbytes} bytes, of which only "
+                    f"{chunk.stored_bytes} are stored: a small file that asks for a large memory. "
+                    "If that is as it should be, write it again in smaller row groups",
+                    chunk.column,
+                )
 
 
 def column(batch: Any, path: Key, location: Location) -> Any:

@@ -87,13 +87,7 @@ def read_objects(
 def read_line(file: IO[bytes], location: Location, max_bytes: int) -> bytes:
     """The next line, empty if there is none."""
     try:
-        line = file.readline(min(SMALL_BYTES, max_bytes) + 1)
-        while len(line) > SMALL_BYTES and len(line) <= max_bytes and not line.endswith(b"\n"):
-            refuse_inflation(file, len(line), location)
-            more = file.readline(min(len(line), max_bytes + 1 - len(line)))
-            if not more:
-                break
-            line += more
+        line = read_pieces(file, location, max_bytes)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         why = f"the compressed file is damaged or was cut off ({error})"
         raise MalformedDataError(location.path, location.where, why) from error
@@ -105,6 +99,28 @@ def read_line(file: IO[bytes], location: Location, max_bytes: int) -> bytes:
     if line.isspace():
         location.fail("it is blank")
     return line
+
+
+def read_pieces(
+    file: IO[bytes],
+    location: Location,
+    max_bytes: int,
+    *,
+    begun: bytes = b"",
+    is_line: bool = True,
+) -> bytes:
+    """What was begun and the rest of the line, or of the file; if that is too long, a byte more
+    than `max_bytes`. A compressed file that grows too much is refused before memory is taken."""
+    text = begun
+    while len(text) <= max_bytes and not (is_line and text.endswith(b"\n")):
+        if len(text) > SMALL_BYTES:
+            refuse_inflation(file, len(text), location)
+        size = min(max(len(text), SMALL_BYTES + 1), max_bytes + 1 - len(text))
+        more = file.readline(size) if is_line else file.read(size)
+        if not more:
+            break
+        text += more
+    return text
 
 
 def refuse_inflation(file: IO[bytes], num_bytes: int, location: Location) -> None:

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 MAGIC = b"PAR1"
 # Fields by their numbers in parquet.thrift.
 ROW_GROUPS, COLUMNS, META_DATA = 4, 1, 3
-TYPE, PATH, NUM_VALUES, COMPRESSED = 1, 3, 5, 7
-BOOLEAN, INT32, FLOAT = 0, 1, 4
+TYPE, PATH, NUM_VALUES, UNCOMPRESSED, COMPRESSED = 1, 3, 5, 6, 7
+BOOLEAN, INT32, FLOAT, BYTE_ARRAY = 0, 1, 4, 6
 WIDTHS = {BOOLEAN: 1, INT32: 4, FLOAT: 4}  # bytes of a value in memory; others take 8, or more
 
 
@@ -24,6 +24,7 @@ class ParquetChunk(NamedTuple):
     num_values: int
     value_bytes: int  # in memory, of all values
     stored_bytes: int
+    text_bytes: int  # of texts, each different one once; 0 of numbers
 
 
 def chunks(path: str) -> list[ParquetChunk]:
@@ -47,7 +48,9 @@ def chunks(path: str) -> list[ParquetChunk]:
 def _chunk(meta: dict[int, Any]) -> ParquetChunk:
     count = meta[NUM_VALUES]
     name = bytes(meta[PATH][0]).decode()
-    return ParquetChunk(name, count, count * WIDTHS.get(meta[TYPE], 8), meta[COMPRESSED])
+    text_bytes = meta[UNCOMPRESSED] if meta[TYPE] == BYTE_ARRAY else 0
+    value_bytes = count * WIDTHS.get(meta[TYPE], 8)
+    return ParquetChunk(name, count, value_bytes, meta[COMPRESSED], text_bytes)
 
 
 class ThriftReader:

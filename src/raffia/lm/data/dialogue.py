@@ -36,7 +36,7 @@ from raffia.lm.data.rl_dataset import (
 )
 from raffia.lm.data.token_reward import ConstantTokenReward, SpecifiedTokenReward, TokenReward
 from raffia.lm.data.token_store import TokenStore
-from raffia.lm.data.utterances import Observation
+from raffia.lm.data.utterances import Observation, shown
 from raffia.lm.tokenizers.check import check_tokenizer
 from raffia.lm.tokenizers.tokenizer import Tokenizer
 from raffia.tensordict.tensordict import TensorDict
@@ -177,6 +177,12 @@ class DialogueDataset(List_RL_Dataset):
         ValueError: this Vocabulary as a tokenizer has no bos_token_id, a number of a token, which
         begins a dialogue that the environment begins: HFTokenizer(folder, add_missing=True) of ...
         """
+        if not hasattr(source, "rows"):
+            raise TypeError(
+                f"{shown(source)} is no source of dialogues: pass read_dialogues(path), "
+                "ObservationDialogues(dialogues), TranscriptDialogues(chats), or make rows with "
+                "DialogueDataset.of_points(points, tokenizer)"
+            )
         check_tokenizer(tokenizer)
         rules = RowRules(
             token_reward=token_reward, max_len=max_len, too_long=too_long, malformed=malformed

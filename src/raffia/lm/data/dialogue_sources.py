@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from raffia.data.readers.arrow import pyarrow, read_batches
 from raffia.data.readers.episode import Location, Path, existing_file
-from raffia.data.readers.json_text import DECODER, opened, parse
+from raffia.data.readers.json_text import DECODER, opened, parse, read_pieces
 from raffia.lm.data.dialogue_rows import ROLES, Dialogue, dialogue_of, messages_of
 from raffia.lm.data.utterances import Observation
 
@@ -248,16 +248,18 @@ class JsonLineDialogues(FileDialogues):
             for number in count(1):
                 location = Location(self.path, f"line {number}")
                 with location.foreign():
-                    line = passed = file.readline(self._max_line_bytes + 1)
+                    line = passed = read_pieces(file, location, self._max_line_bytes)
                     if number == 1 and line.lstrip()[:1] == b"[":
-                        rest = file.read(self._max_line_bytes + 1 - len(line))
+                        text = read_pieces(
+                            file, location, self._max_line_bytes, begun=line, is_line=False
+                        )
                         break
                     while len(line) > self._max_line_bytes and passed[-1:] not in (b"\n", b""):
                         passed = file.readline(BLOCK)
                 if not line:
                     return
                 yield location, line
-        yield from self._of_list(line + rest)
+        yield from self._of_list(text)
 
     def _of_list(self, text: bytes) -> Iterator[tuple[Location, Any]]:
         whole = Location(self.path, "the file")

@@ -110,10 +110,21 @@ def _wrong(sequence: Any, terminal: Any) -> str:
     for number, pair in enumerate(sequence):
         if not (isinstance(pair, (tuple, list)) and len(pair) == 2 and isinstance(pair[0], str)):
             return f"utterance {number} is {shown(pair)}"
+        if not _can_be_written(pair[0]):
+            return f"utterance {number} has half of a surrogate pair in it: {shown(pair[0])}"
         reason = "" if pair[1] is None else wrong_reward(pair[1])
         if reason:
             return f"the reward of utterance {number} {reason}"
     return ""
+
+
+def _can_be_written(text: str) -> bool:
+    """Whether a text has characters only; JSON can spell halves of some, as in "\\ud800"."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def wrong_reward(value: Any) -> str:

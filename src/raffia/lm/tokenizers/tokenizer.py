@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from raffia.files import make_folder, write_json
+from raffia.files import make_folder, shown, write_json
 from raffia.hints import did_you_mean
 
 __all__ = [
@@ -196,8 +196,8 @@ class ListTokenizer(SpecialTokens):
     def _unknown_id(self, piece: str, text: str) -> int:
         if self.unknown is None:
             raise ValueError(
-                f"there is no token for {piece!r} in {text!r}; make the tokenizer with it, or with "
-                "a token for all such text: tokens=(..., '<|unk|>'), unknown='<|unk|>'"
+                f"there is no token for {shown(piece)} in {shown(text)}; make the tokenizer with "
+                "it, or with a token for all such text: tokens=(..., '<|unk|>'), unknown='<|unk|>'"
             )
         return self._ids[self.unknown]
 
