@@ -114,6 +114,7 @@ def test_an_env_that_raises_must_be_reset_and_the_rest_goes_on(walks):
         (torch.tensor([1.0, 2, 3, 4]), r"torch.float32 \[4\]"),
         (torch.tensor([1, 5, 0, 0]), r"lie in 0 .. 4"),
         (torch.tensor([1, -1, 0, 0]), r"lie in 0 .. 4"),
+        ([1, 2, 3, 4], r"int64 \[4\].* here \[1, 2, 3, 4\], which is no tensor"),
     ],
 )
 def test_actions_of_another_kind_are_refused(walks, action, text):
@@ -143,6 +144,7 @@ def test_rows_that_are_not_there_are_refused(walks, rows, kind, text):
         (torch.arange(3), r"int64 \[4\].*int64 \[3\]"),
         (torch.zeros(4), "torch.float32"),
         (torch.tensor([0, 1, 2, -3]), "must not be negative"),
+        (7, r"here 7, which is no tensor; pass for instance torch.arange\(4\)"),
     ],
 )
 def test_seeds_of_another_kind_are_refused(walks, seeds, text):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from raffia.envs.env import Box, Env, EnvSpec
+from raffia.files import shown
 from raffia.tensordict.tensordict import TensorDict
 
 Array = npt.NDArray[Any]
@@ -165,10 +166,10 @@ def checked_seeds(seeds: Tensor, num_rows: int) -> list[int]:
     >>> checked_seeds(torch.tensor([7, 8]), 2)
     [7, 8]
     """
-    if seeds.shape != (num_rows,) or seeds.dtype != torch.int64:
+    if not _is_tensor(seeds, (num_rows,), torch.int64):
         raise ValueError(
-            f"seeds must be int64 [{num_rows}], one for each row, here {seeds.dtype} "
-            f"{list(seeds.shape)}; pass for instance torch.arange({num_rows})"
+            f"seeds must be int64 [{num_rows}], one for each row, here {_shown(seeds)}; pass for "
+            f"instance torch.arange({num_rows})"
         )
     numbers: list[int] = seeds.tolist()
     if numbers and min(numbers) < 0:
@@ -185,10 +186,10 @@ def checked_actions(action: Tensor, spec: EnvSpec, num_rows: int) -> list[Any]:
     [1, 0]
     """
     kind = spec.action
-    if action.shape != (num_rows, *kind.shape) or action.dtype != kind.dtype:
+    if not _is_tensor(action, (num_rows, *kind.shape), kind.dtype):
         raise ValueError(
             f"actions must be {kind.dtype} {[num_rows, *kind.shape]}, one for each row, here "
-            f"{action.dtype} {list(action.shape)}"
+            f"{_shown(action)}"
         )
     if isinstance(kind, Box):
         array: Array = action.numpy(force=True)
@@ -202,6 +203,17 @@ def checked_actions(action: Tensor, spec: EnvSpec, num_rows: int) -> list[Any]:
     if num_rows and not (0 <= min(numbers) and max(numbers) < kind.n):
         raise ValueError(f"actions {numbers} must lie in 0 .. {kind.n - 1}")
     return numbers
+
+
+def _is_tensor(value: Any, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
+    return isinstance(value, Tensor) and value.shape == shape and value.dtype == dtype
+
+
+def _shown(value: Any) -> str:
+    """What was passed where a tensor belongs."""
+    if isinstance(value, Tensor):
+        return f"{value.dtype} {list(value.shape)}"
+    return f"{shown(value)}, which is no tensor"
 
 
 def refuse_ended(ended: list[int]) -> None:

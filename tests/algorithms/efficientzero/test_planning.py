@@ -113,3 +113,10 @@ def test_a_row_draws_by_its_seed_whatever_the_other_rows_are(kind):
     first = act_at_random(spec, state, num_sampled_actions=5, seed=seed)
     alone = act_at_random(spec, state[rows], num_sampled_actions=5, seed=seed[rows])
     assert all(alone[key].equal(first[key][rows]) for key in first.keys())
+
+
+def test_a_tensor_is_no_state():
+    with pytest.raises(
+        TypeError, match=r"pass TensorDict\(observation=observation, batch_size=\[3\]"
+    ):
+        act(planner_of(BOARD), torch.zeros(3, 4), temperature=0.0, noise=False)

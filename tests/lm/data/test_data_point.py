@@ -201,3 +201,8 @@ REFUSED = [
 def test_what_a_row_refuses(tokenizer, call, message):
     with pytest.raises(ValueError, match=message):
         call(tokenizer)
+
+
+def test_a_text_is_no_observation(tokenizer):
+    with pytest.raises(TypeError, match=r"'hi' is no observation, it has no to_sequence\(\): pass"):
+        DataPoint.from_obs("hi", tokenizer)

@@ -139,6 +139,11 @@ class Planner:
 
     def root(self, state: TensorDict) -> RootOutput:
         """The networks' outputs for states [B]."""
+        if isinstance(state, Tensor):
+            raise TypeError(
+                f"a state is a container, as an environment gives it, not a tensor: pass "
+                f"TensorDict(observation=observation, batch_size=[{len(state)}])"
+            )
         mask = state["action_mask"] if self.spec.masked else None
         to_play = state["to_play"] if self.spec.num_players == 2 else None
         member = state.get("member", None)

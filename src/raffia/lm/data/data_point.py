@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from raffia.lm.data.token_reward import TokenReward
-from raffia.lm.data.utterances import Observation, UtteranceEncoder, check_sequence
+from raffia.lm.data.utterances import Observation, UtteranceEncoder, check_sequence, shown
 from raffia.lm.tokenizers.tokenizer import Tokenizer
 
 __all__ = ["DataPoint", "Decisions"]
@@ -139,6 +139,11 @@ class DataPoint:
         >>> point.action_idxs, point.rewards
         ([2, 3, 4], [0.0, 0.0, -0.5])
         """
+        if not hasattr(obs, "to_sequence"):
+            raise TypeError(
+                f"{shown(obs)} is no observation, it has no to_sequence(): pass "
+                'Dialogue([("hello", None)], terminal=False), or one of a class of yours'
+            )
         sequence, terminal = obs.to_sequence()
         check_sequence(sequence, terminal)
         encoder, opening = UtteranceEncoder(tokenizer), bool(sequence) and sequence[0][1] is None
