@@ -8,6 +8,7 @@ from typing import Any
 
 from raffia.nn.base import TensorDictModuleBase, listed, shown
 from raffia.nn.module import TensorDictModule
+from raffia.tensordict.keys import NestedKey
 from raffia.tensordict.node import Node
 
 
@@ -33,7 +34,7 @@ class TensorDictModuleWrapper(TensorDictModuleBase):
         self.td_module = td_module
 
     @property
-    def in_keys(self) -> Any:
+    def in_keys(self) -> list[NestedKey]:
         """The keys that the wrapped module reads, unless the wrapper sets its own."""
         own = self.__dict__.get("_in_keys")
         return self.td_module.in_keys if own is None else own
@@ -43,7 +44,7 @@ class TensorDictModuleWrapper(TensorDictModuleBase):
         self._in_keys = listed(keys, "in_keys")
 
     @property
-    def out_keys(self) -> Any:
+    def out_keys(self) -> list[NestedKey]:
         """The keys that the wrapped module writes; after a selection, the selected ones."""
         return self.td_module.out_keys if self._selected is None else self._selected
 
@@ -52,7 +53,7 @@ class TensorDictModuleWrapper(TensorDictModuleBase):
         self.td_module.out_keys = keys
 
     @property
-    def out_keys_source(self) -> Any:
+    def out_keys_source(self) -> list[NestedKey]:
         """The keys that the wrapped module writes, whatever is selected."""
         return self.td_module.out_keys_source
 

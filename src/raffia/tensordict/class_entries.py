@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol, TypeVar
 
 from raffia.tensordict import entries, updates
 from raffia.tensordict.class_fields import is_dict
@@ -11,6 +11,28 @@ from raffia.tensordict.keys import NestedKey, unravel_key_to_tuple
 from raffia.tensordict.node import Node
 from raffia.tensordict.nontensor import NonTensorData
 from raffia.tensordict.tensordict import TensorDict
+
+
+class Fields(Protocol):
+    """What the entries of a tensorclass are reached by."""
+
+    @property
+    def _td(self) -> Any: ...
+    @property
+    def _fields(self) -> dict[str, Any]: ...
+    @property
+    def _autocast(self) -> bool: ...
+    @property
+    def _follows_rebuild(self) -> bool: ...
+    def _over(self, td: Any) -> Any: ...
+    def _again(self, out: Any) -> Any: ...
+    def _get_str(self, name: str) -> Any: ...
+    def _set_str(self, name: str, value: Any) -> None: ...
+    def _no_field(self, name: str) -> AttributeError: ...
+    def _check_keys(self, names: Iterable[str]) -> None: ...
+
+
+Instance = TypeVar("Instance", bound=Fields)
 
 
 def get(obj: Any, key: NestedKey, default: Any = None, **lazy_options: Any) -> Any:
@@ -32,8 +54,8 @@ def get(obj: Any, key: NestedKey, default: Any = None, **lazy_options: Any) -> A
 
 
 def set(
-    obj: Any, key: NestedKey, item: Any, inplace: bool = False, *, non_blocking: bool = False
-) -> Any:
+    obj: Instance, key: NestedKey, item: Any, inplace: bool = False, *, non_blocking: bool = False
+) -> Instance:
     """Assign to a field, or to an entry nested in one, and return the instance.
 
     inplace: write into the tensor that is there already.
@@ -57,12 +79,13 @@ def set(
             f"field {path[0]!r} is None, so {path[1]!r} can't be set in it; "
             "assign a container first"
         )
-    entries.set(obj, key, item, inplace, non_blocking=non_blocking)
+    instance: Any = obj
+    entries.set(instance, key, item, inplace, non_blocking=non_blocking)
     return obj
 
 
 def update(
-    obj: Any,
+    obj: Instance,
     input_dict_or_td: Any = None,
     clone: bool = False,
     inplace: bool = False,
@@ -73,7 +96,7 @@ def update(
     update_batch_size: bool = False,
     ignore_lock: bool = False,
     **values: Any,
-) -> Any:
+) -> Instance:
     """Assign to several fields, from an instance, a container, a dict or keywords.
 
     The arguments are those of `TensorDict.update`; the instance is returned.
@@ -122,7 +145,7 @@ def _assigned(obj: Any, key: NestedKey, value: Any, empty: list[str]) -> Any:
     return obj._entry(name, value, obj._td._batch_size, obj._td._device)
 
 
-def replace(obj: Any, input_dict_or_td: Any = None, **values: Any) -> Any:
+def replace(obj: Instance, input_dict_or_td: Any = None, **values: Any) -> Instance:
     """A copy (same tensors) in which the given fields are assigned.
 
     >>> from raffia import tensorclass
@@ -147,7 +170,7 @@ def replace(obj: Any, input_dict_or_td: Any = None, **values: Any) -> Any:
     return out
 
 
-def create_nested(obj: Any, key: NestedKey) -> Any:
+def create_nested(obj: Instance, key: NestedKey) -> Instance:
     """Assign an empty `TensorDict` to a field, or to an entry nested in one.
 
     >>> from raffia import tensorclass
@@ -157,7 +180,7 @@ def create_nested(obj: Any, key: NestedKey) -> Any:
     >>> Point(x=None, batch_size=[3]).create_nested("x").x.batch_size
     torch.Size([3])
     """
-    return obj.set(key, TensorDict(batch_size=obj._td._batch_size, device=obj._td._device))
+    return set(obj, key, TensorDict(batch_size=obj._td._batch_size, device=obj._td._device))
 
 
 def select(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import MutableMapping, Sequence
 from operator import methodcaller
 from typing import Any, ClassVar, Self, overload
@@ -361,7 +362,12 @@ class TensorCollection(Construction, Pointwise, Reductions, Node):
 
     shape = batch_size
 
-    def size(self, dim: int | None = None) -> Any:
+    @overload
+    def size(self, dim: None = None) -> torch.Size: ...
+    @overload
+    def size(self, dim: builtins.int) -> builtins.int: ...
+
+    def size(self, dim: builtins.int | None = None) -> torch.Size | builtins.int:
         """The batch size, or its dimension `dim`.
 
         >>> TensorDict(batch_size=[2, 3]).size(1)

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, Literal, Required, TypedDict, Unpack, overload
 
 import torch
 from torch import Tensor
@@ -43,7 +43,7 @@ from raffia.tensordict.memmap import (
     allocate,
     check_mode,
 )
-from raffia.tensordict.node import Node
+from raffia.tensordict.node import Container, Node
 from raffia.tensordict.record import (
     CPU,
     META,
@@ -54,6 +54,27 @@ from raffia.tensordict.record import (
 )
 from raffia.tensordict.safetensors_file import FileReader, save_file
 from raffia.tensordict.stored_values import Home
+
+
+class MapOptions(TypedDict, total=False):
+    """Options of `memmap`, `memmap_` and `memmap_like`, for type checkers."""
+
+    num_threads: int
+    share_non_tensor: bool
+    existsok: bool
+    robust_key: bool | None
+
+
+class AtOnceOptions(MapOptions, total=False):
+    """Those with which the container itself is given."""
+
+    return_early: bool
+
+
+class EarlyOptions(MapOptions, total=False):
+    """Those with which a future of it is given."""
+
+    return_early: Required[Literal[True]]
 
 
 def carry_out(job: Job, num_threads: int, return_early: bool) -> Any:
@@ -71,6 +92,20 @@ def carry_out(job: Job, num_threads: int, return_early: bool) -> Any:
     return TensorDictFuture(write, lambda _: job.finish())
 
 
+@overload
+def memmap(
+    td: Any,
+    prefix: Path | None = None,
+    copy_existing: bool = False,
+    **options: Unpack[EarlyOptions],
+) -> TensorDictFuture: ...
+@overload
+def memmap(
+    td: Container,
+    prefix: Path | None = None,
+    copy_existing: bool = False,
+    **options: Unpack[AtOnceOptions],
+) -> Container: ...
 def memmap(
     td: Any,
     prefix: Path | None = None,
@@ -123,6 +158,20 @@ def memmap(
     return carry_out(job, num_threads, return_early)
 
 
+@overload
+def memmap_(
+    td: Any,
+    prefix: Path | None = None,
+    copy_existing: bool = False,
+    **options: Unpack[EarlyOptions],
+) -> TensorDictFuture: ...
+@overload
+def memmap_(
+    td: Container,
+    prefix: Path | None = None,
+    copy_existing: bool = False,
+    **options: Unpack[AtOnceOptions],
+) -> Container: ...
 def memmap_(
     td: Any,
     prefix: Path | None = None,
@@ -154,6 +203,20 @@ def memmap_(
     return carry_out(job, num_threads, return_early)
 
 
+@overload
+def memmap_like(
+    td: Any,
+    prefix: Path | None = None,
+    copy_existing: bool = False,
+    **options: Unpack[EarlyOptions],
+) -> TensorDictFuture: ...
+@overload
+def memmap_like(
+    td: Container,
+    prefix: Path | None = None,
+    copy_existing: bool = False,
+    **options: Unpack[AtOnceOptions],
+) -> Container: ...
 def memmap_like(
     td: Any,
     prefix: Path | None = None,
@@ -332,7 +395,7 @@ def keeps(mine: Any, value: Any) -> bool:
     return isinstance(mine, Node) and type(mine) is type(value) and hasattr(mine, "_d")
 
 
-def load_memmap_(td: Any, prefix: Path, robust_key: bool | None = True) -> Any:
+def load_memmap_(td: Container, prefix: Path, robust_key: bool | None = True) -> Container:
     """Load a folder into this container, and return it: entries are replaced, or removed.
 
     Raises RuntimeError if it is locked; one that is memory-mapped is mapped to the folder then.
@@ -346,7 +409,7 @@ def load_memmap_(td: Any, prefix: Path, robust_key: bool | None = True) -> Any:
     return load_(td, prefix)
 
 
-def memmap_refresh_(td: Any) -> Any:
+def memmap_refresh_(td: Container) -> Container:
     """Load again what is in the folder of this memory-mapped container, and return the container.
 
     For when another process has added, removed or resized entries; what it wrote into the tensors
@@ -617,7 +680,7 @@ def load(
     return loaded(FileReader, os.fspath(prefix), device, non_blocking, out)
 
 
-def load_(td: Any, prefix: Path, robust_key: bool | None = True) -> Any:
+def load_(td: Container, prefix: Path, robust_key: bool | None = True) -> Container:
     """Load what `save` wrote, a file or a folder, into this container: see `load_memmap_`.
 
     >>> import tempfile

@@ -11,11 +11,13 @@ from torch import Tensor, nn
 
 from raffia.tensordict import disk
 from raffia.tensordict.lazy import LazyStackedTensorDict
-from raffia.tensordict.node import BatchSize, Device, Node
+from raffia.tensordict.node import BatchSize, Container, Device, Node
 from raffia.tensordict.pointwise import unlike
 from raffia.tensordict.tensorclass import from_dataclass as to_class
 from raffia.tensordict.tensordict import TensorDict
 from raffia.tensordict.views import entries_list
+
+Rows = TypeVar("Rows", Tensor, Any)  # a tensor or a container
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -89,7 +91,7 @@ def from_module(
 
 
 @_with_options_of(TensorDict.from_dict_instance)
-def from_dict(d: Mapping[Any, Any], **options: Any) -> Any:
+def from_dict(d: Mapping[Any, Any], **options: Any) -> TensorDict:
     """`TensorDict.from_dict`.
 
     >>> from_dict({"a": torch.zeros(2, 3)}, batch_size=[2]).batch_size
@@ -149,7 +151,7 @@ def make_tensordict(
     device: Device = None,
     auto_batch_size: bool | None = None,
     **entries: Any,
-) -> Any:
+) -> TensorDict:
     """A container from a dict and from keywords; the dict wins where both have an entry.
 
     auto_batch_size: take as batch size the longest leading dimensions that all entries share.
@@ -165,7 +167,7 @@ def make_tensordict(
     )
 
 
-def merge_tensordicts(*tensordicts: Any, callback_exist: Any = None) -> Any:
+def merge_tensordicts(*tensordicts: Container, callback_exist: Any = None) -> Container:
     """One container with the entries of all (same tensors); the first that has an entry wins.
 
     callback_exist: `callback_exist(*values)` decides instead, for keys that several have; a dict of
@@ -195,7 +197,9 @@ def merge_tensordicts(*tensordicts: Any, callback_exist: Any = None) -> Any:
     return out
 
 
-def pad(tensordict: Any, pad_size: Sequence[int], value: float = 0.0, inplace: bool = False) -> Any:
+def pad(
+    tensordict: Container, pad_size: Sequence[int], value: float = 0.0, inplace: bool = False
+) -> Container:
     """A container whose batch dimensions are longer; see `TensorDict.pad`.
 
     >>> pad(TensorDict(a=torch.ones(2), batch_size=[2]), [0, 1])["a"]
@@ -244,7 +248,7 @@ def expand_right(tensor: Tensor, shape: Sequence[int]) -> Tensor:
     return tensor.reshape(tensor.shape + (1,) * extra).expand(tuple(shape))
 
 
-def expand_as_right(tensor: Any, dest: Any) -> Any:
+def expand_as_right(tensor: Rows, dest: Any) -> Rows:
     """A view of a tensor or container with the shape of `dest`: dimensions are added at its end.
 
     dest: a tensor or a container, of which the batch size counts.

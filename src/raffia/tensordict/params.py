@@ -6,7 +6,7 @@ import copy
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn, Self
 
 import torch
 from torch import Tensor, nn
@@ -304,12 +304,12 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
         return self._hooked(value) if self._hooks and is_key(idx) else value
 
     @_documented_as(views.values)
-    def values(self, *args: Any, **kwargs: Any) -> Any:
+    def values(self, *args: Any, **kwargs: Any) -> NestedView:
         view = views.values(self, *args, **kwargs)
         return _HookedView(self, view.flags, view.part) if self._hooks else view
 
     @_documented_as(views.items)
-    def items(self, *args: Any, **kwargs: Any) -> Any:
+    def items(self, *args: Any, **kwargs: Any) -> NestedView:
         view = views.items(self, *args, **kwargs)
         return _HookedView(self, view.flags, view.part) if self._hooks else view
 
@@ -449,7 +449,7 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
         """
         return self._renewed(lambda leaf: leaf.detach().clone()) if recurse else self._shallow()
 
-    def to(self, *args: Any, **kwargs: Any) -> Any:
+    def to(self, *args: Any, **kwargs: Any) -> Self:
         """A copy on another device or with another dtype; see `TensorDict.to`.
 
         >>> TensorDictParams(TensorDict(w=torch.ones(2))).to(torch.float64)["w"].dtype
@@ -457,7 +457,7 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
         """
         batch_size = kwargs.pop("batch_size", None)
         if batch_size is not None:
-            out = self.to(*args, **kwargs)
+            out: Any = self.to(*args, **kwargs)
             if out is self:
                 out = TensorDictParams(self._tree.copy(), no_convert=True)
             out.batch_size = batch_size
@@ -469,7 +469,7 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
         out._tree._set_device(probe._device)
         return out
 
-    def cpu(self, **options: Any) -> Any:
+    def cpu(self, **options: Any) -> Self:
         """A copy on the CPU, or itself if it is there.
 
         >>> type(TensorDictParams(TensorDict(w=torch.ones(2))).cpu()).__name__
@@ -526,24 +526,24 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
     def __hash__(self) -> int:
         return id(self)
 
-    def map(self, *args: Any, **kwargs: Any) -> Any:
+    def map(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise RuntimeError(
             "map is not available for parameters, which can't be sent to other processes; "
             "use params.data.map(...)"
         )
 
-    def memmap_(self, *args: Any, **kwargs: Any) -> Any:
+    def memmap_(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise RuntimeError(
             "memmap_ is not available for parameters: a memory-mapped tensor is no parameter; "
             "use params.memmap(...)"
         )
 
-    def zero_(self) -> Any:
+    def zero_(self) -> Self:
         for leaf in self._leaves([]):
             _registered(leaf).data.zero_()
         return self
 
-    def requires_grad_(self, requires_grad: bool = True) -> Any:
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
         for leaf in self.parameters():
             leaf.requires_grad_(requires_grad)
         return self

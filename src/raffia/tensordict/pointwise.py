@@ -7,13 +7,13 @@ All leaves go through one `torch._foreach_*` call where there is one; inside a f
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
 
-from raffia.tensordict.node import Node
+from raffia.tensordict.node import Container, Node
 from raffia.tensordict.unbatched import UnbatchedTensor
 
 UNARY = """abs acos asin atan ceil cos cosh erf erfc exp expm1 floor frac lgamma log log10 log1p
@@ -48,8 +48,8 @@ def each(
     return [single(*operands, **options) for operands in zip(leaves, *columns, strict=True)]
 
 
-def rebuilt(td: Any, leaves: Any) -> Any:
-    out = td._rebuild(iter(leaves))
+def rebuilt(td: Container, leaves: Iterable[Any]) -> Container:
+    out: Container = td._rebuild(iter(leaves))
     return out.lock_() if td._locked else out
 
 
@@ -129,7 +129,7 @@ def _common_size(td: Any, shape: torch.Size, what: str) -> torch.Size:
         ) from error
 
 
-def binary(td: Any, name: str, other: Any, default: Any = None, **options: Any) -> Any:
+def binary(td: Container, name: str, other: Any, default: Any = None, **options: Any) -> Container:
     """A binary operation out of place."""
     foreach, single = _FOREACH.get(name), _SINGLE[name]
     if default is not None and isinstance(other, Node):
@@ -141,7 +141,7 @@ def binary(td: Any, name: str, other: Any, default: Any = None, **options: Any) 
     return rebuilt(td, each(foreach, single, leaves, operand(td, other, leaves), **options))
 
 
-def binary_(td: Any, name: str, other: Any, **options: Any) -> Any:
+def binary_(td: Container, name: str, other: Any, **options: Any) -> Container:
     """A binary operation in place."""
     if isinstance(other, NUMBERS) and "alpha" in options:
         other = other * options.pop("alpha")
@@ -237,7 +237,7 @@ def compared(td: Any, other: Any, compare: Callable[[Any, Any], Any]) -> Any:
     return unnamed(td._rebuild(iter([compare(leaf, other) for leaf in td._leaves([])])))
 
 
-def unnamed(td: Any) -> Any:
+def unnamed(td: Container) -> Container:
     """Without names of dimensions, which truth values do not keep."""
     if td._names is not None:
         td.names = None
@@ -336,7 +336,8 @@ class Pointwise:
         >>> TensorDict(a=torch.ones(2)).rsub(3.0)["a"]
         tensor([2., 2.])
         """
-        return binary(self, "rsub", other, default, **({} if alpha is None else {"alpha": alpha}))
+        td: Any = self
+        return binary(td, "rsub", other, default, **({} if alpha is None else {"alpha": alpha}))
 
     def lerp(self, end: Operand, weight: Operand) -> Self:
         """Linear interpolation, leaf by leaf: `self + weight * (end - self)`.
@@ -425,7 +426,8 @@ class Pointwise:
         >>> TensorDict(a=torch.tensor([5.0])).mod(3)["a"]
         tensor([2.])
         """
-        return binary(self, "mod", other)
+        td: Any = self
+        return binary(td, "mod", other)
 
     def __invert__(self) -> Self:
         """Not, leaf by leaf.
@@ -434,7 +436,8 @@ class Pointwise:
         >>> (~TensorDict(a=torch.tensor([True, False])))["a"]
         tensor([False,  True])
         """
-        return rebuilt(self, [~leaf for leaf in self._leaves([])])  # type: ignore[attr-defined]
+        td: Any = self
+        return rebuilt(td, [~leaf for leaf in td._leaves([])])
 
     def __neg__(self) -> Self:
         return self.neg()
@@ -463,10 +466,10 @@ def _unary(name: str) -> Iterator[tuple[str, Callable[..., Any]]]:
     foreach, single = getattr(torch, "_foreach_" + name), getattr(torch, name)
     foreach_, single_ = getattr(torch, "_foreach_" + name + "_"), getattr(Tensor, name + "_")
 
-    def method(self: Any) -> Any:
+    def method(self: Container) -> Container:
         return rebuilt(self, each(foreach, single, self._leaves([])))
 
-    def method_(self: Any) -> Any:
+    def method_(self: Container) -> Container:
         each(foreach_, single_, self._leaves([]))
         return self
 
@@ -485,7 +488,7 @@ def _unary(name: str) -> Iterator[tuple[str, Callable[..., Any]]]:
 def _test(name: str) -> Callable[..., Any]:
     single = getattr(torch, name)
 
-    def method(self: Any) -> Any:
+    def method(self: Container) -> Container:
         return rebuilt(self, [single(leaf) for leaf in self._leaves([])])
 
     example = f"TensorDict(a=torch.zeros(2)).{name}()['a'].dtype\ntorch.bool"
@@ -496,19 +499,21 @@ def _binary(name: str) -> Iterator[tuple[str, Callable[..., Any]]]:
     if name in ("add", "sub"):
 
         def method(
-            self: Any, other: Any, *, alpha: float | None = None, default: Any = None
-        ) -> Any:
+            self: Container, other: Operand, *, alpha: float | None = None, default: Default = None
+        ) -> Container:
             return binary(self, name, other, default, **({} if alpha is None else {"alpha": alpha}))
 
-        def method_(self: Any, other: Any, *, alpha: float | None = None) -> Any:
+        def method_(self: Container, other: Operand, *, alpha: float | None = None) -> Container:
             return binary_(self, name, other, **({} if alpha is None else {"alpha": alpha}))
 
     else:
 
-        def method(self: Any, other: Any, *, default: Any = None) -> Any:  # type: ignore[misc]
+        def method(  # type: ignore[misc]
+            self: Container, other: Operand, *, default: Default = None
+        ) -> Container:
             return binary(self, name, other, default)
 
-        def method_(self: Any, other: Any) -> Any:  # type: ignore[misc]
+        def method_(self: Container, other: Operand) -> Container:  # type: ignore[misc]
             return binary_(self, name, other)
 
     text = (
@@ -564,7 +569,7 @@ def _comparison(name: str) -> Callable[..., Any]:
 def _logic(name: str) -> Callable[..., Any]:
     function = LOGIC[name]
 
-    def method(self: Any, other: Any) -> Any:
+    def method(self: Container, other: Any) -> Container:
         return compared(self, other, function)
 
     example = "td = TensorDict(a=torch.tensor([True]))\n>>> (td & td)['a']\ntensor([True])"

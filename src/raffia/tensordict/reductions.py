@@ -22,6 +22,8 @@ keepdim: keep reduced dimensions with size 1.
 reduce: reduce over all entries too and return one tensor.
 """
 
+Made = TypeVar("Made")
+
 
 def _dims(td: Any, dim: Any) -> tuple[int, ...] | None:
     """Batch dimensions as non-negative numbers; None for all dimensions of each leaf."""
@@ -84,7 +86,7 @@ def reduced(
     )
 
 
-def renamed(td: Any, key_transform: Callable[[str], NestedKey] | None) -> Any:
+def renamed(td: Made, key_transform: Callable[[str], NestedKey] | None) -> Made:
     """A container whose entries have the names that `key_transform` gives, at all levels."""
     if key_transform is None or not isinstance(td, Node):
         return td
@@ -432,7 +434,12 @@ class Reductions:
         """
         return cumulative(self, torch.cummin, "cummin", dim, reduce, return_indices)
 
-    def any(self, dim: int | None = None) -> Any:
+    @overload
+    def any(self, dim: None = None) -> bool: ...
+    @overload
+    def any(self, dim: int) -> Self: ...
+
+    def any(self, dim: int | None = None) -> bool | Self:
         """Whether any value is true: a bool, or a container along `dim`.
 
         >>> from raffia import TensorDict
@@ -441,7 +448,12 @@ class Reductions:
         """
         return truth(self, _any, dim)
 
-    def all(self, dim: int | None = None) -> Any:
+    @overload
+    def all(self, dim: None = None) -> bool: ...
+    @overload
+    def all(self, dim: int) -> Self: ...
+
+    def all(self, dim: int | None = None) -> bool | Self:
         """Whether all values are true: a bool, or a container along `dim`.
 
         >>> from raffia import TensorDict

@@ -640,9 +640,9 @@ class TensorDict(TensorDictBase):
         is_leaf: Any = None,
         *,
         sort: bool = False,
-    ) -> Any:
+    ) -> KeysView:
         if not (include_nested or leaves_only or sort):
-            return self._d.keys()
+            return self._d.keys()  # type: ignore[return-value] # faster
         return KeysView(self, (include_nested, leaves_only, is_leaf, sort), 0)
 
     @_documented_as(views.values)
@@ -653,9 +653,9 @@ class TensorDict(TensorDictBase):
         is_leaf: Any = None,
         *,
         sort: bool = False,
-    ) -> Any:
+    ) -> NestedView:
         if not (include_nested or leaves_only or sort):
-            return self._d.values()
+            return self._d.values()  # type: ignore[return-value] # faster
         return NestedView(self, (include_nested, leaves_only, is_leaf, sort), 1)
 
     @_documented_as(views.items)
@@ -666,9 +666,9 @@ class TensorDict(TensorDictBase):
         is_leaf: Any = None,
         *,
         sort: bool = False,
-    ) -> Any:
+    ) -> NestedView:
         if not (include_nested or leaves_only or sort):
-            return self._d.items()
+            return self._d.items()  # type: ignore[return-value] # faster
         return NestedView(self, (include_nested, leaves_only, is_leaf, sort), None)
 
     @_documented_as(updates.update)

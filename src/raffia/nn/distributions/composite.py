@@ -24,6 +24,7 @@ from raffia.nn.distributions.members import (
     renamed,
     suffixed,
 )
+from raffia.tensordict.collection import TensorDictBase
 from raffia.tensordict.keys import MissingKeyError, NestedKey, unravel_key
 from raffia.tensordict.node import Node
 from raffia.tensordict.tensordict import TensorDict
@@ -273,7 +274,7 @@ class CompositeDistribution(Distribution, Mapping[NestedKey, Distribution]):
             return _total(self._log_probs(sample), sample.batch_size)
         return self.log_prob_composite(sample, include_sum=False)
 
-    def log_prob_composite(self, sample: Any, *, include_sum: bool | None = None) -> Any:
+    def log_prob_composite(self, sample: Any, *, include_sum: bool | None = None) -> TensorDictBase:
         """A container of log-probabilities, at `<name>_log_prob`.
 
         While `composite_lp_aggregate()` is True they are written into `sample`, which is returned;
@@ -324,7 +325,9 @@ class CompositeDistribution(Distribution, Mapping[NestedKey, Distribution]):
             return _total(self._entropies(samples_mc), self.batch_shape)
         return self.entropy_composite(samples_mc, include_sum=include_sum)
 
-    def entropy_composite(self, samples_mc: int = 1, *, include_sum: bool | None = None) -> Any:
+    def entropy_composite(
+        self, samples_mc: int = 1, *, include_sum: bool | None = None
+    ) -> TensorDict:
         """A new container of entropies, at `<name>_entropy`.
 
         include_sum: write the sum as well, at `entropy_key`; by default while
