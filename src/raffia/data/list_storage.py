@@ -115,8 +115,10 @@ class ListStorage(TensorStorage):
         self._check_occupied(index)
         size = None if isinstance(index, int) else batch
         if self._apart is not None:
-            kept = [self._apart[row] for row in as_rows(index, self._device).tolist()]
-            return [Row(row.structure, [leaf.clone() for leaf in row.leaves]) for row in kept], size
+            apart = [self._apart[row] for row in as_rows(index, self._device).tolist()]
+            return [
+                Row(row.structure, [leaf.clone() for leaf in row.leaves]) for row in apart
+            ], size
         columns = self._read(as_rows(index, self._device), torch.Size([batch.numel()]))
         cells = zip(*[column.unbind(0) for column in columns], strict=True)
         return [Row(self._structure, list(leaves)) for leaves in cells], size
@@ -218,8 +220,8 @@ class ListStorage(TensorStorage):
             columns = self._read(rows, rows.shape)
             cells = zip(*[column.unbind(0) for column in columns], strict=True)
             kind = self._kind(settled)
-            kept = [Row(kind, [leaf.clone() for leaf in cell]) for cell in cells]
-            self._apart = dict(zip(rows.tolist(), kept, strict=True))
+            apart = [Row(kind, [leaf.clone() for leaf in cell]) for cell in cells]
+            self._apart = dict(zip(rows.tolist(), apart, strict=True))
             self._leaves = self._targets = []
         if self._apart is None:
             super()._ready(structure, size)

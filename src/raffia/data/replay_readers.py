@@ -120,7 +120,7 @@ class HindsightReplay:
     """Segments in which some goals are replaced by what was achieved later in the episode.
 
     Where a task is to reach a goal, an episode that fails to reach its own has reached others. Its
-    steps are as good an example of how to reach those, once the rewards are computed anew.
+    steps are as good an example of how to reach those, once the rewards are computed again.
 
     replay: its observations hold the goal and what is achieved, as Gymnasium's goal environments
         give them; both are among its `observation_keys`.

@@ -42,10 +42,10 @@ def tidy(
                 offsets[child] -= middle
             under = [(top - middle, bottom - middle) for top, bottom in under]
         profiles[node] = [(-heights[node] / 2, heights[node] / 2), *under]
-    places = {root: 0.0}
+    positions = {root: 0.0}
     for node in order:
-        places |= {child: places[node] + offsets[child] for child in children.get(node, ())}
-    return places
+        positions |= {child: positions[node] + offsets[child] for child in children.get(node, ())}
+    return positions
 
 
 def _room_below(upper: Profile, lower: Profile) -> float:

@@ -95,9 +95,9 @@ def unlike(doing: str, listings: Sequence[str | Listed | None], group: Group) ->
     first, theirs = cast(tuple[int, Listed], found[0])
     for rank, other in found[1:]:
         if other != theirs:
-            told = difference(theirs, cast(Listed, other), f"on rank {first}", f"on rank {rank}")
+            what = difference(theirs, cast(Listed, other), f"on rank {first}", f"on rank {rank}")
             return ValueError(
-                f"{doing}: the containers of ranks {first} and {rank} differ: {told}. Nothing was "
+                f"{doing}: the containers of ranks {first} and {rank} differ: {what}. Nothing was "
                 "sent. Give all the same keys, shapes and dtypes, such as with td.broadcast(src)"
             )
     raise AssertionError("no listing differs")
@@ -170,8 +170,8 @@ def reduce(
     def start(flat: Tensor) -> Any:
         return dist.reduce(flat, dst, op=_op(op), group=group, async_op=True)
 
-    kept = dist.get_rank() == dst
-    works = reductions(found.leaves, bucket_bytes, start, "reduce", wire(group), kept)
+    receives = dist.get_rank() == dst
+    works = reductions(found.leaves, bucket_bytes, start, "reduce", wire(group), receives)
     if async_op and return_premature:
         return works
     _finish(works)
@@ -188,11 +188,11 @@ def reductions(
     start: Callable[[Tensor], Any],
     doing: str,
     device: torch.device,
-    kept: bool,
+    receives: bool,
 ) -> list[Any]:
     """Begin a reduction of each bucket of leaves; what to wait for.
 
-    kept: whether what comes out is written into the leaves.
+    receives: whether the result is written into the leaves.
     """
     if bucket_bytes is not None and bucket_bytes <= 0:
         raise ValueError(f"{doing}: bucket_bytes={bucket_bytes} must be above 0, or None")
@@ -204,7 +204,7 @@ def reductions(
         if device.type != "cpu":
             flat = flat.to(device)
         work = start(flat)
-        if kept and flat is not bucket[0]:
+        if receives and flat is not bucket[0]:
             work = work.get_future().then(_writes(flat, bucket))
         works.append(work)
     return works
@@ -255,7 +255,7 @@ def _finish(works: list[Any]) -> None:
 
 
 def sealed(td: Any, device: Any) -> tuple[Any, bytes]:
-    """The container as one block, whose places are those of its record, and the record."""
+    """The container as one block, at the offsets of its record, and the record."""
     out = td
     if not td.is_consolidated() or device is not None:
         out = td.consolidate(device=device)

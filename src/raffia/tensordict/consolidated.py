@@ -52,7 +52,7 @@ class Parts:
     """
 
     leaves: list[Tensor]
-    places: list[list[int]]  # of each leaf, which of the tensors it consists of
+    tensor_indices: list[list[int]]  # for each leaf, of the tensors that it consists of
     tensors: list[Tensor]
     starts: list[int]
     nbytes: int
@@ -63,7 +63,7 @@ class Parts:
         tensors: list[Tensor] = []
         known: dict[int, int] = {}
 
-        def place(part: Tensor) -> int:
+        def added(part: Tensor) -> int:
             if part.layout is not torch.strided:
                 raise TypeError(
                     f"consolidate: an entry is a tensor of layout {part.layout}, which is not one "
@@ -74,13 +74,13 @@ class Parts:
 
         def shared(part: Any) -> int:
             if id(part) not in known:
-                known[id(part)] = place(part)
+                known[id(part)] = added(part)
             return known[id(part)]
 
-        places = []
+        indices = []
         for leaf in leaves:
             if not leaf.is_nested:
-                places.append([place(leaf)])
+                indices.append([added(leaf)])
                 continue
             if leaf.layout is not torch.jagged:
                 raise NotImplementedError(
@@ -90,15 +90,15 @@ class Parts:
             jagged: Any = leaf
             rest = [jagged.offsets(), jagged.lengths()]
             rows = [shared(part) for part in rest if part is not None]
-            places.append([place(jagged.values()), *rows])
+            indices.append([added(jagged.values()), *rows])
         starts, end = [], 0
         for part in tensors:
             starts.append(end)
             end += padded(part.numel() * part.element_size())
-        return cls(leaves, places, tensors, starts, end)
+        return cls(leaves, indices, tensors, starts, end)
 
     def views(self, block: Tensor) -> list[Tensor]:
-        """The tensors that lie in a block in the place of these."""
+        """The tensors that lie in a block instead of these."""
         flat: dict[torch.dtype, Tensor] = {}  # all of the block, whose length any item size divides
         out = []
         for part, at in zip(self.tensors, self.starts, strict=True):
@@ -110,12 +110,12 @@ class Parts:
         return out
 
     def over(self, found: list[Tensor]) -> Iterator[Tensor]:
-        """The leaves again, over other tensors in the place of these."""
-        for leaf, place in zip(self.leaves, self.places, strict=True):
+        """The leaves again, over other tensors instead of these."""
+        for leaf, indices in zip(self.leaves, self.tensor_indices, strict=True):
             if not leaf.is_nested:
-                yield found[place[0]]
+                yield found[indices[0]]
             else:
-                values, offsets, *lengths = [found[i] for i in place]
+                values, offsets, *lengths = [found[i] for i in indices]
                 dim: int = leaf._ragged_idx  # type: ignore[attr-defined]
                 yield ragged.jagged_tensor(values, offsets, lengths[0] if lengths else None, dim)
 
@@ -127,8 +127,8 @@ class Parts:
 
         leaf: Any = self.leaves[at]
         if not leaf.is_nested:
-            return part(self.places[at][0])
-        named = zip(NAMES, self.places[at], strict=False)
+            return part(self.tensor_indices[at][0])
+        named = zip(NAMES, self.tensor_indices[at], strict=False)
         return {"ragged": leaf._ragged_idx, **{name: part(i) for name, i in named}}
 
 
@@ -205,7 +205,7 @@ def consolidate(
         if inplace:
             out = _replaced(td, out)
         out._buffer = block
-        # A container with nested entries, which have several places, is pickled entry by entry.
+        # A nested entry has several parts in the buffer; its container is pickled entry by entry.
         plain = len(parts.tensors) == len(parts.leaves)
         out._spans = parts.starts if plain and (metadata or filename is not None) else None
         return out.lock_()
@@ -307,8 +307,8 @@ def reduce_consolidated(td: Any) -> Any:
 
 def from_buffer(tree: Any, buffer: Tensor, spans: list[int]) -> Any:
     """A consolidated container from its buffer, and a tree that says the shapes and dtypes."""
-    places = zip(tree._leaves([]), spans, strict=True)
-    out = tree._rebuild(iter([view_of(buffer, at, x.dtype, x.shape) for x, at in places]))
+    starts = zip(tree._leaves([]), spans, strict=True)
+    out = tree._rebuild(iter([view_of(buffer, at, x.dtype, x.shape) for x, at in starts]))
     out._buffer, out._spans = buffer, spans
     return out.lock_()
 

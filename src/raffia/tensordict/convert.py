@@ -291,7 +291,7 @@ def pin_memory(td: Container, num_threads: int | None = None, inplace: bool = Fa
     Where there is no GPU to pin for, the container itself.
 
     num_threads: so many threads copy.
-    inplace: put the copies in the place of the tensors of this container.
+    inplace: replace the tensors of this container by the copies.
 
     >>> from raffia import TensorDict
     >>> td = TensorDict(a=torch.ones(2))

@@ -67,8 +67,8 @@ def _clone_into(memo: dict[Any, Any], tds: Iterable[Any]) -> None:
     leaves: dict[int, Tensor] = {}  # by where their memory is
     for td in tds:
         _own_memory(td, memo, leaves)
-    for place in storages.keys() & leaves.keys():  # copied already, or by another deep copy
-        del leaves[place]
+    for address in storages.keys() & leaves.keys():  # copied already, or by another deep copy
+        del leaves[address]
     values = [*leaves.values()]
     copies = _clones(values) if values else []
     memo.update(zip(map(id, values), copies, strict=True))
@@ -114,7 +114,7 @@ def contiguous(td: Container, *, canonical: bool = False, inplace: bool = False)
     """A container whose tensors are contiguous; those that are already are not copied.
 
     canonical: copy also those with other strides in dimensions of size 1 than a fresh tensor has.
-    inplace: put the copies in the place of the tensors of this container.
+    inplace: replace the tensors of this container by the copies.
 
     >>> from raffia import TensorDict
     >>> TensorDict(a=torch.zeros(2, 3).t()).contiguous()["a"].is_contiguous()
@@ -130,7 +130,7 @@ def _canonical(leaf: Tensor) -> Tensor:
 
 
 def _replaced(td: Any, source: Any) -> Any:
-    """Put the tensors of `source` in the place of those of `td`."""
+    """Replace the tensors of `td` by those of `source`."""
     if hasattr(td, "tensordicts") and hasattr(source, "tensordicts"):
         for mine, new in zip(td.tensordicts, source.tensordicts, strict=True):
             _replaced(mine, new)

@@ -413,7 +413,7 @@ def memmap_refresh_(td: Container) -> Container:
     """Load again what is in the folder of this memory-mapped container, and return the container.
 
     For when another process has added, removed or resized entries; what it wrote into the tensors
-    is seen without.
+    is visible without.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -577,8 +577,8 @@ def added(
     if folder is not None:
         record = read_record(folder)
         for held in record["entries"].values():
-            places = ragged.parts_of(held) if "ragged" in held else [held]
-            used |= {str(place.get("file", place.get("folder"))).lower() for place in places}
+            stored = ragged.parts_of(held) if "ragged" in held else [held]
+            used |= {str(one.get("file", one.get("folder"))).lower() for one in stored}
         file = file_name(name, "" if rest else ".memmap", used, robust, path)
         at = f"{folder}/{file}"
     if rest:

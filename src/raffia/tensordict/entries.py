@@ -378,7 +378,7 @@ def rename_keys(
     return out
 
 
-def place(td: Any, key: NestedKey) -> tuple[Any, Any]:
+def locate(td: Any, key: NestedKey) -> tuple[Any, Any]:
     """The container right around an entry and the entry's name; None for it unless all is plain.
 
     That is: `key` is well-formed, and each container on the way is an unlocked `TensorDict`.

@@ -1,4 +1,4 @@
-"""A container on its way into a folder of memory-mapped files: names, places, and what is written.
+"""A container on its way into a folder of memory-mapped files: names, paths, and what is written.
 
 All is checked, and every file has its name, before anything is written; the record of the outermost
 folder goes first and comes last, so that no half of a save can be loaded.
@@ -105,7 +105,7 @@ class Job:
         self.leaves: list[tuple[Outline, str, Tensor, str | None]] = []
         self.structures: list[tuple[str, Tensor]] = []  # of nested tensors: file, content
         self.known: ragged.Known = {}
-        self.place(self.root, None if prefix is None else os.path.abspath(prefix))
+        self.lay_out(self.root, None if prefix is None else os.path.abspath(prefix))
         if not like:
             self.detach_sources()
         for plan in self.root.walk() if inplace else ():
@@ -128,37 +128,37 @@ class Job:
             if sources[i] and os.path.realpath(sources[i]) in targets and not in_place(leaf, file):
                 self.leaves[i] = plan, name, leaf.detach().clone(), file
 
-    def place(self, plan: Outline, folder: str | None) -> None:
+    def lay_out(self, plan: Outline, folder: str | None) -> None:
         """Give every leaf its file and every container its folder; nothing is written yet."""
         plan.folder = folder
         used = {META}
         listed: Record = {}
         for name, entry in plan.entries.items():
             record: Record = {}
-            place = None
+            path = None
             leaf = not isinstance(entry, Outline)
             if folder is not None and (leaf or not entry.is_value):
                 suffix = ".memmap" if leaf else ""
                 file = file_name(name, suffix, used, self.robust, (*plan.key, name))
                 record["file" if leaf else "folder"] = file
-                place = f"{folder}/{file}"
-            if not leaf and place is not None and is_link(place):
-                raise linked(place)
+                path = f"{folder}/{file}"
+            if not leaf and path is not None and is_link(path):
+                raise linked(path)
             if leaf:
                 nested = entry.is_nested
                 if nested:
                     entry, structure = ragged.parted(entry, self.like)
                     plan.ragged[name] = ragged.shared(structure, self.known)
                 record |= ragged.described(entry)
-                self.check(entry, place)
+                self.check(entry, path)
                 if nested and folder is not None:
                     record = self.place_structure(plan, name, record, used)
-                self.leaves.append((plan, name, entry, place))
+                self.leaves.append((plan, name, entry, path))
             elif entry.is_value:
                 record, entry.folder = entry.record, folder
                 self.mark_shared(record)
             else:
-                self.place(entry, place)
+                self.lay_out(entry, path)
             listed[name] = record
         if plan.is_value:
             self.mark_shared(plan.record)
@@ -268,7 +268,7 @@ class Job:
         return td
 
     def find_home(self, plan: Outline) -> None:
-        """Tie a value to its place on disk."""
+        """Tie a value to its file on disk."""
         name = plan.key[-1] if plan.key else None
         if self.shares:
             share(plan.result, plan.folder, name)

@@ -172,7 +172,7 @@ class LazyWrites(TensorDictBase):
         size = self._batch_size
         if item.is_nested or item.shape[: len(size)] != size:
             return False
-        places = []
+        targets = []
         for td in self.tensordicts:
             node, rest = td, key
             while len(rest) > 1 and node.__class__ is TensorDict and rest[0] in node._d:
@@ -181,10 +181,10 @@ class LazyWrites(TensorDictBase):
                 return False
             if node._device is not None or node._batch_size != td._batch_size:
                 return False
-            places.append((node, rest))
-            if len(rest) != len(places[0][1]):  # a level that not all members have
+            targets.append((node, rest))
+            if len(rest) != len(targets[0][1]):  # a level that not all members have
                 return False
-        for (node, rest), part in zip(places, item.unbind(self.stack_dim), strict=True):
+        for (node, rest), part in zip(targets, item.unbind(self.stack_dim), strict=True):
             value: Any = part
             for name in reversed(rest[1:]):  # levels that are missing
                 value = node._new({name: value}, node._batch_size, node._names and [*node._names])
@@ -262,7 +262,7 @@ class LazyWrites(TensorDictBase):
         member = self.tensordicts[at]
         if value.__class__ is not Tensor or member.__class__ is not TensorDict:
             return False
-        node, name = entries.place(member, key)
+        node, name = entries.locate(member, key)
         dest = None if node is None else node._d[name]
         return dest.__class__ is Tensor and updates.copied([dest], [value])
 

@@ -34,7 +34,7 @@ DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 LARGE = 2**18  # bytes of a leaf from which on it is a message of its own, and not copied
 FIRST = 2**13  # bytes of the first message: two lengths, and as much of the rest as there is room
 ALIGN = 16  # bytes: the largest item size, complex128, and that of the two lengths
-Listed = list[Any]  # of each leaf or value: path, dtype or "value", shape or the value, place
+Listed = list[Any]  # of each leaf or value: path, dtype or "value", shape or the value, offset
 Group = Any  # torch.distributed.ProcessGroup
 
 
@@ -80,14 +80,14 @@ def layout(td: Any, doing: str, values: bool = True) -> Layout:
             elif not value._is_data():
                 walk(value, (*path, name))
             elif values:
-                listed.append([[*path, name], "value", told(value)])
+                listed.append([[*path, name], "value", described(value)])
 
     if not td._is_data():
         walk(td, ())
     return Layout(listed, leaves)
 
 
-def told(node: Any) -> Any:
+def described(node: Any) -> Any:
     """A non-tensor value as JSON; its class, if it is none that can be written down."""
     value = node.tolist() if hasattr(node, "tensordicts") else node._data
     try:
@@ -295,14 +295,14 @@ def receive(way: Line, target: Layout, doing: str, whole: bool, large: list[Tens
     if not whole:
         unpack(data[start : start + size], target.leaves)
     direct = [part.device == way.device and part.is_contiguous() for part in large]
-    places = [
+    buffers = [
         part if fits else torch.empty(part.shape, dtype=part.dtype, device=way.device)
         for part, fits in zip(large, direct, strict=True)
     ]
-    way.take(*places)
-    for part, place in zip(large, places, strict=True):
-        if part is not place:
-            part.copy_(place)
+    way.take(*buffers)
+    for part, buffer in zip(large, buffers, strict=True):
+        if part is not buffer:
+            part.copy_(buffer)
 
 
 def _large(listed: Listed) -> list[int]:
@@ -488,8 +488,8 @@ def recv(
     and names of dimensions are not compared.
 
     src, group, group_src, init_tag, pseudo_rand: as of `send`.
-    consolidated: take the block as it is; this container is consolidated, with its entries in the
-        same places. Gives None.
+    consolidated: take the block as it is; this container is consolidated, with its entries at the
+        same offsets. Gives None.
     Raises ValueError that names what differs if the container that is sent has other keys, shapes,
     dtypes or non-tensor values; nothing is written then, and the sender does not wait.
 

@@ -91,7 +91,7 @@ def from_modules(
     as_module: give a `TensorDictParams`.
     lock: lock the result.
     use_state_dict: go through `state_dict()` and its hooks; gives detached tensors.
-    lazy_stack: stack the original parameters anew at each access, so that gradients reach them and
+    lazy_stack: stack the original parameters again at each access, so that gradients reach them and
         structures may differ; otherwise the result holds new parameters, which are the ones to
         optimise.
     expand_identical: a parameter that all modules share is expanded, not copied; gradients reach
@@ -269,7 +269,7 @@ def to_module(
     non_blocking: for `inplace`.
     preserve_module_state: a parameter of the module stays a parameter that requires a gradient or
         not as it did, a buffer a buffer; False puts the tensors in as they are: what is a parameter
-        is one of the module's, another tensor in a parameter's place an attribute.
+        is one of the module's, another tensor instead of a parameter an attribute.
     Raises KeyError, before anything is changed, if the module has no place for an entry.
 
     >>> from raffia import TensorDict
@@ -329,7 +329,7 @@ def misfit(unlike: dict[str, tuple[Any, Any]]) -> str:
 
 
 def put_back(undo: Undo) -> None:
-    """Put back what stood there; the first change to a place is undone last.
+    """Put back what stood there; the first change to a name is undone last.
 
     So a layer under two names is whole again.
     """
@@ -366,7 +366,7 @@ def swap_in(
             if child is None:
                 if value._is_data() or not value._leaves([]):
                     continue
-                raise _no_place(name, module)
+                raise _no_such_name(name, module)
             old[name] = node._plain._make(
                 swap_in(value, child, undo, preserve, done), value._batch_size
             )
@@ -390,7 +390,7 @@ def swap_in(
             buffers[name] = value
             old[name] = was
         else:
-            raise _no_place(name, module)
+            raise _no_such_name(name, module)
     if isinstance(module, LazyModuleMixin) and in_transform():
         _await_lazy(module, old, undo)
     if "_flat_weights" in module.__dict__:  # recurrent layers keep a second list of their weights
@@ -455,11 +455,11 @@ def _fitted(value: Tensor, was: Tensor) -> Tensor:
     return Parameter(value.detach(), requires_grad)  # of a memory-mapped tensor, say
 
 
-def _no_place(name: str, module: nn.Module) -> MissingKeyError:
-    places = [*module._parameters, *module._buffers, *module._modules]
+def _no_such_name(name: str, module: nn.Module) -> MissingKeyError:
+    names = [*module._parameters, *module._buffers, *module._modules]
     return MissingKeyError(
         f"{type(module).__name__} has no parameter, buffer or layer {name!r}; "
-        f"it has {sorted(places)}{nearest(name, places)}"
+        f"it has {sorted(names)}{nearest(name, names)}"
     )
 
 

@@ -734,9 +734,9 @@ def _moved(node: Any, fn: Callable[[Tensor], Tensor], ndim: int, batch_size: tor
     size, rest = node._batch_size[:ndim], node._batch_size[ndim:]
     numbers = torch.arange(size.numel()).reshape(size)
     cells = zip(fn(numbers).reshape(-1).tolist(), fn(numbers + 1).reshape(-1).tolist(), strict=True)
-    places = list(np.ndindex(*size))
+    positions = list(np.ndindex(*size))
     members = [
-        node._index(places[at], ndim, None)
+        node._index(positions[at], ndim, None)
         if check == at + 1
         else NonTensorData(None, rest, node._device)
         for at, check in cells

@@ -121,9 +121,9 @@ def _entry(td: Any, name: str, options: dict[str, Any]) -> str:
 
 
 def tensor_parts(value: Any, shape: torch.Size, shared: bool, options: dict[str, Any]) -> list[str]:
-    """What is said of a tensor."""
+    """The shown properties of a tensor."""
     storage = 0 if value.is_meta else value.untyped_storage().nbytes()
-    said = {
+    texts = {
         "show_shape": f"shape={shape}",
         "show_field_device": f"device={value.device}",
         "show_dtype": f"dtype={value.dtype}",
@@ -133,7 +133,7 @@ def tensor_parts(value: Any, shape: torch.Size, shared: bool, options: dict[str,
         "show_is_view": f"is_view={value._is_view()}",
         "show_storage_size": f"storage_size={storage}",
     }
-    return [text for name, text in said.items() if options[name]]
+    return [text for name, text in texts.items() if options[name]]
 
 
 def show(td: Any) -> str:
@@ -145,12 +145,12 @@ def show(td: Any) -> str:
     lines = [f"{name}: {_describe(td, name)}" for name in names]
     fields = ",\n".join([indented(line) for line in lines])
     body = ["fields={" + ("\n" + fields + "}" if lines else "\n}"), *td._extra_lines()]
-    said = {
+    texts = {
         "show_batch_size": f"batch_size={td.batch_size}",
         "show_device": f"device={td.device}",
         "show_is_shared": f"is_shared={td.is_shared()}",
     }
-    body += [*[text for name, text in said.items() if options[name]], *td._last_lines()]
+    body += [*[text for name, text in texts.items() if options[name]], *td._last_lines()]
     return f"{type(td).__name__}(\n" + indented(",\n".join(body)) + ")"
 
 

@@ -293,7 +293,7 @@ def _unbatched(key: str, value: Tensor, ndim: int, size: torch.Size) -> Unbatche
     if value.dim() < ndim and not torch.compiler.is_compiling() and is_batched(value):
         raise RuntimeError(
             f"torch.vmap maps over the entry {key!r}, an UnbatchedTensor, which has no rows: pass "
-            "it by itself with in_dims=None, and td.exclude(key) in the place of the container"
+            "it by itself with in_dims=None, and td.exclude(key) instead of the container"
         )
     return UnbatchedTensor(value, size)
 
@@ -301,25 +301,25 @@ def _unbatched(key: str, value: Tensor, ndim: int, size: torch.Size) -> Unbatche
 def _resized(node: Any, old: torch.Size, size: torch.Size, change: Change) -> Any:
     """A non-tensor entry of a container whose batch size was `old` and is `size`.
 
-    Values of single rows can't be seen by the one row that `torch.vmap` runs its function on: there
+    Values of single rows are hidden from the one row that `torch.vmap` runs its function on: there
     they are one value, a list, and the node remembers the rows for when the dimension comes back.
     """
     extra = node._batch_size[len(old) :]
     at = changed_dims(old, size)
     fewer = len(size) < len(old)
-    place = change.taken if fewer and change.taken in at else at[0] if len(at) == 1 else None
+    dim = change.taken if fewer and change.taken in at else at[0] if len(at) == 1 else None
     rows = node.__dict__.get("_rows")
-    if place is not None and isinstance(node, NonTensorStack):
+    if dim is not None and isinstance(node, NonTensorStack):
         if fewer:
             row = NonTensorData(node.tolist(), size + extra, node._device)
-            row._rows = (node, place)
+            row._rows = (node, dim)
             return row
         whole = torch.Size((*size, *extra))
-        return node.unsqueeze(place).expand(whole)
-    if place is not None and rows is not None and not fewer:
+        return node.unsqueeze(dim).expand(whole)
+    if dim is not None and rows is not None and not fewer:
         stack, before = rows
-        if stack._batch_size[before] == size[place]:
-            return stack.movedim(before, place)
+        if stack._batch_size[before] == size[dim]:
+            return stack.movedim(before, dim)
     return node._new({}, size + extra)
 
 

@@ -162,7 +162,7 @@ def described(tensor: Tensor) -> Record:
 def record(structure: Structure, values: Record, name: Callable[[str], str]) -> Record:
     """The record of a nested tensor in a folder.
 
-    name: gives the name of a file that ends as told.
+    name: gives the name of a file with a given ending.
     """
     out: Record = {"ragged": structure.ragged, "values": values}
     for part, content in structure.parts.items():
@@ -203,7 +203,7 @@ def write(files: list[tuple[str, Tensor]]) -> None:
 
 
 def read(reader: Any, entry: Record) -> tuple[Tensor, Structure]:
-    """Values and structure that a record tells of; the reader fails if they do not fit."""
+    """Values and structure that a record describes; the reader fails if they do not fit."""
     ragged = entry["ragged"]
     values = part_of(reader, entry, "values")
     if ragged == STRIDED:

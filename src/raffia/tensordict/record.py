@@ -36,7 +36,7 @@ Record = dict[str, Any]
 
 
 class Outline:
-    """A node as it goes to disk: its record, and its entries, for which the format has a place."""
+    """A node as it goes to disk: its record, and its entries, for which the format has a field."""
 
     __slots__ = ("node", "key", "record", "entries", "wrap", "folder", "mapped", "ragged", "result")
 
@@ -91,7 +91,7 @@ def outline(
     else:
         entries = node._entries()
     if node._device is not None:
-        record["device"] = "cpu"  # where it is loaded to, unless told otherwise
+        record["device"] = "cpu"  # where it is loaded to, unless the caller names another
     if node._names is not None and any(node._names):
         record["names"] = list(node._names)
     out = Outline(node, key, record)
@@ -361,7 +361,7 @@ def read_record(folder: str, file: BinaryIO | None = None) -> Record:
 
 
 def write_record(folder: str, record: Record) -> None:
-    """Put a record in the place of the one of a folder, all at once."""
+    """Replace the record of a folder, atomically."""
     record["version"] = folder_version(record)
     write_atomically(f"{folder}/{META}", dump_json(record), is_synced=False, follows_links=False)
 

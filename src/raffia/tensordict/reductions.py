@@ -190,8 +190,8 @@ def _quantile(
     x: Tensor, q: Any, *, dim: Any = None, keepdim: bool = False, interpolation: str = "linear"
 ) -> Tensor:
     if isinstance(dim, tuple):
-        kept = [d for d in range(x.dim()) if d not in dim]
-        flat = x.permute(*kept, *dim).reshape(*[x.shape[d] for d in kept], -1)
+        other_dims = [d for d in range(x.dim()) if d not in dim]
+        flat = x.permute(*other_dims, *dim).reshape(*[x.shape[d] for d in other_dims], -1)
         out = torch.quantile(flat, q, dim=-1, interpolation=interpolation)
         if keepdim:
             for d in sorted(dim):

@@ -168,13 +168,13 @@ def nodes_to(node: TensorDict, name: str) -> tuple[list[TensorDict], str]:
 
 
 def forget_listings(node: Any) -> None:
-    """Drop the entries that a locked container has listed before; a file's place is kept."""
+    """Drop the entries that a locked container has listed before; the path of its file stays."""
     for flags in [key for key in node._cache or () if key != "home"]:
         del node._cache[flags]
 
 
 def replace_leaves(node: Any, fn: Callable[[Tensor], Tensor]) -> None:
-    """Put `fn` of each tensor in its place."""
+    """Replace each tensor by `fn` of it."""
     for store in node._stores():
         for name, value in store.items():
             if not isinstance(value, Node):

@@ -52,8 +52,8 @@ def group_by(tensordict: Any, key: NestedKey) -> tuple[Any, tuple[Any, ...]]:
             raise TypeError(
                 f"group_by: the values of {key!r} can't be hashed and sorted: {error}"
             ) from None
-        place = {value: i for i, value in enumerate(values)}
-        row_group = torch.tensor([place[row] for row in rows], dtype=torch.int64)
+        position = {value: i for i, value in enumerate(values)}
+        row_group = torch.tensor([position[row] for row in rows], dtype=torch.int64)
     row_group = row_group.to(tensordict.device or "cpu")
     counts = torch.bincount(row_group, minlength=len(values)).tolist()
     gathered = tensordict[torch.argsort(row_group, stable=True)]
@@ -226,8 +226,8 @@ def collate(
     options: dict[str, Any] = dict(pad_keys=pad_keys, nested_keys=nested_keys, mask_key=mask_key)
     if isinstance(first, Node):
         pads = {unravel_key(key): fill for key, fill in (pad_keys or {}).items()}
-        nests = [unravel_key(key) for key in nested_keys or ()]
-        return _collated(batch, pads, nests, mask_key)
+        nested = [unravel_key(key) for key in nested_keys or ()]
+        return _collated(batch, pads, nested, mask_key)
     if isinstance(first, Tensor):
         return torch.stack(batch)
     if isinstance(first, Mapping):
@@ -238,32 +238,32 @@ def collate(
     return torch.utils.data.default_collate(batch)
 
 
-def _collated(rows: list[Any], pads: dict[Any, float], nests: list[Any], mask_key: Any) -> Any:
-    if twice := [key for key in nests if key in pads]:
+def _collated(rows: list[Any], pads: dict[Any, float], nested: list[Any], mask_key: Any) -> Any:
+    if twice := [key for key in nested if key in pads]:
         raise ValueError(f"collate: {twice} stand in pad_keys and in nested_keys")
     if pads and rows[0].batch_size:
         raise ValueError(
             "collate: pad_keys takes samples without batch dimensions, got "
             f"{tuple(rows[0].batch_size)}"
         )
-    for key in [*pads, *nests]:
+    for key in [*pads, *nested]:
         for i, row in enumerate(rows):
             if row.get(key, None) is None:
                 raise KeyError(f"collate: sample {i} has no entry {key!r}")
     if mask_key is not None and rows[0].get(mask_key, None) is not None:
         raise ValueError(f"collate: mask_key={mask_key!r} is an entry of the samples")
-    if not pads and not nests:
+    if not pads and not nested:
         return maybe_dense_stack(rows)
-    named = {key: [row.get(key) for row in rows] for key in [*pads, *nests]}
+    named = {key: [row.get(key) for row in rows] for key in [*pads, *nested]}
     bare = [row.exclude(*named) for row in rows]
-    out: Any = torch.stack(bare) if nests else maybe_dense_stack(bare)
+    out: Any = torch.stack(bare) if nested else maybe_dense_stack(bare)
     masks = TensorDict(batch_size=out.batch_size)
     for key, fill in pads.items():
         cut = [TensorDict(x=leaf) for leaf in named[key]]
         padded = pad_sequence(cut, padding_value=fill, return_mask=True)
         out.set(key, padded["x"])
         masks.set(key, padded["masks", "x"])
-    for key in nests:
+    for key in nested:
         out.set(key, torch.nested.nested_tensor(named[key], layout=torch.jagged))
     if mask_key is not None:
         out.set(mask_key, masks)

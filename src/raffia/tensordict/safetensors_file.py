@@ -75,7 +75,7 @@ def save_file(td: Any, path: Path) -> None:
     {'a': tensor([1., 1.])}
     """
     stored: dict[str, Tensor] = {}
-    names: dict[Any, str] = {}  # by place in memory, so that a tensor with two keys is stored once
+    names: dict[Any, str] = {}  # by address, so that a tensor with two keys is stored once
 
     def put(leaf: Tensor, key: tuple[str, ...]) -> Record:
         where = place_in_memory(leaf)
@@ -127,11 +127,11 @@ def header_of(record: str, tensors: list[tuple[str, Tensor]]) -> bytes:
 
 
 def place_in_memory(tensor: Tensor) -> Any:
-    """Equal for two tensors that are one and the same, seen in the same way."""
+    """Equal for two tensors that are one and the same, viewed in the same way."""
     if not tensor.numel():
         return id(tensor)
-    seen = tensor.dtype, tensor.shape, tensor.stride(), tensor.is_conj(), tensor.is_neg()
-    return tensor.device, tensor.data_ptr(), seen
+    view = tensor.dtype, tensor.shape, tensor.stride(), tensor.is_conj(), tensor.is_neg()
+    return tensor.device, tensor.data_ptr(), view
 
 
 def tensor_name(key: tuple[str, ...], taken: dict[str, Tensor]) -> str:

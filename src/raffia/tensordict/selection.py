@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from raffia.tensordict.atomic import all_or_nothing
-from raffia.tensordict.entries import NO_DEFAULT, contains, del_, get, place, set
+from raffia.tensordict.entries import NO_DEFAULT, contains, del_, get, locate, set
 from raffia.tensordict.keys import (
     NestedKey,
     missing,
@@ -85,11 +85,11 @@ def left_out(node: Any, chosen: Any, out: list[tuple[Any, str]]) -> None:
             left_out(member, part, out)
         return
     for name, mine in node._entries().items():
-        kept = chosen._get_str(name)
-        if kept is None:
+        left = chosen._get_str(name)
+        if left is None:
             out.append((node, name))
-        elif kept is not mine and isinstance(mine, Node):
-            left_out(mine, kept, out)
+        elif left is not mine and isinstance(mine, Node):
+            left_out(mine, left, out)
 
 
 def select_plain(td: Any, keys: tuple[Any, ...]) -> Any:
@@ -127,9 +127,9 @@ def exclude(td: Container, *keys: NestedKey, inplace: bool = False) -> Container
     if inplace and td._locked:
         raise locked_error(td)
     if inplace and td.__class__ is td._plain:
-        places = [place(td, key) for key in keys]
-        if all([node is not None for node, _ in places]):
-            for node, name in places:
+        found = [locate(td, key) for key in keys]
+        if all([node is not None for node, _ in found]):
+            for node, name in found:
                 node._d.pop(name, None)
             return td
     whole, parts = grouped(keys)
@@ -202,7 +202,7 @@ def _split_keys(
     filter_empty: bool = True,
 ) -> tuple[Any, ...]:
     present = last.copy()
-    seen: dict[NestedKey, None] = {}
+    moved: dict[NestedKey, None] = {}
     out = []
     for key_set in key_sets:
         part = last.empty(recurse=reproduce_struct)
@@ -210,11 +210,11 @@ def _split_keys(
         for given in [key_set] if isinstance(key_set, str) else key_set:
             key = unravel_key(given)
             new = key if moves is None else moves[given]
-            if key in seen:
+            if key in moved:
                 raise KeyError(
                     f"key {key!r} is in two key sets; each key can go to one container only"
                 )
-            seen[key] = None
+            moved[key] = None
             value = get(present, key) if contains(present, key) else None
             if value is None:
                 if default is not NO_DEFAULT:
@@ -224,7 +224,7 @@ def _split_keys(
                 continue
             set(part, new, value)
         out.append(part)
-    for key in seen:
+    for key in moved:
         if contains(last, key):
             del_(last, key)
     if filter_empty and not reproduce_struct:
@@ -236,15 +236,15 @@ def prune(td: Any) -> bool:
     """Remove nested containers that hold nothing; whether nothing is left then."""
     if td.__class__ is not td._plain and getattr(td, "_lazy", False):
         return all([prune(member) for member in td.tensordicts])  # also what not all of them have
-    kept = False
+    holds = False
     for name, value in list(td._peek().items()):
         if value.__class__ is Tensor or not isinstance(value, Node) or value._is_data():
-            kept = True
+            holds = True
         elif prune(value):
             td._del_str(name)
         else:
-            kept = True
-    return not kept
+            holds = True
+    return not holds
 
 
 def separates(

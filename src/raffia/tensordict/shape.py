@@ -277,9 +277,9 @@ def squeeze(td: Container, dim: int | tuple[int, ...] | None = None) -> Containe
         dims = [dim] if size[dim] == 1 else []
     if not dims:
         return _same(td)
-    kept = [i for i in range(len(size)) if i not in dims]
-    names = None if td._names is None else _kept([td._names[i] for i in kept])
-    new = torch.Size([size[i] for i in kept])
+    left = [i for i in range(len(size)) if i not in dims]
+    names = None if td._names is None else _kept([td._names[i] for i in left])
+    new = torch.Size([size[i] for i in left])
     at: Any = dims[0] if len(dims) == 1 else tuple(dims)
     origin = ("squeeze",) if dim is None else ("reshape",)
     op = ("squeeze", tuple(dims))
@@ -354,7 +354,7 @@ swapdims = swapaxes
 
 
 def movedim(td: Container, source: Any, destination: Any) -> Container:
-    """A container with batch dimensions moved to other places.
+    """A container with batch dimensions moved to other positions.
 
     >>> from raffia import TensorDict
     >>> TensorDict(batch_size=[2, 3, 4]).movedim(0, 2).batch_size

@@ -500,12 +500,12 @@ def _stretched(td: Any, pad_dim: int, longest: int, side: str) -> Any:
 
 
 def _hollow(td: Any) -> Any:
-    kept = {
+    entries_left = {
         n: v if v._is_data() else _hollow(v)
         for n, v in td._entries().items()
         if isinstance(v, Node)
     }
-    return TensorDict._make(kept, td._batch_size, td._device, td._names)
+    return TensorDict._make(entries_left, td._batch_size, td._device, td._names)
 
 
 def _padded(leaf: Tensor, dim: int, length: int, fill: float, side: str) -> Tensor:

@@ -35,7 +35,7 @@ SHARED = {"_data": "_shared_data", "tensordicts": "_shared_tensordicts"}
 
 
 class ReadAnew:
-    """An attribute that each node has itself, but for a shared value: that is read here, anew.
+    """An attribute that each node has itself, but for a shared value: that is read again here.
 
     Python looks for it here last, so that what isn't shared takes no longer for it.
     """
@@ -130,7 +130,7 @@ class Home:
                     self._busy = False
 
     def moved_to(self, value: Any) -> None:
-        """Write what is about to stand in the place of the entry, in a container that is locked."""
+        """Write what is about to stand instead of the entry, in a container that is locked."""
         if isinstance(value, Node) and value._is_data():
             with locked(self.folder):
                 self._write(value)

@@ -391,9 +391,9 @@ class TensorClass(_Typed):
                     changed[name] = None
         if not changed:
             return td
-        kept = {name: changed.get(name, value) for name, value in td._d.items()}
-        kept = {name: value for name, value in kept.items() if value is not None}
-        out = TensorDict._make(kept, td._batch_size, td._device, td._names)
+        fields = {name: changed.get(name, value) for name, value in td._d.items()}
+        fields = {name: value for name, value in fields.items() if value is not None}
+        out = TensorDict._make(fields, td._batch_size, td._device, td._names)
         return out.lock_() if td._locked else out
 
     @classmethod

@@ -403,8 +403,8 @@ class TensorDict(TensorDictBase):
         ndim = len(batch_size)
         if isinstance(value, UnbatchedTensor):  # has no batch dimensions
             device = self._device
-            kept = value if device is None or value.device == device else value.to(device)
-            return kept._like(batch_size)  # type: ignore[attr-defined]
+            moved = value if device is None or value.device == device else value.to(device)
+            return moved._like(batch_size)  # type: ignore[attr-defined]
         if ndim and build.shape_of(value)[:ndim] != batch_size:
             if not isinstance(value, Node):
                 raise build.mismatch(batch_size, value, name)
@@ -578,7 +578,7 @@ class TensorDict(TensorDictBase):
     @_documented_as(entries.del_)
     def del_(self, key: NestedKey) -> Self:
         if not self._locked:
-            node, name = entries.place(self, key)
+            node, name = entries.locate(self, key)
             if node is not None and name in node._d:
                 del node._d[name]
                 return self
@@ -587,7 +587,7 @@ class TensorDict(TensorDictBase):
     @_documented_as(entries.pop)
     def pop(self, key: NestedKey, default: Any = entries.NO_DEFAULT) -> Any:
         if not self._locked:
-            node, name = entries.place(self, key)
+            node, name = entries.locate(self, key)
             if node is not None and name in node._d:
                 return node._d.pop(name)
         return entries.pop(self, key, default)
@@ -735,8 +735,8 @@ class TensorDict(TensorDictBase):
     @_documented_as(entries.rename_key_)
     def rename_key_(self, old_key: NestedKey, new_key: NestedKey, safe: bool = False) -> Self:
         if not self._locked:
-            node, name = entries.place(self, old_key)
-            into, new = entries.place(self, new_key)
+            node, name = entries.locate(self, old_key)
+            into, new = entries.locate(self, new_key)
             if node is not None and node is into and name in node._d:
                 d = node._d
                 if not (safe and new in d):

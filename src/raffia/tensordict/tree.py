@@ -161,7 +161,7 @@ def _copied(td: Any, result: Any) -> bool:
 
 
 def _write_back(td: Any, result: Any, replace: bool) -> None:
-    """Write results into the tensors of `td`, or put them in their place."""
+    """Write results into the tensors of `td`, or replace them."""
     if not replace and hasattr(td, "tensordicts") and hasattr(result, "tensordicts"):
         for mine, value in zip(td.tensordicts, result.tensordicts, strict=True):
             _write_back(mine, value, replace)

@@ -20,19 +20,19 @@ class LinkedList(list):  # type: ignore[type-arg]
     """
 
     stack: Any
-    place: tuple[int, ...]
+    at: tuple[int, ...]
 
     @classmethod
-    def over(cls, values: list[Any], stack: Any, place: tuple[int, ...], depth: int) -> LinkedList:
+    def over(cls, values: list[Any], stack: Any, at: tuple[int, ...], depth: int) -> LinkedList:
         if depth > 1:
-            values = [cls.over(v, stack, (*place, i), depth - 1) for i, v in enumerate(values)]
+            values = [cls.over(v, stack, (*at, i), depth - 1) for i, v in enumerate(values)]
         out = cls(values)
-        out.stack, out.place = stack, place
+        out.stack, out.at = stack, at
         return out
 
     def __setitem__(self, i: Any, value: Any) -> None:
         super().__setitem__(i, value)
-        self.stack[(*self.place, i)] = value
+        self.stack[(*self.at, i)] = value
 
     def __reduce__(self) -> Any:
         return list, (list(self),)
