@@ -142,6 +142,30 @@ def test_discrete_actions_count_from_0(start):
         assert inner.taken == action + start
 
 
+class Masked(ShownEnv):
+    """Of its three actions it allows the first, and after it the last."""
+
+    def __init__(self, marks=((1, 0, 0), (0, 0, 1))):
+        super().__init__(action_space=spaces.Discrete(3), ends=(False, True))
+        self.marks = [{"action_mask": np.array(mark, np.int8)} for mark in marks]
+
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=seed)[0], self.marks[0]
+
+    def step(self, action):
+        return *super().step(action)[:4], self.marks[1]
+
+
+def test_legal_actions_are_read_where_that_is_asked_for():
+    env = GymEnv(Masked(), masked=True)
+    assert env.reset(0)["action_mask"].tolist() == [True, False, False]
+    assert env.step(torch.tensor(0))["action_mask"].tolist() == [False, False, True]
+    assert "action_mask" not in GymEnv(Masked()).reset(0)
+    for marks in ([[1, 0]], [[]]):
+        with pytest.raises(ValueError, match=r"info.\"action_mask\".* of shape .*needs \[3\]"):
+            GymEnv(Masked(marks), masked=True).reset(0)
+
+
 def test_box_actions_are_flat_and_stay_in_their_bounds():
     low, high = np.array([[-1, 0.1], [-2, -3]]), np.array([[1, 2], [0, 5]])
     inner = ShownEnv(action_space=spaces.Box(low, high, dtype=np.float64))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import gymnasium
@@ -52,9 +52,11 @@ class GymEnv:
         *,
         max_episode_steps: int = 0,
         render: bool = False,
+        masked: bool = False,
     ) -> None:
         """`max_episode_steps` replaces the limit of the id (0: keep it); `render=True` makes the
-        pictures that `render()` gives, and costs time. Both are for ids: an object has its own."""
+        pictures that `render()` gives, and costs time. Both are for ids: an object has its own.
+        `masked=True` reads the legal actions from `info["action_mask"]`, else they are not read."""
         if isinstance(env, str):
             env = made(env, max_episode_steps, render)
         elif max_episode_steps or render:
@@ -67,7 +69,11 @@ class GymEnv:
         shape, dtype, self._read = observation_reader(env.observation_space, name)
         action, self._act = action_writer(env.action_space, name)
         self.spec = EnvSpec(
-            observation_shape=shape, observation_dtype=dtype, action=action, name=name
+            observation_shape=shape,
+            observation_dtype=dtype,
+            action=action,
+            name=name,
+            masked=masked,
         )
         self._row = EnvRows.for_spec(self.spec, 1)
 
@@ -92,8 +98,9 @@ class GymEnv:
         result = self.gym.reset(seed=small)
         if len(result) != 2:
             raise self._odd("reset", "an observation and an info", len(result))
-        observation, _ = result
+        observation, info = result
         rows.observation[row] = self._read(observation)
+        self._read_mask(info, rows, row)
 
     def step_row(self, action: Any, rows: EnvRows, row: int) -> None:
         """Like step, into a row of arrays.
@@ -103,8 +110,9 @@ class GymEnv:
         result = self.gym.step(self._act(action))
         if len(result) != 5:
             raise self._odd("step", "observation, reward, terminated, truncated, info", len(result))
-        observation, reward, terminated, truncated, _ = result
+        observation, reward, terminated, truncated, info = result
         rows.observation[row] = self._read(observation)
+        self._read_mask(info, rows, row)
         rows.reward[row] = reward
         rows.terminated[row] = terminated
         rows.truncated[row] = truncated and not terminated
@@ -129,6 +137,17 @@ class GymEnv:
     def close(self) -> None:
         """Close the environment of Gymnasium."""
         self.gym.close()
+
+    def _read_mask(self, info: Mapping[str, Any], rows: EnvRows, row: int) -> None:
+        if rows.action_mask is None:
+            return
+        found = np.asarray(info.get("action_mask", []), bool)
+        if found.shape != rows.action_mask[row].shape:
+            raise ValueError(
+                f'{self.spec.name} gave info["action_mask"] of shape {list(found.shape)}, and '
+                f"masked=True needs {list(rows.action_mask[row].shape)}, a mark for each action"
+            )
+        rows.action_mask[row] = found
 
     def _odd(self, method: str, wanted: str, num: int) -> ValueError:
         """The error about an environment of another interface, such as gym's before Gymnasium."""
