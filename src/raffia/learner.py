@@ -40,10 +40,10 @@ class Learner(Protocol):
         """The state before the first update; the same seed gives the same bits."""
 
     def grads(self, state: TensorDict, batch: TensorDict) -> tuple[TensorDict, TensorDict]:
-        """What a batch [B] asks to be changed, and what there is to be told of it.
+        """What a batch [B] asks to be changed, and its metrics.
 
         The update holds "grads", like "params", and "buffers" as they are after the batch. The
-        metrics are means [], and "priority" [B] where replay is to hear of it.
+        metrics are means [], and "priority" [B] where replay has priorities.
         """
 
     def apply(self, state: TensorDict, update: TensorDict) -> TensorDict:
@@ -129,14 +129,14 @@ class Accumulate:
             )
         first, *others = batch.split(size // num, dim)
         update, metrics = self.learner.grads(state, first)
-        grads, told = update["grads"], [metrics]
+        grads, of_parts = update["grads"], [metrics]
         for part in others:
             state = state.copy().set("buffers", update["buffers"])
             update, metrics = self.learner.grads(state, part)
             grads = grads + update["grads"]
-            told.append(metrics)
+            of_parts.append(metrics)
         grads = grads / num
-        return update.copy().set("grads", grads), join_metrics(told, grads, members)
+        return update.copy().set("grads", grads), join_metrics(of_parts, grads, members)
 
     def apply(self, state: TensorDict, update: TensorDict) -> TensorDict:
         """The step of the learner within."""
@@ -152,20 +152,20 @@ def step_of(state: TensorDict) -> int:
     return int(state["step"].max())
 
 
-def join_metrics(told: list[TensorDict], grads: TensorDict, members: int = 0) -> TensorDict:
+def join_metrics(parts: list[TensorDict], grads: TensorDict, members: int = 0) -> TensorDict:
     """The metrics of a batch out of those of its parts: means, "priority" joined.
 
     grads: the mean over the parts, of which "grad_norm" is the length.
     members: how many leading dimensions of the gradients count members.
 
-    >>> told = [TensorDict(loss=torch.tensor(x), priority=torch.tensor([x])) for x in (1.0, 2.0)]
-    >>> joined = join_metrics(told, TensorDict(w=torch.ones(2)))
+    >>> parts = [TensorDict(loss=torch.tensor(x), priority=torch.tensor([x])) for x in (1.0, 2.0)]
+    >>> joined = join_metrics(parts, TensorDict(w=torch.ones(2)))
     >>> joined["loss"], joined["priority"]
     (tensor(1.5000), tensor([1., 2.]))
     """
     out = TensorDict()
-    for name in told[0].keys(True, True):
-        values = [metrics[name] for metrics in told]
+    for name in parts[0].keys(True, True):
+        values = [metrics[name] for metrics in parts]
         joins = name == "priority"  # [..., B]
         out[name] = torch.cat(values, -1) if joins else torch.stack(values).mean(0)
     return out.set("grad_norm", global_norm(grads, members)) if "grad_norm" in out else out

@@ -47,11 +47,11 @@ def plan(manifest):
 
 
 def test_the_plan_grows_to_its_end_and_scores_are_those_of_the_runs(plain):
-    assert len(plain.runs) == plain.num_runs == 24 and len(plain.search.told) == 12
+    assert len(plain.runs) == plain.num_runs == 24 and len(plain.search.scores) == 12
     assert [run.seed for run in plain.runs] == [0, 1] * 12
     names = [run.name for run in plain.runs]
     assert names == sorted(names) and len(set(names)) == 24
-    for trial, score in enumerate(plain.search.told):
+    for trial, score in enumerate(plain.search.scores):
         run = plain.runs[2 * trial].settings
         far = abs(run["width"] - 3) + sum(run["layers"])
         assert -score >= far - 0.001
@@ -97,9 +97,9 @@ def test_a_trial_that_fails_is_told_as_failed_and_the_search_goes_on(algorithm, 
     found = read_manifest(tmp_path)
     widths = [run.settings["width"] for run in found.runs]
     assert 7 in widths and 3 in widths
-    assert [score is None for score in found.search.told] == [width == 7 for width in widths]
+    assert [score is None for score in found.search.scores] == [width == 7 for width in widths]
     assert len(result.failed) == widths.count(7)
-    SweepSession(tmp_path, algorithm).run()  # tries those again; what was told stays
+    SweepSession(tmp_path, algorithm).run()  # tries those again; scores that were reported stay
     assert read_manifest(tmp_path).search == found.search
 
 
@@ -114,7 +114,7 @@ def suggested(num, seed, lag=1):
     search, found = Search(num_trials=num, ranges=RANGES, seed=seed, lag=lag), []
     for _ in range(num):
         done = found[: max(0, len(found) - lag + 1)]
-        search = replace(search, told=tuple(bowl_of(one) for one in done))
+        search = replace(search, scores=tuple(bowl_of(one) for one in done))
         found.append(suggest(search, found))
     return [bowl_of(one) for one in found]
 
@@ -127,7 +127,7 @@ def test_it_learns_from_scores():
         first, last = first + sum(scores[:10]) / 30, last + sum(scores[-10:]) / 30
     assert last > 0.6 * first  # both are below 0
     search = Search(num_trials=9, ranges=RANGES)
-    one = replace(search, told=(1.0,))
+    one = replace(search, scores=(1.0,))
     before = [{"rate": 0.1, "width": 1, "layers": []}]
     assert suggest(one, before) == suggest(one, before)
     assert suggest(one, before) != suggest(replace(one, seed=1), before)
@@ -155,7 +155,7 @@ def test_the_command_searches_resumes_and_reports(tmp_path, capsys):
     assert main(sweep(out, "--seeds", "0..1", "--engine.name", "inline")) == 0
     said = capsys.readouterr().out
     assert "6 runs of bowl" in said and "6 finished" in said
-    assert len(json.loads((out / "sweep.json").read_text())["search"]["told"]) == 3
+    assert len(json.loads((out / "sweep.json").read_text())["search"]["scores"]) == 3
     assert main(["resume", str(out), "--algorithm", BOWL]) == 0
     assert main(["report", str(out)]) == 0
 

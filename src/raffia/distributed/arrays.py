@@ -94,7 +94,7 @@ def _walk(
     node: Any,
     path: tuple[str, ...],
     leaves: list[tuple[Tensor, int]],
-    record: list[Any],  # [path, dtype or "" of a nest, shape or batch size, place] of each
+    record: list[Any],  # [path, dtype or "" of a nest, shape or batch size, offset] of each
     size: int,
 ) -> int:
     """Append what is below a nest, in its order; how many bytes there are then."""

@@ -32,7 +32,7 @@ class Counter:
         self.total = int(state["total"])
 
     def do(self, task: TensorDict, weights: TensorDict | None) -> TensorDict:
-        """Add, and tell the sum."""
+        """Add, and answer with the sum."""
         if "fail" in task.keys():
             raise ValueError("this task fails")
         if "sleep" in task.keys():
@@ -60,7 +60,7 @@ def check_engine(make: Callable[[], Engine], kill: Callable[[Worker], None] | No
         _answers_come_in_order(engine)
         _weights_are_those_of_the_version(engine)
         _what_is_given_is_copied(engine)
-        _errors_are_told_apart(engine)
+        _errors_are_distinguished(engine)
         _an_answer_can_be_waited_for(engine)
         _empty_trees_travel(engine)
         if kill is not None:
@@ -124,14 +124,14 @@ def _what_is_given_is_copied(engine: Engine) -> None:
     worker.close()
 
 
-def _errors_are_told_apart(engine: Engine) -> None:
+def _errors_are_distinguished(engine: Engine) -> None:
     worker = engine.start(COUNTER, "{}", 0)
     worker.ask(_add(1).set("fail", torch.tensor(True)))
     worker.ask(_add(2))
     try:
         worker.take(60.0)
     except RoleError as error:
-        assert "ValueError: this task fails" in str(error), "the role's error is told"
+        assert "ValueError: this task fails" in str(error), "the role's error is reported"
     else:
         raise AssertionError("a role's error comes as a RoleError")
     assert int(worker.take(60.0)["total"]) == 2, "a worker goes on after a role's error"

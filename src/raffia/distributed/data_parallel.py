@@ -127,8 +127,8 @@ def mean_over(
     averaged = [at for at in changed if buffers[at].is_floating_point()]
     counted = {str(at): buffers[at] for at in changed if not buffers[at].is_floating_point()}
     form = _form(update, [*grads, *(buffers[at] for at in changed)])
-    told = group.gather(TensorDict(metrics=metrics, counted=TensorDict(counted), form=form))
-    for rank, other in enumerate(told):
+    reports = group.gather(TensorDict(metrics=metrics, counted=TensorDict(counted), form=form))
+    for rank, other in enumerate(reports):
         if not torch.equal(other["form"], form):
             raise ValueError(
                 f"process {rank} has gradients of other names or shapes than process "
@@ -143,9 +143,9 @@ def mean_over(
     for at, change in zip(averaged, means[len(grads) :], strict=True):
         buffers[at] = before[at] + change
     for name in counted:  # the same in all, such as numbers of batches; else the first one's
-        buffers[int(name)] = told[0]["counted", name].to(buffers[int(name)].device)
+        buffers[int(name)] = reports[0]["counted", name].to(buffers[int(name)].device)
     mean = grads_structure.unflatten(means[: len(grads)])
-    joined = join_metrics([one["metrics"] for one in told], mean, len(state.batch_size))
+    joined = join_metrics([one["metrics"] for one in reports], mean, len(state.batch_size))
     out = update.copy().set("grads", mean)
     return out.set("buffers", buffers_structure.unflatten(buffers)), joined
 

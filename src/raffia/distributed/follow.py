@@ -1,8 +1,8 @@
 """Processes without a loop that share each batch with the one that leads.
 
-They hold a state and do what they are told: "this is the state", "take this part of the batch",
-"sum", "make the step". One that dies is started again, is told the state, and the update is made
-again: bit for bit what it had been. Followers whose leader is gone leave by themselves.
+They hold a state and follow commands: "this is the state", "take this part of the batch", "sum",
+"make the step". One that dies is started again and given the state, and the update is made again:
+bit for bit what it had been. Followers whose leader is gone leave by themselves.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from raffia.tensordict.tensordict import TensorDict
 __all__ = ["Follower", "Followers"]
 
 MEET_SECONDS = 20.0
-HELLO, JOIN, STATE, PART, SUM, STEP, SHARD, LEARN, WHOLE = range(9)  # what a follower is told
+HELLO, JOIN, STATE, PART, SUM, STEP, SHARD, LEARN, WHOLE = range(9)  # commands
 Marks = list[tuple[Tensor, int]]  # leaves, and how often each was written to
 
 
@@ -92,8 +92,14 @@ class Followers:
         self._engine = ProcessEngine(spares) if engine is None else engine
         self._engine.require([Workers(role, num)])
         self._needs = Needs(cpus=num_threads or torch.get_num_threads())
-        told = {"role": role, "config": config, "size": num + 1, "sums": sums, "timeout": patience}
-        self._config = json.dumps(told)
+        settings = {
+            "role": role,
+            "config": config,
+            "size": num + 1,
+            "sums": sums,
+            "timeout": patience,
+        }
+        self._config = json.dumps(settings)
         self._workers: list[Worker | None] = [None] * num
         self._was_lost = [False] * num
         self._open = [0] * num  # answers that a worker owes
@@ -134,7 +140,7 @@ class Followers:
         failures = 0
         while True:
             try:
-                self._tell_state(state)
+                self._send_state(state)
                 for index, part in enumerate(parts[1:]):
                     self._ask(index, PART, part=part)
                 if own is None:
@@ -179,7 +185,9 @@ class Followers:
     # -- what Sharded asks
 
     @contextmanager
-    def sharing(self, word: int, given: Sequence[Mapping[str, TensorDict]] = ()) -> Iterator[Group]:
+    def sharing(
+        self, command: int, given: Sequence[Mapping[str, TensorDict]] = ()
+    ) -> Iterator[Group]:
         """A group with all followers, while they do what this process does, too.
 
         given: what each of them gets. If anything fails, all are ended, and their state with them.
@@ -190,7 +198,7 @@ class Followers:
             if self._group is None:
                 self._meet()
             for index in range(self.num):
-                self._ask(index, word, **(given[index] if given else {}))
+                self._ask(index, command, **(given[index] if given else {}))
             assert self._group is not None
             yield self._group
             self._take_all()
@@ -226,7 +234,7 @@ class Followers:
 
     # -- followers
 
-    def _tell_state(self, state: TensorDict) -> None:
+    def _send_state(self, state: TensorDict) -> None:
         """Have all followers, in a group with this process, stand at a state."""
         if self._group is None:
             self._state = None
@@ -255,7 +263,7 @@ class Followers:
 
     @contextmanager
     def _ends_if_one_dies(self, meeting: Meeting) -> Iterator[None]:
-        """Who waits for a follower at a meeting would not hear of its death."""
+        """Who waits for a follower at a meeting would not notice its death."""
         met = threading.Event()
 
         def watch() -> None:
@@ -279,12 +287,12 @@ class Followers:
         self.num_restarts += self._was_lost[index]
         self._was_lost[index] = False
 
-    def _ask(self, index: int, word: int, **given: Tensor | TensorDict) -> None:
+    def _ask(self, index: int, command: int, **given: Tensor | TensorDict) -> None:
         worker = self._workers[index]
         if worker is None:
             raise Lost(f"follower {index} is gone")
         self._open[index] += 1  # even if it is gone, which is then found out
-        worker.ask(TensorDict({"word": torch.tensor(word), **given}))
+        worker.ask(TensorDict({"command": torch.tensor(command), **given}))
 
     def metrics(self) -> dict[str, float]:
         """Seconds that were waited for followers and sums, and restarts of followers, so far."""
@@ -299,7 +307,7 @@ class Followers:
             self.seconds_waited += time.monotonic() - began
 
     def _take_all(self) -> None:
-        """Wait until all have done what they were told."""
+        """Wait until all have answered their commands."""
         with self._waiting():
             self._take_answers()
 
@@ -316,7 +324,7 @@ class Followers:
                 self._open[index] -= 1
 
     def _recover(self) -> None:
-        """Leave the group; end whoever does not answer to what was told."""
+        """Leave the group; end whoever does not answer its commands."""
         self._leave()
         for index, worker in enumerate(self._workers):
             while worker is not None and self._open[index]:
@@ -361,18 +369,18 @@ class Followers:
 class Follower:
     """The role of a process that follows; `Followers` start it.
 
-    >>> told = dict(role="raffia.distributed.check_engine:MeanLearner", config="{}")
-    >>> follower = Follower(json.dumps({**told, "size": 2, "sums": "ring", "timeout": 60.0}), 0)
-    >>> follower.do(TensorDict(word=torch.tensor(HELLO)), None).is_empty()
+    >>> settings = dict(role="raffia.distributed.check_engine:MeanLearner", config="{}")
+    >>> follower = Follower(json.dumps({**settings, "size": 2, "sums": "ring", "timeout": 60.0}), 0)
+    >>> follower.do(TensorDict(command=torch.tensor(HELLO)), None).is_empty()
     True
     """
 
     def __init__(self, config: str, index: int) -> None:
-        told = json.loads(config)
-        self._rank, self._size = index + 1, told["size"]
-        self._sums: Sums = told["sums"]
-        self._timeout: float = told["timeout"]
-        self._learner = cast(Learner, make_role(told["role"], told["config"], index))
+        settings = json.loads(config)
+        self._rank, self._size = index + 1, settings["size"]
+        self._sums: Sums = settings["sums"]
+        self._timeout: float = settings["timeout"]
+        self._learner = cast(Learner, make_role(settings["role"], settings["config"], index))
         self._group: Group | None = None
         self._state: TensorDict | None = None
         self._rows: TensorDict | None = None  # where the state is a part of one
@@ -383,40 +391,40 @@ class Follower:
         """Nothing: a follower is given its state in a sum."""
 
     def do(self, task: TensorDict, weights: TensorDict | None) -> TensorDict:
-        """What the leader says."""
-        word = int(task["word"])
-        if word == JOIN:
+        """Follow a command of the leader."""
+        command = int(task["command"])
+        if command == JOIN:
             if self._group is not None:
                 self._group.close()
             self._state = self._own = self._update = None
             address = f"{LOCALHOST}:{int(task['port'])}"
             self._group = _group(address, self._rank, self._size, self._sums, self._timeout)
-        elif word == STATE:
+        elif command == STATE:
             self._state = self._there(self._group).broadcast(None)
-        elif word == PART:
+        elif command == PART:
             # Cloned, to lie in memory as it does where the leader computes.
             self._own = self._learner.grads(self._there(self._state), task["part"].clone())
-        elif word == SUM:
+        elif command == SUM:
             state, group = self._there(self._state), self._there(self._group)
             self._update, _ = mean_over(group, state, *self._there(self._own))
             self._own = None
-        elif word == STEP:
+        elif command == STEP:
             state, self._state = self._there(self._state), None
             self._state = self._learner.apply(state, self._there(self._update))
             self._update = None
-        elif word == SHARD:
+        elif command == SHARD:
             self._state, self._rows = task["state"].clone(), task["rows"].clone()
-        elif word in (LEARN, WHOLE):
+        elif command in (LEARN, WHOLE):
             try:
-                self._take_part(word, task)
+                self._take_part(command, task)
             except BaseException:
                 self.close()  # the others wait for it
                 raise
         return TensorDict()
 
-    def _take_part(self, word: int, task: TensorDict) -> None:
+    def _take_part(self, command: int, task: TensorDict) -> None:
         group, state, rows = map(self._there, (self._group, self._state, self._rows))
-        if word == WHOLE:
+        if command == WHOLE:
             gathered(group, state.select(*rows.keys()), rows, is_kept=False)
         else:
             part = task["part"].clone()
@@ -425,7 +433,7 @@ class Follower:
     @staticmethod
     def _there(found: Any) -> Any:
         if found is None:
-            raise Lost("this follower was not told what comes before")
+            raise Lost("this follower was not given what comes before")
         return found
 
     def close(self) -> None:

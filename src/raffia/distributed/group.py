@@ -60,7 +60,7 @@ class Meeting:
 
 
 class Group:
-    """One member's place among processes that sum; making it waits until all are there.
+    """A member of a group of processes that sum; making it waits until all are there.
 
     address: of the `Meeting`.
     rank: this member's number, from 0 to size - 1.
@@ -203,7 +203,7 @@ class Group:
             raise
 
     def close(self) -> None:
-        """Leave; members that wait for this one are told at once."""
+        """Leave; members that wait for this one notice at once."""
         self._group = None
 
     def __enter__(self) -> Self:
@@ -224,7 +224,7 @@ def _gloo(host: str, port: int, rank: int, size: int, timeout: timedelta) -> Any
 
 
 def buckets(tensors: Sequence[Tensor]) -> list[list[int]]:
-    """Places of tensors that are sent at once: of one dtype, in their order, 25 MB or one tensor.
+    """Indices of tensors that are sent at once: of one dtype, in their order, 25 MB or one tensor.
 
     >>> buckets([torch.ones(3), torch.ones(2), torch.ones(2, dtype=torch.bfloat16)])
     [[0, 1], [2]]

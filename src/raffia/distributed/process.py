@@ -1,6 +1,6 @@
 """Workers in processes of this machine: forked from a server that has torch loaded already.
 
-Words and arrays go through a pipe, weights through shared memory, once for all workers. A worker
+Messages and arrays go through a pipe, weights through shared memory, once for all workers. A worker
 whose leader is gone leaves by itself.
 """
 
@@ -130,7 +130,7 @@ def _free(weights: dict[str, SharedMemory]) -> None:
 class ProcessWorker:
     """See `ProcessEngine`.
 
-    roles: what it imports before it is told what to be.
+    roles: what it imports before it gets a role.
     """
 
     def __init__(self, context: Any, roles: Sequence[str] = ()) -> None:
@@ -231,7 +231,7 @@ def _end(connection: Connection, process: Any) -> None:
 
 
 def _serve(connection: Connection, roles: Sequence[str]) -> None:
-    """Do tasks until told to leave, or until the leader is gone."""
+    """Do tasks until asked to leave, or until the leader is gone."""
     import torch
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the leader's to act upon
@@ -242,7 +242,7 @@ def _serve(connection: Connection, roles: Sequence[str]) -> None:
     threading.Thread(target=_read, args=(connection, messages), daemon=True).start()
     _wait(messages, PAUSE if roles else 0.0)
     for name in roles:
-        with contextlib.suppress(RoleError):  # told when it is to be made
+        with contextlib.suppress(RoleError):  # raised when it is to be made
             find_role(name)
     made, made_of = None, ("", "", 0)  # a role, and what it is made of
     weights: tuple[str, TensorDict | None] = "", None
@@ -287,7 +287,7 @@ def _wait(messages: queue.SimpleQueue[bytes], seconds: float) -> None:
 
 
 class _Failed:
-    """In the place of a role that could not be loaded: says so at each task."""
+    """Stands for a role that could not be loaded: each task raises the error."""
 
     def __init__(self, text: str) -> None:
         self._text = text

@@ -275,7 +275,7 @@ class RayWorker:
         if self._ray.wait([self._open[0]], timeout=seconds)[0]:
             return True
         if self._pid is None:
-            self._room.say()
+            self._room.report()
         return False
 
     def _greet(self, seconds: float) -> None:
@@ -301,7 +301,7 @@ class _Actor:
         torch.set_num_threads(num_threads)
         request_exact_products()
         for name in roles:
-            with contextlib.suppress(RoleError):  # told when it is to be made
+            with contextlib.suppress(RoleError):  # raised when it is to be made
                 find_role(name)
         self._made_of = "", "", 0
         self._role: Role | None = None

@@ -17,7 +17,10 @@ __all__ = ["Cluster", "ClusterLostError", "Room", "VersionError", "versions"]
 
 LOOK = 0.25  # seconds between two looks at whether the cluster is there, while waiting
 SILENT = 3.0  # seconds without an answer after which the cluster is gone
-FIRST_WORD, EVERY_WORD = 10.0, 60.0  # seconds of waiting for room until it is said, and said again
+FIRST_MESSAGE, MESSAGE_EVERY = (
+    10.0,
+    60.0,
+)  # seconds of waiting for room until the first message, and to the next
 PROBE_SECONDS = 120.0  # in which a machine answers what it runs: it loads torch first
 
 
@@ -189,7 +192,7 @@ class Cluster:
         )
 
     def probe(self, role: str) -> None:
-        """Have each machine tell its versions and import a role, before anything else is done.
+        """Have each machine report its versions and import a role, before anything else is done.
 
         Raises VersionError, or RoleError for a role that is not there or a machine without raffia.
         """
@@ -238,20 +241,20 @@ class Room:
     def __init__(self, cluster: Cluster, group: Any, name: str, needs: Needs) -> None:
         self._cluster, self._group, self._name, self._needs = cluster, group, name, needs
         self._began = time.monotonic()
-        self._next_word = self._began + FIRST_WORD
+        self._next_message = self._began + FIRST_MESSAGE
 
     def wait(self) -> None:
-        """Wait until it is there, however long, and say so now and then."""
+        """Wait until it is there, however long, and report it now and then."""
         while not self._group.wait(1):  # whole seconds: Ray leaves out the rest
             self._cluster.require()
-            self.say()
+            self.report()
 
-    def say(self) -> None:
-        """Say that it is waited for, if that has not been said for a while."""
+    def report(self) -> None:
+        """Report that it is waited for, if that was not reported for a while."""
         now = time.monotonic()
-        if now < self._next_word or self._group.wait(0):
+        if now < self._next_message or self._group.wait(0):
             return
-        self._next_word = now + EVERY_WORD
+        self._next_message = now + MESSAGE_EVERY
         self._cluster.message(
             f"{self._name} has waited {now - self._began:.0f} s for room: "
             f"{_several(_takes(self._needs))}, on one machine of the Ray cluster at "

@@ -155,7 +155,7 @@ class Sharded:
 
     @contextmanager
     def _sharing(
-        self, word: int, given: Sequence[Mapping[str, TensorDict]] = ()
+        self, command: int, given: Sequence[Mapping[str, TensorDict]] = ()
     ) -> Iterator[Group]:
         """The group, while all its processes do the same.
 
@@ -165,11 +165,11 @@ class Sharded:
             yield self.group
             return
         try:
-            with self.group.sharing(word, given[1:]) as group:
+            with self.group.sharing(command, given[1:]) as group:
                 yield group
         except BaseException as error:
             self._given = self._part = self._marks = self._update = None
-            if isinstance(error, Lost) and word != SHARD:
+            if isinstance(error, Lost) and command != SHARD:
                 raise StateLost(
                     f"a process is gone, and with it its part of the state ({error}): go on from "
                     "what was saved last"

@@ -172,7 +172,7 @@ class MembersAcross:
         return self._base
 
     def metrics(self) -> dict[str, float]:
-        """What a row of means tells: seconds waited for workers so far, and their restarts."""
+        """Seconds waited for workers so far, and their restarts."""
         return self.pool.metrics("members", "member")
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
 """Many runs over seeds and settings: a plan, a folder, and an engine that spreads the runs.
 
-The first line of each file tells what it is for; docs/sweep.md is the guide.
+The first line of each file says what it is for; docs/sweep.md is the guide.
 """
 
 from raffia.sweep.manifest import MANIFEST, Manifest, is_sweep, read_manifest, write_manifest

@@ -49,7 +49,7 @@ class Manifest:
     def of(
         cls, algorithm: Algorithm, base: Any, runs: Sequence[PlannedRun], **more: Any
     ) -> Manifest:
-        """The manifest of these runs, each with its settings in the place of the base's.
+        """The manifest of these runs, each with its settings in place of the base's.
 
         Raises ConfigError, with the run's name, for settings that are refused.
         """
@@ -148,8 +148,8 @@ def _search(data: dict[str, Any] | None) -> Search | None:
         name: Range(**kind) if isinstance(kind, dict) else kind
         for name, kind in data.pop("ranges").items()
     }
-    seeds, told = tuple(data.pop("seeds")), tuple(data.pop("told"))
-    return Search(ranges=ranges, seeds=seeds, told=told, **data)
+    seeds, scores = tuple(data.pop("seeds")), tuple(data.pop("scores"))
+    return Search(ranges=ranges, seeds=seeds, scores=scores, **data)
 
 
 def _plain_name(run: dict[str, Any]) -> dict[str, Any]:

@@ -38,7 +38,7 @@ class Search:
     seeds: tuple[int, ...] = (0,)
     seed: int = 0  # of Optuna's draws
     lag: int = 1  # trials that are open at a time; another number is another search
-    told: tuple[float | None, ...] = ()  # scores of the first trials; None of one that failed
+    scores: tuple[float | None, ...] = ()  # scores of the first trials; None of one that failed
 
     def __post_init__(self) -> None:
         if self.num_trials < 1 or self.lag < 1 or not self.ranges:
@@ -52,7 +52,7 @@ class Search:
 
     def may_suggest(self, trial: int) -> bool:
         """Whether a trial can be suggested now."""
-        return trial < self.num_trials and trial - len(self.told) < self.lag
+        return trial < self.num_trials and trial - len(self.scores) < self.lag
 
 
 def next_trial(search: Search, runs: Sequence[PlannedRun]) -> list[PlannedRun]:
@@ -72,7 +72,7 @@ def next_trial(search: Search, runs: Sequence[PlannedRun]) -> list[PlannedRun]:
 def suggest(search: Search, before: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The settings of the next trial, by Optuna's TPE sampler.
 
-    before: of the trials so far, of which the first `search.told` have ended.
+    before: of the trials so far, of which the first `search.scores` have ended.
     """
     optuna = require_optuna()
     kinds = {name: _distribution(optuna, kind) for name, kind in search.ranges.items()}
@@ -85,8 +85,8 @@ def suggest(search: Search, before: Sequence[Mapping[str, Any]]) -> dict[str, An
         )
         study = optuna.create_study(direction="maximize", sampler=sampler)
         for number, settings in enumerate(before):
-            score = search.told[number] if number < len(search.told) else None
-            failed = number < len(search.told) and score is None
+            score = search.scores[number] if number < len(search.scores) else None
+            failed = number < len(search.scores) and score is None
             ended = state.FAIL if failed else state.RUNNING if score is None else state.COMPLETE
             params = {
                 name: settings[name] if isinstance(kind, Range) else kind.index(settings[name])

@@ -94,7 +94,7 @@ def _needs(manifest: Manifest, algorithm: Algorithm) -> Needs:
 class SweepSession:
     """A session of a sweep: finished runs are kept, the others begun or resumed.
 
-    engine: in the place of the one that the manifest names; the session ends it.
+    engine: in place of the one that the manifest names; the session ends it.
     Whoever is killed, worker or leader: the next session, or the next worker, resumes the run.
 
     >>> def run(folder: Path, algorithm: Algorithm) -> list[str]:
@@ -163,12 +163,12 @@ class SweepSession:
             max_restarts=manifest.engine.max_restarts,
             patience=manifest.engine.patience_seconds,
         )
-        key, signal, is_told = 0, "", False
+        key, signal, is_sent = 0, "", False
         at_work: dict[int, tuple[int, int]] = {}  # by worker: key and number of the run
         while at_work or (waiting and not signal):
             signal = signal or asked()
-            if signal and not is_told:
-                is_told = True
+            if signal and not is_sent:
+                is_sent = True
                 write_atomically(self.folder / STOP, self._session.encode())
             for worker in range(num_workers):
                 if worker not in at_work and waiting and not signal:
@@ -193,21 +193,21 @@ class SweepSession:
     def _suggested(self) -> list[int]:
         """The numbers of runs that a search plans now: their trials follow from those that ended.
 
-        Scores are told in the order of the trials, and written down with what follows from them.
+        Scores are reported in the order of the trials, and saved with what follows from them.
         """
         search, first = self.manifest.search, len(self.manifest.runs)
         if search is None:
             return []
         manifest, num = self.manifest, len(search.seeds)
-        told = list(search.told)
-        while len(told) * num < first:
-            names = [run.name for run in manifest.runs[len(told) * num : (len(told) + 1) * num]]
+        scores = list(search.scores)
+        while len(scores) * num < first:
+            names = [run.name for run in manifest.runs[len(scores) * num : (len(scores) + 1) * num]]
             if any(self._states[name] not in (*DONE, "failed") for name in names):
                 break
-            scores = [self._score(name) for name in names]
-            known = [score for score in scores if score is not None]
-            told.append(statistics.fmean(known) if len(known) == num else None)
-        search = replace(search, told=tuple(told))
+            of_runs = [self._score(name) for name in names]
+            known = [score for score in of_runs if score is not None]
+            scores.append(statistics.fmean(known) if len(known) == num else None)
+        search = replace(search, scores=tuple(scores))
         manifest = replace(manifest, search=search)
         while search.may_suggest(len(manifest.runs) // num):
             manifest = manifest.with_runs(next_trial(search, manifest.runs), self.algorithm)

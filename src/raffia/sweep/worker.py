@@ -85,7 +85,7 @@ def train_one(
 ) -> dict[str, Any]:
     """Begin a run, or go on with it; gives `reason`, `signal` and `messages`.
 
-    The reason is "failed" if the run ended in an error, which `error` tells.
+    The reason is "failed" if the run ended in an error, whose text is `error`.
     """
     folder, view = home / run.name, _Quiet()
     on = {"device": device} if device else {}

@@ -89,7 +89,7 @@ class BatchesAhead(OpenTasks):
         return self.pool.take(update % self.pool.num_workers, update)
 
     def metrics(self) -> dict[str, float]:
-        """What a row of means tells: open batches, seconds waited and restarts so far."""
+        """Open batches, seconds waited and restarts so far."""
         return self._metrics("batches", "reanalyzer", len(self._open))
 
     def state(self) -> TensorDict:

@@ -21,7 +21,7 @@ class OpenTasks:
         self.pool, self.board = pool, Board(pool.engine)
 
     def _metrics(self, what: str, worker: str, num_open: int) -> dict[str, float]:
-        """What a row of means tells: open tasks, seconds waited and restarts so far."""
+        """Open tasks, seconds waited and restarts so far."""
         return {f"{what}_open": float(num_open), **self.pool.metrics(what, worker)}
 
     def close(self) -> None:

@@ -115,7 +115,7 @@ class Turns(OpenTasks):
             self.ledger.begin(self.ledger.count(rows, step["action"], step))
 
     def metrics(self) -> dict[str, float]:
-        """What a row of means tells: open turns, staleness, seconds waited and restarts so far."""
+        """Open turns, staleness, seconds waited and restarts so far."""
         return {
             "turns_open": float(self.num_open),
             "staleness": float(self.staleness),

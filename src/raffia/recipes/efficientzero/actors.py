@@ -148,7 +148,7 @@ class ActorRole:
 
         with threads(run.num_threads):
             steps = self.collector.collect(choose, run.collect.rollout_length)
-        self.collector.take_ended()  # the leader's ledger tells of them
+        self.collector.take_ended()  # the leader's ledger has them
         simulations = torch.tensor(self.planner.num_simulations - before)
         answer = TensorDict(steps=steps, num_simulations=simulations, version=task["version"])
         return answer.set("now", self.collector.now[:1]) if self._is_first else answer

@@ -119,7 +119,7 @@ def model_card(
         num_updates=config.num_updates,
         batch_size=config.batch_size,
         seed=config.seed,
-        scores=_told(scores),
+        scores=_summary_of(scores),
         example=names["boa"] if config.task == "wordle" else f"{names['bos']}Hello{names['eos']}",
         template=TEMPLATE if with_template else "",
         values=parts,
@@ -185,7 +185,7 @@ def _source(config: ILQLRun) -> str:
     return f"{own.num_games} games of Wordle with {words} by scripted players ({players})"
 
 
-def _told(scores: Mapping[str, Any]) -> str:
+def _summary_of(scores: Mapping[str, Any]) -> str:
     if "mean_return" in scores:
         lines = [f"- as it decodes in the run: {_figures(scores)}"]
         alone = (scores.get("decodings") or {}).get(ALONE)

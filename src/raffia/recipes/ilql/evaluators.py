@@ -101,12 +101,12 @@ class EvaluateRole:
     """
 
     def __init__(self, config: str, index: int) -> None:
-        told = json.loads(config)
-        self.config = run = from_json(ILQLRun, told["run"])
-        folder = Path(told["folder"])
+        given = json.loads(config)
+        self.config = run = from_json(ILQLRun, given["run"])
+        folder = Path(given["folder"])
         # Games follow from the config; of files the folder has the tokens.
         self.corpus = make_corpus(run, None if run.task == "wordle" else folder)
-        self.make_env = find_environment(run, told["env"], self.corpus.tokenizer)
+        self.make_env = find_environment(run, given["env"], self.corpus.tokenizer)
         device = run.evaluators.device or run.device
         self.networks = Networks(run, device, making=making_of(run, folder))
 
@@ -126,8 +126,8 @@ class EvaluateRole:
                 make_env=self.make_env,
             )
         outcome = evaluated(found)
-        told = [outcome.score, outcome.values, found.dialogues]
-        return TensorDict(json=bytes_to_tensor(json.dumps(told).encode()))
+        answer = [outcome.score, outcome.values, found.dialogues]
+        return TensorDict(json=bytes_to_tensor(json.dumps(answer).encode()))
 
 
 def evaluator_config(config: ILQLRun, folder: Path, make_env: str | MakeLanguageEnv | None) -> str:

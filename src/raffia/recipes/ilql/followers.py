@@ -43,7 +43,7 @@ def make_followers(config: ILQLRun, folder: Path) -> Followers:
     """The processes that share batches with the one that has the run's folder."""
     return Followers(
         f"{__name__}:make_learner",
-        _told(config, folder),
+        _settings(config, folder),
         config.learners.num - 1,
         sums=config.learners.sums,
         max_restarts=config.engine.max_restarts,
@@ -58,13 +58,13 @@ def make_learner(config: str, index: int) -> Learner:
     config: JSON of the run, and of the folder where what its language model keeps is read.
 
     >>> from raffia.recipes.ilql.presets import ILQL_PRESETS
-    >>> told = {"run": to_json(ILQL_PRESETS["ilql-smoke"]), "folder": "nowhere"}
-    >>> int(make_learner(json.dumps(told), 0).init(0)["step"])
+    >>> settings = {"run": to_json(ILQL_PRESETS["ilql-smoke"]), "folder": "nowhere"}
+    >>> int(make_learner(json.dumps(settings), 0).init(0)["step"])
     0
     """
-    told = json.loads(config)
-    run = from_json(ILQLRun, told["run"])
-    learner: Learner = make_networks(making_of(run, told["folder"]))
+    settings = json.loads(config)
+    run = from_json(ILQLRun, settings["run"])
+    learner: Learner = make_networks(making_of(run, settings["folder"]))
     if run.num_micro_batches > 1:
         learner = Accumulate(learner, run.num_micro_batches)
     return learner
@@ -91,7 +91,7 @@ def make_across(
     """
     needs = Needs(cpus=max(1, config.num_threads))
     workers = Workers(f"{__name__}:make_members", config.population.workers, needs)
-    pool = make_pool(engine, workers, _told(config, folder), config.engine)
+    pool = make_pool(engine, workers, _settings(config, folder), config.engine)
     return MembersAcross(population, pool, batches=batches)
 
 
@@ -104,7 +104,7 @@ def make_members(config: str, index: int) -> MembersRole:
     >>> from raffia.recipes.population_config import PopulationConfig
     >>> from dataclasses import replace
     >>> run = replace(ILQL_PRESETS["ilql-smoke"], population=PopulationConfig(size=4, workers=2))
-    >>> make_members(_told(run, Path("nowhere")), 0).learner.size
+    >>> make_members(_settings(run, Path("nowhere")), 0).learner.size
     2
     """
     run = from_json(ILQLRun, json.loads(config)["run"])
@@ -116,5 +116,5 @@ def make_members(config: str, index: int) -> MembersRole:
     )
 
 
-def _told(config: ILQLRun, folder: Path) -> str:
+def _settings(config: ILQLRun, folder: Path) -> str:
     return json.dumps({"run": to_json(config), "folder": str(folder.resolve())})
