@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from raffia.tensordict.access import unchecked
 from raffia.tensordict.collection import TensorDictBase
 from raffia.tensordict.memmap import DTYPE_NAMES
 from raffia.tensordict.tensordict import TensorDict
@@ -71,23 +72,26 @@ def unpack(data: bytearray | memoryview | mmap, room: int = 0) -> TensorDict:
     length = int.from_bytes(data[room : room + 8], "little")
     record = json.loads(bytes(data[room + 8 : room + 8 + length]))
     start = room + -(-(8 + length) // ALIGNMENT) * ALIGNMENT
-    made: dict[tuple[str, ...], TensorDict] = {}
+    entries: dict[tuple[str, ...], dict[str, Any]] = {}  # of each nest: they fit, as they did
+    root = TensorDict()
     for path, name, shape, at in record:
         if not name:
-            node = TensorDict({}, batch_size=shape)
-            made[tuple(path)] = node
+            entries[tuple(path)] = own = dict[str, Any]()
+            node = unchecked(own, torch.Size(shape))
             if path:
-                made[tuple(path[:-1])][path[-1]] = node
-                made[tuple(path)] = made[tuple(path[:-1])][path[-1]]
+                entries[tuple(path[:-1])][path[-1]] = node
+            else:
+                root = node
             continue
         dtype = DTYPES[name]
         count = math.prod(shape)
         if count:
-            leaf = torch.frombuffer(data, dtype=dtype, count=count, offset=start + at).view(shape)
+            leaf = torch.frombuffer(data, dtype=dtype, count=count, offset=start + at)
+            leaf = leaf if len(shape) == 1 else leaf.view(shape)
         else:
             leaf = torch.empty(shape, dtype=dtype)
-        made[tuple(path[:-1])][path[-1]] = leaf
-    return made[()]
+        entries[tuple(path[:-1])][path[-1]] = leaf
+    return root
 
 
 def _walk(
