@@ -276,7 +276,7 @@ if __name__ == "__main__":
         worker.ask(TensorDict(add=torch.tensor(1)), ref)
         worker.take(60.0)
     workers[0].ask(TensorDict(add=torch.tensor(1), sleep=torch.tensor(60.0)))
-    idle = getattr(engine, "_idle", [])
+    idle = engine._idle if isinstance(engine, ProcessEngine) else []
     print(ref, *[worker.pid for worker in [*workers, *idle]], flush=True)
     time.sleep(60)
 """

@@ -110,10 +110,19 @@ def test_actors_that_are_killed_change_nothing(plain, tmp_path, monkeypatch):
     num_killed = 0
     for number in range(8):
         engine = KillingEngine("take", every=9)
+        engine.spares = number % 3
         with_engine(monkeypatch, engine)
         assert trained(AHEAD, tmp_path / f"{number}", actors__num=2) == plain["ahead"]
         num_killed += engine.num_killed
     assert num_killed >= 50
+
+
+def test_spares_that_take_over_change_nothing(plain, tmp_path, monkeypatch):
+    engine = KillingEngine("take", every=20, most=2)
+    engine.spares = 1
+    with_engine(monkeypatch, engine)
+    assert trained(AHEAD, tmp_path / "run", actors__num=2) == plain["ahead"]
+    assert engine.num_killed == 2 and not engine._idle  # all have left
 
 
 @pytest.mark.parametrize(("config", "name"), [(SMOKE, "now"), (AHEAD, "ahead")])

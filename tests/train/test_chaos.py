@@ -130,14 +130,13 @@ def plain():
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("first, last", [(0, 20), pytest.param(20, 1_000, marks=pytest.mark.slow)])
-def test_a_run_is_the_same_whatever_happens_to_its_workers(first, last, plain):
+def test_a_run_is_the_same_whatever_happens_to_its_workers(plain):
     num_lost = 0
-    for seed in range(first, last):
+    for seed in range(1_000):
         engine = ChaosEngine(seed, lost=0.1, wasted=0.1)
         assert history(engine) == plain, seed
         num_lost += engine.num_lost
-    assert num_lost > 5 * (last - first)
+    assert num_lost > 5_000
 
 
 def test_a_role_with_a_generator_of_its_own_would_be_noticed():
