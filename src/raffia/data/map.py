@@ -24,6 +24,7 @@ from raffia.data.storage import Storage, TensorStorage
 from raffia.data.storage_by_key import StorageByKey
 from raffia.data.table import CapacityError, HashTable
 from raffia.nn.base import TensorDictModuleBase
+from raffia.tensordict.collection import TensorCollection
 from raffia.tensordict.entries import UNSET
 from raffia.tensordict.functions import is_tensor_collection
 from raffia.tensordict.keys import NestedKey, dotted, unravel_key_list
@@ -504,7 +505,7 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Any]):
         with self._lock:
             return self._keys_at(self._table.live())
 
-    def values(self) -> Any:
+    def values(self) -> TensorCollection:
         """The values of all rows, in the order of `keys()`: container [len]."""
         with self._lock:
             if self.storage.structure is None:  # nothing was ever written

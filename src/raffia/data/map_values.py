@@ -11,6 +11,7 @@ from torch import Tensor
 from raffia.data.map_contract import UnknownRowError
 from raffia.tensordict.functions import is_tensor_collection
 from raffia.tensordict.keys import dotted
+from raffia.tensordict.node import Container
 
 
 def rows_of(value: Any, batch: torch.Size) -> Any:
@@ -74,13 +75,13 @@ def _can_hold(dtype: torch.dtype, number: complex) -> bool:
     return torch.iinfo(dtype).min <= number <= torch.iinfo(dtype).max
 
 
-def flat(td: Any, batch: torch.Size) -> Any:
+def flat(td: Container, batch: torch.Size) -> Container:
     """Values [*batch, ...] as a container [N, ...]."""
     if len(batch) == 1:
         return td
     return td.reshape(batch.numel(), *td.batch_size[len(batch) :])
 
 
-def shaped(td: Any, batch: torch.Size) -> Any:
+def shaped(td: Container, batch: torch.Size) -> Container:
     """Values [N, ...] as a container [*batch, ...]."""
     return td.reshape(*batch, *td.batch_size[1:])

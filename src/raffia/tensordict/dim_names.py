@@ -45,7 +45,7 @@ def store(td: Any, value: list[str | None] | None) -> None:
         store(child, merged if any(merged) else None)
 
 
-def passed_on(td: Any) -> Any:
+def passed_on(td: Container) -> Container:
     """The container itself, after what is nested in it was given the names of its dimensions."""
     if td._names is not None:
         store(td, td._names)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -151,7 +151,7 @@ class LazyWrites(TensorDictBase):
 
     def set(
         self, key: NestedKey, item: Any, inplace: bool = False, *, non_blocking: bool = False
-    ) -> Any:
+    ) -> Self:
         """Store the parts of `item` under `key` in the members; see `TensorDict.set`.
 
         >>> from raffia import lazy_stack
@@ -191,7 +191,7 @@ class LazyWrites(TensorDictBase):
             node._d[rest[0]] = value
         return True
 
-    def set_(self, key: NestedKey, item: Any, *, non_blocking: bool = False) -> Any:
+    def set_(self, key: NestedKey, item: Any, *, non_blocking: bool = False) -> Self:
         """Write `item` into the tensors of the members that stand under `key`; allowed when locked.
 
         Raises KeyError if a member has no such entry.
@@ -222,7 +222,9 @@ class LazyWrites(TensorDictBase):
             td.set_(key, part, non_blocking=non_blocking)
         return self
 
-    def set_at_(self, key: NestedKey, value: Any, index: Any, *, non_blocking: bool = False) -> Any:
+    def set_at_(
+        self, key: NestedKey, value: Any, index: Any, *, non_blocking: bool = False
+    ) -> Self:
         """Write `value` into the rows `index` of the entry under `key`.
 
         >>> from raffia import lazy_stack
@@ -266,7 +268,7 @@ class LazyWrites(TensorDictBase):
         dest = None if node is None else node._d[name]
         return dest.__class__ is Tensor and updates.copied([dest], [value])
 
-    def fill_(self, key: NestedKey, value: float | bool) -> Any:
+    def fill_(self, key: NestedKey, value: float | bool) -> Self:
         """Fill the tensors of the members under `key` with `value`.
 
         >>> from raffia import lazy_stack
@@ -279,7 +281,7 @@ class LazyWrites(TensorDictBase):
             td.fill_(key, value)
         return self
 
-    def del_(self, key: NestedKey) -> Any:
+    def del_(self, key: NestedKey) -> Self:
         """Remove the entry under `key` from all members that have it, and return the container.
 
         >>> from raffia import lazy_stack
@@ -297,7 +299,7 @@ class LazyWrites(TensorDictBase):
         self._del_str(path[0])
         return self
 
-    def rename_key_(self, old_key: NestedKey, new_key: NestedKey, safe: bool = False) -> Any:
+    def rename_key_(self, old_key: NestedKey, new_key: NestedKey, safe: bool = False) -> Self:
         """Move an entry of all members to another key.
 
         safe: refuse to overwrite an entry that is there.
@@ -332,7 +334,7 @@ class LazyWrites(TensorDictBase):
         update_batch_size: bool = False,
         ignore_lock: bool = False,
         **options: Any,
-    ) -> Any:
+    ) -> Self:
         """Store all entries of a container or dict in the members; see `TensorDict.update`.
 
         >>> from raffia import lazy_stack
@@ -399,7 +401,7 @@ class LazyWrites(TensorDictBase):
         non_blocking: bool = False,
         keys_to_update: Sequence[NestedKey] | None = None,
         **entries_: Any,
-    ) -> Any:
+    ) -> Self:
         """Write the entries of a container or dict into the members' tensors; allowed when locked.
 
         Raises KeyError, before anything is written, if a key is not there.
@@ -430,7 +432,7 @@ class LazyWrites(TensorDictBase):
             td.update_(part, clone, non_blocking=non_blocking)
         return self
 
-    def update_at_(self, input_dict_or_td: Any, idx: Any, clone: bool = False, **o: Any) -> Any:
+    def update_at_(self, input_dict_or_td: Any, idx: Any, clone: bool = False, **o: Any) -> Self:
         """Write into the rows `idx`; one whole member is written like any other container.
 
         >>> from raffia import lazy_stack

@@ -300,16 +300,16 @@ class MemoryMappedTensor(Tensor):
     def __getitem__(self, index: Any) -> Any:
         return self._same_file(super().__getitem__(index))
 
-    def split(self, split_size: Any, dim: int = 0) -> Any:
+    def split(self, split_size: Any, dim: int = 0) -> tuple[Tensor, ...]:
         return tuple([self._same_file(part) for part in super().split(split_size, dim)])
 
-    def split_with_sizes(self, split_sizes: Any, dim: int = 0) -> Any:
+    def split_with_sizes(self, split_sizes: Any, dim: int = 0) -> tuple[Tensor, ...]:
         return tuple([self._same_file(p) for p in super().split_with_sizes(split_sizes, dim)])
 
-    def chunk(self, chunks: int, dim: int = 0) -> Any:
+    def chunk(self, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
         return tuple([self._same_file(part) for part in super().chunk(chunks, dim)])
 
-    def unbind(self, dim: int = 0) -> Any:
+    def unbind(self, dim: int = 0) -> tuple[Tensor, ...]:
         return tuple([self._same_file(part) for part in super().unbind(dim)])
 
     def _same_file(self, part: Tensor) -> Tensor:

@@ -80,7 +80,8 @@ class Node:
         def update(self, *args: Any, **kwargs: Any) -> Self: ...
 
         set = set_ = set_at_ = del_ = update_ = update_at_ = select = exclude = update
-        clone = contiguous = densify = pad = expand = where = empty = unflatten_keys = update
+        clone = contiguous = densify = pad = reshape = expand = where = empty = update
+        unflatten_keys = update
         lock_ = unlock_ = refine_names = update
         apply = named_apply = get
 

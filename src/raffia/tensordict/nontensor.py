@@ -8,7 +8,7 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -107,7 +107,7 @@ class NonTensor(ValueNode, TensorCollection):
 
     def update(
         self, input_dict_or_td: Any = None, clone: bool = False, inplace: bool = False, **o: Any
-    ) -> Any:
+    ) -> Self:
         """Take over the values of another one.
 
         >>> NonTensorData("a").update(NonTensorData("b")).data
@@ -116,7 +116,7 @@ class NonTensor(ValueNode, TensorCollection):
         self._write(input_dict_or_td)
         return self
 
-    def update_(self, input_dict_or_td: Any = None, clone: bool = False, **o: Any) -> Any:
+    def update_(self, input_dict_or_td: Any = None, clone: bool = False, **o: Any) -> Self:
         """Take over the values of another one; allowed when locked.
 
         >>> NonTensorStack("a", "b").update_(NonTensorStack("c", "d")).tolist()
@@ -125,7 +125,7 @@ class NonTensor(ValueNode, TensorCollection):
         self._write(input_dict_or_td)
         return self
 
-    def update_at_(self, input_dict_or_td: Any, idx: Any, clone: bool = False, **o: Any) -> Any:
+    def update_at_(self, input_dict_or_td: Any, idx: Any, clone: bool = False, **o: Any) -> Self:
         """Write values into the rows `idx`; refused where there is one value for all rows.
 
         >>> NonTensorStack("a", "b").update_at_(NonTensorData("c"), 0).tolist()
@@ -142,7 +142,7 @@ class NonTensor(ValueNode, TensorCollection):
         """
         return NonTensorStack.from_nontensordata(self)
 
-    def contiguous(self) -> Any:  # type: ignore[override] # no tensors: no options
+    def contiguous(self) -> Self:  # type: ignore[override] # no tensors: no options
         """Itself.
 
         >>> NonTensorData("a").contiguous().data
@@ -150,7 +150,7 @@ class NonTensor(ValueNode, TensorCollection):
         """
         return self
 
-    def densify(self, layout: torch.layout = torch.strided) -> Any:
+    def densify(self, layout: torch.layout = torch.strided) -> Self:
         """Itself.
 
         >>> NonTensorStack("a", "b").densify().tolist()

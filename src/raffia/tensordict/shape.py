@@ -49,7 +49,7 @@ def _same(td: Any) -> Any:
     return td
 
 
-def replaced_by(td: Any, made: Any, what: str) -> Any:
+def replaced_by(td: Container, made: Any, what: str) -> Container:
     """Take over the entries and batch sizes of `made`; nested containers stay the same objects."""
     if td._locked:
         raise locked_error(td)
