@@ -40,6 +40,7 @@ def run(capsys, *args):
     return status, capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_without_a_card_it_runs_and_says_what_was_not_measured(capsys, tmp_path):
     file = tmp_path / "figures.json"
     status, said = run(capsys, "--ops", QUICK, "--json", str(file))
@@ -62,6 +63,7 @@ def test_all_of_it_runs(capsys):
         assert name in said
 
 
+@pytest.mark.slow
 def test_a_disagreement_and_a_failure_are_told(capsys, monkeypatch):
     def broken(device, small):
         raise RuntimeError("no kernel image")
@@ -74,6 +76,7 @@ def test_a_disagreement_and_a_failure_are_told(capsys, monkeypatch):
         assert status == 1 and words in said
 
 
+@pytest.mark.slow
 def test_a_figure_that_fails_leaves_the_others(capsys, monkeypatch):
     def fails():
         raise torch.OutOfMemoryError("too large")

@@ -121,6 +121,7 @@ def row(done, name):
 
 
 class TestTheScript:
+    @pytest.mark.slow
     def test_tells_killed_from_alive_and_leaves_the_tree_alone(self, tiny):
         before = files(tiny)
         done = run(tiny)
@@ -130,11 +131,13 @@ class TestTheScript:
         assert "[2/2] " in done.stdout and "1 of 2 mutants were killed" in done.stdout
         assert files(tiny) == before
 
+    @pytest.mark.slow
     def test_all_killed_is_a_success(self, tiny):
         done = run(tiny, "--only", "the-smaller-one")
         assert done.returncode == 0, done.stderr
         assert "1 of 1 mutants were killed" in done.stdout
 
+    @pytest.mark.slow
     def test_what_does_not_apply_or_breaks_the_module_is_a_failure(self, tiny):
         with open(tiny / "scripts" / "mutants.toml", "a") as file:
             file.write(MORE.format(name="twice", old="return", new="yield"))
@@ -146,6 +149,7 @@ class TestTheScript:
         assert "gone       does not apply  its old text is there 0 times" in done.stdout
         assert row(done, "no-module")[1] == "broken"
 
+    @pytest.mark.slow
     def test_one_that_hangs_is_killed_by_time(self, tiny):
         with open(tiny / "scripts" / "mutants.toml", "a") as file:
             file.write(MORE.format(name="for-ever", old="seconds - 1", new="seconds"))

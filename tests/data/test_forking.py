@@ -84,6 +84,7 @@ def runs(work, seconds=20):
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", USES)
 def test_children_that_are_forked_while_a_thread_is_at_work(kind):
     uses = USES[kind](kind)

@@ -305,6 +305,7 @@ LIES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lie", LIES)
 def test_the_machine_sees_a_lie_ours(monkeypatch, lie):
     monkeypatch.setattr(TensorDictMap, *LIES[lie])

@@ -45,6 +45,7 @@ def test_the_contract_is_kept_in_this_process():
     check_engine(partial(ChaosEngine, 3, lost=0.0, wasted=0.0))
 
 
+@pytest.mark.slow
 def test_the_contract_is_kept_by_processes():
     check_engine(ProcessEngine, kill)
 
@@ -302,6 +303,7 @@ def processes_of(folder):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "engine",
     ["ProcessEngine(spares=1)", pytest.param("RayEngine(num_cpus=2)", marks=pytest.mark.slow)],
@@ -353,6 +355,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_an_answer_that_nobody_takes_is_no_error(tmp_path):
     program = tmp_path / "leader.py"
     program.write_text(ENDS_EARLY)

@@ -120,6 +120,7 @@ def test_trees_of_unlike_sizes_are_gathered_and_the_first_is_broadcast():
         assert first["a", "w"].all()
 
 
+@pytest.mark.slow
 def test_who_leaves_is_missed_at_once_and_who_is_silent_after_the_timeout():
     def leaves(group):
         group.mean([torch.ones(1)])
@@ -344,6 +345,7 @@ def test_sums_out_of_order_would_be_noticed(monkeypatch):
 # -- deaths
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num", [2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("place", ["part", "sum", "apply"])
 def test_a_follower_that_is_killed_changes_nothing(place, num, tmp_path):
@@ -408,6 +410,7 @@ def nines(num):
     return batches(num, rows=9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["part", "sum"])
 def test_a_follower_that_hangs_is_replaced(place, tmp_path):
     config = json.dumps({"die": [place, 1, str(tmp_path / "hung")], "signal": "SIGSTOP"})
@@ -505,6 +508,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sleep", [0.0, pytest.param(30.0, marks=pytest.mark.slow)])
 def test_followers_leave_when_their_leader_is_killed(sleep, tmp_path):
     """In the midst of sums, or of long parts."""

@@ -150,6 +150,7 @@ def test_a_state_that_was_changed_is_divided_again():
         close(whole_of(learner, before=other), plain, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["part", "apply", "sum"])
 def test_a_part_that_dies_with_its_process_is_missed_at_once(place, tmp_path):
     config = json.dumps({"die": [place, 2, str(tmp_path / "died")]})

@@ -16,6 +16,7 @@ def same(one, other):
     return all(torch.equal(one[key], other[key]) for key in keys)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batches", ["shared", pytest.param("own", marks=pytest.mark.slow)])
 def test_a_population_takes_the_same_steps(batches):
     learner = efficientzero()

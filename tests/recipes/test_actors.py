@@ -70,6 +70,7 @@ def plain(tmp_path_factory):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num", [1, 2, 4])
 def test_how_many_actors_play_changes_nothing(num, plain, tmp_path):
     assert trained(SMOKE, tmp_path / "now", actors__num=num) == plain["now"]
@@ -93,6 +94,7 @@ def with_engine(monkeypatch, engine):
     monkeypatch.setattr(workers, "make_engine", lambda config, message: engine)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, pytest.param(range(2, 20), marks=pytest.mark.slow)])
 @pytest.mark.timeout(600)
 def test_actors_that_are_late_or_die_change_nothing(seed, plain, tmp_path, monkeypatch):
@@ -117,6 +119,7 @@ def test_actors_that_are_killed_change_nothing(plain, tmp_path, monkeypatch):
     assert num_killed >= 50
 
 
+@pytest.mark.slow
 def test_spares_that_take_over_change_nothing(plain, tmp_path, monkeypatch):
     engine = KillingEngine("take", every=20, most=2)
     engine.spares = 1
@@ -125,6 +128,7 @@ def test_spares_that_take_over_change_nothing(plain, tmp_path, monkeypatch):
     assert engine.num_killed == 2 and not engine._idle  # all have left
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("config", "name"), [(SMOKE, "now"), (AHEAD, "ahead")])
 def test_engines_may_change_at_a_resume(config, name, plain, tmp_path):
     folder = tmp_path / "run"
@@ -144,6 +148,7 @@ def test_engines_may_change_at_a_resume(config, name, plain, tmp_path):
     assert digest(folder) == plain[name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ahead", [0, 5])
 def test_a_run_that_is_made_longer_goes_on_alike(ahead, tmp_path):
     """The weights of the first turns that are new were never published."""
@@ -157,6 +162,7 @@ def test_a_run_that_is_made_longer_goes_on_alike(ahead, tmp_path):
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
 def test_members_play_the_same_elsewhere(tmp_path):
     members = with_all(
         SMOKE,
@@ -168,6 +174,7 @@ def test_members_play_the_same_elsewhere(tmp_path):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "base", ["box", "board", "gumbel", pytest.param("stack", marks=pytest.mark.slow)]
 )
@@ -271,6 +278,7 @@ class Watching(Quiet):
         self.latest = status
 
 
+@pytest.mark.slow
 def test_what_workers_cost_is_shown_and_reported(tmp_path, monkeypatch):
     engine = ChaosEngine(2, lost=0.3)
     monkeypatch.setattr(workers, "make_engine", lambda config, message: engine)

@@ -87,6 +87,7 @@ def test_sums_in_order_are_those_of_any_number_of_parts(in_parts, tmp_path):
     assert trained(PLAIN, tmp_path / "shared", **there) == in_parts(3)
 
 
+@pytest.mark.slow
 def test_learners_shards_and_reanalyzers_go_together(in_parts, tmp_path):
     """With as many shards as learners each learns from the segments of one."""
     shards = dict(env__num_envs=4, replay__shards=2, reanalyzers__ahead=3)
@@ -94,12 +95,14 @@ def test_learners_shards_and_reanalyzers_go_together(in_parts, tmp_path):
     assert trained(PLAIN, tmp_path / "shared", **there) == in_parts(2, **shards)
 
 
+@pytest.mark.slow
 def test_statistics_of_batch_norm_are_means_and_the_run_is_the_same_again(tmp_path):
     config = with_all(SMOKE, collect__num_env_steps=120, learners__num=2)
     first = trained(config, tmp_path / "first")
     assert trained(config, tmp_path / "again") == first
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_whatever_dies_and_how_often_it_stops(in_parts, tmp_path):
     config, folder = with_all(PLAIN, learners__num=2), tmp_path / "shared"
     folder.mkdir()

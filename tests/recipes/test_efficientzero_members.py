@@ -58,12 +58,14 @@ def each(tmp_path_factory):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
 def test_any_number_of_workers_learns_the_same_bits(workers, each, tmp_path):
     found = trained(FOUR, tmp_path / "run", population__workers=workers)
     assert (found, generations(tmp_path / "run")) == each
 
 
+@pytest.mark.slow
 def test_members_with_a_replay_of_their_own_and_actors_ahead(tmp_path):
     config = with_all(FOUR, population__replay="own", actors__ahead=3)
     one = trained(config, tmp_path / "one", population__workers=1)
@@ -71,6 +73,7 @@ def test_members_with_a_replay_of_their_own_and_actors_ahead(tmp_path):
     assert trained(config, tmp_path / "two", **there) == one
 
 
+@pytest.mark.slow
 def test_workers_that_die_change_nothing(each, tmp_path, monkeypatch):
     engine = ChaosEngine(1, lost=0.05, wasted=0.05)
     with_engine(monkeypatch, engine)
@@ -80,6 +83,7 @@ def test_workers_that_die_change_nothing(each, tmp_path, monkeypatch):
     assert engine.num_lost > 3
 
 
+@pytest.mark.slow
 def test_processes_that_are_killed_make_their_updates_again(each, tmp_path, monkeypatch):
     engine = KillingEngine("take", every=20, most=2)
     with_engine(monkeypatch, engine)
@@ -95,6 +99,7 @@ def test_a_ray_cluster_learns_the_same(each, tmp_path):
     assert (found, generations(tmp_path / "run")) == each
 
 
+@pytest.mark.slow
 def test_a_population_goes_on_with_other_workers(each, tmp_path):
     config, folder = with_all(FOUR, population__workers=2), tmp_path / "run"
     folder.mkdir()

@@ -101,6 +101,7 @@ def test_how_many_evaluators_play_changes_nothing(num, plain, tmp_path):
     assert seen(tmp_path / "now") == plain["now"]
 
 
+@pytest.mark.slow
 def test_processes_play_the_same(plain, tmp_path):
     there = dict(evaluators__num=2, engine__name="process", actors__num=2)
     trained(LATE, tmp_path / "late", **there)
@@ -115,6 +116,7 @@ def test_a_ray_cluster_plays_the_same(plain, tmp_path):
     assert seen(tmp_path / "late") == plain["late"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_evaluators_that_die_change_nothing(seed, plain, tmp_path, monkeypatch):
     engine = ChaosEngine(seed, lost=0.3, wasted=0.3)
@@ -124,6 +126,7 @@ def test_evaluators_that_die_change_nothing(seed, plain, tmp_path, monkeypatch):
     assert engine.num_lost
 
 
+@pytest.mark.slow
 def test_evaluators_that_are_killed_change_nothing(plain, tmp_path, monkeypatch):
     with_engine(monkeypatch, KillingEngine("ask", every=1, most=2))
     trained(LATE, tmp_path / "late", evaluators__num=1)
@@ -136,6 +139,7 @@ def test_one_that_dies_each_time_ends_the_run(tmp_path, monkeypatch):
         trained(LATE, tmp_path / "late", evaluators__num=1, engine__max_restarts=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "stop_at",
     [17, pytest.param(9, marks=pytest.mark.slow), pytest.param(30, marks=pytest.mark.slow)],
@@ -150,6 +154,7 @@ def test_a_resume_asks_again_for_what_was_open(stop_at, plain, tmp_path):
     assert seen(folder) == plain["late"]
 
 
+@pytest.mark.slow
 def test_a_resume_without_evaluators_joins_what_was_open(plain, tmp_path):
     folder = tmp_path / "run"
     assert stopped(LATE, folder, 17)
@@ -168,6 +173,7 @@ def test_a_target_ends_the_run_when_it_is_joined(plain, tmp_path):
     assert (best.update, best.score) == (first["update"], first["mean_return"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "base", ["box", *(pytest.param(name, marks=pytest.mark.slow) for name in ("board", "gumbel"))]
 )
@@ -209,6 +215,7 @@ def test_a_film_without_room_is_no_failure(tmp_path, monkeypatch):
     assert any("an episode was not recorded" in text for text in messages)
 
 
+@pytest.mark.slow
 def test_a_score_that_found_no_room_is_written_later(plain, tmp_path, monkeypatch):
     replace_extras, failures = checkpoint.replace_extras, iter([True])
 

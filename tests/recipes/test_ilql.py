@@ -343,6 +343,7 @@ def test_files_are_learnt_from_and_some_rows_held_out(chats, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_losses_of_held_out_rows_do_not_depend_on_how_they_are_batched(chats, tmp_path):
     config = of_chats(chats, num_updates=3)
     train(config, tmp_path / "run", view=Quiet())

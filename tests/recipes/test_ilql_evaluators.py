@@ -65,6 +65,7 @@ def test_what_is_joined_later_is_of_the_update_that_was_evaluated(plain):
     assert now_digest[2] == late_digest[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num", [1, 2])
 def test_how_many_evaluators_play_changes_nothing(num, plain, tmp_path):
     trained(LATE, tmp_path / "late", evaluators__num=num)
@@ -73,6 +74,7 @@ def test_how_many_evaluators_play_changes_nothing(num, plain, tmp_path):
     assert seen(tmp_path / "now") == plain["now"]
 
 
+@pytest.mark.slow
 def test_processes_play_the_same(plain, tmp_path):
     trained(LATE, tmp_path / "late", evaluators__num=2, engine__name="process")
     assert seen(tmp_path / "late") == plain["late"]
@@ -86,6 +88,7 @@ def test_a_ray_cluster_plays_the_same(plain, tmp_path):
     assert seen(tmp_path / "late") == plain["late"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_evaluators_that_die_change_nothing(seed, plain, tmp_path, monkeypatch):
     engine = ChaosEngine(seed, lost=0.4, wasted=0.3)
@@ -95,6 +98,7 @@ def test_evaluators_that_die_change_nothing(seed, plain, tmp_path, monkeypatch):
     assert engine.num_lost
 
 
+@pytest.mark.slow
 def test_evaluators_that_are_killed_change_nothing(plain, tmp_path, monkeypatch):
     engine = KillingEngine("ask", every=1, most=2)
     monkeypatch.setattr(run_module, "make_engine", lambda config, message: engine)
@@ -119,6 +123,7 @@ def test_a_resume_joins_what_was_open(after, plain, tmp_path):
     assert digest(folder)[2] == plain["now"][0][2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("base", ["file", "lora"])
 def test_rows_and_language_models_are_read_from_the_run_s_folder(base, tmp_path):
     config = with_all(make_bases(tmp_path)[base], evaluate__num_episodes=4)
@@ -128,6 +133,7 @@ def test_rows_and_language_models_are_read_from_the_run_s_folder(base, tmp_path)
     assert rows(tmp_path / "here")
 
 
+@pytest.mark.slow
 def test_a_state_in_parts_is_whole_where_it_is_evaluated(tmp_path):
     shared = dict(learners__num=2, learners__state="sharded", num_updates=4)
     trained(NOW, tmp_path / "here", **shared)
@@ -148,6 +154,7 @@ def echo(tmp_path):
     return tmp_path / "echo.py", with_all(make_bases(tmp_path)["file"], evaluators__num=1)
 
 
+@pytest.mark.slow
 def test_an_environment_of_one_s_own_is_played_elsewhere(echo, tmp_path, monkeypatch):
     file, config = echo
     monkeypatch.chdir(tmp_path)

@@ -40,12 +40,14 @@ def trained(config, folder, **changes):
     return digest(folder)
 
 
+@pytest.mark.slow
 def test_two_processes_learn_the_bits_of_two_parts(tmp_path):
     parts = trained(WORDLE, tmp_path / "parts", num_micro_batches=2)
     assert trained(WORDLE, tmp_path / "shared", learners__num=2) == parts
     assert trained(WORDLE, tmp_path / "one") != parts
 
 
+@pytest.mark.slow
 def test_sums_in_order_are_those_of_any_number_of_parts(tmp_path, monkeypatch):
     given = []
     made = Followers.__init__
@@ -73,6 +75,7 @@ def test_changes_of_a_language_model_with_dropout_are_shared(tmp_path):
     assert trained(lora, tmp_path / "shared", learners__num=2) == parts
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_whatever_dies_and_how_often_it_stops(tmp_path):
     parts = trained(WORDLE, tmp_path / "parts", num_micro_batches=2)
     config, folder = with_all(WORDLE, learners__num=2), tmp_path / "shared"
@@ -176,6 +179,7 @@ def deadly(deaths, made):
     return make
 
 
+@pytest.mark.slow
 def test_a_run_in_parts_goes_on_by_itself_when_a_part_is_lost(tmp_path):
     """A part that is lost is lost: it goes on from the newest checkpoint, or begins again."""
     config = with_all(WORDLE, num_updates=9, checkpoint__every_updates=3, **SHARDED)
@@ -207,6 +211,7 @@ def test_a_run_in_parts_goes_on_by_itself_when_a_part_is_lost(tmp_path):
     assert digest(stopped) == plain
 
 
+@pytest.mark.slow
 def test_parts_that_are_lost_again_and_again_end_the_run(tmp_path):
     made = []
     config = with_all(WORDLE, **SHARDED)
@@ -218,6 +223,7 @@ def test_parts_that_are_lost_again_and_again_end_the_run(tmp_path):
     assert resume_run(tmp_path / "run", config=whole, view=Quiet()).reason == "finished"
 
 
+@pytest.mark.slow
 def test_a_run_may_be_resumed_whole_or_in_parts(tmp_path):
     first = with_all(WORDLE, num_updates=3, **SHARDED)
     train_run(ILQL, first, tmp_path / "run", view=Quiet())

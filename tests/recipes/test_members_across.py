@@ -55,6 +55,7 @@ def generations(folder):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_any_number_of_workers_learns_the_bits_of_one_program(tmp_path, whole, workers):
     found = trained(FOUR, tmp_path / "run", population__workers=workers)
@@ -88,6 +89,7 @@ def begin(config, folder):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop_at", [3, 5])  # in an evaluation, and between two
 def test_a_population_goes_on_with_other_workers_wherever_it_stops(tmp_path, whole, stop_at):
     config = with_all(FOUR, population__workers=2)
@@ -116,6 +118,7 @@ def test_a_ray_cluster_learns_the_same(tmp_path, whole):
     assert (found, generations(tmp_path / "run")) == whole
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_makes_its_updates_again(tmp_path, whole):
     config = with_all(FOUR, population__workers=2, engine__name="process")
     folder = begin(config, tmp_path / "run")

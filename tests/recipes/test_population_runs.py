@@ -201,6 +201,7 @@ def test_members_play_in_one_search_and_are_selected(tmp_path):
     assert efficientzero.evaluate(tmp_path / "run", episodes=2).returns
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("at", "replay"),
     [

@@ -42,12 +42,14 @@ def plain(tmp_path_factory):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num", [1, 2, 3])
 def test_how_many_reanalyzers_there_are_changes_nothing(num, plain, tmp_path):
     assert trained(NOW, tmp_path / "now", reanalyzers__num=num) == plain["now"]
     assert trained(LATE, tmp_path / "late", reanalyzers__num=num) == plain["late"]
 
 
+@pytest.mark.slow
 def test_processes_make_the_same(plain, tmp_path):
     there = dict(reanalyzers__num=2, engine__name="process", actors__num=2, evaluators__num=1)
     assert trained(LATE, tmp_path / "late", **there) == plain["late"]
@@ -69,6 +71,7 @@ def test_reanalyzers_that_die_change_nothing(seed, plain, tmp_path, monkeypatch)
     assert engine.num_lost > 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [20, pytest.param(11, marks=pytest.mark.slow)])
 @pytest.mark.timeout(300)
 def test_reanalyzers_that_are_killed_change_nothing(every, plain, tmp_path, monkeypatch):
@@ -96,6 +99,7 @@ def stopped(config, folder, num_updates):
     return found.update, found.tensors("stream")["ahead", "drawn"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop_at", [3, 19, 40, pytest.param(50, marks=pytest.mark.slow)])
 def test_a_resume_asks_again_for_what_was_drawn(stop_at, plain, tmp_path):
     """With the weights of then and the values that the replay had then, and by others.
@@ -122,6 +126,7 @@ MEMBERS = with_all(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replay", ["shared", "own"])
 @pytest.mark.timeout(300)
 def test_batches_of_a_population_are_made_elsewhere(replay, tmp_path, monkeypatch):
@@ -159,6 +164,7 @@ def test_the_lead_can_not_change_at_a_resume(tmp_path):
         resume_run(tmp_path / "run", config=NOW, view=Quiet())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "base",
     ["box", "stack", *(pytest.param(name, marks=pytest.mark.slow) for name in ("board", "gumbel"))],
@@ -171,6 +177,7 @@ def test_every_kind_of_batch_is_made_elsewhere(base, ahead, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_stacks_are_read_again_at_a_resume(tmp_path):
     config = with_all(BASES["stack"], evaluate__num_episodes=2, reanalyzers__ahead=4)
     _, drawn = stopped(config, tmp_path / "run", 2)

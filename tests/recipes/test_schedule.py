@@ -50,6 +50,7 @@ def write(config, folder):
     return diary, expected(config, returns)
 
 
+@pytest.mark.slow
 def test_it_plays_on_until_something_can_be_drawn(tmp_path):
     """By its ratio one step goes before the first update, and a segment needs more."""
     collect = {"random_env_steps": 0, "num_env_steps": 24, "updates_per_env_step": 1.0}

@@ -67,6 +67,7 @@ def made(config, folder):
     return closing(EfficientZeroExperiment(config, folder, Quiet()))
 
 
+@pytest.mark.slow
 def test_by_default_there_is_one_buffer_as_ever(tmp_path):
     with made(ONE, tmp_path / "one") as run:
         assert type(run.replay) is SegmentReplayBuffer and run.replay.reuse_memory
@@ -85,6 +86,7 @@ def test_shards_divide_capacity_and_environments_and_draw_by_generators_of_their
         assert not torch.equal(*states)
 
 
+@pytest.mark.slow
 def test_another_number_of_shards_is_another_run(plain, tmp_path):
     found = trained(NOW, tmp_path / "four", replay__shards=4)
     assert found[2] == 5 and found[1] != [] and found[3] != plain["now"][3]
@@ -111,6 +113,7 @@ def test_the_same_run_twice_is_the_same(plain, tmp_path):
 # -------------------------------------------------------------------- shards with the workers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num", [1, 2, 4])
 @pytest.mark.parametrize("name", ["now", "late"])
 def test_who_holds_the_shards_changes_nothing(name, num, plain, tmp_path):
@@ -118,6 +121,7 @@ def test_who_holds_the_shards_changes_nothing(name, num, plain, tmp_path):
     assert trained(config, tmp_path / "run", reanalyzers__num=num) == plain[name]
 
 
+@pytest.mark.slow
 def test_four_shards_with_two_workers(tmp_path):
     config = with_all(LATE, replay__shards=4)
     assert trained(config, tmp_path / "run", reanalyzers__num=2) == trained(config, tmp_path / "0")
@@ -171,6 +175,7 @@ def test_a_ray_cluster_holds_the_same(plain, tmp_path):
     assert trained(LATE, tmp_path / "late", **there) == plain["late"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num", [1, 2, 4])
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_workers_that_die_change_nothing(seed, num, plain, tmp_path, monkeypatch):
@@ -181,6 +186,7 @@ def test_workers_that_die_change_nothing(seed, num, plain, tmp_path, monkeypatch
     assert engine.num_lost > 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [30, pytest.param(11, marks=pytest.mark.slow)])
 @pytest.mark.timeout(300)
 def test_workers_that_are_killed_change_nothing(every, plain, tmp_path, monkeypatch):
@@ -190,6 +196,7 @@ def test_workers_that_are_killed_change_nothing(every, plain, tmp_path, monkeypa
     assert engine.num_killed >= 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop_at", [3, 19, 40])
 @pytest.mark.parametrize(("first", "then"), [(2, 0), (0, 2), (4, 1)])
 def test_who_holds_the_shards_may_change_at_a_resume(first, then, stop_at, plain, tmp_path):
@@ -239,6 +246,7 @@ def test_little_is_kept_for_workers_that_may_die(tmp_path):
         assert max(kept) <= 2**20 * 0.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop_at", [3, 19, 40])
 @pytest.mark.parametrize("name", ["now", "late"])
 def test_a_resume_goes_on_bit_for_bit(name, stop_at, plain, tmp_path):
@@ -265,6 +273,7 @@ def test_rows_on_disk_are_the_same(plain, tmp_path):
     assert sorted(path.name for path in (tmp_path / "run/replay").iterdir()) == ["0", "1"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "base",
     ["box", "stack", *(pytest.param(name, marks=pytest.mark.slow) for name in ("board", "gumbel"))],

@@ -57,6 +57,7 @@ def test_the_plan_grows_to_its_end_and_scores_are_those_of_the_runs(plain):
         assert -score >= far - 0.001
 
 
+@pytest.mark.slow
 def test_workers_of_processes_plan_the_same(plain, algorithm, tmp_path):
     """Also where a later trial ends before an earlier one."""
     searched(tmp_path / "sweep", algorithm, "process", workers=3, jitter=0.3)
@@ -150,6 +151,7 @@ def sweep(out, *more):
     return ["sweep", BOWL, "--optuna", "3", "--ranges", *WORDS, "--out", str(out), *more]
 
 
+@pytest.mark.slow
 def test_the_command_searches_resumes_and_reports(tmp_path, capsys):
     out = tmp_path / "out"
     assert main(sweep(out, "--seeds", "0..1", "--engine.name", "inline")) == 0

@@ -305,6 +305,7 @@ def test_stacks_and_classes_in_place(make: Any, tmp_path: Path) -> None:
     assert content(likes["z"].tensordicts[1]["v"]) == content(make() * 0)
 
 
+@pytest.mark.slow
 def test_in_another_process(tmp_path: Path) -> None:
     TensorDict({"j": with_holes(), "s": strided()}, [2]).memmap(tmp_path)
     program = (
@@ -430,6 +431,7 @@ def test_names_of_files(tmp_path: Path) -> None:
         assert key == "z.lengths" or content(back[key]) == content(td[key])
 
 
+@pytest.mark.slow
 def test_temporary_files_go_with_the_tensors(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     td = TensorDict({"j": jagged(), "s": strided()}, [2]).memmap()

@@ -337,7 +337,7 @@ def test_d4rl_that_is_malformed_is_refused(tmp_path, changes, words):
 def test_a_small_stream_that_asks_for_a_large_memory_is_refused(tmp_path):
     folder = save_to_disk(tmp_path / "saved", part(0, 5))
     path = folder / "data-00000-of-00001.arrow"
-    large = {"obs": np.zeros(2**19), "reward": np.zeros(2**19)}
+    large = {"obs": np.zeros(2**12), "reward": np.zeros(2**12)}
     write_stream(path, large, options=pa.ipc.IpcWriteOptions(compression="zstd"))
     content = bytearray(path.read_bytes())
     at = content.find(struct.pack("<I", 0xFD2FB528)) - 8
