@@ -36,7 +36,7 @@ GROUPS = {
         "doctor": "this machine: versions, threads, extras, ROMs, GPU",
     },
 }
-# A command is a function in a file of cli/ that are called as it is, but for these.
+# A command is a function of its own name, in a file of this name in cli/, but for these.
 HOMES = {
     "play": "play_command:play",
     "chat": "chat_command:chat",

@@ -17,10 +17,8 @@ __all__ = ["Cluster", "ClusterLostError", "Room", "VersionError", "versions"]
 
 LOOK = 0.25  # seconds between two looks at whether the cluster is there, while waiting
 SILENT = 3.0  # seconds without an answer after which the cluster is gone
-FIRST_MESSAGE, MESSAGE_EVERY = (
-    10.0,
-    60.0,
-)  # seconds of waiting for room until the first message, and to the next
+FIRST_MESSAGE = 10.0  # seconds of waiting for room until it is reported
+MESSAGE_EVERY = 60.0  # seconds until it is reported again
 PROBE_SECONDS = 120.0  # in which a machine answers what it runs: it loads torch first
 
 

@@ -9,27 +9,30 @@ from dataclasses import dataclass
 
 import torch
 
-from raffia.distributed.engine import Engine, InlineEngine, Workers
+from raffia.distributed.engine import Engine, InlineEngine, Needs, Workers
 from raffia.distributed.pool import Pool
 from raffia.recipes.devices import require_device
+from raffia.recipes.population_config import PopulationConfig
 from raffia.recipes.scale_config import (
     ActorsConfig,
     EngineConfig,
     EvaluatorsConfig,
     ReanalyzersConfig,
 )
+from raffia.search.labels import count
 from raffia.tensordict.tensordict import TensorDict
 
 __all__ = [
     "TriedEngine",
     "describe_engine",
     "describe_evaluators",
+    "describe_members",
     "make_engine",
     "make_pool",
     "require_devices",
-    "several",
     "try_engine",
     "where",
+    "workers_of",
 ]
 
 HasDevice = ActorsConfig | ReanalyzersConfig | EvaluatorsConfig
@@ -78,6 +81,16 @@ def make_pool(engine: Engine, workers: Workers, config: str, settings: EngineCon
     )
 
 
+def workers_of(role: str, settings: HasDevice) -> Workers:
+    """The workers of one kind; one where the settings have none, for this process.
+
+    >>> workers_of("my_package:Role", EvaluatorsConfig(num=2, cpus=0.5)).num
+    2
+    """
+    needs = Needs(cpus=settings.cpus, gpus=settings.gpus)
+    return Workers(role, max(1, settings.num), needs)
+
+
 def require_devices(engine: EngineConfig, kinds: Mapping[str, HasDevice]) -> None:
     """RunError where workers of this machine are to compute on a device that is not there.
 
@@ -123,18 +136,18 @@ def describe_evaluators(engine: EngineConfig, evaluators: EvaluatorsConfig) -> s
     '1 evaluator in this process, whose episodes are waited for 500 updates later'
     """
     return (
-        f"{several(max(1, evaluators.num), 'evaluator')} {where(engine)}, whose episodes are "
+        f"{count(max(1, evaluators.num), 'evaluator')} {where(engine)}, whose episodes are "
         f"waited for {evaluators.join_after:,} updates later"
     )
 
 
-def several(num: int, name: str) -> str:
-    """So many of them, in words.
+def describe_members(engine: EngineConfig, population: PopulationConfig) -> str:
+    """Where a population's members learn, for the start of a run.
 
-    >>> several(2, "actor"), several(1, "actor")
-    ('2 actors', '1 actor')
+    >>> describe_members(EngineConfig(), PopulationConfig(size=4, workers=2))
+    '2 workers in this process share 4 members'
     """
-    return f"{num} {name}{'' if num == 1 else 's'}"
+    return f"{population.workers} workers {where(engine)} share {population.size} members"
 
 
 @dataclass(frozen=True)

@@ -107,8 +107,7 @@ class Evaluations(OpenTasks):
         return Joined(update, count, self._outcome(update, count, answer))
 
     def metrics(self) -> dict[str, float]:
-        """Open evaluations, and seconds waited for them so far; nothing
-        where they are not used."""
+        """Open evaluations and seconds waited for them so far; nothing where none are used."""
         return self._metrics("evaluations", "evaluator", len(self._open)) if self.is_on else {}
 
     def state(self) -> TensorDict:

@@ -272,9 +272,9 @@ class MembersMaking(BatchMaking):
     def weights(self, state: TensorDict) -> tuple[int, TensorDict]:
         """The target networks, and the update after which they became what they are."""
         update = step_of(state)
-        if self._is_changed or update % self._config.targets.target_interval == 0:
-            if update != self._version or self._is_changed:
-                self._weights = reanalyze_weights(self._whole_state(state)).clone()
+        is_copied = update % self._config.targets.target_interval == 0 and update != self._version
+        if self._is_changed or is_copied:
+            self._weights = reanalyze_weights(self._whole_state(state)).clone()
             self._version, self._is_changed = update, False
         return self._version, self._weights
 

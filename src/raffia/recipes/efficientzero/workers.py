@@ -11,12 +11,14 @@ from raffia.recipes.efficientzero.actors import actor_config
 from raffia.recipes.efficientzero.config import EfficientZeroRun
 from raffia.recipes.engines import (
     describe_evaluators,
+    describe_members,
     make_engine,
     make_pool,
     require_devices,
-    several,
     where,
+    workers_of,
 )
+from raffia.search.labels import count
 from raffia.train.shard_batches import holds
 
 __all__ = ["RunWorkers", "describe_workers"]
@@ -54,9 +56,8 @@ class RunWorkers:
                 "the config alone. Register the environment with Gymnasium and name it in env.id, "
                 f"or leave {others[0]}.* as they are"
             )
-        require_devices(
-            config.engine, {kind: getattr(config, kind) for kind in used if kind != "population"}
-        )
+        kinds = ("actors", "reanalyzers", "evaluators")
+        require_devices(config.engine, {kind: getattr(config, kind) for kind in kinds})
         self._engine = make_engine(config.engine, message) if used else InlineEngine()
         with contextlib.ExitStack() as failed:
             failed.callback(self._engine.close)
@@ -73,9 +74,7 @@ class RunWorkers:
         if kind == "population":
             cpus = float(self._config.num_threads)
             return Workers(ROLES[kind], self._config.population.workers, Needs(cpus=cpus))
-        found = getattr(self._config, kind)
-        needs = Needs(cpus=found.cpus, gpus=found.gpus)
-        return Workers(ROLES[kind], max(1, found.num), needs)
+        return workers_of(ROLES[kind], getattr(self._config, kind))
 
     def pool(self, kind: str) -> Pool:
         """The workers of one kind; in this process, where the settings have none."""
@@ -105,12 +104,12 @@ def describe_workers(run: EfficientZeroRun) -> list[str]:
     if run.learners.num > 1:
         lines.append(f"{run.learners.num} processes share each batch")
     if run.population.workers:
-        lines.append(f"{run.population.workers} workers {at} share {run.population.size} members")
+        lines.append(describe_members(run.engine, run.population))
     if actors.play_elsewhere:
         num = max(1, actors.num)
         do, each = ("play", " each") if num > 1 else ("plays", "")
         lines.append(
-            f"{several(num, 'actor')} {at} {do} {run.env.num_envs // num} environments{each}, "
+            f"{count(num, 'actor')} {at} {do} {run.env.num_envs // num} environments{each}, "
             f"{actors.ahead} updates ahead; this process learns"
         )
     if run.evaluators.play_elsewhere:
@@ -122,7 +121,6 @@ def describe_workers(run: EfficientZeroRun) -> list[str]:
             share = len(holds(0, num, run.replay.shards))
             held = f", {share} of {run.replay.shards} shards of the replay with each"
         lines.append(
-            f"{several(num, 'reanalyzer')} {at} {do} batches, {reanalyzers.ahead} updates "
-            f"ahead{held}"
+            f"{count(num, 'reanalyzer')} {at} {do} batches, {reanalyzers.ahead} updates ahead{held}"
         )
     return lines

@@ -9,7 +9,7 @@ from typing import Any
 
 from raffia.algorithms.ilql.loss import with_row_means
 from raffia.distributed.data_parallel import DataParallel
-from raffia.distributed.engine import Engine, InlineEngine, Needs, Workers
+from raffia.distributed.engine import Engine, InlineEngine
 from raffia.distributed.follow import Followers
 from raffia.distributed.sharded import Sharded
 from raffia.evolution.population import member_seeds
@@ -18,10 +18,11 @@ from raffia.learner import Accumulate, Learner, step_of
 from raffia.recipes.devices import compiled, require_device
 from raffia.recipes.engines import (
     describe_evaluators,
+    describe_members,
     make_engine,
     make_pool,
     require_devices,
-    where,
+    workers_of,
 )
 from raffia.recipes.ilql.config import ILQLRun
 from raffia.recipes.ilql.data import (
@@ -80,8 +81,7 @@ class ILQLExperiment(Experiment):
         self.config = config
         self.plan = plan_of(config)
         require_device(config.device)
-        if config.evaluators.play_elsewhere:
-            require_devices(config.engine, {"evaluators": config.evaluators})
+        require_devices(config.engine, {"evaluators": config.evaluators})
         self.corpus = make_corpus(config, folder)
         refuse_unfit(config, self.corpus.tokenizer)
         self.make_env = find_environment(config, make_env, self.corpus.tokenizer)
@@ -124,10 +124,7 @@ class ILQLExperiment(Experiment):
             population, batches = self.members.learner, self._batches_again
             self.across = make_across(config, folder, population, self.engine, batches)
             self.learner = self.across
-            view.message(
-                f"{config.population.workers} workers {where(config.engine)} share "
-                f"{config.population.size} members"
-            )
+            view.message(describe_members(config.engine, config.population))
         parts: dict[str, Stateful | None] = {
             "data": Recorded(self._data()),
             "language_model": Recorded(self.making.checksum),
@@ -246,11 +243,9 @@ class ILQLExperiment(Experiment):
                 raise
             return None
         role = f"{EvaluateRole.__module__}:{EvaluateRole.__name__}"
-        needs = Needs(cpus=elsewhere.cpus, gpus=elsewhere.gpus)
-        workers = Workers(role, max(1, elsewhere.num), needs)
         engine = self.engine if elsewhere.play_elsewhere and self.engine else InlineEngine()
         return Evaluations(
-            make_pool(engine, workers, text, config.engine),
+            make_pool(engine, workers_of(role, elsewhere), text, config.engine),
             join_after=elsewhere.join_after,
             acting=self._evaluated_weights,
             outcome=self._evaluated_elsewhere,
