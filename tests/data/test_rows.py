@@ -56,7 +56,7 @@ def test_a_tag_never_changes():
     assert RowLayout(torch.int64, ()).tag == -138055350484779465
 
 
-def test_zeros_of_unlike_dtype_or_shape_have_unlike_tags():
+def test_layouts_and_tags():
     layouts = [
         row_layout(torch.zeros(N, 2), 1),
         row_layout(torch.zeros(N, 2, dtype=torch.int32), 1),
@@ -67,14 +67,11 @@ def test_zeros_of_unlike_dtype_or_shape_have_unlike_tags():
     assert len({layout.tag for layout in layouts}) == 4
     assert len({RowLayout(dtype, (2, 3)).tag for dtype in DTYPES}) == len(DTYPES)
     assert all(-(2**63) <= layout.tag < 2**63 for layout in layouts)
-
-
-def test_layout_of_rows_in_any_batch():
     x = torch.zeros(2, 3, 5)
-    assert row_layout(x, 1) == RowLayout(torch.float32, (3, 5))
-    assert row_layout(x, 2) == RowLayout(torch.float32, (5,))
-    assert row_layout(x, 3) == RowLayout(torch.float32, ())
-    assert row_layout(x, 1).nbytes == 60 and row_layout(x, 3).nbytes == 4
+    for dims, shape in ((1, (3, 5)), (2, (5,)), (3, ())):
+        layout = row_layout(x, dims)
+        assert layout == RowLayout(torch.float32, shape)
+        assert layout.nbytes == 4 * torch.Size(shape).numel()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -109,11 +106,11 @@ def test_bytes_stand_side_by_side(version):
 def test_words_and_back(version):
     draw = random.Random(0)
     generator = torch.Generator().manual_seed(0)
-    for _ in range(100):
-        count = draw.choice([1, 3, 9])
+    for _ in range(150):
+        count = draw.choice([1, 2, 3, 8, 9, 11])
         values = [
             randoms(draw.choice(DTYPES), count, *shape, generator=generator)
-            for shape in draw.choices([(), (1,), (3,), (2, 5), (0,), (17,), (40,)], k=3)
+            for shape in draw.choices([(), (1,), (3,), (2, 5), (0,), (17,), (70,)], k=3)
         ]
         layouts = [row_layout(value, 1) for value in values]
         words = packed(values, normalize=False)
@@ -125,23 +122,6 @@ def test_words_and_back(version):
         for value, back in zip(values, unpacked(words, layouts), strict=True):
             assert back.dtype == value.dtype and back.shape == value.shape
             assert packed([back], normalize=False).equal(packed([value], normalize=False))
-
-
-def test_kernel_and_tensor_version_agree():
-    draw = random.Random(1)
-    generator = torch.Generator().manual_seed(1)
-    for _ in range(200):
-        count = draw.choice([1, 2, 8, 11])
-        values = [
-            randoms(draw.choice(DTYPES), count, *shape, generator=generator)
-            for shape in draw.choices([(), (3,), (2, 5), (0,), (17,), (70,)], k=draw.randint(1, 3))
-        ]
-        if draw.random() < 0.5:  # zeros of both signs
-            values = [randoms(torch.int16, count, 9, generator=generator) & -32768, *values]
-            values[0] = values[0].view(draw.choice([torch.float16, torch.bfloat16]))
-        normalize = draw.random() < 0.7
-        expected = raffia.data.rows._tensor_packed(values, normalize)
-        assert packed(values, normalize=normalize).equal(expected)
 
 
 @pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if dtype.is_floating_point])
@@ -158,15 +138,6 @@ def test_equal_numbers_are_equal_words(version, dtype):
         assert packed([nans]).equal(packed([canonical])), width
         (back,) = unpacked(packed([nans]), [row_layout(nans, 1)])
         assert back.isnan().all()
-
-
-def test_unequal_rows_are_unequal_words(version):
-    x = torch.tensor(
-        [[0.0, 1.0], [1.0, 0.0], [0.0, torch.nan], [torch.inf, 0.0], [-torch.inf, 0.0]]
-    )
-    flag = torch.tensor([True, True, True, True, True])
-    words = packed([flag, x])
-    assert words.unique(dim=0).shape[0] == len(x)
 
 
 def test_memory_layout_does_not_count(version):
@@ -210,25 +181,17 @@ def test_into_given_memory(version):
 # Mistakes
 
 
-def test_nothing_to_pack():
-    with pytest.raises(ValueError, match="pass at least one tensor"):
-        packed([])
-
-
-def test_unequal_numbers_of_rows():
-    with pytest.raises(ValueError, match=r"equally many rows on one device, not \[2, 3\] on cpu"):
-        packed([torch.zeros(2, A), torch.zeros(3)])
-
-
-def test_rows_of_nothing_at_all():
-    with pytest.raises(ValueError, match="has no rows"):
-        packed([torch.tensor(1.0)])
-
-
-@pytest.mark.parametrize("out", [torch.zeros(N, 2), torch.zeros(N, 3, dtype=torch.int64)])
-def test_an_out_that_does_not_fit(out):
-    with pytest.raises(ValueError, match=r"out must be int64 \[5, 2\] on cpu"):
-        packed([torch.ones(N, A)], out=out)
+def test_mistakes():
+    out = torch.zeros(N, 2)
+    for values, options, words in [
+        ([], {}, "pass at least one tensor"),
+        ([torch.zeros(2, A), torch.zeros(3)], {}, r"equally many rows on one device, not \[2, 3\]"),
+        ([torch.tensor(1.0)], {}, "has no rows"),
+        ([torch.ones(N, A)], {"out": out}, r"out must be int64 \[5, 2\] on cpu"),
+        ([torch.ones(N, A)], {"out": out.long()[:, :1]}, r"out must be int64 \[5, 2\] on cpu"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            packed(values, **options)
     assert not out.any()
 
 

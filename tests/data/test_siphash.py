@@ -173,20 +173,23 @@ def test_another_process_with_another_hash_seed_agrees():
 
 
 @pytest.mark.parametrize("rounds", [(1, 3), (2, 4)])
-def test_rows_of_any_length(version, rounds):
+def test_rows_of_any_length_and_number(version, rounds):
     generator = torch.Generator().manual_seed(0)
     key = (2**64 - 5, -77)
-    for width in [*range(1, 67), 255, 256, 257, 1003]:
-        x = randoms(torch.uint8, 3, width, generator=generator)
+    sizes = [(3, width) for width in [*range(1, 67), 255, 256, 257, 1003]]
+    sizes += [
+        (count, width) for count in (1, 2, 7, 8, 9, 15, 16, 17, 100) for width in (1, 4, 7, 8)
+    ]
+    for count, width in sizes:
+        x = randoms(torch.uint8, count, width, generator=generator)
         expected = [model(data, key, rounds) for data in raw_bytes(x)]
-        assert siphash(x, key=key, rounds=rounds).tolist() == expected, width
-
-
-@pytest.mark.parametrize("count", [1, 2, 7, 8, 9, 15, 16, 17, 100])
-@pytest.mark.parametrize("width", [1, 2, 3, 4, 7, 8, 16, 24])
-def test_any_number_of_rows(version, count, width):
-    x = randoms(torch.uint8, count, width)
-    assert siphash(x).tolist() == [model(data) for data in raw_bytes(x)]
+        assert siphash(x, key=key, rounds=rounds).tolist() == expected, (count, width)
+    x = torch.arange(20_003)  # which are hashed in chunks
+    values = siphash(x)
+    assert values[[0, 8191, 8192, 20_002]].tolist() == [
+        model(int(i).to_bytes(8, "little")) for i in (0, 8191, 8192, 20_002)
+    ]
+    assert values.unique().numel() == len(x)
 
 
 def test_kernel_and_tensor_version_agree():
@@ -202,15 +205,6 @@ def test_kernel_and_tensor_version_agree():
         )
         compiled = SIPHASH.hashed(x, 3, -4, compressions, normalize)
         assert compiled.equal(tensors), (dtype, shape, compressions, normalize)
-
-
-def test_many_rows_in_chunks(version):
-    x = torch.arange(20_003)
-    values = siphash(x)
-    assert values[[0, 8191, 8192, 20_002]].tolist() == [
-        model(int(i).to_bytes(8, "little")) for i in (0, 8191, 8192, 20_002)
-    ]
-    assert values.unique().numel() == len(x)
 
 
 def test_minus_one_is_never_a_hash():
@@ -281,33 +275,29 @@ def test_formats_with_one_zero_are_left_alone(version):
         assert siphash(x.view(dtype)).equal(siphash(x))
 
 
-def test_bfloat16_is_not_squeezed_into_float16(version):
-    x = torch.tensor([1e5, 2e5, 1e-10, 2e-10, 0.0], dtype=torch.bfloat16)
-    assert siphash(x).unique().numel() == 5
+def views(tmp_path):
+    """Tensors of rows that lie in memory in other ways than one after the other."""
+    x, wide = torch.arange(60.0).view(5, 3, 4), torch.arange(19 * 20).view(19, 20).to(torch.uint8)
+    z = torch.complex(torch.arange(6.0), torch.arange(6.0) + 1).view(2, 3)
+    yield x.transpose(1, 2).contiguous().transpose(1, 2)
+    yield x.permute(2, 1, 0).contiguous().permute(2, 1, 0)
+    yield from (x[::2], x[:1].expand(9, 3, 4), x.view(5, 12)[:, 2:5], x.view(5, 12)[:, 3])
+    for width in (1, 2, 3, 4, 8, 9, 16):
+        yield from (wide[:, :width], wide[:, 20 - width :])
+    yield from (z.conj(), z.conj().imag)
+    yield from (torch.nn.Parameter(x), torch.nn.Parameter(x) * 1)
+    yield MemoryMappedTensor.from_tensor(x, filename=tmp_path / "x.memmap")
 
 
-def test_memory_layout_does_not_count(version):
+def test_memory_layout_does_not_count(version, tmp_path):
+    for x in views(tmp_path):
+        plain = torch.empty(x.shape, dtype=x.dtype)
+        plain.copy_(x.detach())
+        values = siphash(x)
+        assert values.equal(siphash(plain)) and type(values) is torch.Tensor
+        assert not values.requires_grad
     x = torch.arange(60.0).view(5, 3, 4)
-    expected = siphash(x)
-    assert expected.equal(siphash(x.transpose(1, 2).contiguous().transpose(1, 2)))
-    assert expected.equal(siphash(x.permute(2, 1, 0).contiguous().permute(2, 1, 0)))
-    assert expected[::2].equal(siphash(x[::2]))
-    assert expected.equal(siphash(torch.cat([x, x], 2)[..., :4]))
-    assert expected.equal(siphash(x.view(5, 12)))
-    assert siphash(x[:1].expand(9, 3, 4)).equal(expected[:1].expand(9))
-    wide = torch.arange(60.0).view(5, 12)
-    assert siphash(wide[:, 2:5]).equal(siphash(wide[:, 2:5].clone()))
-    assert siphash(wide[:, 3]).equal(siphash(wide[:, 3].clone()))
-    assert siphash(wide.view(torch.uint8)[:, 1:6]).equal(
-        siphash(wide.view(torch.uint8)[:, 1:6].clone())
-    )
-
-
-@pytest.mark.parametrize("width", [1, 2, 3, 4, 8, 9, 16])
-def test_rows_with_gaps_between_them(version, width):
-    wide = torch.arange(19 * 20).view(19, 20).to(torch.uint8)
-    assert siphash(wide[:, :width]).equal(siphash(wide[:, :width].clone()))
-    assert siphash(wide[:, 20 - width :]).equal(siphash(wide[:, 20 - width :].clone()))
+    assert siphash(x).equal(siphash(x.view(5, 12)))
 
 
 @pytest.mark.slow
@@ -335,29 +325,6 @@ print("done")
     assert run(program) == ["done"]
 
 
-def test_views_that_only_look_changed(version):
-    x = torch.complex(torch.arange(6.0), torch.arange(6.0) + 1).view(2, 3)
-    assert siphash(x.conj()).equal(siphash(x.conj().resolve_conj().clone()))
-    negated = x.conj().imag
-    assert negated.is_neg()
-    assert siphash(negated).equal(siphash(-x.imag))
-
-
-def test_gradients_and_parameters(version):
-    x = torch.arange(6.0).view(2, 3)
-    parameter = torch.nn.Parameter(x)
-    assert siphash(parameter).equal(siphash(x))
-    assert siphash(parameter * 1).equal(siphash(x))
-    assert not siphash(parameter).requires_grad
-
-
-def test_rows_in_a_file(version, tmp_path):
-    x = torch.arange(6.0).view(2, 3)
-    mapped = MemoryMappedTensor.from_tensor(x, filename=tmp_path / "x.memmap")
-    values = siphash(mapped)
-    assert values.equal(siphash(x)) and type(values) is torch.Tensor
-
-
 # Shapes
 
 
@@ -369,12 +336,6 @@ def test_no_rows_and_rows_of_nothing(version):
     assert (
         siphash(torch.zeros(2, 4, 0), key=KEY, rounds=(2, 4)).tolist() == [0x726FDB47DD0E0E31] * 2
     )
-
-
-def test_each_element_of_a_vector_is_a_row(version):
-    x = torch.tensor([3, 4, 3])
-    assert siphash(x).equal(siphash(x.view(3, 1)))
-    assert siphash(x)[0] == siphash(x)[2] != siphash(x)[1]
 
 
 def test_out_of_any_stride(version):
@@ -390,33 +351,29 @@ def test_out_of_any_stride(version):
 # Mistakes
 
 
-def test_a_tensor_without_rows():
-    with pytest.raises(ValueError, match=r"has no rows; pass x\.unsqueeze\(0\)"):
-        siphash(torch.tensor(1.0))
+ZEROS = torch.zeros(2)
+MISTAKES = [
+    (torch.tensor(1.0), {}, ValueError, r"has no rows; pass x\.unsqueeze\(0\)"),
+    (torch.eye(3).to_sparse(), {}, TypeError, r"pass rows\.to_dense\(\)"),
+    *[
+        (ZEROS, {"key": key}, ValueError, r"two 64-bit integers, such as key=\(0, 0\), not")
+        for key in [(1,), (1, 2, 3), 5, (2**64, 0), (0, -(2**63) - 1), ("a", 1)]
+    ],
+    *[
+        (ZEROS, {"rounds": rounds}, ValueError, r"rounds must be \(1, 3\) or \(2, 4\), not")
+        for rounds in [(2, 3), (4, 8), 2, None]
+    ],
+    *[
+        (ZEROS, {"out": out}, ValueError, r"out must be int64 \[2\] on cpu, not")
+        for out in (torch.zeros(2), torch.zeros(3, dtype=torch.int64))
+    ],
+]
 
 
-@pytest.mark.parametrize("key", [(1,), (1, 2, 3), 5, (2**64, 0), (0, -(2**63) - 1), ("a", 1)])
-def test_a_key_that_is_none(key):
-    with pytest.raises(ValueError, match=r"two 64-bit integers, such as key=\(0, 0\), not"):
-        siphash(torch.zeros(2), key=key)
-
-
-@pytest.mark.parametrize("rounds", [(2, 3), (4, 8), 2, None])
-def test_other_rounds(rounds):
-    with pytest.raises(ValueError, match=r"rounds must be \(1, 3\) or \(2, 4\), not"):
-        siphash(torch.zeros(2), rounds=rounds)
-
-
-@pytest.mark.parametrize("out", [torch.zeros(2), torch.zeros(3, dtype=torch.int64)])
-def test_an_out_that_does_not_fit(out):
-    with pytest.raises(ValueError, match=r"out must be int64 \[2\] on cpu, not"):
-        siphash(torch.zeros(2, 3), out=out)
-    assert not out.any()
-
-
-def test_memory_that_is_not_dense():
-    with pytest.raises(TypeError, match=r"pass rows\.to_dense\(\)"):
-        siphash(torch.eye(3).to_sparse())
+def test_mistakes():
+    for x, options, error, words in MISTAKES:
+        with pytest.raises(error, match=words):
+            siphash(x, **options)
 
 
 # Elsewhere
