@@ -69,7 +69,7 @@ class BinaryToDecimal(nn.Module):
                 f"the sum of {chunks} chunks of {self.num_bits} bits may exceed {self.dtype}; "
                 "pass a wider dtype, or sum_chunks=False"
             )
-        numbers = (self._bits(x).view(-1, chunks, self.num_bits) * self.weights).sum(-1)
+        numbers = (self._bits(x).reshape(-1, chunks, self.num_bits) * self.weights).sum(-1)
         return (numbers.sum(-1) if self.sum_chunks else numbers).to(self.dtype)
 
     def _bits(self, x: Tensor) -> Tensor:
@@ -80,7 +80,7 @@ class BinaryToDecimal(nn.Module):
                 "x must hold zeros and ones; to count what is above 0 as 1, pass "
                 f"BinaryToDecimal(num_bits={self.num_bits}, convert_to_binary=True)"
             )
-        return x.long().contiguous()
+        return x.long()
 
     def extra_repr(self) -> str:
         """The options."""
