@@ -87,13 +87,13 @@ def step(params: TensorDict, update: TensorDict) -> TensorDict:
     """Parameters, and 0 for those whose gradients say nothing.
 
     That of a bias before a BatchNorm is 0 but for rounding, as is that of the keys' in attention,
-    and by this Adam moves them as far as by any other.
+    and by this Adam moves them as far as by any other; so it is of what is small beside the rest.
     """
     grads = {name: grad.abs() for name, grad in leaves(update["grads"]).items()}
     largest = max(float(grad.max()) for grad in grads.values())
 
     def entry(name: str, x: Tensor) -> Tensor:
-        least = max(1e-6 * largest, 1e-3 * float(grads[name].max()))
+        least = max(1e-6 * largest, 1e-2 * float(grads[name].max()))
         return torch.where((grads[name] > least).to(x.device), x, 0.0)
 
     return TensorDict({name: entry(name, x) for name, x in leaves(params).items()})

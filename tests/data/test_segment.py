@@ -1010,10 +1010,9 @@ def test_windows_are_whole_while_another_thread_adds_steps():
 @pytest.mark.parametrize("pin_memory", [False, True])
 def test_samples_on_a_gpu_are_those_on_the_cpu(stored_on, pin_memory):
     def new(storage, **options):
+        sizes = {"observation_keys": ["obs"], "unroll_steps": 2, "n_step": 1, "frame_stack": 3}
         rng = torch.Generator().manual_seed(0)
-        buffer = SegmentReplayBuffer(
-            storage, unroll_steps=2, n_step=1, frame_stack=3, generator=rng, **options
-        )
+        buffer = SegmentReplayBuffer(storage, generator=rng, **sizes, **options)
         buffer.extend(steps_of(9, end="terminated", shape=(2,)))
         return buffer
 

@@ -624,10 +624,13 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Any]):
         return shaped(values, batch)
 
     def _value(self, value: Any, batch: torch.Size) -> Any:
-        """A value to be written, as a container [N]."""
+        """A value to be written, as a container [N] that lies where the rows do."""
         value = rows_of(value, batch)
         if self._keeps_some and self._stored_keys is not None:
             value = value.select(*self._stored_keys)
+        device = self.device
+        if any(entry.device != device for entry in value.values(True, True)):
+            value = value.to(device)
         return value
 
     def _check_layouts(self, layouts: list[RowLayout]) -> None:

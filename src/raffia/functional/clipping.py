@@ -28,8 +28,10 @@ def global_norm(
         return torch.zeros(())
     if not num_batch_dims and not is_traced():
         return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(leaves)))
+    members = leaves[0].shape[:num_batch_dims]
     rows = [leaf.unsqueeze(-1).flatten(num_batch_dims) for leaf in leaves]
-    norms = [torch.linalg.vector_norm(row, dim=-1) for row in rows]
+    # The compiler of torch 2.11 keeps the dimension of a leaf [1]: so its shape is said.
+    norms = [torch.linalg.vector_norm(row, dim=-1).reshape(members) for row in rows]
     return torch.linalg.vector_norm(torch.stack(norms, -1), dim=-1)
 
 

@@ -1,0 +1,107 @@
+"""Runs whose networks learn, search and speak on a card, in one process and in several."""
+
+import math
+from contextlib import closing
+
+import pytest
+import torch
+
+from raffia.recipes.algorithm import ALGORITHMS
+from raffia.recipes.efficientzero.experiment import EfficientZeroExperiment
+from raffia.recipes.ilql.experiment import ILQLExperiment
+from raffia.recipes.run_folder import write_config
+from raffia.recipes.running import resume_run, train_run
+from raffia.train.checkpoint import Checkpoints
+from raffia.train.session import TrainingSession
+from tests.recipes.runs import Quiet
+from tests.recipes.test_efficientzero_learners import PLAIN
+from tests.recipes.test_ilql_all_settings import WORDLE, make_bases
+from tests.recipes.test_settings import BASES, with_all
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of the compiler, about torch
+]
+
+TWO = dict(learners__num=2)
+# For each algorithm: the run, and what is changed of it.
+SEARCHES = {
+    **{name: (name, {}) for name in BASES},
+    "compiled": ("vector", dict(compile=True)),
+    "compiled images": ("image", dict(compile=True)),
+    "in turns, ahead": ("vector", dict(env__num_envs=4, actors__num=2, actors__ahead=2)),
+    "replay elsewhere": ("vector", dict(env__num_envs=4, replay__shards=2)),
+    "members elsewhere": ("members", dict(population__workers=3)),
+}
+TEXTS = {
+    **{
+        name: (name, {})
+        for name in ("wordle", "planned", "forms", "file", "language", "lora", "members")
+    },
+    "compiled": ("wordle", dict(compile=True)),
+    "compiled language": ("language", dict(compile=True)),
+    "two learners": ("wordle", TWO),
+    "state in parts": ("wordle", TWO | dict(learners__state="sharded")),
+    "evaluated there": ("wordle", dict(evaluators__num=1, evaluators__device="cuda")),
+    "members elsewhere": ("members", dict(population__workers=3)),
+}
+
+
+def state_of(folder):
+    found = Checkpoints(folder / "checkpoints").newest(print).tensors("state")
+    values = [value.flatten() for value in found["params"].values(True, True)]
+    assert torch.cat(values).isfinite().all()
+    return found
+
+
+def ends(algorithm, config, folder):
+    """The run's last state, and its last evaluation."""
+    result = train_run(ALGORITHMS[algorithm], with_all(config, device="cuda"), folder, view=Quiet())
+    assert result.reason == "finished"
+    return state_of(folder)
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_efficientzero(name, tmp_path):
+    base, changes = SEARCHES[name]
+    ends("efficientzero", with_all(BASES[base], **changes), tmp_path / "run")
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_ilql(name, tmp_path):
+    base, changes = TEXTS[name]
+    ends("ilql", with_all(make_bases(tmp_path)[base], **changes), tmp_path / "run")
+
+
+@pytest.mark.parametrize("algorithm", ["efficientzero", "ilql"])
+def test_processes_that_share_batches_there_learn_what_parts_learn(algorithm, tmp_path):
+    """Two processes on one card, whose gradients are summed over gloo; but for rounding."""
+    if algorithm == "efficientzero":
+        one = ends(algorithm, with_all(PLAIN, collect__num_env_steps=110), tmp_path / "one")
+        two = ends(algorithm, with_all(PLAIN, collect__num_env_steps=110, **TWO), tmp_path / "two")
+        assert int(one["step"]) == int(two["step"]) > 0
+        return
+    short = with_all(WORDLE, num_updates=2)
+    one = ends(algorithm, with_all(short, num_micro_batches=2), tmp_path / "one")
+    two = ends(algorithm, with_all(short, **TWO), tmp_path / "two")
+    for key, value in one["params"].items(True, True):
+        if not key[-1].endswith("bias"):  # of keys in attention gradients are rounding alone
+            torch.testing.assert_close(two["params"][key], value, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("algorithm", ["efficientzero", "ilql"])
+def test_a_run_goes_on_where_it_stopped(algorithm, tmp_path):
+    make = {"efficientzero": EfficientZeroExperiment, "ilql": ILQLExperiment}[algorithm]
+    config = {"efficientzero": BASES["vector"], "ilql": WORDLE}[algorithm]
+    config, folder = with_all(config, device="cuda"), tmp_path / "run"
+    folder.mkdir()
+    write_config(folder, config, "", (), ALGORITHMS[algorithm])
+    with (
+        closing(make(config, folder, Quiet())) as experiment,
+        closing(TrainingSession(experiment)) as session,
+    ):
+        assert session.run(lambda: session.log.status.update >= 3).reason == "stopped"
+    at = int(state_of(folder)["step"])
+    assert at >= 3
+    assert resume_run(folder, view=Quiet()).reason == "finished"
+    assert int(state_of(folder)["step"]) > at and math.isfinite(at)
