@@ -25,7 +25,7 @@ NASTY = [
     *(None, True, False, 0, 1, -1, 2, 3, 4, 7, 2**31, 2**62, 2**63, 2**64, 10**40, 0.5, math.nan),
     *("", ".", "..", "/", "../a", "/etc/passwd", "a\0b", "\ud800", "é" * 300, "x" * 5000, "a", "n"),
     *("float64", "float32", "torch.float32", "qint8", "complex128", "float4_e2m1fn_x2", "meta"),
-    *("tests.tensordict.test_damage.Fixed", "os.system", "cuda", "cpu", "raffia"),
+    *("tests.tensordict.stored.Fixed", "os.system", "cuda", "cpu", "raffia"),
     *("TensorDict", "LazyStackedTensorDict", "NonTensorData", "NonTensorStack", "tensorclass"),
     *([], [0], [2], [-1], [2, 3], [3, 2], [6], [2.0, 3], [True], [None], ["2"], [[2]], [1] * 70),
     *([2**62, 2**62], [0, 2**62], [0, 2**62, 2**62], {}, {"a": 1}, {"class": "TensorDict"}),

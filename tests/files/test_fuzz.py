@@ -29,6 +29,10 @@ from raffia.files import (
 from raffia.files.folder import read_folder, write_folder
 from raffia.train.checkpoint import CheckpointError, Checkpoints, read_checkpoint
 from tests.files.damages import PLACED, changed, damaged, places, put
+from tests.tensordict.stored import content as all_of
+from tests.tensordict.stored import sample, strided, with_holes
+
+pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 
 SECONDS = 5.0  # of processor time, of one read
 
@@ -85,6 +89,13 @@ def content(td):
     return held, str(list(td.keys(True))), str(td.select("b", strict=False).to_dict())
 
 
+def full(fill=1.0):
+    """With entries of each kind, nested tensors among them."""
+    td = sample(fill)
+    td["j"], td["r"] = with_holes(), strided()
+    return td
+
+
 def make_rows(folder):
     with MemmapStorage(5, folder) as storage:
         storage.extend(TensorDict(a=torch.arange(7.0), batch_size=[7]))
@@ -112,8 +123,8 @@ FORMS = {  # what makes it, what reads it, whether a damage may go unseen
     "manifest": (make_manifest, read_listed, False),
     "log": (make_log, read_log, True),
     "container folder": (
-        lambda folder: tree().memmap(folder),
-        lambda folder: content(TensorDict.load_memmap(folder, mode="r").clone()),
+        lambda folder: full().memmap(folder),
+        lambda folder: all_of(TensorDict.load_memmap(folder, mode="r")),
         True,
     ),
     "container file": (
@@ -122,8 +133,8 @@ FORMS = {  # what makes it, what reads it, whether a damage may go unseen
         False,
     ),
     "consolidated": (
-        lambda folder: tree().consolidate(folder / "x"),
-        lambda folder: content(TensorDict.from_consolidated(folder / "x").clone()),
+        lambda folder: full().exclude("r").consolidate(folder / "x"),
+        lambda folder: all_of(TensorDict.from_consolidated(folder / "x")),
         True,
     ),
     "rows": (make_rows, read_rows, True),

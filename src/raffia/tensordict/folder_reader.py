@@ -77,7 +77,9 @@ class FolderReader(Reader):
         except (OSError, ValueError) as error:
             if isinstance(error, PermissionError):
                 raise
-            raise DamagedFileError(path, f"it can't be found: {error}") from None
+            # The text of an OSError holds the path once more, which may be very long.
+            why = error.strerror if isinstance(error, OSError) else error
+            raise DamagedFileError(path, f"it can't be found: {why}") from None
 
     def tensor(self, entry: Record) -> Tensor:
         device = self.device or CPU

@@ -1,0 +1,140 @@
+"""`MemoryMappedTensor`: a tensor that is a file."""
+
+import copy
+import os
+import pickle
+
+import pytest
+import torch
+
+from raffia import DamagedFileError, MemoryMappedTensor
+from tests.tensordict.stored import content, jagged
+
+
+def mapped(path, shape=(2, 3)):
+    values = torch.arange(float(torch.Size(shape).numel())).reshape(shape)
+    return MemoryMappedTensor.from_tensor(values, filename=path)
+
+
+def test_maps_of_one_file_are_one_tensor(tmp_path):
+    path = tmp_path / "x.memmap"
+    t = mapped(path)
+    assert isinstance(t, torch.Tensor) and isinstance(t, MemoryMappedTensor)
+    assert str(t.filename) == str(path) and path.stat().st_size == 24
+    assert t.tolist() == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
+    args = dict(dtype=torch.float32, shape=(2, 3))
+    whole = MemoryMappedTensor.from_filename(path, **args)
+    row = MemoryMappedTensor.from_filename(path, index=1, **args)
+    for at, one in enumerate((t, whole, row[None], pickle.loads(pickle.dumps(t)))):
+        assert isinstance(one, MemoryMappedTensor)
+        one[-1].fill_(at + 7)
+        assert t[1].tolist() == whole[1].tolist() == row.tolist() == [at + 7] * 3
+    t[:, 1] = 1
+    assert path.read_bytes() == content(t)[2] and whole[0].tolist() == [0, 1, 2]
+    turned = MemoryMappedTensor.from_tensor(torch.arange(6).reshape(2, 3).T)
+    assert turned.tolist() == [[0, 3], [1, 4], [2, 5]]
+
+
+def test_what_stays_a_map(tmp_path):
+    t = mapped(tmp_path / "x")
+    for view in (t[0], t[:, 1], t[0:1]):
+        assert isinstance(view, MemoryMappedTensor)
+    copies = t + 1, t.clone(), t[torch.tensor([0])], torch.stack([t, t]), t.double()
+    for result in (*copies, copy.deepcopy(t)):
+        assert type(result) is torch.Tensor
+        result.zero_()
+    assert t.sum() == 15 and repr(MemoryMappedTensor.ones(2)) == "MemoryMappedTensor([1., 1.])"
+
+
+def test_pickled_parts_are_those_of_the_file(tmp_path):
+    x = mapped(tmp_path / "x", (2, 3, 4))
+    for part in (x[1], x[:, 1:, ::2], x[1, 2, 3], x[..., None], x[:0]):
+        blob = pickle.dumps(part)
+        again = pickle.loads(blob)
+        assert len(blob) < 500 and type(again) is MemoryMappedTensor
+        assert again.filename == x.filename
+        assert content(again) == content(part) and again.stride() == part.stride()
+    blob = pickle.dumps(x[1])
+    (tmp_path / "x").unlink()
+    with pytest.raises(FileNotFoundError):
+        pickle.loads(blob)
+
+
+@pytest.mark.parametrize("args", [(2, 3), ((2, 3),), (torch.Size([2, 3]),)])
+def test_makers(args, tmp_path):
+    make = MemoryMappedTensor
+    assert make.empty(*args).shape == make.empty_like(torch.ones(2, 3)).shape == (2, 3)
+    for made, total in ((make.zeros(*args), 0), (make.ones(*args), 6)):
+        assert type(made) is make and made.shape == (2, 3) and made.sum() == total
+    assert make.full(*args, fill_value=4, dtype=torch.int8).tolist() == [[4] * 3] * 2
+    t = torch.ones(2, 3, dtype=torch.int16)
+    filled = make.full_like(t, 3, filename=tmp_path / "f")
+    for made, total in ((make.zeros_like(t), 0), (make.ones_like(t), 6), (filled, 18)):
+        assert type(made) is make and made.dtype == torch.int16 and made.sum() == total
+    assert (tmp_path / "f").stat().st_size == 12
+
+
+def test_shapes_of_nothing(tmp_path):
+    for number, shape in enumerate([(), (0, 3), (0,)]):
+        assert MemoryMappedTensor.zeros(shape).shape == MemoryMappedTensor.zeros(shape=shape).shape
+        assert MemoryMappedTensor.zeros(shape).shape == torch.Size(shape)
+        assert mapped(tmp_path / f"{number}", shape).shape == torch.Size(shape)
+
+
+@pytest.mark.parametrize("name, held", [("zeros", 0.0), ("ones", 1.0), ("full", 7.0)])
+def test_files_that_are_there(tmp_path, name, held):
+    path = tmp_path / "x.memmap"
+    before = MemoryMappedTensor.full((3,), 5.0, filename=path)
+    make = getattr(MemoryMappedTensor, name)
+    args = ((3,), 7.0) if name == "full" else (3,)
+    for call in (
+        lambda: make(*args, filename=path),
+        lambda: MemoryMappedTensor.from_tensor(torch.zeros(3), filename=path),
+    ):
+        with pytest.raises(RuntimeError, match="exists"):
+            call()
+    assert before.tolist() == [5.0] * 3
+    assert make(*args, filename=path, existsok=True).tolist() == [held] * 3
+    assert before.tolist() == [held] * 3
+    MemoryMappedTensor.from_tensor(torch.full((3,), 2.0), filename=path, existsok=True)
+    assert MemoryMappedTensor.empty(3, filename=path, existsok=True).tolist() == [2.0] * 3
+
+
+def test_mistakes(tmp_path):
+    make, path = MemoryMappedTensor, tmp_path / "x"
+    t, no = mapped(path), tmp_path / "no"
+    held = MemoryMappedTensor.zeros(2)._handler
+    f32 = torch.float32
+    for call, error, words in [
+        (lambda: make.ones(2, device="cuda"), RuntimeError, "CPU"),
+        (lambda: make.zeros(), TypeError, "shape is missing"),
+        (lambda: make.from_tensor(t, filename=tmp_path / "y"), RuntimeError, "copy_existing"),
+        (
+            lambda: make.from_tensor(torch.ones(3, requires_grad=True)),
+            RuntimeError,
+            "requires_grad",
+        ),
+        (lambda: make.from_tensor(jagged()), NotImplementedError, "nested tensor"),
+        (lambda: make.from_filename(no, dtype=f32, shape=(2,)), FileNotFoundError, "no"),
+        (lambda: make.from_filename(path, dtype=f32, shape=(2, 4)), DamagedFileError, "24 bytes"),
+        (lambda: make.from_handler(t.filename, f32, (2,)), TypeError, "from_filename"),
+        (lambda: make.from_handler(held, f32, (3,)), DamagedFileError, "holds 8 bytes"),
+    ]:
+        with pytest.raises(error, match=words):
+            call()
+    assert os.listdir(tmp_path) == ["x"] and path.stat().st_size == 24  # not made, not grown
+    make.from_tensor(t, filename=tmp_path / "y", copy_existing=True)
+    assert (tmp_path / "y").read_bytes() == path.read_bytes()
+
+
+def test_another_tensor_over_a_temporary_file():
+    x = MemoryMappedTensor.from_tensor(torch.arange(6))
+    y = MemoryMappedTensor.from_handler(x._handler, torch.int64, (2, 3))
+    path = x._handler.path
+    y[0, 1] = 9
+    assert x[1] == 9 and os.path.exists(path)
+    part = MemoryMappedTensor.from_handler(x._handler, torch.int64, (2, 3), index=1)
+    del x, y
+    assert part.tolist() == [3, 4, 5] and os.path.exists(path)
+    del part
+    assert not os.path.exists(path)
