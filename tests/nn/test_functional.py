@@ -1,4 +1,7 @@
-"""The functional API: parameters taken out of modules, given at each call, and put back."""
+"""The functional API: parameters taken out of modules, given at each call, and put back.
+
+That any network with its parameters is the network is a property in test_properties.py.
+"""
 
 import copy
 import inspect
@@ -31,12 +34,69 @@ def seed():
     torch.manual_seed(0)
 
 
+class Tied(nn.Module):
+    """Two layers with one weight, one of them at two places."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(A, A, bias=False), nn.Linear(A, A, bias=False)
+        self.b.weight = self.a.weight
+        self.c = self.a
+
+    def forward(self, x):
+        return self.c(self.b(self.a(x)))
+
+
+class Both(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(A, 1)
+
+    def forward(self, x, zeros=None):
+        return self.layer(x) if zeros is None else self.layer(x, params=zeros)
+
+    def value(self, x, *, scale=1):
+        return scale * self.forward(x)
+
+
+class Count(nn.Module):
+    """Replaces its buffer."""
+
+    def __init__(self, shape=()):
+        super().__init__()
+        self.register_buffer("count", torch.zeros(shape))
+
+    def forward(self, x):
+        self.count = self.count + x if self.count.dim() == 0 else torch.cat([self.count, x])
+        return self.count
+
+
+class Reads(nn.Module):
+    """A plain module of a container."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(A, 2)
+
+    def forward(self, td):
+        return self.layer(td["x"])
+
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((), 2.0))
+
+    def forward(self, params):
+        return self.weight * params
+
+
 def net():
     return nn.Sequential(nn.Linear(A, 4), nn.Tanh(), nn.Sequential(nn.Linear(4, A)))
 
 
 def normed():
-    return nn.Sequential(nn.Linear(A, 4), nn.BatchNorm1d(4))
+    return nn.Sequential(nn.Linear(A, 4), nn.BatchNorm1d(4)).eval()
 
 
 def keyed():
@@ -46,644 +106,414 @@ def keyed():
     )
 
 
-class TestTheParameters:
-    def test_are_nested_like_the_layers_and_are_the_very_objects(self):
-        module = net()
-        weight, bias = module[2][0].weight, module[0].bias
-        params = make_functional(module)
-        assert list(params.keys()) == ["0", "1", "2"]
-        assert params["2", "0", "weight"] is weight and params["0", "bias"] is bias
-        assert isinstance(params, TensorDict) and params["1"].is_empty()
-        assert params.batch_size == () and params.is_locked
+def on_tensors(module, x, *args, **kwargs):
+    out = module(x, *args, **kwargs)
+    return out[0] if isinstance(out, tuple) else out
 
-    def test_include_buffers(self):
-        params = make_functional(normed())
-        names = ["weight", "bias", "running_mean", "running_var", "num_batches_tracked"]
-        assert sorted(params["1"].keys()) == sorted(names)
 
-    def test_are_gone_from_the_module(self):
-        module = normed()
+def on_container(module, x, *args, **kwargs):
+    return module(TensorDict({"x": x}, [len(x)]), *args, **kwargs)["y"]
+
+
+KINDS = {  # a module, and how it is called
+    "net": (net, on_tensors),
+    "norm": (normed, on_tensors),
+    "tied": (Tied, on_tensors),
+    "recurrent": (lambda: nn.GRU(A, 4), on_tensors),
+    "keyed": (keyed, on_container),
+}
+
+
+def places(module):
+    return {n: id(t) for n, t in module.state_dict(keep_vars=True).items()}
+
+
+def zeros(params):
+    return params.apply(lambda p: torch.zeros_like(p, requires_grad=p.requires_grad))
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_module_without_its_parameters_is_called_with_them(name):
+    make, run = KINDS[name]
+    module, x, other = make(), torch.randn(B, A), make()
+    want, before, trained = run(module, x), places(module), torch.randn(B, A)
+    calls = []
+    layers = [m for m in module.modules() if isinstance(m, nn.Linear | nn.GRU)]
+    layers[0].register_forward_hook(lambda *_: calls.append(1))
+    optimiser = torch.optim.SGD(module.parameters(), lr=0.1)
+    params = make_functional(module)
+    assert isinstance(params, TensorDict) and params.batch_size == () and params.is_locked
+    assert not module.state_dict() and module._is_stateless
+    assert all(is_functional(m) for m in module.modules()) and not is_functional(other)
+    twin = copy.deepcopy(module)
+    for given in (params, params.to_dict()):
+        assert torch.equal(run(module, x, given if name != "keyed" else params), want)
+        assert torch.equal(run(module, x, params=given), want)
+    assert not run(module, x, params=zeros(params)).sum().isnan()
+    with pytest.raises(TypeError, match="is stateless"):
+        run(module, x)
+    with pytest.raises(RuntimeError, match="return_params=True on a functional, stateless"):
         make_functional(module)
-        assert module[0].weight is None and module[1].running_mean is None
-        assert not list(module.parameters()) and not module.state_dict()
-        assert module._is_stateless and module[0]._is_stateless
-
-    def test_stay_in_the_module_if_asked_for(self):
-        module = net()
-        params = make_functional(module, keep_params=True)
-        assert params["0", "weight"] is module[0].weight
-        assert is_functional(module) and not module._is_stateless
-
-    def test_are_not_returned_if_not_asked_for(self):
-        module = net()
-        assert make_functional(module, return_params=False) is None
-        assert module[0].weight is None
-        assert make_functional(module, return_params=False) is None
-
-    def test_can_be_taken_once(self):
-        module = net()
-        make_functional(module)
-        with pytest.raises(RuntimeError, match="return_params=True on a functional, stateless"):
-            make_functional(module)
-
-    def test_can_be_taken_again_after_they_were_put_back(self):
-        module = net()
-        repopulate_module(module, make_functional(module))
-        params = make_functional(module)
-        assert module(torch.ones(A), params).shape == (A,)
-
-    def test_of_anything_but_a_module(self):
-        with pytest.raises(TypeError, match="nn.Modules, got function"):
-            make_functional(lambda x: x)
-
-
-class TestCall:
-    def test_last_positional_argument_or_keyword(self):
-        module, x = net(), torch.randn(B, A)
-        expected = module(x)
-        params = make_functional(module)
-        assert torch.equal(module(x, params), expected)
-        assert torch.equal(module(x, params=params), expected)
-        assert torch.equal(module(input=x, params=params), expected)
-
-    def test_layer_by_layer(self):
-        module, x = net(), torch.randn(B, A)
-        params = make_functional(module)
-        hidden = module[1](module[0](x, params["0"]), params["1"])
-        assert torch.equal(module[2](hidden, params=params["2"]), module(x, params))
-        assert torch.equal(module[2][0](hidden, params["2", "0"]), module(x, params))
-
-    def test_leaves_the_module_as_it_was(self):
-        module = net()
-        params = make_functional(module)
-        module(torch.randn(B, A), params)
-        assert module[0].weight is None and module[0]._is_stateless and module[1]._is_stateless
-
-    def test_leaves_the_module_as_it_was_after_an_error_too(self):
-        module = net()
-        params = make_functional(module)
-        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-            module(torch.randn(B, A + 1), params)
-        assert module[0].weight is None and module._is_stateless and module[2][0]._is_stateless
-        assert module(torch.randn(B, A), params).shape == (B, A)
-
-    def test_nested_dict(self):
-        module, x = net(), torch.randn(B, A)
-        expected = module(x)
-        assert torch.equal(module(x, make_functional(module).to_dict()), expected)
-
-    def test_parameters_made_from_names_or_a_state_dict(self):
-        module, x = normed().eval(), torch.randn(B, A)
-        expected = module(x)
-        from_state = TensorDict(module.state_dict(), []).unflatten_keys(".")
-        make_functional(module)
-        assert torch.equal(module(x, from_state), expected)
-
-    def test_what_is_lacking_stays_as_it_is(self):
-        module, x = nn.Linear(A, 1), torch.ones(A)
-        params = make_functional(module)
-        without = params.exclude("bias")
-        assert_close(module(x, without), module(x, params) - params["bias"])
-        repopulate_module(module, params)
-        zeros = {"weight": torch.zeros(1, A)}
-        assert torch.equal(module(x, params=zeros), params["bias"])
-
-    def test_a_part_that_has_no_place_is_an_error_and_changes_nothing(self):
-        module = net()
-        params = make_functional(module)
-        wrong = params.unlock_().set(("2", "0", "wieght"), torch.zeros(1))
-        with pytest.raises(KeyError, match="no parameter, buffer or layer .*wieght"):
-            module(torch.randn(A), wrong)
-        assert module[0].weight is None and module._is_stateless
-
-    def test_dotted_names_are_answered_with_the_way_to_nest_them(self):
-        module = net()
-        flat = make_functional(module).flatten_keys(".")
-        with pytest.raises(KeyError) as error:
-            module(torch.randn(A), flat)
-        assert "unflatten_keys('.')" in error.value.__notes__[0]
-
-    def test_gradients_reach_the_parameters(self):
-        module = net()
-        params = make_functional(module)
-        module(torch.randn(B, A), params).sum().backward()
-        assert params["0", "weight"].grad.norm() > 0
-
-    @pytest.mark.parametrize("wrong", [(), (torch.ones(A),)])
-    def test_a_stateless_module_without_parameters(self, wrong):
-        module = nn.Linear(A, 1)
-        make_functional(module)
-        with pytest.raises(TypeError, match="Linear is stateless.*repopulate_module"):
-            module(*wrong)
-
-    def test_parameters_of_a_wrong_type(self):
-        module = nn.Linear(A, 1)
-        make_functional(module)
-        with pytest.raises(TypeError, match="container or nested dict.*got list"):
-            module(torch.ones(A), params=[torch.ones(1, A)])
-
-    def test_recurrent_layers(self):
-        module, x = nn.GRU(A, 4), torch.randn(7, A)
-        expected = module(x)[0]
-        params = make_functional(module)
-        assert torch.equal(module(x, params)[0], expected)
-        half = module(x, params.data * 0.5)[0]
-        assert not torch.equal(half, expected)
-        assert torch.equal(repopulate_module(module, params)(x)[0], expected)
-
-    def test_hooks_run_once_each_call(self):
-        module, calls = net(), []
-        module[0].register_forward_hook(lambda *_: calls.append(1))
-        params = make_functional(module)
-        module(torch.randn(A), params)
-        assert len(calls) == 1
-
-    def test_a_forward_set_on_the_module_itself_is_kept(self):
-        module = nn.Linear(A, 1)
-        module.forward = lambda x: nn.functional.linear(x, module.weight) + 100
-        params = make_functional(module)
-        assert module(torch.zeros(A), params).item() == 100
+    assert make_functional(module, return_params=False) is None and not module.state_dict()
+    if name != "recurrent":
+        several = [make() for _ in range(P)]
+        stack = from_modules(*several)
+        out = torch.vmap(lambda p: run(module, x, p))(stack)
+        assert_close(out, torch.stack([run(m, x) for m in several]))
+        out.sum().backward()
+        leaf = next(v for v in stack.values(True, True) if v.requires_grad)
+        assert (leaf.grad.flatten(1).norm(dim=1) > 0).all()
+        assert_close(torch.vmap(lambda p: run(module, x, p))(params.data.expand(P))[P - 1], want)
+    if name in ("net", "keyed"):
+        grads = torch.func.grad(lambda p: run(module, trained, p).square().sum())(params.data)
+        run(module, trained, params).square().sum().backward()
+        for key, leaf in params.items(True, True):
+            assert_close(grads[key], leaf.grad)
+        optimiser.step()
+        assert not torch.equal(run(module, x, params), want)
+        want = run(module, x, params)
+    else:
+        run(module, x, params).sum().backward()
+    ran = len(calls)
+    run(module, x, params)
+    assert len(calls) == ran + (2 if name == "tied" else 1)
+    assert repopulate_module(module, params) is module and places(module) == before
+    assert torch.equal(run(module, x), want) and is_functional(module) and not module._is_stateless
+    zeroed = zeros(params)
+    assert repopulate_module(twin, zeroed.to_dict()) is twin and module.state_dict()
+    assert torch.equal(run(twin, x), run(module, x, params=zeroed))
+    module.load_state_dict(other.state_dict())
+    assert torch.equal(run(module, x), run(other, x))
+    assert run(module.double(), x.double()).dtype == torch.float64
 
 
-class TestStateful:
-    def test_keyword_gives_other_parameters_for_one_call(self):
-        module, x = get_functional(net()), torch.randn(B, A)
-        own, weight = module(x), module[0].weight
-        zeros = TensorDict.from_module(module).apply(torch.zeros_like)
-        assert module(x, params=zeros).abs().sum() == 0
-        assert torch.equal(module(x), own) and module[0].weight is weight
-
-    def test_restores_after_an_error(self):
-        module = get_functional(net())
-        weight = module[0].weight
-        zeros = TensorDict.from_module(module).apply(torch.zeros_like)
-        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-            module(torch.randn(A + 1), params=zeros)
-        assert module[0].weight is weight
-
-    def test_positional_parameters_are_refused(self):
-        module = get_functional(net())
-        params = TensorDict.from_module(module)
+@pytest.mark.parametrize("name", KINDS)
+def test_a_module_that_keeps_its_parameters(name):
+    make, run = KINDS[name]
+    module, x = make(), torch.randn(B, A)
+    want, before = run(module, x), places(module)
+    assert get_functional(module) is module and places(module) == before
+    params = make_functional(module, keep_params=True)
+    assert all(is_functional(m) for m in module.modules()) and not module._is_stateless
+    zeroed = zeros(params)
+    assert not torch.equal(run(module, x, params=zeroed), want) or name == "norm"
+    assert torch.equal(run(module, x), want) and places(module) == before
+    twin = copy.deepcopy(module)
+    for p in twin.parameters():
+        p.data.zero_()
+    assert torch.equal(run(twin, x), run(module, x, params=zeroed))
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied|input.size"):
+        run(module, torch.randn(B, A + 1), params=zeroed)
+    assert places(module) == before and torch.equal(run(module, x), want)
+    if name == "keyed":
+        assert torch.equal(run(module, x, zeroed), run(module, x, params=zeroed))
+    elif name != "recurrent":  # which takes a second argument
         for given in (params, params.to_dict()):
             with pytest.raises(TypeError, match="tried to provide the parameters as an argument"):
-                module(torch.randn(A), given)
-
-    def test_other_type_errors_are_left_alone(self):
-        class Sum(nn.Module):
-            def forward(self, values):
-                return values["a"] + "text"
-
-        module = get_functional(Sum())
-        with pytest.raises(TypeError, match="unsupported operand"):
-            module({"a": 1})
-
-    def test_a_plain_call_of_a_module_with_a_dict_argument(self):
-        class First(nn.Module):
-            def forward(self, values):
-                return values["a"]
-
-        assert get_functional(First())({"a": 1}) == 1
-
-    def test_get_functional_gives_the_module_with_its_tensors(self):
-        module = net()
-        weights = list(module.parameters())
-        assert get_functional(module) is module
-        assert [id(p) for p in module.parameters()] == [id(p) for p in weights]
-        assert is_functional(module) and is_functional(module[2][0]) and not module._is_stateless
-
-    def test_get_functional_needs_a_module_that_has_its_parameters(self):
-        module = net()
-        make_functional(module)
-        with pytest.raises(RuntimeError, match="stateless: repopulate_module"):
-            get_functional(module)
-
-    def test_is_functional(self):
-        module = net()
-        assert not is_functional(module)
-        params = make_functional(module)
-        assert all(is_functional(layer) for layer in module.modules())
-        assert is_functional(repopulate_module(module, params))
-        assert not is_functional(net())
+                module(x, given)
 
 
-class TestRepopulate:
-    def test_the_very_parameters_come_back(self):
-        module, x = normed().eval(), torch.randn(B, A)
-        expected, state = (
-            module(x),
-            {n: id(t) for n, t in module.state_dict(keep_vars=True).items()},
-        )
-        params = make_functional(module)
-        assert repopulate_module(module, params) is module
-        assert {n: id(t) for n, t in module.state_dict(keep_vars=True).items()} == state
-        assert torch.equal(module(x), expected) and not module._is_stateless
-
-    def test_takes_a_nested_dict(self):
-        module = net()
-        params = make_functional(module).to_dict()
-        assert repopulate_module(module, params)[0].weight is params["0"]["weight"]
-
-    def test_refuses_what_has_no_place_and_changes_nothing(self):
-        module = net()
-        params = make_functional(module)
-        with pytest.raises(KeyError, match="no parameter, buffer or layer 'extra'"):
-            repopulate_module(module, params.unlock_().set("extra", torch.zeros(1)))
-        assert module._is_stateless and module[0].weight is None
-
-    def test_tied_parameters_and_shared_layers(self):
-        class Tied(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.a, self.b = nn.Linear(A, A, bias=False), nn.Linear(A, A, bias=False)
-                self.b.weight = self.a.weight
-                self.c = self.a
-
-            def forward(self, x):
-                return self.c(self.b(self.a(x)))
-
-        module, x = Tied(), torch.randn(A)
-        expected, weight = module(x), module.a.weight
-        params = make_functional(module)
-        assert params["a", "weight"] is params["b", "weight"] is params["c", "weight"] is weight
-        assert torch.equal(module(x, params), expected)
-        module(x, params).sum().backward()
-        repopulate_module(module, params)
-        assert module.a.weight is module.b.weight is module.c.weight is weight
-        assert module.c is module.a and len(list(module.parameters())) == 1
-
-    def test_optimiser_made_before_still_trains_the_module(self):
-        module, x = net(), torch.randn(B, A)
-        optimiser = torch.optim.SGD(module.parameters(), lr=0.1)
-        before = module(x)
-        params = make_functional(module)
-        module(x, params).sum().backward()
-        optimiser.step()
-        assert module(x, params).sum() < before.sum()
-        assert torch.equal(repopulate_module(module, params)(x), module(x, params=params))
+def test_the_tree_of_parameters():
+    module = nn.Sequential(net(), normed())
+    weight, mean = module[0][2][0].weight, module[1][1].running_mean
+    params = make_functional(module)
+    assert list(params.keys()) == ["0", "1"] and list(params["0"].keys()) == ["0", "1", "2"]
+    assert params["0", "2", "0", "weight"] is weight and params["0", "1"].is_empty()
+    assert params["1", "1", "running_mean"] is mean and module[1][1].running_mean is None
+    hidden = module[0][1](module[0][0](torch.ones(A), params["0", "0"]), params["0", "1"])
+    assert_close(module[0][2](hidden, params["0", "2"]), module[0](torch.ones(A), params["0"]))
+    from_state = TensorDict(normed().state_dict(), []).unflatten_keys(".")
+    assert module[1](torch.ones(1, A), from_state).shape == (1, 4)
+    layer = nn.Linear(A, 1)  # what is lacking stays as it is
+    params = make_functional(layer)
+    without = params.exclude("bias")
+    assert_close(layer(torch.ones(A), without), layer(torch.ones(A), params) - params["bias"])
+    repopulate_module(layer, params)
+    assert_close(layer(torch.ones(A), params={"weight": torch.zeros(1, A)}), params["bias"])
 
 
-class TestBuffers:
-    def test_what_a_module_writes_lands_in_the_parameters(self):
-        module, reference = normed(), normed()
-        reference.load_state_dict(module.state_dict())
-        x = torch.randn(B, A)
-        reference(x)
-        params = make_functional(module)
-        module(x, params)
-        assert params["1", "num_batches_tracked"] == 1
-        assert torch.equal(params["1", "running_mean"], reference[1].running_mean)
-        assert torch.equal(params["1", "running_var"], reference[1].running_var)
-
-    @pytest.mark.parametrize("stateful", [False, True])
-    def test_also_what_it_replaces(self, stateful):
-        class Counter(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.register_buffer("count", torch.zeros(()))
-
-            def forward(self, x):
-                self.count = self.count + x
-                return self.count
-
-        module = Counter()
-        params = make_functional(module, keep_params=stateful).clone()
-        count = params["count"]
-        module(torch.tensor(2.0), params=params)
-        assert module(torch.tensor(3.0), params=params) == 5
-        assert params["count"] is count and count == 5
-        assert (module.count == 0) if stateful else module.count is None
-
-    def test_of_another_shape_can_not_land(self):
-        class Grow(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.register_buffer("seen", torch.zeros(1))
-
-            def forward(self, x):
-                self.seen = torch.cat([self.seen, x])
-
-        module = Grow()
-        params = make_functional(module)
-        with pytest.raises(RuntimeError, match=r"'seen' of shape \(1,\) by one of shape \(3,\)"):
-            module(torch.ones(2), params)
-        assert module.seen is None
-
-    def test_without_running_statistics_given_batch_norm_uses_the_batch(self):
-        module = nn.BatchNorm1d(A)
-        params = make_functional(module).data
-        assert module(torch.randn(B, A), params).shape == (B, A)
+# --- errors -------------------------------------------------------------------------------------
 
 
-class TestTransforms:
-    def test_vmap_over_parameters(self):
-        module, x = net(), torch.randn(B, A)
-        make_functional(module)
-        several = [net() for _ in range(P)]
-        out = torch.vmap(module, (None, 0))(x, from_modules(*several))
-        for i in range(P):
-            torch.testing.assert_close(out[i], several[i](x))
-
-    def test_gradients_through_vmap_reach_the_stacked_parameters(self):
-        module = net()
-        make_functional(module)
-        params = from_modules(*[net() for _ in range(P)])
-        torch.vmap(module, (None, 0))(torch.randn(B, A), params).sum().backward()
-        assert (params["0", "weight"].grad.flatten(1).norm(dim=1) > 0).all()
-
-    def test_vmap_over_expanded_parameters_and_inputs(self):
-        module = net()
-        params = make_functional(module)
-        x = torch.randn(P, B, A)
-        out = torch.vmap(module)(x, params.data.expand(P))
-        torch.testing.assert_close(out, module(x, params))
-
-    def test_grad(self):
-        module, x = net(), torch.randn(B, A)
-        params = make_functional(module)
-        grads = torch.func.grad(lambda params: module(x, params).square().sum())(params.data)
-        module(x, params).square().sum().backward()
-        for key in params.keys(True, True):
-            torch.testing.assert_close(grads[key], params[key].grad)
-
-    def test_vmap_of_grad_gives_one_gradient_for_each_row(self):
-        module, x = net(), torch.randn(B, A)
-        params = make_functional(module)
-        grad = torch.func.grad(lambda params, row: module(row, params).sum())
-        rows = torch.vmap(grad, (None, 0))(params.data, x)
-        module(x, params).sum().backward()
-        assert rows["0", "weight"].shape == (B, 4, A)
-        torch.testing.assert_close(rows["0", "weight"].sum(0), params["0", "weight"].grad)
-
-    def test_grad_of_some_parameters_beside_buffers(self):
-        module, x = nn.BatchNorm1d(A).eval(), torch.randn(B, A)
-        params = make_functional(module)
-        rest = params.exclude("weight").to_dict()
-        grad = torch.func.grad(lambda w: module(x, {"weight": w, **rest}).square().sum())
-        torch.testing.assert_close(
-            grad(params["weight"].data), 2 * x.square().sum(0) / (1 + module.eps)
-        )
-
-    def test_functional_inside_functional(self):
-        inner, x = net(), torch.randn(B, A)
-        inner_params = make_functional(inner)
-
-        class Outer(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.scale = nn.Parameter(torch.full((), 2.0))
-
-            def forward(self, x, weights):
-                return self.scale * inner(x, weights)
-
-        outer = Outer()
-        params = make_functional(outer)
-        expected = 2 * inner(x, inner_params)
-        assert torch.equal(outer(x, inner_params, params), expected)
-        assert torch.equal(outer(x, inner_params, params=params), expected)
-
-    def test_a_module_may_give_its_layers_other_parameters(self):
-        class Outer(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.layer = nn.Linear(A, A)
-
-            def forward(self, x, zeros=None):
-                return self.layer(x) if zeros is None else self.layer(x, params=zeros)
-
-        module, x = Outer(), torch.randn(A)
-        params = make_functional(module)
-        zeros = params["layer"].apply(torch.zeros_like)
-        assert module(x, zeros, params).abs().sum() == 0
-        assert torch.equal(module(x, params=params), module.layer(x, params["layer"]))
-
-    @pytest.mark.parametrize("keep_params", [False, True])
-    def test_compiles_as_one_graph(self, keep_params):
-        module, x = normed(), torch.randn(B, A)
-        params = make_functional(module, keep_params=keep_params)
-        expected = module.eval()(x, params=params)
-        call = torch.compile(module, fullgraph=True, backend="eager")
-        assert torch.equal(call(x, params=params), expected)
-        several = torch.compile(
-            lambda x, params: torch.vmap(lambda p: module(x, params=p))(params),
-            fullgraph=True,
-            backend="eager",
-        )
-        torch.testing.assert_close(several(x, params.data.expand(P))[P - 1], expected)
+def stateless(make=net):
+    module = make()
+    return module, make_functional(module)
 
 
-class TestKeyedModules:
-    def test_container_and_parameters(self):
-        module, data = keyed(), TensorDict(x=torch.randn(B, A), batch_size=[B])
-        expected = module(data.clone())["y"]
-        params = make_functional(module)
-        assert params["module", "0", "module"].keys() == {"weight", "bias"}
-        assert torch.equal(module(data.clone(), params)["y"], expected)
-        out = module(data, params=params)
-        assert out is data and torch.equal(data["y"], expected)
+def with_entry(key, put_back=False):
+    module, params = stateless()
+    params.unlock_().set(key, torch.zeros(1))
+    return repopulate_module(module, params) if put_back else module(torch.randn(A), params)
 
-    def test_stateful_takes_two_containers(self):
-        module, data = get_functional(keyed()), TensorDict(x=torch.randn(B, A), batch_size=[B])
-        own = module(data.clone())["y"]
-        zeros = TensorDict.from_module(module).apply(torch.zeros_like)
-        assert module(data.clone(), zeros)["y"].abs().sum() == 0
-        assert torch.equal(module(data.clone())["y"], own)
 
-    def test_tensors_by_keyword_or_position(self):
-        module, x = keyed(), torch.randn(B, A)
-        expected = module(x=x)[-1]
-        params = make_functional(module)
-        assert torch.equal(module(x, params)[-1], expected)
-        assert torch.equal(module(x=x, params=params)[-1], expected)
-        assert torch.equal(module(params, x=x)[-1], expected)
+def flat():
+    module, params = stateless()
+    module(torch.randn(A), params.flatten_keys("."))
 
-    def test_output_container(self):
-        module, out = keyed(), TensorDict(batch_size=[B])
-        params = make_functional(module)
-        module(TensorDict(x=torch.randn(B, A), batch_size=[B]), params, tensordict_out=out)
-        assert out["y"].shape == (B, 1)
 
-    def test_vmap_over_parameters_and_data(self):
-        module, data = keyed(), TensorDict(x=torch.randn(B, A), batch_size=[B])
-        params = make_functional(module).data
-        out = torch.vmap(module, (None, 0))(data, params.expand(P))
-        assert out.shape == (P, B) and out["y"].shape == (P, B, 1)
-        out = torch.vmap(module, (0, 0))(data.expand(P, B), params.expand(P))
-        assert out.shape == (P, B)
-        torch.testing.assert_close(out[0]["y"], module(data.clone(), params)["y"])
+def lacking():
+    module, params = stateless()
+    module(torch.zeros(A), params.select("0"))
 
-    def test_layers_and_selected_outputs(self):
-        module, data = keyed(), TensorDict(x=torch.randn(B, A), batch_size=[B])
-        params = make_functional(module)
-        half = module[0](data.clone(), params["module", "0"])
-        assert half["h", "x"].shape == (B, 4) and "y" not in half
-        module.select_out_keys("y")
-        assert module(data.clone(), params).keys() == {"x", "y"}
 
-    def test_sequence_edited_afterwards(self):
-        module, data = keyed(), TensorDict(x=torch.randn(B, A), batch_size=[B])
-        params = make_functional(module)
-        with params.unlock_():
-            del params["module", "1"]
-        del module[1]
-        assert "y" not in module(data, params) and ("h", "x") in data.keys(True)
+def stacked():
+    module, params = stateless()
+    module(torch.zeros(P, A), torch.stack([params.clone(), params.clone()]))
 
-    def test_part_of_a_sequence(self):
-        module = keyed().select_subsequence(out_keys=[("h", "x")])
-        params = make_functional(module)
-        data = module(TensorDict(x=torch.randn(B, A), batch_size=[B]), params)
-        assert ("h", "x") in data.keys(True) and "y" not in data
 
-    def test_stateless_without_parameters(self):
-        module = keyed()
-        make_functional(module)
-        with pytest.raises(TypeError, match="TensorDictSequential is stateless"):
-            module(TensorDict(x=torch.randn(B, A), batch_size=[B]))
+def of_wrong_shape():
+    with TensorDict(weight=torch.zeros(5, 3), bias=torch.zeros(2)).to_module(nn.Linear(3, 2)):
+        nn.Linear(3, 2)(torch.zeros(4, 3))
+        raise KeyError("of the user's own")
 
-    def test_put_back(self):
-        module, data = keyed(), TensorDict(x=torch.randn(B, A), batch_size=[B])
-        expected = module(data.clone())["y"]
-        repopulate_module(module, make_functional(module))
-        assert torch.equal(module(data)["y"], expected)
 
-    def test_a_container_given_to_a_module_that_is_not_keyed_warns(self):
-        class Double(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.factor = nn.Parameter(torch.full((), 2.0))
+def grown():
+    module, params = stateless(lambda: Count((1,)))
+    try:
+        module(torch.ones(2), params)
+    finally:
+        assert module.count is None
 
-            def forward(self, td):
-                return td["x"] * self.factor
 
-        module, data = Double(), TensorDict(x=torch.ones(B), batch_size=[B])
-        params = make_functional(module)
+def method_not_named():
+    module = Both()
+    params = make_functional(module, ["value"])
+    assert module.value(torch.ones(A), params).shape == (1,)
+    module(torch.ones(A), None, params)
+
+
+ERRORS = [  # a call, its error, and words of its message and notes
+    (lambda: make_functional(lambda x: x), TypeError, "nn.Modules, got function"),
+    (lambda: make_functional(Both(), ["valeu"]), AttributeError, "no method 'valeu'.*\"value\""),
+    (lambda: get_functional(stateless()[0]), RuntimeError, "stateless: repopulate_module"),
+    (lambda: stateless()[0](), TypeError, "Sequential is stateless.*repopulate_module"),
+    (lambda: stateless()[0](torch.ones(A), None), TypeError, "Sequential is stateless"),
+    (lambda: stateless(keyed)[0](TensorDict(x=torch.ones(A))), TypeError, "tial is stateless"),
+    (lambda: stateless()[0](torch.ones(A), params=[]), TypeError, "container or nested.*got list"),
+    (lambda: with_entry(("2", "0", "wieght")), KeyError, "no parameter, buffer or.*wieght"),
+    (lambda: with_entry("more", put_back=True), KeyError, "no parameter, buffer or layer 'more'"),
+    (flat, KeyError, r"unflatten_keys\('.'\)"),
+    (lacking, TypeError, r"lack 2.0.weight, 2.0.bias"),
+    (stacked, RuntimeError, r"2.0.weight: \(2, 3, 4\) for \(3, 4\).*torch.vmap"),
+    (of_wrong_shape, KeyError, "of the user's own"),
+    (grown, RuntimeError, r"'count' of shape \(1,\) by one of shape \(3,\)"),
+    (method_not_named, TypeError, "takes|argument"),
+]
+
+
+@pytest.mark.parametrize("row", range(len(ERRORS)))
+def test_errors(row):
+    wrong, kind, words = ERRORS[row]
+    with pytest.raises(kind, match=f"(?s){words}"):
+        wrong()
+
+
+def test_what_fails_changes_nothing():
+    module, params = stateless()
+    for x, given in ((torch.randn(A + 1), params), (torch.randn(A), {"9": torch.ones(1)})):
+        with pytest.raises((RuntimeError, KeyError)):
+            module(x, given)
+        assert not module.state_dict() and module[2][0]._is_stateless
+    assert module(torch.randn(B, A), params).shape == (B, A)
+    layer = nn.Linear(3, 2)
+    with pytest.raises(RuntimeError, match=r"(?s)weight: \(5, 3\) for \(2, 3\)"):
+        with TensorDict(weight=torch.zeros(5, 3), bias=torch.zeros(2)).to_module(layer):
+            layer(torch.zeros(4, 3))
+    assert layer.weight.shape == (2, 3)
+    with pytest.raises(TypeError, match="unsupported operand"):
+        get_functional(nn.Identity())({"a": 1}) + "text"
+    assert get_functional(nn.Identity())({"a": 1}) == {"a": 1}
+
+
+# --- buffers ------------------------------------------------------------------------------------
+
+
+def test_what_a_module_writes_lands_in_the_parameters():
+    module, x = normed().train(), torch.randn(B, A)
+    reference = copy.deepcopy(module)
+    reference(x)
+    params = make_functional(module)
+    module(x, params)
+    for name in ("running_mean", "running_var", "num_batches_tracked"):
+        assert torch.equal(params["1", name], getattr(reference[1], name))
+    plain = nn.BatchNorm1d(A)  # without statistics it uses those of the batch
+    assert plain(x, params=make_functional(plain).data).shape == (B, A)
+    rest = TensorDict.from_module(nn.BatchNorm1d(A)).exclude("weight").to_dict()
+    grad = torch.func.grad(lambda w: plain.eval()(x, {"weight": w, **rest}).square().sum())
+    assert_close(grad(torch.ones(A)), 2 * x.square().sum(0) / (1 + plain.eps))
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_also_a_buffer_that_is_replaced(keep):
+    module = Count()
+    params = make_functional(module, keep_params=keep).clone()
+    count = params["count"]
+    module(torch.tensor(2.0), params=params)
+    assert module(torch.tensor(3.0), params=params) == 5
+    assert params["count"] is count and count == 5
+    assert (module.count == 0) if keep else module.count is None
+
+
+# --- calls within calls, other methods and signatures --------------------------------------------
+
+
+def test_functional_inside_functional():
+    module, x = Both(), torch.randn(A)
+    params = make_functional(module)
+    inner, weights = stateless()
+    module.forward_inner = inner  # a layer that takes weights of its own
+    assert module(x, zeros(params["layer"]), params).abs().sum() == 0
+    assert torch.equal(module(x, params=params), module.layer(x, params["layer"]))
+
+    class Outer(Scaled):
+        def forward(self, x, weights):
+            return self.weight * inner(x, weights)
+
+    outer = Outer()
+    scale = make_functional(outer)
+    for out in (outer(x, weights, scale), outer(x, weights, params=scale)):
+        assert torch.equal(out, 2 * inner(x, weights))
+
+
+def test_other_methods():
+    module, x = Both(), torch.randn(B, A)
+    want = module(x)
+    params = make_functional(module, funs_to_decorate=["forward", "value"])
+    assert torch.equal(module.value(x, params), want)
+    assert torch.equal(module.value(x, params, scale=2), 2 * want)
+    assert torch.equal(module.layer(x, params["layer"]), want)
+    later = get_functional(Both())  # more methods may be named later
+    params = make_functional(later, ["value"])
+    assert torch.equal(later.value(x, params), later(x, params))
+    listed = nn.ModuleList([nn.Linear(A, 1)])
+    params = make_functional(listed)
+    assert is_functional(listed) and listed[0](x, params["0"]).shape == (B, 1)
+    own = nn.Linear(A, 1)
+    own.forward = lambda x: nn.functional.linear(x, own.weight) + 100
+    params = make_functional(own)
+    assert own(torch.zeros(A), params).item() == 100
+    activation = nn.Sequential(nn.ReLU())  # no parameters, and none are needed
+    make_functional(activation)
+    assert torch.equal(activation(x), activation(x, params={}))
+
+
+@pytest.mark.parametrize(
+    "forward, signature",
+    [
+        (lambda self, x: x, "(x, params=None)"),
+        (lambda self, x, y=1: x, "(x, y=1, params=None)"),
+        (lambda self, x, *, y: x, "(x, params=None, *, y)"),
+        (lambda self, x, **options: x, "(x, params=None, **options)"),
+        (lambda self, *x, **options: x, "(*x, params=None, **options)"),
+        (lambda self, params: params, "(params, params_=None)"),
+    ],
+)
+def test_signatures(forward, signature):
+    module = get_functional(type("Module", (nn.Module,), {"forward": forward})())
+    assert str(inspect.signature(module.forward)) == signature
+    scaled, weights = stateless(Scaled)  # another name where it is taken
+    assert scaled(params=3, params_=weights) == scaled(3, weights) == 6
+
+
+# --- keyed modules ------------------------------------------------------------------------------
+
+
+def test_a_keyed_module_is_called_with_tensors_and_into_another_container():
+    module, x, out = keyed(), torch.randn(B, A), TensorDict(batch_size=[B])
+    want = module(x)[-1]
+    params = make_functional(module)
+    assert params["module", "0", "module"].keys() == {"weight", "bias"}
+    for got in (module(x, params), module(x=x, params=params), module(params, x=x)):
+        assert torch.equal(got[-1], want)
+    data = TensorDict({"x": x}, [B])
+    module(data, params, tensordict_out=out)
+    assert torch.equal(out["y"], want) and module(data, params=params) is data
+    assert module[0](data.select("x"), params["module", "0"])["h", "x"].shape == (B, 4)
+    many = torch.vmap(module, (0, 0))(data.select("x").expand(P, B), params.data.expand(P))
+    assert many.shape == (P, B)
+    assert_close(many["y"][0], want)
+    call = torch.compile(lambda data, p: module(data, p)["y"], fullgraph=True, backend="eager")
+    assert torch.equal(call(data.select("x"), params), want)
+    module.select_out_keys("y")
+    assert module(data.select("x"), params).keys() == {"x", "y"}
+    module.reset_out_keys()
+    part = module.select_subsequence(out_keys=[("h", "x")])
+    with params.unlock_():
+        del params["module", "1"]
+    del module[1]
+    for made in (module, part):
+        assert set(made(data.select("x"), params).keys(True, True)) == {"x", ("h", "x")}
+
+
+@pytest.mark.parametrize("kind", [TensorDictModule, TensorDictSequential, "probabilistic"])
+def test_keyed_modules_around_functional_nets_take_their_parameters(kind):
+    nets = [nn.Linear(3, 4), nn.Linear(4, 2)]
+    td, params = TensorDict(x=torch.rand(5, 3), batch_size=[5]), [make_functional(n) for n in nets]
+    want = nets[0](td["x"], params[0])
+    modules = [TensorDictModule(nets[0], ["x"], ["h"]), TensorDictModule(nets[1], ["h"], ["y"])]
+    tree, out = TensorDict(module=params[0]), "h"
+    if kind is TensorDictModule:
+        module = modules[0]
+    else:
+        want, out = nets[1](want, params[1]), "y"
+        tree = TensorDict(module={str(i): {"module": p} for i, p in enumerate(params)})
+        module = TensorDictSequential(*modules)
+        if kind == "probabilistic":
+            head = ProbabilisticTensorDictModule({"param": "y"}, ["a"])
+            module = ProbabilisticTensorDictSequential(*modules, head)
+    for got in (module(td.copy(), params=tree), module(td.copy(), tree)):
+        assert_close(got[out], want)
+    several = torch.vmap(module, (None, 0))(td, tree.expand(2))
+    assert several.batch_size == (2, 5) and several[out].shape == (2, *want.shape)
+    if kind is TensorDictModule:
+        assert_close(module(x=td["x"], params=tree), want)
+    with pytest.raises(TypeError, match="stateless"):
+        module(td, None)
+    repopulate_module(nets[0], params[0]), repopulate_module(nets[1], params[1])
+    assert_close(module(td.copy())[out], want)
+    assert (module(td.copy(), params=zeros(tree.data))[out] == 0).all()
+
+
+def test_a_net_with_an_argument_of_that_name_gets_it():
+    class Takes(nn.Module):
+        def forward(self, x, params):
+            return x + params["shift"]
+
+    module = TensorDictModule(Takes(), ["x"], ["y"])
+    out = module(TensorDict(x=torch.ones(2)), params=TensorDict(shift=torch.ones(2)))
+    assert out["y"].tolist() == [2, 2]
+
+
+def test_a_container_for_a_plain_module_warns():
+    module, td = Reads(), TensorDict(x=torch.ones(A))
+    want = module(td)
+    params = make_functional(module)
+
+    def warned(*args, **kwargs):
         with pytest.warns(UserWarning, match="does not inherit from TensorDictModuleBase"):
-            assert module(data, params).tolist() == [2, 2]
-        repopulate_module(module, params)
-        with pytest.warns(UserWarning, match="does not inherit from TensorDictModuleBase"):
-            assert module(data, params=params).tolist() == [2, 2]
-        with pytest.warns(UserWarning, match="does not inherit from TensorDictModuleBase"):
-            assert module(data).tolist() == [2, 2]
+            return module(*args, **kwargs)
 
-    def test_compiles_as_one_graph(self):
-        module, data = keyed(), TensorDict(x=torch.randn(B, A), batch_size=[B])
-        params = make_functional(module)
-        expected = module(data.clone(), params)["y"]
-        call = torch.compile(
-            lambda data, params: module(data, params)["y"], fullgraph=True, backend="eager"
-        )
-        assert torch.equal(call(data.clone(), params), expected)
+    assert torch.equal(warned(td, params), want)
+    with pytest.raises(TypeError, match="stateless"):
+        warned(td)
+    repopulate_module(module, params)
+    for got in (warned(td, params=params), warned(td), warned(td=td)):
+        assert torch.equal(got, want)
 
 
-class TestOtherMethods:
-    class Both(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(A, 1)
-
-        def forward(self, x):
-            return self.layer(x)
-
-        def value(self, x, *, scale=1):
-            return scale * self.forward(x)
-
-    def test_named_methods_take_parameters(self):
-        module, x = self.Both(), torch.randn(B, A)
-        expected = module(x)
-        params = make_functional(module, funs_to_decorate=["forward", "value"])
-        assert torch.equal(module.value(x, params), expected)
-        assert torch.equal(module.value(x, params, scale=2), 2 * expected)
-        assert torch.equal(module.value(x, params=params), module(x, params))
-        assert torch.equal(module.layer(x, params["layer"]), expected)
-
-    def test_methods_that_are_not_named_do_not(self):
-        module, x = self.Both(), torch.randn(B, A)
-        params = make_functional(module, ["value"])
-        assert module.value(x, params).shape == (B, 1)
-        with pytest.raises(TypeError):
-            module(x, params)
-
-    def test_more_methods_may_be_named_later(self):
-        module, x = get_functional(self.Both()), torch.randn(B, A)
-        params = make_functional(module, ["value"])
-        assert torch.equal(module.value(x, params), module(x, params))
-
-    def test_a_method_that_is_not_there(self):
-        with pytest.raises(AttributeError, match="no method 'valeu'.*mean \"value\""):
-            make_functional(self.Both(), ["valeu"])
-
-    def test_list_of_layers(self):
-        module = nn.ModuleList([nn.Linear(A, 1)])
-        params = make_functional(module)
-        assert is_functional(module)
-        assert module[0](torch.randn(A), params["0"]).shape == (1,)
-
-
-class TestSignature:
-    def signature(self, forward):
-        module = type("Module", (nn.Module,), {"forward": forward})()
-        return str(inspect.signature(get_functional(module).forward))
-
-    def test_gains_the_parameters(self):
-        assert self.signature(lambda self, x: x) == "(x, params=None)"
-        assert self.signature(lambda self, x, y=1: x) == "(x, y=1, params=None)"
-
-    def test_before_keywords(self):
-        assert self.signature(lambda self, x, *, y: x) == "(x, params=None, *, y)"
-        assert self.signature(lambda self, x, **options: x) == "(x, params=None, **options)"
-
-    def test_after_any_number_of_arguments(self):
-        assert self.signature(lambda self, *x, **options: x) == "(*x, params=None, **options)"
-
-    def test_another_name_if_it_is_taken(self):
-        assert self.signature(lambda self, params: params) == "(params, params_=None)"
-
-    def test_the_other_name_is_the_one_to_call_with(self):
-        class Scaled(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.weight = nn.Parameter(torch.full((), 2.0))
-
-            def forward(self, params):
-                return self.weight * params
-
-        module = Scaled()
-        weights = make_functional(module)
-        assert module(params=3, params_=weights) == 6
-        assert module(3, weights) == 6
-
-
-class TestCopies:
-    def test_a_deep_copy_is_functional_by_itself(self):
-        module, x = net(), torch.randn(A)
-        params = make_functional(module)
-        twin = copy.deepcopy(module)
-        other = params.apply(torch.zeros_like)
-        repopulate_module(twin, other)
-        assert twin(x).abs().sum() == 0
-        assert module._is_stateless and module[0].weight is None
-        assert module(x, params).abs().sum() > 0
-
-    def test_a_deep_copy_of_a_stateful_one(self):
-        module, x = get_functional(net()), torch.randn(A)
-        twin = copy.deepcopy(module)
-        twin[0].weight.data.zero_()
-        assert not torch.equal(twin(x), module(x))
-        zeros = TensorDict.from_module(module).apply(torch.zeros_like)
-        assert twin(x, params=zeros).abs().sum() == 0
-
-    def test_state_dicts_load_after_they_were_put_back(self):
-        module, other, x = net(), net(), torch.randn(A)
-        repopulate_module(module, make_functional(module))
-        module.load_state_dict(other.state_dict())
-        assert torch.equal(module(x), other(x))
-
-    def test_moves_and_casts_after_they_were_put_back(self):
-        module = net()
-        params = make_functional(module)
-        module.double()  # nothing to cast
-        assert module(torch.randn(A), params).dtype == torch.float32
-        repopulate_module(module, params).double()
-        assert module(torch.randn(A).double()).dtype == torch.float64
+@pytest.mark.parametrize("keep_params", [False, True])
+def test_compiles_as_one_graph(keep_params):
+    module, x = normed(), torch.randn(B, A)
+    params = make_functional(module, keep_params=keep_params)
+    want = module(x, params=params)
+    call = torch.compile(module, fullgraph=True, backend="eager")
+    assert torch.equal(call(x, params=params), want)
+    several = torch.compile(
+        lambda x, params: torch.vmap(lambda p: module(x, params=p))(params),
+        fullgraph=True,
+        backend="eager",
+    )
+    assert_close(several(x, params.data.expand(P))[P - 1], want)
 
 
 def test_parameters_held_as_a_container_in_the_module():
@@ -697,122 +527,6 @@ def test_parameters_held_as_a_container_in_the_module():
 
     module = Holder()
     params = make_functional(module)
-    assert module(params).tolist() == [3, 3]
-    assert module(params.apply(torch.zeros_like)).tolist() == [0, 0]
-    assert module(params).tolist() == [3, 3]
-
-
-def notes(caught):
-    return " ".join(caught.value.__notes__)
-
-
-def test_an_error_names_what_the_parameters_lack():
-    net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
-    params = make_functional(net)
-    with pytest.raises(TypeError) as caught:
-        net(torch.zeros(3), params.select("0"))
-    assert "lack 1.weight, 1.bias" in notes(caught)
-
-
-def test_an_error_names_parameters_of_another_shape():
-    net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
-    params = make_functional(net)
-    with pytest.raises(RuntimeError) as caught:
-        net(torch.zeros(5, 3), torch.stack([params.clone(), params.clone()]))
-    assert "1.weight: (2, 2, 4) for (2, 4)" in notes(caught) and "torch.vmap" in notes(caught)
-
-
-def test_an_error_in_a_to_module_block_names_parameters_of_another_shape():
-    layer = nn.Linear(3, 2)
-    with pytest.raises(RuntimeError) as caught:
-        with TensorDict(weight=torch.zeros(5, 3), bias=torch.zeros(2)).to_module(layer):
-            layer(torch.zeros(4, 3))
-    assert "weight: (5, 3) for (2, 3)" in notes(caught) and layer.weight.shape == (2, 3)
-    with pytest.raises(KeyError) as caught:
-        with TensorDict.from_module(layer).clone().to_module(layer):
-            raise KeyError("of the user's own")
-    assert not hasattr(caught.value, "__notes__")
-
-
-# ------------------------------------------------------------------------ nets made functional
-
-
-def around(net, *keys):
-    return TensorDictModule(net, [keys[0]], [keys[1]])
-
-
-def test_a_keyed_module_around_a_functional_net_takes_its_parameters():
-    net = nn.Linear(3, 4)
-    params = TensorDict(module=make_functional(net))
-    module = around(net, "x", "y")
-    td = TensorDict(x=torch.rand(5, 3), batch_size=[5])
-    want = td["x"] @ params["module", "weight"].T + params["module", "bias"]
-    assert_close(module(td.copy(), params=params)["y"], want)
-    assert_close(module(td.copy(), params)["y"], want)
-    assert_close(module(x=td["x"], params=params), want)
-    several = torch.vmap(module, (None, 0))(td, params.expand(2))
-    assert several.batch_size == torch.Size([2, 5]) and several["y"].shape == (2, 5, 4)
-    with pytest.raises(TypeError, match="stateless"):
-        module(td, None)
-    repopulate_module(net, params["module"])
-    assert_close(module(td.copy())["y"], want)
-    assert (module(td.copy(), params=params.data.apply(torch.zeros_like))["y"] == 0).all()
-
-
-@pytest.mark.parametrize("kind", [TensorDictSequential, ProbabilisticTensorDictSequential])
-def test_a_sequence_around_functional_nets_takes_their_parameters(kind):
-    nets = [nn.Linear(3, 4), nn.Linear(4, 2)]
-    params = [make_functional(net) for net in nets]
-    modules = [around(nets[0], "x", "h"), around(nets[1], "h", "loc")]
-    if kind is ProbabilisticTensorDictSequential:
-        modules.append(ProbabilisticTensorDictModule({"param": "loc"}, ["a"]))
-    seq = kind(*modules)
-    tree = TensorDict(module={str(i): {"module": p} for i, p in enumerate(params)})
-    td = TensorDict(x=torch.rand(5, 3), batch_size=[5])
-    want = nets[1](nets[0](td["x"], params[0]), params[1])
-    assert_close(seq(td.copy(), params=tree)["loc"], want)
-    assert_close(seq(td.copy(), tree)["loc"], want)
-    assert torch.vmap(seq, (None, 0))(td, tree.expand(2))["loc"].shape == (2, 5, 2)
-
-
-def test_a_net_with_an_argument_of_that_name_gets_it():
-    class Takes(nn.Module):
-        def forward(self, x, params):
-            return x + params["shift"]
-
-    module = around(Takes(), "x", "y")
-    out = module(TensorDict(x=torch.ones(2)), params=TensorDict(shift=torch.ones(2)))
-    assert out["y"].tolist() == [2, 2]
-
-
-class ReadsContainer(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.l = nn.Linear(2, 2)
-
-    def forward(self, td):
-        return self.l(td["x"])
-
-
-@pytest.mark.parametrize("by", ["position", "keyword"])
-def test_a_container_for_a_plain_module_warns(by):
-    module = get_functional(ReadsContainer())
-    td = TensorDict(x=torch.ones(2))
-    with pytest.warns(UserWarning, match="You are passing a tensordict"):
-        module(td) if by == "position" else module(td=td)
-
-
-def test_a_stateless_plain_module_that_gets_no_parameters_but_a_container():
-    module = ReadsContainer()
-    make_functional(module)
-    with (
-        pytest.warns(UserWarning, match="You are passing a tensordict"),
-        pytest.raises(TypeError, match="stateless"),
-    ):
-        module(TensorDict(x=torch.ones(2)))
-
-
-def test_a_stateless_module_without_parameters_needs_none():
-    module = nn.Sequential(nn.ReLU())
-    make_functional(module)
-    assert module(torch.ones(2)).tolist() == module(torch.ones(2), params={}).tolist() == [1, 1]
+    for _ in range(2):
+        assert module(params).tolist() == [3, 3]
+        assert module(params.apply(torch.zeros_like)).tolist() == [0, 0]
