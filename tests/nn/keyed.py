@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from raffia import TensorDict
-from raffia.nn import TensorDictModule, TensorDictSequential
+from raffia.nn import TensorDictModule, TensorDictModuleWrapper, TensorDictSequential
 
 B = 2  # rows
 NUMBERS = {"x": 1.0, "y": 10.0, ("n", "x"): 100.0, ("n", "d", "x"): 1000.0}
@@ -12,6 +12,7 @@ WRAPPED = {  # the same module, alone and within sequences
     "module": lambda module: module,
     "sequence": lambda module: TensorDictSequential(module),
     "nested": lambda module: TensorDictSequential({"outer": TensorDictSequential(module)}),
+    "wrapper": lambda module: TensorDictModuleWrapper(TensorDictModuleWrapper(module)),
 }
 
 

@@ -292,7 +292,7 @@ def test_keys_are_lists_of_flat_keys(given, kept):
 WRONG_KEYS = [None, 3, {"a", "b"}, 1.5, object(), [1], [None], [("a", 1)], [("a", None)], [["a"]]]
 
 
-@pytest.mark.parametrize("wrong", WRONG_KEYS, ids=str)
+@pytest.mark.parametrize("wrong", WRONG_KEYS)
 def test_wrong_keys(wrong):
     for side, keys in (("in_keys", [wrong, ["y"]]), ("out_keys", [["x"], wrong])):
         with pytest.raises(ValueError, match=f"{side} must be"):
