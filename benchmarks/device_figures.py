@@ -52,8 +52,13 @@ Group = Callable[[Effort], Iterator[tuple[str, Measure]]]
 # -- EfficientZero
 
 
-def efficientzero(preset: str, effort: Effort) -> Iterator[tuple[str, Measure]]:
-    """The parts of a run of a preset, each by itself, then its loop."""
+def efficientzero(
+    preset: str, effort: Effort, cudagraphs: bool = False
+) -> Iterator[tuple[str, Measure]]:
+    """The parts of a run of a preset, each by itself, then its loop; graphs only on a card."""
+    if cudagraphs and effort.device.type != "cuda":
+        return
+    label = f"{preset}, graphs" if cudagraphs else preset
     # As a run has it: on a GPU torch rounds the inputs of convolutions, and of no other product.
     precision = "tf32" if preset.startswith("atari") else "float32"
 
@@ -61,9 +66,9 @@ def efficientzero(preset: str, effort: Effort) -> Iterator[tuple[str, Measure]]:
         name: str, call: Callable[[], object], does: Mapping[str, float], cost: Cost
     ) -> Figure:
         seconds = seconds_per_call(call, effort.device, effort.seconds)
-        return Figure(f"{preset}: {name}", seconds, does, cost, precision)
+        return Figure(f"{label}: {name}", seconds, does, cost, precision)
 
-    with played(preset, effort.device, effort.small) as parts:
+    with played(preset, effort.device, effort.small, cudagraphs) as parts:
         run, num_envs = parts.run, parts.config.env.num_envs
         size, budget = parts.config.replay.batch_size, parts.config.search.num_simulations
 
@@ -92,7 +97,12 @@ def efficientzero(preset: str, effort: Effort) -> Iterator[tuple[str, Measure]]:
             return replace(found, does={"batches": 1.0, "simulations": num}, cost=cost)
 
         def update() -> Figure:
-            return figure("update", parts.learn, {"updates": 1.0}, cost_of(parts.learn))
+            def counted() -> None:  # a graph's operations are not seen
+                networks = parts.run.networks
+                update, _ = networks.grads(parts.state, parts.batch)
+                networks.apply(parts.state.clone(), update)
+
+            return figure("update", parts.learn, {"updates": 1.0}, cost_of(counted))
 
         def loop() -> Figure:
             ratio = parts.config.collect.updates_per_env_step
@@ -101,7 +111,7 @@ def efficientzero(preset: str, effort: Effort) -> Iterator[tuple[str, Measure]]:
             return figure("the whole loop", lambda: parts.train(updates), does, Cost())
 
         for measure in (acting, windows, targets, update, loop):
-            yield f"{preset}: {measure.__name__}", measure
+            yield f"{label}: {measure.__name__}", measure
 
 
 def search_cost(parts: Played, num_roots: int, num_simulations: int) -> Cost:
@@ -187,6 +197,8 @@ def texts_cost(speaker: Speaker, num_tokens: int) -> Cost:
 GROUPS: dict[str, Group] = {
     "figures, cartpole": partial(efficientzero, "cartpole"),
     "figures, atari100k": partial(efficientzero, "atari100k"),
+    "figures, cartpole by graphs": partial(efficientzero, "cartpole", cudagraphs=True),
+    "figures, atari100k by graphs": partial(efficientzero, "atari100k", cudagraphs=True),
     "figures, wordle": ilql_wordle,
     "figures, GPT": partial(ilql_trunk, "float32"),
     "figures, GPT in bfloat16": partial(ilql_trunk, "bfloat16"),

@@ -135,8 +135,11 @@ def noise_batch(spec: EnvSpec, config: EfficientZeroRun, size: int) -> TensorDic
 class Played:
     """A run of a preset on a device, with steps at random in its replay."""
 
-    def __init__(self, config: EfficientZeroRun, device: torch.device, folder: Path) -> None:
-        self.config, self.device = replace(config, device=str(device)), device
+    def __init__(
+        self, config: EfficientZeroRun, device: torch.device, folder: Path, cudagraphs: bool = False
+    ) -> None:
+        self.config = replace(config, device=str(device), cudagraphs=cudagraphs)
+        self.device = device
         with open(os.devnull, "w") as nowhere:
             self.run = EfficientZeroExperiment(
                 self.config, folder, PlainView(nowhere), make_any, None
@@ -174,10 +177,12 @@ class Played:
 
 
 @contextmanager
-def played(name: str, device: torch.device, small: bool) -> Iterator[Played]:
+def played(
+    name: str, device: torch.device, small: bool, cudagraphs: bool = False
+) -> Iterator[Played]:
     """A run of a preset, in a folder of its own."""
     with TemporaryDirectory() as folder:
-        parts = Played(preset(name, small), device, Path(folder))
+        parts = Played(preset(name, small), device, Path(folder), cudagraphs)
         try:
             yield parts
         finally:

@@ -140,8 +140,6 @@ def test_what_processes_can_not_share_is_refused(tmp_path):
         with_all(PLAIN, learners__num=5)
     with pytest.raises(ValueError, match=r"learners.num=2 .* and population.size=2: leave one"):
         with_all(PLAIN, learners__num=2, population=PopulationConfig(size=2))
-    with pytest.raises(ValueError, match=r"learners.num=2 .* and device=cuda: leave one"):
-        with_all(PLAIN, learners__num=2, device="cuda")
     with pytest.raises(ValueError, match=r"learners.num=2 .* and compile=True: leave one"):
         with_all(PLAIN, learners__num=2, compile=True)
     with pytest.raises(ValueError, match=r"learners.num=2 .* and learners.state=sharded: leave"):

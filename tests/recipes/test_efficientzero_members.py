@@ -118,7 +118,5 @@ def test_a_population_goes_on_with_other_workers(each, tmp_path):
 def test_what_can_not_be_divided_is_refused():
     with pytest.raises(ValueError, match=r"workers=3 .*size=4 .*: take population.size=6"):
         with_all(FOUR, population__workers=3)
-    with pytest.raises(ValueError, match=r"workers=2 .*, and device=cuda: leave one"):
-        with_all(FOUR, population__workers=2, device="cuda")
     with pytest.raises(ValueError, match=r"engine.name=process and no workers: .* population.w"):
         with_all(FOUR, engine__name="process")

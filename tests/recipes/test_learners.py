@@ -244,8 +244,8 @@ def test_what_processes_can_not_share_is_refused():
         with_all(WORDLE, learners__num=2, num_micro_batches=2)
     with pytest.raises(ValueError, match=r"learners.num=2 .* and population.size=2: leave one"):
         with_all(WORDLE, learners__num=2, population=PopulationConfig(size=2))
-    with pytest.raises(ValueError, match=r"learners.num=2 .* and device=cuda: leave one"):
-        with_all(WORDLE, learners__num=2, device="cuda")
+    with pytest.raises(ValueError, match="learners.state=sharded on device=cuda: leave one"):
+        with_all(WORDLE, **SHARDED, device="cuda")
     with pytest.raises(ValueError, match=r"learners.num=2 .* and compile=True: leave one"):
         with_all(WORDLE, learners__num=2, compile=True)
     with pytest.raises(ValueError, match=r"num=0"):

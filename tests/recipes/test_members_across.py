@@ -155,7 +155,5 @@ def test_what_can_not_be_divided_is_refused():
         with_all(WORDLE, population__workers=2)
     with pytest.raises(ValueError, match=r"workers=-1"):
         with_all(FOUR, population__workers=-1)
-    with pytest.raises(ValueError, match=r"workers=2 .*, and device=cuda: leave one"):
-        with_all(FOUR, population__workers=2, device="cuda")
     with pytest.raises(ValueError, match=r"engine.name=process and no workers: set population"):
         with_all(WORDLE, engine__name="process")

@@ -27,6 +27,10 @@ TWO = dict(learners__num=2)
 # For each algorithm: the run, and what is changed of it.
 SEARCHES = {
     **{name: (name, {}) for name in BASES},
+    "graphs": ("vector", dict(cudagraphs=True)),
+    "graphs of images": ("stack", dict(cudagraphs=True)),
+    "graphs, continuous": ("box", dict(cudagraphs=True)),
+    "graphs, gumbel": ("gumbel", dict(cudagraphs=True)),
     "compiled": ("vector", dict(compile=True)),
     "compiled images": ("image", dict(compile=True)),
     "in turns, ahead": ("vector", dict(env__num_envs=4, actors__num=2, actors__ahead=2)),
@@ -41,7 +45,6 @@ TEXTS = {
     "compiled": ("wordle", dict(compile=True)),
     "compiled language": ("language", dict(compile=True)),
     "two learners": ("wordle", TWO),
-    "state in parts": ("wordle", TWO | dict(learners__state="sharded")),
     "evaluated there": ("wordle", dict(evaluators__num=1, evaluators__device="cuda")),
     "members elsewhere": ("members", dict(population__workers=3)),
 }
@@ -64,7 +67,8 @@ def ends(algorithm, config, folder):
 @pytest.mark.parametrize("name", SEARCHES)
 def test_efficientzero(name, tmp_path):
     base, changes = SEARCHES[name]
-    ends("efficientzero", with_all(BASES[base], **changes), tmp_path / "run")
+    config = with_all(BASES[base], device="cuda", **changes)
+    ends("efficientzero", config, tmp_path / "run")
 
 
 @pytest.mark.parametrize("name", TEXTS)

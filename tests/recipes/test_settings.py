@@ -339,6 +339,7 @@ SETTINGS = {
         "tests/recipes/test_evaluators.py::test_the_settings_of_evaluators_get_there"
     ),
     "compile": "tests/recipes/test_settings.py::test_compile_compiles_the_gradients",
+    "cudagraphs": "tests/recipes/test_cudagraphs.py::test_the_setting_records_both",
 }
 
 

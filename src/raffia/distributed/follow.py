@@ -19,7 +19,7 @@ from torch import Tensor
 
 from raffia.distributed.data_parallel import mean_over, part_of
 from raffia.distributed.engine import Lost, Needs, RoleError, Worker, Workers, make_role
-from raffia.distributed.group import LOCALHOST, Group, Meeting, Sums
+from raffia.distributed.group import LOCALHOST, Group, Meeting, Sums, device_of
 from raffia.distributed.pool import waiting_metrics
 from raffia.distributed.process import ProcessEngine
 from raffia.distributed.shards import gathered, shard_grads
@@ -42,6 +42,8 @@ class Followers:
     num: how many follow; parts of a batch are one more.
     sums: see `Group`.
     num_threads: of torch in each follower; None: as many as here, for sums may differ by it.
+    device: where followers compute, as this process does; with "cuda" each takes the next card, or
+        shares one where there are fewer. Sums go through the CPU's memory.
     max_restarts: how often followers may be lost in one update; once more is an error.
     spares: processes kept ready to take the part of one that dies.
     patience: seconds without an answer, or within a sum, after which a follower is taken for dead.
@@ -69,6 +71,7 @@ class Followers:
         *,
         sums: Sums = "ring",
         num_threads: int | None = None,
+        device: str = "cpu",
         max_restarts: int = 3,
         spares: int = 0,
         patience: float = 300.0,
@@ -85,6 +88,7 @@ class Followers:
                 f"patience={patience} must be above 0, and max_restarts={max_restarts} at least 0"
             )
         self.role, self.num, self.sums = role, num, sums
+        self.device = torch.device(device)
         self.max_restarts, self.patience = max_restarts, patience
         self.num_restarts = 0
         self.num_broadcasts = 0
@@ -98,6 +102,7 @@ class Followers:
             "size": num + 1,
             "sums": sums,
             "timeout": patience,
+            "device": device,
         }
         self._config = json.dumps(settings)
         self._workers: list[Worker | None] = [None] * num
@@ -128,11 +133,12 @@ class Followers:
         """The mean gradients over the parts; a follower that is lost meanwhile is replaced."""
         if self._is_closed:
             raise RuntimeError("these followers were closed; make others")
-        elsewhere = {leaf.device.type for leaf in state.values(True, True)} - {"cpu"}
-        if elsewhere:
+        found = {leaf.device.type for leaf in state.values(True, True)} - {self.device.type}
+        if found:
             raise ValueError(
-                f"followers compute on the CPU, and this state lies on {', '.join(elsewhere)}: "
-                "pass state.to('cpu'), or use the learner without followers"
+                f"these followers compute on {self.device}, and this state lies on "
+                f"{', '.join(found)}: pass state.to({str(self.device)!r}), or make "
+                f"Followers(..., device={min(found)!r})"
             )
         members = len(state.batch_size)
         parts = [part_of(batch, rank, self.size, members) for rank in range(self.size)]
@@ -369,8 +375,9 @@ class Followers:
 class Follower:
     """The role of a process that follows; `Followers` start it.
 
-    >>> settings = dict(role="raffia.distributed.check_engine:MeanLearner", config="{}")
-    >>> follower = Follower(json.dumps({**settings, "size": 2, "sums": "ring", "timeout": 60.0}), 0)
+    >>> settings = dict(role="raffia.distributed.check_engine:MeanLearner", config="{}", size=2)
+    >>> settings |= dict(sums="ring", timeout=60.0, device="cpu")
+    >>> follower = Follower(json.dumps(settings), 0)
     >>> follower.do(TensorDict(command=torch.tensor(HELLO)), None).is_empty()
     True
     """
@@ -380,6 +387,7 @@ class Follower:
         self._rank, self._size = index + 1, settings["size"]
         self._sums: Sums = settings["sums"]
         self._timeout: float = settings["timeout"]
+        self._device = device_of(settings["device"], self._rank)
         self._learner = cast(Learner, make_role(settings["role"], settings["config"], index))
         self._group: Group | None = None
         self._state: TensorDict | None = None
@@ -400,10 +408,11 @@ class Follower:
             address = f"{LOCALHOST}:{int(task['port'])}"
             self._group = _group(address, self._rank, self._size, self._sums, self._timeout)
         elif command == STATE:
-            self._state = self._there(self._group).broadcast(None)
+            self._state = self._moved(self._there(self._group).broadcast(None))
         elif command == PART:
             # Cloned, to lie in memory as it does where the leader computes.
-            self._own = self._learner.grads(self._there(self._state), task["part"].clone())
+            part = self._moved(task["part"].clone())
+            self._own = self._learner.grads(self._there(self._state), part)
         elif command == SUM:
             state, group = self._there(self._state), self._there(self._group)
             self._update, _ = mean_over(group, state, *self._there(self._own))
@@ -429,6 +438,9 @@ class Follower:
         else:
             part = task["part"].clone()
             self._update, _ = shard_grads(group, self._learner, state, rows, part)
+
+    def _moved(self, tree: TensorDict) -> TensorDict:
+        return tree if self._device.type == "cpu" else tree.to(self._device)
 
     @staticmethod
     def _there(found: Any) -> Any:

@@ -22,7 +22,7 @@ from raffia.distributed.arrays import pack, unpack
 from raffia.distributed.engine import Lost
 from raffia.tensordict.tensordict import TensorDict
 
-__all__ = ["Group", "Meeting", "Sums", "buckets"]
+__all__ = ["Group", "Meeting", "Sums", "buckets", "device_of"]
 
 Sums = Literal["ring", "ordered"]
 BUCKET = 25 * 2**20  # bytes that are summed at once
@@ -114,8 +114,8 @@ class Group:
                 raise TypeError(f"a mean of {tensor.dtype} is not defined: pass floating point")
         out = [torch.empty_like(tensor) for tensor in tensors]
         for bucket in buckets(tensors):
-            flat = torch.cat([tensors[at].detach().reshape(-1).cpu() for at in bucket])
-            flat = self._sum(flat).div_(self.size)
+            flat = torch.cat([tensors[at].detach().reshape(-1) for at in bucket]).cpu()
+            flat = self._sum(flat).div_(self.size).to(tensors[bucket[0]].device)
             parts = flat.split([tensors[at].numel() for at in bucket])
             for at, part in zip(bucket, parts, strict=True):
                 out[at].copy_(part.view(out[at].shape))
@@ -223,8 +223,21 @@ def _gloo(host: str, port: int, rank: int, size: int, timeout: timedelta) -> Any
     return gloo(store, rank, size, options)
 
 
+def device_of(name: str, rank: int) -> torch.device:
+    """The device of a member of a group: of "cuda" cards in turn, the leader's first.
+
+    >>> device_of("cpu", 3), device_of("cuda:0", 3)
+    (device(type='cpu'), device(type='cuda', index=0))
+    """
+    device = torch.device(name)
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", rank % max(1, torch.cuda.device_count()))
+    return device
+
+
 def buckets(tensors: Sequence[Tensor]) -> list[list[int]]:
-    """Indices of tensors that are sent at once: of one dtype, in their order, 25 MB or one tensor.
+    """Indices of tensors that are sent at once: of one dtype and device, in their order, 25 MB or
+    one tensor.
 
     >>> buckets([torch.ones(3), torch.ones(2), torch.ones(2, dtype=torch.bfloat16)])
     [[0, 1], [2]]
@@ -232,7 +245,9 @@ def buckets(tensors: Sequence[Tensor]) -> list[list[int]]:
     out: list[list[int]] = []
     size = 0
     for at, tensor in enumerate(tensors):
-        if out and tensor.dtype is tensors[out[-1][0]].dtype and size + tensor.nbytes <= BUCKET:
+        first = tensors[out[-1][0]] if out else tensor
+        is_alike = tensor.dtype is first.dtype and tensor.device == first.device
+        if out and is_alike and size + tensor.nbytes <= BUCKET:
             out[-1].append(at)
             size += tensor.nbytes
         else:

@@ -1,11 +1,17 @@
-"""Where a run computes: its device, and whether gradients are compiled."""
+"""Where a run computes: its device, and whether gradients are compiled or recorded."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 
 from raffia.learner import Learner
+from raffia.nn.cudagraphs import Card
+from raffia.tensordict.tensordict import TensorDict
 from raffia.train.experiment import RunError
+
+NUM_WARM = 3  # updates before the gradients are recorded
 
 
 def device_trouble(name: str) -> str:
@@ -47,3 +53,36 @@ class _Compiled:
     def __init__(self, learner: Learner) -> None:
         self.init, self.apply = learner.init, learner.apply
         self.grads = torch.compile(learner.grads)
+
+
+def recorded(learner: Learner, card: Card | None = None) -> Learner:
+    """The learner with its gradients recorded as a CUDA graph, of batches of one shape.
+
+    card: None: the current GPU.
+    """
+    return _Recorded(learner, Card(None) if card is None else card)
+
+
+class _Recorded:
+    def __init__(self, learner: Learner, card: Card) -> None:
+        self.init, self.apply = learner.init, learner.apply
+        self._grads, self._card = learner.grads, card
+        self._num_warm = 0
+        self._given: tuple[TensorDict, TensorDict] | None = None
+        self._output: tuple[TensorDict, TensorDict]
+        self._replay: Callable[[], None]
+
+    def grads(self, state: TensorDict, batch: TensorDict) -> tuple[TensorDict, TensorDict]:
+        """The learner's gradients and metrics, in memory of their own."""
+        if self._num_warm < NUM_WARM:  # by then libraries have made what they keep
+            self._num_warm += 1
+            return self._card.warm(lambda: self._grads(state, batch))
+        if self._given is None:
+            given = state.clone(), batch.clone()
+            self._output, self._replay = self._card.record(lambda: self._grads(*given))
+            self._given = given
+        for own, now in zip(self._given, (state, batch), strict=True):
+            own.copy_(now)
+        self._replay()
+        update, metrics = self._output
+        return update.clone(), metrics.clone()

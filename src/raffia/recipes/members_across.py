@@ -34,6 +34,7 @@ class MembersRole:
     share: how many members it has.
     batches, grads: as of `Population`.
     context: made around each update, such as a number of threads.
+    device: where they learn.
 
     >>> from raffia.distributed.check_engine import MeanLearner
     >>> role = MembersRole(MeanLearner("{}", 0), 2)
@@ -52,16 +53,17 @@ class MembersRole:
         batches: Literal["shared", "own"] = "shared",
         grads: Literal["each"] | None = None,
         context: Callable[[], AbstractContextManager[object]] = nullcontext,
+        device: torch.device | str = "cpu",
     ) -> None:
         # As the stack of all members steps, also where this worker has only one of them.
         apply: Literal["stack"] | None = "stack" if applies_stacks(learner) else None
         self.learner = Population(learner, share, batches=batches, grads=grads, apply=apply)
         self.state: TensorDict | None = None
-        self._context = context
+        self._context, self._device = context, torch.device(device)
 
     def load(self, state: TensorDict) -> None:
         """Stand where the members stood, and make the updates since."""
-        self.state = state["members"].clone()
+        self.state = state["members"].clone().to(self._device)
         for name in sorted(state["batches"].keys(), key=int):
             self._update(state["batches", name])
 
@@ -69,7 +71,7 @@ class MembersRole:
         """The metrics of an update, of members that the task may bring; or, without a batch, the
         members."""
         if "members" in task.keys():
-            self.state = task["members"].clone()
+            self.state = task["members"].clone().to(self._device)
         if "batch" in task.keys():
             return self._update(task["batch"])
         assert self.state is not None
@@ -78,7 +80,7 @@ class MembersRole:
     def _update(self, batch: TensorDict) -> TensorDict:
         assert self.state is not None
         with self._context():
-            update, metrics = self.learner.grads(self.state, batch)
+            update, metrics = self.learner.grads(self.state, batch.to(self._device))
             self.state = self.learner.apply(self.state, update)
         return metrics
 
@@ -94,6 +96,7 @@ class MembersAcross:
     population: of all members.
     pool: the workers, each a `MembersRole` of P / W members.
     batches: those from an update on, made again; None: those since the last whole state are kept.
+    device: where `whole` gives the state.
 
     >>> from raffia.distributed.check_engine import MeanLearner
     >>> from raffia.distributed.engine import InlineEngine
@@ -111,7 +114,9 @@ class MembersAcross:
         pool: Pool,
         *,
         batches: Callable[[int], Iterator[TensorDict]] | None,
+        device: str = "cpu",
     ) -> None:
+        self._device = torch.device(device)
         num_workers = pool.num_workers
         if population.size % num_workers:
             raise ValueError(
@@ -167,7 +172,7 @@ class MembersAcross:
             return state
         if self._num_since:
             tasks = [TensorDict() for _ in range(self.pool.num_workers)]
-            self._stand(cat(self._asked(tasks)))
+            self._stand(cat(self._asked(tasks)).to(self._device))
         assert self._base is not None
         return self._base
 

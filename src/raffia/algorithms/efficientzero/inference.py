@@ -7,7 +7,7 @@ the copy stays as it is, so a search never sees half of an update.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 from raffia import jit
 from raffia.algorithms.efficientzero.folding import Folding
 from raffia.algorithms.efficientzero.latent_model import LatentModel
+from raffia.algorithms.efficientzero.row_graphs import RowGraphs
 from raffia.algorithms.efficientzero.row_invariant import filled_up
 from raffia.search.outputs import RecurrentOutput, RootOutput, SearchMemory
 from raffia.tensordict.tensordict import TensorDict
@@ -26,12 +27,14 @@ if TYPE_CHECKING:
 Rows = tuple[Tensor, ...]  # what the networks give for B rows, each [B, ...]
 
 
-def fold(model: LatentModel) -> FoldedModel:
+def fold(model: LatentModel, *, cudagraphs: bool = False) -> FoldedModel:
     """A copy of the model for planning, as it is now and as if in eval mode.
 
     BatchNorm lies within the weights before it, which changes outputs by rounding only. The copy is
     no `nn.Module`: as a part of one it stays on the device and in the dtype that the model had,
     whatever `.to(...)` sets; `folded.refresh(model)` copies the model's present weights.
+
+    cudagraphs: of a model on a GPU: record what a simulation computes as CUDA graphs.
 
     >>> from raffia.algorithms.efficientzero.model import EfficientZeroModelMLP
     >>> model = EfficientZeroModelMLP(4, 2, latent_state_dim=8, lstm_hidden_size=6)
@@ -50,7 +53,7 @@ def fold(model: LatentModel) -> FoldedModel:
     >>> folded.root(torch.ones(1, 4)).embedding["latent_state"].equal(before)
     False
     """
-    return FoldedModel(model)
+    return FoldedModel(model, cudagraphs=cudagraphs)
 
 
 class FoldedModel:
@@ -68,7 +71,7 @@ class FoldedModel:
     tensor([0.])
     """
 
-    def __init__(self, model: LatentModel) -> None:
+    def __init__(self, model: LatentModel, *, cudagraphs: bool = False) -> None:
         if not isinstance(model, LatentModel):
             kind = type(model).__name__
             what = f"the class {model.__name__}" if isinstance(model, type) else f"a {kind}"
@@ -77,7 +80,7 @@ class FoldedModel:
                 "for example fold(EfficientZeroModelMLP(4, 2))"
             )
         self._folding = Folding(model)
-        self.recurrent_fn = FoldedRecurrentFn(self._folding.model)
+        self.recurrent_fn = FoldedRecurrentFn(self._folding.model, cudagraphs=cudagraphs)
 
     def __getstate__(self) -> dict[str, Any]:
         return _without_compiled(self)
@@ -130,8 +133,8 @@ class FoldedRecurrentFn:
 
     predicts_prefixes = True  # `reward` is a value prefix: a search needs `value_prefix=...`
 
-    def __init__(self, model: LatentModel) -> None:
-        self._model = model
+    def __init__(self, model: LatentModel, *, cudagraphs: bool = False) -> None:
+        self._model, self.cudagraphs = model, cudagraphs
 
     def __getstate__(self) -> dict[str, Any]:
         return _without_compiled(self)
@@ -148,6 +151,8 @@ class FoldedRecurrentFn:
 
     def step_rows(self, *rows: Tensor) -> Rows:
         """What the function `step_rows` gives."""
+        if self.cudagraphs:
+            return self.graphs(*rows)
         return _in_blocks(step_rows, self._model, *rows)
 
     def bind(self, memory: SearchMemory) -> Callable[[int], None] | None:
@@ -162,6 +167,11 @@ class FoldedRecurrentFn:
     def refresh(self) -> None:
         """Pack the changed weights of the model."""
         _reload(self)
+
+    @cached_property
+    def graphs(self) -> RowGraphs:
+        """`step_rows` as CUDA graphs; they read the weights where `refresh` writes them."""
+        return RowGraphs(partial(step_rows, self._model))
 
     @cached_property
     def compiled(self) -> CompiledRecurrent | None:
@@ -233,6 +243,7 @@ def as_embedding(
 
 
 def _without_compiled(folded: object) -> dict[str, Any]:
-    """The state of a copy: compiled code refers to this process's memory, a copy compiles its
-    own."""
-    return {name: value for name, value in vars(folded).items() if name != "compiled"}
+    """The state of a copy: compiled code and graphs refer to this process's memory, a copy makes
+    its own."""
+    own = ("compiled", "graphs")
+    return {name: value for name, value in vars(folded).items() if name not in own}

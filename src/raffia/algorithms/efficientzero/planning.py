@@ -49,8 +49,8 @@ class Snapshot(Protocol):
 class _Copy:
     """A model, folded."""
 
-    def __init__(self, model: LatentModel) -> None:
-        self._model, self._folded = model, fold(model)
+    def __init__(self, model: LatentModel, *, cudagraphs: bool) -> None:
+        self._model, self._folded = model, fold(model, cudagraphs=cudagraphs)
         self.recurrent_fn = self._folded.recurrent_fn
 
     def load(self, weights: TensorDict) -> None:
@@ -76,6 +76,8 @@ class Planner:
     model: the networks, whose weights do not matter: they are those of the last `refresh`.
     frame_stack: S, how many observations are stacked.
     num_threads: of a search; the roots are divided among them.
+    cudagraphs: record what the networks compute in a simulation as CUDA graphs; the model is on a
+        GPU then.
 
     A state is a TensorDict [B] with "observation" [B, *O], or [B, S, *O] if S > 1, and with
     "action_mask" and "to_play" where the environment gives them. Rows are searched together in one
@@ -99,8 +101,9 @@ class Planner:
         *,
         frame_stack: int = 1,
         num_threads: int = 1,
+        cudagraphs: bool = False,
     ) -> None:
-        self.spec, self.config = spec, config
+        self.spec, self.config, self.cudagraphs = spec, config, cudagraphs
         self.frame_stack, self.num_threads = frame_stack, num_threads
         self.num_simulations = 0  # that were searched so far, of all roots together
         self.num_refreshed = 0
@@ -109,7 +112,7 @@ class Planner:
         self._snapshot = self._snapshot_of(model)
 
     def _snapshot_of(self, model: LatentModel) -> Snapshot:
-        return _Copy(model)
+        return _Copy(model, cudagraphs=self.cudagraphs)
 
     def refresh(self, weights: TensorDict) -> None:
         """Load "params" and "buffers" of a state, or of its "target"; and of "hyper", where

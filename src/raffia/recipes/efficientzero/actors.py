@@ -41,7 +41,7 @@ def make_planner(
         "num_threads": config.num_threads,
     }
     if size == 1:
-        return Planner(model, spec, config, **settings)
+        return Planner(model, spec, config, cudagraphs=config.cudagraphs, **settings)
     return StackedPlanner(model, spec, config, size=size, **settings)
 
 
@@ -122,7 +122,7 @@ class ActorRole:
         )
         self.planner = make_planner(
             make_networks(run, self.env.spec),
-            replace(run, device=run.actors.device or run.device),
+            run.on(run.actors.device),
             self.env.spec,
         )
         self._version = -1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from raffia.algorithms.efficientzero.config import EfficientZeroConfig
@@ -159,6 +159,7 @@ class EfficientZeroRun(EfficientZeroConfig):
     evaluators: EvaluatorsConfig = field(default_factory=EvaluatorsConfig)
     learners: LearnersConfig = field(default_factory=LearnersConfig)
     compile: bool = False  # torch.compile the gradients; pays on a GPU
+    cudagraphs: bool = False  # record gradients, and networks in searches, as CUDA graphs
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -173,6 +174,7 @@ class EfficientZeroRun(EfficientZeroConfig):
         self._check_population()
         self._check_shards()
         self._check_learners()
+        self._check_cudagraphs()
         if self.actors.num and self.env.num_envs % self.actors.num:
             raise ValueError(
                 f"actors.num={self.actors.num} actors share env.num_envs={self.env.num_envs} "
@@ -231,16 +233,33 @@ class EfficientZeroRun(EfficientZeroConfig):
                 f"processes: take replay.batch_size={(batch_size // num + 1) * num}"
             )
         for what, is_so in (
-            (f"device={self.device}", self.device != "cpu"),
             ("compile=True", self.compile),
             (f"population.size={self.population.size}", self.population.size > 1),
             ("learners.state=sharded", self.learners.state == "sharded"),
         ):
             if is_so:
                 raise ValueError(
-                    f"learners.num={num} processes compute on the CPU, of one agent, whose state "
-                    f"each holds whole, and without torch.compile; and {what}: leave one of the "
-                    "two out"
+                    f"learners.num={num} processes share batches of one agent, whose state each "
+                    f"holds whole, without torch.compile; and {what}: leave one of the two out"
+                )
+
+    def _check_cudagraphs(self) -> None:
+        if not self.cudagraphs:
+            return
+        if not self.device.startswith("cuda"):
+            raise ValueError(
+                f"cudagraphs=True records kernels of a GPU, and device={self.device}: set "
+                "device=cuda, or leave cudagraphs out"
+            )
+        for what, is_so in (
+            ("compile=True", self.compile),
+            (f"population.size={self.population.size}", self.population.size > 1),
+            (f"learners.num={self.learners.num}", self.learners.num > 1),
+        ):
+            if is_so:
+                raise ValueError(
+                    "cudagraphs=True records the gradients of one agent in one process, as they "
+                    f"are, and {what}: leave one of the two out"
                 )
 
     def _check_population(self) -> None:
@@ -250,13 +269,18 @@ class EfficientZeroRun(EfficientZeroConfig):
                 f"population.size={size} members share env.num_envs={num_envs} environments, "
                 f"which are not as many for each: take env.num_envs={(num_envs // size + 1) * size}"
             )
-        if self.population.workers and self.device != "cpu":
-            raise ValueError(
-                f"population.workers={self.population.workers} workers compute on the CPU, and "
-                f"device={self.device}: leave one of the two out"
-            )
         self.population.check_compile(self.compile)
         self.population.check_form(self.model.evolvable_heads)
+
+    def on(self, device: str) -> EfficientZeroRun:
+        """The run as a worker on this device has it; on that of the run for "".
+
+        >>> EfficientZeroRun(device="cuda", cudagraphs=True).on("cpu").cudagraphs
+        False
+        """
+        device = device or self.device
+        cudagraphs = self.cudagraphs and device.startswith("cuda")
+        return replace(self, device=device, cudagraphs=cudagraphs)
 
     @property
     def shards_elsewhere(self) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -43,7 +42,7 @@ class EvaluateRole:
         self._records = run.evaluate.record != "none"
         self.evaluator = Evaluator(run, record=self._records)
         spec = self.evaluator.env.spec
-        there = replace(run, device=run.evaluators.device or run.device)
+        there = run.on(run.evaluators.device)
         self.planner = make_planner(make_networks(run, spec), there, spec)
 
     def load(self, state: TensorDict) -> None:

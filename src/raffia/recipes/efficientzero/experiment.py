@@ -25,7 +25,7 @@ from raffia.evolution.population import BATCH_SIZE
 from raffia.files import make_folder, write_atomically
 from raffia.functional.seeds import derive_seed
 from raffia.learner import Learner, step_of
-from raffia.recipes.devices import compiled, require_device
+from raffia.recipes.devices import compiled, recorded, require_device
 from raffia.recipes.efficientzero.actors import (
     acting_weights,
     fraction_done,
@@ -110,12 +110,16 @@ class EfficientZeroExperiment(Experiment):
             self._reanalyze_is_current = False
             self.members = members_of(config, self.networks)
             self.learner: Learner = compiled(self.networks) if config.compile else self.networks
+            if config.cudagraphs:
+                self.learner = recorded(self.learner)
             if self.members is not None:
                 self.learner = self.members.learner
             self.across: MembersAcross | None = None
             if self.members is not None and config.population.workers:
                 pool = workers.pool("population")
-                self.across = MembersAcross(self.members.learner, pool, batches=None)
+                self.across = MembersAcross(
+                    self.members.learner, pool, batches=None, device=config.device
+                )
                 self.learner = opened.enter_context(closing(self.across))
             self.followers: Followers | None = None
             if config.learners.num > 1:

@@ -7,6 +7,7 @@ from functools import partial
 
 from raffia.algorithms.efficientzero.learner import EfficientZeroLearner
 from raffia.distributed.follow import Followers
+from raffia.distributed.group import device_of
 from raffia.envs.env import EnvSpec
 from raffia.envs.make import make_env
 from raffia.recipes.efficientzero.actors import actor_config, make_networks, one_env
@@ -25,6 +26,7 @@ def make_followers(config: EfficientZeroRun) -> Followers:
         actor_config(config),
         config.learners.num - 1,
         sums=config.learners.sums,
+        device=config.device,
         max_restarts=config.engine.max_restarts,
         spares=config.engine.spares,
         patience=config.engine.patience_seconds,
@@ -65,6 +67,7 @@ def make_members(config: str, index: int) -> MembersRole:
         batches="own",
         grads="each",
         context=partial(threads, run.num_threads),
+        device=device_of(run.device, index + 1),
     )
 
 

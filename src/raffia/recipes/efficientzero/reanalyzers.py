@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -111,7 +110,7 @@ class ReanalyzeRole:
         self.config = run = from_json(EfficientZeroRun, json.loads(config)["run"])
         env = make_env(one_env(run.env))
         try:
-            there = replace(run, device=run.reanalyzers.device or run.device)
+            there = run.on(run.reanalyzers.device)
             self.planner = make_planner(make_networks(run, env.spec), there, env.spec)
         finally:
             env.close()

@@ -308,14 +308,18 @@ class ILQLRun(ILQLConfig):
                 f"batch_size that {num * self.num_micro_batches} divides"
             )
         for what, is_so in (
-            (f"device={self.device}", self.device != "cpu"),
+            (
+                f"learners.state=sharded on device={self.device}",
+                self.learners.state == "sharded" and self.device != "cpu",
+            ),
             ("compile=True", self.compile),
             (f"population.size={self.population.size}", self.population.size > 1),
         ):
             if is_so:
                 raise ValueError(
-                    f"learners.num={num} processes compute on the CPU, of one agent and without "
-                    f"torch.compile, and {what}: leave one of the two out"
+                    f"learners.num={num} processes share batches of one agent without "
+                    f"torch.compile, and a state in parts on the CPU; and {what}: leave one of "
+                    "the two out"
                 )
 
     def _check_workers(self) -> None:
@@ -331,13 +335,6 @@ class ILQLRun(ILQLConfig):
             raise ValueError(
                 f"evaluators.* with population.size={self.population.size}: a population evolves "
                 "by its evaluation, so the loop plays it: leave evaluators.* out"
-            )
-        if not workers:
-            return
-        if self.device != "cpu":
-            raise ValueError(
-                f"population.workers={workers} workers compute on the CPU, and device="
-                f"{self.device}: leave one of the two out"
             )
 
     def _check_language_model(self) -> None:

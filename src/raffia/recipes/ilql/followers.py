@@ -10,6 +10,7 @@ from pathlib import Path
 from raffia.algorithms.ilql.learner import ILQLLearner
 from raffia.distributed.engine import Engine, Needs, Workers
 from raffia.distributed.follow import Followers
+from raffia.distributed.group import device_of
 from raffia.evolution.population import Population
 from raffia.learner import Accumulate, Learner
 from raffia.recipes.engines import make_pool
@@ -46,6 +47,7 @@ def make_followers(config: ILQLRun, folder: Path) -> Followers:
         _settings(config, folder),
         config.learners.num - 1,
         sums=config.learners.sums,
+        device=config.device,
         max_restarts=config.engine.max_restarts,
         spares=config.engine.spares,
         patience=config.engine.patience_seconds,
@@ -64,7 +66,8 @@ def make_learner(config: str, index: int) -> Learner:
     """
     settings = json.loads(config)
     run = from_json(ILQLRun, settings["run"])
-    learner: Learner = make_networks(making_of(run, settings["folder"]))
+    making = making_of(run, settings["folder"]).on(str(device_of(run.device, index + 1)))
+    learner: Learner = make_networks(making)
     if run.num_micro_batches > 1:
         learner = Accumulate(learner, run.num_micro_batches)
     return learner
@@ -92,7 +95,7 @@ def make_across(
     needs = Needs(cpus=max(1, config.num_threads))
     workers = Workers(f"{__name__}:make_members", config.population.workers, needs)
     pool = make_pool(engine, workers, _settings(config, folder), config.engine)
-    return MembersAcross(population, pool, batches=batches)
+    return MembersAcross(population, pool, batches=batches, device=config.device)
 
 
 def make_members(config: str, index: int) -> MembersRole:
@@ -113,6 +116,7 @@ def make_members(config: str, index: int) -> MembersRole:
         make_learner(config, index),
         population.size // population.workers,
         context=partial(threads, run.num_threads),
+        device=device_of(run.device, index + 1),
     )
 
 

@@ -1,0 +1,163 @@
+"""Gradients and networks as CUDA graphs; the recording is played by a twin without a GPU."""
+
+import copy
+from contextlib import closing
+
+import pytest
+import torch
+
+from raffia.algorithms.efficientzero import row_graphs
+from raffia.algorithms.efficientzero.inference import fold
+from raffia.algorithms.efficientzero.learner import EfficientZeroLearner
+from raffia.algorithms.efficientzero.row_graphs import RowGraphs, room_for
+from raffia.envs.env import Discrete, EnvSpec
+from raffia.envs.make import make_env
+from raffia.nn.cudagraphs import Card
+from raffia.recipes import devices
+from raffia.recipes.devices import NUM_WARM, recorded
+from raffia.recipes.efficientzero.experiment import EfficientZeroExperiment
+from raffia.tensordict.tensordict import TensorDict
+from tests.nn.test_cudagraphs import Twin
+from tests.recipes.runs import Quiet
+from tests.recipes.test_settings import BASES, IMAGE, VECTOR, with_all
+
+PLACES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+FRAMES = EnvSpec(observation_shape=(4, 10, 10), action=Discrete(3))
+
+
+def card_of(place):
+    return Twin() if place == "cpu" else Card(None)
+
+
+def batch_of(spec, config, seed, num=6):
+    """Windows of noise, all of whose steps count."""
+    draws = torch.Generator().manual_seed(seed)
+    steps, stack = config.loss.unroll_steps, config.env.frame_stack
+
+    def numbers(*size):
+        return torch.rand(num, *size, generator=draws)
+
+    ones = torch.ones(num, steps + 1)
+    return TensorDict(
+        frames=numbers(stack + steps, *spec.observation_shape),
+        action=torch.randint(spec.action.n, (num, steps), generator=draws),
+        target_policy=numbers(steps + 1, spec.action.n).softmax(-1),
+        target_value=2 * numbers(steps + 1),
+        target_value_prefix=numbers(steps),
+        policy_mask=ones,
+        value_mask=ones,
+        value_prefix_mask=ones[:, 1:],
+        consistency_mask=ones[:, 1:],
+        weight=torch.ones(num),
+        index=torch.arange(num),
+        batch_size=[num],
+    )
+
+
+def subjects(place):
+    """A learner of stacked images, and its config."""
+    config = with_all(IMAGE, env__frame_stack=2)
+    return EfficientZeroLearner(FRAMES, config, num_updates=10, frame_stack=2), config
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_recorded_gradients_are_those_of_each_batch_and_state(place):
+    learner, config = subjects(place)
+    state = learner.init(0).to(place)
+    graph = recorded(learner, card_of(place))
+    kept = []
+    for seed in range(NUM_WARM + 4):
+        batch = batch_of(FRAMES, config, seed).to(place)
+        one, other = (made.grads(state, batch) for made in (learner, graph))
+        kept.append((one, other, other[0].clone(), other[1].clone()))
+        # Another order of entries, as of a state that was loaded.
+        state = graph.apply(state.clone(), one[0]).select(*reversed(sorted(state.keys())))
+    for one, other, update, metrics in kept:
+        for expected, found, then in zip(one, other, (update, metrics), strict=True):
+            for key, value in expected.items(True, True):
+                torch.testing.assert_close(found[key], value, rtol=1e-3, atol=1e-4)
+                assert torch.equal(found[key], then[key])  # later replays do not write there
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_rows_go_into_the_least_graph_with_room(place):
+    added = torch.tensor(1.0, device=place)
+    graphs = RowGraphs(lambda x, y: (x + added, y.sum(-1)), card_of(place))
+    for num in (5, 3, 6, 5, 17):
+        x, y = torch.rand(num, device=place), torch.rand(num, 2, 3, device=place)
+        first, second = graphs(x, y)
+        assert torch.equal(first, x + added) and torch.equal(second, y.sum(-1))
+        added += 1  # what it reads besides is read anew
+    assert graphs.sizes == [3, 6, 24]
+    sizes = [room_for(num) for num in range(1, 400)]
+    assert all(num <= size <= 1.5 * num for num, size in zip(range(1, 400), sizes, strict=True))
+    assert len(set(sizes)) == 18
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_search_s_networks_by_graphs_are_those_without(place, monkeypatch):
+    """Also with other weights, which are loaded where the graphs read them; and in a copy."""
+    if place == "cpu":
+        monkeypatch.setattr(row_graphs, "Card", lambda _: Twin())
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    learner, _ = subjects(place)
+    model = learner.make_model(0).to(place)
+    plain, graphed = fold(model), fold(model, cudagraphs=True)
+    for seed in range(3):
+        other = learner.make_model(seed).to(place)
+        for folded in (plain, graphed):
+            folded.refresh(other)
+        for num in (5, 2, 6):
+            seen = torch.rand(num, 8, 10, 10, device=place)
+            action = torch.arange(num, device=place) % 3
+            embedding = plain.root(seen).embedding
+            for made in (graphed, copy.deepcopy(graphed)):
+                expected, after = plain.recurrent_fn(embedding, action)
+                found, then = made.recurrent_fn(embedding, action)
+                for x, y in zip([*expected, after], [*found, then], strict=True):
+                    torch.testing.assert_close(y, x, rtol=1e-3, atol=1e-3)
+    assert graphed.recurrent_fn.graphs.sizes == [2, 6]
+
+
+def test_the_setting_records_both(tmp_path, monkeypatch):
+    """What searches compute, and gradients; the run is the same but for rounding."""
+    cards = []
+
+    def twin(_):
+        cards.append(Twin())
+        return cards[-1]
+
+    for module in (row_graphs, devices):
+        monkeypatch.setattr(module, "Card", twin)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    config = with_all(BASES["stack"], device="cuda", cudagraphs=True)
+    object.__setattr__(config, "device", "cpu")
+    run = EfficientZeroExperiment(config, tmp_path, Quiet(), make_env, None)
+    with closing(run):
+        state = run.init()
+        num = NUM_WARM + 2
+        for _ in range(num):
+            state, _ = run.step(state)
+        learning, *searching = cards
+        assert learning.log == ["warm"] * NUM_WARM + ["record", "replay", "replay"]
+        replays = sum(card.log.count("replay") for card in searching)
+        acting = run.actor.num_simulations // config.env.num_envs
+        assert len(searching) == 2 and replays > acting > 0
+
+
+def test_what_has_no_graphs_is_refused():
+    for changes, words in (
+        (dict(), "device=cpu: set device=cuda"),
+        (dict(device="cuda", compile=True), "compile=True: leave one"),
+        (dict(device="cuda", env__num_envs=4, population__size=2), "population.size=2: leave one"),
+        (dict(device="cuda", learners__num=2), "learners.num=2: leave one"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            with_all(VECTOR, **changes, cudagraphs=True)
+    there = with_all(VECTOR, device="cuda", cudagraphs=True)
+    assert not there.on("cpu").cudagraphs and there.on("").cudagraphs and there.on("cuda:1")
+    if not torch.cuda.is_available():
+        with pytest.raises(ValueError, match="there is none here"):
+            RowGraphs(lambda x: (x,))
+    with pytest.raises(ValueError, match="these rows are on meta"):
+        RowGraphs(lambda x: (x,), Twin())(torch.zeros(2, device="meta"))
