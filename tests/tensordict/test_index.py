@@ -8,396 +8,52 @@ import numpy as np
 import pytest
 import torch
 
-from raffia import LazyStackedTensorDict, NonTensorData, TensorDict, is_tensor_collection
+from raffia import NonTensorData, TensorDict, lazy_stack
+from tests.tensordict.kinds import (
+    BATCH,
+    ROWS,
+    check_rows,
+    check_same,
+    each,
+    every_kind,
+    is_lazy,
+    leaves,
+    make,
+    refused,
+)
 
-BATCH = (4, 3)
-ROWS = torch.arange(12).reshape(BATCH)
-
-
-def make(names=None):
-    """Leaves [4, 3], [4, 3, 2]; a nested container that is one batch dim longer: [4, 3, 5]."""
-    return TensorDict(
-        {
-            "a": torch.arange(24.0).reshape(4, 3, 2),
-            "b": torch.arange(12).reshape(4, 3),
-            "n": TensorDict({"c": torch.arange(120).reshape(4, 3, 5, 2)}, [4, 3, 5]),
-            "m": {"k": {"d": torch.arange(12).reshape(4, 3) % 5 == 0}},
-        },
-        BATCH,
-        names=names,
-    )
-
-
-def leaves(td):
-    return dict(td.items(include_nested=True, leaves_only=True))
-
-
-def check_rows(td, rows, source=None):
-    """td holds exactly the `rows` of source, with every nested batch size following."""
-    source = make() if source is None else source
-    assert td.batch_size == rows.shape
-    assert set(leaves(td)) == set(leaves(source))
-    for key, value in leaves(source).items():
-        torch.testing.assert_close(td[key], value.flatten(0, 1)[rows], rtol=0, atol=0)
-    assert td["n"].batch_size == (*rows.shape, 5)
-    assert td["m"].batch_size == td["m", "k"].batch_size == rows.shape
-
-
-T, S = torch.tensor, slice
-MASK_ROW = T([True, False, True, False])
-MASK_FULL = torch.eye(4, 3, dtype=torch.bool)
+T, I = torch.tensor, np.s_  # noqa: E741
+ROW = T([True, False, True, False])
+FULL = torch.eye(4, 3, dtype=torch.bool)
+ARRAY = np.array([0, 2])
 
 VIEWS = {
-    "int": 0,
-    "int-last": 3,
-    "int-neg": -1,
-    "int-most-neg": -4,
-    "np.int64": np.int64(1),
-    "two ints": (2, 1),
-    "two ints-neg": (-2, -3),
-    "slice": S(1, 3),
-    "slice-step": S(None, None, 2),
-    "slice-neg": S(-3, -1),
-    "slice-empty": S(2, 2),
-    "slice-beyond": S(2, 20),
-    "slice-all-out": S(10, 20),
-    "slice, slice": (S(1, None), S(None, 2)),
-    "int, slice": (1, S(0, 2)),
-    "slice, int": (S(None), 1),
-    "slice, int-neg": (S(1, 3), -1),
-    "ellipsis, int": (..., 0),
-    "int, ellipsis": (0, ...),
-    "ellipsis, slice": (..., S(0, 2)),
-    "slice, ellipsis, slice": (S(0, 3), ..., S(1, 3)),
-    "int, int, ellipsis": (0, 1, ...),
-    "None": None,
-    "None, int": (None, 0),
-    "None, None": (None, None),
-    "slice, None": (S(None), None),
-    "slice, None, int": (S(None), None, 1),
-    "ellipsis, None": (..., None),
-    "None, ellipsis, None": (None, ..., None),
-    "int, int, ellipsis, None": (0, 1, ..., None),
-    "0-d tensors": (T(2), T(1)),
+    "ints": [0, 3, -1, -4, np.int64(1), (2, 1), (-2, -3), (T(2), T(1))],
+    "slices": [I[1:3], I[::2], I[-3:-1], I[2:2], I[2:20], I[10:20], I[1:, :2], I[:, :], ()],
+    "ints and slices": [I[1, 0:2], I[:, 1], I[1:3, -1]],
+    "ellipses": [..., I[..., 0], I[0, ...], I[..., :2], I[:3, ..., 1:3], I[0, 1, ...]],
+    "new dims": [None, (None, 0), (None, None), I[:, None], I[:, None, 1], (..., None)],
+    "new dims and ellipses": [(None, ..., None), (0, 1, ..., None)],
 }
 GATHERS = {
-    "0-d tensor": T(2),
-    "list": [0, 2],
-    "list-neg": [-1, 0, -1],
-    "list-empty": [],
-    "tuple of lists": ([0, 2, 3], [1, 0, 1]),
-    "list in tuple": (S(None), [0, 2]),
-    "ellipsis, list": (..., [2, 0]),
-    "int, list": (1, [0, 2]),
-    "int, list, None": (1, [0, 2], None),
-    "range": range(1, 3),
-    "range-step": range(0, 4, 2),
-    "slice, range": (S(None), range(2)),
-    "range, slice": (range(1, 4), S(1)),
-    "range, range": (range(3), range(3)),
-    "tensor": T([0, 3]),
-    "tensor-neg": T([-1, 0]),
-    "tensor-int32": T([0, 3], dtype=torch.int32),
-    "tensor-empty": torch.zeros(0, dtype=torch.long),
-    "tensor-2d": T([[0, 3], [1, 1], [2, 2]]),
-    "tensor, slice": (T([0, 1]), S(None)),
-    "slice, tensor": (S(None), T([0, 2])),
-    "slice, tensor-2d": (S(1, 3), T([[0, 2], [1, 1]])),
-    "slice, tensor, ellipsis": (S(0, 3), T([0, 1]), ...),
-    "ellipsis, tensor, None": (..., T([0, 1]), None),
-    "tensor, tensor": (T([0, 1, 3]), T([2, 0, 1])),
-    "tensor, tensor broadcast": (T([[0], [1], [3]]), T([2, 0])),
-    "tensor, int": (T([0, 1]), 0),
-    "int, tensor": (0, T([0, 1])),
-    "tensor, None, tensor": (T([0, 1]), None, T([1, 2])),
-    "None, tensor": (None, T([1, 0, 1])),
-    "numpy": np.array([0, 2]),
-    "numpy-2d": np.array([[0, 2], [3, 3], [1, 0]]),
-    "slice, numpy": (S(None), np.array([2, 1])),
-    "mask-row": MASK_ROW,
-    "mask-row-none": MASK_ROW & False,
-    "mask-row, slice": (MASK_ROW, S(0, 2)),
-    "mask-row, int": (MASK_ROW, 1),
-    "mask-row, tensor": (MASK_ROW, T([0, 2])),
-    "slice, mask-col": (S(None), T([True, False, True])),
-    "ellipsis, mask-col": (..., T([False, False, True])),
-    "None, mask-row": (None, MASK_ROW),
-    "mask-full": MASK_FULL,
-    "mask-full-none": MASK_FULL & False,
-    "mask-full-all": MASK_FULL | True,
-    "mask-full, None": (MASK_FULL, None),
-    "mask-list": [True, False, True, False],
-    "mask-numpy-row": np.array([True, False, True, False]),
-    "mask-numpy-full": np.eye(4, 3, dtype=bool),
+    "lists": [[0, 2], [-1, 0, -1], [], ([0, 2, 3], [1, 0, 1]), I[:, [0, 2]], I[..., [2, 0]]],
+    "lists and ints": [(1, [0, 2]), (1, [0, 2], None)],
+    "ranges": [range(1, 3), range(0, 4, 2), I[:, range(2)], I[range(1, 4), :1]],
+    "two ranges": [(range(3), range(3))],
+    "tensors": [T(2), T([0, 3]), T([-1, 0]), T([0, 3], dtype=torch.int32), T([]).long()],
+    "tensors of rows": [T([[0, 3], [1, 1], [2, 2]]), I[1:3, T([[0, 2], [1, 1]])]],
+    "tensors and slices": [I[T([0, 1]), :], I[:, T([0, 2])], I[:3, T([0, 1]), ...]],
+    "two tensors": [(T([0, 1, 3]), T([2, 0, 1])), (T([[0], [1], [3]]), T([2, 0]))],
+    "tensors and ints": [(T([0, 1]), 0), (0, T([0, 1]))],
+    "tensors and new dims": [(T([0, 1]), None, T([1, 2])), (None, T([1, 0, 1]))],
+    "last": [(..., T([0, 1]), None)],
+    "arrays": [ARRAY, np.array([[0, 2], [3, 3], [1, 0]]), I[:, np.array([2, 1])]],
+    "masks of rows": [ROW, ROW & False, I[ROW, :2], (ROW, 1), (ROW, T([0, 2])), (None, ROW)],
+    "masks of columns": [I[:, T([True, False, True])], (..., T([False, False, True]))],
+    "whole masks": [FULL, FULL & False, FULL | True, (FULL, None)],
+    "other masks": [ROW.tolist(), ROW.numpy(), FULL.numpy(), True, T(True), (True, 0)],
 }
-ALL = {**VIEWS, **GATHERS}
-
-
-def table(cases):
-    return pytest.mark.parametrize("index", list(cases.values()), ids=list(cases))
-
-
-class TestGet:
-    @table(ALL)
-    def test_as_a_tensor_of_the_batch_shape(self, index):
-        check_rows(make()[index], ROWS[index])
-
-    @table(ALL)
-    def test_source_unchanged(self, index):
-        td = make()
-        td[index]
-        check_rows(td, ROWS)
-
-    @table(VIEWS)
-    def test_views_share_memory(self, index):
-        td = make()
-        sub = td[index]
-        if sub.numel():
-            assert sub["b"].untyped_storage().data_ptr() == td["b"].untyped_storage().data_ptr()
-            sub["b"].fill_(-7)
-            sub["n", "c"].fill_(-7)
-        hit = torch.zeros(12, dtype=torch.bool)
-        hit[ROWS[index].flatten()] = True
-        assert ((td["b"] == -7) == hit.reshape(BATCH)).all()
-        assert ((td["n", "c"] == -7).flatten(2).all(-1) == hit.reshape(BATCH)).all()
-
-    @pytest.mark.parametrize("index", [[0, 2], T([0, 3]), range(1, 3), MASK_ROW, MASK_FULL])
-    def test_gathers_copy(self, index):
-        td = make()
-        td[index].zero_()
-        check_rows(td, ROWS)
-
-    @pytest.mark.parametrize("index", [S(None), ..., (), (...,), (S(None), S(None))], ids=repr)
-    def test_whole(self, index):
-        check_rows(make()[index], ROWS)
-
-    def test_nested_list_is_an_array(self):
-        index = [[0, 2], [1, 0], [3, 3]]
-        check_rows(make()[index], ROWS[T(index)])
-
-    @pytest.mark.parametrize("index", [True, T(True), False, T(False), (True, 0)], ids=repr)
-    def test_bool_scalar_adds_a_dim(self, index):
-        check_rows(make()[index], ROWS[index])
-
-    def test_chained_equals_tuple(self):
-        td = make()
-        check_rows(td[1:][:, 2], ROWS[1:][:, 2])
-        check_rows(td[None, 1:, ..., None][0, :, 1], ROWS[1:, 1, None])
-
-    def test_nested_of_result_indexes_on(self):
-        sub = make()[2]["n"]
-        assert sub[:, 1].batch_size == (3,)
-        assert (sub[0, 4]["c"] == make()["n", "c"][2, 0, 4]).all()
-
-    def test_structure_is_new(self):
-        td = make()
-        sub = td[1]
-        sub["extra"] = torch.zeros(3)
-        sub["m", "k", "e"] = torch.zeros(3)
-        del sub["a"]
-        check_rows(td, ROWS)
-
-    def test_index_of_empty_container(self):
-        td = TensorDict({}, [4, 3])
-        assert td[1].batch_size == (3,)
-        assert td[:, None].batch_size == (4, 1, 3)
-        assert td[MASK_FULL].batch_size == (3,)
-        assert td[[0, 1]].is_empty()
-        assert td[-4].batch_size == (3,)
-        for index in (4, -5):
-            with pytest.raises(IndexError, match=f"index {index} is out of bounds"):
-                td[index]
-
-    def test_empty_nested_follows(self):
-        td = TensorDict({"n": TensorDict({}, [4, 3, 5])}, [4, 3])
-        assert td[1]["n"].batch_size == (3, 5)
-        assert td[MASK_ROW]["n"].batch_size == (2, 3, 5)
-
-    def test_zero_sized_dim(self):
-        td = TensorDict({"a": torch.zeros(0, 3, 2)}, [0, 3])
-        assert td[:, 1].batch_size == (0,)
-        assert td[:, 1]["a"].shape == (0, 2)
-        assert td[[]]["a"].shape == (0, 3, 2)
-        with pytest.raises(IndexError):
-            td[0]
-
-    def test_device_and_class_follow(self):
-        td = TensorDict({"a": torch.zeros(4)}, [4], device="cpu")
-        assert td[0].device == torch.device("cpu")
-        assert type(td[:2]) is TensorDict
-        assert make()[0].device is None
-
-    def test_non_tensor_entry(self):
-        td = TensorDict({"a": torch.zeros(4), "text": "hello"}, [4])
-        assert td[2]["text"] == "hello"
-        assert td[1:3]["text"] == "hello"
-        assert td.get("text").batch_size == (4,)
-        assert isinstance(td[1:3].get("text"), NonTensorData)
-        assert td[1:3].get("text").batch_size == (2,)
-
-    def test_list_of_str_is_indexed(self):
-        td = TensorDict({"word": ["zero", "one", "two"]}, [3])
-        assert td[1]["word"] == "one"
-        assert td[-1]["word"] == "two"
-
-    def test_gradient_flows(self):
-        x = torch.ones(4, 3, requires_grad=True)
-        TensorDict({"a": x}, [4])[1:3]["a"].sum().backward()
-        assert x.grad.sum(1).tolist() == [0, 3, 3, 0]
-
-    def test_locked_result_is_unlocked(self):
-        td = make().lock_()
-        sub = td[1]
-        assert not sub.is_locked
-        sub["new"] = torch.zeros(3)
-        assert "new" not in td.keys()
-
-
-class TestErrors:
-    @pytest.mark.parametrize(
-        "index",
-        [
-            4,
-            -5,
-            (0, 3),
-            (0, 0, 0),
-            (S(None),) * 3,
-            T([5]),
-            [0, 7],
-            torch.ones(3, dtype=torch.bool),
-            torch.ones(4, 3, 2, dtype=torch.bool),
-            (0, 0, None, T([0])),
-            1.0,
-            object(),
-            T([0.0, 1.0]),
-        ],
-        ids=lambda index: type(index).__name__,
-    )
-    def test_index_error_as_torch(self, index):
-        with pytest.raises(IndexError):
-            ROWS[index]
-        with pytest.raises(IndexError):
-            make()[index]
-
-    def test_extra_leaf_dims_are_out_of_reach(self):
-        td = make()
-        assert td["a"][0, 0, 0] == 0  # the leaf has a third dim, the container has not
-        with pytest.raises(IndexError, match="too many indices"):
-            td[0, 0, 0]
-        with pytest.raises(IndexError, match="too many indices"):
-            td[0, 0, 0] = 1
-
-    @pytest.mark.parametrize(
-        "index", [0, S(None), S(0, 1), [0], T(0), T([True])], ids=lambda index: str(index)
-    )
-    def test_no_batch_dims(self, index):
-        td = TensorDict({"a": torch.zeros(3)})
-        with pytest.raises(RuntimeError, match="batch_dims"):
-            td[index]
-
-    def test_no_batch_dims_but_nothing_to_index(self):
-        td = TensorDict({"a": torch.arange(3)})
-        assert td[...].batch_size == td[()].batch_size == ()
-        assert td[None].batch_size == (1,)
-        assert td[None]["a"].tolist() == [[0, 1, 2]]
-        assert td[torch.ones((), dtype=torch.bool)].batch_size == (1,)
-
-    def test_missing_key_is_a_key_error(self):
-        with pytest.raises(KeyError, match="zz"):
-            make()["zz"]
-
-    @pytest.mark.parametrize("index", [(0, "a"), ("a", 0)], ids=repr)
-    def test_keys_and_positions_do_not_mix(self, index):
-        with pytest.raises((TypeError, IndexError, KeyError, RuntimeError)):
-            make()[index]
-
-    @pytest.mark.parametrize("index", [(0, ..., 0, 0), (..., 0, 0, 0)], ids=repr)
-    def test_ours_too_many_with_ellipsis(self, index):
-        with pytest.raises(IndexError):
-            make()[index]
-        with pytest.raises(IndexError):
-            make()[index] = 0
-
-    def test_ours_two_ellipses(self):
-        with pytest.raises((IndexError, RuntimeError), match="ellipsis"):
-            make()[..., 0, ...]
-
-
-class TestIteration:
-    def test_rows(self):
-        td = make()
-        assert len(td) == 4
-        rows = list(td)
-        assert len(rows) == 4
-        for i, row in enumerate(rows):
-            check_rows(row, ROWS[i])
-
-    def test_rows_are_views(self):
-        td = make()
-        for row in td:
-            row["b"].zero_()
-        assert (td["b"] == 0).all()
-
-    def test_no_batch_dims(self):
-        td = TensorDict({"a": torch.zeros(3)})
-        assert len(td) == 0
-        with pytest.raises(TypeError, match="0-d"):
-            iter(td)
-
-    def test_no_truth_value(self):
-        for td in (make(), TensorDict()):
-            with pytest.raises(RuntimeError, match="boolean value"):
-                bool(td)
-
-    def test_unhashable(self):
-        with pytest.raises(TypeError, match="unhashable"):
-            hash(make())
-
-    def test_contains_only_asks_for_keys(self):
-        td = make()
-        assert "a" in td and ("n", "c") in td and "zz" not in td
-        for value in (0, torch.tensor(0)):
-            with pytest.raises((RuntimeError, TypeError), match="[Kk]ey"):
-                value in td  # noqa: B015
-
-
-NAMED = {
-    "int": (0, ["y"]),
-    "0-d tensor": (T(0), ["y"]),
-    "slice, int": ((S(None), 0), ["x"]),
-    "int, int": ((0, 0), []),
-    "slice": (S(1, 2), ["x", "y"]),
-    "ellipsis": (..., ["x", "y"]),
-    "None": (None, [None, "x", "y"]),
-    "slice, None": ((S(None), None), ["x", None, "y"]),
-    "ellipsis, None": ((..., None), ["x", "y", None]),
-    "None, int": ((None, 0), [None, "y"]),
-    "list": ([0, 1], ["x", "y"]),
-    "slice, list": ((S(None), [0, 1]), ["x", "y"]),
-    "range": ((range(2), S(None)), ["x", "y"]),
-    "numpy": (np.array([0, 1]), ["x", "y"]),
-    "mask-row": (MASK_ROW, ["x", "y"]),
-    "mask-full": (MASK_FULL, [None]),
-    "lists": (([0, 1], [0, 1]), [None]),
-    "True": (True, [None, "x", "y"]),
-}
-
-
-@pytest.mark.parametrize(("index", "names"), list(NAMED.values()), ids=list(NAMED))
-def test_names_follow(index, names):
-    sub = make(names=["x", "y"])[index]
-    check_rows(sub, ROWS[index])
-    assert sub.names == names
-    assert sub["n"].names == [*names, None]
-
-
-@table(ALL)
-def test_no_names_stay_no_names(index):
-    sub = make()[index]
-    assert sub.names == [None] * sub.ndim
-
-
-# --- assignment -----------------------------------------------------------------------------
+ALL = [index for row in (*VIEWS.values(), *GATHERS.values()) for index in row]
 
 
 def shifted():
@@ -405,401 +61,340 @@ def shifted():
     return make().apply(lambda x: ~x if x.dtype is torch.bool else x + 100)
 
 
-class TestAssign:
-    def test_a_new_entry_of_a_locked_container_is_refused_before_anything_is_written(self):
-        td = TensorDict({"a": torch.zeros(4)}, [4]).lock_()
-        with pytest.raises(RuntimeError, match="locked"):
-            td[1] = TensorDict(a=torch.tensor(5.0), b=torch.tensor(6.0))
-        assert td["a"].tolist() == [0.0] * 4 and set(td.keys()) == {"a"}
+def check_read(td, rows):
+    if is_lazy(td) and 0 in rows.shape:  # a stack of no members knows no keys
+        assert td.batch_size == rows.shape
+    else:
+        check_rows(td, rows)
 
-    @table(ALL)
-    def test_container(self, index):
-        td, other = make(), shifted()
-        td[index] = other[index]
-        rows = ROWS.clone()
+
+@every_kind
+def test_rows_are_read(kind):
+    td = kind(make())
+
+    def check(index):
+        got = td[index]
+        check_read(got, ROWS[index])
+        check_rows(td, ROWS)
+        assert got.names == [None] * got.ndim
+
+    each(ALL, check)
+    check_rows(td[[[0, 2], [1, 0], [3, 3]]], ROWS[T([[0, 2], [1, 0], [3, 3]])])
+    check_rows(td[1:][:, 2], ROWS[1:][:, 2])
+    check_rows(td[None, 1:, ..., None][0, :, 1], ROWS[1:, 1, None])
+    rows = list(td)
+    assert len(td) == len(rows) == 4
+    for i, row in enumerate(rows):
+        check_rows(row, ROWS[i])
+
+
+@every_kind
+def test_rows_are_written(kind):
+    def check(index):
+        td, other = kind(make()), shifted()
+        before = leaves(make())
+        rows, hit = ROWS.clone(), torch.zeros(BATCH, dtype=torch.bool)
         rows[index] = ROWS[index] + 12  # 12.. are the rows of `other`
-        for key, old in leaves(make()).items():
-            assert (td[key] == torch.cat([old, other[key]]).flatten(0, 1)[rows]).all(), key
-
-    @table(ALL)
-    def test_scalar(self, index):
-        td = make()
-        td[index] = 0
-        hit = torch.zeros(BATCH, dtype=torch.bool)
         hit[index] = True
-        for key, value in leaves(make()).items():
-            want = torch.where(hit.reshape(4, 3, *[1] * (value.ndim - 2)), 0, value)
-            assert (td[key] == want).all(), key
-            assert td[key].dtype == value.dtype
+        for value in (other[index], kind(shifted())[index]):
+            if is_lazy(value) and 0 in value.batch_size:
+                continue
+            td = kind(make())
+            td[index] = value
+            for key, old in before.items():
+                joined = torch.cat([old, other[key]]).flatten(0, 1)
+                assert torch.equal(leaves(td)[key], joined[rows]), key
+        td[index] = 0
+        kept = ~hit
+        for key, old in before.items():
+            mask = kept.reshape(4, 3, *[1] * (old.ndim - 2))
+            joined = torch.cat([old, other[key]]).flatten(0, 1)[rows]
+            want = torch.where(mask, joined, 0).to(old.dtype)
+            assert torch.equal(leaves(td)[key], want), key
 
-    @pytest.mark.parametrize(
-        "index", [0, S(1, 3), (S(None), 1), [0, 2], MASK_ROW, MASK_FULL], ids=str
-    )
-    def test_nested_dict(self, index):
-        td, source = make(), shifted()[index]
-        td[index] = source.to_dict()
-        wanted = make()
-        wanted[index] = source
-        assert (td == wanted).all()
+    each(ALL, check)
 
-    def test_in_place(self):
+
+def test_views_and_copies():
+    def check(index):
         td = make()
-        a, c = td["a"], td["n", "c"]
-        td[1] = shifted()[1]
-        assert td["a"] is a and td["n", "c"] is c
-        assert (a[1] == torch.arange(6.0, 12).reshape(3, 2) + 100).all()
+        sub = td[index]
+        sub["b"].fill_(-7)
+        sub["n", "c"].fill_(-7)
+        hit = torch.zeros(12, dtype=torch.bool)
+        hit[ROWS[index].flatten()] = True
+        assert torch.equal(td["b"] == -7, hit.reshape(BATCH))
+        assert torch.equal((td["n", "c"] == -7).flatten(2).all(-1), hit.reshape(BATCH))
 
-    def test_scalar_tensor(self):
-        td = make()
-        td[0] = torch.tensor(3)
-        assert (td["a"][0] == 3).all() and (td["b"][0] == 3).all() and td["a"].dtype == torch.float
-        assert (td["b"][1:] == ROWS[1:]).all()
+    check_rows(make()[False], ROWS[False])
+    each([index for row in VIEWS.values() for index in row], check)
+    td = make()
+    for index in ([0, 2], T([0, 3]), range(1, 3), ROW, FULL):
+        td[index].zero_()
+    sub = td[1]
+    sub["extra"] = sub["m", "k", "e"] = torch.zeros(3)
+    del sub["a"]
+    check_rows(td, ROWS)
+    for row in td:
+        row["b"].zero_()
+    assert (td["b"] == 0).all()
 
-    @pytest.mark.parametrize("value", [2, 2.0, True, torch.tensor(2.0)], ids=repr)
-    def test_scalar_kinds(self, value):
+
+def test_of_empty_containers_and_dims():
+    td = TensorDict({"n": TensorDict({}, [4, 3, 5])}, [4, 3])
+    for index in ALL:
+        assert td[index].batch_size == ROWS[index].shape and td[index].is_empty()
+        assert td[index]["n"].batch_size == (*ROWS[index].shape, 5)
+    for index in (4, -5):
+        with pytest.raises(IndexError, match=f"index {index} is out of bounds"):
+            td[index]
+    td = TensorDict({"a": torch.zeros(0, 3, 2)}, [0, 3])
+    assert td[:, 1].batch_size == (0,) and td[:, 1]["a"].shape == (0, 2)
+    assert td[[]]["a"].shape == (0, 3, 2)
+    with pytest.raises(IndexError):
+        td[0]
+    for one in (make(), lazy_stack(list(make()))):
+        with pytest.raises(TypeError, match="unhashable"):
+            hash(one)
+    td = TensorDict({"a": torch.arange(3)})
+    assert td[...].batch_size == td[()].batch_size == ()
+    assert td[None]["a"].tolist() == [[0, 1, 2]] and td[T(True)].batch_size == (1,)
+    for index in (0, I[:], I[0:1], [0], T(0), T([True])):
+        with pytest.raises(RuntimeError, match="batch_dims"):
+            td[index]
+    with pytest.raises(TypeError, match="0-d"):
+        iter(td)
+    td[...] = 2
+    assert td["a"].tolist() == [2, 2, 2]
+    td[()] = 3
+    assert td["a"].tolist() == [3, 3, 3] and len(td) == 0
+
+
+def test_metadata_texts_and_gradients_follow():
+    entries = {"a": torch.zeros(3), "text": "hello", "word": ["zero", "one", "two"]}
+    td = TensorDict(entries, [3], device="cpu")
+    assert td[0].device == torch.device("cpu") and type(td[:2]) is TensorDict
+    assert make()[0].device is None
+    assert td[2]["text"] == td[1:3]["text"] == "hello" and td.get("text").batch_size == (3,)
+    assert isinstance(td[1:].get("text"), NonTensorData) and td[1:].get("text").batch_size == (2,)
+    assert td[1]["word"] == "one" and td[-1]["word"] == "two"
+    x = torch.ones(4, 3, requires_grad=True)
+    TensorDict({"a": x}, [4])[1:3]["a"].sum().backward()
+    assert x.grad.sum(1).tolist() == [0, 3, 3, 0]
+    sub = make().lock_()[1]
+    sub["new"] = torch.zeros(3)
+    assert not sub.is_locked
+
+
+OUT_OF_RANGE = [4, -5, (0, 3), (0, 0, 0), I[:, :, :], T([5]), [0, 7], (0, 0, None, T([0]))]
+OUT_OF_RANGE += [(0, ..., 0, 0), (..., 0, 0, 0)]
+NO_INDEX = [torch.ones(3).bool(), torch.ones(4, 3, 2).bool(), 1.0, object(), T([0.0, 1.0])]
+FOREIGN = (TypeError, IndexError, KeyError, RuntimeError)
+REFUSED = {
+    "two ellipses": (lambda td: td[..., 0, ...], (IndexError, RuntimeError), "ellipsis"),
+    "too many": (lambda td: td[0, 0, 0], IndexError, "too many indices"),
+    "a key behind": (lambda td: td[0, "a"], FOREIGN, ""),
+    "a key before": (lambda td: td["a", 0], FOREIGN, ""),
+    "no such key": (lambda td: td["zz"], KeyError, "zz"),
+    "get_at": (lambda td: td.get_at("b", 4), IndexError, ""),
+    "get_at, too many": (lambda td: td.get_at("b", (0, 0, 0)), IndexError, ""),
+    "set_at_ of none": (lambda td: td.set_at_("zz", 1, 0), KeyError, "zz"),
+    "set_at_ of a shape": (lambda td: td.set_at_("a", torch.ones(7), 0), RuntimeError, ""),
+    "set_at_ out of range": (lambda td: td.set_at_("a", 1, 9), IndexError, ""),
+    "0 in": (lambda td: 0 in td, (RuntimeError, TypeError), "[Kk]ey"),
+    "a tensor in": (lambda td: T(0) in td, (RuntimeError, TypeError), "[Kk]ey"),
+    "mask of columns": (lambda td: td.masked_fill(torch.ones(3).bool(), 0), RuntimeError, ""),
+    "wide mask": (lambda td: td.masked_fill(torch.ones(4, 3, 2).bool(), 0), RuntimeError, ""),
+    "where": (lambda td: td.where(FULL, shifted().select("a")), KeyError, "pad"),
+    "gather of 2": (lambda td: td.gather(2, T([[0]])), (RuntimeError, IndexError), ""),
+    "gather of -3": (lambda td: td.gather(-3, T([[0]])), (RuntimeError, IndexError), ""),
+    "gather beyond": (lambda td: td.gather(0, T([[5, 0, 0]])), (RuntimeError, IndexError), ""),
+    "a number in a dict": (lambda td: put(td, {"a": 1.0}), RuntimeError, "dimension mismatch"),
+    "a wrong leaf": (lambda td: put(td, {"a": torch.zeros(3, 5)}), RuntimeError, ""),
+    "text": (lambda td: put(td, "text"), (TypeError, ValueError, RuntimeError), ""),
+    "object": (lambda td: put(td, object()), (TypeError, ValueError, RuntimeError), ""),
+}
+
+
+def put(td, value, index=0):
+    td[index] = value
+
+
+def rows_of_shape(*shape):
+    return TensorDict({"b": torch.zeros(shape, dtype=torch.long)}, shape)
+
+
+@every_kind
+def test_refused(kind):
+    for index in OUT_OF_RANGE:
+        for act in (lambda td, i=index: td[i], lambda td, i=index: put(td, 0, i)):
+            with pytest.raises(IndexError):
+                act(kind(make()))
+    td = kind(make())
+    for shape in ((2,), (4,), (1, 2), (3, 3), (2, 1, 3)):
+        with pytest.raises(RuntimeError, match="batch size"):
+            td[0] = rows_of_shape(*shape)
+    check_rows(td, ROWS)
+    with pytest.raises(RuntimeError, match="boolean value"):
+        bool(td)
+
+
+def test_refused_by_dense_ones():
+    each(REFUSED, refused(make))
+    each(REFUSED, refused(lambda: make().lock_()))
+    for index in NO_INDEX:
+        with pytest.raises(IndexError):
+            make()[index]
+    td = TensorDict({"a": torch.zeros(3)}, [3])
+    with pytest.raises(RuntimeError, match="batch size"):
+        td[:2] = TensorDict({"a": 1.0})
+    assert td["a"].tolist() == [0.0] * 3
+
+
+# --------------------------------------------------------------------- what is assigned
+
+
+def test_dicts_and_new_entries():
+    for index, shape in ((0, (3,)), (I[1:3], (2, 3)), (I[:, 1], (4,)), (ROW, (2, 3)), (FULL, (3,))):
+        td, want = make(), make()
+        td[index], want[index] = shifted()[index].to_dict(), shifted()[index]
+        check_same(td, want)
+        for dtype in (torch.float, torch.int32, torch.bool):
+            td = make()
+            td[index] = TensorDict({"q": torch.ones(*shape, 7, dtype=dtype)}, shape)
+            filled = torch.zeros(4, 3, 7, dtype=dtype)
+            filled[index] = 1
+            assert td["q"].dtype == dtype and (td["q"] == filled).all() and (td["b"] == ROWS).all()
+    td = make()
+    td[0] = {("n", "c"): torch.ones(3, 5, 2).long()}
+    assert (td["n", "c"][0] == 1).all() and torch.equal(td["n", "c"][1:], make()["n", "c"][1:])
+    td[0] = TensorDict({"p": TensorDict({"q": torch.ones(3, 6)}, [3, 6])}, [3])
+    assert td["p"].batch_size == (4, 3, 6) and td["p", "q"].sum((1, 2)).tolist() == [18, 0, 0, 0]
+    td[1] = {"m": {"k": {"q": torch.ones(3)}}}
+    assert td["m", "k", "q"].sum(1).tolist() == [0, 3, 0, 0]
+    assert (td["m", "k", "d"] == make()["m", "k", "d"]).all()
+
+
+def test_assigned_values():
+    for value in (2, 2.0, True, T(2.0)):
         td = TensorDict({"a": torch.zeros(4, 3)}, [4])
         td[1] = value
         assert td["a"].sum(1).tolist() == [0, 3 * float(value), 0, 0]
+    td = make()
+    a, c = td["a"], td["n", "c"]
+    td[1] = shifted()[1]
+    assert td["a"] is a and td["n", "c"] is c  # in place
+    td[0] = TensorDict({"b": torch.full((3,), 2.75)}, [3])  # cast to the entry; the rest stays
+    assert td["b"].dtype == torch.int64 and td["b"][0].tolist() == [2, 2, 2]
+    assert (td["a"][0] == make()["a"][0]).all()
+    td[0:2] = TensorDict({"a": torch.ones(2, 3, 2)}, [2])  # of a shorter batch
+    td[2] = TensorDict({"a": torch.ones(3, 2)}, [])
+    td[0:2] = TensorDict({"b": T([7, 8, 9])}, [3])  # broadcast over leading dims
+    assert (td["a"][:3] == 1).all() and td["b"][:2].tolist() == [[7, 8, 9]] * 2
+    td = make()
+    td[0] = td[3]
+    td[[1, 2]] = lazy_stack([shifted()[i] for i in (3, 1)])
+    assert td["b"].tolist() == [[9, 10, 11], [109, 110, 111], [103, 104, 105], [9, 10, 11]]
+    td = make().select("a", "b")
+    td[1] += 1
+    assert (td["b"] - ROWS).sum(1).tolist() == [0, 3, 0, 0]
 
-    def test_casts_to_the_entry(self):
+
+def test_a_locked_container_takes_values_and_no_entries():
+    td = make().lock_()
+    td[1] = 0
+    td[2] = shifted()[2]
+    td.set_at_("b", 1, 0)
+    assert td["b"][:3].tolist() == [[1] * 3, [0] * 3, [106, 107, 108]] and td.is_locked
+    td = TensorDict({"a": torch.zeros(4)}, [4]).lock_()
+    with pytest.raises(RuntimeError, match="Cannot modify locked TensorDict"):
+        td[1] = TensorDict(a=T(5.0), b=T(6.0))
+    assert td["a"].tolist() == [0.0] * 4 and set(td.keys()) == {"a"}
+
+
+def test_get_at_and_set_at():
+    for index in ALL:
+        assert torch.equal(make().get_at("b", index), ROWS[index])
         td = make()
-        td[0] = TensorDict({"b": torch.full((3,), 2.75)}, [3])
-        assert td["b"].dtype == torch.int64
-        assert td["b"][0].tolist() == [2, 2, 2]
-
-    def test_partial_source_leaves_the_rest(self):
-        td = make()
-        td[0] = TensorDict({"b": torch.full((3,), 50)}, [3])
-        assert td["b"][0].tolist() == [50] * 3
-        assert (td["a"] == make()["a"]).all()
-
-    def test_tuple_key_in_dict(self):
-        td = make()
-        td[0] = {("n", "c"): torch.ones(3, 5, 2, dtype=torch.long)}
-        assert (td["n", "c"][0] == 1).all() and (td["n", "c"][1:] == make()["n", "c"][1:]).all()
-
-    @pytest.mark.parametrize(
-        ("index", "shape"),
-        [
-            (0, (3,)),
-            (S(1, 3), (2, 3)),
-            ((S(None), 1), (4,)),
-            (MASK_ROW, (2, 3)),
-            (MASK_FULL, (3,)),
-            ([3, 1], (2, 3)),
-        ],
-        ids=str,
-    )
-    @pytest.mark.parametrize("dtype", [torch.float, torch.int32, torch.bool])
-    def test_new_key_is_created_zero_filled(self, index, shape, dtype):
-        td = make()
-        td[index] = TensorDict({"q": torch.ones(*shape, 7, dtype=dtype)}, shape)
-        want = torch.zeros(4, 3, 7, dtype=dtype)
-        want[index] = 1
-        assert td["q"].dtype == dtype
-        assert (td["q"] == want).all()
-        assert (td["b"] == ROWS).all()
-
-    def test_new_nested_key(self):
-        td = make()
-        td[0] = TensorDict({"p": TensorDict({"q": torch.ones(3, 6)}, [3, 6])}, [3])
-        assert td["p"].batch_size == (4, 3, 6)
-        assert td["p", "q"].sum((1, 2)).tolist() == [18, 0, 0, 0]
-        td[1] = {"m": {"k": {"q": torch.ones(3)}}}
-        assert td["m", "k", "q"].sum(1).tolist() == [0, 3, 0, 0]
-        assert (td["m", "k", "d"] == make()["m", "k", "d"]).all()
-
-    def test_source_of_shorter_batch_is_promoted(self):
-        td = make()
-        td[0:2] = TensorDict({"a": torch.ones(2, 3, 2)}, [2])
-        td[2] = TensorDict({"a": torch.ones(3, 2)}, [])
-        assert (td["a"][:3] == 1).all() and (td["a"][3] != 1).all()
-
-    def test_source_without_batch_dims_is_no_row(self):
-        td = TensorDict({"a": torch.zeros(3)}, [3])
-        with pytest.raises(RuntimeError, match="batch size"):
-            td[:2] = TensorDict({"a": 1.0})
-        assert td["a"].tolist() == [0.0] * 3
-
-    def test_source_broadcasts_over_leading_dims(self):
-        td = make()
-        td[0:2] = TensorDict({"b": torch.tensor([7, 8, 9])}, [3])
-        assert td["b"][:2].tolist() == [[7, 8, 9]] * 2
-
-    @pytest.mark.parametrize("shape", [(2,), (4,), (1, 2)], ids=str)
-    def test_wrong_batch_size(self, shape):
-        td = make()
-        with pytest.raises(RuntimeError, match="batch size"):
-            td[0] = TensorDict({"b": torch.zeros(shape, dtype=torch.long)}, shape)
-        check_rows(td, ROWS)
-
-    @pytest.mark.parametrize("shape", [(3, 3), (2, 1, 3)], ids=str)
-    def test_ours_batch_size_too_long(self, shape):
-        td = make()
-        with pytest.raises(RuntimeError, match="batch size"):
-            td[0] = TensorDict({"b": torch.zeros(shape, dtype=torch.long)}, shape)
-        check_rows(td, ROWS)
-
-    def test_wrong_leaf_shape(self):
-        td = make()
-        with pytest.raises(RuntimeError):
-            td[0] = TensorDict({"a": torch.zeros(3, 5)}, [3])
-        check_rows(td, ROWS)
-
-    @pytest.mark.parametrize("index", [4, -5, (0, 3), (0, 0, 0), T([9])], ids=str)
-    def test_index_error(self, index):
-        td = make()
-        with pytest.raises(IndexError):
-            td[index] = 0
-        check_rows(td, ROWS)
-
-    def test_dict_leaf_must_have_the_indexed_shape(self):
-        td = make()
-        with pytest.raises(RuntimeError, match="batch dimension mismatch"):
-            td[0] = {"a": 1.0}
-        check_rows(td, ROWS)
-
-    @pytest.mark.parametrize("index", [S(None), ..., (), None, True], ids=repr)
-    def test_whole(self, index):
-        td = make()
-        td[index] = 0
-        assert all((value == 0).all() for value in leaves(td).values())
-
-    def test_whole_without_batch_dims(self):
-        td = TensorDict({"a": torch.zeros(3)})
-        td[...] = 2.0
-        assert td["a"].tolist() == [2, 2, 2]
-        td[()] = 3.0
-        assert td["a"].tolist() == [3, 3, 3]
-
-    def test_locked_in_place_is_fine(self):
-        td = make().lock_()
-        td[1] = 0
-        assert (td["b"][1] == 0).all()
-        td[2] = shifted()[2]
-        assert td["b"][2].tolist() == [106, 107, 108]
-        assert td.is_locked
-
-    def test_locked_new_key(self):
-        td = make().lock_()
-        with pytest.raises(RuntimeError, match="Cannot modify locked TensorDict"):
-            td[0] = TensorDict({"q": torch.ones(3)}, [3])
-        assert "q" not in td.keys()
-
-    def test_self_overlap(self):
-        td = make()
-        td[0] = td[3]
-        assert td["b"][0].tolist() == [9, 10, 11]
-
-    def test_augmented(self):
-        td = make().select("a", "b")
-        td[1] += 1
-        want = ROWS.clone()
-        want[1] += 1
-        assert (td["b"] == want).all()
-
-    def test_through_a_lazy_source(self):
-        td = make()
-        rows = [shifted()[i] for i in (3, 1)]
-        td[[0, 2]] = LazyStackedTensorDict(*rows, stack_dim=0)
-        assert td["b"].tolist() == [[109, 110, 111], [3, 4, 5], [103, 104, 105], [9, 10, 11]]
-
-    def test_ours_useless_value_is_refused(self):
-        for value in ("text", object()):
-            td = make()
-            with pytest.raises((TypeError, ValueError, RuntimeError)):
-                td[0] = value
-            check_rows(td, ROWS)
-
-
-class TestAt:
-    def test_get_at(self):
-        td = make()
-        assert (td.get_at("a", 1) == td["a"][1]).all()
-        assert (td.get_at("a", (1, S(None), 0)) == td["a"][1, :, 0]).all()
-        assert td.get_at(("n", "c"), (3, 2, 4, 1)) == 119
-        assert td.get_at("a", T([0, 2, 2])).shape == (3, 3, 2)
-        assert td.get_at("n", 0).batch_size == (3, 5)
-
-    def test_get_at_views(self):
-        td = make()
-        td.get_at("b", 2).zero_()
-        assert td["b"][2].tolist() == [0, 0, 0]
-
-    def test_get_at_default(self):
-        td = make()
-        assert td.get_at("zz", 0, None) is None
-        assert td.get_at("zz", 0, default=5) == 5
-
-    def test_get_at_out_of_range(self):
-        with pytest.raises(IndexError):
-            make().get_at("b", 4)
-        with pytest.raises(IndexError):
-            make().get_at("b", (0, 0, 0))
-
-    @pytest.mark.parametrize(
-        "index", [0, S(1, 3), (S(None), 1), MASK_ROW, MASK_FULL, [0, 2]], ids=str
-    )
-    def test_set_at_(self, index):
-        td = make()
-        b = td["b"]
-        want = ROWS.clone()
+        want, b = ROWS.clone(), td["b"]
         want[index] = -1
-        assert td.set_at_("b", -1, index) is td
-        assert td["b"] is b
-        assert (b == want).all()
+        assert td.set_at_("b", -1, index) is td and td["b"] is b and torch.equal(b, want)
         assert (td["a"] == make()["a"]).all()
-
-    def test_set_at_tensor_and_nested(self):
-        td = make()
-        td.set_at_("a", T([5.0, 6.0]), (0, S(None)))
-        assert td["a"][0].tolist() == [[5, 6]] * 3
-        td.set_at_(("n", "c"), torch.zeros(3, 5, 2, dtype=torch.long), 2)
-        assert (td["n", "c"][2] == 0).all() and (td["n", "c"][3] != 0).all()
-
-    def test_set_at_errors(self):
-        td = make()
-        with pytest.raises(KeyError, match="zz"):
-            td.set_at_("zz", 1, 0)
-        with pytest.raises(RuntimeError):
-            td.set_at_("a", torch.ones(7), 0)
-        with pytest.raises(IndexError):
-            td.set_at_("a", 1, 9)
-        check_rows(td, ROWS)
-
-    def test_set_at_when_locked(self):
-        td = make().lock_()
-        td.set_at_("b", 0, 0)
-        assert td["b"][0].tolist() == [0, 0, 0]
+    assert (td.get_at("a", I[1, :, 0]) == td["a"][1, :, 0]).all()
+    assert td.get_at(("n", "c"), (3, 2, 4, 1)) == 119 and td.get_at("n", 0).batch_size == (3, 5)
+    td.set_at_("a", T([5.0, 6.0]), I[0, :]).set_at_(("n", "c"), torch.zeros(3, 5, 2).long(), 2)
+    assert td["a"][0].tolist() == [[5, 6]] * 3 and not td["n", "c"][2].any()
+    td.get_at("b", 2).zero_()  # a view
+    assert td["b"][2].tolist() == [0, 0, 0]
 
 
-# --- masks, where, gather ---------------------------------------------------------------------
+# ------------------------------------------------------------------------ masks, where, gather
 
 
-def broadcast(mask, value):
+def line_up(mask, value):
     return mask.reshape(*mask.shape, *[1] * (value.ndim - mask.ndim))
 
 
-class TestMask:
-    @pytest.mark.parametrize(
-        "mask", [MASK_FULL, MASK_ROW, MASK_FULL & False, MASK_FULL | True], ids=str
-    )
-    def test_masked_fill(self, mask):
-        td = make()
+@every_kind
+def test_masks(kind):
+    for mask in (FULL, ROW, FULL & False, FULL | True):
+        td = kind(make())
         out = td.masked_fill(mask, 0)
-        for key, value in leaves(make()).items():
-            assert (out[key] == torch.where(broadcast(mask, value), 0, value)).all()
-            assert out[key].dtype == value.dtype
+        want = {key: x.masked_fill(line_up(mask, x), 0) for key, x in leaves(make()).items()}
+        assert all(torch.equal(leaves(out)[key], value) for key, value in want.items())
         check_rows(td, ROWS)
-        assert out["n"].batch_size == (4, 3, 5)
-
-    @pytest.mark.parametrize("mask", [MASK_FULL, MASK_ROW], ids=str)
-    def test_masked_fill_(self, mask):
-        td = make()
-        b = td["b"]
+        for got in (td.masked_select(mask), torch.masked_select(td, mask)):
+            check_read(got, ROWS[mask])
+            got if is_lazy(td) else got.zero_()
+        check_rows(td, ROWS)
         assert td.masked_fill_(mask, 0) is td
-        assert td["b"] is b
-        for key, value in leaves(make()).items():
-            assert (td[key] == torch.where(broadcast(mask, value), 0, value)).all()
-
-    @pytest.mark.parametrize("shape", [(3,), (7,), (4, 3, 2)], ids=str)
-    def test_masked_fill_wrong_shape(self, shape):
-        with pytest.raises(RuntimeError):
-            make().masked_fill(torch.ones(shape, dtype=torch.bool), 0)
-
-    @pytest.mark.parametrize("mask", [MASK_FULL, MASK_ROW, MASK_FULL & False], ids=str)
-    def test_masked_select_is_mask_indexing(self, mask):
-        check_rows(make().masked_select(mask), ROWS[mask])
-        check_rows(torch.masked_select(make(), mask), ROWS[mask])
-
-    def test_masked_select_copies(self):
-        td = make()
-        td.masked_select(MASK_FULL).zero_()
-        check_rows(td, ROWS)
+        assert all(torch.equal(leaves(td)[key], value) for key, value in want.items())
 
 
-class TestWhere:
-    def test_two_containers(self):
-        td, other = make(), shifted()
-        for out in (td.where(MASK_FULL, other), torch.where(MASK_FULL, td, other)):
-            for key, value in leaves(td).items():
-                assert (
-                    out[key] == torch.where(broadcast(MASK_FULL, value), value, other[key])
-                ).all()
-            assert out["n"].batch_size == (4, 3, 5)
-            assert is_tensor_collection(out)
-        check_rows(td, ROWS)
-
-    @pytest.mark.parametrize("fill", [0, torch.tensor(0)], ids=repr)
-    def test_scalar_other(self, fill):
-        td = make()
-        for out in (td.where(MASK_FULL, fill), torch.where(MASK_FULL, td, fill)):
-            for key, value in leaves(td).items():
-                assert (out[key] == torch.where(broadcast(MASK_FULL, value), value, 0)).all()
-
-    def test_scalar_first(self):
-        td = make().select("b")
-        assert (torch.where(MASK_FULL, 0, td)["b"] == torch.where(MASK_FULL, 0, ROWS)).all()
-
-    def test_row_mask_is_read_from_the_left(self):
-        out = make().where(MASK_ROW, shifted())
-        assert out["b"].tolist() == [[0, 1, 2], [103, 104, 105], [6, 7, 8], [109, 110, 111]]
-
-    def test_missing_key(self):
-        with pytest.raises(KeyError, match="pad"):
-            make().where(MASK_FULL, shifted().select("a"))
-
-    def test_missing_key_padded(self):
-        out = make().where(MASK_FULL, shifted().select("a"), pad=0)
-        assert (out["b"] == torch.where(MASK_FULL, ROWS, 0)).all()
-        assert (out["a"][0, 1] == torch.tensor([102.0, 103.0])).all()
-        back = make().select("a").where(MASK_FULL, shifted(), pad=0)
-        assert (back["b"] == torch.where(MASK_FULL, 0, ROWS + 100)).all()
-
-    def test_out(self):
-        td = make()
-        out = td.clone()
-        assert td.where(MASK_FULL, shifted(), out=out) is out
-        assert (out["b"] == torch.where(MASK_FULL, ROWS, ROWS + 100)).all()
-        check_rows(td, ROWS)
-
-    def test_names(self):
-        assert make(names=["x", "y"]).where(MASK_FULL, shifted()).names == ["x", "y"]
+@every_kind
+def test_where(kind):
+    td, other = kind(make()), shifted()
+    for fill in (other, kind(shifted()), 0, T(0)):
+        for mask in (FULL, ROW):
+            for out in (td.where(mask, fill), torch.where(mask, td, fill)):
+                for key, value in leaves(td).items():
+                    new = leaves(fill)[key] if hasattr(fill, "keys") else fill
+                    want = torch.where(line_up(mask, value), value, new)
+                    assert torch.equal(leaves(out)[key], want)
+                assert out.get("n").batch_size == (4, 3, 5)
+    check_rows(td, ROWS)
 
 
-GATHER_CASES = [
-    (0, [[0, 1, 2], [3, 2, 1]]),
-    (-2, [[3, 3, 3]]),
-    (1, [[0], [1], [2], [0]]),
-    (-1, [[0, 2], [1, 1], [2, 0], [0, 1]]),
-    (1, [[0], [1]]),
-]
+def test_where_out_and_pads():
+    out = make()
+    assert make().where(FULL, shifted(), out=out) is out
+    assert (out["b"] == torch.where(FULL, ROWS, ROWS + 100)).all()
+    out = make().where(FULL, shifted().select("a"), pad=0)
+    assert (out["b"] == torch.where(FULL, ROWS, 0)).all()
+    assert (out["a"][0, 1] == T([102.0, 103.0])).all()
+    back = make().select("a").where(FULL, shifted(), pad=0)
+    assert (back["b"] == torch.where(FULL, 0, ROWS + 100)).all()
+    first = torch.where(FULL, 0, make().select("b"))
+    assert (first["b"] == torch.where(FULL, 0, ROWS)).all()
 
 
-class TestGather:
-    @pytest.mark.parametrize(("dim", "index"), GATHER_CASES, ids=str)
-    def test_as_torch(self, dim, index):
-        index = T(index)
-        rows = ROWS.gather(dim, index)
-        check_rows(make().gather(dim, index), rows)
-        check_rows(torch.gather(make(), dim, index), rows)
-        check_rows(torch.gather(input=make(), dim=dim, index=index), rows)
-        check_rows(make().gather(index=index, dim=dim), rows)
-
-    def test_out(self):
-        out = make()[:1].clone()
-        index = T([[2, 1, 0]])
-        assert make().gather(0, index, out=out) is out
-        check_rows(out, ROWS.gather(0, index))
-
-    @pytest.mark.parametrize("dim", [2, -3])
-    def test_dim_out_of_range(self, dim):
-        with pytest.raises((RuntimeError, IndexError), match="[Cc]annot gather|out of range"):
-            make().gather(dim, T([[0]]))
-
-    def test_index_out_of_range(self):
-        with pytest.raises((RuntimeError, IndexError)):
-            make().gather(0, T([[5, 0, 0]]))
-
-    def test_names(self):
-        assert make(names=["x", "y"]).gather(0, T([[0, 1, 2]])).names == ["x", "y"]
+@every_kind
+def test_gather(kind):
+    for dim, index in (
+        (0, [[0, 1, 2], [3, 2, 1]]),
+        (-2, [[3, 3, 3]]),
+        (1, [[0], [1], [2], [0]]),
+        (-1, [[0, 2], [1, 1], [2, 0], [0, 1]]),
+        (1, [[0], [1]]),
+    ):
+        td, index = kind(make()), T(index)
+        for out in (
+            td.gather(dim, index),
+            td.gather(index=index, dim=dim),
+            torch.gather(td, dim, index),
+            torch.gather(input=td, dim=dim, index=index),
+        ):
+            check_rows(out, ROWS.gather(dim, index))
+    out = make()[:1].clone()
+    assert make().gather(0, T([[2, 1, 0]]), out=out) is out
+    check_rows(out, ROWS.gather(0, T([[2, 1, 0]])))
