@@ -490,6 +490,7 @@ REFUSED = {
     "pop below a tensor": (lambda td: td.pop(("a", "zz")), (K, ValueError), ""),
     "del below a tensor": (lambda td: td.del_(("a", "zz")), (K, ValueError), ""),
     "select below a tensor": (lambda td: td.select(("a", "zz")), K, "zz"),
+    "an item": (lambda td: td.__setitem__("z", torch.ones(T)), R, "batch dimension mismatch"),
     "no key": (lambda td: td.set((), ONE), K, ""),
     "set_ of another shape": (lambda td: td.set_("a", torch.ones(B, T, 6)), R, "update 'a'|shape"),
     "set_, as a value error": (lambda td: td.set_("a", torch.ones(B, T, 6)), ValueError, ""),

@@ -317,6 +317,7 @@ OTHER = TensorDict({"b": torch.zeros(2).long()}, [2])
 REFUSED = {
     "members in the rows": (lambda td: td.set("new", torch.zeros(3, 4)), R, "dimension mismatch"),
     "too short a list": (lambda td: td.set("new", ["x"]), R, "list of 1 values"),
+    "a nested shape": (lambda td: td.set(("n", "c"), torch.zeros(7, 7)), R, "mismatch"),
     "no inner batch": (lambda td: td.set(("n", "c"), td["b"]), R, "dimension mismatch"),
     "below a tensor": (lambda td: td.set(("a", "c"), td["b"]), K, "not a container"),
     "update by no rows": (lambda td: td.update(OTHER), R, "mismatch"),

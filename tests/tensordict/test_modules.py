@@ -841,6 +841,7 @@ def test_in_place_updates_keep_the_parameter():
         write()
         assert p["w"] is w and (w == value).all()
     assert w.requires_grad and w.is_leaf and w.grad_fn is None
+    assert p.setdefault("w", torch.ones(3, 4)) is w
     p = TensorDictParams(TensorDict(a=torch.zeros(2, 3), n=dict(b=torch.ones(2)), batch_size=[2]))
     leaf = p["n", "b"]
     assert p.set_at_(("n", "b"), 5.0, 1) is p

@@ -299,13 +299,15 @@ def test_lazy_stacks():
         assert td.names == td["b"].names == names
         rest = names[:dim] + names[dim + 1 :]
         assert all(m.names == m["b"].names == rest for m in td.tensordicts)
+        td.names = [None if name in rest else name for name in names]
+        assert all(m.names == [None] * 3 for m in td.tensordicts)
     for names, calls in {
         ".yz": (lambda td: td[0], lambda td: td.unbind(0)[0]),
         "xyz": (lambda td: td[:, 0], lambda td: td.unbind(1)[0]),
         ".xyz": (lambda td: td.transpose(0, 1),),
         "z.yx": (lambda td: td.permute(3, 1, 2, 0),),
         ".x.yz": (lambda td: td.unsqueeze(0),),
-        "x.yz": (torch.clone, lambda td: td.contiguous(), lambda td: td.split(1)[1]),
+        "x.yz": (torch.clone, lambda td: td.contiguous(), lambda td: td.split(1, 1)[1]),
         "w.yz": (lambda td: td.rename_(x="w"),),
     }.items():
         for call in calls:

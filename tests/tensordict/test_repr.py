@@ -1,15 +1,12 @@
 # ruff: noqa: E501 - the long lines are the texts that are compared
-"""The default repr: one line per leaf, keys sorted, nested containers indented.
-
-All classes here are `ours`: the form is fixed by us.
-"""
+"""The default repr: one line per leaf, keys sorted, nested containers indented."""
 
 from textwrap import dedent, indent
 
-import pytest
 import torch
 
 from raffia import NonTensorData, TensorDict, TensorDictParams, lazy_stack, tensorclass
+from tests.tensordict.kinds import each
 
 B, T = 2, 3
 
@@ -20,195 +17,136 @@ class Step:
     task: str
 
 
+def ones(*shape, **options):
+    return torch.ones(shape, **options)
+
+
 def leaf(*shape, dtype="float32", device="cpu", shared=False, cls="Tensor"):
     return f"{cls}(shape=torch.Size({list(shape)}), device={device}, dtype=torch.{dtype}, is_shared={shared})"
 
 
 def node(fields, batch=(), device=None, shared=False, cls="TensorDict", tail=""):
     """The text of a container, from the texts of its entries in the order in which they must appear."""
-    body = ",\n".join(f"{key}: {text}" for key, text in fields.items())
-    body = indent(body, " " * 8)
-    opening = "    fields={\n" + (f"{body}}},\n" if fields else "    },\n")
-    return (
-        f"{cls}(\n{opening}"
-        + ("    exclusive_fields={\n    },\n" if cls == "LazyStackedTensorDict" else "")
-        + f"    batch_size=torch.Size({list(batch)}),\n    device={device},\n    is_shared={shared}{tail})"
+    body = indent(",\n".join(f"{key}: {text}" for key, text in fields.items()), " " * 8)
+    lazy = "    exclusive_fields={\n    },\n" if cls == "LazyStackedTensorDict" else ""
+    opening = f"{cls}(\n    fields={{\n" + (f"{body}}},\n" if fields else "    },\n") + lazy
+    end = f"    batch_size=torch.Size({list(batch)}),\n    device={device},\n"
+    return f"{opening}{end}    is_shared={shared}{tail})"
+
+
+def lazy(dim, fields, batch):
+    return node(fields, batch, cls="LazyStackedTensorDict", tail=f",\n    stack_dim={dim}")
+
+
+def data(text, cls="NonTensorData"):
+    return f"{cls}(data={text}, batch_size=torch.Size([2]), device=None)"
+
+
+STACK = "NonTensorStack(\n    ['u', 'v'],\n    batch_size=torch.Size([2]),\n    device=None)"
+STEP = f"Step(\n    obs={leaf(B)},\n    task={data('reach')},\n    batch_size=torch.Size([2]),\n    device=None,\n    is_shared=False)"
+MIXED = {"x": ones(B), "y": ones(B, device="meta")}
+TWO = {"x": ones(B), "n": {"y": ones(B)}}
+IN_META = node({"y": leaf(B, device="meta")}, [B], "meta")
+IN_SHARED = node({"y": leaf(B, shared=True)}, [B], shared=True)
+PARAMS = node({"n": node({"b": leaf(3, cls="Parameter")}), "w": leaf(2, cls="Parameter")})
+
+
+def stacked(dim):
+    return lazy_stack([TensorDict({"z": ones(B, T), "n": {"y": ones(B)}}, [B])] * 4, dim)
+
+
+def step():
+    return Step(obs=ones(B), task="reach", batch_size=[B])
+
+
+# what makes the container, and its text
+CASES = {
+    "sorted": (lambda: TensorDict(z=1, a=2), node({k: leaf(dtype="int64") for k in "az"})),
+    "dtypes": (
+        lambda: TensorDict(x=ones(2, dtype=torch.bool), y=ones(2, dtype=torch.float16)),
+        node({"x": leaf(2, dtype="bool"), "y": leaf(2, dtype="float16")}),
+    ),
+    "parameter": (
+        lambda: TensorDict(b=torch.nn.Parameter(ones(3))),
+        node({"b": leaf(3, cls="Parameter")}),
+    ),
+    "empty level": (lambda: TensorDict({"e": {}, "x": 1.0}), node({"e": node({}), "x": leaf()})),
+    "empty": (lambda: TensorDict({}, [B], device="cpu"), node({}, [B], "cpu")),
+    "device": (
+        lambda: TensorDict(TWO, [B], device="meta"),
+        node({"n": IN_META, "x": leaf(B, device="meta")}, [B], "meta"),
+    ),
+    "devices": (
+        lambda: TensorDict(MIXED, [B]),
+        node({"x": leaf(B), "y": leaf(B, device="meta")}, [B]),
+    ),
+    "longer child": (
+        lambda: TensorDict({"n": TensorDict({"y": ones(B, T)}, [B, T])}, [B]),
+        node({"n": node({"y": leaf(B, T)}, [B, T])}, [B]),
+    ),
+    "shared": (
+        lambda: TensorDict(TWO, [B]).clone().share_memory_(),
+        node({"n": IN_SHARED, "x": leaf(B, shared=True)}, [B], shared=True),
+    ),
+    "lock": (lambda: TensorDict({"x": ones(B)}, [B], lock=True), node({"x": leaf(B)}, [B])),
+    "names": (lambda: TensorDict({"x": ones(B)}, [B], names=["t"]), node({"x": leaf(B)}, [B])),
+    "values": (
+        lambda: TensorDict({"s": "text", "n": None, "l": ["u", "v"]}, [B]),
+        node({"l": STACK, "n": data("None"), "s": data("text")}, [B]),
+    ),
+    "a value": (lambda: NonTensorData("x", batch_size=[B]), data("x")),
+    **{
+        f"lazy along {dim}": (
+            lambda dim=dim: stacked(dim),
+            lazy(dim, {"n": lazy(dim, {"y": leaf(*batch)}, batch), "z": leaf(*batch, T)}, batch),
+        )
+        for dim, batch in ((0, [4, B]), (1, [B, 4]))
+    },
+    "a lazy entry": (
+        lambda: TensorDict({"l": lazy_stack([TensorDict(a=ones(T))] * B)}, [B]),
+        node({"l": lazy(0, {"a": leaf(B, T)}, [B])}, [B]),
+    ),
+    "parameters": (
+        lambda: TensorDictParams(TensorDict({"w": ones(2), "n": {"b": ones(3)}})),
+        f"TensorDictParams(params={PARAMS})",
+    ),
+    "tensorclass": (step, STEP),
+    "a tensorclass as an entry": (lambda: TensorDict({"s": step()}, [B]), node({"s": STEP}, [B])),
+}
+
+
+def test_texts():
+    def check(case):
+        make, text = case
+        td = make()
+        keys = list(td.keys()) if isinstance(td, TensorDict) else None
+        assert repr(td) == str(td) == f"{td}" == text
+        assert keys is None or list(td.keys()) == keys
+
+    each(CASES, check)
+
+
+def test_a_text_in_full():
+    """Of members of unlike shape and keys, and of nested containers."""
+    td = TensorDict(
+        {"n": lazy_stack([TensorDict(a=ones(3), b=1), TensorDict(a=ones(4), c=1)])}, [2]
     )
-
-
-class TestDense_ours:
-    def test_literal(self):
-        td = TensorDict({"b": torch.nn.Parameter(torch.ones(3, 4)), "a": torch.zeros(3)}, [3])
-        expected = dedent("""\
-            TensorDict(
-                fields={
-                    a: Tensor(shape=torch.Size([3]), device=cpu, dtype=torch.float32, is_shared=False),
-                    b: Parameter(shape=torch.Size([3, 4]), device=cpu, dtype=torch.float32, is_shared=False)},
-                batch_size=torch.Size([3]),
-                device=None,
-                is_shared=False)""")
-        assert repr(td) == expected
-
-    def test_literal_nested(self):
-        td = TensorDict(
-            {"n": {"y": torch.ones(B, T), "m": {"z": torch.ones(B)}}, "a": torch.zeros(B)}, [B]
-        )
-        expected = dedent("""\
-            TensorDict(
-                fields={
-                    a: Tensor(shape=torch.Size([2]), device=cpu, dtype=torch.float32, is_shared=False),
-                    n: TensorDict(
-                        fields={
-                            m: TensorDict(
-                                fields={
-                                    z: Tensor(shape=torch.Size([2]), device=cpu, dtype=torch.float32, is_shared=False)},
-                                batch_size=torch.Size([2]),
-                                device=None,
-                                is_shared=False),
-                            y: Tensor(shape=torch.Size([2, 3]), device=cpu, dtype=torch.float32, is_shared=False)},
-                        batch_size=torch.Size([2]),
-                        device=None,
-                        is_shared=False)},
-                batch_size=torch.Size([2]),
-                device=None,
-                is_shared=False)""")
-        assert repr(td) == expected
-
-    def test_literal_empty(self):
-        expected = dedent("""\
-            TensorDict(
-                fields={
-                },
-                batch_size=torch.Size([2]),
-                device=cpu,
-                is_shared=False)""")
-        assert repr(TensorDict({}, [B], device="cpu")) == expected
-
-    def test_str_is_repr(self):
-        td = TensorDict(a=1, b={"c": 2})
-        assert str(td) == f"{td}" == repr(td)
-
-    @pytest.mark.parametrize(
-        "td, fields",
-        [
-            (TensorDict(z=1, a=2, m=3), {k: leaf(dtype="int64") for k in "amz"}),
-            (TensorDict({"x": torch.ones(2, dtype=torch.bool)}), {"x": leaf(2, dtype="bool")}),
-            (
-                TensorDict({"x": torch.ones(2, dtype=torch.float16)}),
-                {"x": leaf(2, dtype="float16")},
-            ),
-            (TensorDict({"e": {}, "x": 1.0}), {"e": node({}), "x": leaf()}),
-        ],
-        ids=["sorted", "bool", "half", "empty-level"],
-    )
-    def test_fields(self, td, fields):
-        assert repr(td) == node(fields)
-
-    def test_device(self):
-        td = TensorDict({"x": torch.ones(B), "n": {"y": torch.ones(B)}}, [B], device="meta")
-        inner = node({"y": leaf(B, device="meta")}, [B], "meta")
-        assert repr(td) == node({"n": inner, "x": leaf(B, device="meta")}, [B], "meta")
-
-    def test_mixed_devices(self):
-        td = TensorDict({"x": torch.ones(B), "y": torch.ones(B, device="meta")}, [B])
-        assert repr(td) == node({"x": leaf(B), "y": leaf(B, device="meta")}, [B])
-
-    def test_child_with_a_longer_batch(self):
-        td = TensorDict({"n": TensorDict({"y": torch.ones(B, T)}, [B, T])}, [B])
-        assert repr(td) == node({"n": node({"y": leaf(B, T)}, [B, T])}, [B])
-
-    def test_shared_memory(self):
-        td = TensorDict({"x": torch.ones(B), "n": {"y": torch.ones(B)}}, [B]).share_memory_()
-        inner = node({"y": leaf(B, shared=True)}, [B], shared=True)
-        assert repr(td) == node({"n": inner, "x": leaf(B, shared=True)}, [B], shared=True)
-
-    @pytest.mark.parametrize(
-        "change", [lambda td: td.lock_(), lambda td: td.refine_names("x")], ids=["lock", "names"]
-    )
-    def test_lock_and_names_do_not_show(self, change):
-        td = TensorDict({"x": torch.ones(B)}, [B])
-        assert repr(change(td)) == node({"x": leaf(B)}, [B])
-
-    def test_it_does_not_change_the_container(self):
-        td = TensorDict({"z": 1, "a": 2})
-        repr(td)
-        assert list(td.keys()) == ["z", "a"]
-
-
-class TestNonTensor_ours:
-    def test_entries(self):
-        td = TensorDict({"s": "text", "n": None, "x": torch.ones(B)}, [B])
-        fields = {
-            "n": "NonTensorData(data=None, batch_size=torch.Size([2]), device=None)",
-            "s": "NonTensorData(data=text, batch_size=torch.Size([2]), device=None)",
-            "x": leaf(B),
-        }
-        assert repr(td) == node(fields, [B])
-
-    def test_alone(self):
-        assert (
-            repr(NonTensorData("x", batch_size=[B]))
-            == "NonTensorData(data=x, batch_size=torch.Size([2]), device=None)"
-        )
-
-    def test_list_of_texts(self):
-        stack = (
-            "NonTensorStack(\n    ['u', 'v'],\n    batch_size=torch.Size([2]),\n    device=None)"
-        )
-        assert repr(TensorDict({"l": ["u", "v"]}, [B])) == node({"l": stack}, [B])
-
-
-class TestLazy_ours:
-    def test_literal(self):
-        lazy = lazy_stack([TensorDict(a=torch.ones(3), b=1), TensorDict(a=torch.ones(4), c=1)])
-        expected = dedent("""\
-            LazyStackedTensorDict(
-                fields={
-                    a: Tensor(shape=torch.Size([2, -1]), device=cpu, dtype=torch.float32, is_shared=False)},
-                exclusive_fields={
-                    0 ->
-                        b: Tensor(shape=torch.Size([]), device=cpu, dtype=torch.int64, is_shared=False),
-                    1 ->
-                        c: Tensor(shape=torch.Size([]), device=cpu, dtype=torch.int64, is_shared=False)},
-                batch_size=torch.Size([2]),
-                device=None,
-                is_shared=False,
-                stack_dim=0)""")
-        assert repr(lazy) == expected
-
-    @pytest.mark.parametrize("dim, batch", [(0, [4, B]), (1, [B, 4])])
-    def test_nested(self, dim, batch):
-        lazy = lazy_stack(
-            [TensorDict({"z": torch.ones(B, T), "n": {"y": torch.ones(B)}}, [B]) for _ in range(4)],
-            dim,
-        )
-        kind = {"cls": "LazyStackedTensorDict", "tail": f",\n    stack_dim={dim}"}
-        inner = node({"y": leaf(*batch)}, batch, **kind)
-        assert repr(lazy) == node({"n": inner, "z": leaf(*batch, T)}, batch, **kind)
-
-    def test_as_an_entry(self):
-        lazy = lazy_stack([TensorDict(a=torch.ones(T)) for _ in range(B)])
-        inner = node({"a": leaf(B, T)}, [B], cls="LazyStackedTensorDict", tail=",\n    stack_dim=0")
-        assert repr(TensorDict({"l": lazy}, [B])) == node({"l": inner}, [B])
-
-
-class TestOtherContainers_ours:
-    def test_params(self):
-        params = TensorDictParams(TensorDict({"w": torch.ones(2), "n": {"b": torch.ones(3)}}))
-        inner = node({"b": leaf(3, cls="Parameter")})
-        assert (
-            repr(params)
-            == f"TensorDictParams(params={node({'n': inner, 'w': leaf(2, cls='Parameter')})})"
-        )
-
-    def test_tensorclass(self):
-        step = Step(obs=torch.ones(B), task="reach", batch_size=[B])
-        expected = dedent("""\
-            Step(
-                obs=Tensor(shape=torch.Size([2]), device=cpu, dtype=torch.float32, is_shared=False),
-                task=NonTensorData(data=reach, batch_size=torch.Size([2]), device=None),
-                batch_size=torch.Size([2]),
-                device=None,
-                is_shared=False)""")
-        assert repr(step) == expected
-        assert repr(TensorDict({"s": step}, [B])) == node({"s": expected}, [B])
+    expected = dedent("""\
+        TensorDict(
+            fields={
+                n: LazyStackedTensorDict(
+                    fields={
+                        a: Tensor(shape=torch.Size([2, -1]), device=cpu, dtype=torch.float32, is_shared=False)},
+                    exclusive_fields={
+                        0 ->
+                            b: Tensor(shape=torch.Size([]), device=cpu, dtype=torch.int64, is_shared=False),
+                        1 ->
+                            c: Tensor(shape=torch.Size([]), device=cpu, dtype=torch.int64, is_shared=False)},
+                    batch_size=torch.Size([2]),
+                    device=None,
+                    is_shared=False,
+                    stack_dim=0)},
+            batch_size=torch.Size([2]),
+            device=None,
+            is_shared=False)""")
+    assert repr(td) == expected

@@ -363,6 +363,11 @@ NOT_JOINED = {
     ),
     "batch size": (lambda: torch.stack([make(), make((4, 2))]), RuntimeError, "batch.size"),
     "batch size to cat": (lambda: torch.cat([make(), make((4, 2))], 0), RuntimeError, ""),
+    "shapes to cat": (
+        lambda: torch.cat([make(), changed("a", torch.ones(4, 3, 4))]),
+        RuntimeError,
+        "'a', of shapes",
+    ),
     "no parts": (lambda: torch.stack([]), RuntimeError, ""),
     "dim": (lambda: torch.stack([make(), make()], 3), IndexError, ""),
     "negative dim": (lambda: torch.stack([make(), make()], -4), IndexError, ""),
@@ -541,6 +546,8 @@ def test_pad(value):
 
     each({str(size): size for size in ([1, 2], [0, 2], [0, 0, 1, 1], [1, 0, 0, 2], [0, 0])}, check)
     assert make().select("b").pad([0, 1])["b"][-1].tolist() == [0, 0, 0]
+    padded = pad(TensorDict({"a": torch.ones(2), "text": "hello"}, [2]), [0, 1])
+    assert padded[0]["text"] == "hello" and padded[-1]["text"] is None
     td = make()
     assert pad(td, [0, 1], inplace=True) is td and td.batch_size == (5, 3)
 
