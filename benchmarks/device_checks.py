@@ -93,7 +93,7 @@ def step(params: TensorDict, update: TensorDict) -> TensorDict:
     largest = max(float(grad.max()) for grad in grads.values())
 
     def entry(name: str, x: Tensor) -> Tensor:
-        least = max(1e-6 * largest, 1e-2 * float(grads[name].max()))
+        least = max(1e-5 * largest, 1e-2 * float(grads[name].max()))
         return torch.where((grads[name] > least).to(x.device), x, 0.0)
 
     return TensorDict({name: entry(name, x) for name, x in leaves(params).items()})

@@ -5,6 +5,9 @@ from contextlib import closing
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from raffia.algorithms.efficientzero import row_graphs
 from raffia.algorithms.efficientzero.inference import fold
@@ -145,12 +148,61 @@ def test_the_setting_records_both(tmp_path, monkeypatch):
         assert len(searching) == 2 and replays > acting > 0
 
 
+class CopiesFromCPU(TorchDispatchMode):
+    """Notes the operations that read the CPU's memory to write elsewhere."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        given, made = (
+            {leaf.device.type for leaf in tree_leaves(tree) if torch.is_tensor(leaf)}
+            for tree in ((args, kwargs), out)
+        )
+        if "cpu" in given and "meta" in made:
+            self.found.add(str(func))
+        return out
+
+
+class MadeFromNumbers(TorchFunctionMode):
+    """Notes the tensors elsewhere that are made of Python's numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = set()
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if func in (torch.tensor, torch.as_tensor) and not torch.is_tensor(args[0]):
+            self.found |= {func.__name__} if out.is_meta else set()
+        return out
+
+
+@pytest.mark.parametrize("base", ["vector", "stack", "box", "fixed", "board", "gumbel"])
+def test_gradients_copy_nothing_from_the_cpu(base, tmp_path):
+    """A graph can't record that."""
+    run = EfficientZeroExperiment(BASES[base], tmp_path, Quiet(), make_env, None)
+    with closing(run):
+        state = run.init()
+        batch = run.next_batch(state)
+        state, batch = state.to("meta"), batch.to("meta")
+        with CopiesFromCPU() as copies, MadeFromNumbers() as made:
+            run.learner.grads(state, batch)
+            assert not copies.found and not made.found
+            torch.zeros(2).to("meta")
+            torch.tensor([1.0, 2.0], device="meta")
+        assert copies.found and made.found  # they see such things
+
+
 def test_what_has_no_graphs_is_refused():
     for changes, words in (
         (dict(), "device=cpu: set device=cuda"),
         (dict(device="cuda", compile=True), "compile=True: leave one"),
         (dict(device="cuda", env__num_envs=4, population__size=2), "population.size=2: leave one"),
         (dict(device="cuda", learners__num=2), "learners.num=2: leave one"),
+        (dict(device="cuda", model__evolvable_heads=True), "evolvable_heads=True: leave one"),
     ):
         with pytest.raises(ValueError, match=words):
             with_all(VECTOR, **changes, cudagraphs=True)

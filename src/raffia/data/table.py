@@ -69,7 +69,7 @@ class HashTable:
     ) -> None:
         if words is not None and words < 0:
             raise ValueError(f"words={words}: a row has 0 words of content or more, or None")
-        self.words, self.device = words, torch.device(device)
+        self.words, self.device = words, torch.empty(0, device=device).device
         self._removals = 0
         self._empty()
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from raffia.functional.constants import constant
 from raffia.functional.draws import seeded_gumbel, seeded_normal
 
 
@@ -115,7 +116,7 @@ class GaussianSampler:
 
     def _mean_and_std(self, parameters: Tensor) -> tuple[Tensor, Tensor]:
         if self.std is not None:
-            std = torch.as_tensor(self.std, dtype=parameters.dtype, device=parameters.device)
+            std = constant(self.std, parameters)
             if std.shape not in ((), parameters.shape[-1:]):
                 raise ValueError(
                     f"std has shape {list(std.shape)} and the policy has {parameters.shape[-1]} "
@@ -134,10 +135,9 @@ class GaussianSampler:
 
     def _bounds(self, like: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The lower bound and the width, of the dtype and device of a tensor."""
-        dtype = torch.float32 if like is None else like.dtype
-        device = None if like is None else like.device
-        low = torch.as_tensor(self.low, dtype=dtype, device=device)
-        return low, torch.as_tensor(self.high, dtype=dtype, device=device) - low
+        like = torch.empty(0) if like is None else like
+        low = constant(self.low, like)
+        return low, constant(self.high, like) - low
 
 
 @dataclass(frozen=True)

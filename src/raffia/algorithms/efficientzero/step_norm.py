@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from torch.nn.functional import batch_norm
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from raffia.functional.constants import constant
+
 
 class Steps:
     """The number of steps of each segment that rows are, which all layers of a network read.
@@ -89,7 +91,7 @@ class StepBatchNorm(_BatchNorm):
             self.running_var.mul_(keep).add_(var, alpha=self.momentum)
         else:
             weights = [self.momentum * keep**k for k in reversed(range(num))]
-            weight = torch.tensor(weights, dtype=mean.dtype, device=mean.device)
+            weight = constant(weights, mean)
             self.running_mean.mul_(keep**num).add_(weight @ mean.view(num, -1))
             self.running_var.mul_(keep**num).add_(weight @ var.view(num, -1))
         self.num_batches_tracked.add_(num)

@@ -255,6 +255,7 @@ class EfficientZeroRun(EfficientZeroConfig):
             ("compile=True", self.compile),
             (f"population.size={self.population.size}", self.population.size > 1),
             (f"learners.num={self.learners.num}", self.learners.num > 1),
+            ("model.evolvable_heads=True", self.model.evolvable_heads),
         ):
             if is_so:
                 raise ValueError(
