@@ -145,7 +145,9 @@ def mean_over(
     for name in counted:  # the same in all, such as numbers of batches; else the first one's
         buffers[int(name)] = reports[0]["counted", name].to(buffers[int(name)].device)
     mean = grads_structure.unflatten(means[: len(grads)])
-    joined = join_metrics([one["metrics"] for one in reports], mean, len(state.batch_size))
+    device = grads[0].device
+    parts = [one["metrics"].to(device) for one in reports]  # they came over the CPU
+    joined = join_metrics(parts, mean, len(state.batch_size))
     out = update.copy().set("grads", mean)
     return out.set("buffers", buffers_structure.unflatten(buffers)), joined
 
