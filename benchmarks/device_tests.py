@@ -1,5 +1,7 @@
 """The tests that need a card, in a process of their own."""
 
+import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -33,9 +35,11 @@ class Outcome:
 
 
 def gpu_tests() -> Outcome:
-    """`pytest -m gpu`, of the files that have such tests."""
+    """`pytest -m gpu`, of the files that have such tests, in several processes where cores are."""
     files = [file for file in sorted(ROOT.glob("tests/**/test_*.py")) if MARK in file.read_text()]
     command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider"]
+    if (cores := os.cpu_count() or 1) >= 8 and importlib.util.find_spec("xdist"):
+        command += ["-n", str(min(12, cores - 2))]
     done = subprocess.run(
         [*command, *map(str, files)], cwd=ROOT, capture_output=True, text=True, check=False
     )
