@@ -1,7 +1,5 @@
 """A change that is refused leaves the container as it was: entries, their order, their values."""
 
-import copy
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,37 +13,37 @@ from raffia.tensordict.node import Node
 
 ROWS = 3
 BAD = torch.zeros(ROWS + 4, 5)  # no container here takes it in
+ERRORS = (RuntimeError, KeyError, ValueError, IndexError)
 
 
-def leaf(value: float = 0.0) -> torch.Tensor:
+def leaf(value=0.0):
     return torch.full((ROWS, 2), value)
 
 
-def tree(start: float = 0.0) -> dict[str, Any]:
-    return {
-        "a": leaf(start),
-        "b": leaf(start + 1),
-        "n": {"c": leaf(start + 2), "d": leaf(start + 3), "m": {"e": leaf(start + 4)}},
-        "f": leaf(start + 5),
-    }
+NINE = leaf(9.0)
 
 
-def dense() -> TensorDict:
+def tree(start=0.0):
+    inner = {"c": leaf(start + 2), "d": leaf(start + 3), "m": {"e": leaf(start + 4)}}
+    return {"a": leaf(start), "b": leaf(start + 1), "n": inner, "f": leaf(start + 5)}
+
+
+def dense():
     td = TensorDict(tree(), batch_size=[ROWS])
     td.set_non_tensor("text", "words")
     td["n", "m"].set_non_tensor("text", ["below"])
     return td
 
 
-def with_lazy() -> TensorDict:
+def with_lazy():
     return dense().set("lazy", lazy_stack([TensorDict(x=leaf()[0], y=leaf()[0])] * ROWS))
 
 
-def lazy() -> LazyStackedTensorDict:
+def lazy():
     return lazy_stack([dense()[i].clone() for i in range(ROWS)])
 
 
-def state(node: Any) -> Any:
+def state(node):
     """All that a change could alter: objects, their order, versions of tensors, values, locks."""
     if isinstance(node, LazyStackedTensorDict):
         return [state(td) for td in node.tensordicts]
@@ -57,112 +55,87 @@ def state(node: Any) -> Any:
     return node._version, node.tolist()
 
 
-def paths(td: Any) -> list[Any]:
-    return [key for key in td.keys(True, True) if "text" not in key]
-
-
-REFUSED: dict[str, Callable[[Any], Any]] = {
-    "update": lambda td: td.update({"a": leaf(9), "new": leaf(9), "n": {"c": leaf(9), "d": BAD}}),
-    "update, nested keys": lambda td: td.update({("n", "m", "e"): leaf(9), ("n", "new"): BAD}),
-    "update, new levels": lambda td: td.update({("x", "y"): leaf(9), "a": BAD}),
-    "update, containers": lambda td: td.update(
-        {"n": TensorDict(tree(), batch_size=[ROWS]), "b": BAD}
+# What is refused; and whether a lazy stack refuses it too.
+REFUSED = {
+    "update": (lambda td: td.update({"a": NINE, "n": {"c": NINE, "d": BAD}}), False),
+    "update, nested keys": (lambda td: td.update({("n", "m", "e"): NINE, ("n", "x"): BAD}), True),
+    "update, new levels": (lambda td: td.update({("x", "y"): NINE, "a": BAD}), True),
+    "update, containers": (
+        lambda td: td.update({"n": TensorDict(tree(), [ROWS]), "b": BAD}),
+        False,
     ),
-    "update, replaced container": lambda td: td.update({"n": leaf(), "a": BAD}),
-    "update, clone": lambda td: td.update({"a": leaf(9), "n": {"m": {"e": BAD}}}, clone=True),
-    "update, itself": lambda td: td.update({"a": leaf(9), "n": {"self": td}}),
-    "update_": lambda td: td.update_({"a": leaf(9), "n": {"c": leaf(9), "d": BAD}}),
-    "update_, missing": lambda td: td.update_({"a": leaf(9), "n": {"c": leaf(9), "none": BAD}}),
-    "update_at_": lambda td: td.update_at_({"a": leaf(9)[0], "n": {"c": BAD}}, 0),
-    "copy_at_": lambda td: td.copy_at_(TensorDict(a=leaf(9)[0], b=BAD[0]), 0),
-    "set": lambda td: td.set(("n", "new", "below"), BAD),
-    "set_": lambda td: td.set_(("n", "c"), BAD),
-    "rename_key_": lambda td: td.rename_key_("a", ("b", "below")),
-    "rename_key_, safe": lambda td: td.rename_key_("a", "b", safe=True),
-    "rename_key_, nested": lambda td: td.rename_key_(("n", "c"), ("a", "below")),
-    "del_": lambda td: td.del_(("n", "none")),
-    "pop": lambda td: td.pop(("n", "m", "none")),
-    "select": lambda td: td.select("a", ("n", "none"), inplace=True),
-    "split_keys": lambda td: td.split_keys(["a"], ["none"], inplace=True),
-    "separates": lambda td: td.separates("a", ("n", "none")),
-    "cat_tensors": lambda td: td.cat_tensors("a", "b", out_key="c", dim=0),
-    "stack_tensors": lambda td: td.stack_tensors("a", "b", out_key=("f", "x"), dim=1),
-    "flatten_keys": lambda td: td.set("n.c", leaf()).flatten_keys(".", inplace=True),
+    "update, replaced container": (lambda td: td.update({"n": leaf(), "a": BAD}), False),
+    "update, clone": (lambda td: td.update({"a": NINE, "n": {"c": BAD}}, clone=True), False),
+    "update, itself": (lambda td: td.update({"a": NINE, "n": {"self": td}}), False),
+    "update_": (lambda td: td.update_({"a": NINE, "n": {"c": NINE, "d": BAD}}), True),
+    "update_, missing": (lambda td: td.update_({"a": NINE, "n": {"c": NINE, "none": BAD}}), True),
+    "update_at_": (lambda td: td.update_at_({"a": NINE[0], "n": {"c": BAD}}, 0), False),
+    "copy_at_": (lambda td: td.copy_at_(TensorDict(a=NINE[0], b=BAD[0]), 0), False),
+    "set": (lambda td: td.set(("n", "new", "below"), BAD), True),
+    "set_": (lambda td: td.set_(("n", "c"), BAD), True),
+    "rename_key_": (lambda td: td.rename_key_("a", ("b", "below")), True),
+    "rename_key_, safe": (lambda td: td.rename_key_("a", "b", safe=True), True),
+    "rename_key_, nested": (lambda td: td.rename_key_(("n", "c"), ("a", "below")), True),
+    "del_": (lambda td: td.del_(("n", "none")), True),
+    "pop": (lambda td: td.pop(("n", "m", "none")), False),
+    "select": (lambda td: td.select("a", ("n", "none"), inplace=True), False),
+    "split_keys": (lambda td: td.split_keys(["a"], ["none"], inplace=True), False),
+    "separates": (lambda td: td.separates("a", ("n", "none")), False),
+    "cat_tensors": (lambda td: td.cat_tensors("a", "b", out_key="c", dim=0), False),
+    "stack_tensors": (lambda td: td.stack_tensors("a", "b", out_key=("f", "x"), dim=1), False),
+    "flatten_keys": (lambda td: td.flatten_keys(".", inplace=True), False),
 }
 
 
-@pytest.mark.parametrize("make", [dense, with_lazy])
-@pytest.mark.parametrize("name", REFUSED)
-def test_a_refused_change_changes_nothing(name, make):
-    td = make()
-    if name == "flatten_keys":
-        td.set("n.c", leaf())
-    before = state(td)
-    with pytest.raises((RuntimeError, KeyError, ValueError, IndexError)):
-        REFUSED[name](td) if name != "flatten_keys" else td.flatten_keys(".", inplace=True)
-    assert state(td) == before
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        n
-        for n in REFUSED
-        if n.startswith(("update, n", "update_", "set", "rename", "del")) and n != "update_at_"
-    ],
-)
-def test_a_refused_change_of_a_lazy_stack_changes_nothing(name):
-    td = lazy()
-    before = state(td)
-    with pytest.raises((RuntimeError, KeyError, ValueError, IndexError)):
-        REFUSED[name](td)
-    assert state(td) == before
+@pytest.mark.parametrize("make", [dense, with_lazy, lazy])
+def test_a_refused_change_changes_nothing(make):
+    for name, (change, of_stacks) in REFUSED.items():
+        if make is lazy and not of_stacks:
+            continue
+        td = make().set("n.c", leaf())
+        before = state(td)
+        with pytest.raises(ERRORS):
+            change(td)
+        assert state(td) == before, name
 
 
 @given(st.data())
 def test_an_update_with_one_bad_entry_anywhere_changes_nothing(data):
     td = data.draw(st.sampled_from([dense, with_lazy, lazy]))()
-    known = [*paths(td), "new", ("n", "new"), ("fresh", "below")]
+    known = [key for key in td.keys(True, True) if "text" not in key]
+    known += ["new", ("n", "new"), ("fresh", "below")]
     keys = data.draw(st.lists(st.sampled_from(known), min_size=1, unique=True))
-    keys = [k for k in keys if isinstance(td, TensorDict) or k not in ("lazy", ("lazy", "x"))]
     bad = data.draw(st.integers(0, len(keys) - 1))
-    source: dict[Any, Any] = {key: leaf(9) for key in keys}
+    source: dict[Any, Any] = {key: NINE for key in keys}
     source[keys[bad]] = BAD
     if data.draw(st.booleans()):
-        nested: dict[str, Any] = {}
-        for key, value in source.items():
-            level = nested
-            *above, last = (key,) if isinstance(key, str) else key
-            for name in above:
-                level = level.setdefault(name, {})
-            level[last] = value
-        source = nested
+        source = TensorDict({key: NonTensorData(value) for key, value in source.items()}).to_dict()
     before = state(td)
     with pytest.raises((RuntimeError, KeyError)):
         td.update(source)
     assert state(td) == before
 
 
+CHANGES = [
+    lambda td: td.update({"a": [1.0] * ROWS, "new": "text", ("n", "c"): leaf()}),
+    lambda td: td.update(lazy()),
+    lambda td: td.rename_key_("a", ("n", "a")),
+    lambda td: td.rename_key_(("n", "c"), ("new", "c")),
+    lambda td: td.flatten_keys(".", inplace=True),
+    lambda td: td.cat_tensors("a", "b", out_key=("n", "ab"), dim=1),
+    lambda td: td.split_keys(["a", ("n", "m", "e")], inplace=True),
+    lambda td: td.separates("a", ("n", "m")),
+]
+
+
 @pytest.mark.parametrize("method", ["_set_str", "_del_str"])
 @pytest.mark.parametrize("at", range(4))
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda td: td.update({"a": [1.0] * ROWS, "new": "text", ("n", "c"): leaf()}),
-        lambda td: td.update(lazy()),
-        lambda td: td.rename_key_("a", ("n", "a")),
-        lambda td: td.rename_key_(("n", "c"), ("new", "c")),
-        lambda td: td.flatten_keys(".", inplace=True),
-        lambda td: td.cat_tensors("a", "b", out_key=("n", "ab"), dim=1),
-        lambda td: td.split_keys(["a", ("n", "m", "e")], inplace=True),
-        lambda td: td.separates("a", ("n", "m")),
-    ],
-)
+@pytest.mark.parametrize("change", CHANGES)
 def test_an_error_at_the_kth_write_changes_nothing(change, method, at, monkeypatch):
     td, calls, original = dense(), [], getattr(TensorDict, method)
     mine = {id(node) for node in [td, *[v for v in td.values(True) if isinstance(v, Node)]]}
 
-    def failing(self: Any, *args: Any) -> None:
+    def failing(self, *args):
         if id(self) in mine:
             calls.append(args[0])
             if len(calls) == at + 1:
@@ -199,8 +172,7 @@ def test_the_state_sees_each_kind_of_change():
 def test_a_change_does_not_save_what_it_does_not_touch(monkeypatch):
     td = TensorDict({f"n{i}": {f"m{j}": tree() for j in range(3)} for i in range(4)}, [ROWS])
     num_nodes = 1 + len([value for value in td.values(True) if isinstance(value, Node)])
-    saved = []
-    original = TensorDict._stores
+    saved, original = [], TensorDict._stores
     monkeypatch.setattr(TensorDict, "_stores", lambda self: saved.append(self) or original(self))
     for change in (
         lambda: td.update({"n0": {"m0": {"a": torch.zeros(ROWS), "n": None}}}),
@@ -217,41 +189,11 @@ def test_a_write_with_gradients_keeps_the_graph():
     x = torch.ones(2, requires_grad=True)
     td.update_({"a": x * 3, "b": torch.ones(2)})
     td["a"].sum().backward()
-    assert x.grad is not None
     assert x.grad.tolist() == [3, 3]
 
 
-def test_a_deep_copy_shares_within_itself_what_was_shared():
-    x = torch.arange(4.0)
-    td = TensorDict(a=x, n=dict(b=x), view=x[1:], whole=x.view(2, 2), other=torch.ones(2))
-    out = copy.deepcopy(td)
-    assert out["a"] is out["n", "b"]
-    out["a"][1] = 9
-    assert out["view"][0] == out["whole"][0, 1] == 9
-    assert x.tolist() == [0, 1, 2, 3]
-    one = TensorDict(a=torch.zeros(2), n=dict(b=torch.zeros(3)))
-    pair = copy.deepcopy([one, one["a"], one["n"]])
-    assert pair[0]["a"] is pair[1]
-    assert pair[0]["n"] is pair[2]
-    assert pair[1] is not one["a"]
-
-
-def test_a_deep_copy_of_a_lazy_stack_has_memory_of_its_own():
-    x = torch.ones(2)
-    for td in (
-        lazy_stack([TensorDict(a=torch.ones(2)), TensorDict(a=torch.zeros(2))]),
-        lazy_stack([TensorDict(a=x), TensorDict(a=x, b="text")]),
-    ):
-        out = copy.deepcopy(td)
-        assert (out == td).all()
-        out[0]["a"].fill_(7)
-        assert td[0]["a"].tolist() == [1, 1]
-        assert (out[0]["a"] is out[1]["a"]) == (td[0]["a"] is td[1]["a"])
-
-
 def test_only_a_container_put_into_an_older_one_is_searched_for_it(monkeypatch):
-    searched = []
-    original = build.holds
+    searched, original = [], build.holds
     monkeypatch.setattr(
         build, "holds", lambda value, td: searched.append(value) or original(value, td)
     )
@@ -273,18 +215,16 @@ class Wrapped:
 
 def test_a_container_can_not_hold_itself_in_any_way():
     td = TensorDict(a=TensorDict(b=torch.zeros(2)))
-    for value in (
-        td,
-        TensorDict(c=TensorDict(d=td)),
-        lazy_stack([td]),
-        Wrapped(x=td, batch_size=[]),
-        TensorDict(e=Wrapped(x=td, batch_size=[])),
+    wrapped = Wrapped(x=TensorDict(), batch_size=[])
+    for outer, value in (
+        (td, td),
+        (td, TensorDict(c=TensorDict(d=td))),
+        (td, lazy_stack([td])),
+        (td, Wrapped(x=td, batch_size=[])),
+        (td, TensorDict(e=Wrapped(x=td, batch_size=[]))),
+        (wrapped._td, TensorDict(z=wrapped)),
     ):
         with pytest.raises(ValueError, match="can't hold itself"):
-            td["loop"] = value
-    wrapped = Wrapped(x=TensorDict(), batch_size=[])
-    with pytest.raises(ValueError, match="can't hold itself"):
-        wrapped._td["x"] = TensorDict(z=wrapped)
+            outer["x"] = value
     locked = TensorDict(td=td).lock_()
-    assert build.holds(locked, td)
-    assert not build.holds(locked, TensorDict())
+    assert build.holds(locked, td) and not build.holds(locked, TensorDict())

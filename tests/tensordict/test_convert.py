@@ -1,4 +1,4 @@
-"""Devices and dtypes, copies, gradients, fills, consolidation, pickles and plain-Python forms."""
+"""Devices and dtypes, gradients, fills, copies, consolidation, pickles and plain-Python forms."""
 
 import copy
 import pickle
@@ -12,13 +12,15 @@ from torch import nn
 
 from raffia import (
     LazyStackedTensorDict,
-    NonTensorData,
     TensorDict,
     TensorDictParams,
     assert_allclose_td,
     assert_close,
+    from_consolidated,
     lazy_stack,
 )
+from tests.tensordict.invariants import sound
+from tests.tensordict.stored import PLAIN, RAGGED, content
 
 B, T = 2, 3
 CPU, META = torch.device("cpu"), torch.device("meta")
@@ -29,7 +31,7 @@ def make(**kwargs):
         {
             "a": torch.arange(B * T * 1.0).reshape(B, T),
             "i": torch.arange(B),
-            "n": {"b": torch.arange(B) + 0.5},
+            "n": {"b": torch.arange(B) + 0.5, "s": "text"},
         },
         [B],
         **kwargs,
@@ -37,857 +39,579 @@ def make(**kwargs):
 
 
 def floats(**kwargs):
-    return TensorDict(make(**kwargs).exclude("i").to_dict(), [B], **kwargs)
+    entries = {"a": make()["a"], "n": {"b": make()["n", "b"]}}
+    return TensorDict(entries, [B], **kwargs)
 
 
 def params():
-    return TensorDict(
-        {
-            "w": nn.Parameter(torch.ones(B, T)),
-            "n": {"b": nn.Parameter(torch.ones(T))},
-            "buffer": torch.zeros(T),
-        }
-    )
+    weights = {"w": nn.Parameter(torch.ones(B, T)), "n": {"b": nn.Parameter(torch.ones(T))}}
+    return TensorDict(weights | {"buffer": torch.zeros(T)})
 
 
-def make_lazy(dim=0):
-    return lazy_stack([make(), make() + 1], dim)
+KINDS = {
+    "plain": make,
+    "dressed": lambda: make(device="cpu", names=["t"]),
+    "locked": lambda: make(lock=True),
+    "lazy": lambda: lazy_stack([make(), make() + 1], 0),
+    "lazy 1": lambda: lazy_stack([make(), make() + 1], 1),
+    "uneven": lambda: lazy_stack([TensorDict({"a": torch.ones(n)}) for n in (2, 3)]),
+}
+kinds = pytest.mark.parametrize("kind", KINDS)
 
 
 def leaves(td):
-    return dict(td.items(True, True))
+    return td._leaves([])
 
 
-def dtypes(td):
-    return {v.dtype for v in leaves(td).values()}
-
-
-def assert_leaves(result, expected):
-    got = leaves(result)
-    expected = expected if isinstance(expected, dict) else leaves(expected)
-    assert set(got) == set(expected)
-    for key, value in expected.items():
-        torch.testing.assert_close(got[key], value)
-
-
-class TestTo:
-    def test_device_of_a_fresh_container_is_none(self):
-        assert make().device is None
-
-    @pytest.mark.parametrize("device", ["cpu", CPU, "meta", META], ids=str)
-    def test_device(self, device):
-        td = make()
-        result = td.to(device)
-        assert result is not td
-        assert td.device is None
-        assert result.device == result["n"].device == torch.device(device)
-        assert all(v.device == torch.device(device) for v in leaves(result).values())
-        assert result.to(device) is result
-        assert result.to(device=device) is result
-
-    def test_leaves_that_need_no_move_are_shared(self):
-        td = make()
-        assert td.to("cpu")["a"] is td["a"]
-        assert td.to("cpu")["n"] is not td["n"]
-
-    @pytest.mark.parametrize("dtype", [torch.float64, torch.int32, torch.bool], ids=str)
-    def test_dtype_casts_every_leaf(self, dtype):
-        for result in (make().to(dtype), make().to(dtype=dtype)):
-            assert_leaves(result, {k: v.to(dtype) for k, v in leaves(make()).items()})
-            assert result.device is None
-
-    def test_dtype_of_all_leaves_already(self):
-        td = floats()
-        result = td.to(torch.float32)
-        assert result["a"] is td["a"]
-
-    @pytest.mark.parametrize(
-        ("args", "kwargs"),
-        [
-            (("cpu", torch.float64), {}),
-            (("cpu",), {"dtype": torch.float64}),
-            ((), {"device": "cpu", "dtype": torch.float64}),
-            ((torch.ones((), dtype=torch.float64),), {}),
-        ],
-        ids=["positional", "mixed", "keywords", "tensor"],
-    )
-    def test_device_and_dtype(self, args, kwargs):
-        result = make().to(*args, **kwargs)
-        assert result.device == CPU
-        assert dtypes(result) == {torch.float64}
-
-    def test_other_container(self):
-        result = make().to(other=floats(device="cpu").double())
-        assert result.device == CPU
-        assert dtypes(result) == {torch.float64}
-        mixed = make().to(other=make(device="cpu"))
-        assert mixed.device == CPU
-        assert dtypes(mixed) == {torch.float32, torch.int64}
-
-    @pytest.mark.parametrize("kwargs", [{}, {"device": None}, {"non_blocking": True}], ids=str)
-    def test_nothing_to_do(self, kwargs):
-        for td in (make(), make(device="cpu")):
-            assert td.to(**kwargs) is td
-
-    def test_non_blocking(self):
-        assert make().to("cpu", non_blocking=True).device == CPU
-        assert make().to("cpu", non_blocking=False).device == CPU
-
-    @pytest.mark.parametrize("bad", ["nope", dict], ids=str)
-    def test_bad_argument(self, bad):
-        with pytest.raises((TypeError, RuntimeError)):
-            make().to(bad)
-
-    def test_lock_stays(self):
-        td = make().lock_()
-        assert td.to("cpu").is_locked
-        assert td.to(torch.float64).is_locked
-        assert td.double().is_locked
-        assert not make().to("cpu").is_locked
-
-    def test_names_and_batch_size_stay(self):
-        td = make(names=["t"])
-        for result in (td.to("meta"), td.to(torch.float64), td.to("cpu")):
-            assert result.names == ["t"]
-            assert result.batch_size == torch.Size([B])
-
-    def test_lazy_stack(self):
-        td = make_lazy()
-        result = td.to("meta", torch.float64)
-        assert type(result) is LazyStackedTensorDict
-        assert result.device == result.tensordicts[0].device == META
-        assert dtypes(result) == {torch.float64}
-        assert result["a"].shape == td["a"].shape
-
-    def test_heterogeneous_lazy_stack(self):
-        td = lazy_stack([TensorDict({"a": torch.ones(n)}) for n in (2, 3)])
-        result = td.to(torch.float64)
-        assert [m["a"].shape[0] for m in result.tensordicts] == [2, 3]
-        assert result.tensordicts[1]["a"].dtype is torch.float64
-
-    def test_non_tensor_entries_stay(self):
-        td = make().set("s", "text")
-        for result in (td.to("cpu"), td.to("meta"), td.to(torch.float64), td.float(), td.cpu()):
-            assert result["s"] == "text"
-
-    def test_in_place(self):
-        td = make()
-        assert td.to(torch.float64, inplace=True) is td
-        assert dtypes(td) == {torch.float64}
-
-    def test_new_entries_follow_the_device(self):
-        td = make(device="meta")
-        td["q"] = torch.ones(B)
-        assert td["q"].device == META
-
-    def test_gradient_flows(self):
-        td = floats().requires_grad_()
-        td.to(torch.float64)["a"].sum().backward()
-        torch.testing.assert_close(td["a"].grad, torch.ones(B, T))
-
-    def test_context_manager_writes_back(self):
-        td = make()
-        with td.to(torch.float64) as other:
-            assert other["a"].dtype is torch.float64
-            other["a"] = other["a"] + 1
-        torch.testing.assert_close(td["a"], make()["a"] + 1)
-
-    def test_cpu(self):
-        td = make()
-        assert td.cpu().device == CPU
-        assert td.cpu()["a"] is td["a"]
-        td = make(device="cpu")
-        assert td.cpu() is td
-
-    @pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without an accelerator")
-    def test_cuda_and_pinning_without_an_accelerator(self):
-        with pytest.raises((AssertionError, RuntimeError)):
-            make().cuda()
-        with pytest.raises(RuntimeError):
-            make().pin_memory()
-
-    @pytest.mark.gpu
-    def test_cuda(self):
-        td = make().cuda()
-        assert td.device.type == "cuda" and td["n", "b"].is_cuda and td.is_cuda
-        assert td.to("cuda") is td
-        assert_leaves(td.cpu(), make())
-        pinned = make().pin_memory()
-        assert pinned["n", "b"].is_pinned()
-        assert pinned.batch_size == torch.Size([B])
-        assert_leaves(pinned.to("cuda", non_blocking=True).cpu(), make())
-
-    def test_device_questions(self):
-        assert make(device="cpu").is_cpu
-        assert make().to("meta").is_meta
-        assert not make().is_cuda
-
-    def test_clear_device(self):
-        td = make(device="cpu")
-        assert td.clear_device_() is td
-        assert td.device is None and td["n"].device is None
-
+# ------------------------------------------------------------------------- devices and dtypes
 
 CASTS = {
-    "float": torch.float32,
-    "half": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "double": torch.float64,
-    "int": torch.int32,
-    "bool": torch.bool,
-    "uint8": torch.uint8,
-    "int8": torch.int8,
-    "int16": torch.int16,
-    "int32": torch.int32,
-    "int64": torch.int64,
-    "float16": torch.float16,
-    "float32": torch.float32,
-    "float64": torch.float64,
-    "complex64": torch.complex64,
-    "complex128": torch.complex128,
+    **{"float": torch.float32, "half": torch.float16, "double": torch.float64, "int": torch.int32},
+    **{
+        str(dtype).removeprefix("torch."): dtype
+        for dtype in (
+            *(torch.bfloat16, torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32),
+            *(torch.int64, torch.float16, torch.float32, torch.float64, torch.complex64),
+            torch.complex128,
+        )
+    },
 }
 
 
-class TestDtypes:
-    @pytest.mark.parametrize("name", CASTS)
-    def test_cast(self, name):
-        td = make()
-        result = getattr(td, name)()
-        assert_leaves(result, {k: v.to(CASTS[name]) for k, v in leaves(td).items()})
-        assert dtypes(td) == {torch.float32, torch.int64}
-        assert result.batch_size == td.batch_size
-
-    @pytest.mark.parametrize("name", ["float", "double", "int"])
-    def test_cast_lazy(self, name):
-        result = getattr(make_lazy(), name)()
-        assert type(result) is LazyStackedTensorDict
-        assert dtypes(result) == {CASTS[name]}
-
-    def test_type(self):
-        assert dtypes(make().type(torch.float64)) == {torch.float64}
-
-    def test_cast_shares_what_fits(self):
-        td = make()
-        assert td.float()["a"] is td["a"]
-
-    def test_dtype(self):
-        assert floats().dtype is torch.float32
-        assert make().dtype is None
-
-    def test_is_floating_point(self):
-        assert floats().is_floating_point()
-        assert not make().is_floating_point()
+@kinds
+def test_casts(kind):
+    for name, dtype in CASTS.items():
+        for cast in (
+            lambda td, name=name: getattr(td, name)(),
+            lambda td, dtype=dtype: td.to(dtype),
+            lambda td, dtype=dtype: td.to(dtype=dtype),
+            lambda td, dtype=dtype: td.type(dtype),
+        ):
+            td = KINDS[kind]()
+            before, out = content(td), cast(td)
+            assert content(out) == content(td.apply(lambda x, dtype=dtype: x.to(dtype)))
+            assert content(td) == before and type(out) is type(td) and sound(out)
+            assert out.is_locked == td.is_locked and out.device == td.device
+            pairs = zip(leaves(td), leaves(out), strict=True)
+            assert all([new is old for old, new in pairs if old.dtype is dtype])
+    td = KINDS[kind]()
+    if kind not in ("locked", "uneven"):
+        assert td.to(torch.float64, inplace=True) is td
+        assert {leaf.dtype for leaf in leaves(td)} == {torch.float64}
 
 
-class TestGrad:
-    def test_requires_grad(self):
-        td = floats()
-        assert td.requires_grad is False
-        assert td.requires_grad_() is td
-        assert td.requires_grad is True
-        assert all(v.requires_grad for v in leaves(td).values())
-        td.requires_grad_(False)
-        assert not any(v.requires_grad for v in leaves(td).values())
+@kinds
+@pytest.mark.parametrize("device", ["cpu", CPU, "meta", META], ids=str)
+def test_devices(kind, device):
+    td = KINDS[kind]()
+    was, result = td.device, td.to(device)
+    assert td.device == was and type(result) is type(td) and sound(result)
+    assert result.device == torch.device(device) and result.is_locked == td.is_locked
+    assert (result.batch_size, result.names) == (td.batch_size, td.names)
+    assert {leaf.device for leaf in leaves(result)} == {torch.device(device)}
+    assert result.to(device) is result and result.to(device=device) is result
+    if str(device) == "cpu":  # what needs no move is shared
+        assert content(result) == content(td)
+        assert [id(x) for x in leaves(result)] == [id(x) for x in leaves(td)]
+        assert content(td.cpu()) == content(td) and td.cpu().device == CPU
+        assert td.to("cpu", non_blocking=True).device == td.to("cpu", non_blocking=False).device
+    elif kind != "uneven":
+        assert result["n", "s"] == td["n", "s"]
+    for kwargs in ({}, {"device": None}, {"non_blocking": True}):
+        assert td.to(**kwargs) is td
+    both = td.to(device, torch.float64)
+    assert both.device == torch.device(device)
+    assert {leaf.dtype for leaf in leaves(both)} == {torch.float64}
 
-    def test_one_leaf_is_enough(self):
-        td = floats()
-        td["n", "b"].requires_grad_()
-        assert td.requires_grad is True
-        assert td["n"].requires_grad is True
 
-    def test_integers_cannot(self):
-        with pytest.raises(RuntimeError, match="floating point"):
-            make().requires_grad_()
+def test_what_else_says_where_to():
+    wanted = floats(device="cpu").double()
+    for args, kwargs in [
+        (("cpu", torch.float64), {}),
+        (("cpu",), {"dtype": torch.float64}),
+        ((), {"device": "cpu", "dtype": torch.float64}),
+        ((torch.ones((), dtype=torch.float64),), {}),
+        ((), {"other": wanted}),
+    ]:
+        out = make().to(*args, **kwargs)
+        assert out.device == CPU and out.dtype is torch.float64
+    mixed = make().to(other=make(device="cpu"))
+    assert mixed.device == CPU and mixed.dtype is None
+    for bad in ("nope", dict):
+        with pytest.raises((TypeError, RuntimeError)):
+            make().to(bad)
+    td = make()
+    with td.to(torch.float64) as other:  # written back
+        assert other["a"].dtype is torch.float64
+        other["a"] = other["a"] + 1
+    assert torch.equal(td["a"].float(), make()["a"] + 1)
+    td = TensorDict({"a": torch.ones(2, 3)}, [2, 3])
+    assert td.to(batch_size=[2]).batch_size == (2,) and td.batch_size == (2, 3)
+    out = td.to(torch.float64, batch_size=[])
+    assert out.batch_size == () and out["a"].dtype == torch.float64
+    td = make(device="meta")
+    td["q"] = torch.ones(B)
+    assert td["q"].device == META and td.is_meta and not td.is_cuda and make(device="cpu").is_cpu
+    td = make(device="cpu")
+    assert td.clear_device_() is td and td.device is None and td["n"].device is None
+    assert floats().dtype is torch.float32 and make().dtype is None
+    assert floats().is_floating_point() and not make().is_floating_point()
 
-    def test_on_locked(self):
-        td = params().lock_().requires_grad_(False)
-        assert not td.requires_grad
-        assert isinstance(td["w"], nn.Parameter)
 
-    def test_grad_and_zero_grad(self):
+@pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without an accelerator")
+def test_cuda_and_pinning_without_an_accelerator():
+    with pytest.raises((AssertionError, RuntimeError)):
+        make().cuda()
+    with pytest.raises(RuntimeError):
+        make().pin_memory()
+
+
+@pytest.mark.gpu
+def test_cuda():
+    td = make().cuda()
+    assert td.device.type == "cuda" and td["n", "b"].is_cuda and td.is_cuda
+    assert td.to("cuda") is td and content(td.cpu()) == content(make())
+    pinned = make().pin_memory()
+    assert pinned["n", "b"].is_pinned() and pinned.batch_size == (B,)
+    assert content(pinned.to("cuda", non_blocking=True).cpu()) == content(make())
+
+
+# ------------------------------------------------------------------------------- gradients
+
+
+def test_requires_grad():
+    td = floats()
+    assert td.requires_grad is False and td.requires_grad_() is td and td.requires_grad is True
+    assert all([leaf.requires_grad for leaf in leaves(td)])
+    td.requires_grad_(False)
+    assert not any([leaf.requires_grad for leaf in leaves(td)])
+    td["n", "b"].requires_grad_()
+    assert td.requires_grad is td["n"].requires_grad is True  # one is enough
+    with pytest.raises(RuntimeError, match="floating point"):
+        make().requires_grad_()
+    td = params().lock_().requires_grad_(False)
+    assert not td.requires_grad and isinstance(td["w"], nn.Parameter)
+
+
+def test_backward():
+    for backward, scale in [
+        (lambda td: td.pow(2).sum(reduce=True).backward(), 2),
+        (lambda td: td.pow(2).sum().backward(), 2),
+        (lambda td: td.pow(2).backward(floats() * 0 + 3), 6),
+        (lambda td: td.to(torch.float64).sum(reduce=True).pow(1).backward(), None),
+    ]:
         td = floats().requires_grad_()
         assert td.grad is None
-        td.pow(2).sum(reduce=True).backward()
-        assert_leaves(td.grad, floats() * 2)
-        assert td.grad.batch_size == td.batch_size
-        assert td.zero_grad(set_to_none=False) is td
-        assert_leaves(td.grad, floats() * 0)
+        backward(td)
+        wanted = floats() * scale if scale else floats().apply(torch.ones_like)
+        assert content(td.grad) == content(wanted)
+        assert td.zero_grad(set_to_none=False) is td and not td.grad["a"].any()
         td.zero_grad()
         assert td.grad is None
-
-    def test_grad_of_some(self):
-        td = floats()
-        td["a"].requires_grad_().sum().backward()
-        assert list(td.grad.keys(True, True)) == ["a"]
-
-    @pytest.mark.parametrize("locked", [False, True])
-    def test_detach(self, locked):
-        td = params()
-        if locked:
-            td.lock_()
-        result = td.detach()
-        assert result is not td
-        assert not result.requires_grad
-        assert type(result["w"]) is torch.Tensor
-        assert result["w"].data_ptr() == td["w"].data_ptr()
-        assert result.is_locked is locked
-        assert td.requires_grad
-
-    def test_detach_in_place(self):
-        td = floats().requires_grad_() * 2
-        held = td["a"]
-        assert td.detach_() is td
-        assert td["a"] is held
-        assert not td.requires_grad
-
-    def test_data(self):
-        td = params()
-        data = td.data
-        assert type(data["w"]) is torch.Tensor
-        assert not data.requires_grad
-        data.zero_()
-        assert not td["w"].any() and not td["n", "b"].any()
-        assert td.lock_().data.is_locked
-
-    def test_set_data(self):
-        td = params()
-        td.data = td.data + 1
-        assert isinstance(td["w"], nn.Parameter)
-        torch.testing.assert_close(td["w"].data, torch.full((B, T), 2.0))
-
-    def test_data_and_detach_of_lazy_stack(self):
-        td = lazy_stack([params(), params()])
-        assert td.requires_grad
-        for result in (td.data, td.detach()):
-            assert type(result) is LazyStackedTensorDict
-            assert not result.requires_grad
-
-    def test_backward(self):
-        td = floats().requires_grad_()
-        td.pow(2).sum().backward()
-        assert_leaves(td.grad, floats() * 2)
-
-    def test_backward_with_gradients(self):
-        td = floats().requires_grad_()
-        td.pow(2).backward(floats() * 0 + 3)
-        assert_leaves(td.grad, floats() * 6)
-
-    def test_backward_refusals(self):
-        with pytest.raises(RuntimeError, match="requir"):
-            floats().backward()
-        with pytest.raises(RuntimeError, match="scalar"):
-            floats().requires_grad_().pow(2).backward()
+    td = floats()
+    td["a"].requires_grad_().sum().backward()
+    assert list(td.grad.keys(True, True)) == ["a"]
+    with pytest.raises(RuntimeError, match="requir"):
+        floats().backward()
+    with pytest.raises(RuntimeError, match="scalar"):
+        floats().requires_grad_().pow(2).backward()
 
 
-class TestWrite:
-    @pytest.mark.parametrize("locked", [False, True])
-    def test_zero(self, locked):
-        td = make()
-        if locked:
-            td.lock_()
-        held = td["n", "b"]
-        assert td.zero_() is td
-        assert td["n", "b"] is held
-        assert_leaves(td, {k: torch.zeros_like(v) for k, v in leaves(make()).items()})
-
-    def test_zero_leaves_non_tensors(self):
-        assert make().set("s", "text").zero_()["s"] == "text"
-
-    def test_zero_lazy(self):
-        td = make_lazy()
-        held = td.tensordicts[1]["a"]
-        td.zero_()
-        assert not held.any()
-
-    @pytest.mark.parametrize("key", ["a", ("n", "b"), "i"])
-    def test_fill(self, key):
-        td = make()
-        held = td.get(key)
-        assert td.fill_(key, 3) is td
-        assert td.get(key) is held
-        assert (held == 3).all()
-
-    def test_fill_a_subtree(self):
-        assert (make().fill_("n", 3.0)["n", "b"] == 3).all()
-
-    def test_fill_lazy(self):
-        td = make_lazy().fill_("a", 3.0)
-        assert (td.tensordicts[0]["a"] == 3).all()
-
-    def test_fill_refusals(self):
-        with pytest.raises(KeyError):
-            make().fill_("zz", 3.0)
-        with pytest.raises(TypeError):
-            make().fill_("a", "text")
-
-    @pytest.mark.parametrize("locked", [False, True])
-    def test_copy_(self, locked):
-        td = make()
-        if locked:
-            td.lock_()
-        held = td["a"]
-        assert td.copy_(make().double() + 1) is td
-        assert td["a"] is held
-        assert td["a"].dtype is torch.float32
-        assert_leaves(td, {k: v + 1 for k, v in leaves(make()).items()})
-
-    def test_copy_of_some_keys(self):
-        td = make().copy_(TensorDict({"a": torch.ones(B, T)}, [B]))
-        torch.testing.assert_close(td["a"], torch.ones(B, T))
-        torch.testing.assert_close(td["n", "b"], make()["n", "b"])
-
-    def test_copy_of_an_unknown_key(self):
-        with pytest.raises(KeyError, match="zz"):
-            make().copy_(TensorDict({"zz": torch.ones(B)}, [B]))
-
-    def test_copy_lazy(self):
-        td = make_lazy()
-        held = td.tensordicts[0]["i"]
-        td.copy_(make_lazy() + 1)
-        torch.testing.assert_close(held, torch.arange(B) + 1)
-
-    def test_copy_at(self):
-        td = make()
-        assert td.copy_at_(make()[0] + 9, 1) is td
-        torch.testing.assert_close(td["a"][1], make()["a"][0] + 9)
-        torch.testing.assert_close(td["a"][0], make()["a"][0])
+@pytest.mark.parametrize("locked", [False, True])
+def test_detach_and_data(locked):
+    td = params().lock_() if locked else params()
+    for out in (td.detach(), td.data):
+        assert out is not td and not out.requires_grad and type(out["w"]) is torch.Tensor
+        assert out["w"].data_ptr() == td["w"].data_ptr()
+        assert out.is_locked is locked and td.requires_grad
+    td.data.zero_()
+    assert not td["w"].any() and not td["n", "b"].any()
+    td = params()
+    td.data = td.data + 1
+    assert isinstance(td["w"], nn.Parameter) and (td["w"] == 2).all()
+    td = floats().requires_grad_() * 2
+    held = td["a"]
+    assert td.detach_() is td and td["a"] is held and not td.requires_grad
+    td = lazy_stack([params(), params()])
+    assert td.requires_grad
+    for out in (td.data, td.detach()):
+        assert type(out) is LazyStackedTensorDict and not out.requires_grad
 
 
-class TestClone:
-    def test_deep(self):
-        td = make(names=["t"], device="cpu")
-        result = td.clone()
-        assert_leaves(result, td)
-        assert result["a"] is not td["a"]
-        assert result["a"].data_ptr() != td["a"].data_ptr()
-        assert (result.names, result.device, result.batch_size) == (["t"], CPU, td.batch_size)
-        result["n"].set("q", torch.ones(B))
-        assert ("n", "q") not in td.keys(True)
+# ---------------------------------------------------------------------------- filled in place
 
-    @pytest.mark.parametrize(
-        "fn",
-        [
-            lambda td: td.clone(False),
-            lambda td: td.clone(recurse=False),
-            lambda td: td.copy(),
-            copy.copy,
-        ],
-        ids=["clone", "keyword", "copy", "module"],
-    )
-    def test_shallow(self, fn):
-        td = make(names=["t"], device="cpu")
-        result = fn(td)
-        assert result is not td
-        assert result["a"] is td["a"] and result["n", "b"] is td["n", "b"]
-        assert result["n"] is not td["n"]
-        assert (result.names, result.device) == (["t"], CPU)
 
-    @pytest.mark.parametrize("fn", [lambda td: td.clone(), lambda td: td.copy(), copy.copy])
-    def test_copies_are_unlocked(self, fn):
-        result = fn(make().lock_())
-        assert not result.is_locked
-        assert not result["n"].is_locked
+@pytest.mark.parametrize("kind", ["plain", "dressed", "locked", "lazy"])
+def test_writing_in_place(kind):
+    plus = KINDS[kind]().apply(lambda x: x + 1)
+    zeros = KINDS[kind]().apply(torch.zeros_like)
+    for write, wanted in [
+        (lambda td: td.zero_(), zeros),
+        (lambda td: td.copy_(plus.double()), plus),
+        (lambda td: td.fill_("a", 3).fill_("i", 3).fill_("n", 3), zeros.apply(lambda x: x + 3)),
+        (lambda td: td.fill_("a", 0).fill_("i", 0).fill_(("n", "b"), 0), zeros),
+    ]:
+        td = KINDS[kind]()
+        held = leaves(td)
+        assert write(td) is td
+        assert [id(leaf) for leaf in leaves(td)] == [id(leaf) for leaf in held]
+        assert content(td) == content(wanted)
 
-    def test_torch_clone(self):
-        assert_leaves(torch.clone(make()), make())
 
-    def test_gradient_flows(self):
-        td = params()
-        result = td.clone()
-        assert type(result["w"]) is torch.Tensor
-        assert result["w"].requires_grad and not result["w"].is_leaf
-        assert isinstance(td.clone(False)["w"], nn.Parameter)
+def test_writing_in_place_of_some():
+    td = make().copy_(TensorDict({"a": torch.ones(B, T)}, [B]))
+    assert (td["a"] == 1).all() and torch.equal(td["n", "b"], make()["n", "b"])
+    assert td.copy_at_(make()[0] + 9, 1) is td
+    assert torch.equal(td["a"][1], make()["a"][0] + 9) and (td["a"][0] == 1).all()
+    for call, error in [
+        (lambda: make().copy_(TensorDict({"zz": torch.ones(B)}, [B])), KeyError),
+        (lambda: make().fill_("zz", 3.0), KeyError),
+        (lambda: make().fill_("a", "text"), TypeError),
+    ]:
+        with pytest.raises(error):
+            call()
 
-    @pytest.mark.parametrize("recurse", [True, False])
-    def test_lazy(self, recurse):
-        td = make_lazy(1)
-        result = td.clone(recurse)
-        assert type(result) is LazyStackedTensorDict
-        assert result.stack_dim == 1
-        assert result.tensordicts[0] is not td.tensordicts[0]
-        assert (result.tensordicts[0]["a"] is td.tensordicts[0]["a"]) is not recurse
-        assert_leaves(result, td)
 
-    def test_non_tensor(self):
-        td = make().set("s", ["x", "y"]).set("t", "text")
-        for result in (td.clone(), td.clone(False), copy.deepcopy(td)):
-            assert result["t"] == "text"
+# ------------------------------------------------------------------------------------ copies
 
-    def test_deepcopy(self):
-        td = make(names=["t"])
-        result = copy.deepcopy(td)
-        assert_leaves(result, td)
-        assert result["a"].data_ptr() != td["a"].data_ptr()
-        assert result["n"] is not td["n"]
-        assert result.names == ["t"]
+SHALLOW = {
+    "clone(False)": lambda td: td.clone(False),
+    "recurse=False": lambda td: td.clone(recurse=False),
+    "copy": lambda td: td.copy(),
+    "copy.copy": copy.copy,
+}
+DEEP = {"clone": lambda td: td.clone(), "torch": torch.clone, "deepcopy": copy.deepcopy}
 
-    @pytest.mark.parametrize("kind", ["dense", "nested", "lazy", "params"])
-    def test_deepcopy_takes_objects_along(self, kind):
-        inner = TensorDict({"a": torch.ones(B)}, [B]).set_non_tensor("seen", {"games": [1]})
-        td = {
-            "dense": lambda: inner,
-            "nested": lambda: TensorDict({"n": inner}, [B]),
-            "lazy": lambda: lazy_stack([inner, inner.clone()]),
-            "params": lambda: TensorDictParams(inner),
-        }[kind]()
+
+@kinds
+def test_copies(kind):
+    for name, fn in (SHALLOW | DEEP).items():
+        td = KINDS[kind]()
+        out = fn(td)
+        assert type(out) is type(td) and out is not td and content(out) == content(td)
+        assert out.device == td.device and not out.is_locked and sound(out)
+        shared = [new is old for old, new in zip(leaves(td), leaves(out), strict=True)]
+        assert all(shared) if name in SHALLOW else not any(shared)
+        places = {leaf.data_ptr() for leaf in leaves(td)} & {
+            leaf.data_ptr() for leaf in leaves(out)
+        }
+        assert bool(places) == (name in SHALLOW)
+        if isinstance(td, LazyStackedTensorDict):
+            assert out.tensordicts[0] is not td.tensordicts[0]
+        else:
+            out["n"].set("q", torch.ones(B))
+            assert ("n", "q") not in td.keys(True) and not out["n"].is_locked
+    weights = params()
+    assert type(weights.clone()["w"]) is torch.Tensor and not weights.clone()["w"].is_leaf
+    assert weights.clone()["w"].requires_grad
+    assert isinstance(weights.clone(False)["w"], nn.Parameter)
+
+
+def test_deepcopy_takes_objects_along():
+    for wrap in (
+        lambda inner: inner,
+        lambda inner: TensorDict({"n": inner}, [B]),
+        lambda inner: lazy_stack([inner, inner.clone()]),
+        TensorDictParams,
+    ):
+        td = wrap(TensorDict({"a": torch.ones(B)}, [B]).set_non_tensor("seen", {"games": [1]}))
         result = copy.deepcopy(td)
         assert type(result) is type(td)
-        was, now = (x["n"] if kind == "nested" else x for x in (td, result))
-        was, now = (x[0] if kind == "lazy" else x for x in (was, now))
+        was, now = [x["n"] if "n" in x else x for x in (td, result)]
+        was, now = [x[0] if isinstance(x, LazyStackedTensorDict) else x for x in (was, now)]
         now["seen"]["games"].append(2)
         assert was["seen"] == {"games": [1]}
-
-    def test_deepcopy_keeps_what_is_shared(self):
-        inner = TensorDict(a=torch.ones(B))
-        td = TensorDict(first=inner).set("second", inner)
-        assert td["first"] is td["second"]
-        result = copy.deepcopy(td)
-        assert result["first"] is result["second"]
-        assert result["first"] is not inner
-
-    def test_contiguous(self):
-        td = TensorDict({"a": torch.ones(T, B).t(), "n": {"b": torch.ones(B)}}, [B])
-        assert not td.is_contiguous()
-        result = td.contiguous()
-        assert result.is_contiguous()
-        assert result["n", "b"] is td["n", "b"]
-        assert_leaves(result, {k: v.contiguous() for k, v in leaves(td).items()})
-        assert make().is_contiguous()
-
-    def test_contiguous_lazy_stack_becomes_dense(self):
-        td = make_lazy()
-        assert not td.is_contiguous()
-        result = td.contiguous()
-        assert type(result) is TensorDict
-        assert_leaves(result, td)
+    inner = TensorDict(a=torch.ones(B))
+    result = copy.deepcopy(TensorDict(first=inner).set("second", inner))
+    assert result["first"] is result["second"] and result["first"] is not inner
 
 
-class TestSizes:
-    def test_numel(self):
-        assert make().numel() == B
-        assert TensorDict({}, [B, T]).numel() == B * T
-        assert TensorDict().numel() == 1
-
-    def test_bytes(self):
-        assert make().bytes() == 4 * B * T + 8 * B + 4 * B
-        assert TensorDict().bytes() == 0
-        assert make_lazy().bytes() == 2 * make().bytes()
-
-    def test_bytes_of_shared_leaves(self):
-        x = torch.ones(B)
-        td = TensorDict({"a": x, "b": x}, [B])
-        assert td.bytes() == 16
-        assert td.bytes(count_duplicates=False) == 8
-
-
-class TestNew:
-    """new_*: like `stack`ing new containers of that size, leaves keep what follows the batch."""
-
-    @pytest.mark.parametrize("size", [(4,), (4, 5), ((4, 5),), (torch.Size([4]),)], ids=str)
-    @pytest.mark.parametrize("name", ["new_zeros", "new_ones", "new_empty"])
-    def test_sizes(self, name, size):
-        td = make()
-        result = getattr(td, name)(*size)
-        batch = torch.Size(size[0] if isinstance(size[0], (tuple, torch.Size)) else size)
-        assert result.batch_size == result["n"].batch_size == batch
-        assert {k: v.shape for k, v in leaves(result).items()} == {
-            "a": batch + (T,),
-            "i": batch,
-            ("n", "b"): batch,
-        }
-        assert {k: v.dtype for k, v in leaves(result).items()} == {
-            k: v.dtype for k, v in leaves(td).items()
-        }
-        if name != "new_empty":
-            assert all((v == (name == "new_ones")).all() for v in leaves(result).values())
-
-    def test_full(self):
-        result = make().new_full((4,), 3)
-        assert all((v == 3).all() and v.shape[0] == 4 for v in leaves(result).values())
-
-    def test_options(self):
-        td = make(device="cpu")
-        assert td.new_zeros(4).device == CPU
-        assert make().new_zeros(4).device is None
-        assert td.new_zeros(4, device="meta").device == META
-        assert dtypes(td.new_ones(4, dtype=torch.float64)) == {torch.float64}
-        assert floats().new_zeros(4, requires_grad=True).requires_grad
-
-    def test_non_tensor_entries(self):
-        assert make().set("s", "text").new_zeros(4)["s"] == "text"
-
-    def test_lazy(self):
-        result = make_lazy().new_ones(4, 5)
-        assert result["a"].shape == (4, 5, T)
-
-    def test_new_tensor_of_numbers(self):
-        result = make().new_tensor([1.0, 2.0])
-        assert result.batch_size == torch.Size([2])
-        assert {k: (v.tolist(), v.dtype) for k, v in leaves(result).items()} == {
-            "a": ([1.0, 2.0], torch.float32),
-            "i": ([1, 2], torch.int64),
-            ("n", "b"): ([1.0, 2.0], torch.float32),
-        }
-        assert make().new_tensor(3.0).batch_size == torch.Size([])
+def test_contiguous_and_dense():
+    td = TensorDict({"a": torch.ones(T, B).t(), "n": {"b": torch.ones(B)}}, [B])
+    out = td.contiguous()
+    assert not td.is_contiguous() and out.is_contiguous() and content(out) == content(td)
+    assert out["n", "b"] is td["n", "b"]
+    kept = td["n", "b"]
+    assert td.contiguous(inplace=True) is td and td["a"].is_contiguous() and td["n", "b"] is kept
+    odd = torch.zeros(1, 3).as_strided((1, 3), (7, 1))
+    td = TensorDict(a=odd, b=torch.ones(1, 3))
+    assert odd.is_contiguous() and td.contiguous()["a"] is odd
+    out = td.contiguous(canonical=True)
+    assert out["a"].stride() == (3, 1) and out["b"] is td["b"]
+    lazy = KINDS["lazy"]()
+    assert not lazy.is_contiguous() and type(lazy.contiguous()) is TensorDict
+    assert_close(lazy.contiguous(), lazy)
+    td = make()
+    assert td.densify() is td
+    td["stack"] = lazy_stack([TensorDict(), TensorDict()])
+    assert td.densify() is not td and type(td.densify()["stack"]) is TensorDict
 
 
-class TestPlainPython:
-    def test_numpy(self):
-        result = make().set("s", "text").numpy()
-        assert type(result) is dict
-        assert isinstance(result["n"]["b"], np.ndarray)
-        np.testing.assert_array_equal(result["a"], np.arange(B * T).reshape(B, T))
-        assert result["s"] == "text"
+# ---------------------------------------------------------------------------- sizes and new_*
 
-    def test_numpy_shares_memory(self):
-        td = make()
-        td.numpy()["a"][0, 0] = 9
-        assert td["a"][0, 0] == 9
 
-    def test_numpy_of_a_lazy_stack(self):
-        assert make_lazy().numpy()["a"].shape == (2, B, T)
+def test_sizes():
+    assert (make().numel(), TensorDict({}, [B, T]).numel(), TensorDict().numel()) == (B, B * T, 1)
+    assert make().bytes() == 4 * B * T + 8 * B + 4 * B and TensorDict().bytes() == 0
+    assert KINDS["lazy"]().bytes() == 2 * make().bytes()
+    x = torch.ones(B)
+    td = TensorDict({"a": x, "b": x}, [B])
+    assert td.bytes() == 16 and td.bytes(count_duplicates=False) == 8
 
-    def test_numpy_needs_detached_leaves(self):
-        with pytest.raises(RuntimeError, match="grad"):
-            params().numpy()
 
-    def test_tolist(self):
-        td = TensorDict({"a": torch.arange(4).reshape(2, 2), "s": "text"}, [2])
-        assert td.tolist(convert_tensors=True) == [
-            {"a": [0, 1], "s": "text"},
-            {"a": [2, 3], "s": "text"},
-        ]
-        rows = td.tolist()
-        assert all(torch.equal(row["a"], x) for row, x in zip(rows, td["a"], strict=True))
+@pytest.mark.parametrize("size", [(4,), (4, 5), ((4, 5),), (torch.Size([4]),)], ids=str)
+@pytest.mark.parametrize("name, value", [("zeros", 0), ("ones", 1), ("empty", None), ("full", 3)])
+def test_new(name, value, size):
+    """Like a stack of new containers of that size: leaves keep what follows the batch."""
+    batch = torch.Size(size[0] if isinstance(size[0], tuple) else size)
+    for td in (make(), make(device="cpu"), lazy_stack([make()])[0]):
+        args = (batch, 3) if name == "full" else size
+        result = getattr(td, f"new_{name}")(*args)
+        assert result.batch_size == result["n"].batch_size == batch and result.device == td.device
+        for old, new in zip(leaves(td), leaves(result), strict=True):
+            assert new.shape == (*batch, *old.shape[1:]) and new.dtype == old.dtype
+            assert value is None or (new == value).all()
+        assert result["n"][0]["s"] == "text" or result["n"].get("s").tolist()
+    assert make().new_zeros(4, device="meta").device == META
+    assert make().new_ones(4, dtype=torch.float64).dtype is torch.float64
+    assert floats().new_zeros(4, requires_grad=True).requires_grad
+    assert KINDS["lazy"]().new_ones(4, 5)["a"].shape == (4, 5, T)
 
-    def test_tolist_without_batch(self):
-        td = TensorDict({"a": torch.arange(2), "n": {"b": torch.tensor(1)}})
-        assert td.tolist(convert_tensors=True) == {"a": [0, 1], "n": {"b": 1}}
 
-    def test_tolist_two_batch_dims(self):
-        td = TensorDict({"a": torch.arange(6).reshape(2, 3)}, [2, 3])
-        assert td.tolist(convert_tensors=True) == [
-            [{"a": 0}, {"a": 1}, {"a": 2}],
-            [{"a": 3}, {"a": 4}, {"a": 5}],
-        ]
+def test_new_tensor_and_empty():
+    result = make().new_tensor([1.0, 2.0])
+    assert result.batch_size == (2,) and make().new_tensor(3.0).batch_size == ()
+    assert [(x.tolist(), x.dtype) for x in leaves(result)] == [
+        *(([1.0, 2.0], torch.float32), ([1, 2], torch.int64), ([1.0, 2.0], torch.float32))
+    ]
+    td = TensorDict({}, [2, 3], names=["x", "y"])
+    assert td.empty(batch_size=[2]).names == ["x"] and td.empty(batch_size=[3]).names == [None]
 
-    def test_tolist_options(self):
-        td = TensorDict({"a": torch.arange(4).reshape(2, 2)}, [2])
-        arrays = td.tolist(convert_tensors="numpy")
-        assert isinstance(arrays[0]["a"], np.ndarray)
+
+# -------------------------------------------------------------------------------- plain Python
+
+
+def test_numpy():
+    td = make()
+    result = td.numpy()
+    assert type(result) is dict and result["n"]["s"] == "text"
+    assert isinstance(result["n"]["b"], np.ndarray)
+    np.testing.assert_array_equal(result["a"], np.arange(B * T).reshape(B, T))
+    result["a"][0, 0] = 9
+    assert td["a"][0, 0] == 9
+    assert KINDS["lazy"]().numpy()["a"].shape == (2, B, T)
+    with pytest.raises(RuntimeError, match="grad"):
+        params().numpy()
+    td = floats().requires_grad_()
+    assert td.to_struct_array()["a"].tolist() == td["a"].tolist()
+
+
+@pytest.mark.parametrize(
+    "td, rows",
+    [
+        (
+            TensorDict({"a": torch.arange(4).reshape(2, 2), "s": "text"}, [2]),
+            [{"a": [0, 1], "s": "text"}, {"a": [2, 3], "s": "text"}],
+        ),
+        (
+            TensorDict({"a": torch.arange(2), "n": {"b": torch.tensor(1)}}),
+            {"a": [0, 1], "n": {"b": 1}},
+        ),
+        (
+            TensorDict({"a": torch.arange(6).reshape(2, 3)}, [2, 3]),
+            [[{"a": 0}, {"a": 1}, {"a": 2}], [{"a": 3}, {"a": 4}, {"a": 5}]],
+        ),
+        (
+            lazy_stack([TensorDict({"a": torch.arange(n)}) for n in (1, 2)]),
+            [{"a": [0]}, {"a": [0, 1]}],
+        ),
+    ],
+    ids=["rows", "no batch", "two dims", "lazy"],
+)
+def test_tolist(td, rows):
+    assert td.tolist(convert_tensors=True) == rows
+    if td.batch_dims == 1:
+        assert [row["a"].tolist() for row in td.tolist()] == [row["a"] for row in rows]
+        assert isinstance(td.tolist(convert_tensors="numpy")[0]["a"], np.ndarray)
         nodes = td.tolist(convert_nodes=False)
-        assert all(isinstance(x, TensorDict) for x in nodes)
-        assert nodes[1].batch_size == torch.Size([])
-
-    def test_tolist_lazy(self):
-        rows = lazy_stack([TensorDict({"a": torch.arange(n)}) for n in (1, 2)]).tolist(
-            convert_tensors=True
-        )
-        assert rows == [{"a": [0]}, {"a": [0, 1]}]
+        assert all([isinstance(x, TensorDict) and x.batch_size == () for x in nodes])
 
 
-class TestStateDict:
-    def test_flat(self):
-        sd = make().state_dict()
-        assert isinstance(sd, OrderedDict)
-        assert list(sd) == ["a", "i", "n.b"]
-
-    def test_nested(self):
-        sd = make().state_dict(flatten=False)
-        assert list(sd) == ["a", "i", "n"]
-        assert list(sd["n"]) == ["b"]
-
-    def test_prefix(self):
-        assert list(make().state_dict(prefix="p.")) == ["p.a", "p.i", "p.n.b"]
-
-    def test_detached_unless_kept(self):
-        assert not params().state_dict()["w"].requires_grad
-        assert isinstance(params().state_dict(keep_vars=True)["w"], nn.Parameter)
-
-    def test_leaves_are_not_copied(self):
-        td = make()
-        assert td.state_dict()["a"].data_ptr() == td["a"].data_ptr()
-
-    @pytest.mark.parametrize("flatten", [True, False])
-    @pytest.mark.parametrize("locked", [True, False])
-    def test_load_in_place(self, flatten, locked):
-        td, sd = make(), (make() + 1).state_dict(flatten=flatten)
-        if locked:
-            td.lock_()
-        held = td["n", "b"]
-        assert td.load_state_dict(sd) is td
-        assert td["n", "b"] is held
-        torch.testing.assert_close(held, make()["n", "b"] + 1)
-        torch.testing.assert_close(td["a"], make()["a"] + 1)
-
-    def test_load_assign(self):
-        td, sd = make(), (make() + 1).state_dict()
-        td.load_state_dict(sd, assign=True)
-        assert td["a"] is sd["a"]
-
-    def test_load_into_empty(self):
-        td = TensorDict()
-        with pytest.raises(RuntimeError, match="key"):
-            td.load_state_dict(make().state_dict())
-        td.load_state_dict(make().state_dict(), strict=False)
-        assert_leaves(td, make())
-        assert td.batch_size == torch.Size([B])
-
-    def test_missing_key(self):
-        sd = make().exclude("a").state_dict()
-        with pytest.raises(RuntimeError, match="a"):
-            make().load_state_dict(sd)
-        td = (make() + 1).load_state_dict(sd, strict=False)
-        torch.testing.assert_close(td["a"], make()["a"] + 1)
-        torch.testing.assert_close(td["n", "b"], make()["n", "b"])
-
-    def test_through_a_copy(self):
-        sd = copy.deepcopy((make() + 1).state_dict())
-        assert_leaves(make().float().load_state_dict(sd), make().float() + 1)
-
-    def test_lazy(self):
-        sd = make_lazy().state_dict()
-        assert sd["a"].shape == (2, B, T)
-        td = (make_lazy() * 0).load_state_dict(sd)
-        assert_leaves(td, make_lazy())
-
-    def test_non_tensor_entries_stay(self):
-        td = make().set("s", "text")
-        assert "s" not in td.state_dict() or td.state_dict()["s"] == "text"
-        assert td.load_state_dict(td.state_dict())["s"] == "text"
+# ----------------------------------------------------------------------------------- state dicts
 
 
-def roundtrip(x):
+def test_state_dicts():
+    td = make()
+    assert isinstance(td.state_dict(), OrderedDict)
+    assert list(floats().state_dict()) == ["a", "n.b"]
+    assert list(floats().state_dict(prefix="p.")) == ["p.a", "p.n.b"]
+    nested = floats().state_dict(flatten=False)
+    assert list(nested) == ["a", "n"] and list(nested["n"]) == ["b"]
+    assert not params().state_dict()["w"].requires_grad
+    assert isinstance(params().state_dict(keep_vars=True)["w"], nn.Parameter)
+    assert td.state_dict()["a"].data_ptr() == td["a"].data_ptr()
+    assert KINDS["lazy"]().state_dict()["a"].shape == (2, B, T)
+
+
+@pytest.mark.parametrize("kind", ["plain", "dressed", "locked", "lazy"])
+@pytest.mark.parametrize("flatten", [True, False])
+def test_state_dicts_are_loaded(kind, flatten):
+    td, other = KINDS[kind](), KINDS[kind]().apply(lambda x: x + 1)
+    state = copy.deepcopy(other.state_dict(flatten=flatten))
+    held = leaves(td)
+    assert td.load_state_dict(state) is td and content(td) == content(other)
+    assert [id(leaf) for leaf in leaves(td)] == [id(leaf) for leaf in held]
+
+
+def test_state_dicts_that_do_not_fit():
+    td, state = make(), (make() + 1).state_dict()
+    td.load_state_dict(state, assign=True)
+    assert td["a"] is state["a"]
+    td = TensorDict()
+    with pytest.raises(RuntimeError, match="key"):
+        td.load_state_dict(make().state_dict())
+    td.load_state_dict(make().state_dict(), strict=False)
+    assert content(td) == content(make())
+    state = make().exclude("a").state_dict()
+    with pytest.raises(RuntimeError, match="a"):
+        make().load_state_dict(state)
+    td = (make() + 1).load_state_dict(state, strict=False)
+    assert torch.equal(td["a"], make()["a"] + 1) and torch.equal(td["n", "b"], make()["n", "b"])
+
+
+# ---------------------------------------------------------------------- pickles and one block
+
+
+def pickled(x):
     return pickle.loads(pickle.dumps(x))
 
 
-class TestPickle:
-    def test_round_trip(self):
-        td = make(names=["t"], device="cpu")
-        result = roundtrip(td)
-        assert type(result) is TensorDict
-        assert_leaves(result, td)
-        assert (result.names, result.device) == (["t"], CPU)
-        assert result.batch_size == result["n"].batch_size == torch.Size([B])
-        result["q"] = torch.ones(B)
-
-    def test_lock_stays(self):
-        result = roundtrip(make().lock_())
-        assert result.is_locked and result["n"].is_locked
+@pytest.mark.parametrize("name", [*KINDS, *[name for name in PLAIN if name != "dtypes"]])
+def test_pickles(name):
+    td = (KINDS | PLAIN)[name]()
+    out = pickled(td)
+    assert type(out) is type(td) and content(out) == content(td) and sound(out)
+    assert (out.is_locked, out.device) == (td.is_locked, td.device)
+    assert [type(leaf) for leaf in leaves(out)] == [type(leaf) for leaf in leaves(td)]
+    if name == "locked":
         with pytest.raises(RuntimeError, match="locked"):
-            result["n"]["q"] = torch.ones(B)
-        assert not roundtrip(make()).is_locked
-
-    def test_lazy(self):
-        result = roundtrip(make_lazy(1))
-        assert type(result) is LazyStackedTensorDict
-        assert result.stack_dim == 1
-        assert_leaves(result, make_lazy(1))
-
-    def test_heterogeneous_lazy(self):
-        result = roundtrip(lazy_stack([TensorDict({"a": torch.ones(n)}) for n in (2, 3)]))
-        assert [m["a"].shape[0] for m in result.tensordicts] == [2, 3]
-
-    def test_parameters(self):
-        result = roundtrip(params())
-        assert isinstance(result["w"], nn.Parameter)
-
-    def test_non_tensor(self):
-        td = make().set("s", "text").set("o", NonTensorData({"k": 1}, batch_size=[B]))
-        result = roundtrip(td)
-        assert result["s"] == "text"
-        assert result["o"] == {"k": 1}
-
-    def test_empty(self):
-        assert roundtrip(TensorDict({}, [B])).batch_size == torch.Size([B])
+            out["n"]["q"] = torch.ones(B)
 
 
-def one_storage(td):
-    return len({v.untyped_storage().data_ptr() for v in leaves(td).values()}) == 1
+def mixed():
+    return TensorDict(
+        {
+            "a": torch.tensor([True, False, True]),
+            "b": torch.ones(3, dtype=torch.float64),
+            "c": torch.ones(3, dtype=torch.bfloat16),
+            "d": torch.ones(3, dtype=torch.complex64),
+            "e": torch.zeros(3, 0),
+            "t": torch.arange(6).reshape(2, 3).t(),
+        },
+        [3],
+    )
 
 
-class TestConsolidate:
-    def test_leaves_share_one_storage(self):
-        td = make()
-        result = td.consolidate()
-        assert result is not td
-        assert one_storage(result)
-        assert not one_storage(td)
-        assert_leaves(result, td)
-        assert dtypes(result) == dtypes(td)
+BLOCKS = {name: make for name, make in KINDS.items() if name != "locked"} | PLAIN | {"mixed": mixed}
+del BLOCKS["dtypes"]  # those of less than a byte have no place in a block
+OPTIONS = [
+    *({}, {"metadata": True}, {"num_threads": 2}, {"inplace": True}, {"share_memory": True}),
+    *({"filename": "td"}, {"filename": "td", "use_buffer": True}),
+    *({"filename": "td", "inplace": True}, {"return_early": True, "num_threads": 2}),
+    {"filename": "td", "return_early": True, "num_threads": 2},
+]
 
-    def test_is_locked(self):
-        result = make().consolidate()
-        assert result.is_locked
-        with pytest.raises(RuntimeError, match="locked"):
-            result["q"] = torch.ones(B)
 
-    def test_is_consolidated(self):
-        assert make().consolidate().is_consolidated()
-        assert not make().is_consolidated()
-        assert not make().consolidate().clone().is_consolidated()
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("name", BLOCKS)
+def test_one_block(name, options, tmp_path):
+    td = BLOCKS[name]()
+    if "inplace" in options and "f" in td:
+        del td["f"]  # whose class is frozen
+    wanted = content(td)
+    if filename := options.get("filename"):
+        options = options | {"filename": tmp_path / filename}
+    out = td.consolidate(**options)
+    if "return_early" in options:
+        assert out.result() is out.result()
+        out = out.result()
+    assert (out is td) is options.get("inplace", False) and type(out) is type(td)
+    assert out.is_locked and out.is_consolidated() and content(out) == wanted and sound(out)
+    storages = {leaf.untyped_storage().data_ptr() for leaf in leaves(out) if leaf.numel()}
+    assert len(storages) <= 1 and all([leaf.is_contiguous() for leaf in leaves(out)])
+    assert content(out.to("cpu")) == content(pickled(out)) == wanted
+    assert not out.clone().is_consolidated()
+    if filename:
+        back = TensorDict.from_consolidated(tmp_path / "td")
+        assert content(back) == wanted and sound(back) and not back.is_locked
+        assert back.is_consolidated() and type(back) is type(td)
+    if "share_memory" in options and leaves(out):
+        assert leaves(out)[0].is_shared()
 
-    def test_in_place(self):
-        td = make()
-        assert td.consolidate(inplace=True) is td
-        assert one_storage(td)
-        assert_leaves(td, make())
 
-    def test_metadata_of_the_container_stays(self):
-        td = make(device="cpu", names=["t"])
-        result = td.consolidate()
-        assert (result.device, result.names) == (CPU, ["t"])
-        assert result["n"].batch_size == torch.Size([B])
+@pytest.mark.parametrize("options", OPTIONS[:-2], ids=str)
+def test_nested_tensors_in_one_block(options, tmp_path):
+    for name in ("jagged", "with holes", "int32 offsets", "transposed", "one empty row"):
+        td = RAGGED[name]()
+        rows = [content(x.unbind()) for x in (td["x"], td["n", "y"], td["x"] + td["n", "y"])]
+        if "filename" in options:
+            options = options | {"filename": tmp_path / name}
+        out = td.consolidate(**options)
+        found = [out, pickled(out)]
+        if "filename" in options:
+            found.append(TensorDict.from_consolidated(tmp_path / name))
+        assert out.is_consolidated() and out.is_locked
+        assert out["x"].values().untyped_storage().data_ptr() == out._buffer.data_ptr()
+        for one in (out, *found[2:]):  # of one structure still
+            assert content((one["x"] + one["n", "y"]).unbind()) == rows[2]
+        for one in found:
+            assert [content(x.unbind()) for x in (one["x"], one["n", "y"])] == rows[:2], name
+            assert one["text"] == "t" and one.batch_size == (2,)
 
-    @pytest.mark.parametrize("metadata", [False, True])
-    def test_pickles(self, metadata):
-        td = make().set("s", "text").consolidate(metadata=metadata)
-        result = roundtrip(td)
-        assert_leaves(result.exclude("s"), make())
-        assert result["s"] == "text"
-        if metadata:
-            assert one_storage(result.exclude("s"))
 
-    def test_mixed_dtypes_are_aligned(self):
-        td = TensorDict(
-            {
-                "a": torch.tensor([True, False, True]),
-                "b": torch.ones(3, dtype=torch.float64),
-                "c": torch.ones(3, dtype=torch.bfloat16),
-                "d": torch.ones(3, dtype=torch.complex64),
-                "e": torch.zeros(3, 0),
-            },
-            [3],
-        )
-        assert_leaves(td.consolidate(), td)
+def test_writes_into_a_block(tmp_path):
+    out = make().consolidate()
+    out.zero_()
+    storage = out["a"].untyped_storage()
+    assert not torch.empty(0, dtype=torch.uint8).set_(storage).any()
+    with pytest.raises(RuntimeError, match="locked"):
+        out["q"] = torch.ones(B)
+    assert not make().is_consolidated()
+    out = make().consolidate(tmp_path / "td")
+    out["i"].fill_(7)
+    got = from_consolidated(tmp_path / "td")
+    assert got["i"].tolist() == [7, 7]
+    got["i"].fill_(8)
+    assert from_consolidated(tmp_path / "td")["i"].tolist() == [7, 7]
+    out = make().consolidate()
+    assert out.consolidate() is out
+    again = out.consolidate(metadata=True)
+    assert again is not out and again.consolidate(metadata=True) is again
+    assert again.consolidate(share_memory=True) is not again
+    assert make().consolidate(return_early=True).is_consolidated()
 
-    def test_views_are_made_contiguous(self):
-        td = TensorDict({"a": torch.arange(6).reshape(3, 2).t(), "b": torch.arange(4)[::2]}, [2])
-        result = td.consolidate()
-        assert result.is_contiguous()
-        assert_leaves(result, td)
 
-    def test_values_are_views(self):
-        result = make().consolidate()
-        result.zero_()
-        storage = result["a"].untyped_storage()
-        assert not torch.empty(0, dtype=torch.uint8).set_(storage).any()
-
-    def test_empty_and_non_tensor(self):
-        assert TensorDict({}, [B]).consolidate().batch_size == torch.Size([B])
-        assert make().set("s", "text").consolidate()["s"] == "text"
-
-    def test_lazy(self):
-        td = make_lazy()
-        result = td.consolidate()
-        assert type(result) is LazyStackedTensorDict
-        assert_leaves(result, td)
-
-    def test_shared_memory(self):
-        assert make().consolidate(share_memory=True)["a"].is_shared()
-
-    def test_to_same_device(self):
-        assert_leaves(make().consolidate().to("cpu"), make())
+def test_what_is_not_one_block(tmp_path):
+    for call, error, words in [
+        (
+            lambda: TensorDict(a=torch.eye(2).to_sparse()).consolidate(),
+            TypeError,
+            "not one block of memory",
+        ),
+        (
+            lambda: make().consolidate(tmp_path / "td", device="meta"),
+            ValueError,
+            "mapped on the CPU",
+        ),
+        (
+            lambda: make().consolidate(num_threads=2, return_early=True, non_blocking=True),
+            ValueError,
+            "return_early",
+        ),
+    ]:
+        with pytest.raises(error, match=words):
+            call()
+    assert not (tmp_path / "td").exists()
 
 
 def add_one(td, done):
@@ -895,141 +619,63 @@ def add_one(td, done):
     done.put((td.is_shared(), td.is_locked))
 
 
-class TestShare:
-    def test_share(self):
-        td = make().set("s", "text")
-        assert not td.is_shared()
-        assert td.share_memory_() is td
-        assert td.is_shared() and td["n"].is_shared()
-        assert all(v.is_shared() for v in leaves(td).values() if isinstance(v, torch.Tensor))
-        assert td.is_locked
-        assert td["s"] == "text"
-
-    def test_in_place_writes_are_fine(self):
-        td = make().share_memory_()
-        td.set_("a", torch.ones(B, T))
-        assert (td["a"] == 1).all()
-        with pytest.raises(RuntimeError, match="locked"):
-            td["q"] = torch.ones(B)
-
-    def test_copies_are_not_shared(self):
-        td = make().share_memory_()
-        assert not td.clone().is_shared()
-        assert td[0].is_shared()
-
-    def test_lazy(self):
-        td = make_lazy().share_memory_()
-        assert td.is_shared()
-        assert td.tensordicts[0]["a"].is_shared()
-
-    @pytest.mark.slow
-    def test_across_processes(self):
-        ctx = mp.get_context("fork" if "fork" in mp.get_all_start_methods() else "spawn")
-        td, done = make().share_memory_(), ctx.Queue()
-        worker = ctx.Process(target=add_one, args=(td, done))
-        worker.start()
-        shared, locked = done.get(timeout=60)
-        worker.join(60)
-        assert worker.exitcode == 0
-        assert shared and locked
-        torch.testing.assert_close(td["a"], make()["a"] + 1)
+@pytest.mark.parametrize("kind", ["plain", "dressed", "lazy"])
+def test_shared_memory(kind):
+    td = KINDS[kind]()
+    assert not td.is_shared() and td.share_memory_() is td and td.is_shared() and td.is_locked
+    assert all([leaf.is_shared() for leaf in leaves(td)]) and td[0].is_shared()
+    assert not td.clone().is_shared() and content(td) == content(KINDS[kind]())
+    td.set_("a", torch.ones_like(td["a"]))
+    assert (td["a"] == 1).all()
+    with pytest.raises(RuntimeError, match="locked"):
+        td["q"] = torch.ones(td.batch_size)
 
 
-class TestAssertClose:
-    @pytest.mark.parametrize("check", [assert_close, assert_allclose_td])
-    def test_equal(self, check):
-        check(make(), make())
-        check(make_lazy(), make_lazy())
-        check(floats(), floats() + 1e-9)
-        check(make(), make(device="cpu"))
-
-    def test_lazy_with_dense(self):
-        dense = TensorDict({k: v for k, v in make_lazy().items()}, [2, B])
-        assert_close(make_lazy(), dense)
-
-    @pytest.mark.parametrize("check", [assert_close, assert_allclose_td])
-    def test_values_differ(self, check):
-        with pytest.raises(AssertionError, match="'n', 'b'"):
-            check(floats(), floats().set(("n", "b"), torch.zeros(B)))
-
-    def test_missing_key(self):
-        for one, two in ((make(), make().exclude("a")), (make().exclude("a"), make())):
-            with pytest.raises(KeyError, match="'a'"):
-                assert_close(one, two)
-
-    def test_dtype_differs(self):
-        with pytest.raises(AssertionError, match="'a'"):
-            assert_close(floats(), floats().double())
-
-    def test_shape_differs(self):
-        with pytest.raises((AssertionError, RuntimeError), match="'a'"):
-            assert_close(floats(), floats().set("a", torch.zeros(B, T, 1)))
-
-    def test_tolerance_and_message(self):
-        assert_close(floats(), floats() + 0.5, rtol=0, atol=1)
-        with pytest.raises(AssertionError, match="the reason"):
-            assert_close(floats(), floats() + 5, rtol=0, atol=1, msg="the reason")
-
-    def test_nan(self):
-        td = TensorDict({"a": torch.tensor([float("nan"), 1.0])}, [2])
-        assert_close(td, td.clone())
-        with pytest.raises(AssertionError):
-            assert_close(td, td.clone(), equal_nan=False)
-
-    @pytest.mark.parametrize("other", [{}, torch.ones(B), None], ids=["dict", "tensor", "None"])
-    def test_needs_containers(self, other):
-        with pytest.raises(TypeError, match="TensorDict"):
-            assert_close(make(), other)
+@pytest.mark.slow
+def test_shared_memory_across_processes():
+    ctx = mp.get_context("fork" if "fork" in mp.get_all_start_methods() else "spawn")
+    td, done = make().share_memory_(), ctx.Queue()
+    worker = ctx.Process(target=add_one, args=(td, done))
+    worker.start()
+    assert done.get(timeout=60) == (True, True)
+    worker.join(60)
+    assert worker.exitcode == 0 and torch.equal(td["a"], make()["a"] + 1)
 
 
-class TestOptions:
-    """Less common arguments of methods that copy or convert."""
+# -------------------------------------------------------------------------------- assert_close
 
-    def transposed(self):
-        return TensorDict({"a": torch.zeros(3, 2).t(), "b": torch.ones(2)}, [2])
 
-    def test_contiguous_in_place(self):
-        td = self.transposed()
-        kept = td["b"]
-        assert td.contiguous(inplace=True) is td
-        assert td["a"].is_contiguous() and td["b"] is kept
-
-    def test_contiguous_canonical(self):
-        odd = torch.zeros(1, 3).as_strided((1, 3), (7, 1))
-        td = TensorDict(a=odd, b=torch.ones(1, 3))
-        assert odd.is_contiguous() and td.contiguous()["a"] is odd
-        out = td.contiguous(canonical=True)
-        assert out["a"].stride() == (3, 1) and out["b"] is td["b"]
-
-    def test_to_batch_size(self):
-        td = TensorDict({"a": torch.ones(2, 3)}, [2, 3])
-        assert td.to(batch_size=[2]).batch_size == (2,)
-        out = td.to(torch.float64, batch_size=[])
-        assert out.batch_size == () and out["a"].dtype == torch.float64
-        assert td.batch_size == (2, 3)
-
-    def test_consolidate_with_threads(self):
-        td = make()
-        out = td.consolidate(num_threads=2)
-        assert out.is_consolidated() and (out == td).all()
-
-    def test_dense_containers_are_dense_already(self):
-        td = make()
-        assert td.densify() is td
-        td["stack"] = lazy_stack([TensorDict(), TensorDict()])
-        assert td.densify() is not td and type(td.densify()["stack"]) is TensorDict
-
-    def test_struct_array_of_parameters(self):
-        td = floats().requires_grad_()
-        assert td.to_struct_array()["a"].tolist() == td["a"].tolist()
-
-    def test_empty_of_fewer_dims_keeps_their_names(self):
-        td = TensorDict({}, [2, 3], names=["x", "y"])
-        assert td.empty(batch_size=[2]).names == ["x"]
-        assert td.empty(batch_size=[3]).names == [None]
-
-    def test_assert_close_of_common_entries(self):
-        td = floats()
-        assert assert_close(td, td.select("a"), intersection=True)
-        with pytest.raises(AssertionError):
-            assert_close(td, td.select("a") + 1, intersection=True)
+def test_assert_close():
+    nan = TensorDict({"a": torch.tensor([float("nan"), 1.0])}, [2])
+    lazy = KINDS["lazy"]()
+    dense = TensorDict(dict(lazy.items()), [2, B])
+    for one, two in [
+        *((make(), make()), (lazy, KINDS["lazy"]()), (floats(), floats() + 1e-9), (lazy, dense)),
+        *((make(), make(device="cpu")), (nan, nan.clone())),
+    ]:
+        assert_close(one, two)
+        assert_allclose_td(one, two)
+    assert_close(floats(), floats() + 0.5, rtol=0, atol=1)
+    assert assert_close(floats(), floats().select("a"), intersection=True)
+    changed = floats().set(("n", "b"), torch.zeros(B))
+    for one, two, options, error, words in [
+        (floats(), changed, {}, AssertionError, "'n', 'b'"),
+        (make(), make().exclude("a"), {}, KeyError, "'a'"),
+        (make().exclude("a"), make(), {}, KeyError, "'a'"),
+        (floats(), floats().double(), {}, AssertionError, "'a'"),
+        (
+            floats(),
+            floats().set("a", torch.zeros(B, T, 1)),
+            {},
+            (AssertionError, RuntimeError),
+            "'a'",
+        ),
+        (floats(), floats() + 5, {"msg": "the reason"}, AssertionError, "the reason"),
+        (nan, nan.clone(), {"equal_nan": False}, AssertionError, "a"),
+        (floats(), floats().select("a") + 1, {"intersection": True}, AssertionError, "a"),
+        *[(make(), x, {}, TypeError, "TensorDict") for x in ({}, torch.ones(B), None)],
+    ]:
+        with pytest.raises(error, match=words):
+            assert_close(one, two, **options)
+    with pytest.raises(AssertionError, match="'n', 'b'"):
+        assert_allclose_td(floats(), changed)
