@@ -61,7 +61,8 @@ def content(value):
     if isinstance(value, (NonTensorData, NonTensorStack)):
         return value.batch_size, content(value.tolist())
     if isinstance(value, TensorClass):
-        return type(value), content(value.to_tensordict())
+        lazy = hasattr(value._td, "tensordicts")
+        return type(value), content(value._td if lazy else value.to_tensordict())
     if hasattr(value, "tensordicts"):
         return value.stack_dim, [content(member) for member in value.tensordicts]
     if hasattr(value, "batch_size"):

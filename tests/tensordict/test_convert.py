@@ -1,6 +1,7 @@
 """Devices and dtypes, gradients, fills, copies, consolidation, pickles and plain-Python forms."""
 
 import copy
+import io
 import pickle
 from collections import OrderedDict
 
@@ -12,6 +13,8 @@ from torch import nn
 
 from raffia import (
     LazyStackedTensorDict,
+    NonTensorData,
+    NonTensorStack,
     TensorDict,
     TensorDictParams,
     assert_allclose_td,
@@ -20,7 +23,7 @@ from raffia import (
     lazy_stack,
 )
 from tests.tensordict.invariants import sound
-from tests.tensordict.stored import PLAIN, RAGGED, content
+from tests.tensordict.stored import PLAIN, RAGGED, Pair, content
 
 B, T = 2, 3
 CPU, META = torch.device("cpu"), torch.device("meta")
@@ -486,16 +489,36 @@ def pickled(x):
     return pickle.loads(pickle.dumps(x))
 
 
-@pytest.mark.parametrize("name", [*KINDS, *[name for name in PLAIN if name != "dtypes"]])
-def test_pickles(name):
-    td = (KINDS | PLAIN)[name]()
-    out = pickled(td)
-    assert type(out) is type(td) and content(out) == content(td) and sound(out)
-    assert (out.is_locked, out.device) == (td.is_locked, td.device)
-    assert [type(leaf) for leaf in leaves(out)] == [type(leaf) for leaf in leaves(td)]
-    if name == "locked":
-        with pytest.raises(RuntimeError, match="locked"):
-            out["n"]["q"] = torch.ones(B)
+def saved(x):
+    """Through torch.save, and torch.load with its default, which reads weights only."""
+    file = io.BytesIO()
+    torch.save(x, file)
+    file.seek(0)
+    return torch.load(file)
+
+
+PICKLES = KINDS | PLAIN
+PICKLES["a block"] = lambda: make().exclude(("n", "s")).consolidate(metadata=True)
+PICKLES["a class"] = lambda: Pair(x=torch.ones(2), tag="t", batch_size=[2])
+PICKLES["classes"] = lambda: lazy_stack([Pair(x=torch.ones(2)), Pair(x=torch.ones(3))])
+PICKLES["data"] = lambda: NonTensorData("a", [2])
+PICKLES["data of rows"] = lambda: NonTensorStack("a", "b")
+del PICKLES["dtypes"]  # torch pickles not all of them
+
+
+@pytest.mark.parametrize("locked", [False, True])
+@pytest.mark.parametrize("name", PICKLES)
+def test_pickles(name, locked):
+    for way in (pickled,) if name in ("values", "shapes") else (pickled, saved):
+        td = PICKLES[name]()
+        td = td.lock_() if locked else td
+        out = way(td)
+        assert type(out) is type(td) and content(out) == content(td) and sound(out)
+        assert (out.is_locked, out.device) == (td.is_locked, td.device)
+        assert [type(leaf) for leaf in leaves(out)] == [type(leaf) for leaf in leaves(td)]
+        if locked and name in ("plain", "dressed", "lazy"):
+            with pytest.raises(RuntimeError, match="locked"):
+                out["n"]["q"] = torch.ones(B)
 
 
 def mixed():

@@ -651,6 +651,10 @@ def test_modes_and_parts(tmp_path, monkeypatch):
     monkeypatch.setattr("os.access", lambda path, mode: False)
     with pytest.raises(PermissionError):
         TensorDict.load_memmap(tmp_path, mode="r+")
+    shutil.rmtree(tmp_path / "m" / "0")
+    (tmp_path / "m" / "0").write_bytes(b"")
+    with pytest.raises(DamagedFileError, match="not a folder"):
+        TensorDict.load_memmap(tmp_path, subpath="m/0")
 
 
 def test_options_that_are_refused(tmp_path):

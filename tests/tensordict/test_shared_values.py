@@ -97,43 +97,31 @@ def test_a_process_that_loads_the_folder_shares(tmp_path):
     assert values(td)[:2] == ("theirs", ["u", "v"])
 
 
-def test_no_change_of_two_processes_is_lost(tmp_path):
-    td = mapped(tmp_path)
-    td.set_("rows", [0, 0])
-
-    def count(row):
-        for _ in range(100):
-            td["rows"][row] = td["rows"][row] + 1
-
-    workers = [FORK.Process(target=count, args=(row,)) for row in range(2)]
+def in_turn(workers):
     [worker.start() for worker in workers], [worker.join() for worker in workers]
-    assert td["rows"] == [100, 100]
 
 
-def test_threads_of_one_process(tmp_path):
-    td = mapped(tmp_path)
-    td.set_("rows", [0, 0])
+def test_no_change_of_two_processes_is_lost(tmp_path):
+    for at, (kind, num) in enumerate(((FORK.Process, 100), (threading.Thread, 50))):
+        td = mapped(tmp_path / f"{at}")
+        td.set_("rows", [0, 0])
 
-    def count(row):
-        for _ in range(50):
-            td["rows"][row] = td["rows"][row] + 1
+        def count(row, td=td, num=num):
+            for _ in range(num):
+                td["rows"][row] = td["rows"][row] + 1
 
-    threads = [threading.Thread(target=count, args=(row,)) for row in range(2)]
-    [thread.start() for thread in threads], [thread.join() for thread in threads]
-    assert td["rows"] == [50, 50]
+        in_turn([kind(target=count, args=(row,)) for row in range(2)])
+        assert td["rows"] == [num, num]
 
 
 def test_no_entry_of_one_record_is_lost_without_sharing(tmp_path):
-    td = TensorDict(a=0, b=0).exclude("a", "b")
-    td.set_non_tensor("a", 0), td.set_non_tensor("b", 0)
-    td = td.memmap(tmp_path)
+    td = TensorDict().set_non_tensor("a", 0).set_non_tensor("b", 0).memmap(tmp_path)
 
     def count(name):
         for i in range(100):
             td.set_(name, i)
 
-    workers = [FORK.Process(target=count, args=(name,)) for name in "ab"]
-    [worker.start() for worker in workers], [worker.join() for worker in workers]
+    in_turn([FORK.Process(target=count, args=(name,)) for name in "ab"])
     assert TensorDict.load(tmp_path).to_dict() == {"a": 99, "b": 99}
     assert td.to_dict() == {"a": 0, "b": 0}  # as it was when they got the container
 

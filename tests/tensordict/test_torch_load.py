@@ -11,10 +11,8 @@ import torch
 from torch import nn
 
 from raffia import (
-    LazyStackedTensorDict,
     MemoryMappedTensor,
     NonTensorData,
-    NonTensorStack,
     TensorClass,
     TensorDict,
     TensorDictParams,
@@ -51,43 +49,7 @@ def tree():
     return TensorDict(a=torch.arange(2), n=nested, s="word", batch_size=[2], names=["t"])
 
 
-@pytest.mark.parametrize("locked", [False, True])
-@pytest.mark.parametrize(
-    "make",
-    [
-        tree,
-        lambda: TensorDict(a=torch.ones(2), batch_size=[2], device="cpu"),
-        lambda: lazy_stack([tree(), tree()], 1),
-        lambda: lazy_stack([TensorDict(a=torch.ones(2)), TensorDict(a=torch.ones(3))]),
-        lambda: TensorDict(l=lazy_stack([tree(), tree()]), batch_size=[2]),
-        lambda: tree().exclude("s").consolidate(metadata=True),
-        lambda: Plain(x=torch.ones(2), batch_size=[2]),
-        lambda: lazy_stack([Plain(x=torch.ones(2)), Plain(x=torch.ones(3))]),
-        lambda: TensorDict(p=Plain(x=torch.ones(2), batch_size=[2]), batch_size=[2]),
-        lambda: TensorDict(w=["a", "b"], batch_size=[2]),
-    ],
-)
-def test_a_container_comes_back(make, locked):
-    td = make()
-    if locked:
-        td.lock_()
-    back = through(td)
-    assert type(back) is type(td) and back.batch_size == td.batch_size and back.device == td.device
-    assert back.names == td.names and back.is_locked == td.is_locked
-    assert list(back.keys(True, True)) == list(td.keys(True, True))
-    again = pickle.loads(pickle.dumps(td))
-    assert type(again) is type(td)
-    if any([isinstance(one, LazyStackedTensorDict) for one in [td, getattr(td, "_td", None)]]):
-        for one, other in zip(td.unbind(td.stack_dim), back.unbind(td.stack_dim), strict=True):
-            assert (one == other).all()
-    else:
-        assert (td == back).all()
-
-
-@pytest.mark.parametrize("node", [NonTensorData("a", [2]), NonTensorStack("a", "b")])
-def test_non_tensor_values_come_back(node):
-    back = through(node)
-    assert type(back) is type(node) and back.tolist() == node.tolist()
+# test_convert.py has the containers that come back as they were.
 
 
 def test_parameters_come_back_as_parameters():
