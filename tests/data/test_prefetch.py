@@ -9,7 +9,6 @@ import torch
 
 from raffia import TensorDict
 from raffia.data.prioritized import PrioritizedSampler
-from raffia.data.prioritized_replay import PrioritizedReplayBuffer
 from raffia.data.replay import ReplayBuffer
 from raffia.data.samplers import RandomSampler, SamplerWithoutReplacement
 from raffia.data.storage import TensorStorage
@@ -113,14 +112,6 @@ def test_batches_are_the_same_as_without(kind, prefetch):
     assert script(make(kind, prefetch)) == script(make(kind, 0))
 
 
-def test_iteration_ends_with_the_epoch_not_when_the_thread_is_through():
-    buffer = make("epochs", 5)
-    for _ in range(3):
-        batches = [batch["obs"] for batch in buffer]
-        assert [len(batch) for batch in batches] == [4, 4, 2]
-        assert sorted(torch.cat(batches).tolist()) == list(range(10))
-
-
 def wait_for(condition):
     end = time.monotonic() + 20
     while not condition():
@@ -142,15 +133,6 @@ def test_batches_are_drawn_ahead_and_no_further_than_asked():
     assert len(made) == 5  # nothing is drawn ahead before somebody asks again
     buffer.sample()
     wait_for(lambda: len(made) == 9)
-
-
-def test_nothing_stale_comes_after_a_change():
-    buffer = make("uniform", 3)
-    for first in range(20, 200, 20):
-        for _ in range(3):
-            buffer.sample()
-        buffer.extend(steps(first, 20))  # all rows are overwritten
-        assert buffer.sample()["obs"].min() >= first
 
 
 def test_items_that_were_put_right_into_the_storage_are_drawn_as_well():
@@ -176,67 +158,58 @@ def test_the_transform_is_called_in_the_thread_that_asks_and_collate_fn_is_not_s
     assert "raffia-prefetch" in threads["collate"]
 
 
-def test_an_error_in_the_thread_comes_out_of_the_sample_that_it_belongs_to():
-    plain = make("uniform", 0)
+class Fails(RandomSampler):
+    """A sampler that fails at its third draw, and only there."""
+
+    def draw(self, n, live, generator=None):
+        self.drawn = getattr(self, "drawn", 0) + 1
+        if self.drawn == 3:
+            raise RuntimeError("no such luck")
+        return super().draw(n, live, generator)
+
+
+@pytest.mark.parametrize("where", ["draw", "collate"])
+def test_an_error_in_the_thread_comes_out_of_the_sample_that_it_belongs_to(where):
+    plain, made = make("uniform", 0), []
     expected = [plain.sample()["obs"].tolist() for _ in range(5)]
-    made = []
 
     def collate(batch):
         made.append(1)
-        if batch["obs"].tolist() == expected[2]:
+        if where == "collate" and batch["obs"].tolist() == expected[2]:
             raise RuntimeError("no such luck")
         return batch
 
-    buffer = make("uniform", 2, collate_fn=collate)
+    buffer = ReplayBuffer(
+        storage=plain.storage,
+        sampler=Fails() if where == "draw" else RandomSampler(),
+        collate_fn=collate,
+        batch_size=4,
+        prefetch=2,
+        generator=rng(),
+    )
     for i in range(5):
         if i == 2:
             with pytest.raises(RuntimeError, match="no such luck"):
                 buffer.sample()
+        elif where == "draw":
+            assert len(buffer.sample()) == 4
         else:
             assert buffer.sample()["obs"].tolist() == expected[i]
-        wait_for(lambda i=i: len(made) == i + 3)
-
-
-def test_an_error_in_drawing_comes_out_as_well():
-    class Fails(RandomSampler):
-        def draw(self, n, live, generator=None):
-            if len(self.drawn) == 2:
-                self.drawn.clear()
-                raise RuntimeError("not this time")
-            self.drawn.append(n)
-            return super().draw(n, live, generator)
-
-    sampler = Fails()
-    sampler.drawn = []
-    options = {"prefetch": 3, "generator": rng(), "batch_size": 2}
-    buffer = ReplayBuffer(storage=TensorStorage(5), sampler=sampler, **options)
-    with pytest.raises(RuntimeError, match="the buffer is empty"):
-        buffer.sample()
-    buffer.extend(steps(0, 3))
-    buffer.sample()
-    buffer.sample()
-    with pytest.raises(RuntimeError, match="not this time"):
-        buffer.sample()
-    assert len(buffer.sample()) == 2
-
-
-def test_a_given_container_is_filled():
-    buffer, plain = make("prioritized", 2), make("prioritized", 0)
-    out = buffer.sample()
-    plain.sample()
-    where = out["obs"].data_ptr()
-    for _ in range(4):
-        assert buffer.sample(out=out) is out
-        assert (out == plain.sample()).all() and out["obs"].data_ptr() == where
+            wait_for(lambda i=i: len(made) == i + 3)
 
 
 def test_batches_drawn_ahead_are_no_copies_of_each_other():
-    buffer = make("uniform", 3)
-    first = buffer.sample()
-    kept = first.clone()
+    buffer, plain = make("prioritized", 3), make("prioritized", 0)
+    first, kept = buffer.sample(), plain.sample()
     for _ in range(5):
         buffer.sample()["obs"].zero_()
+        plain.sample()
     assert (first == kept).all()
+    assert buffer.sample(out=first) is first and (first == plain.sample()).all()
+    time.sleep(0.02)  # the state is that of the batches that were asked for
+    assert torch.equal(buffer.state_dict()["generator"], plain.state_dict()["generator"])
+    with pytest.raises(ValueError, match="prefetch needs a generator of its own"):
+        buffer.generator = None
 
 
 @pytest.mark.slow
@@ -271,38 +244,3 @@ def test_the_thread_ends_with_the_buffer_also_where_an_error_was_never_asked_for
     thread = buffer._ahead._thread
     del buffer
     wait_for(lambda: gc.collect() >= 0 and not thread.is_alive())
-
-
-def test_state_is_that_of_the_batches_that_were_asked_for():
-    ahead, plain = make("prioritized", 3), make("prioritized", 0)
-    for buffer in (ahead, plain):
-        for _ in range(3):
-            buffer.sample()
-    time.sleep(0.02)
-    assert torch.equal(ahead.state_dict()["generator"], plain.state_dict()["generator"])
-
-
-def test_prefetch_needs_a_generator_of_its_own():
-    assert ReplayBuffer(storage=TensorStorage(5), prefetch=1).generator is not None  # its own
-    buffer = make("uniform", 1)
-    with pytest.raises(ValueError, match="prefetch needs a generator of its own"):
-        buffer.generator = None
-
-
-def test_exponents_set_on_the_buffer():
-    def run(prefetch):
-        storage, generator = TensorStorage(20), rng()
-        buffer = PrioritizedReplayBuffer(
-            0.6, 0.4, storage=storage, prefetch=prefetch, generator=generator, batch_size=3
-        )
-        buffer.extend(steps(0, 9).set("td_error", torch.arange(9.0)))
-        out = []
-        for i in range(10):
-            out.append({key: v.tolist() for key, v in buffer.sample().items(True, True)})
-            pause(buffer)
-            buffer.beta = 0.4 + i / 20
-            if i == 5:
-                buffer.alpha = 0.3
-        return out
-
-    assert run(2) == run(0)

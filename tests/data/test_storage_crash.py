@@ -7,6 +7,7 @@ import select
 import shutil
 import signal
 import time
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -16,7 +17,6 @@ from raffia.data.memmap_storage import MemmapStorage
 from raffia.data.prioritized_replay import PrioritizedReplayBuffer
 from raffia.data.replay import ReplayBuffer
 from raffia.data.storage import TensorStorage
-from raffia.files.folder import read_folder, write_folder
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -41,6 +41,26 @@ def child(work):
         traceback.print_exc()
         os._exit(1)
     os._exit(0)
+
+
+def ended(work):
+    """How a child that runs `work(report)` ended: the status that os.waitpid gives."""
+    pid, pipe = child(work)
+    os.close(pipe)
+    return os.waitpid(pid, 0)[1]
+
+
+@contextmanager
+def beside(work):
+    """A child runs `work(report)` until the block ends; gives its first report, and its id."""
+    pid, pipe = child(work)
+    try:
+        assert select.select([pipe], [], [], 60)[0]
+        yield int.from_bytes(os.read(pipe, 8), "little"), pid
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(pipe)
 
 
 def killed_after(reports, draw, work):
@@ -141,10 +161,7 @@ def test_killed_at_each_step_of_a_write(tmp_path, cut, how):
         else:
             storage.set([7, 5, 6], step([17, 15, 16]))
 
-    pid, pipe = child(work)
-    _, status = os.waitpid(pid, 0)
-    os.close(pipe)
-    assert os.WIFSIGNALED(status)
+    assert os.WIFSIGNALED(ended(work))
     with MemmapStorage(size, tmp_path / "rows") as storage:
         new = cut not in ("log", "hold")
         assert storage.lost == 0 and len(storage) == size
@@ -165,29 +182,10 @@ def test_killed_in_the_middle_of_more_items_than_there_are_rows(tmp_path):
         assert log is storage._files._log
         storage.extend(step(range(10, 30)))
 
-    pid, pipe = child(work)
-    os.waitpid(pid, 0)
-    os.close(pipe)
+    assert os.WIFSIGNALED(ended(work))
     with MemmapStorage(7, tmp_path / "rows") as storage:
         assert 10 < storage.total < 30
         check_ring(storage, 7)
-
-
-@pytest.mark.parametrize("cut", ["log", "leaf 0", "half a leaf", "leaf 2", "marks"])
-def test_killed_at_each_step_of_a_first_write(tmp_path, cut):
-    with MemmapStorage(10, tmp_path / "rows") as storage:
-        storage.extend(step(range(4)))
-
-    def work(report):
-        storage = MemmapStorage(10, tmp_path / "rows")
-        die_at(storage._files, cut)
-        storage.extend(step([4, 5]))
-
-    pid, pipe = child(work)
-    os.waitpid(pid, 0)
-    os.close(pipe)
-    with MemmapStorage(10, tmp_path / "rows") as storage:
-        assert numbers_in(storage.get(slice(None))) == [0, 1, 2, 3] and storage.total == 4
 
 
 def die_at(files, cut):
@@ -376,43 +374,6 @@ def test_the_log_of_before_a_flush_is_not_used(tmp_path):
 # --------------------------------------------------------------------------------- folders, saving
 
 
-@pytest.mark.parametrize("call", ["fsync", "replace", "unlink"])
-def test_a_folder_is_old_or_new_wherever_its_writer_is_killed(tmp_path, call, monkeypatch):
-    def content(n):
-        return {"a.bin": bytes([n]) * 3000, "b.json": str(n).encode(), f"only-{n}": b""}
-
-    path, cuts = tmp_path / "folder", 0
-    write_folder(path, "numbers", 1, content(0), extras={"n": 0})
-    current = 0
-    for cut in range(20):
-
-        def work(report, cut=cut, new=cut + 1):
-            real, calls = getattr(os, call), []
-
-            def counted(*args, **options):
-                if len(calls) == cut:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                calls.append(1)
-                return real(*args, **options)
-
-            setattr(os, call, counted)
-            write_folder(path, "numbers", 1, content(new), extras={"n": new})
-
-        pid, pipe = child(work)
-        _, status = os.waitpid(pid, 0)
-        os.close(pipe)
-        found = read_folder(path, "numbers", 1)
-        n = found.extras["n"]
-        assert n in (current, cut + 1)
-        assert {name: found.read(name) for name in found.files} == content(n)
-        current = n
-        if not os.WIFSIGNALED(status):
-            break
-        cuts += 1
-    assert os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0 and cuts >= 1
-    assert len(os.listdir(path)) == 4, "what killed writers left was not removed"
-
-
 def test_killed_while_it_saves(tmp_path):
     size, draw, known = 50, random.Random(5), 0
 
@@ -435,20 +396,25 @@ def test_killed_while_it_saves(tmp_path):
 # ----------------------------------------------------------------------------------- two processes
 
 
-def test_reading_beside_a_process_that_writes(tmp_path):
-    size = 60
-    with MemmapStorage(size, tmp_path / "rows") as storage:
-        storage.extend(step(range(size)))
+def writes_on(folder, size, pause):
+    """A child's work: it appends 5 or 25 items at a time."""
 
     def work(report):
-        storage = MemmapStorage(size, tmp_path / "rows")
+        storage = MemmapStorage(size, folder)
         report(1)
         while True:
-            storage.extend(step(range(storage.total, storage.total + 25)))
+            n = 5 if pause else 25
+            storage.extend(step(range(storage.total, storage.total + n)))
+            time.sleep(pause)
 
-    pid, pipe = child(work)
-    try:
-        assert select.select([pipe], [], [], 60)[0]
+    with MemmapStorage(size, folder) as storage:
+        storage.extend(step(range(size)))
+    return work
+
+
+def test_reading_beside_a_process_that_writes(tmp_path):
+    size = 60
+    with beside(writes_on(tmp_path / "rows", size, 0)):
         reader = MemmapStorage.open(tmp_path / "rows", mode="r")
         rows, out = torch.arange(size), step(range(size)).clone()
         seen = set()
@@ -459,29 +425,13 @@ def test_reading_beside_a_process_that_writes(tmp_path):
             assert numbers_in(reader.get(rows, out=out)) == numbers_in(out)
             seen.add(max(numbers))
         assert len(seen) > 5, "the writer did next to nothing"
-    finally:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        os.close(pipe)
 
 
 @pytest.mark.parametrize("by_priority", [False, True])
 def test_batches_beside_a_process_that_writes_say_which_items_they_hold(tmp_path, by_priority):
     """The writer overwrites items between the draw and the read."""
-    size = 60
-    with MemmapStorage(size, tmp_path / "rows") as storage:
-        storage.extend(step(range(size)))
-
-    def work(report):
-        storage = MemmapStorage(size, tmp_path / "rows")
-        report(1)
-        while True:
-            storage.extend(step(range(storage.total, storage.total + 5)))
-            time.sleep(0.001)  # else no batch of all items can be whole
-
-    pid, pipe = child(work)
-    try:
-        assert select.select([pipe], [], [], 60)[0]
+    size = 60  # and rests a little, else no batch of all items can be whole
+    with beside(writes_on(tmp_path / "rows", size, 0.001)):
         storage = MemmapStorage.open(tmp_path / "rows", mode="r")
         make = functools.partial(PrioritizedReplayBuffer, 0.6, 0.4) if by_priority else ReplayBuffer
         buffer, seen, out = make(storage=storage), set(), None
@@ -495,10 +445,6 @@ def test_batches_beside_a_process_that_writes_say_which_items_they_hold(tmp_path
                 late = buffer.update_priority(out["index"], torch.ones(32))
                 assert late == int((out["index"] < buffer.priorities._live.start).sum())
         assert len(seen) > 5, "the writer did next to nothing"
-    finally:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        os.close(pipe)
 
 
 def test_a_second_writer_is_refused_until_the_first_is_dead(tmp_path):
@@ -508,17 +454,11 @@ def test_a_second_writer_is_refused_until_the_first_is_dead(tmp_path):
         report(1)
         time.sleep(60)
 
-    pid, pipe = child(work)
-    try:
-        assert select.select([pipe], [], [], 60)[0]
+    with beside(work) as (_, pid):
         with pytest.raises(RuntimeError, match=f"in process {pid}: .*mode='r'"):
             MemmapStorage(5, tmp_path / "rows")
         reader = MemmapStorage(5, tmp_path / "rows", mode="r")
         assert reader.get(slice(None)).tolist() == [0, 1]
-    finally:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        os.close(pipe)
     with MemmapStorage(5, tmp_path / "rows") as storage:
         assert storage.total == 2
 
@@ -531,22 +471,16 @@ def test_a_forked_child_neither_writes_nor_keeps_others_from_it(tmp_path):
         try:
             storage.extend(torch.arange(2))
         except RuntimeError as error:
+            assert storage.get(1) == 1
             report(int("child" in str(error)))
-        assert storage.get(1) == 1
         time.sleep(60)
 
-    pid, pipe = child(work)
-    try:
-        assert select.select([pipe], [], [], 60)[0]
-        assert os.read(pipe, 8)[0] == 1
+    with beside(work) as (refused, _):
+        assert refused == 1
         storage.extend(torch.arange(2))
         storage.close()
         with MemmapStorage.open(tmp_path / "rows") as other:  # while the child lives
             assert other.get(slice(None)).tolist() == [0, 1, 0, 1]
-    finally:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        os.close(pipe)
 
 
 def test_a_writer_that_died_keeps_nobody_out_though_its_child_lives(tmp_path):
@@ -559,11 +493,8 @@ def test_a_writer_that_died_keeps_nobody_out_though_its_child_lives(tmp_path):
         time.sleep(60)
         os._exit(0)
 
-    pid, pipe = child(work)
-    grandchild = int.from_bytes(os.read(pipe, 8), "little")
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    os.close(pipe)
+    with beside(work) as (grandchild, _):
+        pass
     try:
         with MemmapStorage.open(tmp_path / "rows") as storage:
             assert storage.total == 2

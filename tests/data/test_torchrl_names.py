@@ -1,4 +1,4 @@
-"""Buffers, storages, samplers and maps by the names and signatures that TorchRL's users know."""
+"""Buffers, storages, writers and maps by the names and signatures that TorchRL's users know."""
 
 import functools
 import gc
@@ -7,25 +7,28 @@ import pickle
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from raffia import LazyStackedTensorDict, TensorDict
 from raffia.data import (
+    CapacityError,
     ImmutableDatasetWriter,
     LazyMemmapStorage,
     LazyTensorStorage,
     ListStorage,
-    MCTSForest,
     PrioritizedSampler,
     QueryModule,
     ReplayBuffer,
     RoundRobinWriter,
     SamplerWithoutReplacement,
-    SliceSampler,
     TensorDictMap,
+    TensorDictMaxValueWriter,
     TensorDictPrioritizedReplayBuffer,
     TensorDictReplayBuffer,
     TensorDictRoundRobinWriter,
+    TensorMap,
 )
 
 
@@ -40,8 +43,7 @@ def items(first, n, **entries):
 
 STORAGES = {
     "tensor": lambda size: LazyTensorStorage(size),
-    "list": lambda size: ListStorage(size),
-    "list of the default size": lambda size: ListStorage(max_size=size),
+    "list": lambda size: ListStorage(max_size=size),
     "disk": lambda size: LazyMemmapStorage(size),
 }
 STORED = pytest.mark.parametrize("storage", STORAGES.values(), ids=STORAGES)
@@ -50,8 +52,13 @@ STORED = pytest.mark.parametrize("storage", STORAGES.values(), ids=STORAGES)
 @STORED
 @pytest.mark.parametrize("prefetch", [None, 2])
 def test_a_uniform_buffer(storage, prefetch, tmp_path):
+    rows = storage(10)
+    rows[0] = items(7, 1)[0]
+    rows[torch.tensor([1, 2])] = items(8, 2)
+    assert rows[0]["obs"] == 7 and rows.read([2, 0])["obs"].tolist() == [9, 7]
+    rows.clear()
     buffer = TensorDictReplayBuffer(
-        storage=storage(10),
+        storage=rows,
         sampler=SamplerWithoutReplacement(),
         writer=TensorDictRoundRobinWriter(),
         batch_size=5,
@@ -68,28 +75,24 @@ def test_a_uniform_buffer(storage, prefetch, tmp_path):
     assert sorted(torch.cat([td["obs"] for td in batches]).tolist()) == list(range(5, 15))
     for td in batches:
         assert torch.equal(td["index"], td["obs"]) and torch.equal(td["more"], 2 * td["obs"] + 1)
-    buffer.dumps(tmp_path / "saved")
-    other = TensorDictReplayBuffer(
-        storage=LazyTensorStorage(10), sampler=SamplerWithoutReplacement(), generator=rng(5)
-    )
-    if not isinstance(buffer.storage, LazyMemmapStorage):
+    if not isinstance(rows, LazyMemmapStorage):
+        buffer.dumps(tmp_path / "saved")
+        other = TensorDictReplayBuffer(
+            storage=LazyTensorStorage(10), sampler=SamplerWithoutReplacement(), generator=rng(5)
+        )
         other.loads(tmp_path / "saved")
-        assert torch.equal(other[:]["obs"], buffer[:]["obs"])
         assert torch.equal(other.sample(4)["obs"], buffer.sample(4)["obs"])
 
 
 @STORED
 @pytest.mark.parametrize("explicit", [False, True])
 def test_a_prioritized_buffer(storage, explicit):
+    options = {"storage": storage(10), "priority_key": "err", "generator": rng()}
+    exponents = {"alpha": 1.0, "beta": 1.0, "eps": 0.0}
     if explicit:
-        sampler = PrioritizedSampler(10, alpha=1.0, beta=1.0, eps=0.0)
-        buffer = TensorDictReplayBuffer(
-            storage=storage(10), sampler=sampler, priority_key="err", generator=rng()
-        )
+        buffer = TensorDictReplayBuffer(sampler=PrioritizedSampler(10, **exponents), **options)
     else:
-        buffer = TensorDictPrioritizedReplayBuffer(
-            alpha=1.0, beta=1.0, eps=0.0, storage=storage(10), priority_key="err", generator=rng()
-        )
+        buffer = TensorDictPrioritizedReplayBuffer(**exponents, **options)
     buffer.extend(items(0, 4, err=torch.tensor([0.0, 1.0, 0.0, 3.0])))
     batch = buffer.sample(400)
     assert set(batch["index"].tolist()) == {1, 3}
@@ -124,6 +127,16 @@ def test_defaults():
             lambda: TensorDictPrioritizedReplayBuffer(alpha=0.6, beta=0.4, sync=False),
             "sync=False is not offered",
         ),
+        (lambda: TensorDictReplayBuffer(storage=LazyTensorStorage(5)).share(), "LazyMemmapStora"),
+        (lambda: TensorDictMaxValueWriter(reduction="last"), "reduction is one of"),
+        (
+            lambda: TensorDictReplayBuffer(
+                storage=LazyTensorStorage(3),
+                sampler=PrioritizedSampler(3, 1.0, 1.0),
+                writer=TensorDictMaxValueWriter(),
+            ),
+            "sampler that has none",
+        ),
     ],
 )
 def test_options_that_are_not_offered_are_refused(make, words):
@@ -131,20 +144,30 @@ def test_options_that_are_not_offered_are_refused(make, words):
         make()
 
 
-def test_writers():
+def test_a_dataset_that_is_not_written_to():
     with pytest.raises(TypeError, match=r"such as RoundRobinWriter\(\)"):
         ReplayBuffer(storage=LazyTensorStorage(3), writer=RoundRobinWriter)
     storage = LazyTensorStorage(3)
     storage.extend(items(0, 3))
-    for kind in (ReplayBuffer, TensorDictReplayBuffer):
-        buffer = kind(storage=storage, writer=ImmutableDatasetWriter())
-        for write in (lambda: buffer.extend(items(3, 1)), lambda: buffer.add(items(3, 1)[0])):  # noqa: B023
-            with pytest.raises(RuntimeError, match="ImmutableDatasetWriter"):
-                write()
-        assert sorted(set(buffer.sample(50)["obs"].tolist())) == [0, 1, 2]
+    buffer = TensorDictReplayBuffer(storage=storage, writer=ImmutableDatasetWriter())
+    with pytest.raises(RuntimeError, match="ImmutableDatasetWriter"):
+        buffer.extend(items(3, 1))
+    assert sorted(set(buffer.sample(50)["obs"].tolist())) == [0, 1, 2]
 
 
-# ------------------------------------------------------------------------------------- storages
+def test_folders_of_rows(tmp_path):
+    with LazyMemmapStorage(5, tmp_path / "rows") as storage:
+        storage.extend(items(0, 3))
+    with pytest.raises(FileExistsError, match="existsok=True goes on with it"):
+        LazyMemmapStorage(5, scratch_dir=tmp_path / "rows")
+    with LazyMemmapStorage(5, tmp_path / "rows", existsok=True) as storage:
+        buffer = TensorDictReplayBuffer(storage=storage, batch_size=2)
+        assert buffer.extend(items(3, 1)).tolist() == [3] and buffer.share() is buffer
+        assert pickle.loads(pickle.dumps(buffer))[:]["obs"].tolist() == [0, 1, 2, 3]
+    with LazyMemmapStorage.open(tmp_path / "rows", mode="r") as reader:
+        assert len(reader) == 4
+    memory = TensorDictReplayBuffer(storage=LazyTensorStorage(5))
+    assert memory.share(False) is memory
 
 
 @pytest.mark.slow
@@ -158,132 +181,98 @@ def test_a_temporary_folder_goes_with_its_storage():
     assert not os.path.exists(folder)
 
 
-def test_a_folder_that_holds_rows_is_gone_on_with_where_asked(tmp_path):
-    with LazyMemmapStorage(5, tmp_path / "rows") as storage:
-        storage.extend(items(0, 3))
-    with pytest.raises(FileExistsError, match="existsok=True goes on with it"):
-        LazyMemmapStorage(5, scratch_dir=tmp_path / "rows")
-    with LazyMemmapStorage(5, tmp_path / "rows", existsok=True) as storage:
-        assert len(storage) == 3
-        buffer = TensorDictReplayBuffer(storage=storage)
-        assert buffer.extend(items(3, 1)).tolist() == [3]
-    with LazyMemmapStorage.open(tmp_path / "rows", mode="r") as reader:
-        assert len(reader) == 4
+# ------------------------------------------------------------------------------- the best ones
 
 
-@STORED
-def test_storages_are_indexed(storage):
-    rows = storage(5)
-    rows[0] = items(7, 1)[0]
-    rows[torch.tensor([1, 2])] = items(8, 2)
-    assert rows[0]["obs"] == 7 and rows.read(slice(None))["obs"].tolist() == [7, 8, 9]
-    assert rows.read([2, 0])["obs"].tolist() == [9, 7]
+def scored(*scores):
+    score = torch.tensor(scores)
+    return TensorDict(score=score, obs=10 * score, batch_size=[len(scores)])
 
 
-# --------------------------------------------------------------------------------------- slices
+def best(size, storage=LazyTensorStorage, **options):
+    return TensorDictReplayBuffer(
+        storage=storage(size),
+        writer=TensorDictMaxValueWriter(**{"rank_key": "score", **options}),
+        generator=rng(),
+    )
 
 
-def episodes(*lengths, key="done"):
-    """Steps of episodes; `at` says where in its episode each is, `episode` of which it is."""
-    at = torch.cat([torch.arange(n) for n in lengths])
-    episode = torch.cat([torch.full((n,), i) for i, n in enumerate(lengths)])
-    done = torch.cat([torch.arange(n) == n - 1 for n in lengths])[:, None]
-    after = TensorDict(done=done, terminated=done & (episode % 2 == 0)[:, None])
-    after.batch_size = [len(at)]
-    return TensorDict(at=at, episode=episode, next=after, batch_size=[len(at)])
+@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage, ListStorage])
+def test_the_best_items_are_kept(storage):
+    buffer = best(3, storage)
+    for scores, kept, new in [  # what TorchRL keeps
+        ((2, 7, 1, 8), [2, 7, 8], [True, True, False, True]),
+        ((2, 8, 1), [7, 8, 8], [False, True, False]),
+        ((8, 2, 9), [8, 8, 9], [False, False, True]),
+        ((9, 0), [8, 9, 9], [True, False]),
+    ]:
+        numbers = buffer.extend(scored(*scores))
+        assert sorted(buffer[:]["score"].tolist()) == kept
+        if scores[0] != 8:  # it lets one of 8 take the place of the 7 before it is left out
+            assert (numbers >= 0).tolist() == new
+        batch = buffer.sample(50)
+        assert torch.equal(batch["obs"], 10 * batch["score"])
+        assert set(batch["score"].tolist()) == set(kept)
+    assert buffer.add(scored(1)[0]) == -1
+    assert buffer.add(scored(11)[0]) == buffer.write_count - 1
+    assert sorted(buffer[:]["score"].tolist()) == [9, 9, 11]
 
 
-@pytest.mark.parametrize("by", ["num_slices", "slice_len"])
-@pytest.mark.parametrize("key", [{}, {"end_key": ("next", "done")}, {"traj_key": "episode"}])
-@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
-def test_slices_are_of_one_episode_each(by, key, storage):
-    sampler = SliceSampler(**{by: {"num_slices": 4, "slice_len": 3}[by]}, **key)
-    buffer = TensorDictReplayBuffer(storage=storage(20), sampler=sampler, generator=rng())
-    seen = set()
-    for lengths in ((3, 5), (2, 7), (1, 4, 6)):  # goes round the ring
-        data = episodes(*lengths)
-        data["episode"] += 100 * buffer.write_count
-        for part in data.split(4):
-            buffer.extend(part)
-        for _ in range(30):
-            batch = buffer.sample(12)
-            slices = batch.reshape(4, 3)
-            assert (slices["at"].diff(dim=1) == 1).all()
-            assert (slices["episode"] == slices["episode"][:, :1]).all()
-            assert (slices["index"].diff(dim=1) == 1).all()
-            ends = torch.tensor([False, False, True]).expand(4, 3)
-            assert torch.equal(slices["next", "truncated"][..., 0], ends)
-            assert torch.equal(
-                slices["next", "done"], slices["next", "truncated"] | slices["next", "terminated"]
-            )
-            seen |= set(slices["index"][:, 0].tolist())
-    stored = buffer[:]
-    starts = [
-        int(i) for i in range(len(buffer) - 2) if stored["episode"][i] == stored["episode"][i + 2]
-    ]
-    first = buffer.write_count - len(buffer)
-    assert {first + i for i in starts} <= seen  # every start comes
+@pytest.mark.parametrize(
+    ("reduction", "kept"),
+    [("max", [0, 4]), ("min", [1, 2]), ("mean", [1, 4]), ("median", [1, 3]), ("sum", [1, 4])],
+)
+def test_a_rank_of_several_is_reduced(reduction, kept):
+    ranks = [[0.0, 9, 0, 0], [4, 4, 4, 1], [3, 3, 3, 3], [5, 5, -9, 6], [0, 0, 8, 8]]
+    buffer = best(2, reduction=reduction)
+    buffer.extend(TensorDict(score=torch.tensor(ranks), obs=torch.arange(5), batch_size=[5]))
+    assert buffer[:]["obs"].sort().values.tolist() == kept  # what TorchRL keeps
 
 
-def test_episodes_are_alike_and_so_are_the_starts_in_each():
-    sampler = SliceSampler(slice_len=2, traj_key="episode", truncated_key=None)
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(20), sampler=sampler, generator=rng())
-    buffer.extend(episodes(2, 5))
-    start = buffer.sample(16_000).reshape(8000, 2)["index"][:, 0]
-    expected = torch.tensor([4, 0, 1, 1, 1, 1]) / 8
-    assert_close(start.bincount(minlength=6) / 8000, expected, atol=0.02, rtol=0)
+@given(st.integers(1, 6), st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=8), max_size=6))
+def test_the_best_of_any_sequence_are_kept(size, parts):
+    buffer, everything = best(size), []
+    for part in parts:
+        numbers = buffer.extend(scored(*part))
+        everything += part
+        stored = buffer[:]
+        assert sorted(stored["score"].tolist()) == sorted(everything)[-size:]
+        assert torch.equal(stored["obs"], 10 * stored["score"])
+        first = buffer.write_count - len(buffer)
+        for score, number in zip(part, numbers.tolist(), strict=True):
+            assert number == -1 or stored["score"][number - first] == score
 
 
-def test_shorter_episodes_come_whole_where_slices_need_not_be_alike():
-    sampler = SliceSampler(slice_len=4, strict_length=False)
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(20), sampler=sampler, generator=rng())
-    buffer.extend(episodes(2, 6))
-    batch = buffer.sample(40)
-    ends = batch["next", "truncated"][:, 0].nonzero()[:, 0]
-    lengths = ends.diff(prepend=torch.tensor([-1]))
-    assert len(lengths) == 10 and set(lengths.tolist()) == {2, 4}
+def test_an_epoch_over_the_best_is_over_those_that_are_here():
+    buffer = TensorDictReplayBuffer(
+        storage=LazyTensorStorage(1),
+        sampler=SamplerWithoutReplacement(),
+        batch_size=1,
+        writer=TensorDictMaxValueWriter(rank_key="score"),
+    )
+    for scores, kept in ((range(10), 9), (range(10, 20), 19), (range(10), 19)):
+        buffer.extend(scored(*scores))
+        assert buffer.sample()["obs"].item() == 10 * kept
 
 
-def test_slices_with_prefetch_and_into_a_batch_are_the_same():
-    def drawn(prefetch, into):
-        sampler = SliceSampler(num_slices=2)
-        buffer = TensorDictReplayBuffer(
-            storage=LazyTensorStorage(30), sampler=sampler, prefetch=prefetch, generator=rng()
-        )
-        buffer.extend(episodes(9, 8))
-        found, out = [], None
-        for i in range(6):
-            out = buffer.sample(8, **({"out": out} if into and out is not None else {}))
-            found.append(out.clone())
-            if i == 3:
-                buffer.extend(episodes(4))
-        return torch.stack(found)
-
-    plain = drawn(0, False)
-    for prefetch in (0, 2):
-        for into in (False, True):
-            assert (drawn(prefetch, into) == plain).all()
-
-
-def test_mistakes_with_slices():
-    with pytest.raises(ValueError, match="pass num_slices.*or slice_len"):
-        SliceSampler()
-    with pytest.raises(ValueError, match="end_key or by traj_key"):
-        SliceSampler(slice_len=2, end_key="done", traj_key="episode")
-    with pytest.raises(ValueError, match="slice_len is at least 1"):
-        SliceSampler(slice_len=0)
-    with pytest.raises(ValueError, match="belongs to a buffer"):
-        SliceSampler(slice_len=2).draw(4, range(4))
-    buffer = TensorDictReplayBuffer(sampler=SliceSampler(slice_len=3, traj_key="no"))
-    buffer.extend(episodes(2, 2))
-    with pytest.raises(KeyError, match='no entry "no".*traj_key'):
-        buffer.sample(6)
-    buffer = TensorDictReplayBuffer(sampler=SliceSampler(slice_len=3))
-    buffer.extend(episodes(2, 2))
-    with pytest.raises(ValueError, match="no episode has 3 steps yet.*the longest has 2"):
-        buffer.sample(6)
-    with pytest.raises(ValueError, match="batch of 7 items is no multiple of slice_len=3"):
-        buffer.sample(7)
+def test_mistakes_with_ranks_change_nothing():
+    buffer, plain = (
+        best(2),
+        ReplayBuffer(storage=LazyTensorStorage(2), writer=TensorDictMaxValueWriter()),
+    )
+    buffer.extend(TensorDict(score=torch.tensor([1.0, 2.0]), batch_size=[2]))
+    before = buffer[:]
+    nan = TensorDict(score=torch.tensor([9.0, float("nan")]), batch_size=[2])
+    for one, data, error, words in [
+        (buffer, nan, ValueError, "NaN"),
+        (buffer, scored(7), ValueError, None),  # of another dtype than those here
+        (best(None, ListStorage), scored(1), ValueError, "needs a max_size"),
+        (best(3, rank_key="other"), scored(1), KeyError, "no .*rank_key="),
+        (plain, torch.ones(2), TypeError, "are containers"),
+    ]:
+        with pytest.raises(error, match=words):
+            one.extend(data)
+    assert (buffer[:] == before).all()
 
 
 # --------------------------------------------------------------------------------------- maps
@@ -291,11 +280,9 @@ def test_mistakes_with_slices():
 
 def rollout(n=5, features=3):
     obs = torch.arange(n + 1.0)[:, None].expand(n + 1, features)
+    after = TensorDict(observation=obs[1:], reward=torch.ones(n, 1), batch_size=[n])
     return TensorDict(
-        observation=obs[:-1],
-        action=torch.arange(n)[:, None],
-        next=TensorDict(observation=obs[1:], reward=torch.ones(n, 1), batch_size=[n]),
-        batch_size=[n],
+        observation=obs[:-1], action=torch.arange(n)[:, None], next=after, batch_size=[n]
     )
 
 
@@ -322,17 +309,46 @@ def test_values_out_of_a_list_are_collated_as_a_list(collate, kind):
     pairs[source] = dest
     assert isinstance(pairs[source], kind) and (pairs[source] == dest).all()
     assert pairs[source[3]].batch_size == () and pairs[source[3]]["reward"] == 1
-    grid = torch.stack([source, source])
-    assert pairs[grid].batch_size == (2, 5)
+    assert pairs[torch.stack([source, source])].batch_size == (2, 5)
 
 
-def test_keys_of_a_forest():
-    forest = MCTSForest(action_keys=["action"], reward_keys=["reward"])
-    assert forest.action_keys == ["action"] and forest.reward_keys == ["reward"]
-    forest.extend(rollout())
-    with pytest.raises(KeyError, match="reward"):
-        forest.extend(rollout().exclude(("next", "reward")))
-    assert len(forest) == 5
+class Listed(TensorMap):
+    """A map of one's own, of lists."""
+
+    def __init__(self):
+        self.rows = []
+
+    def clear(self):
+        self.rows = []
+
+    def __getitem__(self, item):
+        return torch.tensor([dict(self.rows)[k] for k in item.tolist()])
+
+    def __setitem__(self, key, value):
+        self.rows += zip(key.tolist(), value.tolist(), strict=True)
+
+    def __len__(self):
+        return len(self.rows)
+
+    def contains(self, item):
+        return torch.tensor([k in dict(self.rows) for k in item.tolist()])
+
+
+def test_a_map_is_a_tensor_map_and_its_errors_are_those_of_sequences_too():
+    with pytest.raises(TypeError, match="abstract"):
+        TensorMap()
+    key = TensorDict(x=torch.tensor([1, 2]), batch_size=[2])
+    full = TensorDictMap(in_keys=["x"], max_size=1)
+    assert isinstance(full, TensorMap)
+    for error in (KeyError, IndexError):
+        with pytest.raises(error, match="2 of 2 rows are not in the map"):
+            full[key]
+    for error in (ValueError, IndexError, CapacityError):
+        with pytest.raises(error, match="do not fit"):
+            full[key] = key
+    listed = Listed()
+    listed[torch.tensor([3, 5])] = torch.tensor([30, 50])
+    assert torch.tensor([5, 3]) in listed and torch.tensor([5, 4]) not in listed
 
 
 # ----------------------------------------------------------------- items of unlike shapes
@@ -340,9 +356,8 @@ def test_keys_of_a_forest():
 
 def episode(n, reward=1.0):
     """An item of n steps: a container [n]."""
-    return TensorDict(
-        obs=torch.arange(2.0 * n).view(n, 2), reward=torch.full((n,), reward), batch_size=[n]
-    )
+    obs = torch.arange(2.0 * n).view(n, 2)
+    return TensorDict(obs=obs, reward=torch.full((n,), reward), batch_size=[n])
 
 
 def lengths(items):
@@ -356,10 +371,7 @@ def test_a_list_storage_holds_items_of_unlike_shapes(tmp_path):
     assert storage.extend([episode(3), episode(1)]).tolist() == [2, 3]
     assert storage.extend(torch.stack([episode(5)])).tolist() == [4]  # over the oldest
     assert storage.add(episode(2)) == 5 and lengths(storage.get(slice(None))) == [5, 2, 3, 1]
-    assert [[len(item) for item in row] for row in storage.get([[0, 1], [2, 3]])] == [
-        [5, 2],
-        [3, 1],
-    ]
+    assert [lengths(row) for row in storage.get([[0, 1], [2, 3]])] == [[5, 2], [3, 1]]
     assert torch.equal(storage.get(2)["obs"], episode(3)["obs"])
     storage.get(2)["obs"].zero_()  # a copy
     assert storage.get(2)["obs"].sum() == 15
@@ -368,15 +380,13 @@ def test_a_list_storage_holds_items_of_unlike_shapes(tmp_path):
     assert len(storage) == 3 and lengths(storage.get([0, 1, 2])) == [5, 4, 3]
     with pytest.raises(IndexError, match=r"row\(s\) 3 hold nothing"):
         storage.get([0, 3])
-    for made in (ListStorage(4), ListStorage(4), pickle.loads(pickle.dumps(storage))):
-        if not len(made):
-            made.load_state_dict(storage.state_dict())
-        assert made.total == 6 and made.rows().tolist() == [0, 1, 2]
-        assert (made.read([0, 1, 2]) == storage.read([0, 1, 2])).all()
     storage.save(tmp_path / "saved")
-    other = ListStorage(4)
-    other.load(tmp_path / "saved")
-    assert (other.read([2, 0]) == storage.read([2, 0])).all()
+    loaded, state = ListStorage(4), ListStorage(4)
+    loaded.load(tmp_path / "saved")
+    state.load_state_dict(storage.state_dict())
+    for other in (loaded, state, pickle.loads(pickle.dumps(storage))):
+        assert other.total == 6 and other.rows().tolist() == [0, 1, 2]
+        assert (other.read([2, 0, 1]) == storage.read([2, 0, 1])).all()
     with pytest.raises(ValueError, match="load it into a ListStorage"):
         LazyTensorStorage(4).load(tmp_path / "saved")
     storage.clear()
@@ -406,8 +416,7 @@ def test_unlike_items_come_with_their_priorities():
     sampler = PrioritizedSampler(9, alpha=1.0, beta=1.0, eps=0.0)
     buffer = TensorDictReplayBuffer(storage=ListStorage(9), sampler=sampler, batch_size=4)
     found = [TensorDict(obs=torch.zeros(n), td_error=torch.tensor(n - 1.0)) for n in (1, 2)]
-    assert buffer.extend(found).tolist() == [0, 1]
-    assert buffer.sample()["index"].tolist() == [1] * 4
+    assert buffer.extend(found).tolist() == [0, 1] and buffer.sample()["index"].tolist() == [1] * 4
     with pytest.raises(ValueError, match="in item 1"):
         buffer.extend([found[0], found[1].clone().set("obs", torch.zeros(2).long())])
     assert len(buffer) == 2
@@ -417,15 +426,34 @@ def test_unlike_tensors_are_collated_by_the_user():
     buffer = ReplayBuffer(storage=ListStorage(), batch_size=3, collate_fn=list, generator=rng())
     buffer.extend([torch.ones(1), torch.ones(2)])
     assert {len(x) for x in buffer.sample()} == {1, 2}
-    plain = ReplayBuffer(storage=buffer.storage)
+    plain, integers = ReplayBuffer(storage=buffer.storage), torch.ones(3).long()
     with pytest.raises(ValueError, match=r"pass ReplayBuffer\(collate_fn="):
         plain[:]
-    for wrong in (
-        torch.ones(3).long(),
-        [torch.ones(3), torch.ones(3).long()],
-        {"x": torch.ones(3)},
-    ):
+    for wrong in (integers, [torch.ones(3), integers], {"x": torch.ones(3)}):
         add = buffer.extend if isinstance(wrong, list) else buffer.add
         with pytest.raises((ValueError, TypeError)):
             add(wrong)
     assert len(buffer) == 2
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize(
+    ("wrap", "collate"),
+    [
+        (lambda x: x, torch.stack),
+        (lambda x: TensorDict(x=x), torch.stack),
+        (lambda x: {"x": (x,)}, lambda found: torch.stack([item["x"][0] for item in found])),
+    ],
+    ids=["tensors", "containers", "pytrees"],
+)
+def test_a_list_is_collated_as_a_list(wrap, collate, prefetch):
+    def checked(found):
+        assert type(found) is list and len(found) == 2
+        return collate(found)
+
+    options = {"collate_fn": checked, "batch_size": 2, "prefetch": prefetch, "generator": rng()}
+    buffer = ReplayBuffer(storage=ListStorage(5), **options)
+    buffer.extend([wrap(torch.full((4,), float(i))) for i in range(3)])
+    batch, info = buffer.sample(return_info=True)
+    rows = batch["x"] if isinstance(batch, TensorDict) else batch
+    assert torch.equal(rows, info["index"][:, None].expand(2, 4).float())

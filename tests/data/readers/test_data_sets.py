@@ -125,28 +125,21 @@ def test_what_data_sets_lack_is_completed(write, tmp_path):
 
 
 def test_nothing_is_completed_unless_it_is_asked_for(tmp_path):
-    pq.write_table(pa.table(STEPS), tmp_path / "data.parquet")
+    path = tmp_path / "data.parquet"
+    pq.write_table(pa.table(part(0, 4)), path)  # of the second episode a single step
     with pytest.raises(MalformedDataError, match="there is no 'truncated'"):
-        list(read_parquet(tmp_path / "data.parquet"))
-
-
-def test_episodes_of_which_nothing_is_left_are_passed_over(tmp_path):
-    steps = {name: values[:4] for name, values in STEPS.items()}  # of the second one a single step
-    pq.write_table(pa.table(steps), tmp_path / "data.parquet")
-    assert [len(e) for e in read_parquet(tmp_path / "data.parquet", complete=True)] == [3]
+        list(read_parquet(path))
+    assert [len(e) for e in read_parquet(path, complete=True)] == [3]
 
 
 # ------------------------------------------------------------------------------ Hugging Face
 
 
-def test_rows_of_a_saved_data_set_may_be_episodes(tmp_path):
+def test_forms_of_saved_data_sets(tmp_path):
     rows = {"obs": [[[0.0], [1.0], [2.0]]], "action": [[0, 1]], "reward": [[0.0, 1.0]]}
     rows |= {"terminated": [[False, True]], "truncated": [[False, False]]}
     (episode,) = read_hugging_face(save_to_disk(tmp_path / "saved", rows))
     assert episode["next", "obs"].tolist() == [[1.0], [2.0]]
-
-
-def test_a_saved_dictionary_of_splits_names_them(tmp_path):
     write_json(tmp_path / "dataset_dict.json", {"splits": ["train", "test"]})
     with pytest.raises(IsADirectoryError, match=r"one of \['train', 'test'\].*train"):
         read_hugging_face(tmp_path)
@@ -334,9 +327,15 @@ def test_d4rl_that_is_malformed_is_refused(tmp_path, changes, words):
 # ------------------------------------------------------------------------------------ attacks
 
 
-def test_a_small_stream_that_asks_for_a_large_memory_is_refused(tmp_path):
+@pytest.fixture
+def stream(tmp_path):
+    """A saved data set, and the file with its rows."""
     folder = save_to_disk(tmp_path / "saved", part(0, 5))
-    path = folder / "data-00000-of-00001.arrow"
+    return folder, folder / "data-00000-of-00001.arrow"
+
+
+def test_a_small_stream_that_asks_for_a_large_memory_is_refused(stream):
+    folder, path = stream
     large = {"obs": np.zeros(2**12), "reward": np.zeros(2**12)}
     write_stream(path, large, options=pa.ipc.IpcWriteOptions(compression="zstd"))
     content = bytearray(path.read_bytes())
@@ -347,19 +346,13 @@ def test_a_small_stream_that_asks_for_a_large_memory_is_refused(tmp_path):
         read_hugging_face(folder)
 
 
-@pytest.mark.parametrize("cut", [10, 100, 300])
-def test_a_stream_that_was_cut_off_is_refused(tmp_path, cut):
-    folder = save_to_disk(tmp_path / "saved", part(0, 5))
-    path = folder / "data-00000-of-00001.arrow"
-    path.write_bytes(path.read_bytes()[:cut])
-    with pytest.raises(MalformedDataError):
-        list(read_hugging_face(folder, complete=True))
-
-
-def test_bytes_that_are_changed_never_end_the_process(tmp_path):
-    folder = save_to_disk(tmp_path / "saved", part(0, 5))
-    path = folder / "data-00000-of-00001.arrow"
+def test_bytes_that_are_changed_or_cut_off_never_end_the_process(stream):
+    folder, path = stream
     content, rng = path.read_bytes(), np.random.default_rng(0)
+    for cut in (10, 100, 300):
+        path.write_bytes(content[:cut])
+        with pytest.raises(MalformedDataError):
+            list(read_hugging_face(folder, complete=True))
     for _ in range(200):
         changed = bytearray(content)
         for at in rng.integers(0, len(content), 3):

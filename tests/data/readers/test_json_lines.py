@@ -1,5 +1,6 @@
 """Episodes as JSON lines: what a line may hold, what its errors say, and writing them."""
 
+import functools
 import gzip
 import json
 import os
@@ -48,32 +49,33 @@ def error(path, **options):
     return caught.value
 
 
-def test_a_line_that_is_an_episode(tmp_path):
-    (td,) = read_json_lines(write(tmp_path, [EPISODE]))
-    assert td["obs"].tolist() == [[0.5, 1.0], [2.0, 3.0]]
-    assert td["next", "obs"].tolist() == [[2.0, 3.0], [4.0, 5.0]]
-    assert td["reward"].dtype is torch.float32 and td["action"].dtype is torch.int64
-    assert td["terminated"].dtype is torch.bool
+DAMAGED = "damaged"
 
 
-def test_a_line_that_is_a_step(tmp_path):
+def flipped(data):
+    """With a bit of the check sum of a compressed file flipped."""
+    return data[:-6] + bytes([data[-6] ^ 1]) + data[-5:]
+
+
+def test_a_line_is_an_episode_or_a_step(tmp_path):
+    text = json.dumps(EPISODE).encode()
+    for td in read_json_lines(write(tmp_path, [text + b"\r\n", b"  " + text + b"\t \n", text])):
+        assert td["obs"].tolist() == [[0.5, 1.0], [2.0, 3.0]]
+        assert td["next", "obs"].tolist() == [[2.0, 3.0], [4.0, 5.0]]
+        assert td["reward"].dtype is torch.float32 and td["action"].dtype is torch.int64
+        assert td["terminated"].dtype is torch.bool
     one, other = read_json_lines(write(tmp_path, STEPS))
     assert (one == other).all() and one["obs"].tolist() == [[0.5, 0.0], [0.5, 1.0]]
     assert one["next", "obs"].tolist() == [[1.5, 0.0], [1.5, 1.0]]
     assert "episode" not in one.keys()
-
-
-def test_an_episode_may_have_a_number_or_be_of_several(tmp_path):
     (td,) = read_json_lines(write(tmp_path, [EPISODE | {"episode": 3}]))
     assert "episode" not in td.keys()
     (td,) = read_json_lines(write(tmp_path, [EPISODE | {"episode": [3, 4]}]))
     assert td["episode"].tolist() == [3, 4]
-
-
-def test_line_ends_and_spaces_of_other_systems(tmp_path):
-    text = json.dumps(EPISODE, indent=None).encode()
-    path = write(tmp_path, [text + b"\r\n", b"  " + text + b"\t \n", text])
-    assert len(list(read_json_lines(path))) == 3
+    steps = [{("run" if key == "episode" else key): x for key, x in s.items()} for s in STEPS]
+    steps[2]["note"] = "here"  # what is left out may be on some lines only
+    columns = {"run": "episode", "note": None, "remark": None}
+    assert len(list(read_json_lines(write(tmp_path, steps), columns=columns))) == 2
 
 
 @pytest.mark.parametrize(
@@ -149,27 +151,32 @@ def test_an_entry_that_is_no_column(tmp_path, entry, value, where, why):
     assert why in found.why
 
 
-@pytest.mark.parametrize("value", ["x", None, True, {"a": 1}])
-def test_the_first_reward_says_what_a_line_is(tmp_path, value):
-    found = error(write(tmp_path, [EPISODE | {"reward": value}]))
-    assert found.where == "line 1"
-    if type(value) is dict:
-        assert "there is no 'reward'" in found.why
-    else:
-        assert "it is a list of numbers where each line is an episode, and a number" in found.why
+DEEP = functools.reduce(lambda x, _: [x], range(40), 1.0)
+NO_REWARD = "it is a list of numbers where each line is an episode, and a number"
 
 
-def test_an_empty_file(tmp_path):
-    found = error(write(tmp_path, []))
-    assert (found.where, found.why) == ("line 1", "the file is empty")
-
-
-def test_lists_nested_too_deeply(tmp_path):
-    value = 1.0
-    for _ in range(40):
-        value = [value]
-    found = error(write(tmp_path, [EPISODE | {"obs": [value] * 3}]))
-    assert found.where == "line 1, 'obs'" and "nested more than 32 deep" in found.why
+@pytest.mark.parametrize(
+    ("lines", "where", "why"),
+    [
+        *[([EPISODE | {"reward": value}], "line 1", NO_REWARD) for value in ("x", None, True)],
+        ([EPISODE | {"reward": {"a": 1}}], "line 1", "there is no 'reward'"),
+        ([], "line 1", "the file is empty"),
+        ([EPISODE | {"obs": [DEEP] * 3}], "line 1, 'obs'", "nested more than 32 deep"),
+        ([EPISODE, EPISODE, b"{oops\n"], "line 3, character 2", "it is not JSON"),
+        *[
+            ([gzip.compress(json.dumps(EPISODE).encode() + b"\n")[:-cut]], "line", DAMAGED)
+            for cut in (1, 4, 9, 15, 30, 40)
+        ],
+        ([flipped(gzip.compress(json.dumps(EPISODE).encode() + b"\n"))], "line", DAMAGED),
+    ],
+)
+def test_files_that_are_refused(tmp_path, lines, where, why):
+    episodes = iter(read_json_lines(write(tmp_path, lines)))
+    for _ in lines[:-1]:  # a file is read as far as is asked
+        next(episodes)
+    with pytest.raises(MalformedDataError) as caught:
+        list(episodes)
+    assert caught.value.where.startswith(where) and why in caught.value.why
 
 
 def test_a_long_line_is_not_read_unless_asked_for(tmp_path):
@@ -206,27 +213,6 @@ def test_one_episode_is_in_memory_at_a_time(tmp_path):
     assert peak(12) < 1.2 * peak(3)
 
 
-def test_a_file_is_read_as_far_as_is_asked(tmp_path):
-    episodes = iter(read_json_lines(write(tmp_path, [EPISODE, EPISODE, b"{oops\n"])))
-    next(episodes), next(episodes)
-    with pytest.raises(MalformedDataError, match="line 3, character 2"):
-        next(episodes)
-
-
-@pytest.mark.parametrize("cut", [1, 4, 9, 15, 30, 40])
-def test_a_compressed_file_that_was_cut_off(tmp_path, cut):
-    whole = gzip.compress(json.dumps(EPISODE).encode() + b"\n")
-    found = error(write(tmp_path, [whole[:-cut]]))
-    assert found.where.startswith("line ")
-    assert "the compressed file is damaged or was cut off" in found.why
-
-
-def test_a_compressed_file_that_was_changed(tmp_path):
-    whole = bytearray(gzip.compress(json.dumps(EPISODE).encode() + b"\n"))
-    whole[-6] ^= 1  # of the check sum
-    assert "damaged" in error(write(tmp_path, [bytes(whole)])).why
-
-
 # ------------------------------------------------------------------------------------------- dtypes
 
 
@@ -239,14 +225,12 @@ def test_whole_numbers_become_fractions_but_not_the_other_way(tmp_path):
     assert found.where == "line 2, 'obs', step 0"
     assert "0.5 is written as a fraction, and the column is torch.int64" in found.why
     assert "dtypes={'obs': torch.float32}" in found.why
-    one, other = read_json_lines(path, dtypes={"obs": torch.float32})
-    assert one["obs"].dtype is torch.float32 and one["next", "obs"].dtype is torch.float32
-
-
-def test_an_observation_and_the_next_have_one_dtype(tmp_path):
     step = STEPS[1] | {"obs": [1, 2], "next": {"obs": [0.5, 1]}}
     (td,) = read_json_lines(write(tmp_path, [step]))
     assert td["obs"].dtype is td["next", "obs"].dtype is torch.float32
+    path = write(tmp_path, [whole, EPISODE])
+    one, other = read_json_lines(path, dtypes={"obs": torch.float32})
+    assert one["obs"].dtype is torch.float32 and one["next", "obs"].dtype is torch.float32
 
 
 def test_dtypes_are_chosen(tmp_path):
@@ -311,20 +295,6 @@ def test_a_bad_step(tmp_path, line, change, where, why):
     assert why in found.why
 
 
-def test_what_is_left_out_may_be_on_some_lines_only(tmp_path):
-    steps = [dict(step) for step in STEPS]
-    steps[2]["note"] = "here"
-    columns = {"note": None, "remark": None}
-    assert len(list(read_json_lines(write(tmp_path, steps), columns=columns))) == 2
-
-
-def test_the_episode_has_another_name(tmp_path):
-    steps = [{"run": step["episode"]} | step for step in STEPS]
-    for step in steps:
-        del step["episode"]
-    assert len(list(read_json_lines(write(tmp_path, steps), columns={"run": "episode"}))) == 2
-
-
 # ------------------------------------------------------------------------------------------ writing
 
 
@@ -365,11 +335,23 @@ def test_numbers_are_written_exactly(tmp_path):
         assert torch.equal(again["obs"], obs) and torch.equal(again["big"], exact["big"])
 
 
-def test_equal_episodes_make_equal_compressed_files(tmp_path):
+def test_files_that_are_written(tmp_path):
+    episode = container(terminated=torch.tensor([False, False]))
+    before = episode.clone()
+    write_json_lines(tmp_path / "u.jsonl", [episode])
+    assert (episode == before).all()
+    assert "neither terminated nor truncated" in error(tmp_path / "u.jsonl").why
     for name in "a.jsonl.gz", "b.jsonl.gz":
         write_json_lines(tmp_path / name, iter([container()]))
     a, b = [(tmp_path / name).read_bytes() for name in ("a.jsonl.gz", "b.jsonl.gz")]
     assert a == b and json.loads(gzip.decompress(a)) == EPISODE
+    obs = torch.tensor([[np.nan, 1.0], [np.inf, -np.inf]])
+    write_json_lines(tmp_path / "n.jsonl", [container(obs=obs)], allow_nan=True)
+    (again,) = read_json_lines(tmp_path / "n.jsonl", allow_nan=True)
+    assert torch.equal(again["obs"].nan_to_num(7), obs.nan_to_num(7))
+    with pytest.raises(ValueError, match="there is no episode to write to .*a.jsonl"):
+        write_json_lines(tmp_path / "a.jsonl", [])
+    assert not (tmp_path / "a.jsonl").exists()
 
 
 @pytest.mark.parametrize(
@@ -396,31 +378,6 @@ def test_what_could_not_be_read_is_not_written(tmp_path, bad, why):
             write_json_lines(tmp_path / name, [container(), bad])
         assert (tmp_path / name).read_text() == "old"
     assert sorted(os.listdir(tmp_path)) == ["a.jsonl", "a.jsonl.gz"]
-
-
-def test_no_episode_makes_no_file(tmp_path):
-    with pytest.raises(ValueError, match="there is no episode to write to .*a.jsonl"):
-        write_json_lines(tmp_path / "a.jsonl", [])
-    assert os.listdir(tmp_path) == []
-
-
-def test_nan_is_written_if_asked_for(tmp_path):
-    obs = torch.tensor([[np.nan, 1.0], [np.inf, -np.inf]])
-    write_json_lines(tmp_path / "a.jsonl", [container(obs=obs)], allow_nan=True)
-    (again,) = read_json_lines(tmp_path / "a.jsonl", allow_nan=True)
-    assert torch.equal(again["obs"].nan_to_num(7), obs.nan_to_num(7))
-
-
-def test_an_unfinished_episode_stays_unfinished(tmp_path):
-    write_json_lines(tmp_path / "a.jsonl", [container(terminated=torch.tensor([False, False]))])
-    assert "neither terminated nor truncated" in error(tmp_path / "a.jsonl").why
-
-
-def test_writing_changes_no_episode(tmp_path):
-    episode = container(terminated=torch.tensor([False, False]))
-    before = episode.clone()
-    write_json_lines(tmp_path / "a.jsonl", [episode])
-    assert (episode == before).all()
 
 
 def test_a_small_compressed_file_that_asks_for_a_large_memory_is_refused(tmp_path):

@@ -1,0 +1,279 @@
+"""Slices of episodes: with and without replacement, and by priority."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from raffia import TensorDict
+from raffia.data import (
+    LazyMemmapStorage,
+    LazyTensorStorage,
+    PrioritizedSliceSampler,
+    SliceSampler,
+    SliceSamplerWithoutReplacement,
+    TensorDictReplayBuffer,
+)
+
+EPSILON = 1e-8  # added to priorities by default
+STORAGES = pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
+
+
+def episodes(*lengths, first=0):
+    """Steps of episodes; `at` says where in its episode each is, `episode` of which it is."""
+    at = torch.cat([torch.arange(n) for n in lengths])
+    episode = torch.cat([torch.full((n,), first + i) for i, n in enumerate(lengths)])
+    done = torch.cat([torch.arange(n) == n - 1 for n in lengths])[:, None]
+    after = TensorDict(done=done, terminated=done & (episode % 2 == 0)[:, None])
+    after.batch_size = [len(at)]
+    return TensorDict(at=at, episode=episode, next=after, batch_size=[len(at)])
+
+
+def buffer_of(sampler, size=40, storage=LazyTensorStorage, **options):
+    rng = torch.Generator().manual_seed(0)
+    return TensorDictReplayBuffer(storage=storage(size), sampler=sampler, generator=rng, **options)
+
+
+def without_replacement(size=40, **options):
+    return buffer_of(SliceSamplerWithoutReplacement(**options), size, batch_size=6)
+
+
+def prioritized(size=9, storage=LazyTensorStorage, **options):
+    sampler = PrioritizedSliceSampler(size, **{"alpha": 0.7, "beta": 0.9, **options})
+    return buffer_of(sampler, size, storage)
+
+
+def checked(batch, length):
+    """A batch as slices [B, length]; each is a run of steps of one episode, and cut at its end."""
+    slices = batch.reshape(-1, length)
+    assert (slices["at"].diff(dim=1) == 1).all() and (slices["index"].diff(dim=1) == 1).all()
+    assert (slices["episode"] == slices["episode"][:, :1]).all()
+    after = slices["next"]
+    ends = (torch.arange(length) == length - 1).expand(len(slices), length)
+    assert torch.equal(after["truncated"][..., 0], ends)
+    assert torch.equal(after["done"], after["truncated"] | after["terminated"])
+    return slices
+
+
+def lengths_of(batch):
+    """How long the slices of a batch are, if that is not the same for all."""
+    ends = batch["next", "truncated"][:, 0].nonzero()[:, 0]
+    return ends.diff(prepend=torch.tensor([-1])).tolist()
+
+
+@pytest.mark.parametrize("by", ["num_slices", "slice_len"])
+@pytest.mark.parametrize("key", [{}, {"end_key": ("next", "done")}, {"traj_key": "episode"}])
+@STORAGES
+def test_slices_are_of_one_episode_each_and_every_start_comes(by, key, storage):
+    sampler = SliceSampler(**{by: {"num_slices": 4, "slice_len": 3}[by]}, **key)
+    buffer, seen = buffer_of(sampler, 20, storage), set()
+    for lengths in ((3, 5), (2, 7), (1, 4, 6)):  # goes round the ring
+        data = episodes(*lengths, first=100 * buffer.write_count)
+        for part in data.split(4):
+            buffer.extend(part)
+        for _ in range(30):
+            seen |= set(checked(buffer.sample(12), 3)["index"][:, 0].tolist())
+    episode, first = buffer[:]["episode"], buffer.write_count - len(buffer)
+    starts = [i for i in range(len(buffer) - 2) if episode[i] == episode[i + 2]]
+    assert {first + i for i in starts} <= seen
+
+
+def test_episodes_are_alike_and_so_are_the_starts_in_each():
+    sampler = SliceSampler(slice_len=2, traj_key="episode", truncated_key=None)
+    buffer = buffer_of(sampler)
+    buffer.extend(episodes(2, 5))
+    start = buffer.sample(16_000).reshape(8000, 2)["index"][:, 0]
+    expected = torch.tensor([4, 0, 1, 1, 1, 1]) / 8
+    assert_close(start.bincount(minlength=6) / 8000, expected, atol=0.02, rtol=0)
+
+
+def test_shorter_episodes_come_whole_where_slices_need_not_be_alike():
+    buffer = buffer_of(SliceSampler(slice_len=4, strict_length=False))
+    buffer.extend(episodes(2, 6))
+    found = lengths_of(buffer.sample(40))
+    assert len(found) == 10 and set(found) == {2, 4}
+    buffer, found = prioritized(20, slice_len=4, strict_length=False), set()
+    buffer.extend(episodes(1, 3, 6))
+    for _ in range(40):
+        found |= set(lengths_of(buffer.sample(8)))
+    assert found == {1, 2, 3, 4}
+
+
+@pytest.mark.parametrize("with_done", [True, False])
+@pytest.mark.parametrize(
+    ("key", "starts"),
+    [("episode", [0, 5]), (("collector", "traj_ids"), [0, 5]), ("traj_ids", [4, 5])],
+)
+def test_episodes_are_told_apart_by_what_torchrl_looks_for(key, starts, with_done):
+    data = TensorDict(at=torch.arange(10), batch_size=[10])
+    data[key] = torch.arange(10) // 5
+    if with_done:
+        data["next", "done"] = ((data["at"] == 3) | (data["at"] == 9))[:, None]
+    buffer = buffer_of(SliceSampler(slice_len=5), 10)
+    buffer.extend(data)
+    if key == "traj_ids" and not with_done:
+        with pytest.raises(KeyError, match="next.done"):
+            buffer.sample(50)
+    else:
+        first = buffer.sample(100)["at"].reshape(-1, 5)[:, 0]
+        assert first.unique().tolist() == starts  # as TorchRL's
+
+
+# ------------------------------------------------------------------- slices without replacement
+
+
+@pytest.mark.parametrize("key", [{}, {"traj_key": "episode"}])
+def test_an_epoch_has_one_slice_of_each_episode(key):
+    buffer = without_replacement(slice_len=3, **key)
+    buffer.extend(episodes(5, 3, 2, 4, 6, 7))  # the third is too short
+    starts = set()
+    for _ in range(60):
+        batches = list(buffer)
+        assert [len(batch) for batch in batches] == [6, 6, 3]
+        slices = checked(torch.cat(batches), 3)
+        assert sorted(slices["episode"][:, 0].tolist()) == [0, 1, 3, 4, 5]
+        starts |= set(slices["index"][:, 0].tolist())
+    assert starts == {0, 1, 2, 5, 10, 11, 14, 15, 16, 17, 20, 21, 22, 23, 24}
+
+
+def test_batches_of_an_epoch():
+    buffer = without_replacement(slice_len=3, drop_last=True, shuffle=False)
+    buffer.extend(episodes(5, 3, 4))
+    for _ in range(3):
+        assert [batch["episode"][::3].tolist() for batch in buffer] == [[0, 1]]
+    with pytest.raises(ValueError, match="has 4 slices, there are 3 episodes.*drop_last=False"):
+        buffer.sample(12)
+    # 1000 steps of four episodes and slices of 32 steps: TorchRL gives 4 x 32 = 128 of 320 too
+    buffer = without_replacement(1000, slice_len=32, traj_key="episode")
+    buffer.extend(episodes(300, 250, 150, 300))
+    assert checked(buffer.sample(320), 32)["episode"].unique().tolist() == [0, 1, 2, 3]
+    buffer = without_replacement(slice_len=3, shuffle=False)
+    for first, number in ((0, 3), (3, 1)):  # what is added begins an epoch
+        buffer.extend(episodes(*[3] * number, first=first))
+        assert buffer.sample()["episode"].unique().tolist() == [0, 1]
+    assert buffer.sample()["episode"].unique().tolist() == [2, 3]
+
+
+# ------------------------------------------------------------------------- slices by priority
+
+
+@STORAGES
+def test_the_documented_example_of_slices_by_priority(storage):
+    buffer = prioritized(num_slices=3, storage=storage)
+    buffer.extend(episodes(3, 3, 3))
+    batch, info = buffer.sample(6, return_info=True)
+    assert info["priority_weight"].tolist() == [1.0] * 6
+    buffer.update_priority(torch.arange(9), torch.tensor([0, 3, 3, 0, 0, 0, 1, 1, 1]))
+    weights = set()
+    for _ in range(30):
+        batch, info = buffer.sample(6, return_info=True)
+        assert set(checked(batch, 2)["index"][:, 0].tolist()) <= {1, 6, 7}
+        assert torch.equal(batch["priority_weight"], info["priority_weight"])
+        weights |= set(info["priority_weight"].tolist())
+    # TorchRL's weight of priority 1 beside others of 0, and (p / 1)^(-alpha beta) of it
+    least = EPSILON**0.63
+    assert least == pytest.approx(9.120110917137936e-06)
+    assert_close(sorted(weights), [least * 3**-0.63, least], rtol=1e-5, atol=0)
+
+
+def test_slices_begin_by_the_priority_of_their_first_step():
+    buffer = prioritized(20, alpha=1.0, beta=0.5, eps=0.0, slice_len=3, importance="batch")
+    priority = torch.tensor([1.0, 2, 3, 9, 9, 4, 0, 9, 9, 9, 9])
+    buffer.update_priority(buffer.extend(episodes(5, 4, 2)), priority)
+    slices = checked(buffer.sample(30_000), 3)
+    start = slices["index"][:, 0]
+    expected = torch.tensor([1.0, 2, 3, 0, 0, 4, 0]) / 10
+    assert_close(start.bincount(minlength=7) / 10_000, expected, atol=0.02, rtol=0)
+    weight = (1 / priority[start]).sqrt()[:, None].expand(-1, 3)
+    assert_close(slices["priority_weight"], weight)
+
+
+def test_slices_by_priority_go_round_the_ring_and_leave_priorities_alone():
+    buffer = prioritized(10, alpha=1.0, eps=0.0, slice_len=2)
+    for i in range(8):
+        numbers = buffer.extend(episodes(3 + i % 3, first=i))
+        buffer.update_priority(numbers, torch.full((len(numbers),), 1.0 + i))
+        before = buffer.sampler.state_dict()["chances"]
+        for _ in range(10):
+            checked(buffer.sample(12), 2)
+        assert torch.equal(buffer.sampler.state_dict()["chances"], before)
+
+
+# ------------------------------------------------------------------------- all of them
+
+SAMPLERS = {
+    "with": lambda: SliceSampler(num_slices=2),
+    "without": lambda: SliceSamplerWithoutReplacement(slice_len=2),
+    "by priority": lambda: PrioritizedSliceSampler(40, alpha=0.7, beta=0.9, slice_len=2),
+}
+
+
+@pytest.mark.parametrize("kind", SAMPLERS)
+def test_slices_ahead_into_a_batch_and_after_a_stop_are_the_same(kind, tmp_path):
+    def begun(prefetch):
+        buffer = buffer_of(SAMPLERS[kind](), prefetch=prefetch, batch_size=4)
+        numbers = buffer.extend(episodes(4, 3, 5, 2, 6, 3, 4))
+        if kind == "by priority":
+            buffer.update_priority(numbers, numbers.float())
+        for _ in range(5):
+            buffer.sample()
+        return buffer
+
+    plain = begun(0)
+    plain.save(tmp_path / "at")
+    expected = [plain.sample() for _ in range(6)]
+    for prefetch in (0, 2):
+        stopped = buffer_of(SAMPLERS[kind](), prefetch=prefetch, batch_size=4)
+        stopped.load(tmp_path / "at")
+        for buffer in (stopped, begun(prefetch)):
+            out = buffer.sample()
+            assert (out == expected[0]).all()
+            for batch in expected[1:]:
+                out = buffer.sample(**({"out": out} if len(out) == len(batch) else {}))
+                assert (out == batch).all()
+
+
+def sampled(n, sampler, *lengths):
+    def call():
+        buffer = buffer_of(sampler)
+        buffer.extend(episodes(*lengths))
+        buffer.sample(n)
+
+    return call
+
+
+MISTAKES = [
+    (lambda: SliceSampler(), ValueError, "pass num_slices.*or slice_len"),
+    (
+        lambda: SliceSampler(slice_len=2, end_key="done", traj_key="episode"),
+        ValueError,
+        "end_key or by traj_key",
+    ),
+    (lambda: SliceSampler(slice_len=0), ValueError, "slice_len is at least 1"),
+    (lambda: SliceSampler(slice_len=2).draw(4, range(4)), ValueError, "belongs to a buffer"),
+    (
+        sampled(6, SliceSampler(slice_len=3, traj_key="no"), 2, 2),
+        KeyError,
+        'no entry "no".*traj_key',
+    ),
+    (
+        sampled(6, SliceSampler(slice_len=3), 2, 2),
+        ValueError,
+        "no episode has 3 steps yet.*the longest has 2",
+    ),
+    (
+        sampled(7, SliceSampler(slice_len=3), 2, 2),
+        ValueError,
+        "batch of 7 items is no multiple of slice_len=3",
+    ),
+    (
+        sampled(7, PrioritizedSliceSampler(40, alpha=0.7, beta=0.9, slice_len=7), 1, 3, 6),
+        ValueError,
+        "no episode has 7 steps yet.*longest has 6",
+    ),
+]
+
+
+def test_mistakes_with_slices():
+    for call, error, words in MISTAKES:
+        with pytest.raises(error, match=words):
+            call()
