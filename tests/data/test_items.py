@@ -136,14 +136,15 @@ def test_rows_of_lists_are_taken_where_such_rows_are_stored():
     ids=["backwards", "big endian", "strided", "read only", "uint16", "empty rows"],
 )
 def test_arrays_of_any_layout(array, tmp_path):
-    given = array.copy()
-    with MemmapStorage(9, tmp_path / "rows") as disk:
-        for storage in (TensorStorage(9), disk):
-            storage.extend({"x": given, "reward": np.ones(len(given))})
+    with MemmapStorage(18, tmp_path / "rows") as disk:
+        for storage in (TensorStorage(18), disk):
+            storage.extend({"x": array, "reward": np.ones(len(array))})
+            given = array.copy()
+            storage.extend({"x": given, "reward": np.ones(len(array))})
             given[:1] = 99  # what is stored is a copy
             found = storage.get(slice(None))
-            assert found["x"].tolist() == array.tolist() and found["reward"].dtype is torch.float64
-            given = array.copy()
+            assert found["x"].tolist() == [*array.tolist()] * 2
+            assert found["reward"].dtype is torch.float64
 
 
 # ----------------------------------------------------------------------- rollouts [T, E]

@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import traceback
 
 import pytest
@@ -327,34 +326,6 @@ def test_killed_before_each_step_of_saving(folder, first, monkeypatch):
     assert seen == sorted(seen, key=lambda number: number == 2)  # once new, never old again
 
 
-def test_saved_anew_while_it_is_read(folder, monkeypatch):
-    """The reader has found which files there are when another process replaces them."""
-    version(1).save(folder)
-    load, (out, into) = TensorDict.load, os.pipe()
-
-    def save_when_told():
-        os.read(out, 1)
-        version(2).save(folder)
-
-    pid = in_child(save_when_told)
-
-    def after_another_save(*args, **kwargs):
-        os.write(into, b"!")
-        time.sleep(0.5)  # it is done, or waits for us
-        return load(*args, **kwargs)
-
-    try:
-        with monkeypatch.context() as patch:
-            patch.setattr(TensorDict, "load", after_another_save)
-            assert version_of(TensorDictMap.load(folder)) in (1, 2)
-    finally:
-        os.write(into, b"!")  # also where it was not told
-        assert ended(pid) == 0
-        os.close(into)
-        os.close(out)
-    assert version_of(TensorDictMap.load(folder)) == 2
-
-
 def test_readers_beside_a_writer_see_whole_maps(folder):
     version(0).save(folder)
     stop = folder.parent / "stop"
@@ -371,17 +342,6 @@ def test_readers_beside_a_writer_see_whole_maps(folder):
         version(number).save(folder)
     stop.touch()
     assert [ended(pid) for pid in children] == [0, 0]
-
-
-def test_two_writers_take_turns(folder):
-    def write(start):
-        for number in range(start, start + 8):
-            version(number).save(folder)
-
-    children = [in_child(lambda start=start: write(start)) for start in (0, 100)]
-    assert [ended(pid) for pid in children] == [0, 0]
-    assert version_of(TensorDictMap.load(folder)) in (7, 107)
-    assert len(os.listdir(folder)) == 2
 
 
 def test_a_first_version_that_another_writer_brings_meanwhile(folder, monkeypatch):

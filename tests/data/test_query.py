@@ -3,7 +3,6 @@
 import copy
 import pickle
 import warnings
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -11,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
 
 from raffia import NonTensorData, TensorClass, TensorDict, lazy_stack
 from raffia.data import CapacityError, HashToInt, QueryModule, RandomProjectionHash, SipHash
@@ -463,41 +461,6 @@ def test_random_projections_come_along():
     two.load_state_dict(one.state_dict())
     out = two["q"](td, extend=False)
     assert torch.equal(out["_hash"], hashes) and out["_index"].tolist() == list(range(5))
-
-
-class Rows(Dataset):
-    """A data set whose items are numbered by a query module, in the worker."""
-
-    def __init__(self, query, td):
-        self.query, self.td = query, td
-
-    def __len__(self):
-        return len(self.td)
-
-    def __getitem__(self, i):
-        return self.query(self.td[i : i + 1], extend=False, clone=True)["_index"]
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_in_the_workers_of_a_data_loader(num_workers):
-    query = QueryModule(["a", "b"])
-    query(make())
-    loader = DataLoader(Rows(query, make()), batch_size=2, num_workers=num_workers)
-    assert torch.cat(list(loader)).flatten().tolist() == INDEX
-
-
-def test_threads_agree():
-    query, x = QueryModule("x"), torch.arange(300).remainder(100)
-
-    def ask(seed):
-        order = torch.randperm(300, generator=torch.Generator().manual_seed(seed))
-        td = query(TensorDict({"x": x[order]}, [300]))
-        return dict(zip(td["x"].tolist(), td["_index"].tolist(), strict=True))
-
-    with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(ask, range(24)))
-    assert all(answer == answers[0] for answer in answers)
-    assert sorted(answers[0].values()) == list(range(100))
 
 
 @pytest.mark.gpu

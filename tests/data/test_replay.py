@@ -3,7 +3,6 @@
 Any operations in any order, against lists, are in test_replay_properties.py.
 """
 
-import gc
 import json
 import pathlib
 import subprocess
@@ -208,18 +207,6 @@ def test_batches_are_pinned_and_moved():
         for key, value in plain.sample().items(True, True):
             assert_same(batch[key], value)
             assert_same(there[key].cpu(), value)
-
-
-def test_iteration_goes_on_for_ever_or_to_the_end_of_the_epoch():
-    buffer = filled(uniform, 3, batch_size=2)
-    assert len([batch for batch, _ in zip(buffer, range(50), strict=False)]) == 50
-    for drop_last, sizes in ((False, [4, 4, 2]), (True, [4, 4])):
-        sampler = SamplerWithoutReplacement(drop_last=drop_last)
-        buffer = filled(uniform, 10, sampler=sampler, batch_size=4)
-        for _ in range(2):
-            batches = [batch["index"] for batch in buffer]
-            assert [len(batch) for batch in batches] == sizes
-            assert len(torch.cat(batches).unique()) == sum(sizes)
 
 
 def test_storages_that_grow_and_buffers_without_one():
@@ -522,28 +509,6 @@ def test_a_state_of_another_kind_of_buffer_is_refused(tmp_path, saved):
 
 
 # --------------------------------------------------- a state and a storage that were kept apart
-
-
-@pytest.mark.slow
-def test_items_on_disk(tmp_path):
-    buffer = ReplayBuffer(storage=MemmapStorage(10, tmp_path / "rows"), generator=rng())
-    plain = uniform()
-    for each in (buffer, plain):
-        each.extend(steps(0, 14))
-    assert (buffer.sample(9) == plain.sample(9)).all()
-    buffer.storage.flush()
-    del buffer
-    gc.collect()
-    found = PrioritizedReplayBuffer(0.6, 0.4, storage=MemmapStorage(10, tmp_path / "rows"))
-    assert drawn(found, 90) == set(range(4, 14))  # with equal priorities
-    found.update_priority(torch.arange(4, 14), torch.eye(10)[3] * 1e9)
-    state = found.state_dict(items=False)
-    assert set(state) == {"kind", "total", "sampler"}
-    del found
-    gc.collect()
-    found = PrioritizedReplayBuffer(0.6, 0.4, storage=MemmapStorage(10, tmp_path / "rows"))
-    found.load_state_dict(state)
-    assert drawn(found, 90) == {7}
 
 
 @pytest.mark.parametrize("more", [0, 3, 8, 25])  # 8: the ring wraps; 25: nothing is known of it

@@ -55,7 +55,11 @@ def drawable(buffer, where):
 def test_n_step_transitions_are_those_of_a_loop_over_the_episode(n):
     buffer, where = filled(unroll_steps=n)
     index = drawable(buffer, where)
-    found = n_step_transitions(buffer.read(index), n, gamma=GAMMA, observation_keys=KEYS)
+    batch = buffer.read(index)
+    found = n_step_transitions(batch, n, gamma=GAMMA, observation_keys=KEYS)
+    batch["reward"] = batch["reward"].unsqueeze(-1)  # a dimension of their own is kept
+    kept = n_step_transitions(batch, n, gamma=GAMMA, observation_keys=KEYS)["reward"]
+    assert torch.equal(kept, found["reward"].unsqueeze(-1))
     assert found.batch_size == (len(index),) and torch.equal(found["index"], index)
     for row, number in zip(found, index.tolist(), strict=True):
         steps, k = where[number]
@@ -70,33 +74,20 @@ def test_n_step_transitions_are_those_of_a_loop_over_the_episode(n):
         assert row["action"] == steps["action"][k]
 
 
-def test_n_step_rewards_with_a_dimension_of_their_own_keep_it():
-    buffer, where = filled(unroll_steps=2)
-    batch = buffer.read(drawable(buffer, where))
-    plain = n_step_transitions(batch, 2, gamma=GAMMA, observation_keys=KEYS)
-    batch["reward"] = batch["reward"].unsqueeze(-1)
-    found = n_step_transitions(batch, 2, gamma=GAMMA, observation_keys=KEYS)
-    assert torch.equal(found["reward"], plain["reward"].unsqueeze(-1))
-
-
 def test_burn_in_parts_the_rows_and_nothing_else():
     buffer, where = filled(unroll_steps=3, alpha=0.6, beta=0.4)
     batch = buffer.sample(5)
     warm_up, learn = burn_in(batch, 2)
     for key in ("action", "mask", "discount", *KEYS):
         assert torch.equal(torch.cat([warm_up[key], learn[key]], 1), batch[key])
-        assert warm_up[key].shape[1] == 2
+        assert warm_up[key].shape[1] == 2 == learn[key].shape[1]
     for key in ("index", "priority_weight"):
         assert torch.equal(warm_up[key], batch[key]) and torch.equal(learn[key], batch[key])
-    assert warm_up["action"].shape == (5, 2) and learn["action"].shape == (5, 2)
-
-
-def test_frames_that_are_stacked_burn_in_by_rows():
     buffer = SegmentReplayBuffer(TensorStorage(50), unroll_steps=3, frame_stack=2)
     no = torch.zeros(9, dtype=torch.bool)
     steps = TensorDict(observation=torch.arange(9), terminated=no, truncated=no, batch_size=[9])
     buffer.extend(steps)
-    warm_up, learn = burn_in(buffer.read(torch.tensor([3])), 1)
+    warm_up, learn = burn_in(buffer.read(torch.tensor([3])), 1)  # stacked frames part by rows
     assert warm_up["observation"].tolist() == [[[2, 3]]]
     assert learn["observation"].tolist() == [[[3, 4], [4, 5], [5, 6]]]
 
@@ -145,19 +136,14 @@ def test_goals_in_hindsight_are_later_states_of_the_episode_with_their_rewards(s
         assert goals[0] == {1, 2, 3, 4, 5}
 
 
-def test_future_states_are_drawn_uniformly():
-    buffer, _ = filled(unroll_steps=1)
-    replay = hindsight(buffer, fraction=1.0)
-    goals = replay.relabel(buffer.read(torch.zeros(5000, dtype=torch.int64)))[KEYS[1]][:, 0]
-    assert torch.allclose(goals.bincount()[1:] / 5000, torch.tensor(0.2), atol=0.03)
-
-
-def test_what_is_in_the_replay_stays_as_it_was():
+def test_goals_are_drawn_uniformly_and_what_is_in_the_replay_stays_as_it_was():
     buffer, where = filled(unroll_steps=1)
     replay, index = hindsight(buffer, fraction=1.0), drawable(buffer, where)
     before = buffer.read(index)
     sample = replay.sample(8)
     assert (sample[KEYS[1]] >= 0).all()
+    goals = replay.relabel(buffer.read(torch.zeros(5000, dtype=torch.int64)))[KEYS[1]][:, 0]
+    assert torch.allclose(goals.bincount()[1:] / 5000, torch.tensor(0.2), atol=0.03)  # all alike
     after = buffer.read(index)
     assert all(torch.equal(value, after[key]) for key, value in before.items(True, True))
     assert len(next(iter(HindsightReplay(filled(unroll_steps=1, batch_size=3)[0], reached)))) == 3

@@ -9,13 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from raffia.data.prioritized import PrioritizedSampler
-from raffia.data.samplers import (
-    Draw,
-    RandomSampler,
-    Sampler,
-    SamplerWithoutReplacement,
-    distinct,
-)
+from raffia.data.samplers import Draw, RandomSampler, Sampler, SamplerWithoutReplacement
 
 # Importance weights of batches out of a larger replay, as LightZero 9f717c80 gives them.
 IMPORTANCE = json.loads((Path(__file__).parent / "importance_weights.json").read_text())
@@ -62,15 +56,6 @@ def test_without_replacement_a_batch_has_no_item_twice_and_all_are_alike(n):
     assert is_plausible(torch.cat(batches), torch.full((20,), 2000 * n / 20))
     # and each position alike
     assert is_plausible(torch.stack(batches)[:, 0], torch.full((20,), 100.0))
-
-
-def test_distinct_pairs_are_all_alike():
-    pairs = [distinct(2, 6, g) for g in [rng()] for _ in range(6000)]
-    codes = torch.stack(pairs) @ torch.tensor([6, 1])
-    different = torch.tensor([6 * i + j for i in range(6) for j in range(6) if i != j])
-    counts = torch.bincount(codes, minlength=36)
-    assert counts.sum() == counts[different].sum() == 6000
-    assert ((counts[different] - 200) ** 2 / 200).sum() < 30 + 5 * 60**0.5
 
 
 def test_draws_are_those_of_the_generator_and_of_the_global_one_where_none_is_given():

@@ -190,21 +190,6 @@ def test_windows_of_any_length_end_where_the_known_does(end):
             assert window["reward"][i].count_nonzero() == min(length, 5 - start)
 
 
-def test_cut_makes_the_newest_steps_closing_rows():
-    buffer = make()
-    buffer.extend(steps_of(3), env=0)
-    buffer.extend(steps_of(1, first_obs=50), env=1)
-    buffer.extend(steps_of(2, first_obs=80), env=3)
-    assert buffer.cut([0, 1]) == 2 and buffer.cut(0) == 0
-    window = buffer.read(torch.tensor([0, 1]))
-    assert window["obs"].tolist() == [[0, 1, 2, 2], [1, 2, 2, 2]]
-    assert window["truncated"].tolist() == [[False, True, True, True], [True] * 4]
-    assert window["discount"].tolist() == [[1, 1, 0, 0], [1, 0, 0, 0]]
-    buffer.extend(steps_of(2, first_obs=90, end="terminated"), env=0)
-    assert buffer.read(torch.tensor([6]))["obs"].tolist() == [[90, 91, 92, 92]]
-    assert buffer.cut() == 1  # that of environment 3
-
-
 # -------------------------------------------------------------------------------- priorities
 
 
@@ -235,34 +220,6 @@ def test_starts_differ_where_there_are_enough_if_replacement_is_none():
     assert len(buffer.sample(9)["index"]) == 9
     for _ in range(20):  # in one go they are different once in ten times
         assert len(buffer.sample(4)["index"].unique()) == 4
-
-
-def test_new_steps_have_the_largest_priority_so_far_or_that_given_with_them():
-    buffer = make(alpha=1.0, beta=1.0, eps=0.0, replacement=False, unroll_steps=1, n_step=0)
-    buffer.extend(steps_of(2, end="terminated"))
-    assert buffer.sample(2)["priority_weight"].tolist() == [1.0, 1.0]
-    assert buffer.update_priority(torch.tensor([0]), torch.tensor([0.25])) == 0
-    buffer.extend(steps_of(1, end="terminated"))  # 0.25 is the largest that was given
-    assert buffer.sample(3)["priority_weight"].sort().values.tolist() == [0.25, 1.0, 1.0]
-    buffer.add(steps_of(1)[0], priority=torch.tensor(4.0))  # kept until it can be drawn
-    buffer.add(steps_of(1, first_obs=1)[0], priority=torch.tensor(1.0))
-    buffer.extend(steps_of(1, first_obs=2, end="terminated"))
-    batch = buffer.sample(6)
-    weights = batch["priority_weight"][batch["index"].argsort()].tolist()
-    assert weights == [1.0, 0.25, 1.0, 1 / 16, 0.25, 1 / 16]
-
-
-def test_priorities_of_steps_that_are_gone_are_ignored_and_counted():
-    buffer = filled(num_rows=12, num_episodes=2, alpha=1.0, beta=1.0)
-    batch = buffer.sample(30)
-    buffer.extend(steps_of(5, end="terminated"))  # in place of the first episode
-    num_gone = int((batch["index"] < 6).sum())
-    assert 0 < num_gone < 30
-    assert buffer.update_priority(batch["index"], torch.ones(30)) == num_gone == buffer.num_ignored
-    # A number whose row another step has now: its priority is left alone.
-    before = buffer.state_dict()["buffer"]["priorities"]["chances"]
-    assert buffer.update_priority(torch.tensor([0, 1]), 50.0) == 2
-    assert torch.equal(before, buffer.state_dict()["buffer"]["priorities"]["chances"])
 
 
 def test_without_replacement_the_first_draw_follows_the_priorities():
@@ -782,7 +739,7 @@ def test_samples_on_a_gpu_are_those_on_the_cpu(stored_on, pin_memory):
             assert torch.equal(value, out[key].cpu()), key
 
 
-# ------------------------------------------------------- flags under "next", names of environments
+# ---------------------------------------------------------------------- flags under "next"
 
 UNDER_NEXT = {"terminated_key": ("next", "terminated"), "truncated_key": ("next", "truncated")}
 AFTER = ("reward", "terminated", "truncated")
@@ -846,23 +803,3 @@ def test_flags_under_next_of_several_environments_with_a_trailing_one():
     assert buffer.read(torch.tensor([3]))["next", "reward"][0, 0].item() == 7
     with pytest.raises(KeyError, match="marks where an episode ends"):
         buffer.update(torch.tensor([3]), TensorDict({"next": {"terminated": ends[0, :1]}}, [1]))
-
-
-def test_numbers_of_environments_may_be_large_and_sparse():
-    sparse, dense = make(12, frame_stack=2), make(12, frame_stack=2)
-    names = torch.tensor([10**12, 7, 10**9, 2**63 - 1])
-    order = [[0], [2], [1, 0], [3], [2, 3, 1, 0], [1], [0, 2], [3, 0]]
-    for i, envs in enumerate(order):
-        steps = steps_of(2, first_obs=10 * i, end="truncated" if i in (3, 6) else None)
-        both = torch.stack([steps] * len(envs), 1)
-        assert_close(sparse.extend(both, env=names[envs]), dense.extend(both, env=envs))
-        assert drawable(sparse) == drawable(dense) and sparse.num_episodes == dense.num_episodes
-        if len(dense):
-            index = torch.tensor(drawable(dense))
-            assert same_samples(sparse.read(index), dense.read(index))
-        if i == 4:
-            assert sparse.cut(env=10**9) == dense.cut(env=2) == 1
-            other = make(12, frame_stack=2)
-            other.load_state_dict(sparse.state_dict())
-            sparse = other
-    assert sparse.cut() == dense.cut()

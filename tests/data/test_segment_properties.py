@@ -14,6 +14,7 @@ from raffia.data.storage import TensorStorage
 from tests.tensordict.invariants import sound
 
 ZERO = {"obs": (0, 0), "turn": 0, "action": 0, "reward": 0.0, "value": 0.0}
+SPARSE = (10**12, 7, 10**9, 2**63 - 1, 3)  # names of environments may be large
 ENTRIES = ("obs", "turn", "action", "reward", ("stats", "value"), "terminated", "truncated")
 
 
@@ -204,6 +205,7 @@ class Play:
         )
         self.stack = data.draw(st.sampled_from([1, 2, 4]), "stack")
         self.num_envs = data.draw(st.sampled_from([1, 2, 5]), "envs")
+        self.names = data.draw(st.sampled_from([range(5), SPARSE]), "names of environments")
         self.num_rows = data.draw(st.sampled_from([10, 13, 30, 61]), "rows")
         self.mean_length = data.draw(st.sampled_from([1.5, 5.0, 20.0, 1000.0]), "episode length")
         self.model = Model(self.num_rows, stack=self.stack, **config)
@@ -214,7 +216,7 @@ class Play:
         }
         self.buffer = self.new_buffer()
         self.length = config["unroll_steps"] + config["n_step"] + 1
-        self.count = 0
+        self.count = self.num_ignored = 0
 
     def new_buffer(self):
         generator = torch.Generator().manual_seed(3)
@@ -252,14 +254,17 @@ class Play:
         tensor = None if priority is None else torch.tensor(priority)
         if len(envs) == 1:  # the form for one environment
             tensor = None if tensor is None else tensor[:, 0]
-            numbers = self.buffer.extend(given[:, 0], envs[0], priority=tensor).unsqueeze(1)
+            name = self.names[envs[0]]
+            numbers = self.buffer.extend(given[:, 0], name, priority=tensor).unsqueeze(1)
         else:
-            numbers = self.buffer.extend(given, envs, priority=tensor)
+            names = [self.names[env] for env in envs]
+            numbers = self.buffer.extend(given, names, priority=tensor)
         assert numbers.tolist() == self.model.extend(steps, envs, priority)
 
     def cut(self):
-        envs = self.random.sample(range(self.num_envs), 1)
-        assert self.buffer.cut(envs) == self.model.cut(envs)
+        envs, every = self.random.sample(range(self.num_envs), 1), self.random.random() < 0.3
+        found = self.buffer.cut() if every else self.buffer.cut(self.names[envs[0]])
+        assert found == self.model.cut(list(self.model.going) if every else envs)
 
     def numbers(self):
         """Some numbers of rows, old and new, some of them twice."""
@@ -271,6 +276,7 @@ class Play:
             priority = [self.random.randrange(0, 9) / 4 for _ in items]
             num_ignored = self.buffer.update_priority(torch.tensor(items), torch.tensor(priority))
             assert num_ignored == self.model.update_priority(items, priority)
+            self.num_ignored += num_ignored
 
     def update(self):
         if not self.model.total:
@@ -283,16 +289,19 @@ class Play:
         entries = TensorDict(entries, batch_size=[len(items)]).reshape(shape)
         num_ignored = self.buffer.update(torch.tensor(items).view(shape), entries)
         assert num_ignored == self.model.update(items, turns, values)
+        self.num_ignored += num_ignored
 
     def reload(self):
         state, self.buffer = self.buffer.state_dict(), self.new_buffer()
         self.buffer.load_state_dict(state)
+        self.num_ignored = self.buffer.num_ignored
 
     def check(self):
         buffer, model = self.buffer, self.model
         drawable = model.drawable()
         assert len(buffer) == len(drawable)
         assert buffer.num_episodes == model.num_episodes()
+        assert buffer.num_ignored == self.num_ignored
         every = torch.arange(-2, model.total + 2)
         assert every[buffer.contains(every)].tolist() == sorted(drawable)
         if not drawable:

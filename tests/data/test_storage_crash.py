@@ -107,41 +107,6 @@ def test_killed_while_it_appends(tmp_path, kills):
             check_ring(storage, size)
 
 
-def rows_of(batch, size):
-    generator = torch.Generator().manual_seed(batch)
-    return torch.randint(0, size, (1 + batch % 130,), generator=generator)
-
-
-@pytest.mark.slow
-def test_killed_while_it_overwrites_rows_at_random(tmp_path, monkeypatch):
-    monkeypatch.setattr("raffia.data.row_log.SIZE", 4000)  # several parts in a batch
-    size, draw, last, first = 300, random.Random(1), {}, 0
-
-    def work(report):
-        storage = MemmapStorage(size, tmp_path / "rows")
-        report(first)
-        for batch in range(first, 10**9):
-            rows = rows_of(batch, size)
-            storage.set(rows, step([batch] * len(rows)))
-            if batch % 50 == 0:
-                storage.flush()
-            report(batch + 1)
-
-    for _ in range(15):
-        done = killed_after(draw.randint(1, 40), draw, work)[-1]
-        for batch in range(first, done):
-            last.update(dict.fromkeys(rows_of(batch, size).tolist(), batch))
-        cut = {*rows_of(done, size).tolist()}  # of the batch that the kill cut off
-        with MemmapStorage(size, tmp_path / "rows") as storage:
-            held = storage.rows()
-            assert storage.lost == 0 and {*last} <= {*held.tolist()}
-            numbers = numbers_in(storage.get(held)) if len(held) else []
-            found = dict(zip(held.tolist(), numbers, strict=True))
-        for row, batch in found.items():
-            assert batch == last.get(row) or (batch == done and row in cut)
-        last, first = found, done + 1
-
-
 CUTS = ["log", "hold", "leaf 0", "half a leaf", "leaf 2", "marks", "half the marks", "clear"]
 
 
@@ -273,74 +238,91 @@ def crash(folder, images, sector, draw):
         (folder / name).write_bytes(content)
 
 
+class Trials:
+    """Storages that lose power in the middle of a write: how they were written, what is found."""
+
+    def __init__(self, folder, size, sector, seed):
+        self.live, self.after = folder / "live", folder / "after"
+        self.size, self.sector, self.draw, self.dropped = size, sector, random.Random(seed), 0
+
+    def storages(self, write):
+        """Six storages after a loss of power, three times each: what `write` did, and the storage.
+
+        write: storage -> an iterator; what it does before the first step is flushed, and of what
+            it does from then on any part may be lost.
+        """
+        for _ in range(6):
+            shutil.rmtree(self.live, ignore_errors=True)
+            storage = MemmapStorage(self.size, self.live)
+            steps = write(storage)
+            state = next(steps)
+            storage.flush()
+            images = [image(self.live)]
+            image_within(storage, self.live, images)
+            for _ in steps:
+                images.append(image(self.live))
+            storage.close()
+            for _ in range(3):
+                some = images[: self.draw.randint(2, len(images))]
+                crash(self.after, some, self.sector, self.draw)
+                with MemmapStorage(self.size, self.after) as found:
+                    self.dropped += found.lost
+                    yield state, found
+                with MemmapStorage(self.size, self.after) as again:
+                    assert again.lost == 0
+
+
 @pytest.mark.parametrize("sector", [512, 4096])
 def test_loss_of_power_while_it_appends(tmp_path, sector):
-    size, draw = 600, random.Random(sector)
-    dropped = 0
-    for trial in range(6):
-        live, after = tmp_path / f"live{trial}", tmp_path / f"after{trial}"
-        storage = MemmapStorage(size, live)
-        storage.extend(step(range(draw.randint(1, 1500))))
-        storage.flush()
-        flushed, images = storage.total, [image(live)]
-        image_within(storage, live, images)
-        for _ in range(draw.randint(1, 6)):
-            n = draw.choice([1, 10, 90, 400])
+    trials = Trials(tmp_path, size := 600, sector, sector)
+
+    def write(storage):
+        storage.extend(step(range(trials.draw.randint(1, 1500))))
+        state = [storage.total, 0]
+        yield state
+        for _ in range(trials.draw.randint(1, 6)):
+            n = trials.draw.choice([1, 10, 90, 400])
             storage.extend(step(range(storage.total, storage.total + n)))
-            images.append(image(live))
-        total = storage.total
-        for _ in range(3):
-            crash(after, images[: draw.randint(2, len(images))], sector, draw)
-            with MemmapStorage(size, after) as found:
-                dropped += found.lost
-                assert flushed <= found.total <= total
-                kept = range(found.total - len(found), found.total)  # without a gap
-                if kept:
-                    assert numbers_in(found.get([n % size for n in kept])) == [*kept]
-                assert {n for n in range(flushed) if n + size >= total} <= {*kept}
-                found.extend(step([found.total]))
-                at = found.total
-            with MemmapStorage(size, after) as again:
-                assert again.lost == 0 and again.total == at
-                assert numbers_in(again.get([(at - 1) % size])) == [at - 1]
-        storage.close()
-    assert dropped > 50, "nothing was torn in these trials"
+            state[1] = storage.total
+            yield
+
+    for (flushed, total), found in trials.storages(write):
+        assert flushed <= found.total <= total
+        kept = range(found.total - len(found), found.total)  # without a gap
+        if kept:
+            assert numbers_in(found.get([n % size for n in kept])) == [*kept]
+        assert {n for n in range(flushed) if n + size >= total} <= {*kept}
+        number = found.total
+        found.extend(step([number]))
+        assert numbers_in(found.get([number % size])) == [number]
+    assert trials.dropped > 50, "nothing was torn in these trials"
 
 
 def test_loss_of_power_while_it_overwrites_rows_at_random(tmp_path):
-    size, draw = 2000, random.Random(3)
-    dropped = 0
-    for trial in range(6):
-        live, after = tmp_path / f"live{trial}", tmp_path / f"after{trial}"
-        storage = MemmapStorage(size, live)
-        values = {row: [row] for row in draw.sample(range(size), 1500)}
+    trials = Trials(tmp_path, 2000, 512, 3)
+    draw = trials.draw
+
+    def write(storage):
+        values = {row: [row] for row in draw.sample(range(2000), 1500)}
         storage.set([*values], step(values))
-        storage.flush()
-        images = [image(live)]
-        image_within(storage, live, images)
+        yield values
         for number in range(draw.randint(1, 5)):
-            rows = draw.sample(range(size), draw.choice([1, 5, 60]))
+            rows = draw.sample(range(2000), draw.choice([1, 5, 60]))
             if draw.random() < 0.3:
                 storage.erase(rows)
             else:
                 storage.set(rows, step([10_000 * (number + 1) + row for row in rows]))
             for row in rows:
                 values.setdefault(row, []).append(10_000 * (number + 1) + row)
-            images.append(image(live))
-        storage.close()
-        for _ in range(3):
-            crash(after, images[: draw.randint(2, len(images))], 512, draw)
-            with MemmapStorage(size, after) as found:
-                dropped += found.lost
-                rows = found.rows()
-                there = dict(zip(rows.tolist(), numbers_in(found.get(rows)), strict=True))
-                for row, value in there.items():
-                    assert value in values[row]
-                untouched = {row for row, (first, *more) in values.items() if not more}
-                assert {row for row in untouched if row < size} <= {*there} | {
-                    row for row in untouched if values[row][0] >= 10_000
-                }
-    assert dropped > 10, "nothing was torn in these trials"
+            yield
+
+    for values, found in trials.storages(write):
+        rows = found.rows()
+        there = dict(zip(rows.tolist(), numbers_in(found.get(rows)), strict=True))
+        assert all(value in values[row] for row, value in there.items())
+        untouched = {row for row, (first, *more) in values.items() if not more and first < 10_000}
+        assert untouched <= {*there}
+    assert trials.dropped > 10, "nothing was torn in these trials"
 
 
 def test_the_log_of_before_a_flush_is_not_used(tmp_path):
@@ -487,9 +469,8 @@ def test_a_writer_that_died_keeps_nobody_out_though_its_child_lives(tmp_path):
     def work(report):
         storage = MemmapStorage(5, tmp_path / "rows")
         storage.extend(torch.arange(2))
-        grandchild = os.fork()
-        if grandchild:
-            report(grandchild)
+        if not os.fork():
+            report(os.getpid())
         time.sleep(60)
         os._exit(0)
 

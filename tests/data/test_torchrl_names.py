@@ -1,14 +1,12 @@
 """Buffers, storages, writers and maps by the names and signatures that TorchRL's users know."""
 
-import functools
 import gc
 import os
 import pickle
+import random
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from raffia import LazyStackedTensorDict, TensorDict
@@ -199,23 +197,21 @@ def best(size, storage=LazyTensorStorage, **options):
 
 @pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage, ListStorage])
 def test_the_best_items_are_kept(storage):
-    buffer = best(3, storage)
-    for scores, kept, new in [  # what TorchRL keeps
-        ((2, 7, 1, 8), [2, 7, 8], [True, True, False, True]),
-        ((2, 8, 1), [7, 8, 8], [False, True, False]),
-        ((8, 2, 9), [8, 8, 9], [False, False, True]),
-        ((9, 0), [8, 9, 9], [True, False]),
-    ]:
-        numbers = buffer.extend(scored(*scores))
-        assert sorted(buffer[:]["score"].tolist()) == kept
-        if scores[0] != 8:  # it lets one of 8 take the place of the 7 before it is left out
-            assert (numbers >= 0).tolist() == new
+    draw = random.Random(0)
+    for size in range(1, 7):
+        buffer, everything = best(size, storage), []
+        for n in (1, 2, 8, 3, 1, 1, 5):
+            part = [draw.randrange(10) for _ in range(n)]
+            items = scored(*part)
+            numbers = buffer.extend(items).tolist() if n > 1 else [int(buffer.add(items[0]))]
+            everything += part
+            stored, first = buffer[:], buffer.write_count - len(buffer)
+            assert sorted(stored["score"].tolist()) == sorted(everything)[-size:]
+            assert torch.equal(stored["obs"], 10 * stored["score"])
+            for score, number in zip(part, numbers, strict=True):
+                assert number == -1 or stored["score"][number - first] == score
         batch = buffer.sample(50)
-        assert torch.equal(batch["obs"], 10 * batch["score"])
-        assert set(batch["score"].tolist()) == set(kept)
-    assert buffer.add(scored(1)[0]) == -1
-    assert buffer.add(scored(11)[0]) == buffer.write_count - 1
-    assert sorted(buffer[:]["score"].tolist()) == [9, 9, 11]
+        assert set(batch["score"].tolist()) <= set(sorted(everything)[-size:])
 
 
 @pytest.mark.parametrize(
@@ -227,20 +223,6 @@ def test_a_rank_of_several_is_reduced(reduction, kept):
     buffer = best(2, reduction=reduction)
     buffer.extend(TensorDict(score=torch.tensor(ranks), obs=torch.arange(5), batch_size=[5]))
     assert buffer[:]["obs"].sort().values.tolist() == kept  # what TorchRL keeps
-
-
-@given(st.integers(1, 6), st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=8), max_size=6))
-def test_the_best_of_any_sequence_are_kept(size, parts):
-    buffer, everything = best(size), []
-    for part in parts:
-        numbers = buffer.extend(scored(*part))
-        everything += part
-        stored = buffer[:]
-        assert sorted(stored["score"].tolist()) == sorted(everything)[-size:]
-        assert torch.equal(stored["obs"], 10 * stored["score"])
-        first = buffer.write_count - len(buffer)
-        for score, number in zip(part, numbers.tolist(), strict=True):
-            assert number == -1 or stored["score"][number - first] == score
 
 
 def test_an_epoch_over_the_best_is_over_those_that_are_here():
@@ -284,19 +266,6 @@ def rollout(n=5, features=3):
     return TensorDict(
         observation=obs[:-1], action=torch.arange(n)[:, None], next=after, batch_size=[n]
     )
-
-
-@pytest.mark.parametrize("storage", [None, functools.partial(LazyTensorStorage, 50), ListStorage])
-@pytest.mark.parametrize("features", [3, 20])
-def test_a_map_from_a_pair(storage, features):
-    source, dest = rollout(features=features).exclude("next"), rollout(features=features)["next"]
-    pairs = TensorDictMap.from_tensordict_pair(
-        source, dest, in_keys=["observation", "action"], storage_constructor=storage
-    )
-    pairs[source] = dest
-    assert (pairs[source] == dest).all() and (pairs[source[2]] == dest[2]).all()
-    assert pairs.contains(source).all() and len(pairs) == 5
-    assert {*pairs.out_keys} == {"observation", "reward"}
 
 
 @pytest.mark.parametrize(

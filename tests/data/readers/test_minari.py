@@ -256,8 +256,8 @@ def infos(value):
 def dataset(*args, put=None, **options):
     def add(group):
         data = group.create_dataset("infos", *args, **options)
-        if put is not None:
-            data[0] = put(group) if callable(put) else put
+        if put is not None:  # one number, whatever the shape
+            data[(0,) * data.ndim] = put(group) if callable(put) else put
 
     return add
 
