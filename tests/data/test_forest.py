@@ -186,27 +186,6 @@ def test_a_tree_does_not_change_with_the_forest():
     assert (forest.get_tree(root(0)).rollout_from_path((0,)) == published()[0]).all()
 
 
-def test_cycles_end():
-    # 0 -> 1 -> 2 -> 1, 2 -> 3 -> 0, and 3 ends
-    forest = grown(rollout(0, 1, 2, 1), rollout(2, 3, 0, actions=[1, 0]))
-    assert lines(forest, 0) == ["() 0-1-2", "(0,) 2-1-2 again", "(1,) 2-3-0 again"]
-    assert lines(forest, 0, compact=False) == [
-        "() 0-1",
-        "(0,) 1-2",
-        " (0, 0) 2-1 again",
-        " (0, 1) 2-3",
-        "  (0, 1, 0) 3-0 again",
-    ]
-    again = forest.get_tree(root(0)).at((0,))
-    assert numbers(forest.get_tree(again.node_data).node_data) == [2]  # it goes on from there
-    assert lines(grown(rollout(0, 0)), 0) == ["() 0-0 again"]
-    n = 12  # everything leads everywhere
-    forest = grown(*[rollout(i, j, actions=[j]) for i in range(n) for j in range(n)])
-    tree = forest.get_tree(root(0), compact=False)
-    assert tree.num_vertices() == n * n + 1  # each step once
-    assert len({v.hash for v in tree.vertices(key_type="id").values()}) == n * n + 1
-
-
 @pytest.mark.parametrize("compact", [True, False])
 def test_long_and_many_ways(compact, monkeypatch):
     n = 5000
@@ -228,23 +207,6 @@ def test_long_and_many_ways(compact, monkeypatch):
     monkeypatch.setattr("raffia.data.forest.CHUNK", 7)  # more steps than are read at once
     forest = grown(rollout(*range(24)), rollout(5, 30, 31, actions=[1, 0]))
     assert lines(forest, 3)[1] == "(0,) " + "-".join(map(str, range(5, 24)))
-
-
-def test_all_outcomes_of_an_action_are_kept_and_counted():
-    first, second, _ = published()
-    assert len(grown(first, second, first, first)) == 12
-    forest = grown(rollout(0, 1), rollout(0, 2), rollout(0, 1), rollout(0, 3))
-    steps, count = forest.get_child(root(0))
-    assert numbers(steps, ("next", "observation")) == [1, 2, 3] and count.tolist() == [2, 1, 1]
-    tree = forest.get_tree(root(0))
-    assert tree.selected_actions.tolist() == [0, 0, 0] and tree.subtree.count == [2, 1, 1]
-    assert len({child.hash for child in tree.subtree}) == 3
-    steps = rollout(0, 0, 0, 0, reward=torch.tensor([1.0, 2.0, 3.0]))
-    found, count = grown(steps).get_child(root(0))  # the last of several in one rollout
-    assert found["next", "reward"].tolist() == [3.0] and count.tolist() == [3]
-    assert grown(rollout(0, 1), rollout(0, 1, actions=[1]), action_keys=[]).get_child(root(0))[
-        1
-    ].tolist() == [2]
 
 
 # ---------------------------------------------------------------------------- what is stored

@@ -18,7 +18,7 @@ LEAST, MOST = -(2**63), 2**63 - 1
 
 def filled(content=False):
     to_int = HashToInt()
-    words = tensor([[1], [2], [2]]) if content else None
+    words = tensor([[1, 0], [2, 0], [2, 5]]) if content else None
     to_int(tensor([7, 7, -1]), extend=True, content=words)
     return to_int
 
@@ -120,11 +120,11 @@ def test_the_state_goes_through_safetensors(tmp_path, content):
     saved = nn.ModuleDict({"query": nn.Sequential(nn.Linear(1, 1), filled(content))})
     state = saved.state_dict()
     hashes = state["query.1._extra_state"]
-    assert hashes.tolist() == ([[7, 1], [7, 2], [-1, 2]] if content else [7, -1])
+    assert hashes.tolist() == ([[7, 1, 0], [7, 2, 0], [-1, 2, 5]] if content else [7, -1])
     save_file(state, tmp_path / "state.safetensors")
     fresh = nn.ModuleDict({"query": nn.Sequential(nn.Linear(1, 1), HashToInt())})
     fresh.load_state_dict(load_file(tmp_path / "state.safetensors"))
-    more, words = tensor([30, -1, 7]), tensor([[2], [2], [2]]) if content else None
+    more, words = tensor([30, -1, 7]), tensor([[2, 0], [2, 5], [2, 0]]) if content else None
     for module in (saved, fresh):
         index = module["query"][1](more, extend=True, content=words)
         assert index.tolist() == ([3, 2, 1] if content else [2, 1, 0])

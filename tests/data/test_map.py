@@ -301,19 +301,6 @@ def test_a_merge_function_gets_the_values_and_the_group_of_each():
     assert len(seen) == 2
 
 
-def test_a_position_may_be_summed():
-    m = make()
-    for _ in range(2):
-        m.update(
-            k(1, 2, 1),
-            Position(x=torch.ones(3), y=torch.ones(3), batch_size=[3]),
-            merge="sum",
-            accumulate=True,
-        )
-    found = m.get(k(1, 2, 9), 0)
-    assert type(found) is Position and found.y.tolist() == [4, 2, 0]
-
-
 # ------------------------------------------------------------------------- functions and out_keys
 
 
@@ -547,19 +534,6 @@ def test_from_a_pair():
     m = TensorDictMap.from_tensordict_pair(source, v(1, 2), ["k"], write_fn=total)
     m[k(1, 1)] = v(1, 2)
     assert m[k(1)]["n"].tolist() == [2]
-
-
-@pytest.mark.parametrize("step", [1e-3, 1e-4, 1e-6])
-def test_wide_rows_keep_all_their_digits(step):
-    generator = torch.Generator().manual_seed(0)
-    one = torch.randn(500, 17, generator=generator)
-    two = one.clone()
-    two[torch.arange(500), torch.randint(17, (500,), generator=generator)] += step
-    x = torch.cat([one, two[(one != two).any(1)]])  # 1e-6 may be less than the next float
-    both = TensorDict({"k": x}, [len(x)])
-    m = TensorDictMap.from_tensordict_pair(both, v(*range(len(x))), ["k"])
-    m[both] = v(*range(len(x)))
-    assert m[both]["v"].flatten().tolist() == m.rows(both).tolist() == list(range(len(x)))
 
 
 # ----------------------------------------------------------------------------------------- all rows

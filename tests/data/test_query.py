@@ -254,6 +254,9 @@ def test_exact_ones_tell_equal_hashes_apart_by_their_content():
     for each in (query, other, pickle.loads(pickle.dumps(query))):
         assert index(each, make()[[3, 2, 0]], extend=False) == [2, 1, 0]
         assert index(each, make(a=torch.zeros(4)), extend=False) == [3] * 4
+    mixed = QueryModule(["x", "y"], hash_module=[SipHash(normalize=False), SipHash()], exact=True)
+    zeros_of_y = TensorDict({"x": torch.ones(2), "y": torch.tensor([0.0, -0.0])}, [2])
+    assert index(mixed, zeros_of_y) == [0, 1]  # bit by bit, if one of them hashes so
     with pytest.raises(TypeError, match="exact=True.*HashToInt"):
         exact(hash_to_int=lambda hashes, extend: hashes)
 

@@ -8,8 +8,6 @@ from hypothesis import strategies as st
 from raffia import TensorDict
 from raffia.data.memmap_storage import MemmapStorage
 from raffia.data.row_feed import RowFeed, RowMirror
-from raffia.data.segment import SegmentReplayBuffer
-from raffia.data.segment_shards import ReplayShards
 from raffia.data.storage import TensorStorage
 from tests.data.test_segment_shards import make, steps_of
 
@@ -146,25 +144,3 @@ def test_samples_with_rows_are_those_with_frames(stack, reuse_memory):
                 else:
                     assert torch.equal(found[:, stack - 1 :], seen[:, :, -1])
                     assert torch.equal(found[:, :stack], seen[:, 0])
-
-
-def test_one_buffer_gives_rows_too_and_keeps_what_is_overwritten():
-    buffer = SegmentReplayBuffer(
-        TensorStorage(10),
-        unroll_steps=1,
-        observation_keys=["obs"],
-        reuse_memory=True,
-        generator=torch.Generator().manual_seed(0),
-    )
-    buffer.extend(steps_of(4, 1, shape=(2,)))
-    buffer.sample(3)
-    feed = buffer.give_rows_of("obs")
-    assert buffer.sample(3)["obs"].dtype is torch.int64
-    assert buffer.sample(3)["obs"].shape == (3, 2)
-    feed.start()
-    buffer.extend(steps_of(5, 1, first=4, ends=[(4, 0)], shape=(2,)))
-    assert feed.num_bytes_kept == 0
-    buffer.extend(steps_of(2, 1, first=20, shape=(2,)))
-    assert feed.num_bytes_kept == 32
-    assert feed.as_of(10)["rows"][:, 0].tolist() == [*range(9), 9]
-    assert ReplayShards([buffer]).give_rows_of("obs")[0].total == 12

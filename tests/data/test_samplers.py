@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from raffia.data.prioritized import PrioritizedSampler
 from raffia.data.samplers import Draw, RandomSampler, Sampler, SamplerWithoutReplacement
@@ -185,16 +184,6 @@ def test_weights_by_the_rule_of_the_batch_are_those_of_efficientzero(case, monke
     assert torch.allclose(weight, expected, rtol=2e-5, atol=1e-6) == alike
 
 
-def test_one_item_of_priority_zero_shrinks_all_weights_by_the_rule_of_the_buffer_only():
-    options = dict(alpha=0.6, beta=0.4, eps=1e-8)
-    means = []
-    for importance in ("batch", "buffer"):
-        sampler = prioritized_sampler([0.0, *[1.0] * 999], importance=importance, **options)
-        draw = sampler.draw(256, range(1000), rng())
-        means.append(draw.info["priority_weight"].mean().item())
-    assert means[0] == 1.0 and means[1] < 0.02
-
-
 def test_the_weights_of_equal_priorities_are_exactly_one():
     sampler = PrioritizedSampler(100, alpha=0.7, beta=0.9)
     sampler.added(range(60))
@@ -362,34 +351,3 @@ def test_mistakes_change_nothing(call, error, words):
     after = sampler.draw(50, range(3), rng())
     assert torch.equal(before.items, after.items) and sampler.version == version
     assert torch.equal(before.info["priority_weight"], after.info["priority_weight"])
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        RandomSampler,
-        SamplerWithoutReplacement,
-        lambda: PrioritizedSampler(8, 0.6, 0.4),
-        lambda: PrioritizedSampler(8, 0.6, 0.4, max_priority_within_buffer=True),
-    ],
-)
-def test_a_sampler_goes_on_where_it_was_saved(make, tmp_path):
-    sampler, generator = make(), rng(3)
-    sampler.added(range(11))
-    if isinstance(sampler, PrioritizedSampler):
-        sampler.update_priority(torch.tensor([4, 9]), torch.tensor([7.0, 0.3]))
-        sampler.beta = 0.7
-    sampler.draw(3, range(3, 11), generator)
-    save_file(sampler.state_dict(), tmp_path / "state.safetensors")
-
-    def goes_on(sampler):
-        out = []
-        for i in range(4):
-            draw = sampler.draw(3, range(3 + i, 11 + i), rng(5 + i))
-            out.append([draw.items.tolist(), *[v.tolist() for v in draw.info.values()]])
-            sampler.added(range(11 + i, 12 + i))
-        return out
-
-    other = make()
-    other.load_state_dict(load_file(tmp_path / "state.safetensors"))
-    assert goes_on(other) == goes_on(sampler)

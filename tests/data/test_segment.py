@@ -778,28 +778,3 @@ def test_flags_under_next_give_the_same_windows(end):
     check()
     again = there.sample(4)
     assert there.sample(4, out=again) is again
-
-
-def test_flags_under_next_of_several_environments_with_a_trailing_one():
-    buffer = make(observation_keys=[("seen", "pixels")], **UNDER_NEXT)
-    obs = torch.arange(6.0).view(3, 2, 1)
-    ends = torch.tensor([[False, False], [False, True], [False, False]]).unsqueeze(-1)
-    led_to = TensorDict(
-        seen=TensorDict(pixels=obs + 10, batch_size=[3, 2, 1]),
-        reward=obs * 2,
-        terminated=ends,
-        truncated=torch.zeros_like(ends),
-        batch_size=[3, 2, 1],
-    )
-    steps = TensorDict({"seen": {"pixels": obs}, "next": led_to}, batch_size=[3, 2])
-    assert buffer.extend(steps).tolist() == [[0, 1], [2, 3], [4, 5]]
-    window = buffer.read(torch.tensor([1]), length=4)
-    assert window["seen", "pixels"].flatten().tolist() == [1, 3, 13, 13]
-    assert window["next", "reward"].flatten().tolist() == [2, 6, 0, 0]
-    assert window["next", "terminated"].flatten().tolist() == [False, True, True, True]
-    assert window["discount"].tolist() == [[1, 0, 0, 0]]
-    rewards = TensorDict({"next": {"reward": torch.full((1, 1), 7.0)}}, batch_size=[1])
-    assert buffer.update(torch.tensor([3]), rewards) == 0
-    assert buffer.read(torch.tensor([3]))["next", "reward"][0, 0].item() == 7
-    with pytest.raises(KeyError, match="marks where an episode ends"):
-        buffer.update(torch.tensor([3]), TensorDict({"next": {"terminated": ends[0, :1]}}, [1]))
