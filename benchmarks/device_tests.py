@@ -39,7 +39,8 @@ def gpu_tests() -> Outcome:
     files = [file for file in sorted(ROOT.glob("tests/**/test_*.py")) if MARK in file.read_text()]
     command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider"]
     if (cores := os.cpu_count() or 1) >= 8 and importlib.util.find_spec("xdist"):
-        command += ["-n", str(min(12, cores - 2))]
+        # A plugin for timing, where there is one, warns of other processes.
+        command += ["-n", str(min(12, cores - 2)), "-p", "no:benchmark"]
     done = subprocess.run(
         [*command, *map(str, files)], cwd=ROOT, capture_output=True, text=True, check=False
     )
