@@ -16,7 +16,6 @@ from raffia.cli.chat_wordle import Game
 from raffia.cli.conversation import Conversation, Session, shade, values_table
 from raffia.cli.errors import UsageError
 from raffia.lm.decoding.config import TokenPlanConfig
-from raffia.recipes.efficientzero.presets import PRESETS
 from raffia.recipes.ilql import train
 from raffia.recipes.ilql.chat import Chat, Guessing, Piece
 from raffia.recipes.ilql.config import ILQLRun
@@ -25,7 +24,7 @@ from raffia.recipes.ilql.networks import Networks
 from raffia.recipes.ilql.presets import ILQL_PRESETS
 from raffia.recipes.members import best_of
 from raffia.recipes.population_config import PopulationConfig
-from raffia.recipes.run_folder import create_run, find_checkpoint
+from raffia.recipes.run_folder import find_checkpoint
 from raffia.train.view import PlainView
 from tests.cli.test_runs import fails
 
@@ -298,36 +297,3 @@ def test_a_talk_about_data(here, monkeypatch, capsys):
     assert "you: say 5\nagent: " in said and said.count("agent: ") == 7
     assert "can't read this: there is no token for 'wh' in 'what?'" in said
     assert "(its context of 32 tokens is full: it no longer sees the first" in said
-
-
-@pytest.mark.parametrize(
-    ("words", "texts"),
-    [
-        ("chat", ["which run?", "raffia train ilql --preset wordle\n"]),
-        ("chat gone", ["gone does not exist"]),
-        ("chat --checkpoint last", ["'last' is neither best nor newest nor the number"]),
-        ("chat --temprature 1", ["did you mean --temperature?"]),
-        ("export gone", ["gone does not exist"]),
-    ],
-)
-def test_mistakes(words, texts, here, capsys):
-    said = fails(words, capsys)
-    assert all(text in said for text in texts)
-
-
-def test_a_run_of_another_algorithm(here, capsys):
-    create_run(Path("runs/tictactoe-0"), PRESETS["tictactoe"])
-    said = fails("chat runs/tictactoe-0", capsys)
-    assert "runs/tictactoe-0 is no run of ILQL: it is EfficientZero on tictactoe" in said
-    assert "  raffia play runs/tictactoe-0\n" in said
-    assert "is no run of ILQL" in fails("export runs/tictactoe-0", capsys)
-
-
-def test_settings_are_read_without_torch():
-    import subprocess
-
-    program = (
-        "import sys; import raffia.cli.chat_command, raffia.cli.export;"
-        "sys.exit('torch' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", program]).returncode == 0

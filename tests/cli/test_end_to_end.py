@@ -22,7 +22,7 @@ from raffia.recipes.efficientzero.presets import PRESETS
 from raffia.train.checkpoint import Checkpoints
 from raffia.train.config import to_json
 from tests.recipes.runs import last_state, same, short
-from tests.recipes.test_kills import played
+from tests.recipes.test_resumes import rows
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = "import sys; from raffia.cli import main; sys.exit(main())"
@@ -79,28 +79,6 @@ def lines(capsys):
     return said.out.splitlines()
 
 
-def test_training_says_how_it_ended_and_what_to_do_next(tmp_path, capsys):
-    run = trained(tiny(), tmp_path, "run")
-    said = lines(capsys)
-    assert sum("finished" in line for line in said) == 1
-    end = next(i for i, line in enumerate(said) if line.startswith(f"{run} finished"))
-    assert "80 environment steps, 10 updates" in said[end] and "best mean return" in said[end]
-    assert said[end + 1] == "next" and said[end + 2].startswith(f"  raffia evaluate {run}")
-    assert "update 10/10" in said[end - 1] and "env step 80/80" in said[end - 1]
-
-
-@pytest.mark.slow
-def test_a_run_is_resumed_longer(tmp_path, capsys):
-    run = trained(tiny(), tmp_path, "run")
-    assert main(["resume", str(run)]) == 0
-    assert "there is nothing left to do" in capsys.readouterr().out
-    assert main(["resume", str(run), "--collect.num_env_steps", "100"]) == 0
-    said = lines(capsys)
-    assert said[0].startswith("EfficientZero on CartPole-v1, seed 0") and "again" in said[0]
-    assert "resumes after update 10" in said[1]
-    assert any("finished: 100 environment steps, 15 updates" in line for line in said)
-
-
 @pytest.mark.slow
 def test_an_evaluation_is_told_filmed_and_shown_by_the_report(pole, capsys):
     assert main(["evaluate", str(pole), "--episodes", "4", "--record"]) == 0
@@ -121,12 +99,6 @@ def test_an_evaluation_is_told_filmed_and_shown_by_the_report(pole, capsys):
     assert "update-10-4-episodes-seed-0" in page
 
 
-def test_an_evaluation_is_one_line_of_json(pole, capsys):
-    assert main(["evaluate", str(pole), "--episodes", "2", "--json", "--checkpoint", "newest"]) == 0
-    (line,) = lines(capsys)
-    assert json.loads(line)["checkpoint"] == "newest"
-
-
 @pytest.mark.slow
 def test_a_game_is_evaluated_against_an_opponent(board, capsys):
     assert main(["evaluate", str(board), "--episodes", "4", "--opponent", "random"]) == 0
@@ -142,34 +114,32 @@ def test_a_game_is_evaluated_against_an_opponent(board, capsys):
     assert found["opponent"] == "perfect" and found["as_first"] == [True, False]
 
 
+@pytest.mark.slow
+def test_a_run_is_trained_and_resumed_longer(tmp_path, capsys):
+    run = trained(tiny(), tmp_path, "run")
+    said = lines(capsys)
+    [end] = [i for i, line in enumerate(said) if line.startswith(f"{run} finished")]
+    assert "80 environment steps, 10 updates" in said[end] and "best mean return" in said[end]
+    assert said[end + 1] == "next" and said[end + 2].startswith(f"  raffia evaluate {run}")
+    assert "update 10/10" in said[end - 1] and "env step 80/80" in said[end - 1]
+    assert main(["resume", str(run)]) == 0
+    assert "there is nothing left to do" in capsys.readouterr().out
+    assert main(["resume", str(run), "--collect.num_env_steps", "100"]) == 0
+    said = lines(capsys)
+    assert said[0].startswith("EfficientZero on CartPole-v1, seed 0") and "again" in said[0]
+    assert "resumes after update 10" in said[1]
+    assert any("finished: 100 environment steps, 15 updates" in line for line in said)
+
+
 def test_a_person_plays(board, capsys, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO("b2\nb2\nzz\nundo\na1\nquit\n"))
     assert main(["play", str(board), "--num-simulations", "3"]) == 0
-    said = "\n".join(lines_of_play(capsys))
+    said = capsys.readouterr().out
     for text in ("you begin", "The agent plays", "is taken", "no move that I know", "Good bye."):
         assert text in said
     monkeypatch.setattr(sys, "stdin", io.StringIO(""))
     assert main(["play", str(board), "--second", "--num-simulations", "3"]) == 0
     assert "the agent begins" in capsys.readouterr().out
-
-
-def lines_of_play(capsys):
-    said = capsys.readouterr()
-    assert said.err == ""
-    return said.out.splitlines()
-
-
-def test_runs_are_listed(pole, capsys):
-    assert main(["list", "runs", "--in", str(pole.parent)]) == 0
-    row = next(line for line in lines(capsys) if str(pole) in line)
-    assert row.split()[1:5] == ["CartPole-v1", "0", "finished", "80"]
-
-
-def test_envs_and_the_machine_are_checked(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert main(["check-env", "CartPole-v1", "--steps", "20"]) == 0
-    assert main(["doctor"]) == 0
-    lines(capsys)
 
 
 def test_the_demo_goes_through(tmp_path, capsys, monkeypatch):
@@ -186,33 +156,6 @@ def test_the_demo_goes_through(tmp_path, capsys, monkeypatch):
     assert any(line.startswith(ends) for line in said)
     assert f"report: {tmp_path / 'demo' / 'report.html'}" in said
     assert "<svg" in (tmp_path / "demo" / "report.html").read_text()
-
-
-@pytest.mark.parametrize(
-    ("words", "near"),
-    [
-        ("trian efficientzero", "train"),
-        ("train eficientzero", "efficientzero"),
-        ("train efficientzero --preset smok", "smoke"),
-        (
-            "train efficientzero --preset smoke --search.num_simulation 3",
-            "--search.num_simulations",
-        ),
-        ("evaluate {run} --episods 3", "--episodes"),
-        ("evaluate {run}x", "{run}"),
-        ("resume {run} --collect.num_env_step 3", "--collect.num_env_steps"),
-        ("play {run} --secnd", "--second"),
-        ("report {run} --ot page.html", "--out"),
-        ("list preset", "presets"),
-        ("demo --sed 3", "--seed"),
-    ],
-)
-def test_wrong_words_get_the_nearest(words, near, pole, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert main(words.format(run=pole).split()) == 2
-    said = capsys.readouterr()
-    assert near.format(run=pole) in said.err and "Traceback" not in said.err and said.out == ""
-    assert list(tmp_path.iterdir()) == []
 
 
 # -- what goes wrong while it runs
@@ -387,7 +330,9 @@ def test_a_signal_saves_and_leaves(number, kind, num_workers, tmp_path):
     straight = trained(config, tmp_path, "straight")
     (_, one), (_, other) = last_state(straight), last_state(run)
     assert all(same(one[part], other[part]) for part in one)
-    assert played(straight) == played(run)
+    assert rows(straight, "train", "episode", "evaluate") == rows(
+        run, "train", "episode", "evaluate"
+    )
 
 
 class Forever:

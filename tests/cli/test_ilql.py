@@ -1,15 +1,13 @@
 """raffia train, resume, evaluate and list, of runs of ILQL."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
 from raffia.cli import main
-from raffia.recipes.ilql.presets import ILQL_PRESETS
 from raffia.recipes.run_folder import read_run
-from tests.cli.test_runs import fails, make_run
+from tests.cli.test_runs import fails
 
 SMALL = "--batch_size 4 --evaluate.num_episodes 4"
 
@@ -58,41 +56,3 @@ def test_a_file_of_dialogues_gives_the_sizes_and_the_name(here, capsys):
     assert (config.task, config.data.files) == ("data", ("chats.jsonl",))
     assert config.model.trunk.vocab_size == 10 + len(set("say ")) + 6
     assert "token_loss" in run("evaluate runs/chats-0", capsys)
-
-
-@pytest.mark.parametrize(
-    ("words", "texts"),
-    [
-        ("train ilql", ["Give --preset NAME, --data FILE or --config FILE", "--preset wordle"]),
-        ("train ilql --preset wordl", ["did you mean wordle?", "train ilql --preset wordle\n"]),
-        ("train ilql --preset", ["--preset needs a value", "raffia train ilql --help"]),
-        ("train ilql --preset wordle --loss.tua 1", ["did you mean --loss.tau?"]),
-        ("train ilql --preset wordle --loss.tau 2", ["tau=2.0 must lie in 0..1"]),
-        (
-            "train ilql --preset dialogue --model gpt --model.trunk.n_layer=3",
-            ["--model.trunk.n_layer: the sizes are those of the model in gpt"],
-        ),
-        ("train ilq --preset wordle", ["did you mean ilql?"]),
-    ],
-)
-def test_mistakes_are_refused_before_anything_is_made(words, texts, here, capsys):
-    said = fails(words, capsys)
-    for text in texts:
-        assert text in said
-    assert list(here.iterdir()) == []
-
-
-def test_a_runs_config_is_read_by_its_algorithm(here, capsys):
-    folder = make_run("runs/a", config=ILQL_PRESETS["wordle"])
-    data = json.loads((folder / "config.json").read_text())
-    data["run"]["algorithm"] = "ilql"
-    (folder / "config.json").write_text(json.dumps(data))
-    said = fails("resume runs/a --wordle.num_words 25", capsys)
-    assert "wordle.num_words shapes what is learnt" in said
-
-
-def test_settings_and_presets_come_without_torch():
-    import subprocess
-
-    program = "import sys; import raffia.cli.ilql; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program]).returncode == 0

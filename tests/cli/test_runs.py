@@ -1,6 +1,7 @@
 """Commands about runs, with the recipe replaced by one that only notes what it was asked for."""
 
 import json
+import os
 import sys
 import types
 from dataclasses import replace
@@ -13,9 +14,12 @@ from raffia._version import __version__
 from raffia.cli import main
 from raffia.recipes.efficientzero.config import MAY_CHANGE, EfficientZeroRun
 from raffia.recipes.efficientzero.presets import PRESETS
+from raffia.recipes.ilql.presets import ILQL_PRESETS
 from raffia.report.summary import summarise
 from raffia.train.checkpoint import Checkpoints
 from raffia.train.config import from_json, setting_names, to_json
+
+POLE = PRESETS["cartpole"]
 
 
 @pytest.fixture
@@ -24,10 +28,10 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
-def make_run(folder, *, config=None, preset="cartpole", rows=()):
+def make_run(folder, *, config=None, preset="cartpole", rows=(), **made_by):
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    data = to_json(config or PRESETS["cartpole"]) | {"run": {"preset": preset, "torch": "2"}}
+    data = to_json(config or POLE) | {"run": {"preset": preset, "torch": "2", **made_by}}
     (folder / "config.json").write_text(json.dumps(data))
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
@@ -105,133 +109,158 @@ def fails(words, capsys, status=2):
     return said.err
 
 
-# -- train
+# ------------------------------------------------------------------------------ what is refused
+
+ALONE = [  # in an empty folder: the words, and what is said
+    ("train", ["which algorithm?", "raffia train efficientzero\n"]),
+    ("train --preset smoke", ["raffia train efficientzero --preset smoke\n"]),
+    ("train effzero --seed 1", ["did you mean efficientzero?", "efficientzero --seed 1\n"]),
+    ("train efficientzero", ["Give --preset NAME or --config FILE", "--preset cartpole\n"]),
+    (
+        "train efficientzero --preset=cartpol --seed 1",
+        [
+            "there is no preset 'cartpol'; did you mean cartpole?",
+            "raffia list presets\n",
+            "\n  raffia train efficientzero --preset=cartpole --seed 1\n",
+        ],
+    ),
+    (
+        "train efficientzero --preset cartpol --seed 1",
+        ["\n  raffia train efficientzero --preset cartpole --seed 1\n"],
+    ),
+    ("train efficientzero --preset", ["--preset needs a value"]),
+    ("train efficientzero --preset smoke --run --seed 1", ["--run needs a value"]),
+    ("train efficientzero --preset smoke --config gone.json", ["there is no file gone.json"]),
+    (
+        "train efficientzero --preset smoke --search.num_sims 1",
+        ["there is no --search.num_sims; did you mean --search.num_simulations?"],
+    ),
+    (
+        "train efficientzero --preset smoke --search.num_simulations 0",
+        ["search: num_simulations=0 must be at least 1", "raffia train efficientzero --help"],
+    ),
+    ("train ilql", ["Give --preset NAME, --data FILE or --config FILE", "--preset wordle"]),
+    ("train ilql --preset wordl", ["did you mean wordle?", "train ilql --preset wordle\n"]),
+    ("train ilql --preset", ["--preset needs a value", "raffia train ilql --help"]),
+    ("train ilql --preset wordle --loss.tua 1", ["did you mean --loss.tau?"]),
+    ("train ilql --preset wordle --loss.tau 2", ["tau=2.0 must lie in 0..1"]),
+    (
+        "train ilql --preset dialogue --model gpt --model.trunk.n_layer=3",
+        ["--model.trunk.n_layer: the sizes are those of the model in gpt"],
+    ),
+    ("train ilq --preset wordle", ["did you mean ilql?"]),
+    ("trian efficientzero", ["there is no command 'trian'; did you mean train?\n  raffia --help"]),
+    ("list preset", ["presets"]),
+    ("demo --sed 3", ["--seed"]),
+    ("resume", ["--preset cartpole"]),
+    ("resume gone", ["error: gone does not exist\n  raffia list\n"]),
+    ("play", ["error: which run?\n  raffia train efficientzero --preset tictactoe\n"]),
+    ("chat", ["which run?", "raffia train ilql --preset wordle\n"]),
+    ("chat gone", ["gone does not exist"]),
+    ("chat --checkpoint last", ["'last' is neither best nor newest nor the number"]),
+    ("chat --temprature 1", ["did you mean --temperature?"]),
+    ("export gone", ["gone does not exist"]),
+    ("check-env", ["raffia check-env CartPole-v1"]),
+]
 
 
-def test_a_preset_is_trained_in_a_folder_of_its_name_and_seed(here, recipe, capsys):
-    words = "train efficientzero --preset cartpole --seed 3 --search.num_simulations=7"
-    assert main(words.split()) == 0
-    config = PRESETS["cartpole"]
-    config = replace(config, seed=3, search=replace(config.search, num_simulations=7))
-    assert recipe.calls == [("train", config, Path("runs/cartpole-3"), "cartpole")]
-    begins, *said = capsys.readouterr().out.splitlines()
-    assert begins == (
-        "EfficientZero on CartPole-v1, seed 3, in runs/cartpole-3; Ctrl-C saves and leaves"
-    )
-    assert said[0] == (
-        "runs/cartpole-3 finished: 3,400 environment steps, 340 updates in 1 min 35 s; "
-        "best mean return 187.0"
-    )
-    assert said[2].startswith("  raffia evaluate runs/cartpole-3")
-    assert said[3].startswith("  raffia report runs/cartpole-3")
-
-
-def test_settings_come_from_the_preset_then_the_file_then_the_flags(here, recipe):
-    Path("mine.yaml").write_text("{seed: 5, search: {num_simulations: 9, max_considered: 4}}")
-    words = "train efficientzero --config mine.yaml --seed 6 --preset smoke --run kept/here"
-    assert main(words.split()) == 0
-    [(_, config, folder, preset)] = recipe.calls
-    assert (config.seed, config.search.num_simulations, config.search.max_considered) == (6, 9, 4)
-    assert config.replay == PRESETS["smoke"].replay
-    assert (folder, preset) == (Path("kept/here"), "smoke")
-
-
-def test_a_file_alone_changes_the_defaults_and_names_the_folder(here, recipe):
-    Path("mine.json").write_text('{"env": {"id": "Acrobot-v1"}}')
-    assert main("train efficientzero --config=mine.json".split()) == 0
-    [(_, config, folder, preset)] = recipe.calls
-    assert config == replace(
-        EfficientZeroRun(), env=replace(EfficientZeroRun().env, id="Acrobot-v1")
-    )
-    assert (folder, preset) == (Path("runs/mine-0"), "")
-
-
-def test_a_runs_own_config_can_be_trained_again(here, recipe):
-    run = make_run("runs/a", config=PRESETS["smoke"])
-    assert main(["train", "efficientzero", "--config", str(run / "config.json"), "--run=b"]) == 0
-    assert recipe.calls[0][1] == PRESETS["smoke"]
-
-
-def test_a_run_that_is_there_is_not_trained_over(here, recipe, capsys):
-    make_run("runs/cartpole-0", rows=STOPPED)
-    (here / "runs/cartpole-0-2").mkdir()
-    words = "train efficientzero --preset cartpole --seed 0 --run runs/cartpole-0"
+@pytest.mark.parametrize(("words", "texts"), ALONE)
+def test_mistakes_are_refused_before_anything_is_made(words, texts, here, capsys):
     said = fails(words, capsys)
-    assert said == (
-        "error: runs/cartpole-0 holds a run already: stopped after 3,400 environment steps, best "
-        "return 187.0\n"
-        "  raffia resume runs/cartpole-0\n"
-        "  raffia train efficientzero --preset cartpole --seed 0 --run runs/cartpole-0-3\n"
-    )
-    assert recipe.calls == []
+    assert said.startswith("error: ")
+    for text in texts:
+        assert text in said
+    assert list(here.iterdir()) == []
 
 
-@pytest.mark.parametrize("algorithm", ["efficientzero --preset cartpole", "ilql --preset wordle"])
-def test_without_a_folder_a_second_run_gets_the_first_one_that_is_free(
-    here, recipe, capsys, algorithm
-):
-    name = algorithm.rpartition(" ")[2]
-    make_run(f"runs/{name}-0", rows=STOPPED)
-    (here / f"runs/{name}-0-2").mkdir()
-    assert main(f"train {algorithm}".split()) == 0
-    assert [folder for _, _, folder, _ in recipe.calls] == [Path(f"runs/{name}-0-3")]
-    said = capsys.readouterr().out
-    assert f"runs/{name}-0 stopped after 3,400" in said and f"raffia resume runs/{name}-0" in said
+NEAREST = [
+    ("runs/cartpole-1", "runs/cartpole-1 does not exist; did you mean runs/cartpole-0?"),
+    ("cartpole-0", "cartpole-0 does not exist; did you mean runs/cartpole-0?"),
+    ("runs", "runs holds no run; did you mean runs/cartpole-0?"),
+    ("runs/cartpole-0/config.json", "config.json holds no run; did you mean runs/cartpole-0?"),
+]
+RUN = "runs/cartpole-0"
+BESIDE = [  # beside a run that was stopped
+    *(
+        (f"{command} {given}", [text, f"\n  raffia {command} {RUN}\n"])
+        for command in ("resume", "evaluate", "report")
+        for given, text in NEAREST
+    ),
+    (f"resume {RUN} --collect.num_env_step 3", ["--collect.num_env_steps"]),
+    (
+        f"resume {RUN} --search.num_simulations 50 --collect.num_env_steps 900",
+        [
+            "search.num_simulations shapes what is learnt",
+            f"  raffia resume {RUN}\n",
+            f"  raffia train efficientzero --config {RUN}/config.json --search.num_simulations 50 "
+            f"--collect.num_env_steps 900 --run {RUN}-new\n",
+        ],
+    ),
+    ("resume runs/spoken --wordle.num_words 25", ["wordle.num_words shapes what is learnt"]),
+    ("resume runs/damaged", ["damaged/config.json: there is no setting sead; did you mean seed?"]),
+    ("resume runs/other", ["no setting sead", f"is of raffia 9.8.7, this is {__version__}"]),
+    ("evaluate runs/other", ["no setting sead", f"is of raffia 9.8.7, this is {__version__}"]),
+    (f"evaluate {RUN} --record 0", ["--record: '0' is no whole number above 0"]),
+    (f"evaluate {RUN} --episodes 0", ["--episodes: '0' is no whole number above 0"]),
+    (f"evaluate {RUN} --num-simulations x", ["--num-simulations: 'x' is no whole number above 0"]),
+    (
+        f"evaluate {RUN} --checkpoint worst",
+        ["'worst' is neither best nor newest nor the number of an update"],
+    ),
+    (f"evaluate {RUN} --opponent friend", ["--opponent: invalid choice: 'friend'"]),
+    (
+        f"evaluate {RUN} --opponent random",
+        [f"is for games of two players; {RUN} plays CartPole-v1"],
+    ),
+    (f"evaluate {RUN} --episods 3", ["did you mean --episodes?", "raffia evaluate --help"]),
+    (f"evaluate {RUN} --num_simulation=3", ["no --num-simulation=3; did you mean --num-simul"]),
+    (f"evaluate {RUN} two", ["'two' is one word too many"]),
+    (f"evaluate {RUN} --env echo.py:Echo", ["--env is for runs of ILQL; runs/cartpole-0 is one"]),
+    (f"report {RUN} --ot page.html", ["--out"]),
+    (f"play {RUN} --secnd", ["--second"]),
+    (
+        f"play {RUN}",
+        [
+            f"{RUN} plays CartPole-v1; a person can play tictactoe and connect4",
+            "\n  raffia train efficientzero --preset tictactoe\n",
+        ],
+    ),
+    ("play", ["error: which run?\n  raffia play runs/game\n"]),
+    ("chat runs/game", ["is no run of ILQL: it is EfficientZero on tictactoe", "raffia play runs"]),
+    ("export runs/game", ["is no run of ILQL"]),
+    (
+        f"train efficientzero --preset cartpole --seed 0 --run {RUN}",
+        [
+            f"error: {RUN} holds a run already: stopped after 3,400 environment steps, best "
+            f"return 187.0\n  raffia resume {RUN}\n"
+            f"  raffia train efficientzero --preset cartpole --seed 0 --run {RUN}-3\n"
+        ],
+    ),
+    (
+        "train efficientzero --preset smoke --run mine",
+        ["mine is there already, and is no run", "--run mine-2"],
+    ),
+    (f"demo --out {RUN}", [f"raffia resume {RUN}\n", f"raffia demo --out {RUN}-3\n"]),
+]
 
 
-def test_a_folder_of_something_else_is_left_alone(here, recipe, capsys):
-    (here / "mine").mkdir()
-    (here / "mine" / "thesis.tex").touch()
-    said = fails("train efficientzero --preset smoke --run mine", capsys)
-    assert "mine is there already, and is no run" in said and "--run mine-2" in said
-    (here / "mine" / "thesis.tex").unlink()
-    assert main("train efficientzero --preset smoke --run mine".split()) == 0
-
-
-@pytest.mark.parametrize(
-    ("words", "texts"),
-    [
-        ("train", ["which algorithm?", "raffia train efficientzero\n"]),
-        ("train --preset smoke", ["raffia train efficientzero --preset smoke\n"]),
-        ("train effzero --seed 1", ["did you mean efficientzero?", "efficientzero --seed 1\n"]),
-        ("train efficientzero", ["Give --preset NAME or --config FILE", "--preset cartpole\n"]),
-        (
-            "train efficientzero --preset=cartpol --seed 1",
-            ["there is no preset 'cartpol'; did you mean cartpole?", "raffia list presets\n"],
-        ),
-        ("train efficientzero --preset", ["--preset needs a value"]),
-        ("train efficientzero --preset smoke --run --seed 1", ["--run needs a value"]),
-        ("train efficientzero --preset smoke --config gone.json", ["there is no file gone.json"]),
-        (
-            "train efficientzero --preset smoke --search.num_sims 1",
-            ["there is no --search.num_sims; did you mean --search.num_simulations?"],
-        ),
-        (
-            "train efficientzero --preset smoke --search.num_simulations 0",
-            ["search: num_simulations=0 must be at least 1", "raffia train efficientzero --help"],
-        ),
-    ],
-)
-def test_mistakes_in_training_are_refused_before_anything_is_made(
-    words, texts, here, recipe, capsys
-):
+@pytest.mark.parametrize(("words", "texts"), BESIDE)
+def test_mistakes_beside_runs_get_the_nearest_call(words, texts, here, capsys):
+    make_run("runs/game", config=PRESETS["tictactoe"], rows=STOPPED)
+    make_run("runs/spoken", config=ILQL_PRESETS["wordle"], algorithm="ilql")
+    make_run("runs/damaged").joinpath("config.json").write_text('{"sead": 1}')
+    made_by = {"preset": "cartpole", "raffia": "9.8.7"}
+    other = {"sead": 1, "run": made_by}
+    make_run("runs/other").joinpath("config.json").write_text(json.dumps(other))
+    make_run(RUN, rows=STOPPED)  # the newest
+    Path(f"{RUN}-2").mkdir()
+    Path("mine").mkdir()
+    Path("mine/thesis.tex").touch()
+    before = {path: path.read_bytes() for path in here.rglob("*") if path.is_file()}
     said = fails(words, capsys)
     for text in texts:
         assert text in said
-    assert recipe.calls == [] and list(here.iterdir()) == []
-
-
-def test_a_call_for_a_misspelt_preset_can_be_copied(here, capsys):
-    said = fails("train efficientzero --preset cartpol --seed 1", capsys)
-    assert "\n  raffia train efficientzero --preset cartpole --seed 1\n" in said
-    said = fails("train efficientzero --preset=cartpol --seed 1", capsys)
-    assert "\n  raffia train efficientzero --preset=cartpole --seed 1\n" in said
-
-
-def test_a_stopped_run_says_how_to_go_on(here, recipe, capsys):
-    recipe.reason = "stopped"
-    assert main("train efficientzero --preset smoke".split()) == 130
-    assert "\n  raffia resume runs/smoke-0 " in capsys.readouterr().out
+    assert before == {path: path.read_bytes() for path in here.rglob("*") if path.is_file()}
 
 
 @pytest.mark.parametrize(
@@ -247,26 +276,106 @@ def test_a_device_that_is_not_there_is_told(device, why, words, here, recipe, ca
     assert said.endswith("\n  raffia doctor\n") and recipe.calls == []
 
 
-# -- resume
+def test_without_a_run_the_newest_are_offered(here, capsys):
+    for number, name in enumerate(["a", "b", "c", "d"]):
+        run = make_run(f"runs/{name}", rows=STOPPED)
+        os.utime(run / "metrics.jsonl", (number, number))
+    said = fails("evaluate", capsys).splitlines()
+    assert said == ["error: which run?", *[f"  raffia evaluate runs/{name}" for name in "dcb"]]
 
 
-def test_a_run_goes_on(here, recipe, capsys):
-    make_run("runs/a", rows=STOPPED)
-    assert main(["resume", "runs/a"]) == 0
-    assert recipe.calls == [("resume", Path("runs/a"), PRESETS["cartpole"])]
-    assert "runs/a finished" in capsys.readouterr().out
+# -------------------------------------------------------------------------------- train, resume
+
+SEARCH = replace(POLE.search, num_simulations=7)
+ACROBOT = replace(EfficientZeroRun().env, id="Acrobot-v1")
+MINE = replace(
+    PRESETS["smoke"],
+    seed=6,
+    search=replace(PRESETS["smoke"].search, num_simulations=9, max_considered=4),
+)
+TRAINED = [  # the words; the config, the folder and the preset
+    (
+        "--preset cartpole --seed 3 --search.num_simulations=7",
+        (replace(POLE, seed=3, search=SEARCH), "runs/cartpole-3", "cartpole"),
+    ),
+    ("--config mine.yaml --seed 6 --preset smoke --run kept/here", (MINE, "kept/here", "smoke")),
+    ("--config=mine.json", (replace(EfficientZeroRun(), env=ACROBOT), "runs/mine-0", "")),
+    ("--config runs/a/config.json --run=b", (PRESETS["smoke"], "b", "")),
+    ("--preset smoke --run empty", (PRESETS["smoke"], "empty", "smoke")),
+]
 
 
-def test_a_run_may_be_lengthened(here, recipe):
-    make_run("runs/a", rows=FINISHED)
-    words = "resume runs/a --collect.num_env_steps 30000 --evaluate.target_return none"
-    assert main([*words.split(), "--checkpoint.keep", "5"]) == 0
-    ((_, folder, config),) = recipe.calls
-    assert folder == Path("runs/a")
-    before = PRESETS["cartpole"]
-    assert config.collect == replace(before.collect, num_env_steps=30_000)
-    assert config.checkpoint == replace(before.checkpoint, keep=5)
-    assert replace(config, collect=before.collect, checkpoint=before.checkpoint) == before
+@pytest.mark.parametrize(("words", "asked"), TRAINED)
+def test_settings_come_from_the_preset_then_the_file_then_the_flags(words, asked, here, recipe):
+    Path("mine.yaml").write_text("{seed: 5, search: {num_simulations: 9, max_considered: 4}}")
+    Path("mine.json").write_text('{"env": {"id": "Acrobot-v1"}}')
+    Path("empty").mkdir()
+    make_run("runs/a", config=PRESETS["smoke"])
+    assert main(["train", "efficientzero", *words.split()]) == 0
+    config, folder, preset = asked
+    assert recipe.calls == [("train", config, Path(folder), preset)]
+
+
+def test_training_says_where_it_begins_and_what_came_of_it(here, recipe, capsys):
+    assert main("train efficientzero --preset cartpole --seed 3".split()) == 0
+    begins, *said = capsys.readouterr().out.splitlines()
+    assert begins == (
+        "EfficientZero on CartPole-v1, seed 3, in runs/cartpole-3; Ctrl-C saves and leaves"
+    )
+    assert said[0] == (
+        "runs/cartpole-3 finished: 3,400 environment steps, 340 updates in 1 min 35 s; "
+        "best mean return 187.0"
+    )
+    assert said[2].startswith("  raffia evaluate runs/cartpole-3")
+    assert said[3].startswith("  raffia report runs/cartpole-3")
+    recipe.reason = "stopped"
+    assert main("train efficientzero --preset smoke".split()) == 130
+    assert "\n  raffia resume runs/smoke-0 " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("algorithm", ["efficientzero --preset cartpole", "ilql --preset wordle"])
+def test_without_a_folder_a_second_run_gets_the_first_one_that_is_free(
+    here, recipe, capsys, algorithm
+):
+    name = algorithm.rpartition(" ")[2]
+    make_run(f"runs/{name}-0", rows=STOPPED)
+    (here / f"runs/{name}-0-2").mkdir()
+    assert main(f"train {algorithm}".split()) == 0
+    assert [folder for _, _, folder, _ in recipe.calls] == [Path(f"runs/{name}-0-3")]
+    said = capsys.readouterr().out
+    assert f"runs/{name}-0 stopped after 3,400" in said and f"raffia resume runs/{name}-0" in said
+
+
+LONGER = replace(POLE.collect, num_env_steps=30_000)
+LENGTHENED = "--collect.num_env_steps 30000 --evaluate.target_return none --checkpoint.keep 5"
+RESUMED = [  # the rows of a run and the words; the config that it goes on with, and what is said
+    (STOPPED, "", POLE, "runs/a finished"),
+    (STOPPED, f"--search.num_simulations {POLE.search.num_simulations}", POLE, ""),
+    (
+        FINISHED,
+        LENGTHENED,
+        replace(POLE, collect=LONGER, checkpoint=replace(POLE.checkpoint, keep=5)),
+        "runs/a finished",
+    ),
+    (FINISHED, "", None, "nothing left to do|raffia resume runs/a --collect.num_env_steps 30000"),
+    (REACHED, "", None, "nothing left to do|raffia resume runs/a --evaluate.target_return none"),
+]
+
+
+@pytest.mark.parametrize(("rows", "words", "config", "texts"), RESUMED)
+def test_a_run_goes_on(rows, words, config, texts, here, recipe, capsys):
+    ended_with(make_run("runs/a", rows=rows))
+    assert main(["resume", "runs/a", *words.split()]) == 0
+    assert recipe.calls == ([] if config is None else [("resume", Path("runs/a"), config)])
+    said = capsys.readouterr().out
+    assert all(text in said for text in texts.split("|"))
+
+
+def ended_with(run):
+    """The checkpoint that a run has saved before it said that it had ended."""
+    checkpoints = Checkpoints(run / "checkpoints")
+    checkpoints.save(1, {"note": b"first"})
+    return checkpoints.save(summarise(run).update or 2, {"note": b"last"})
 
 
 def test_a_run_that_cannot_begin_with_new_settings_keeps_its_own(here, recipe, capsys):
@@ -276,22 +385,7 @@ def test_a_run_that_cannot_begin_with_new_settings_keeps_its_own(here, recipe, c
     assert "no memory for so many" in capsys.readouterr().err
     data = json.loads(Path("runs/a/config.json").read_text())
     assert data.pop("run")["preset"] == "cartpole"
-    assert from_json(EfficientZeroRun, data) == PRESETS["cartpole"]
-
-
-def test_what_shaped_the_learning_stays(here, recipe, capsys):
-    make_run("runs/a", rows=STOPPED)
-    text = Path("runs/a/config.json").read_text()
-    said = fails("resume runs/a --search.num_simulations 50 --collect.num_env_steps 900", capsys)
-    assert "search.num_simulations shapes what is learnt" in said
-    assert "  raffia resume runs/a\n" in said
-    assert (
-        "  raffia train efficientzero --config runs/a/config.json --search.num_simulations 50 "
-        "--collect.num_env_steps 900 --run runs/a-new\n"
-    ) in said
-    assert recipe.calls == [] and Path("runs/a/config.json").read_text() == text
-    same = str(PRESETS["cartpole"].search.num_simulations)
-    assert main(["resume", "runs/a", "--search.num_simulations", same]) == 0
+    assert from_json(EfficientZeroRun, data) == POLE
 
 
 def test_what_may_change_exists():
@@ -299,28 +393,6 @@ def test_what_may_change_exists():
     for start in MAY_CHANGE:
         assert any(name == start or name.startswith(start) for name in names)
         assert start.endswith(".") or start in names
-
-
-@pytest.mark.parametrize(
-    ("rows", "call"),
-    [
-        (FINISHED, "raffia resume runs/a --collect.num_env_steps 30000"),
-        (REACHED, "raffia resume runs/a --evaluate.target_return none"),
-    ],
-)
-def test_of_a_run_that_ended_there_is_nothing_to_do(rows, call, here, recipe, capsys):
-    ended_with(make_run("runs/a", rows=rows))
-    assert main(["resume", "runs/a"]) == 0
-    assert recipe.calls == []
-    said = capsys.readouterr().out
-    assert "there is nothing left to do" in said and call in said
-
-
-def ended_with(run):
-    """The checkpoint that a run has saved before it said that it had ended."""
-    checkpoints = Checkpoints(run / "checkpoints")
-    checkpoints.save(1, {"note": b"first"})
-    return checkpoints.save(summarise(run).update or 2, {"note": b"last"})
 
 
 def test_a_run_that_ended_and_whose_last_checkpoint_is_damaged_is_gone_on_with(
@@ -342,74 +414,39 @@ def test_an_environment_of_any_name_can_be_printed(here, capsys):
     assert r"EfficientZero on \ud800, seed 0" in capsys.readouterr().out
 
 
-# -- which run
+# ------------------------------------------------------------------------------------- evaluate
+
+EVALUATED = [  # the words, and the options that differ from those without any
+    ("runs/a", {}),
+    ("--record runs/a", {"record": 3}),
+    ("runs/a --record", {"record": 3}),
+    ("--record 7 runs/a", {"record": 7}),
+    ("runs/a --record=7", {"record": 7}),
+    ("runs/a --record --seed 1", {"record": 3, "seed": 1}),
+    (
+        "runs/t --episodes 4 --checkpoint 300 --seed 2 --opponent rule --record --format=mp4 "
+        "--num-simulations 9",
+        {"episodes": 4, "checkpoint": "300", "seed": 2, "opponent": "rule", "record": 3}
+        | {"suffix": "mp4", "num_simulations": 9},
+    ),
+]
 
 
-def test_without_a_run_the_newest_are_offered(here, capsys):
-    import os
-
-    for number, name in enumerate(["a", "b", "c", "d"]):
-        run = make_run(f"runs/{name}", rows=STOPPED)
-        os.utime(run / "metrics.jsonl", (number, number))
-    said = fails("evaluate", capsys).splitlines()
-    assert said == ["error: which run?", *[f"  raffia evaluate runs/{name}" for name in "dcb"]]
-
-
-@pytest.mark.parametrize("command", ["resume", "evaluate", "report"])
-@pytest.mark.parametrize(
-    ("given", "text"),
-    [
-        ("runs/cartpole-1", "runs/cartpole-1 does not exist; did you mean runs/cartpole-0?"),
-        ("cartpole-0", "cartpole-0 does not exist; did you mean runs/cartpole-0?"),
-        ("runs", "runs holds no run; did you mean runs/cartpole-0?"),
-        ("runs/cartpole-0/config.json", "config.json holds no run; did you mean runs/cartpole-0?"),
-    ],
-)
-def test_a_run_that_is_none_gets_the_nearest(command, given, text, here, recipe, capsys):
-    make_run("runs/cartpole-0", rows=STOPPED)
-    said = fails(f"{command} {given}", capsys)
-    assert text in said and f"\n  raffia {command} runs/cartpole-0\n" in said
-
-
-def test_without_any_run_the_way_to_one_is_told(here, capsys):
-    assert "--preset cartpole" in fails("resume", capsys)
-    said = fails("resume gone", capsys)
-    assert "error: gone does not exist\n  raffia list\n" in said
-
-
-def test_a_damaged_config_is_named(here, recipe, capsys):
-    run = make_run("runs/a", rows=STOPPED)
-    (run / "config.json").write_text('{"sead": 1}')
-    assert "runs/a/config.json: there is no setting sead; did you mean seed?" in fails(
-        "resume runs/a", capsys
-    )
-
-
-def test_a_run_of_another_version_is_told_as_such(here, recipe, capsys):
-    run = make_run("runs/a", rows=STOPPED)
-    made_by = {"preset": "cartpole", "raffia": "9.8.7"}
-    (run / "config.json").write_text(json.dumps({"sead": 1, "run": made_by}))
-    for command in ("resume", "evaluate"):
-        said = fails(f"{command} runs/a", capsys)
-        assert "there is no setting sead" in said
-        assert f"The run is of raffia 9.8.7, this is {__version__}" in said
-
-
-# -- evaluate
+@pytest.mark.parametrize(("words", "options"), EVALUATED)
+def test_an_evaluation_is_asked_for_as_the_words_say(words, options, here, recipe):
+    make_run("runs/a", rows=STOPPED)
+    make_run("runs/t", config=PRESETS["tictactoe"], rows=STOPPED)
+    assert main(["evaluate", *words.split()]) == 0
+    plain = {"episodes": 100, "checkpoint": "best", "seed": 0, "num_simulations": None}
+    plain |= {"record": 0, "suffix": "gif", "opponent": None}
+    [(_, _, asked)] = recipe.calls
+    assert {name: asked.get(name) for name in plain} == plain | options
 
 
 def test_an_evaluation_is_shown_and_kept(here, recipe, capsys):
     make_run("runs/t", config=PRESETS["tictactoe"], rows=STOPPED)
-    words = "evaluate runs/t --episodes 4 --checkpoint 300 --seed 2 --opponent rule --record"
-    assert main([*words.split(), "--format=mp4", "--num-simulations", "9"]) == 0
-    options = {"episodes": 4, "checkpoint": "300", "seed": 2, "num_simulations": 9}
-    assert recipe.calls == [
-        (
-            "evaluate",
-            Path("runs/t"),
-            {**options, "record": 3, "suffix": "mp4", "opponent": "rule"},
-        )
-    ]
+    words = "evaluate runs/t --episodes 4 --checkpoint 300 --seed 2 --opponent rule"
+    assert main([*words.split(), "--num-simulations", "9"]) == 0
     said = capsys.readouterr().out
     assert "first      2      0       0" in said and "second     0      1       1" in said
     assert "return  0.25  0.48  -1.0     0.5  1.0" in said
@@ -423,62 +460,24 @@ def test_an_evaluation_is_shown_and_kept(here, recipe, capsys):
     assert (data["checkpoint"], data["opponent"], data["seed"]) == ("300", "rule", 2)
 
 
-def test_who_waits_for_an_evaluation_is_told(here, recipe, capsys, monkeypatch):
+def test_an_evaluation_can_be_one_line_of_json_and_who_waits_is_told(
+    here, recipe, capsys, monkeypatch
+):
     make_run("runs/a", rows=STOPPED)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("NO_COLOR", "1")
-    assert main("evaluate runs/a --episodes 1 --json".split()) == 0
-    said = capsys.readouterr()
-    assert said.err == "playing 1 episode with runs/a ...\n" and json.loads(said.out)
-
-
-def test_an_evaluation_can_be_one_line_of_json(here, recipe, capsys):
-    make_run("runs/a", rows=STOPPED)
     recipe.found = SimpleNamespace(
         update=300, returns=[3.0], lengths=[3], as_first=[], files=["runs/a/e.gif"]
     )
-    assert main("evaluate runs/a --json".split()) == 0
-    data = json.loads(capsys.readouterr().out)
+    assert main("evaluate runs/a --episodes 1 --json".split()) == 0
+    said = capsys.readouterr()
+    data = json.loads(said.out)
+    assert said.err == "playing 1 episode with runs/a ...\n"
     assert data["standard_error"] is None and data["files"] == ["e.gif"]
     assert "as_first" not in data
-    assert recipe.calls[0][2]["episodes"] == 100 and recipe.calls[0][2]["checkpoint"] == "best"
 
 
-@pytest.mark.parametrize(
-    ("words", "record"),
-    [
-        ("runs/a", 0),
-        ("--record runs/a", 3),
-        ("runs/a --record", 3),
-        ("--record 7 runs/a", 7),
-        ("runs/a --record=7", 7),
-        ("runs/a --record --seed 1", 3),
-    ],
-)
-def test_films_may_be_counted_or_not(words, record, here, recipe):
-    make_run("runs/a", rows=STOPPED)
-    assert main(["evaluate", *words.split()]) == 0
-    assert recipe.calls[0][2]["record"] == record
-
-
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        ("--record 0", "--record: '0' is no whole number above 0"),
-        ("--episodes 0", "--episodes: '0' is no whole number above 0"),
-        ("--num-simulations x", "--num-simulations: 'x' is no whole number above 0"),
-        ("--checkpoint worst", "'worst' is neither best nor newest nor the number of an update"),
-        ("--opponent friend", "--opponent: invalid choice: 'friend'"),
-        ("--opponent random", "is for games of two players; runs/a plays CartPole-v1"),
-    ],
-)
-def test_mistakes_in_evaluating_are_told(words, text, here, recipe, capsys):
-    make_run("runs/a", rows=STOPPED)
-    assert text in fails(f"evaluate runs/a {words}", capsys)
-    assert recipe.calls == []
-
-
-# -- demo
+# ----------------------------------------------------------------------------------------- demo
 
 
 def test_the_demo_trains_reports_and_says_what_to_try_next(here, recipe, capsys):
@@ -499,33 +498,33 @@ def test_the_demo_trains_reports_and_says_what_to_try_next(here, recipe, capsys)
     assert recipe.calls[1][2] == Path("runs/demo-2")
 
 
-def test_a_demo_that_is_stopped_says_how_to_go_on(here, recipe, capsys):
-    recipe.reason = "stopped"
-    assert main("demo --out mine".split()) == 130
-    assert "\n  raffia resume mine " in capsys.readouterr().out
-    said = fails("demo --out mine", capsys)
-    assert "raffia resume mine\n" in said and "raffia demo --out mine-2\n" in said
-
-
-def test_a_demo_that_falls_short_can_go_on(here, recipe, capsys):
-    assert main("demo --out mine".split()) == 0
-    steps = 2 * PRESETS["cartpole"].collect.num_env_steps
+@pytest.mark.parametrize(
+    ("reason", "status", "text"),
+    [
+        ("stopped", 130, "\n  raffia resume mine "),
+        (
+            "finished",
+            0,
+            f"\n  raffia resume mine --collect.num_env_steps {2 * POLE.collect.num_env_steps} ",
+        ),
+        ("no matplotlib", 0, "pip install 'raffia[report]'; then raffia report mine\n"),
+    ],
+)
+def test_a_demo_that_falls_short_says_how_to_go_on(
+    reason, status, text, here, recipe, capsys, monkeypatch
+):
+    recipe.reason = "finished" if reason == "no matplotlib" else reason
+    if reason == "no matplotlib":
+        monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert main("demo --out mine".split()) == status
     said = capsys.readouterr().out
-    assert f"\n  raffia resume mine --collect.num_env_steps {steps} " in said
+    assert text in said and (status or "\n  raffia evaluate mine " in said)
 
 
-def test_a_demo_without_what_draws_the_report_is_not_lost(here, recipe, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    assert main("demo --out mine".split()) == 0
-    said = capsys.readouterr().out
-    assert "pip install 'raffia[report]'; then raffia report mine\n" in said
-    assert "\n  raffia evaluate mine " in said
+# ---------------------------------------------------------------------- list, report, check-env
 
 
-# -- list, report, check-env
-
-
-def test_presets_and_runs_are_listed(here, capsys):
+def test_presets_runs_and_environments_are_listed(here, capsys):
     later = {"kind": "evaluate", "update": 320, "env_step": 3200, "seconds": 90, "mean_return": 150}
     rows = [*STOPPED[:2], later, STOPPED[2]]
     make_run("runs/a", config=replace(PRESETS["smoke"], seed=7), rows=rows)
@@ -541,9 +540,6 @@ def test_presets_and_runs_are_listed(here, capsys):
     assert "empty" in next(line for line in said.splitlines() if "runs/new" in line)
     assert main(["list", "runs", "--in", "gone"]) == 0
     assert "none yet" in capsys.readouterr().out
-
-
-def test_environments_are_listed_bare(capsys):
     assert main(["list", "environments"]) == 0
     names = capsys.readouterr().out.splitlines()
     assert {"CartPole-v1", "tictactoe", "minatar/breakout"} <= set(names)
@@ -559,15 +555,12 @@ def test_a_report_is_written(here, capsys):
     assert "<html" in Path("both.html").read_text()
 
 
-def test_a_env_is_checked(capsys):
-    assert main("check-env probe/delay --steps 20".split()) == 0
-    said = capsys.readouterr().out
-    assert said.startswith("probe/delay keeps the contract\nok ")
-
-
-def test_a_env_that_fails_is_told_by_the_exit_status(monkeypatch, capsys):
+def test_an_environment_is_checked(monkeypatch, capsys):
     from raffia.envs.check import Finding, Report
 
+    assert main("check-env probe/delay --steps 20".split()) == 0
+    assert capsys.readouterr().out.startswith("probe/delay keeps the contract\nok ")
+    assert "Did you mean 'CartPole-v1'?" in fails("check-env Cartpole-v1", capsys, status=1)
     found = Report("mine", (Finding("numbers", "fails", "nan at step 3", "give finite ones"),))
     monkeypatch.setattr(
         "raffia.recipes.environments.check_env_id", lambda name, seed, num_steps: found
@@ -576,23 +569,3 @@ def test_a_env_that_fails_is_told_by_the_exit_status(monkeypatch, capsys):
     said = capsys.readouterr().out
     assert said.splitlines()[0] == "mine does not keep the contract"
     assert "fails  numbers: nan at step 3" in said
-
-
-def test_an_unknown_env_gets_the_nearest(capsys):
-    assert "Did you mean 'CartPole-v1'?" in fails("check-env Cartpole-v1", capsys, status=1)
-    assert "raffia check-env CartPole-v1" in fails("check-env", capsys)
-
-
-# -- play
-
-
-def test_only_games_can_be_played(here, capsys):
-    make_run("runs/a", rows=STOPPED)
-    said = fails("play runs/a", capsys)
-    assert "runs/a plays CartPole-v1; a person can play tictactoe and connect4" in said
-    assert "\n  raffia train efficientzero --preset tictactoe\n" in said
-    made = PRESETS["tictactoe"]
-    said = fails("play", capsys)
-    assert said == "error: which run?\n  raffia train efficientzero --preset tictactoe\n"
-    make_run("runs/b", config=made, rows=STOPPED)
-    assert fails("play", capsys) == "error: which run?\n  raffia play runs/b\n"

@@ -95,6 +95,24 @@ def last(folder):
     return Checkpoints(folder / "checkpoints").newest(print)
 
 
+def brief(**changes) -> ILQLRun:
+    """12 updates, saved after each 5, evaluated after each 4, with all that draws: dropout, too."""
+    smoke = ILQL_PRESETS["ilql-smoke"]
+    trunk = replace(smoke.model.trunk, dropout=0.1)
+    return replace(
+        smoke,
+        **{
+            "num_threads": 1,
+            "model": replace(smoke.model, trunk=trunk, target="trunk"),
+            "num_updates": 12,
+            "batch_size": 8,
+            "evaluate": ILQLEvaluateConfig(every_updates=4, num_episodes=6, adv_weights=(0.0,)),
+            "checkpoint": replace(smoke.checkpoint, every_updates=5),
+            **changes,
+        },
+    )
+
+
 class Asked:
     """A dialogue in which the agent is to speak."""
 

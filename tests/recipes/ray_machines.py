@@ -28,8 +28,8 @@ from raffia.distributed.ray import (
 )
 from raffia.recipes.running import resume_run, train_run
 from raffia.tensordict.tensordict import TensorDict
-from tests.recipes.runs import Quiet
-from tests.recipes.test_actors import AHEAD, EFFICIENTZERO, digest, trained, with_all
+from tests.recipes.layouts import AHEAD, EFFICIENTZERO, left, trained
+from tests.recipes.runs import Quiet, with_all
 
 
 def parent_of(pid):
@@ -97,7 +97,7 @@ def machines(folder):
         for pid in kills.frozen:
             os.kill(pid, signal.SIGKILL)
     cluster.shutdown()
-    return {"digest": found, "num_killed": len(set(kills.killed)), "longest": kills.longest}
+    return {"digest": found[:3], "num_killed": len(set(kills.killed)), "longest": kills.longest}
 
 
 def workers(folder):
@@ -113,7 +113,7 @@ def workers(folder):
 
     RayWorker.take = take_and_kill
     there = dict(actors__num=2, actors__cpus=0.5, engine__name="ray")
-    return {"digest": trained(AHEAD, folder, **there), "num_killed": len(set(killed))}
+    return {"digest": trained(AHEAD, folder, **there)[:3], "num_killed": len(set(killed))}
 
 
 def head(folder):
@@ -143,7 +143,7 @@ def head(folder):
     here = with_all(AHEAD, actors__num=2, engine__name="inline")
     result = resume_run(folder, config=here, view=Quiet())
     assert result.reason == "finished"
-    return {"digest": digest(folder), "told": told, "seconds": seconds}
+    return {"digest": left(folder)[:3], "told": told, "seconds": seconds}
 
 
 def room(folder):

@@ -4,6 +4,7 @@ import io
 import os
 import signal
 from dataclasses import replace
+from functools import reduce
 from pathlib import Path
 
 from raffia.recipes.efficientzero.config import EfficientZeroRun
@@ -43,6 +44,23 @@ class Quiet(PlainView):
 
     def message(self, line):
         self.said.append(line)
+
+
+def changed(config, name, value):
+    """The config with another value of one setting, such as "search.num_simulations"."""
+    outer, _, inner = name.rpartition(".")
+    if not outer:
+        return replace(config, **{inner: value})
+    part = reduce(getattr, outer.split("."), config)
+    return changed(
+        config, outer, replace(part, **(value if isinstance(value, dict) else {inner: value}))
+    )
+
+
+def with_all(config, **settings):
+    for name, value in settings.items():
+        config = changed(config, name.replace("__", "."), value)
+    return config
 
 
 def terminate():

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from raffia.train.config import to_json
-from tests.recipes.test_actors import AHEAD, digest, trained
-from tests.recipes.test_settings import with_all
+from tests.recipes.layouts import AHEAD, left, trained
+from tests.recipes.runs import with_all
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -60,7 +60,7 @@ def wait_for(what, seconds):
 
 
 def test_leaders_that_are_killed_leave_nothing_behind(tmp_path):
-    plain = trained(CONFIG, tmp_path / "plain")
+    plain = trained(CONFIG, tmp_path / "plain")[:3]
     folder, settings, draw = tmp_path / "killed", tmp_path / "settings.json", random.Random(0)
     settings.write_text(json.dumps(to_json(with_all(CONFIG, **THERE))))
     begin = ["train", "efficientzero", "--config", settings, "--run", folder]
@@ -95,4 +95,4 @@ def test_leaders_that_are_killed_leave_nothing_behind(tmp_path):
     last = start()
     assert last.wait(300) == 0, last.stderr.read()
     last.stderr.close()
-    assert digest(folder) == plain
+    assert left(folder)[:3] == plain

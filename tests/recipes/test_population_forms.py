@@ -7,15 +7,15 @@ import pytest
 from raffia.algorithms.ilql.config import ILQLModelConfig
 from raffia.algorithms.ilql.model import ILQLModel
 from raffia.lm.envs.wordle.game import WordleObservation
-from raffia.recipes import efficientzero, ilql
+from raffia.recipes import ilql
 from raffia.recipes.efficientzero.presets import PRESETS
 from raffia.recipes.ilql.config import ILQLEvaluateConfig
 from raffia.recipes.ilql.export import export, load_exported
 from raffia.recipes.ilql.presets import ILQL_PRESETS
 from raffia.recipes.population_config import PopulationConfig
 
-from .runs import Quiet, last_state, same, short, terminate
-from .test_population_runs import rows, state_of
+from .runs import Quiet, short
+from .test_population_runs import rows
 
 FORMS = PopulationConfig(
     size=3,
@@ -49,37 +49,8 @@ def played(**changes):
     )
 
 
-def told(folder):
-    return [{k: v for k, v in row.items() if k != "seconds"} for row in rows(folder, "generation")]
-
-
 def kinds(folder):
     return {kind for row in rows(folder, "generation") for kind in row["kinds"]}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("target", ["heads", "trunk"])
-def test_a_resume_of_a_run_of_ilql_is_exact(tmp_path, target):
-    run, whole, parts = spoken(target=target), tmp_path / "whole", tmp_path / "parts"
-    ilql.train(run, whole, view=Quiet())
-    assert {"activation", "architecture"} <= kinds(whole)
-    assert ilql.train(run, parts, view=Quiet({7: terminate})).reason == "stopped"
-    assert ilql.resume(parts, view=Quiet()).update == 12
-    assert same(state_of(whole), state_of(parts))
-    assert told(whole) == told(parts)
-
-
-@pytest.mark.slow
-def test_a_resume_of_a_run_that_plays_is_exact(tmp_path):
-    run, whole, parts = played(), tmp_path / "whole", tmp_path / "parts"
-    efficientzero.train(run, whole, view=Quiet())
-    assert {"activation", "architecture"} <= kinds(whole)
-    assert efficientzero.train(run, parts, view=Quiet({14: terminate})).reason == "stopped"
-    efficientzero.resume(parts, view=Quiet())
-    states = (last_state(folder)[1].values() for folder in (whole, parts))
-    assert all(same(one, other) for one, other in zip(*states, strict=True))
-    assert told(whole) == told(parts)
-    assert efficientzero.evaluate(whole, episodes=2).returns
 
 
 @pytest.mark.slow
@@ -100,27 +71,6 @@ def test_an_agent_is_exported_with_the_form_of_its_heads(tmp_path, target):
     assert forms[0].keys() == forms[1].keys()
     assert not all(form.equal(forms[1][name]) for name, form in forms[0].items())
     assert isinstance(again.act(WordleObservation()), str)
-
-
-@pytest.mark.parametrize("kind", ["activation", "architecture"])
-def test_plain_heads_can_not_change_and_the_setting_is_named(kind):
-    population = PopulationConfig(size=2, **{kind: 0.5})
-    for run in (ILQL_PRESETS["ilql-smoke"], PRESETS["smoke"]):
-        error = rf"population\.{kind}=0\.5 .* set model\.evolvable_heads=True .*{kind}=0"
-        with pytest.raises(ValueError, match=error):
-            replace(run, population=population)
-        replace(run, population=replace(population, size=1))
-        replace(run, population=population, model=replace(run.model, evolvable_heads=True))
-
-
-def test_settings_of_forms_that_can_not_be():
-    for options in ({"activation": -1.0}, {"architecture": -0.5}, {"new_layer_prob": 1.5}):
-        with pytest.raises(ValueError, match=next(iter(options))):
-            PopulationConfig(size=2, **options)
-    config = PopulationConfig(size=2, architecture=0.5, activation=0.25, new_layer_prob=0.75)
-    mutations = config.mutations()
-    assert (mutations.architecture, mutations.activation) == (0.5, 0.25)
-    assert mutations.new_layer_prob == 0.75
 
 
 def test_heads_that_would_begin_larger_than_they_may_be_are_refused(tmp_path):

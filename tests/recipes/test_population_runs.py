@@ -7,12 +7,11 @@ import pytest
 import torch
 
 from raffia.algorithms.ilql.learner import ILQLLearner
-from raffia.evolution.traced import Traced
 from raffia.lm.envs.wordle.game import WordleObservation
 from raffia.recipes import efficientzero
 from raffia.recipes.efficientzero.experiment import EfficientZeroExperiment
 from raffia.recipes.efficientzero.presets import PRESETS
-from raffia.recipes.ilql import evaluate, load_agent, member_config, resume, train
+from raffia.recipes.ilql import evaluate, load_agent, member_config, train
 from raffia.recipes.ilql.config import ILQLEvaluateConfig
 from raffia.recipes.ilql.presets import ILQL_PRESETS
 from raffia.recipes.members import Members, best_of
@@ -20,7 +19,7 @@ from raffia.recipes.population_config import PopulationConfig
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.checkpoint import Checkpoints
 
-from .runs import Quiet, last_state, same, short, terminate
+from .runs import Quiet, last_state, same, short
 
 POPULATION = PopulationConfig(
     size=3, spread=30.0, parameters=0.5, ranges=("learning_rate=1e-6..1", "tau=0.5..0.95")
@@ -59,20 +58,6 @@ def test_a_run_is_selected_after_each_evaluation_but_the_last(tmp_path):
     rates = state["hyper", "learning_rate"]
     assert torch.allclose(rates, torch.tensor(born[-1]["hyper"]["learning_rate"]))
     assert len(set(rates.tolist())) > 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("at", [6, 8])
-def test_a_resume_is_exact_within_a_generation_and_between_two(tmp_path, at):
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    train(RUN, whole, view=Quiet())
-
-    assert train(RUN, parts, view=Quiet({at: terminate})).reason == "stopped"
-    assert resume(parts, view=Quiet()).update == 12
-    assert same(state_of(whole), state_of(parts))
-    told = [{k: v for k, v in row.items() if k != "seconds"} for row in rows(whole, "generation")]
-    again = [{k: v for k, v in row.items() if k != "seconds"} for row in rows(parts, "generation")]
-    assert told == again
 
 
 def test_the_best_member_need_not_be_the_first(tmp_path):
@@ -124,21 +109,6 @@ def test_ranges_that_do_not_fit_are_refused_before_anything_is_learnt(tmp_path, 
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    ("settings", "error"),
-    [
-        ({"tournament_size": 4}, "tournament_size=4 is more than the population has, which is 3"),
-        ({"ranges": ("tau",)}, "NAME=LOW..HIGH"),
-        ({"ranges": ("tau=0.9..0.5",)}, "low lies below high"),
-        ({"ranges": ("tau=0.5..1.5",)}, "must lie in 0..1"),
-        ({"hyper": 0.0, "no_mutation": 0.0, "parameters": 0.0}, "all probabilities are 0"),
-    ],
-)
-def test_settings_that_cannot_be(settings, error):
-    with pytest.raises(ValueError, match=error):
-        replace(POPULATION, **settings)
-
-
 def test_a_member_speaks_with_its_own_numbers(tmp_path):
     ranges = ("temperature=0.1..10", "adv_weight=0.1..10")
     run = replace(RUN, population=replace(POPULATION, ranges=ranges, parameters=0.0))
@@ -154,23 +124,6 @@ def test_a_member_speaks_with_its_own_numbers(tmp_path):
 
 
 SIZES = {"ranges": ("batch_size=2..12",), "spread": 2.0, "parameters": 0.0, "hyper": 1.0}
-
-
-@pytest.mark.slow
-def test_batch_sizes_are_the_members_own(tmp_path):
-    run = replace(RUN, population=replace(POPULATION, **SIZES), batch_size=8)
-    train(run, tmp_path / "run", view=Quiet({6: terminate}))
-    resume(tmp_path / "run", view=Quiet())
-    train(run, tmp_path / "whole", view=Quiet())
-    state = state_of(tmp_path / "run")
-    assert same(state, state_of(tmp_path / "whole"))
-    sizes = state["hyper", "batch_size"].tolist()
-    assert len(set(sizes)) > 1 and all(2 <= size <= 12 for size in sizes)
-
-
-def test_batch_sizes_and_parts_of_a_batch():
-    with pytest.raises(ValueError, match="let batch_size be up to 12"):
-        replace(RUN, population=replace(POPULATION, **SIZES), batch_size=8, num_micro_batches=2)
 
 
 # ------------------------------------------------------------------------------ EfficientZero
@@ -202,67 +155,6 @@ def test_members_play_in_one_search_and_are_selected(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("at", "replay"),
-    [
-        pytest.param(9, "shared", marks=pytest.mark.slow),
-        (14, "shared"),
-        pytest.param(14, "own", marks=pytest.mark.slow),
-    ],
-)
-def test_a_resume_of_a_population_that_plays_is_exact(tmp_path, at, replay):
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    efficientzero.train(played(replay=replay), whole, view=Quiet())
-    stopped = efficientzero.train(played(replay=replay), parts, view=Quiet({at: terminate}))
-    assert stopped.reason == "stopped"
-    efficientzero.resume(parts, view=Quiet())
-    for one, other in zip(
-        last_state(whole)[1].values(), last_state(parts)[1].values(), strict=True
-    ):
-        assert same(one, other)
-    told, again = (
-        [{k: v for k, v in row.items() if k != "seconds"} for row in rows(folder, "generation")]
-        for folder in (whole, parts)
-    )
-    assert told == again and told
-
-
-@pytest.mark.slow
-def test_a_resume_is_exact_where_steps_are_recorded(tmp_path, monkeypatch):
-    """Which begins after more steps in the one than in the other."""
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    efficientzero.train(played(), whole, view=Quiet())
-    made = []
-
-    def soon(function):
-        made.append(Traced(function, after=2))
-        return made[-1]
-
-    monkeypatch.setattr("raffia.evolution.population.Traced", soon)
-    efficientzero.train(played(), parts, view=Quiet({14: terminate}))
-    efficientzero.resume(parts, view=Quiet())
-    assert [traced.num_recorded for traced in made] == [1, 1]
-    assert same(state_of(whole), state_of(parts))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("replay", ["shared", "own"])
-def test_batch_sizes_of_members_that_play(tmp_path, replay):
-    run = played(replay=replay)
-    run = replace(
-        run,
-        population=replace(run.population, **SIZES),
-        replay=replace(run.replay, batch_size=8),
-    )
-    efficientzero.train(run, tmp_path / "run", view=Quiet({9: terminate}))
-    efficientzero.resume(tmp_path / "run", view=Quiet())
-    efficientzero.train(run, tmp_path / "whole", view=Quiet())
-    state = state_of(tmp_path / "run")
-    assert same(state, state_of(tmp_path / "whole"))
-    assert len(set(state["hyper", "batch_size"].tolist())) > 1
-
-
-@pytest.mark.slow
 def test_members_that_have_their_own_replay_learn_from_what_they_have_played(tmp_path):
     efficientzero.train(played(replay="own"), tmp_path / "run", view=Quiet())
     _, parts = last_state(tmp_path / "run")
@@ -270,22 +162,6 @@ def test_members_that_have_their_own_replay_learn_from_what_they_have_played(tmp
     replays = [parts[f"replay.{member}"] for member in range(3)]
     assert not same(replays[0], replays[1]) and not same(replays[1], replays[2])
     assert sorted(path.name for path in (tmp_path / "run" / "replay").iterdir()) == ["0", "1", "2"]
-
-
-def test_dialogues_are_shared_by_all():
-    with pytest.raises(ValueError, match="nothing is played here"):
-        replace(RUN, population=replace(POPULATION, replay="own"))
-
-
-def test_envs_that_cannot_be_shared_out():
-    with pytest.raises(ValueError, match=r"not as many for each: take env\.num_envs=9"):
-        replace(played(), env=replace(played().env, num_envs=7))
-
-
-def test_a_population_and_compile():
-    for run in (RUN, played()):
-        with pytest.raises(ValueError, match="leave compile out"):
-            replace(run, compile=True)
 
 
 @pytest.mark.parametrize("method", ["tournament", "truncation"])

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.recipes.test_actors import AHEAD, trained
+from tests.recipes.layouts import AHEAD, trained
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1000)]
 
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
-    return trained(AHEAD, tmp_path_factory.mktemp("plain") / "run")
+    return list(trained(AHEAD, tmp_path_factory.mktemp("plain") / "run")[:3])
 
 
 @pytest.fixture

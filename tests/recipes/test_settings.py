@@ -1,8 +1,8 @@
 """Each setting of a run acts, and acts there: what two runs do differs first where it should."""
 
 import ast
+from contextlib import closing
 from dataclasses import replace
-from functools import reduce
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from raffia.algorithms.efficientzero.config import (
 )
 from raffia.envs.config import AtariConfig, EnvConfig
 from raffia.envs.make import make_env
+from raffia.lm.envs.wordle.vocabulary import Vocabulary
 from raffia.recipes.efficientzero.config import (
     CheckpointConfig,
     CollectConfig,
@@ -24,10 +25,16 @@ from raffia.recipes.efficientzero.config import (
     ReplayConfig,
 )
 from raffia.recipes.efficientzero.presets import PRESETS
+from raffia.recipes.ilql.config import ILQLRun
+from raffia.recipes.ilql.data import make_wordle
+from raffia.recipes.ilql.experiment import ILQLExperiment
 from raffia.recipes.population_config import PopulationConfig
 from raffia.train.config import setting_names
+from raffia.train.session import TrainingSession
+from tests.recipes import ilql_settings as spoken
+from tests.recipes.runs import Quiet, changed, with_all
 from tests.recipes.test_variants import TINY
-from tests.recipes.timeline import first_difference, timeline
+from tests.recipes.timeline import first_difference, ilql_timeline, timeline
 
 VECTOR = EfficientZeroRun(
     seed=3,
@@ -58,23 +65,6 @@ VECTOR = EfficientZeroRun(
     evaluate=EvaluateConfig(every_env_steps=24, num_episodes=2, max_steps=12),
     checkpoint=CheckpointConfig(every_updates=3),
 )
-
-
-def changed(config, name, value):
-    """The config with another value of one setting, such as "search.num_simulations"."""
-    outer, _, inner = name.rpartition(".")
-    if not outer:
-        return replace(config, **{inner: value})
-    part = reduce(getattr, outer.split("."), config)
-    return changed(
-        config, outer, replace(part, **(value if isinstance(value, dict) else {inner: value}))
-    )
-
-
-def with_all(config, **settings):
-    for name, value in settings.items():
-        config = changed(config, name.replace("__", "."), value)
-    return config
 
 
 IMAGE = with_all(
@@ -165,6 +155,12 @@ BASES = {
     ),
 }
 
+LAYOUTS = "tests/recipes/test_layouts.py::test_wherever_it_runs_it_is_the_same_run"
+WORKERS = "tests/recipes/test_workers.py::"
+ARRIVED = WORKERS + "test_the_settings_of_workers_get_there"
+ENGINE = WORKERS + "test_the_settings_of_the_engine_get_there"
+DEVICES = "tests/recipes/test_other_device.py::test_workers_search_on_their_device"
+REFUSED = "tests/recipes/test_refusals.py::test_settings_that_do_not_go_together_are_refused"
 # Of each setting: of which run it is changed, to what, and what `timeline` finds unlike first. In
 # place of that the test that sees it act, where no run can be compared.
 SETTINGS = {
@@ -282,119 +278,127 @@ SETTINGS = {
     "population.shrink": ("members", 0.4, "generation"),
     "population.resample": ("members", 1.0, "generation"),
     "population.spread": ("members", 5.0, "step"),
-    "population.workers": (
-        "tests/recipes/test_efficientzero_members.py::test_any_number_of_workers_learns_the_same_bits"
-    ),
+    "population.workers": LAYOUTS,
     "checkpoint.every_updates": ("vector", 2, "save"),
     "checkpoint.keep": ("vector", 1, "save"),
-    "engine.name": "tests/recipes/test_actors.py::test_processes_play_the_same",
-    "engine.address": "tests/recipes/test_actors.py::test_the_address_of_a_cluster_gets_there",
-    "engine.max_restarts": (
-        "tests/recipes/test_actors.py::test_the_settings_of_the_engine_get_there"
-    ),
-    "engine.spares": "tests/recipes/test_actors.py::test_spares_get_there",
-    "engine.patience_seconds": (
-        "tests/recipes/test_actors.py::test_the_settings_of_the_engine_get_there"
-    ),
-    "actors.num": "tests/recipes/test_actors.py::test_how_many_actors_play_changes_nothing",
+    "engine.name": LAYOUTS,
+    "engine.address": ENGINE,
+    "engine.max_restarts": ARRIVED,
+    "engine.spares": ENGINE,
+    "engine.patience_seconds": ARRIVED,
+    "actors.num": LAYOUTS,
     "actors.ahead": ("vector", 2, "made"),
     "actors.weights_every": ("vector", 2, "made"),
-    "actors.device": "tests/recipes/test_other_device.py::test_workers_search_on_their_device",
-    "actors.cpus": "tests/recipes/test_actors.py::test_the_settings_of_the_engine_get_there",
-    "actors.gpus": "tests/recipes/test_actors.py::test_the_settings_of_the_engine_get_there",
-    "reanalyzers.num": (
-        "tests/recipes/test_reanalyzers.py::test_how_many_reanalyzers_there_are_changes_nothing"
-    ),
-    "reanalyzers.ahead": (
-        "tests/train/test_ahead.py::test_a_batch_is_drawn_ahead_and_made_with_the_weights_of_then"
-    ),
-    "reanalyzers.device": "tests/recipes/test_other_device.py::test_workers_search_on_their_device",
-    "reanalyzers.cpus": (
-        "tests/recipes/test_reanalyzers.py::test_the_settings_of_reanalyzers_get_there"
-    ),
-    "reanalyzers.gpus": (
-        "tests/recipes/test_reanalyzers.py::test_the_settings_of_reanalyzers_get_there"
-    ),
-    "evaluators.num": (
-        "tests/recipes/test_evaluators.py::test_how_many_evaluators_play_changes_nothing"
-    ),
+    "actors.device": DEVICES,
+    "actors.cpus": ARRIVED,
+    "actors.gpus": ARRIVED,
+    "reanalyzers.num": LAYOUTS,
+    "reanalyzers.ahead": "tests/train/test_ahead.py"
+    "::test_a_batch_is_drawn_ahead_and_made_with_the_weights_of_then",
+    "reanalyzers.device": DEVICES,
+    "reanalyzers.cpus": ARRIVED,
+    "reanalyzers.gpus": ARRIVED,
+    "evaluators.num": LAYOUTS,
     "evaluators.join_after": (
-        "tests/recipes/test_evaluators.py::test_a_target_ends_the_run_when_it_is_joined"
+        "tests/recipes/test_layouts.py::test_a_target_ends_the_run_when_it_is_joined"
     ),
-    "learners.num": (
-        "tests/recipes/test_efficientzero_learners.py::test_two_processes_learn_the_bits_of_two_parts"
-    ),
-    "learners.sums": (
-        "tests/recipes/test_efficientzero_learners.py"
-        "::test_sums_in_order_are_those_of_any_number_of_parts"
-    ),
-    "learners.state": (
-        "tests/recipes/test_efficientzero_learners.py::test_what_processes_can_not_share_is_refused"
-    ),
-    "evaluators.device": "tests/recipes/test_other_device.py::test_workers_search_on_their_device",
-    "evaluators.gpus": (
-        "tests/recipes/test_evaluators.py::test_the_settings_of_evaluators_get_there"
-    ),
-    "evaluators.cpus": (
-        "tests/recipes/test_evaluators.py::test_the_settings_of_evaluators_get_there"
-    ),
+    "evaluators.device": DEVICES,
+    "evaluators.gpus": ARRIVED,
+    "evaluators.cpus": ARRIVED,
+    "learners.num": LAYOUTS,
+    "learners.sums": LAYOUTS,
+    "learners.state": REFUSED,
     "compile": "tests/recipes/test_settings.py::test_compile_compiles_the_gradients",
     "cudagraphs": "tests/recipes/test_cudagraphs.py::test_the_setting_records_both",
 }
+TABLES = {"efficientzero": SETTINGS, "ilql": spoken.SETTINGS}
+SLOW = ("atari", "points", "halves", "noisy", "members", "growing", "image", "stack", "planned")
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory):
+def bases(tmp_path_factory):
+    """The runs of which settings are changed."""
+    return {"efficientzero": BASES, "ilql": spoken.make_bases(tmp_path_factory.mktemp("ilql"))}
+
+
+def played(algorithm, config, folder):
+    return (timeline if algorithm == "efficientzero" else ilql_timeline)(config, folder)
+
+
+@pytest.fixture(scope="module")
+def plain(bases, tmp_path_factory):
     """The timelines of the runs that others are compared with, each played once."""
     made = {}
 
-    def find(name):
-        if name not in made:
-            made[name] = timeline(BASES[name], tmp_path_factory.mktemp("plain") / name)
-        return made[name]
+    def find(algorithm, name):
+        if (algorithm, name) not in made:
+            folder = tmp_path_factory.mktemp("plain") / name
+            made[algorithm, name] = played(algorithm, bases[algorithm][name], folder)
+        return made[algorithm, name]
 
     return find
 
 
 def compared():
-    """The settings of which two runs are compared; slow are those of large networks or programs."""
-    slow = ("atari", "points", "halves", "noisy", "members", "growing", "image", "stack")
-    for name, entry in SETTINGS.items():
-        if isinstance(entry, tuple):
-            is_slow = entry[0] in slow or name == "env.num_workers"
-            yield pytest.param(name, id=name, marks=pytest.mark.slow if is_slow else ())
+    """The settings of which two runs are compared; of small runs one of each kind is fast."""
+    seen = set()
+    for algorithm, table in TABLES.items():
+        for name, entry in table.items():
+            if isinstance(entry, tuple):
+                base, _, kind = entry
+                is_fast = base not in SLOW and kind not in seen and name != "env.num_workers"
+                seen |= {kind} if is_fast else set()
+                marks = () if is_fast else pytest.mark.slow
+                yield pytest.param(algorithm, name, id=f"{algorithm} {name}", marks=marks)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [*compared()])
-def test_a_setting_acts_where_it_should_and_nowhere_before(name, plain, tmp_path):
-    base, value, kind = SETTINGS[name]
+@pytest.mark.parametrize(("algorithm", "name"), [*compared()])
+def test_a_setting_acts_where_it_should_and_nowhere_before(algorithm, name, bases, plain, tmp_path):
+    base, value, kind = TABLES[algorithm][name]
     if base in ("atari", "points"):
         pytest.importorskip("ale_py")
-    run = timeline(changed(BASES[base], name, value), tmp_path / "run")
-    assert first_difference(plain(base), run) == kind
+    run = played(algorithm, changed(bases[algorithm][base], name, value), tmp_path / "run")
+    assert first_difference(plain(algorithm, base), run) == kind
 
 
-@pytest.mark.parametrize("base", ["vector", pytest.param("members", marks=pytest.mark.slow)])
-def test_equal_settings_are_the_same_run(base, plain, tmp_path):
-    """Or differences would say nothing."""
-    assert first_difference(plain(base), timeline(BASES[base], tmp_path / "run")) is None
-
-
-def test_a_setting_that_does_nothing_would_be_noticed(plain, tmp_path):
-    idle = changed(VECTOR, "env.atari.sticky", 0.5)  # CartPole is no Atari game
-    assert first_difference(plain("vector"), timeline(idle, tmp_path / "run")) is None
+@pytest.mark.parametrize(
+    ("algorithm", "base"),
+    [
+        ("efficientzero", "vector"),
+        pytest.param("efficientzero", "members", marks=pytest.mark.slow),
+        *(("ilql", base) for base in ("wordle", "file", "lora")),
+    ],
+)
+def test_equal_settings_are_the_same_run(algorithm, base, bases, plain, tmp_path):
+    """Or differences would say nothing; nor does a setting that is of something else."""
+    idle = {"vector": ("env.atari.sticky", 0.5), "wordle": ("data.split_seed", 1)}
+    config = bases[algorithm][base]
+    same = changed(config, *idle[base]) if base in idle else config
+    run = played(algorithm, same, tmp_path / "run")
+    assert first_difference(plain(algorithm, base), run) is None
 
 
 def test_all_settings_of_a_run_are_here():
+    """Those of a population's members are the same for both agents."""
     assert sorted(SETTINGS) == sorted(setting_names(EfficientZeroRun))
+    mine, theirs = (
+        {name for name in names if not name.startswith("population.")}
+        for names in (spoken.SETTINGS, setting_names(ILQLRun))
+    )
+    assert mine == theirs
 
 
-@pytest.mark.parametrize("name", [n for n, e in SETTINGS.items() if isinstance(e, str)])
-def test_the_tests_that_are_named_are_there(name):
-    path, _, function = SETTINGS[name].partition("::")
-    tree = ast.parse((Path(__file__).parents[2] / path).read_text())
-    assert function in [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+def test_the_tests_that_are_named_are_there():
+    functions = {}
+    for table in TABLES.values():
+        for name, entry in table.items():
+            if isinstance(entry, str):
+                path, _, function = entry.partition("::")
+                if path not in functions:
+                    tree = ast.parse((Path(__file__).parents[2] / path).read_text())
+                    found = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+                    functions[path] = {node.name for node in found}
+                assert function in functions[path], name
 
 
 def test_workers_get_the_limit(monkeypatch):
@@ -422,4 +426,23 @@ def test_compile_compiles_the_gradients(tmp_path, monkeypatch, plain):
     monkeypatch.setattr(torch, "compile", compiles)
     run = timeline(changed(VECTOR, "compile", True), tmp_path / "run")
     assert compiled == ["grads"] and len(called) == VECTOR.num_updates
-    assert run[0][0] == "made" and run[1:] == plain("vector")[1:]
+    assert run[0][0] == "made" and run[1:] == plain("efficientzero", "vector")[1:]
+
+
+def test_words_come_from_a_file(plain, tmp_path):
+    words = [*Vocabulary.built_in()][-12:]
+    (tmp_path / "words.txt").write_text("\n".join(words))
+    config = changed(spoken.WORDLE, "wordle.words", str(tmp_path / "words.txt"))
+    run = ilql_timeline(config, tmp_path / "run")
+    assert first_difference(plain("ilql", "wordle"), run) == "data"
+    assert sorted(make_wordle(config.wordle).vocabulary) == sorted(words)
+
+
+def test_networks_lie_on_the_device(tmp_path):
+    (tmp_path / "run").mkdir()
+    run = ILQLExperiment(changed(spoken.WORDLE, "device", "meta"), tmp_path / "run", Quiet())
+    with closing(TrainingSession(run)) as session:
+        state, batch = session.start(), next(run._batches(0))
+    for tree in (state, batch):
+        assert {value.device.type for value in tree.values(True, True)} == {"meta"}
+    run.close()

@@ -121,59 +121,56 @@ def small_chunks(monkeypatch):
     monkeypatch.setattr(raffia.train.replay_log, "LARGE", 180)  # 30 rows
 
 
-@pytest.mark.parametrize("turns", [0, 1, 4, 30])
-def test_what_is_restored_goes_on_bit_for_bit(tmp_path, small_chunks, turns):
-    play = Play(make_buffer())
-    for update in range(turns):
-        play.turn()
-        Run(tmp_path).save(update, play.buffer) if update == 0 else None
-    run = Run(tmp_path)
-    run.save(turns, play.buffer)
-    other = make_buffer(generator=torch.Generator())
-    assert Run(tmp_path).restore(other) == turns
-    assert_same(play.buffer, other)
-    going_on = Play(other)
-    going_on.draws.set_state(play.draws.get_state())
-    for one, two in zip(play.turns(8), going_on.turns(8), strict=True):
-        assert same(one.to_dict(), two.to_dict())
-    assert_same(play.buffer, other)
-    assert play.buffer.num_ignored > 0 or turns < 30
-
-
-@pytest.mark.parametrize("chunks", ["small", "large"])
-def test_a_run_that_is_stopped_and_resumed_at_any_save(tmp_path, chunks, request):
+@pytest.mark.parametrize(
+    ("chunks", "place"), [("small", "memory"), ("large", "memory"), ("small", "disk")]
+)
+def test_a_run_that_is_stopped_at_any_save_is_one_that_never_was(tmp_path, chunks, place, request):
+    """Wherever its rows lie, closed or left as a kill leaves them; its folder may be copied."""
     if chunks == "small":
         request.getfixturevalue("small_chunks")
-    run, play, draw = Run(tmp_path), Play(make_buffer()), torch.Generator().manual_seed(5)
-    for update in range(21):
-        play.turns(int(torch.randint(0, 6, (), generator=draw)))
+
+    def begin(folder):
+        storage = MemmapStorage(SIZE, folder / "replay" / "rows") if place == "disk" else None
+        return Run(folder), Play(make_buffer(storage, generator=torch.Generator().manual_seed(1)))
+
+    folder = tmp_path / "0"
+    never, (run, play) = Play(make_buffer()), begin(folder)
+    assert_same(never.buffer, play.buffer)
+    for update in range(18):
+        num = (3 * update) % 7  # none, too
+        for one, two in zip(never.turns(num), play.turns(num), strict=True):
+            assert same(one.to_dict(), two.to_dict())
         run.save(update, play.buffer)
         state = play.draws.get_state()
         if update % 3 == 2:
-            play.turns(2)  # lost by a kill
-            run, play = Run(tmp_path), Play(make_buffer())
+            play.turns(update % 5)  # lost by a kill; on disk rows of the checkpoint are overwritten
+            if place == "disk":
+                play.buffer.storage.close() if update % 2 else play.buffer.storage._release()
+            if update == 8:
+                shutil.copytree(folder, folder := tmp_path / "1")
+            run, play = begin(folder)
             assert run.restore(play.buffer) == update
             play.draws.set_state(state)
-        other = make_buffer()
-        Run(tmp_path).restore(other)
-        if update % 3 != 2:
-            assert_same(play.buffer, other)
-    assert play.buffer.storage.total > 3 * SIZE
+        assert_same(never.buffer, play.buffer)
+    assert play.buffer.storage.total > 3 * SIZE and play.buffer.num_ignored > 0
     assert len(run.chunks) < (25 if chunks == "small" else 8)
 
 
-def test_it_equals_a_run_that_was_never_stopped(tmp_path, small_chunks):
-    never, play, run = Play(make_buffer()), Play(make_buffer()), Run(tmp_path)
-    for update in range(14):
-        never.turns(2)
-        play.turns(2)
-        run.save(update, play.buffer)
-        state = play.draws.get_state()
-        play.turns(update % 3)
-        run, play = Run(tmp_path), Play(make_buffer())
-        run.restore(play.buffer)
-        play.draws.set_state(state)
-    assert_same(never.buffer, play.buffer)
+@pytest.mark.parametrize("mutable", [["observation", "to_play"], ["observation"], []])
+def test_what_can_change_is_saved_whole(tmp_path, mutable, small_chunks):
+    log, checkpoints = ReplayLog(tmp_path / "r", mutable=mutable), Checkpoints(tmp_path)
+    play, other = Play(make_buffer()), make_buffer()
+    for update in range(4):
+        play.turns(10)
+        index = play.buffer.sample(4)["step_index"]
+        if "observation" in mutable:
+            new = torch.full((4, 4, 2, 3), update, dtype=torch.uint8)
+            play.buffer.update(index, TensorDict(observation=new, batch_size=[4, 4]))
+        logged = log.files(play.buffer)
+        checkpoints.save(update, logged.parts, {"replay": logged.extras})
+    assert bool(logged.extras["chunks"]) == (len(mutable) < 2)
+    log.restore(checkpoints.newest(), other)
+    assert_same(play.buffer, other)
 
 
 def test_rows_are_written_once(tmp_path, small_chunks):
@@ -274,57 +271,6 @@ def test_a_buffer_that_was_emptied_or_is_another_is_written_anew(tmp_path, small
     assert_same(third.buffer, other)
 
 
-def test_obs_that_can_change_are_saved_whole(tmp_path):
-    log, checkpoints = ReplayLog(tmp_path / "r", mutable=["observation"]), Checkpoints(tmp_path)
-    play, other = Play(make_buffer()), make_buffer()
-    for update in range(3):
-        play.turns(2)
-        index = play.buffer.sample(4)["step_index"]
-        new = TensorDict(observation=torch.full((4, 4, 2, 2, 3), update, dtype=torch.uint8))
-        play.buffer.update(
-            index, TensorDict(observation=new["observation"][:, :, 0], batch_size=[4, 4])
-        )
-        logged = log.files(play.buffer)
-        checkpoints.save(update, logged.parts, {"replay": logged.extras})
-    log.restore(checkpoints.newest(), other)
-    assert_same(play.buffer, other)
-
-
-@pytest.mark.parametrize("mutable", [["observation", "to_play"], []])
-def test_all_or_nothing_may_be_whole(tmp_path, mutable, small_chunks):
-    log, checkpoints = ReplayLog(tmp_path / "r", mutable=mutable), Checkpoints(tmp_path)
-    play, other = Play(make_buffer()), make_buffer()
-    play.turns(40)
-    logged = log.files(play.buffer)
-    checkpoints.save(1, logged.parts, {"replay": logged.extras})
-    assert bool(logged.extras["chunks"]) == (not mutable)
-    log.restore(checkpoints.newest(), other)
-    assert_same(play.buffer, other)
-
-
-def test_rows_on_disk_are_filled_anew(tmp_path, small_chunks):
-    never = Play(make_buffer())
-    run, storage = Run(tmp_path), MemmapStorage(SIZE, tmp_path / "replay" / "rows")
-    play = Play(make_buffer(storage))
-    for update in range(12):
-        never.turns(2)
-        play.turns(2)
-        run.save(update, play.buffer)
-        state = play.draws.get_state()
-        if update % 4 == 3:
-            play.turns(5)  # rows of the checkpoint are overwritten
-            if update % 8 == 3:
-                storage.close()  # else it is left as a kill leaves it
-            else:
-                storage._release()
-            storage = MemmapStorage(SIZE, tmp_path / "replay" / "rows")
-            run, play = Run(tmp_path), Play(make_buffer(storage))
-            assert run.restore(play.buffer) == update
-            play.draws.set_state(state)
-        assert_same(never.buffer, play.buffer)
-    storage.close()
-
-
 def test_a_buffer_made_otherwise_is_refused(tmp_path):
     run, play = Run(tmp_path), Play(make_buffer())
     play.turns(4)
@@ -338,34 +284,6 @@ def test_a_buffer_made_otherwise_is_refused(tmp_path):
         with pytest.raises(ValueError, match=match):
             run.restore(other)
         assert len(other.storage) == 0 and len(other) == 0
-
-
-@pytest.mark.parametrize("given", [{}, {"version": 3}])
-def test_a_replay_of_another_version_is_refused_by_name(tmp_path, given):
-    run, play = Run(tmp_path), Play(make_buffer())
-    play.turn()
-    logged = run.log.files(play.buffer)
-    extras = {name: value for name, value in logged.extras.items() if name != "version"} | given
-    run.checkpoints.save(1, logged.parts, {"replay": extras})
-    other = make_buffer()
-    with pytest.raises(CheckpointError, match=f"a replay of version {given.get('version', 1)}"):
-        run.restore(other)
-    assert other.storage.total == 0
-
-
-def test_a_checkpoint_without_a_buffer_is_refused(tmp_path):
-    checkpoints, log = Checkpoints(tmp_path), ReplayLog(tmp_path / "replay")
-    checkpoints.save(1, {})
-    with pytest.raises(DamagedFileError, match="000000001: it holds no replay buffer"):
-        log.restore(checkpoints.newest(), make_buffer())
-
-
-def test_rows_that_were_erased_are_refused(tmp_path):
-    play = Play(make_buffer())
-    play.turns(4)
-    play.buffer.storage.erase(3)
-    with pytest.raises(ValueError, match="must not be erased"):
-        ReplayLog(tmp_path).files(play.buffer)
 
 
 def test_a_full_disk_leaves_nothing_new(tmp_path, small_chunks, monkeypatch):
@@ -396,30 +314,6 @@ def test_a_full_disk_leaves_nothing_new(tmp_path, small_chunks, monkeypatch):
     assert_same(play.buffer, other)
 
 
-def test_rows_of_a_save_that_failed_are_there_for_the_next(tmp_path, small_chunks):
-    run, play, other = Run(tmp_path), Play(make_buffer()), make_buffer()
-    play.turns(4)
-    run.save(1, play.buffer)
-    play.turns(4)
-    run.log.files(play.buffer)  # and the disk was full for the checkpoint
-    run.log.prune(run.checkpoints.available())
-    play.turns(1)
-    run.save(2, play.buffer)
-    assert Run(tmp_path).restore(other) == 2
-    assert_same(play.buffer, other)
-
-
-def test_a_run_folder_can_be_copied(tmp_path):
-    run, play = Run(tmp_path / "one"), Play(make_buffer())
-    play.turns(20)
-    run.save(1, play.buffer)
-    shutil.copytree(tmp_path / "one", tmp_path / "two")
-    shutil.rmtree(tmp_path / "one")
-    other = make_buffer()
-    assert Run(tmp_path / "two").restore(other) == 1
-    assert_same(play.buffer, other)
-
-
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_saving_changes_nothing(tmp_path, prefetch):
     one, two = Play(make_buffer(prefetch=prefetch)), Play(make_buffer(prefetch=prefetch))
@@ -429,3 +323,38 @@ def test_saving_changes_nothing(tmp_path, prefetch):
             assert same(batch.to_dict(), other.to_dict())
         run.save(update, one.buffer)
     assert_same(one.buffer, two.buffer)
+
+
+def of_version(version):
+    def save(run, play):
+        logged = run.log.files(play.buffer)
+        extras = {**logged.extras, "version": version}
+        if version is None:
+            del extras["version"]
+        run.checkpoints.save(2, logged.parts, {"replay": extras})
+
+    return save
+
+
+def erased(run, play):
+    play.buffer.storage.erase(3)
+    run.log.files(play.buffer)
+
+
+@pytest.mark.parametrize(
+    ("save", "error", "words"),
+    [
+        (of_version(None), CheckpointError, "a replay of version 1"),
+        (of_version(3), CheckpointError, "a replay of version 3"),
+        (lambda run, _: run.checkpoints.save(2, {}), DamagedFileError, "holds no replay buffer"),
+        (erased, ValueError, "must not be erased"),
+    ],
+)
+def test_what_can_not_be_restored_is_refused(tmp_path, save, error, words):
+    run, play, other = Run(tmp_path), Play(make_buffer()), make_buffer()
+    play.turns(4)
+    run.save(1, play.buffer)
+    with pytest.raises(error, match=words):
+        save(run, play)
+        run.restore(other)
+    assert other.storage.total == 0

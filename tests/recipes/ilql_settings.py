@@ -1,26 +1,14 @@
 """Each setting of a run of ILQL acts, and acts there; see `test_settings`."""
 
-import ast
-from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
-
-import pytest
 
 from raffia.algorithms.ilql.config import DecodeConfig, ILQLLossConfig, OptimizerConfig
-from raffia.lm.envs.wordle.vocabulary import Vocabulary
 from raffia.recipes.ilql import with_sizes
-from raffia.recipes.ilql.config import ILQLEvaluateConfig, ILQLRun, WordleConfig
-from raffia.recipes.ilql.data import make_wordle
-from raffia.recipes.ilql.experiment import ILQLExperiment
+from raffia.recipes.ilql.config import ILQLEvaluateConfig, WordleConfig
 from raffia.recipes.ilql.presets import ILQL_PRESETS
 from raffia.recipes.population_config import PopulationConfig
-from raffia.train.config import setting_names
-from raffia.train.session import TrainingSession
 from tests.recipes.ilql_runs import of_file, write_chats, write_model
-from tests.recipes.runs import Quiet
-from tests.recipes.test_settings import changed, with_all
-from tests.recipes.timeline import first_difference, ilql_timeline
+from tests.recipes.runs import with_all
 
 SMOKE = ILQL_PRESETS["ilql-smoke"]
 WORDLE = replace(
@@ -36,12 +24,6 @@ WORDLE = replace(
     evaluate=ILQLEvaluateConfig(every_updates=3, num_episodes=8, batch_size=4),
     checkpoint=replace(SMOKE.checkpoint, every_updates=2),
 )
-
-
-@pytest.fixture(scope="module")
-def bases(tmp_path_factory):
-    """The runs of which settings are changed."""
-    return make_bases(tmp_path_factory.mktemp("ilql"))
 
 
 def make_bases(folder):
@@ -72,11 +54,11 @@ def make_bases(folder):
 RUNS, WORDS = "tests/recipes/test_ilql.py::", "tests/recipes/test_ilql_settings.py::"
 MODELS = "tests/recipes/test_ilql_language_models.py::"
 OWN = "tests/recipes/test_ilql_own_environment.py::"
-HERE = "tests/recipes/test_ilql_all_settings.py::"
+HERE = "tests/recipes/test_settings.py::"
 LOSSES = "tests/algorithms/ilql/test_losses.py::"
-LEARNERS = "tests/recipes/test_learners.py::"
-EVALUATORS = "tests/recipes/test_ilql_evaluators.py::"
-ACROSS = "tests/recipes/test_members_across.py::"
+LAYOUTS = "tests/recipes/test_layouts.py::test_wherever_it_runs_it_is_the_same_run"
+WORKERS = "tests/recipes/test_workers.py::"
+ARRIVED = WORKERS + "test_the_settings_of_workers_get_there"
 SPEAKING = "tests/algorithms/ilql/decoding/test_generate.py::"
 # Of each setting: of which run it is changed, to what, and what is unlike first; or a test that
 # sees it act.
@@ -185,20 +167,24 @@ SETTINGS = {
     "num_updates": ("wordle", 7, "step"),
     "batch_size": ("wordle", 5, "batch"),
     "num_micro_batches": ("wordle", 2, "made"),
-    "learners.num": LEARNERS + "test_two_processes_learn_the_bits_of_two_parts",
-    "population.workers": ACROSS + "test_any_number_of_workers_learns_the_bits_of_one_program",
-    "engine.name": ACROSS + "test_a_process_that_is_killed_makes_its_updates_again",
-    "engine.address": ACROSS + "test_what_can_not_be_divided_is_refused",
-    "engine.max_restarts": ACROSS + "test_the_settings_of_the_engine_get_there",
-    "engine.spares": "tests/recipes/test_learners.py::test_the_settings_of_the_engine_get_there",
-    "engine.patience_seconds": ACROSS + "test_the_settings_of_the_engine_get_there",
-    "evaluators.num": EVALUATORS + "test_how_many_evaluators_play_changes_nothing",
-    "evaluators.join_after": EVALUATORS + "test_a_resume_joins_what_was_open",
-    "evaluators.device": EVALUATORS + "test_evaluators_compute_on_their_device",
-    "evaluators.gpus": EVALUATORS + "test_the_settings_of_evaluators_get_there",
-    "evaluators.cpus": EVALUATORS + "test_the_settings_of_evaluators_get_there",
-    "learners.state": LEARNERS + "test_each_process_holds_its_part_alone",
-    "learners.sums": LEARNERS + "test_sums_in_order_are_those_of_any_number_of_parts",
+    "learners.num": LAYOUTS,
+    "population.workers": LAYOUTS,
+    "engine.name": LAYOUTS,
+    "engine.address": WORKERS + "test_the_settings_of_the_engine_get_there",
+    "engine.max_restarts": ARRIVED,
+    "engine.spares": ARRIVED,
+    "engine.patience_seconds": ARRIVED,
+    "evaluators.num": LAYOUTS,
+    "evaluators.join_after": (
+        "tests/recipes/test_layouts.py::test_a_resume_without_evaluators_joins_what_was_open"
+    ),
+    "evaluators.device": WORKERS + "test_evaluators_compute_on_their_device",
+    "evaluators.gpus": ARRIVED,
+    "evaluators.cpus": ARRIVED,
+    "learners.state": (
+        "tests/recipes/test_sharded_states.py::test_each_process_holds_its_part_alone"
+    ),
+    "learners.sums": LAYOUTS,
     "evaluate.every_updates": ("wordle", 2, "evaluate"),
     "evaluate.num_episodes": ("wordle", 9, "evaluate"),
     "evaluate.batch_size": ("file", 2, "evaluate"),
@@ -228,74 +214,3 @@ SETTINGS = {
     "checkpoint.every_updates": ("wordle", 3, "batch"),
     "checkpoint.keep": ("wordle", 1, "save"),
 }
-
-
-@pytest.fixture(scope="module")
-def plain(bases, tmp_path_factory):
-    """The timelines of the runs that others are compared with, each played once."""
-    made = {}
-
-    def find(name):
-        if name not in made:
-            made[name] = ilql_timeline(bases[name], tmp_path_factory.mktemp("plain") / name)
-        return made[name]
-
-    return find
-
-
-def compared():
-    """The settings of which two runs are compared."""
-    for name, entry in SETTINGS.items():
-        if isinstance(entry, tuple):
-            slow = entry[0] in ("planned", "members")
-            yield pytest.param(name, id=name, marks=pytest.mark.slow if slow else ())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [*compared()])
-def test_a_setting_acts_where_it_should_and_nowhere_before(name, bases, plain, tmp_path):
-    base, value, kind = SETTINGS[name]
-    run = ilql_timeline(changed(bases[base], name, value), tmp_path / "run")
-    assert first_difference(plain(base), run) == kind
-
-
-@pytest.mark.parametrize("base", ["wordle", "file", "lora"])
-def test_equal_settings_are_the_same_run(base, bases, plain, tmp_path):
-    """Or differences would say nothing."""
-    assert first_difference(plain(base), ilql_timeline(bases[base], tmp_path / "run")) is None
-
-
-def test_a_setting_that_does_nothing_would_be_noticed(plain, tmp_path):
-    idle = changed(WORDLE, "data.split_seed", 1)  # games are not split
-    assert first_difference(plain("wordle"), ilql_timeline(idle, tmp_path / "run")) is None
-
-
-def test_words_come_from_a_file(plain, tmp_path):
-    words = [*Vocabulary.built_in()][-12:]
-    (tmp_path / "words.txt").write_text("\n".join(words))
-    config = changed(WORDLE, "wordle.words", str(tmp_path / "words.txt"))
-    assert first_difference(plain("wordle"), ilql_timeline(config, tmp_path / "run")) == "data"
-    assert sorted(make_wordle(config.wordle).vocabulary) == sorted(words)
-
-
-def test_networks_lie_on_the_device(tmp_path):
-    (tmp_path / "run").mkdir()
-    run = ILQLExperiment(changed(WORDLE, "device", "meta"), tmp_path / "run", Quiet())
-    with closing(TrainingSession(run)) as session:
-        state, batch = session.start(), next(run._batches(0))
-    for tree in (state, batch):
-        assert {value.device.type for value in tree.values(True, True)} == {"meta"}
-    run.close()
-
-
-def test_all_settings_of_a_run_are_here():
-    """Those of a population's members are the same for both agents: see `test_settings`."""
-    names = [name for name in setting_names(ILQLRun) if not name.startswith("population.")]
-    assert sorted(n for n in SETTINGS if not n.startswith("population.")) == sorted(names)
-
-
-@pytest.mark.parametrize("name", [n for n, e in SETTINGS.items() if isinstance(e, str)])
-def test_the_tests_that_are_named_are_there(name):
-    path, _, function = SETTINGS[name].partition("::")
-    tree = ast.parse((Path(__file__).parents[2] / path).read_text())
-    assert function in [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]

@@ -1,0 +1,240 @@
+"""Runs that are laid out over workers: of what runs, by whom, and all that they leave."""
+
+import hashlib
+import json
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from raffia.learner import Accumulate
+from raffia.recipes.algorithm import ALGORITHMS
+from raffia.recipes.efficientzero import experiment as played
+from raffia.recipes.efficientzero import workers
+from raffia.recipes.efficientzero.config import EfficientZeroRun
+from raffia.recipes.efficientzero.experiment import EfficientZeroExperiment
+from raffia.recipes.efficientzero.presets import PRESETS
+from raffia.recipes.ilql import experiment as spoken
+from raffia.recipes.ilql.experiment import ILQLExperiment
+from raffia.recipes.population_config import PopulationConfig
+from raffia.recipes.run_folder import write_config
+from raffia.recipes.running import train_run
+from raffia.recipes.scale_config import ActorsConfig
+from raffia.train.checkpoint import Checkpoints
+from raffia.train.session import TrainingSession
+from tests.recipes.ilql_settings import WORDLE
+from tests.recipes.runs import Quiet, with_all
+
+EFFICIENTZERO, ILQL = ALGORITHMS["efficientzero"], ALGORITHMS["ilql"]
+SMOKE = with_all(
+    PRESETS["smoke"],
+    collect__num_env_steps=240,
+    collect__random_env_steps=80,
+    evaluate__every_env_steps=120,
+    evaluate__num_episodes=2,
+    checkpoint__every_updates=10,
+    checkpoint__keep=1,
+)
+AHEAD = replace(SMOKE, actors=ActorsConfig(ahead=5, weights_every=2))
+# The ring is overwritten while batches are open, and the target network is copied meanwhile.
+BATCHES = with_all(
+    SMOKE,
+    targets__reanalyze_ratio=0.5,
+    targets__target_interval=4,
+    replay__capacity=120,
+    collect__rollout_length=2,
+)
+SHARDS = with_all(BATCHES, replay__shards=2, env__num_envs=4, replay__capacity=140)
+# With a seed by which the best is the first, and no two are alike.
+EVALUATED = with_all(
+    SMOKE,
+    seed=2,
+    evaluate__every_env_steps=60,
+    evaluate__num_episodes=4,
+    checkpoint__every_updates=4,
+)
+# Without BatchNorm, of which parts have statistics of their own.
+PARTS = with_all(
+    SMOKE,
+    model__norm_type="LN",
+    model__projection_norm_type="LN",
+    replay__batch_size=24,
+    targets__reanalyze_ratio=0.5,
+    collect__num_env_steps=160,
+)
+MEMBERS = with_all(
+    SMOKE,
+    population=PopulationConfig(
+        size=4, spread=3.0, parameters=0.5, ranges=("learning_rate=1e-4..1", "batch_size=6..12")
+    ),
+    env__num_envs=4,
+    replay__batch_size=8,
+    targets__reanalyze_ratio=0.5,
+    targets__target_interval=7,
+    collect__num_env_steps=140,
+    evaluate__every_env_steps=44,
+)
+# Generations come after updates that no copy of the target network comes after.
+PAIR = with_all(
+    BATCHES,
+    population=PopulationConfig(size=2, ranges=("learning_rate=1e-4..1", "batch_size=8..16")),
+    evaluate__every_env_steps=35,
+    evaluate__num_episodes=1,
+    replay__batch_size=12,
+    collect__num_env_steps=160,
+)
+SPEAKERS = with_all(
+    WORDLE,
+    population=PopulationConfig(
+        size=4,
+        spread=3.0,
+        parameters=0.5,
+        ranges=("learning_rate=1e-5..1", "tau=0.5..0.95", "batch_size=3..8"),
+    ),
+    num_updates=9,
+    num_threads=1,
+)
+SPOKEN = with_all(WORDLE, num_updates=8, evaluate__every_updates=2, checkpoint__keep=1)
+
+RUNS = {
+    "act": SMOKE,
+    "act ahead": AHEAD,
+    "batches": BATCHES,
+    "batches ahead": with_all(BATCHES, reanalyzers__ahead=7),
+    "shards": SHARDS,
+    "shards ahead": with_all(SHARDS, reanalyzers__ahead=7),
+    "four shards": with_all(SHARDS, reanalyzers__ahead=7, replay__shards=4),
+    "evaluate": EVALUATED,
+    "evaluate later": with_all(EVALUATED, evaluators__join_after=20),
+    "two halves": PARTS,
+    "three thirds": PARTS,
+    "halves of shards": with_all(PARTS, env__num_envs=4, replay__shards=2, reanalyzers__ahead=3),
+    "members": MEMBERS,
+    "members with replays": with_all(MEMBERS, population__replay="own", actors__ahead=3),
+    "pair": PAIR,
+    "pair ahead": with_all(PAIR, reanalyzers__ahead=7),
+    "pair with replays": with_all(PAIR, population__replay="own"),
+    "ilql halves": with_all(WORDLE, num_micro_batches=2),
+    "ilql thirds": with_all(WORDLE, num_micro_batches=3),
+    "ilql evaluate": SPOKEN,
+    "ilql evaluate later": with_all(SPOKEN, evaluators__join_after=3),
+    "ilql members": SPEAKERS,
+}
+
+
+def on(engine="inline", members=0, cpus=None, **nums):
+    """Settings by which so many workers of each kind run there."""
+    found = {f"{kind}__num": num for kind, num in nums.items()}
+    if members:
+        found["population__workers"] = members
+    if engine != "inline":
+        found["engine__name"] = engine
+    if cpus is not None:
+        found |= {f"{kind}__cpus": cpus for kind in nums if kind != "learners"}
+    return found
+
+
+class Left(NamedTuple):
+    """All of a run that may depend on nothing but its seed and its settings of learning."""
+
+    update: int
+    evaluate: Any
+    code: str  # of the learner's state, and of the replay
+    rows: list[dict[str, Any]]
+    scores: dict[int, float | None]
+    files: dict[str, bytes]
+
+
+def rows_of(folder, *kinds):
+    """Of metrics.jsonl, without when."""
+    found = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [
+        {key: value for key, value in row.items() if key not in ("seconds", "time")}
+        for row in found
+        if row["kind"] in kinds
+    ]
+
+
+def left(folder):
+    found = Checkpoints(folder / "checkpoints").newest(print)
+    code = hashlib.sha256()
+    for name in sorted(found.folder.files):
+        if name.startswith(("state", "replay")):
+            part = name.removesuffix(".safetensors")
+            for key, value in sorted(found.tensors(part).items(True, True), key=str):
+                code.update(str((part, key)).encode() + value.contiguous().numpy().tobytes())
+    files = [
+        path for kind in ("dialogues", "episodes", "trees") for path in folder.glob(f"{kind}/*")
+    ]
+    return Left(
+        found.update,
+        found.extras["evaluate"],
+        code.hexdigest(),
+        rows_of(folder, "evaluate", "generation"),
+        {one.update: one.score for one in Checkpoints(folder / "checkpoints").available()},
+        {path.name: path.read_bytes() for path in files},
+    )
+
+
+def algorithm_of(config):
+    return EFFICIENTZERO if isinstance(config, EfficientZeroRun) else ILQL
+
+
+def trained(config, folder, **changes):
+    """All that a run leaves that comes to its end."""
+    result = train_run(algorithm_of(config), with_all(config, **changes), folder, view=Quiet())
+    assert result.reason == "finished"
+    return left(Path(folder))
+
+
+def experiment(config, folder, **changes):
+    """A run that has not begun; it is closed at the end of the `with`."""
+    config = with_all(config, **changes)
+    folder.mkdir(exist_ok=True)
+    write_config(folder, config, "", (), algorithm_of(config))
+    make = ILQLExperiment if algorithm_of(config) is ILQL else EfficientZeroExperiment
+    return closing(make(config, folder, Quiet()))
+
+
+def stopped(config, folder, num_calls, **changes):
+    """A run that is stopped when it asks for the so-manyth time; its newest checkpoint."""
+    with experiment(config, folder, **changes) as run, closing(TrainingSession(run)) as session:
+        stop = partial(next, iter([False] * num_calls), True)
+        assert session.run(stop).reason == "stopped"
+    return Checkpoints(folder / "checkpoints").newest(print)
+
+
+def with_engine(monkeypatch, engine):
+    """Workers are made by this engine in place of that of the settings."""
+    for module in (workers, spoken):
+        monkeypatch.setattr(module, "make_engine", lambda config, message: engine)
+
+
+class Plain:
+    def __init__(self, grads):
+        self.grads = grads
+
+
+def reference(name, folder):
+    """What the run leaves in one process, with the arithmetic that its workers have."""
+    with pytest.MonkeyPatch.context() as patch:
+        make_networks, make_members = played.make_networks, played.Members
+
+        def in_parts(num, *arguments):
+            networks = make_networks(*arguments)
+            parts = Accumulate(networks, num)
+            networks.grads, parts.learner = parts.grads, Plain(networks.grads)
+            return networks
+
+        def each_alone(*arguments, **options):
+            return make_members(*arguments, **{**options, "grads": "each"})
+
+        if RUNS[name] is PARTS or name == "halves of shards":
+            parts = 3 if name == "three thirds" else 2
+            patch.setattr(played, "make_networks", partial(in_parts, parts))
+        if RUNS[name].population.size == 4:
+            patch.setattr(played, "Members", each_alone)
+        return trained(RUNS[name], folder)

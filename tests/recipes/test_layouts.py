@@ -1,0 +1,400 @@
+"""Who plays, searches, evaluates and learns, and who dies on the way, changes no bit of a run."""
+
+import os
+import signal
+from contextlib import closing
+from functools import partial
+
+import pytest
+
+from raffia.distributed import ChaosEngine, RoleError
+from raffia.recipes.population_config import PopulationConfig
+from raffia.recipes.running import resume_run, train_run
+from raffia.recipes.scale_config import EvaluatorsConfig
+from raffia.train.checkpoint import Checkpoints
+from raffia.train.session import TrainingSession
+from tests.recipes.ilql_settings import make_bases
+from tests.recipes.killing import KillingEngine
+from tests.recipes.layouts import (
+    EFFICIENTZERO,
+    PARTS,
+    RUNS,
+    SMOKE,
+    SPOKEN,
+    WORDLE,
+    experiment,
+    left,
+    on,
+    rows_of,
+    stopped,
+    trained,
+    with_engine,
+)
+from tests.recipes.runs import Quiet
+from tests.recipes.test_settings import BASES, with_all
+
+
+def case(*given, **settings):
+    """A row of a table, and the settings of where it runs; `fast` is not slow."""
+    is_fast = settings.pop("fast", False)
+    names = [getattr(one, "__name__", str(one)) for one in given if not hasattr(one, "seed")]
+    name = "-".join([*names, *(f"{k}={v}" for k, v in settings.items())])
+    marks = [] if is_fast else [pytest.mark.slow, pytest.mark.timeout(600)]
+    return pytest.param(*given, settings, id=name.replace("__", ".")[:150], marks=marks)
+
+
+LAYOUTS = [
+    *(case(name, **on(actors=num)) for num in (1, 2, 4) for name in ("act", "act ahead")),
+    case("act", **on("process", actors=2)),
+    case("act ahead", fast=True, **on("process", actors=2)),
+    case("act ahead", **on("ray", actors=2, cpus=0.5)),
+    *(case(n, **on(reanalyzers=k)) for k in (1, 2, 3) for n in ("batches", "batches ahead")),
+    case("batches ahead", **on("process", reanalyzers=2, actors=2, evaluators=1)),
+    case("batches ahead", **on("ray", reanalyzers=2, cpus=0.5)),
+    *(case(n, **on(reanalyzers=k)) for k in (1, 2, 4) for n in ("shards", "shards ahead")),
+    case("four shards", **on(reanalyzers=2)),
+    case("shards", replay__on_disk=True),
+    case("shards ahead", fast=True, **on("process", reanalyzers=2, actors=2, evaluators=1)),
+    case("shards ahead", **on("ray", reanalyzers=2, cpus=0.5)),
+    case("evaluate", fast=True, **on(evaluators=1)),
+    case("evaluate later", fast=True, **on(evaluators=2)),
+    case("evaluate later", **on("process", evaluators=2, actors=2)),
+    case("evaluate later", **on("ray", evaluators=1, cpus=0.5)),
+    case("two halves", fast=True, **on(learners=2)),
+    case("three thirds", learners__sums="ordered", **on(learners=3)),
+    case("halves of shards", **on(learners=2, reanalyzers=2)),
+    *(case("members", **on(members=num)) for num in (1, 2, 4)),
+    case("members", **on("ray", members=2)),
+    case("ilql halves", num_micro_batches=1, **on(learners=2)),
+    case("ilql thirds", num_micro_batches=1, learners__sums="ordered", **on(learners=3)),
+    *(case("ilql members", **on(members=num)) for num in (1, 2, 4)),
+    case("ilql members", **on("ray", members=2)),
+    *(case(f"ilql evaluate{late}", **on(evaluators=k)) for k in (1, 2) for late in ("", " later")),
+    case("ilql evaluate later", **on("process", evaluators=2)),
+    case("ilql evaluate later", **on("ray", evaluators=2, cpus=0.5)),
+]
+
+
+@pytest.mark.parametrize(("name", "there"), LAYOUTS)
+def test_wherever_it_runs_it_is_the_same_run(name, there, in_one_process, tmp_path):
+    assert trained(RUNS[name], tmp_path / "run", **there) == in_one_process(name)
+
+
+def test_what_acts_makes_another_run(in_one_process):
+    """Or equal ones would say nothing."""
+    codes = {
+        name: in_one_process(name).code
+        for name in ("act", "act ahead", "batches", "shards", "two halves")
+    }
+    assert len(set(codes.values())) == len(codes)
+
+
+def chaos(lost, wasted=None):
+    def make(seed):
+        return ChaosEngine(seed, lost=lost, wasted=lost if wasted is None else wasted)
+
+    make.__name__ = f"chaos {lost}"
+    return make
+
+
+def kills(at, every, most=1_000_000):
+    """Processes that are killed; as many are spare as the seed says."""
+
+    def make(seed):
+        engine = KillingEngine(at, every, most)
+        engine.spares = seed
+        return engine
+
+    make.__name__ = f"killed at {at} {every}"
+    return make
+
+
+MANY = {"engine__max_restarts": 50}
+ACTORS, PLANNERS, JUDGES = on(actors=2), on(reanalyzers=2), on(evaluators=2)
+DEATHS = [  # which run, the engine by a seed, the seeds, and how many die in all at least
+    case("act ahead", chaos(0.05), range(6), 20, **ACTORS, **MANY),
+    case("act ahead", kills("take", 9), range(3), 18, **ACTORS),
+    case("act ahead", kills("take", 20, most=2), [1], 2, **ACTORS),
+    case("batches ahead", chaos(0.15), [0], 4, fast=True, **PLANNERS, **MANY),
+    case("batches ahead", chaos(0.15), [1], 4, **PLANNERS, **MANY),
+    case("batches ahead", kills("ask", 11), [0], 2, **PLANNERS),
+    *(case("shards ahead", chaos(0.15), [0, 1], 8, **on(reanalyzers=k), **MANY) for k in (1, 4)),
+    case("shards ahead", chaos(0.15), [0], 4, **PLANNERS, **MANY),
+    case("shards ahead", kills("ask", 11), [0], 2, **PLANNERS),
+    case("evaluate later", chaos(0.3), [0, 1], 1, **JUDGES, **MANY),
+    case("evaluate later", kills("ask", 1, most=2), [0], 2, **on(evaluators=1)),
+    case("members", chaos(0.05), [1], 4, **on(members=2), **MANY),
+    case("members", kills("take", 20, most=2), [0], 2, **on(members=2)),
+    *(case(name, chaos(0.15), [3], 4, **PLANNERS, **MANY) for name in ("pair", "pair ahead")),
+    case("pair with replays", chaos(0.15), [3], 4, **PLANNERS, **MANY),
+    case("ilql evaluate later", chaos(0.4, 0.3), [0, 1], 1, **JUDGES, **MANY),
+    case("ilql evaluate later", kills("ask", 1, most=2), [0], 2, **on(evaluators=1)),
+    case("ilql members", kills("ask", 5), [0], 4, **on(members=2)),
+    case("ilql members", kills("take", 7), [0], 4, **on(members=2)),
+    case("ilql members", kills("take", 4, most=1), [0], 1, **on(members=2)),
+]
+
+
+@pytest.mark.parametrize(("name", "make", "seeds", "least", "there"), DEATHS)
+def test_whoever_dies_it_is_the_same_run(
+    name, make, seeds, least, there, in_one_process, tmp_path, monkeypatch
+):
+    num_died = 0
+    for seed in seeds:
+        engine = make(seed)
+        with_engine(monkeypatch, engine)
+        assert trained(RUNS[name], tmp_path / f"{seed}", **there) == in_one_process(name)
+        num_died += engine.num_lost if isinstance(engine, ChaosEngine) else engine.num_killed
+        assert not getattr(engine, "_idle", None)  # spares have left, too
+    assert num_died >= least
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "most", "words"),
+    [
+        (
+            "evaluate later",
+            "evaluators",
+            2,
+            r"EvaluateRole was lost 3 times at task \d+, .*SIGKILL",
+        ),
+        ("batches ahead", "reanalyzers", 1, r"ReanalyzeRole was lost 2 times at task 0, .*SIGKILL"),
+    ],
+)
+def test_one_that_dies_each_time_ends_the_run(name, kind, most, words, tmp_path, monkeypatch):
+    with_engine(monkeypatch, KillingEngine("ask", every=1))
+    with pytest.raises(RoleError, match=words):
+        trained(RUNS[name], tmp_path / "run", **on(**{kind: 1}), engine__max_restarts=most)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "config", "kills_at", "stop_at", "num_broadcasts"),
+    [("two halves", PARTS, (2, 9), 12, None), ("ilql halves", WORDLE, (2,), 3, 2)],
+)
+def test_learners_that_are_killed_change_nothing(
+    name, config, kills_at, stop_at, num_broadcasts, in_one_process, tmp_path
+):
+    folder = tmp_path / "run"
+    with (
+        experiment(config, folder, learners__num=2) as run,
+        closing(TrainingSession(run)) as played,
+    ):
+        calls = []
+
+        def stop():
+            calls.append(0)
+            if len(calls) in kills_at:
+                os.kill(run.followers.workers[0].pid, signal.SIGKILL)
+            return len(calls) > stop_at
+
+        assert played.run(stop).reason == "stopped"
+        assert run.followers.num_restarts == len(kills_at)
+        metrics = run.extra_metrics(0)
+        assert metrics["waited_for_learners_seconds"] > 0
+        assert metrics["learner_restarts"] == len(kills_at)
+        assert num_broadcasts in (None, run.followers.num_broadcasts)
+    assert resume_run(folder, view=Quiet()).reason == "finished"
+    assert left(folder) == in_one_process(name)
+
+
+# ----------------------------------------------------------------------------------- resumes
+
+RESUMES = [  # which run, where it begins, where it goes on, and when it stops
+    case("act", on("process", actors=2), {}, 17),
+    case("act ahead", on("process", actors=2), on(actors=4), 17),
+    *(case("batches ahead", on(reanalyzers=2), {}, at) for at in (3, 19, 40, 50)),
+    *(case("shards ahead", on(reanalyzers=2), {}, at) for at in (3, 19, 40)),
+    *(case("shards ahead", {}, on(reanalyzers=2), at) for at in (3, 19, 40)),
+    case("shards ahead", on(reanalyzers=4), on(reanalyzers=1), 19),
+    *(case("shards", {}, {}, at) for at in (3, 19, 40)),
+    *(case("evaluate later", on(evaluators=2), {}, at) for at in (9, 17, 30)),
+    case("pair ahead", {}, on(reanalyzers=2), 11),
+    case("members", on(members=2), on(members=4), 9),
+    *(case("ilql members", on(members=2), on(members=4), at) for at in (4, 7)),
+    case("ilql evaluate later", on(evaluators=2), {}, 5),
+]
+
+
+def drawn_of(found):
+    """What a checkpoint has of open batches, by their updates; whether each is whole."""
+    drawn = found.tensors("stream")["ahead", "drawn"]
+    segments = {int(name): drawn[name, "task", "segments"].keys() for name in drawn.keys()}
+    assert not any("frame_rows" in keys for keys in segments.values())
+    return {update: "observation" in keys for update, keys in segments.items()}
+
+
+@pytest.mark.parametrize(("name", "first", "then", "stop_at", "_"), RESUMES)
+def test_a_resume_elsewhere_is_the_same_run(
+    name, first, then, stop_at, _, in_one_process, tmp_path
+):
+    """Open batches are asked for again, with the weights and the values of then."""
+    config, folder = RUNS[name], tmp_path / "run"
+    found = stopped(config, folder, stop_at, **first)
+    if name in ("batches ahead", "shards ahead"):
+        drawn, last = drawn_of(found), min(config.num_updates, found.update + 7)
+        assert sorted(drawn) == [*range(found.update, last)]
+        assert any(drawn.values()) == (stop_at >= 40)  # of what was overwritten since
+    result = resume_run(folder, config=with_all(config, **then), view=Quiet())
+    assert result.reason == "finished" and left(folder) == in_one_process(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "at"), [pytest.param("", 17, marks=pytest.mark.slow), ("ilql ", 5)]
+)
+def test_a_resume_without_evaluators_joins_what_was_open(name, at, in_one_process, tmp_path):
+    folder, config = tmp_path / "run", RUNS[f"{name}evaluate later"]
+    with experiment(config, folder, evaluators__num=2) as run:
+        with closing(TrainingSession(run)) as session:
+            assert session.run(partial(next, iter([False] * at), True)).reason == "stopped"
+            assert len(session.evaluate.open) > 1
+    without = with_all(config, evaluators=EvaluatorsConfig())
+    assert resume_run(folder, config=without, view=Quiet()).reason == "finished"
+    now = in_one_process(f"{name}evaluate")
+    assert rows_of(folder, "evaluate") == now.rows and left(folder).code == now.code
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ahead", [0, 5])
+def test_a_run_that_is_made_longer_goes_on_alike(ahead, tmp_path):
+    """The weights of the first turns that are new were never published."""
+    found = []
+    for num in (1, 2):
+        folder, config = tmp_path / f"{num}", with_all(SMOKE, actors__num=num, actors__ahead=ahead)
+        trained(config, folder)
+        longer = with_all(config, collect__num_env_steps=320)
+        assert resume_run(folder, config=longer, view=Quiet()).reason == "finished"
+        found.append(left(folder))
+    assert found[0] == found[1]
+
+
+# --------------------------------------------------------------------------- any environment
+
+KINDS = {  # what is set of the run, and where it runs
+    "actors": ({}, on(actors=0)),
+    "batches": ({}, on(reanalyzers=2)),
+    "batches ahead": ({"reanalyzers__ahead": 3}, on(reanalyzers=2)),
+    "shards": (
+        {"env__num_envs": 2, "replay__shards": 2, "reanalyzers__ahead": 3},
+        on(reanalyzers=2),
+    ),
+    "evaluators": ({"evaluate__record": "gif"}, on(evaluators=1)),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("base", ["box", "board", "gumbel", "stack"])
+def test_every_kind_of_environment_runs_elsewhere(base, kind, tmp_path):
+    """And is resumed from open batches; without priorities, too."""
+    changes, there = KINDS[kind]
+    changes = {"replay__alpha": 0.0 if base == "box" else 0.6, **changes}
+    config = with_all(BASES[base], evaluate__num_episodes=2, checkpoint__keep=1, **changes)
+    if kind == "actors":
+        there = on(actors=config.env.num_envs)
+    here = trained(config, tmp_path / "here")
+    assert trained(config, tmp_path / "there", **there) == here
+    assert kind != "evaluators" or {name[-3:] for name in here.files} == {"gif", "svg"}
+    if config.reanalyzers.ahead:
+        found = stopped(config, tmp_path / "run", 2)
+        assert sorted(drawn_of(found)) == [*range(found.update, found.update + 3)]
+        whole = with_all(config, **there)
+        assert resume_run(tmp_path / "run", config=whole, view=Quiet()).reason == "finished"
+        assert left(tmp_path / "run") == here
+
+
+TWICE = [  # runs of two layouts of which neither is that of one process
+    case(
+        "members play",
+        with_all(
+            SMOKE,
+            population=PopulationConfig(size=2, ranges=("learning_rate=1e-4..1",)),
+            collect__num_env_steps=160,
+        ),
+        {},
+        on(actors=4),
+    ),
+    case(
+        "members with replays",
+        RUNS["members with replays"],
+        on(members=1),
+        on(members=2, actors=2),
+    ),
+    case("members and batches", RUNS["pair ahead"], on(members=1), on(members=2, reanalyzers=2)),
+    case("means of statistics", with_all(SMOKE, learners__num=2), {}, {}),
+]
+
+
+@pytest.mark.parametrize(("_", "config", "one", "other", "more"), TWICE)
+def test_two_layouts_are_the_same_run(_, config, one, other, more, tmp_path):
+    here = trained(config, tmp_path / "one", **one)
+    assert trained(config, tmp_path / "other", **other) == here
+
+
+# -------------------------------------------------------------------- rows, language models
+
+
+LANGUAGE = [
+    case(
+        "lora",
+        {"batch_size": 4, "num_micro_batches": 2},
+        fast=True,
+        num_micro_batches=1,
+        **on(learners=2),
+    ),
+    case(
+        "lora",
+        {
+            "batch_size": 4,
+            "num_micro_batches": 2,
+            "population": PopulationConfig(size=2, spread=3.0),
+        },
+        fast=True,
+        **on(members=2),
+    ),
+    *(
+        case(base, {"evaluate__num_episodes": 4}, **on("process", evaluators=1))
+        for base in ("file", "lora")
+    ),
+]
+
+
+@pytest.mark.parametrize(("base", "changes", "there"), LANGUAGE)
+def test_what_does_not_learn_is_read_from_the_run_s_folder(base, changes, there, tmp_path):
+    config = with_all(make_bases(tmp_path)[base], **changes)
+    here = trained(config, tmp_path / "here")
+    assert trained(config, tmp_path / "there", **there) == here and here.rows
+
+
+@pytest.mark.slow
+def test_a_state_in_parts_is_whole_where_it_is_evaluated(tmp_path):
+    shared = dict(learners__num=2, learners__state="sharded", num_updates=4)
+    here = trained(SPOKEN, tmp_path / "here", **shared)
+    assert trained(SPOKEN, tmp_path / "there", **shared, evaluators__num=1) == here
+
+
+def test_evaluations_that_are_joined_later_are_of_the_update_that_was_evaluated(in_one_process):
+    """The row, and the best checkpoint, also where its score was known only later."""
+    now, late = in_one_process("evaluate"), in_one_process("evaluate later")
+    assert len(now.rows) > 2 and now.rows == late.rows
+    best = {
+        (v, u)
+        for found in (now, late)
+        for u, v in found.scores.items()
+        if v == max(filter(None, found.scores.values()))
+    }
+    by_update = {row["update"]: row["mean_return"] for row in late.rows}
+    assert best == {(max(by_update.values()), min(by_update))}
+    assert len({*by_update.values()}) == len(by_update)
+    now, late = in_one_process("ilql evaluate"), in_one_process("ilql evaluate later")
+    assert len(now.rows) == len(now.files) == 4
+    assert (now.rows, now.files, now.code) == (late.rows, late.files, late.code)
+
+
+def test_a_target_ends_the_run_when_it_is_joined(in_one_process, tmp_path):
+    first = in_one_process("evaluate").rows[0]
+    config = with_all(RUNS["evaluate later"], evaluate__target_return=first["mean_return"])
+    result = train_run(EFFICIENTZERO, config, tmp_path / "run", view=Quiet())
+    assert (result.reason, result.update) == ("target", first["update"] + 20)
+    best = Checkpoints(tmp_path / "run" / "checkpoints").best()
+    assert (best.update, best.score) == (first["update"], first["mean_return"])

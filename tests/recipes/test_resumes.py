@@ -1,0 +1,402 @@
+"""Runs that are stopped, broken off or killed go on as if nothing had been: the same run."""
+
+import json
+import os
+import random
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from raffia.evolution.traced import Traced
+from raffia.recipes import efficientzero, ilql
+from raffia.recipes.efficientzero import evaluation as played_evaluation
+from raffia.recipes.efficientzero.config import EfficientZeroRun
+from raffia.recipes.efficientzero.presets import PRESETS
+from raffia.recipes.ilql import evaluation as spoken_evaluation
+from raffia.train.checkpoint import Checkpoints
+from raffia.train.config import to_json
+from raffia.train.replay_log import ReplayLog
+from tests.recipes.ilql_runs import brief
+from tests.recipes.runs import Quiet, last_state, same, short, terminate, with_all
+from tests.recipes.test_population_forms import played as played_forms
+from tests.recipes.test_population_forms import spoken
+from tests.recipes.test_population_runs import POPULATION, RUN, SIZES, played
+from tests.train.kills import run_with_kills
+from tests.train.test_events import points
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = "import sys; from raffia.cli import main; sys.exit(main())"
+
+
+def rows(folder, *kinds):
+    """What was written down, without the sessions and without times."""
+    found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [
+        {name: value for name, value in row.items() if not of_time(name)}
+        for row in found
+        if row["kind"] in kinds or (not kinds and row["kind"] not in ("start", "resume"))
+    ]
+
+
+def of_time(name):
+    return name.startswith("seconds") or name.endswith("_per_second")
+
+
+def scalars(folder):
+    (path,) = folder.glob("events.out.tfevents.*")
+    told = [(*name.split("/"), step, value) for name, step, value, _ in points(path)]
+    return [row for row in told if row[0] not in ("start", "resume") and not of_time(row[1])]
+
+
+def assert_same_run(straight, other, *kinds):
+    """All that is saved and written down; of rows those of these kinds, if any are named."""
+    (left, one), (right, two) = last_state(straight), last_state(other)
+    assert left.update == right.update and one.keys() == two.keys()
+    assert left.extras.get("data") == right.extras.get("data")
+    for part in one:
+        assert same(one[part], two[part]), part
+    assert rows(straight, *kinds) == rows(other, *kinds)
+    updates = [row["update"] for row in rows(other, "train")]
+    assert updates == sorted(set(updates))  # neither doubled nor missing
+    assert kinds or scalars(straight) == scalars(other)
+    said = []
+    assert Checkpoints(other / "checkpoints").newest(said.append) and said == []
+    for path in [*straight.glob("trees/*"), *straight.glob("dialogues/*")]:
+        assert path.read_bytes() == (other / path.parent.name / path.name).read_bytes()
+
+
+def plain(num_env_steps, every_updates):
+    """Priorities, reanalyze, a stack of frames, evaluations."""
+    return with_all(
+        short(num_env_steps),
+        checkpoint__every_updates=every_updates,
+        evaluate__every_env_steps=max(40, num_env_steps // 8),
+    )
+
+
+def twelve():
+    """12 updates, evaluated after 3 and at the end, saved after 7 and at the end."""
+    return with_all(
+        short(num_env_steps=88),
+        loss__unroll_steps=5,
+        targets__n_step=5,
+        collect__updates_per_env_step=0.25,
+        collect__rollout_length=1,
+    )
+
+
+def sizes(run):
+    return with_all(run, population=replace(run.population, **SIZES))
+
+
+MAKE = {
+    "plays": short,
+    "plays twelve": twelve,
+    "plays in members": played,
+    "plays in members with replays": lambda: played(replay="own"),
+    "plays in members of sizes": lambda: with_all(sizes(played()), replay__batch_size=8),
+    "plays in members of sizes with replays": lambda: with_all(
+        sizes(played(replay="own")), replay__batch_size=8
+    ),
+    "plays in members of forms": played_forms,
+    "speaks": brief,
+    "speaks in members": lambda: RUN,
+    "speaks in members of sizes": lambda: replace(
+        RUN, population=replace(POPULATION, **SIZES), batch_size=8
+    ),
+    "speaks in members of forms": lambda: spoken(target="heads"),
+    "speaks in members of forms of trunks": lambda: spoken(target="trunk"),
+}
+
+
+def functions_of(config):
+    return efficientzero if isinstance(config, EfficientZeroRun) else ilql
+
+
+def train(config, folder, **options):
+    return functions_of(config).train(config, folder, view=Quiet(), **options)
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    """The folders of runs that nothing happened to, each played once."""
+    found = {}
+
+    def find(name):
+        if name not in found:
+            found[name] = tmp_path_factory.mktemp("straight") / "run"
+            assert train(MAKE[name](), found[name]).reason == "finished"
+        return found[name]
+
+    return find
+
+
+STOPS = [  # after which updates it is stopped
+    ("plays", [1]),
+    ("plays", [6, 7, 20]),
+    ("plays", [29]),
+    ("plays in members", [9]),
+    ("plays in members", [14]),
+    ("plays in members with replays", [14]),
+    ("plays in members of sizes", [9]),
+    ("plays in members of sizes with replays", [9]),
+    ("plays in members of forms", [14]),
+    ("speaks", [1]),
+    ("speaks", [4, 5, 11]),
+    ("speaks in members", [6]),
+    ("speaks in members", [8]),
+    ("speaks in members of sizes", [6]),
+    ("speaks in members of forms", [7]),
+    ("speaks in members of forms of trunks", [7]),
+]
+FAST = {("speaks", 1), ("speaks", 4)}
+
+
+@pytest.mark.parametrize(
+    ("name", "stops"),
+    [
+        pytest.param(*row, marks=() if (row[0], row[1][0]) in FAST else pytest.mark.slow)
+        for row in STOPS
+    ],
+)
+def test_a_run_that_is_stopped_and_resumed_is_the_same_run(name, stops, straight, tmp_path):
+    config, folder = MAKE[name](), tmp_path / "run"
+    functions = functions_of(config)
+    result = functions.train(config, folder, view=Quiet({stops[0]: terminate}))
+    assert (result.reason, result.update, result.signal) == ("stopped", stops[0], "SIGTERM")
+    for update in stops[1:]:
+        assert functions.resume(folder, view=Quiet({update: terminate})).update == update
+    assert functions.resume(folder, view=Quiet()).reason == "finished"
+    assert_same_run(straight(name), folder, "evaluate", "episode", "generation")
+    assert "members" not in name or rows(folder, "generation")
+
+
+def die():
+    raise MemoryError("killed")
+
+
+@pytest.mark.parametrize(("name", "every", "num_updates"), [("plays", 7, 30), ("speaks", 5, 12)])
+def test_a_run_that_dies_goes_on_at_its_last_checkpoint(
+    name, every, num_updates, straight, tmp_path
+):
+    folder, draw, config = tmp_path / "run", random.Random(0), MAKE[name]()
+    functions, view = functions_of(config), Quiet()
+    with pytest.raises(MemoryError):
+        functions.train(config, folder, view=Quiet({draw.randint(every, num_updates): die}))
+    for _ in range(2):
+        first = last_state(folder)[0].update + 1
+        with pytest.raises(MemoryError):
+            functions.resume(folder, view=Quiet({draw.randint(first, num_updates): die}))
+    assert functions.resume(folder, view=view).reason == "finished"
+    assert any("resumes after update" in line for line in view.said)
+    assert_same_run(straight(name), folder)
+
+
+@pytest.mark.slow
+def test_a_resume_is_exact_where_steps_are_recorded(straight, tmp_path, monkeypatch):
+    """Which begins after more steps in the one than in the other."""
+    made, folder = [], tmp_path / "run"
+
+    def soon(function):
+        made.append(Traced(function, after=2))
+        return made[-1]
+
+    monkeypatch.setattr("raffia.evolution.population.Traced", soon)
+    efficientzero.train(played(), folder, view=Quiet({14: terminate}))
+    efficientzero.resume(folder, view=Quiet())
+    assert [traced.num_recorded for traced in made] == [1, 1]
+    assert_same_run(straight("plays in members"), folder, "generation")
+
+
+# ------------------------------------------------------------------------ at moments of chance
+
+
+def in_workers(*size):
+    return with_all(plain(*size), env__num_workers=2)
+
+
+def on_disk(*size):
+    """A ring that comes round more than once."""
+    return with_all(plain(*size), replay__on_disk=True, replay__capacity=60)
+
+
+def of_two_players(*size):
+    return with_all(
+        plain(*size),
+        env=replace(PRESETS["tictactoe"].env, num_envs=4),
+        targets__discount=1.0,
+        targets__n_step=9,
+        targets__correct_horizon=False,
+        evaluate__num_episodes=4,
+        evaluate__max_steps=9,
+    )
+
+
+def with_sampled_actions(*size):
+    swing = PRESETS["pendulum"]
+    return with_all(
+        plain(*size),
+        env=replace(swing.env, num_envs=4, frame_stack=2),
+        search=replace(swing.search, num_simulations=4, num_sampled_actions=5),
+    )
+
+
+def that_speaks(num_updates, every_updates):
+    return with_all(
+        brief(num_updates=num_updates),
+        checkpoint__every_updates=every_updates,
+        evaluate__every_updates=9,
+    )
+
+
+def newest_update(checkpoints):
+    names = os.listdir(checkpoints) if checkpoints.exists() else []
+    return max((int(name) for name in names if name.isdecimal()), default=0)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)  # nine processes, on whatever machine
+@pytest.mark.parametrize(
+    ("make", "size", "every_updates", "num_kills", "at_work_seconds"),
+    [
+        (plain, 240, 1, 8, 0.1),  # about every other kill is in the middle of a save
+        (plain, 240, 7, 4, 0.1),
+        (in_workers, 120, 2, 4, 0.1),
+        (on_disk, 120, 2, 4, 0.1),
+        (of_two_players, 120, 2, 4, 0.1),
+        (with_sampled_actions, 120, 2, 4, 0.1),
+        (that_speaks, 60, 2, 5, 0.4),
+    ],
+)
+def test_kills_change_nothing(make, size, every_updates, num_kills, at_work_seconds, tmp_path):
+    """Killed and resumed by the command line; whatever counts as a checkpoint is whole."""
+    config, folder = make(size, every_updates), tmp_path / "killed"
+    train(config, tmp_path / "straight")
+    settings = tmp_path / "settings.json"
+    settings.write_text(json.dumps(to_json(config)))
+    paths = [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    raffia = [sys.executable, "-c", PROGRAM]
+    name = "efficientzero" if functions_of(config) is efficientzero else "ilql"
+
+    def can_resume():
+        if not (folder / "config.json").exists():
+            return False
+        said, log = [], ReplayLog(folder / "replay")
+        check = {"check": log.check} if name == "efficientzero" else {}
+        Checkpoints(folder / "checkpoints").newest(said.append, **check)
+        assert said == []
+        return True
+
+    report = run_with_kills(
+        [*raffia, "train", name, "--config", settings, "--run", folder],
+        [*raffia, "resume", folder],
+        num_kills=num_kills,
+        seed=size,
+        env={"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
+        watched=lambda: newest_update(folder / "checkpoints"),
+        can_resume=can_resume,
+        at_work_seconds=at_work_seconds,
+        limit_seconds=100.0,
+    )
+    assert len(report.kills) == num_kills, "the run ended before: make it longer"
+    assert report.num_at_work >= num_kills // 2
+    assert_same_run(tmp_path / "straight", folder)
+
+
+# ---------------------------------------------------------------- at moments that are chosen
+
+
+def stopping_in_evaluation(patch, number):
+    """SIGTERM comes while this evaluation of either agent, counted from 1, is going on."""
+    calls = []
+
+    def stopping(play):
+        def stopped(*args, **kwargs):
+            calls.append(0)
+            if len(calls) == number:
+                terminate()
+            return play(*args, **kwargs)
+
+        return stopped
+
+    evaluator = played_evaluation.Evaluator
+    patch.setattr(evaluator, "play", stopping(evaluator.play))
+    patch.setattr(spoken_evaluation, "play", stopping(spoken_evaluation.play))
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "update"),
+    [("plays twelve", 1, 3), ("plays twelve", 2, 12), ("speaks", 3, 8)],
+)
+def test_an_evaluation_that_is_broken_off_is_made_up_for(
+    name, number, update, straight, tmp_path, monkeypatch
+):
+    """Of speaking the third is the first decoding after update 8."""
+    folder, config = tmp_path / "run", MAKE[name]()
+    with monkeypatch.context() as patch:
+        stopping_in_evaluation(patch, number)
+        result = train(config, folder)
+    assert (result.reason, result.update, result.signal) == ("stopped", update, "SIGTERM")
+    assert all(row["update"] < update for row in rows(folder, "evaluate"))
+    assert functions_of(config).resume(folder, view=Quiet()).reason == "finished"
+    assert_same_run(straight(name), folder, "train", "episode", "evaluate")
+    best = [Checkpoints(run / "checkpoints").best() for run in (straight(name), folder)]
+    assert best[0].update == best[1].update and best[0].score == best[1].score
+
+
+def test_a_target_that_the_evaluation_broken_off_reaches_ends_the_resumed_run(
+    tmp_path, monkeypatch
+):
+    config = with_all(twelve(), evaluate__target_return=1.0)
+    with monkeypatch.context() as patch:
+        stopping_in_evaluation(patch, 1)
+        train(config, tmp_path / "run")
+    result = efficientzero.resume(tmp_path / "run", view=Quiet())
+    assert (result.reason, result.update) == ("target", 3)
+
+
+@pytest.mark.parametrize(
+    ("config", "update"),
+    [
+        (with_all(twelve(), evaluate__target_return=1.0), 3),
+        (with_all(twelve(), evaluate__target_return=1.0, evaluate__every_env_steps=10_000), 12),
+        (with_all(brief(), evaluate__target_return=-6.0), 4),
+    ],
+)
+def test_a_run_ends_at_its_target(config, update, tmp_path):
+    """Which may be reached at its end."""
+    result = train(config, tmp_path / "run")
+    assert (result.reason, result.update) == ("target", update)
+    assert rows(tmp_path / "run")[-1]["reason"] == "target"
+
+
+def test_a_run_that_dies_at_its_last_save_has_not_ended(straight, tmp_path, monkeypatch):
+    save, folder = Checkpoints.save, tmp_path / "run"
+
+    def dies(self, update, *args, **kwargs):
+        if update == 12:
+            die()
+        return save(self, update, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "save", dies)
+        with pytest.raises(MemoryError):
+            train(twelve(), folder)
+    assert rows(folder)[-1]["kind"] != "end"
+    assert efficientzero.resume(folder, view=Quiet()).reason == "finished"
+    assert_same_run(straight("plays twelve"), folder)
+
+
+def test_evaluations_may_become_rarer_or_more_frequent(tmp_path):
+    folder, config = tmp_path / "run", twelve()
+    efficientzero.train(config, folder, view=Quiet({5: terminate}))
+    often = with_all(config, evaluate__every_env_steps=4)
+    efficientzero.resume(folder, config=often, view=Quiet({8: terminate}))
+    rare = with_all(config, evaluate__every_env_steps=40)
+    efficientzero.resume(folder, config=rare, view=Quiet())
+    assert [row["env_step"] for row in rows(folder, "evaluate")] == [
+        *(52, 60, 64, 68),  # at 72 it was broken off, and is not due any more
+        *(80, 88),
+    ]
