@@ -21,8 +21,7 @@ from raffia.cli import main
 from raffia.recipes.efficientzero.presets import PRESETS
 from raffia.train.checkpoint import Checkpoints
 from raffia.train.config import to_json
-from tests.recipes.runs import last_state, same, short
-from tests.recipes.test_resumes import rows
+from tests.recipes.runs import last_state, rows, same, short
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = "import sys; from raffia.cli import main; sys.exit(main())"

@@ -1,7 +1,6 @@
 """Runs that are laid out over workers: of what runs, by whom, and all that they leave."""
 
 import hashlib
-import json
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -26,7 +25,7 @@ from raffia.recipes.scale_config import ActorsConfig
 from raffia.train.checkpoint import Checkpoints
 from raffia.train.session import TrainingSession
 from tests.recipes.ilql_settings import WORDLE
-from tests.recipes.runs import Quiet, with_all
+from tests.recipes.runs import Quiet, rows, with_all
 
 EFFICIENTZERO, ILQL = ALGORITHMS["efficientzero"], ALGORITHMS["ilql"]
 SMOKE = with_all(
@@ -148,16 +147,6 @@ class Left(NamedTuple):
     files: dict[str, bytes]
 
 
-def rows_of(folder, *kinds):
-    """Of metrics.jsonl, without when."""
-    found = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return [
-        {key: value for key, value in row.items() if key not in ("seconds", "time")}
-        for row in found
-        if row["kind"] in kinds
-    ]
-
-
 def left(folder):
     found = Checkpoints(folder / "checkpoints").newest(print)
     code = hashlib.sha256()
@@ -173,7 +162,7 @@ def left(folder):
         found.update,
         found.extras["evaluate"],
         code.hexdigest(),
-        rows_of(folder, "evaluate", "generation"),
+        rows(folder, "evaluate", "generation"),
         {one.update: one.score for one in Checkpoints(folder / "checkpoints").available()},
         {path.name: path.read_bytes() for path in files},
     )

@@ -1,6 +1,7 @@
 """Short runs for the tests of recipes."""
 
 import io
+import json
 import os
 import signal
 from dataclasses import replace
@@ -65,6 +66,20 @@ def with_all(config, **settings):
 
 def terminate():
     os.kill(os.getpid(), signal.SIGTERM)
+
+
+def rows(folder, *kinds):
+    """What was written down, without the sessions and without times."""
+    found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [
+        {name: value for name, value in row.items() if not of_time(name)}
+        for row in found
+        if row["kind"] in kinds or (not kinds and row["kind"] not in ("start", "resume"))
+    ]
+
+
+def of_time(name):
+    return name.startswith("seconds") or name.endswith("_per_second")
 
 
 def last_state(folder):

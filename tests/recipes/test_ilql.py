@@ -31,8 +31,8 @@ from raffia.train.checkpoint import Checkpoints
 from raffia.train.experiment import RunError
 from raffia.train.nan_guard import NonFiniteError
 from tests.recipes.ilql_runs import Asked, brief, last
-from tests.recipes.runs import Quiet, short, terminate, with_all
-from tests.recipes.test_resumes import assert_same_run, rows
+from tests.recipes.runs import Quiet, rows, short, terminate, with_all
+from tests.recipes.test_resumes import assert_same_run
 
 
 @pytest.fixture(scope="module")

@@ -28,18 +28,13 @@ from raffia.report.folder import read_run
 from raffia.train.checkpoint import Checkpoints
 
 from .ilql_runs import of_file, write_chats
-from .runs import Quiet
+from .runs import Quiet, rows
 
 
 def population(tmp_path, **changes):
     ranges = ("tau=0.5..0.95", "q_weight=0.1..2")
     config = of_file(write_chats(tmp_path / "chats.jsonl"), **changes)
     return with_sizes(replace(config, population=PopulationConfig(size=3, ranges=ranges)))
-
-
-def rows(folder, kind):
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return [row for row in map(json.loads, lines) if row["kind"] == kind]
 
 
 @pytest.mark.parametrize("name", ["ilql", "cql"])  # with an estimate; without one

@@ -1,25 +1,25 @@
-"""Runs of populations: selected, stopped in the middle of a generation, resumed."""
+"""Runs of populations: selected, replaced, of heads that change their form, and their agents."""
 
-import json
 from dataclasses import replace
 
 import pytest
 import torch
 
+from raffia.algorithms.ilql.config import ILQLModelConfig
 from raffia.algorithms.ilql.learner import ILQLLearner
+from raffia.algorithms.ilql.model import ILQLModel
 from raffia.lm.envs.wordle.game import WordleObservation
-from raffia.recipes import efficientzero
+from raffia.recipes import efficientzero, ilql
 from raffia.recipes.efficientzero.experiment import EfficientZeroExperiment
 from raffia.recipes.efficientzero.presets import PRESETS
-from raffia.recipes.ilql import evaluate, load_agent, member_config, train
 from raffia.recipes.ilql.config import ILQLEvaluateConfig
+from raffia.recipes.ilql.export import export, load_exported
 from raffia.recipes.ilql.presets import ILQL_PRESETS
 from raffia.recipes.members import Members, best_of
 from raffia.recipes.population_config import PopulationConfig
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.checkpoint import Checkpoints
-
-from .runs import Quiet, last_state, same, short
+from tests.recipes.runs import Quiet, last_state, rows, same, short, with_all
 
 POPULATION = PopulationConfig(
     size=3, spread=30.0, parameters=0.5, ranges=("learning_rate=1e-6..1", "tau=0.5..0.95")
@@ -31,33 +31,78 @@ RUN = replace(
     num_updates=12,
     evaluate=ILQLEvaluateConfig(every_updates=4, num_episodes=4),
 )
+SIZES = {"ranges": ("batch_size=2..12",), "spread": 2.0, "parameters": 0.0, "hyper": 1.0}
+FORMS = PopulationConfig(
+    size=3,
+    no_mutation=0.1,
+    hyper=0.0,
+    parameters=0.3,
+    activation=1.0,
+    architecture=1.0,
+    new_layer_prob=0.5,
+)
 
 
-def rows(folder, kind):
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return [row for row in map(json.loads, lines) if row["kind"] == kind]
+def played(**changes):
+    """Three members in six environments, with reanalyze, priorities and old target networks."""
+    return short(
+        env=replace(PRESETS["smoke"].env, num_envs=6, frame_stack=2),
+        population=PopulationConfig(size=3, spread=30.0, parameters=0.5, **changes),
+    )
 
 
-def state_of(folder):
-    return Checkpoints(folder / "checkpoints").newest(print).tensors("state")
+def played_forms():
+    return with_all(played(), model__evolvable_heads=True, population=FORMS)
+
+
+def spoken_forms(**model):
+    smoke = ILQL_PRESETS["ilql-smoke"]
+    return replace(
+        smoke,
+        model=replace(smoke.model, evolvable_heads=True, max_head_nodes=48, **model),
+        population=FORMS,
+        num_updates=12,
+        evaluate=ILQLEvaluateConfig(every_updates=2, num_episodes=4),
+    )
+
+
+def newest(folder):
+    return Checkpoints(folder / "checkpoints").newest(print)
+
+
+@pytest.fixture(scope="module")
+def spoken(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("spoken") / "run"
+    result = ilql.train(RUN, folder, view=Quiet())
+    assert (result.reason, result.update) == ("finished", 12)
+    return folder
 
 
 @pytest.mark.slow
-def test_a_run_is_selected_after_each_evaluation_but_the_last(tmp_path):
-    result = train(RUN, tmp_path / "run", view=Quiet())
-    assert (result.reason, result.update) == ("finished", 12)
-    born = rows(tmp_path / "run", "generation")
+def test_a_run_is_selected_after_each_evaluation_but_the_last(spoken):
+    born = rows(spoken, "generation")
     assert [(row["generation"], row["update"]) for row in born] == [(1, 4), (2, 8)]
-    for row, evaluated in zip(born, rows(tmp_path / "run", "evaluate"), strict=False):
+    for row, evaluated in zip(born, rows(spoken, "evaluate"), strict=False):
         assert row["fitness"] == evaluated["fitness"] and len(row["fitness"]) == 3
         assert row["fitness"][row["parents"][0]] == max(row["fitness"])
         assert row["kinds"][0] == "none"  # the elite
         assert evaluated["mean_return"] == max(evaluated["fitness"])
-    state = state_of(tmp_path / "run")
+    state = newest(spoken).tensors("state")
     assert state.batch_size == (3,) and state["step"].tolist() == [12] * 3
     rates = state["hyper", "learning_rate"]
     assert torch.allclose(rates, torch.tensor(born[-1]["hyper"]["learning_rate"]))
     assert len(set(rates.tolist())) > 1
+
+
+@pytest.mark.slow
+def test_the_agent_of_a_population_is_its_best_member(spoken):
+    found = newest(spoken)
+    place = found.extras["population"]["best"]
+    state = found.tensors("state")
+    best, another = state[place], state[(place + 1) % 3]
+    assert same(best_of(found), best) and not same(best, another)
+    assert isinstance(ilql.load_agent(spoken, "newest").act(WordleObservation()), str)
+    assert ilql.evaluate(spoken, episodes=3).games["decode"].returns
 
 
 def test_the_best_member_need_not_be_the_first(tmp_path):
@@ -69,94 +114,80 @@ def test_the_best_member_need_not_be_the_first(tmp_path):
     assert best_of(checkpoints.available()[1])["w"].shape == (3,)  # no population's
 
 
-@pytest.mark.slow
-def test_the_agent_of_a_population_is_its_best_member(tmp_path):
-    train(RUN, tmp_path / "run", view=Quiet())
-    found = Checkpoints(tmp_path / "run" / "checkpoints").newest(print)
-    place = found.extras["population"]["best"]
-    state = found.tensors("state")
-    best, another = state[place], state[(place + 1) % 3]
-    assert same(best_of(found), best) and not same(best, another)
-    assert isinstance(load_agent(tmp_path / "run", "newest").act(WordleObservation()), str)
-    assert evaluate(tmp_path / "run", episodes=3).games["decode"].returns
-
-
 def test_a_member_that_comes_to_grief_is_replaced(tmp_path):
     """A rate that makes numbers that are no numbers any more: the others go on."""
     wild = replace(POPULATION, ranges=("learning_rate=1e-6..1e30",), spread=1e36, parameters=0.0)
     run = replace(RUN, population=wild, seed=SEED)
-    result = train(run, tmp_path / "run", view=Quiet())
+    result = ilql.train(run, tmp_path / "run", view=Quiet())
     assert result.reason == "finished"
     fitness = [row["fitness"] for row in rows(tmp_path / "run", "evaluate")]
     born = rows(tmp_path / "run", "generation")
     assert None in fitness[0] and fitness[0].index(None) not in born[0]["parents"]
-    state = state_of(tmp_path / "run")
-    best = Checkpoints(tmp_path / "run" / "checkpoints").newest(print).extras["population"]["best"]
-    assert all(x.isfinite().all() for x in state[best]["params"].values(True, True))
+    found = newest(tmp_path / "run")
+    best = found.tensors("state")[found.extras["population"]["best"]]
+    assert all(x.isfinite().all() for x in best["params"].values(True, True))
 
 
 @pytest.mark.parametrize(
-    ("change", "error"),
+    ("run", "error"),
     [
-        ({"ranges": ("learning_rat=1e-6..1",)}, "did you mean 'learning_rate'"),
-        ({"ranges": ("learning_rate=0.5..1",)}, "begins at 0.001, outside of its range"),
+        (with_all(RUN, population__ranges=("learning_rat=1e-6..1",)), "mean 'learning_rate'"),
+        (with_all(RUN, population__ranges=("learning_rate=0.5..1",)), "begins at 0.001, outside"),
+        (
+            replace(
+                RUN,
+                population=PopulationConfig(),
+                model=ILQLModelConfig(
+                    trunk=RUN.model.trunk, evolvable_heads=True, max_head_nodes=8
+                ),
+            ),
+            "take max_head_nodes=32 or more, or None",
+        ),
     ],
 )
-def test_ranges_that_do_not_fit_are_refused_before_anything_is_learnt(tmp_path, change, error):
-    run = replace(RUN, population=replace(POPULATION, **change))
+def test_what_does_not_fit_is_refused_before_anything_is_learnt(tmp_path, run, error):
     with pytest.raises(ValueError, match=error):
-        train(run, tmp_path / "run", view=Quiet())
+        ilql.train(run, tmp_path / "run", view=Quiet())
     assert not (tmp_path / "run").exists()
 
 
 def test_a_member_speaks_with_its_own_numbers(tmp_path):
     ranges = ("temperature=0.1..10", "adv_weight=0.1..10")
     run = replace(RUN, population=replace(POPULATION, ranges=ranges, parameters=0.0))
-    train(run, tmp_path / "run", view=Quiet())
-    found = Checkpoints(tmp_path / "run" / "checkpoints").newest(print)
+    ilql.train(run, tmp_path / "run", view=Quiet())
+    found = newest(tmp_path / "run")
     hyper = best_of(found)["hyper"]
-    decode = load_agent(tmp_path / "run", "newest").config
+    decode = ilql.load_agent(tmp_path / "run", "newest").config
     assert decode.temperature == pytest.approx(float(hyper["temperature"]))
     assert decode.adv_weight == pytest.approx(float(hyper["adv_weight"]))
-    assert member_config(tmp_path / "run", "newest").decode.adv_weight == decode.adv_weight
-    state = state_of(tmp_path / "run")
-    assert len(set(state["hyper", "temperature"].tolist())) > 1
+    config = ilql.member_config(tmp_path / "run", "newest")
+    assert config.decode.adv_weight == decode.adv_weight
+    assert len(set(found.tensors("state")["hyper", "temperature"].tolist())) > 1
 
 
-SIZES = {"ranges": ("batch_size=2..12",), "spread": 2.0, "parameters": 0.0, "hyper": 1.0}
-
-
-# ------------------------------------------------------------------------------ EfficientZero
-
-
-def played(**changes):
-    """Three members in six environments, with reanalyze, priorities and old target networks."""
-    return short(
-        env=replace(PRESETS["smoke"].env, num_envs=6, frame_stack=2),
-        population=PopulationConfig(size=3, spread=30.0, parameters=0.5, **changes),
-    )
+@pytest.mark.slow
+def test_batch_sizes_are_the_members_own(tmp_path):
+    run = replace(RUN, population=replace(POPULATION, **SIZES), batch_size=8)
+    ilql.train(run, tmp_path / "run", view=Quiet())
+    sizes = newest(tmp_path / "run").tensors("state")["hyper", "batch_size"].tolist()
+    assert len(set(sizes)) > 1 and all(2 <= size <= 12 for size in sizes)
 
 
 @pytest.mark.slow
 def test_members_play_in_one_search_and_are_selected(tmp_path):
-    result = efficientzero.train(played(), tmp_path / "run", view=Quiet())
+    result = efficientzero.train(played(replay="own"), tmp_path / "run", view=Quiet())
     assert result.reason == "finished"
-    born = rows(tmp_path / "run", "generation")
+    born, evaluated = (rows(tmp_path / "run", kind) for kind in ("generation", "evaluate"))
     assert [row["generation"] for row in born] == [1, 2, 3]
-    evaluated = rows(tmp_path / "run", "evaluate")
     assert all(row["mean_return"] == max(row["fitness"]) for row in evaluated)
-    state = state_of(tmp_path / "run")
+    state = newest(tmp_path / "run").tensors("state")
     assert state.batch_size == (3,)
     assert len(set(state["hyper", "learning_rate"].tolist())) > 1
     agent = efficientzero.load_agent(tmp_path / "run")
     observation = torch.zeros(2, 2, 4)  # two environments, two frames
     assert agent.act(TensorDict(observation=observation, batch_size=[2]))["action"].shape == (2,)
     assert efficientzero.evaluate(tmp_path / "run", episodes=2).returns
-
-
-@pytest.mark.slow
-def test_members_that_have_their_own_replay_learn_from_what_they_have_played(tmp_path):
-    efficientzero.train(played(replay="own"), tmp_path / "run", view=Quiet())
+    # With a replay of their own they learn from what they have played.
     _, parts = last_state(tmp_path / "run")
     assert sorted(parts) == ["replay.0", "replay.1", "replay.2", "state", "stream"]
     replays = [parts[f"replay.{member}"] for member in range(3)]
@@ -197,8 +228,30 @@ def test_members_that_evolved_are_searched_again_with_their_own_targets(tmp_path
     for name in ("evolve", "_refresh_reanalyze", "_make_batch"):
         note(name)
     config = short(120, population=PopulationConfig(size=2, parameters=1.0))
-    targets = replace(config.targets, target_interval=1_000)
-    efficientzero.train(replace(config, targets=targets), tmp_path / "run", view=Quiet())
+    config = with_all(config, targets__target_interval=1_000)
+    efficientzero.train(config, tmp_path / "run", view=Quiet())
     after = [done[at + 1 : at + 3] for at, name in enumerate(done) if name == "evolve"]
     assert after and all(names == ["_make_batch", "_refresh_reanalyze"] for names in after)
     assert done.count("_refresh_reanalyze") == 1 + len(after)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["heads", "trunk"])
+def test_an_agent_is_exported_with_the_form_of_its_heads(tmp_path, target):
+    all_change = replace(FORMS, elitism=False, no_mutation=0.0, parameters=0.0)
+    run = replace(spoken_forms(target=target), population=all_change)
+    ilql.train(run, tmp_path / "run", view=Quiet())
+    kinds = {kind for row in rows(tmp_path / "run", "generation") for kind in row["kinds"]}
+    assert {"activation", "architecture"} <= kinds
+    agent = ilql.load_agent(tmp_path / "run", "newest")
+    export(tmp_path / "run", tmp_path / "model", "newest")
+    again = load_exported(tmp_path / "model")
+    for part in ("model", "target"):
+        own, other = (getattr(policy.agent, part).state_dict() for policy in (agent, again))
+        heads = [name for name in own if name.startswith(("v.", "q1.", "q2."))]
+        assert all(other[name].equal(own[name]) for name in heads)
+    began, now = ILQLModel(run.model), again.agent.model
+    forms = [dict(model.named_buffers()) for model in (began, now)]
+    assert forms[0].keys() == forms[1].keys()
+    assert not all(form.equal(forms[1][name]) for name, form in forms[0].items())
+    assert isinstance(again.act(WordleObservation()), str)

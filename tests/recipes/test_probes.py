@@ -138,10 +138,13 @@ class Endless:
     def reset(self, seed):
         return TensorDict(observation=torch.ones(1))
 
+    def reward(self, action):
+        return torch.tensor(1.0)
+
     def step(self, action):
         return TensorDict(
             observation=torch.ones(1),
-            reward=torch.tensor(1.0),
+            reward=self.reward(action),
             terminated=torch.tensor(self.ends),
             truncated=torch.tensor(False),
         )
@@ -157,6 +160,15 @@ class Ending(Endless):
     """The same, but for its end after the first."""
 
     ends = True
+
+
+class Aim(Ending):
+    """The nearer an action comes to 0.4, the better; then the end."""
+
+    spec = EnvSpec(observation_shape=(1,), action=Box((-1.0,), (1.0,)))
+
+    def reward(self, action):
+        return -(action[0] - 0.4).square()
 
 
 @pytest.mark.slow
@@ -180,7 +192,7 @@ def test_an_end_at_the_time_limit_is_an_end(tmp_path):
     near(agent.planner.values(torch.ones(1, 1)), [1.0])
 
 
-class Duel:
+class Duel(Endless):
     """The first player hands the second one a lost position (action 0) or a won one (action 1).
 
     Seen as 0 at first; then as -1, where the second player loses by his only move, or as +1, where
@@ -214,12 +226,6 @@ class Duel:
             }
         )
 
-    def render(self):
-        return None
-
-    def close(self):
-        pass
-
 
 @pytest.fixture(scope="module")
 def duellist(tmp_path_factory):
@@ -242,29 +248,6 @@ def test_two_players_want_what_the_other_does_not(duellist):
     near(reward[2], 1.0, atol=0.3)
     near(following, [-1.0, 0.0, 0.0])
     assert duellist.act(state)["action"].tolist() == [0, 0, 2]
-
-
-class Aim:
-    """The nearer an action comes to 0.4, the better; then the end."""
-
-    spec = EnvSpec(observation_shape=(1,), action=Box((-1.0,), (1.0,)))
-
-    def reset(self, seed):
-        return TensorDict(observation=torch.ones(1))
-
-    def step(self, action):
-        return TensorDict(
-            observation=torch.ones(1),
-            reward=-(action[0] - 0.4).square(),
-            terminated=torch.tensor(True),
-            truncated=torch.tensor(False),
-        )
-
-    def render(self):
-        return None
-
-    def close(self):
-        pass
 
 
 @pytest.mark.slow

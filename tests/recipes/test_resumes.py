@@ -19,29 +19,29 @@ from raffia.train.checkpoint import Checkpoints
 from raffia.train.config import to_json
 from raffia.train.replay_log import ReplayLog
 from tests.recipes.ilql_runs import brief
-from tests.recipes.runs import Quiet, last_state, same, short, terminate, with_all
-from tests.recipes.test_population_forms import played as played_forms
-from tests.recipes.test_population_forms import spoken
-from tests.recipes.test_population_runs import POPULATION, RUN, SIZES, played
+from tests.recipes.runs import (
+    Quiet,
+    last_state,
+    of_time,
+    rows,
+    same,
+    short,
+    terminate,
+    with_all,
+)
+from tests.recipes.test_population_runs import (
+    POPULATION,
+    RUN,
+    SIZES,
+    played,
+    played_forms,
+    spoken_forms,
+)
 from tests.train.kills import run_with_kills
 from tests.train.test_events import points
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = "import sys; from raffia.cli import main; sys.exit(main())"
-
-
-def rows(folder, *kinds):
-    """What was written down, without the sessions and without times."""
-    found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [
-        {name: value for name, value in row.items() if not of_time(name)}
-        for row in found
-        if row["kind"] in kinds or (not kinds and row["kind"] not in ("start", "resume"))
-    ]
-
-
-def of_time(name):
-    return name.startswith("seconds") or name.endswith("_per_second")
 
 
 def scalars(folder):
@@ -106,8 +106,8 @@ MAKE = {
     "speaks in members of sizes": lambda: replace(
         RUN, population=replace(POPULATION, **SIZES), batch_size=8
     ),
-    "speaks in members of forms": lambda: spoken(target="heads"),
-    "speaks in members of forms of trunks": lambda: spoken(target="trunk"),
+    "speaks in members of forms": lambda: spoken_forms(target="heads"),
+    "speaks in members of forms of trunks": lambda: spoken_forms(target="trunk"),
 }
 
 

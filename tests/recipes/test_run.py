@@ -26,8 +26,7 @@ from raffia.tensordict.tensordict import TensorDict
 from raffia.train.checkpoint import CheckpointError, Checkpoints
 from raffia.train.experiment import RunError
 from raffia.train.nan_guard import NonFiniteError
-from tests.recipes.runs import Quiet, last_state, same, short, terminate, with_all
-from tests.recipes.test_resumes import rows
+from tests.recipes.runs import Quiet, last_state, rows, same, short, terminate, with_all
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ from raffia.distributed.sharded import StateLost
 from raffia.recipes.ilql.experiment import ILQLExperiment
 from raffia.recipes.running import MOST_LOSSES, resume_run, train_run
 from raffia.train.checkpoint import Checkpoints
-from tests.recipes.layouts import ILQL, WORDLE, experiment, left, rows_of, trained
-from tests.recipes.runs import Quiet, with_all
+from tests.recipes.layouts import ILQL, WORDLE, experiment, left, trained
+from tests.recipes.runs import Quiet, rows, with_all
 
 SHARDED = {"learners__num": 2, "learners__state": "sharded"}
 
@@ -106,7 +106,7 @@ def test_a_run_in_parts_goes_on_by_itself_when_a_part_is_lost(tmp_path):
     assert result.reason == "finished" and left(folder).code == plain.code
     assert len(made) == 4 and deaths == [4, 8]
     said = "go on from what was saved last; it does so by itself"
-    assert sum(said in text for text in view.said) == 3 and not rows_of(folder, "error")
+    assert sum(said in text for text in view.said) == 3 and not rows(folder, "error")
 
     folder, calls = tmp_path / "stopped", []
     train_run(ILQL, config, folder, view=Quiet(), stop=lambda: calls.append(0) or len(calls) > 4)

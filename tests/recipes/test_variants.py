@@ -272,15 +272,6 @@ def test_both_kinds_of_normalisation(norm_type, tmp_path):
     assert all(bool((mean != 0).any()) for mean in means)
 
 
-def test_sgd_warms_up(tmp_path):
-    optimizer = OptimizerConfig(name="sgd", learning_rate=0.02, warmup_fraction=0.5)
-    played = Played(config_of(optimizer=optimizer), tmp_path / "run")
-    rates = [played.run.networks.learning_rate(step) for step in (1, 5, 10)]
-    assert rates == pytest.approx([0.004, 0.02, 0.02])
-    assert not any("second" in str(key) for key in played.state["opt"].keys(True))
-    assert played.metrics[-1]["loss"] < played.metrics[0]["loss"]
-
-
 def test_accumulated_gradients_learn_the_same(tmp_path):
     model = {"norm_type": "LN", "projection_norm_type": "LN"}  # BN: a half's means are its own
     config = config_of(model=model, replay={"alpha": 0.0})

@@ -49,12 +49,11 @@ from tests.recipes.layouts import (
     experiment,
     left,
     on,
-    rows_of,
     stopped,
     trained,
     with_engine,
 )
-from tests.recipes.runs import Quiet, with_all
+from tests.recipes.runs import Quiet, rows, with_all
 from tests.recipes.test_ilql_own_environment import ENV
 
 LATE, OPEN = RUNS["evaluate later"], RUNS["shards ahead"]
@@ -216,7 +215,7 @@ def test_an_environment_of_one_s_own_is_played_elsewhere(tmp_path, monkeypatch):
     assert left(tmp_path / "there") == left(tmp_path / "here")
     told = evaluator_config(config, tmp_path, imported(f"{file}:Echo"))
     assert json.loads(told)["env"] == f"{file}:Echo"
-    assert len(rows_of(tmp_path / "here", "evaluate")[0]["returns"]) == 4
+    assert len(rows(tmp_path / "here", "evaluate")[0]["returns"]) == 4
 
 
 # ---------------------------------------------------------------------------------- what is told

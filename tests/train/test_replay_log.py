@@ -356,5 +356,5 @@ def test_what_can_not_be_restored_is_refused(tmp_path, save, error, words):
     run.save(1, play.buffer)
     with pytest.raises(error, match=words):
         save(run, play)
-        run.restore(other)
+        run.log.restore(run.checkpoints.newest(), other)
     assert other.storage.total == 0
