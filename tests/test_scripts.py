@@ -137,18 +137,6 @@ def test_a_failed_installation_is_done_again(checkout):
     assert checkout.installed == [".[report]"]
 
 
-def test_test_runs_every_check_and_passes_arguments_to_pytest(checkout):
-    result = checkout.run("test", "-k", "a and b", "-x")
-    assert result.returncode == 0, result.stderr
-    checks = [line for line in checkout.asked if "venv" not in line and "pip" not in line]
-    assert checks == [
-        "-m ruff check .",
-        "-m ruff format --check .",
-        "-m mypy",
-        "-m pytest -n auto -m not slow -k a and b -x",
-    ]
-
-
 def test_a_failed_check_does_not_hide_the_others_and_fails(checkout):
     result = checkout.run("test", STUB_MYPY_FAILS="1")
     assert checkout.asked[-1] == "-m pytest -n auto -m not slow"
@@ -217,9 +205,16 @@ class TestWhatIsRun:
         checkout.run("test")
         assert judged not in checkout.log.read_text()
 
-    def test_other_arguments_go_to_pytest(self, checkout):
-        checkout.run("test", "-k", "index")
-        assert checkout.asked[-1] == "-m pytest -n auto -m not slow -k index"
+    def test_every_check_is_run_and_other_arguments_go_to_pytest(self, checkout):
+        result = checkout.run("test", "-k", "a and b", "-x")
+        assert result.returncode == 0, result.stderr
+        checks = [line for line in checkout.asked if "venv" not in line and "pip" not in line]
+        assert checks == [
+            "-m ruff check .",
+            "-m ruff format --check .",
+            "-m mypy",
+            "-m pytest -n auto -m not slow -k a and b -x",
+        ]
 
     def test_help_makes_nothing(self, checkout):
         done = checkout.run("test", "--help")

@@ -222,15 +222,6 @@ def test_nan_in_an_environment_is_told(where, register, tmp_path, capsys):
     assert "finished" in capsys.readouterr().out
 
 
-def test_a_rate_that_is_too_high_is_told(tmp_path, capsys):
-    config = tiny(every_updates=1)
-    high = replace(config.optimizer, learning_rate=1e30, max_grad_norm=1e30)
-    run, error = stopped_by_nan(replace(config, optimizer=high), tmp_path, capsys)
-    assert "NaN or infinite" in error or "loss" in error
-    assert main(["resume", str(run)]) == 1  # the same again, and nothing worse
-    assert capsys.readouterr().err.startswith("error: update ")
-
-
 @pytest.mark.slow
 def test_a_full_disk_at_the_end_is_told_and_nothing_is_lost(tmp_path, capsys, monkeypatch):
     import raffia.train.checkpoint as checkpoint

@@ -20,85 +20,73 @@ def cartpole():
     return gymnasium.make("CartPole-v1")
 
 
-class TestTrain:
-    @pytest.mark.parametrize(
-        ("config", "message"),
-        [
-            ("cartpole", r"'cartpole' is a name: pass PRESETS\['cartpole'\]"),
-            (ILQL_PRESETS["ilql-smoke"], "settings of ilql: train them by raffia.recipes.ilql"),
-            ({"seed": 1}, "config is a dict; it must be a raffia.recipes.EfficientZeroRun"),
-            (None, "config is a NoneType"),
-        ],
+def trains_in(envs):
+    return lambda folder: train(short(), folder, make_env=envs, view=Quiet())
+
+
+CALLS = [
+    (lambda folder: train("cartpole", folder), r"is a name: pass PRESETS\['cartpole'\]"),
+    (
+        lambda folder: train(ILQL_PRESETS["ilql-smoke"], folder),
+        "settings of ilql: train them by raffia.recipes.ilql",
+    ),
+    (
+        lambda folder: train({"seed": 1}, folder),
+        "config is a dict; it must be a raffia.recipes.EfficientZeroRun",
+    ),
+    (lambda folder: train(None, folder), "config is a NoneType"),
+    (lambda folder: ilql.train("wordle", folder), r"pass ILQL_PRESETS\['wordle'\]"),
+    (lambda folder: ilql.train(PRESETS["smoke"], folder), "settings of efficientzero"),
+    (
+        trains_in(cartpole()),
+        r"make_env is one environment, a .*: pass make_env=env_factory\(make\)",
+    ),
+    (
+        trains_in(ValueProbe),
+        r"make_env is the class ValueProbe: pass make_env=env_factory\(ValueProbe\)",
+    ),
+    (
+        trains_in(lambda config, **_: cartpole()),
+        r"make_env\(config\) gave a .*, which is no batch",
+    ),
+    (
+        trains_in(lambda config, **_: ValueProbe()),
+        r"make_env\(config\) gave a ValueProbe, which is no",
+    ),
+    (lambda _: make_env("CartPole-v1"), r"make_env\(EnvConfig\(id='CartPole-v1'\)\)"),
+    (lambda _: make_env(cartpole()), r"takes an EnvConfig.*env_factory"),
+    (lambda _: SerialBatch([cartpole()]), r"becomes one by raffia.envs.GymEnv\(env\)"),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), CALLS)
+def test_what_is_nearly_right_gets_the_call_and_no_folder_is_left(call, message, tmp_path):
+    with pytest.raises(TypeError, match=message):
+        call(tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_environments_of_gymnasium_can_be_trained_on_as_they_are(tmp_path):
+    result = train(short(48), tmp_path / "run", make_env=env_factory(cartpole), view=Quiet())
+    assert result.reason == "finished"
+
+
+@pytest.mark.slow
+def test_workers_take_those_of_gymnasium_too():
+    batch = env_factory(cartpole)(EnvConfig(id="mine", num_envs=2, num_workers=2))
+    assert batch.num_envs == 2
+    batch.close()
+
+
+def test_pictures_on_a_cpu_are_told_to_want_a_gpu():
+    """But not boards, vectors, or where there is one."""
+    atari = PRESETS["atari-pong"]
+    pictures, board, vector = (
+        EnvSpec(observation_shape=shape, action=Discrete(3), name="pictures")
+        for shape in ((1, 64, 64), (4, 10, 10), (4,))
     )
-    def test_what_is_no_config_is_refused_and_no_folder_is_left(self, tmp_path, config, message):
-        with pytest.raises(TypeError, match=message):
-            train(config, tmp_path / "run")
-        assert not (tmp_path / "run").exists()
-
-    def test_of_ilql_too(self, tmp_path):
-        with pytest.raises(TypeError, match=r"pass ILQL_PRESETS\['wordle'\]"):
-            ilql.train("wordle", tmp_path / "run")
-        with pytest.raises(TypeError, match="settings of efficientzero"):
-            ilql.train(PRESETS["smoke"], tmp_path / "run")
-        assert not (tmp_path / "run").exists()
-
-    @pytest.mark.parametrize(
-        ("envs", "message"),
-        [
-            (cartpole(), r"make_env is one environment, a .*: pass make_env=env_factory\(make\)"),
-            (
-                ValueProbe,
-                r"make_env is the class ValueProbe: pass make_env=env_factory\(ValueProbe\)",
-            ),
-            (lambda config, **_: cartpole(), r"make_env\(config\) gave a .*, which is no batch"),
-            (
-                lambda config, **_: ValueProbe(),
-                r"make_env\(config\) gave a ValueProbe, which is no",
-            ),
-        ],
-    )
-    def test_an_environment_in_place_of_what_makes_them(self, tmp_path, envs, message):
-        with pytest.raises(TypeError, match=message):
-            train(short(), tmp_path / "run", make_env=envs, view=Quiet())
-        assert not (tmp_path / "run").exists()
-
-    def test_environments_of_gymnasium_can_be_trained_on_as_they_are(self, tmp_path):
-        result = train(short(48), tmp_path / "run", make_env=env_factory(cartpole), view=Quiet())
-        assert result.reason == "finished"
-
-
-class TestMakeEnv:
-    def test_a_name_gets_the_call(self):
-        with pytest.raises(TypeError, match=r"make_env\(EnvConfig\(id='CartPole-v1'\)\)"):
-            make_env("CartPole-v1")
-
-    def test_an_environment_gets_the_call(self):
-        with pytest.raises(TypeError, match=r"takes an EnvConfig.*env_factory"):
-            make_env(cartpole())
-
-    def test_a_raw_one_is_no_row_of_a_batch(self):
-        with pytest.raises(TypeError, match=r"becomes one by raffia.envs.GymEnv\(env\)"):
-            SerialBatch([cartpole()])
-
-    @pytest.mark.slow
-    def test_workers_take_those_of_gymnasium_too(self):
-        batch = env_factory(cartpole)(EnvConfig(id="mine", num_envs=2, num_workers=2))
-        assert batch.num_envs == 2
-        batch.close()
-
-
-class TestPicturesOnACPU:
-    def spec(self, *shape):
-        return EnvSpec(observation_shape=shape, action=Discrete(3), name="pictures")
-
-    def test_are_told_to_want_a_gpu(self):
-        atari = PRESETS["atari-pong"]
-        said = wants_a_gpu(atari, self.spec(1, 64, 64))
-        assert "64x64 on a CPU" in said and f"{atari.num_updates:,}" in said
-        assert "--device cuda" in said
-
-    def test_but_not_boards_vectors_or_where_there_is_one(self):
-        atari = PRESETS["atari-pong"]
-        assert not wants_a_gpu(atari, self.spec(4, 10, 10))
-        assert not wants_a_gpu(atari, self.spec(4))
-        assert not wants_a_gpu(replace(atari, device="cuda"), self.spec(1, 64, 64))
+    said = wants_a_gpu(atari, pictures)
+    assert "64x64 on a CPU" in said and f"{atari.num_updates:,}" in said
+    assert "--device cuda" in said
+    assert not wants_a_gpu(atari, board) and not wants_a_gpu(atari, vector)
+    assert not wants_a_gpu(replace(atari, device="cuda"), pictures)

@@ -33,13 +33,22 @@ from tests.recipes.runs import Quiet, rows
 from tests.recipes.test_settings import BASES, with_all
 
 
-def case(*given, **settings):
-    """A row of a table, and the settings of where it runs; `fast` is not slow."""
-    is_fast = settings.pop("fast", False)
-    names = [getattr(one, "__name__", str(one)) for one in given if not hasattr(one, "seed")]
-    name = "-".join([*names, *(f"{k}={v}" for k, v in settings.items())])
-    marks = [] if is_fast else [pytest.mark.slow, pytest.mark.timeout(600)]
-    return pytest.param(*given, settings, id=name.replace("__", ".")[:150], marks=marks)
+def row(*given, fast=False):
+    """A row of a table, which is slow if it is not said to be fast."""
+
+    def told(one):
+        if isinstance(one, dict):
+            return ",".join(f"{k.replace('__', '.')}={v}" for k, v in one.items()) or "here"
+        return getattr(one, "__name__", str(one))
+
+    names = [told(one) for one in given if not hasattr(one, "seed")]  # a config is too long
+    marks = [] if fast else [pytest.mark.slow, pytest.mark.timeout(600)]
+    return pytest.param(*given, id="-".join(names)[:150], marks=marks)
+
+
+def case(*given, fast=False, **there):
+    """A row, and the settings of where it runs."""
+    return row(*given, there, fast=fast)
 
 
 LAYOUTS = [
@@ -200,18 +209,18 @@ def test_learners_that_are_killed_change_nothing(
 # ----------------------------------------------------------------------------------- resumes
 
 RESUMES = [  # which run, where it begins, where it goes on, and when it stops
-    case("act", on("process", actors=2), {}, 17),
-    case("act ahead", on("process", actors=2), on(actors=4), 17),
-    *(case("batches ahead", on(reanalyzers=2), {}, at) for at in (3, 19, 40, 50)),
-    *(case("shards ahead", on(reanalyzers=2), {}, at) for at in (3, 19, 40)),
-    *(case("shards ahead", {}, on(reanalyzers=2), at) for at in (3, 19, 40)),
-    case("shards ahead", on(reanalyzers=4), on(reanalyzers=1), 19),
-    *(case("shards", {}, {}, at) for at in (3, 19, 40)),
-    *(case("evaluate later", on(evaluators=2), {}, at) for at in (9, 17, 30)),
-    case("pair ahead", {}, on(reanalyzers=2), 11),
-    case("members", on(members=2), on(members=4), 9),
-    *(case("ilql members", on(members=2), on(members=4), at) for at in (4, 7)),
-    case("ilql evaluate later", on(evaluators=2), {}, 5),
+    row("act", on("process", actors=2), {}, 17),
+    row("act ahead", on("process", actors=2), on(actors=4), 17),
+    *(row("batches ahead", on(reanalyzers=2), {}, at) for at in (3, 19, 40, 50)),
+    *(row("shards ahead", on(reanalyzers=2), {}, at) for at in (3, 19, 40)),
+    *(row("shards ahead", {}, on(reanalyzers=2), at) for at in (3, 19, 40)),
+    row("shards ahead", on(reanalyzers=4), on(reanalyzers=1), 19),
+    *(row("shards", {}, {}, at) for at in (3, 19, 40)),
+    *(row("evaluate later", on(evaluators=2), {}, at) for at in (9, 17, 30)),
+    row("pair ahead", {}, on(reanalyzers=2), 11),
+    row("members", on(members=2), on(members=4), 9),
+    *(row("ilql members", on(members=2), on(members=4), at) for at in (4, 7)),
+    row("ilql evaluate later", on(evaluators=2), {}, 5),
 ]
 
 
@@ -223,10 +232,8 @@ def drawn_of(found):
     return {update: "observation" in keys for update, keys in segments.items()}
 
 
-@pytest.mark.parametrize(("name", "first", "then", "stop_at", "_"), RESUMES)
-def test_a_resume_elsewhere_is_the_same_run(
-    name, first, then, stop_at, _, in_one_process, tmp_path
-):
+@pytest.mark.parametrize(("name", "first", "then", "stop_at"), RESUMES)
+def test_a_resume_elsewhere_is_the_same_run(name, first, then, stop_at, in_one_process, tmp_path):
     """Open batches are asked for again, with the weights and the values of then."""
     config, folder = RUNS[name], tmp_path / "run"
     found = stopped(config, folder, stop_at, **first)
@@ -304,7 +311,7 @@ def test_every_kind_of_environment_runs_elsewhere(base, kind, tmp_path):
 
 
 TWICE = [  # runs of two layouts of which neither is that of one process
-    case(
+    row(
         "members play",
         with_all(
             SMOKE,
@@ -314,19 +321,19 @@ TWICE = [  # runs of two layouts of which neither is that of one process
         {},
         on(actors=4),
     ),
-    case(
+    row(
         "members with replays",
         RUNS["members with replays"],
         on(members=1),
         on(members=2, actors=2),
     ),
-    case("members and batches", RUNS["pair ahead"], on(members=1), on(members=2, reanalyzers=2)),
-    case("means of statistics", with_all(SMOKE, learners__num=2), {}, {}),
+    row("members and batches", RUNS["pair ahead"], on(members=1), on(members=2, reanalyzers=2)),
+    row("means of statistics", with_all(SMOKE, learners__num=2), {}, {}),
 ]
 
 
-@pytest.mark.parametrize(("_", "config", "one", "other", "more"), TWICE)
-def test_two_layouts_are_the_same_run(_, config, one, other, more, tmp_path):
+@pytest.mark.parametrize(("_", "config", "one", "other"), TWICE)
+def test_two_layouts_are_the_same_run(_, config, one, other, tmp_path):
     here = trained(config, tmp_path / "one", **one)
     assert trained(config, tmp_path / "other", **other) == here
 

@@ -97,27 +97,6 @@ def test_tensorboard_reads_it(tmp_path):
     assert abs(found[1].wall_time - os.path.getmtime(events.path)) < 60
 
 
-def test_tensorboard_finds_the_curves_of_a_folder(tmp_path):
-    multiplexer = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    for _ in range(2):  # a file that is there is resumed
-        with EventFile(tmp_path) as events:
-            events.write("train/loss", 0.5, step=3)
-    assert len(os.listdir(tmp_path)) == 1
-    found = multiplexer.EventAccumulator(str(tmp_path)).Reload()
-    assert [(point.step, point.value) for point in _scalars(found, "train/loss")] == [(3, 0.5)] * 2
-
-
-def _scalars(found, tag):
-    """Of either kind: newer readers turn one into the other."""
-    if tag in found.Tags()["scalars"]:
-        return found.Scalars(tag)
-    make = __import__("tensorboard.util.tensor_util", fromlist=["make_ndarray"]).make_ndarray
-    return [
-        type("Point", (), {"step": e.step, "value": float(make(e.tensor_proto))})
-        for e in found.Tensors(tag)
-    ]
-
-
 def test_rewinding_leaves_what_was_written_before(tmp_path):
     with EventFile(tmp_path) as events:
         start = events.position()
