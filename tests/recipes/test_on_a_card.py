@@ -13,9 +13,9 @@ from raffia.recipes.run_folder import write_config
 from raffia.recipes.running import resume_run, train_run
 from raffia.train.checkpoint import Checkpoints
 from raffia.train.session import TrainingSession
+from tests.recipes.ilql_settings import WORDLE, make_bases
+from tests.recipes.layouts import PARTS
 from tests.recipes.runs import Quiet
-from tests.recipes.test_efficientzero_learners import PLAIN
-from tests.recipes.test_ilql_all_settings import WORDLE, make_bases
 from tests.recipes.test_settings import BASES, with_all
 
 pytestmark = [
@@ -81,8 +81,8 @@ def test_ilql(name, tmp_path):
 def test_processes_that_share_batches_there_learn_what_parts_learn(algorithm, tmp_path):
     """Two processes on one card, whose gradients are summed over gloo; but for rounding."""
     if algorithm == "efficientzero":
-        one = ends(algorithm, with_all(PLAIN, collect__num_env_steps=110), tmp_path / "one")
-        two = ends(algorithm, with_all(PLAIN, collect__num_env_steps=110, **TWO), tmp_path / "two")
+        one = ends(algorithm, with_all(PARTS, collect__num_env_steps=110), tmp_path / "one")
+        two = ends(algorithm, with_all(PARTS, collect__num_env_steps=110, **TWO), tmp_path / "two")
         assert int(one["step"]) == int(two["step"]) > 0
         return
     short = with_all(WORDLE, num_updates=2)
