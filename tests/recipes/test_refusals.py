@@ -112,11 +112,15 @@ CHANGES = [  # a run, and what it can't be together with
         for run in (PARTS, WORDLE)
         for words, change in (
             ("population.size=2", {"population": PAIR}),
-            ("device=cuda", {"device": "cuda"}),
             ("compile=True", {"compile": True}),
         )
     ),
     (WORDLE, r"state=sharded .* there is one: set learners.num=2", {"learners__state": "sharded"}),
+    (
+        WORDLE,
+        "learners.state=sharded on device=cuda: leave one",
+        {"learners__num": 2, "device": "cuda", "learners__state": "sharded"},
+    ),
     (WORDLE, "state='halved' is none of", {"learners__num": 2, "learners__state": "halved"}),
     (WORDLE, r"batch_size=6 can't be shared evenly by learners.num=4", {"learners__num": 4}),
     (WORDLE, "take a batch_size that 4 divides", {"learners__num": 2, "num_micro_batches": 2}),
@@ -129,11 +133,6 @@ CHANGES = [  # a run, and what it can't be together with
         for run in (MEMBERS, SPEAKERS)
         for row in (
             (run, r"workers=3 .*size=4 .*: take population.size=6", {"population__workers": 3}),
-            (
-                run,
-                r"workers=2 .*, and device=cuda: leave one",
-                {"population__workers": 2, "device": "cuda"},
-            ),
             (run, "engine.name=process and no workers: .* population", {"engine__name": "process"}),
             (run, "leave compile out", {"compile": True}),
         )
