@@ -123,5 +123,6 @@ def test_parts_that_are_lost_again_and_again_end_the_run(tmp_path):
         train_run(ILQL, config, tmp_path / "run", view=Quiet(), make=make)
     assert len(made) == 1 + MOST_LOSSES
     for num, state, updates in ((1, "whole", 5), (3, "sharded", 7)):
-        other = with_all(config, learners__num=num, learners__state=state, num_updates=updates)
+        shared = {"num": num, "state": state}  # at once: neither goes alone
+        other = with_all(config, learners__num=shared, num_updates=updates)
         assert resume_run(tmp_path / "run", config=other, view=Quiet()).update == updates
