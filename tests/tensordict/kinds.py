@@ -127,6 +127,13 @@ def each(table, check):
     assert not failed, "\n".join(failed)
 
 
+def raises(row):
+    """The check of (call, error, words) for calls without arguments."""
+    function, error, words = row
+    with pytest.raises(error, match=words or None):
+        function()
+
+
 def refused(make, unchanged=check_same):
     """The check of (call, error, words): the error is raised, and nothing has changed."""
 

@@ -18,7 +18,7 @@ from raffia import (
     lazy_stack,
 )
 from tests.tensordict.invariants import sound
-from tests.tensordict.kinds import each, leaves
+from tests.tensordict.kinds import each, leaves, raises
 
 B, T = 2, 3
 A, N_B = KEYS = ["a", ("n", "b")]
@@ -267,12 +267,7 @@ REFUSED = {
 
 
 def test_refused():
-    def check(row):
-        function, error, words = row
-        with pytest.raises(error, match=words or None):
-            function()
-
-    each(REFUSED, check)
+    each(REFUSED, raises)
 
 
 # ------------------------------------------------------------------------------ map over chunks

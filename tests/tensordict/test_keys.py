@@ -25,7 +25,7 @@ from raffia import (
     unravel_key_list,
 )
 from tests.tensordict.invariants import sound
-from tests.tensordict.kinds import each, is_lazy, leaves, refused
+from tests.tensordict.kinds import apply_op, each, is_lazy, leaves, ops, refused
 
 B, T, A = 2, 3, 5
 A_, C, E = LEAVES = ["a", ("b", "c"), ("b", "d", "e")]
@@ -245,6 +245,7 @@ SOURCES = {
     "mapping": lambda d: collections.OrderedDict(d),
 }
 NEW = {"a": WIDE, "z": ONE}
+NEW = {"a": WIDE, "z": ONE}
 INTO = {"a": WIDE.long(), "b": {"c": ONE.long()}}  # written in place: the dtype stays
 ROW = {"a": -torch.ones(T, A), "b": {"c": -torch.ones(T)}}
 
@@ -258,8 +259,33 @@ def at(key, value, index):
 
 INDICES = [0, (0, 1), slice(1, None), (slice(None), 1), torch.tensor([1]), [1], ...]
 INDICES.append(torch.tensor([True, False]))
+
+
+def names(key):
+    key = unravel_key(key)
+    return key if isinstance(key, tuple) else (key,)
+
+
+def moved(old, new):
+    """What is other than before when an entry, or a level with all in it, has another key."""
+    old, new, gone, there = names(old), names(new), {}, {}
+    for key, value in OLD.items():
+        path = names(key)
+        if path[: len(old)] == old:
+            there[unravel_key((*new, *path[len(old) :]))] = value
+        if path[: len(old)] == old or path[: len(new)] == new:
+            gone[key] = None
+    return {**gone, **there}
+
+
+RENAMED = [(key, "z") for key in ("a", ("a",), C, "b", ("b", "d"))]
+RENAMED += [("a", Z), ("a", ("n", "z")), (C, ("n", "z")), (C, Z), ("a", "b"), ("a", "a")]
 # calls that give the container itself
 CHAINED = {
+    **{
+        f"rename {old} to {new}": (lambda td, o=old, n=new: td.rename_key_(o, n), moved(old, new))
+        for old, new in RENAMED
+    },
     **{
         f"set {key}": (lambda td, key=key: td.set(key, WIDE * 3), {unravel_key(key): WIDE * 3})
         for key in ("z", ("b", "z"), ("n", "m"), ("n", "m", "o"), ("b", ("d", "z")), "a", E)
@@ -286,16 +312,10 @@ CHAINED = {
         lambda td: td.update({"a": {"x": ONE}, "b": WIDE.long()}),
         {**NO_A, **NONE_OF_B, ("a", "x"): ONE, "b": WIDE.long()},
     ),
-    "update some": (
-        lambda td: td.update(NINE, keys_to_update=["z", C]),
-        {"z": ONE * 9, C: ONE * 9},
-    ),
+    "update some": (lambda td: td.update(NINE, keys_to_update=["z"]), {"z": ONE * 9}),
     "update one": (lambda td: td.update(NINE, keys_to_update=(C,)), {C: ONE * 9}),
     "update none": (lambda td: td.update(NINE, keys_to_update=[]).update({}).update(td), {}),
-    "update in place": (
-        lambda td: td.update({"a": WIDE, "z": ONE}, inplace=True),
-        {"a": WIDE, "z": ONE},
-    ),
+    "update in place": (lambda td: td.update(NEW, inplace=True), NEW),
     **{
         f"update_ by {name}": (lambda td, new=new: td.update_(new), {"a": WIDE, C: ONE})
         for name, new in {
@@ -317,25 +337,6 @@ CHAINED = {
     ),
     "del_": (lambda td: td.del_(("b", ("d", "e"))), {E: None}),
     "clear": (lambda td: td.clear(), dict.fromkeys(LEAVES)),
-    "rename": (lambda td: td.rename_key_("a", "z"), {**NO_A, "z": OLD["a"]}),
-    "rename to itself": (lambda td: td.rename_key_("a", "a"), {}),
-    "rename down": (lambda td: td.rename_key_("a", ("b", "z")), {**NO_A, Z: OLD["a"]}),
-    "rename into new": (lambda td: td.rename_key_(C, ("n", "z")), {C: None, ("n", "z"): OLD[C]}),
-    "rename up": (lambda td: td.rename_key_(C, "z"), {C: None, "z": OLD[C]}),
-    "rename inside": (lambda td: td.rename_key_(C, ("b", "z")), {C: None, Z: OLD[C]}),
-    "rename a level": (
-        lambda td: td.rename_key_("b", "z"),
-        {**NONE_OF_B, ("z", "c"): OLD[C], ("z", "d", "e"): OLD[E]},
-    ),
-    "rename a lower level": (lambda td: td.rename_key_(E[:2], "z"), {E: None, ("z", "e"): OLD[E]}),
-    "rename onto": (
-        lambda td: td.rename_key_("a", "b"),
-        {**NO_A, **NONE_OF_B, "b": OLD["a"]},
-    ),
-    "rename safely": (
-        lambda td: td.rename_key_(("a",), ("z",), safe=True),
-        {**NO_A, "z": OLD["a"]},
-    ),
     "fill_": (lambda td: td.fill_("a", 1).fill_("b", 3.0), {"a": WIDE, C: ONE * 3, E: OLD[E] * 3}),
     "zero_": (lambda td: td.zero_(), {key: value * 0 for key, value in OLD.items()}),
     **{
@@ -443,48 +444,33 @@ def test_texts_and_new_levels():
 K, R = KeyError, RuntimeError
 KR, KT = (KeyError, RuntimeError), (KeyError, TypeError)
 BAD = ["zz", ("b", "zz"), ("zz", "c")]
+# calls on what is not there, calls with keys that are none, and shapes that are not of the batch
+ABSENT = ops(
+    set_=[(key, ONE) for key in BAD],
+    set_at_=[(key, torch.ones(T), 0) for key in BAD],
+    update_=[({key: ONE}, {}) for key in BAD],
+    update_at_=[({key: torch.ones(T)}, 0) for key in BAD],
+    fill_=[(key, 3.0) for key in BAD],
+    pop=[(key,) for key in BAD],
+    del_=[(key,) for key in BAD],
+    __delitem__=[(key,) for key in BAD],
+    rename_key_=[(key, "q") for key in BAD],
+    rename_keys=[({key: "q"}, {}) for key in BAD],
+    select=[("a", key) for key in BAD] + [("a", key, {"inplace": True}) for key in BAD],
+    split_keys=[(["a"], [key]) for key in BAD],
+    separates=[(key,) for key in BAD],
+)
+NO_KEYS = [1, None, ("a", 1), ["a", "b"]]
+MALFORMED = ops(
+    set=[(key, ONE) for key in NO_KEYS],
+    update=[({key: ONE}, {}) for key in NO_KEYS[:3]],
+    select=[(key,) for key in NO_KEYS],
+    exclude=[(key,) for key in NO_KEYS],
+    rename_key_=[(key, "a") for key in NO_KEYS] + [("a", key) for key in NO_KEYS],
+)
+SHAPES = [(), (3,), (B,), (T, B), (1, T), (3, 2, 3)]
+MISMATCH = ops(set=[(key, torch.ones(shape)) for shape in SHAPES for key in "az"])
 REFUSED = {
-    **{
-        f"set of shape {shape}": (
-            lambda td, shape=shape, key=key: td.set(key, torch.ones(shape)),
-            R,
-            "batch dimension mismatch.*'" + key,
-        )
-        for shape in ((), (3,), (B,), (T, B), (1, T), (3, 2, 3))
-        for key in "az"
-    },
-    **{
-        f"{name} {key}": (lambda td, call=call, key=key: call(td, key), (*KT, R), words)
-        for name, call, words in (
-            ("set", lambda td, key: td.set(key, ONE), ""),
-            ("update", lambda td, key: td.update({key: ONE}), ""),
-            ("select", lambda td, key: td.select(key), ""),
-            ("exclude", lambda td, key: td.exclude(key), ""),
-            ("rename from", lambda td, key: td.rename_key_(key, "a"), ""),
-            ("rename to", lambda td, key: td.rename_key_("a", key), ""),
-        )
-        for key in (1, None, ("a", 1), ["a", "b"])
-    },
-    **{
-        f"{name} of {key}": (lambda td, call=call, key=key: call(td, key), K, "zz")
-        for name, call in {
-            "set_": lambda td, key: td.set_(key, ONE),
-            "set_at_": lambda td, key: td.set_at_(key, torch.ones(T), 0),
-            "update_": lambda td, key: td.update_({key: ONE}),
-            "update_at_": lambda td, key: td.update_at_({key: torch.ones(T)}, 0),
-            "fill_": lambda td, key: td.fill_(key, 3.0),
-            "pop": lambda td, key: td.pop(key),
-            "del": lambda td, key: td.__delitem__(key),
-            "del_": lambda td, key: td.del_(key),
-            "rename_key_": lambda td, key: td.rename_key_(key, "q"),
-            "rename_keys": lambda td, key: td.rename_keys({key: "q"}),
-            "select": lambda td, key: td.select("a", key),
-            "select in place": lambda td, key: td.select("a", key, inplace=True),
-            "split_keys": lambda td, key: td.split_keys(["a"], [key]),
-            "separates": lambda td, key: td.separates(key),
-        }.items()
-        for key in BAD
-    },
     "set below a tensor": (lambda td: td.set(("a", "m"), ONE), K, "a"),
     "set far below a tensor": (lambda td: td.set(("a", "m", "k"), ONE), K, "a"),
     "pop below a tensor": (lambda td: td.pop(("a", "zz")), (K, ValueError), ""),
@@ -514,11 +500,7 @@ REFUSED = {
 # what is written to all entries or to none
 SHORT = TensorDict(c=torch.ones(7))
 ALL_OR_NONE = {
-    "a nested shape": (
-        lambda td: td.update_({"a": WIDE, "b": TensorDict(c=torch.ones(7))}),
-        KR,
-        "c",
-    ),
+    "a nested shape": (lambda td: td.update_({"a": WIDE, "b": SHORT}), KR, "c"),
     "a tuple key's shape": (lambda td: td.update_({"a": WIDE, C: torch.ones(7)}), KR, "c"),
     "a missing key": (lambda td: td.update_({"a": WIDE, "zz": ONE}), KR, "zz"),
 }
@@ -527,6 +509,9 @@ ALL_OR_NONE = {
 @writable
 def test_what_is_refused_changes_nothing(kind):
     each(REFUSED, refused(kind, unchanged))
+    for table, *row in ((ABSENT, K, "zz"), (MALFORMED, (*KT, R), ""), (MISMATCH, R, "'[az]'")):
+        calls = {str(op): (lambda td, op=op: apply_op(td, op), *row) for op in table}
+        each(calls, refused(kind, unchanged))
     if not is_lazy(kind()):
         each(ALL_OR_NONE, refused(kind, unchanged))
         each(ALL_OR_NONE, refused(lambda: kind().lock_(), unchanged))
@@ -547,51 +532,40 @@ def test_select_in_place_removes_all_or_nothing():
 # -------------------------------------------------------------------------- derived containers
 
 LEVELS = {"b", ("b", "d")}
-FLAT = {**NONE_OF_B, "b.c": OLD[C], "b.d.e": OLD[E]}
+NONE = dict.fromkeys(LEAVES)
 # method, arguments, changes, and the levels that are there then
-DERIVED = {
-    "select none": ("select", (), dict.fromkeys(LEAVES), set()),
-    "select a": ("select", ("a", "a"), NONE_OF_B, set()),
-    "select a, b": ("select", ("a", "b"), {}, LEVELS),
-    "select c": ("select", (C,), {"a": None, E: None}, {"b"}),
-    "select a, e": ("select", ("a", E), {C: None}, LEVELS),
-    "select d": ("select", (("b", ("d",)),), {"a": None, C: None}, LEVELS),
-    "exclude none": ("exclude", (), {}, LEVELS),
-    "exclude a": ("exclude", ("a",), {"a": None}, LEVELS),
-    "exclude b": ("exclude", ("b", C), NONE_OF_B, set()),
-    "exclude c": ("exclude", (C,), {C: None}, LEVELS),
-    "exclude e": ("exclude", (E,), {E: None}, LEVELS),  # the empty level stays
-    "exclude what is not there": (
-        "exclude",
-        ("zz", ("zz", "c"), ("a", "c")),
-        {},
-        LEVELS,
-    ),
-    "flatten_keys": ("flatten_keys", (), FLAT, set()),
-    "flatten_keys by .": ("flatten_keys", (".",), FLAT, set()),
-    "flatten_keys by __": (
-        "flatten_keys",
-        ("__",),
-        {**NONE_OF_B, "b__c": OLD[C], "b__d__e": OLD[E]},
-        set(),
-    ),
-    "unflatten_keys": ("unflatten_keys", (), {}, LEVELS),
-    "replace": ("replace", ({"a": ONE},), {"a": ONE}, LEVELS),
-    "replace nested": ("replace", ({C: ONE},), {C: ONE}, LEVELS),
-    "replace by": ("replace", (TensorDict({"a": ONE}, [B, T]),), {"a": ONE}, LEVELS),
-    "rename_keys": (
+DERIVED = [
+    ("select", (), NONE, set()),
+    ("select", ("a", "a"), NONE_OF_B, set()),
+    ("select", ("a", "b"), {}, LEVELS),
+    ("select", (C,), {"a": None, E: None}, {"b"}),
+    ("select", ("a", E), {C: None}, LEVELS),
+    ("select", (("b", ("d",)),), {"a": None, C: None}, LEVELS),
+    ("exclude", (), {}, LEVELS),
+    ("exclude", ("a",), {"a": None}, LEVELS),
+    ("exclude", ("b", C), NONE_OF_B, set()),
+    ("exclude", (C,), {C: None}, LEVELS),
+    ("exclude", (E,), {E: None}, LEVELS),  # the empty level stays
+    ("exclude", ("zz", ("zz", "c"), ("a", "c")), {}, LEVELS),
+    ("flatten_keys", (), {**NONE_OF_B, "b.c": OLD[C], "b.d.e": OLD[E]}, set()),
+    ("flatten_keys", ("__",), {**NONE_OF_B, "b__c": OLD[C], "b__d__e": OLD[E]}, set()),
+    ("unflatten_keys", (), {}, LEVELS),
+    ("replace", ({"a": ONE},), {"a": ONE}, LEVELS),
+    ("replace", ({C: ONE},), {C: ONE}, LEVELS),
+    ("replace", (TensorDict({"a": ONE}, [B, T]),), {"a": ONE}, LEVELS),
+    (
         "rename_keys",
         ({"a": "z", C: ("n", "c")},),
-        {"a": None, C: None, "z": OLD["a"], ("n", "c"): OLD[C]},
-        {"b", ("b", "d"), "n"},
+        moved("a", "z") | moved(C, ("n", "c")),
+        {"n"} | LEVELS,
     ),
-    "empty": ("empty", (), dict.fromkeys(LEAVES), set()),
-    "empty, nested": ("empty", (True,), dict.fromkeys(LEAVES), LEVELS),
-    "copy": ("copy", (), {}, LEVELS),
-    "clone": ("clone", (), {}, LEVELS),
-    "shallow clone": ("clone", (False,), {}, LEVELS),
-    "to_tensordict": ("to_tensordict", (), {}, LEVELS),
-}
+    ("empty", (), NONE, set()),
+    ("empty", (True,), NONE, LEVELS),
+    ("copy", (), {}, LEVELS),
+    ("clone", (), {}, LEVELS),
+    ("clone", (False,), {}, LEVELS),
+    ("to_tensordict", (), {}, LEVELS),
+]
 
 
 @readable

@@ -9,7 +9,7 @@ import torch
 
 from raffia import TensorDict, lazy_stack, pad
 from tests.tensordict.invariants import sound
-from tests.tensordict.kinds import each
+from tests.tensordict.kinds import apply_op, each, ops
 
 B, T, A = 2, 3, 4
 MASK = torch.ones(B, T, A, dtype=torch.bool)
@@ -53,99 +53,52 @@ INDICES = {
     "x.": [I[:, MASK[0]]],
     ".": [MASK],
 }
+
+
+def pair(function, dim):
+    return lambda td: function([td, td.clone()], dim)
+
+
 CALLS = {
-    "xyz": {
-        "self": lambda td: td,
-        "squeeze of more": lambda td: td.squeeze(0),
-        "squeeze of unsqueeze": lambda td: td.unsqueeze(1).squeeze(1),
-        "reshape to the same": lambda td: td.reshape(B, T, A),
-        "view to the same": lambda td: td.view(B, T, A),
-        "expand of 1": lambda td: td[:1].expand(5, T, A),
-        "expand to the same": lambda td: td.expand(B, T, A),
-        "repeat": lambda td: td.repeat(2, 1, 1),
-        "repeat_interleave": lambda td: td.repeat_interleave(2, dim=0),
-        "roll": lambda td: td.roll(1, 0),
-        "roll over all": lambda td: td.roll(1),
-        "flip": lambda td: td.flip(0),
-        "narrow": lambda td: td.narrow(0, 0, 1),
-        "lazy_stack[0]": lambda td: lazy_stack([td, td.clone()], 0)[0],
-        "cat": lambda td: torch.cat([td, td], 1),
-        "split": lambda td: td.split([1, 2], 1)[1],
-        "chunk": lambda td: td.chunk(2, 0)[0],
-        "gather": lambda td: td.gather(0, ZEROS[:1]),
-        "gather dim=": lambda td: td.gather(dim=1, index=ZEROS[:, :1]),
-        "where": lambda td: td.where(MASK, td),
-        "pad": lambda td: pad(td, [0, 1, 0, 0, 0, 0]),
-        "clone": lambda td: td.clone(),
-        "shallow clone": lambda td: td.clone(False),
-        "copy": copy.copy,
-        "deepcopy": copy.deepcopy,
-        "pickle": lambda td: pickle.loads(pickle.dumps(td)),
-        "to device": lambda td: td.to("meta"),
-        "to dtype": lambda td: td.to(torch.float64),
-        "detach": lambda td: td.detach(),
-        "contiguous": lambda td: td.contiguous(),
-        "lock_": lambda td: td.lock_(),
-        "apply": lambda td: td.apply(lambda x: x + 1),
-        "named_apply": lambda td: td.named_apply(lambda k, x: x + 1),
-        "+": lambda td: td + td,
-        "+ 1": lambda td: td + 1,
-        "mean keepdim": lambda td: td.mean(0, keepdim=True),
-        "select": lambda td: td.select("a", "b"),
-        "flatten_keys": lambda td: td.flatten_keys().unflatten_keys(),
-        "replace": lambda td: td.replace({"a": torch.ones(B, T, A)}),
-        "empty": lambda td: td.empty(recurse=True),
-    },
-    ".xyz": {
-        "unsqueeze": lambda td: td.unsqueeze(0),
-        "expand": lambda td: td.expand(7, B, T, A),
-        "stack": lambda td: torch.stack([td, td.clone()], 0),
-    },
-    "x.yz": {
-        "unsqueeze": lambda td: td.unsqueeze(1),
-        "stack": lambda td: torch.stack([td, td.clone()], 1),
-        "lazy": lambda td: lazy_stack([td, td.clone()], 1),
-        "densified": lambda td: lazy_stack([td, td.clone()], 1).to_tensordict(),
-    },
-    "xyz.": {
-        "unsqueeze": lambda td: td.unsqueeze(-1),
-        "stack": lambda td: torch.stack([td, td.clone()], -1),
-    },
-    "yz": {
-        "squeeze": lambda td: td[:1].squeeze(0),
-        "squeeze()": lambda td: td[:1].squeeze(),
-        "unbind": lambda td: td.unbind(0)[1],
-        "iteration": lambda td: list(td)[1],
-        "mean": lambda td: td.mean(0),
-    },
-    "xz": {"unbind": lambda td: td.unbind(1)[1], "sum": lambda td: td.sum(dim=1)},
-    "xy": {
-        "unbind": lambda td: td.unbind(-1)[1],
-        "squeeze": lambda td: td[..., :1].squeeze(-1),
-    },
-    "y": {"squeeze": lambda td: td[:1, :, :1].squeeze()},
-    "zxy": {
-        "permute": lambda td: td.permute(2, 0, 1),
-        "permute negative": lambda td: td.permute((-1, 0, 1)),
-    },
-    "yxz": {
-        "permute": lambda td: td.permute(dims=(1, 0, 2)),
-        "swapaxes": lambda td: td.swapaxes(0, 1),
-    },
-    "zyx": {"transpose": lambda td: td.transpose(-1, 0)},
-    "yzx": {"movedim": lambda td: td.movedim(0, 2)},
-    ".z": {"flatten": lambda td: td.flatten(0, 1)},
-    "x.": {"flatten": lambda td: td.flatten(1, 2)},
-    ".": {
-        "flatten": lambda td: td.flatten(),
-        "reshape": lambda td: td.reshape(-1),
-        "view": lambda td: td.view(-1),
-        "masked_select": lambda td: td.masked_select(MASK),
-    },
-    "..": {"reshape": lambda td: td.reshape(6, 4), "view": lambda td: td.view(6, 4)},
-    "xy.z": {"unflatten": lambda td: td.unflatten(2, (2, 2))},
-    "..z": {"unflatten": lambda td: td.flatten(0, 1).unflatten(0, (B, T))},
-    "x.z": {"lazy": lambda td: lazy_stack([td, td.clone()], 1)[:, :, 0]},
+    "xyz": ops(squeeze=[0], reshape=[(B, T, A)], view=[(B, T, A)], expand=[(B, T, A)])
+    + ops(repeat=[(2, 1, 1)], repeat_interleave=[(2, {"dim": 0})], roll=[(1, 0), 1], flip=[0])
+    + ops(narrow=[(0, 0, 1)], gather=[(0, ZEROS[:1]), {"dim": 1, "index": ZEROS[:, :1]}])
+    + ops(clone=[(), False], to=["meta", torch.float64], detach=[()], contiguous=[()], lock_=[()])
+    + ops(apply=[torch.neg], named_apply=[lambda key, x: x + 1], add=[1], mean=[(0, True)])
+    + ops(select=[("a", "b")], replace=[{"a": torch.ones(B, T, A)}], empty=[True]),
+    ".xyz": ops(unsqueeze=[0], expand=[(7, B, T, A)]),
+    "x.yz": ops(unsqueeze=[1]),
+    "xyz.": ops(unsqueeze=[-1]),
+    "yz": ops(mean=[0], sum=[0]),
+    "xz": ops(sum=[{"dim": 1}]),
+    "zxy": ops(permute=[(2, 0, 1), ((-1, 0, 1),)]),
+    "yxz": ops(permute=[{"dims": (1, 0, 2)}], swapaxes=[(0, 1)]),
+    "zyx": ops(transpose=[(-1, 0), (0, 2)]),
+    "yzx": ops(movedim=[(0, 2)]),
+    ".z": ops(flatten=[(0, 1)]),
+    "x.": ops(flatten=[(1, 2)]),
+    ".": ops(flatten=[()], reshape=[-1], view=[-1], masked_select=[MASK]),
+    "..": ops(reshape=[(6, 4)], view=[(6, 4)]),
+    "xy.z": ops(unflatten=[(2, (2, 2))]),
+}
+FUNCTIONS = {
+    "xyz": [copy.copy, copy.deepcopy, lambda td: pickle.loads(pickle.dumps(td)), lambda td: td + td]
+    + [lambda td: td.where(MASK, td), lambda td: pad(td, [0, 1, 0, 0, 0, 0])]
+    + [lambda td: td.unsqueeze(1).squeeze(1), lambda td: td[:1].expand(5, T, A)]
+    + [lambda td: torch.cat([td, td], 1), lambda td: lazy_stack([td, td.clone()], 0)[0]]
+    + [lambda td: td.split([1, 2], 1)[1], lambda td: td.chunk(2, 0)[0]]
+    + [lambda td: td.flatten_keys().unflatten_keys()],
+    ".xyz": [pair(torch.stack, 0)],
+    "x.yz": [pair(torch.stack, 1), pair(lazy_stack, 1)]
+    + [lambda td: lazy_stack([td, td.clone()], 1).to_tensordict()],
+    "xyz.": [pair(torch.stack, -1)],
+    "yz": [lambda td: td[:1].squeeze(0), lambda td: td[:1].squeeze(), lambda td: list(td)[1]]
+    + [lambda td: td.unbind(0)[1]],
+    "xz": [lambda td: td.unbind(1)[1]],
+    "xy": [lambda td: td.unbind(-1)[1], lambda td: td[..., :1].squeeze(-1)],
+    "y": [lambda td: td[:1, :, :1].squeeze()],
+    "..z": [lambda td: td.flatten(0, 1).unflatten(0, (B, T))],
+    "x.z": [lambda td: lazy_stack([td, td.clone()], 1)[:, :, 0]],
 }
 
 
@@ -161,8 +114,10 @@ def test_names_follow():
 
     for names, indices in INDICES.items():
         each([(lambda td, i=i: td[i], names) for i in indices], check_row)
-    for names, calls in CALLS.items():
-        each({f"{key} -> {names}": (call, names) for key, call in calls.items()}, check_row)
+    for names, table in CALLS.items():
+        each({str(op): (lambda td, op=op: apply_op(td, op), names) for op in table}, check_row)
+    for names, functions in FUNCTIONS.items():
+        each([(function, names) for function in functions], check_row)
     td = make().apply(lambda x: x[0], batch_size=[T, A], names=["y", "z"])
     check(td, "yz")
     assert torch.stack([make(), make(None)]).names == [None] * 4

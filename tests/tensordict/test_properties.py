@@ -275,16 +275,6 @@ def test_built_container_holds_the_dict(world):
 
 @examples
 @given(worlds())
-def test_dict_round_trip(world):
-    batch, plain, td = world
-    got = plain_leaves(td.to_dict())
-    assert set(got) == set(plain_leaves(plain))
-    assert all(torch.equal(got[key], value) for key, value in plain_leaves(plain).items())
-    same(TensorDict(td.to_dict(), batch), td)
-
-
-@examples
-@given(worlds())
 def test_clone_is_independent(world):
     batch, plain, td = world
     deep, shallow = td.clone(), td.clone(recurse=False)
@@ -563,41 +553,6 @@ def test_select_and_exclude(plain, data):
     check_keys(td, plain_exclude(plain, keys))
 
 
-@examples
-@given(tree(), st.sampled_from([".", "/", "__"]))
-def test_flatten_keys(plain, separator):
-    td = TensorDict(plain, [2])
-    flat = td.flatten_keys(separator)
-    check_keys(flat, {separator.join(key): value for key, value in plain_leaves(plain).items()})
-    check_keys(td, plain)
-    back = flat.unflatten_keys(separator)
-    check_keys(back, plain)  # no empty node here: a node comes from the leaves in it
-
-
-@examples
-@given(tree())
-def test_order_of_nested_keys(plain):
-    """keys() lists a node after its content; items() and values() go along with each other."""
-    td = TensorDict(plain, [2])
-    keys = list(td.keys(True))
-    for node in plain_nodes(plain):
-        inside = [
-            i
-            for i, key in enumerate(keys)
-            if isinstance(key, tuple) and key[: len(node)] == node and key != node
-        ]
-        assert all(i < keys.index(short(node)) for i in inside)
-    assert sorted(map(str, keys)) == sorted(str(key) for key, _ in td.items(True))
-    for kwargs in ({}, {"include_nested": True}, {"include_nested": True, "leaves_only": True}):
-        items, values = list(td.items(**kwargs)), list(td.values(**kwargs))
-        assert all(
-            value is other and td[key] is value
-            for (key, value), other in zip(items, values, strict=True)
-        )
-    for kwargs in ({}, {"include_nested": True, "leaves_only": True}):
-        assert list(td.keys(**kwargs)) == [key for key, _ in td.items(**kwargs)]
-
-
 # --- a lazy stack is the dense stack -----------------------------------------------------------
 
 
@@ -675,12 +630,6 @@ def wrong_index(data):
     check(td[data.draw(indices(batch))], plain, batch, rows)
 
 
-def wrong_permute(data):
-    batch, plain, td = data.draw(worlds(FULL_BATCHES))
-    dims = data.draw(st.permutations(range(len(batch))))
-    check(td.permute(dims), plain, batch, rows_of(batch))
-
-
 def wrong_update(data):
     plain, more = data.draw(tree()), data.draw(tree())
     td = TensorDict(plain, [2]).update(more)
@@ -692,7 +641,7 @@ def wrong_stack(data):
     same(lazy.flip(0), dense)
 
 
-@pytest.mark.parametrize("wrong", [wrong_index, wrong_permute, wrong_update, wrong_stack])
+@pytest.mark.parametrize("wrong", [wrong_index, wrong_update, wrong_stack])
 def test_properties_can_fail(wrong):
     """The property must be refuted by some example."""
     search = settings(

@@ -16,6 +16,7 @@ from tests.tensordict.kinds import (
     leaves,
     make,
     ops,
+    raises,
     refused,
     rows_of,
 )
@@ -339,69 +340,42 @@ def changed(key, value):
     return make().set(key, value)
 
 
-K = (KeyError, RuntimeError)
-NOT_JOINED = {
-    "keys of the first": (lambda: torch.stack([make(), make().exclude("b")]), K, "keys"),
-    "keys of the second": (lambda: torch.stack([make().exclude("b"), make()]), K, "keys"),
-    "nested keys": (lambda: torch.stack([make(), make().exclude(("n", "c"))]), K, "keys"),
-    "keys to cat": (lambda: torch.cat([make(), make().exclude("b")]), K, "keys"),
-    "a container to cat": (lambda: torch.cat([make(), make().exclude("n")]), K, "keys"),
-    "shape": (
-        lambda: torch.stack([make(), changed("a", torch.ones(4, 3, 4))]),
-        RuntimeError,
-        "key a",
-    ),
-    "nested shape": (
-        lambda: torch.stack([make(), changed(("n", "c"), torch.ones(4, 3, 5, 4))]),
-        RuntimeError,
-        "c",
-    ),
-    "tensor and container": (
-        lambda: torch.stack([make(), changed("n", torch.zeros(4, 3))]),
-        (RuntimeError, TypeError),
-        "n",
-    ),
-    "batch size": (lambda: torch.stack([make(), make((4, 2))]), RuntimeError, "batch.size"),
-    "batch size to cat": (lambda: torch.cat([make(), make((4, 2))], 0), RuntimeError, ""),
-    "shapes to cat": (
-        lambda: torch.cat([make(), changed("a", torch.ones(4, 3, 4))]),
-        RuntimeError,
-        "'a', of shapes",
-    ),
-    "no parts": (lambda: torch.stack([]), RuntimeError, ""),
-    "dim": (lambda: torch.stack([make(), make()], 3), IndexError, ""),
-    "negative dim": (lambda: torch.stack([make(), make()], -4), IndexError, ""),
-    "dim to cat": (lambda: torch.cat([make(), make()], 2), ANY, ""),
-    "negative dim to cat": (lambda: torch.cat([make(), make()], -3), ANY, ""),
-    "cat of no batch": (lambda: torch.cat([make(()), make(())]), ANY, ""),
-    "a dict": (lambda: torch.stack([make(), make().to_dict()]), TypeError, ""),
-    "a tensor": (lambda: torch.stack([make(), torch.zeros(4, 3)]), TypeError, ""),
-    "out to stack": (lambda: torch.stack([make()] * 2, out=make()), RuntimeError, "batch.size"),
-    "out to cat": (lambda: torch.cat([make()] * 2, out=make()), RuntimeError, "batch.size"),
-    "pad": (lambda: pad(make(), [0, 1, 0]), RuntimeError, "pad_size"),
-    "pad too many": (lambda: pad(make(), [0, 1] * 3), RuntimeError, "pad_size"),
-    "no sequences": (lambda: pad_sequence([]), RuntimeError, "empty"),
-    "sequences": (
-        lambda: pad_sequence([TensorDict(a=torch.ones(2, n), batch_size=[2]) for n in (3, 4)]),
-        RuntimeError,
-        "a",
-    ),
-    "squeeze back": (lambda: write_new(make((1, 3)).squeeze()), RuntimeError, "squeeze"),
-}
-
-
-def write_new(view):
-    with view as td:
-        td["new"] = torch.zeros(td.batch_size)
+K, R = (KeyError, RuntimeError), RuntimeError
+WIDE = changed("a", torch.ones(4, 3, 4))
+# function, what it is given, error, words
+NOT_JOINED = [
+    (torch.stack, [make(), make().exclude("b")], K, "keys"),
+    (torch.stack, [make().exclude("b"), make()], K, "keys"),
+    (torch.stack, [make(), make().exclude(("n", "c"))], K, "keys"),
+    (torch.cat, [make(), make().exclude("b")], K, "keys"),
+    (torch.cat, [make(), make().exclude("n")], K, "keys"),
+    (torch.stack, [make(), WIDE], R, "key a"),
+    (torch.stack, [make(), changed(("n", "c"), torch.ones(4, 3, 5, 4))], R, "c"),
+    (torch.cat, [make(), WIDE], R, "'a', of shapes"),
+    (torch.stack, [make(), changed("n", torch.zeros(4, 3))], (R, TypeError), "n"),
+    (torch.stack, [make(), make((4, 2))], R, "batch.size"),
+    (torch.cat, [make(), make((4, 2))], R, ""),
+    (torch.stack, [], R, ""),
+    (lambda x: torch.stack(x, 3), [make(), make()], IndexError, ""),
+    (lambda x: torch.stack(x, -4), [make(), make()], IndexError, ""),
+    (lambda x: torch.cat(x, 2), [make(), make()], ANY, ""),
+    (lambda x: torch.cat(x, -3), [make(), make()], ANY, ""),
+    (torch.cat, [make(()), make(())], ANY, ""),
+    (torch.stack, [make(), make().to_dict()], TypeError, ""),
+    (torch.stack, [make(), torch.zeros(4, 3)], TypeError, ""),
+    (lambda x: torch.stack(x, out=make()), [make(), make()], R, "batch.size"),
+    (lambda x: torch.cat(x, out=make()), [make(), make()], R, "batch.size"),
+    (lambda x: pad(x, [0, 1, 0]), make(), R, "pad_size"),
+    (lambda x: pad(x, [0, 1] * 3), make(), R, "pad_size"),
+    (pad_sequence, [], R, "empty"),
+    (pad_sequence, [TensorDict(a=torch.ones(2, n), batch_size=[2]) for n in (3, 4)], R, "a"),
+]
 
 
 def test_what_is_not_joined():
-    def check(row):
-        function, error, words = row
-        with pytest.raises(error, match=words or None):
-            function()
-
-    each(NOT_JOINED, check)
+    each([(lambda f=f, x=x: f(x), *row) for f, x, *row in NOT_JOINED], raises)
+    with pytest.raises(RuntimeError, match="squeeze"), make((1, 3)).squeeze() as td:
+        td["new"] = torch.zeros(3)
 
 
 # ------------------------------------------------------------------------- containers like it
