@@ -1,4 +1,7 @@
-"""A sequence knows its graph: data, text, drawings, and the check of its keys."""
+"""A sequence knows its graph: data, text, drawings, and the check of its keys.
+
+That the graph of any sequence agrees with what it does is a property in test_properties.py.
+"""
 
 import contextlib
 import copy
@@ -21,9 +24,9 @@ from raffia.nn import (
     ProbabilisticTensorDictSequential,
     TensorDictModule,
     TensorDictModuleWrapper,
-    TensorDictSequential,
     WrapModule,
 )
+from raffia.nn import TensorDictSequential as Seq
 from raffia.nn.expected import check_in_keys
 from raffia.nn.graph import Graph, graph_of
 from raffia.nn.labels import key_text, label
@@ -70,9 +73,27 @@ class Draws(Foreign):
         return td.set(self.out_keys[0], torch.normal(td["loc"], 1.0))
 
 
+class Loud(TensorDictModuleWrapper):
+    pass
+
+
+class Counter(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.num_calls = 0
+
+    def forward(self, x):
+        self.num_calls += 1
+        return x.add_(torch.rand_like(x))  # in place, and random
+
+
+def small_actor():
+    return Seq(linear(D, H, "obs", "hidden"), linear(H, A, "hidden", "action"))
+
+
 @pytest.fixture
 def actor():
-    return TensorDictSequential(linear(D, H, "obs", "hidden"), linear(H, A, "hidden", "action"))
+    return small_actor()
 
 
 @pytest.fixture
@@ -80,296 +101,189 @@ def example():
     return TensorDict(obs=torch.ones(B, D), batch_size=[B])
 
 
+def zeros(*shape):
+    return TensorDict(x=torch.zeros(B, *shape), batch_size=[B])
+
+
 # ------------------------------------------------------------------------ data
 
 
-def test_nodes_and_edges(actor):
-    graph = actor.graph()
-    first, second = graph.nodes
-    assert (first.name, first.kind, first.label) == ("0", "TensorDictModule", "Linear(4, 8)")
-    assert (second.in_keys, second.out_keys) == (("hidden",), ("action",))
-    assert [(e.key, e.source, e.target) for e in graph.edges] == [
-        ("obs", None, "0"),
-        ("hidden", "0", "1"),
-        ("action", "1", None),
-    ]
-    assert (graph.in_keys, graph.results, graph.overwritten) == (("obs",), ("action",), {})
-    assert graph.unread == {"action": ("1",)}
+def key_of(text):
+    return tuple(text.split(".")) if "." in text else text
 
 
-def test_modules_by_name_are_called_so():
-    seq = TensorDictSequential({"enc": keyed(["x"], ["h"]), "head": keyed(["h"], ["y"])})
-    assert [node.name for node in seq.graph().nodes] == ["enc", "head"]
+def step(text):
+    """A module, as "x,a.b>y": what it reads and writes."""
+    return keyed(*([key_of(key) for key in side.split(",")] for side in text.split(">")))
 
 
-def test_nested_sequences_are_groups():
-    inner = TensorDictSequential(keyed(["h"], ["i"]), keyed(["i"], ["j"]))
-    middle = TensorDictSequential(inner)
-    graph = TensorDictSequential(keyed(["x"], ["h"]), middle, keyed(["j"], ["y"])).graph()
-    assert [node.name for node in graph.nodes] == ["0", "1.0.0", "1.0.1", "2"]
-    assert [(g.name, g.start, g.stop) for g in graph.groups] == [("1", 1, 3), ("1.0", 1, 3)]
-    assert ("j", "1.0.1", "2") in [(e.key, e.source, e.target) for e in graph.edges]
+def of(*steps, **options):
+    """A sequence of modules and of their texts."""
+    return Seq(*(step(part) if isinstance(part, str) else part for part in steps), **options)
 
 
-def test_dropped_outputs_are_no_keys():
-    graph = TensorDictSequential(keyed(["x"], ["_", "y"])).graph()
-    assert graph.nodes[0].out_keys == ("y",)
-    assert graph.results == ("y",)
+def hiding():
+    return of(of("x>h", "h>y", selected_out_keys=["y"]), "h,y>z")
 
 
-def test_nested_keys_depend_on_what_stands_above_and_below():
-    whole = keyed(["x"], ["state"])
-    part = keyed([("state", "a")], [("made", "b")])
-    below = keyed(["made"], ["y"])
-    graph = TensorDictSequential(whole, part, below).graph()
-    assert graph.in_keys == ("x",)
-    assert [(e.key, e.source, e.target) for e in graph.edges] == [
-        ("x", None, "0"),
-        ("state", "0", "1"),
-        (("made", "b"), "1", "2"),
-        ("y", "2", None),
-    ]
+def three_deep():
+    return of("x>h", Seq(of("h>i", "i>j")), "j>y")
 
 
-def test_overwritten_keys_and_their_modules():
-    graph = TensorDictSequential(
-        keyed(["x"], ["x"]), keyed(["x"], ["y"]), keyed(["x"], ["y"]), keyed(["y"], ["z"])
-    ).graph()
-    assert graph.overwritten == {"x": ("0",), "y": ("1", "2")}
-    assert graph.unread == {"y": ("1",), "z": ("3",)}  # the first y is lost
-    assert graph.results == ("z",)
+PAIRS = [("a", Foreign(["x"], ["y"])), ("b", Foreign(["y"], ["z"]))]
+GRAPHS = {  # a sequence, its in_keys, results, what is overwritten and unread, and its edges
+    "nested": (three_deep(), "x", "y", {}, {"y": ("2",)}, "x-0 h01.0.0 i1.0.01.0.1 j1.0.12 y2-"),
+    "dropped": (of("x>_,y"), "x", "y", {}, {"y": ("0",)}, "x-0 y0-"),
+    "above": (of("x>s", "s.a>m.b", "m>y"), "x", "y", {}, {"y": ("2",)}, "x-0 s01 m.b12 y2-"),
+    "overwritten": (  # the first y is lost
+        of("x>x", "x>y", "x>y", "y>z"),
+        *("x", "z", {"x": ("0",), "y": ("1", "2")}, {"y": ("1",), "z": ("3",)}, None),
+    ),
+    "by a container": (of("x>a.b", "x>a"), "x", "a", {("a", "b"): ("0", "1")}, None, None),
+    "selected": (
+        of("x>h", "h>y", "h>z").select_out_keys("h", "z"),
+        *("x", "hz", {}, {"y": ("1",), "z": ("2",)}, None),
+    ),
+    "hidden inside": (hiding(), "xh", "z", {"h": ("0.0",)}, None, None),
+    "pairs": (PAIRS, "x", "z", {}, {"z": ("b",)}, "x-a yab zb-"),
+    "empty": (Seq(), "", "", {}, {}, ""),
+}
 
 
-def test_a_container_overwrites_what_it_replaces():
-    graph = TensorDictSequential(keyed(["x"], [("a", "b")]), keyed(["x"], ["a"])).graph()
-    assert graph.overwritten == {("a", "b"): ("0", "1")}
-    assert graph.results == ("a",)
-
-
-def test_a_key_that_is_read_twice_has_one_edge():
-    graph = TensorDictSequential(keyed(["x", "x"], ["y"])).graph()
-    assert len(graph.edges) == 2
-    assert "add(x, x)" in graph.program()
-
-
-def test_selected_outputs_are_the_results():
-    seq = TensorDictSequential(keyed(["x"], ["h"]), keyed(["h"], ["y"]), keyed(["h"], ["z"]))
-    assert seq.graph().results == ("y", "z")
-    seq.select_out_keys("h", "z")
-    assert seq.graph().results == ("h", "z")
-    assert seq.graph().unread == {"y": ("1",), "z": ("2",)}
-
-
-def test_what_a_nested_selection_hides_comes_from_outside():
-    inner = TensorDictSequential(keyed(["x"], ["h"]), keyed(["h"], ["y"]), selected_out_keys=["y"])
-    graph = TensorDictSequential(inner, keyed(["h", "y"], ["z"])).graph()
-    assert graph.in_keys == ("x", "h")
-    assert graph.groups[0].hidden == ("h",)
-    assert "# hidden from here on: h" in graph.program()
-
-
-def test_foreign_modules_and_functions_of_containers():
-    seq = TensorDictSequential(Foreign(["x"], ["y"]), lambda td: td)
-    foreign, function = seq.graph().nodes
-    assert (foreign.label, foreign.kind) == ("Foreign", "Foreign")
-    assert (function.label, function.in_keys, function.out_keys) == ("lambda", (), ())
-
-
-def test_an_empty_sequence():
-    graph = TensorDictSequential().graph()
-    assert (graph.nodes, graph.in_keys, graph.results) == ((), (), ())
-    assert graph.program() == "TensorDictSequential(\n)"
-    assert graph.svg().endswith("</svg>")
-    assert graph.mermaid() == "flowchart TD"
-
-
-def test_the_graph_is_plain_data(actor, example):
-    graph = actor.graph(example)
+@pytest.mark.parametrize("name", GRAPHS)
+def test_the_data_of_a_graph(name):
+    seq, in_keys, results, overwritten, unread, edges = GRAPHS[name]
+    graph = graph_of(seq) if isinstance(seq, list) else seq.graph()
+    assert isinstance(graph, Graph)
+    assert (graph.in_keys, graph.results) == (tuple(in_keys), tuple(results))
+    assert graph.overwritten == overwritten and (unread is None or graph.unread == unread)
+    found = [f"{key_text(e.key)}{e.source or '-'}{e.target or '-'}" for e in graph.edges]
+    assert edges is None or sorted(found) == sorted(edges.split())
     plain = graph.to_dict()
     assert json.loads(json.dumps(plain)) == plain
-    assert plain["in_keys"] == ["obs"]
-    assert plain["nodes"][0]["writes"] == [{"key": "hidden", "shape": [B, H], "dtype": "float32"}]
-    assert copy.deepcopy(graph) == graph
-    assert hash(graph) == hash(copy.deepcopy(graph))
+    assert copy.deepcopy(graph) == graph and hash(graph) == hash(copy.deepcopy(graph))
+    assert graph.svg().endswith("</svg>")
+
+
+def test_nodes_groups_and_programs_of_some_graphs(actor):
+    first, second = actor.graph().nodes
+    assert (first.name, first.kind, first.label) == ("0", "TensorDictModule", "Linear(4, 8)")
+    assert (second.in_keys, second.out_keys) == (("hidden",), ("action",))
+    groups = three_deep().graph().groups
+    assert [(g.name, g.start, g.stop) for g in groups] == [("1", 1, 3), ("1.0", 1, 3)]
+    graph = hiding().graph()
+    assert graph.groups[0].hidden == ("h",) and "# hidden from here on: h" in graph.program()
+    twice = of("x,x>y").graph()
+    assert len(twice.edges) == 2 and "add(x, x)" in twice.program()
+    foreign, function = Seq(Foreign(["x"], ["y"]), lambda td: td).graph().nodes
+    assert (foreign.label, foreign.kind) == ("Foreign", "Foreign")
+    assert (function.label, function.in_keys, function.out_keys) == ("lambda", (), ())
+    assert Seq().graph().program() == "TensorDictSequential(\n)"
+    assert Seq().graph().mermaid() == "flowchart TD"
 
 
 # ------------------------------------------------------------------------ shapes
 
 
-def test_shapes_of_an_example(actor, example):
-    assert actor.graph().shapes == {}
+def test_shapes_of_an_example_and_of_the_first_call(actor, example):
     obs, hidden, action = [EntryShape((B, n), "float32") for n in (D, H, A)]
-    assert actor.graph(example).shapes == {
+    seen = {
         "0": {"in": {"obs": obs}, "out": {"hidden": hidden}},
         "1": {"in": {"hidden": hidden}, "out": {"action": action}},
     }
-    assert actor.graph().shapes == {}  # the example leaves no trace
-
-
-def test_shapes_of_the_first_call(actor, example):
-    actor(example)
-    assert actor.graph().nodes[1].writes == {"action": EntryShape((B, A), "float32")}
-    assert copy.deepcopy(actor).graph().shapes == actor.graph().shapes
-
-
-def test_shapes_in_a_nested_sequence(actor, example):
-    outer = TensorDictSequential(actor, linear(A, 1, "action", "value"))
-    assert outer.graph(example).nodes[0].writes == {"hidden": EntryShape((B, H), "float32")}
+    outer = Seq(actor, linear(A, 1, "action", "value"))
+    graph = actor.graph(example)
+    assert graph.shapes == seen and outer.graph(example).nodes[0].writes == {"hidden": hidden}
+    plain = graph.to_dict()
+    assert plain["in_keys"] == ["obs"]
+    assert plain["nodes"][0]["writes"] == [{"key": "hidden", "shape": [B, H], "dtype": "float32"}]
+    assert actor.graph().shapes == {} and list(example.keys()) == ["obs"]  # without a trace
     outer(example)
-    assert outer.graph().nodes[0].writes == {"hidden": EntryShape((B, H), "float32")}
+    assert outer.graph().nodes[0].writes == {"hidden": hidden}
+    assert actor.graph().shapes == copy.deepcopy(actor).graph().shapes == seen
+    actor[1] = linear(H, 1, "hidden", "action")
+    assert actor.graph().shapes == {}
+    torch.vmap(lambda obs: actor(TensorDict(obs=obs))["action"])(torch.zeros(B, D))
+    assert actor.graph().nodes[1].writes["action"].shape == (1,)  # of a member
 
 
 def test_an_example_and_the_sequence_stay_as_they_were():
-    class Counter(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.num_calls = 0
-
-        def forward(self, x):
-            self.num_calls += 1
-            return x.add_(torch.rand_like(x))  # in place, and random
-
     norm, counter = nn.BatchNorm1d(D), Counter()
-    seq = TensorDictSequential(keyed(["x"], ["x"], counter), keyed(["x"], ["y"], norm))
-    example = TensorDict(x=torch.zeros(B, D), batch_size=[B])
-    before = torch.random.get_rng_state()
-    graph = seq.graph(example)
+    seq = Seq(keyed(["x"], ["x"], counter), keyed(["x"], ["y"], norm))
+    td, before = zeros(D), torch.random.get_rng_state()
+    graph = seq.graph(td)
     assert graph.nodes[1].writes == {"y": EntryShape((B, D), "float32")}
     assert torch.equal(torch.random.get_rng_state(), before)
-    assert counter.num_calls == 0
-    assert norm.num_batches_tracked == 0
-    assert norm.running_mean.eq(0).all()
-    assert list(example.keys()) == ["x"]
-    assert example["x"].eq(0).all()
-    assert seq.training
+    assert counter.num_calls == 0 and norm.num_batches_tracked == 0
+    assert norm.running_mean.eq(0).all() and seq.training
+    assert list(td.keys()) == ["x"] and td["x"].eq(0).all()
+    first, second = policy(generator=7), policy(generator=7)
+    second.load_state_dict(first.state_dict())
+    td = TensorDict(obs=torch.ones(B, D), batch_size=[B])
+    first.graph(td)
+    assert torch.equal(first(td.clone())["action"], second(td.clone())["action"])
 
 
-def test_a_module_that_stands_twice_is_seen_at_each_place():
-    double = keyed(["x"], ["x"], lambda x: torch.cat([x, x], -1))
-    seq = TensorDictSequential(double, double)
-    nodes = seq.graph(TensorDict(x=torch.zeros(B, 1), batch_size=[B])).nodes
-    assert [node.writes["x"].shape for node in nodes] == [(B, 2), (B, 4)]
+DOUBLE = keyed(["x"], ["x"], lambda x: torch.cat([x, x], -1))
+LAZY = nn.LazyLinear(H)
+EXAMPLES = {  # a sequence, an example, and the shapes that its modules write
+    "a module twice": (Seq(DOUBLE, DOUBLE), zeros(1), [{"x": (B, 2)}, {"x": (B, 4)}]),
+    "some modules only": (
+        of("x>y", "z>w", partial_tolerant=True),
+        zeros(),
+        [{"y": (B,)}, {}],
+    ),
+    "selected": (
+        of("x>h", "h>y", "h>z", selected_out_keys=["z"]),
+        zeros(),
+        [{"h": (B,)}, {"y": (B,)}, {"z": (B,)}],
+    ),
+    "a fresh container": (of("x>y", inplace=False), zeros(2), [{"y": (B, 2)}]),
+    "lazy layers": (Seq(keyed(["x"], ["y"], LAZY)), zeros(D), [{"y": (B, H)}]),
+}
 
 
-def test_an_example_for_some_modules_only():
-    seq = TensorDictSequential(keyed(["x"], ["y"]), keyed(["z"], ["w"]), partial_tolerant=True)
-    graph = seq.graph(TensorDict(x=torch.zeros(B), batch_size=[B]))
-    assert graph.nodes[0].writes == {"y": EntryShape((B,), "float32")}
-    assert graph.nodes[1].writes == {}
-
-
-def test_an_example_with_selected_outputs_and_a_new_container(example):
-    seq = TensorDictSequential(
-        linear(D, H, "obs", "hidden"),
-        linear(H, A, "hidden", "action"),
-        selected_out_keys=["action"],
-    )
-    assert seq.graph(example).nodes[0].writes["hidden"].shape == (B, H)
-    fresh = TensorDictSequential(linear(D, H, "obs", "hidden"), inplace=False)
-    assert fresh.graph(example).nodes[0].writes["hidden"].shape == (B, H)
-
-
-def test_lazy_layers_stay_lazy():
-    lazy = nn.LazyLinear(H)
-    seq = TensorDictSequential(keyed(["obs"], ["hidden"], lazy))
-    graph = seq.graph(TensorDict(obs=torch.zeros(B, D), batch_size=[B]))
-    assert graph.nodes[0].writes["hidden"].shape == (B, H)
-    assert torch.nn.parameter.is_lazy(lazy.weight)
-
-
-def test_dtypes_and_entries_that_are_no_tensors():
-    td = TensorDict(
-        a=torch.zeros(B, 2, dtype=torch.bfloat16),
-        b=torch.zeros(B, dtype=torch.bool),
-        c=TensorDict(d=torch.zeros(B, 1, dtype=torch.int64), batch_size=[B]),
-        e="a word",
-        batch_size=[B],
-    )
-    seen = shapes(td, ["a", "b", "c", ("c", "d"), "e", "missing", ("a", "x")])
-    assert {key: str(value) for key, value in seen.items()} == {
-        "a": "bf16[5, 2]",
-        "b": "bool[5]",
-        "c": "TensorDict[5]",
-        ("c", "d"): "i64[5, 1]",
-        "e": "str[5]",
-    }
-
-
-def test_shapes_in_a_stack_of_unlike_members():
-    stack = lazy_stack([TensorDict(x=torch.zeros(1)), TensorDict(x=torch.zeros(2))])
-    assert str(shapes(stack, ["x"])["x"]) == "f32[2, -1]"
-    outer = TensorDict(inner=stack)
-    assert str(shapes(outer, [("inner", "x")])["inner", "x"]) == "f32[2, -1]"
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_shapes_of_other_examples(name):
+    seq, td, written = EXAMPLES[name]
+    nodes = seq.graph(td).nodes
+    assert [{key: s.shape for key, s in node.writes.items()} for node in nodes] == written
+    assert torch.nn.parameter.is_lazy(LAZY.weight)  # they stay lazy
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-@pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
-def test_shapes_of_nested_tensors(layout):
-    rows = torch.nested.nested_tensor([torch.zeros(2, A), torch.zeros(3, A)], layout=layout)
-    seen = shapes(TensorDict(x=rows), ["x"])["x"]
-    assert seen.shape[:2] == (2, -1)
-    assert copy.deepcopy(seen) == seen
+def test_shapes_of_all_kinds_of_entries():
+    stack = lazy_stack([TensorDict(x=torch.zeros(1)), TensorDict(x=torch.zeros(2))])
+    td = TensorDict(
+        a=torch.zeros(2, 2, dtype=torch.bfloat16),
+        b=torch.zeros(2, dtype=torch.bool),
+        c=TensorDict(d=torch.zeros(2, 1, dtype=torch.int64), batch_size=[2]),
+        e="a word",
+        s=stack,
+        batch_size=[2],
+    )
+    keys = ["a", "b", "c", ("c", "d"), "e", ("s", "x"), "missing", ("a", "x")]
+    assert {key: str(value) for key, value in shapes(td, keys).items()} == {
+        "a": "bf16[2, 2]",
+        "b": "bool[2]",
+        "c": "TensorDict[2]",
+        ("c", "d"): "i64[2, 1]",
+        "e": "str[2]",
+        ("s", "x"): "f32[2, -1]",
+    }
+    assert str(shapes(stack, ["x"])["x"]) == "f32[2, -1]"
+    for layout in (torch.jagged, torch.strided):
+        rows = torch.nested.nested_tensor([torch.zeros(2, A), torch.zeros(3, A)], layout=layout)
+        seen = shapes(TensorDict(x=rows), ["x"])["x"]
+        assert seen.shape[:2] == (2, -1) and copy.deepcopy(seen) == seen
 
 
-def test_shapes_in_vmap_are_those_of_a_member(actor):
-    torch.vmap(lambda obs: actor(TensorDict(obs=obs))["action"])(torch.zeros(B, D))
-    assert actor.graph().nodes[1].writes["action"].shape == (A,)
-
-
-def test_a_compiled_sequence_keeps_no_symbols(actor):
-    compiled = torch.compile(actor, backend="eager", fullgraph=True)
-    compiled(TensorDict(obs=torch.zeros(B, D), batch_size=[B]))
+def test_a_compiled_sequence_keeps_no_symbols(actor, example):
+    torch.compile(actor, backend="eager", fullgraph=True)(example)
     assert actor.graph().shapes == {}
 
 
 # ------------------------------------------------------------------------ text
-
-
-def test_the_program_of_a_small_actor(actor, example):
-    actor.append(Draws(["action"], [("next", "action")]))
-    assert repr(actor) == (
-        "TensorDictSequential(\n"
-        "    given obs\n"
-        "    (0): hidden = Linear(4, 8)(obs)\n"
-        "    (1): action = Linear(8, 3)(hidden)\n"
-        "    (2): next.action ~ Normal(action)\n"
-        "    return next.action\n"
-        ")"
-    )
-
-
-def test_the_program_with_shapes(actor, example):
-    actor(example)
-    assert str(actor) == (
-        "TensorDictSequential(\n"
-        "    given obs: f32[5, 4]\n"
-        "    (0): hidden = Linear(4, 8)(obs)     # f32[5, 8]\n"
-        "    (1): action = Linear(8, 3)(hidden)  # f32[5, 3]\n"
-        "    return action\n"
-        ")"
-    )
-
-
-def test_the_program_of_nested_sequences(actor):
-    seq = TensorDictSequential({"actor": actor, "again": keyed(["action"], ["action"])})
-    assert repr(seq) == (
-        "TensorDictSequential(\n"
-        "    given obs\n"
-        "    (actor): TensorDictSequential(\n"
-        "        (0): hidden = Linear(4, 8)(obs)\n"
-        "        (1): action = Linear(8, 3)(hidden)\n"
-        "    )\n"
-        "    (again): action = add(action)  # overwrites action\n"
-        "    return action\n"
-        ")"
-    )
-
-
-def test_arguments_by_name():
-    module = TensorDictModule(
-        torch.add, in_keys={"input": "x", "other": ("a", "b")}, out_keys=["y"]
-    )
-    assert "y = add(input=x, other=a.b)" in repr(TensorDictSequential(module))
 
 
 def policy(**options):
@@ -389,8 +303,38 @@ def policy(**options):
     )
 
 
-def test_the_program_of_a_policy(example):
-    assert policy(return_log_prob=True).graph(example).program().splitlines()[2:] == [
+def test_programs(actor, example):
+    seq = Seq({"actor": actor, "again": keyed(["action"], ["action"])})
+    assert repr(seq).splitlines() == [
+        "TensorDictSequential(",
+        "    given obs",
+        "    (actor): TensorDictSequential(",
+        "        (0): hidden = Linear(4, 8)(obs)",
+        "        (1): action = Linear(8, 3)(hidden)",
+        "    )",
+        "    (again): action = add(action)  # overwrites action",
+        "    return action",
+        ")",
+    ]
+    drawing = Seq(*small_actor(), Draws(["action"], [("next", "action")]))
+    assert repr(drawing).splitlines()[-3:-1] == [
+        "    (2): next.action ~ Normal(action)",
+        "    return next.action",
+    ]
+    actor(example)
+    assert str(actor).splitlines() == [
+        "TensorDictSequential(",
+        "    given obs: f32[5, 4]",
+        "    (0): hidden = Linear(4, 8)(obs)     # f32[5, 8]",
+        "    (1): action = Linear(8, 3)(hidden)  # f32[5, 3]",
+        "    return action",
+        ")",
+    ]
+    given = {"input": "x", "other": ("a", "b")}
+    module = TensorDictModule(torch.add, in_keys=given, out_keys=["y"])
+    assert "y = add(input=x, other=a.b)" in repr(Seq(module))
+    seen = policy(return_log_prob=True).graph(example.select("obs")).program().splitlines()[2:]
+    assert seen == [
         "    (0): mu, head.sigma = Sequential(Linear(4, 6), NormalParamExtractor)(obs)"
         "  # f32[5, 3], f32[5, 3]",
         "    (1): action, action_log_prob ~ Normal(loc=mu, scale=head.sigma)"
@@ -398,42 +342,9 @@ def test_the_program_of_a_policy(example):
         "    return action, action_log_prob",
         ")",
     ]
-
-
-def test_an_example_draws_nothing_from_the_generator_of_a_policy(example):
-    first, second = policy(generator=7), policy(generator=7)
-    second.load_state_dict(first.state_dict())
-    first.graph(example)
-    assert torch.equal(first(example.clone())["action"], second(example.clone())["action"])
-
-
-def test_the_label_of_several_distributions():
-    kwargs = {"distribution_map": {"move": Normal, ("say", "word"): Categorical}}
-    module = ProbabilisticTensorDictModule(
-        ["params"], distribution_class=CompositeDistribution, distribution_kwargs=kwargs
-    )
-    assert label(module) == "CompositeDistribution(move=Normal, say.word=Categorical)"
-
-
-def test_the_label_of_a_wrapped_sequence(actor):
-    class Loud(TensorDictModuleWrapper):
-        pass
-
-    assert label(Loud(actor)) == "Loud(TensorDictSequential(Linear(4, 8), Linear(8, 3)))"
-
-
-def test_shapes_are_forgotten_when_a_module_changes(actor, example):
-    actor(example)
-    actor[1] = linear(H, 1, "hidden", "action")
-    assert actor.graph().shapes == {}
-
-
-def test_many_inputs_are_wrapped():
     names = [f"a_rather_long_name_{i}" for i in range(12)]
-    text = repr(TensorDictSequential(keyed(names, ["y"])))
-    given = text.split("(0)")[0]
-    assert max(map(len, given.splitlines())) <= 100
-    assert all([name in given for name in names])
+    text = repr(Seq(keyed(names, ["y"]))).split("(0)")[0]
+    assert max(map(len, text.splitlines())) <= 100 and all(name in text for name in names)
 
 
 def test_the_table(actor, example):
@@ -448,6 +359,13 @@ def test_the_table(actor, example):
         "overwritten: action by 1, 2",
         "read by nobody: action of 1",
     ]
+
+
+def composite():
+    kwargs = {"distribution_map": {"move": Normal, ("say", "word"): Categorical}}
+    return ProbabilisticTensorDictModule(
+        ["params"], distribution_class=CompositeDistribution, distribution_kwargs=kwargs
+    )
 
 
 @pytest.mark.parametrize(
@@ -468,6 +386,8 @@ def test_the_table(actor, example):
         (WrapModule(lambda td: td), "lambda"),
         (torch.relu, "relu"),
         (Draws(["loc"], ["x"]), "Normal"),
+        (composite(), "CompositeDistribution(move=Normal, say.word=Categorical)"),
+        (Loud(small_actor()), "Loud(TensorDictSequential(Linear(4, 8), Linear(8, 3)))"),
     ],
 )
 def test_labels(module, text):
@@ -482,26 +402,14 @@ def test_keys_that_dots_would_not_tell_apart_are_quoted():
 
 # ------------------------------------------------------------------------ drawings
 
-AWKWARD = [
-    'a "quoted" key',
-    "<b>&amp;</b>",
-    "line\nbreak",
-    "end",
-    "`code`",
-    "1. list",
-    "日本語",
-    "#;",
-]
+AWKWARD = 'a "quoted" key|<b>&amp;</b>|line\nbreak|end|`code`|1. list|日本語|#;'.split("|")
 
 
-def drawable(example=None):
-    inner = TensorDictSequential(keyed(["x"], ["h"]), Draws(["h"], ["i"]))
-    return TensorDictSequential(
-        inner, keyed(["h", "i", "x"], ["y"]), keyed(["x"], ["lost"]), keyed(["y"], ["lost"])
-    ).graph()
+def drawable():
+    return of(Seq(step("x>h"), Draws(["h"], ["i"])), "h,i,x>y", "x>lost", "y>lost").graph()
 
 
-def test_mermaid_of_a_small_actor(actor, example):
+def test_mermaid(actor, example):
     assert actor.graph(example).mermaid().splitlines()[:8] == [
         "flowchart TD",
         '    in0(["obs<br/>f32[5, 4]"]):::given',
@@ -512,26 +420,10 @@ def test_mermaid_of_a_small_actor(actor, example):
         '    m0 -- "hidden: f32[5, 8]" --> m1',
         "    m1 --> out0",
     ]
-
-
-def test_mermaid_groups_and_losses():
     lines = drawable().mermaid().splitlines()
-    assert '    subgraph g0["TensorDictSequential (0)"]' in lines
-    assert lines.count("    end") == 1
+    assert '    subgraph g0["TensorDictSequential (0)"]' in lines and lines.count("    end") == 1
     assert '    m0 -- "h" --> m2' in lines
-    assert '    out1(["lost"]):::lost' in lines
-    assert "    m3 -.-> out1" in lines
-
-
-@pytest.mark.parametrize("key", AWKWARD)
-def test_mermaid_texts_are_safe(key):
-    labels = TensorDictSequential(keyed([key], ["y"])).graph().mermaid().split('"')[1::2]
-    text = labels[0]
-    assert not set(text) & set('"<>&`*\n')
-    decoded = text
-    for code in {int(part.split(";")[0]) for part in text.split("#")[1:]}:
-        decoded = decoded.replace(f"#{code};", chr(code))
-    assert decoded == key_text(key)
+    assert '    out1(["lost"]):::lost' in lines and "    m3 -.-> out1" in lines
 
 
 def elements(svg, tag):
@@ -539,17 +431,15 @@ def elements(svg, tag):
 
 
 @pytest.mark.parametrize("key", AWKWARD)
-def test_svg_is_well_formed_and_has_every_text(key):
-    svg = TensorDictSequential(keyed([key], [("out", key)])).graph().svg()
-    texts = [element.text for element in elements(svg, "text")]
+def test_texts_are_safe_in_drawings(key):
+    graph = Seq(keyed([key], [("out", key)])).graph()
+    text = graph.mermaid().split('"')[1]
+    assert not set(text) & set('"<>&`*\n')
+    for code in {int(part.split(";")[0]) for part in text.split("#")[1:]}:
+        text = text.replace(f"#{code};", chr(code))
+    assert text == key_text(key)
+    texts = [element.text for element in elements(graph.svg(), "text")]
     assert texts == [key_text(key), "add", "(0)", key_text(("out", key))]
-
-
-def test_svg_needs_nothing_from_elsewhere():
-    svg = drawable().svg()
-    assert svg.count("http") == 1  # the name space
-    assert "href" not in svg and "<style" not in svg and " id=" not in svg
-    assert drawable()._repr_svg_() == svg
 
 
 def rectangles(svg):
@@ -558,13 +448,21 @@ def rectangles(svg):
         yield element, (x, y, x + width, y + height)
 
 
-def test_svg_boxes_stay_apart_and_within_the_image():
+def frames_of(svg):
+    return [place for e, place in rectangles(svg) if e.get("stroke-dasharray") == "5 4"]
+
+
+def test_svg_boxes_stay_apart_and_within_the_image(actor):
+    svg = drawable().svg()
+    assert svg.count("http") == 1  # the name space: nothing is needed from elsewhere
+    assert "href" not in svg and "<style" not in svg and " id=" not in svg
+    assert drawable()._repr_svg_() == svg
     torch.manual_seed(0)
     modules = []
     for i in range(12):
         reads = [f"k{j}" for j in torch.randperm(i + 1)[: 1 + i % 3].tolist()]
         modules.append(keyed(reads, [f"k{i + 1}"]))
-    svg = TensorDictSequential(*modules).graph().svg()
+    svg = Seq(*modules).graph().svg()
     root = ElementTree.fromstring(svg)
     boxes = [place for _, place in rectangles(svg)]
     assert len(boxes) >= 12
@@ -573,40 +471,24 @@ def test_svg_boxes_stay_apart_and_within_the_image():
         assert 0 <= top and bottom <= float(root.get("height"))
         for other in boxes[:i]:
             assert right <= other[0] or other[2] <= left or bottom <= other[1] or other[3] <= top
-
-
-def test_svg_draws_the_first_module_above_the_second(actor):
-    svg = actor.graph().svg()
-    heights = {e.text: float(e.get("y")) for e in elements(svg, "text")}
+    heights = {e.text: float(e.get("y")) for e in elements(actor.graph().svg(), "text")}
     order = ["obs", "Linear(4, 8)", "hidden", "Linear(8, 3)", "action"]
-    assert sorted(heights, key=heights.get) == sorted(order + ["(0)", "(1)"], key=heights.get)
-    assert [heights[name] for name in order] == sorted([heights[name] for name in order])
+    assert [heights[name] for name in order] == sorted(heights[name] for name in order)
 
 
 def test_svg_frames_hold_their_modules_and_no_others():
-    svg = TensorDictSequential(
-        TensorDictSequential(keyed(["x"], ["h"]), keyed(["h"], ["i"])),
-        keyed(["x"], ["a_rather_long_name_beside_the_frame"]),
-        keyed(["i", "a_rather_long_name_beside_the_frame"], ["y"]),
-    ).graph().svg()  # fmt: skip
-    frames = [place for e, place in rectangles(svg) if e.get("stroke-dasharray") == "5 4"]
-    assert len(frames) == 1
-    left, top, right, bottom = frames[0]
+    name = "a_rather_long_name_beside_the_frame"
+    svg = of(of("x>h", "h>i"), f"x>{name}", f"i,{name}>y").graph().svg()
+    ((left, top, right, bottom),) = frames_of(svg)
     inside = [
         e.text
         for e in elements(svg, "text")
         if left <= float(e.get("x")) <= right and top + 9 <= float(e.get("y")) <= bottom
     ]
     assert inside == ["add", "(0.0)", "h", "add", "(0.1)"]
-
-
-def test_svg_frames_within_frames():
-    inner = TensorDictSequential(keyed(["a"], ["b"]), keyed(["b"], ["c"]))
-    middle = TensorDictSequential(keyed(["x"], ["a"]), inner, keyed(["c", "x"], ["d"]))
-    svg = TensorDictSequential(
-        middle, keyed(["x"], ["side"]), keyed(["d", "side"], ["y"]), keyed(["side"], ["z"])
-    ).graph().svg()  # fmt: skip
-    outer, inner = [p for e, p in rectangles(svg) if e.get("stroke-dasharray") == "5 4"]
+    middle = of("x>a", of("a>b", "b>c"), "c,x>d")
+    svg = of(middle, "x>side", "d,side>y", "side>z").graph().svg()
+    outer, inner = frames_of(svg)
     assert outer[0] < inner[0] and outer[1] < inner[1]
     assert outer[2] > inner[2] and outer[3] > inner[3]
     modules = [p for e, p in rectangles(svg) if e.get("rx") == "6"]
@@ -618,89 +500,62 @@ def test_svg_frames_within_frames():
 # ------------------------------------------------------------------------ checks
 
 
-def test_a_misspelt_key_is_an_error_that_names_both_modules():
+def rename(td):
+    return td.rename_key_("a", "b")
+
+
+def misnamed():
+    named = dict(zip(("a", "b"), small_actor(), strict=True))
+    assert Seq(named, expect_in_keys=["obs"]).in_keys == ["obs"]
+    named["b"].in_keys = ["hiden"]
+    Seq(named, expect_in_keys=["obs"])
+
+
+def misspelt():
     encoder, head = linear(D, H, "obs", "hidden"), linear(H, A, "hiden", "action")
-    with pytest.raises(ValueError) as error:
-        TensorDictSequential(encoder, head, expect_in_keys=["obs"])
-    assert str(error.value) == (
-        "module \"1\" (Linear(8, 3)) reads 'hiden', which is neither in expect_in_keys nor written "
-        "before. Did you mean 'hidden', which module \"0\" (Linear(4, 8)) writes? "
-        "If it comes from outside: expect_in_keys=['obs', 'hiden']"
-    )
+    Seq(encoder, head, expect_in_keys=["obs"])
 
 
-def test_keys_that_fit_are_no_error(actor):
-    modules = [linear(D, H, "obs", "hidden"), linear(H, A, "hidden", "action")]
-    assert TensorDictSequential(*modules, expect_in_keys=["obs"]).in_keys == ["obs"]
-    named = dict(zip(("a", "b"), modules, strict=True))
-    assert TensorDictSequential(named, expect_in_keys=["obs"]).in_keys == ["obs"]
-    with pytest.raises(ValueError, match='module "b"'):
-        named["b"].in_keys = ["hiden"]
-        TensorDictSequential(named, expect_in_keys=["obs"])
+def check(expected, **texts):
+    return lambda: check_in_keys({name: step(text) for name, text in texts.items()}, expected)
 
 
-def test_a_misspelt_nested_key():
-    with pytest.raises(ValueError, match=r"Did you mean \('agents', 'hidden'\), which module"):
-        check_in_keys(
-            {"a": keyed(["x"], [("agents", "hidden")]), "b": keyed([("agent", "hidden")], ["y"])},
-            ["x"],
-        )
+MISSPELT = (
+    "module \"1\" (Linear(8, 3)) reads 'hiden', which is neither in expect_in_keys nor written "
+    "before. Did you mean 'hidden', which module \"0\" (Linear(4, 8)) writes? "
+    "If it comes from outside: expect_in_keys=['obs', 'hiden']"
+)
+CHECKS = [  # a call that is refused, and words of the error
+    (misspelt, f"^{re.escape(MISSPELT)}$"),
+    (misnamed, 'module "b"'),
+    (check(["x"], a="x>agents.h", b="agent.h>y"), r"Did you mean \('agents', 'h'\), which module"),
+    (check(["pixels"], a="pixel>y"), "Did you mean 'pixels', which is expected from outside"),
+    (check(["obs"], a="obs>y", b="reward>z"), r"what is there: \['obs', 'y'\]"),
+    (check(["x"], a="h>y", b="x>h"), 'module "b" .* writes it, but runs later'),
+    (check(["obs", "reward"], a="obs>y"), "'reward', which no module reads from outside"),
+    (check(["obs", "obss"], a="obs>y"), "Did you mean 'obs', which module \"a\""),
+    (check(["x", "h"], a="x>h", b="h>y"), 'module "a" .* writes it before module "b" .* reads it'),
+    (check(["obs"], a="obsx>z"), "reads 'obsx'"),
+    (lambda: of("x>hidden", of("hiden>y"), expect_in_keys=["x"]), 'module "1.0"'),
+    (
+        lambda: of(rename, "reward>y", expect_in_keys=[]),
+        r"declare it: WrapModule\(rename, out_keys=\['reward'\]\)",
+    ),
+]
 
 
-def test_a_misspelt_key_from_outside():
-    with pytest.raises(ValueError, match="Did you mean 'pixels', which is expected from outside"):
-        check_in_keys({"a": keyed(["pixel"], ["y"])}, ["pixels"])
+@pytest.mark.parametrize("row", range(len(CHECKS)))
+def test_keys_that_do_not_fit_are_refused(row):
+    wrong, words = CHECKS[row]
+    with pytest.raises(ValueError, match=words):
+        wrong()
 
 
-def test_a_key_like_none_that_is_there():
-    with pytest.raises(ValueError, match=r"what is there: \['obs', 'h'\]"):
-        check_in_keys({"a": keyed(["obs"], ["h"]), "b": keyed(["reward"], ["y"])}, ["obs"])
-
-
-def test_a_key_that_is_written_too_late():
-    with pytest.raises(ValueError, match='module "b" .* writes it, but runs later'):
-        check_in_keys({"a": keyed(["h"], ["y"]), "b": keyed(["x"], ["h"])}, ["x"])
-
-
-def test_an_expected_key_that_nobody_reads():
-    with pytest.raises(ValueError, match="'reward', which no module reads from outside"):
-        check_in_keys({"a": keyed(["obs"], ["y"])}, ["obs", "reward"])
-    with pytest.raises(ValueError, match="Did you mean 'obs', which module \"a\""):
-        check_in_keys({"a": keyed(["obs"], ["y"])}, ["obs", "obss"])
-    with pytest.raises(ValueError, match='module "a" .* writes it before module "b" .* reads it'):
-        check_in_keys({"a": keyed(["x"], ["h"]), "b": keyed(["h"], ["y"])}, ["x", "h"])
-
-
-def test_expected_containers_hold_what_is_read():
-    check_in_keys({"a": keyed([("obs", "x"), ("obs", "y")], ["z"])}, ["obs"])
-    check_in_keys({"a": keyed(["obs"], ["z"])}, [("obs", "x")])
-    with pytest.raises(ValueError, match="reads 'obsx'"):
-        check_in_keys({"a": keyed(["obsx"], ["z"])}, ["obs"])
-
-
-def test_keys_within_nested_sequences_are_checked():
-    inner = TensorDictSequential(keyed(["hiden"], ["y"]))
-    with pytest.raises(ValueError, match='module "1.0"'):
-        TensorDictSequential(keyed(["x"], ["hidden"]), inner, expect_in_keys=["x"])
-
-
-def test_a_function_that_does_not_say_what_it_writes():
-    def rename(td):
-        return td.rename_key_("a", "b")
-
-    with pytest.raises(
-        ValueError, match=r"declare it: WrapModule\(rename, out_keys=\['reward'\]\)"
-    ):
-        TensorDictSequential(rename, keyed(["reward"], ["y"]), expect_in_keys=[])
-    TensorDictSequential(
-        WrapModule(rename, in_keys=["a"], out_keys=["b"]), keyed(["b"], ["y"]), expect_in_keys=["a"]
-    )
-
-
-def test_graph_of_plain_pairs():
-    graph = graph_of([("a", Foreign(["x"], ["y"])), ("b", Foreign(["y"], ["z"]))])
-    assert isinstance(graph, Graph)
-    assert graph.results == ("z",)
+def test_keys_that_fit_are_not_refused():
+    assert Seq(*small_actor(), expect_in_keys=["obs"]).in_keys == ["obs"]
+    check(["obs"], a="obs.x,obs.y>z")()
+    check([("obs", "x")], a="obs>y")()
+    of(WrapModule(rename, in_keys=["a"], out_keys=["b"]), "b>y", expect_in_keys=["a"])
 
 
 # ------------------------------------------------------------------------ the page

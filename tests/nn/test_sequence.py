@@ -568,6 +568,8 @@ def test_other_parts():
     assert len(part) == 1 and part.out_keys == [("out", "p")]
     again = seq_of(("a", "b"), ("b", "b"), ("b", "c"))
     assert len(again.select_subsequence(out_keys=["c"])) == 3
+    lost = seq_of(("a", "b"), ("x", "b"))  # what is written over is not needed
+    assert lost.select_subsequence(out_keys=["b"]).in_keys == ["x"]
     whole = TensorDictSequential(Mine(*chain("a", "b", "c")), step("b", "d"))  # no subclass is cut
     assert whole.select_subsequence(out_keys=["b"])[0] is whole[0]
     selected = chain("a", "b", "c", "d").select_out_keys("c")

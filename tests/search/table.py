@@ -124,6 +124,7 @@ def random_table(
 B, A = 4, 3
 STATES = torch.arange(B)
 BACKENDS = ("reference", "compiled")
+GAME = {"players": True, "illegal": 0.4, "over": 0.2, "actions": 4, "discounts": True}
 
 
 def run(root=None, model=None, **settings):
@@ -137,3 +138,20 @@ def run(root=None, model=None, **settings):
 def root(**fields) -> RootOutput:
     """The root of that search, with other fields."""
     return random_table(0).root(STATES)._replace(**fields)
+
+
+def assert_same(one, other) -> None:
+    """Two trees are equal, bit for bit."""
+    assert set(one.data.keys()) == set(other.data.keys())
+    for name in one.data.keys():
+        left, right = one.data[name], other.data[name]
+        assert left.dtype == right.dtype, name
+        assert torch.equal(left, right), f"{name}: {(left != right).nonzero()[:5].tolist()}"
+
+
+def equal(one, other) -> bool:
+    try:
+        assert_same(one, other)
+    except AssertionError:
+        return False
+    return True

@@ -7,11 +7,10 @@ import torch
 
 from raffia.search import PUCT, Gumbel, ValuePrefix, gumbel_noise, search
 
-from .table import random_table
+from .table import STATES, assert_same, random_table
 
 BUDGET = torch.tensor([9, 1, 16, 12])
 GAMMA = torch.tensor([0.997, 0.9, 1.0, 0.5])
-STATES = torch.arange(4)
 SEEDS = torch.tensor([5, -1, 2**63 - 1, -(2**63)])
 
 TABLES = {
@@ -38,14 +37,6 @@ def both(root, model, **settings):
     return [search(root, model, backend=name, **settings) for name in ("reference", "compiled")]
 
 
-def assert_equal(one, other) -> None:
-    assert set(one.data.keys()) == set(other.data.keys())
-    for name in one.data.keys():
-        left, right = one.data[name], other.data[name]
-        assert left.dtype == right.dtype, name
-        assert torch.equal(left, right), f"{name}: {(left != right).nonzero()[:5].tolist()}"
-
-
 def settings_of(way, number):
     """Settings that differ from case to case, so that each option meets each."""
     return {
@@ -67,7 +58,7 @@ def assert_puct_equal(kind, way, numbers) -> None:
         if number % 3 == 0:
             options = options | {"ties": "random", "tie_seed": SEEDS}
         settings = settings_of(way, number)
-        assert_equal(*both(table.root(STATES), table, select=PUCT(**options), **settings))
+        assert_same(*both(table.root(STATES), table, select=PUCT(**options), **settings))
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -98,7 +89,7 @@ def test_gumbel_trees_are_equal_bit_for_bit(kind, way):
             value_scale=value_scale,
             maxvisit_init=maxvisit_init,
         )
-        assert_equal(*both(table.root(STATES), table, select=select, **settings_of(way, number)))
+        assert_same(*both(table.root(STATES), table, select=select, **settings_of(way, number)))
 
 
 @pytest.mark.parametrize("gumbel", [False, True])
@@ -117,7 +108,7 @@ def test_trees_of_extreme_numbers_are_equal_bit_for_bit(gumbel):
         noise = gumbel_noise((4, 7), torch.Generator().manual_seed(seed))
         select = Gumbel(root_gumbel=noise) if gumbel else PUCT(c_init=20.0)
         trees = both(table.root(STATES), table, num_simulations=20, select=select)
-        assert_equal(*trees)
+        assert_same(*trees)
 
 
 def test_a_mask_that_the_model_gives_late_is_met_by_both():
@@ -136,7 +127,7 @@ def test_a_mask_that_the_model_gives_late_is_met_by_both():
     trees = [
         search(root, Late(), num_simulations=20, backend=name) for name in ("reference", "compiled")
     ]
-    assert_equal(*trees)
+    assert_same(*trees)
     assert not trees[0].data["mask"].all()
     assert trees[0].data["ended"].any()
 
@@ -159,7 +150,7 @@ def test_a_comparison_of_trees_can_fail():
     trees = both(table.root(STATES), table, num_simulations=8)
     trees[1].data["q_sum"][2, 0] += 1e-12
     with pytest.raises(AssertionError, match="q_sum"):
-        assert_equal(*trees)
+        assert_same(*trees)
 
 
 @pytest.mark.slow  # tracing the loop takes most of it
@@ -171,7 +162,7 @@ def test_the_reference_is_the_same_under_torch_compile(compiler):
     root = table.root(STATES)
     compiled = torch.compile(search, backend=compiler)
     try:
-        assert_equal(search(root, table, **settings), compiled(root, table, **settings))
+        assert_same(search(root, table, **settings), compiled(root, table, **settings))
     finally:
         torch.compiler.reset()
 
@@ -187,4 +178,4 @@ def test_many_random_trees_are_equal_bit_for_bit():
         if seed % 3 == 0:
             noise = gumbel_noise((4, table.next.shape[1]), torch.Generator().manual_seed(seed))
             select = Gumbel(root_gumbel=noise)
-        assert_equal(*both(table.root(STATES), table, select=select, **settings))
+        assert_same(*both(table.root(STATES), table, select=select, **settings))

@@ -5,10 +5,8 @@ import torch
 
 from raffia.search import PUCT, Gumbel, RecurrentOutput, ValuePrefix, gumbel_noise, search
 
-from .table import random_table
+from .table import BACKENDS, STATES, assert_same, random_table
 
-BACKENDS = ("reference", "compiled")
-STATES = torch.arange(4)
 BUDGET = torch.tensor([15, 3, 20, 9])
 
 
@@ -57,12 +55,6 @@ class InMemory:
             memory.prior_logits[:m] = output.prior_logits
 
         return step
-
-
-def assert_same(one, other) -> None:
-    assert set(one.data.keys()) == set(other.data.keys())
-    for name in one.data.keys():
-        assert torch.equal(one.data[name], other.data[name]), name
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -5,21 +5,12 @@ import collections
 import pytest
 import torch
 
-from raffia.search import RecurrentOutput, RootOutput, Tree, gumbel_policy, muzero_policy, search
+from raffia.search import RecurrentOutput, RootOutput, gumbel_policy, muzero_policy, search
 from raffia.tensordict import TensorDict
 
-from .table import random_table
+from .table import BACKENDS, GAME, equal, random_table
 
-BACKENDS = ("reference", "compiled")
-GAME = {"players": True, "illegal": 0.4, "over": 0.2, "actions": 4, "discounts": True}
 STATES = torch.arange(6)
-
-
-def equal(one: Tree, other: Tree) -> bool:
-    names = set(one.data.keys())
-    return names == set(other.data.keys()) and all(
-        torch.equal(one.data[name], other.data[name]) for name in names
-    )
 
 
 Pair = collections.namedtuple("Pair", "number rest")
@@ -38,6 +29,10 @@ CONTAINERS = {
     ),
     "tensordict": (wrap_tensordict, lambda e: e["inner", "deep"][:, 1].long()),
     "dict": (lambda number: {"a": [number], "b": number > 2}, lambda e: e["a"][0]),
+    "a dict in any order": (
+        lambda number: {"a": number, "b": number} if number[0] % 2 else {"b": number, "a": number},
+        lambda e: e["a"],
+    ),
     "tuple": (lambda number: (number.to(torch.int16), (number,)), lambda e: e[0].long()),
     "namedtuple": (lambda number: Pair(number.to(torch.uint8), {}), lambda e: e.number.long()),
 }

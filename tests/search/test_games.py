@@ -15,8 +15,8 @@ from raffia.search import (
 )
 
 from . import tictactoe
+from .table import BACKENDS
 
-BACKENDS = ("reference", "compiled")
 CALM = {"dirichlet_fraction": 0.0, "temperature": 0.0}
 POLICIES = {
     "muzero": functools.partial(muzero_policy, **CALM),

@@ -3,19 +3,10 @@
 import pytest
 import torch
 
-from raffia.search import PUCT, gumbel_policy, muzero_policy, search
+from raffia.search import PUCT, RecurrentOutput, gumbel_policy, muzero_policy, search
 
-from .table import random_table
-
-BACKENDS = ("reference", "compiled")
-STATES = torch.arange(4)
-GAME = {"players": True, "illegal": 0.3, "over": 0.2, "discounts": True}
-
-
-def assert_same(one, other) -> None:
-    assert set(one.data.keys()) == set(other.data.keys())
-    for name in one.data.keys():
-        assert torch.equal(one.data[name], other.data[name]), name
+from .table import BACKENDS, GAME, STATES, B, assert_same, random_table, run
+from .table import root as root_of
 
 
 def strided(tensor):
@@ -139,3 +130,23 @@ def test_keys_of_states_may_be_strided(backend):
     tree = search(root, table, transpositions=lambda e: e["state"], **settings)
     other = search(root, table, transpositions=lambda e: strided(e["state"]), **settings)
     assert_same(other, tree)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_signs_and_conjugates_that_are_yet_to_come_are_minded(backend):
+    turned = torch.complex(torch.zeros(B), torch.full((B,), 2.0)).conj().imag
+    assert turned.is_neg()
+    start = root_of(value=turned, embedding=torch.full((B, 1), 1 + 2j))
+
+    def model(embedding, action):
+        output = RecurrentOutput(turned * 0, turned, torch.zeros(B, 3))
+        return output, embedding.conj()
+
+    tree = run(start, model, backend=backend, keep_embeddings=True, root_value="include")
+    assert (tree.data["raw_value"] == -2).all()
+    assert (tree.embeddings[:, 1, 0] == 1 - 2j).all()
+
+
+def test_discounts_may_be_given_as_a_list():
+    gamma = [0.5, 0.9, 1.0, 0.0]
+    assert_same(run(discount=gamma), run(discount=torch.tensor(gamma)))

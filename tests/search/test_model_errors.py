@@ -7,6 +7,7 @@ from raffia.search import (
     Gumbel,
     RecurrentOutput,
     RootOutput,
+    ValuePrefix,
 )
 from raffia.tensordict import TensorDict
 
@@ -114,6 +115,33 @@ def test_a_mask_of_the_model_that_is_not_bool(backend):
         run(model=model, backend=backend)
 
 
+KINDS = [
+    (lambda out, emb: (emb["prefix"], out), "gave a Tensor instead of a RecurrentOutput"),
+    (lambda out, emb: (tuple(out)[:3], emb), "gave a tuple instead of a RecurrentOutput"),
+    (lambda out, emb: out, "it must return two things"),
+    (lambda out, emb: None, "gave a NoneType; it must return two things"),
+    (lambda out, emb: (out._replace(reward=1.0), emb), "has reward a float"),
+    (lambda out, emb: (out._replace(value=None), emb), "has value a NoneType"),
+    (lambda out, emb: (out._replace(mask=[True]), emb), "has mask a list"),
+]
+
+
+@pytest.mark.parametrize(("change", "match"), KINDS)
+def test_answers_of_a_wrong_kind(change, match):
+    with pytest.raises(TypeError, match=match):
+        run(model=spoiled(change))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_actions_without_any_prior(backend):
+    def change(output, after):
+        return output._replace(prior_logits=output.prior_logits - torch.inf), after
+
+    words = "prior_logits is NaN, inf or -inf .* root 0 in simulation 0"
+    with pytest.raises(ValueError, match=words):
+        run(model=spoiled(change), backend=backend)
+
+
 def test_players_of_the_model_only():
     table = random_table(0, players=True)
     with pytest.raises(ValueError, match="the model's answer has to_play and the root has not"):
@@ -148,6 +176,10 @@ def test_sampled_actions_in_one_place_only():
         (
             {"state": torch.zeros(1).long(), "prefix": torch.zeros(1)},
             r"given 4 rows.*\['state'\] of shape \[1\]",
+        ),
+        (
+            {"state": torch.zeros(B).long(), "prefix": torch.zeros(B, device="meta")},
+            r"torch.float32, meta \(needed \[4\], torch.float32, cpu",
         ),
     ],
 )
@@ -188,3 +220,11 @@ def test_a_search_that_failed_has_changed_nothing_that_was_given():
         assert select.considered is None
         tree = run(here, select=select, backend=backend)  # and the same things can be used again
         assert tree.visits_of_root().sum() == 6 * B
+
+
+def test_a_model_of_value_prefixes():
+    def prefixes(embedding, action):
+        return random_table(0, prefixed=True)(embedding, action)
+
+    prefixes.predicts_prefixes = True
+    assert len(run(model=prefixes, value_prefix=ValuePrefix(5, ("prefix",)))) == B

@@ -13,12 +13,11 @@ import torch
 
 from raffia.search import PUCT, Tree, ValuePrefix, gumbel_policy, muzero_policy
 
-from .table import table_of
+from .table import BACKENDS, table_of
 
 FOLDER = pathlib.Path(__file__).parent / "oracles"
 EFFICIENTZERO = json.loads((FOLDER / "puct_efficientzero.json").read_text())["cases"]
 MCTX = json.loads((FOLDER / "mctx_search.json").read_text())["cases"]
-BACKENDS = ("reference", "compiled")
 
 OPTIONS = {
     "reset_fixed": {"first_visit": "value", "root_in_range": True},

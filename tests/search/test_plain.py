@@ -6,9 +6,8 @@ import torch
 from raffia.search import PUCT, ValuePrefix, gumbel_noise, gumbel_policy, search
 
 from .plain_search import Options, PlainSearch
-from .table import random_table
+from .table import BACKENDS, random_table
 
-BACKENDS = ("reference", "compiled")
 TABLES = {
     "plain": {},
     "illegal": {"illegal": 0.4, "over": 0.3, "actions": 4},

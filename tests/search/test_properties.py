@@ -1,5 +1,7 @@
 """What holds for any search: visits add up, batches and threads change nothing, draws repeat."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -17,20 +19,12 @@ from raffia.search import (
     sample_visits,
     search,
 )
+from raffia.search.gumbel import considered_visits
 from raffia.tensordict import TensorDict
 
-from .table import Table, random_table
+from .table import BACKENDS, GAME, Table, equal, random_table
 
-BACKENDS = ("reference", "compiled")
-GAME = {"players": True, "illegal": 0.4, "over": 0.2, "actions": 4, "discounts": True}
 STATES = torch.arange(6)
-
-
-def equal(one: Tree, other: Tree) -> bool:
-    names = set(one.data.keys())
-    return names == set(other.data.keys()) and all(
-        torch.equal(one.data[name], other.data[name]) for name in names
-    )
 
 
 def selections(seed=0, batch=6, actions=4):
@@ -339,6 +333,13 @@ def test_players_take_turns_where_the_model_does_not_say_who_moves(backend):
     made = tree.data["visits"] > 0
     expected = (roots // num).unsqueeze(-1).add(depth).remainder(2) + 1
     assert torch.equal(player[made], expected[made].int())
+    numbers = torch.tensor([1, 0, 2])  # a player's number does not depend on the batch
+    start = one.root(torch.arange(3))._replace(to_play=numbers)
+    several = search(start, one, **settings)
+    assert several.data["to_play"][:, 1].tolist() == [2, 1, 1]
+    for b in range(3):
+        alone = one.root(torch.tensor([b]))._replace(to_play=numbers[b : b + 1])
+        assert equal(several[b], search(alone, one, **settings))
 
 
 # -- value prefixes
@@ -391,3 +392,15 @@ def test_threads_share_a_mask_that_only_the_model_gives():
     assert not one.data["mask"].all()
     for _ in range(5):
         assert equal(one, search(root, table, num_simulations=15, num_threads=6))
+
+
+def test_halving_considers_each_action_in_turn():
+    """As a tournament: those that are left are visited equally often in each round."""
+    for num_considered, num_simulations in itertools.product(range(1, 20), (1, 2, 7, 16, 50, 200)):
+        turns = considered_visits(num_considered, num_simulations)
+        assert len(turns) == num_simulations
+        if num_considered == 1:
+            assert turns == tuple(range(num_simulations))
+            continue
+        assert all(0 <= b - a <= 1 for a, b in itertools.pairwise(turns))
+        assert turns.count(0) == min(num_considered, num_simulations)

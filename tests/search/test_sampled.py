@@ -27,7 +27,7 @@ from raffia.search import (
     with_sampled_actions,
 )
 
-from .table import random_table
+from .table import assert_same, random_table
 
 QUIET = functools.partial(
     muzero_policy, num_simulations=24, dirichlet_fraction=0.0, temperature=0.0
@@ -63,12 +63,6 @@ def walk(embedding, action):
 def walk_root(seed, rows=4):
     start = torch.randn(rows, 2, generator=torch.Generator().manual_seed(seed))
     return RootOutput(torch.cat([0.1 * start, start * 0 + 0.4], -1), torch.zeros(rows), start)
-
-
-def same_trees(first, second):
-    assert first.data.keys() == second.data.keys()
-    for name in first.data.keys():
-        assert first.data[name].equal(second.data[name]), name
 
 
 # ---------------------------------------------------------------------------- continuous
@@ -122,7 +116,7 @@ def test_the_same_seed_gives_the_same_tree_alone_and_in_a_batch():
     together = plan(root, walk, seed=seed)
     for b in range(4):
         one = RootOutput(*(part[b : b + 1] for part in root[:3]))
-        same_trees(plan(one, walk, seed=seed[b : b + 1]).tree, together.tree[b])
+        assert_same(plan(one, walk, seed=seed[b : b + 1]).tree, together.tree[b])
     other = plan(root, walk, seed=seed + 1)
     assert not other.tree.data["actions"].equal(together.tree.data["actions"])
 
@@ -131,7 +125,7 @@ def test_the_same_seed_gives_the_same_tree_alone_and_in_a_batch():
 def test_both_back_ends_give_the_same_tree(sampler):
     root, fn = with_sampled_actions(walk_root(2), walk, sampler, torch.arange(4))
     compiled = search(root, fn, num_simulations=30, backend="compiled")
-    same_trees(search(root, fn, num_simulations=30, backend="reference"), compiled)
+    assert_same(search(root, fn, num_simulations=30, backend="reference"), compiled)
 
 
 def test_seeds_that_are_not_given_are_drawn():
@@ -303,7 +297,7 @@ def test_any_container_of_embeddings():
         (lambda x: (x, {"twice": 2 * x}), lambda e: e[0]),
         (lambda x: TensorDict(x=x, batch_size=[len(x)]), lambda e: e["x"]),
     ):
-        same_trees(search(*dressed(dress, bare), num_simulations=20), plain)
+        assert_same(search(*dressed(dress, bare), num_simulations=20), plain)
 
 
 def test_value_prefixes_reset_by_name():

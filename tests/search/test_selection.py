@@ -5,9 +5,8 @@ import torch
 
 from raffia.search import Nodes, search
 
-from .table import random_table
+from .table import GAME, random_table
 
-GAME = {"players": True, "illegal": 0.4, "over": 0.2, "actions": 4, "discounts": True}
 STATES = torch.arange(6)
 
 
