@@ -155,6 +155,10 @@ CALLS = {  # a module, and what it writes where x is 1, y 10, (n, x) 100 and (n,
         M(both, ["x"], [("m", "u"), ("k", "v")]).select_out_keys(("k", ("v",))),
         {("k", "v"): 3},
     ),
+    "one beside another": (
+        M(both, ["x"], [("n", "u"), ("n", "v")]).select_out_keys(("n", "v")),
+        {("n", "v"): 3},
+    ),
     "nothing selected": (M(both, ["x"], ["u", "v"]).select_out_keys(), {}),
 }
 

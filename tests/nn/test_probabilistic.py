@@ -174,6 +174,8 @@ def test_keys(row):
 
 
 def test_scores_follow_the_order_of_their_keys():
+    everything = normal(return_log_prob=True)
+    assert everything.select_out_keys(*everything.out_keys) is everything
     plain = composite()
     traded = composite(log_prob_keys=[*reversed(plain.log_prob_keys)])
     td = plain(params_td())
