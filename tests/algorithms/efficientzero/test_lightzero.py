@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from raffia.algorithms.efficientzero.model import EfficientZeroModel, EfficientZeroModelMLP
-from raffia.algorithms.efficientzero.model_mlp import DynamicsNetworkMLP
 
 
 def build(name, config):
@@ -61,15 +60,6 @@ def test_another_weight_gives_other_numbers(oracle):
     assert not torch.allclose(got, tensors["eval/latent1"], rtol=1e-5, atol=1e-5)
 
 
-def test_names_are_lightzero_s(oracle):
-    name, config, weights, _ = oracle
-    model = build(name, config)
-    if config.get("norm_type") != "LN":
-        assert list(model.state_dict()) == list(weights) or set(model.state_dict()) == set(weights)
-        model.load_state_dict(weights)
-    assert set(model.load_lightzero(weights).state_dict()) == set(weights)
-
-
 def small(**options):
     return EfficientZeroModelMLP(4, 3, latent_state_dim=8, lstm_hidden_size=6, **options)
 
@@ -91,32 +81,11 @@ def test_entries_that_do_not_fit_are_named_and_nothing_is_loaded():
     ]
     assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
 
-
-def test_a_whole_checkpoint_is_pointed_at_its_model():
-    checkpoint = {"model": small().state_dict(), "target_model": {}, "last_iter": 7}
-    with pytest.raises(
-        ValueError, match=r"whole checkpoint.*load_lightzero\(checkpoint\['model'\]"
-    ):
-        small().load_lightzero(checkpoint)
-
-
-def test_weights_of_another_normalisation_are_refused():
+    checkpoint = {"model": weights, "target_model": {}, "last_iter": 7}
+    with pytest.raises(ValueError, match=r"checkpoint.*load_lightzero\(checkpoint\['model'\]"):
+        model.load_lightzero(checkpoint)
     with pytest.raises(ValueError, match="fc_dynamics.1.running_mean is unknown"):
         small(norm_type="LN").load_lightzero(small().state_dict())
-    with pytest.raises(ValueError, match="fc_dynamics.1.running_mean is missing"):
-        small().load_lightzero(small(norm_type="LN").state_dict())
-
-
-def test_our_own_weights_are_read_as_they_are():
-    ours, other = (small(norm_type="LN", state_norm=True).eval() for _ in range(2))
-    other.load_lightzero(ours.state_dict())
-    assert set(other.state_dict()) == set(ours.state_dict())
-    obs = torch.randn(2, 4)
-    assert torch.equal(
-        other.initial_inference(obs).latent_state, ours.initial_inference(obs).latent_state
-    )
-
-
-def test_the_mlp_dynamics_without_residual_feeds_the_lstm_with_the_next_latent():
-    plain = DynamicsNetworkMLP(11, 3, lstm_hidden_size=6)
-    assert {n for n, _ in plain.named_children()} == {"fc_dynamics", "lstm", "fc_reward_head"}
+    ours, other = (small(norm_type="LN", state_norm=True) for _ in range(2))
+    other.load_lightzero(ours.state_dict())  # our own are read as they are
+    assert all(torch.equal(other.state_dict()[k], v) for k, v in ours.state_dict().items())

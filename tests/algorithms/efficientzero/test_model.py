@@ -1,3 +1,5 @@
+"""Networks: sizes, starting weights, options, what they are as keyed modules, what is refused."""
+
 import copy
 import inspect
 
@@ -11,56 +13,26 @@ from raffia.algorithms.efficientzero.inference import fold
 from raffia.algorithms.efficientzero.model import (
     EfficientZeroModel,
     EfficientZeroModelMLP,
-    NetworkOutput,
     PredictionNetwork,
     RepresentationNetwork,
 )
 from raffia.algorithms.efficientzero.representation import latent_size
+from raffia.nn.sequence import TensorDictSequential
+from raffia.nn.trace import symbolic_trace
+from raffia.tensordict.functions import from_modules
+from raffia.tensordict.tensordict import TensorDict
 
-HEADS = dict(
-    lstm_hidden_size=6,
-    reward_head_hidden_channels=[5],
-    value_head_hidden_channels=[5],
-    policy_head_hidden_channels=[5],
-    proj_hid=7,
-    proj_out=6,
-    pred_hid=5,
-    pred_out=6,
-)
-CONV = dict(num_channels=8, reward_head_channels=2, value_head_channels=3, policy_head_channels=4)
-
-
-def conv(shape=(3, 5, 4), actions=5, **options):
-    return EfficientZeroModel(shape, actions, **{**HEADS, **CONV, **options})
-
-
-def vector(size=4, actions=5, **options):
-    return EfficientZeroModelMLP(size, actions, **{**HEADS, "latent_state_dim": 8, **options})
-
-
-BOTH = pytest.mark.parametrize(
-    ("build", "shape"), [(conv, (3, 5, 4)), (vector, (4,))], ids=["conv", "mlp"]
-)
-
-
-def step(model, obs, action=None):
-    """The root, and the child of an action."""
-    root = model.initial_inference(obs)
-    action = torch.arange(len(obs)) if action is None else action
-    return root, model.recurrent_inference(root.latent_state, root.reward_hidden_state, action)
-
-
-# Sizes and surfaces
+from .small import BOTH, IMAGE, VECTOR, conv, step, vector
 
 
 @pytest.mark.parametrize(
-    ("build", "count"),
+    ("kind", "options", "count"),
     [
-        (lambda: EfficientZeroModel((12, 96, 96), 6, downsample=True), 8_353_192),
+        (EfficientZeroModel, dict(observation_shape=(12, 96, 96), downsample=True), 8_353_192),
         (
-            lambda: EfficientZeroModel(
-                (4, 64, 64),
-                6,
+            EfficientZeroModel,
+            dict(
+                observation_shape=(4, 64, 64),
                 downsample=True,
                 reward_support_range=(-50, 51, 1),
                 value_support_range=(-50, 51, 1),
@@ -68,20 +40,23 @@ def step(model, obs, action=None):
             11_099_072,
         ),
         (
-            lambda: EfficientZeroModelMLP(
-                4, 2, latent_state_dim=128, lstm_hidden_size=128, res_connection_in_dynamics=True
+            EfficientZeroModelMLP,
+            dict(
+                observation_shape=4,
+                action_space_size=2,
+                latent_state_dim=128,
+                lstm_hidden_size=128,
+                res_connection_in_dynamics=True,
             ),
             3_591_508,
         ),
     ],
     ids=["conv 96", "conv 64", "cart pole"],
 )
-def test_parameters_are_as_many_as_published(build, count):
+def test_parameters_are_as_many_as_published(kind, options, count):
     with torch.device("meta"):
-        assert sum(p.numel() for p in build().parameters()) == count
-
-
-# Defects of the peers that must not be here
+        model = kind(**{"action_space_size": 6, **options})
+    assert sum(p.numel() for p in model.parameters()) == count
 
 
 @pytest.mark.parametrize("norm_type", ["BN", "LN"])
@@ -89,185 +64,122 @@ def test_parameters_are_as_many_as_published(build, count):
     ("shape", "size"),
     [
         ((3, 96, 96), (6, 6)),
-        ((3, 84, 84), (6, 6)),
-        ((2, 80, 80), (5, 5)),
+        ((12, 84, 84), (6, 6)),
         ((2, 64, 64), (8, 8)),
         ((2, 65, 7), (5, 1)),
-        ((2, 7, 7), (1, 1)),
         ((1, 1, 1), (1, 1)),
+        ((2, 5, 4), None),
+        ((1, 1, 1), None),
     ],
     ids=str,
 )
-def test_any_size_goes_with_downsample(shape, size, norm_type):
-    assert latent_size(*shape[1:], downsample=True) == size
-    root, child = step(
-        conv(shape, downsample=True, norm_type=norm_type).eval(), torch.rand(2, *shape)
-    )
-    assert root.latent_state.shape == child.latent_state.shape == (2, 8, *size)
-
-
-@pytest.mark.parametrize("norm_type", ["BN", "LN"])
-@pytest.mark.parametrize("shape", [(3, 3, 3), (2, 5, 4), (1, 1, 1), (2, 1, 6)], ids=str)
-def test_any_size_is_kept_without_downsample(shape, norm_type):
-    root, child = step(conv(shape, norm_type=norm_type).eval(), torch.rand(2, *shape))
-    assert root.latent_state.shape == child.latent_state.shape == (2, 8, *shape[1:])
-
-
-def test_a_stack_of_frames_is_channels():
-    frames = torch.rand(2, 4, 3, 9, 8)  # [B, frames, RGB, H, W]
-    model = conv((12, 9, 8), downsample=True).eval()
-    assert model.initial_inference(frames.flatten(1, 2)).latent_state.shape == (2, 8, 2, 1)
+def test_images_of_any_size(shape, size, norm_type):
+    downsample = size is not None
+    assert latent_size(*shape[1:], downsample=downsample) == (size or shape[1:])
+    model = conv(shape, downsample=downsample, norm_type=norm_type).eval()
+    root, child = step(model, torch.rand(2, *shape))
+    assert root.latent_state.shape == child.latent_state.shape == (2, 8, *(size or shape[1:]))
 
 
 @pytest.mark.parametrize(
-    "model",
+    ("build", "shape", "options"),
     [
-        conv(norm_type="LN"),
-        conv((3, 9, 7), downsample=True, norm_type="LN"),
-        vector(norm_type="LN"),
-        vector(norm_type="LN", res_connection_in_dynamics=True),
+        (conv, IMAGE, {}),
+        (conv, (3, 9, 7), {"downsample": True}),
+        (vector, VECTOR, {"res_connection_in_dynamics": True}),
     ],
-    ids=["board", "image", "mlp", "mlp with residual"],
+    ids=["board", "image", "mlp"],
 )
-def test_layer_norm_is_everywhere(model):
-    def count(kind):
-        return len([m for m in model.modules() if isinstance(m, kind)])
-
-    assert count(nn.modules.batchnorm._BatchNorm) == 0
-    assert count(nn.LayerNorm) > 10
-
-
-def test_layer_norm_does_not_mix_samples():
-    model, obs = conv(norm_type="LN", last_linear_layer_init_zero=False), torch.rand(3, 3, 5, 4)
+def test_layer_norm_is_everywhere_and_does_not_mix_samples(build, shape, options):
+    model = build(shape, norm_type="LN", last_linear_layer_init_zero=False, **options)
+    kinds = [type(m) for m in model.modules()]
+    assert not any(issubclass(kind, nn.modules.batchnorm._BatchNorm) for kind in kinds)
+    assert kinds.count(nn.LayerNorm) > 10
+    obs = torch.rand(3, *shape)
     whole, first = step(model, obs)[1], step(model, obs[:1])[1]
     for a, b in zip(whole[:4], first[:4], strict=True):
         torch.testing.assert_close(a[:1], b)
 
 
 @BOTH
-def test_no_activation_is_shared_by_modules_or_models(build, shape):
-    def found(model):
-        return [m for _, m in model.named_modules(remove_duplicate=False) if isinstance(m, nn.ReLU)]
-
-    one, two = found(build()), found(build())
-    assert len(one) == len(two) > 8
-    assert len({id(m) for m in one + two}) == len(one + two)
-    default = inspect.signature(DynamicsNetwork).parameters["activation"].default
-    assert default not in one + two
-
-
-@BOTH
-def test_the_activation_reaches_all_networks(build, shape):
-    model = build(activation=nn.Tanh())
+def test_activations_are_each_model_s_own_and_reach_all_networks(build, shape):
+    found = [
+        m
+        for model in (build(), build())
+        for _, m in model.named_modules(remove_duplicate=False)
+        if isinstance(m, nn.ReLU)
+    ]
+    assert len(found) > 16 and len({id(m) for m in found}) == len(found)
+    assert inspect.signature(DynamicsNetwork).parameters["activation"].default not in found
+    model, plain = build(activation=nn.Tanh()), build()
     for part in model.children():
         names = {type(m).__name__ for m in part.modules()}
         assert not names & {"ReLU", "GELU"}
-        if part is not model.action_encoding:
-            assert "Tanh" in names
-    other = build()
-    other.load_state_dict(model.state_dict())
+        assert "Tanh" in names or part is model.action_encoding
+    plain.load_state_dict(model.state_dict())
     obs = torch.rand(3, *shape)
-    assert not torch.allclose(step(model, obs)[1].latent_state, step(other, obs)[1].latent_state)
+    assert not torch.allclose(step(model, obs)[1].latent_state, step(plain, obs)[1].latent_state)
+    identity = build(activation=nn.Sequential())  # its length is 0, which is false
+    assert not {type(m).__name__ for m in identity.modules()} & {"ReLU", "GELU"}
 
 
 @BOTH
-def test_an_activation_in_place_leaves_what_came_in(build, shape):
-    model = build().eval()
-    obs = torch.randn(3, *shape)
+def test_a_new_model_says_nothing_and_changes_nothing_that_comes_in(build, shape):
+    torch.manual_seed(7)
+    model, obs = build().double(), torch.randn(3, *shape, dtype=torch.float64)
     kept = obs.clone()
     root = model.initial_inference(obs)
     latent = root.latent_state.clone()
-    model.recurrent_inference(root.latent_state, root.reward_hidden_state, torch.tensor([0, 1, 2]))
-    model.project(root.latent_state)
+    child = model.recurrent_inference(latent, root.reward_hidden_state, torch.arange(3))
+    model.project(latent)
     assert torch.equal(obs, kept) and torch.equal(root.latent_state, latent)
-    assert not root.reward_hidden_state[0].any() and not root.reward_hidden_state[1].any()
-
-
-@BOTH
-def test_the_first_value_prefix_is_a_tensor_of_zeros(build, shape):
-    root = build().double().initial_inference(torch.rand(3, *shape, dtype=torch.float64))
-    assert isinstance(root, NetworkOutput)
     assert torch.equal(root.value_prefix, torch.zeros(3, dtype=torch.float64))
     assert [s.shape for s in root.reward_hidden_state] == [(1, 3, 6)] * 2
-    assert root.reward_hidden_state[0].dtype == torch.float64
+    assert not any(s.any() or s.dtype != torch.float64 for s in root.reward_hidden_state)
+    assert not any(x.any() for x in (root.value, root.policy_logits, *child[:3]))
+    assert root.latent_state[0].ne(root.latent_state[1]).any()
+    torch.manual_seed(7)
+    assert torch.equal(build().double().initial_inference(obs).latent_state, latent)
 
 
 @BOTH
-def test_supports_of_reward_and_value_may_differ(build, shape):
-    model = build(reward_support_range=(-2, 3, 1), value_support_range=(-10, 11, 0.5))
+def test_all_parameters_learn_and_the_consistency_target_does_not(build, shape):
+    model = build(last_linear_layer_init_zero=False)
+    _, child = step(model, torch.rand(3, *shape))
+    assert not model.project(child.latent_state, with_grad=False).requires_grad
+    projected = model.project(child.latent_state)
+    sum(x.square().sum() for x in (*child[:3], projected)).backward()
+    assert not [n for n, p in model.named_parameters() if p.grad is None]
+    without = build(self_supervised_learning_loss=False)
+    assert not [n for n in without.state_dict() if n.startswith(("projection", "prediction_head"))]
+    with pytest.raises(RuntimeError, match="self_supervised_learning_loss=True"):
+        without.project(torch.rand(2, 8))
+
+
+@BOTH
+def test_supports_and_hidden_layers_are_as_given(build, shape):
+    model = build(
+        reward_support_range=(-2, 3, 1),
+        value_support_range=(-10, 11, 0.5),
+        reward_head_hidden_channels=[16, 8],
+        value_head_hidden_channels=[7, 6, 9],
+        policy_head_hidden_channels=[],
+    )
     _, child = step(model, torch.rand(3, *shape))
     assert child.value_prefix.shape == (3, 5) and child.value.shape == (3, 42)
-    assert (
-        model.decode_reward(child.value_prefix).shape
-        == model.decode_value(child.value).shape
-        == (3,)
-    )
+    assert model.decode_reward(child.value_prefix).shape == (3,)
     with pytest.raises(ValueError, match="5 entries"):
         model.decode_reward(child.value)
     spike = torch.full((1, 42), -99.0).index_fill(1, torch.tensor([20 + 3]), 99.0)  # h(value) = 1.5
     assert model.decode_value(spike).item() == pytest.approx(2.5**2 - 1, rel=1e-2)
 
+    def layers(part, name):
+        [head] = [m for n, m in part.named_children() if n.startswith(f"fc_{name}")]
+        return [m.out_features for m in head if isinstance(m, nn.Linear)]
 
-@BOTH
-def test_hidden_layers_of_heads_are_as_given(build, shape):
-    model = build(
-        reward_head_hidden_channels=[16, 8],
-        value_head_hidden_channels=[7, 6, 9],
-        policy_head_hidden_channels=[],
-    )
-    prediction = model.prediction_network
-
-    def widths(net):
-        return [m.out_features for m in net if isinstance(m, nn.Linear)]
-
-    assert widths(model.dynamics_network.fc_reward_head) == [16, 8, 601]
-    heads = [n for n in ("fc_value", "fc_value_head") if hasattr(prediction, n)]
-    assert widths(getattr(prediction, heads[0])) == [7, 6, 9, 601]
-    assert widths(getattr(prediction, heads[0].replace("value", "policy"))) == [5]
-
-
-def test_a_vector_for_the_conv_model_is_pointed_at_the_mlp_and_the_other_way_round():
-    for shape in ((4,), [4], 4):
-        with pytest.raises(ValueError, match=r"observation_shape=\[4\].*EfficientZeroModelMLP"):
-            conv(shape)
-    with pytest.raises(
-        ValueError, match=r"observation_shape=\[3, 5, 4\].*EfficientZeroModel takes"
-    ):
-        vector((3, 5, 4))
-    assert vector((4,)).initial_inference(torch.rand(2, 4)).value.shape == (2, 601)
-
-
-def test_the_consistency_target_has_no_graph():
-    model = conv()
-    root = model.initial_inference(torch.rand(3, 3, 5, 4))
-    assert not model.project(root.latent_state, with_grad=False).requires_grad
-    model.project(root.latent_state).sum().backward()
-    assert all(p.grad is not None for p in model.representation_network.parameters())
-
-
-# Starting weights
-
-
-@BOTH
-def test_heads_start_at_zero_and_latent_states_do_not(build, shape):
-    root, child = step(build(), torch.rand(3, *shape))
-    assert not (root.value.any() or root.policy_logits.any())
-    assert not (child.value.any() or child.policy_logits.any() or child.value_prefix.any())
-    assert root.latent_state[0].ne(root.latent_state[1]).any()
-    _, child = step(build(last_linear_layer_init_zero=False), torch.rand(3, *shape))
-    assert child.value.any() and child.policy_logits.any() and child.value_prefix.any()
-
-
-@BOTH
-def test_all_parameters_of_a_step_get_a_gradient(build, shape):
-    model = build(last_linear_layer_init_zero=False)
-    _, child = step(model, torch.rand(3, *shape))
-    projected = model.project(child.latent_state)
-    sum(x.square().sum() for x in (*child[:3], projected)).backward()
-    assert not [n for n, p in model.named_parameters() if p.grad is None]
-
-
-# Options
+    assert layers(model.dynamics_network, "reward_head") == [16, 8, 5]
+    assert layers(model.prediction_network, "value") == [7, 6, 9, 42]
+    assert layers(model.prediction_network, "policy") == [5]
 
 
 @BOTH
@@ -276,6 +188,8 @@ def test_state_norm_brings_latent_states_to_0_and_1(build, shape):
         flat = output.latent_state.flatten(1)
         assert not flat.amin(1).any()
         torch.testing.assert_close(flat.amax(1), torch.ones(3))
+    simplices = vector(latent_norm="SimNorm").initial_inference(torch.rand(2, 4)).latent_state
+    torch.testing.assert_close(simplices.sum(-1), torch.ones(2))
 
 
 @BOTH
@@ -290,20 +204,14 @@ def test_without_categories_there_is_one_number(build, shape):
 
 
 @BOTH
-def test_an_action_is_one_plane_or_one_for_each(build, shape):
-    one_hot, plane = build(), build(discrete_action_encoding_type="not_one_hot")
-    assert one_hot.dynamics_network.action_encoding_dim == 5
+@pytest.mark.parametrize("sigma_type", ["conditioned", "fixed"])
+def test_actions_as_the_networks_see_them(build, shape, sigma_type):
+    plane = build(discrete_action_encoding_type="not_one_hot")
+    assert build().dynamics_network.action_encoding_dim == 5
     assert plane.dynamics_network.action_encoding_dim == 1
     assert plane.action_encoding(torch.tensor([[4], [0]])).tolist() == [[pytest.approx(0.8)], [0]]
-    with pytest.raises(ValueError, match="'one_hot' or 'not_one_hot'"):
-        build(discrete_action_encoding_type="binary")
-
-
-@BOTH
-@pytest.mark.parametrize("sigma_type", ["conditioned", "fixed"])
-def test_continuous_actions_go_in_as_they_are_and_come_out_as_a_gaussian(build, shape, sigma_type):
-    options = dict(actions=2, continuous_action_space=True, sigma_type=sigma_type)
-    model = build(last_linear_layer_init_zero=False, **options).eval()
+    continuous = dict(continuous_action_space=True, sigma_type=sigma_type)
+    model = build(actions=2, last_linear_layer_init_zero=False, **continuous).eval()
     action = torch.tensor([[0.5, -1.0], [0.5, -1.0], [0.0, 2.0]])
     obs = torch.rand(1, *shape).expand(3, *shape)
     _, child = step(model, obs, action)
@@ -314,94 +222,57 @@ def test_continuous_actions_go_in_as_they_are_and_come_out_as_a_gaussian(build, 
     assert (sigma == 0.3).all() == (sigma_type == "fixed")
     with pytest.raises(ValueError, match=r"floats of shape \[B, 2\]"):
         step(model, obs, torch.tensor([0, 1, 1]))
-    with pytest.raises(ValueError, match="'conditioned' or 'fixed'"):
-        build(continuous_action_space=True, sigma_type="free")
-    with pytest.raises(ValueError, match="fixed_sigma_value=0"):
-        build(continuous_action_space=True, fixed_sigma_value=0)
+
+
+# Keyed modules
 
 
 @BOTH
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (dict(sigma_type="nonsense"), "sigma_type='nonsense': it is 'conditioned' or 'fixed'"),
-        (dict(fixed_sigma_value=-1), "fixed_sigma_value=-1 .* number > 0"),
-        (dict(fixed_sigma_value=float("nan")), "fixed_sigma_value=nan .* number > 0"),
-        (dict(fixed_sigma_value=float("inf")), "fixed_sigma_value=inf .* number > 0"),
-        (
-            dict(continuous_action_space=True, discrete_action_encoding_type="nonsense"),
-            "discrete_action_encoding_type='nonsense': it is 'one_hot' or 'not_one_hot'",
-        ),
-        (
-            dict(categorical_distribution=False, reward_support_range=(5, 1, 1)),
-            "start=5, stop=1, step=1.* start must be below stop",
-        ),
-        (
-            dict(categorical_distribution=False, value_support_range=(1, 5, 0)),
-            "start=1, stop=5, step=0.* step positive",
-        ),
-    ],
-    ids=str,
-)
-def test_options_are_checked_where_they_do_not_count_too(build, shape, options, message):
-    with pytest.raises(ValueError, match=message):
-        build(**options)
+def test_a_sequence_of_keyed_modules_is_the_model(build, shape):
+    options = dict(actions=2, last_linear_layer_init_zero=False, state_norm=True)
+    members = [build(**options).eval() for _ in range(3)]
+    model = members[0]
+    entries = list(model.state_dict())
+    keyed = [TensorDictSequential(m.representation, m.dynamics, m.prediction) for m in members]
+    td = TensorDict(
+        observation=torch.rand(3, *shape),
+        action=torch.tensor([0, 1, 1]),
+        reward_hidden_state=dict(h=torch.zeros(3, 6), c=torch.zeros(3, 6)),
+        batch_size=[3],
+    )
+    state = [("reward_hidden_state", "h"), ("reward_hidden_state", "c")]
+    assert model.representation.out_keys == model.prediction.in_keys == ["latent_state"]
+    assert model.dynamics.in_keys == ["latent_state", "action", *state]
+    assert model.dynamics.out_keys == ["latent_state", *state, "value_prefix"]
+    assert model.prediction.out_keys == ["policy_logits", "value"]
+    assert list(model.state_dict()) == entries  # each network once
 
+    _, child = step(model, td["observation"], td["action"])
+    h, c = (part[0] for part in child.reward_hidden_state)
+    names = ["value", "value_prefix", "policy_logits", "latent_state"]
+    expected = dict(zip(names, child[:4], strict=True))
+    found, traced = keyed[0](td.clone()), symbolic_trace(keyed[0])(td.clone())
+    for key, value in {**expected, state[0]: h, state[1]: c}.items():
+        assert torch.equal(found[key], value) and torch.equal(traced[key], value), key
 
-@BOTH
-@pytest.mark.parametrize("continuous", [False, True])
-@pytest.mark.parametrize("encoding", ["one_hot", "not_one_hot"])
-def test_there_is_at_least_one_action(build, shape, continuous, encoding):
-    options = dict(continuous_action_space=continuous, discrete_action_encoding_type=encoding)
-    with pytest.raises(ValueError, match="action_space_size=0.* at least 1"):
-        build(actions=0, **options)
-    assert build(actions=1, **options).action_encoding.size == 1
+    params = from_modules(*keyed)
 
+    def run(params, td):
+        with params.to_module(keyed[0]):
+            return keyed[0](td)
 
-def test_an_activation_of_length_zero_is_one():
-    model = vector(activation=nn.Sequential())  # the identity, which is false
-    assert not {type(m).__name__ for m in model.modules()} & {"ReLU", "GELU"}
-    names = {type(m).__name__ for m in vector().representation_network.modules()}
-    assert "GELU" in names and "ReLU" not in names
+    together = torch.vmap(run, (0, None))(params, td.clone())
+    for i, member in enumerate(keyed):
+        want = member(td.clone())
+        for key in (*expected, *state):
+            torch.testing.assert_close(together[i][key], want[key], rtol=1e-4, atol=1e-5)
 
-
-def test_latent_states_may_be_normalised_in_groups():
-    latent = vector(latent_norm="SimNorm").initial_inference(torch.rand(2, 4)).latent_state
-    torch.testing.assert_close(latent.sum(-1), torch.ones(2))
-    with pytest.raises(ValueError, match="groups of 8.*=12.*pass 16"):
-        vector(latent_state_dim=12, latent_norm="SimNorm")
-    with pytest.raises(ValueError, match="latent_norm='BN'"):
-        vector(latent_norm="BN")
-
-
-@BOTH
-def test_without_the_self_supervised_loss_there_is_no_projection(build, shape):
-    model = build(self_supervised_learning_loss=False)
-    assert not [n for n in model.state_dict() if n.startswith(("projection", "prediction_head"))]
-    with pytest.raises(RuntimeError, match="self_supervised_learning_loss=True"):
-        model.project(torch.rand(2, 8))
-
-
-@BOTH
-def test_a_model_of_one_seed_is_one_model(build, shape):
-    obs = torch.rand(3, *shape)
-
-    def run():
-        torch.manual_seed(7)
-        return step(build(last_linear_layer_init_zero=False), obs)[1]
-
-    assert all(torch.equal(a, b) for a, b in zip(run()[:4], run()[:4], strict=True))
-
-
-@BOTH
-def test_a_copy_is_a_model_apart(build, shape):
-    model = build().eval()
-    twin, obs = copy.deepcopy(model), torch.rand(3, *shape)
-    before = step(model, obs)[1].latent_state
-    with torch.no_grad():
-        for parameter in twin.parameters():
-            parameter.add_(1)
-    assert torch.equal(step(model, obs)[1].latent_state, before)
+    model.prediction_network = members[1].prediction_network  # one put in later counts
+    latent = model.representation(observation=td["observation"])
+    assert torch.equal(
+        model.prediction(latent_state=latent)[1], members[1].prediction_network(latent)[1]
+    )
+    twin = copy.deepcopy(model)
     assert twin.prediction.module is twin.prediction_network
 
 
@@ -416,97 +287,157 @@ def test_the_steps_compile_without_a_break(build, shape):
     torch.testing.assert_close(got, child)
 
 
+# Dynamics
+
+
+def dynamics(**options):
+    defaults = dict(
+        observation_shape=IMAGE,
+        action_encoding_dim=3,
+        num_channels=11,
+        reward_head_channels=2,
+        flatten_output_size_for_reward_head=2 * 5 * 4,
+        lstm_hidden_size=6,
+    )
+    return DynamicsNetwork(**{**defaults, **options})
+
+
+def zeros(batch, hidden=6):
+    return torch.zeros(1, batch, hidden), torch.zeros(1, batch, hidden)
+
+
+def test_the_dynamics_network():
+    network = dynamics(num_res_blocks=0).eval()
+    nn.init.zeros_(network.conv.weight)
+    x = torch.randn(2, 11, 5, 4)  # the channels count the action's planes
+    kept = x.clone()
+    latent, (h, c), value_prefix = network(x, zeros(2))
+    torch.testing.assert_close(latent, x[:, :8].relu())  # added before the activation
+    assert torch.equal(x, kept) and value_prefix.shape == (2, 601)
+    assert h.shape == c.shape == (1, 2, 6)
+    latent, _, _ = DynamicsNetwork((4, 1, 1))(torch.randn(2, 64, 1, 1), zeros(2, 512))
+    assert latent.shape == (2, 62, 1, 1)
+    arguments = inspect.signature(DynamicsNetwork).parameters
+    assert repr(arguments["activation"].default) == "ReLU(inplace=True)"
+
+    network = dynamics(last_linear_layer_init_zero=False)
+    weights, reward_mean = network.get_reward_mean()
+    counted = [network.conv.weight, *network.resblocks.parameters()]
+    of_reward = [network.conv1x1_reward.weight, *network.fc_reward_head.parameters()]
+    for parts, mean in ((counted, network.get_dynamic_mean()), (of_reward, reward_mean)):
+        values = torch.cat([p.detach().flatten() for p in parts])
+        assert isinstance(mean, float) and mean == pytest.approx(float(values.abs().mean()))
+    assert torch.equal(torch.from_numpy(weights), values)
+
+
 # Mistakes
 
-
-@pytest.mark.parametrize(
-    "build",
-    [
-        conv,
-        vector,
-        lambda **o: DynamicsNetwork((3, 5, 4), **o),
-        lambda **o: RepresentationNetwork((3, 5, 4), downsample=False, **o),
-        lambda **o: PredictionNetwork((3, 5, 4), 2, **o),
-    ],
-)
-@pytest.mark.parametrize("norm_type", ["GN", None])
-def test_another_norm_type_is_refused(build, norm_type):
-    with pytest.raises(ValueError, match=f"norm_type={norm_type!r}.*'BN' is BatchNorm"):
-        build(norm_type=norm_type)
-
-
-@pytest.mark.parametrize(
-    ("build", "obs", "message"),
-    [
-        (
-            conv,
-            torch.rand(2, 3, 4, 5),
-            r"\['B', 3, 5, 4\], got torch.float32 of shape \[2, 3, 4, 5\]",
-        ),
-        (conv, torch.rand(2, 4, 5, 4), r"\['B', 3, 5, 4\]"),
-        (conv, torch.rand(3, 5, 4), r"\['B', 3, 5, 4\]"),
-        (conv, torch.zeros(2, 3, 5, 4, dtype=torch.uint8), r"uint8.*observation.float\(\) / 255"),
-        (vector, torch.rand(2, 5), r"shape \[B, 4\], got torch.float32 of shape \[2, 5\]"),
-        (vector, torch.rand(4), r"shape \[B, 4\]"),
-    ],
-)
-def test_an_observation_of_another_shape_is_refused(build, obs, message):
-    with pytest.raises(ValueError, match=message):
-        build().initial_inference(obs)
-
-
-@pytest.mark.parametrize(
-    ("build", "shape"),
-    [(conv, (3, 5, 4)), (lambda: conv(downsample=True), (3, 5, 4)), (vector, (4,))],
-    ids=["conv", "downsample", "mlp"],
-)
-def test_an_observation_of_another_precision_is_refused(build, shape):
-    model, obs = build(), torch.rand(2, *shape)
-    message = r"torch.float64 and the weights torch.float32: pass observation.to\(torch.float32\)"
-    with pytest.raises(TypeError, match=message):
-        model.initial_inference(obs.double())
-    with pytest.raises(
-        TypeError, match=r"torch.float64 and .* pass observation.to\(torch.float32\)"
-    ):
-        fold(model).root(obs.double())
-    with pytest.raises(TypeError, match=message):
-        Folding(model).model.initial_inference(obs.double())
-    with pytest.raises(TypeError, match="torch.float32 and the weights torch.float64"):
-        model.double().initial_inference(obs)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert build().initial_inference(obs.bfloat16()).value.shape == (2, 601)
+WRONG_OPTIONS = [
+    (dict(norm_type="GN"), "norm_type='GN'.*'BN' is BatchNorm"),
+    (dict(discrete_action_encoding_type="binary"), "'one_hot' or 'not_one_hot'"),
+    (dict(sigma_type="free"), "sigma_type='free': it is 'conditioned' or 'fixed'"),
+    (dict(continuous_action_space=True, fixed_sigma_value=0), "fixed_sigma_value=0 .* number > 0"),
+    (dict(fixed_sigma_value=float("nan")), "fixed_sigma_value=nan .* number > 0"),
+    (
+        dict(continuous_action_space=True, discrete_action_encoding_type="nonsense"),
+        "discrete_action_encoding_type='nonsense': it is 'one_hot' or 'not_one_hot'",
+    ),
+    (
+        dict(categorical_distribution=False, reward_support_range=(5, 1, 1)),
+        "start=5, stop=1, step=1.* start must be below stop",
+    ),
+    (
+        dict(categorical_distribution=False, value_support_range=(1, 5, 0)),
+        "start=1, stop=5, step=0.* step positive",
+    ),
+    (dict(actions=0), "action_space_size=0.* at least 1"),
+    (dict(actions=0, continuous_action_space=True), "action_space_size=0.* at least 1"),
+]
+WRONG_ACTIONS = [
+    ([0, 1, 5], ValueError, "run from 0 to 4, got some from 0 to 5"),
+    ([0, -1, 1], ValueError, "run from 0 to 4, got some from -1 to 1"),
+    ([0.0, 1.0, 2.0], TypeError, r"got torch.float32: pass action.long\(\)"),
+    ([[0, 1], [1, 1], [2, 2]], ValueError, r"shape \[B\], got \[3, 2\]"),
+    ([0, 1], ValueError, "2 actions for 3 latent states"),
+]
 
 
 @BOTH
-@pytest.mark.parametrize(
-    ("action", "kind", "message"),
-    [
-        ([0, 1, 5], ValueError, "run from 0 to 4, got some from 0 to 5"),
-        ([0, -1, 1], ValueError, "run from 0 to 4, got some from -1 to 1"),
-        ([0.0, 1.0, 2.0], TypeError, r"got torch.float32: pass action.long\(\)"),
-        ([[0, 1], [1, 1], [2, 2]], ValueError, r"shape \[B\], got \[3, 2\]"),
-        ([0, 1], ValueError, "2 actions for 3 latent states"),
-    ],
-)
-def test_an_action_that_does_not_exist_is_refused(build, shape, action, kind, message):
-    with pytest.raises(kind, match=message):
-        step(build(), torch.rand(3, *shape), torch.tensor(action))
-
-
-@BOTH
-def test_states_of_another_shape_are_refused(build, shape):
+def test_wrong_options_actions_and_states_are_refused(build, shape):
+    for options, message in WRONG_OPTIONS:
+        with pytest.raises(ValueError, match=message):
+            build(**options)
     model = build()
     root = model.initial_inference(torch.rand(3, *shape))
     h, c = root.reward_hidden_state
-    action = torch.arange(3)
+    for action, kind, message in WRONG_ACTIONS:
+        with pytest.raises(kind, match=message):
+            model.recurrent_inference(root.latent_state, (h, c), torch.tensor(action))
+    action, latent = torch.arange(3), root.latent_state
     with pytest.raises(ValueError, match=r"each of shape \[1, 3, 6\], got \[1, 2, 6\]"):
-        model.recurrent_inference(root.latent_state, (h[:, :2], c), action)
+        model.recurrent_inference(latent, (h[:, :2], c), action)
     with pytest.raises(ValueError, match=r"8 \+ 5 = 13 "):
-        model.recurrent_inference(root.latent_state[:, :7], (h, c), action)
+        model.recurrent_inference(latent[:, :7], (h, c), action)
     with pytest.raises(ValueError, match=r"latent states are"):
-        model.prediction_network(root.latent_state[:, :7])
+        model.prediction_network(latent[:, :7])
 
 
-def test_down_sampling_needs_two_channels():
-    with pytest.raises(ValueError, match="num_channels=1: with downsample"):
-        conv(num_channels=1, downsample=True)
+REFUSED = [
+    (lambda: conv((4,)), r"observation_shape=\[4\].*EfficientZeroModelMLP"),
+    (lambda: conv(4), r"observation_shape=\[4\].*EfficientZeroModelMLP"),
+    (lambda: vector(IMAGE), r"observation_shape=\[3, 5, 4\].*EfficientZeroModel takes"),
+    (lambda: vector(latent_state_dim=12, latent_norm="SimNorm"), "groups of 8.*=12.*pass 16"),
+    (lambda: vector(latent_norm="BN"), "latent_norm='BN'"),
+    (lambda: conv(num_channels=1, downsample=True), "num_channels=1: with downsample"),
+    (lambda: DynamicsNetwork(IMAGE, norm_type=None), "norm_type=None.*'BN' is BatchNorm"),
+    (lambda: RepresentationNetwork(IMAGE, downsample=False, norm_type="GN"), "norm_type='GN'"),
+    (lambda: PredictionNetwork(IMAGE, 2, norm_type="GN"), "norm_type='GN'"),
+    (
+        lambda: dynamics(flatten_output_size_for_reward_head=64)(torch.ones(2, 11, 5, 4), zeros(2)),
+        "2 x 5 x 4.*pass flatten_output_size_for_reward_head=40",
+    ),
+    (lambda: dynamics(num_channels=3), "num_channels=3 counts"),
+    (
+        lambda: dynamics(norm_type="LN")(torch.ones(2, 11, 4, 5), zeros(2)),
+        "LayerNorm was built for latent states of 5 x 4",
+    ),
+    (
+        lambda: conv().initial_inference(torch.rand(2, 3, 4, 5)),
+        r"\['B', 3, 5, 4\], got torch.float32 of shape \[2, 3, 4, 5\]",
+    ),
+    (lambda: conv().initial_inference(torch.rand(3, 5, 4)), r"\['B', 3, 5, 4\]"),
+    (
+        lambda: conv().initial_inference(torch.zeros(2, 3, 5, 4, dtype=torch.uint8)),
+        r"uint8.*observation.float\(\) / 255",
+    ),
+    (
+        lambda: vector().initial_inference(torch.rand(2, 5)),
+        r"shape \[B, 4\], got torch.float32 of shape \[2, 5\]",
+    ),
+    (lambda: vector().initial_inference(torch.rand(4)), r"shape \[B, 4\]"),
+]
+
+
+def test_what_is_refused():
+    for call, message in REFUSED:
+        with pytest.raises(ValueError, match=message):
+            call()
+
+
+@BOTH
+@pytest.mark.parametrize("downsample", [False, True])
+def test_an_observation_of_another_precision_is_refused(build, shape, downsample):
+    model = build(**{"downsample": True} if downsample and build is conv else {})
+    obs = torch.rand(2, *shape)
+    message = r"torch.float64 and .* torch.float32: pass observation.to\(torch.float32\)"
+    for call in (
+        model.initial_inference,
+        fold(model).root,
+        Folding(model).model.initial_inference,
+    ):
+        with pytest.raises(TypeError, match=message):
+            call(obs.double())
+    with torch.autocast("cpu", torch.bfloat16):
+        assert model.initial_inference(obs.bfloat16()).value.shape == (2, 601)
+    with pytest.raises(TypeError, match="torch.float32 and the weights torch.float64"):
+        model.double().initial_inference(obs)

@@ -100,21 +100,14 @@ def test_each_step_is_searched_once_and_the_end_is_not():
     plan = planner.plan
     planner.plan = lambda state, **options: asked.append(state) or plan(state, **options)
     fresh = reanalyze(windows_of(replay, [3, 4, 3, 11]), planner, generator=generator())
+    state = TensorDict(observation=torch.randn(3, 3), batch_size=[3])
+    entries = replay_entries(plan(state, generator=generator()))
+    assert {*entries.keys()} - {"action"} == {*fresh.keys()} - {"step_index"}
     assert len(asked) == 1
     assert fresh["step_index"].tolist() == [3, 4, 5, 6, 11]  # 12 is the closing row
     assert asked[0]["observation"].equal(windows_of(replay, [3, 4, 5, 6, 11])["observation"][:, 0])
     assert fresh["policy"].sum(-1).sub(1).abs().max() < 1e-6
     assert sorted(fresh.keys()) == ["policy", "step_index", "value"]
-
-
-@pytest.mark.parametrize("ratio, steps", [(0.5, [2, 3, 4]), (0.0, []), (0.1, [])])
-def test_a_share_of_the_windows_is_searched(ratio, steps):
-    planner = planner_of(config=configured(targets={"reanalyze_ratio": ratio}))
-    windows = windows_of(replay_of(), [2, 7])
-    batch, fresh = make_batch(windows, planner, generator=generator())
-    assert (fresh["step_index"].tolist() if steps else fresh) == (steps or None)
-    stored = batch["target_policy"].eq(7).all(-1)
-    assert stored.tolist() == [[not steps] * 3, [True] * 3]
 
 
 def test_steps_before_and_between_those_that_are_searched_stay_as_stored():
@@ -124,24 +117,20 @@ def test_steps_before_and_between_those_that_are_searched_stay_as_stored():
     assert fresh["step_index"].tolist() == [3, 4, 5, 8, 9, 10]
     stored = batch["target_policy"].eq(7).all(-1)
     assert stored.tolist() == [[False] * 3, [False] * 3, [True, True, False], [True, True, False]]
+    for ratio in (0.0, 0.1):  # of 4 windows
+        planner = planner_of(config=configured(targets={"reanalyze_ratio": ratio}))
+        assert make_batch(windows, planner, generator=generator())[1] is None
 
 
-def test_targets_are_those_of_a_search_of_the_same_states():
-    planner, replay = planner_of(), replay_of()
-    batch, fresh = make_batch(windows_of(replay, [2]), planner, generator=generator(3))
-    state = windows_of(replay, [2, 3, 4]).select("observation")
-    state = TensorDict(observation=state["observation"][:, 0], batch_size=[3])
-    plan = planner.plan(state, temperature=0.0, generator=generator(3))
-    assert batch["target_policy"][0].equal(plan.action_weights)
-    assert fresh["value"].equal(plan.root_value)
-
-
-def test_noise_is_as_configured():
-    quiet = planner_of(config=configured(targets={"reanalyze_noise": False}))
+@pytest.mark.parametrize("policy", ["muzero", "gumbel"])
+def test_noise_is_as_configured(policy):
+    search = {"policy": policy}
+    quiet = planner_of(config=configured(targets={"reanalyze_noise": False}, search=search))
     windows = windows_of(replay_of(), list(range(12)))
     found = [reanalyze(windows, quiet, generator=generator(seed)) for seed in (0, 1)]
     assert found[0]["policy"].equal(found[1]["policy"])
-    noisy = planner_of()
+    assert (found[0]["policy"] > 0).all() or policy == "muzero"
+    noisy = planner_of(config=configured(search=search))
     found = [reanalyze(windows, noisy, generator=generator(seed)) for seed in (0, 0, 1)]
     assert found[0]["policy"].equal(found[1]["policy"])
     assert not found[0]["policy"].equal(found[2]["policy"])
@@ -165,17 +154,6 @@ def test_fresh_values_close_sums_where_values_are_searched(bootstrap):
         torch.testing.assert_close(closing, planner.values(windows["observation"][0, 2:4]))
 
 
-def test_what_was_searched_goes_back_to_the_replay():
-    planner, replay = planner_of(), replay_of()
-    _, fresh = make_batch(windows_of(replay, [0, 10]), planner, generator=generator())
-    assert replay.update(fresh["step_index"], fresh.exclude("step_index")) == 0
-    after = windows_of(replay, list(range(12)))
-    renewed = fresh["step_index"]
-    assert after["policy"][renewed, 0].equal(fresh["policy"])
-    assert after["value"][renewed, 0].equal(fresh["value"])
-    assert after["value"][5, 0] == 50
-
-
 def test_only_legal_actions_of_games_of_two_get_visits():
     spec = EnvSpec(observation_shape=(3, 2, 2), action=Discrete(4), num_players=2, masked=True)
     planner, replay = planner_of(spec), replay_of(spec)
@@ -189,16 +167,10 @@ def test_only_legal_actions_of_games_of_two_get_visits():
     )
     plan = planner.plan(state, temperature=0.0, generator=generator())
     torch.testing.assert_close(fresh["value"], plan.root_value)
+    torch.testing.assert_close(fresh["policy"], plan.action_weights)
+    two = reanalyze(windows, planner_of(spec, num_threads=2), generator=generator())
+    assert two["policy"].equal(fresh["policy"]) and two["value"].equal(fresh["value"])
     assert not legal.all() and batch["target_policy"].shape == (12, 3, 4)
-
-
-def test_gumbel_policies_are_searched_anew():
-    config = configured(search={"policy": "gumbel"}, targets={"reanalyze_noise": False})
-    planner, replay = planner_of(config=config), replay_of()
-    windows = windows_of(replay, [0])
-    one, two = (reanalyze(windows, planner, generator=generator(seed)) for seed in (0, 1))
-    assert one["policy"].equal(two["policy"])  # without noise nothing is drawn
-    assert (one["policy"] > 0).all() and one["policy"].sum(-1).sub(1).abs().max() < 1e-6
 
 
 def test_continuous_actions_are_sampled_anew():
@@ -213,25 +185,10 @@ def test_continuous_actions_are_sampled_anew():
     drawn = batch["sampled_actions"]
     assert ((drawn > low) & (drawn < high)).all()
     assert replay.update(fresh["step_index"], fresh.exclude("step_index")) == 0
+    after = windows_of(replay, list(range(12)))
+    assert after["value"][fresh["step_index"], 0].equal(fresh["value"])
+    assert after["value"][3, 0] == 50
     assert windows_of(replay, [5])["sampled_actions"][0, 0].equal(fresh["sampled_actions"][3])
-
-
-def test_threads_change_nothing():
-    windows = windows_of(replay_of(size=80), list(range(80)))
-    one, two = (
-        reanalyze(windows, planner_of(num_threads=num), generator=generator()) for num in (1, 2)
-    )
-    assert (
-        len(one) == 80 and one["policy"].equal(two["policy"]) and one["value"].equal(two["value"])
-    )
-
-
-def test_what_a_search_gives_is_kept_as_when_acting():
-    planner = planner_of()
-    state = TensorDict(observation=torch.randn(3, 3), batch_size=[3])
-    entries = replay_entries(planner.plan(state, generator=generator()))
-    fresh = reanalyze(windows_of(replay_of(), [0]), planner, generator=generator())
-    assert {*entries.keys()} - {"action"} == {*fresh.keys()} - {"step_index"}
 
 
 @pytest.mark.slow

@@ -83,9 +83,6 @@ def batch_of(replay, planner, index, **options):
     return make_batch(replay.read(torch.as_tensor(index)), planner, **options)[0]
 
 
-# ------------------------------------------------------------------------------- the peers'
-
-
 @pytest.mark.parametrize("case", PEERS["cases"], ids=lambda case: f"td_{case['td_steps']}")
 @pytest.mark.parametrize("which", ["expected_paper", "expected_lightzero_single"])
 def test_targets_are_those_of_the_peers(case, which):
@@ -114,9 +111,6 @@ def test_the_horizon_of_old_data_is_that_of_the_paper(case):
     age = torch.tensor([case["total_transitions"] - case["index"]])
     found = n_step_of_age(age, case["td_steps"], case["auto_td_steps"])
     assert found.tolist() == [case["expected"]]
-
-
-# --------------------------------------------------------------------- a slower form, any case
 
 
 def slow_value(case, config, t, n):
@@ -169,24 +163,31 @@ def test_value_targets_of_games_of_two_with_horizons_of_their_own(seed, end, abs
     assert batch["target_policy"][inside].sum(-1).eq(1).all()
 
 
-def test_each_value_is_asked_for_once():
-    config = configured(3, 2)
-    replay = replay_of([(torch.ones(9), 0, "truncated", {})], config)
-    planner = Table(torch.arange(10.0), config)
-    batch_of(replay, planner, [2, 3, 3, 7])
-    [asked] = planner.asked
-    assert asked.flatten().tolist() == [4, 5, 6, 7, 8, 9]
-
-
 def test_nothing_is_asked_for_behind_a_termination():
     config = configured(3, 2)
     replay = replay_of([(torch.ones(3), 0, "terminated", {})], config)
     planner = Table(torch.full((4,), torch.nan), config)
     assert batch_of(replay, planner, [1, 2])["target_value"].isfinite().all()
     assert not planner.asked
+    replay = replay_of([(torch.ones(9), 0, "truncated", {})], config)
+    planner = Table(torch.arange(10.0), config)
+    batch_of(replay, planner, [2, 3, 3, 7])
+    [asked] = planner.asked  # each value once
+    assert asked.flatten().tolist() == [4, 5, 6, 7, 8, 9]
+    with pytest.raises(ValueError, match=r"n_step \+ 1 = 5 rows, got 6"):
+        batch_of(replay, Table(torch.zeros(10), configured(2, 2)), [0])
 
 
-# -------------------------------------------------------------------------- worked by hand
+@pytest.mark.parametrize(
+    ("horizon", "prefixes"), [(3, [[1, 3, 6, 4, 9, 9, 0]]), (1, [[1, 2, 3, 4, 5, 0, 0]])]
+)
+def test_value_prefixes_restart_and_actions_behind_the_end_are_drawn(horizon, prefixes):
+    config = configured(7, 1, horizon=horizon)
+    replay = replay_of([([1.0, 2.0, 3.0, 4.0, 5.0], 0, "terminated", {})], config)
+    batch = batch_of(replay, Table(torch.zeros(6), config), [0] * 200)
+    assert batch["target_value_prefix"][:1].tolist() == prefixes
+    assert batch["action"][:, :5].eq(2).all()
+    assert [batch["action"][:, k].unique().tolist() for k in (5, 6)] == [[0, 1, 2]] * 2
 
 
 def test_searched_values_close_the_sum_but_for_a_last_observation():
@@ -199,29 +200,6 @@ def test_searched_values_close_the_sum_but_for_a_last_observation():
     assert batch["target_value"].tolist() == [[first, 2 + 0.5 * 4 + 0.25 * 24, 4 + 0.5 * 24]]
     [asked] = planner.asked
     assert asked.tolist() == [[3.0]]
-
-
-def test_value_prefixes_restart_and_stay_constant_behind_the_end():
-    config = configured(7, 1, horizon=3)
-    replay = replay_of([([1.0, 2.0, 3.0, 4.0, 5.0], 0, "terminated", {})], config)
-    batch = batch_of(replay, Table(torch.zeros(6), config), [0, 3])
-    expected = [[1.0, 3, 6, 4, 9, 9, 0], [4, 9, 9, 0, 0, 0, 0]]
-    assert batch["target_value_prefix"].tolist() == expected
-
-
-def test_a_horizon_of_one_makes_prefixes_single_rewards():
-    config = configured(3, 1, horizon=1)
-    replay = replay_of([([1.0, 2.0, 3.0, 4.0], 0, "truncated", {})], config)
-    batch = batch_of(replay, Table(torch.zeros(5), config), [0])
-    assert batch["target_value_prefix"].tolist() == [[1, 2, 3]]
-
-
-def test_actions_behind_the_end_are_drawn():
-    config = configured(5, 1)
-    replay = replay_of([(torch.ones(2), 0, "terminated", {})], config)
-    actions = batch_of(replay, Table(torch.zeros(3), config), [0] * 200)["action"]
-    assert actions[:, :2].eq(2).all()
-    assert [actions[:, k].unique().tolist() for k in (2, 3, 4)] == [[0, 1, 2]] * 3
 
 
 def test_continuous_actions_come_with_those_that_were_sampled():
@@ -252,35 +230,11 @@ def test_stacks_of_frames_are_merged():
         [[0, 0, 1], [0, 1, 2]],
         [[2, 3, 4], [3, 4, 5]],
     ]
-
-
-def test_without_consistency_no_later_observation_is_kept():
-    config = configured(2, 1)
-    config = EfficientZeroConfig(
-        loss=LossConfig(unroll_steps=2, consistency_weight=0.0), targets=config.targets
-    )
-    replay = replay_of([(torch.ones(5), 0, "truncated", {})], config)
-    batch = batch_of(replay, Table(torch.zeros(6), config), [0])
-    assert "consistency_mask" not in batch.keys() and batch["frames"].shape == (1, 1, 1)
-    assert "next_observation" not in with_observations(batch, CORRIDOR).keys()
-
-
-def test_priorities_come_along():
-    config = configured(2, 1)
-    replay = replay_of([(torch.ones(9), 0, "truncated", {})], config, alpha=0.6, beta=0.4)
-    replay.update_priority(torch.tensor([3]), torch.tensor([50.0]))
-    windows = replay.sample(6)
-    batch, fresh = make_batch(windows, Table(torch.zeros(10), config), generator=torch.Generator())
-    assert fresh is None
-    assert batch["index"].equal(windows["index"])
-    assert batch["weight"].equal(windows["priority_weight"])
-
-
-def test_windows_of_another_length_are_refused():
-    config = configured(2, 1)
-    replay = replay_of([(torch.ones(9), 0, "truncated", {})], configured(3, 1))
-    with pytest.raises(ValueError, match=r"n_step \+ 1 = 4 rows, got 5"):
-        batch_of(replay, Table(torch.zeros(10), config), [0])
+    loss = LossConfig(unroll_steps=2, consistency_weight=0.0)
+    config = EfficientZeroConfig(loss=loss, targets=config.targets)
+    batch = batch_of(replay, Table(torch.zeros(6), config, spec, frame_stack=3), [0])
+    assert "consistency_mask" not in batch.keys() and batch["frames"].shape == (1, 3, 1)
+    assert "next_observation" not in with_observations(batch, spec, frame_stack=3).keys()
 
 
 def test_a_batch_shares_no_memory_with_its_windows():
@@ -293,14 +247,13 @@ def test_a_batch_shares_no_memory_with_its_windows():
         replay = replay_of([episode], config, alpha=0.6, beta=0.4, frame_stack=stack)
         windows = replay.sample(5)
         planner = Table(torch.zeros(10), config, spec, frame_stack=stack)
-        batch, _ = make_batch(windows, planner, generator=torch.Generator())
+        batch, fresh = make_batch(windows, planner, generator=torch.Generator())
+        assert fresh is None and batch["index"].equal(windows["index"])
+        assert batch["weight"].equal(windows["priority_weight"])
         before = batch.clone()
         for value in windows.values(True, True):
             value.fill_(7)
         assert all(batch[key].equal(before[key]) for key in before.keys(True, True))
-
-
-# ---------------------------------------------------------------------------- augmentation
 
 
 def images(kinds):
@@ -352,11 +305,6 @@ def test_intensity_is_drawn_for_each_sample():
     torch.testing.assert_close(factors, factors[:, :1].expand_as(factors))
     assert len(factors[:, 0].unique()) > 30
     assert 0.899 < factors.min() < 0.95 and 1.05 < factors.max() < 1.101
-
-
-def test_no_augmentation_leaves_bytes_as_they_are():
-    picture, batch = images(())
-    assert batch["observation"].equal(picture.expand(40, 2, 9, 9))
 
 
 def test_the_networks_own_values_are_used():

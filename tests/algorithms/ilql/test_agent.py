@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from raffia.algorithms.ilql import ILQL
-from raffia.algorithms.ilql.config import ILQLConfig, ILQLLossConfig
 from raffia.algorithms.ilql.generate import generate
 from raffia.algorithms.ilql.net_config import GPT2
 from raffia.algorithms.ilql.stream import stream
@@ -24,7 +23,7 @@ from raffia.nn.sequence import TensorDictSequential
 from raffia.tensordict.tensordict import TensorDict
 
 from .agents import SMALL, oracle_agent, rows, same, small_agent, tensors_of
-from .small import HERE, ORACLE, TOLERANCE, WEIGHTS, batch_of, collate, result_of
+from .small import HERE, ORACLE, TOLERANCE, WEIGHTS, batch_of, float32, result_of
 
 BATCHES = [(batch, mask) for batch in "AB" for mask in ("strict", "published")]
 NAMES = list(ORACLE["results"]["A"])
@@ -42,72 +41,37 @@ def agent_of(kind, name):
     )  # fmt: skip
 
 
-# -- numbers
-
-
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("batch", "kind"), BATCHES)
-def test_the_loss_is_the_recorded_one(batch, kind, name):
-    """There tests look at shapes only."""
-    expected, agent = result_of(batch, kind, name), agent_of(kind, name)
-    loss, told = agent.get_loss(batch_of(batch))
-    assert loss.item() == pytest.approx(expected["total"], rel=1e-9)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_losses_values_and_weights_are_the_recorded_ones(batch, kind, name, dtype):
+    expected, agent = result_of(batch, kind, name), agent_of(kind, name).to(dtype)
+    rows, rel, close = batch_of(batch), 1e-9, TOLERANCE
+    if dtype == torch.float32:
+        rows, rel, close = float32(rows), 1e-4, {"rtol": 1e-4, "atol": 1e-5}
+    real = rows["action_mask"]
+    loss, told = agent.get_loss(rows)
+    assert loss.item() == pytest.approx(expected["total"], rel=rel)
     for term in ORACLE["loss_weights"]:
-        assert told[term].item() == pytest.approx(expected[term], rel=1e-9), term
+        assert told[term].item() == pytest.approx(expected[term], rel=rel), term
     loss.backward()
     for part, norm in expected["grad_norm"].items():
         grads = [p.grad for p in agent.model.get_submodule(part).parameters()]
-        assert math.hypot(*(g.norm().item() for g in grads)) == pytest.approx(norm, rel=1e-9)
+        assert math.hypot(*(g.norm().item() for g in grads)) == pytest.approx(norm, rel=rel)
     assert all(p.grad is None for p in agent.target.parameters())
 
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(("batch", "kind"), BATCHES)
-def test_values_and_weights_are_the_recorded_ones(batch, kind, name):
-    expected, agent, rows = result_of(batch, kind, name), agent_of(kind, name), batch_of(batch)
-    real = rows["action_mask"]
     with torch.no_grad():
-        found = agent.get_qvs(rows)
-        weights = agent.get_weights(rows)
-    wanted = torch.tensor(expected["weights"], dtype=torch.float64)
-    torch.testing.assert_close(weights, wanted, **TOLERANCE)
-    for key, ours in (("vs", "v"), ("q1", "q1"), ("q2", "q2"), ("target_q", "target_q")):
-        if key in expected:
-            wanted = torch.tensor(expected[key], dtype=torch.float64)[:, : real.shape[1]]
-            torch.testing.assert_close(found[ours], wanted * real, **TOLERANCE)
-    if "bellman_target" in expected:
-        wanted = torch.tensor(expected["bellman_target"], dtype=torch.float64)
-        got = found["bellman_target"]
-        torch.testing.assert_close(got[real], wanted[real], **TOLERANCE)
+        found, weights = agent.get_qvs(rows), agent.get_weights(rows)
+    torch.testing.assert_close(weights, torch.tensor(expected["weights"], dtype=dtype), **close)
+    names = {"vs": "v", "q1": "q1", "q2": "q2", "target_q": "target_q", "bellman_target": None}
+    for key in names.keys() & expected.keys():
+        wanted = torch.tensor(expected[key], dtype=dtype)[:, : real.shape[1]]
+        torch.testing.assert_close(found[names[key] or key][real], wanted[real], **close)
     assert not found["q1"][~real].any() and not found["next_v"][~real].any()
     if "logits_row0" in expected:
         said = agent(*(rows[key] for key in KEYS)).logits[0, ::9].detach()
-        wanted = torch.tensor(expected["logits_row0"], dtype=torch.float64)
-        torch.testing.assert_close(said, wanted, **TOLERANCE)
-
-
-def test_recorded_numbers_can_differ():
-    loss, _ = agent_of("strict", "default").get_loss(batch_of("B"))
-    assert loss.item() != pytest.approx(result_of("B", "published", "default")["total"], rel=1e-3)
-
-
-@pytest.mark.parametrize("name", ["adv", "both", "binary"])
-def test_scores_are_the_recorded_ones(name):
-    recorded = json.loads((HERE / "decoding" / "scores.json").read_text())
-    case = dict(recorded["options"][name])
-    sums = {name: case.pop(name) for name in ("sum", "norm") if name in case}
-    row0, row2 = case.pop("row0_pos5"), case.pop("row2_pos4")
-    rows = [
-        {**row, "rewards": [0.0] * len(row["action_idxs"]),
-         "terminals": [0] * (len(row["action_idxs"]) + 1),
-         "state_idxs": [*row["action_idxs"], len(row["tokens"]) - 1]}
-        for row in recorded["batch"]
-    ]  # fmt: skip
-    scores = oracle_agent().get_scores(collate(rows, ORACLE["pad_id"]), **case)
-    assert scores[0, 5].tolist() == pytest.approx(row0, abs=1e-9)
-    assert scores[2, 4].tolist() == pytest.approx(row2, abs=1e-9)
-    found = {"sum": scores.sum().item(), "norm": scores.norm().item()}
-    assert {name: found[name] for name in sums} == pytest.approx(sums, rel=1e-9)
+        wanted = torch.tensor(expected["logits_row0"], dtype=dtype)
+        torch.testing.assert_close(said, wanted, **close)
 
 
 def test_soft_and_hard_updates_of_the_target():
@@ -124,41 +88,6 @@ def test_soft_and_hard_updates_of_the_target():
     agent.hardUpdate()
     for name, parameter in agent.target.named_parameters():
         assert torch.equal(parameter, agent.model.get_parameter(name)), name
-
-
-def test_a_reward_of_a_half_counts():
-    """There utterances' rewards become whole numbers: -0.5 becomes 0."""
-    agent = small_agent(per_token=False)
-    batch = agent.prepare_inputs(rows())
-    assert (batch["rewards"] % 1 == 0.5).any()
-    assert torch.equal(agent.get_qvs(batch)["rewards"], batch["rewards"])
-
-
-def test_whole_utterances_are_asked_for_and_had():
-    """There the flag is accepted and ignored."""
-    tokens, utterances = small_agent(), small_agent(per_token=False)
-    first, second = (agent.prepare_inputs(rows()) for agent in (tokens, utterances))
-    assert first["action_mask"].sum() > second["action_mask"].sum()
-    assert utterances.get_qvs(second)["q1"].shape == second["action_mask"].shape
-    weights = utterances.get_weights(second)
-    assert torch.equal(weights, tokens.get_weights(first))  # of all tokens of an utterance
-    assert utterances.learn()["q_loss"] > 0
-    with pytest.raises(ValueError, match="score_utterances"):
-        utterances.get_scores(second)
-
-
-# -- forward
-
-
-def test_forward_gives_what_the_networks_say():
-    agent, batch = oracle_agent(), batch_of("B")
-    found = agent(*(batch[key] for key in KEYS))
-    wanted = agent.model(*(batch[key] for key in KEYS), target=agent.target)
-    for got, other in zip(found.q, wanted.q, strict=True):
-        assert torch.equal(got, other)
-    assert torch.equal(found.logits, wanted.logits) and len(found.target_q) == 2
-    named = agent.forward(**{key: batch[key] for key in KEYS})
-    assert torch.equal(named.v, found.v)
 
 
 @pytest.mark.parametrize("arrangement", ["shared", "separate"])
@@ -250,9 +179,6 @@ def test_no_logits_are_computed_that_are_not_used():
     assert calls == ["policy"]
 
 
-# -- a keyed module
-
-
 def test_it_stands_among_keyed_modules():
     agent, batch = small_agent().eval(), small_agent().prepare_inputs(rows())
     least = TensorDictModule(torch.minimum, ["target_q1", "target_q2"], ["least"])
@@ -263,19 +189,12 @@ def test_it_stands_among_keyed_modules():
     plain = agent(*(batch[key] for key in KEYS))
     assert torch.equal(said["least"], torch.minimum(*plain.target_q))
     assert torch.equal(said["v"], plain.v)
-
-
-def test_keys_can_be_selected_and_the_mask_left_out():
-    agent, batch = small_agent(double_q=False).eval(), small_agent().prepare_inputs(rows())
-    assert agent.out_keys == ["v", "q1", "target_q1", "logits"]
     agent.select_out_keys("q1")
     said = agent(batch.select("tokens", "state_idxs", "action_idxs"))
     assert set(said.keys()) == {"tokens", "state_idxs", "action_idxs", "q1"}
     with pytest.raises(KeyError, match="action_idxs"):
         agent(batch.select("tokens", "state_idxs"))
-
-
-# -- settings
+    assert small_agent(double_q=False).out_keys == ["v", "q1", "target_q1", "logits"]
 
 
 def test_the_published_arguments():
@@ -296,21 +215,6 @@ def test_the_published_arguments():
         "remove_prefix_position_embs qv_kwargs policy_kwargs target_kwargs skip_policy_on_train "
         "detach_full_policy"
     )
-
-
-def test_each_setting_arrives_where_it_acts():
-    options = dict(
-        lr=0.1, alpha=0.2, beta=0.3, gamma=0.4, tau=0.5, transition_weight=0.6, clip_weight=0.7,
-        value_max=0.8, value_min=0.1, detach_v=True, detach_q=True, detach_pi=True,
-        double_q=False, exp_weights=False, dm_margin=0.9, cql_temp=1.1, weight_decay=1.2,
-    )  # fmt: skip
-    agent = small_agent(**options, index=5, batch_size=3, mutation="lr")
-    assert {name: getattr(agent, name) for name in options} == options
-    assert (agent.index, agent.batch_size, agent.mutation) == (5, 3, "lr")
-    config = agent.config
-    assert config.loss.value_max == 0.8 and config.model.detach_pi
-    assert config.optimizer.weight_decay == 1.2 and config.target.alpha == 0.2
-    assert agent._learner.config is config
 
 
 def test_each_field_of_the_config_is_an_attribute():
@@ -354,17 +258,6 @@ def test_settings_without_sense_are_refused():
         small_agent(per_token=False).cql_weight = 0.1
 
 
-# -- what the networks are made of
-
-
-def test_one_language_model_and_only_as_many_parameters():
-    agent = small_agent()
-    learns = [p for p in agent.parameters() if p.requires_grad]
-    assert len(learns) == len(list(agent.model.parameters()))
-    assert not any(p.requires_grad for p in agent.target.parameters())
-    assert set(dict(agent.target.named_children())) == {"q1", "q2"}
-
-
 def test_the_published_description_is_gpt2s():
     assert inspect.signature(ILQL).parameters["net_config"].default is GPT2
     assert GPT2["vocab_size"] == 50257 and GPT2["dropout"] == 0.1 and GPT2["max_layers"] == 16
@@ -375,12 +268,7 @@ def test_the_published_description_is_gpt2s():
     assert again.config.model == small.config.model and again.layer_bounds == small.layer_bounds
 
 
-def test_dropout_is_none_where_a_description_does_not_say_it():
-    assert ILQL(None, SMALL).model.trunk.dropout == 0.0
-    assert ILQL(None, {**SMALL, "dropout": 0.3}).model.trunk.dropout == 0.3
-
-
-@pytest.mark.parametrize("activation", ["ReLU", "SiLU", "LeakyReLU", "Tanh"])
+@pytest.mark.parametrize("activation", ["ReLU", "LeakyReLU"])
 def test_other_activations_are_computed_alike_when_learning_and_when_speaking(activation):
     torch.manual_seed(0)
     agent = ILQL(None, {**SMALL, "activation": activation})
@@ -462,9 +350,6 @@ def test_a_model_of_transformers_is_a_trunk(tmp_path):
     assert same(tensors_of(other), tensors_of(agent))
 
 
-# -- wrong data
-
-
 def test_data_that_do_not_fit_are_refused():
     agent = small_agent()
     with pytest.raises(ValueError, match="has 11 tokens and the model 9"):
@@ -481,16 +366,6 @@ def test_data_that_do_not_fit_are_refused():
         alone.prepare_inputs(rows())
     with pytest.raises(ValueError, match="without a data set"):
         alone.learn()
-
-
-def test_a_batch_may_be_a_dict_and_the_device_is_the_networks():
-    agent = small_agent(net={"dropout": 0.0})
-    batch = agent.prepare_inputs(rows())
-    as_dict = agent.prepare_inputs(dict(batch.items()))
-    assert torch.equal(agent.get_loss(as_dict)[0], agent.get_loss(batch)[0])
-    assert batch.device == agent.device == torch.device("cpu")
-    assert isinstance(agent, nn.Module)
-    assert ILQLConfig(loss=ILQLLossConfig()).loss.cql_weight == agent.cql_weight
 
 
 class Plain(torch.utils.data.Dataset):

@@ -1,6 +1,5 @@
 """`ILQL` in dialogues: its policy, its evaluation, and which n-grams it values."""
 
-import math
 from collections import defaultdict
 
 import pytest
@@ -45,9 +44,6 @@ QUESTION = Said([("ab", None)])
 SHORT = DecodeConfig(max_new_tokens=6, num_beams=1)
 
 
-# -- the policy
-
-
 @pytest.mark.parametrize(
     "config",
     [
@@ -69,6 +65,10 @@ def test_it_says_what_generate_gives(config):
         pad_token=TOKENIZER.pad_token_id, generator=torch.Generator().manual_seed(1),
     )  # fmt: skip
     assert policy.act(QUESTION) == TOKENIZER.decode(texts.best()[0])
+    assert agent.get_policy(TOKENIZER).config == agent.config.decode and policy.agent is agent
+    asked = [Said([("abcd"[:n], None)]) for n in (1, 3, 2)]
+    if config is SHORT:
+        assert policy.act_batch(asked) == [policy.act(one) for one in asked]
 
 
 def test_better_tokens_are_likelier_with_the_sign_of_the_advantage_alone():
@@ -82,38 +82,6 @@ def test_better_tokens_are_likelier_with_the_sign_of_the_advantage_alone():
             head[2].bias[TOKENIZER.token_to_id("c")] = 1.0
     binary = DecodeConfig(exp_adv=False, adv_weight=0.999, num_beams=1, max_new_tokens=3)
     assert agent.get_policy(TOKENIZER, binary).act(QUESTION) == "ccc"
-
-
-@pytest.mark.parametrize(("net", "passes"), [({}, 1), ({"policy": "separate"}, 2)])
-def test_each_token_is_read_once_by_each_language_model(net, passes):
-    """There six tokens take 21 passes."""
-    agent = speaker(net=net)
-    read = []
-    for trunk in {agent.model.trunk, agent.model.policy_trunk}:
-        trunk.ln_f.register_forward_hook(lambda _, __, out: read.append(math.prod(out.shape[:-1])))
-    policy = agent.get_policy(TOKENIZER, SHORT)
-    said = len(policy.answer([QUESTION]).tokens[0][0])
-    assert len(read) == passes * said  # the prompt, and each token but the last
-    assert sum(read) == passes * (len(policy.prompt(QUESTION)) + said - 1)
-
-
-def test_many_are_answered_as_one_by_one():
-    policy = speaker().get_policy(TOKENIZER, SHORT)
-    asked = [Said([("abcd"[:n], None)]) for n in (1, 3, 2)]
-    assert policy.act_batch(asked) == [policy.act(one) for one in asked]
-
-
-def test_it_speaks_with_the_weights_that_there_are():
-    agent = speaker()
-    policy = agent.get_policy(TOKENIZER)
-    assert policy.config == agent.config.decode and policy.agent is agent
-    first = policy.answer([QUESTION]).log_prob
-    policy.config = SHORT
-    before = policy.answer([QUESTION]).log_prob
-    with torch.no_grad():
-        agent.model.trunk.wte.weight.mul_(3.0)
-    assert policy.answer([QUESTION]).log_prob != before
-    assert first.isfinite()
 
 
 def test_wrong_uses_are_refused():
@@ -130,9 +98,6 @@ def test_wrong_uses_are_refused():
         TopAdvantageNGrams(0)
     with pytest.raises(ValueError, match="whole utterances only"):
         TopAdvantageNGrams(2).evaluate(small_agent(per_token=False), rows())
-
-
-# -- evaluation
 
 
 def test_evaluation_drops_nothing_out_and_has_no_gradients():
@@ -164,6 +129,8 @@ def test_rewards_are_those_of_the_games():
     assert found.env_reward == pytest.approx(total / 5)
     tokens = sum(len(text) + 1 for game in found.games for text in game.actions)  # and the end
     assert found.token_reward == pytest.approx(-0.25 * tokens / 5)
+    assert agent.test(Letters, TOKENIZER, num_games=5, decode=config) == found.env_reward
+    assert agent.fitness == [found.env_reward]
     other = ILQL_Evaluator(Letters, TOKENIZER, config, num_games=5, seed=1).evaluate(agent)
     assert other.games != found.games and other.token_reward == 0.0
 
@@ -199,13 +166,6 @@ def test_kl_and_entropy_are_those_of_one_token():
     assert ILQL_Evaluator(Letters, TOKENIZER, values).evaluate(agent).kl > 0
 
 
-def test_a_test_is_the_mean_return_and_is_kept():
-    agent = speaker()
-    found = agent.test(Letters, TOKENIZER, num_games=3, decode=SHORT)
-    evaluator = ILQL_Evaluator(Letters, TOKENIZER, SHORT, num_games=3)
-    assert found == evaluator.evaluate(agent).env_reward and agent.fitness == [found]
-
-
 @pytest.mark.slow
 def test_an_agent_learns_to_say_what_pays():
     """From answers of one letter, drawn at random, of which one pays."""
@@ -229,9 +189,6 @@ def test_an_agent_learns_to_say_what_pays():
     assert agent.get_policy(TOKENIZER, greedy).act(Said([("b", None)])) == "a"
     best = TopAdvantageNGrams(end_of_action=end).evaluate(agent, points)[0]
     assert best.tokens == (a, end) and best.count == 50
-
-
-# -- n-grams
 
 
 def by_hand(agent, n):

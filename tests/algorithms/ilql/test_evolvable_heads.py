@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import nn
 
 from raffia.algorithms.ilql.agent import ILQL
 from raffia.algorithms.ilql.compiled_heads import CompiledHeads
@@ -19,7 +18,7 @@ from raffia.evolution.population import Population
 from raffia.lm.decoding.scorer import Needs
 from raffia.recipes.ilql.networks import Networks
 
-from .small import TRUNK, batch_of, float32
+from .small import batch_of, float32
 from .test_learner import learner_of
 
 EVOLVABLE = {"evolvable_heads": True, "max_head_nodes": 48}  # of 32 at the start
@@ -180,12 +179,6 @@ def test_an_agent_takes_over_forms_and_keeps_them_when_its_language_model_change
     assert agent.reshape(1.0, [16], draws()) == "1 -> 2 layers"
     assert {name: getattr(agent.model, name).num_nodes for name in forms} == forms
     assert agent.target.q1.num_nodes == forms["q1"]
-
-
-def test_plain_heads_are_what_they_were():
-    model = ILQLModel(ILQLModelConfig(trunk=TRUNK))
-    assert isinstance(model.v, Head) and isinstance(model.v[1], nn.ReLU)
-    assert not list(model.v.buffers())
 
 
 def test_forms_that_can_not_be_are_refused():

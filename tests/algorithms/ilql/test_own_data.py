@@ -8,7 +8,6 @@ from raffia.lm.data.dialogue import (
     DataPoint,
     Iterable_RL_Dataset,
     List_RL_Dataset,
-    TokenReward,
     Vocabulary,
 )
 
@@ -50,13 +49,6 @@ def test_an_agent_learns_from_it_and_goes_on(tmp_path, kind):
     assert agent.get_loss(rows())[0].item() < before
 
 
-def test_drawn_rows_follow_from_seed_and_update():
-    data = Drawn(VOCABULARY)
-    first, other = small_agent(data), small_agent(data)
-    other.seed = 1
-    assert not torch.equal(first.learn()["loss"], other.learn()["loss"])
-
-
 def test_rows_that_are_too_long_say_what_to_do():
     with pytest.raises(
         ValueError, match=r"rows of 40 tokens, .* context is 32: .*point\.cut\(32\)"
@@ -64,23 +56,3 @@ def test_rows_that_are_too_long_say_what_to_do():
         small_agent(Long(VOCABULARY)).learn()
     with pytest.raises(ValueError, match=r"40 tokens, more than the 32 .* point\.cut\(32\)"):
         small_agent(Long(VOCABULARY, max_len=32)).learn()
-
-
-def test_rewards_of_ones_own_for_tokens():
-    class Short(TokenReward):
-        """A reward for each token that is not long."""
-
-        def get_token_reward(self, tokens):
-            return [0.25 if token < 8 else 0.0 for token in tokens]
-
-        def settings(self):
-            return {}
-
-    plain = rows()[0]
-    again = DataPoint.from_tokens(
-        plain.tokens, plain.action_idxs, plain.rewards, end_of_action=3, token_reward=Short()
-    )
-    extra = [0.25 * (plain.tokens[at + 1] < 8) for at in plain.action_idxs]
-    assert again.rewards == [a + b for a, b in zip(plain.rewards, extra, strict=True)]
-    batch = small_agent().prepare_inputs([again])
-    assert batch["rewards"][0].tolist() == pytest.approx(again.rewards)

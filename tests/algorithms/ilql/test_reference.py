@@ -109,6 +109,37 @@ def exact_batch(agent, rows):
     return batch
 
 
+def padded_left(batch):
+    """The same rows, which end together, and so do their actions' places."""
+    length = batch["attn_mask"].sum(1, keepdim=True)
+    by = batch["tokens"].shape[1] - length
+    column = torch.arange(batch["tokens"].shape[1])
+    moved = batch.copy()
+    moved["attn_mask"] = column >= by
+    moved["tokens"] = batch["tokens"].gather(1, (column - by).clamp_min(0))
+    for name in ("action_idxs", "state_idxs"):
+        moved[name] = batch[name] + by
+    return moved
+
+
+@pytest.mark.parametrize("seed", range(NUM))
+def test_padding_at_the_left_is_as_padding_at_the_right(seed):
+    agent, rows = drawn_agent(seed)
+    batch = exact_batch(agent, rows)
+    left = padded_left(batch)
+    if agent.config.loss.mask == "strict":  # else index 0 of what is behind the last action counts
+        (loss, told), (wanted, terms) = (agent.get_loss(b) for b in (left, batch))
+        torch.testing.assert_close(loss, wanted, **CLOSE)
+        torch.testing.assert_close(dict(told), dict(terms), **CLOSE)
+        weights = [agent.get_weights(b)[b["attn_mask"]] for b in (left, batch)]
+        torch.testing.assert_close(*weights, **CLOSE)
+    torch.testing.assert_close(dict(agent.get_qvs(left)), dict(agent.get_qvs(batch)), **CLOSE)
+    if agent.per_token:
+        scores = [agent.get_scores(b, include_logits=True) for b in (left, batch)]
+        scores = [s[b["attn_mask"]] for s, b in zip(scores, (left, batch), strict=True)]
+        torch.testing.assert_close(*scores, **CLOSE)
+
+
 @pytest.mark.parametrize("seed", range(NUM))
 def test_the_loss_and_its_gradients(seed):
     agent, rows = drawn_agent(seed)

@@ -1,6 +1,6 @@
 """The small model of the oracle: three language models of unlike weights, so that none is mixed up.
 
-`decode.json`, `scores.json` and `../ilql_small.safetensors` come from an independent restatement in
+`decode.json` and `scores.json` come from an independent restatement in
 float64 of the formulas of Snell et al. (2022).
 """
 
@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
-from raffia.algorithms.ilql.config import ILQLModelConfig, TrunkConfig
-from raffia.algorithms.ilql.model import ILQLModel, ILQLTarget, make_target
+from raffia.algorithms.ilql.model import ILQLModel, ILQLTarget
 from raffia.lm.decoding.config import DecodeConfig
 from raffia.lm.decoding.scorer import Needs, NextToken
+
+from ..small import make_loss
 
 HERE = Path(__file__).parent
 PAD, END = 29, 30
@@ -73,28 +73,10 @@ class Uncached:
 
 @pytest.fixture(scope="session")
 def oracle():
-    shape = TrunkConfig(
-        vocab_size=35, n_layer=2, n_head=2, n_embd=16, dim_feedfwd=40, block_size=64
-    )
-    model = ILQLModel(ILQLModelConfig(trunk=shape, policy="separate", target="trunk")).double()
-    target = make_target(model)
-    weights = load_file(HERE.parent / "ilql_small.safetensors")
-
-    def part(prefix):
-        return {
-            name.removeprefix(prefix + "."): tensor
-            for name, tensor in weights.items()
-            if name.startswith(prefix + ".")
-        }
-
-    for module, prefix in (
-        *((model.trunk, "trunk"), (model.policy, "policy"), (model.v, "v"), (model.q1, "q1")),
-        *((model.q2, "q2"), (target.trunk, "target_trunk"), (target.q1, "tq1"), (target.q2, "tq2")),
-    ):
-        module.load_state_dict(part(prefix))
+    loss = make_loss()  # three language models of unlike weights
     decode = json.loads((HERE / "decode.json").read_text())
     scores = json.loads((HERE / "scores.json").read_text())
-    return Oracle(model.eval(), target, decode["decode"], decode["utterances"], scores)
+    return Oracle(loss.model.eval(), loss.target, decode["decode"], decode["utterances"], scores)
 
 
 @pytest.fixture

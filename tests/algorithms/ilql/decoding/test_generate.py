@@ -10,7 +10,7 @@ from raffia.algorithms.ilql.generate import decode, generate
 from raffia.algorithms.ilql.model import ILQLModel, make_target
 from raffia.algorithms.ilql.model_scorer import ModelScorer
 from raffia.algorithms.ilql.stream import stream
-from raffia.lm.decoding.config import DecodeConfig
+from raffia.lm.decoding.config import DecodeConfig, TokenPlanConfig
 from raffia.lm.decoding.generations import Stop
 from raffia.lm.decoding.request import Request
 from raffia.lm.decoding.sampling import draw_tokens, drawing
@@ -69,14 +69,6 @@ def test_cached_equals_reading_all_anew(oracle, uncached, name):
     assert_same(cached, anew)
     lengths = {len(text) for texts in cached.tokens for text in texts}
     assert len(lengths) > 1  # the texts ended at unlike times
-
-
-def test_q_is_computed_of_the_tokens_that_can_follow_only(oracle):
-    scorer = ModelScorer(oracle.model, oracle.target)
-    _, said = scorer.start([[33]], Needs.of(DecodeConfig(top_k=4)), 1)
-    assert said.target_q is None and said.some_q is not None
-    _, said = scorer.start([[33]], Needs.of(DecodeConfig(top_k=5)), 1)  # 8 * 5 > 35
-    assert said.target_q.shape == (1, 35)
 
 
 @pytest.mark.parametrize("positions", ["learned", "rotary"])
@@ -207,7 +199,12 @@ def test_passes_for_six_tokens(arrangement, options, passes):
 
 
 @pytest.mark.parametrize("name", ["sample", "beam"])
-def test_complete_texts_leave_the_batch(oracle, name):
+def test_complete_texts_leave_the_batch_and_the_prompt_is_read_once(oracle, name):
+    scorer = Counting(oracle.model, oracle.target)
+    config = DecodeConfig(max_new_tokens=3, num_generations=4)
+    said = decode(Request(scorer, [[33, 4], [32]], config), draws())
+    assert scorer.num_rows == [2, 8, 8]
+    assert len({tuple(text) for text in said.tokens[0]}) > 1
     scorer = Counting(oracle.model, oracle.target)
     config = CONFIGS[name]
     said = decode(Request.of(scorer, PROMPTS, config, stop=STOP, pad_token=PAD), draws())
@@ -216,28 +213,6 @@ def test_complete_texts_leave_the_batch(oracle, name):
         lengths = [len(text) for text in said.best()]
         wanted = [sum(length > place for length in lengths) for place in range(max(lengths))]
         assert scorer.num_rows == wanted
-
-
-def test_several_generations_read_the_prompt_once(oracle):
-    scorer = Counting(oracle.model, oracle.target)
-    config = DecodeConfig(max_new_tokens=3, num_generations=4)
-    said = decode(Request(scorer, [[33, 4], [32]], config), draws())
-    assert scorer.num_rows == [2, 8, 8]
-    assert len({tuple(text) for text in said.tokens[0]}) > 1
-
-
-def test_without_a_target_network_the_policy_still_speaks():
-    model, _ = small()
-    said = generate(model, None, [[1]], DecodeConfig(include_adv=False, max_new_tokens=2))
-    assert len(said.best()[0]) == 2 and said.advantage is None and said.kl is not None
-    with pytest.raises(ValueError, match=r"pass target=make_target\(model\)"):
-        generate(model, None, [[1]], DecodeConfig())
-
-
-def test_the_policy_as_it_is_has_no_kl(oracle):
-    config = DecodeConfig(include_adv=False, max_new_tokens=5, num_generations=3)
-    said = generate(oracle.model, None, [[33]], config, generator=draws(), pad_token=PAD)
-    assert said.kl.abs().max() < 1e-9
 
 
 def test_dropout_is_off_and_the_mode_is_as_before():
@@ -263,21 +238,6 @@ def test_stops_at_tokens_a_condition_and_the_limit(oracle):
     assert twice.best() == [[15, 7, 33, 20, 20]] and twice.stopped.all()
 
 
-def test_a_condition_sees_each_beam(oracle):
-    seen = []
-
-    def condition(tokens):
-        seen.append(tokens)
-        return len(tokens) == 2
-
-    config = DecodeConfig(num_beams=3, num_generations=3)
-    said = generate(
-        oracle.model, oracle.target, [[33], [32, 1]], config, stop=Stop(condition=condition)
-    )
-    assert {len(text) for texts in said.tokens for text in texts} == {2}
-    assert all(text in seen for texts in said.tokens for text in texts)
-
-
 @pytest.mark.parametrize("num_beams", [None, 1])
 def test_a_stream_gives_the_tokens_of_generate(oracle, num_beams):
     config = DecodeConfig(adv_weight=2.0, num_beams=num_beams, max_new_tokens=12)
@@ -290,15 +250,6 @@ def test_a_stream_gives_the_tokens_of_generate(oracle, num_beams):
     assert sum(step.advantage for step in steps) == pytest.approx(said.advantage.item())
     assert steps[0].value - steps[0].v == pytest.approx(steps[0].advantage)
     assert steps[-1].value == pytest.approx(said.value.item())
-
-
-def test_a_stream_is_of_one_text():
-    model, target = small()
-    for config in (DecodeConfig(num_beams=4), DecodeConfig(num_generations=2)):
-        with pytest.raises(ValueError, match="stream"):
-            stream(model, target, [1], config)
-    with pytest.raises(ValueError, match="prompt 0 has no tokens"):
-        stream(model, target, [], DecodeConfig())
 
 
 @pytest.mark.parametrize("by", ["log_prob", "advantage", "value"])
@@ -338,33 +289,36 @@ def test_the_numbers_of_texts_are_even_and_unlike():
     assert abs((drawn[0] == drawn[1]).float().mean() - 0.1) < 0.02
 
 
-def test_nothing_to_answer():
+def test_mistakes_are_answered():
     model, target = small()
     said = generate(model, target, [], DecodeConfig(num_generations=2))
     assert said.tokens == [] and said.log_prob.shape == (0, 2)
-
-
-@pytest.mark.parametrize(
-    "prompts, text",
-    [
-        ([[1], []], "prompt 1 has no tokens"),
-        ([[1, 12]], r"prompt 0 holds token 12, and the model's vocabulary has 12 tokens, 0\.\.11"),
-        ([[1, -1]], "prompt 0 holds token -1"),
-        ([[1] * 24], "prompt 0 has 24 tokens and the model's context 24"),
-    ],
-)
-def test_prompts_that_cannot_be_are_refused(prompts, text):
-    model, target = small()
-    with pytest.raises(ValueError, match=text):
-        generate(model, target, prompts, DecodeConfig())
-
-
-def test_other_mistakes_are_answered():
-    model, target = small()
-    with pytest.raises(ValueError, match="pad_token=12 is none of the model's 12 tokens"):
-        generate(model, target, [[1]], DecodeConfig(), pad_token=12)
-    with pytest.raises(ValueError, match="ends with as many texts as beams"):
-        generate(model, target, [[1]], DecodeConfig(num_beams=2), num_generations=3)
-    whole = small(per_token=False)
-    with pytest.raises(ValueError, match="Q is a number for a whole utterance"):
-        generate(*whole, [[1]], DecodeConfig())
+    said = generate(model, None, [[1]], DecodeConfig(include_adv=False, max_new_tokens=2))
+    assert len(said.best()[0]) == 2 and said.advantage is None
+    assert said.kl.abs().max() < 1e-6  # the policy as it is
+    plain, beams = DecodeConfig(), DecodeConfig(num_beams=2)
+    for call, words in (
+        (lambda: generate(model, None, [[1]], plain), r"pass target=make_target\(model\)"),
+        (lambda: generate(model, target, [[1], []], plain), "prompt 1 has no tokens"),
+        (
+            lambda: generate(model, target, [[12]], plain),
+            "prompt 0 holds token 12, and the model.s vocabulary has 12 tokens",
+        ),
+        (lambda: generate(model, target, [[1] * 24], plain), "the model's context 24"),
+        (lambda: generate(model, target, [[1]], plain, pad_token=12), "pad_token=12 is none of"),
+        (
+            lambda: generate(model, target, [[1]], beams, num_generations=3),
+            "ends with as many texts as beams",
+        ),
+        (
+            lambda: generate(*small(per_token=False), [[1]], plain),
+            "Q is a number for a whole utterance",
+        ),
+        (lambda: stream(model, target, [1], beams), "stream"),
+        (lambda: stream(model, target, [1], DecodeConfig(num_generations=2)), "stream"),
+        (lambda: stream(model, target, [], plain), "prompt 0 has no tokens"),
+        (lambda: DecodeConfig(num_beams=2, plan=TokenPlanConfig()), "a plan chooses the tokens"),
+        (lambda: DecodeConfig(rerank="value", plan=TokenPlanConfig()), "a plan chooses the tokens"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            call()

@@ -19,36 +19,27 @@ def config_of(case, **more):
 
 
 @pytest.mark.parametrize("number", CASES)
-def test_next_log_probs(oracle, number):
+def test_recorded_cases(oracle, number):
     case = oracle.decode[number]
     scorer = ModelScorer(oracle.model, oracle.target)
     _, said = scorer.start([case["prompt"]], Needs(policy=True, values=True), 1)
     choice = Choice.of(said, config_of(case), forbid(PAD, scorer))
     wanted = [-torch.inf if x is None else x for x in case["next_log_probs"]]
-    torch.testing.assert_close(
-        choice.log_probs[0], torch.tensor(wanted, dtype=torch.float64), rtol=0, atol=1e-9
-    )
+    assert choice.log_probs[0].tolist() == pytest.approx(wanted, abs=1e-9)
     assert said.v.item() == pytest.approx(case["v"], abs=1e-9)
     assert said.target_q.max().item() == pytest.approx(case["max_target_q"], abs=1e-9)
 
+    def texts(**options):
+        prompts = [case["prompt"]]
+        options = config_of(case, **options)
+        return generate(oracle.model, oracle.target, prompts, options, pad_token=PAD)
 
-@pytest.mark.parametrize("number", CASES)
-def test_greedy(oracle, number):
-    case = oracle.decode[number]
-    config = config_of(case, num_beams=1, max_new_tokens=len(case["greedy"]))
-    said = generate(oracle.model, oracle.target, [case["prompt"]], config, pad_token=PAD)
-    assert said.best() == [case["greedy"]]
-    assert said.log_prob.item() == pytest.approx(case["greedy_logp"], abs=1e-9)
-
-
-@pytest.mark.parametrize("number", CASES)
-def test_beam_search(oracle, number):
-    case = oracle.decode[number]
-    if "beam4" not in case:
-        assert not case["options"]["exp_adv"]  # only binary advantages have none on record
-        return
-    config = config_of(case, num_beams=4, num_generations=4, max_new_tokens=6)
-    said = generate(oracle.model, oracle.target, [case["prompt"]], config, pad_token=PAD)
-    assert said.tokens[0] == [beam["tokens"] for beam in case["beam4"]]
-    wanted = [beam["logp"] for beam in case["beam4"]]
-    assert said.log_prob[0].tolist() == pytest.approx(wanted, abs=1e-9)
+    greedy = texts(num_beams=1, max_new_tokens=len(case["greedy"]))
+    assert greedy.best() == [case["greedy"]]
+    assert greedy.log_prob.item() == pytest.approx(case["greedy_logp"], abs=1e-9)
+    assert "beam4" in case or not case["options"]["exp_adv"]  # binary ones have none on record
+    if "beam4" in case:
+        beams = texts(num_beams=4, num_generations=4, max_new_tokens=6)
+        assert beams.tokens[0] == [beam["tokens"] for beam in case["beam4"]]
+        log_probs = [beam["logp"] for beam in case["beam4"]]
+        assert beams.log_prob[0].tolist() == pytest.approx(log_probs, abs=1e-9)

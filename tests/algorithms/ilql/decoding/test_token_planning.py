@@ -75,17 +75,6 @@ def test_what_the_search_is_told(oracle):
     assert after["path"][0, :1].tolist() == [token] and after["length"].item() == 1
 
 
-def test_the_end_of_an_utterance_is_worth_its_q_and_ends_the_branch(oracle):
-    scorer = ModelScorer(oracle.model, oracle.target)
-    rows, said = scorer.start([[33, 4]], ALL, 12)
-    config = DecodeConfig(plan=TokenPlanConfig(num_candidates=35))
-    model = TextModel(rows, Request(scorer, [], config, Stop(tokens=(END,))))
-    root = model.root(Choice.of(said, config, None))
-    output, _ = model(root.embedding, torch.tensor([END]))
-    assert output.reward.item() == pytest.approx(said.target_q[0, END].item(), rel=1e-6)
-    assert output.value.item() == 0 and not output.mask.any()
-
-
 @pytest.mark.parametrize("name", PLANS)
 def test_batched_equals_one_by_one(oracle, name):
     config = DecodeConfig(max_new_tokens=3, num_generations=2, plan=PLANS[name])
@@ -164,12 +153,6 @@ def test_the_look_ahead_ends_where_the_context_does(oracle):
     config = DecodeConfig(plan=TokenPlanConfig(num_simulations=3, num_candidates=3))
     said = generate(model, target, prompts, config, stop=Stop(), pad_token=PAD)
     assert [len(text) for text in said.best()] == [3, 24]
-
-
-def test_settings_that_a_plan_cannot_follow_are_refused(oracle):
-    for more in (dict(num_beams=2), dict(rerank="value")):
-        with pytest.raises(ValueError, match="a plan chooses the tokens by itself"):
-            DecodeConfig(plan=TokenPlanConfig(), **more)
 
 
 def test_a_policy_plans_where_its_config_says_so():

@@ -1,0 +1,70 @@
+"""Small networks, and models whose weights are as if after training."""
+
+import pytest
+import torch
+
+from raffia.algorithms.efficientzero.model import EfficientZeroModel, EfficientZeroModelMLP
+
+HEADS = dict(
+    lstm_hidden_size=6,
+    reward_head_hidden_channels=[5],
+    value_head_hidden_channels=[5],
+    policy_head_hidden_channels=[5],
+    proj_hid=7,
+    proj_out=6,
+    pred_hid=5,
+    pred_out=6,
+)
+CHANNELS = dict(
+    num_channels=8, reward_head_channels=2, value_head_channels=3, policy_head_channels=4
+)
+IMAGE, VECTOR = (3, 5, 4), (4,)
+
+
+def conv(shape=IMAGE, actions=5, **options):
+    return EfficientZeroModel(shape, actions, **{**HEADS, **CHANNELS, **options})
+
+
+def vector(shape=VECTOR, actions=5, **options):
+    return EfficientZeroModelMLP(shape, actions, **{**HEADS, "latent_state_dim": 8, **options})
+
+
+BOTH = pytest.mark.parametrize(
+    ("build", "shape"), [(conv, IMAGE), (vector, VECTOR)], ids=["conv", "mlp"]
+)
+
+
+def draws(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def drawn(model, seed=0):
+    """The model with all parameters and statistics moved, so that none is as it starts."""
+    generator = draws(seed)
+    with torch.no_grad():
+        for name, entry in model.state_dict().items():
+            if "running_var" in name:
+                entry.mul_(0.5 + torch.rand(entry.shape, generator=generator))
+            elif entry.is_floating_point():
+                entry.add_(0.1 * torch.randn(entry.shape, generator=generator))
+    return model.eval()
+
+
+def step(model, obs, action=None):
+    """The root, and the child of an action."""
+    root = model.initial_inference(obs)
+    action = torch.arange(len(obs)) if action is None else action
+    return root, model.recurrent_inference(root.latent_state, root.reward_hidden_state, action)
+
+
+def assert_close(one, two, **tolerances):
+    """Equal keys and near entries; without tolerances, equal bits."""
+    pairs = dict(two.items(True, True))
+    for key, value in one.items(True, True):
+        torch.testing.assert_close(
+            value,
+            pairs.pop(key),
+            msg=lambda text, key=key: f"{key}: {text}",
+            **(tolerances or {"atol": 0, "rtol": 0}),
+        )
+    assert not pairs
