@@ -1,10 +1,11 @@
+"""Rows of environments: what each says, which may be stepped, what is refused."""
+
 import numpy as np
 import pytest
 import torch
 
 from raffia.envs.batch import SerialBatch
 from raffia.envs.env import BatchEnv, Box, Discrete, EnvSpec
-from raffia.envs.gym import GymEnv
 from raffia.envs.probe import DelayProbe, ValueProbe
 from raffia.envs.rows import EnvRows
 from raffia.envs.timelimit import TimeLimit
@@ -44,57 +45,41 @@ def walks():
     return SerialBatch([Walk() for _ in range(4)])
 
 
-def test_rows_are_what_the_envs_say_one_by_one(walks):
+def places(said):
+    return said["observation"][:, 0].tolist()
+
+
+def test_rows_are_what_the_envs_say_one_by_one_and_stay_as_they_were_given(walks):
     state = walks.reset(torch.tensor([0, 1, 2, 3]))
     assert state.batch_size == (4,) and set(state.keys()) == {"observation"}
     after = walks.step(torch.tensor([4, 3, 2, 1]))
-    assert after["observation"][:, 0].tolist() == [4, 4, 4, 4]
-    assert after["reward"].tolist() == [4, 3, 2, 1]
+    assert places(after) == [4, 4, 4, 4] and after["reward"].tolist() == [4, 3, 2, 1]
     assert (after["reward"].dtype, after["terminated"].dtype) == (torch.float32, torch.bool)
-
-
-def test_a_subset_of_rows_in_any_order_leaves_the_others(walks):
-    walks.reset(torch.arange(4))
-    after = walks.step(torch.tensor([4, 2]), rows=torch.tensor([3, 1]))
-    assert after["observation"][:, 0].tolist() == [7, 3]
-    assert walks.step(torch.zeros(4, dtype=torch.int64))["observation"][:, 0].tolist() == [
-        0,
-        3,
-        2,
-        7,
-    ]
-    assert walks.reset(torch.tensor([2, 3]), torch.tensor([2, 0]))["observation"][
-        :, 0
-    ].tolist() == [
-        2,
-        3,
-    ]
+    part = walks.step(torch.tensor([4, 2]), rows=torch.tensor([3, 1]))  # in any order
+    assert places(part) == [8, 6]
+    assert places(walks.step(torch.zeros(4, dtype=int))) == [4, 6, 4, 8]
+    assert places(walks.reset(torch.tensor([2, 3]), torch.tensor([2, 0]))) == [2, 3]
     empty = torch.zeros(0, dtype=torch.int64)
     assert walks.step(empty, rows=empty).batch_size == (0,)
+    assert (places(state), places(after), places(part)) == ([0, 1, 2, 3], [4, 4, 4, 4], [8, 6])
+    assert walks.render(2).shape == (2, 3, 3) and walks.render(2).max() == 2
+    walks.close()
+    assert all(env.closed for env in walks.envs)
 
 
 def test_an_ended_row_is_refused_with_the_call_that_works_and_nothing_moves(walks):
+    with pytest.raises(RuntimeError, match=r"rows \[2\].*never begun"):
+        walks.step(torch.tensor([0]), rows=torch.tensor([2]))
     walks.reset(torch.tensor([3, 0, 0, 0]))
     for _ in range(2):
         after = walks.step(torch.tensor([4, 1, 0, 0]))
     assert after["terminated"].tolist() == [True, False, False, False]
-    with pytest.raises(
-        RuntimeError, match=r"rows \[0\].*reset\(seeds, rows=torch.tensor\(\[0\]\)\)"
-    ):
+    works = r"rows \[0\].*reset\(seeds, rows=torch.tensor\(\[0\]\)\)"
+    with pytest.raises(RuntimeError, match=works):
         walks.step(torch.ones(4, dtype=torch.int64))
     assert walks.envs[1].place == 2
     walks.reset(torch.tensor([1]), rows=torch.tensor([0]))
-    assert walks.step(torch.ones(4, dtype=torch.int64))["observation"][:, 0].tolist() == [
-        2,
-        3,
-        1,
-        1,
-    ]
-
-
-def test_a_row_that_never_began_is_refused(walks):
-    with pytest.raises(RuntimeError, match=r"rows \[2\].*never begun"):
-        walks.step(torch.tensor([0]), rows=torch.tensor([2]))
+    assert places(walks.step(torch.ones(4, dtype=torch.int64))) == [2, 3, 1, 1]
 
 
 def test_an_env_that_raises_must_be_reset_and_the_rest_goes_on(walks):
@@ -107,110 +92,51 @@ def test_an_env_that_raises_must_be_reset_and_the_rest_goes_on(walks):
         walks.step(torch.tensor([1, 1]), rows=torch.tensor([0, 1]))
 
 
-@pytest.mark.parametrize(
-    ("action", "text"),
-    [
-        (torch.tensor([1, 2]), r"int64 \[4\].*int64 \[2\]"),
-        (torch.tensor([1.0, 2, 3, 4]), r"torch.float32 \[4\]"),
-        (torch.tensor([1, 5, 0, 0]), r"lie in 0 .. 4"),
-        (torch.tensor([1, -1, 0, 0]), r"lie in 0 .. 4"),
-        ([1, 2, 3, 4], r"int64 \[4\].* here \[1, 2, 3, 4\], which is no tensor"),
-    ],
-)
-def test_actions_of_another_kind_are_refused(walks, action, text):
-    walks.reset(torch.arange(4))
-    with pytest.raises(ValueError, match=text):
-        walks.step(action)
+class Echo(Walk):
+    spec = EnvSpec(observation_shape=(2,), action=Box((-1.0, 0.0), (1.0, 8.0)))
+
+    def reset(self, seed):
+        self.place = 0
+        return TensorDict(observation=torch.zeros(2))
+
+    def step(self, action):
+        return super().step(torch.tensor(0)).set("observation", action)
 
 
-@pytest.mark.parametrize(
-    ("rows", "kind", "text"),
-    [
-        ([1, 1], ValueError, "may be named once"),
-        ([4], IndexError, r"rows 0 \.\. 3"),
-        ([-1], IndexError, r"rows 0 \.\. 3"),
-        ([0.5], ValueError, r"torch.float32 \[1\]"),
-        ([True, False], ValueError, "torch.bool"),
-    ],
-)
-def test_rows_that_are_not_there_are_refused(walks, rows, kind, text):
-    with pytest.raises(kind, match=text):
-        walks.reset(torch.arange(len(rows)), torch.tensor(rows))
+class Game(Walk):
+    spec = EnvSpec(observation_shape=(3,), action=Discrete(2), masked=True, num_players=2)
+
+    def reset(self, seed):
+        mask = torch.tensor([True, seed > 0])
+        return super().reset(seed).update({"action_mask": mask, "to_play": torch.tensor(seed)})
+
+    def step(self, action):
+        more = {"action_mask": torch.tensor([True, True]), "to_play": 1 - action}
+        return super().step(action).update(more)
 
 
-@pytest.mark.parametrize(
-    ("seeds", "text"),
-    [
-        (torch.arange(3), r"int64 \[4\].*int64 \[3\]"),
-        (torch.zeros(4), "torch.float32"),
-        (torch.tensor([0, 1, 2, -3]), "must not be negative"),
-        (7, r"here 7, which is no tensor; pass for instance torch.arange\(4\)"),
-    ],
-)
-def test_seeds_of_another_kind_are_refused(walks, seeds, text):
-    with pytest.raises(ValueError, match=text):
-        walks.reset(seeds)
+class Lives(Walk):
+    spec = EnvSpec(observation_shape=(3,), action=Discrete(5), continues=True)
+
+    def step(self, action):
+        said = super().step(action)
+        said["continues"] = said["terminated"] & torch.tensor(self.place < 12)
+        return said
 
 
-def test_what_was_given_stays_as_it_was(walks):
-    state = walks.reset(torch.arange(4))
-    part = walks.reset(torch.arange(2), torch.tensor([0, 1]))
-    walks.step(torch.tensor([4, 4, 4, 4]))
-    assert state["observation"][:, 0].tolist() == [0, 1, 2, 3]
-    assert part["observation"][:, 0].tolist() == [0, 1]
-
-
-def test_box_actions_of_a_row_reach_its_env():
-    class Echo(Walk):
-        spec = EnvSpec(observation_shape=(2,), action=Box((-1.0, 0.0), (1.0, 8.0)))
-
-        def reset(self, seed):
-            return TensorDict(observation=torch.zeros(2))
-
-        def step(self, action):
-            return TensorDict(
-                observation=action,
-                reward=torch.tensor(0.0),
-                terminated=torch.tensor(False),
-                truncated=torch.tensor(False),
-            )
-
+def test_box_actions_masks_turns_and_lives_are_rows_too():
     batch = SerialBatch([Echo(), Echo(), Echo()])
     batch.reset(torch.arange(3))
     action = torch.tensor([[0.5, 7.0], [-1.0, 8.0]])
-    said = batch.step(action, rows=torch.tensor([2, 0]))
-    assert torch.equal(said["observation"], action)
+    assert torch.equal(batch.step(action, rows=torch.tensor([2, 0]))["observation"], action)
     for bad in (1.5, float("nan"), float("inf")):
         with pytest.raises(ValueError, match=r"must lie in \(-1.0, 0.0\) .. \(1.0, 8.0\)"):
             batch.step(torch.tensor([[bad, 1.0]]), rows=torch.tensor([1]))
-
-
-def test_masks_and_turns_are_rows_too():
-    class Game(Walk):
-        spec = EnvSpec(observation_shape=(3,), action=Discrete(2), masked=True, num_players=2)
-
-        def reset(self, seed):
-            mask = torch.tensor([True, seed > 0])
-            return super().reset(seed).update({"action_mask": mask, "to_play": torch.tensor(seed)})
-
-        def step(self, action):
-            more = {"action_mask": torch.tensor([True, True]), "to_play": 1 - action}
-            return super().step(action).update(more)
 
     batch = SerialBatch([Game(), Game()])
     state = batch.reset(torch.arange(2))
     assert state["action_mask"].tolist() == [[True, False], [True, True]]
     assert batch.step(torch.tensor([1, 0]))["to_play"].tolist() == [0, 1]
-
-
-def test_a_row_goes_on_where_its_env_says_that_it_continues():
-    class Lives(Walk):
-        spec = EnvSpec(observation_shape=(3,), action=Discrete(5), continues=True)
-
-        def step(self, action):
-            said = super().step(action)
-            said["continues"] = said["terminated"] & torch.tensor(self.place < 12)
-            return said
 
     batch = SerialBatch([Lives(), Lives()])
     batch.reset(torch.tensor([3, 3]))
@@ -223,34 +149,55 @@ def test_a_row_goes_on_where_its_env_says_that_it_continues():
         batch.step(torch.tensor([0, 0]))
 
 
-@pytest.mark.parametrize(
-    ("observation", "text"),
-    [
+class Wrong(Walk):
+    def __init__(self, shown):
+        self.shown = shown
+
+    def seen(self):
+        return self.shown
+
+
+def limited(envs, steps):
+    return TimeLimit(SerialBatch(envs), max_episode_steps=steps)
+
+
+REFUSED = [
+    ("step", (torch.tensor([1, 2]),), ValueError, r"int64 \[4\].*int64 \[2\]"),
+    ("step", (torch.tensor([1.0, 2, 3, 4]),), ValueError, r"torch.float32 \[4\]"),
+    ("step", (torch.tensor([1, 5, 0, 0]),), ValueError, "lie in 0 .. 4"),
+    ("step", (torch.tensor([1, -1, 0, 0]),), ValueError, "lie in 0 .. 4"),
+    ("step", ([1, 2, 3, 4],), ValueError, r"here \[1, 2, 3, 4\], which is no tensor"),
+    ("reset", (torch.arange(2), torch.tensor([1, 1])), ValueError, "may be named once"),
+    ("reset", (torch.arange(1), torch.tensor([4])), IndexError, r"rows 0 \.\. 3"),
+    ("reset", (torch.arange(1), torch.tensor([-1])), IndexError, r"rows 0 \.\. 3"),
+    ("reset", (torch.arange(1), torch.tensor([0.5])), ValueError, r"torch.float32 \[1\]"),
+    ("reset", (torch.arange(2), torch.tensor([True, False])), ValueError, "torch.bool"),
+    ("reset", (torch.arange(3),), ValueError, r"int64 \[4\].*int64 \[3\]"),
+    ("reset", (torch.zeros(4),), ValueError, "torch.float32"),
+    ("reset", (torch.tensor([0, 1, 2, -3]),), ValueError, "must not be negative"),
+    ("reset", (7,), ValueError, r"no tensor; pass for instance torch.arange\(4\)"),
+]
+
+
+def test_what_is_refused(walks):
+    walks.reset(torch.arange(4))
+    for name, arguments, kind, words in REFUSED:
+        with pytest.raises(kind, match=words):
+            getattr(walks, name)(*arguments)
+    assert [env.place for env in walks.envs] == [0, 1, 2, 3]
+    for call, words in (
+        (lambda: SerialBatch([Walk(), ValueProbe()]), "row 0 is .*walk.*row 1 is .*probe/value"),
+        (lambda: SerialBatch([]), "one environment or more"),
+        (lambda: limited([Walk()], 0), "max_episode_steps=0 must be at least 1"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            call()
+    for shown, text in (
         (torch.zeros(1), r"float32 \[1\]; its spec has float32 \[3\]"),  # would broadcast
         (torch.zeros(3, dtype=torch.float64), r"float64 \[3\]"),
-    ],
-)
-def test_an_env_that_says_other_than_its_spec_is_named(observation, text):
-    class Wrong(Walk):
-        def seen(self):
-            return observation
-
-    with pytest.raises(ValueError, match=f"Wrong gave 'observation' as {text}"):
-        SerialBatch([Wrong()]).reset(torch.tensor([0]))
-
-
-def test_envs_of_two_kinds_and_none_are_refused():
-    with pytest.raises(ValueError, match="row 0 is .*walk.*row 1 is .*probe/value"):
-        SerialBatch([Walk(), ValueProbe()])
-    with pytest.raises(ValueError, match="one environment or more"):
-        SerialBatch([])
-
-
-def test_pictures_and_closing_reach_the_envs(walks):
-    walks.reset(torch.arange(4))
-    assert walks.render(2).shape == (2, 3, 3) and walks.render(2).max() == 2
-    walks.close()
-    assert all(env.closed for env in walks.envs)
+    ):
+        with pytest.raises(ValueError, match=f"Wrong gave 'observation' as {text}"):
+            SerialBatch([Wrong(shown)]).reset(torch.tensor([0]))
 
 
 def test_rows_lie_in_the_memory_that_is_given():
@@ -260,11 +207,8 @@ def test_rows_lie_in_the_memory_that_is_given():
     assert np.array_equal(rows.observation[:, 0], [0, 2, 3, 0])
 
 
-# TimeLimit
-
-
 def test_a_limit_truncates_rows_by_their_own_count():
-    batch = TimeLimit(SerialBatch([Walk() for _ in range(3)]), max_episode_steps=3)
+    batch = limited([Walk() for _ in range(3)], 3)
     assert isinstance(batch, BatchEnv) and batch.num_envs == 3
     batch.reset(torch.zeros(3, dtype=torch.int64))
     batch.step(torch.tensor([0]), rows=torch.tensor([1]))
@@ -276,23 +220,8 @@ def test_a_limit_truncates_rows_by_their_own_count():
     batch.reset(torch.tensor([0]), torch.tensor([1]))
     after = batch.step(torch.tensor([4, 4, 4]))
     assert after["truncated"].tolist() == [True, False, True]
-
-
-def test_an_end_of_the_task_at_the_limit_is_no_truncation():
-    batch = TimeLimit(SerialBatch([DelayProbe()]), max_episode_steps=2)
-    batch.reset(torch.tensor([0]))
-    batch.step(torch.tensor([0]))
-    after = batch.step(torch.tensor([0]))
+    ends = limited([DelayProbe()], 2)  # an end of the task there is no truncation
+    ends.reset(torch.tensor([0]))
+    ends.step(torch.tensor([0]))
+    after = ends.step(torch.tensor([0]))
     assert after["terminated"].tolist() == [True] and after["truncated"].tolist() == [False]
-    with pytest.raises(ValueError, match="max_episode_steps=0 must be at least 1"):
-        TimeLimit(batch, 0)
-
-
-def test_gym_rows_equal_gym_envs_alone():
-    batch, alone = SerialBatch([GymEnv("CartPole-v1") for _ in range(3)]), GymEnv("CartPole-v1")
-    seen = [batch.reset(torch.arange(3))["observation"]]
-    actions = torch.tensor([[0, 1, 1], [1, 0, 1], [0, 0, 1]])
-    seen += [batch.step(action)["observation"] for action in actions]
-    for row in range(3):
-        mine = [alone.reset(row)] + [alone.step(action) for action in actions[:, row]]
-        assert all(torch.equal(a["observation"], b[row]) for a, b in zip(mine, seen, strict=True))

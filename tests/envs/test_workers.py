@@ -113,16 +113,6 @@ def test_a_worker_that_dies_in_the_midst_of_a_step_is_replaced(workers):
     assert batch.num_restarts == 1
 
 
-def test_rows_that_have_ended_or_not_begun_are_so_after_a_restart(workers):
-    batch = workers([PolicyProbe] * 3, 1)
-    batch.reset(torch.tensor([0, 1]), torch.tensor([0, 1]))
-    batch.step(torch.tensor([1]), torch.tensor([0]))
-    os.kill(processes(batch)[0].pid, signal.SIGKILL)
-    batch.step(torch.tensor([1]), torch.tensor([1]))
-    with pytest.raises(RuntimeError, match=r"rows \[0, 1, 2\]: no episode runs"):
-        batch.step(torch.tensor([0, 0, 0]))
-
-
 def test_without_restarts_a_death_is_an_error_at_once_and_ends_the_batch(workers):
     batch = workers([CARTPOLE] * 3, 2, max_restarts=0)
     batch.reset(torch.arange(3))
@@ -156,6 +146,20 @@ def test_an_exception_arrives_with_its_row_and_its_text(workers):
 
 
 def test_users_mistakes_are_answered_as_in_one_process(workers):
+    for numbers, words in (
+        ({"num_workers": 4}, r"num_workers=4 must lie in 1..3"),
+        ({"num_workers": 2, "max_restarts": -1}, "max_restarts=-1"),
+        ({"num_workers": 1, "step_timeout_seconds": -1}, "=-1 must not be negative"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            workers([CARTPOLE] * 3, **numbers)
+    config = EnvConfig(id="CartPole-v1", num_envs=3, num_workers=2)
+    batch = make_env(config)
+    assert isinstance(batch, WorkerBatch)
+    pids = [process.pid for process in processes(batch)]
+    batch.close()
+    batch.close()
+    assert len(pids) == 2 and not any(alive(pid) for pid in pids)
     batch = workers([CARTPOLE] * 3, 2)
     with pytest.raises(RuntimeError, match=r"rows \[0, 1, 2\]: no episode runs"):
         batch.step(torch.tensor([0, 0, 0]))
@@ -184,13 +188,6 @@ def test_envs_that_cannot_be_made_are_told(makes, kind, text):
         WorkerBatch(makes, 1)
 
 
-def test_numbers_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match=r"num_workers=3 must lie in 1..2"):
-        WorkerBatch([CARTPOLE] * 2, 3)
-    with pytest.raises(ValueError, match="max_restarts=-1"):
-        WorkerBatch([CARTPOLE] * 2, 2, max_restarts=-1)
-
-
 def test_an_interrupt_between_question_and_answer_closes_the_batch(workers):
     batch = workers([CARTPOLE] * 2, 1)
     batch.reset(torch.arange(2))
@@ -204,14 +201,6 @@ def test_an_interrupt_between_question_and_answer_closes_the_batch(workers):
         signal.signal(signal.SIGALRM, before)
     with pytest.raises(RuntimeError, match="closed"):
         batch.step(torch.tensor([0, 1]))
-
-
-def test_close_ends_the_processes_and_may_be_said_twice(workers):
-    batch = workers([CARTPOLE] * 2, 2)
-    pids = [process.pid for process in processes(batch)]
-    batch.close()
-    batch.close()
-    assert not any(alive(pid) for pid in pids)
 
 
 def test_pictures_come_from_the_workers(workers):
@@ -274,14 +263,6 @@ def test_workers_leave_with_their_parent_and_silently(tmp_path, how):
     assert told.count("Traceback") == (1 if how == signal.SIGINT else 0), told
 
 
-def test_a_config_spreads_envs_over_processes():
-    from raffia.envs.config import EnvConfig
-
-    batch = make_env(EnvConfig(id="CartPole-v1", num_envs=3, num_workers=2))
-    assert isinstance(batch, WorkerBatch) and len(processes(batch)) == 2
-    batch.close()
-
-
 @pytest.mark.slow
 def test_a_worker_that_hangs_is_named_and_ends_the_call(workers):
     batch = workers([CARTPOLE] * 3, 2, step_timeout_seconds=0.5)
@@ -329,8 +310,3 @@ def test_the_limit_of_time_is_that_of_the_config():
         batch.close()
     with pytest.raises(ValueError, match="step_timeout_seconds=-1 must be at least 0"):
         EnvConfig(step_timeout_seconds=-1)
-
-
-def test_a_limit_of_time_is_no_negative_number(workers):
-    with pytest.raises(ValueError, match="step_timeout_seconds=-1 must not be negative"):
-        workers([CARTPOLE], 1, step_timeout_seconds=-1)

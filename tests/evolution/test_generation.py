@@ -37,9 +37,6 @@ def fitness_of(size, number):
     return torch.rand(size, generator=draws(100 + number)).tolist()
 
 
-# --------------------------------------------------------------------------------- lineage
-
-
 def run(evolution, times, first=0):
     state, born = state_of(evolution.size), []
     for number in range(first, first + times):
@@ -85,21 +82,15 @@ def test_the_elite_goes_on_as_itself_and_unchanged():
             assert place == (0 if method == "tournament" else 2)
             assert born.kinds[place] == "none" and born.kinds.count("none") == 1
             assert after[place]["hyper", "tau"] == state[2]["hyper", "tau"]
+            assert method == "tournament" or 0 not in born.parents  # the worst gives way
+            assert after["params", "w"].equal(state["params", "w"][born.parents])
+            after["params", "w"].zero_()
+            assert state["params", "w"].equal(state_of(4)["params", "w"])
     changes = Evolution(4, SelectionConfig(), MutationConfig(
         no_mutation=0, hyper=1, hyper_ranges=HYPER.hyper_ranges, mutate_elite=True))  # fmt: skip
     changes.record([0.0, 1.0, 5.0, 2.0])
     _, born = changes.step(state_of(4), draws())
     assert born.members[0] == 2 and born.kinds == ["hyper"] * 4
-
-
-def test_of_truncation_who_stays_is_who_it_was():
-    evolution = Evolution(4, SelectionConfig(method="truncation"), NOTHING)
-    evolution.record([0.0, 3.0, 5.0, 2.0])
-    state, born = evolution.step(state_of(4), draws())
-    assert born.parents == [2, 1, 2, 3]
-    assert born.members == [4, 1, 2, 3]
-    assert born.parent_members == [2, 1, 2, 3]
-    assert state["params", "w"].equal(state_of(4)["params", "w"][[2, 1, 2, 3]])
 
 
 def test_what_is_told_of_a_generation():
@@ -122,17 +113,6 @@ def test_what_is_told_of_a_generation():
     assert "hyper" in row["kinds"] or "none" in row["kinds"]
 
 
-def test_the_state_given_stays():
-    evolution, state = Evolution(4, SelectionConfig(), HYPER), state_of(4)
-    evolution.record([1.0, 2.0, 3.0, 4.0])
-    after, _ = evolution.step(state, draws())
-    after["params", "w"].zero_()
-    assert state["params", "w"].equal(state_of(4)["params", "w"])
-
-
-# --------------------------------------------------------------------------------- fitness
-
-
 def test_fitness_is_the_mean_of_the_last_evaluations_and_goes_along_with_a_copy():
     evolution = Evolution(3, SelectionConfig(eval_loop=2, tournament_size=3), NOTHING)
     evolution.record([100.0, 0.0, 0.0])
@@ -146,16 +126,6 @@ def test_fitness_is_the_mean_of_the_last_evaluations_and_goes_along_with_a_copy(
     _, after = evolution.step(state_of(3), draws(2))
     last = [rows[1][parent] for parent in born.parents]
     assert after.fitness == [(a + b) / 2 for a, b in zip(last, [8.0, 0.0, 0.0], strict=True)]
-
-
-def test_a_generation_asks_for_an_evaluation():
-    with pytest.raises(ValueError, match=r"no member was evaluated yet: call record\(fitness\)"):
-        Evolution(2, SelectionConfig(), NOTHING).step(state_of(2), draws())
-    with pytest.raises(ValueError, match="fitness of 3 members, and the population has 2"):
-        Evolution(2, SelectionConfig(), NOTHING).record([1.0, 2.0, 3.0])
-
-
-# ---------------------------------------------------------------------------------- resume
 
 
 @pytest.mark.parametrize("worst", [math.nan, math.inf, -math.inf])
@@ -189,26 +159,25 @@ def test_a_resumed_evolution_repeats_what_it_would_have_done(eval_loop, worst):
     assert kept == json.loads(json.dumps(kept))  # what was kept is no part of who kept it
 
 
-def test_what_was_kept_of_another_size_is_refused():
-    kept = Evolution(3, SelectionConfig(), NOTHING).state()
-    with pytest.raises(ValueError, match="of 3 members, and the population has 4"):
-        Evolution(4, SelectionConfig(), NOTHING).load_state(kept)
-
-
-# ------------------------------------------------------------------------------- mistakes
-
-
-def test_what_can_not_be_is_refused_at_the_start():
-    with pytest.raises(ValueError, match="tournament_size=5 is more .* which is 4"):
-        Evolution(4, SelectionConfig(tournament_size=5), NOTHING)
-    for method in ("tournament", "truncation"):
-        selection = SelectionConfig(method=method, tournament_size=1)
-        with pytest.raises(ValueError, match="elitism keeps the best of a population of one"):
-            Evolution(1, selection, NOTHING)
-
-
-def test_one_alone_evolves_without_elitism():
+def test_one_alone_and_what_can_not_be():
     always = MutationConfig(no_mutation=0, hyper=1, hyper_ranges=HYPER.hyper_ranges)
+    refused = [
+        (lambda: Evolution(4, SelectionConfig(tournament_size=5), NOTHING), "=5 is more .* is 4"),
+        (
+            lambda: Evolution(2, SelectionConfig(), NOTHING).step(state_of(2), draws()),
+            r"no member was evaluated yet: call record\(fitness\)",
+        ),
+        (
+            lambda: Evolution(2, SelectionConfig(), NOTHING).record([1.0, 2.0, 3.0]),
+            "fitness of 3 members, and the population has 2",
+        ),
+        (
+            lambda: Evolution(4, SelectionConfig(), NOTHING).load_state(
+                Evolution(3, SelectionConfig(), NOTHING).state()
+            ),
+            "of 3 members, and the population has 4",
+        ),
+    ]
     for method in ("tournament", "truncation"):
         selection = SelectionConfig(method=method, tournament_size=1, elitism=False)
         evolution = Evolution(1, selection, always)
@@ -216,9 +185,11 @@ def test_one_alone_evolves_without_elitism():
         state, born = evolution.step(state_of(1), draws())
         assert born.members == [0] and born.kinds == ["hyper"]
         assert state["hyper", "tau"] != state_of(1)["hyper", "tau"]
-
-
-# ------------------------------------------------------------------------------ it helps
+        elite = SelectionConfig(method=method, tournament_size=1)
+        refused.append((lambda elite=elite: Evolution(1, elite, NOTHING), "the best of a popula"))
+    for call, words in refused:
+        with pytest.raises(ValueError, match=words):
+            call()
 
 
 class Waves:

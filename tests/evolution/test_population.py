@@ -15,6 +15,7 @@ from raffia.functional.optim import adamw
 from raffia.learner import Accumulate, Learner, step_of
 from raffia.nn.evolvable import EvolvableMLP
 from raffia.tensordict.tensordict import TensorDict
+from tests.algorithms.efficientzero.small import assert_close
 from tests.evolution.learners import (
     LEARNERS,
     B,
@@ -67,24 +68,13 @@ def updated(learner, state, batch):
 
 
 def assert_equal(found, expected, **tolerance):
-    assert set(found.keys(True, True)) == set(expected.keys(True, True))
-    for key, value in expected.items(True, True):
-        torch.testing.assert_close(
-            found[key],
-            value,
-            **(tolerance or EXACT),
-            equal_nan=True,
-            msg=lambda text, key=key: f"{key}: {text}",
-        )
+    assert_close(found, expected, equal_nan=True, **(tolerance or EXACT))
 
 
 def members_of(population, seed=0):
     """The states that a population begins with, each by itself; in float64."""
     state = double(population.init(seed))
     return [state[i].clone() for i in range(population.size)]
-
-
-# --------------------------------------------------------------------------- one is as none
 
 
 @all_learners
@@ -104,19 +94,6 @@ def test_a_population_of_one_is_plain_training_bit_for_bit(kind, batches):
             metrics["priority"] = metrics["priority"][None]
         assert_equal(TensorDict(dict(metrics.items()), batch_size=[1])[0], told)
     assert state["step"].tolist() == [5] and step_of(state) == 5
-
-
-def test_one_of_parts_is_plain_training_in_parts_bit_for_bit():
-    learner = Accumulate(Regression(), 2)
-    population = Population(learner, 1)
-    plain, state = learner.init(4), population.init(4)
-    for step in range(3):
-        plain, _ = updated(learner, plain, regression_batch(B, seed=step))
-        state, _ = updated(population, state, regression_batch(B, seed=step))
-    assert_equal(state[0], plain)
-
-
-# ------------------------------------------------------------------------ many are as each
 
 
 WAYS = [
@@ -150,39 +127,12 @@ def test_members_learn_as_each_alone_with_hyper_parameters_of_its_own(kind, grad
             told = TensorDict({**dict(told.items()), "priority": told["priority"].mean(0)})
         assert_equal(metrics, TensorDict(dict(told.items())), **close)
     assert state["step"].tolist() == [4] * P
+    kept = state.clone(), batch.clone()  # gradients change nothing that is given
+    population.grads(state, batch)
+    assert_equal(state, kept[0])
+    assert_equal(batch, kept[1])
     params = state["params"].values(True, True)
     assert all((leaf[0] != leaf[1]).any() for leaf in params)
-
-
-@all_learners
-def test_batches_of_their_own(kind):
-    learner, batch_of = make(kind)
-    population = Population(learner, P, batches="own", hyper=OWN[kind])
-    alone = members_of(population)
-    state = torch.stack([member.clone() for member in alone])
-    for step in range(3):
-        batch = double(batch_of(P, B, seed=step))
-        pairs = [updated(learner, member, batch[i]) for i, member in enumerate(alone)]
-        alone = [pair[0] for pair in pairs]
-        state, metrics = updated(population, state, batch)
-    assert_equal(state, torch.stack(alone), rtol=1e-6, atol=1e-8)
-    told = torch.stack([pair[1] for pair in pairs])
-    assert_equal(metrics, TensorDict(dict(told.items())), rtol=1e-6, atol=1e-8)
-    if "priority" in metrics.keys():
-        assert metrics["priority"].shape == (P, B)
-
-
-@pytest.mark.parametrize("apply", ["each", "vmap", "stack"])
-def test_either_way_of_stepping_gives_the_same_in_single_precision(apply):
-    learner = efficientzero(norm_type="LN", optimizer="sgd")
-    population = Population(learner, P, hyper=OWN["efficientzero"], apply=apply)
-    state = population.init(0)
-    alone = [state[i].clone() for i in range(P)]
-    for step in range(3):
-        batch = efficientzero_batch(B, seed=step)
-        alone = [updated(learner, member, batch)[0] for member in alone]
-        state, _ = updated(population, state, batch)
-    assert_equal(state, torch.stack(alone), rtol=1e-4, atol=1e-5)
 
 
 def test_by_each_the_memory_of_the_state_is_used_again():
@@ -195,24 +145,6 @@ def test_by_each_the_memory_of_the_state_is_used_again():
         key[0] if isinstance(key, tuple) else key for key in after if after[key] != before[key]
     }
     assert moved <= {"buffers", "step"}
-
-
-def test_gradients_change_nothing_that_is_given():
-    population = Population(efficientzero(), P, hyper={"batch_size": [4, B, 4]})
-    state, batch = population.init(0), efficientzero_batch(B)
-    kept = state.clone(), batch.clone()
-    population.grads(state, batch)
-    assert_equal(state, kept[0])
-    assert_equal(batch, kept[1])
-
-
-def test_members_begin_unlike_and_the_first_as_alone():
-    population = Population(Regression(), P)
-    state = population.init(5)
-    assert_equal(state[0], Regression().init(5))
-    assert_equal(state, population.init(5))
-    weight = state["params", "0", "weight"]
-    assert not weight[0].equal(weight[1]) and not weight[1].equal(weight[2])
 
 
 def test_forms_of_networks_of_their_own():
@@ -240,9 +172,6 @@ class EvolvableRegression(Regression):
         self.optimizer = adamw()
 
 
-# ------------------------------------------------------------------------------- in parts
-
-
 @pytest.mark.parametrize("batches", ["shared", "own"])
 @pytest.mark.parametrize("norm", [False, True])
 def test_parts_of_a_population_and_a_population_of_parts(batches, norm):
@@ -251,6 +180,9 @@ def test_parts_of_a_population_and_a_population_of_parts(batches, norm):
     inside = Population(Accumulate(learner, 4), P, batches=batches, hyper=hyper)
     outside = Accumulate(Population(learner, P, batches=batches, hyper=hyper), 4)
     state = double(inside.init(0))
+    assert_equal(inside.init(0), outside.init(0))
+    weight = state["params", "0", "weight"]
+    assert not weight[0].equal(weight[1]) and not weight[1].equal(weight[2])
     batch = double(regression_batch(*([P] if batches == "own" else []), B))
     alone = [Accumulate(learner, 4).grads(state[i], batch[i] if batches == "own" else batch)
              for i in range(P)]  # fmt: skip
@@ -268,30 +200,6 @@ def test_parts_of_a_population_and_a_population_of_parts(batches, norm):
     if not norm:  # the loss is a mean over samples: parts are as the whole
         whole, _ = Population(learner, P, batches=batches).grads(state, batch)
         assert_equal(update, whole, **CLOSE)
-
-
-@pytest.mark.parametrize("kind", ["efficientzero", "ilql"])
-def test_an_agent_in_parts(kind):
-    learner, batch_of = make(kind)
-    inside = Population(Accumulate(learner, 2), P, hyper=OWN[kind])
-    outside = Accumulate(Population(learner, P, hyper=OWN[kind]), 2)
-    states = [double(inside.init(0)), double(outside.init(0))]
-    assert_equal(*states)
-    for step in range(2):
-        batch = double(batch_of(B, seed=step))
-        pairs = [updated(*pair, batch) for pair in zip((inside, outside), states, strict=True)]
-        states = [pair[0] for pair in pairs]
-        assert_equal(*states, rtol=1e-6, atol=1e-8)
-        assert_equal(pairs[1][1], pairs[0][1], rtol=1e-6, atol=1e-8)
-
-
-def test_own_batches_that_can_not_be_cut_are_refused():
-    learner = Accumulate(Population(Regression(), P, batches="own"), 3)
-    with pytest.raises(ValueError, match=r"batch of 8 can't be cut into 3 .*\[1, 2, 4, 8\]"):
-        learner.grads(learner.init(0), regression_batch(P, B))
-
-
-# ---------------------------------------------------------------------- sizes of batches
 
 
 @all_learners
@@ -343,12 +251,6 @@ def test_as_long_as_the_batch_is_one_program():
     assert learner.calls == 4
 
 
-def test_a_batch_that_is_too_short_is_refused():
-    population = Population(Regression(), 2, hyper={"batch_size": [4, 9]})
-    with pytest.raises(ValueError, match="batch_size is 9, and the batch has 8 samples"):
-        population.grads(population.init(0), regression_batch(B))
-
-
 def test_priorities_of_one_that_has_come_to_grief_are_not_asked():
     population = Population(Regression(), P)
     state, batch = population.init(0), regression_batch(B)
@@ -358,71 +260,61 @@ def test_priorities_of_one_that_has_come_to_grief_are_not_asked():
     torch.testing.assert_close(found, (alone[0] + alone[2]) / 2)
 
 
-# ------------------------------------------------------------------------------ selection
+def grads_of(population, batch, state=None):
+    return population.grads(population.init(0) if state is None else state, batch)
 
 
-def test_a_selection_is_an_index():
-    population = Population(efficientzero(), P, hyper=OWN["efficientzero"])
-    state, _ = updated(population, population.init(0), efficientzero_batch(B))
-    parents = torch.tensor([2, 0, 2])
-    chosen = state[parents]
-    for i, parent in enumerate(parents.tolist()):
-        assert_equal(chosen[i], state[parent])
-    kept = state.clone()
-    updated(population, chosen, efficientzero_batch(B, seed=2))
-    assert_equal(state, kept)  # memory of its own
+def starts(**hyper):
+    return Population(Regression(), 2, hyper=hyper).init(0)
 
 
-# ------------------------------------------------------------------------------ mistakes
+def with_dropout():
+    """Its draws can't be repeated for each member."""
+    trunk = dataclasses.replace(ilql().config.model.trunk, dropout=0.1)
+    learner = ILQLLearner(ILQLConfig(model=ILQLModelConfig(trunk=trunk)))
+    grads_of(Population(learner, 2, grads="vmap"), ilql_batch(B))
+
+
+REFUSED = [
+    (lambda of: of(0), "size=0: a population has at least one member"),
+    (lambda of: of(2, batches="each"), "batches='each': they are 'shared' or 'own'"),
+    (lambda of: of(2, apply="own"), "apply='own': it is 'stack', 'each', 'vmap' or None"),
+    (lambda of: of(2, grads="own"), "grads='own': it is 'each', 'vmap', 'traced' or None"),
+    (lambda of: of(2, apply="stack"), "Regression takes no stack of members"),
+    (lambda of: starts(learning_rat=[0.1, 0.2]), r"'learning_rat'; did you mean 'learning_rate'"),
+    (lambda of: starts(batchsize=[1, 2]), r"'batchsize'; did you mean 'batch_size'\?"),
+    (lambda of: starts(xyz=[1, 2]), r"no hyper-parameter 'xyz'\. It has: learning_rate, sc"),
+    (lambda of: starts(scale=[1.0, 2.0, 3.0]), r"scale is for 2 members and has shape \[3\]"),
+    (lambda of: starts(batch_size=[4, 0]), r"batch_size=\[4, 0\]: each is at least 1"),
+    (
+        lambda of: grads_of(of(2), regression_batch(B), Regression().init(0)),
+        r"state is \[P\] and this one is \[\]",
+    ),
+    (
+        lambda of: grads_of(of(2, batches="own"), regression_batch(B)),
+        r"batches='own' a batch is \[2, B\], got .* \[8\]",
+    ),
+    (
+        lambda of: grads_of(of(2, batches="own"), regression_batch(3, B)),
+        r"a batch is \[2, B\], got .* \[3, 8\]",
+    ),
+    (
+        lambda of: grads_of(Accumulate(of(P, batches="own"), 3), regression_batch(P, B)),
+        r"batch of 8 can't be cut into 3 .*\[1, 2, 4, 8\]",
+    ),
+    (
+        lambda of: grads_of(of(2, hyper={"batch_size": [4, 9]}), regression_batch(B)),
+        "batch_size is 9, and the batch has 8 samples",
+    ),
+    (lambda of: with_dropout(), r"set dropout=0\.0"),
+]
 
 
 def test_what_can_not_be_is_refused():
-    learner = Regression()
-    with pytest.raises(ValueError, match="size=0: a population has at least one member"):
-        Population(learner, 0)
-    with pytest.raises(ValueError, match="batches='each': they are 'shared' or 'own'"):
-        Population(learner, 2, batches="each")
-    with pytest.raises(ValueError, match="apply='own': it is 'stack', 'each', 'vmap' or None"):
-        Population(learner, 2, apply="own")
-    with pytest.raises(ValueError, match="grads='own': it is 'each', 'vmap', 'traced' or None"):
-        Population(learner, 2, grads="own")
-    with pytest.raises(ValueError, match="Regression takes no stack of members"):
-        Population(learner, 2, apply="stack")
-    with pytest.raises(ValueError, match=r"'learning_rat'; did you mean 'learning_rate'\?"):
-        Population(learner, 2, hyper={"learning_rat": [0.1, 0.2]}).init(0)
-    with pytest.raises(ValueError, match=r"'batchsize'; did you mean 'batch_size'\?"):
-        Population(learner, 2, hyper={"batchsize": [1, 2]}).init(0)
-    with pytest.raises(ValueError, match=r"no hyper-parameter 'xyz'\. It has: learning_rate, sc"):
-        Population(learner, 2, hyper={"xyz": [1, 2]}).init(0)
-    with pytest.raises(ValueError, match=r"scale is for 2 members and has shape \[3\]"):
-        Population(learner, 2, hyper={"scale": [1.0, 2.0, 3.0]}).init(0)
-    with pytest.raises(ValueError, match=r"batch_size=\[4, 0\]: each is at least 1"):
-        Population(learner, 2, hyper={"batch_size": [4, 0]}).init(0)
-
-
-def test_states_and_batches_of_other_shapes_are_refused():
-    learner = Regression()
-    population = Population(learner, 2)
-    with pytest.raises(ValueError, match=r"state is \[P\] and this one is \[\]"):
-        population.grads(learner.init(0), regression_batch(B))
-    own = Population(learner, 2, batches="own")
-    with pytest.raises(ValueError, match=r"batches='own' a batch is \[2, B\], got .* \[8\]"):
-        own.grads(own.init(0), regression_batch(B))
-    with pytest.raises(ValueError, match=r"a batch is \[2, B\], got .* \[3, 8\]"):
-        own.grads(own.init(0), regression_batch(3, B))
-
-
-def test_draws_within_a_program_are_refused():
-    """Dropout's draws can't be repeated for each member."""
-    trunk = dataclasses.replace(ilql().config.model.trunk, dropout=0.1)
-    learner = ILQLLearner(ILQLConfig(model=ILQLModelConfig(trunk=trunk)))
-    population = Population(learner, 2, grads="vmap")
-    with pytest.raises(ValueError, match=r"set dropout=0\.0"):
-        population.grads(population.init(0), ilql_batch(B))
-
-
-def test_with_hyper_leaves_the_state_alone():
-    state = Population(Regression(), 2).init(0)
+    for call, words in REFUSED:
+        with pytest.raises(ValueError, match=words):
+            call(lambda *args, **options: Population(Regression(), *args, **options))
+    state = starts()
     changed = with_hyper(state, {"scale": torch.tensor([2, 3]), "batch_size": [4, 5]})
     assert state["hyper", "scale"].tolist() == [1, 1] and "batch_size" not in state["hyper"].keys()
     assert changed["hyper", "scale"].tolist() == [2, 3]

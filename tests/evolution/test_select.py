@@ -22,9 +22,6 @@ def many(select, fitness, times=4000, **options):
     return torch.stack([select(fitness, generator=draw, **options) for _ in range(times)])
 
 
-# ---------------------------------------------------------------------------- tournament
-
-
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_each_wins_as_often_as_its_rank_says(size):
     """The best of k, drawn with replacement: P(rank <= r of P) = (r / P)^k."""
@@ -66,25 +63,6 @@ def test_what_is_no_number_is_the_worst():
     assert best[0] == 1
 
 
-def test_same_draws_same_parents():
-    fitness = torch.rand(7, generator=draws(3))
-    for select in (tournament, truncation):
-        one, two, other = (select(fitness, generator=draws(seed)) for seed in (1, 1, 2))
-        assert one.equal(two)
-        assert select is truncation or not one.equal(other)
-
-
-def test_other_numbers_of_places():
-    fitness = torch.tensor([1.0, 3.0, 2.0])
-    assert len(tournament(fitness, population_size=8, generator=draws())) == 8
-    assert tournament(fitness, population_size=1, generator=draws()).tolist() == [1]
-    with pytest.raises(ValueError, match="population_size=0: there is at least one slot"):
-        tournament(fitness, population_size=0, generator=draws())
-
-
-# ---------------------------------------------------------------------------- truncation
-
-
 def test_the_worst_give_way_to_the_best():
     fitness = torch.tensor([5.0, 1.0, 7.0, 2.0, 3.0, 9.0, 4.0, 6.0])
     found = many(truncation, fitness, fraction=0.25)
@@ -103,61 +81,50 @@ def test_how_many_give_way(share, size, gone):
     assert (found[:gone] >= size - gone).all()
 
 
-def test_of_truncation_what_is_no_number_goes_first():
-    found = many(truncation, torch.tensor([2.0, NAN, 3.0, -INF]), times=50, fraction=0.25)
-    assert (found == torch.tensor([0, 1, 2, 2])).all() or (found[:, 1] == 2).all()
-    assert (truncation(torch.tensor([NAN, 2.0]), generator=draws()) == 1).all()
-
-
-def test_one_alone_stays():
-    assert truncation(torch.tensor([1.0]), generator=draws()).tolist() == [0]
-    assert tournament(
-        torch.tensor([1.0]), tournament_size=1, elitism=False, generator=draws()
-    ).tolist() == [0]
-
-
-# -------------------------------------------------------------------------------- fitness
-
-
 def test_fitness_is_the_mean_of_the_last():
     history = torch.tensor([[100.0, 0.0, 5.0], [1.0, 4.0, NAN], [3.0, 8.0, 1.0]])
     assert mean_fitness(history, 1).tolist() == [3, 8, 1]
     assert mean_fitness(history, 2).tolist() == [2, 6, -INF]
     assert mean_fitness(history, 9).tolist() == pytest.approx([104 / 3, 4, -INF])
     assert mean_fitness(torch.tensor([[INF], [-INF]]), 2).tolist() == [-INF]
-    with pytest.raises(ValueError, match="eval_loop=0"):
-        mean_fitness(history, 0)
 
 
-# ------------------------------------------------------------------------------- mistakes
+REFUSED = [
+    (lambda: chosen(tournament, 2, population_size=0), "population_size=0: there is at least one"),
+    (lambda: chosen(tournament, 2, tournament_size=3), "=3 is more .* which is 2: take 2 or"),
+    (lambda: chosen(tournament, 2, tournament_size=0), "tournament has at least one"),
+    (lambda: chosen(tournament, 1, tournament_size=1), "the best of a population of one"),
+    (lambda: chosen(truncation, 2, fraction=0.0), "truncation_fraction=0.0: the worst are replac"),
+    (lambda: chosen(truncation, 2, fraction=0.6), "truncation_fraction=0.6: the worst are replac"),
+    (lambda: chosen(truncation, 2, fraction=NAN), "truncation_fraction=nan: the worst are replac"),
+    (lambda: mean_fitness(torch.ones(2, 2), 0), "eval_loop=0"),
+    (lambda: SelectionConfig(method="roulette"), "method='roulette': it is 'tournament' or"),
+    (lambda: SelectionConfig(eval_loop=0), "eval_loop=0"),
+    (lambda: SelectionConfig(truncation_fraction=0.7), r"truncation_fraction=0\.7"),
+    (lambda: SelectionConfig(tournament_size=1).check(1), "the best of a population of one"),
+    (
+        lambda: SelectionConfig(method="truncation", tournament_size=1).check(1),
+        "the best of a population of one",
+    ),
+    (lambda: SelectionConfig(tournament_size=5).check(4), "=5 is more than the population has"),
+]
 
 
-def test_what_can_not_be_is_refused():
-    fitness = torch.tensor([1.0, 2.0])
-    with pytest.raises(ValueError, match="tournament_size=3 is more .* which is 2: take 2 or"):
-        tournament(fitness, tournament_size=3, generator=draws())
-    with pytest.raises(ValueError, match="tournament_size=0: a tournament has at least one"):
-        tournament(fitness, tournament_size=0, generator=draws())
-    with pytest.raises(ValueError, match="elitism keeps the best of a population of one"):
-        tournament(fitness[:1], tournament_size=1, generator=draws())
-    for share in (0.0, 0.6, -0.1, NAN):
-        with pytest.raises(
-            ValueError, match=f"truncation_fraction={share}: the worst are replaced"
-        ):
-            truncation(fitness, fraction=share, generator=draws())
+def chosen(select, size, seed=0, **options):
+    return select(torch.arange(float(size)), generator=draws(seed), **options)
 
 
-def test_a_config_refuses_what_can_not_be():
-    with pytest.raises(ValueError, match="method='roulette': it is 'tournament' or"):
-        SelectionConfig(method="roulette")
-    with pytest.raises(ValueError, match="eval_loop=0"):
-        SelectionConfig(eval_loop=0)
-    with pytest.raises(ValueError, match=r"truncation_fraction=0\.7"):
-        SelectionConfig(truncation_fraction=0.7)
+def test_other_sizes_and_what_can_not_be():
+    for call, words in REFUSED:
+        with pytest.raises(ValueError, match=words):
+            call()
     SelectionConfig(elitism=False, tournament_size=1).check(1)
-    for method in ("tournament", "truncation"):
-        with pytest.raises(ValueError, match="elitism keeps the best of a population of one"):
-            SelectionConfig(method=method, tournament_size=1).check(1)
-    with pytest.raises(ValueError, match="tournament_size=5 is more than the population has"):
-        SelectionConfig(tournament_size=5).check(4)
     SelectionConfig(method="truncation", tournament_size=5).check(4)
+    assert len(chosen(tournament, 3, population_size=8)) == 8
+    assert chosen(tournament, 3, population_size=1).tolist() == [2]
+    assert chosen(truncation, 1).tolist() == [0]
+    assert chosen(tournament, 1, tournament_size=1, elitism=False).tolist() == [0]
+    assert (truncation(torch.tensor([NAN, 2.0]), generator=draws()) == 1).all()
+    for select in (tournament, truncation):
+        one, two, other = (chosen(select, 7, seed) for seed in (1, 1, 2))
+        assert one.equal(two) and (select is truncation or not one.equal(other))

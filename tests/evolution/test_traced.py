@@ -48,16 +48,6 @@ def test_results_are_in_memory_of_their_own():
     assert second["total"].tolist() == [20.0, 60.0, 120.0] and traced.num_recorded == 1
 
 
-def test_gradients_that_the_function_takes_itself():
-    def function(x):
-        return torch.func.grad(lambda y: (y**3).sum())(x)
-
-    traced, x = Traced(function, after=0), torch.tensor([1.0, 2.0])
-    for factor in (1.0, 2.0):
-        found = traced(x * factor)
-        assert torch.equal(found, 3 * (x * factor) ** 2) and not found.requires_grad
-
-
 @pytest.mark.parametrize(
     "other",
     [

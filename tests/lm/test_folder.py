@@ -63,18 +63,6 @@ def test_logits_are_those_of_transformers(tmp_path, options):
         assert_close(exact.logits(exact(TOKENS)), expected, rtol=1e-9, atol=1e-9)
 
 
-def test_padded_and_cached_logits_are_those_of_transformers(folder):
-    ours, theirs = gpt2(folder).eval(), AutoModelForCausalLM.from_pretrained(folder).eval()
-    mask = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 1, 1]])
-    cache = ours.new_cache(2)
-    with torch.no_grad():
-        ours(TOKENS[:, :6], mask[:, :6], cache=cache)
-        hidden = ours(TOKENS[:, 6:], cache=cache)
-        right = theirs(TOKENS[:, 3:]).logits[0], theirs(TOKENS).logits[1]
-    assert_close(ours.logits(hidden)[0], right[0][-2:], rtol=0, atol=1e-4)
-    assert_close(ours.logits(hidden)[1], right[1][-2:], rtol=0, atol=1e-4)
-
-
 def test_weights_without_the_prefix_and_with_old_masks(folder):
     """As GPT-2's own folder has them."""
 
@@ -86,6 +74,13 @@ def test_weights_without_the_prefix_and_with_old_masks(folder):
 
     before = gpt2(folder).state_dict()
     change_tensors(folder, change)
+    change_config(folder, resid_pdrop=0.25, layer_norm_epsilon=1e-5)
+    config, _ = load_gpt2(folder)
+    assert config == {
+        **{"vocab_size": 17, "n_layer": 2, "n_head": 3, "n_embd": 12, "block_size": 20},
+        **{"dim_feedfwd": 48, "dropout": 0.25, "layer_norm_eps": 1e-5, "bias": True},
+        **{"positions": "learned", "activation": "GELU"},
+    }
     for name, tensor in gpt2(folder).state_dict().items():
         assert torch.equal(tensor, before[name])
 
@@ -103,17 +98,6 @@ def test_weights_in_several_files(folder):
     (folder / shards[1]).unlink()
     with pytest.raises(FileNotFoundError, match=rf"lacks \['{shards[1]}'\], which .*index.json"):
         load_gpt2(folder)
-
-
-def test_settings_that_are_read(folder):
-    change_config(folder, resid_pdrop=0.25, layer_norm_epsilon=1e-6)
-    config, _ = load_gpt2(folder)
-    assert config == {
-        **{"vocab_size": 17, "n_layer": 2, "n_head": 3, "n_embd": 12, "block_size": 20},
-        **{"dim_feedfwd": 48, "dropout": 0.25, "layer_norm_eps": 1e-6, "bias": True},
-        "positions": "learned",
-        "activation": "GELU",
-    }
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -135,76 +119,78 @@ def test_a_saved_model_is_one_of_transformers(tmp_path, bias):
     ]
 
 
-def test_folders_that_lack_files(folder):
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(FileNotFoundError, match=r"no model.safetensors.*save_pretrained\(folder\)"):
-        load_gpt2(folder)
-    (folder / "pytorch_model.bin").unlink()
-    with pytest.raises(FileNotFoundError, match=r"no model.safetensors, only \['config.json'.*cop"):
-        load_gpt2(folder)
-    (folder / "config.json").unlink()
-    with pytest.raises(FileNotFoundError, match="has no config.json, which gives"):
-        load_gpt2(folder)
+def replaced(folder, name, content):
+    """A file's content; None takes it away, and a name renames it."""
+    path = folder / name
+    if content is None:
+        path.unlink()
+    elif isinstance(content, str) and "." in content:
+        path.rename(folder / content)
+    else:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+def new_head(tensors):
+    tensors["lm_head.weight"] = tensors["transformer.wte.weight"] + 1
+
+
+WEIGHTS, CONFIG = "model.safetensors", "config.json"
+REFUSED = [  # what is done to the folder, one after the other; the error; its words
+    (change_config, {"n_embd": 15}, ValueError, r"'wte.weight' is \[17, 12\], and by config.json"),
+    (
+        change_config, {"n_embd": 12, "n_layer": 3},
+        ValueError, "no tensor 'h.2.ln_1.weight', which a GPT-2 of 3 layers",
+    ),
+    (change_config, {"n_layer": 1}, ValueError, r"tensor 'h\.1\..*' is not of a GPT-2 of the lay"),
+    (change_config, {"n_layer": "gone"}, ValueError, "config.json lacks 'n_layer', without which"),
+    (
+        change_config, {"n_layer": 2, "activation_function": "mish"},
+        ValueError, r"{'activation_function': 'mish'}. Take HFTrunk",
+    ),
+    (
+        change_config,
+        {"activation_function": "gelu_new", "scale_attn_by_inverse_layer_idx": True},
+        ValueError, "scale_attn_by_inverse_layer_idx': True}",
+    ),
+    (
+        change_config, {"scale_attn_by_inverse_layer_idx": False, "model_type": "llama"},
+        ValueError, "model_type='llama', and only 'gpt2' .* HFTrunk",
+    ),
+    (change_config, {"model_type": "gpt2"}, None, ""),
+    (change_tensors, {"change": new_head}, ValueError, "lm_head.weight is not wte.weight"),
+    (replaced, {"name": WEIGHTS, "content": b"12345678"}, ValueError, "it is damaged, or no safe"),
+    (
+        replaced, {"name": WEIGHTS, "content": "pytorch_model.bin"},
+        FileNotFoundError, r"no model.safetensors.*save_pretrained\(folder\)",
+    ),
+    (
+        replaced, {"name": "pytorch_model.bin", "content": None},
+        FileNotFoundError, r"no model.safetensors, only \['config.json'.*cop",
+    ),
+    (replaced, {"name": CONFIG, "content": "{"}, ValueError, "config.json: it is not JSON"),
+    (replaced, {"name": CONFIG, "content": "[1]"}, ValueError, "config.json: it is no JSON object"),
+    (
+        replaced, {"name": CONFIG, "content": None},
+        FileNotFoundError, "has no config.json, which gives",
+    ),
+]  # fmt: skip
+
+
+def test_folders_that_are_no_plain_gpt2_are_refused(folder):
+    for change, options, kind, words in REFUSED:
+        change(folder, **options)
+        if kind is None:
+            load_gpt2(folder)
+            continue
+        with pytest.raises(kind, match=words):
+            load_gpt2(folder)
     with pytest.raises(FileNotFoundError, match="no folder .*missing: a model's folder holds"):
         load_gpt2(folder / "missing")
-
-
-def test_files_that_cannot_be_read(folder):
-    weights = folder / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-9])
-    with pytest.raises(ValueError, match=r"model.safetensors: it is damaged, or no safetensors"):
-        load_gpt2(folder)
-    (folder / "config.json").write_text("{")
-    with pytest.raises(ValueError, match="config.json: it is not JSON"):
-        load_gpt2(folder)
-    (folder / "config.json").write_text("[1]")
-    with pytest.raises(ValueError, match="config.json: it is no JSON object"):
-        load_gpt2(folder)
-
-
-def test_tensors_that_are_missing_wrong_or_too_many(folder):
-    change_config(folder, n_embd=15)
-    message = r"'wte.weight' is \[17, 12\], and by config.json it is \[17, 15\]"
-    with pytest.raises(ValueError, match=message):
-        load_gpt2(folder)
-    change_config(folder, n_embd=12, n_layer=3)
-    with pytest.raises(ValueError, match="no tensor 'h.2.ln_1.weight', which a GPT-2 of 3 layers"):
-        load_gpt2(folder)
-    change_config(folder, n_layer=1)
-    with pytest.raises(ValueError, match=r"the tensor 'h\.1\..*' is not of a GPT-2 of the layers"):
-        load_gpt2(folder)
-    change_config(folder, n_layer="gone")
-    with pytest.raises(ValueError, match="config.json lacks 'n_layer', without which"):
-        load_gpt2(folder)
-
-
-def test_models_that_are_no_plain_gpt2(folder):
-    change_config(folder, activation_function="mish")
-    with pytest.raises(ValueError, match=r"{'activation_function': 'mish'}. Take HFTrunk"):
-        load_gpt2(folder)
-    change_config(folder, activation_function="gelu_new", scale_attn_by_inverse_layer_idx=True)
-    with pytest.raises(ValueError, match="scale_attn_by_inverse_layer_idx': True}"):
-        load_gpt2(folder)
-    change_config(folder, model_type="llama")
-    with pytest.raises(ValueError, match="model_type='llama', and only 'gpt2' .* HFTrunk"):
-        load_gpt2(folder)
-
-
-def test_an_output_layer_of_its_own_is_refused(folder):
-    def change(tensors):
-        tensors["lm_head.weight"] = tensors["transformer.wte.weight"] + 1
-
-    change_tensors(folder, change)
-    with pytest.raises(ValueError, match="lm_head.weight is not wte.weight"):
-        load_gpt2(folder)
-
-
-def test_a_state_that_is_not_whole(tmp_path):
     model = CausalLM(7, n_layer=1, n_head=1, n_embd=4)
     state = model.state_dict()
     del state["h.0.fc.bias"]
     with pytest.raises(ValueError, match="no 'h.0.fc.bias' in the state: give all"):
-        save_gpt2(tmp_path, model.settings(), state)
+        save_gpt2(folder, model.settings(), state)
 
 
 def test_weights_that_are_not_what_the_manifest_says_are_damaged(folder):

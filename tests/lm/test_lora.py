@@ -68,6 +68,14 @@ def test_the_change_is_the_papers():
     torch.nn.init.normal_(layer.up)
     x = torch.randn(4, 3)
     assert_close(layer(x), layer.base(x) + 3.0 * x @ layer.down.T @ layer.up.T)
+    layer = LoRA(torch.nn.Linear(3, 5), rank=2, dropout=0.5)  # of the change, in training
+    torch.nn.init.normal_(layer.up)
+    torch.manual_seed(0)
+    found = layer(x)
+    torch.manual_seed(0)
+    kept = torch.nn.functional.dropout(x, 0.5)
+    assert_close(found, layer.base(x) + 8.0 * kept @ layer.down.T @ layer.up.T)
+    assert_close(layer.eval()(x), layer.merged()(x))
 
 
 def test_stacked_changes_of_one_model():
@@ -83,33 +91,12 @@ def test_stacked_changes_of_one_model():
     found = torch.vmap(lambda p: functional_call(models[0], p, (TOKENS,)))(stacked)
     for model, hidden in zip(models, found, strict=True):
         assert_close(hidden, model(TOKENS))
-
-
-def test_changes_that_share_a_model_are_merged_each_into_its_own():
-    first = ours()
-    add_lora(first, rank=2)
-    fixed = {id(p): p for p in first.parameters() if not p.requires_grad}
-    models = [first, copy.deepcopy(first, fixed)]
-    before = []
-    for model in models:
-        for name, parameter in model.named_parameters():
-            if name.endswith("up"):
-                torch.nn.init.normal_(parameter)
-        before.append(model(TOKENS))
-    for model, expected in zip(models, before, strict=True):
+    fixed = {id(p): p for p in models[0].parameters() if not p.requires_grad}
+    shared = [models[0], copy.deepcopy(models[0], fixed)]  # each is merged into its own
+    torch.nn.init.normal_(shared[1].h[0].qkv.up)
+    before = [model(TOKENS) for model in shared]
+    for model, expected in zip(shared, before, strict=True):
         assert_close(merge_lora(model)(TOKENS), expected, rtol=1e-9, atol=1e-9)
-
-
-def test_dropout_is_of_the_change_alone_and_only_in_training():
-    layer = LoRA(torch.nn.Linear(3, 5), rank=2, dropout=0.5)
-    torch.nn.init.normal_(layer.up)
-    x = torch.randn(4, 3)
-    torch.manual_seed(0)
-    found = layer(x)
-    torch.manual_seed(0)
-    kept = torch.nn.functional.dropout(x, 0.5)
-    assert_close(found, layer.base(x) + 8.0 * kept @ layer.down.T @ layer.up.T)
-    assert_close(layer.eval()(x), layer.merged()(x))
 
 
 def test_the_attentions_layers_are_known_by_their_names():

@@ -4,7 +4,7 @@ import json
 import sys
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raffia.lm.envs.wordle.colors import NUM_CODES, colors_of
@@ -27,29 +27,44 @@ def special_ids(tokenizer):
     return [getattr(tokenizer, f"{role}_token_id") for role in ROLES]
 
 
-@given(st.text("abc <>/&é", max_size=20))
-def test_characters_come_back(text):
-    tokenizer = character_tokenizer(["abc <>/&é"])
-    ids = tokenizer.encode(text)
-    assert tokenizer.decode(ids) == text and len(ids) == len(text)
-    assert all(0 <= number < tokenizer.num_tokens for number in ids)
+KINDS = [  # of each a tokenizer, texts for it, and how a text comes back
+    (character_tokenizer(["abc <>/&é"]), st.text("abc <>/&é", max_size=20), str),
+    (
+        PieceTokenizer(("a", "b", "<", ">", "ab", "<b>", "bab", *SPECIALS)),
+        st.lists(st.sampled_from(["a", "ab", "b<", "<b>", "bab"]), max_size=8).map("".join),
+        str,
+    ),
+    (
+        WordTokenizer.from_texts(["the cat sat é \u2028 ü"], unknown="?"),
+        st.lists(st.sampled_from(["the", "cat", "sat"]), max_size=6).map("  ".join),
+        lambda text: " ".join(text.split()),
+    ),
+]
 
 
-@given(st.lists(st.sampled_from(["a", "ab", "b<", "<b>", "bab"]), max_size=8))
-def test_pieces_come_back(pieces):
-    tokenizer = PieceTokenizer(("a", "b", "<", ">", "ab", "<b>", "bab", *SPECIALS))
-    assert tokenizer.decode(tokenizer.encode("".join(pieces))) == "".join(pieces)
+@pytest.mark.parametrize(("tokenizer", "texts", "back"), KINDS, ids=["letters", "pieces", "words"])
+def test_texts_and_saved_tokenizers_come_back(tmp_path, tokenizer, texts, back):
+    @given(texts)
+    @settings(deadline=None)
+    def check(text):
+        ids = tokenizer.encode(text)
+        assert tokenizer.decode(ids) == back(text)
+        assert all(0 <= number < tokenizer.num_tokens for number in ids)
+
+    check()
+    tokenizer.save(tmp_path / "new" / "folder")
+    assert load_tokenizer(tmp_path / "new" / "folder") == tokenizer
+    with pytest.raises(KeyError, match="did you mean '</eod>'"):
+        tokenizer.token_to_id("<eod>")
+    for number in (-1, tokenizer.num_tokens):
+        with pytest.raises(KeyError, match=rf"they are 0\.\.{tokenizer.num_tokens - 1}"):
+            tokenizer.id_to_token(number)
 
 
-@given(st.lists(st.sampled_from(["the", "cat", "sat"]), max_size=6))
-def test_words_come_back(words):
-    tokenizer = WordTokenizer.from_texts(["the cat sat"])
-    assert tokenizer.decode(tokenizer.encode("  ".join(words))) == " ".join(words)
-
-
-def test_the_longest_piece_is_taken():
-    tokenizer = PieceTokenizer(("a", "ab", "abc", "c", *SPECIALS))
-    assert tokenizer.encode("abcabac") == [2, 1, 0, 3]
+def test_the_longest_piece_is_taken_and_a_stretch_may_be_unknown():
+    assert PieceTokenizer(("a", "ab", "abc", "c", *SPECIALS)).encode("abcabac") == [2, 1, 0, 3]
+    assert character_tokenizer(["ab"], unknown="<|unk|>").encode("axxbx") == [0, 2, 1, 2]
+    assert wordle_letter_tokenizer().decode([33, 2, 29, 0, 30]) == "ca"  # without special tokens
 
 
 def test_letters_of_wordle_have_the_published_numbers():
@@ -72,10 +87,6 @@ def test_words_and_rows_of_colors_are_one_token_each():
     with_non_words = wordle_word_tokenizer(vocabulary, non_word="<|unk|>")
     assert with_non_words.encode("toolong") == [with_non_words.token_to_id("<|unk|>")]
     assert with_non_words.encode("crane") == tokenizer.encode("crane")
-
-
-def test_special_tokens_are_left_out_of_texts():
-    assert wordle_letter_tokenizer().decode([33, 2, 29, 0, 30]) == "ca"
 
 
 def test_no_text_is_taken_for_a_special_token():
@@ -106,34 +117,6 @@ def test_no_text_is_taken_for_a_special_token():
 def test_what_a_tokenizer_cannot_do_is_said(make, complaint):
     with pytest.raises(ValueError, match=complaint):
         make()
-
-
-def test_unknown_numbers_and_tokens():
-    tokenizer = character_tokenizer(["hello"])
-    with pytest.raises(KeyError, match="did you mean '</eod>'"):
-        tokenizer.token_to_id("<eod>")
-    for number in (-1, tokenizer.num_tokens):
-        with pytest.raises(KeyError, match=r"they are 0\.\.9"):
-            tokenizer.id_to_token(number)
-
-
-def test_an_unknown_token_stands_for_each_stretch():
-    tokenizer = character_tokenizer(["ab"], unknown="<|unk|>")
-    assert tokenizer.encode("axxbx") == [0, 2, 1, 2]
-
-
-@pytest.mark.parametrize(
-    "tokenizer",
-    [
-        wordle_letter_tokenizer(),
-        wordle_word_tokenizer(Vocabulary(("crane", "slate")), non_word="<|unk|>"),
-        WordTokenizer.from_texts(["é \u2028 ü"], unknown="?"),
-    ],
-    ids=["letters", "words of Wordle", "words"],
-)
-def test_saved_tokenizers_come_back(tmp_path, tokenizer):
-    tokenizer.save(tmp_path / "new" / "folder")
-    assert load_tokenizer(tmp_path / "new" / "folder") == tokenizer
 
 
 def test_folders_that_are_no_tokenizer(tmp_path):
@@ -190,36 +173,26 @@ def test_a_tokenizer_of_hugging_face(theirs, tmp_path):
     assert again.num_tokens == tokenizer.num_tokens
 
 
-def test_no_text_is_taken_for_a_special_token_of_hugging_face(theirs):
-    tokenizer = HFTokenizer(theirs, special_tokens={"pad": "<|endoftext|>"}, add_missing=True)
-    for token in ("</a>", "<s>", "<|endoftext|>"):
+def test_special_tokens_of_hugging_face(theirs, tmp_path, monkeypatch):
+    names = {"pad": "<|endoftext|>"}
+    tokenizer = HFTokenizer(theirs, special_tokens=names, add_missing=True)
+    assert tokenizer.pad_token_id == 300
+    for token in ("</a>", "<s>", "<|endoftext|>"):  # no text is taken for one
         ids = tokenizer.encode(f"say {token} now")
         assert not set(ids) & set(special_ids(tokenizer))
         assert tokenizer.decode(ids) == f"say {token} now"
-
-
-def test_special_tokens_of_another_name(theirs):
-    names = {"pad": "<|endoftext|>"}
-    with pytest.raises(ValueError, match="no token </a>"):
-        HFTokenizer(theirs, special_tokens=names)
-    tokenizer = HFTokenizer(theirs, special_tokens=names, add_missing=True)
-    assert tokenizer.pad_token_id == 300
-    with pytest.raises(ValueError, match="no role 'padding'; the roles are"):
-        HFTokenizer(theirs, special_tokens={"padding": "x"})
-    with pytest.raises(ValueError, match="must differ"):
-        HFTokenizer(theirs, special_tokens={"pad": "</a>"})
-
-
-def test_a_path_without_a_tokenizer(tmp_path):
+    for given_names, words in (
+        (names, "no token </a>"),
+        ({"padding": "x"}, "no role 'padding'; the roles are"),
+        ({"pad": "</a>"}, "must differ"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            HFTokenizer(theirs, special_tokens=given_names)
     with pytest.raises(FileNotFoundError, match="save_pretrained"):
         HFTokenizer(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ValueError, match="is no tokenizer that `tokenizers` can read"):
         HFTokenizer(tmp_path)
-
-
-def test_the_extra_is_named(tmp_path, monkeypatch):
-    (tmp_path / "tokenizer.json").write_text("{}")
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(ImportError, match=r"pip install 'raffia\[text\]'"):
         HFTokenizer(tmp_path)

@@ -57,13 +57,14 @@ def step(model, obs, action=None):
     return root, model.recurrent_inference(root.latent_state, root.reward_hidden_state, action)
 
 
-def assert_close(one, two, **tolerances):
+def assert_close(one, two, equal_nan=False, **tolerances):
     """Equal keys and near entries; without tolerances, equal bits."""
     pairs = dict(two.items(True, True))
     for key, value in one.items(True, True):
         torch.testing.assert_close(
             value,
             pairs.pop(key),
+            equal_nan=equal_nan,
             msg=lambda text, key=key: f"{key}: {text}",
             **(tolerances or {"atol": 0, "rtol": 0}),
         )

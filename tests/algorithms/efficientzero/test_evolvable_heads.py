@@ -15,11 +15,10 @@ from raffia.envs.env import Box, Discrete, EnvSpec
 from raffia.evolution.config import MutationConfig
 from raffia.evolution.forms import networks_with_form
 from raffia.evolution.mutate import mutate
-from raffia.evolution.population import Population
 from raffia.nn.evolvable import EvolvableMLP
 from raffia.tensordict.tensordict import TensorDict
 
-from .test_learner import LINE, batch_of, learner_of
+from .test_learner import LINE, learner_of
 
 ENVS = {
     "vectors": LINE,
@@ -119,21 +118,6 @@ def test_what_grows_says_the_same_at_that_moment(env, what):
     assert grown > 3
 
 
-def test_a_target_keeps_its_form_until_it_is_copied():
-    learner, batch = evolvable(), batch_of()
-    obs, action = inputs(LINE)
-    state = members(learner, size=1)[0].clone()
-    slow = state["target", "buffers"]
-    assert not all(form.equal(slow[key]) for key, form in state["buffers"].items(True, True))
-    assert not said(learner, state, obs, action).equal(said(learner, state["target"], obs, action))
-    for number in range(3):  # target_interval
-        found = state["target"].clone()
-        state = learner.apply(state, learner.grads(state, batch)[0])
-        kept = [state["target", k].equal(v) for k, v in found.items(True, True)]
-        assert all(kept) == (number < 2)
-    assert said(learner, state, obs, action).equal(said(learner, state["target"], obs, action))
-
-
 @pytest.mark.parametrize("env", ENVS)
 def test_a_folded_model_says_what_the_model_says_whatever_its_form(env):
     spec = ENVS[env]
@@ -151,24 +135,6 @@ def test_a_folded_model_says_what_the_model_says_whatever_its_form(env):
         )
         torch.testing.assert_close(found.prior_logits, step.policy_logits, **CLOSE)
         torch.testing.assert_close(found.reward, model.decode_reward(step.value_prefix), **CLOSE)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("grads", ["vmap", "each"])
-@pytest.mark.parametrize("norm_type", ["BN", "LN"])
-def test_members_of_unlike_form_learn_as_each_alone(grads, norm_type):
-    learner = learner_of(model={**EVOLVABLE, "norm_type": norm_type})
-    state, batch = members(learner), batch_of()
-    forms = [torch.cat([x.flatten() for x in s["buffers"].values(True, True)]) for s in state]
-    assert not forms[0].equal(forms[1]) and not forms[1].equal(forms[2])
-    population, alone = Population(learner, 3, grads=grads), list(state.clone().unbind(0))
-    for _ in range(4):  # beyond a copy of the target
-        state = population.apply(state, population.grads(state, batch)[0])
-        alone = [learner.apply(s, learner.grads(s, batch)[0]) for s in alone]
-    for i, one in enumerate(alone):
-        for part in ("params", "buffers", "target", "opt"):
-            for key, leaf in one[part].items(True, True):
-                torch.testing.assert_close(state[part][key][i], leaf, rtol=2e-3, atol=2e-4)
 
 
 @pytest.mark.parametrize("how", ["each", "vmap"])

@@ -164,38 +164,6 @@ def test_the_rate_rises_and_falls_and_gradients_are_clipped():
         torch.testing.assert_close(state["params"][key], expected)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("norm_type", ["BN", "LN"])
-def test_a_small_batch_is_learnt_by_heart(norm_type):
-    learner = learner_of(
-        model={"norm_type": norm_type, "head_hidden_channels": (32,)},
-        loss={"consistency_weight": 0.5, "value_weight": 1.0},
-        optimizer={
-            "name": "adamw",
-            "learning_rate": 0.01,
-            "weight_decay": 0.0,
-            "decay_updates": 110,
-        },
-    )
-    batch = batch_of(size=12)
-    batch["weight"] = torch.ones(12)
-    batch["target_policy"] = torch.eye(3)[batch["target_policy"].argmax(-1)]
-    on_support = torch.tensor([-2.0, 0.0, 1.0, 3.0])
-    steps = on_support.sign() * ((on_support.abs() + 1) ** 2 - 1)  # h of these is near a number
-    batch["target_value"] = steps[torch.randint(4, (12, 4))]
-    batch["target_value_prefix"] = steps[torch.randint(4, (12, 3))]
-    state = learner.init(0)
-    first = learner.grads(state, batch)[1]
-    for _ in range(160):
-        found, metrics = learner.grads(state, batch)
-        state = learner.apply(state, found)
-    assert metrics["policy_loss"] < 0.1 * first["policy_loss"]
-    assert metrics["value_loss"] < 0.1 * first["value_loss"]
-    assert metrics["value_prefix_loss"] < 0.1 * first["value_prefix_loss"]
-    assert metrics["consistency_loss"] < -2  # of -3
-    assert metrics["priority"].mean() < 0.05 * first["priority"].mean()
-
-
 def test_parts_of_a_batch_add_up_to_it():
     learner, batch = (
         learner_of(model={"norm_type": "LN", "projection_norm_type": "LN"}),
@@ -205,36 +173,6 @@ def test_parts_of_a_batch_add_up_to_it():
     whole, parts = (one.grads(state, batch) for one in (learner, Accumulate(learner, 4)))
     assert_close(parts[0], whole[0], atol=1e-6, rtol=1e-4)
     assert_close(parts[1], whole[1], atol=1e-6, rtol=1e-4)
-
-
-def two_members(learner):
-    states = [learner.init(0), learner.init(1)]
-    other = {"learning_rate": 0.02, "value_weight": 1.5, "weight_decay": 0.1, "entropy_weight": 0.1}
-    for name, number in other.items():
-        states[1]["hyper"][name] = torch.tensor(number)
-    return [in_float64(state) for state in states]
-
-
-def in_float64(tree):
-    return tree.apply(lambda x: x.double() if x.is_floating_point() else x)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("norm_type, optimizer", [("BN", "sgd"), ("LN", "adamw"), ("BN", "adamw")])
-def test_stacked_states_learn_as_each_does_by_itself(norm_type, optimizer):
-    # in float64: Adam makes steps of rounding errors where a gradient is zero, as before BatchNorm
-    learner = learner_of(model={"norm_type": norm_type}, optimizer={"name": optimizer})
-    alone, stacked = two_members(learner), torch.stack(two_members(learner))
-    for step in range(4):
-        batches = [in_float64(batch_of(seed=2 * step + member)) for member in range(2)]
-        both = torch.stack(batches)
-        told = [learner.grads(state, batch) for state, batch in zip(alone, batches, strict=True)]
-        alone = [learner.apply(state, t[0]) for state, t in zip(alone, told, strict=True)]
-        found, metrics = torch.vmap(learner.grads, randomness="error")(stacked, both)
-        stacked = torch.vmap(learner.apply, randomness="error")(stacked, found)
-        assert_close(stacked, torch.stack(alone), atol=2e-6, rtol=1e-5)
-        assert_close(metrics, torch.stack([t[1] for t in told]), atol=1e-5, rtol=1e-5)
-    assert stacked["step"].tolist() == [4, 4]
 
 
 @pytest.mark.slow
@@ -285,17 +223,6 @@ def test_muzero_is_a_configuration(policy):
     assert not planner.values(batch["frames"][:, 0]).any()  # they start at 0
     planner.refresh(learner.apply(state, found))
     assert planner.values(batch["frames"][:, 0]).any()
-
-
-def test_images_are_learnt_from():
-    spec = EnvSpec(observation_shape=(2, 4, 5), action=Discrete(3), observation_dtype=torch.uint8)
-    learner = learner_of(spec)
-    state = update(learner, learner.init(0), batch_of(spec=spec))
-    assert ("params", "representation_network", "conv", "weight") in state.keys(True)
-    stacked = learner_of(spec, frame_stack=2)
-    state = stacked.init(0)
-    assert state["params", "representation_network", "conv", "weight"].shape[1] == 4
-    assert update(stacked, state, batch_of(spec=spec, num_frames=2))["step"] == 1
 
 
 @pytest.mark.parametrize("frame_stack", [1, 2])

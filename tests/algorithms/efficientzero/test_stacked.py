@@ -96,22 +96,6 @@ def test_compiled_rows_are_their_members_to_the_last_bit(num_threads, simulation
         assert torch.equal(getattr(found, name)[order], getattr(jumbled, name))
 
 
-@pytest.mark.slow
-def test_where_there_is_no_compiled_form(monkeypatch):
-    monkeypatch.setattr("raffia.jit.available", lambda: False)
-    stacked, alone = both()
-    assert stacked._snapshot.recurrent_fn.bind(None) is None
-    state = TensorDict(observation=torch.rand(6, 4), batch_size=[6])
-    found = stacked.plan(state, noise=False, temperature=0.0)
-    wanted = torch.cat(
-        [
-            planner.plan(state[2 * i : 2 * i + 2], noise=False, temperature=0.0).root_value
-            for i, planner in enumerate(alone)
-        ]
-    )
-    torch.testing.assert_close(found.root_value, wanted, rtol=1e-3, atol=1e-4)
-
-
 @pytest.mark.parametrize("how", ["each", "vmap"])
 @pytest.mark.parametrize("member", [None, [2, 0, 2, 2, 1], [1, 1]])
 def test_rows_in_any_order_and_number(member, how):

@@ -12,7 +12,6 @@ from raffia.algorithms.efficientzero.config import (
     SearchConfig,
     TargetConfig,
 )
-from raffia.algorithms.efficientzero.model import EfficientZeroModelMLP
 from raffia.algorithms.efficientzero.observations import with_observations
 from raffia.algorithms.efficientzero.planning import Planner
 from raffia.algorithms.efficientzero.targets import make_batch, n_step_of_age
@@ -190,18 +189,6 @@ def test_value_prefixes_restart_and_actions_behind_the_end_are_drawn(horizon, pr
     assert [batch["action"][:, k].unique().tolist() for k in (5, 6)] == [[0, 1, 2]] * 2
 
 
-def test_searched_values_close_the_sum_but_for_a_last_observation():
-    config = configured(2, 2, discount=0.5, bootstrap="search")
-    replay = replay_of([([1.0, 2.0, 4.0], 0, "truncated", {})], config)
-    planner = Table(torch.arange(4.0) * 8, config)
-    batch = batch_of(replay, planner, [0])
-    # stored values are 100 and 101 and 102; the network's of the last observation is 24
-    first = 1 + 0.5 * 2 + 0.25 * 102
-    assert batch["target_value"].tolist() == [[first, 2 + 0.5 * 4 + 0.25 * 24, 4 + 0.5 * 24]]
-    [asked] = planner.asked
-    assert asked.tolist() == [[3.0]]
-
-
 def test_continuous_actions_come_with_those_that_were_sampled():
     config = configured(3, 1)
     spec = EnvSpec(observation_shape=(1,), action=Box((-1.0, 2.0), (1.0, 6.0)))
@@ -305,16 +292,3 @@ def test_intensity_is_drawn_for_each_sample():
     torch.testing.assert_close(factors, factors[:, :1].expand_as(factors))
     assert len(factors[:, 0].unique()) > 30
     assert 0.899 < factors.min() < 0.95 and 1.05 < factors.max() < 1.101
-
-
-def test_the_networks_own_values_are_used():
-    torch.manual_seed(0)
-    config = configured(2, 1, discount=0.5)
-    spec = EnvSpec(observation_shape=(1,), action=Discrete(3))
-    model = EfficientZeroModelMLP(
-        1, 3, latent_state_dim=8, lstm_hidden_size=6, last_linear_layer_init_zero=False
-    ).eval()
-    replay = replay_of([(torch.ones(5), 0, "truncated", {})], config)
-    batch = batch_of(replay, Planner(model, spec, config), [2])
-    values = model.decode_value(model.initial_inference(torch.arange(6.0).unsqueeze(1)).value)
-    torch.testing.assert_close(batch["target_value"][0], 1 + 0.5 * values[3:6], atol=1e-4, rtol=0)

@@ -54,6 +54,12 @@ def slots_of(row, per_token, published, num_slots):
     return found
 
 
+def bounded(values, loss):
+    if loss.value_min is None and loss.value_max is None:
+        return values
+    return values.clamp(loss.value_min, loss.value_max)
+
+
 def reference(model, target, loss, rows):
     """The total, the terms, and by row: weights of tokens, and what the heads say."""
     per_token, published = model.config.per_token, loss.mask == "published"
@@ -86,12 +92,13 @@ def reference(model, target, loss, rows):
             following = torch.zeros(()).double()
             if slot.next_state is not None:
                 following = model.v(of_v[slot.next_state])[0].detach()
+                if loss.backup == "max":
+                    least = torch.stack([head(slow[slot.next_state]) for head in target.q_heads])
+                    least = bounded(least.amin(0), loss)
+                    following = least.max().detach()
             q_rows = [head(of_q[slot.action]) for head in model.q_heads]
-            target_q = min(head(slow[slot.action])[column].item() for head in target.q_heads)
-            if loss.value_min is not None:
-                target_q = max(target_q, loss.value_min)
-            if loss.value_max is not None:
-                target_q = min(target_q, loss.value_max)
+            target_q = torch.stack([head(slow[slot.action])[column] for head in target.q_heads])
+            target_q = bounded(target_q.amin(0), loss).item()
             said.append((v, following, [q[column] for q in q_rows], target_q))
             if slot.for_policy:
                 advantage = target_q - v.item()

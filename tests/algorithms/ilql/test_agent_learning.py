@@ -10,10 +10,8 @@ import torch
 from safetensors.torch import load_file
 
 from raffia.algorithms.ilql import ILQL
-from raffia.algorithms.ilql.config import ILQLConfig
 from raffia.algorithms.ilql.learner import ILQLLearner
 from raffia.algorithms.ilql.model import ILQLModel, make_target
-from raffia.lm.lora import add_lora
 from raffia.tensordict.memmap import DamagedFileError
 
 from .agents import data, rows, same, small_agent, tensors_of, with_loss
@@ -209,50 +207,6 @@ def test_an_agent_stays_as_it_is_if_loading_fails(tmp_path):
     with pytest.raises(FileNotFoundError, match="nothing"):
         other.load_checkpoint(tmp_path / "nothing")
     assert same(tensors_of(other), before)
-
-
-def test_a_config_that_has_more_than_an_agents_can_be_saved(tmp_path):
-    from dataclasses import dataclass
-
-    @dataclass(frozen=True, kw_only=True)
-    class Run(ILQLConfig):
-        task: str = "chat"
-
-    whole = Run(model=small_agent().config.model)
-    agent = ILQL.from_config(whole, data())
-    agent.learn(), agent.save_checkpoint(tmp_path)
-    assert ILQL.from_checkpoint(tmp_path).config.model == whole.model
-
-
-def test_low_rank_changes_are_learnt_saved_and_loaded(tmp_path):
-    def adapted(seed):
-        agent = small_agent(seed=seed)
-        add_lora(agent.model.trunk, rank=2)
-        return agent
-
-    agent = adapted(0)
-    before = tensors_of(agent)
-    agent.learn(), agent.learn()
-    moved = {
-        n for n, p in agent.model.named_parameters() if not torch.equal(p, before[f"model.{n}"])
-    }
-    assert moved == {n for n, p in agent.model.named_parameters() if p.requires_grad}
-    agent.save_checkpoint(tmp_path)
-    other = adapted(1)
-    other.load_checkpoint(tmp_path)
-    agent.learn(), other.learn()
-    assert same(tensors_of(agent), tensors_of(other))
-    with pytest.raises(ValueError, match="only in the checkpoint"):
-        small_agent().load_checkpoint(tmp_path)
-
-
-def test_the_optimisers_moments_go_with_the_weights():
-    agent = small_agent()
-    agent.learn()
-    agent.double()
-    agent.learn()
-    assert all(p.dtype == torch.float64 for p in agent.parameters())
-    assert agent.opt["language", "mean", "trunk", "wte", "weight"].dtype == torch.float64
 
 
 def test_from_config_takes_all_settings_and_a_language_model():

@@ -14,11 +14,10 @@ from raffia.algorithms.ilql.model_scorer import ModelScorer, QHeads
 from raffia.evolution.config import MutationConfig
 from raffia.evolution.forms import networks_with_form
 from raffia.evolution.mutate import mutate
-from raffia.evolution.population import Population
 from raffia.lm.decoding.scorer import Needs
 from raffia.recipes.ilql.networks import Networks
 
-from .small import batch_of, float32
+from .small import batch_of
 from .test_learner import learner_of
 
 EVOLVABLE = {"evolvable_heads": True, "max_head_nodes": 48}  # of 32 at the start
@@ -103,41 +102,6 @@ def test_what_grows_says_the_same_at_that_moment(arranged, what):
                 assert all(now[name].equal(value) for name, value in before.items())
                 grown += 1
     assert grown > 3
-
-
-@ARRANGEMENTS
-def test_the_target_has_the_form_of_the_online_network(arranged):
-    """The learner computes what modules do that were given the state's forms."""
-    learner = learner_of(model={**EVOLVABLE, **arranged})
-    networks, batch = Networks(learner.config), float32(batch_of("B"))
-    fresh = learner.grads(members(learner, generations=0)[1], batch)[1]
-    for one in members(learner).unbind(0):
-        networks.refresh(one)
-        for name, buffer in networks.target.q1.named_buffers():
-            assert buffer.equal(one["buffers", "q1", name])
-        _, metrics = learner.grads(one, batch)
-        loss, named = networks.loss(batch, one["hyper"])
-        torch.testing.assert_close(metrics["loss"], loss)
-        for name, value in named.items():
-            torch.testing.assert_close(metrics[name], value)
-        assert metrics["advantage_mean"] != fresh["advantage_mean"]
-
-
-@ARRANGEMENTS
-@pytest.mark.parametrize("grads", ["vmap", "each"])
-def test_members_of_unlike_form_learn_as_each_alone(grads, arranged):
-    learner, batch = learner_of(model={**EVOLVABLE, **arranged}), float32(batch_of("B"))
-    state = members(learner, generations=10)
-    forms = [torch.cat([x.flatten() for x in s["buffers"].values(True, True)]) for s in state]
-    assert not forms[0].equal(forms[1]) and not forms[1].equal(forms[2])
-    population, alone = Population(learner, 3, grads=grads), list(state.clone().unbind(0))
-    for _ in range(3):
-        state = population.apply(state, population.grads(state, batch)[0])
-        alone = [learner.apply(s, learner.grads(s, batch)[0]) for s in alone]
-    for i, one in enumerate(alone):
-        for part in ("params", "buffers", "target"):
-            for key, leaf in one[part].items(True, True):
-                torch.testing.assert_close(state[part][key][i], leaf, rtol=2e-3, atol=2e-4)
 
 
 def test_decoding_without_the_compiled_call_says_what_the_heads_say():

@@ -68,26 +68,6 @@ def test_same_seed_same_bits_and_gradients_are_pure():
     assert torch.equal(torch.get_rng_state(), random)
 
 
-@pytest.mark.parametrize("model", [{}, {"policy": "separate", "target": "trunk"}])
-def test_two_stacked_states_are_as_two_calls(model):
-    learner, batch = learner_of(model=model), float32(batch_of("B"))
-    alone = [learner.init(0), learner.init(1)]
-    alone[1]["hyper"] = alone[1]["hyper"].apply(lambda number: number * 0.9)
-    stacked = torch.stack([state.clone() for state in alone])
-    for _ in range(2):
-        told = [learner.grads(state, batch) for state in alone]
-        found, metrics = torch.vmap(learner.grads, (0, None), randomness="error")(stacked, batch)
-        close = {"rtol": 1e-3, "atol": 2e-5}
-        assert_equal(found["grads"], torch.stack([t[0]["grads"] for t in told]), **close)
-        assert_equal(metrics, torch.stack([t[1] for t in told]), **close)
-        alone = [learner.apply(state, t[0]) for state, t in zip(alone, told, strict=True)]
-        one_by_one = [t[0]["grads"] for t in told]
-        exact = found.copy().set("grads", torch.stack(one_by_one))  # Adam makes signs of noise
-        stacked = torch.vmap(learner.apply)(stacked, exact)
-        assert_equal(stacked, torch.stack(alone), rtol=1e-4, atol=1e-6)
-    assert stacked["step"].tolist() == [2, 2]
-
-
 def test_the_part_gradients_of_a_batch_with_row_means_are_those_of_the_whole():
     learner, batch = learner_of(), float32(batch_of("B"))
     batch = batch[[0, 2, 3, 0, 1, 4, 4, 1]]
@@ -113,20 +93,6 @@ def test_hard_updates_at_an_interval():
     assert_equal(state["target"], state["params"].select("q1", "q2"))
     changed = state["params", "q1", "0", "weight"] - start["q1", "0", "weight"]
     assert changed.abs().max() > 0
-
-
-def test_only_the_arrangement_asked_for_has_memory():
-    def size(nest):
-        return sum(tensor.numel() for tensor in nest.values(True, True))
-
-    shared, full = (
-        learner_of(model=model).init(0) for model in ({}, {"policy": "separate", "target": "trunk"})
-    )
-    trunk, heads = size(shared["params", "trunk"]), size(shared["target"])
-    assert size(full["params"]) == size(shared["params"]) + trunk
-    assert size(full["target"]) == heads + trunk
-    module = learner_of()._loss  # its weights are given at each call
-    assert all(parameter.is_meta for parameter in module.parameters())
 
 
 def test_a_learning_rate_of_their_own_for_the_values():
@@ -189,12 +155,6 @@ def test_what_is_frozen_stays_and_is_no_parameter():
     assert "trunk" in kept.keys()
 
 
-def test_gradient_checkpointing_gives_the_same():
-    plain, again = learner_of(), learner_of(trunk=replace(TRUNK, gradient_checkpointing=True))
-    state, batch = plain.init(0), float32(batch_of("B"))
-    assert_equal(again.grads(state, batch)[0], plain.grads(state, batch)[0], rtol=1e-5, atol=1e-6)
-
-
 def test_bfloat16_is_near_and_keeps_values_precise():
     precise, mixed = learner_of(), learner_of(precision="bfloat16")
     state, batch = precise.init(0), float32(batch_of("B"))
@@ -225,33 +185,6 @@ def test_compiled_gradients_are_the_same():
     assert_equal(found["grads"], expected["grads"], rtol=1e-4, atol=1e-6)
     assert_equal(metrics, told, rtol=1e-4, atol=1e-5)
     torch.compiler.reset()
-
-
-def test_modules_of_ones_own_serve_as_trunk():
-    """No more is asked of a trunk than `forward`, `logits` and its sizes."""
-
-    class Bare(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner = ILQLModel(ILQLModelConfig(trunk=TRUNK)).trunk
-            self.n_embd, self.vocab_size = self.inner.n_embd, self.inner.vocab_size
-
-        def forward(self, tokens, attn_mask=None):
-            return self.inner(tokens, attn_mask)
-
-        def logits(self, hidden):
-            return self.inner.logits(hidden)
-
-    def bare():
-        return ILQLModel(ILQLModelConfig(trunk=TRUNK), trunk=Bare())
-
-    learner, plain = learner_of(model_factory=bare), learner_of()
-    batch, state = float32(batch_of("B")), learner.init(0)
-    same = state.copy()
-    same["params"] = state["params"].copy().set("trunk", state["params", "trunk", "inner"])
-    assert learner.grads(state, batch)[1]["loss"].item() == pytest.approx(
-        plain.grads(same, batch)[1]["loss"].item(), rel=1e-5
-    )
 
 
 def test_the_config_refuses_what_can_not_be():

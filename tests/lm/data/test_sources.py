@@ -24,7 +24,11 @@ MESSAGES = [
 ]
 SEQUENCE = [["be", None], ["hi", None], ["lo", 0.5]]
 TOKENS = [32, 1, 4, 31, 7, 8, 31, 11, 14, 30, 34]
+SHARED = [{"from": {"user": "human", "assistant": "gpt"}.get(m["role"], m["role"]),
+           "value": m["content"], **({"reward": m["reward"]} if "reward" in m else {})}
+          for m in MESSAGES]  # fmt: skip
 FORMS = {
+    "as others share them": {"conversations": SHARED},
     "messages": {"messages": MESSAGES},
     "reward of the row": {
         "messages": [*MESSAGES[:2], {"role": "assistant", "content": "lo"}],
@@ -51,12 +55,14 @@ def test_all_forms_of_a_row_say_the_same(tmp_path, tokenizer, form):
     expected = DialogueDataset.build(ObservationDialogues([Dialogue(SEQUENCE)]), tokenizer)
     assert data[0] == expected[0]
     assert data[0].tokens == TOKENS and data[0].episode_return == 0.5
-
-
-def test_a_row_that_is_not_over(tmp_path, tokenizer):
-    path = write_lines(tmp_path / "a.jsonl", {"messages": MESSAGES, "terminal": False})
-    point = DialogueDataset.build(read_dialogues(path), tokenizer)[0]
-    assert point.tokens == TOKENS[:-1] and point.terminals[-1] == 0
+    if form == "messages":
+        chats = TranscriptDialogues([MESSAGES, {"messages": MESSAGES, "terminal": False}])
+        whole, open_ended = DialogueDataset.build(chats, tokenizer)
+        assert whole == data[0] and open_ended.tokens == TOKENS[:-1]
+        row = {"prompt": "be", "response": "lo", "reward": 2.0}
+        pair = DialogueDataset.build(TranscriptDialogues([row]), tokenizer)
+        expected = ObservationDialogues([Dialogue([("be", None), ("lo", 2.0)])])
+        assert pair[0] == DialogueDataset.build(expected, tokenizer)[0]
 
 
 def test_gzip_and_names_of_ones_own(tmp_path, tokenizer):
@@ -70,12 +76,10 @@ def test_gzip_and_names_of_ones_own(tmp_path, tokenizer):
         roles={"human": False, "gpt": True},
     )
     assert DialogueDataset.build(source, tokenizer)[0].rewards == [0.0, -2.0]
-
-
-def test_chats_as_lists_and_as_objects(tokenizer):
-    source = TranscriptDialogues([MESSAGES, {"messages": MESSAGES, "terminal": False}])
-    data = DialogueDataset.build(source, tokenizer)
-    assert data[0].tokens == TOKENS and data[1].tokens == TOKENS[:-1]
+    lines = "\n".join(json.dumps(FORMS["messages"] | {"id": n}) for n in range(500))
+    path.write_bytes(gzip.compress(lines.encode())[:-30])
+    with pytest.raises(MalformedDataError, match="the file may be damaged"):
+        DialogueDataset.build(read_dialogues(path), tokenizer, malformed="skip")
 
 
 def test_parquet(tmp_path, tokenizer):
@@ -150,12 +154,6 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize("source", ["chats.jsonl", [Dialogue([("hi", None)], True)]])
-def test_what_is_no_source_is_told_how_to_be_one(tokenizer, source):
-    with pytest.raises(TypeError, match=r"is no source of dialogues: pass read_dialogues\(path\)"):
-        DialogueDataset.build(source, tokenizer)
-
-
 @pytest.mark.parametrize(("row", "message"), BAD)
 def test_malformed_rows_are_refused_with_their_line_or_left_out(tmp_path, tokenizer, row, message):
     path = write_lines(tmp_path / "a.jsonl", FORMS["messages"], row, FORMS["tokens"])
@@ -166,20 +164,6 @@ def test_malformed_rows_are_refused_with_their_line_or_left_out(tmp_path, tokeni
     assert [point.tokens for point in data] == [TOKENS, TOKENS]
     assert data.statistics().num_skipped == 1
     assert data.store.report.reasons[0] == str(found.value)
-
-
-SHARED = [{"from": {"user": "human", "assistant": "gpt"}.get(m["role"], m["role"]),
-           "value": m["content"], **({"reward": m["reward"]} if "reward" in m else {})}
-          for m in MESSAGES]  # fmt: skip
-
-
-def test_rows_as_others_share_them_need_no_names(tmp_path, tokenizer):
-    path = write_lines(tmp_path / "a.jsonl", {"conversations": SHARED})
-    assert DialogueDataset.build(read_dialogues(path), tokenizer)[0].tokens == TOKENS
-    row = {"prompt": USER["content"], "response": AGENT["content"], "reward": 2.0}
-    point = DialogueDataset.build(TranscriptDialogues([row]), tokenizer)[0]
-    pair = Dialogue([(USER["content"], None), (AGENT["content"], 2.0)])
-    assert point == DialogueDataset.build(ObservationDialogues([pair]), tokenizer)[0]
 
 
 @pytest.mark.parametrize("ending", [".json", ".json.gz"])
@@ -232,14 +216,6 @@ def test_a_small_file_that_asks_for_a_large_memory_is_refused(tmp_path, tokenize
     assert path.stat().st_size < 2**16 and peak < 2**26
 
 
-def test_a_damaged_archive_is_no_malformed_row(tmp_path, tokenizer):
-    path = tmp_path / "a.jsonl.gz"
-    lines = "\n".join(json.dumps(FORMS["messages"] | {"id": n}) for n in range(500))
-    path.write_bytes(gzip.compress(lines.encode())[:-30])
-    with pytest.raises(MalformedDataError, match="the file may be damaged"):
-        DialogueDataset.build(read_dialogues(path), tokenizer, malformed="skip")
-
-
 def test_rows_that_are_longer_than_the_context(tmp_path, tokenizer):
     path = write_lines(tmp_path / "a.jsonl", {"sequence": [["a", 1.0]]}, FORMS["sequence"])
     source = read_dialogues(path)
@@ -262,12 +238,12 @@ def test_no_rows_at_all(tmp_path, tokenizer):
     path.write_text("")
     with pytest.raises(ValueError, match="no rows to learn from: the source is empty"):
         DialogueDataset.build(read_dialogues(path), tokenizer)
+    for source in ("chats.jsonl", [Dialogue([("hi", None)], True)]):
+        with pytest.raises(TypeError, match=r"no source of dialogues: pass read_dialogues\(path\)"):
+            DialogueDataset.build(source, tokenizer)
+    with pytest.raises(MalformedDataError, match=r"row 1: a str has no to_sequence\(\)"):
+        DialogueDataset.build(ObservationDialogues([Dialogue(SEQUENCE), "no"]), tokenizer)
     with pytest.raises(FileNotFoundError, match="there is no file"):
         read_dialogues(tmp_path / "none.jsonl")
     with pytest.raises(ValueError, match="too_long='shorten'; it is one of"):
         DialogueDataset.build(read_dialogues(path), tokenizer, too_long="shorten")
-
-
-def test_an_observation_says_its_sequence(tokenizer):
-    with pytest.raises(MalformedDataError, match=r"row 1: a str has no to_sequence\(\)"):
-        DialogueDataset.build(ObservationDialogues([Dialogue(SEQUENCE), "no"]), tokenizer)

@@ -13,7 +13,6 @@ from raffia.lm.data.dialogue import (
     ConstantTokenReward,
     DataPoint,
     DialogueDataset,
-    TokenReward,
     TranscriptDialogues,
     read_dialogues,
 )
@@ -84,6 +83,15 @@ def test_a_store_is_used_as_long_as_its_source_is_the_same(tmp_path, path, token
     changed = build(path, tokenizer, folder)
     assert changed.origin == "made: the one there was of other rows or settings"
     assert changed[0].episode_return == 2.25 and stat_of(folder) != files
+    expected = list(changed)
+    write(path, [*ROWS[:1], {"sequence": 3}])
+    for _ in range(2):  # what was left out is remembered
+        few = build(path, tokenizer, folder, malformed="skip")
+        assert len(few) == few.statistics().num_skipped == 1
+        assert "line 2, 'sequence': 3 is no list" in few.store.report.reasons[0]
+    assert list(changed) == expected  # an open one outlives its replacement
+    with pytest.raises(FileExistsError, match="this folder holds other files"):
+        build(path, tokenizer, path.parent)
 
 
 def test_another_tokenizer_or_setting_makes_the_store_anew(
@@ -106,18 +114,6 @@ def test_another_tokenizer_or_setting_makes_the_store_anew(
     assert build(path, other, folder)[0].tokens != build(path, tokenizer)[0].tokens
 
 
-def test_settings_of_ones_own_reward_are_compared_as_json(tmp_path, path, tokenizer):
-    class Own(TokenReward):
-        def get_token_reward(self, tokens):
-            return [0.0] * len(tokens)
-
-        def settings(self):
-            return {"own": (1, 2)}
-
-    for origin in ("made: there was none", "folder"):
-        assert build(path, tokenizer, tmp_path / "s", token_reward=Own()).origin == origin
-
-
 def test_a_list_is_known_by_its_content(tmp_path, tokenizer):
     def origin(*rows):
         return DialogueDataset.build(
@@ -126,14 +122,6 @@ def test_a_list_is_known_by_its_content(tmp_path, tokenizer):
 
     assert origin(*ROWS).startswith("made") and origin(*ROWS) == "folder"
     assert origin(*ROWS[:2]).startswith("made")
-
-
-def test_what_was_left_out_is_remembered(tmp_path, tokenizer):
-    path = write(tmp_path / "a.jsonl", [*ROWS, {"sequence": 3}])
-    for _ in range(2):
-        data = build(path, tokenizer, tmp_path / "s", malformed="skip")
-        assert data.statistics().num_skipped == 1
-        assert "line 4, 'sequence': 3 is no list" in data.store.report.reasons[0]
 
 
 @pytest.mark.parametrize("name", ["rows", "index", "report", "manifest"])
@@ -151,13 +139,6 @@ def test_a_damaged_store_is_made_anew(tmp_path, path, tokenizer, name):
     again = build(path, tokenizer, folder)
     assert again.origin.startswith("made: the one there was damaged")
     assert list(again) == list(build(path, tokenizer))
-
-
-def test_a_folder_of_something_else_is_left_alone(tmp_path, path, tokenizer):
-    (tmp_path / "thesis.txt").write_text("chapter 1")
-    with pytest.raises(FileExistsError, match="this folder holds other files"):
-        build(path, tokenizer, tmp_path)
-    assert (tmp_path / "thesis.txt").read_text() == "chapter 1"
 
 
 def test_a_failure_leaves_the_old_store(tmp_path, path, tokenizer):
@@ -204,14 +185,6 @@ def test_killed_at_any_time_the_store_is_whole_or_not_there(tmp_path):
     assert store is not None and store.point(0) == point
     TokenStore.write(folder, [point, point], key={"n": 3})
     assert len(stat_of(folder)) == 4, "what the killed process left is still there"
-
-
-def test_an_open_store_outlives_its_replacement(tmp_path, path, tokenizer):
-    old = build(path, tokenizer, tmp_path / "s")
-    expected = list(old)
-    write(path, ROWS[:1])
-    assert len(build(path, tokenizer, tmp_path / "s")) == 1
-    assert list(old) == expected
 
 
 @pytest.mark.slow

@@ -132,13 +132,3 @@ def test_a_beam_of_one_is_greedy_and_more_beams_are_batched_as_alone(names):
                 before = [*prompt, *tokens[:place]]
                 total += next_log_probs(model, target, before, config)[token].item()
             assert log_prob.item() == pytest.approx(total, abs=2e-3)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("names", ["shared", "separate"])
-def test_low_rank_changes_speak(names, dtype):
-    model, target = networks("wide", names, dtype, lora=True)
-    config = CONFIGS["greedy"]
-    said = generate(model, target, PROMPTS, config, stop=STOP, pad_token=PAD)
-    for number, prompt in enumerate(PROMPTS):
-        assert said.tokens[number] == [plain_greedy(model, target, prompt, config)[0]]

@@ -147,14 +147,6 @@ def test_a_plan_finds_what_one_step_does_not(policy):
     assert text(planned(request, torch.tensor([1]))) == [1, 2, 3]
 
 
-def test_the_look_ahead_ends_where_the_context_does(oracle):
-    model, target = oracle.model, oracle.target
-    prompts = [[1] * 61, [2] * 40]
-    config = DecodeConfig(plan=TokenPlanConfig(num_simulations=3, num_candidates=3))
-    said = generate(model, target, prompts, config, stop=Stop(), pad_token=PAD)
-    assert [len(text) for text in said.best()] == [3, 24]
-
-
 def test_a_policy_plans_where_its_config_says_so():
     tokenizer = WordTokenizer(["yes", "no", *SPECIAL_TOKENS.values()])
     small = {"vocab_size": tokenizer.num_tokens, "n_layer": 1, "n_head": 2, "n_embd": 8}

@@ -1,0 +1,368 @@
+"""Language models, ours and those of transformers: no way of calling one changes what it says."""
+
+import builtins
+import copy
+
+import pytest
+import torch
+from torch.func import functional_call
+from torch.testing import assert_close
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
+)
+
+from raffia.lm.folder import gpt2
+from raffia.lm.hf_trunk import HFTrunk
+from raffia.lm.transformer import CausalLM
+
+EXACT = {"rtol": 1e-9, "atol": 1e-9}
+
+
+def make_gpt2():
+    return GPT2LMHeadModel(
+        GPT2Config(vocab_size=11, n_layer=2, n_head=2, n_embd=12, n_positions=16)
+    )
+
+
+def make_llama():
+    size = {"hidden_size": 12, "intermediate_size": 20, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 16}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=11, **size, **heads, pad_token_id=0))
+
+
+def make_opt():
+    size = {"hidden_size": 12, "ffn_dim": 20, "num_hidden_layers": 2, "word_embed_proj_dim": 12}
+    heads = {"num_attention_heads": 2, "max_position_embeddings": 16, "pad_token_id": 0}
+    return OPTForCausalLM(OPTConfig(vocab_size=11, **size, **heads))
+
+
+def ours(positions):
+    shape = {"n_layer": 2, "n_head": 2, "n_embd": 12, "block_size": 16}
+    return CausalLM(11, **shape, positions=positions, dtype=torch.float64)
+
+
+TRUNKS = {
+    "learned": lambda: ours("learned"),
+    "rotary": lambda: ours("rotary"),
+    "gpt2": lambda: HFTrunk(make_gpt2().double()),
+    "llama": lambda: HFTrunk(make_llama().double()),
+    "opt": lambda: HFTrunk(make_opt().double()),
+}
+
+
+@pytest.fixture(scope="module", params=TRUNKS)
+def trunk(request):
+    torch.manual_seed(0)
+    model = TRUNKS[request.param]()
+    for parameter in model.parameters():  # biases and norms say something, too
+        torch.nn.init.normal_(parameter, std=0.4)
+    return model.eval()
+
+
+def theirs(trunk):
+    return trunk if isinstance(trunk, HFTrunk) else pytest.skip("one of ours")
+
+
+WHOLE = torch.randint(1, 11, (3, 7), generator=torch.Generator().manual_seed(0))
+MORE = torch.randint(1, 11, (3, 4), generator=torch.Generator().manual_seed(5))
+LENGTHS = (5, 2, 7)
+ROWS = [row[:n] for row, n in zip(WHOLE, LENGTHS, strict=True)]
+
+
+def padded(rows, left=False, width=7):
+    """Rows of unlike length as one tensor, and its mask."""
+    tokens, mask = torch.zeros(2, len(rows), width, dtype=torch.int64)
+    for i, row in enumerate(rows):
+        place = slice(width - len(row), None) if left else slice(0, len(row))
+        tokens[i, place], mask[i, place] = row, 1
+    return tokens, mask.bool()
+
+
+def embeddings(trunk, tokens):
+    return (trunk.model.get_input_embeddings() if isinstance(trunk, HFTrunk) else trunk.wte)(tokens)
+
+
+def embs(trunk, tokens, mask=None):
+    return {"prefix_embs": embeddings(trunk, tokens), "prefix_attn_mask": mask}
+
+
+def real(hidden, mask, rows):
+    return [(h[m], row) for h, m, row in zip(hidden, mask, rows, strict=True) if len(row)]
+
+
+def padding(trunk, left, width=7, rows=ROWS, kind=torch.bool, filler=0):
+    tokens, mask = padded(rows, left, width)
+    return real(trunk(tokens.where(mask, filler), mask.to(kind)), mask, rows)
+
+
+def in_pieces(trunk, *pieces):
+    cache = trunk.new_cache(3)
+    found = torch.cat([trunk(part, cache=cache) for part in WHOLE.split(pieces, 1)], 1)
+    assert cache.length == 7
+    return zip(found, WHOLE, strict=True)
+
+
+def steps_after_prompts(trunk, left, change=lambda cache: cache, rows=(0, 1, 2)):
+    """The cache of these prompts is changed; then these rows go on."""
+    tokens, mask = padded(ROWS, left)
+    cache = trunk.new_cache(3)
+    trunk(tokens, mask, cache=cache)
+    cache, rows = change(cache), list(rows)
+    found = torch.cat([trunk(step, cache=cache) for step in MORE[rows].split([1, 1, 2], 1)], 1)
+    return [(found[i], torch.cat([ROWS[row], MORE[row]])) for i, row in enumerate(rows)]
+
+
+def forgotten(cache):
+    short = cache.select(torch.tensor([1, 0]), start=2)  # padding that neither has
+    assert (cache.length, short.length) == (7, 5)
+    return short
+
+
+def read_again(trunk):
+    tokens, mask = padded(ROWS, True)
+    cache = trunk.new_cache(3)
+    trunk(tokens, mask, cache=cache)
+    trunk(MORE[:, 2:], cache=cache)
+    cache.length = 7  # what came behind is forgotten
+    found = trunk(MORE[:, :1], cache=cache)
+    return [(found[i], torch.cat([row, MORE[i, :1]])) for i, row in enumerate(ROWS)]
+
+
+def a_row_pauses(trunk):
+    cache, mask = trunk.new_cache(3), torch.ones(3, 7, dtype=torch.bool)
+    mask[0, 3] = False
+    for column in range(7):
+        step = slice(column, column + 1)
+        hidden = trunk(WHOLE[:, step], mask[:, step], cache=cache)
+    rows = [torch.cat([WHOLE[0, :3], WHOLE[0, 4:]]), *WHOLE[1:]]
+    return zip(hidden, rows, strict=True)
+
+
+def masked_in_the_middle(trunk):
+    """They are as if they had never been there, positions included."""
+    mask, kept = torch.ones_like(WHOLE), [0, 1, 3, 4, 5, 6]
+    mask[:, 2] = 0
+    return zip(trunk(WHOLE, mask)[:, kept], WHOLE[:, kept], strict=True)
+
+
+def behind_a_prefix(trunk, mask=None):
+    mask = mask and torch.tensor([mask]).expand(3, 2)
+    found = trunk(WHOLE[:, 2:], **embs(trunk, WHOLE[:, :2], mask))
+    return zip(found, WHOLE if mask is None else WHOLE[:, 1:], strict=True)
+
+
+def behind_a_prefix_padded(trunk):
+    tokens, mask = padded(ROWS, True)
+    hidden = trunk(tokens, mask, **embs(trunk, MORE[:, :2]))
+    rows = [torch.cat([MORE[i, :2], row]) for i, row in enumerate(ROWS)]
+    return real(hidden, mask, rows)
+
+
+def behind_a_prefix_cached(trunk):
+    cache = trunk.new_cache(3)
+    first = trunk(WHOLE[:, 2:4], **embs(trunk, WHOLE[:, :2]), cache=cache)
+    found = torch.cat([first, trunk(WHOLE[:, 4:], cache=cache)], 1)
+    assert cache.length == 7
+    return zip(found, WHOLE, strict=True)
+
+
+WAYS = {  # each gives pairs of what a way of calling says of the last tokens of a row, and the row
+    "padded at the right": lambda trunk: padding(trunk, False),
+    "padded at the left": lambda trunk: padding(trunk, True),
+    "padded more than needed": lambda trunk: padding(trunk, False, width=12),
+    "anything as padding": lambda trunk: padding(trunk, True, filler=9),
+    "mask of numbers": lambda trunk: padding(trunk, False, kind=torch.float32),
+    "a row of nothing": lambda trunk: padding(trunk, True, rows=[ROWS[0], ROWS[0][:0], ROWS[2]]),
+    "masked in the middle": masked_in_the_middle,
+    "one by one": lambda trunk: in_pieces(trunk, *[1] * 7),
+    "in pieces": lambda trunk: in_pieces(trunk, 3, 1, 3),
+    "after prompts": lambda trunk: steps_after_prompts(trunk, True),
+    "after prompts padded at the right": lambda trunk: steps_after_prompts(trunk, False),
+    "chosen rows": lambda trunk: steps_after_prompts(
+        trunk, True, lambda cache: cache.select(torch.tensor([2, 0])), (2, 0)
+    ),
+    "rows that trade places": lambda trunk: steps_after_prompts(
+        trunk, True, lambda cache: cache.reorder(torch.tensor([2, 2, 1])) or cache, (2, 2, 1)
+    ),
+    "each row twice": lambda trunk: steps_after_prompts(
+        trunk, True, lambda cache: cache.expand(2), (0, 0, 1, 1, 2, 2)
+    ),
+    "columns that are left out": lambda trunk: steps_after_prompts(trunk, True, forgotten, (1, 0)),
+    "columns that are forgotten": read_again,
+    "a row that pauses": a_row_pauses,
+    "a prefix": behind_a_prefix,
+    "a prefix with a mask": lambda trunk: behind_a_prefix(trunk, [0, 1]),
+    "a prefix and padding": behind_a_prefix_padded,
+    "a prefix and a cache": behind_a_prefix_cached,
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@torch.no_grad()
+def test_rows_are_as_each_read_alone(trunk, way):
+    if way == "a row that pauses" and isinstance(trunk, HFTrunk):
+        pytest.skip("only ours")
+    pairs = list(WAYS[way](trunk))
+    assert len(pairs) > 1
+    for found, row in pairs:
+        assert found.isfinite().all()
+        assert_close(found, trunk(row[None])[0, -len(found) :], **EXACT)
+
+
+@torch.no_grad()
+def test_earlier_tokens_are_seen_and_later_ones_are_not(trunk):
+    other = WHOLE.clone()
+    other[:, 4] = other[:, 4] % 10 + 1
+    before, after = trunk(WHOLE), trunk(other)
+    assert_close(before[:, :4], after[:, :4], **EXACT)
+    assert (before[:, 4:] - after[:, 4:]).abs().amax(-1).min() > 1e-3
+    swapped = trunk(WHOLE[:, [1, 0, *range(2, 7)]])
+    assert (swapped[:, -1] - before[:, -1]).abs().max() > 1e-3
+
+
+def test_wrong_tokens_rows_and_columns_are_refused(trunk):
+    wrong = WHOLE.clone()
+    wrong[1, 3] = 11
+    message = "token 11 is not in the vocabulary, 0 to 10: encode the text with the tokenizer"
+    with torch.no_grad():
+        full = trunk.new_cache(3, capacity=8)
+        trunk(WHOLE, cache=full)
+    for call, words in (
+        (lambda: trunk(wrong), message),
+        (lambda: trunk(wrong, wrong > 0), message),
+        (lambda: trunk(wrong, cache=trunk.new_cache(3)), message),
+        (lambda: trunk(wrong - 12), "token -"),
+        (lambda: trunk(WHOLE[:, :1].expand(3, 17)), "17 tokens are longer than block_size=16"),
+        (lambda: trunk(WHOLE[:2, :1], cache=full), "2 rows of tokens for a cache of 3"),
+        (lambda: trunk(WHOLE[:, :2], cache=full), "8 columns that holds 7 has no room for 2"),
+    ):
+        with pytest.raises(ValueError, match=words), torch.no_grad():
+            call()
+
+
+def test_a_prefix_with_positions_of_its_own():
+    model, gpt = ours("learned").eval(), HFTrunk(make_gpt2().double()).eval()
+    for trunk, places in ((model, model.wpe), (gpt, gpt.model.transformer.wpe)):
+        prefix = embeddings(trunk, WHOLE[:, :2]) + places.weight[:2]
+        hidden = trunk(WHOLE[:, 2:], prefix_embs=prefix, remove_prefix_position_embs=True)
+        assert_close(hidden, trunk(WHOLE)[:, 2:], **EXACT)
+    for trunk, words in (
+        (ours("rotary"), "rotary positions are added to no embedding"),
+        (HFTrunk(make_llama()), "LlamaForCausalLM has no table of positions"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            trunk(WHOLE, prefix_embs=prefix, remove_prefix_position_embs=True)
+
+
+# Those of transformers
+
+
+def test_logits_are_the_models_own_and_padding_is_not_computed(trunk, monkeypatch):
+    trunk = theirs(trunk)
+    assert_close(trunk.logits(trunk(WHOLE)), trunk.model(WHOLE).logits, **EXACT)
+    widths, body = [], trunk._body.forward
+
+    def looked_at(*args, **options):
+        widths.append(options["input_ids"].shape[1])
+        return body(*args, **options)
+
+    monkeypatch.setattr(trunk._body, "forward", looked_at)
+    assert trunk(*padded(ROWS, width=16)).shape == (3, 16, 12) and widths == [7]
+
+
+def test_activations_that_are_computed_again_give_the_same_gradients(trunk):
+    options = {"dtype": torch.float64, "dropout": 0.2}
+    config = theirs(trunk).model.config.to_dict()
+    again = HFTrunk.from_config(config, gradient_checkpointing=True, **options)
+    plain = HFTrunk.from_config(config, **options)
+    rates = [v for n, v in vars(plain.model.config).items() if "drop" in n and type(v) is float]
+    assert 0.2 in rates and set(rates) <= {0.0, 0.2}
+    plain.load_state_dict(trunk.state_dict())
+    for parameter in again.parameters():  # those of the module are not used
+        torch.nn.init.constant_(parameter, 7.0)
+    named = {f"0.{n}": p.detach().requires_grad_() for n, p in plain.named_parameters()}
+    found = []
+    for model in (plain, again, copy.deepcopy(again)):
+        torch.manual_seed(1)
+        hidden = functional_call(torch.nn.Sequential(model.train()), named, (WHOLE,))
+        found.append(torch.autograd.grad(hidden.square().sum(), named.values(), allow_unused=True))
+    for others in found[1:]:
+        for other, expected in zip(others, found[0], strict=True):
+            assert (other is None) == (expected is None)
+            assert expected is None or torch.allclose(other, expected, **EXACT)
+
+
+@torch.no_grad()
+def test_folders_are_read_as_they_were_saved_and_tokens_may_be_added(trunk, tmp_path):
+    trunk = theirs(trunk)
+    trunk.model.save_pretrained(tmp_path)
+    again = HFTrunk.from_folder(tmp_path, dtype=torch.float64)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    for mine, other in zip(again.model.parameters(), model.parameters(), strict=True):
+        assert torch.equal(mine, other)
+    grown = HFTrunk.from_folder(tmp_path, vocab_size=13, dtype=torch.float64).eval()
+    assert_close(grown(WHOLE), trunk(WHOLE), **EXACT)
+    assert grown.vocab_size == 13 and grown.logits(grown(WHOLE + 2)).shape == (3, 7, 13)
+    assert_close(grown.logits(grown(WHOLE))[..., :11], trunk.logits(trunk(WHOLE)), **EXACT)
+    if isinstance(trunk.model, GPT2LMHeadModel):
+        assert_close(gpt2(tmp_path, dtype=torch.float64).eval()(WHOLE), trunk(WHOLE), **EXACT)
+    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
+    with pytest.raises(FileNotFoundError, match="pickled weights are not read"):
+        HFTrunk.from_folder(tmp_path)
+
+
+class Both(GPT2LMHeadModel):
+    """Attends to later tokens."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        forward = self.transformer.forward
+
+        def mixed(*args, **options):
+            out = forward(*args, **options)
+            out.last_hidden_state = out.last_hidden_state + out.last_hidden_state.flip(1)
+            return out
+
+        self.transformer.forward = mixed
+
+
+class Cooled(GPT2LMHeadModel):
+    def forward(self, *args, **options):
+        out = super().forward(*args, **options)
+        out.logits = out.logits / 2
+        return out
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (Both, "Both attends to later tokens, too"),
+        (Cooled, "Cooled does more to its logits than its output layer"),
+    ],
+)
+def test_models_of_other_kinds_are_refused(kind, words):
+    model = kind(make_gpt2().config)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter)
+    with pytest.raises(ValueError, match=words):
+        HFTrunk(model)
+
+
+def test_without_the_extra(tmp_path, monkeypatch):
+    make_llama().save_pretrained(tmp_path)
+    real = builtins.__import__
+
+    def refuse(name, *args, **options):
+        if name == "transformers":
+            raise ImportError(name)
+        return real(name, *args, **options)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    with pytest.raises(ImportError, match=r"'llama'.*pip install 'raffia\[hf\]'"):
+        HFTrunk.from_folder(tmp_path)
