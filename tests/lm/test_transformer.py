@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch.func import functional_call, stack_module_state
+from torch.func import functional_call
 from torch.testing import assert_close
 
 from raffia.lm.transformer import CausalLM
@@ -124,38 +124,6 @@ def test_padding_and_what_is_not_wanted_are_left_out_with_their_gradients(positi
     for mine, other, third in zip(*gradients, strict=True):
         assert_close(mine, other, **EXACT)
         assert_close(mine, third, **EXACT)
-
-
-def test_gradients_of_stacked_models_and_batches_of_their_own():
-    models = [make(), make()]
-    models[1].wte.weight.data.mul_(1.5)
-    stacked, _ = stack_module_state(models)
-    tokens = torch.stack([some_tokens(seed=0), some_tokens(seed=1)])
-    lengths = torch.tensor([[5, 2, 7], [1, 7, 3]])
-    index = torch.tensor([[0, 0], [1, 0], [2, 1]])
-
-    def loss(model, tokens, lengths):
-        hidden = model(tokens, torch.arange(7) < lengths[:, None])
-        return model.logits(hidden[torch.arange(3)[:, None], index]).logsumexp(-1).sum()
-
-    class Module(torch.nn.Module):
-        def __init__(self, model):
-            super().__init__()
-            self.model = model
-
-        def forward(self, *args):
-            return loss(self.model, *args)
-
-    module = Module(models[0])
-
-    def call(parameters, *args):
-        return functional_call(module, {f"model.{n}": p for n, p in parameters.items()}, args)
-
-    found = torch.vmap(torch.func.grad(call))(stacked, tokens, lengths)
-    for i, model in enumerate(models):
-        expected = torch.autograd.grad(loss(model, tokens[i], lengths[i]), list(model.parameters()))
-        for (name, _), right in zip(model.named_parameters(), expected, strict=True):
-            assert_close(found[name][i], right, **EXACT)
 
 
 def test_bfloat16_by_autocast():

@@ -9,14 +9,11 @@ from torch import nn
 from raffia.algorithms.efficientzero.config import ModelConfig
 from raffia.algorithms.efficientzero.inference import fold
 from raffia.algorithms.efficientzero.model_mlp import EfficientZeroModelMLP
-from raffia.algorithms.efficientzero.planning import Planner
-from raffia.algorithms.efficientzero.stacked import StackedModel
 from raffia.envs.env import Box, Discrete, EnvSpec
 from raffia.evolution.config import MutationConfig
 from raffia.evolution.forms import networks_with_form
 from raffia.evolution.mutate import mutate
 from raffia.nn.evolvable import EvolvableMLP
-from raffia.tensordict.tensordict import TensorDict
 
 from .test_learner import LINE, learner_of
 
@@ -135,28 +132,6 @@ def test_a_folded_model_says_what_the_model_says_whatever_its_form(env):
         )
         torch.testing.assert_close(found.prior_logits, step.policy_logits, **CLOSE)
         torch.testing.assert_close(found.reward, model.decode_reward(step.value_prefix), **CLOSE)
-
-
-@pytest.mark.parametrize("how", ["each", "vmap"])
-def test_one_search_asks_members_of_unlike_form(how):
-    learner, (obs, action) = evolvable(), inputs(LINE, 6)
-    state = members(learner)
-    stacked = StackedModel(learner.make_model(0), 3, how)
-    stacked.load(state)
-    root = stacked.root(obs)
-    found, _ = stacked.recurrent_fn(root.embedding, action)
-    for place in range(3):
-        rows = slice(2 * place, 2 * place + 2)
-        planner = Planner(learner.make_model(0), LINE, learner.config)
-        planner.refresh(state[place])
-        own = planner.root(TensorDict(observation=obs[rows], batch_size=[2]))
-        torch.testing.assert_close(root.value[rows], own.value, rtol=1e-4, atol=1e-5)
-        model = loaded(learner.make_model(0), state[place])
-        first = model.initial_inference(obs[rows])
-        step = model.recurrent_inference(
-            first.latent_state, first.reward_hidden_state, action[rows]
-        )
-        torch.testing.assert_close(found.prior_logits[rows], step.policy_logits)
 
 
 @pytest.mark.parametrize(

@@ -242,29 +242,6 @@ def test_augmentation_is_of_the_batch_s_numbers(frame_stack):
     assert_close(learner.grads(state, batch)[0], learner.grads(state, before)[0])
 
 
-@pytest.mark.slow
-def test_continuous_policies_are_learnt_from_sampled_actions():
-    spec = EnvSpec(observation_shape=(4,), action=Box((-1.0, -1.0), (1.0, 2.0)))
-    learner = learner_of(
-        spec,
-        model={"norm_type": "LN"},
-        loss={"entropy_weight": 0.005},
-        optimizer={"name": "adamw", "learning_rate": 0.02},
-    )
-    batch = batch_of(spec=spec, size=12)
-    batch["sampled_actions"] = torch.tensor([0.5, -0.5]).expand(12, 4, 5, 2)
-    batch["sampled_actions"] = batch["sampled_actions"] + 0.1 * torch.randn(12, 4, 5, 2)
-    state = learner.init(0)
-    for _ in range(150):
-        state = update(learner, state, batch)
-    planner = Planner(learner.make_model(0), spec, learner.config)
-    planner.refresh(state)
-    policy = planner.root(with_observations(batch, spec)).prior_logits
-    low, high = torch.tensor(spec.action.low), torch.tensor(spec.action.high)
-    middle = low + (high - low) * (policy[:, :2].tanh() + 1) / 2
-    assert (middle.mean(0) - torch.tensor([0.5, -0.5])).abs().max() < 0.1
-
-
 VECTORS = {"observation_shape": (4,), "action": Discrete(2)}
 
 

@@ -9,7 +9,7 @@ from raffia.algorithms.efficientzero.config import EfficientZeroConfig, ModelCon
 from raffia.algorithms.efficientzero.learner import EfficientZeroLearner
 from raffia.algorithms.efficientzero.planning import Planner
 from raffia.algorithms.efficientzero.stacked import StackedModel, StackedPlanner
-from raffia.envs.env import Box, Discrete, EnvSpec
+from raffia.envs.env import Discrete, EnvSpec
 from raffia.tensordict.tensordict import TensorDict
 
 SPEC = EnvSpec(observation_shape=(4,), action=Discrete(3), name="small")
@@ -63,15 +63,6 @@ def test_a_search_for_all_members_is_that_of_each(policy, how):
         )
         assert found.action[rows].tolist() == wanted.action.tolist()
         torch.testing.assert_close(found.root_value[rows], wanted.root_value, rtol=1e-3, atol=1e-4)
-
-
-def test_continuous_actions():
-    spec = EnvSpec(observation_shape=(4,), action=Box((-1.0,), (1.0,)), name="box")
-    config = replace(CONFIG, search=replace(CONFIG.search, num_sampled_actions=5))
-    stacked, _ = both(spec, config)
-    state = TensorDict(observation=torch.rand(3, 4), batch_size=[3])
-    draws = torch.Generator().manual_seed(0)
-    assert stacked.plan(state, generator=draws).action.shape == (3, 1)
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])

@@ -166,31 +166,6 @@ def test_kl_and_entropy_are_those_of_one_token():
     assert ILQL_Evaluator(Letters, TOKENIZER, values).evaluate(agent).kl > 0
 
 
-@pytest.mark.slow
-def test_an_agent_learns_to_say_what_pays():
-    """From answers of one letter, drawn at random, of which one pays."""
-    from raffia.lm.data.dialogue import DataPoint, DialogueDataset
-
-    a, end = TOKENIZER.token_to_id("a"), TOKENIZER.eoa_token_id
-    points = []
-    for place in range(200):
-        letter = TOKENIZER.encode("abcd"[place % 4])
-        asked = DataPoint.from_obs(Said([("b", None)]), TOKENIZER).tokens
-        tokens = [*asked, *letter, end, TOKENIZER.eod_token_id]
-        at = len(asked) - 1
-        points.append(DataPoint.from_tokens(tokens, [at, at + 1], [0.0, float(letter == [a])]))
-    dataset = DialogueDataset.of_points(points, TOKENIZER)
-    agent = speaker(
-        dataset=dataset, batch_size=32, lr=1e-2, alpha=0.1, tau=0.7, net={"dropout": 0.0}
-    )
-    for _ in range(120):
-        agent.learn()
-    greedy = DecodeConfig(num_beams=1, adv_weight=8.0, max_new_tokens=4)
-    assert agent.get_policy(TOKENIZER, greedy).act(Said([("b", None)])) == "a"
-    best = TopAdvantageNGrams(end_of_action=end).evaluate(agent, points)[0]
-    assert best.tokens == (a, end) and best.count == 50
-
-
 def by_hand(agent, n):
     """Of each n-gram the mean advantages of its places."""
     found = defaultdict(list)
@@ -226,13 +201,3 @@ def test_n_grams_by_their_mean_advantage(n):
     advantages = [gram.advantage for gram in found]
     assert advantages == sorted(advantages, reverse=True) and len(counter.top(3)) == 3
     assert agent.training and str(found[0].tokens) in str(found[0])
-
-
-def test_utterances_of_an_agent_that_values_whole_ones():
-    agent = small_agent(per_token=False, net={"dropout": 0.0})
-    found = {gram.tokens: gram for gram in TopAdvantageNGrams().evaluate(agent, rows())}
-    row = rows()[0]
-    begin, end = row.utterance_state_idxs[0], row.utterance_action_idxs[0]
-    gram = found[tuple(row.tokens[begin + 1 : end + 1])]
-    assert gram.count == 1
-    assert gram.advantage == pytest.approx(agent.get_qvs([row])["advantage"][0, 0].item(), abs=1e-6)

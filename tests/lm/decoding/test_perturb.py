@@ -66,16 +66,6 @@ def test_top_p_of_a_large_vocabulary_is_that_of_all_its_tokens_sorted():
     assert torch.equal(keep_top_p(logits, 1.0), logits)
 
 
-def test_rows_are_distributions_and_do_not_depend_on_each_other():
-    torch.manual_seed(0)
-    logits, advantage = torch.randn(3, 7), torch.randn(3, 7)
-    config = DecodeConfig(temperature=0.7, top_k=5, top_p=0.9, adv_weight=2.0, adv_clip=1.0)
-    both = perturb(logits, advantage, config)
-    assert torch.allclose(both.exp().sum(-1), torch.ones(3))
-    one = [perturb(logits[i : i + 1], advantage[i : i + 1], config) for i in range(3)]
-    assert torch.equal(both, torch.cat(one))
-
-
 @pytest.mark.parametrize(
     "options, text",
     [
@@ -97,9 +87,6 @@ def test_rows_are_distributions_and_do_not_depend_on_each_other():
 def test_what_cannot_be_is_refused(options, text):
     with pytest.raises(ValueError, match=text):
         DecodeConfig(**options)
-
-
-def test_plans_that_cannot_be_are_refused():
     with pytest.raises(ValueError, match="num_candidates=1 must be at least 2"):
         TokenPlanConfig(num_candidates=1)
     with pytest.raises(ValueError, match="policy='puct' is none of 'muzero', 'gumbel'"):

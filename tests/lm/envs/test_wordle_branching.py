@@ -14,7 +14,6 @@ from raffia.lm.envs.wordle.branching import (
 )
 from raffia.lm.envs.wordle.game import Wordle, WordleObservation
 from raffia.lm.envs.wordle.play import evaluate
-from raffia.lm.envs.wordle.policies import Fitting
 from raffia.lm.envs.wordle.tokens import wordle_letter_tokenizer, wordle_word_tokenizer
 from raffia.lm.envs.wordle.vocabulary import Vocabulary
 from raffia.lm.tokenizers.tokenizer import character_tokenizer
@@ -48,18 +47,19 @@ def test_values_by_tokens_are_those_of_the_exact_task(case):
         assert value == pytest.approx(case["v"][" ".join(state)], abs=1e-12)
         assert values.q[state] == pytest.approx(case["q"][" ".join(state)], abs=1e-12)
         assert sum(values.fraction[state].values()) == pytest.approx(1)
+    by_utterances = tabular_values(DIALOGUES, tau=case["tau"], gamma=case["gamma"])
+    if case["gamma"] == 1:
+        assert by_utterances.v[("q",)] == pytest.approx(values.v[("q",)], abs=1e-12)
+    polite = TabularPolicy(values, otherwise=TabularPolicy(by_utterances))
+    with pytest.raises(KeyError, match="data lack the state"):
+        polite.act(Said([("x", None)], terminal=False))
 
 
-def test_values_by_utterances_agree_where_they_should():
-    tokenizer = character_tokenizer(["abghklmnqrxy012389"])
-    for tau in (0.5, 1):
-        by_tokens = tabular_values(DIALOGUES, tau=tau, tokenizer=tokenizer)
-        by_utterances = tabular_values(DIALOGUES, tau=tau)
-        assert by_utterances.v[("q",)] == pytest.approx(by_tokens.v[("q",)], abs=1e-12)
-    assert tabular_values(DIALOGUES, tau=0.5).v[("q",)] == pytest.approx(-0.17375)
-    assert tabular_values(DIALOGUES, tau=1).v[("q",)] == 2.0  # the optimum; the lottery is no trap
-    assert tabular_values(DIALOGUES, tau=1).best(("q",)) == "lx"
-    assert tabular_values(DIALOGUES, tau=0.5).best(("q",)) != "lx"
+@pytest.mark.parametrize(("tau", "value", "opens"), [(0.5, -0.17375, False), (1, 2.0, True)])
+def test_values_by_utterances(tau, value, opens):
+    values = tabular_values(DIALOGUES, tau=tau)
+    assert values.v[("q",)] == pytest.approx(value)  # the optimum is 2; the lottery is no trap
+    assert (values.best(("q",)) == "lx") is opens
 
 
 @pytest.mark.parametrize("tau", [0.1, 0.5, 0.7, 0.99])
@@ -84,15 +84,6 @@ def test_mistakes_of_a_caller():
         branching_scripts(WORDLE, num_slow=0)
     with pytest.raises(ValueError, match="two words at least"):
         first_words(Wordle(vocabulary=Vocabulary(("crane",))))
-
-
-def test_someone_else_speaks_where_the_data_have_not_been():
-    class Polite:
-        def act(self, observation):
-            return "please"
-
-    policy = TabularPolicy(tabular_values(DIALOGUES, tau=0.5), otherwise=Polite())
-    assert policy.act(Said([("x", None)], terminal=False)) == "please"
 
 
 def test_branching_games_share_prefixes_and_frequencies_are_exact():
@@ -138,9 +129,3 @@ def test_on_branching_games_one_step_of_improvement_is_not_enough(num_words, lay
     cloning = sum(sum(game.game.rewards()) for game in games) / len(games)
     assert cloning + 0.5 < mean[0.5]  # BC < one step
     assert mean[0.5] + 1.5 < mean[0.9]  # one step < ILQL
-
-
-def test_scripts_of_the_kinds_can_also_be_drawn():
-    scripts = branching_scripts(WORDLE)
-    assert [number for _, number in scripts.values()] == [1, 3, 3]
-    assert scripts["expert"][0] != Fitting()

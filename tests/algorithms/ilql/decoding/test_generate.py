@@ -14,7 +14,7 @@ from raffia.lm.decoding.config import DecodeConfig, TokenPlanConfig
 from raffia.lm.decoding.generations import Stop
 from raffia.lm.decoding.request import Request
 from raffia.lm.decoding.sampling import draw_tokens, drawing
-from raffia.lm.decoding.scorer import Choice, Needs
+from raffia.lm.decoding.scorer import Choice
 from raffia.lm.decoding.steps import Moment
 
 PAD, END = 29, 30
@@ -69,24 +69,6 @@ def test_cached_equals_reading_all_anew(oracle, uncached, name):
     assert_same(cached, anew)
     lengths = {len(text) for texts in cached.tokens for text in texts}
     assert len(lengths) > 1  # the texts ended at unlike times
-
-
-@pytest.mark.parametrize("positions", ["learned", "rotary"])
-def test_steps_of_any_trunk_equal_reading_all_anew(positions):
-    shape = TrunkConfig(
-        vocab_size=12, n_layer=2, n_head=2, n_embd=8, block_size=24, positions=positions
-    )
-    torch.manual_seed(2)
-    model = ILQLModel(ILQLModelConfig(trunk=shape)).double().eval()
-    prompts = [[1, 2, 3], [4], [5, 6], [7], [8, 9]]
-    scorer = ModelScorer(model)
-    rows, _ = scorer.start(prompts, Needs(policy=True, values=False), 3)
-    for token in (10, 11):
-        said = rows.advance(torch.full((5,), token))
-        prompts = [[*prompt, token] for prompt in prompts]
-        with torch.no_grad():
-            anew = [model.logits(model.trunk(torch.tensor([row]))[:, -1]) for row in prompts]
-        torch.testing.assert_close(said.logits, torch.cat(anew), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
