@@ -9,6 +9,7 @@ import torch
 from raffia.algorithms.ilql.config import ILQLConfig, ILQLLossConfig, ILQLModelConfig, method
 from raffia.algorithms.ilql.terms import (
     advantage_weights,
+    bellman_target,
     cql_loss,
     dm_loss,
     monte_carlo_returns,
@@ -57,6 +58,12 @@ def test_weights_by_hand():
     assert advantage_weights(advantage, 0.5, clip_weight=1.5).tolist() == pytest.approx(expected)
     binary = advantage_weights(advantage, 0.9, exp_weights=False)
     assert binary.tolist() == pytest.approx([0.1, 0.1, 0.9])
+
+
+def test_nothing_follows_an_end_and_targets_take_no_gradient():
+    v, ended = torch.ones(3, requires_grad=True), torch.tensor([False, False, True])
+    target = bellman_target(torch.tensor([1.0, 0.0, 2.0]), v, ended, 0.5)
+    assert target.tolist() == [1.5, 0.5, 2.0] and not target.requires_grad
 
 
 def test_unlikely_tokens_have_a_finite_loss():
