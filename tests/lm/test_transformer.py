@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch.func import functional_call
+from torch.func import functional_call, stack_module_state
 from torch.testing import assert_close
 
 from raffia.lm.transformer import CausalLM
@@ -124,6 +124,17 @@ def test_padding_and_what_is_not_wanted_are_left_out_with_their_gradients(positi
     for mine, other, third in zip(*gradients, strict=True):
         assert_close(mine, other, **EXACT)
         assert_close(mine, third, **EXACT)
+
+
+@pytest.mark.filterwarnings("error")
+def test_stacked_models_are_the_models_one_by_one():
+    models, (tokens, mask) = [make(), make()], padded(ROWS)
+    models[1].wte.weight.data.mul_(1.5)
+    stacked, _ = stack_module_state(models)
+    for given in ((tokens,), (tokens, mask)):
+        found = torch.vmap(lambda p, given=given: functional_call(models[0], p, given))(stacked)
+        for model, hidden in zip(models, found, strict=True):
+            assert_close(hidden[mask], model(tokens)[mask], **EXACT)
 
 
 def test_bfloat16_by_autocast():

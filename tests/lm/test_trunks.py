@@ -283,6 +283,7 @@ def test_activations_that_are_computed_again_give_the_same_gradients(trunk):
     plain = HFTrunk.from_config(config, **options)
     rates = [v for n, v in vars(plain.model.config).items() if "drop" in n and type(v) is float]
     assert 0.2 in rates and set(rates) <= {0.0, 0.2}
+    assert HFTrunk.from_config(config, vocab_size=13).vocab_size == 13
     plain.load_state_dict(trunk.state_dict())
     for parameter in again.parameters():  # those of the module are not used
         torch.nn.init.constant_(parameter, 7.0)
