@@ -9,9 +9,13 @@ import pytest
 import torch
 
 from raffia.algorithms.ilql import ILQL
+from raffia.algorithms.ilql.generate import generate
 from raffia.algorithms.ilql.net_config import GPT2
+from raffia.algorithms.ilql.stream import stream
 from raffia.lm.data.dialogue import DialogueDataset, Vocabulary
+from raffia.lm.decoding.config import DecodeConfig
 from raffia.lm.folder import save_gpt2
+from raffia.lm.tokenizers.tokenizer import character_tokenizer
 from raffia.lm.transformer import CausalLM
 from raffia.nn.module import TensorDictModule
 from raffia.nn.sequence import TensorDictSequential
@@ -301,3 +305,89 @@ def test_data_that_do_not_fit_are_refused():
         alone.prepare_inputs(rows())
     with pytest.raises(ValueError, match="without a data set"):
         alone.learn()
+
+
+class Plain(torch.utils.data.Dataset):
+    """As torch has them, of whatever is put in."""
+
+    def __init__(self, points):
+        self.points = points
+
+    def __len__(self):
+        return len(self.points)
+
+    def __getitem__(self, index):
+        return self.points[index]
+
+
+@pytest.mark.parametrize("kind", [Plain, list])
+def test_a_plain_dataset_of_points_is_learnt_from(kind):
+    points = rows()
+    torch.manual_seed(0)
+    plain = ILQL(kind(points), SMALL, batch_size=2, lr=1e-2)
+    torch.manual_seed(0)
+    own = ILQL(
+        DialogueDataset.of_points(points, Vocabulary(SMALL["vocab_size"])), SMALL, 0, 2, lr=1e-2
+    )
+    for _ in range(5):
+        assert plain.learn()["loss"] == own.learn()["loss"]
+    assert torch.isfinite(plain.get_loss(points)[0])
+
+
+def test_what_is_no_dataset_is_refused():
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return iter(())
+
+    with pytest.raises(TypeError, match="has no __len__ and no __getitem__: .*Iterable_RL_Dataset"):
+        ILQL(Stream(), SMALL)
+    with pytest.raises(TypeError, match="row 0 of the dataset is a str, not a DataPoint"):
+        ILQL(Plain(["hi", "ho"]), SMALL)
+    with pytest.raises(ValueError, match="the dataset has no rows"):
+        ILQL(Plain([]), SMALL)
+
+
+def test_a_text_ends_where_the_tokenizer_says():
+    """The end of an utterance is drawn sooner or later; behind it nothing is said."""
+    tokenizer = character_tokenizer(["abc"])
+    torch.manual_seed(0)
+    agent = ILQL(None, {**SMALL, "vocab_size": tokenizer.num_tokens})
+    end, pad = tokenizer.eoa_token_id, tokenizer.pad_token_id
+    config = DecodeConfig(max_new_tokens=25, include_adv=False)
+    draws = torch.Generator().manual_seed(0)
+    texts = generate(
+        *(agent.model, agent.target, [[1]] * 20, config), tokenizer=tokenizer, generator=draws
+    )
+    said = [tokens for (tokens,) in texts.tokens]
+    assert all(end not in tokens[:-1] and pad not in tokens for tokens in said)
+    assert sum(tokens[-1] == end for tokens in said) > 10
+    draws = torch.Generator().manual_seed(0)
+    assert agent.generate([[1]] * 20, tokenizer, config, generator=draws).tokens == texts.tokens
+    draws = torch.Generator().manual_seed(0)
+    (text,) = agent.generate([[1]], tokenizer, config, generator=draws).tokens
+    draws = torch.Generator().manual_seed(0)
+    steps = stream(agent.model, None, [1], config, tokenizer=tokenizer, generator=draws)
+    assert [step.token for step in steps] == text[0]
+
+
+def test_a_cache_is_handed_to_the_language_models():
+    agent = small_agent(net={"dropout": 0.0, "policy": "separate", "target": "trunk"})
+    tokens, state, action = (
+        torch.tensor([[1, 5, 6, 2, 7]]),
+        torch.tensor([[0, 1]]),
+        torch.zeros(1, 1),
+    )
+    whole = agent(tokens, state, action.long())
+    trunks = agent.model.trunk, agent.model.policy, agent.target.trunk
+    names = "qv_kwargs", "policy_kwargs", "target_kwargs"
+    caches = {
+        name: {"cache": trunk.new_cache(1)} for name, trunk in zip(names, trunks, strict=True)
+    }
+    with torch.no_grad():
+        agent(tokens[:, :3], state, action.long(), **caches)
+        rest = agent(tokens[:, 3:], state, action.long(), **caches)
+    torch.testing.assert_close(rest.logits, whole.logits[:, 3:])
+    with pytest.raises(ValueError, match="called with qv_kwargs"):
+        small_agent()(tokens, state, action.long(), policy_kwargs={"cache": None})
+    with pytest.raises(ValueError, match="called with qv_kwargs"):
+        small_agent().get_qvs(rows(), target_kwargs={"cache": None})

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from raffia.algorithms.ilql import ILQL
 from raffia.algorithms.ilql.learner import ILQLLearner
 from raffia.algorithms.ilql.model import ILQLModel, make_target
+from raffia.lm.lora import add_lora
 from raffia.tensordict.memmap import DamagedFileError
 
 from .agents import data, rows, same, small_agent, tensors_of, with_loss
@@ -217,3 +218,34 @@ def test_agents_learn_in_threads_as_alone():
         thread.join()
     for one, other in zip(alone, together, strict=True):
         assert same(tensors_of(one), tensors_of(other))
+
+
+def test_the_optimisers_moments_go_with_the_weights():
+    agent = small_agent()
+    agent.learn()
+    agent.double()
+    agent.learn()
+    assert all(p.dtype == torch.float64 for p in agent.parameters())
+    assert agent.opt["language", "mean", "trunk", "wte", "weight"].dtype == torch.float64
+
+
+def test_low_rank_changes_are_learnt_saved_and_loaded(tmp_path):
+    def adapted(seed):
+        agent = small_agent(seed=seed)
+        add_lora(agent.model.trunk, rank=2)
+        return agent
+
+    agent = adapted(0)
+    before = tensors_of(agent)
+    agent.learn(), agent.learn()
+    moved = {
+        n for n, p in agent.model.named_parameters() if not torch.equal(p, before[f"model.{n}"])
+    }
+    assert moved == {n for n, p in agent.model.named_parameters() if p.requires_grad}
+    agent.save_checkpoint(tmp_path)
+    other = adapted(1)
+    other.load_checkpoint(tmp_path)
+    agent.learn(), other.learn()
+    assert same(tensors_of(agent), tensors_of(other))
+    with pytest.raises(ValueError, match="only in the checkpoint"):
+        small_agent().load_checkpoint(tmp_path)

@@ -201,3 +201,13 @@ def test_n_grams_by_their_mean_advantage(n):
     advantages = [gram.advantage for gram in found]
     assert advantages == sorted(advantages, reverse=True) and len(counter.top(3)) == 3
     assert agent.training and str(found[0].tokens) in str(found[0])
+
+
+def test_utterances_of_an_agent_that_values_whole_ones():
+    agent = small_agent(per_token=False, net={"dropout": 0.0})
+    found = {gram.tokens: gram for gram in TopAdvantageNGrams().evaluate(agent, rows())}
+    row = rows()[0]
+    begin, end = row.utterance_state_idxs[0], row.utterance_action_idxs[0]
+    gram = found[tuple(row.tokens[begin + 1 : end + 1])]
+    assert gram.count == 1
+    assert gram.advantage == pytest.approx(agent.get_qvs([row])["advantage"][0, 0].item(), abs=1e-6)
