@@ -190,6 +190,8 @@ class CategoricalSampler:
 
 
 def _check_mean_and_std(mean: Tensor, std: Tensor) -> None:
+    if bool(((mean.abs() < math.inf) & (std > 0) & (std < math.inf)).all()):
+        return
     positive = "they must be above 0 and finite: take the exponential or softplus of a network's"
     for name, numbers, fits, hint in (
         ("means", mean, mean.isfinite(), "the policy's parameters must be finite"),

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from raffia.functional.transforms import Support
 from raffia.jit.dense_program import ColumnBuffer, DenseProgram
+from raffia.nn.blocks import DirectSequential
 
 
 class Layer(NamedTuple):
@@ -124,7 +125,8 @@ def read_layers(network: nn.Module) -> list[Layer] | None:
     >>> read_layers(nn.Sequential(nn.Linear(3, 2), nn.Dropout())) is None
     True
     """
-    if type(network) is not nn.Sequential:
+    plain = type(network) in (nn.Sequential, DirectSequential)
+    if not (plain and isinstance(network, nn.Sequential)):
         return None
     layers: list[Layer] = []
     for part in network:

@@ -21,7 +21,7 @@ from raffia.algorithms.efficientzero.latent_model import LatentModel
 from raffia.algorithms.efficientzero.prediction import PredictionNetwork
 from raffia.algorithms.efficientzero.representation import DownSample, RepresentationNetwork
 from raffia.algorithms.efficientzero.row_invariant import in_blocks, row_invariant
-from raffia.nn.blocks import LSTMStep
+from raffia.nn.blocks import LSTMStep, run_directly
 
 _LINEAR = (nn.Linear, nn.Conv2d)
 _BATCH_NORM = (nn.BatchNorm1d, nn.BatchNorm2d)
@@ -114,6 +114,7 @@ class Folding:
             for parameter in self.model.parameters():
                 if parameter.dim() == 4:
                     parameter.data = parameter.contiguous(memory_format=torch.channels_last)
+        run_directly(self.model)
         self._modules = _modules(self.model)
         computed = [pair.linear for pair in self._pairs] + self._steps
         self._copied = [

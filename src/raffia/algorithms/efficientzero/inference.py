@@ -200,9 +200,11 @@ def _fills_up(model: LatentModel, rows: Tensor) -> bool:
 
 def _in_blocks(function: Callable[..., Rows], model: LatentModel, *rows: Tensor) -> Rows:
     num = len(rows[0])
-    if _fills_up(model, rows[0]):
-        rows = tuple(map(filled_up, rows))
-    return tuple(part[:num] for part in function(model, *rows))
+    if not _fills_up(model, rows[0]):
+        return function(model, *rows)
+    rows = tuple(map(filled_up, rows))
+    found = function(model, *rows)
+    return found if len(rows[0]) == num else tuple(part[:num] for part in found)
 
 
 def root_rows(model: LatentModel, observation: Tensor) -> Rows:

@@ -32,7 +32,7 @@ def filled_up(x: Tensor, size: int = BLOCK) -> Tensor:
     torch.Size([16, 4])
     """
     missing = -len(x) % size
-    return torch.cat([x, x.new_zeros(missing, *x.shape[1:])]) if missing else x
+    return torch.constant_pad_nd(x, [0, 0] * (x.dim() - 1) + [0, missing]) if missing else x
 
 
 def in_blocks(function: Callable[[Tensor], Tensor], x: Tensor, size: int = BLOCK) -> Tensor:
@@ -41,7 +41,8 @@ def in_blocks(function: Callable[[Tensor], Tensor], x: Tensor, size: int = BLOCK
     >>> in_blocks(lambda x: x + len(x), torch.zeros(3, 1)).tolist()
     [[16.0], [16.0], [16.0]]
     """
-    return function(filled_up(x, size))[: len(x)]
+    filled = filled_up(x, size)
+    return function(x) if filled is x else function(filled)[: len(x)]
 
 
 class RowInvariantConv2d(nn.Conv2d):
