@@ -122,7 +122,7 @@ def test_a_ball_that_has_just_struck_flies_through_the_next_brick(struck, reward
     ball[[breakout._X, breakout._Y, breakout._DX, breakout._DY]] = 4, 2, 1, 1
     ball[breakout._STRUCK] = struck
     ball[breakout._BRICKS + 2] = 1 << 5  # in row 3, where the ball goes
-    assert breakout._act(ball, game.NONE) == reward
+    assert breakout._act(ball, game.NONE, False) == reward
     assert ball[breakout._Y] == row and ball[breakout._X] == 5
     assert ball[breakout._BRICKS + 2] == (0 if reward else 1 << 5)
 
@@ -163,8 +163,12 @@ def test_plain_python_plays_the_same_games(name, monkeypatch):
         for key, function in list(vars(home).items()):
             if hasattr(function, "py_func"):
                 monkeypatch.setattr(home, key, function.py_func)
-    monkeypatch.setattr(GAMES[name], "begin_rows", staticmethod(module._begin_rows))
-    monkeypatch.setattr(GAMES[name], "step_rows", staticmethod(module._step_rows))
+    for key in ("begin_rows", "step_rows"):
+        loop = getattr(GAMES[name], key).py_func
+        for part in ("begin", "act", "draw"):
+            monkeypatch.setitem(loop.__globals__, part, getattr(module, f"_{part}"))
+        monkeypatch.setitem(loop.__globals__, "stuck_action", game.stuck_action)
+        monkeypatch.setattr(GAMES[name], key, staticmethod(loop))
     assert not hasattr(GAMES[name].step_rows, "py_func")
     assert torch.equal(play(), compiled)
 

@@ -2,8 +2,9 @@
 
 Kernels take integers (addresses, sizes) and floats only: telling numba the type of an array costs
 a microsecond a call, an integer next to nothing. They are serial and release the GIL: parallel ones
-abort in forked children and under threads. They stand at module level, or their compiled code is
-never found again on disk.
+abort in forked children and under threads. Their compiled code is found again on disk by file and
+name, and what they call among their globals: so they stand at module level, or are made as
+`raffia.envs.minatar.loops` makes them, and are no closures.
 """
 
 # llvmlite and numba give their builders no types, so little of this file has any.

@@ -20,8 +20,8 @@ from raffia.envs.minatar.game import (
     UP,
     below,
     next_word,
-    stuck_action,
 )
+from raffia.envs.minatar.loops import compiled_loops
 from raffia.jit.kernel import kernel
 
 __all__ = ["MinAtarAsterix"]
@@ -131,23 +131,6 @@ def _draw(game: Any, planes: Any) -> None:
                 planes[2, lane + 1, behind] = 255
 
 
-@kernel
-def _begin_rows(games: Any, rows: Any, planes: Any) -> None:
-    for i in range(len(rows)):
-        _begin(games[rows[i]])
-        _draw(games[rows[i]], planes[i])
-
-
-@kernel
-def _step_rows(
-    games: Any, rows: Any, action: Any, sticky: float, ramping: bool, reward: Any, planes: Any
-) -> None:
-    for i in range(len(rows)):
-        game = games[rows[i]]
-        reward[i] = _act(game, stuck_action(game, action[i], sticky), ramping)
-        _draw(game, planes[i])
-
-
 class MinAtarAsterix(RampingBatch):
     """E games of Asterix with planes as observations.
 
@@ -163,4 +146,4 @@ class MinAtarAsterix(RampingBatch):
     channels = ("player", "enemy", "trail", "gold")
     minimal_actions = (NONE, LEFT, UP, RIGHT, DOWN)
     num_words = _WORDS
-    begin_rows, step_rows = staticmethod(_begin_rows), staticmethod(_step_rows)
+    begin_rows, step_rows = map(staticmethod, compiled_loops(name, _begin, _act, _draw))

@@ -42,9 +42,7 @@ class MinAtarBatch:
     channels: tuple[str, ...]  # names of what each plane shows
     minimal_actions: tuple[int, ...]  # actions of the six that have an effect
     num_words: int  # words of a game's row
-    # Compiled loops over rows, static methods. Each game has its own: numba does not find the
-    # code of loops on disk again that a factory makes, and would compile them in each process.
-    begin_rows: Callable[..., None]
+    begin_rows: Callable[..., None]  # static methods, see `compiled_loops`
     step_rows: Callable[..., None]
 
     def __init__(

@@ -18,8 +18,8 @@ from raffia.envs.minatar.game import (
     RIGHT,
     SIZE,
     below,
-    stuck_action,
 )
+from raffia.envs.minatar.loops import compiled_loops
 from raffia.jit.kernel import kernel
 
 __all__ = ["MinAtarBreakout"]
@@ -41,7 +41,7 @@ def _begin(game: Any) -> None:
 
 
 @kernel
-def _act(game: Any, action: int) -> int:
+def _act(game: Any, action: int, ramping: bool) -> int:
     if action == LEFT:
         game[_PADDLE] = max(0, game[_PADDLE] - 1)
     elif action == RIGHT:
@@ -89,23 +89,6 @@ def _draw(game: Any, planes: Any) -> None:
             planes[3, row + 1, column] = 255 * (game[_BRICKS + row] >> column & 1)
 
 
-@kernel
-def _begin_rows(games: Any, rows: Any, planes: Any) -> None:
-    for i in range(len(rows)):
-        _begin(games[rows[i]])
-        _draw(games[rows[i]], planes[i])
-
-
-@kernel
-def _step_rows(
-    games: Any, rows: Any, action: Any, sticky: float, ramping: bool, reward: Any, planes: Any
-) -> None:
-    for i in range(len(rows)):
-        game = games[rows[i]]
-        reward[i] = _act(game, stuck_action(game, action[i], sticky))
-        _draw(game, planes[i])
-
-
 class MinAtarBreakout(MinAtarBatch):
     """E games of Breakout with planes as observations: paddle, ball, where the ball was, bricks.
 
@@ -121,4 +104,4 @@ class MinAtarBreakout(MinAtarBatch):
     channels = ("paddle", "ball", "trail", "brick")
     minimal_actions = (NONE, LEFT, RIGHT)
     num_words = _WORDS
-    begin_rows, step_rows = staticmethod(_begin_rows), staticmethod(_step_rows)
+    begin_rows, step_rows = map(staticmethod, compiled_loops(name, _begin, _act, _draw))

@@ -19,8 +19,8 @@ from raffia.envs.minatar.game import (
     UP,
     below,
     next_word,
-    stuck_action,
 )
+from raffia.envs.minatar.loops import compiled_loops
 from raffia.jit.kernel import kernel
 
 __all__ = ["MinAtarFreeway"]
@@ -54,7 +54,7 @@ def _begin(game: Any) -> None:
 
 
 @kernel
-def _act(game: Any, action: int) -> int:
+def _act(game: Any, action: int, ramping: bool) -> int:
     if (action == UP or action == DOWN) and game[_RESTING] == 0:
         game[_RESTING] = _REST
         game[_ROW] = min(_START, game[_ROW] + (1 if action == DOWN else -1))
@@ -91,23 +91,6 @@ def _draw(game: Any, planes: Any) -> None:
         planes[1 + abs(pace), lane + 1, behind] = 255
 
 
-@kernel
-def _begin_rows(games: Any, rows: Any, planes: Any) -> None:
-    for i in range(len(rows)):
-        _begin(games[rows[i]])
-        _draw(games[rows[i]], planes[i])
-
-
-@kernel
-def _step_rows(
-    games: Any, rows: Any, action: Any, sticky: float, ramping: bool, reward: Any, planes: Any
-) -> None:
-    for i in range(len(rows)):
-        game = games[rows[i]]
-        reward[i] = _act(game, stuck_action(game, action[i], sticky))
-        _draw(game, planes[i])
-
-
 class MinAtarFreeway(MinAtarBatch):
     """E games of Freeway with planes as observations.
 
@@ -127,4 +110,4 @@ class MinAtarFreeway(MinAtarBatch):
     channels = ("chicken", "car", "speed 1", "speed 2", "speed 3", "speed 4", "speed 5")
     minimal_actions = (NONE, UP, DOWN)
     num_words = _WORDS
-    begin_rows, step_rows = staticmethod(_begin_rows), staticmethod(_step_rows)
+    begin_rows, step_rows = map(staticmethod, compiled_loops(name, _begin, _act, _draw))

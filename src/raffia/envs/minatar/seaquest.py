@@ -25,8 +25,8 @@ from raffia.envs.minatar.game import (
     UP,
     below,
     next_word,
-    stuck_action,
 )
+from raffia.envs.minatar.loops import compiled_loops
 from raffia.envs.minatar.swarm import FIELDS, SHOOT, STEP, WAIT, X, Y, add, find, item, remove
 from raffia.jit.kernel import kernel
 
@@ -268,23 +268,6 @@ def _draw(game: Any, planes: Any) -> None:
         planes[8, SIZE - 1, column] = 255
 
 
-@kernel
-def _begin_rows(games: Any, rows: Any, planes: Any) -> None:
-    for i in range(len(rows)):
-        _begin(games[rows[i]])
-        _draw(games[rows[i]], planes[i])
-
-
-@kernel
-def _step_rows(
-    games: Any, rows: Any, action: Any, sticky: float, ramping: bool, reward: Any, planes: Any
-) -> None:
-    for i in range(len(rows)):
-        game = games[rows[i]]
-        reward[i] = _act(game, stuck_action(game, action[i], sticky), ramping)
-        _draw(game, planes[i])
-
-
 class MinAtarSeaquest(RampingBatch):
     """E games of Seaquest with ten planes as observations.
 
@@ -304,4 +287,4 @@ class MinAtarSeaquest(RampingBatch):
     )
     minimal_actions = (NONE, LEFT, UP, RIGHT, DOWN, FIRE)
     num_words = _WORDS
-    begin_rows, step_rows = staticmethod(_begin_rows), staticmethod(_step_rows)
+    begin_rows, step_rows = map(staticmethod, compiled_loops(name, _begin, _act, _draw))

@@ -19,8 +19,8 @@ from raffia.envs.minatar.game import (
     OWN,
     RIGHT,
     SIZE,
-    stuck_action,
 )
+from raffia.envs.minatar.loops import compiled_loops
 from raffia.jit.kernel import kernel
 
 __all__ = ["MinAtarSpaceInvaders"]
@@ -151,23 +151,6 @@ def _draw(game: Any, planes: Any) -> None:
             planes[5, row, column] = 255 * (bombs >> column & 1)
 
 
-@kernel
-def _begin_rows(games: Any, rows: Any, planes: Any) -> None:
-    for i in range(len(rows)):
-        _begin(games[rows[i]])
-        _draw(games[rows[i]], planes[i])
-
-
-@kernel
-def _step_rows(
-    games: Any, rows: Any, action: Any, sticky: float, ramping: bool, reward: Any, planes: Any
-) -> None:
-    for i in range(len(rows)):
-        game = games[rows[i]]
-        reward[i] = _act(game, stuck_action(game, action[i], sticky), ramping)
-        _draw(game, planes[i])
-
-
 class MinAtarSpaceInvaders(RampingBatch):
     """E games of Space Invaders, as planes.
 
@@ -184,4 +167,4 @@ class MinAtarSpaceInvaders(RampingBatch):
     channels = ("cannon", "alien", "alien left", "alien right", "friendly bullet", "enemy bullet")
     minimal_actions = (NONE, LEFT, RIGHT, FIRE)
     num_words = _WORDS
-    begin_rows, step_rows = staticmethod(_begin_rows), staticmethod(_step_rows)
+    begin_rows, step_rows = map(staticmethod, compiled_loops(name, _begin, _act, _draw))
