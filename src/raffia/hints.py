@@ -1,4 +1,4 @@
-"""The nearest name, for errors about one that is not there."""
+"""Words of messages: the nearest name to one that is not there, a number with its noun."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-__all__ = ["did_you_mean", "nearest"]
+__all__ = ["did_you_mean", "nearest", "plural"]
 
 
 def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
@@ -39,3 +39,12 @@ def did_you_mean(
     if near is None:
         return ""
     return hint.format(names[near] if isinstance(names, Mapping) else near)
+
+
+def plural(number: int, noun: str) -> str:
+    """A number with its noun.
+
+    >>> plural(1, "run"), plural(1200, "run")
+    ('1 run', '1,200 runs')
+    """
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")

@@ -176,7 +176,7 @@ def test_legal_actions_are_read_where_that_is_asked_for():
     env = GymEnv(Masked(), masked=True)
     assert env.reset(0)["action_mask"].tolist() == [True, False, False]
     assert env.step(torch.tensor(0))["action_mask"].tolist() == [False, False, True]
-    assert "action_mask" not in GymEnv(Masked()).reset(0)
+    assert "action_mask" not in GymEnv(Masked(), masked=False).reset(0)
     for marks in ([[1, 0]], [[]]):
         with pytest.raises(ValueError, match=r"info.\"action_mask\".* of shape .*needs \[3\]"):
             GymEnv(Masked(marks), masked=True).reset(0)

@@ -146,7 +146,7 @@ def test_a_node_stands_beside_the_middle_of_its_children():
 
 def test_a_deep_and_a_large_tree_are_drawn():
     chain = made_tree([(row, 0, 1500 - row, 0.5, 0.0) for row in range(1499)], num_actions=2)
-    assert words(picture(chain, max_nodes=1500).svg())[0].endswith("1500 nodes")
+    assert words(picture(chain, max_nodes=1500).svg())[0].endswith("1,500 nodes")
     assert picture(random_tree(1, num_rows=600), max_nodes=600).svg().count("N ") > 600
 
 

@@ -18,14 +18,13 @@ from raffia.cli.figures import (
     checkpoint_named,
     file_name,
     named,
-    plural,
     spread_of,
     table,
     write_record,
 )
 from raffia.cli.sessions import end_line, exit_status, print_next
 from raffia.cli.style import call, columns, help_width, paint, waiting
-from raffia.hints import nearest
+from raffia.hints import nearest, plural
 from raffia.lazy import imported
 from raffia.recipes.algorithm import Algorithm
 from raffia.recipes.population_config import PopulationConfig
@@ -181,7 +180,7 @@ class AlgorithmCommands:
     def evaluate(self, run: Path, config: Any, args: argparse.Namespace) -> int:
         """`raffia evaluate`: play episodes, write the figures, show them."""
         self.refuse_special(run, args)
-        waiting(f"playing {plural(args.episodes)} with {run} ...")
+        waiting(f"playing {plural(args.episodes, 'episode')} with {run} ...")
         from raffia.recipes.running import evaluate_run
 
         found = evaluate_run(
@@ -244,7 +243,7 @@ def show_evaluation(
     if args.json:
         print(json.dumps(record))
         return 0
-    played = plural(len(found.returns))
+    played = plural(len(found.returns), "episode")
     print(f"{run}, {checkpoint_named(args.checkpoint, found.update)}: {played}{against}")
     print(table(found.returns, found.lengths, as_first))
     for file in [path, *found.files]:

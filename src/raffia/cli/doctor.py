@@ -16,6 +16,7 @@ from typing import TextIO
 
 from raffia._version import __version__
 from raffia.cli.style import paint
+from raffia.hints import plural
 
 __all__ = ["Check", "doctor", "print_doctor"]
 
@@ -152,8 +153,7 @@ def torch_itself() -> Check:
         fix = "pip install --force-reinstall torch"
         return Check("torch", "fails", f"cannot be imported: {error}", fix)
     threads, cores = torch.get_num_threads(), usable_cores()
-    plural = "" if threads == 1 else "s"
-    found = f"{torch.__version__}, {threads} thread{plural} on {cores} usable cores, "
+    found = f"{torch.__version__}, {plural(threads, 'thread')} on {cores} usable cores, "
     if torch.cuda.is_available():
         names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
         found += f"GPU: {', '.join(names)} (--device cuda)"

@@ -10,8 +10,8 @@ from typing import Any
 
 from raffia.cli.algorithm import AlgorithmCommands, show_evaluation
 from raffia.cli.errors import UsageError
-from raffia.cli.figures import plural
 from raffia.cli.style import call, number, waiting
+from raffia.hints import plural
 from raffia.recipes.efficientzero.config import EfficientZeroRun
 
 # tyro keeps the breaks of indented lines only.
@@ -83,7 +83,7 @@ class EfficientZeroCommands(AlgorithmCommands):
     def evaluate(self, run: Path, config: EfficientZeroRun, args: argparse.Namespace) -> int:
         """Evaluate: episodes without noise, in games of two players against an opponent."""
         self.refuse_special(run, args)
-        waiting(f"playing {plural(args.episodes)} with {run} ...")
+        waiting(f"playing {plural(args.episodes, 'episode')} with {run} ...")
         from raffia.recipes.efficientzero import evaluate
         from raffia.recipes.environments import num_players
 

@@ -29,15 +29,6 @@ class Spread:
     maximum: float
 
 
-def plural(episodes: int) -> str:
-    """So many of them.
-
-    >>> plural(1), plural(2000)
-    ('1 episode', '2,000 episodes')
-    """
-    return f"{number(episodes, 0)} episode{'' if episodes == 1 else 's'}"
-
-
 def spread_of(returns: Sequence[float]) -> Spread:
     """Mean and spread; the standard error is that of the mean."""
     several = len(returns) > 1

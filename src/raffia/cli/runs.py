@@ -136,11 +136,17 @@ def config_of(run: Path, given: str = "") -> tuple[Algorithm, Any]:
         return algorithm, read_config(algorithm.config, path)
     except ConfigError as error:
         written_by = made_by.get("raffia", "")
-        if written_by in ("", __version__):
+        if written_by not in ("", __version__):
+            raise ConfigError(
+                f"{error}. The run is of raffia {written_by}, this is {__version__}: "
+                f"pip install raffia=={written_by} reads it"
+            ) from None
+        if given:
             raise
-        raise ConfigError(
-            f"{error}. The run is of raffia {written_by}, this is {__version__}: "
-            f"pip install raffia=={written_by} reads it"
+        raise UsageError(
+            f"{error}. Nothing goes on without the settings: repair {path}, or put a copy in "
+            "its place, or that of a run with the same settings. What it has reached can be read:",
+            call("raffia", "report", run),
         ) from None
 
 

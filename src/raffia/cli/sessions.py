@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from raffia.cli.errors import UsageError
 from raffia.cli.style import columns, duration, number, paint, printable, width_of
+from raffia.hints import plural
 
 if TYPE_CHECKING:
     from raffia.recipes.efficientzero import RunResult
@@ -47,8 +48,7 @@ def end_line(result: RunResult) -> str:
     """The line at a session's end: reason, length, result."""
     played = result.env_step is not None
     steps = f"{number(result.env_step, 0)} environment steps, " if played else ""
-    plural = "" if result.update == 1 else "s"
-    updates = f"{number(result.update, 0)} update{plural} in {duration(result.seconds)}"
+    updates = f"{plural(result.update, 'update')} in {duration(result.seconds)}"
     best = "" if result.best_return is None else f"; best mean return {number(result.best_return)}"
     return f"{result.folder} {ENDS[result.reason]}: {steps}{updates}{best}"
 

@@ -415,8 +415,9 @@ class MemmapStorage(Storage):
             self._check_occupied(rows)  # they may have been erased
         raise DamagedFileError(
             self.folder,
-            f"rows {rows[~fits][:5].tolist()} do not fit their checksums: a crash cut off a write. "
-            "MemmapStorage.open(folder) mends that",
+            f"rows {rows[~fits][:5].tolist()} do not fit their checksums: a crash cut off a write, "
+            "and MemmapStorage.open(folder) mends that; or the files were damaged, or changed by "
+            "others, and its erase(rows) gives them up",
         )
 
 

@@ -52,11 +52,12 @@ class GymEnv:
         *,
         max_episode_steps: int = 0,
         render: bool = False,
-        masked: bool = False,
+        masked: bool | None = None,
     ) -> None:
         """`max_episode_steps` replaces the limit of the id (0: keep it); `render=True` makes the
         pictures that `render()` gives, and costs time. Both are for ids: an object has its own.
-        `masked=True` reads the legal actions from `info["action_mask"]`, else they are not read."""
+        `masked=True` reads the legal actions from `info["action_mask"]`. False does not; None
+        does not either, and warns once where there are some."""
         if isinstance(env, str):
             env = made(env, max_episode_steps, render)
         elif max_episode_steps or render:
@@ -73,8 +74,9 @@ class GymEnv:
             observation_dtype=dtype,
             action=action,
             name=name,
-            masked=masked,
+            masked=bool(masked),
         )
+        self._warns_of_masks = masked is None
         self._row = EnvRows.for_spec(self.spec, 1)
 
     def reset(self, seed: int) -> TensorDict:
@@ -140,6 +142,9 @@ class GymEnv:
 
     def _read_mask(self, info: Mapping[str, Any], rows: EnvRows, row: int) -> None:
         if rows.action_mask is None:
+            if self._warns_of_masks and "action_mask" in info:
+                self._warns_of_masks = False
+                warnings.warn(_unread_mask(self.spec.name), stacklevel=4)
             return
         found = np.asarray(info.get("action_mask", []), bool)
         if found.shape != rows.action_mask[row].shape:
@@ -332,3 +337,10 @@ def parts(space: GymSpace) -> list[GymSpace]:
 
 def _as_it_is(value: Any) -> Any:
     return value
+
+
+def _unread_mask(name: str) -> str:
+    return (
+        f'{name} marks its legal actions in info["action_mask"], and these marks are not read: '
+        "GymEnv(env, masked=True) reads them, masked=False leaves them without this warning"
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -234,10 +235,15 @@ def unknown(name: str) -> ValueError:
     >>> unknown("Cartpole-v1")
     ValueError("there is no environment 'Cartpole-v1'. Did you mean 'CartPole-v1'? ...")
     """
-    names = {known.lower(): known for known in env_names()}
-    hint = did_you_mean(name.lower(), names, " Did you mean {!r}?")
+    names = {_stem(known): known for known in env_names()}
+    hint = did_you_mean(_stem(name), names, " Did you mean {!r}?", cutoff=0.62)
     return ValueError(
         f"there is no environment {name!r}.{hint} All names: `raffia list environments`, or "
         "raffia.envs.env_names() in Python; of a package of yours: 'its.module:Name-v0', where "
         "importing its.module registers it with Gymnasium"
     )
+
+
+def _stem(name: str) -> str:
+    """A name without its version, by which all of Gymnasium's are alike."""
+    return re.sub(r"-v\d+$", "", name.lower())

@@ -11,6 +11,7 @@ import torch
 
 from raffia.distributed.engine import Engine, InlineEngine, Needs, Workers
 from raffia.distributed.pool import Pool
+from raffia.hints import plural
 from raffia.recipes.devices import require_device
 from raffia.recipes.population_config import PopulationConfig
 from raffia.recipes.scale_config import (
@@ -19,7 +20,6 @@ from raffia.recipes.scale_config import (
     EvaluatorsConfig,
     ReanalyzersConfig,
 )
-from raffia.search.labels import count
 from raffia.tensordict.tensordict import TensorDict
 
 __all__ = [
@@ -136,7 +136,7 @@ def describe_evaluators(engine: EngineConfig, evaluators: EvaluatorsConfig) -> s
     '1 evaluator in this process, whose episodes are waited for 500 updates later'
     """
     return (
-        f"{count(max(1, evaluators.num), 'evaluator')} {where(engine)}, whose episodes are "
+        f"{plural(max(1, evaluators.num), 'evaluator')} {where(engine)}, whose episodes are "
         f"waited for {evaluators.join_after:,} updates later"
     )
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from raffia.draw.markup import Html, el, join
+from raffia.hints import plural
 from raffia.report.episodes import read_evaluations
 from raffia.report.evaluated import decodings_of
 from raffia.report.folder import Run
@@ -13,7 +14,7 @@ from raffia.report.groups import Group
 from raffia.report.markup import table
 from raffia.report.methods import MethodRow, method_of, over, tables
 from raffia.report.panel import tone
-from raffia.report.wording import NONE, column_format, count, decoding_label, figure, plural
+from raffia.report.wording import NONE, column_format, count, decoding_label, figure
 
 _WIDTH = 170  # pixels of the drawn interval
 

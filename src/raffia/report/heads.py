@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from raffia.draw.markup import Html, el, join
+from raffia.hints import plural
 from raffia.report.curves import bootstrap_band, interquartile_mean
 from raffia.report.evaluated import EvaluationRow
 from raffia.report.folder import Run
@@ -18,7 +19,7 @@ from raffia.report.markup import table
 from raffia.report.panel import tone
 from raffia.report.plots import is_game
 from raffia.report.rows import number
-from raffia.report.wording import NONE, count, duration, figure, plural
+from raffia.report.wording import NONE, count, duration, figure
 
 _STATES = {  # a sign that reads without colour, the text, the tone
     "finished": ("✓ finished", "good"),
@@ -193,7 +194,7 @@ def _machine(run: Run) -> str:
     stated = {**start, **run.about, **(versions if isinstance(versions, dict) else {})}
     threads = run.config.get("num_threads", stated.get("num_threads"))
     parts = [str(run.config["device"])] if "device" in run.config else []
-    parts += [f"{threads} threads" if threads != 1 else "1 thread"] if threads is not None else []
+    parts += [plural(threads, "thread")] if threads is not None else []
     raffia = stated.get("raffia", stated.get("version"))
     parts += [f"raffia {raffia}"] if isinstance(raffia, str) else []
     known = ("torch", "numpy", "gymnasium", "python")

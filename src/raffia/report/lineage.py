@@ -9,11 +9,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from raffia.hints import plural
 from raffia.report.changes import in_words
 from raffia.report.curves import every
 from raffia.report.folder import Run
 from raffia.report.rows import Row, number
-from raffia.report.wording import plural
 
 _MOST = 10**9  # numbers of members and generations lie below
 

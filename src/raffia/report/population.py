@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from raffia.draw.markup import Html, el, join
+from raffia.hints import plural
 from raffia.report import figures
 from raffia.report.curves import Curve
 from raffia.report.folder import Run
@@ -19,7 +20,7 @@ from raffia.report.lineage import Lineage, LineageColumn, has_population, read_l
 from raffia.report.lineage_tree import called, fitness_text, lineage_tree
 from raffia.report.markup import table
 from raffia.report.panel import SERIES, Line, Panel
-from raffia.report.wording import NONE, figure, plural
+from raffia.report.wording import NONE, figure
 
 _MOST_SHOWN = 4  # runs
 _MOST_POINTS = 3000  # of the lines of a panel

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from raffia.draw.markup import Html, el, join
+from raffia.hints import plural
 from raffia.report import figures
 from raffia.report.curves import RESAMPLES, SEED
 from raffia.report.folder import Run
@@ -28,7 +29,7 @@ from raffia.report.plots import (
     time_panel,
     training_panels,
 )
-from raffia.report.wording import NONE, decoding_label, duration, figure, plural
+from raffia.report.wording import NONE, decoding_label, duration, figure
 from raffia.report.workers import head_of, worker_heads, worker_row
 
 _MOST_SHOWN = 4  # configurations of which stretches of time are shown

@@ -8,11 +8,12 @@ from typing import Any
 
 from raffia.draw.clean_svg import clean_svg
 from raffia.draw.markup import Html, el
+from raffia.hints import plural
 from raffia.report.episodes import natural
 from raffia.report.folder import content, entries, read_json
 from raffia.report.markup import table
 from raffia.report.rows import number
-from raffia.report.wording import count, figure, plural
+from raffia.report.wording import count, figure
 
 _MOST_ACTIONS = 12  # in the table
 _LARGEST = 600_000  # bytes of a picture

@@ -115,15 +115,6 @@ def shown_token(token: str) -> str:
     return token.replace("\r", "").replace("\n", "↵").replace("\t", "⇥")
 
 
-def plural(number: int, noun: str) -> str:
-    """A number with its noun.
-
-    >>> plural(1, "run"), plural(1200, "run")
-    ('1 run', '1,200 runs')
-    """
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
-
-
 def time_unit(longest: float) -> tuple[float, str]:
     """Seconds in the unit of an axis that goes so far, and its sign.
 

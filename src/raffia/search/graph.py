@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
-from raffia.search.labels import count, figures
+from raffia.hints import plural
+from raffia.search.labels import figures
 
 
 @dataclass(frozen=True)
@@ -198,8 +199,8 @@ class TreeGraph:
         """
         text = (
             f"root {self.root}: value {write(self.node(0).value)}, "
-            f"{count(self.num_simulations, 'simulation')}, depth {self.depth}, "
-            f"{count(len(self.nodes), 'node')}"
+            f"{plural(self.num_simulations, 'simulation')}, depth {self.depth}, "
+            f"{plural(len(self.nodes), 'node')}"
         )
         return text if num_shown == len(self.nodes) else f"{text} ({num_shown} shown)"
 

@@ -27,14 +27,6 @@ def percent(share: float) -> str:
     return f"{share:.0%}" if share >= 0.0995 or share == 0 else f"{share:.1%}"
 
 
-def count(number: int, thing: str) -> str:
-    """
-    >>> count(1, "visit"), count(12, "visit")
-    ('1 visit', '12 visits')
-    """
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
-
-
 def shown_name(text: str, width: int) -> str:
     """A name on one line of at most `width` characters; what cannot be printed is a question mark.
 

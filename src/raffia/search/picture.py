@@ -8,9 +8,10 @@ from collections.abc import Sequence
 
 from raffia.draw.scene import Scene
 from raffia.draw.shapes import Steps, bent, rectangle, text_width
+from raffia.hints import plural
 from raffia.search.colours import QScale
 from raffia.search.graph import TreeEdge, TreeGraph
-from raffia.search.labels import count, figures, percent, shown_name
+from raffia.search.labels import figures, percent, shown_name
 from raffia.search.legend import Legend
 from raffia.search.node_boxes import MARGIN, NodeBox, lay_out
 
@@ -190,7 +191,8 @@ class _Painter:
 
     def _edge_tip(self, edge: TreeEdge) -> str:
         return (
-            f"{shown_name(edge.name, 200)}: {count(edge.visits, 'visit')} ({percent(edge.share)})\n"
+            f"{shown_name(edge.name, 200)}: {plural(edge.visits, 'visit')} "
+            f"({percent(edge.share)})\n"
             f"Q {edge.q:+.4g}, prior {edge.prior:.4g}\n"
             f"reward {edge.reward:+.4g}, discount {edge.discount:+.4g}"
         )
@@ -198,12 +200,12 @@ class _Painter:
     def _node_tip(self, row: int) -> str:
         node = self.graph.node(row)
         tip = (
-            f"node {row}: {count(node.visits, 'visit')}, value {node.value:+.4g}, "
+            f"node {row}: {plural(node.visits, 'visit')}, value {node.value:+.4g}, "
             f"raw value {node.raw_value:+.4g}"
         )
         if hidden := self.graph.left_out(row, self.shown):
-            visits = count(sum([edge.visits for edge in hidden]), "visit")
-            tip += f"\n{count(len(hidden), 'action')} not shown, {visits}"
+            visits = plural(sum([edge.visits for edge in hidden]), "visit")
+            tip += f"\n{plural(len(hidden), 'action')} not shown, {visits}"
         if node.num_untried:
             tip += f"\n{node.num_untried} not tried, prior {percent(node.untried_prior)}"
         return tip

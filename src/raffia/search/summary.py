@@ -3,8 +3,9 @@
 import textwrap
 from collections.abc import Sequence
 
+from raffia.hints import plural
 from raffia.search.graph import TreeEdge, TreeGraph, TreeNode
-from raffia.search.labels import count, figures, percent, shown_name
+from raffia.search.labels import figures, percent, shown_name
 
 _WIDTH = 100  # of the whole text, in characters
 _STEM = 30  # of the lines that lead to a node: ten levels
@@ -117,8 +118,8 @@ class _Table:
         node, hidden = self.graph.node(row), self.graph.left_out(row, self.shown)
         parts = []
         if hidden:
-            visits = count(sum([edge.visits for edge in hidden]), "visit")
-            parts.append(f"{count(len(hidden), 'more action')}, {visits}")
+            visits = plural(sum([edge.visits for edge in hidden]), "visit")
+            parts.append(f"{plural(len(hidden), 'more action')}, {visits}")
         if node.num_untried:
             parts.append(f"{node.num_untried} not tried, prior {percent(node.untried_prior)}")
         return "… " + "; ".join(parts) if parts else ""
@@ -138,7 +139,7 @@ class _Table:
             return " (ended)"
         edges = self.graph.edges_from(row)
         hidden = edges and len(self.graph.left_out(row, self.shown)) == len(edges)
-        return f" (+{count(len(edges), 'action')})" if hidden else ""
+        return f" (+{plural(len(edges), 'action')})" if hidden else ""
 
     def _cells(self, node: TreeNode, edge: TreeEdge | None) -> list[str]:
         """The figures of a line; those of an edge where it is not the root's."""

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from raffia.hints import plural
 from raffia.search.graph import TreeGraph, graph_of
-from raffia.search.labels import count
 from raffia.search.picture import drawn
 from raffia.search.summary import summary
 from raffia.tensordict.collection import TensorCollection
@@ -106,7 +106,7 @@ class Tree:
             first = number + len(self) if number < 0 else number
             if not 0 <= first < len(self):
                 raise IndexError(
-                    f"root {number} is out of range: this tree has {count(len(self), 'root')}"
+                    f"root {number} is out of range: this tree has {plural(len(self), 'root')}"
                 )
             index = slice(first, first + 1)
         return Tree(self.data[index], _mapped(self.embeddings, lambda leaf: leaf[index]))
@@ -117,8 +117,8 @@ class Tree:
     def __repr__(self) -> str:
         deepest = f", deepest node {int(self.data['depth'].max())}" if len(self) else ""
         return (
-            f"Tree({count(len(self), 'root')}, {count(self.num_simulations, 'simulation')}, "
-            f"{count(self.num_actions, 'action')}{deepest})"
+            f"Tree({plural(len(self), 'root')}, {plural(self.num_simulations, 'simulation')}, "
+            f"{plural(self.num_actions, 'action')}{deepest})"
         )
 
     def to(self, device: Any) -> "Tree":
@@ -272,7 +272,7 @@ class Tree:
         root = operator.index(root)
         if not 0 <= root < len(self):
             there = f", so root must lie in 0..{len(self) - 1}" if len(self) else ""
-            raise IndexError(f"root={root}: this tree has {count(len(self), 'root')}{there}")
+            raise IndexError(f"root={root}: this tree has {plural(len(self), 'root')}{there}")
         if action_names is not None and len(action_names) != self.num_actions:
             raise ValueError(
                 f"action_names has {len(action_names)} names and the tree {self.num_actions} "

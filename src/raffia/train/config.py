@@ -21,10 +21,10 @@ from raffia.train.flags import grouped, print_help, read_flag
 from raffia.train.settings import (
     AnyConfig,
     ConfigError,
+    as_json,
     nearest_name,
     setting_names,
     settings,
-    shown,
     type_hints,
     unknown_setting,
     value_from_json,
@@ -173,7 +173,7 @@ def _config_from_json(
 ) -> Config:
     if not isinstance(data, Mapping):
         raise ConfigError(
-            f"{path_here or 'a config'} must be a table of settings; got {shown(data)}"
+            f"{path_here or 'a config'} must be a table of settings; got {as_json(data)}"
         )
     known = {field.name for field in fields(kind)}
     values = {}

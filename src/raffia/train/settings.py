@@ -168,16 +168,16 @@ def wrong_value(path: str, hint: Any, value: object) -> ConfigError:
     >>> print(wrong_value("checkpoint.keep", int, 2.5))
     checkpoint.keep must be a whole number; got 2.5
     """
-    text, near = shown(value), ""
+    text, near = as_json(value), ""
     if get_origin(hint) is Literal and isinstance(value, str):
         near = did_you_mean(value[:LONGEST], map(str, get_args(hint)), "; did you mean {}?")
     return ConfigError(f"{path} must be {_described(hint)}; got {text}{near}")
 
 
-def shown(value: object) -> str:
+def as_json(value: object) -> str:
     """A value as JSON has it, cut where it is long.
 
-    >>> shown([1, "a"]), len(shown("a" * 1000))
+    >>> as_json([1, "a"]), len(as_json("a" * 1000))
     ('[1, "a"]', 204)
     """
     try:

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol, Self, TextIO
 
+from raffia.hints import plural
+
 __all__ = ["Output", "PlainView", "Status", "View"]
 
 
@@ -168,7 +170,7 @@ def worker_parts(status: Status) -> list[str]:
     if status.staleness is not None:
         parts.append(f"{status.staleness:,.0f} updates stale")
     if num := status.worker_restarts:
-        parts.append(f"{num:,} restart{'' if num == 1 else 's'}")
+        parts.append(plural(num, "restart"))
     return parts
 
 

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from raffia.files import shown
 from raffia.lm.data.token_reward import TokenReward
-from raffia.lm.data.utterances import Observation, UtteranceEncoder, check_sequence, shown
+from raffia.lm.data.utterances import Observation, UtteranceEncoder, check_sequence
 from raffia.lm.tokenizers.tokenizer import Tokenizer
 
 __all__ = ["DataPoint", "Decisions"]

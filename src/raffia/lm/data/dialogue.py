@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raffia.data.readers.episode import Path
+from raffia.files import shown
 from raffia.lm.data.data_point import DataPoint
 from raffia.lm.data.dialogue_batches import BatchOrder, collate_rows
 from raffia.lm.data.dialogue_building import Malformed, RowRules, TooLong, build_store
@@ -36,7 +37,7 @@ from raffia.lm.data.rl_dataset import (
 )
 from raffia.lm.data.token_reward import ConstantTokenReward, SpecifiedTokenReward, TokenReward
 from raffia.lm.data.token_store import TokenStore
-from raffia.lm.data.utterances import Observation, shown
+from raffia.lm.data.utterances import Observation
 from raffia.lm.tokenizers.check import check_tokenizer
 from raffia.lm.tokenizers.tokenizer import Tokenizer
 from raffia.tensordict.tensordict import TensorDict

@@ -19,8 +19,9 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from raffia.data.readers.episode import Location
+from raffia.files import shown
 from raffia.hints import nearest
-from raffia.lm.data.utterances import Utterance, check_sequence, shown, wrong_reward
+from raffia.lm.data.utterances import Utterance, check_sequence, wrong_reward
 
 __all__ = ["ROLES", "Dialogue", "TokenRow", "dialogue_of", "messages_of"]
 

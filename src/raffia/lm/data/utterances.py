@@ -8,6 +8,7 @@ from contextlib import suppress
 from numbers import Real
 from typing import Any, Protocol, TypeAlias
 
+from raffia.files import shown
 from raffia.lm.tokenizers.tokenizer import Tokenizer, special_ids
 
 __all__ = [
@@ -16,7 +17,6 @@ __all__ = [
     "UtteranceEncoder",
     "check_sequence",
     "check_tokens",
-    "shown",
     "wrong_reward",
 ]
 
@@ -139,13 +139,3 @@ def wrong_reward(value: Any) -> str:
         if math.isfinite(value):
             return ""
     return f"is {shown(value)}, which is not finite"
-
-
-def shown(value: Any) -> str:
-    """A value in an error, on one line.
-
-    >>> shown("hi")
-    "'hi'"
-    """
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

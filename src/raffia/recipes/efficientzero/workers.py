@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from raffia.distributed.engine import InlineEngine, Needs, Workers
 from raffia.distributed.pool import Pool
+from raffia.hints import plural
 from raffia.recipes.efficientzero.actors import actor_config
 from raffia.recipes.efficientzero.config import EfficientZeroRun
 from raffia.recipes.engines import (
@@ -18,7 +19,6 @@ from raffia.recipes.engines import (
     where,
     workers_of,
 )
-from raffia.search.labels import count
 from raffia.train.shard_batches import holds
 
 __all__ = ["RunWorkers", "describe_workers"]
@@ -109,7 +109,7 @@ def describe_workers(run: EfficientZeroRun) -> list[str]:
         num = max(1, actors.num)
         do, each = ("play", " each") if num > 1 else ("plays", "")
         lines.append(
-            f"{count(num, 'actor')} {at} {do} {run.env.num_envs // num} environments{each}, "
+            f"{plural(num, 'actor')} {at} {do} {run.env.num_envs // num} environments{each}, "
             f"{actors.ahead} updates ahead; this process learns"
         )
     if run.evaluators.play_elsewhere:
@@ -121,6 +121,7 @@ def describe_workers(run: EfficientZeroRun) -> list[str]:
             share = len(holds(0, num, run.replay.shards))
             held = f", {share} of {run.replay.shards} shards of the replay with each"
         lines.append(
-            f"{count(num, 'reanalyzer')} {at} {do} batches, {reanalyzers.ahead} updates ahead{held}"
+            f"{plural(num, 'reanalyzer')} {at} {do} batches, "
+            f"{reanalyzers.ahead} updates ahead{held}"
         )
     return lines

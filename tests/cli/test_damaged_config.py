@@ -1,0 +1,20 @@
+"""A run whose config.json can't be read: what is said, and what can still be called."""
+
+import pytest
+
+from raffia.cli import main
+
+
+@pytest.mark.parametrize("command", ["resume", "evaluate"])
+@pytest.mark.parametrize("text", ['{"seed": 0, ', '{"sead": 1}', "[]", "null and void"])
+def test_the_call_that_works_is_named(command, text, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "runs" / "a"
+    run.mkdir(parents=True)
+    (run / "config.json").write_text(text)
+    (run / "metrics.jsonl").write_text('{"kind": "start", "update": 0}\n')
+    assert main([command, "runs/a"]) == 2
+    said = capsys.readouterr().err
+    assert "error: runs/a/config.json" in said and "put a copy in its place" in said
+    assert said.endswith("\n  raffia report runs/a\n") and "--help" not in said
+    assert main(["report", "runs/a", "--out", "page.html"]) == 0
