@@ -227,6 +227,29 @@ def test_update_with_the_batch_size():
         td.update(of_rows(4), update_batch_size=True)
 
 
+def test_batch_sizes_and_names_of_nested_stacks():
+    def held(*sizes):
+        rows = lazy_stack([TensorDict(b=torch.zeros(n, 4)) for n in sizes])
+        return TensorDict(rows=rows, batch_size=[2], names=["t"])
+
+    td = held(3, 3)
+    td.batch_size = [2, 3]
+    assert td["rows"].batch_size == (2, 3) and td["rows"].names == ["t", None] and sound(td)
+    td = held(3, 2)
+    with pytest.raises(RuntimeError, match="b"):
+        td.batch_size = [2, 3]
+    assert td.batch_size == td["rows"].batch_size == (2,) and sound(td)
+    assert {member.batch_size for member in td["rows"].tensordicts} == {()}
+    stack = lazy_stack([of_rows(2), of_rows(2)], 1)
+    locked = torch.vmap(lambda row: row)(stack.clone().lock_())
+    assert locked.batch_size == (2, 2) and sound(locked)
+    stack.names = ["r", "t"]
+    both = torch.stack([stack, stack.clone()], 0)
+    assert both.names == [None, "r", "t"] and sound(both)
+    params = TensorDictParams(TensorDict(a=torch.zeros(2)))
+    assert TensorDictParams(params)["a"] is params["a"]
+
+
 def test_no_gradients():
     assert TensorDict().grad is None and TensorDict(a=dict()).grad is None
 
