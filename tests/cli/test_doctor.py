@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from raffia.cli import doctor as module
+from raffia.cli import main
 from raffia.cli.doctor import CORE, EXTRAS, Check, doctor, print_doctor
 
 PROJECT = tomllib.loads((pathlib.Path(__file__).parents[2] / "pyproject.toml").read_text())
@@ -69,7 +70,7 @@ def test_a_missing_extra_is_a_note_with_the_call(monkeypatch, extra):
     assert check.verdict == "note" and use in check.found
     assert all(project in check.found for project in projects)
     assert check.fix == f"pip install 'raffia[{extra}]'"
-    assert print_doctor(io.StringIO()) == 0
+    assert main(["doctor"]) == 0
 
 
 def test_missing_games(monkeypatch):
