@@ -113,6 +113,16 @@ def test_a_worker_that_dies_in_the_midst_of_a_step_is_replaced(workers):
     assert batch.num_restarts == 1
 
 
+def test_rows_that_have_ended_or_not_begun_are_so_after_a_restart(workers):
+    batch = workers([PolicyProbe] * 3, 1)
+    batch.reset(torch.tensor([0, 1]), torch.tensor([0, 1]))
+    batch.step(torch.tensor([1]), torch.tensor([0]))
+    os.kill(processes(batch)[0].pid, signal.SIGKILL)
+    batch.step(torch.tensor([1]), torch.tensor([1]))
+    with pytest.raises(RuntimeError, match=r"rows \[0, 1, 2\]: no episode runs"):
+        batch.step(torch.tensor([0, 0, 0]))
+
+
 def test_without_restarts_a_death_is_an_error_at_once_and_ends_the_batch(workers):
     batch = workers([CARTPOLE] * 3, 2, max_restarts=0)
     batch.reset(torch.arange(3))
