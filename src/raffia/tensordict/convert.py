@@ -113,9 +113,7 @@ def to(
     if inplace:
         if device is not None:
             td._set_device(device)
-        for key, leaf in out.items(True, True):
-            td.set(key, leaf)
-        return td
+        return _replaced(td, out)
     out._origin = ("to", weakref.ref(td))
     return out.lock_() if td._locked else out
 
