@@ -267,7 +267,7 @@ def newest_update(checkpoints):
         (on_disk, 120, 2, 4, 0.1),
         (of_two_players, 120, 2, 4, 0.1),
         (with_sampled_actions, 120, 2, 4, 0.1),
-        (that_speaks, 60, 2, 5, 0.4),
+        (that_speaks, 120, 2, 5, 0.4),
     ],
 )
 def test_kills_change_nothing(make, size, every_updates, num_kills, at_work_seconds, tmp_path):

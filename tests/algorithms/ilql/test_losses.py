@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from raffia.algorithms.ilql.config import ILQLConfig, ILQLLossConfig, ILQLModelConfig, method
+from raffia.algorithms.ilql.slots import masks_of
 from raffia.algorithms.ilql.terms import (
     advantage_weights,
     bellman_target,
@@ -49,6 +50,15 @@ def test_what_does_not_count_may_be_anything():
     assert mean == 3
     assert grad.tolist() == [0.5, 0.0, 0.5]
     assert masked_mean(values, mask, torch.tensor(4.0)) == 1.5
+
+
+def test_masks_of_rows_that_end_and_rows_that_do_not():
+    real = torch.tensor([[True, True, False], [True, False, False], [False, False, False]])
+    ended = torch.tensor([[0, 0, 1, 1], [0, 0, 1, 1], [0, 1, 1, 1]]).bool()
+    strict, published = masks_of(real, ended), masks_of(real, ended, "published")
+    assert strict.values is real
+    assert published.values.int().tolist() == [[1, 1, 0], [1, 1, 0], [1, 0, 0]]
+    assert published.weights.int().tolist() == [[1, 1, 0], [1, 0, 0], [1, 0, 0]]
 
 
 def test_weights_by_hand():
