@@ -198,7 +198,8 @@ SETTINGS = {
     "model.trunk.vocab_size": RUNS + "test_sizes_that_do_not_fit_are_refused_and_leave_no_folder",
     "model.trunk.gradient_checkpointing": WORDS + "test_what_saves_memory_or_time_learns_the_same",
     "model.per_token": RUNS + "test_whole_utterances_as_actions",
-    "decode.num_generations": SPEAKING + "test_several_generations_read_the_prompt_once",
+    "decode.num_generations": SPEAKING
+    + "test_complete_texts_leave_the_batch_and_the_prompt_is_read_once",
     "decode.rerank": SPEAKING + "test_generations_are_re_ranked",
     "decode.max_new_tokens": SPEAKING + "test_cached_equals_reading_all_anew",
     "decode.report_all": SPEAKING + "test_cached_equals_reading_all_anew",
