@@ -65,8 +65,7 @@ def trunk(request):
     return model.eval()
 
 
-def theirs(trunk):
-    return trunk if isinstance(trunk, HFTrunk) else pytest.skip("one of ours")
+theirs = pytest.mark.parametrize("trunk", ["gpt2", "llama", "opt"], indirect=True)
 
 
 WHOLE = torch.randint(1, 11, (3, 7), generator=torch.Generator().manual_seed(0))
@@ -203,11 +202,18 @@ WAYS = {  # each gives pairs of what a way of calling says of the last tokens of
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("trunk", "way"),
+    [  # rows pause in our own alone
+        (trunk, way)
+        for trunk in TRUNKS
+        for way in WAYS
+        if way != "a row that pauses" or trunk in ("learned", "rotary")
+    ],
+    indirect=["trunk"],
+)
 @torch.no_grad()
 def test_rows_are_as_each_read_alone(trunk, way):
-    if way == "a row that pauses" and isinstance(trunk, HFTrunk):
-        pytest.skip("only ours")
     pairs = list(WAYS[way](trunk))
     assert len(pairs) > 1
     for found, row in pairs:
@@ -263,8 +269,8 @@ def test_a_prefix_with_positions_of_its_own():
 # Those of transformers
 
 
+@theirs
 def test_logits_are_the_models_own_and_padding_is_not_computed(trunk, monkeypatch):
-    trunk = theirs(trunk)
     assert_close(trunk.logits(trunk(WHOLE)), trunk.model(WHOLE).logits, **EXACT)
     widths, body = [], trunk._body.forward
 
@@ -276,9 +282,10 @@ def test_logits_are_the_models_own_and_padding_is_not_computed(trunk, monkeypatc
     assert trunk(*padded(ROWS, width=16)).shape == (3, 16, 12) and widths == [7]
 
 
+@theirs
 def test_activations_that_are_computed_again_give_the_same_gradients(trunk):
     options = {"dtype": torch.float64, "dropout": 0.2}
-    config = theirs(trunk).model.config.to_dict()
+    config = trunk.model.config.to_dict()
     again = HFTrunk.from_config(config, gradient_checkpointing=True, **options)
     plain = HFTrunk.from_config(config, **options)
     rates = [v for n, v in vars(plain.model.config).items() if "drop" in n and type(v) is float]
@@ -299,9 +306,9 @@ def test_activations_that_are_computed_again_give_the_same_gradients(trunk):
             assert expected is None or torch.allclose(other, expected, **EXACT)
 
 
+@theirs
 @torch.no_grad()
 def test_folders_are_read_as_they_were_saved_and_tokens_may_be_added(trunk, tmp_path):
-    trunk = theirs(trunk)
     trunk.model.save_pretrained(tmp_path)
     again = HFTrunk.from_folder(tmp_path, dtype=torch.float64)
     model = AutoModelForCausalLM.from_pretrained(tmp_path)

@@ -2,6 +2,7 @@
 
 import copy
 import io
+import itertools
 import json
 import multiprocessing
 import os
@@ -55,11 +56,14 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("place", ["folder", "temporary files"])
-@pytest.mark.parametrize("how", ["memmap", "memmap_", "memmap_like", "save"])
+@pytest.mark.parametrize(
+    ("place", "how"),
+    [
+        *itertools.product(["folder", "temporary files"], ["memmap", "memmap_", "memmap_like"]),
+        ("folder", "save"),
+    ],
+)
 def test_changes_are_seen_by_all_that_share(tmp_path, place, how):
-    if how == "save" and place != "folder":
-        pytest.skip("save takes a folder")
     td = mapped(tmp_path / "td" if place == "folder" else None, how)
     others = {"pickled": pickle.loads(pickle.dumps(td))}
     if place == "folder":
