@@ -97,12 +97,9 @@ def efficientzero(
             return replace(found, does={"batches": 1.0, "simulations": num}, cost=cost)
 
         def update() -> Figure:
-            def counted() -> None:  # a graph's operations are not seen
-                networks = parts.run.networks
-                update, _ = networks.grads(parts.state, parts.batch)
-                networks.apply(parts.state.clone(), update)
-
-            return figure("update", parts.learn, {"updates": 1.0}, cost_of(counted))
+            # Of the networks' own learner: a graph's operations are not seen.
+            cost = cost_of(lambda: parts.learn(run.networks))
+            return figure("update", parts.learn, {"updates": 1.0}, cost)
 
         def loop() -> Figure:
             ratio = parts.config.collect.updates_per_env_step

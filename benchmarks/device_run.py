@@ -16,6 +16,7 @@ from raffia.envs.batch import SerialBatch
 from raffia.envs.config import EnvConfig
 from raffia.envs.env import BatchEnv, Discrete, EnvSpec
 from raffia.envs.make import make_env
+from raffia.learner import Learner
 from raffia.recipes.efficientzero.config import EfficientZeroRun
 from raffia.recipes.efficientzero.experiment import EfficientZeroExperiment
 from raffia.recipes.efficientzero.presets import PRESETS
@@ -164,10 +165,11 @@ class Played:
         """A batch on the device, with reanalyze as the preset has it."""
         return self.run._make_batch(self.state, self.windows())
 
-    def learn(self) -> TensorDict:
-        """An update by the batch that is there."""
-        update, metrics = self.run.learner.grads(self.state, self.batch)
-        self.state = self.run.learner.apply(self.state, update)
+    def learn(self, learner: Learner | None = None) -> TensorDict:
+        """An update by the batch that is there; by the run's learner, or another."""
+        learner = self.run.learner if learner is None else learner
+        update, metrics = learner.grads(self.state, self.batch)
+        self.state = learner.apply(self.state, update)
         return metrics
 
     def train(self, num_updates: int = 1) -> None:
