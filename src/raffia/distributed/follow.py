@@ -408,10 +408,10 @@ class Follower:
             address = f"{LOCALHOST}:{int(task['port'])}"
             self._group = _group(address, self._rank, self._size, self._sums, self._timeout)
         elif command == STATE:
-            self._state = self._moved(self._there(self._group).broadcast(None))
+            self._state = self._there(self._group).broadcast(None).to(self._device)
         elif command == PART:
             # Cloned, to lie in memory as it does where the leader computes.
-            part = self._moved(task["part"].clone())
+            part = task["part"].clone().to(self._device)
             self._own = self._learner.grads(self._there(self._state), part)
         elif command == SUM:
             state, group = self._there(self._state), self._there(self._group)
@@ -438,9 +438,6 @@ class Follower:
         else:
             part = task["part"].clone()
             self._update, _ = shard_grads(group, self._learner, state, rows, part)
-
-    def _moved(self, tree: TensorDict) -> TensorDict:
-        return tree if self._device.type == "cpu" else tree.to(self._device)
 
     @staticmethod
     def _there(found: Any) -> Any:

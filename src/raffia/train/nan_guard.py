@@ -201,10 +201,7 @@ def all_finite(values: TensorDict) -> bool:
     """
     leaves = [leaf.detach() for leaf in values.values(True, True) if _has_fractions(leaf)]
     small = [leaf.reshape(-1) for leaf in leaves if leaf.numel() <= SMALL]
-    found = [
-        torch.cat([leaf for leaf in small if leaf.device == device]).isfinite().all()
-        for device in dict.fromkeys(leaf.device for leaf in small)
-    ]
+    found = [torch.cat(small).isfinite().all()] if small else []
     for leaf in leaves:
         if leaf.numel() > SMALL:
             found += [piece.isfinite().all() for piece in _pieces(leaf)]
