@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
 from itertools import chain
@@ -95,6 +96,19 @@ def check_fraction(config: Any, *names: str) -> None:
         value = _number(config, name)
         if not 0 <= value <= 1:
             raise ValueError(f"{name}={value} must lie in 0..1")
+
+
+def check_alone(why: str, others: Mapping[str, bool]) -> None:
+    """Refuse what is set, of others by name, beside a setting that can't be with them.
+
+    >>> check_alone("compile=True compiles one agent, and", {"population.size=4": True})
+    Traceback (most recent call last):
+    ...
+    ValueError: compile=True compiles one agent, and population.size=4: leave one of the two out
+    """
+    for what, is_set in others.items():
+        if is_set:
+            raise ValueError(f"{why} {what}: leave one of the two out")
 
 
 def _number(config: Any, name: str) -> Any:

@@ -8,6 +8,7 @@ from typing import Literal
 from raffia.algorithms.efficientzero.config import EfficientZeroConfig
 from raffia.envs.checked import (
     check_above_zero,
+    check_alone,
     check_choices,
     check_fraction,
     check_least,
@@ -232,16 +233,15 @@ class EfficientZeroRun(EfficientZeroConfig):
                 f"replay.batch_size={batch_size} can't be shared evenly by learners.num={num} "
                 f"processes: take replay.batch_size={(batch_size // num + 1) * num}"
             )
-        for what, is_so in (
-            ("compile=True", self.compile),
-            (f"population.size={self.population.size}", self.population.size > 1),
-            ("learners.state=sharded", self.learners.state == "sharded"),
-        ):
-            if is_so:
-                raise ValueError(
-                    f"learners.num={num} processes share batches of one agent, whose state each "
-                    f"holds whole, without torch.compile; and {what}: leave one of the two out"
-                )
+        check_alone(
+            f"learners.num={num} processes share batches of one agent, whose state each holds "
+            "whole, without torch.compile; and",
+            {
+                "compile=True": self.compile,
+                f"population.size={self.population.size}": self.population.size > 1,
+                "learners.state=sharded": self.learners.state == "sharded",
+            },
+        )
 
     def _check_cudagraphs(self) -> None:
         if not self.cudagraphs:
@@ -251,17 +251,15 @@ class EfficientZeroRun(EfficientZeroConfig):
                 f"cudagraphs=True records kernels of a GPU, and device={self.device}: set "
                 "device=cuda, or leave cudagraphs out"
             )
-        for what, is_so in (
-            ("compile=True", self.compile),
-            (f"population.size={self.population.size}", self.population.size > 1),
-            (f"learners.num={self.learners.num}", self.learners.num > 1),
-            ("model.evolvable_heads=True", self.model.evolvable_heads),
-        ):
-            if is_so:
-                raise ValueError(
-                    "cudagraphs=True records the gradients of one agent in one process, as they "
-                    f"are, and {what}: leave one of the two out"
-                )
+        check_alone(
+            "cudagraphs=True records the gradients of one agent in one process, as they are, and",
+            {
+                "compile=True": self.compile,
+                f"population.size={self.population.size}": self.population.size > 1,
+                f"learners.num={self.learners.num}": self.learners.num > 1,
+                "model.evolvable_heads=True": self.model.evolvable_heads,
+            },
+        )
 
     def _check_population(self) -> None:
         size, num_envs = self.population.size, self.env.num_envs

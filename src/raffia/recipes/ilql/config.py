@@ -6,7 +6,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from raffia.algorithms.ilql.config import ILQLConfig
-from raffia.envs.checked import check_above_zero, check_choices, check_least, check_types
+from raffia.envs.checked import (
+    check_above_zero,
+    check_alone,
+    check_choices,
+    check_least,
+    check_types,
+)
 from raffia.recipes.efficientzero.config import CheckpointConfig
 from raffia.recipes.population_config import PopulationConfig
 from raffia.recipes.scale_config import (
@@ -307,20 +313,17 @@ class ILQLRun(ILQLConfig):
                 f"processes, each in num_micro_batches={self.num_micro_batches} parts: take a "
                 f"batch_size that {num * self.num_micro_batches} divides"
             )
-        for what, is_so in (
-            (
-                f"learners.state=sharded on device={self.device}",
-                self.learners.state == "sharded" and self.device != "cpu",
-            ),
-            ("compile=True", self.compile),
-            (f"population.size={self.population.size}", self.population.size > 1),
-        ):
-            if is_so:
-                raise ValueError(
-                    f"learners.num={num} processes share batches of one agent without "
-                    f"torch.compile, and a state in parts on the CPU; and {what}: leave one of "
-                    "the two out"
-                )
+        is_sharded = self.learners.state == "sharded"
+        check_alone(
+            f"learners.num={num} processes share batches of one agent without torch.compile, and a "
+            "state in parts on the CPU; and",
+            {
+                f"learners.state=sharded on device={self.device}": is_sharded
+                and self.device != "cpu",
+                "compile=True": self.compile,
+                f"population.size={self.population.size}": self.population.size > 1,
+            },
+        )
 
     def _check_workers(self) -> None:
         workers, engine = self.population.workers, self.engine.name
