@@ -15,62 +15,54 @@ from raffia.algorithms.efficientzero.learner import EfficientZeroLearner
 from raffia.algorithms.efficientzero.row_graphs import RowGraphs, room_for
 from raffia.envs.env import Discrete, EnvSpec
 from raffia.envs.make import make_env
-from raffia.nn.cudagraphs import Card
-from raffia.recipes import devices
+from raffia.nn import cudagraphs
 from raffia.recipes.devices import NUM_WARM, recorded
 from raffia.recipes.efficientzero.experiment import EfficientZeroExperiment
-from raffia.tensordict.tensordict import TensorDict
+from tests.algorithms.efficientzero.test_learner import batch_of
 from tests.nn.test_cudagraphs import Twin
 from tests.recipes.runs import Quiet
 from tests.recipes.test_settings import BASES, IMAGE, VECTOR, with_all
 
-PLACES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 FRAMES = EnvSpec(observation_shape=(4, 10, 10), action=Discrete(3))
 
 
-def card_of(place):
-    return Twin() if place == "cpu" else Card(None)
+@pytest.fixture
+def twins(monkeypatch):
+    """Stand for a card; those that were asked for."""
+    made = []
+
+    def twin(_):
+        made.append(Twin())
+        return made[-1]
+
+    for module in (row_graphs, cudagraphs):
+        monkeypatch.setattr(module, "Card", twin)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    return made
 
 
-def batch_of(spec, config, seed, num=6):
-    """Windows of noise, all of whose steps count."""
-    draws = torch.Generator().manual_seed(seed)
-    steps, stack = config.loss.unroll_steps, config.env.frame_stack
-
-    def numbers(*size):
-        return torch.rand(num, *size, generator=draws)
-
-    ones = torch.ones(num, steps + 1)
-    return TensorDict(
-        frames=numbers(stack + steps, *spec.observation_shape),
-        action=torch.randint(spec.action.n, (num, steps), generator=draws),
-        target_policy=numbers(steps + 1, spec.action.n).softmax(-1),
-        target_value=2 * numbers(steps + 1),
-        target_value_prefix=numbers(steps),
-        policy_mask=ones,
-        value_mask=ones,
-        value_prefix_mask=ones[:, 1:],
-        consistency_mask=ones[:, 1:],
-        weight=torch.ones(num),
-        index=torch.arange(num),
-        batch_size=[num],
-    )
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def place(request):
+    """Where tensors lie: on a card, or where a twin stands for one."""
+    if request.param == "cpu":
+        request.getfixturevalue("twins")
+    return request.param
 
 
-def subjects(place):
+def subjects():
     """A learner of stacked images, and its config."""
     config = with_all(IMAGE, env__frame_stack=2)
     return EfficientZeroLearner(FRAMES, config, num_updates=10, frame_stack=2), config
 
 
-@pytest.mark.parametrize("place", PLACES)
 def test_recorded_gradients_are_those_of_each_batch_and_state(place):
-    learner, config = subjects(place)
+    learner, config = subjects()
+    sizes = {"num_unrolled": config.loss.unroll_steps, "num_frames": config.env.frame_stack}
     state = learner.init(0).to(place)
-    graph = recorded(learner, card_of(place))
+    graph = recorded(learner)
     kept = []
     for seed in range(NUM_WARM + 4):
-        batch = batch_of(FRAMES, config, seed).to(place)
+        batch = batch_of(6, FRAMES, seed, **sizes).to(place)
         one, other = (made.grads(state, batch) for made in (learner, graph))
         kept.append((one, other, other[0].clone(), other[1].clone()))
         # Another order of entries, as of a state that was loaded.
@@ -82,10 +74,9 @@ def test_recorded_gradients_are_those_of_each_batch_and_state(place):
                 assert torch.equal(found[key], then[key])  # later replays do not write there
 
 
-@pytest.mark.parametrize("place", PLACES)
 def test_rows_go_into_the_least_graph_with_room(place):
     added = torch.tensor(1.0, device=place)
-    graphs = RowGraphs(lambda x, y: (x + added, y.sum(-1)), card_of(place))
+    graphs = RowGraphs(lambda x, y: (x + added, y.sum(-1)))
     for num in (5, 3, 6, 5, 17):
         x, y = torch.rand(num, device=place), torch.rand(num, 2, 3, device=place)
         first, second = graphs(x, y)
@@ -97,13 +88,9 @@ def test_rows_go_into_the_least_graph_with_room(place):
     assert len(set(sizes)) == 18
 
 
-@pytest.mark.parametrize("place", PLACES)
-def test_a_search_s_networks_by_graphs_are_those_without(place, monkeypatch):
+def test_a_search_s_networks_by_graphs_are_those_without(place):
     """Also with other weights, which are loaded where the graphs read them; and in a copy."""
-    if place == "cpu":
-        monkeypatch.setattr(row_graphs, "Card", lambda _: Twin())
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    learner, _ = subjects(place)
+    learner, _ = subjects()
     model = learner.make_model(0).to(place)
     plain, graphed = fold(model), fold(model, cudagraphs=True)
     for seed in range(3):
@@ -122,17 +109,8 @@ def test_a_search_s_networks_by_graphs_are_those_without(place, monkeypatch):
     assert graphed.recurrent_fn.graphs.sizes == [2, 6]
 
 
-def test_the_setting_records_both(tmp_path, monkeypatch):
-    """What searches compute, and gradients; the run is the same but for rounding."""
-    cards = []
-
-    def twin(_):
-        cards.append(Twin())
-        return cards[-1]
-
-    for module in (row_graphs, devices):
-        monkeypatch.setattr(module, "Card", twin)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+def test_the_setting_records_both(tmp_path, twins):
+    """What searches compute, and gradients."""
     config = with_all(BASES["stack"], device="cuda", cudagraphs=True)
     object.__setattr__(config, "device", "cpu")
     run = EfficientZeroExperiment(config, tmp_path, Quiet(), make_env, None)
@@ -141,7 +119,7 @@ def test_the_setting_records_both(tmp_path, monkeypatch):
         num = NUM_WARM + 2
         for _ in range(num):
             state, _ = run.step(state)
-        learning, *searching = cards
+        learning, *searching = twins
         assert learning.log == ["warm"] * NUM_WARM + ["record", "replay", "replay"]
         replays = sum(card.log.count("replay") for card in searching)
         acting = run.actor.num_simulations // config.env.num_envs
@@ -196,7 +174,7 @@ def test_gradients_copy_nothing_from_the_cpu(base, tmp_path):
         assert copies.found and made.found  # they see such things
 
 
-def test_what_has_no_graphs_is_refused():
+def test_what_has_no_graphs_is_refused(request):
     for changes, words in (
         (dict(), "device=cpu: set device=cuda"),
         (dict(device="cuda", compile=True), "compile=True: leave one"),
@@ -211,5 +189,6 @@ def test_what_has_no_graphs_is_refused():
     if not torch.cuda.is_available():
         with pytest.raises(ValueError, match="there is none here"):
             RowGraphs(lambda x: (x,))
+    request.getfixturevalue("twins")
     with pytest.raises(ValueError, match="these rows are on meta"):
-        RowGraphs(lambda x: (x,), Twin())(torch.zeros(2, device="meta"))
+        RowGraphs(lambda x: (x,))(torch.zeros(2, device="meta"))

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
 from raffia.learner import Learner
-from raffia.nn.cudagraphs import Card
+from raffia.nn.cudagraphs import CudaGraphModule
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.experiment import RunError
 
-NUM_WARM = 3  # updates before the gradients are recorded
+NUM_WARM = 3  # updates before the gradients are recorded; libraries make what they keep
 
 
 def device_trouble(name: str) -> str:
@@ -55,34 +53,25 @@ class _Compiled:
         self.grads = torch.compile(learner.grads)
 
 
-def recorded(learner: Learner, card: Card | None = None) -> Learner:
-    """The learner with its gradients recorded as a CUDA graph, of batches of one shape.
-
-    card: None: the current GPU.
-    """
-    return _Recorded(learner, Card(None) if card is None else card)
+def recorded(learner: Learner) -> Learner:
+    """The learner with its gradients recorded as a CUDA graph, of batches of one shape."""
+    return _Recorded(learner)
 
 
 class _Recorded:
-    def __init__(self, learner: Learner, card: Card) -> None:
+    def __init__(self, learner: Learner) -> None:
         self.init, self.apply = learner.init, learner.apply
-        self._grads, self._card = learner.grads, card
-        self._num_warm = 0
-        self._given: tuple[TensorDict, TensorDict] | None = None
-        self._output: tuple[TensorDict, TensorDict]
-        self._replay: Callable[[], None]
+
+        def grads(given: TensorDict) -> TensorDict:
+            update, metrics = learner.grads(given["state"], given["batch"])
+            return TensorDict(update=update, metrics=metrics)
+
+        # The entries of a state come in another order after `apply`: a graph takes them by key.
+        self._graph = CudaGraphModule(
+            grads, NUM_WARM + 1, in_keys=["state", "batch"], out_keys=["update", "metrics"]
+        )
 
     def grads(self, state: TensorDict, batch: TensorDict) -> tuple[TensorDict, TensorDict]:
         """The learner's gradients and metrics, in memory of their own."""
-        if self._num_warm < NUM_WARM:  # by then libraries have made what they keep
-            self._num_warm += 1
-            return self._card.warm(lambda: self._grads(state, batch))
-        if self._given is None:
-            given = state.clone(), batch.clone()
-            self._output, self._replay = self._card.record(lambda: self._grads(*given))
-            self._given = given
-        for own, now in zip(self._given, (state, batch), strict=True):
-            own.copy_(now)
-        self._replay()
-        update, metrics = self._output
-        return update.clone(), metrics.clone()
+        found = self._graph(TensorDict(state=state, batch=batch))
+        return found["update"], found["metrics"]

@@ -33,15 +33,14 @@ class RowGraphs:
     as many rows. What the function reads besides, such as weights, stays where it is in memory.
 
     function: rows [B, ...] to rows [B, ...], none of which depends on the others.
-    card: None: the current GPU.
-    Raises ValueError where there is none, and at a call for rows that are not on it.
+    Raises ValueError where there is no GPU, and at a call for rows that are not on the current one.
     """
 
-    def __init__(self, function: Callable[..., Rows], card: Card | None = None) -> None:
-        if card is None and not torch.cuda.is_available():
+    def __init__(self, function: Callable[..., Rows]) -> None:
+        if not torch.cuda.is_available():
             raise ValueError("cudagraphs=True records kernels of a GPU, and there is none here")
         self.function = function
-        self._card = Card(None) if card is None else card
+        self._card = Card(None)
         self._graphs: dict[int, _Graph] = {}
         # What lies in a graph's memory is one call's until it is copied from there.
         self._lock = threading.Lock()
@@ -55,10 +54,11 @@ class RowGraphs:
     def __call__(self, *rows: Tensor) -> Rows:  # [B, ...] each
         """The function's outputs [B, ...]."""
         num = len(rows[0])
+        size = room_for(num)
         with self._lock:
-            graph = self._graphs.get(room_for(num))
+            graph = self._graphs.get(size)
             if graph is None:
-                graph = self._graphs[room_for(num)] = self._recorded(room_for(num), rows)
+                graph = self._graphs[size] = self._recorded(size, rows)
             torch._foreach_copy_([own[:num] for own in graph.given], list(rows))
             graph.replay()
             return tuple([part[:num].clone() for part in graph.output])

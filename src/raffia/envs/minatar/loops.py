@@ -24,7 +24,7 @@ def compiled_loops(game: str, begin: Any, act: Any, draw: Any) -> tuple[Loop, Lo
     numba finds code on disk by the file and the name of a function, and takes what it calls from
     its globals. So a game's loop has a name of its own, and globals with the kernels of the game.
     """
-    kernels = {"begin": begin, "act": act, "draw": draw, "stuck_action": stuck_action}
+    kernels = {"begin": begin, "act": act, "draw": draw}
 
     def compiled(loop: Any) -> Loop:
         own = types.FunctionType(loop.__code__, {**globals(), **kernels})
