@@ -10,12 +10,13 @@ import shutil
 import sys
 import textwrap
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, Union, get_args, get_origin
 
 from raffia.train.settings import AnyConfig, ConfigError, nearest_name
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+WIDEST = 100  # columns: tyro sets groups side by side in more, and longer lines are hard to read
 _RULE = frozenset("-─")  # of which the lines below a group's description are made
 
 
@@ -104,7 +105,8 @@ def print_help(default: AnyConfig, prog: str, description: str) -> None:
     from tyro import cli
 
     screen = _Screen(coloured=sys.stdout.isatty() and not os.environ.get("NO_COLOR"))
-    with contextlib.suppress(SystemExit), contextlib.redirect_stdout(screen):
+    width = min(shutil.get_terminal_size().columns, WIDEST)
+    with _terminal(width), contextlib.suppress(SystemExit), contextlib.redirect_stdout(screen):
         cli(
             type(default),
             default=default,
@@ -113,11 +115,24 @@ def print_help(default: AnyConfig, prog: str, description: str) -> None:
             description=description,
             use_underscores=True,
         )
-    width = shutil.get_terminal_size().columns
     for line in _without_examples(screen.getvalue().splitlines()):
         plain = _COLOURS.sub("", line).rstrip()
         # tyro joins the lines of a paragraph, and leaves it to the terminal to break it
         print(line.rstrip() if len(plain) <= width else textwrap.fill(plain, width))
+
+
+@contextlib.contextmanager
+def _terminal(width: int) -> Iterator[None]:
+    """Within this, the terminal has so many columns for whoever asks."""
+    before = os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = str(width)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["COLUMNS"]
+        else:
+            os.environ["COLUMNS"] = before
 
 
 class _Screen(io.StringIO):
@@ -140,9 +155,8 @@ def _without_examples(lines: Sequence[str]) -> list[str]:
         text = _COLOURS.sub("", line).strip()
         if inside and text and set(text) <= _RULE:
             inside = False
-            while (
-                lines_left and not _COLOURS.sub("", lines_left[-1]).strip()
-            ):  # the lines between text and example
+            # The lines between text and example go, too.
+            while lines_left and not _COLOURS.sub("", lines_left[-1]).strip():
                 lines_left.pop()
         inside = inside or text.startswith(">>>")
         if not inside:
