@@ -755,6 +755,9 @@ def test_a_storage_that_fails_changes_nothing(evict, monkeypatch):
     assert content(m) == {1: 10, 2: 20, 3: 30} and m.rows(k(1, 2, 3, 4)).tolist() == [0, 1, 2, -1]
     m[k(4)] = v(4)
     assert content(m) == {1: 10, 2: 20, 3: 30, 4: 4}
+    if evict:  # and what was not written was not used
+        m[k(5)] = v(5)
+        assert content(m) == {2: 20, 3: 30, 4: 4, 5: 5}
 
 
 # ---------------------------------------------------------------------------------- copies of a map

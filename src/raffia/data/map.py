@@ -393,6 +393,8 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Any]):
         self, hashes: Tensor, content: Tensor, items: RowGroups, rows: Tensor, values: Any
     ) -> None:
         """Store `values` [G], making room where need be."""
+        known = rows[rows >= 0]
+        used = self._lru.stamps(known) if self.evict else known
         room = self._room(items, rows)
         stored, dropped = (slice(None), rows[:0]) if room is None else room
         first, last = items.first[stored], items.last[stored]
@@ -405,6 +407,8 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Any]):
         except BaseException:  # a full disk: all is as it was
             self._table.rollback(mark)
             self._table.insert(*lost)
+            if self.evict:
+                self._lru.restore(known, used)
             raise
         unused = dropped[~torch.isin(dropped, rows)]
         if len(unused):
