@@ -43,7 +43,7 @@ class ListStorage(TensorStorage):
     [tensor([0., 0., 0.]), tensor([1., 1.])]
     """
 
-    _mixes_shapes = True
+    mixes_shapes = True
     _apart: dict[int, Row] | None = None  # the rows, once their shapes differ
     _kinds: dict[str, RowStructure]  # the structures of these, each once
     _incoming: RowStructure | None = None  # of the rows that are written next

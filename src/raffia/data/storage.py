@@ -36,7 +36,7 @@ class Storage(ABC):
     True
     """
 
-    _mixes_shapes = False  # whether rows may be of unlike shapes
+    mixes_shapes = False  # whether rows may be of unlike shapes
     _skips = True  # whether items that `extend` would overwrite itself need not be written
 
     def __init__(self, max_size: int | None, device: torch.device | str = "cpu") -> None:
@@ -390,8 +390,8 @@ class Storage(ABC):
         if self._structure is None:
             raise IndexError("nothing is stored yet: storage.extend(data) comes first")
         leaves = [
-            torch.empty((count, *leaf.shape[1:]), dtype=leaf.dtype, device=self._device)
-            for leaf in self._leaves
+            torch.empty((count, *layout.shape), dtype=layout.dtype, device=self._device)
+            for layout in self._structure.layouts
         ]
         return self._structure.build(leaves, torch.Size([count]), self._device)
 
@@ -538,7 +538,7 @@ class Storage(ABC):
         Raises ValueError, and changes nothing, if the state is not of such a storage.
         """
         new = from_state(state, self._max_size)
-        if new.others and not self._mixes_shapes:
+        if new.others and not self.mixes_shapes:
             raise ValueError(
                 f"the state has rows of unlike shapes, of which a {type(self).__name__} holds "
                 "none: load it into a ListStorage"
