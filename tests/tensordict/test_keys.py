@@ -298,6 +298,10 @@ CHAINED = {
     "set in place": (lambda td: td.set("a", WIDE, inplace=True), {"a": WIDE}),
     "set a new one in place": (lambda td: td.set("z", ONE, inplace=True), {"z": ONE}),
     "set_": (lambda td: td.set_("a", WIDE.long()).set_(E, OLD[E] * 0), {"a": WIDE, E: OLD[E] * 0}),
+    "set_ a number": (
+        lambda td: td.set_("a", 3).set_(E, 3),
+        {"a": OLD["a"] * 0 + 3, E: OLD[E] * 0 + 3},
+    ),
     "set_ a container": (lambda td: td.set_("b", {"c": ONE}), {C: ONE}),
     **{
         f"set_at_ {i}": (lambda td, i=i: td.set_at_("a", -1.0, i), {"a": at("a", -1.0, i)})

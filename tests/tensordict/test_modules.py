@@ -823,6 +823,26 @@ def test_entries_are_registered():
     assert {"n.d", "e"} <= set(names(p)[0])
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_names_with_a_dot(nested):
+    p = TensorDictParams(TensorDict(w=torch.zeros(1)))
+    if nested:
+        p["n", "b"] = torch.zeros(2)
+    before = names(p)
+    p["n.b"] = torch.ones(2)
+    assert dict(p.named_parameters())["n.b"] is p["n.b"] is p.get_parameter("n.b")
+    if nested:  # two entries of one name in the state dict: one would be lost
+        with pytest.raises(KeyError, match="'n.b'"):
+            p.state_dict()
+    assert p.pop("n.b").tolist() == [1.0, 1.0]
+    assert names(p) == before and "n.b" not in p and set(p.state_dict()) == set(before[0])
+    with pytest.raises(KeyError, match="n.b"):
+        p.pop("n.b")
+    # a tool that registers a parameter by its dotted name means the nested entry
+    new = p._parameters["n.c"] = nn.Parameter(torch.ones(2))
+    assert p["n", "c"] is new and p._parameters.pop("n.c") is new and ("n", "c") not in p
+
+
 def test_lock_of_params_and_what_is_below():
     p = params()
     assert not p["n"].is_locked and p.lock_()["n"].is_locked

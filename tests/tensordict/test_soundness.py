@@ -5,6 +5,7 @@ it. An operation that is refused must leave the container sound too.
 """
 
 import copy
+import itertools
 import pickle
 
 import pytest
@@ -565,7 +566,7 @@ def test_rows_of_vmap(in_dim, out_dim):
     assert sound(out) and torch.equal(out["n", "b"], td["n", "b"].movedim(in_dim, out_dim))
     if in_dim not in (0, 1) or out_dim == 2:
         return
-    for sizes in ((2, 3), (2, 2)) if in_dim == out_dim else ((2, 3),):
+    for sizes in ((2, 3), (2, 2), (1, 1)):
         grid = [[f"{i}{j}" for j in range(sizes[1])] for i in range(sizes[0])]
         words = NonTensorStack.from_list(grid)
         inner = TensorDict(b=tensor(*sizes, 5), words=words, text="x", batch_size=sizes)
@@ -585,6 +586,44 @@ def test_values_of_rows_made_inside_vmap():
 
     assert torch.vmap(row)(td)["words"] == [["a", "b", "c"]] * 2
     assert torch.vmap(row, (0,), 1)(td)["words"] == [["a", "a"], ["b", "b"], ["c", "c"]]
+    td = TensorDict(a=tensor(2, 2), batch_size=[2, 2])
+    for out_dim, want in ((0, [["a", "b"], ["a", "b"]]), (1, [["a", "a"], ["b", "b"]])):
+        out = torch.vmap(lambda td: td.set("words", NonTensorStack("a", "b")), 0, out_dim)(td)
+        assert out["words"] == want
+
+
+def texts(numbers):
+    return [texts(row) for row in numbers] if isinstance(numbers, list) else str(int(numbers))
+
+
+def cube():
+    """A number and its text in each of 2 x 2 x 2 rows."""
+    numbers = torch.arange(8).reshape(2, 2, 2)
+    words = NonTensorStack.from_list(texts(numbers.tolist()))
+    return TensorDict(a=numbers, words=words, batch_size=[2, 2, 2])
+
+
+@pytest.mark.parametrize("dims", list(itertools.product(range(3), range(3), range(2), range(2))))
+def test_values_of_rows_in_vmap_of_vmap(dims):
+    """Of equal sizes, so that only the dimensions that are asked for tell rows from columns."""
+    in_dim, out_dim, inner_in, inner_out = dims
+
+    def row(td):
+        inner = torch.vmap(lambda x: x.clone(), inner_in, inner_out)(td)
+        assert torch.utils._pytree.tree_map(lambda x: x * 2, td)["words"] == td["words"]
+        return inner, torch.vmap(lambda y: td.set("a", td["a"] + y), 0, inner_out)(torch.zeros(2))
+
+    moved, added = torch.vmap(row, in_dim, out_dim)(cube())
+    for out in (moved, added):
+        assert sound(out) and out["words"] == texts(out["a"].tolist())
+    want = cube().movedim(in_dim, 0).movedim(inner_in + 1, inner_out + 1).movedim(0, out_dim)
+    assert torch.equal(moved["a"], want["a"]) and added.batch_size == (2, 2, 2, 2)
+
+
+def test_a_dimension_that_cant_be_told():
+    td = TensorDict(a=tensor(2), words=NonTensorStack("a", "b"), batch_size=[2])
+    with pytest.raises(RuntimeError, match=r"\(2,\) became one of \(2, 2\).*td.exclude"):
+        torch.utils._pytree.tree_map(lambda x: torch.stack([x, x], 1), td)
 
 
 # -------------------------------------------------------------------------- locks and names

@@ -364,11 +364,18 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
         >>> list(TensorDictParams(TensorDict(n=dict(b=torch.ones(2)))).state_dict())
         ['n.b']
         """
-        out = OrderedDict() if destination is None else destination
+        mine: dict[str, Tensor] = {}
         for key, leaf in entries_list(self._tree, True, True, None, False):
-            name = dotted(key)
+            name = prefix + dotted(key)
+            if name in mine:
+                raise KeyError(
+                    f"a state dict can't hold two entries of the name {name!r}: rename one of "
+                    f"them, params.rename_key_({key!r}, ...)"
+                )
             leaf = _registered(leaf)
-            out[prefix + name] = leaf if keep_vars else leaf.detach()
+            mine[name] = leaf if keep_vars else leaf.detach()
+        out = OrderedDict() if destination is None else destination
+        out.update(mine)
         return out
 
     def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:  # type: ignore[override]

@@ -3,7 +3,9 @@
 `torch.vmap` removes a dimension from every leaf, and adds one to every result, without telling the
 container. The change in the number of dimensions of the leaves says by how much the batch size has
 changed; the leading dimensions that they share are the new one. In `in_dims` and `out_dims`, a
-dimension is counted from the front: a negative one counts the leaves' own dimensions.
+dimension is counted from the front: a negative one counts the leaves' own dimensions. A value for
+each row has no leaves; inside `torch.vmap` it has one, a probe, which shows where the dimension of
+the rows is put.
 
 A `torch.utils.data.DataLoader` stacks containers: the class is entered in torch's table of what
 `default_collate` does with which type.
@@ -17,6 +19,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._C._functorch import CVmapInterpreterPtr, TransformType, peek_interpreter_stack
+from torch._C._functorch import _add_batch_dim as add_batch_dim
 from torch._C._functorch import is_batchedtensor as is_batched
 from torch._C._functorch import maybe_get_bdim as bdim
 from torch.utils import _pytree as pytree
@@ -46,7 +50,7 @@ class Spec(NamedTuple):
     batch_size: torch.Size
     device: Any
     names: list[str | None] | None
-    ndims: list[int | None]  # of all leaves, nested ones too; None for what is not a tensor
+    ndims: list[int | None]  # of all leaves, nested ones too; None for what has no dimensions
     locked: bool
     stack_dim: int | None
 
@@ -85,7 +89,8 @@ def _flatten(td: Any, values: list[Any], ndims: list[int | None]) -> Spec:
         if isinstance(value, UnbatchedTensor):
             ndims.append(~value.dim())
             continue
-        ndims.append(value.dim() if value.__class__ is Tensor or _has_dims(value) else None)
+        has_dims = value.__class__ is Tensor or isinstance(value, (Tensor, Node))
+        ndims.append(value.dim() if has_dims else None)
     keys = list(entries)
     return Spec(keys, below, td._batch_size, td._device, td._names, ndims, td._locked, None)
 
@@ -273,7 +278,7 @@ def _unflatten(
             value = _unbatched(key, value, ~before, batch_size)
             nodes.append(value)
         elif value.__class__ is not Tensor and isinstance(value, Node):
-            if value._is_data() and batch_size != old:
+            if value._is_data() and batch_size != old and len(value._batch_size) == before:
                 value = _resized(value, old, batch_size, change)
             nodes.append(getattr(value, "_td", value))
         elif device is not None and isinstance(value, Tensor) and value.device != device:
@@ -306,21 +311,67 @@ def _resized(node: Any, old: torch.Size, size: torch.Size, change: Change) -> An
     """
     extra = node._batch_size[len(old) :]
     at = changed_dims(old, size)
-    fewer = len(size) < len(old)
-    dim = change.taken if fewer and change.taken in at else at[0] if len(at) == 1 else None
+    if not _has_rows(node) or not at:
+        return node._new({}, size + extra)
+    if len(size) > len(old):
+        if len(at) > 1 and size[at[0]] != 1:
+            raise RuntimeError(
+                f"a container of batch size {tuple(old)} became one of {tuple(size)}, and which "
+                f"of the dimensions {at} is the new one can't be told: a value for each row would "
+                "stand in the wrong row. Leave it out: td.exclude(key)"
+            )
+        return _with_dim(node, at[0], size[at[0]])
+    dim = change.taken if change.taken in at else at[0] if len(at) == 1 else None
+    row = NonTensorData(node.tolist(), size + extra, node._device)
+    if dim is not None:
+        row._rows = (node, dim, _vmap()[0])
+    return row
+
+
+def _has_rows(node: Any) -> bool:
+    """Whether a node holds a value for each row, be it one that is hidden by `torch.vmap`."""
+    return isinstance(node, NonTensorStack) or node.__dict__.get("_rows") is not None
+
+
+def _with_dim(node: Any, at: int, size: int) -> Any:
+    """A data node with the dimension `at` that `torch.vmap`, or another function, adds."""
     rows = node.__dict__.get("_rows")
-    if dim is not None and isinstance(node, NonTensorStack):
-        if fewer:
-            row = NonTensorData(node.tolist(), size + extra, node._device)
-            row._rows = (node, dim)
-            return row
-        whole = torch.Size((*size, *extra))
-        return node.unsqueeze(dim).expand(whole)
-    if dim is not None and rows is not None and not fewer:
-        stack, before = rows
-        if stack._batch_size[before] == size[dim]:
-            return stack.movedim(before, dim)
-    return node._new({}, size + extra)
+    if rows is not None:
+        whole, dim, level = rows
+        if level == _vmap()[0] and whole._batch_size[dim] == size:
+            return _dims_changed(whole, lambda data, first: data.movedim(first + dim, first + at))
+
+    def expand(data: Any, first: int) -> Any:
+        data = data.unsqueeze(first + at)
+        return data.expand(
+            (*data.batch_size[: first + at], size, *data.batch_size[first + at + 1 :])
+        )
+
+    return _dims_changed(node, expand)
+
+
+def _dims_changed(node: Any, change: Callable[[Any, int], Any], first: int = 0) -> Any:
+    """What `change` makes of a data node, and of the rows that outer `torch.vmap`s hide from it.
+
+    change: called with a node, and at which of its dimensions those begin that are to be changed.
+    """
+    out, rows = change(node, first)._shallow(), node.__dict__.get("_rows")
+    if rows is not None:
+        whole, dim, level = rows
+        whole = _dims_changed(whole, lambda data, at: data.movedim(at + dim, at))
+        out._rows = (_dims_changed(whole, change, first + 1), 0, level)
+    return out
+
+
+def _vmap() -> tuple[int | None, int]:
+    """Level and number of rows of the innermost `torch.vmap` that runs; None, 0 outside of one.
+
+    `torch.compile` can't ask.
+    """
+    top = None if torch.compiler.is_compiling() else peek_interpreter_stack()
+    if top is None or top.key() != TransformType.Vmap:
+        return None, 0
+    return top.level(), CVmapInterpreterPtr(top).batchSize()
 
 
 def changed_dims(old: torch.Size, new: torch.Size) -> list[int]:
@@ -394,10 +445,27 @@ def _load(data: Any) -> Any:
 
 
 def _register_data(cls: Any) -> None:
-    """Non-tensor entries have no leaves; they are their own context."""
-    pytree.register_pytree_node(
-        cls, lambda node: ([], Constant(node)), lambda values, context: context.node
-    )
+    """Non-tensor entries have no leaves, but for a probe; they are their own context."""
+    pytree.register_pytree_node(cls, _flatten_data, _unflatten_data)
+
+
+def _flatten_data(node: Any) -> tuple[list[Any], Constant]:
+    level, rows = _vmap() if _has_rows(node) else (None, 0)
+    if level is None:
+        return [], Constant(node)
+    # the only dimension with a stride is that of the rows of `torch.vmap`
+    size = node._batch_size
+    probe = torch.arange(rows).as_strided((rows, *size), (1, *[0] * len(size)))
+    return [add_batch_dim(probe, 0, level)], Constant(node)
+
+
+def _unflatten_data(values: Any, context: Constant) -> Any:
+    node = context.node
+    for probe in values:
+        if isinstance(probe, Tensor) and probe.dim() == node.dim() + 1 and not is_batched(probe):
+            at = [dim for dim, stride in enumerate(probe.stride()) if stride]
+            return _with_dim(node, at[0], probe.shape[at[0]]) if len(at) == 1 else node
+    return node
 
 
 class Constant:
