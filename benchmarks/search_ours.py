@@ -123,12 +123,13 @@ class OurSearch:
         watch = Stopwatch()
         root = watch.timed("model", self.model.root)
         recurrent_fn = Watched(self.model.recurrent_fn, watch)
-        kernels = {
+        steps = {
             name: watch.timed("tree", kernel)
-            for name, kernel in vars(compiled.kernels()).items()
+            for name, kernel in vars(KERNELS.steps).items()
             if callable(kernel) and not name.startswith("_")
         }
-        with mock.patch.object(compiled, "kernels", lambda: SimpleNamespace(**kernels)):
+        watched = SimpleNamespace(steps=SimpleNamespace(**steps), record=KERNELS.record)
+        with mock.patch.object(compiled, "kernels", watched):
             # Watched, the simulations are a loop in Python; else, with the MLP, a compiled one.
             return watch.shares(lambda: self.search(root, recurrent_fn), plain=self.plainly)
 

@@ -2,6 +2,7 @@
 
 import json
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -30,7 +31,7 @@ DTYPES = (
 @pytest.fixture(params=["kernel", "tensor"])
 def version(request, monkeypatch):
     if request.param == "tensor":
-        monkeypatch.setattr(raffia.data.rows, "kernels", lambda: None)
+        monkeypatch.setattr(raffia.data.rows, "kernels", SimpleNamespace(rows=None))
     return request.param
 
 

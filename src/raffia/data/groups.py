@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-from types import ModuleType
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from raffia.data import kernels
 
 
 class RowGroups(NamedTuple):
@@ -21,14 +21,6 @@ class RowGroups(NamedTuple):
     group: Tensor  # int64 [N], in range(G)
     first: Tensor  # int64 [G], in range(N): the first item of each group
     last: Tensor  # int64 [G], in range(N): the last one
-
-
-@functools.cache
-def kernels() -> ModuleType:
-    """The compiled loop, imported at first use, and numba with it."""
-    from raffia.data.kernels import groups
-
-    return groups
 
 
 def groups(values: Tensor) -> RowGroups:
@@ -55,7 +47,7 @@ def groups(values: Tensor) -> RowGroups:
     size = 2 << max(n - 1, 1).bit_length()  # slots, a power of two, at least twice n
     slots = np.zeros(size, np.int64)
     distinct, group, first, last = (torch.empty_like(values) for _ in range(4))
-    found = kernels().groups(
+    found = kernels.groups.groups(
         n,
         values.data_ptr(),
         slots.__array_interface__["data"][0],

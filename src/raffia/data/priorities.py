@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from raffia.data import kernels
 from raffia.data.by_value import by_value, from_value
 from raffia.data.groups import groups
-from raffia.data.sum_tree import SumTree, kernels
+from raffia.data.sum_tree import SumTree
 
 INFINITY = float("inf")
 BELOW_ONE = 1 - 2**-53
@@ -79,7 +80,7 @@ class Priorities:
         self.alpha, self.eps = float(alpha), float(eps)
         # The largest priority that can be given.
         self.limit = self.tree.limit ** (1 / max(self.alpha, 1)) * 0.999 - self.eps
-        self._loops = kernels()
+        self._loops = kernels.priorities
         self._record = self._loops.PrioritiesRecord(
             tree=self.tree.address,
             alpha=self.alpha,
@@ -118,7 +119,7 @@ class Priorities:
     def new(self) -> float:
         """The chance of a new row."""
         # The largest ever may be too much for an alpha that was raised since.
-        return min(kernels().chance(self.largest, self.alpha, self.eps), self.tree.limit)
+        return min(kernels.priorities.chance(self.largest, self.alpha, self.eps), self.tree.limit)
 
     def chances(self, priority: Tensor) -> Tensor:
         """(priority + eps)^alpha, float64; ValueError for what is no priority.
@@ -130,7 +131,7 @@ class Priorities:
         chances = (
             priority.detach().to("cpu", torch.float64).clone(memory_format=torch.contiguous_format)
         )
-        kernels().raise_all(self._record.address, chances.data_ptr(), chances.numel())
+        kernels.priorities.raise_all(self._record.address, chances.data_ptr(), chances.numel())
         return chances
 
     def check(self, priority: Tensor) -> None:

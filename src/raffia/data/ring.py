@@ -14,14 +14,13 @@ Legend: T times, E environments, C closing rows, H rows a segment looks ahead, N
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from raffia.data import kernels
 from raffia.data.by_value import by_value, from_value
 
 # What a row is; as in the kernels.
@@ -44,14 +43,6 @@ class Cut(NamedTuple):
     before: Tensor  # [C] int64, the rows of the steps before; where there is none the closing row
     lost: Tensor
     won: Tensor
-
-
-@functools.cache
-def kernels() -> ModuleType:
-    """The compiled loops; imported at first use, and numba with them."""
-    from raffia.data.kernels import ring
-
-    return ring
 
 
 class EpisodeRing:
@@ -105,7 +96,7 @@ class EpisodeRing:
         """Tell the kernels where everything lies."""
         fields = {name: getattr(self, name) for name in (*self._PER_ROW, *self._PER_ENV)}
         self._numbers = self.counts.numpy()
-        self._record = kernels().RingRecord(
+        self._record = kernels.ring.RingRecord(
             **fields,
             counts=self.counts,
             lost=self._lost,
@@ -115,7 +106,7 @@ class EpisodeRing:
             look_ahead=self.look_ahead,
             look_back=self.look_back,
         )
-        self.segments = kernels().SegmentsRecord()  # what `find_segments` works on
+        self.segments = kernels.ring.SegmentsRecord()  # what `find_segments` works on
 
     @property
     def address(self) -> int:
@@ -197,7 +188,7 @@ class EpisodeRing:
         """
         row, fraction, out = row.contiguous(), fraction.contiguous(), torch.empty_like(row)
         given = row.data_ptr(), fraction.data_ptr(), len(row)
-        kernels().later(self.address, *given, out.data_ptr())
+        kernels.ring.later(self.address, *given, out.data_ptr())
         return out
 
     @property
@@ -226,9 +217,9 @@ class EpisodeRing:
             *(terminated.data_ptr(), truncated.data_ptr(), len(terminated)),
             int((terminated | truncated).sum()),
         )
-        if not kernels().append(self.address, *arguments):
+        if not kernels.ring.append(self.address, *arguments):
             self._know(env)
-            kernels().append(self.address, *arguments)
+            kernels.ring.append(self.address, *arguments)
         item = torch.arange(first, first + terminated.numel())
         return RingChange(item.view(terminated.shape), *self._changed())
 
@@ -241,10 +232,10 @@ class EpisodeRing:
         positions, closing, before = torch.empty(3, len(env), dtype=torch.int64).unbind(0)
         given = env.data_ptr(), positions.data_ptr(), len(env)
         out = closing.data_ptr(), before.data_ptr()
-        num = kernels().cut(self.address, *given, *out)
+        num = kernels.ring.cut(self.address, *given, *out)
         if num < 0:
             self._know(env)
-            num = kernels().cut(self.address, *given, *out)
+            num = kernels.ring.cut(self.address, *given, *out)
         return Cut(closing[:num], before[:num], *self._changed())
 
     def skip(self, num_items: int) -> Tensor:
@@ -253,7 +244,7 @@ class EpisodeRing:
         >>> EpisodeRing(8, look_ahead=2).skip(3)
         tensor([], dtype=torch.int64)
         """
-        kernels().skip(self.address, num_items)
+        kernels.ring.skip(self.address, num_items)
         return self._changed()[0]
 
     def lose(self, row: Tensor) -> Tensor:
@@ -263,7 +254,7 @@ class EpisodeRing:
         tensor([], dtype=torch.int64)
         """
         row = row.contiguous()
-        kernels().lose(self.address, row.data_ptr(), len(row))
+        kernels.ring.lose(self.address, row.data_ptr(), len(row))
         return self._changed()[0]
 
     def _changed(self) -> tuple[Tensor, Tensor]:

@@ -10,15 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from raffia.data import kernels
 from raffia.data.row_bytes import folding, has_address, plain, row_bytes
-
-
-@functools.cache
-def kernels() -> ModuleType:
-    """The compiled loops, imported at first use, and numba with them."""
-    import raffia.data.kernels.rows as module
-
-    return module
 
 
 @dataclass(frozen=True)
@@ -199,7 +192,7 @@ def _count_and_device(rows: list[Tensor]) -> tuple[int, torch.device]:
 
 
 def _kernels_for(*tensors: Tensor) -> ModuleType | None:
-    return kernels() if all(map(has_address, tensors)) else None
+    return kernels.rows if all(map(has_address, tensors)) else None
 
 
 def _tensor_packed(rows: list[Tensor], normalize: bool) -> Tensor:

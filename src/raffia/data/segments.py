@@ -10,7 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from raffia.data.ring import EpisodeRing, kernels
+from raffia.data import kernels
+from raffia.data.ring import EpisodeRing
 
 
 class Kinds(NamedTuple):
@@ -70,7 +71,7 @@ def find_segments(
     sizes = num_segments, before, length
     arrays = rows, *found, kinds.mask, kinds.discount
     ring.segments.set(*[array.data_ptr() for array in arrays], *sizes)
-    kernels().find_segments(ring.address, ring.segments.address)
+    kernels.ring.find_segments(ring.address, ring.segments.address)
     return rows, found
 
 

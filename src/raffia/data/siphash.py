@@ -1,12 +1,11 @@
 """The SipHash of the content of each row of a tensor: the same everywhere, for ever."""
 
-import functools
 from collections.abc import Sequence
-from types import ModuleType
 
 import torch
 from torch import Tensor
 
+from raffia.data import kernels
 from raffia.data.row_bytes import folding, has_address, plain, row_width, row_words
 
 _WORD = (1 << 64) - 1
@@ -17,14 +16,6 @@ _START = (  # "somepseudorandomlygeneratedbytes"
     0x6C7967656E657261,
     0x7465646279746573,
 )
-
-
-@functools.cache
-def kernels() -> ModuleType:
-    """The compiled loops, imported at first use, and numba with them."""
-    import raffia.data.kernels.siphash as module
-
-    return module
 
 
 def siphash(
@@ -86,7 +77,7 @@ def _hashed(
         _check_out(out, rows)
     if not count or rows.is_meta:
         return out
-    compiled = kernels() if rows.is_cpu else None
+    compiled = kernels.siphash if rows.is_cpu else None
     if compiled is None:
         return _tensor_hashes(rows, k0, k1, compressions, normalize, out)
     size = rows.itemsize

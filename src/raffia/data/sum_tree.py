@@ -9,26 +9,17 @@ what is searched for. Where the two orders differ in their rounding, it takes th
 not zero.
 """
 
-import functools
 from collections.abc import Mapping
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from raffia.data import kernels
 from raffia.data.by_value import by_value, from_value
 
 FAN_OUT = 16
 NO_MINIMUM = float("inf")
-
-
-@functools.cache
-def kernels() -> ModuleType:
-    """The compiled loops; imported at first use, and numba with them."""
-    from raffia.data.kernels import priorities
-
-    return priorities
 
 
 class SumTree:
@@ -66,7 +57,7 @@ class SumTree:
         self._minima = torch.full((above,), NO_MINIMUM, dtype=torch.float64)
         self.limit = torch.finfo(torch.float64).max / (2 * capacity)
         self._nodes = torch.empty(0, dtype=torch.int64)  # what a write works in
-        self._record = kernels().TreeRecord(
+        self._record = kernels.priorities.TreeRecord(
             sums=self._sums,
             minima=self._minima,
             starts=torch.tensor(starts),
@@ -152,7 +143,7 @@ class SumTree:
             )
         step = 8 if num_values == n else 0
         given = leaves.data_ptr(), values.data_ptr(), step, n, self._room(n)
-        if n and not kernels().write(self.address, *given):
+        if n and not kernels.priorities.write(self.address, *given):
             raise self._wrong(leaves, values)
 
     def fill(self, items: range, value: float) -> None:
@@ -166,7 +157,7 @@ class SumTree:
         tensor([0.5000, 0.0000, 0.5000], dtype=torch.float64)
         """
         n = len(items)
-        kernels().fill(self.address, items.start, n, float(value), self._room(n))
+        kernels.priorities.fill(self.address, items.start, n, float(value), self._room(n))
 
     def _room(self, n: int) -> int:
         """The address of n numbers to work in."""
@@ -204,8 +195,8 @@ class SumTree:
         u = u.contiguous()
         leaves, values = torch.empty_like(u, dtype=torch.int64), torch.empty_like(u)
         found = leaves.data_ptr(), values.data_ptr()
-        wrong = kernels().draw(self.address, u.data_ptr(), len(u), *found)
-        if wrong == kernels().NOTHING_TO_DRAW:
+        wrong = kernels.priorities.draw(self.address, u.data_ptr(), len(u), *found)
+        if wrong == kernels.priorities.NOTHING_TO_DRAW:
             raise ValueError(
                 "nothing can be drawn: all priorities are zero. Set one first: tree.set(index, 1.0)"
             )

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import functools
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from raffia.data import kernels
+
 _HIGH, _NUM_FREE = 8, 9  # where they stand in the header, counted in numbers as numpy does
 SMALLEST = 32  # rows a table has room for at first: with their slots 1.3 KB
 
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
-
-
-@functools.cache
-def kernels() -> ModuleType:
-    """The compiled loops, imported at first use, and numba with them."""
-    from raffia.data.kernels import table
-
-    return table
 
 
 class CapacityError(ValueError, IndexError):
@@ -75,7 +67,7 @@ class HashTable:
 
     def _empty(self) -> None:
         """Forget all rows and give their memory back."""
-        loops = kernels()
+        loops = kernels.table
         self._header: Numbers = np.zeros(loops.HEADER_LENGTH, np.int64)
         self._address = _address(self._header)
         self._lookup, self._insert = loops.lookup, loops.insert
@@ -176,7 +168,7 @@ class HashTable:
             except MemoryError:
                 self._take_back(*mark)
                 raise
-            kernels().move_slots(self._address, _address(old), len(old))
+            kernels.table.move_slots(self._address, _address(old), len(old))
             done = self._insert(self._address, done, n, hashes.data_ptr(), given, rows.data_ptr())
         return rows
 
@@ -226,7 +218,7 @@ class HashTable:
 
     def _take_back(self, high: int, num_free: int) -> None:
         rows = self._taken(high, num_free)
-        kernels().remove(self._address, len(rows), rows.data_ptr(), 1)
+        kernels.table.remove(self._address, len(rows), rows.data_ptr(), 1)
         # Taking a row from the stack leaves it written there.
         self._header[[_HIGH, _NUM_FREE]] = high, num_free
 
@@ -242,7 +234,7 @@ class HashTable:
         tensor([1, 0, 3])
         """
         rows = self._checked_rows(rows)
-        loops, n, num_free = kernels(), len(rows), self.num_free
+        loops, n, num_free = kernels.table, len(rows), self.num_free
         removed = int(loops.mark(self._address, n, rows.data_ptr()))
         if removed < n:
             row = int(rows[removed])
@@ -313,7 +305,7 @@ class HashTable:
 
     def _fill(self, hashes: Tensor, content: Tensor, free: Tensor) -> int:
         """Fill an empty table; the result is a row that is the same as one before it, or -1."""
-        loops, high = kernels(), len(hashes)
+        loops, high = kernels.table, len(hashes)
         self._resize(max(SMALLEST, 1 << (high - 1).bit_length()))
         self._hashes[:high], self._content[:high] = hashes.numpy(), content.numpy()
         self._free = free.numpy().copy()
@@ -328,7 +320,7 @@ class HashTable:
 
     def _resize(self, capacity: int) -> None:
         """Make room for `capacity` rows, a power of two; slots are left empty."""
-        loops, high = kernels(), self.high
+        loops, high = kernels.table, self.high
         slots: Numbers = np.zeros((2 * capacity, 2), np.int64)
         hashes = _grown(self._hashes, capacity, high)
         content = _grown(self._content, capacity, high)

@@ -1,14 +1,13 @@
 """The steps of a simulation by compiled kernels on the CPU; results as in reference.py."""
 
-import functools
 from array import array
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import raffia.jit
+from raffia.search import kernels
 from raffia.search.errors import unfit, unfit_root
 from raffia.search.gumbel import Gumbel
 from raffia.search.outputs import RecurrentOutput, RootOutput
@@ -19,22 +18,6 @@ from raffia.search.state import SearchState
 SIMULATIONS_PER_CALL = 32  # simulations in one call; between calls Ctrl-C is heard
 OF_PUCT = ("min_range", "tie_seed")  # the selections' own fields in the search's record
 OF_GUMBEL = ("maxvisit_init", "value_scale", "root_gumbel", "considered")
-
-
-@functools.cache
-def kernels() -> ModuleType:
-    """The compiled steps, imported when first needed."""
-    import raffia.search.kernels.steps as module
-
-    return module
-
-
-@functools.cache
-def records() -> ModuleType:
-    """The records that they are given."""
-    import raffia.search.kernels.record as module
-
-    return module
 
 
 def possible(select: Any, device: torch.device) -> bool:
@@ -53,14 +36,14 @@ class CompiledSteps:
 
     def __init__(self, state: SearchState) -> None:
         self.state = state
-        module = kernels()
+        module = kernels.steps
         self._simulate, self._backward = module.simulate, module.backward
-        self._output = records().OutputRecord()
+        self._output = kernels.record.OutputRecord()
         self._point_at_arrays()
 
     def _point_at_arrays(self) -> None:
         """Give the kernels the addresses of all arrays."""
-        record = records()
+        record = kernels.record
         state, select, prefix = self.state, self.state.select, self.state.value_prefix
         roots, rows, actions = state.shape
         entries = state.entries.copy()
@@ -97,7 +80,7 @@ class CompiledSteps:
         value, logits, mask, to_play = (0 if x is None else x.data_ptr() for x in fields)
         self._output.set(0, value, logits, 0, mask, to_play, 0)
         counts = self.state.root_value
-        unfit_at = kernels().instantiate(
+        unfit_at = kernels.steps.instantiate(
             self._address, self._output.address, int(counts != "exclude"), int(counts == "include")
         )
         if unfit_at >= 0:
@@ -105,7 +88,7 @@ class CompiledSteps:
 
     def clear_unused(self) -> None:
         """Clear the rows that never became nodes."""
-        kernels().clear_unused(self._address)
+        kernels.steps.clear_unused(self._address)
 
     def simulate(self, simulation: int, num_roots: int) -> int | None:
         """Descend from each root to an untried action or to a node that ends the simulation."""
@@ -142,7 +125,7 @@ class CompiledSteps:
         self._output.set(*[field.data_ptr() for field in output[:3]], 0, 0, 0, 0)
         for first in range(0, len(searched), SIMULATIONS_PER_CALL):
             some = array("q", searched[first : first + SIMULATIONS_PER_CALL])
-            unfit_at = kernels().run(
+            unfit_at = kernels.steps.run(
                 *(self._address, self._output.address, first),
                 *(some.buffer_info()[0], len(some), *model),
             )

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-from types import ModuleType
-
 import torch
 from torch import Tensor
 
 from raffia import jit
 from raffia.functional.draws import child_seed, seeded_dirichlet, seeded_gumbel
+from raffia.search import kernels
 
 __all__ = ["root_dirichlet", "root_gumbel"]
-
-
-@functools.cache
-def _kernels() -> ModuleType:
-    from raffia.search.kernels import noise
-
-    return noise
 
 
 def root_gumbel(
@@ -36,7 +27,7 @@ def root_gumbel(
         return seeded_gumbel(child_seed(seed, torch.tensor(choice)), num_actions)
     seed = seed.contiguous()
     out = torch.empty(len(seed), num_actions)
-    _kernels().gumbel(len(seed), num_actions, seed.data_ptr(), choice, out.data_ptr())
+    kernels.noise.gumbel(len(seed), num_actions, seed.data_ptr(), choice, out.data_ptr())
     return out
 
 
@@ -58,7 +49,7 @@ def root_dirichlet(
         return seeded_dirichlet(child_seed(seed, torch.tensor(choice)), legal, alpha)
     seed, out = seed.contiguous(), torch.empty(len(seed), num_actions)
     legal_actions = None if mask is None else mask.cpu().contiguous()
-    _kernels().dirichlet(
+    kernels.noise.dirichlet(
         *(len(seed), num_actions, seed.data_ptr(), choice),
         *(0 if legal_actions is None else legal_actions.data_ptr(), float(alpha), out.data_ptr()),
     )

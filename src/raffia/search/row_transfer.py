@@ -1,25 +1,16 @@
 """Rows of several tensors gathered and stored together: by one kernel call, or by tensor
 operations."""
 
-import functools
 from array import array
 from collections.abc import Sequence
-from types import ModuleType
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 import raffia.jit
+from raffia.search import kernels
 from raffia.search.plain import is_plain, plain
-
-
-@functools.cache
-def kernels() -> ModuleType:
-    """The compiled loops, imported when first needed."""
-    import raffia.search.kernels.rows as module
-
-    return module
 
 
 class RowTransfer(Protocol):
@@ -74,7 +65,7 @@ class _KernelTransfer:
         for number, tensor in enumerate(memory):
             self._table[3 * number] = tensor.data_ptr()
             self._table[3 * number + 2] = tensor[0].numel() * tensor.element_size()
-        self._gather, self._store = kernels().gather, kernels().store
+        self._gather, self._store = kernels.rows.gather, kernels.rows.store
 
     def gather(self, rows: Tensor, beside: Sequence[Tensor]) -> None:
         table, slot = self._table, 1

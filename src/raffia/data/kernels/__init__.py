@@ -1,3 +1,12 @@
 """Compiled inner loops of this room; each file is imported, and numba with it, at first use."""
 
-__all__: list[str] = []
+from typing import TYPE_CHECKING
+
+from raffia.lazy import lazy_names as _lazy_names
+
+if TYPE_CHECKING:
+    from raffia.data.kernels import groups, priorities, ring, rows, siphash, table
+
+__all__ = ["groups", "priorities", "ring", "rows", "siphash", "table"]
+
+__getattr__, __dir__ = _lazy_names(__name__, {name: f"{__name__}.{name}" for name in __all__})

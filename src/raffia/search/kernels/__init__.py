@@ -1,3 +1,12 @@
-"""The compiled inner steps of a search; `raffia.search.compiled` calls them."""
+"""The compiled inner steps of a search; each file is imported, and numba with it, at first use."""
 
-__all__: list[str] = []
+from typing import TYPE_CHECKING
+
+from raffia.lazy import lazy_names as _lazy_names
+
+if TYPE_CHECKING:
+    from raffia.search.kernels import noise, record, rows, steps
+
+__all__ = ["noise", "record", "rows", "steps"]
+
+__getattr__, __dir__ = _lazy_names(__name__, {name: f"{__name__}.{name}" for name in __all__})
