@@ -1,17 +1,14 @@
 """`PrioritizedReplayBuffer`: a replay buffer that draws items by their priority."""
 
-from collections.abc import Callable
-from typing import Any
-
-import torch
+from typing import Unpack
 
 from raffia.data.buffer import check_is_storage
 from raffia.data.list_storage import ListStorage
 from raffia.data.prioritized import PrioritizedSampler
+from raffia.data.replay import BufferOptions
 from raffia.data.storage import Storage
 from raffia.data.tensordict_replay import TensorDictReplayBuffer
 from raffia.data.torchrl_storages import refuse_others
-from raffia.data.writers import Writer
 from raffia.tensordict.keys import NestedKey
 
 
@@ -51,14 +48,7 @@ class PrioritizedReplayBuffer(TensorDictReplayBuffer):
         max_priority_within_buffer: bool = False,
         stratified: bool = False,
         importance: str = "buffer",
-        writer: Writer | None = None,
-        collate_fn: Callable[[Any], Any] | None = None,
-        transform: Callable[[Any], Any] | None = None,
-        batch_size: int | None = None,
-        pin_memory: bool = False,
-        device: torch.device | str | None = None,
-        prefetch: int = 0,
-        generator: torch.Generator | None = None,
+        **options: Unpack[BufferOptions],
     ) -> None:
         check_is_storage(storage)
         if storage.max_size is None:
@@ -75,19 +65,7 @@ class PrioritizedReplayBuffer(TensorDictReplayBuffer):
             stratified=stratified,
             importance=importance,
         )
-        super().__init__(
-            storage=storage,
-            sampler=sampler,
-            writer=writer,
-            priority_key=priority_key,
-            collate_fn=collate_fn,
-            transform=transform,
-            batch_size=batch_size,
-            pin_memory=pin_memory,
-            device=device,
-            prefetch=prefetch,
-            generator=generator,
-        )
+        super().__init__(storage=storage, sampler=sampler, priority_key=priority_key, **options)
 
     @property
     def priorities(self) -> PrioritizedSampler:
@@ -141,19 +119,13 @@ class TensorDictPrioritizedReplayBuffer(PrioritizedReplayBuffer):
         priority_key: NestedKey = "td_error",
         eps: float = 1e-8,
         storage: Storage | None = None,
-        writer: Writer | None = None,
-        sync: bool = True,
-        collate_fn: Callable[[Any], Any] | None = None,
-        pin_memory: bool = False,
-        prefetch: int | None = None,
-        transform: Callable[[Any], Any] | None = None,
         reduction: str = "max",
-        batch_size: int | None = None,
+        importance: str = "buffer",
+        sync: bool = True,
         dim_extend: int = 0,
-        generator: torch.Generator | None = None,
         shared: bool = False,
         compilable: bool = False,
-        importance: str = "buffer",
+        **options: Unpack[BufferOptions],
     ) -> None:
         refuse_others(sync=sync, dim_extend=dim_extend or 0, shared=shared, compilable=compilable)
         super().__init__(
@@ -164,11 +136,5 @@ class TensorDictPrioritizedReplayBuffer(PrioritizedReplayBuffer):
             priority_key=priority_key,
             reduction=reduction,
             importance=importance,
-            writer=writer,
-            collate_fn=collate_fn,
-            transform=transform,
-            batch_size=batch_size,
-            pin_memory=pin_memory,
-            prefetch=prefetch or 0,
-            generator=generator,
+            **options,
         )

@@ -4,7 +4,7 @@ import dataclasses
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Self
+from typing import Any, Self, TypedDict
 
 import torch
 from torch import Tensor
@@ -34,6 +34,22 @@ from raffia.tensordict.safetensors_file import save_file
 from raffia.tensordict.tensordict import TensorDict
 
 KIND, VERSION = "raffia.replay", 1
+
+
+class BufferOptions(TypedDict, total=False):
+    """What a `ReplayBuffer` takes besides its storage and its sampler; see there.
+
+    >>> options: BufferOptions = {"batch_size": 32, "prefetch": 2}
+    """
+
+    writer: Writer | None
+    collate_fn: Callable[[Any], Any] | None
+    transform: Callable[[Any], Any] | None
+    batch_size: int | None
+    pin_memory: bool
+    device: torch.device | str | None
+    prefetch: int | None
+    generator: torch.Generator | None
 
 
 class ReplayBuffer(Buffer):
@@ -85,9 +101,10 @@ class ReplayBuffer(Buffer):
         batch_size: int | None = None,
         pin_memory: bool = False,
         device: torch.device | str | None = None,
-        prefetch: int = 0,
+        prefetch: int | None = 0,
         generator: torch.Generator | None = None,
     ) -> None:
+        prefetch = 0 if prefetch is None else prefetch
         check_options(batch_size, pin_memory, prefetch)
         check_generator(generator, prefetch=False)
         generator = own_generator(generator, prefetch)

@@ -1,7 +1,6 @@
 """`TensorDictReplayBuffer`: a replay buffer that reads priorities in the items, as in TorchRL."""
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -9,11 +8,10 @@ from torch import Tensor
 from raffia.data.items import batch_of, rows_of, value_at, with_value, without_value
 from raffia.data.list_storage import ListStorage
 from raffia.data.prioritized import PrioritizedSampler
-from raffia.data.replay import ReplayBuffer
+from raffia.data.replay import BufferOptions, ReplayBuffer
 from raffia.data.samplers import Sampler
 from raffia.data.storage import Storage
 from raffia.data.torchrl_storages import refuse_others
-from raffia.data.writers import Writer
 from raffia.tensordict.keys import NestedKey, unravel_key_to_tuple
 from raffia.tensordict.node import Node
 from raffia.tensordict.tensordict import TensorDict
@@ -42,31 +40,13 @@ class TensorDictReplayBuffer(ReplayBuffer):
         priority_key: NestedKey = "td_error",
         storage: Storage | None = None,
         sampler: Sampler | None = None,
-        writer: Writer | None = None,
-        collate_fn: Callable[[Any], Any] | None = None,
-        transform: Callable[[Any], Any] | None = None,
-        batch_size: int | None = None,
-        pin_memory: bool = False,
-        device: torch.device | str | None = None,
-        prefetch: int | None = None,
-        generator: torch.Generator | None = None,
         dim_extend: int = 0,
         shared: bool = False,
         compilable: bool = False,
+        **options: Unpack[BufferOptions],
     ) -> None:
         refuse_others(dim_extend=dim_extend or 0, shared=shared, compilable=compilable)
-        super().__init__(
-            storage=ListStorage(1000) if storage is None else storage,
-            sampler=sampler,
-            writer=writer,
-            collate_fn=collate_fn,
-            transform=transform,
-            batch_size=batch_size,
-            pin_memory=pin_memory,
-            device=device,
-            prefetch=prefetch or 0,
-            generator=generator,
-        )
+        super().__init__(storage=storage, sampler=sampler, **options)
         self.priority_key = priority_key
 
     @property
