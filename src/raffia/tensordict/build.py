@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from raffia.tensordict import kinds
-from raffia.tensordict.node import Node
+from raffia.tensordict.node import BatchSize, Device, Node
 from raffia.tensordict.ragged import shape_of_rows
 from raffia.tensordict.value_options import list_to_stack
 
@@ -225,16 +225,30 @@ def auto_batch_size(
     td._set_batch_size(size)
 
 
+class SizeOptions(TypedDict, total=False):
+    """What the `from_...` methods take, for type checkers: see `finished`."""
+
+    auto_batch_size: bool | None
+    batch_dims: int | None
+    device: Device
+    batch_size: BatchSize
+
+
 def finished(
     cls: Any,
     entries: Any,
-    auto_batch_size: bool | None,
-    batch_size: Any,
-    device: Any,
-    batch_dims: int | None,
-    names: Any = None,
+    *,
+    auto_batch_size: bool | None = False,
+    batch_dims: int | None = None,
+    device: Device = None,
+    batch_size: BatchSize = None,
+    names: Sequence[str | None] | None = None,
 ) -> Any:
-    """A container over `entries` with the batch size that is given or found."""
+    """A container over `entries` with the batch size that is given or found.
+
+    auto_batch_size: take as batch size the longest leading dimensions that all entries share, at
+        most `batch_dims`.
+    """
     if batch_size is not None and (auto_batch_size or batch_dims is not None):
         raise ValueError("give batch_size, or auto_batch_size=True (with batch_dims), not both")
     if batch_size is not None and (size := as_size(batch_size)):
@@ -245,6 +259,15 @@ def finished(
     if names is not None:
         td.names = names
     return td
+
+
+def sized(options: SizeOptions, size: torch.Size | tuple[int, ...]) -> SizeOptions:
+    """The options with this batch size, where none is given, and none is to be found."""
+    known = ("batch_size", "auto_batch_size", "batch_dims")
+    asked = [options.get(name) for name in known]
+    if asked[0] is None and not asked[1] and asked[2] is None:
+        return {**options, "batch_size": size}
+    return options
 
 
 def _numbers_kept(source: Any, size: torch.Size) -> Any:

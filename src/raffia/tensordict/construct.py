@@ -4,31 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from raffia.tensordict import kinds
-from raffia.tensordict.build import as_device, as_size, finished
+from raffia.tensordict.build import SizeOptions, as_device, as_size, finished, sized
 from raffia.tensordict.keys import NestedKey
 from raffia.tensordict.node import BatchSize, Device, Node
+from raffia.tensordict.signatures import shows_options_of
 
 
 class Construction(Node):
     """Containers from other structures, and containers like another one."""
 
     @classmethod
+    @shows_options_of(finished)
     def from_dict(
         cls,
         input_dict: Mapping[Any, Any],
         *,
-        auto_batch_size: bool | None = None,
-        batch_size: BatchSize = None,
-        device: Device = None,
-        batch_dims: int | None = None,
         names: Sequence[str | None] | None = None,
+        **options: Unpack[SizeOptions],
     ) -> Self:
         """A container from a (nested) dict.
 
@@ -40,17 +39,15 @@ class Construction(Node):
         >>> TensorDict.from_dict({"a": torch.zeros(2, 3)}, auto_batch_size=True).batch_size
         torch.Size([2, 3])
         """
-        return finished(cls, input_dict, auto_batch_size, batch_size, device, batch_dims, names)
+        return finished(cls, input_dict, names=names, **options)
 
+    @shows_options_of(finished)
     def from_dict_instance(
         self,
         input_dict: Mapping[Any, Any],
         *,
-        auto_batch_size: bool | None = None,
-        batch_size: BatchSize = None,
-        device: Device = None,
-        batch_dims: int | None = None,
         names: Sequence[str | None] | None = None,
+        **options: Unpack[SizeOptions],
     ) -> Self:
         """A container from a (nested) dict, of the kind of this one.
 
@@ -58,19 +55,11 @@ class Construction(Node):
         >>> TensorDict().from_dict_instance({"a": [1, 2]}, batch_size=[2]).batch_size
         torch.Size([2])
         """
-        kind = type(self)
-        return finished(kind, input_dict, auto_batch_size, batch_size, device, batch_dims, names)
+        return finished(type(self), input_dict, names=names, **options)
 
     @classmethod
-    def from_any(
-        cls,
-        obj: Any,
-        *,
-        auto_batch_size: bool = False,
-        batch_dims: int | None = None,
-        device: Device = None,
-        batch_size: BatchSize = None,
-    ) -> Any:
+    @shows_options_of(finished, without="names")
+    def from_any(cls, obj: Any, **options: Unpack[SizeOptions]) -> Any:
         """A container from a structure: one made of dicts, dataclasses, tuples, lists and
         containers.
 
@@ -85,17 +74,11 @@ class Construction(Node):
             return obj
         if isinstance(found, Node):
             return found
-        return finished(cls, found, auto_batch_size, batch_size, device, batch_dims)
+        return finished(cls, found, **options)
 
     @classmethod
-    def from_pytree(
-        cls,
-        pytree: Any,
-        *,
-        batch_size: BatchSize = None,
-        auto_batch_size: bool = False,
-        batch_dims: int | None = None,
-    ) -> Any:
+    @shows_options_of(finished, without="names device")
+    def from_pytree(cls, pytree: Any, **options: Unpack[SizeOptions]) -> Any:
         """A container from nested dicts, lists and tuples of tensors; `to_pytree` restores them.
 
         >>> from raffia import TensorDict
@@ -111,20 +94,13 @@ class Construction(Node):
             )
         if isinstance(found, Node):
             return found
-        td = finished(cls, found, auto_batch_size, batch_size, None, batch_dims)
+        td = finished(cls, found, **options)
         td._skeleton = _kinds(pytree)
         return td
 
     @classmethod
-    def from_namedtuple(
-        cls,
-        named_tuple: Any,
-        *,
-        auto_batch_size: bool = False,
-        batch_dims: int | None = None,
-        device: Device = None,
-        batch_size: BatchSize = None,
-    ) -> Self:
+    @shows_options_of(finished, without="names")
+    def from_namedtuple(cls, named_tuple: Any, **options: Unpack[SizeOptions]) -> Self:
         """A container from a named tuple.
 
         >>> from collections import namedtuple
@@ -137,21 +113,17 @@ class Construction(Node):
             raise TypeError(
                 f"from_namedtuple takes a named tuple, got {type(named_tuple).__name__}"
             )
-        return finished(
-            cls, any_entries(named_tuple, cls), auto_batch_size, batch_size, device, batch_dims
-        )
+        return finished(cls, any_entries(named_tuple, cls), **options)
 
     @classmethod
+    @shows_options_of(finished, without="names")
     def from_dataclass(
         cls,
         dataclass: Any,
         *,
         dest_cls: Any = None,
-        auto_batch_size: bool = False,
-        batch_dims: int | None = None,
         as_tensorclass: bool = False,
-        device: Device = None,
-        batch_size: BatchSize = None,
+        **options: Unpack[SizeOptions],
     ) -> Self:
         """A container from an instance of a dataclass.
 
@@ -172,20 +144,11 @@ class Construction(Node):
             if isinstance(dataclass, type):
                 return made
             cls = made
-        return finished(
-            cls, any_entries(dataclass, cls), auto_batch_size, batch_size, device, batch_dims
-        )
+        return finished(cls, any_entries(dataclass, cls), **options)
 
     @classmethod
-    def from_tuple(
-        cls,
-        obj: tuple[Any, ...],
-        *,
-        auto_batch_size: bool = False,
-        batch_dims: int | None = None,
-        device: Device = None,
-        batch_size: BatchSize = None,
-    ) -> Self:
+    @shows_options_of(finished, without="names")
+    def from_tuple(cls, obj: tuple[Any, ...], **options: Unpack[SizeOptions]) -> Self:
         """A container from a tuple; the entries are named "0", "1", ...
 
         >>> from raffia import TensorDict
@@ -194,21 +157,17 @@ class Construction(Node):
         """
         if not isinstance(obj, tuple):
             raise TypeError(f"from_tuple takes a tuple, got {type(obj).__name__}")
-        return finished(
-            cls, any_entries(tuple(obj), cls), auto_batch_size, batch_size, device, batch_dims
-        )
+        return finished(cls, any_entries(tuple(obj), cls), **options)
 
     @classmethod
+    @shows_options_of(finished)
     def from_list(
         cls,
         input: list[Any],
         *,
-        auto_batch_size: bool | None = None,
-        batch_size: BatchSize = None,
-        device: Device = None,
-        batch_dims: int | None = None,
         names: Sequence[str | None] | None = None,
         lazy: bool | None = None,
+        **options: Unpack[SizeOptions],
     ) -> Self:
         """A stack of containers, one for each dict in the list.
 
@@ -218,27 +177,15 @@ class Construction(Node):
         >>> TensorDict.from_list([{"a": 1}, {"a": 2}])["a"]
         tensor([1, 2])
         """
-        rows = [
-            finished(cls, row, auto_batch_size, batch_size, device, batch_dims) for row in input
-        ]
-        how = kinds.lazy_stack if lazy else kinds.stack
-        if lazy is None:
-            how = kinds.maybe_dense_stack
-        out = how(rows, 0)
+        hows = {True: kinds.lazy_stack, False: kinds.stack, None: kinds.maybe_dense_stack}
+        out = hows[lazy]([finished(cls, row, **options) for row in input], 0)
         if names is not None:
             out.names = names
         return out
 
     @classmethod
-    def from_struct_array(
-        cls,
-        struct_array: np.ndarray,
-        *,
-        auto_batch_size: bool = False,
-        batch_dims: int | None = None,
-        device: Device = None,
-        batch_size: BatchSize = None,
-    ) -> Self:
+    @shows_options_of(finished, without="names")
+    def from_struct_array(cls, struct_array: np.ndarray, **options: Unpack[SizeOptions]) -> Self:
         """A container from a structured numpy array; its shape is the batch size.
 
         >>> from raffia import TensorDict
@@ -252,9 +199,7 @@ class Construction(Node):
                 f"{struct_array.dtype}"
             )
         entries = {name: _field(struct_array[name], cls) for name in struct_array.dtype.names}
-        if batch_size is None and not auto_batch_size and batch_dims is None:
-            batch_size = struct_array.shape
-        return finished(cls, entries, auto_batch_size, batch_size, device, batch_dims)
+        return finished(cls, entries, **sized(options, struct_array.shape))
 
     @classmethod
     def fromkeys(cls, keys: Sequence[NestedKey], value: Any = 0) -> Self:

@@ -53,6 +53,7 @@ from raffia.tensordict.record import (
     write_record,
 )
 from raffia.tensordict.safetensors_file import FileReader, save_file
+from raffia.tensordict.signatures import alike, shows_options_of
 from raffia.tensordict.stored_values import Home
 
 
@@ -77,7 +78,20 @@ class EarlyOptions(MapOptions, total=False):
     return_early: Required[Literal[True]]
 
 
-def carry_out(job: Job, num_threads: int, return_early: bool) -> Any:
+def write_mapped(
+    td: Any,
+    prefix: Path | None,
+    copy_existing: bool,
+    *,
+    num_threads: int = 0,
+    return_early: bool = False,
+    share_non_tensor: bool = False,
+    existsok: bool = True,
+    robust_key: bool | None = True,
+    **kind: bool,
+) -> Any:
+    """What `memmap` and its kin do; `kind` is `inplace` or `like` of a `Job`."""
+    job = Job(td, prefix, copy_existing, existsok, robust_key, share_non_tensor, **kind)
     if num_threads <= 1:
         job.write(None)
         return job.finish()
@@ -106,17 +120,8 @@ def memmap(
     copy_existing: bool = False,
     **options: Unpack[AtOnceOptions],
 ) -> Container: ...
-def memmap(
-    td: Any,
-    prefix: Path | None = None,
-    copy_existing: bool = False,
-    *,
-    num_threads: int = 0,
-    return_early: bool = False,
-    share_non_tensor: bool = False,
-    existsok: bool = True,
-    robust_key: bool | None = True,
-) -> Any:
+@shows_options_of(write_mapped)
+def memmap(td: Any, prefix: Path | None = None, copy_existing: bool = False, **options: Any) -> Any:
     """A locked copy whose tensors are memory-mapped files: what is written into them is on disk.
 
     prefix: the folder; None is the folder of a container that has one, else temporary files, which
@@ -154,34 +159,12 @@ def memmap(
     (MemoryMappedTensor([1., 1., 1.]), ['a.memmap', 'meta.json', 'n'])
     """
     prefix = own_folder(td) if prefix is None else prefix
-    job = Job(td, prefix, copy_existing, existsok, robust_key, share_non_tensor)
-    return carry_out(job, num_threads, return_early)
+    return write_mapped(td, prefix, copy_existing, **options)
 
 
-@overload
+@alike(memmap)
 def memmap_(
-    td: Any,
-    prefix: Path | None = None,
-    copy_existing: bool = False,
-    **options: Unpack[EarlyOptions],
-) -> TensorDictFuture: ...
-@overload
-def memmap_(
-    td: Container,
-    prefix: Path | None = None,
-    copy_existing: bool = False,
-    **options: Unpack[AtOnceOptions],
-) -> Container: ...
-def memmap_(
-    td: Any,
-    prefix: Path | None = None,
-    copy_existing: bool = False,
-    *,
-    num_threads: int = 0,
-    return_early: bool = False,
-    share_non_tensor: bool = False,
-    existsok: bool = True,
-    robust_key: bool | None = True,
+    td: Any, prefix: Path | None = None, copy_existing: bool = False, **options: Any
 ) -> Any:
     """Replace the tensors of this container by memory-mapped ones, lock it and return it.
 
@@ -199,34 +182,12 @@ def memmap_(
             "in shared memory: td.memmap(...) makes a copy"
         )
     prefix = own_folder(td) if prefix is None else prefix
-    job = Job(td, prefix, copy_existing, existsok, robust_key, share_non_tensor, inplace=True)
-    return carry_out(job, num_threads, return_early)
+    return write_mapped(td, prefix, copy_existing, inplace=True, **options)
 
 
-@overload
+@alike(memmap)
 def memmap_like(
-    td: Any,
-    prefix: Path | None = None,
-    copy_existing: bool = False,
-    **options: Unpack[EarlyOptions],
-) -> TensorDictFuture: ...
-@overload
-def memmap_like(
-    td: Container,
-    prefix: Path | None = None,
-    copy_existing: bool = False,
-    **options: Unpack[AtOnceOptions],
-) -> Container: ...
-def memmap_like(
-    td: Any,
-    prefix: Path | None = None,
-    copy_existing: bool = False,
-    *,
-    existsok: bool = True,
-    num_threads: int = 0,
-    return_early: bool = False,
-    share_non_tensor: bool = False,
-    robust_key: bool | None = True,
+    td: Any, prefix: Path | None = None, copy_existing: bool = False, **options: Any
 ) -> Any:
     """A locked container of the same keys, shapes and dtypes over new files, which hold zeros.
 
@@ -241,8 +202,7 @@ def memmap_like(
     >>> buffer["obs"].shape, buffer["reward"].sum()
     (torch.Size([1000, 4]), tensor(1.))
     """
-    job = Job(td, prefix, copy_existing, existsok, robust_key, share_non_tensor, like=True)
-    return carry_out(job, num_threads, return_early)
+    return write_mapped(td, prefix, copy_existing, like=True, **options)
 
 
 def is_memmap(td: Any) -> bool:

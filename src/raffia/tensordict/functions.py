@@ -2,38 +2,24 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from raffia.tensordict import disk
+from raffia.tensordict.build import SizeOptions
 from raffia.tensordict.lazy import LazyStackedTensorDict
+from raffia.tensordict.memmap import Path
 from raffia.tensordict.node import BatchSize, Container, Device, Node
 from raffia.tensordict.pointwise import unlike
+from raffia.tensordict.signatures import shows_options_of
 from raffia.tensordict.tensorclass import from_dataclass as to_class
 from raffia.tensordict.tensordict import TensorDict
 from raffia.tensordict.views import entries_list
 
 Rows = TypeVar("Rows", Tensor, Any)  # a tensor or a container
-
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-def _with_options_of(method: Callable[..., Any]) -> Callable[[Function], Function]:
-    """Show in a function's signature the options that it hands to a method."""
-    _, *parameters = inspect.signature(method).parameters.values()
-
-    def signed(function: Function) -> Function:
-        first = next(iter(inspect.signature(function).parameters.values()))
-        rest = parameters if first.name == "data" else parameters[1:]
-        function.__signature__ = inspect.Signature([first, *rest])  # type: ignore[attr-defined]
-        return function
-
-    return signed
-
 
 # The class methods of `TensorDict` that are functions too.
 from_modules = TensorDict.from_modules
@@ -90,7 +76,7 @@ def from_module(
     )
 
 
-@_with_options_of(TensorDict.from_dict_instance)
+@shows_options_of(TensorDict.from_dict)
 def from_dict(d: Mapping[Any, Any], **options: Any) -> TensorDict:
     """`TensorDict.from_dict`.
 
@@ -100,19 +86,17 @@ def from_dict(d: Mapping[Any, Any], **options: Any) -> TensorDict:
     return TensorDict.from_dict(d, **options)
 
 
+@shows_options_of(TensorDict.from_dataclass, without="as_tensorclass")
 def from_dataclass(
     obj: Any,
     *,
     dest_cls: Any = None,
-    auto_batch_size: bool = False,
-    batch_dims: int | None = None,
-    batch_size: BatchSize = None,
     frozen: bool = False,
     autocast: bool = False,
     nocast: bool = False,
     shadow: bool = False,
     tensor_only: bool = False,
-    device: Device = None,
+    **options: Unpack[SizeOptions],
 ) -> Any:
     """A tensorclass from a dataclass, or a tensorclass instance from an instance of one.
 
@@ -134,15 +118,7 @@ def from_dataclass(
         raise ValueError(f"from_dataclass: dest_cls has its own options, got {sorted(chosen)} too")
     if dest_cls is None and chosen:
         dest_cls = to_class(obj, **chosen)
-    return TensorDict.from_dataclass(
-        obj,
-        as_tensorclass=True,
-        dest_cls=dest_cls,
-        auto_batch_size=auto_batch_size,
-        batch_dims=batch_dims,
-        batch_size=batch_size,
-        device=device,
-    )
+    return TensorDict.from_dataclass(obj, as_tensorclass=True, dest_cls=dest_cls, **options)
 
 
 def make_tensordict(
@@ -208,18 +184,20 @@ def pad(
     return tensordict.pad(pad_size, value, inplace)
 
 
-@_with_options_of(disk.memmap)
-def memmap(data: Any, *args: Any, **options: Any) -> Any:
+@shows_options_of(disk.memmap)
+def memmap(
+    data: Any, prefix: Path | None = None, copy_existing: bool = False, **options: Any
+) -> Any:
     """`TensorDict.memmap` of a container.
 
     >>> memmap(TensorDict(a=torch.zeros(2))).is_memmap()
     True
     """
-    return data.memmap(*args, **options)
+    return data.memmap(prefix, copy_existing, **options)
 
 
-@_with_options_of(disk.save)
-def save(data: Any, *args: Any, **options: Any) -> Any:
+@shows_options_of(disk.save)
+def save(data: Any, prefix: Path | None = None, copy_existing: bool = False, **options: Any) -> Any:
     """`TensorDict.save` of a container.
 
     >>> import tempfile
@@ -228,7 +206,7 @@ def save(data: Any, *args: Any, **options: Any) -> Any:
     ...     load(folder + "/td.safetensors")["a"]
     tensor([1., 1.])
     """
-    return data.save(*args, **options)
+    return data.save(prefix, copy_existing, **options)
 
 
 def expand_right(tensor: Tensor, shape: Sequence[int]) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch import Tensor
 from raffia.files import write_atomically
 from raffia.tensordict import build, kinds
 from raffia.tensordict.keys import unravel_key_to_tuple
-from raffia.tensordict.node import BatchSize, Device
+from raffia.tensordict.signatures import shows_options_of
 from raffia.tensordict.views import entries_list, is_leaf_nontensor
 
 
@@ -53,17 +53,15 @@ def to_json(
     write_atomically(path, text.encode())
 
 
+@shows_options_of(build.finished, without="names")
 def from_json(
     cls: Any,
     path: str | os.PathLike[str],
     *,
-    auto_batch_size: bool = False,
-    batch_dims: int | None = None,
-    device: Device = None,
-    batch_size: BatchSize = None,
     separator: str | None = None,
     dtype: torch.dtype | None = None,
     lines: bool = False,
+    **options: Unpack[build.SizeOptions],
 ) -> Any:
     """A container from a JSON file of records: an entry for each field, a row for each record.
 
@@ -91,13 +89,11 @@ def from_json(
                 f"from_json: record {i} has the fields {sorted(one)}, record 0 {sorted(records[0])}"
             )
     size = torch.Size((len(records),))
-    td = kinds.TensorDict(batch_size=size, device=device)
+    td = kinds.TensorDict(batch_size=size, device=options.get("device"))
     for name in records[0] if records else ():
         key = tuple(name.split(separator)) if separator else name
         value = build.as_entry([one[name] for one in records], td, name)
         if dtype is not None and isinstance(value, Tensor):
             value = value.to(dtype)
         td.set(key, value)
-    if batch_size is None and not auto_batch_size and batch_dims is None:
-        batch_size = size
-    return build.finished(cls, td, auto_batch_size, batch_size, device, batch_dims)
+    return build.finished(cls, td, **build.sized(options, size))

@@ -28,7 +28,8 @@ from raffia.tensordict.registries import (
     shared_by_rows,
     tree_of,
 )
-from raffia.tensordict.tensordict import TensorDict, _documented_as
+from raffia.tensordict.signatures import documented_as
+from raffia.tensordict.tensordict import TensorDict
 from raffia.tensordict.views import NestedView, entries_list
 
 _MUTATORS = """set setdefault pop popitem del_ rename_key_ update clear create_nested
@@ -293,7 +294,7 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
                 value = value if result is None else result
         return value
 
-    @_documented_as(entries.get)
+    @documented_as(entries.get)
     def get(self, key: Any, default: Any = UNSET, **lazy_options: Any) -> Any:
         value = entries.get(self, key, default, **lazy_options)
         return self._hooked(value) if self._hooks and value is not default else value
@@ -303,12 +304,12 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
         value = TensorDictBase.__getitem__(self, idx)
         return self._hooked(value) if self._hooks and is_key(idx) else value
 
-    @_documented_as(views.values)
+    @documented_as(views.values)
     def values(self, *args: Any, **kwargs: Any) -> NestedView:
         view = views.values(self, *args, **kwargs)
         return _HookedView(self, view.flags, view.part) if self._hooks else view
 
-    @_documented_as(views.items)
+    @documented_as(views.items)
     def items(self, *args: Any, **kwargs: Any) -> NestedView:
         view = views.items(self, *args, **kwargs)
         return _HookedView(self, view.flags, view.part) if self._hooks else view
@@ -653,7 +654,7 @@ def _writer(name: str) -> Callable[..., Any]:
     """A method that writes into the tensors as they are, whatever gradients they need."""
     plain = getattr(TensorDict, name)
 
-    @_documented_as(plain)
+    @documented_as(plain)
     def write(self: TensorDictParams, *args: Any, **kwargs: Any) -> Any:
         plain(self.data, *args, **kwargs)
         return self

@@ -6,10 +6,9 @@ faster.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar, overload
+from typing import Any, ClassVar, Self, overload
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +36,7 @@ from raffia.tensordict.keys import (
 )
 from raffia.tensordict.lock import locked_error
 from raffia.tensordict.node import BatchSize, Device, Entries, Node, child_names
+from raffia.tensordict.signatures import documented_as
 from raffia.tensordict.unbatched import UnbatchedTensor
 from raffia.tensordict.views import KeysView, NestedView
 
@@ -63,19 +63,6 @@ _CASTS: dict[torch.dtype, Callable[[Tensor], Tensor]] = {  # faster than `to`
 }  # fmt: skip
 
 Parameter = nn.Parameter
-
-Method = TypeVar("Method", bound=Callable[..., Any])
-
-
-def _documented_as(function: Callable[..., Any]) -> Callable[[Method], Method]:
-    """Give a method the docstring and signature of the function that it is a faster way of."""
-
-    def documented(method: Method) -> Method:
-        method.__doc__ = function.__doc__
-        method.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
-        return method
-
-    return documented
 
 
 @kinds.enter
@@ -475,7 +462,7 @@ class TensorDict(TensorDictBase):
         else:
             index.setitem(self, idx, value)
 
-    @_documented_as(entries.get)
+    @documented_as(entries.get)
     def get(self, key: NestedKey, default: Any = UNSET, **lazy_options: Any) -> Any:
         if key.__class__ is str and not lazy_options:
             value = self._d.get(key)
@@ -492,7 +479,7 @@ class TensorDict(TensorDictBase):
                 pass
         return entries.get(self, key, default, **lazy_options)
 
-    @_documented_as(entries.set)
+    @documented_as(entries.set)
     def set(
         self, key: NestedKey, item: Any, inplace: bool = False, *, non_blocking: bool = False
     ) -> Self:
@@ -525,7 +512,7 @@ class TensorDict(TensorDictBase):
                 return self
         return entries.set(self, key, item)
 
-    @_documented_as(entries.set_)
+    @documented_as(entries.set_)
     def set_(self, key: NestedKey, item: Any, *, non_blocking: bool = False) -> Self:
         if item.__class__ is Tensor:
             dest: Any = None
@@ -553,7 +540,7 @@ class TensorDict(TensorDictBase):
         }
         return self._new(made, self._batch_size, self._names)
 
-    @_documented_as(copies.empty)
+    @documented_as(copies.empty)
     def empty(self, recurse: bool = False, **options: Any) -> Self:
         if recurse or options:
             return copies.empty(self, recurse, **options)
@@ -561,7 +548,7 @@ class TensorDict(TensorDictBase):
         made: Any = self._new({}, self._batch_size, None if names is None else list(names))
         return made
 
-    @_documented_as(entries.contains)
+    @documented_as(entries.contains)
     def __contains__(self, key: NestedKey) -> bool:
         if key.__class__ is str:
             return key in self._d
@@ -575,7 +562,7 @@ class TensorDict(TensorDictBase):
                 pass
         return entries.contains(self, key)
 
-    @_documented_as(entries.del_)
+    @documented_as(entries.del_)
     def del_(self, key: NestedKey) -> Self:
         if not self._locked:
             node, name = entries.locate(self, key)
@@ -584,7 +571,7 @@ class TensorDict(TensorDictBase):
                 return self
         return entries.del_(self, key)
 
-    @_documented_as(entries.pop)
+    @documented_as(entries.pop)
     def pop(self, key: NestedKey, default: Any = entries.NO_DEFAULT) -> Any:
         if not self._locked:
             node, name = entries.locate(self, key)
@@ -592,20 +579,20 @@ class TensorDict(TensorDictBase):
                 return node._d.pop(name)
         return entries.pop(self, key, default)
 
-    @_documented_as(entries.popitem)
+    @documented_as(entries.popitem)
     def popitem(self) -> tuple[str, Any]:
         return entries.popitem(self) if self._locked or not self._d else self._d.popitem()
 
-    @_documented_as(disk.is_memmap)
+    @documented_as(disk.is_memmap)
     def is_memmap(self) -> bool:
         return self._mapped_to is not None
 
     @property
-    @_documented_as(disk.saved_path)
+    @documented_as(disk.saved_path)
     def saved_path(self) -> Path:
         return self._mapped_to or disk.saved_path(self)
 
-    @_documented_as(entries.is_empty)
+    @documented_as(entries.is_empty)
     def is_empty(self) -> bool:
         for value in self._d.values():
             if value.__class__ is Tensor or not isinstance(value, Node):
@@ -614,7 +601,7 @@ class TensorDict(TensorDictBase):
                 return False
         return True
 
-    @_documented_as(updates.update_)
+    @documented_as(updates.update_)
     def update_(
         self,
         input_dict_or_td: Any = None,
@@ -632,7 +619,7 @@ class TensorDict(TensorDictBase):
                     return self
         return updates.update_(self, source, clone, non_blocking=non_blocking, **options)
 
-    @_documented_as(views.keys)
+    @documented_as(views.keys)
     def keys(
         self,
         include_nested: bool = False,
@@ -645,7 +632,7 @@ class TensorDict(TensorDictBase):
             return self._d.keys()  # type: ignore[return-value] # faster
         return KeysView(self, (include_nested, leaves_only, is_leaf, sort), 0)
 
-    @_documented_as(views.values)
+    @documented_as(views.values)
     def values(
         self,
         include_nested: bool = False,
@@ -658,7 +645,7 @@ class TensorDict(TensorDictBase):
             return self._d.values()  # type: ignore[return-value] # faster
         return NestedView(self, (include_nested, leaves_only, is_leaf, sort), 1)
 
-    @_documented_as(views.items)
+    @documented_as(views.items)
     def items(
         self,
         include_nested: bool = False,
@@ -671,7 +658,7 @@ class TensorDict(TensorDictBase):
             return self._d.items()  # type: ignore[return-value] # faster
         return NestedView(self, (include_nested, leaves_only, is_leaf, sort), None)
 
-    @_documented_as(updates.update)
+    @documented_as(updates.update)
     def update(
         self,
         input_dict_or_td: Any = None,
@@ -732,7 +719,7 @@ class TensorDict(TensorDictBase):
                     continue
             mine[name] = value
 
-    @_documented_as(entries.rename_key_)
+    @documented_as(entries.rename_key_)
     def rename_key_(self, old_key: NestedKey, new_key: NestedKey, safe: bool = False) -> Self:
         if not self._locked:
             node, name = entries.locate(self, old_key)

@@ -1,0 +1,53 @@
+"""Signatures of functions that stand for others, as `help`, `inspect` and editors show them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def documented_as(function: Callable[..., Any]) -> Callable[[Function], Function]:
+    """Give a method the docstring and signature of the function that it is a faster way of."""
+
+    def documented(method: Function) -> Function:
+        method.__doc__ = function.__doc__
+        method.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
+        return method
+
+    return documented
+
+
+def shows_options_of(
+    function: Callable[..., Any], without: str = ""
+) -> Callable[[Function], Function]:
+    """Show, in place of a function's `**options`, those of the one that it hands them on to.
+
+    without: names of options that are not shown.
+    """
+
+    def signed(caller: Function) -> Function:
+        *own, _ = inspect.signature(caller).parameters.values()
+        hidden = {*without.split(), *[parameter.name for parameter in own]}
+        options = [
+            parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            for parameter in inspect.signature(function).parameters.values()
+            if parameter.default is not inspect.Parameter.empty and parameter.name not in hidden
+        ]
+        shown = inspect.signature(caller).replace(parameters=[*own, *options])
+        caller.__signature__ = shown  # type: ignore[attr-defined]
+        return caller
+
+    return signed
+
+
+def alike(function: Function) -> Callable[[Callable[..., Any]], Function]:
+    """Give a function the signature of another one, for type checkers too."""
+
+    def signed(caller: Callable[..., Any]) -> Function:
+        caller.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
+        return cast(Function, caller)
+
+    return signed
