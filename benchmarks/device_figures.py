@@ -53,22 +53,25 @@ Group = Callable[[Effort], Iterator[tuple[str, Measure]]]
 
 
 def efficientzero(
-    preset: str, effort: Effort, cudagraphs: bool = False
+    preset: str, effort: Effort, *, cudagraphs: bool = False, precision: Precision = "float32"
 ) -> Iterator[tuple[str, Measure]]:
     """The parts of a run of a preset, each by itself, then its loop; graphs only on a card."""
     if cudagraphs and effort.device.type != "cuda":
         return
-    label = f"{preset}, graphs" if cudagraphs else preset
+    words = [preset, "graphs" * cudagraphs, "bfloat16" * (precision == "bfloat16")]
+    label = ", ".join(filter(None, words))
     # As a run has it: on a GPU torch rounds the inputs of convolutions, and of no other product.
-    precision = "tf32" if preset.startswith("atari") else "float32"
+    is_rounded = precision == "float32" and preset.startswith("atari")
+    of_products = "tf32" if is_rounded else precision
 
     def figure(
         name: str, call: Callable[[], object], does: Mapping[str, float], cost: Cost
     ) -> Figure:
         seconds = seconds_per_call(call, effort.device, effort.seconds)
-        return Figure(f"{label}: {name}", seconds, does, cost, precision)
+        return Figure(f"{label}: {name}", seconds, does, cost, of_products)
 
-    with played(preset, effort.device, effort.small, cudagraphs) as parts:
+    settings = {"cudagraphs": cudagraphs, "precision": precision}
+    with played(preset, effort.device, effort.small, **settings) as parts:
         run, num_envs = parts.run, parts.config.env.num_envs
         size, budget = parts.config.replay.batch_size, parts.config.search.num_simulations
 
@@ -196,6 +199,9 @@ GROUPS: dict[str, Group] = {
     "figures, atari100k": partial(efficientzero, "atari100k"),
     "figures, cartpole by graphs": partial(efficientzero, "cartpole", cudagraphs=True),
     "figures, atari100k by graphs": partial(efficientzero, "atari100k", cudagraphs=True),
+    "figures, atari100k by graphs in bfloat16": partial(
+        efficientzero, "atari100k", cudagraphs=True, precision="bfloat16"
+    ),
     "figures, wordle": ilql_wordle,
     "figures, GPT": partial(ilql_trunk, "float32"),
     "figures, GPT in bfloat16": partial(ilql_trunk, "bfloat16"),

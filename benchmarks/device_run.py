@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -137,9 +138,9 @@ class Played:
     """A run of a preset on a device, with steps at random in its replay."""
 
     def __init__(
-        self, config: EfficientZeroRun, device: torch.device, folder: Path, cudagraphs: bool = False
+        self, config: EfficientZeroRun, device: torch.device, folder: Path, **settings: Any
     ) -> None:
-        self.config = replace(config, device=str(device), cudagraphs=cudagraphs)
+        self.config = replace(config, device=str(device), **settings)
         self.device = device
         with open(os.devnull, "w") as nowhere:
             self.run = EfficientZeroExperiment(
@@ -179,12 +180,10 @@ class Played:
 
 
 @contextmanager
-def played(
-    name: str, device: torch.device, small: bool, cudagraphs: bool = False
-) -> Iterator[Played]:
-    """A run of a preset, in a folder of its own."""
+def played(name: str, device: torch.device, small: bool, **settings: Any) -> Iterator[Played]:
+    """A run of a preset with other settings, in a folder of its own."""
     with TemporaryDirectory() as folder:
-        parts = Played(preset(name, small), device, Path(folder), cudagraphs)
+        parts = Played(preset(name, small), device, Path(folder), **settings)
         try:
             yield parts
         finally:

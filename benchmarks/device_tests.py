@@ -38,6 +38,8 @@ def gpu_tests() -> Outcome:
     """`pytest -m gpu`, of the files that have such tests, in several processes where cores are."""
     files = [file for file in sorted(ROOT.glob("tests/**/test_*.py")) if MARK in file.read_text()]
     command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider"]
+    # Another torch than the one of the constraints warns of other things.
+    command += ["-o", "filterwarnings=default"]
     if (cores := os.cpu_count() or 1) >= 8 and importlib.util.find_spec("xdist"):
         # A plugin for timing, where there is one, warns of other processes.
         command += ["-n", str(min(12, cores - 2)), "-p", "no:benchmark"]

@@ -189,6 +189,7 @@ SETTINGS = {
     "model.pred_out": ("vector", {"proj_out": 9, "pred_out": 9}, "shapes"),
     "loss.unroll_steps": ("vector", 2, "drawn"),
     "loss.lstm_horizon": ("vector", 3, "targets"),
+    "precision": ("vector", "bfloat16", "gradient"),
     "loss.policy_weight": ("vector", 0.5, "gradient"),
     "loss.value_weight": ("vector", 0.5, "gradient"),
     "loss.value_prefix_weight": ("vector", 0.5, "gradient"),

@@ -103,6 +103,15 @@ def two_hot(
     return (1 - (position.unsqueeze(-1) - grid).abs()).clamp_min(0)
 
 
+def precise(x: Tensor) -> Tensor:
+    """x in float32 where it is in half precision, too coarse for sums and values; else x itself.
+
+    >>> precise(torch.zeros(2, dtype=torch.bfloat16)).dtype, precise(torch.zeros(2).double()).dtype
+    (torch.float32, torch.float64)
+    """
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def expected_value(
     logits: Tensor,  # [*, size]
     support: Support,

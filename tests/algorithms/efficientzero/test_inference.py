@@ -114,6 +114,24 @@ def close(found, expected, tolerance=1e-4):
         torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("name", ["residual", "plain", "board", "large", "image_state_norm"])
+def test_a_copy_in_bfloat16_says_about_the_same(name, draw):
+    """It keeps states in it; what is read of them is of float32."""
+    model = made(name)
+    precise, folded = fold(model), fold(drawn(made(name), 1), dtype=torch.bfloat16)
+    folded.refresh(model)
+    obs = draw(3, *((4,) if name in MLPS else IMAGES[name].get("shape", IMAGE)))
+    one, other = precise.root(obs), folded.root(obs)
+    close((other.value, other.prior_logits), (one.value, one.prior_logits), 0.05)
+    assert {leaf.dtype for leaf in other.embedding.values(True, True)} == {torch.bfloat16}
+    action = torch.tensor([4, 0, 2])
+    said = precise.recurrent_fn(one.embedding, action)
+    found = folded.recurrent_fn(other.embedding, action)
+    assert {leaf.dtype for leaf in found[1].values(True, True)} == {torch.bfloat16}
+    close(flat(*found)[:3], flat(*said)[:3], 0.05)
+    close([part.float() for part in flat(*found)[3:]], flat(*said)[3:], 0.05)
+
+
 @pytest.mark.parametrize("name", ["residual", "layer_norm", "board", "large", "image_state_norm"])
 def test_a_folded_model_says_what_the_model_says_in_eval_mode(name, draw):
     model = made(name).train()

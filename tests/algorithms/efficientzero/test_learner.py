@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import torch
 
+from raffia.algorithms.efficientzero import loss
 from raffia.algorithms.efficientzero.config import (
     EfficientZeroConfig,
     LossConfig,
@@ -44,12 +45,12 @@ CONFIG = EfficientZeroConfig(
 )
 
 
-def learner_of(spec=LINE, num_updates=100, frame_stack=1, **parts):
+def learner_of(spec=LINE, num_updates=100, frame_stack=1, precision="float32", **parts):
     changed = {
         name: dataclasses.replace(getattr(CONFIG, name), **options)
         for name, options in parts.items()
     }
-    config = dataclasses.replace(CONFIG, **changed)
+    config = dataclasses.replace(CONFIG, precision=precision, **changed)
     return EfficientZeroLearner(spec, config, num_updates=num_updates, frame_stack=frame_stack)
 
 
@@ -267,3 +268,32 @@ def test_steps_one_after_the_other_are_learnt_from_as_all_at_once(norm_type, mon
     apart, told_apart = learner.grads(state, batch)
     assert_close(together, apart, atol=1e-5, rtol=1e-4)
     assert_close(told, told_apart, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["vectors", "images", "large images", "LN", "continuous"])
+def test_bfloat16_is_that_of_products_alone(kind, monkeypatch):
+    """Gradients are near those of float32, and all that is kept is of float32, as it lies there."""
+    spec = LINE
+    if kind.endswith("images"):
+        spec = dataclasses.replace(LINE, observation_shape=(2, 6, 6))
+        monkeypatch.setattr(loss, "AT_ONCE", 0 if kind == "large images" else loss.AT_ONCE)
+    if kind == "continuous":
+        spec = dataclasses.replace(LINE, action=Box([-1.0] * 2, [1.0] * 2))
+    precise, mixed = (
+        learner_of(spec, model={"norm_type": "LN" if kind == "LN" else "BN"}, precision=precision)
+        for precision in ("float32", "bfloat16")
+    )
+    state, batch = precise.init(0), batch_of(64, spec)
+    (given, metrics), (found, others) = (made.grads(state, batch) for made in (precise, mixed))
+    torch.testing.assert_close(others["loss"], metrics["loss"], rtol=0.02, atol=0.0)
+    torch.testing.assert_close(others["priority"], metrics["priority"], rtol=0.05, atol=0.05)
+    one, other = (
+        torch.cat([grad.flatten() for grad in update["grads"].values(True, True, sort=True)])
+        for update in (given, found)
+    )
+    assert 0.95 < torch.cosine_similarity(one, other, dim=0) and not one.equal(other)
+    for key, leaf in state["params"].items(True, True):
+        grad = found["grads", key]
+        assert (grad.dtype, grad.stride()) == (torch.float32, leaf.stride())
+    kept = mixed.apply(state, found)
+    assert {leaf.dtype for leaf in kept.values(True, True)} == {torch.float32, torch.int64}

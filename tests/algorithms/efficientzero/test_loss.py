@@ -122,7 +122,7 @@ def test_the_lstm_starts_anew_after_each_horizon(horizon):
         torch.testing.assert_close(steps.value_prefix[:, k], output.value_prefix)
         torch.testing.assert_close(steps.policy[:, k + 1], output.policy_logits)
         torch.testing.assert_close(steps.value[:, k + 1], output.value)
-        torch.testing.assert_close(steps.latent[:, k], output.latent_state)
+        torch.testing.assert_close(steps.latents[k], output.latent_state)
 
 
 @pytest.mark.parametrize("kind", ["BN", "LN", "image"])
@@ -181,12 +181,12 @@ def test_images_of_bytes_are_numbers_from_0_to_1():
     expected = unroll(model, image.float() / 255, action, lstm_horizon=5)
     torch.testing.assert_close(found, expected)
     seen = image.unsqueeze(1).expand(-1, 2, -1, -1, -1)
-    latent = found.latent.detach().requires_grad_()
-    distance = consistency(model, latent, seen)
-    torch.testing.assert_close(distance, consistency(model, latent, seen.float() / 255))
+    latents = [latent.detach().requires_grad_() for latent in found.latents]
+    distance = consistency(model, latents, seen)
+    torch.testing.assert_close(distance, consistency(model, latents, seen.float() / 255))
     assert distance.shape == (3, 2)
     distance.sum().backward()  # it teaches the imagined state only
-    assert latent.grad.abs().sum() > 0
+    assert all(latent.grad.abs().sum() > 0 for latent in latents)
     assert all(p.grad is None for p in model.representation_network.parameters())
 
 

@@ -227,9 +227,12 @@ class EfficientZeroConfig:
     targets: TargetConfig = field(default_factory=TargetConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     search: SearchConfig = field(default_factory=SearchConfig)
+    # Of convolutions and matrix products. Searches on a CPU stay in float32, as do parameters.
+    precision: Literal["float32", "bfloat16"] = "float32"
 
     def __post_init__(self) -> None:
         check_types(self)
+        check_choices(self)
         if self.model.flatten and self.loss.augmentation:
             raise ValueError(
                 f"augmentation={self.loss.augmentation} is of images, and model.flatten makes "

@@ -87,6 +87,8 @@ class _Pair(NamedTuple):
 class Folding:
     """A model's copy for inference, and how to renew it.
 
+    dtype: of the copy; None for the model's.
+
     >>> from raffia.algorithms.efficientzero.model import EfficientZeroModelMLP
     >>> model = EfficientZeroModelMLP(4, 2, latent_state_dim=8, lstm_hidden_size=6).eval()
     >>> folding = Folding(model)
@@ -95,7 +97,7 @@ class Folding:
     >>> torch.testing.assert_close(output.policy_logits, expected.policy_logits)
     """
 
-    def __init__(self, model: LatentModel) -> None:
+    def __init__(self, model: LatentModel, dtype: torch.dtype | None = None) -> None:
         self._entries = _entries(model, _modules(model))
         # A search needs no projection; for the copy these two are None already.
         left_out = {id(part): None for part in (model.projection, model.prediction_head)}
@@ -108,9 +110,12 @@ class Folding:
             step = cast(LSTMStep, self.model.get_submodule(name))
             joint = JointLSTM(step.input_size, step.hidden_size).to(step.weight_ih_l0)
             self.model.set_submodule(name, joint)
-        if next(self.model.parameters()).device.type == "cpu":
+        self.model.to(dtype=dtype)
+        first = next(self.model.parameters())
+        if first.device.type == "cpu":
             row_invariant(self.model)
-            # 3 to 10 % faster, also where images come in the other order
+        if first.device.type == "cpu" or first.dtype == torch.bfloat16:
+            # On the CPU 3 to 10 % faster, also where images come in the other order
             for parameter in self.model.parameters():
                 if parameter.dim() == 4:
                     parameter.data = parameter.contiguous(memory_format=torch.channels_last)

@@ -18,6 +18,7 @@ from raffia.algorithms.efficientzero.folding import Folding
 from raffia.algorithms.efficientzero.latent_model import LatentModel
 from raffia.algorithms.efficientzero.row_graphs import RowGraphs
 from raffia.algorithms.efficientzero.row_invariant import filled_up
+from raffia.functional.transforms import precise
 from raffia.search.outputs import RecurrentOutput, RootOutput, SearchMemory
 from raffia.tensordict.tensordict import TensorDict
 
@@ -27,7 +28,9 @@ if TYPE_CHECKING:
 Rows = tuple[Tensor, ...]  # what the networks give for B rows, each [B, ...]
 
 
-def fold(model: LatentModel, *, cudagraphs: bool = False) -> FoldedModel:
+def fold(
+    model: LatentModel, *, cudagraphs: bool = False, dtype: torch.dtype | None = None
+) -> FoldedModel:
     """A copy of the model for planning, as it is now and as if in eval mode.
 
     BatchNorm lies within the weights before it, which changes outputs by rounding only. The copy is
@@ -35,6 +38,8 @@ def fold(model: LatentModel, *, cudagraphs: bool = False) -> FoldedModel:
     whatever `.to(...)` sets; `folded.refresh(model)` copies the model's present weights.
 
     cudagraphs: of a model on a GPU: record what a simulation computes as CUDA graphs.
+    dtype: of the copy, in which it computes and keeps states, as torch.bfloat16; None for the
+        model's. Values and logits come in float32 at least.
 
     >>> from raffia.algorithms.efficientzero.model import EfficientZeroModelMLP
     >>> model = EfficientZeroModelMLP(4, 2, latent_state_dim=8, lstm_hidden_size=6)
@@ -53,7 +58,7 @@ def fold(model: LatentModel, *, cudagraphs: bool = False) -> FoldedModel:
     >>> folded.root(torch.ones(1, 4)).embedding["latent_state"].equal(before)
     False
     """
-    return FoldedModel(model, cudagraphs=cudagraphs)
+    return FoldedModel(model, cudagraphs=cudagraphs, dtype=dtype)
 
 
 class FoldedModel:
@@ -71,7 +76,9 @@ class FoldedModel:
     tensor([0.])
     """
 
-    def __init__(self, model: LatentModel, *, cudagraphs: bool = False) -> None:
+    def __init__(
+        self, model: LatentModel, *, cudagraphs: bool = False, dtype: torch.dtype | None = None
+    ) -> None:
         if not isinstance(model, LatentModel):
             kind = type(model).__name__
             what = f"the class {model.__name__}" if isinstance(model, type) else f"a {kind}"
@@ -79,7 +86,8 @@ class FoldedModel:
                 f"fold copies an EfficientZeroModel or an EfficientZeroModelMLP; got {what}: pass "
                 "for example fold(EfficientZeroModelMLP(4, 2))"
             )
-        self._folding = Folding(model)
+        self._folding = Folding(model, dtype)
+        self._dtype = dtype
         self.recurrent_fn = FoldedRecurrentFn(self._folding.model, cudagraphs=cudagraphs)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -101,6 +109,8 @@ class FoldedModel:
         model = self._folding.model
         found = None if self.compiled is None else self.compiled(observation)
         if found is None:
+            if self._dtype is not None:
+                observation = observation.to(self._dtype)
             return _in_blocks(root_rows, model, observation)
         latent, value, logits = found
         zeros = latent.new_zeros(len(latent), model.lstm_hidden_size)
@@ -216,7 +226,8 @@ def root_rows(model: LatentModel, observation: Tensor) -> Rows:
     """
     output = model.initial_inference(observation)
     h, c = output.reward_hidden_state
-    return model.decode_value(output.value), output.policy_logits, output.latent_state, h[0], c[0]
+    value, logits = model.decode_value(output.value), precise(output.policy_logits)
+    return value, logits, output.latent_state, h[0], c[0]
 
 
 def step_rows(model: LatentModel, latent: Tensor, h: Tensor, c: Tensor, action: Tensor) -> Rows:
@@ -224,7 +235,7 @@ def step_rows(model: LatentModel, latent: Tensor, h: Tensor, c: Tensor, action: 
     output = model.recurrent_inference(latent, (h.unsqueeze(0), c.unsqueeze(0)), action)
     h, c = output.reward_hidden_state
     reward, value = model.decode_reward(output.value_prefix), model.decode_value(output.value)
-    return reward, value, output.policy_logits, output.latent_state, h[0], c[0]
+    return reward, value, precise(output.policy_logits), output.latent_state, h[0], c[0]
 
 
 def state_rows(embedding: Any) -> tuple[Tensor, Tensor, Tensor]:

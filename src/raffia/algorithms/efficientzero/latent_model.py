@@ -12,7 +12,7 @@ from raffia.algorithms.efficientzero.actions import ContinuousActions, DiscreteA
 from raffia.algorithms.efficientzero.lightzero import read_lightzero
 from raffia.algorithms.efficientzero.projection import prediction_head, projection
 from raffia.algorithms.efficientzero.steps import Imagine, Represent, imagine, represent
-from raffia.functional.transforms import Support, categorical_to_scalar, signed_parabolic
+from raffia.functional.transforms import Support, categorical_to_scalar, precise, signed_parabolic
 from raffia.nn.module import TensorDictModule
 
 
@@ -207,4 +207,4 @@ def _decode(logits: Tensor, support: Support | None) -> Tensor:
         raise ValueError(
             f"without a categorical distribution there is one output, got {list(logits.shape)}"
         )
-    return signed_parabolic(logits.squeeze(-1))
+    return signed_parabolic(precise(logits.squeeze(-1)))

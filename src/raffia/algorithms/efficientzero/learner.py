@@ -73,7 +73,10 @@ class EfficientZeroLearner:
         self._frame_stack = frame_stack
         self._make = default if model_factory is None else model_factory
         self._loss = EfficientZeroLoss(
-            self.make_model(0), config.loss, _log_density(spec, config)
+            self.make_model(0),
+            config.loss,
+            _log_density(spec, config),
+            precision=config.precision,
         ).train()
         self._optimizer = _optimizer(config.optimizer)
 
@@ -115,6 +118,9 @@ class EfficientZeroLearner:
             return value, (metrics, buffers)
 
         grads, (_, (metrics, buffers)) = value_and_grad(loss, state["params"])
+        if self.config.precision != "float32" and not is_traced():
+            # Convolutions in half precision give theirs in another order than the parameters'.
+            grads = grads.apply(lambda grad: grad.clone(memory_format=torch.contiguous_format))
         metrics["grad_norm"] = global_norm(grads)
         return TensorDict(grads=grads, buffers=buffers), TensorDict(metrics)
 

@@ -12,8 +12,9 @@ and appendix A.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,9 +28,9 @@ from raffia.algorithms.efficientzero.policy_loss import (
     sampled_policy_loss,
 )
 from raffia.algorithms.efficientzero.step_norm import Steps, step_norms
-from raffia.algorithms.efficientzero.steps import imagine, represent
+from raffia.algorithms.efficientzero.steps import for_convolutions, imagine, represent
 from raffia.functional.losses import negative_cosine_similarity
-from raffia.functional.transforms import Support, signed_hyperbolic
+from raffia.functional.transforms import Support, precise, signed_hyperbolic
 from raffia.tensordict.tensordict import TensorDict
 
 
@@ -39,7 +40,7 @@ class Unrolled(NamedTuple):
     policy: Tensor  # [B, T, A] logits; of continuous actions [B, T, 2 D], means and deviations
     value: Tensor  # [B, T, F] logits
     value_prefix: Tensor  # [B, K, F'] logits
-    latent: Tensor  # [B, K, ...], imagined latent states
+    latents: tuple[Tensor, ...]  # K of [B, ...], imagined latent states
 
 
 def unroll(
@@ -65,9 +66,9 @@ def unroll(
         latent = scale_gradient(latent, gradient_scale)
         latents.append(latent)
         prefixes.append(prefix)
-    states = torch.stack(latents, 1)
-    policy, value = _at_each_step(model.prediction_network, states, steps)
-    return Unrolled(policy, value, torch.stack(prefixes, 1), states[:, 1:])
+    policy, value = _at_each_step(model.prediction_network, latents, steps)
+    prefix = precise(torch.stack(prefixes, 1))
+    return Unrolled(precise(policy), precise(value), prefix, tuple(latents[1:]))
 
 
 def scale_gradient(x: Tensor, scale: float) -> Tensor:
@@ -89,7 +90,7 @@ def scale_gradient(x: Tensor, scale: float) -> Tensor:
 
 def consistency(
     model: LatentModel,
-    latent: Tensor,  # [B, K, ...], imagined latent states
+    latents: Sequence[Tensor],  # K of [B, ...], imagined latent states
     next_observation: Tensor,  # [B, K, *O]
     steps: Steps | None = None,  # of `step_norms`
 ) -> Tensor:  # [B, K]
@@ -103,9 +104,9 @@ def consistency(
         return (model.project(found, with_grad=False),)
 
     with torch.no_grad():
-        [target] = _at_each_step(observed_projection, next_observation, steps)
-    [imagined] = _at_each_step(lambda x: (model.project(x),), latent, steps)
-    return negative_cosine_similarity(imagined, target.detach())
+        [target] = _at_each_step(observed_projection, next_observation.unbind(1), steps)
+    [imagined] = _at_each_step(lambda x: (model.project(x),), latents, steps)
+    return negative_cosine_similarity(precise(imagined), precise(target).detach())
 
 
 AT_ONCE = 2**17  # numbers of a step: with more, all steps together cost more memory than they save
@@ -113,16 +114,17 @@ AT_ONCE = 2**17  # numbers of a step: with more, all steps together cost more me
 
 def _at_each_step(
     network: Callable[[Tensor], tuple[Tensor, ...]],
-    x: Tensor,  # [B, T, ...]
+    each: Sequence[Tensor],  # T of [B, ...]
     steps: Steps | None,
 ) -> tuple[Tensor, ...]:  # [B, T, ...]
     """A network's outputs for all steps, as if it was called step by step."""
-    if steps is None or x[:, 0].numel() > AT_ONCE:
-        each = [network(step) for step in x.unbind(1)]
-        return tuple(torch.stack(outputs, 1) for outputs in zip(*each, strict=True))
-    with steps.of(x.shape[1]):
-        outputs = network(x.flatten(0, 1))
-    return tuple(output.unflatten(0, x.shape[:2]) for output in outputs)
+    if steps is None or each[0].numel() > AT_ONCE:
+        found = [network(x) for x in each]
+        return tuple(torch.stack(outputs, 1) for outputs in zip(*found, strict=True))
+    together = torch.stack(list(each), 1)
+    with steps.of(len(each)):
+        outputs = network(for_convolutions(together.flatten(0, 1)))
+    return tuple(output.unflatten(0, together.shape[:2]) for output in outputs)
 
 
 def scalar_loss(
@@ -158,6 +160,7 @@ class EfficientZeroLoss(nn.Module):
 
     model: its BatchNorm layers are replaced by `StepBatchNorm`, of the same names and parameters.
     log_density: of sampled actions under a policy's parameters; None for discrete actions.
+    precision: of the networks' convolutions and products, by autocast; the losses are of float32.
 
     It is called with a batch [B], as `raffia.algorithms.efficientzero.targets` makes it, and with
     weights [], "policy_weight", "value_weight", "value_prefix_weight", "entropy_weight" and, where
@@ -165,7 +168,12 @@ class EfficientZeroLoss(nn.Module):
     """
 
     def __init__(
-        self, model: LatentModel, config: LossConfig, log_density: LogDensity | None = None
+        self,
+        model: LatentModel,
+        config: LossConfig,
+        log_density: LogDensity | None = None,
+        *,
+        precision: Literal["float32", "bfloat16"] = "float32",
     ) -> None:
         super().__init__()
         if config.consistency_weight > 0 and model.projection is None:
@@ -174,18 +182,20 @@ class EfficientZeroLoss(nn.Module):
                 "build it with self_supervised_learning_loss=True, or set consistency_weight=0"
             )
         self.model, self.config, self.log_density = model, config, log_density
+        self.precision = precision
         self.steps = step_norms(model)
 
     def forward(self, batch: TensorDict, weights: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss divided by K, which is differentiated; and the metrics."""
-        steps = unroll(
-            self.model,
-            batch["observation"],
-            batch["action"],
-            lstm_horizon=self.config.lstm_horizon,
-            gradient_scale=self.config.gradient_scale,
-            steps=self.steps,
-        )
+        with self._mixed(batch["observation"].device):
+            steps = unroll(
+                self.model,
+                batch["observation"],
+                batch["action"],
+                lstm_horizon=self.config.lstm_horizon,
+                gradient_scale=self.config.gradient_scale,
+                steps=self.steps,
+            )
         terms, entropy = self._terms(steps, batch)
         loss = -weights["entropy_weight"] * entropy
         for name, term in terms.items():
@@ -211,10 +221,17 @@ class EfficientZeroLoss(nn.Module):
             "value_prefix": _sum(prefix, batch["value_prefix_mask"]),
         }
         if self.config.consistency_weight > 0:
-            observed_projection = batch["next_observation"]
-            distance = consistency(model, steps.latent, observed_projection, self.steps)
+            with self._mixed(steps.value.device):
+                seen = batch["next_observation"]
+                distance = consistency(model, steps.latents, seen, self.steps)
             terms["consistency"] = _sum(distance, batch["consistency_mask"])
         return terms, _sum(entropy, batch["policy_mask"])
+
+    def _mixed(self, device: torch.device) -> AbstractContextManager[object]:
+        """Autocast, if the networks compute in bfloat16; else what holds outside."""
+        if self.precision == "float32":
+            return nullcontext()
+        return torch.autocast(device.type, torch.bfloat16)
 
     def _policy(self, policy: Tensor, batch: TensorDict) -> tuple[Tensor, Tensor]:
         target = batch["target_policy"]

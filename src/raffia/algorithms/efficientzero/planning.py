@@ -49,8 +49,8 @@ class Snapshot(Protocol):
 class _Copy:
     """A model, folded."""
 
-    def __init__(self, model: LatentModel, *, cudagraphs: bool) -> None:
-        self._model, self._folded = model, fold(model, cudagraphs=cudagraphs)
+    def __init__(self, model: LatentModel, *, cudagraphs: bool, dtype: torch.dtype | None) -> None:
+        self._model, self._folded = model, fold(model, cudagraphs=cudagraphs, dtype=dtype)
         self.recurrent_fn = self._folded.recurrent_fn
 
     def load(self, weights: TensorDict) -> None:
@@ -112,7 +112,9 @@ class Planner:
         self._snapshot = self._snapshot_of(model)
 
     def _snapshot_of(self, model: LatentModel) -> Snapshot:
-        return _Copy(model, cudagraphs=self.cudagraphs)
+        is_half = self.config.precision == "bfloat16" and self.device.type != "cpu"
+        dtype = torch.bfloat16 if is_half else None
+        return _Copy(model, cudagraphs=self.cudagraphs, dtype=dtype)
 
     def refresh(self, weights: TensorDict) -> None:
         """Load "params" and "buffers" of a state, or of its "target"; and of "hyper", where

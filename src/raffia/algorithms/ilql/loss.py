@@ -34,6 +34,7 @@ from raffia.algorithms.ilql.terms import (
     v_loss,
 )
 from raffia.functional.losses import masked_mean
+from raffia.functional.transforms import precise
 from raffia.functional.trees import is_traced
 from raffia.lm.model import LanguageModel
 from raffia.tensordict.tensordict import TensorDict
@@ -220,7 +221,7 @@ class Loss(nn.Module):
         heads = self.model.q_heads
         if self.config.cql_weight == 0 and self.config.dm_weight == 0:
             return tuple(head.at(x, action) for head in heads), ()
-        rows = tuple(_precise(head(x)) for head in heads)
+        rows = tuple(precise(head(x)) for head in heads)
         if self.precision == "bfloat16":
             return tuple(head.at(x, action) for head in heads), rows
         return tuple(row.gather(1, action.unsqueeze(1)).squeeze(1) for row in rows), rows
@@ -276,7 +277,7 @@ class Loss(nn.Module):
         if not is_traced():
             mask = mask & (weight != 0)
         slots = Slots.of(mask)
-        logits = _precise(self.model.logits(slots.gather(states, position)))
+        logits = precise(self.model.logits(slots.gather(states, position)))
         take = slots.take
         return token_loss(logits, take(token), take(weight), take(mask), count)
 
@@ -339,11 +340,6 @@ def next_tokens(batch: TensorDict) -> Tensor:
     """
     last = batch["tokens"].shape[1] - 1
     return batch["tokens"].gather(1, (batch["action_idxs"] + 1).clamp_max(last))
-
-
-def _precise(x: Tensor) -> Tensor:
-    """Sums over a vocabulary are not for 8 bits of precision."""
-    return x.float() if x.dtype == torch.bfloat16 else x
 
 
 def _means(values: Values, mask: Tensor) -> Terms:

@@ -176,6 +176,7 @@ class EfficientZeroRun(EfficientZeroConfig):
         self._check_shards()
         self._check_learners()
         self._check_cudagraphs()
+        self._check_precision()
         if self.actors.num and self.env.num_envs % self.actors.num:
             raise ValueError(
                 f"actors.num={self.actors.num} actors share env.num_envs={self.env.num_envs} "
@@ -260,6 +261,13 @@ class EfficientZeroRun(EfficientZeroConfig):
                 "model.evolvable_heads=True": self.model.evolvable_heads,
             },
         )
+
+    def _check_precision(self) -> None:
+        if self.precision != "float32":
+            check_alone(
+                f"precision={self.precision} is of one agent's networks, and",
+                {f"population.size={self.population.size}": self.population.size > 1},
+            )
 
     def _check_population(self) -> None:
         size, num_envs = self.population.size, self.env.num_envs
