@@ -59,7 +59,7 @@ def test_recorded_gradients_are_those_of_each_batch_and_state(place):
     learner, config = subjects()
     sizes = {"num_unrolled": config.loss.unroll_steps, "num_frames": config.env.frame_stack}
     state = learner.init(0).to(place)
-    graph = recorded(learner)
+    graph = recorded(learner, learner.read_by_grads)
     kept = []
     for seed in range(NUM_WARM + 4):
         batch = batch_of(6, FRAMES, seed, **sizes).to(place)

@@ -6,7 +6,7 @@ Source: CUDA graphs as in torch.cuda.graph; the interface is that of tensordict.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -274,6 +274,23 @@ class Card:
         return tensor.is_cuda
 
 
+def copy_each(to: Sequence[Tensor], given: Sequence[Tensor]) -> None:
+    """Copy tensors into others: by one kernel for those of one dtype, by one for each if mixed.
+
+    >>> x = [torch.zeros(2), torch.zeros(1, dtype=torch.int64), torch.zeros(1)]
+    >>> copy_each(x, [torch.ones(2), torch.tensor([3]), torch.tensor([4.0])])
+    >>> x
+    [tensor([1., 1.]), tensor([3]), tensor([4.])]
+    """
+    groups: dict[tuple[torch.dtype, torch.dtype], tuple[list[Tensor], list[Tensor]]] = {}
+    for own, new in zip(to, given, strict=True):
+        mine, theirs = groups.setdefault((own.dtype, new.dtype), ([], []))
+        mine.append(own)
+        theirs.append(new)
+    for mine, theirs in groups.values():
+        torch._foreach_copy_(mine, theirs)
+
+
 def _copied(leaf: Any) -> Any:
     return leaf.detach().clone() if isinstance(leaf, Tensor) else leaf
 
@@ -296,8 +313,7 @@ def _copy_in(own: list[Any], new: list[Any]) -> None:
                 "only tensors can change from call to call: this CudaGraphModule was recorded "
                 f"with {leaf!r}, got {value!r}"
             )
-    if mine:
-        torch._foreach_copy_(mine, theirs)
+    copy_each(mine, theirs)
 
 
 def _require_no_gradient(leaf: Any) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from raffia.learner import Learner
@@ -53,14 +55,17 @@ class _Compiled:
         self.grads = torch.compile(learner.grads)
 
 
-def recorded(learner: Learner) -> Learner:
-    """The learner with its gradients recorded as a CUDA graph, of batches of one shape."""
-    return _Recorded(learner)
+def recorded(learner: Learner, reads: Sequence[str]) -> Learner:
+    """The learner with its gradients recorded as a CUDA graph, of batches of one shape.
+
+    reads: what gradients read of a state, which is copied into the graph's memory for each.
+    """
+    return _Recorded(learner, reads)
 
 
 class _Recorded:
-    def __init__(self, learner: Learner) -> None:
-        self.init, self.apply = learner.init, learner.apply
+    def __init__(self, learner: Learner, reads: Sequence[str]) -> None:
+        self.init, self.apply, self._reads = learner.init, learner.apply, reads
 
         def grads(given: TensorDict) -> TensorDict:
             update, metrics = learner.grads(given["state"], given["batch"])
@@ -73,5 +78,5 @@ class _Recorded:
 
     def grads(self, state: TensorDict, batch: TensorDict) -> tuple[TensorDict, TensorDict]:
         """The learner's gradients and metrics, in memory of their own."""
-        found = self._graph(TensorDict(state=state, batch=batch))
+        found = self._graph(TensorDict(state=state.select(*self._reads), batch=batch))
         return found["update"], found["metrics"]

@@ -39,9 +39,7 @@ def called_model(
         if actions is not None:
             action = actions[parents // batch, parents % batch, action]
         if elsewhere is not None:  # the trees here, the model there
-            rows, new_rows, action, reset = (
-                x.to(elsewhere) for x in (rows, new_rows, action, reset)
-            )
+            rows, new_rows, action, reset = _sent(elsewhere, rows, new_rows, action, reset)
         answer, embedding = _pair(recurrent_fn(embeddings.gather(rows), action))
         output = output_fits(answer, num_roots)
         embeddings.store(new_rows, embedding, None if resets == 0 else reset)
@@ -54,6 +52,22 @@ def called_model(
         return output, key
 
     return expand
+
+
+def _sent(
+    device: torch.device, parents: Tensor, children: Tensor, action: Tensor, reset: Tensor
+) -> list[Tensor]:
+    """Rows, actions and resets on another device, in as few copies as their dtypes allow.
+
+    >>> rows, resets = torch.arange(2), torch.tensor([True, False])
+    >>> _sent(torch.device("cpu"), rows, rows + 2, torch.zeros(2, 3), resets)[1]
+    tensor([2, 3])
+    """
+    of_one_kind = action.shape == parents.shape and action.dtype == parents.dtype
+    first, second, third, *fourth = torch.stack(
+        [parents, children, reset.to(parents.dtype), *[action] * of_one_kind]
+    ).to(device)
+    return [first, second, fourth[0] if of_one_kind else action.to(device), third.bool()]
 
 
 def bound_model(
@@ -155,6 +169,10 @@ class _OutputCheck:
                 )
             self._state.use_mask()
             mask = plain(mask, torch.bool, device)
+        if reward.device == value.device == logits.device != device:
+            # Each copy would wait for all that is computed there.
+            table = torch.cat([reward.unsqueeze(1), value.unsqueeze(1), logits], 1).to(device)
+            reward, value, logits = table[:, 0], table[:, 1], table[:, 2:]
         return RecurrentOutput(
             plain(reward, torch.float32, device),
             plain(value, torch.float32, device),

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from raffia.algorithms.efficientzero import inference
 from raffia.algorithms.efficientzero.inference import fold
 from raffia.algorithms.efficientzero.model import EfficientZeroModel, EfficientZeroModelMLP
 from raffia.search import (
@@ -280,3 +281,16 @@ def test_a_search_is_the_same_with_the_compiled_step_and_with_the_call(batch, dr
     called = plan(lambda embedding, action: folded.recurrent_fn(embedding, action))
     assert bound.tree.data["visits"].equal(called.tree.data["visits"])
     close([bound.root_value], [called.root_value])
+
+
+def test_off_the_cpu_roots_are_filled_up_to_few_numbers(monkeypatch):
+    """Plans of convolutions are made for each number of images."""
+    plain, seen = inference.root_rows, []
+    monkeypatch.setattr(
+        inference, "root_rows", lambda model, x: (seen.append(len(x)), plain(model, x))[1]
+    )
+    folded = fold(made("board").to("meta"))
+    for num in (1, 5, 6, 13):
+        root = folded.root(torch.zeros(num, *IMAGE, device="meta"))
+        assert len(root.value) == len(root.embedding) == num
+    assert seen == [1, 6, 6, 16]

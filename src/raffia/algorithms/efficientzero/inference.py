@@ -16,8 +16,8 @@ from torch import Tensor
 from raffia import jit
 from raffia.algorithms.efficientzero.folding import Folding
 from raffia.algorithms.efficientzero.latent_model import LatentModel
-from raffia.algorithms.efficientzero.row_graphs import RowGraphs
-from raffia.algorithms.efficientzero.row_invariant import filled_up
+from raffia.algorithms.efficientzero.row_graphs import RowGraphs, room_for
+from raffia.algorithms.efficientzero.row_invariant import BLOCK, filled_up
 from raffia.functional.transforms import precise
 from raffia.search.outputs import RecurrentOutput, RootOutput, SearchMemory
 from raffia.tensordict.tensordict import TensorDict
@@ -111,7 +111,10 @@ class FoldedModel:
         if found is None:
             if self._dtype is not None:
                 observation = observation.to(self._dtype)
-            return _in_blocks(root_rows, model, observation)
+            # On a GPU as many as a graph has, so that convolutions are planned for few numbers.
+            num = len(observation)
+            size = BLOCK if observation.device.type == "cpu" else room_for(num)
+            return _in_blocks(root_rows, model, observation, size=size)
         latent, value, logits = found
         zeros = latent.new_zeros(len(latent), model.lstm_hidden_size)
         return value, logits, latent, zeros, zeros.clone()
@@ -163,7 +166,8 @@ class FoldedRecurrentFn:
         """What the function `step_rows` gives."""
         if self.cudagraphs:
             return self.graphs(*rows)
-        return _in_blocks(step_rows, self._model, *rows)
+        size = BLOCK if rows[0].device.type == "cpu" else 1
+        return _in_blocks(step_rows, self._model, *rows, size=size)
 
     def bind(self, memory: SearchMemory) -> Callable[[int], None] | None:
         """One compiled call for each simulation, or None where there is none for this model.
@@ -200,19 +204,15 @@ def _reload(owner: FoldedModel | FoldedRecurrentFn) -> None:
         compiled.load()
 
 
-def _fills_up(model: LatentModel, rows: Tensor) -> bool:
-    """Whether all the model does is done in whole blocks of rows; see `row_invariant`.
+def _in_blocks(function: Callable[..., Rows], model: LatentModel, *rows: Tensor, size: int) -> Rows:
+    """What a function says of rows that are filled up to whole blocks; see `row_invariant`.
 
-    Images would cost too much; their networks fill up what needs it.
+    Not of images on the CPU: it would cost too much, and their networks fill up what needs it.
     """
-    return rows.device.type == "cpu" and len(model.latent_shape) == 1
-
-
-def _in_blocks(function: Callable[..., Rows], model: LatentModel, *rows: Tensor) -> Rows:
     num = len(rows[0])
-    if not _fills_up(model, rows[0]):
+    if size == 1 or (rows[0].device.type == "cpu" and len(model.latent_shape) > 1):
         return function(model, *rows)
-    rows = tuple(map(filled_up, rows))
+    rows = tuple([filled_up(x, size) for x in rows])
     found = function(model, *rows)
     return found if len(rows[0]) == num else tuple(part[:num] for part in found)
 

@@ -43,6 +43,7 @@ class EfficientZeroLearner:
     """
 
     applies_stacks = True
+    read_by_grads = ("params", "buffers", "hyper")  # of a state
 
     def __init__(
         self,

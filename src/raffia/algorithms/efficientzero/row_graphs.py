@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from raffia.nn.cudagraphs import Card
+from raffia.nn.cudagraphs import Card, copy_each
 
 __all__ = ["RowGraphs", "room_for"]
 
@@ -59,7 +59,7 @@ class RowGraphs:
             graph = self._graphs.get(size)
             if graph is None:
                 graph = self._graphs[size] = self._recorded(size, rows)
-            torch._foreach_copy_([own[:num] for own in graph.given], list(rows))
+            copy_each([own[:num] for own in graph.given], rows)
             graph.replay()
             return tuple([part[:num].clone() for part in graph.output])
 

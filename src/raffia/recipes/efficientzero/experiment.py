@@ -111,7 +111,7 @@ class EfficientZeroExperiment(Experiment):
             self.members = members_of(config, self.networks)
             self.learner: Learner = compiled(self.networks) if config.compile else self.networks
             if config.cudagraphs:
-                self.learner = recorded(self.learner)
+                self.learner = recorded(self.learner, EfficientZeroLearner.read_by_grads)
             if self.members is not None:
                 self.learner = self.members.learner
             self.across: MembersAcross | None = None
