@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 import torch.distributed as dist
@@ -29,6 +29,7 @@ from raffia.tensordict.byte_tensors import bytes_to_tensor, tensor_to_bytes
 from raffia.tensordict.json_values import encode
 from raffia.tensordict.memmap import DTYPE_NAMES
 from raffia.tensordict.node import Node
+from raffia.tensordict.signatures import shows_options_of
 
 DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 LARGE = 2**18  # bytes of a leaf from which on it is a message of its own, and not copied
@@ -254,16 +255,9 @@ def line(
     return Line(given, group, group_rank is not None, tag, wire(group))
 
 
-def messages(td: Any, doing: str, whole: bool, device: torch.device) -> list[Tensor]:
-    """The messages that a container is; `whole`: with its block as one of them."""
-    if whole:
-        td, listed, large = _block(td if _lies(td) else td.consolidate(), doing)
-        text, leaves = json.dumps(listed, separators=(",", ":")).encode(), []
-    else:
-        found = layout(td, doing)
-        text, leaves = found.text(), found.leaves
-        large = [leaf for leaf in leaves if is_large(leaf)]
-    first = payload(text, leaves, device)
+def messages(found: Layout, large: list[Tensor], device: torch.device) -> list[Tensor]:
+    """The messages that a container is: its small leaves, and by themselves the large ones."""
+    first = payload(found.text(), found.leaves, device)
     rest = [first[FIRST:]] if len(first) > FIRST else []
     return [first[:FIRST], *rest, *[part.to(device).contiguous() for part in large]]
 
@@ -330,8 +324,14 @@ def _lies(td: Any) -> bool:
     return inside and all([leaf.is_contiguous() for leaf in leaves])
 
 
-def _block(td: Any, doing: str) -> tuple[Any, Listed, list[Tensor]]:
-    """A consolidated container, what lies where in its block, and the block if it is not empty."""
+def in_parts(td: Any, doing: str) -> tuple[Layout, list[Tensor]]:
+    """The leaves of a container, and those that are messages of their own."""
+    found = layout(td, doing)
+    return found, [leaf for leaf in found.leaves if is_large(leaf)]
+
+
+def as_block(td: Any, doing: str) -> tuple[Layout, list[Tensor]]:
+    """What lies where in the block of a consolidated container, and the block if not empty."""
     found = layout(td, doing)
     start, leaves = td._buffer.data_ptr(), iter(found.leaves)
     for entry in found.listed:
@@ -339,7 +339,7 @@ def _block(td: Any, doing: str) -> tuple[Any, Listed, list[Tensor]]:
             leaf = next(leaves)
             entry.append(leaf.data_ptr() - start if leaf.numel() else 0)
     listed = [*found.listed, [[], "bytes", [len(td._buffer)]]]
-    return td, listed, [td._buffer] if len(td._buffer) else []
+    return Layout(listed, []), [td._buffer] if len(td._buffer) else []
 
 
 _OPEN: weakref.WeakValueDictionary[Any, Transfer] = weakref.WeakValueDictionary()
@@ -385,21 +385,54 @@ def channel(way: Line) -> Any:
     return (id(way.group), way.in_group, way.rank, way.tag)
 
 
-def _last(way: Line, init_tag: int, target: Layout, mixed: bool) -> int:
+class SendOptions(TypedDict, total=False):
+    """Options of `send` and `isend`, for type checkers."""
+
+    group: Group
+    group_dst: int | None
+    init_tag: int
+    pseudo_rand: bool
+    consolidated: bool
+
+
+class ReceiveOptions(TypedDict, total=False):
+    """Those of `recv` and `irecv`."""
+
+    group: Group
+    group_src: int | None
+    init_tag: int
+    pseudo_rand: bool
+    consolidated: bool
+
+
+def _last(way: Line, init_tag: int, leaves: list[Tensor], mixed: bool) -> int:
     """The tag that the last leaf has where each leaf is a message."""
-    return way.tag if mixed else init_tag - 1 + len(target.leaves)
+    return way.tag if mixed else init_tag - 1 + len(leaves)
 
 
-def send(
+def posted(
+    doing: str,
     td: Any,
-    dst: int | None = None,
+    dst: int | None,
     *,
     group: Group = None,
     group_dst: int | None = None,
     init_tag: int = 0,
     pseudo_rand: bool = False,
     consolidated: bool = False,
-) -> None:
+) -> tuple[list[Any], int | None]:
+    """What is under way once a container is sent, and the tag of the last entry."""
+    way = line(doing, "dst", dst, group, group_dst, init_tag, pseudo_rand)
+    if consolidated:
+        found, large = as_block(td if _lies(td) else td.consolidate(), doing)
+    else:
+        found, large = in_parts(td, doing)
+    works = [way.send(part) for part in messages(found, large, way.device)]
+    return works, None if consolidated else _last(way, init_tag, found.leaves, pseudo_rand)
+
+
+@shows_options_of(posted)
+def send(td: Any, dst: int | None = None, **options: Unpack[SendOptions]) -> None:
     """Send the values of the entries to another process, which calls `recv`.
 
     It has a container of the same keys, shapes and dtypes; to one that has none, `init_remote`
@@ -421,35 +454,14 @@ def send(
     ...     td = TensorDict(a=torch.full((2,), rank))
     ...     td.send(dst=1) if rank == 0 else td.recv(src=0)
     """
-    works = _posted("send", td, dst, group, group_dst, init_tag, pseudo_rand, consolidated)
+    works, _ = posted("send", td, dst, **options)
     for work in works:
         work.wait()
 
 
-def _posted(
-    doing: str,
-    td: Any,
-    dst: int | None,
-    group: Group,
-    group_dst: int | None,
-    init_tag: int,
-    mixed: bool,
-    whole: bool,
-) -> list[Any]:
-    way = line(doing, "dst", dst, group, group_dst, init_tag, mixed)
-    return [way.send(part) for part in messages(td, doing, whole, way.device)]
-
-
+@shows_options_of(posted)
 def isend(
-    td: Any,
-    dst: int | None = None,
-    *,
-    group: Group = None,
-    group_dst: int | None = None,
-    init_tag: int = 0,
-    pseudo_rand: bool = False,
-    return_early: bool = False,
-    consolidated: bool = False,
+    td: Any, dst: int | None = None, *, return_early: bool = False, **options: Unpack[SendOptions]
 ) -> Any:
     """As `send`, with all messages under way at once; the tag of the last entry.
 
@@ -461,27 +473,42 @@ def isend(
     ...     for work in td.isend(dst=1, return_early=True) if rank == 0 else []:
     ...         work.wait()
     """
-    works = _posted("isend", td, dst, group, group_dst, init_tag, pseudo_rand, consolidated)
+    works, last = posted("isend", td, dst, **options)
     if return_early:
         return works
     for work in works:
         work.wait()
-    if consolidated:
-        return None
-    way = line("isend", "dst", dst, group, group_dst, init_tag, pseudo_rand)
-    return _last(way, init_tag, layout(td, "isend"), pseudo_rand)
+    return last
 
 
-def recv(
+def taking(
+    doing: str,
     td: Any,
-    src: int | None = None,
+    src: int | None,
     *,
     group: Group = None,
     group_src: int | None = None,
     init_tag: int = 0,
     pseudo_rand: bool = False,
     consolidated: bool = False,
-) -> int | None:
+) -> tuple[Line, Callable[[], None], int | None]:
+    """The line, what takes a container off it into the leaves here, and the tag of the last."""
+    way = line(doing, "src", src, group, group_src, init_tag, pseudo_rand)
+    if consolidated and not _lies(td):
+        raise RuntimeError(
+            f"{doing}: consolidated=True writes one block, and the entries of this container do "
+            "not lie in one: td = td.consolidate() before, or consolidated=False on both sides"
+        )
+    target, large = as_block(td, doing) if consolidated else in_parts(td, doing)
+
+    def run() -> None:
+        receive(way, target, doing, consolidated, large)
+
+    return way, run, None if consolidated else _last(way, init_tag, target.leaves, pseudo_rand)
+
+
+@shows_options_of(taking)
+def recv(td: Any, src: int | None = None, **options: Unpack[ReceiveOptions]) -> int | None:
     """Receive what another process sends with `send`, into the entries; the tag of the last.
 
     Also into those of a locked container, of parameters, and of files that are mapped. Batch sizes
@@ -497,11 +524,9 @@ def recv(
     ...     td = TensorDict(a=torch.full((2,), rank))
     ...     td.send(dst=1) if rank == 0 else td.recv(src=0)
     """
-    way, target, run = _taking(
-        "recv", td, src, group, group_src, init_tag, pseudo_rand, consolidated
-    )
+    way, run, last = taking("recv", td, src, **options)
     _await(way, run)
-    return None if consolidated else _last(way, init_tag, target, pseudo_rand)
+    return last
 
 
 def _await(way: Line, run: Callable[[], None]) -> None:
@@ -513,16 +538,13 @@ def _await(way: Line, run: Callable[[], None]) -> None:
         run()
 
 
+@shows_options_of(taking)
 def irecv(
     td: Any,
     src: int | None = None,
     *,
-    group: Group = None,
-    group_src: int | None = None,
     return_premature: bool = False,
-    init_tag: int = 0,
-    pseudo_rand: bool = False,
-    consolidated: bool = False,
+    **options: Unpack[ReceiveOptions],
 ) -> list[Transfer] | None:
     """As `recv`; None.
 
@@ -535,36 +557,8 @@ def irecv(
     ...     TensorDict(a=torch.full((2,), rank)).send(dst=1 - rank)
     ...     [work.wait() for work in works]
     """
-    how = (src, group, group_src, init_tag, pseudo_rand, consolidated)
-    way, _, run = _taking("irecv", td, *how)
+    way, run, _ = taking("irecv", td, src, **options)
     if not return_premature:
         _await(way, run)
         return None
     return [Transfer(way, run)]
-
-
-def _taking(
-    doing: str,
-    td: Any,
-    src: int | None,
-    group: Group,
-    group_src: int | None,
-    init_tag: int,
-    mixed: bool,
-    whole: bool,
-) -> tuple[Line, Layout, Callable[[], None]]:
-    """The line, the leaves that are written into, and what takes them off the line."""
-    way = line(doing, "src", src, group, group_src, init_tag, mixed)
-    if whole:
-        if not _lies(td):
-            raise RuntimeError(
-                f"{doing}: consolidated=True writes one block, and the entries of this container "
-                "do not lie in one: td = td.consolidate() before, or consolidated=False on both "
-                "sides"
-            )
-        _, listed, large = _block(td, doing)
-        target = Layout(listed, [])
-    else:
-        target = layout(td, doing)
-        large = [leaf for leaf in target.leaves if is_large(leaf)]
-    return way, target, lambda: receive(way, target, doing, whole, large)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -15,99 +15,46 @@ from raffia.tensordict.build import as_device, as_size, mismatch, shape_of
 from raffia.tensordict.entries import NO_DEFAULT
 from raffia.tensordict.keys import missing
 from raffia.tensordict.node import Container, Node
+from raffia.tensordict.signatures import shows_options_of
 from raffia.tensordict.unbatched import UnbatchedTensor
 from raffia.tensordict.views import IsLeaf
 
 # ------------------------------------------------------------------------ apply
 
 
-def apply(
-    td: Any,
-    fn: Callable[..., Any],
-    *others: Any,
-    batch_size: Sequence[int] | None = None,
-    device: Any = NO_DEFAULT,
-    names: Any = NO_DEFAULT,
-    inplace: bool = False,
-    default: Any = NO_DEFAULT,
-    filter_empty: bool | None = None,
-    call_on_nested: bool = False,
-    out: Any = None,
-    is_leaf: IsLeaf | None = None,
-    propagate_lock: bool = False,
-) -> Any:
-    """The container of `fn(leaf, *leaves of the others)`; where `fn` gives None, no entry.
+class ApplyOptions(TypedDict, total=False):
+    """Options of `apply` and `named_apply`, for type checkers."""
 
-    batch_size, device, names: those of the result, if `fn` changes them.
-    inplace: write the results into this container's tensors.
-    default: stands for entries that one of the others does not have (else KeyError).
-    filter_empty: leave out nested containers without entries; None if nothing is left at all (the
-        default if `fn` gave no result anywhere).
-    call_on_nested: call `fn` on nested containers too, instead of descending.
-    out: container that the results are written to.
-
-    >>> from raffia import TensorDict
-    >>> tens = TensorDict(a=10, b=dict(c=20))
-    >>> TensorDict(a=1, b=dict(c=2)).apply(lambda x, y: x + y, tens).to_dict()
-    {'a': tensor(11), 'b': {'c': tensor(22)}}
-    """
-    return _applied(
-        td, fn, False, others, batch_size, device, names, inplace, default,
-        filter_empty, call_on_nested, out, is_leaf, propagate_lock,
-    )  # fmt: skip
+    batch_size: Sequence[int] | None
+    device: Any
+    names: Any
+    inplace: bool
+    default: Any
+    filter_empty: bool | None
+    call_on_nested: bool
+    out: Any
+    is_leaf: IsLeaf | None
+    propagate_lock: bool
 
 
-def named_apply(
-    td: Any,
-    fn: Callable[..., Any],
-    *others: Any,
-    nested_keys: bool = False,
-    batch_size: Sequence[int] | None = None,
-    device: Any = NO_DEFAULT,
-    names: Any = NO_DEFAULT,
-    inplace: bool = False,
-    default: Any = NO_DEFAULT,
-    filter_empty: bool | None = None,
-    call_on_nested: bool = False,
-    out: Any = None,
-    is_leaf: IsLeaf | None = None,
-    propagate_lock: bool = False,
-) -> Any:
-    """Like `apply`, but `fn` gets the name of the entry first.
-
-    nested_keys: the whole nested key instead of its last part.
-
-    >>> from raffia import TensorDict
-    >>> TensorDict(a=1, b=dict(c=2)).named_apply(lambda key, x: x if key == "c" else None).to_dict()
-    {'b': {'c': tensor(2)}}
-    """
-    pick = (
-        fn
-        if nested_keys
-        else lambda key, *leaves: fn(key if key.__class__ is str else key[-1], *leaves)
-    )
-    return _applied(
-        td, pick, True, others, batch_size, device, names, inplace, default, filter_empty,
-        call_on_nested, out, is_leaf, propagate_lock,
-    )  # fmt: skip
-
-
-def _applied(
+def applied(
     td: Any,
     fn: Callable[..., Any],
     named: bool,
     others: tuple[Any, ...],
-    batch_size: Any,
-    device: Any,
-    names: Any,
-    inplace: bool,
-    default: Any,
-    filter_empty: bool | None,
-    call_on_nested: bool,
-    out: Any,
-    is_leaf: IsLeaf | None,
-    propagate_lock: bool,
+    *,
+    batch_size: Sequence[int] | None = None,
+    device: Any = NO_DEFAULT,
+    names: Any = NO_DEFAULT,
+    inplace: bool = False,
+    default: Any = NO_DEFAULT,
+    filter_empty: bool | None = None,
+    call_on_nested: bool = False,
+    out: Any = None,
+    is_leaf: IsLeaf | None = None,
+    propagate_lock: bool = False,
 ) -> Any:
+    """`apply` and `named_apply`; named: `fn` gets the nested key first."""
     if inplace and (batch_size is not None or out is not None):
         raise ValueError(
             "apply: inplace=True keeps the batch size and writes into this container; "
@@ -147,6 +94,50 @@ def _applied(
     if propagate_lock and td._locked:
         result.lock_()
     return result
+
+
+@shows_options_of(applied)
+def apply(td: Any, fn: Callable[..., Any], *others: Any, **options: Unpack[ApplyOptions]) -> Any:
+    """The container of `fn(leaf, *leaves of the others)`; where `fn` gives None, no entry.
+
+    batch_size, device, names: those of the result, if `fn` changes them.
+    inplace: write the results into this container's tensors.
+    default: stands for entries that one of the others does not have (else KeyError).
+    filter_empty: leave out nested containers without entries; None if nothing is left at all (the
+        default if `fn` gave no result anywhere).
+    call_on_nested: call `fn` on nested containers too, instead of descending.
+    out: container that the results are written to.
+
+    >>> from raffia import TensorDict
+    >>> tens = TensorDict(a=10, b=dict(c=20))
+    >>> TensorDict(a=1, b=dict(c=2)).apply(lambda x, y: x + y, tens).to_dict()
+    {'a': tensor(11), 'b': {'c': tensor(22)}}
+    """
+    return applied(td, fn, False, others, **options)
+
+
+@shows_options_of(applied)
+def named_apply(
+    td: Any,
+    fn: Callable[..., Any],
+    *others: Any,
+    nested_keys: bool = False,
+    **options: Unpack[ApplyOptions],
+) -> Any:
+    """Like `apply`, but `fn` gets the name of the entry first.
+
+    nested_keys: the whole nested key instead of its last part.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(a=1, b=dict(c=2)).named_apply(lambda key, x: x if key == "c" else None).to_dict()
+    {'b': {'c': tensor(2)}}
+    """
+    pick = (
+        fn
+        if nested_keys
+        else lambda key, *leaves: fn(key if key.__class__ is str else key[-1], *leaves)
+    )
+    return applied(td, pick, True, others, **options)
 
 
 def _everything(cls: type) -> bool:
