@@ -1,30 +1,16 @@
 """Where programs written for tensordict look for `TensorDictBase`; it stands in `raffia`."""
 
-from raffia.tensordict import (
-    NestedKey as NestedKey,
-)
-from raffia.tensordict import (
-    TensorCollection as TensorCollection,
-)
-from raffia.tensordict import (
-    TensorDictBase as TensorDictBase,
-)
-from raffia.tensordict import (
-    default_is_leaf as default_is_leaf,
-)
-from raffia.tensordict import (
-    get_defaults_to_none as get_defaults_to_none,
-)
-from raffia.tensordict import (
-    is_leaf_nontensor as is_leaf_nontensor,
-)
-from raffia.tensordict import (
-    is_tensor_collection as is_tensor_collection,
-)
-from raffia.tensordict import (
-    set_get_defaults_to_none as set_get_defaults_to_none,
-)
+from raffia import tensordict as container
 from raffia.tensordict.entries import NO_DEFAULT as NO_DEFAULT
+
+NestedKey = container.NestedKey
+TensorCollection = container.TensorCollection
+TensorDictBase = container.TensorDictBase
+default_is_leaf = container.default_is_leaf
+get_defaults_to_none = container.get_defaults_to_none
+is_leaf_nontensor = container.is_leaf_nontensor
+is_tensor_collection = container.is_tensor_collection
+set_get_defaults_to_none = container.set_get_defaults_to_none
 
 _default_is_leaf = default_is_leaf
 _is_leaf_nontensor = is_leaf_nontensor

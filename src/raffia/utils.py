@@ -8,77 +8,35 @@ from typing import Any
 import torch
 from torch.nn import Buffer as Buffer
 
-from raffia.tensordict import (
-    NestedKey as NestedKey,
-)
-from raffia.tensordict import (
-    assert_allclose_td as assert_allclose_td,
-)
-from raffia.tensordict import (
-    assert_close as assert_close,
-)
-from raffia.tensordict import (
-    capture_non_tensor_stack as capture_non_tensor_stack,
-)
-from raffia.tensordict import (
-    expand_as_right as expand_as_right,
-)
-from raffia.tensordict import (
-    expand_right as expand_right,
-)
-from raffia.tensordict import (
-    get_printoptions as get_printoptions,
-)
-from raffia.tensordict import (
-    is_bool as is_bool,
-)
-from raffia.tensordict import (
-    is_floating as is_floating,
-)
-from raffia.tensordict import (
-    is_inexact as is_inexact,
-)
-from raffia.tensordict import (
-    is_integer as is_integer,
-)
-from raffia.tensordict import (
-    is_non_tensor as is_non_tensor,
-)
-from raffia.tensordict import (
-    is_tensorclass as is_tensorclass,
-)
-from raffia.tensordict import (
-    lazy_legacy as lazy_legacy,
-)
-from raffia.tensordict import (
-    list_to_stack as list_to_stack,
-)
-from raffia.tensordict import (
-    set_capture_non_tensor_stack as set_capture_non_tensor_stack,
-)
-from raffia.tensordict import (
-    set_lazy_legacy as set_lazy_legacy,
-)
-from raffia.tensordict import (
-    set_list_to_stack as set_list_to_stack,
-)
-from raffia.tensordict import (
-    set_printoptions as set_printoptions,
-)
-from raffia.tensordict import (
-    unravel_key as unravel_key,
-)
-from raffia.tensordict import (
-    unravel_key_list as unravel_key_list,
-)
-from raffia.tensordict import (
-    unravel_key_to_tuple as unravel_key_to_tuple,
-)
+from raffia import tensordict as container
 from raffia.tensordict.index import dims_of, indexed_size
 from raffia.tensordict.keys import is_key
 from raffia.tensordict.rows import isin as isin
 from raffia.tensordict.rows import remove_duplicates as remove_duplicates
 from raffia.tensordict.values import LinkedList as LinkedList
+
+NestedKey = container.NestedKey
+assert_allclose_td = container.assert_allclose_td
+assert_close = container.assert_close
+capture_non_tensor_stack = container.capture_non_tensor_stack
+expand_as_right = container.expand_as_right
+expand_right = container.expand_right
+get_printoptions = container.get_printoptions
+is_bool = container.is_bool
+is_floating = container.is_floating
+is_inexact = container.is_inexact
+is_integer = container.is_integer
+is_non_tensor = container.is_non_tensor
+is_tensorclass = container.is_tensorclass
+lazy_legacy = container.lazy_legacy
+list_to_stack = container.list_to_stack
+set_capture_non_tensor_stack = container.set_capture_non_tensor_stack
+set_lazy_legacy = container.set_lazy_legacy
+set_list_to_stack = container.set_list_to_stack
+set_printoptions = container.set_printoptions
+unravel_key = container.unravel_key
+unravel_key_list = container.unravel_key_list
+unravel_key_to_tuple = container.unravel_key_to_tuple
 
 logger = logging.getLogger("raffia")
 
