@@ -6,8 +6,6 @@ import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-__all__ = ["did_you_mean", "nearest", "plural"]
-
 
 def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
     """The name that is most like this one; None where none is alike.

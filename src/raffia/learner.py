@@ -14,15 +14,6 @@ import torch
 from raffia.functional.clipping import global_norm
 from raffia.tensordict.tensordict import TensorDict
 
-__all__ = [
-    "Accumulate",
-    "Learner",
-    "applies_shards",
-    "applies_stacks",
-    "join_metrics",
-    "step_of",
-]
-
 
 class Learner(Protocol):
     """What the loop trains.

@@ -14,8 +14,6 @@ from raffia.recipes.ilql.chat import Chat, Guessing
 from raffia.recipes.ilql.config import ILQLRun
 from raffia.recipes.ilql.data import make_wordle
 
-__all__ = ["talk"]
-
 
 def talk(
     folder: Path,

@@ -8,8 +8,6 @@ from raffia.cli.conversation import Session
 from raffia.cli.style import filled, paint, printable
 from raffia.recipes.ilql.chat import Guessing
 
-__all__ = ["Game"]
-
 OF_COLOURS = {"g": "green", "y": "yellow", "b": "dim"}
 
 

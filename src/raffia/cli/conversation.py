@@ -10,8 +10,6 @@ from typing import TextIO
 from raffia.cli.style import columns, paint, printable
 from raffia.recipes.ilql.chat import Chat, Piece, UnreadableText
 
-__all__ = ["Conversation", "Session", "shade", "values_table"]
-
 MOST_ROWS = 24  # of a table of tokens
 WIDEST_TOKEN = 16
 

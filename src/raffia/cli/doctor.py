@@ -18,8 +18,6 @@ from raffia._version import __version__
 from raffia.cli.style import paint
 from raffia.hints import plural
 
-__all__ = ["Check", "doctor", "print_doctor"]
-
 # Project on PyPI -> its module. As pyproject.toml has them.
 CORE = {
     "torch": "torch",

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from raffia.cli.doctor import Check
 
-__all__ = ["engine_checks"]
-
 
 def engine_checks(name: str, address: str = "") -> list[Check]:
     """What an engine has room for, how soon a worker is there, and how long a call takes.

@@ -9,8 +9,6 @@ from typing import TextIO
 
 from raffia.recipes.efficientzero.match import BoardPlayer, Match, Thought, load_player
 
-__all__ = ["Table", "move_named", "play", "policy_text"]
-
 
 def play(
     folder: str | Path,

@@ -16,8 +16,6 @@ from torch import Tensor
 from raffia.data.storage import Storage
 from raffia.tensordict.tensordict import TensorDict
 
-__all__ = ["RowFeed", "RowMirror"]
-
 
 class RowFeed:
     """What copies of one entry need to follow a storage, and to be made again as of before.

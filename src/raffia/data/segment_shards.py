@@ -20,8 +20,6 @@ from raffia.tensordict.keys import NestedKey
 from raffia.tensordict.stack import cat
 from raffia.tensordict.tensordict import TensorDict
 
-__all__ = ["ReplayShards"]
-
 
 class ReplayShards:
     """Segments out of S shards, B / S of each batch by each shard's own priorities.

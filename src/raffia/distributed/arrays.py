@@ -20,8 +20,6 @@ from raffia.tensordict.collection import TensorDictBase
 from raffia.tensordict.memmap import DTYPE_NAMES
 from raffia.tensordict.tensordict import TensorDict
 
-__all__ = ["pack", "unpack"]
-
 ALIGNMENT = 64  # bytes: a cache line
 DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 

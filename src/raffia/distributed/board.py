@@ -7,8 +7,6 @@ from typing import Any
 from raffia.distributed.engine import Engine
 from raffia.tensordict.tensordict import TensorDict
 
-__all__ = ["Board"]
-
 
 class Board:
     """Weights by the number of the update that they are the result of.

@@ -19,8 +19,6 @@ from raffia.distributed.engine import (
 from raffia.functional.seeds import derive_seed
 from raffia.tensordict.tensordict import TensorDict
 
-__all__ = ["ChaosEngine"]
-
 
 class ChaosEngine:
     """`InlineEngine`, but for what goes wrong: the same by the same seed.

@@ -12,8 +12,6 @@ from raffia.distributed.engine import Engine, Lost, RoleError, Worker, Workers
 from raffia.distributed.pool import Pool
 from raffia.tensordict.tensordict import TensorDict
 
-__all__ = ["Counter", "check_engine"]
-
 COUNTER = f"{__name__}:Counter"
 
 

@@ -16,8 +16,6 @@ from raffia.learner import Learner, applies_stacks, join_metrics
 from raffia.tensordict.byte_tensors import bytes_to_tensor
 from raffia.tensordict.tensordict import TensorDict
 
-__all__ = ["DataParallel", "mean_over", "part_of"]
-
 
 class Leading(Protocol):
     """A group that this process leads: `raffia.distributed.Followers`."""

@@ -17,19 +17,6 @@ from raffia.distributed.arrays import pack, unpack
 from raffia.lazy import imported
 from raffia.tensordict.tensordict import TensorDict
 
-__all__ = [
-    "Engine",
-    "InlineEngine",
-    "Lost",
-    "Needs",
-    "Role",
-    "RoleError",
-    "Worker",
-    "Workers",
-    "find_role",
-    "make_role",
-]
-
 
 class Lost(RuntimeError):
     """A worker is gone, or does not answer: its open tasks are to be asked again of another.

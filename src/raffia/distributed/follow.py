@@ -26,8 +26,6 @@ from raffia.distributed.shards import gathered, shard_grads
 from raffia.learner import Learner
 from raffia.tensordict.tensordict import TensorDict
 
-__all__ = ["Follower", "Followers"]
-
 MEET_SECONDS = 20.0
 HELLO, JOIN, STATE, PART, SUM, STEP, SHARD, LEARN, WHOLE = range(9)  # commands
 Marks = list[tuple[Tensor, int]]  # leaves, and how often each was written to

@@ -22,8 +22,6 @@ from raffia.distributed.arrays import pack, unpack
 from raffia.distributed.engine import Lost
 from raffia.tensordict.tensordict import TensorDict
 
-__all__ = ["Group", "Meeting", "Sums", "buckets", "device_of"]
-
 Sums = Literal["ring", "ordered"]
 BUCKET = 25 * 2**20  # bytes that are summed at once
 LOCALHOST = "127.0.0.1"

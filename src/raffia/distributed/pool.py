@@ -15,8 +15,6 @@ from typing import Any
 from raffia.distributed.engine import ONE_CPU, Engine, Lost, Needs, RoleError, Worker, Workers
 from raffia.tensordict.tensordict import TensorDict
 
-__all__ = ["Pool", "waiting_metrics"]
-
 
 def waiting_metrics(what: str, worker: str, seconds: float, restarts: int) -> dict[str, float]:
     """The names under which logs, views and reports find what waiting for workers has cost.

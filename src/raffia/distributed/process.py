@@ -26,8 +26,6 @@ from raffia.distributed.engine import ONE_CPU, Lost, Needs, RoleError, Workers, 
 from raffia.functional.exact import request_exact_products
 from raffia.tensordict.tensordict import TensorDict
 
-__all__ = ["ProcessEngine"]
-
 # The first byte of a message; before a task stand the length and the name of its weights.
 MAKE, LOAD, TASK, END, ANSWER, ERROR = b"M", b"L", b"T", b"Q", b"A", b"E"
 PAUSE = 2.0  # seconds before a spare loads, that whoever was started with it may load first

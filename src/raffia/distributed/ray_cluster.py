@@ -13,8 +13,6 @@ import torch
 from raffia._version import __version__
 from raffia.distributed.engine import Needs, RoleError, Workers, find_role
 
-__all__ = ["Cluster", "ClusterLostError", "Room", "VersionError", "versions"]
-
 LOOK = 0.25  # seconds between two looks at whether the cluster is there, while waiting
 SILENT = 3.0  # seconds without an answer after which the cluster is gone
 FIRST_MESSAGE = 10.0  # seconds of waiting for room until it is reported

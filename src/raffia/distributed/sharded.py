@@ -13,8 +13,6 @@ from raffia.distributed.shards import cut, gathered, rows_of, shard_grads
 from raffia.learner import Learner, applies_shards
 from raffia.tensordict.tensordict import TensorDict
 
-__all__ = ["Sharded", "StateLost"]
-
 
 class StateLost(Lost):
     """A process is gone, and with it its part of the state: go on from what was saved last.

@@ -18,8 +18,6 @@ from raffia.functional.trees import aligned_leaves
 from raffia.learner import Learner
 from raffia.tensordict.tensordict import TensorDict
 
-__all__ = ["cut", "gathered", "rows_of", "shard_grads"]
-
 DIVIDED = ("params", "target", "opt")
 
 

@@ -40,7 +40,6 @@ from raffia.tensordict.tensordict import TensorDict
 if TYPE_CHECKING:
     from ale_py import ALEInterface
 
-__all__ = ["EVALUATION_FRAMES", "AtariEnv", "atari_games"]
 
 EVALUATION_FRAMES = 108_000  # half an hour of play, at 60 frames a second
 FOR_TWO = ("combat", "joust", "maze_craze", "warlords")  # nobody can play these alone

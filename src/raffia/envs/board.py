@@ -17,8 +17,6 @@ from raffia.envs.rows import checked_actions, checked_seeds, chosen_rows, refuse
 from raffia.functional.seeds import derive_seed
 from raffia.tensordict.tensordict import TensorDict
 
-__all__ = ["BoardGame", "Connect4", "TicTacToe", "line_masks"]
-
 CELL = 48  # pixels, of a picture's squares
 
 

@@ -7,8 +7,6 @@ from typing import Literal
 
 from raffia.envs.checked import check_choices, check_least, check_types
 
-__all__ = ["AtariConfig", "EnvConfig"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class AtariConfig:

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 from raffia.jit.kernel import kernel
 
-__all__ = ["CELLS", "NO_MOVE", "WIN", "column_scores"]
-
 CELLS = 42
 WIN = 10_000  # and one more for each cell that is still free then: sooner is better
 NO_MOVE = -100_000  # the column is full

@@ -13,8 +13,6 @@ from raffia.envs.env import EnvSpec
 from raffia.envs.tictactoe import ILLEGAL, move_values, position_number
 from raffia.tensordict.tensordict import TensorDict
 
-__all__ = ["Opponent", "PerfectTicTacToe", "RandomOpponent", "RuleConnect4", "make_opponent"]
-
 
 class Opponent(Protocol):
     """A player of the agent's game with the agent's observations.

@@ -10,8 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["area"]
-
 LARGEST = 1 << 23  # pixels: 255 times as many still fit into 32 bits
 
 

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from raffia.envs.board import line_masks
 
-__all__ = ["ILLEGAL", "move_values", "position_number"]
-
 ILLEGAL = -2  # stands in the table where no stone may be set
 _POWERS = tuple(3**cell for cell in range(9))
 _FULL = 0b111111111

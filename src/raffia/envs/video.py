@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 # Arrays below: a few threads for each of many small steps would wait for each other.
 Array = npt.NDArray[Any]
 
-__all__ = ["SUFFIXES", "require_writer", "save_video", "shrunk"]
 
 SUFFIXES = (".gif", ".mp4")
 NUM_COLOURS = 128  # of a GIF; the console of Atari has as many

@@ -21,8 +21,6 @@ from raffia.functional.seeds import generator_for
 from raffia.tensordict.keys import nearest
 from raffia.tensordict.tensordict import TensorDict
 
-__all__ = ["MutableAgent", "Member", "Mutations", "Reshapes", "TournamentSelection"]
-
 
 class Member(Protocol):
     """The interface of an agent for selection.

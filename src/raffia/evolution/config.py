@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-__all__ = ["HyperRange", "MutationConfig", "SelectionConfig"]
-
 
 @dataclass(frozen=True)
 class SelectionConfig:

@@ -16,8 +16,6 @@ from torch import Tensor
 
 from raffia.tensordict.tensordict import TensorDict
 
-__all__ = ["add_layer", "add_nodes", "networks_with_form", "there"]
-
 Path = tuple[str, ...]
 GATE, MASK = "layer_gate", "width_mask"
 

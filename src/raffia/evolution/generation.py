@@ -18,8 +18,6 @@ from raffia.evolution.mutate import mutate
 from raffia.evolution.select import mean_fitness, tournament, truncation
 from raffia.tensordict.tensordict import TensorDict
 
-__all__ = ["Evolution", "Generation"]
-
 
 @dataclass(frozen=True)
 class Generation:

@@ -18,8 +18,6 @@ from raffia.functional.activations import ACTIVATIONS
 from raffia.functional.draws import draw_seeds
 from raffia.tensordict.tensordict import TensorDict
 
-__all__ = ["MemberChange", "check_mutations", "draw_kind", "mutate"]
-
 STRONG = 10.0  # times the noise
 NAMES = tuple(ACTIVATIONS)
 

@@ -18,8 +18,6 @@ from raffia.learner import Learner, applies_stacks
 from raffia.tensordict.stack import cat, stack
 from raffia.tensordict.tensordict import TensorDict
 
-__all__ = ["Population", "member_seeds", "with_hyper"]
-
 FEW = 2  # members, for whom one program costs more on a CPU than it saves
 BATCH_SIZE = "batch_size"  # of hyper: the only one that must be equal in one stack
 

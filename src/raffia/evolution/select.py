@@ -10,8 +10,6 @@ from torch import Tensor
 
 from raffia.evolution.config import check_fraction, check_tournament
 
-__all__ = ["mean_fitness", "tournament", "truncation"]
-
 
 def mean_fitness(history: Tensor, last: int) -> Tensor:  # [E, P] -> [P]
     """The mean over the last evaluations; what is no number counts as the worst, -inf.

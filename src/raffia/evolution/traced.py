@@ -15,8 +15,6 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-__all__ = ["Traced"]
-
 Form = tuple[Any, ...]
 
 

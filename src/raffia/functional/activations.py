@@ -10,8 +10,6 @@ from torch.nn.functional import elu, gelu, relu, silu
 
 from raffia.functional.trees import is_traced
 
-__all__ = ["ACTIVATIONS", "activate"]
-
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": relu,
     "gelu": gelu,

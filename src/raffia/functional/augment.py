@@ -6,8 +6,6 @@ The planes of a sample (colours, stacked frames) share its draw, so motion betwe
 import torch
 from torch import Tensor
 
-__all__ = ["draw_intensity", "draw_shift", "intensity", "random_shift"]
-
 
 def random_shift(
     images: Tensor,  # [B, *, H, W], of any type

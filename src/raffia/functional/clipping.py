@@ -8,8 +8,6 @@ from torch.utils import _pytree as pytree
 
 from raffia.functional.trees import is_traced, over_leaf
 
-__all__ = ["clip_by_global_norm", "global_norm"]
-
 
 def global_norm(
     grads: Any,  # a tree of tensors [*P, ...]

@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["constant"]
-
 
 def constant(
     value: Any,  # a number, a sequence of numbers, or a tensor

@@ -12,8 +12,6 @@ import os
 
 import torch
 
-__all__ = ["products_are_exact", "request_exact_products"]
-
 
 def request_exact_products() -> bool:
     """Ask MKL for products that do not depend on memory; False if it was too late to ask.

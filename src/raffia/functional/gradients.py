@@ -9,8 +9,6 @@ from torch.utils import _pytree as pytree
 
 from raffia.functional.trees import is_traced
 
-__all__ = ["value_and_grad"]
-
 Aux = TypeVar("Aux")
 
 

@@ -16,8 +16,6 @@ from torch.utils import _pytree as pytree
 
 from raffia.functional.trees import aligned_leaves, is_traced, over_leaf
 
-__all__ = ["Optimizer", "Update", "adamw", "sgd"]
-
 Tree = Any  # of tensors: a TensorDict, a dict, ...
 Rate = float | Tensor  # the same for all, or [P] for P members
 Leaves = list[Tensor]

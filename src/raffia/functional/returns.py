@@ -11,8 +11,6 @@ from torch import Tensor
 
 from raffia.functional.trees import is_traced
 
-__all__ = ["discounted_sum", "lambda_return", "n_step_return", "value_prefix"]
-
 
 def discounted_sum(
     reward: Tensor,  # [*, T], r_{t+1}

@@ -8,8 +8,6 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = ["cosine_decay", "linear", "step_decay", "warmup"]
-
 
 def warmup(
     step: Tensor,  # int64 [*], updates made before this one

@@ -9,8 +9,6 @@ import operator
 
 import torch
 
-__all__ = ["derive_seed", "generator_for"]
-
 
 def derive_seed(seed: int, *parts: int | str) -> int:
     """Derive a seed in 0..2**63 - 1 from a seed and names; the same on every machine and release.

@@ -10,8 +10,6 @@ from torch import Tensor
 from torch._C import _functorch
 from torch.utils import _pytree as pytree
 
-__all__ = ["aligned_leaves", "is_traced", "over_leaf"]
-
 
 def is_traced() -> bool:
     """Whether code runs within `torch.vmap` or a transform of `torch.func`, or is compiled.

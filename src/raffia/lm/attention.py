@@ -19,8 +19,6 @@ from raffia.lm.kv_cache import KeyValueCache
 from raffia.lm.packing import Packing
 from raffia.lm.rotary import Rotation, rotate
 
-__all__ = ["View", "attend", "visible"]
-
 
 @dataclass(frozen=True)
 class View:

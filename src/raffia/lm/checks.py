@@ -9,8 +9,6 @@ from torch import Tensor
 
 from raffia.lm.model import Cache, LanguageModel
 
-__all__ = ["check_call", "check_cut", "check_known", "check_room"]
-
 
 def check_room(cache: Cache, batch_size: int, num_columns: int) -> None:
     """ValueError unless so many columns of so many rows can be added to a cache.

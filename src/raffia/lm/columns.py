@@ -16,8 +16,6 @@ from raffia.lm.attention import visible
 from raffia.lm.model import Cache
 from raffia.lm.packing import Packing, is_right_padded
 
-__all__ = ["Columns", "attended_columns", "right_padded"]
-
 
 def right_padded(tokens: Tensor, attn_mask: Tensor | None) -> Packing | None:
     """How to leave out the padding; None unless all of it is known to be at the right.

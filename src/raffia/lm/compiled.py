@@ -21,8 +21,6 @@ from raffia.lm.kv_cache import KeyValueCache
 from raffia.lm.transformer import CausalLM
 from raffia.lm.transformer_block import Block
 
-__all__ = ["CompiledLM", "compiles", "plain"]
-
 MOST_ROWS = 64  # above, torch's matrix products are as quick
 MOST_WORK = 2**24  # products of a step, above which several threads are worth more
 

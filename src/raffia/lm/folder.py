@@ -27,8 +27,6 @@ from raffia.files import (
 )
 from raffia.lm.transformer import CausalLM
 
-__all__ = ["gpt2", "gpt2_settings", "load_gpt2", "read_config", "save_gpt2", "weight_files"]
-
 CONFIG, WEIGHTS, SHARDS = "config.json", "model.safetensors", "model.safetensors.index.json"
 # Layer of theirs -> layer of ours, and whether the weight is stored as [in, out] there.
 LAYERS = {

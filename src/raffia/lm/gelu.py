@@ -11,8 +11,6 @@ from torch.nn.functional import gelu as torch_gelu
 import raffia.jit
 from raffia.functional.trees import is_traced
 
-__all__ = ["gelu"]
-
 LEAST = 4096  # numbers, below which torch's is called for less
 MOST_THREADS = 4  # torch's uses all of its threads, the compiled one a single one
 

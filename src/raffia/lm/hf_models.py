@@ -23,8 +23,6 @@ from raffia.files import DamagedFileError, foreign_reader
 from raffia.functional.trees import is_traced
 from raffia.lm.folder import CONFIG, LARGEST, read_config, weight_files
 
-__all__ = ["UNBOUNDED", "hf_sizes", "load_hf", "make_hf", "new_past", "no_bars", "recompute_layers"]
-
 UNBOUNDED = 1 << 20  # tokens of a row where a config names no limit
 
 

@@ -25,8 +25,6 @@ from raffia.lm.columns import Columns, attended_columns
 from raffia.lm.hf_models import UNBOUNDED, load_hf, make_hf, new_past, recompute_layers
 from raffia.lm.packing import right_length
 
-__all__ = ["HFCache", "HFTrunk"]
-
 
 class HFTrunk(nn.Module):
     """A model of `transformers` as a `LanguageModel`: tokens to hidden states, to logits.

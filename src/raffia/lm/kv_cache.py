@@ -10,8 +10,6 @@ from torch import Tensor
 
 from raffia.lm.checks import check_cut
 
-__all__ = ["KeyValueCache"]
-
 
 class KeyValueCache:
     """Keys and values of all layers, in memory that is there from the start.

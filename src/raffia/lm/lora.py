@@ -12,8 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-__all__ = ["LoRA", "add_lora", "attention_layers", "merge_lora"]
-
 # What makes queries, keys and values: ours, then those of models of `transformers`.
 ATTENTION = (
     *("qkv", "c_attn", "q_proj", "k_proj", "v_proj", "query_key_value", "qkv_proj", "Wqkv"),

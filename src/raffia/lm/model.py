@@ -13,8 +13,6 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-__all__ = ["Cache", "LanguageModel"]
-
 
 class Cache(Protocol):
     """What a model keeps of the tokens that it has read; `KeyValueCache` is one.

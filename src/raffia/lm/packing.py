@@ -11,8 +11,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Groups", "Packing", "is_right_padded", "right_length"]
-
 NUM_GROUPS = 8  # at most; on a GPU one: a call for each would cost more than the padding
 LEAST_STEP = 16  # tokens from the width of a group to that of the next, for the same reason
 

@@ -24,8 +24,6 @@ from raffia.lm.packing import Packing
 from raffia.lm.rotary import Rotation, rotation
 from raffia.lm.transformer_block import ACTIVATIONS, Block, recomputed
 
-__all__ = ["CausalLM"]
-
 MOST_CHOSEN = 0.8  # fraction of the tokens, above which choosing costs more than it saves
 
 

@@ -15,8 +15,6 @@ from torch.utils.checkpoint import checkpoint
 from raffia.lm.attention import View, attend
 from raffia.lm.gelu import gelu
 
-__all__ = ["ACTIVATIONS", "Block", "recomputed"]
-
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
     {
         "GELU": gelu,  # GPT-2's, by tanh

@@ -22,8 +22,6 @@ from raffia.lm.tokenizers.tokenizer import (
     special_ids,
 )
 
-__all__ = ["chat_template", "save_for_transformers", "special_tokens_of"]
-
 TOKENIZER, CONFIG, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 # What Python's str.split() takes for space; theirs leaves out \x1c to \x1f.
 SPACES = "\t-\r\x1c-\x20\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"

@@ -14,8 +14,6 @@ from torch.nn.functional import linear
 from raffia.functional.activations import ACTIVATIONS, activate
 from raffia.functional.trees import is_traced
 
-__all__ = ["EvolvableMLP"]
-
 NAMES = tuple(ACTIVATIONS)
 
 

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from raffia.train.experiment import Experiment
     from raffia.train.view import View
 
-__all__ = ["ALGORITHMS", "Algorithm", "find_algorithm", "recorded_algorithm"]
 
 NEEDED = ("title", "seed", "device", "num_threads")  # of every algorithm's settings
 

@@ -22,19 +22,6 @@ from raffia.recipes.scale_config import (
 )
 from raffia.tensordict.tensordict import TensorDict
 
-__all__ = [
-    "TriedEngine",
-    "describe_engine",
-    "describe_evaluators",
-    "describe_members",
-    "make_engine",
-    "make_pool",
-    "require_devices",
-    "try_engine",
-    "where",
-    "workers_of",
-]
-
 HasDevice = ActorsConfig | ReanalyzersConfig | EvaluatorsConfig
 NUM_CALLS = 50
 NUM_BYTES = 16 * 2**20

@@ -22,8 +22,6 @@ from raffia.tensordict.tensordict import TensorDict
 from raffia.train.checkpoint import Checkpoint
 from raffia.train.nan_guard import all_finite
 
-__all__ = ["POPULATION_KEY", "Members", "best_of", "weights_of_each"]
-
 POPULATION_KEY = "population"  # in a checkpoint's extras
 
 

@@ -19,8 +19,6 @@ from raffia.learner import Learner, applies_stacks, step_of
 from raffia.tensordict.stack import cat
 from raffia.tensordict.tensordict import TensorDict
 
-__all__ = ["MembersAcross", "MembersRole"]
-
 LONGEST = 60.0  # seconds of learning that a lost worker makes again, at most
 
 

@@ -8,8 +8,6 @@ from typing import Any
 from raffia.lazy import imported
 from raffia.train.config import ConfigError
 
-__all__ = ["given_name", "recorded_name"]
-
 
 def given_name(reference: Any, what: str) -> Any:
     """What the user names, who vouches for it: also of a file, or of a module in this folder.

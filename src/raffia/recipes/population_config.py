@@ -9,8 +9,6 @@ from typing import Literal
 from raffia.envs.checked import check_choices, check_fraction, check_least, check_types
 from raffia.evolution.config import HyperRange, MutationConfig, SelectionConfig
 
-__all__ = ["PopulationConfig"]
-
 FRACTIONS = ("alpha", "dirichlet_fraction", "discount", "gamma", "tau")
 
 

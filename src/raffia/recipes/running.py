@@ -35,8 +35,6 @@ from raffia.train.session import RunResult, TrainingSession
 from raffia.train.signals import stop_on_signals
 from raffia.train.view import View
 
-__all__ = ["Evaluation", "evaluate_run", "resume_run", "threads", "train_run"]
-
 INEXACT = (
     "note: this program multiplied matrices before the run, and on this processor the last bits of "
     "products then depend on where in memory they lie: a resume, or more processes, may give other "

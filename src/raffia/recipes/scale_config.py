@@ -8,14 +8,6 @@ from typing import Literal
 
 from raffia.envs.checked import check_above_zero, check_choices, check_least, check_types
 
-__all__ = [
-    "ActorsConfig",
-    "EngineConfig",
-    "EvaluatorsConfig",
-    "LearnersConfig",
-    "ReanalyzersConfig",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:

@@ -9,8 +9,6 @@ from raffia import jit
 from raffia.functional.draws import child_seed, seeded_dirichlet, seeded_gumbel
 from raffia.search import kernels
 
-__all__ = ["root_dirichlet", "root_gumbel"]
-
 
 def root_gumbel(
     seed: Tensor,  # int64 [B]

@@ -14,8 +14,6 @@ from typing import Any
 from raffia.functional.seeds import derive_seed
 from raffia.train.config import ConfigError
 
-__all__ = ["PlannedRun", "Range", "plan_runs", "read_choices", "read_ranges", "read_seeds"]
-
 MOST_RUNS = 100_000
 LONGEST_NAME = 80  # characters of a run's folder
 _COMMAS = re.compile(r",(?![^\[]*\])")  # but for those of a list, as in [1,0.5]

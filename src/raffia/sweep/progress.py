@@ -12,8 +12,6 @@ from typing import Any, Self, TextIO
 from raffia.report.summary import RunSummary
 from raffia.train.view import Output, duration, score
 
-__all__ = ["Progress", "SweepView"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:

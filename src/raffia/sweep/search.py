@@ -16,8 +16,6 @@ from raffia.functional.seeds import derive_seed
 from raffia.sweep.plan import PlannedRun, Range, check_names, run_name
 from raffia.train.config import ConfigError
 
-__all__ = ["Search", "next_trial", "probes", "require_optuna"]
-
 MISSING = (
     "--optuna needs Optuna, which is not installed: pip install 'raffia[sweep]'; or --random N, "
     "for draws that do not learn from each other"

@@ -31,8 +31,6 @@ from raffia.sweep.worker import STOP, answer_of
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.signals import stop_on_signals
 
-__all__ = ["SweepResult", "SweepSession", "make_sweep_engine"]
-
 ROLE = "raffia.sweep.worker:RunRole"
 DONE = ("finished", "target")
 _PAUSE = 0.2  # seconds that an answer is waited for

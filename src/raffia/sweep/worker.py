@@ -18,8 +18,6 @@ from raffia.tensordict.byte_tensors import bytes_to_tensor, tensor_to_bytes
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.view import Status
 
-__all__ = ["STOP", "RunRole", "Stopped", "answer_of", "train_one"]
-
 STOP = ".stop"  # in a sweep's folder: names the session whose runs are to save and stop
 _EVERY = 0.5  # seconds between looks at it
 

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["bytes_to_tensor", "tensor_to_bytes", "view_of"]
-
 
 def bytes_to_tensor(data: bytes) -> Tensor:  # uint8 [len(data)]
     """The bytes in memory of their own.

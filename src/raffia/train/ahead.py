@@ -16,8 +16,6 @@ from raffia.learner import step_of
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.open_tasks import OpenTasks
 
-__all__ = ["BatchesAhead", "Making"]
-
 
 class Making(Protocol):
     """What an algorithm says of the making of its batches."""

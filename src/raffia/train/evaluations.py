@@ -18,8 +18,6 @@ from raffia.tensordict.tensordict import TensorDict
 from raffia.train.open_tasks import OpenTasks
 from raffia.train.outcome import Outcome
 
-__all__ = ["Evaluations", "Joined"]
-
 SLICE = 0.2  # seconds between two looks at whether the run is to stop
 
 

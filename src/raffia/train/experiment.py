@@ -21,8 +21,6 @@ from raffia.train.outcome import Outcome
 from raffia.train.run_state import Tree
 from raffia.train.view import View
 
-__all__ = ["Experiment", "Plan", "RunError", "refuse_other_state"]
-
 Stop = Callable[[], bool]
 
 

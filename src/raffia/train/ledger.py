@@ -15,8 +15,6 @@ from raffia.envs.env import EnvSpec
 from raffia.functional.seeds import derive_seed
 from raffia.tensordict.tensordict import TensorDict
 
-__all__ = ["EndedEpisode", "Ledger", "over"]
-
 
 class EndedEpisode(NamedTuple):
     """An episode that has ended.

@@ -45,8 +45,6 @@ from raffia.train.view import (
     worker_parts,
 )
 
-__all__ = ["LiveView", "make_view"]
-
 MAX_WIDTH = 100  # wider lines are hard to read
 TWO_COLUMNS = 66  # from this width on, numbers stand side by side
 PANEL = 40  # in less there is no panel, only lines

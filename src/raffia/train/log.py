@@ -13,8 +13,6 @@ from raffia.train.metrics import RunningMeans
 from raffia.train.records import Records
 from raffia.train.view import Status
 
-__all__ = ["Log"]
-
 
 class Log:
     """Rows about training and episodes, each `plan.log_every` updates, and the view at each one."""

@@ -8,8 +8,6 @@ from typing import Protocol
 from raffia.learner import step_of
 from raffia.tensordict.tensordict import TensorDict
 
-__all__ = ["Ended", "Step", "Task", "train"]
-
 Step = Callable[[TensorDict], tuple[TensorDict, TensorDict]]  # a state -> the next one, metrics
 
 

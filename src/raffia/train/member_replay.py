@@ -14,8 +14,6 @@ from raffia.data.segment import SegmentReplayBuffer
 from raffia.tensordict.stack import stack
 from raffia.tensordict.tensordict import TensorDict
 
-__all__ = ["OwnReplays", "SharedReplay"]
-
 
 class SharedReplay:
     """One replay of all members' steps; they learn from the same segments.

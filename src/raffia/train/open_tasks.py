@@ -5,8 +5,6 @@ from __future__ import annotations
 from raffia.distributed.board import Board
 from raffia.distributed.pool import Pool
 
-__all__ = ["OpenTasks"]
-
 
 class OpenTasks:
     """Tasks of a pool's workers, with the versions of weights that they name.

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-__all__ = ["Evaluated", "Outcome"]
-
 
 class Outcome(Protocol):
     """The outcome of an evaluation: `Episodes`, `Evaluated` ...

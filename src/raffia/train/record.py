@@ -11,8 +11,6 @@ from torch import Tensor
 from raffia.envs.video import require_writer, save_video, shrunk
 from raffia.files import make_folder
 
-__all__ = ["EpisodeRecorder", "annotated", "require_picture"]
-
 SMALLEST = 160  # pixels: smaller pictures, as of boards, are shown in larger squares
 PANEL = 48  # lines below the picture
 MARGIN = 4  # around the curve and the bars

@@ -20,8 +20,6 @@ from raffia.tensordict.tensordict import TensorDict
 from raffia.train.checkpoint import Checkpoint, CheckpointError, Part
 from raffia.train.replay_log import ReplayLog
 
-__all__ = ["Recorded", "RunState", "Stateful", "Tree"]
-
 LEARNER = "state"  # the learner's file in a checkpoint
 
 

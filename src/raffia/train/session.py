@@ -25,8 +25,6 @@ from raffia.train.records import Records
 from raffia.train.run_state import LEARNER, RunState, Tree
 from raffia.train.tasks import Evaluate, Save
 
-__all__ = ["RunResult", "TrainingSession"]
-
 LONGEST_FAILURE = 2_000  # characters of an error's text in metrics.jsonl
 
 

@@ -21,8 +21,6 @@ from raffia.distributed.pool import Pool
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.ahead import BatchesAhead, Making
 
-__all__ = ["BatchesOfShards", "MakingOfShards", "ShardMirrors", "holds"]
-
 
 def holds(worker: int, num_workers: int, num_shards: int) -> range:
     """The shards that a worker holds.

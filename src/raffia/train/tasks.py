@@ -17,8 +17,6 @@ from raffia.train.outcome import Outcome
 from raffia.train.records import Records
 from raffia.train.run_state import RunState
 
-__all__ = ["Evaluate", "Save"]
-
 
 class Evaluate:
     """An evaluation each `plan.evaluate_every` steps of the environments, or updates without any.

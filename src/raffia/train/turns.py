@@ -21,8 +21,6 @@ from raffia.train.ledger import EndedEpisode, Ledger, rows_of
 from raffia.train.open_tasks import OpenTasks
 from raffia.train.schedule import Schedule
 
-__all__ = ["Turns"]
-
 
 class Turns(OpenTasks):
     """The turns of all actors: asked for ahead, taken in their order.

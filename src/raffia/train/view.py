@@ -15,8 +15,6 @@ from typing import Protocol, Self, TextIO
 
 from raffia.hints import plural
 
-__all__ = ["Output", "PlainView", "Status", "View"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Status:

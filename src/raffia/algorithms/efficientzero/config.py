@@ -18,15 +18,6 @@ from raffia.envs.checked import (
     check_types,
 )
 
-__all__ = [
-    "EfficientZeroConfig",
-    "LossConfig",
-    "ModelConfig",
-    "OptimizerConfig",
-    "SearchConfig",
-    "TargetConfig",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:

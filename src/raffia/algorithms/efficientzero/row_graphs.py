@@ -15,8 +15,6 @@ from torch import Tensor
 
 from raffia.nn.cudagraphs import Card, copy_each
 
-__all__ = ["RowGraphs", "room_for"]
-
 Rows = tuple[Tensor, ...]
 
 

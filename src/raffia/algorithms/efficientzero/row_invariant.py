@@ -19,8 +19,6 @@ from torch import Tensor, nn
 from raffia.algorithms.efficientzero.policy_head import GaussianHead
 from raffia.nn.evolvable import EvolvableMLP
 
-__all__ = ["filled_up", "in_blocks", "row_invariant"]
-
 BLOCK = 16  # rows of a product
 ELEMENTS = 32  # of a function
 

@@ -27,8 +27,6 @@ from raffia.envs.env import EnvSpec
 from raffia.search.outputs import RecurrentOutput, RootOutput, SearchMemory
 from raffia.tensordict.tensordict import TensorDict
 
-__all__ = ["StackedModel", "StackedPlanner"]
-
 
 class StackedPlanner(Planner):
     """A `Planner` with the networks of P members: one search for the rows of all members.

@@ -57,8 +57,6 @@ from raffia.nn.params import update_target
 from raffia.tensordict.node import Node
 from raffia.tensordict.tensordict import TensorDict
 
-__all__ = ["ILQL"]
-
 Kwargs = Mapping[str, Any]
 PARTS: dict[str, type] = {
     "model": ILQLModelConfig,

@@ -19,8 +19,6 @@ from raffia.files import foreign_reader
 from raffia.files.folder import Folder, load_folder, write_folder
 from raffia.tensordict.tensordict import TensorDict
 
-__all__ = ["load_agent", "save_agent", "saved_config"]
-
 KIND, VERSION = "ILQL agent", 1
 WEIGHTS, OPTIMISER = "weights.safetensors", "optimiser.safetensors"
 NUMBERS = ("index", "batch_size", "mutation", "fitness", "step", "seed", "layer_bounds")

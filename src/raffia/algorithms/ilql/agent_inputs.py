@@ -17,8 +17,6 @@ from raffia.lm.data.rl_dataset import List_RL_Dataset, RL_Dataset, Vocabulary
 from raffia.tensordict.node import Node
 from raffia.tensordict.tensordict import TensorDict
 
-__all__ = ["Items", "PlainDataset", "as_dataset", "batch_of", "check_dataset"]
-
 Items = Sequence[DataPoint] | TensorDict | Mapping[str, Tensor]
 ENTRIES = "tokens attn_mask action_idxs state_idxs rewards terminals".split()
 FLAGS = "attn_mask terminals action_mask".split()

@@ -16,8 +16,6 @@ from raffia.algorithms.ilql.model import ILQLModel, ILQLTarget
 from raffia.nn.base import TensorDictModuleBase
 from raffia.tensordict.tensordict import TensorDict
 
-__all__ = ["AgentNetworks"]
-
 
 class AgentNetworks(TensorDictModuleBase):
     """Networks that learn by `ILQLLearner`; `install` puts them in."""

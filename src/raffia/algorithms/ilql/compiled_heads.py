@@ -17,8 +17,6 @@ from raffia.lm.compiled import compiles, plain
 from raffia.lm.decoding.scorer import Needs, NextToken
 from raffia.lm.transformer import CausalLM
 
-__all__ = ["CompiledHeads"]
-
 
 class CompiledHeads:
     """The heads of the model, and Q of its target network.

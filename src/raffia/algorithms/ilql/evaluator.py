@@ -18,8 +18,6 @@ from raffia.lm.envs.contract import Language_Environment
 from raffia.lm.envs.play import Played, play_dialogues
 from raffia.lm.tokenizers.tokenizer import Tokenizer
 
-__all__ = ["AgentEvaluation", "ILQL_Evaluator"]
-
 MakeEnv = Callable[[], Language_Environment]
 
 

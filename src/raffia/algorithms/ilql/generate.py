@@ -18,8 +18,6 @@ from raffia.lm.decoding.sampling import best_token, drawing, new_seeds
 from raffia.lm.decoding.steps import Choose, gathered, token_steps
 from raffia.lm.tokenizers.tokenizer import Tokenizer
 
-__all__ = ["chooser", "decode", "generate"]
-
 
 def generate(
     model: ILQLModel,

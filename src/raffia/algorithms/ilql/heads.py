@@ -8,8 +8,6 @@ from torch import Tensor, nn
 
 from raffia.nn.evolvable import EvolvableMLP
 
-__all__ = ["AnyHead", "EvolvableHead", "Head"]
-
 
 class Head(nn.Sequential):
     """Two dense layers, the inner one twice as wide as the hidden state [*, d] that they read.

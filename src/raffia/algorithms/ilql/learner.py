@@ -25,8 +25,6 @@ from raffia.functional.trees import is_traced
 from raffia.nn.params import update_target
 from raffia.tensordict.tensordict import TensorDict
 
-__all__ = ["ILQLLearner", "hyper_of", "load_networks", "named_tensors", "networks_state"]
-
 ModelFactory = Callable[[], ILQLModel]
 HYPER = {  # part of the config -> fields that a member of a population may have of its own
     "optimizer": "learning_rate value_rate weight_decay",

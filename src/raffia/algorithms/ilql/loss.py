@@ -39,8 +39,6 @@ from raffia.functional.trees import is_traced
 from raffia.lm.model import LanguageModel
 from raffia.tensordict.tensordict import TensorDict
 
-__all__ = ["Loss", "Values", "next_tokens", "with_row_means"]
-
 Terms = dict[str, Tensor]  # by name, []
 More = Mapping[str, Any] | None  # what else a trunk is called with
 

@@ -18,8 +18,6 @@ from raffia.algorithms.ilql.heads import AnyHead, EvolvableHead, Head
 from raffia.lm.model import LanguageModel
 from raffia.lm.transformer import CausalLM
 
-__all__ = ["ILQLModel", "ILQLOutputs", "ILQLTarget", "make_target", "make_trunk"]
-
 
 class ILQLOutputs(NamedTuple):
     """The networks' outputs for whole rows, padding included.

@@ -20,8 +20,6 @@ from raffia.lm.decoding.one_token import TokenReader
 from raffia.lm.decoding.scorer import Needs, NextToken
 from raffia.lm.model import LanguageModel
 
-__all__ = ["ModelRows", "ModelScorer", "QHeads", "evaluating", "padded_left"]
-
 
 class ModelScorer:
     """A scorer made of the model and of the target network of its Q heads.

@@ -28,17 +28,6 @@ from raffia.lm.model import LanguageModel
 from raffia.tensordict.keys import nearest
 from raffia.tensordict.tensordict import TensorDict
 
-__all__ = [
-    "GPT2",
-    "NetConfig",
-    "Networks",
-    "described",
-    "networks_of",
-    "reshaped",
-    "trunk_config_of",
-    "why_fixed",
-]
-
 NetConfig: TypeAlias = Mapping[str, Any] | str | os.PathLike[str] | nn.Module
 
 # Entry of a description -> whether it is of the trunk, or else of the arrangement.

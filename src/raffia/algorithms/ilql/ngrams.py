@@ -16,8 +16,6 @@ from raffia.algorithms.ilql.agent import ILQL
 from raffia.algorithms.ilql.agent_inputs import Items
 from raffia.algorithms.ilql.model_scorer import evaluating
 
-__all__ = ["NGram", "TopAdvantageNGrams"]
-
 
 @dataclass(frozen=True)
 class NGram:

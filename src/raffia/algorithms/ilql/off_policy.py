@@ -19,8 +19,6 @@ from raffia.lm.decoding.request import forbid
 from raffia.lm.decoding.scorer import Choice, Needs
 from raffia.tensordict.tensordict import TensorDict
 
-__all__ = ["OffPolicyEstimate", "action_log_probs", "off_policy_return"]
-
 _Z95 = 1.959964  # of the normal distribution, both sides
 _MOST = 1 << 24  # numbers of a table [M, V] at once
 

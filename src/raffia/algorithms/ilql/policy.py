@@ -15,8 +15,6 @@ from raffia.lm.decoding.config import DecodeConfig
 from raffia.lm.decoding.generations import Generations
 from raffia.lm.tokenizers.tokenizer import Tokenizer
 
-__all__ = ["AgentNetworks", "ILQL_Policy"]
-
 
 class AgentNetworks(Protocol):
     """The networks that generate: `ILQL`, or anything with these two."""

@@ -24,8 +24,6 @@ from raffia.lm.decoding.request import forbid
 from raffia.lm.decoding.scorer import Choice, Needs
 from raffia.tensordict.tensordict import TensorDict
 
-__all__ = ["get_scores", "qvs_of", "score_utterances", "weights_of"]
-
 
 def qvs_of(
     loss: Loss,

@@ -13,8 +13,6 @@ from torch import Tensor
 
 from raffia.functional.trees import is_traced
 
-__all__ = ["Masks", "Slots", "masks_of"]
-
 
 class Masks(NamedTuple):
     """Which slots count: bool [B, A] each, the same unless the published ones are asked for.

@@ -17,8 +17,6 @@ from raffia.lm.decoding.request import Request
 from raffia.lm.decoding.steps import token_steps
 from raffia.lm.tokenizers.tokenizer import Tokenizer
 
-__all__ = ["StreamedToken", "stream"]
-
 
 class StreamedToken(NamedTuple):
     """A token, and its scores; None where its networks were not run.

@@ -18,19 +18,6 @@ from torch import Tensor
 from raffia.functional.losses import conservative_loss, expectile_loss, margin_loss, masked_mean
 from raffia.functional.returns import discounted_sum
 
-__all__ = [
-    "advantage_weights",
-    "bellman_target",
-    "cql_loss",
-    "dm_loss",
-    "min_target_q",
-    "monte_carlo_returns",
-    "q_loss",
-    "token_loss",
-    "token_weights",
-    "v_loss",
-]
-
 Number = Tensor | float
 
 

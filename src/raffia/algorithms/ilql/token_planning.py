@@ -19,8 +19,6 @@ from raffia.lm.decoding.steps import Choose, Moment
 from raffia.search.outputs import RecurrentOutput, RootOutput
 from raffia.search.policies import PolicyOutput, gumbel_policy, muzero_policy
 
-__all__ = ["TextModel", "planned"]
-
 
 def planned(
     request: Request,

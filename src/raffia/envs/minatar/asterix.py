@@ -24,8 +24,6 @@ from raffia.envs.minatar.game import (
 from raffia.envs.minatar.loops import compiled_loops
 from raffia.jit.kernel import kernel
 
-__all__ = ["MinAtarAsterix"]
-
 _LANES = 8  # rows 1..8 of the field
 _X, _Y, _SPAWN_IN, _SPAWN_EVERY, _MOVE_IN, _MOVE_EVERY, _RAMP_IN, _RAMPS = range(OWN, OWN + 8)
 _KIND = OWN + 8  # what is in each lane

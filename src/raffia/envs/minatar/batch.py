@@ -15,8 +15,6 @@ from raffia.envs.rows import checked_actions, checked_seeds, chosen_rows, refuse
 from raffia.functional.seeds import derive_seed
 from raffia.tensordict.tensordict import TensorDict
 
-__all__ = ["MinAtarBatch", "RampingBatch"]
-
 CELL = 24  # pixels, of a picture's cells
 _GROUND = (18, 18, 24)
 _COLOURS = (  # of the planes in a picture, in their order

@@ -22,8 +22,6 @@ from raffia.envs.minatar.game import (
 from raffia.envs.minatar.loops import compiled_loops
 from raffia.jit.kernel import kernel
 
-__all__ = ["MinAtarBreakout"]
-
 _PADDLE, _X, _Y, _DX, _DY, _OLD_X, _OLD_Y, _STRUCK, _BRICKS = range(OWN, OWN + 9)
 _BRICK_ROWS = 3  # rows 1..3 of the field, a word of bits each
 _WORDS = OWN + 9 + _BRICK_ROWS

@@ -23,8 +23,6 @@ from raffia.envs.minatar.game import (
 from raffia.envs.minatar.loops import compiled_loops
 from raffia.jit.kernel import kernel
 
-__all__ = ["MinAtarFreeway"]
-
 _COLUMN = 4  # where the chicken moves
 _START = SIZE - 1
 _REST = 3  # steps from one move of the chicken to the next

@@ -10,8 +10,6 @@ from typing import Any
 
 from raffia.jit.kernel import kernel
 
-__all__ = ["ENDED", "LAST_ACTION", "OWN", "SIZE", "TIME_OVER", "below", "next_word", "stuck_action"]
-
 SIZE = 10  # cells, of the square field
 LAST_ACTION = 4  # the words 0..3 are the random stream's
 ENDED = 5

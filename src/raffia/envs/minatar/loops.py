@@ -9,8 +9,6 @@ from typing import Any
 from raffia.envs.minatar.game import stuck_action
 from raffia.jit.kernel import kernel
 
-__all__ = ["compiled_loops"]
-
 Loop = Callable[..., None]
 
 

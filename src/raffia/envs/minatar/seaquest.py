@@ -30,8 +30,6 @@ from raffia.envs.minatar.loops import compiled_loops
 from raffia.envs.minatar.swarm import FIELDS, SHOOT, STEP, WAIT, X, Y, add, find, item, remove
 from raffia.jit.kernel import kernel
 
-__all__ = ["MinAtarSeaquest"]
-
 _X, _Y, _FACING, _AIR, _ABOARD, _ABOVE, _RELOAD = range(OWN, OWN + 7)
 _ENEMY_IN, _ENEMY_EVERY, _DIVER_IN, _MOVE_EVERY, _RAMPS = range(OWN + 7, OWN + 12)
 # A thing stays at most 60 steps (an enemy at its slowest), 30 when enemies come at each step; so

@@ -23,8 +23,6 @@ from raffia.envs.minatar.game import (
 from raffia.envs.minatar.loops import compiled_loops
 from raffia.jit.kernel import kernel
 
-__all__ = ["MinAtarSpaceInvaders"]
-
 # Aliens and bullets are words of ten bits, one for each row of the field; bit x is column x.
 _CANNON, _TO_RIGHT, _MARCH_EVERY, _MARCH_IN, _SHOOT_IN, _RELOAD = range(OWN, OWN + 6)
 _ALIENS = OWN + 6

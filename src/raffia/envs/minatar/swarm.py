@@ -9,8 +9,6 @@ from typing import Any
 
 from raffia.jit.kernel import kernel
 
-__all__ = ["FIELDS", "SHOOT", "STEP", "WAIT", "X", "Y", "add", "find", "item", "remove"]
-
 FIELDS = 5
 X, Y, STEP, WAIT, SHOOT = range(FIELDS)  # STEP 1 is to the right, -1 to the left
 

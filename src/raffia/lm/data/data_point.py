@@ -20,8 +20,6 @@ from raffia.lm.data.token_reward import TokenReward
 from raffia.lm.data.utterances import Observation, UtteranceEncoder, check_sequence
 from raffia.lm.tokenizers.tokenizer import Tokenizer
 
-__all__ = ["DataPoint", "Decisions"]
-
 
 class Decisions(NamedTuple):
     """The decisions of a row: what was done in which state, and what it earned.

@@ -17,8 +17,6 @@ from raffia.functional.seeds import generator_for
 from raffia.lm.data.data_point import DataPoint
 from raffia.tensordict.tensordict import TensorDict
 
-__all__ = ["BatchOrder", "collate_rows"]
-
 
 class BatchOrder(NamedTuple):
     """Which rows are in which batch: computed from the seed and the number of the batch alone.

@@ -22,8 +22,6 @@ from raffia.lm.data.utterances import check_tokens
 from raffia.lm.tokenizers.check import tokenizer_checksum
 from raffia.lm.tokenizers.tokenizer import Tokenizer
 
-__all__ = ["Malformed", "RowRules", "RowTooLongError", "TooLong", "build_store", "read_points"]
-
 TooLong = Literal["refuse", "cut", "skip"]
 Malformed = Literal["refuse", "skip"]
 

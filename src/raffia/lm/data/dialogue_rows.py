@@ -23,8 +23,6 @@ from raffia.files import shown
 from raffia.hints import nearest
 from raffia.lm.data.utterances import Utterance, check_sequence, wrong_reward
 
-__all__ = ["ROLES", "Dialogue", "TokenRow", "dialogue_of", "messages_of"]
-
 # role -> whether it is the agent's
 ROLES: Mapping[str, bool] = MappingProxyType(
     {

@@ -19,16 +19,6 @@ from raffia.data.readers.json_text import DECODER, opened, parse, read_pieces
 from raffia.lm.data.dialogue_rows import ROLES, Dialogue, dialogue_of, messages_of
 from raffia.lm.data.utterances import Observation
 
-__all__ = [
-    "DialogueSource",
-    "JoinedDialogues",
-    "JsonLineDialogues",
-    "ObservationDialogues",
-    "ParquetDialogues",
-    "TranscriptDialogues",
-    "read_dialogues",
-]
-
 ROWS_AT_ONCE = 256  # of Parquet; some hundred kilobytes of text
 BLOCK = 2**20  # bytes that are skipped at a time
 

@@ -18,8 +18,6 @@ from raffia.lm.data.utterances import check_tokens
 from raffia.lm.tokenizers.tokenizer import Tokenizer
 from raffia.tensordict.tensordict import TensorDict
 
-__all__ = ["Iterable_RL_Dataset", "List_RL_Dataset", "RL_Dataset", "Vocabulary"]
-
 
 class Vocabulary(NamedTuple):
     """Instead of a tokenizer, where rows are tokens already.

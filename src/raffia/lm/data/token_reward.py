@@ -7,8 +7,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["ConstantTokenReward", "SpecifiedTokenReward", "TokenReward"]
-
 
 class TokenReward(ABC):
     """A reward for each token of a row by itself; only the agent's tokens earn it.

@@ -23,8 +23,6 @@ from raffia.files import DamagedFileError, dump_json, parse_json
 from raffia.files.folder import Content, Folder, load_folder, write_folder
 from raffia.lm.data.data_point import DataPoint, Decisions
 
-__all__ = ["StoreReport", "TokenStore"]
-
 KIND, VERSION = "raffia.token_store", 1
 WORDS, INDEX, REPORT = "rows.bin", "index.bin", "report.json"
 HEADER = 7

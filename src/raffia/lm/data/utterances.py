@@ -11,15 +11,6 @@ from typing import Any, Protocol, TypeAlias
 from raffia.files import shown
 from raffia.lm.tokenizers.tokenizer import Tokenizer, special_ids
 
-__all__ = [
-    "Observation",
-    "Utterance",
-    "UtteranceEncoder",
-    "check_sequence",
-    "check_tokens",
-    "wrong_reward",
-]
-
 Utterance: TypeAlias = tuple[str, float | None]  # with the agent's reward; None: the environment's
 
 

@@ -14,8 +14,6 @@ from raffia.lm.decoding.generations import Generations
 from raffia.lm.decoding.request import Request
 from raffia.lm.decoding.scorer import Choice, Needs
 
-__all__ = ["Beams", "beam_search", "extended", "most_likely"]
-
 
 def beam_search(request: Request) -> Generations:
     """`config.num_beams` texts for each prompt, from the likeliest on.

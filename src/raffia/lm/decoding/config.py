@@ -13,9 +13,6 @@ from raffia.envs.checked import (
     check_types,
 )
 
-__all__ = ["DecodeConfig", "TokenPlanConfig"]
-
-
 SUPPORT = 0.95  # probability of the policy that values choose within
 
 

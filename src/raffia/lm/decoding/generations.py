@@ -9,8 +9,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-__all__ = ["Generations", "Stop", "rerank"]
-
 
 @dataclass(frozen=True)
 class Stop:

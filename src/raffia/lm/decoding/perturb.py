@@ -12,8 +12,6 @@ from torch import Tensor
 
 from raffia.lm.decoding.config import DecodeConfig
 
-__all__ = ["advantage_term", "keep_top_k", "keep_top_p", "perturb"]
-
 _FEW = 1024  # tokens
 
 

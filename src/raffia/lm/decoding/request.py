@@ -16,8 +16,6 @@ from raffia.lm.decoding.generations import Stop
 from raffia.lm.decoding.scorer import Choice, NextToken, Scorer
 from raffia.lm.tokenizers.tokenizer import Tokenizer
 
-__all__ = ["Request", "check_prompts", "forbid"]
-
 
 @dataclass(frozen=True)
 class Request:

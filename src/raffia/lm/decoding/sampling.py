@@ -11,8 +11,6 @@ from torch import Tensor
 from raffia.functional.draws import seeded_uniform
 from raffia.lm.decoding.steps import Choose, Moment
 
-__all__ = ["best_token", "draw_tokens", "drawing", "new_seeds"]
-
 
 def best_token(now: Moment) -> Tensor:  # int64 [R]
     """The token of the largest score.

@@ -14,8 +14,6 @@ from torch import Tensor
 from raffia.lm.decoding.config import DecodeConfig
 from raffia.lm.decoding.perturb import perturb
 
-__all__ = ["Choice", "Needs", "NextToken", "Rows", "Scorer"]
-
 
 class Needs(NamedTuple):
     """Which scores are wanted; networks that none of them needs are not run.

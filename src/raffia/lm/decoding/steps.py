@@ -16,8 +16,6 @@ from raffia.lm.decoding.generations import Generations
 from raffia.lm.decoding.request import Request
 from raffia.lm.decoding.scorer import Choice, Needs, Rows
 
-__all__ = ["Choose", "Moment", "Step", "gathered", "token_steps"]
-
 
 class Moment(NamedTuple):
     """What the next tokens are chosen by.

@@ -20,8 +20,6 @@ from raffia.lm.envs.contract import Language_Environment, Language_Observation, 
 from raffia.lm.envs.draws import Draws
 from raffia.lm.tokenizers.tokenizer import Tokenizer
 
-__all__ = ["check_language_environment"]
-
 MakeEnv = Callable[[], Language_Environment]
 Snapshot = tuple[tuple[Utterance, ...], bool, str]  # the utterances, terminal, as a person reads it
 

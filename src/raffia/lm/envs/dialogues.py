@@ -10,8 +10,6 @@ from typing import Any, BinaryIO
 from raffia.files import write_atomically
 from raffia.lm.envs.contract import Language_Observation
 
-__all__ = ["dialogue_row", "write_dialogues"]
-
 
 def dialogue_row(observation: Language_Observation) -> dict[str, Any]:
     """A dialogue as an object of JSON.

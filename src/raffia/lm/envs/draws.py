@@ -12,8 +12,6 @@ import numpy.typing as npt
 
 from raffia.functional.seeds import derive_seed
 
-__all__ = ["Draws"]
-
 Uint64s = npt.NDArray[np.uint64]
 
 

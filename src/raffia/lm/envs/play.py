@@ -11,8 +11,6 @@ import numpy as np
 
 from raffia.lm.envs.contract import Language_Environment, Language_Observation, LanguagePolicy
 
-__all__ = ["DialogueReturns", "Played", "play_dialogues"]
-
 _Z95 = 1.959964  # of the normal distribution, both sides
 
 

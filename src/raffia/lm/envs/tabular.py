@@ -13,8 +13,6 @@ from typing import Any
 from raffia.lm.envs.contract import Language_Observation, Utterance
 from raffia.lm.tokenizers.tokenizer import Tokenizer
 
-__all__ = ["TabularPolicy", "TabularValues", "expectile", "tabular_values"]
-
 State = tuple[str, ...]
 
 

@@ -10,8 +10,6 @@ from typing import Any, TypeGuard
 
 from raffia.lm.tokenizers.tokenizer import Tokenizer, special_ids
 
-__all__ = ["check_tokenizer", "tokenizer_checksum"]
-
 PURPOSES = {
     "pad": "fills rows up",
     "bos": "begins a dialogue that the environment begins",

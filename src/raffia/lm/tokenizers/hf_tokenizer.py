@@ -12,7 +12,6 @@ from raffia.lm.tokenizers.tokenizer import SPECIAL_TOKENS, SpecialTokens, write_
 if TYPE_CHECKING:
     import tokenizers
 
-__all__ = ["HFTokenizer"]
 
 _FILE = "tokenizer.json"
 

@@ -14,8 +14,6 @@ from raffia.lm.tokenizers.tokenizer import (
     WordTokenizer,
 )
 
-__all__ = ["load_tokenizer"]
-
 
 def load_tokenizer(folder: str | Path) -> Tokenizer:
     """The tokenizer that `save(folder)` wrote, of whatever kind.

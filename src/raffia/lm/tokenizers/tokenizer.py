@@ -13,16 +13,6 @@ from typing import Any, ClassVar, Protocol
 from raffia.files import make_folder, shown, write_json
 from raffia.hints import did_you_mean
 
-__all__ = [
-    "SPECIAL_TOKENS",
-    "TOKENIZER_FILE",
-    "PieceTokenizer",
-    "Tokenizer",
-    "WordTokenizer",
-    "character_tokenizer",
-    "special_ids",
-]
-
 TOKENIZER_FILE = "raffia_tokenizer.json"
 
 SPECIAL_TOKENS = {  # role -> token; in this order our own tokenizers have them

@@ -27,8 +27,6 @@ from raffia.tensordict.tensordict import TensorDict
 from raffia.train.collect import Act, Collector
 from raffia.train.config import from_json, to_json
 
-__all__ = ["ActorRole", "actor_config", "make_planner", "row_seeds"]
-
 
 def make_planner(
     networks: EfficientZeroLearner, config: EfficientZeroRun, spec: EnvSpec

@@ -26,15 +26,6 @@ from raffia.recipes.scale_config import (
     check_spares,
 )
 
-__all__ = [
-    "MAY_CHANGE",
-    "CheckpointConfig",
-    "CollectConfig",
-    "EfficientZeroRun",
-    "EvaluateConfig",
-    "ReplayConfig",
-]
-
 # Settings that a resumed run may have other values of, or whose names begin so; all others shaped
 # what was learnt.
 MAY_CHANGE = (

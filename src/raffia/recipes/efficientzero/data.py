@@ -14,8 +14,6 @@ from raffia.recipes.efficientzero.config import EfficientZeroRun
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.member_replay import OwnReplays, SharedReplay
 
-__all__ = ["Replays", "make_replay"]
-
 SEARCHED = ("policy", "value", "sampled_actions")  # what reanalyze writes again into the replay
 
 

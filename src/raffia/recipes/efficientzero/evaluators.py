@@ -19,8 +19,6 @@ from raffia.train.config import from_json
 from raffia.train.evaluate import Episodes
 from raffia.train.nan_guard import all_finite
 
-__all__ = ["EvaluateRole", "episodes_of"]
-
 
 class EvaluateRole:
     """Plays an evaluation for each task; see `raffia.train.evaluations.Evaluations`.

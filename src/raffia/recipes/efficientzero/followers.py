@@ -16,8 +16,6 @@ from raffia.recipes.members_across import MembersRole
 from raffia.recipes.running import threads
 from raffia.train.config import from_json
 
-__all__ = ["make_followers", "make_learner", "make_members"]
-
 
 def make_followers(config: EfficientZeroRun) -> Followers:
     """The processes that share batches with the one that has the run's folder."""

@@ -16,8 +16,6 @@ from raffia.recipes.run_folder import read_run_of
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.experiment import RunError
 
-__all__ = ["Match", "BoardPlayer", "Thought", "load_player"]
-
 
 class BoardPlayer(Protocol):
     """An opponent in a match: an agent of `raffia.recipes.efficientzero`, or a custom one.

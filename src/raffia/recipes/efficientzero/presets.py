@@ -24,8 +24,6 @@ from raffia.recipes.efficientzero.config import (
 )
 from raffia.train.settings import Presets
 
-__all__ = ["PRESETS", "SUMMARIES"]
-
 SMALL = ModelConfig(  # for vectors: small enough that the search's compiled loops pay
     latent_state_dim=64,
     lstm_hidden_size=64,

@@ -34,16 +34,6 @@ from raffia.train.shard_batches import ShardMirrors
 
 CHANGING = (*SEARCHED, "priority_weight", "total")  # of segments, from when they were drawn
 
-__all__ = [
-    "BatchMaking",
-    "MembersMaking",
-    "ReanalyzeRole",
-    "ShardMaking",
-    "batch_of",
-    "batch_of_shards",
-    "reanalyze_weights",
-]
-
 
 def batch_of(
     config: EfficientZeroRun,

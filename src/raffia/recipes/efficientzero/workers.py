@@ -21,8 +21,6 @@ from raffia.recipes.engines import (
 )
 from raffia.train.shard_batches import holds
 
-__all__ = ["RunWorkers", "describe_workers"]
-
 ROLES = {
     "actors": "raffia.recipes.efficientzero.actors:ActorRole",
     "reanalyzers": "raffia.recipes.efficientzero.reanalyzers:ReanalyzeRole",

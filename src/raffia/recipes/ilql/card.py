@@ -10,8 +10,6 @@ from typing import Any
 from raffia._version import __version__
 from raffia.recipes.ilql.config import ILQLRun
 
-__all__ = ["method_of", "model_card", "scores_at"]
-
 METRICS = "metrics.jsonl"
 ALONE = "adv_weight=0"  # the decoding that the advantage has no part in
 SCORES = ("loss", "token_loss", "v_mean", "q_mean", "advantage_mean")  # of held-out rows

@@ -15,8 +15,6 @@ from raffia.lm.envs.contract import Utterance
 from raffia.lm.envs.wordle.colors import ALL_BLACK, code_of, colors, colors_of
 from raffia.lm.envs.wordle.game import Turn, Wordle, WordleObservation
 
-__all__ = ["UnreadableText", "Chat", "Guessing", "Piece", "Reply"]
-
 HALF_READ = "\ufffd"  # what a tokenizer gives for the first bytes of a character
 
 

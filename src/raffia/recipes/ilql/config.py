@@ -23,17 +23,6 @@ from raffia.recipes.scale_config import (
     check_spares,
 )
 
-__all__ = [
-    "BranchingSettings",
-    "DialogueDataConfig",
-    "ILQLEvaluateConfig",
-    "ILQLRun",
-    "LoRAConfig",
-    "MAY_CHANGE",
-    "ScriptsConfig",
-    "WordleConfig",
-]
-
 # Settings that a run may go on with other values of, or whose names begin so; all others shaped
 # what was learnt.
 MAY_CHANGE = (

@@ -52,16 +52,6 @@ from raffia.recipes.ilql.config import DialogueDataConfig, ILQLRun, WordleConfig
 from raffia.recipes.run_folder import TOKENIZER, TOKENS
 from raffia.train.experiment import RunError
 
-__all__ = [
-    "Corpus",
-    "find_tokenizer",
-    "make_corpus",
-    "make_tokenizer",
-    "make_wordle",
-    "describe_corpus",
-    "describe_template",
-]
-
 TOKENIZER_JSON = "tokenizer.json"  # of Hugging Face
 NON_WORD = "<?>"  # for whatever guess is no word, where words are tokens
 

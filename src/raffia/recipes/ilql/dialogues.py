@@ -33,8 +33,6 @@ from raffia.recipes.ilql.environments import MakeLanguageEnv
 from raffia.recipes.ilql.evaluation import for_games
 from raffia.recipes.ilql.networks import Networks, Stoppable
 
-__all__ = ["scored_dialogues", "data_summary", "write_dialogues"]
-
 NUM_OF_EACH = 4  # games of its own, and rows
 MOST_TOKENS = 300  # of a dialogue; what comes behind is not looked at
 NUM_OTHERS = 3  # tokens that were not chosen, of each decision

@@ -13,8 +13,6 @@ from raffia.recipes.named import given_name, recorded_name
 from raffia.train.config import ConfigError
 from raffia.train.experiment import RunError
 
-__all__ = ["MakeLanguageEnv", "find_environment", "with_env"]
-
 MakeLanguageEnv = Callable[[], Language_Environment]
 
 

@@ -30,19 +30,6 @@ from raffia.recipes.ilql.networks import Interrupted, Networks, Stoppable
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.outcome import Evaluated
 
-__all__ = [
-    "ILQLEvaluation",
-    "Replies",
-    "decodings",
-    "evaluated",
-    "fitness_of",
-    "for_games",
-    "held_out_means",
-    "logged_replies",
-    "play_games",
-    "with_estimate",
-]
-
 AS_SET = "decode"  # the name of the decoding that the config has
 HELD_OUT = "decode, held-out secrets"  # ... in games whose secrets are never those of the data
 GUESS = {"words": 2, "letters": 7}  # tokens of the longest guess in the data, with its end

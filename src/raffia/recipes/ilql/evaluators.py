@@ -32,15 +32,6 @@ from raffia.tensordict.tensordict import TensorDict
 from raffia.train.config import from_json, to_json
 from raffia.train.outcome import Evaluated
 
-__all__ = [
-    "EvaluateRole",
-    "evaluate_agent",
-    "evaluate_networks",
-    "evaluator_config",
-    "evaluator_weights",
-    "outcome_of",
-]
-
 
 def evaluate_networks(
     networks: Networks,

@@ -61,8 +61,6 @@ from raffia.train.outcome import Evaluated
 from raffia.train.run_state import Recorded, Stateful
 from raffia.train.view import View
 
-__all__ = ["ILQLExperiment", "plan_of"]
-
 
 class ILQLExperiment(Experiment):
     """A run of ILQL: what it is made of, and how that is joined."""

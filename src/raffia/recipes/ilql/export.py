@@ -45,8 +45,6 @@ from raffia.recipes.run_folder import find_checkpoint, read_run_of
 from raffia.train.config import from_json, to_json
 from raffia.train.experiment import RunError
 
-__all__ = ["Exported", "ExportedAgent", "export", "load_exported"]
-
 DESCRIPTION, HEADS = "raffia_ilql.json", "value_heads.safetensors"
 KIND, VERSION = "raffia ILQL agent", 2  # 1 had no checksums
 VALUE_TRUNK, TARGET_TRUNK = "value_trunk", "target_trunk"  # folders, where they are not the policy

@@ -21,8 +21,6 @@ from raffia.recipes.running import threads
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.config import from_json, to_json
 
-__all__ = ["make_across", "make_followers", "make_learner", "make_members", "make_networks"]
-
 
 def make_networks(making: Making) -> ILQLLearner:
     """The learner of a run, which makes its networks.

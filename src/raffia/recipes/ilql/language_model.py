@@ -33,8 +33,6 @@ from raffia.recipes.run_folder import LANGUAGE_MODEL
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.experiment import RunError
 
-__all__ = ["Making", "begin_making", "making_of", "refuse_other_sizes", "shape_of"]
-
 KIND, VERSION = "raffia.language_model", 1
 ARCHITECTURE, FIXED = "config.json", "fixed.safetensors"
 

@@ -16,8 +16,6 @@ from raffia.lm.data.utterances import Observation
 from raffia.recipes.ilql.language_model import Making
 from raffia.tensordict.tensordict import TensorDict
 
-__all__ = ["Interrupted", "Networks", "Stoppable"]
-
 
 class Interrupted(Exception):
     """Raised by an agent that was asked to stop.

@@ -20,8 +20,6 @@ from raffia.recipes.efficientzero.config import CheckpointConfig
 from raffia.recipes.ilql.config import ILQLEvaluateConfig, ILQLRun, ScriptsConfig, WordleConfig
 from raffia.train.settings import Presets
 
-__all__ = ["ILQL_PRESETS", "ILQL_SUMMARIES"]
-
 MORE_TOKENS = 250  # of Wordle beside the words: 243 rows of colours, six marks, one for non-words
 
 

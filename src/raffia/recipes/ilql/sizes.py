@@ -16,8 +16,6 @@ from raffia.recipes.ilql.evaluation import longest_game
 from raffia.recipes.ilql.language_model import shape_of
 from raffia.train.experiment import RunError
 
-__all__ = ["with_sizes", "refuse_unfit", "with_threads"]
-
 LARGE = 10_000_000  # parameters of the layers, from which on more threads pay
 
 

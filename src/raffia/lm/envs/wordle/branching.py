@@ -38,8 +38,6 @@ from raffia.lm.envs.wordle.policies import (
     start_word,
 )
 
-__all__ = ["branching_games", "branching_scripts", "first_words"]
-
 
 def first_words(wordle: Wordle) -> tuple[str, str]:
     """The most informative first word, and the one in the middle of the order.

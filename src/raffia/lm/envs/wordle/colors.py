@@ -16,18 +16,6 @@ import numpy.typing as npt
 
 from raffia.lm.envs.wordle.vocabulary import NUM_LETTERS
 
-__all__ = [
-    "ALL_BLACK",
-    "ALL_GREEN",
-    "NUM_CODES",
-    "Rule",
-    "code_of",
-    "color_codes",
-    "colors",
-    "colors_of",
-    "require_rule",
-]
-
 Rule = Literal["newspaper", "paper"]
 Codes = npt.NDArray[np.uint8]
 

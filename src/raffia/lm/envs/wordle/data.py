@@ -13,8 +13,6 @@ from raffia.lm.envs.wordle.game import Wordle, WordleObservation
 from raffia.lm.envs.wordle.games import game_seeds, simulate
 from raffia.lm.envs.wordle.policies import Script
 
-__all__ = ["LabelledGame", "Part", "sample_games"]
-
 
 @dataclass(frozen=True)
 class Part:

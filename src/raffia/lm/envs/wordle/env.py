@@ -6,8 +6,6 @@ from raffia.lm.envs.contract import Language_Environment
 from raffia.lm.envs.draws import Draws
 from raffia.lm.envs.wordle.game import Wordle, WordleObservation
 
-__all__ = ["WordleEnv"]
-
 
 class WordleEnv(Language_Environment):
     """Six tries to find a secret word; the reward is 0 for the guess that wins, -1 for every other.

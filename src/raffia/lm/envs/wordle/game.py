@@ -25,8 +25,6 @@ from raffia.lm.envs.wordle.colors import (
 )
 from raffia.lm.envs.wordle.vocabulary import NUM_LETTERS, Vocabulary
 
-__all__ = ["Turn", "Wordle", "WordleObservation"]
-
 Turn = tuple[str, str | None]  # a guess, and its colours like "gybbb"; None: it got no answer
 Words = npt.NDArray[np.bool_]  # [V]: which words
 Codes = npt.NDArray[np.uint8]

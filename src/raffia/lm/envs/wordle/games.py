@@ -19,8 +19,6 @@ from raffia.lm.envs.wordle.game import OTHER_REWARD, WIN_REWARD, Wordle, WordleO
 from raffia.lm.envs.wordle.policies import NON_WORD, Numbers, Positions, Script
 from raffia.lm.envs.wordle.vocabulary import NUM_LETTERS
 
-__all__ = ["Games", "game_seeds", "simulate"]
-
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 

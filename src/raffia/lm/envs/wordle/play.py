@@ -18,8 +18,6 @@ from raffia.lm.envs.wordle.game import Wordle, WordleObservation
 from raffia.lm.envs.wordle.games import game_seeds
 from raffia.lm.envs.wordle.policies import NON_WORD, Positions, Script
 
-__all__ = ["Player", "WordleEvaluation", "evaluate", "evaluation_of"]
-
 
 @dataclass(frozen=True)
 class WordleEvaluation(DialogueReturns):

@@ -15,23 +15,6 @@ from raffia.lm.envs.draws import Draws
 from raffia.lm.envs.wordle.colors import NUM_CODES
 from raffia.lm.envs.wordle.game import Wordle
 
-__all__ = [
-    "NON_WORD",
-    "Fitting",
-    "InformationGain",
-    "Mixture",
-    "NonWord",
-    "Positions",
-    "RandomWord",
-    "Repeat",
-    "Say",
-    "Script",
-    "Switch",
-    "Wrong",
-    "information",
-    "start_word",
-]
-
 Numbers = npt.NDArray[np.int64]
 
 NON_WORD = -1  # instead of a word's number: a guess that is no word

@@ -6,8 +6,6 @@ from raffia.lm.envs.wordle.colors import NUM_CODES, colors_of
 from raffia.lm.envs.wordle.vocabulary import Vocabulary
 from raffia.lm.tokenizers.tokenizer import SPECIAL_TOKENS, PieceTokenizer
 
-__all__ = ["wordle_letter_tokenizer", "wordle_word_tokenizer"]
-
 
 def wordle_letter_tokenizer() -> PieceTokenizer:
     """35 tokens: a..z, <g>, <b>, <y>, the special ones. A turn is 12 tokens, 6 of them actions.

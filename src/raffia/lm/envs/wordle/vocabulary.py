@@ -11,8 +11,6 @@ from pathlib import Path
 
 from raffia.lm.envs.draws import Draws
 
-__all__ = ["NUM_LETTERS", "Vocabulary", "VocabularyError"]
-
 NUM_LETTERS = 5
 _WORD = re.compile(f"[a-z]{{{NUM_LETTERS}}}")
 
