@@ -109,8 +109,7 @@ class ListStorage(TensorStorage):
 
     def _found(self, rows: Any) -> tuple[list[Row], torch.Size | None]:
         """Copies of rows one by one, and their shape; None of one row."""
-        if self._structure is None:
-            raise IndexError("nothing is stored yet: storage.extend(data) comes first")
+        structure = self._settled()
         index, batch = to_index(rows, self._occupied.high, self._device)
         self._check_occupied(index)
         size = None if isinstance(index, int) else batch
@@ -121,14 +120,14 @@ class ListStorage(TensorStorage):
             ], size
         columns = self._read(as_rows(index, self._device), torch.Size([batch.numel()]))
         cells = zip(*[column.unbind(0) for column in columns], strict=True)
-        return [Row(self._structure, list(leaves)) for leaves in cells], size
+        return [Row(structure, list(leaves)) for leaves in cells], size
 
     def _column(self, i: int, rows: Tensor) -> Tensor:
         assert self._apart is not None
         try:
             return torch.stack([self._apart[row].leaves[i] for row in rows.tolist()])
         except RuntimeError as error:
-            name = (self._structure or self._apart[int(rows[0])].structure).names[i]
+            name = self._settled().names[i]
             raise ValueError(f"entry {name!r} differs in shape from row to row: {error}") from None
 
     def _read_entry(self, i: int, rows: Tensor) -> Tensor:
@@ -147,10 +146,9 @@ class ListStorage(TensorStorage):
         return groups[0]._replace(others=groups[1:]) if groups else self._nothing()
 
     def _nothing(self) -> StorageContents:
-        assert self._structure is not None
-        leaves = [torch.empty((0, *x.shape), dtype=x.dtype) for x in self._structure.layouts]
-        none = torch.empty(0, dtype=torch.int64)
-        return StorageContents(self._max_size, self.total, self._structure, none, leaves)
+        structure, none = self._settled(), torch.empty(0, dtype=torch.int64)
+        leaves = [torch.empty((0, *x.shape), dtype=x.dtype) for x in structure.layouts]
+        return StorageContents(self._max_size, self.total, structure, none, leaves)
 
     # -- writing
 
@@ -161,10 +159,7 @@ class ListStorage(TensorStorage):
             items = _one_by_one(data)
             if items is None:
                 raise
-        first = self._total
-        for structure, leaves in self._taken_one_by_one(items):
-            self._append(structure, leaves)
-        return torch.arange(first, self._total)
+        return torch.tensor([self._append_one(*row) for row in self._taken_one_by_one(items)])
 
     def check(self, data: Any) -> None:
         try:
@@ -189,14 +184,6 @@ class ListStorage(TensorStorage):
         finally:
             self._structure = settled
         return found
-
-    def _append(self, structure: RowStructure, leaves: list[Tensor]) -> None:
-        number = self._total
-        row = number if self._max_size is None else number % self._max_size
-        self._ready(structure, number + 1)
-        self._write(row, leaves, number)
-        self._occupied.add_range(row, row + 1)
-        self._total = number + 1
 
     def _taken(self, data: Any, batch_dims: int) -> tuple[RowStructure, list[Tensor], torch.Size]:
         try:

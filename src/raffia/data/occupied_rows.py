@@ -58,30 +58,26 @@ class OccupiedRows:
 
     def add(self, rows: Tensor) -> None:
         """Mark rows, int64 [n], as occupied."""
-        if not len(rows):
-            return
-        start, stop = [int(row) for row in rows.aminmax()]
-        stop += 1
-        if self._mask is None and stop <= self.high:
-            return
-        span = self._masked(stop)[start:stop]  # counting it is faster than sorting the rows
-        before = int(span.count_nonzero())
-        span[rows - start] = True
-        self._count += int(span.count_nonzero()) - before
-        self._settle(max(self.high, stop))
+        stop = int(rows.max()) + 1 if len(rows) else 0
+        if stop > (self.high if self._mask is None else 0):
+            self._mark(rows, True)
+            self._settle(max(self.high, stop))
 
     def remove(self, rows: Tensor) -> None:
         """Mark rows, int64 [n], as empty; rows that were empty do not matter."""
         rows = rows[self.contains(rows)]
-        if not len(rows):
-            return
-        start, stop = [int(row) for row in rows.aminmax()]
-        mask = self._masked(self.high)
-        span = mask[start : stop + 1]
+        if len(rows):
+            self._settle(_last(self._mark(rows, False), self.high) + 1)
+
+    def _mark(self, rows: Tensor, occupied: bool) -> Tensor:
+        """Mark rows, of which there is at least one; gives the mask."""
+        start, last = [int(row) for row in rows.aminmax()]
+        mask = self._masked(max(self.high, last + 1))
+        span = mask[start : last + 1]  # counting it is faster than sorting the rows
         before = int(span.count_nonzero())
-        span[rows - start] = False
-        self._count -= before - int(span.count_nonzero())
-        self._settle(_last(mask, self.high) + 1)
+        span[rows - start] = occupied
+        self._count += int(span.count_nonzero()) - before
+        return mask
 
     def clear(self) -> None:
         """Mark all rows as empty."""

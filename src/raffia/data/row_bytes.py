@@ -128,7 +128,11 @@ def row_words(rows: Tensor, *, normalize: bool = True) -> Tensor:
     tensor([[ 8589934593,           3],
             [21474836484,           6]])
     """
-    data = row_bytes(rows, normalize=normalize)
+    return as_words(row_bytes(rows, normalize=normalize))
+
+
+def as_words(data: Tensor) -> Tensor:
+    """Bytes uint8 [N, bytes in a row] as `row_words` has them."""
     data = torch.nn.functional.pad(data, (0, -data.shape[1] % 8))
     if not data.numel():  # which has no view of another dtype
         return torch.empty(len(data), data.shape[1] // 8, dtype=torch.int64, device=data.device)

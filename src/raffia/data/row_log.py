@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from raffia.data.memmap_files import MappedFile
-from raffia.data.rows import RowLayout, packed, unpacked
+from raffia.data.rows import RowLayout, packed, unpacked, words_of
 from raffia.data.siphash import siphash
 
 SIZE = 1 << 20  # bytes of rows that are written at once: what stays in the cache of a core
@@ -38,7 +38,7 @@ def together(
 
 def num_words(layouts: Sequence[RowLayout]) -> int:
     """64-bit words in a packed row."""
-    return -(-sum([layout.nbytes for layout in layouts]) // 8) + 2
+    return words_of(layouts) + 2
 
 
 def rows_at_once(layouts: Sequence[RowLayout]) -> int:

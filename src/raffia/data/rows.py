@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from raffia.data import kernels
-from raffia.data.row_bytes import folding, has_address, plain, row_bytes
+from raffia.data.row_bytes import as_words, folding, has_address, plain, row_bytes
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,8 @@ def packed(
         )
     compiled = _kernels_for(*rows, out)
     if compiled is None or (shape[1] > 1 and out.stride(1) != 1):
-        return out.copy_(_tensor_packed(rows, normalize))
+        parts = [row_bytes(row, normalize=normalize) for row in rows]
+        return out.copy_(as_words(torch.cat(parts, 1)))
     _copy_side_by_side(compiled, rows, widths, normalize, out)
     return out
 
@@ -157,7 +158,7 @@ def unpacked(
     [tensor([[1, 2],
             [3, 4]])]
     """
-    needed = -(-sum(layout.nbytes for layout in layouts) // 8)
+    needed = words_of(layouts)
     if words.dtype != torch.int64 or words.shape[1:] != (needed,):
         raise ValueError(
             f"rows of {', '.join(map(str, layouts))} are packed as int64 [N, {needed}], "
@@ -193,15 +194,6 @@ def _count_and_device(rows: list[Tensor]) -> tuple[int, torch.device]:
 
 def _kernels_for(*tensors: Tensor) -> ModuleType | None:
     return kernels.rows if all(map(has_address, tensors)) else None
-
-
-def _tensor_packed(rows: list[Tensor], normalize: bool) -> Tensor:
-    parts = [row_bytes(row, normalize=normalize) for row in rows]
-    width = sum(part.shape[1] for part in parts)
-    data = torch.nn.functional.pad(torch.cat(parts, 1), (0, -width % 8))
-    if not data.numel():  # which has no view of another dtype
-        return torch.empty(len(data), data.shape[1] // 8, dtype=torch.int64, device=data.device)
-    return data.view(torch.int64)
 
 
 def words_of(layouts: Sequence[RowLayout]) -> int:

@@ -172,6 +172,9 @@ class Storage(ABC):
         0
         """
         structure, leaves, _ = self._taken(item, 0)
+        return self._append_one(structure, leaves)
+
+    def _append_one(self, structure: RowStructure, leaves: list[Tensor]) -> int:
         number = self._total
         self._ready(structure, number + 1)
         row = number if self._max_size is None else number % self._max_size
@@ -228,9 +231,7 @@ class Storage(ABC):
         >>> storage.get(1)["obs"]
         tensor([2, 3])
         """
-        structure = self._structure
-        if structure is None:
-            raise IndexError("nothing is stored yet: storage.extend(data) comes first")
+        structure = self._settled()
         index, batch = to_index(rows, self._occupied.high, self._device)
         self._check_occupied(index)
         if out is not None:
@@ -251,10 +252,9 @@ class Storage(ABC):
         >>> storage.entry(("obs",), torch.tensor([2, 0]))
         tensor([2, 0])
         """
-        if self._structure is None:
-            raise IndexError("nothing is stored yet: storage.extend(data) comes first")
+        structure = self._settled()
         self._check_occupied(rows)
-        return self._read_entry(self._structure.paths.index(path), rows)
+        return self._read_entry(structure.paths.index(path), rows)
 
     def _read_entry(self, i: int, rows: Tensor) -> Tensor:
         return selected(self._leaves[i], rows)
@@ -272,11 +272,10 @@ class Storage(ABC):
         >>> storage.get(slice(None))["value"]
         tensor([0.0000, 0.0000, 0.5000])
         """
-        if self._structure is None:
-            raise IndexError("nothing is stored yet: storage.extend(data) comes first")
+        structure = self._settled()
         self._check_occupied(rows)
-        i = self._structure.paths.index(path)
-        layout = self._structure.layouts[i]
+        i = structure.paths.index(path)
+        layout = structure.layouts[i]
         if values.dtype is not layout.dtype or values.shape != (len(rows), *layout.shape):
             raise ValueError(
                 f"entry {path!r} has rows {layout}, and the values are {values.dtype} "
@@ -387,15 +386,19 @@ class Storage(ABC):
 
         Raises IndexError before the first write.
         """
-        if self._structure is None:
-            raise IndexError("nothing is stored yet: storage.extend(data) comes first")
+        structure = self._settled()
         leaves = [
             torch.empty((count, *layout.shape), dtype=layout.dtype, device=self._device)
-            for layout in self._structure.layouts
+            for layout in structure.layouts
         ]
-        return self._structure.build(leaves, torch.Size([count]), self._device)
+        return structure.build(leaves, torch.Size([count]), self._device)
 
     # -- reading
+
+    def _settled(self) -> RowStructure:
+        if self._structure is None:
+            raise IndexError("nothing is stored yet: storage.extend(data) comes first")
+        return self._structure
 
     def ensure_whole(self, rows: Index) -> None:
         """Raise DamagedFileError if one of these rows is not as it was written, on disk."""
