@@ -2,6 +2,7 @@
 
 import operator
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -136,6 +137,16 @@ def own_generator(generator: torch.Generator | None, prefetch: int) -> torch.Gen
     if generator is not None or not prefetch:
         return generator
     return torch.Generator().manual_seed(int(torch.randint(2**63 - 1, ())))
+
+
+def check_same_generator(state: Mapping[str, Any], generator: torch.Generator | None) -> None:
+    """Raise ValueError unless a state has a generator where the buffer has one."""
+    if ("generator" in state) != (generator is not None):
+        has, lacks = ("state", "buffer") if "generator" in state else ("buffer", "state")
+        raise ValueError(
+            f"the {has} has a generator and the {lacks} has none: set buffer.generator = "
+            "torch.Generator(), or None, before"
+        )
 
 
 def check_generator(generator: torch.Generator | None, prefetch: bool) -> None:

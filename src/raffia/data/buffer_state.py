@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from raffia.data.buffer import check_same_generator
 from raffia.data.ring import EpisodeRing
 from raffia.data.segment_batches import SegmentMaker
 from raffia.data.step_priorities import StepPriorities
@@ -47,12 +48,7 @@ class BufferState:
         check_entries(state["priorities"], self.priorities.ENTRIES, "the priorities")
         self.episodes.check_state(state["episodes"])
         self.priorities.check_state(state["priorities"])
-        if ("generator" in state) != (self.maker.generator is not None):
-            has, lacks = ("state", "buffer") if "generator" in state else ("buffer", "state")
-            raise ValueError(
-                f"the {has} has a generator and the {lacks} has none: set buffer.generator = "
-                "torch.Generator(), or None, before"
-            )
+        check_same_generator(state, self.maker.generator)
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Load a state of `state()`."""

@@ -14,7 +14,7 @@ from raffia.data import map_files
 from raffia.data.growth import Growth, StepGraph
 from raffia.data.map import TensorDictMap
 from raffia.data.map_contract import UnknownRowError
-from raffia.data.rows import row_layout
+from raffia.data.rows import RowLayout, row_layout
 from raffia.data.table import CapacityError
 from raffia.data.tree import Path, Tree, shown, side_by_side
 from raffia.files.folder import Folder, load_folder, write_folder
@@ -187,16 +187,21 @@ class MCTSForest:
 
     def _check_layouts(self, steps: Any, after: Any) -> None:
         """Refuse an outcome that could never be where another step begins."""
+        for key, here, there in self._unlike(steps, after):
+            raise ValueError(
+                f'"{dotted(key)}" is {here} and the one under "next" {there}: rows of another '
+                "dtype or shape are other content, so no step would lead to another; convert "
+                "one of them"
+            )
+
+    def _unlike(self, these: Any, those: Any) -> Iterator[tuple[NestedKey, RowLayout, RowLayout]]:
+        """The entries of observations that differ in the layout of their rows, and the layouts."""
         asked = self._nodes.query_module
-        both = zip(asked.in_keys, asked.entries(steps), asked.entries(after), strict=True)
+        both = zip(asked.in_keys, asked.entries(these), asked.entries(those), strict=True)
         for key, x, y in both:
             here, there = row_layout(x, 1), row_layout(y, 1)
             if here != there:
-                raise ValueError(
-                    f'"{dotted(key)}" is {here} and the one under "next" {there}: rows of another '
-                    "dtype or shape are other content, so no step would lead to another; convert "
-                    "one of them"
-                )
+                yield key, here, there
 
     def _store(self, steps: Any) -> None:
         unwanted = [*self.excluded_keys, *[("next", key) for key in self.excluded_keys]]
@@ -332,16 +337,11 @@ class MCTSForest:
 
     def _mismatches(self, root: Any) -> str:
         """A note on entries of a root that no stored observation can equal, or nothing."""
-        asked = self._nodes.query_module
-        stored, _ = self._nodes.at(torch.tensor([0]))
-        both = zip(asked.in_keys, asked.entries(stored), asked.entries(root), strict=True)
-        for key, x, y in both:
-            here, there = row_layout(x, 1), row_layout(y, 1)
-            if here != there:
-                return (
-                    f'. Note: "{dotted(key)}" is {here} in the forest, and {there} here: rows of '
-                    "another dtype or shape are other content, so convert it"
-                )
+        for key, here, there in self._unlike(self._nodes.at(torch.tensor([0]))[0], root):
+            return (
+                f'. Note: "{dotted(key)}" is {here} in the forest, and {there} here: rows of '
+                "another dtype or shape are other content, so convert it"
+            )
         return ""
 
     def _steps_at(self, rows: list[int]) -> tuple[Any, Tensor]:

@@ -18,6 +18,7 @@ from raffia.data.buffer import (
     check_generator,
     check_is_storage,
     check_options,
+    check_same_generator,
     own_generator,
 )
 from raffia.data.forking import survives_fork
@@ -536,12 +537,7 @@ class ReplayBuffer(Buffer):
                 f"a buffer with a {saved} was saved, and this one has a {here}: load it into one "
                 f"that has a {saved}"
             )
-        if ("generator" in state) != (self.generator is not None):
-            has, lacks = ("state", "buffer") if "generator" in state else ("buffer", "state")
-            raise ValueError(
-                f"the {has} has a generator and the {lacks} has none: set buffer.generator = "
-                "torch.Generator(), or None, before"
-            )
+        check_same_generator(state, self.generator)
 
 
 @dataclasses.dataclass(frozen=True)

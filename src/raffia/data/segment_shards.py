@@ -15,7 +15,7 @@ from raffia.data.priorities import importance_weights
 from raffia.data.row_feed import RowFeed
 from raffia.data.segment import SegmentReplayBuffer
 from raffia.data.segments import stacked, unstacked
-from raffia.data.steps import numbers
+from raffia.data.steps import numbers, with_entries, with_priorities
 from raffia.tensordict.keys import NestedKey
 from raffia.tensordict.stack import cat
 from raffia.tensordict.tensordict import TensorDict
@@ -303,12 +303,7 @@ class ReplayShards:
         >>> replay.update_priority(index[0], torch.tensor([1.0, 2.0]))
         0
         """
-        index, priority = numbers(index), torch.as_tensor(priority).detach().cpu()
-        if priority.ndim and priority.shape != index.shape:
-            raise ValueError(
-                f"index {list(index.shape)} needs priorities of that shape, or one for all; got "
-                f"{list(priority.shape)}"
-            )
+        index, priority = with_priorities(index, priority)
         self._refuse_unknown(index, 0)
         self.shards[0].check_priority(priority)
         own, number = self._own(index)
@@ -333,12 +328,7 @@ class ReplayShards:
         >>> replay.read(index[0])["observation"].tolist()
         [[1], [2]]
         """
-        index = numbers(index)
-        if entries.batch_size != index.shape:
-            raise ValueError(
-                f"index has the shape {list(index.shape)}, and entries the batch size "
-                f"{list(entries.batch_size)}: they should be the same"
-            )
+        index = with_entries(index, entries)
         self._refuse_unknown(index, -1)
         own, number = self._own(index)
         ignored = 0

@@ -24,6 +24,8 @@ from raffia.data.steps import (
     numbers,
     several,
     take_steps,
+    with_entries,
+    with_priorities,
 )
 from raffia.data.storage import Storage
 from raffia.tensordict.collection import TensorDictBase
@@ -319,12 +321,7 @@ class SegmentSteps(Buffer):
         >>> buffer.update_priority(torch.tensor([3, 5]), torch.tensor([0.5, 2.0]))
         0
         """
-        index, priority = numbers(index), torch.as_tensor(priority).detach().cpu()
-        if priority.ndim and priority.shape != index.shape:
-            raise ValueError(
-                f"index {list(index.shape)} needs priorities of that shape, or one for all; got "
-                f"{list(priority.shape)}"
-            )
+        index, priority = with_priorities(index, priority)
         self._priorities.require()
         with self._lock:
             self._before_change()
@@ -407,12 +404,7 @@ class SegmentSteps(Buffer):
         tensor([[0.0000, 0.5000],
                 [0.5000, 0.2500]])
         """
-        index = numbers(index)
-        if entries.batch_size != index.shape:
-            raise ValueError(
-                f"index has the shape {list(index.shape)}, and entries the batch size "
-                f"{list(entries.batch_size)}: they should be the same"
-            )
+        index = with_entries(index, entries)
         with self._lock:
             self._before_change()
             values = self._rows.fitting(entries.reshape(-1))

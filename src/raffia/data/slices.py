@@ -4,7 +4,7 @@ priority.
 Legend: N live items, S slices, T steps in a slice.
 """
 
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -17,6 +17,20 @@ from raffia.data.torchrl_storages import refuse_others
 from raffia.tensordict.keys import NestedKey, dotted, unravel_key, unravel_key_to_tuple
 
 TRAJ_PATHS = ("collector", "traj_ids"), ("episode",)  # what TorchRL looks for
+
+
+class SliceOptions(TypedDict, total=False):
+    """What a `SliceSampler` takes; see there.
+
+    >>> options: SliceOptions = {"slice_len": 8, "end_key": "done"}
+    """
+
+    num_slices: int | None
+    slice_len: int | None
+    end_key: NestedKey | None
+    traj_key: NestedKey | None
+    truncated_key: NestedKey | None
+    strict_length: bool
 
 
 class SliceSampler(Sampler):
@@ -130,11 +144,7 @@ class SliceSampler(Sampler):
             return first, steps
         long = steps >= length
         if not bool(long.any()):
-            raise ValueError(
-                f"no episode has {length} steps yet, as a slice has: the longest has "
-                f"{int(steps.max())}. Sample later, take a smaller slice_len, or "
-                f"{type(self).__name__}(strict_length=False)"
-            )
+            raise _too_short(self, steps, length)
         return first[long], steps[long]
 
     def shape(self, n: int) -> tuple[int, int]:
@@ -238,23 +248,11 @@ class SliceSamplerWithoutReplacement(SliceSampler):
     def __init__(
         self,
         *,
-        num_slices: int | None = None,
-        slice_len: int | None = None,
         drop_last: bool = False,
-        end_key: NestedKey | None = None,
-        traj_key: NestedKey | None = None,
-        truncated_key: NestedKey | None = ("next", "truncated"),
-        strict_length: bool = True,
         shuffle: bool = True,
+        **options: Unpack[SliceOptions],
     ) -> None:
-        super().__init__(
-            num_slices=num_slices,
-            slice_len=slice_len,
-            end_key=end_key,
-            traj_key=traj_key,
-            truncated_key=truncated_key,
-            strict_length=strict_length,
-        )
+        super().__init__(**options)
         self.drop_last, self.shuffle = drop_last, shuffle
         self._left = SamplerWithoutReplacement(drop_last, shuffle)  # of the episodes
         self._of = range(0), 0  # the items and the length of slices that these are for
@@ -341,14 +339,9 @@ class PrioritizedSliceSampler(PrioritizedSampler):
         dtype: torch.dtype = torch.float32,
         reduction: str = "max",
         *,
-        num_slices: int | None = None,
-        slice_len: int | None = None,
-        end_key: NestedKey | None = None,
-        traj_key: NestedKey | None = None,
-        truncated_key: NestedKey | None = ("next", "truncated"),
-        strict_length: bool = True,
         max_priority_within_buffer: bool = False,
         importance: str = "buffer",
+        **options: Unpack[SliceOptions],
     ) -> None:
         refuse_others(dtype=dtype)
         super().__init__(
@@ -360,14 +353,7 @@ class PrioritizedSliceSampler(PrioritizedSampler):
             max_priority_within_buffer=max_priority_within_buffer,
             importance=importance,
         )
-        self._slices = SliceSampler(
-            num_slices=num_slices,
-            slice_len=slice_len,
-            end_key=end_key,
-            traj_key=traj_key,
-            truncated_key=truncated_key,
-            strict_length=strict_length,
-        )
+        self._slices = SliceSampler(**options)
         self._starts_of = range(0), 0  # the items and the length that these are for
         self._barred = torch.empty(0, dtype=torch.int64)  # rows of items that begin no slice
         self._taken = torch.empty(0, dtype=torch.int64)  # [N] how many steps a slice would have
@@ -411,11 +397,15 @@ class PrioritizedSliceSampler(PrioritizedSampler):
         else:
             begins = (left > 1) | (steps == 1).repeat_interleave(steps)
         if not bool(begins.any()):
-            raise ValueError(
-                f"no episode has {length} steps yet, as a slice has: the longest has "
-                f"{int(steps.max())}. Sample later, take a smaller slice_len, or "
-                "PrioritizedSliceSampler(strict_length=False)"
-            )
+            raise _too_short(self, steps, length)
         items = live.start + (~begins).nonzero()[:, 0]
         self._barred, self._taken = items % self.max_capacity, left.clamp(max=length)
         self._starts_of = live, length
+
+
+def _too_short(sampler: Sampler, steps: Tensor, length: int) -> ValueError:
+    return ValueError(
+        f"no episode has {length} steps yet, as a slice has: the longest has "
+        f"{int(steps.max())}. Sample later, take a smaller slice_len, or "
+        f"{type(sampler).__name__}(strict_length=False)"
+    )

@@ -194,6 +194,36 @@ def numbers(index: Any) -> Tensor:
     return index.long()
 
 
+def with_priorities(index: Any, priority: Tensor | float) -> tuple[Tensor, Tensor]:
+    """Numbers of steps and their priorities, of one shape or one for all; ValueError if not.
+
+    >>> with_priorities([3, 5], 2.0)
+    (tensor([3, 5]), tensor(2.))
+    """
+    index, priority = numbers(index), torch.as_tensor(priority).detach().cpu()
+    if priority.ndim and priority.shape != index.shape:
+        raise ValueError(
+            f"index {list(index.shape)} needs priorities of that shape, or one for all; got "
+            f"{list(priority.shape)}"
+        )
+    return index, priority
+
+
+def with_entries(index: Any, entries: TensorDict) -> Tensor:
+    """Numbers of the rows that entries of this batch size are of; ValueError if they are not.
+
+    >>> with_entries([3, 5], TensorDict(batch_size=[2]))
+    tensor([3, 5])
+    """
+    index = numbers(index)
+    if entries.batch_size != index.shape:
+        raise ValueError(
+            f"index has the shape {list(index.shape)}, and entries the batch size "
+            f"{list(entries.batch_size)}: they should be the same"
+        )
+    return index
+
+
 def several(env: int | Sequence[int] | Tensor | None, count: int) -> Tensor:
     """Numbers of the environments that E = count steps at a time are of: int64 [E].
 
