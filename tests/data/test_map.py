@@ -760,6 +760,20 @@ def test_a_storage_that_fails_changes_nothing(evict, monkeypatch):
         assert content(m) == {2: 20, 3: 30, 4: 4, 5: 5}
 
 
+def test_one_of_several_storages_that_fails_changes_nothing(monkeypatch):
+    def full(rows, data):
+        raise OSError("no space left")
+
+    m = TensorDictMap(in_keys=["k"], storage={"v": TensorStorage(5), "w": TensorStorage(5)})
+    m[k(1, 2)] = v(10, 20).set("w", torch.zeros(2))
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="no space"):
+        patch.setattr(m.storage._storages["w"], "set", full)
+        m[k(2, 3)] = v(7, 7).set("w", torch.ones(2))
+    assert content(m) == {1: 10, 2: 20} and len(m.storage._storages["v"]) == 2
+    m[k(3)] = v(30).set("w", torch.ones(1))
+    assert content(m) == {1: 10, 2: 20, 3: 30}
+
+
 # ---------------------------------------------------------------------------------- copies of a map
 
 

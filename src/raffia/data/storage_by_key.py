@@ -57,11 +57,24 @@ class StorageByKey:
         for storage, x in self._matched(data):
             storage.check(x)
 
-    def set(self, rows: Any, data: Any) -> None:
+    def set(self, rows: Tensor, data: Any) -> None:
         """Write rows, all or none."""
         self.check(data)
-        for storage, x in self._matched(data):
-            storage.set(rows, x)
+        *others, (last, of_last) = self._matched(data)
+        written: list[tuple[Any, Tensor, Any]] = []
+        try:
+            for storage, x in others:
+                there = rows[storage.contains(rows)]
+                before = storage.read(there) if len(there) else None
+                storage.set(rows, x)
+                written.append((storage, there, before))
+            last.set(rows, of_last)
+        except BaseException:
+            for storage, there, before in written:
+                storage.erase(rows)
+                if before is not None:
+                    storage.set(there, before)
+            raise
 
     def read(self, rows: Any) -> TensorDict:
         """Read rows, as copies."""
