@@ -11,7 +11,7 @@ from raffia.report.episodes import read_evaluations
 from raffia.report.evaluated import decodings_of
 from raffia.report.folder import Run
 from raffia.report.groups import Group
-from raffia.report.markup import table
+from raffia.report.markup import table, toned
 from raffia.report.methods import MethodRow, method_of, over, tables
 from raffia.report.panel import tone
 from raffia.report.wording import NONE, column_format, count, decoding_label, figure
@@ -39,36 +39,29 @@ def methods(groups: Sequence[Group], notes: list[str]) -> Html:
 
 
 def _table(rows: Sequence[MethodRow]) -> Html:
-    several = max(row.num_runs for row in rows) > 1
-    heads = ["method", "decoding", "mean return", "95 % interval", "", "games won"]
+    heads = ["method", "decoding", "mean return", "95 % interval", "", "games won", "runs", "of"]
     sources = list(dict.fromkeys([row.source for row in rows if row.num_runs]))
-    heads += [*(["runs"] if several else []), *(["of"] if len(sources) > 1 else [])]
+    without = [*([] if max(row.num_runs for row in rows) > 1 else ["runs"])]
+    without += [] if len(sources) > 1 else ["of"]
     ends = [x for row in rows for x in (row.score.mean, row.score.low, row.score.high)]
     known = [x for x in ends if not math.isnan(x)]
     write = column_format(known)
     level = next((row.score.mean for row in rows if not row.num_runs), math.nan)
     body = [
         [
-            _method(row),
+            toned(tone(row.tone), row.method) if row.num_runs else join([el("i.chip"), row.method]),
             row.decoding or NONE,
             write(row.score.mean),
             _between(row, write),
             _drawn(row, min(known), max(known), level),
             NONE if math.isnan(row.share_won) else f"{100 * row.share_won:.1f} %",
-            *([str(row.num_runs) if row.num_runs else NONE] if several else []),
-            *([row.source or NONE] if len(sources) > 1 else []),
+            str(row.num_runs) if row.num_runs else NONE,
+            row.source or NONE,
         ]
         for row in rows
     ]
-    numeric = [2, 5, *([6] if several else [])]
-    shown = table(heads, body, numeric)
+    shown = table(heads, body, numeric=[2, 5, 6], without=without)
     return shown if len(sources) > 1 else join([shown, el("p.faint", f"Of {sources[0]}.")])
-
-
-def _method(row: MethodRow) -> Html:
-    if not row.num_runs:
-        return join([el("i.chip"), row.method])
-    return join([el("i.chip", style=f"background:var(--{tone(row.tone)})"), row.method])
 
 
 def _between(row: MethodRow, write: Callable[[float], str]) -> str:
@@ -128,9 +121,9 @@ def _held_out(groups: Sequence[Group]) -> Html:
     for index, group, runs in found:
         name = method_of(group.settings or {})
         label = group.label if len(found) > 1 and group.label != name else ""
-        chip = el("i.chip", style=f"background:var(--{tone(index)})")
         title = " · ".join([part for part in (name, label) if part])
-        rows.append([join([chip, title]), str(len(runs)), *[_mean(runs, key) for key in names]])
+        means = [_mean(runs, key) for key in names]
+        rows.append([toned(tone(index), title), str(len(runs)), *means])
     heads = ["method", "runs", *[name.replace("_", " ") for name in names]]
     text = "Rows that were held out, at the best evaluation of each run"
     return table(heads, rows, range(1, len(heads)), text)

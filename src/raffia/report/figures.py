@@ -8,6 +8,7 @@ from html import escape
 from io import StringIO
 from typing import Any
 
+from raffia.draw.markup import Html, el
 from raffia.draw.png import matplotlib_for
 from raffia.report.panel import SERIES, Line, Panel
 from raffia.report.wording import ticks
@@ -77,6 +78,13 @@ def draw(panel: Panel, name: str) -> str:
         axes.xaxis.set_label_coords(0.5, -24 / (height * up))
         axes.yaxis.set_label_coords(-52 / (width * across), 0.5)
         return _page_svg(_written(matplotlib, figure), panel.title, name)
+
+
+def figure_of(panel: Panel, name: str) -> Html:
+    """A panel, drawn, below its title."""
+    caption = el("figcaption", el("b", panel.title), " (log scale)" if panel.log else "")
+    kind = "figure.full" if panel.wide else "figure"
+    return el(kind, caption, Html(draw(panel, name)))
 
 
 def _fill(axes: Any, panel: Panel) -> None:

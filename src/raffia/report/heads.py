@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from raffia.report.curves import bootstrap_band, interquartile_mean
 from raffia.report.evaluated import EvaluationRow
 from raffia.report.folder import Run
 from raffia.report.groups import Group
-from raffia.report.markup import table
+from raffia.report.markup import table, toned
 from raffia.report.panel import tone
 from raffia.report.plots import is_game
 from raffia.report.rows import number
@@ -146,9 +146,9 @@ def _several(groups: Sequence[Group]) -> Html:
     heads = ["run", "seed", "state", f"best {what}", f"last {what}", "to target", "env steps"]
     heads += ["updates", "wall time", "env steps/s", "updates/s", "sims/s", "tokens/s", "restarts"]
     unsaid = ["to target", "env steps", "env steps/s", "sims/s", "tokens/s"]
-    heads, rows = _informative_columns(
-        heads, rows, {**dict.fromkeys(unsaid, NONE), "restarts": "0"}
-    )
+    silent = {**dict.fromkeys(unsaid, NONE), "restarts": "0"}
+    columns = dict(zip(heads, zip(*rows, strict=True), strict=True))
+    without = [name for name in silent if {*columns[name]} == {silent[name]}]
     cards = [_group_card(index, group) for index, group in enumerate(groups)]
     cards += _range_cards(runs) if len(groups) == 1 else []
     return join(
@@ -157,21 +157,9 @@ def _several(groups: Sequence[Group]) -> Html:
             el("h1", _title(runs)),
             el("p.about", " · ".join(dict.fromkeys([_machine(run) for run in runs]))),
             el("div.cards", *[card for card in cards if card]),
-            table(heads, rows, numeric=range(3, len(heads))),
+            table(heads, rows, numeric=range(3, len(heads)), without=without),
         ]
     )
-
-
-def _informative_columns(
-    heads: Sequence[str], rows: Sequence[Sequence[str]], silent: Mapping[str, str]
-) -> tuple[list[str], list[list[str]]]:
-    """The table without columns whose cells are all as in `silent`."""
-    columns = [
-        index
-        for index, name in enumerate(heads)
-        if any(row[index] != silent.get(name) for row in rows)
-    ]
-    return [heads[index] for index in columns], [[row[index] for index in columns] for row in rows]
 
 
 def _title(runs: Sequence[Run]) -> str:
@@ -225,11 +213,10 @@ def _measure(runs: Sequence[Run]) -> str:
 
 
 def _run_row(index: int, run: Run) -> list[str]:
-    chip = el("i.chip", style=f"background:var(--{tone(index)})")
     best, last, reached = run.best, run.last, run.reached
     missed = NONE if math.isnan(run.target_return) else "not reached"
     return [
-        join([chip, run.name]),
+        toned(tone(index), run.name),
         run.seed or NONE,
         state_pill(run),
         figure(best.mean) if best else NONE,
@@ -252,13 +239,12 @@ def _group_card(index: int, group: Group) -> Html | None:
         return None
     values = np.array(last)
     low, high = bootstrap_band(values)
-    chip = el("i.chip", style=f"background:var(--{tone(index)})")
     seeds, what = plural(len(last), "run"), _measure(group.runs).removeprefix("mean ")
     below = f"last {what}, IQM of {seeds}, 95 %: {figure(float(low))} to {figure(float(high))}"
     if len(last) == 1:
         below = f"last {what}, 1 run"
     value = figure(float(interquartile_mean(values)))
-    return el("div.card", el("span", chip, group.label), el("b", value), el("span", below))
+    return _card(toned(tone(index), group.label), value, below)
 
 
 def _range_cards(runs: Sequence[Run]) -> list[Html]:

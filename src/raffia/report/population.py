@@ -12,13 +12,13 @@ from dataclasses import replace
 
 from raffia.draw.markup import Html, el, join
 from raffia.hints import plural
-from raffia.report import figures
 from raffia.report.curves import Curve
+from raffia.report.figures import figure_of
 from raffia.report.folder import Run
 from raffia.report.groups import Group, leading
 from raffia.report.lineage import Lineage, LineageColumn, has_population, read_lineage
 from raffia.report.lineage_tree import called, fitness_text, lineage_tree
-from raffia.report.markup import table
+from raffia.report.markup import table, toned
 from raffia.report.panel import SERIES, Line, Panel
 from raffia.report.wording import NONE, figure
 
@@ -55,7 +55,7 @@ def _of_run(run: Run, name: str, several: bool, notes: list[str]) -> Html:
     panel = fitness_panel(lineage, tones, "updates" if run.by_updates else "env steps")
     parts = [*title, el("p", _summary_text(run, lineage)), _legend(lineage, tones)]
     if not panel.empty:
-        parts.append(_figure(panel, f"{name}-fitness"))
+        parts.append(figure_of(panel, f"{name}-fitness"))
     parts += [el("h3", f"{before}Who comes from whom"), *lineage_tree(lineage, tones)]
     parts += [el("h3", f"{before}Hyper-parameters"), *_drift(lineage, tones, name)]
     parts += [el("h3", f"{before}The last generation"), _members(lineage, tones)]
@@ -215,18 +215,13 @@ def _curve(points: Sequence[tuple[float, float]]) -> Curve:
     return Curve([x for x, _ in points], [y for _, y in points])
 
 
-def _figure(panel: Panel, name: str) -> Html:
-    caption = el("figcaption", el("b", panel.title), " (log scale)" if panel.log else "")
-    return el("figure", caption, Html(figures.draw(panel, name)))
-
-
 def _drift(lineage: Lineage, tones: Mapping[int, str], name: str) -> list[Html]:
     panels, constant = drift_panels(lineage, tones)
     if not panels and not constant:
         return [el("p.missing", "No row has any.")]
     alone = len(panels) == 1  # in a grid it would be drawn twice as large
     shown = [replace(panel, wide=alone) for panel in panels[:_MOST_PANELS]]
-    drawn = [_figure(panel, f"{name}-{i}") for i, panel in enumerate(shown)]
+    drawn = [figure_of(panel, f"{name}-{i}") for i, panel in enumerate(shown)]
     parts = drawn if alone else [el("div.panels", *drawn)] if drawn else []
     if len(panels) > _MOST_PANELS:
         others = ", ".join([panel.title for panel in panels[_MOST_PANELS:]])
@@ -251,12 +246,14 @@ def _members(lineage: Lineage, tones: Mapping[int, str]) -> Html:
     rows = []
     for slot in order[:_MOST_ROWS]:
         parent, newest = last.parents[slot], lineage.last_change(slot)
-        chip = el("i.chip", style=f"background:var(--{tones[last.founders[slot]]})")
         known = before if parent is not None else None
         whom = str(known.members[parent]) if known and parent is not None else NONE
         theirs = fitness_text(known, parent) if known and parent is not None else NONE
         row = [
-            join([chip, str(last.members[slot]) + (" (best)" if slot == lineage.best else "")]),
+            toned(
+                tones[last.founders[slot]],
+                str(last.members[slot]) + (" (best)" if slot == lineage.best else ""),
+            ),
             fitness_text(last, slot),
             whom if whom != str(last.members[slot]) else "itself",
             theirs,

@@ -12,7 +12,7 @@ from raffia.draw.markup import Html, el, join
 from raffia.report.curves import bootstrap_band, interquartile_mean
 from raffia.report.folder import Run
 from raffia.report.groups import Group, differing, written
-from raffia.report.markup import table
+from raffia.report.markup import table, toned
 from raffia.report.panel import tone
 from raffia.report.wording import NONE, column_format, figure
 
@@ -79,11 +79,11 @@ def _by_configuration(groups: Sequence[Group], names: Sequence[str]) -> Html:
     write = column_format([one.last for one in found])
     rows = []
     for one in found:
-        chip = el("i.chip", style=f"background:var(--{tone(groups.index(one.group))})")
+        label = toned(tone(groups.index(one.group)), one.group.label)
         between = NONE if math.isnan(one.low) else f"{write(one.low)} to {write(one.high)}"
         num = sum(run.last is not None for run in one.group.runs)
         of = f"{num} of {len(one.group.runs)}" if num < len(one.group.runs) else str(num)
-        rows.append([join([chip, one.group.label]), of, write(one.last), between, write(one.best)])
+        rows.append([label, of, write(one.last), between, write(one.best)])
     heads = ["configuration", "runs", "at the end", "95 % interval", "best evaluation"]
     text = (
         "Best first. At the end: interquartile mean over the runs' newest evaluations, with its "
@@ -96,9 +96,9 @@ def _by_run(groups: Sequence[Group], names: Sequence[str]) -> Html:
     rows = []
     for index, group in enumerate(groups):
         for run in group.runs:
-            chip = el("i.chip", style=f"background:var(--{tone(index)})")
-            values = [written((group.settings or {}).get(name)) for name in names]
-            rows.append([join([chip, run.name]), *values, run.seed or NONE, *_end(run)])
+            name = toned(tone(index), run.name)
+            values = [written((group.settings or {}).get(one)) for one in names]
+            rows.append([name, *values, run.seed or NONE, *_end(run)])
     heads = [*[name.rpartition(".")[2] for name in names], "seed", "state", "at the end", "best"]
     return table(["run", *heads], rows, [len(names) + 1, len(names) + 3, len(names) + 4])
 

@@ -19,7 +19,7 @@ from raffia.report.learning import (
     learning_panels,
 )
 from raffia.report.lineage import has_population
-from raffia.report.markup import table
+from raffia.report.markup import table, toned
 from raffia.report.panel import Panel, tone
 from raffia.report.plots import (
     is_game,
@@ -138,14 +138,8 @@ def _decodings(groups: Sequence[Group]) -> Html:
 
 
 def _grid(panels: Sequence[Panel], name: str) -> Html:
-    if not panels:
-        return Html("")
-    drawn = []
-    for index, panel in enumerate(panels):
-        caption = [el("b", panel.title)] + ([" (log scale)"] if panel.log else [])
-        svg = Html(figures.draw(panel, f"{name}-{index}"))
-        drawn.append(el("figure.full" if panel.wide else "figure", el("figcaption", *caption), svg))
-    return el("div.panels", *drawn)
+    drawn = [figures.figure_of(panel, f"{name}-{i}") for i, panel in enumerate(panels)]
+    return el("div.panels", *drawn) if drawn else Html("")
 
 
 def _chip(kind: str, colour: str, text: str) -> Html:
@@ -248,10 +242,7 @@ def _differences(groups: Sequence[Group]) -> Html:
         ]
         for name in names
     ]
-    heads = [
-        join([el("i.chip", style=f"background:var(--{tone(i)})"), group.label])
-        for i, group in enumerate(groups)
-    ]
+    heads = [toned(tone(i), group.label) for i, group in enumerate(groups)]
     shown = table(["setting", *heads], rows)
     if len(rows) <= _MOST_SETTINGS:
         return shown

@@ -9,7 +9,7 @@ from typing import Any
 from raffia.draw.markup import Html, el, join
 from raffia.report.folder import Run
 from raffia.report.groups import Group, flat, preset_values, written
-from raffia.report.markup import table
+from raffia.report.markup import table, toned
 from raffia.report.panel import tone
 from raffia.report.plots import is_game
 
@@ -22,8 +22,7 @@ def settings(groups: Sequence[Group], presets: Mapping[str, Mapping[str, Any]]) 
     for index, group in enumerate(groups):
         run = group.runs[0]
         if len(groups) > 1:
-            chip = el("i.chip", style=f"background:var(--{tone(index)})")
-            parts.append(el("h3", chip, group.label))
+            parts.append(el("h3", toned(tone(index), group.label)))
         if group.settings is None:
             parts.append(el("p.missing", f"{run.name} has no config.json that could be read."))
             continue

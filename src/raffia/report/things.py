@@ -55,15 +55,14 @@ def played_sections(groups: Sequence[Group], page: Path, notes: list[str]) -> Ht
 
 def checkpoints(runs: Sequence[Run]) -> Html:
     """The section of checkpoints, which can be resumed and evaluated."""
-    rows = [row for run in runs for row in _checkpoint_rows(run, len(runs) > 1)]
+    rows = [row for run in runs for row in _checkpoint_rows(run)]
     parts = [el("h2", "Checkpoints")]
     if not rows:
         return join([*parts, el("p.missing", "No checkpoint is in the folder.")])
-    heads = [*(["run"] if len(runs) > 1 else []), "update", "env step", "score", "size", "state"]
-    first = len(heads) - 5
-    if all(run.by_updates for run in runs):
-        heads, *rows = ([*row[: first + 1], *row[first + 2 :]] for row in (heads, *rows))
-    return join([*parts, table(heads, rows, numeric=range(first, len(heads) - 1))])
+    heads = ["run", "update", "env step", "score", "size", "state"]
+    without = [] if len(runs) > 1 else ["run"]
+    without += ["env step"] if all(run.by_updates for run in runs) else []
+    return join([*parts, table(heads, rows, numeric=range(1, 5), without=without)])
 
 
 def _evaluation_table(found: Sequence[tuple[Run, episodes.EvaluationFile]], several: bool) -> Html:
@@ -77,7 +76,7 @@ def _evaluation_table(found: Sequence[tuple[Run, episodes.EvaluationFile]], seve
             spread = math.sqrt(total / (len(returns) - 1))
         rows.append(
             [
-                *([run.name] if several else []),
+                run.name,
                 one.name,
                 str(one.data.get("checkpoint", NONE)),
                 str(one.data.get("opponent") or NONE),
@@ -90,10 +89,9 @@ def _evaluation_table(found: Sequence[tuple[Run, episodes.EvaluationFile]], seve
                 figure(sum(lengths) / len(lengths)) if lengths else NONE,
             ]
         )
-    heads = ["evaluation", "checkpoint", "opponent", "simulations", "episodes", "mean return"]
-    heads += ["std. dev.", "least", "greatest", "mean length"]
-    first = 4 if several else 3
-    return table([*(["run"] if several else []), *heads], rows, range(first, first + 8))
+    heads = ["run", "evaluation", "checkpoint", "opponent", "simulations", "episodes"]
+    heads += ["mean return", "std. dev.", "least", "greatest", "mean length"]
+    return table(heads, rows, numeric=range(4, 11), without=[] if several else ["run"])
 
 
 def _trees(runs: Sequence[Run], notes: list[str]) -> list[Html]:
@@ -112,7 +110,7 @@ def _trees(runs: Sequence[Run], notes: list[str]) -> list[Html]:
     return parts or [el("p.missing", "No tree was saved.")]
 
 
-def _checkpoint_rows(run: Run, several: bool) -> list[list[str]]:
+def _checkpoint_rows(run: Run) -> list[list[str]]:
     found = sorted(entries(run.folder, "checkpoints"))
     at = {  # manifests need not have it
         f"{number(row.get('update')):09.0f}": number(row.get("env_step")) for row in run.rows
@@ -125,7 +123,7 @@ def _checkpoint_rows(run: Run, several: bool) -> list[list[str]]:
         score = number(extras.get("score"))
         rows.append(
             [
-                *([run.name] if several else []),
+                run.name,
                 count(float(path.name)) if path.name.isdecimal() else path.name,
                 count(at.get(path.name, math.nan)),
                 figure(score),
