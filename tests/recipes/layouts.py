@@ -11,12 +11,11 @@ import pytest
 
 from raffia.learner import Accumulate
 from raffia.recipes.algorithm import ALGORITHMS
+from raffia.recipes import workers
 from raffia.recipes.efficientzero import experiment as played
-from raffia.recipes.efficientzero import workers
 from raffia.recipes.efficientzero.config import EfficientZeroRun
 from raffia.recipes.efficientzero.experiment import EfficientZeroExperiment
 from raffia.recipes.efficientzero.presets import PRESETS
-from raffia.recipes.ilql import experiment as spoken
 from raffia.recipes.ilql.experiment import ILQLExperiment
 from raffia.recipes.population_config import PopulationConfig
 from raffia.recipes.run_folder import write_config
@@ -198,8 +197,7 @@ def stopped(config, folder, num_calls, **changes):
 
 def with_engine(monkeypatch, engine):
     """Workers are made by this engine in place of that of the settings."""
-    for module in (workers, spoken):
-        monkeypatch.setattr(module, "make_engine", lambda config, message: engine)
+    monkeypatch.setattr(workers, "make_engine", lambda config, message: engine)
 
 
 class Plain:

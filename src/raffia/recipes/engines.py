@@ -4,25 +4,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
-from raffia.distributed.engine import Engine, InlineEngine, Needs, Workers
-from raffia.distributed.pool import Pool
-from raffia.hints import plural
-from raffia.recipes.devices import require_device
-from raffia.recipes.population_config import PopulationConfig
-from raffia.recipes.scale_config import (
-    ActorsConfig,
-    EngineConfig,
-    EvaluatorsConfig,
-    ReanalyzersConfig,
-)
+from raffia.distributed.engine import Engine, InlineEngine
+from raffia.recipes.scale_config import EngineConfig
 from raffia.tensordict.tensordict import TensorDict
 
-HasDevice = ActorsConfig | ReanalyzersConfig | EvaluatorsConfig
 NUM_CALLS = 50
 NUM_BYTES = 16 * 2**20
 
@@ -46,46 +36,6 @@ def make_engine(config: EngineConfig, message: Callable[[str], None] | None = No
 
         return RayEngine(config.address, spares=config.spares, message=message)
     return InlineEngine()
-
-
-def make_pool(engine: Engine, workers: Workers, config: str, settings: EngineConfig) -> Pool:
-    """Workers of one role, as patient as a run's settings are.
-
-    config: JSON that the role is made from.
-
-    >>> workers = Workers("raffia.distributed.check_engine:Counter", 2)
-    >>> make_pool(InlineEngine(), workers, "{}", EngineConfig(max_restarts=1)).max_restarts
-    1
-    """
-    return Pool(
-        engine,
-        workers.role,
-        config,
-        workers.num,
-        needs=workers.needs,
-        max_restarts=settings.max_restarts,
-        patience=settings.patience_seconds,
-    )
-
-
-def workers_of(role: str, settings: HasDevice) -> Workers:
-    """The workers of one kind; one where the settings have none, for this process.
-
-    >>> workers_of("my_package:Role", EvaluatorsConfig(num=2, cpus=0.5)).num
-    2
-    """
-    needs = Needs(cpus=settings.cpus, gpus=settings.gpus)
-    return Workers(role, max(1, settings.num), needs)
-
-
-def require_devices(engine: EngineConfig, kinds: Mapping[str, HasDevice]) -> None:
-    """RunError where workers of this machine are to compute on a device that is not there.
-
-    >>> require_devices(EngineConfig(), {"evaluators": EvaluatorsConfig(num=1)})
-    """
-    for kind, one in kinds.items():
-        if engine.name != "ray" and one.device:
-            require_device(one.device, f"{kind}.device")
 
 
 def describe_engine(engine: Engine) -> str:
@@ -114,27 +64,6 @@ def where(engine: EngineConfig) -> str:
         "process": "in processes of this machine",
         "ray": f"on the Ray cluster {engine.address or 'of this machine'}",
     }[engine.name]
-
-
-def describe_evaluators(engine: EngineConfig, evaluators: EvaluatorsConfig) -> str:
-    """Where evaluations are played, for the start of a run.
-
-    >>> describe_evaluators(EngineConfig(), EvaluatorsConfig(num=1, join_after=500))
-    '1 evaluator in this process, whose episodes are waited for 500 updates later'
-    """
-    return (
-        f"{plural(max(1, evaluators.num), 'evaluator')} {where(engine)}, whose episodes are "
-        f"waited for {evaluators.join_after:,} updates later"
-    )
-
-
-def describe_members(engine: EngineConfig, population: PopulationConfig) -> str:
-    """Where a population's members learn, for the start of a run.
-
-    >>> describe_members(EngineConfig(), PopulationConfig(size=4, workers=2))
-    '2 workers in this process share 4 members'
-    """
-    return f"{population.workers} workers {where(engine)} share {population.size} members"
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from raffia.recipes.population_config import PopulationConfig
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.checkpoint import Checkpoint
 from raffia.train.nan_guard import all_finite
+from raffia.train.outcome import Evaluated, Outcome
 
 POPULATION_KEY = "population"  # in a checkpoint's extras
 
@@ -92,6 +93,16 @@ class Members:
         known = [-math.inf if math.isnan(number) else number for number in fitness]
         self.best, self._is_evaluated = known.index(max(known)), True
         return {"fitness": fitness, "members": list(self.evolution.members)}
+
+    def outcome(self, found: Mapping[int, Outcome], fitness: Mapping[int, float]) -> Evaluated:
+        """The outcome of the best member, with the fitness of all in its row.
+
+        found, fitness: of the members that were evaluated; the others have the worst, NaN.
+        """
+        size = self.learner.size
+        values = self.evaluated([fitness.get(index, math.nan) for index in range(size)])
+        best = found[self.best]  # the guard lets no population go on of which none is finite
+        return Evaluated(best.score, {**best.values, **values})
 
     def evolve(self, state: TensorDict) -> tuple[TensorDict, dict[str, Any]] | None:
         """The next generation and its row; None where nothing was evaluated."""

@@ -6,7 +6,6 @@ environments -> collector -> replay -> segments -> targets -> learner -> planner
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -17,15 +16,13 @@ from torch import Tensor
 
 from raffia.algorithms.efficientzero.actor import act, act_at_random
 from raffia.algorithms.efficientzero.learner import EfficientZeroLearner, ModelFactory
-from raffia.distributed.data_parallel import DataParallel
-from raffia.distributed.follow import Followers
 from raffia.envs.env import BatchEnv, EnvSpec
 from raffia.envs.make import make_env, require_batch
 from raffia.evolution.population import BATCH_SIZE
 from raffia.files import make_folder, write_atomically
 from raffia.functional.seeds import derive_seed
 from raffia.learner import Learner, step_of
-from raffia.recipes.devices import compiled, recorded, require_device
+from raffia.recipes.devices import compiled, recorded
 from raffia.recipes.efficientzero.actors import (
     acting_weights,
     fraction_done,
@@ -38,7 +35,6 @@ from raffia.recipes.efficientzero.config import EfficientZeroRun
 from raffia.recipes.efficientzero.data import Replays
 from raffia.recipes.efficientzero.evaluation import EpisodeFilms, Evaluator, MakeEnv, save_tree
 from raffia.recipes.efficientzero.evaluators import episodes_of
-from raffia.recipes.efficientzero.followers import make_followers
 from raffia.recipes.efficientzero.reanalyzers import (
     BatchMaking,
     MembersMaking,
@@ -47,9 +43,10 @@ from raffia.recipes.efficientzero.reanalyzers import (
     batch_of_shards,
     reanalyze_weights,
 )
-from raffia.recipes.efficientzero.workers import RunWorkers, describe_workers
+from raffia.recipes.efficientzero.workers import describe_workers, make_workers
 from raffia.recipes.members import POPULATION_KEY, Members, weights_of_each
-from raffia.recipes.members_across import MembersAcross
+from raffia.recipes.run_experiment import RunExperiment
+from raffia.recipes.workers import RunWorkers
 from raffia.search.errors import UnfitOutputError
 from raffia.tensordict.byte_tensors import tensor_to_bytes
 from raffia.tensordict.tensordict import TensorDict
@@ -57,7 +54,7 @@ from raffia.train.ahead import BatchesAhead
 from raffia.train.collect import Act, Collector
 from raffia.train.evaluate import Episodes
 from raffia.train.evaluations import Evaluations
-from raffia.train.experiment import Experiment, Plan
+from raffia.train.experiment import Plan
 from raffia.train.outcome import Evaluated, Outcome
 from raffia.train.run_state import Stateful, Tree
 from raffia.train.schedule import Schedule
@@ -66,12 +63,14 @@ from raffia.train.turns import Turns
 from raffia.train.view import View
 
 MAKE_ENV = make_env
+MAKE_LEARNER = "raffia.recipes.efficientzero.followers:make_learner"  # of another process
 PICTURE = 48  # pixels: games of fewer are boards, and quick
 
 
-class EfficientZeroExperiment(Experiment):
+class EfficientZeroExperiment(RunExperiment):
     """A run of EfficientZero: learner, stream, replay, planner and evaluator."""
 
+    config: EfficientZeroRun
     env: BatchEnv
     collector: Collector | Turns
     evaluations: Evaluations
@@ -85,12 +84,10 @@ class EfficientZeroExperiment(Experiment):
         make_env: MakeEnv = make_env,
         networks: ModelFactory | None = None,
     ) -> None:
-        super().__init__(folder, view, seed=config.seed)
-        self.config, self.plan = config, plan_of(config)
+        super().__init__(config, plan_of(config), folder, view)
         self._update = 0
         self._num_simulations_elsewhere = 0
-        require_device(config.device)
-        with contextlib.ExitStack() as opened:  # closed if the run can't be made
+        with self._opening() as opened:
             # Where actors play, one is made for what it says of all, and never stepped.
             elsewhere = config.actors.play_elsewhere
             self.env = make_env(one_env(config.env) if elsewhere else config.env)
@@ -99,7 +96,7 @@ class EfficientZeroExperiment(Experiment):
             self.evaluator = Evaluator(config, make_env, record=config.evaluate.record != "none")
             opened.enter_context(closing(self.evaluator)).prepare(self.env.spec)
             from_config = make_env is MAKE_ENV and networks is None
-            workers = RunWorkers(config, view.message, from_config=from_config)
+            workers = make_workers(config, view.message, from_config=from_config)
             opened.enter_context(closing(workers))
 
             self.networks = make_networks(config, self.env.spec, networks)
@@ -114,17 +111,7 @@ class EfficientZeroExperiment(Experiment):
                 self.learner = recorded(self.learner, EfficientZeroLearner.read_by_grads)
             if self.members is not None:
                 self.learner = self.members.learner
-            self.across: MembersAcross | None = None
-            if self.members is not None and config.population.workers:
-                pool = workers.pool("population")
-                self.across = MembersAcross(
-                    self.members.learner, pool, batches=None, device=config.device
-                )
-                self.learner = opened.enter_context(closing(self.across))
-            self.followers: Followers | None = None
-            if config.learners.num > 1:
-                self.followers = opened.enter_context(closing(make_followers(config)))
-                self.learner = DataParallel(self.learner, self.followers)
+            self._divide_learner(opened, workers, MAKE_LEARNER)
 
             self.schedule = schedule_of(config)
             self.steps = opened.enter_context(closing(Replays(config, self.env.spec, folder)))
@@ -135,13 +122,15 @@ class EfficientZeroExperiment(Experiment):
             self.ahead: BatchesAhead | None = None
             if config.reanalyzers.play_elsewhere:
                 self.ahead = opened.enter_context(closing(self._make_ahead(workers)))
-            self.evaluations = opened.enter_context(closing(self._make_evaluations(workers)))
+            self.evaluations = workers.evaluations(
+                acting=acting_weights, outcome=self._evaluated_elsewhere
+            )
+            opened.enter_context(closing(self.evaluations))
 
             self.parts = self._make_parts()
             for line in [*describe_workers(config), wants_a_gpu(config, self.env.spec)]:
                 if line:
                     view.message(line)
-            self._opened = opened.pop_all()
 
     def _make_collector(self, workers: RunWorkers) -> Collector | Turns:
         """What plays the environments whose steps are learnt from."""
@@ -174,17 +163,6 @@ class EfficientZeroExperiment(Experiment):
         )
         return BatchesAhead(pool, self._making, **length)
 
-    def _make_evaluations(self, workers: RunWorkers) -> Evaluations:
-        """Have evaluations played by workers; in this process, to join those of an earlier run."""
-        evaluators = self.config.evaluators
-        return Evaluations(
-            workers.pool("evaluators"),
-            join_after=evaluators.join_after,
-            acting=acting_weights,
-            outcome=self._evaluated_elsewhere,
-            is_used=evaluators.play_elsewhere,
-        )
-
     def _make_parts(self) -> Tree:
         """What changes in place besides the learner's state and the replay."""
         stream: dict[str, Stateful] = {"collector": self.collector}
@@ -197,10 +175,6 @@ class EfficientZeroExperiment(Experiment):
 
     def _check_step(self, step: TensorDict) -> None:
         self.guard.check(step, update=self._update)
-
-    def close(self) -> None:
-        """Close environments and files."""
-        self._opened.close()
 
     def init(self) -> TensorDict:
         """The state with new networks from the run's seed; for a population with its spread of
@@ -215,11 +189,7 @@ class EfficientZeroExperiment(Experiment):
         self._reanalyze_is_current = False
         if self.ahead is not None and isinstance(self._making, MembersMaking):
             self._making.networks_changed()
-        return self.members.evolve(self.whole(state))
-
-    def whole(self, state: TensorDict) -> TensorDict:
-        """The state with what workers have of it."""
-        return state if self.across is None else self.across.whole(state)
+        return super().evolve(state)
 
     def counters(self) -> dict[str, int]:
         """The count of simulations, of acting and of reanalyze."""
@@ -242,11 +212,7 @@ class EfficientZeroExperiment(Experiment):
             found |= self.collector.metrics()
         if self.ahead is not None:
             found |= self.ahead.metrics()
-        if self.across is not None:
-            found |= self.across.metrics()
-        if self.followers is not None:
-            found |= self.followers.metrics()
-        return found | self.evaluations.metrics()
+        return found | self.worker_metrics()
 
     # -- playing and learning
 
@@ -415,11 +381,7 @@ class EfficientZeroExperiment(Experiment):
         )
         if found is None:
             return None
-        size = len(state)
-        fitness = [found[index].score if index in found else math.nan for index in range(size)]
-        values = members.evaluated(fitness)
-        best = found[members.best]  # the guard lets no population go on of which none is finite
-        return Evaluated(best.score, {**best.values, **values})
+        return members.outcome(found, {index: one.score for index, one in found.items()})
 
     def _how_to_play(self, state: TensorDict, stop: Callable[[], bool]) -> dict[str, Any]:
         env_step = self.collector.num_env_steps

@@ -6,29 +6,15 @@ import json
 from functools import partial
 
 from raffia.algorithms.efficientzero.learner import EfficientZeroLearner
-from raffia.distributed.follow import Followers
 from raffia.distributed.group import device_of
 from raffia.envs.env import EnvSpec
 from raffia.envs.make import make_env
-from raffia.recipes.efficientzero.actors import actor_config, make_networks, one_env
+from raffia.recipes.efficientzero.actors import make_networks, one_env
 from raffia.recipes.efficientzero.config import EfficientZeroRun
 from raffia.recipes.members_across import MembersRole
 from raffia.recipes.running import threads
 from raffia.train.config import from_json
 
-
-def make_followers(config: EfficientZeroRun) -> Followers:
-    """The processes that share batches with the one that has the run's folder."""
-    return Followers(
-        f"{__name__}:make_learner",
-        actor_config(config),
-        config.learners.num - 1,
-        sums=config.learners.sums,
-        device=config.device,
-        max_restarts=config.engine.max_restarts,
-        spares=config.engine.spares,
-        patience=config.engine.patience_seconds,
-    )
 
 
 def make_learner(config: str, index: int) -> EfficientZeroLearner:
@@ -36,6 +22,7 @@ def make_learner(config: str, index: int) -> EfficientZeroLearner:
 
     config: JSON of the run.
 
+    >>> from raffia.recipes.efficientzero.actors import actor_config
     >>> from raffia.recipes.efficientzero.presets import PRESETS
     >>> int(make_learner(actor_config(PRESETS["smoke"]), 0).init(0)["step"])
     0
@@ -51,6 +38,7 @@ def make_members(config: str, index: int) -> MembersRole:
     config: as of `make_learner`.
 
     >>> from dataclasses import replace
+    >>> from raffia.recipes.efficientzero.actors import actor_config
     >>> from raffia.recipes.efficientzero.presets import PRESETS
     >>> from raffia.recipes.population_config import PopulationConfig
     >>> run = replace(PRESETS["smoke"], population=PopulationConfig(size=4, workers=2))
@@ -58,10 +46,9 @@ def make_members(config: str, index: int) -> MembersRole:
     2
     """
     run = from_json(EfficientZeroRun, json.loads(config)["run"])
-    population = run.population
     return MembersRole(
         make_learner(config, index),
-        population.size // population.workers,
+        run.population.size // run.population.workers,
         batches="own",
         grads="each",
         context=partial(threads, run.num_threads),

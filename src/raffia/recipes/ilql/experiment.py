@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 from raffia.algorithms.ilql.loss import with_row_means
-from raffia.distributed.data_parallel import DataParallel
-from raffia.distributed.engine import Engine, InlineEngine
-from raffia.distributed.follow import Followers
-from raffia.distributed.sharded import Sharded
 from raffia.evolution.population import member_seeds
 from raffia.functional.seeds import derive_seed
 from raffia.learner import Accumulate, Learner, step_of
-from raffia.recipes.devices import compiled, require_device
-from raffia.recipes.engines import (
-    describe_evaluators,
-    describe_members,
-    make_engine,
-    make_pool,
-    require_devices,
-    workers_of,
-)
+from raffia.recipes.devices import compiled
 from raffia.recipes.ilql.config import ILQLRun
 from raffia.recipes.ilql.data import (
     describe_corpus,
@@ -39,32 +26,39 @@ from raffia.recipes.ilql.evaluation import (
     with_estimate,
 )
 from raffia.recipes.ilql.evaluators import (
-    EvaluateRole,
     evaluate_agent,
     evaluator_config,
     evaluator_weights,
     outcome_of,
 )
-from raffia.recipes.ilql.followers import make_across, make_followers, make_networks
+from raffia.recipes.ilql.followers import make_networks, process_config
 from raffia.recipes.ilql.language_model import begin_making
 from raffia.recipes.ilql.networks import Interrupted, Networks
 from raffia.recipes.ilql.sizes import refuse_unfit
 from raffia.recipes.members import POPULATION_KEY, Members
-from raffia.recipes.members_across import MembersAcross
+from raffia.recipes.run_experiment import RunExperiment
 from raffia.recipes.run_folder import LANGUAGE_MODEL
+from raffia.recipes.workers import RunWorkers, describe_workers
 from raffia.tensordict.stack import stack
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.checkpoint import Checkpoint
 from raffia.train.evaluations import Evaluations
-from raffia.train.experiment import Experiment, Plan, RunError
+from raffia.train.experiment import Plan, RunError
 from raffia.train.outcome import Evaluated
 from raffia.train.run_state import Recorded, Stateful
 from raffia.train.view import View
 
+ROLES = {
+    "evaluators": "raffia.recipes.ilql.evaluators:EvaluateRole",
+    "population": "raffia.recipes.ilql.followers:make_members",
+}
+MAKE_LEARNER = "raffia.recipes.ilql.followers:make_learner"  # of another process
 
-class ILQLExperiment(Experiment):
+
+class ILQLExperiment(RunExperiment):
     """A run of ILQL: what it is made of, and how that is joined."""
 
+    config: ILQLRun
     shaped_by = "model.*, the task's tokens, population.size and optimizer.*"
 
     def __init__(
@@ -75,71 +69,42 @@ class ILQLExperiment(Experiment):
         *,
         make_env: str | MakeLanguageEnv | None = None,
     ) -> None:
-        super().__init__(folder, view, seed=config.seed)
-        self.config = config
-        self.plan = plan_of(config)
-        require_device(config.device)
-        require_devices(config.engine, {"evaluators": config.evaluators})
-        self.corpus = make_corpus(config, folder)
-        refuse_unfit(config, self.corpus.tokenizer)
-        self.make_env = find_environment(config, make_env, self.corpus.tokenizer)
-        self.making = begin_making(config, folder).on(config.device)
-        self.networks = make_networks(self.making)
-        self.learner: Learner = compiled(self.networks) if config.compile else self.networks
-        if config.num_micro_batches > 1:
-            self.learner = Accumulate(self.learner, config.num_micro_batches)
-        self.members: Members | None = None
-        if config.population.size > 1:
-            self.members = Members(
-                config.population, self.learner, config.seed, batch_size=config.batch_size
-            )
-            self.learner = self.members.learner
-        self.eval_networks = Networks(config, config.device, making=self.making)
+        super().__init__(config, plan_of(config), folder, view)
         self._going: Iterator[TensorDict] | None = None
         self.num_tokens = 0  # read in this session
-        view.message(f"learning from {describe_corpus(self.corpus)}")
-        if template := describe_template(config):
-            view.message(template)
-        self.followers: Followers | None = None
-        self.sharded: Sharded | None = None
-        if config.learners.num > 1:
-            self.followers = make_followers(config, folder)
-            if config.learners.state == "sharded":
-                self.learner = self.sharded = Sharded(self.learner, self.followers)
-            else:
-                self.learner = DataParallel(self.learner, self.followers)
-            shared = "each batch and the state" if self.sharded else "each batch"
-            view.message(f"{config.learners.num} processes share {shared}")
-        self.engine: Engine | None = None
-        if config.evaluators.play_elsewhere or config.population.workers:
-            self.engine = make_engine(config.engine, view.message)
-        self.evaluations = self._make_evaluations(make_env)
-        if config.evaluators.play_elsewhere:
-            view.message(describe_evaluators(config.engine, config.evaluators))
-        self.across: MembersAcross | None = None
-        if self.members is not None and config.population.workers:
-            assert self.engine is not None
-            population, batches = self.members.learner, self._batches_again
-            self.across = make_across(config, folder, population, self.engine, batches)
-            self.learner = self.across
-            view.message(describe_members(config.engine, config.population))
-        parts: dict[str, Stateful | None] = {
-            "data": Recorded(self._data()),
-            "language_model": Recorded(self.making.checksum),
-            POPULATION_KEY: self.members,
-            "evaluations": self.evaluations,
-        }
-        self.parts = {name: part for name, part in parts.items() if part is not None}
+        with self._opening() as opened:
+            workers = RunWorkers(config, ROLES, process_config(config, folder), view.message)
+            opened.enter_context(closing(workers))
+            self.corpus = make_corpus(config, folder)
+            refuse_unfit(config, self.corpus.tokenizer)
+            self.make_env = find_environment(config, make_env, self.corpus.tokenizer)
+            self.making = begin_making(config, folder).on(config.device)
+            self.networks = make_networks(self.making)
+            self.learner: Learner = compiled(self.networks) if config.compile else self.networks
+            if config.num_micro_batches > 1:
+                self.learner = Accumulate(self.learner, config.num_micro_batches)
+            if config.population.size > 1:
+                self.members = Members(
+                    config.population, self.learner, config.seed, batch_size=config.batch_size
+                )
+                self.learner = self.members.learner
+            self._divide_learner(opened, workers, MAKE_LEARNER, self._batches_again)
+            self.eval_networks = Networks(config, config.device, making=self.making)
+            self.evaluations = self._make_evaluations(workers, make_env)
+            if self.evaluations is not None:
+                opened.enter_context(closing(self.evaluations))
 
-    def close(self) -> None:
-        """End the processes that share batches or members."""
-        super().close()
-        if self.across is not None:
-            self.across.close()
-        if self.engine is not None:
-            self.engine.close()
-        if self.followers is not None:
-            self.followers.close()
+            parts: dict[str, Stateful | None] = {
+                "data": Recorded(self._data()),
+                "language_model": Recorded(self.making.checksum),
+                POPULATION_KEY: self.members,
+                "evaluations": self.evaluations,
+            }
+            self.parts = {name: part for name, part in parts.items() if part is not None}
+            learnt = f"learning from {describe_corpus(self.corpus)}"
+            for line in [learnt, describe_template(config), *describe_workers(config)]:
+                if line:
+                    view.message(line)
 
     def init(self) -> TensorDict:
         """New networks by the run's seed, or those of the language model's folder."""
@@ -189,21 +154,9 @@ class ILQLExperiment(Experiment):
 
     def extra_metrics(self, update: int) -> dict[str, float]:
         """The learning rate; of a population each member has its own, in rows of generations."""
-        found = {}
-        if self.members is None:
-            found["learning_rate"] = self.networks.learning_rate(update)
-        for elsewhere in (self.across, self.followers, self.evaluations):
-            found |= {} if elsewhere is None else elsewhere.metrics()
-        return found
-
-    def evolve(self, state: TensorDict) -> tuple[TensorDict, dict[str, Any]] | None:
-        """The next generation of a population."""
-        return None if self.members is None else self.members.evolve(self.whole(state))
-
-    def whole(self, state: TensorDict) -> TensorDict:
-        """The state with what other processes have of it."""
-        holder = self.across or self.sharded
-        return state if holder is None else holder.whole(state)
+        alone = self.members is None
+        found = {"learning_rate": self.networks.learning_rate(update)} if alone else {}
+        return found | self.worker_metrics()
 
     def evaluate(self, state: TensorDict, stop: Callable[[], bool]) -> Evaluated | None:
         """Games, or held-out rows; None if `stop` became true meanwhile."""
@@ -228,26 +181,23 @@ class ILQLExperiment(Experiment):
         except OSError as error:  # nothing of the run depends on them
             self.view.message(f"update {update:,}: no dialogues were written: {error}")
 
-    def _make_evaluations(self, make_env: str | MakeLanguageEnv | None) -> Evaluations | None:
+    def _make_evaluations(
+        self, workers: RunWorkers, make_env: str | MakeLanguageEnv | None
+    ) -> Evaluations | None:
         """Have evaluations played by workers; in this process, to join those of an earlier run.
 
         None where the environment can't be imported, so that an earlier run had none.
         """
-        config, elsewhere = self.config, self.config.evaluators
         try:
-            text = evaluator_config(config, self.folder, make_env)
+            made_from = evaluator_config(self.config, self.folder, make_env)
         except ValueError:
-            if elsewhere.play_elsewhere:
+            if self.config.evaluators.play_elsewhere:
                 raise
             return None
-        role = f"{EvaluateRole.__module__}:{EvaluateRole.__name__}"
-        engine = self.engine if elsewhere.play_elsewhere and self.engine else InlineEngine()
-        return Evaluations(
-            make_pool(engine, workers_of(role, elsewhere), text, config.engine),
-            join_after=elsewhere.join_after,
+        return workers.evaluations(
             acting=self._evaluated_weights,
             outcome=self._evaluated_elsewhere,
-            is_used=elsewhere.play_elsewhere,
+            made_from=made_from,
         )
 
     def _evaluated_weights(self, state: TensorDict) -> TensorDict:
@@ -284,12 +234,11 @@ class ILQLExperiment(Experiment):
         )
         if knowing is not None:
             found = {index: with_estimate(one, knowing) for index, one in found.items()}
-        size = len(state)
-        values = members.evaluated(
-            [fitness_of(found[index]) if index in found else math.nan for index in range(size)]
+        outcome = members.outcome(
+            {index: evaluated(one) for index, one in found.items()},
+            {index: fitness_of(one) for index, one in found.items()},
         )
-        best = evaluated(found[members.best])
-        return Evaluated(best.score, {**best.values, **values}), found[members.best].dialogues
+        return outcome, found[members.best].dialogues
 
     # -- data
 

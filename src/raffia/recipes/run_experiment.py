@@ -1,0 +1,94 @@
+"""`RunExperiment`: what a run of either algorithm has: members, workers, a learner in parts."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+from raffia.distributed.data_parallel import DataParallel
+from raffia.distributed.follow import Followers
+from raffia.distributed.sharded import Sharded
+from raffia.recipes.devices import require_device
+from raffia.recipes.members import Members
+from raffia.recipes.members_across import MembersAcross
+from raffia.recipes.workers import RunWorkers
+from raffia.tensordict.tensordict import TensorDict
+from raffia.train.experiment import Experiment, Plan
+from raffia.train.view import View
+
+__all__ = ["RunExperiment"]
+
+
+class RunExperiment(Experiment):
+    """An experiment by settings that may ask for a population, and for other processes to learn in.
+
+    members: of a population; None: one agent.
+    across, sharded: have what the loop's state lacks, where members learn in workers, and where
+        processes share the state.
+    followers: the processes that share batches with this one.
+    """
+
+    members: Members | None = None
+    across: MembersAcross | None = None
+    followers: Followers | None = None
+    sharded: Sharded | None = None
+
+    def __init__(self, config: Any, plan: Plan, folder: Path, view: View) -> None:
+        super().__init__(folder, view, seed=config.seed)
+        self.config, self.plan = config, plan
+        require_device(config.device)
+        self._opened = ExitStack()
+
+    @contextlib.contextmanager
+    def _opening(self) -> Iterator[ExitStack]:
+        """What is entered in this stack is closed with the run; at once, if it can't be made."""
+        with ExitStack() as opened:
+            yield opened
+            self._opened = opened.pop_all()
+
+    def _divide_learner(
+        self,
+        opened: ExitStack,
+        workers: RunWorkers,
+        learner: str,
+        batches: Callable[[int], Iterator[TensorDict]] | None = None,
+    ) -> None:
+        """Have members learn in workers, or others share batches, where the settings ask for it.
+
+        learner: what makes the learner of another process, "package.module:name".
+        batches: see `MembersAcross`.
+        """
+        config = self.config
+        if self.members is not None and config.population.workers:
+            population, pool = self.members.learner, workers.pool("population")
+            self.across = MembersAcross(population, pool, batches=batches, device=config.device)
+            self.learner = opened.enter_context(closing(self.across))
+        if config.learners.num > 1:
+            self.followers = opened.enter_context(closing(workers.followers(learner)))
+            if config.learners.state == "sharded":
+                self.learner = self.sharded = Sharded(self.learner, self.followers)
+            else:
+                self.learner = DataParallel(self.learner, self.followers)
+
+    def whole(self, state: TensorDict) -> TensorDict:
+        """The state with what other processes have of it."""
+        holder = self.across or self.sharded
+        return state if holder is None else holder.whole(state)
+
+    def evolve(self, state: TensorDict) -> tuple[TensorDict, dict[str, Any]] | None:
+        """The next generation of a population."""
+        return None if self.members is None else self.members.evolve(self.whole(state))
+
+    def worker_metrics(self) -> dict[str, float]:
+        """What members, batches and evaluations elsewhere cost: waits, restarts, open tasks."""
+        found: dict[str, float] = {}
+        for elsewhere in (self.across, self.followers, self.evaluations):
+            found |= {} if elsewhere is None else elsewhere.metrics()
+        return found
+
+    def close(self) -> None:
+        """Close environments and files, and end workers."""
+        self._opened.close()
