@@ -84,3 +84,13 @@ def test_private_names_that_programs_use_do_what_they_say():
     assert _default_is_leaf(torch.Tensor) and issubclass(Buffer, torch.Tensor)
     with pytest.raises(KeyError):
         TensorDict().get("a", NO_DEFAULT)
+
+
+def test_names_come_from_the_source_of_a_package(monkeypatch):
+    import types
+
+    from raffia.lazy import lazy_names
+
+    monkeypatch.setitem(sys.modules, "sourceless", types.ModuleType("sourceless"))
+    with pytest.raises(ImportError, match="sourceless is installed without its source"):
+        lazy_names("sourceless")

@@ -116,12 +116,8 @@ _ROOMS = (
     *("algorithms", "data", "envs", "functional", "learner", "lm", "nn"),
     *("recipes", "report", "search", "tensordict", "train"),
 )
-_OF_NN = ("TensorClassModuleBase", "TensorClassModuleWrapper", "as_tensordict_module")
 # A room, and torch, is imported when first asked for: `raffia --help` answers at once.
-_HOMES = {name: f"{__name__}.tensordict" for name in __all__ if name != "__version__"}
-_HOMES |= dict.fromkeys(_OF_NN, f"{__name__}.nn")
-_HOMES |= {room: f"{__name__}.{room}" for room in _ROOMS}
-__getattr__, __dir__ = _lazy_names(__name__, _HOMES)
+__getattr__, __dir__ = _lazy_names(__name__, _ROOMS)
 
 
 class _Package(ModuleType):

@@ -2,39 +2,59 @@
 
 from __future__ import annotations
 
+import ast
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from importlib import import_module, util
 from pathlib import Path
 from typing import Any
 
 
 def lazy_names(
-    package: str, homes: Mapping[str, str]
+    package: str, modules: Sequence[str] = ()
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """The `__getattr__` and `__dir__` of a package whose names lie in modules imported on demand.
+    """The `__getattr__` and `__dir__` of a package whose names are imported when first asked for.
 
-    homes: the module of each name; `{"nn": "raffia.nn"}` of the package raffia is a module itself.
+    Its file names each of them, and where it lies, once: in the imports below `if TYPE_CHECKING:`,
+    which are read from there.
 
-    >>> get, names = lazy_names("raffia", {"TensorDict": "raffia.tensordict"})
-    >>> get("TensorDict").__name__, "TensorDict" in names()
+    modules: of the package itself, which are its names, too.
+
+    >>> get, names = lazy_names("raffia", ["nn"])
+    >>> get("TensorDict").__name__, {"TensorDict", "nn"} <= set(names())
     ('TensorDict', True)
     >>> get("TensorDic")
     Traceback (most recent call last):
         ...
     AttributeError: module 'raffia' has no attribute 'TensorDic'
     """
+    homes = _imported_for_types(package)
 
     def get(name: str) -> Any:
-        if name not in homes:
+        if name in homes:
+            found = getattr(import_module(homes[name]), name)
+        elif name in modules:
+            found = import_module(f"{package}.{name}")
+        else:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        found = import_module(homes[name])
-        if homes[name] != f"{package}.{name}":
-            found = getattr(found, name)
         vars(sys.modules[package])[name] = found  # found at once from now on
         return found
 
-    return get, lambda: sorted({*vars(sys.modules[package]), *homes})
+    return get, lambda: sorted({*vars(sys.modules[package]), *homes, *modules})
+
+
+def _imported_for_types(package: str) -> dict[str, str]:
+    """The module of each name that a package imports for type checkers only."""
+    spec = sys.modules[package].__spec__
+    source = spec.loader.get_source(package) if spec and spec.loader else None  # type: ignore[attr-defined]
+    if source is None:
+        raise ImportError(f"{package} is installed without its source, which names what it exports")
+    for node in ast.parse(source).body:
+        match node:
+            case ast.If(test=ast.Name("TYPE_CHECKING"), body=lines):
+                imports = [line for line in lines if isinstance(line, ast.ImportFrom)]
+                return {name.name: line.module or "" for line in imports for name in line.names}
+    return {}
 
 
 def imported(reference: Any, *, here: bool = False) -> Any:

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from raffia.learner import Accumulate
-from raffia.recipes.algorithm import ALGORITHMS
 from raffia.recipes import workers
+from raffia.recipes.algorithm import ALGORITHMS
 from raffia.recipes.efficientzero import experiment as played
 from raffia.recipes.efficientzero.config import EfficientZeroRun
 from raffia.recipes.efficientzero.experiment import EfficientZeroExperiment

@@ -36,15 +36,4 @@ __all__ = [
     "env_factory",
 ]
 
-
-_NAMES = {
-    "batch": ["SerialBatch"],
-    "check": ["check_env"],
-    "env": ["BatchEnv", "Box", "Discrete", "Env", "EnvSpec"],
-    "gym": ["GymEnv"],
-    "make": ["env_factory", "env_names", "make_env"],
-    "timelimit": ["TimeLimit"],
-    "workers": ["WorkerBatch", "WorkerError"],
-}
-_HOMES = {name: f"{__name__}.{home}" for home, names in _NAMES.items() for name in names}
-__getattr__, __dir__ = _lazy_names(__name__, _HOMES)
+__getattr__, __dir__ = _lazy_names(__name__)

@@ -5,7 +5,9 @@ Names are imported when first asked for, so that `config.py` comes without torch
 >>> from raffia.evolution import Evolution, MutationConfig, Population, SelectionConfig
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from raffia.lazy import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
     from raffia.evolution.agents import (
@@ -40,25 +42,4 @@ __all__ = [
     "with_hyper",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    from importlib import import_module
-
-    match name:
-        case "HyperRange" | "MutationConfig" | "SelectionConfig":
-            return getattr(import_module("raffia.evolution.config"), name)
-        case "Evolution" | "Generation":
-            return getattr(import_module("raffia.evolution.generation"), name)
-        case "MemberChange":
-            return import_module("raffia.evolution.mutate").MemberChange
-        case "Population" | "with_hyper":
-            return getattr(import_module("raffia.evolution.population"), name)
-        case "mean_fitness" | "tournament" | "truncation":
-            return getattr(import_module("raffia.evolution.select"), name)
-    if name in __all__:
-        return getattr(import_module("raffia.evolution.agents"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return [*globals(), *__all__]
+__getattr__, __dir__ = _lazy_names(__name__)

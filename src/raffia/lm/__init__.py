@@ -72,26 +72,4 @@ __all__ = [
     "write_dialogues",
 ]
 
-_NAMES = {
-    "data.data_point": "DataPoint",
-    "data.dialogue": "DialogueDataset",
-    "data.dialogue_sources": "read_dialogues",
-    "data.rl_dataset": "Iterable_RL_Dataset List_RL_Dataset RL_Dataset",
-    "data.token_reward": "ConstantTokenReward SpecifiedTokenReward TokenReward",
-    "data.utterances": "Utterance",
-    "envs.check": "check_language_environment",
-    "envs.contract": "BatchLanguagePolicy LanguagePolicy Language_Environment Language_Observation",
-    "envs.dialogues": "dialogue_row write_dialogues",
-    "envs.draws": "Draws",
-    "envs.play": "Played play_dialogues",
-    "envs.tabular": "TabularPolicy TabularValues tabular_values",
-    "folder": "load_gpt2 save_gpt2",
-    "kv_cache": "KeyValueCache",
-    "tokenizers.hf_tokenizer": "HFTokenizer",
-    "tokenizers.saved_tokenizer": "load_tokenizer",
-    "tokenizers.tokenizer": "PieceTokenizer SPECIAL_TOKENS Tokenizer WordTokenizer "
-    "character_tokenizer",
-    "transformer": "CausalLM",
-}
-_HOMES = {name: f"{__name__}.{home}" for home, names in _NAMES.items() for name in names.split()}
-__getattr__, __dir__ = _lazy_names(__name__, _HOMES)
+__getattr__, __dir__ = _lazy_names(__name__)

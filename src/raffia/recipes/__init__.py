@@ -47,14 +47,4 @@ __all__ = [
     "train_run",
 ]
 
-_HOMES = {name: f"{__name__}.efficientzero" for name in __all__}
-_HOMES |= {name: f"{__name__}.ilql" for name in ("ILQL_PRESETS", "ILQLRun", "ilql")}
-_HOMES |= {name: f"{__name__}.algorithm" for name in ("ALGORITHMS", "Algorithm", "find_algorithm")}
-_HOMES |= {name: f"{__name__}.running" for name in ("evaluate_run", "resume_run", "train_run")}
-_HOMES |= {
-    "RunError": "raffia.train.experiment",
-    "RunResult": "raffia.train.session",
-    "efficientzero": f"{__name__}.efficientzero",
-    "read_run": f"{__name__}.run_folder",
-}
-__getattr__, __dir__ = _lazy_names(__name__, _HOMES)
+__getattr__, __dir__ = _lazy_names(__name__, ["efficientzero", "ilql"])

@@ -21,23 +21,6 @@ if TYPE_CHECKING:
     from raffia.train.schedule import Schedule
     from raffia.train.session import RunResult, TrainingSession
 
-_NAMES = {
-    "checkpoint": ["Checkpoint", "CheckpointError", "Checkpoints"],
-    "collect": ["Collector"],
-    "evaluate": ["Episodes", "play_episodes"],
-    "experiment": ["Experiment", "Plan", "RunError"],
-    "loop": ["Ended", "train"],
-    "metrics": ["PhaseClock"],
-    "nan_guard": ["NaNGuard", "NonFiniteError"],
-    "outcome": ["Evaluated"],
-    "replay_log": ["ReplayLog"],
-    "run_state": ["RunState"],
-    "schedule": ["Schedule"],
-    "session": ["RunResult", "TrainingSession"],
-}
-_HOMES = {name: f"{__name__}.{home}" for home, names in _NAMES.items() for name in names}
-__getattr__, __dir__ = _lazy_names(__name__, _HOMES)
-
 __all__ = [
     "Checkpoint",
     "CheckpointError",
@@ -60,3 +43,5 @@ __all__ = [
     "play_episodes",
     "train",
 ]
+
+__getattr__, __dir__ = _lazy_names(__name__)

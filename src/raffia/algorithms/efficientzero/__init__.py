@@ -3,7 +3,9 @@
 Names are imported when first asked for, so that `config.py` comes without torch.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from raffia.lazy import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
     from raffia.algorithms.efficientzero.build import make_model
@@ -35,25 +37,4 @@ __all__ = [
     "make_model",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    from importlib import import_module
-
-    match name:
-        case "make_model":
-            return import_module("raffia.algorithms.efficientzero.build").make_model
-        case "EfficientZeroConfig":
-            return import_module("raffia.algorithms.efficientzero.config").EfficientZeroConfig
-        case "FoldedModel" | "fold":
-            return getattr(import_module("raffia.algorithms.efficientzero.inference"), name)
-        case "EfficientZeroLearner":
-            return import_module("raffia.algorithms.efficientzero.learner").EfficientZeroLearner
-        case "Planner":
-            return import_module("raffia.algorithms.efficientzero.planning").Planner
-    if name in __all__:
-        return getattr(import_module("raffia.algorithms.efficientzero.model"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return [*globals(), *__all__]
+__getattr__, __dir__ = _lazy_names(__name__)

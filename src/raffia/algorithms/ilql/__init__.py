@@ -37,11 +37,4 @@ __all__ = [
     "with_row_means",
 ]
 
-_HOMES = {name: f"{__name__}.model" for name in __all__}
-_HOMES |= {name: f"{__name__}.config" for name in ("DecodeConfig", "ILQLConfig", "method")}
-_HOMES |= {name: f"{__name__}.evaluator" for name in ("AgentEvaluation", "ILQL_Evaluator")}
-_HOMES |= {name: f"{__name__}.loss" for name in ("Loss", "with_row_means")}
-_HOMES |= {name: f"{__name__}.ngrams" for name in ("NGram", "TopAdvantageNGrams")}
-_HOMES |= {"ILQL": f"{__name__}.agent", "ILQLLearner": f"{__name__}.learner"}
-_HOMES |= {"ILQL_Policy": f"{__name__}.policy"}
-__getattr__, __dir__ = _lazy_names(__name__, _HOMES)
+__getattr__, __dir__ = _lazy_names(__name__)

@@ -27,6 +27,4 @@ __all__ = [
     "train",
 ]
 
-_HOMES = {name: f"{__name__}.api" for name in __all__}
-_HOMES |= {"EfficientZeroRun": f"{__name__}.config", "PRESETS": f"{__name__}.presets"}
-__getattr__, __dir__ = _lazy_names(__name__, _HOMES)
+__getattr__, __dir__ = _lazy_names(__name__)

@@ -31,6 +31,4 @@ __all__ = [
     "train",
 ]
 
-_HOMES = {name: f"{__name__}.api" for name in __all__}
-_HOMES |= {"ILQLRun": f"{__name__}.config", "ILQL_PRESETS": f"{__name__}.presets"}
-__getattr__, __dir__ = _lazy_names(__name__, _HOMES)
+__getattr__, __dir__ = _lazy_names(__name__)
