@@ -226,26 +226,43 @@ def show_evaluation(
     more: further entries of the JSON.
     """
     as_first = list(found.as_first or [])
-    record = {
-        "run": str(run),
-        "checkpoint": args.checkpoint,
-        "update": found.update,
-        "seed": args.seed,
-        **(more or {}),
-        "raffia": __version__,
+    figures = {
         **named(spread_of(found.returns)),
         "returns": list(found.returns),
         "lengths": list(found.lengths),
         **({"as_first": as_first} if as_first else {}),
         "files": [os.path.relpath(file, run) for file in found.files],
     }
-    path = write_record(run / "evaluations" / file_name(args, found.update), record)
+    played = f": {plural(len(found.returns), 'episode')}{against}"
+    shown = table(found.returns, found.lengths, as_first)
+    figures = {**(more or {}), **figures}
+    return show_figures(run, args, found.update, figures, shown, found.files, played)
+
+
+def show_figures(
+    run: Path,
+    args: argparse.Namespace,
+    update: int | None,
+    figures: Mapping[str, Any],  # further entries of the JSON
+    shown: str,  # the same for the terminal
+    files: Sequence[Path] = (),  # that were written already
+    remark: str = "",
+) -> int:
+    """Write what `raffia evaluate` found as JSON into the run's folder, and show it."""
+    record = {
+        "run": str(run),
+        "checkpoint": args.checkpoint,
+        "update": update,
+        "seed": args.seed,
+        "raffia": __version__,
+        **figures,
+    }
+    path = write_record(run / "evaluations" / file_name(args, update), record)
     if args.json:
         print(json.dumps(record))
         return 0
-    played = plural(len(found.returns), "episode")
-    print(f"{run}, {checkpoint_named(args.checkpoint, found.update)}: {played}{against}")
-    print(table(found.returns, found.lengths, as_first))
-    for file in [path, *found.files]:
+    print(f"{run}, {checkpoint_named(args.checkpoint, update)}{remark}")
+    print(shown)
+    for file in (path, *files):
         print(f"wrote {paint(str(file), 'cyan', sys.stdout)}")
     return 0

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raffia._version import __version__
-from raffia.cli.algorithm import AlgorithmCommands
+from raffia.cli.algorithm import AlgorithmCommands, show_figures
 from raffia.cli.errors import UsageError
-from raffia.cli.figures import checkpoint_named, file_name, write_record
-from raffia.cli.style import call, columns, number, paint, waiting
+from raffia.cli.style import call, columns, number, waiting
 from raffia.recipes.ilql.config import DialogueDataConfig, ILQLRun
 
 if TYPE_CHECKING:
@@ -173,24 +169,9 @@ class ILQLCommands(AlgorithmCommands):
             seed=args.seed,
             make_env=args.env or None,
         )
-        record = {
-            "run": str(run),
-            "checkpoint": args.checkpoint,
-            "update": found.update,
-            "seed": args.seed,
-            "raffia": __version__,
-            **figures(found),
-        }
-        path = write_record(run / "evaluations" / file_name(args, found.update), record)
         dialogues = write_dialogues(run, found.update, found.dialogues)
-        if args.json:
-            print(json.dumps(record))
-            return 0
-        print(f"{run}, {checkpoint_named(args.checkpoint, found.update)}")
-        print(table(record))
-        for file in (path, dialogues):
-            print(f"wrote {paint(str(file), 'cyan', sys.stdout)}")
-        return 0
+        record = figures(found)
+        return show_figures(run, args, found.update, record, table(record), [dialogues])
 
 
 def _plain(words: Sequence[str]) -> list[str]:

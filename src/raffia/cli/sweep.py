@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from raffia.cli.doctor import usable_cores
 from raffia.cli.errors import UsageError
 from raffia.cli.sessions import print_next, require_device
 from raffia.cli.style import call, columns, filled, help_width, number, printable
@@ -106,7 +106,7 @@ def sweep(words: Sequence[str]) -> int:
     base = asked.algorithm.settled(base)
     if not any(word.startswith(("--num_threads", "--num-threads")) for word in asked.settings):
         at_once = _whole(flags, "--workers", 0) or flags.get("--devices", "").count(",") + 1
-        part = max(1, num_cores() // at_once)
+        part = max(1, usable_cores() // at_once)
         base = replace(base, num_threads=min(base.num_threads, part))
     manifest = Manifest.of(asked.algorithm, base, runs, preset=asked.preset, search=search)
     manifest = _where(manifest, flags, asked.algorithm)
@@ -237,20 +237,10 @@ def _where(manifest: Manifest, flags: dict[str, str], algorithm: Any) -> Manifes
             raise ConfigError(str(error)) from None
     configs = manifest.configs(algorithm)
     threads = max(config.num_threads for config in configs)
-    fit = len(devices) or max(1, num_cores() // max(1, threads))
+    fit = len(devices) or max(1, usable_cores() // max(1, threads))
     workers = _whole(flags, "--workers", fit, least=1)
     workers = 1 if engine.name == "inline" else min(workers, manifest.num_runs)
     return replace(manifest, devices=devices, engine=engine, workers=workers)
-
-
-def num_cores() -> int:
-    """The processors that this process may use.
-
-    >>> num_cores() >= 1
-    True
-    """
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def _devices(manifest: Manifest, algorithm: Any) -> list[str]:
