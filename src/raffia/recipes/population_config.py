@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
 from raffia.envs.checked import check_choices, check_fraction, check_least, check_types
 from raffia.evolution.config import HyperRange, MutationConfig, SelectionConfig
@@ -107,27 +107,16 @@ class PopulationConfig:
 
     def selection(self) -> SelectionConfig:
         """Who goes on."""
-        return SelectionConfig(
-            method=self.method,
-            tournament_size=self.tournament_size,
-            elitism=self.elitism,
-            truncation_fraction=self.truncation_fraction,
-            eval_loop=self.eval_loop,
-        )
+        return SelectionConfig(**self._for(SelectionConfig))
 
     def mutations(self) -> MutationConfig:
         """What becomes of them."""
-        return MutationConfig(
-            no_mutation=self.no_mutation,
-            hyper=self.hyper,
-            parameters=self.parameters,
-            activation=self.activation,
-            architecture=self.architecture,
-            new_layer_prob=self.new_layer_prob,
-            nodes=self.nodes,
-            mutation_sd=self.mutation_sd,
-            hyper_ranges=self.hyper_ranges(),
-        )
+        return MutationConfig(**self._for(MutationConfig), hyper_ranges=self.hyper_ranges())
+
+    def _for(self, config: type[Any]) -> dict[str, Any]:
+        """The settings that a config of `raffia.evolution` has, too."""
+        own = {one.name for one in fields(self)}
+        return {one.name: getattr(self, one.name) for one in fields(config) if one.name in own}
 
     def hyper_ranges(self) -> dict[str, HyperRange]:
         """By name.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from raffia.envs.checked import check_above_zero, check_choices, check_least, check_types
 
@@ -171,6 +171,37 @@ def check_cards(
                 f"{kind}.device={where} on a Ray cluster with {kind}.gpus=0: it would give them no "
                 f"card; set {kind}.gpus, such as {kind}.gpus=0.5"
             )
+
+
+def check_workers(run: Any, kinds: Sequence[str]) -> None:
+    """ValueError for workers of a run that can't be, or do not go with each other.
+
+    kinds: those that its algorithm has besides workers of a population.
+
+    >>> from types import SimpleNamespace as Run
+    >>> check_workers(Run(engine=EngineConfig(name="process"), evaluators=EvaluatorsConfig(),
+    ...     population=Run(workers=0, size=1), learners=LearnersConfig(), device="cpu"),
+    ...     ["evaluators"])
+    Traceback (most recent call last):
+    ...
+    ValueError: engine.name=process and no workers: set evaluators.num, such as evaluators.num=2, or
+    population.workers, or leave engine.name out
+    """
+    check_cards(run.engine, {kind: getattr(run, kind) for kind in kinds}, run.device)
+    check_spares(run.engine, run.learners)
+    nums = [run.population.workers, *(getattr(run, kind).num for kind in kinds)]
+    if run.engine.name != "inline" and not any(nums):
+        others = ", ".join(f"{kind}.num" for kind in kinds[1:])
+        raise ValueError(
+            f"engine.name={run.engine.name} and no workers: set {kinds[0]}.num, such as "
+            f"{kinds[0]}.num=2, or {f'{others} or ' if others else ''}population.workers, or leave "
+            "engine.name out"
+        )
+    if run.evaluators.play_elsewhere and run.population.size > 1:
+        raise ValueError(
+            f"evaluators.* with population.size={run.population.size}: a population evolves by its "
+            "evaluation, so the loop plays it: leave evaluators.* out"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,9 @@ Legend: E environments, of which an actor plays some: rows first_row .. first_ro
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,7 +20,7 @@ from raffia.algorithms.efficientzero.learner import EfficientZeroLearner, ModelF
 from raffia.algorithms.efficientzero.planning import Planner
 from raffia.algorithms.efficientzero.stacked import StackedPlanner
 from raffia.envs.config import EnvConfig
-from raffia.envs.env import EnvSpec
+from raffia.envs.env import BatchEnv, EnvSpec
 from raffia.envs.make import make_env, require_batch
 from raffia.functional.seeds import derive_seed
 from raffia.recipes.efficientzero.config import EfficientZeroRun
@@ -77,6 +79,16 @@ def fraction_done(config: EfficientZeroRun, num_env_steps: int) -> float:
     return min(1.0, num_env_steps / max(1, config.collect.num_env_steps))
 
 
+def spec_of(env: EnvConfig, make_env: Callable[..., BatchEnv] = make_env) -> EnvSpec:
+    """What a kind of environments says of itself.
+
+    >>> spec_of(EfficientZeroRun().env).action.n
+    2
+    """
+    with contextlib.closing(make_env(one_env(env), num_envs=1)) as made:
+        return made.spec
+
+
 def one_env(env: EnvConfig) -> EnvConfig:
     """One environment, for what its kind says of itself: it is never stepped.
 
@@ -103,8 +115,7 @@ class ActorRole:
     """
 
     def __init__(self, config: str, index: int) -> None:
-        given = json.loads(config)
-        self.config = run = from_json(EfficientZeroRun, given["run"])
+        self.config = run = configured_run(config)
         num_actors = max(1, run.actors.num)
         num_envs = run.env.num_envs // num_actors
         self._rows = range(index * num_envs, (index + 1) * num_envs)
@@ -187,5 +198,14 @@ class ActorRole:
 
 
 def actor_config(run: EfficientZeroRun) -> str:
-    """The config of `ActorRole`, as JSON."""
+    """What workers of a run, and processes that share its batches, are made from, as JSON."""
     return json.dumps({"run": to_json(run)})
+
+
+def configured_run(config: str) -> EfficientZeroRun:
+    """The run that `actor_config` wrote.
+
+    >>> configured_run(actor_config(EfficientZeroRun(seed=3))).seed
+    3
+    """
+    return from_json(EfficientZeroRun, json.loads(config)["run"])

@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from raffia.algorithms.efficientzero.actor import act
-from raffia.algorithms.efficientzero.learner import EfficientZeroLearner, ModelFactory
+from raffia.algorithms.efficientzero.learner import ModelFactory
 from raffia.algorithms.efficientzero.planning import Planner
 from raffia.envs.env import EnvSpec
 from raffia.envs.make import make_env, require_env_factory
 from raffia.envs.opponents import make_opponent
 from raffia.recipes.algorithm import ALGORITHMS
+from raffia.recipes.efficientzero.actors import make_networks, spec_of
 from raffia.recipes.efficientzero.config import EfficientZeroRun
 from raffia.recipes.efficientzero.evaluation import EpisodeFilms, Evaluator, MakeEnv
 from raffia.recipes.efficientzero.experiment import EfficientZeroExperiment
@@ -117,8 +118,8 @@ class Agent:
     >>> from raffia.envs.env import Discrete
     >>> spec = EnvSpec(observation_shape=(4,), action=Discrete(2))
     >>> config = EfficientZeroRun()
-    >>> learner = EfficientZeroLearner(spec, config, num_updates=1)
-    >>> agent = Agent(spec, Planner(learner.make_model(0), spec, config), num_simulations=8)
+    >>> planner = Planner(make_networks(config, spec).make_model(0), spec, config)
+    >>> agent = Agent(spec, planner, num_simulations=8)
     >>> agent.act(TensorDict(observation=torch.zeros(3, 4), batch_size=[3]))["policy"].shape
     torch.Size([3, 2])
     """
@@ -168,17 +169,9 @@ def load_agent(
     """
     config = read_run_of(EfficientZeroRun, folder)
     refuse_without_own(Path(folder), _own(make_env, networks)[0])
-    with contextlib.closing(make_env(config.env, num_envs=1)) as env:
-        spec = env.spec
-    made = EfficientZeroLearner(
-        spec,
-        config,
-        num_updates=config.num_updates,
-        model_factory=networks,
-        frame_stack=config.env.frame_stack,
-    )
+    spec = spec_of(config.env, make_env)
     planner = Planner(
-        made.make_model(0),
+        make_networks(config, spec, networks).make_model(0),
         spec,
         config,
         frame_stack=config.env.frame_stack,

@@ -22,8 +22,7 @@ from raffia.recipes.scale_config import (
     EvaluatorsConfig,
     LearnersConfig,
     ReanalyzersConfig,
-    check_cards,
-    check_spares,
+    check_workers,
 )
 
 # Settings that a resumed run may have other values of, or whose names begin so; all others shaped
@@ -174,25 +173,7 @@ class EfficientZeroRun(EfficientZeroConfig):
                 "environments, which are not as many for each: take env.num_envs="
                 f"{(self.env.num_envs // self.actors.num + 1) * self.actors.num}"
             )
-        kinds: dict[str, ActorsConfig | ReanalyzersConfig | EvaluatorsConfig] = {
-            "actors": self.actors,
-            "reanalyzers": self.reanalyzers,
-            "evaluators": self.evaluators,
-        }
-        check_cards(self.engine, kinds, self.device)
-        check_spares(self.engine, self.learners)
-        num_workers = self.actors.num + self.reanalyzers.num + self.evaluators.num
-        num_workers += self.population.workers
-        if self.engine.name != "inline" and not num_workers:
-            raise ValueError(
-                f"engine.name={self.engine.name} and no workers: set actors.num, such as "
-                "actors.num=2, or reanalyzers.num, evaluators.num or population.workers"
-            )
-        if self.evaluators.play_elsewhere and self.population.size > 1:
-            raise ValueError(
-                f"evaluators.* with population.size={self.population.size}: a population evolves "
-                "by its evaluation, so the loop plays it: leave evaluators.* out"
-            )
+        check_workers(self, ("actors", "reanalyzers", "evaluators"))
 
     def _check_shards(self) -> None:
         size, num_envs = self.replay.shards, self.env.num_envs

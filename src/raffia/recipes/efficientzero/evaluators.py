@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from pathlib import Path
 
 import torch
 
 from raffia.functional.seeds import derive_seed
-from raffia.recipes.efficientzero.actors import make_networks, make_planner
-from raffia.recipes.efficientzero.config import EfficientZeroRun
+from raffia.recipes.efficientzero.actors import configured_run, make_networks, make_planner
 from raffia.recipes.efficientzero.evaluation import EpisodeFilms, Evaluator
 from raffia.recipes.running import threads
 from raffia.tensordict.byte_tensors import bytes_to_tensor
 from raffia.tensordict.tensordict import TensorDict
-from raffia.train.config import from_json
 from raffia.train.evaluate import Episodes
 from raffia.train.nan_guard import all_finite
 
@@ -36,7 +33,7 @@ class EvaluateRole:
     """
 
     def __init__(self, config: str, index: int) -> None:
-        self.config = run = from_json(EfficientZeroRun, json.loads(config)["run"])
+        self.config = run = configured_run(config)
         self._records = run.evaluate.record != "none"
         self.evaluator = Evaluator(run, record=self._records)
         spec = self.evaluator.env.spec

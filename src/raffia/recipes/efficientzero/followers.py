@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
 
 from raffia.algorithms.efficientzero.learner import EfficientZeroLearner
 from raffia.distributed.group import device_of
-from raffia.envs.env import EnvSpec
-from raffia.envs.make import make_env
-from raffia.recipes.efficientzero.actors import make_networks, one_env
-from raffia.recipes.efficientzero.config import EfficientZeroRun
+from raffia.recipes.efficientzero.actors import configured_run, make_networks, spec_of
 from raffia.recipes.members_across import MembersRole
 from raffia.recipes.running import threads
-from raffia.train.config import from_json
 
 
 
@@ -27,8 +22,8 @@ def make_learner(config: str, index: int) -> EfficientZeroLearner:
     >>> int(make_learner(actor_config(PRESETS["smoke"]), 0).init(0)["step"])
     0
     """
-    run = from_json(EfficientZeroRun, json.loads(config)["run"])
-    return make_networks(run, _spec(run))
+    run = configured_run(config)
+    return make_networks(run, spec_of(run.env))
 
 
 def make_members(config: str, index: int) -> MembersRole:
@@ -45,7 +40,7 @@ def make_members(config: str, index: int) -> MembersRole:
     >>> make_members(actor_config(run), 0).learner.size
     2
     """
-    run = from_json(EfficientZeroRun, json.loads(config)["run"])
+    run = configured_run(config)
     return MembersRole(
         make_learner(config, index),
         run.population.size // run.population.workers,
@@ -54,11 +49,3 @@ def make_members(config: str, index: int) -> MembersRole:
         context=partial(threads, run.num_threads),
         device=device_of(run.device, index + 1),
     )
-
-
-def _spec(run: EfficientZeroRun) -> EnvSpec:
-    env = make_env(one_env(run.env))
-    try:
-        return env.spec
-    finally:
-        env.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 
 import torch
@@ -14,11 +13,15 @@ from raffia.algorithms.efficientzero.targets import make_batch
 from raffia.data.segment import SegmentReplayBuffer
 from raffia.data.segment_shards import ReplayShards
 from raffia.data.segments import stacked
-from raffia.envs.make import make_env
 from raffia.evolution.population import BATCH_SIZE
 from raffia.functional.seeds import generator_for
 from raffia.learner import step_of
-from raffia.recipes.efficientzero.actors import make_networks, make_planner, one_env
+from raffia.recipes.efficientzero.actors import (
+    configured_run,
+    make_networks,
+    make_planner,
+    spec_of,
+)
 from raffia.recipes.efficientzero.config import EfficientZeroRun
 from raffia.recipes.efficientzero.data import SEARCHED, Replays
 from raffia.recipes.members import Members, weights_of_each
@@ -27,7 +30,6 @@ from raffia.search.errors import UnfitOutputError
 from raffia.tensordict.byte_tensors import bytes_to_tensor, tensor_to_bytes
 from raffia.tensordict.stack import cat
 from raffia.tensordict.tensordict import TensorDict
-from raffia.train.config import from_json
 from raffia.train.member_replay import OwnReplays, SharedReplay
 from raffia.train.nan_guard import NaNGuard
 from raffia.train.shard_batches import ShardMirrors
@@ -97,13 +99,9 @@ class ReanalyzeRole:
     """
 
     def __init__(self, config: str, index: int) -> None:
-        self.config = run = from_json(EfficientZeroRun, json.loads(config)["run"])
-        env = make_env(one_env(run.env))
-        try:
-            there = run.on(run.reanalyzers.device)
-            self.planner = make_planner(make_networks(run, env.spec), there, env.spec)
-        finally:
-            env.close()
+        self.config = run = configured_run(config)
+        spec, there = spec_of(run.env), run.on(run.reanalyzers.device)
+        self.planner = make_planner(make_networks(run, spec), there, spec)
         self._version = -1
         self._mirrors = ShardMirrors()
 

@@ -19,8 +19,7 @@ from raffia.recipes.scale_config import (
     EngineConfig,
     EvaluatorsConfig,
     LearnersConfig,
-    check_cards,
-    check_spares,
+    check_workers,
 )
 
 # Settings that a run may go on with other values of, or whose names begin so; all others shaped
@@ -278,7 +277,7 @@ class ILQLRun(ILQLConfig):
             )
         self.population.check_form(self.model.evolvable_heads)
         self._check_learners()
-        self._check_workers()
+        check_workers(self, ("evaluators",))
         self._check_language_model()
         self._check_decoding()
 
@@ -313,21 +312,6 @@ class ILQLRun(ILQLConfig):
                 f"population.size={self.population.size}": self.population.size > 1,
             },
         )
-
-    def _check_workers(self) -> None:
-        workers, engine = self.population.workers, self.engine.name
-        if engine != "inline" and not workers and not self.evaluators.num:
-            raise ValueError(
-                f"engine.name={engine} and no workers: set population.size=4 and "
-                "population.workers=2, or evaluators.num=1, or leave engine.name out"
-            )
-        check_cards(self.engine, {"evaluators": self.evaluators}, self.device)
-        check_spares(self.engine, self.learners)
-        if self.evaluators.play_elsewhere and self.population.size > 1:
-            raise ValueError(
-                f"evaluators.* with population.size={self.population.size}: a population evolves "
-                "by its evaluation, so the loop plays it: leave evaluators.* out"
-            )
 
     def _check_language_model(self) -> None:
         trunk, lora = self.model.trunk, self.lora
