@@ -18,7 +18,7 @@ def lazy_names(
     Its file names each of them, and where it lies, once: in the imports below `if TYPE_CHECKING:`,
     which are read from there.
 
-    modules: of the package itself, which are its names, too.
+    modules: of the package itself, which are its names, too; they need not be imported there.
 
     >>> get, names = lazy_names("raffia", ["nn"])
     >>> get("TensorDict").__name__, {"TensorDict", "nn"} <= set(names())
@@ -31,10 +31,10 @@ def lazy_names(
     homes = _imported_for_types(package)
 
     def get(name: str) -> Any:
-        if name in homes:
-            found = getattr(import_module(homes[name]), name)
-        elif name in modules:
+        if name in modules or homes.get(name) == package:
             found = import_module(f"{package}.{name}")
+        elif name in homes:
+            found = getattr(import_module(homes[name]), name)
         else:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         vars(sys.modules[package])[name] = found  # found at once from now on

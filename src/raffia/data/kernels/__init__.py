@@ -9,4 +9,4 @@ if TYPE_CHECKING:
 
 __all__ = ["groups", "priorities", "ring", "rows", "siphash", "table"]
 
-__getattr__, __dir__ = _lazy_names(__name__, {name: f"{__name__}.{name}" for name in __all__})
+__getattr__, __dir__ = _lazy_names(__name__)
