@@ -44,17 +44,25 @@ def lazy_names(
 
 
 def _imported_for_types(package: str) -> dict[str, str]:
-    """The module of each name that a package imports for type checkers only."""
-    spec = sys.modules[package].__spec__
+    """The module of each name that a package imports for type checkers only.
+
+    What it imports as `*` are the other names of its `__all__`.
+    """
+    module = sys.modules[package]
+    spec = module.__spec__
     source = spec.loader.get_source(package) if spec and spec.loader else None  # type: ignore[attr-defined]
     if source is None:
         raise ImportError(f"{package} is installed without its source, which names what it exports")
+    homes = {}
     for node in ast.parse(source).body:
         match node:
             case ast.If(test=ast.Name("TYPE_CHECKING"), body=lines):
                 imports = [line for line in lines if isinstance(line, ast.ImportFrom)]
-                return {name.name: line.module or "" for line in imports for name in line.names}
-    return {}
+                homes = {name.name: line.module or "" for line in imports for name in line.names}
+    rest = homes.pop("*", None)
+    if rest is not None:
+        homes = dict.fromkeys(module.__all__, rest) | homes
+    return homes
 
 
 def imported(reference: Any, *, here: bool = False) -> Any:
