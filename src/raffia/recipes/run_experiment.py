@@ -19,8 +19,6 @@ from raffia.tensordict.tensordict import TensorDict
 from raffia.train.experiment import Experiment, Plan
 from raffia.train.view import View
 
-__all__ = ["RunExperiment"]
-
 
 class RunExperiment(Experiment):
     """An experiment by settings that may ask for a population, and for other processes to learn in.

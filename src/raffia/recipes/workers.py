@@ -16,8 +16,6 @@ from raffia.tensordict.tensordict import TensorDict
 from raffia.train.evaluations import Evaluations
 from raffia.train.outcome import Outcome
 
-__all__ = ["RunWorkers", "describe_workers", "kinds_elsewhere"]
-
 POPULATION = "population"  # the kind of workers that members learn in
 
 

@@ -11,7 +11,6 @@ from raffia.recipes.members_across import MembersRole
 from raffia.recipes.running import threads
 
 
-
 def make_learner(config: str, index: int) -> EfficientZeroLearner:
     """The learner of a process that shares batches, or of a worker's members.
 
