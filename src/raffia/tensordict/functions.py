@@ -67,13 +67,7 @@ def from_module(
     >>> from_module(nn.Linear(2, 3)).is_locked
     True
     """
-    return TensorDict.from_module(
-        module,
-        as_module=as_module,
-        lock=lock,
-        use_state_dict=use_state_dict,
-        filter_empty=filter_empty,
-    )
+    return TensorDict.from_module(module, as_module, lock, use_state_dict, filter_empty)
 
 
 @shows_options_of(TensorDict.from_dict)
@@ -352,18 +346,4 @@ def _tensor_or_stack(cls: type) -> bool:
     return issubclass(cls, Tensor) or cls is LazyStackedTensorDict
 
 
-def assert_allclose_td(
-    actual: Any,
-    expected: Any,
-    rtol: float | None = None,
-    atol: float | None = None,
-    equal_nan: bool = True,
-    intersection: bool = False,
-    msg: str = "",
-) -> bool:
-    """Another name of `assert_close`.
-
-    >>> assert_allclose_td(TensorDict(a=1.0), TensorDict(a=1.0))
-    True
-    """
-    return assert_close(actual, expected, rtol, atol, equal_nan, intersection, msg)
+assert_allclose_td = assert_close

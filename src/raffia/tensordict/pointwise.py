@@ -29,7 +29,7 @@ OPERATORS = dict(  # operator -> method; those marked with r swap their operands
     radd="add", rsub="rsub", rmul="mul", rtruediv="rdiv", rpow="rpow",
     floordiv="floordiv", iadd="add_", isub="sub_", imul="mul_", itruediv="div_", ipow="pow_",
 )  # fmt: skip
-LOGIC = dict(xor=operator.xor, or_=operator.or_, and_=operator.and_)
+LOGIC = "xor or_ and_".split()
 NUMBERS: Any = (bool, int, float, complex, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
@@ -245,12 +245,14 @@ def unnamed(td: Container) -> Container:
 
 
 def _compared_nodes(mine: Any, theirs: Any, compare: Callable[[Any, Any], Any]) -> Any:
-    size = mine._batch_size
-    if size != theirs._batch_size:
-        return _compared_unlike(mine, theirs, compare)
-    pairs = mine._pairs(theirs)
-    if len(pairs) != 1 or pairs[0][0] is not mine:
-        return mine._of_members([_compared_nodes(a, b, compare) for a, b in pairs])
+    """The comparison of two containers; batch sizes that differ broadcast as their leaves do."""
+    size, alike = mine._batch_size, mine._batch_size == theirs._batch_size
+    if alike:
+        pairs = mine._pairs(theirs)
+        if len(pairs) != 1 or pairs[0][0] is not mine:
+            return mine._of_members([_compared_nodes(a, b, compare) for a, b in pairs])
+    else:
+        size = _compared_size(mine, theirs)
     left, right = mine._entries(), theirs._entries()
     if left.keys() != right.keys():
         raise unlike(left, right)
@@ -258,41 +260,30 @@ def _compared_nodes(mine: Any, theirs: Any, compare: Callable[[Any, Any], Any]) 
     for name, a in left.items():
         b = right[name]
         if not isinstance(a, Node):
-            entries[name] = compare(a, b)
-        elif a._is_data():
-            entries[name] = a._compared(b, compare)
+            out = compare(a, b)
+        elif not a._is_data():
+            out = _compared_nodes(a, b, compare)
         else:
-            entries[name] = _compared_nodes(a, b, compare)
-    return mine._new(entries, mine._batch_size)
-
-
-def _compared_unlike(mine: Any, theirs: Any, compare: Callable[[Any, Any], Any]) -> Any:
-    """The comparison of containers whose batch sizes differ, and broadcast as their leaves do."""
-    try:
-        size = torch.broadcast_shapes(mine._batch_size, theirs._batch_size)
-    except RuntimeError as error:
-        raise RuntimeError(
-            f"containers of batch sizes {mine._batch_size} and {theirs._batch_size} "
-            f"can't be compared: {error}"
-        ) from error
-    left, right = mine._entries(), theirs._entries()
-    if left.keys() != right.keys():
-        raise unlike(left, right)
-    entries = {}
-    for name, a in left.items():
-        b = right[name]
-        if isinstance(a, Node) and a._is_data():
-            common = torch.broadcast_shapes(a._batch_size, b.shape)
-            out = a.expand(common)._compared(b, compare)
-        else:
-            out = _compared_nodes(a, b, compare) if isinstance(a, Node) else compare(a, b)
-        if out.shape[: len(size)] != size:
+            if not alike:
+                a = a.expand(torch.broadcast_shapes(a._batch_size, b.shape))
+            out = a._compared(b, compare)
+        if not alike and out.shape[: len(size)] != size:
             raise RuntimeError(
                 f"containers of batch sizes {mine._batch_size} and {theirs._batch_size} can't be "
                 f"compared: what comes out for entry {name!r} has the shape {tuple(out.shape)}"
             )
         entries[name] = out
     return mine._new(entries, size)
+
+
+def _compared_size(mine: Any, theirs: Any) -> torch.Size:
+    try:
+        return torch.broadcast_shapes(mine._batch_size, theirs._batch_size)
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"containers of batch sizes {mine._batch_size} and {theirs._batch_size} "
+            f"can't be compared: {error}"
+        ) from error
 
 
 Operand = Node | Tensor | float  # with the same keys, or what broadcasts with the batch size
@@ -548,34 +539,16 @@ def _documented(method: Any, name: str, text: str, example: str) -> Any:
     return method
 
 
-def _comparison(name: str) -> Callable[..., Any]:
-    compare = getattr(operator, name)
-    empty_answer = {"eq": False, "ne": True}
+def _compares(name: str, example: str) -> Callable[..., Any]:
+    """The method by which `operator.NAME` compares, or joins truth values."""
+    function, answer = getattr(operator, name), {"eq": False, "ne": True}.get(name, NotImplemented)
 
     def method(self: Any, other: Any) -> Any:
-        result = compared(self, other, compare)
-        if result is NotImplemented and name in empty_answer:
-            return empty_answer[name]
-        return result
+        result = compared(self, other, function)
+        return answer if result is NotImplemented else result
 
-    return _documented(
-        method,
-        f"__{name}__",
-        f"`{name}`, leaf by leaf.",
-        "(TensorDict(a=torch.ones(2)) == 1)['a']\ntensor([True, True])",
-    )
-
-
-def _logic(name: str) -> Callable[..., Any]:
-    function = LOGIC[name]
-
-    def method(self: Container, other: Any) -> Container:
-        return compared(self, other, function)
-
-    example = "td = TensorDict(a=torch.tensor([True]))\n>>> (td & td)['a']\ntensor([True])"
-    return _documented(
-        method, f"__{name.rstrip('_')}__", f"`{name.rstrip('_')}` leaf by leaf.", example
-    )
+    plain = name.rstrip("_")
+    return _documented(method, f"__{plain}__", f"`{plain}` leaf by leaf.", example)
 
 
 def _install() -> None:
@@ -589,15 +562,14 @@ def _install() -> None:
             continue
         for attribute, method in _binary(name):
             setattr(Pointwise, attribute, method)
+    example = "(TensorDict(a=torch.ones(2)) == 1)['a']\ntensor([True, True])"
     for name in COMPARISONS:
-        method = _comparison(name)
-        setattr(Pointwise, f"__{name}__", method)
-        if name not in ("eq", "ne"):
-            continue
+        setattr(Pointwise, f"__{name}__", _compares(name, example))
+    example = "td = TensorDict(a=torch.tensor([True]))\n>>> (td & td)['a']\ntensor([True])"
     for name in LOGIC:
-        method = _logic(name)
-        setattr(Pointwise, f"__{name.rstrip('_')}__", method)
-        setattr(Pointwise, f"__r{name.rstrip('_')}__", method)
+        method, plain = _compares(name, example), name.rstrip("_")
+        setattr(Pointwise, f"__{plain}__", method)
+        setattr(Pointwise, f"__r{plain}__", method)
 
 
 def _operator(method_name: str) -> Callable[..., Any]:

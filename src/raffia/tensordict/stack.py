@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -201,27 +201,32 @@ def _stack_dense(tds: list[Any], dim: int, lazily: bool, key: str | None = None)
             "stacking tensordicts requires them to have congruent batch sizes, got "
             f"td[{i}].batch_size={sizes[i]} and td[0].batch_size={size}"
         )
-    stores = [td._d for td in tds]
-    mine = stores[0]
-    if sum(map(len, stores)) != num * len(mine):
-        raise _unlike_keys(stores)
     out: Entries = {}
-    for name, value in mine.items():
-        try:
-            values = [store[name] for store in stores]
-        except KeyError:
-            raise _unlike_keys(stores) from None
-        if value.__class__ is Tensor or not isinstance(value, Node):
-            try:
-                out[name] = torch.stack(values, dim)
-            except (RuntimeError, TypeError):
-                _explain(name, values)
-                raise
-        else:
+    for name, values in _columns(tds, _unlike_keys):
+        if values[0].__class__ is not Tensor and isinstance(values[0], Node):
             out[name] = _stack_nodes(values, dim, lazily, name)
+            continue
+        try:
+            out[name] = torch.stack(values, dim)
+        except (RuntimeError, TypeError):
+            _explain(name, values)
+            raise
     device, names = _shared_device(tds), _stacked_names(tds, dim)
     td = TensorDict._make(out, torch.Size((*size[:dim], num, *size[dim:])), device, names)
     return td if names is None else dim_names.passed_on(td)
+
+
+def _columns(
+    tds: list[Any], unlike: Callable[[list[Entries]], Exception]
+) -> list[tuple[str, list[Any]]]:
+    """What stands under each name in plain containers; an error if their keys differ."""
+    stores = [td._d for td in tds]
+    if sum(map(len, stores)) != len(stores) * len(stores[0]):
+        raise unlike(stores)
+    try:
+        return [(name, [store[name] for store in stores]) for name in stores[0]]
+    except KeyError:
+        raise unlike(stores) from None
 
 
 def _shared_device(tds: list[Any]) -> torch.device | None:
@@ -357,26 +362,18 @@ def _cat_dense(tds: list[Any], dim: int) -> TensorDict:
                 f"size elsewhere, got td[{i}].batch_size={other} and td[0].batch_size={size}"
             )
         length += other[dim]
-    stores = [td._d for td in tds]
-    mine = stores[0]
-    if sum(map(len, stores)) != len(stores) * len(mine):
-        raise _unlike_cat_keys(stores)
     out: Entries = {}
-    for name, value in mine.items():
-        try:
-            values = [store[name] for store in stores]
-        except KeyError:
-            raise _unlike_cat_keys(stores) from None
-        if value.__class__ is not Tensor and isinstance(value, Node):
+    for name, values in _columns(tds, _unlike_cat_keys):
+        if values[0].__class__ is not Tensor and isinstance(values[0], Node):
             out[name] = _cat_nodes(values, dim)
-        else:
-            try:
-                out[name] = torch.cat(values, dim)
-            except (RuntimeError, TypeError) as error:
-                shapes = [tuple(v.shape) for v in values]
-                raise RuntimeError(
-                    f"the entries {name!r}, of shapes {shapes}, can't be concatenated: {error}"
-                ) from error
+            continue
+        try:
+            out[name] = torch.cat(values, dim)
+        except (RuntimeError, TypeError) as error:
+            shapes = [tuple(v.shape) for v in values]
+            raise RuntimeError(
+                f"the entries {name!r}, of shapes {shapes}, can't be concatenated: {error}"
+            ) from error
     size = torch.Size((*size[:dim], length, *size[dim + 1 :]))
     return dim_names.passed_on(TensorDict._make(out, size, _shared_device(tds), first._names))
 
