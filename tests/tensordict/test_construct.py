@@ -418,12 +418,16 @@ def test_from_trees_arrays_and_keys():
         {"a": ones(B), "b": {"c": torch.zeros(B)}},
         [ones(B), torch.zeros(B)],
         (ones(B), {"x": [torch.zeros(B), ones(B)]}),
+        {1: ones(B), "b": ({2: torch.zeros(B)}, ones(B))},
     ):
         for td in (from_pytree(tree), TensorDict.from_pytree(tree, batch_size=[B])):
             (values, spec), (back, spec_back) = tree_flatten(tree), tree_flatten(td.to_pytree())
             assert spec == spec_back
             assert all(torch.equal(x, y) for x, y in zip(values, back, strict=True))
         assert td.batch_size == (B,)
+    assert set(td.keys(True, True)) == {"1", ("b", "0", "2"), ("b", "1")}
+    with pytest.raises(KeyError, match="the same name"):
+        from_pytree({1: ones(B), "1": ones(B)})
     for build in (TensorDict.fromkeys, fromkeys):
         assert build(["a", "b"]).to_dict() == {"a": torch.tensor(0), "b": torch.tensor(0)}
         td = build(["a", ("b", "c")], ones(B))

@@ -235,6 +235,7 @@ def test_detach_and_data(locked):
     td = floats().requires_grad_() * 2
     held = td["a"]
     assert td.detach_() is td and td["a"] is held and not td.requires_grad
+    assert td[:1].detach_()["a"].shape == td[:1]["a"].shape  # views without a gradient
     td = lazy_stack([params(), params()])
     assert td.requires_grad
     for out in (td.data, td.detach()):

@@ -585,6 +585,19 @@ def test_writes_into_unlike_members():
     td = unlike()
     td.update_at_(td[0].clone().zero_(), 0)
     assert (td[0]["h"] == 0).all() and (td[1]["h"] == unlike()[1]["h"]).all()
+    more = unlike() + 1
+    for td in (
+        unlike().update_at_(more, slice(None)),
+        unlike().update_(more, keys_to_update=["h", "a"]),
+        unlike().update_(more, keys_to_update=["h"]).update_({"a": more["a"]}),
+        unlike().apply(lambda leaf: leaf + 1, out=unlike()),
+        more.rename_keys({"h": "z"}).rename_keys({"z": "h"}),
+    ):
+        assert all((td[i]["h"] == unlike_part(i)["h"] + 1).all() for i in range(4))
+    assert (unlike().update_at_(more[1:3], slice(1, 3))[0]["h"] == unlike_part(0)["h"]).all()
+    assert (unlike().update_at_(more[1:3], slice(1, 3))[1]["h"] == unlike_part(1)["h"] + 1).all()
+    with pytest.raises(KeyError, match="only1"):
+        unlike().update_(unlike(), keys_to_update=["only0"]).update_at_(more[1:3], slice(2))
     assert td.apply_(lambda leaf: leaf.zero_()) is td
     assert all((leaf == 0).all() for member in td.tensordicts for leaf in member.values())
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from raffia import DamagedFileError, MemoryMappedTensor
-from tests.tensordict.stored import content, jagged
+from tests.tensordict.stored import content, jagged, strided
 
 
 def mapped(path, shape=(2, 3)):
@@ -74,6 +74,30 @@ def test_makers(args, tmp_path):
     assert (tmp_path / "f").stat().st_size == 12
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_rows_of_unlike_size(tmp_path):
+    make, sizes, int16 = MemoryMappedTensor, torch.tensor([[2, 3], [2, 4]]), torch.int16
+    made = make.full(sizes, fill_value=4, dtype=int16, filename=tmp_path / "x")
+    values = make.ones(14, filename=tmp_path / "v").untyped_storage()
+    for x, value in {
+        made: 4,
+        make.from_filename(tmp_path / "x", int16, sizes): 4,
+        make.from_tensor(made, filename=tmp_path / "y", copy_existing=True): 4,
+        make.from_tensor(strided().transpose(1, 2).mul(0).add(5)): 5,
+        make.from_tensor(torch.full((14,), 6), shape=sizes): 6,
+        make.from_storage(values, shape=sizes): 1,
+        make.from_handler(make.zeros(shape=sizes)._handler, torch.float32, sizes): 0,
+        make.ones_like(made): 1,
+        pickle.loads(pickle.dumps(made)): 4,
+    }.items():
+        assert type(x) is make and x.is_nested and all([(row == value).all() for row in x.unbind()])
+    assert make.from_filename(tmp_path / "x", int16, sizes, index=1).shape == (2, 4)
+    assert (tmp_path / "x").stat().st_size == 28
+    made[0].fill_(1)
+    assert make.from_filename(tmp_path / "x", int16, (14,)).tolist() == [1] * 6 + [4] * 8
+    assert make.zeros(torch.tensor([2, 3])).shape == (2, 3)
+
+
 def test_shapes_of_nothing(tmp_path):
     for number, shape in enumerate([(), (0, 3), (0,)]):
         assert MemoryMappedTensor.zeros(shape).shape == MemoryMappedTensor.zeros(shape=shape).shape
@@ -114,7 +138,9 @@ def test_mistakes(tmp_path):
             RuntimeError,
             "requires_grad",
         ),
-        (lambda: make.from_tensor(jagged()), NotImplementedError, "nested tensor"),
+        (lambda: make.from_tensor(jagged()), NotImplementedError, "jagged nested tensor"),
+        (lambda: make.from_tensor(t, shape=torch.ones(2, 2).int()), RuntimeError, "take 2 values"),
+        (lambda: make.zeros(torch.ones(2, 2)), ValueError, "sizes of the rows"),
         (lambda: make.from_filename(no, dtype=f32, shape=(2,)), FileNotFoundError, "no"),
         (lambda: make.from_filename(path, dtype=f32, shape=(2, 4)), DamagedFileError, "24 bytes"),
         (lambda: make.from_handler(t.filename, f32, (2,)), TypeError, "from_filename"),

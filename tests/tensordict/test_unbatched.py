@@ -122,6 +122,12 @@ def test_maths_reach_it():
     td += 1
     assert torch.equal(td["a"], TABLE + 1) and not td.zero_()["a"].any()
     assert td.add(held(), default=0.0)["a"].sum() == TABLE.sum()
+    for td in (held(), lazy_stack([held(), held()])):
+        assert td.apply(lambda x: x + 1, inplace=True) is td
+        assert torch.equal(td[0]["a"].as_subclass(Tensor), TABLE + 1)
+        assert td.detach_() is td and not td.requires_grad
+    copied = held()["a"].copy()
+    assert type(copied) is UnbatchedTensor and torch.equal(copied, TABLE)
     weight = torch.ones(3, requires_grad=True)
     td = TensorDict(w=UnbatchedTensor(weight), x=torch.ones(2, 3), batch_size=[2])
     (td["w"] * td["x"]).sum().backward()

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from raffia.tensordict import kinds
+from raffia.tensordict.nested_rows import shape_of_rows
 from raffia.tensordict.node import BatchSize, Device, Node
-from raffia.tensordict.ragged import shape_of_rows
 from raffia.tensordict.value_options import list_to_stack
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self, Unpack
 
 import numpy as np
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from raffia.tensordict import kinds
 from raffia.tensordict.build import SizeOptions, as_device, as_size, finished, sized
-from raffia.tensordict.keys import NestedKey
+from raffia.tensordict.keys import NestedKey, is_key
 from raffia.tensordict.node import BatchSize, Device, Node
 from raffia.tensordict.signatures import shows_options_of
 
@@ -81,13 +81,15 @@ class Construction(Node):
     def from_pytree(cls, pytree: Any, **options: Unpack[SizeOptions]) -> Any:
         """A container from nested dicts, lists and tuples of tensors; `to_pytree` restores them.
 
+        A key of a dict that is no string, such as 1, is "1" in the container.
+
         >>> from raffia import TensorDict
         >>> TensorDict.from_pytree([torch.zeros(2), {"a": torch.ones(2)}]).to_dict()
         {'0': tensor([0., 0.]), '1': {'a': tensor([1., 1.])}}
         """
         if isinstance(pytree, Tensor):
             return pytree
-        found = any_entries(pytree, cls)
+        found = any_entries(_rebuilt(pytree, _name_of, lambda leaf: leaf), cls)
         if found is None:
             raise ValueError(
                 f"from_pytree takes dicts, lists and tuples of tensors, got {type(pytree).__name__}"
@@ -95,7 +97,7 @@ class Construction(Node):
         if isinstance(found, Node):
             return found
         td = finished(cls, found, **options)
-        td._skeleton = _kinds(pytree)
+        td._skeleton = _rebuilt(pytree, lambda key: key, lambda leaf: None)
         return td
 
     @classmethod
@@ -368,14 +370,21 @@ def any_entries(obj: Any, cls: Any) -> Any:
     return out
 
 
-def _kinds(tree: Any) -> Any:
-    """The structure of a pytree: which kind of sequence or dict stands where."""
-    if isinstance(tree, Mapping):
-        return {name: _kinds(value) for name, value in tree.items()}
+def _rebuilt(tree: Any, name: Callable[[Any], Any], leaf: Callable[[Any], Any]) -> Any:
+    """A pytree with other names for the keys of its dicts, and other leaves."""
+    if isinstance(tree, Mapping) and not isinstance(tree, Node):
+        out = {name(key): _rebuilt(value, name, leaf) for key, value in tree.items()}
+        if len(out) < len(tree):
+            raise KeyError(f"two of the keys {list(tree)} of a dict have the same name")
+        return out
     if isinstance(tree, (list, tuple)):
-        parts = [_kinds(value) for value in tree]
+        parts = [_rebuilt(value, name, leaf) for value in tree]
         return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
-    return None
+    return leaf(tree)
+
+
+def _name_of(key: Any) -> Any:
+    return key if is_key(key) else str(key)
 
 
 def _field(column: np.ndarray, cls: Any) -> Any:

@@ -31,7 +31,8 @@ def detach_(td: Container) -> Container:
     False
     """
     for leaf in td._leaves([]):
-        leaf.detach_()
+        if leaf.requires_grad:
+            leaf.detach_()
     return td
 
 

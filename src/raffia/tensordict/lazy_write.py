@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
@@ -322,6 +322,17 @@ class LazyWrites(TensorDictBase):
             td.rename_key_(old_key, new_key)
         return self
 
+    def rename_keys(self, mapping: Mapping[NestedKey, NestedKey], *, strict: bool = True) -> Self:
+        """A copy (same tensors) in which each key of `mapping` has its new name in all members.
+
+        >>> from raffia import lazy_stack
+        >>> list(lazy_stack([TensorDict(a=1), TensorDict(a=2)]).rename_keys({"a": "b"}).keys())
+        ['b']
+        """
+        members = [td.rename_keys(mapping, strict=strict) for td in self.tensordicts]
+        out: Self = self._of_members(members)  # type: ignore[attr-defined]
+        return out
+
     # -- several entries
 
     def update(
@@ -412,17 +423,17 @@ class LazyWrites(TensorDictBase):
         tensor([3, 4])
         """
         source = updates.merged(input_dict_or_td, entries_)
-        whole = keys_to_update is None
         into: list[Tensor] = []
         values: list[Tensor] = []
-        if whole and updates.writes_lazily(self, source, into, values):
+        if keys_to_update is None and updates.writes_lazily(self, source, into, values):
             if updates.copied(into, values, non_blocking):
                 return self
-        parts = self._split(source) if isinstance(source, Node) and whole else None
+        parts = self._split(source) if isinstance(source, Node) else None
         if parts is None:
             return updates.update_(
                 self, source, clone, non_blocking=non_blocking, keys_to_update=keys_to_update
             )
+        parts = [updates.restricted(part, keys_to_update) for part in parts]
         pairs = list(zip(self.tensordicts, parts, strict=True))
         for td, part in pairs:
             for key in part.keys():
@@ -433,7 +444,7 @@ class LazyWrites(TensorDictBase):
         return self
 
     def update_at_(self, input_dict_or_td: Any, idx: Any, clone: bool = False, **o: Any) -> Self:
-        """Write into the rows `idx`; one whole member is written like any other container.
+        """Write into the rows `idx`; whole members are written like any other container.
 
         >>> from raffia import lazy_stack
         >>> td = lazy_stack([TensorDict(a=1), TensorDict(a=2, b=0)])
@@ -443,6 +454,15 @@ class LazyWrites(TensorDictBase):
         if idx.__class__ is int and not self.stack_dim and not self._is_data():
             lazy_rows.row(self, idx, (), self.ndim).update_(input_dict_or_td, clone, **o)
             return self
+        if (
+            idx.__class__ is slice
+            and not self.stack_dim
+            and isinstance(input_dict_or_td, LazyWrites)
+        ):
+            members = self[idx]
+            if members.batch_size == input_dict_or_td.batch_size:
+                members.update_(input_dict_or_td, clone, **o)
+                return self
         return updates.update_at_(self, input_dict_or_td, idx, clone, **o)
 
     # -- members

@@ -15,8 +15,10 @@ from torch import Tensor
 
 from raffia.files import DamagedFileError as DamagedFileError
 from raffia.files import TemporaryFile, reserve_file
+from raffia.tensordict.nested_rows import checked_sizes, sum_of_rows, view_of_rows
 
 Path = str | os.PathLike[str]
+Shape = Sequence[int] | Tensor  # as a tensor of two dimensions: the sizes of nested rows
 
 # all that can stand in a file; other names are refused
 DTYPES: dict[str, torch.dtype] = {
@@ -39,6 +41,7 @@ class MemoryMappedTensor(Tensor):
     Indexing with integers and slices, `split`, `chunk` and `unbind` give mapped tensors over the
     same file; other operations give plain tensors. It is pickled as the name of its file.
     Without `filename` the file is a temporary one, which goes with the tensor.
+    The shape may be a tensor with the size of each row: of a nested tensor of strided layout.
 
     >>> x = MemoryMappedTensor.zeros(2, 3)
     >>> x[0].fill_(1)
@@ -69,14 +72,14 @@ class MemoryMappedTensor(Tensor):
         existsok: bool = False,
         copy_existing: bool = False,
         copy_data: bool = True,
-        shape: Sequence[int] | None = None,
+        shape: Shape | None = None,
     ) -> MemoryMappedTensor:
         """Copy a tensor to a file and map it.
 
         existsok: write over a file that is there.
         copy_existing: copy a tensor that is mapped from another file, which is refused otherwise.
         copy_data: False leaves the file as it is, zeros if it is new.
-        shape: expand `input` to this shape.
+        shape: expand `input` to this shape; or part it into rows of these sizes.
         Raises RuntimeError if the file exists, or if `input` requires a gradient.
 
         >>> import tempfile
@@ -85,10 +88,10 @@ class MemoryMappedTensor(Tensor):
         ...     os.path.getsize(x.filename)
         24
         """
-        if input.is_nested:
+        if input.is_nested and input.layout is not torch.strided:
             raise NotImplementedError(
-                "MemoryMappedTensor.from_tensor: a nested tensor takes more than one file; as an "
-                "entry, TensorDict(x=input).memmap(folder), it is stored"
+                "MemoryMappedTensor.from_tensor: a jagged nested tensor takes more than one file; "
+                "as an entry, TensorDict(x=input).memmap(folder), it is stored"
             )
         if input.requires_grad:
             raise RuntimeError(
@@ -96,14 +99,18 @@ class MemoryMappedTensor(Tensor):
                 "pass tensor.detach()"
             )
         if shape is not None:
-            input = input.expand(*shape)
+            shape = as_shape(shape)
+            input = rows_of(input, shape) if isinstance(shape, Tensor) else input.expand(shape)
         if isinstance(input, MemoryMappedTensor):
             if filename is None or is_whole(input, filename):
                 return input
             refuse_copy(input, copy_existing)
-        out = allocate(filename, input.shape, input.dtype, existsok)
+        out = allocate(filename, shape_of(input), input.dtype, existsok)
         if copy_data:
-            out.copy_(input)
+            nested = input.is_nested
+            rows = zip(out.unbind(), input.unbind(), strict=True) if nested else [(out, input)]
+            for row, given in rows:
+                row.copy_(given)
         return out
 
     @classmethod
@@ -111,7 +118,7 @@ class MemoryMappedTensor(Tensor):
         cls,
         filename: Path,
         dtype: torch.dtype,
-        shape: Sequence[int],
+        shape: Shape,
         index: Any = None,
         mode: str | None = None,
     ) -> MemoryMappedTensor:
@@ -127,15 +134,15 @@ class MemoryMappedTensor(Tensor):
         ...     MemoryMappedTensor.from_filename(f"{folder}/x", torch.float32, (2, 3), index=0)
         MemoryMappedTensor([1., 1., 1.])
         """
-        filename, shape = os.fspath(filename), torch.Size(shape)
+        filename, shape = os.fspath(filename), as_shape(shape)
         check_mode(mode)
-        check_length(filename, shape.numel() * dtype.itemsize)
-        out = map_file(filename, dtype, shape, mode)
+        check_length(filename, numel_of(shape) * dtype.itemsize)
+        out = map_shape(filename, dtype, shape, mode)
         return out if index is None else out[index]
 
     @classmethod
     def from_handler(
-        cls, handler: TemporaryFile, dtype: torch.dtype, shape: Sequence[int], index: Any = None
+        cls, handler: TemporaryFile, dtype: torch.dtype, shape: Shape, index: Any = None
     ) -> MemoryMappedTensor:
         """Map the temporary file of another mapped tensor, or only the part `index` of it.
 
@@ -159,7 +166,7 @@ class MemoryMappedTensor(Tensor):
         cls,
         storage: torch.UntypedStorage,
         *,
-        shape: Sequence[int] | None = None,
+        shape: Shape | None = None,
         dtype: torch.dtype | None = None,
         filename: Path | None = None,
     ) -> MemoryMappedTensor:
@@ -174,8 +181,10 @@ class MemoryMappedTensor(Tensor):
                             [1., 1.]])
         """
         dtype = dtype or torch.get_default_dtype()
-        shape = torch.Size(shape or (storage.nbytes() // dtype.itemsize,))
-        view = torch.empty(0, dtype=dtype).set_(storage, 0, shape)  # type: ignore[call-overload]
+        shape = as_shape((storage.nbytes() // dtype.itemsize,) if shape is None else shape)
+        view = torch.empty(0, dtype=dtype)
+        view.set_(storage, 0, (numel_of(shape),))  # type: ignore[call-overload]
+        view = rows_of(view, shape) if isinstance(shape, Tensor) else view.view(shape)
         if storage.filename is None:
             return cls.from_tensor(view, filename=filename)
         if filename is not None and not same_path(filename, storage.filename):
@@ -190,7 +199,7 @@ class MemoryMappedTensor(Tensor):
     def empty(
         cls,
         *size: Any,
-        shape: Sequence[int] | None = None,
+        shape: Shape | None = None,
         dtype: torch.dtype | None = None,
         device: Any = None,
         filename: Path | None = None,
@@ -212,7 +221,7 @@ class MemoryMappedTensor(Tensor):
                 raise TypeError("the shape is missing, such as MemoryMappedTensor.zeros(2, 3)")
             shape = size if isinstance(size[0], int) else size[0]
         dtype = dtype or torch.get_default_dtype()
-        return allocate(filename, torch.Size(shape), dtype, existsok)
+        return allocate(filename, as_shape(shape), dtype, existsok)
 
     @classmethod
     def zeros(cls, *size: Any, **options: Any) -> MemoryMappedTensor:
@@ -251,7 +260,7 @@ class MemoryMappedTensor(Tensor):
         >>> MemoryMappedTensor.empty_like(torch.ones(2, 3)).shape
         torch.Size([2, 3])
         """
-        return allocate(filename, input.shape, input.dtype, False)
+        return allocate(filename, shape_of(input), input.dtype, False)
 
     @classmethod
     def zeros_like(cls, input: Tensor, *, filename: Path | None = None) -> MemoryMappedTensor:
@@ -405,17 +414,54 @@ def map_file(
     return mapped(flat if len(shape) == 1 else flat.view(shape), filename)
 
 
+def as_shape(shape: Shape) -> torch.Size | Tensor:
+    """A shape; or, of a nested tensor, the sizes of its rows."""
+    if isinstance(shape, Tensor):
+        return checked_sizes(shape) if shape.dim() > 1 else torch.Size(shape.tolist())
+    return torch.Size(shape)
+
+
+def shape_of(x: Any) -> torch.Size | Tensor:
+    """`as_shape` of a tensor."""
+    sizes: torch.Size | Tensor = x._nested_tensor_size() if x.is_nested else x.shape
+    return sizes
+
+
+def numel_of(shape: torch.Size | Tensor) -> int:
+    return sum_of_rows(shape) if isinstance(shape, Tensor) else math.prod(shape)
+
+
+def rows_of(values: Tensor, sizes: Tensor) -> Tensor:
+    """The nested tensor that has all of `values` in rows of these sizes; mapped if they are."""
+    if values.numel() != sum_of_rows(sizes):
+        raise RuntimeError(
+            f"rows of the sizes {sizes.tolist()} take {sum_of_rows(sizes)} values, got a tensor "
+            f"of shape {tuple(values.shape)}"
+        )
+    rows = view_of_rows(values.as_subclass(Tensor).reshape(-1), sizes)
+    return mapped(rows, values._file) if isinstance(values, MemoryMappedTensor) else rows
+
+
+def map_shape(
+    filename: str, dtype: torch.dtype, shape: torch.Size | Tensor, mode: str | None = None
+) -> MemoryMappedTensor:
+    """`map_file` for a shape that may be that of a nested tensor."""
+    if not isinstance(shape, Tensor):
+        return map_file(filename, dtype, shape, mode)
+    return mapped(rows_of(map_file(filename, dtype, (sum_of_rows(shape),), mode), shape), filename)
+
+
 def allocate(
-    filename: Path | None, shape: Sequence[int], dtype: torch.dtype, existsok: bool
+    filename: Path | None, shape: torch.Size | Tensor, dtype: torch.dtype, existsok: bool
 ) -> MemoryMappedTensor:
     """Map a file for a tensor of this shape: a new one of zeros, or one that has this length."""
-    nbytes = math.prod(shape) * dtype.itemsize
+    nbytes = numel_of(shape) * dtype.itemsize
     if filename is not None:
         filename = os.fspath(filename)
         reserve_file(filename, nbytes, existsok)
-        return map_file(filename, dtype, shape)
+        return map_shape(filename, dtype, shape)
     file = TemporaryFile(nbytes)
-    out = map_file(file.path, dtype, shape)
+    out = map_shape(file.path, dtype, shape)
     out._file = file
     return out
 

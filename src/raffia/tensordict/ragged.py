@@ -7,7 +7,6 @@ A record of one is {"ragged": d, "values": {...}, "offsets": {...}} of a jagged 
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +17,12 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from raffia.files import open_plain, write_atomically
 from raffia.tensordict.memmap import DTYPE_NAMES, MemoryMappedTensor, mapped
+from raffia.tensordict.nested_rows import (
+    checked_sizes,
+    shape_of_rows,
+    sum_of_rows,
+    view_of_rows,
+)
 
 Record = dict[str, Any]
 Known = dict[Any, dict[str, Tensor]]  # structures by their content
@@ -95,14 +100,7 @@ def joined(values: Tensor, structure: Structure) -> Tensor:
             "torch has no nested tensors of strided layout on the meta device: load without "
             "device='meta', or another part of the folder with subpath="
         )
-    if not len(sizes):  # torch has no view for these
-        return torch.nested.nested_tensor([], dtype=values.dtype, device=values.device)
-    numels = sizes.prod(1)
-    strides = torch.ones_like(sizes)
-    if sizes.shape[1] > 1:
-        strides[:, :-1] = sizes[:, 1:].flip(1).cumprod(1).flip(1)
-    view: Any = torch._nested_view_from_buffer
-    out = view(values.as_subclass(Tensor), sizes, strides, numels.cumsum(0) - numels)
+    out = view_of_rows(values.as_subclass(Tensor), sizes)
     return mapped(out, values._file) if isinstance(values, MemoryMappedTensor) else out
 
 
@@ -111,44 +109,14 @@ def jagged_tensor(values: Tensor, offsets: Tensor, lengths: Tensor | None, dim: 
     return torch.nested.nested_tensor_from_jagged(values, offsets, lengths, jagged_dim=dim)
 
 
-def sum_of_rows(sizes: Tensor) -> int:
-    """How many elements rows of these sizes have; -1 for sizes that no tensor has."""
-    rows = sizes.tolist()
-    if any([math.prod([max(n, 1) for n in row]) >= 2**63 for row in rows]):
-        return -1
-    return sum([math.prod(row) for row in rows])
-
-
-def shape_of_rows(sizes: Tensor) -> torch.Size:
-    """The shape of a nested tensor of strided layout; -1 where its rows differ.
-
-    >>> shape_of_rows(torch.tensor([[2, 3], [4, 3]]))
-    torch.Size([2, -1, 3])
-    """
-    if sizes.dim() < 2:  # of one without rows
-        return torch.Size([0])
-    columns = [int(n[0]) if len(n) and (n == n[0]).all() else -1 for n in sizes.unbind(1)]
-    return torch.Size([len(sizes), *columns])
-
-
-def structure_of_rows(sizes: Tensor) -> Structure:
-    """The structure of a nested tensor of strided layout whose rows have these sizes."""
-    if sizes.dim() != 2 or sizes.is_floating_point() or sum_of_rows(sizes) < 0 or (sizes < 0).any():
-        raise ValueError(
-            "the sizes of the rows of a nested tensor are a tensor of integers with a row for "
-            f"each, such as torch.tensor([[2, 3], [4, 3]]), got {sizes}"
-        )
-    return Structure(STRIDED, {"sizes": sizes.to("cpu", torch.int64, copy=True)})
-
-
 def as_shape(shape: Any) -> tuple[torch.Size, Structure | None, torch.Size]:
     """A shape; the structure if it is that of a nested tensor; and the shape of the values."""
     if not isinstance(shape, Tensor) or shape.dim() < 2:
         shape = torch.Size(shape.tolist() if isinstance(shape, Tensor) else shape)
         return shape, None, shape
-    structure = structure_of_rows(shape)
-    values = torch.Size([sum_of_rows(structure.parts["sizes"])])
-    return shape_of_rows(shape), structure, values
+    sizes = checked_sizes(shape)
+    structure = Structure(STRIDED, {"sizes": sizes})
+    return shape_of_rows(sizes), structure, torch.Size([sum_of_rows(sizes)])
 
 
 # ---------------------------------------------------------------------------------- a record, files

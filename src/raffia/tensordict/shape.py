@@ -543,14 +543,14 @@ def roll(td: Container, shifts: Any, dims: Any = None, *, inplace: bool = False)
     )
 
 
-def flip(td: Container, *dims: Any) -> Container:
-    """A container whose rows are in reverse order along batch dimensions.
+def flip(td: Container, *args: Any, dims: int | Sequence[int] = ()) -> Container:
+    """A container whose rows are in reverse order along batch dimensions: by position, or `dims`.
 
     >>> from raffia import TensorDict
     >>> TensorDict(a=torch.arange(3), batch_size=[3]).flip(0)["a"]
     tensor([2, 1, 0])
     """
-    at = tuple([_dim(td, d) for d in _sizes(dims)])
+    at = tuple([_dim(td, d) for d in _sizes(args or (dims,))])
     return _mapped(td, lambda leaf: leaf.flip(at), td._batch_size, ("flip", at), td._names)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from raffia.tensordict import updates
 from raffia.tensordict.build import as_device, as_size, mismatch, shape_of
 from raffia.tensordict.entries import NO_DEFAULT
-from raffia.tensordict.keys import missing
+from raffia.tensordict.keys import is_key, missing
 from raffia.tensordict.node import Container, Node
 from raffia.tensordict.signatures import shows_options_of
 from raffia.tensordict.unbatched import UnbatchedTensor
@@ -73,7 +73,8 @@ def applied(
         is_leaf,
         device if device is NO_DEFAULT or device is None else as_device(device),
     )
-    if size is None and out is None and td._member_wise(others, default):
+    whole = out is None or (hasattr(out, "tensordicts") and out.batch_size == td.batch_size)
+    if size is None and whole and td._member_wise(others, default):
         result = td._apply_members(run, others)
     else:
         result = run.node(td, others, ())
@@ -153,13 +154,15 @@ def _copied(td: Any, result: Any) -> bool:
 
 def _write_back(td: Any, result: Any, replace: bool) -> None:
     """Write results into the tensors of `td`, or replace them."""
-    if not replace and hasattr(td, "tensordicts") and hasattr(result, "tensordicts"):
+    if hasattr(td, "tensordicts") and hasattr(result, "tensordicts"):
         for mine, value in zip(td.tensordicts, result.tensordicts, strict=True):
             _write_back(mine, value, replace)
         return
     for name, value in result._entries().items():
         mine = td._get_str(name)
-        if isinstance(mine, Node) and isinstance(value, Node):
+        if isinstance(mine, UnbatchedTensor) and isinstance(value, Tensor):
+            mine._write(value)
+        elif isinstance(mine, Node) and isinstance(value, Node):
             if not mine._is_data():
                 _write_back(mine, value, replace)
         elif replace or mine is None or isinstance(value, Node):
@@ -443,7 +446,11 @@ def _shaped(tree: Any, skeleton: Any) -> Any:
     if not isinstance(tree, dict) or skeleton is None:
         return tree
     if isinstance(skeleton, dict):
-        return {name: _shaped(value, skeleton.get(name)) for name, value in tree.items()}
+        keys = {key if is_key(key) else str(key): key for key in skeleton}
+        return {
+            keys.get(name, name): _shaped(value, skeleton.get(keys.get(name)))
+            for name, value in tree.items()
+        }
     names = list(getattr(skeleton, "_fields", [str(i) for i in range(len(skeleton))]))
     if sorted(names) != sorted(tree):
         return tree

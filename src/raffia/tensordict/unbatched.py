@@ -95,6 +95,14 @@ class UnbatchedTensor(Tensor, ValueNode):  # type: ignore[misc] # whose methods 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"UnbatchedTensor({self._plain_tensor()!r})"
 
+    def copy(self) -> UnbatchedTensor:
+        """Another entry over the same tensor, as `copy` of a container gives.
+
+        >>> UnbatchedTensor(torch.ones(2)).copy()
+        UnbatchedTensor(tensor([1., 1.]))
+        """
+        return self._shallow()
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         return _unpickled, (self._plain_tensor(), tuple(self._batch_size))
 

@@ -130,7 +130,7 @@ def restricted(source: Any, keys_to_update: Sequence[NestedKey] | None) -> Any:
                 value._get_str(name)
                 if isinstance(value, Node)
                 else value.get(name)
-                if value is not None
+                if isinstance(value, Mapping)
                 else None
             )
         if value is not None:
