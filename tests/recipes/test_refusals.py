@@ -19,6 +19,7 @@ from raffia.recipes.efficientzero.config import (
     CheckpointConfig,
     CollectConfig,
     EvaluateConfig,
+    RecordedDataConfig,
     ReplayConfig,
 )
 from raffia.recipes.ilql.config import DialogueDataConfig, LoRAConfig, ScriptsConfig, WordleConfig
@@ -29,6 +30,10 @@ from tests.recipes.test_population_runs import POPULATION, RUN, SIZES, played
 from tests.recipes.test_settings import VECTOR, with_all
 
 PAIR = PopulationConfig(size=2)
+ALONE = replace(  # from recorded episodes
+    with_all(SMOKE, targets__reanalyze_ratio=1.0),
+    data=RecordedDataConfig(files=("a.jsonl",), num_updates=5),
+)
 TALK = ILQL_PRESETS["ilql-smoke"]
 
 
@@ -143,6 +148,19 @@ CHANGES = [  # a run, and what it can't be together with
         RUN,
         "tournament_size=4 is more than the population has",
         {"population__tournament_size": 4},
+    ),
+    (
+        ALONE,
+        r"reanalyze_ratio=0.5 with data.num_up.* set .*=1.0",
+        {"targets__reanalyze_ratio": 0.5},
+    ),
+    (ALONE, r"num_updates=5 .*plays nothing, and actors.*: leave", {"actors__num": 2}),
+    (ALONE, r"num_updates=5 .*data.files names none", {"data__files": ()}),
+    (ALONE, r"columns: 'obs' is not NAME=MEANING", {"data__columns": ("obs",)}),
+    (ALONE, "num_updates=-1 must be at least 0", {"data__num_updates": -1}),
+    *(
+        (run, "hold no root values .*bootstrap=search: leave", {"targets__bootstrap": "search"})
+        for run in (ALONE, with_all(ALONE, data__num_updates=0))
     ),
     (RUN, "NAME=LOW..HIGH", {"population__ranges": ("tau",)}),
     (RUN, "low lies below high", {"population__ranges": ("tau=0.9..0.5",)}),

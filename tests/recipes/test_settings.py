@@ -160,6 +160,7 @@ WORKERS = "tests/recipes/test_workers.py::"
 ARRIVED = WORKERS + "test_the_settings_of_workers_get_there"
 ENGINE = WORKERS + "test_the_settings_of_the_engine_get_there"
 DEVICES = "tests/recipes/test_other_device.py::test_workers_search_on_their_device"
+RECORDED = "tests/recipes/test_recorded.py::"
 REFUSED = "tests/recipes/test_refusals.py::test_settings_that_do_not_go_together_are_refused"
 # Of each setting: of which run it is changed, to what, and what `timeline` finds unlike first. In
 # place of that the test that sees it act, where no run can be compared.
@@ -241,6 +242,10 @@ SETTINGS = {
     "env.atari.press_fire": ("atari", False, "stepped"),
     "env.atari.max_frames": ("atari", 100, "stepped"),
     "env.atari.evaluation_frames": ("atari", 8, "evaluate"),
+    "data.files": RECORDED + "test_a_setting_acts_where_it_should",
+    "data.columns": RECORDED + "test_a_setting_acts_where_it_should",
+    "data.complete": RECORDED + "test_what_files_lack_is_completed_where_that_is_said",
+    "data.num_updates": RECORDED + "test_a_setting_acts_where_it_should",
     "replay.capacity": ("vector", 48, "drawn"),
     "replay.batch_size": ("vector", 7, "drawn"),
     "replay.alpha": ("vector", 0.0, "drawn"),
@@ -253,6 +258,7 @@ SETTINGS = {
     "collect.extra_updates": ("vector", 2, "step"),
     "collect.rollout_length": ("vector", 2, "random"),
     "evaluate.every_env_steps": ("vector", 40, "act"),
+    "evaluate.every_updates": RECORDED + "test_a_setting_acts_where_it_should",
     "evaluate.num_episodes": ("vector", 3, "evaluate"),
     "evaluate.num_simulations": ("vector", 5, "evaluate"),
     "evaluate.max_steps": ("vector", 6, "evaluate"),

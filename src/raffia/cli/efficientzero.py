@@ -80,6 +80,13 @@ class EfficientZeroCommands(AlgorithmCommands):
         """The environment and steps of a preset."""
         return [config.env.id, number(config.collect.num_env_steps, 0)]
 
+    def longer(self, config: EfficientZeroRun) -> list[str]:
+        """Flags that make a run twice as long: in steps, or where none are played in updates."""
+        if not config.is_offline:
+            return super().longer(config)
+        more = config.data.num_updates + 2 * config.collect.extra_updates
+        return ["--collect.extra_updates", str(more)]
+
     def evaluate(self, run: Path, config: EfficientZeroRun, args: argparse.Namespace) -> int:
         """Evaluate: episodes without noise, in games of two players against an opponent."""
         self.refuse_special(run, args)

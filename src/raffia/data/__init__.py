@@ -17,6 +17,7 @@ from raffia.data.query import QueryModule
 from raffia.data.readers import (
     MalformedDataError,
     read_d4rl,
+    read_episodes,
     read_hugging_face,
     read_json_lines,
     read_lerobot,
@@ -94,6 +95,7 @@ __all__ = [
     "burn_in",
     "n_step_transitions",
     "read_d4rl",
+    "read_episodes",
     "read_hugging_face",
     "read_json_lines",
     "read_lerobot",

@@ -119,7 +119,7 @@ def given_back(folder: Path) -> Iterator[None]:
 def _has_not_begun(folder: Path) -> bool:
     """Whether there is a run's config, and besides only what is made before its first row."""
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    made = {CONFIG, ROWS, TOKENS, TOKENIZER, LANGUAGE_MODEL}
+    made = {CONFIG, ROWS, TOKENS, TOKENIZER, LANGUAGE_MODEL, "replay"}
     others = [name for name in names - made if not name.startswith("events.out.")]
     rows = folder / ROWS
     return CONFIG in names and not others and not (rows.exists() and rows.stat().st_size)

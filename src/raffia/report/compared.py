@@ -141,7 +141,7 @@ def _files(runs: Sequence[Run], notes: list[str]) -> Html:
     """The files that `raffia evaluate` left."""
     rows = []
     write = column_format([10.0])
-    for run in [run for run in runs if run.by_updates]:
+    for run in [run for run in runs if run.of_dialogues]:
         files, missing = read_evaluations(run.folder)
         notes += missing
         for file in files:

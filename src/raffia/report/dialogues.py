@@ -37,7 +37,7 @@ _LEGEND = (-1.0, -0.5, 0.0, 0.5, 1.0)  # fractions of the full colour
 
 def dialogues(groups: Sequence[Group], notes: list[str]) -> Html:
     """Dialogues of the best run of each configuration; nothing of runs that have none."""
-    runs = [run for run in leading(groups) if run.by_updates][:_MOST_SHOWN]
+    runs = [run for run in leading(groups) if run.of_dialogues][:_MOST_SHOWN]
     if not runs:
         return Html("")
     shown = [_of_run(run, notes) for run in runs]

@@ -113,7 +113,7 @@ def best_recording(run: Run, evaluations: list[EvaluationFile]) -> EpisodeFile |
     named = [path for name, path in there.items() if name.lower().startswith("best")]
     if named:
         return EpisodeFile(named[-1])
-    evaluated = {f"{one.env_step:.0f}": one for one in run.evaluations}
+    evaluated = {f"{one.progress:.0f}": one for one in run.evaluations}
     training = [
         EpisodeFile(path, at=evaluated[step])
         for path in there.values()
@@ -130,8 +130,8 @@ def shown(recording: EpisodeFile, page: Path) -> Html:
     num_bytes = path.lstat().st_size
     about = "an episode" if math.isnan(recording.score) else f"return {figure(recording.score)}"
     if recording.at is not None:
-        step, mean = count(recording.at.env_step), figure(recording.at.mean)
-        about = f"at {step} env steps, where the mean return was {mean}"
+        at, mean = recording.at, figure(recording.at.mean)
+        about = f"at {count(at.progress)} {at.unit}, where the mean return was {mean}"
     if num_bytes > LARGEST:
         there = os.path.relpath(path, page.parent).replace(os.sep, "/")
         link = el("a", there, href=quote(there))

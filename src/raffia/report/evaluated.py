@@ -53,6 +53,16 @@ class EvaluationRow:
         return bool(self.held_out)
 
     @property
+    def progress(self) -> float:
+        """The count that the run had reached, environment steps or updates."""
+        return self.update if math.isnan(self.env_step) else self.env_step
+
+    @property
+    def unit(self) -> str:
+        """What `progress` counts."""
+        return "updates" if math.isnan(self.env_step) else "env steps"
+
+    @property
     def score(self) -> float:
         """The result as a number: the larger the better."""
         if self.of_loss:

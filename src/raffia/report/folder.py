@@ -162,6 +162,11 @@ class Run:
         plays = self.setting("env") is not None
         return math.isnan(self.env_step) and not (plays and math.isnan(self.update))
 
+    @property
+    def of_dialogues(self) -> bool:
+        """Whether it learns from dialogues: by updates, and without a search."""
+        return self.by_updates and self.setting("search") is None
+
     @cached_property
     def evaluations(self) -> list[EvaluationRow]:
         """The evaluations with a mean return, or a loss of held-out rows, in their order."""

@@ -77,13 +77,14 @@ def _one(run: Run) -> Html:
     if not math.isnan(run.target_return):
         text = f"target of {figure(run.target_return)}"
         unit = "updates" if run.by_updates else "env steps"
-        when = count(_progress(reached)) if reached else "not reached"
+        when = count(reached.progress) if reached else "not reached"
         after = f"{unit} to the {text}, {duration(reached.seconds)}" if reached else text
         cards.append(_card(after, when))
     else:
         cards.append(_card("evaluations", count(float(len(run.evaluations))), "no target was set"))
     cards.append(_card("wall time", duration(run.seconds), plural(run.num_restarts, "restart")))
-    cards += _of_dialogues(run) if run.by_updates else _of_episodes(run)
+    cards += _of_dialogues(run) if run.of_dialogues else _of_episodes(run)
+    cards += _of_files(run)
     return join(
         [
             el("p.eyebrow", "Raffia · report of a run"),
@@ -103,12 +104,24 @@ def _of_episodes(run: Run) -> list[Html]:
     if is_game([run]):  # both sides are the agent: what one wins the other loses
         lately = f"{sum(value != 0 for value in recent)} of the last {len(recent)} not drawn"
     search = _card("simulations / s", figure(_simulation_rate(run)), "mean over the run")
+    steps = _card("env steps", count(run.env_step), f"{figure(_env_rate(run))} / s")
+    played = _card("training episodes", count(float(run.num_of("episode"))), lately)
     return [
-        _card("env steps", count(run.env_step), f"{figure(_env_rate(run))} / s"),
+        *([] if run.by_updates else [steps]),
         _card("updates", count(run.update), f"{figure(_update_rate(run))} / s"),
         *([search] if run.searches else []),
-        _card("training episodes", count(float(run.num_of("episode"))), lately),
+        *([] if run.by_updates else [played]),
     ]
+
+
+def _of_files(run: Run) -> list[Html]:
+    """The card of recorded episodes, where the run began with some."""
+    found = next(iter(run.of("start")), {}).get("recorded")
+    if not isinstance(found, dict):
+        return []
+    steps, mean = count(number(found.get("steps"))), figure(number(found.get("mean_return")))
+    episodes = count(number(found.get("episodes")))
+    return [_card("recorded episodes", episodes, f"{steps} steps, mean return {mean}")]
 
 
 def _of_dialogues(run: Run) -> list[Html]:
@@ -197,13 +210,7 @@ def _card(label: str, value: str, below: str = "") -> Html:
 def _at(found: EvaluationRow | None) -> str:
     if found is None:
         return "no evaluation yet"
-    unit = "updates" if math.isnan(found.env_step) else "env steps"
-    return f"at {count(_progress(found))} {unit}, {duration(found.seconds)}"
-
-
-def _progress(found: EvaluationRow) -> float:
-    """The count that a run has reached, environment steps or updates."""
-    return found.update if math.isnan(found.env_step) else found.env_step
+    return f"at {count(found.progress)} {found.unit}, {duration(found.seconds)}"
 
 
 def _measure(runs: Sequence[Run]) -> str:
@@ -221,7 +228,7 @@ def _run_row(index: int, run: Run) -> list[str]:
         state_pill(run),
         figure(best.mean) if best else NONE,
         figure(last.mean) if last else NONE,
-        f"{count(_progress(reached))} ({duration(reached.seconds)})" if reached else missed,
+        f"{count(reached.progress)} ({duration(reached.seconds)})" if reached else missed,
         count(run.env_step),
         count(run.update),
         duration(run.seconds),

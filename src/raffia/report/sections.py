@@ -193,7 +193,7 @@ def _curve_text(groups: Sequence[Group]) -> str:
     of_members = any(has_population(run) for group in groups for run in group.runs)
     best = " Of a population an evaluation is that of its best member." if of_members else ""
     if all(len(group.runs) == 1 for group in groups):
-        if all(run.by_updates for group in groups for run in group.runs):
+        if all(run.of_dialogues for group in groups for run in group.runs):
             return (
                 "Learnt from logged dialogues alone. Evaluations are of games that are played for "
                 "them, or of held-out rows: nothing is learnt from either. Losses of "

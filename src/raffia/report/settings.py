@@ -39,8 +39,8 @@ def commands(runs: Sequence[Run]) -> Html:
     for run in runs[:_MOST_SHOWN]:
         if run.state not in ("finished", "target"):
             lines.append(run.call("resume"))
-        how = ["--episodes", "1000" if run.by_updates else "100"]
-        records = run.records and not run.by_updates
+        how = ["--episodes", "1000" if run.of_dialogues else "100"]
+        records = run.records and not run.of_dialogues
         lines.append(run.call("evaluate", *how, *(["--record"] if records else [])))
         if is_game([run]):
             lines.append(run.call("play"))

@@ -19,9 +19,9 @@ _MOST_SHOWN = 4  # runs of which episodes and trees are shown
 
 
 def played_sections(groups: Sequence[Group], page: Path, notes: list[str]) -> Html:
-    """The sections of episodes, searched trees and evaluations, of runs that play while they
-    learn."""
-    runs = [run for group in groups for run in group.runs if not run.by_updates]
+    """The sections of episodes, searched trees and evaluations, of runs whose agents plan and
+    play."""
+    runs = [run for group in groups for run in group.runs if not run.of_dialogues]
     if not runs:
         return Html("")
     parts = [el("h2", "Episodes")]
@@ -100,11 +100,12 @@ def _trees(runs: Sequence[Run], notes: list[str]) -> list[Html]:
         found = trees.tree_files(run.folder)
         if not found:
             continue
-        newest, missing = trees.shown(found[-1])
+        unit = "updates" if run.by_updates else "env steps"
+        newest, missing = trees.shown(found[-1], unit)
         parts.append(join([el("h3", run.name), newest]) if len(runs) > 1 else newest)
         notes += missing
         if len(found) > 1:
-            first, missing = trees.shown(found[0])
+            first, missing = trees.shown(found[0], unit)
             parts.append(el("details", el("summary", "The first tree of the run"), first))
             notes += missing
     return parts or [el("p.missing", "No tree was saved.")]

@@ -45,8 +45,8 @@ def tree_files(run: Path) -> list[TreeFiles]:
     return [TreeFiles(name, some.get(".svg"), some.get(".json")) for name, some in found.items()]
 
 
-def shown(tree: TreeFiles) -> tuple[Html, list[str]]:
-    """Picture and table of a tree, and what is wrong with its files."""
+def shown(tree: TreeFiles, unit: str = "env steps") -> tuple[Html, list[str]]:
+    """Picture and table of a tree, and what is wrong with its files; unit: what its name counts."""
     parts: list[Html] = []
     notes: list[str] = []
     if tree.svg is not None:
@@ -60,7 +60,7 @@ def shown(tree: TreeFiles) -> tuple[Html, list[str]]:
             parts.append(_root_table(read_json(tree.json)))
         except ValueError as error:
             notes.append(f"trees/{tree.json.name} is not shown: {error}")
-    at = f"after {count(float(tree.name))} env steps" if tree.name.isdecimal() else tree.name
+    at = f"after {count(float(tree.name))} {unit}" if tree.name.isdecimal() else tree.name
     return el("figure", el("figcaption", f"Searched {at}"), *parts), notes
 
 

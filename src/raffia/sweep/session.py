@@ -305,6 +305,8 @@ class SweepSession:
         config = self.manifest.config_of(run, self.algorithm)
         length = functools.reduce(getattr, self.algorithm.length.split("."), config)
         done = found.env_step if "env_step" in self.algorithm.length else found.update
+        if getattr(config, "is_offline", False):
+            length, done = config.num_updates, found.update
         return min(1.0, (done or 0) / length) if length else 0.0
 
 

@@ -82,7 +82,9 @@ class Collector:
 
     @property
     def now(self) -> TensorDict:
-        """The states [E] for the actor's next step."""
+        """The states [E] for the actor's next step; before the first one environments are reset."""
+        if self._state is None:
+            self._begin(everywhere(self.env))
         assert self._state is not None
         if self._frames is None:
             return self._state

@@ -117,6 +117,10 @@ class Experiment:
         """The learner's state before the first update, on the CPU."""
         return self.learner.init(derive_seed(self.seed, "networks"))
 
+    def fill_replays(self) -> dict[str, Any]:
+        """Add what replays hold before the first update; values for the row of the start."""
+        return {}
+
     def step(self, state: TensorDict) -> tuple[TensorDict, TensorDict]:
         """One update: the next state of the learner, and the update's metrics."""
         raise NotImplementedError(f"{type(self).__name__} must define step(state)")

@@ -103,10 +103,11 @@ class TrainingSession:
             state = experiment.init()
             for buffer in experiment.replays.values():
                 buffer.empty()
+            filled = experiment.fill_replays()
             if self.records.state()["rows"]:
                 self.view.message("no checkpoint was saved yet: it starts over")
             self.records.load_state({"seconds": 0.0, "rows": 0, "events": 0})
-            self._write("start", state, **_made_by(), **_first_members(state))
+            self._write("start", state, **_made_by(), **_first_members(state), **filled)
         else:
             state = found.tensors(LEARNER)
             experiment.refuse_other(found, state)

@@ -16,6 +16,7 @@ import torch
 from raffia.data.readers import (
     MalformedDataError,
     read_d4rl,
+    read_episodes,
     read_hugging_face,
     read_json_lines,
     read_lerobot,
@@ -122,6 +123,50 @@ def test_what_data_sets_lack_is_completed(write, tmp_path):
     episodes = write(tmp_path)
     check_completed(episodes)
     check_completed(episodes)  # as often as one likes
+
+
+FILE_OF = {as_hugging_face: "", as_json_steps: "data.jsonl", as_d4rl: "data.hdf5"}
+FILE_OF |= {as_parquet: "", as_parquet_episodes: "data.parquet", as_arrow_file: "data.arrow"}
+
+
+@pytest.mark.parametrize("write", WRITERS)
+def test_a_path_tells_the_format(write, tmp_path):
+    write(tmp_path)
+    check_completed(read_episodes(tmp_path / FILE_OF[write], complete=True))
+    renamed = read_episodes(
+        tmp_path / FILE_OF[write],
+        complete=True,
+        columns={"actions" if write is as_d4rl else "action": "do"},
+    )
+    with pytest.raises(MalformedDataError, match="there is no 'action'"):
+        list(renamed)
+    if write is not as_d4rl:
+        with pytest.raises(MalformedDataError, match="no '(truncated|terminated)'"):
+            list(read_episodes(tmp_path / FILE_OF[write]))
+
+
+def test_folders_and_ids_tell_the_format(tmp_path, monkeypatch):
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    folder = minari_tables(tmp_path / "toy" / "door-v0")
+    for path in (folder, "toy/door-v0"):
+        assert [len(episode) for episode in read_episodes(path)] == [3, 3]
+    (tmp_path / "flat" / "data").mkdir(parents=True)
+    with h5py.File(tmp_path / "flat" / "data" / "main_data.hdf5", "w") as file:
+        for name, values in {"observations": [0, 1], "actions": [1], "rewards": [1.0]}.items():
+            file[f"episode_0/{name}"] = values
+        file["episode_0/terminations"] = file["episode_0/truncations"] = [False]
+    for path in (tmp_path / "flat", tmp_path / "flat" / "data" / "main_data.hdf5"):
+        (episode,) = read_episodes(path, complete=True)
+        assert episode["truncated"].tolist() == [True]
+        with pytest.raises(MalformedDataError, match="truncate_unfinished"):
+            list(read_episodes(path))
+    lerobot(tmp_path / "robot", "v2.1", FILES["v2.1"])
+    assert [len(episode) for episode in read_episodes(tmp_path / "robot")] == [2, 1]
+    (tmp_path / "notes.txt").write_text("obs")
+    with pytest.raises(ValueError, match="notes.txt: its name does not tell its format; known are"):
+        read_episodes(tmp_path / "notes.txt")
+    with pytest.raises(FileNotFoundError, match="no file or folder toy/door-v1, and Minari has no"):
+        read_episodes("toy/door-v1")
 
 
 def test_nothing_is_completed_unless_it_is_asked_for(tmp_path):

@@ -53,6 +53,33 @@ MAY_CHANGE = (
 
 
 @dataclass(frozen=True, kw_only=True)
+class RecordedDataConfig:
+    """Recorded episodes, which fill the replay before the first update."""
+
+    # Files and folders of episodes, or ids of Minari's data sets, one after the other: what
+    # `raffia.data.read_episodes` reads.
+    files: tuple[str, ...] = ()
+    # Names in the files for what is called otherwise here: state=obs; infos/mask=action_mask of
+    # nested ones; a name without a meaning, as in infos=, leaves that entry out.
+    columns: tuple[str, ...] = ()
+    complete: bool = False  # missing rewards are 0, and an episode that nothing ended was cut
+    # Updates from the files alone: nothing is played but evaluations; 0: collecting goes on.
+    num_updates: int = 0
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        check_least(self, 0, "num_updates")
+        for pair in self.columns:
+            if not pair.partition("=")[0] or "=" not in pair:
+                raise ValueError(f"columns: {pair!r} is not NAME=MEANING, such as state=obs")
+        if self.num_updates and not self.files:
+            raise ValueError(
+                f"data.num_updates={self.num_updates} are learnt from recorded episodes alone, and "
+                "data.files names none: give them, or leave data.num_updates out"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
 class ReplayConfig:
     """The replay buffer and its draws."""
 
@@ -85,7 +112,7 @@ class CollectConfig:
     num_env_steps: int = 100_000  # steps of all environments together
     random_env_steps: int = 2_000  # steps with random actions before the first update
     updates_per_env_step: float = 1.0
-    extra_updates: int = 0  # updates after the last step, without new data
+    extra_updates: int = 0  # updates after the last step (or data.num_updates), without new data
     rollout_length: int = 1  # steps of each environment between updates
 
     def __post_init__(self) -> None:
@@ -100,6 +127,7 @@ class EvaluateConfig:
     """Evaluations: whole episodes without noise."""
 
     every_env_steps: int = 10_000
+    every_updates: int = 1_000  # in place of steps where none are played, see data.num_updates
     num_episodes: int = 16
     num_simulations: int = 0  # simulations of each search; 0: as many as when acting
     max_steps: int = 27_000  # longest episode
@@ -110,7 +138,7 @@ class EvaluateConfig:
     def __post_init__(self) -> None:
         check_types(self)
         check_choices(self)
-        check_least(self, 1, "every_env_steps", "num_episodes", "max_steps")
+        check_least(self, 1, "every_env_steps", "every_updates", "num_episodes", "max_steps")
         check_least(self, 0, "num_simulations")
 
 
@@ -139,6 +167,7 @@ class EfficientZeroRun(EfficientZeroConfig):
     device: str = "cpu"
     num_threads: int = 1  # threads of torch and search; more pay for large networks on idle cores
     env: EnvConfig = field(default_factory=EnvConfig)
+    data: RecordedDataConfig = field(default_factory=RecordedDataConfig)
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     collect: CollectConfig = field(default_factory=CollectConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
@@ -162,6 +191,7 @@ class EfficientZeroRun(EfficientZeroConfig):
                 "of the former, or fewer of the latter"
             )
 
+        self._check_data()
         self._check_population()
         self._check_shards()
         self._check_learners()
@@ -174,6 +204,27 @@ class EfficientZeroRun(EfficientZeroConfig):
                 f"{(self.env.num_envs // self.actors.num + 1) * self.actors.num}"
             )
         check_workers(self, ("actors", "reanalyzers", "evaluators"))
+
+    def _check_data(self) -> None:
+        if not self.data.files:
+            return
+        check_alone(
+            "data.files hold no root values of searches, and",
+            {"targets.bootstrap=search": self.targets.bootstrap == "search"},
+        )
+        if not self.is_offline:
+            return
+        if self.targets.reanalyze_ratio < 1:
+            raise ValueError(
+                f"targets.reanalyze_ratio={self.targets.reanalyze_ratio} with data.num_updates="
+                f"{self.data.num_updates}: where nothing is played, all targets of the policy come "
+                "from reanalyze: set targets.reanalyze_ratio=1.0"
+            )
+        check_alone(
+            f"data.num_updates={self.data.num_updates} learns from files alone and plays nothing, "
+            "and",
+            {"actors.*": self.actors.play_elsewhere},
+        )
 
     def _check_shards(self) -> None:
         size, num_envs = self.replay.shards, self.env.num_envs
@@ -262,6 +313,11 @@ class EfficientZeroRun(EfficientZeroConfig):
         return replace(self, device=device, cudagraphs=cudagraphs)
 
     @property
+    def is_offline(self) -> bool:
+        """Whether it learns from recorded episodes alone."""
+        return self.data.num_updates > 0
+
+    @property
     def shards_elsewhere(self) -> bool:
         """Whether reanalyzers hold the replay's shards."""
         return self.replay.shards > 1 and self.reanalyzers.num > 0
@@ -275,6 +331,5 @@ class EfficientZeroRun(EfficientZeroConfig):
     def num_updates(self) -> int:
         """Of the whole run."""
         played = self.collect.num_env_steps - self.collect.random_env_steps
-        return (
-            max(0, round(played * self.collect.updates_per_env_step)) + self.collect.extra_updates
-        )
+        of_steps = max(0, round(played * self.collect.updates_per_env_step))
+        return (self.data.num_updates or of_steps) + self.collect.extra_updates

@@ -43,6 +43,7 @@ from raffia.recipes.efficientzero.reanalyzers import (
     batch_of_shards,
     reanalyze_weights,
 )
+from raffia.recipes.efficientzero.recorded import fill_replay
 from raffia.recipes.efficientzero.workers import describe_workers, make_workers
 from raffia.recipes.members import POPULATION_KEY, Members, weights_of_each
 from raffia.recipes.run_experiment import RunExperiment
@@ -182,6 +183,19 @@ class EfficientZeroExperiment(RunExperiment):
         state = super().init()
         return state if self.members is None else self.members.begin(state)
 
+    def fill_replays(self) -> dict[str, Any]:
+        """Add recorded episodes, where there are any."""
+        if not self.config.data.files:
+            return {}
+        found = fill_replay(self.steps, self.config, self.env.spec)
+        self.view.message(f"the replay holds {found.describe()}")
+        return {"recorded": found.row()}
+
+    @property
+    def num_env_steps(self) -> int | None:
+        """How many steps were played so far; None where it learns from files alone."""
+        return None if self.config.is_offline else super().num_env_steps
+
     def evolve(self, state: TensorDict) -> tuple[TensorDict, dict[str, Any]] | None:
         """The next generation of a population."""
         if self.members is None:
@@ -202,10 +216,9 @@ class EfficientZeroExperiment(RunExperiment):
 
     def extra_metrics(self, update: int) -> dict[str, float]:
         """Temperature, size of the replay, and the learning rate."""
-        found = {
-            "temperature": self.config.search.temperature(self._fraction_done),
-            "replay_steps": float(len(self.replay)),
-        }
+        found = {"replay_steps": float(len(self.replay))}
+        if not self.config.is_offline:
+            found["temperature"] = self.config.search.temperature(self._fraction_done)
         if self.members is None:  # else each has its own, in rows of generations
             found["learning_rate"] = self.networks.learning_rate(update)
         if isinstance(self.collector, Turns):
@@ -336,7 +349,7 @@ class EfficientZeroExperiment(RunExperiment):
             else:
                 found = self._play_all(self.members, state, stop)
             if found is not None:
-                self._keep_tree(self.collector.num_env_steps)
+                self._keep_tree(self._count(state))
             return found
 
     def _play(self, state: TensorDict, stop: Callable[[], bool]) -> Episodes | None:
@@ -348,9 +361,13 @@ class EfficientZeroExperiment(RunExperiment):
         """Save a tree of the weights that are evaluated."""
         self.actor.refresh(state)
         with self._guarded(state, self.collector.now):
-            self._keep_tree(self.collector.num_env_steps)
+            self._keep_tree(self._count(state))
 
-    def _evaluated_elsewhere(self, update: int, env_step: int, answer: TensorDict) -> Episodes:
+    def _count(self, state: TensorDict) -> int:
+        """The number of an evaluation: environment steps, or updates where none are played."""
+        return step_of(state) if self.num_env_steps is None else self.num_env_steps
+
+    def _evaluated_elsewhere(self, update: int, count: int, answer: TensorDict) -> Episodes:
         """What an evaluator answered; its film is written here."""
         if "not_finite" in answer.keys():
             self.guard.check(answer["not_finite"], update=update)
@@ -362,7 +379,7 @@ class EfficientZeroExperiment(RunExperiment):
             try:
                 make_folder(folder)
                 data = tensor_to_bytes(answer["film"])
-                write_atomically(str(folder / f"{env_step:09d}.{kind}"), data)
+                write_atomically(str(folder / f"{count:09d}.{kind}"), data)
             except OSError as error:
                 self.view.message(f"an episode was not recorded: {error}")
         return episodes_of(answer)
@@ -384,33 +401,33 @@ class EfficientZeroExperiment(RunExperiment):
         return members.outcome(found, {index: one.score for index, one in found.items()})
 
     def _how_to_play(self, state: TensorDict, stop: Callable[[], bool]) -> dict[str, Any]:
-        env_step = self.collector.num_env_steps
+        count = self._count(state)
         recording, kind = None, self.config.evaluate.record
         if kind != "none":
             recording = EpisodeFilms(
                 self.folder / "episodes",
-                lambda _: f"{env_step:09d}",
+                lambda _: f"{count:09d}",
                 num=1,
                 suffix=kind,
                 warn=self.view.message,
             )
         return {
-            "seed": derive_seed(self.config.seed, "evaluate", env_step),
+            "seed": derive_seed(self.config.seed, "evaluate", count),
             "recording": recording,
             "stop": stop,
             "check": lambda outputs: self.guard.check(outputs, update=step_of(state)),
         }
 
-    def _keep_tree(self, env_step: int) -> None:
+    def _keep_tree(self, count: int) -> None:
         state = self.collector.now[:1]
         if not len(state):  # resumed among actors from what one process saved, and none has played
             return
         if self.members is not None:
             state = state.copy().set("member", torch.tensor([self.members.best]))
         try:
-            save_tree(self.folder / "trees", f"{env_step:09d}", self.actor, state)
+            save_tree(self.folder / "trees", f"{count:09d}", self.actor, state)
         except OSError as error:  # a full disk, which the next save reports
-            self.view.message(f"the searched tree of step {env_step:,} was not saved: {error}")
+            self.view.message(f"the searched tree {count:09d} was not saved: {error}")
 
 
 def schedule_of(config: EfficientZeroRun) -> Schedule:
@@ -419,11 +436,11 @@ def schedule_of(config: EfficientZeroRun) -> Schedule:
     >>> schedule_of(EfficientZeroRun()).turn_size
     8
     """
-    collect = config.collect
+    collect, plays = config.collect, not config.is_offline
     return Schedule(
         turn_size=config.env.num_envs * collect.rollout_length,
         random_env_steps=collect.random_env_steps,
-        num_env_steps=collect.num_env_steps,
+        num_env_steps=collect.num_env_steps if plays else 0,
         updates_per_env_step=collect.updates_per_env_step,
         ahead=config.actors.ahead,
         weights_every=config.actors.weights_every,
@@ -451,13 +468,14 @@ def plan_of(config: EfficientZeroRun) -> Plan:
     >>> plan_of(EfficientZeroRun(seed=3)).title
     'EfficientZero on CartPole-v1, seed 3'
     """
+    evaluate = config.evaluate
     return Plan(
         title=f"{config.title}, seed {config.seed}",
         num_updates=config.num_updates,
-        num_env_steps=config.collect.num_env_steps,
-        evaluate_every=config.evaluate.every_env_steps,
-        num_simulations=config.evaluate.num_simulations or config.search.num_simulations,
-        target_return=config.evaluate.target_return,
+        num_env_steps=None if config.is_offline else config.collect.num_env_steps,
+        evaluate_every=evaluate.every_updates if config.is_offline else evaluate.every_env_steps,
+        num_simulations=evaluate.num_simulations or config.search.num_simulations,
+        target_return=evaluate.target_return,
         save_every=config.checkpoint.every_updates,
         keep=config.checkpoint.keep,
         device=config.device,

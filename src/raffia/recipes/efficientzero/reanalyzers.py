@@ -48,6 +48,8 @@ def batch_of(
     """The batch of an update, and the steps that were searched again for it, or None."""
     targets = config.targets
     horizon = targets.horizon_fraction * config.collect.num_env_steps
+    # Where nothing is played no step is older than another.
+    corrects = targets.correct_horizon and not config.is_offline
     return make_batch(
         segments,
         planner,
@@ -55,7 +57,7 @@ def batch_of(
             config.seed, "targets", update, *([] if shard is None else [shard])
         ),
         total=total,
-        correction_interval=round(horizon) if targets.correct_horizon else 0,
+        correction_interval=round(horizon) if corrects else 0,
     )
 
 

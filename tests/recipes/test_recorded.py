@@ -1,0 +1,370 @@
+"""Recorded episodes fill the replay of EfficientZero before the first update."""
+
+import json
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+import torch
+
+from raffia.data.readers import MalformedDataError, write_json_lines
+from raffia.envs.env import Box, Discrete, EnvSpec
+from raffia.envs.make import make_env
+from raffia.recipes import efficientzero
+from raffia.recipes.efficientzero.config import RecordedDataConfig
+from raffia.recipes.efficientzero.presets import PRESETS
+from raffia.recipes.efficientzero.recorded import recorded_steps
+from raffia.report.page import write_report
+from raffia.tensordict.tensordict import TensorDict
+from raffia.train.experiment import RunError
+from raffia.train.session import TrainingSession
+from tests.recipes.layouts import MEMBERS, SHARDS, experiment, left, on, trained
+from tests.recipes.runs import Quiet, last_state, rows, same, short, terminate, with_all
+from tests.recipes.timeline import first_difference, timeline
+
+T = 30  # steps of an episode of `write`
+PLAYED = short(88)
+
+
+def write(path, num=6, steps=T, **columns):
+    """Episodes of CartPole's shapes, in turn terminated and truncated; given columns of all."""
+    draw = torch.Generator().manual_seed(0)
+    with open(path, "w") as file:
+        for number in range(num):
+            last = [False] * (steps - 1)
+            episode = {
+                "obs": torch.randn(steps + 1, 4, generator=draw).tolist(),
+                "action": torch.randint(2, (steps,), generator=draw).tolist(),
+                "reward": [1.0] * steps,
+                "terminated": [*last, number % 2 == 0],
+                "truncated": [*last, number % 2 == 1],
+                **columns,
+            }
+            file.write(json.dumps({k: v for k, v in episode.items() if v is not None}) + "\n")
+    return str(path)
+
+
+def learning_from(run, *files, num_updates=0, **settings):
+    """The run with recorded episodes; from these alone where it has a number of updates."""
+    data = RecordedDataConfig(files=files, num_updates=num_updates)
+    if num_updates:
+        run = with_all(run, targets__reanalyze_ratio=1.0, evaluate__every_updates=4)
+    return with_all(replace(run, data=data), **settings)
+
+
+def alone(*files, run=PLAYED, num_updates=9, **settings):
+    return learning_from(run, *files, num_updates=num_updates, **settings)
+
+
+@pytest.fixture
+def file(tmp_path):
+    return write(tmp_path / "recorded.jsonl")
+
+
+# ------------------------------------------------------------------------ what the replay holds
+
+
+def test_episodes_of_its_own_come_back_as_they_were(tmp_path):
+    """But for what the search found: the policy is the action that was taken, its value unknown."""
+    config, folder = short(60, replay=replace(short().replay, batch_size=4)), tmp_path / "own"
+    config = with_all(config, env__max_episode_steps=7, collect__rollout_length=1)
+    with experiment(config, folder) as run, closing(TrainingSession(run)) as session:
+        session.run()
+        played = run.steps.buffers[0]
+        starts = [int(start) for start in range(played.storage.total)]
+        starts = torch.tensor([s for s in starts if bool(played.contains(torch.tensor(s)))])
+        whole = played.read(starts)
+    # Each episode once: from a start whose frame before it is the same one.
+    stacks = whole["observation"]
+    first = (stacks[:, 0, 0] == stacks[:, 0, 1]).flatten(1).all(1)
+    episodes = []
+    for row in first.nonzero()[:, 0].tolist():
+        num = int(whole["valid_step"][row].sum())
+        frames = stacks[row, : num + 1, -1]
+        flags = {k: whole[k][row, :num] for k in ("action", "reward", "terminated", "truncated")}
+        ended = bool(flags["terminated"][-1] | flags["truncated"][-1])
+        if ended and num == 7:
+            nxt = TensorDict(obs=frames[1:], batch_size=[num])
+            episodes.append(TensorDict({"obs": frames[:-1], **flags, "next": nxt}, [num]))
+    assert len(episodes) >= 4
+    path = tmp_path / "own.jsonl"
+    write_json_lines(path, episodes)
+
+    with experiment(learning_from(config, str(path)), tmp_path / "again") as run:
+        run.fill_replays()
+        again = run.steps.buffers[0]
+        chosen = [again.read(torch.tensor([8 * number]))[0] for number in range(len(episodes))]
+        assert (again.num_episodes, len(again)) == (len(episodes), 7 * len(episodes))
+    firsts = [row for row in first.nonzero()[:, 0].tolist() if whole["valid_step"][row].sum() == 7]
+    for row, segment in zip(firsts, chosen, strict=False):
+        for key in ("observation", "action", "reward", "valid", "valid_step", "mask", "discount"):
+            assert segment[key].equal(whole[key][row]), key
+            assert segment[key].dtype == whole[key].dtype
+        taken = torch.nn.functional.one_hot(segment["action"][:7], 2).float()
+        assert segment["policy"][:7].equal(taken) and not segment["value"].any()
+
+
+CONTINUOUS = EnvSpec(observation_shape=(2,), action=Box((-2.0, 0.0), (2.0, 1.0)))
+IMAGES = EnvSpec(
+    observation_shape=(3, 4, 5), action=Discrete(3), observation_dtype=torch.uint8, masked=True
+)
+
+
+def one(obs, action, **more):
+    no = torch.zeros(len(action), dtype=torch.bool)
+    flags = {"reward": torch.ones(len(action)) * 3, "terminated": no, "truncated": no}
+    after = {k: v[1:] for k, v in {"obs": obs, **more}.items()}
+    now = {k: v[:-1] for k, v in {"obs": obs, **more}.items()}
+    return TensorDict({**now, "action": action, **flags, "next": after}, [len(action)])
+
+
+def test_continuous_actions_are_one_of_those_that_the_policy_is_over():
+    taken = torch.tensor([[0.5, 0.25], [-2.0005, 1.0]], dtype=torch.float64)
+    config = with_all(PLAYED, search__num_sampled_actions=5)
+    made = [
+        recorded_steps(
+            one(torch.zeros(3, 2), taken), config, CONTINUOUS, torch.Generator().manual_seed(seed)
+        )
+        for seed in (0, 0, 1)
+    ]
+    steps = made[0]
+    assert steps["action"].equal(torch.tensor([[0.5, 0.25], [-2.0, 1.0]]))  # clipped
+    assert steps["sampled_actions"].shape == (2, 5, 2)
+    assert steps["sampled_actions"][:, 0].equal(steps["action"])
+    assert steps["policy"].equal(torch.eye(5)[:1].expand(2, 5))
+    low, high = torch.tensor([-2.0, 0.0]), torch.tensor([2.0, 1.0])
+    others = steps["sampled_actions"][:, 1:]
+    assert ((others >= low) & (others <= high)).all() and others.std(1).min() > 0.01
+    assert same(steps, made[1]) and not same(steps, made[2])
+
+
+def test_states_of_images_and_masks_fit():
+    obs = torch.randint(256, (3, 4, 5, 3), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones(3, 3, dtype=torch.bool)
+    episode = one(obs, torch.tensor([[1], [2]]), action_mask=mask)
+    atari = with_all(PLAYED, env__id="atari/pong")
+    for config, reward in ((PLAYED, 3.0), (atari, 1.0)):
+        steps = recorded_steps(episode, config, IMAGES, torch.Generator())
+        assert steps["observation"].equal(obs[:2].movedim(-1, 1).to(torch.uint8))
+        assert steps["next", "action_mask"].equal(mask[1:])
+        assert steps["action"].tolist() == [1, 2] and steps["reward"].tolist() == [reward] * 2
+
+
+@pytest.mark.parametrize(
+    ("base", "replay", "expected"),
+    [
+        (PLAYED, "shared", [180]),
+        (with_all(SHARDS, replay__capacity=400), "shared", [90, 90]),
+        (MEMBERS, "shared", [180]),
+        (MEMBERS, "own", [180] * 4),
+    ],
+    ids=["one", "shards", "members", "members with replays"],
+)
+@pytest.mark.parametrize("num_updates", [0, 3])
+def test_every_kind_of_replay_holds_them(base, replay, expected, num_updates, file, tmp_path):
+    config = learning_from(base, file, num_updates=num_updates, population__replay=replay)
+    with experiment(config, tmp_path / "run") as run, closing(TrainingSession(run)) as session:
+        state = session.start()
+        assert [len(buffer) for buffer in run.steps.buffers] == expected
+        run.step(state)
+        played = sum(expected) < sum(len(buffer) for buffer in run.steps.buffers)
+        assert played is not bool(num_updates)
+
+
+# ------------------------------------------------------------------------ runs
+
+
+def test_a_run_tells_what_it_has_read(file, tmp_path):
+    view = Quiet()
+    result = efficientzero.train(alone(file), tmp_path / "run", view=view)
+    assert (result.reason, result.update, result.env_step) == ("finished", 9, None)
+    told = "6 episodes of 180 steps from "
+    assert any(told in line and "mean return 30 (30 to 30)" in line for line in view.said)
+    (start,) = rows(tmp_path / "run", "start")
+    assert start["recorded"]["steps"] == 180 and start["recorded"]["mean_return"] == 30.0
+    evaluations = rows(tmp_path / "run", "evaluate")
+    assert [row["update"] for row in evaluations] == [4, 8, 9]
+    assert not rows(tmp_path / "run", "episode")
+    page = write_report([tmp_path / "run"]).read_text()
+    assert "recorded episodes" in page and "180 steps, mean return 30" in page
+    assert "Dialogues" not in page and "at 9 updates" in page and "after 9 updates" in page
+    agent = efficientzero.load_agent(tmp_path / "run")
+    assert agent.spec.action.n == 2
+
+
+RUNS = {
+    "plays on": lambda file: learning_from(short(88), file),
+    "alone": alone,
+    "on disk": lambda file: alone(file, replay__on_disk=True),
+}
+
+
+@pytest.mark.parametrize(("name", "at"), [("plays on", 5), ("alone", 5), ("on disk", 6)])
+def test_a_run_that_is_stopped_goes_on_without_the_files(name, at, tmp_path):
+    path = tmp_path / "recorded.jsonl"
+    config = RUNS[name](write(path))
+    efficientzero.train(config, tmp_path / "straight", view=Quiet())
+    stopped = efficientzero.train(config, tmp_path / "run", view=Quiet({at: terminate}))
+    assert (stopped.reason, stopped.update) == ("stopped", at)
+    path.unlink()
+    assert efficientzero.resume(tmp_path / "run", view=Quiet()).reason == "finished"
+    (one, parts), (other, others) = (last_state(tmp_path / name) for name in ("straight", "run"))
+    assert one.update == other.update and all(same(parts[part], others[part]) for part in parts)
+    assert rows(tmp_path / "straight", "evaluate") == rows(tmp_path / "run", "evaluate")
+
+
+def test_a_run_from_files_alone_can_be_made_longer_and_not_into_one_that_plays(file, tmp_path):
+    config = alone(file)
+    efficientzero.train(config, tmp_path / "run", view=Quiet())
+    longer = with_all(config, collect__extra_updates=3)
+    assert efficientzero.resume(tmp_path / "run", config=longer, view=Quiet()).update == 12
+    with pytest.raises(RunError, match="data.num_updates: .* started with other values"):
+        efficientzero.resume(
+            tmp_path / "run", config=with_all(longer, data__num_updates=0), view=Quiet()
+        )
+
+
+def renamed(config, path):
+    text = (path.parent / "recorded.jsonl").read_text().replace('"action"', '"act"')
+    other = path.parent / "renamed.jsonl"
+    other.write_text(text)
+    return with_all(config, data__files=(str(other),), data__columns=("act=action",))
+
+
+ACTS = {  # of each setting: how it is changed, and what differs first
+    "data.files": (lambda c, p: with_all(c, data__files=c.data.files * 2), "drawn"),
+    "data.columns": (renamed, None),
+    "data.num_updates": (lambda c, p: with_all(c, data__num_updates=10), "drawn"),
+    "evaluate.every_updates": (lambda c, p: with_all(c, evaluate__every_updates=5), "drawn"),
+}
+
+
+@pytest.mark.parametrize("name", ACTS)
+def test_a_setting_acts_where_it_should(name, tmp_path):
+    change, kind = ACTS[name]
+    path = tmp_path / "recorded.jsonl"
+    config = alone(write(path))
+    plain = timeline(config, tmp_path / "plain")
+    again = timeline(change(config, path), tmp_path / "changed")
+    assert first_difference(plain, again) == kind
+
+
+def test_what_files_lack_is_completed_where_that_is_said(tmp_path):
+    path = write(tmp_path / "a.jsonl", truncated=[False] * T, terminated=None)
+    config = with_all(learning_from(short(88), path))
+    with experiment(with_all(config, data__complete=True), tmp_path / "run") as run:
+        run.fill_replays()
+        assert len(run.replay) == 180
+    with (
+        experiment(config, tmp_path / "refused") as run,
+        pytest.raises(MalformedDataError, match="no 'terminated'.*--data.complete"),
+    ):
+        run.fill_replays()
+
+
+@pytest.mark.parametrize("there", [on(reanalyzers=1), on("process", reanalyzers=2, evaluators=1)])
+@pytest.mark.slow
+def test_wherever_it_runs_it_is_the_same_run(there, file, tmp_path):
+    for config in (
+        alone(file, run=with_all(SHARDS, replay__capacity=400), reanalyzers__ahead=3),
+        learning_from(with_all(SHARDS, replay__capacity=400), file, reanalyzers__ahead=3),
+        alone(file, run=MEMBERS, reanalyzers__ahead=3) if "evaluators__num" not in there else None,
+    ):
+        if config is not None:
+            name = f"{config.is_offline}{config.population.size}"
+            straight = trained(config, tmp_path / name)
+            assert trained(config, tmp_path / f"{name}-there", **there) == straight
+            assert straight == left(tmp_path / name)
+
+
+# ------------------------------------------------------------------------ what is refused
+
+WRONG = [  # columns of the file, settings, and the words of the error
+    ({"obs": [[0.0] * 3] * (T + 1)}, {}, r"episode 0: 'obs' has rows of shape \[3\], .* \[4\]"),
+    ({"action": [0, 2] * (T // 2)}, {}, "actions run from 0 to 2, and CartPole-v1 has 2, 0 to 1"),
+    ({"action": [0.5] * T}, {}, "'action' is of torch.float32, and the environment's is torch.int"),
+    ({"obs": {"a": [0.0] * (T + 1), "b": [0.0] * (T + 1)}}, {}, "has parts 'a', 'b'.* choose one"),
+    ({"reward": None}, {}, "there is no 'reward'.*--data.columns"),
+    ({}, {"env__id": "tictactoe", "model__flatten": True}, r"'obs' has rows of shape \[4\]"),
+    ({}, {"replay__capacity": 185}, "which replay.capacity=185 does .*set --replay.capacity 186"),
+    ({}, {"replay__batch_size": 181}, "fewer steps than a batch has.* set --replay.batch_size 180"),
+    ({"reward": [0.0] * T}, {}, "no reward other than 0 there is nothing to learn"),
+]
+
+
+@pytest.mark.parametrize(("columns", "settings", "words"), WRONG)
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_files_that_do_not_fit_are_refused_and_leave_no_folder(
+    columns, settings, words, on_disk, tmp_path
+):
+    path = write(tmp_path / "recorded.jsonl", **columns)
+    config = alone(path, replay__on_disk=on_disk, **settings)
+    with pytest.raises((RunError, MalformedDataError), match=words):
+        efficientzero.train(config, tmp_path / "run", view=Quiet())
+    assert not (tmp_path / "run").exists()
+
+
+def test_files_that_are_not_there_or_empty_are_refused(file, tmp_path):
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text("")
+    for path, words in (
+        (str(empty), "empty.jsonl: line 1: the file is empty$"),
+        (str(tmp_path / "none.jsonl"), "there is no file or folder .*none.jsonl"),
+    ):
+        with pytest.raises((RunError, MalformedDataError), match=words):
+            efficientzero.train(alone(file, path), tmp_path / "run", view=Quiet())
+
+
+def test_actions_outside_the_bounds_are_refused():
+    episode = one(torch.zeros(2, 2), torch.tensor([[0.5, 1.5]]))
+    with pytest.raises(RunError, match=r"run from \[0.5, 1.5\] to .* from \[-2.0, 0.0\] to \[2"):
+        recorded_steps(episode, PLAYED, CONTINUOUS, torch.Generator())
+    no_mask = one(torch.zeros(2, 4, 5, 3, dtype=torch.uint8), torch.tensor([1]))
+    with pytest.raises(RunError, match="no 'action_mask'.*--data.columns NAME=action_mask"):
+        recorded_steps(no_mask, PLAYED, IMAGES, torch.Generator())
+
+
+# ------------------------------------------------------------------------ what is learnt
+
+
+def good(observation):
+    """A rule by which the pole stands."""
+    position, speed, angle, spin = observation.tolist()
+    return int(3 * angle + spin + 0.1 * position + 0.3 * speed > 0)
+
+
+def record(path, num_episodes, epsilon, seed=0):
+    """Episodes of that rule, which acts at random where a draw is below epsilon; the returns."""
+    draw, episodes = torch.Generator().manual_seed(seed), []
+    with closing(make_env(PRESETS["cartpole"].env, num_envs=1)) as env:
+        for number in range(num_episodes):
+            state, steps = env.reset(torch.tensor([1_000 * seed + number])), []
+            while not steps or not bool(steps[-1]["terminated"] | steps[-1]["truncated"]):
+                seen, action = state["observation"][0], torch.tensor(good(state["observation"][0]))
+                if torch.rand((), generator=draw) < epsilon:
+                    action = torch.randint(2, (), generator=draw)
+                state = env.step(action.unsqueeze(0))
+                flags = {key: state[key][0] for key in ("reward", "terminated", "truncated")}
+                after = TensorDict(obs=state["observation"][0])
+                steps.append(TensorDict({"obs": seen, "action": action, **flags, "next": after}))
+            episodes.append(torch.stack(steps))
+    write_json_lines(path, episodes)
+    return [float(episode["reward"].sum()) for episode in episodes]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_cartpole_is_learnt_from_files_alone(tmp_path):
+    """Much better than who played: two of three actions were random."""
+    path = tmp_path / "recorded.jsonl"
+    returns = record(path, num_episodes=100, epsilon=0.65)
+    assert sum(returns) / len(returns) < 110
+    config = alone(
+        str(path),
+        run=with_all(PRESETS["cartpole"], targets__n_step=10),
+        num_updates=1_000,
+        evaluate__every_updates=250,
+        evaluate__target_return=300.0,
+    )
+    result = efficientzero.train(config, tmp_path / "run", view=Quiet())
+    assert result.reason == "target"
