@@ -91,14 +91,9 @@ class LazyStackedTensorDict(LazyWrites):
         for td in tensordicts:
             if not isinstance(td, Node):
                 raise TypeError(f"Expected all inputs to be containers, got {type(td).__name__}")
-        if device is not None:
-            tensordicts = tuple([td.to(device) for td in tensordicts])
-        if strict_shape:
-            for i, td in enumerate(tensordicts):
-                if td._batch_size != tensordicts[0]._batch_size:
-                    raise unlike_sizes(tensordicts[0]._batch_size, td._batch_size, i)
-        size = as_size(batch_size) if batch_size is not None and not tensordicts else None
-        self._setup(list(tensordicts), stack_dim, size, stack_dim_name)
+        members = _moved_members(tensordicts, device, strict_shape)
+        size = as_size(batch_size) if batch_size is not None and not members else None
+        self._setup(members, stack_dim, size, stack_dim_name)
         if hook_in is not None:
             self.hook_in = hook_in
         if hook_out is not None:
@@ -746,12 +741,9 @@ def lazy_stack(
                 f"Expected all inputs to be containers, got {type(td).__name__}; torch.stack "
                 "stacks tensors"
             )
-    if device is not None:
-        members = [td.to(device) for td in members]
-    if strict_shape:
-        for i, td in enumerate(members):
-            if td._batch_size != first._batch_size:
-                raise unlike_sizes(first._batch_size, td._batch_size, i)
+    if device is not None or strict_shape:
+        members = _moved_members(members, device, strict_shape)
+        first = members[0]
     plain = first.__class__ is TensorDict
     if not plain and first._is_data() and all([td._is_data() for td in members]):
         result = first._stack_data(members, dim)
@@ -761,6 +753,14 @@ def lazy_stack(
         result = _new_object(LazyStackedTensorDict)
         result._setup(list(members), dim, None, stack_dim_name)
     return result if out is None else out.update(result, inplace=True)
+
+
+def _moved_members(tds: Sequence[Any], device: Any, strict_shape: bool) -> list[Any]:
+    """Containers on the device, if one is given; RuntimeError if their sizes differ and may not."""
+    for i, td in enumerate(tds if strict_shape else ()):
+        if td._batch_size != tds[0]._batch_size:
+            raise unlike_sizes(tds[0]._batch_size, td._batch_size, i)
+    return list(tds) if device is None else [td.to(device) for td in tds]
 
 
 def _contents(td: Any, cls: type) -> Any:

@@ -201,14 +201,11 @@ class LazyWrites(TensorDictBase):
         >>> td.set_("a", torch.zeros(2))[0]["a"]
         tensor(0)
         """
-        into: list[Tensor] = []
-        values: list[Tensor] = []
         source = item
         for name in reversed(unravel_key_to_tuple(key)):
             source = {name: source}
-        if updates.writes_lazily(self, source, into, values):
-            if updates.copied(into, values, non_blocking):
-                return self
+        if updates.written_at_once(self, source, non_blocking):
+            return self
         key = unravel_key(key)
         for td in self.tensordicts:
             if not entries.contains(td, key):
@@ -370,11 +367,8 @@ class LazyWrites(TensorDictBase):
         if update_batch_size and isinstance(source, Node):
             return self._resized_by(source, how)
         if inplace and keys_to_update is None and not known.get("is_leaf"):
-            into: list[Tensor] = []
-            values: list[Tensor] = []
-            if updates.writes_lazily(self, source, into, values):
-                if updates.copied(into, values, known.get("non_blocking", False)):
-                    return self
+            if updates.written_at_once(self, source, known.get("non_blocking", False)):
+                return self
         parts = None if self.hook_in is not None else self._parts_of(source)
         if parts is None and isinstance(source, Node):
             parts = self._split(source)
@@ -423,11 +417,8 @@ class LazyWrites(TensorDictBase):
         tensor([3, 4])
         """
         source = updates.merged(input_dict_or_td, entries_)
-        into: list[Tensor] = []
-        values: list[Tensor] = []
-        if keys_to_update is None and updates.writes_lazily(self, source, into, values):
-            if updates.copied(into, values, non_blocking):
-                return self
+        if keys_to_update is None and updates.written_at_once(self, source, non_blocking):
+            return self
         parts = self._split(source) if isinstance(source, Node) else None
         if parts is None:
             return updates.update_(

@@ -12,7 +12,7 @@ from raffia.tensordict import kinds
 from raffia.tensordict.entries import get, holder
 from raffia.tensordict.keys import dotted, unravel_key_to_tuple
 from raffia.tensordict.node import Container, Node
-from raffia.tensordict.updates import copied, writes
+from raffia.tensordict.updates import written_at_once
 from raffia.tensordict.values import flat as flat_values
 
 
@@ -139,9 +139,7 @@ def _written_at_once(td: Any, keys: dict[str, Any], flat: dict[str, Any]) -> boo
         for step in path:
             level = level.setdefault(step, {})
         level[last] = value
-    into: list[Tensor] = []
-    values: list[Tensor] = []
-    return writes(td, source, into, values) and copied(into, values)
+    return written_at_once(td, source)
 
 
 def _load_data(td: Any, key: Any, saved: dict[str, Any]) -> None:

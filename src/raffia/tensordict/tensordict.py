@@ -612,11 +612,8 @@ class TensorDict(TensorDictBase):
     ) -> Self:
         source = input_dict_or_td
         if not options and (source.__class__ is TensorDict or source.__class__ is dict):
-            into: list[Tensor] = []
-            values: list[Tensor] = []
-            if updates.writes(self, source, into, values):
-                if updates.copied(into, values, non_blocking):
-                    return self
+            if updates.written_at_once(self, source, non_blocking):
+                return self
         return updates.update_(self, source, clone, non_blocking=non_blocking, **options)
 
     @documented_as(views.keys)

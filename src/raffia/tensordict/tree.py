@@ -83,7 +83,7 @@ def applied(
             "apply: with out=, the batch_size and device are those of out; drop these arguments"
         )
     if into is not None:
-        if result is not None and (out is not None or not _copied(into, result)):
+        if result is not None and (out is not None or not updates.written_at_once(into, result)):
             _write_back(into, result, out is not None)
         return into
     if result is None:
@@ -143,13 +143,6 @@ def named_apply(
 
 def _everything(cls: type) -> bool:
     return True
-
-
-def _copied(td: Any, result: Any) -> bool:
-    """Write results into the tensors of `td`, where that is all there is to do."""
-    into: list[Tensor] = []
-    values: list[Tensor] = []
-    return updates.writes(td, result, into, values) and updates.copied(into, values)
 
 
 def _write_back(td: Any, result: Any, replace: bool) -> None:

@@ -60,11 +60,8 @@ def update(
             )
     if td._locked and not inplace:
         raise locked_error(td)
-    if inplace and is_leaf is None:
-        into: list[Tensor] = []
-        given: list[Tensor] = []
-        plainly = not update_batch_size and writes(td, source, into, given)
-        if plainly and copied(into, given, non_blocking):
+    if inplace and is_leaf is None and not update_batch_size:
+        if written_at_once(td, source, non_blocking):
             return td
     if like is None:
         with all_or_nothing(td, source):
@@ -188,15 +185,20 @@ def update_(
     tensor([1., 1.])
     """
     source = restricted(merged(input_dict_or_td, entries), keys_to_update)
-    into: list[Tensor] = []
-    values: list[Tensor] = []
-    if writes(td, source, into, values) and copied(into, values, non_blocking):
+    if written_at_once(td, source, non_blocking):
         return td
     pairs = pairs_of(source)
     check_writes(td, pairs)
     for key, value in pairs:
         td.set_(key, value, non_blocking=non_blocking)
     return td
+
+
+def written_at_once(td: Any, source: Any, non_blocking: bool = False) -> bool:
+    """Write tensors into those of the same keys, all or none; False where that is not all of it."""
+    into: list[Tensor] = []
+    values: list[Tensor] = []
+    return writes(td, source, into, values) and copied(into, values, non_blocking)
 
 
 def writes(
