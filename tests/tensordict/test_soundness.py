@@ -624,6 +624,24 @@ def test_a_dimension_that_cant_be_told():
     td = TensorDict(a=tensor(2), words=NonTensorStack("a", "b"), batch_size=[2])
     with pytest.raises(RuntimeError, match=r"\(2,\) became one of \(2, 2\).*td.exclude"):
         torch.utils._pytree.tree_map(lambda x: torch.stack([x, x], 1), td)
+    row = torch.utils._pytree.tree_map(lambda x: x[0], cube())  # of which dimension is not known
+    with pytest.raises(RuntimeError, match="can't be told"):
+        torch.utils._pytree.tree_map(lambda x: torch.stack([x, x], 1), row)
+
+
+@pytest.mark.parametrize("dims", [(0, 0), (0, 1), (1, 0), (1, 1)])
+def test_values_of_rows_in_a_compiled_vmap(dims):
+    """While torch compiles, nobody can ask where a dimension goes: right, or refused."""
+    td = TensorDict(a=tensor(2, 2), words=NonTensorStack.from_list(texts([[0, 1], [2, 3]])))
+    td.batch_size = [2, 2]
+    rows = torch.compile(lambda td: torch.vmap(lambda row: row.clone(), *dims)(td), backend="eager")
+    try:
+        got = rows(td)
+    except RuntimeError as error:
+        assert "can't be told" in str(error)
+    else:
+        want = td if dims[0] == dims[1] else td.transpose(0, 1)
+        assert got["words"] == want["words"] and torch.equal(got["a"], want["a"])
 
 
 # -------------------------------------------------------------------------- locks and names

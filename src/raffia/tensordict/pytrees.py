@@ -307,24 +307,25 @@ def _resized(node: Any, old: torch.Size, size: torch.Size, change: Change) -> An
     """A non-tensor entry of a container whose batch size was `old` and is `size`.
 
     Values of single rows are hidden from the one row that `torch.vmap` runs its function on: there
-    they are one value, a list, and the node remembers the rows for when the dimension comes back.
+    they are one value, a list, and the node remembers the rows for when the dimension comes back,
+    and which that was; None where it can't be told, as within `torch.compile`.
     """
     extra = node._batch_size[len(old) :]
     at = changed_dims(old, size)
     if not _has_rows(node) or not at:
         return node._new({}, size + extra)
     if len(size) > len(old):
-        if len(at) > 1 and size[at[0]] != 1:
+        rows = node.__dict__.get("_rows")
+        if len(at) > 1 and size[at[0]] != 1 or rows is not None and rows[1] is None:
             raise RuntimeError(
                 f"a container of batch size {tuple(old)} became one of {tuple(size)}, and which "
                 f"of the dimensions {at} is the new one can't be told: a value for each row would "
                 "stand in the wrong row. Leave it out: td.exclude(key)"
             )
         return _with_dim(node, at[0], size[at[0]])
-    dim = change.taken if change.taken in at else at[0] if len(at) == 1 else None
     row = NonTensorData(node.tolist(), size + extra, node._device)
-    if dim is not None:
-        row._rows = (node, dim, _vmap()[0])
+    dim = change.taken if change.taken in at else at[0] if len(at) == 1 else None
+    row._rows = (node, dim, _vmap()[0])
     return row
 
 
@@ -338,7 +339,8 @@ def _with_dim(node: Any, at: int, size: int) -> Any:
     rows = node.__dict__.get("_rows")
     if rows is not None:
         whole, dim, level = rows
-        if level == _vmap()[0] and whole._batch_size[dim] == size:
+        known = dim is not None and level == _vmap()[0]
+        if known and whole._batch_size[dim] == size:
             return _dims_changed(whole, lambda data, first: data.movedim(first + dim, first + at))
 
     def expand(data: Any, first: int) -> Any:
@@ -356,7 +358,7 @@ def _dims_changed(node: Any, change: Callable[[Any, int], Any], first: int = 0) 
     change: called with a node, and at which of its dimensions those begin that are to be changed.
     """
     out, rows = change(node, first)._shallow(), node.__dict__.get("_rows")
-    if rows is not None:
+    if rows is not None and rows[1] is not None:
         whole, dim, level = rows
         whole = _dims_changed(whole, lambda data, at: data.movedim(at + dim, at))
         out._rows = (_dims_changed(whole, change, first + 1), 0, level)
