@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +28,16 @@ class Curve:
     y: Sequence[float]
     low: Sequence[float] = ()
     high: Sequence[float] = ()
+
+    @classmethod
+    def of(cls, points: Iterable[tuple[float, float]]) -> Curve:
+        """The line through these points, without those that are no numbers.
+
+        >>> Curve.of([(0.0, 1.0), (float("nan"), 2.0)])
+        Curve(x=[0.0], y=[1.0], low=[], high=[])
+        """
+        known = [(x, y) for x, y in points if math.isfinite(x + y)]
+        return cls([x for x, _ in known], [y for _, y in known])
 
     def __post_init__(self) -> None:
         for name in ("x", "y", "low", "high"):
@@ -75,7 +86,8 @@ def over_runs(curves: Sequence[Curve], band: bool = True) -> Curve | None:
     >>> curve.x, curve.y
     ([1.0, 2.0], [2.0, 3.0])
     """
-    given = [curve for curve in map(_finite, curves) if curve.x]
+    finite = [Curve.of(zip(one.x, one.y, strict=True)) for one in curves]
+    given = [curve for curve in finite if curve.x]
     if len(given) < 2:
         return None
     sides = [np.array([curve.x, curve.y], dtype=np.float64) for curve in given]
@@ -93,11 +105,6 @@ def over_runs(curves: Sequence[Curve], band: bool = True) -> Curve | None:
         return Curve(grid.tolist(), middle)
     low, high = bootstrap_band(values)
     return Curve(grid.tolist(), middle, low.tolist(), high.tolist())
-
-
-def _finite(curve: Curve) -> Curve:
-    fine = [(x, y) for x, y in zip(curve.x, curve.y, strict=True) if np.isfinite(x + y)]
-    return Curve([x for x, _ in fine], [y for _, y in fine])
 
 
 def thinned(x: Sequence[float], y: Sequence[float], most: int = 300) -> Curve:

@@ -159,8 +159,7 @@ def _lines(of_groups: Sequence[Sequence[Curve]]) -> tuple[Line, ...]:
 def _episodes(run: Run, key: str, factor: float, colour: str, most: int) -> Line:
     rows = [(number(row.get(key)), number(row.get("return"))) for row in run.of("episode")]
     rows = [(x / factor, y) for x, y in rows if not math.isnan(x + y)]
-    rows = [rows[i] for i in every(len(rows), most)]
-    curve = Curve([x for x, _ in rows], [y for _, y in rows])
+    curve = Curve.of(rows[i] for i in every(len(rows), most))
     return Line(curve, colour, opacity=0.3 if run.evaluations else 0.7)
 
 
@@ -177,9 +176,7 @@ def _evaluations(run: Run, key: str, factor: float) -> Curve:
 
 
 def _held_out(run: Run, name: str) -> Curve:
-    pairs = [(one.update, one.held_out.get(name, math.nan)) for one in run.evaluations]
-    pairs = [(x, y) for x, y in pairs if not math.isnan(x + y)]
-    return Curve([x for x, _ in pairs], [y for _, y in pairs])
+    return Curve.of((one.update, one.held_out.get(name, math.nan)) for one in run.evaluations)
 
 
 def _decoding(group: Group, name: str, of: str, colour: str) -> list[Line]:
@@ -190,8 +187,9 @@ def _decoding(group: Group, name: str, of: str, colour: str) -> list[Line]:
         found = [(one.update, one.decodings.get(name)) for one in run.evaluations]
         pairs = [(x, one) for x, one in found if one is not None and not math.isnan(x)]
         if of == "share_won":
-            fractions = [(x, 100 * one.share_won) for x, one in pairs if one.share_won >= 0]
-            curves.append(Curve([x for x, _ in fractions], [y for _, y in fractions]))
+            curves.append(
+                Curve.of((x, 100 * one.share_won) for x, one in pairs if one.share_won >= 0)
+            )
             continue
         bands = not any(math.isnan(one.low + one.high) for _, one in pairs)
         curves.append(

@@ -17,7 +17,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Self, TextIO, cast
 
 from rich.align import Align
@@ -110,12 +109,7 @@ class LiveView:
         self._console.show_cursor(True)  # or a run that is killed would leave none
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, FileProxy):
                 stream.flush()  # it keeps half a line back, and would forget it

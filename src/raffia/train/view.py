@@ -10,7 +10,6 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Protocol, Self, TextIO
 
 from raffia.hints import plural
@@ -68,12 +67,7 @@ class View(Protocol):
 
     def __enter__(self) -> Self: ...
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
+    def __exit__(self, *error: object) -> None: ...
 
 
 class PlainView:
@@ -115,12 +109,7 @@ class PlainView:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._print()
 
 
