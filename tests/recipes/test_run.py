@@ -10,6 +10,7 @@ import torch
 
 from raffia.algorithms.efficientzero import make_model
 from raffia.cli.commands import main
+from raffia.cli.runs import config_of
 from raffia.envs.batch import SerialBatch
 from raffia.envs.env import Discrete, EnvSpec
 from raffia.envs.make import env_factory
@@ -209,7 +210,7 @@ def test_a_run_of_an_earlier_version_is_resumed_with_its_settings(tmp_path):
     ]:
         config[section][old] = config[section].pop(new)
     path.write_text(json.dumps(config))
-    assert read_run(tmp_path / "run") == short()
+    assert read_run(tmp_path / "run") == config_of(tmp_path / "run")[1] == short()
     assert resume(tmp_path / "run", view=Quiet()).reason == "finished"
     config["run"]["own"] = ["worlds"]
     path.write_text(json.dumps(config))

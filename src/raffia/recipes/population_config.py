@@ -9,6 +9,8 @@ from typing import Any, Literal
 from raffia.envs.checked import check_choices, check_fraction, check_least, check_types
 from raffia.evolution.config import HyperRange, MutationConfig, SelectionConfig
 
+# Settings of runs of earlier versions, by section and name: what they are called now.
+RENAMED = {("population", "share"): "truncation_fraction"}
 FRACTIONS = ("alpha", "dirichlet_fraction", "discount", "gamma", "tau")
 
 

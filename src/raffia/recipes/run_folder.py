@@ -31,15 +31,6 @@ from raffia.train.experiment import RunError
 CONFIG, ROWS = "config.json", "metrics.jsonl"
 TOKENS, TOKENIZER = "tokens", "tokenizer"  # folders that a run of ILQL makes of its data
 LANGUAGE_MODEL = "language_model"  # ... and of the model that it goes on from
-# Settings of runs that an earlier version began, by section and name: what they are called now.
-RENAMED = {
-    ("collect", "steps_per_turn"): "rollout_length",
-    ("targets", "reanalyse_ratio"): "reanalyze_ratio",
-    ("targets", "reanalyse_noise"): "reanalyze_noise",
-    ("targets", "horizon_share"): "horizon_fraction",
-    ("optimizer", "warmup_share"): "warmup_fraction",
-    ("population", "share"): "truncation_fraction",
-}
 Config = TypeVar("Config")
 
 
@@ -230,20 +221,13 @@ def _read(
         if algorithm is not None and (recorded := made_by["algorithm"]) != algorithm.name:
             raise RunError(_of_another(folder, recorded))
         known = algorithm or recorded_algorithm(made_by)
-        return known, from_json(known.config, _renamed(data)), made_by
+        return known, from_json(known.config, data), made_by
     except FileNotFoundError:
         raise RunError(f"there is no run in {folder}: it has no {CONFIG}") from None
     except DamagedFileError as error:
         raise RunError(f"{path} can't be read: {error.why}") from error
     except (ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
         raise RunError(f"{path} can't be read: {error}") from error
-
-
-def _renamed(data: dict[str, Any]) -> dict[str, Any]:
-    for (section, old), new in RENAMED.items():
-        if old in data.get(section, {}):
-            data[section][new] = data[section].pop(old)
-    return data
 
 
 def refuse_without_own(

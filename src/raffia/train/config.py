@@ -68,7 +68,21 @@ def from_json(kind: type[Config], data: object, *, base: Config | None = None) -
     True
     """
     names = setting_names(kind)
-    return _config_from_json(kind, data, base, "", names)
+    return _config_from_json(kind, _with_new_names(kind, data), base, "", names)
+
+
+def _with_new_names(kind: type[Config], data: object) -> object:
+    """The data with settings of earlier versions as they are called now, by `kind.RENAMED`.
+
+    RENAMED: by section and name, the new name.
+    """
+    renamed: Mapping[tuple[str, str], str] = getattr(kind, "RENAMED", {})
+    for (section, old), new in renamed.items():
+        part = data.get(section) if isinstance(data, Mapping) else None
+        if isinstance(data, Mapping) and isinstance(part, Mapping) and old in part:
+            part = {new if name == old else name: value for name, value in part.items()}
+            data = {**data, section: part}
+    return data
 
 
 def changed_settings(before: Config, after: Config) -> list[str]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 from raffia.algorithms.efficientzero.config import EfficientZeroConfig
 from raffia.envs.checked import (
@@ -15,7 +16,7 @@ from raffia.envs.checked import (
     check_types,
 )
 from raffia.envs.config import EnvConfig
-from raffia.recipes.population_config import PopulationConfig
+from raffia.recipes.population_config import RENAMED, PopulationConfig
 from raffia.recipes.scale_config import (
     ActorsConfig,
     EngineConfig,
@@ -162,6 +163,16 @@ class EfficientZeroRun(EfficientZeroConfig):
     >>> run.num_updates
     98000
     """
+
+    # Since earlier versions.
+    RENAMED: ClassVar[Mapping[tuple[str, str], str]] = {
+        **RENAMED,
+        ("collect", "steps_per_turn"): "rollout_length",
+        ("targets", "reanalyse_ratio"): "reanalyze_ratio",
+        ("targets", "reanalyse_noise"): "reanalyze_noise",
+        ("targets", "horizon_share"): "horizon_fraction",
+        ("optimizer", "warmup_share"): "warmup_fraction",
+    }
 
     seed: int = 0
     device: str = "cpu"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 from raffia.algorithms.ilql.config import ILQLConfig
 from raffia.envs.checked import (
@@ -14,7 +15,7 @@ from raffia.envs.checked import (
     check_types,
 )
 from raffia.recipes.efficientzero.config import CheckpointConfig
-from raffia.recipes.population_config import PopulationConfig
+from raffia.recipes.population_config import RENAMED, PopulationConfig
 from raffia.recipes.scale_config import (
     EngineConfig,
     EvaluatorsConfig,
@@ -217,6 +218,9 @@ class ILQLRun(ILQLConfig):
     >>> ILQLRun(seed=3, task="wordle", num_updates=100).wordle.layout
     'words'
     """
+
+    # Since earlier versions.
+    RENAMED: ClassVar[Mapping[tuple[str, str], str]] = RENAMED
 
     seed: int = 0
     device: str = "cpu"
