@@ -10,6 +10,7 @@ from raffia.data.storage import Storage
 from raffia.data.tensordict_replay import TensorDictReplayBuffer
 from raffia.data.torchrl_storages import refuse_others
 from raffia.tensordict.keys import NestedKey
+from raffia.tensordict.signatures import shows_options_of
 
 
 class PrioritizedReplayBuffer(TensorDictReplayBuffer):
@@ -36,6 +37,9 @@ class PrioritizedReplayBuffer(TensorDictReplayBuffer):
     (tensor([3, 3, 2, 3]), tensor([0.3333, 0.3333, 1.0000, 0.3333]))
     """
 
+    @shows_options_of(
+        TensorDictReplayBuffer.__init__, without="sampler dim_extend shared compilable"
+    )
     def __init__(
         self,
         alpha: float,
@@ -111,6 +115,9 @@ class TensorDictPrioritizedReplayBuffer(PrioritizedReplayBuffer):
     ['index', 'obs', 'priority_weight']
     """
 
+    @shows_options_of(
+        PrioritizedReplayBuffer.__init__, without="max_priority_within_buffer stratified"
+    )
     def __init__(
         self,
         *,

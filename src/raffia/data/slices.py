@@ -15,6 +15,7 @@ from raffia.data.samplers import Draw, Sampler, SamplerWithoutReplacement, refus
 from raffia.data.storage import Storage
 from raffia.data.torchrl_storages import refuse_others
 from raffia.tensordict.keys import NestedKey, dotted, unravel_key, unravel_key_to_tuple
+from raffia.tensordict.signatures import shows_options_of
 
 TRAJ_PATHS = ("collector", "traj_ids"), ("episode",)  # what TorchRL looks for
 
@@ -245,6 +246,7 @@ class SliceSamplerWithoutReplacement(SliceSampler):
     [[5, 5, 6, 6], [7, 7]]
     """
 
+    @shows_options_of(SliceSampler.__init__)
     def __init__(
         self,
         *,
@@ -330,6 +332,7 @@ class PrioritizedSliceSampler(PrioritizedSampler):
     tensor([1, 2, 1, 2])
     """
 
+    @shows_options_of(SliceSampler.__init__)
     def __init__(
         self,
         max_capacity: int,

@@ -14,6 +14,7 @@ from raffia.data.storage import Storage
 from raffia.data.torchrl_storages import refuse_others
 from raffia.tensordict.keys import NestedKey, unravel_key_to_tuple
 from raffia.tensordict.node import Node
+from raffia.tensordict.signatures import shows_options_of
 from raffia.tensordict.tensordict import TensorDict
 
 
@@ -34,6 +35,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
     ['index', 'obs']
     """
 
+    @shows_options_of(ReplayBuffer.__init__)
     def __init__(
         self,
         *,
