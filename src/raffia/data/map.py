@@ -430,9 +430,8 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Any]):
         by_use = items.last.argsort()
         known = rows[by_use]
         self._lru.touch(known[known >= 0])
-        stored = (
-            by_use[-self.max_size :].sort().values
-        )  # of more keys than have room, the last used
+        # Of more keys than have room, the last used.
+        stored = by_use[-self.max_size :].sort().values
         too_many = len(self) + int((rows[stored] < 0).sum()) - self.max_size
         return stored, self._lru.oldest(too_many)
 

@@ -51,9 +51,8 @@ class RowFeed:
     def __init__(self, storage: Storage, path: tuple[str, ...]) -> None:
         assert storage.max_size is not None
         self._storage, self._path, self._num_rows = storage, path, storage.max_size
-        self._overwritten: deque[tuple[int, Tensor]] = (
-            deque()
-        )  # first item and its rows, without gaps
+        # First item and its rows, without gaps.
+        self._overwritten: deque[tuple[int, Tensor]] = deque()
         self._stop = 0  # the item after the last of these
         self.is_started = False
 

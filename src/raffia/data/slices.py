@@ -90,9 +90,8 @@ class SliceSampler(Sampler):
         self._storage: Storage | None = None
         self._known = range(0)
         self._value = torch.empty(0)  # [N, ...] what tells episodes apart, of the known items
-        self._spans: tuple[Tensor, Tensor] | None = (
-            None  # first position and length of each episode
-        )
+        # First position and length of each episode.
+        self._spans: tuple[Tensor, Tensor] | None = None
 
     def attach(self, storage: Storage) -> None:
         self._storage = storage

@@ -4,8 +4,7 @@
 
 Nothing is packed first, as it is for `raffia.jit.tiles`: weights are read where they lie, which
 pays where a few rows are all that they are read for. A sum is taken in `WIDTH` parts, k by k, which
-are
-then added in an order that never changes: a row's result does not depend on the rows beside it.
+are then added in an order that never changes: a row's result does not depend on the rows beside it.
 
 Weights larger than the cache are read as quickly as memory gives them, which four streams at once
 are not by themselves: a tile asks for the next tile's weights, line by line, into the second cache.

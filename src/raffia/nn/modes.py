@@ -64,9 +64,8 @@ class Mode(_DecoratorContextManager):
 
     def __init__(self, value: Any, *, thread_local: bool = False) -> None:
         self.value, self.thread_local = value, thread_local
-        self._undo: list[
-            Any
-        ] = []  # what was there, alone in a tuple; or the call that puts it back
+        # What was there, alone in a tuple; or the call that puts it back.
+        self._undo: list[Any] = []
 
     def set(self) -> None:
         """Keep the value from now on; `unset()` puts back what was there."""

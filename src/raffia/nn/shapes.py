@@ -123,9 +123,8 @@ def shapes_of_run(seq: Any, example: Any) -> ShapesByModule:
     devices = {p.device for p in twin.parameters() if p.device.type == "cuda"}
     with torch.no_grad(), torch.random.fork_rng(sorted(devices, key=str)):
         twin(example.clone())
-    return (
-        recorded_shapes(twin) | shapes_seen
-    )  # hooks miss what a sequence does not call as a module
+    # Hooks miss what a sequence does not call as a module.
+    return recorded_shapes(twin) | shapes_seen
 
 
 class _Watch:

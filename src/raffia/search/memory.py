@@ -16,9 +16,7 @@ from torch import Tensor
 
 LARGE = 1 << 21  # bytes; below, the allocator's memory is warm and pages do not matter
 ALIGNED = 64  # bytes; a cache line
-CACHE_LIMIT = (
-    1 << 26
-)  # bytes; a thread caches no more, since a larger search takes long for other reasons
+CACHE_LIMIT = 1 << 26  # bytes in a thread; a larger search takes long for other reasons
 
 
 def new_memory(shape: tuple[int, ...], dtype: torch.dtype, device: Any = "cpu") -> Tensor:
