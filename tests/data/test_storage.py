@@ -34,8 +34,8 @@ def make(request, tmp_path):
     }[request.param]
 
 
-# What is said of a storage before its first write, or with `out`.
-OF_ONE_SHAPE = ("keeps_structure", "refuses_objects", "hides_empty_rows", "detaches", "reads_into")
+# What is said of a storage before its first write.
+BEFORE_WRITES = ("keeps_structure", "refuses_objects", "hides_empty_rows", "detaches")
 LIMITED = ("rings", "hides_empty_rows", "remembers")  # what is said of a storage with a max_size
 
 
@@ -62,7 +62,9 @@ def ragged(max_size):
     return storage
 
 
-@pytest.mark.parametrize("check", [check for check in CHECKS if check.__name__ not in OF_ONE_SHAPE])
+@pytest.mark.parametrize(
+    "check", [check for check in CHECKS if check.__name__ not in BEFORE_WRITES]
+)
 def test_contract_of_rows_of_unlike_shapes(check):
     check(ragged)
 

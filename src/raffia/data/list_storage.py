@@ -9,7 +9,7 @@ from torch import Tensor
 
 from raffia.data.items import rows_of, tensors_of
 from raffia.data.row_index import Index, as_rows, to_index
-from raffia.data.storage import TensorStorage
+from raffia.data.storage import TensorStorage, targets
 from raffia.data.storage_state import StorageContents
 from raffia.data.structure import RowStructure
 from raffia.data.torchrl_storages import refuse_others
@@ -85,20 +85,22 @@ class ListStorage(TensorStorage):
         """
         if self._apart is None:
             return super().read(rows, out)
-        if out is not None:
-            raise ValueError("out= takes rows of one shape, and those here differ: leave it out")
-        found, batch = self._found(rows)
-        if batch is None:
-            return found[0].structure.build(found[0].leaves, torch.Size(), self._device)
+        found, size = self._found(rows)
         if not found:
             return self.empty(0)
-        structure = found[0].structure
+        batch, structure = torch.Size() if size is None else size, found[0].structure
         if all([row.structure is structure for row in found]):
             columns = [
                 torch.stack(leaves) for leaves in zip(*[r.leaves for r in found], strict=True)
             ]
-            columns = [column.view(*batch, *column.shape[1:]) for column in columns]
-            return structure.build(columns, batch, self._device)
+            columns = [column.view(batch + column.shape[1:]) for column in columns]
+            if out is None:
+                return structure.build(columns, batch, self._device)
+            for target, column in zip(targets(out, structure, batch), columns, strict=True):
+                target.copy_(column)
+            return out
+        if out is not None:
+            raise ValueError("out= takes rows of one shape, and those here differ: leave it out")
         items = [row.structure.build(row.leaves, torch.Size(), self._device) for row in found]
         if not isinstance(items[0], Node):
             raise ValueError(

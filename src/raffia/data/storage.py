@@ -235,7 +235,7 @@ class Storage(ABC):
         index, batch = to_index(rows, self._occupied.high, self._device)
         self._check_occupied(index)
         if out is not None:
-            self._read_into(index, batch, structure, out)
+            self._copy(index, batch, targets(out, structure, batch))
             return out
         return structure.build(self._read(index, batch), batch, self._device)
 
@@ -411,14 +411,6 @@ class Storage(ABC):
         if len(batch) == 1:
             return found
         return [rows.view(batch + rows.shape[1:]) for rows in found]
-
-    def _read_into(
-        self, index: Index, batch: torch.Size, structure: RowStructure, out: Any
-    ) -> None:
-        targets, given = structure.leaves(out, len(batch))
-        if given != batch:
-            raise ValueError(f"out has the batch {list(given)}, the rows are {list(batch)}")
-        self._copy(index, batch, targets)
 
     def _copy(self, index: Index, batch: torch.Size, targets: list[Tensor]) -> None:
         """Copy rows into tensors [*batch, ...]."""
@@ -664,3 +656,11 @@ class TensorStorage(Storage):
 
     def _forget(self, rows: Tensor | None) -> None:
         pass  # what is stored is known in memory alone
+
+
+def targets(out: Any, structure: RowStructure, batch: torch.Size) -> list[Tensor]:
+    """The tensors [*batch, ...] of a container that rows are read into; ValueError for another."""
+    found, given = structure.leaves(out, len(batch))
+    if given != batch:
+        raise ValueError(f"out has the batch {list(given)}, the rows are {list(batch)}")
+    return found
