@@ -761,15 +761,17 @@ def test_a_storage_that_fails_changes_nothing(evict, monkeypatch):
 
 
 def test_one_of_several_storages_that_fails_changes_nothing(monkeypatch):
-    def full(rows, data):
+    def full(*args):
         raise OSError("no space left")
 
     m = TensorDictMap(in_keys=["k"], storage={"v": TensorStorage(5), "w": TensorStorage(5)})
     m[k(1, 2)] = v(10, 20).set("w", torch.zeros(2))
-    with monkeypatch.context() as patch, pytest.raises(OSError, match="no space"):
-        patch.setattr(m.storage._storages["w"], "set", full)
-        m[k(2, 3)] = v(7, 7).set("w", torch.ones(2))
-    assert content(m) == {1: 10, 2: 20} and len(m.storage._storages["v"]) == 2
+    new = v(7, 7).set("w", torch.ones(2))
+    for name, change in (("set", lambda: m.update(k(2, 3), new)), ("erase", lambda: m.pop(k(1)))):
+        with monkeypatch.context() as patch, pytest.raises(OSError, match="no space"):
+            patch.setattr(m.storage._storages["w"], name, full)
+            change()
+        assert content(m) == {1: 10, 2: 20} and len(m.storage._storages["v"]) == 2
     m[k(3)] = v(30).set("w", torch.ones(1))
     assert content(m) == {1: 10, 2: 20, 3: 30}
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -60,17 +61,21 @@ class StorageByKey:
     def set(self, rows: Tensor, data: Any) -> None:
         """Write rows, all or none."""
         self.check(data)
-        *others, (last, of_last) = self._matched(data)
-        written: list[tuple[Any, Tensor, Any]] = []
+        self._change(rows, [(s, partial(s.set, rows, x)) for s, x in self._matched(data)])
+
+    def _change(self, rows: Tensor, changes: Sequence[tuple[Any, Callable[[], None]]]) -> None:
+        """Change these rows of each storage; where one fails, those before it are as they were."""
+        *others, (_, last) = changes
+        done: list[tuple[Any, Tensor, Any]] = []
         try:
-            for storage, x in others:
+            for storage, change in others:
                 there = rows[storage.contains(rows)]
                 before = storage.read(there) if len(there) else None
-                storage.set(rows, x)
-                written.append((storage, there, before))
-            last.set(rows, of_last)
+                change()
+                done.append((storage, there, before))
+            last()
         except BaseException:
-            for storage, there, before in written:
+            for storage, there, before in done:
                 storage.erase(rows)
                 if before is not None:
                     storage.set(there, before)
@@ -90,10 +95,9 @@ class StorageByKey:
         """Whether rows hold something."""
         return torch.stack([s.contains(rows) for s in self._storages.values()]).all(0)
 
-    def erase(self, rows: Any) -> None:
-        """Rows hold nothing any more."""
-        for storage in self._storages.values():
-            storage.erase(rows)
+    def erase(self, rows: Tensor) -> None:
+        """Rows hold nothing any more, or all are as they were."""
+        self._change(rows, [(s, partial(s.erase, rows)) for s in self._storages.values()])
 
     def clear(self) -> None:
         """No row holds anything any more."""
