@@ -70,9 +70,7 @@ class Nodes:
     @property
     def value(self) -> Tensor:
         """Mean of what was backed up [M] float32; the model's value where nothing was."""
-        visits = self._of_rows("visits")
-        mean = (self._of_rows("value_sum") / visits.clamp_min(1)).float()
-        return torch.where(visits > 0, mean, self.raw_value)
+        return mean_values(self._of_rows("visits"), self._of_rows("value_sum"), self.raw_value)
 
     @property
     def raw_value(self) -> Tensor:
@@ -93,6 +91,16 @@ class Nodes:
     def q_range(self) -> tuple[Tensor, Tensor]:
         """Least and greatest Q of the whole tree, each [M] float32; (inf, -inf): none yet."""
         return self._entries["q_min"][self.root], self._entries["q_max"][self.root]
+
+
+def mean_values(visits: Tensor, value_sum: Tensor, raw_value: Tensor) -> Tensor:
+    """Mean of what was backed up, float32; the model's value where nothing was yet.
+
+    >>> mean_values(torch.tensor([2, 0]), torch.tensor([3.0, 0.0]), torch.tensor([0.0, 0.5]))
+    tensor([1.5000, 0.5000])
+    """
+    mean = (value_sum / visits.clamp_min(1)).float()
+    return torch.where(visits > 0, mean, raw_value)
 
 
 def best(scores: Tensor, mask: Tensor | None) -> Tensor:

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from raffia.search.errors import unfit, unfit_root
 from raffia.search.kernels.fields import PRIOR_LOGITS, VALUE
-from raffia.search.nodes import Nodes
+from raffia.search.nodes import Nodes, mean_values
 from raffia.search.outputs import RecurrentOutput, RootOutput
 from raffia.search.softmax import in_order, softmax
 from raffia.search.state import SearchState
@@ -134,9 +134,8 @@ class ReferenceSteps:
         return q
 
     def _value(self, root: Tensor, node: Tensor) -> Tensor:
-        visits = self.state.entries["visits"][root, node]
-        mean = (self.state.entries["value_sum"][root, node] / visits.clamp_min(1)).float()
-        return torch.where(visits > 0, mean, self.state.entries["raw_value"][root, node])
+        names = ("visits", "value_sum", "raw_value")
+        return mean_values(*[self.state.entries[name][root, node] for name in names])
 
     def backward(
         self, simulation: int, num_roots: int, output: RecurrentOutput, key: Tensor | None

@@ -108,23 +108,22 @@ def with_sampled_actions(
             f"root: for example torch.arange({batch})"
         )
     actions, logits, mask = _draw(sampler, root.prior_logits, seed, root.mask, prior)
-    put, take = _carriers(root.embedding)
     device = _device_of(root.embedding, root.prior_logits.device)
 
     def recurrent_over_samples(embedding: Any, action: Tensor) -> tuple[RecurrentOutput, Any]:
-        own, seed, known = take(embedding)
+        own, seed, known = _take(embedding)
         output, child = recurrent_fn(own, action)
         _check_dtype(root.prior_logits, output.prior_logits)
         seed = child_seed(seed, _which(known, action.to(device)))
         actions, logits, mask = _draw(sampler, output.prior_logits, seed, output.mask, prior)
         output = output._replace(prior_logits=logits, mask=mask, actions=actions)
-        return output, put(child, seed, actions.to(device))
+        return output, _put(child, seed, actions.to(device))
 
     # The model over samples predicts prefixes or rewards as the model itself does.
     vars(recurrent_over_samples).update(
         predicts_prefixes=getattr(recurrent_fn, "predicts_prefixes", False)
     )
-    embedding = put(root.embedding, seed.to(device), actions.to(device))
+    embedding = _put(root.embedding, seed.to(device), actions.to(device))
     over_samples = root._replace(
         prior_logits=logits, mask=mask, actions=actions, embedding=embedding
     )
@@ -173,39 +172,24 @@ def _device_of(embedding: Any, default: torch.device) -> torch.device:
     return next((leaf.device for leaf in leaves if isinstance(leaf, Tensor)), default)
 
 
-def _carriers(embedding: Any) -> tuple[Callable[..., Any], Callable[[Any], tuple[Any, ...]]]:
-    """How seeds and actions are put into a container beside the model's own, and taken out."""
+def _put(embedding: Any, seed: Tensor, actions: Tensor) -> Any:
+    """The model's embedding with seeds and actions beside it, in the container that it is."""
+    beside = {SEED: seed, ACTIONS: actions}
     if isinstance(embedding, Node):
-        return _put_into_container, _take_from_container
-    if isinstance(embedding, dict):
-        return _put_into_dict, _take_from_dict
-    return _put_beside, _take_beside
+        return embedding.copy().update(beside)
+    return {**embedding, **beside} if isinstance(embedding, dict) else (embedding, seed, actions)
+
+
+def _take(carried: Any) -> tuple[Any, Tensor, Tensor]:
+    """What `_put` was given."""
+    if isinstance(carried, tuple):
+        return carried
+    if isinstance(carried, Node):
+        own: Any = carried.exclude(SEED, ACTIONS)
+    else:
+        own = {name: entry for name, entry in carried.items() if name not in (SEED, ACTIONS)}
+    return own, carried[SEED], carried[ACTIONS]
 
 
 def _entries(container: Any) -> Iterable[Any]:
     return container.values(True, True)
-
-
-def _put_into_container(embedding: Any, seed: Tensor, actions: Tensor) -> Any:
-    return embedding.copy().update({SEED: seed, ACTIONS: actions})
-
-
-def _take_from_container(carried: Any) -> tuple[Any, ...]:
-    return carried.exclude(SEED, ACTIONS), carried[SEED], carried[ACTIONS]
-
-
-def _put_into_dict(embedding: dict[str, Any], seed: Tensor, actions: Tensor) -> dict[str, Any]:
-    return {**embedding, SEED: seed, ACTIONS: actions}
-
-
-def _take_from_dict(carried: dict[str, Any]) -> tuple[Any, ...]:
-    own = {name: entry for name, entry in carried.items() if name not in (SEED, ACTIONS)}
-    return own, carried[SEED], carried[ACTIONS]
-
-
-def _put_beside(embedding: Any, seed: Tensor, actions: Tensor) -> tuple[Any, ...]:
-    return embedding, seed, actions
-
-
-def _take_beside(carried: tuple[Any, ...]) -> tuple[Any, ...]:
-    return carried

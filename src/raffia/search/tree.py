@@ -14,6 +14,7 @@ from torch import Tensor
 
 from raffia.hints import plural
 from raffia.search.graph import TreeGraph, graph_of
+from raffia.search.nodes import mean_values
 from raffia.search.picture import drawn
 from raffia.search.summary import summary
 from raffia.tensordict.collection import TensorCollection
@@ -181,9 +182,7 @@ class Tree:
 
     def node_values(self) -> Tensor:
         """Mean of what was backed up [B, N] float32; the model's value where nothing was yet."""
-        visits = self.data["visits"]
-        mean = (self.data["value_sum"] / visits.clamp_min(1)).float()
-        return torch.where(visits > 0, mean, self.data["raw_value"])
+        return mean_values(*[self.data[name] for name in ("visits", "value_sum", "raw_value")])
 
     def value(self) -> Tensor:
         """Value of the roots [B] float32; the model's own value counts as `search(root_value=)`
