@@ -105,6 +105,7 @@ def test_a_seed_is_the_whole_of_the_projection_in_every_process():
 
 def test_state_and_copies_before_and_after_fitting():
     x = draw(N, F)
+    assert RandomProjectionHash().n_components == RandomProjectionHash._N_COMPONENTS_DEFAULT == 16
     unfit, other = (RandomProjectionHash(n_components=C, seed=seed) for seed in (1, 2))
     assert other.state_dict()["projection"].shape == (0, C)
     early = copy.deepcopy(unfit)

@@ -10,10 +10,17 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from raffia import TensorDict, from_modules
+from raffia import TensorClass, TensorDict, from_modules
 from raffia.nn import TensorDictParams
 
 B, A = 2, 3
+
+
+class Pair(TensorClass):
+    w: torch.Tensor
+    n: TensorDict
+
+
 NAMES = ["layer.weight", "layer.bias", "params.w", "params.n.b"]
 
 
@@ -126,6 +133,8 @@ def test_moves_casts_and_modes():
     module.to("meta")
     assert module.params["w"].is_meta and isinstance(module.params["w"], nn.Parameter)
     assert nested.i.is_meta and nested.b is module.params["n", "b"]
+    whole = module.params.to(torch.int32)
+    assert names(whole) == [] and buffers(whole) == ["w", "n.b", "n.i"]  # none has a gradient
     module.to_empty(device="cpu")
     params = module.params
     assert not params["n", "i"].is_meta
@@ -371,6 +380,15 @@ def test_ways_to_make_one():
     for lock in (False, True):
         made = TensorDict.from_module(nn.Linear(A, 1), as_module=True, lock=lock)
         assert made.is_locked is lock and names(made) == ["weight", "bias"]
+    entries = {"w": torch.ones(2), "n": {"b": torch.ones(2)}}
+    for made in (
+        TensorDictParams.from_dict(entries, batch_size=[2]),
+        TensorDictParams.from_any(entries, batch_size=[2]),
+        TensorDictParams().from_dict_instance(entries, batch_size=[2]),
+        TensorDictParams(Pair(w=torch.ones(2), n=TensorDict(entries["n"]), batch_size=[2])),
+    ):
+        assert type(made) is TensorDictParams and made.batch_size == (2,)
+        assert names(made) == ["w", "n.b"]
 
 
 def test_what_is_set_is_converted_and_registered():

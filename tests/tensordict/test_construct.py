@@ -414,6 +414,7 @@ def test_from_tuples_and_dataclasses():
 def test_from_trees_arrays_and_keys():
     td, x = make(), ones(B)
     assert from_any(td) is td and from_any(x) is TensorDict.from_pytree(x) is x
+    assert td.to_pytree() is td
     for tree in (
         {"a": ones(B), "b": {"c": torch.zeros(B)}},
         [ones(B), torch.zeros(B)],

@@ -97,12 +97,13 @@ class RandomProjectionHash(SipHash):
     True
     """
 
+    _N_COMPONENTS_DEFAULT = 16  # TorchRL's name and number
     projection: Tensor
 
     def __init__(
         self,
         *,
-        n_components: int | None = None,  # 16
+        n_components: int | None = None,
         dtype_cast: torch.dtype = torch.bfloat16,
         as_tensor: bool = True,
         init_method: Callable[..., Any] | None = None,  # torch.nn.init.normal_
@@ -112,7 +113,7 @@ class RandomProjectionHash(SipHash):
         normalize: bool = True,
     ) -> None:
         super().__init__(as_tensor, key=key, rounds=rounds, normalize=normalize)
-        self.n_components = 16 if n_components is None else n_components
+        self.n_components = self._N_COMPONENTS_DEFAULT if n_components is None else n_components
         if self.n_components < 1:
             raise ValueError(f"n_components must be positive, not {n_components}")
         if dtype_cast not in (torch.bfloat16, torch.float32, torch.float64):

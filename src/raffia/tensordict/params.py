@@ -89,16 +89,22 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
             )
         if isinstance(parameters, TensorDictParams):
             parameters = parameters._tree
+        size = None
         if isinstance(parameters, Node):
             _refuse_lazy(parameters)
-            parameters = parameters._shallow()
-        source = parameters if type(parameters) is TensorDict else TensorDict(parameters)
+            parameters, size = parameters._shallow(), parameters._batch_size
+        plain = type(parameters) is TensorDict
+        source = parameters if plain else TensorDict(parameters, batch_size=size)
         self.no_convert = no_convert
         self._hooks: list[Callable[[Any, Any], Any]] = []
         self._part = Part(source)
         self._refresh()
         if lock:
             self.lock_()
+
+    @classmethod
+    def _from_entries(cls, entries: Any, batch_size: Any, device: Any) -> TensorDictParams:
+        return cls(TensorDict(entries, batch_size=batch_size, device=device))
 
     def _refresh(self) -> None:
         """Convert what is new in the tree and register all."""
@@ -493,7 +499,7 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
             if not isinstance(leaf, nn.Parameter):
                 return new
             real = new.is_floating_point() or new.is_complex()
-            return nn.Parameter(new, leaf.requires_grad and real)
+            return nn.Parameter(new, leaf.requires_grad) if real else new
 
         out = TensorDictParams(self._tree._map(_tied(renew)), no_convert=True)
         out.no_convert = self.no_convert

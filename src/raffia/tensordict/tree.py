@@ -425,13 +425,14 @@ def _seeded(seed: Any, num_threads: int) -> None:
 
 
 def to_pytree(td: Any) -> Any:
-    """Nested dicts; for a container made by `from_pytree`, the structure that it was made from.
+    """The structure that `from_pytree` made the container from; one made otherwise as it is.
 
     >>> from raffia import TensorDict
     >>> TensorDict.from_pytree([torch.zeros(1), {"a": torch.ones(1)}]).to_pytree()
     [tensor([0.]), {'a': tensor([1.])}]
     """
-    return _shaped(td.to_dict(), td.__dict__.get("_skeleton"))
+    skeleton = td.__dict__.get("_skeleton")
+    return td if skeleton is None else _shaped(td.to_dict(), skeleton)
 
 
 def _shaped(tree: Any, skeleton: Any) -> Any:
