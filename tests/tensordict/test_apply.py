@@ -302,7 +302,12 @@ def pool(**options):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "options", [{"chunksize": 2}, {"num_chunks": 3}, {"chunksize": 0}], ids=str
+    "options",
+    [
+        *({"chunksize": 2}, {"num_chunks": 3}, {"chunksize": 0}),
+        {"chunksize": 2, "max_tasks_per_child": 1},  # a worker ends before its result is fetched
+    ],
+    ids=str,
 )
 def test_chunks_come_back_joined_in_order(options):
     td = TensorDict({"a": torch.arange(6.0)}, [6])
@@ -348,8 +353,8 @@ def test_map_into_out_and_what_reaches_the_pool(monkeypatch):
     class Context:
         Value = staticmethod(torch.multiprocessing.Value)
 
-        def Pool(self, num_workers, first_act, arguments, max_tasks):
-            asked.extend([num_workers, max_tasks, first_act, *arguments])
+        def Pool(self, num_workers, first_act, arguments):
+            asked.extend([num_workers, first_act, *arguments])
             return ThreadPool(num_workers)
 
     def context(method):
@@ -357,10 +362,12 @@ def test_map_into_out_and_what_reaches_the_pool(monkeypatch):
         return Context()
 
     monkeypatch.setattr(torch.multiprocessing, "get_context", context)
-    options = {"worker_threads": 7, "mp_start_method": "spawn", "max_tasks_per_child": 5}
+    options = {"worker_threads": 7, "mp_start_method": "spawn"}
+    options |= {"max_tasks_per_child": 1, "chunksize": 1}  # 3 tasks: a pool of 2 workers, another
     assert (td.map(lambda x: x + 1, num_workers=2, **options) == td + 1).all()
-    method, num_workers, max_tasks, first_act, seed, threads = asked
-    assert (method, num_workers, max_tasks, threads) == ("spawn", 2, 5, 7)
+    method, num_workers, first_act, seed, threads, *second = asked
+    assert (method, num_workers, threads) == ("spawn", 2, 7)
+    assert second == [num_workers, first_act, seed, threads]
     drawn, state, used = [], torch.get_rng_state(), torch.get_num_threads()
     for _ in range(2):
         first_act(seed, used)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -288,7 +289,7 @@ def map(
     chunksize: rows in a piece (0: each row without that dimension); num_chunks: pieces.
     pool: a `multiprocessing.Pool` to use.
     out: container of the size of the result, into which the results are written.
-    max_tasks_per_child: pieces that a worker process takes before a fresh one takes its place.
+    max_tasks_per_child: pieces for each worker process before fresh ones take their places.
     worker_threads: threads of torch in each worker process.
     index_with_generator: cut each piece when it is asked for, instead of all at first.
     pbar: show on the terminal (stderr) how far it is.
@@ -385,9 +386,25 @@ def map_iter(
     else:
         context = torch.multiprocessing.get_context(mp_start_method)
         seed = context.Value("q", int(torch.randint(2**62, (), generator=generator)))
-        first_act = (seed, worker_threads)
-        with context.Pool(num_workers, _seeded, first_act, max_tasks_per_child) as workers:
-            yield from shown(workers.imap(fn, parts))
+        num_workers = num_workers or torch.multiprocessing.cpu_count()
+        num = None if max_tasks_per_child is None else num_workers * max_tasks_per_child
+        args = (num_workers, _seeded, (seed, worker_threads))
+        yield from shown(_by_pools(lambda: context.Pool(*args), fn, iter(parts), num))
+
+
+def _by_pools(
+    make: Callable[[], Any], fn: Callable[[Any], Any], parts: Iterator[Any], num: int | None
+) -> Iterator[Any]:
+    """The results of a pool of processes, of a new one after `num` parts.
+
+    A pool's own way to end workers after some tasks loses results: their memory is handed over by
+    the process that made it, which then waits for nobody.
+    """
+    rest = None if num is None else num - 1
+    for first in parts:
+        with make() as workers:
+            share = itertools.chain([first], itertools.islice(parts, rest))
+            yield from workers.imap(fn, share)
 
 
 def _starts(rows: int, chunksize: int) -> range:
