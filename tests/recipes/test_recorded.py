@@ -315,10 +315,14 @@ def test_files_that_are_not_there_or_empty_are_refused(file, tmp_path):
             efficientzero.train(alone(file, path), tmp_path / "run", view=Quiet())
 
 
-def test_actions_outside_the_bounds_are_refused():
+def test_actions_that_are_out_of_bounds_or_illegal_are_refused():
     episode = one(torch.zeros(2, 2), torch.tensor([[0.5, 1.5]]))
     with pytest.raises(RunError, match=r"run from \[0.5, 1.5\] to .* from \[-2.0, 0.0\] to \[2"):
         recorded_steps(episode, PLAYED, CONTINUOUS, torch.Generator())
+    obs, mask = torch.zeros(2, 4, 5, 3, dtype=torch.uint8), torch.eye(3, dtype=torch.bool)[:2]
+    with pytest.raises(RunError, match="the episode has actions that its 'action_mask' marks as"):
+        illegal = one(obs, torch.tensor([1]), action_mask=mask)
+        recorded_steps(illegal, PLAYED, IMAGES, torch.Generator())
     no_mask = one(torch.zeros(2, 4, 5, 3, dtype=torch.uint8), torch.tensor([1]))
     with pytest.raises(RunError, match="no 'action_mask'.*--data.columns NAME=action_mask"):
         recorded_steps(no_mask, PLAYED, IMAGES, torch.Generator())

@@ -427,7 +427,7 @@ class EfficientZeroExperiment(RunExperiment):
         try:
             save_tree(self.folder / "trees", f"{count:09d}", self.actor, state)
         except OSError as error:  # a full disk, which the next save reports
-            self.view.message(f"the searched tree {count:09d} was not saved: {error}")
+            self.view.message(f"the searched tree of step {count:,} was not saved: {error}")
 
 
 def schedule_of(config: EfficientZeroRun) -> Schedule:

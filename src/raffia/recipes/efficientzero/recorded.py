@@ -179,13 +179,16 @@ def recorded_steps(
                 )
             own[key] = _fitting(_only(found[name], where), *_layout(spec, key), name, where)
         states.append(own)
+    chosen = _chosen(_only(episode["action"], where), config, spec, generator, where)
+    if spec.masked and not states[0]["action_mask"][chosen["policy"] > 0].all():
+        raise RunError(f"{where} has actions that its 'action_mask' marks as illegal")
     reward = episode["reward"].float()
     if config.env.id.startswith("atari/") and config.env.atari.clip_reward:
         reward = reward.sign()
     return TensorDict(
         {
             **states[0],
-            **_chosen(_only(episode["action"], where), config, spec, generator, where),
+            **chosen,
             "value": torch.zeros(len(reward)),
             "reward": reward,
             "terminated": episode["terminated"],
