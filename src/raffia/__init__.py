@@ -22,9 +22,11 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from raffia._version import __version__
+from raffia.lazy import imported_for_types as _imported_for_types
 from raffia.lazy import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
+    import raffia.tensordict as _container
     from raffia.nn import (
         TensorClassModuleBase,
         TensorClassModuleWrapper,
@@ -32,85 +34,13 @@ if TYPE_CHECKING:
     )
     from raffia.tensordict import *
 
-__all__ = [
-    "DamagedFileError",
-    "KeyThroughLeafError",
-    "LazyStackedTensorDict",
-    "MemoryMappedTensor",
-    "MetaData",
-    "MissingKeyError",
-    "NestedKey",
-    "NonTensorData",
-    "NonTensorDataBase",
-    "NonTensorStack",
-    "TensorClass",
-    "TensorClassModuleBase",
-    "TensorClassModuleWrapper",
-    "TensorCollection",
-    "TensorDict",
-    "TensorDictBase",
-    "TensorDictParams",
-    "TypedTensorDict",
-    "UnbatchedTensor",
-    "__version__",
-    "as_tensordict_module",
-    "assert_allclose_td",
-    "assert_close",
-    "capture_non_tensor_stack",
-    "cat",
-    "collate",
-    "default_is_leaf",
-    "dense_stack_tds",
-    "expand_as_right",
-    "expand_right",
-    "from_any",
-    "from_consolidated",
-    "from_dataclass",
-    "from_dict",
-    "from_json",
-    "from_module",
-    "from_modules",
-    "from_namedtuple",
-    "from_pytree",
-    "from_struct_array",
-    "from_tuple",
-    "fromkeys",
-    "get_defaults_to_none",
-    "get_printoptions",
-    "group_by",
-    "is_bool",
-    "is_floating",
-    "is_inexact",
-    "is_integer",
-    "is_leaf_nontensor",
-    "is_non_tensor",
-    "is_tensor_collection",
-    "is_tensorclass",
-    "lazy_legacy",
-    "lazy_stack",
-    "list_to_stack",
-    "load",
-    "load_memmap",
-    "make_tensordict",
-    "maybe_dense_stack",
-    "memmap",
-    "merge_tensordicts",
-    "pad",
-    "pad_sequence",
-    "save",
-    "set_capture_non_tensor_stack",
-    "set_get_defaults_to_none",
-    "set_lazy_legacy",
-    "set_list_to_stack",
-    "set_printoptions",
-    "stack",
-    "tensorclass",
-    "unpad_sequence",
-    "unravel_key",
-    "unravel_key_list",
-    "unravel_key_to_tuple",
-]
-
+    __all__ = [
+        "TensorClassModuleBase",
+        "TensorClassModuleWrapper",
+        "__version__",
+        "as_tensordict_module",
+    ]
+    __all__ += _container.__all__
 
 _ROOMS = (
     *("algorithms", "data", "envs", "functional", "learner", "lm", "nn"),
@@ -118,6 +48,7 @@ _ROOMS = (
 )
 # A room, and torch, is imported when first asked for: `raffia --help` answers at once.
 __getattr__, __dir__ = _lazy_names(__name__, _ROOMS)
+__all__ = ["__version__", *_imported_for_types(__name__)]
 
 
 class _Package(ModuleType):

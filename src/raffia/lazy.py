@@ -28,7 +28,7 @@ def lazy_names(
         ...
     AttributeError: module 'raffia' has no attribute 'TensorDic'
     """
-    homes = _imported_for_types(package)
+    homes = imported_for_types(package)
 
     def get(name: str) -> Any:
         if name in modules or homes.get(name) == package:
@@ -43,26 +43,37 @@ def lazy_names(
     return get, lambda: sorted({*vars(sys.modules[package]), *homes, *modules})
 
 
-def _imported_for_types(package: str) -> dict[str, str]:
+def imported_for_types(package: str) -> dict[str, str]:
     """The module of each name that a package imports for type checkers only.
 
-    What it imports as `*` are the other names of its `__all__`.
+    Where it imports `*`, these are the names that the `__all__` of the module lists.
+
+    >>> homes = imported_for_types("raffia")
+    >>> homes["TensorDict"], homes["as_tensordict_module"]
+    ('raffia.tensordict', 'raffia.nn')
     """
-    module = sys.modules[package]
-    spec = module.__spec__
-    source = spec.loader.get_source(package) if spec and spec.loader else None  # type: ignore[attr-defined]
-    if source is None:
-        raise ImportError(f"{package} is installed without its source, which names what it exports")
-    homes = {}
-    for node in ast.parse(source).body:
+    homes: dict[str, str] = {}
+    for node in _program(package):
         match node:
             case ast.If(test=ast.Name("TYPE_CHECKING"), body=lines):
                 imports = [line for line in lines if isinstance(line, ast.ImportFrom)]
-                homes = {name.name: line.module or "" for line in imports for name in line.names}
-    rest = homes.pop("*", None)
-    if rest is not None:
-        homes = dict.fromkeys(module.__all__, rest) | homes
+                homes |= {name.name: line.module or "" for line in imports for name in line.names}
+    if (rest := homes.pop("*", None)) is None:
+        return homes
+    for node in _program(rest):
+        match node:
+            case ast.Assign(targets=[ast.Name("__all__")], value=listed):
+                homes |= {name: rest for name in ast.literal_eval(listed)}
     return homes
+
+
+def _program(module: str) -> list[ast.stmt]:
+    """The statements of a module, which is not imported."""
+    spec = sys.modules[module].__spec__ if module in sys.modules else util.find_spec(module)
+    source = spec.loader.get_source(module) if spec and spec.loader else None  # type: ignore[attr-defined]
+    if source is None:
+        raise ImportError(f"{module} is installed without its source, which names what it exports")
+    return ast.parse(source).body
 
 
 def imported(reference: Any, *, here: bool = False) -> Any:
