@@ -154,6 +154,7 @@ def test_reading():
     assert td["w"] == got == ["p", "new", "r"] and td[1]["w"] == "new"
     nested = TensorDict(s="a", n=TensorDict(w=["p", "q"], o=None))
     assert json.loads(json.dumps(nested.to_dict())) == {"s": "a", "n": {"w": ["p", "q"], "o": None}}
+    assert NonTensorData(max)(1, 2, key=lambda n: -n) == 1
 
 
 def test_keys():

@@ -591,5 +591,21 @@ def test_losses(kind):
         assert result.batch_size == (BATCH if how == "none" else ())
 
 
+def test_jagged_tensors_beside_plain_ones():
+    rows = torch.nested.nested_tensor([leaf(2), leaf(3, start=0.5)], layout=torch.jagged)
+    td = TensorDict(r=rows, b=leaf(2, start=0.5), batch_size=[2])
+
+    def check(function):
+        got = function(td.clone())
+        assert torch.equal(got["b"], function(td["b"].clone()))
+        assert torch.equal(got["r"].values(), function(rows.clone()).values())
+
+    calls = [lambda x: x + 1, lambda x: 2 - x, lambda x: x * x, lambda x: -x, lambda x: x.abs()]
+    calls += [lambda x: x.clamp(0, 1), lambda x: x.add_(2), lambda x: x.mul_(x), lambda x: x.exp()]
+    each(calls, check)
+    with pytest.raises(NotImplementedError):  # torch's own
+        td.addcmul(td, td)
+
+
 def test_all_kinds_are_here():
     assert {"dense", "along 0", "along 1", "tensorclass", "parameters"} <= set(KINDS)

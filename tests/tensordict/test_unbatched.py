@@ -126,6 +126,7 @@ def test_maths_reach_it():
         assert td.apply(lambda x: x + 1, inplace=True) is td
         assert torch.equal(td[0]["a"].as_subclass(Tensor), TABLE + 1)
         assert td.detach_() is td and not td.requires_grad
+    assert held().densify()["a"].equal(TABLE)
     copied = held()["a"].copy()
     assert type(copied) is UnbatchedTensor and torch.equal(copied, TABLE)
     weight = torch.ones(3, requires_grad=True)

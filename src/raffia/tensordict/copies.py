@@ -232,9 +232,7 @@ def densify(td: Container, layout: torch.layout = torch.strided) -> Container:
     'TensorDict'
     """
     entries = {
-        name: value
-        if value.__class__ is Tensor or not isinstance(value, Node)
-        else value.densify(layout)
+        name: value if isinstance(value, Tensor) else value.densify(layout)
         for name, value in td._entries().items()
     }
     if all([entries[name] is value for name, value in td._entries().items()]):

@@ -342,6 +342,14 @@ class NonTensorData(NonTensor):
                 "per row"
             )
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the value, which is a function.
+
+        >>> NonTensorData(len)("text")
+        4
+        """
+        return self._data(*args, **kwargs)
+
     def is_empty(self) -> bool:
         """False: there is a value.
 

@@ -43,7 +43,11 @@ def each(
     if not leaves:
         return leaves
     if foreach is not None and torch._C._functorch.peek_interpreter_stack() is None:
-        return foreach(leaves, *others, **options)
+        try:
+            return foreach(leaves, *others, **options)
+        except NotImplementedError:  # of jagged tensors, which do one after the other
+            if not any([leaf.is_nested for leaf in leaves]):
+                raise
     columns = [other if other.__class__ is list else [other] * len(leaves) for other in others]
     return [single(*operands, **options) for operands in zip(leaves, *columns, strict=True)]
 
