@@ -275,6 +275,11 @@ def test_fields_are_read_and_written():
     assert p.get("x") is p.x and p.get("tag") == "d" and p.get("y") is None
     assert p.get("zz") is None and p.get("zz", "dflt") == "dflt"
     assert list(p.keys()) == ["x", "tag"] and list(p.keys(True, True)) == ["x"]  # None is no key
+    td = TensorDict(p=p)
+    for whole in (td.to_dict(), td.to_tensordict(retain_none=True)):  # where it is one
+        assert (td == whole).all() and not (td != whole).any()
+    with pytest.raises(KeyError, match="'y'"):
+        td == {"p": {**p.to_dict(), "y": 1.0}}  # noqa: B015 (it raises)
     assert "y" not in p.keys() and len(list(p.values())) == 2
     assert isinstance(dict(p.items())["tag"], NonTensorData)
     for name, value, want in [

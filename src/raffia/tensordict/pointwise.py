@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor
 
+from raffia.tensordict import kinds
 from raffia.tensordict.node import Container, Node
 from raffia.tensordict.unbatched import UnbatchedTensor
 
@@ -259,7 +260,10 @@ def _compared_nodes(mine: Any, theirs: Any, compare: Callable[[Any, Any], Any]) 
         size = _compared_size(mine, theirs)
     left, right = mine._entries(), theirs._entries()
     if left.keys() != right.keys():
-        raise unlike(left, right)
+        if any([isinstance(node, kinds.TensorClass) for node in (mine, theirs)]):
+            left, right = _without_none(left), _without_none(right)
+        if left.keys() != right.keys():
+            raise unlike(left, right)
     entries = {}
     for name, a in left.items():
         b = right[name]
@@ -278,6 +282,12 @@ def _compared_nodes(mine: Any, theirs: Any, compare: Callable[[Any, Any], Any]) 
             )
         entries[name] = out
     return mine._new(entries, size)
+
+
+def _without_none(entries: dict[str, Any]) -> dict[str, Any]:
+    """The entries but for None, which as the field of a tensorclass is no entry."""
+    data = kinds.NonTensorData
+    return {k: v for k, v in entries.items() if not isinstance(v, data) or v.data is not None}
 
 
 def _compared_size(mine: Any, theirs: Any) -> torch.Size:

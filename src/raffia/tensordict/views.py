@@ -41,8 +41,7 @@ def collect(
 ) -> None:
     """Append `(nested key, value)` for what lies below `node`; content comes before its node."""
     for name, value in node._entries().items():
-        leaf = value.__class__ is Tensor or not isinstance(value, Node)
-        leaf = leaf or (is_leaf is not None and is_leaf(type(value)))
+        leaf = isinstance(value, Tensor) or (is_leaf is not None and is_leaf(type(value)))
         if not leaf:
             collect(value, (*prefix, name), leaves_only, is_leaf, out)
         if leaf or not leaves_only:
@@ -53,10 +52,10 @@ def collect_leaves(node: Node, prefix: tuple[str, ...] | None, out: list[Any]) -
     """`collect` for the tensors only."""
     append = out.append
     for name, value in node._entries().items():
-        if value.__class__ is not Tensor and isinstance(value, Node):
-            collect_leaves(value, (name,) if prefix is None else (*prefix, name), out)
-        else:
+        if isinstance(value, Tensor):
             append((name if prefix is None else (*prefix, name), value))
+        else:
+            collect_leaves(value, (name,) if prefix is None else (*prefix, name), out)
 
 
 def keys_list(
