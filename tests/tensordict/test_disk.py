@@ -633,6 +633,11 @@ def test_modes_and_parts(tmp_path, monkeypatch):
     td = TensorDict(m={"0": dict(w=torch.ones(2)), "x": 1}, a=torch.zeros(3)).memmap(tmp_path)
     for subpath in (("m", "0"), "m/0", ["m", "0"]):
         assert list(TensorDict.load_memmap(tmp_path, subpath=subpath).keys()) == ["w"]
+        assert list(raffia.load(tmp_path, subpath=subpath, mode="r").keys()) == ["w"]
+    TensorDict(a=1).save(tmp_path / "x.safetensors")
+    for options in ({"subpath": "m"}, {"mode": "r"}):
+        with pytest.raises(ValueError, match="read as a whole"):
+            raffia.load(tmp_path / "x.safetensors", **options)
     TensorDict.load_memmap(tmp_path, mode="r+")["a"].fill_(2)
     args = (td["a"].filename, torch.float32, (3,))
     MemoryMappedTensor.from_filename(*args, mode="r").fill_(3)

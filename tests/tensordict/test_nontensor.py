@@ -328,6 +328,10 @@ def test_stacks():
         assert [t["s"] for t in lz.tensordicts] == want
     a, b = TensorDict(s="a", batch_size=[2]), TensorDict(s="b", batch_size=[2])
     assert torch.where(torch.tensor([True, False]), a, b)["s"] == ["a", "b"]
+    out = TensorDict({"n": b.clone(), "s": "c"}, [2])
+    one = TensorDict({"n": a, "s": "c"}, [2])
+    assert one.where(torch.tensor([True, False]), TensorDict(out, [2]), out=out) is out
+    assert out["n", "s"] == ["a", "b"] and out["s"] == "c"
     assert (words() == words()).all() and not (words() == other).all()
     assert (words() == other)["s"].tolist() == [False] * 3
     assert (words() == other)["w"].tolist() == [True] * 3

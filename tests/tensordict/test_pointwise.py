@@ -607,5 +607,17 @@ def test_jagged_tensors_beside_plain_ones():
         td.addcmul(td, td)
 
 
+def test_integers_beside_a_gradient():
+    td = TensorDict(w=torch.ones(2, requires_grad=True), i=torch.tensor([1, -2]))
+    calls = [lambda x: x + 1, lambda x: x * 2, lambda x: -x, lambda x: x.abs(), lambda x: x * x]
+
+    def check(function):
+        got = function(td)
+        assert torch.equal(got["i"], function(td["i"])) and not got["i"].is_floating_point()
+        assert torch.equal(got["w"], function(td["w"])) and got["w"].requires_grad
+
+    each([*calls, lambda x: x.clamp(0, 1), lambda x: x.maximum(x)], check)
+
+
 def test_all_kinds_are_here():
     assert {"dense", "along 0", "along 1", "tensorclass", "parameters"} <= set(KINDS)

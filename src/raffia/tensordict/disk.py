@@ -617,6 +617,8 @@ def load(
     *,
     out: Any = None,
     robust_key: bool | None = True,
+    subpath: NestedKey | None = None,
+    mode: str | None = None,
 ) -> Any:
     """Read what `save` wrote: a safetensors file, or a folder as `load_memmap` does.
 
@@ -636,7 +638,12 @@ def load(
     'its content is not what was saved: the checksum differs'
     """
     if not os.path.isfile(prefix):
-        return load_memmap(cls, prefix, device, non_blocking, out=out)
+        return load_memmap(cls, prefix, device, non_blocking, out=out, subpath=subpath, mode=mode)
+    if subpath is not None or mode is not None:
+        raise ValueError(
+            f"{os.fspath(prefix)} is a file, which is read as a whole into memory; subpath and "
+            "mode are for folders"
+        )
     return loaded(FileReader, os.fspath(prefix), device, non_blocking, out)
 
 

@@ -168,14 +168,18 @@ def merge_tensordicts(*tensordicts: Container, callback_exist: Any = None) -> Co
 
 
 def pad(
-    tensordict: Container, pad_size: Sequence[int], value: float = 0.0, inplace: bool = False
+    tensordict: Container,
+    pad_size: Sequence[int],
+    value: float = 0.0,
+    inplace: bool = False,
+    safe: bool = True,
 ) -> Container:
     """A container whose batch dimensions are longer; see `TensorDict.pad`.
 
     >>> pad(TensorDict(a=torch.ones(2), batch_size=[2]), [0, 1])["a"]
     tensor([1., 1., 0.])
     """
-    return tensordict.pad(pad_size, value, inplace)
+    return tensordict.pad(pad_size, value, inplace, safe)
 
 
 @shows_options_of(disk.memmap)

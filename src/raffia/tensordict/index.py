@@ -363,7 +363,21 @@ def written(result: Any, out: Any, update_batch_size: bool) -> Any:
             f"where: out has batch size {out._batch_size}, the result {result._batch_size}; "
             "pass update_batch_size=True"
         )
+    if not out._locked:
+        _replace_values(out, result)
     return out.update(result, inplace=not update_batch_size)
+
+
+def _replace_values(out: Any, result: Any) -> None:
+    """Store the values that are no tensors; one for all rows can't become one for each."""
+    for name, value in result._entries().items():
+        if isinstance(value, Node):
+            mine = out._get_str(name)
+            if isinstance(mine, Node) and not isinstance(mine, Tensor):
+                if not mine._is_data():
+                    _replace_values(mine, value)
+                elif mine.__class__ is not value.__class__:
+                    out._set_str(name, value)
 
 
 def _where(td: Any, condition: Tensor, other: Any, pad: Any) -> Any:

@@ -46,9 +46,10 @@ def each(
     if foreach is not None and torch._C._functorch.peek_interpreter_stack() is None:
         try:
             return foreach(leaves, *others, **options)
-        except NotImplementedError:  # of jagged tensors, which do one after the other
-            if not any([leaf.is_nested for leaf in leaves]):
-                raise
+        except RuntimeError as error:
+            jagged = isinstance(error, NotImplementedError) and any([x.is_nested for x in leaves])
+            if not jagged and "Autograd not support dtype" not in str(error):
+                raise  # else the function of one tensor can: of integers, beside a gradient
     columns = [other if other.__class__ is list else [other] * len(leaves) for other in others]
     return [single(*operands, **options) for operands in zip(leaves, *columns, strict=True)]
 
