@@ -265,7 +265,8 @@ class Card:
     def record(self, run: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
         """Record a function, which does not run; its output to be, and the call that fills it."""
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=self.recording):
+        # What other threads do meanwhile is no part of it, and no reason to fail.
+        with torch.cuda.graph(graph, stream=self.recording, capture_error_mode="thread_local"):
             output = run()
         return output, graph.replay
 
