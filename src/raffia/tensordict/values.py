@@ -17,9 +17,13 @@ class LinkedList(list):  # type: ignore[type-arg]
     >>> td["words"][1] = "c"
     >>> td["words"]
     ['a', 'c']
+    >>> alone = LinkedList(["a"])  # of no stack: a list
+    >>> alone[0] = "b"
+    >>> alone
+    ['b']
     """
 
-    stack: Any
+    stack: Any = None
     at: tuple[int, ...]
 
     @classmethod
@@ -32,7 +36,8 @@ class LinkedList(list):  # type: ignore[type-arg]
 
     def __setitem__(self, i: Any, value: Any) -> None:
         super().__setitem__(i, value)
-        self.stack[(*self.at, i)] = value
+        if self.stack is not None:
+            self.stack[(*self.at, i)] = value
 
     def __reduce__(self) -> Any:
         return list, (list(self),)
