@@ -370,6 +370,12 @@ def written(result: Any, out: Any, update_batch_size: bool) -> Any:
 
 def _replace_values(out: Any, result: Any) -> None:
     """Store the values that are no tensors; one for all rows can't become one for each."""
+    if all(getattr(td, "_lazy", False) for td in (out, result)) and (
+        (out.stack_dim, len(out.tensordicts)) == (result.stack_dim, len(result.tensordicts))
+    ):
+        for mine, value in zip(out.tensordicts, result.tensordicts, strict=True):
+            _replace_values(mine, value)
+        return
     for name, value in result._entries().items():
         if isinstance(value, Node):
             mine = out._get_str(name)
