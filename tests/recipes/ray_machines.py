@@ -89,7 +89,7 @@ def with_cluster(cluster):
 def machines(folder):
     """Four machines are killed and one is silent."""
     cluster, nodes = cluster_of(2)
-    kills = Killing(cluster, nodes, every=5, num_kills=5)
+    kills = Killing(cluster, nodes, every=4, num_kills=5)
     RayWorker.take = lambda *arguments: kills(*arguments)
     try:
         found = trained(AHEAD, folder, **with_cluster(cluster))
