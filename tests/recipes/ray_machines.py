@@ -36,6 +36,10 @@ def parent_of(pid):
     return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
 
 
+def name_of(pid):
+    return Path(f"/proc/{pid}/comm").read_text().strip()
+
+
 def children_of(pid):
     return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
@@ -56,8 +60,10 @@ class Killing:
             self.longest = max(self.longest, time.monotonic() - began)
         self.num_taken += 1
         is_due = self.num_taken >= self.every * (len(self.killed) + 1)
-        if is_due and len(self.killed) < self.num_kills and Path(f"/proc/{worker.pid}").exists():
-            raylet = parent_of(worker.pid)
+        raylet = parent_of(worker.pid) if Path(f"/proc/{worker.pid}").exists() else None
+        # The worker of a machine that was killed may be there for a moment, as an orphan.
+        is_there = raylet is not None and name_of(raylet) == "raylet"
+        if is_due and is_there and len(self.killed) < self.num_kills:
             if len(self.killed) == self.num_kills - 1:  # the last is silent, and its worker too
                 self.frozen = [raylet, *children_of(raylet)]
                 for pid in self.frozen:
