@@ -61,3 +61,12 @@ class EnvConfig:
         check_types(self)
         check_least(self, 1, "num_envs", "frame_stack")
         check_least(self, 0, "num_workers", "max_episode_steps", "step_timeout_seconds")
+
+    @property
+    def clips_reward(self) -> bool:
+        """Whether training is given the signs of rewards.
+
+        >>> EnvConfig(id="atari/pong").clips_reward, EnvConfig().clips_reward
+        (True, False)
+        """
+        return self.id.startswith("atari/") and self.atari.clip_reward

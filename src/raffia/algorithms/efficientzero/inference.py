@@ -112,9 +112,7 @@ class FoldedModel:
             if self._dtype is not None:
                 observation = observation.to(self._dtype)
             # On a GPU as many as a graph has, so that convolutions are planned for few numbers.
-            num = len(observation)
-            size = BLOCK if observation.device.type == "cpu" else room_for(num)
-            return _in_blocks(root_rows, model, observation, size=size)
+            return _in_blocks(root_rows, model, observation, on_gpu=room_for(len(observation)))
         latent, value, logits = found
         zeros = latent.new_zeros(len(latent), model.lstm_hidden_size)
         return value, logits, latent, zeros, zeros.clone()
@@ -166,8 +164,7 @@ class FoldedRecurrentFn:
         """What the function `step_rows` gives."""
         if self.cudagraphs:
             return self.graphs(*rows)
-        size = BLOCK if rows[0].device.type == "cpu" else 1
-        return _in_blocks(step_rows, self._model, *rows, size=size)
+        return _in_blocks(step_rows, self._model, *rows)
 
     def bind(self, memory: SearchMemory) -> Callable[[int], None] | None:
         """One compiled call for each simulation, or None where there is none for this model.
@@ -204,13 +201,18 @@ def _reload(owner: FoldedModel | FoldedRecurrentFn) -> None:
         compiled.load()
 
 
-def _in_blocks(function: Callable[..., Rows], model: LatentModel, *rows: Tensor, size: int) -> Rows:
+def _in_blocks(
+    function: Callable[..., Rows], model: LatentModel, *rows: Tensor, on_gpu: int = 1
+) -> Rows:
     """What a function says of rows that are filled up to whole blocks; see `row_invariant`.
 
-    Not of images on the CPU: it would cost too much, and their networks fill up what needs it.
+    on_gpu: rows of a block there. On the CPU images are not filled up: it would cost too much, and
+        their networks fill up what needs it.
     """
-    num = len(rows[0])
-    if size == 1 or (rows[0].device.type == "cpu" and len(model.latent_shape) > 1):
+    num, size = len(rows[0]), on_gpu
+    if rows[0].device.type == "cpu":
+        size = BLOCK if len(model.latent_shape) == 1 else 1
+    if size == 1:
         return function(model, *rows)
     rows = tuple([filled_up(x, size) for x in rows])
     found = function(model, *rows)

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from raffia.data.readers import MalformedDataError, read_episodes
+from raffia.envs.check_play import wanted
 from raffia.envs.env import Box, EnvSpec
 from raffia.functional.seeds import generator_for
 from raffia.hints import plural
@@ -29,9 +30,8 @@ from raffia.tensordict.keys import unravel_key
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.experiment import RunError
 
-OUTSIDE = (
-    1e-3  # of a continuous action's range: so far outside its bounds it may be, and is clipped
-)
+# Of a continuous action's range: so far outside its bounds it may be, and is clipped.
+OUTSIDE = 1e-3
 
 
 @dataclass(frozen=True)
@@ -167,6 +167,7 @@ def recorded_steps(
             [5.]]), tensor([[0., 0., 1.],
             [1., 0., 0.]]))
     """
+    layouts = wanted(spec)
     states: list[dict[str, Tensor]] = []
     for found in (episode, episode["next"]):
         own = {}
@@ -177,13 +178,13 @@ def recorded_steps(
                     f"{where} has no {name!r}, which states of the environment have: "
                     f"--data.columns NAME={name}, of as many rows as observations"
                 )
-            own[key] = _fitting(_only(found[name], where), *_layout(spec, key), name, where)
+            own[key] = _fitting(_only(found[name], where), *layouts[key], name, where)
         states.append(own)
     chosen = _chosen(_only(episode["action"], where), config, spec, generator, where)
     if spec.masked and not states[0]["action_mask"][chosen["policy"] > 0].all():
         raise RunError(f"{where} has actions that its 'action_mask' marks as illegal")
     reward = episode["reward"].float()
-    if config.env.id.startswith("atari/") and config.env.atari.clip_reward:
+    if config.env.clips_reward:
         reward = reward.sign()
     return TensorDict(
         {
@@ -197,16 +198,6 @@ def recorded_steps(
         },
         [len(reward)],
     )
-
-
-def _layout(spec: EnvSpec, key: str) -> tuple[torch.dtype, tuple[int, ...]]:
-    """Dtype and shape of an entry of a state."""
-    if key == "observation":
-        return spec.observation_dtype, spec.observation_shape
-    if key == "to_play":
-        return torch.int64, ()
-    assert not isinstance(spec.action, Box)  # an "action_mask" is of discrete ones
-    return torch.bool, (spec.action.n,)
 
 
 def _chosen(
