@@ -10,11 +10,10 @@ import pytest
 import torch
 
 from raffia import DamagedFileError, TensorDict, is_tensorclass, tensorclass
-from raffia.data import growth
 from raffia.data.forest import MCTSForest
 from raffia.data.map import TensorDictMap, UnknownRowError
 from raffia.data.table import CapacityError
-from raffia.data.tree import Tree
+from raffia.data.tree import StepGraph, Tree
 
 
 def rollout(*obs, actions=None, **more):
@@ -429,7 +428,7 @@ def test_interrupted_while_it_links_the_steps(monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(growth.StepGraph, "extend", interrupted)
+        patch.setattr(StepGraph, "extend", interrupted)
         with pytest.raises(KeyboardInterrupt):
             forest.get_tree(root(0))
     assert lines(forest, 0) == ["() 0-1-2-3-4"] and len(forest.nodes) == 5

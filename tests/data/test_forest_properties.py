@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from raffia import TensorDict
 from raffia.data.forest import MCTSForest
-from raffia.data.growth import Growth, StepGraph
+from raffia.data.tree import Growth, StepGraph
 
 STATES = 6
 EXAMPLES = settings(

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from raffia import TensorDict
-from raffia.data import forking
+from raffia.data import processes
 from raffia.data.hash_to_int import HashToInt
 from raffia.data.map import TensorDictMap
-from raffia.data.prioritized_replay import PrioritizedReplayBuffer
 from raffia.data.segment import SegmentReplayBuffer
 from raffia.data.storage import TensorStorage
+from raffia.data.tensordict_replay import PrioritizedReplayBuffer
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 
@@ -113,7 +113,7 @@ def test_children_that_are_forked_while_a_thread_is_at_work(kind):
 
 
 def test_a_lock_that_is_not_to_be_had_is_free_in_the_child(monkeypatch):
-    monkeypatch.setattr(forking, "PATIENCE", 0.2)
+    monkeypatch.setattr(processes, "PATIENCE", 0.2)
     uses = OfBuffer("by priority")
     uses.use()
     held, over = threading.Event(), threading.Event()
@@ -135,8 +135,8 @@ def test_a_lock_that_is_not_to_be_had_is_free_in_the_child(monkeypatch):
 
 
 def test_objects_that_are_gone_are_forgotten():
-    before = len(forking._owners)
+    before = len(processes._owners)
     uses = OfHashes("hashes")
-    assert len(forking._owners) == before + 1
+    assert len(processes._owners) == before + 1
     del uses
-    assert len(forking._owners) <= before + 1 and runs(lambda: None)
+    assert len(processes._owners) <= before + 1 and runs(lambda: None)

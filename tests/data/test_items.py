@@ -10,9 +10,9 @@ from torch.utils._pytree import tree_leaves
 
 from raffia import TensorDict, lazy_stack
 from raffia.data.memmap_storage import MemmapStorage
-from raffia.data.prioritized_replay import PrioritizedReplayBuffer
 from raffia.data.replay import ReplayBuffer
 from raffia.data.storage import TensorStorage
+from raffia.data.tensordict_replay import PrioritizedReplayBuffer
 from raffia.tensordict.tensorclass import tensorclass
 
 Point = namedtuple("Point", "x y")

@@ -376,7 +376,7 @@ def test_no_signal_handlers_no_temporary_files_no_output(folder, monkeypatch, tm
 
 
 def test_many_parts_in_a_write(folder, monkeypatch):
-    monkeypatch.setattr("raffia.data.row_log.SIZE", 400)
+    monkeypatch.setattr("raffia.data.row_files.SIZE", 400)
     with MemmapStorage(50, folder) as storage:
         storage.extend(step(range(120)))
         storage.set(torch.arange(49, -1, -1), step(range(50)))
@@ -392,8 +392,8 @@ def test_without_compiled_kernels_the_files_are_the_same(tmp_path, monkeypatch):
 
     compiled = write(tmp_path / "a")
     for module in ("siphash", "rows"):
-        without = SimpleNamespace(**{module: None})
-        monkeypatch.setattr(sys.modules[f"raffia.data.{module}"], "kernels", without)
+        name = f"raffia.data.{module}"
+        monkeypatch.setattr(sys.modules[name], "kernels", SimpleNamespace(rows=None))
     assert write(tmp_path / "b") == compiled
 
 

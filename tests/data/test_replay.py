@@ -18,10 +18,10 @@ from raffia import TensorDict
 from raffia.data import ListStorage
 from raffia.data.memmap_storage import MemmapStorage
 from raffia.data.prioritized import PrioritizedSampler
-from raffia.data.prioritized_replay import PrioritizedReplayBuffer
 from raffia.data.replay import ReplayBuffer
 from raffia.data.samplers import RandomSampler, SamplerWithoutReplacement
 from raffia.data.storage import TensorStorage
+from raffia.data.tensordict_replay import PrioritizedReplayBuffer
 from raffia.data.writers import ImmutableDatasetWriter, TensorDictMaxValueWriter
 from raffia.tensordict.memmap import DamagedFileError
 from raffia.tensordict.tensorclass import tensorclass

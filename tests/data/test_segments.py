@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from raffia.data.segments import stacked, unstacked
+from raffia.data.segment_batches import stacked, unstacked
 
 B, L, S = 2, 3, 4
 

@@ -14,11 +14,11 @@ import torch
 
 from raffia import TensorDict
 from raffia.data.memmap_storage import MemmapStorage
-from raffia.data.prioritized_replay import PrioritizedReplayBuffer
 from raffia.data.replay import ReplayBuffer
 from raffia.data.samplers import SamplerWithoutReplacement
 from raffia.data.segment import SegmentReplayBuffer
 from raffia.data.storage import TensorStorage
+from raffia.data.tensordict_replay import PrioritizedReplayBuffer
 
 
 def rng():

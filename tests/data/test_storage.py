@@ -9,10 +9,10 @@ from torch.utils._pytree import tree_leaves
 
 from raffia import TensorClass, TensorDict, lazy_stack
 from raffia.data.check_storage import CHECKS, check_storage, equal, numbers_in, refuses, step
-from raffia.data.list_storage import ListStorage
 from raffia.data.memmap_storage import MemmapStorage
-from raffia.data.occupied_rows import OccupiedRows
+from raffia.data.row_index import OccupiedRows
 from raffia.data.storage import TensorStorage
+from raffia.data.torchrl_storages import ListStorage
 from raffia.tensordict.memmap import DTYPES, DamagedFileError
 
 Point = namedtuple("Point", "x y")

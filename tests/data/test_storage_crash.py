@@ -14,9 +14,9 @@ import torch
 
 from raffia.data.check_storage import numbers_in, step
 from raffia.data.memmap_storage import MemmapStorage
-from raffia.data.prioritized_replay import PrioritizedReplayBuffer
 from raffia.data.replay import ReplayBuffer
 from raffia.data.storage import TensorStorage
+from raffia.data.tensordict_replay import PrioritizedReplayBuffer
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import tensor
 
-from raffia.data.groups import groups
+from raffia.data.row_index import groups
 from raffia.data.table import CapacityError, HashTable
 
 LEAST, MOST = -(2**63), 2**63 - 1

@@ -1,18 +1,12 @@
 """Where tensors rest, and which are drawn: storage that is asked by content, and replay."""
 
-from raffia.data.binary import BinaryToDecimal
 from raffia.data.forest import MCTSForest
-from raffia.data.hash import RandomProjectionHash, SipHash
+from raffia.data.hash import BinaryToDecimal, RandomProjectionHash, SipHash
 from raffia.data.hash_to_int import HashToInt
-from raffia.data.list_storage import ListStorage
 from raffia.data.map import TensorDictMap
-from raffia.data.map_contract import TensorMap, UnknownRowError
+from raffia.data.map_values import TensorMap, UnknownRowError
 from raffia.data.memmap_storage import MemmapStorage
 from raffia.data.prioritized import PrioritizedSampler
-from raffia.data.prioritized_replay import (
-    PrioritizedReplayBuffer,
-    TensorDictPrioritizedReplayBuffer,
-)
 from raffia.data.query import QueryModule
 from raffia.data.readers import (
     MalformedDataError,
@@ -42,8 +36,12 @@ from raffia.data.slices import (
 from raffia.data.storage import Storage, TensorStorage
 from raffia.data.sum_tree import SumTree
 from raffia.data.table import CapacityError
-from raffia.data.tensordict_replay import TensorDictReplayBuffer
-from raffia.data.torchrl_storages import LazyMemmapStorage, LazyTensorStorage
+from raffia.data.tensordict_replay import (
+    PrioritizedReplayBuffer,
+    TensorDictPrioritizedReplayBuffer,
+    TensorDictReplayBuffer,
+)
+from raffia.data.torchrl_storages import LazyMemmapStorage, LazyTensorStorage, ListStorage
 from raffia.data.tree import Tree
 from raffia.data.writers import (
     ImmutableDatasetWriter,

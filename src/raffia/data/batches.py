@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from raffia.data.by_value import by_value, from_value
-from raffia.data.list_storage import ListStorage
+from raffia.data.processes import by_value, from_value
 from raffia.data.samplers import Draw, Sampler
 from raffia.data.storage import Storage
+from raffia.data.torchrl_storages import ListStorage
 from raffia.tensordict.lazy import LazyStackedTensorDict
 from raffia.tensordict.node import Node
 from raffia.tensordict.tensordict import TensorDict

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from raffia.data.forking import survives_fork
 from raffia.data.prefetch import Prefetcher
+from raffia.data.processes import survives_fork
 from raffia.data.storage import Storage
 
 

@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 
 from raffia.data import map_files
-from raffia.data.growth import Growth, StepGraph
 from raffia.data.map import TensorDictMap
-from raffia.data.map_contract import UnknownRowError
+from raffia.data.map_values import UnknownRowError
 from raffia.data.rows import RowLayout, row_layout
 from raffia.data.table import CapacityError
-from raffia.data.tree import Path, Tree, shown, side_by_side
+from raffia.data.tree import Growth, Path, StepGraph, Tree, shown, side_by_side
 from raffia.files.folder import Folder, load_folder, write_folder
 from raffia.tensordict.functions import is_tensor_collection
 from raffia.tensordict.keys import (

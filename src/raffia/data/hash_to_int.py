@@ -9,7 +9,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from raffia.data.forking import survives_fork
+from raffia.data.processes import survives_fork
 from raffia.data.table import CapacityError, HashTable
 
 _INTEGERS = frozenset(

@@ -10,19 +10,28 @@ import torch
 from torch import Tensor
 
 from raffia.data import map_files
-from raffia.data.forking import survives_fork
-from raffia.data.groups import RowGroups, groups
-from raffia.data.list_storage import ListStorage
 from raffia.data.lru import LRUOrder
-from raffia.data.map_contract import TensorMap as TensorMap
-from raffia.data.map_contract import UnknownRowError as UnknownRowError
-from raffia.data.map_values import as_number, filled, flat, rows_of, shaped
-from raffia.data.merge import Merge, in_rounds, merged, with_stored
+from raffia.data.map_values import (
+    Merge,
+    StorageByKey,
+    as_number,
+    filled,
+    flat,
+    in_rounds,
+    merged,
+    rows_of,
+    shaped,
+    with_stored,
+)
+from raffia.data.map_values import TensorMap as TensorMap
+from raffia.data.map_values import UnknownRowError as UnknownRowError
+from raffia.data.processes import survives_fork
 from raffia.data.query import QueryModule
+from raffia.data.row_index import RowGroups, groups
 from raffia.data.rows import RowLayout, packed, row_layout, unpacked, words_of
 from raffia.data.storage import Storage, TensorStorage
-from raffia.data.storage_by_key import StorageByKey
 from raffia.data.table import CapacityError, HashTable
+from raffia.data.torchrl_storages import ListStorage
 from raffia.nn.base import TensorDictModuleBase
 from raffia.tensordict.collection import TensorCollection
 from raffia.tensordict.entries import UNSET

@@ -8,13 +8,10 @@ import torch
 from torch import Tensor
 
 from raffia.data.memmap_files import HEADER, WriterLock, read_header, write_header
-from raffia.data.occupied_rows import OccupiedRowsInFile
-from raffia.data.row_files import RowFiles, make_row_files, remove_row_files
-from raffia.data.row_index import Index, as_rows, bounds
-from raffia.data.row_recovery import repair
+from raffia.data.row_files import RowFiles, make_row_files, remove_row_files, repair
+from raffia.data.row_index import Index, OccupiedRowsInFile, as_rows, bounds
 from raffia.data.storage import Storage
-from raffia.data.storage_state import StorageContents
-from raffia.data.structure import RowStructure
+from raffia.data.structure import RowStructure, StorageContents
 from raffia.files import DamagedFileError, foreign_reader, make_folder
 
 Path = str | os.PathLike[str]

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from raffia.data import kernels
-from raffia.data.by_value import by_value, from_value
-from raffia.data.groups import groups
+from raffia.data.processes import by_value, from_value
+from raffia.data.row_index import groups
 from raffia.data.sum_tree import SumTree
 
 INFINITY = float("inf")

@@ -21,14 +21,14 @@ from raffia.data.buffer import (
     check_same_generator,
     own_generator,
 )
-from raffia.data.forking import survives_fork
-from raffia.data.list_storage import ListStorage
 from raffia.data.memmap_storage import MemmapStorage
 from raffia.data.prefetch import Prefetcher
 from raffia.data.prioritized import PrioritizedSampler
+from raffia.data.processes import survives_fork
 from raffia.data.samplers import RandomSampler, Sampler, too_few
 from raffia.data.storage import Storage
-from raffia.data.storage_state import from_state
+from raffia.data.structure import from_state
+from raffia.data.torchrl_storages import ListStorage
 from raffia.data.writers import RoundRobinWriter, Writer
 from raffia.files.folder import Content, Folder, load_folder, write_folder
 from raffia.tensordict.safetensors_file import save_file
@@ -282,7 +282,7 @@ class ReplayBuffer(Buffer):
         Returns how many were left out, as their items had been overwritten.
 
         >>> from raffia.data.storage import TensorStorage
-        >>> from raffia.data.prioritized_replay import PrioritizedReplayBuffer
+        >>> from raffia.data.tensordict_replay import PrioritizedReplayBuffer
         >>> buffer = PrioritizedReplayBuffer(0.6, 0.4, storage=TensorStorage(3))
         >>> numbers = buffer.extend(torch.arange(5))
         >>> buffer.update_priority(numbers, 2.0)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from raffia.data import kernels
-from raffia.data.by_value import by_value, from_value
+from raffia.data.processes import by_value, from_value
 
 # What a row is; as in the kernels.
 STEP, TERMINATED, TRUNCATED, CLOSED_TERMINATED, CLOSED_TRUNCATED = range(5)

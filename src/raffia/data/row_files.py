@@ -3,6 +3,12 @@
 Each row has a mark of two integers: a stamp, which is the number of the item plus one, or -1 for a
 row that was set, and a checksum of content, row number and stamp. A row that holds nothing has the
 stamp 0, and instead of the checksum the stamp of an item that was erased there.
+
+Rows that hold something are overwritten in two steps: the new rows go into the log, then in place.
+A process killed in the first step leaves the old rows, in the second a log from which the new rows
+are written again. After a loss of power, of the rows that were written since the last flush any
+part may be on the disk: those that do not fit their checksums are dropped, and of the items that
+were appended those from the first gap on.
 """
 
 import contextlib
@@ -14,9 +20,89 @@ from torch import Tensor
 
 from raffia.data.memmap_files import HEADER, LOG, ROWS, MappedFile
 from raffia.data.row_index import carried
-from raffia.data.row_log import RowLog, checksums, log_bytes, rows_at_once, together
+from raffia.data.rows import RowLayout, packed, unpacked, words_of
+from raffia.data.siphash import siphash
 from raffia.data.structure import RowStructure
 from raffia.files import make_files
+
+SIZE = 1 << 20  # bytes of rows that are written at once: what stays in the cache of a core
+HEAD = 64  # bytes before the rows: how many of them are valid, and the epoch
+INTEGER = RowLayout(torch.int64, ())
+
+
+def checksums(words: Tensor, out: Tensor | None = None) -> Tensor:  # int64 [n]
+    """A checksum of each packed row.
+
+    >>> from raffia.data.row_files import checksums
+    >>> checksums(torch.tensor([[1, 2], [2, 1]])).unique().shape
+    torch.Size([2])
+    """
+    return siphash(words, normalize=False, out=out)
+
+
+def together(
+    leaves: Sequence[Tensor], rows: Tensor, stamps: Tensor, out: Tensor | None = None
+) -> Tensor:
+    """Rows packed: the content, the row number and the stamp, all of which a checksum covers."""
+    return packed([*leaves, rows, stamps], normalize=False, out=out)
+
+
+def num_words(layouts: Sequence[RowLayout]) -> int:
+    """64-bit words in a packed row."""
+    return words_of(layouts) + 2
+
+
+def rows_at_once(layouts: Sequence[RowLayout]) -> int:
+    """How many rows the log takes."""
+    return max(1, SIZE // (8 * num_words(layouts)))
+
+
+def log_bytes(layouts: Sequence[RowLayout]) -> int:
+    """The length of the file."""
+    return HEAD + rows_at_once(layouts) * (16 + 8 * num_words(layouts))
+
+
+class RowLog:
+    """The file, viewed as rows."""
+
+    def __init__(self, file: MappedFile, layouts: Sequence[RowLayout]) -> None:
+        n = rows_at_once(layouts)
+        self._layouts = layouts
+        self._head = file.tensor(torch.int64, (2,))  # number of rows, epoch
+        self._marks = file.tensor(torch.int64, (n, 2), HEAD)
+        self._words = file.tensor(torch.int64, (n, num_words(layouts)), HEAD + 16 * n)
+
+    def write(self, leaves: Sequence[Tensor], rows: Tensor, stamps: Tensor) -> Tensor:
+        """Write rows down; gives their marks, int64 [n, 2]: stamps and checksums."""
+        n = len(rows)
+        marks = self._marks[:n]
+        words = together(leaves, rows, stamps, self._words[:n])
+        marks[:, 0] = stamps
+        checksums(words, out=marks[:, 1])
+        return marks
+
+    def hold(self, n: int, epoch: int) -> None:
+        """From now on, the `n` rows written down count: after a crash, `read` gives them."""
+        self._head[1] = epoch
+        self._head[0] = n  # last
+
+    def clear(self) -> None:
+        """Clear the log: the rows are written."""
+        self._head[0] = 0
+
+    def read(self, epoch: int) -> tuple[Tensor, Tensor, list[Tensor]] | None:
+        """Rows, marks and tensors that may not be written yet; None if there are none.
+
+        epoch: that of the header; what was flushed since is older than the row itself.
+        """
+        n, written = self._head.tolist()
+        if not 0 < n <= len(self._marks) or written != epoch:
+            return None
+        marks, words = self._marks[:n].clone(), self._words[:n].clone()
+        whole = checksums(words) == marks[:, 1]  # false, maybe, after a loss of power
+        *leaves, rows, stamps = unpacked(words[whole], [*self._layouts, INTEGER, INTEGER])
+        return rows, torch.stack([stamps, marks[whole, 1]], 1), leaves
+
 
 SET = -1
 RowIndex = slice | Tensor  # of rows
@@ -165,3 +251,65 @@ class RowFiles:
         """Bring all rows to disk."""
         for file in self._files:
             file.flush()
+
+
+Ranges = Sequence[Sequence[int]]  # of rows: first, and after the last
+
+
+def repair(files: RowFiles, ranges: Ranges, flushed: int, epoch: int) -> tuple[int, int]:
+    """Drop what is not whole; gives how many items were appended, and how many rows were dropped.
+
+    ranges: where rows may have been written since the flush, by which `flushed` items were there.
+    """
+    files.redo(epoch)
+    lost = sum([drop_torn(files, start, stop) for start, stop in ranges])
+    first, total = last_run(files, ranges, flushed)
+    lost += sum([drop_others(files, start, stop, first, total) for start, stop in ranges])
+    return total, lost
+
+
+def drop_torn(files: RowFiles, start: int, stop: int) -> int:
+    """Make rows start..stop-1 that do not fit their checksums hold nothing; how many there were."""
+    lost = 0
+    for at in range(start, stop, files.at_once):
+        marks = files.marks[at : min(stop, at + files.at_once)]
+        rows = marks[:, 0].nonzero().view(-1) + at
+        torn = rows[~files.fits(rows, [leaf.index_select(0, rows) for leaf in files.leaves])]
+        files.marks[torn] = 0
+        lost += len(torn)
+    return lost
+
+
+def last_run(files: RowFiles, ranges: Ranges, flushed: int) -> tuple[int, int]:
+    """The first and the last (plus one) of the items that stay: a run without a gap.
+
+    Items appended before the flush are in it, but for those whose rows were to be written again
+    when the power went: these have given way. Items appended after it are, up to the first gap. If
+    none from before the flush is left, it is the longest run. An erased item is no gap.
+    """
+    size = len(files.marks)
+    marks = [files.marks[start:stop] for start, stop in ranges]
+    last = max([flushed, *[int(item_stamps(part).max()) for part in marks]])
+    items = torch.arange(max(flushed, last - size), last)
+    there = item_stamps(files.marks[items % size]) == items + 1
+    if last - size < flushed:
+        run = int(there.long().cumprod(0).sum())
+        return max(0, last - size), flushed + run
+    gaps = torch.cat([torch.tensor([-1]), (~there).nonzero().view(-1), torch.tensor([len(items)])])
+    longest = int(gaps.diff().argmax())
+    return int(items[0] + gaps[longest] + 1), int(items[0] + gaps[longest + 1])
+
+
+def item_stamps(marks: Tensor) -> Tensor:  # int64 [n]
+    """The stamps of the items that are, or were erased, in rows with these marks [n, 2]; else 0."""
+    return torch.where(marks[:, 0] == 0, marks[:, 1], marks[:, 0]).clamp(0)
+
+
+def drop_others(files: RowFiles, start: int, stop: int, first: int, total: int) -> int:
+    """Make rows start..stop-1 of other items than first..total-1 hold nothing; how many."""
+    marks = files.marks[start:stop]
+    stamps = item_stamps(marks)
+    others = (stamps > 0) & ((stamps <= first) | (stamps > total))
+    lost = int((others & (marks[:, 0] != 0)).count_nonzero())
+    marks[others] = 0
+    return lost

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from raffia.data.by_value import by_value, from_value
+from raffia.data.processes import by_value, from_value
 
 
 class Draw(NamedTuple):

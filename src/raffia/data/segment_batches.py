@@ -1,6 +1,8 @@
 """The making of a segment buffer's batches: choose starts, copy the rows of their segments, move
 them.
 
+A segment is a run of consecutive steps. Stacks of its frames are views, without a copy.
+
 Legend: B segments, L rows in a segment, S frames in a stack.
 """
 
@@ -12,13 +14,110 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from raffia.data.by_value import by_value, from_value
+from raffia.data import kernels
+from raffia.data.processes import by_value, from_value
 from raffia.data.ring import CLOSED_TERMINATED, CLOSED_TRUNCATED, STEP, TRUNCATED, EpisodeRing
-from raffia.data.segments import Kinds, Segments, find_segments, stacked, unstacked
 from raffia.data.step_priorities import StepPriorities
-from raffia.data.storage import Storage
+from raffia.data.steps import StepKeys
+from raffia.data.storage import Storage, TensorStorage
 from raffia.tensordict.keys import NestedKey, unravel_key, unravel_key_to_tuple
 from raffia.tensordict.tensordict import TensorDict
+
+
+class Kinds(NamedTuple):
+    """The entries about a row, by its kind."""
+
+    mask: Tensor  # [kinds] bool
+    discount: Tensor  # [kinds] float32
+
+
+class Segments(NamedTuple):
+    """Segments, row by row."""
+
+    item: Tensor  # [B, L] int64, -1 where the row is not valid
+    valid: Tensor  # [B, L] bool: the row belongs to the episode, and is not its last one repeated
+    valid_step: Tensor  # [B, L] bool: the row, or what it repeats, is a step
+    mask: Tensor  # [B, L] bool
+    discount: Tensor  # [B, L] float32
+
+    @classmethod
+    def empty(cls, num_segments: int, length: int) -> Segments:
+        """Segments with unset values, to be filled."""
+        size = num_segments, length
+        valid, valid_step, mask = torch.empty(3, *size, dtype=torch.bool).unbind(0)
+        item, discount = torch.empty(size, dtype=torch.int64), torch.empty(size)
+        return cls(item, valid, valid_step, mask, discount)
+
+
+def find_segments(
+    ring: EpisodeRing,
+    kinds: Kinds,
+    start: Tensor,
+    *,
+    length: int,
+    out: Segments | None = None,
+) -> tuple[Tensor, Segments]:
+    """The rows of segments: those that the ring looks back in front of each start, and L from it.
+
+    start: [B] int64, rows.
+    out: is filled and given back; contiguous and on the CPU.
+    Returns int64 [B, before + L], and what the last L of them are.
+
+    >>> from raffia.data.segment_batches import Kinds, find_segments
+    >>> ring = EpisodeRing(9, look_ahead=0, look_back=2)
+    >>> no, ends = torch.zeros(3, 1, dtype=torch.bool), torch.tensor([[False], [False], [True]])
+    >>> _ = ring.append(ends, no, torch.tensor([0]))
+    >>> kinds = Kinds(torch.ones(5, dtype=torch.bool), torch.tensor([1.0, 0, 1, 0, 0]))
+    >>> rows, found = find_segments(ring, kinds, torch.tensor([1]), length=4)
+    >>> rows, found.item
+    (tensor([[0, 0, 1, 2, 3, 3]]), tensor([[ 1,  2,  3, -1]]))
+    >>> found.discount
+    tensor([[1., 0., 0., 0.]])
+    """
+    num_segments, before = len(start), ring.look_back
+    found = Segments.empty(num_segments, length) if out is None else out
+    rows = start.new_empty(num_segments, before + length)
+    rows[:, before] = start
+    sizes = num_segments, before, length
+    arrays = rows, *found, kinds.mask, kinds.discount
+    ring.segments.set(*[array.data_ptr() for array in arrays], *sizes)
+    kernels.ring.find_segments(ring.address, ring.segments.address)
+    return rows, found
+
+
+def stacked(frames: Tensor, stack: int) -> Tensor:
+    """Frames [B, L + S - 1, ...] as stacks [B, L, S, ...] of the S newest: a view, no copy.
+
+    Stacks of neighbouring rows lie on the same memory: clone before writing in place.
+
+    >>> from raffia.data.segment_batches import stacked
+    >>> stacked(torch.tensor([[1, 2, 3, 4]]), 2)
+    tensor([[[1, 2],
+             [2, 3],
+             [3, 4]]])
+    """
+    return frames.unfold(1, stack, 1).movedim(-1, 2)
+
+
+def unstacked(stacks: Tensor) -> Tensor | None:
+    """The frames [B, L + S - 1, ...] under a view that `stacked` made; None if it isn't one.
+
+    >>> from raffia.data.segment_batches import stacked, unstacked
+    >>> frames = torch.tensor([[1, 2, 3, 4]])
+    >>> unstacked(stacked(frames, 2)).data_ptr() == frames.data_ptr()
+    True
+    >>> unstacked(stacked(frames, 2).clone()) is None
+    True
+    """
+    num_segments, length, stack, *shape = stacks.shape
+    segment, step, frame, *inner = stacks.stride()
+    num_frames = length + stack - 1
+    if step != frame:
+        return None
+    size, stride = (num_segments, num_frames, *shape), (segment, frame, *inner)
+    frames = stacks.as_strided(size, stride, stacks.storage_offset())
+    return frames if frames.is_contiguous() else None
+
 
 Path = tuple[Any, ...]
 # What a batch holds besides the entries that were stored.
@@ -270,3 +369,81 @@ def frame_stacks(
                 "how many frames of it are stacked, at least 1"
             )
     return {unravel_key_to_tuple(key): stack for key, stack in frame_stack.items() if stack > 1}
+
+
+class StoredRows:
+    """The rows of a storage, which are steps and closing rows.
+
+    >>> from raffia.data.segment_batches import StoredRows
+    >>> from raffia.data.steps import StepKeys
+    >>> from raffia.data.storage import TensorStorage
+    >>> storage = TensorStorage(5)
+    >>> no = torch.tensor([False, False])
+    >>> steps = TensorDict(obs=torch.ones(2), value=torch.ones(2), truncated=no, batch_size=[2])
+    >>> _ = storage.extend(steps)
+    >>> rows = StoredRows(storage, StepKeys(("obs",), "terminated", "truncated"))
+    >>> rows.close(torch.tensor([1]), torch.tensor([0]))
+    >>> storage.get(1)["obs"], storage.get(1)["value"], storage.get(slice(None))["truncated"]
+    (tensor(1.), tensor(0.), tensor([True, True]))
+    """
+
+    def __init__(self, storage: Storage, keys: StepKeys) -> None:
+        self.storage, self.keys = storage, keys
+
+    def close(self, rows: Tensor, before: Tensor) -> None:
+        """Make steps closing rows, and the steps before them the last ones of their episodes."""
+        if len(rows):
+            found = self.storage.read(rows)
+            closing = found.clone().zero_().update(found.select(*self.keys.observation))
+            self._truncate(rows, closing)
+        if len(before):
+            self._truncate(before, self.storage.read(before))
+
+    def _truncate(self, rows: Tensor, entries: TensorDict) -> None:
+        entries[self.keys.truncated].fill_(True)
+        self.storage.set(rows, entries)
+
+    def fitting(self, entries: TensorDict) -> dict[Path, Tensor]:
+        """New entries [n, ...] by their paths; KeyError or ValueError if they don't fit."""
+        structure = self.storage.structure
+        layouts = (
+            {} if structure is None else dict(zip(structure.paths, structure.layouts, strict=True))
+        )
+        values: dict[Path, Tensor] = {}
+        for key, value in entries.items(True, True):
+            path = unravel_key_to_tuple(key)
+            if path not in layouts or path in self.keys.flag_paths:
+                others = [path for path in layouts if path not in self.keys.flag_paths]
+                why = (
+                    "marks where an episode ends"
+                    if path in self.keys.flag_paths
+                    else "is not stored"
+                )
+                raise KeyError(f"entry {key!r} {why}; what can be updated: {others}")
+            layout = layouts[path]
+            if value.dtype is not layout.dtype or value.shape[1:] != layout.shape:
+                given = f"{value.dtype} {list(value.shape[1:])}"
+                raise ValueError(f"entry {key!r} has rows {given}, and {layout} is stored")
+            values[path] = value.detach()
+        return values
+
+    def write(self, rows: Tensor, values: dict[Path, Tensor], is_step: Tensor) -> None:
+        """Write entries of rows [n]; to closing rows only those that they have."""
+        if not isinstance(self.storage, TensorStorage):
+            self._write_whole(rows, values, is_step)
+            return
+        for path, value in values.items():
+            if self.keys.is_observation(path):
+                self.storage.set_entry(path, rows, value)
+            else:
+                self.storage.set_entry(path, rows[is_step], value[is_step.to(value.device)])
+
+    def _write_whole(self, rows: Tensor, values: dict[Path, Tensor], is_step: Tensor) -> None:
+        """Write entries on disk, where a checksum covers whole rows: all entries in one write."""
+        found = self.storage.read(rows)
+        everywhere = torch.ones_like(is_step)
+        for path, value in values.items():
+            entry = found[path]
+            where = (everywhere if self.keys.is_observation(path) else is_step).to(entry.device)
+            entry[where] = value.to(entry.device)[where]
+        self.storage.set(rows, found)

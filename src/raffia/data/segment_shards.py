@@ -14,7 +14,7 @@ from torch import Tensor
 from raffia.data.priorities import importance_weights
 from raffia.data.row_feed import RowFeed
 from raffia.data.segment import SegmentReplayBuffer
-from raffia.data.segments import stacked, unstacked
+from raffia.data.segment_batches import stacked, unstacked
 from raffia.data.steps import numbers, with_entries, with_priorities
 from raffia.tensordict.keys import NestedKey
 from raffia.tensordict.stack import cat

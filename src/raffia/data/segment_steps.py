@@ -13,8 +13,7 @@ from torch import Tensor
 from raffia.data.buffer import Buffer
 from raffia.data.ring import CLOSED_TERMINATED, EpisodeRing
 from raffia.data.row_feed import RowFeed
-from raffia.data.segment_batches import ADDED
-from raffia.data.segment_rows import StoredRows
+from raffia.data.segment_batches import ADDED, StoredRows
 from raffia.data.step_priorities import StepPriorities
 from raffia.data.steps import (
     StepKeys,

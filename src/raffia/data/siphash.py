@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from raffia.data import kernels
-from raffia.data.row_bytes import folding, has_address, plain, row_width, row_words
+from raffia.data.rows import folding, has_address, plain, row_width, row_words
 
 _WORD = (1 << 64) - 1
 _VARIANTS = ((1, 3), (2, 4))
@@ -77,7 +77,7 @@ def _hashed(
         _check_out(out, rows)
     if not count or rows.is_meta:
         return out
-    compiled = kernels.siphash if rows.is_cpu else None
+    compiled = kernels.rows if rows.is_cpu else None
     if compiled is None:
         return _tensor_hashes(rows, k0, k1, compressions, normalize, out)
     size = rows.itemsize

@@ -11,12 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raffia.data.by_value import by_value, from_value
 from raffia.data.items import rows_of, tensors_of
-from raffia.data.occupied_rows import OccupiedRows
-from raffia.data.row_index import Index, as_rows, bounds, carried, selected, to_index
-from raffia.data.storage_state import StorageContents, from_state, numbers_of, to_state
-from raffia.data.structure import RowStructure
+from raffia.data.processes import by_value, from_value
+from raffia.data.row_index import Index, OccupiedRows, as_rows, bounds, carried, selected, to_index
+from raffia.data.structure import RowStructure, StorageContents, from_state, numbers_of, to_state
 from raffia.files.folder import Content, Folder, load_folder, write_folder
 from raffia.tensordict.node import Node
 from raffia.tensordict.safetensors_file import save_file

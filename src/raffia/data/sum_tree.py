@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from raffia.data import kernels
-from raffia.data.by_value import by_value, from_value
+from raffia.data.processes import by_value, from_value
 
 FAN_OUT = 16
 NO_MINIMUM = float("inf")

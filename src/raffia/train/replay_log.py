@@ -21,8 +21,7 @@ import torch
 from torch import Tensor
 
 from raffia.data.segment import LockedView, SegmentReplayBuffer
-from raffia.data.storage_state import StorageContents, to_state
-from raffia.data.structure import RowStructure
+from raffia.data.structure import RowStructure, StorageContents, to_state
 from raffia.files import Checksum, DamagedFileError, check_file, checksum
 from raffia.tensordict.keys import NestedKey, unravel_key_to_tuple
 from raffia.tensordict.safetensors_file import raw_bytes, save_file

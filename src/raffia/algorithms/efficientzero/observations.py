@@ -11,7 +11,7 @@ from collections.abc import Collection
 import torch
 from torch import Tensor
 
-from raffia.data.segments import stacked, unstacked
+from raffia.data.segment_batches import stacked, unstacked
 from raffia.envs.env import EnvSpec
 from raffia.functional.augment import draw_intensity, draw_shift, intensity, random_shift
 from raffia.tensordict.tensordict import TensorDict

@@ -26,7 +26,7 @@ from raffia.algorithms.efficientzero.reanalyze import (
     steps_of,
     with_reanalyzed,
 )
-from raffia.data.segments import stacked
+from raffia.data.segment_batches import stacked
 from raffia.envs.env import Box, Discrete, EnvSpec
 from raffia.functional.returns import n_step_return, value_prefix
 from raffia.tensordict.tensordict import TensorDict

@@ -7,10 +7,9 @@ from raffia.data.readers.by_path import read_episodes
 from raffia.data.readers.d4rl import read_d4rl
 from raffia.data.readers.episode import MalformedDataError
 from raffia.data.readers.hugging_face import read_hugging_face, read_lerobot
-from raffia.data.readers.json_lines import read_json_lines
-from raffia.data.readers.json_writer import write_json_lines
+from raffia.data.readers.json_lines import read_json_lines, write_json_lines
 from raffia.data.readers.minari import read_minari
-from raffia.data.readers.parquet import read_parquet
+from raffia.data.readers.tables import read_parquet
 
 __all__ = [
     "MalformedDataError",

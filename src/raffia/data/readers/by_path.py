@@ -11,7 +11,7 @@ from raffia.data.readers.episode import Columns, Path
 from raffia.data.readers.hugging_face import INFO, SPLITS, STATE, read_hugging_face, read_lerobot
 from raffia.data.readers.json_lines import read_json_lines
 from raffia.data.readers.minari import FILE, METADATA, local_folder, read_minari
-from raffia.data.readers.parquet import read_parquet
+from raffia.data.readers.tables import read_parquet
 from raffia.tensordict.tensordict import TensorDict
 
 JSON = (".jsonl", ".json", ".ndjson")

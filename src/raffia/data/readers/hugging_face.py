@@ -17,8 +17,13 @@ from raffia.data.readers.episode import (
     Rules,
     json_object,
 )
-from raffia.data.readers.parquet import NAMES
-from raffia.data.readers.tables import TableEpisodes, TableSteps, by_number, episodes_of_tables
+from raffia.data.readers.tables import (
+    NAMES,
+    TableEpisodes,
+    TableSteps,
+    by_number,
+    episodes_of_tables,
+)
 
 STATE, SPLITS = "state.json", "dataset_dict.json"  # of `save_to_disk`
 INFO = os.path.join("meta", "info.json")  # of LeRobot

@@ -11,8 +11,8 @@ from raffia.algorithms.efficientzero.observations import frames_of
 from raffia.algorithms.efficientzero.planning import Planner
 from raffia.algorithms.efficientzero.targets import make_batch
 from raffia.data.segment import SegmentReplayBuffer
+from raffia.data.segment_batches import stacked
 from raffia.data.segment_shards import ReplayShards
-from raffia.data.segments import stacked
 from raffia.evolution.population import BATCH_SIZE
 from raffia.functional.seeds import generator_for
 from raffia.learner import step_of
