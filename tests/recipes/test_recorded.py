@@ -18,6 +18,7 @@ from raffia.report.page import write_report
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.experiment import RunError
 from raffia.train.session import TrainingSession
+from tests.recipes.diary import Diary
 from tests.recipes.layouts import MEMBERS, SHARDS, experiment, left, on, trained
 from tests.recipes.runs import Quiet, last_state, rows, same, short, terminate, with_all
 from tests.recipes.timeline import first_difference, timeline
@@ -329,6 +330,24 @@ def test_actions_that_are_out_of_bounds_or_illegal_are_refused():
 
 
 # ------------------------------------------------------------------------ what is learnt
+
+
+def test_from_files_alone_nobody_learns_what_was_played(file, tmp_path):
+    """Each policy that is learnt was searched by the target network of its update."""
+    diary = Diary(alone(file), tmp_path / "run")
+    interval = diary.config.targets.target_interval
+    seen = [event[1] for event in diary.of("batch")]  # whose weights searched
+    assert seen == [update - update % interval for update in range(9)]
+    drawn = [windows["policy"][windows["valid_step"]] for windows in diary.windows]
+    assert (drawn[0].max(-1).values == 1.0).all()  # as it was played
+    for batch in diary.batches:
+        policy = batch["target_policy"][batch["policy_mask"] > 0]
+        counts = policy * diary.config.search.num_simulations
+        torch.testing.assert_close(counts, counts.round())  # visits
+        assert not (policy.max(-1).values == 1.0).all() and len(policy.unique(dim=0)) > 2
+        assert len(policy) > len(batch)  # behind the first step, too
+    # What was searched is in the replay from then on.
+    assert all((policy.max(-1).values < 1.0).any() for policy in drawn[1:])
 
 
 def record(path, num_episodes, seed=0):
