@@ -16,23 +16,20 @@ class AtariConfig:
     4
     """
 
-    frame_skip: int = (
-        4  # frames that an action is repeated; the observation is the maximum of the last two
-    )
-    noop_max: int = 30  # most idle frames after a reset
-    size: Literal[64, 84, 96] = 96  # pixels of a side of the square picture
-    colour: bool = True  # three channels of colour instead of one of grey
-    episodic_life: bool = True  # end the episode at a lost life, in training only
-    clip_reward: bool = True  # clip the reward to its sign, in training only
-    sticky: float = 0.0  # probability that an action is repeated once more
-    # At the start and after each lost life FIRE is pressed where the game has it: some wait for it.
+    # Frames that an action is repeated; the observation is the maximum of the last two.
+    frame_skip: int = 4
+    noop_max: int = 30  # maximal number of idle frames after a reset
+    size: Literal[64, 84, 96] = 96  # width and height of the picture in pixels
+    colour: bool = True  # three colour channels instead of one of grey
+    episodic_life: bool = True  # end the episode when a life is lost, in training only
+    clip_reward: bool = True  # clip rewards to their sign, in training only
+    sticky: float = 0.0  # probability that the previous action is repeated (sticky actions)
+    # Press FIRE at the start and after each lost life, since some games wait for it.
     press_fire: bool = True
-    max_frames: int = (
-        12_000  # longest episode in the emulator's frames: 3000 steps with a frame_skip of 4
-    )
-    evaluation_frames: int = (
-        12_000  # longest episode when evaluating; at most 108,000, half an hour
-    )
+    # Maximal length of an episode in frames of the emulator: 3,000 steps at a frame_skip of 4.
+    max_frames: int = 12_000
+    # Maximal length of an evaluation episode in frames; up to 108,000, half an hour.
+    evaluation_frames: int = 12_000
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -48,13 +45,12 @@ class EnvConfig:
     """
 
     id: str = "CartPole-v1"  # id of Gymnasium, or "tictactoe", "minatar/breakout", "atari/pong" ...
-    num_envs: int = 8  # environments stepped together; one search serves all of them
-    num_workers: int = 0  # worker processes of the environments; 0: none besides this one
-    step_timeout_seconds: float = 300.0  # most seconds of one call of a worker; 0: no limit
-    max_episode_steps: int = (
-        0  # steps after which an episode is truncated; 0: the environment's own limit
-    )
-    frame_stack: int = 1  # newest observations that are stacked
+    num_envs: int = 8  # environments that are stepped together, with one search for all of them
+    num_workers: int = 0  # worker processes of the environments; 0: run them in this process
+    step_timeout_seconds: float = 300.0  # time limit of a worker's call in seconds; 0: no limit
+    # Steps after which an episode is truncated; 0: the environment's own limit.
+    max_episode_steps: int = 0
+    frame_stack: int = 1  # number of most recent observations that are stacked
     atari: AtariConfig = field(default_factory=AtariConfig)
 
     def __post_init__(self) -> None:

@@ -23,32 +23,35 @@ class PopulationConfig:
     0.95
     """
 
-    size: int = 1  # number of members; 1: one agent without selection
+    size: int = 1  # number of members; 1: a single agent without selection
+    # Tournament selection, or truncation: the best replace the worst.
     method: Literal["tournament", "truncation"] = "tournament"
     tournament_size: int = 2  # members drawn for each slot of the next generation
-    elitism: bool = True  # the best member continues unchanged
-    # EfficientZero: members learn from all members' steps, or each from its own
+    elitism: bool = True  # keep the best member unchanged
+    # EfficientZero: members learn from the steps of all members, or only from their own.
     replay: Literal["shared", "own"] = "shared"
-    truncation_fraction: float = 0.25  # fraction of members that truncation replaces by the best
-    eval_loop: int = 1  # evaluations whose mean is the fitness
+    # Fraction of the members that truncation replaces by the best.
+    truncation_fraction: float = 0.25
+    eval_loop: int = 1  # number of latest evaluations whose mean is the fitness
     no_mutation: float = 0.2  # relative probability of no change
     hyper: float = 0.8  # relative probability of a changed hyper-parameter
     parameters: float = 0.0  # relative probability of noise on some weights
     activation: float = 0.0  # relative probability of another activation in a head
     architecture: float = 0.0  # relative probability of another architecture of a head
-    new_layer_prob: float = 0.2  # probability that a change of architecture adds or drops a layer
-    nodes: tuple[int, ...] = (16, 32, 64)  # numbers of nodes to add or drop, one is drawn
-    mutation_sd: float = 0.1  # standard deviation of the noise on weights, relative to them
-    # Hyper-parameters that change, each as NAME=LOW..HIGH.
+    new_layer_prob: float = 0.2  # probability that a change of architecture adds or removes a layer
+    # Numbers of nodes to add or remove, of which one is drawn.
+    nodes: tuple[int, ...] = (16, 32, 64)
+    mutation_sd: float = 0.1  # standard deviation of the noise on weights, relative to the weights
+    # Hyper-parameters that can change, each as NAME=LOW..HIGH.
     ranges: tuple[str, ...] = ("learning_rate=1e-6..1",)
-    grow: float = 2.0  # largest factor of a step of a hyper-parameter
-    shrink: float = 0.5  # smallest factor of a step of a hyper-parameter
-    resample: float = 0.0  # probability that a number is drawn from its whole range instead
-    spread: float = (
-        1.0  # largest factor of the first members' hyper-parameters; the first member has none
-    )
-    # Workers that the members are divided among, see engine; 0: one program of all of them. Of
-    # EfficientZero members then learn each by itself, which differs from 0 in last bits
+    grow: float = 2.0  # largest factor by which a mutation changes a hyper-parameter
+    shrink: float = 0.5  # smallest factor by which a mutation changes a hyper-parameter
+    # Probability that a hyper-parameter is drawn anew from its whole range instead.
+    resample: float = 0.0
+    # Largest factor on the initial hyper-parameters of all members but the first.
+    spread: float = 1.0
+    # Workers that the members are divided among (see engine); 0: one batched program of all.
+    # EfficientZero's members then learn separately, which differs from 0 in the last bits.
     workers: int = 0
 
     def __post_init__(self) -> None:

@@ -17,13 +17,16 @@ class EngineConfig:
     3
     """
 
-    name: Literal["inline", "process", "ray"] = "inline"  # this process, others, a Ray cluster
-    address: str = ""  # of a Ray cluster, such as auto; none: one of this machine for this run
-    max_restarts: int = 3  # of one worker without a task done in between; more is an error
-    # Idle processes that have loaded already, for whoever dies; on Ray so many of each kind.
+    # Workers in this process, in processes of this machine, or on a Ray cluster.
+    name: Literal["inline", "process", "ray"] = "inline"
+    # Address of a Ray cluster, such as auto; empty: start one on this machine for this run.
+    address: str = ""
+    # Restarts of a worker without a finished task in between; more are an error.
+    max_restarts: int = 3
+    # Idle processes that are ready to replace a worker that dies; on Ray this many of each kind.
     spares: int = 0
-    # Without an answer after so long a worker is taken for dead. One that ends is noticed at once;
-    # a first turn may compile kernels for half a minute.
+    # Seconds without an answer after which a worker counts as dead. A process that ends is noticed
+    # immediately; a first turn may compile kernels for half a minute.
     patience_seconds: float = 300.0
 
     def __post_init__(self) -> None:
@@ -47,11 +50,11 @@ class ActorsConfig:
     """
 
     num: int = 0  # workers, among which the environments are divided; 0: the loop plays
-    ahead: int = 0  # updates between asking for a turn and learning from it; makes another run
-    weights_every: int = 1  # updates from one version of actors' weights to the next; makes another
-    device: str = "cpu"  # where they search; "": the run's
-    cpus: float = 1.0  # of each, for Ray
-    gpus: float = 0.0  # of each, for Ray; a share where several are to search on one card
+    ahead: int = 0  # updates between requesting a turn and learning from it; changes the run
+    weights_every: int = 1  # updates between versions of the actors' weights; changes the run
+    device: str = "cpu"  # device of their searches; "": the run's
+    cpus: float = 1.0  # processors of each worker on Ray
+    gpus: float = 0.0  # GPUs of each worker on Ray; a fraction lets several search on one card
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -74,11 +77,11 @@ class ReanalyzersConfig:
     True
     """
 
-    num: int = 0  # workers; 0: the loop makes them
-    ahead: int = 0  # updates between drawing a batch and learning from it; makes another run
-    device: str = ""  # where they search; "": the run's
-    cpus: float = 1.0  # of each, for Ray
-    gpus: float = 0.0  # of each, for Ray; a share where several are to search on one card
+    num: int = 0  # workers; 0: the loop makes the batches
+    ahead: int = 0  # updates between drawing a batch and learning from it; changes the run
+    device: str = ""  # device of their searches; "": the run's
+    cpus: float = 1.0  # processors of each worker on Ray
+    gpus: float = 0.0  # GPUs of each worker on Ray; a fraction lets several search on one card
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -100,11 +103,11 @@ class EvaluatorsConfig:
     True
     """
 
-    num: int = 0  # workers; 0: the loop plays
-    join_after: int = 0  # updates from the one that is evaluated to the one that waits for its row
-    device: str = "cpu"  # where they compute; "": the run's
-    cpus: float = 1.0  # of each, for Ray
-    gpus: float = 0.0  # of each, for Ray
+    num: int = 0  # workers; 0: the loop plays the evaluations
+    join_after: int = 0  # updates after which the loop waits for the result of an open evaluation
+    device: str = "cpu"  # device of their networks; "": the run's
+    cpus: float = 1.0  # processors of each worker on Ray
+    gpus: float = 0.0  # GPUs of each worker on Ray
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -212,12 +215,12 @@ class LearnersConfig:
     'ring'
     """
 
-    num: int = 1  # processes, of which the one that leads is the first; others differ in last bits
-    # How gradients are summed: each process a part of the numbers, or each all of them in order,
-    # which gives the bits of num_micro_batches with any number of processes.
+    num: int = 1  # processes including the one that leads; other numbers differ in the last bits
+    # How gradients are summed: each process sums a part of the numbers, or each sums all of them in
+    # order, which gives the bits of num_micro_batches for any number of processes.
     sums: Literal["ring", "ordered"] = "ring"
-    # What each process holds: all of the state, or its rows of weights, target and optimiser, for
-    # models too large for one; gradients are then summed in order.
+    # What each process holds: the whole state, or its rows of weights, target and optimizer, for
+    # models that are too large for one process; gradients are then summed in order.
     state: Literal["whole", "sharded"] = "whole"
 
     def __post_init__(self) -> None:

@@ -23,33 +23,36 @@ from raffia.envs.checked import (
 class ModelConfig:
     """The networks: residual convolutions for images, dense layers for vectors."""
 
-    num_channels: int = 64  # channels of images' latent states
+    num_channels: int = 64  # channels of the latent states of images
     num_res_blocks: int = 1  # residual blocks in each network for images
-    downsample: bool = True  # make images 16 times smaller (96x96 -> 6x6); not boards
-    flatten: bool = False  # take images as vectors: best for boards of a few cells
-    latent_state_dim: int = 256  # width of vectors' latent states
-    res_connection: bool = True  # for vectors: the next latent is the old one plus a change
+    downsample: bool = True  # make images 16 times smaller (96x96 -> 6x6); not for boards
+    flatten: bool = False  # treat images as vectors: best for boards of a few cells
+    latent_state_dim: int = 256  # width of the latent states of vectors
+    res_connection: bool = True  # for vectors: the dynamics predict the change of the latent state
     lstm_hidden_size: int = 512  # width of the value prefix's LSTM
     head_hidden_channels: tuple[int, ...] = (32,)  # widths of the heads' hidden layers
-    # Heads whose form can change, as in a population with `activation` or `architecture`; they
-    # begin with head_hidden_channels, and have no normalisation.
+    # Heads whose form a population can mutate (`activation`, `architecture`); they start with
+    # head_hidden_channels, and have no normalisation.
     evolvable_heads: bool = False
-    max_head_layers: int = 3  # most layers of an evolvable head
-    max_head_nodes: int = 128  # most nodes in each layer of an evolvable head
+    max_head_layers: int = 3  # maximal number of layers of an evolvable head
+    max_head_nodes: int = 128  # maximal number of nodes in each layer of an evolvable head
     # Categories of the value prefix: start, stop, step.
     reward_support_range: tuple[float, float, float] = (-300.0, 301.0, 1.0)
     # Categories of the transformed value h(value): start, stop, step.
     value_support_range: tuple[float, float, float] = (-300.0, 301.0, 1.0)
+    # Batch or layer normalisation in all networks but the projection.
     norm_type: Literal["BN", "LN"] = "BN"
-    projection_norm_type: Literal["BN", "LN"] = "BN"  # without BN all states may become equal
+    # Normalisation in the projection; without BN all states may become equal.
+    projection_norm_type: Literal["BN", "LN"] = "BN"
     state_norm: bool = False  # scale latent states to 0..1
     action_encoding: Literal["one_hot", "not_one_hot"] = "one_hot"  # encoding of discrete actions
-    sigma_type: Literal["conditioned", "fixed"] = "conditioned"  # deviations of continuous actions
-    fixed_sigma: float = 0.3
+    # Standard deviation of continuous actions: predicted from the state, or fixed.
+    sigma_type: Literal["conditioned", "fixed"] = "conditioned"
+    fixed_sigma: float = 0.3  # standard deviation with sigma_type "fixed"
     proj_hid: int = 1024  # hidden width of the projection that consistency compares
-    proj_out: int = 1024
-    pred_hid: int = 512
-    pred_out: int = 1024
+    proj_out: int = 1024  # output width of that projection
+    pred_hid: int = 512  # hidden width of the predictor of projections
+    pred_out: int = 1024  # output width of that predictor, equal to proj_out
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -95,15 +98,18 @@ def check_heads(hidden: Sequence[int], max_layers: int, max_nodes: int) -> None:
 class LossConfig:
     """The loss over a segment of steps."""
 
-    unroll_steps: int = 5  # steps K that the dynamics is unrolled
-    lstm_horizon: int = 5  # the value prefix restarts after so many steps
-    policy_weight: float = 1.0
-    value_weight: float = 0.25
-    value_prefix_weight: float = 1.0
-    consistency_weight: float = 2.0
-    entropy_weight: float = 0.0  # bonus for entropy; 0.005 is common for continuous actions
-    gradient_scale: float = 0.5  # fraction of the gradient that reaches each latent; 1: all
-    # Ends behind which value 0 and a constant prefix are trained; behind others nothing is.
+    unroll_steps: int = 5  # steps K that the dynamics are unrolled
+    lstm_horizon: int = 5  # steps after which the value prefix restarts
+    policy_weight: float = 1.0  # weight of the policy loss
+    value_weight: float = 0.25  # weight of the value loss
+    value_prefix_weight: float = 1.0  # weight of the value prefix loss
+    consistency_weight: float = 2.0  # weight of the self-supervised consistency loss
+    # Weight of an entropy bonus; 0.005 is common for continuous actions.
+    entropy_weight: float = 0.0
+    # Fraction of the gradient that passes to the previous latent state; 1: all of it.
+    gradient_scale: float = 0.5
+    # Kinds of episode ends after which value 0 and a constant prefix are learnt; after other ends
+    # nothing is learnt.
     absorb: tuple[Literal["terminated", "truncated"], ...] = ("terminated",)
     augmentation: tuple[Literal["shift", "intensity"], ...] = ()  # random changes of images
 
@@ -121,16 +127,15 @@ class TargetConfig:
     """The targets of the networks' outputs."""
 
     discount: float = 0.997  # discount per step of the agent
-    n_step: int = 5  # rewards before the value of a later state closes the sum
-    # Value that closes the sum: the target network's, or the root value of the search made there.
+    n_step: int = 5  # number of rewards in the value target, before the bootstrap value
+    # The bootstrap value: the target network's value, or the root value of the stored search.
     bootstrap: Literal["network", "search"] = "network"
-    target_interval: int = 200  # updates between copies into the target network
-    reanalyze_ratio: float = 0.99  # fraction of a batch whose policy is searched again
-    reanalyze_noise: bool = True  # reanalyze with noise at the root, as when acting
-    correct_horizon: bool = (
-        True  # a smaller n_step for old data, whose actions are not ours any more
-    )
-    # Age, as a fraction of training, for which n_step becomes smaller by one.
+    target_interval: int = 200  # updates between copies of the weights into the target network
+    reanalyze_ratio: float = 0.99  # fraction of a batch whose policy targets are searched again
+    reanalyze_noise: bool = True  # reanalyze with exploration noise at the root, as when acting
+    # Use a smaller n_step for older data, which another policy has played.
+    correct_horizon: bool = True
+    # Age, as a fraction of training, at which n_step decreases by one.
     horizon_fraction: float = 0.3
 
     def __post_init__(self) -> None:
@@ -146,14 +151,15 @@ class TargetConfig:
 class OptimizerConfig:
     """The optimizer of the networks."""
 
-    name: Literal["sgd", "adamw"] = "sgd"
-    learning_rate: float = 0.2
-    momentum: float = 0.9  # momentum of sgd
-    weight_decay: float = 1e-4
-    max_grad_norm: float = 5.0
-    warmup_fraction: float = 0.01  # fraction of all updates in which the rate rises from 0
-    decay_updates: int = 100_000  # updates after each of which the rate is multiplied by decay_rate
-    decay_rate: float = 0.1
+    name: Literal["sgd", "adamw"] = "sgd"  # the optimizer: SGD with momentum, or AdamW
+    learning_rate: float = 0.2  # learning rate after the warm-up
+    momentum: float = 0.9  # momentum of SGD
+    weight_decay: float = 1e-4  # weight decay; decoupled from the gradient in AdamW
+    max_grad_norm: float = 5.0  # gradients are clipped to this norm
+    warmup_fraction: float = 0.01  # fraction of all updates in which the learning rate rises from 0
+    # Updates after each of which the learning rate is multiplied by decay_rate.
+    decay_updates: int = 100_000
+    decay_rate: float = 0.1  # factor of the learning rate after each decay_updates updates
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -168,14 +174,15 @@ class OptimizerConfig:
 class SearchConfig:
     """The search of the agent."""
 
+    # MuZero's search (PUCT), or Gumbel MuZero's (sequential halving).
     policy: Literal["muzero", "gumbel"] = "muzero"
     num_simulations: int = 50  # simulations of each search
-    dirichlet_alpha: float = 0.3
+    dirichlet_alpha: float = 0.3  # concentration of the Dirichlet noise in the root's prior
     dirichlet_fraction: float = 0.25  # fraction of noise in the root's prior; 0 when evaluating
     max_considered: int = 16  # actions tried at the root by the gumbel policy
     num_sampled_actions: int = 20  # continuous actions tried at each node
-    temperatures: tuple[float, ...] = (1.0, 0.5, 0.25)  # T of action ~ visits^(1/T)
-    # Fractions of training from which each of the temperatures holds.
+    temperatures: tuple[float, ...] = (1.0, 0.5, 0.25)  # temperatures T of action ~ visits^(1/T)
+    # Fractions of training at which each of the temperatures begins.
     temperature_from: tuple[float, ...] = (0.0, 0.5, 0.75)
 
     def __post_init__(self) -> None:
@@ -218,7 +225,8 @@ class EfficientZeroConfig:
     targets: TargetConfig = field(default_factory=TargetConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     search: SearchConfig = field(default_factory=SearchConfig)
-    # Of convolutions and matrix products. Searches on a CPU stay in float32, as do parameters.
+    # Precision of convolutions and matrix products. Parameters, and searches on a CPU, stay in
+    # float32.
     precision: Literal["float32", "bfloat16"] = "float32"
 
     def __post_init__(self) -> None:

@@ -34,20 +34,24 @@ __all__ = [
 class TrunkConfig:
     """A causal language model, by default of the shape of the small GPT-2."""
 
-    # A model of `transformers` is defined by its folder; of the sizes here those count that it has.
+    # Our GPT, or a model of `transformers` as its folder defines it, to which only those of these
+    # sizes apply that it has.
     kind: Literal["gpt", "transformers"] = "gpt"
-    vocab_size: int = 50257
-    n_layer: int = 12
-    n_head: int = 12
-    n_embd: int = 768
-    block_size: int = 1024  # the longest context, in tokens
-    dim_feedfwd: int | None = None  # None: 4 n_embd
-    dropout: float = 0.0  # when training; GPT-2's is 0.1
-    layer_norm_eps: float = 1e-5
-    bias: bool = True
+    vocab_size: int = 50257  # number of tokens in the vocabulary
+    n_layer: int = 12  # number of layers
+    n_head: int = 12  # attention heads in each layer
+    n_embd: int = 768  # width of the hidden states
+    block_size: int = 1024  # longest context in tokens
+    dim_feedfwd: int | None = None  # width of the feed-forward layers; None: 4 n_embd
+    dropout: float = 0.0  # dropout in training; GPT-2's is 0.1
+    layer_norm_eps: float = 1e-5  # epsilon of the layer normalisations
+    bias: bool = True  # biases in linear layers and layer normalisations
+    # Learned position embeddings, or rotary ones.
     positions: Literal["learned", "rotary"] = "learned"
+    # Activation of the feed-forward layers.
     activation: Literal["GELU", "ReLU", "SiLU", "LeakyReLU", "Tanh"] = "GELU"
-    gradient_checkpointing: bool = False  # activations are computed again: less memory, more time
+    # Recompute activations in the backward pass: less memory, more time.
+    gradient_checkpointing: bool = False
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -78,20 +82,23 @@ class ILQLModelConfig:
     """
 
     trunk: TrunkConfig = field(default_factory=TrunkConfig)
-    # Where the next token's logits come from: the trunk that the values read, or one of its own.
+    # The trunk of the policy's logits: the one that the values share, or a separate one.
     policy: Literal["shared", "separate"] = "shared"
-    # What the target network holds: the Q heads, on the online trunk's states; or a trunk as well.
+    # What the target network holds: Q heads on the online trunk's hidden states, or a trunk too.
     target: Literal["heads", "trunk"] = "heads"
-    double_q: bool = True  # two Q heads, of whose targets the smaller counts
-    detach_v: bool = False  # no gradient flows from the V head into the trunk
-    detach_q: bool = False  # ... from the Q heads
-    detach_pi: bool = False  # ... from the logits; the tied output weights still learn
-    per_token: bool = True  # an action is a token; else a whole utterance, with Q a number
-    # Heads whose form can change, as in a population with `activation` or `architecture`; they
-    # begin with a layer of 2 n_embd nodes.
+    double_q: bool = True  # two Q heads, with the smaller of their targets
+    detach_v: bool = False  # stop the gradient from the V head into the trunk
+    detach_q: bool = False  # stop the gradient from the Q heads into the trunk
+    # Stop the gradient from the logits into the trunk; tied output weights still learn.
+    detach_pi: bool = False
+    # An action is a token; else it is a whole utterance, whose Q is one number.
+    per_token: bool = True
+    # Heads whose form a population can mutate (`activation`, `architecture`); they start with a
+    # layer of 2 n_embd nodes.
     evolvable_heads: bool = False
-    max_head_layers: int = 3  # of evolvable heads
-    max_head_nodes: int | None = None  # ... in each layer; None: 4 n_embd
+    max_head_layers: int = 3  # maximal number of layers of an evolvable head
+    # Maximal number of nodes in each layer of an evolvable head; None: 4 n_embd.
+    max_head_nodes: int | None = None
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -105,26 +112,28 @@ class ILQLModelConfig:
 class ILQLLossConfig:
     """What is learnt of a batch. A term of weight 0 costs nothing."""
 
-    gamma: float = 0.99  # per token of the agent
-    tau: float = 0.6  # expectile: 0.5 the mean of the data's values, towards 1 the best of them
-    beta: float = 0.0  # how much better tokens count more for the policy; 0: all equally
+    gamma: float = 0.99  # discount per token of the agent
+    # Expectile of V: 0.5 is the mean of the data's values, towards 1 the best of them.
+    tau: float = 0.6
+    # Inverse temperature of advantage weights in the policy loss; 0: all tokens count equally.
+    beta: float = 0.0
     exp_weights: bool = True  # weights exp(beta A); else beta where A > 0 and 1 - beta elsewhere
-    transition_weight: float = 0.0  # of tokens that are not the agent's
-    clip_weight: float | None = None  # no token counts more
-    value_min: float | None = None  # target Q values are kept within
-    value_max: float | None = None
-    awac_weight: float = 1.0  # of the policy's loss
-    v_weight: float = 1.0
-    q_weight: float = 1.0
-    cql_weight: float = 0.01
-    cql_temp: float = 1.0
-    dm_weight: float = 0.0
-    dm_margin: float = 0.0
-    mc_returns: bool = False  # V is trained towards the rewards that came, not towards Q
-    # What Q is trained towards, behind the reward: V of the next state, or the largest target Q.
+    transition_weight: float = 0.0  # weight in the policy loss of tokens that are not the agent's
+    clip_weight: float | None = None  # maximum of the advantage weights; None: no maximum
+    value_min: float | None = None  # minimum of target Q values; None: no minimum
+    value_max: float | None = None  # maximum of target Q values; None: no maximum
+    awac_weight: float = 1.0  # weight of the policy loss
+    v_weight: float = 1.0  # weight of the V loss
+    q_weight: float = 1.0  # weight of the Q loss
+    cql_weight: float = 0.01  # weight of the conservative (CQL) loss
+    cql_temp: float = 1.0  # temperature of the CQL loss
+    dm_weight: float = 0.0  # weight of the margin loss
+    dm_margin: float = 0.0  # margin of that loss
+    mc_returns: bool = False  # train V on the returns of the data instead of on Q
+    # The backup of Q after the reward: V of the next state, or the largest target Q.
     backup: Literal["expectile", "max"] = "expectile"
     # Which slots of the batch count: real actions; or all not marked terminal, as in the paper's
-    # code, which lets in one slot of padding of each unfinished row.
+    # code, which includes one slot of padding of each unfinished row.
     mask: Literal["strict", "published"] = "strict"
 
     def __post_init__(self) -> None:
@@ -171,8 +180,8 @@ class ILQLLossConfig:
 class TargetConfig:
     """How the target network follows: target <- (1 - alpha) target + alpha online."""
 
-    alpha: float = 0.005  # 1: a hard update
-    interval: int = 1  # updates from one move to the next
+    alpha: float = 0.005  # fraction that the target network moves towards the online one; 1: a copy
+    interval: int = 1  # updates between moves
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -184,15 +193,16 @@ class TargetConfig:
 class OptimizerConfig:
     """How parameters follow their gradients: AdamW, or Adam where nothing decays."""
 
-    learning_rate: float = 1e-5
-    value_rate: float = 1.0  # the V and Q heads' learning rate is so many times the trunk's
-    weight_decay: float = 0.0
-    beta1: float = 0.9
-    beta2: float = 0.999
-    max_grad_norm: float | None = 1.0  # None: gradients are never made shorter
-    warmup_updates: int = 0  # the rate rises from 0
-    decay: Literal["constant", "linear", "cosine"] = "constant"  # ... and falls, over the run
-    final_share: float = 0.1  # of the rate, at the end of the run
+    learning_rate: float = 1e-5  # learning rate of the trunk, after the warm-up
+    value_rate: float = 1.0  # learning rate of the V and Q heads, as a multiple of the trunk's
+    weight_decay: float = 0.0  # decoupled weight decay; 0: Adam
+    beta1: float = 0.9  # decay of the mean of gradients
+    beta2: float = 0.999  # decay of the mean of squared gradients
+    max_grad_norm: float | None = 1.0  # gradients are clipped to this norm; None: never
+    warmup_updates: int = 0  # updates in which the learning rate rises from 0
+    # How the learning rate falls over the run.
+    decay: Literal["constant", "linear", "cosine"] = "constant"
+    final_share: float = 0.1  # learning rate at the end of the run, as a fraction of the highest
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -216,8 +226,9 @@ class ILQLConfig:
     target: TargetConfig = field(default_factory=TargetConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     decode: DecodeConfig = field(default_factory=DecodeConfig)
-    precision: Literal["float32", "bfloat16"] = "float32"  # of matrix products, by autocast
-    keep_best: float = 1.0  # fraction of the dialogues, by return, that are trained on
+    # Precision of matrix products, by autocast.
+    precision: Literal["float32", "bfloat16"] = "float32"
+    keep_best: float = 1.0  # fraction of the dialogues, the best by return, to train on
 
     def __post_init__(self) -> None:
         check_types(self)

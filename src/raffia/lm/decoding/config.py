@@ -24,14 +24,15 @@ class TokenPlanConfig:
     8
     """
 
-    num_simulations: int = 16  # per token; 0: no search
-    num_candidates: int = 8  # tokens tried at each node: the likeliest ones
-    max_depth: int = 8  # tokens looked ahead
-    discount: float = 0.99  # per token, as in training
-    policy: Literal["muzero", "gumbel"] = "gumbel"
-    # Rewards before the utterance's end: none, or those that the values imply, Q - discount V'.
+    num_simulations: int = 16  # simulations for each token; 0: no search
+    num_candidates: int = 8  # tokens tried at each node: the most likely ones
+    max_depth: int = 8  # number of tokens to look ahead
+    discount: float = 0.99  # discount per token, as in training
+    policy: Literal["muzero", "gumbel"] = "gumbel"  # Gumbel MuZero's search, or MuZero's (PUCT)
+    # Rewards before the utterance's end: none, or those implied by the values, Q - discount V'.
     inner_reward: Literal["none", "implied"] = "none"
-    noise: float = 0.0  # gumbel: scale of the noise; muzero: temperature of the visits; 0: the best
+    # Gumbel: scale of the noise; muzero: temperature of the visits; 0: take the best.
+    noise: float = 0.0
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -53,21 +54,23 @@ class DecodeConfig:
     """
 
     temperature: float = 1.0  # divides the policy's logits, not the advantage's part
-    top_k: int | None = None  # of the logits: only the k likeliest tokens; above all: all
-    # Of the logits: only the likeliest tokens that reach this probability; 1: all. None: 0.95 where
-    # values choose beside the logits, else all. Values of tokens that the data lack are noise.
+    top_k: int | None = None  # keep only the k most likely tokens by the logits; None: all
+    # Keep only the most likely tokens that reach this probability by the logits; 1: all. None: 0.95
+    # where values choose, since values of tokens that the data lack are noise, else all.
     top_p: float | None = None
-    include_logits: bool = True
-    include_adv: bool = True
-    exp_adv: bool = True  # adds adv_weight A; else log(adv_weight) or log(1 - adv_weight), by sign
-    adv_weight: float = 1.0
-    adv_clip: float | None = None  # the advantage's part is never above
-    num_beams: int | None = None  # None: sampling; else beam search, 1 of which is greedy
-    num_generations: int = 1  # texts for each prompt; of beam search the best of the beams
-    # The order of a prompt's texts, the best first; None: as they come.
+    include_logits: bool = True  # score tokens by the policy's logits
+    include_adv: bool = True  # score tokens by their advantage
+    # Add adv_weight A; else log(adv_weight) or log(1 - adv_weight), by the sign of A.
+    exp_adv: bool = True
+    adv_weight: float = 1.0  # weight of the advantage
+    adv_clip: float | None = None  # maximum of the advantage's part; None: no maximum
+    num_beams: int | None = None  # width of a beam search, 1 being greedy; None: sample
+    num_generations: int = 1  # texts for each prompt; of a beam search the best beams
+    # Score by which a prompt's texts are sorted, best first; None: leave them in their order.
     rerank: Literal["log_prob", "advantage", "value"] | None = None
-    max_new_tokens: int | None = None  # None: as many as the context holds
-    # KL, advantages and values are reported even where nothing above needs their networks.
+    # Maximal number of new tokens; None: as many as the context holds.
+    max_new_tokens: int | None = None
+    # Compute KL, advantages and values for reports even if decoding does not need them.
     report_all: bool = False
     # A tree search before each token, whose prior is all of the above.
     plan: TokenPlanConfig = field(default_factory=lambda: TokenPlanConfig(num_simulations=0))

@@ -57,14 +57,15 @@ MAY_CHANGE = (
 class RecordedDataConfig:
     """Recorded episodes, which fill the replay before the first update."""
 
-    # Files and folders of episodes, or ids of Minari's data sets, one after the other: what
+    # Files and folders of episodes, or ids of Minari data sets: whatever
     # `raffia.data.read_episodes` reads.
     files: tuple[str, ...] = ()
-    # Names in the files for what is called otherwise here: state=obs; infos/mask=action_mask of
-    # nested ones; a name without a meaning, as in infos=, leaves that entry out.
+    # Names in the files that differ from ours, as NAME=MEANING: state=obs; infos/mask=action_mask
+    # of nested entries; infos= leaves an entry out.
     columns: tuple[str, ...] = ()
-    complete: bool = False  # missing rewards are 0, and an episode that nothing ended was cut
-    # Updates from the files alone: nothing is played but evaluations; 0: collecting goes on.
+    complete: bool = False  # take missing rewards as 0, and episodes without an end as truncated
+    # Learn from the files alone, with this many updates, and play evaluations only; 0: continue to
+    # collect.
     num_updates: int = 0
 
     def __post_init__(self) -> None:
@@ -84,13 +85,13 @@ class RecordedDataConfig:
 class ReplayConfig:
     """The replay buffer and its draws."""
 
-    capacity: int = 100_000  # steps that the buffer holds
-    batch_size: int = 256
-    alpha: float = 0.6  # exponent of priorities; 0: all steps equally likely
+    capacity: int = 100_000  # number of steps that the buffer holds
+    batch_size: int = 256  # segments in a batch
+    alpha: float = 0.6  # exponent of priorities; 0: all steps are equally likely
     beta: float = 0.4  # importance exponent at the start; it rises to 1 over the run
-    on_disk: bool = False  # store steps in files of the run folder, for more than memory holds
-    # Parts, each with some of the environments, that batches are drawn from in equal numbers; other
-    # than 1 makes another run. Reanalyzers then hold the frames of their shards.
+    on_disk: bool = False  # store steps in files of the run folder, if memory can't hold them
+    # Parts of the replay, each of some of the environments, from which batches are drawn in equal
+    # numbers; changes the run unless 1. Reanalyzers then hold the frames of their shards.
     shards: int = 1
 
     def __post_init__(self) -> None:
@@ -112,7 +113,7 @@ class CollectConfig:
 
     num_env_steps: int = 100_000  # steps of all environments together
     random_env_steps: int = 2_000  # steps with random actions before the first update
-    updates_per_env_step: float = 1.0
+    updates_per_env_step: float = 1.0  # updates for each environment step
     extra_updates: int = 0  # updates after the last step (or data.num_updates), without new data
     rollout_length: int = 1  # steps of each environment between updates
 
@@ -127,13 +128,14 @@ class CollectConfig:
 class EvaluateConfig:
     """Evaluations: whole episodes without noise."""
 
-    every_env_steps: int = 10_000
-    every_updates: int = 1_000  # in place of steps where none are played, see data.num_updates
-    num_episodes: int = 16
+    every_env_steps: int = 10_000  # environment steps between evaluations
+    # Updates between evaluations of runs that do not play, see data.num_updates.
+    every_updates: int = 1_000
+    num_episodes: int = 16  # episodes of an evaluation
     num_simulations: int = 0  # simulations of each search; 0: as many as when acting
-    max_steps: int = 27_000  # longest episode
+    max_steps: int = 27_000  # maximal length of an episode
     target_return: float | None = None  # mean return at which the run ends
-    opponent: Literal["random", "rule", "perfect"] = "perfect"  # opponent in games of two players
+    opponent: Literal["random", "rule", "perfect"] = "perfect"  # opponent in two-player games
     record: Literal["none", "gif", "mp4"] = "none"  # film of each evaluation (extra: video)
 
     def __post_init__(self) -> None:
@@ -147,8 +149,8 @@ class EvaluateConfig:
 class CheckpointConfig:
     """Checkpoints for a resume."""
 
-    every_updates: int = 1_000
-    keep: int = 3  # checkpoints that stay: the newest, and the best one besides
+    every_updates: int = 1_000  # updates between checkpoints
+    keep: int = 3  # number of newest checkpoints to keep; the best one is always kept
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -174,8 +176,8 @@ class EfficientZeroRun(EfficientZeroConfig):
         ("optimizer", "warmup_share"): "warmup_fraction",
     }
 
-    seed: int = 0
-    device: str = "cpu"
+    seed: int = 0  # seed of all randomness of the run
+    device: str = "cpu"  # device of networks and gradients, such as cuda or cuda:1
     num_threads: int = 1  # threads of torch and search; more pay for large networks on idle cores
     env: EnvConfig = field(default_factory=EnvConfig)
     data: RecordedDataConfig = field(default_factory=RecordedDataConfig)
@@ -189,8 +191,8 @@ class EfficientZeroRun(EfficientZeroConfig):
     reanalyzers: ReanalyzersConfig = field(default_factory=ReanalyzersConfig)
     evaluators: EvaluatorsConfig = field(default_factory=EvaluatorsConfig)
     learners: LearnersConfig = field(default_factory=LearnersConfig)
-    compile: bool = False  # torch.compile the gradients; pays on a GPU
-    cudagraphs: bool = False  # record gradients, and networks in searches, as CUDA graphs
+    compile: bool = False  # use torch.compile for the gradients; pays on a GPU
+    cudagraphs: bool = False  # record gradients and the networks of searches as CUDA graphs
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -45,26 +45,28 @@ MAY_CHANGE = (
 class DialogueDataConfig:
     """Logged dialogues in files, where the task is "data"."""
 
-    files: tuple[str, ...] = ()  # .jsonl, .json, .jsonl.gz, .parquet; one after the other
-    # Names in the files for what is called otherwise here: chat=messages score=reward; a name
-    # without a meaning, as in tokens=, leaves that entry out.
+    files: tuple[str, ...] = ()  # files of dialogues: .jsonl, .json, .jsonl.gz, .parquet
+    # Names in the files that differ from ours, as NAME=MEANING: chat=messages score=reward; tokens=
+    # leaves an entry out.
     columns: tuple[str, ...] = ()
-    roles: tuple[
-        str, ...
-    ] = ()  # whether it is the agent, for other roles: bot=agent caller=environment
+    # Further roles, each the agent's or not: bot=agent caller=environment.
+    roles: tuple[str, ...] = ()
     # "characters", "words" (between spaces), or the path of a tokenizer: a folder, or a JSON file
     # of Hugging Face (extra: text).
     tokenizer: str = "characters"
-    add_special_tokens: bool = False  # those that a tokenizer from elsewhere lacks
-    max_len: int | None = None  # tokens of a row; None: the model's context
-    too_long: Literal["refuse", "cut", "skip"] = "refuse"
-    malformed: Literal["refuse", "skip"] = "refuse"
-    token_reward: float = 0.0  # of each of the agent's tokens; below 0 it makes the agent brief
-    held_out: float = 0.05  # fraction of the rows that is evaluated on, and not learnt from
-    split_seed: int = 0  # which rows these are
-    buckets: tuple[int, ...] = ()  # lengths that batches are padded to; none: their longest row
+    # Add the special tokens that another library's tokenizer lacks.
+    add_special_tokens: bool = False
+    max_len: int | None = None  # maximal length of a row in tokens; None: the model's context
+    too_long: Literal["refuse", "cut", "skip"] = "refuse"  # what to do with a longer row
+    malformed: Literal["refuse", "skip"] = "refuse"  # what to do with a malformed row
+    # Reward of each of the agent's tokens; below 0 it makes the agent brief.
+    token_reward: float = 0.0
+    held_out: float = 0.05  # fraction of the rows that is held out for evaluation
+    split_seed: int = 0  # seed of the choice of held-out rows
+    # Lengths that batches are padded to; empty: the length of their longest row.
+    buckets: tuple[int, ...] = ()
     # Batches whose rows are sorted by length together: less padding, for trunks that compute it.
-    # But where length goes with the return, V comes out too high: see `DialogueDataset`.
+    # But if length and return are correlated, V comes out too high: see `DialogueDataset`.
     sort_window: int = 1
 
     def __post_init__(self) -> None:
@@ -95,14 +97,14 @@ class LoRAConfig:
     16.0
     """
 
-    rank: int = 0  # of the changes; 0: all of the language model learns
-    alpha: float = 16.0  # the changes count alpha / rank
-    dropout: float = 0.0  # of what the changes read
-    # Which layers, by the last part of their names, such as c_attn; none: those of the attention
-    # that make queries, keys and values.
+    rank: int = 0  # rank of the adapters; 0: no adapters, the whole language model learns
+    alpha: float = 16.0  # scale of the adapters: they are multiplied by alpha / rank
+    dropout: float = 0.0  # dropout of the adapters' inputs
+    # Layers with adapters, by the last part of their names, such as c_attn; empty: those of the
+    # attention that compute queries, keys and values.
     layers: tuple[str, ...] = ()
-    # Whether the tables of tokens, in and out, learn as a whole. None: if tokens are added to the
-    # model's, which would be noise else; `with_sizes` sets it.
+    # Whether the input and output embeddings learn as a whole. None: if tokens were added to the
+    # model's, whose embeddings would stay random; `with_sizes` sets it.
     learn_embeddings: bool | None = None
 
     def __post_init__(self) -> None:
@@ -121,12 +123,12 @@ class ScriptsConfig:
     {'expert': 0.15, 'fair': 0.85}
     """
 
-    expert: float = 0.15  # the most informative guess
-    fair: float = 0.25  # any word that can be the secret
-    random: float = 0.25  # any word
-    wrong: float = 0.1  # a word that cannot be the secret
-    stuck: float = 0.2  # a fair guess, repeated
-    non_word: float = 0.05  # letters without sense
+    expert: float = 0.15  # plays the most informative guess
+    fair: float = 0.25  # plays any word that can be the secret
+    random: float = 0.25  # plays any word
+    wrong: float = 0.1  # plays a word that cannot be the secret
+    stuck: float = 0.2  # plays a fair guess, and repeats it
+    non_word: float = 0.05  # plays letters that are no word
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -148,10 +150,10 @@ class BranchingSettings:
     See `raffia.lm.envs.wordle.branching`.
     """
 
-    num_expert: int = 1
-    num_adversarial: int = 3
-    num_slow: int = 3
-    num_repeats: int = 3  # of the slow games' first word
+    num_expert: int = 1  # games of the expert for each secret
+    num_adversarial: int = 3  # misleading games for each secret
+    num_slow: int = 3  # slow games for each secret
+    num_repeats: int = 3  # repetitions of the first word in slow games
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -162,15 +164,17 @@ class BranchingSettings:
 class WordleConfig:
     """Wordle: the game, and games of scripted players to learn from."""
 
-    num_words: int = 24  # of the built-in list, or of the file; 0: all
-    words: str = ""  # a file with a word on each line; none: the built-in list
-    layout: Literal["words", "letters"] = "words"  # what is a token: a word, a row of colours; ...
-    # So many of the words are guessed in the data and never the secret there; games with these as
-    # secrets are an evaluation of their own.
+    num_words: int = 24  # number of words, from the built-in list or from the file; 0: all
+    words: str = ""  # path of a file with a word on each line; empty: the built-in list
+    # Tokens are whole words and rows of colours, or single letters and colours.
+    layout: Literal["words", "letters"] = "words"
+    # Number of words that are guessed in the data but are never the secret there; games with these
+    # as secrets are a separate evaluation.
     num_held_out: int = 0
+    # Kind of games to learn from: of the scripts, or branching ones.
     games: Literal["scripts", "branching"] = "scripts"
-    num_games: int = 4_000  # of scripts
-    data_seed: int = 0  # of words and games: runs with other seeds learn from the same
+    num_games: int = 4_000  # number of games by scripts
+    data_seed: int = 0  # seed of words and games; the run's seed does not change them
     scripts: ScriptsConfig = field(default_factory=ScriptsConfig)
     branching: BranchingSettings = field(default_factory=BranchingSettings)
 
@@ -190,16 +194,16 @@ class WordleConfig:
 class ILQLEvaluateConfig:
     """How good the agent is: in games of its own, or on rows that were held out."""
 
-    every_updates: int = 500
-    num_episodes: int = 256  # games; of data: rows at most
-    batch_size: int = 256  # games played, or rows read, at once
-    # Beside `decode` as it is, the same with these weights of the advantage, 0 being the policy
-    # alone: what the values are good for.
+    every_updates: int = 500  # updates between evaluations
+    num_episodes: int = 256  # games of an evaluation; on data: maximal number of held-out rows
+    batch_size: int = 256  # games or rows that are computed together
+    # Further evaluations with `decode` at these weights of the advantage; 0 is the policy alone.
+    # Shows what the values are good for.
     adv_weights: tuple[float, ...] = ()
-    target_return: float | None = None  # the run ends when `decode`'s mean return reaches it
-    # Of data: what makes the `Language_Environment` in which the agent is evaluated, besides its
-    # losses on held-out rows: package.module:name or file.py:name. `--env` names it and vouches
-    # for it; without, only an installed package is imported.
+    target_return: float | None = None  # mean return of `decode` at which the run ends
+    # On data: factory of the `Language_Environment` for evaluations, in addition to losses on
+    # held-out rows: package.module:name or file.py:name. `--env` names it and vouches for it;
+    # without that flag only installed packages are imported.
     env: str = ""
 
     def __post_init__(self) -> None:
@@ -222,23 +226,25 @@ class ILQLRun(ILQLConfig):
     # Since earlier versions.
     RENAMED: ClassVar[Mapping[tuple[str, str], str]] = RENAMED
 
-    seed: int = 0
-    device: str = "cpu"
-    # Of torch; 0: one for small networks, where more cost time, else as many as torch takes by
-    # itself, all cores. It is settled when the run begins: other numbers differ in the last bits.
+    seed: int = 0  # seed of all randomness of the run
+    device: str = "cpu"  # device of networks and gradients, such as cuda or cuda:1
+    # Threads of torch; 0: one for small networks, for which more cost time, else torch's default,
+    # all cores. It is settled when the run starts: other numbers differ in the last bits.
     num_threads: int = 0
-    task: Literal["wordle", "data"] = "wordle"  # games of scripted players, or files
+    # Games of Wordle by scripted players, or dialogues in files.
+    task: Literal["wordle", "data"] = "wordle"
     wordle: WordleConfig = field(default_factory=WordleConfig)
     data: DialogueDataConfig = field(default_factory=DialogueDataConfig)
-    # A folder with a causal language model as Hugging Face keeps it, to begin with: a GPT-2, or
-    # with the extra `hf` any that transformers knows; none: fresh weights. Sizes are model.trunk's
-    # in any case: `raffia.recipes.ilql.with_sizes` copies them from there.
+    # Folder with a pretrained causal language model as Hugging Face stores it: a GPT-2, or with the
+    # extra `hf` any that transformers knows; empty: random weights. All sizes are those of
+    # model.trunk: `raffia.recipes.ilql.with_sizes` copies them from there.
     language_model: str = ""
+    # Low-rank adapters of a pretrained language model (LoRA).
     lora: LoRAConfig = field(default_factory=LoRAConfig)
-    num_updates: int = 2_000  # of the whole run
-    batch_size: int = 64  # dialogues
+    num_updates: int = 2_000  # updates of the whole run
+    batch_size: int = 64  # dialogues in a batch
     num_micro_batches: int = 1  # parts that a batch is cut into, to need less memory
-    compile: bool = False  # torch.compile of the gradients; pays on a GPU
+    compile: bool = False  # use torch.compile for the gradients; pays on a GPU
     learners: LearnersConfig = field(default_factory=LearnersConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     evaluators: EvaluatorsConfig = field(default_factory=EvaluatorsConfig)
