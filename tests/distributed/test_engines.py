@@ -1,6 +1,7 @@
 """Engines keep the contract, and a pool goes on whatever becomes of its workers."""
 
 import builtins
+import errno
 import os
 import signal
 import socket
@@ -219,7 +220,39 @@ def test_a_version_stays_as_it_was_when_the_learner_writes_to_its_memory():
     assert board.ref(2)["w"].tolist() == [1.0]
 
 
+def test_versions_are_kept_as_a_state():
+    board, other = Board(InlineEngine()), Board(InlineEngine())
+    for version in (3, 5, 8):
+        board.publish(version, TensorDict(w=torch.tensor([float(version)])))
+    board.drop_below(5)
+    other.publish(1, TensorDict(w=torch.tensor([1.0])))
+    other.load_state(board.state())
+    assert other.versions == [5, 8] and other.ref(8)["w"].tolist() == [8.0]
+    other.clear()
+    assert other.versions == []
+
+
 # --------------------------------------------------------------------------------- processes
+
+
+def test_weights_that_are_written_piece_by_piece_arrive_whole(monkeypatch):
+    """A system call may write a part of what it is given."""
+    tree = TensorDict({str(at): torch.arange(at) for at in range(5)})
+    with closing(ProcessEngine()) as engine:
+        writev = os.writev
+        monkeypatch.setattr(os, "writev", lambda file, parts: writev(file, [b"".join(parts)[:13]]))
+        found = engine.get(engine.put(tree))
+    assert all(found[key].equal(value) for key, value in tree.items())
+
+
+def test_shared_memory_that_is_full_is_told_in_words(monkeypatch):
+    def full(file, parts):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with closing(ProcessEngine()) as engine:
+        monkeypatch.setattr(os, "writev", full)
+        with pytest.raises(MemoryError, match="no room for weights of 0 MiB beside 0 other"):
+            engine.put(TensorDict(w=torch.zeros(2)))
 
 
 def test_a_worker_that_hangs_is_ended():

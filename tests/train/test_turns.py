@@ -11,6 +11,7 @@ from raffia.envs.config import EnvConfig
 from raffia.envs.env import Discrete
 from raffia.envs.make import make_env
 from raffia.functional.seeds import generator_for
+from raffia.tensordict.stack import stack
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.collect import Collector
 from raffia.train.ledger import Ledger, rows_of
@@ -100,7 +101,12 @@ def test_a_ledger_stands_where_the_collector_does(env_id, config):
             ledger = Ledger(3, spec, seed=5)  # another goes on
             ledger.load_state(found)
         ledger.begin(ledger.count(rows, step["action"], step))
+    by_turns = Ledger(3, spec, seed=5)
+    for first in range(0, num_steps, 20):
+        by_turns.count_all(stack(steps[first : first + 20], 0))
     found = ledger.state()
+    assert all(found[key].equal(value) for key, value in by_turns.state().items())
+    assert by_turns.take_ended() == ended
     assert set(found.keys()) == set(last.keys())
     assert all(found[key].equal(last[key]) for key in last.keys())
     assert early + ledger.take_ended() == ended and ended

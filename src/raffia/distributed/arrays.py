@@ -8,9 +8,10 @@ from __future__ import annotations
 import ctypes
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Iterator
+from functools import lru_cache
 from mmap import mmap
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,43 +22,103 @@ from raffia.tensordict.memmap import DTYPE_NAMES
 from raffia.tensordict.tensordict import TensorDict
 
 ALIGNMENT = 64  # bytes: a cache line
+PADDING = bytes(ALIGNMENT)
 DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+NUM_RECORDS = 64  # that are kept: a run sends trees of few kinds, and many of each
 
 
-def pack(tree: TensorDictBase, room: int = 0, make: Callable[[int], Any] = bytearray) -> Any:
+def pack(tree: TensorDictBase, room: int = 0) -> bytearray:
     """The tree as a bytearray: a record of names, dtypes and shapes, then its tensors' memory.
 
     room: bytes that are left free at the front.
-    make: makes memory of so many bytes, which it is written to.
     Raises TypeError for entries that are no plain tensors.
 
     >>> unpack(pack(TensorDict(a=torch.arange(3), b=dict(c=torch.ones(2, dtype=torch.bool)))))["a"]
     tensor([0, 1, 2])
     """
-    leaves: list[tuple[Tensor, int]] = []  # and where each begins
-    record: list[Any] = []
-    size = _walk(tree, (), leaves, record, 0)
-    head = json.dumps(record).encode()
-    start = -(-(8 + len(head)) // ALIGNMENT) * ALIGNMENT
-    data = make(room + start + size)
-    data[room : room + 8] = len(head).to_bytes(8, "little")
-    data[room + 8 : room + 8 + len(head)] = head
-    if size:
-        memory = torch.frombuffer(data, dtype=torch.uint8, offset=room + start)
-        first = memory.data_ptr()
-        for leaf, at in leaves:
-            if _is_plain_memory(leaf):  # a fifth of the time of a copy by torch
-                ctypes.memmove(first + at, leaf.data_ptr(), leaf.nbytes)
-            elif leaf.numel():
-                target = memory[at : at + leaf.nbytes].view(leaf.dtype).view(leaf.shape)
-                target.copy_(leaf.detach())
-    return data
+    parts = parts_of(tree)  # a name, so that its leaves live
+    return bytearray().join([bytes(room), *parts.data])
+
+
+class Parts(NamedTuple):
+    """What a packed tree consists of.
+
+    >>> len(parts_of(TensorDict()).leaves)
+    0
+    """
+
+    data: list[Any]  # bytes, and arrays of bytes over the tensors' own memory
+    leaves: list[Tensor]  # which are to live as long
+
+
+def parts_of(tree: TensorDictBase) -> Parts:
+    """What `pack` joins, for who writes it elsewhere: the memory of plain tensors is not copied.
+
+    >>> tree = TensorDict(x=torch.arange(3))
+    >>> b"".join(parts_of(tree).data) == pack(tree)
+    True
+    """
+    form: list[Any] = []
+    leaves: list[Tensor] = []
+    _walk(tree, (), form, leaves)
+    data: list[Any] = [_record(tuple(form))]
+    for leaf in leaves:
+        if size := leaf.nbytes:
+            data.append((ctypes.c_char * size).from_address(leaf.data_ptr()))
+            data.append(PADDING[: -size % ALIGNMENT])
+    return Parts(data, leaves)
+
+
+def _walk(node: Any, path: tuple[str, ...], form: list[Any], leaves: list[Tensor]) -> None:
+    """Append what is below a nest, in its order, and what the record says of it."""
+    entries = node.items()
+    form += (node.batch_size, len(entries))
+    for name, value in entries:
+        if type(value) is Tensor and not value.is_nested and value.layout is torch.strided:
+            form += (name, value.dtype, value.shape)
+            leaves.append(value if _is_plain_memory(value) else _plain(value))
+        elif isinstance(value, TensorDictBase):
+            form += (name, None)
+            _walk(value, (*path, name), form, leaves)
+        else:
+            raise TypeError(
+                f"entry {'.'.join((*path, name))} is a {type(value).__name__}: between processes "
+                "go trees of plain tensors; encode it as a tensor, such as "
+                "torch.frombuffer(text.encode(), dtype=torch.uint8)"
+            )
 
 
 def _is_plain_memory(leaf: Tensor) -> bool:
     """Whether a tensor's numbers lie in this process's memory one behind the other, as they are."""
-    on_cpu = leaf.device.type == "cpu" and leaf.is_contiguous()
-    return on_cpu and not leaf.is_conj() and not leaf.is_neg()
+    return leaf.is_cpu and leaf.is_contiguous() and not leaf.is_conj() and not leaf.is_neg()
+
+
+def _plain(leaf: Tensor) -> Tensor:
+    return leaf.detach().cpu().resolve_conj().resolve_neg().contiguous()
+
+
+@lru_cache(NUM_RECORDS)
+def _record(form: tuple[Any, ...]) -> bytes:
+    """The record of a tree that was walked, its length before it, and what is left of a line."""
+    record: list[Any] = []  # [path, dtype or "" of a nest, shape or batch size, offset] of each
+    _write(record, [], iter(form), 0)
+    text = json.dumps(record).encode()
+    head = len(text).to_bytes(8, "little") + text
+    return head + PADDING[: -len(head) % ALIGNMENT]
+
+
+def _write(record: list[Any], path: list[str], form: Iterator[Any], size: int) -> int:
+    """Write a nest's record; how many bytes its leaves end at."""
+    record.append([path, "", list(next(form)), 0])
+    for _ in range(next(form)):
+        own, dtype = [*path, next(form)], next(form)
+        if dtype is None:
+            size = _write(record, own, form, size)
+            continue
+        shape = list(next(form))
+        record.append([own, DTYPE_NAMES[dtype], shape, size])
+        size += -(-math.prod(shape) * dtype.itemsize // ALIGNMENT) * ALIGNMENT
+    return size
 
 
 def unpack(data: bytearray | memoryview | mmap, room: int = 0) -> TensorDict:
@@ -67,51 +128,46 @@ def unpack(data: bytearray | memoryview | mmap, room: int = 0) -> TensorDict:
     >>> unpack(pack(tree))["empty"].batch_size
     torch.Size([2])
     """
-    length = int.from_bytes(data[room : room + 8], "little")
-    record = json.loads(bytes(data[room + 8 : room + 8 + length]))
-    start = room + -(-(8 + length) // ALIGNMENT) * ALIGNMENT
-    entries: dict[tuple[str, ...], dict[str, Any]] = {}  # of each nest: they fit, as they did
-    root = TensorDict()
-    for path, name, shape, at in record:
-        if not name:
-            entries[tuple(path)] = own = dict[str, Any]()
-            node = unchecked(own, torch.Size(shape))
-            if path:
-                entries[tuple(path[:-1])][path[-1]] = node
-            else:
-                root = node
-            continue
-        dtype = DTYPES[name]
-        count = math.prod(shape)
-        if count:
-            leaf = torch.frombuffer(data, dtype=dtype, count=count, offset=start + at)
-            leaf = leaf if len(shape) == 1 else leaf.view(shape)
+    start = room + 8
+    length = int.from_bytes(data[room:start], "little")
+    nests: list[dict[str, Any]] = []  # their entries, in order: they fit, as they did
+    first = room + -(-(8 + length) // ALIGNMENT) * ALIGNMENT
+    for parent, name, dtype, shape, size, at in _read(bytes(data[start : start + length])):
+        entry: Any
+        if dtype is None:
+            nests.append({})
+            entry = unchecked(nests[-1], shape)
+        elif size:
+            entry = torch.frombuffer(data, dtype=dtype, count=size, offset=first + at)
+            entry = entry if len(shape) == 1 else entry.view(shape)
         else:
-            leaf = torch.empty(shape, dtype=dtype)
-        entries[tuple(path[:-1])][path[-1]] = leaf
+            entry = torch.empty(shape, dtype=dtype)
+        if parent < 0:
+            root: TensorDict = entry
+        else:
+            nests[parent][name] = entry
     return root
 
 
-def _walk(
-    node: Any,
-    path: tuple[str, ...],
-    leaves: list[tuple[Tensor, int]],
-    record: list[Any],  # [path, dtype or "" of a nest, shape or batch size, offset] of each
-    size: int,
-) -> int:
-    """Append what is below a nest, in its order; how many bytes there are then."""
-    record.append([list(path), "", list(node.batch_size), 0])
-    for name, value in node.items():
-        if isinstance(value, TensorDictBase):
-            size = _walk(value, (*path, name), leaves, record, size)
-        elif type(value) is Tensor and not value.is_nested and value.layout is torch.strided:
-            record.append([[*path, name], DTYPE_NAMES[value.dtype], list(value.shape), size])
-            leaves.append((value, size))
-            size += -(-value.nbytes // ALIGNMENT) * ALIGNMENT
-        else:
-            raise TypeError(
-                f"entry {'.'.join((*path, name))} is a {type(value).__name__}: between processes "
-                "go trees of plain tensors; encode it as a tensor, such as "
-                "torch.frombuffer(text.encode(), dtype=torch.uint8)"
-            )
-    return size
+class _Entry(NamedTuple):
+    parent: int  # the number of its nest among the nests; -1: the root
+    name: str
+    dtype: torch.dtype | None  # None: a nest
+    shape: torch.Size  # or batch size
+    size: int
+    at: int
+
+
+@lru_cache(NUM_RECORDS)
+def _read(record: bytes) -> list[_Entry]:
+    """What a record says."""
+    number: dict[tuple[str, ...], int] = {}  # of each nest
+    entries = []
+    for path, name, shape, at in json.loads(record):
+        parent = number[tuple(path[:-1])] if path else -1
+        if not name:
+            number[tuple(path)] = len(number)
+        dtype = DTYPES[name] if name else None
+        entry = path[-1] if path else ""
+        entries.append(_Entry(parent, entry, dtype, torch.Size(shape), math.prod(shape), at))
+    return entries

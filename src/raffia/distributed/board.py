@@ -11,7 +11,8 @@ from raffia.tensordict.tensordict import TensorDict
 class Board:
     """Weights by the number of the update that they are the result of.
 
-    A task names its version; nobody reads "the newest".
+    A task names its version; nobody reads "the newest". The engine holds them: `publish` copies
+    them there, once.
 
     >>> import torch
     >>> from raffia.distributed.engine import InlineEngine
@@ -27,43 +28,39 @@ class Board:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._weights: dict[int, TensorDict] = {}
         self._refs: dict[int, Any] = {}
 
     @property
     def versions(self) -> list[int]:
         """Those that there are, rising."""
-        return sorted(self._weights)
+        return sorted(self._refs)
 
     def publish(self, version: int, weights: TensorDict) -> None:
         """Keep a copy of weights under this number; one that is there stays as it is."""
-        if version not in self._weights:
-            self._weights[version] = weights.detach().to("cpu").clone()
+        if version not in self._refs:
+            self._refs[version] = self._engine.put(weights)
 
     def ref(self, version: int) -> Any:
         """The weights of a version as the engine's workers take them."""
-        if version not in self._weights:
-            raise KeyError(f"no version {version} of the weights is kept, only {self.versions}")
         if version not in self._refs:
-            self._refs[version] = self._engine.put(self._weights[version])
+            raise KeyError(f"no version {version} of the weights is kept, only {self.versions}")
         return self._refs[version]
 
     def drop_below(self, version: int) -> None:
         """Free what is older than this."""
-        for number in [number for number in self._weights if number < version]:
-            del self._weights[number]
-            if number in self._refs:
-                self._engine.drop(self._refs.pop(number))
+        for number in [number for number in self._refs if number < version]:
+            self._engine.drop(self._refs.pop(number))
 
     def clear(self) -> None:
         """Free all versions."""
-        for ref in self._refs.values():
-            self._engine.drop(ref)
-        self._weights, self._refs = {}, {}
+        while self._refs:
+            self._engine.drop(self._refs.popitem()[1])
 
     def state(self) -> TensorDict:
         """All versions, for a checkpoint."""
-        return TensorDict({str(number): tree for number, tree in self._weights.items()})
+        return TensorDict(
+            {str(number): self._engine.get(ref) for number, ref in self._refs.items()}
+        )
 
     def load_state(self, state: TensorDict) -> None:
         """Keep these versions and no others."""

@@ -59,6 +59,10 @@ class ChaosEngine:
         """A copy of the weights."""
         return self._inline.put(weights)
 
+    def get(self, ref: TensorDict) -> TensorDict:
+        """Another copy of the weights."""
+        return self._inline.get(ref)
+
     def drop(self, ref: TensorDict) -> None:
         """Nothing to free."""
 

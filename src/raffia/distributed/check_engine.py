@@ -108,6 +108,11 @@ def _weights_are_those_of_the_version(engine: Engine) -> None:
         worker.ask(_add(0), ref)
     found = [float(worker.take(60.0)["weight"]) for _ in range(3)]
     assert found == [3.0, 100.0, 3.0], f"a task reads the weights that it names, got {found}"
+    given = engine.get(old)["w"]
+    assert given.tolist() == [1.0, 2.0], f"what was put can be had again, got {given}"
+    given.fill_(7.0)
+    worker.ask(_add(0), old)
+    assert float(worker.take(60.0)["weight"]) == 3.0, "what get gives is a copy"
     engine.drop(old)
     worker.ask(_add(0), new)
     assert float(worker.take(60.0)["weight"]) == 100.0, "dropping one version leaves the others"

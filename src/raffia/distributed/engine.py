@@ -138,6 +138,9 @@ class Engine(Protocol):
     def put(self, weights: TensorDict) -> Any:
         """The weights as they are now, for any worker's `ask`; put once for all of them."""
 
+    def get(self, ref: Any) -> TensorDict:
+        """A copy of the weights that were put, for this process."""
+
     def drop(self, ref: Any) -> None:
         """Free weights that no task will name any more."""
 
@@ -204,6 +207,10 @@ class InlineEngine:
     def put(self, weights: TensorDict) -> TensorDict:
         """A copy of the weights."""
         return unpack(pack(weights))
+
+    def get(self, ref: TensorDict) -> TensorDict:
+        """Another copy of the weights."""
+        return ref.clone()
 
     def drop(self, ref: TensorDict) -> None:
         """Nothing to free besides memory, of which Python takes care."""

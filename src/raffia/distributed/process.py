@@ -19,15 +19,16 @@ from mmap import MAP_PRIVATE, PROT_READ, PROT_WRITE, mmap
 from multiprocessing.connection import Connection, wait
 from multiprocessing.shared_memory import SharedMemory
 from multiprocessing.util import Finalize
-from typing import Any
+from typing import Any, cast
 
-from raffia.distributed.arrays import pack, unpack
+from raffia.distributed.arrays import pack, parts_of, unpack
 from raffia.distributed.engine import ONE_CPU, Lost, Needs, RoleError, Workers, find_role, make_role
 from raffia.functional.exact import request_exact_products
 from raffia.tensordict.tensordict import TensorDict
 
 # The first byte of a message; before a task stand the length and the name of its weights.
 MAKE, LOAD, TASK, END, ANSWER, ERROR = b"M", b"L", b"T", b"Q", b"A", b"E"
+NUM_WRITTEN = 1000  # parts at once: Linux takes 1,024
 PAUSE = 2.0  # seconds before a spare loads, that whoever was started with it may load first
 
 
@@ -78,23 +79,14 @@ class ProcessEngine:
 
     def put(self, weights: TensorDict) -> str:
         """The weights in shared memory; its name."""
-        names: list[str] = []
-
-        def shared(size: int) -> memoryview:
-            names.append(self._allocated(size))
-            found = self._weights[names[0]].buf
-            assert found is not None
-            return found
-
-        pack(weights, make=shared)
-        return names[0]
-
-    def _allocated(self, size: int) -> str:
+        parts = parts_of(weights)
+        size = sum([len(part) for part in parts.data])
         memory = SharedMemory(create=True, size=size)
         self._weights[memory.name] = memory
         try:
-            # Ask for the memory now: written to when there is none, it would end this process.
-            os.posix_fallocate(memory._fd, 0, size)  # type: ignore[attr-defined]
+            # As to a file: through a map, each new page costs more, and a page that there is no
+            # room for would end this process.
+            _write(memory._fd, parts.data)  # type: ignore[attr-defined]
         except OSError as error:
             self.drop(memory.name)
             raise MemoryError(
@@ -103,6 +95,10 @@ class ProcessEngine:
                 "take actors.ahead, reanalyzers.ahead and evaluators.join_after smaller"
             ) from error
         return memory.name
+
+    def get(self, ref: str) -> TensorDict:
+        """A copy of these weights."""
+        return unpack(bytearray(cast(memoryview, self._weights[ref].buf)))
 
     def drop(self, ref: str) -> None:
         """Free these weights."""
@@ -123,6 +119,18 @@ def _free(weights: dict[str, SharedMemory]) -> None:
         _, memory = weights.popitem()
         memory.close()
         memory.unlink()
+
+
+def _write(file: int, parts: list[Any]) -> None:
+    """Write parts one behind the other; OSError where there is no room."""
+    first = 0
+    while first < len(parts):
+        written = os.writev(file, parts[first : first + NUM_WRITTEN])
+        while first < len(parts) and written >= len(parts[first]):
+            written -= len(parts[first])
+            first += 1
+        if written:
+            parts[first] = memoryview(parts[first])[written:]
 
 
 class ProcessWorker:

@@ -186,6 +186,10 @@ class RayEngine:
         self._cluster.require()
         return self._ray.put(np.frombuffer(pack(weights), dtype=np.uint8))
 
+    def get(self, ref: Any) -> TensorDict:
+        """The weights, out of the object store."""
+        return unpack(bytearray(memoryview(self._ray.get(ref))))
+
     def drop(self, ref: Any) -> None:
         """The store frees what nothing refers to any more."""
 

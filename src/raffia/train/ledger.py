@@ -6,6 +6,7 @@ here or in another process, a ledger that is given the steps knows where to go o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -49,27 +50,30 @@ class Ledger:
         self.num_envs, self.spec, self.seed, self.first_row = num_envs, spec, seed, first_row
         self.num_env_steps = 0
         self.has_begun = False
-        self._episode = torch.zeros(num_envs, dtype=torch.int64)  # how many were begun in each row
-        self._return = torch.zeros(num_envs, dtype=torch.float64)
-        self._length = torch.zeros(num_envs, dtype=torch.int64)
-        self._actions: list[list[Tensor]] = [[] for _ in range(num_envs)]  # since each row's reset
+        self._episode = [0] * num_envs  # how many were begun in each row
+        self._return = [0.0] * num_envs
+        self._length = [0] * num_envs
+        self._actions: list[list[Tensor]] = [[] for _ in range(num_envs)]  # since reset: [n, ...]
         self._ended: list[EndedEpisode] = []
 
     def seeds(self, rows: Tensor) -> Tensor:
         """Seeds of the episodes that come next in these rows."""
-        pairs = zip(rows.tolist(), self._episode[rows].tolist(), strict=True)
         return torch.tensor(
-            [derive_seed(self.seed, "episode", self.first_row + row, num) for row, num in pairs]
+            [
+                derive_seed(self.seed, "episode", self.first_row + row, self._episode[row])
+                for row in rows.tolist()
+            ]
         )
 
     def begin(self, rows: Tensor) -> None:
         """The next episodes of these rows begin: nothing was played in them yet."""
         self.has_begun = True
-        self._episode[rows] += 1
-        self._return[rows] = 0
-        self._length[rows] = 0
         for row in rows.tolist():
-            self._actions[row] = []
+            self._begin(row)
+
+    def _begin(self, row: int) -> None:
+        self._episode[row] += 1
+        self._return[row], self._length[row], self._actions[row] = 0.0, 0, []
 
     def count(self, rows: Tensor, action: Tensor, after: TensorDict) -> Tensor:
         """Take in one step of these rows; returns the rows whose episodes it has ended, int64 [n].
@@ -81,16 +85,46 @@ class Ledger:
         self.repeat(rows, action, after)
         ended = rows[over(after)]
         for row in ended.tolist():
-            episode_return = float(self._return[row])
-            self._ended.append(EndedEpisode(episode_return, int(self._length[row]), row))
+            self._ended.append(self._episode_of(row))
         return ended
+
+    def count_all(self, steps: TensorDict) -> None:
+        """Take in steps [T, E] of all rows, in which the next episodes begin where one has ended.
+
+        Before the first steps of all, the rows' first episodes begin.
+        """
+        if not self.has_begun:
+            self.begin(torch.arange(self.num_envs))
+        self.num_env_steps += steps.numel()
+        by_row = steps["action"].unbind(1), steps["reward"].t().tolist(), over(steps).t().tolist()
+        ended: list[tuple[int, EndedEpisode]] = []  # and when
+        for row, (actions, rewards, ends) in enumerate(zip(*by_row, strict=True)):
+            first = 0  # step of the episode that goes on
+            while True in ends[first:]:
+                end = ends.index(True, first)
+                self._add(row, actions[first : end + 1], rewards[first : end + 1])
+                ended.append((end, self._episode_of(row)))
+                self._begin(row)
+                first = end + 1
+            if first < len(ends):
+                self._add(row, actions[first:], rewards[first:])
+        self._ended += [episode for _, episode in sorted(ended, key=lambda pair: pair[0])]
+
+    def _episode_of(self, row: int) -> EndedEpisode:
+        return EndedEpisode(self._return[row], self._length[row], row)
 
     def repeat(self, rows: Tensor, action: Tensor, after: TensorDict) -> None:
         """Take in a step that was counted before, as a resume plays it again."""
-        self._return[rows] += after["reward"]
-        self._length[rows] += 1
-        for row, taken in zip(rows.tolist(), action.unbind(), strict=True):
-            self._actions[row].append(taken)
+        taken, reward = action.unsqueeze(1).unbind(), after["reward"].tolist()
+        for row, actions, number in zip(rows.tolist(), taken, reward, strict=True):
+            self._add(row, actions, [number])
+
+    def _add(self, row: int, actions: Tensor, rewards: Sequence[float]) -> None:
+        """Steps [n] of a row."""
+        for reward in rewards:  # one by one: the sum has the bits of any division into turns
+            self._return[row] += reward
+        self._length[row] += len(rewards)
+        self._actions[row].append(actions)
 
     def take_ended(self) -> list[EndedEpisode]:
         """The episodes that have ended since the last call."""
@@ -99,15 +133,15 @@ class Ledger:
 
     def state(self) -> TensorDict:
         """The state as tensors: seeds by their counts, and the actions since."""
-        actions = [taken for row in self._actions for taken in row]
         spec = self.spec
         empty = torch.empty(0, *spec.action.shape, dtype=spec.action.dtype)
+        numbers = [sum([len(actions) for actions in row]) for row in self._actions]
         return TensorDict(
-            episode=self._episode.clone(),
-            episode_return=self._return.clone(),
-            episode_length=self._length.clone(),
-            num_actions=torch.tensor([len(row) for row in self._actions]),
-            actions=torch.stack(actions) if actions else empty,
+            episode=torch.tensor(self._episode),
+            episode_return=torch.tensor(self._return, dtype=torch.float64),
+            episode_length=torch.tensor(self._length),
+            num_actions=torch.tensor(numbers),
+            actions=torch.cat([actions for row in self._actions for actions in row] or [empty]),
             num_env_steps=torch.tensor(self.num_env_steps),
             begun=torch.tensor(self.has_begun),
         )
@@ -121,17 +155,18 @@ class Ledger:
             )
         self.num_env_steps, self._ended = int(state["num_env_steps"]), []
         self.has_begun = bool(state["begun"])
-        self._episode = state["episode"].clone()
+        self._episode = state["episode"].tolist()
         by_row = state["actions"].split(state["num_actions"].tolist())
-        self._actions = [list(actions.unbind()) for actions in by_row]
+        self._actions = [[actions] for actions in by_row]
         if "episode_return" in state.keys():  # else a collector, which plays again, counts again
-            self._return = state["episode_return"].clone()
-            self._length = state["episode_length"].clone()
+            self._return = state["episode_return"].tolist()
+            self._length = state["episode_length"].tolist()
 
     def rewind(self) -> list[list[Tensor]]:
         """Go back to before each row's reset; returns the actions since, to be played again."""
-        actions, self._actions = self._actions, [[] for _ in range(self.num_envs)]
-        self._episode -= 1
+        actions = [[one for some in row for one in some.unbind()] for row in self._actions]
+        self._actions = [[] for _ in range(self.num_envs)]
+        self._episode = [number - 1 for number in self._episode]
         return actions
 
 

@@ -30,7 +30,7 @@ class Turns(OpenTasks):
         "num_simulations", "version" of its weights}, the steps with "continues" where environments
         may play on; the first actor's has "now", the state [1] after them.
     acting: of a learner's state what actors need of it.
-    check: is given each step [E] that was taken in; it may raise.
+    check: is given the steps [T, E] that are taken in; it may raise.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Turns(OpenTasks):
         *,
         seed: int,
         acting: Callable[[TensorDict], TensorDict],
-        check: Callable[[TensorDict], None] = lambda step: None,
+        check: Callable[[TensorDict], None] = lambda steps: None,
     ) -> None:
         super().__init__(pool)
         self.schedule, self._acting, self._check = schedule, acting, check
@@ -99,18 +99,11 @@ class Turns(OpenTasks):
         self.staleness = step_of(state) - int(answers[0]["version"])
         steps: TensorDict = cat([answer["steps"] for answer in answers], 1)
         self._next_taken += 1
-        self._count(steps)
+        self._check(steps)
+        self.ledger.count_all(steps)
         if (oldest := self.schedule.version(self._next_taken)) is not None:
             self.board.drop_below(oldest)
         return steps
-
-    def _count(self, steps: TensorDict) -> None:
-        rows = torch.arange(self.ledger.num_envs)
-        if not self.ledger.has_begun:
-            self.ledger.begin(rows)
-        for step in steps.unbind(0):
-            self._check(step)
-            self.ledger.begin(self.ledger.count(rows, step["action"], step))
 
     def metrics(self) -> dict[str, float]:
         """Open turns, staleness, seconds waited and restarts so far."""

@@ -56,6 +56,7 @@ from raffia.train.collect import Act, Collector
 from raffia.train.evaluate import Episodes
 from raffia.train.evaluations import Evaluations
 from raffia.train.experiment import Plan
+from raffia.train.nan_guard import all_finite
 from raffia.train.outcome import Evaluated, Outcome
 from raffia.train.run_state import Stateful, Tree
 from raffia.train.schedule import Schedule
@@ -144,7 +145,7 @@ class EfficientZeroExperiment(RunExperiment):
                 config.env.num_envs,
                 seed=seed,
                 acting=lambda state: acting_weights(self.whole(state)),
-                check=self._check_step,
+                check=self._check_turn,
             )
         stack = config.env.frame_stack
         return Collector(self.env, seed=seed, frame_stack=stack, check=self._check_step)
@@ -176,6 +177,11 @@ class EfficientZeroExperiment(RunExperiment):
 
     def _check_step(self, step: TensorDict) -> None:
         self.guard.check(step, update=self._update)
+
+    def _check_turn(self, steps: TensorDict) -> None:
+        if not all_finite(steps):  # else no step needs to be looked at by itself
+            for step in steps.unbind(0):
+                self._check_step(step)
 
     def init(self) -> TensorDict:
         """The state with new networks from the run's seed; for a population with its spread of
