@@ -45,6 +45,14 @@ class Cut(NamedTuple):
     won: Tensor
 
 
+class Found(NamedTuple):
+    """The rows of those items that are here, n of them."""
+
+    position: Tensor  # [n] int64, of each among the items
+    row: Tensor  # [n] int64
+    is_step: Tensor  # [n] bool; else it is a closing row
+
+
 class EpisodeRing:
     """The links between the rows of a ring, and which of them segments may start from.
 
@@ -165,6 +173,28 @@ class EpisodeRing:
         tensor([False, False])
         """
         return self._is_stored(item) & (self.episode[self.row(item)] != NONE)
+
+    def find(self, item: Tensor) -> Found | None:
+        """The rows of items [N], without those that are not here, such as -1.
+
+        None if one of them is neither -1 nor the number of an item that there ever was.
+
+        >>> ring = EpisodeRing(8, look_ahead=0)
+        >>> no = torch.zeros(2, 1, dtype=torch.bool)
+        >>> _ = ring.append(no, no, torch.tensor([0]))
+        >>> ring.find(torch.tensor([-1, 1])).row, ring.find(torch.tensor([2]))
+        (tensor([1]), None)
+        """
+        item = item.contiguous()
+        position, row = torch.empty(2, len(item), dtype=torch.int64).unbind(0)
+        is_step = torch.empty(len(item), dtype=torch.bool)
+        out = position.data_ptr(), row.data_ptr(), is_step.data_ptr()
+        num = kernels.ring.find(self.address, item.data_ptr(), len(item), *out)
+        if num < 0:
+            return None
+        if num == len(item):
+            return Found(position, row, is_step)
+        return Found(position[:num], row[:num], is_step[:num])
 
     def can_draw(self, item: Tensor) -> Tensor:
         """Which items are steps that segments may start from: bool.

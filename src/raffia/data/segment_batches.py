@@ -432,8 +432,9 @@ class StoredRows:
         if not isinstance(self.storage, TensorStorage):
             self._write_whole(rows, values, is_step)
             return
+        all_steps = bool(is_step.all())
         for path, value in values.items():
-            if self.keys.is_observation(path):
+            if all_steps or self.keys.is_observation(path):
                 self.storage.set_entry(path, rows, value)
             else:
                 self.storage.set_entry(path, rows[is_step], value[is_step.to(value.device)])

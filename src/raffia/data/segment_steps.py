@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from raffia.data.buffer import Buffer
-from raffia.data.ring import CLOSED_TERMINATED, EpisodeRing
+from raffia.data.ring import EpisodeRing
 from raffia.data.row_feed import RowFeed
 from raffia.data.segment_batches import ADDED, StoredRows
 from raffia.data.step_priorities import StepPriorities
@@ -407,15 +407,16 @@ class SegmentSteps(Buffer):
         with self._lock:
             self._before_change()
             values = self._rows.fitting(entries.reshape(-1))
-            self._refuse_unknown(index, -1)
-            index = index.reshape(-1)
-            known = self._ring.holds(index)
-            position = known.nonzero()[:, 0]
-            if len(position):
-                rows = self._ring.row(index[position])
-                chosen = {path: value[position.to(value.device)] for path, value in values.items()}
-                self._rows.write(rows, chosen, self._ring.kind[rows] < CLOSED_TERMINATED)
-            return self._ignored(int((index >= 0).sum()) - int(known.sum()))
+            found = self._ring.find(index.reshape(-1))
+            if found is None:
+                self._refuse_unknown(index, -1)
+            assert found is not None
+            position, rows, is_step = found
+            if len(rows) < index.numel():
+                values = {path: value[position.to(value.device)] for path, value in values.items()}
+            if len(rows):
+                self._rows.write(rows, values, is_step)
+            return self._ignored(int((index >= 0).sum()) - len(rows))
 
     def _ignored(self, count: int) -> int:
         self.num_ignored += count

@@ -5,7 +5,7 @@ Within them `r` is the ring. Item i lies in row i % N; an episode is named by th
 step.
 """
 
-from raffia.jit.kernel import kernel, load_f64, load_i64, load_u8, store_i64
+from raffia.jit.kernel import kernel, load_f64, load_i64, load_u8, store_i64, store_u8
 from raffia.jit.records import F32s, I64s, Record, U8s, fields_at
 
 # What a row is. A closing row's kind is that of the step before it plus two.
@@ -316,6 +316,23 @@ def later(ring: int, rows: int, fractions: int, num: int, out: int) -> None:
         for _ in range(min(num_after, 1 + int(load_f64(fractions + 8 * i) * num_after))):
             row = r.following[row]
         store_i64(out + 8 * i, row)
+
+
+@kernel
+def find(ring: int, items: int, num: int, positions: int, rows: int, are_steps: int) -> int:
+    """Which items are here, and their rows: how many; NONE if there never was one of them."""
+    r, found = ring_at(ring), 0
+    total, oldest = r.counts[TOTAL], max(0, r.counts[TOTAL] - r.num_rows)
+    for i in range(num):
+        item = load_i64(items + 8 * i)
+        if item < NONE or item >= total:
+            return NONE
+        if item >= oldest and r.episode[item % r.num_rows] != NONE:
+            store_i64(positions + 8 * found, i)
+            store_i64(rows + 8 * found, item % r.num_rows)
+            store_u8(are_steps + found, r.kind[item % r.num_rows] < CLOSED_TERMINATED)
+            found += 1
+    return found
 
 
 @kernel
