@@ -192,6 +192,59 @@ def test_a_write_with_gradients_keeps_the_graph():
     assert x.grad.tolist() == [3, 3]
 
 
+PAIRS = {  # what is written into, and what is written
+    "as it is": lambda x: (torch.zeros(2, 3), torch.ones(2, 3)),
+    "cast": lambda x: (torch.zeros(2, 3, dtype=torch.int8), torch.full((2, 3), 1.5)),
+    "broadcast": lambda x: (torch.zeros(2, 3), torch.ones(3)),
+    "of another number of dimensions": lambda x: (torch.zeros(2, 3), torch.ones(1, 2, 3)),
+    "of another size": lambda x: (torch.zeros(2, 3), torch.ones(3, 2)),
+    "a view": lambda x: (torch.zeros(4, 3)[::2], torch.ones(3, 2).t()),
+    "a row shown twice": lambda x: (torch.zeros(2, 3), torch.ones(1, 3).expand(2, 3)),
+    "from a graph": lambda x: (torch.zeros(2, 3), x * 2),
+    "into a graph": lambda x: (x * 2, torch.ones(2, 3)),
+    "into a leaf": lambda x: (torch.zeros(2, 3, requires_grad=True), torch.ones(2, 3)),
+    "into a parameter": lambda x: (torch.nn.Parameter(torch.zeros(2, 3)), torch.ones(2, 3)),
+    "sparse": lambda x: (torch.eye(3).to_sparse(), torch.ones(3, 3).to_sparse()),
+    "not a number": lambda x: (torch.zeros(2, 3), torch.full((2, 3), torch.nan)),
+}
+
+
+def written(pair, write):
+    """What an entry is after it was written, what its gradient is; or the error's class."""
+    x = torch.ones(2, 3, requires_grad=True)
+    mine, value = PAIRS[pair](x)
+    td = TensorDict(a=torch.zeros(2), b=mine)
+    try:
+        write(td, {"a": torch.ones(2), "b": value})
+    except ERRORS as error:
+        return type(error), td["a"].tolist()
+    out = td["b"]
+    assert out is mine
+    assert td["a"].tolist() == [1, 1]
+    if out.requires_grad and not out.is_leaf:
+        out.sum().backward()
+    dense = out.to_dense() if out.layout is torch.sparse_coo else out
+    return [part.tolist() for part in dense.unbind()].__repr__(), out.requires_grad, str(x.grad)
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_entries_written_at_once_are_what_they_are_written_one_by_one(pair):
+    def one_by_one(td, source):
+        for key in ("b", "a"):
+            td.set_(key, source[key])
+
+    expected = written(pair, one_by_one)
+    assert written(pair, lambda td, source: td.update_(source)) == expected
+
+
+def test_a_write_of_many_entries_is_seen_by_the_graph_that_needs_them():
+    td = TensorDict(a=torch.ones(2), b=torch.ones(2))
+    product = (torch.ones(2, requires_grad=True) * td["a"]).sum()
+    td.update_(td.clone())
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.backward()
+
+
 def test_only_a_container_put_into_an_older_one_is_searched_for_it(monkeypatch):
     searched, original = [], build.holds
     monkeypatch.setattr(

@@ -167,3 +167,71 @@ def test_tensors_of_other_layouts_and_devices_are_copied_as_torch_does(leaf):
     assert out[0] is out[1]["a"] is out[2]["b"]
     assert out[0] is not leaf
     assert (out[0].layout, out[0].device, out[0].shape) == (leaf.layout, leaf.device, leaf.shape)
+
+
+def with_attribute(x: torch.Tensor) -> torch.Tensor:
+    x.unit = ["metres"]
+    return x
+
+
+ALONE = {  # an entry beside plain ones, which is copied as torch copies it
+    "plain": lambda x: x,
+    "learned": lambda x: x.requires_grad_(),
+    "with an attribute": with_attribute,
+    "a row": lambda x: x[1],
+    "the first rows": lambda x: x[:2],
+    "turned": lambda x: x.t(),
+    "conjugate": lambda x: torch.view_as_complex(x.view(3, 2, 2)).conj(),
+    "overlapping": lambda x: x.as_strided((3, 4), (1, 2)),
+    "of nothing": lambda x: torch.zeros(0),
+    "sparse": lambda x: x.to_sparse(),
+    "parameter": lambda x: torch.nn.Parameter(x),
+    "frozen parameter": lambda x: torch.nn.Parameter(x, requires_grad=False),
+    "meta": lambda x: x.to("meta"),
+}
+
+
+@pytest.mark.parametrize("name", ALONE)
+@pytest.mark.parametrize("kind", [container, stack])
+def test_one_unlike_entry_beside_plain_ones_is_copied_as_torch_does(name, kind):
+    parts = [torch.ones(2), ALONE[name](torch.arange(12.0).view(3, 4)), torch.zeros(3)]
+    mine = leaves(copy.deepcopy(kind(parts)))
+    for x, out, theirs in zip(parts, mine, copy.deepcopy(parts), strict=True):
+        assert type(out) is type(theirs)
+        assert out is not x
+        assert (out.requires_grad, vars(out), out.layout) == (
+            theirs.requires_grad,
+            vars(theirs),
+            theirs.layout,
+        )
+        if x.layout is torch.strided:
+            assert (out.stride(), out.storage_offset()) == (
+                theirs.stride(),
+                theirs.storage_offset(),
+            )
+            assert out.untyped_storage().nbytes() == theirs.untyped_storage().nbytes()
+            assert x.is_meta or place(out) != place(x)
+        assert x.is_meta or torch.equal(out.to_dense(), theirs.to_dense())
+    assert "unit" not in vars(mine[1]) or mine[1].unit is not parts[1].unit
+
+
+@pytest.mark.parametrize("kind", [container, stack])
+def test_what_is_copied_later_shares_the_memory_of_what_was_copied_at_once(kind):
+    x, y = torch.arange(12.0).view(3, 4), torch.ones(2)
+    for view in (x, x[1], x.t(), x.view(4, 3), x.untyped_storage(), kind([x[1], y[:1]])):
+        td, later, again = copy.deepcopy((kind([x, y]), view, kind([x, y, x.view(4, 3)])))
+        first, second = leaves(td)
+        one, two, three = leaves(again)
+        assert first is one
+        assert second is two
+        assert torch.equal(first, x)
+        part = later if isinstance(later, torch.Tensor | torch.UntypedStorage) else leaves(later)[0]
+        memory = part._cdata if isinstance(part, torch.UntypedStorage) else place(part)
+        assert memory == place(first) == place(three) != place(x)
+
+
+def test_a_conjugate_is_not_taken_for_the_memory_that_it_shows():
+    x = torch.arange(12.0).view(3, 2, 2)
+    twin, copied = copy.deepcopy((container([torch.view_as_complex(x).conj(), torch.ones(2)]), x))
+    assert torch.equal(copied, x)
+    assert torch.equal(leaves(twin)[0], torch.view_as_complex(x).conj())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ from raffia.tensordict.keys import (
 from raffia.tensordict.lock import locked_error
 from raffia.tensordict.node import Container, Node
 from raffia.tensordict.views import IsLeaf
+
+_with_grad = attrgetter("requires_grad")
 
 
 def update(
@@ -246,20 +249,29 @@ def copied(into: list[Tensor], values: list[Tensor], non_blocking: bool = False)
 
     The general way then writes them one by one, and its error names the key.
     """
-    alone = len(into) < 2
     try:
-        for leaf, value in zip(into, values, strict=True):
-            if leaf.shape != value.shape or leaf.requires_grad:
-                return False
-            if value.requires_grad:
-                alone = True
-        if not alone and torch._C._functorch.peek_interpreter_stack() is None:
-            torch._foreach_copy_(into, values, non_blocking=non_blocking)
-        else:
-            for leaf, value in zip(into, values, strict=True):
-                leaf.copy_(value, non_blocking=non_blocking)
+        if len(into) < 2 or torch._C._functorch.peek_interpreter_stack() is not None:
+            return copied_singly(into, values, non_blocking)
+        if any(map(_with_grad, into)):
+            return False
+        if any(map(_with_grad, values)):  # which torch's call for many tensors doesn't pass on
+            return copied_singly(into, values, non_blocking)
+        with torch._C._AutoDispatchBelowAutograd():  # which has nothing to do, and takes a fifth
+            alike = all(map(Tensor.is_same_size, into, values))
+            if alike:
+                torch._foreach_copy_(into, values, non_blocking=non_blocking)
+        return alike
     except RuntimeError:  # a nested tensor has no shape; memory that is shown twice takes no write
         return False
+
+
+def copied_singly(into: list[Tensor], values: list[Tensor], non_blocking: bool) -> bool:
+    """`copied`, one pair after the other: with gradients, and under `torch.vmap`."""
+    for leaf, value in zip(into, values, strict=True):
+        if leaf.shape != value.shape or leaf.requires_grad:
+            return False
+    for leaf, value in zip(into, values, strict=True):
+        leaf.copy_(value, non_blocking=non_blocking)
     return True
 
 
