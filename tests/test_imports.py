@@ -266,7 +266,7 @@ def fake_tree(root: Path, files: dict[str, str]) -> Path:
         ("data/map.py", "from raffia.search.tree import Tree"),
         ("algorithms/ilql/loss.py", "from raffia.algorithms.efficientzero import loss"),
         ("algorithms/ilql/loss.py", "from .. import efficientzero"),
-        ("evolution/select.py", "from raffia.distributed import engine"),
+        ("evolution/generation.py", "from raffia.distributed import engine"),
         ("envs/gym.py", "from raffia.data.storage import TensorStorage"),
         ("learner.py", "from raffia.nn import TensorDictModule"),
         ("train/loop.py", "from raffia.evolution.population import Population"),

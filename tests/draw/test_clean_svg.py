@@ -2,7 +2,7 @@
 
 import pytest
 
-from raffia.draw.clean_svg import clean_svg
+from raffia.draw.markup import clean_svg
 
 SVG = (
     '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 300 90" width="300" height="90">'

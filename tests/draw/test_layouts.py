@@ -6,7 +6,7 @@ from itertools import combinations
 import pytest
 
 from raffia.draw import layered, tidy
-from raffia.draw.layers import LayerBox, Look
+from raffia.draw.layouts import LayerBox, Look
 
 PLAIN = Look("#ffffff", "#000000", "#000000")
 

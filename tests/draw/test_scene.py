@@ -5,8 +5,8 @@ from xml.etree import ElementTree
 import pytest
 
 from raffia.draw import Scene
-from raffia.draw.clean_svg import clean_svg
-from raffia.draw.shapes import bent, polyline, text_width
+from raffia.draw.markup import clean_svg
+from raffia.draw.scene import bent, polyline, text_width
 
 SVG = "{http://www.w3.org/2000/svg}"
 

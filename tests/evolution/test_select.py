@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from raffia.evolution.config import SelectionConfig
-from raffia.evolution.select import mean_fitness, tournament, truncation
+from raffia.evolution.generation import mean_fitness, tournament, truncation
 
 NAN, INF = float("nan"), float("inf")
 

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from raffia.evolution.population import Population
-from raffia.evolution.traced import Traced
+from raffia.evolution.population import Population, Traced
 from raffia.learner import Accumulate
 from raffia.tensordict.tensordict import TensorDict
 from tests.evolution.learners import efficientzero, efficientzero_batch

@@ -25,7 +25,7 @@ WRITERS = {
     "recipes/ilql/export.py": "... in a folder that appears at once",
     "recipes/run_folder.py": "removes what a killed process left in a new run's folder",
     "algorithms/ilql/agent_files.py": "safetensors within such a folder",
-    "draw/png.py": "matplotlib, into the file that `write_atomically` gives",
+    "draw/scene.py": "matplotlib, into the file that `write_atomically` gives",
     "cli/commands.py": "streams of this process: no files",
 }
 CALLS = {

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from raffia.evolution.traced import Traced
+from raffia.evolution.population import Traced
 from raffia.recipes import efficientzero, ilql
 from raffia.recipes.efficientzero import evaluation as played_evaluation
 from raffia.recipes.efficientzero.config import EfficientZeroRun

@@ -4,7 +4,7 @@ Others describe what there is to see; where it stands and how it becomes a file 
 """
 
 from raffia.draw.layered import layered
+from raffia.draw.layouts import tidy
 from raffia.draw.scene import Scene
-from raffia.draw.tidy import tidy
 
 __all__ = ["Scene", "layered", "tidy"]

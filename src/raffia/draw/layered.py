@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from raffia.draw.layers import LINE, LayerBox, assign_positions, ordered
-from raffia.draw.scene import Scene
-from raffia.draw.shapes import Corners, Point, Steps, bent, polyline, text_width
+from raffia.draw.layouts import LINE, LayerBox, assign_positions, ordered
+from raffia.draw.scene import Corners, Point, Scene, Steps, bent, polyline, text_width
 
 _GAP, _MARGIN = 30, 24  # between layers, around everything
 _GREY = "#cbd5e1"
@@ -19,7 +18,7 @@ def layered(title: str, boxes: Sequence[LayerBox], groups: Sequence[tuple[str, s
 
     groups: title of each group that boxes stand in, and a shorter one for a narrow frame.
 
-    >>> from raffia.draw.layers import Look
+    >>> from raffia.draw.layouts import Look
     >>> look = Look("#ffffff", "#000000", "#000000")
     >>> upper, lower = LayerBox(look, [("upper", True)]), LayerBox(look, [("lower", True)], layer=1)
     >>> upper.below, lower.above = [lower], [upper]

@@ -1,19 +1,146 @@
-"""A drawing made of outlines and lines of text, and its two forms: SVG, and PNG."""
+"""A drawing made of outlines and lines of text, and its two forms: SVG, and PNG by matplotlib."""
 
 from __future__ import annotations
 
+import importlib
 import os
+import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from raffia.draw.png import matplotlib_for, write_png
-from raffia.draw.shapes import TONES, Corners, Step, Steps, StyledOutline, Text, light, rectangle
 from raffia.files import write_atomically
 
+# What a drawing may name its colours by: in the light, and in the dark.
+TONES = {
+    "card": ("#ffffff", "#0f172a"),
+    "box": ("#f8fafc", "#1e293b"),
+    "rim": ("#94a3b8", "#64748b"),
+    "ink": ("#0f172a", "#f1f5f9"),
+    "faint": ("#56637a", "#a3b1c6"),
+}
+
 FONT = 'ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace'
+_CHAR = 7.25  # width of a character, for a monospaced font of 12 pixels
+
+_LONGEST_SIDE = 16_000  # in pixels: more is refused by what draws it
+_SCALE = 2  # pixels of a PNG to one of the drawing
+
+Point = tuple[float, float]
+Step = tuple[str, tuple[Point, ...]]  # a letter of SVG's path data (M, L, C, Z) with its points
+Steps = tuple[Step, ...]
+Corners = tuple[float, float, float, float]  # x, y, width and height
+
+
+@dataclass(frozen=True)
+class StyledOutline:
+    """A line or an area.
+
+    >>> StyledOutline(polyline((0, 0), (4, 3)), stroke="ink").width
+    1.0
+    """
+
+    steps: Steps
+    fill: str = "none"  # a tone or "#rrggbb"
+    stroke: str = "none"
+    width: float = 1.0  # of the line
+    dashes: str = ""  # lengths of dash and gap, as "4 3"
+    tip: str = ""  # shown under the mouse
+    rectangle: tuple[float, ...] = ()  # x, y, width, height and radius, where it is one
+
+
+@dataclass(frozen=True)
+class Text:
+    """One line of text on a base line.
+
+    >>> Text(10, 20, "abcd", size=12, anchor="end").bounds[::2]  # left and right
+    (-19.0, 10.0)
+    """
+
+    x: float
+    y: float
+    text: str
+    size: float = 12
+    anchor: str = "start"  # or "middle", "end"
+    tone: str = "ink"  # or "#rrggbb"
+    bold: bool = False
+    opacity: float = 1.0
+
+    @property
+    def bounds(self) -> tuple[float, float, float, float]:
+        """Left, top, right and bottom."""
+        width = text_width(self.text, self.size)
+        left = self.x - {"start": 0.0, "middle": 0.5, "end": 1.0}[self.anchor] * width
+        return left, self.y - 0.76 * self.size, left + width, self.y + 0.24 * self.size
+
+
+def text_width(text: str, size: float = 12) -> float:
+    """Pixels that a line of text takes; Chinese and Japanese characters count twice.
+
+    >>> text_width("abcd"), text_width("日本"), text_width("abcd", size=6)
+    (29.0, 29.0, 14.5)
+    """
+    wide = sum([unicodedata.east_asian_width(char) in "WF" for char in text])
+    return (len(text) + wide) * _CHAR * size / 12
+
+
+def light(colour: str) -> str:
+    """A tone as it is in the light; other colours as they are.
+
+    >>> light("card"), light("#112233")
+    ('#ffffff', '#112233')
+    """
+    return TONES[colour][0] if colour in TONES else colour
+
+
+def polyline(*points: Point, closed: bool = False) -> Steps:
+    """Straight lines from point to point, and back to the first where they are closed.
+
+    >>> polyline((0, 0), (4, 3))
+    (('M', ((0, 0),)), ('L', ((4, 3),)))
+    """
+    back: Steps = (("Z", ()),) if closed else ()
+    return (("M", points[:1]), *[("L", (point,)) for point in points[1:]], *back)
+
+
+def bent(start: Point, end: Point, down: bool = False) -> Step:
+    """A curve that leaves a point and reaches another one level, or upright if it goes down.
+
+    >>> bent((0, 0), (10, 4))
+    ('C', ((5.0, 0), (5.0, 4), (10, 4)))
+    >>> bent((0, 0), (10, 4), down=True)
+    ('C', ((0, 2.0), (10, 2.0), (10, 4)))
+    """
+    (x0, y0), (x1, y1) = start, end
+    if down:
+        return ("C", ((x0, (y0 + y1) / 2), (x1, (y0 + y1) / 2), end))
+    return ("C", (((x0 + x1) / 2, y0), ((x0 + x1) / 2, y1), end))
+
+
+def rectangle(corners: Corners, radius: float, **look: Any) -> StyledOutline:
+    """A box, with round corners where the radius is not 0; `look` as in `StyledOutline`.
+
+    >>> rectangle((0, 0, 20, 10), 0, fill="card").rectangle
+    (0, 0, 20, 10, 0)
+    """
+    x, y, width, height = corners
+    radius = min(radius, width / 2, height / 2)
+    right, bottom, bend = x + width, y + height, 0.448 * radius  # a quarter of a circle
+    steps: Steps = (
+        ("M", ((x + radius, y),)),
+        ("L", ((right - radius, y),)),
+        ("C", ((right - bend, y), (right, y + bend), (right, y + radius))),
+        ("L", ((right, bottom - radius),)),
+        ("C", ((right, bottom - bend), (right - bend, bottom), (right - radius, bottom))),
+        ("L", ((x + radius, bottom),)),
+        ("C", ((x + bend, bottom), (x, bottom - bend), (x, bottom - radius))),
+        ("L", ((x, y + radius),)),
+        ("C", ((x, y + bend), (x + bend, y), (x + radius, y))),
+        ("Z", ()),
+    )
+    return StyledOutline(steps, rectangle=(*corners, radius), **look)
 
 
 @dataclass
@@ -66,8 +193,7 @@ class Scene:
             write_atomically(path, f"{self.svg()}\n".encode())
         elif ending == ".png":
             loaded = matplotlib_for("PNG files are drawn with", "; SVG files need nothing")
-            size, marks = (self.width, self.height), (self.outlines, self.texts)
-            write_atomically(path, lambda file: write_png(file, *size, *marks, loaded))
+            write_atomically(path, lambda file: _write_png(file, self, loaded))
         else:
             raise ValueError(
                 f"{os.fspath(path)!r} ends in {ending!r}; pictures are written as .svg or .png: "
@@ -121,3 +247,67 @@ def _text(text: Text) -> str:
     says += f' class="raffia-{text.tone}"' if text.tone in TONES else ""
     # the mouse reaches through to what the text stands on, which has more to say
     return f'{says} pointer-events="none" xml:space="preserve">{escape(text.text)}</text>'
+
+
+def _write_png(file: IO[bytes], scene: Scene, matplotlib: Any) -> None:
+    """Write a drawing into an open file as PNG, with the package that draws it."""
+    width, height = scene.width, scene.height
+    scale = min(_SCALE, _LONGEST_SIDE / max(width, height))
+    size = (width / 72, height / 72)  # inches, a pixel of the drawing being a point
+    figure = matplotlib.figure.Figure(size, dpi=72 * scale)
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set(xlim=(0, width), ylim=(height, 0))
+    axes.axis("off")
+    for outline in scene.outlines:
+        axes.add_patch(_patch(matplotlib, outline))
+    for text in scene.texts:
+        axes.text(
+            text.x,
+            text.y,
+            text.text,
+            fontsize=text.size,
+            family="DejaVu Sans Mono",  # comes with matplotlib
+            weight="bold" if text.bold else "normal",
+            ha={"start": "left", "middle": "center", "end": "right"}[text.anchor],
+            va="baseline",
+            color=light(text.tone),
+            alpha=text.opacity,
+            parse_math=False,
+        )
+    figure.savefig(file, format="png", dpi=72 * scale)
+
+
+def _patch(matplotlib: Any, outline: StyledOutline) -> Any:
+    path = matplotlib.path.Path
+    codes = {"M": path.MOVETO, "L": path.LINETO, "C": path.CURVE4}
+    points = [point for _, some in outline.steps for point in some]
+    letters = [codes[letter] for letter, some in outline.steps for _ in some]
+    if outline.steps[-1][0] == "Z":
+        points, letters = [*points, points[0]], [*letters, path.CLOSEPOLY]
+    return matplotlib.patches.PathPatch(
+        path(points, letters),
+        facecolor=light(outline.fill),
+        edgecolor=light(outline.stroke),
+        linewidth=outline.width if outline.stroke != "none" else 0,
+        linestyle=(0, tuple(map(int, outline.dashes.split()))) if outline.dashes else "solid",
+        capstyle="butt",
+    )
+
+
+def matplotlib_for(what: str, instead: str = "") -> Any:
+    """The package matplotlib; where it is not installed, an error that names the extra.
+
+    what: begins the error, as in "PNG files are drawn with"; instead: ends it.
+
+    >>> matplotlib_for("pictures are drawn by").__name__
+    'matplotlib'
+    """
+    try:
+        importlib.import_module("matplotlib.figure")  # and with it patches and path
+        importlib.import_module("matplotlib.ticker")
+        importlib.import_module("matplotlib.backends.backend_svg")
+        return importlib.import_module("matplotlib")
+    except ImportError as error:
+        raise ImportError(
+            f"{what} matplotlib, which is not installed: pip install 'raffia[report]'{instead}"
+        ) from error

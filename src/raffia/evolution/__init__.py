@@ -18,10 +18,15 @@ if TYPE_CHECKING:
         TournamentSelection,
     )
     from raffia.evolution.config import HyperRange, MutationConfig, SelectionConfig
-    from raffia.evolution.generation import Evolution, Generation
+    from raffia.evolution.generation import (
+        Evolution,
+        Generation,
+        mean_fitness,
+        tournament,
+        truncation,
+    )
     from raffia.evolution.mutate import MemberChange
     from raffia.evolution.population import Population, with_hyper
-    from raffia.evolution.select import mean_fitness, tournament, truncation
 
 __all__ = [
     "MutableAgent",

@@ -1,8 +1,8 @@
 """Selection and mutation of a list of agents, by the names that users of AgileRL know.
 
-The work is that of `select.py` and `mutate.py`: of fitness, and of a stack of one agent's state.
-Members that are to learn as one program are a `Population`; those of a list learn one by one, and
-may have what can't be stacked: networks of different shapes.
+The work is that of `generation.py` and `mutate.py`: of fitness, and of a stack of one agent's
+state. Members that are to learn as one program are a `Population`; those of a list learn one by
+one, and may have what can't be stacked: networks of different shapes.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 import torch
 
 from raffia.evolution.config import HyperRange, MutationConfig, SelectionConfig
+from raffia.evolution.generation import mean_fitness, tournament
 from raffia.evolution.mutate import MemberChange, check_mutations, draw_kind, mutate
-from raffia.evolution.select import mean_fitness, tournament
 from raffia.functional.seeds import generator_for
 from raffia.tensordict.keys import nearest
 from raffia.tensordict.tensordict import TensorDict

@@ -1,18 +1,24 @@
 """Mutation of members: pure functions of a state and draws.
 
-Legend: P members, L layers and N nodes of a network at most.
+Legend: P members, L layers and N nodes of a network at most, D its width.
+
+Networks whose form is data, as that of `raffia.nn.evolvable.EvolvableMLP`, can change it. They are
+those with the buffers `layer_gate` [L], `width_mask` [L, N] and `activation` [], and with the
+parameters `inner_weight` [L, N, D], `inner_bias` [L, N], `outer_weight` [L, D, N] and `outer_bias`
+[L, D]. A state may keep a slow copy of them in its "target", with a form of its own, or without:
+then it is run with the buffers of what it follows.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from raffia.evolution.config import HyperRange, MutationConfig
-from raffia.evolution.forms import add_layer, add_nodes, networks_with_form, there
 from raffia.evolution.population import BATCH_SIZE, check_hyper_name
 from raffia.functional.activations import ACTIVATIONS
 from raffia.functional.draws import draw_seeds
@@ -20,6 +26,9 @@ from raffia.tensordict.tensordict import TensorDict
 
 STRONG = 10.0  # times the noise
 NAMES = tuple(ACTIVATIONS)
+GATE, MASK = "layer_gate", "width_mask"
+
+Path = tuple[str, ...]
 
 
 class MemberChange(NamedTuple):
@@ -225,7 +234,7 @@ def _architecture(
 ) -> str:
     paths = networks_with_form(state)
     path = paths[_below(len(paths), draw)]
-    gate = state["buffers", *path, "layer_gate"][member]
+    gate = state["buffers", *path, GATE][member]
     of_layer, more = torch.rand(2, generator=draw).tolist()
     name = ".".join(path) or "network"
     if of_layer < config.new_layer_prob:
@@ -236,9 +245,9 @@ def _architecture(
 
 
 def _change_layers(
-    state: TensorDict, path: tuple[str, ...], member: int, more: bool, draw: torch.Generator
+    state: TensorDict, path: Path, member: int, more: bool, draw: torch.Generator
 ) -> str:
-    gate, mask = (state["buffers", *path, name][member] for name in ("layer_gate", "width_mask"))
+    gate, mask = (state["buffers", *path, name][member] for name in (GATE, MASK))
     present, free = gate.nonzero().flatten().tolist(), (gate == 0).nonzero().flatten().tolist()
     if (more and free) or len(present) == 1 and free:
         add_layer(state, path, member, free[0], mask[present[-1]])  # as wide as the last one
@@ -252,9 +261,9 @@ def _change_layers(
 
 
 def _change_nodes(
-    state: TensorDict, path: tuple[str, ...], member: int, layer: int, count: int, more: bool
+    state: TensorDict, path: Path, member: int, layer: int, count: int, more: bool
 ) -> str:
-    mask = state["buffers", *path, "width_mask"][member, layer]
+    mask = state["buffers", *path, MASK][member, layer]
     present, free = mask.nonzero().flatten(), (mask == 0).nonzero().flatten()
     if (more and len(free)) or len(present) == 1:
         new = free[:count]
@@ -276,3 +285,123 @@ _KINDS = {
     "activation": _activation,
     "architecture": _architecture,
 }
+
+
+# -- networks whose form is data: which there are, and how they grow
+
+
+def networks_with_form(state: TensorDict) -> list[Path]:
+    """Where there are networks that can change their form.
+
+    >>> buffers = TensorDict({"head": TensorDict(layer_gate=torch.ones(2, 3))})
+    >>> networks_with_form(TensorDict(buffers=buffers))
+    [('head',)]
+    """
+    buffers = state["buffers"] if "buffers" in state.keys() else TensorDict()
+    keys = {k if isinstance(k, tuple) else (k,) for k in buffers.keys(True, True)}
+    return sorted(key[:-1] for key in keys if key[-1] == GATE)
+
+
+def there(state: TensorDict, key: str | Path, member: int) -> Tensor | None:
+    """Which weights of a member's parameter its network has now, bool; None: it has them all.
+
+    >>> from raffia.nn.evolvable import EvolvableMLP
+    >>> network = EvolvableMLP(2, 1, width=1, num_nodes=2, max_layers=1, max_nodes=3)
+    >>> parts = {"params": network.named_parameters(), "buffers": network.named_buffers()}
+    >>> state = TensorDict({part: TensorDict(dict(named)) for part, named in parts.items()})
+    >>> there(torch.stack([state.detach()]), "outer_weight", 0).tolist()
+    [[[True, True, False]]]
+    """
+    *path, name = (key,) if isinstance(key, str) else key
+    if (*path, GATE) not in _leaves(state["buffers"] if "buffers" in state.keys() else None):
+        return None
+    gate = state["buffers", *path, GATE][member] != 0  # [L]
+    mask = (state["buffers", *path, MASK][member] != 0) & gate.unsqueeze(1)  # [L, N]
+    found = {
+        "inner_weight": mask.unsqueeze(2),
+        "inner_bias": mask,
+        "outer_weight": mask.unsqueeze(1),
+        "outer_bias": gate.unsqueeze(1),
+    }.get(name)
+    return None if found is None else found.expand(state["params", *path, name][member].shape)
+
+
+def add_layer(
+    state: TensorDict,  # [P], written to
+    path: Path,
+    member: int,
+    layer: int,
+    nodes: Tensor,  # [N], which of them it has: 1, else 0
+) -> None:
+    """A layer that adds nothing at first: neither to the network's result nor to its target
+    network's.
+
+    >>> from raffia.nn.evolvable import EvolvableMLP
+    >>> network = EvolvableMLP(2, 1, width=1, num_nodes=2, max_layers=2, max_nodes=3)
+    >>> parts = {"params": network.named_parameters(), "buffers": network.named_buffers()}
+    >>> state = TensorDict({part: TensorDict(dict(named)) for part, named in parts.items()})
+    >>> state = torch.stack([state.detach()])
+    >>> add_layer(state, (), 0, 1, torch.tensor([1.0, 0.0, 0.0]))
+    >>> state["buffers", "layer_gate"], state["params", "outer_weight"][0, 1]
+    (tensor([[1., 1.]]), tensor([[0., 0., 0.]]))
+    """
+    state["buffers", *path, MASK][member, layer] = nodes
+    state["buffers", *path, GATE][member, layer] = 1
+    for tensor in _with_this_form(state, path, "outer_weight", "outer_bias"):
+        tensor[member, layer] = 0
+    _forget(state, path, member, layer, slice(None))
+
+
+def add_nodes(state: TensorDict, path: Path, member: int, layer: int, new: Tensor) -> None:
+    """Nodes [K] of a layer that nothing reads at first, likewise.
+
+    >>> from raffia.nn.evolvable import EvolvableMLP
+    >>> network = EvolvableMLP(2, 1, width=1, num_nodes=2, max_layers=1, max_nodes=3)
+    >>> parts = {"params": network.named_parameters(), "buffers": network.named_buffers()}
+    >>> state = TensorDict({part: TensorDict(dict(named)) for part, named in parts.items()})
+    >>> state = torch.stack([state.detach()])
+    >>> add_nodes(state, (), 0, 0, torch.tensor([2]))
+    >>> state["buffers", "width_mask"], state["params", "outer_weight"][0, 0, 0, 2]
+    (tensor([[[1., 1., 1.]]]), tensor(0.))
+    """
+    state["buffers", *path, MASK][member, layer, new] = 1
+    for tensor in _with_this_form(state, path, "outer_weight"):
+        tensor[member, layer, :, new] = 0
+    _forget(state, path, member, layer, new)
+
+
+def _with_this_form(state: TensorDict, path: Path, *names: str) -> Iterator[Tensor]:
+    """A network's parameters of these names; and its target network's, unless that has its own
+    form."""
+    for name in names:
+        yield state["params", *path, name]
+    slow = {key[-1]: tensor for key, tensor in _parts(state, path, "target")}
+    if GATE not in slow:
+        yield from (slow[name] for name in names if name in slow)
+
+
+def _parts(state: TensorDict, path: Path, part: str) -> Iterator[tuple[Path, Tensor]]:
+    """What a part of the state holds of a network, in trees of any names."""
+    paths = sorted(networks_with_form(state), key=len, reverse=True)
+    for key in _leaves(state[part] if part in state.keys() else None):
+        # The longest name that fits: "head" is not "policy.head"
+        its = next((p for p in paths if key[:-1][len(key) - 1 - len(p) :] == p), None)
+        if its == path:
+            yield key, state[part, *key]
+
+
+def _leaves(tree: TensorDict | None) -> list[Path]:
+    """The keys of all tensors, as tuples."""
+    keys = [] if tree is None else list(tree.keys(True, True))
+    return [key if isinstance(key, tuple) else (key,) for key in keys]
+
+
+def _forget(state: TensorDict, path: Path, member: int, layer: int, nodes: Tensor | slice) -> None:
+    """The optimiser's moments of what is new are 0."""
+    for key, tensor in _parts(state, path, "opt"):
+        if key[-1] in ("inner_weight", "inner_bias"):
+            tensor[member, layer, nodes] = 0
+        elif key[-1] == "outer_weight":
+            tensor[member, layer, :, nodes] = 0
+        elif key[-1] == "outer_bias" and isinstance(nodes, slice):
+            tensor[member, layer] = 0

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterator
 
 from raffia.draw.layered import layered
-from raffia.draw.layers import LayerBox, Look
+from raffia.draw.layouts import LayerBox, Look
 from raffia.nn.graph_record import GraphEdge, GraphNode, GraphRecord
 from raffia.nn.labels import key_text
 from raffia.nn.shapes import EntryShape

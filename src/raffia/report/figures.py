@@ -9,7 +9,7 @@ from io import StringIO
 from typing import Any
 
 from raffia.draw.markup import Html, el
-from raffia.draw.png import matplotlib_for
+from raffia.draw.scene import matplotlib_for
 from raffia.report.panel import SERIES, Line, Panel
 from raffia.report.wording import ticks
 

@@ -6,8 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 
 from raffia.draw.markup import Html, el
-from raffia.draw.scene import path_data
-from raffia.draw.shapes import Point, bent
+from raffia.draw.scene import Point, bent, path_data
 from raffia.report.lineage import Lineage, LineageColumn
 from raffia.report.wording import column_format
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from raffia.draw.clean_svg import clean_svg
-from raffia.draw.markup import Html, el
+from raffia.draw.markup import Html, clean_svg, el
 from raffia.hints import plural
 from raffia.report.episodes import natural
 from raffia.report.folder import content, entries, read_json

@@ -3,8 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from raffia.draw.scene import Scene
-from raffia.draw.shapes import polyline, text_width
+from raffia.draw.scene import Scene, polyline, text_width
 from raffia.search.colours import QScale
 
 _SIZE, _ROW, _BETWEEN = 11, 26, 30  # of the text; of rows and items, in pixels

@@ -8,7 +8,7 @@ leads back is drawn to a mark instead of the node, so that no line crosses a lab
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from raffia.draw.tidy import tidy
+from raffia.draw.layouts import tidy
 from raffia.search.graph import TreeEdge, TreeGraph
 
 LANE = 44  # height of an edge with its label

@@ -6,8 +6,7 @@ orange for the worst; the most visited path has a rim.
 
 from collections.abc import Sequence
 
-from raffia.draw.scene import Scene
-from raffia.draw.shapes import Steps, bent, rectangle, text_width
+from raffia.draw.scene import Scene, Steps, bent, rectangle, text_width
 from raffia.hints import plural
 from raffia.search.colours import QScale
 from raffia.search.graph import TreeEdge, TreeGraph

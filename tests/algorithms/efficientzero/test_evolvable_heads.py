@@ -11,8 +11,7 @@ from raffia.algorithms.efficientzero.inference import fold
 from raffia.algorithms.efficientzero.model_mlp import EfficientZeroModelMLP
 from raffia.envs.env import Box, Discrete, EnvSpec
 from raffia.evolution.config import MutationConfig
-from raffia.evolution.forms import networks_with_form
-from raffia.evolution.mutate import mutate
+from raffia.evolution.mutate import mutate, networks_with_form
 from raffia.nn.evolvable import EvolvableMLP
 
 from .test_learner import LINE, learner_of

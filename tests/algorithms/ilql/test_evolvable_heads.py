@@ -12,8 +12,7 @@ from raffia.algorithms.ilql.heads import EvolvableHead, Head
 from raffia.algorithms.ilql.model import ILQLModel, make_target
 from raffia.algorithms.ilql.model_scorer import ModelScorer, QHeads
 from raffia.evolution.config import MutationConfig
-from raffia.evolution.forms import networks_with_form
-from raffia.evolution.mutate import mutate
+from raffia.evolution.mutate import mutate, networks_with_form
 from raffia.lm.decoding.scorer import Needs
 from raffia.recipes.ilql.networks import Networks
 
