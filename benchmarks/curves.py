@@ -17,8 +17,8 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from raffia.report.evaluated import EvaluationRow
 from raffia.report.folder import Run, read_run
+from raffia.report.rows import EvaluationRow
 
 COLOURS = ("#2f6fb3", "#c8553d", "#3a8f6a", "#8a63b0", "#b8892b", "#5d6d7e")
 COLUMNS = ("run", "step", "seconds", "episodes", "mean_return", "least", "greatest")

@@ -15,7 +15,7 @@ from raffia.cli import main
 from raffia.recipes.efficientzero.config import MAY_CHANGE, EfficientZeroRun
 from raffia.recipes.efficientzero.presets import PRESETS
 from raffia.recipes.ilql.presets import ILQL_PRESETS
-from raffia.report.summary import summarise
+from raffia.report.folder import summarise
 from raffia.train.checkpoint import Checkpoints
 from raffia.train.config import from_json, setting_names, to_json
 

@@ -21,8 +21,8 @@ from raffia.recipes.efficientzero import evaluate, load_agent, resume, train
 from raffia.recipes.efficientzero import experiment as run_module
 from raffia.recipes.run_folder import read_run
 from raffia.report.folder import read_run as read_report
+from raffia.report.folder import summarise
 from raffia.report.page import write_report
-from raffia.report.summary import summarise
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.checkpoint import CheckpointError, Checkpoints
 from raffia.train.experiment import RunError

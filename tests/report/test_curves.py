@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from raffia.report.curves import (
+from raffia.report.panel import (
     Curve,
     bootstrap_band,
     interquartile_mean,

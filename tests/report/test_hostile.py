@@ -13,10 +13,9 @@ from raffia.cli import main
 from raffia.cli.conversation import Piece, Session, values_table
 from raffia.cli.style import printable
 from raffia.report import write_report
-from raffia.report.folder import read_run
+from raffia.report.folder import read_run, summarise
 from raffia.report.plots import spent
 from raffia.report.rows import counted_rows
-from raffia.report.summary import summarise
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from raffia.report.curves import bootstrap_band
 from raffia.report.folder import Run
 from raffia.report.groups import grouped
 from raffia.report.heads import head
+from raffia.report.panel import bootstrap_band
 from raffia.report.scores import ranking, scores
 
 

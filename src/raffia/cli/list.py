@@ -12,8 +12,7 @@ from raffia.cli.parser import Parser, nearest
 from raffia.cli.runs import HOME
 from raffia.cli.style import call, columns, duration, number, paint, printable, width_of
 from raffia.recipes.algorithm import ALGORITHMS
-from raffia.report.folder import find_runs
-from raffia.report.summary import RunSummary, summarise
+from raffia.report.folder import RunSummary, find_runs, summarise
 
 ABOUT = """\
 List presets, environments, and the runs below a folder with their state and their latest and best

@@ -12,8 +12,7 @@ from raffia.cli.runs import chosen_run, config_of, state_of, summary_line
 from raffia.cli.sessions import print_next, print_start, require_device
 from raffia.cli.style import call, filled, help_width
 from raffia.cli.train import split_own
-from raffia.report.folder import MANIFEST
-from raffia.report.summary import RunSummary
+from raffia.report.folder import MANIFEST, RunSummary
 from raffia.train.config import changed_settings, from_command_line
 
 HELP = """\

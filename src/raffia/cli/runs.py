@@ -15,8 +15,7 @@ from raffia.cli.parser import Parser
 from raffia.cli.style import call, number, printable
 from raffia.files import is_free
 from raffia.recipes.algorithm import ALGORITHMS, Algorithm, find_algorithm, recorded_algorithm
-from raffia.report.folder import find_runs, is_run
-from raffia.report.summary import RunSummary, summarise
+from raffia.report.folder import RunSummary, find_runs, is_run, summarise
 from raffia.train.config import ConfigError, read_config
 
 HOME = Path("runs")  # where runs lie unless another folder is named

@@ -3,8 +3,7 @@
 from typing import TYPE_CHECKING
 
 from raffia.lazy import lazy_names as _lazy_names
-from raffia.report.folder import find_runs
-from raffia.report.summary import RunSummary, summarise
+from raffia.report.folder import RunSummary, find_runs, summarise
 
 if TYPE_CHECKING:
     from raffia.report.page import write_report

@@ -12,10 +12,9 @@ from typing import Any
 from urllib.parse import quote
 
 from raffia.draw.markup import Html, el
-from raffia.report.evaluated import EvaluationRow
 from raffia.report.folder import Run, content, entries, read_json
-from raffia.report.rows import number, numbers
-from raffia.report.wording import count, figure, size
+from raffia.report.markup import count, figure, size
+from raffia.report.rows import EvaluationRow, number, numbers
 
 LARGEST = 4_000_000  # bytes of a recording that is put into the page
 _KINDS = {".gif": "image/gif", ".mp4": "video/mp4"}

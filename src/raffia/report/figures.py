@@ -10,8 +10,8 @@ from typing import Any
 
 from raffia.draw.markup import Html, el
 from raffia.draw.scene import matplotlib_for
+from raffia.report.markup import ticks
 from raffia.report.panel import SERIES, Line, Panel
-from raffia.report.wording import ticks
 
 _SIZE, _WIDE = (470, 250), (970, 270)  # pixels of the page
 _MARGINS = (66, 40, 6, 7)  # left, below, right and above the axes, in pixels
@@ -57,7 +57,7 @@ def draw(panel: Panel, name: str) -> str:
 
     name: of the figure, letters, digits and dashes. The same panel gives the same bytes.
 
-    >>> from raffia.report.curves import Curve
+    >>> from raffia.report.panel import Curve
     >>> svg = draw(Panel("loss", "updates", "nats", (Line(Curve([0, 1], [2, 1])),)), "loss")
     >>> svg.startswith("<svg"), "var(--c0)" in svg
     (True, True)

@@ -11,15 +11,12 @@ import numpy as np
 
 from raffia.draw.markup import Html, el, join
 from raffia.hints import plural
-from raffia.report.curves import bootstrap_band, interquartile_mean
-from raffia.report.evaluated import EvaluationRow
 from raffia.report.folder import Run
 from raffia.report.groups import Group
-from raffia.report.markup import table, toned
-from raffia.report.panel import tone
+from raffia.report.markup import NONE, count, duration, figure, table, toned
+from raffia.report.panel import bootstrap_band, interquartile_mean, tone
 from raffia.report.plots import is_game
-from raffia.report.rows import number
-from raffia.report.wording import NONE, count, duration, figure
+from raffia.report.rows import EvaluationRow, number
 
 _STATES = {  # a sign that reads without colour, the text, the tone
     "finished": ("✓ finished", "good"),

@@ -6,13 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from raffia.report.curves import Curve, every, over_runs, quartiles
 from raffia.report.folder import Run
 from raffia.report.groups import Group
-from raffia.report.panel import Line, Panel, tone
+from raffia.report.markup import time_unit
+from raffia.report.panel import Curve, Line, Panel, every, over_runs, quartiles, tone
 from raffia.report.plots import is_game, restarts
 from raffia.report.rows import number
-from raffia.report.wording import time_unit
 
 _MOST_POINTS = 1200  # training episodes in a panel, of all runs together
 _MOST_SHOWN = 4  # configurations of which decodings are shown

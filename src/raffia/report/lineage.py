@@ -10,12 +10,29 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from raffia.hints import plural
-from raffia.report.changes import in_words
-from raffia.report.curves import every
 from raffia.report.folder import Run
+from raffia.report.panel import every
 from raffia.report.rows import Row, number
 
 _MOST = 10**9  # numbers of members and generations lie below
+
+_LONGEST = 200  # characters
+_WORDS = {  # by kind of mutation, the words before what it changed
+    "hyper": "",
+    "parameters": "noise on ",
+    "activation": "activation of ",
+    "architecture": "",
+}
+_HEADS = {  # of both agents, by what stands in their networks' names
+    "fc_value_head": "the value head",
+    "fc_value": "the value head",
+    "fc_policy_head": "the policy head",
+    "fc_policy": "the policy head",
+    "fc_reward_head": "the head of the value prefix",
+    "v": "head V",
+    "q1": "head Q1",
+    "q2": "head Q2",
+}
 
 Changes = tuple[tuple[int, str], ...]  # generation, and what was changed in it
 
@@ -324,3 +341,20 @@ def _texts(value: object, size: int) -> list[str] | None:
     if not isinstance(value, list) or len(value) != size:
         return None
     return value if all(isinstance(one, str) for one in value) else None
+
+
+def in_words(kind: str, what: str) -> str:
+    """A change, as a row of a generation has it, for the page.
+
+    >>> in_words("architecture", "prediction_network.fc_policy_head.net: 16 nodes more in layer 0")
+    'the policy head: 16 nodes more in layer 0'
+    >>> in_words("activation", "q1: relu -> tanh")
+    'activation of head Q1: relu → tanh'
+    """
+    if not what:
+        return kind[:20]
+    if kind in ("activation", "architecture"):
+        network, colon, how = what.partition(":")
+        named = [_HEADS[part] for part in network.split(".") if part in _HEADS]
+        what = named[0] + colon + how if named else what
+    return _WORDS.get(kind, f"{kind[:20]}: ") + what[:_LONGEST].replace("->", "→")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from raffia.draw.markup import Html, el
 from raffia.draw.scene import Point, bent, path_data
 from raffia.report.lineage import Lineage, LineageColumn
-from raffia.report.wording import column_format
+from raffia.report.markup import column_format
 
 _MOST_MEMBERS, _MOST_NODES = 128, 800
 _WIDTH, _LEFT, _RIGHT, _ABOVE, _BELOW = 970, 66, 46, 10, 34  # in pixels

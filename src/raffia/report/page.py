@@ -1,21 +1,33 @@
-"""The page of a report: one file that needs nothing beside it."""
+"""The page of a report: one file that needs nothing beside it.
+
+It ends with the configuration of its runs, and the commands to type next.
+"""
 
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from raffia.draw.markup import Html, el
+from raffia.draw.markup import Html, el, join
 from raffia.files import make_folder, write_atomically
-from raffia.report import compared, dialogues, population, sections, settings, things
+from raffia.report.artifacts import checkpoints, played_sections
+from raffia.report.dialogues import dialogues
 from raffia.report.folder import Run, read_run
-from raffia.report.groups import grouped
+from raffia.report.groups import Group, flat, grouped, preset_values, written
 from raffia.report.heads import head
-from raffia.report.plots import bad_numbers
+from raffia.report.markup import table, toned
+from raffia.report.methods import methods
+from raffia.report.panel import tone
+from raffia.report.plots import bad_numbers, is_game
+from raffia.report.population import populations
 from raffia.report.scores import ranking
+from raffia.report.sections import learning, speed, training
 from raffia.report.style import STYLE
+
+_MOST_SHOWN = 4  # runs of which commands are shown
 
 
 def page(
@@ -28,17 +40,17 @@ def page(
     groups = grouped(runs)
     notes: list[str] = list(missing)
     body = [
-        sections.learning(groups, notes),
+        learning(groups, notes),
         ranking(groups),
-        compared.methods(groups, notes),
-        population.populations(groups, notes),
-        dialogues.dialogues(groups, notes),
-        sections.training(groups, notes),
-        sections.speed(groups),
-        things.played_sections(groups, path, notes),
-        things.checkpoints(runs),
-        settings.settings(groups, presets or {}),
-        settings.commands(runs),
+        methods(groups, notes),
+        populations(groups, notes),
+        dialogues(groups, notes),
+        training(groups, notes),
+        speed(groups),
+        played_sections(groups, path, notes),
+        checkpoints(runs),
+        _settings(groups, presets or {}),
+        _commands(runs),
     ]
     run_notes = [(run, note) for run in runs for note in (*run.notes, *bad_numbers(run))]
     several = len(runs) > 1
@@ -109,3 +121,60 @@ def _notes(notes: Sequence[str]) -> Html:
         return Html("")
     items = [el("li", note) for note in dict.fromkeys(notes)]
     return el("div.notes", el("b", "Missing or damaged"), el("ul", *items))
+
+
+def _settings(groups: Sequence[Group], presets: Mapping[str, Mapping[str, Any]]) -> Html:
+    """The whole config, with what differs from the preset marked."""
+    parts = [el("h2", "Configuration")]
+    for index, group in enumerate(groups):
+        run = group.runs[0]
+        if len(groups) > 1:
+            parts.append(el("h3", toned(tone(index), group.label)))
+        if group.settings is None:
+            parts.append(el("p.missing", f"{run.name} has no config.json that could be read."))
+            continue
+        body = _setting_tables(run, preset_values(run, presets))
+        if len(groups) > 1:
+            body = el("details", el("summary", "All settings"), body)
+        parts.append(body)
+    return join(parts)
+
+
+def _commands(runs: Sequence[Run]) -> Html:
+    """The commands to type next."""
+    lines = []
+    for run in runs[:_MOST_SHOWN]:
+        if run.state not in ("finished", "target"):
+            lines.append(run.call("resume"))
+        how = ["--episodes", "1000" if run.of_dialogues else "100"]
+        records = run.records and not run.of_dialogues
+        lines.append(run.call("evaluate", *how, *(["--record"] if records else [])))
+        if is_game([run]):
+            lines.append(run.call("play"))
+    lines.append("raffia report " + " ".join([shlex.quote(str(run.folder)) for run in runs]))
+    return join([el("h2", "Commands"), el("pre", "\n".join(lines))])
+
+
+def _setting_tables(run: Run, preset: Mapping[str, Any] | None) -> Html:
+    if not run.preset:
+        text = "No preset was named."
+    elif preset is None:
+        text = f"What preset {run.preset} sets is not recorded, so nothing is marked."
+    elif preset:
+        text = join(
+            [el("mark", "Marked"), f": other than in preset {run.preset}, which has it below."]
+        )
+    else:
+        text = f"As preset {run.preset} has it."
+    by_section: dict[str, list[list[str]]] = {}
+    for name, value in flat(run.config).items():
+        section, _, rest = name.rpartition(".")
+        changed = preset is not None and name in preset
+        shown = (
+            join([el("mark", written(value)), f" ({written((preset or {})[name])})"])
+            if changed
+            else written(value)
+        )
+        by_section.setdefault(section or "run", []).append([el("code", rest), shown])
+    tables = [table([], rows, caption=section) for section, rows in by_section.items()]
+    return join([el("p.faint", text), el("div.settings", *tables)])

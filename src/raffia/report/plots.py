@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from raffia.hints import plural
-from raffia.report.curves import Curve, over_runs, thinned
 from raffia.report.folder import Run
 from raffia.report.groups import Group
-from raffia.report.panel import Area, Line, Panel, tone
+from raffia.report.markup import time_unit
+from raffia.report.panel import Area, Curve, Line, Panel, over_runs, thinned, tone
 from raffia.report.rows import Row, number
-from raffia.report.wording import time_unit
 
 _MOST_PIECES = 120  # stretches of wall time in a stacked panel
 _PLACE = ("update", "env_step", "seconds")

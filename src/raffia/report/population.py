@@ -12,15 +12,13 @@ from dataclasses import replace
 
 from raffia.draw.markup import Html, el, join
 from raffia.hints import plural
-from raffia.report.curves import Curve
 from raffia.report.figures import figure_of
 from raffia.report.folder import Run
 from raffia.report.groups import Group, leading
 from raffia.report.lineage import Lineage, LineageColumn, has_population, read_lineage
 from raffia.report.lineage_tree import called, fitness_text, lineage_tree
-from raffia.report.markup import table, toned
-from raffia.report.panel import SERIES, Line, Panel
-from raffia.report.wording import NONE, figure
+from raffia.report.markup import NONE, figure, table, toned
+from raffia.report.panel import SERIES, Curve, Line, Panel
 
 _MOST_SHOWN = 4  # runs
 _MOST_POINTS = 3000  # of the lines of a panel

@@ -9,12 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from raffia.draw.markup import Html, el, join
-from raffia.report.curves import bootstrap_band, interquartile_mean
 from raffia.report.folder import Run
 from raffia.report.groups import Group, differing, written
-from raffia.report.markup import table, toned
-from raffia.report.panel import tone
-from raffia.report.wording import NONE, column_format, figure
+from raffia.report.markup import NONE, column_format, figure, table, toned
+from raffia.report.panel import bootstrap_band, interquartile_mean, tone
 
 _MOST_SETTINGS = 8  # columns
 

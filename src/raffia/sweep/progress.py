@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self, TextIO
 
-from raffia.report.summary import RunSummary
+from raffia.report.folder import RunSummary
 from raffia.train.view import Output, duration, score
 
 

@@ -22,8 +22,7 @@ from raffia.files import write_atomically
 from raffia.recipes.algorithm import Algorithm
 from raffia.recipes.engines import make_engine
 from raffia.recipes.run_folder import claimed, is_saved
-from raffia.report.folder import is_run
-from raffia.report.summary import RunSummary, summarise
+from raffia.report.folder import RunSummary, is_run, summarise
 from raffia.sweep.manifest import RUNS, Manifest, read_manifest, write_manifest
 from raffia.sweep.progress import Progress, SweepView
 from raffia.sweep.search import next_trial
