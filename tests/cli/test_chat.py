@@ -11,10 +11,9 @@ import pytest
 from raffia.algorithms.ilql.config import DecodeConfig, method
 from raffia.algorithms.ilql.policy import ILQL_Policy
 from raffia.cli import main
-from raffia.cli.chat_command import _parser, decoding_settings
-from raffia.cli.chat_wordle import Game
-from raffia.cli.conversation import Conversation, Session, shade, values_table
-from raffia.cli.errors import UsageError
+from raffia.cli.chat import _parser, decoding_settings
+from raffia.cli.conversation import Conversation, Game, Session, shade, values_table
+from raffia.cli.parser import UsageError
 from raffia.lm.decoding.config import TokenPlanConfig
 from raffia.recipes.ilql import train
 from raffia.recipes.ilql.chat import Chat, Guessing, Piece

@@ -14,7 +14,7 @@ import raffia.cli.commands as commands
 from raffia._version import __version__
 from raffia.cli import main
 from raffia.cli.commands import GROUPS
-from raffia.cli.errors import UsageError
+from raffia.cli.parser import UsageError
 from raffia.train.config import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -90,7 +90,7 @@ def test_without_a_command_there_is_help_and_a_failure_and_a_version(capsys):
 def test_what_needs_no_torch_does_not_wait_for_it(words, tmp_path):
     program = (
         "import sys; from raffia.cli import main; main(sys.argv[1:])\n"
-        "import raffia.cli.ilql, raffia.cli.chat_command, raffia.cli.export\n"
+        "import raffia.cli.ilql, raffia.cli.chat, raffia.cli.play, raffia.cli.export\n"
         "slow = [name for name in ('torch', 'numpy', 'gymnasium', 'rich') if name in sys.modules]\n"
         "sys.exit(' '.join(slow) or 0)"
     )

@@ -13,7 +13,7 @@ import torch
 
 from raffia.cli import doctor as module
 from raffia.cli import main
-from raffia.cli.doctor import CORE, EXTRAS, Check, doctor, print_doctor
+from raffia.cli.doctor import CORE, EXTRAS, Check, machine_checks, print_doctor
 
 PROJECT = tomllib.loads((pathlib.Path(__file__).parents[2] / "pyproject.toml").read_text())
 PROJECT = PROJECT["project"]
@@ -27,7 +27,7 @@ def lacking(monkeypatch, *names):
 
 
 def by_name():
-    return {check.name: check for check in doctor()}
+    return {check.name: check for check in machine_checks()}
 
 
 def test_the_tables_are_those_of_the_project():

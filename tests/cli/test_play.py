@@ -5,7 +5,7 @@ import io
 import pytest
 import torch
 
-from raffia.cli.play import Table, move_named, play, policy_text
+from raffia.cli.play import Table, move_named, play_against, policy_text
 from raffia.envs.board import Connect4, TicTacToe
 from raffia.envs.env import Discrete, EnvSpec
 from raffia.recipes.efficientzero import match as matches
@@ -157,9 +157,11 @@ def test_play_takes_the_agent_of_a_run(monkeypatch, tmp_path):
         calls.append((folder, checkpoint, num_simulations))
         return Scripted(moves=[4])
 
-    monkeypatch.setattr("raffia.cli.play.load_player", load)
+    monkeypatch.setattr("raffia.recipes.efficientzero.match.load_player", load)
     said = io.StringIO()
-    status = play(tmp_path, num_simulations=7, second=True, stdin=io.StringIO("a1\n"), stdout=said)
+    status = play_against(
+        tmp_path, num_simulations=7, second=True, stdin=io.StringIO("a1\n"), stdout=said
+    )
     assert status == 0 and calls == [(tmp_path, "best", 7)]
     assert "the agent begins" in said.getvalue()
     assert matches.GAMES.keys() == {"tictactoe", "connect4"}

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from raffia.cli.errors import UsageError
+from raffia.cli.parser import UsageError
 from raffia.cli.runs import refuse_taken
 from raffia.lm.tokenizers.saved_tokenizer import load_tokenizer
 from raffia.recipes import efficientzero, ilql

@@ -4,26 +4,15 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
-import os
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raffia._version import __version__
-from raffia.cli.errors import UsageError
-from raffia.cli.figures import (
-    checkpoint_named,
-    file_name,
-    named,
-    spread_of,
-    table,
-    write_record,
-)
-from raffia.cli.sessions import end_line, exit_status, print_next
-from raffia.cli.style import call, columns, help_width, paint, waiting
+from raffia.cli.figures import show_evaluation
+from raffia.cli.parser import UsageError
+from raffia.cli.runs import end_line, exit_status, print_next
+from raffia.cli.style import call, columns, help_width, waiting
 from raffia.hints import nearest, plural
 from raffia.lazy import imported
 from raffia.recipes.algorithm import Algorithm
@@ -31,7 +20,7 @@ from raffia.recipes.population_config import PopulationConfig
 
 if TYPE_CHECKING:
     from raffia.recipes import RunResult
-    from raffia.recipes.running import Evaluation, Make
+    from raffia.recipes.running import Make
 
 # Flags of `raffia evaluate` that only EfficientZero has, or ILQL, by their names there.
 SPECIAL = {"num_simulations": "--num-simulations", "opponent": "--opponent", "record": "--record"}
@@ -212,57 +201,3 @@ def commands_of(algorithm: Algorithm) -> AlgorithmCommands:
     """
     found: AlgorithmCommands = imported(algorithm.commands)(algorithm)
     return found
-
-
-def show_evaluation(
-    run: Path,
-    args: argparse.Namespace,
-    found: Evaluation,
-    more: Mapping[str, Any] | None = None,
-    against: str = "",
-) -> int:
-    """Write an evaluation's figures as JSON, and show them.
-
-    more: further entries of the JSON.
-    """
-    as_first = list(found.as_first or [])
-    figures = {
-        **named(spread_of(found.returns)),
-        "returns": list(found.returns),
-        "lengths": list(found.lengths),
-        **({"as_first": as_first} if as_first else {}),
-        "files": [os.path.relpath(file, run) for file in found.files],
-    }
-    played = f": {plural(len(found.returns), 'episode')}{against}"
-    shown = table(found.returns, found.lengths, as_first)
-    figures = {**(more or {}), **figures}
-    return show_figures(run, args, found.update, figures, shown, found.files, played)
-
-
-def show_figures(
-    run: Path,
-    args: argparse.Namespace,
-    update: int | None,
-    figures: Mapping[str, Any],  # further entries of the JSON
-    shown: str,  # the same for the terminal
-    files: Sequence[Path] = (),  # that were written already
-    remark: str = "",
-) -> int:
-    """Write what `raffia evaluate` found as JSON into the run's folder, and show it."""
-    record = {
-        "run": str(run),
-        "checkpoint": args.checkpoint,
-        "update": update,
-        "seed": args.seed,
-        "raffia": __version__,
-        **figures,
-    }
-    path = write_record(run / "evaluations" / file_name(args, update), record)
-    if args.json:
-        print(json.dumps(record))
-        return 0
-    print(f"{run}, {checkpoint_named(args.checkpoint, update)}{remark}")
-    print(shown)
-    for file in (path, *files):
-        print(f"wrote {paint(str(file), 'cyan', sys.stdout)}")
-    return 0

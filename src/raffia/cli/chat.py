@@ -1,18 +1,139 @@
-"""A talk with the agent of a run: about data, or a game of Wordle."""
+"""raffia chat: a talk with the agent of a run of ILQL; conversation.py has the lines of it."""
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
-from raffia.cli.chat_wordle import Game
-from raffia.cli.conversation import Conversation, Session
-from raffia.recipes.ilql import load_agent
-from raffia.recipes.ilql.chat import Chat, Guessing
+from raffia.cli.parser import Parser, UsageError
+from raffia.cli.runs import add_checkpoint, chosen_run, config_of_algorithm
+from raffia.cli.style import call, waiting
 from raffia.recipes.ilql.config import ILQLRun
-from raffia.recipes.ilql.data import make_wordle
+
+ABOUT = """\
+Talk with the agent of a run of ILQL, in the terminal. You take the part of its environment; it
+answers token by token. Of Wordle: you hold a word, and it guesses. It writes nothing.
+
+In the talk, /help lists the commands. It ends with /quit, Ctrl-D or Ctrl-C; lines can be
+piped in, too."""
+EXAMPLES = [
+    "raffia train ilql --preset wordle  # first, an agent",
+    "raffia chat runs/wordle-0",
+    "raffia chat runs/wordle-0 --values --adv-weight 0  # the policy alone",
+    "printf 'hello\\n/again\\n' | raffia chat runs/chats-0 --top-k 20",
+]
+
+
+def chat(words: Sequence[str]) -> int:
+    """`raffia chat RUN`
+
+    >>> chat(["--temprature", "0.5"])
+    Traceback (most recent call last):
+        ...
+    raffia.cli.parser.UsageError: raffia chat has no --temprature; did you mean --temperature?
+    """
+    args = _parser().read(words)
+    start = "raffia train ilql --preset wordle"
+    run = chosen_run(args.run, "chat", lambda run: run.algorithm == "ilql", start)
+    calls = [call("raffia", command, run) for command in ("play", "evaluate")]
+    config = config_of_algorithm("ilql", run, *calls)
+    if config.population.size > 1:  # whose best member may speak with numbers of its own
+        waiting(f"looking at the best member of {run} ...")
+        from raffia.recipes.ilql import member_config
+
+        config = member_config(run, args.checkpoint)
+    config, notices = decoding_settings(config, args, run)
+
+    waiting(f"loading the agent of {run} ...")
+    return talk(
+        run, config, checkpoint=args.checkpoint, seed=args.seed, values=args.values, notices=notices
+    )
+
+
+def decoding_settings(
+    config: ILQLRun, args: argparse.Namespace, run: Path
+) -> tuple[ILQLRun, list[str]]:
+    """The run's settings with the decoding that the words ask for, and notices about it.
+
+    >>> args = _parser().read(["--adv_weight", "0", "--temperature", "0.5"])
+    >>> config, notices = decoding_settings(ILQLRun(), args, Path("runs/a"))
+    >>> config.decode.temperature, config.decode.include_adv, notices
+    (0.5, False, [])
+    """
+    decode, notices = config.decode, list[str]()
+    learns = config.loss.needs_values and config.model.per_token
+    flags = {"--values": args.values, "--adv-weight": args.adv_weight}
+    asked = [flag for flag, wanted in flags.items() if wanted]
+    if asked and not learns:
+        what = "no values" if not config.loss.needs_values else "values of whole utterances only"
+        raise UsageError(
+            f"{' and '.join(asked)}: {run} has learnt {what}, so there are no values of tokens",
+            call("raffia", "chat", run),
+        )
+    one = decode
+    if (decode.num_beams or 1) > 1 or decode.num_generations > 1 or decode.rerank:
+        beams = None if decode.num_beams is None else 1
+        one = replace(decode, num_beams=beams, num_generations=1, rerank=None)
+        how = "draws" if beams is None else "takes the best token each time"
+        notices.append(f"The run chooses among several texts; here it gives one, and {how}.")
+    cold = args.temperature == 0  # as others call it
+    if cold and one.plans:
+        one = replace(one, plan=replace(one.plan, num_simulations=0))
+        notices.append("The run plans its answers; at temperature 0 it takes the best token.")
+    temperature = one.temperature if args.temperature is None or cold else args.temperature
+    weight = one.adv_weight if args.adv_weight is None else args.adv_weight
+    shifts = one.include_adv if args.adv_weight is None else weight > 0
+    try:
+        one = replace(
+            one,
+            temperature=temperature,
+            num_beams=1 if cold else one.num_beams,
+            top_k=one.top_k if args.top_k is None else args.top_k,
+            top_p=one.top_p if args.top_p is None else args.top_p,
+            adv_weight=weight,
+            include_adv=shifts and learns,
+            include_logits=one.include_logits or not (shifts and learns),
+            report_all=args.values,
+        )
+    except ValueError as error:
+        raise UsageError(str(error), "raffia chat --help") from None
+    return replace(config, decode=one, evaluate=replace(config.evaluate, adv_weights=())), notices
+
+
+def _parser() -> Parser:
+    parser = Parser("raffia chat", ABOUT, EXAMPLES)
+    parser.add_argument("run", metavar="RUN", nargs="?", help="folder of the run")
+    add_checkpoint(parser)
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of what is drawn; 0")
+    parser.add_argument(
+        "--temperature",
+        type=float,
+        metavar="X",
+        help="below 1 bolder, above 1 freer; 0: the best token",
+    )
+    parser.add_argument(
+        "--adv-weight",
+        type=float,
+        metavar="X",
+        help="how much the advantage of a token counts; 0: the policy alone",
+    )
+    parser.add_argument("--top-k", type=int, metavar="K", help="only the K likeliest tokens")
+    parser.add_argument(
+        "--top-p",
+        type=float,
+        metavar="P",
+        help="only the likeliest tokens up to this probability; 0.95 with values",
+    )
+    parser.add_argument(
+        "--values",
+        action="store_true",
+        help="show V and the advantage of each token; colours, where the terminal has them",
+    )
+    return parser
 
 
 def talk(
@@ -27,6 +148,11 @@ def talk(
     stdout: TextIO | None = None,
 ) -> int:
     """Talk with the agent of a run until the person has enough; the exit status."""
+    from raffia.cli.conversation import Conversation, Game, Session
+    from raffia.recipes.ilql import load_agent
+    from raffia.recipes.ilql.chat import Chat, Guessing
+    from raffia.recipes.ilql.data import make_wordle
+
     policy = load_agent(folder, checkpoint, decode=config.decode, seed=seed)
     stdin, stdout = stdin or sys.stdin, stdout or sys.stdout
     weight = config.decode.adv_weight if config.decode.shifts else 1.0

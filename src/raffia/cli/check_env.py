@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from raffia.cli.errors import UsageError
-from raffia.cli.parser import Parser
+from raffia.cli.parser import Parser, UsageError
 from raffia.cli.style import paint
 
 ABOUT = """\
@@ -29,7 +28,7 @@ def check_env(words: Sequence[str]) -> int:
     >>> check_env([])
     Traceback (most recent call last):
         ...
-    raffia.cli.errors.UsageError: which environment?
+    raffia.cli.parser.UsageError: which environment?
     """
     parser = Parser("raffia check-env", ABOUT, EXAMPLES)
     parser.add_argument("id", metavar="ID", nargs="?", help="its name; raffia list environments")

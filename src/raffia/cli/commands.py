@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from raffia._version import __version__
-from raffia.cli.errors import UsageError
+from raffia.cli.parser import UsageError
 from raffia.lazy import imported
 
 Command = Callable[[Sequence[str]], int]  # the words after its name -> exit status
@@ -36,13 +36,8 @@ GROUPS = {
         "doctor": "this machine: versions, threads, extras, ROMs, GPU",
     },
 }
-# A command is a function of its own name, in a file of this name in cli/, but for these.
-HOMES = {
-    "play": "play_command:play",
-    "chat": "chat_command:chat",
-    "doctor": "doctor_command:doctor",
-    "list": "list:list_all",
-}
+# A command is a function of its own name, in a file of this name in cli/, but for this one.
+HOMES = {"list": "list:list_all"}
 FIRST_STEPS = {
     "raffia demo": "to a trained agent in minutes",
     "raffia train efficientzero --preset cartpole": "the same, for longer",
@@ -107,7 +102,7 @@ def dispatch(words: Sequence[str]) -> int:
     >>> dispatch(["evalute"])
     Traceback (most recent call last):
         ...
-    raffia.cli.errors.UsageError: there is no command 'evalute'; did you mean evaluate?
+    raffia.cli.parser.UsageError: there is no command 'evalute'; did you mean evaluate?
     """
     if not words or words[0] in ("-h", "--help", "help"):
         if words[1:2] and words[0] == "help":

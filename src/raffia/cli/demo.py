@@ -9,8 +9,15 @@ from pathlib import Path
 
 from raffia.cli.parser import Parser
 from raffia.cli.report import write_page
-from raffia.cli.runs import HOME, free_folder, refuse_taken
-from raffia.cli.sessions import end_line, exit_status, print_next, print_start
+from raffia.cli.runs import (
+    HOME,
+    end_line,
+    exit_status,
+    free_folder,
+    print_next,
+    print_start,
+    refuse_taken,
+)
 from raffia.cli.style import call, paint
 from raffia.recipes.efficientzero.config import EfficientZeroRun
 from raffia.recipes.efficientzero.presets import PRESETS
@@ -31,7 +38,7 @@ def demo(words: Sequence[str]) -> int:
     >>> demo(["--sede=3"])
     Traceback (most recent call last):
         ...
-    raffia.cli.errors.UsageError: raffia demo has no --sede=3; did you mean --seed?
+    raffia.cli.parser.UsageError: raffia demo has no --sede=3; did you mean --seed?
     """
     parser = Parser("raffia demo", ABOUT, EXAMPLES)
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="another run; 0")

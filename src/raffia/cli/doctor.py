@@ -1,4 +1,7 @@
-"""The checks of `raffia doctor`: packages, threads, GPU, games, folders to write, terminal."""
+"""raffia doctor: the checks of this machine, or of an engine's workers.
+
+Packages, threads, GPU, games, folders to write, terminal.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,22 @@ import platform
 import shutil
 import stat
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
 from raffia._version import __version__
+from raffia.cli.parser import Parser
 from raffia.cli.style import paint
 from raffia.hints import plural
+
+ABOUT = """\
+Look at this machine: versions, the processor and its threads, the GPU, which extras are installed
+and how to install the others, Atari's ROMs, whether kernels compile. Attach it when something is
+wrong. It writes nothing.
+
+With --engine.name it looks at where workers would run instead: a worker is started there, and
+called."""
 
 # Project on PyPI -> its module. As pyproject.toml has them.
 CORE = {
@@ -68,13 +80,39 @@ class Check:
         return [f"{self.verdict:<7}{self.name}: {self.found}", *fix]
 
 
-def doctor(runs: str | os.PathLike[str] = "runs", stream: TextIO | None = None) -> list[Check]:
+def doctor(words: Sequence[str]) -> int:
+    """`raffia doctor`
+
+    >>> doctor(["--all"])
+    Traceback (most recent call last):
+        ...
+    raffia.cli.parser.UsageError: raffia doctor has no --all
+    """
+    examples = [
+        "raffia doctor",
+        "raffia doctor > doctor.txt",
+        "raffia doctor --engine.name process",
+        "raffia doctor --engine.name ray --engine.address auto",
+    ]
+    parser = Parser("raffia doctor", ABOUT, examples)
+    names = ("inline", "process", "ray")
+    parser.add_argument("--engine.name", dest="engine", choices=names, help="where workers run")
+    parser.add_argument("--engine.address", dest="address", default="", help="of a Ray cluster")
+    args = parser.read(words)
+    if args.engine is None:
+        return print_doctor()
+    return print_doctor(look=lambda: engine_checks(args.engine, args.address))
+
+
+def machine_checks(
+    runs: str | os.PathLike[str] = "runs", stream: TextIO | None = None
+) -> list[Check]:
     """Check this machine.
 
     runs: where run folders will be.
     stream: where the live view of a run would be shown; None: stdout.
 
-    >>> [check.name for check in doctor()][:2]
+    >>> [check.name for check in machine_checks()][:2]
     ['raffia', 'packages']
     """
     return [
@@ -90,7 +128,9 @@ def doctor(runs: str | os.PathLike[str] = "runs", stream: TextIO | None = None) 
     ]
 
 
-def print_doctor(stream: TextIO | None = None, look: Callable[[], list[Check]] = doctor) -> int:
+def print_doctor(
+    stream: TextIO | None = None, look: Callable[[], list[Check]] = machine_checks
+) -> int:
     """Print what was found; the exit status: 0 unless something fails that all needs.
 
     stream: gets the lines; None: stdout.
@@ -314,3 +354,23 @@ def _existing(path: pathlib.Path) -> pathlib.Path:
 
 def _system() -> str:
     return f"{platform.system()} {platform.machine()}"
+
+
+def engine_checks(name: str, address: str = "") -> list[Check]:
+    """What an engine has room for, how soon a worker is there, and how long a call takes.
+
+    >>> [check.verdict for check in engine_checks("inline")]
+    ['ok', 'ok', 'ok', 'ok']
+    """
+    from raffia.recipes.engines import try_engine
+
+    try:
+        found = try_engine(name, address)
+    except (ImportError, OSError, ValueError, RuntimeError) as error:
+        return [Check("engine", "fails", f"{name}: {error}")]
+    return [
+        Check("engine", "ok", f"{name}: {found.description}"),
+        Check("first worker", "ok", f"after {found.seconds_to_first:.1f} s"),
+        Check("a call", "ok", f"{1e3 * found.seconds_of_call:.2f} ms there and back"),
+        Check("arrays", "ok", f"{found.mib_per_second:,.0f} MiB/s there and back"),
+    ]

@@ -8,8 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from raffia.cli.algorithm import AlgorithmCommands, show_evaluation
-from raffia.cli.errors import UsageError
+from raffia.cli.algorithm import AlgorithmCommands
+from raffia.cli.figures import show_evaluation
+from raffia.cli.parser import UsageError
 from raffia.cli.style import call, number, waiting
 from raffia.hints import plural
 from raffia.recipes.efficientzero.config import EfficientZeroRun

@@ -35,7 +35,7 @@ def evaluate(words: Sequence[str]) -> int:
     >>> evaluate(["--episodes", "none"])
     Traceback (most recent call last):
         ...
-    raffia.cli.errors.UsageError: --episodes: 'none' is no whole number above 0
+    raffia.cli.parser.UsageError: --episodes: 'none' is no whole number above 0
     """
     args = _parser().read(_with_number(words))
     run = chosen_run(args.run, "evaluate")

@@ -6,8 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from raffia.cli.errors import UsageError
-from raffia.cli.parser import Parser
+from raffia.cli.parser import Parser, UsageError
 from raffia.cli.runs import add_checkpoint, chosen_run, config_of_algorithm, free_folder
 from raffia.cli.style import call, columns, paint, waiting
 
@@ -40,7 +39,7 @@ def export(words: Sequence[str]) -> int:
     >>> export(["--checkpoint", "last"])
     Traceback (most recent call last):
         ...
-    raffia.cli.errors.UsageError: --checkpoint: 'last' is neither best nor newest nor the number ...
+    raffia.cli.parser.UsageError: --checkpoint: 'last' is neither best nor newest nor the number ...
     """
     parser = Parser("raffia export", ABOUT, EXAMPLES)
     parser.add_argument("run", metavar="RUN", nargs="?", help="folder of the run")

@@ -3,15 +3,79 @@
 from __future__ import annotations
 
 import argparse
+import json
 import math
+import os
 import statistics
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from raffia.cli.style import columns, number
+from raffia._version import __version__
+from raffia.cli.style import columns, number, paint
 from raffia.files import make_folder, write_json
+from raffia.hints import plural
+
+if TYPE_CHECKING:
+    from raffia.recipes.running import Evaluation
+
+
+def show_evaluation(
+    run: Path,
+    args: argparse.Namespace,
+    found: Evaluation,
+    more: Mapping[str, Any] | None = None,
+    against: str = "",
+) -> int:
+    """Write an evaluation's figures as JSON, and show them.
+
+    more: further entries of the JSON.
+    """
+    as_first = list(found.as_first or [])
+    figures = {
+        **named(spread_of(found.returns)),
+        "returns": list(found.returns),
+        "lengths": list(found.lengths),
+        **({"as_first": as_first} if as_first else {}),
+        "files": [os.path.relpath(file, run) for file in found.files],
+    }
+    played = f": {plural(len(found.returns), 'episode')}{against}"
+    shown = table(found.returns, found.lengths, as_first)
+    figures = {**(more or {}), **figures}
+    return show_figures(run, args, found.update, figures, shown, found.files, played)
+
+
+def show_figures(
+    run: Path,
+    args: argparse.Namespace,
+    update: int | None,
+    figures: Mapping[str, Any],  # further entries of the JSON
+    shown: str,  # the same for the terminal
+    files: Sequence[Path] = (),  # that were written already
+    remark: str = "",
+) -> int:
+    """Write what `raffia evaluate` found as JSON into the run's folder, and show it."""
+    record = {
+        "run": str(run),
+        "checkpoint": args.checkpoint,
+        "update": update,
+        "seed": args.seed,
+        "raffia": __version__,
+        **figures,
+    }
+    path = run / "evaluations" / file_name(args, update)
+    make_folder(path.parent)
+    write_json(path, record, indent=1)
+    if args.json:
+        print(json.dumps(record))
+        return 0
+    print(f"{run}, {checkpoint_named(args.checkpoint, update)}{remark}")
+    print(shown)
+    for file in (path, *files):
+        print(f"wrote {paint(str(file), 'cyan', sys.stdout)}")
+    return 0
 
 
 @dataclass(frozen=True)
@@ -100,19 +164,6 @@ def file_name(args: argparse.Namespace, update: int | None) -> str:
     thinks = f"-{args.num_simulations}-simulations" if args.num_simulations else ""
     against = f"-{args.opponent}" if args.opponent else ""
     return f"update-{update}-{args.episodes}-episodes-seed-{args.seed}{thinks}{against}.json"
-
-
-def write_record(path: Path, record: dict[str, Any]) -> Path:
-    """Write JSON atomically.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write_record(Path(folder) / "evaluations" / "a.json", {"mean_return": 1.0}).name
-    'a.json'
-    """
-    make_folder(path.parent)
-    write_json(path, record, indent=1)
-    return path
 
 
 def named(spread: Spread) -> dict[str, float | None]:

@@ -9,8 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raffia.cli.algorithm import AlgorithmCommands, show_figures
-from raffia.cli.errors import UsageError
+from raffia.cli.algorithm import AlgorithmCommands
+from raffia.cli.figures import show_figures
+from raffia.cli.parser import UsageError
 from raffia.cli.style import call, columns, number, waiting
 from raffia.recipes.ilql.config import DialogueDataConfig, ILQLRun
 

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from raffia.cli.algorithm import commands_of
-from raffia.cli.errors import UsageError
-from raffia.cli.parser import Parser, nearest
+from raffia.cli.parser import Parser, UsageError, nearest
 from raffia.cli.runs import HOME
 from raffia.cli.style import call, columns, duration, number, paint, printable, width_of
 from raffia.recipes.algorithm import ALGORITHMS
@@ -37,7 +36,7 @@ def list_all(words: Sequence[str]) -> int:
     >>> list_all(["preset"])
     Traceback (most recent call last):
         ...
-    raffia.cli.errors.UsageError: nothing is called 'preset' here; did you mean presets?
+    raffia.cli.parser.UsageError: nothing is called 'preset' here; did you mean presets?
     """
     parser = Parser("raffia list", ABOUT, EXAMPLES)
     parser.add_argument("kinds", metavar="WHAT", nargs="*", help=", ".join(KINDS))

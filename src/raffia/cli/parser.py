@@ -1,4 +1,4 @@
-"""argparse with nearest names, calls that work, and help that keeps its lines."""
+"""argparse with nearest names, calls that work, and help that keeps its lines; `UsageError`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,21 @@ import argparse
 from collections.abc import Sequence
 from typing import NoReturn
 
-from raffia.cli.errors import UsageError
 from raffia.cli.style import filled, help_width
 from raffia.hints import did_you_mean
+
+
+class UsageError(Exception):
+    """A wrong call: what was wrong, and the calls that work.
+
+    >>> error = UsageError("there is no preset 'cartpol'", "raffia list presets")
+    >>> print(error, error.calls)
+    there is no preset 'cartpol' ('raffia list presets',)
+    """
+
+    def __init__(self, message: str, *calls: str) -> None:
+        super().__init__(message)
+        self.calls = calls
 
 
 class Parser(argparse.ArgumentParser):

@@ -1,16 +1,70 @@
-"""A game of a person against an agent in the terminal: questions, answers, boards."""
+"""raffia play: a game of a person against an agent in the terminal: questions, answers, boards."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
-from raffia.recipes.efficientzero.match import BoardPlayer, Match, Thought, load_player
+from raffia.cli.parser import Parser, UsageError
+from raffia.cli.runs import chosen_run, config_of_algorithm
+from raffia.cli.style import call, waiting
+
+if TYPE_CHECKING:
+    from raffia.recipes.efficientzero.match import BoardPlayer, Match, Thought
 
 
-def play(
+ABOUT = """\
+Play TicTacToe or Connect4 against the agent of a run, in the terminal. It writes nothing."""
+EXAMPLES = [
+    "raffia train efficientzero --preset tictactoe  # first, an agent",
+    "raffia play runs/tictactoe-0",
+    "raffia play runs/connect4-0 --second --num-simulations 400  # it begins",
+]
+
+
+def play(words: Sequence[str]) -> int:
+    """`raffia play RUN`
+
+    >>> play(["--secnd"])
+    Traceback (most recent call last):
+        ...
+    raffia.cli.parser.UsageError: raffia play has no --secnd; did you mean --second?
+    """
+    parser = Parser("raffia play", ABOUT, EXAMPLES)
+    parser.add_argument("run", metavar="RUN", nargs="?", help="folder of the run")
+    parser.add_argument("--second", action="store_true", help="the agent begins")
+    parser.add_argument(
+        "--checkpoint", default="best", metavar="WHICH", help="best, newest, or a number"
+    )
+    parser.add_argument(
+        "--num-simulations", type=int, metavar="N", help="of its search, for each move"
+    )
+    args = parser.read(words)
+    from raffia.recipes.efficientzero.match import GAMES
+
+    first = call("raffia", "train", "efficientzero", "--preset", next(iter(GAMES)))
+    run = chosen_run(args.run, "play", lambda run: run.env in GAMES, first)
+    talk = call("raffia", "chat", run), call("raffia", "evaluate", run)
+    game = config_of_algorithm("efficientzero", run, *talk).env.id
+    if game not in GAMES:
+        raise UsageError(
+            f"{run} plays {game}; a person can play {' and '.join(GAMES)}",
+            first,
+            call("raffia", "evaluate", run, "--record"),
+        )
+
+    waiting(f"loading the agent of {run} ...")
+    return play_against(
+        run,
+        checkpoint=args.checkpoint,
+        num_simulations=args.num_simulations,
+        second=args.second,
+    )
+
+
+def play_against(
     folder: str | Path,
     *,
     checkpoint: str = "best",
@@ -20,6 +74,8 @@ def play(
     stdout: TextIO | None = None,
 ) -> int:
     """Play against the agent of a run until the person has enough; the exit status."""
+    from raffia.recipes.efficientzero.match import load_player
+
     agent = load_player(Path(folder), checkpoint, num_simulations=num_simulations)
     Table(agent, int(second), stdin or sys.stdin, stdout or sys.stdout).sit()
     return 0
@@ -87,7 +143,7 @@ class Table:
     def __init__(self, agent: BoardPlayer, person: int, stdin: TextIO, stdout: TextIO) -> None:
         """person: 0 if the person begins, 1 if the agent does."""
         self.agent, self.person = agent, person
-        self.match = Match(agent)
+        self.match: Match  # the current one: `sit` begins the first
         self._stdin, self._stdout = stdin, stdout
         self._seated = True
         self._commands: dict[str, Callable[[], None]] = {
@@ -109,6 +165,8 @@ class Table:
                 self._agent_moves()
 
     def _begin(self) -> None:
+        from raffia.recipes.efficientzero.match import Match
+
         self.match = Match(self.agent)
         mine, its = self.match.game.symbols[self.person], self.match.game.symbols[1 - self.person]
         begins = "you begin" if self.person == 0 else "the agent begins"

@@ -6,8 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from raffia.cli.errors import UsageError
-from raffia.cli.parser import Parser
+from raffia.cli.parser import Parser, UsageError
 from raffia.cli.runs import chosen_run
 from raffia.cli.style import call, paint
 from raffia.report.folder import runs_of_sweep
@@ -35,7 +34,7 @@ def report(words: Sequence[str]) -> int:
     >>> report(["--outt=page.html"])
     Traceback (most recent call last):
         ...
-    raffia.cli.errors.UsageError: raffia report has no --outt=page.html; did you mean --out?
+    raffia.cli.parser.UsageError: raffia report has no --outt=page.html; did you mean --out?
     """
     parser = Parser("raffia report", ABOUT, EXAMPLES)
     parser.add_argument("runs", metavar="RUN", nargs="*", help="folders of runs, or of sweeps")

@@ -7,9 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from raffia.cli.algorithm import AlgorithmCommands, commands_of
-from raffia.cli.errors import UsageError
-from raffia.cli.runs import chosen_run, config_of, state_of, summary_line
-from raffia.cli.sessions import print_next, print_start, require_device
+from raffia.cli.parser import UsageError
+from raffia.cli.runs import (
+    chosen_run,
+    config_of,
+    print_next,
+    print_start,
+    require_device,
+    state_of,
+    summary_line,
+)
 from raffia.cli.style import call, filled, help_width
 from raffia.cli.train import split_own
 from raffia.report.folder import MANIFEST, RunSummary

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raffia.cli.doctor import usable_cores
-from raffia.cli.errors import UsageError
-from raffia.cli.sessions import print_next, require_device
+from raffia.cli.parser import UsageError
+from raffia.cli.runs import print_next, require_device
 from raffia.cli.style import call, columns, filled, help_width, number, printable
 from raffia.cli.train import Asked, split_own
 from raffia.files import is_free

@@ -8,9 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from raffia.cli.algorithm import AlgorithmCommands, commands_of
-from raffia.cli.errors import UsageError
-from raffia.cli.runs import HOME, free_folder, refuse_taken, state_of, summary_line
-from raffia.cli.sessions import print_next, print_start, require_device
+from raffia.cli.parser import UsageError
+from raffia.cli.runs import (
+    HOME,
+    free_folder,
+    print_next,
+    print_start,
+    refuse_taken,
+    require_device,
+    state_of,
+    summary_line,
+)
 from raffia.cli.style import call, filled, help_width
 from raffia.recipes.algorithm import ALGORITHMS, Algorithm, find_algorithm
 from raffia.report.folder import is_run
@@ -43,7 +51,7 @@ def train(words: Sequence[str]) -> int:
     >>> train(["efficientzero", "--preset", "cartpol"])
     Traceback (most recent call last):
         ...
-    raffia.cli.errors.UsageError: there is no preset 'cartpol'; did you mean cartpole?
+    raffia.cli.parser.UsageError: there is no preset 'cartpol'; did you mean cartpole?
     """
     if words and words[0] in ("-h", "--help"):
         rows = [f"  {name:<14} {one.summary}" for name, one in ALGORITHMS.items()]
