@@ -25,10 +25,9 @@ from raffia.recipes.efficientzero.reanalyzers import BatchMaking, ReanalyzeRole,
 from raffia.recipes.engines import make_engine
 from raffia.recipes.scale_config import EngineConfig, ReanalyzersConfig
 from raffia.tensordict.tensordict import TensorDict
-from raffia.train.ahead import BatchesAhead
+from raffia.train.ahead import BatchesAhead, BatchesOfShards, ShardMirrors
 from raffia.train.config import from_json
 from raffia.train.nan_guard import NaNGuard
-from raffia.train.shard_batches import BatchesOfShards, ShardMirrors
 
 SPEC = EnvSpec(
     observation_shape=(3, 96, 96), action=Discrete(4), observation_dtype=torch.uint8, name="Atari"

@@ -18,7 +18,7 @@ from raffia.envs.env import Box, Discrete, EnvSpec
 from raffia.envs.make import make_env
 from raffia.recipes.algorithm import ALGORITHMS
 from raffia.recipes.efficientzero.actors import ActorRole, actor_config
-from raffia.recipes.efficientzero.evaluators import EvaluateRole
+from raffia.recipes.efficientzero.evaluation import EvaluateRole
 from raffia.recipes.efficientzero.experiment import EfficientZeroExperiment
 from raffia.recipes.efficientzero.reanalyzers import ReanalyzeRole
 from raffia.recipes.running import train_run

@@ -12,8 +12,8 @@ from raffia.envs.env import Box, Discrete, EnvSpec
 from raffia.envs.make import make_env
 from raffia.recipes import efficientzero
 from raffia.recipes.efficientzero.config import RecordedDataConfig
+from raffia.recipes.efficientzero.data import recorded_steps
 from raffia.recipes.efficientzero.presets import PRESETS
-from raffia.recipes.efficientzero.recorded import recorded_steps
 from raffia.report.page import write_report
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.experiment import RunError

@@ -16,7 +16,7 @@ from raffia.data.segment_shards import ReplayShards
 from raffia.distributed import ChaosEngine, InlineEngine
 from raffia.envs.env import Discrete, EnvSpec
 from raffia.lazy import imported
-from raffia.recipes.efficientzero import evaluators, reanalyzers
+from raffia.recipes.efficientzero import evaluation, reanalyzers
 from raffia.recipes.efficientzero import experiment as run_module
 from raffia.recipes.efficientzero.config import EfficientZeroRun
 from raffia.recipes.efficientzero.experiment import EfficientZeroExperiment
@@ -299,13 +299,13 @@ def test_what_is_not_finite_stops_the_run_as_in_the_loop(name, num, tmp_path, mo
 def test_nan_in_an_evaluation_is_dumped_by_the_update_whose_evaluation_met_it(
     tmp_path, monkeypatch
 ):
-    play = evaluators.Evaluator.play
+    play = evaluation.Evaluator.play
 
     def with_nan(self, planner, *, check, **settings):
         check(TensorDict(reward=torch.tensor([1.0, float("nan")]), batch_size=[2]))
         return play(self, planner, check=check, **settings)
 
-    monkeypatch.setattr(evaluators.Evaluator, "play", with_nan)
+    monkeypatch.setattr(evaluation.Evaluator, "play", with_nan)
     with pytest.raises(NonFiniteError, match=r"update 1 is not finite: batch reward: nan"):
         trained(LATE, tmp_path / "run", evaluators__num=1)
     assert (tmp_path / "run" / "nan_dump" / "000000001").is_dir()

@@ -8,8 +8,8 @@ import torch
 
 from raffia.recipes import Algorithm
 from raffia.tensordict.tensordict import TensorDict
+from raffia.train.evaluations import Evaluated
 from raffia.train.experiment import Experiment, Plan
-from raffia.train.outcome import Evaluated
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,8 +12,7 @@ from raffia.distributed import Board, ChaosEngine, InlineEngine, Pool
 from raffia.functional.seeds import generator_for
 from raffia.tensordict import TensorDict
 from raffia.train.ahead import BatchesAhead
-from raffia.train.evaluations import Evaluations
-from raffia.train.outcome import Evaluated
+from raffia.train.evaluations import Evaluated, Evaluations
 
 NUM_UPDATES, AHEAD, JOIN_AFTER, MODULUS = 10, 3, 4, 1_000_003
 

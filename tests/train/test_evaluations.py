@@ -8,8 +8,7 @@ import torch
 from raffia.distributed import InlineEngine
 from raffia.distributed.pool import Pool
 from raffia.tensordict import TensorDict
-from raffia.train.evaluations import Evaluations
-from raffia.train.outcome import Evaluated
+from raffia.train.evaluations import Evaluated, Evaluations
 
 
 class Weigh:

@@ -5,7 +5,7 @@ import struct
 
 import pytest
 
-from raffia.train.events import EventFile, crc32c, masked_crc
+from raffia.train.log import EventFile, crc32c, masked_crc
 
 
 def records(path):

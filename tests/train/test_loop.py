@@ -10,10 +10,9 @@ from raffia.tensordict.tensordict import TensorDict
 from raffia.train.checkpoint import CheckpointError, Checkpoints
 from raffia.train.evaluate import Episodes
 from raffia.train.experiment import Experiment, Plan
-from raffia.train.loop import Ended, train
-from raffia.train.records import Records
+from raffia.train.log import Records
+from raffia.train.loop import Ended, Evaluate, Save, train
 from raffia.train.run_state import Recorded, RunState
-from raffia.train.tasks import Evaluate, Save
 from tests.recipes.runs import Quiet
 
 

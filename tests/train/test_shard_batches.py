@@ -10,7 +10,7 @@ from raffia.data.storage import TensorStorage
 from raffia.distributed import ChaosEngine, InlineEngine
 from raffia.distributed.pool import Pool
 from raffia.tensordict import TensorDict
-from raffia.train.shard_batches import BatchesOfShards, ShardMirrors, holds
+from raffia.train.ahead import BatchesOfShards, ShardMirrors, holds
 
 NUM_UPDATES, NUM_ROWS, SHARDS = 12, 5, 4
 

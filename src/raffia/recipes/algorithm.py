@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,6 @@ from raffia.recipes.efficientzero.presets import PRESETS, SUMMARIES
 from raffia.recipes.ilql.config import MAY_CHANGE as ILQL_MAY_CHANGE
 from raffia.recipes.ilql.config import ILQLRun
 from raffia.recipes.ilql.presets import ILQL_PRESETS, ILQL_SUMMARIES
-from raffia.recipes.named import given_name, recorded_name
 from raffia.train.config import ConfigError
 
 if TYPE_CHECKING:
@@ -175,3 +175,49 @@ def recorded_algorithm(made_by: Mapping[str, Any]) -> Algorithm:
 
 def _near(name: str) -> str:
     return did_you_mean(name, ALGORITHMS.keys(), "; did you mean {}?")
+
+
+def given_name(reference: Any, what: str) -> Any:
+    """What the user names, who vouches for it: also of a file, or of a module in this folder.
+
+    what: is named so, such as "a raffia.recipes.Algorithm"; for the error.
+    Raises ConfigError if it can't be imported.
+
+    >>> given_name("math:tau", "a number")
+    6.283185307179586
+    >>> given_name("maths:tau", "a number")
+    Traceback (most recent call last):
+    ...
+    raffia.train.settings.ConfigError: maths:tau can't be imported: No module named 'maths'. It is
+    package.module:name or path/file.py:name, of a number
+    """
+    try:
+        return imported(reference, here=True)
+    except (ImportError, AttributeError, OSError, SyntaxError) as error:
+        raise ConfigError(
+            f"{reference} can't be imported: {error}. It is package.module:name or "
+            f"path/file.py:name, of {what}"
+        ) from error
+
+
+def recorded_name(reference: str) -> Any:
+    """What a run's folder names, if that lies in an installed package; else None.
+
+    A folder may come from elsewhere, so files, and modules of the current folder, are not run.
+    Raises ConfigError if the package is installed and fails to be imported.
+
+    >>> recorded_name("math:tau"), recorded_name("own.py:tau"), recorded_name("not_there:tau")
+    (6.283185307179586, None, None)
+    """
+    home = reference.rpartition(":")[0]
+    if not home or home.endswith(".py"):
+        return None
+    try:
+        return imported(reference)
+    except (ImportError, AttributeError, SyntaxError) as error:
+        is_missing = isinstance(error, ModuleNotFoundError) and f"{home}.".startswith(
+            f"{error.name}."
+        )
+        if is_missing or (isinstance(error, AttributeError) and home in sys.modules):
+            return None
+        raise ConfigError(f"{reference} can't be imported: {error}") from error

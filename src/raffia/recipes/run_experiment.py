@@ -12,8 +12,7 @@ from raffia.distributed.data_parallel import DataParallel
 from raffia.distributed.follow import Followers
 from raffia.distributed.sharded import Sharded
 from raffia.recipes.devices import require_device
-from raffia.recipes.members import Members
-from raffia.recipes.members_across import MembersAcross
+from raffia.recipes.members import Members, MembersAcross
 from raffia.recipes.workers import RunWorkers
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.experiment import Experiment, Plan

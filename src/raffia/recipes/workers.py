@@ -13,8 +13,7 @@ from raffia.hints import plural
 from raffia.recipes.devices import require_device
 from raffia.recipes.engines import make_engine, where
 from raffia.tensordict.tensordict import TensorDict
-from raffia.train.evaluations import Evaluations
-from raffia.train.outcome import Outcome
+from raffia.train.evaluations import Evaluations, Outcome
 
 POPULATION = "population"  # the kind of workers that members learn in
 
@@ -48,7 +47,7 @@ class RunWorkers:
     Raises RunError for a device that is not there, ValueError for workers that can't be had.
 
     >>> from raffia.recipes.efficientzero.config import EfficientZeroRun
-    >>> roles = {"evaluators": "raffia.recipes.efficientzero.evaluators:EvaluateRole"}
+    >>> roles = {"evaluators": "raffia.recipes.efficientzero.evaluation:EvaluateRole"}
     >>> RunWorkers(EfficientZeroRun(), roles, "{}", print).pool("evaluators").num_workers
     1
     """

@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from raffia.train.checkpoint import Checkpoint, CheckpointError, Checkpoints
     from raffia.train.collect import Collector
     from raffia.train.evaluate import Episodes, play_episodes
+    from raffia.train.evaluations import Evaluated
     from raffia.train.experiment import Experiment, Plan, RunError
     from raffia.train.loop import Ended, train
     from raffia.train.metrics import PhaseClock
     from raffia.train.nan_guard import NaNGuard, NonFiniteError
-    from raffia.train.outcome import Evaluated
     from raffia.train.replay_log import ReplayLog
     from raffia.train.run_state import RunState
     from raffia.train.schedule import Schedule

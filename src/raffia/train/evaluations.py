@@ -7,8 +7,9 @@ who plays, and how fast, changes no bit of the run.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -16,7 +17,6 @@ from raffia.distributed.pool import Pool
 from raffia.learner import step_of
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.open_tasks import OpenTasks
-from raffia.train.outcome import Outcome
 
 SLICE = 0.2  # seconds between two looks at whether the run is to stop
 
@@ -24,7 +24,6 @@ SLICE = 0.2  # seconds between two looks at whether the run is to stop
 class Joined(NamedTuple):
     """An evaluation that was waited for.
 
-    >>> from raffia.train.outcome import Evaluated
     >>> Joined(500, 2_000, Evaluated(1.0, {})).update
     500
     """
@@ -125,3 +124,33 @@ class Evaluations(OpenTasks):
         self.board.load_state(state["weights"])
         for update, count in zip(self.board.versions, state["counts"].tolist(), strict=True):
             self._ask(update, count)
+
+
+class Outcome(Protocol):
+    """The outcome of an evaluation: `Episodes`, `Evaluated` ...
+
+    >>> from raffia.train.evaluate import Episodes
+    >>> outcome: Outcome = Episodes([1.0, 3.0], [5, 6])
+    >>> outcome.score
+    2.0
+    """
+
+    @property
+    def score(self) -> float:
+        """The outcome's score: the larger the better."""
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """The values of its row."""
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """An outcome of any kind.
+
+    >>> Evaluated(score=-0.25, values={"loss": 0.25}).score
+    -0.25
+    """
+
+    score: float  # the larger the better
+    values: Mapping[str, Any]  # values of its row

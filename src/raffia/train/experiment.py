@@ -13,11 +13,10 @@ from raffia.functional.seeds import derive_seed
 from raffia.learner import Learner
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.checkpoint import Checkpoint
-from raffia.train.evaluations import Evaluations
+from raffia.train.evaluations import Evaluations, Outcome
 from raffia.train.ledger import EndedEpisode
 from raffia.train.metrics import PhaseClock
 from raffia.train.nan_guard import NaNGuard
-from raffia.train.outcome import Outcome
 from raffia.train.run_state import Tree
 from raffia.train.view import View
 
@@ -81,7 +80,7 @@ class Experiment:
         `RunState`, the tree that they are saved and restored in.
     replays: replay buffers by name; their content is saved with each checkpoint, every row once.
 
-    >>> from raffia.train.outcome import Evaluated
+    >>> from raffia.train.evaluations import Evaluated
     >>> class Counts(Experiment):
     ...     plan = Plan(title="counting", num_updates=3, evaluate_every=1, save_every=1)
     ...     def init(self):

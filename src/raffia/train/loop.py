@@ -1,12 +1,18 @@
-"""The training loop: make a step, then run the tasks that are due."""
+"""The training loop: make a step, then run the tasks that are due, such as `Evaluate` and `Save`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 from raffia.learner import step_of
 from raffia.tensordict.tensordict import TensorDict
+from raffia.train.checkpoint import CheckpointError, Checkpoints
+from raffia.train.evaluations import Evaluations, Outcome
+from raffia.train.experiment import Experiment
+from raffia.train.log import Log, Records
+from raffia.train.run_state import RunState
 
 Step = Callable[[TensorDict], tuple[TensorDict, TensorDict]]  # a state -> the next one, metrics
 
@@ -64,3 +70,212 @@ def train(
         except Ended as ended:
             return state, ended.reason
     return state, "finished"
+
+
+class Evaluate:
+    """An evaluation each `plan.evaluate_every` steps of the environments, or updates without any.
+
+    Here, or elsewhere, where the experiment has `evaluations`: then it is joined at a later update.
+
+    stop: whether the run is to stop, which an evaluation and a wait for one look at.
+    scored: called with an update and its score, the best so far, where it is joined at a later one.
+    """
+
+    def __init__(self, experiment: Experiment, records: Records, log: Log) -> None:
+        self._experiment, self._records, self._log = experiment, records, log
+        self.stop: Callable[[], bool] = lambda: False
+        self.scored: Callable[[int, float], None] = lambda update, score: None
+        self.num_done = 0
+        self.best: float | None = None
+        self.latest: float | None = None
+        self._at, self._at_count = -1, -1  # update and count of the latest evaluation
+        self._improved = False
+
+    def _count(self, update: int) -> int:
+        """The count that `plan.evaluate_every` is compared with."""
+        env_step = self._experiment.num_env_steps
+        return update if env_step is None else env_step
+
+    @property
+    def _elsewhere(self) -> Evaluations | None:
+        """The evaluations that are played elsewhere, or were in an earlier session and are open."""
+        found = self._experiment.evaluations
+        return found if found is not None and found.is_on else None
+
+    @property
+    def open(self) -> list[int]:
+        """The updates whose states are evaluated elsewhere, and not joined yet."""
+        return [] if self._elsewhere is None else self._elsewhere.updates
+
+    def score_of(self, update: int) -> float | None:
+        """The score of the state after this update, if it was evaluated."""
+        return self.latest if update == self._at else None
+
+    def improved(self, update: int) -> bool:
+        """Whether the state after this update is the best that was evaluated."""
+        return self._improved and update == self._at
+
+    def is_old(self, update: int) -> bool:
+        """Whether much was learnt since the latest evaluation: the count moved, or some updates."""
+        return self._count(update) != self._at_count or update - self._at > 10
+
+    def is_due(self, update: int) -> bool:
+        """Whether enough went by since the latest evaluation, or one is to be joined."""
+        elsewhere = self._elsewhere
+        is_late = elsewhere is not None and elsewhere.is_due(update)
+        return is_late or self._is_due_to_begin(update)
+
+    def _is_due_to_begin(self, update: int) -> bool:
+        return self._count(update) // self._experiment.plan.evaluate_every > self.num_done
+
+    def __call__(self, state: TensorDict, metrics: TensorDict) -> None:
+        """Evaluate if it is due, and join what is due."""
+        self.catch_up(state)
+
+    def catch_up(self, state: TensorDict) -> None:
+        """Evaluate if it is due, and join what is due."""
+        update, elsewhere = step_of(state), self._elsewhere
+        if self._is_due_to_begin(update):
+            if elsewhere is None:
+                self.now(state)
+            else:
+                self._begin(elsewhere, state)
+        while elsewhere is not None and elsewhere.is_due(update):
+            if not self._join(elsewhere, update):
+                return
+
+    def now(self, state: TensorDict) -> None:
+        """Evaluate, and wait for it; raises `Ended` if the target is reached."""
+        update, elsewhere = step_of(state), self._elsewhere
+        if elsewhere is not None:
+            if update not in elsewhere.updates:
+                self._begin(elsewhere, state)
+            self.join_all(update)
+            return
+        found = self._experiment.evaluate(state, self.stop)
+        if found is not None:  # else it was interrupted, and is due still
+            self._take(found, update, self._count(update))
+
+    def _begin(self, elsewhere: Evaluations, state: TensorDict) -> None:
+        count = self._count(step_of(state))
+        elsewhere.begin(state, count)
+        self.num_done = count // self._experiment.plan.evaluate_every
+        self._experiment.evaluation_begun(state)
+
+    def _join(self, elsewhere: Evaluations, update: int) -> bool:
+        """Wait for the oldest; whether it came."""
+        with self._experiment.clock.phase("evaluate"):
+            found = elsewhere.join(self.stop)
+        if found is None:
+            return False
+        if found.update != update and (self.best is None or found.outcome.score > self.best):
+            self.scored(found.update, found.outcome.score)
+        self._take(found.outcome, found.update, found.at)
+        return True
+
+    def join_all(self, update: int) -> bool:
+        """Wait for all that are open; whether they came."""
+        elsewhere = self._elsewhere
+        while elsewhere is not None and elsewhere.updates:
+            if not self._join(elsewhere, update):
+                return False
+        return True
+
+    def _take(self, found: Outcome, update: int, count: int) -> None:
+        """Take what came of the state after an update."""
+        plan = self._experiment.plan
+        self.num_done = max(self.num_done, count // plan.evaluate_every)
+        self.latest, self._at, self._at_count = found.score, update, count
+        self._improved = self.best is None or self.latest > self.best
+        env_step = None if self._experiment.num_env_steps is None else count
+        more = {} if plan.num_simulations is None else {"num_simulations": plan.num_simulations}
+        values = {**found.values, **more}
+        self._records.write("evaluate", update=update, env_step=env_step, values=values)
+        self.best = self.latest if self.best is None else max(self.best, self.latest)
+        if plan.of_returns:
+            self._log.evaluated(self.latest, self.best)
+        if plan.target_return is not None and self.latest >= plan.target_return:
+            raise Ended("target")
+
+    def state(self) -> dict[str, Any]:
+        """The state for a resume."""
+        return {"best": self.best, "latest": self.latest, "at": [self._at, self._at_count]}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Load a state that `state` gave, once the experiment's is loaded."""
+        self.best, self.latest = state["best"], state["latest"]
+        self._at, self._at_count = state["at"]
+        begun = None if self._elsewhere is None else self._elsewhere.latest_count
+        latest = self._at_count if begun is None else begun
+        # The interval may be another one now.
+        self.num_done = max(0, latest) // self._experiment.plan.evaluate_every
+
+
+class Save:
+    """A checkpoint each `plan.save_every` updates, of each state that is the best so far, and of
+    each whose evaluation is open, which may turn out to be the best."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        checkpoints: Checkpoints,
+        run_state: RunState,
+        evaluate: Evaluate,
+    ) -> None:
+        self._experiment, self._checkpoints = experiment, checkpoints
+        self._run_state, self._evaluate = run_state, evaluate
+        self.last = -1  # the update of the newest checkpoint
+        self._unwritten: dict[int, float] = {}  # scores that a full disk had no room for
+        evaluate.scored = self._score
+        checkpoints.held = lambda: [*evaluate.open, *self._unwritten]
+
+    def __call__(self, state: TensorDict, metrics: TensorDict) -> None:
+        """Save if it is due."""
+        self.catch_up(state)
+
+    def catch_up(self, state: TensorDict) -> None:
+        """Save if it is due and can be done: what is full now may have room later."""
+        update, evaluate = step_of(state), self._evaluate
+        due = update % self._experiment.plan.save_every == 0
+        if not (due or evaluate.improved(update) or update in evaluate.open) or update == self.last:
+            return
+        try:
+            self.now(state)
+        except (CheckpointError, OSError) as error:  # what was saved before is whole
+            self._experiment.view.message(f"update {update:,}: {error}")
+
+    def now(self, state: TensorDict) -> None:
+        """Save; raises CheckpointError or OSError where that can't be done."""
+        update, experiment = step_of(state), self._experiment
+        self._write_scores()
+        state = experiment.whole(state)
+        experiment.guard.check_state(state)
+        try:
+            files, extras = self._run_state.save(state)
+            score = self._evaluate.score_of(update)
+            self._checkpoints.save(update, files, extras, score=score)
+        except (CheckpointError, OSError):
+            # Files written for it are removed immediately, or a full disk is made fuller by each
+            # try.
+            with contextlib.suppress(CheckpointError, OSError):  # the error above is raised
+                self._run_state.prune(self._checkpoints.available())
+            raise
+        self._run_state.prune(self._checkpoints.available())
+        self.last = update
+
+    def _score(self, update: int, score: float) -> None:
+        """Give a checkpoint from before its score, which came late."""
+        self._unwritten[update] = score
+        self._write_scores()
+
+    def _write_scores(self) -> None:
+        for update, score in sorted(self._unwritten.items()):
+            try:
+                self._checkpoints.score(update, score)
+            except (CheckpointError, OSError, ValueError) as error:
+                self._experiment.view.message(
+                    f"the checkpoint of update {update:,} has no score: {error}"
+                )
+                if not isinstance(error, ValueError):
+                    continue  # the next save tries again
+            del self._unwritten[update]

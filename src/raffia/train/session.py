@@ -19,11 +19,9 @@ from raffia.learner import step_of
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.checkpoint import Checkpoints
 from raffia.train.experiment import Experiment, RunError, Stop
-from raffia.train.log import Log
-from raffia.train.loop import Ended, train
-from raffia.train.records import Records
+from raffia.train.log import Log, Records
+from raffia.train.loop import Ended, Evaluate, Save, train
 from raffia.train.run_state import LEARNER, RunState, Tree
-from raffia.train.tasks import Evaluate, Save
 
 LONGEST_FAILURE = 2_000  # characters of an error's text in metrics.jsonl
 

@@ -1,20 +1,45 @@
-"""The replay of a run, and its part of checkpoints."""
+"""The replay of a run, and recorded episodes as steps of it, before the first update.
+
+A recorded step was not searched. Its policy is the action that was taken, until reanalyze searches
+the step; its value is 0, which no target is made of, as `targets.bootstrap=search` is refused.
+
+Source: Schrittwieser et al. (2021), "Online and Offline Reinforcement Learning by Planning with a
+Learned Model".
+
+Legend: T steps of one episode, A actions or N sampled ones of D numbers.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
 
 from raffia.data.memmap_storage import MemmapStorage
+from raffia.data.readers import MalformedDataError, read_episodes
 from raffia.data.segment import SegmentReplayBuffer
 from raffia.data.segment_shards import ReplayShards
 from raffia.data.storage import TensorStorage
-from raffia.envs.env import EnvSpec
+from raffia.envs.check_play import wanted
+from raffia.envs.env import Box, EnvSpec
 from raffia.functional.seeds import generator_for
-from raffia.recipes.efficientzero.config import EfficientZeroRun
+from raffia.hints import plural
+from raffia.recipes.efficientzero.config import EfficientZeroRun, RecordedDataConfig
+from raffia.tensordict.keys import unravel_key
 from raffia.tensordict.tensordict import TensorDict
+from raffia.train.experiment import RunError
 from raffia.train.member_replay import OwnReplays, SharedReplay
 
 SEARCHED = ("policy", "value", "sampled_actions")  # what reanalyze writes again into the replay
+
+
+# Of a continuous action's range: so far outside its bounds it may be, and is clipped.
+OUTSIDE = 1e-3  # of a box's extent: how far outside of it a recorded action may lie
 
 
 class Replays:
@@ -99,3 +124,239 @@ def make_replay(
         pin_memory=config.device.startswith("cuda"),
         generator=generator_for(config.seed, "replay", *key),
     )
+
+
+@dataclass(frozen=True)
+class RecordedEpisodes:
+    """What was read, in figures.
+
+    >>> RecordedEpisodes(("a.jsonl",), num_steps=30, returns=(10.0, 20.0)).describe()
+    '2 episodes of 30 steps from a.jsonl, mean return 15 (10 to 20)'
+    """
+
+    files: tuple[str, ...]
+    num_steps: int
+    returns: tuple[float, ...]
+
+    @property
+    def mean_return(self) -> float:
+        """Of all episodes."""
+        return sum(self.returns) / len(self.returns)
+
+    def describe(self) -> str:
+        """All of it, in a line."""
+        named = self.files[0] if len(self.files) == 1 else plural(len(self.files), "file")
+        return (
+            f"{plural(len(self.returns), 'episode')} of {plural(self.num_steps, 'step')} from "
+            f"{named}, mean return {self.mean_return:.4g} "
+            f"({min(self.returns):.4g} to {max(self.returns):.4g})"
+        )
+
+    def row(self) -> dict[str, Any]:
+        """The figures for a run's rows."""
+        return {
+            "files": [*self.files],
+            "episodes": len(self.returns),
+            "steps": self.num_steps,
+            "mean_return": self.mean_return,
+            "least_return": min(self.returns),
+            "best_return": max(self.returns),
+        }
+
+
+def fill_replay(replays: Replays, config: EfficientZeroRun, spec: EnvSpec) -> RecordedEpisodes:
+    """Add the recorded episodes to empty replays: each to the shard with the fewest rows; of a
+    population's members with replays of their own to each.
+
+    Raises RunError for episodes that don't fit the environment, for files without any, where they
+    are more than `replay.capacity`, and where a run can't learn from them alone.
+    """
+    data, num_shards = config.data, config.replay.shards
+    limit = -(-config.replay.capacity // num_shards)
+    rows = [0] * len(replays.buffers)  # of each buffer, with a closing row for each episode
+    generator = generator_for(config.seed, "recorded")
+    returns: list[float] = []
+    num_steps, is_rewarded = 0, False
+    for path in data.files:
+        before = len(returns)
+        for number, episode in enumerate(_episodes(path, data)):
+            steps = recorded_steps(
+                episode, config, spec, generator, where=f"{path}, episode {number}"
+            )
+            least = rows.index(min(rows))
+            for index in [least] if num_shards > 1 else range(len(rows)):
+                rows[index] += len(steps) + 1
+                if rows[index] <= limit:  # else all are counted, and none is added
+                    replays.buffers[index].extend(steps)
+            num_steps += len(steps)
+            returns.append(float(episode["reward"].double().sum()))
+            is_rewarded = is_rewarded or bool(episode["reward"].any())
+        if len(returns) == before:
+            raise RunError(f"{path} holds no episodes: leave it out of data.files")
+    found = RecordedEpisodes(data.files, num_steps, tuple(returns))
+    if max(rows) > limit:
+        raise RunError(
+            f"{found.describe()}, which replay.capacity={config.replay.capacity} does not hold "
+            "with a row more for each end: set --replay.capacity "
+            f"{max(rows) * num_shards} or more"
+        )
+    if config.is_offline and len(replays.replay) < config.replay.batch_size:
+        raise RunError(
+            f"{found.describe()}: fewer steps than a batch has, and none are played: set "
+            f"--replay.batch_size {max(1, num_steps // num_shards) * num_shards} or less, or give "
+            "more files"
+        )
+    if config.is_offline and not is_rewarded:
+        raise RunError(
+            f"{found.describe()}: with no reward other than 0 there is nothing to learn from files "
+            "alone. Where rewards have another name: --data.columns score=reward"
+        )
+    return found
+
+
+def _episodes(path: str, data: RecordedDataConfig) -> Iterator[TensorDict]:
+    """The episodes of one of the files; errors tell the settings that mend them."""
+    pairs = [pair.partition("=") for pair in data.columns]
+    columns = {_key(name): _key(meaning) if meaning else None for name, _, meaning in pairs}
+    try:
+        yield from read_episodes(path, columns=columns, complete=data.complete)
+    except MalformedDataError as error:
+        if not any(hint in error.why for hint in ("columns={", "truncate_unf", "is missing")):
+            raise
+        fix = "Of a run: --data.columns state=obs infos=, or --data.complete"
+        raise MalformedDataError(error.path, error.where, f"{error.why}. {fix}") from error
+    except (FileNotFoundError, IsADirectoryError, ImportError) as error:
+        raise RunError(f"data.files: {error}") from error
+
+
+def _key(name: str) -> Any:
+    return unravel_key(tuple(name.split("/")))
+
+
+def recorded_steps(
+    episode: TensorDict,  # [T], as readers give it
+    config: EfficientZeroRun,
+    spec: EnvSpec,
+    generator: torch.Generator,  # of the sampled actions besides the one that was taken
+    *,
+    where: str = "the episode",  # of what errors are about
+) -> TensorDict:  # [T]
+    """An episode as a `Collector` and an actor would have given it.
+
+    Numbers become those of the environment where they are the same; frames [H, W, C] become
+    [C, H, W]. Rewards of Atari are clipped as the environment's are.
+
+    >>> from raffia.envs.env import Discrete
+    >>> spec = EnvSpec(observation_shape=(1,), action=Discrete(3))
+    >>> no = torch.tensor([False, False])
+    >>> episode = TensorDict(
+    ...     obs=torch.tensor([4.0, 5.0]), action=torch.tensor([2, 0]), reward=torch.ones(2),
+    ...     terminated=no, truncated=torch.tensor([False, True]),
+    ...     next=dict(obs=torch.tensor([5.0, 6.0])), batch_size=[2])
+    >>> steps = recorded_steps(episode, EfficientZeroRun(), spec, torch.Generator())
+    >>> steps["observation"], steps["policy"]
+    (tensor([[4.],
+            [5.]]), tensor([[0., 0., 1.],
+            [1., 0., 0.]]))
+    """
+    layouts = wanted(spec)
+    states: list[dict[str, Tensor]] = []
+    for found in (episode, episode["next"]):
+        own = {}
+        for key in spec.state_keys:
+            name = "obs" if key == "observation" else key
+            if name not in found.keys():
+                raise RunError(
+                    f"{where} has no {name!r}, which states of the environment have: "
+                    f"--data.columns NAME={name}, of as many rows as observations"
+                )
+            own[key] = _fitting(_only(found[name], where), *layouts[key], name, where)
+        states.append(own)
+    chosen = _chosen(_only(episode["action"], where), config, spec, generator, where)
+    if spec.masked and not states[0]["action_mask"][chosen["policy"] > 0].all():
+        raise RunError(f"{where} has actions that its 'action_mask' marks as illegal")
+    reward = episode["reward"].float()
+    if config.env.clips_reward:
+        reward = reward.sign()
+    return TensorDict(
+        {
+            **states[0],
+            **chosen,
+            "value": torch.zeros(len(reward)),
+            "reward": reward,
+            "terminated": episode["terminated"],
+            "truncated": episode["truncated"],
+            "next": TensorDict(states[1], [len(reward)]),
+        },
+        [len(reward)],
+    )
+
+
+def _chosen(
+    taken: Tensor, config: EfficientZeroRun, spec: EnvSpec, generator: torch.Generator, where: str
+) -> dict[str, Tensor]:
+    """The actions that were taken, and the policy which took just them."""
+    action = _fitting(taken, spec.action.dtype, spec.action.shape, "action", where)
+    if not isinstance(spec.action, Box):
+        low, high, num = int(action.min()), int(action.max()), spec.action.n
+        if low < 0 or high >= num:
+            raise RunError(
+                f"{where}: its actions run from {low} to {high}, and {config.env.id} has {num}, "
+                f"0 to {num - 1}"
+            )
+        return {"action": action, "policy": one_hot(action, num).float()}
+    lowest, highest = torch.tensor(spec.action.low), torch.tensor(spec.action.high)
+    extent = highest - lowest
+    is_out = (action < lowest - OUTSIDE * extent) | (action > highest + OUTSIDE * extent)
+    if is_out.any():
+        raise RunError(
+            f"{where}: its actions run from {action.amin(0).tolist()} to "
+            f"{action.amax(0).tolist()}, and those of {config.env.id} from {lowest.tolist()} to "
+            f"{highest.tolist()}"
+        )
+    action = action.clamp(lowest, highest)
+    shape = (len(action), config.search.num_sampled_actions, *spec.action.shape)
+    sampled = lowest + extent * torch.rand(shape, generator=generator)
+    sampled[:, 0] = action
+    policy = torch.zeros(shape[:2])
+    policy[:, 0] = 1.0
+    return {"action": action, "sampled_actions": sampled, "policy": policy}
+
+
+def _only(values: Any, where: str) -> Tensor:
+    """The tensor that an entry is, or has as its one part."""
+    if isinstance(values, Tensor):
+        return values
+    parts = list(values.items(True, True))
+    if len(parts) > 1:
+        names = ", ".join(repr(name) for name, _ in parts)
+        raise RunError(
+            f"{where} has parts {names}, and the environment's are one tensor: choose one, as by "
+            "--data.columns observations/state=obs observations/goal="
+        )
+    found: Tensor = parts[0][1]
+    return found
+
+
+def _fitting(
+    values: Tensor, dtype: torch.dtype, shape: tuple[int, ...], name: str, where: str
+) -> Tensor:  # [T, *shape]
+    """An entry as the environment has it; RunError where it is another thing."""
+    found = tuple(values.shape[1:])
+    if len(shape) == 3 and found != shape and found == (*shape[1:], shape[0]):
+        values = values.movedim(-1, 1)
+    elif [size for size in found if size != 1] == [size for size in shape if size != 1]:
+        values = values.reshape(len(values), *shape)  # [T, 1] for [T]
+    if tuple(values.shape[1:]) != shape:
+        raise RunError(
+            f"{where}: {name!r} has rows of shape {list(found)}, and the environment's have "
+            f"{list(shape)}"
+        )
+    cast = values.to(dtype)
+    is_same = dtype.is_floating_point or bool(cast.to(values.dtype).equal(values))
+    if not torch.can_cast(values.dtype, dtype) or not is_same:
+        raise RunError(
+            f"{where}: {name!r} is of {values.dtype}, and the environment's is {dtype}, which does "
+            "not hold these numbers"
+        )
+    return cast.contiguous()

@@ -32,9 +32,14 @@ from raffia.recipes.efficientzero.actors import (
     row_seeds,
 )
 from raffia.recipes.efficientzero.config import EfficientZeroRun
-from raffia.recipes.efficientzero.data import Replays
-from raffia.recipes.efficientzero.evaluation import EpisodeFilms, Evaluator, MakeEnv, save_tree
-from raffia.recipes.efficientzero.evaluators import episodes_of
+from raffia.recipes.efficientzero.data import Replays, fill_replay
+from raffia.recipes.efficientzero.evaluation import (
+    EpisodeFilms,
+    Evaluator,
+    MakeEnv,
+    episodes_of,
+    save_tree,
+)
 from raffia.recipes.efficientzero.reanalyzers import (
     BatchMaking,
     MembersMaking,
@@ -43,7 +48,6 @@ from raffia.recipes.efficientzero.reanalyzers import (
     batch_of_shards,
     reanalyze_weights,
 )
-from raffia.recipes.efficientzero.recorded import fill_replay
 from raffia.recipes.efficientzero.workers import describe_workers, make_workers
 from raffia.recipes.members import POPULATION_KEY, Members, weights_of_each
 from raffia.recipes.run_experiment import RunExperiment
@@ -51,21 +55,19 @@ from raffia.recipes.workers import RunWorkers
 from raffia.search.errors import UnfitOutputError
 from raffia.tensordict.byte_tensors import tensor_to_bytes
 from raffia.tensordict.tensordict import TensorDict
-from raffia.train.ahead import BatchesAhead
+from raffia.train.ahead import BatchesAhead, BatchesOfShards
 from raffia.train.collect import Act, Collector
 from raffia.train.evaluate import Episodes
-from raffia.train.evaluations import Evaluations
+from raffia.train.evaluations import Evaluated, Evaluations, Outcome
 from raffia.train.experiment import Plan
 from raffia.train.nan_guard import all_finite
-from raffia.train.outcome import Evaluated, Outcome
 from raffia.train.run_state import Stateful, Tree
 from raffia.train.schedule import Schedule
-from raffia.train.shard_batches import BatchesOfShards
 from raffia.train.turns import Turns
 from raffia.train.view import View
 
 MAKE_ENV = make_env
-MAKE_LEARNER = "raffia.recipes.efficientzero.followers:make_learner"  # of another process
+MAKE_LEARNER = "raffia.recipes.efficientzero.workers:make_learner"  # of another process
 PICTURE = 48  # pixels: games of fewer are boards, and quick
 
 

@@ -30,9 +30,9 @@ from raffia.search.errors import UnfitOutputError
 from raffia.tensordict.byte_tensors import bytes_to_tensor, tensor_to_bytes
 from raffia.tensordict.stack import cat
 from raffia.tensordict.tensordict import TensorDict
+from raffia.train.ahead import ShardMirrors
 from raffia.train.member_replay import OwnReplays, SharedReplay
 from raffia.train.nan_guard import NaNGuard
-from raffia.train.shard_batches import ShardMirrors
 
 CHANGING = (*SEARCHED, "priority_weight", "total")  # of segments, from when they were drawn
 

@@ -1,4 +1,7 @@
-"""How good a run's agent is: by games that it plays, or by rows that were held out."""
+"""How good a run's agent is: by games that it plays, or by rows that were held out.
+
+A run on data may be evaluated in an environment of the user's own (`find_environment`).
+"""
 
 from __future__ import annotations
 
@@ -17,18 +20,25 @@ from raffia.algorithms.ilql.off_policy import action_log_probs, off_policy_retur
 from raffia.algorithms.ilql.policy import ILQL_Policy
 from raffia.algorithms.ilql.slots import masks_of
 from raffia.functional.seeds import derive_seed, generator_for
+from raffia.lm.data.data_point import DataPoint
 from raffia.lm.data.dialogue import DialogueDataset
 from raffia.lm.decoding.config import DecodeConfig
+from raffia.lm.envs.contract import Language_Environment
 from raffia.lm.envs.play import DialogueReturns, play_dialogues
 from raffia.lm.envs.wordle.play import WordleEvaluation
 from raffia.lm.envs.wordle.play import evaluate as play
 from raffia.lm.tokenizers.tokenizer import Tokenizer
+from raffia.recipes.algorithm import given_name, recorded_name
 from raffia.recipes.ilql.config import ILQLRun, WordleConfig
 from raffia.recipes.ilql.data import make_wordle
-from raffia.recipes.ilql.environments import MakeLanguageEnv
 from raffia.recipes.ilql.networks import Interrupted, Networks, Stoppable
 from raffia.tensordict.tensordict import TensorDict
-from raffia.train.outcome import Evaluated
+from raffia.train.config import ConfigError
+from raffia.train.evaluations import Evaluated
+from raffia.train.experiment import RunError
+
+MakeLanguageEnv = Callable[[], Language_Environment]
+
 
 AS_SET = "decode"  # the name of the decoding that the config has
 HELD_OUT = "decode, held-out secrets"  # ... in games whose secrets are never those of the data
@@ -304,3 +314,68 @@ def _figures(games: DialogueReturns) -> dict[str, Any]:
     low, high = games.interval
     found = {"mean_return": games.mean_return, "low": low, "high": high}
     return found | ({"share_won": games.share_won} if isinstance(games, WordleEvaluation) else {})
+
+
+def with_env(config: ILQLRun, make_env: str | MakeLanguageEnv | None) -> ILQLRun:
+    """The config with the name of the environment that the caller gave, if one was given.
+
+    >>> with_env(ILQLRun(task="data"), "haggle.py:Haggle").evaluate.env
+    'haggle.py:Haggle'
+    """
+    if make_env is None:
+        return config
+    if callable(make_env):
+        name = getattr(make_env, "__qualname__", f"<{type(make_env).__qualname__}>")
+        make_env = f"{make_env.__module__}:{name}"
+    return replace(config, evaluate=replace(config.evaluate, env=make_env))
+
+
+def find_environment(
+    config: ILQLRun, given: str | MakeLanguageEnv | None, tokenizer: Tokenizer
+) -> MakeLanguageEnv | None:
+    """What makes the environment of a run on data; None if it has none.
+
+    given: by the caller, who vouches for it: the name of a file may be given, or a module of the
+        current folder. None: as the config names it, which may come from elsewhere, so only
+        from an installed package.
+    Raises RunError if it is not there, or if the tokenizer cannot encode how its dialogues begin.
+
+    >>> config = with_env(ILQLRun(task="data"), "haggle.py:Haggle")
+    >>> find_environment(config, None, None)
+    Traceback (most recent call last):
+    ...
+    raffia.train.experiment.RunError: its environment is haggle.py:Haggle, which is no class of an
+    installed package: if you trust it, name it: --env haggle.py:Haggle, in Python make_env=Haggle
+    """
+    name = config.evaluate.env
+    if not name:
+        return None
+    if given is not None:
+        make_env = given_name(given, "a Language_Environment")
+    else:
+        make_env = recorded_name(name)
+        # Nothing else is called on a folder's word: it could name any function.
+        if not (isinstance(make_env, type) and issubclass(make_env, Language_Environment)):
+            home, _, last = name.rpartition(":")
+            call = f"name it: --env {name}, in Python make_env={last}"
+            if "<" in last or home == "__main__":
+                call = "give it again: make_env=... in Python, where it was made"
+            raise RunError(
+                f"its environment is {name}, which is no class of an installed package: if you "
+                f"trust it, {call}"
+            )
+    of_another_kind = isinstance(make_env, type) and not issubclass(make_env, Language_Environment)
+    env = make_env() if callable(make_env) and not of_another_kind else make_env
+    if not isinstance(env, Language_Environment) or env is make_env:
+        raise ConfigError(
+            f"{name} gives {env!r}; it must be a class, or a function, that gives a "
+            "raffia.lm.Language_Environment when it is called without arguments"
+        )
+    try:
+        DataPoint.from_obs(env.reset(0), tokenizer)
+    except ValueError as error:
+        raise RunError(
+            f"what {name} says first cannot be encoded with the tokens of the data: {error}. "
+            "Learn from dialogues of this environment, or take --data.tokenizer FOLDER"
+        ) from error
+    return make_env

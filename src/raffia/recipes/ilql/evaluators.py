@@ -14,23 +14,23 @@ from raffia.functional.seeds import derive_seed
 from raffia.recipes.ilql.config import ILQLRun
 from raffia.recipes.ilql.data import Corpus, make_corpus
 from raffia.recipes.ilql.dialogues import scored_dialogues
-from raffia.recipes.ilql.environments import MakeLanguageEnv, find_environment
 from raffia.recipes.ilql.evaluation import (
     ILQLEvaluation,
+    MakeLanguageEnv,
     evaluated,
+    find_environment,
     held_out_means,
     logged_replies,
     play_games,
     with_estimate,
     with_member_decode,
 )
-from raffia.recipes.ilql.language_model import making_of
-from raffia.recipes.ilql.networks import Networks
+from raffia.recipes.ilql.networks import Networks, making_of
 from raffia.recipes.running import threads
 from raffia.tensordict.byte_tensors import bytes_to_tensor, tensor_to_bytes
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.config import from_json, to_json
-from raffia.train.outcome import Evaluated
+from raffia.train.evaluations import Evaluated
 
 
 def evaluate_networks(

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
+from raffia.algorithms.ilql.learner import ILQLLearner
 from raffia.algorithms.ilql.loss import with_row_means
+from raffia.distributed.group import device_of
 from raffia.evolution.population import member_seeds
 from raffia.functional.seeds import derive_seed
 from raffia.learner import Accumulate, Learner, step_of
 from raffia.recipes.devices import compiled
 from raffia.recipes.ilql.config import ILQLRun
-from raffia.recipes.ilql.data import (
-    describe_corpus,
-    describe_template,
-    make_corpus,
-)
+from raffia.recipes.ilql.data import describe_corpus, describe_template, make_corpus
 from raffia.recipes.ilql.dialogues import Record, write_dialogues
-from raffia.recipes.ilql.environments import MakeLanguageEnv, find_environment
 from raffia.recipes.ilql.evaluation import (
     ILQLEvaluation,
+    MakeLanguageEnv,
     evaluated,
+    find_environment,
     fitness_of,
     with_estimate,
 )
@@ -31,28 +32,27 @@ from raffia.recipes.ilql.evaluators import (
     evaluator_weights,
     outcome_of,
 )
-from raffia.recipes.ilql.followers import make_networks, process_config
-from raffia.recipes.ilql.language_model import begin_making
-from raffia.recipes.ilql.networks import Interrupted, Networks
+from raffia.recipes.ilql.networks import Interrupted, Making, Networks, begin_making, making_of
 from raffia.recipes.ilql.sizes import refuse_unfit
-from raffia.recipes.members import POPULATION_KEY, Members
+from raffia.recipes.members import POPULATION_KEY, Members, MembersRole
 from raffia.recipes.run_experiment import RunExperiment
 from raffia.recipes.run_folder import LANGUAGE_MODEL
+from raffia.recipes.running import threads
 from raffia.recipes.workers import RunWorkers, describe_workers
 from raffia.tensordict.stack import stack
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.checkpoint import Checkpoint
-from raffia.train.evaluations import Evaluations
+from raffia.train.config import from_json, to_json
+from raffia.train.evaluations import Evaluated, Evaluations
 from raffia.train.experiment import Plan, RunError
-from raffia.train.outcome import Evaluated
 from raffia.train.run_state import Recorded, Stateful
 from raffia.train.view import View
 
 ROLES = {
     "evaluators": "raffia.recipes.ilql.evaluators:EvaluateRole",
-    "population": "raffia.recipes.ilql.followers:make_members",
+    "population": "raffia.recipes.ilql.experiment:make_members",
 }
-MAKE_LEARNER = "raffia.recipes.ilql.followers:make_learner"  # of another process
+MAKE_LEARNER = "raffia.recipes.ilql.experiment:make_learner"  # of another process
 
 
 class ILQLExperiment(RunExperiment):
@@ -281,3 +281,70 @@ def plan_of(config: ILQLRun) -> Plan:
         keep=config.checkpoint.keep,
         device=config.device,
     )
+
+
+def make_networks(making: Making) -> ILQLLearner:
+    """The learner of a run, which makes its networks.
+
+    >>> from raffia.recipes.ilql.presets import ILQL_PRESETS
+    >>> int(make_networks(Making(ILQL_PRESETS["ilql-smoke"])).init(0)["step"])
+    0
+    """
+    config = making.config
+    return ILQLLearner(
+        config,
+        num_updates=config.num_updates,
+        model_factory=making.fresh,
+        fixed=making.fixed,
+    )
+
+
+def make_learner(config: str, index: int) -> Learner:
+    """The learner of a process that shares batches.
+
+    config: JSON of the run, and of the folder where what its language model keeps is read.
+
+    >>> from raffia.recipes.ilql.presets import ILQL_PRESETS
+    >>> settings = {"run": to_json(ILQL_PRESETS["ilql-smoke"]), "folder": "nowhere"}
+    >>> int(make_learner(json.dumps(settings), 0).init(0)["step"])
+    0
+    """
+    settings = json.loads(config)
+    run = from_json(ILQLRun, settings["run"])
+    making = making_of(run, settings["folder"]).on(str(device_of(run.device, index + 1)))
+    learner: Learner = make_networks(making)
+    if run.num_micro_batches > 1:
+        learner = Accumulate(learner, run.num_micro_batches)
+    return learner
+
+
+def make_members(config: str, index: int) -> MembersRole:
+    """The role of a worker that some members of a population learn in.
+
+    config: as of `make_learner`.
+
+    >>> from raffia.recipes.ilql.presets import ILQL_PRESETS
+    >>> from raffia.recipes.population_config import PopulationConfig
+    >>> from dataclasses import replace
+    >>> run = replace(ILQL_PRESETS["ilql-smoke"], population=PopulationConfig(size=4, workers=2))
+    >>> make_members(process_config(run, Path("nowhere")), 0).learner.size
+    2
+    """
+    run = from_json(ILQLRun, json.loads(config)["run"])
+    return MembersRole(
+        make_learner(config, index),
+        run.population.size // run.population.workers,
+        context=partial(threads, run.num_threads),
+        device=device_of(run.device, index + 1),
+    )
+
+
+def process_config(config: ILQLRun, folder: Path) -> str:
+    """What other processes make the learner of a run from.
+
+    folder: where what its language model keeps is read.
+
+    >>> process_config(ILQLRun(), Path("/runs/a"))[-20:]
+    '"folder": "/runs/a"}'
+    """
+    return json.dumps({"run": to_json(config), "folder": str(folder.resolve())})

@@ -1,20 +1,258 @@
-"""The networks of a learner's state, for inspection and decoding."""
+"""A run's networks, around the language model that it goes on from, and what of it the run keeps.
+
+The model's own folder is needed once, at the start. From then on the run has, in `language_model/`,
+what checkpoints do not hold: of a model of `transformers` its config.json, which defines it;
+with LoRA the weights that do not learn, once for all checkpoints. `Networks` are those of a
+learner's state, for inspection and decoding.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import copy
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from raffia.algorithms.ilql.config import ILQLConfig
+from raffia.algorithms.ilql.config import ILQLConfig, TrunkConfig
 from raffia.algorithms.ilql.learner import load_networks, named_tensors
 from raffia.algorithms.ilql.loss import Loss
-from raffia.algorithms.ilql.model import ILQLModel
+from raffia.algorithms.ilql.model import ILQLModel, make_trunk
 from raffia.algorithms.ilql.policy import ILQL_Policy
+from raffia.files import DamagedFileError
+from raffia.files.folder import load_folder, write_folder
+from raffia.functional.seeds import derive_seed
 from raffia.lm.data.utterances import Observation
-from raffia.recipes.ilql.language_model import Making
+from raffia.lm.folder import gpt2_settings, load_gpt2, read_config
+from raffia.lm.hf_models import hf_sizes
+from raffia.lm.hf_trunk import HFTrunk
+from raffia.lm.lora import add_lora, attention_layers
+from raffia.lm.model import LanguageModel
+from raffia.lm.transformer import CausalLM
+from raffia.recipes.ilql.config import ILQLRun
+from raffia.recipes.run_folder import LANGUAGE_MODEL
 from raffia.tensordict.tensordict import TensorDict
+from raffia.train.experiment import RunError
+
+KIND, VERSION = "raffia.language_model", 1
+ARCHITECTURE, FIXED = "config.json", "fixed.safetensors"
+
+
+@dataclass(frozen=True)
+class Making:
+    """How a run's networks are made; of a run that has started, `making_of` gives it.
+
+    >>> from raffia.recipes.ilql.presets import ILQL_PRESETS
+    >>> Making(ILQL_PRESETS["ilql-smoke"]).fresh().trunk.n_embd
+    16
+    """
+
+    config: ILQLRun
+    architecture: Mapping[str, Any] | None = None  # config.json of a model of `transformers`
+    fixed: TensorDict | None = None  # what does not learn, by the networks' names: {"trunk": ...}
+    checksum: str = ""  # of that
+
+    def fresh(self) -> ILQLModel:
+        """The networks as they learn, with weights that torch's generator draws."""
+        config = self.config.model.trunk
+        if config.kind == "gpt":
+            return self._around(make_trunk(config))
+        assert self.architecture is not None
+        return self._around(
+            HFTrunk.from_config(
+                self.architecture,
+                vocab_size=config.vocab_size,
+                dropout=config.dropout,
+                gradient_checkpointing=config.gradient_checkpointing,
+            )
+        )
+
+    def first(self) -> ILQLModel:
+        """The networks before the first update; torch's own generator stays.
+
+        >>> from raffia.recipes.ilql.presets import ILQL_PRESETS
+        >>> making = Making(ILQL_PRESETS["ilql-smoke"])
+        >>> torch.equal(making.first().v[0].weight, making.first().v[0].weight)
+        True
+        """
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            if not self.config.language_model:
+                return self.fresh()
+            return self._around(starting_model(self.config))
+
+    @property
+    def seed(self) -> int:
+        """Of the first weights."""
+        return derive_seed(self.config.seed, "networks")
+
+    def on(self, device: str) -> Making:
+        """The same, with what does not learn on a device."""
+        return self if self.fixed is None else replace(self, fixed=self.fixed.to(device))
+
+    def _around(self, trunk: nn.Module) -> ILQLModel:
+        config, lora = self.config.model, self.config.lora
+        if not lora.rank:
+            return ILQLModel(config, cast(LanguageModel, trunk))
+        add_lora(
+            trunk,
+            rank=lora.rank,
+            alpha=lora.alpha,
+            dropout=lora.dropout,
+            layers=lora.layers or attention_layers(trunk),
+        )
+        if lora.learn_embeddings:
+            for table in _tables(trunk):
+                table.requires_grad_(True)
+        policy = None
+        if config.policy == "separate":  # its changes are its own; what does not learn is one
+            shared = {id(p): p for p in trunk.parameters() if not p.requires_grad}
+            policy = cast(LanguageModel, copy.deepcopy(trunk, shared))
+        return ILQLModel(config, cast(LanguageModel, trunk), policy)
+
+
+def begin_making(config: ILQLRun, folder: Path) -> Making:
+    """The same, at the start of a session: what the run's folder lacks is written.
+
+    >>> from raffia.recipes.ilql.presets import ILQL_PRESETS
+    >>> begin_making(ILQL_PRESETS["ilql-smoke"], Path("nowhere")).fixed is None
+    True
+    """
+    if not _keeps(config):
+        return Making(config)
+    try:
+        return making_of(config, folder)
+    except FileNotFoundError:
+        write_kept(config, folder)
+    return making_of(config, folder)
+
+
+def making_of(config: ILQLRun, folder: str | Path) -> Making:
+    """How the networks of the run in a folder are made.
+
+    >>> from raffia.recipes.ilql.presets import ILQL_PRESETS
+    >>> making_of(ILQL_PRESETS["ilql-smoke"], "nowhere").architecture is None
+    True
+    """
+    if not _keeps(config):
+        return Making(config)
+    path = Path(folder) / LANGUAGE_MODEL
+    try:
+        return load_folder(path, KIND, VERSION, lambda found: _read(config, found))
+    except DamagedFileError as error:
+        raise RunError(
+            f"{error}. Bring back {path} as it was; while no checkpoint was saved, remove it, and "
+            "it is made again"
+        ) from error
+
+
+def write_kept(config: ILQLRun, folder: Path) -> None:
+    """Write what the run's folder keeps of the language model."""
+    architecture = None
+    files: dict[str, Any] = {}
+    if config.model.trunk.kind == "transformers":
+        architecture = read_config(Path(config.language_model))
+        files[ARCHITECTURE] = json.dumps(architecture, indent=2).encode()
+    if config.lora.rank:
+        fixed = TensorDict()
+        for name, parameter in Making(config, architecture).first().named_parameters():
+            if not parameter.requires_grad:
+                fixed.set(tuple(name.split(".")), parameter.detach())
+        files[FIXED] = lambda path: fixed.save(path)
+    write_folder(folder / LANGUAGE_MODEL, KIND, VERSION, files)
+
+
+def starting_model(config: ILQLRun) -> nn.Module:
+    """The language model with the weights of its folder.
+
+    Tokens that its vocabulary lacks have fresh ones, which torch's generator draws.
+
+    >>> starting_model(ILQLRun(language_model="no/such/folder"))
+    Traceback (most recent call last):
+    ...
+    FileNotFoundError: no folder no/such/folder: a model's folder holds config.json and
+    model.safetensors
+    """
+    refuse_other_sizes(config)
+    folder, trunk = Path(config.language_model), config.model.trunk
+    if trunk.kind == "transformers":
+        return HFTrunk.from_folder(
+            folder,
+            vocab_size=trunk.vocab_size,
+            dropout=trunk.dropout,
+            gradient_checkpointing=trunk.gradient_checkpointing,
+        )
+    model, (_, state) = make_trunk(trunk), load_gpt2(folder)
+    own = dict(model.named_parameters())
+    with torch.no_grad():
+        for name, tensor in state.items():
+            own[name][: len(tensor)] = tensor
+    return model
+
+
+def shape_of(config: ILQLRun) -> dict[str, Any]:
+    """The trunk's sizes by the language model's folder; its weights are not read.
+
+    >>> shape_of(ILQLRun(language_model="no/such/folder"))
+    Traceback (most recent call last):
+    ...
+    FileNotFoundError: no folder no/such/folder: a model's folder holds config.json and
+    model.safetensors
+    """
+    folder = Path(config.language_model)
+    if config.model.trunk.kind == "gpt" and read_config(folder).get("model_type") == "gpt2":
+        try:
+            return {"kind": "gpt", **gpt2_settings(folder)}
+        except ValueError as error:
+            raise RunError(f"{error}; of a run, --model.trunk.kind transformers") from error
+    return {"kind": "transformers", **hf_sizes(folder)}
+
+
+def refuse_other_sizes(config: ILQLRun) -> None:
+    """RunError unless the trunk has the sizes of the model in the language model's folder.
+
+    >>> refuse_other_sizes(ILQLRun(language_model="no/such/folder"))
+    Traceback (most recent call last):
+    ...
+    FileNotFoundError: no folder no/such/folder: a model's folder holds config.json and
+    model.safetensors
+    """
+    trunk, shape = config.model.trunk, shape_of(config)
+    ours = {field.name: getattr(trunk, field.name) for field in fields(TrunkConfig)}
+    ours["dim_feedfwd"] = trunk.dim_feedfwd or 4 * trunk.n_embd
+    free = ("dropout", "vocab_size")
+    different = [name for name in shape if name not in free and shape[name] != ours[name]]
+    if different or trunk.vocab_size < shape["vocab_size"]:
+        name = (different or ["vocab_size"])[0]
+        raise RunError(
+            f"model.trunk.{name}={ours[name]}, and {config.language_model} holds a model with "
+            f"{shape[name]}: `raffia.recipes.ilql.with_sizes(config)` takes all sizes from there"
+        )
+
+
+def _keeps(config: ILQLRun) -> bool:
+    return config.model.trunk.kind == "transformers" or config.lora.rank > 0
+
+
+def _read(config: ILQLRun, found: Any) -> Making:
+    architecture, fixed = None, None
+    if config.model.trunk.kind == "transformers":
+        architecture = json.loads(found.read(ARCHITECTURE))
+    if config.lora.rank:
+        fixed = TensorDict.load(found.path(FIXED))
+    return Making(config, architecture, fixed, found.checksums.get(FIXED, ""))
+
+
+def _tables(trunk: nn.Module) -> list[nn.Module]:
+    """Of tokens, in and out."""
+    if isinstance(trunk, CausalLM):
+        return [trunk.wte]
+    model: Any = trunk.model
+    return [model.get_input_embeddings(), model.get_output_embeddings()]
 
 
 class Interrupted(Exception):

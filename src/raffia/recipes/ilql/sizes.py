@@ -13,7 +13,7 @@ from raffia.lm.tokenizers.tokenizer import Tokenizer
 from raffia.recipes.ilql.config import ILQLRun
 from raffia.recipes.ilql.data import make_tokenizer
 from raffia.recipes.ilql.evaluation import longest_game
-from raffia.recipes.ilql.language_model import shape_of
+from raffia.recipes.ilql.networks import shape_of
 from raffia.train.experiment import RunError
 
 LARGE = 10_000_000  # parameters of the layers, from which on more threads pay
