@@ -1,4 +1,4 @@
-"""The training loop: make a step, then run the tasks that are due, such as `Evaluate` and `Save`."""
+"""The training loop: make a step, then run the tasks that are due: `Evaluate`, `Save`, others."""
 
 from __future__ import annotations
 
