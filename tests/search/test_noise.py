@@ -5,7 +5,7 @@ import torch
 
 from raffia import jit
 from raffia.functional.draws import child_seed, draw_seeds, seeded_dirichlet, seeded_gumbel
-from raffia.search.noise import root_dirichlet, root_gumbel
+from raffia.search.policies import root_dirichlet, root_gumbel
 
 SEEDS = draw_seeds(5_000, torch.Generator().manual_seed(0))
 

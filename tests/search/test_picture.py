@@ -9,8 +9,7 @@ from itertools import combinations
 import pytest
 import torch
 
-from raffia.search.colours import QScale
-from raffia.search.picture import drawn
+from raffia.search.picture import QScale, drawn
 
 from .made_trees import made_tree, random_tree
 

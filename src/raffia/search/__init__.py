@@ -10,8 +10,14 @@ from raffia.search.nodes import Nodes
 from raffia.search.outputs import BoundModel, RecurrentOutput, RootOutput, SearchMemory
 from raffia.search.policies import PolicyOutput, gumbel_policy, muzero_policy, sample_visits
 from raffia.search.puct import PUCT
-from raffia.search.sampled import sampled_policy, with_sampled_actions
-from raffia.search.samplers import ActionSampler, CategoricalSampler, GaussianSampler, Samples
+from raffia.search.sampled import (
+    ActionSampler,
+    CategoricalSampler,
+    GaussianSampler,
+    Samples,
+    sampled_policy,
+    with_sampled_actions,
+)
 from raffia.search.selection import Selection
 from raffia.search.settings import ValuePrefix
 from raffia.search.transpositions import state_key

@@ -13,12 +13,6 @@ from torch import Tensor
 from raffia.nn.base import TensorDictModuleBase, listed, one_or_more, shown
 from raffia.nn.dispatch import dispatch, set_skip_existing
 from raffia.nn.generators import RandomSource
-from raffia.search.keyed_checks import (
-    check_distinct_keys,
-    check_model,
-    check_root_output,
-    rows_going_on,
-)
 from raffia.search.outputs import RecurrentFn, RootOutput
 from raffia.search.policies import PolicyOutput
 from raffia.search.sampled import sampled_policy
@@ -167,7 +161,7 @@ class KeyedSearch(TensorDictModuleBase):
         skip_ended: bool = False,
     ) -> None:
         super().__init__()
-        check_model(model)
+        _check_model(model)
         if not callable(policy):
             raise TypeError(
                 f"policy is a {type(policy).__name__}; it is called as policy(root, recurrent_fn): "
@@ -188,7 +182,7 @@ class KeyedSearch(TensorDictModuleBase):
         read = [*self._observations, *self._to_root.values(), *self._to_policy.values()]
         self.in_keys = list(dict.fromkeys(read))
         self.out_keys = [*self._found, *self._more.values()]
-        check_distinct_keys(self.out_keys)
+        _check_distinct_keys(self.out_keys)
         if skip_ended and (mask_key is None or tree_key is not None):
             raise ValueError(
                 "skip_ended=True goes by the mask and leaves rows without a tree: pass "
@@ -220,7 +214,7 @@ class KeyedSearch(TensorDictModuleBase):
         observations = [self._rows(tensordict, key) for key in self._observations]
         whose = {name: self._rows(tensordict, key) for name, key in self._to_root.items()}
         given = {name: self._rows(tensordict, key) for name, key in self._to_policy.items()}
-        if not self._skip_ended or bool((going_on := rows_going_on(whose["mask"])).all()):
+        if not self._skip_ended or bool((going_on := _rows_going_on(whose["mask"])).all()):
             return self._searched(tensordict, observations, whose, given)
         rows_left = going_on.nonzero().flatten().cpu()
         if not len(rows_left):
@@ -242,7 +236,7 @@ class KeyedSearch(TensorDictModuleBase):
     ) -> dict[NestedKey, Any]:
         """Results of the search, by the keys they are written to."""
         root = self.model.root(*observations, **whose)
-        check_root_output(root, len(observations[0]))
+        _check_root_output(root, len(observations[0]))
         device = root.prior_logits.device
         missing = {
             name: entry.to(device) for name, entry in whose.items() if getattr(root, name) is None
@@ -336,3 +330,73 @@ def _spread(
     whole = entry.new_zeros(batch, *entry.shape[1:])
     whole[rows] = entry
     return whole
+
+
+def _rows_going_on(mask: Tensor) -> Tensor:
+    """Where there is a legal action, bool [B].
+
+    >>> _rows_going_on(torch.tensor([[True, False], [False, False]]))
+    tensor([ True, False])
+    """
+    if mask.ndim != 2 or mask.dtype != torch.bool:
+        raise ValueError(
+            f"the mask is {mask.dtype} {list(mask.shape)} with the batch dimensions in one; "
+            "skip_ended=True reads a bool one, [rows, actions]"
+        )
+    return mask.any(-1)
+
+
+def _check_distinct_keys(keys: list[NestedKey]) -> None:
+    """Check that each written entry has a key of its own.
+
+    >>> _check_distinct_keys(["action", "_", "_"])
+    """
+    twice = [key for key in dict.fromkeys(keys) if key != "_" and keys.count(key) > 1]
+    if twice:
+        raise ValueError(
+            f"{twice} would be written twice: out_keys, actions_key and tree_key must all differ; "
+            "'_' drops an entry"
+        )
+
+
+def _check_root_output(root: Any, rows: int) -> None:
+    """Check that a model's `root` gave an answer for each row.
+
+    >>> _check_root_output(RootOutput(torch.zeros(2, 3), torch.zeros(2), torch.zeros(2)), rows=2)
+    """
+    if not isinstance(root, RootOutput):
+        raise TypeError(
+            f"model.root gave a {type(root).__name__}; it must give a "
+            "RootOutput(prior_logits, value, embedding)"
+        )
+    if root.prior_logits.shape[:1] != (rows,):
+        raise ValueError(
+            f"model.root gave prior_logits of shape {list(root.prior_logits.shape)} for {rows} "
+            f"rows of observations; it must be [{rows}, actions]"
+        )
+
+
+def _check_model(model: Any) -> None:
+    """Check that a model can be planned with.
+
+    >>> _check_model(torch.nn.Linear(1, 1))
+    Traceback (most recent call last):
+        ...
+    TypeError: Linear has no root and no recurrent_fn: ...
+    """
+    if isinstance(model, type):
+        raise TypeError(
+            f"model is the class {model.__name__}; pass an instance of it: {model.__name__}(...)"
+        )
+    lacks = [name for name in ("root", "recurrent_fn") if not hasattr(model, name)]
+    if lacks and hasattr(model, "initial_inference"):
+        raise TypeError(
+            f"{type(model).__name__} is a network to train; to plan with it pass its snapshot "
+            "fold(model), from raffia.algorithms.efficientzero.inference import fold"
+        )
+    if lacks:
+        raise TypeError(
+            f"{type(model).__name__} has no {' and no '.join(lacks)}: a model to plan with has "
+            "root(observation, mask=None, to_play=None) and recurrent_fn(embedding, action); pass "
+            "two functions as FunctionModel(root, recurrent_fn)"
+        )

@@ -4,8 +4,7 @@ import textwrap
 from collections.abc import Sequence
 
 from raffia.hints import plural
-from raffia.search.graph import TreeEdge, TreeGraph, TreeNode
-from raffia.search.labels import figures, percent, shown_name
+from raffia.search.graph import TreeEdge, TreeGraph, TreeNode, figures, percent, shown_name
 
 _WIDTH = 100  # of the whole text, in characters
 _STEM = 30  # of the lines that lead to a node: ten levels

@@ -22,7 +22,7 @@ from raffia.algorithms.efficientzero.observations import with_observations
 from raffia.algorithms.efficientzero.policy_loss import discrete_policy_loss, sampled_policy_loss
 from raffia.functional.losses import soft_cross_entropy
 from raffia.functional.transforms import Support, scalar_to_categorical, signed_hyperbolic
-from raffia.search.samplers import GaussianSampler
+from raffia.search.sampled import GaussianSampler
 from raffia.tensordict.tensordict import TensorDict
 
 from .small import vector

@@ -17,7 +17,7 @@ from raffia.algorithms.efficientzero.config import (
 )
 from raffia.algorithms.efficientzero.planning import Planner
 from raffia.envs.env import Box, Discrete, EnvSpec
-from raffia.search.noise import root_dirichlet, root_gumbel
+from raffia.search.policies import root_dirichlet, root_gumbel
 from raffia.tensordict.tensordict import TensorDict
 
 BOARD = EnvSpec(observation_shape=(4,), action=Discrete(3), masked=True, num_players=2)
