@@ -9,7 +9,6 @@ import os
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +34,7 @@ def show_evaluation(
     """
     as_first = list(found.as_first or [])
     figures = {
-        **named(spread_of(found.returns)),
+        **spread_of(found.returns),
         "returns": list(found.returns),
         "lengths": list(found.lengths),
         **({"as_first": as_first} if as_first else {}),
@@ -78,31 +77,20 @@ def show_figures(
     return 0
 
 
-@dataclass(frozen=True)
-class Spread:
-    """Of returns.
+def spread_of(returns: Sequence[float]) -> dict[str, float | None]:
+    """Mean and spread, as JSON has them; the standard error is that of the mean, None of one.
 
-    >>> spread_of([1.0, 2.0, 6.0])
-    Spread(mean=3.0, standard_error=1.5275252316519468, minimum=1.0, median=2.0, maximum=6.0)
+    >>> list(spread_of([1.0, 2.0, 6.0]).values())
+    [3.0, 1.5275252316519468, 1.0, 2.0, 6.0]
     """
-
-    mean: float
-    standard_error: float | None  # None: unknown of one episode
-    minimum: float
-    median: float
-    maximum: float
-
-
-def spread_of(returns: Sequence[float]) -> Spread:
-    """Mean and spread; the standard error is that of the mean."""
     several = len(returns) > 1
-    return Spread(
-        mean=statistics.fmean(returns),
-        standard_error=statistics.stdev(returns) / math.sqrt(len(returns)) if several else None,
-        minimum=min(returns),
-        median=statistics.median(returns),
-        maximum=max(returns),
-    )
+    return {
+        "mean_return": statistics.fmean(returns),
+        "standard_error": statistics.stdev(returns) / math.sqrt(len(returns)) if several else None,
+        "min_return": min(returns),
+        "median_return": statistics.median(returns),
+        "max_return": max(returns),
+    }
 
 
 def table(returns: Sequence[float], lengths: Sequence[int], as_first: Sequence[bool]) -> str:
@@ -127,18 +115,13 @@ def table(returns: Sequence[float], lengths: Sequence[int], as_first: Sequence[b
         parts.append(columns(rows, right=[1, 2, 3]))
     rows = [["", "mean", "+-", "min", "median", "max"]]
     for name, values in (("return", returns), ("length", lengths)):
-        spread = spread_of([float(value) for value in values])
-        extremes = (spread.minimum, spread.median, spread.maximum)
-        digits = 0 if all(float(value).is_integer() for value in extremes) else 1
-        fine = 2 if max(map(abs, values)) < 10 else 1
-        rows.append(
-            [
-                name,
-                number(spread.mean, fine),
-                number(spread.standard_error, fine),
-                *(number(value, digits) for value in extremes),
-            ]
+        mean, error, *extremes = spread_of([float(value) for value in values]).values()
+        digits = (
+            0 if all(float(value).is_integer() for value in extremes if value is not None) else 1
         )
+        fine = 2 if max(map(abs, values)) < 10 else 1
+        cells = [number(mean, fine), number(error, fine)]
+        rows.append([name, *cells, *(number(value, digits) for value in extremes)])
     parts.append(columns(rows, right=[1, 2, 3, 4, 5]))
     return "\n\n".join(parts)
 
@@ -164,18 +147,3 @@ def file_name(args: argparse.Namespace, update: int | None) -> str:
     thinks = f"-{args.num_simulations}-simulations" if args.num_simulations else ""
     against = f"-{args.opponent}" if args.opponent else ""
     return f"update-{update}-{args.episodes}-episodes-seed-{args.seed}{thinks}{against}.json"
-
-
-def named(spread: Spread) -> dict[str, float | None]:
-    """The spread of returns under the names that JSON has them by.
-
-    >>> named(spread_of([1.0, 2.0, 6.0]))["median_return"]
-    2.0
-    """
-    return {
-        "mean_return": spread.mean,
-        "standard_error": spread.standard_error,
-        "min_return": spread.minimum,
-        "median_return": spread.median,
-        "max_return": spread.maximum,
-    }

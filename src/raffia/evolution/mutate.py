@@ -190,7 +190,7 @@ def _parameters(
     total = 0
     for (key, leaf), taken in zip(chosen, picked.tolist(), strict=True):
         if taken:
-            total += _noise(leaf, there(state, key, member), config, draw)
+            total += _noise(leaf, _present_weights(state, key, member), config, draw)
     return f"{total} weights of {int(picked.sum())} tensors"
 
 
@@ -250,7 +250,7 @@ def _change_layers(
     gate, mask = (state["buffers", *path, name][member] for name in (GATE, MASK))
     present, free = gate.nonzero().flatten().tolist(), (gate == 0).nonzero().flatten().tolist()
     if (more and free) or len(present) == 1 and free:
-        add_layer(state, path, member, free[0], mask[present[-1]])  # as wide as the last one
+        _add_layer(state, path, member, free[0], mask[present[-1]])  # as wide as the last one
         return f"layer {free[0]} more"
     if len(present) == 1:
         return "one layer stays"
@@ -267,7 +267,7 @@ def _change_nodes(
     present, free = mask.nonzero().flatten(), (mask == 0).nonzero().flatten()
     if (more and len(free)) or len(present) == 1:
         new = free[:count]
-        add_nodes(state, path, member, layer, new)
+        _add_nodes(state, path, member, layer, new)
         return f"{len(new)} nodes more in layer {layer}"
     gone = present[max(1, len(present) - count) :]  # one stays
     mask[gone] = 0
@@ -302,14 +302,14 @@ def networks_with_form(state: TensorDict) -> list[Path]:
     return sorted(key[:-1] for key in keys if key[-1] == GATE)
 
 
-def there(state: TensorDict, key: str | Path, member: int) -> Tensor | None:
+def _present_weights(state: TensorDict, key: str | Path, member: int) -> Tensor | None:
     """Which weights of a member's parameter its network has now, bool; None: it has them all.
 
     >>> from raffia.nn.evolvable import EvolvableMLP
     >>> network = EvolvableMLP(2, 1, width=1, num_nodes=2, max_layers=1, max_nodes=3)
     >>> parts = {"params": network.named_parameters(), "buffers": network.named_buffers()}
     >>> state = TensorDict({part: TensorDict(dict(named)) for part, named in parts.items()})
-    >>> there(torch.stack([state.detach()]), "outer_weight", 0).tolist()
+    >>> _present_weights(torch.stack([state.detach()]), "outer_weight", 0).tolist()
     [[[True, True, False]]]
     """
     *path, name = (key,) if isinstance(key, str) else key
@@ -326,7 +326,7 @@ def there(state: TensorDict, key: str | Path, member: int) -> Tensor | None:
     return None if found is None else found.expand(state["params", *path, name][member].shape)
 
 
-def add_layer(
+def _add_layer(
     state: TensorDict,  # [P], written to
     path: Path,
     member: int,
@@ -341,7 +341,7 @@ def add_layer(
     >>> parts = {"params": network.named_parameters(), "buffers": network.named_buffers()}
     >>> state = TensorDict({part: TensorDict(dict(named)) for part, named in parts.items()})
     >>> state = torch.stack([state.detach()])
-    >>> add_layer(state, (), 0, 1, torch.tensor([1.0, 0.0, 0.0]))
+    >>> _add_layer(state, (), 0, 1, torch.tensor([1.0, 0.0, 0.0]))
     >>> state["buffers", "layer_gate"], state["params", "outer_weight"][0, 1]
     (tensor([[1., 1.]]), tensor([[0., 0., 0.]]))
     """
@@ -352,7 +352,7 @@ def add_layer(
     _forget(state, path, member, layer, slice(None))
 
 
-def add_nodes(state: TensorDict, path: Path, member: int, layer: int, new: Tensor) -> None:
+def _add_nodes(state: TensorDict, path: Path, member: int, layer: int, new: Tensor) -> None:
     """Nodes [K] of a layer that nothing reads at first, likewise.
 
     >>> from raffia.nn.evolvable import EvolvableMLP
@@ -360,7 +360,7 @@ def add_nodes(state: TensorDict, path: Path, member: int, layer: int, new: Tenso
     >>> parts = {"params": network.named_parameters(), "buffers": network.named_buffers()}
     >>> state = TensorDict({part: TensorDict(dict(named)) for part, named in parts.items()})
     >>> state = torch.stack([state.detach()])
-    >>> add_nodes(state, (), 0, 0, torch.tensor([2]))
+    >>> _add_nodes(state, (), 0, 0, torch.tensor([2]))
     >>> state["buffers", "width_mask"], state["params", "outer_weight"][0, 0, 0, 2]
     (tensor([[[1., 1., 1.]]]), tensor(0.))
     """

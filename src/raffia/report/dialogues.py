@@ -99,7 +99,7 @@ def _card(dialogue: TokenDialogue, most: float) -> Html:
     facts = [source, f"return {figure(dialogue.total)}"]
     facts += ["cut here"] if dialogue.cut else [] if dialogue.ended else ["not over"]
     head = el("div.of", el("b", facts[0]), " · " + " · ".join(facts[1:]))
-    line = value_line(dialogue, most)
+    line = _value_line(dialogue, most)
     drawn = [el("div.wide", line)] if line else []
     kind = "div.dialogue.full" if len(dialogue.tokens) > _WIDE else "div.dialogue"
     return el(kind, head, *_lines(dialogue, most), *drawn, _numbers(dialogue))
@@ -207,13 +207,13 @@ def _numbers(dialogue: TokenDialogue) -> Html:
     return el("details", el("summary", "Numbers"), table(heads, rows, range(1, 6), caption))
 
 
-def value_line(dialogue: TokenDialogue, most: float = 1.0) -> Html:
+def _value_line(dialogue: TokenDialogue, most: float = 1.0) -> Html:
     """V of each state, Q of the agent's text there, rewards; nothing where no values are known.
 
     most: the advantage that has the full colour.
 
     >>> actions = (Action(1, 1, v=-1.0, q=-0.5, advantage=0.5),)
-    >>> svg = value_line(TokenDialogue("own", ("<a>", "crane"), actions, states=((0, -1.0),)))
+    >>> svg = _value_line(TokenDialogue("own", ("<a>", "crane"), actions, states=((0, -1.0),)))
     >>> svg.startswith("<svg"), svg.count("<circle"), svg.count("<rect")
     (True, 1, 1)
     """

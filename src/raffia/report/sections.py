@@ -92,9 +92,9 @@ def speed(groups: Sequence[Group]) -> Html:
                 parts.append(el("figure", caption, drawn))
         rows = [_time_row(run, times[run], names) for run in runs]
         parts.append(table(["run", *names, "total"], rows, numeric=range(1, len(names) + 2)))
-    if heads := worker_heads(runs):
-        rows = [worker_row(run, heads) for run in runs]
-        names = ["run", *map(head_of, heads)]
+    if keys := _worker_keys(runs):
+        rows = [[run.name, *(_cell(run, key) for key in keys)] for run in runs]
+        names = ["run", *map(_head_of, keys)]
         parts += [el("h3", "Workers"), table(names, rows, numeric=range(1, len(names)))]
     return join(parts)
 
@@ -245,12 +245,12 @@ def _time_row(run: Run, parts: Mapping[str, float], names: Sequence[str]) -> lis
     return [run.name, *cells, duration(total)]
 
 
-def worker_heads(runs: Sequence[Run]) -> list[str]:
+def _worker_keys(runs: Sequence[Run]) -> list[str]:
     """The keys of training rows that tell of workers, in the order of the table's columns.
 
     >>> from pathlib import Path
     >>> row = {"kind": "train", "actor_restarts": 0, "waited_for_actors_seconds": 1.5}
-    >>> worker_heads([Run(Path("x"), rows=(row,))])
+    >>> _worker_keys([Run(Path("x"), rows=(row,))])
     ['waited_for_actors_seconds', 'actor_restarts']
     """
     keys = dict.fromkeys(key for run in runs for row in run.of("train") for key in row)
@@ -262,10 +262,10 @@ def worker_heads(runs: Sequence[Run]) -> list[str]:
     return [key for is_one in kinds for key in keys if is_one(key)]
 
 
-def head_of(key: str) -> str:
+def _head_of(key: str) -> str:
     """The head of a column.
 
-    >>> head_of("waited_for_actors_seconds"), head_of("staleness"), head_of("actor_restarts")
+    >>> _head_of("waited_for_actors_seconds"), _head_of("staleness"), _head_of("actor_restarts")
     ('waited for actors', 'staleness (updates)', 'actor restarts')
     """
     if key == _STALENESS:
@@ -273,18 +273,15 @@ def head_of(key: str) -> str:
     return key.removesuffix("_seconds").replace("_", " ")
 
 
-def worker_row(run: Run, keys: Sequence[str]) -> list[str]:
-    """A run's row of the table: seconds with their share of the wall time, means, counts.
+def _cell(run: Run, key: str) -> str:
+    """A cell of the table: seconds with their share of the wall time, a mean, or a count.
 
     >>> from pathlib import Path
     >>> rows = ({"kind": "train", "seconds": 10, "waited_for_actors_seconds": 2, "staleness": 8},)
-    >>> worker_row(Run(Path("x"), rows=rows), ["waited_for_actors_seconds", "staleness"])
-    ['x', '20.0 % (2 s)', '8']
+    >>> run = Run(Path("x"), rows=rows)
+    >>> _cell(run, "waited_for_actors_seconds"), _cell(run, "staleness")
+    ('20.0 % (2 s)', '8')
     """
-    return [run.name, *(_cell(run, key) for key in keys)]
-
-
-def _cell(run: Run, key: str) -> str:
     values = [number(row.get(key)) for row in run.of("train")]
     values = [value for value in values if not math.isnan(value)]
     if not values:
