@@ -116,9 +116,7 @@ def table(returns: Sequence[float], lengths: Sequence[int], as_first: Sequence[b
     rows = [["", "mean", "+-", "min", "median", "max"]]
     for name, values in (("return", returns), ("length", lengths)):
         mean, error, *extremes = spread_of([float(value) for value in values]).values()
-        digits = (
-            0 if all(float(value).is_integer() for value in extremes if value is not None) else 1
-        )
+        digits = 0 if all(float(value or 0).is_integer() for value in extremes) else 1
         fine = 2 if max(map(abs, values)) < 10 else 1
         cells = [number(mean, fine), number(error, fine)]
         rows.append([name, *cells, *(number(value, digits) for value in extremes)])
