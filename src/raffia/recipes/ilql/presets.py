@@ -136,16 +136,16 @@ ILQL_PRESETS: Presets[ILQLRun] = Presets(
     }
 )
 ILQL_SUMMARIES: dict[str, str] = {  # a line of each
-    "ilql-smoke": "seconds, tiny networks: does all of it run?",
-    "wordle": "24 words, from 20,000 games of players good and bad",
-    "wordle-bc": "... by behaviour cloning, to compare with",
-    "wordle-filtered-bc": "... of the best tenth of the games",
-    "wordle-single-step": "... by one step of improvement (tau 0.5)",
+    "ilql-smoke": "tiny networks, a few seconds: does everything run?",
+    "wordle": "24 words, from 20,000 games of good and bad players",
+    "wordle-bc": "... by behaviour cloning, for comparison",
+    "wordle-filtered-bc": "... by cloning the best tenth of the games",
+    "wordle-single-step": "... with one step of improvement (tau 0.5)",
     "wordle-cql": "... by conservative Q-learning",
-    "wordle-branching": "games where one step of improvement misleads",
-    "wordle-branching-single-step": "... and the one step, to compare with",
+    "wordle-branching": "games that mislead one step of improvement",
+    "wordle-branching-single-step": "... with that one step, for comparison",
     "wordle-letters": "200 words in letters, 40 of the secrets held out",
-    "wordle-letters-bc": "... by behaviour cloning, to compare with",
-    "dialogue": "your own, of --data FILE, from nothing",
-    "language-model": "... and of --model FOLDER, to go on from",
+    "wordle-letters-bc": "... by behaviour cloning, for comparison",
+    "dialogue": "your dialogues (--data FILE), from scratch",
+    "language-model": "... starting from a language model (--model FOLDER)",
 }
