@@ -2,7 +2,10 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from raffia import TensorDict, from_modules, lazy_stack
 from raffia.nn import TensorDictParams
@@ -328,3 +331,32 @@ def test_compiles_as_one_graph(rate):
     step = torch.compile(update_target, fullgraph=True, backend="eager")
     step(target, online, rate)
     assert (target == expected).all()
+
+
+@pytest.fixture
+def mesh(tmp_path):
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        yield init_device_mesh("cpu", (1,))
+    finally:
+        dist.destroy_process_group()
+
+
+def test_parts_of_processes_move_where_they_are(mesh):
+    online = TensorDict(
+        w=distribute_tensor(torch.full((4,), 8.0), mesh, [Shard(0)]), b=torch.ones(1)
+    )
+    target = TensorDict(w=distribute_tensor(torch.zeros(4), mesh, [Shard(0)]), b=torch.zeros(1))
+    assert update_target(target, online, 0.25) is target
+    assert target["w"].placements == (Shard(0),)
+    assert target["w"].to_local().tolist() == [2.0] * 4 and target["b"].tolist() == [0.25]
+    update_target(target, online)
+    assert target["w"].to_local().tolist() == [8.0] * 4
+    with pytest.raises(ValueError, match="share the memory of 'w'"):
+        update_target(TensorDict(w=online["w"], b=torch.ones(1)), online)
+    whole = TensorDict(w=distribute_tensor(torch.zeros(4), mesh, [Replicate()]), b=torch.ones(1))
+    with pytest.raises(ValueError, match="'w' is placed as .*Replicate"):
+        update_target(whole, online)
+    with pytest.raises(TypeError, match="entry 'w' is a DTensor.*full_tensor"):
+        online.save("nowhere.safetensors")

@@ -11,6 +11,7 @@ from raffia import (
     MetaData,
     NonTensorStack,
     TensorDict,
+    TensorDictParams,
     collate,
     expand_as_right,
     expand_right,
@@ -230,6 +231,19 @@ def test_meta_data_is_pickled():
 class Point:
     x: torch.Tensor
     tag: str = "a"
+
+
+def test_what_has_no_memory_or_no_shape_yet_is_printed():
+    lazy = TensorDict.from_module(torch.nn.LazyLinear(2))
+    embedding = torch.nn.Embedding(3, 2, sparse=True)
+    embedding(torch.tensor([1])).sum().backward()
+    sparse = TensorDict(a=torch.eye(3).to_sparse(), g=embedding.weight.grad)
+    for td in (lazy, TensorDictParams(lazy)):
+        assert "weight: Parameter(shape=not known yet, device=cpu" in repr(td)
+        assert not td.is_shared()
+    assert "a: Tensor(shape=torch.Size([3, 3]), device=cpu" in repr(sparse)
+    with set_printoptions(show_storage_size=True):
+        assert "storage_size=0" in repr(sparse)
 
 
 def test_what_is_printed():

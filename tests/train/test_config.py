@@ -309,6 +309,21 @@ def test_each_setting_has_a_comment_of_its_own_which_its_help_shows(name, capsys
     assert len(set(said.values())) > 0.9 * len(said)
 
 
+@pytest.mark.parametrize("name", ["efficientzero", "ilql"])
+def test_the_text_of_a_run_is_the_call_that_makes_it(name):
+    algorithm = ALGORITHMS[name]
+    kinds = {type(algorithm.config()).__name__: algorithm.config}
+    waiting = [algorithm.config()]
+    while waiting:
+        for each in fields(one := waiting.pop()):
+            if is_dataclass(value := getattr(one, each.name)):
+                waiting.append(value)
+                kinds[type(value).__name__] = type(value)
+    assert repr(algorithm.config()) == f"{algorithm.config.__name__}()"
+    for run in algorithm.presets.values():
+        assert len(repr(run)) < 1_200 and eval(repr(run), kinds) == run
+
+
 def test_configs_and_their_help_need_no_torch():
     program = (
         "import sys\n"

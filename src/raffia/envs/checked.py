@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from itertools import chain
 from types import NoneType, UnionType
@@ -32,6 +32,23 @@ def check_types(config: Any) -> None:
             raise ValueError(f"{field.name}={value!r} must be {_described(hint)}{_near(value)}")
         if is_dataclass(value):
             check_types(value)
+
+
+def short_repr(config: Any) -> str:
+    """The call that makes a config, with only those settings that differ from their defaults.
+
+    >>> from raffia.envs.config import AtariConfig, EnvConfig
+    >>> short_repr(EnvConfig(num_envs=2, atari=AtariConfig(size=84)))
+    'EnvConfig(num_envs=2, atari=AtariConfig(size=84))'
+    """
+    given = []
+    for field in fields(config):
+        value, factory = getattr(config, field.name), field.default_factory
+        if value != (field.default if factory is MISSING else factory()):
+            given.append(
+                f"{field.name}={short_repr(value) if is_dataclass(value) else repr(value)}"
+            )
+    return f"{type(config).__name__}({', '.join(given)})"
 
 
 def check_choices(config: Any) -> None:

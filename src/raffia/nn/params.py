@@ -86,6 +86,7 @@ def update_target(target: Holder, online: nn.Module | Node, rate: float | Tensor
     rate = _checked_rate(rate)
     mine, theirs = _named_leaves(target, "target"), _named_leaves(online, "online")
     _require_same(mine, theirs)
+    mine, theirs = _local(mine, theirs)
     names = _untied(mine, theirs)
     if names:
         weights = _weights(rate, mine, names) if isinstance(rate, Tensor) else rate
@@ -213,6 +214,30 @@ def _require_same(mine: Leaves, theirs: Leaves) -> None:
     ]
     if differing:
         raise ValueError(f"shapes of target and online differ: {'; '.join(differing)}")
+
+
+def _local(mine: Leaves, theirs: Leaves) -> tuple[Leaves, Leaves]:
+    """The leaves with this process's part of each DTensor, since updates are elementwise."""
+    if {type(leaf) for leaf in (*mine.values(), *theirs.values())} <= {Tensor, nn.Parameter}:
+        return mine, theirs
+    for name, leaf in mine.items():
+        here, there = _placements(leaf), _placements(theirs[name])
+        if here != there:
+            raise ValueError(
+                f"{name!r} is placed as {here} in the target and as {there} in online, so that "
+                "processes hold different parts; target_copy(online) is placed as online is"
+            )
+    with torch.no_grad():
+        own, others = (
+            {k: leaf.to_local() if _placements(leaf) else leaf for k, leaf in leaves.items()}
+            for leaves in (mine, theirs)
+        )
+    return own, others
+
+
+def _placements(leaf: Any) -> Any:
+    """How a DTensor is divided among which processes; None for an ordinary tensor."""
+    return (leaf.placements, leaf.device_mesh) if hasattr(leaf, "placements") else None
 
 
 def _untied(mine: Leaves, theirs: Leaves) -> list[str]:

@@ -56,10 +56,12 @@ def create_run(
     if (folder / CONFIG).exists():
         raise RunError(
             f"{folder} holds a run already: go on with it by `raffia resume {folder}`, or give "
-            "another folder by `--run OTHER`"
+            "another folder (on the command line --run OTHER)"
         )
     if not is_free(folder):
-        raise RunError(f"{folder} exists and is no run: give another folder by `--run OTHER`")
+        raise RunError(
+            f"{folder} exists and is no run: give another folder (on the command line --run OTHER)"
+        )
     algorithm = algorithm or algorithm_of(config)
     text = _config_text(config, preset, own, algorithm)  # before there is a folder: it may fail
     make_folder(folder)

@@ -183,7 +183,7 @@ def consolidate(
         container.
     use_buffer: keep the buffer in memory, and write the file once.
     share_memory, pin_memory: where on the CPU the buffer lies.
-    metadata: keep what it takes to pickle the container as one buffer.
+    metadata: as in tensordict, without effect: the result is pickled as one buffer in any case.
 
     >>> from raffia import TensorDict
     >>> td = TensorDict(a=torch.ones(2), b=dict(c=[1, 2])).consolidate()
@@ -194,7 +194,7 @@ def consolidate(
     if early and (use_buffer or non_blocking):
         raise ValueError("consolidate: return_early goes with neither use_buffer nor non_blocking")
     options = (filename, num_threads, device, non_blocking, use_buffer, share_memory, pin_memory)
-    if _is_block(td, filename, device, share_memory, pin_memory, metadata):
+    if _is_block(td, filename, device, share_memory, pin_memory):
         return td
 
     def finish(made: tuple[Tensor, Parts, list[Tensor]]) -> Any:
@@ -207,7 +207,7 @@ def consolidate(
         out._buffer = block
         # A nested entry has several parts in the buffer; its container is pickled entry by entry.
         plain = len(parts.tensors) == len(parts.leaves)
-        out._spans = parts.starts if plain and (metadata or filename is not None) else None
+        out._spans = parts.starts if plain else None
         return out.lock_()
 
     if early:
@@ -215,16 +215,12 @@ def consolidate(
     return finish(_filled(td, *options))
 
 
-def _is_block(
-    td: Any, filename: Any, device: Any, share_memory: bool, pin_memory: bool, metadata: bool
-) -> bool:
+def _is_block(td: Any, filename: Any, device: Any, share_memory: bool, pin_memory: bool) -> bool:
     """Whether a container is consolidated already, in the way that is asked for."""
     if filename is not None or not td._locked or not is_consolidated(td):
         return False
     buffer = td._buffer
     if device is not None and as_device(device) != buffer.device:
-        return False
-    if metadata and td._spans is None and not any([x.is_nested for x in td._leaves([])]):
         return False
     return not (share_memory and not buffer.is_shared() or pin_memory and not buffer.is_pinned())
 
@@ -300,7 +296,7 @@ def in_spans(td: Any) -> bool:
 
 
 def reduce_consolidated(td: Any) -> Any:
-    """How a container consolidated with its metadata is pickled: its buffer, and the empty tree."""
+    """How a consolidated container is pickled: its buffer, and the empty tree."""
     tree = td._rebuild(iter([torch.empty_like(leaf, device="meta") for leaf in td._leaves([])]))
     return from_buffer, (tree, td._buffer, td._spans)
 

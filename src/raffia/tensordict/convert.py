@@ -13,6 +13,7 @@ from torch import Tensor
 from raffia.tensordict.build import as_device
 from raffia.tensordict.copies import _replaced
 from raffia.tensordict.node import BatchSize, Container, Device, Node
+from raffia.tensordict.printing import in_shared_memory
 from raffia.tensordict.views import every
 
 CastFilter = Callable[[tuple[str, ...], Tensor], bool]
@@ -343,14 +344,7 @@ def is_shared(td: Any) -> bool:
     """
     if td._device is not None and td._device.type != "cpu":
         return td._device.type == "cuda"
-    return every(td, _shared) and bool(td._leaves([])) and not td.is_memmap()
-
-
-def _shared(leaf: Tensor) -> bool:
-    try:
-        return leaf.untyped_storage().is_shared()
-    except RuntimeError:  # it has no memory of its own, as in vmap
-        return False
+    return every(td, in_shared_memory) and bool(td._leaves([])) and not td.is_memmap()
 
 
 def record_stream(td: Container, stream: Any) -> Container:

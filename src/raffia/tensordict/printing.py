@@ -7,8 +7,8 @@ import textwrap
 from contextvars import ContextVar, Token
 from typing import Any
 
-import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from raffia.tensordict.build import shape_of
 from raffia.tensordict.node import Node
@@ -120,9 +120,12 @@ def _entry(td: Any, name: str, options: dict[str, Any]) -> str:
     return ("" if plain else type(value).__name__) + _fields(value, options)
 
 
-def tensor_parts(value: Any, shape: torch.Size, shared: bool, options: dict[str, Any]) -> list[str]:
+def tensor_parts(value: Any, shape: Any, shared: bool, options: dict[str, Any]) -> list[str]:
     """The shown properties of a tensor."""
-    storage = 0 if value.is_meta else value.untyped_storage().nbytes()
+    try:
+        storage = 0 if value.is_meta else value.untyped_storage().nbytes()
+    except (RuntimeError, ValueError):  # as in `in_shared_memory`
+        storage = 0
     texts = {
         "show_shape": f"shape={shape}",
         "show_field_device": f"device={value.device}",
@@ -169,17 +172,28 @@ def _describe(td: Any, name: str) -> str:
     return describe_tensor(value) if isinstance(value, Tensor) else repr(value)
 
 
+def in_shared_memory(tensor: Tensor) -> bool:
+    """Whether a tensor's memory is shared with other processes; False if it has no memory.
+
+    >>> in_shared_memory(torch.eye(2)), in_shared_memory(torch.eye(2).to_sparse())
+    (False, False)
+    """
+    if tensor.device.type != "cpu":
+        return tensor.is_cuda
+    try:
+        return tensor.untyped_storage().is_shared()
+    except (RuntimeError, ValueError):  # sparse, within vmap, a parameter without shape
+        return False
+
+
 def describe_tensor(value: Any) -> str:
     """One line for a tensor: class, shape, device, dtype, sharing."""
     if not isinstance(value, Tensor):
         return repr(value)
     kind = "Parameter" if isinstance(value, nn.Parameter) else type(value).__name__
-    shared = (
-        value.untyped_storage().is_shared()
-        if value.device.type == "cpu" and not torch._C._functorch.is_functorch_wrapped_tensor(value)
-        else value.is_cuda
-    )
-    options, shape = shown(), shape_of(value)
+    shared = in_shared_memory(value)
+    shape = "not known yet" if is_lazy(value) else shape_of(value)
+    options = shown()
     if options is not None:
         return f"{kind}({', '.join(tensor_parts(value, shape, shared, options))})"
     return f"{kind}(shape={shape}, device={value.device}, dtype={value.dtype}, is_shared={shared})"

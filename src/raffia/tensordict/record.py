@@ -122,6 +122,11 @@ def check_leaf(leaf: Tensor, key: tuple[str, ...], like: bool, nested: bool = Fa
             "folder, td.memmap(folder), or one file with td.consolidate(filename), which takes "
             "jagged ones"
         )
+    if hasattr(leaf, "placements"):
+        raise TypeError(
+            f"entry {'.'.join(key)!r} is a DTensor, of which this process holds a part: save "
+            "td.apply(lambda x: x.full_tensor()), which all processes call, or x.to_local()"
+        )
     plain = leaf.layout is torch.strided or leaf.is_nested
     if leaf.dtype not in DTYPE_NAMES or not plain:
         raise TypeError(

@@ -14,6 +14,7 @@ from raffia.envs.checked import (
     check_fraction,
     check_least,
     check_types,
+    short_repr,
 )
 from raffia.envs.config import EnvConfig
 from raffia.recipes.population_config import RENAMED, PopulationConfig
@@ -314,6 +315,9 @@ class EfficientZeroRun(EfficientZeroConfig):
             )
         self.population.check_compile(self.compile)
         self.population.check_form(self.model.evolvable_heads)
+
+    def __repr__(self) -> str:
+        return short_repr(self)
 
     def on(self, device: str) -> EfficientZeroRun:
         """The run as a worker on this device has it; on that of the run for "".

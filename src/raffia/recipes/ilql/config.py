@@ -13,6 +13,7 @@ from raffia.envs.checked import (
     check_choices,
     check_least,
     check_types,
+    short_repr,
 )
 from raffia.recipes.efficientzero.config import CheckpointConfig
 from raffia.recipes.population_config import RENAMED, PopulationConfig
@@ -290,6 +291,9 @@ class ILQLRun(ILQLConfig):
         check_workers(self, ("evaluators",))
         self._check_language_model()
         self._check_decoding()
+
+    def __repr__(self) -> str:
+        return short_repr(self)
 
     @property
     def title(self) -> str:
