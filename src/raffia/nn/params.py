@@ -228,11 +228,14 @@ def _local(mine: Leaves, theirs: Leaves) -> tuple[Leaves, Leaves]:
                 "processes hold different parts; target_copy(online) is placed as online is"
             )
     with torch.no_grad():
-        own, others = (
-            {k: leaf.to_local() if _placements(leaf) else leaf for k, leaf in leaves.items()}
-            for leaves in (mine, theirs)
-        )
+        own, others = ({k: _part(leaf) for k, leaf in leaves.items()} for leaves in (mine, theirs))
     return own, others
+
+
+def _part(leaf: Any) -> Tensor:
+    """This process's part of a DTensor; another tensor as it is."""
+    part: Tensor = leaf.to_local() if _placements(leaf) else leaf
+    return part
 
 
 def _placements(leaf: Any) -> Any:
