@@ -16,9 +16,9 @@ from benchmarks.device_cost import Call, cost_of, seconds_per_call
 from benchmarks.device_figures import Effort, Figure, Group, Measure
 from benchmarks.device_run import FRAME
 from benchmarks.search_report import digits
-from raffia.algorithms.efficientzero.build import make_model
 from raffia.algorithms.efficientzero.config import ModelConfig
 from raffia.algorithms.efficientzero.latent_model import LatentModel
+from raffia.algorithms.efficientzero.model import make_model
 from raffia.nn.cudagraphs import Card
 
 STACK = 4

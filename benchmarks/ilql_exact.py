@@ -48,7 +48,7 @@ from raffia.algorithms.ilql.learner import ILQLLearner
 from raffia.algorithms.ilql.model import ILQLModel, ILQLTarget, make_target
 from raffia.algorithms.ilql.model_scorer import ModelScorer, evaluating
 from raffia.lm.decoding.config import DecodeConfig
-from raffia.lm.decoding.request import forbid
+from raffia.lm.decoding.generations import forbid
 from raffia.lm.decoding.scorer import Choice, Needs
 
 GAMMA, TAU = 0.99, 0.9

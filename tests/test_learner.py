@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch.func import functional_call
 
-from raffia.functional.clipping import global_norm
-from raffia.functional.gradients import value_and_grad
+from raffia.functional.gradients import global_norm, value_and_grad
 from raffia.functional.optim import adamw
 from raffia.learner import Accumulate, Learner
 from raffia.tensordict.tensordict import TensorDict

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import torch
 
-from raffia.functional.clipping import global_norm
+from raffia.functional.gradients import global_norm
 from raffia.tensordict.tensordict import TensorDict
 
 

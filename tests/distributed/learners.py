@@ -13,8 +13,7 @@ from torch.func import functional_call
 from raffia.algorithms.ilql.config import ILQLConfig, ILQLModelConfig, OptimizerConfig
 from raffia.algorithms.ilql.learner import ILQLLearner
 from raffia.distributed.group import Group
-from raffia.functional.clipping import clip_by_global_norm, global_norm
-from raffia.functional.gradients import value_and_grad
+from raffia.functional.gradients import clip_by_global_norm, global_norm, value_and_grad
 from raffia.tensordict.tensordict import TensorDict
 from tests.algorithms.ilql.small import TRUNK
 

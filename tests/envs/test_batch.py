@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from raffia.envs.batch import SerialBatch
+from raffia.envs.batch import SerialBatch, TimeLimit
 from raffia.envs.env import BatchEnv, Box, Discrete, EnvSpec
 from raffia.envs.probe import DelayProbe, ValueProbe
 from raffia.envs.rows import EnvRows
-from raffia.envs.timelimit import TimeLimit
 from raffia.tensordict.tensordict import TensorDict
 
 

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 
-from raffia.envs.batch import SerialBatch
+from raffia.envs.batch import SerialBatch, TimeLimit
 from raffia.envs.board import Connect4, TicTacToe
 from raffia.envs.check import check_env
 from raffia.envs.config import EnvConfig
@@ -15,7 +15,6 @@ from raffia.envs.gym import GymEnv, gym_names
 from raffia.envs.make import env_factory, env_names, make_env
 from raffia.envs.minatar import GAMES
 from raffia.envs.probe import PROBES, ValueProbe
-from raffia.envs.timelimit import TimeLimit
 from raffia.envs.workers import WorkerBatch
 
 GYMNASIUM = [  # of each kind of space one

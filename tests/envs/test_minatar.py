@@ -20,7 +20,6 @@ from raffia.envs.minatar import (
     game,
     seaquest,
     space_invaders,
-    swarm,
 )
 
 RECORDED = json.loads((Path(__file__).parent / "minatar_recorded.json").read_text())["games"]
@@ -160,7 +159,7 @@ def test_plain_python_plays_the_same_games(name, monkeypatch):
 
     compiled = play()
     module = MODULES[name]
-    for home in (game, swarm, module):
+    for home in (game, module):
         for key, function in list(vars(home).items()):
             if hasattr(function, "py_func"):
                 monkeypatch.setattr(home, key, function.py_func)

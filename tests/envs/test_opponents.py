@@ -10,12 +10,13 @@ from raffia.envs import connect4
 from raffia.envs.board import Connect4, TicTacToe, line_masks
 from raffia.envs.env import Discrete, EnvSpec
 from raffia.envs.opponents import (
+    ILLEGAL,
     PerfectTicTacToe,
     RandomOpponent,
     RuleConnect4,
     make_opponent,
+    move_values,
 )
-from raffia.envs.tictactoe import ILLEGAL, move_values
 
 
 def play(game, first, second, seed=0):

@@ -19,8 +19,7 @@ from raffia.algorithms.ilql.config import (
 )
 from raffia.algorithms.ilql.learner import ILQLLearner
 from raffia.envs.env import Discrete, EnvSpec
-from raffia.functional.clipping import global_norm
-from raffia.functional.gradients import value_and_grad
+from raffia.functional.gradients import global_norm, value_and_grad
 from raffia.functional.optim import adamw
 from raffia.tensordict.tensordict import TensorDict
 

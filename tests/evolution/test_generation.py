@@ -10,8 +10,7 @@ from torch.func import functional_call
 from raffia.evolution.config import HyperRange, MutationConfig, SelectionConfig
 from raffia.evolution.generation import Evolution
 from raffia.evolution.population import Population
-from raffia.functional.clipping import clip_by_global_norm
-from raffia.functional.gradients import value_and_grad
+from raffia.functional.gradients import clip_by_global_norm, value_and_grad
 from raffia.functional.optim import adamw
 from raffia.functional.seeds import generator_for
 from raffia.nn.evolvable import EvolvableMLP

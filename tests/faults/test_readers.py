@@ -18,8 +18,7 @@ import torch
 
 from raffia.files import DamagedFileError
 from raffia.lm.folder import gpt2, save_gpt2
-from raffia.lm.tokenizers.hf_tokenizer import HFTokenizer
-from raffia.lm.tokenizers.saved_tokenizer import load_tokenizer
+from raffia.lm.tokenizers.hf_tokenizer import HFTokenizer, load_tokenizer
 from raffia.lm.tokenizers.tokenizer import character_tokenizer
 from raffia.lm.transformer import CausalLM
 from raffia.recipes import ilql

@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from raffia.functional.clipping import clip_by_global_norm, global_norm
-from raffia.functional.optim import Optimizer, adamw, sgd
-from raffia.functional.schedules import cosine_decay, linear, step_decay, warmup
+from raffia.functional.gradients import clip_by_global_norm, global_norm
+from raffia.functional.optim import Optimizer, adamw, cosine_decay, linear, sgd, step_decay, warmup
 from raffia.tensordict.tensordict import TensorDict
 
 CASES = {

@@ -4,7 +4,7 @@ import threading
 
 import numba
 
-from raffia.jit.compiling import compiling
+from raffia.jit.kernel import compiling
 from raffia.train.metrics import PhaseClock
 
 # Not by `kernel`, which would find them on disk when the tests run again.

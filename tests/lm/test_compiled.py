@@ -7,11 +7,10 @@ import torch
 from torch.nn.functional import gelu as torch_gelu
 from torch.testing import assert_close
 
-from raffia.lm import compiled as compiled_lm
-from raffia.lm.compiled import CompiledLM, compiles
-from raffia.lm.decoding.one_token import TokenReader
-from raffia.lm.gelu import gelu
+from raffia.lm.decoding import one_token
+from raffia.lm.decoding.one_token import CompiledLM, TokenReader, compiles
 from raffia.lm.transformer import CausalLM
+from raffia.lm.transformer_block import gelu
 
 pytest.importorskip("numba")
 
@@ -106,8 +105,8 @@ def test_others_are_left_to_torch(model):
 def test_many_rows_are_left_to_torch(monkeypatch):
     compiled = CompiledLM.of(make_model())
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
-    assert compiled.fits(8) and not compiled.fits(compiled_lm.MOST_ROWS + 1)
-    monkeypatch.setattr(compiled_lm, "MOST_WORK", 100)
+    assert compiled.fits(8) and not compiled.fits(one_token.MOST_ROWS + 1)
+    monkeypatch.setattr(one_token, "MOST_WORK", 100)
     assert not compiled.fits(8)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     assert compiled.fits(8)

@@ -4,11 +4,10 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from raffia.lm.attention import View, attend
-from raffia.lm.checks import check_room
+from raffia.lm.attention import View, attend, rotate, rotation
 from raffia.lm.kv_cache import KeyValueCache
+from raffia.lm.model import check_room
 from raffia.lm.packing import Packing
-from raffia.lm.rotary import rotate, rotation
 
 LENGTHS = torch.tensor([3, 0, 4, 1])
 

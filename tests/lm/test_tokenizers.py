@@ -7,11 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raffia.lm.envs.wordle.colors import NUM_CODES, colors_of
-from raffia.lm.envs.wordle.tokens import wordle_letter_tokenizer, wordle_word_tokenizer
+from raffia.lm.envs.wordle.data import wordle_letter_tokenizer, wordle_word_tokenizer
+from raffia.lm.envs.wordle.game import NUM_CODES, colors_of
 from raffia.lm.envs.wordle.vocabulary import Vocabulary
-from raffia.lm.tokenizers.hf_tokenizer import HFTokenizer
-from raffia.lm.tokenizers.saved_tokenizer import load_tokenizer
+from raffia.lm.tokenizers.hf_tokenizer import HFTokenizer, load_tokenizer
 from raffia.lm.tokenizers.tokenizer import (
     SPECIAL_TOKENS,
     PieceTokenizer,

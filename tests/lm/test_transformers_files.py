@@ -8,11 +8,10 @@ from hypothesis import strategies as st
 
 from raffia.lm.data.data_point import DataPoint
 from raffia.lm.data.dialogue_rows import Dialogue
-from raffia.lm.envs.wordle.colors import NUM_CODES, colors_of
-from raffia.lm.envs.wordle.tokens import wordle_letter_tokenizer, wordle_word_tokenizer
+from raffia.lm.envs.wordle.data import wordle_letter_tokenizer, wordle_word_tokenizer
+from raffia.lm.envs.wordle.game import NUM_CODES, colors_of
 from raffia.lm.envs.wordle.vocabulary import Vocabulary
-from raffia.lm.tokenizers.hf_tokenizer import HFTokenizer
-from raffia.lm.tokenizers.saved_tokenizer import load_tokenizer
+from raffia.lm.tokenizers.hf_tokenizer import HFTokenizer, load_tokenizer
 from raffia.lm.tokenizers.tokenizer import (
     SPECIAL_TOKENS,
     PieceTokenizer,

@@ -9,7 +9,7 @@ from torch.testing import assert_close
 
 from raffia import TensorDict
 from raffia.nn.distributions import CompositeDistribution, OneHotCategorical, TruncatedNormal
-from raffia.nn.distributions.deterministic import NoMeanError, deterministic_sample
+from raffia.nn.sampling import NoMeanError, deterministic_sample
 
 HALF = torch.tensor([0.5, 0.3])
 COINS = torch.tensor([0.9, 0.3])

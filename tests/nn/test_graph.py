@@ -27,10 +27,8 @@ from raffia.nn import (
     WrapModule,
 )
 from raffia.nn import TensorDictSequential as Seq
-from raffia.nn.expected import check_in_keys
-from raffia.nn.graph import Graph, graph_of
-from raffia.nn.labels import key_text, label
-from raffia.nn.shapes import EntryShape, shapes
+from raffia.nn.graph import Graph, check_in_keys, graph_of
+from raffia.nn.graph_record import EntryShape, key_text, label, shapes
 
 B, D, H, A = 5, 4, 8, 3
 

@@ -9,10 +9,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from raffia.algorithms.efficientzero import row_graphs
-from raffia.algorithms.efficientzero.inference import fold
+from raffia.algorithms.efficientzero import inference
+from raffia.algorithms.efficientzero.inference import RowGraphs, fold, room_for
 from raffia.algorithms.efficientzero.learner import EfficientZeroLearner
-from raffia.algorithms.efficientzero.row_graphs import RowGraphs, room_for
 from raffia.envs.env import Discrete, EnvSpec
 from raffia.envs.make import make_env
 from raffia.nn import cudagraphs
@@ -35,7 +34,7 @@ def twins(monkeypatch):
         made.append(Twin())
         return made[-1]
 
-    for module in (row_graphs, cudagraphs):
+    for module in (inference, cudagraphs):
         monkeypatch.setattr(module, "Card", twin)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     return made

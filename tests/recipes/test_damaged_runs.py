@@ -10,7 +10,7 @@ import torch
 
 from raffia.cli.parser import UsageError
 from raffia.cli.runs import refuse_taken
-from raffia.lm.tokenizers.saved_tokenizer import load_tokenizer
+from raffia.lm.tokenizers.hf_tokenizer import load_tokenizer
 from raffia.recipes import efficientzero, ilql
 from raffia.recipes.ilql.presets import ILQL_PRESETS
 from raffia.recipes.run_folder import create_run, find_checkpoint, read_run

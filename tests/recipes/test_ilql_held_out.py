@@ -5,9 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from raffia.lm.envs.wordle.branching import branching_games
-from raffia.lm.envs.wordle.env import WordleEnv
-from raffia.lm.envs.wordle.game import Wordle
+from raffia.lm.envs.wordle.data import branching_games
+from raffia.lm.envs.wordle.game import Wordle, WordleEnv
 from raffia.lm.envs.wordle.games import game_seeds, simulate
 from raffia.lm.envs.wordle.policies import Fitting
 from raffia.lm.envs.wordle.vocabulary import Vocabulary

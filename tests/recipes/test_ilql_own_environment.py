@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from raffia.cli import main
-from raffia.lm.envs.wordle.env import WordleEnv
+from raffia.lm.envs.wordle.game import WordleEnv
 from raffia.recipes.ilql import evaluate, resume, train, with_sizes
 from raffia.recipes.run_folder import RunError, read_run
 from raffia.train.config import ConfigError

@@ -10,7 +10,7 @@ import torch
 from raffia.algorithms.ilql.config import TrunkConfig
 from raffia.algorithms.ilql.learner import ILQLLearner
 from raffia.cli import main
-from raffia.functional.clipping import global_norm
+from raffia.functional.gradients import global_norm
 from raffia.lm.data.dialogue import DataPoint, DialogueDataset, Vocabulary
 from raffia.lm.tokenizers.tokenizer import character_tokenizer
 from raffia.recipes.ilql import resume, train, with_sizes

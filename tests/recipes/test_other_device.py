@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from raffia.algorithms.efficientzero.build import make_model
 from raffia.algorithms.efficientzero.config import EfficientZeroConfig, ModelConfig, SearchConfig
+from raffia.algorithms.efficientzero.model import make_model
 from raffia.algorithms.efficientzero.planning import Planner
 from raffia.algorithms.efficientzero.stacked import StackedPlanner
 from raffia.envs.env import Box, Discrete, EnvSpec

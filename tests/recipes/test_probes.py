@@ -15,11 +15,10 @@ from raffia.algorithms.efficientzero.config import (
     SearchConfig,
     TargetConfig,
 )
-from raffia.envs.batch import SerialBatch
+from raffia.envs.batch import SerialBatch, TimeLimit
 from raffia.envs.config import EnvConfig
 from raffia.envs.env import Box, Discrete, EnvSpec
 from raffia.envs.probe import PROBES, probe_values
-from raffia.envs.timelimit import TimeLimit
 from raffia.recipes.efficientzero import load_agent, train
 from raffia.recipes.efficientzero.config import (
     CheckpointConfig,

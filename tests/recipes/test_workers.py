@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from raffia import TensorDict
-from raffia.algorithms.efficientzero.build import make_model
+from raffia.algorithms.efficientzero.model import make_model
 from raffia.data.segment import SegmentReplayBuffer
 from raffia.data.segment_shards import ReplayShards
 from raffia.distributed import ChaosEngine, InlineEngine

@@ -31,76 +31,6 @@ from raffia.tensordict.keys import NestedKey, unravel_key_to_tuple
 from raffia.tensordict.safetensors_file import save_file
 from raffia.tensordict.tensordict import TensorDict
 
-FILE = "buffer.safetensors"
-
-
-class BufferState:
-    """The state of a segment buffer: episodes, priorities, and the generator, if there is one.
-
-    >>> from raffia.data.segment import SegmentReplayBuffer
-    >>> from raffia.data.storage import TensorStorage
-    >>> buffer = SegmentReplayBuffer(TensorStorage(100), unroll_steps=1)
-    >>> sorted(buffer.state_dict()["buffer"])
-    ['episodes', 'priorities']
-    """
-
-    def __init__(
-        self, episodes: EpisodeRing, priorities: StepPriorities, maker: SegmentMaker
-    ) -> None:
-        self.episodes, self.priorities, self.maker = episodes, priorities, maker
-
-    def state(self) -> dict[str, Any]:
-        """A copy of the state, as nested dicts of tensors."""
-        state: dict[str, Any] = {
-            "episodes": self.episodes.state(),
-            "priorities": self.priorities.state(),
-        }
-        if self.maker.generator is not None:
-            state["generator"] = {"state": self.maker.generator.get_state()}
-        return state
-
-    def check(self, state: Mapping[str, Any]) -> None:
-        """Raise ValueError unless `load(state)` is possible."""
-        check_entries(state, ("episodes", "priorities"), "the buffer state")
-        check_entries(state["episodes"], self.episodes.ENTRIES, "the episodes")
-        check_entries(state["priorities"], self.priorities.ENTRIES, "the priorities")
-        self.episodes.check_state(state["episodes"])
-        self.priorities.check_state(state["priorities"])
-        check_same_generator(state, self.maker.generator)
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Load a state of `state()`."""
-        self.episodes.load_state(state["episodes"])
-        self.priorities.load_state(state["priorities"])
-        if self.maker.generator is not None:
-            self.maker.generator.set_state(state["generator"]["state"])
-
-    def files(self) -> dict[str, Content]:
-        """The state as it is now, as a file for `write_folder`."""
-        state = TensorDict(self.state())
-        return {FILE: lambda path: save_file(state, path)}
-
-    def read(self, folder: Folder) -> dict[str, Any]:
-        """The state in a folder."""
-        return TensorDict.load(folder.path(FILE)).to_dict()
-
-
-def check_entries(state: Mapping[str, Any], names: Collection[str], what: str) -> None:
-    """Raise ValueError for a state that lacks any of these.
-
-    >>> check_entries({"storage": 1}, ("buffer", "storage"), "a segment buffer")
-    Traceback (most recent call last):
-    ...
-    ValueError: the state of a segment buffer lacks ['buffer'], it has ['storage']: pass what ...
-    """
-    missing = [name for name in names if name not in state]
-    if missing:
-        raise ValueError(
-            f"the state of {what} lacks {missing}, it has {sorted(state)}: pass what "
-            "buffer.state_dict() gave. Nothing was changed"
-        )
-
-
 KIND, VERSION = "raffia.segments", 2
 
 
@@ -447,7 +377,7 @@ class SegmentReplayBuffer(SegmentSteps):
 
         Raises ValueError, and changes nothing, if the state is not of a buffer made like this one.
         """
-        check_entries(state, ("buffer", "storage"), "a segment buffer")
+        _check_entries(state, ("buffer", "storage"), "a segment buffer")
         with self._lock:
             self._before_change()
             self._buffer_state.check(state["buffer"])
@@ -542,4 +472,74 @@ def _check_length(unroll_steps: int, n_step: int, num_rows: int) -> None:
         raise ValueError(
             f"a segment of unroll_steps + n_step + 1 = {length} rows does not fit into a storage "
             f"with max_size={num_rows}: make that larger, or the segment shorter"
+        )
+
+
+FILE = "buffer.safetensors"
+
+
+class BufferState:
+    """The state of a segment buffer: episodes, priorities, and the generator, if there is one.
+
+    >>> from raffia.data.segment import SegmentReplayBuffer
+    >>> from raffia.data.storage import TensorStorage
+    >>> buffer = SegmentReplayBuffer(TensorStorage(100), unroll_steps=1)
+    >>> sorted(buffer.state_dict()["buffer"])
+    ['episodes', 'priorities']
+    """
+
+    def __init__(
+        self, episodes: EpisodeRing, priorities: StepPriorities, maker: SegmentMaker
+    ) -> None:
+        self.episodes, self.priorities, self.maker = episodes, priorities, maker
+
+    def state(self) -> dict[str, Any]:
+        """A copy of the state, as nested dicts of tensors."""
+        state: dict[str, Any] = {
+            "episodes": self.episodes.state(),
+            "priorities": self.priorities.state(),
+        }
+        if self.maker.generator is not None:
+            state["generator"] = {"state": self.maker.generator.get_state()}
+        return state
+
+    def check(self, state: Mapping[str, Any]) -> None:
+        """Raise ValueError unless `load(state)` is possible."""
+        _check_entries(state, ("episodes", "priorities"), "the buffer state")
+        _check_entries(state["episodes"], self.episodes.ENTRIES, "the episodes")
+        _check_entries(state["priorities"], self.priorities.ENTRIES, "the priorities")
+        self.episodes.check_state(state["episodes"])
+        self.priorities.check_state(state["priorities"])
+        check_same_generator(state, self.maker.generator)
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Load a state of `state()`."""
+        self.episodes.load_state(state["episodes"])
+        self.priorities.load_state(state["priorities"])
+        if self.maker.generator is not None:
+            self.maker.generator.set_state(state["generator"]["state"])
+
+    def files(self) -> dict[str, Content]:
+        """The state as it is now, as a file for `write_folder`."""
+        state = TensorDict(self.state())
+        return {FILE: lambda path: save_file(state, path)}
+
+    def read(self, folder: Folder) -> dict[str, Any]:
+        """The state in a folder."""
+        return TensorDict.load(folder.path(FILE)).to_dict()
+
+
+def _check_entries(state: Mapping[str, Any], names: Collection[str], what: str) -> None:
+    """Raise ValueError for a state that lacks any of these.
+
+    >>> _check_entries({"storage": 1}, ("buffer", "storage"), "a segment buffer")
+    Traceback (most recent call last):
+    ...
+    ValueError: the state of a segment buffer lacks ['buffer'], it has ['storage']: pass what ...
+    """
+    missing = [name for name in names if name not in state]
+    if missing:
+        raise ValueError(
+            f"the state of {what} lacks {missing}, it has {sorted(state)}: pass what "
+            "buffer.state_dict() gave. Nothing was changed"
         )

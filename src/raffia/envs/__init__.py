@@ -9,12 +9,11 @@ from raffia.envs.config import AtariConfig, EnvConfig
 from raffia.lazy import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
-    from raffia.envs.batch import SerialBatch
+    from raffia.envs.batch import SerialBatch, TimeLimit
     from raffia.envs.check import check_env
     from raffia.envs.env import BatchEnv, Box, Discrete, Env, EnvSpec
     from raffia.envs.gym import GymEnv
     from raffia.envs.make import env_factory, env_names, make_env
-    from raffia.envs.timelimit import TimeLimit
     from raffia.envs.workers import WorkerBatch, WorkerError
 
 __all__ = [

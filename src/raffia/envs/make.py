@@ -190,7 +190,7 @@ def limited(batch: BatchEnv, max_episode_steps: int) -> BatchEnv:
     """
     if not max_episode_steps:
         return batch
-    from raffia.envs.timelimit import TimeLimit
+    from raffia.envs.batch import TimeLimit
 
     return TimeLimit(batch, max_episode_steps)
 

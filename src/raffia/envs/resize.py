@@ -16,9 +16,9 @@ LARGEST = 1 << 23  # pixels: 255 times as many still fit into 32 bits
 @functools.cache
 def _kernels() -> ModuleType:
     """The compiled loop; imported at first use, and numba with it."""
-    from raffia.envs.kernels import area
+    from raffia.envs import area_kernel
 
-    return area
+    return area_kernel
 
 
 def area(

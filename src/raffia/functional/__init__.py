@@ -1,8 +1,7 @@
 """Pure functions of tensors for reinforcement learning: losses, returns, optimisers, transforms."""
 
 from raffia.functional.augment import draw_intensity, draw_shift, intensity, random_shift
-from raffia.functional.clipping import clip_by_global_norm, global_norm
-from raffia.functional.gradients import value_and_grad
+from raffia.functional.gradients import clip_by_global_norm, global_norm, value_and_grad
 from raffia.functional.losses import (
     conservative_loss,
     expectile_loss,
@@ -11,9 +10,17 @@ from raffia.functional.losses import (
     negative_cosine_similarity,
     soft_cross_entropy,
 )
-from raffia.functional.optim import Optimizer, Update, adamw, sgd
+from raffia.functional.optim import (
+    Optimizer,
+    Update,
+    adamw,
+    cosine_decay,
+    linear,
+    sgd,
+    step_decay,
+    warmup,
+)
 from raffia.functional.returns import discounted_sum, lambda_return, n_step_return, value_prefix
-from raffia.functional.schedules import cosine_decay, linear, step_decay, warmup
 from raffia.functional.seeds import derive_seed, generator_for
 from raffia.functional.transforms import (
     Support,

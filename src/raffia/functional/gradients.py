@@ -1,4 +1,4 @@
-"""Gradients with respect to a tree of parameters, also within `torch.vmap`."""
+"""Gradients with respect to a tree of parameters, their norm, and clipping by it."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from raffia.functional.trees import is_traced
+from raffia.functional.trees import is_traced, over_leaf
 
 Aux = TypeVar("Aux")
 
@@ -47,3 +47,57 @@ def value_and_grad(
             grads = tuple(map(torch.zeros_like, leaves))
     detached = pytree.tree_map(Tensor.detach, aux)
     return pytree.tree_unflatten(grads, structure), (value.detach(), detached)
+
+
+def global_norm(
+    grads: Any,  # a tree of tensors [*P, ...]
+    num_batch_dims: int = 0,
+) -> Tensor:  # [*P]
+    """The L2 norm of all leaves together; of each member, where members are stacked.
+
+    num_batch_dims: how many leading dimensions count members; under `torch.vmap` none.
+
+    >>> grads = {"weight": torch.tensor([[3.0], [0.0]]), "bias": torch.tensor([4.0, 1.0])}
+    >>> global_norm(grads), global_norm(grads, num_batch_dims=1)
+    (tensor(5.0990), tensor([5., 1.]))
+    """
+    leaves = pytree.tree_leaves(grads)
+    if not leaves:
+        return torch.zeros(())
+    if not num_batch_dims and not is_traced():
+        return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(leaves)))
+    members = leaves[0].shape[:num_batch_dims]
+    rows = [leaf.unsqueeze(-1).flatten(num_batch_dims) for leaf in leaves]
+    # The compiler of torch 2.11 keeps the dimension of a leaf [1]: so its shape is said.
+    norms = [torch.linalg.vector_norm(row, dim=-1).reshape(members) for row in rows]
+    return torch.linalg.vector_norm(torch.stack(norms, -1), dim=-1)
+
+
+def clip_by_global_norm(
+    grads: Any,  # a tree of tensors [*P, ...]
+    max_norm: float | Tensor,  # [*P] for members with bounds of their own
+    num_batch_dims: int = 0,
+    *,
+    norm: Tensor | None = None,  # [*P]
+) -> tuple[Any, Tensor]:
+    """Scale gradients down to the norm `max_norm`; returns them, and their norm before [*P].
+
+    norm: of all gradients, where those given are a part of them; None: it is computed.
+
+        g <- g min(1, max_norm / (|g| + 1e-6))
+
+    As `torch.nn.utils.clip_grad_norm_`, but nothing is written to the gradients given. Where a
+    gradient is not finite, neither is the length. Source: Pascanu et al. (2013), algorithm 1.
+
+    >>> grads, norm = clip_by_global_norm({"w": torch.tensor([3.0, 4.0])}, 1.0)
+    >>> grads["w"], norm
+    (tensor([0.6000, 0.8000]), tensor(5.))
+    """
+    norm = global_norm(grads, num_batch_dims) if norm is None else norm
+    factor = (max_norm / (norm + 1e-6)).clamp(max=1)
+    if is_traced() or num_batch_dims:
+        return pytree.tree_map(lambda leaf: leaf * over_leaf(factor, leaf), grads), norm
+    if norm.device.type == "cpu" and factor == 1:  # on a GPU, to look would be to wait for it
+        return grads, norm
+    leaves, structure = pytree.tree_flatten(grads)
+    return structure.unflatten(torch._foreach_mul(leaves, factor)), norm

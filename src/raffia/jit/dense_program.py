@@ -26,7 +26,7 @@ from typing import NamedTuple, NoReturn
 import torch
 from torch import Tensor
 
-from raffia.jit import dense, packing
+from raffia.jit import layers, packing
 from raffia.jit.records import Record
 from raffia.jit.tiles import PANEL
 from raffia.jit.vectors import WIDTH
@@ -164,7 +164,7 @@ class DenseProgram:
         """Copy rows of an array; `index` names an array that tells which."""
         out = out or self.buffer(width)
         slot, rows = self._slot(array, width=width, chosen=index is not None), self._index(index)
-        self._add(dense.READ, slot, rows, width, _up(width), *out.layout)
+        self._add(layers.READ, slot, rows, width, _up(width), *out.layout)
         return out
 
     def look_up(self, rows: int, width: int, *, index: str) -> ColumnBuffer:
@@ -172,7 +172,7 @@ class DenseProgram:
         out = self.buffer(width)
         weights = self._parameter((width, rows), rows)
         panels = _up(width) // PANEL
-        self._add(dense.LOOK_UP, weights, self._index(index), rows, panels, *out.layout)
+        self._add(layers.LOOK_UP, weights, self._index(index), rows, panels, *out.layout)
         return out
 
     def dense(
@@ -196,7 +196,7 @@ class DenseProgram:
         weights = self._parameter((width, inputs.width), inputs.width)
         bias = _NONE if onto else self._parameter((width,), behind=behind)
         self._add(
-            dense.DENSE,
+            layers.DENSE,
             *inputs.layout,
             inputs.width,
             panels,
@@ -225,7 +225,7 @@ class DenseProgram:
         self._packed.append(gates_of_h)
         bias = self._parameter((columns,), gates=4)
         self._add(
-            dense.LSTM,
+            layers.LSTM,
             *both.layout,
             depth,
             groups,
@@ -249,7 +249,7 @@ class DenseProgram:
         bias."""
         gain, bias = (self._parameter((values.width,)) for _ in range(2))
         self._add(
-            dense.NORM,
+            layers.NORM,
             *values.layout,
             values.width,
             gain,
@@ -261,7 +261,7 @@ class DenseProgram:
 
     def gelu(self, values: ColumnBuffer) -> None:
         """GELU in place, as approximated by tanh."""
-        self._add(dense.GELU, *values.layout, values.width)
+        self._add(layers.GELU, *values.layout, values.width)
 
     def decode(self, logits: ColumnBuffer, array: str, *, eps: float = 1e-3) -> None:
         """Write the value that logits stand for, see `categorical_to_scalar`.
@@ -274,7 +274,7 @@ class DenseProgram:
             padded = _up(logits.width)
             support = self._parameter((logits.width,))
         slot = self._slot(array)
-        self._add(dense.DECODE, *logits.layout, 4 * padded, support, eps, slot)
+        self._add(layers.DECODE, *logits.layout, 4 * padded, support, eps, slot)
 
     def write(
         self, values: ColumnBuffer, array: str, *, index: str | None = None, zero: str | None = None
@@ -282,7 +282,7 @@ class DenseProgram:
         """Copy rows to an array, zeros where the array named by `zero` (bool) is true."""
         slot = self._slot(array, width=values.width, chosen=index is not None)
         rows, zeros = self._index(index), self._index(zero, torch.bool)
-        self._add(dense.WRITE, slot, rows, values.width, *values.layout, zeros)
+        self._add(layers.WRITE, slot, rows, values.width, *values.layout, zeros)
 
     def load(self, parameters: Sequence[Tensor]) -> None:
         """Copy parameters in; bound programs use them from then on."""
@@ -359,7 +359,7 @@ class DenseProgram:
         return 4 * start
 
     def _add(self, kind: int, *fields: float) -> None:
-        layer = dense.KINDS[kind]()
+        layer = layers.KINDS[kind]()
         layer.set(kind, *fields)
         self._layers.append(layer)
 
@@ -377,7 +377,7 @@ class Bound:
     def __call__(self, rows: int) -> None:
         if not 0 <= rows <= self.room:
             raise ValueError(f"{rows} rows, where the arrays have {self.room}")
-        dense.run(self._program.address, scratch(self.size), rows)
+        layers.run(self._program.address, scratch(self.size), rows)
 
     @property
     def steps(self) -> list[int]:
@@ -387,22 +387,22 @@ class Bound:
             for slot, found in self._referenced[1]
         ]
 
-    def program(self, slots: "array[int]") -> dense.ProgramRecord:
+    def program(self, slots: "array[int]") -> layers.ProgramRecord:
         """The program as the kernel reads it, on arrays at these addresses."""
         program, memory = self._referenced[0], scratch(self.size)
         table, weights = program._table.data_ptr(), program._weights.data_ptr()
-        record = dense.ProgramRecord()
+        record = layers.ProgramRecord()
         record.set(table, len(program._layers), weights, slots.buffer_info()[0], BLOCK, memory)
         return record
 
     def native(self) -> tuple[int, int]:
         """The addresses of a compiled function and of what it is to be called with, and the rows.
 
-        See raffia.jit.calls. They hold in this thread, until another program is called in it; rows
+        See raffia.jit.kernel. They hold in this thread, until another program is called in it; rows
         are not checked.
         """
         self._program = self.program(self.addresses)
-        return dense.step_address(), self._program.address
+        return layers.step_address(), self._program.address
 
 
 def _up(width: int) -> int:

@@ -12,10 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raffia.jit import dense
-from raffia.jit.calls import step
+from raffia.jit import layers
 from raffia.jit.dense_program import DenseProgram, scratch
-from raffia.jit.kernel import kernel
+from raffia.jit.kernel import kernel, step
 from raffia.jit.records import I64s, Record, fields_at
 
 
@@ -95,7 +94,7 @@ class _BoundGroup:
 
     def native(self) -> tuple[int, int]:
         """The addresses of the compiled function and its argument, as those of a bound program: see
-        raffia.jit.calls."""
+        raffia.jit.kernel."""
         self._group = self._record()
         return _step_address(), self._group.address
 
@@ -134,7 +133,7 @@ def run_group(
             g.member[g.written[row]] = who
         for slot in range(g.num_slots):
             g.reloaded[slot] = g.slots[slot] + start * g.steps[slot]
-        dense.run(g.programs[who], scratch, stop - start)
+        layers.run(g.programs[who], scratch, stop - start)
         start = stop
 
 

@@ -4,20 +4,28 @@ Kernels take integers (addresses, sizes) and floats only: telling numba the type
 a microsecond a call, an integer next to nothing. They are serial and release the GIL: parallel ones
 abort in forked children and under threads. Their compiled code is found again on disk by file and
 name, and what they call among their globals: so they stand at module level, or are made as
-`raffia.envs.minatar.loops` makes them, and are no closures.
+`raffia.envs.minatar.game` makes them, and are no closures.
+
+A *step* is a compiled function `(context, rows) -> None` of two whole numbers; what the context is
+an address of is between the step and who made it. So a compiled loop of one room can call a model
+of another, without Python between them.
 """
 
 # llvmlite and numba give their builders no types, so little of this file has any.
+import contextlib
 import functools
 import hashlib
 import inspect
 import pathlib
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numba
 from llvmlite import ir
 from numba import types
+from numba.core import event
+from numba.core.ccallback import CFunc
 from numba.extending import intrinsic as numba_intrinsic
 
 
@@ -123,7 +131,6 @@ def _store(number: Any) -> Any:
 load_u8, store_u8 = _load(types.uint8), _store(types.uint8)
 load_u16, store_u16 = _load(types.uint16), _store(types.uint16)
 load_u32, store_u32 = _load(types.uint32), _store(types.uint32)
-load_u64, store_u64 = _load(types.uint64), _store(types.uint64)
 load_i64, store_i64 = _load(types.int64), _store(types.int64)
 load_f32, store_f32 = _load(types.float32), _store(types.float32)
 load_f64, store_f64 = _load(types.float64), _store(types.float64)
@@ -145,3 +152,73 @@ def ask_for(builder: Any, address: Any, locality: int) -> None:
 def prefetch(builder: Any, address: Any) -> None:
     """Ask for the cache line at `address`, which is used a little later; any address will do."""
     ask_for(builder, address, 3)
+
+
+def step(function: Callable[[Any, Any], None]) -> int:
+    """Compile a module-level function of two whole numbers; the address that it is called by.
+
+    Later processes find the code on disk.
+
+    >>> step(lambda context, rows: None) > 0
+    True
+    """
+
+    def callback() -> CFunc:
+        signature = (types.int64, types.int64), types.void
+        return CFunc(function, signature, locals={}, options={"error_model": "numpy"})
+
+    compiled = callback()
+    try:
+        compiled.enable_caching()
+        if not stamped(compiled, function):  # a numba that we do not know
+            compiled = callback()
+    except RuntimeError as error:  # nowhere to keep the code: a read-only installation, a prompt
+        if "cannot cache" not in str(error):
+            raise
+        compiled = callback()
+    compiled.compile()
+    assert compiled.address is not None  # it is compiled
+    return compiled.address
+
+
+@instruction(types.void, types.int64, types.int64, types.int64)
+def call_step(builder: Any, address: Any, context: Any, rows: Any) -> None:
+    """Call the step at an address."""
+    word = ir.IntType(64)
+    kind = ir.FunctionType(ir.VoidType(), [word, word]).as_pointer()
+    builder.call(builder.inttoptr(address, kind), [context, rows])
+
+
+@contextlib.contextmanager
+def compiling(enter: Callable[[], object], leave: Callable[[], object]) -> Iterator[None]:
+    """Within this, `enter` is called when this thread begins to compile a kernel, `leave` after.
+
+    Kernels that are found compiled on disk are none of these, nor are those that a kernel calls.
+
+    >>> from raffia.jit.kernel import kernel
+    >>> with compiling(lambda: print("compiling ..."), lambda: print("compiled")):
+    ...     kernel(sum_of_three := lambda a, b, c: a + b + c)(1, 2, 3)
+    compiling ...
+    compiled
+    6
+    """
+    with event.install_listener("numba:compile", _CompileListener(enter, leave)):
+        yield
+
+
+class _CompileListener(event.Listener):
+    def __init__(self, enter: Callable[[], object], leave: Callable[[], object]) -> None:
+        self._enter, self._leave = enter, leave
+        self._thread, self._depth = threading.get_ident(), 0
+
+    def on_start(self, event: Any) -> None:
+        if threading.get_ident() == self._thread:
+            self._depth += 1
+            if self._depth == 1:
+                self._enter()
+
+    def on_end(self, event: Any) -> None:
+        if threading.get_ident() == self._thread:
+            self._depth -= 1
+            if self._depth == 0:
+                self._leave()

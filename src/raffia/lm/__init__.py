@@ -5,11 +5,15 @@ from typing import TYPE_CHECKING
 from raffia.lazy import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
-    from raffia.lm.data.data_point import DataPoint
+    from raffia.lm.data.data_point import (
+        ConstantTokenReward,
+        DataPoint,
+        SpecifiedTokenReward,
+        TokenReward,
+    )
     from raffia.lm.data.dialogue import DialogueDataset
     from raffia.lm.data.dialogue_sources import read_dialogues
     from raffia.lm.data.rl_dataset import Iterable_RL_Dataset, List_RL_Dataset, RL_Dataset
-    from raffia.lm.data.token_reward import ConstantTokenReward, SpecifiedTokenReward, TokenReward
     from raffia.lm.data.utterances import Utterance
     from raffia.lm.envs.check import check_language_environment
     from raffia.lm.envs.contract import (
@@ -18,14 +22,12 @@ if TYPE_CHECKING:
         Language_Observation,
         LanguagePolicy,
     )
-    from raffia.lm.envs.dialogues import dialogue_row, write_dialogues
     from raffia.lm.envs.draws import Draws
-    from raffia.lm.envs.play import Played, play_dialogues
+    from raffia.lm.envs.play import Played, dialogue_row, play_dialogues, write_dialogues
     from raffia.lm.envs.tabular import TabularPolicy, TabularValues, tabular_values
     from raffia.lm.folder import load_gpt2, save_gpt2
     from raffia.lm.kv_cache import KeyValueCache
-    from raffia.lm.tokenizers.hf_tokenizer import HFTokenizer
-    from raffia.lm.tokenizers.saved_tokenizer import load_tokenizer
+    from raffia.lm.tokenizers.hf_tokenizer import HFTokenizer, load_tokenizer
     from raffia.lm.tokenizers.tokenizer import (
         SPECIAL_TOKENS,
         PieceTokenizer,

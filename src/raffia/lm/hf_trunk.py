@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from raffia.functional.trees import is_traced
-from raffia.lm.checks import check_call, check_cut, check_known
-from raffia.lm.columns import Columns, attended_columns
+from raffia.lm.attention import Columns, attended_columns
 from raffia.lm.hf_models import UNBOUNDED, load_hf, make_hf, new_past, recompute_layers
+from raffia.lm.model import check_call, check_cut, check_known
 from raffia.lm.packing import right_length
 
 

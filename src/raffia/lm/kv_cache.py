@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from raffia.lm.checks import check_cut
+from raffia.lm.model import check_cut
 
 
 class KeyValueCache:

@@ -1,10 +1,11 @@
 """What a language model is to the rest of the library: one call, logits, and a cache for decoding.
 
 `CausalLM` is one, and `HFTrunk` makes one of a model of `transformers`; so is any module of yours
-with these members.
+with these members. Calls that it refuses are checked here, with errors that name the call that
+works.
 
-Legend: B rows, T tokens of a row, P embeddings put before them, d numbers of a hidden state, V
-vocabulary.
+Legend: B rows, T tokens of a row, P embeddings put before them, d numbers of an embedding or a
+hidden state, V vocabulary.
 """
 
 from __future__ import annotations
@@ -92,3 +93,130 @@ class LanguageModel(Protocol):
 
     def new_cache(self, batch_size: int, capacity: int | None = None) -> Cache:
         """An empty cache, for at most `capacity` columns; None for block_size."""
+
+
+def check_room(cache: Cache, batch_size: int, num_columns: int) -> None:
+    """ValueError unless so many columns of so many rows can be added to a cache.
+
+    >>> from raffia.lm.kv_cache import KeyValueCache
+    >>> made = KeyValueCache(num_layers=1, batch_size=2, num_heads=1, capacity=4, head_dim=8)
+    >>> check_room(made, 2, 5)
+    Traceback (most recent call last):
+    ...
+    ValueError: a cache of 4 columns that holds 0 has no room for 5 more: make it larger with
+    model.new_cache(batch_size, capacity=5), or give fewer tokens
+    """
+    if batch_size != cache.batch_size:
+        raise ValueError(
+            f"{batch_size} rows of tokens for a cache of {cache.batch_size}: choose its rows with "
+            "cache.select(index), or make one with model.new_cache(batch_size)"
+        )
+    if cache.length + num_columns > cache.capacity:
+        raise ValueError(
+            f"a cache of {cache.capacity} columns that holds {cache.length} has no room for "
+            f"{num_columns} more: make it larger with model.new_cache(batch_size, "
+            f"capacity={cache.length + num_columns}), or give fewer tokens"
+        )
+
+
+def check_cut(length: int, new_length: int) -> None:
+    """ValueError unless a cache of so many columns can be cut to so many.
+
+    >>> check_cut(3, 4)
+    Traceback (most recent call last):
+    ...
+    ValueError: a cache of 3 columns cannot be cut to 4, only to 0..3
+    """
+    if not 0 <= new_length <= length:
+        raise ValueError(
+            f"a cache of {length} columns cannot be cut to {new_length}, only to 0..{length}"
+        )
+
+
+def check_call(
+    model: LanguageModel,
+    tokens: Tensor,  # [B, T]
+    attn_mask: Tensor | None = None,  # [B, T]
+    prefix_embs: Tensor | None = None,  # [B, P, d]
+    prefix_attn_mask: Tensor | None = None,  # [B, P]
+    cache: Cache | None = None,
+) -> None:
+    """ValueError where shapes do not go together, or a row is longer than the model can read.
+
+    >>> from raffia.lm.transformer import CausalLM
+    >>> model = CausalLM(5, n_layer=1, n_head=1, n_embd=4, block_size=8)
+    >>> check_call(model, torch.zeros(2, 9, dtype=torch.int64))
+    Traceback (most recent call last):
+    ...
+    ValueError: rows of 9 tokens are longer than block_size=8: cut them to the last 8, or make the
+    model with block_size=9
+    """
+    if tokens.dim() != 2:
+        raise ValueError(
+            f"tokens must be [batch, length] and are {list(tokens.shape)}: a single row is "
+            "tokens[None]"
+        )
+    if attn_mask is not None and attn_mask.shape != tokens.shape:
+        raise ValueError(
+            f"attn_mask {list(attn_mask.shape)} must have the shape of tokens, "
+            f"{list(tokens.shape)}: it is of this call's tokens only, a cache knows those before"
+        )
+    num_prefix = _num_prefix(tokens, prefix_embs, prefix_attn_mask, model.n_embd)
+    num_before, num_new = 0, num_prefix + tokens.shape[1]
+    if cache is not None:
+        check_room(cache, len(tokens), num_new)
+        num_before = cache.length
+    _check_length(num_before + num_new, model.block_size, num_before, num_prefix)
+
+
+def _check_length(length: int, block_size: int, num_before: int = 0, num_prefix: int = 0) -> None:
+    if length <= block_size:
+        return
+    parts = [f"{num_before} in the cache"] * (num_before > 0)
+    parts += [f"{num_prefix} of the prefix"] * (num_prefix > 0)
+    among = f" ({', '.join(parts)})" if parts else ""
+    raise ValueError(
+        f"rows of {length} tokens{among} are longer than block_size={block_size}: cut them to "
+        f"the last {block_size}, or make the model with block_size={length}"
+    )
+
+
+def _num_prefix(
+    tokens: Tensor, prefix_embs: Tensor | None, prefix_attn_mask: Tensor | None, n_embd: int
+) -> int:
+    if prefix_embs is None:
+        if prefix_attn_mask is not None:
+            raise ValueError("prefix_attn_mask needs the prefix_embs that it is of")
+        return 0
+    if prefix_embs.dim() != 3 or prefix_embs.shape[::2] != (len(tokens), n_embd):
+        raise ValueError(
+            f"prefix_embs {list(prefix_embs.shape)} must be [batch, length, n_embd], here "
+            f"[{len(tokens)}, any, {n_embd}]"
+        )
+    if prefix_attn_mask is not None and prefix_attn_mask.shape != prefix_embs.shape[:2]:
+        raise ValueError(
+            f"prefix_attn_mask {list(prefix_attn_mask.shape)} must be [batch, length] of "
+            f"prefix_embs, {list(prefix_embs.shape[:2])}"
+        )
+    return prefix_embs.shape[1]
+
+
+def check_known(tokens: Tensor, vocab_size: int) -> None:
+    """ValueError unless all tokens are among 0 .. vocab_size - 1.
+
+    >>> check_known(torch.tensor([1, 7]), vocab_size=5)
+    Traceback (most recent call last):
+    ...
+    ValueError: token 7 is not in the vocabulary, 0 to 4: encode the text with the tokenizer that
+    the model goes with, or make the model with vocab_size=8 or more
+    """
+    outside = (tokens < 0) | (tokens >= vocab_size)
+    if not bool(outside.any()):
+        return
+    odd = tokens[outside]
+    first, most = int(odd[0]), int(odd.max())
+    fix = f", or make the model with vocab_size={most + 1} or more" if most >= vocab_size else ""
+    raise ValueError(
+        f"token {first} is not in the vocabulary, 0 to {vocab_size - 1}: encode the text with the "
+        f"tokenizer that the model goes with{fix}"
+    )

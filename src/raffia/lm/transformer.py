@@ -16,12 +16,10 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout as drop
 
 from raffia.functional.trees import is_traced
-from raffia.lm.attention import View
-from raffia.lm.checks import check_call, check_known
-from raffia.lm.columns import Columns, attended_columns, right_padded
+from raffia.lm.attention import Columns, Rotation, View, attended_columns, right_padded, rotation
 from raffia.lm.kv_cache import KeyValueCache
+from raffia.lm.model import check_call, check_known
 from raffia.lm.packing import Packing
-from raffia.lm.rotary import Rotation, rotation
 from raffia.lm.transformer_block import ACTIVATIONS, Block, recomputed
 
 MOST_CHOSEN = 0.8  # fraction of the tokens, above which choosing costs more than it saves

@@ -28,7 +28,7 @@ from raffia.nn.functional_modules import (
     repopulate_module,
 )
 from raffia.nn.graph import Graph
-from raffia.nn.interaction import (
+from raffia.nn.modes import (
     InteractionType,
     interaction_mode,
     interaction_type,
@@ -42,9 +42,14 @@ from raffia.nn.probabilistic import (
     ProbabilisticTensorDictSequential,
 )
 from raffia.nn.sequence import TensorDictSequential
-from raffia.nn.tensorclass import TensorClassModuleBase, TensorClassModuleWrapper
 from raffia.nn.trace import TDGraphModule, symbolic_trace
-from raffia.nn.wrappers import TensorDictModuleWrapper, WrapModule, as_tensordict_module
+from raffia.nn.wrappers import (
+    TensorClassModuleBase,
+    TensorClassModuleWrapper,
+    TensorDictModuleWrapper,
+    WrapModule,
+    as_tensordict_module,
+)
 from raffia.tensordict.functions import make_tensordict
 
 __all__ = [

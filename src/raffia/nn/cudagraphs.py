@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from raffia.nn.base import listed
 from raffia.nn.dispatch import dispatch
-from raffia.nn.interaction import InteractionType, interaction_type
+from raffia.nn.modes import InteractionType, interaction_type
 from raffia.nn.probabilistic_module import ProbabilisticTensorDictModule
 from raffia.tensordict.keys import NestedKey
 from raffia.tensordict.node import Node

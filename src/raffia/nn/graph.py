@@ -1,7 +1,7 @@
 """A sequence as data: its modules, the keys between them, and the shapes of its last call.
 
-`seq.graph()` gives a `Graph`: plain records (graph_record.py), and how they look as text
-(program.py) and as a drawing (drawing.py).
+`seq.graph()` gives a `Graph`: plain records (graph_record.py), and how they look (drawing.py).
+`check_in_keys` looks at it when a sequence is built: a misspelt key is an error there.
 """
 
 from __future__ import annotations
@@ -9,18 +9,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from raffia.nn.drawing import mermaid, svg
-from raffia.nn.graph_record import GraphEdge, GraphGroup, GraphNode, GraphRecord
-from raffia.nn.labels import is_random, keywords, label
-from raffia.nn.program import program, table
-from raffia.nn.shapes import (
+from raffia.hints import nearest
+from raffia.nn.drawing import mermaid, program, svg, table
+from raffia.nn.graph_record import (
+    GraphEdge,
+    GraphGroup,
+    GraphNode,
+    GraphRecord,
     ShapesByModule,
     children,
+    is_random,
+    key_text,
+    keywords,
+    label,
     plain_keys,
     recorded_shapes,
     shapes_of_run,
 )
-from raffia.tensordict.keys import NestedKey, is_under, unravel_key_to_tuple
+from raffia.tensordict.keys import NestedKey, is_under, overlap, unravel_key_to_tuple
 
 
 class Graph(GraphRecord):
@@ -156,3 +162,73 @@ def _visible(
         return after, ()
     shown = {k: w for k, w in after.items() if k not in hidden}
     return before | shown, hidden
+
+
+def check_in_keys(modules: Modules, expected: Sequence[NestedKey]) -> None:
+    """Raise ValueError unless the keys that the modules need from outside are those expected.
+
+    The error names the module that reads a key which nobody writes before, and the nearest key that
+    is there, with the module that writes it.
+    """
+    modules = list(modules.items() if isinstance(modules, Mapping) else modules)
+    expected = plain_keys([expected] if isinstance(expected, str) else expected)
+    graph = graph_of(modules)
+    for position, node in enumerate(graph.nodes):
+        for key in _from_outside(graph, node):
+            if not any([overlap(key, e) for e in expected]):
+                raise ValueError(_unexpected(graph, position, key, expected))
+    read = graph.in_keys
+    for key in expected:
+        if not any([overlap(key, r) for r in read]):
+            raise ValueError(_not_needed(graph, key, expected))
+
+
+def _from_outside(graph: Graph, node: GraphNode) -> list[NestedKey]:
+    return [e.key for e in graph.edges if e.source is None and e.target == node.name]
+
+
+def _module(node: GraphNode) -> str:
+    return f'module "{node.name}" ({node.label})'
+
+
+def _near(key: NestedKey, keys: Iterable[NestedKey]) -> NestedKey | None:
+    spelt = {key_text(k): k for k in keys}
+    near = nearest(key_text(key), spelt)
+    return None if near is None else spelt[near]
+
+
+def _unexpected(graph: Graph, position: int, key: NestedKey, expected: Sequence[NestedKey]) -> str:
+    reader, earlier = graph.nodes[position], graph.nodes[:position]
+    there = dict.fromkeys(expected, "which is expected from outside")
+    there |= {k: f"which {_module(n)} writes" for n in earlier for k in n.out_keys}
+    text = f"{_module(reader)} reads {key!r}, which is neither in expect_in_keys nor written before"
+    later = [n for n in graph.nodes[position:] if any([is_under(key, k) for k in n.out_keys])]
+    near = _near(key, there)
+    silent = [n for n in earlier if not n.in_keys and not n.out_keys]
+    if later and later[0] is not reader:
+        text += f". {_module(later[0])} writes it, but runs later: put that one first."
+    elif near is not None:
+        text += f". Did you mean {near!r}, {there[near]}?"
+    elif silent:
+        text += (
+            f". If {_module(silent[-1])} writes it, declare it: "
+            f"WrapModule({silent[-1].label}, out_keys=[{key!r}])."
+        )
+    else:
+        text += f"; what is there: {list(there)}."
+    return f"{text} If it comes from outside: expect_in_keys={[*expected, key]}"
+
+
+def _not_needed(graph: Graph, key: NestedKey, expected: Sequence[NestedKey]) -> str:
+    rest = [k for k in expected if k != key]
+    text = f"expect_in_keys names {key!r}, which no module reads from outside"
+    readers = {k: n for n in reversed(graph.nodes) for k in n.in_keys}
+    near = _near(key, readers)
+    if key in readers:
+        writer = next(n for n in graph.nodes if any([is_under(key, k) for k in n.out_keys]))
+        text += f": {_module(writer)} writes it before {_module(readers[key])} reads it."
+    elif near is not None:
+        text += f". Did you mean {near!r}, which {_module(readers[near])} reads?"
+    else:
+        text += "."
+    return f"{text} Without it: expect_in_keys={rest}"

@@ -1,16 +1,27 @@
 """What a sequence does, in plain records: its modules, the keys between them, and their shapes.
 
-Nothing here has a module or a tensor in it. graph.py makes them of a sequence; how they look is
-written in program.py (text) and drawing.py (Mermaid, SVG).
+No record has a module or a tensor in it. graph.py makes them of a sequence, whose shapes are
+recorded in a run without keeping a tensor; drawing.py writes how they look, with the short texts
+for keys and modules that stand here.
 """
 
 from __future__ import annotations
 
+import copy
+import functools
+import inspect
+import types
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-from raffia.nn.shapes import EntryShape, Shapes, ShapesByModule
-from raffia.tensordict.keys import NestedKey, is_under
+import torch
+from torch import Tensor, nn
+
+from raffia.tensordict.access import peek, value_of
+from raffia.tensordict.keys import NestedKey, is_under, unravel_key, unravel_key_to_tuple
+from raffia.tensordict.lazy import LazyStackedTensorDict
+from raffia.tensordict.node import Node
 
 
 @dataclass(frozen=True)
@@ -160,3 +171,258 @@ def _listed(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _listed(v) for name, v in value.items()}
     return [_listed(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+
+_SHORT = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u", "complex": "c"}
+
+
+class EntryShape(NamedTuple):
+    """What stood under a key: a shape and a dtype, or the class of an entry that is no tensor.
+
+    >>> str(EntryShape((5, 4), "float32"))
+    'f32[5, 4]'
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    def __str__(self) -> str:
+        kind = self.dtype.rstrip("0123456789")
+        short = _SHORT.get(kind, kind) + self.dtype[len(kind) :]
+        return f"{short}[{', '.join(map(str, self.shape))}]"
+
+
+Shapes = dict[NestedKey, EntryShape]
+ShapesByModule = dict[str, dict[str, Shapes]]  # module -> {"in": ..., "out": ...}
+
+
+def shapes(tensordict: Any, keys: Iterable[NestedKey]) -> Shapes:
+    """Shape and dtype of the entries that are there; nothing is read, stacked or kept alive.
+
+    >>> from raffia.nn.graph_record import shapes
+    >>> shapes(TensorDict(obs=torch.zeros(5, 4), batch_size=[5]), ["obs", "hidden"])
+    {'obs': EntryShape(shape=(5, 4), dtype='float32')}
+    """
+    found: Shapes = {}
+    for key in plain_keys(keys):
+        value = holder = tensordict
+        for name in unravel_key_to_tuple(key):
+            holder, value = value, peek(value, name) if isinstance(value, Node) else None
+        if isinstance(value, Tensor):
+            dtype = str(value.dtype).removeprefix("torch.")
+            found[key] = EntryShape(_shape(holder, name, value), dtype)
+        elif isinstance(value, Node):
+            found[key] = EntryShape(tuple(value.batch_size), type(value_of(value)).__name__)
+    return found
+
+
+def _shape(holder: Any, name: str, value: Tensor) -> tuple[int, ...]:
+    """The shape of an entry, with -1 for dimensions that differ within it or are symbols."""
+    if value.is_nested and value.layout is torch.strided:  # has no shape
+        return (value.size(0), *[-1] * (value.dim() - 1))
+    shape = (
+        holder.get_item_shape(name) if isinstance(holder, LazyStackedTensorDict) else value.shape
+    )
+    return tuple([n if n.__class__ is int else -1 for n in shape])
+
+
+def plain_keys(keys: Iterable[NestedKey]) -> tuple[NestedKey, ...]:
+    """Keys without inner tuples, and without the "_" of what is dropped."""
+    return tuple([unravel_key(key) for key in keys if key != "_"])
+
+
+def children(module: Any) -> dict[str, Any] | None:
+    """The modules of a sequence by name; None if `module` is no sequence.
+
+    A sequence is recognised by its attribute for shapes: its class stands above this file.
+    """
+    below = getattr(module, "_modules", {}).get("module")
+    if isinstance(below, (nn.ModuleList, nn.ModuleDict)) and "_shapes" in module.__dict__:
+        return below._modules
+    return None
+
+
+def watched(
+    shapes_seen: ShapesByModule, name: str, module: Any, tensordict: Any, run: Callable[[Any], Any]
+) -> Any:
+    """Run one module of a sequence, and record in `shapes_seen` the shapes of what it reads and
+    writes."""
+    before = shapes(tensordict, module.in_keys)
+    tensordict = run(tensordict)
+    shapes_seen[name] = {"in": before, "out": shapes(tensordict, module.out_keys)}
+    return tensordict
+
+
+def recorded_shapes(seq: Any, path: str = "") -> ShapesByModule:
+    """The shapes of the first call, by the full names of the modules."""
+    seq._follow()  # which forgets those of modules that were replaced
+    found = {path + name: shapes_seen for name, shapes_seen in (seq._shapes or {}).items()}
+    for name, module in _nested(seq):
+        found |= recorded_shapes(module, f"{path}{name}.")
+    return found
+
+
+def shapes_of_run(seq: Any, example: Any) -> ShapesByModule:
+    """The shapes in a run of a copy of the sequence, on a copy of `example`."""
+    # Parameters are shared; but lazy ones are copied, since running gives them their shapes.
+    shared = {id(p): p for p in seq.parameters() if not torch.nn.parameter.is_lazy(p)}
+    twin = copy.deepcopy(seq, shared)
+    for module in twin.modules():
+        if children(module) is not None:
+            module._shapes = None
+    shapes_seen: ShapesByModule = {}
+    names: dict[Any, list[str]] = {}
+    for name, module in _leaves(twin):
+        names.setdefault(module, []).append(name)
+    for module in names:
+        watch = _Watch(shapes_seen, names[module])
+        module.register_forward_pre_hook(watch.before)
+        module.register_forward_hook(watch.after)
+    devices = {p.device for p in twin.parameters() if p.device.type == "cuda"}
+    with torch.no_grad(), torch.random.fork_rng(sorted(devices, key=str)):
+        twin(example.clone())
+    # Hooks miss what a sequence does not call as a module.
+    return recorded_shapes(twin) | shapes_seen
+
+
+class _Watch:
+    """Hooks that record the shapes of what a module reads and writes, under each name that it
+    has."""
+
+    def __init__(self, shapes_seen: ShapesByModule, names: list[str]) -> None:
+        self.shapes_seen, self.names, self.reads = shapes_seen, names, Shapes()
+
+    def before(self, module: Any, args: Any) -> None:
+        self.reads = shapes(args[0], module.in_keys)
+
+    def after(self, module: Any, args: Any, tensordict: Any) -> None:
+        name = self.names.pop(0) if len(self.names) > 1 else self.names[0]
+        self.shapes_seen[name] = {"in": self.reads, "out": shapes(tensordict, module.out_keys)}
+
+
+def _nested(seq: Any) -> list[tuple[str, Any]]:
+    below = children(seq) or {}
+    return [(name, module) for name, module in below.items() if children(module) is not None]
+
+
+def _leaves(seq: Any, path: str = "") -> list[tuple[str, Any]]:
+    """The modules of a sequence and of those nested in it, in order, by their full names."""
+    leaves: list[tuple[str, Any]] = []
+    for name, module in (children(seq) or {}).items():
+        nested = children(module) is not None
+        leaves += _leaves(module, f"{path}{name}.") if nested else [(path + name, module)]
+    return leaves
+
+
+_LONGEST = 56  # characters of a label; what is longer is abridged in the middle
+# These only carry keys; the wrapped module tells what is computed.
+_CARRIERS = ("TensorDictModule", "TensorDictModuleBase", "WrapModule")
+
+
+def key_text(key: NestedKey) -> str:
+    """A key as it reads in a program: names joined by dots, quoted where that would be ambiguous.
+
+    >>> key_text(("input", "x")), key_text("a.b"), key_text(("a", "b c"))
+    ('input.x', "'a.b'", "('a', 'b c')")
+    """
+    parts = (key,) if isinstance(key, str) else key
+    return ".".join(parts) if all([part.isidentifier() for part in parts]) else repr(key)
+
+
+def keys_text(keys: Iterable[NestedKey]) -> str:
+    return ", ".join([key_text(key) for key in keys])
+
+
+def label(module: Any) -> str:
+    """What a keyed module computes, in a few words: the layer, function or distribution it wraps.
+
+    >>> from torch import nn
+    >>> label(nn.Linear(4, 8))
+    'Linear(4, 8)'
+    >>> label(nn.Sequential(nn.Linear(4, 8), nn.Tanh()))
+    'Sequential(Linear(4, 8), Tanh)'
+    """
+    if is_random(module):
+        return _distribution_text(module)
+    inner = _wrapped(module)
+    if inner is None:
+        return _module_text(module) if isinstance(module, nn.Module) else _callable_text(module)
+    kind, method = type(module).__name__, module.__dict__.get("method")
+    if isinstance(inner, (nn.ModuleList, nn.ModuleDict)):
+        return _abridged(kind, [label(child) for child in inner._modules.values()])
+    text = label(inner) + (f".{method}" if isinstance(method, str) else "")
+    if "num_copies" in module.__dict__:  # of an ensemble
+        text = f"{module.num_copies} x {text}"
+    return text if kind in _CARRIERS else f"{kind}({text})"
+
+
+def is_random(module: Any) -> bool:
+    """Whether a keyed module draws its outputs from a distribution."""
+    return getattr(module, "__dict__", {}).get("distribution_class") is not None
+
+
+def keywords(module: Any) -> tuple[str, ...]:
+    """The names of the arguments that a module's inputs go to; empty if the keys are enough."""
+    own = getattr(module, "__dict__", {})
+    if is_random(module):
+        names = tuple(own.get("dist_keys", ()))
+        return (
+            () if names == tuple([unravel_key_to_tuple(k)[-1] for k in module.in_keys]) else names
+        )
+    return tuple(own.get("_keywords") or ())
+
+
+def _distribution_text(module: Any) -> str:
+    name = _callable_text(module.distribution_class)
+    parts = getattr(module, "distribution_kwargs", {}).get("distribution_map", {})
+    texts = [f"{key_text(key)}={_callable_text(part)}" for key, part in parts.items()]
+    return _abridged(name, texts) if texts else name
+
+
+def _wrapped(module: Any) -> Any:
+    """What a keyed module stands for, or None: `Net` of `TensorDictModule(Net(), ...)`."""
+    if not (isinstance(module, nn.Module) and hasattr(module, "in_keys")):
+        return None
+    own = module.__dict__ | module._modules  # not getattr, which a wrapper passes on
+    for name in ("module", "td_module", "func"):
+        if callable(own.get(name)):
+            return own[name]
+    return None
+
+
+def _module_text(module: nn.Module) -> str:
+    name = type(module).__name__
+    if isinstance(module, nn.Sequential):
+        return _abridged(name, [label(child) for child in module._modules.values()])
+    sizes = [getattr(module, arg, None) for arg in _required(type(module))]
+    plain = [repr(size) for size in sizes if isinstance(size, (int, float, str, tuple))]
+    text = f"{name}({', '.join(plain)})"
+    return text if plain and len(plain) == len(sizes) and len(text) <= _LONGEST else name
+
+
+def _required(cls: type) -> tuple[str, ...]:
+    """Names of the constructor's arguments that have no default: the sizes of a layer."""
+    parameters = list(inspect.signature(cls.__init__).parameters.values())[1:]  # type: ignore[misc]
+    return tuple(
+        p.name
+        for p in parameters
+        if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    )
+
+
+def _abridged(name: str, parts: list[str]) -> str:
+    text = f"{name}({', '.join(parts)})"
+    if len(text) <= _LONGEST or len(parts) < 3:
+        return text
+    return f"{name}({parts[0]}, ..., {parts[-1]})"
+
+
+def _callable_text(function: Any) -> str:
+    if isinstance(function, functools.partial):
+        return _callable_text(function.func)
+    if isinstance(function, types.MethodType):
+        return f"{type(function.__self__).__name__}.{function.__name__}"
+    name = getattr(function, "__name__", None) or (
+        function if isinstance(function, str) else type(function).__name__
+    )
+    return "lambda" if name == "<lambda>" else name

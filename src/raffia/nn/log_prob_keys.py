@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from raffia.nn.base import listed
-from raffia.nn.distributions.aggregate import composite_lp_aggregate, set_composite_lp_aggregate
-from raffia.nn.distributions.members import suffixed
+from raffia.nn.distributions.composite import suffixed
+from raffia.nn.modes import composite_lp_aggregate, set_composite_lp_aggregate
 from raffia.tensordict.keys import NestedKey, overlap
 
 _SUM = "sample_log_prob"  # where the sum goes while `composite_lp_aggregate()` is on

@@ -1,6 +1,6 @@
 """Keyed modules that make distributions and write values of them."""
 
-from raffia.nn.interaction import (
+from raffia.nn.modes import (
     InteractionType,
     interaction_mode,
     interaction_type,

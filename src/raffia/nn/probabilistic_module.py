@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributions
 from torch.compiler import is_compiling
 from torch.distributions import Distribution
 
 from raffia.nn.base import TensorDictModuleBase, listed, one_or_more, shown
 from raffia.nn.dispatch import SKIP, dispatch, may_skip, missing_inputs
-from raffia.nn.distribution_class import MissingEntryError, class_of, explained, may_check
-from raffia.nn.distributions.aggregate import composite_lp_aggregate
 from raffia.nn.distributions.composite import CompositeDistribution
-from raffia.nn.distributions.delta import Delta
+from raffia.nn.distributions.continuous import Delta
 from raffia.nn.generators import RandomSource
-from raffia.nn.interaction import INTERACTION, InteractionType
 from raffia.nn.log_prob_keys import LogProbKeys, asked_for, check_apart
+from raffia.nn.modes import INTERACTION, InteractionType, composite_lp_aggregate
 from raffia.nn.sampling import RANDOM, draw, drawn_together
 from raffia.tensordict.access import dense_entries, value_of
-from raffia.tensordict.keys import NestedKey, unravel_key_to_tuple
+from raffia.tensordict.keys import MissingKeyError, NestedKey, nearest, unravel_key_to_tuple
 from raffia.tensordict.node import Node
 from raffia.tensordict.tensordict import TensorDict
 
@@ -97,7 +97,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
         self.dist_keys = list(keys) if named else last_parts
         self.cache_dist = cache_dist
         self._last: tuple[list[Any], Distribution, list[Any]] | None = None  # for cache_dist
-        self.distribution_class = class_of(distribution_class)
+        self.distribution_class = _class_of(distribution_class)
         self.distribution_kwargs = {} if distribution_kwargs is None else distribution_kwargs
         self.default_interaction_type = default_interaction_type
         self.return_log_prob = return_log_prob
@@ -225,14 +225,14 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
     def _made(self, values: list[Any], tensordict: Any) -> Distribution:
         make, constants = self.distribution_class, self.distribution_kwargs
         params = dict(zip(self.dist_keys, values, strict=True))
-        if is_compiling() and may_check(make):
+        if is_compiling() and _may_check(make):
             # a compiled or exported program can't branch on the values of its parameters
             constants = {"validate_args": False, **constants}
         try:
             dist = make(**params, **constants)
         except Exception as error:
             keys = dict(zip(self.dist_keys, self._in_keys, strict=True))
-            raise explained(error, self._title(), make, keys, constants, tensordict) from error
+            raise _explained(error, self._title(), make, keys, constants, tensordict) from error
         if not isinstance(dist, Distribution):
             raise TypeError(
                 f"Expected Distribution, but got {type(dist)}: {self._title()} calls its "
@@ -384,3 +384,104 @@ def _read(tensordict: Any, keys: list[NestedKey]) -> list[Any]:
             value = value_of(tensordict.get(key, None))
         values.append(value)
     return values
+
+
+_AS_THEY_ARE = (ValueError, TypeError, RuntimeError, NotImplementedError)  # made of one text
+
+
+class MissingEntryError(MissingKeyError, ValueError):
+    """A distribution could not be made or asked because an entry is not there.
+
+    >>> from torch.distributions import Normal
+    >>> from raffia.nn import ProbabilisticTensorDictModule
+    >>> act = ProbabilisticTensorDictModule(["loc", "scale"], ["act"], distribution_class=Normal)
+    >>> act(TensorDict(loc=torch.zeros(3), scales=torch.ones(3)))
+    Traceback (most recent call last):
+    ...
+    raffia.nn.probabilistic_module.MissingEntryError: Some tensors that are necessary for the
+    module call were not found in the input: ProbabilisticTensorDictModule(Normal) reads 'scale'.
+    Did you mean "scales"? (None was passed for it). The entries are ['loc', 'scales']
+    """
+
+
+def _class_of(chosen: Any) -> Any:
+    """The class or function that makes the distributions; a name stands for a class.
+
+    >>> _class_of("normal")
+    <class 'torch.distributions.normal.Normal'>
+    """
+    if callable(chosen):
+        return chosen
+    if not isinstance(chosen, str):
+        raise TypeError(
+            "distribution_class is a class, a function that gives a distribution, or the name of "
+            f"a class; got {chosen!r}"
+        )
+    from raffia.nn import distributions as ours  # which import this package
+
+    classes = {
+        name.lower(): made
+        for room in (distributions, ours)
+        for name, made in vars(room).items()
+        if inspect.isclass(made) and issubclass(made, distributions.Distribution)
+    }
+    if chosen.lower() not in classes:
+        raise ValueError(
+            "distribution_class is a class, or the name of one of torch.distributions or "
+            f"raffia.nn.distributions; none is named {chosen!r}{nearest(chosen.lower(), classes)}"
+        )
+    return classes[chosen.lower()]
+
+
+def _may_check(make: Any) -> bool:
+    """Whether `make` takes `validate_args`."""
+    code = getattr(getattr(make, "__init__", None), "__code__", None)
+    return code is not None and "validate_args" in code.co_varnames
+
+
+def _explained(
+    error: Exception,
+    title: str,  # of the module
+    make: Any,  # the class or function
+    keys: dict[str, NestedKey],  # keyword -> key
+    constants: Any,  # further keywords
+    tensordict: Any,
+) -> Exception:
+    """The error of a distribution that could not be made, with the keys it came from."""
+    mismatch = _mismatch(make, list(keys), list(constants)) if isinstance(error, TypeError) else ""
+    if mismatch:
+        return TypeError(
+            f"distribution keywords and tensordict keys indicated by {title}.dist_keys must match, "
+            f"and the keys are read as {keys}: {mismatch} To name the keyword that a key feeds: "
+            f"in_keys={{keyword: key}}. ({error})"
+        )
+    missing = [key for key in keys.values() if tensordict.get(key, None) is None]
+    if missing:
+        return MissingEntryError(missing_inputs(title, missing, tensordict))
+    blamed = [name for name in keys if re.search(rf"\bparameter {name}\b", str(error))]
+    read = ", ".join(f"{name} from {keys[name]!r}" for name in blamed or keys)
+    text = f"{title} can't make its distribution with {read}: {error}"
+    if type(error) in _AS_THEY_ARE:
+        return type(error)(text)
+    error.add_note(text)
+    return error
+
+
+def _mismatch(make: Any, read: list[str], constants: list[str]) -> str:
+    """The differences between the keywords and those that `make` takes, or nothing."""
+    twice = [name for name in read if name in constants]
+    if twice:
+        return f"{twice} are given by in_keys and by distribution_kwargs."
+    try:
+        signature = inspect.signature(make).parameters.values()
+    except (TypeError, ValueError):  # a callable without one
+        return ""
+    named = [p for p in signature if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+    takes, given = [p.name for p in named], [*read, *constants]
+    name = getattr(make, "__name__", repr(make))
+    unknown = [k for k in given if k not in takes] if len(named) == len(signature) else []
+    if unknown:
+        hint = nearest(unknown[0], takes) or "."
+        return f"{name} takes {takes}, not {unknown[0]!r}{hint}"
+    needed = [p.name for p in named if p.default is p.empty and p.name not in given]
+    return f"{name} takes {takes} and needs {needed[0]!r}." if needed else ""

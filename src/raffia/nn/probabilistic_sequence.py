@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
 import torch
@@ -12,13 +12,13 @@ from torch import Tensor, distributions, nn
 from torch.compiler import is_compiling
 
 from raffia.nn.base import CALL
-from raffia.nn.conditioning import composite, drawing, run
 from raffia.nn.dispatch import dispatch
-from raffia.nn.interaction import INTERACTION, InteractionType, interaction_type
+from raffia.nn.distributions.composite import CompositeDistribution
+from raffia.nn.graph_record import watched
 from raffia.nn.log_prob_keys import renamed
+from raffia.nn.modes import INTERACTION, InteractionType, interaction_type
 from raffia.nn.probabilistic_module import ProbabilisticTensorDictModule
 from raffia.nn.sequence import TensorDictSequential, keys_of, moved, tolerant
-from raffia.nn.shapes import watched
 from raffia.tensordict.keys import NestedKey
 from raffia.tensordict.tensordict import TensorDict
 
@@ -251,7 +251,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
     ) -> tuple[Any, Any]:
         """The distribution, and the container with its parameters."""
         if self.return_composite:
-            return composite(self, tensordict, kwargs, keep), tensordict
+            return _composite(self, tensordict, kwargs, keep), tensordict
         params = self._params(
             tensordict if tensordict_out is None else tensordict.copy(), kwargs, keep
         )
@@ -259,7 +259,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
             moved(params, tensordict_out, self._early_keys())
         last = self._asked()
         if isinstance(last, ProbabilisticTensorDictSequential):
-            return composite(last, params, kwargs, keep), params
+            return _composite(last, params, kwargs, keep), params
         return last.get_dist(params), params
 
     def _asked(self) -> Any:
@@ -274,7 +274,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
 
         Raises RuntimeError if there is none.
         """
-        modules = drawing(self)
+        modules = _drawing(self)
         if not modules:
             raise RuntimeError(
                 f"Could not find any ProbabilisticTensorDictModule in {type(self).__name__}"
@@ -306,7 +306,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         scores = dist.log_prob(tensordict)
         if isinstance(scores, Tensor):
             return scores
-        moves = [module.log_prob_moves for module in drawing(last)]
+        moves = [module.log_prob_moves for module in _drawing(last)]
         return renamed(scores, {old: new for some in moves for old, new in some.items()})
 
     # -- from the modules
@@ -361,7 +361,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
 
     def _listed(self, name: str) -> list[Any]:
         """What all probabilistic modules list under `name`, the last module first."""
-        return [item for m in reversed(drawing(self)) for item in getattr(m, name) or ()]
+        return [item for m in reversed(_drawing(self)) for item in getattr(m, name) or ()]
 
     @property
     def det_part(self) -> TensorDictSequential:
@@ -404,3 +404,72 @@ def _passes_on(module: Any) -> bool:
 
 def _step(name: str, module: Any, tensordict: Any, run: Callable[..., Any]) -> Any:
     return run(tensordict)
+
+
+def _composite(
+    sequence: Iterable[Any], tensordict: Any, kwargs: dict[str, Any], keep: bool
+) -> CompositeDistribution:
+    """The distribution of all that a sequence draws, from a run on a shallow copy.
+
+    kwargs: keywords for the modules that are not probabilistic.
+    keep: the values that are there are the conditions; otherwise new draws.
+    Raises RuntimeError if no module draws.
+    """
+    batch = TensorDict(batch_size=tensordict.batch_size)
+    dists: dict[NestedKey, Any] = {}
+    modules = list(_flat(sequence))
+    tensordict = tensordict.copy()
+    for number, module in enumerate(modules, 1):
+        draws = isinstance(module, ProbabilisticTensorDictModule)
+        if draws:
+            dists |= _members(module, module.get_dist(tensordict))
+        if number < len(modules) or not draws:
+            tensordict = run(module, tensordict, kwargs, keep)
+    if not dists:
+        raise RuntimeError(
+            f"No distribution module found in {type(sequence).__name__}: none of its modules is a "
+            f"ProbabilisticTensorDictModule, they are {[type(m).__name__ for m in sequence]}"
+        )
+    return CompositeDistribution.from_distributions(batch, dists)
+
+
+def _members(module: ProbabilisticTensorDictModule, dist: Any) -> dict[NestedKey, Any]:
+    """The distributions of a module by the keys of their values."""
+    if isinstance(dist, CompositeDistribution):
+        return dict(dist.items())
+    keys = module.dist_sample_keys
+    if len(keys) != 1:
+        raise TypeError(
+            f"a {type(dist).__name__} for the {len(keys)} values {keys} can't be part of a "
+            "CompositeDistribution, which has one distribution for each value"
+        )
+    return {keys[0]: dist}
+
+
+def run(module: Any, tensordict: Any, kwargs: dict[str, Any], keep: bool) -> Any:
+    """What a module makes of the container; those that draw take no keywords.
+
+    keep: values that are there are not drawn again, in sequences neither.
+    """
+    if isinstance(module, ProbabilisticTensorDictModule):
+        there = keep and all([key in tensordict for key in module.dist_sample_keys])
+        return tensordict if there else module(tensordict)
+    if keep and isinstance(module, TensorDictSequential):
+        for part in module:
+            tensordict = run(part, tensordict, kwargs, keep)
+        return tensordict
+    return module(tensordict, **kwargs)
+
+
+def _flat(sequence: Iterable[Any]) -> Iterator[Any]:
+    """The modules of a sequence; those of a sequence in it too, not that one itself."""
+    for module in sequence:
+        if isinstance(module, TensorDictSequential):
+            yield from _flat(module)
+        else:
+            yield module
+
+
+def _drawing(sequence: Iterable[Any]) -> list[ProbabilisticTensorDictModule]:
+    """The probabilistic modules among them."""
+    return [m for m in _flat(sequence) if isinstance(m, ProbabilisticTensorDictModule)]

@@ -10,11 +10,10 @@ from torch import nn
 
 from raffia.nn.base import CALL, TensorDictModuleBase, listed, one_or_more
 from raffia.nn.dispatch import SKIP, dispatch, may_skip
-from raffia.nn.expected import check_in_keys
-from raffia.nn.graph import Graph, graph
+from raffia.nn.drawing import program
+from raffia.nn.graph import Graph, check_in_keys, graph
+from raffia.nn.graph_record import watched
 from raffia.nn.module import TensorDictModule, result_container
-from raffia.nn.program import program
-from raffia.nn.shapes import watched
 from raffia.nn.wrappers import WrapModule
 from raffia.tensordict.keys import NestedKey, is_under, nearest_key, overlap
 from raffia.tensordict.lazy import LazyStackedTensorDict

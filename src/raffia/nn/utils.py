@@ -2,7 +2,7 @@
 
 from raffia.nn.dispatch import set_skip_existing, skip_existing
 from raffia.nn.distributions.composite import composite_lp_aggregate, set_composite_lp_aggregate
-from raffia.nn.distributions.mappings import (
+from raffia.nn.distributions.continuous import (
     add_custom_mapping,
     biased_softplus,
     expln,

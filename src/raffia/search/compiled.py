@@ -116,7 +116,7 @@ class CompiledSteps:
             raise self._unfit(unfit_at, simulation)
 
     def run(self, searched: list[int], model: tuple[int, int], output: RecurrentOutput) -> None:
-        """Run all simulations, with a model that is a compiled step: see raffia.jit.calls.
+        """Run all simulations, with a model that is a compiled step: see raffia.jit.kernel.
 
         searched: the number of roots that take part in each simulation. model: its address and
         context.

@@ -83,8 +83,8 @@ class BoundModel(Protocol):
 
     `bind` is called once for each search and answers with what does m rows of a simulation, or
     with None where it cannot (other device or dtype): then the search calls the model as usual.
-    If the answer has a method `native() -> (address, context)`, a compiled step of raffia.jit.calls
-    that does the same, the whole search runs without Python.
+    If the answer has a method `native() -> (address, context)`, a compiled step of
+    `raffia.jit.kernel` that does the same, the whole search runs without Python.
 
     >>> class Counter:  # embeddings count the steps; the first of two actions pays 1
     ...     def __call__(self, embedding, action):

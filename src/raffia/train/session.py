@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from raffia._version import __version__
-from raffia.jit.compiling import compiling
+from raffia.jit.kernel import compiling
 from raffia.learner import step_of
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.checkpoint import Checkpoints

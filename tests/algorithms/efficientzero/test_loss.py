@@ -13,13 +13,14 @@ from raffia.algorithms.efficientzero.config import LossConfig
 from raffia.algorithms.efficientzero.loss import (
     EfficientZeroLoss,
     consistency,
+    discrete_policy_loss,
+    sampled_policy_loss,
     scalar_loss,
     scale_gradient,
     unroll,
 )
 from raffia.algorithms.efficientzero.model import EfficientZeroModel, EfficientZeroModelMLP
 from raffia.algorithms.efficientzero.observations import with_observations
-from raffia.algorithms.efficientzero.policy_loss import discrete_policy_loss, sampled_policy_loss
 from raffia.functional.losses import soft_cross_entropy
 from raffia.functional.transforms import Support, scalar_to_categorical, signed_hyperbolic
 from raffia.search.sampled import GaussianSampler

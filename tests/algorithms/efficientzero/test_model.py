@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-from raffia.algorithms.efficientzero.dynamics import DynamicsNetwork
 from raffia.algorithms.efficientzero.folding import Folding
 from raffia.algorithms.efficientzero.inference import fold
 from raffia.algorithms.efficientzero.model import (
@@ -16,7 +15,7 @@ from raffia.algorithms.efficientzero.model import (
     PredictionNetwork,
     RepresentationNetwork,
 )
-from raffia.algorithms.efficientzero.representation import latent_size
+from raffia.algorithms.efficientzero.networks import DynamicsNetwork, latent_size
 from raffia.nn.sequence import TensorDictSequential
 from raffia.nn.trace import symbolic_trace
 from raffia.tensordict.functions import from_modules

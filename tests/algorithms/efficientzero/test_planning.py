@@ -7,7 +7,6 @@ import torch
 
 from raffia.algorithms.efficientzero import planning
 from raffia.algorithms.efficientzero.actor import act, act_at_random
-from raffia.algorithms.efficientzero.build import make_model
 from raffia.algorithms.efficientzero.config import (
     EfficientZeroConfig,
     LossConfig,
@@ -15,6 +14,7 @@ from raffia.algorithms.efficientzero.config import (
     SearchConfig,
     TargetConfig,
 )
+from raffia.algorithms.efficientzero.model import make_model
 from raffia.algorithms.efficientzero.planning import Planner
 from raffia.envs.env import Box, Discrete, EnvSpec
 from raffia.search.policies import root_dirichlet, root_gumbel

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from raffia.algorithms.efficientzero.actor import replay_entries
-from raffia.algorithms.efficientzero.build import make_model
 from raffia.algorithms.efficientzero.config import (
     EfficientZeroConfig,
     LossConfig,
@@ -15,6 +14,7 @@ from raffia.algorithms.efficientzero.config import (
     TargetConfig,
 )
 from raffia.algorithms.efficientzero.learner import EfficientZeroLearner
+from raffia.algorithms.efficientzero.model import make_model
 from raffia.algorithms.efficientzero.planning import Planner
 from raffia.algorithms.efficientzero.reanalyze import reanalyze
 from raffia.algorithms.efficientzero.stacked import StackedPlanner

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from raffia.algorithms.efficientzero.build import make_model
 from raffia.algorithms.efficientzero.config import ModelConfig
 from raffia.algorithms.efficientzero.inference import fold
+from raffia.algorithms.efficientzero.model import make_model
 from raffia.algorithms.efficientzero.row_invariant import (
     RowInvariantConv2d,
     in_blocks,

@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from raffia.algorithms.ilql import ILQL
-from raffia.algorithms.ilql.generate import generate
-from raffia.algorithms.ilql.net_config import GPT2
-from raffia.algorithms.ilql.stream import stream
+from raffia.algorithms.ilql.agent_networks import GPT2
+from raffia.algorithms.ilql.generate import generate, stream
 from raffia.lm.data.dialogue import DialogueDataset, Vocabulary
 from raffia.lm.decoding.config import DecodeConfig
 from raffia.lm.folder import save_gpt2

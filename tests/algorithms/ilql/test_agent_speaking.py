@@ -7,7 +7,7 @@ import torch
 
 from raffia.algorithms.ilql import DecodeConfig, ILQL_Evaluator, ILQL_Policy, TopAdvantageNGrams
 from raffia.algorithms.ilql.generate import generate
-from raffia.lm.data.token_reward import ConstantTokenReward
+from raffia.lm.data.data_point import ConstantTokenReward
 from raffia.lm.decoding.generations import Stop
 from raffia.lm.envs.contract import Language_Environment
 from raffia.lm.tokenizers.tokenizer import character_tokenizer

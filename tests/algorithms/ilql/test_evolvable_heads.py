@@ -6,11 +6,9 @@ import pytest
 import torch
 
 from raffia.algorithms.ilql.agent import ILQL
-from raffia.algorithms.ilql.compiled_heads import CompiledHeads
 from raffia.algorithms.ilql.config import ILQLConfig, ILQLModelConfig
-from raffia.algorithms.ilql.heads import EvolvableHead, Head
-from raffia.algorithms.ilql.model import ILQLModel, make_target
-from raffia.algorithms.ilql.model_scorer import ModelScorer, QHeads
+from raffia.algorithms.ilql.model import EvolvableHead, Head, ILQLModel, make_target
+from raffia.algorithms.ilql.model_scorer import CompiledHeads, ModelScorer, QHeads
 from raffia.evolution.config import MutationConfig
 from raffia.evolution.mutate import mutate, networks_with_form
 from raffia.lm.decoding.scorer import Needs

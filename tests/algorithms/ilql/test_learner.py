@@ -17,7 +17,7 @@ from raffia.algorithms.ilql.config import (
 from raffia.algorithms.ilql.learner import ILQLLearner
 from raffia.algorithms.ilql.loss import with_row_means
 from raffia.algorithms.ilql.model import ILQLModel
-from raffia.functional.clipping import global_norm
+from raffia.functional.gradients import global_norm
 from raffia.learner import Accumulate
 from raffia.tensordict.tensordict import TensorDict
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from raffia.algorithms.ilql.config import ILQLConfig, ILQLLossConfig, ILQLModelConfig, method
-from raffia.algorithms.ilql.slots import masks_of
 from raffia.algorithms.ilql.terms import (
     advantage_weights,
     bellman_target,
     cql_loss,
     dm_loss,
+    masks_of,
     monte_carlo_returns,
     token_loss,
     token_weights,

@@ -16,7 +16,7 @@ from raffia.lm.data.dialogue import (
     ObservationDialogues,
     Vocabulary,
 )
-from raffia.lm.data.dialogue_batches import BatchOrder
+from raffia.lm.data.rl_dataset import BatchOrder
 
 
 def row_of(length, reward=0.0):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from raffia.lm.decoding.config import DecodeConfig, TokenPlanConfig
-from raffia.lm.decoding.perturb import keep_top_p, perturb
+from raffia.lm.decoding.scorer import keep_top_p, perturb
 
 INF = math.inf
 

@@ -6,9 +6,8 @@ import pytest
 
 from raffia.lm.envs.check import check_language_environment
 from raffia.lm.envs.contract import Language_Environment, Language_Observation
-from raffia.lm.envs.wordle.env import WordleEnv
-from raffia.lm.envs.wordle.game import Wordle
-from raffia.lm.envs.wordle.tokens import wordle_letter_tokenizer
+from raffia.lm.envs.wordle.data import wordle_letter_tokenizer
+from raffia.lm.envs.wordle.game import Wordle, WordleEnv
 from raffia.lm.envs.wordle.vocabulary import Vocabulary
 from raffia.lm.tokenizers.tokenizer import character_tokenizer
 

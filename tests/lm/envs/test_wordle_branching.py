@@ -7,14 +7,15 @@ import pytest
 
 from raffia.lm.envs.contract import Language_Observation
 from raffia.lm.envs.tabular import TabularPolicy, expectile, tabular_values
-from raffia.lm.envs.wordle.branching import (
+from raffia.lm.envs.wordle.data import (
     branching_games,
     branching_scripts,
     first_words,
+    wordle_letter_tokenizer,
+    wordle_word_tokenizer,
 )
 from raffia.lm.envs.wordle.game import Wordle, WordleObservation
 from raffia.lm.envs.wordle.play import evaluate
-from raffia.lm.envs.wordle.tokens import wordle_letter_tokenizer, wordle_word_tokenizer
 from raffia.lm.envs.wordle.vocabulary import Vocabulary
 from raffia.lm.tokenizers.tokenizer import character_tokenizer
 

@@ -8,10 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raffia.lm.envs.wordle.colors import code_of, color_codes, colors, colors_of
-from raffia.lm.envs.wordle.env import WordleEnv
-from raffia.lm.envs.wordle.game import Wordle, WordleObservation
-from raffia.lm.envs.wordle.tokens import wordle_letter_tokenizer
+from raffia.lm.envs.wordle.data import wordle_letter_tokenizer
+from raffia.lm.envs.wordle.game import (
+    Wordle,
+    WordleEnv,
+    WordleObservation,
+    code_of,
+    color_codes,
+    colors,
+    colors_of,
+)
 from raffia.lm.envs.wordle.vocabulary import Vocabulary
 
 ORACLES = Path(__file__).parent / "oracles"

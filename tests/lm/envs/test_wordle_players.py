@@ -6,13 +6,10 @@ import math
 import numpy as np
 import pytest
 
-from raffia.lm.envs.dialogues import write_dialogues
 from raffia.lm.envs.draws import Draws
-from raffia.lm.envs.play import play_dialogues
-from raffia.lm.envs.wordle.colors import colors
+from raffia.lm.envs.play import play_dialogues, write_dialogues
 from raffia.lm.envs.wordle.data import Part, sample_games
-from raffia.lm.envs.wordle.env import WordleEnv
-from raffia.lm.envs.wordle.game import Wordle, WordleObservation
+from raffia.lm.envs.wordle.game import Wordle, WordleEnv, WordleObservation, colors
 from raffia.lm.envs.wordle.games import game_seeds, simulate
 from raffia.lm.envs.wordle.play import Player, evaluate, evaluation_of
 from raffia.lm.envs.wordle.policies import (

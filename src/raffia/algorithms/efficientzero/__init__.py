@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from raffia.lazy import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
-    from raffia.algorithms.efficientzero.build import make_model
     from raffia.algorithms.efficientzero.config import EfficientZeroConfig
     from raffia.algorithms.efficientzero.inference import FoldedModel, fold
     from raffia.algorithms.efficientzero.learner import EfficientZeroLearner
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
         NetworkOutput,
         PredictionNetwork,
         RepresentationNetwork,
+        make_model,
     )
     from raffia.algorithms.efficientzero.planning import Planner
 

@@ -1,7 +1,11 @@
-"""A folded `EfficientZeroModelMLP` in compiled calls: one for the roots, one a simulation."""
+"""A folded `EfficientZeroModelMLP` in compiled calls: one for the roots, one a simulation.
+
+Plain networks of linear layers are read off modules and written as a `DenseProgram`.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, cast
 
@@ -9,13 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from raffia.algorithms.efficientzero.actions import DiscreteActions
-from raffia.algorithms.efficientzero.compiled_layers import (
-    CompiledLayers,
-    Heads,
-    Layer,
-    all_layers,
-    is_float32_here,
-)
 from raffia.algorithms.efficientzero.folding import JointLSTM
 from raffia.algorithms.efficientzero.latent_model import LatentModel
 from raffia.algorithms.efficientzero.model_mlp import (
@@ -24,8 +21,9 @@ from raffia.algorithms.efficientzero.model_mlp import (
     RepresentationNetworkMLP,
 )
 from raffia.functional.transforms import Support
-from raffia.jit.dense_program import DenseProgram
+from raffia.jit.dense_program import ColumnBuffer, DenseProgram
 from raffia.jit.grouped import bind_group
+from raffia.nn.blocks import DirectSequential
 from raffia.search.outputs import SearchMemory
 from raffia.tensordict.tensordict import TensorDict
 
@@ -53,7 +51,7 @@ def compiled_root(model: LatentModel) -> CompiledRoot | None:
     network, heads = model.representation_network, _heads(model)
     if type(network) is not RepresentationNetworkMLP or heads is None or not _is_plain(model):
         return None
-    read = all_layers([network.fc_representation])
+    read = _all_layers([network.fc_representation])
     norm = network.norm
     if read is None or type(norm) is not nn.LayerNorm or norm.bias is None:
         return None
@@ -145,7 +143,7 @@ class CompiledRecurrent:
         found = [memory.embeddings.get(key, None) for key in keys]
         widths = self._latent_size, self._hidden_size, self._hidden_size
         for array, width in zip(found, widths, strict=True):
-            if array is None or not is_float32_here(array) or array.shape[1:] != (width,):
+            if array is None or not _is_float32_here(array) or array.shape[1:] != (width,):
                 return None
         named = dict(zip(["latent", "h", "c"], found, strict=True))
         return named | vars(memory)
@@ -210,7 +208,7 @@ class CompiledRoot:
         observation: Tensor,  # float32 [B, observation_size], on the CPU
     ) -> tuple[Tensor, Tensor, Tensor] | None:
         """latent state [B, D], value [B], policy logits [B, A]; None for other observations."""
-        if observation.shape[1:] != (self._size,) or not is_float32_here(observation):
+        if observation.shape[1:] != (self._size,) or not _is_float32_here(observation):
             return None
         rows = len(observation)
         latent, value = torch.empty(rows, self._latent_size), torch.empty(rows)
@@ -243,7 +241,7 @@ def _dynamics(model: LatentModel) -> _Dynamics | None:
         networks = [network.fc_dynamics_1, network.fc_dynamics_2, network.fc_reward_head]
     else:
         networks = [network.fc_dynamics, nn.Sequential(), network.fc_reward_head]
-    read, lstm = all_layers(networks), cast(nn.Module, network.lstm)
+    read, lstm = _all_layers(networks), cast(nn.Module, network.lstm)
     if read is None or len(read[0]) < 2 or not isinstance(lstm, JointLSTM):
         return None
     latent, features, reward = read
@@ -255,7 +253,7 @@ def _heads(model: LatentModel) -> Heads | None:
     if type(network) is not PredictionNetworkMLP:
         return None
     names = ["fc_prediction_common", "fc_value_head", "fc_policy_head"]
-    read = all_layers([getattr(network, name) for name in names])
+    read = _all_layers([getattr(network, name) for name in names])
     if read is None:
         return None
     common, value, policy = read
@@ -264,4 +262,157 @@ def _heads(model: LatentModel) -> Heads | None:
 
 def _is_plain(model: LatentModel) -> bool:
     tensors = [*model.parameters(), *model.buffers()]
-    return not model.state_norm and all(map(is_float32_here, tensors))
+    return not model.state_norm and all(map(_is_float32_here, tensors))
+
+
+class Layer(NamedTuple):
+    """A linear layer with its bias and activation."""
+
+    linear: nn.Linear
+    norm: nn.LayerNorm | None = None
+    activation: str | None = None  # "relu", "gelu" (the approximation by tanh)
+
+
+class Heads(NamedTuple):
+    """The layers from a latent state to value and policy."""
+
+    common: list[Layer]
+    value: list[Layer]
+    policy: list[Layer]
+    support: Support | None  # support of the value
+
+
+class CompiledLayers:
+    """A program in the making, and the tensors that its parameters are copied from.
+
+    >>> from torch import nn
+    >>> layers = CompiledLayers()
+    >>> network = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
+    >>> out = layers.mlp(_read_layers(network), layers.program.read("x", 3))
+    >>> layers.program.write(out, "y")
+    >>> layers.load()
+    >>> x, y = torch.ones(4, 3), torch.empty(4, 2)
+    >>> layers.program.bind({"x": x, "y": y})(4)
+    >>> torch.testing.assert_close(y, network(x))
+    """
+
+    def __init__(self) -> None:
+        self.program = DenseProgram()
+        self.parameters: list[Tensor] = []
+        self._loaded = False
+
+    def mlp(
+        self,
+        layers: list[Layer],
+        inputs: ColumnBuffer,
+        *,
+        onto: ColumnBuffer | None = None,  # holds what the first layer's sums start with
+        added: ColumnBuffer | None = None,  # to the result
+        out: ColumnBuffer | None = None,
+        behind: float = 0.0,
+    ) -> ColumnBuffer:
+        """Add layers one after the other.
+
+        Where the first one has more inputs than there are, `onto` holds what the rest gives.
+        """
+        for number, (linear, norm, activation) in enumerate(layers, start=1):
+            last = number == len(layers)
+            self.parameters.append(linear.weight[:, : inputs.width])
+            if onto is None:
+                self.parameters.append(linear.bias)
+            relu = activation == "relu"
+            to_add = added if last else None
+            result = self.program.dense(
+                inputs,
+                linear.out_features,
+                relu=relu and norm is None,
+                onto=onto,
+                added=None if norm else to_add,
+                out=out if last else None,
+                behind=behind if last else 0.0,
+            )
+            if norm is not None:
+                self.parameters += [norm.weight, norm.bias]
+                self.program.norm(result, norm.eps, relu=relu, added=to_add)
+            if activation == "gelu":
+                self.program.gelu(result)
+            if number > 1:
+                self.program.reuse(inputs)
+            inputs, onto = result, None
+        return inputs
+
+    def scalar(
+        self, layers: list[Layer], inputs: ColumnBuffer, array: str, support: Support | None
+    ) -> None:
+        """Add layers, then the decoding of their output as a value."""
+        logits = self.mlp(layers, inputs, behind=0.0 if support is None else -math.inf)
+        if support is not None:
+            self.parameters.append(support.values())
+        self.program.decode(logits, array)
+        self.program.reuse(logits)
+
+    def heads(self, heads: Heads, latent: ColumnBuffer) -> None:
+        """Add the heads, which write the arrays "value" and "prior_logits"."""
+        common = self.mlp(heads.common, latent)
+        self.scalar(heads.value, common, "value", heads.support)
+        self.program.write(self.mlp(heads.policy, common), "prior_logits")
+
+    def load(self) -> None:
+        """Load the present parameters."""
+        if self._loaded:
+            self.program.reload()
+        else:
+            self.program.load(self.parameters)
+        self._loaded = True
+
+
+def _read_layers(network: nn.Module) -> list[Layer] | None:
+    """The layers of a plain network, None if it has others.
+
+    >>> from torch import nn
+    >>> layers = _read_layers(nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2), nn.ReLU()))
+    >>> [layer.activation for layer in layers]
+    ['relu']
+    >>> _read_layers(nn.Sequential(nn.Linear(3, 2), nn.Dropout())) is None
+    True
+    """
+    plain = type(network) in (nn.Sequential, DirectSequential)
+    if not (plain and isinstance(network, nn.Sequential)):
+        return None
+    layers: list[Layer] = []
+    for part in network:
+        if type(part) is nn.Linear and part.bias is not None:
+            layers.append(Layer(part))
+        elif type(part) is not nn.Identity:
+            layer = _with(layers[-1], part) if layers else None
+            if layer is None:
+                return None
+            layers[-1] = layer
+    return layers
+
+
+def _with(layer: Layer, part: nn.Module) -> Layer | None:
+    if layer.activation is not None:
+        return None
+    if type(part) is nn.ReLU:
+        return layer._replace(activation="relu")
+    if isinstance(part, nn.GELU) and part.approximate == "tanh":
+        return layer._replace(activation="gelu")
+    if type(part) is nn.LayerNorm and layer.norm is None and part.bias is not None:
+        return layer._replace(norm=part)
+    return None
+
+
+def _all_layers(networks: Sequence[nn.Module]) -> list[list[Layer]] | None:
+    """The layers of several networks, None if one of them has others."""
+    read = [layers for network in networks if (layers := _read_layers(network)) is not None]
+    return read if len(read) == len(networks) else None
+
+
+def _is_float32_here(tensor: Tensor) -> bool:
+    """Whether compiled code can read the tensor.
+
+    >>> _is_float32_here(torch.zeros(1)), _is_float32_here(torch.zeros(1, dtype=torch.int64))
+    (True, False)
+    """
+    return tensor.dtype == torch.float32 and tensor.device.type == "cpu"

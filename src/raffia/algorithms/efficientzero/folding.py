@@ -16,10 +16,13 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from raffia.algorithms.efficientzero.dynamics import DynamicsNetwork
 from raffia.algorithms.efficientzero.latent_model import LatentModel
-from raffia.algorithms.efficientzero.prediction import PredictionNetwork
-from raffia.algorithms.efficientzero.representation import DownSample, RepresentationNetwork
+from raffia.algorithms.efficientzero.networks import (
+    DownSample,
+    DynamicsNetwork,
+    PredictionNetwork,
+    RepresentationNetwork,
+)
 from raffia.algorithms.efficientzero.row_invariant import in_blocks, row_invariant
 from raffia.nn.blocks import LSTMStep, run_directly
 

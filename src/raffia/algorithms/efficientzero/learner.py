@@ -8,18 +8,15 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from raffia.algorithms.efficientzero.build import make_model
 from raffia.algorithms.efficientzero.config import EfficientZeroConfig, OptimizerConfig
 from raffia.algorithms.efficientzero.latent_model import LatentModel
-from raffia.algorithms.efficientzero.loss import EfficientZeroLoss
+from raffia.algorithms.efficientzero.loss import EfficientZeroLoss, LogDensity
+from raffia.algorithms.efficientzero.model import make_model
 from raffia.algorithms.efficientzero.observations import with_observations
 from raffia.algorithms.efficientzero.planning import acting_numbers, action_sampler
-from raffia.algorithms.efficientzero.policy_loss import LogDensity
 from raffia.envs.env import Box, EnvSpec
-from raffia.functional.clipping import clip_by_global_norm, global_norm
-from raffia.functional.gradients import value_and_grad
-from raffia.functional.optim import Optimizer, adamw, sgd
-from raffia.functional.schedules import step_decay, warmup
+from raffia.functional.gradients import clip_by_global_norm, global_norm, value_and_grad
+from raffia.functional.optim import Optimizer, adamw, sgd, step_decay, warmup
 from raffia.functional.trees import is_traced
 from raffia.tensordict.tensordict import TensorDict
 

@@ -8,11 +8,15 @@ from typing import cast
 from torch import Tensor, nn
 
 from raffia.algorithms.efficientzero.actions import action_encoding
-from raffia.algorithms.efficientzero.heads import HeadOptions, LargestHead, head
+from raffia.algorithms.efficientzero.heads import (
+    HeadOptions,
+    LargestHead,
+    check_sigma,
+    head,
+    policy_head,
+)
 from raffia.algorithms.efficientzero.latent_model import LatentModel, supports
-from raffia.algorithms.efficientzero.policy_head import check_sigma, policy_head
-from raffia.algorithms.efficientzero.representation import check_precision
-from raffia.algorithms.efficientzero.reward_memory import remember
+from raffia.algorithms.efficientzero.networks import check_precision, remember
 from raffia.nn.blocks import RELU, LSTMStep, SimNorm, check_norm_type, mlp
 
 GELU = nn.GELU(approximate="tanh")  # only ever copied

@@ -16,7 +16,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from raffia.algorithms.efficientzero.policy_head import GaussianHead
+from raffia.algorithms.efficientzero.heads import GaussianHead
 from raffia.nn.evolvable import EvolvableMLP
 
 BLOCK = 16  # rows of a product

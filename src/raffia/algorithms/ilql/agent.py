@@ -26,7 +26,16 @@ from raffia.algorithms.ilql.agent_inputs import (
     batch_of,
     check_dataset,
 )
-from raffia.algorithms.ilql.agent_networks import AgentNetworks
+from raffia.algorithms.ilql.agent_networks import (
+    GPT2,
+    AgentNetworks,
+    NetConfig,
+    described,
+    networks_of,
+    reshaped,
+    trunk_config_of,
+    why_fixed,
+)
 from raffia.algorithms.ilql.config import (
     ILQLConfig,
     ILQLLossConfig,
@@ -37,15 +46,6 @@ from raffia.algorithms.ilql.config import (
 from raffia.algorithms.ilql.evaluator import ILQL_Evaluator, MakeEnv
 from raffia.algorithms.ilql.generate import generate
 from raffia.algorithms.ilql.model import ILQLModel, ILQLOutputs, make_target
-from raffia.algorithms.ilql.net_config import (
-    GPT2,
-    NetConfig,
-    described,
-    networks_of,
-    reshaped,
-    trunk_config_of,
-    why_fixed,
-)
 from raffia.algorithms.ilql.policy import ILQL_Policy
 from raffia.algorithms.ilql.scores import get_scores, qvs_of, weights_of
 from raffia.lm.data.rl_dataset import RL_Dataset

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from raffia.algorithms.ilql.policy import AgentNetworks, ILQL_Policy
 from raffia.functional.seeds import derive_seed, generator_for
-from raffia.lm.data.data_point import DataPoint
-from raffia.lm.data.token_reward import TokenReward
+from raffia.lm.data.data_point import DataPoint, TokenReward
 from raffia.lm.data.utterances import Observation
 from raffia.lm.decoding.config import DecodeConfig
 from raffia.lm.envs.contract import Language_Environment
@@ -70,8 +69,7 @@ class ILQL_Evaluator:
 
     >>> from raffia.algorithms.ilql.agent import ILQL
     >>> from raffia.lm.tokenizers.tokenizer import character_tokenizer
-    >>> from raffia.lm.envs.wordle.env import WordleEnv
-    >>> from raffia.lm.envs.wordle.game import Wordle
+    >>> from raffia.lm.envs.wordle.game import Wordle, WordleEnv
     >>> from raffia.lm.envs.wordle.vocabulary import Vocabulary
     >>> wordle = Wordle(vocabulary=Vocabulary(("crane", "crown")))
     >>> tokenizer = character_tokenizer(["abcdefghijklmnopqrstuvwxyz<>"])

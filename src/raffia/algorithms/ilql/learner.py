@@ -16,10 +16,8 @@ from torch.func import functional_call
 from raffia.algorithms.ilql.config import ILQLConfig
 from raffia.algorithms.ilql.loss import Loss
 from raffia.algorithms.ilql.model import ILQLModel, ILQLTarget
-from raffia.functional.clipping import clip_by_global_norm, global_norm
-from raffia.functional.gradients import value_and_grad
-from raffia.functional.optim import adamw
-from raffia.functional.schedules import cosine_decay, linear, warmup
+from raffia.functional.gradients import clip_by_global_norm, global_norm, value_and_grad
+from raffia.functional.optim import adamw, cosine_decay, linear, warmup
 from raffia.functional.seeds import derive_seed
 from raffia.functional.trees import is_traced
 from raffia.nn.params import update_target

@@ -20,12 +20,14 @@ from torch import Tensor, nn
 
 from raffia.algorithms.ilql.config import ILQLLossConfig
 from raffia.algorithms.ilql.model import ILQLModel, ILQLTarget, make_target
-from raffia.algorithms.ilql.slots import Masks, Slots, masks_of
 from raffia.algorithms.ilql.terms import (
+    Masks,
+    Slots,
     advantage_weights,
     bellman_target,
     cql_loss,
     dm_loss,
+    masks_of,
     min_target_q,
     monte_carlo_returns,
     q_loss,

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from raffia.algorithms.ilql.model import ILQLModel, ILQLTarget
 from raffia.algorithms.ilql.model_scorer import ModelScorer, evaluating
-from raffia.algorithms.ilql.slots import Slots
+from raffia.algorithms.ilql.terms import Slots
 from raffia.lm.decoding.config import DecodeConfig
-from raffia.lm.decoding.request import forbid
+from raffia.lm.decoding.generations import forbid
 from raffia.lm.decoding.scorer import Choice, Needs
 from raffia.tensordict.tensordict import TensorDict
 

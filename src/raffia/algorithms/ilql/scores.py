@@ -15,13 +15,10 @@ from torch import Tensor
 from raffia.algorithms.ilql.loss import Loss, More, Values
 from raffia.algorithms.ilql.model import ILQLModel, ILQLTarget
 from raffia.algorithms.ilql.model_scorer import ModelScorer, evaluating
-from raffia.algorithms.ilql.slots import Masks, Slots, masks_of
-from raffia.algorithms.ilql.terms import bellman_target
+from raffia.algorithms.ilql.terms import Masks, Slots, bellman_target, masks_of
 from raffia.lm.decoding.config import DecodeConfig
-from raffia.lm.decoding.generations import Generations
-from raffia.lm.decoding.perturb import advantage_term
-from raffia.lm.decoding.request import forbid
-from raffia.lm.decoding.scorer import Choice, Needs
+from raffia.lm.decoding.generations import Generations, forbid
+from raffia.lm.decoding.scorer import Choice, Needs, advantage_term
 from raffia.tensordict.tensordict import TensorDict
 
 

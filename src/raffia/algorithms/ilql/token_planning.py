@@ -13,9 +13,9 @@ from torch import Tensor
 
 from raffia.functional.draws import child_seed, seeded_gumbel
 from raffia.lm.decoding.config import TokenPlanConfig
-from raffia.lm.decoding.request import Request
+from raffia.lm.decoding.generations import Request
+from raffia.lm.decoding.sampling import Choose, Moment
 from raffia.lm.decoding.scorer import Choice, Rows
-from raffia.lm.decoding.steps import Choose, Moment
 from raffia.search.outputs import RecurrentOutput, RootOutput
 from raffia.search.policies import PolicyOutput, gumbel_policy, muzero_policy
 

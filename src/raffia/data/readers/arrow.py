@@ -181,7 +181,7 @@ def refuse_inflation(path: str, read: set[str], lists: set[str], location: Locat
         if file.read(4) != PARQUET:
             return  # what others stores compressed is checked when they are opened
     try:
-        found = chunks(path)
+        found = _chunks(path)
     except ValueError as error:
         location.fail(str(error))
     for chunk in found:
@@ -252,7 +252,7 @@ class ParquetChunk(NamedTuple):
     text_bytes: int  # of texts, each different one once; 0 of numbers
 
 
-def chunks(path: str) -> list[ParquetChunk]:
+def _chunks(path: str) -> list[ParquetChunk]:
     """The columns of all row groups; ValueError if the footer cannot be read."""
     with open(path, "rb") as file:
         size = file.seek(0, os.SEEK_END)

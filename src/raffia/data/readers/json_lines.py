@@ -249,31 +249,31 @@ def write_json_lines(
     """
     path = os.fspath(path)
     if not path.endswith(".gz"):
-        write_atomically(path, lambda file: write_lines(file, path, episodes, allow_nan))
+        write_atomically(path, lambda file: _write_all(file, path, episodes, allow_nan))
         return
 
     def write_compressed(file: BinaryIO) -> None:
         # No name and no time in it: equal episodes make equal files.
         with gzip.GzipFile("", "wb", fileobj=file, mtime=0) as compressed:
-            write_lines(cast(BinaryIO, compressed), path, episodes, allow_nan)
+            _write_all(cast(BinaryIO, compressed), path, episodes, allow_nan)
 
     write_atomically(path, write_compressed)
 
 
-def write_lines(file: BinaryIO, path: str, episodes: Iterable[TensorDict], allow_nan: bool) -> None:
+def _write_all(file: BinaryIO, path: str, episodes: Iterable[TensorDict], allow_nan: bool) -> None:
     rules = Rules(allow_nan, truncate_unfinished=True)  # what an end means is the reader's to say
     layout: Layout | None = None
     for number, episode in enumerate(episodes):
         location = Location(path, f"episode {number}")
-        columns = joined(episode, location)
+        columns = _joined(episode, location)
         check_episode(columns, location, rules, layout)
         layout = layout or layout_of(columns)
-        file.write(as_line(columns))
+        file.write(_as_line(columns))
     if layout is None:
         raise ValueError(f"there is no episode to write to {path}")
 
 
-def joined(episode: TensorDict, location: Location) -> dict[Key, Column]:
+def _joined(episode: TensorDict, location: Location) -> dict[Key, Column]:
     """The columns of an episode, where possible with T + 1 rows instead of an entry in `next`."""
     if not isinstance(episode, TensorDict) or episode.batch_dims != 1:
         given = getattr(episode, "batch_size", type(episode).__name__)
@@ -287,21 +287,21 @@ def joined(episode: TensorDict, location: Location) -> dict[Key, Column]:
         columns[key] = Column(dotted(key), values.detach().cpu())
     for key in list(columns):
         after = columns.get(("next", *key))
-        if after is not None and key[0] not in OF_STEPS and follows(columns[key], after):
+        if after is not None and key[0] not in OF_STEPS and _follows(columns[key], after):
             values = torch.cat([columns[key].values, after.values[-1:]])
             columns[key] = Column(dotted(key), values)
             del columns["next", *key]
     return columns
 
 
-def follows(column: Column, after: Column) -> bool:
+def _follows(column: Column, after: Column) -> bool:
     """Whether a column of `next` holds the rows of another, one step later."""
     before, later = column.values, after.values
     equal = before.dtype == later.dtype and before.shape == later.shape
     return equal and torch.equal(before[1:], later[:-1])
 
 
-def as_line(columns: Mapping[Key, Column]) -> bytes:
+def _as_line(columns: Mapping[Key, Column]) -> bytes:
     tree: dict[str, Any] = {}
     for key, (_, values) in columns.items():
         node = tree

@@ -19,9 +19,9 @@ from raffia.envs.minatar.game import (
     SIZE,
     UP,
     below,
+    compiled_loops,
     next_word,
 )
-from raffia.envs.minatar.loops import compiled_loops
 from raffia.jit.kernel import kernel
 
 _LANES = 8  # rows 1..8 of the field

@@ -18,8 +18,8 @@ from raffia.envs.minatar.game import (
     RIGHT,
     SIZE,
     below,
+    compiled_loops,
 )
-from raffia.envs.minatar.loops import compiled_loops
 from raffia.jit.kernel import kernel
 
 _PADDLE, _X, _Y, _DX, _DY, _OLD_X, _OLD_Y, _STRUCK, _BRICKS = range(OWN, OWN + 9)

@@ -18,9 +18,9 @@ from raffia.envs.minatar.game import (
     TIME_OVER,
     UP,
     below,
+    compiled_loops,
     next_word,
 )
-from raffia.envs.minatar.loops import compiled_loops
 from raffia.jit.kernel import kernel
 
 _COLUMN = 4  # where the chicken moves

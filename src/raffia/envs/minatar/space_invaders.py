@@ -19,8 +19,8 @@ from raffia.envs.minatar.game import (
     OWN,
     RIGHT,
     SIZE,
+    compiled_loops,
 )
-from raffia.envs.minatar.loops import compiled_loops
 from raffia.jit.kernel import kernel
 
 # Aliens and bullets are words of ten bits, one for each row of the field; bit x is column x.

@@ -16,8 +16,12 @@ from numpy.typing import NDArray
 
 from raffia.data.readers.episode import Path
 from raffia.files import shown
-from raffia.lm.data.data_point import DataPoint
-from raffia.lm.data.dialogue_batches import BatchOrder, collate_rows
+from raffia.lm.data.data_point import (
+    ConstantTokenReward,
+    DataPoint,
+    SpecifiedTokenReward,
+    TokenReward,
+)
 from raffia.lm.data.dialogue_building import Malformed, RowRules, TooLong, build_store
 from raffia.lm.data.dialogue_rows import Dialogue
 from raffia.lm.data.dialogue_sources import (
@@ -29,17 +33,17 @@ from raffia.lm.data.dialogue_sources import (
     read_dialogues,
 )
 from raffia.lm.data.rl_dataset import (
+    BatchOrder,
     Iterable_RL_Dataset,
     List_RL_Dataset,
     RL_Dataset,
     Vocabulary,
     checked_points,
+    collate_rows,
 )
-from raffia.lm.data.token_reward import ConstantTokenReward, SpecifiedTokenReward, TokenReward
 from raffia.lm.data.token_store import TokenStore
 from raffia.lm.data.utterances import Observation
-from raffia.lm.tokenizers.check import check_tokenizer
-from raffia.lm.tokenizers.tokenizer import Tokenizer
+from raffia.lm.tokenizers.tokenizer import Tokenizer, check_tokenizer
 from raffia.tensordict.tensordict import TensorDict
 
 __all__ = [

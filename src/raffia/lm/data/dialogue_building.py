@@ -13,14 +13,12 @@ from typing import Any, Literal, get_args
 
 from raffia.data.readers.episode import Location, MalformedDataError, Path
 from raffia.files import DamagedFileError
-from raffia.lm.data.data_point import DataPoint
+from raffia.lm.data.data_point import DataPoint, TokenReward
 from raffia.lm.data.dialogue_rows import TokenRow
 from raffia.lm.data.dialogue_sources import DialogueSource
-from raffia.lm.data.token_reward import TokenReward
 from raffia.lm.data.token_store import StoreReport, TokenStore
 from raffia.lm.data.utterances import check_tokens
-from raffia.lm.tokenizers.check import tokenizer_checksum
-from raffia.lm.tokenizers.tokenizer import Tokenizer
+from raffia.lm.tokenizers.tokenizer import Tokenizer, tokenizer_checksum
 
 TooLong = Literal["refuse", "cut", "skip"]
 Malformed = Literal["refuse", "skip"]

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from raffia.lm.decoding.generations import Generations
-from raffia.lm.decoding.request import Request
+from raffia.lm.decoding.generations import Generations, Request
 from raffia.lm.decoding.scorer import Choice, Needs
 
 

@@ -39,8 +39,7 @@ def check_language_environment(
     actions: texts of the agent; good ones and bad ones, so that dialogues end in different ways
     tokenizer: also check that it can encode all utterances
 
-    >>> from raffia.lm.envs.wordle.env import WordleEnv
-    >>> from raffia.lm.envs.wordle.game import Wordle
+    >>> from raffia.lm.envs.wordle.game import Wordle, WordleEnv
     >>> from raffia.lm.envs.wordle.vocabulary import Vocabulary
     >>> wordle = Wordle(vocabulary=Vocabulary(("crane", "crown", "slate")))
     >>> report = check_language_environment(lambda: WordleEnv(wordle), ["crane", "slate", "oops"])

@@ -1,14 +1,17 @@
-"""Playing many dialogues with a policy, whatever the environment."""
+"""Playing many dialogues with a policy, whatever the environment, and dialogues as JSON lines."""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
 
+from raffia.files import write_atomically
 from raffia.lm.envs.contract import Language_Environment, Language_Observation, LanguagePolicy
 
 _Z95 = 1.959964  # of the normal distribution, both sides
@@ -71,8 +74,7 @@ def play_dialogues(
     A policy that has `act_batch(observations) -> texts` plays `batch_size` dialogues at once: it is
     asked for all that have not ended, so their number falls. Any other plays one after the other.
 
-    >>> from raffia.lm.envs.wordle.env import WordleEnv
-    >>> from raffia.lm.envs.wordle.game import Wordle
+    >>> from raffia.lm.envs.wordle.game import Wordle, WordleEnv
     >>> from raffia.lm.envs.wordle.vocabulary import Vocabulary
     >>> wordle = Wordle(vocabulary=Vocabulary(("crane", "crown")))
     >>> class Stubborn:
@@ -118,3 +120,43 @@ class _Running:
 
     def played(self) -> Played:
         return Played(self.observation, tuple(self.actions), tuple(self.rewards), self.done)
+
+
+def dialogue_row(observation: Language_Observation) -> dict[str, Any]:
+    """A dialogue as an object of JSON.
+
+    >>> from raffia.lm.envs.wordle.game import WordleObservation
+    >>> dialogue_row(WordleObservation((("crane", "ggggg"),)))
+    {'sequence': [['crane', 0.0], ['<g><g><g><g><g>', None]], 'terminal': True,
+     'metadata': {'won': True, 'num_guesses': 1}}
+    """
+    utterances, terminal = observation.to_sequence()
+    return {
+        "sequence": [[text, reward] for text, reward in utterances],
+        "terminal": terminal,
+        "metadata": observation.metadata(),
+    }
+
+
+def write_dialogues(path: str | Path, dialogues: Iterable[Language_Observation]) -> int:
+    """Write dialogues to a file, all at once, one on each line; gives their number.
+
+    >>> import pathlib, tempfile
+    >>> from raffia.lm.envs.wordle.game import WordleObservation
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = pathlib.Path(folder, "games.jsonl")
+    ...     number = write_dialogues(path, [WordleObservation((("crane", "ggggg"),))])
+    ...     print(number, path.read_text()[:44])
+    1 {"sequence": [["crane", 0.0], ["<g><g><g><g>
+    """
+    num_dialogues = 0
+
+    def write(file: BinaryIO) -> None:
+        nonlocal num_dialogues
+        for dialogue in dialogues:
+            row = json.dumps(dialogue_row(dialogue), allow_nan=False, ensure_ascii=False)
+            file.write(f"{row}\n".encode())
+            num_dialogues += 1
+
+    write_atomically(path, write)
+    return num_dialogues

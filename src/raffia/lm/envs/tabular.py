@@ -65,7 +65,7 @@ def tabular_values(
     The dialogues must have ended. Source: Snell et al. (2022), section 4.
 
     >>> from raffia.lm.envs.wordle.game import WordleObservation
-    >>> from raffia.lm.envs.wordle.tokens import wordle_letter_tokenizer
+    >>> from raffia.lm.envs.wordle.data import wordle_letter_tokenizer
     >>> games = [WordleObservation((("crane", "ggggg"),))]
     >>> values = tabular_values(games, tau=0.5, tokenizer=wordle_letter_tokenizer())
     >>> values.q[("c", "r", "a", "n", "e")]

@@ -5,22 +5,20 @@ from raffia.nn.distributions.composite import (
     composite_lp_aggregate,
     set_composite_lp_aggregate,
 )
-from raffia.nn.distributions.delta import Delta
-from raffia.nn.distributions.mappings import (
+from raffia.nn.distributions.continuous import (
+    AddStateIndependentNormalScale,
+    Delta,
+    NormalParamExtractor,
+    NormalParamWrapper,
     add_custom_mapping,
     biased_softplus,
     expln,
     inv_softplus,
     mappings,
 )
-from raffia.nn.distributions.normal import (
-    AddStateIndependentNormalScale,
-    NormalParamExtractor,
-    NormalParamWrapper,
-)
-from raffia.nn.distributions.onehot import OneHotCategorical, rand_one_hot
+from raffia.nn.distributions.discrete import OneHotCategorical, rand_one_hot
 from raffia.nn.distributions.truncated import TruncatedNormal
-from raffia.nn.interaction import InteractionType, set_interaction_type
+from raffia.nn.modes import InteractionType, set_interaction_type
 
 __all__ = [
     "AddStateIndependentNormalScale",

@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Self
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, NoReturn, Self
 
 import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from raffia.nn.distributions.aggregate import composite_lp_aggregate, set_composite_lp_aggregate
-from raffia.nn.distributions.deterministic import deterministic_sample
-from raffia.nn.distributions.members import (
-    CompositeTypeError,
-    Values,
-    build,
-    extras,
-    known,
-    leaves,
-    node,
-    parameters,
-    renamed,
-    suffixed,
-)
+from raffia.hints import did_you_mean
+from raffia.nn.modes import composite_lp_aggregate, set_composite_lp_aggregate
+from raffia.nn.sampling import deterministic_sample
 from raffia.tensordict.collection import TensorDictBase
-from raffia.tensordict.keys import MissingKeyError, NestedKey, unravel_key
+from raffia.tensordict.keys import MissingKeyError, NestedKey, dotted, is_key, unravel_key
 from raffia.tensordict.node import Node
 from raffia.tensordict.tensordict import TensorDict
 
@@ -35,6 +24,8 @@ __all__ = [
     "composite_lp_aggregate",
     "set_composite_lp_aggregate",
 ]
+
+Values = dict[NestedKey, Any]  # name of a distribution -> what belongs to it
 
 
 class MissingSampleError(MissingKeyError, ValueError):
@@ -112,10 +103,10 @@ class CompositeDistribution(Distribution, Mapping[NestedKey, Distribution]):
         log_prob_key: NestedKey | None = None,
         entropy_key: NestedKey | None = None,
     ) -> None:
-        classes = dict(leaves("distribution_map", distribution_map))
-        constants = extras(extra_kwargs, classes)
+        classes = dict(_leaves("distribution_map", distribution_map))
+        constants = _extras(extra_kwargs, classes)
         dists = {
-            name: build(name, cls, parameters(params, name), constants.get(name, {}))
+            name: _build(name, cls, _parameters(params, name), constants.get(name, {}))
             for name, cls in classes.items()
         }
         self._fill(params, dists, name_map, log_prob_key, entropy_key)
@@ -140,7 +131,7 @@ class CompositeDistribution(Distribution, Mapping[NestedKey, Distribution]):
         >>> CompositeDistribution.from_distributions(TensorDict(batch_size=[3]), {"go": go})
         CompositeDistribution({'go': Bernoulli(probs: torch.Size([3]))})
         """
-        dists = dict(leaves("distributions", distributions))
+        dists = dict(_leaves("distributions", distributions))
         for name, dist in dists.items():
             if isinstance(dist, type):
                 raise CompositeTypeError(
@@ -159,8 +150,8 @@ class CompositeDistribution(Distribution, Mapping[NestedKey, Distribution]):
         log_prob_key: NestedKey | None,
         entropy_key: NestedKey | None,
     ) -> None:
-        super().__init__(node("params", params).batch_size, validate_args=False)
-        self.dists = renamed(dists, name_map) if name_map is not None else dists
+        super().__init__(_node("params", params).batch_size, validate_args=False)
+        self.dists = _renamed(dists, name_map) if name_map is not None else dists
         self.log_prob_key = log_prob_key
         self.entropy_key = entropy_key
 
@@ -169,7 +160,7 @@ class CompositeDistribution(Distribution, Mapping[NestedKey, Distribution]):
         if dist is None:
             dist = self.dists.get(unravel_key(name))
         if dist is None:
-            raise MissingKeyError(f"no distribution {name!r} here{known(name, self.dists)}")
+            raise MissingKeyError(f"no distribution {name!r} here{_known(name, self.dists)}")
         return dist
 
     def __iter__(self) -> Iterator[NestedKey]:
@@ -359,7 +350,7 @@ class CompositeDistribution(Distribution, Mapping[NestedKey, Distribution]):
         >>> dist.icdf(TensorDict(x_cdf=torch.tensor([0.5]), batch_size=[1]))["x_icdf"]
         tensor([2.])
         """
-        sample = node("the sample", sample)
+        sample = _node("the sample", sample)
         quantiles = self._each("icdf", lambda name, dist: dist.icdf(_level(sample, name, dist)))
         return _write(sample, quantiles, "_icdf")
 
@@ -379,7 +370,7 @@ class CompositeDistribution(Distribution, Mapping[NestedKey, Distribution]):
         return out
 
     def _entries(self, sample: Any) -> Values:
-        sample = node("the sample", sample)
+        sample = _node("the sample", sample)
         return {name: _entry(sample, name) for name in self.dists}
 
     def _container(self, values: Values, shape: torch.Size | None = None) -> TensorDict:
@@ -395,7 +386,7 @@ def _entry(sample: Any, name: NestedKey) -> Any:
     value = sample.get(name)
     if value is None:
         raise MissingSampleError(
-            f"the sample has no entry {name!r}{known(name, sample.keys(True))}"
+            f"the sample has no entry {name!r}{_known(name, sample.keys(True))}"
         )
     return value
 
@@ -462,3 +453,126 @@ def _estimated_entropy(dist: Any, samples_mc: int) -> Tensor:
         return -dist.log_prob(dist.rsample((samples_mc,))).mean(0)
     log_p = dist.log_prob(dist.sample((samples_mc,)))
     return -(log_p * (1 + log_p - log_p.detach())).mean(0)
+
+
+_TREES = (dict, Node)  # what nested names may be given as; a composite is a member, not this
+
+
+class CompositeTypeError(TypeError, RuntimeError):
+    """An argument of a `CompositeDistribution` is of the wrong type.
+
+    >>> from raffia.nn.distributions.composite import CompositeDistribution
+    >>> CompositeDistribution(TensorDict(), {}, name_map=["action"])
+    Traceback (most recent call last):
+    ...
+    raffia.nn.distributions.composite.CompositeTypeError: name_map must be a dict, got list
+    """
+
+
+def _node(what: str, value: Any) -> Any:
+    """`value`, which must be a container."""
+    if not isinstance(value, Node):
+        raise CompositeTypeError(
+            f"{what} must be a TensorDict, got {type(value).__name__}; "
+            "to make one of a dict: TensorDict(entries, batch_size=[...])"
+        )
+    return value
+
+
+def _known(name: Any, names: Collection[NestedKey]) -> str:
+    """The end of an error about a name that is not among `names`."""
+    spelled = {dotted(n): n for n in names}
+    hint = did_you_mean(dotted(name), spelled, ". Did you mean {!r}?") if is_key(name) else ""
+    return f"; there are {sorted(names, key=str)}{hint}"
+
+
+def _leaves(
+    argument: str, tree: Any, names: Collection[NestedKey] = (), path: tuple[Any, ...] = ()
+) -> Iterator[tuple[NestedKey, Any]]:
+    """The (name, value) pairs of nested dicts, down to the first part of a path in `names`."""
+    keyed = isinstance(tree, (Mapping, Node))
+    if not keyed:
+        raise CompositeTypeError(f"{argument} must be a dict, got {type(tree).__name__}")
+    for part, value in tree.items():
+        if not is_key(part):
+            raise CompositeTypeError(
+                f"the names in {argument} are strings or tuples of strings, got {part!r}"
+            )
+        name = unravel_key((*path, part) if path else part)
+        if isinstance(value, _TREES) and name not in names:
+            yield from _leaves(argument, value, names, (*path, part))
+        else:
+            yield name, value
+
+
+def _extras(extra_kwargs: Any, names: Collection[NestedKey]) -> Values:
+    """The constants by the name of their distribution."""
+    if extra_kwargs is None:
+        return {}
+    constants = dict(_leaves("extra_kwargs", extra_kwargs, names))
+    for name, kwargs in constants.items():
+        if name not in names:
+            raise MissingKeyError(
+                f"extra_kwargs names {name!r}, which is no distribution{_known(name, names)}"
+            )
+        if not isinstance(kwargs, _TREES):
+            raise CompositeTypeError(
+                f"extra_kwargs[{name!r}] must be a dict of keyword arguments, got {kwargs!r}"
+            )
+    return constants
+
+
+def _parameters(params: Any, name: NestedKey) -> Any:
+    """The keyword arguments in `params` for the distribution `name`."""
+    kwargs = _node("params", params).get(name)
+    if kwargs is None:
+        _raise_no_parameters(params, name)
+    if not isinstance(kwargs, Node):
+        raise CompositeTypeError(
+            f"the parameters of {name!r} must be a container of keyword arguments, such as "
+            f"{{'loc': ..., 'scale': ...}}, got a {type(kwargs).__name__}"
+        )
+    return kwargs
+
+
+def _raise_no_parameters(params: Any, name: NestedKey) -> NoReturn:
+    """Raise an error that there is nothing for `name`, and what there is."""
+    names = [key for key, value in params.items(True, False) if isinstance(value, Node)]
+    raise MissingKeyError(f"no param {name!r} found in params{_known(name, names)}")
+
+
+def _build(name: NestedKey, cls: Any, params: Any, extra: Any) -> Distribution:
+    """One distribution; an error of its class is raised with the name."""
+    if not callable(cls):
+        raise CompositeTypeError(
+            f"distribution_map[{name!r}] must be a class or a function that gives a distribution, "
+            f"got {cls!r}"
+        )
+    try:
+        return cls(**params, **extra)
+    except ValueError as error:
+        raise ValueError(f"distribution {name!r}: {error}") from error
+    except TypeError as error:
+        raise TypeError(f"distribution {name!r}: {error}") from error
+
+
+def _renamed(dists: Values, name_map: Any) -> Values:
+    """The distributions by the key of their sample."""
+    keys = dict(_leaves("name_map", name_map))
+    for name, key in keys.items():
+        if not is_key(key):
+            raise CompositeTypeError(
+                f"name_map[{name!r}] must be a string or a tuple of strings, got {key!r}"
+            )
+    out: Values = {}
+    for name, dist in dists.items():
+        key = unravel_key(keys.get(name, name))
+        if key in out:
+            raise ValueError(f"two distributions would write their sample at {key!r}")
+        out[key] = dist
+    return out
+
+
+def suffixed(name: NestedKey, suffix: str) -> NestedKey:
+    """The key of a figure about the entry `name`: its last part with a suffix."""
+    return name + suffix if isinstance(name, str) else (*name[:-1], name[-1] + suffix)

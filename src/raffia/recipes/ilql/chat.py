@@ -6,14 +6,21 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from raffia.algorithms.ilql.generate import stream
 from raffia.algorithms.ilql.policy import ILQL_Policy
-from raffia.algorithms.ilql.stream import stream
 from raffia.lm.data.dialogue_rows import Dialogue
 from raffia.lm.data.utterances import Observation
 from raffia.lm.decoding.generations import Stop
 from raffia.lm.envs.contract import Utterance
-from raffia.lm.envs.wordle.colors import ALL_BLACK, code_of, colors, colors_of
-from raffia.lm.envs.wordle.game import Turn, Wordle, WordleObservation
+from raffia.lm.envs.wordle.game import (
+    ALL_BLACK,
+    Turn,
+    Wordle,
+    WordleObservation,
+    code_of,
+    colors,
+    colors_of,
+)
 
 HALF_READ = "\ufffd"  # what a tokenizer gives for the first bytes of a character
 

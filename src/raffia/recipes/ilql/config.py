@@ -148,7 +148,7 @@ class ScriptsConfig:
 class BranchingSettings:
     """Games for which one step of improvement is not enough: how many of each kind per secret.
 
-    See `raffia.lm.envs.wordle.branching`.
+    See `raffia.lm.envs.wordle.data`.
     """
 
     num_expert: int = 1  # games of the expert for each secret

@@ -20,13 +20,20 @@ from raffia.files import (
     write_manifest,
 )
 from raffia.functional.seeds import derive_seed
+from raffia.lm.data.data_point import ConstantTokenReward
 from raffia.lm.data.dialogue import DialogueDataset, ObservationDialogues, read_dialogues
 from raffia.lm.data.dialogue_building import RowTooLongError
 from raffia.lm.data.dialogue_rows import TokenRow
 from raffia.lm.data.dialogue_sources import DialogueSource, JoinedDialogues
-from raffia.lm.data.token_reward import ConstantTokenReward
-from raffia.lm.envs.wordle.branching import branching_games, branching_scripts
-from raffia.lm.envs.wordle.data import LabelledGame, Part, sample_games
+from raffia.lm.envs.wordle.data import (
+    LabelledGame,
+    Part,
+    branching_games,
+    branching_scripts,
+    sample_games,
+    wordle_letter_tokenizer,
+    wordle_word_tokenizer,
+)
 from raffia.lm.envs.wordle.game import Wordle
 from raffia.lm.envs.wordle.policies import (
     Fitting,
@@ -37,16 +44,14 @@ from raffia.lm.envs.wordle.policies import (
     Script,
     Wrong,
 )
-from raffia.lm.envs.wordle.tokens import wordle_letter_tokenizer, wordle_word_tokenizer
 from raffia.lm.envs.wordle.vocabulary import Vocabulary
-from raffia.lm.tokenizers.check import tokenizer_checksum
-from raffia.lm.tokenizers.hf_tokenizer import HFTokenizer
-from raffia.lm.tokenizers.saved_tokenizer import load_tokenizer
+from raffia.lm.tokenizers.hf_tokenizer import HFTokenizer, load_tokenizer
 from raffia.lm.tokenizers.tokenizer import (
     TOKENIZER_FILE,
     Tokenizer,
     WordTokenizer,
     character_tokenizer,
+    tokenizer_checksum,
 )
 from raffia.recipes.ilql.config import DialogueDataConfig, ILQLRun, WordleConfig
 from raffia.recipes.run_folder import TOKENIZER, TOKENS

@@ -24,7 +24,7 @@ from raffia.functional.seeds import derive_seed, generator_for
 from raffia.lm.data.data_point import DataPoint
 from raffia.lm.data.dialogue import DialogueDataset
 from raffia.lm.envs.play import play_dialogues
-from raffia.lm.envs.wordle.env import WordleEnv
+from raffia.lm.envs.wordle.game import WordleEnv
 from raffia.lm.envs.wordle.games import game_seeds
 from raffia.lm.tokenizers.tokenizer import Tokenizer
 from raffia.recipes.ilql.config import ILQLRun

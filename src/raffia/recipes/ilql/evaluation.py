@@ -18,7 +18,7 @@ from torch import Tensor
 from raffia.algorithms.ilql.learner import hyper_of
 from raffia.algorithms.ilql.off_policy import action_log_probs, off_policy_return
 from raffia.algorithms.ilql.policy import ILQL_Policy
-from raffia.algorithms.ilql.slots import masks_of
+from raffia.algorithms.ilql.terms import masks_of
 from raffia.functional.seeds import derive_seed, generator_for
 from raffia.lm.data.data_point import DataPoint
 from raffia.lm.data.dialogue import DialogueDataset

@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from raffia._version import __version__
+from raffia.algorithms.ilql.agent_networks import networks_of
 from raffia.algorithms.ilql.config import ILQLModelConfig
 from raffia.algorithms.ilql.model import ILQLModel, ILQLTarget, make_target
-from raffia.algorithms.ilql.net_config import networks_of
 from raffia.algorithms.ilql.policy import ILQL_Policy
 from raffia.files import (
     MANIFEST,
@@ -35,7 +35,7 @@ from raffia.lm.folder import save_gpt2
 from raffia.lm.hf_models import no_bars
 from raffia.lm.hf_trunk import HFTrunk
 from raffia.lm.lora import merge_lora
-from raffia.lm.tokenizers.saved_tokenizer import load_tokenizer
+from raffia.lm.tokenizers.hf_tokenizer import load_tokenizer
 from raffia.lm.transformer import CausalLM
 from raffia.lm.transformers_files import TEMPLATE, save_for_transformers, special_tokens_of
 from raffia.recipes.ilql import load_agent

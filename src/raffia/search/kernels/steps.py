@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from raffia.jit.calls import call_step
-from raffia.jit.kernel import kernel, load_i64
+from raffia.jit.kernel import call_step, kernel, load_i64
 from raffia.jit.records import Numbers, clear, copy, exists, tail
 from raffia.search.kernels.fields import DISCOUNT, PRIOR_LOGITS, REWARD, VALUE
 from raffia.search.kernels.numbers import F0, GREATEST, INFINITY, softmax, unfit
@@ -236,7 +235,7 @@ def run(
     first: int,  # simulation
     searched: int,  # address of int64: how many roots take part in each of these simulations
     num_simulations: int,
-    model: int,  # address of a step, see raffia.jit.calls
+    model: int,  # address of a step, see raffia.jit.kernel
     context: int,
 ) -> int:
     """Simulations with a compiled model.

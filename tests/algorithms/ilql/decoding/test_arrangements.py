@@ -9,9 +9,8 @@ from raffia.algorithms.ilql.model import ILQLModel, make_target
 from raffia.algorithms.ilql.model_scorer import ModelScorer
 from raffia.lm.decoding.beam import beam_search
 from raffia.lm.decoding.config import DecodeConfig
-from raffia.lm.decoding.generations import Stop
-from raffia.lm.decoding.perturb import perturb
-from raffia.lm.decoding.request import Request
+from raffia.lm.decoding.generations import Request, Stop
+from raffia.lm.decoding.scorer import perturb
 
 PAD, STOP = 0, Stop(tokens=(3, 7))
 PROMPTS = [[1, 5, 6, 2], [4], [8, 9, 10, 11, 2, 4, 4, 1]]

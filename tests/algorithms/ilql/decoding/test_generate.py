@@ -6,16 +6,13 @@ import pytest
 import torch
 
 from raffia.algorithms.ilql.config import ILQLModelConfig, TrunkConfig
-from raffia.algorithms.ilql.generate import decode, generate
+from raffia.algorithms.ilql.generate import decode, generate, stream
 from raffia.algorithms.ilql.model import ILQLModel, make_target
 from raffia.algorithms.ilql.model_scorer import ModelScorer
-from raffia.algorithms.ilql.stream import stream
 from raffia.lm.decoding.config import DecodeConfig, TokenPlanConfig
-from raffia.lm.decoding.generations import Stop
-from raffia.lm.decoding.request import Request
-from raffia.lm.decoding.sampling import draw_tokens, drawing
+from raffia.lm.decoding.generations import Request, Stop
+from raffia.lm.decoding.sampling import Moment, draw_tokens, drawing
 from raffia.lm.decoding.scorer import Choice
-from raffia.lm.decoding.steps import Moment
 
 PAD, END = 29, 30
 PROMPTS = [[33, 0, 17, 14, 18, 4], [32], [33, 27, 27, 31, 4, 4, 4, 4, 2], [31, 5]]

@@ -6,7 +6,7 @@ import torch
 from raffia.algorithms.ilql.generate import generate
 from raffia.algorithms.ilql.model_scorer import ModelScorer
 from raffia.lm.decoding.config import DecodeConfig
-from raffia.lm.decoding.request import forbid
+from raffia.lm.decoding.generations import forbid
 from raffia.lm.decoding.scorer import Choice, Needs
 
 PAD, END = 29, 30

@@ -4,17 +4,15 @@ import pytest
 import torch
 
 from raffia.algorithms.ilql.agent import ILQL
-from raffia.algorithms.ilql.generate import generate
+from raffia.algorithms.ilql.generate import generate, stream
 from raffia.algorithms.ilql.model_scorer import ModelScorer
-from raffia.algorithms.ilql.stream import stream
 from raffia.algorithms.ilql.token_planning import TextModel, planned
 from raffia.lm import SPECIAL_TOKENS, WordTokenizer
 from raffia.lm.data.dialogue import Dialogue
 from raffia.lm.decoding.config import DecodeConfig, TokenPlanConfig
-from raffia.lm.decoding.generations import Stop
-from raffia.lm.decoding.request import Request
+from raffia.lm.decoding.generations import Request, Stop
+from raffia.lm.decoding.sampling import gathered, token_steps
 from raffia.lm.decoding.scorer import Choice, Needs, NextToken
-from raffia.lm.decoding.steps import gathered, token_steps
 
 PAD, END = 29, 30
 ALL = Needs(policy=True, values=True)

@@ -1,10 +1,15 @@
 """Wordle: the game, scripted players, data sets, and how well a policy plays."""
 
-from raffia.lm.envs.wordle.branching import branching_games, branching_scripts
-from raffia.lm.envs.wordle.colors import colors
-from raffia.lm.envs.wordle.data import LabelledGame, Part, sample_games
-from raffia.lm.envs.wordle.env import WordleEnv
-from raffia.lm.envs.wordle.game import Wordle, WordleObservation
+from raffia.lm.envs.wordle.data import (
+    LabelledGame,
+    Part,
+    branching_games,
+    branching_scripts,
+    sample_games,
+    wordle_letter_tokenizer,
+    wordle_word_tokenizer,
+)
+from raffia.lm.envs.wordle.game import Wordle, WordleEnv, WordleObservation, colors
 from raffia.lm.envs.wordle.games import Games, game_seeds, simulate
 from raffia.lm.envs.wordle.play import Player, WordleEvaluation, evaluate, evaluation_of
 from raffia.lm.envs.wordle.policies import (
@@ -22,7 +27,6 @@ from raffia.lm.envs.wordle.policies import (
     Wrong,
     start_word,
 )
-from raffia.lm.envs.wordle.tokens import wordle_letter_tokenizer, wordle_word_tokenizer
 from raffia.lm.envs.wordle.vocabulary import Vocabulary, VocabularyError
 
 __all__ = [

@@ -14,8 +14,15 @@ import numpy.typing as npt
 
 from raffia.functional.seeds import derive_seed
 from raffia.lm.envs.draws import Draws
-from raffia.lm.envs.wordle.colors import ALL_BLACK, ALL_GREEN, colors_of
-from raffia.lm.envs.wordle.game import OTHER_REWARD, WIN_REWARD, Wordle, WordleObservation
+from raffia.lm.envs.wordle.game import (
+    ALL_BLACK,
+    ALL_GREEN,
+    OTHER_REWARD,
+    WIN_REWARD,
+    Wordle,
+    WordleObservation,
+    colors_of,
+)
 from raffia.lm.envs.wordle.policies import NON_WORD, Numbers, Positions, Script
 from raffia.lm.envs.wordle.vocabulary import NUM_LETTERS
 

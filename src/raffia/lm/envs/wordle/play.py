@@ -13,8 +13,7 @@ import numpy as np
 from raffia.lm.envs.contract import LanguagePolicy
 from raffia.lm.envs.draws import Draws
 from raffia.lm.envs.play import DialogueReturns, play_dialogues
-from raffia.lm.envs.wordle.env import WordleEnv
-from raffia.lm.envs.wordle.game import Wordle, WordleObservation
+from raffia.lm.envs.wordle.game import Wordle, WordleEnv, WordleObservation
 from raffia.lm.envs.wordle.games import game_seeds
 from raffia.lm.envs.wordle.policies import NON_WORD, Positions, Script
 

@@ -12,8 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from raffia.lm.envs.draws import Draws
-from raffia.lm.envs.wordle.colors import NUM_CODES
-from raffia.lm.envs.wordle.game import Wordle
+from raffia.lm.envs.wordle.game import NUM_CODES, Wordle
 
 Numbers = npt.NDArray[np.int64]
 

@@ -1,7 +1,9 @@
-"""A language model's step by one token for each row, in one compiled call.
+"""The compiled inner steps of language models: one token more for each row, and GELU.
 
-All numbers are float32, all arguments that are addresses count in bytes. What a row becomes does
-not depend, to the last bit, on the rows beside it, nor on how much padding it has.
+    gelu(x) = x s(u),  u = 2 sqrt(2 / pi) (x + 0.044715 x^3),  s(u) = 1 / (1 + exp(-u))
+    gelu'(x) = s(u) + x s(u) (1 - s(u)) u'(x)
+
+Source: Hendrycks & Gimpel (2016), arXiv 1606.08415, section 2.
 """
 
 import math
@@ -12,6 +14,7 @@ from raffia.jit.layers import gelu
 from raffia.jit.vectors import (
     WIDTH,
     exp,
+    gated,
     greatest,
     load_floats,
     multiply_add,
@@ -183,3 +186,30 @@ def copied(source: int, num_bytes: int, target: int) -> None:
     """Copy whole vectors."""
     for k in range(0, num_bytes, VECTOR_BYTES):
         store_floats(target + k, load_floats(source + k))
+
+
+LINEAR = 2.0 * math.sqrt(2.0 / math.pi)
+CUBIC = LINEAR * 0.044715
+
+
+@kernel
+def gelu_forward(num: int, x: int, out: int) -> None:
+    """num: a multiple of WIDTH; x, out: addresses."""
+    linear, cubic = spread(LINEAR), spread(CUBIC)
+    for k in range(0, 4 * num, VECTOR_BYTES):
+        value = load_floats(x + k)
+        store_floats(out + k, gated(value * multiply_add(value * value, cubic, linear), value))
+
+
+@kernel
+def gelu_backward(num: int, x: int, grad: int, out: int) -> None:
+    """Writes grad f'(x); out may be where grad is."""
+    linear, cubic, one = spread(LINEAR), spread(CUBIC), spread(1.0)
+    three = spread(3.0 * CUBIC)
+    for k in range(0, 4 * num, VECTOR_BYTES):
+        value = load_floats(x + k)
+        square = value * value
+        gate = gated(value * multiply_add(square, cubic, linear), one)
+        slope = value * multiply_add(square, three, linear)  # x u'(x)
+        rest = multiply_add(gate * (one - gate), slope, gate)
+        store_floats(out + k, load_floats(grad + k) * rest)

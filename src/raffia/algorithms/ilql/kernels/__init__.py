@@ -1,3 +1,0 @@
-"""The compiled inner steps of decoding; `compiled_heads.py` calls them."""
-
-__all__: list[str] = []

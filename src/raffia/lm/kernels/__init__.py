@@ -1,3 +1,0 @@
-"""The compiled inner steps of language models; `raffia.lm.compiled` calls them."""
-
-__all__: list[str] = []
