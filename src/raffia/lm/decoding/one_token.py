@@ -216,9 +216,7 @@ def compiles(model: object) -> TypeGuard[CausalLM]:
     >>> compiles(CausalLM(10, n_layer=1, n_head=2, n_embd=64, positions="rotary"))
     False
     """
-    if type(model) is not CausalLM or not raffia.jit.available():
-        return False
-    if model.positions != "learned" or model.activation != "GELU":
+    if not _is_plain_gpt2(model) or not raffia.jit.available():
         return False
     blocks = [cast(Block, block) for block in model.h]
     layers = [layer for block in blocks for layer in _layers(block)]

@@ -20,8 +20,9 @@ from raffia.lm.tokenizers.tokenizer import (
 if TYPE_CHECKING:
     import tokenizers
 
-
 _FILE = "tokenizer.json"
+_KIND = "huggingface"
+_OF_KIND = {cls.kind: cls for cls in (PieceTokenizer, WordTokenizer)}
 
 
 class HFTokenizer(SpecialTokens):
@@ -106,7 +107,7 @@ class HFTokenizer(SpecialTokens):
         make_folder(folder)
         write_atomically(Path(folder, _FILE), self._tokenizer.to_str(pretty=True).encode())
         # Last: where it exists, the other is whole.
-        write_description(folder, {"kind": "huggingface", "special_tokens": self._names})
+        write_description(folder, {"kind": _KIND, "special_tokens": self._names})
 
     def _role(self, token: str) -> str:
         return next(role for role, name in self._names.items() if name == token)
@@ -156,14 +157,14 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
     description: Any = parse_json(path, path.read_bytes())
     with foreign_reader(path, "it is damaged, or was not written by save()"):
         kind = description["kind"]
-        if kind == HF_KIND:
+        if kind == _KIND:
             special = {
                 str(role): _text(name) for role, name in description["special_tokens"].items()
             }
             return HFTokenizer(folder, special_tokens=special)
         unknown = description["unknown"]
         tokens = tuple(map(_text, description["tokens"]))
-        return OF_KIND[kind](tokens, None if unknown is None else _text(unknown))
+        return _OF_KIND[kind](tokens, None if unknown is None else _text(unknown))
 
 
 def _text(token: object) -> str:
@@ -171,7 +172,3 @@ def _text(token: object) -> str:
         raise TypeError(f"a token is a text, not {token!r:.40}")
     token.encode()  # half a surrogate pair is none
     return token
-
-
-HF_KIND = "huggingface"
-OF_KIND = {cls.kind: cls for cls in (PieceTokenizer, WordTokenizer)}
