@@ -195,11 +195,16 @@ def test_tasks_are_taken_in_the_order_of_their_keys():
         Pool(InlineEngine(), COUNTER, "{}", 0)
 
 
-def test_a_role_s_error_names_the_task():
-    pool = Pool(InlineEngine(), COUNTER, "{}", 1)
-    pool.ask(0, 3, add(1).set("fail", torch.tensor(True)))
-    with pytest.raises(RoleError, match="task 3 of worker 0: ValueError: this task fails"):
-        pool.take(0, 3)
+@pytest.mark.parametrize("make", [InlineEngine, ProcessEngine])
+def test_a_role_s_error_names_the_task_and_the_line(make):
+    with closing(make()) as engine:
+        pool = Pool(engine, COUNTER, "{}", 2)
+        pool.ask(1, 3, add(1).set("fail", torch.tensor(True)))
+        words = (
+            r"(?s)^Counter 1, task 3: ValueError: this task fails\n.*check_engine.py\", line \d+"
+        )
+        with pytest.raises(RoleError, match=words):
+            pool.take(1, 3)
 
 
 def test_a_version_that_is_not_kept_is_refused():

@@ -1,6 +1,7 @@
 """What a run asks of its workers, what it tells of them, and what becomes of their mistakes."""
 
 import json
+import re
 import sys
 from contextlib import closing
 from functools import partial
@@ -13,8 +14,9 @@ from raffia import TensorDict
 from raffia.algorithms.efficientzero.model import make_model
 from raffia.data.segment import SegmentReplayBuffer
 from raffia.data.segment_shards import ReplayShards
-from raffia.distributed import ChaosEngine, InlineEngine
+from raffia.distributed import ChaosEngine, InlineEngine, RoleError
 from raffia.envs.env import Discrete, EnvSpec
+from raffia.envs.gym import GymEnv
 from raffia.lazy import imported
 from raffia.recipes.efficientzero import evaluation, reanalyzers
 from raffia.recipes.efficientzero import experiment as run_module
@@ -274,6 +276,31 @@ def test_a_summary_of_a_run_does_not_go_back(tmp_path):
 
 
 # ------------------------------------------------------------------------------ what goes wrong
+
+
+def test_an_environment_that_raises_in_an_actor_is_told_with_what_gives_it_again(
+    tmp_path, monkeypatch
+):
+    step_row, calls = GymEnv.step_row, []
+
+    def hot(env, *arguments):
+        calls.append(env)
+        if len(calls) == 70:
+            raise RuntimeError("the motor is hot")
+        step_row(env, *arguments)
+
+    monkeypatch.setattr(GymEnv, "step_row", hot)
+    with pytest.raises(RoleError) as caught:
+        trained(AHEAD, tmp_path / "run", actors__num=2)
+    assert re.search(
+        r"(?s)^ActorRole [01], task \d+: RuntimeError: the motor is hot\n"
+        r"the run's environment [01], after \d+ actions since the reset with seed \d+\n.*"
+        r"test_workers.py\", line \d+, in hot",
+        str(caught.value),
+    )
+    row = read_run(tmp_path / "run").of("error")[-1]
+    assert "the motor is hot" in row["error"] and "since the reset with seed" in row["error"]
+    assert caught.value.__notes__ and "raffia resume" in caught.value.__notes__[-1]
 
 
 @pytest.mark.parametrize(("name", "num"), [("batches", 1), ("shards ahead", 2)])

@@ -1,5 +1,7 @@
 """Collecting: steps as they are, stacks of frames, and a stop in the middle."""
 
+from contextlib import closing
+
 import pytest
 import torch
 
@@ -7,6 +9,7 @@ from raffia.data.segment import SegmentReplayBuffer
 from raffia.data.storage import TensorStorage
 from raffia.envs.batch import SerialBatch
 from raffia.envs.env import Discrete, EnvSpec
+from raffia.envs.workers import WorkerBatch
 from raffia.functional.seeds import derive_seed
 from raffia.train.collect import Collector
 from tests.train.envs import Count, by_observation, counts
@@ -45,6 +48,45 @@ def test_ended_episodes_are_told_once_with_their_returns():
     assert [episode.length for episode in ended] == [4, 4]
     assert collector.take_ended() == []
     assert collector.num_env_steps == 8
+
+
+class Motor(Count):
+    """Breaks at its third action, or at its reset."""
+
+    at_reset = False
+
+    def reset(self, seed):
+        if self.at_reset:
+            raise RuntimeError("the motor is cold")
+        return super().reset(seed)
+
+    def step(self, action):
+        if self.time == 2:
+            raise RuntimeError("the motor is hot")
+        return super().step(action)
+
+
+@pytest.mark.parametrize("in_workers", [False, True])
+def test_an_environment_that_raises_is_told_with_what_gives_it_again(in_workers):
+    make = [Count, Motor]
+    env = WorkerBatch(make, 2) if in_workers else SerialBatch([one() for one in make])
+    with closing(env):
+        collector = Collector(env, seed=5, first_row=4)
+        with pytest.raises(RuntimeError, match="the motor is hot") as caught:
+            collector.collect(by_observation, 3)
+    seed = derive_seed(5, "episode", 5, 0)
+    told = f"the run's environment 5, after 2 actions since the reset with seed {seed}"
+    assert caught.value.__notes__ == [told]
+
+
+def test_a_reset_that_raises_is_told_with_its_seed():
+    env = SerialBatch([Count(), Motor(), Count()])
+    collector = Collector(env, seed=5)
+    env.envs[1].at_reset = True
+    with pytest.raises(RuntimeError, match="the motor is cold") as caught:
+        collector.now  # noqa: B018
+    seed = derive_seed(5, "episode", 1, 0)
+    assert caught.value.__notes__ == [f"the run's environment 1, at the reset with seed {seed}"]
 
 
 def test_steps_given_out_do_not_change_later():

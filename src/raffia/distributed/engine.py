@@ -8,6 +8,7 @@ of their keys, whenever they arrive.
 
 from __future__ import annotations
 
+import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from typing import Any, NamedTuple, Protocol
 from raffia.distributed.arrays import pack, unpack
 from raffia.lazy import imported
 from raffia.tensordict.tensordict import TensorDict
+
+NUM_FRAMES = 5  # the innermost calls of a worker's traceback, which an error tells
 
 
 class Lost(RuntimeError):
@@ -36,6 +39,20 @@ class RoleError(RuntimeError):
     ...
     raffia.distributed.engine.RoleError: ValueError: no such environment
     """
+
+
+def describe_error(error: Exception) -> str:
+    """An error in words for another process: its type, text and notes, and the lines it came from.
+
+    >>> try:
+    ...     raise ValueError("the motor is hot")
+    ... except ValueError as error:
+    ...     describe_error(error).splitlines()[:2]
+    ['ValueError: the motor is hot', 'In the worker:']
+    """
+    head = [f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())]
+    lines = [one.rstrip() for one in traceback.format_tb(error.__traceback__)[-NUM_FRAMES:]]
+    return "\n".join([*head, "In the worker:", *lines])
 
 
 class Role(Protocol):
@@ -248,7 +265,7 @@ class InlineWorker:
                     return unpack(pack(self._role.do(given, weights)))
                 self._role.load(given)
             except Exception as error:
-                raise RoleError(f"{type(error).__name__}: {error}") from error
+                raise RoleError(describe_error(error)) from error
         raise RuntimeError("no task is open: ask for one before its answer is taken")
 
     def poll(self, seconds: float) -> bool:

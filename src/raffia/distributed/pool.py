@@ -151,7 +151,8 @@ class Pool:
                 ) from error
             return None
         except RoleError as error:
-            raise RoleError(f"task {key} of worker {worker}: {error}") from error
+            name = f"{self.role.rpartition(':')[2]} {worker}"
+            raise RoleError(f"{name}, task {key}: {error}") from error
         finally:
             self.seconds_waited += time.monotonic() - began
         self._num_losses[worker] = 0

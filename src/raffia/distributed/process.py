@@ -22,7 +22,16 @@ from multiprocessing.util import Finalize
 from typing import Any, cast
 
 from raffia.distributed.arrays import pack, parts_of, unpack
-from raffia.distributed.engine import ONE_CPU, Lost, Needs, RoleError, Workers, find_role, make_role
+from raffia.distributed.engine import (
+    ONE_CPU,
+    Lost,
+    Needs,
+    RoleError,
+    Workers,
+    describe_error,
+    find_role,
+    make_role,
+)
 from raffia.functional.exact import request_exact_products
 from raffia.tensordict.tensordict import TensorDict
 
@@ -272,7 +281,7 @@ def _serve(connection: Connection, roles: Sequence[str]) -> None:
             packed = pack(answer, room=1)
             packed[:1] = ANSWER
         except Exception as error:
-            packed = bytearray(ERROR + f"{type(error).__name__}: {error}".encode())
+            packed = bytearray(ERROR + describe_error(error).encode())
             if data[:1] == LOAD:
                 made = _Failed(packed[1:].decode())
                 continue

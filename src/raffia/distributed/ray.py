@@ -20,6 +20,7 @@ from raffia.distributed.engine import (
     Role,
     RoleError,
     Workers,
+    describe_error,
     find_role,
     make_role,
 )
@@ -323,7 +324,7 @@ class _Actor:
             self._made().load(unpack(bytearray(memoryview(data))))
             self._failed = ""
         except Exception as error:
-            self._failed = f"its state could not be loaded: {type(error).__name__}: {error}"
+            self._failed = f"its state could not be loaded: {describe_error(error)}"
 
     def do(self, data: Any, name: str, weights: Any) -> Any:
         try:
@@ -335,7 +336,7 @@ class _Actor:
             answer = self._made().do(unpack(bytearray(memoryview(data))), self._weights[1])
             return np.frombuffer(pack(answer), dtype=np.uint8)
         except Exception as error:
-            return f"{type(error).__name__}: {error}"
+            return describe_error(error)
 
     def _made(self) -> Role:
         if self._role is None:

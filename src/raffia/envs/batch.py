@@ -15,6 +15,7 @@ from raffia.envs.rows import (
     checked_actions,
     checked_seeds,
     chosen_rows,
+    raised_in,
     refuse_ended,
 )
 from raffia.tensordict.tensordict import TensorDict
@@ -73,13 +74,21 @@ class SerialBatch:
     def reset_row(self, row: int, seed: int) -> None:
         """Begin the episode of a seed in one row; the state lies in `rows`."""
         self.rows.runs[row] = False  # if the environment raises, nothing runs there
-        self._writers[row].reset_row(seed, self.rows, row)
+        try:
+            self._writers[row].reset_row(seed, self.rows, row)
+        except Exception as error:
+            raised_in(error, row)
+            raise
         self.rows.runs[row] = True
 
     def step_row(self, row: int, action: object) -> None:
         """Act in one row, an int or an array [D]; the state after it lies in `rows`."""
         self.rows.runs[row] = False
-        self._writers[row].step_row(action, self.rows, row)
+        try:
+            self._writers[row].step_row(action, self.rows, row)
+        except Exception as error:
+            raised_in(error, row)
+            raise
         rows = self.rows
         ended = rows.terminated[row] or rows.truncated[row]
         rows.runs[row] = not ended or (rows.continues is not None and rows.continues[row])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ from raffia.files import shown
 from raffia.tensordict.tensordict import TensorDict
 
 Array = npt.NDArray[Any]
+Raised = TypeVar("Raised", bound=Exception)
 Allocate = Callable[[tuple[int, ...], np.dtype[Any]], Array]  # an array of zeros
 
 
@@ -226,3 +227,21 @@ def refuse_ended(ended: list[int]) -> None:
             f"rows {ended}: no episode runs there, it has ended or was never begun; call "
             f"reset(seeds, rows=torch.tensor({ended})) with {len(ended)} new seeds, then step"
         )
+
+
+def raised_in(error: Raised, row: int) -> Raised:
+    """The error, with the row of the environment that raised it, for `row_of_error`.
+
+    >>> row_of_error(raised_in(ValueError("the motor is hot"), 3))
+    3
+    """
+    error.row = row  # type: ignore[attr-defined]
+    return error
+
+
+def row_of_error(error: Exception) -> int | None:
+    """The row of the environment that raised an error; None if it does not say.
+
+    >>> row_of_error(ValueError("of nobody"))
+    """
+    return getattr(error, "row", None)

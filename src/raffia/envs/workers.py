@@ -19,7 +19,7 @@ from torch import Tensor
 
 from raffia.envs.batch import outputs_of
 from raffia.envs.env import Env
-from raffia.envs.rows import checked_actions, checked_seeds, chosen_rows, refuse_ended
+from raffia.envs.rows import checked_actions, checked_seeds, chosen_rows, raised_in, refuse_ended
 from raffia.envs.worker_loop import SharedArrays, numbers, work
 from raffia.tensordict.tensordict import TensorDict
 
@@ -321,7 +321,7 @@ class WorkerBatch:
 
     def _failure(self, row: int, answer: bytes) -> WorkerError:
         text = answer[9:].decode()
-        return WorkerError(f"row {row} (worker {self._number_of[row]}): {text}")
+        return raised_in(WorkerError(f"row {row} (worker {self._number_of[row]}): {text}"), row)
 
     @contextmanager
     def _closing_if_broken(self) -> Iterator[None]:

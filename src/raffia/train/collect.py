@@ -5,12 +5,14 @@ Legend: T times, E environments, S frames in a stack.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
 from raffia.envs.env import BatchEnv
+from raffia.envs.rows import row_of_error
 from raffia.tensordict.stack import stack
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.ledger import EndedEpisode, Ledger
@@ -94,7 +96,8 @@ class Collector:
         before = self._state
         assert before is not None
         chosen = act(self.now)
-        after = self.env.step(chosen["action"])
+        with self._described():
+            after = self.env.step(chosen["action"])
         self._check(after)
         states = after.select(*self.env.spec.state_keys)
         flags = {name: after[name] for name in ("reward", "terminated", "truncated")}
@@ -127,7 +130,8 @@ class Collector:
             self._frames = next_frames(self._frames, states["observation"])
 
     def _begin(self, rows: Tensor) -> None:
-        first = self.env.reset(self.ledger.seeds(rows), rows)
+        with self._described(at_reset=True):
+            first = self.env.reset(self.ledger.seeds(rows), rows)
         self.ledger.begin(rows)
         if self._state is None:
             self._state = first
@@ -141,6 +145,17 @@ class Collector:
             else:
                 self._frames = self._frames.clone()
                 self._frames[rows] = frames
+
+    @contextlib.contextmanager
+    def _described(self, at_reset: bool = False) -> Iterator[None]:
+        """Add to an error of an environment where that stood, so that it can be seen again."""
+        try:
+            yield
+        except Exception as error:
+            row = row_of_error(error)
+            if row is not None:
+                error.add_note(self.ledger.describe(row, at_reset))
+            raise
 
     # -- resume
 
@@ -163,7 +178,8 @@ class Collector:
 
     def _replay(self, rows: Tensor, action: Tensor) -> None:
         assert self._state is not None
-        after = self.env.step(action, rows)
+        with self._described():
+            after = self.env.step(action, rows)
         states = self._state.clone()
         states[rows] = after.select(*self.env.spec.state_keys)
         frames = self._frames

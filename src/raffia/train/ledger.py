@@ -65,6 +65,26 @@ class Ledger:
             ]
         )
 
+    def describe(self, row: int, at_reset: bool = False) -> str:
+        """What gives again where an environment stands: row of the run, seed, actions since.
+
+        at_reset: its next episode is about to begin.
+
+        >>> from raffia.envs.env import Discrete, EnvSpec
+        >>> spec = EnvSpec(observation_shape=(1,), action=Discrete(2))
+        >>> Ledger(1, spec, seed=0).describe(0, at_reset=True)
+        "the run's environment 0, at the reset with seed 8229386480785014043"
+        """
+        number = self._episode[row] - (not at_reset)
+        seed = derive_seed(self.seed, "episode", self.first_row + row, number)
+        num_actions = sum([len(actions) for actions in self._actions[row]])
+        where = (
+            f"at the reset with seed {seed}"
+            if at_reset
+            else f"after {num_actions} actions since the reset with seed {seed}"
+        )
+        return f"the run's environment {self.first_row + row}, {where}"
+
     def begin(self, rows: Tensor) -> None:
         """The next episodes of these rows begin: nothing was played in them yet."""
         self.has_begun = True

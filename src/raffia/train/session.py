@@ -186,7 +186,8 @@ class TrainingSession:
         The row goes when the run is resumed: what came after the checkpoint is done again.
         """
         update, env_step = self.log.status.update, self.experiment.num_env_steps
-        text = f"{type(error).__name__}: {error}"[:LONGEST_FAILURE]
+        lines = [f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())]
+        text = "\n".join(lines)[:LONGEST_FAILURE]
         self.records.write("error", update=update, env_step=env_step, values={"error": text})
         saved = self.checkpoints.available()
         error.add_note(
