@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from raffia.report import summarise, write_report
 from raffia.report.folder import read_run
 from raffia.report.groups import grouped
-from raffia.report.learning import learning_panels
-from raffia.report.plots import rate_panels, spent, time_panel, training_panels
+from raffia.report.plots import learning_panels, rate_panels, spent, time_panel, training_panels
 
 from .made_runs import GIF, brief_rows, config, rows, write_checkpoint, write_run
 

@@ -10,8 +10,8 @@ from raffia.report.dialogue_files import read_dialogues
 from raffia.report.dialogues import dialogues
 from raffia.report.folder import read_run
 from raffia.report.groups import grouped
-from raffia.report.learning import decoding_panels, held_out_panels, learning_panels
 from raffia.report.methods import method_of, methods, over, tables
+from raffia.report.plots import decoding_panels, held_out_panels, learning_panels
 
 from . import made_dialogues as made
 from .made_runs import brief_rows, write_run

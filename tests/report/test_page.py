@@ -11,7 +11,7 @@ import pytest
 from raffia.report import write_report
 from raffia.report.folder import read_run
 from raffia.report.groups import grouped
-from raffia.report.learning import learning_panels
+from raffia.report.plots import learning_panels
 
 from .made_runs import brief_rows, config, rows, write_run
 

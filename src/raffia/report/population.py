@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from raffia.draw.markup import Html, el, join
+from raffia.draw.scene import Point, bent, path_data
 from raffia.hints import plural
 from raffia.report.figures import figure_of
 from raffia.report.folder import Run
 from raffia.report.groups import Group, leading
 from raffia.report.lineage import Lineage, LineageColumn, has_population, read_lineage
-from raffia.report.lineage_tree import called, fitness_text, lineage_tree
-from raffia.report.markup import NONE, figure, table, toned
+from raffia.report.markup import NONE, column_format, figure, table, toned
 from raffia.report.panel import SERIES, Curve, Line, Panel
 
 _MOST_SHOWN = 4  # runs
@@ -28,6 +28,8 @@ _FEW = 12  # rows of a table that stand open
 _MOST_ROWS = 200
 _SAME = 1e-4  # relative: a change names a number with six digits
 _OTHER = SERIES[-1]  # the tone of all lines of descent that have none of their own
+_MOST_MEMBERS, _MOST_NODES = 128, 800  # of a lineage that is drawn
+_WIDTH, _LEFT, _RIGHT, _ABOVE, _BELOW = 970, 66, 46, 10, 34  # of its drawing, in pixels
 
 Value = Callable[[LineageColumn, int], float]
 
@@ -50,11 +52,11 @@ def _of_run(run: Run, name: str, several: bool, notes: list[str]) -> Html:
     if not any(column.fitness for column in lineage.columns):
         return join([*title, el("p.missing", "No evaluation of its members was written yet.")])
     tones = _tones(lineage)
-    panel = fitness_panel(lineage, tones, "updates" if run.by_updates else "env steps")
+    panel = _fitness_panel(lineage, tones, "updates" if run.by_updates else "env steps")
     parts = [*title, el("p", _summary_text(run, lineage)), _legend(lineage, tones)]
     if not panel.empty:
         parts.append(figure_of(panel, f"{name}-fitness"))
-    parts += [el("h3", f"{before}Who comes from whom"), *lineage_tree(lineage, tones)]
+    parts += [el("h3", f"{before}Who comes from whom"), *_lineage_tree(lineage, tones)]
     parts += [el("h3", f"{before}Hyper-parameters"), *_drift(lineage, tones, name)]
     parts += [el("h3", f"{before}The last generation"), _members(lineage, tones)]
     return join([*parts, el("h3", f"{before}What made the best member"), *_changes(lineage)])
@@ -74,8 +76,8 @@ def _summary_text(run: Run, lineage: Lineage) -> str:
     if lineage.best is not None:
         best, first = last.members[lineage.best], last.founders[lineage.best]
         parts.append(
-            f"The best is {called(best)}, "
-            + ("there from the start." if best == first else f"a descendant of {called(first)}.")
+            f"The best is {_called(best)}, "
+            + ("there from the start." if best == first else f"a descendant of {_called(first)}.")
         )
     lines = len(set(last.founders))
     if len(lineage.columns) > 1:
@@ -99,7 +101,7 @@ def _legend(lineage: Lineage, tones: Mapping[int, str]) -> Html:
     own = [first for first, tone in tones.items() if tone != _OTHER]
     chips = []
     for first in own:
-        label = f"from {called(first)}" + (", with the best drawn strong" if first == best else "")
+        label = f"from {_called(first)}" + (", with the best drawn strong" if first == best else "")
         chips.append(_chip(tones[first], label))
     if len(own) < len(tones):
         chips.append(_chip(_OTHER, f"from {plural(len(tones) - len(own), 'other')}"))
@@ -122,11 +124,11 @@ def _tones(lineage: Lineage) -> dict[int, str]:
 # -- panels
 
 
-def fitness_panel(lineage: Lineage, tones: Mapping[int, str], label: str) -> Panel:
+def _fitness_panel(lineage: Lineage, tones: Mapping[int, str], label: str) -> Panel:
     """Fitness of each member over time; a new one's line begins at its parent.
 
     >>> column = LineageColumn(0, (0, 1), (None, None), (0, 1), fitness=(2.0, 3.0), at=10.0)
-    >>> panel = fitness_panel(Lineage(2, (column,)), {0: "c1", 1: "c0"}, "updates")
+    >>> panel = _fitness_panel(Lineage(2, (column,)), {0: "c1", 1: "c0"}, "updates")
     >>> [(line.tone, line.curve.y) for line in panel.lines]
     [('c1', [2.0]), ('c0', [3.0]), ('c0', [3.0])]
     """
@@ -135,14 +137,14 @@ def fitness_panel(lineage: Lineage, tones: Mapping[int, str], label: str) -> Pan
     return Panel("Fitness by member", label, "fitness", lines=tuple(lines), wide=True)
 
 
-def drift_panels(
+def _drift_panels(
     lineage: Lineage, tones: Mapping[int, str]
 ) -> tuple[list[Panel], dict[str, float]]:
     """Each hyper-parameter that ever differed, over generations; and those that did not.
 
     >>> hyper = {"a": (1.0, 20.0), "b": (5.0, 5.0)}
     >>> column = LineageColumn(0, (0, 1), (None, None), (0, 1), hyper=hyper)
-    >>> panels, constant = drift_panels(Lineage(2, (column,)), {0: "c1", 1: "c0"})
+    >>> panels, constant = _drift_panels(Lineage(2, (column,)), {0: "c1", 1: "c0"})
     >>> [(panel.title, panel.log) for panel in panels], constant
     ([('a', True)], {'b': 5.0})
     """
@@ -214,7 +216,7 @@ def _curve(points: Sequence[tuple[float, float]]) -> Curve:
 
 
 def _drift(lineage: Lineage, tones: Mapping[int, str], name: str) -> list[Html]:
-    panels, constant = drift_panels(lineage, tones)
+    panels, constant = _drift_panels(lineage, tones)
     if not panels and not constant:
         return [el("p.missing", "No row has any.")]
     alone = len(panels) == 1  # in a grid it would be drawn twice as large
@@ -236,7 +238,7 @@ def _drift(lineage: Lineage, tones: Mapping[int, str], name: str) -> list[Html]:
 def _members(lineage: Lineage, tones: Mapping[int, str]) -> Html:
     last = lineage.columns[-1]
     before = lineage.columns[-2] if len(lineage.columns) > 1 else None
-    names = [panel.title for panel in drift_panels(lineage, tones)[0]][:_MOST_PANELS]
+    names = [panel.title for panel in _drift_panels(lineage, tones)[0]][:_MOST_PANELS]
     order = sorted(
         range(lineage.size),
         key=lambda p: (p != lineage.best, math.isnan(last.fitness_of(p)), -_or_0(last, p), p),
@@ -246,13 +248,13 @@ def _members(lineage: Lineage, tones: Mapping[int, str]) -> Html:
         parent, newest = last.parents[slot], lineage.last_change(slot)
         known = before if parent is not None else None
         whom = str(known.members[parent]) if known and parent is not None else NONE
-        theirs = fitness_text(known, parent) if known and parent is not None else NONE
+        theirs = _fitness_text(known, parent) if known and parent is not None else NONE
         row = [
             toned(
                 tones[last.founders[slot]],
                 str(last.members[slot]) + (" (best)" if slot == lineage.best else ""),
             ),
-            fitness_text(last, slot),
+            _fitness_text(last, slot),
             whom if whom != str(last.members[slot]) else "itself",
             theirs,
             f"{newest[1]} (generation {newest[0]:,})" if newest else "none",
@@ -285,7 +287,7 @@ def _changes(lineage: Lineage) -> list[Html]:
         for generation, what in reversed(column.changes[slot] if column.changes else ()):
             rows.append([f"{generation:,}", str(column.members[slot]), what])
     start = lineage.columns[way[0][0]]
-    first = called(start.members[way[0][1]])
+    first = _called(start.members[way[0][1]])
     if not rows:
         return [el("p", f"Nothing was changed: it is as {first} began, and has learnt.")]
     text = f"From {first} to it, the newest first: {plural(len(rows), 'change')}."
@@ -301,3 +303,162 @@ def _more(
 ) -> Html:
     shown = "" if len(rows) == num else f", of which {len(rows)} are shown"
     return el("details", el("summary", f"{num:,} more {of}{shown}"), table(heads, rows, numeric))
+
+
+# -- the drawing of a lineage: generations from left to right, a row for each slot
+
+
+def _called(member: int) -> str:
+    """The name of a member.
+
+    >>> _called(4), _called(-1)
+    ('member 4', 'a member that no row names')
+    """
+    return f"member {member}" if member >= 0 else "a member that no row names"
+
+
+def _fitness_text(column: LineageColumn, slot: int) -> str:
+    """The fitness of the member at a slot, in words.
+
+    >>> _fitness_text(LineageColumn(0, (4,), (None,), (4,), fitness=(1.5,)), 0)
+    '1.50'
+    """
+    if slot in column.fallen:
+        return "diverged"
+    return column_format([10.0])(column.fitness_of(slot))
+
+
+def _lineage_tree(lineage: Lineage, tones: Mapping[int, str]) -> list[Html]:
+    """The drawing of a lineage, and above it a text that explains it.
+
+    tones: by founder.
+
+    >>> column = LineageColumn(0, (4, 7), (None, None), (4, 7))
+    >>> text, svg = _lineage_tree(Lineage(2, (column,)), {4: "c0", 7: "c1"})
+    >>> svg.count("<circle"), "<title>member 7, generation 0" in svg
+    (2, True)
+    """
+    if lineage.size > _MOST_MEMBERS:
+        text = f"The tree of {lineage.size:,} members is not drawn: {_MOST_MEMBERS} at the most."
+        return [el("p.missing", text)]
+    shown = lineage.thinned(max(8, min(64, _MOST_NODES // lineage.size)))
+    text = (
+        "Generations from left to right, a row for each slot; a line leads to the parent of a "
+        "member. A ring is the best of an evaluation that continues unchanged, a cross a member "
+        "that diverged. A member's figures and changes are shown where the pointer rests."
+    )
+    if len(shown.columns) < len(lineage.columns):
+        text += (
+            f" {len(shown.columns)} of the {len(lineage.columns):,} generations are drawn, evenly "
+            "spread: lines span those between, and show all their changes; rings "
+            "are missing there."
+        )
+    return [el("p.faint", text), _drawn(shown, tones)]
+
+
+def _drawn(lineage: Lineage, tones: Mapping[int, str]) -> Html:
+    columns, size = lineage.columns, lineage.size
+    step = min(30.0, max(7.0, 480 / size))
+    across = (_WIDTH - _LEFT - _RIGHT) / max(len(columns) - 1, 5)
+    bottom = _ABOVE + step * size
+
+    def at(index: int, slot: int) -> Point:
+        return _LEFT + across * index, _ABOVE + step * (slot + 0.5)
+
+    way = lineage.path
+    on_way = set(way)
+    faint: dict[str, list[str]] = {}
+    for index, column in enumerate(columns):
+        for slot, parent in enumerate(column.parents):
+            if parent is not None:
+                tone = tones[column.founders[slot]]
+                faint.setdefault(tone, []).append(_bent(at(index - 1, parent), at(index, slot)))
+    parts = [
+        el("path", d="".join(ways), fill="none", opacity=".5", style=f"stroke:var(--{tone})")
+        for tone, ways in sorted(faint.items(), reverse=True)
+    ]
+    if len(way) > 1:
+        strong = [_bent(at(*a), at(*b)) for a, b in zip(way, way[1:], strict=False)]
+        tone = tones[columns[-1].founders[way[-1][1]]]
+        style = f"stroke:var(--{tone});stroke-width:3.2px;stroke-linecap:round"
+        parts.append(el("path", d="".join(strong), fill="none", style=style))
+    radius = min(4.2, step * 0.3, across * 0.3)
+    nodes: dict[str, list[Html]] = {}
+    for index, column in enumerate(columns):
+        for slot in range(size):
+            mark = _node(lineage, index, slot, at(index, slot), radius, (index, slot) in on_way)
+            nodes.setdefault(tones[column.founders[slot]], []).append(mark)
+    for tone, marks in sorted(nodes.items(), reverse=True):
+        parts.append(el("g", *marks, style=f"color:var(--{tone});fill:currentColor"))
+    parts += _names(lineage, at, step, across, bottom)
+    return el(
+        "svg.figure",
+        *parts,
+        viewBox=f"0 0 {_WIDTH} {bottom + _BELOW:.0f}",
+        role="img",
+        aria_label="Who comes from whom",
+        font_size="10.5",
+    )
+
+
+def _bent(start: Point, end: Point) -> str:
+    return path_data([("M", (start,)), bent(start, end) if start[1] != end[1] else ("L", (end,))])
+
+
+def _node(lineage: Lineage, index: int, slot: int, at: Point, radius: float, strong: bool) -> Html:
+    column, (x, y) = lineage.columns[index], at
+    title = el("title", _of_node(lineage, index, slot))
+    if slot in column.fallen:
+        r = radius * 1.1
+        far = f"{2 * r:.1f}"
+        d = f"M{x - r:.1f} {y - r:.1f}l{far} {far}m0 -{far}l-{far} {far}"
+        return el("path", title, d=d, style="stroke:currentColor;stroke-width:2px")
+    where = {"cx": f"{x:.1f}", "cy": f"{y:.1f}"}
+    if slot == column.elite:
+        width = min(2.4, radius * 0.7)
+        style = f"fill:var(--paper);stroke:currentColor;stroke-width:{width:.1f}px"
+        return el("circle", title, r=f"{radius * 1.2:.1f}", style=style, **where)
+    return el("circle", title, r=f"{radius if strong else radius * 0.75:.1f}", **where)
+
+
+def _of_node(lineage: Lineage, index: int, slot: int) -> str:
+    column = lineage.columns[index]
+    parts = [f"{_called(column.members[slot])}, generation {column.number}"]
+    parts.append(f"fitness {_fitness_text(column, slot)}")
+    parent = column.parents[slot]
+    if parent is not None:
+        before = lineage.columns[index - 1].members[parent]
+        same = before == column.members[slot]
+        parts.append("unchanged" if same else f"from {_called(before)}")
+    changes = [what for _, what in column.changes[slot]] if column.changes else []
+    shown = [f"{len(changes) - 2} changes", *changes[-2:]] if len(changes) > 3 else changes
+    return "; ".join([*parts, *shown])
+
+
+def _names(
+    lineage: Lineage,
+    at: Callable[[int, int], Point],
+    step: float,
+    across: float,
+    bottom: float,
+) -> Iterator[Html]:
+    """Labels: members at either end, generations below."""
+    columns, grey = lineage.columns, "fill:var(--muted)"
+    if step >= 10:
+        ends = [(0, "end", -9)] + ([(len(columns) - 1, "start", 9)] if len(columns) > 1 else [])
+        for index, anchor, by in ends:
+            for slot, member in enumerate(columns[index].members):
+                x, y = at(index, slot)
+                best = index == len(columns) - 1 and slot == lineage.best
+                style = "fill:var(--ink);font-weight:650" if best else grey
+                text = str(member) if member >= 0 else "?"
+                where = {"x": f"{x + by:.1f}", "y": f"{y + 3.6:.1f}"}
+                yield el("text", text, text_anchor=anchor, style=style, **where)
+    every = max(1, math.ceil(34 / across))
+    for index in range(0, len(columns), every):
+        x, _ = at(index, 0)
+        where = {"x": f"{x:.1f}", "y": f"{bottom + 12:.1f}"}
+        text = f"{columns[index].number:,}"
+        yield el("text", text, text_anchor="middle", style=grey, **where)
+    where = {"x": f"{_LEFT + across * (len(columns) - 1) / 2:.1f}", "y": f"{bottom + 28:.1f}"}
+    yield el("text", "generation", text_anchor="middle", style=grey, **where)

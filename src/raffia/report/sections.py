@@ -11,11 +11,21 @@ from raffia.hints import plural
 from raffia.report import figures
 from raffia.report.folder import Run
 from raffia.report.groups import Group, differing, leading, written
-from raffia.report.learning import decoding_names, decoding_panels, held_out_panels, learning_panels
 from raffia.report.lineage import has_population
 from raffia.report.markup import NONE, decoding_label, duration, figure, table, toned
 from raffia.report.panel import RESAMPLES, SEED, Panel, tone
-from raffia.report.plots import is_game, part_tone, rate_panels, spent, time_panel, training_panels
+from raffia.report.plots import (
+    decoding_names,
+    decoding_panels,
+    held_out_panels,
+    is_game,
+    learning_panels,
+    part_tone,
+    rate_panels,
+    spent,
+    time_panel,
+    training_panels,
+)
 from raffia.report.rows import number
 
 _MOST_SHOWN = 4  # configurations of which stretches of time are shown
