@@ -30,7 +30,7 @@ from raffia.search import (
     gumbel_policy,
     muzero_policy,
 )
-from raffia.search.outputs import SearchMemory
+from raffia.search.base import SearchMemory
 from raffia.tensordict.tensordict import TensorDict
 
 KERNELS = compiled.kernels

@@ -21,8 +21,7 @@ import torch
 from torch import Tensor
 
 from raffia.search import RecurrentOutput, RootOutput, search, state_key
-from raffia.search.outputs import RecurrentFn
-from raffia.search.settings import StateKey
+from raffia.search.base import RecurrentFn, StateKey
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from raffia.recipes.scale_config import EngineConfig, EvaluatorsConfig
 from raffia.report import write_report
 from raffia.report.folder import read_run
 from raffia.report.plots import spent
-from raffia.search.errors import UnfitOutputError
+from raffia.search.base import UnfitOutputError
 from raffia.train import checkpoint
 from raffia.train.experiment import RunError
 from raffia.train.nan_guard import NonFiniteError

@@ -1,13 +1,19 @@
 """Planning: batched tree search with a model; no network and no environment in here."""
 
 from raffia.functional.draws import dirichlet_noise, gumbel_noise
-from raffia.search.errors import UnfitOutputError
+from raffia.search.base import (
+    BoundModel,
+    RecurrentOutput,
+    RootOutput,
+    SearchMemory,
+    UnfitOutputError,
+    ValuePrefix,
+)
 from raffia.search.graph import TreeEdge, TreeGraph, TreeNode
 from raffia.search.gumbel import Gumbel
 from raffia.search.keyed import FunctionModel, KeyedSearch, PlanningModel
 from raffia.search.mcts import search
 from raffia.search.nodes import Nodes
-from raffia.search.outputs import BoundModel, RecurrentOutput, RootOutput, SearchMemory
 from raffia.search.policies import PolicyOutput, gumbel_policy, muzero_policy, sample_visits
 from raffia.search.puct import PUCT
 from raffia.search.sampled import (
@@ -19,7 +25,6 @@ from raffia.search.sampled import (
     with_sampled_actions,
 )
 from raffia.search.selection import Selection
-from raffia.search.settings import ValuePrefix
 from raffia.search.transpositions import state_key
 from raffia.search.tree import Tree
 

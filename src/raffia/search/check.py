@@ -6,8 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raffia.search.outputs import RootOutput
-from raffia.search.settings import RootValue, StateKey, ValuePrefix
+from raffia.search.base import RootOutput, RootValue, StateKey, ValuePrefix
 
 
 def check_root(root: RootOutput) -> None:

@@ -8,10 +8,9 @@ from torch import Tensor
 
 import raffia.jit
 from raffia.search import kernels
-from raffia.search.errors import unfit, unfit_root
+from raffia.search.base import RecurrentOutput, RootOutput, unfit, unfit_root
 from raffia.search.gumbel import Gumbel
-from raffia.search.outputs import RecurrentOutput, RootOutput
-from raffia.search.plain import plain
+from raffia.search.memory import plain
 from raffia.search.puct import PUCT
 from raffia.search.state import SearchState
 

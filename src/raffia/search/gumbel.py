@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from raffia.search.memory import plain
 from raffia.search.nodes import Nodes, best
-from raffia.search.plain import plain
 from raffia.search.softmax import in_order, softmax
 
 LEAST_LOGIT = -1e9

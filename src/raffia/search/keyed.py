@@ -13,7 +13,7 @@ from torch import Tensor
 from raffia.nn.base import TensorDictModuleBase, listed, one_or_more, shown
 from raffia.nn.dispatch import dispatch, set_skip_existing
 from raffia.nn.generators import RandomSource
-from raffia.search.outputs import RecurrentFn, RootOutput
+from raffia.search.base import RecurrentFn, RootOutput
 from raffia.search.policies import PolicyOutput
 from raffia.search.sampled import sampled_policy
 from raffia.tensordict.collection import TensorCollection

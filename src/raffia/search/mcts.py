@@ -7,13 +7,20 @@ import torch
 from torch import Tensor
 
 from raffia.search import compiled
+from raffia.search.base import (
+    Backend,
+    RecurrentFn,
+    RecurrentOutput,
+    RootOutput,
+    RootValue,
+    StateKey,
+    ValuePrefix,
+)
 from raffia.search.check import check_budget, check_discount, check_options, check_root
 from raffia.search.embeddings import Embeddings
 from raffia.search.models import bound_model, called_model, fitting_key, in_memory
-from raffia.search.outputs import RecurrentFn, RecurrentOutput, RootOutput
 from raffia.search.reference import ReferenceSteps
 from raffia.search.selection import SelectFn, Selection, as_selection
-from raffia.search.settings import Backend, RootValue, StateKey, ValuePrefix
 from raffia.search.state import SearchState, make_state
 from raffia.search.tree import Tree
 

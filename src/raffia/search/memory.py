@@ -1,4 +1,4 @@
-"""New memory for a search's arrays: large ones in large pages, where the system has them.
+"""Memory of a search: new arrays, in large pages where the system has them; and arrays for kernels.
 
 A search writes each row once, so most of the time that large arrays cost is the system's handing
 out of pages, 4 KB at a time. Asking for pages of 2 MB makes that about five times cheaper.
@@ -91,3 +91,19 @@ def _pages(size: int, device: Any) -> mmap.mmap | None:
     except OSError:  # a kernel without large pages: the memory is as good, only slower to get
         return None
     return pages
+
+
+def plain(tensor: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The tensor itself where it is so already, else a copy.
+
+    >>> plain(torch.ones(2, 3).t(), torch.float32, torch.device("cpu")).is_contiguous()
+    True
+    """
+    if tensor.dtype == dtype and tensor.device == device and is_plain(tensor):
+        return tensor
+    return tensor.to(device, dtype).resolve_conj().resolve_neg().contiguous()
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Whether memory holds the values as they are: no strides, no sign or conjugate to come."""
+    return tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj()

@@ -7,10 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from raffia.search.base import RecurrentFn, RecurrentOutput, RootOutput, SearchMemory, ValuePrefix
 from raffia.search.embeddings import Embeddings
-from raffia.search.outputs import RecurrentFn, RecurrentOutput, RootOutput, SearchMemory
-from raffia.search.plain import plain
-from raffia.search.settings import ValuePrefix
+from raffia.search.memory import plain
 from raffia.search.state import SearchState
 
 # (number of roots still searched, how many of the new nodes are resets; None: not known)

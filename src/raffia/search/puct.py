@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from raffia.functional.draws import GOLDEN, mix
+from raffia.search.memory import plain
 from raffia.search.nodes import Nodes, best
-from raffia.search.plain import plain
 
 Normalize = Literal["running", "tree", "siblings"]
 

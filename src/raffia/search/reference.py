@@ -3,10 +3,8 @@
 import torch
 from torch import Tensor
 
-from raffia.search.errors import unfit, unfit_root
-from raffia.search.kernels.fields import PRIOR_LOGITS, VALUE
+from raffia.search.base import PRIOR_LOGITS, VALUE, RecurrentOutput, RootOutput, unfit, unfit_root
 from raffia.search.nodes import Nodes, mean_values
-from raffia.search.outputs import RecurrentOutput, RootOutput
 from raffia.search.softmax import in_order, softmax
 from raffia.search.state import SearchState
 

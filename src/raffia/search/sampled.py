@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 
 from raffia.functional.constants import constant
 from raffia.functional.draws import child_seed, draw_seeds, seeded_gumbel, seeded_normal
-from raffia.search.outputs import RecurrentFn, RecurrentOutput, RootOutput
+from raffia.search.base import RecurrentFn, RecurrentOutput, RootOutput
 from raffia.search.policies import PolicyOutput
 from raffia.tensordict.node import Node
 

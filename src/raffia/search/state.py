@@ -6,9 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from raffia.search.base import RootOutput, RootValue, StateKey, ValuePrefix
 from raffia.search.memory import new_memory
-from raffia.search.outputs import RootOutput
-from raffia.search.settings import RootValue, StateKey, ValuePrefix
 from raffia.search.tree import Tree
 from raffia.tensordict.tensordict import TensorDict
 

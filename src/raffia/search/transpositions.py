@@ -8,7 +8,7 @@ from torch.utils import _pytree as pytree
 
 from raffia.data.query import QueryModule
 from raffia.data.siphash import siphash
-from raffia.search.settings import StateKey
+from raffia.search.base import StateKey
 from raffia.tensordict.keys import (
     NestedKey,
     raise_missing,

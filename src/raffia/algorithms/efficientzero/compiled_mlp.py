@@ -24,7 +24,7 @@ from raffia.functional.transforms import Support
 from raffia.jit.dense_program import ColumnBuffer, DenseProgram
 from raffia.jit.grouped import bind_group
 from raffia.nn.blocks import DirectSequential
-from raffia.search.outputs import SearchMemory
+from raffia.search.base import SearchMemory
 from raffia.tensordict.tensordict import TensorDict
 
 
@@ -66,7 +66,7 @@ class CompiledRecurrent:
 
     >>> from raffia.algorithms.efficientzero.inference import fold
     >>> from raffia.algorithms.efficientzero.model import EfficientZeroModelMLP
-    >>> from raffia.search.outputs import SearchMemory
+    >>> from raffia.search.base import SearchMemory
     >>> folded = fold(EfficientZeroModelMLP(4, 2))
     >>> memory = SearchMemory(
     ...     embeddings=folded.root(torch.zeros(6, 4)).embedding,
@@ -157,7 +157,7 @@ def bind_members(
 
     >>> from raffia.algorithms.efficientzero.model import EfficientZeroModelMLP
     >>> from raffia.algorithms.efficientzero.stacked import StackedModel
-    >>> from raffia.search.outputs import SearchMemory
+    >>> from raffia.search.base import SearchMemory
     >>> models = StackedModel(EfficientZeroModelMLP(4, 2), size=2)
     >>> memory = SearchMemory(
     ...     embeddings=models.root(torch.zeros(6, 4)).embedding,

@@ -24,7 +24,7 @@ from raffia.algorithms.efficientzero.latent_model import LatentModel
 from raffia.algorithms.efficientzero.row_invariant import BLOCK, filled_up
 from raffia.functional.transforms import precise
 from raffia.nn.cudagraphs import Card, copy_each
-from raffia.search.outputs import RecurrentOutput, RootOutput, SearchMemory
+from raffia.search.base import RecurrentOutput, RootOutput, SearchMemory
 from raffia.tensordict.tensordict import TensorDict
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from raffia.algorithms.efficientzero.latent_model import LatentModel
 from raffia.algorithms.efficientzero.observations import as_input, merge_frames
 from raffia.envs.env import Box, EnvSpec
 from raffia.functional.draws import child_seed, draw_seeds
-from raffia.search.outputs import RootOutput
+from raffia.search.base import RootOutput, ValuePrefix
 from raffia.search.policies import (
     PolicyOutput,
     gumbel_policy,
@@ -24,7 +24,6 @@ from raffia.search.policies import (
     root_gumbel,
 )
 from raffia.search.sampled import GaussianSampler, sampled_policy
-from raffia.search.settings import ValuePrefix
 from raffia.tensordict.keys import dotted
 from raffia.tensordict.tensordict import TensorDict
 

@@ -24,7 +24,7 @@ from raffia.algorithms.efficientzero.inference import (
 from raffia.algorithms.efficientzero.latent_model import LatentModel
 from raffia.algorithms.efficientzero.planning import Planner, weights_by_name
 from raffia.envs.env import EnvSpec
-from raffia.search.outputs import RecurrentOutput, RootOutput, SearchMemory
+from raffia.search.base import RecurrentOutput, RootOutput, SearchMemory
 from raffia.tensordict.tensordict import TensorDict
 
 
@@ -144,7 +144,7 @@ class _Models(Protocol):
         """Outputs for rows of the first member, then of the second ..., as many as the counts."""
 
     def bind(self, memory: SearchMemory) -> Callable[[int], None] | None:
-        """See `raffia.search.outputs.BoundModel`."""
+        """See `raffia.search.base.BoundModel`."""
 
 
 class _Each:

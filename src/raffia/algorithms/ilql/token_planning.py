@@ -16,7 +16,7 @@ from raffia.lm.decoding.config import TokenPlanConfig
 from raffia.lm.decoding.generations import Request
 from raffia.lm.decoding.sampling import Choose, Moment
 from raffia.lm.decoding.scorer import Choice, Rows
-from raffia.search.outputs import RecurrentOutput, RootOutput
+from raffia.search.base import RecurrentOutput, RootOutput
 from raffia.search.policies import PolicyOutput, gumbel_policy, muzero_policy
 
 

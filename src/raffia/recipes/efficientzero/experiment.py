@@ -52,7 +52,7 @@ from raffia.recipes.efficientzero.workers import describe_workers, make_workers
 from raffia.recipes.members import POPULATION_KEY, Members, weights_of_each
 from raffia.recipes.run_experiment import RunExperiment
 from raffia.recipes.workers import RunWorkers
-from raffia.search.errors import UnfitOutputError
+from raffia.search.base import UnfitOutputError
 from raffia.tensordict.byte_tensors import tensor_to_bytes
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.ahead import BatchesAhead, BatchesOfShards

@@ -26,7 +26,7 @@ from raffia.recipes.efficientzero.config import EfficientZeroRun
 from raffia.recipes.efficientzero.data import SEARCHED, Replays
 from raffia.recipes.members import Members, weights_of_each
 from raffia.recipes.running import threads
-from raffia.search.errors import UnfitOutputError
+from raffia.search.base import UnfitOutputError
 from raffia.tensordict.byte_tensors import bytes_to_tensor, tensor_to_bytes
 from raffia.tensordict.stack import cat
 from raffia.tensordict.tensordict import TensorDict

@@ -11,7 +11,7 @@ import numpy as np
 
 from raffia.jit.kernel import call_step, kernel, load_i64
 from raffia.jit.records import Numbers, clear, copy, exists, tail
-from raffia.search.kernels.fields import DISCOUNT, PRIOR_LOGITS, REWARD, VALUE
+from raffia.search.base import DISCOUNT, PRIOR_LOGITS, REWARD, VALUE
 from raffia.search.kernels.numbers import F0, GREATEST, INFINITY, softmax, unfit
 from raffia.search.kernels.record import TREE, OutputRecord, SearchRecord, output_at, search_at
 from raffia.search.kernels.select import select

@@ -1,13 +1,15 @@
-"""Inputs and outputs of a search: the root, the model's answer to an action, the policy.
+"""Types of a search: its inputs and outputs, its options, and the error of a model that gives NaN.
 
 Shapes: B roots, A actions.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, TypedDict
 
 from torch import Tensor
+
+from raffia.tensordict.keys import NestedKey
 
 
 class RootOutput(NamedTuple):
@@ -108,3 +110,85 @@ class BoundModel(Protocol):
     def __call__(self, embedding: Any, action: Tensor) -> tuple[RecurrentOutput, Any]: ...
 
     def bind(self, memory: SearchMemory) -> Callable[[int], None] | None: ...
+
+
+RootValue = Literal["exclude", "include", "zero"]
+Backend = Literal["auto", "compiled", "reference"]
+StateKey = Callable[[Any], Tensor]  # embedding of M rows -> int64 [M], equal iff the same state
+
+
+@dataclass(frozen=True)
+class ValuePrefix:
+    """The model predicts sums of rewards that restart every `horizon` steps (EfficientZero).
+
+    A node at a depth that is a multiple of the horizon is a reset: the entries `reset_keys` of its
+    embedding are zeroed, and its children's predictions count from 0.
+
+    Source: Ye et al. (2021), section 4.2 and appendix A.
+
+    >>> ValuePrefix(horizon=5).reset_keys
+    ('reward_hidden_state',)
+    """
+
+    horizon: int = 5  # the LSTM's, in steps
+    reset_keys: Sequence[NestedKey] = ("reward_hidden_state",)
+
+    def __post_init__(self) -> None:
+        if self.horizon < 1:
+            raise ValueError(
+                f"horizon={self.horizon} must be at least 1; without value prefixes pass "
+                "value_prefix=None"
+            )
+
+
+class SearchOptions(TypedDict, total=False):
+    """What `search` takes besides the model, the simulations and the selection; see there.
+
+    >>> options: SearchOptions = {"discount": 0.99, "max_depth": 5}
+    """
+
+    discount: float | Tensor
+    value_prefix: ValuePrefix | None
+    root_value: RootValue
+    max_depth: int | None
+    transpositions: StateKey | None
+    keep_embeddings: bool
+    num_threads: int
+    backend: Backend
+
+
+# What of a model's output may hold NaN, as the steps of a search report it; and what is wrong then.
+REWARD, VALUE, PRIOR_LOGITS, DISCOUNT = range(4)
+_FIELDS = (
+    ("reward", "NaN or infinite"),
+    ("value", "NaN or infinite"),
+    ("prior_logits", "NaN, inf or -inf for all legal actions"),
+    ("discount", "NaN, infinite or negative (two players: to_play, not a negative discount)"),
+)
+
+
+class UnfitOutputError(ValueError):
+    """The model gave NaN or infinity.
+
+    >>> from raffia.search import RootOutput, search
+    >>> search(RootOutput(torch.zeros(1, 2), torch.tensor([torch.nan]), torch.zeros(1)), None,
+    ...        num_simulations=1)
+    Traceback (most recent call last):
+    ...
+    raffia.search.base.UnfitOutputError: root.value is NaN or infinite for root 0 (counted from 0)
+    """
+
+
+def unfit(field: int, root: int, simulation: int) -> UnfitOutputError:
+    """The error that names where a model gave NaN or infinity."""
+    name, wrong = _FIELDS[field]
+    return UnfitOutputError(
+        f"the model's {name} is {wrong} for root {root} in simulation {simulation} "
+        "(both counted from 0): look at recurrent_fn's inputs there, or at its weights"
+    )
+
+
+def unfit_root(field: int, root: int) -> UnfitOutputError:
+    """The error that names a root with NaN or infinity."""
+    name, wrong = _FIELDS[field]
+    return UnfitOutputError(f"root.{name} is {wrong} for root {root} (counted from 0)")
