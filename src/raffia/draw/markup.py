@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from html import escape
 from xml.etree import ElementTree
 
@@ -29,8 +29,12 @@ def el(kind: str, *children: str, **attributes: str) -> Html:
     name, *classes = kind.split(".")
     given = {"class": " ".join(classes)} if classes else {}
     given |= {key.rstrip("_").replace("_", "-"): value for key, value in attributes.items()}
-    says = "".join([f' {key}="{escape(value)}"' for key, value in given.items()])
-    return Html(f"<{name}{says}>" + ("" if name in _EMPTY else f"{join(children)}</{name}>"))
+    end = "" if name in _EMPTY else f"{join(children)}</{name}>"
+    return Html(f"<{name}{_attributes(given)}>{end}")
+
+
+def _attributes(given: Mapping[str, str]) -> str:
+    return "".join([f' {key}="{escape(value)}"' for key, value in given.items()])
 
 
 def join(children: Iterable[str], between: str = "") -> Html:
@@ -85,14 +89,12 @@ def _written(element: ElementTree.Element, depth: int) -> str:
     if name == "style":
         style = (element.text or "").strip()
         return f"<style>{style}</style>" if _STYLE.fullmatch(style) else ""
-    says = "".join(
-        [
-            f' {key}="{escape(value)}"'
-            for key, value in element.attrib.items()
-            if key in _ATTRIBUTES and "url(" not in value.lower()
-        ]
-    )
+    harmless = {
+        key: value
+        for key, value in element.attrib.items()
+        if key in _ATTRIBUTES and "url(" not in value.lower()
+    }
     inside = escape(element.text or "")
     for child in element:
         inside += _written(child, depth + 1) + escape(child.tail or "")
-    return f"<{name}{says}>{inside}</{name}>"
+    return f"<{name}{_attributes(harmless)}>{inside}</{name}>"

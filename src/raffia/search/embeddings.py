@@ -4,7 +4,7 @@ from array import array
 from collections.abc import Sequence
 from copy import copy
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,8 +44,8 @@ class Embeddings:
         for stored, leaf in zip(self.memory, leaves, strict=True):
             stored[:batch] = leaf
         zeroed = [] if prefix is None else self.reset_leaves(prefix)
-        self._new_transfer = partial(row_transfer, self.memory, zeroed, compiled=compiled)
-        self._transfer: RowTransfer | None = None
+        self._new_transfer = partial(_row_transfer, self.memory, zeroed, compiled=compiled)
+        self._transfer: _RowTransfer | None = None
         self._num = -1  # rows that the next three are for
         self._gathered: list[Tensor] = []
         self._container_of_gathered: Any = None
@@ -230,53 +230,31 @@ def _check_leaf(name: str, leaf: Any, batch: int) -> None:
         )
 
 
-class RowTransfer(Protocol):
+class _RowTransfer:
     """Copies rows of tensors `memory` [R, ...] to and from tensors [M, ...]."""
 
-    def gather(self, rows: Tensor, beside: Sequence[Tensor]) -> None:
-        """memory[rows] -> beside, which is contiguous."""
-
-    def store(self, rows: Tensor, beside: Sequence[Tensor], reset: Tensor | None) -> None:
-        """beside -> memory[rows], zeros where `reset` in the tensors that were named."""
-
-
-def row_transfer(memory: Sequence[Tensor], zeroed: Sequence[int], *, compiled: bool) -> RowTransfer:
-    """The row copies for these tensors; `zeroed` are the numbers of those that a reset zeroes.
-
-    >>> memory = [torch.zeros(3, 2)]
-    >>> transfer = row_transfer(memory, [0], compiled=False)
-    >>> transfer.store(torch.tensor([2, 0]), [torch.ones(2, 2)], torch.tensor([True, False]))
-    >>> memory[0]
-    tensor([[1., 1.],
-            [0., 0.],
-            [0., 0.]])
-    """
-    on_cpu = all(tensor.device.type == "cpu" for tensor in memory)
-    if compiled and on_cpu and raffia.jit.available() and 0 < len(memory) <= 62:
-        return _KernelTransfer(memory, zeroed)
-    return _TensorTransfer(memory, zeroed)
-
-
-class _TensorTransfer:
     def __init__(self, memory: Sequence[Tensor], zeroed: Sequence[int]) -> None:
         self._memory, self._zeroed = memory, frozenset(zeroed)
 
     def gather(self, rows: Tensor, beside: Sequence[Tensor]) -> None:
+        """memory[rows] -> beside, which is contiguous."""
         for stored, buffer in zip(self._memory, beside, strict=True):
             torch.index_select(stored, 0, rows, out=buffer)
 
     def store(self, rows: Tensor, beside: Sequence[Tensor], reset: Tensor | None) -> None:
+        """beside -> memory[rows], zeros where `reset` in the tensors that were named."""
         for number, (stored, leaf) in enumerate(zip(self._memory, beside, strict=True)):
             if reset is not None and number in self._zeroed:
                 leaf = leaf.masked_fill(reset.view(-1, *[1] * (leaf.ndim - 1)), 0)
             stored.index_copy_(0, rows, leaf)
 
 
-class _KernelTransfer:
+class _KernelTransfer(_RowTransfer):
+    """The same, by one kernel call."""
+
     def __init__(self, memory: Sequence[Tensor], zeroed: Sequence[int]) -> None:
-        self._memory = memory  # keeps alive what the table's addresses refer to
-        self._num = len(memory)
-        self._zeroed = sum(1 << number for number in zeroed)
+        super().__init__(memory, zeroed)  # the memory that the table's addresses refer to
+        self._num, self._bits = len(memory), sum(1 << number for number in zeroed)
         self._table = array("q", [0] * (3 * self._num))
         self._address = self._table.buffer_info()[0]
         for number, tensor in enumerate(memory):
@@ -305,5 +283,24 @@ class _KernelTransfer:
         else:
             self._store(
                 *(self._address, self._num, rows.data_ptr(), rows.size(0)),
-                *(reset.data_ptr(), self._zeroed),
+                *(reset.data_ptr(), self._bits),
             )
+
+
+def _row_transfer(
+    memory: Sequence[Tensor], zeroed: Sequence[int], *, compiled: bool
+) -> _RowTransfer:
+    """The row copies for these tensors; `zeroed` are the numbers of those that a reset zeroes.
+
+    >>> memory = [torch.zeros(3, 2)]
+    >>> transfer = _row_transfer(memory, [0], compiled=False)
+    >>> transfer.store(torch.tensor([2, 0]), [torch.ones(2, 2)], torch.tensor([True, False]))
+    >>> memory[0]
+    tensor([[1., 1.],
+            [0., 0.],
+            [0., 0.]])
+    """
+    on_cpu = all(tensor.device.type == "cpu" for tensor in memory)
+    if compiled and on_cpu and raffia.jit.available() and 0 < len(memory) <= 62:
+        return _KernelTransfer(memory, zeroed)
+    return _RowTransfer(memory, zeroed)
