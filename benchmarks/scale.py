@@ -8,7 +8,9 @@ has a core, also while others are at work on the machine. CartPole's networks, 2
 environments in turns of 8 steps:
 
 scale_actors    environment steps/s of two actors, nobody learning, / those of the loop
-scale_turn      the loop's own CPU time for a turn of actors / that of the same turn in the loop
+scale_turn      the loop's own CPU time for a turn of actors / that of the same turn in the loop,
+                and how many ms that one takes; both rows again with 128 environments, the size from
+                which on actors are for
 scale_weights   a version of 32 MB to two workers / copying it once, by the clock
 scale_recovery  seconds from kill -9 of an actor to the turn that it had open, by the clock
 
@@ -87,14 +89,13 @@ from raffia.train.schedule import Schedule
 from raffia.train.turns import Turns
 from raffia.train.view import PlainView
 
-NUM_ENVS, ROLLOUT, NUM_ACTORS, AHEAD = 16, 8, 2, 4
-TURN = NUM_ENVS * ROLLOUT
+NUM_ENVS, ROLLOUT, NUM_ACTORS, AHEAD = (16, 128), 8, 2, 4
 FOREVER = 10**9
 REANALYZE_RATIO = 0.75
 MEGABYTES = 32
 
 
-def settings() -> EfficientZeroRun:
+def settings(num_envs: int) -> EfficientZeroRun:
     """CartPole's preset with longer turns, and no random steps at its start."""
     run = PRESETS["cartpole"]
     collect = replace(
@@ -102,9 +103,9 @@ def settings() -> EfficientZeroRun:
         random_env_steps=0,
         num_env_steps=FOREVER,
         rollout_length=ROLLOUT,
-        updates_per_env_step=1 / TURN,
+        updates_per_env_step=1 / (num_envs * ROLLOUT),
     )
-    return replace(run, env=replace(run.env, num_envs=NUM_ENVS), collect=collect)
+    return replace(run, env=replace(run.env, num_envs=num_envs), collect=collect)
 
 
 class Loop:
@@ -121,8 +122,9 @@ class Loop:
         self.collector.collect(self._act, ROLLOUT)
 
     def _act(self, states: TensorDict) -> TensorDict:
-        step = self.collector.num_env_steps // NUM_ENVS
-        seed = row_seeds(self.run.seed, "act", range(NUM_ENVS), step)
+        num_envs = self.env.num_envs
+        step = self.collector.num_env_steps // num_envs
+        seed = row_seeds(self.run.seed, "act", range(num_envs), step)
         return act(self.planner, states, temperature=1.0, noise=True, seed=seed)
 
 
@@ -135,12 +137,12 @@ class Actors:
             actors=ActorsConfig(num=NUM_ACTORS, ahead=AHEAD, cpus=0.5),
             engine=EngineConfig(name=engine),  # type: ignore[arg-type]
         )
-        env = make_env(run.env, num_envs=1)
+        env, turn_size = make_env(run.env, num_envs=1), run.env.num_envs * ROLLOUT
         schedule = Schedule(
-            turn_size=TURN,
+            turn_size=turn_size,
             random_env_steps=0,
             num_env_steps=FOREVER,
-            updates_per_env_step=1 / TURN,
+            updates_per_env_step=1 / turn_size,
             ahead=AHEAD,
         )
         self.turns = Turns(
@@ -152,7 +154,7 @@ class Actors:
             ),
             schedule,
             env.spec,
-            NUM_ENVS,
+            run.env.num_envs,
             seed=run.seed,
             acting=acting_weights,
         )
@@ -187,6 +189,28 @@ def cpu_of(pid: int) -> float:
     """CPU seconds of a process so far, of all its threads that run."""
     threads = Path(f"/proc/{pid}/task").glob("*/schedstat")
     return sum(int(path.read_text().split()[0]) for path in threads) / 1e9
+
+
+def actors_row(engine: str, num_envs: int, rounds: int, turns: int) -> tuple[list[float], float]:
+    """Of actors against the loop: their speed, the loop's own share of a turn, ms of the turn in
+    the loop; and the seconds to the turn that a killed actor had open."""
+    run = settings(num_envs)
+    env = make_env(run.env, num_envs=1)
+    state = make_networks(run, env.spec).init(0)
+    loop, actors = Loop(run, state), Actors(run, state, engine)
+    found = []
+    try:
+        times(actors, 5)(), times(loop, 5)()
+        pids = pids_of(actors.turns.pool)
+        for _ in range(rounds):
+            (here,) = cpu_seconds(times(loop, turns))
+            leader, *players = cpu_seconds(times(actors, turns), pids)
+            found.append((here / max(leader, *players), leader / here, 1e3 * here / turns))
+        recovery = actors.recovery()
+    finally:
+        actors.turns.close()
+        actors.turns.pool.engine.close()
+    return [statistics.median(column) for column in zip(*found, strict=True)], recovery
 
 
 def times(call: Callable[[], object], num: int) -> Callable[[], None]:
@@ -349,30 +373,15 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=60, help="of each measurement")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    run = settings()
-    env = make_env(run.env, num_envs=1)
-    state = make_networks(run, env.spec).init(0)
-    loop = Loop(run, state)
-    print(f"{'engine':<10}{'scale_actors':>14}{'scale_turn':>12}{'scale_weights':>15}", end="")
-    print(f"{'scale_recovery':>16}{'scale_ahead':>13}")
     for engine in args.engines:
-        actors = Actors(run, state, engine)
-        try:
-            speed, turn = [], []
-            times(actors, 5)(), times(loop, 5)()
-            pids = pids_of(actors.turns.pool)
-            for _ in range(args.rounds):
-                (here,) = cpu_seconds(times(loop, args.turns))
-                leader, *players = cpu_seconds(times(actors, args.turns), pids)
-                speed.append(here / max(leader, *players))
-                turn.append(leader / here)
-            recovery = actors.recovery()
-        finally:
-            actors.turns.close()
-            actors.turns.pool.engine.close()
-        row = f"{statistics.median(speed):>14.2f}{statistics.median(turn):>12.2f}"
-        row += f"{weights_ratio(engine):>15.1f}{recovery:>14.1f} s"
-        print(f"{engine:<10}{row}{ahead_ratio(engine, args.rounds):>13.2f}")
+        for num_envs in NUM_ENVS:
+            found, recovery = actors_row(engine, num_envs, args.rounds, args.turns)
+            speed, turn, milliseconds = found
+            print(f"{engine}, {num_envs} environments: scale_actors {speed:.2f}, ", end="")
+            print(f"scale_turn {turn:.3f} (of {milliseconds:.0f} ms), ", end="")
+            print(f"scale_recovery {recovery:.1f} s")
+        print(f"{engine}: scale_weights {weights_ratio(engine):.1f}, ", end="")
+        print(f"scale_ahead {ahead_ratio(engine, args.rounds):.2f}")
     for engine in args.engines:
         ratio, drawn = shards_ratio(engine, args.rounds)
         print(f"scale_shards {ratio:.2f} ({engine}; of {drawn:.0f} ms)")

@@ -117,18 +117,18 @@ class Ledger:
             self.begin(torch.arange(self.num_envs))
         self.num_env_steps += steps.numel()
         by_row = steps["action"].unbind(1), steps["reward"].t().tolist(), over(steps).t().tolist()
-        ended: list[tuple[int, EndedEpisode]] = []  # and when
+        ended: list[tuple[int, EndedEpisode]] = []  # and how many steps were left
         for row, (actions, rewards, ends) in enumerate(zip(*by_row, strict=True)):
-            first = 0  # step of the episode that goes on
-            while True in ends[first:]:
-                end = ends.index(True, first)
-                self._add(row, actions[first : end + 1], rewards[first : end + 1])
-                ended.append((end, self._episode_of(row)))
+            while True in ends:
+                num = ends.index(True) + 1
+                self._add(row, actions[:num], rewards[:num])
+                actions, rewards, ends = actions[num:], rewards[num:], ends[num:]
+                ended.append((len(ends), self._episode_of(row)))
                 self._begin(row)
-                first = end + 1
-            if first < len(ends):
-                self._add(row, actions[first:], rewards[first:])
-        self._ended += [episode for _, episode in sorted(ended, key=lambda pair: pair[0])]
+            if ends:
+                self._add(row, actions, rewards)
+        # In the order of time, and of rows at a time.
+        self._ended += [episode for _, episode in sorted(ended, key=lambda pair: -pair[0])]
 
     def _episode_of(self, row: int) -> EndedEpisode:
         return EndedEpisode(self._return[row], self._length[row], row)
@@ -141,8 +141,10 @@ class Ledger:
 
     def _add(self, row: int, actions: Tensor, rewards: Sequence[float]) -> None:
         """Steps [n] of a row."""
-        for reward in rewards:  # one by one: the sum has the bits of any division into turns
-            self._return[row] += reward
+        total = self._return[row]
+        for reward in rewards:  # one by one: the sum has the same bits however turns divide it
+            total += reward
+        self._return[row] = total
         self._length[row] += len(rewards)
         self._actions[row].append(actions)
 
