@@ -4,10 +4,15 @@ The safetensors files hold what LightZero's networks gave; model.json says which
 were recorded by running it, with parameters drawn at random.
 """
 
+from functools import partial
+
 import pytest
 import torch
 
+from raffia.algorithms.efficientzero.learner import EfficientZeroLearner
 from raffia.algorithms.efficientzero.model import EfficientZeroModel, EfficientZeroModelMLP
+
+from .test_learner import LINE, learner_of
 
 
 def build(name, config):
@@ -89,3 +94,15 @@ def test_entries_that_do_not_fit_are_named_and_nothing_is_loaded():
     ours, other = (small(norm_type="LN", state_norm=True) for _ in range(2))
     other.load_lightzero(ours.state_dict())  # our own are read as they are
     assert all(torch.equal(other.state_dict()[k], v) for k, v in ours.state_dict().items())
+
+
+@pytest.mark.parametrize("norm_type", ["BN", "LN"])
+def test_a_run_can_start_with_their_weights(norm_type):
+    sizes = dict(latent_state_dim=20, lstm_hidden_size=7, norm_type=norm_type)
+    theirs = {k: v + 1 for k, v in EfficientZeroModelMLP(4, 3, **sizes).state_dict().items()}
+    factory = partial(EfficientZeroModelMLP(4, 3, **sizes).load_lightzero, theirs)
+    learner = EfficientZeroLearner(LINE, learner_of().config, num_updates=10, model_factory=factory)
+    state = learner.init(0)
+    for part in (state, state["target"]):
+        kept = {**part["params"].flatten_keys("."), **part["buffers"].flatten_keys(".")}
+        assert all(kept[name].equal(value) for name, value in theirs.items())
