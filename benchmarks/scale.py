@@ -85,8 +85,7 @@ from raffia.recipes.population_config import PopulationConfig
 from raffia.recipes.scale_config import ActorsConfig, EngineConfig, ReanalyzersConfig
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.collect import Collector
-from raffia.train.schedule import Schedule
-from raffia.train.turns import Turns
+from raffia.train.turns import Schedule, Turns
 from raffia.train.view import PlainView
 
 NUM_ENVS, ROLLOUT, NUM_ACTORS, AHEAD = (16, 128), 8, 2, 4

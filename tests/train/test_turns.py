@@ -15,7 +15,7 @@ from raffia.tensordict.stack import stack
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.collect import Collector
 from raffia.train.ledger import Ledger, rows_of
-from raffia.train.schedule import Schedule
+from raffia.train.turns import Schedule
 
 
 @given(

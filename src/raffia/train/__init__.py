@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from raffia.train.nan_guard import NaNGuard, NonFiniteError
     from raffia.train.replay_log import ReplayLog
     from raffia.train.run_state import RunState
-    from raffia.train.schedule import Schedule
     from raffia.train.session import RunResult, TrainingSession
+    from raffia.train.turns import Schedule
 
 __all__ = [
     "Checkpoint",

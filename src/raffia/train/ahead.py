@@ -1,4 +1,4 @@
-"""Batches that workers make before they are due, while the loop goes on; whole, or in parts.
+"""What a loop asks of workers before it is due: `OpenTasks`, and batches, whole or in parts.
 
 Batch u is drawn `ahead` updates before update u learns from it, from the replay as it is then, and
 made with the weights of then. So neither who makes it, nor how fast, changes a bit of the run.
@@ -21,10 +21,32 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from raffia.data.row_feed import RowFeed, RowMirror
+from raffia.distributed.board import Board
 from raffia.distributed.pool import Pool
 from raffia.learner import step_of
 from raffia.tensordict.tensordict import TensorDict
-from raffia.train.open_tasks import OpenTasks
+
+
+class OpenTasks:
+    """Tasks of a pool's workers, with the versions of weights that they name.
+
+    Which task is asked for and taken when follows from the number of the update alone; so who does
+    it, and how fast, changes no bit of a run.
+
+    pool: the workers, which end with this; whoever made their engine closes it.
+    """
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool, self.board = pool, Board(pool.engine)
+
+    def _metrics(self, what: str, worker: str, num_open: int) -> dict[str, float]:
+        """Open tasks, seconds waited and restarts so far."""
+        return {f"{what}_open": float(num_open), **self.pool.metrics(what, worker)}
+
+    def close(self) -> None:
+        """End the workers."""
+        self.pool.close()
+        self.board.clear()
 
 
 class Making(Protocol):

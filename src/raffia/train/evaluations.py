@@ -16,7 +16,7 @@ import torch
 from raffia.distributed.pool import Pool
 from raffia.learner import step_of
 from raffia.tensordict.tensordict import TensorDict
-from raffia.train.open_tasks import OpenTasks
+from raffia.train.ahead import OpenTasks
 
 SLICE = 0.2  # seconds between two looks at whether the run is to stop
 

@@ -62,8 +62,7 @@ from raffia.train.evaluations import Evaluated, Evaluations, Outcome
 from raffia.train.experiment import Plan
 from raffia.train.nan_guard import all_finite
 from raffia.train.run_state import Stateful, Tree
-from raffia.train.schedule import Schedule
-from raffia.train.turns import Turns
+from raffia.train.turns import Schedule, Turns
 from raffia.train.view import View
 
 MAKE_ENV = make_env
