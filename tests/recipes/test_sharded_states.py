@@ -9,7 +9,7 @@ import torch
 from raffia.distributed.follow import Followers
 from raffia.distributed.sharded import StateLost
 from raffia.recipes.ilql.experiment import ILQLExperiment
-from raffia.recipes.running import MOST_LOSSES, resume_run, train_run
+from raffia.recipes.running import resume_run, train_run
 from raffia.train.checkpoint import Checkpoints
 from tests.recipes.layouts import ILQL, WORDLE, experiment, left, trained
 from tests.recipes.runs import Quiet, rows, with_all
@@ -117,11 +117,11 @@ def test_a_run_in_parts_goes_on_by_itself_when_a_part_is_lost(tmp_path):
 @pytest.mark.slow
 def test_parts_that_are_lost_again_and_again_end_the_run(tmp_path):
     made = []
-    config = with_all(WORDLE, **SHARDED)
+    config = with_all(WORDLE, **SHARDED, engine__max_restarts=2)
     with pytest.raises(StateLost, match="go on from what was saved last"):
         make = deadly(lambda step: step == 1, made)
         train_run(ILQL, config, tmp_path / "run", view=Quiet(), make=make)
-    assert len(made) == 1 + MOST_LOSSES
+    assert len(made) == 1 + config.engine.max_restarts
     for num, state, updates in ((1, "whole", 5), (3, "sharded", 7)):
         shared = {"num": num, "state": state}  # at once: neither goes alone
         other = with_all(config, learners__num=shared, num_updates=updates)

@@ -223,6 +223,19 @@ def test_an_environment_of_one_s_own_is_played_elsewhere(tmp_path, monkeypatch):
 # ---------------------------------------------------------------------------------- what is told
 
 
+def test_a_resume_elsewhere_says_so_in_its_row(tmp_path):
+    folder = tmp_path / "run"
+
+    stop = partial(next, iter([False, False, True]), True)
+    stopped(AHEAD, folder, 3)
+    changes = dict(actors__num=2, engine__max_restarts=5, evaluators__join_after=9)
+    resume_run(folder, config=with_all(AHEAD, **changes), view=Quiet(), stop=stop)
+    resume_run(folder, view=Quiet(), stop=stop)
+    first, second = rows(folder, "resume")
+    wanted = {name.replace("__", "."): value for name, value in changes.items()}
+    assert first["changed"] == wanted and "changed" not in second
+
+
 def test_waiting_is_no_activity_beside_those_that_wait(tmp_path):
     """It is within "collect" and "targets" already, so the report must not add it to them."""
     trained(AHEAD, tmp_path / "run", actors__num=2, reanalyzers__ahead=3)

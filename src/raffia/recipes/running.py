@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from raffia.recipes.run_folder import (
     require_config,
     write_config,
 )
-from raffia.train.config import changed_settings
+from raffia.train.config import changes_of
 from raffia.train.experiment import Experiment, RunError, Stop
 from raffia.train.live_view import make_view
 from raffia.train.session import RunResult, TrainingSession
@@ -40,7 +40,6 @@ INEXACT = (
     "products then depend on where in memory they lie: a resume, or more processes, may give other "
     "bits. MKL_CBWR=AUTO in the environment of the program mends that, at no cost"
 )
-MOST_LOSSES = 3  # of a state in parts, without a checkpoint in between; one more is an error
 
 Make = Callable[[Any, Path, View], Experiment]
 
@@ -117,7 +116,7 @@ def resume_run(
     refuse_without_own(folder, own, algorithm)
     refuse_without_checkpoints(folder)
     after = algorithm.settled(before if config is None else config)
-    changed = changed_settings(before, after)
+    changed = changes_of(before, after)
     fixed = [name for name in changed if not name.startswith(algorithm.may_change)]
     if fixed:
         raise RunError(
@@ -132,7 +131,7 @@ def resume_run(
             write_config(folder, after, preset, own, algorithm)
 
     made = make or imported(algorithm.make)
-    return _run_session(folder, made, after, view, on_start, stop)
+    return _run_session(folder, made, after, view, on_start, stop, changed)
 
 
 @dataclass(frozen=True)
@@ -185,10 +184,12 @@ def _run_session(
     view: View | None,
     on_start: Callable[[], None] = lambda: None,
     stop: Stop = lambda: False,
+    changed: Mapping[str, Any] | None = None,
 ) -> RunResult:
     """A session of a run, until its end, its target, Ctrl-C or SIGTERM.
 
     on_start: called once the run is restored or initialised, before the first update.
+    changed: settings that are others than before, for the row of the resume.
     """
     with (
         claimed(folder) as unclaimed,
@@ -206,7 +207,7 @@ def _run_session(
             try:
                 with (
                     contextlib.closing(make(config, folder, shown)) as experiment,
-                    contextlib.closing(TrainingSession(experiment)) as session,
+                    contextlib.closing(TrainingSession(experiment, changed=changed)) as session,
                 ):
                     result = session.run(lambda: signals.requested or stop(), on_start)
                 return replace(result, signal=signals.name)
@@ -215,7 +216,7 @@ def _run_session(
                 found = session.checkpoints.available()
                 newest = found[-1].update if found else 0
                 saved, losses = newest, losses + 1 if newest == saved else 1
-                if losses > MOST_LOSSES:
+                if losses > config.engine.max_restarts:
                     raise
                 shown.message(f"{error}; it does so by itself")
 

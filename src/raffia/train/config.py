@@ -92,8 +92,19 @@ def changed_settings(before: Config, after: Config) -> list[str]:
     >>> changed_settings(EfficientZeroRun(), EfficientZeroRun(seed=1))
     ['seed']
     """
+    return list(changes_of(before, after))
+
+
+def changes_of(before: Config, after: Config) -> dict[str, Any]:
+    """The settings that differ, as they are after the change, as JSON has them.
+
+    >>> from raffia.recipes.efficientzero.config import EfficientZeroRun
+    >>> changes_of(EfficientZeroRun(), EfficientZeroRun(seed=1))
+    {'seed': 1}
+    """
     old, new = to_json(before), to_json(after)
-    return [name for name in setting_names(type(before)) if _at(old, name) != _at(new, name)]
+    names = setting_names(type(before))
+    return {name: _at(new, name) for name in names if _at(old, name) != _at(new, name)}
 
 
 def _at(data: object, name: str) -> object:

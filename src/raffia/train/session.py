@@ -6,7 +6,7 @@ What an algorithm brings is an `Experiment`; what every run has in common is her
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,12 +47,15 @@ class RunResult:
 class TrainingSession:
     """An experiment in its folder, from its newest checkpoint, or from the start, to its end.
 
+    changed: settings that are others than before a resume, as JSON, for the row about it.
+
     >>> def train(experiment: Experiment) -> RunResult:
     ...     with contextlib.closing(TrainingSession(experiment)) as session:
     ...         return session.run()
     """
 
-    def __init__(self, experiment: Experiment) -> None:
+    def __init__(self, experiment: Experiment, *, changed: Mapping[str, Any] | None = None) -> None:
+        self._changed = {"changed": dict(changed)} if changed else {}
         self.experiment, self.folder, self.view = experiment, experiment.folder, experiment.view
         self.checkpoints = Checkpoints(self.folder / "checkpoints", keep=experiment.plan.keep)
         self.records = Records(self.folder)
@@ -112,7 +115,7 @@ class TrainingSession:
             self.run_state.restore(found)
             self.save.last = -1 if self.evaluate.is_due(found.update) else found.update
             self.view.message(f"resumes after update {found.update:,}")
-            self._write("resume", state, **_made_by())
+            self._write("resume", state, **_made_by(), **self._changed)
         return state.to(experiment.plan.device)
 
     def _refuse_unusable(self) -> None:
