@@ -73,6 +73,11 @@ def test_a_missing_extra_is_a_note_with_the_call(monkeypatch, extra):
     assert main(["doctor"]) == 0
 
 
+def test_an_address_without_an_engine_is_refused(capsys):
+    assert main(["doctor", "--engine.address", "auto"]) == 2
+    assert "raffia doctor --engine.name ray --engine.address auto" in capsys.readouterr().err
+
+
 def test_missing_games(monkeypatch):
     lacking(monkeypatch, "ale_py")
     assert by_name()["ROMs"].fix == "pip install 'raffia[atari]'"

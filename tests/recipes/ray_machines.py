@@ -1,10 +1,12 @@
 """A Ray cluster of several machines on this one: they, the head or room go away, or do not fit.
 
-python -m tests.recipes.ray_machines workers|machines|head|room|unfit FOLDER prints one line of
-JSON. A program of its own: Ray keeps one cluster in a process, and writes down where it is for the
-whole machine.
+python -m tests.recipes.ray_machines NAME FOLDER prints one line of JSON, where NAME is workers,
+machines, head, room, unfit, doctor or sweeps. A program of its own: Ray keeps one cluster in a
+process, and writes down where it is for the whole machine.
 """
 
+import contextlib
+import io
 import json
 import os
 import signal
@@ -12,11 +14,14 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
 
+from raffia.cli import main
+from raffia.cli.doctor import Check, engine_checks, print_doctor
 from raffia.distributed import Pool, RoleError, Workers, ray_cluster
 from raffia.distributed.check_engine import COUNTER
 from raffia.distributed.ray import (
@@ -26,10 +31,16 @@ from raffia.distributed.ray import (
     RayWorker,
     VersionError,
 )
+from raffia.recipes.efficientzero.presets import PRESETS
 from raffia.recipes.running import resume_run, train_run
+from raffia.recipes.scale_config import EngineConfig
+from raffia.sweep import Manifest, PlannedRun, read_manifest
+from raffia.sweep.session import room_of
 from raffia.tensordict.tensordict import TensorDict
 from tests.recipes.layouts import AHEAD, EFFICIENTZERO, left, trained
 from tests.recipes.runs import Quiet, with_all
+
+OLDER = "_version.py", '__version__ = "0.0.1"'
 
 
 def parent_of(pid):
@@ -161,7 +172,8 @@ def room(folder):
         lines.append(line)
         came.set()
 
-    ray_cluster.FIRST_WORD = 1.0
+    assert (ray_cluster.FIRST_MESSAGE, ray_cluster.MESSAGE_EVERY) == (10.0, 60.0)
+    ray_cluster.FIRST_MESSAGE, ray_cluster.MESSAGE_EVERY = 1.0, 8.0
     engine = RayEngine(cluster.address, message=message)
     pool = Pool(engine, COUNTER, "{}", 1, patience=20.0, max_restarts=0)
     one = TensorDict(add=torch.tensor(1))
@@ -189,10 +201,25 @@ def room(folder):
     return {"total": int(answer["total"]), "lines": lines, "num_restarts": pool.num_restarts}
 
 
-def unfit(folder):
-    """Errors of a run on a cluster that can't run it; nothing may have been written."""
+def machine_with(cluster, folder, file, text):
+    """Add a machine whose package raffia has this file in place of ours."""
     from raffia import __file__ as package
 
+    other = folder / "raffia"
+    other.mkdir(parents=True)
+    for path in Path(package).parent.iterdir():
+        if path.name != file:
+            (other / path.name).symlink_to(path)
+    (other / file).write_text(text)
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("PYTHONPATH", str(other.parent), prepend=":")
+        node = cluster.add_node(num_cpus=1)
+    cluster.wait_for_nodes()
+    return node
+
+
+def unfit(folder):
+    """Errors of a run on a cluster that can't run it; nothing may have been written."""
     folder.mkdir()
     refusals = {}
 
@@ -207,20 +234,6 @@ def unfit(folder):
         config = with_all(AHEAD, **{**with_cluster(cluster), **changes})
         train_run(EFFICIENTZERO, config, folder / "run", view=Quiet())
 
-    def add_machine(name, file, text):
-        """One whose package raffia has this file in place of ours."""
-        other = folder / name / "raffia"
-        other.mkdir(parents=True)
-        for path in Path(package).parent.iterdir():
-            if path.name != file:
-                (other / path.name).symlink_to(path)
-        (other / file).write_text(text)
-        with pytest.MonkeyPatch.context() as environment:
-            environment.setenv("PYTHONPATH", str(other.parent), prepend=":")
-            node = cluster.add_node(num_cpus=1)
-        cluster.wait_for_nodes()
-        return node
-
     cluster, _ = cluster_of(2)
     refused("room", ValueError, lambda: train(actors__cpus=2.0))
     engine = RayEngine(cluster.address)
@@ -228,13 +241,62 @@ def unfit(folder):
     sys.path.append(str(folder))
     refused("role", RoleError, lambda: engine.require([Workers("only_here:Role", 1)]))
     engine.close()
-    node = add_machine("older", "_version.py", '__version__ = "0.0.1"')
+    node = machine_with(cluster, folder / "older", *OLDER)
     refused("version", VersionError, train)
     cluster.remove_node(node)
-    add_machine("broken", "__init__.py", "import nowhere_at_all")
+    machine_with(cluster, folder / "broken", "__init__.py", "import nowhere_at_all")
     refused("package", RoleError, train)
     cluster.shutdown()
     return refusals
+
+
+def doctor(folder):
+    """What `raffia doctor` finds on two machines, and once one has another raffia."""
+    cluster, _ = cluster_of(1)
+    cluster.add_node(num_cpus=2, num_gpus=3)
+    cluster.wait_for_nodes()
+    found = []
+    for is_fit in (True, False):
+        if not is_fit:
+            machine_with(cluster, folder / "older", *OLDER)
+        found.append([asdict(check) for check in engine_checks("ray", cluster.address)])
+        stream = io.StringIO()
+        status = print_doctor(stream, lambda: [Check(**one) for one in found[-1]])
+        assert status == (0 if is_fit else 1)
+    cluster.shutdown()
+    return found
+
+
+def sweeps(folder):
+    """Sweeps from a leader without a card on a machine that has two, and three processors."""
+    cluster, nodes = cluster_of(1)
+    cluster.add_node(num_cpus=3, num_gpus=2)
+    cluster.remove_node(nodes[0])
+    cluster.wait_for_nodes()
+    smoke, engine = PRESETS["smoke"], EngineConfig(name="ray", address=cluster.address)
+    one = PlannedRun("0", {"num_threads": 1}, 0)
+    manifest = Manifest.of(EFFICIENTZERO, smoke, [one], engine=engine)
+    found = {"room_of": room_of(manifest, EFFICIENTZERO, num_cores=1)}
+
+    def sweep(name, *words):
+        run = ["efficientzero", "--preset", "smoke", "--num_threads", "1", "--seeds", "0..2"]
+        there = ["--engine.name", "ray", "--engine.address", cluster.address]
+        with contextlib.redirect_stderr(io.StringIO()) as stderr:
+            status = main(["sweep", *run, *words, *there, "--out", str(folder / name)])
+        is_there = (folder / name / "sweep.json").exists()
+        manifest = read_manifest(folder / name) if is_there else None
+        found[name] = {
+            "status": status,
+            "stderr": stderr.getvalue(),
+            "workers": manifest and manifest.workers,
+            "errors": sorted(set(manifest.errors.values())) if manifest else None,
+        }
+
+    sweep("card", "--device", "cuda:1")
+    sweep("room", "--device", "cuda", "--workers", "3")
+    sweep("nothing", "--device", "gpu")
+    cluster.shutdown()
+    return found
 
 
 if __name__ == "__main__":

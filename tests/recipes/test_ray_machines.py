@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,9 @@ def test_a_worker_without_room_is_waited_for_and_that_is_said(on_a_cluster):
         r"Counter 0 has waited \d+ s for room: 1 CPUs, on one machine", found["lines"][0]
     )
     assert "`ray start --address=" in found["lines"][0]
+    waited = [int(re.search(r"waited (\d+) s", line)[1]) for line in found["lines"]]
+    assert waited[0] < 8 and 2 <= len(waited) <= 5
+    assert all(8 <= after - before < 12 for before, after in pairwise(waited))
 
 
 def test_a_cluster_that_can_not_run_it_is_refused_before_anything_is_written(on_a_cluster):
@@ -87,3 +91,34 @@ def test_a_cluster_that_can_not_run_it_is_refused_before_anything_is_written(on_
     assert re.search(r"the machine .*'only_here:Role' can't be imported", found["role"])
     assert re.search(r"the machine .* has raffia 0.0.1, and here \d", found["version"])
     assert re.search(r"the machine .* can't run raffia .*nowhere_at_all", found["package"])
+
+
+def test_doctor_looks_at_each_machine(on_a_cluster):
+    fit, unfit = on_a_cluster("doctor")
+    machines = [check for check in fit if check["name"].startswith("machine ")]
+    wanted = [
+        r"0 CPUs, 0 GPUs, .* of memory; runs no workers",
+        r"1 CPUs, 0 GPUs, .* of memory; python 3\..*, raffia .*, torch 2\.",
+        r"2 CPUs, 3 GPUs, .* of memory; python 3\..*, raffia .*, torch 2\.",
+    ]
+    found = sorted(check["found"] for check in machines)
+    assert all(re.match(*pair) for pair in zip(wanted, found, strict=True)), found
+    names = [check["name"] for check in fit if check not in machines]
+    assert names == ["engine", "first worker", "a call", "arrays"]
+    assert {check["verdict"] for check in fit} == {"ok"}
+    (other,) = [check for check in unfit if check["verdict"] == "fails"]
+    assert "raffia 0.0.1" in other["found"] and "has raffia 0.0.1, and here" in other["fix"]
+    assert "a call" not in {check["name"] for check in unfit}
+
+
+def test_a_sweep_has_what_the_cluster_has_and_not_what_its_leader_has(on_a_cluster):
+    """Cards are Ray's word for it here: the runs find none, but each asks for the one it sees."""
+    found = on_a_cluster("sweeps")
+    assert found["room_of"] == 3 and found["card"]["workers"] == 2
+    (error,) = found["card"]["errors"]
+    assert "device='cuda' can't be used: there is no cuda for it here" in error
+    assert found["room"]["workers"] is None
+    assert "find no room" in found["room"]["stderr"]
+    assert "A sweep has --workers" in found["room"]["stderr"]
+    assert "actors" not in found["room"]["stderr"]
+    assert "gpu: it knows no such device" in found["nothing"]["stderr"]

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from raffia._version import __version__
-from raffia.cli.parser import Parser
-from raffia.cli.style import paint
+from raffia.cli.parser import Parser, UsageError
+from raffia.cli.style import call, paint
 from raffia.hints import plural
 
 ABOUT = """\
@@ -27,8 +27,8 @@ Look at this machine: versions, the processor and its threads, the GPU, which ex
 and how to install the others, Atari's ROMs, whether kernels compile. Attach it when something is
 wrong. It writes nothing.
 
-With --engine.name it looks at where workers would run instead: a worker is started there, and
-called."""
+With --engine.name it looks at where workers would run instead: at each machine of a Ray cluster,
+what it has and runs; and a worker is started there, and called."""
 
 # Project on PyPI -> its module. As pyproject.toml has them.
 CORE = {
@@ -99,6 +99,11 @@ def doctor(words: Sequence[str]) -> int:
     parser.add_argument("--engine.name", dest="engine", choices=names, help="where workers run")
     parser.add_argument("--engine.address", dest="address", default="", help="of a Ray cluster")
     args = parser.read(words)
+    if args.engine is None and args.address:
+        raise UsageError(
+            f"--engine.address {args.address} is of a Ray cluster, which --engine.name names",
+            call("raffia", "doctor", "--engine.name", "ray", "--engine.address", args.address),
+        )
     if args.engine is None:
         return print_doctor()
     return print_doctor(look=lambda: engine_checks(args.engine, args.address))
@@ -368,9 +373,16 @@ def engine_checks(name: str, address: str = "") -> list[Check]:
         found = try_engine(name, address)
     except (ImportError, OSError, ValueError, RuntimeError) as error:
         return [Check("engine", "fails", f"{name}: {error}")]
+    checks = [Check("engine", "ok", f"{name}: {found.description}")]
+    for machine in found.machines:
+        why = "" if machine.error is None else str(machine.error)
+        verdict = "fails" if why else "ok"
+        checks.append(Check(f"machine {machine.name}", verdict, machine.describe(), why))
+    if found.speed is None:
+        return checks
     return [
-        Check("engine", "ok", f"{name}: {found.description}"),
-        Check("first worker", "ok", f"after {found.seconds_to_first:.1f} s"),
-        Check("a call", "ok", f"{1e3 * found.seconds_of_call:.2f} ms there and back"),
-        Check("arrays", "ok", f"{found.mib_per_second:,.0f} MiB/s there and back"),
+        *checks,
+        Check("first worker", "ok", f"after {found.speed.seconds_to_first:.1f} s"),
+        Check("a call", "ok", f"{1e3 * found.speed.seconds_of_call:.2f} ms there and back"),
+        Check("arrays", "ok", f"{found.speed.mib_per_second:,.0f} MiB/s there and back"),
     ]

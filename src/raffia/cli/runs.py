@@ -237,8 +237,10 @@ def print_start(config: Any, folder: Path, remark: str = "") -> None:
     print(f"{printable(what)}; Ctrl-C saves and leaves", flush=True)
 
 
-def require_device(name: str) -> None:
+def require_device(name: str, is_here: bool = True) -> None:
     """UsageError where torch cannot compute on a device.
+
+    is_here: on this machine; else only the name is looked at.
 
     >>> require_device("cpu")
     >>> require_device("gpu")
@@ -248,7 +250,7 @@ def require_device(name: str) -> None:
     """
     from raffia.recipes.devices import device_trouble
 
-    if why := device_trouble(name):
+    if why := device_trouble(name, is_here):
         raise UsageError(f"torch cannot compute on --device {name}: {why}", "raffia doctor")
 
 

@@ -46,12 +46,14 @@ what varies:
 
 where it runs:
   --out FOLDER      if not given, sweeps/NAME
-  --workers N       runs at a time; if not given, as the processors have room
+  --workers N       runs at a time; if not given, as the processors have room,
+                    on Ray those of the whole cluster
   --engine.name     process (if not given), ray, or inline: in this process,
                     one run after the other; of the sweep, not of its runs
   --engine.address  of a Ray cluster
   --devices cuda:0,cuda:1
-                    a worker for each; a run gets that of its worker
+                    a worker for each; a run gets that of its worker; on Ray
+                    each has a card of its own, whatever its number
 
 examples:
   raffia sweep efficientzero --preset cartpole --seeds 0..4
@@ -113,7 +115,7 @@ def sweep(words: Sequence[str]) -> int:
     if search is not None:
         manifest = _searching(manifest, search, asked.algorithm)
     for device in _devices(manifest, asked.algorithm):
-        require_device(device)
+        require_device(device, is_here=manifest.engine.name != "ray")
     return _run(folder, asked.algorithm, manifest, is_new=True)
 
 
@@ -224,6 +226,7 @@ def scores_of(folder: Path) -> str:
 def _where(manifest: Manifest, flags: dict[str, str], algorithm: Any) -> Manifest:
     """The manifest with workers, engine and devices as the flags have them."""
     from raffia.recipes.scale_config import EngineConfig
+    from raffia.sweep.session import room_of
 
     devices = tuple(filter(None, flags.get("--devices", "").split(","))) or manifest.devices
     engine = manifest.engine
@@ -235,12 +238,13 @@ def _where(manifest: Manifest, flags: dict[str, str], algorithm: Any) -> Manifes
             )
         except ValueError as error:
             raise ConfigError(str(error)) from None
-    configs = manifest.configs(algorithm)
-    threads = max(config.num_threads for config in configs)
-    fit = len(devices) or max(1, usable_cores() // max(1, threads))
+    manifest = replace(manifest, devices=devices, engine=engine)
+    fit = len(devices)
+    if not fit and "--workers" not in flags:
+        fit = room_of(manifest, algorithm, usable_cores())
     workers = _whole(flags, "--workers", fit, least=1)
     workers = 1 if engine.name == "inline" else min(workers, manifest.num_runs)
-    return replace(manifest, devices=devices, engine=engine, workers=workers)
+    return replace(manifest, workers=workers)
 
 
 def _devices(manifest: Manifest, algorithm: Any) -> list[str]:

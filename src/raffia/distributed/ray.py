@@ -25,10 +25,13 @@ from raffia.distributed.engine import (
     make_role,
 )
 from raffia.distributed.ray_cluster import (
+    SPARES,
     Cluster,
     ClusterLostError,
+    Machine,
     Room,
     VersionError,
+    num_that_fit,
     refuse_if_silent,
     require_room,
     require_versions,
@@ -125,7 +128,7 @@ class RayEngine:
         self._cluster.require()
         machines = [node["Resources"] for node in self._cluster.machines()]
         kinds = {one.needs: one for one in workers}.values() if self.spares else ()
-        spares = [one._replace(role="of spares", num=self.spares) for one in kinds]
+        spares = [one._replace(role=SPARES, num=self.spares) for one in kinds]
         require_room(machines, [*workers, *spares])
         for role in {one.role: 0 for one in workers}:
             self._cluster.probe(role)
@@ -197,6 +200,14 @@ class RayEngine:
     def resources(self) -> str:
         """What the cluster has, in a line."""
         return self._cluster.resources()
+
+    def machines(self, role: str) -> list[Machine]:
+        """What each machine has and runs, and why this role can't run there."""
+        return list(self._cluster.look(role))
+
+    def room_for(self, needs: Needs) -> int:
+        """How many workers with such needs the cluster has room for at once, if nothing runs."""
+        return num_that_fit([node["Resources"] for node in self._cluster.machines()], needs)
 
     def close(self) -> None:
         """End all workers, and the cluster if it was started here."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,6 +17,7 @@ LOOK = 0.25  # seconds between two looks at whether the cluster is there, while 
 SILENT = 3.0  # seconds without an answer after which the cluster is gone
 FIRST_MESSAGE = 10.0  # seconds of waiting for room until it is reported
 MESSAGE_EVERY = 60.0  # seconds until it is reported again
+SPARES = "of spares"  # in place of a role, of workers that wait for one
 PROBE_SECONDS = 120.0  # in which a machine answers what it runs: it loads torch first
 
 
@@ -87,15 +88,30 @@ def require_room(machines: Sequence[dict[str, float]], workers: Sequence[Workers
             machine = next(fits, None)
             if machine is None:
                 kinds = ("CPU", "GPU") if needs.gpus else ("CPU",)
+                spares = (
+                    " (also of engine.spares)" if any(one.role == SPARES for one in workers) else ""
+                )
                 have = [" and ".join(f"{m.get(k, 0.0):g} {k}s" for k in kinds) for m in machines]
                 raise ValueError(
                     f"{num} workers of {_several(takes)} each ({role.rpartition(':')[2]}) find no "
                     f"room in the Ray cluster, whose machines have {'; '.join(have) or 'none'}: "
-                    "take fewer (also of engine.spares), give each less (actors.cpus, "
-                    "reanalyzers.gpus), or add machines"
+                    f"take fewer{spares}, give each less, or add machines"
                 )
             for name, number in takes.items():
                 machine[name] -= number
+
+
+def num_that_fit(machines: Sequence[dict[str, float]], needs: Needs) -> int:
+    """How many workers with such needs machines of so many CPUs and GPUs have room for at once.
+
+    >>> num_that_fit([{"CPU": 5.0, "GPU": 2.0}, {"CPU": 8.0}], Needs(cpus=2.0))
+    6
+    >>> num_that_fit([{"CPU": 5.0, "GPU": 2.0}, {"CPU": 8.0}], Needs(cpus=1.0, gpus=1.0))
+    2
+    """
+    takes = _takes(needs)
+    each = [[int((m.get(kind, 0.0) + 1e-6) / n) for kind, n in takes.items()] for m in machines]
+    return sum([min(counts) for counts in each])
 
 
 def _takes(needs: Needs) -> dict[str, float]:
@@ -104,6 +120,26 @@ def _takes(needs: Needs) -> dict[str, float]:
 
 def _several(takes: dict[str, float]) -> str:
     return " and ".join(f"{number:g} {name}s" for name, number in takes.items())
+
+
+class Machine(NamedTuple):
+    """A machine of the cluster: what it has, and what it runs.
+
+    >>> Machine("10.0.0.1", {"CPU": 2.0, "memory": 2.0**33}, versions()).describe()
+    '2 CPUs, 0 GPUs, 8.0 GiB of memory; ...
+    """
+
+    name: str
+    resources: dict[str, float]
+    versions: dict[str, str]  # none: no worker can run there
+    error: Exception | None = None  # why no worker of this program may
+
+    def describe(self) -> str:
+        """What it has and runs, in a line."""
+        cpus, gpus = (f"{self.resources.get(kind, 0.0):g} {kind}s" for kind in ("CPU", "GPU"))
+        memory = f"{self.resources.get('memory', 0.0) / 2**30:.1f} GiB of memory"
+        runs = ", ".join(f"{name} {version}" for name, version in sorted(self.versions.items()))
+        return f"{cpus}, {gpus}, {memory}; {runs or 'runs no workers'}"
 
 
 class Cluster:
@@ -195,31 +231,53 @@ class Cluster:
         if self.is_of_this_machine:
             find_role(role)
             return
+        for machine in self.look(role):
+            if machine.error is not None:
+                raise machine.error
+
+    def look(self, role: str) -> Iterator[Machine]:
+        """Each machine that was not asked for this role yet, with what it runs."""
         at = self.ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
         task = self.ray.remote(num_cpus=0, max_retries=0)(_look)
         asked = {}
         for node in self.machines():
             key = node["NodeID"], role
-            if node["Resources"].get("CPU") and key not in self._probed:
-                asked[key] = node, task.options(scheduling_strategy=at(key[0], False)).remote(role)
+            if key not in self._probed:
+                where = task.options(scheduling_strategy=at(key[0], False))
+                has_room = bool(node["Resources"].get("CPU"))
+                asked[key] = node, where.remote(role) if has_room else None
         for key, (node, ref) in asked.items():
-            machine = f"the machine {node['NodeManagerAddress']}"
-            try:
-                theirs, missing = self.get(ref, PROBE_SECONDS)
-            except self.ray.exceptions.GetTimeoutError:
-                raise RoleError(
-                    f"{machine} of the Ray cluster gave no answer in {PROBE_SECONDS:g} s: see "
-                    "whether raffia starts there (`raffia doctor`), or take it out of the cluster"
-                ) from None
-            except self.ray.exceptions.RayError as error:
-                last = str(error).strip().splitlines()[-1]
-                raise RoleError(
-                    f"{machine} of the Ray cluster can't run raffia {__version__}: {last}"
-                ) from None
-            require_versions(theirs, machine)
-            if missing:
-                raise RoleError(f"{machine} of the Ray cluster: {missing}")
-            self._probed.add(key)
+            found = Machine(node["NodeManagerAddress"], node["Resources"], {})
+            if ref is not None:
+                found = self._answer(found, ref)
+            if found.error is None:
+                self._probed.add(key)
+            yield found
+
+    def _answer(self, machine: Machine, ref: Any) -> Machine:
+        """The machine with what it answered, or why it can't be used."""
+        name = f"the machine {machine.name}"
+        try:
+            theirs, missing = self.get(ref, PROBE_SECONDS)
+        except self.ray.exceptions.GetTimeoutError:
+            return machine._replace(
+                error=RoleError(
+                    f"{name} of the Ray cluster gave no answer in {PROBE_SECONDS:g} s: see whether "
+                    "raffia starts there (`raffia doctor`), or take it out of the cluster"
+                )
+            )
+        except self.ray.exceptions.RayError as error:
+            last = str(error).strip().splitlines()[-1]
+            text = f"{name} of the Ray cluster can't run raffia {__version__}: {last}"
+            return machine._replace(error=RoleError(text))
+        machine = machine._replace(versions=theirs)
+        try:
+            require_versions(theirs, name)
+        except VersionError as error:
+            return machine._replace(error=error)
+        if missing:
+            return machine._replace(error=RoleError(f"{name} of the Ray cluster: {missing}"))
+        return machine
 
 
 def _look(role: str) -> tuple[dict[str, str], str]:

@@ -14,8 +14,10 @@ from raffia.train.experiment import RunError
 NUM_WARM = 3  # updates before the gradients are recorded; libraries make what they keep
 
 
-def device_trouble(name: str) -> str:
+def device_trouble(name: str, is_here: bool = True) -> str:
     """Why torch cannot compute on this device; nothing where it can.
+
+    is_here: on this machine; else only the name is looked at.
 
     >>> device_trouble("cpu"), device_trouble("gpu")
     ('', 'it knows no such device')
@@ -24,6 +26,8 @@ def device_trouble(name: str) -> str:
         kind = torch.device(name).type
     except RuntimeError:
         return "it knows no such device"
+    if not is_here:
+        return ""
     try:
         torch.zeros(1, device=name)
     except (RuntimeError, AssertionError, NotImplementedError) as error:

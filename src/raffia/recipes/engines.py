@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from raffia.distributed.engine import Engine, InlineEngine
+from raffia.distributed.ray_cluster import Machine
 from raffia.recipes.scale_config import EngineConfig
 from raffia.tensordict.tensordict import TensorDict
 
+ECHO = "raffia.distributed.check_engine:Echo"
 NUM_CALLS = 50
 NUM_BYTES = 16 * 2**20
 
@@ -67,17 +69,34 @@ def where(engine: EngineConfig) -> str:
 
 
 @dataclass(frozen=True)
-class TriedEngine:
-    """What a worker of an engine was seen to do."""
+class Speed:
+    """What a worker was seen to do."""
 
-    description: str
     seconds_to_first: float  # from nothing to the first answer
     seconds_of_call: float  # of a small task and its answer
     mib_per_second: float  # of a large one, there and back
 
 
+@dataclass(frozen=True)
+class TriedEngine:
+    """What there is for workers, and how fast one was.
+
+    >>> TriedEngine("this process", (), None).is_fit
+    False
+    """
+
+    description: str
+    machines: Sequence[Machine]  # of a cluster
+    speed: Speed | None  # None: a machine can't run workers of this program, so none was started
+
+    @property
+    def is_fit(self) -> bool:
+        """Whether each machine can run workers."""
+        return self.speed is not None
+
+
 def try_engine(name: str, address: str = "") -> TriedEngine:
-    """Start a worker that answers with its task, and call it.
+    """Look at the machines; start a worker that answers with its task, and call it.
 
     >>> try_engine("inline").description
     'this process'
@@ -85,7 +104,10 @@ def try_engine(name: str, address: str = "") -> TriedEngine:
     began = time.perf_counter()
     engine = make_engine(EngineConfig(name=name, address=address))  # type: ignore[arg-type]
     try:
-        worker = engine.start("raffia.distributed.check_engine:Echo", "{}", 0)
+        machines: list[Machine] = getattr(engine, "machines", lambda role: [])(ECHO)
+        if any(machine.error is not None for machine in machines):
+            return TriedEngine(describe_engine(engine), machines, None)
+        worker = engine.start(ECHO, "{}", 0)
 
         def seconds(task: TensorDict, num: int) -> float:
             start = time.perf_counter()
@@ -100,6 +122,6 @@ def try_engine(name: str, address: str = "") -> TriedEngine:
         first = time.perf_counter() - began
         call, copy = seconds(small, NUM_CALLS), seconds(large, 3)
         rate = 2 * NUM_BYTES / copy / 2**20
-        return TriedEngine(describe_engine(engine), first, call, rate)
+        return TriedEngine(describe_engine(engine), machines, Speed(first, call, rate))
     finally:
         engine.close()

@@ -68,7 +68,11 @@ class RunWorkers:
         self._engine = make_engine(config.engine, message) if self._used else InlineEngine()
         with contextlib.ExitStack() as failed:
             failed.callback(self._engine.close)
-            self._engine.require([self._workers(kind) for kind in self._used])
+            try:
+                self._engine.require([self._workers(kind) for kind in self._used])
+            except ValueError as error:
+                error.add_note(f"Settings of each kind ({', '.join(self._used)}): num, cpus, gpus")
+                raise
             failed.pop_all()
 
     def _workers(self, kind: str) -> Workers:

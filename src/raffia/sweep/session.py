@@ -73,10 +73,37 @@ def make_sweep_engine(
     try:
         num = 1 if isinstance(engine, InlineEngine) else manifest.workers
         engine.require([Workers(ROLE, min(num, manifest.num_runs), _needs(manifest, algorithm))])
+    except ValueError as error:
+        error.add_note(
+            "A sweep has --workers, of which each takes num_threads CPUs, and a card with --devices"
+        )
+        engine.close()
+        raise
     except BaseException:
         engine.close()
         raise
     return engine
+
+
+def room_of(manifest: Manifest, algorithm: Algorithm, num_cores: int) -> int:
+    """How many runs there is room for at a time, one at least.
+
+    num_cores: of this machine; of a Ray cluster that is elsewhere its machines are asked.
+
+    >>> from raffia.recipes.algorithm import ALGORITHMS
+    >>> from raffia.sweep.plan import PlannedRun
+    >>> ilql, one = ALGORITHMS["ilql"], PlannedRun("0", {"num_threads": 2}, 0)
+    >>> room_of(Manifest.of(ilql, ilql.presets["ilql-smoke"], [one]), ilql, num_cores=7)
+    3
+    """
+    needs = _needs(manifest, algorithm)
+    if manifest.engine.name == "ray" and manifest.engine.address:
+        with contextlib.closing(make_engine(manifest.engine)) as engine:
+            return max(1, engine.room_for(needs))  # type: ignore[attr-defined]
+    fit = num_cores // int(needs.cpus)
+    if manifest.engine.name == "ray" and needs.gpus:  # each run has a card of its own there
+        fit = min(fit, torch.cuda.device_count())
+    return max(1, fit)
 
 
 def _needs(manifest: Manifest, algorithm: Algorithm) -> Needs:

@@ -86,13 +86,15 @@ def train_one(
     The reason is "failed" if the run ended in an error, whose text is `error`.
     """
     folder, view = home / run.name, _Quiet()
-    on = {"device": device} if device else {}
     try:
-        if (folder / CONFIG).exists():
-            config = replace(read_run(folder, algorithm), **on) if on else None
+        is_begun = (folder / CONFIG).exists()
+        config = read_run(folder, algorithm) if is_begun else manifest.config_of(run, algorithm)
+        device = device_of_worker(manifest.engine.name, device or config.device)
+        if device != config.device:
+            config = replace(config, device=device)
+        if is_begun:
             result = resume_run(folder, algorithm, config=config, view=view, stop=stop)
         else:
-            config = replace(manifest.config_of(run, algorithm), **on)
             result = train_run(
                 algorithm, config, folder, view=view, preset=manifest.preset, stop=stop
             )
@@ -100,6 +102,15 @@ def train_one(
         text = f"{type(error).__name__}: {error}"
         return {"reason": "failed", "error": text, "signal": "", "messages": view.messages}
     return {"reason": result.reason, "signal": result.signal, "messages": view.messages}
+
+
+def device_of_worker(engine: str, device: str) -> str:
+    """The device by the name that it has for a worker: on Ray the one card that it sees.
+
+    >>> device_of_worker("ray", "cuda:3"), device_of_worker("process", "cuda:3")
+    ('cuda', 'cuda:3')
+    """
+    return "cuda" if engine == "ray" and device.startswith("cuda") else device
 
 
 class Stopped:
