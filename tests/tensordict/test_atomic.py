@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raffia import LazyStackedTensorDict, NonTensorData, TensorDict, lazy_stack, tensorclass
-from raffia.tensordict import build
+from raffia.tensordict import access, build
 from raffia.tensordict.node import Node
 
 ROWS = 3
@@ -245,7 +245,7 @@ def test_a_write_of_many_entries_is_seen_by_the_graph_that_needs_them():
         product.backward()
 
 
-def test_only_a_container_put_into_an_older_one_is_searched_for_it(monkeypatch):
+def test_only_what_may_hold_a_container_is_searched_for_it(monkeypatch):
     searched, original = [], build.holds
     monkeypatch.setattr(
         build, "holds", lambda value, td: searched.append(value) or original(value, td)
@@ -253,12 +253,17 @@ def test_only_a_container_put_into_an_older_one_is_searched_for_it(monkeypatch):
     td = TensorDict(a=torch.zeros(2))
     for _ in range(5):
         td = TensorDict(below=td, a=torch.zeros(2))
+    td["other"] = TensorDict()  # nothing holds what was made just now
+    td.update(TensorDict(b=TensorDict()))
     td = td.apply(lambda x: x + 1)
     td.set(("new", "levels"), torch.zeros(2))
     td.update({"a": torch.zeros(2), "below": {"a": torch.zeros(2)}})
+    lazy_stack([TensorDict(), TensorDict()])["other"] = TensorDict(batch_size=[2])
     assert not searched
     td["other"] = (other := TensorDict())
-    assert searched == [other]
+    td["below"]["other"] = other
+    td["below"].update(TensorDict(b=(b := TensorDict())))
+    assert searched == [other, other, b]
 
 
 @tensorclass
@@ -281,3 +286,83 @@ def test_a_container_can_not_hold_itself_in_any_way():
             outer["x"] = value
     locked = TensorDict(td=td).lock_()
     assert build.holds(locked, td) and not build.holds(locked, TensorDict())
+
+
+def stacked(td, then):
+    stack = lazy_stack([TensorDict()])
+    then(stack, td)
+    return stack
+
+
+HOLDERS = {  # what a container holds that was made by hand, and nothing held before
+    "made of it": lambda td: TensorDict(x=td),
+    "made of a dict": lambda td: TensorDict({"x": {"y": td}}),
+    "of another class": lambda td: type("Own", (TensorDict,), {})({"x": td}),
+    "set": lambda td: TensorDict().set("x", td),
+    "set below": lambda td: TensorDict().set(("x", "y"), td),
+    "set by index": lambda td: (lambda out: (out.__setitem__(("x", "y"), td), out)[1])(
+        TensorDict()
+    ),
+    "setdefault": lambda td: (lambda out: (out.setdefault("x", td), out)[1])(TensorDict()),
+    "update": lambda td: TensorDict().update({"x": td}),
+    "update by keyword": lambda td: TensorDict().update(x=td),
+    "update, nested": lambda td: TensorDict(x=TensorDict()).update({"x": {"y": td}}),
+    "replace": lambda td: TensorDict(x=1).replace({"x": td}),
+    "from_dict": lambda td: TensorDict.from_dict({"x": td}),
+    "from_any": lambda td: TensorDict.from_any({"x": td}),
+    "from_tuple": lambda td: TensorDict.from_tuple((td,)),
+    "from_pytree": lambda td: TensorDict.from_pytree([td]),
+    "fromkeys": lambda td: TensorDict.fromkeys(["x"], td),
+    "apply": lambda td: TensorDict(x=1).apply(lambda leaf: td),
+    "apply, out": lambda td: TensorDict(x=1).apply(lambda leaf: td, out=TensorDict()),
+    "named_apply": lambda td: TensorDict(x=1).named_apply(lambda key, leaf: td),
+    "apply of a stack": lambda td: lazy_stack([TensorDict(x=1)]).apply(lambda leaf: td),
+    "tree_map": lambda td: torch.utils._pytree.tree_map(lambda leaf: td, TensorDict(x=1)),
+    "unchecked": lambda td: access.unchecked({"x": td}, torch.Size()),
+    "lazy_stack": lambda td: lazy_stack([td]),
+    "a stack, and another": lambda td: (lazy_stack([td]), TensorDict(x=lazy_stack([td])))[1],
+    "a stack's class": lambda td: LazyStackedTensorDict(td, stack_dim=0),
+    "a stack below": lambda td: TensorDict(x=lazy_stack([td])),
+    "a stack in a stack": lambda td: lazy_stack([lazy_stack([td])]),
+    "append": lambda td: stacked(td, lambda stack, td: stack.append(td)),
+    "insert": lambda td: stacked(td, lambda stack, td: stack.insert(0, td)),
+    "extend": lambda td: stacked(td, lambda stack, td: stack.extend([td])),
+    "from_list": lambda td: TensorDict(x=LazyStackedTensorDict.from_dict([{"y": td}])),
+    "tensorclass": lambda td: Wrapped(x=td, batch_size=[]),
+    "instance_over": lambda td: access.instance_over(Wrapped, td.set("x", 1)),
+    "tensorclass around it": lambda td: Wrapped.from_tensordict(td.set("x", 1)),
+    "tensorclass, set": lambda td: setattr(out := Wrapped(x=1, batch_size=[]), "x", td) or out,
+    "tensorclass below": lambda td: TensorDict(y=Wrapped(x=td, batch_size=[])),
+}
+
+
+@pytest.mark.parametrize("name", HOLDERS)
+def test_what_a_container_may_be_held_by_is_not_stored_in_it(name):
+    td = TensorDict()
+    holder = HOLDERS[name](td)
+    assert build.holds(holder, td)
+    for value in (holder, TensorDict(below=holder)):
+        with pytest.raises(ValueError, match="can't hold itself"):
+            td["loop"] = value
+        with pytest.raises(ValueError, match="can't hold itself"):
+            td.update(TensorDict(loop=value))
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        lambda stack, member: stack,
+        lambda stack, member: TensorDict(x=stack, batch_size=[1]),
+        lambda stack, member: lazy_stack([stack])[0],
+        lambda stack, member: lazy_stack([TensorDict(x=member)]),
+        lambda stack, member: lazy_stack([TensorDict(x=lazy_stack([member]))]),
+        lambda stack, member: lazy_stack([lazy_stack([member]), TensorDict(batch_size=[1])])[:1, 0],
+    ],
+)
+def test_what_holds_a_stack_or_a_member_of_it_is_not_stored_in_it(loop):
+    member = TensorDict()
+    stack = lazy_stack([member])
+    value = loop(stack, member)
+    with pytest.raises(ValueError, match="can't hold itself"):
+        stack["loop"] = value
+    assert member.is_empty()

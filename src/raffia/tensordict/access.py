@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from raffia.tensordict.node import Node
+from raffia.tensordict.node import Node, hold
 from raffia.tensordict.tensordict import TensorDict
 
 Container = TypeVar("Container", bound=Node)
@@ -28,6 +28,9 @@ def unchecked(
     >>> unchecked({"a": torch.zeros(2, 3)}, torch.Size([2]))["a"].shape
     torch.Size([2, 3])
     """
+    for value in entries.values():
+        if isinstance(value, Node):
+            hold(value)
     return TensorDict._make(entries, batch_size, device, names)
 
 

@@ -490,6 +490,8 @@ class TensorCollection(Construction, Pointwise, Reductions, Node):
             "_spans",
             "_exits",
             "_home",
+            "_held",
+            "_mark",
         ):
             state.pop(name, None)
         if self._mapped_to is not None:

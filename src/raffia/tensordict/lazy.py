@@ -94,6 +94,8 @@ class LazyStackedTensorDict(LazyWrites):
         members = _moved_members(tensordicts, device, strict_shape)
         size = as_size(batch_size) if batch_size is not None and not members else None
         self._setup(members, stack_dim, size, stack_dim_name)
+        if self._mark is not None:  # made by hand, as a member is
+            self._held = False
         if hook_in is not None:
             self.hook_in = hook_in
         if hook_out is not None:
@@ -134,6 +136,7 @@ class LazyStackedTensorDict(LazyWrites):
         if stack_dim < 0:
             stack_dim += ndim + 1
         self.tensordicts = members
+        self._hold_members(members)
         self.stack_dim = stack_dim
         sizes = [*size]  # as a list, which is cut faster
         sizes.insert(stack_dim, len(members))
@@ -752,6 +755,8 @@ def lazy_stack(
     else:
         result = _new_object(LazyStackedTensorDict)
         result._setup(list(members), dim, None, stack_dim_name)
+        if result._mark is not None:  # made by hand, as a member is
+            result._held = False
     return result if out is None else out.update(result, inplace=True)
 
 

@@ -36,6 +36,7 @@ class LazyWrites(TensorDictBase):
     stack_dim: int
     hook_in: Callable[[Any], Any] | None = None
     _own_lock = False
+    _mark: list[Any] | None = None  # `_held` of members that no other container holds
 
     if TYPE_CHECKING:
         _plain: ClassVar[type[TensorDict]]
@@ -112,6 +113,23 @@ class LazyWrites(TensorDictBase):
         if self._own_lock or any([td._locked for td in self.tensordicts]):
             raise locked_error(self, name)
 
+    def _hold_members(self, members: list[Any]) -> None:
+        """Note that this stack holds these containers."""
+        for td in members:
+            if td._held is False:
+                if self._mark is None:
+                    self._mark = []
+                td._held = self._mark
+            elif td._held is not True and td._held is not self._mark:
+                td._held = True
+
+    def _holds_alone(self) -> bool:
+        """Whether nothing else holds the members, which are plain, and nothing holds this stack."""
+        if self._held is not False or self._mark is None:
+            return False
+        mark = self._mark
+        return all([td._held is mark and td.__class__ is TensorDict for td in self.tensordicts])
+
     def _set_str(self, name: str, value: Any) -> None:
         self._check_open(name)
         if self.hook_in is not None:
@@ -123,7 +141,11 @@ class LazyWrites(TensorDictBase):
         stores = self._stores()
         saved = [dict(store) for store in stores]
         try:
-            self._set_parts(name, parts)
+            if isinstance(value, Node) and value is not self and self._holds_alone():
+                for td, part in zip(self.tensordicts, parts, strict=True):
+                    td._d[name] = td._accept(name, part, True)  # which need not be searched
+            else:
+                self._set_parts(name, parts)
         except BaseException:
             for store, content in zip(stores, saved, strict=True):
                 store.clear()
@@ -520,6 +542,7 @@ class LazyWrites(TensorDictBase):
                 return False
         sizes = [*self._batch_size]
         sizes[self.stack_dim] += len(new)
+        self._hold_members(new)
         self.tensordicts = [*members[:index], *new, *members[index:]]
         self._batch_size = torch.Size(sizes)
         return True

@@ -42,6 +42,10 @@ class Node:
     _names: list[str | None] | None = None  # one per batch dimension, None if none is named
     _locked: bool = False
     _home: Any = None  # where on disk the value is, of a non-tensor entry of a mapped container
+    # False while no container holds this one, a stack's mark while that stack alone does, and True
+    # where it isn't known: what is stored in it is searched for it, as that would be a loop. What
+    # a user makes starts at False; what takes in a container that a user may have made calls `hold`
+    _held: Any = True
 
     if TYPE_CHECKING:  # of what `TensorCollection` gives every node: what functions over nodes use
         _cache: dict[Any, Any] | None
@@ -198,6 +202,12 @@ class ValueNode(Node):
 
     def _is_data(self) -> bool:
         return True
+
+
+def hold(node: Any) -> None:
+    """Note that a container holds a node."""
+    if node._held is not True:
+        node._held = True
 
 
 def child_names(

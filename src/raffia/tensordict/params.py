@@ -17,7 +17,7 @@ from raffia.tensordict.collection import TensorDictBase
 from raffia.tensordict.entries import UNSET
 from raffia.tensordict.keys import MissingKeyError, dotted, is_key, nearest
 from raffia.tensordict.lock import locked_error
-from raffia.tensordict.node import Entries, Node
+from raffia.tensordict.node import Entries, Node, hold
 from raffia.tensordict.registries import (
     Part,
     Registered,
@@ -97,6 +97,7 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
         source = parameters if plain else TensorDict(parameters, batch_size=size)
         self.no_convert = no_convert
         self._hooks: list[Callable[[Any, Any], Any]] = []
+        hold(source)
         self._part = Part(source)
         self._refresh()
         if lock:

@@ -27,7 +27,7 @@ from raffia.tensordict.collection import TensorCollection
 from raffia.tensordict.lazy import LazyStackedTensorDict
 from raffia.tensordict.lock import _lock as lock
 from raffia.tensordict.lock import lock_made
-from raffia.tensordict.node import Node
+from raffia.tensordict.node import Node, hold
 from raffia.tensordict.nontensor import MetaData, NonTensorData, NonTensorStack
 from raffia.tensordict.params import TensorDictParams
 from raffia.tensordict.stack import maybe_dense_stack
@@ -277,6 +277,7 @@ def _unflatten(
         elif value.__class__ is not Tensor and isinstance(value, Node):
             if value._is_data() and batch_size != old and len(value._batch_size) == before:
                 value = resized(value, old, batch_size, change.taken)
+            hold(value)
             nodes.append(getattr(value, "_td", value))
         elif device is not None and isinstance(value, Tensor) and value.device != device:
             device = None

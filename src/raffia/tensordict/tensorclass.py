@@ -41,7 +41,7 @@ from raffia.tensordict.class_methods import delegate
 from raffia.tensordict.collection import TensorCollection, TensorDictBase
 from raffia.tensordict.keys import is_key
 from raffia.tensordict.lock import locked_error
-from raffia.tensordict.node import REGISTRY, Entries, Node
+from raffia.tensordict.node import REGISTRY, Entries, Node, hold
 from raffia.tensordict.nontensor import NonTensorData
 from raffia.tensordict.tensordict import TensorDict
 
@@ -299,6 +299,7 @@ class TensorClass(_Typed):
     def _wrap(cls, td: Any) -> Self:
         """An instance over a container that an operation gave, unchecked."""
         self = _new_object(cls)
+        hold(td)
         object.__setattr__(self, "_td", td)
         if cls._follows_rebuild:
             self._follow_rebuild()
@@ -308,6 +309,7 @@ class TensorClass(_Typed):
     def _over(cls, td: Any) -> Self:
         """An instance over a container; `__post_init__` is not called."""
         self = _new_object(cls)
+        hold(td)
         object.__setattr__(self, "_td", td)
         return self
 
@@ -464,7 +466,7 @@ class TensorClass(_Typed):
 
     def __getattr__(self, name: str) -> Any:
         if name == "_td":  # an __init__ of the user's that assigns fields one by one
-            object.__setattr__(self, "_td", TensorDict())
+            object.__setattr__(self, "_td", TensorDict._make({}, torch.Size()))
             return self._td
         if name.startswith("_"):
             raise AttributeError(name)

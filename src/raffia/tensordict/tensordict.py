@@ -35,7 +35,7 @@ from raffia.tensordict.keys import (
     missing,
 )
 from raffia.tensordict.lock import locked_error
-from raffia.tensordict.node import BatchSize, Device, Entries, Node, child_names
+from raffia.tensordict.node import BatchSize, Device, Entries, Node, child_names, hold
 from raffia.tensordict.signatures import documented_as
 from raffia.tensordict.unbatched import UnbatchedTensor
 from raffia.tensordict.views import KeysView, NestedView
@@ -126,7 +126,7 @@ class TensorDict(TensorDictBase):
                 "entries are given as a dict or as keywords, not both: "
                 f"got {type(source).__name__} and {sorted(entries)}"
             )
-        self._d = {}
+        self._d, self._held = {}, False
         self._batch_size = (
             batch_size if batch_size.__class__ is torch.Size else build.as_size(batch_size)
         )
@@ -396,11 +396,14 @@ class TensorDict(TensorDictBase):
             if not isinstance(value, Node):
                 raise build.mismatch(batch_size, value, name)
             value = build.promoted(value, batch_size, name)
-        if not fresh and isinstance(value, Node) and build.holds(value, self):
-            raise ValueError(
-                f"a container can't hold itself: the value for key {name!r} is this container "
-                "or has it nested in it"
-            )
+        if isinstance(value, Node):
+            if not fresh and (self._held is not False or value is self):
+                if build.holds(value, self):
+                    raise ValueError(
+                        f"a container can't hold itself: the value for key {name!r} is this "
+                        "container or has it nested in it"
+                    )
+            hold(value)
         device = self._device
         if device is not None and value.device != device:
             value = value.to(device)
@@ -699,7 +702,9 @@ class TensorDict(TensorDictBase):
                 if mine.__class__ is TensorDict:
                     if not TensorDict._fits(mine, value):
                         return False
-                elif not checked or isinstance(mine, Node) or build.holds(value, self):
+                elif not checked or isinstance(mine, Node):
+                    return False
+                elif self._held is not False and build.holds(value, self):
                     return False
             elif isinstance(value, Node) or not checked:
                 return False

@@ -15,7 +15,7 @@ from raffia.tensordict import updates
 from raffia.tensordict.build import as_device, as_size, mismatch, shape_of
 from raffia.tensordict.entries import NO_DEFAULT
 from raffia.tensordict.keys import is_key, missing
-from raffia.tensordict.node import Container, Node
+from raffia.tensordict.node import Container, Node, hold
 from raffia.tensordict.signatures import shows_options_of
 from raffia.tensordict.unbatched import UnbatchedTensor
 from raffia.tensordict.views import IsLeaf
@@ -220,11 +220,10 @@ class _Apply:
             elif isinstance(value, UnbatchedTensor) and isinstance(result, Tensor):
                 entries[name] = UnbatchedTensor(result, td._batch_size)
             else:
-                entries[name] = (
-                    result
-                    if isinstance(result, Node) and result is not value
-                    else self.fitting(result, td, name)
-                )
+                made = isinstance(result, Node) and result is not value
+                entries[name] = result if made else self.fitting(result, td, name)
+                if made:
+                    hold(result)
         if not entries and (dropped or self.filter_empty) and self.filter_empty is not False:
             return None
         size = td._batch_size if self.size is None else self.size
