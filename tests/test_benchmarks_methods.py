@@ -1,8 +1,11 @@
 """The table of all methods: none of the containers' public names is missing from it unsaid."""
 
 import importlib.util
+import inspect
 import re
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -46,6 +49,53 @@ def test_what_is_said_of_names_is_said_of_names_there_are():
     rows |= {row for unfit in NOT_FOR.values() for row in unfit}
     assert rows >= FRESH
     assert rows >= NOT_COMPARED
+
+
+ARGUMENTS_LEFT_OUT = {  # of methods of both; docs/tensordict.md gives the reasons
+    **dict.fromkeys(("memmap", "save", "dumps"), {"archive", "compression", "atomic"}),
+    "memmap_": {"atomic"},
+    "memmap_like": {"archive"},
+    "load_memmap": {"num_threads", "allow_pickle"},
+    "load_memmap_": {"allow_pickle", "mode"},
+    "memmap_refresh_": {"allow_pickle"},
+    **dict.fromkeys(("new_empty", "new_full", "new_ones", "new_zeros"), {"empty_lazy"}),
+    "new_tensor": {"pin_memory"},
+    "to_module": {"memo"},
+    "tolist": {"as_linked_list"},
+    "copy_at_": {"fast"},
+    **dict.fromkeys(("lazy_stack", "maybe_dense_stack"), {"items"}),  # ours: `input`
+}
+
+
+def arguments(method: Any) -> tuple[set[str], bool]:
+    """Names of the public arguments of a method, and whether it takes any others by name."""
+    found = inspect.signature(method).parameters.values()
+    kinds = {parameter.kind for parameter in found}
+    names = {p.name for p in found if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
+    names = {name for name in names - {"self", "cls"} if not name.startswith("_")}
+    return names, inspect.Parameter.VAR_KEYWORD in kinds
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_argument_of_the_peer_is_missing_without_a_reason(kind):
+    peer = getattr(pytest.importorskip("tensordict"), kind)
+    missing: dict[str, set[str]] = {}
+    for name in methods.public_names(getattr(raffia, kind)):
+        theirs, mine = (getattr(cls, name, None) for cls in (peer, getattr(raffia, kind)))
+        if callable(theirs) and callable(mine):
+            names, any_others = arguments(mine)
+            left = arguments(theirs)[0] - names
+            if left and not any_others:
+                missing[name] = left
+    text = (Path(__file__).parents[1] / "docs" / "tensordict.md").read_text()
+    for name, left in missing.items():
+        assert left <= ARGUMENTS_LEFT_OUT.get(name, set()), name
+        for argument in left - {"items"}:
+            assert f"`{argument}=`" in text
+    assert kind != "TensorDict" or {*missing} == {*ARGUMENTS_LEFT_OUT} - {
+        "lazy_stack",
+        "maybe_dense_stack",
+    }
 
 
 @pytest.mark.slow

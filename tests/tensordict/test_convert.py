@@ -379,6 +379,8 @@ def test_new(name, value, size):
     assert make().new_zeros(4, device="meta").device == META
     assert make().new_ones(4, dtype=torch.float64).dtype is torch.float64
     assert floats().new_zeros(4, requires_grad=True).requires_grad
+    assert floats().new_zeros(4, layout=torch.sparse_coo)["a"].is_sparse
+    assert not floats().new_empty(4, pin_memory=False)["a"].is_pinned()
     assert KINDS["lazy"]().new_ones(4, 5)["a"].shape == (4, 5, T)
 
 

@@ -563,6 +563,9 @@ def test_min_max_softmax_norm(kind):
     assert_leaves(td.norm(), by_leaf(lambda x: x.norm(), td))
     assert_leaves(td.norm(dtype=torch.float64), by_leaf(lambda x: x.double().norm(), td))
     assert td.norm().batch_size == ()
+    renamed = td.norm(key_transform=lambda name: f"2{name}").flatten_keys(".").keys()
+    assert {name.replace("2", "") for name in renamed} == {*td.norm().flatten_keys(".").keys()}
+    assert all(name.count("2") == name.count(".") + 1 for name in renamed)
 
 
 @every_kind

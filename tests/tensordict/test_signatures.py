@@ -45,6 +45,8 @@ def test_arguments_by_position_and_by_name(tmp_path):
     assert raffia.from_dict(d={"a": 1}, batch_size=[]).batch_size == ()
     assert td.copy_at_(tensordict=TensorDict(a=torch.zeros(2)), idx=())["a"].sum() == 0
     assert raffia.maybe_dense_stack(input=[td, td]).batch_size == (2,)
+    assert TensorDict(a=3).sub_(TensorDict(a=2), 2)["a"] == -1
+    assert TensorDict(a=3).clamp_min(TensorDict(b=5), 4).to_dict() == {"a": 4, "b": 5}
 
 
 def test_from_dataclass_takes_the_options_of_a_class():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self, Unpack
+from typing import Any, Self, TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -15,6 +15,42 @@ from raffia.tensordict.build import SizeOptions, as_device, as_size, finished, s
 from raffia.tensordict.keys import NestedKey, is_key
 from raffia.tensordict.node import BatchSize, Device, Node
 from raffia.tensordict.signatures import shows_options_of
+
+
+class TensorOptions(TypedDict, total=False):
+    """Options of `new_zeros` and its like, for type checkers."""
+
+    dtype: torch.dtype | None
+    device: Device
+    requires_grad: bool
+    layout: torch.layout | None
+    pin_memory: bool | None
+
+
+def _new_filled(
+    td: Any,
+    make: str,
+    size: Any,
+    *fill: Any,
+    dtype: torch.dtype | None = None,
+    device: Device = None,
+    requires_grad: bool = False,
+    layout: torch.layout | None = None,
+    pin_memory: bool | None = None,
+) -> Any:
+    """A container of `leaf.make(shape, *fill)`, with another batch size."""
+    shape = as_size(size[0] if len(size) == 1 and not isinstance(size[0], int) else size)
+    ndim = len(td._batch_size)
+    given = dict(dtype=dtype, device=device, layout=layout, pin_memory=pin_memory)
+    options: Any = {name: value for name, value in given.items() if value is not None}
+    if requires_grad:
+        options["requires_grad"] = True
+    out = td._batched(
+        lambda x: getattr(x, make)(shape + x.shape[ndim:], *fill, **options), ndim, shape
+    )
+    if device is not None:
+        out._set_device(as_device(device))
+    return out
 
 
 class Construction(Node):
@@ -216,59 +252,45 @@ class Construction(Node):
             td.set(key, value)
         return td
 
-    def new_zeros(
-        self, *size: Any, dtype: Any = None, device: Device = None, requires_grad: bool = False
-    ) -> Self:
+    @shows_options_of(_new_filled)
+    def new_zeros(self, *size: Any, **options: Unpack[TensorOptions]) -> Self:
         """A container of zeros with these entries and another batch size.
 
         >>> from raffia import TensorDict
         >>> TensorDict(a=torch.ones(2, 3), batch_size=[2]).new_zeros(4)["a"].shape
         torch.Size([4, 3])
         """
-        options = dict(dtype=dtype, device=device, requires_grad=requires_grad)
-        return _new_filled(self, "new_zeros", size, options)
+        return _new_filled(self, "new_zeros", size, **options)
 
-    def new_ones(
-        self, *size: Any, dtype: Any = None, device: Device = None, requires_grad: bool = False
-    ) -> Self:
+    @shows_options_of(_new_filled)
+    def new_ones(self, *size: Any, **options: Unpack[TensorOptions]) -> Self:
         """A container of ones with these entries and another batch size.
 
         >>> from raffia import TensorDict
         >>> TensorDict(a=torch.zeros(2), batch_size=[2]).new_ones(3)["a"]
         tensor([1., 1., 1.])
         """
-        options = dict(dtype=dtype, device=device, requires_grad=requires_grad)
-        return _new_filled(self, "new_ones", size, options)
+        return _new_filled(self, "new_ones", size, **options)
 
-    def new_empty(
-        self, *size: Any, dtype: Any = None, device: Device = None, requires_grad: bool = False
-    ) -> Self:
+    @shows_options_of(_new_filled)
+    def new_empty(self, *size: Any, **options: Unpack[TensorOptions]) -> Self:
         """A container of uninitialised tensors with these entries and another batch size.
 
         >>> from raffia import TensorDict
         >>> TensorDict(a=torch.zeros(2, 3), batch_size=[2]).new_empty(5)["a"].shape
         torch.Size([5, 3])
         """
-        options = dict(dtype=dtype, device=device, requires_grad=requires_grad)
-        return _new_filled(self, "new_empty", size, options)
+        return _new_filled(self, "new_empty", size, **options)
 
-    def new_full(
-        self,
-        size: Any,
-        fill_value: Any,
-        *,
-        dtype: Any = None,
-        device: Device = None,
-        requires_grad: bool = False,
-    ) -> Self:
+    @shows_options_of(_new_filled)
+    def new_full(self, size: Any, fill_value: Any, **options: Unpack[TensorOptions]) -> Self:
         """A container filled with `fill_value`, with these entries and another batch size.
 
         >>> from raffia import TensorDict
         >>> TensorDict(a=torch.zeros(2), batch_size=[2]).new_full([3], 7)["a"]
         tensor([7., 7., 7.])
         """
-        options = dict(dtype=dtype, device=device, requires_grad=requires_grad)
-        return _new_filled(self, "new_full", (as_size(size),), options, fill_value)
+        return _new_filled(self, "new_full", (as_size(size),), fill_value, **options)
 
     def new_tensor(
         self, data: Any, *, dtype: Any = None, device: Device = None, requires_grad: bool = False
@@ -395,16 +417,3 @@ def _field(column: np.ndarray, cls: Any) -> Any:
         if column.dtype.kind in "biufc"
         else column.tolist()
     )
-
-
-def _new_filled(td: Any, make: str, size: Any, options: dict[str, Any], *fill: Any) -> Any:
-    """A container of `leaf.make(shape, *fill)`, with another batch size."""
-    shape = as_size(size[0] if len(size) == 1 and not isinstance(size[0], int) else size)
-    ndim = len(td._batch_size)
-    options = {name: value for name, value in options.items() if value is not None}
-    out = td._batched(
-        lambda x: getattr(x, make)(shape + x.shape[ndim:], *fill, **options), ndim, shape
-    )
-    if "device" in options:
-        out._set_device(as_device(options["device"]))
-    return out

@@ -321,9 +321,9 @@ class Pointwise:
             self, other: Operand, *, alpha: float | None = None, default: Default = None
         ) -> Self: ...
         sub = add
-        def mul(self, other: Operand, *, default: Default = None) -> Self: ...
+        def mul(self, other: Operand, default: Default = None) -> Self: ...
         div = pow = maximum = minimum = clamp_max = clamp_min = bitwise_and = logical_and = mul
-        def add_(self, other: Operand, *, alpha: float | None = None) -> Self: ...
+        def add_(self, other: Operand, alpha: float | None = None) -> Self: ...
         sub_ = add_
         def mul_(self, other: Operand) -> Self: ...
         div_ = pow_ = maximum_ = minimum_ = clamp_max_ = clamp_min_ = mul_
@@ -509,13 +509,13 @@ def _binary(name: str) -> Iterator[tuple[str, Callable[..., Any]]]:
         ) -> Container:
             return binary(self, name, other, default, **({} if alpha is None else {"alpha": alpha}))
 
-        def method_(self: Container, other: Operand, *, alpha: float | None = None) -> Container:
+        def method_(self: Container, other: Operand, alpha: float | None = None) -> Container:
             return binary_(self, name, other, **({} if alpha is None else {"alpha": alpha}))
 
     else:
 
         def method(  # type: ignore[misc]
-            self: Container, other: Operand, *, default: Default = None
+            self: Container, other: Operand, default: Default = None
         ) -> Container:
             return binary(self, name, other, default)
 

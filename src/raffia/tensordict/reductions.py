@@ -462,16 +462,26 @@ class Reductions:
         """
         return truth(self, _all, dim)
 
-    def norm(self, *, out: Any = None, dtype: Any = None) -> Self:
+    def norm(
+        self,
+        *,
+        out: Any = None,
+        dtype: Any = None,
+        key_transform: Callable[[str], str] | None = None,
+    ) -> Self:
         """The 2-norm of each entry.
 
+        key_transform: gives each part of a key its name in the result.
+
         >>> from raffia import TensorDict
-        >>> TensorDict(a=torch.tensor([3.0, 4.0])).norm()["a"]
+        >>> TensorDict(a=torch.tensor([3.0, 4.0])).norm(key_transform=str.upper)["A"]
         tensor(5.)
         """
         result = mapped(
             self, lambda leaf: torch.linalg.vector_norm(leaf, dtype=dtype), torch.Size()
         )
+        if key_transform is not None:
+            result = _renamed(result, key_transform)
         return result if out is None else out.update(result)
 
     def logsumexp(self, dim: Any = None, keepdim: bool = False, *, out: Any = None) -> Self:
@@ -552,3 +562,14 @@ def cumulative(
 def result(name: str, values: Any, indices: Any) -> Any:
     """What the torch function of this name returns, of containers: `values` and `indices`."""
     return getattr(torch.return_types, name)((values, indices))
+
+
+def _renamed(td: Any, rename: Callable[[str], str]) -> Any:
+    """The container with every part of every key renamed."""
+    entries = {
+        rename(name): value
+        if isinstance(value, Tensor) or value._is_data()
+        else _renamed(value, rename)
+        for name, value in td._entries().items()
+    }
+    return td._new(entries, td._batch_size, td._names)
