@@ -47,10 +47,14 @@ from raffia.tensordict.lazy import (
 )
 from raffia.tensordict.memmap import DamagedFileError, MemoryMappedTensor
 from raffia.tensordict.modes import (
+    capture_non_tensor_stack,
     get_defaults_to_none,
     lazy_legacy,
+    list_to_stack,
+    set_capture_non_tensor_stack,
     set_get_defaults_to_none,
     set_lazy_legacy,
+    set_list_to_stack,
 )
 from raffia.tensordict.nontensor import MetaData, NonTensorData, NonTensorDataBase, NonTensorStack
 from raffia.tensordict.params import TensorDictParams
@@ -61,12 +65,6 @@ from raffia.tensordict.tensorclass import TensorClass, is_tensorclass, tensorcla
 from raffia.tensordict.tensordict import TensorDict
 from raffia.tensordict.typed import TypedTensorDict
 from raffia.tensordict.unbatched import UnbatchedTensor
-from raffia.tensordict.value_options import (
-    capture_non_tensor_stack,
-    list_to_stack,
-    set_capture_non_tensor_stack,
-    set_list_to_stack,
-)
 from raffia.tensordict.views import default_is_leaf, is_leaf_nontensor
 
 __all__ = [

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from raffia.tensordict import kinds
+from raffia.tensordict.modes import list_to_stack
 from raffia.tensordict.nested_rows import shape_of_rows
 from raffia.tensordict.node import BatchSize, Device, Node
-from raffia.tensordict.value_options import list_to_stack
 
 
 class BatchSizeError(TypeError, ValueError):

@@ -33,8 +33,14 @@ from raffia.tensordict.keys import (
     is_key,
     missing,
 )
-from raffia.tensordict.lazy_shape import kept_lazy
-from raffia.tensordict.lazy_sizes import common_size, member_shape, nested, padded, unlike_sizes
+from raffia.tensordict.lazy_shape import (
+    common_size,
+    kept_lazy,
+    member_shape,
+    nested,
+    padded,
+    unlike_sizes,
+)
 from raffia.tensordict.lazy_write import LazyWrites
 from raffia.tensordict.memmap import keep_mapped
 from raffia.tensordict.node import Entries, Node, child_names

@@ -12,7 +12,7 @@ from raffia.tensordict import entries, selection
 from raffia.tensordict.build import as_device
 from raffia.tensordict.entries import NO_DEFAULT
 from raffia.tensordict.keys import NestedKey, raise_missing, unravel_key
-from raffia.tensordict.lazy_sizes import member_shape
+from raffia.tensordict.lazy_shape import member_shape
 from raffia.tensordict.lock import locked_error
 from raffia.tensordict.node import Node
 from raffia.tensordict.tensordict import TensorDict

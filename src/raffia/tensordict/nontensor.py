@@ -21,9 +21,9 @@ from raffia.tensordict.index import indexed_size, normalise
 from raffia.tensordict.keys import is_key
 from raffia.tensordict.lazy import LazyStackedTensorDict
 from raffia.tensordict.lazy_rows import emptied
+from raffia.tensordict.modes import capture_non_tensor_stack
 from raffia.tensordict.node import Entries, Node, ValueNode, child_names
 from raffia.tensordict.unbatched import UnbatchedTensor, joined
-from raffia.tensordict.value_options import capture_non_tensor_stack
 from raffia.tensordict.values import LinkedList, flat, interleaved, same
 
 Names = list[str | None] | None

@@ -178,10 +178,8 @@ def in_shared_memory(tensor: Tensor) -> bool:
     >>> in_shared_memory(torch.eye(2)), in_shared_memory(torch.eye(2).to_sparse())
     (False, False)
     """
-    if tensor.device.type != "cpu":
-        return tensor.is_cuda
-    try:
-        return tensor.untyped_storage().is_shared()
+    try:  # torch counts all memory of a GPU as shared; the device is asked last, which takes longer
+        return tensor.untyped_storage().is_shared() and (tensor.is_cpu or tensor.is_cuda)
     except (RuntimeError, ValueError):  # sparse, within vmap, a parameter without shape
         return False
 
