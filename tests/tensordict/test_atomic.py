@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from raffia import LazyStackedTensorDict, NonTensorData, TensorDict, lazy_stack, tensorclass
@@ -99,6 +99,7 @@ def test_a_refused_change_changes_nothing(make):
         assert state(td) == before, name
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])  # containers are made while it draws
 @given(st.data())
 def test_an_update_with_one_bad_entry_anywhere_changes_nothing(data):
     td = data.draw(st.sampled_from([dense, with_lazy, lazy]))()
