@@ -30,7 +30,6 @@ from raffia.tensordict.tensordict import TensorDict
 if TYPE_CHECKING:
     from raffia.algorithms.efficientzero.compiled_mlp import CompiledRecurrent, CompiledRoot
 
-
 Rows = tuple[Tensor, ...]  # what the networks give for B rows, each [B, ...]
 
 
