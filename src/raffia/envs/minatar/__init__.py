@@ -1,9 +1,9 @@
 """MinAtar: Atari games made small, on a field of 10 x 10 cells (Young & Tian 2019)."""
 
 from raffia.envs.minatar.asterix import MinAtarAsterix
-from raffia.envs.minatar.batch import MinAtarBatch
 from raffia.envs.minatar.breakout import MinAtarBreakout
 from raffia.envs.minatar.freeway import MinAtarFreeway
+from raffia.envs.minatar.game import MinAtarBatch
 from raffia.envs.minatar.seaquest import MinAtarSeaquest
 from raffia.envs.minatar.space_invaders import MinAtarSpaceInvaders
 

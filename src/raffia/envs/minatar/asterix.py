@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from raffia.envs.minatar.batch import RampingBatch
 from raffia.envs.minatar.game import (
     DOWN,
     ENDED,
@@ -18,6 +17,7 @@ from raffia.envs.minatar.game import (
     RIGHT,
     SIZE,
     UP,
+    RampingBatch,
     below,
     compiled_loops,
     next_word,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from raffia.envs.minatar.batch import MinAtarBatch
 from raffia.envs.minatar.game import (
     ENDED,
     LEFT,
@@ -17,6 +16,7 @@ from raffia.envs.minatar.game import (
     OWN,
     RIGHT,
     SIZE,
+    MinAtarBatch,
     below,
     compiled_loops,
 )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from raffia.envs.minatar.batch import MinAtarBatch
 from raffia.envs.minatar.game import (
     DOWN,
     NONE,
@@ -17,6 +16,7 @@ from raffia.envs.minatar.game import (
     SIZE,
     TIME_OVER,
     UP,
+    MinAtarBatch,
     below,
     compiled_loops,
     next_word,

@@ -1,8 +1,8 @@
-"""The common part of the games: a game as one row of whole numbers, its random stream, and loops.
+"""What MinAtar's games have in common: a game as one row of whole numbers, and batches of games.
 
 The first words of a row are the same in all games; a game counts its own from `OWN` on. Everything
-that a game will ever do follows from its row and the actions. All games share the loops over the
-rows of a batch; each has them compiled for it.
+that a game will ever do follows from its row and the actions. A batch is many games, stepped by one
+compiled loop over their rows, which each game has compiled for it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,15 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+import torch
+from torch import Tensor
+
+from raffia.envs.env import Discrete, EnvSpec
+from raffia.envs.rows import checked_actions, checked_seeds, chosen_rows, refuse_ended
+from raffia.functional.seeds import derive_seed
 from raffia.jit.kernel import kernel
+from raffia.tensordict.tensordict import TensorDict
 
 SIZE = 10  # cells, of the square field
 LAST_ACTION = 4  # the words 0..3 are the random stream's
@@ -107,3 +115,119 @@ def _step_rows(
         game = games[rows[i]]
         reward[i] = act(game, stuck_action(game, action[i], sticky), ramping)
         draw(game, planes[i])
+
+
+CELL = 24  # pixels, of a picture's cells
+_GROUND = (18, 18, 24)
+_COLOURS = (  # of the planes in a picture, in their order
+    *((240, 240, 240), (225, 90, 80), (110, 70, 75), (240, 190, 70), (90, 170, 230)),
+    *((150, 210, 110), (180, 130, 220), (90, 200, 190), (60, 110, 190), (210, 140, 170)),
+)
+
+
+class MinAtarBatch:
+    """E games of one of MinAtar's games (Young & Tian 2019, arXiv:1903.03176), reimplemented.
+
+    Observations are uint8 [channels, 10, 10], 255 where something is. Actions are those that do
+    something in the game; with `all_actions` the six of all games: nothing, left, up, right, down,
+    fire. `sticky_actions` is the probability that the action before is done once more instead, 0.1
+    as published. The games of a seed are made of the seed alone, not those of the original's seed.
+
+    >>> from raffia.envs.minatar.breakout import MinAtarBreakout
+    >>> MinAtarBreakout(4).spec.action, MinAtarBreakout(4, all_actions=True).spec.action
+    (Discrete(n=3), Discrete(n=6))
+    """
+
+    name: str
+    channels: tuple[str, ...]  # names of what each plane shows
+    minimal_actions: tuple[int, ...]  # actions of the six that have an effect
+    num_words: int  # words of a game's row
+    begin_rows: Callable[..., None]  # static methods, see `compiled_loops`
+    step_rows: Callable[..., None]
+
+    def __init__(
+        self, num_envs: int, *, sticky_actions: float = 0.1, all_actions: bool = False
+    ) -> None:
+        if num_envs < 1:
+            raise ValueError(f"num_envs={num_envs}: there must be at least one game")
+        if not 0 <= sticky_actions <= 1:
+            raise ValueError(f"sticky_actions={sticky_actions} must lie in 0..1, a probability")
+        self.num_envs = num_envs
+        self.spec = EnvSpec(
+            observation_shape=(len(self.channels), SIZE, SIZE),
+            observation_dtype=torch.uint8,
+            action=Discrete(6 if all_actions else len(self.minimal_actions)),
+            name=f"minatar/{self.name}",
+        )
+        self._actions = np.array(range(6) if all_actions else self.minimal_actions)
+        self._sticky, self._ramping = float(sticky_actions), False
+        self._games = np.zeros((num_envs, self.num_words), np.int64)
+        self._games[:, ENDED] = 1  # until its first reset
+        self._seen = np.zeros((num_envs, *self.spec.observation_shape), np.uint8)
+
+    def reset(self, seeds: Tensor, rows: Tensor | None = None) -> TensorDict:
+        """Begin the episodes of these seeds int64 [n] in these rows int64 [n] (None: all): [n]."""
+        numbers = chosen_rows(rows, self.num_envs)
+        for row, seed in zip(numbers, checked_seeds(seeds, len(numbers)), strict=True):
+            self._games[row] = 0
+            for half in range(2):
+                word = derive_seed(seed, "minatar", half)
+                self._games[row, 2 * half : 2 * half + 2] = word >> 31, word & 0xFFFFFFFF
+        planes = self._planes(len(numbers))
+        self.begin_rows(self._games, np.array(numbers, np.int64), planes)
+        self._seen[numbers] = planes
+        return TensorDict(observation=torch.from_numpy(planes), batch_size=[len(numbers)])
+
+    def step(self, action: Tensor, rows: Tensor | None = None) -> TensorDict:
+        """Act in these rows (None: all), action int64 [n]: the states after it, [n]."""
+        numbers = chosen_rows(rows, self.num_envs)
+        actions = self._actions[checked_actions(action, self.spec, len(numbers))]
+        index = np.array(numbers, np.int64)
+        over = self._games[index, ENDED] | self._games[index, TIME_OVER]
+        refuse_ended(index[over != 0].tolist())
+        planes = self._planes(len(numbers))
+        reward = np.empty(len(numbers), np.float32)
+        self.step_rows(self._games, index, actions, self._sticky, self._ramping, reward, planes)
+        self._seen[index] = planes
+        ended = self._games[index, ENDED] != 0
+        return TensorDict(
+            observation=torch.from_numpy(planes),
+            reward=torch.from_numpy(reward),
+            terminated=torch.from_numpy(ended),
+            truncated=torch.from_numpy((self._games[index, TIME_OVER] != 0) & ~ended),
+            batch_size=[len(numbers)],
+        )
+
+    def render(self, row: int) -> Tensor:
+        """A picture of one game, uint8 [240, 240, 3]: each plane its colour, the first on top."""
+        picture = np.empty((SIZE, SIZE, 3), np.uint8)
+        picture[:] = _GROUND
+        for plane in reversed(range(len(self.channels))):
+            picture[self._seen[row, plane] > 0] = _COLOURS[plane]
+        return torch.from_numpy(picture.repeat(CELL, 0).repeat(CELL, 1))
+
+    def close(self) -> None:
+        """Close the games; they hold nothing to release."""
+
+    def _planes(self, num_rows: int) -> Any:
+        return np.zeros((num_rows, *self.spec.observation_shape), np.uint8)
+
+
+class RampingBatch(MinAtarBatch):
+    """A batch of a game that becomes harder with the steps, if `difficulty_ramping` is set.
+
+    >>> from raffia.envs.minatar.asterix import MinAtarAsterix
+    >>> MinAtarAsterix(2, difficulty_ramping=False).num_envs
+    2
+    """
+
+    def __init__(
+        self,
+        num_envs: int,
+        *,
+        sticky_actions: float = 0.1,
+        difficulty_ramping: bool = True,
+        all_actions: bool = False,
+    ) -> None:
+        super().__init__(num_envs, sticky_actions=sticky_actions, all_actions=all_actions)
+        self._ramping = difficulty_ramping

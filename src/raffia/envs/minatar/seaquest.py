@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from raffia.envs.minatar.batch import RampingBatch
 from raffia.envs.minatar.game import (
     DOWN,
     ENDED,
@@ -26,6 +25,7 @@ from raffia.envs.minatar.game import (
     RIGHT,
     SIZE,
     UP,
+    RampingBatch,
     below,
     compiled_loops,
     next_word,

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from raffia.envs.minatar.batch import RampingBatch
 from raffia.envs.minatar.game import (
     ENDED,
     FIRE,
@@ -19,6 +18,7 @@ from raffia.envs.minatar.game import (
     OWN,
     RIGHT,
     SIZE,
+    RampingBatch,
     compiled_loops,
 )
 from raffia.jit.kernel import kernel
