@@ -11,6 +11,7 @@ import tempfile
 import time
 from contextlib import closing
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -329,6 +330,19 @@ def gone(pid):
         return True
 
 
+AGENTS = ("ray::DashboardA", "ray::RuntimeEnv")  # as the system shortens their names
+
+
+def name_of(pid):
+    return Path(f"/proc/{pid}/comm").read_text().strip()
+
+
+def descendants(pid):
+    """All processes below one."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [*children, *(one for child in children for one in descendants(child))]
+
+
 def processes_of(folder):
     """Those that have this folder in their command."""
     found = []
@@ -342,6 +356,7 @@ def processes_of(folder):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "engine",
     ["ProcessEngine(spares=1)", pytest.param("RayEngine(num_cpus=2)", marks=pytest.mark.slow)],
@@ -361,10 +376,14 @@ def test_workers_leave_when_their_leader_is_killed(engine, tmp_path):
         memory, *pids = leader.stdout.readline().split()
         others = processes_of(folder)
         assert bool(others) == engine.startswith("Ray")
+        # Two agents of Ray have names of their own, and try for a minute to reach its head.
+        agents = [pid for pid in descendants(leader.pid) if name_of(pid) in AGENTS]
+        assert len(agents) == (2 if others else 0)
         leader.kill()
         leader.wait()
         leader.stdout.close()
-        deadline = time.monotonic() + (20 if others else 10)
+        began = time.monotonic()
+        deadline = began + (20 if others else 10)
 
         def left():
             running = [pid for pid in pids if not gone(pid)] or processes_of(folder)
@@ -373,6 +392,9 @@ def test_workers_leave_when_their_leader_is_killed(engine, tmp_path):
         while time.monotonic() < deadline and left():
             time.sleep(0.05)
         assert not left()  # the idle one, and the one in the midst of a task; and Ray's own
+        while time.monotonic() < began + 90 and not all(map(gone, agents)):
+            time.sleep(0.5)
+        assert all(map(gone, agents))
 
 
 ENDS_EARLY = """

@@ -1,8 +1,9 @@
-"""Leaders that are killed leave no process and no memory behind, and a resume loses nothing."""
+"""Leaders that are killed or stopped leave no process behind, and a resume loses nothing."""
 
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -59,26 +60,60 @@ def wait_for(what, seconds):
         time.sleep(0.02)
 
 
-def test_leaders_that_are_killed_leave_nothing_behind(tmp_path):
-    plain = trained(CONFIG, tmp_path / "plain")[:3]
-    folder, settings, draw = tmp_path / "killed", tmp_path / "settings.json", random.Random(0)
-    settings.write_text(json.dumps(to_json(with_all(CONFIG, **THERE))))
+def started(folder, **changes):
+    """A leader that begins the run of a folder, or resumes it."""
+    settings = folder.with_suffix(".json")
+    settings.write_text(json.dumps(to_json(with_all(CONFIG, **THERE, **changes))))
     begin = ["train", "efficientzero", "--config", settings, "--run", folder]
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    words = ["resume", folder] if saved(folder) else begin
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, *map(str, words)],
+        env=os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    return trained(CONFIG, tmp_path_factory.mktemp("plain") / "run")[:3]
+
+
+@pytest.mark.parametrize(
+    ("name", "to_all", "status"), [("SIGINT", True, 130), ("SIGTERM", False, 143)]
+)
+def test_a_signal_saves_the_run_and_ends_its_workers(name, to_all, status, plain, tmp_path):
+    """Ctrl-C reaches all processes of a terminal, SIGTERM the one that it is sent to."""
+    folder, rare = tmp_path / "run", dict(checkpoint__every_updates=1_000)
+    leader = started(folder, **rare)
+    metrics = folder / "metrics.jsonl"
+    try:
+        wait_for(lambda: metrics.exists() and '"train"' in metrics.read_text(), 200)
+        others = descendants(leader.pid)
+        (os.killpg if to_all else os.kill)(leader.pid, getattr(signal, name))
+        assert leader.wait(60) == status, leader.stderr.read()
+    finally:
+        leader.kill()
+        leader.wait()
+        leader.stderr.close()
+    assert len(others) >= 4
+    wait_for(lambda: not any(map(is_there, others)), 20)
+    end = json.loads(metrics.read_text().splitlines()[-1])
+    assert (end["kind"], end["reason"]) == ("end", "stopped")
+    assert end["update"] == saved(folder) and 0 < saved(folder) < plain[0]
+    last = started(folder)
+    assert last.wait(300) == 0, last.stderr.read()
+    last.stderr.close()
+    assert left(folder)[:3] == plain
+
+
+def test_leaders_that_are_killed_leave_nothing_behind(plain, tmp_path):
+    folder, draw = tmp_path / "killed", random.Random(0)
     num_seen = num_weights = 0
-
-    def start():
-        words = ["resume", folder] if saved(folder) else begin
-        return subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, *map(str, words)],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-        )
-
     for _ in range(NUM_KILLS):
-        leader, before = start(), saved(folder)
+        leader, before = started(folder), saved(folder)
         try:
             wait_for(lambda b=before, one=leader: saved(folder) > b or one.poll() is not None, 200)
             time.sleep(draw.uniform(0.0, 0.2))
@@ -92,7 +127,7 @@ def test_leaders_that_are_killed_leave_nothing_behind(tmp_path):
         wait_for(lambda pids=others: not any(map(is_there, pids)), 20)
         wait_for(lambda names=memory: not any(name.exists() for name in names), 20)
     assert num_seen >= 4 * NUM_KILLS and num_weights >= NUM_KILLS
-    last = start()
+    last = started(folder)
     assert last.wait(300) == 0, last.stderr.read()
     last.stderr.close()
     assert left(folder)[:3] == plain

@@ -215,6 +215,7 @@ def test_learners_that_are_killed_change_nothing(
 RESUMES = [  # which run, where it begins, where it goes on, and when it stops
     row("act", on("process", actors=2), {}, 17),
     row("act ahead", on("process", actors=2), on(actors=4), 17),
+    row("act ahead", on("process", actors=2), on("ray", actors=4, cpus=0.25), 17),
     *(row("batches ahead", on(reanalyzers=2), {}, at) for at in (3, 19, 40, 50)),
     *(row("shards ahead", on(reanalyzers=2), {}, at) for at in (3, 19, 40)),
     *(row("shards ahead", {}, on(reanalyzers=2), at) for at in (3, 19, 40)),

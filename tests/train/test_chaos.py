@@ -76,13 +76,25 @@ class Making:
         return answer
 
 
-def history(engine, actor="Actor"):
+class ByArrival(Pool):
+    """A twin that takes what is there already, whichever worker's it is."""
+
+    def take(self, worker, key):
+        due = [one for one in range(self.num_workers) if self.is_oldest(one, key)]
+        is_there = [one for one in due if getattr(self.worker(one), "_done", None)]
+        return super().take((is_there or due)[0], key)
+
+    def is_oldest(self, worker, key):
+        return bool(self._open[worker]) and self._open[worker][0].key == key
+
+
+def history(engine, actor="Actor", pool=Pool):
     """What the learner was after each update, and what came of its evaluations."""
     totals, w, found, asked = [0, 0], 7, [], 0
     options = {"max_restarts": 100}
     with ExitStack() as opened:
         board = Board(engine)
-        actors = Pool(
+        actors = pool(
             engine,
             f"{__name__}:{actor}",
             "{}",
@@ -136,6 +148,12 @@ def test_a_run_is_the_same_whatever_happens_to_its_workers(plain):
         assert history(engine) == plain, seed
         num_lost += engine.num_lost
     assert num_lost > 5_000
+
+
+def test_answers_in_the_order_of_their_arrival_would_be_noticed(plain):
+    assert history(InlineEngine(), pool=ByArrival) == plain
+    others = [history(ChaosEngine(seed), pool=ByArrival) for seed in range(5)]
+    assert any(found != plain for found in others)
 
 
 def test_a_role_with_a_generator_of_its_own_would_be_noticed():
