@@ -1,0 +1,35 @@
+"""The rows of benchmarks.scale that need no other process run, and compare what they say."""
+
+import math
+
+import pytest
+import torch
+
+from benchmarks.scale_here import any_rows, off_ratio, replay_ratios
+from raffia.algorithms.efficientzero import inference
+from raffia.algorithms.efficientzero.model import EfficientZeroModelMLP
+
+
+def test_rows_are_filled_up_but_within_the_block():
+    """Else `scale_off` would compare a run with itself."""
+    sizes, model = [], EfficientZeroModelMLP(4, 2)
+
+    def noted(model, rows):
+        sizes.append(len(rows))
+        return (rows,)
+
+    for within in (False, True):
+        if within:
+            with any_rows():
+                (found,) = inference._in_blocks(noted, model, torch.zeros(3, 4))
+        else:
+            (found,) = inference._in_blocks(noted, model, torch.zeros(3, 4))
+        assert len(found) == 3
+    assert sizes == [inference.BLOCK, 3]
+
+
+@pytest.mark.slow
+def test_the_rows_of_the_process_that_leads_are_measured():
+    assert 0 < off_ratio("smoke", rounds=1, num=2) < math.inf
+    out, update, *_ = replay_ratios(1)
+    assert out > 0 and update > 0
