@@ -401,7 +401,9 @@ def test_the_error_is_a_row_and_the_state_of_the_run(tmp_path, capsys):
     assert "The run failed after update" in text
     assert f"`raffia resume {run}` goes on from there" in text.splitlines()[-1]
     row = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
-    assert row["kind"] == "error" and row["error"] == "KeyError: 'no piece stands there'"
+    error, where = row["error"].split("\n")
+    assert row["kind"] == "error" and error == "KeyError: 'no piece stands there'"
+    assert where.startswith("the run's environment ") and "since the reset with seed" in where
     assert summarise(run).state == read_report(run).state == "failed"
     assert row["update"] > 0 and row["env_step"] > 40
     assert main(["list", "runs", "--in", str(tmp_path)]) == 0
@@ -415,5 +417,5 @@ def test_the_error_is_a_row_and_the_state_of_the_run(tmp_path, capsys):
 
 
 def test_before_the_first_checkpoint_it_tells_so(tmp_path):
-    [note] = fail(tmp_path / "run", every_updates=1_000).__notes__
+    [_, note] = fail(tmp_path / "run", every_updates=1_000).__notes__
     assert "before its first checkpoint" in note and "begins it again" in note
