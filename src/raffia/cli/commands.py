@@ -18,31 +18,31 @@ Command = Callable[[Sequence[str]], int]  # the words after its name -> exit sta
 
 GROUPS = {
     "agents": {
-        "demo": "EfficientZero learns CartPole before your eyes, and writes a report",
-        "train": "train an agent: a folder with checkpoints, metrics and settings",
-        "sweep": "many runs over seeds and settings, in worker processes; one report",
-        "resume": "go on with a run or a sweep, as if it had never been stopped",
-        "evaluate": "play episodes without exploring: mean, spread, recordings",
-        "play": "play TicTacToe or Connect4 against the agent of a run",
-        "chat": "talk with an agent of ILQL, or let it guess your Wordle word",
-        "export": "write an agent of ILQL as a folder that transformers loads",
+        "demo": "train EfficientZero on CartPole, live, and write a report",
+        "train": "train an agent in a new run folder",
+        "sweep": "train many agents, over seeds and settings, in worker processes",
+        "resume": "continue a run or a sweep that was stopped",
+        "evaluate": "play episodes without exploration: mean return, spread, recordings",
+        "play": "play TicTacToe or Connect4 against a trained agent",
+        "chat": "talk to an ILQL agent, or let it guess your Wordle word",
+        "export": "export an ILQL agent to a folder that transformers can load",
     },
     "runs": {
-        "report": "one HTML page of a run or several: curves, an episode, a tree",
-        "list": "presets, environments, and the runs below ./runs",
+        "report": "write one HTML page about one or more runs",
+        "list": "list presets, environments, and the runs below ./runs",
     },
     "checks": {
-        "check-env": "whether an environment keeps the contract, point by point",
-        "doctor": "this machine: versions, threads, extras, ROMs, GPU",
+        "check-env": "check an environment against the contract, point by point",
+        "doctor": "check this machine: versions, threads, extras, ROMs, GPU",
     },
 }
 # A command is a function of its own name, in a file of this name in cli/, but for this one.
 HOMES = {"list": "list:list_all"}
 FIRST_STEPS = {
-    "raffia demo": "to a trained agent in minutes",
-    "raffia train efficientzero --preset cartpole": "the same, for longer",
-    "raffia train ilql --preset wordle": "a game, learnt from logs",
-    "raffia train efficientzero --help": "every setting",
+    "raffia demo": "a trained agent in minutes",
+    "raffia train efficientzero --preset cartpole": "the same, with a full-length run",
+    "raffia train ilql --preset wordle": "learn a game from logged play",
+    "raffia train efficientzero --help": "all presets and settings",
 }
 
 
@@ -124,7 +124,7 @@ def help_text() -> str:
     from raffia.cli.style import columns, help_width, paint
 
     lines = [
-        f"raffia {__version__}: agents that learn by planning or from logs, on keyed tensors",
+        f"raffia {__version__}: reinforcement learning by planning or from logged data",
         "",
         "usage: raffia COMMAND ...",
     ]
@@ -134,9 +134,9 @@ def help_text() -> str:
         rows = [[name.ljust(width), summary] for name, summary in group.items()]
         lines += ["", paint(title, "bold", sys.stdout), columns(rows, width=across)]
     rows = [
-        ["--help", "after a command: what it does, with examples"],
-        ["--version", "of raffia"],
-        ["--debug", "errors with the lines of code where they arose"],
+        ["--help", "after a command: what it does, its options, and examples"],
+        ["--version", "print the version"],
+        ["--debug", "print tracebacks of errors"],
     ]
     steps = [list(step) for step in FIRST_STEPS.items()]
     lines += ["", paint("options", "bold", sys.stdout), columns(rows, width=across)]

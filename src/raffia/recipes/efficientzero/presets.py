@@ -228,17 +228,17 @@ PRESETS: Presets[EfficientZeroRun] = Presets(
         "atari100k": ATARI_100K,
     }
 )
-SUMMARIES: dict[str, str] = {  # a line of each, beside its environment
-    "smoke": "seconds, tiny networks: does all of it run?",
-    "cartpole": "the pole stands, in minutes on two cores",
-    "cartpole-muzero": "... by MuZero: no prefix, consistency, reanalyze",
-    "cartpole-gumbel": "... with sequential halving at the root",
-    "cartpole-gumbel-muzero": "... with both: Gumbel MuZero",
-    "lunarlander": "land between the flags (extra: box2d)",
-    "pendulum": "continuous actions, sampled in the search",
-    "tictactoe": "self-play; evaluated against the perfect player",
-    "connect4": "self-play; evaluated against a player of rules",
-    "minatar-breakout": "the game in small: 10x10, no extras needed",
-    "atari-pong": "64x64 in grey; wants a GPU (extra: atari)",
-    "atari100k": "the paper's, any atari/<game>; wants a GPU",
+SUMMARIES: dict[str, str] = {  # one line each, shown next to the environment
+    "smoke": "tiny networks, a few seconds: checks that everything runs",
+    "cartpole": "learns to balance the pole in minutes on two cores",
+    "cartpole-muzero": "... as MuZero: no value prefix, consistency loss or reanalyze",
+    "cartpole-gumbel": "... with Gumbel search: sequential halving at the root",
+    "cartpole-gumbel-muzero": "... with both changes: Gumbel MuZero",
+    "lunarlander": "landing between the flags (extra: box2d)",
+    "pendulum": "continuous actions; the search plans over sampled actions",
+    "tictactoe": "self-play; evaluated against a perfect player",
+    "connect4": "self-play; evaluated against a rule-based player",
+    "minatar-breakout": "a 10x10 version of Breakout; needs no extra",
+    "atari-pong": "64x64 greyscale frames; GPU recommended (extra: atari)",
+    "atari100k": "the paper's settings, for any atari/<game>; GPU recommended",
 }
