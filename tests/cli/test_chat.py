@@ -99,24 +99,24 @@ def test_a_word_that_is_told_is_guessed_by_itself(policy):
     assert f"your word, or Enter: {second.upper()}\n1. {first}  " in said
     assert f"2. {second}  ggggg\nFound in 2 guesses.\n" in said
     assert f"/again\n1. {second}  ggggg\nFound in 1 guess.\n" in said
-    assert said.endswith("/quit\nGood bye.\n")
+    assert said.endswith("/quit\nGoodbye.\n")
 
 
 def test_a_person_answers_with_colours(policy):
     first, second = WORDS[:2]
     typed = "\nggg\nxxxxx1\n\nbbbbb\n/undo\nGGGGG\n"
     said = played(policy, typed, [first, second])
-    assert f"1. {first}\ncolours of {first}: ggg\n'ggg' is no answer to {first}: five" in said
+    assert f"1. {first}\ncolours of {first}: ggg\n'ggg' is no answer to {first}: type five" in said
     assert said.count("is no answer to") == 3
     assert f"2. {second}\ncolours of {second}: /undo\ncolours of {first}: GGGGG\nFound in 1" in said
-    assert said.endswith("your word, or Enter: \nGood bye.\n")
+    assert said.endswith("your word, or Enter: \nGoodbye.\n")
 
 
 def test_six_guesses_and_another_game(policy):
     word = WORDS[0]
     row = "bbbbb\n"
     said = played(policy, "\n" + 6 * row + "\n/new\nab\n", [word] * 7)
-    assert "no word that the agent knows gets all these colours; /undo takes them back" in said
+    assert "no word that the agent knows fits all these colours; /undo takes them back" in said
     assert f"6. {word}\ncolours of {word}: bbbbb\n" in said and "Not found in 6 guesses.\n" in said
     assert f"your word, or Enter: \n1. {word}\ncolours of {word}: /new\nyour word, or" in said
     assert "'ab' is no word of five letters a to z." in said
@@ -132,17 +132,17 @@ def test_the_word_may_be_told_amid_a_game_unless_colours_say_otherwise(policy):
 
 def test_words_that_nobody_knows(policy):
     said = played(policy, "queue\n/words\n", ["zzz", *[WORDS[0]] * 5])
-    assert f"(queue is none of the {len(WORDS)} words that the agent knows: it will hardly" in said
-    assert "1. zzz  bbbbb\n(no word; it counts as a try, all black)\n" in said
+    assert f"(queue is not one of the {len(WORDS)} words that the agent knows, so it is" in said
+    assert "1. zzz  bbbbb\n(not a word; it counts as a guess, all black)\n" in said
     assert "Not found in 6 guesses; it was queue." in said
-    assert all(word in said for word in WORDS) and "fit so far" in said
+    assert all(word in said for word in WORDS) and "still fit: " in said
 
 
 def test_commands_out_of_place(policy):
     said = played(policy, "/undo\n/again\n/foo\n/help\n", [])
-    assert "no colours of yours to take back" in said and "no guess to make again" in said
-    assert "There is no /foo; /help names what there is." in said
-    assert "/words   those that the agent knows" in said
+    assert "you have no colours to take back" in said and "no guess to repeat" in said
+    assert "There is no command /foo; /help lists them." in said
+    assert "/words   the words that the agent knows" in said
     again = played(policy, "\n/again\nggggg\n", WORDS[:2])
     assert f"colours of {WORDS[0]}: /again\n1. {WORDS[1]}\ncolours of {WORDS[1]}: gggg" in again
 
@@ -167,7 +167,7 @@ def test_of_long_answers_the_tokens_that_matter_are_shown():
     said = [Piece(" ", "_", 0.5, 0.01 * n, -1.0) for n in range(30)]
     table = values_table(said, most=2).splitlines()
     assert [line.split()[-1] for line in table[1:3]] == ["+0.28", "+0.29"]
-    assert "' '" in table[1] and table[3] == "  and 28 more, of less advantage or harm"
+    assert "' '" in table[1] and table[3] == "  and 28 more with smaller advantages"
 
 
 # -- data
@@ -179,13 +179,13 @@ def test_a_talk(policy):
     pair = "<b><b><g><b><y>"
     typed = typed.replace("hi", pair).replace("one", pair).replace("more", pair)
     said = talked(policy, typed, answers)
-    assert said.startswith("Type something; /help lists the commands, /quit ends.\nyou: ")
+    assert said.startswith("Type a text; /help lists the commands, /quit quits.\nyou: ")
     assert f"you: {pair}\nagent: oh\nyou: \nyou: /again\nagent: ah\nyou: /add" in said
     assert "agent: cut\n(cut here: it may say 3 tokens at once)\n" in said
     assert said.count("it no longer sees the first") == 2
-    assert "/new\n(all is forgotten)\nyou: /again\n(there is no answer to give again)\n" in said
-    assert "/add TEXT   add this text" in said
-    assert said.endswith("you: /quit\nGood bye.\n") and "never" not in said
+    assert "/new\n(starting over)\nyou: /again\n(there is no answer to repeat)\n" in said
+    assert "/add TEXT   add a text" in said
+    assert said.endswith("you: /quit\nGoodbye.\n") and "never" not in said
 
 
 def test_what_the_agent_can_not_be_told(policy):
@@ -200,7 +200,7 @@ def test_the_best_token_each_time_is_told(policy):
 
 
 def test_lines_end_at_the_end_of_the_file_also_without_a_newline(policy):
-    assert talked(policy, "hello", ["oh"]).endswith("agent: oh\nyou: \nGood bye.\n")
+    assert talked(policy, "hello", ["oh"]).endswith("agent: oh\nyou: \nGoodbye.\n")
     with pytest.raises(NotImplementedError):
         Session(io.StringIO("a"), io.StringIO()).sit()
 
@@ -225,8 +225,8 @@ def test_how_it_speaks():
     config, notices = decoding("", beams)
     assert config.decode.num_beams == 1 and config.decode.rerank is None
     assert notices == [
-        "The run chooses among several texts; here it gives one, and takes the best token each "
-        "time."
+        "The run chooses among several texts; here the agent gives one, and always takes the best "
+        "token."
     ]
     plans = ILQLRun(decode=DecodeConfig(plan=TokenPlanConfig()))
     config, notices = decoding("", plans)

@@ -42,7 +42,7 @@ def test_help_names_each_command(capsys, monkeypatch):
 
 
 TRAIN = ["train efficientzero", "train efficientzero --preset cartpole"]
-TRAIN += ["train ilql", "train ilql --preset wordle"]
+TRAIN += ["train ilql", "train ilql --preset wordle", "sweep efficientzero", "sweep ilql"]
 
 
 @pytest.mark.parametrize("words", ["", *COMMANDS, *TRAIN])
@@ -65,6 +65,14 @@ def test_help_has_examples_and_fits_the_terminal(words, monkeypatch, capsys):
         assert "--seed INT" in text and "--evaluate.target_return" in text
     else:
         assert main(["help", *words.split()]) == 0 and capsys.readouterr().out == text
+
+
+def test_the_help_of_a_sweep_has_its_own_flags_first(capsys):
+    main(["sweep", "ilql", "--preset", "wordle", "--seeds", "0..4", "--help"])
+    flags, _, others = capsys.readouterr().out.partition("start from:")
+    assert all(f"\n  {flag} " in flags for flag in ("--seeds", "--grid", "--out", "--workers"))
+    assert "\n  --data FILE " in others and "values of --preset wordle" in others
+    assert "--run FOLDER" not in others and "raffia train ilql" not in others
 
 
 def test_descriptions_of_groups_are_shown(capsys):

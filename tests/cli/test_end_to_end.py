@@ -126,7 +126,7 @@ def test_a_run_is_trained_and_resumed_longer(tmp_path, capsys):
     assert main(["resume", str(run), "--collect.num_env_steps", "100"]) == 0
     said = lines(capsys)
     assert said[0].startswith("EfficientZero on CartPole-v1, seed 0") and "again" in said[0]
-    assert "resumes after update 10" in said[1]
+    assert "resuming after update 10" in said[1]
     assert any("finished: 100 environment steps, 15 updates" in line for line in said)
 
 
@@ -134,7 +134,7 @@ def test_a_person_plays(board, capsys, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO("b2\nb2\nzz\nundo\na1\nquit\n"))
     assert main(["play", str(board), "--num-simulations", "3"]) == 0
     said = capsys.readouterr().out
-    for text in ("you begin", "The agent plays", "is taken", "no move that I know", "Good bye."):
+    for text in ("you begin", "The agent plays", "is taken", "is not a move", "Goodbye."):
         assert text in said
     monkeypatch.setattr(sys, "stdin", io.StringIO(""))
     assert main(["play", str(board), "--second", "--num-simulations", "3"]) == 0
@@ -242,7 +242,7 @@ def test_a_full_disk_at_the_end_is_told_and_nothing_is_lost(tmp_path, capsys, mo
     assert "update 10: " in said.out and "No space left on device. Available: 000000005" in said.out
     assert "error: " in said.err and "No space left on device" in said.err
     assert main(["resume", str(run)]) == 0
-    assert "resumes after update 5" in capsys.readouterr().out
+    assert "resuming after update 5" in capsys.readouterr().out
     straight = trained(tiny(), tmp_path, "straight")
     assert same(last_state(straight)[1]["state"], last_state(run)[1]["state"])
 

@@ -30,7 +30,7 @@ def test_a_run_from_the_first_word_to_the_last(here, capsys):
     said = run("resume runs/ilql-smoke-0", capsys)
     assert "finished after 2 updates" in said and "--num_updates 4" in said
     said = run("resume runs/ilql-smoke-0 --num_updates 3", capsys)
-    assert "resumes after update 2" in said and read_run("runs/ilql-smoke-0").num_updates == 3
+    assert "resuming after update 2" in said and read_run("runs/ilql-smoke-0").num_updates == 3
     said = run("evaluate runs/ilql-smoke-0 --episodes 5", capsys)
     assert "return" in said and "won" in said
     [path] = Path("runs/ilql-smoke-0/evaluations").iterdir()

@@ -52,7 +52,7 @@ def test_a_whole_game_is_shown_with_the_agents_thoughts():
     assert "     a    b    c\n1  75%  25%  25%\n2  25%    .  25%\n3  25%  25%  25%\n" in said
     assert said.count("  a b c\n1 O . X\n2 . X .\n3 . . O\n") == 1
     assert "c1 is taken. You can play b1 a2 c2 a3 b3." in said
-    assert said.endswith("your move: Good bye.\n")
+    assert said.endswith("your move: Goodbye.\n")
 
 
 def test_who_wins_is_said_and_another_game_can_follow():
@@ -70,7 +70,7 @@ def test_a_draw_is_said():
     # X: a1 c1 b2... ends with X at 0 2 3 7 8 and O at 1 4 5 6
     said = talk(Scripted(moves=[4, 1, 6, 5]), "1\n9\n8\n3\n4\n")
     assert "A draw." in said
-    assert said.endswith("new, undo or quit: \nGood bye.\n")
+    assert said.endswith("new, undo or quit: \nGoodbye.\n")
 
 
 def test_the_agent_can_begin():
@@ -86,7 +86,7 @@ def test_undo_takes_back_the_answer_too():
     said = talk(agent, "b2\nc3\nundo\nundo\nundo\nb2\nq\n")
     assert "taken" not in said
     assert agent.asked == [1, 3, 1]
-    assert said.count("There is no move of yours to take back.") == 1
+    assert said.count("You have no move to take back.") == 1
     after_end = talk(Scripted(moves=[0, 1]), "5\n3\n7\nundo\nq\n")
     last = after_end.rpartition("new, undo or quit: ")[2]
     assert last.startswith("\n  a b c\n1 O O X\n2 . X .\n3 . . .\n\nyour move: ")
@@ -96,8 +96,8 @@ def test_undo_keeps_the_first_move_of_the_agent():
     agent = Scripted(moves=[4])
     said = talk(agent, "undo\na1\nundo\nq\n", person=1)
     assert agent.asked == [0, 2]
-    assert said.count("There is no move of yours to take back.") == 1
-    assert said.endswith("1 . . .\n2 . X .\n3 . . .\n\nyour move: Good bye.\n")
+    assert said.count("You have no move to take back.") == 1
+    assert said.endswith("1 . . .\n2 . X .\n3 . . .\n\nyour move: Goodbye.\n")
 
 
 def test_nothing_is_wider_than_a_terminal():
@@ -108,18 +108,18 @@ def test_nothing_is_wider_than_a_terminal():
 
 def test_wrong_words_are_answered_kindly():
     said = talk(Scripted(), "d4\n\n10\n?\n")
-    assert "'d4' is no move that I know; help lists them.\nYou can play a1 b1 c1 a2" in said
-    assert "'10' is no move that I know;" in said
-    assert said.count("Set a stone by its square, a1 to c3, or 1 to 9.") == 2
-    assert said.endswith("your move: \nGood bye.\n")  # the input has ended
+    assert "'d4' is not a move; type help for the moves.\nYou can play a1 b1 c1 a2" in said
+    assert "'10' is not a move;" in said
+    assert said.count("Place a stone on a square, a1 to c3, or 1 to 9.") == 2
+    assert said.endswith("your move: \nGoodbye.\n")  # the input has ended
 
 
 def test_connect4_is_played_by_columns():
     said = talk(Scripted(Connect4, moves=[0, 0, 0]), "1\n1\n1\n1\n0\n4\n", person=0)
-    assert "Drop a stone by its column, 1 to 7." in said
+    assert "Drop a stone into a column, 1 to 7." in said
     assert "1 is full. You can play 2 3 4 5 6 7." in said
     assert "     1    2    3    4    5    6    7\n   75%  25%" in said
-    assert "'0' is no move that I know;" in said
+    assert "'0' is not a move;" in said
     assert "O . . . . . .\n" in said
 
 

@@ -320,7 +320,7 @@ def test_training_says_where_it_begins_and_what_came_of_it(here, recipe, capsys)
     assert main("train efficientzero --preset cartpole --seed 3".split()) == 0
     begins, *said = capsys.readouterr().out.splitlines()
     assert begins == (
-        "EfficientZero on CartPole-v1, seed 3, in runs/cartpole-3; Ctrl-C saves and leaves"
+        "EfficientZero on CartPole-v1, seed 3, in runs/cartpole-3; Ctrl-C saves and stops"
     )
     assert said[0] == (
         "runs/cartpole-3 finished: 3,400 environment steps, 340 updates in 1 min 35 s; "

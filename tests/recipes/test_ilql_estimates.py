@@ -97,7 +97,7 @@ def test_an_evaluation_says_what_it_is_and_what_it_is_not(tmp_path):
     config = with_sizes(of_file(write_chats(tmp_path / "chats.jsonl"), num_updates=3))
     train(config, tmp_path / "run", view=Quiet())
     text = table(figures(evaluate(tmp_path / "run", episodes=5)))
-    assert "return when decoding, estimated" in text and "do not tell how well it speaks" in text
+    assert "estimated return when decoding" in text and "do not measure how well it speaks" in text
     assert "too few to rely on" in text and "score" not in text
 
 

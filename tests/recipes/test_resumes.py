@@ -190,7 +190,7 @@ def test_a_run_that_dies_goes_on_at_its_last_checkpoint(
         with pytest.raises(MemoryError):
             functions.resume(folder, view=Quiet({draw.randint(first, num_updates): die}))
     assert functions.resume(folder, view=view).reason == "finished"
-    assert any("resumes after update" in line for line in view.said)
+    assert any("resuming after update" in line for line in view.said)
     assert_same_run(straight(name), folder)
 
 

@@ -399,7 +399,7 @@ def test_the_error_is_a_row_and_the_state_of_the_run(tmp_path, capsys):
     run = tmp_path / "run"
     text = "".join(traceback.format_exception(fail(run, every_updates=2)))
     assert "The run failed after update" in text
-    assert f"`raffia resume {run}` goes on from there" in text.splitlines()[-1]
+    assert f"`raffia resume {run}` continues from there" in text.splitlines()[-1]
     row = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
     error, where = row["error"].split("\n")
     assert row["kind"] == "error" and error == "KeyError: 'no piece stands there'"

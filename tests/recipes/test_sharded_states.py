@@ -105,7 +105,7 @@ def test_a_run_in_parts_goes_on_by_itself_when_a_part_is_lost(tmp_path):
     result = train_run(ILQL, config, folder, view=view, make=deadly(dies, made))
     assert result.reason == "finished" and left(folder).code == plain.code
     assert len(made) == 4 and deaths == [4, 8]
-    said = "go on from what was saved last; it does so by itself"
+    said = "continue from the last checkpoint, which happens automatically"
     assert sum(said in text for text in view.said) == 3 and not rows(folder, "error")
 
     folder, calls = tmp_path / "stopped", []

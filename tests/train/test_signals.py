@@ -39,8 +39,8 @@ def test_who_asks_is_told_even_while_something_is_being_printed():
                 break
             time.sleep(0.01)
     assert told == [
-        "SIGINT: saves and leaves after this update; once more leaves at once, and a resume goes "
-        "on from what was saved before"
+        "SIGINT: saving and stopping after this update; a second signal stops immediately, and a "
+        "resume then continues from the last checkpoint"
     ]
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from raffia.cli.figures import show_evaluation
 from raffia.cli.parser import UsageError
 from raffia.cli.runs import end_line, exit_status, print_next
-from raffia.cli.style import call, columns, help_width, waiting
+from raffia.cli.style import call, section, waiting
 from raffia.hints import nearest, plural
 from raffia.lazy import imported
 from raffia.recipes.algorithm import Algorithm
@@ -25,19 +25,28 @@ if TYPE_CHECKING:
 # Flags of `raffia evaluate` that only EfficientZero has, or ILQL, by their names there.
 SPECIAL = {"num_simulations": "--num-simulations", "opponent": "--opponent", "record": "--record"}
 OF_ILQL = {"env": "--env"}
-ABOUT = """\
-Train {title} in a new folder, and show how it goes. Ctrl-C saves and leaves.
-
-begin with:
-  --preset NAME   one of the settings that have a name, if there are any, below
-  --config FILE   settings from .json or .yaml, such as a run's config.json
-  --run FOLDER    folder of the run; if not given, runs/NAME-SEED, or the
-                  first of runs/NAME-SEED-2, -3 ... that is free
-
-presets:
-{presets}
-
-Then every setting can be given; shown are the values of {shown}."""
+# What a run's folder holds, and the flags of `raffia train` that set no setting: rows of help.
+FOLDER = {
+    "config.json": "all settings, versions and the seed",
+    "metrics.jsonl": "the metrics; TensorBoard files are next to it",
+    "checkpoints": "`raffia resume` continues from them exactly",
+}
+PRESET = ("--preset NAME", "one of the presets below")
+CONFIG = (
+    "--config FILE",
+    "settings from a .json or .yaml file, such as a run's config.json; with --preset they "
+    "override the preset's",
+)
+RUN = (
+    "--run FOLDER",
+    "folder of the run (default: runs/NAME-SEED, or the first free one of runs/NAME-SEED-2, -3 "
+    "...)",
+)
+POPULATION = (
+    "N",
+    "train a population of N members, in which better members replace worse ones; see the "
+    "population settings",
+)
 
 
 class AlgorithmCommands:
@@ -45,15 +54,17 @@ class AlgorithmCommands:
 
     >>> from raffia.recipes.algorithm import ALGORITHMS
     >>> commands_of(ALGORITHMS["ilql"]).uses(Path("runs/chats-0"))[-1]
-    ['raffia chat runs/chats-0', 'talk to it']
+    ['raffia chat runs/chats-0', 'talk to the agent']
     """
 
-    train_flags: Sequence[str] = ()  # flags of `raffia train`, besides --preset, --config and --run
-    vouched_flags: Sequence[
-        str
-    ] = ()  # flags of train, resume and evaluate that name what is imported
-    about = ABOUT  # help of `raffia train`, with {title}, {presets} and {shown}
-    no_preset = "no preset"  # whose values help shows then
+    # Flags of `raffia train` besides --preset, --config and --run, each with its value and help;
+    # and those of train, resume and evaluate that name what is imported.
+    train_flags: Mapping[str, tuple[str, str]] = {}
+    vouched_flags: Mapping[str, tuple[str, str]] = {}
+    folder: Mapping[str, str] = FOLDER  # what a run's folder holds
+    examples: Sequence[str] = ()  # of `raffia train`; one with the algorithm's name if empty
+    note = ""  # a paragraph of help
+    no_preset = "default values"  # which help shows without a preset
 
     def __init__(self, algorithm: Algorithm) -> None:
         self.algorithm = algorithm
@@ -123,9 +134,37 @@ class AlgorithmCommands:
 
     def help(self, preset: str) -> str:
         """The text of `raffia train NAME --help` above the settings."""
-        shown = f"--preset {preset}" if preset else self.no_preset
-        presets = columns(self.preset_rows(), width=help_width()) or "  none"
-        return self.about.format(title=self.algorithm.title, presets=presets, shown=shown)
+        about = (
+            f"Train {self.algorithm.title} in a new run folder and show its progress. Ctrl-C saves "
+            "a checkpoint and stops; `raffia resume FOLDER` continues."
+        )
+        flags = {**self.train_flags, **self.vouched_flags}
+        examples = self.examples or [f"raffia train {self.name} --seed 1"]
+        return "\n\n".join(
+            [
+                about,
+                section("the folder holds", list(self.folder.items())),
+                section("start from", [PRESET, *_flag_rows(flags), CONFIG, RUN]),
+                *([self.note] if self.note else []),
+                section("examples", [[example] for example in examples]),
+                self.settings_help(preset),
+            ]
+        )
+
+    def help_of_sweep(self, preset: str, blocks: Sequence[str], examples: str) -> str:
+        """The text of `raffia sweep NAME --help` above the settings.
+
+        blocks: about sweeps and the flags of the command itself.
+        examples: indented calls.
+        """
+        start = section("start from", [PRESET, *_flag_rows(self.train_flags), CONFIG])
+        return "\n\n".join([*blocks, start, f"examples:\n{examples}", self.settings_help(preset)])
+
+    def settings_help(self, preset: str) -> str:
+        """The presets, and whose values help shows as defaults."""
+        shown = f"values of --preset {preset}" if preset else self.no_preset
+        presets = section("presets", self.preset_rows() or [["none"]])
+        return f"{presets}\n\nAll settings, with the {shown}:"
 
     def preset_rows(self) -> list[list[str]]:
         """Name and summary of each preset."""
@@ -141,7 +180,7 @@ class AlgorithmCommands:
         """Calls that use the agent of a run, and what for."""
         named = self.named_for_calls()
         return [
-            [call("raffia", "evaluate", run, *named), "play episodes without exploring"],
+            [call("raffia", "evaluate", run, *named), "play episodes without exploration"],
             [call("raffia", "report", run), "learning curves on one page"],
         ]
 
@@ -151,7 +190,7 @@ class AlgorithmCommands:
         calls = self.uses(result.folder)
         if result.reason == "stopped":
             resume = call("raffia", "resume", result.folder, *self.named_for_calls())
-            calls.insert(0, [resume, "go on where it was stopped"])
+            calls.insert(0, [resume, "continue from where it stopped"])
         print_next(calls)
         return exit_status(result)
 
@@ -190,6 +229,10 @@ class AlgorithmCommands:
                         f"{flag} is for runs of {title}; {run} is one of {self.algorithm.title}",
                         call("raffia", "evaluate", run, *self.named_for_calls()),
                     )
+
+
+def _flag_rows(flags: Mapping[str, tuple[str, str]]) -> list[tuple[str, str]]:
+    return [(f"{flag} {value}", text) for flag, (value, text) in flags.items()]
 
 
 def commands_of(algorithm: Algorithm) -> AlgorithmCommands:

@@ -15,13 +15,13 @@ from raffia.cli.style import call, waiting
 from raffia.recipes.ilql.config import ILQLRun
 
 ABOUT = """\
-Talk with the agent of a run of ILQL, in the terminal. You take the part of its environment; it
-answers token by token. Of Wordle: you hold a word, and it guesses. It writes nothing.
+Talk to a trained ILQL agent in the terminal. You play the part of its environment, and it answers
+token by token. With a Wordle agent, you choose a word and it guesses. Nothing is written.
 
-In the talk, /help lists the commands. It ends with /quit, Ctrl-D or Ctrl-C; lines can be
-piped in, too."""
+/help lists the commands of the conversation; /quit, Ctrl-D or Ctrl-C end it. Input can also be
+piped."""
 EXAMPLES = [
-    "raffia train ilql --preset wordle  # first, an agent",
+    "raffia train ilql --preset wordle  # train an agent",
     "raffia chat runs/wordle-0",
     "raffia chat runs/wordle-0 --values --adv-weight 0  # the policy alone",
     "printf 'hello\\n/again\\n' | raffia chat runs/chats-0 --top-k 20",
@@ -78,12 +78,14 @@ def decoding_settings(
     if (decode.num_beams or 1) > 1 or decode.num_generations > 1 or decode.rerank:
         beams = None if decode.num_beams is None else 1
         one = replace(decode, num_beams=beams, num_generations=1, rerank=None)
-        how = "draws" if beams is None else "takes the best token each time"
-        notices.append(f"The run chooses among several texts; here it gives one, and {how}.")
+        how = "samples it" if beams is None else "always takes the best token"
+        notices.append(f"The run chooses among several texts; here the agent gives one, and {how}.")
     cold = args.temperature == 0  # as others call it
     if cold and one.plans:
         one = replace(one, plan=replace(one.plan, num_simulations=0))
-        notices.append("The run plans its answers; at temperature 0 it takes the best token.")
+        notices.append(
+            "The run plans its answers; at temperature 0 the agent takes the best token instead."
+        )
     temperature = one.temperature if args.temperature is None or cold else args.temperature
     weight = one.adv_weight if args.adv_weight is None else args.adv_weight
     shifts = one.include_adv if args.adv_weight is None else weight > 0
@@ -108,30 +110,35 @@ def _parser() -> Parser:
     parser = Parser("raffia chat", ABOUT, EXAMPLES)
     parser.add_argument("run", metavar="RUN", nargs="?", help="folder of the run")
     add_checkpoint(parser)
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of what is drawn; 0")
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="seed of the sampling (default: 0)"
+    )
     parser.add_argument(
         "--temperature",
         type=float,
         metavar="X",
-        help="below 1 bolder, above 1 freer; 0: the best token",
+        help="sampling temperature; 0 takes the best token",
     )
     parser.add_argument(
         "--adv-weight",
         type=float,
         metavar="X",
-        help="how much the advantage of a token counts; 0: the policy alone",
+        help="weight of the advantages; 0: the policy alone",
     )
-    parser.add_argument("--top-k", type=int, metavar="K", help="only the K likeliest tokens")
+    parser.add_argument(
+        "--top-k", type=int, metavar="K", help="sample from the K likeliest tokens only"
+    )
     parser.add_argument(
         "--top-p",
         type=float,
         metavar="P",
-        help="only the likeliest tokens up to this probability; 0.95 with values",
+        help="sample from the likeliest tokens up to this total probability only (default with "
+        "values: 0.95)",
     )
     parser.add_argument(
         "--values",
         action="store_true",
-        help="show V and the advantage of each token; colours, where the terminal has them",
+        help="show V and the advantage of each token, in colour if the terminal supports it",
     )
     return parser
 

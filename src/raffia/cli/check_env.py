@@ -9,15 +9,15 @@ from raffia.cli.parser import Parser, UsageError
 from raffia.cli.style import paint
 
 ABOUT = """\
-Play in an environment with random actions, and report point by point whether it keeps the contract:
-shapes and types, the same episode from the same seed, terminated and truncated ends, masks, numbers
-that are finite. For what fails it says how to fix it. It writes nothing; exit status 1: it fails.
+Take random actions in an environment and check, point by point, that it keeps the contract: shapes
+and dtypes, the same episode from the same seed, terminated and truncated ends, masks, finite
+numbers. Each failure comes with a fix. Nothing is written; the exit status is 1 on failure.
 
-An environment of your own: register it with Gymnasium in a module, and name both."""
+To check your own environment, register it with Gymnasium in a module and name both."""
 EXAMPLES = [
     "raffia check-env CartPole-v1",
     "raffia check-env atari/pong --steps 500",
-    "raffia check-env my_envs:Corridor-v0  # importing it registers",
+    "raffia check-env my_envs:Corridor-v0  # importing my_envs registers it",
 ]
 COLOURS = {"ok": "green", "note": "yellow", "fails": "red"}
 
@@ -31,9 +31,15 @@ def check_env(words: Sequence[str]) -> int:
     raffia.cli.parser.UsageError: which environment?
     """
     parser = Parser("raffia check-env", ABOUT, EXAMPLES)
-    parser.add_argument("id", metavar="ID", nargs="?", help="its name; raffia list environments")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of its episodes; 0")
-    parser.add_argument("--steps", type=int, default=200, metavar="N", help="to play; 200")
+    parser.add_argument(
+        "id", metavar="ID", nargs="?", help="name of the environment; see raffia list environments"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="seed of the episodes (default: 0)"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=200, metavar="N", help="number of steps (default: 200)"
+    )
     args = parser.read(words)
     if args.id is None:
         raise UsageError("which environment?", "raffia check-env CartPole-v1")

@@ -53,7 +53,7 @@ def values_table(pieces: Sequence[Piece], most: int = MOST_ROWS) -> str:
         )
     table = columns(rows, right=[1, 2, 3])
     left_out = len(valued) - len(shown)
-    return f"{table}\n  and {left_out} more, of less advantage or harm" if left_out else table
+    return f"{table}\n  and {left_out} more with smaller advantages" if left_out else table
 
 
 class Session:
@@ -73,11 +73,11 @@ class Session:
     you: //quit
     /QUIT
     you: /quit
-    Good bye.
+    Goodbye.
     """
 
     question = "you: "
-    help = "/quit: leave"
+    help = "/quit: quit"
 
     def __init__(
         self, stdin: TextIO, stdout: TextIO, *, values: bool = False, weight: float = 1.0
@@ -107,7 +107,7 @@ class Session:
                 self.commands[word.lower()](rest.strip())
             elif word.startswith("/"):
                 self.print_line(
-                    f"There is no {word}; /help names what there is. To send it: /{word}"
+                    f"There is no command {word}; /help lists them. To send it as text: /{word}"
                 )
             else:
                 self.heard(line.strip())
@@ -150,7 +150,7 @@ class Session:
 
     def _leave(self) -> None:
         self._seated = False
-        self.print_line("Good bye.")
+        self.print_line("Goodbye.")
 
     def _read(self) -> str | None:
         """The next line; None at the end."""
@@ -177,11 +177,11 @@ class Conversation(Session):
 
     help = """\
 You type for the agent's environment; the agent answers.
-  /again      another answer to the same
-  /go         let it answer without a text of yours: first of all, or once more
-  /add TEXT   add this text, and more, before it answers
+  /again      another answer to the same text
+  /go         let the agent answer without a text from you, at the start or once more
+  /add TEXT   add a text without an answer yet
   /new        start over
-  /quit       leave, as do Ctrl-D and Ctrl-C
+  /quit       quit, as do Ctrl-D and Ctrl-C
   //TEXT      send a text that begins with /"""
 
     def __init__(
@@ -205,7 +205,7 @@ You type for the agent's environment; the agent answers.
 
     def begin(self) -> None:
         """Print what the person needs to know."""
-        self.print_line("Type something; /help lists the commands, /quit ends.")
+        self.print_line("Type a text; /help lists the commands, /quit quits.")
 
     def heard(self, line: str) -> None:
         """Send a line, and let the agent answer; nothing for an empty line."""
@@ -231,25 +231,25 @@ You type for the agent's environment; the agent answers.
             self.remark(f"cut here: {self.chat.cut}")
         if self.chat.num_forgotten > self._forgotten:
             self._forgotten = self.chat.num_forgotten
-            so_many = "utterance" if self._forgotten == 1 else f"{self._forgotten} utterances"
+            dropped = "utterance" if self._forgotten == 1 else f"{self._forgotten} utterances"
             self.remark(
                 f"its context of {self.chat.block_size} tokens is full: it no longer sees the "
-                f"first {so_many}; /new starts over"
+                f"first {dropped}; /new starts over"
             )
         self.show_values(pieces)
 
     def _again(self) -> None:
         if not self.chat.take_back():
-            self.remark("there is no answer to give again")
+            self.remark("there is no answer to repeat")
             return
         if self.chat.policy.config.num_beams is not None:
-            self.remark("it takes the best token each time, so this is the same")
+            self.remark("the agent always takes the best token, so this is the same")
         self._answer()
 
     def _new(self) -> None:
         self.chat.utterances.clear()
         self._forgotten = 0
-        self.remark("all is forgotten")
+        self.remark("starting over")
 
 
 OF_COLOURS = {"g": "green", "y": "yellow", "b": "dim"}
@@ -264,14 +264,14 @@ class Game(Session):
 
     question = "your word, or Enter: "
     help = """\
-Type your word, and the agent plays by itself. Or press Enter, keep it to yourself, and answer
-each guess with five letters: g right position, y elsewhere in the word, b not in it. The word
-itself can be typed later, too.
-  /again   another guess instead of the open one; behind a game, the same word again
-  /undo    take your last colours back
-  /words   those that the agent knows, and which fit so far
+Type your word, and the agent plays the whole game. Or press Enter, keep the word secret, and
+answer each guess with five letters: g right position, y elsewhere in the word, b not in it. You
+can still type the word later.
+  /again   another guess in place of the current one; after a game, the same word again
+  /undo    take back your last colours
+  /words   the words that the agent knows, and those that still fit
   /new     another game
-  /quit    leave, as do Ctrl-D and Ctrl-C"""
+  /quit    quit, as do Ctrl-D and Ctrl-C"""
 
     def __init__(
         self,
@@ -294,9 +294,9 @@ itself can be typed later, too.
     def begin(self) -> None:
         """Print what the person needs to know."""
         self.print_line(
-            f"Think of one of the {len(self.game.words)} words that the agent knows: /words shows "
-            "them, /help tells\nmore. Type it, and the agent plays by itself; or press Enter, and "
-            "give each guess its colours."
+            f"Think of one of the {len(self.game.words)} words that the agent knows (/words lists "
+            "them, /help says\nmore). Type it, and the agent plays the whole game; or press Enter, "
+            "and enter colours for each guess."
         )
 
     def heard(self, line: str) -> None:
@@ -313,8 +313,8 @@ itself can be typed later, too.
         elif waits:
             guess = self.game.guess
             self.print_line(
-                f"{line!r} is no answer to {guess}: five letters of g, y and b, such as gybbb; or "
-                "your word."
+                f"{line!r} is no answer to {guess}: type five letters of g, y and b, such as "
+                "gybbb, or your word."
             )
         else:
             self.print_line(f"{line!r} is no word of five letters a to z.")
@@ -332,8 +332,8 @@ itself can be typed later, too.
                 return
         if word not in self.game.words:
             self.remark(
-                f"{word} is none of the {len(self.game.words)} words that the agent knows: it will "
-                "hardly guess it"
+                f"{word} is not one of the {len(self.game.words)} words that the agent knows, so "
+                "it is unlikely to guess it"
             )
         if guess is not None:
             self._show_colours("   ", guess)
@@ -358,7 +358,7 @@ itself can be typed later, too.
         guess = "".join(piece.text for piece in pieces)
         self._show_colours("", guess)
         if not game.is_word:
-            self.remark("no word; it counts as a try, all black")
+            self.remark("not a word; it counts as a guess, all black")
         self.show_values(pieces)
         return guess
 
@@ -373,7 +373,7 @@ itself can be typed later, too.
         self.game.answer(row)
         if not self.game.words_left:
             self.remark(
-                "no word that the agent knows gets all these colours; /undo takes them back"
+                "no word that the agent knows fits all these colours; /undo takes them back"
             )
         self._play()
 
@@ -396,11 +396,11 @@ itself can be typed later, too.
         elif self.game.secret is not None:
             self._word(self.game.secret)
         else:
-            self.remark("there is no guess to make again")
+            self.remark("there is no guess to repeat")
 
     def _undo(self) -> None:
         if self.game.secret is not None or not self.game.take_back():
-            self.remark("there are no colours of yours to take back")
+            self.remark("you have no colours to take back")
             return
         self._play()
 
@@ -408,7 +408,7 @@ itself can be typed later, too.
         self.print_line(filled(" ".join(self.game.words), 76))
         if self.game.turns:
             left = self.game.words_left
-            self.print_line(filled(f"{len(left)} fit so far: {' '.join(left)}", 76))
+            self.print_line(filled(f"{len(left)} still fit: {' '.join(left)}", 76))
 
     def _anew(self, secret: str | None) -> None:
         self.game = self.game.new_game(secret)

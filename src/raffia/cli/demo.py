@@ -24,11 +24,11 @@ from raffia.recipes.efficientzero.presets import PRESETS
 
 TARGET = 200.0  # mean return: the pole stands for 200 steps, the limit of CartPole's first version
 ABOUT = f"""\
-Train EfficientZero on CartPole, live, until the pole stands for {TARGET:.0f} steps in the mean, and
-write a report. It starts from nothing: the agent learns a model of the environment, plans with it,
-and learns from what it planned. Ctrl-C saves and leaves.
+Train EfficientZero on CartPole, live, to a mean return of {TARGET:.0f}, and write a report. The
+agent starts from scratch: it learns a model of the environment, plans with the model, and learns
+from the results of planning. Ctrl-C saves a checkpoint and stops.
 
-writes runs/demo (a run like any other) and report.html in it."""
+Writes runs/demo, an ordinary run folder, and report.html in it."""
 EXAMPLES = ["raffia demo", "raffia demo --seed 3 --out /tmp/demo"]
 
 
@@ -41,9 +41,14 @@ def demo(words: Sequence[str]) -> int:
     raffia.cli.parser.UsageError: raffia demo has no --sede=3; did you mean --seed?
     """
     parser = Parser("raffia demo", ABOUT, EXAMPLES)
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="another run; 0")
     parser.add_argument(
-        "--out", type=Path, metavar="FOLDER", help="of the run; runs/demo, or runs/demo-2 ..."
+        "--seed", type=int, default=0, metavar="N", help="seed of the run (default: 0)"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FOLDER",
+        help="folder of the run (default: runs/demo, or runs/demo-2 ...)",
     )
     args = parser.read(words)
     folder = free_folder(HOME / "demo") if args.out is None else args.out
@@ -56,7 +61,7 @@ def demo(words: Sequence[str]) -> int:
     result = train(config, folder, preset="cartpole")
     print(end_line(result))
     if result.reason == "stopped":
-        print_next([[call("raffia", "resume", folder), "go on where it was stopped"]])
+        print_next([[call("raffia", "resume", folder), "continue from where it stopped"]])
         return exit_status(result)
     try:
         print(f"report: {paint(str(write_page([folder]).resolve()), 'cyan', sys.stdout)}")
@@ -67,10 +72,13 @@ def demo(words: Sequence[str]) -> int:
         on = ["--collect.num_env_steps", str(2 * config.collect.num_env_steps)]
     print_next(
         [
-            [call("raffia", "resume", folder, *on), "learn on, to the limit of 500 steps"],
-            [call("raffia", "evaluate", folder, "--record"), "100 episodes, three of them filmed"],
-            ["raffia train efficientzero --preset tictactoe", "another environment; raffia list"],
-            ["raffia play runs/tictactoe-0", "... to play against, once it is trained"],
+            [call("raffia", "resume", folder, *on), "train on, up to the limit of 500 steps"],
+            [call("raffia", "evaluate", folder, "--record"), "play 100 episodes, and record three"],
+            [
+                "raffia train efficientzero --preset tictactoe",
+                "train in another environment; see raffia list",
+            ],
+            ["raffia play runs/tictactoe-0", "play against that agent once it is trained"],
         ]
     )
     return 0

@@ -23,12 +23,12 @@ from raffia.cli.style import call, paint
 from raffia.hints import plural
 
 ABOUT = """\
-Look at this machine: versions, the processor and its threads, the GPU, which extras are installed
-and how to install the others, Atari's ROMs, whether kernels compile. Attach it when something is
-wrong. It writes nothing.
+Check this machine: versions, processor and threads, GPU, which extras are installed and how to
+install the others, Atari ROMs, and whether compiled kernels can be cached. Include the output in
+bug reports. Nothing is written.
 
-With --engine.name it looks at where workers would run instead: at each machine of a Ray cluster,
-what it has and runs; and a worker is started there, and called."""
+With --engine.name, the place where workers would run is checked instead: what each machine of a Ray
+cluster has and runs. A worker is started there and called."""
 
 # Project on PyPI -> its module. As pyproject.toml has them.
 CORE = {
@@ -46,12 +46,12 @@ EXTRAS = {
     "atari": ({"ale-py": "ale_py"}, "Atari games"),
     "box2d": ({"box2d": "Box2D"}, "LunarLander, BipedalWalker"),
     "hdf5": ({"h5py": "h5py"}, "offline episodes from HDF5"),
-    "hf": ({"transformers": "transformers"}, "language models of Hugging Face folders"),
+    "hf": ({"transformers": "transformers"}, "Hugging Face language models"),
     "parquet": ({"pyarrow": "pyarrow"}, "offline episodes from Parquet"),
-    "report": ({"matplotlib": "matplotlib"}, "the page about a run"),
+    "report": ({"matplotlib": "matplotlib"}, "HTML reports"),
     "scale": ({"ray": "ray"}, "workers on a Ray cluster"),
     "sweep": ({"optuna": "optuna"}, "raffia sweep --optuna"),
-    "text": ({"tokenizers": "tokenizers"}, "tokenizers of Hugging Face"),
+    "text": ({"tokenizers": "tokenizers"}, "Hugging Face tokenizers"),
     "video": (
         {"imageio-ffmpeg": "imageio_ffmpeg", "pillow": "PIL", "pygame-ce": "pygame"},
         "recorded episodes",
@@ -97,7 +97,9 @@ def doctor(words: Sequence[str]) -> int:
     parser = Parser("raffia doctor", ABOUT, examples)
     names = ("inline", "process", "ray")
     parser.add_argument("--engine.name", dest="engine", choices=names, help="where workers run")
-    parser.add_argument("--engine.address", dest="address", default="", help="of a Ray cluster")
+    parser.add_argument(
+        "--engine.address", dest="address", default="", help="address of a Ray cluster"
+    )
     args = parser.read(words)
     if args.engine is None and args.address:
         raise UsageError(
@@ -203,17 +205,13 @@ def torch_itself() -> Check:
     elif torch.backends.mps.is_available():
         found += "GPU: Apple's (--device mps)"
     elif pathlib.Path("/proc/driver/nvidia/version").exists():
-        why = (
-            "this torch is made for the CPU"
-            if torch.version.cuda is None
-            else "torch cannot use it"
-        )
-        fix = "for a torch that fits the driver see https://pytorch.org/get-started"
+        why = "this torch is a CPU build" if torch.version.cuda is None else "torch cannot use it"
+        fix = "for a build that fits the driver see https://pytorch.org/get-started"
         return Check("torch", "note", f"{found}an NVIDIA GPU, but {why}", fix)
     else:
         found += "no GPU"
     if threads > cores:
-        fix = f"more threads than cores wait for each other: export OMP_NUM_THREADS={cores}"
+        fix = f"more threads than cores slow each other down: export OMP_NUM_THREADS={cores}"
         return Check("torch", "note", found, fix)
     return Check("torch", "ok", found)
 
@@ -247,9 +245,9 @@ def other_work() -> Check:
     if not hasattr(os, "getloadavg"):
         return Check("load", "ok", "unknown on this system")
     busy = os.getloadavg()[0]
-    found = f"{busy:.1f} processes wanted to run in the last minute, {cores} cores"
+    found = f"load average {busy:.1f} over the last minute, {cores} cores"
     if busy > cores + 0.5:
-        return Check("load", "note", found, "rates will be lower than this machine can do")
+        return Check("load", "note", found, "training will be slower than on an idle machine")
     return Check("load", "ok", found)
 
 
@@ -263,9 +261,9 @@ def games() -> Check:
     paths = found.submodule_search_locations if found else None
     num = len(list(pathlib.Path(paths[0], "roms").glob("*.bin"))) if paths else 0
     if num:
-        return Check("ROMs", "ok", f"{num} of Atari")
+        return Check("ROMs", "ok", f"{num} Atari games")
     return Check(
-        "ROMs", "note", "no Atari games; ale-py brings them", "pip install 'raffia[atari]'"
+        "ROMs", "note", "no Atari games; they come with ale-py", "pip install 'raffia[atari]'"
     )
 
 
@@ -283,17 +281,17 @@ def kernel_cache(package: pathlib.Path) -> Check:
     for path in paths:
         if os.access(_existing(path) if path != package else path, os.W_OK):
             if others := _others_may_write(path):
-                found = f"compiled ones are stored below {path}, where {others}"
+                found = f"cached below {path}, where {others}"
                 fix = (
-                    "whoever writes there can run code in your processes: export "
-                    "NUMBA_CACHE_DIR=/a/folder/of/yours, and chmod 700 it"
+                    "anyone who writes there can run code in your processes: export "
+                    "NUMBA_CACHE_DIR=/your/folder, and chmod 700 it"
                 )
                 return Check("kernels", "note", found, fix)
-            return Check("kernels", "ok", f"compiled ones are stored below {path}")
-    found = f"no folder to store them: {' and '.join(map(str, paths))} cannot be written"
+            return Check("kernels", "ok", f"cached below {path}")
+    found = f"no cache folder: {' and '.join(map(str, paths))} cannot be written"
     fix = (
-        "each start compiles again, for seconds: export NUMBA_CACHE_DIR=/a/folder/of/yours, which "
-        "nobody else may write to: whoever does can run code in your processes"
+        "each start compiles again, which takes seconds: export NUMBA_CACHE_DIR=/your/folder, "
+        "which nobody else may write to, as its contents run in your processes"
     )
     return Check("kernels", "note", found, fix)
 
@@ -322,9 +320,11 @@ def disk(runs: pathlib.Path) -> Check:
     free = shutil.disk_usage(path).free
     found = f"{free / 2**30:.1f} GiB free in {runs}"
     if not os.access(path, os.W_OK):
-        return Check("disk", "note", f"{path.resolve()} cannot be written", "train with --out")
+        return Check("disk", "note", f"{path.resolve()} cannot be written", "train with --run")
     if free < LITTLE:
-        return Check("disk", "note", found, "a full disk stops a run at its next checkpoint")
+        return Check(
+            "disk", "note", found, "if the disk is full, a run stops at its next checkpoint"
+        )
     return Check("disk", "ok", found)
 
 
@@ -383,6 +383,6 @@ def engine_checks(name: str, address: str = "") -> list[Check]:
     return [
         *checks,
         Check("first worker", "ok", f"after {found.speed.seconds_to_first:.1f} s"),
-        Check("a call", "ok", f"{1e3 * found.speed.seconds_of_call:.2f} ms there and back"),
-        Check("arrays", "ok", f"{found.speed.mib_per_second:,.0f} MiB/s there and back"),
+        Check("a call", "ok", f"{1e3 * found.speed.seconds_of_call:.2f} ms round trip"),
+        Check("arrays", "ok", f"{found.speed.mib_per_second:,.0f} MiB/s round trip"),
     ]

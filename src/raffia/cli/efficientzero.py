@@ -8,49 +8,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from raffia.cli.algorithm import AlgorithmCommands
+from raffia.cli.algorithm import FOLDER, POPULATION, AlgorithmCommands
 from raffia.cli.figures import show_evaluation
 from raffia.cli.parser import UsageError
 from raffia.cli.style import call, number, waiting
 from raffia.hints import plural
 from raffia.recipes.efficientzero.config import EfficientZeroRun
 
-# tyro keeps the breaks of indented lines only.
-ABOUT = """\
-Train EfficientZero in a new folder, and show how it goes. Ctrl-C saves and
-leaves.
-
-the folder holds:
-  config.json     all settings, versions and the seed
-  metrics.jsonl   what was measured; TensorBoard files beside it
-  checkpoints     from which `raffia resume` goes on, exactly
-  episodes        recordings, where they are asked for
-
-begin with:
-  --preset NAME   one of the settings that have a name, below
-  --config FILE   settings from .json or .yaml, such as a run's config.json;
-                  together with --preset they change it
-  --run FOLDER    folder of the run; if not given, runs/NAME-SEED, or the
-                  first of runs/NAME-SEED-2, -3 ... that is free
-
-examples:
-  raffia train efficientzero --preset cartpole --seed 1
-  raffia train efficientzero --preset cartpole --search.num_simulations 50
-  raffia train efficientzero --preset lunarlander --config mine.yaml
-  raffia train efficientzero --preset atari100k --env.id atari/breakout
-
-presets:
-{presets}
-
-Then every setting can be given; shown are the values of {shown}."""
-
 
 class EfficientZeroCommands(AlgorithmCommands):
     """EfficientZero's part of `raffia train`, `resume` and `evaluate`."""
 
-    train_flags = ("--population",)
-    about = ABOUT
-    no_preset = "no preset: the paper's, for Atari"
+    train_flags = {"--population": POPULATION}
+    folder = {**FOLDER, "episodes": "recorded episodes, with --evaluate.record gif or mp4"}
+    examples = (
+        "raffia train efficientzero --preset cartpole --seed 1",
+        "raffia train efficientzero --preset cartpole --search.num_simulations 50",
+        "raffia train efficientzero --preset lunarlander --config mine.yaml",
+        "raffia train efficientzero --preset atari100k --env.id atari/breakout",
+    )
+    no_preset = "default values, the paper's for Atari"
 
     def start_with(
         self, flags: Mapping[str, str], words: Sequence[str]

@@ -10,19 +10,19 @@ from raffia.cli.parser import Parser
 from raffia.cli.runs import add_algorithm, add_checkpoint, chosen_run, config_of
 
 ABOUT = """\
-Play whole episodes with the agent of a run, without exploring: no noise at the root, the best
-action always. Prints mean, standard error, minimum, median and maximum of the returns; of games of
-two players the wins, draws and losses from either side. The same call gives the same episodes.
+Play whole episodes with a trained agent, without exploration: no noise at the root, and always the
+best action. Prints mean, standard error, minimum, median and maximum of the returns; for two-player
+games, wins, draws and losses as first and as second player. The same call plays the same episodes.
 
-Of a run of ILQL: games by each decoding, with 95 % intervals; or its losses on held-out rows,
-and with --env dialogues in an environment of yours.
+For ILQL runs: games with each decoding, with 95 % intervals; or losses on held-out rows and, with
+--env, dialogues in your own environment.
 
-writes all figures as JSON into RUN/evaluations, and with --record
-films of episodes, with what the agent thought, into RUN/episodes."""
+Writes all figures as JSON to RUN/evaluations and, with --record, videos of episodes with the
+agent's search results to RUN/episodes."""
 FILMED = 3  # episodes
 EXAMPLES = [
     "raffia evaluate runs/cartpole-0",
-    "raffia evaluate runs/cartpole-0 --num-simulations 100  # thinks longer",
+    "raffia evaluate runs/cartpole-0 --num-simulations 100  # search longer",
     "raffia evaluate runs/tictactoe-0 --opponent random --record 5 --format mp4",
     "raffia evaluate runs/chats-0 --env desk.py:Desk",
     "raffia evaluate runs/cartpole-0 --json | jq .mean_return",
@@ -47,7 +47,11 @@ def _parser() -> Parser:
     parser = Parser("raffia evaluate", ABOUT, EXAMPLES)
     parser.add_argument("run", metavar="RUN", nargs="?", help="folder of the run")
     parser.add_argument(
-        "--episodes", type=_positive, default=100, metavar="N", help="how many; 100 if not given"
+        "--episodes",
+        type=_positive,
+        default=100,
+        metavar="N",
+        help="number of episodes (default: 100)",
     )
     add_checkpoint(parser)
     add_algorithm(parser)
@@ -55,31 +59,36 @@ def _parser() -> Parser:
         "--num-simulations",
         type=_positive,
         metavar="N",
-        help="of the search, for each move; as in the run's own evaluations if not given",
+        help="simulations of each search (default: as in the run's own evaluations)",
     )
     parser.add_argument(
         "--opponent",
         choices=["random", "rule", "perfect"],
-        help="in games of two players; as in the run's settings if not given",
+        help="opponent in two-player games (default: as in the run's settings)",
     )
     parser.add_argument(
         "--env",
         default="",
         metavar="WHERE",
-        help="environment of your own for ILQL: package.module:name or file.py:name",
+        help="your own environment, for ILQL runs: package.module:name or file.py:name",
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the episodes; 0")
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="seed of the episodes (default: 0)"
+    )
     parser.add_argument(
         "--record",
         type=_positive,
         default=0,
         metavar="N",
-        help=f"film the first N episodes; {FILMED} where no number follows",
+        help=f"record the first N episodes; {FILMED} if N is left out",
     )
     parser.add_argument(
-        "--format", choices=["gif", "mp4"], default="gif", help="of the films; gif if not given"
+        "--format",
+        choices=["gif", "mp4"],
+        default="gif",
+        help="format of the videos (default: gif)",
     )
-    parser.add_argument("--json", action="store_true", help="print what is written, as one line")
+    parser.add_argument("--json", action="store_true", help="print the figures as one line of JSON")
     return parser
 
 

@@ -12,8 +12,8 @@ from raffia.cli.style import call, columns, paint, waiting
 
 OUT = "export"  # in the run's folder
 ABOUT = """\
-Write the language model of a run of ILQL as a folder that transformers loads, with tokenizer and
-card. What LoRA changed is put into the weights.
+Export the language model of an ILQL run to a folder that transformers can load, with tokenizer and
+model card. LoRA weights are merged.
 
 the folder holds:
   config.json, model.safetensors, generation_config.json
@@ -21,12 +21,12 @@ the folder holds:
   tokenizer.json, tokenizer_config.json, chat_template.jinja
                         AutoTokenizer.from_pretrained(FOLDER): the run's tokens
   value_heads.safetensors, raffia_ilql.json
-                        V and Q, which transformers knows nothing of;
+                        the V and Q heads, which transformers does not use;
                         raffia.recipes.ilql.export.load_exported(FOLDER)
-                        speaks by them
-  README.md             what it learnt from, how, and how good it is
+                        decodes with them
+  README.md             model card: data, training, evaluation
 
-`raffia train ilql --model FOLDER --data FILE` trains on from there."""
+`raffia train ilql --model FOLDER --data FILE` continues training from the folder."""
 EXAMPLES = [
     "raffia export runs/wordle-0",
     "raffia export runs/chats-0 --out models/chats --checkpoint newest",
@@ -44,7 +44,7 @@ def export(words: Sequence[str]) -> int:
     parser = Parser("raffia export", ABOUT, EXAMPLES)
     parser.add_argument("run", metavar="RUN", nargs="?", help="folder of the run")
     parser.add_argument(
-        "--out", metavar="FOLDER", help=f"not there yet, or empty; RUN/{OUT} if not given"
+        "--out", metavar="FOLDER", help=f"folder to write, new or empty (default: RUN/{OUT})"
     )
     add_checkpoint(parser)
     args = parser.read(words)
@@ -63,7 +63,9 @@ def export(words: Sequence[str]) -> int:
     print(f"wrote {paint(str(out), 'cyan', sys.stdout)}, of update {done.update}")
     ways = [["AutoModelForCausalLM.from_pretrained", "transformers: the policy"]]
     if done.with_values:
-        ways.append(["raffia.recipes.ilql.export.load_exported", "with the values"])
-    ways.append([call("raffia", "train", "ilql", "--model", out, "--data", "FILE"), "to train on"])
+        ways.append(["raffia.recipes.ilql.export.load_exported", "the policy with its values"])
+    ways.append(
+        [call("raffia", "train", "ilql", "--model", out, "--data", "FILE"), "train further"]
+    )
     print(columns(ways))
     return 0

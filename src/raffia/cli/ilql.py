@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raffia.cli.algorithm import AlgorithmCommands
+from raffia.cli.algorithm import FOLDER, POPULATION, AlgorithmCommands
 from raffia.cli.figures import show_figures
 from raffia.cli.parser import UsageError
 from raffia.cli.style import call, columns, number, waiting
@@ -25,53 +25,46 @@ FREE = (
     "dropout",
     "gradient_checkpointing",
 )  # of the trunk, whatever the model's folder sets
-ABOUT = """\
-Train ILQL in a new folder, on logged dialogues with rewards, and show how it
-goes. Ctrl-C saves and leaves.
-
-the folder holds:
-  config.json     all settings, versions and the seed
-  metrics.jsonl   what was measured; TensorBoard files beside it
-  checkpoints     from which `raffia resume` goes on, exactly
-  tokenizer       and, of files, what it made of them in tokens
-  language_model  of one to go on from, what the checkpoints do not hold
-
-begin with:
-  --preset NAME   one of the settings that have a name, below
-  --data FILE     dialogues of your own: .jsonl, .json, .jsonl.gz or .parquet;
-                  with --data.files several
-  --model FOLDER  a causal language model as Hugging Face keeps it, to go on
-                  from: a GPT-2, or any that transformers knows (extra: hf); with
-                  --lora.rank 8 its weights stay, and small changes are learnt
-  --population N  N members that learn side by side, of whom the better go on,
-                  with other hyper-parameters: --population.ranges and so on
-  --env WHERE     an environment of yours that answers the agent, in which it is
-                  evaluated: package.module:name or file.py:name; see docs/ilql.md
-  --config FILE   settings from .json or .yaml, such as a run's config.json
-  --run FOLDER    folder of the run; if not given, runs/NAME-SEED, or the
-                  first of runs/NAME-SEED-2, -3 ... that is free
-
-The trunk's vocab_size, and with --model all its sizes, follow from tokens and
-model.
-
-examples:
-  raffia train ilql --preset wordle --seed 1
-  raffia train ilql --preset wordle --wordle.num_words 48 --loss.tau 0.9
-  raffia train ilql --data chats.jsonl --model models/gpt2 --num_updates 20000
-
-presets:
-{presets}
-
-Then every setting can be given; shown are the values of {shown}."""
 
 
 class ILQLCommands(AlgorithmCommands):
     """ILQL's part of `raffia train`, `resume` and `evaluate`."""
 
-    train_flags = ("--data", "--model", "--population")
-    vouched_flags = ("--env",)
+    train_flags = {
+        "--data": (
+            "FILE",
+            "your own dialogues: .jsonl, .json, .jsonl.gz or .parquet; for several files use "
+            "--data.files",
+        ),
+        "--model": (
+            "FOLDER",
+            "start from a causal language model in the Hugging Face format, such as GPT-2 (extra: "
+            "hf); with --lora.rank 8 its weights are frozen and a low-rank change is learnt",
+        ),
+        "--population": POPULATION,
+    }
+    vouched_flags = {
+        "--env": (
+            "WHERE",
+            "evaluate in your own environment: package.module:name or file.py:name; see "
+            "docs/ilql.md",
+        ),
+    }
+    folder = {
+        **FOLDER,
+        "tokenizer": "the tokenizer, and the data files as tokens",
+        "language_model": "with --model: what checkpoints leave out of the model",
+    }
+    examples = (
+        "raffia train ilql --preset wordle --seed 1",
+        "raffia train ilql --preset wordle --wordle.num_words 48 --loss.tau 0.9",
+        "raffia train ilql --data chats.jsonl --model models/gpt2 --num_updates 20000",
+    )
+    note = (
+        "The trunk's vocab_size follows from the tokens; with --model all its sizes follow from "
+        "the model."
+    )
     env = ""  # what `given` found
-    about = ABOUT
 
     def start_with(self, flags: Mapping[str, str], words: Sequence[str]) -> tuple[str, ILQLRun]:
         """The preset, which --data and --model may imply, with what these flags change."""
@@ -151,9 +144,9 @@ class ILQLCommands(AlgorithmCommands):
     def uses(self, run: Path) -> list[list[str]]:
         """Calls that use the agent: it can be talked to."""
         return [
-            [call("raffia", "evaluate", run, *self.named_for_calls()), "how good it is now"],
-            [call("raffia", "report", run), "curves, and dialogues with what it thinks of them"],
-            [call("raffia", "chat", run), "talk to it"],
+            [call("raffia", "evaluate", run, *self.named_for_calls()), "evaluate the agent"],
+            [call("raffia", "report", run), "learning curves, and dialogues with their values"],
+            [call("raffia", "chat", run), "talk to the agent"],
         ]
 
     def evaluate(self, run: Path, config: ILQLRun, args: argparse.Namespace) -> int:
@@ -204,9 +197,9 @@ def table(record: dict[str, Any]) -> str:
     >>> print(table({"held_out": {"loss": 0.5, "v_mean": -1.25, "score": -0.5}}))
       loss     0.500
       v_mean  -1.250
-    These are losses and means on held-out rows: they do not tell how well it speaks.
-    No return is estimated: for that the policy has to be a cloning of the data (loss.beta 0), and
-    decoding to use it.
+    These are losses and means on held-out rows; they do not measure how well it speaks.
+    No return is estimated: this requires a policy that imitates the data (loss.beta 0), and
+    decoding from that policy.
     >>> one = {"mean_return": -2.5, "low": -3.0, "high": -2.0, "share_won": 0.75, "returns": [-2.5]}
     >>> print(table({"decodings": {"decode": one}}))
               return    low   high   won  games
@@ -224,12 +217,12 @@ def table(record: dict[str, Any]) -> str:
 
 
 ESTIMATE = {
-    "estimated_return": "return when decoding, estimated",
+    "estimated_return": "estimated return when decoding",
     "estimated_low": "... 95 % interval from",
     "estimated_high": "... to",
     "logged_return": "return of the same dialogues as logged",
-    "effective_rows": "dialogues that the estimate rests on",
-    "support": "fraction of its answers that the data have",
+    "effective_rows": "effective number of dialogues behind the estimate",
+    "support": "share of its answers that are in the data",
 }
 FEW = 10  # dialogues, below which an estimate is hardly worth anything
 
@@ -239,24 +232,24 @@ def _held_out(means: dict[str, float]) -> str:
     losses = [[name, f"{value:.3f}"] for name, value in means.items() if name not in hidden]
     lines = [
         columns(losses, right=[1]),
-        "These are losses and means on held-out rows: they do not tell how well it speaks.",
+        "These are losses and means on held-out rows; they do not measure how well it speaks.",
     ]
     if "estimated_return" not in means:
         lines.append(
-            "No return is estimated: for that the policy has to be a cloning of the data (loss.beta"
-            " 0), and\ndecoding to use it."
+            "No return is estimated: this requires a policy that imitates the data (loss.beta 0), "
+            "and\ndecoding from that policy."
         )
         return "\n".join(lines)
     rows = [[label, f"{means[name]:.3f}"] for name, label in ESTIMATE.items()]
     lines += ["", columns(rows, right=[1])]
     lines.append(
-        "The estimate weighs the held-out dialogues by the probability of their answers in "
-        "decoding;\nwhat it would say beside the data counts as the worst dialogue. It "
-        "is no game that was played."
+        "The estimate weights the held-out dialogues by the probability of their answers in "
+        "decoding;\nanswers that are not in the data count as the worst dialogue. No episode was "
+        "played for it."
     )
     if means["effective_rows"] < FEW:
         lines.append(
-            f"It rests on {means['effective_rows']:.1f} dialogues, which is too few to rely on: "
+            f"It is based on {means['effective_rows']:.1f} dialogues, which is too few to rely on: "
             "hold out more (--data.held_out),\nor judge by dialogues with the agent (raffia chat)."
         )
     return "\n".join(lines)

@@ -15,13 +15,13 @@ from raffia.report.folder import RunSummary, find_runs, summarise
 
 ABOUT = """\
 List presets, environments, and the runs below a folder with their state and their latest and best
-mean return; of runs on dialogues without games the loss of held-out rows.
+mean return, or held-out loss for runs on dialogues without an environment.
 
-  presets       named settings to train with
-  environments  names for --env.id (asks Gymnasium, which takes a moment)
-  runs          below ./runs, or below the folder that --in names
+  presets       named settings for training
+  environments  names for --env.id (imports Gymnasium, which takes a moment)
+  runs          below ./runs, or below the folder given by --in
 
-Without a word it lists presets and runs. It writes nothing."""
+Without arguments, presets and runs are listed. Nothing is written."""
 EXAMPLES = [
     "raffia list",
     "raffia list environments | grep -i lander",
@@ -41,7 +41,12 @@ def list_all(words: Sequence[str]) -> int:
     parser = Parser("raffia list", ABOUT, EXAMPLES)
     parser.add_argument("kinds", metavar="WHAT", nargs="*", help=", ".join(KINDS))
     parser.add_argument(
-        "--in", dest="home", type=Path, default=HOME, metavar="FOLDER", help="of runs; ./runs"
+        "--in",
+        dest="home",
+        type=Path,
+        default=HOME,
+        metavar="FOLDER",
+        help="where to look for runs (default: runs)",
     )
     args = parser.read(words)
     for kind in args.kinds:
@@ -81,11 +86,11 @@ def runs(home: Path) -> str:
     """One line of each run below a folder.
 
     >>> print(runs(Path("gone")))
-      none yet; begin with raffia train efficientzero --preset cartpole
+      none yet; start with raffia train efficientzero --preset cartpole
     """
     found = [summarise(folder) for folder in find_runs(home)]
     if not found:
-        return "  none yet; begin with raffia train efficientzero --preset cartpole"
+        return "  none yet; start with raffia train efficientzero --preset cartpole"
     head = ["", "environment", "seed", "state", "steps", "updates", "time", "latest", "best"]
     return columns([head, *(_row(run) for run in found)], right=[2, 4, 5, 6, 7, 8])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from functools import partial
 from typing import NoReturn
 
 from raffia.cli.style import filled, help_width
@@ -40,11 +41,11 @@ class Parser(argparse.ArgumentParser):
             prog=prog,
             description=filled(about, help_width()),
             epilog="\n  ".join(["examples:", *_aligned(examples)]) if examples else None,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            formatter_class=partial(argparse.RawDescriptionHelpFormatter, width=help_width() - 2),
             allow_abbrev=False,
             add_help=False,
         )
-        self.add_argument("-h", "--help", action="help", help="show this and leave")
+        self.add_argument("-h", "--help", action="help", help="show this help and exit")
 
     def read(self, words: Sequence[str]) -> argparse.Namespace:
         """The arguments that the words stand for; UsageError where there are none."""

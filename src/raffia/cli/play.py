@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 ABOUT = """\
-Play TicTacToe or Connect4 against the agent of a run, in the terminal. It writes nothing."""
+Play TicTacToe or Connect4 against a trained agent, in the terminal. Nothing is written."""
 EXAMPLES = [
-    "raffia train efficientzero --preset tictactoe  # first, an agent",
+    "raffia train efficientzero --preset tictactoe  # train an agent",
     "raffia play runs/tictactoe-0",
-    "raffia play runs/connect4-0 --second --num-simulations 400  # it begins",
+    "raffia play runs/connect4-0 --second --num-simulations 400  # it moves first",
 ]
 
 
@@ -34,12 +34,18 @@ def play(words: Sequence[str]) -> int:
     """
     parser = Parser("raffia play", ABOUT, EXAMPLES)
     parser.add_argument("run", metavar="RUN", nargs="?", help="folder of the run")
-    parser.add_argument("--second", action="store_true", help="the agent begins")
+    parser.add_argument("--second", action="store_true", help="let the agent move first")
     parser.add_argument(
-        "--checkpoint", default="best", metavar="WHICH", help="best, newest, or a number"
+        "--checkpoint",
+        default="best",
+        metavar="WHICH",
+        help="best (default), newest, or the number of an update",
     )
     parser.add_argument(
-        "--num-simulations", type=int, metavar="N", help="of its search, for each move"
+        "--num-simulations",
+        type=int,
+        metavar="N",
+        help="simulations of the agent's search per move",
     )
     args = parser.read(words)
     from raffia.recipes.efficientzero.match import GAMES
@@ -177,24 +183,24 @@ class Table:
     def _help(self) -> None:
         names = self.match.game.action_names
         if len(names) == self.match.game.columns:
-            moves = f"Drop a stone by its column, {names[0]} to {names[-1]}."
+            moves = f"Drop a stone into a column, {names[0]} to {names[-1]}."
         else:
-            moves = f"Set a stone by its square, {names[0]} to {names[-1]}, or 1 to {len(names)}."
-        self._print_line(f"{moves}\nOther words: undo, new, help, quit.")
+            moves = f"Place a stone on a square, {names[0]} to {names[-1]}, or 1 to {len(names)}."
+        self._print_line(f"{moves}\nOther commands: undo, new, help, quit.")
 
     def _undo(self) -> None:
         """Take back moves to before the person's last one."""
         made = len(self.match.actions)
         own = [ply for ply in range(made) if ply % 2 == self.person]
         if not own:
-            self._print_line("There is no move of yours to take back.")
+            self._print_line("You have no move to take back.")
             return
         self.match.take_back(made - own[-1])
         self._show()
 
     def _leave(self) -> None:
         self._seated = False
-        self._print_line("Good bye.")
+        self._print_line("Goodbye.")
 
     def _ask(self, question: str) -> None:
         """Read a line and execute it."""
@@ -208,7 +214,7 @@ class Table:
         if word in self._commands:
             self._commands[word]()
         elif word and self.match.ended:
-            self._print_line("This game is over. Type new for another one, undo or quit.")
+            self._print_line("This game is over. Type new, undo or quit.")
         elif word:
             self._move(word)
 
@@ -218,7 +224,7 @@ class Table:
         free = " ".join(names[legal] for legal in self.match.legal)
         if action is None:
             self._print_line(
-                f"{word!r} is no move that I know; help lists them.\nYou can play {free}."
+                f"{word!r} is not a move; type help for the moves.\nYou can play {free}."
             )
         elif action not in self.match.legal:
             taken = "full" if len(names) == self.match.game.columns else "taken"
@@ -237,7 +243,7 @@ class Table:
         game = self.match.game
         return (
             f"The agent plays {game.action_names[thought.action]}. It values the position at "
-            f"{thought.value:+.2f} for itself\n(1 wins, -1 loses); its search went to\n"
+            f"{thought.value:+.2f} for itself\n(1: win, -1: loss). Visits of its search:\n"
             f"{policy_text(thought.policy, game.action_names, game.columns)}"
         )
 

@@ -12,16 +12,16 @@ from raffia.cli.style import call, paint
 from raffia.report.folder import runs_of_sweep
 
 ABOUT = """\
-Write one HTML page about a run or several: learning curves with seeds and confidence band, losses,
-rates, an episode, a searched tree, the settings. Of runs of ILQL also dialogues, each token in the
-colour of its advantage, and methods and decodings in a table. Every figure is read from the files
-of the runs, also while they train. The folder of a sweep stands for all its runs: settings by
-their scores, and each run. The page holds all it needs: send it, open it anywhere.
+Write one HTML page about one or more runs: learning curves over seeds with confidence bands,
+losses, rates, an episode, a search tree, and the settings. For ILQL runs also dialogues, with
+tokens coloured by advantage, and a table of methods and decodings. All figures are read from the
+run folders, also during training. For the folder of a sweep, the page ranks the settings by score
+and lists each run. The page is self-contained.
 
-writes RUN/report.html; of several runs, report.html in the folder that holds them; or --out."""
+Writes RUN/report.html for one run, report.html in the common folder for several, or --out."""
 EXAMPLES = [
     "raffia report runs/cartpole-0",
-    "raffia report runs/cartpole-*  # seeds become one curve with a band",
+    "raffia report runs/cartpole-*  # one curve with a band over the seeds",
     "raffia report runs/cartpole-0 runs/cartpole-gumbel-0 --out compared.html",
     "raffia report sweeps/lr  # all runs of a sweep",
     "raffia report runs/wordle-*  # ILQL, behaviour cloning ... in one table",
@@ -37,8 +37,8 @@ def report(words: Sequence[str]) -> int:
     raffia.cli.parser.UsageError: raffia report has no --outt=page.html; did you mean --out?
     """
     parser = Parser("raffia report", ABOUT, EXAMPLES)
-    parser.add_argument("runs", metavar="RUN", nargs="*", help="folders of runs, or of sweeps")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="where the page is written")
+    parser.add_argument("runs", metavar="RUN", nargs="*", help="folders of runs or sweeps")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="file to write")
     args = parser.read(words)
     runs, missing, out = [], [], args.out
     for given in args.runs or [None]:

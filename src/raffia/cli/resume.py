@@ -25,33 +25,33 @@ from raffia.train.config import changed_settings, from_command_line
 HELP = """\
 usage: raffia resume RUN [settings]
 
-Go on with a run at its newest checkpoint. A run that was stopped at any moment, even by kill -9,
-ends on the CPU as if it had never been stopped, bit for bit. A checkpoint that is damaged is named,
+Continue a run from its newest checkpoint. On the CPU, a run that was stopped at any moment, even by
+kill -9, ends with the same bits as one that was never stopped. A damaged checkpoint is reported,
 and the one before it is used.
 
-Settings of length, intervals and device may be changed; the run records them:
+Settings for length, intervals and device may be changed; the run records the new values:
 
-  --collect.num_env_steps N    its length; schedules over all of it stretch
+  --collect.num_env_steps N    length; schedules over the whole run stretch
   --collect.extra_updates N    updates after the last step
-  --evaluate.target_return X   end at this mean return; `none` goes on behind it
-  --evaluate.* --checkpoint.*  how often, how much
+  --evaluate.target_return X   stop at this mean return; `none`: do not stop
+  --evaluate.* --checkpoint.*  how often, and how much
   --device --num_threads --compile --env.num_workers
-                               where it runs: then equal but for rounding
-  --env.step_timeout_seconds   how long a worker may take for a step
+                               where it runs; results are equal up to rounding
+  --env.step_timeout_seconds   time limit of a worker for one step
 
-Of runs of ILQL:
+For ILQL runs:
 
-  --num_updates N              its length
+  --num_updates N              length
   --decode.* --evaluate.* --checkpoint.*
-                               how it speaks when evaluated, how often, how much
+                               decoding in evaluations, how often, how much
   --num_micro_batches --learners.* --device --num_threads --compile
                                where it runs
-  --env file.py:name           as in the call that started it: see docs/ilql.md
+  --env file.py:name           the same as for train; see docs/ilql.md
 
-Any other setting shaped what was learnt, and needs a run of its own.
+All other settings affect what is learnt: to change them, train a new run.
 
-Of a sweep's folder: finished runs stay, interrupted ones are resumed, missing ones started, failed
-ones tried again. It takes --workers, --engine.name, --engine.address and --devices.
+For the folder of a sweep: finished runs are kept, interrupted ones resumed, missing ones started,
+and failed ones tried again. --workers, --engine.name, --engine.address and --devices may change.
 
 examples:
   raffia resume runs/cartpole-0
@@ -80,7 +80,7 @@ def resume(words: Sequence[str]) -> int:
     flags, settings = split_own(words[1:], ["--algorithm"])
     algorithm, before = config_of(run, flags.get("--algorithm", ""))
     commands = commands_of(algorithm)
-    flags, settings = split_own(settings, commands.vouched_flags, algorithm.name)
+    flags, settings = split_own(settings, list(commands.vouched_flags), algorithm.name)
     after = from_command_line(
         commands.given(before, flags), settings, prog="raffia resume", description=""
     )
@@ -92,7 +92,7 @@ def resume(words: Sequence[str]) -> int:
     if not changed and state.state in ("finished", "target") and _is_saved(run, state):
         _print_finished(run, commands, before, state.state)
         return 0
-    print_start(after, run, " again")
+    print_start(after, run, ", resumed")
     from raffia.recipes.running import resume_run
 
     require_device(after.device)
@@ -126,4 +126,4 @@ def _print_finished(run: Path, commands: AlgorithmCommands, config: Any, state: 
     target = ["--evaluate.target_return", "none"]
     flags = target if state == "target" else commands.longer(config)
     again = call("raffia", "resume", run, *commands.named_for_calls(), *flags)
-    print_next([[again, "go on all the same"], *commands.uses(run)])
+    print_next([[again, "continue anyway"], *commands.uses(run)])

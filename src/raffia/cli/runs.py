@@ -40,7 +40,7 @@ def add_checkpoint(parser: Parser) -> None:
         type=_checkpoint,
         default="best",
         metavar="WHICH",
-        help="best (if not given), newest, or the number of an update",
+        help="best (default), newest, or the number of an update",
     )
 
 
@@ -64,7 +64,7 @@ def add_algorithm(parser: Parser) -> None:
         "--algorithm",
         default="",
         metavar="WHERE",
-        help="of a run by an algorithm of your own: package.module:name or file.py:name",
+        help="your own algorithm: package.module:name or file.py:name",
     )
 
 
@@ -231,10 +231,10 @@ def print_start(config: Any, folder: Path, remark: str = "") -> None:
 
     >>> from raffia.recipes.efficientzero.presets import PRESETS
     >>> print_start(PRESETS["smoke"], Path("runs/a"))
-    EfficientZero on CartPole-v1, seed 0, in runs/a; Ctrl-C saves and leaves
+    EfficientZero on CartPole-v1, seed 0, in runs/a; Ctrl-C saves and stops
     """
     what = f"{config.title}, seed {config.seed}, in {folder}{remark}"
-    print(f"{printable(what)}; Ctrl-C saves and leaves", flush=True)
+    print(f"{printable(what)}; Ctrl-C saves and stops", flush=True)
 
 
 def require_device(name: str, is_here: bool = True) -> None:

@@ -73,7 +73,7 @@ def help_width() -> int:
 
 
 def filled(text: str, width: int | None) -> str:
-    """Paragraphs in lines of this width, at most 100; those with an indented line stay as they are.
+    """Paragraphs in lines of this width, at most 100; those with an indented line are unchanged.
 
     >>> print(filled("One two\\nthree four.\\n\\n  kept as\\n  it is", 13))
     One two three
@@ -119,6 +119,17 @@ def columns(
             line = line[:begin] + ("\n" + " " * begin).join(below)
         lines.append(line)
     return "\n".join(lines)
+
+
+def section(title: str, rows: Sequence[Sequence[str]]) -> str:
+    """A titled table of a help text, as wide as the terminal.
+
+    >>> print(section("presets", [["smoke", "tiny"], ["cartpole", "small"]]))
+    presets:
+      smoke     tiny
+      cartpole  small
+    """
+    return f"{title}:\n{columns(rows, width=help_width())}"
 
 
 def waiting(text: str) -> None:

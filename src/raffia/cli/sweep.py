@@ -11,62 +11,63 @@ from typing import TYPE_CHECKING, Any
 from raffia.cli.doctor import usable_cores
 from raffia.cli.parser import UsageError
 from raffia.cli.runs import print_next, require_device
-from raffia.cli.style import call, columns, filled, help_width, number, printable
+from raffia.cli.style import call, columns, filled, help_width, number, printable, section
 from raffia.cli.train import Asked, split_own
 from raffia.files import is_free
 from raffia.train.config import ConfigError
 
 if TYPE_CHECKING:
+    from raffia.cli.algorithm import AlgorithmCommands
     from raffia.sweep import Manifest, Search, SweepResult
 
-HELP = """\
+USAGE = """\
 usage: raffia sweep ALGORITHM (--preset NAME | --config FILE | --data FILE)
                     [--seeds 0..4] [--grid NAME=ONE,TWO ...]
                     [--random N | --optuna N  --ranges NAME=LOW..HIGH ...]
                     [--out FOLDER] [--workers N] [settings]
-       raffia sweep --resume FOLDER
-
-Train an agent for each seed, at each point of a grid of settings or at random draws of them: each
-a run in a worker process of its own, and an ordinary run folder in FOLDER/runs. Settings are those
-of `raffia train`. The same command plans the same runs. Ctrl-C saves all runs and leaves, and
-`raffia resume FOLDER` goes on. A run that fails is reported, and ends no other.
-
-what varies:
-  --seeds 0..4      one run for each; also 0,1,7; if not given, the seed of
-                    the settings
-  --grid NAME=ONE,TWO ...
-                    values of settings, all combinations of them
-  --random N        random draws, or
-  --optuna N        trials, each suggested by Optuna from the scores of those
-                    before it (extra: sweep), from
-  --ranges NAME=LOW..HIGH NAME=ONE,TWO ...
-                    logarithmic where LOW is above 0 and HIGH ten times as
-                    large or more, whole numbers where both are
-  --sweep_seed N    of the draws and trials; 0 if not given
-
-where it runs:
-  --out FOLDER      if not given, sweeps/NAME
-  --workers N       runs at a time; if not given, as the processors have room,
-                    on Ray those of the whole cluster
-  --engine.name     process (if not given), ray, or inline: in this process,
-                    one run after the other; of the sweep, not of its runs
-  --engine.address  of a Ray cluster
-  --devices cuda:0,cuda:1
-                    a worker for each; a run gets that of its worker; on Ray
-                    each has a card of its own, whatever its number
-
-examples:
+       raffia sweep --resume FOLDER"""
+ABOUT = """\
+Train {what} for each seed, at each point of a grid of settings, or at random or suggested settings.
+Each run has a worker process and an ordinary run folder in FOLDER/runs. The settings of
+`raffia train` can be given, too, and apply to all runs. The same command plans the same runs.
+Ctrl-C saves all runs and stops; `raffia resume FOLDER` continues. A run that fails is reported, and
+the others continue."""
+VARIES = {
+    "--seeds 0..4": "one run per seed; a list such as 0,1,7 works, too (default: the seed setting)",
+    "--grid NAME=ONE,TWO ...": "values of settings; all combinations are trained",
+    "--random N": "N random draws from --ranges",
+    "--optuna N": "N trials from --ranges, each suggested by Optuna from the scores of earlier "
+    "trials (extra: sweep)",
+    "--ranges NAME=LOW..HIGH ...": "ranges of settings, or choices: NAME=ONE,TWO. A range is "
+    "logarithmic if LOW > 0 and HIGH >= 10 LOW, and integer if both ends are",
+    "--sweep_seed N": "seed of the draws and trials (default: 0)",
+}
+WHERE = {
+    "--out FOLDER": "folder of the sweep (default: sweeps/NAME)",
+    "--workers N": "number of parallel runs (default: what the cores allow; on Ray, those of "
+    "the whole cluster)",
+    "--engine.name NAME": "engine of the sweep, not of its runs: process (default), ray, or inline "
+    "for one run after the other in this process",
+    "--engine.address ADDRESS": "address of a Ray cluster",
+    "--devices cuda:0,cuda:1": "one worker per device; a run uses the device of its worker. On Ray "
+    "each worker has a GPU to itself, whatever the number in its name",
+}
+EXAMPLES = {
+    "efficientzero": """\
   raffia sweep efficientzero --preset cartpole --seeds 0..4
   raffia sweep efficientzero --preset cartpole --seeds 0..4 \\
       --grid optimizer.learning_rate=1e-3,2e-3 --out sweeps/lr --workers 2
   raffia sweep efficientzero --preset atari100k --seeds 0..4 \\
       --grid env.id=atari/pong,atari/breakout --devices cuda:0,cuda:1
-  raffia sweep ilql --preset ilql-smoke --random 20 \\
-      --ranges optimizer.learning_rate=1e-5..1e-2
   raffia sweep efficientzero --preset cartpole --optuna 40 --seeds 0..1 \\
-      --ranges optimizer.learning_rate=1e-5..1e-2 replay.alpha=0.0..1.0
-  raffia report sweeps/lr    # all runs on one page, settings by score
-  raffia resume sweeps/lr"""
+      --ranges optimizer.learning_rate=1e-5..1e-2 replay.alpha=0.0..1.0""",
+    "ilql": """\
+  raffia sweep ilql --preset ilql-smoke --random 20 \\
+      --ranges optimizer.learning_rate=1e-5..1e-2""",
+    "": """\
+  raffia report sweeps/lr    # all runs on one page, settings ranked by score
+  raffia resume sweeps/lr""",
+}
 HOME = Path("sweeps")
 HOW = ("--workers", "--engine.name", "--engine.address", "--devices")
 LISTS = ("--grid", "--ranges")
@@ -82,13 +83,14 @@ def sweep(words: Sequence[str]) -> int:
     raffia.train.settings.ConfigError: --seeds 0-4: '0-4' is no seed; write 0..4, or 0,1,7
     """
     if words and words[0] in ("-h", "--help"):
-        print(filled(HELP, help_width()))
+        examples = "\n".join(["examples:", *EXAMPLES.values()])
+        print("\n\n".join([USAGE, *_help_blocks("an agent"), examples]))
         return 0
     if words and words[0].partition("=")[0] == "--resume":
         flags, others = split_own(words, ["--resume"])
         return resume_sweep(Path(flags["--resume"]), others)
     lists, words = _lists(words)
-    asked = Asked.of(words, "sweep", FLAGS)
+    asked = Asked.of(words, "sweep", FLAGS, _help_text)
     flags = asked.flags
     from raffia.sweep import plan_runs, read_choices, read_ranges, read_seeds
 
@@ -117,6 +119,21 @@ def sweep(words: Sequence[str]) -> int:
     for device in _devices(manifest, asked.algorithm):
         require_device(device, is_here=manifest.engine.name != "ray")
     return _run(folder, asked.algorithm, manifest, is_new=True)
+
+
+def _help_blocks(what: str) -> list[str]:
+    """What a sweep of this does, and the command's own flags."""
+    return [
+        filled(ABOUT.format(what=what), help_width()),
+        section("what varies", list(VARIES.items())),
+        section("where it runs", list(WHERE.items())),
+    ]
+
+
+def _help_text(commands: AlgorithmCommands, preset: str) -> str:
+    """The text of `raffia sweep NAME --help` above the settings."""
+    examples = EXAMPLES.get(commands.name, f"  raffia sweep {commands.name} --seeds 0..4")
+    return commands.help_of_sweep(preset, _help_blocks(commands.algorithm.title), examples)
 
 
 def _search(
@@ -148,7 +165,7 @@ def _searching(manifest: Manifest, search: Search, algorithm: Any) -> Manifest:
 
 
 def resume_sweep(folder: Path, words: Sequence[str]) -> int:
-    """Go on with a sweep: `raffia resume FOLDER`."""
+    """Continue a sweep: `raffia resume FOLDER`."""
     from raffia.sweep import is_sweep, read_manifest
 
     flags, others = split_own(words, ["--algorithm", *HOW])
@@ -179,7 +196,7 @@ def _run(folder: Path, algorithm: Any, manifest: Manifest, is_new: bool) -> int:
     num, where = manifest.workers, manifest.engine.name
     print(
         f"{manifest.num_runs} runs of {algorithm.title} in {folder}, {num} at a time "
-        f"({where}); Ctrl-C saves and leaves",
+        f"({where}); Ctrl-C saves and stops",
         flush=True,
     )
     result = SweepSession(folder, algorithm, view=view, engine=engine).run()
@@ -194,7 +211,7 @@ def _print_end(result: SweepResult, manifest: Manifest) -> int:
     named = ["--algorithm", manifest.reference] if manifest.reference else []
     calls = [[call("raffia", "report", folder), "all runs on one page"]]
     if any(state not in ("finished", "target") for state in states):
-        what = "try the failed ones again" if result.failed else "go on with what is not done"
+        what = "retry the failed runs" if result.failed else "continue the unfinished runs"
         calls.insert(0, [call("raffia", "resume", folder, *named), what])
     print_next(calls)
     if result.signal:

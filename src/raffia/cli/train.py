@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,21 +28,22 @@ HELP = """\
 usage: raffia train ALGORITHM (--preset NAME | --config FILE | --data FILE)
                     [--run FOLDER] [settings]
 
-Train an agent in a new folder, and show how it goes. Ctrl-C saves and leaves; `raffia resume` goes
-on. The folder holds settings, metrics (JSON lines and TensorBoard), checkpoints and recordings.
+Train an agent in a new run folder and show its progress. Ctrl-C saves a checkpoint and stops;
+`raffia resume FOLDER` continues. The folder holds settings, metrics (JSON Lines and TensorBoard),
+checkpoints and recorded episodes.
 
 algorithms:
 {algorithms}
-  package:name   one of your own, or file.py:name; see docs/own_algorithm.md
+  package:name   your own algorithm, or file.py:name; see docs/own_algorithm.md
 
 examples:
   raffia train efficientzero --preset cartpole           # into runs/cartpole-0
   raffia train efficientzero --preset cartpole --seed 1  # into runs/cartpole-1
   raffia train efficientzero --preset cartpole --help    # all settings
   raffia train ilql --preset wordle                      # into runs/wordle-0
-  raffia train ilql --data chats.jsonl --model gpt2      # from a model's folder
+  raffia train ilql --data chats.jsonl --model gpt2      # fine-tunes gpt2
 
-`raffia list presets` describes each preset."""
+`raffia list presets` lists all presets."""
 
 
 def train(words: Sequence[str]) -> int:
@@ -57,7 +58,7 @@ def train(words: Sequence[str]) -> int:
         rows = [f"  {name:<14} {one.summary}" for name, one in ALGORITHMS.items()]
         print(filled(HELP.format(algorithms="\n".join(rows)), help_width()))
         return 0
-    asked = Asked.of(words, "train", ["--run"])
+    asked = Asked.of(words, "train", ["--run"], _help_text)
     name, config, commands, flags = asked.name, asked.config, asked.commands, asked.flags
     folder = new_folder(
         flags.get("--run"),
@@ -76,11 +77,16 @@ def train(words: Sequence[str]) -> int:
     return commands.print_end(result)
 
 
+def _help_text(commands: AlgorithmCommands, preset: str) -> str:
+    return commands.help(preset)
+
+
 @dataclass(frozen=True)
 class Asked:
     """What the words behind `raffia train` or `raffia sweep` ask for.
 
-    >>> Asked.of(["efficientzero", "--preset", "smoke", "--seed", "3"], "train", []).config.seed
+    >>> words = ["efficientzero", "--preset", "smoke", "--seed", "3"]
+    >>> Asked.of(words, "train", [], AlgorithmCommands.help).config.seed
     3
     """
 
@@ -93,10 +99,17 @@ class Asked:
     config: Any
 
     @classmethod
-    def of(cls, words: Sequence[str], command: str, own: Sequence[str]) -> Asked:
+    def of(
+        cls,
+        words: Sequence[str],
+        command: str,
+        own: Sequence[str],
+        help_text: Callable[[AlgorithmCommands, str], str],
+    ) -> Asked:
         """Read the words; UsageError or ConfigError with the call that works.
 
         own: flags of the command itself, each with a value.
+        help_text: the help above the settings, of an algorithm with one of its presets or none.
         """
         first = next(iter(ALGORITHMS))
         if not words or words[0].startswith("-"):
@@ -117,7 +130,7 @@ class Asked:
             config,
             settings,
             prog=f"raffia {command} {name}",
-            description=commands.help(preset),
+            description=help_text(commands, preset),
         )
         commands.check(config, flags, settings, words)
         return cls(name, algorithm, commands, flags, settings, preset, config)
@@ -138,7 +151,7 @@ def new_folder(given: str | None, name: str, *words: str) -> Path:
     folder = free_folder(wanted)
     if folder != wanted and is_run(wanted):
         print(f"{wanted} {summary_line(state_of(wanted))}")
-        print_next([[call("raffia", "resume", wanted), "goes on with it; this run is a new one"]])
+        print_next([[call("raffia", "resume", wanted), "continue that run; this one is new"]])
     return folder
 
 

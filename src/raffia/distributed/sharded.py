@@ -169,8 +169,8 @@ class Sharded:
             self._given = self._part = self._marks = self._update = None
             if isinstance(error, Lost) and command != SHARD:
                 raise StateLost(
-                    f"a process is gone, and with it its part of the state ({error}): go on from "
-                    "what was saved last"
+                    f"a process is gone, and with it its part of the state ({error}): continue "
+                    "from the last checkpoint"
                 ) from error
             raise
 

@@ -93,7 +93,7 @@ ALGORITHMS = {
     "efficientzero": Algorithm(
         name="efficientzero",
         title="EfficientZero",
-        summary="plans with a learned model; its presets have MuZero, too",
+        summary="plans with a learned model; MuZero is among its presets",
         config=EfficientZeroRun,
         make="raffia.recipes.efficientzero.experiment:EfficientZeroExperiment",
         presets=PRESETS,
@@ -105,7 +105,7 @@ ALGORITHMS = {
     "ilql": Algorithm(
         name="ilql",
         title="ILQL",
-        summary="learns to speak from logged dialogues with rewards",
+        summary="offline RL on logged dialogues with rewards",
         config=ILQLRun,
         make="raffia.recipes.ilql.experiment:ILQLExperiment",
         settle="raffia.recipes.ilql.sizes:with_threads",

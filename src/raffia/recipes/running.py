@@ -36,9 +36,9 @@ from raffia.train.signals import stop_on_signals
 from raffia.train.view import View
 
 INEXACT = (
-    "note: this program multiplied matrices before the run, and on this processor the last bits of "
-    "products then depend on where in memory they lie: a resume, or more processes, may give other "
-    "bits. MKL_CBWR=AUTO in the environment of the program mends that, at no cost"
+    "note: this program multiplied matrices before the run, so on this processor the last bits of "
+    "products depend on memory addresses: a resume, or more processes, may give other bits. To "
+    "avoid this, at no cost, set MKL_CBWR=AUTO in the program's environment"
 )
 
 Make = Callable[[Any, Path, View], Experiment]
@@ -218,7 +218,7 @@ def _run_session(
                 saved, losses = newest, losses + 1 if newest == saved else 1
                 if losses > config.engine.max_restarts:
                     raise
-                shown.message(f"{error}; it does so by itself")
+                shown.message(f"{error}, which happens automatically")
 
 
 @contextlib.contextmanager

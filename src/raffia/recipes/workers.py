@@ -157,7 +157,7 @@ def describe_workers(run: Any) -> list[str]:
         lines.append(f"{population.workers} workers {at} share {population.size} members")
     if evaluators.play_elsewhere:
         lines.append(
-            f"{plural(max(1, evaluators.num), 'evaluator')} {at}, whose episodes are waited for "
+            f"{plural(max(1, evaluators.num), 'evaluator')} {at}; results are collected "
             f"{evaluators.join_after:,} updates later"
         )
     return lines

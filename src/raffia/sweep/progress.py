@@ -44,7 +44,7 @@ class Progress:
 
 def _figures(run: RunSummary | None) -> list[str]:
     if run is None or run.update is None:
-        return ["begins", "-", "-"]
+        return ["starting", "-", "-"]
     step = f"update {run.update:,}" if run.env_step is None else f"step {run.env_step:,}"
     if run.last_loss is not None:
         return [step, f"loss {run.last_loss:.3f}", f"{run.best_loss:.3f}"]

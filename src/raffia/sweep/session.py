@@ -155,7 +155,7 @@ class SweepSession:
             self.view,
         ):
             signals.announce = lambda text: self.view.message(
-                f"{signals.name}: the runs save and stop; once more leaves at once"
+                f"{signals.name}: all runs save and stop; a second signal stops immediately"
             )
             waiting: deque[int] = deque()
             for index, run in enumerate(self.manifest.runs):

@@ -106,7 +106,7 @@ class TrainingSession:
                 buffer.empty()
             filled = experiment.fill_replays()
             if self.records.state()["rows"]:
-                self.view.message("no checkpoint was saved yet: it starts over")
+                self.view.message("no checkpoint was saved yet: starting over")
             self.records.load_state({"seconds": 0.0, "rows": 0, "events": 0})
             self._write("start", state, **_made_by(), **_first_members(state), **filled)
         else:
@@ -114,7 +114,7 @@ class TrainingSession:
             experiment.refuse_other(found, state)
             self.run_state.restore(found)
             self.save.last = -1 if self.evaluate.is_due(found.update) else found.update
-            self.view.message(f"resumes after update {found.update:,}")
+            self.view.message(f"resuming after update {found.update:,}")
             self._write("resume", state, **_made_by(), **self._changed)
         return state.to(experiment.plan.device)
 
@@ -194,11 +194,11 @@ class TrainingSession:
         self.records.write("error", update=update, env_step=env_step, values={"error": text})
         saved = self.checkpoints.available()
         error.add_note(
-            f"The run failed after update {update:,}. Saved is update {saved[-1].update:,}: "
-            f"`raffia resume {self.folder}` goes on from there"
+            f"The run failed after update {update:,}. The last checkpoint is of update "
+            f"{saved[-1].update:,}: `raffia resume {self.folder}` continues from there"
             if saved
             else f"The run failed after update {update:,}, before its first checkpoint: "
-            f"`raffia resume {self.folder}` begins it again"
+            f"`raffia resume {self.folder}` starts it again"
         )
 
     @contextlib.contextmanager
@@ -213,8 +213,8 @@ class TrainingSession:
             nonlocal announced
             if not announced:
                 self.view.message(
-                    "compiling kernels for this machine: up to half a minute, once; later runs "
-                    "find them done"
+                    "compiling kernels for this machine, which takes up to half a minute; later "
+                    "runs reuse them"
                 )
             announced = True
             phases.enter_context(self.experiment.clock.phase("compile"))

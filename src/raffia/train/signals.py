@@ -46,8 +46,8 @@ class Stop:
         self.name = signal.Signals(number).name
         if self.announce is not None:  # by a thread: the interrupted code may be printing itself
             text = (
-                f"{self.name}: saves and leaves after this update; once more leaves at once, and "
-                "a resume goes on from what was saved before"
+                f"{self.name}: saving and stopping after this update; a second signal stops "
+                "immediately, and a resume then continues from the last checkpoint"
             )
             threading.Thread(target=self.announce, args=(text,), daemon=True).start()
 

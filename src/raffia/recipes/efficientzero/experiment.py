@@ -502,6 +502,6 @@ def wants_a_gpu(config: EfficientZeroRun, spec: EnvSpec) -> str:
         return ""
     height, width = shape[1:]
     return (
-        f"pictures of {height}x{width} on a CPU: an update can take a minute, and this run has "
-        f"{config.num_updates:,} of them. With a GPU: --device cuda"
+        f"images of {height}x{width} on a CPU: an update can take a minute, and this run has "
+        f"{config.num_updates:,} updates. To use a GPU: --device cuda"
     )

@@ -229,16 +229,16 @@ PRESETS: Presets[EfficientZeroRun] = Presets(
     }
 )
 SUMMARIES: dict[str, str] = {  # one line each, shown next to the environment
-    "smoke": "tiny networks, a few seconds: checks that everything runs",
+    "smoke": "tiny networks, a few seconds: a smoke test",
     "cartpole": "learns to balance the pole in minutes on two cores",
-    "cartpole-muzero": "... as MuZero: no value prefix, consistency loss or reanalyze",
-    "cartpole-gumbel": "... with Gumbel search: sequential halving at the root",
+    "cartpole-muzero": "... as MuZero: no prefix, consistency or reanalyze",
+    "cartpole-gumbel": "... with Gumbel search (sequential halving)",
     "cartpole-gumbel-muzero": "... with both changes: Gumbel MuZero",
     "lunarlander": "landing between the flags (extra: box2d)",
-    "pendulum": "continuous actions; the search plans over sampled actions",
+    "pendulum": "continuous actions; the search samples actions",
     "tictactoe": "self-play; evaluated against a perfect player",
     "connect4": "self-play; evaluated against a rule-based player",
     "minatar-breakout": "a 10x10 version of Breakout; needs no extra",
-    "atari-pong": "64x64 greyscale frames; GPU recommended (extra: atari)",
-    "atari100k": "the paper's settings, for any atari/<game>; GPU recommended",
+    "atari-pong": "64x64 greyscale; GPU recommended (extra: atari)",
+    "atari100k": "paper settings, any atari/<game>; GPU recommended",
 }

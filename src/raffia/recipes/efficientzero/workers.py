@@ -57,11 +57,10 @@ def describe_workers(run: EfficientZeroRun) -> list[str]:
     >>> from raffia.recipes.efficientzero.config import ReplayConfig
     >>> from raffia.recipes.scale_config import ActorsConfig, ReanalyzersConfig
     >>> print(*describe_workers(EfficientZeroRun(actors=ActorsConfig(num=2, ahead=8))))
-    2 actors in this process play 4 environments each, 8 updates ahead; this process learns
+    2 actors in this process play 4 environments each, 8 updates ahead; this process trains
     >>> print(*describe_workers(EfficientZeroRun(
     ...     replay=ReplayConfig(shards=4), reanalyzers=ReanalyzersConfig(num=2, ahead=8))))
-    2 reanalyzers in this process make batches, 8 updates ahead, 2 of 4 shards of the replay with
-    each
+    2 reanalyzers in this process make batches, 8 updates ahead, with 2 of 4 replay shards each
     """
     actors, reanalyzers, at = run.actors, run.reanalyzers, where(run.engine)
     lines = workers.describe_workers(run)
@@ -70,14 +69,14 @@ def describe_workers(run: EfficientZeroRun) -> list[str]:
         do, each = ("play", " each") if num > 1 else ("plays", "")
         lines.append(
             f"{plural(num, 'actor')} {at} {do} {run.env.num_envs // num} environments{each}, "
-            f"{actors.ahead} updates ahead; this process learns"
+            f"{actors.ahead} updates ahead; this process trains"
         )
     if reanalyzers.play_elsewhere:
         num = max(1, reanalyzers.num)
         do, held = "make" if num > 1 else "makes", ""
         if run.shards_elsewhere:
             share = len(holds(0, num, run.replay.shards))
-            held = f", {share} of {run.replay.shards} shards of the replay with each"
+            held = f", with {share} of {run.replay.shards} replay shards each"
         lines.append(
             f"{plural(num, 'reanalyzer')} {at} {do} batches, "
             f"{reanalyzers.ahead} updates ahead{held}"

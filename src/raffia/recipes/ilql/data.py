@@ -185,8 +185,8 @@ def describe_template(config: ILQLRun) -> str:
         return ""
     return (
         f"{config.language_model} has a chat template, which is not used: utterances are put "
-        "between marks of our own, and of roles only whose turn it is stays. See docs/ilql.md, a "
-        "language model of others"
+        "between Raffia's own marks, and the only role information kept is whose turn it is. See "
+        "docs/ilql.md"
     )
 
 

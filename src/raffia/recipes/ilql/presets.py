@@ -136,7 +136,7 @@ ILQL_PRESETS: Presets[ILQLRun] = Presets(
     }
 )
 ILQL_SUMMARIES: dict[str, str] = {  # a line of each
-    "ilql-smoke": "tiny networks, a few seconds: checks that everything runs",
+    "ilql-smoke": "tiny networks, a few seconds: a smoke test",
     "wordle": "24 words, from 20,000 games of good and bad players",
     "wordle-bc": "... by behaviour cloning, for comparison",
     "wordle-filtered-bc": "... by cloning the best tenth of the games",
