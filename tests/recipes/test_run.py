@@ -418,4 +418,4 @@ def test_the_error_is_a_row_and_the_state_of_the_run(tmp_path, capsys):
 
 def test_before_the_first_checkpoint_it_tells_so(tmp_path):
     [_, note] = fail(tmp_path / "run", every_updates=1_000).__notes__
-    assert "before its first checkpoint" in note and "begins it again" in note
+    assert "before its first checkpoint" in note and "starts it again" in note
