@@ -73,7 +73,7 @@ class Ledger:
         >>> from raffia.envs.env import Discrete, EnvSpec
         >>> spec = EnvSpec(observation_shape=(1,), action=Discrete(2))
         >>> Ledger(1, spec, seed=0).describe(0, at_reset=True)
-        "the run's environment 0, at the reset with seed 8229386480785014043"
+        "the run's environment 0, at the reset with seed 8015132180683303621"
         """
         number = self._episode[row] - (not at_reset)
         seed = derive_seed(self.seed, "episode", self.first_row + row, number)
