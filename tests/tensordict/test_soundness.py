@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
 import raffia
@@ -679,3 +680,14 @@ def test_names_of_everything_nested():
         assert sound(out) and out.names == ["time"]
         for key in [*out.keys(), ("inner", "text")]:
             assert out.get(key).names == ["time"], key
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # of torch's own formulas
+@pytest.mark.parametrize("call", ["update_", "copy_"])
+def test_writes_pass_tangents_on(call):
+    with forward_ad.dual_level():
+        tangent = torch.full((3,), 5.0)
+        source = TensorDict(a=forward_ad.make_dual(torch.ones(3), tangent), b=torch.ones(3))
+        td = TensorDict(a=torch.zeros(3), b=torch.zeros(3))
+        getattr(td, call)(source)
+        assert forward_ad.unpack_dual(td["a"]).tangent.equal(tangent)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from raffia.tensordict.atomic import all_or_nothing
 from raffia.tensordict.entries import contains, get, holder, write
@@ -250,7 +251,8 @@ def copied(into: list[Tensor], values: list[Tensor], non_blocking: bool = False)
     The general way then writes them one by one, and its error names the key.
     """
     try:
-        if len(into) < 2 or torch._C._functorch.peek_interpreter_stack() is not None:
+        transformed = torch._C._functorch.peek_interpreter_stack() is not None
+        if len(into) < 2 or transformed or forward_ad._current_level >= 0:
             return copied_singly(into, values, non_blocking)
         if any(map(_with_grad, into)):
             return False
@@ -266,7 +268,7 @@ def copied(into: list[Tensor], values: list[Tensor], non_blocking: bool = False)
 
 
 def copied_singly(into: list[Tensor], values: list[Tensor], non_blocking: bool) -> bool:
-    """`copied`, one pair after the other: with gradients, and under `torch.vmap`."""
+    """`copied`, one pair after the other: with gradients or tangents, and under `torch.vmap`."""
     for leaf, value in zip(into, values, strict=True):
         if leaf.shape != value.shape or leaf.requires_grad:
             return False
