@@ -1,4 +1,4 @@
-"""Where programs written for tensordict look for `TensorDictBase`; it stands in `raffia`."""
+"""Re-export of `TensorDictBase` from `raffia`, for programs written for tensordict."""
 
 from raffia import tensordict as container
 from raffia.tensordict.entries import NO_DEFAULT as NO_DEFAULT

@@ -77,7 +77,7 @@ def _program(module: str) -> list[ast.stmt]:
 
 
 def imported(reference: Any, *, here: bool = False) -> Any:
-    """What "module:name" or "path/file.py:name" names; anything but a text is given back.
+    """The object named by "module:name" or "path/file.py:name"; a non-string is returned unchanged.
 
     here: modules are looked for in the current folder, too.
     Raises ImportError or AttributeError if it is not there, OSError for a file that can't be read.

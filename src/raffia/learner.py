@@ -1,4 +1,4 @@
-"""What a learner is: three pure functions on one tree of tensors; and learners made of learners.
+"""The learner interface: three pure functions on one tree of tensors; and composite learners.
 
 `grads` draws nothing, searches nothing and writes nothing, so it can be vmapped over stacked states
 and compiled. `Accumulate` takes a learner and is one; so will be whatever trains a population or in
@@ -16,7 +16,7 @@ from raffia.tensordict.tensordict import TensorDict
 
 
 class Learner(Protocol):
-    """What the loop trains.
+    """The interface of the learners that the training loop trains.
 
     A state holds all of a run that learning changes, at least
 
@@ -31,7 +31,7 @@ class Learner(Protocol):
         """The state before the first update; the same seed gives the same bits."""
 
     def grads(self, state: TensorDict, batch: TensorDict) -> tuple[TensorDict, TensorDict]:
-        """What a batch [B] asks to be changed, and its metrics.
+        """Compute the update for a batch [B], and its metrics.
 
         The update holds "grads", like "params", and "buffers" as they are after the batch. The
         metrics are means [], and "priority" [B] where replay has priorities.
@@ -45,8 +45,8 @@ class Learner(Protocol):
 
 
 def applies_stacks(learner: Learner) -> bool:
-    """Whether `apply` takes states of members that are stacked [P] as well, all at once: a learner
-    that does says so by an attribute `applies_stacks`.
+    """Whether `apply` also takes the stacked states [P] of several members in one call; such a
+    learner declares this with an attribute `applies_stacks`.
 
     >>> class Plain:
     ...     pass

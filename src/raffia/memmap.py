@@ -1,4 +1,4 @@
-"""Where programs written for tensordict look for `MemoryMappedTensor`; it stands in `raffia`.
+"""Re-export of `MemoryMappedTensor` from `raffia`, for programs written for tensordict.
 
 `raffia.memmap` stays the function, also after `from raffia.memmap import ...`.
 """

@@ -1,4 +1,4 @@
-"""Where programs written for tensordict look for typed containers; they stand in `raffia`.
+"""Re-exports of typed containers from `raffia`, for programs written for tensordict.
 
 `raffia.tensorclass` stays the decorator, also after `from raffia.tensorclass import ...`.
 """

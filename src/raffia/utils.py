@@ -1,4 +1,4 @@
-"""Where programs written for tensordict look for keys, kinds and shapes; they stand in `raffia`."""
+"""Functions on keys, types and shapes in `raffia`, for programs written for tensordict."""
 
 import functools
 import logging
@@ -48,7 +48,7 @@ _zip_strict = functools.partial(zip, strict=True)
 
 
 def is_seq_of_nested_key(seq: Any) -> bool:
-    """Whether something is a sequence of keys, each of them a string or a nested tuple of strings.
+    """Whether `seq` is a sequence of keys, each of them a string or a nested tuple of strings.
 
     >>> is_seq_of_nested_key(["a", ("b", "c")]), is_seq_of_nested_key([0])
     (True, False)
@@ -57,7 +57,7 @@ def is_seq_of_nested_key(seq: Any) -> bool:
 
 
 def _getitem_batch_size(batch_size: Sequence[int], index: Any) -> torch.Size:
-    """The batch size of what `td[index]` gives for a container of this batch size.
+    """The batch size of `td[index]` for a container `td` of the given batch size.
 
     >>> _getitem_batch_size([4, 3, 2], (None, ..., 0))
     torch.Size([1, 4, 3])
@@ -110,7 +110,7 @@ def convert_ellipsis_to_idx(idx: Any, batch_size: Sequence[int]) -> Any:
 
 
 def infer_size_impl(shape: Sequence[int], numel: int) -> list[int]:
-    """A shape for so many elements, of which one size may be -1.
+    """Resolve a shape for `numel` elements, in which one size may be -1.
 
     Raises RuntimeError if there is none.
 

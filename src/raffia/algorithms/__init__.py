@@ -1,3 +1,3 @@
-"""Algorithms, each in a room of its own."""
+"""The algorithms, each in a package."""
 
 __all__: list[str] = []

@@ -120,11 +120,11 @@ class AlgorithmCommands:
         return config
 
     def given(self, config: Any, flags: Mapping[str, str]) -> Any:
-        """The config with what the flags of `raffia resume`, the `vouched_flags`, say of it."""
+        """Apply the flags of `raffia resume`, the `vouched_flags`, to the config."""
         return config
 
     def make(self, flags: Mapping[str, str]) -> Make | None:
-        """What makes the experiment, if flags give it more than settings do; else None."""
+        """The factory of the experiment, if flags add to the settings; else None."""
         return None
 
     def run_name(self, flags: Mapping[str, str], preset: str) -> str:

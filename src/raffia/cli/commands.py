@@ -205,6 +205,6 @@ def _open_what_is_closed() -> None:
 
 
 def _without_reader() -> int:
-    """Drop the rest of the output, or Python would complain of it at its exit."""
+    """Discard the rest of the output, of whose missing reader Python would complain at its exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 128 + signal.SIGPIPE

@@ -144,7 +144,7 @@ class Session:
         return pieces
 
     def show_values(self, pieces: Sequence[Piece]) -> None:
-        """Print the table of an answer, where it is wanted."""
+        """Print the table of an answer, if it is requested."""
         if self._values:
             self.print_line(values_table(pieces))
 
@@ -320,7 +320,7 @@ can still type the word later.
             self.print_line(f"{line!r} is no word of five letters a to z.")
 
     def _word(self, word: str) -> None:
-        """Take the person's word: at the beginning, or amid a game."""
+        """Set the person's word: at the start, or during a game."""
         guess = self.game.guess
         if guess is None:
             self._anew(word)
@@ -340,7 +340,7 @@ can still type the word later.
         self._play()
 
     def _play(self) -> None:
-        """Let the agent guess, until the person is asked or the game is over."""
+        """Let the agent guess until the person must answer or the game is over."""
         game = self.game
         while not game.observation.terminal:
             guess = game.guess or self._guess()
@@ -363,7 +363,7 @@ can still type the word later.
         return guess
 
     def _show_colours(self, before: str, guess: str) -> None:
-        """End the line of a guess with its colours, where they are known."""
+        """End the line of a guess with its colours, if they are known."""
         row = self.game.row_of(guess)
         text = f"{before}{printable(guess)}" if before else ""
         self.print_line(text + (f"  {self._painted(row)}" if row else ""))

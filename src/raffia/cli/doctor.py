@@ -170,7 +170,7 @@ def packages() -> Check:
 
 
 def extras() -> Iterator[Check]:
-    """Which extras are installed, and how to get the others.
+    """The extras that are installed, and how to install the others.
 
     >>> [check.name for check in extras()]
     ['atari', 'box2d', 'hdf5', 'hf', 'parquet', 'report', 'scale', 'sweep', 'text', 'video']
@@ -297,7 +297,7 @@ def kernel_cache(package: pathlib.Path) -> Check:
 
 
 def _others_may_write(path: pathlib.Path) -> str:
-    """Others who may write the folder, or the one that it would be made in; nothing if nobody."""
+    """Describe who else may write the folder, or its nearest parent; empty if nobody may."""
     there = _existing(path)
     try:
         found = there.stat()
@@ -342,7 +342,7 @@ def terminal(stream: TextIO) -> Check:
 
 
 def _version(project: str, module: str) -> str | None:
-    """The version of a package, None where it is not installed; nothing is imported."""
+    """The version of a package, or None if it is not installed; nothing is imported."""
     if importlib.util.find_spec(module) is None:
         return None
     try:
@@ -362,7 +362,7 @@ def _system() -> str:
 
 
 def engine_checks(name: str, address: str = "") -> list[Check]:
-    """What an engine has room for, how soon a worker is there, and how long a call takes.
+    """Check an engine: its room, the time until a worker answers, and the time of a call.
 
     >>> [check.verdict for check in engine_checks("inline")]
     ['ok', 'ok', 'ok', 'ok']

@@ -94,7 +94,7 @@ def spread_of(returns: Sequence[float]) -> dict[str, float | None]:
 
 
 def table(returns: Sequence[float], lengths: Sequence[int], as_first: Sequence[bool]) -> str:
-    """What the terminal shows.
+    """The figures as the terminal shows them.
 
     >>> print(table([1.0, 1.0, -1.0, 0.0], [5, 6, 7, 9], [True, True, False, False]))
       as       wins  draws  losses

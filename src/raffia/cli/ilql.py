@@ -101,7 +101,7 @@ class ILQLCommands(AlgorithmCommands):
         return ["--env", self.env] if self.env else []
 
     def make(self, flags: Mapping[str, str]) -> Make | None:
-        """An experiment in the environment that --env names, who gave it vouching for it."""
+        """Make an experiment in the environment named by --env, for which the user vouches."""
         from raffia.recipes.ilql.experiment import ILQLExperiment
 
         return partial(ILQLExperiment, make_env=flags.get("--env"))
@@ -192,7 +192,7 @@ def figures(found: ILQLEvaluation) -> dict[str, Any]:
 
 
 def table(record: dict[str, Any]) -> str:
-    """What the terminal shows.
+    """The figures as the terminal shows them.
 
     >>> print(table({"held_out": {"loss": 0.5, "v_mean": -1.25, "score": -0.5}}))
       loss     0.500

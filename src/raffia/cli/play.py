@@ -189,7 +189,7 @@ class Table:
         self._print_line(f"{moves}\nOther commands: undo, new, help, quit.")
 
     def _undo(self) -> None:
-        """Take back moves to before the person's last one."""
+        """Undo moves up to the one before the person's last."""
         made = len(self.match.actions)
         own = [ply for ply in range(made) if ply % 2 == self.person]
         if not own:

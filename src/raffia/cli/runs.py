@@ -193,7 +193,9 @@ def free_folder(wanted: Path) -> Path:
 
 
 def refuse_taken(folder: Path, *words: str, flag: str = "--run") -> None:
-    """UsageError where something lies there; `words` are the call, `flag` would name the folder."""
+    """Raise UsageError if something exists there; `words` are the call, `flag` would name the
+    folder.
+    """
     if is_free(folder):
         return
     other = call("raffia", *words, flag, free_folder(folder))

@@ -83,7 +83,7 @@ def _help_text(commands: AlgorithmCommands, preset: str) -> str:
 
 @dataclass(frozen=True)
 class Asked:
-    """What the words behind `raffia train` or `raffia sweep` ask for.
+    """The request in the words after `raffia train` or `raffia sweep`.
 
     >>> words = ["efficientzero", "--preset", "smoke", "--seed", "3"]
     >>> Asked.of(words, "train", [], AlgorithmCommands.help).config.seed

@@ -1,4 +1,4 @@
-"""Where tensors rest, and which are drawn: storage that is asked by content, and replay."""
+"""Storage of tensors that can be queried by content, and replay buffers that draw from it."""
 
 from raffia.data.forest import MCTSForest
 from raffia.data.hash import BinaryToDecimal, RandomProjectionHash, SipHash

@@ -81,7 +81,7 @@ class BatchMaker:
         return Batch(out, info, draw.ends_epoch)
 
     def _drawn(self, batch_size: int, out: Any = None) -> tuple[Draw, Any]:
-        """Items and copies of them, of the same moment even where another process writes."""
+        """Draw items and copy them as of the same moment, even while another process writes."""
         for _ in range(RETRIES):
             draw = self._choose(batch_size)
             into = out
@@ -141,7 +141,7 @@ class BatchMaker:
     # for the prefetcher
 
     def version(self) -> Hashable:
-        """Equal as long as `draw` would give the same."""
+        """A value that stays equal as long as `draw` would return the same."""
         return self.storage.total, self.sampler.version
 
     def mark(self) -> Any:
@@ -164,7 +164,7 @@ def _overtaken() -> RuntimeError:
 
 
 def _of_batch(value: Tensor, batch: torch.Size) -> Tensor:
-    """Entries about each item [n], for a batch of them: [n, *batch of an item]."""
+    """Per-item entries [n], expanded to a batch of the items: [n, *batch of an item]."""
     if len(batch) < 2:
         return value
     return value.view(-1, *[1] * (len(batch) - 1)).expand(batch).contiguous()

@@ -55,7 +55,7 @@ class Buffer:
             self._maker.generator = generator
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the lock and the thread: a pickled buffer is a copy, which has its own."""
+        """The state without the lock and the thread: a pickled buffer is a copy with new ones."""
         with self._lock:  # the generator is where it stands without batches drawn ahead
             self._before_change()
             state = dict(self.__dict__)

@@ -115,7 +115,7 @@ def takes_items(make: Make) -> None:
 
 
 def rings(make: Make) -> None:
-    """`extend` and `add` number items for ever, and overwrite the oldest."""
+    """Check that `extend` and `add` number items without end and overwrite the oldest."""
     for size in (1, 3, 7):
         for lengths in ([1] * 9, [2, 5, 1, 7], [3, 20, 4], [0, 3]):
             storage, total = make(size), 0
@@ -157,7 +157,7 @@ def settles_once(make: Make) -> None:
 
 
 def refuses_objects(make: Make) -> None:
-    """What is no tensor is refused by its key, and the storage stays unsettled."""
+    """Check that the error for a non-tensor names its key, and the structure stays unset."""
     storage = make(5)
     bad = step([1, 2]).set(("next", "text"), "words")
     refuses(TypeError, "('next', 'text')", lambda: storage.extend(bad))
@@ -194,7 +194,7 @@ def hides_empty_rows(make: Make) -> None:
 
 
 def copies(make: Make) -> None:
-    """What was written, and what was read, may be changed: the storage does not."""
+    """Check that changing what was written or read does not change the storage."""
     storage, data = make(3), step([5, 6])
     data["obs"] = data["obs"].clone()
     storage.extend(data)
@@ -205,7 +205,7 @@ def copies(make: Make) -> None:
 
 
 def reads_into(make: Make) -> None:
-    """`get(rows, out=)` fills a container that is there."""
+    """Check that `get(rows, out=)` fills an existing container."""
     storage = make(9)
     storage.extend(step(range(7)))
     out = storage.read([0, 0, 0])
@@ -219,7 +219,7 @@ def reads_into(make: Make) -> None:
 
 
 def takes_grids(make: Make) -> None:
-    """Rows [*batch] give and take data [*batch]."""
+    """Check that rows [*batch] read and write data [*batch]."""
     storage = make(9)
     rows = torch.tensor([[8, 1, 3], [0, 2, 5]])
     storage.set(rows, step(rows.flatten().tolist()).view(2, 3))

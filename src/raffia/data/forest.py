@@ -34,7 +34,7 @@ CHUNK = 4096  # how many steps are read at once where only their observations ar
 
 
 class MCTSForest:
-    """All steps that were ever taken, merged where observation, action and outcome are equal.
+    """A graph of all steps ever taken, merged where observation, action and outcome are equal.
 
     A step is an observation, an action and the next observation; equal ones are stored once and
     counted. So a state that is reached in several ways is one node, and an action with several
@@ -257,7 +257,7 @@ class MCTSForest:
     # -- trees
 
     def get_child(self, root: Any) -> tuple[Any, Tensor]:
-        """All steps that leave an observation, container [n], and how often each was taken, [n].
+        """The steps from an observation, container [n], and how often each was taken, [n].
 
         >>> from raffia.data.forest import MCTSForest
         >>> forest = MCTSForest()
@@ -273,7 +273,7 @@ class MCTSForest:
         return self._steps_at(self._linked().leaving(node))
 
     def get_tree(self, root: Any, *, max_depth: int | None = None, compact: bool = True) -> Tree:
-        """All that is known from an observation on.
+        """The tree of all that is known from an observation onwards.
 
         root: container [] with the entries of `observation_keys`.
         max_depth: how many vertices there may be below each other.
@@ -291,7 +291,7 @@ class MCTSForest:
         return self._grown(growth)
 
     def _grown(self, growth: Growth) -> Tree:
-        """The tree, whose vertices get their steps and observations, all read at once."""
+        """The tree of a `growth`, with the steps and observations of its vertices read together."""
         steps, found = self._steps_at(growth.steps)
         counts = found.tolist()
         hashes = self.steps.hashes(_rows(growth.steps)).tolist()
@@ -350,7 +350,7 @@ class MCTSForest:
 
     @classmethod
     def valid_paths(cls, tree: Tree) -> Iterator[Path]:
-        """All ways to an end of a tree, the shortest first: `tree.valid_paths()`."""
+        """All paths to an end of a tree, the shortest first: `tree.valid_paths()`."""
         return tree.valid_paths()
 
     def to_string(self, root: Any, node_format_fn: Callable[[Tree], str] = shown) -> str:
@@ -360,7 +360,7 @@ class MCTSForest:
     # -- state
 
     def state_dict(self) -> dict[str, Any]:
-        """All there is, as tensors.
+        """The complete state of the forest, as tensors.
 
         >>> from raffia.data.forest import MCTSForest
         >>> forest, other = MCTSForest(), MCTSForest()
@@ -375,7 +375,7 @@ class MCTSForest:
         return {"steps": self.steps.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Become what gave this `state_dict()`; raises RuntimeError if it is of other keys."""
+        """Restore a `state_dict()`; raises RuntimeError if it belongs to other keys."""
         if "steps" not in state:
             raise RuntimeError(f"the state of a forest has 'steps', and this has {sorted(state)}")
         self.steps.load_state_dict(state["steps"])
@@ -432,7 +432,7 @@ class MCTSForest:
 
 
 def last_and_count(values: Any, group: Tensor, num_groups: int) -> Any:
-    """Of each group the last value, with the counts of all: a `merge` of `TensorDictMap.update`."""
+    """The last value of each group with its total count: a `merge` for `TensorDictMap.update`."""
     items = torch.arange(len(group), device=group.device)
     last = torch.zeros(num_groups, dtype=torch.int64, device=group.device)
     merged = values[last.scatter_reduce_(0, group, items, "amax")]
@@ -445,7 +445,7 @@ def _rows(rows: list[int]) -> Tensor:
 
 
 def _container(td: Any) -> Any:
-    """What can be read by key: of a tensorclass, the container of its fields."""
+    """The container that can be read by key: for a tensorclass, that of its fields."""
     if not is_tensor_collection(td):
         raise TypeError(
             f"steps and observations come as a container, got a {type(td).__name__}: "

@@ -272,7 +272,7 @@ class BinaryToDecimal(nn.Module):
 
     @property
     def bases(self) -> Tensor:
-        """What each bit counts, most significant first, as TorchRL names it: [num_bits]."""
+        """The value of each bit, most significant first, named as in TorchRL: [num_bits]."""
         return self.weights.to(self.dtype)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ _INTEGERS = frozenset(
 
 
 class HashToInt(nn.Module):
-    """Gives each new hash the next index: 0, 1, 2, ... in order of first appearance.
+    """A module that maps each new hash to the next index: 0, 1, 2, ... by first appearance.
 
     The table of the hashes is no parameter but part of the `state_dict` all the same: one int64
     tensor, the hashes in the order of their indices (and the content, if any, in the columns after
@@ -101,7 +101,7 @@ class HashToInt(nn.Module):
         return f"len={len(self)}, max_size={self.max_size}"
 
     def get_extra_state(self) -> Tensor:
-        """What `state_dict` holds: int64 [len], or [len, 1 + words] where there is content."""
+        """The state in `state_dict`: int64 [len], or [len, 1 + words] if there is content."""
         with self._lock:
             state = self._table.state()
         if "content" not in state:
@@ -109,7 +109,7 @@ class HashToInt(nn.Module):
         return torch.cat([state["hashes"][:, None], state["content"]], 1)
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Become what `get_extra_state` gave; raises ValueError, and stays, if it cannot."""
+        """Load what `get_extra_state` returned, or raise ValueError and change nothing."""
         if not isinstance(state, Tensor) or state.dtype != torch.int64 or state.dim() not in (1, 2):
             given = (
                 f"{state.dtype} {list(state.shape)}" if isinstance(state, Tensor) else repr(state)
@@ -134,7 +134,7 @@ class HashToInt(nn.Module):
             self._table = table
 
     def _change_words(self, words: int | None) -> None:
-        """Compare content of so many words from now on, None for no content; an empty table can."""
+        """Set how many content words are compared, None for no content; requires an empty table."""
         here = self._table.words
         if len(self._table):
             raise ValueError(

@@ -1,4 +1,4 @@
-"""What users hand over as rows: lists of items stacked, numpy arrays and numbers made tensors."""
+"""Conversion of user data to rows: lists of items stacked, numpy arrays and numbers to tensors."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -125,7 +125,7 @@ Path = tuple[Any, ...]
 
 
 def value_at(data: Any, path: Path) -> Any:
-    """The entry of a container or of dicts, or None if there is none.
+    """The entry at a path of a container or of dicts, or None if it does not exist.
 
     >>> from raffia.data.items import value_at
     >>> value_at({"next": {"td_error": 2.0}}, ("next", "td_error"))

@@ -55,14 +55,14 @@ class LRUOrder:
         self._stamps.scatter_reduce_(0, rows, now, "amax")
 
     def stamps(self, rows: Tensor) -> Tensor:
-        """When rows were last used, for `restore`: int64 [N].
+        """The stamps of when rows were last used, for `restore`: int64 [N].
 
         rows: int64 [N], each of which was used once
         """
         return self._stamps[rows]
 
     def restore(self, rows: Tensor, stamps: Tensor) -> None:
-        """Take the uses of rows since `stamps` back."""
+        """Undo the uses of rows since `stamps` were taken."""
         self._stamps[rows] = stamps
         self._forget_queue()  # which may have passed these rows over as used
 

@@ -164,7 +164,7 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Any]):
 
     @property
     def device(self) -> torch.device:
-        """Where the values rest, and the table of the keys with them."""
+        """The device of the values and of the table of the keys."""
         return torch.device(getattr(self.storage, "device", None) or "cpu")
 
     @property
@@ -198,7 +198,7 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Any]):
         return True  # a module is something even when nothing is in it
 
     def rows(self, query: Any) -> Tensor:
-        """The row of the storage where each queried row's value is, -1 where there is none.
+        """The storage row that holds the value of each queried row, or -1 if it has no value.
 
         query: container [*batch]
         returns: int64 [*batch]
@@ -425,7 +425,7 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Any]):
             self._lru.drop(unused)
 
     def _room(self, items: RowGroups, rows: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Where not all fit: the groups that are written, and the rows dropped for them."""
+        """If not all fit: the groups that are written, and the rows dropped for them."""
         if self.max_size is None:
             return None
         num_new = int((rows < 0).sum())
@@ -447,7 +447,7 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Any]):
     # -- removal
 
     def delete(self, query: Any, *, missing: Literal["error", "ignore"] = "error") -> int:
-        """Take rows out; returns how many there were.
+        """Delete the queried rows; returns how many existed.
 
         missing: whether a row that is not in the map is an UnknownRowError (nothing is taken out
             then), or ignored.
@@ -489,7 +489,7 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Any]):
             return values
 
     def clear(self) -> None:
-        """Take all rows out; what keys and values look like stays."""
+        """Delete all rows; the structure of keys and values is kept."""
         with self._lock:
             self.storage.clear()
             self._table.clear()
@@ -596,7 +596,7 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Any]):
         return [row_layout(x, 1) for x in entries], hashes, content
 
     def _rows(self, query: Any) -> Tensor:
-        """The row of each queried row, -1 where there is none: int64 [N]."""
+        """The row number of each queried row, or -1 if it is missing: int64 [N]."""
         layouts, hashes, content = self._asked(query)
         if layouts != self._layouts:  # another dtype or shape: other content, whatever its bytes
             return torch.full_like(hashes, -1, device=self.device)
@@ -636,7 +636,7 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Any]):
         return shaped(values, batch)
 
     def _value(self, value: Any, batch: torch.Size) -> Any:
-        """A value to be written, as a container [N] that lies where the rows do."""
+        """The value to write, as a container [N] on the same device as the rows."""
         value = rows_of(value, batch)
         if self._keeps_some and self._stored_keys is not None:
             value = value.select(*self._stored_keys)

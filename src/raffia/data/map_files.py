@@ -26,7 +26,7 @@ KEYS = ("keys.hashes", "keys.free", "keys.content", "keys.recency")
 
 
 class SavedMap(Protocol):
-    """What of a `TensorDictMap` is written and read."""
+    """The attributes of a `TensorDictMap` that are saved and loaded."""
 
     in_keys: list[Any]
     query_module: QueryModule
@@ -49,7 +49,7 @@ class SavedMap(Protocol):
 
 
 def tensors_of(mapping: SavedMap) -> dict[str, Tensor]:
-    """All of a map as tensors; what they mean is JSON in the bytes of `meta`.
+    """The contents of a map as tensors; their meaning is JSON in the bytes of `meta`.
 
     >>> from raffia.data.map import TensorDictMap
     >>> sorted(tensors_of(TensorDictMap(in_keys=["x"])))
@@ -144,7 +144,7 @@ def fill(mapping: SavedMap, tensors: dict[str, Tensor]) -> None:
 def check_hashes(
     query: QueryModule, table: HashTable, rows: Tensor, layouts: list[RowLayout]
 ) -> None:
-    """Refuse a query module that would not find the rows that are there."""
+    """Raise ValueError if a query module would not find the stored rows."""
     if len(rows):
         hashes = query.combined(unpacked(table.content[rows], layouts))
         if not torch.equal(hashes.to(table.device), table.hashes[rows]):

@@ -50,7 +50,7 @@ class TensorMap(ABC, Generic[K, V]):
 
     @abstractmethod
     def clear(self) -> None:
-        """Take all rows out."""
+        """Delete all rows from the map."""
 
     @abstractmethod
     def __getitem__(self, item: K) -> V:
@@ -193,7 +193,7 @@ def in_rounds(
     stored: Any,  # container [known.sum()]
     write: Callable[..., Any],
 ) -> Any:
-    """What `write(new)` and `write(new, old)` make of the items: of all first ones, all second ...
+    """The results of `write(new)` and `write(new, old)`: for all first items, all second ones ...
 
     Each round is one batched call for the keys that have no value yet, and one for those that have.
     """
@@ -219,7 +219,7 @@ def in_rounds(
 
 
 def _checked(made: Any, count: int, others: Any) -> Any:
-    """What `write_fn` gave, if it has a row for each key, and the entries of the other rows."""
+    """The output of `write_fn`, checked for a row for each key and the entries of other rows."""
     size = getattr(made, "batch_size", None)
     if size is None or tuple(size[:1]) != (count,):
         raise ValueError(
@@ -307,7 +307,7 @@ def as_number(default: Any) -> int | float | complex:
 
 
 def _can_hold(dtype: torch.dtype, number: complex) -> bool:
-    """Whether a number keeps its value in this dtype, but for the rounding of floating point."""
+    """Whether a number keeps its value in this dtype, apart from floating-point rounding."""
     if dtype.is_complex:
         return True
     if isinstance(number, complex):
@@ -364,7 +364,7 @@ class StorageByKey:
 
     @property
     def structure(self) -> dict[NestedKey, Any] | None:
-        """What the entries of a row look like; None before the first write."""
+        """The structure of each entry of a row; None before the first write."""
         found = {key: storage.structure for key, storage in self._storages.items()}
         return None if None in found.values() else found
 
@@ -420,7 +420,7 @@ class StorageByKey:
         self._change(rows, [(s, partial(s.erase, rows)) for s in self._storages.values()])
 
     def clear(self) -> None:
-        """No row holds anything any more."""
+        """Clear all rows, so that none holds anything."""
         for storage in self._storages.values():
             storage.clear()
 

@@ -162,7 +162,7 @@ class WriterLock:
             os.register_at_fork(after_in_child=_releaser(weakref.ref(self)))
 
     def release(self) -> None:
-        """Let others write."""
+        """Release the lock, so that others can write."""
         fd, self._fd = self._fd, None
         if fd is None:
             return

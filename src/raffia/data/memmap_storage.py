@@ -104,7 +104,7 @@ class MemmapStorage(Storage):
 
     @classmethod
     def open(cls, folder: Path, *, mode: str = "r+") -> Self:
-        """The storage in a folder, which is there.
+        """Open the existing storage in a folder.
 
         mode: "r" reads beside the one process that writes.
         Raises FileNotFoundError if there is none, otherwise as `MemmapStorage(max_size, folder)`.
@@ -193,7 +193,7 @@ class MemmapStorage(Storage):
             )
 
     def __reduce__(self) -> Any:
-        """Another process gets a reader of the same folder, beside the one who writes."""
+        """Pickle to a reader of the same folder, for a process alongside the one that writes."""
         self._check_open()
         if self._structure is None:
             raise RuntimeError(
@@ -369,7 +369,7 @@ class MemmapStorage(Storage):
         self._num_unread -= len(wanted)
 
     def _need_no_check(self, rows: slice | Tensor) -> None:
-        """These rows were written here."""
+        """Mark these rows as needing no check, since they were written here."""
         if not self._num_unread:
             return
         assert self._unread is not None

@@ -25,7 +25,7 @@ class BatchSource(Protocol):
         """Make a batch of what was drawn; called without the lock, in either thread."""
 
     def version(self) -> Hashable:
-        """Equal as long as `draw` would give the same."""
+        """A value that stays equal as long as `draw` would return the same."""
 
     def mark(self) -> Any:
         """The state of drawing, for `rewind`."""

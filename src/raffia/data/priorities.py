@@ -90,7 +90,7 @@ class Priorities:
         )
 
     def clear(self) -> None:
-        """Let no row be drawn, and forget which priority was the largest."""
+        """Exclude all rows from drawing, and forget the largest priority."""
         self.tree.fill(range(self.capacity), 0.0)
         self._largest.fill_(NONE)
 
@@ -98,7 +98,7 @@ class Priorities:
 
     @property
     def largest(self) -> float:
-        """The largest priority that was given so far; 1 before any was. New rows have it.
+        """The largest priority given so far, or 1 before the first one; new rows get it.
 
         >>> Priorities(5, alpha=0.5, beta=0.4).largest
         1.0

@@ -1,4 +1,4 @@
-"""Items drawn in proportion to a priority that the learner gives them."""
+"""Sampling of items in proportion to a priority that the learner assigns to them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -85,12 +85,12 @@ class PrioritizedSampler(Sampler):
 
     @property
     def importance(self) -> str:
-        """What the weights are relative to: "batch" or "buffer"."""
+        """The set that the importance weights are relative to: "batch" or "buffer"."""
         return self.priorities.importance
 
     @property
     def eps(self) -> float:
-        """What is added to every priority."""
+        """The constant that is added to every priority."""
         return self.priorities.eps
 
     @property

@@ -84,7 +84,7 @@ _registered = False
 
 
 class HasLock(Protocol):
-    """What is guarded by a lock of its own."""
+    """An object guarded by its own `_lock`."""
 
     _lock: Any
 
@@ -108,7 +108,7 @@ def survives_fork(owner: HasLock) -> None:
 
 
 def _take() -> None:
-    """Take all locks, whatever the order in which others take them."""
+    """Acquire all locks before a fork, whatever order other threads acquire them in."""
     deadline = time.monotonic() + PATIENCE
     _registering.acquire()
     locks = [owner._lock for owner in list(_owners)]
@@ -134,7 +134,7 @@ def _give() -> None:
 
 
 def _renew() -> None:
-    """In the child: locks that could not be taken are free too, whoever held them."""
+    """In the child, also free the locks that could not be taken, whichever thread held them."""
     taken = {id(lock) for lock in _taken}
     for owner in list(_owners):
         if id(owner._lock) not in taken:

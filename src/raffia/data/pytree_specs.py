@@ -56,7 +56,7 @@ class PytreeSpec(ABC):
 
     @abstractmethod
     def build(self, leaf: Callable[[], Tensor], batch: torch.Size, device: torch.device) -> Any:
-        """A pytree of this structure over other tensors, which `leaf` gives one by one."""
+        """A pytree of this structure with other tensors, which `leaf` returns one by one."""
 
     @abstractmethod
     def paths(self) -> Iterator[tuple[Any, ...]]:
@@ -324,7 +324,7 @@ def _known_tensorclass(name: str | None, parts: dict[Any, PytreeSpec]) -> Any:
 
 
 def _named_tuple(name: str, fields: tuple[str, ...]) -> type[Any]:
-    """The named tuple of this name, if this process has it, else one like it."""
+    """The named tuple of this name if it exists in this process, else an equivalent new one."""
     module, _, qualname = name.rpartition(".")
     found = vars(sys.modules[module]).get(qualname) if module in sys.modules else None
     if isinstance(found, type) and issubclass(found, tuple):

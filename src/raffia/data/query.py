@@ -240,7 +240,7 @@ def _one_for_each(hash_module: Any, in_keys: list[NestedKey]) -> list[Hasher]:
 
 
 def _checked(hashes: Any, num_rows: int, hasher: Any, what: str) -> Tensor:
-    """What a hash module gave, if it is one integer for each row."""
+    """The output of a hash module, checked to be one integer for each row."""
     name = type(hasher).__name__
     if not isinstance(hashes, Tensor):
         hint = "; pass SipHash(as_tensor=True)" if isinstance(hasher, SipHash) else ""

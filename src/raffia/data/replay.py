@@ -38,7 +38,7 @@ KIND, VERSION = "raffia.replay", 1
 
 
 class BufferOptions(TypedDict, total=False):
-    """What a `ReplayBuffer` takes besides its storage and its sampler; see there.
+    """Options of `ReplayBuffer` other than its storage and sampler, documented there.
 
     >>> options: BufferOptions = {"batch_size": 32, "prefetch": 2}
     """
@@ -54,7 +54,7 @@ class BufferOptions(TypedDict, total=False):
 
 
 class ReplayBuffer(Buffer):
-    """Items in, batches of them out, in any order, from any thread.
+    """A buffer that stores items and draws batches of them, in any order, from any thread.
 
     storage: holds the items: a `TensorStorage` or `MemmapStorage`. What it holds already counts.
         `ListStorage(1000)` if None.
@@ -133,12 +133,12 @@ class ReplayBuffer(Buffer):
 
     @property
     def storage(self) -> Storage:
-        """Where the items are."""
+        """The storage that holds the items."""
         return self._maker.storage
 
     @property
     def sampler(self) -> Sampler:
-        """What chooses among them."""
+        """The sampler that chooses among the items."""
         return self._maker.sampler
 
     def set_sampler(self, sampler: Sampler) -> None:
@@ -427,7 +427,7 @@ class ReplayBuffer(Buffer):
         self.load(path)
 
     def state_dict(self, *, items: bool = True) -> dict[str, Any]:
-        """All items, and the state of sampling: nested dicts of tensors and numbers.
+        """The items and the state of sampling: nested dicts of tensors and numbers.
 
         items: False leaves them out, for a storage on disk that persists on its own. It may go on
             meanwhile: items that come after the state are new ones when it is loaded.
@@ -527,7 +527,7 @@ class ReplayBuffer(Buffer):
             self.generator.set_state(state["generator"])
 
     def _refuse_other(self, state: Mapping[str, Any]) -> None:
-        """ValueError if it is not the state of a buffer with such a sampler."""
+        """Raise ValueError unless the state is from a buffer with the same type of sampler."""
         missing = [name for name in ("kind", "total", "sampler") if name not in state]
         if missing:
             raise ValueError(f"the state is not of a replay buffer: no {', '.join(missing)} in it")

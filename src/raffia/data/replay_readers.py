@@ -109,7 +109,7 @@ def burn_in(segments: TensorDict, n: int) -> BurnIn:
 
 
 def _rows(segments: TensorDict, rows: int | slice) -> TensorDict:
-    """Some rows of each segment; entries about whole segments stay."""
+    """The given rows of each segment; entries about whole segments are kept."""
     out = TensorDict(batch_size=segments.batch_size)
     for key, value in segments.items(True, True):
         out.set(key, value if key in OF_SEGMENTS else value[:, rows])
@@ -184,7 +184,7 @@ class HindsightReplay:
             yield self.sample()
 
     def relabel(self, segments: TensorDict) -> TensorDict:
-        """The segments, some of them with other goals and rewards."""
+        """The segments, some of them with new goals and rewards."""
         index = segments["index"].cpu()
         chosen = torch.rand(len(index), generator=self.generator) < self.fraction
         fraction = torch.full((len(index),), BELOW_ONE, dtype=torch.float64)

@@ -54,7 +54,7 @@ class Found(NamedTuple):
 
 
 class EpisodeRing:
-    """The links between the rows of a ring, and which of them segments may start from.
+    """The links between the rows of a ring, and the rows at which segments may start.
 
     num_rows: N.
     look_ahead: H; a step can be drawn when H rows follow it, or its episode has ended.
@@ -101,7 +101,7 @@ class EpisodeRing:
         self._bind()
 
     def _bind(self) -> None:
-        """Tell the kernels where everything lies."""
+        """Pass the addresses of all arrays to the kernels."""
         fields = {name: getattr(self, name) for name in (*self._PER_ROW, *self._PER_ENV)}
         self._numbers = self.counts.numpy()
         self._record = kernels.ring.RingRecord(
@@ -118,7 +118,7 @@ class EpisodeRing:
 
     @property
     def address(self) -> int:
-        """Where the ring's record lies, for kernels."""
+        """The address of the ring's record, for kernels."""
         return self._record.address
 
     def __getstate__(self) -> dict[str, Any]:
@@ -147,7 +147,7 @@ class EpisodeRing:
     # -- items and rows
 
     def row(self, item: Tensor) -> Tensor:
-        """The rows that items lie in, or lay in.
+        """The rows that hold the given items, or held them before.
 
         >>> EpisodeRing(8, look_ahead=2).row(torch.tensor([0, 9]))
         tensor([0, 1])
@@ -167,7 +167,7 @@ class EpisodeRing:
         return newest - (newest - row) % self.num_rows
 
     def holds(self, item: Tensor) -> Tensor:
-        """Which items are here, as steps or closing rows of an episode that is not lost: bool.
+        """Whether each item is stored, as a step or closing row of an episode not lost: bool.
 
         >>> EpisodeRing(8, look_ahead=2).holds(torch.tensor([0, -1]))
         tensor([False, False])
@@ -197,7 +197,7 @@ class EpisodeRing:
         return Found(position[:num], row[:num], is_step[:num])
 
     def can_draw(self, item: Tensor) -> Tensor:
-        """Which items are steps that segments may start from: bool.
+        """Whether each item is a step that segments may start from: bool.
 
         >>> EpisodeRing(8, look_ahead=2).can_draw(torch.tensor([0, -1]))
         tensor([False, False])
@@ -205,8 +205,8 @@ class EpisodeRing:
         return self._is_stored(item) & self.drawable[self.row(item)]
 
     def later(self, row: Tensor, fraction: Tensor) -> Tensor:
-        """For each step [n] the row of a state after it in its episode; where there is none its
-        own.
+        """For each step [n], the row of a later state in its episode; its own row if no later one
+        exists.
 
         fraction: [n] float64 in [0, 1), how far on: 0 gives the next state.
 
@@ -234,7 +234,7 @@ class EpisodeRing:
     # -- changes
 
     def append(self, terminated: Tensor, truncated: Tensor, env: Tensor) -> RingChange:
-        """Take in one step of each environment at each time; all closing rows come after them.
+        """Add one step of each environment at each time; all closing rows come after them.
 
         terminated, truncated: [T, E] bool; T at least 1.
         env: [E] int64, each number once.
@@ -293,7 +293,7 @@ class EpisodeRing:
         return self._lost[:lost].clone(), self._won[:won].clone()
 
     def _know(self, env: Tensor) -> None:
-        """Give new environments a position."""
+        """Assign a position to each new environment."""
         numbers, position = torch.cat([self.env, env]).unique(return_inverse=True)
         known = position[: len(self.env)]
         # Positions move when a number comes in between.
@@ -310,7 +310,7 @@ class EpisodeRing:
     # -- state
 
     def state(self) -> dict[str, Tensor]:
-        """A copy of all of it, as tensors."""
+        """A copy of the complete state of the ring, as tensors."""
         names = (*self._PER_ROW, *self._PER_ENV)
         state = {name: getattr(self, name).clone() for name in names}
         state["total"], state["num_ended"] = self.counts[0].clone(), self.counts[2].clone()

@@ -18,7 +18,7 @@ from raffia.tensordict.tensordict import TensorDict
 
 
 class RowFeed:
-    """What copies of one entry need to follow a storage, and to be made again as of before.
+    """A feed for copies of one entry: to follow a storage, and to be rebuilt as of an earlier time.
 
     storage: a ring, whose rows of this entry are never changed before they are overwritten.
     path: of the entry.
@@ -58,12 +58,12 @@ class RowFeed:
 
     @property
     def total(self) -> int:
-        """How many items came in so far."""
+        """The number of items that were added so far."""
         return self._storage.total
 
     @property
     def num_bytes_kept(self) -> int:
-        """Of what was overwritten and is not forgotten."""
+        """The size in bytes of the overwritten rows that are still kept."""
         return sum([rows.nbytes for _, rows in self._overwritten])
 
     def start(self) -> None:
@@ -78,7 +78,7 @@ class RowFeed:
         self.is_started = False
 
     def before_extend(self, most: int) -> None:
-        """Keep what the next items overwrite, of which there are so many at most."""
+        """Keep the rows that the next items overwrite, at most `most` items."""
         if not self.is_started:
             return
         stop = min(self.total, self.total + most - self._num_rows)
@@ -87,7 +87,7 @@ class RowFeed:
             self._stop = stop
 
     def forget(self, total: int) -> None:
-        """No copy will be needed as of before this many items."""
+        """Drop the overwritten rows that only copies as of fewer items than this need."""
         while (
             self._overwritten
             and self._overwritten[0][0] + len(self._overwritten[0][1]) <= total - self._num_rows
@@ -95,12 +95,12 @@ class RowFeed:
             self._overwritten.popleft()
 
     def since(self, total: int) -> TensorDict:
-        """The rows that came since there were so many items, for `RowMirror.append`."""
+        """The rows added since the given number of items, for `RowMirror.append`."""
         first = max(total, self._oldest)
         return TensorDict(first=torch.tensor(first), rows=self._rows(first, self.total))
 
     def as_of(self, total: int) -> TensorDict:
-        """All rows as they were when there were so many items, for `RowMirror.load`."""
+        """All rows as they were at the given number of items, for `RowMirror.load`."""
         first = max(0, total - self._num_rows)
         return TensorDict(
             num_rows=torch.tensor(self._num_rows),
@@ -109,7 +109,7 @@ class RowFeed:
         )
 
     def read(self, rows: Tensor, total: int | Tensor) -> Tensor:
-        """The entry in these rows [*], as it was when there were so many items: [*, ...].
+        """The entry in these rows [*], as it was at the given number of items: [*, ...].
 
         total: one number, or one that broadcasts over `rows`.
         """
@@ -170,7 +170,7 @@ class RowMirror:
         self.append(state)
 
     def append(self, new: TensorDict) -> None:
-        """Take in what `RowFeed.since` gave."""
+        """Append the rows that `RowFeed.since` returned."""
         first, rows = int(new["first"]), new["rows"]
         at = first % len(self._ring)
         behind = min(len(rows), len(self._ring) - at)  # the rest goes on at row 0

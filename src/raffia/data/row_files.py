@@ -87,7 +87,7 @@ class RowFiles:
         number: int | Tensor | None,
         log_for: int | None,
     ) -> None:
-        """Write rows, a part of them at a time, such that a kill leaves each part old or new.
+        """Write rows in parts, such that a kill leaves each part either old or new.
 
         index: a slice of n rows, or int64 [n]; leaves: [n, ...] each.
         number: those of appended items, or that of the first; None for rows that are set.
@@ -289,7 +289,7 @@ class RowLog:
         return marks
 
     def hold(self, n: int, epoch: int) -> None:
-        """From now on, the `n` rows written down count: after a crash, `read` gives them."""
+        """Make the `n` rows written to the log count: after a crash, `read` returns them."""
         self._head[1] = epoch
         self._head[0] = n  # last
 

@@ -42,7 +42,7 @@ class RowLayout:
 
     @functools.cached_property
     def tag(self) -> int:
-        """A signed 64-bit integer, another for another dtype or shape, the same for ever.
+        """A signed 64-bit integer that differs between dtypes and shapes, and never changes.
 
         >>> from raffia.data.rows import RowLayout
         >>> RowLayout(torch.float32, (2,)).tag == RowLayout(torch.int32, (2,)).tag
@@ -237,7 +237,7 @@ FLOAT_FORMATS |= {  # a complex number is two real ones
 
 @functools.cache
 def folding(dtype: torch.dtype, normalize: bool) -> tuple[int, int, int]:
-    """What kernels need of a dtype: bits of a number, then words full of `largest` and of `nan`.
+    """The kernel constants of a dtype: bits of a number, then words full of `largest` and of `nan`.
 
     >>> from raffia.data.rows import folding
     >>> [hex(number) for number in folding(torch.bfloat16, True)]
@@ -263,7 +263,7 @@ def has_address(x: Tensor) -> bool:
 
 
 def plain(rows: Tensor) -> Tensor:
-    """`rows`, copied if the elements of a row do not lie side by side in memory as they are meant.
+    """Return `rows`, copied unless each row's elements are adjacent in memory and stored literally.
 
     >>> from raffia.data.rows import plain
     >>> plain(torch.zeros(3, 4)[:, :2]).stride(), plain(torch.zeros(4, 3).T).stride()

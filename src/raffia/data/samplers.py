@@ -43,7 +43,7 @@ class Sampler:
     max_capacity: Any = None  # how many items there may be, where that matters
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the lock, which belongs to the buffer; tensors by value."""
+        """The state without the lock, which belongs to the buffer; tensors by value."""
         return by_value({name: value for name, value in self.__dict__.items() if name != "lock"})
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -187,7 +187,7 @@ class RandomSampler(Sampler):
 
 
 def distinct(n: int, end: int, generator: torch.Generator | None = None) -> Tensor:
-    """n different numbers below `end`, every choice and order of them equally likely; int64 [n].
+    """n distinct numbers below `end`, every choice and order equally likely; int64 [n].
 
     Takes time in proportion to n, not to `end`.
 
@@ -210,7 +210,7 @@ def distinct(n: int, end: int, generator: torch.Generator | None = None) -> Tens
 
 
 class SamplerWithoutReplacement(Sampler):
-    """Every item once, then every item once again, in an order of its own for each epoch.
+    """A sampler that draws every item once per epoch, in a different order for each epoch.
 
     drop_last: the last batch of an epoch has the items that are left, which can be fewer than
         asked for. True leaves them out instead, so that all batches are of the same size.

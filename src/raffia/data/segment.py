@@ -217,13 +217,12 @@ class SegmentReplayBuffer(SegmentSteps):
 
     @property
     def stacks(self) -> dict[tuple[str, ...], int]:
-        """How many frames are stacked in a sample, by the path of the entry, where it is more than
-        1."""
+        """The number of stacked frames in a sample by entry path, for entries with more than 1."""
         by_row = self._maker.by_row
         return {path: stack for path, stack in self._maker.stacks.items() if path not in by_row}
 
     def give_rows_of(self, key: NestedKey) -> RowFeed:
-        """From now on samples have the numbers of an entry's rows in its place: int64 [B, L+S-1].
+        """Make samples hold an entry's row numbers in its place from now on: int64 [B, L+S-1].
 
         For who has the rows of this entry elsewhere: what is given here tells such copies what
         comes in, and `RowMirror.read` of these numbers gives the frames [B, L+S-1, ...]. The entry
@@ -309,7 +308,7 @@ class SegmentReplayBuffer(SegmentSteps):
             yield self.sample()
 
     def read(self, index: Tensor, *, length: int | None = None) -> TensorDict:
-        """The segments that start at these steps, as `sample` gives them, with weights 1.
+        """The segments that start at these steps, in the form of `sample`, with weights 1.
 
         index: [B] numbers of steps that can be drawn; `contains` tells which these are.
         length: how many rows, if not the buffer's L.
@@ -345,7 +344,7 @@ class SegmentReplayBuffer(SegmentSteps):
     # -- saving
 
     def state_dict(self) -> dict[str, Any]:
-        """All steps, and the state of sampling: nested dicts of tensors (copies) and numbers.
+        """All steps and the state of sampling: nested dicts of tensors (copies) and numbers.
 
         >>> from raffia.data.segment import SegmentReplayBuffer
         >>> from raffia.data.storage import TensorStorage
@@ -359,7 +358,7 @@ class SegmentReplayBuffer(SegmentSteps):
 
     @contextlib.contextmanager
     def locked_view(self) -> Iterator[LockedView]:
-        """Rows as they lie in the storage, and the state of sampling, under the buffer's lock.
+        """A view of the stored rows and the state of sampling, under the buffer's lock.
 
         >>> from raffia.data.segment import SegmentReplayBuffer
         >>> from raffia.data.storage import TensorStorage
@@ -446,7 +445,7 @@ class SegmentReplayBuffer(SegmentSteps):
 
 
 def _refuse_unfinished(index: Tensor, added: dict[str, Tensor]) -> None:
-    """IndexError if a segment goes on behind the newest step of its episode."""
+    """Raise IndexError if a segment extends past the newest step of its episode."""
     valid = added["valid"]
     missing = added["valid_step"] & ~valid  # a step again, as there is no row behind it yet
     unfinished = missing.any(1).nonzero()[:, 0]
@@ -520,7 +519,7 @@ class BufferState:
             self.maker.generator.set_state(state["generator"]["state"])
 
     def files(self) -> dict[str, Content]:
-        """The state as it is now, as a file for `write_folder`."""
+        """The current state as a file, for `write_folder`."""
         state = TensorDict(self.state())
         return {FILE: lambda path: save_file(state, path)}
 

@@ -321,7 +321,7 @@ class SegmentMaker:
     # for the prefetcher
 
     def version(self) -> Hashable:
-        """Equal as long as `draw` would give the same."""
+        """A value that stays equal as long as `draw` would return the same."""
         return self.num_changes
 
     def mark(self) -> Any:
@@ -348,7 +348,7 @@ def _kinds(absorb: Collection[str]) -> Kinds:
 def frame_stacks(
     frame_stack: int | Mapping[NestedKey, int], observation_keys: Sequence[NestedKey]
 ) -> dict[Path, int]:
-    """How many frames are stacked, by the path of the entry, where it is more than 1.
+    """The number of stacked frames by entry path, for entries with more than 1.
 
     >>> from raffia.data.segment_batches import frame_stacks
     >>> frame_stacks(4, ["obs"]), frame_stacks({("obs", "pixels"): 4}, ["turn", ("obs", "pixels")])

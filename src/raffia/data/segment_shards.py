@@ -139,7 +139,7 @@ class ReplayShards:
         return index
 
     def give_rows_of(self, key: NestedKey) -> list[RowFeed]:
-        """From now on samples have the numbers of rows in place of an entry, each of its shard.
+        """Make samples hold row numbers in place of an entry from now on, each within its shard.
 
         See `SegmentReplayBuffer.give_rows_of`; a feed for each shard.
 
@@ -215,7 +215,7 @@ class ReplayShards:
         return importance_weights(chances, least, beta).to(index[0].device)
 
     def read(self, index: Tensor) -> TensorDict:
-        """The segments that start at these steps [B], as `sample` gives them, with weights 1.
+        """The segments that start at these steps [B], in the form of `sample`, with weights 1.
 
         >>> from raffia.data.storage import TensorStorage
         >>> replay = ReplayShards(

@@ -70,7 +70,7 @@ class SegmentSteps(Buffer):
 
     @property
     def importance(self) -> str:
-        """Of what the largest weight is 1: "batch" or "buffer"."""
+        """The set in which the largest weight is 1: "batch" or "buffer"."""
         return self._priorities.importance
 
     # -- steps come in
@@ -201,7 +201,7 @@ class SegmentSteps(Buffer):
         return self.extend(step.unsqueeze(0), env, priority=priority)[0]
 
     def cut(self, env: int | Sequence[int] | Tensor | None = None) -> int:
-        """Break off episodes that go on, as after a resume, when environments start over.
+        """Cut off unfinished episodes, as after a resume, when environments start over.
 
         env: of which environments; without it of all. Returns how many episodes were broken off.
 
@@ -228,7 +228,7 @@ class SegmentSteps(Buffer):
             return len(cut.closing)
 
     def _skip(self) -> None:
-        """Go on behind what the storage holds; steps between which some are missing are cut."""
+        """Continue after the stored items; episodes with missing steps are cut there."""
         missed = self.storage.total - self._ring.total
         if missed > 0:
             self.cut()
@@ -268,7 +268,7 @@ class SegmentSteps(Buffer):
             return self.storage.entry(unravel_key_to_tuple(key), self._ring.row(index))
 
     def later(self, index: Tensor, fraction: Tensor) -> Tensor:
-        """For each step [n] the number of a state after it in its episode, for `entry`.
+        """The number of a later state in the episode of each step [n], for `entry`.
 
         index: numbers of steps that can be drawn.
         fraction: [n] float64 in [0, 1), how far on: 0 gives the next state, and uniform numbers
@@ -334,7 +334,7 @@ class SegmentSteps(Buffer):
             return self._ignored(gone)
 
     def probability(self, index: Tensor) -> Tensor:
-        """The probability that one draw now gives each of these steps: float64, of index's shape.
+        """The current probability of drawing each of these steps: float64, of index's shape.
 
         0 for steps that can't be drawn.
 

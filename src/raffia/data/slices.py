@@ -21,7 +21,7 @@ TRAJ_PATHS = ("collector", "traj_ids"), ("episode",)  # what TorchRL looks for
 
 
 class SliceOptions(TypedDict, total=False):
-    """What a `SliceSampler` takes; see there.
+    """Options of a `SliceSampler`, documented there.
 
     >>> options: SliceOptions = {"slice_len": 8, "end_key": "done"}
     """
@@ -35,7 +35,7 @@ class SliceOptions(TypedDict, total=False):
 
 
 class SliceSampler(Sampler):
-    """Slices of episodes, each from an episode and a start drawn at random, one behind the other.
+    """A sampler of slices of episodes, each with a random episode and start, one after another.
 
     A batch of S * T items is S slices of T steps each: `batch.reshape(S, T)` parts them. Steps of
     an episode follow each other in the buffer, so one environment writes it, or whole episodes.
@@ -124,7 +124,7 @@ class SliceSampler(Sampler):
         return self.slices_from(live.start + start, taken)
 
     def slices_from(self, start: Tensor, taken: Tensor) -> Draw:
-        """The slices that begin with some items and have so many steps.
+        """The slices that begin with the given items and have the given numbers of steps.
 
         start, taken: int64 [S]
 

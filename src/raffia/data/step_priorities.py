@@ -57,7 +57,7 @@ class StepPriorities(Priorities):
         self._given = None
 
     def require(self) -> None:
-        """Raise TypeError where there are no priorities."""
+        """Raise TypeError if the buffer has no priorities."""
         if self.uniform:
             raise TypeError(
                 "this buffer has no priorities; make it with alpha and beta, such as "
@@ -94,7 +94,7 @@ class StepPriorities(Priorities):
             self.grow(priority)
 
     def admit(self, rows: Tensor) -> None:
-        """Let rows be drawn from now on."""
+        """Make rows available for drawing from now on."""
         if self._given is None or not len(rows):
             self.set(rows, self.new)
             return

@@ -42,7 +42,7 @@ class StepKeys:
 
     @property
     def under_next(self) -> bool:
-        """Whether what a step led to, such as its reward, lies under "next" and is stored there.
+        """Whether the outcome of a step, such as its reward, is under "next" and is stored there.
 
         >>> StepKeys(("observation",), ("next", "terminated"), ("next", "truncated")).under_next
         True
@@ -70,7 +70,7 @@ class StoredSteps(NamedTuple):
 
 
 def take_steps(steps: TensorDict, keys: StepKeys, structure: RowStructure | None) -> StoredSteps:
-    """What is stored of steps [T, E]; KeyError or ValueError that names what is wrong with them.
+    """The stored form of steps [T, E]; raises KeyError or ValueError that names what is wrong.
 
     structure: of the rows that are stored; None if there are none.
 
@@ -114,7 +114,7 @@ def take_steps(steps: TensorDict, keys: StepKeys, structure: RowStructure | None
 
 
 def _stored(steps: TensorDict, keys: StepKeys) -> TensorDict:
-    """What is stored of each step: not the observation after it, which is that of the next row."""
+    """The stored part of each step: without the next observation, which is that of the next row."""
     if NEXT not in steps.keys():
         return steps
     rows = steps.exclude(NEXT)

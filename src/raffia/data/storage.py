@@ -88,12 +88,12 @@ class Storage(ABC):
 
     @property
     def device(self) -> torch.device:
-        """Where the rows are."""
+        """The device of the rows."""
         return self._device
 
     @property
     def structure(self) -> RowStructure | None:
-        """What a row looks like; None before the first write."""
+        """The structure of a row; None before the first write."""
         return self._structure
 
     def __len__(self) -> int:
@@ -238,7 +238,7 @@ class Storage(ABC):
         return structure.build(self._read(index, batch), batch, self._device)
 
     def read(self, rows: Any, out: Any = None) -> Any:
-        """`get`, also where that of a subclass gives rows in another form: a batch of them."""
+        """Return rows as a batch, even if a subclass's `get` returns them in another form."""
         return Storage.get(self, rows, out)
 
     def entry(self, path: tuple[Any, ...], rows: Tensor) -> Tensor:
@@ -288,11 +288,11 @@ class Storage(ABC):
         self._write(rows, leaves, None)
 
     def __getitem__(self, rows: Any) -> Any:
-        """As `get`."""
+        """Return the given rows, as `get` does."""
         return self.get(rows)
 
     def __setitem__(self, rows: Any, data: Any) -> None:
-        """As `set`."""
+        """Write the given rows, as `set` does."""
         self.set(rows, data)
 
     def contains(self, rows: Any) -> Any:
@@ -467,7 +467,7 @@ class Storage(ABC):
         return structure, *structure.leaves(data, batch_dims)
 
     def _ready(self, structure: RowStructure, size: int) -> None:
-        """Make room for rows 0..size-1 if there is none; nothing is changed if that fails."""
+        """Allocate rows 0..size-1 if they do not exist yet; a failure changes nothing."""
         if self._max_size is None:
             have = len(self._leaves[0]) if self._leaves else 0
             if size > have:
@@ -477,13 +477,13 @@ class Storage(ABC):
         self._structure = structure
 
     def _stop_of(self, rows: Any) -> int:
-        """Where a slice without an end ends, in a storage without a limit."""
+        """The end of a slice without an end, in a storage without a limit."""
         return max(self._occupied.high, (rows.stop or 0) if isinstance(rows, slice) else 0)
 
     # -- state
 
     def __getstate__(self) -> dict[str, Any]:
-        """What is stored, by value: a pickled storage is a copy."""
+        """The stored contents, by value: a pickled storage is a copy."""
         found = self._contents()
         return {
             "fields": {"_max_size": self._max_size, "_device": self._device},
@@ -501,7 +501,7 @@ class Storage(ABC):
         self._replace(StorageContents(self._max_size, *[state[name] for name in names]))
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the storage holds: a dict of tensors (copies) and integers.
+        """The complete contents of the storage: a dict of tensors (copies) and integers.
 
         It is that of the rows that hold something, not of the room for others.
 
@@ -516,7 +516,7 @@ class Storage(ABC):
         return to_state(found._replace(leaves=[leaf.clone() for leaf in found.leaves]))
 
     def _contents(self) -> StorageContents:
-        """What is stored, with views of the rows where they are without a gap."""
+        """The stored contents, with views of the rows if they have no gaps."""
         rows = self.rows()
         if self._occupied.gapless:
             self.ensure_whole(rows)
@@ -552,7 +552,7 @@ class Storage(ABC):
         self._total = new.total
 
     def _unsettle(self) -> None:
-        """Let the next write settle what a row looks like, where that can be."""
+        """Allow the next write to set the row structure, where possible."""
         self._structure, self._leaves = None, []
 
     def save(self, folder: str | os.PathLike[str]) -> None:
@@ -578,7 +578,7 @@ class Storage(ABC):
         load_folder(folder, KIND, VERSION, self.read_files)
 
     def files(self, stem: str = "storage") -> dict[str, Content]:
-        """The files that hold all of this, for a `write_folder` that holds other things too."""
+        """The files that hold the storage, for a `write_folder` that holds other things too."""
         return {f"{stem}.safetensors": self._save_file}
 
     def _save_file(self, path: str) -> None:
@@ -589,7 +589,7 @@ class Storage(ABC):
         self.load_state_dict(self.state_in(folder, stem))
 
     def state_in(self, folder: Folder, stem: str = "storage") -> dict[str, Any]:
-        """What the files of `files` hold, for `load_state_dict`."""
+        """The state in the files that `files` writes, for `load_state_dict`."""
         return TensorDict.load(folder.path(f"{stem}.safetensors")).to_dict()
 
 

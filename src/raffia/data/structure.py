@@ -152,7 +152,7 @@ def _batch(data: Any, first: Tensor, batch_dims: int) -> torch.Size:
 
 
 def _containers(spec: PytreeSpec) -> Iterator[ContainerSpec]:
-    """The containers that lie in dicts, lists and tuples only: nothing else tells their batch."""
+    """The containers nested only in dicts, lists and tuples: nothing else gives their batch."""
     if isinstance(spec, ContainerSpec):
         yield spec
     elif isinstance(spec, NodeSpec):
@@ -254,7 +254,7 @@ def from_state(state: dict[str, Any], max_size: int | None) -> StorageContents:
 
 
 def numbers_of(rows: Tensor, total: int, max_size: int | None) -> Tensor:  # int64 [n]
-    """The items that lie in rows of a ring after `total` were appended; -2 for other rows.
+    """The numbers of the items in rows of a ring after `total` were appended; -2 for other rows.
 
     >>> numbers_of(torch.tensor([0, 1, 2]), total=4, max_size=3)
     tensor([3, 1, 2])

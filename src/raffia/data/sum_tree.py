@@ -166,7 +166,7 @@ class SumTree:
         return self._nodes.data_ptr()
 
     def sample(self, u: Tensor) -> Tensor:
-        """For each u the leaf in which u * total falls when the leaves lie end to end.
+        """For each u, the leaf in which u * total falls if the leaves are laid end to end.
 
         u: float64 [n] in [0, 1). Uniform numbers give leaves in proportion to their priority; a
             leaf of priority zero is never given.
@@ -180,7 +180,7 @@ class SumTree:
         return self.draw(u)[0]
 
     def draw(self, u: Tensor) -> tuple[Tensor, Tensor]:
-        """As `sample`, with the priorities of the leaves: two tensors [n].
+        """Like `sample`, but also return the priorities of the leaves: two tensors [n].
 
         >>> tree = SumTree(3)
         >>> tree.set(torch.tensor([0, 2]), torch.tensor([1.0, 3.0]))

@@ -17,7 +17,7 @@ Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class CapacityError(ValueError, IndexError):
-    """There is no room for the new rows of a batch; nothing of it was inserted.
+    """The error raised if the new rows of a batch do not fit; none of them was inserted.
 
     An IndexError too, as programs for TorchRL expect it.
 
@@ -66,7 +66,7 @@ class HashTable:
         self._empty()
 
     def _empty(self) -> None:
-        """Forget all rows and give their memory back."""
+        """Remove all rows and release their memory."""
         loops = kernels.table
         self._header: Numbers = np.zeros(loops.HEADER_LENGTH, np.int64)
         self._address = _address(self._header)
@@ -195,11 +195,11 @@ class HashTable:
         return torch.cat([reused, torch.arange(high, self.high)])
 
     def mark(self) -> tuple[int, int, int]:
-        """Where the table stands, for `rollback`; valid until rows are removed."""
+        """A mark of the table's current state, for `rollback`; valid until rows are removed."""
         return self.high, self.num_free, self._removals
 
     def rollback(self, mark: tuple[int, int, int]) -> None:
-        """Take back all that was inserted since `mark()`, as if it had never been.
+        """Undo all insertions since `mark()`, as if they had never happened.
 
         >>> table = HashTable()
         >>> mark = table.mark()
@@ -252,7 +252,7 @@ class HashTable:
         self._removals += 1
 
     def clear(self) -> None:
-        """Forget all rows and give their memory back; numbers start at 0 again."""
+        """Remove all rows and release their memory; row numbers restart at 0."""
         self._empty()
         self._removals += 1
 
@@ -269,7 +269,7 @@ class HashTable:
         return live.nonzero().squeeze(1).to(self.device)
 
     def state(self) -> dict[str, Tensor]:
-        """All there is, as tensors of their own: a table that loads it behaves the same for ever.
+        """All contents as separate tensors: a table that loads them behaves the same from then on.
 
         >>> table = HashTable()
         >>> _ = table.insert(torch.tensor([7, 8]))
@@ -282,7 +282,7 @@ class HashTable:
         return state
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Become the table whose `state()` this is.
+        """Restore the table whose `state()` returned this.
 
         Raises ValueError if it is none, or of another number of words; nothing is changed then.
 

@@ -53,7 +53,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
 
     @property
     def priorities(self) -> PrioritizedSampler | None:
-        """The sampler, where it draws by priority."""
+        """The sampler if it draws by priority, otherwise None."""
         return self.sampler if isinstance(self.sampler, PrioritizedSampler) else None
 
     def extend(self, data: Any) -> Tensor:

@@ -102,7 +102,7 @@ class Row(NamedTuple):
 
 
 class ListStorage(TensorStorage):
-    """A storage that grows as items come, up to `max_size`, and gives several as a list.
+    """A storage that grows with its items, up to `max_size`, and returns several as a list.
 
     Items have the same entries, of the same dtypes; their shapes may differ. As long as they do
     not, rows lie side by side as in a `TensorStorage`. A buffer's batch of containers is stacked,
@@ -341,7 +341,7 @@ def _dtypes(structure: RowStructure) -> list[torch.dtype]:
 
 
 def _one_by_one(data: Any) -> list[Any] | None:
-    """The items that lie in a list, or in a lazy stack; None where there are none."""
+    """The separate items of a list or of a lazy stack; None if there are none."""
     if isinstance(data, LazyStackedTensorDict) and data.stack_dim == 0:
         return list(data.unbind(0))
     return data if type(data) is list and data else None

@@ -90,7 +90,7 @@ class Tree(TensorClass, nocast=True):
         super().__init__(subtree=subtree, **fields)
 
     def number(self) -> None:
-        """Give the vertices from here on their numbers and parents.
+        """Assign numbers and parents to this vertex and those below it.
 
         >>> from raffia.data.tree import Tree
         >>> tree = Tree([Tree(), Tree([Tree()])])
@@ -105,7 +105,7 @@ class Tree(TensorClass, nocast=True):
                     child.__dict__["_parent"] = weakref.ref(tree)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the parent: a pickled tree is a copy."""
+        """The state without the parent: a pickled tree is a copy."""
         state = super().__getstate__()
         state.pop("_parent", None)
         return state
@@ -186,7 +186,7 @@ class Tree(TensorClass, nocast=True):
     # -- all vertices
 
     def _vertices(self) -> Iterator[Tree]:
-        """All vertices, each once, level by level."""
+        """Iterate over all vertices, each once, level by level."""
         queue = deque([self] if not self.batch_size else self.tensordicts)
         visited = {id(tree) for tree in queue}
         while queue:
@@ -198,7 +198,7 @@ class Tree(TensorClass, nocast=True):
                     queue.append(child)
 
     def _ways(self) -> Iterator[tuple[Way, Tree]]:
-        """All ways and the vertices that they lead to, the shortest first."""
+        """Iterate over all paths and the vertices that they lead to, the shortest first."""
         queue: deque[tuple[Way, Tree]] = deque([(None, self)])
         while queue:
             way, tree = queue.popleft()
@@ -219,7 +219,7 @@ class Tree(TensorClass, nocast=True):
                 pending.append((child, iter(child.children)))
 
     def vertices(self, *, key_type: Literal["id", "hash", "path"] = "hash") -> dict[Any, Tree]:
-        """All vertices by number, by hash, or by path; by path one may be there several times.
+        """All vertices by number, by hash, or by path; by path a vertex may occur several times.
 
         Where `max_depth` cut the tree, several may have one hash; by hash it is the uppermost.
 
@@ -262,7 +262,7 @@ class Tree(TensorClass, nocast=True):
         ]
 
     def valid_paths(self) -> Iterator[Path]:
-        """All ways to an end, the shortest first."""
+        """All paths to an end of the tree, the shortest first."""
         return (path_of(way) for way, tree in self._ways() if tree.is_terminal)
 
     def max_length(self) -> int:
@@ -308,7 +308,7 @@ class Tree(TensorClass, nocast=True):
         return self._along(path)[-1]
 
     def rollout_from_path(self, path: Path) -> Any:
-        """All steps along a path, container [n]; None if there is none.
+        """All steps along a path, container [n]; None if the path has no steps.
 
         Raises IndexError where the path leaves the tree.
         """
@@ -374,7 +374,7 @@ def path_of(way: Way) -> Path:
 
 
 class StepGraph:
-    """Which steps leave each node, and where they lead; nodes and steps are numbers from 0 on.
+    """The steps that leave each node and where they lead; nodes and steps are numbered from 0.
 
     >>> from raffia.data.tree import StepGraph
     >>> graph = StepGraph()
@@ -419,7 +419,7 @@ class StepGraph:
         return steps
 
     def only(self, node: int) -> int | None:
-        """The step that leaves a node, None if there is none or another one."""
+        """The only step that leaves a node, or None if there are none or several."""
         step = self._first[node]
         return step if step >= 0 and self._next[step] < 0 else None
 
@@ -475,7 +475,7 @@ class Growth:
                 pending += self._following(child, depth + 1)
 
     def _following(self, vertex: int, depth: int) -> list[tuple[int, int, Iterator[int]]]:
-        """What is to be followed below a vertex: itself, its depth and the steps; or nothing."""
+        """What to follow below a vertex: the vertex, its depth and its steps; or an empty list."""
         node = self.nodes[vertex]
         key = node, 0 if self.max_depth is None else depth
         if not self.repeats[vertex] and depth != self.max_depth:

@@ -1,5 +1,4 @@
-"""Where the parts of a run are computed: engines, pools of workers, versions of weights,
-gradients.
+"""Distributed computation of the parts of a run: engines, pools of workers, weights, gradients.
 
 Knows no algorithm and no loop.
 """

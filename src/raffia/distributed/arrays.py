@@ -89,7 +89,7 @@ def _walk(node: Any, path: tuple[str, ...], form: list[Any], leaves: list[Tensor
 
 
 def _is_plain_memory(leaf: Tensor) -> bool:
-    """Whether a tensor's numbers lie in this process's memory one behind the other, as they are."""
+    """Whether a tensor's elements are contiguous in this process's memory, not lazily changed."""
     return leaf.is_cpu and leaf.is_contiguous() and not leaf.is_conj() and not leaf.is_neg()
 
 

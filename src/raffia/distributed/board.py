@@ -32,7 +32,7 @@ class Board:
 
     @property
     def versions(self) -> list[int]:
-        """Those that there are, rising."""
+        """The version numbers that are kept, in ascending order."""
         return sorted(self._refs)
 
     def publish(self, version: int, weights: TensorDict) -> None:
@@ -57,7 +57,7 @@ class Board:
             self._engine.drop(self._refs.popitem()[1])
 
     def state(self) -> TensorDict:
-        """All versions, for a checkpoint."""
+        """All versions as one tree, for a checkpoint."""
         return TensorDict(
             {str(number): self._engine.get(ref) for number, ref in self._refs.items()}
         )

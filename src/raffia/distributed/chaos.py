@@ -21,7 +21,7 @@ from raffia.tensordict.tensordict import TensorDict
 
 
 class ChaosEngine:
-    """`InlineEngine`, but for what goes wrong: the same by the same seed.
+    """An `InlineEngine` with faults that are drawn from a seed.
 
     lost: probability that a worker is gone when an answer is taken, before the task was done.
     wasted: probability that it is gone after the task was done, with the answer.
@@ -45,12 +45,12 @@ class ChaosEngine:
         self._inline = InlineEngine()
 
     def require(self, workers: Sequence[Workers]) -> None:
-        """There is room: all are in this process."""
+        """Accept any number of workers, since all are in this process."""
         for one in workers:
             find_role(one.role)
 
     def start(self, role: str, config: str, index: int, needs: Needs = ONE_CPU) -> ChaosWorker:
-        """A worker with a fate of its own."""
+        """Start a worker whose faults are drawn from a seed for this worker and this start."""
         self.num_started += 1
         draw = random.Random(derive_seed(self.seed, "worker", index, self.num_started))
         return ChaosWorker(self, self._inline.start(role, config, index, needs), index, draw)
@@ -64,10 +64,10 @@ class ChaosEngine:
         return self._inline.get(ref)
 
     def drop(self, ref: TensorDict) -> None:
-        """Nothing to free."""
+        """Free nothing: the weights are in this process."""
 
     def close(self) -> None:
-        """Nothing is running."""
+        """Stop nothing: no process is running."""
 
 
 class ChaosWorker:
@@ -82,7 +82,7 @@ class ChaosWorker:
         self._is_gone = False
 
     def load(self, state: TensorDict) -> None:
-        """Stand there before the next task."""
+        """Set the role's state before the next task."""
         self._worker.load(state)
 
     def ask(self, task: TensorDict, weights: Any = None) -> None:

@@ -26,7 +26,7 @@ class Counter:
         self.total = int(json.loads(config).get("start", 0))
 
     def load(self, state: TensorDict) -> None:
-        """The sum so far."""
+        """Set the sum up to now."""
         self.total = int(state["total"])
 
     def do(self, task: TensorDict, weights: TensorDict | None) -> TensorDict:
@@ -167,7 +167,7 @@ class Echo:
         pass
 
     def load(self, state: TensorDict) -> None:
-        """It has no state."""
+        """Load nothing: this role has no state."""
 
     def do(self, task: TensorDict, weights: TensorDict | None) -> TensorDict:
         """The task."""
@@ -189,11 +189,11 @@ class MeanLearner:
         pass
 
     def init(self, seed: int) -> TensorDict:
-        """Nothing is drawn."""
+        """An initial state without any random draw."""
         return TensorDict(params=TensorDict(w=torch.zeros(())), buffers=TensorDict())
 
     def grads(self, state: TensorDict, batch: TensorDict) -> tuple[TensorDict, TensorDict]:
-        """Of half the squared distance."""
+        """The gradients of half the squared distance."""
         error = state["params", "w"] - batch["x"]
         update = TensorDict(grads=TensorDict(w=error.mean()), buffers=state["buffers"])
         return update, TensorDict(loss=error.square().mean() / 2, priority=error.abs())

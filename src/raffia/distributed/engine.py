@@ -56,7 +56,8 @@ def describe_error(error: Exception) -> str:
 
 
 class Role(Protocol):
-    """What runs in a worker: made by `factory(config, index)` from JSON and its number.
+    """The code that runs in a worker, made by `factory(config, index)` from JSON and the worker's
+    number.
 
     A role draws from generators that it makes of the run's seed and the task's key, and keeps
     nothing that `load` and the tasks since do not give again.
@@ -79,7 +80,7 @@ class Role(Protocol):
 
 @dataclass(frozen=True)
 class Needs:
-    """What a worker takes of its machine.
+    """The resources that a worker needs on its machine.
 
     >>> Needs(gpus=0.5).cpus
     1.0
@@ -112,7 +113,7 @@ class Worker(Protocol):
     """
 
     def load(self, state: TensorDict) -> None:
-        """Have the role stand at a state, before the tasks that are asked from now on."""
+        """Set the role's state before the tasks that are requested from now on."""
 
     def ask(self, task: TensorDict, weights: Any = None) -> None:
         """Ask for a task; weights: what `Engine.put` gave."""
@@ -132,7 +133,7 @@ class Worker(Protocol):
 
 
 class Engine(Protocol):
-    """Starts workers, and gives them weights; `check_engine` puts one through this contract.
+    """Starts workers and gives them weights; `check_engine` tests an engine against this contract.
 
     >>> engine: Engine = InlineEngine()
     >>> engine.close()
@@ -153,7 +154,7 @@ class Engine(Protocol):
         """
 
     def put(self, weights: TensorDict) -> Any:
-        """The weights as they are now, for any worker's `ask`; put once for all of them."""
+        """Publish the present weights once, for any worker's `ask`."""
 
     def get(self, ref: Any) -> TensorDict:
         """A copy of the weights that were put, for this process."""
@@ -213,7 +214,7 @@ class InlineEngine:
     """
 
     def require(self, workers: Sequence[Workers]) -> None:
-        """There is room: all are in this process."""
+        """Accept any number of workers, since all are in this process."""
         for one in workers:
             find_role(one.role)
 
@@ -230,10 +231,10 @@ class InlineEngine:
         return ref.clone()
 
     def drop(self, ref: TensorDict) -> None:
-        """Nothing to free besides memory, of which Python takes care."""
+        """Free nothing but memory, which Python does by itself."""
 
     def close(self) -> None:
-        """Nothing is running."""
+        """Stop nothing: no process is running."""
 
 
 class InlineWorker:
@@ -245,7 +246,7 @@ class InlineWorker:
         self._is_closed = False
 
     def load(self, state: TensorDict) -> None:
-        """Stand there before the next task."""
+        """Set the role's state before the next task."""
         self._open.append(("load", unpack(pack(state)), None))
 
     def ask(self, task: TensorDict, weights: TensorDict | None = None) -> None:

@@ -217,13 +217,13 @@ class Followers:
             raise
 
     def step(self) -> None:
-        """Have all followers make the step of the gradients that they hold."""
+        """Make all followers apply the gradients that they hold."""
         for index, worker in enumerate(self._workers):
             if worker is not None:  # one that is gone is found out by the next gradients
                 self._ask(index, STEP)
 
     def _fault(self) -> RoleError | None:
-        """What a follower failed at, for which the others lost it."""
+        """The error of a follower that made the others lose it."""
         for index, worker in enumerate(self._workers):
             while worker is not None and self._open[index]:
                 try:
@@ -239,7 +239,7 @@ class Followers:
     # -- followers
 
     def _send_state(self, state: TensorDict) -> None:
-        """Have all followers, in a group with this process, stand at a state."""
+        """Set the state of all followers, in a group with this process."""
         if self._group is None:
             self._state = None
             self._meet()
@@ -267,7 +267,7 @@ class Followers:
 
     @contextmanager
     def _ends_if_one_dies(self, meeting: Meeting) -> Iterator[None]:
-        """Who waits for a follower at a meeting would not notice its death."""
+        """Stop the followers if one of them dies, which those waiting for it would not notice."""
         met = threading.Event()
 
         def watch() -> None:
@@ -299,7 +299,7 @@ class Followers:
         worker.ask(TensorDict({"command": torch.tensor(command), **given}))
 
     def metrics(self) -> dict[str, float]:
-        """Seconds that were waited for followers and sums, and restarts of followers, so far."""
+        """Seconds spent waiting for followers and sums, and restarts of followers."""
         return waiting_metrics("learners", "learner", self.seconds_waited, self.num_restarts)
 
     @contextmanager
@@ -394,7 +394,7 @@ class Follower:
         self._update: TensorDict | None = None
 
     def load(self, state: TensorDict) -> None:
-        """Nothing: a follower is given its state in a sum."""
+        """Load nothing: a follower receives its state in a collective."""
 
     def do(self, task: TensorDict, weights: TensorDict | None) -> TensorDict:
         """Follow a command of the leader."""
@@ -450,7 +450,7 @@ class Follower:
 
 
 def _group(address: str, rank: int, size: int, sums: Sums, patience: float) -> Group:
-    """All that meet have made their learner already, and come at once."""
+    """Form a group, whose members have all made their learner before and so arrive together."""
     limit = min(patience, MEET_SECONDS)
     return Group(address, rank, size, sums=sums, timeout=patience, meet_seconds=limit)
 

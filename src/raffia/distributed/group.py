@@ -28,7 +28,7 @@ LOCALHOST = "127.0.0.1"
 
 
 class Meeting:
-    """Where the members of a group to be find each other; kept until all have.
+    """A rendezvous at which the members of a future group find each other; kept until all have.
 
     >>> with Meeting() as meeting:
     ...     meeting.address.startswith("127.0.0.1:")
@@ -106,7 +106,7 @@ class Group:
         return self._group is not None
 
     def mean(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The means of each tensor [*] over all members, who have the same shapes."""
+        """The means of each tensor [*] over all members, which have equal shapes."""
         for tensor in tensors:
             if not tensor.is_floating_point():
                 raise TypeError(f"a mean of {tensor.dtype} is not defined: pass floating point")
@@ -146,7 +146,7 @@ class Group:
         return [one.view(flat.dtype) for one in out]
 
     def exchange(self, parts: Sequence[Tensor]) -> list[Tensor]:
-        """What each member has for this one [N], in order of rank.
+        """The tensor that each member has for this one [N], in order of rank.
 
         parts: what this one has for each, in order of rank; one for a member is as long in all.
         """
@@ -212,7 +212,7 @@ class Group:
 
 
 def _gloo(host: str, port: int, rank: int, size: int, timeout: timedelta) -> Any:
-    """A group of its own, which torch's functions for the whole program do not know."""
+    """Make a gloo group that is not registered as the program's default group of torch."""
     gloo = cast(Any, dist.ProcessGroupGloo)
     options = gloo._Options()
     options._timeout = timeout
@@ -234,8 +234,8 @@ def device_of(name: str, rank: int) -> torch.device:
 
 
 def buckets(tensors: Sequence[Tensor]) -> list[list[int]]:
-    """Indices of tensors that are sent at once: of one dtype and device, in their order, 25 MB or
-    one tensor.
+    """The indices of tensors that are sent together: of equal dtype and device, in order, up to 25
+    MB or one tensor.
 
     >>> buckets([torch.ones(3), torch.ones(2), torch.ones(2, dtype=torch.bfloat16)])
     [[0, 1], [2]]

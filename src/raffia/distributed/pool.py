@@ -89,7 +89,7 @@ class Pool:
         return self._workers[index]
 
     def metrics(self, what: str, worker: str) -> dict[str, float]:
-        """Seconds that were waited for the answers, and restarts of workers, so far.
+        """Seconds spent waiting for answers, and restarts of workers, since the start.
 
         what, worker: names of the answers and of one worker.
 
@@ -122,7 +122,8 @@ class Pool:
                 return found
 
     def try_to_take(self, worker: int, key: int, seconds: float) -> TensorDict | None:
-        """As `take`, if the answer is there within this time; else None, and the task stays open.
+        """Like `take`, if the answer arrives within this time; otherwise None, and the task stays
+        open.
 
         However long the task takes, the worker is not taken for dead.
         """
@@ -160,7 +161,9 @@ class Pool:
         return answer
 
     def _ask_open(self, worker: int) -> None:
-        """Start the worker if there is none, and ask for what it was not asked for."""
+        """Start the worker if it is not running, and request its open tasks that were not
+        requested.
+        """
         found = self._workers[worker]
         if found is None:
             found = self.engine.start(self.role, self.config, worker, self.needs)

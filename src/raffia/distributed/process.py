@@ -69,7 +69,7 @@ class ProcessEngine:
         self._finalize = Finalize(self, _free, args=(self._weights,), exitpriority=5)
 
     def require(self, workers: Sequence[Workers]) -> None:
-        """There is room: processes share what the machine has."""
+        """Accept any number of workers: processes share the resources of this machine."""
         for one in workers:
             find_role(one.role)
             if one.role not in self._roles:
@@ -170,7 +170,7 @@ class ProcessWorker:
         return found
 
     def make(self, role: str, config: str, index: int, needs: Needs) -> None:
-        """Have it make its role."""
+        """Make the role in the worker."""
         self.index = index
         made_of = json.dumps([role, config, index, needs.cpus])
         try:
@@ -179,7 +179,7 @@ class ProcessWorker:
             pass  # found out, with its last words, by whoever asks
 
     def load(self, state: TensorDict) -> None:
-        """Stand there before the next task."""
+        """Set the role's state before the next task."""
         self._send(LOAD, pack(state, room=1))
 
     def ask(self, task: TensorDict, weights: str | None = None) -> None:

@@ -123,8 +123,10 @@ class RayEngine:
         self._idle: dict[Needs, list[_Spare]] = {}  # no role was made of them yet
 
     def require(self, workers: Sequence[Workers]) -> None:
-        """ValueError if there never is room for all of them at once, RoleError if a machine can't
-        import a role, VersionError if one has other versions: nothing has been started then."""
+        """Raise ValueError if there is never room for all of them together, RoleError if a machine
+        can't import a role, VersionError if one has other versions; in each case nothing has been
+        started.
+        """
         self._cluster.require()
         machines = [node["Resources"] for node in self._cluster.machines()]
         kinds = {one.needs: one for one in workers}.values() if self.spares else ()
@@ -198,7 +200,7 @@ class RayEngine:
         """The store frees what nothing refers to any more."""
 
     def resources(self) -> str:
-        """What the cluster has, in a line."""
+        """Describe the cluster's resources in one line."""
         return self._cluster.resources()
 
     def machines(self, role: str) -> list[Machine]:
@@ -249,7 +251,7 @@ class RayWorker:
         return self._pid
 
     def load(self, state: TensorDict) -> None:
-        """Stand there before the next task."""
+        """Set the role's state before the next task."""
         self._cluster.require()
         self._handle.load.remote(np.frombuffer(pack(state), dtype=np.uint8))
 

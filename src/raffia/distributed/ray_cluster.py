@@ -1,4 +1,4 @@
-"""Whether a Ray cluster is there, what it has room for, and what runs on its machines."""
+"""The state of a Ray cluster: whether it answers, its room, and what its machines run."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class ClusterLostError(ConnectionError):
 
 
 def versions() -> dict[str, str]:
-    """What must be equal on all machines of a cluster.
+    """The versions that must be equal on all machines of a cluster.
 
     >>> sorted(versions())
     ['python', 'raffia', 'torch']
@@ -70,7 +70,8 @@ def require_versions(theirs: dict[str, str], who: str) -> None:
 
 
 def require_room(machines: Sequence[dict[str, float]], workers: Sequence[Workers]) -> None:
-    """ValueError if machines of so many CPUs and GPUs have no room for all workers at once.
+    """Raise ValueError if machines with these CPUs and GPUs never have room for all workers
+    together.
 
     >>> two = [{"CPU": 2.0}, {"CPU": 2.0}]
     >>> require_room(two, [Workers("a:B", 4, Needs(cpus=1.0))])
@@ -143,7 +144,7 @@ class Machine(NamedTuple):
 
 
 class Cluster:
-    """Whether the cluster is there, and what it has.
+    """A Ray cluster: whether it answers, and its resources.
 
     ray: the package, connected to it.
     address: as it was given; "": one of this machine, which needs no look at other machines.
@@ -166,7 +167,7 @@ class Cluster:
                 self._doors.append((node["NodeManagerAddress"], node["NodeManagerPort"]))
 
     def require(self) -> None:
-        """Return if it is there; ClusterLostError if it stays silent for some seconds."""
+        """Return if the cluster answers; raises ClusterLostError after some silent seconds."""
         if not self.is_lost and time.monotonic() - self._seen < LOOK / 5:
             return
         began = time.monotonic()
@@ -189,7 +190,7 @@ class Cluster:
                 return
 
     def is_there(self) -> bool:
-        """Whether it is there now."""
+        """Whether the cluster answers now."""
         self._seen = 0.0
         try:
             self.require()
@@ -198,7 +199,7 @@ class Cluster:
         return True
 
     def get(self, ref: Any, seconds: float) -> Any:
-        """As `ray.get`, for as long as the cluster is there."""
+        """Like `ray.get`, for as long as the cluster answers."""
         until = time.monotonic() + seconds
         while True:
             self.require()
@@ -210,11 +211,11 @@ class Cluster:
                     raise
 
     def machines(self) -> list[dict[str, Any]]:
-        """Those that are there, as Ray describes them."""
+        """The machines of the cluster that are alive, as Ray describes them."""
         return [node for node in self.ray.nodes() if node["Alive"]]
 
     def resources(self) -> str:
-        """What it has, in a line."""
+        """Describe the cluster's resources in one line."""
         whole, free = self.ray.cluster_resources(), self.ray.available_resources()
         num = len(self.machines())
         return (
@@ -224,7 +225,7 @@ class Cluster:
         )
 
     def probe(self, role: str) -> None:
-        """Have each machine report its versions and import a role, before anything else is done.
+        """Make each machine report its versions and import a role, before anything else is done.
 
         Raises VersionError, or RoleError for a role that is not there or a machine without raffia.
         """
@@ -281,7 +282,7 @@ class Cluster:
 
 
 def _look(role: str) -> tuple[dict[str, str], str]:
-    """On a machine of the cluster: what it runs, and what is wrong with a role there."""
+    """Report, on a machine of the cluster, its versions and what is wrong with a role there."""
     try:
         find_role(role)
     except RoleError as error:
@@ -298,7 +299,7 @@ class Room:
         self._next_message = self._began + FIRST_MESSAGE
 
     def wait(self) -> None:
-        """Wait until it is there, however long, and report it now and then."""
+        """Wait until the cluster answers, however long, and report the waiting now and then."""
         while not self._group.wait(1):  # whole seconds: Ray leaves out the rest
             self._cluster.require()
             self.report()
@@ -318,7 +319,7 @@ class Room:
         )
 
     def leave(self) -> None:
-        """Give it back."""
+        """Release the resources that were reserved on the cluster."""
         self._cluster.ray.util.remove_placement_group(self._group)
 
 

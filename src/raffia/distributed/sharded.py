@@ -74,7 +74,7 @@ class Sharded:
         return self.learner.init(seed)
 
     def grads(self, state: TensorDict, batch: TensorDict) -> tuple[TensorDict, TensorDict]:
-        """This process's part of the mean gradients, and metrics of the whole batch.
+        """This process's part of the mean gradients, and the metrics of the whole batch.
 
         Raises `StateLost` where a process is gone, and with it a part of the state.
         """
@@ -89,7 +89,7 @@ class Sharded:
         return update, metrics
 
     def apply(self, state: TensorDict, update: TensorDict) -> TensorDict:
-        """This process's part of the state after the update, which all processes make."""
+        """This process's part of the state after the update, in which all processes take part."""
         if not self._holds(state) or not is_unchanged(self._update, update):
             raise ValueError(
                 "apply takes the state and the update of the last grads, as they were: parts in "
@@ -103,7 +103,7 @@ class Sharded:
         return self._part
 
     def whole(self, state: TensorDict) -> TensorDict:
-        """All of the state that `apply` gave last, put together; any other is whole already."""
+        """The complete state for what `apply` returned last; any other is complete already."""
         if state is not self._part:
             return state
         self._stand(state)
@@ -118,7 +118,7 @@ class Sharded:
         return self._part is not None and (state is self._part or state is self._given)
 
     def _stand(self, state: TensorDict) -> None:
-        """Have all processes hold their part of this state."""
+        """Make all processes hold their part of this state."""
         if state is self._part and not is_unchanged(self._marks, state):
             raise ValueError(
                 "this process's part of the state was written to: change the whole of it, as "

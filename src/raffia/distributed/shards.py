@@ -22,8 +22,8 @@ DIVIDED = ("params", "target", "opt")
 
 
 def rows_of(state: TensorDict, size: int) -> TensorDict:
-    """The number of rows of each tensor that is divided among so many processes; 0: of one that is
-    whole in each.
+    """The number of rows of each tensor that is divided among this many processes; 0 if it is
+    replicated.
 
     >>> state = TensorDict(params=TensorDict(w=torch.ones(5, 2), b=torch.ones(())))
     >>> rows_of(state, 2)["params"].to_dict()
@@ -40,7 +40,7 @@ def rows_of(state: TensorDict, size: int) -> TensorDict:
 
 
 def cut(state: TensorDict, rows: TensorDict, rank: int, size: int) -> TensorDict:
-    """The part of a whole state that a process has, in memory of its own.
+    """A process's part of a complete state, copied.
 
     rows: see `rows_of`.
 

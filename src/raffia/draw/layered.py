@@ -158,6 +158,6 @@ def _by_x(boxes: Sequence[LayerBox]) -> list[LayerBox]:
 
 
 def _port(box: LayerBox, i: int, n: int) -> float:
-    """Where the i-th of n lines meets a box: side by side, around its middle."""
+    """The x at which the i-th of n lines meets a box; the lines are spread around its middle."""
     step = min(28.0, (box.width - 16) / max(n, 1)) if box.look.framed else 0.0
     return box.x + (i - (n - 1) / 2) * step

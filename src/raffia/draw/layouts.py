@@ -68,13 +68,13 @@ class LayerBox:
 
     @property
     def width(self) -> float:
-        """From side to side, in pixels."""
+        """The width of the box, in pixels."""
         sides = 28 if self.look.framed else 8
         return max([text_width(text) for text, _ in self.lines]) + sides if self.lines else 6
 
     @property
     def height(self) -> float:
-        """From the upper to the lower edge, in pixels."""
+        """The height of the box, in pixels."""
         return len(self.lines) * LINE + 2 * self.look.padding if self.lines else 0
 
 
@@ -100,7 +100,7 @@ def ordered(layers: list[list[LayerBox]]) -> list[list[LayerBox]]:
 def _group_ranks(
     box: LayerBox, layer: list[LayerBox], wanted: dict[LayerBox, float]
 ) -> list[float]:
-    """Where the groups that a box stands in want to be: this keeps their boxes together."""
+    """The mean wanted rank of a box's outermost group, a sort key that keeps groups together."""
     outer = box.groups[:1]
     if not outer:
         return [wanted[box]]
@@ -122,7 +122,7 @@ def _num_crossings(layers: list[list[LayerBox]]) -> int:
 
 
 def assign_positions(layers: list[list[LayerBox]], num_groups: int) -> None:
-    """Give each box an x: least squares over the lengths of all lines, with the order kept.
+    """Assign each box an x by least squares over the lengths of all lines, keeping the order.
 
     Layer by layer with the others held, which converges, since the problem is convex. Lines that
     neither part nor join weigh more, so that they come out straight. Walls around groups
@@ -139,7 +139,7 @@ def assign_positions(layers: list[list[LayerBox]], num_groups: int) -> None:
 
 
 def _pull(box: LayerBox, firm: float) -> tuple[float, float]:
-    """Where a box wants to be, and how much; walls as much as they are firm."""
+    """The x that a box is pulled towards, and the weight of the pull; for walls it is `firm`."""
     if box.beside is not None:
         members, side = box.beside
         edges = [side * member.x + member.width / 2 for member in members]
@@ -157,7 +157,7 @@ def _is_straight(box: LayerBox, other: LayerBox) -> bool:
 
 
 def _walled(layers: list[list[LayerBox]], num_groups: int) -> list[list[LayerBox]]:
-    """The layers with walls left and right of each group, to keep others out of it."""
+    """The layers with walls added left and right of each group, to keep other boxes out of it."""
     layers = [list(layer) for layer in layers]
     for group in reversed(range(num_groups)):  # the inner ones first
         members: list[LayerBox] = []
@@ -173,7 +173,7 @@ def _walled(layers: list[list[LayerBox]], num_groups: int) -> list[list[LayerBox
 
 
 def _straighten(layers: list[list[LayerBox]]) -> None:
-    """Put boxes that one line joins exactly below each other, where there is room."""
+    """Align boxes joined by a single line exactly below each other, where there is room."""
     beside = {box: (layer, i) for layer in layers for i, box in enumerate(layer)}
     done: set[LayerBox] = set()
     for layer in layers:
@@ -265,7 +265,7 @@ def tidy(
 
 
 def _room_below(upper: Profile, lower: Profile) -> float:
-    """How far down a subtree goes, so that it stands below what is there."""
+    """The offset that moves a subtree below those already placed."""
     gaps = [_SIBLINGS_GAP] + [_COUSINS_GAP] * len(lower)
     needed = [high[1] - low[0] + gap for high, low, gap in zip(upper, lower, gaps, strict=False)]
     return max(needed, default=0.0)

@@ -64,7 +64,7 @@ _MOST_DEPTH = 50
 
 
 def clean_svg(text: str) -> Html:
-    """What is harmless of an SVG file, to stand in a page; ValueError if it is none.
+    """The harmless parts of an SVG file, for embedding in a page; ValueError if it is not SVG.
 
     >>> clean_svg('<svg xmlns="http://www.w3.org/2000/svg" onload="x()"><script>y()</script></svg>')
     '<svg></svg>'

@@ -87,7 +87,7 @@ def text_width(text: str, size: float = 12) -> float:
 
 
 def light(colour: str) -> str:
-    """A tone as it is in the light; other colours as they are.
+    """The light-theme colour of a named tone; other colours unchanged.
 
     >>> light("card"), light("#112233")
     ('#ffffff', '#112233')
@@ -96,7 +96,7 @@ def light(colour: str) -> str:
 
 
 def polyline(*points: Point, closed: bool = False) -> Steps:
-    """Straight lines from point to point, and back to the first where they are closed.
+    """The steps of straight lines from point to point, and back to the first point if `closed`.
 
     >>> polyline((0, 0), (4, 3))
     (('M', ((0, 0),)), ('L', ((4, 3),)))
@@ -158,7 +158,7 @@ class Scene:
     texts: list[Text] = field(default_factory=list)
 
     def line(self, steps: Steps, **look: Any) -> None:
-        """Paint a line or an area on top of what is there, with the look of an `StyledOutline`."""
+        """Paint a line or an area on top of the drawing so far, styled as a `StyledOutline`."""
         self.outlines.append(StyledOutline(steps, **look))
 
     def box(self, corners: Corners, radius: float = 0, **look: Any) -> None:

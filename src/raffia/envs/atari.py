@@ -101,7 +101,7 @@ class AtariEnv:
         )
 
     def reset(self, seed: int) -> TensorDict:
-        """Begin the game of this seed, whatever was played before; gives its first state []."""
+        """Start the game of this seed, whatever was played before; return its first state []."""
         self._ale.restoreState(self._loaded)
         self._ale.reset_game()
         self._previous = self._actions[0]  # NOOP
@@ -146,7 +146,7 @@ class AtariEnv:
         return outputs
 
     def render(self) -> Tensor:
-        """The screen as it is, uint8 [H, W, 3]: 210 x 160 in most games."""
+        """The current screen, uint8 [H, W, 3]: 210 x 160 in most games."""
         return torch.from_numpy(self._ale.getScreenRGB())
 
     def close(self) -> None:
@@ -201,7 +201,7 @@ def atari_games() -> list[str]:
 
 
 def game_name(game: str) -> str:
-    """The name of a game as the emulator has it.
+    """The name that the emulator uses for a game.
 
     >>> game_name("ALE/MsPacman-v5"), game_name("ms_pacman"), game_name("Pong")
     ('ms_pacman', 'ms_pacman', 'pong')

@@ -56,7 +56,7 @@ class SerialBatch:
         self._tensors = self.rows.tensors(self.spec.step_keys)
 
     def reset(self, seeds: Tensor, rows: Tensor | None = None) -> TensorDict:
-        """Begin the episodes of these seeds [n] in these rows [n] (None: all): the states [n]."""
+        """Start episodes from these seeds [n] in these rows [n] (None: all); return states [n]."""
         chosen = chosen_rows(rows, self.num_envs)
         for row, seed in zip(chosen, checked_seeds(seeds, len(chosen)), strict=True):
             self.reset_row(row, seed)
@@ -72,7 +72,7 @@ class SerialBatch:
         return outputs_of(self._tensors, self.spec.step_keys, rows, len(chosen))
 
     def reset_row(self, row: int, seed: int) -> None:
-        """Begin the episode of a seed in one row; the state lies in `rows`."""
+        """Start the episode of a seed in one row; the state is written to `rows`."""
         self.rows.runs[row] = False  # if the environment raises, nothing runs there
         try:
             self._writers[row].reset_row(seed, self.rows, row)
@@ -98,7 +98,7 @@ class SerialBatch:
         return self.envs[row].render()
 
     def close(self) -> None:
-        """Close all of them."""
+        """Close all environments."""
         for env in self.envs:
             env.close()
 
@@ -121,7 +121,7 @@ def outputs_of(
 
 
 class TimeLimit:
-    """Truncates episodes after so many steps, unless they end before; a BatchEnv around another.
+    """A BatchEnv wrapper that truncates episodes after a number of steps, unless they end earlier.
 
     >>> from raffia.envs.batch import SerialBatch
     >>> from raffia.envs.probe import DelayProbe
@@ -142,7 +142,7 @@ class TimeLimit:
         self._length = torch.zeros(batch.num_envs, dtype=torch.int64)
 
     def reset(self, seeds: Tensor, rows: Tensor | None = None) -> TensorDict:
-        """Begin the episodes of these seeds [n] in these rows [n] (None: all): the states [n]."""
+        """Start episodes from these seeds [n] in these rows [n] (None: all); return states [n]."""
         state = self.batch.reset(seeds, rows)
         self._length[slice(None) if rows is None else rows] = 0
         return state

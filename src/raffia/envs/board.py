@@ -1,4 +1,4 @@
-"""Board games of two players for many boards at once: TicTacToe and Connect4.
+"""Two-player board games, played on many boards in parallel: TicTacToe and Connect4.
 
 A board is two 64-bit words, one for the stones of each player; a cell is a bit of them, number
 `row * columns + column` from the top left. So all boards move in a few operations on tensors [E].
@@ -83,15 +83,15 @@ class BoardGame:
         self._mask = torch.zeros(num_envs, len(self.action_names), dtype=torch.bool)
 
     def _legal(self, occupied: Tensor) -> Tensor:
-        """Which actions a board [n] in play allows, bool [n, A]."""
+        """A mask of the legal actions on boards [n] in play, bool [n, A]."""
         raise NotImplementedError
 
     def _cell(self, occupied: Tensor, action: Tensor) -> Tensor:
-        """Where the stone of a legal action [n] comes to lie, [n]."""
+        """The cell in which the stone of a legal action [n] ends up, [n]."""
         raise NotImplementedError
 
     def reset(self, seeds: Tensor, rows: Tensor | None = None) -> TensorDict:
-        """Begin the games of these seeds int64 [n] in these rows int64 [n] (None: all): [n].
+        """Start games from these seeds int64 [n] in these rows int64 [n] (None: all): states [n].
 
         The seed decides the first `random_openings` moves, each drawn among the legal ones; without
         them all games begin equal.
@@ -201,13 +201,13 @@ class BoardGame:
 
 
 def _pixels() -> tuple[Tensor, Tensor]:
-    """Of a square: how far each pixel lies right and below of the middle, -1..1."""
+    """The offsets of each pixel of a square, right of and below the centre, in -1..1."""
     at = (torch.arange(CELL) + 0.5) * 2 / CELL - 1
     return at.expand(CELL, CELL), at[:, None].expand(CELL, CELL)
 
 
 def _inside(distance: Tensor) -> Tensor:
-    """How much of a pixel lies in a shape with a border at distance 0, negative inside: 0..1."""
+    """The fraction of a pixel inside a shape, 0..1, by its signed distance (negative inside)."""
     return (0.5 - distance * CELL / 2).clamp(0, 1)
 
 

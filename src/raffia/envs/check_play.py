@@ -220,7 +220,7 @@ def one_action(spec: EnvSpec, outputs: TensorDict, draw: int = 0, number: int = 
 
 
 def moments(batch: BatchEnv, seed: int, num_steps: int) -> Iterator[PlayedMoment]:
-    """All rows, played with random actions; rows that have ended are reset.
+    """Play all rows with random actions and yield each moment; rows that have ended are reset.
 
     >>> from raffia.envs.probe import DelayProbe
     >>> [(moment.number, moment.is_step) for moment in moments(Bare([DelayProbe()]), 0, 2)]
@@ -288,7 +288,7 @@ def replay(batch: BatchEnv, row: int, seed: int, actions: Sequence[Tensor]) -> l
 def episode(
     batch: BatchEnv, row: int, seed: int, num_steps: int, draw: int | None = None
 ) -> list[TensorDict]:
-    """The outputs of a row in an episode, of so many steps at most.
+    """The outputs of one row during an episode, for at most `num_steps` steps.
 
     draw: of the actions; None: the seed's
 

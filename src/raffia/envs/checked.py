@@ -101,7 +101,7 @@ def check_above_zero(config: Any, *names: str) -> None:
 
 
 def check_fraction(config: Any, *names: str) -> None:
-    """Refuse numbers of these names that do not lie in 0..1.
+    """Raise ValueError unless the numbers with these names are in 0..1.
 
     >>> from raffia.algorithms.efficientzero.config import SearchConfig
     >>> SearchConfig(dirichlet_fraction=25.0)
@@ -168,8 +168,7 @@ def _described(hint: Any) -> str:
 
 
 def _near(value: Any) -> str:
-    """The call that was meant, where it can be guessed: a list for a tuple, numpy's for a
-    number."""
+    """A hint at the call that was probably meant: a list for a tuple, numpy's for a number."""
     if isinstance(value, list):
         return f"; write {tuple(value)!r}"
     item = getattr(value, "item", None)  # numpy's and torch's numbers
@@ -190,13 +189,13 @@ def _hints(kind: type) -> dict[str, Any]:
 
 @cache
 def _choices(kind: type) -> dict[str, tuple[object, ...]]:
-    """What each field may be that is a Literal, a tuple of them, or one of these or None."""
+    """The allowed values of each field that is a Literal, a tuple of Literals, or these or None."""
     found = {name: _chosen_from(hint) for name, hint in _hints(kind).items()}
     return {name: choices for name, choices in found.items() if choices}
 
 
 def _chosen_from(hint: Any) -> tuple[object, ...]:
-    """Nothing where that may be anything else, too."""
+    """The values that a type hint allows; empty if it allows anything else too."""
     if get_origin(hint) is Literal:
         return get_args(hint)
     if get_origin(hint) in (tuple, Union, UnionType):

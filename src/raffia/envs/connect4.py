@@ -49,7 +49,7 @@ def num_bits(word: int) -> int:
 
 @kernel
 def has_four(stones: int) -> bool:
-    """Whether four of these stones lie in a line.
+    """Whether four of these stones form a line.
 
     >>> has_four(0b1111), has_four(0b110110), has_four(1 | 1 << 8 | 1 << 16 | 1 << 24)
     (True, False, True)
@@ -90,7 +90,7 @@ def open_lines(own: int, other: int) -> int:
 
 @kernel
 def winning_cells(stones: int, playable: int) -> int:
-    """Those of the playable cells that make a line of four with these stones.
+    """The playable cells that complete a line of four with these stones.
 
     >>> winning_cells(0b111, 0b1000 | 1 << 7)
     8
@@ -106,7 +106,7 @@ def winning_cells(stones: int, playable: int) -> int:
 
 @kernel
 def negamax(own: int, other: int, depth: int, alpha: int, beta: int) -> int:
-    """The value of a position for the player to move, who owns `own`; outside alpha..beta a bound.
+    """The value of a position for the player to move, owner of `own`; outside alpha..beta a bound.
 
     depth: plies that are looked ahead; wins that are one ply further are found, too. With as many
         as cells are free the answer is exact: 0 or beyond +-WIN.

@@ -46,12 +46,12 @@ class Discrete:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one action."""
+        """The shape of one action."""
         return ()
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of one action."""
+        """The dtype of one action."""
         return torch.int64
 
 
@@ -76,12 +76,12 @@ class Box:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one action."""
+        """The shape of one action."""
         return (len(self.low),)
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of one action."""
+        """The dtype of one action."""
         return torch.float32
 
 
@@ -110,14 +110,14 @@ class EnvSpec:
 
     @property
     def state_keys(self) -> tuple[str, ...]:
-        """The entries of a state, which `reset` gives."""
+        """The keys of a state, which `reset` returns."""
         masks = ("action_mask",) if self.masked else ()
         turns = ("to_play",) if self.num_players == 2 else ()
         return ("observation", *masks, *turns)
 
     @property
     def step_keys(self) -> tuple[str, ...]:
-        """The entries that `step` gives: the state's, and what came of the action."""
+        """The keys that `step` returns: those of the state, and those of the action's outcome."""
         return (*self.state_keys, *STEP_KEYS, *(("continues",) if self.continues else ()))
 
 
@@ -150,13 +150,13 @@ class Env(Protocol):
     spec: EnvSpec
 
     def reset(self, seed: int) -> TensorDict:
-        """Begin the episode of this seed; gives its first state []."""
+        """Start the episode of this seed and return its first state []."""
 
     def step(self, action: Tensor) -> TensorDict:
         """Act: the state after it, with reward, terminated and truncated, []."""
 
     def render(self) -> Tensor | None:
-        """A picture of the state as it is, uint8 [H, W, 3]; None where there is none."""
+        """A picture of the current state, uint8 [H, W, 3]; None if there is no picture."""
 
     def close(self) -> None:
         """Release windows and processes."""
@@ -179,7 +179,7 @@ class BatchEnv(Protocol):
     num_envs: int
 
     def reset(self, seeds: Tensor, rows: Tensor | None = None) -> TensorDict:
-        """Begin the episodes of these seeds int64 [n] in these rows int64 [n] (None: all): [n]."""
+        """Start episodes from seeds int64 [n] in rows int64 [n] (None: all); return states [n]."""
 
     def step(self, action: Tensor, rows: Tensor | None = None) -> TensorDict:
         """Act in these rows (None: all), action [n, ...]: the states after it, [n]."""
@@ -188,4 +188,4 @@ class BatchEnv(Protocol):
         """A picture of one environment, uint8 [H, W, 3]; None where there is none."""
 
     def close(self) -> None:
-        """Give back what all of them hold."""
+        """Release the resources of all environments."""

@@ -80,7 +80,7 @@ class GymEnv:
         self._row = EnvRows.for_spec(self.spec, 1)
 
     def reset(self, seed: int) -> TensorDict:
-        """Begin the episode of this seed; gives its first state [].
+        """Start the episode of this seed and return its first state [].
 
         Seeds below 2**31 are Gymnasium's own; greater ones, which some environments refuse, are
         hashed to one of them.
@@ -95,7 +95,7 @@ class GymEnv:
         return self._said(self.spec.step_keys)
 
     def reset_row(self, seed: int, rows: EnvRows, row: int) -> None:
-        """Like reset, into a row of arrays."""
+        """Like `reset`, but write the state into a row of arrays."""
         small = seed if seed < 2**31 else derive_seed(seed, "gymnasium") % 2**31
         result = self.gym.reset(seed=small)
         if len(result) != 2:
@@ -105,7 +105,7 @@ class GymEnv:
         self._read_mask(info, rows, row)
 
     def step_row(self, action: Any, rows: EnvRows, row: int) -> None:
-        """Like step, into a row of arrays.
+        """Like `step`, but write the outputs into a row of arrays.
 
         Where the task has ended at the limit of time it has ended: that is not `truncated`.
         """
@@ -120,7 +120,7 @@ class GymEnv:
         rows.truncated[row] = truncated and not terminated
 
     def render(self) -> Tensor | None:
-        """A picture of the state as it is, uint8 [H, W, 3]; None unless it was asked for.
+        """A picture of the current state, uint8 [H, W, 3]; None unless pictures were requested.
 
         >>> GymEnv("CartPole-v1").render() is None
         True
@@ -170,7 +170,7 @@ class GymEnv:
 
 
 def as_env(make: Callable[[], Any]) -> Any:
-    """What `make` makes, as an Env: one of Gymnasium is wrapped.
+    """The environment that `make` returns, as an Env: one of Gymnasium is wrapped.
 
     >>> as_env(lambda: gymnasium.make("CartPole-v1")).spec.name
     'CartPole-v1'

@@ -182,7 +182,7 @@ def spread(
 
 
 def limited(batch: BatchEnv, max_episode_steps: int) -> BatchEnv:
-    """The batch with a limit of time besides its own, if one is asked for.
+    """The batch with a time limit in addition to its existing one, if a limit is requested.
 
     >>> from raffia.envs.probe import ValueProbe
     >>> limited(spread(ValueProbe, 2, 0), 7).max_episode_steps
@@ -196,7 +196,7 @@ def limited(batch: BatchEnv, max_episode_steps: int) -> BatchEnv:
 
 
 def whole_batch(name: str) -> Callable[[int], BatchEnv] | None:
-    """The class of a batch that steps all its environments at once, by name; None: no such name.
+    """The class of a batch that steps all its environments together, by name; None if unknown.
 
     >>> whole_batch("tictactoe")(2).num_envs
     2

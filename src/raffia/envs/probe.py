@@ -54,7 +54,7 @@ class _Probe:
     observation = 1.0
 
     def reset(self, seed: int) -> TensorDict:
-        """Begin the episode of this seed; gives its first state []."""
+        """Start the episode of this seed and return its first state []."""
         self.observation = self.first(seed)
         return TensorDict(observation=torch.tensor([self.observation]))
 
@@ -83,7 +83,7 @@ class _Probe:
         raise NotImplementedError
 
     def render(self) -> None:
-        """None: there is no picture."""
+        """Return None: probes have no picture."""
 
     def close(self) -> None:
         """Close the probe, which holds nothing."""
@@ -166,7 +166,7 @@ class DelayProbe(_Probe):
         return -1.0
 
     def outcome(self, action: int) -> tuple[float, float | None]:
-        """Nothing and the second state; then 1 and the end."""
+        """A reward of 0 and the second state; then a reward of 1 and the end of the episode."""
         return (0.0, 1.0) if self.observation < 0 else (1.0, None)
 
     def known(self, discount: float) -> Known:
@@ -205,7 +205,7 @@ class ActionProbe(_Probe):
 
 
 class PolicyProbe(_Probe):
-    """Two states with observations -1 and +1, which the seed draws, and in each of them one good
+    """A probe with two states, observations -1 and +1, drawn by the seed, each with one good
     action.
 
     +1 for action 0 in the first and action 1 in the second, -1 for the others, then the end.

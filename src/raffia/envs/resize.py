@@ -56,7 +56,7 @@ def area(
 
 @functools.lru_cache(maxsize=16)
 def overlaps(size: int, new_size: int) -> Tensor:
-    """How much of each old pixel lies in each new one: [new_size, size] float64, whole numbers.
+    """The overlap of each old pixel with each new one: [new_size, size] float64, whole numbers.
 
     The unit is 1 / new_size of an old pixel, which is 1 / size of a new one.
 

@@ -40,7 +40,7 @@ class EnvRows:
 
     @classmethod
     def for_spec(cls, spec: EnvSpec, num_envs: int, allocate: Allocate = np.zeros) -> EnvRows:
-        """Arrays for so many environments, in memory that `allocate` gives.
+        """Arrays for `num_envs` environments, in memory that `allocate` returns.
 
         >>> from raffia.envs.env import Discrete
         >>> spec = EnvSpec(observation_shape=(3,), action=Discrete(2), masked=True)
@@ -75,7 +75,7 @@ class EnvRows:
         return replace(self, **{name: array[start:stop] for name, array in there.items()})
 
     def tensors(self, keys: tuple[str, ...]) -> dict[str, Tensor]:
-        """These entries as tensors in the same memory.
+        """The entries with these keys, as tensors that share the memory of the arrays.
 
         >>> rows = EnvRows.for_spec(EnvSpec(observation_shape=(3,), action=Box((0.0,), (1.0,))), 2)
         >>> rows.tensors(("reward",))
@@ -97,10 +97,10 @@ class RowEnv(Protocol):
     """
 
     def reset_row(self, seed: int, rows: EnvRows, row: int) -> None:
-        """Like Env.reset; writes the state, not reward, terminated and truncated."""
+        """Like `Env.reset`, but write to `rows`: the state, not reward, terminated, truncated."""
 
     def step_row(self, action: Any, rows: EnvRows, row: int) -> None:
-        """Like Env.step; the action is an int, or an array float32 [D]."""
+        """Like `Env.step`, but write to `rows`; the action is an int, or an array float32 [D]."""
 
 
 class TensorRows:
@@ -141,7 +141,7 @@ class TensorRows:
 
 
 def chosen_rows(rows: Tensor | None, num_envs: int) -> list[int]:
-    """These rows as numbers, if they exist and none is named twice; None: all of them.
+    """The row numbers, checked to exist and to be distinct; None: all rows.
 
     >>> chosen_rows(torch.tensor([2, 0]), 3), chosen_rows(None, 3)
     ([2, 0], [0, 1, 2])
@@ -162,7 +162,7 @@ def chosen_rows(rows: Tensor | None, num_envs: int) -> list[int]:
 
 
 def checked_seeds(seeds: Tensor, num_rows: int) -> list[int]:
-    """These seeds as numbers, if there is one for each row.
+    """The seeds as integers, checked to be one for each row.
 
     >>> checked_seeds(torch.tensor([7, 8]), 2)
     [7, 8]
@@ -179,7 +179,7 @@ def checked_seeds(seeds: Tensor, num_rows: int) -> list[int]:
 
 
 def checked_actions(action: Tensor, spec: EnvSpec, num_rows: int) -> list[Any]:
-    """These actions one by one, as ints or as arrays [D], if they are of the spec.
+    """The actions one by one, as ints or as arrays [D], checked against the spec.
 
     >>> from raffia.envs.env import Discrete
     >>> spec = EnvSpec(observation_shape=(1,), action=Discrete(2))
@@ -211,7 +211,7 @@ def _is_tensor(value: Any, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
 
 
 def _shown(value: Any) -> str:
-    """What was passed where a tensor belongs."""
+    """A description of a value that was passed where a tensor is expected."""
     if isinstance(value, Tensor):
         return f"{value.dtype} {list(value.shape)}"
     return f"{shown(value)}, which is no tensor"

@@ -44,7 +44,7 @@ def save_video(
     every: int = 1,
     max_side: int = 0,
 ) -> pathlib.Path:
-    """Write frames as a GIF or an MP4, as the path ends, and give the path.
+    """Write frames as a GIF or an MP4, depending on the suffix of the path; return the path.
 
     fps: frames a second, as they were played. GIFs show at most 50: of more, some are left out.
     every: only each so many-th frame is written; the film lasts as long as before.
@@ -138,7 +138,7 @@ def _gif(frames: Array, fps: float) -> bytes:
 
 
 def _in_few_colours(frames: Array) -> list[Image]:
-    """With one palette for all: exactly, if it has room for all colours that there are."""
+    """The frames as images with one palette for all: exact if it has room for all colours."""
     from PIL import Image
 
     number = np.zeros(1 << 24, np.uint8)  # of each colour that there could be

@@ -65,7 +65,7 @@ class SharedArrays:
 
 
 def _laid(spec: EnvSpec, num_envs: int, memory: Array | None) -> tuple[int, EnvRows, Array, Array]:
-    """Arrays one behind the other in these bytes, and how many they are; None: only count."""
+    """The size in bytes and the arrays, one after another in `memory`; None: only the size."""
     size = 0
 
     def allocate(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:

@@ -151,7 +151,7 @@ class WorkerBatch:
                     ) from error
 
     def reset(self, seeds: Tensor, rows: Tensor | None = None) -> TensorDict:
-        """Begin the episodes of these seeds [n] in these rows [n] (None: all): the states [n]."""
+        """Start episodes from these seeds [n] in these rows [n] (None: all); return states [n]."""
         chosen = chosen_rows(rows, self.num_envs)
         for row, seed in zip(chosen, checked_seeds(seeds, len(chosen)), strict=True):
             self._shared.seeds[row] = seed
@@ -192,7 +192,7 @@ class WorkerBatch:
         return torch.from_numpy(picture.reshape(numbers(answer[1:25])))
 
     def close(self) -> None:
-        """Have the workers close their environments and leave; a second time does nothing."""
+        """Make the workers close their environments and exit; a second call does nothing."""
         if self._open:
             for worker in self._workers:
                 worker.send(b"c")

@@ -51,10 +51,10 @@ class MutableAgent(Member, Protocol):
 
     @property
     def hyper_names(self) -> Sequence[str]:
-        """Its attributes that are numbers and can be set."""
+        """The names of the agent's attributes that are numbers and can be set."""
 
     def learner_state(self) -> TensorDict:
-        """As `raffia.learner.Learner` has it, "params" and "buffers" at least."""
+        """The state as in `raffia.learner.Learner`, with at least "params" and "buffers"."""
 
     def load_learner_state(self, state: TensorDict) -> None:
         """Load the state, which no one else uses any more."""
@@ -71,7 +71,7 @@ class Reshapes(Protocol):
     """
 
     def why_fixed(self) -> str | None:
-        """Why its networks stay as they are; None: they need not."""
+        """The reason why the agent's networks stay unchanged; None if they can change."""
 
     def reshape(self, new_layer_prob: float, nodes: Sequence[int], draw: torch.Generator) -> str:
         """Add or remove a layer, else as many nodes as one of `nodes`; returns what it did.
@@ -258,7 +258,7 @@ class Mutations:
         return change
 
     def _check(self, agent: MutableAgent) -> None:
-        """ValueError where this agent can't be changed as is wanted."""
+        """Raise ValueError if this agent cannot be mutated as requested."""
         config = self.config
         if config.hyper > 0:
             for name in config.hyper_ranges:
@@ -277,7 +277,7 @@ class Mutations:
 
 
 def _only(config: MutationConfig, kind: str) -> MutationConfig:
-    """That every member changes in this way."""
+    """A copy of `config` in which every member changes by this kind of mutation."""
     never: dict[str, Any] = dict.fromkeys(
         ("no_mutation", "hyper", "parameters", "activation", "architecture"), 0.0
     )
@@ -332,5 +332,5 @@ def _check_indices(population: Sequence[Member]) -> None:
 
 
 def _seed(given: int | None) -> int:
-    """A generator of its own asks the system; torch's own stays as it is."""
+    """The given seed, or one from the operating system; torch's global generator is unchanged."""
     return torch.Generator().seed() if given is None else given

@@ -12,7 +12,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class SelectionConfig:
-    """Who goes on.
+    """The settings for selecting members.
 
     >>> SelectionConfig(method="truncation", truncation_fraction=0.5).eval_loop
     1
@@ -32,7 +32,7 @@ class SelectionConfig:
         check_fraction(self.truncation_fraction)
 
     def check(self, size: int) -> None:
-        """ValueError where a population of this size can't be selected so.
+        """Raise ValueError unless a population of this size can be selected in this way.
 
         >>> SelectionConfig(tournament_size=3).check(2)
         Traceback (most recent call last):
@@ -45,7 +45,7 @@ class SelectionConfig:
 
 
 def check_fraction(fraction: float) -> None:
-    """ValueError where a truncation of this fraction can't be.
+    """Raise ValueError unless truncation with this fraction is possible.
 
     >>> check_fraction(0.25)
     """
@@ -57,7 +57,7 @@ def check_fraction(fraction: float) -> None:
 
 
 def check_tournament(tournament_size: int, elitism: bool, size: int) -> None:
-    """ValueError where a tournament of a population of this size can't be.
+    """Raise ValueError unless such a tournament is possible in a population of this size.
 
     >>> check_tournament(1, True, 1)
     Traceback (most recent call last):

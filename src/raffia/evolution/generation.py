@@ -26,7 +26,7 @@ from raffia.tensordict.tensordict import TensorDict
 
 @dataclass(frozen=True)
 class Generation:
-    """What one step of evolution has done; all lists are [P].
+    """A record of one step of evolution; all lists are [P].
 
     >>> kinds, changes = ["none", "hyper"], ["", "x"]
     >>> generation = Generation(1, [1.0, 3.0], [1, 1], [1, 2], [1, 1], kinds, changes, {})
@@ -78,7 +78,7 @@ class Evolution:
         self._fitness: list[list[float]] = []  # [E][P], by slot; a copy takes its parent's along
 
     def record(self, fitness: Tensor | Sequence[float]) -> None:
-        """Take the fitness of an evaluation of all members [P].
+        """Record the fitness of all members [P] from one evaluation.
 
         >>> Evolution(2, SelectionConfig(), MutationConfig()).record([1.0])
         Traceback (most recent call last):
@@ -91,7 +91,7 @@ class Evolution:
         self._fitness = [*self._fitness, row][-self.selection.eval_loop :]
 
     def step(self, state: TensorDict, generator: torch.Generator) -> tuple[TensorDict, Generation]:
-        """The next generation's state [P], in memory of its own, and what was done."""
+        """Return the next generation's state [P], in separate memory, and a record of the step."""
         if not self._fitness:
             raise ValueError("no member was evaluated yet: call record(fitness) first")
         fitness = mean_fitness(
@@ -135,7 +135,7 @@ class Evolution:
         return parents, best if selection.elitism else None
 
     def _named(self, parents: list[int], best: int | None) -> list[int]:
-        """One heir of each goes on as the member that it was; others are new.
+        """The member numbers: one heir of each parent keeps the parent's; others get new ones.
 
         It is the elite; else the one that has stayed in its slot; else the first.
         """

@@ -89,7 +89,7 @@ def draw_kind(config: MutationConfig, generator: torch.Generator) -> str:
 
 
 def check_mutations(state: TensorDict, config: MutationConfig) -> None:
-    """ValueError where a kind of change is wanted that this state can't make.
+    """Raise ValueError if a requested kind of mutation is not possible for this state.
 
     >>> state = TensorDict(hyper=TensorDict(tau=torch.tensor([0.5])), batch_size=[1])
     >>> ranges = {"tau": HyperRange(0.6, 0.9)}
@@ -162,7 +162,7 @@ def _stepped(before: Tensor, span: HyperRange, draw: torch.Generator) -> Tensor:
 
 
 def _by(factor: float, before: Tensor, span: HyperRange) -> Tensor:
-    """So many times as much; a whole number moves by one at least."""
+    """The value times `factor`, within `span`; an integer changes by one at least, if it can."""
     after = _near(before.item() * factor, before, span)
     if after == before and not before.is_floating_point():
         after = _near(before.item() + (1 if factor > 1 else -1), before, span)
@@ -291,7 +291,7 @@ _KINDS = {
 
 
 def networks_with_form(state: TensorDict) -> list[Path]:
-    """Where there are networks that can change their form.
+    """The paths of the networks whose form can change.
 
     >>> buffers = TensorDict({"head": TensorDict(layer_gate=torch.ones(2, 3))})
     >>> networks_with_form(TensorDict(buffers=buffers))
@@ -381,7 +381,7 @@ def _with_this_form(state: TensorDict, path: Path, *names: str) -> Iterator[Tens
 
 
 def _parts(state: TensorDict, path: Path, part: str) -> Iterator[tuple[Path, Tensor]]:
-    """What a part of the state holds of a network, in trees of any names."""
+    """Yield the entries of one network in a part of the state, under trees of any names."""
     paths = sorted(networks_with_form(state), key=len, reverse=True)
     for key in _leaves(state[part] if part in state.keys() else None):
         # The longest name that fits: "head" is not "policy.head"

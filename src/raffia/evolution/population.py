@@ -1,4 +1,4 @@
-"""Many members of a learner as one: all of their states are one stacked tree.
+"""A population of learners as one learner: all member states form one stacked tree.
 
 Legend: P members, B samples of a batch.
 """
@@ -106,7 +106,7 @@ class Population:
         return with_hyper(stack(states), self._hyper)
 
     def grads(self, state: TensorDict, batch: TensorDict) -> tuple[TensorDict, TensorDict]:
-        """What each member would have changed, and the metrics of each."""
+        """The update that each member would make, and the metrics of each."""
         self._check(state, batch)
         sizes = _batch_sizes(state)
         if sizes is None or len(set(sizes)) == 1 and sizes[0] == self._length(batch):
@@ -198,7 +198,7 @@ class Population:
 
 
 def member_seeds(seed: int, size: int) -> list[int]:
-    """Of each member of so many; the first has the seed itself.
+    """The seeds of a population of `size` members; the first one is `seed` itself.
 
     >>> member_seeds(7, 3)[0], len(set(member_seeds(7, 3)))
     (7, 3)
@@ -237,7 +237,7 @@ def with_hyper(
 
 
 def check_hyper_name(name: str, hyper: TensorDict) -> None:
-    """ValueError, with the nearest name, unless the learner has it.
+    """Raise ValueError, with the nearest name, unless the learner has this hyper-parameter.
 
     >>> check_hyper_name("tau", TensorDict(tau=torch.zeros(2)))
     """
@@ -324,7 +324,7 @@ class Traced:
         self._recorded: OrderedDict[Form, tuple[Callable[..., list[Tensor]], Any]] = OrderedDict()
 
     def __call__(self, *inputs: Any) -> Any:
-        """What the function gives of these."""
+        """The result of the function for these inputs."""
         leaves, spec = pytree.tree_flatten(inputs)
         form = (spec, tuple([(x.shape, x.dtype, x.device) for x in leaves]))
         if form not in self._recorded and not self._is_worth_it(form):

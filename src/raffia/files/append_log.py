@@ -43,7 +43,7 @@ class AppendLog:
             raise
 
     def _end(self, file: BinaryIO) -> int:
-        """Where the last whole record ends."""
+        """The offset where the last complete record ends."""
         raise NotImplementedError
 
     def _begin(self) -> None:
@@ -55,11 +55,11 @@ class AppendLog:
             self._begin()
 
     def position(self) -> int:
-        """Bytes so far, for `rewind`."""
+        """The current length of the file in bytes, for `rewind`."""
         return os.fstat(self._file.fileno()).st_size
 
     def append(self, data: bytes) -> None:
-        """Write bytes at the end, all of them; if that fails, the file is as it was.
+        """Append all of `data`; if that fails, the file is restored to its previous state.
 
         Raises OSError if the disk is full.
         """
@@ -140,7 +140,7 @@ class JsonLines(AppendLog):
         self.append(f"{text}\n".encode())
 
     def _end(self, file: BinaryIO) -> int:
-        """Where the last whole row ends: not a line without an end, or of zeros."""
+        """The offset where the last complete row ends; zeros and unterminated lines don't count."""
         end = file.seek(0, os.SEEK_END)
         while end:
             start = _start_of_line(file, end)
@@ -164,7 +164,7 @@ def _finite(value: Any) -> Any:
 
 
 def _start_of_line(file: BinaryIO, end: int) -> int:
-    """Where the line starts whose last byte is before `end`."""
+    """The offset where the line starts whose last byte is before `end`."""
     stop = end - 1  # its own end does not count
     while stop > 0:
         start = max(0, stop - TAIL)

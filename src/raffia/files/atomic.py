@@ -1,4 +1,4 @@
-"""Files written all at once and to disk: after a crash there is the old one or the new one.
+"""Atomic writes of files to disk: after a crash either the old or the new one exists.
 
 Whatever Raffia writes goes through `write_atomically`, or is a file that only grows or is mapped;
 a test holds the source against that.
@@ -72,7 +72,7 @@ def write_atomically(
 
 @contextmanager
 def replaced(path: Path) -> Iterator[str]:
-    """Where to write a file that is to stand at `path`: there at the end, all at once, on disk.
+    """Yield a temporary path, whose file replaces the one at `path` atomically at the end, on disk.
 
     For what can only write to a path; else `write_atomically`. If anything fails, the old file is
     as it was and no other file is left.
@@ -104,7 +104,7 @@ def replaced(path: Path) -> Iterator[str]:
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[str]:
-    """Where to write the files of a folder that is to be at `path`: it appears at once, on disk.
+    """Yield a path for the files of a new folder, which appears at `path` atomically, on disk.
 
     If anything fails, nothing is left. Raises OSError if something is there, but an empty folder.
 
@@ -142,7 +142,7 @@ def is_unfinished(name: str) -> bool:
 
 
 def is_free(folder: Path) -> bool:
-    """Whether nothing lies at a path, or a folder with nothing but what a killed process left.
+    """Whether a path is unused, or a folder that holds only the leftovers of a killed process.
 
     >>> is_free("no such folder")
     True

@@ -26,7 +26,7 @@ class Checksum(NamedTuple):
 
 
 def checksum(path: Path) -> Checksum:
-    """The checksum of a file that is there.
+    """The checksum of an existing file.
 
     >>> checksum(os.devnull)
     Traceback (most recent call last):

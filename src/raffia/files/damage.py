@@ -48,7 +48,7 @@ class MissingFileError(DamagedFileError, FileNotFoundError):
 
 @contextmanager
 def foreign_reader(path: Path, what: str = "it can't be read") -> Iterator[None]:
-    """Whatever another library raises at a file becomes a DamagedFileError that names the file.
+    """Convert an error that another library raises at a file to a DamagedFileError naming the file.
 
     what: what is wrong with the file, put before the library's own words.
 

@@ -29,7 +29,7 @@ OURS = re.compile(r"(\.[0-9a-f]{12}\.tmp|[A-Za-z0-9_-]+\.raffia-[0-9a-f]{12}(\..
 
 @dataclass(frozen=True)
 class Folder:
-    """What `read_folder` found: the files, which are as they were written, and the extras."""
+    """The result of `read_folder`: the files, verified to be as written, and the extras."""
 
     root: str
     files: dict[str, str]  # name -> path
@@ -37,7 +37,7 @@ class Folder:
     checksums: dict[str, str] = field(default_factory=dict)  # name -> sha256
 
     def path(self, name: str) -> str:
-        """Where the file of this name stands; DamagedFileError if there is none."""
+        """The path of the file with this name; DamagedFileError if no such file exists."""
         if name not in self.files:
             raise DamagedFileError(self.root, f"it holds {sorted(self.files)}, and no {name!r}")
         return self.files[name]
@@ -141,7 +141,7 @@ def read_folder(path: Path, kind: str, version: int) -> Folder:
 
 
 def load_folder(path: Path, kind: str, version: int, read: Callable[[Folder], Loaded]) -> Loaded:
-    """What `read` makes of a folder; read again if another process replaced the files meanwhile.
+    """Return the result of `read` on a folder; repeat it if another process replaced the files.
 
     It is not locked while `read` is at work: a child that is forked then would keep the lock.
 
@@ -209,7 +209,7 @@ def _refuse_others(root: str, kind: str) -> None:
 
 
 def _store(path: str, content: Content) -> dict[str, Any]:
-    """Write one file, bring it to disk, and give its length and checksum."""
+    """Write one file and sync it to disk; return its length and checksum."""
     if callable(content):
         content(path)
     else:

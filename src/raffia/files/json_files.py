@@ -36,7 +36,7 @@ def write_json(path: Path, content: Mapping[str, Any], *, indent: int = 2) -> No
 
 
 def parse_json(path: Path, text: bytes | str, *, deepest: int | None = DEEPEST) -> Any:
-    """What JSON says; DamagedFileError if it is none, has a name twice, or is nested too deeply.
+    """Parse JSON; DamagedFileError if it is invalid, has a name twice, or is nested too deeply.
 
     path: of the file that it is from, for the error.
     deepest: brackets within brackets; None for as many as Python's own parser takes.

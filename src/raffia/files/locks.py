@@ -48,7 +48,7 @@ class Lock:
             self.missing = f"this file system has no locks ({error.strerror})"
 
     def release(self) -> None:
-        """Let others have it; a second time does nothing."""
+        """Release the lock for others; a second call does nothing."""
         if self._is_held:  # closing is not enough: a child that was forked meanwhile has it too
             self._is_held = False
             self._fcntl.flock(self._fd, self._fcntl.LOCK_UN)

@@ -21,7 +21,7 @@ FLAGS = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0)
 
 
 def reserve(fd: int, nbytes: int) -> None:
-    """Give an open file a length, with its space where the system can reserve it.
+    """Set the length of an open file, reserving its space where the system can do so.
 
     >>> with tempfile.TemporaryFile() as file:
     ...     reserve(file.fileno(), 10)
@@ -126,7 +126,7 @@ class TemporaryFile:
 
 
 class TemporaryFolder:
-    """A folder that goes with the last thing that lies in it, at the latest with the process.
+    """A temporary folder, removed with the last object in it, at the latest with the process.
 
     >>> os.path.isdir(TemporaryFolder())
     True

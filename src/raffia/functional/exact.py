@@ -1,4 +1,4 @@
-"""Matrix products whose bits do not depend on where in memory the matrices lie.
+"""Matrix products whose bits do not depend on the memory addresses of the matrices.
 
 By default MKL chooses the order of a sum by the alignment of what is added, on some processors: one
 row gives other last bits in another place of a batch, or in another process. Its mode of
@@ -29,7 +29,7 @@ def request_exact_products() -> bool:
 
 
 def products_are_exact() -> bool:
-    """Whether a product has the same bits wherever in memory its factors lie, as far as one tells.
+    """Whether products appear to have the same bits wherever their factors are in memory.
 
     >>> products_are_exact()
     True

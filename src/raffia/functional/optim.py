@@ -240,7 +240,7 @@ def _check_rates(leaves: Leaves, *rates: Rate) -> None:
 
 
 def _fits_kernel(p: Leaves, slots: list[Leaves]) -> bool:
-    """Whether the fused kernels, which run through memory as it lies, see equal leaves."""
+    """Whether the fused kernels, which traverse memory in storage order, can take these leaves."""
     if not p or p[0].device.type not in ("cpu", "cuda"):
         return False
     kind = p[0].dtype, p[0].device
@@ -262,7 +262,7 @@ def _is_channels_last(leaf: Tensor) -> bool:
 def _members(
     p: Leaves, g: Leaves, slots: list[Leaves], count: Tensor, rate: Rate, decay: Rate
 ) -> Iterator[tuple[Leaves, Leaves, list[Leaves], Tensor, Any, float]]:
-    """What the kernel is given, for each member of a stacked state; views of its memory."""
+    """The kernel arguments for each member of a stacked state, as views of its memory."""
     if isinstance(rate, Tensor):
         rate = rate.to(count.device, torch.float32)
     # Not torch.broadcast_shapes, whose first call loads sympy: 35 MB

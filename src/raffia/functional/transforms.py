@@ -104,7 +104,7 @@ def two_hot(
 
 
 def precise(x: Tensor) -> Tensor:
-    """x in float32 where it is in half precision, too coarse for sums and values; else x itself.
+    """x in float32 if it has half precision, too coarse for sums and values; else x itself.
 
     >>> precise(torch.zeros(2, dtype=torch.bfloat16)).dtype, precise(torch.zeros(2).double()).dtype
     (torch.float32, torch.float64)
@@ -116,7 +116,7 @@ def expected_value(
     logits: Tensor,  # [*, size]
     support: Support,
 ) -> Tensor:  # [*]
-    """The mean of the distribution that the logits give.
+    """The mean of the distribution with the given logits.
 
     Reckoned from the middle of the support outwards, so equal logits give exactly the middle; and
     in float32 or better, as half precision would be too coarse for values.
@@ -144,7 +144,7 @@ def scalar_to_categorical(
     support: Support,
     eps: float = 1e-3,
 ) -> Tensor:  # [*, size]
-    """The distribution that a network learns to give for a value: `two_hot(h(x))`.
+    """The target distribution that a network learns for a value: `two_hot(h(x))`.
 
     >>> scalar_to_categorical(torch.tensor([3.0]), Support(0, 3), eps=0.0)
     tensor([[0., 1., 0.]])

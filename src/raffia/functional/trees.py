@@ -55,7 +55,7 @@ def _named_leaves(tree: Any) -> dict[tuple[Any, ...], Tensor]:
 
 
 def _name(path: Sequence[Any]) -> tuple[Any, ...]:
-    """What leads to a leaf; a container shows what is nested in it as one key ("a", "b")."""
+    """The path to a leaf; a container lists an entry nested in it under one key ("a", "b")."""
     out: list[Any] = []
     for entry in path:
         key = getattr(entry, "key", entry)

@@ -148,7 +148,7 @@ class DenseProgram:
         self._free.append(buffer)
 
     def neighbours(self, *widths: int) -> tuple[ColumnBuffer, ...]:
-        """Buffers side by side, then all of them as one; columns of zeros may lie between."""
+        """Allocate adjacent buffers, and one that spans all; columns of zeros may separate them."""
         padded = [_up(width) for width in widths]
         starts = [sum(padded[:i]) for i in range(len(widths))]
         start, stride = self._columns, sum(padded)

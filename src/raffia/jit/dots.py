@@ -33,7 +33,7 @@ _FOUR = ir.VectorType(FLOAT, COLUMNS)
 
 
 def _tile(name: str, columns: int) -> Any:
-    """For so many outputs of 1 to `MOST_ROWS` rows; the number of rows is an argument."""
+    """An instruction for `columns` outputs; the row count, 1 to `MOST_ROWS`, is an argument."""
     word, real = types.int64, types.float64
 
     @instruction(types.void, *[word] * 6, real, *[word] * 4, name=name)

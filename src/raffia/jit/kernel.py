@@ -48,7 +48,7 @@ def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def stamped(compiled: Any, function: Callable[..., Any]) -> bool:
-    """Have code on disk count as old if any file changed that it may be made of.
+    """Treat compiled code on disk as outdated if any file that it may depend on has changed.
 
     numba compares the stamp of the kernel's own file only, and would go on with code that holds
     old versions of what the kernel calls in other files. False: this numba keeps it otherwise.
@@ -191,7 +191,7 @@ def call_step(builder: Any, address: Any, context: Any, rows: Any) -> None:
 
 @contextlib.contextmanager
 def compiling(enter: Callable[[], object], leave: Callable[[], object]) -> Iterator[None]:
-    """Within this, `enter` is called when this thread begins to compile a kernel, `leave` after.
+    """Call `enter` when this thread begins to compile a kernel and `leave` after, within the block.
 
     Kernels that are found compiled on disk are none of these, nor are those that a kernel calls.
 

@@ -1,4 +1,4 @@
-"""Eight 64-bit words worked on at once: `+ ^ | << >>` act on all eight, `>>` filling up with zeros.
+"""Operations on eight 64-bit words: `+ ^ | << >>` act on all eight, `>>` filling with zeros.
 
 A loop written with lanes becomes vector instructions whether or not the compiler would have found
 them: two AVX2 registers, one of AVX-512, four of NEON. Each lane usually holds a word of another
@@ -32,7 +32,7 @@ _WORD = ir.IntType(64)
 
 
 class VectorType(types.Type):
-    """So many numbers in one register, of which numba knows `+` and so on."""
+    """The numba type of a register with `count` numbers, with operators such as `+`."""
 
     def __init__(self, name: str, content: str, count: int, **instructions: str) -> None:
         self.content, self.count = content, count
@@ -69,7 +69,7 @@ def _vector(bits: int, count: int) -> Any:
 
 
 def shuffled(builder: Any, a: Any, b: Any, *indices: int) -> Any:
-    """In LLVM's terms: a vector of elements of `a` and `b`, numbered through both."""
+    """Return a vector of elements of `a` and `b`, numbered through both; LLVM's `shufflevector`."""
     mask = ir.Constant(ir.VectorType(_INDEX, len(indices)), [_INDEX(index) for index in indices])
     return builder.shuffle_vector(a, b, mask)
 
@@ -102,13 +102,13 @@ def lane(builder: Any, words: Any, number: Any) -> Any:
 
 @instruction(lanes, lanes, types.int64, types.int64)
 def with_lane(builder: Any, words: Any, number: Any, word: Any) -> Any:
-    """The lanes with another word in one of them."""
+    """The lanes with the word in one lane replaced."""
     return builder.insert_element(words, word, number)
 
 
 @instruction(lanes, lanes, types.int64)
 def rotated(builder: Any, words: Any, left: Any) -> Any:
-    """Each word rotated to the left by a literal number of bits."""
+    """The words, each rotated to the left by a literal number of bits."""
     right = builder.sub(_WORD(64), left)
     return builder.or_(
         builder.shl(words, _spread(builder, left)), builder.lshr(words, _spread(builder, right))
@@ -175,13 +175,13 @@ def gather_2(typing_context: Any, at: Any, offset: Any) -> Any:
 
 @instruction(lanes, lanes, types.int64, types.int64)
 def replaced(builder: Any, words: Any, old: Any, new: Any) -> Any:
-    """The words, but `new` where they are `old`."""
+    """The words, with `new` in place of each that equals `old`."""
     is_old = builder.icmp_signed("==", words, _spread(builder, old))
     return builder.select(is_old, _spread(builder, new), words)
 
 
 def _folded(name: str, bits: int, real: Any = None) -> Any:
-    """With a type of real numbers of this size NaNs are asked for by one comparison."""
+    """An instruction that folds numbers; with a float type `real`, one comparison detects NaNs."""
 
     def typed(typing_context: Any, words: Any, largest: Any, nan: Any) -> Any:
         def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:

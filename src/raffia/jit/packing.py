@@ -84,7 +84,7 @@ def write(
 
 
 class Piece(Record):
-    """Columns of a parameter, and where they belong in the packed weights."""
+    """Columns of a parameter, with their destination in the packed weights."""
 
     source: int  # address of float32: each column's numbers, for each k
     columns: int

@@ -86,7 +86,7 @@ def field_types(record: Any) -> dict[str, Any]:
 
 
 class _Layout(NamedTuple):
-    """What the records of one class begin as."""
+    """The layout and the initial contents of the records of a class."""
 
     form: struct.Struct  # of all fields
     zeros: "array[int]"  # as many words

@@ -27,7 +27,7 @@ _WORD = ir.IntType(64)
 
 
 def _tile(name: str, rows_and_panels: list[tuple[int, int]]) -> Any:
-    """For tiles of several sizes; the number of rows is an argument."""
+    """An instruction for tiles of several sizes; the number of rows is an argument."""
     word, real = types.int64, types.float64
 
     @instruction(types.void, *[word] * 8, real, *[word] * 4, name=name)
@@ -63,7 +63,7 @@ def call_one(
     arguments: list[Any],
     write: Callable[[Any, int, int], None],  # writes the body of the function of a size
 ) -> None:
-    """Call the LLVM function for so many rows; each is made once in a module."""
+    """Call the LLVM function for this number of rows; each function is made once in a module."""
     after = builder.append_basic_block()
     switch = builder.switch(rows, after)
     for size in sizes:

@@ -42,7 +42,7 @@ floats = VectorType("floats", "float", WIDTH, add="fadd", sub="fsub", mul="fmul"
 
 
 def splat(builder: Any, number: Any, width: int = WIDTH) -> Any:
-    """In LLVM's terms: the same number in every element."""
+    """Return an LLVM vector with the same number in every element."""
     empty = ir.Constant(ir.VectorType(number.type, width), ir.Undefined)
     first = builder.insert_element(empty, number, _INDEX(0))
     zeros = ir.Constant(ir.VectorType(_INDEX, width), [_INDEX(0)] * width)
@@ -50,7 +50,7 @@ def splat(builder: Any, number: Any, width: int = WIDTH) -> Any:
 
 
 def fused(builder: Any, a: Any, b: Any, c: Any) -> Any:
-    """In LLVM's terms: a * b + c."""
+    """Return the LLVM value of a * b + c."""
     if not FUSES:
         return builder.fadd(builder.fmul(a, b), c)
     operation = cgutils.get_or_insert_function(

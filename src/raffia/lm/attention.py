@@ -41,7 +41,8 @@ class View:
 
 
 def visible(attended: Tensor, num_tokens: int) -> Tensor:  # [B, S], T -> [B, 1, T, S]
-    """Which columns each of the last T attends to: tokens up to itself; itself, if there is none.
+    """The causal mask of the last T columns: each attends to tokens up to itself, or else to
+    itself.
 
     Itself even though it is padding, as a softmax over nothing is no number; nobody looks there.
 
@@ -63,7 +64,7 @@ def attend(
     layer: int = 0,
     dropout: float = 0.0,  # of the weights
 ) -> Tensor:  # [N, d] or [B, T, d]
-    """What tokens gather from those that they attend to.
+    """Scaled dot-product attention over the columns that each token may attend to.
 
         softmax(q k^T / sqrt(F)) v
 
@@ -175,7 +176,7 @@ def attended_columns(
     num_prefix: int = 0,
     prefix_attn_mask: Tensor | None = None,  # [B, P]
 ) -> Tensor | None:
-    """Which columns [B, P + T] of a call are tokens; None for all.
+    """The columns [B, P + T] of a call that are tokens; None if all are.
 
     >>> attended_columns(torch.zeros(1, 2), torch.tensor([[0, 1]]), num_prefix=1)
     tensor([[ True, False,  True]])
@@ -193,7 +194,7 @@ def attended_columns(
 
 @dataclass(frozen=True)
 class Columns:
-    """All columns that a call's tokens may attend to, the call's own at the end.
+    """The columns that a call's tokens may attend to, with the call's own at the end.
 
     >>> columns = Columns.of(3, torch.tensor([[False, True, True]]))
     >>> columns.positions(), columns.mask().int()
@@ -226,7 +227,9 @@ class Columns:
         return cls(num_new, num_all, torch.cat(both, 1))
 
     def positions(self, device: torch.device | str | None = None) -> Tensor:  # [B or 1, P + T]
-        """Of the new columns: how many tokens precede each; padding behind them counts on."""
+        """The positions of the new columns: the number of tokens before each; later padding counts
+        on.
+        """
         start = self.num_all - self.num_new
         column = torch.arange(self.num_all, device=device)[None]
         if self.attended is None:
@@ -236,7 +239,7 @@ class Columns:
         return (self.attended.cumsum(1) - 1 + behind).clamp(min=0)[:, start:]
 
     def mask(self, device: torch.device | str | None = None) -> Tensor | None:
-        """Which of all columns each new one attends to, [B or 1, 1, P + T, S].
+        """The attention mask of the new columns over all columns, [B or 1, 1, P + T, S].
 
         None where a single one attends to all, or all are new and each attends up to itself.
         """

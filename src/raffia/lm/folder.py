@@ -91,7 +91,7 @@ def gpt2(folder: str | os.PathLike[str], *, dtype: torch.dtype | None = None) ->
 
 
 def load_gpt2(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """What `CausalLM` is made with, and its state, from a folder; every shape is checked.
+    """Read the arguments and the state of a `CausalLM` from a folder, checking every shape.
 
     The dropout is that of the residual stream (`resid_pdrop`), as ours has but one.
 
@@ -161,7 +161,7 @@ def save_gpt2(
 
 
 def _names(config: Mapping[str, Any]) -> Iterator[tuple[str, str, tuple[int, ...], bool]]:
-    """Each tensor: our name, theirs, its shape there, whether ours is that transposed."""
+    """For each tensor: our name, GPT-2's name and shape, and whether ours is its transpose."""
     size, inner = config["n_embd"], config["dim_feedfwd"]
     shapes = {"qkv": (size, 3 * size), "proj": (size, size), "fc": (size, inner)}
     shapes["out"] = (inner, size)
@@ -203,7 +203,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a model's folder, all of them there.
+    """The safetensors files of a model's folder, all of which must exist.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -242,7 +242,7 @@ def _entries(folder: Path) -> list[str]:
 
 
 def gpt2_settings(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """What `CausalLM` is made with, from a folder's config.json alone: no weights are read.
+    """The arguments of a `CausalLM` from a folder's config.json alone, without reading weights.
 
     >>> gpt2_settings("no/such/folder")
     Traceback (most recent call last):
@@ -272,7 +272,9 @@ def gpt2_settings(folder: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _check_sizes(path: Path, config: dict[str, Any]) -> dict[str, Any]:
-    """Without this a damaged config would be an error of torch, or use up all memory."""
+    """Check the sizes of a config, which if damaged would give torch's errors or exhaust the
+    memory.
+    """
     for name in ("vocab_size", "n_layer", "n_head", "n_embd", "block_size", "dim_feedfwd"):
         if type(config[name]) is not int or not 1 <= config[name] <= LARGEST:
             raise DamagedFileError(
@@ -303,7 +305,7 @@ def _check_kind(path: Path, theirs: Mapping[str, Any]) -> None:
 
 
 def _tensors(folder: Path) -> dict[str, Tensor]:
-    """All tensors, by their names without "transformer."."""
+    """Read all tensors, by their names without the prefix "transformer."."""
     found = {}
     for path in weight_files(folder):
         with (
@@ -316,7 +318,7 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def _check_rest(folder: Path, tensors: Mapping[str, Tensor], embeddings: Tensor) -> None:
-    """What is left over must be what older files have beside the weights."""
+    """Check that leftover entries are only what older files hold in addition to the weights."""
     for name, tensor in tensors.items():
         if name == "lm_head.weight":
             if not torch.equal(tensor, embeddings):

@@ -122,7 +122,7 @@ def new_past(model: Any) -> Any:
 
 
 def recompute_layers(model: Any) -> None:
-    """From now on each layer keeps its input only, and recomputes the rest for its gradients.
+    """Make each layer keep only its input, and recompute the rest for its gradients.
 
     As `transformers` itself offers, but with the parameters that `torch.func.functional_call` put
     in for the forward pass, which its own way would not find any more in the backward pass.
@@ -152,7 +152,7 @@ def _recomputed(layer: nn.Module, *inputs: Any, **options: Any) -> Any:
 
 
 class _Plain(nn.Module):
-    """A layer as its class has it."""
+    """Wraps a layer without changing what its class computes."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -221,7 +221,7 @@ def _check_loaded(folder: Path, loaded: Mapping[str, Any]) -> None:
 
 
 def _set_dropout(config: Any, rate: float | None) -> None:
-    """Each model has names of its own for it; whole layers are never left out."""
+    """Set dropout, whose name differs between models; whole layers are never dropped."""
     if rate is None:
         return
     for name, value in list(vars(config).items()):
@@ -233,7 +233,7 @@ def _set_dropout(config: Any, rate: float | None) -> None:
 
 @contextmanager
 def no_bars() -> Iterator[None]:
-    """Without the bars of progress that `transformers` draws.
+    """Suppress the progress bars of `transformers`.
 
     >>> with no_bars():
     ...     pass

@@ -164,7 +164,7 @@ class HFTrunk(nn.Module):
         return self.model.base_model
 
     def _position_embs(self, positions: Tensor) -> Tensor:
-        """What the model adds to embeddings at these positions."""
+        """The position embeddings that the model adds at these positions."""
         table = getattr(self._body, "wpe", None)
         if table is None:
             raise ValueError(
@@ -255,7 +255,7 @@ class HFCache:
         return new
 
     def expand(self, num_copies: int) -> HFCache:
-        """A new cache with each row so many times, one after the other."""
+        """Return a new cache in which each row is repeated this many times in succession."""
         return self.select(torch.arange(self.batch_size).repeat_interleave(num_copies))
 
 

@@ -1,4 +1,4 @@
-"""What a language model keeps of the tokens it has read, so that each further one costs one step.
+"""The key-value cache of a language model, with which each further token costs one step.
 
 Legend: L layers, B rows, H heads, S columns (tokens, and padding among them), F of one head.
 """
@@ -12,7 +12,7 @@ from raffia.lm.model import check_cut
 
 
 class KeyValueCache:
-    """Keys and values of all layers, in memory that is there from the start.
+    """Keys and values of all layers, in memory that is allocated at the start.
 
     All rows have as many columns; rows of different prompts have padding among theirs, where
     `attended` is False. Positions count attended columns, so padding moves nothing. It is for
@@ -72,7 +72,7 @@ class KeyValueCache:
 
     @property
     def attended(self) -> Tensor | None:
-        """Which columns [B, length] are tokens; None where all are."""
+        """The columns [B, length] that are tokens; None if all are."""
         return None if self._attended is None else self._attended[:, : self.length]
 
     def put(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -163,7 +163,7 @@ class KeyValueCache:
         return new
 
     def _written(self) -> Tensor:
-        """Who wrote each column [B, length]: since it was asked last, each row its own."""
+        """The row that wrote each column [B, length]: since the last call, each row its own."""
         num_new = self.length - self._writer.shape[1]
         if num_new:
             rows = torch.arange(self.batch_size, device=self._writer.device)
@@ -172,7 +172,8 @@ class KeyValueCache:
         return self._writer
 
     def expand(self, num_copies: int) -> KeyValueCache:
-        """A new cache with each row so many times, one after the other: beams of a prompt.
+        """Return a new cache in which each row is repeated this many times in succession, for
+        beams.
 
         >>> cache = KeyValueCache(num_layers=1, batch_size=2, num_heads=1, capacity=4, head_dim=1)
         >>> cache.expand(3).batch_size
@@ -182,9 +183,9 @@ class KeyValueCache:
         return self.select(rows.repeat_interleave(num_copies))
 
     def keys(self, layer: int) -> Tensor:
-        """What a layer has put so far, [B, H, length, F]."""
+        """The keys that a layer has written, [B, H, length, F]."""
         return self._keys[layer, :, :, : self.length]
 
     def values(self, layer: int) -> Tensor:
-        """What a layer has put so far, [B, H, length, F]."""
+        """The values that a layer has written, [B, H, length, F]."""
         return self._values[layer, :, :, : self.length]

@@ -119,7 +119,7 @@ def merge_lora(model: nn.Module) -> nn.Module:
 
 
 def attention_layers(model: nn.Module) -> list[str]:
-    """The names of the layers that make queries, keys and values, as far as they are known.
+    """The names of the layers that make queries, keys and values, where these are known.
 
     >>> from raffia.lm.transformer import CausalLM
     >>> attention_layers(CausalLM(9, n_layer=2, n_head=2, n_embd=8, block_size=4))
@@ -135,7 +135,7 @@ def attention_layers(model: nn.Module) -> list[str]:
 
 
 def _children(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
-    """Each linear layer: its name, the module that holds it, its name there."""
+    """Each linear layer: its name, the module that holds it, and its name there."""
     for name, parent in model.named_modules():
         if isinstance(parent, LoRA):
             continue

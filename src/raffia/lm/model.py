@@ -1,4 +1,4 @@
-"""What a language model is to the rest of the library: one call, logits, and a cache for decoding.
+"""The protocol of a language model: one call, logits, and a cache for decoding.
 
 `CausalLM` is one, and `HFTrunk` makes one of a model of `transformers`; so is any module of yours
 with these members. Calls that it refuses are checked here, with errors that name the call that
@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 class Cache(Protocol):
-    """What a model keeps of the tokens that it has read; `KeyValueCache` is one.
+    """The tokens that a model has read, in the form it needs; `KeyValueCache` is one.
 
     >>> from raffia.lm.kv_cache import KeyValueCache
     >>> made: Cache = KeyValueCache(num_layers=1, batch_size=2, num_heads=1, capacity=4, head_dim=2)
@@ -36,7 +36,7 @@ class Cache(Protocol):
 
     @property
     def attended(self) -> Tensor | None:
-        """Which columns [B, length] are tokens; None for all."""
+        """The columns [B, length] that are tokens; None if all are."""
 
     def reorder(self, index: Tensor) -> Any:
         """Row b becomes what row index[b] [B] was, in place."""
@@ -45,7 +45,7 @@ class Cache(Protocol):
         """A new cache of these rows [M], without the columns before `start`."""
 
     def expand(self, num_copies: int) -> Any:
-        """A new cache with each row so many times, one after the other."""
+        """Return a new cache in which each row is repeated this many times in succession."""
 
 
 class LanguageModel(Protocol):
@@ -96,7 +96,7 @@ class LanguageModel(Protocol):
 
 
 def check_room(cache: Cache, batch_size: int, num_columns: int) -> None:
-    """ValueError unless so many columns of so many rows can be added to a cache.
+    """Raise ValueError unless this many columns can be added to a cache of this many rows.
 
     >>> from raffia.lm.kv_cache import KeyValueCache
     >>> made = KeyValueCache(num_layers=1, batch_size=2, num_heads=1, capacity=4, head_dim=8)
@@ -120,7 +120,7 @@ def check_room(cache: Cache, batch_size: int, num_columns: int) -> None:
 
 
 def check_cut(length: int, new_length: int) -> None:
-    """ValueError unless a cache of so many columns can be cut to so many.
+    """Raise ValueError unless a cache of this many columns can be cut to the requested number.
 
     >>> check_cut(3, 4)
     Traceback (most recent call last):
@@ -141,7 +141,7 @@ def check_call(
     prefix_attn_mask: Tensor | None = None,  # [B, P]
     cache: Cache | None = None,
 ) -> None:
-    """ValueError where shapes do not go together, or a row is longer than the model can read.
+    """Raise ValueError if shapes do not match, or if a row is longer than the model can read.
 
     >>> from raffia.lm.transformer import CausalLM
     >>> model = CausalLM(5, n_layer=1, n_head=1, n_embd=4, block_size=8)
@@ -202,7 +202,7 @@ def _num_prefix(
 
 
 def check_known(tokens: Tensor, vocab_size: int) -> None:
-    """ValueError unless all tokens are among 0 .. vocab_size - 1.
+    """Raise ValueError unless all tokens are in 0 .. vocab_size - 1.
 
     >>> check_known(torch.tensor([1, 7]), vocab_size=5)
     Traceback (most recent call last):

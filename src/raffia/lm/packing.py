@@ -63,7 +63,7 @@ class Groups:
 
 @dataclass(frozen=True)
 class Packing:
-    """Where the real tokens of right-padded rows are, once the rows are put one after another.
+    """The positions of the real tokens of right-padded rows, once the rows are concatenated.
 
     Layers that treat each token alone (linear ones, norms, embeddings) then cost nothing for
     padding. Where no shape may depend on the data, in `torch.vmap` and `torch.compile`, rows are
@@ -86,7 +86,9 @@ class Packing:
 
     @classmethod
     def of(cls, lengths: Tensor, width: int) -> Packing:
-        """Of rows [B] of so many real tokens each, padded at the right to `width`."""
+        """A packing of rows [B] with these numbers of real tokens, each padded at the right to
+        `width`.
+        """
         numbers = lengths.tolist()
         low, high, num_tokens = min(numbers), max(numbers), sum(numbers)
         if low < 0 or high > width or num_tokens == 0:
@@ -105,7 +107,7 @@ class Packing:
 
     @classmethod
     def dense(cls, num_rows: int, width: int, device: torch.device | str = "cpu") -> Packing:
-        """Of rows without padding, or whose padding stays: N = B * T.
+        """A packing of rows without padding, or whose padding is kept: N = B * T.
 
         >>> Packing.dense(2, 3).positions
         tensor([0, 1, 2, 0, 1, 2])
@@ -119,7 +121,7 @@ class Packing:
         return flat if self.index is None else flat.index_select(0, self.index)
 
     def parts(self, x: Tensor) -> Sequence[Tensor]:  # [N, ...] -> each [B', T', ...]
-        """All rows in groups of similar length, with copies of real tokens as padding.
+        """Split the rows into groups of similar length, with copies of real tokens as padding.
 
         >>> packing = Packing.of(torch.tensor([1, 30, 8]), width=40)
         >>> [tuple(part.shape) for part in packing.parts(torch.zeros(39, 4))]

@@ -217,7 +217,7 @@ class CausalLM(nn.Module):
         return self.wte(tokens)
 
     def _with_positions(self, x: Tensor, positions: Tensor, bare: int = 0) -> Tensor:
-        """With position embeddings added, except to the first `bare` columns."""
+        """Add position embeddings, except to the first `bare` columns."""
         if self.positions == "learned":
             added = self.wpe(positions)
             if bare:

@@ -109,7 +109,9 @@ def chat_template(names: Mapping[str, str]) -> str:
 
 
 def _pieces(tokenizer: PieceTokenizer) -> dict[str, Any]:
-    """At each position the longest token; text between tokens is one unknown."""
+    """Split text into the longest tokens at each position; text between tokens is one unknown
+    piece.
+    """
     content = [token for token in tokenizer.tokens if token not in SPECIAL_TOKENS.values()]
     for token in content:
         held = next((mark for mark in SPECIAL_TOKENS.values() if mark in token), None)
@@ -165,7 +167,7 @@ def _split(pattern: str, behavior: str) -> dict[str, Any]:
 
 
 def _escaped(token: str) -> str:
-    """Only what has a meaning is escaped: theirs are not quite the expressions of Python."""
+    """Escape special characters only, since these expressions differ slightly from Python's."""
     return re.sub(r"([\\.+*?()|\[\]{}^$])", r"\\\1", token)
 
 

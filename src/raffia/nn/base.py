@@ -158,7 +158,7 @@ class TensorDictModuleBase(nn.Module):
         return self._run(tensordict)
 
     def _become_functional(self) -> None:
-        """Become functional, if a module within was made functional before it was put here."""
+        """Make this module functional if a submodule was made functional before being added."""
         if "forward" in self.__dict__ or torch.compiler.is_compiling():
             return
         if any(["_is_stateless" in module.__dict__ for module in self.modules()]):
@@ -167,7 +167,7 @@ class TensorDictModuleBase(nn.Module):
             join_functional(self)
 
     def _run(self, tensordict: TensorDict) -> Any:
-        """What `forward(tensordict)` does for a plain container, where `_quick` is true."""
+        """The fast path of `forward(tensordict)` for a plain container, where `_quick` is true."""
         raise NotImplementedError
 
     @property
@@ -305,7 +305,7 @@ def dropped_keys(module: TensorDictModuleBase) -> list[NestedKey]:
 
 
 def _prune(tensordict: Any, key: NestedKey) -> None:
-    """Take out the levels that lead to a nested key and are empty."""
+    """Remove the containers on the path to a nested key that are empty."""
     while isinstance(key, tuple):
         key = key[:-1] if len(key) > 2 else key[0]
         level = tensordict.get(key, None)
@@ -329,7 +329,7 @@ def listed(keys: Any, name: str) -> list[NestedKey]:
 
 
 def one_or_more(keys: Any) -> Any:
-    """Where keys are given as an argument, a tuple is one nested key."""
+    """Wrap a tuple in a list, since a tuple given as keys is one nested key."""
     return [keys] if isinstance(keys, tuple) else keys
 
 

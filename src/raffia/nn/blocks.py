@@ -36,7 +36,7 @@ def norm_of_images(norm_type: str, shape: Sequence[int]) -> nn.Module:
 
 
 def check_norm_type(norm_type: str) -> None:
-    """ValueError for anything but "BN" and "LN".
+    """Raise ValueError for any `norm_type` other than "BN" and "LN".
 
     >>> check_norm_type("GN")
     Traceback (most recent call last):

@@ -127,7 +127,7 @@ class dispatch:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """Run `func` on a container of the arguments, and take the results out of it."""
+        """Run `func` on a container built from the arguments, and take the results out of it."""
         given = dict(zip(source, args, strict=False))
         for key in source:
             name = key if key.__class__ is str else self.separator.join(key)
@@ -170,7 +170,7 @@ def _is_input(value: Any, source: Sequence[NestedKey]) -> bool:
 
 
 def _also_by_tensors(func: Callable[..., Any]) -> inspect.Signature:
-    """What a dispatched method takes: no container need be given, and any keyword may be.
+    """The signature of a dispatched method: the container is optional, and any keyword is allowed.
 
     `torch.export` binds its arguments to the signature.
     """
@@ -275,7 +275,7 @@ class set_skip_existing(Mode):
 
 
 def skip_existing() -> bool | list[NestedKey]:
-    """Whether keyed modules are skipped whose outputs are there; see `set_skip_existing`.
+    """Whether keyed modules are skipped if their outputs exist already; see `set_skip_existing`.
 
     >>> skip_existing()
     False

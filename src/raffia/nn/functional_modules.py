@@ -78,7 +78,7 @@ def make_functional(
 
 
 def get_functional(module: Module, funs_to_decorate: Iterable[str] | None = None) -> Module:
-    """Let a module, in place, take parameters by keyword while it keeps its own; returns it.
+    """Make a module accept parameters by keyword, in place, while it keeps its own; returns it.
 
     funs_to_decorate: as in `make_functional`.
 
@@ -135,7 +135,7 @@ def repopulate_module(model: Module, tensordict: Any) -> Module:
 
 
 def join_functional(module: nn.Module) -> None:
-    """Let a module around functional ones take parameters too, in the structure of its layers.
+    """Make a module around functional ones accept parameters too, in the structure of its layers.
 
     It is stateless if one within it is.
 
@@ -242,7 +242,7 @@ def _called_with(
 
 
 def _mismatch(module: nn.Module) -> str:
-    """What the parameters in a module lack, and which have other shapes than its own had."""
+    """The parameters missing in a module, and those whose shapes differ from the original ones."""
     missing: list[str] = []
     differing: dict[str, tuple[Any, Any]] = {}
     for path, layer in module.named_modules():
@@ -258,7 +258,7 @@ def _mismatch(module: nn.Module) -> str:
 
 
 def _put_in(module: nn.Module, params: Any, undo: Undo) -> None:
-    """Give a module parameters, and make it and its layers stateful; all or nothing."""
+    """Put parameters into a module, and make it and its layers stateful; all or nothing."""
     if not _is_params(params):
         raise TypeError(
             "parameters come as a container or nested dict, such as "
@@ -281,7 +281,7 @@ def _put_in(module: nn.Module, params: Any, undo: Undo) -> None:
 
 
 def _write_back(given: Undo) -> None:
-    """Where a module has replaced a tensor it was given, write the new value into the given one."""
+    """Copy the new value of a tensor that the module has replaced into the tensor it was given."""
     for store, name, value in given:
         new = store.get(name)
         if new is value or not isinstance(value, Tensor) or not isinstance(new, Tensor):
@@ -351,7 +351,7 @@ def _decorate(layer: nn.Module, names: list[str]) -> None:
 
 
 def _empty(module: nn.Module) -> None:
-    """Take the tensors out of a module and its layers."""
+    """Remove the tensors from a module and its layers."""
     for layer in module.modules():
         if isinstance(layer, Node):
             continue

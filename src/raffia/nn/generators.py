@@ -40,7 +40,7 @@ class RandomSource:
         self._seeded: torch.Generator | None = None
 
     def numbers(self, tensordict: Any, device: torch.device) -> AbstractContextManager[None]:
-        """Within the block, random numbers on the device come from here."""
+        """Draw the random numbers on the device from this source, within the block."""
         if isinstance(self.origin, torch.Generator):
             return drawing_from(self.origin, device)
         if not isinstance(self.origin, int):
@@ -52,7 +52,7 @@ class RandomSource:
 
 @contextmanager
 def drawing_from(generator: torch.Generator, device: torch.device) -> Iterator[None]:
-    """Within the block, `generator` stands in for the global generator of its device.
+    """Use `generator` in place of the global generator of its device, within the block.
 
     Distributions draw from the global one only; its state is the same afterwards.
 

@@ -144,7 +144,7 @@ def graph_of(
 
 
 def _sources(key: NestedKey, writers: Writers) -> list[tuple[NestedKey, str | None]]:
-    """Who wrote what is read under `key`: the entry, a container with it, or entries of it."""
+    """The keys and writers of what is read under `key`: the entry, its container, or its parts."""
     above = [written for written in writers if is_under(key, written)]
     nearest = sorted(above, key=lambda k: len(unravel_key_to_tuple(k)))[-1:]
     parts = [written for written in writers if is_under(written, key) and written not in nearest]

@@ -1,4 +1,4 @@
-"""What a sequence does, in plain records: its modules, the keys between them, and their shapes.
+"""Plain records of a sequence: its modules, the keys between them, and their shapes.
 
 No record has a module or a tensor in it. graph.py makes them of a sequence, whose shapes are
 recorded in a run without keeping a tensor; drawing.py writes how they look, with the short texts
@@ -84,7 +84,7 @@ class GraphRecord:
 
     @property
     def results(self) -> tuple[NestedKey, ...]:
-        """What the sequence is run for: the selected outputs, else those that no module reads."""
+        """The outputs of the sequence: the selected ones, else those that no module reads."""
         return tuple(dict.fromkeys([e.key for e in self.edges if e.target is None]))
 
     @property
@@ -177,7 +177,7 @@ _SHORT = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u", "complex": "c"}
 
 
 class EntryShape(NamedTuple):
-    """What stood under a key: a shape and a dtype, or the class of an entry that is no tensor.
+    """The shape and dtype recorded for a key, or the class of an entry that is not a tensor.
 
     >>> str(EntryShape((5, 4), "float32"))
     'f32[5, 4]'
@@ -197,7 +197,7 @@ ShapesByModule = dict[str, dict[str, Shapes]]  # module -> {"in": ..., "out": ..
 
 
 def shapes(tensordict: Any, keys: Iterable[NestedKey]) -> Shapes:
-    """Shape and dtype of the entries that are there; nothing is read, stacked or kept alive.
+    """The shape and dtype of each existing entry; nothing is read, stacked or kept alive.
 
     >>> from raffia.nn.graph_record import shapes
     >>> shapes(TensorDict(obs=torch.zeros(5, 4), batch_size=[5]), ["obs", "hidden"])
@@ -334,7 +334,7 @@ def keys_text(keys: Iterable[NestedKey]) -> str:
 
 
 def label(module: Any) -> str:
-    """What a keyed module computes, in a few words: the layer, function or distribution it wraps.
+    """Describe briefly what a keyed module computes: the layer, function or distribution it wraps.
 
     >>> from torch import nn
     >>> label(nn.Linear(4, 8))
@@ -380,7 +380,7 @@ def _distribution_text(module: Any) -> str:
 
 
 def _wrapped(module: Any) -> Any:
-    """What a keyed module stands for, or None: `Net` of `TensorDictModule(Net(), ...)`."""
+    """The object that a keyed module wraps, or None: `Net` for `TensorDictModule(Net(), ...)`."""
     if not (isinstance(module, nn.Module) and hasattr(module, "in_keys")):
         return None
     own = module.__dict__ | module._modules  # not getattr, which a wrapper passes on

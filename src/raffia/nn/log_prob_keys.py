@@ -25,7 +25,7 @@ def log_prob_key_of(key: NestedKey) -> NestedKey:
 
 
 class LogProbKeys:
-    """The keys of the log-probabilities of `samples`, by `composite_lp_aggregate()` as it is now.
+    """The keys of the log-probabilities of `samples`, by the current `composite_lp_aggregate()`.
 
     asked: the keys that were asked for, None for the usual ones.
     Raises RuntimeError, in the methods, if `composite_lp_aggregate()` changed since.
@@ -46,7 +46,7 @@ class LogProbKeys:
             self.moves = dict(zip(usual, asked, strict=False))
 
     def check_mode(self, name: str) -> None:
-        """Refuse to go on, with `name`, if the mode has changed."""
+        """Raise RuntimeError that mentions `name` if the mode has changed."""
         if _AGGREGATE.get() is self._set:  # spares a look at the environment
             return
         summed = composite_lp_aggregate()
@@ -58,7 +58,7 @@ class LogProbKeys:
             )
 
     def only(self) -> NestedKey:
-        """The key where there is one; RuntimeError if there are several."""
+        """The key of the log-probability if it is the only one; RuntimeError otherwise."""
         self.check_mode("log_prob_key")
         if len(self.keys) != 1:
             raise RuntimeError(
@@ -131,7 +131,7 @@ def check_apart(keys: list[NestedKey], samples: list[NestedKey], summed: bool) -
 
 
 def renamed(scores: Any, keys: dict[NestedKey, NestedKey]) -> Any:
-    """A container of log-probabilities with some of them under other keys.
+    """Return a container of log-probabilities with some of them moved to other keys.
 
     >>> from raffia.nn.log_prob_keys import renamed
     >>> renamed(TensorDict(a_log_prob=torch.zeros(2)), {"a_log_prob": "p"})["p"]

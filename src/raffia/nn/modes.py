@@ -61,7 +61,7 @@ class Setting:
 
 
 class Mode(_DecoratorContextManager):
-    """A context manager and decorator that gives a `Setting` a value; `set()` gives it for good.
+    """A context manager and decorator that sets a `Setting`; `set()` sets it permanently.
 
     Blocks of one object may be nested, and a decorated function may call itself. It decorates as
     `torch.no_grad` does: in a generator function the value holds while that runs, not between its
@@ -108,7 +108,7 @@ class Mode(_DecoratorContextManager):
 
 
 class InteractionType(StrEnum):
-    """Which value a probabilistic module takes from its distribution.
+    """The kind of value that a probabilistic module takes from its distribution.
 
     `RANDOM` is a draw, by `rsample` where the distribution has it, else by `sample`. `MODE`,
     `MEDIAN` and `MEAN` are as named; a mean without a formula is estimated from draws.
@@ -151,7 +151,7 @@ INTERACTION = Setting(None)  # None: each module's default
 
 
 class set_interaction_type(Mode):
-    """Which value all probabilistic modules take, in a block or in a decorated function.
+    """Set which value all probabilistic modules take, in a block or in a decorated function.
 
     type: an `InteractionType` or its name; None: each module's own default.
     thread_local: for this thread only.
@@ -181,7 +181,7 @@ class set_interaction_type(Mode):
 
     @property
     def type(self) -> InteractionType | None:
-        """What was asked for."""
+        """The interaction type that was requested."""
         return cast("InteractionType | None", self.value)
 
 

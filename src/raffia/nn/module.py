@@ -206,7 +206,7 @@ class TensorDictModule(TensorDictModuleBase):
         return tensordict_out
 
     def _outputs(self, tensordict: Any, kwargs: dict[str, Any]) -> Any:
-        """What the module makes of the entries."""
+        """The outputs of the wrapped module for the entries at `in_keys`."""
         values = [self._read(tensordict, key) for key in self.in_keys]
         call = self.module if self.method is None else getattr(self.module, self.method)
         if self.method_kwargs:

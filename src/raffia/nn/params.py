@@ -26,7 +26,7 @@ Leaves = dict[str, Tensor]  # by dotted name
 
 
 def target_copy(online: Holder) -> Holder:
-    """A copy with memory of its own that takes no gradient: the target of `update_target`.
+    """A copy with separate memory that requires no gradient: the target of `update_target`.
 
     Of a module a deep copy, in the same mode (train or eval); of a `TensorDictParams` a
     `TensorDictParams`; both with `requires_grad=False`. Of any other container the same kind of
@@ -175,7 +175,7 @@ def _checked_rate(rate: float | Tensor) -> float | Tensor:
 
 
 def _named_leaves(holder: Any, name: str) -> Leaves:
-    """All tensors of a module or container."""
+    """All tensors of a module or container, by name."""
     _require_holder(holder, name)
     if not isinstance(holder, Node):
         holder = from_module(holder, lock=False)

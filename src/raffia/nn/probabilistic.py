@@ -1,4 +1,4 @@
-"""Keyed modules that make distributions and write values of them."""
+"""Keyed modules that make distributions and write values taken from them."""
 
 from raffia.nn.modes import (
     InteractionType,

@@ -1,4 +1,4 @@
-"""The keyed module that makes a distribution of entries and writes a value of it."""
+"""The keyed module that makes a distribution from entries and writes a value taken from it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ONE, _CPU = torch.Size(), torch.device("cpu")
 
 
 class ProbabilisticTensorDictModule(TensorDictModuleBase):
-    """Makes a distribution of the entries at `in_keys` and writes a value of it at `out_keys`.
+    """A module that makes a distribution of the entries `in_keys` and writes a value to `out_keys`.
 
     `set_interaction_type` chooses the value, else `default_interaction_type`. A value that is there
     already is written again, unless `set_skip_existing` is on.
@@ -182,7 +182,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
 
     @property
     def log_prob_key(self) -> NestedKey:
-        """The key of the log-probability, where there is one.
+        """The key of the log-probability, if it is the only one.
 
         Raises RuntimeError if there are several, or if `composite_lp_aggregate()` changed.
         """
@@ -190,11 +190,11 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
 
     @property
     def log_prob_moves(self) -> dict[NestedKey, NestedKey]:
-        """Where a composite distribution puts log-probabilities -> the keys asked for instead."""
+        """A map from the log-probability keys of a composite distribution to the requested ones."""
         return self._scores.moves
 
     def select_out_keys(self, *out_keys: NestedKey) -> Self:
-        """Only all outputs can be selected here; a sequence around the module can select some.
+        """Select all outputs; to select only some, use a sequence around the module.
 
         Raises RuntimeError if one would be left out.
         """
@@ -324,7 +324,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
         return out
 
     def _taken(self, dist: Any) -> tuple[Any, Any]:
-        """A value, and its log-probability if the distribution gives it with the value."""
+        """The value taken from a distribution, with its log-probability if that comes with it."""
         kind = INTERACTION.get()
         if kind is None:
             kind = self._default_interaction_type
@@ -375,7 +375,7 @@ def _can_be_told(value: Any) -> bool:
 
 
 def _read(tensordict: Any, keys: list[NestedKey]) -> list[Any]:
-    """The entries at `keys`, None where there is none."""
+    """The entries at `keys`; None for each missing one."""
     entries: Any = dense_entries(tensordict) if tensordict.__class__ is TensorDict else {}
     values = []
     for key in keys:

@@ -146,7 +146,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
     def _through(
         self, tensordict: Any, requires_sample: bool = True, kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """What all modules make of the container."""
+        """Run all modules on the container and return the result."""
         undo = self._interacting()
         try:
             if self._requires_sample and requires_sample and not kwargs:
@@ -184,7 +184,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         return result
 
     def _interacting(self, always: bool = False) -> Callable[[], None] | None:
-        """Let the default of the last module hold for all; returns the call that ends that."""
+        """Apply the last module's default interaction type to all; returns the call to undo it."""
         if (self.return_composite and not always) or INTERACTION.get() is not None:
             return None
         # for this thread only; a compiled program has no others
@@ -193,7 +193,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
     # -- the distribution
 
     def get_dist_params(self, tensordict: Any, tensordict_out: Any = None, **kwargs: Any) -> Any:
-        """Run all modules but the last, which gives the parameters of its distribution.
+        """Run all modules but the last; the result holds the parameters of its distribution.
 
         They take the values of `default_interaction_type`, unless `set_interaction_type` chooses
         another.
@@ -263,7 +263,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         return last.get_dist(params), params
 
     def _asked(self) -> Any:
-        """What gives the distribution: this, if it is a composite, else the last module of all."""
+        """The module that makes the distribution: this one if composite, else the last of all."""
         if self.return_composite:
             return self
         last = self._last()
@@ -284,7 +284,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
     def log_prob(
         self, tensordict: Any, tensordict_out: Any = None, *, dist: Any = None, **kwargs: Any
     ) -> Any:
-        """The log-probability of the values that are there, each given those before it.
+        """The log-probability of the values already present, each given those before it.
 
         With `return_composite` it is a container, with one entry for each value at the key where a
         call writes it; or the sum, while `composite_lp_aggregate()` is on. Otherwise it is that of
@@ -313,7 +313,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
 
     @property
     def default_interaction_type(self) -> InteractionType | None:
-        """That of the last module that has one; without one, what `interaction_type()` gives."""
+        """The default of the last module that has one; without one, `interaction_type()`."""
         for module in reversed(self._named().values()):
             kind = getattr(module, "default_interaction_type", None)
             if kind is not None:
@@ -360,7 +360,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         return self._listed("dist_sample_keys")
 
     def _listed(self, name: str) -> list[Any]:
-        """What all probabilistic modules list under `name`, the last module first."""
+        """The items that all probabilistic modules list under `name`, the last module first."""
         return [item for m in reversed(_drawing(self)) for item in getattr(m, name) or ()]
 
     @property
@@ -397,7 +397,7 @@ def _probabilistic(module: Any) -> bool:
 
 
 def _passes_on(module: Any) -> bool:
-    """Whether a last module's distribution is that of its own last module."""
+    """Whether a module is a sequence whose distribution is that of its last module."""
     sequence = isinstance(module, ProbabilisticTensorDictSequential)
     return sequence and not module.return_composite
 
@@ -447,7 +447,7 @@ def _members(module: ProbabilisticTensorDictModule, dist: Any) -> dict[NestedKey
 
 
 def run(module: Any, tensordict: Any, kwargs: dict[str, Any], keep: bool) -> Any:
-    """What a module makes of the container; those that draw take no keywords.
+    """Run a module on the container and return the result; modules that draw take no keywords.
 
     keep: values that are there are not drawn again, in sequences neither.
     """

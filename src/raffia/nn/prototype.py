@@ -1,4 +1,4 @@
-"""Where older programs look for names that stand in `raffia.nn`."""
+"""Re-exports of names from `raffia.nn`, for older programs."""
 
 from raffia.nn.probabilistic import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential
 from raffia.nn.trace import symbolic_trace

@@ -53,7 +53,7 @@ def draw(dist: Any, kind: InteractionType, shape: torch.Size, num_estimates: int
 
 
 def drawn_together(dist: Any) -> Callable[..., Any] | None:
-    """The method that draws and gives the log-probability too, if the distribution has one."""
+    """The method that returns a draw with its log-probability, if the distribution has one."""
     name = "rsample_and_log_prob" if dist.has_rsample else "sample_and_log_prob"
     return getattr(dist, name, None)
 
@@ -70,7 +70,7 @@ def _random(dist: Any, shape: torch.Size) -> Any:
 
 
 class _NoiseOfEach(TorchFunctionMode):
-    """Within `torch.vmap`, noise that is drawn in place is drawn for each member.
+    """A mode for use within `torch.vmap` that draws in-place noise separately for each member.
 
     `Normal.rsample` and others fill an empty tensor, which `vmap(..., randomness="different")`
     refuses, as that tensor has no dimension for the members; `torch.rand` gives one that has.

@@ -181,7 +181,7 @@ class TensorDictSequential(TensorDictModule):
         return self._written(tensordict, tensordict_out, self._through)
 
     def _through(self, tensordict: Any) -> Any:
-        """What all modules make of the container."""
+        """Run all modules on the container and return the result."""
         if self.partial_tolerant:
             return self._chain(tensordict, tolerant)
         return self._walk(tensordict)
@@ -200,7 +200,7 @@ class TensorDictSequential(TensorDictModule):
         return f"in module {name!r} of {type(self).__name__}, in_keys={self.in_keys}"
 
     def _written(self, tensordict: Any, tensordict_out: Any, through: Callable[[Any], Any]) -> Any:
-        """Run `through`, and write the outputs that are asked for where they are asked for."""
+        """Run `through` and write the requested outputs to the requested container."""
         mode = SKIP.get()
         if mode and may_skip(tensordict, self.in_keys, self.out_keys, mode):
             return tensordict
@@ -402,7 +402,7 @@ def keys_of(sequence: Iterable[Any]) -> tuple[list[NestedKey], list[NestedKey]]:
 
 
 def _keys_of_one(module: Any) -> tuple[tuple[NestedKey, ...], tuple[NestedKey, ...]]:
-    """What a module reads and writes.
+    """The keys that a module reads and writes.
 
     A nested sequence is brought up to date once for both: once for each would be twice at each
     level, and so a million times in twenty nested sequences.

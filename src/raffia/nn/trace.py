@@ -111,7 +111,7 @@ class TDGraphModule(TensorDictModuleBase):
 
     @dispatch(auto_batch_size=False)
     def forward(self, tensordict: Any, tensordict_out: Any = None) -> Any:
-        """Run the program and store what it gives; also by tensors, see `dispatch`."""
+        """Run the program and store its outputs; also callable with tensors, see `dispatch`."""
         outputs = self._gm(tensordict)
         if tensordict_out is None:
             tensordict_out = result_container(tensordict, self.inplace)
@@ -186,7 +186,7 @@ class _Tracer(fx.Tracer):
 
 
 class _Call(nn.Module):
-    """What a keyed module wraps, as one call, where `torch.fx` can't follow it."""
+    """The callable wrapped by a keyed module, as one call, where `torch.fx` can't follow it."""
 
     def __init__(self, step: Any) -> None:
         super().__init__()
@@ -199,7 +199,7 @@ class _Call(nn.Module):
 
 
 def _outputs(module: Any, output: Any, out_keys: list[NestedKey]) -> tuple[Any, ...]:
-    """What a module gave, one value for each key."""
+    """The outputs of a module as a tuple, one value for each key."""
     if isinstance(output, fx.Proxy) and len(out_keys) > 1:
         return tuple([operator.getitem(output, i) for i in range(len(out_keys))])
     outputs = tuple(spread(output, out_keys))
@@ -216,7 +216,7 @@ def _key(path: Path) -> NestedKey:
 
 
 class _Entries:
-    """What is known of a container while the program is traced."""
+    """The entries of a container read, written and dropped while a program is traced."""
 
     def __init__(self, tensordict: Any, inplace: bool | str = True) -> None:
         self.tensordict = tensordict  # the input, or None for a new container
@@ -277,7 +277,7 @@ class _Program(nn.Module):
             self.calls[id(step)] = self._call_of(name, step, id(step) in opaque)
 
     def _call_of(self, name: str, step: Any, opaque: bool) -> Callable[..., Any]:
-        """What runs a step; modules are registered under a name."""
+        """The callable that runs a step; modules are registered under a name."""
         module, method = step.module, step.method
         name = name or getattr(module, "__name__", type(module).__name__).lower()
         if opaque:

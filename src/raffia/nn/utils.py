@@ -1,4 +1,4 @@
-"""Where programs written for tensordict look for names that stand in `raffia.nn`."""
+"""Re-exports of names from `raffia.nn`, for programs written for tensordict."""
 
 from raffia.nn.dispatch import set_skip_existing, skip_existing
 from raffia.nn.distributions.composite import composite_lp_aggregate, set_composite_lp_aggregate

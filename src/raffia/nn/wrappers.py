@@ -135,7 +135,7 @@ class as_tensordict_module:
 
 
 class _KeyedFunction:
-    """What `as_tensordict_module` makes: a keyed module of a function, or of each bound method."""
+    """The result of `as_tensordict_module`: a keyed module for a function or each bound method."""
 
     def __init__(self, func: Callable[..., Any], in_keys: Any, out_keys: Any) -> None:
         self.func, self.keys = func, (in_keys, out_keys)
@@ -191,10 +191,10 @@ class TensorClassModuleBase(nn.Module, Generic[Input, Output], ABC):
 
     @abstractmethod
     def forward(self, x: Input) -> Output:
-        """What the module computes."""
+        """Compute the output of the module."""
 
     def as_td_module(self) -> TensorClassModuleWrapper:
-        """This module as one that takes and returns a container.
+        """Wrap this module in one that takes and returns a container.
 
         Raises ValueError unless both types are tensorclasses.
         """

@@ -1,4 +1,4 @@
-"""Where older programs look for `symbolic_trace`; it stands in `raffia.nn`."""
+"""Re-export of `symbolic_trace` from `raffia.nn`, for older programs."""
 
 from raffia.prototype.fx import symbolic_trace
 

@@ -1,3 +1,3 @@
-"""Where older programs look for `symbolic_trace`; it stands in `raffia.nn`."""
+"""Re-export of `symbolic_trace` from `raffia.nn`, for older programs."""
 
 from raffia.nn.trace import symbolic_trace as symbolic_trace

@@ -178,7 +178,8 @@ def _near(name: str) -> str:
 
 
 def given_name(reference: Any, what: str) -> Any:
-    """What the user names, who vouches for it: also of a file, or of a module in this folder.
+    """Import what the user names, from a file or a module in this folder too: the user vouches for
+    it.
 
     what: is named so, such as "a raffia.recipes.Algorithm"; for the error.
     Raises ConfigError if it can't be imported.
@@ -201,7 +202,7 @@ def given_name(reference: Any, what: str) -> Any:
 
 
 def recorded_name(reference: str) -> Any:
-    """What a run's folder names, if that lies in an installed package; else None.
+    """Import what a run's folder names if it belongs to an installed package; else return None.
 
     A folder may come from elsewhere, so files, and modules of the current folder, are not run.
     Raises ConfigError if the package is installed and fails to be imported.

@@ -1,4 +1,4 @@
-"""Where a run computes: its device, and whether gradients are compiled or recorded."""
+"""The device a run computes on, and whether gradients are compiled or recorded as CUDA graphs."""
 
 from __future__ import annotations
 

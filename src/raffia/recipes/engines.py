@@ -41,7 +41,7 @@ def make_engine(config: EngineConfig, message: Callable[[str], None] | None = No
 
 
 def describe_engine(engine: Engine) -> str:
-    """What there is for workers.
+    """The resources that an engine offers to workers.
 
     >>> describe_engine(InlineEngine())
     'this process'
@@ -56,7 +56,7 @@ def describe_engine(engine: Engine) -> str:
 
 
 def where(engine: EngineConfig) -> str:
-    """Where an engine's workers are.
+    """The machine and devices of an engine's workers, in words.
 
     >>> where(EngineConfig(name="process"))
     'in processes of this machine'

@@ -96,7 +96,7 @@ class Members:
         return [index for index in range(len(state)) if all_finite(state[index]["params"])]
 
     def evaluated(self, fitness: list[float]) -> dict[str, Any]:
-        """Take the fitness of an evaluation; returns the members' values of its row."""
+        """Record the fitness of an evaluation; returns the members' values for its row."""
         self.evolution.record(fitness)
         known = [-math.inf if math.isnan(number) else number for number in fitness]
         self.best, self._is_evaluated = known.index(max(known)), True
@@ -124,11 +124,11 @@ class Members:
         return state, generation.as_row()
 
     def state(self) -> dict[str, Any]:
-        """What a resume needs besides the members' tensors, as JSON holds it."""
+        """What a resume needs in addition to the members' tensors, as JSON values."""
         return {"best": self.best, "evolution": self.evolution.state()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Become what `state` gave."""
+        """Restore what `state` returned."""
         self.best, self._is_evaluated = state["best"], False
         self.evolution.load_state(state["evolution"])
 
@@ -154,7 +154,7 @@ def weights_of_each(
     weight: Tensor,  # [P, B], importance weights
     batch_size: Tensor,  # int64 [P]
 ) -> Tensor:  # [P, B]
-    """The weights, of which the largest is 1 among the first so many that a member learns from.
+    """Return importance weights whose largest value within each member's own rows is 1.
 
     >>> weights_of_each(torch.tensor([[0.5, 1.0], [0.5, 1.0]]), torch.tensor([1, 2]))
     tensor([[1.0000, 2.0000],
@@ -165,7 +165,7 @@ def weights_of_each(
 
 
 class MembersRole:
-    """Some members of a population in a worker: an update of all of them for each task.
+    """Some members of a population in a worker: each task is one update of all of them.
 
     It is given where its members stand, and makes updates in turn. A new worker is given, too, the
     batches of the updates since, and makes these again first.
@@ -278,7 +278,7 @@ class MembersAcross:
         return self.population.init(seed)
 
     def grads(self, state: TensorDict, batch: TensorDict) -> tuple[TensorDict, TensorDict]:
-        """Have all members make an update of this batch; the metrics of each.
+        """Make one update of all members from this batch; returns the metrics of each.
 
         The gradients stay where they are: the update is empty.
         """
@@ -307,7 +307,7 @@ class MembersAcross:
         return self._outline
 
     def whole(self, state: TensorDict) -> TensorDict:
-        """All of the state that `apply` gave last; any other is whole already."""
+        """The complete state for what `apply` returned last; any other is complete already."""
         if state is not self._outline:
             return state
         if self._num_since:
@@ -317,7 +317,7 @@ class MembersAcross:
         return self._base
 
     def metrics(self) -> dict[str, float]:
-        """Seconds waited for workers so far, and their restarts."""
+        """Seconds spent waiting for workers since the start, and the number of their restarts."""
         return self.pool.metrics("members", "member")
 
     def close(self) -> None:
@@ -338,7 +338,9 @@ class MembersAcross:
         return state[worker * self.share : (worker + 1) * self.share]
 
     def _batch_of(self, batch: TensorDict, worker: int) -> TensorDict:
-        """What a worker learns from: the batch of all members, or of its own ones."""
+        """The part of a batch that a worker learns from: the batch of all members, or of its own
+        ones.
+        """
         return batch if self.population.batches == "shared" else self._part(batch, worker)
 
     def _since_base(self) -> Iterator[TensorDict]:

@@ -1,4 +1,4 @@
-"""What can be set of a population. Imports no torch: help comes at once."""
+"""Settings of a population. Imports no torch, so that `--help` is fast."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class PopulationConfig:
             self.mutations()
 
     def check_compile(self, compile: bool) -> None:
-        """ValueError where both are asked for.
+        """Raise ValueError if a population and compiled gradients are both asked for.
 
         >>> PopulationConfig(size=1).check_compile(True)
         """
@@ -82,7 +82,7 @@ class PopulationConfig:
             )
 
     def check_form(self, evolvable: bool) -> None:
-        """ValueError where networks are to change their form that can't.
+        """Raise ValueError if networks that can't change their form are to be mutated in form.
 
         evolvable: whether the heads can.
 
@@ -102,7 +102,7 @@ class PopulationConfig:
                 )
 
     def longest_batch(self, batch_size: int) -> int:
-        """How many samples a member may come to take, who begins with so many.
+        """The largest batch size that mutation can give a member that begins with this one.
 
         >>> PopulationConfig(size=2, ranges=("batch_size=32..128",)).longest_batch(64)
         128
@@ -111,11 +111,11 @@ class PopulationConfig:
         return batch_size if span is None else math.floor(span.high)
 
     def selection(self) -> SelectionConfig:
-        """Who goes on."""
+        """The selection: which members survive a generation."""
         return SelectionConfig(**self._for(SelectionConfig))
 
     def mutations(self) -> MutationConfig:
-        """What becomes of them."""
+        """The mutations: how survivors are changed."""
         return MutationConfig(**self._for(MutationConfig), hyper_ranges=self.hyper_ranges())
 
     def _for(self, config: type[Any]) -> dict[str, Any]:
@@ -124,7 +124,7 @@ class PopulationConfig:
         return {one.name: getattr(self, one.name) for one in fields(config) if one.name in own}
 
     def hyper_ranges(self) -> dict[str, HyperRange]:
-        """By name.
+        """The ranges of hyper-parameters, by name.
 
         >>> PopulationConfig(ranges=("tau",)).hyper_ranges()
         Traceback (most recent call last):

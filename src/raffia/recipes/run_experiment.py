@@ -41,7 +41,7 @@ class RunExperiment(Experiment):
 
     @contextlib.contextmanager
     def _opening(self) -> Iterator[ExitStack]:
-        """What is entered in this stack is closed with the run; at once, if it can't be made."""
+        """A stack that is closed with the run, or immediately if the run can't be made."""
         with ExitStack() as opened:
             yield opened
             self._opened = opened.pop_all()
@@ -53,7 +53,8 @@ class RunExperiment(Experiment):
         learner: str,
         batches: Callable[[int], Iterator[TensorDict]] | None = None,
     ) -> None:
-        """Have members learn in workers, or others share batches, where the settings ask for it.
+        """Move members to workers, or share batches with other processes, where the settings ask
+        for it.
 
         learner: what makes the learner of another process, "package.module:name".
         batches: see `MembersAcross`.
@@ -71,7 +72,7 @@ class RunExperiment(Experiment):
                 self.learner = DataParallel(self.learner, self.followers)
 
     def whole(self, state: TensorDict) -> TensorDict:
-        """The state with what other processes have of it."""
+        """The complete state, including the parts that other processes hold."""
         holder = self.across or self.sharded
         return state if holder is None else holder.whole(state)
 
@@ -80,7 +81,9 @@ class RunExperiment(Experiment):
         return None if self.members is None else self.members.evolve(self.whole(state))
 
     def worker_metrics(self) -> dict[str, float]:
-        """What members, batches and evaluations elsewhere cost: waits, restarts, open tasks."""
+        """Waiting times, restarts and open tasks of members, batches and evaluations in other
+        processes.
+        """
         found: dict[str, float] = {}
         for elsewhere in (self.across, self.followers, self.evaluations):
             found |= {} if elsewhere is None else elsewhere.metrics()

@@ -100,7 +100,7 @@ def require_config(config: object, algorithm: Algorithm) -> None:
 
 @contextlib.contextmanager
 def given_back(folder: Path) -> Iterator[None]:
-    """If a new run fails before it has begun, its folder is taken away again."""
+    """Remove the folder of a new run if the run fails before it has begun."""
     try:
         yield
     except BaseException:
@@ -110,7 +110,7 @@ def given_back(folder: Path) -> Iterator[None]:
 
 
 def _has_not_begun(folder: Path) -> bool:
-    """Whether there is a run's config, and besides only what is made before its first row."""
+    """Whether a folder holds a run's config and nothing written after the run's first row."""
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     made = {CONFIG, ROWS, TOKENS, TOKENIZER, LANGUAGE_MODEL, "replay"}
     others = [name for name in names - made if not name.startswith("events.out.")]
@@ -149,7 +149,7 @@ def _config_text(config: Any, preset: str, own: Sequence[str], algorithm: Algori
 
 
 def algorithm_of(config: object) -> Algorithm:
-    """Which of `ALGORITHMS` a config is of.
+    """The algorithm in `ALGORITHMS` that a config belongs to.
 
     >>> from raffia.recipes.ilql.config import ILQLRun
     >>> algorithm_of(ILQLRun()).name
@@ -271,7 +271,7 @@ def claimed(folder: Path) -> Iterator[str]:
 
 
 def refuse_without_checkpoints(folder: Path) -> None:
-    """RunError if a run has ended, so that it had checkpoints, and none of them is there.
+    """Raise RunError if a run has ended and yet none of its checkpoints exists.
 
     To begin it again would take away the rows that it left.
 

@@ -90,7 +90,7 @@ def resume_run(
     make: Make | None = None,
     stop: Stop = lambda: False,
 ) -> RunResult:
-    """Go on at the newest checkpoint, as if the run had never been stopped.
+    """Continue from the newest checkpoint, as if the run had never been stopped.
 
     algorithm: of the run; None: the one that the run names.
     config: replaces the run's, which `read_run(folder)` gives: a longer run, another target.

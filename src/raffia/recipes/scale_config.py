@@ -1,4 +1,4 @@
-"""What can be set of where a run is computed. Imports no torch: help comes at once."""
+"""Settings of workers and engines. Imports no torch, so that `--help` is fast."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from raffia.envs.checked import check_above_zero, check_choices, check_least, ch
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """Where workers run; it changes no bit of a run.
+    """The engine that runs the workers; it does not change a bit of a run.
 
     >>> EngineConfig(name="process").max_restarts
     3
@@ -122,7 +122,7 @@ class EvaluatorsConfig:
 
 
 def check_device(kind: str, device: str, is_used: bool) -> None:
-    """ValueError for a device of workers that there are not.
+    """Raise ValueError if a device is set for workers that the run does not have.
 
     >>> check_device("actors", "cuda", is_used=False)
     Traceback (most recent call last):
@@ -136,7 +136,7 @@ def check_device(kind: str, device: str, is_used: bool) -> None:
 
 
 def check_spares(engine: EngineConfig, learners: LearnersConfig) -> None:
-    """ValueError for spares of workers that are in this process.
+    """Raise ValueError if spare workers are requested for an engine within this process.
 
     >>> check_spares(EngineConfig(spares=1), LearnersConfig())
     Traceback (most recent call last):
@@ -156,7 +156,8 @@ def check_cards(
     workers: Mapping[str, ActorsConfig | ReanalyzersConfig | EvaluatorsConfig],
     device: str,
 ) -> None:
-    """ValueError for workers on cards of a Ray cluster, which gives them none.
+    """Raise ValueError if workers on a Ray cluster are to use cards, but none are requested for
+    them.
 
     device: of the run.
 
@@ -177,7 +178,7 @@ def check_cards(
 
 
 def check_workers(run: Any, kinds: Sequence[str]) -> None:
-    """ValueError for workers of a run that can't be, or do not go with each other.
+    """Raise ValueError for workers that are impossible or that can't be combined.
 
     kinds: those that its algorithm has besides workers of a population.
 

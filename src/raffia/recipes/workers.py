@@ -19,7 +19,8 @@ POPULATION = "population"  # the kind of workers that members learn in
 
 
 def kinds_elsewhere(config: Any, kinds: Sequence[str]) -> list[str]:
-    """Which of these kinds of workers a run has; what the others would do, the loop does.
+    """The kinds of workers that a run has, out of the given ones; the loop does the work of the
+    others.
 
     >>> from raffia.recipes.efficientzero.config import EfficientZeroRun
     >>> from raffia.recipes.scale_config import ActorsConfig
@@ -141,7 +142,7 @@ class RunWorkers:
 
 
 def describe_workers(run: Any) -> list[str]:
-    """Who learns and who evaluates, for the start of a run; nothing of what the loop does itself.
+    """Describe where a run learns and evaluates, for its start; empty if the loop does all of it.
 
     >>> from raffia.recipes.ilql.config import ILQLRun
     >>> from raffia.recipes.population_config import PopulationConfig

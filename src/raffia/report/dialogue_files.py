@@ -65,7 +65,7 @@ class TokenDialogue:
 
     @property
     def own(self) -> set[int]:
-        """Tokens of the agent, or of whoever plays its part."""
+        """The indices of the tokens of the agent, or of the speaker in its role."""
         return {at for action in self.actions for at in range(action.first, action.last + 1)}
 
     @property

@@ -152,7 +152,7 @@ def _coloured(kind: str, fraction: float, *children: str, **attributes: str) -> 
 
 
 def _details(dialogue: TokenDialogue, action: Action) -> str:
-    """All figures of a decision, as the text of its tooltip."""
+    """The tooltip text of a decision, with all its figures."""
     written = "".join([shown_token(one) for one in dialogue.tokens[action.first : action.last + 1]])
     parts = [
         f"{name} {figure(value)}"
@@ -184,7 +184,7 @@ def _chance(log_prob: float) -> str:
 
 
 def _numbers(dialogue: TokenDialogue) -> Html:
-    """A table of the tooltips' figures, for readers who can't point."""
+    """A table of the figures in the tooltips, for readers without a pointing device."""
     shown = dialogue.actions[:_MOST_NUMBERS]
     if not shown:
         return Html("")

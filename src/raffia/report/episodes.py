@@ -124,7 +124,7 @@ def best_recording(run: Run, evaluations: list[EvaluationFile]) -> EpisodeFile |
 
 
 def shown(recording: EpisodeFile, page: Path) -> Html:
-    """The episode inside the page, or where it is too large a link beside it."""
+    """The episode embedded in the page, or a link to it if its file is too large."""
     path = recording.path
     num_bytes = path.lstat().st_size
     about = "an episode" if math.isnan(recording.score) else f"return {figure(recording.score)}"

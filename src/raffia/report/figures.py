@@ -162,7 +162,7 @@ def _label(matplotlib: Any, axes: Any, panel: Panel) -> None:
 
 
 def _constant(panel: Panel) -> bool:
-    """Whether all lines lie on one height above 0: an axis around it would show rounding only."""
+    """Whether all lines are at one height above 0: an axis around it would show only rounding."""
     heights = {y for line in panel.lines for y in line.curve.y if not math.isnan(y)}
     return len(heights) == 1 and min(heights) > 0 and not panel.points
 

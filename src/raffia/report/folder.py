@@ -96,7 +96,7 @@ class Run:
 
     @property
     def env(self) -> str:
-        """The environment's id, or the task where there is none; or nothing."""
+        """The environment's id, or the task if there is no id; empty if there is neither."""
         return str(self.setting("env", "id") or self.setting("task") or "")
 
     @property
@@ -364,7 +364,7 @@ def _read(
 
 
 def entries(run: Path, name: str, pattern: str = "*") -> list[Path]:
-    """What lies in a folder of a run; nothing in one that is a link, which may lead anywhere.
+    """The entries of a run's folder; none if the folder is a link, which may lead anywhere.
 
     >>> entries(Path("no such run"), "episodes")
     []

@@ -1,4 +1,4 @@
-"""Runs of one configuration, equal but for the seed; and how configurations differ."""
+"""Groups of runs that differ only in the seed, and how their configurations differ."""
 
 from __future__ import annotations
 

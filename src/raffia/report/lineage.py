@@ -114,7 +114,7 @@ class Lineage:
         return None
 
     def thinned(self, most: int) -> Lineage:
-        """The lineage with so many columns at the most, the first and the last among them.
+        """The lineage with at most `most` columns, including the first and the last.
 
         Parents are then slots in the column that is shown before; changes are all since then.
         """
@@ -330,7 +330,7 @@ class _Reading:
 
 
 def _whole(value: object, size: int, below: int) -> tuple[int, ...] | None:
-    """Whole numbers from 0 on, so many; None for anything else."""
+    """A list of `size` integers from 0 to below `below` as a tuple; None for anything else."""
     if not isinstance(value, list) or len(value) != size or not size:
         return None
     fine = [one for one in value if type(one) is int and 0 <= one < below]
@@ -344,7 +344,7 @@ def _texts(value: object, size: int) -> list[str] | None:
 
 
 def in_words(kind: str, what: str) -> str:
-    """A change, as a row of a generation has it, for the page.
+    """A change from a row of a generation, in words for the page.
 
     >>> in_words("architecture", "prediction_network.fc_policy_head.net: 16 nodes more in layer 0")
     'the policy head: 16 nodes more in layer 0'

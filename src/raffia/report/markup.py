@@ -118,7 +118,7 @@ def shown_token(token: str) -> str:
 
 
 def time_unit(longest: float) -> tuple[float, str]:
-    """Seconds in the unit of an axis that goes so far, and its sign.
+    """The unit of a time axis of this length in seconds: its number of seconds and its symbol.
 
     >>> time_unit(90), time_unit(900), time_unit(9000)
     ((1.0, 's'), (60.0, 'min'), (3600.0, 'h'))
@@ -165,7 +165,7 @@ def table(
     caption: str = "",
     without: Collection[str] = (),  # heads of columns that are left out
 ) -> Html:
-    """A table that scrolls sideways where it is too wide.
+    """An HTML table that scrolls sideways if it is too wide.
 
     >>> table(["a"], [["1"]], numeric=[0]).count("num")
     2

@@ -262,7 +262,7 @@ def decoding_of(name: str, settings: Mapping[str, Any]) -> str:
 
 
 def tables(groups: Sequence[Group]) -> list[tuple[str, list[MethodRow]]]:
-    """For each data set of dialogues its description, and the rows of the methods learnt from it.
+    """For each dialogue data set, its description and the rows of the methods trained on it.
 
     >>> tables([])
     []
@@ -365,7 +365,7 @@ def _games(found: Sequence[Mapping[str, Decoding]]) -> str:
 
 
 def _largest(run: Run) -> EvaluationFile | None:
-    """The file with the most episodes, of the best checkpoint if there is one of it."""
+    """The evaluation file with the most episodes, preferably one of the best checkpoint."""
     assert run.best is not None
     files, _ = read_evaluations(run.folder)
     fit: list[tuple[bool, int, int, EvaluationFile]] = []

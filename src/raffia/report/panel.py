@@ -21,7 +21,7 @@ _GRID = 120  # points of a curve over several runs, at most
 
 @dataclass(frozen=True)
 class Curve:
-    """A line, with a band around it if low and high are there.
+    """A line, with a band around it if `low` and `high` are given.
 
     >>> Curve([0.0], [1.0]).low
     []
@@ -81,7 +81,7 @@ def bootstrap_band(values: Array) -> tuple[Array, Array]:
 
 
 def over_runs(curves: Sequence[Curve], band: bool = True) -> Curve | None:
-    """Interquartile mean and band over runs, where all of them have points; None for less than two.
+    """Interquartile mean and band over runs, where all have points; None for fewer than two runs.
 
     Runs are evaluated at steps of their own; between these, values are interpolated.
 
@@ -135,7 +135,7 @@ def thinned(x: Sequence[float], y: Sequence[float], most: int = 300) -> Curve:
 
 
 def every(num: int, most: int) -> list[int]:
-    """Which of `num` points are shown where `most` are at the most: evenly spread.
+    """The evenly spaced indices of the points shown when at most `most` of `num` may be shown.
 
     >>> every(3, 5), every(10, 4)
     ([0, 1, 2], [0, 3, 6, 9])

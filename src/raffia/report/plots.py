@@ -183,7 +183,7 @@ def spent(run: Run) -> dict[str, float]:
 
 
 def time_panel(run: Run, names: Sequence[str]) -> Panel:
-    """Where the wall time went, as fractions of each stretch between training rows.
+    """A panel of where the wall time went, as fractions of each interval between training rows.
 
     >>> from pathlib import Path
     >>> time_panel(Run(Path("x")), ["learn"]).empty
@@ -388,8 +388,9 @@ def _counts(run: Run) -> str:
 
 
 def _lines(of_groups: Sequence[Sequence[Curve]]) -> tuple[Line, ...]:
-    """Lines of the runs, thin where there are several; and of each configuration that has
-    several."""
+    """A line for each run, thin if its configuration has several, and one for each such
+    configuration.
+    """
     thin, thick = [], []
     for index, curves in enumerate(of_groups):
         colour = tone(index)

@@ -72,7 +72,7 @@ def read_rows(path: Path) -> tuple[list[Row], list[str]]:
 
 
 def counted_rows(path: Path) -> tuple[list[Row], list[str], dict[str, int]]:
-    """The rows as `read_rows` gives them, and how many of each kind there are in all.
+    """The rows as `read_rows` returns them, and the total number of rows of each kind.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -91,7 +91,7 @@ def counted_rows(path: Path) -> tuple[list[Row], list[str], dict[str, int]]:
 
 
 def key_rows(path: Path) -> tuple[list[Row], list[str]]:
-    """Only the rows of starts, evaluations, errors and ends, and the last one: quick on long files.
+    """Read only the start, evaluation, error and end rows and the last one: fast on long files.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -128,7 +128,7 @@ class _Thinned:
         self._step: dict[str, int] = {}
 
     def add(self, line: int, row: Row) -> str:
-        """Take a row; returns what is wrong with it, or nothing."""
+        """Add a row; return what is wrong with it, or an empty string."""
         kind = row["kind"]
         if kind not in self.counts and len(self.counts) == _MOST_KINDS:
             return "is of one kind too many and was left out"
@@ -159,7 +159,7 @@ class _Thinned:
         return {kind: (step, self.counts[kind]) for kind, step in self._step.items() if step > 1}
 
     def rows(self) -> list[Row]:
-        """In the order of their lines; the last ones of each kind are all there."""
+        """The rows that were kept, in line order, including all of the last ones of each kind."""
         found: dict[int, Row] = {}
         for kind, retained in self._retained.items():
             left = self._left[kind]
@@ -287,7 +287,7 @@ class EvaluationRow:
 
     @property
     def unit(self) -> str:
-        """What `progress` counts."""
+        """The unit in which `progress` is counted."""
         return "updates" if math.isnan(self.env_step) else "env steps"
 
     @property
@@ -355,7 +355,7 @@ def decodings_of(value: object) -> dict[str, Decoding]:
 
 
 def _held_out(row: Row) -> dict[str, float]:
-    """The means on held-out rows, if the loss is one of them."""
+    """The means of an evaluation on held-out rows; empty unless the loss is among them."""
     means = {name: number(value) for name, value in row.items() if name not in _POSITION}
     means = {name: value for name, value in means.items() if not math.isnan(value)}
     return means if "loss" in means else {}

@@ -51,7 +51,7 @@ def scores(groups: Sequence[Group]) -> list[Score]:
 
 
 def ranking(groups: Sequence[Group]) -> Html:
-    """Which configurations are best, and each run; nothing of a single run.
+    """A ranking of the configurations, and a table of all runs; empty for a single run.
 
     >>> ranking([])
     ''

@@ -142,7 +142,7 @@ class ValuePrefix:
 
 
 class SearchOptions(TypedDict, total=False):
-    """What `search` takes besides the model, the simulations and the selection; see there.
+    """Options of `search` other than the model, simulations and selection, documented there.
 
     >>> options: SearchOptions = {"discount": 0.99, "max_depth": 5}
     """

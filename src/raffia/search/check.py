@@ -88,7 +88,7 @@ def check_budget(num_simulations: int | Tensor, batch: int) -> list[int]:
 
 
 def check_of_each(name: str, number: float | Tensor, batch: int) -> None:
-    """Check that there is one number for all roots or one for each."""
+    """Check that `number` is one number for all roots or one for each root."""
     if isinstance(number, Tensor) and number.shape not in ((), (batch,)):
         raise ValueError(
             f"{name} has shape {list(number.shape)}; it must be one number or one for each of the "

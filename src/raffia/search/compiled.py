@@ -41,7 +41,7 @@ class CompiledSteps:
         self._point_at_arrays()
 
     def _point_at_arrays(self) -> None:
-        """Give the kernels the addresses of all arrays."""
+        """Pass the addresses of all arrays to the kernels."""
         record = kernels.record
         state, select, prefix = self.state, self.state.select, self.state.value_prefix
         roots, rows, actions = state.shape

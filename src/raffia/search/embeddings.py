@@ -58,15 +58,15 @@ class Embeddings:
 
     @property
     def device(self) -> torch.device | None:
-        """Where the embeddings lie; None if there are none."""
+        """The device of the embeddings; None if there are no embeddings."""
         return self.memory[0].device if self.memory else None
 
     def release(self) -> None:
-        """Give the memory back: the end of a search."""
+        """Release the memory at the end of a search."""
         self._arena.release()
 
     def beside(self) -> "Embeddings":
-        """The same memory with buffers of its own, for another thread."""
+        """Embeddings that share this memory but have separate buffers, for another thread."""
         other = copy(self)
         other._transfer, other._num = None, -1
         return other
@@ -169,7 +169,7 @@ class Embeddings:
         )
 
     def reset_leaves(self, prefix: ValuePrefix) -> list[int]:
-        """Which leaves the reset of a value prefix zeroes."""
+        """The indices of the leaves that the reset of a value prefix zeroes."""
         found: list[int] = []
         for key in prefix.reset_keys:
             path = unravel_key_to_tuple(key) if self._keys is not None else (key,)

@@ -171,7 +171,7 @@ class TreeGraph:
         return [edge for edge in self.edges_from(row) if edge.target not in shown]
 
     def shared(self, shown: Collection[int]) -> set[int]:
-        """Those of the shown nodes that several edges lead to, or one back to the root.
+        """The shown nodes that several edges lead to; the root if any edge leads back to it.
 
         >>> node = TreeNode(0, 0, 1, 0.5, 0.5, False, 2, 1.0)
         >>> TreeGraph(0, (node,), ()).shared([0])
@@ -191,7 +191,7 @@ class TreeGraph:
         return not self.shared(self._by_row).isdisjoint(shown)
 
     def headline(self, num_shown: int, write: Callable[[float], str]) -> str:
-        """Its first figures in one line.
+        """The main figures of the tree in one line.
 
         >>> node = TreeNode(0, 0, 1, 0.5, 0.5, False, 2, 1.0)
         >>> TreeGraph(0, (node,), ()).headline(1, "{:.1f}".format)

@@ -21,8 +21,8 @@ TINY = torch.finfo(torch.float32).tiny
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Gumbel:
-    """At the root the best of g + logits + sigma(Q) among those whose turn it is; below it the
-    action whose share of visits lags most behind the improved policy.
+    """Gumbel selection: at the root the best g + logits + sigma(Q) among the actions whose turn it
+    is; below it the action whose share of visits lags the improved policy the most.
 
         sigma(q) = (maxvisit_init + max_b n(b)) * value_scale * (completed q, rescaled to [0, 1])
         below the root: argmax softmax(logits + sigma)(a) - n(a) / (1 + sum_b n(b))
@@ -98,7 +98,7 @@ class Gumbel:
         visits: Tensor,  # [M, A]
         turn: Tensor,  # [M]: only actions with this many visits count
     ) -> Tensor:
-        """g + logits + sigma(q) [M, A], -inf where it is not the action's turn."""
+        """The scores g + logits + sigma(q) [M, A], -inf where it is not the action's turn."""
         logits = logits - logits.amax(-1, keepdim=True)
         scores = ((gumbel + logits) + sigma).clamp_min(LEAST_LOGIT)
         return torch.where(visits == turn.unsqueeze(-1), scores, -torch.inf)
@@ -123,7 +123,7 @@ class Gumbel:
 
 @functools.lru_cache(maxsize=1024)
 def considered_visits(num_considered: int, num_simulations: int) -> tuple[int, ...]:
-    """In each simulation, the visits of the actions whose turn it is (sequential halving).
+    """The visit count of the actions whose turn it is in each simulation (sequential halving).
 
     >>> considered_visits(4, 8)
     (0, 0, 0, 0, 1, 1, 2, 2)

@@ -281,7 +281,7 @@ class KeyedSearch(TensorDictModuleBase):
         return dict(zip(self._found, found, strict=True))
 
     def _numbers(self, tensordict: Any, device: torch.device) -> AbstractContextManager[None]:
-        """Within the block, the policy draws from the source."""
+        """A context in which the policy draws its random numbers from the source."""
         if self._source is None:
             return nullcontext()
         origin = self._source.origin
@@ -326,7 +326,7 @@ def _spread(
     rows: Tensor,  # int64 [M]: where they belong
     batch: int,
 ) -> Tensor:
-    """Zeros [batch, ...] but for these rows."""
+    """Zeros [batch, ...] with `entry` written to the given rows."""
     whole = entry.new_zeros(batch, *entry.shape[1:])
     whole[rows] = entry
     return whole

@@ -64,7 +64,7 @@ class Arena:
         ]
 
     def release(self) -> None:
-        """Let the thread's next arena have this memory."""
+        """Release the memory, so that the thread's next arena can reuse it."""
         if self._pages is not None and len(self._pages) <= CACHE_LIMIT:
             _thread.pages = self._pages
         self._pages, self.tensors = None, []
@@ -94,7 +94,7 @@ def _pages(size: int, device: Any) -> mmap.mmap | None:
 
 
 def plain(tensor: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The tensor itself where it is so already, else a copy.
+    """The tensor itself if it is already plain, with this dtype and device; otherwise a copy.
 
     >>> plain(torch.ones(2, 3).t(), torch.float32, torch.device("cpu")).is_contiguous()
     True
@@ -105,5 +105,5 @@ def plain(tensor: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Whether memory holds the values as they are: no strides, no sign or conjugate to come."""
+    """Whether memory holds the final values: no strides, no pending sign or conjugate."""
     return tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj()

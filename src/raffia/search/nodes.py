@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class Nodes:
-    """What may be asked of M nodes; each answer is a tensor with first dimension M.
+    """The queries that can be made about M nodes; each result is a tensor with first dimension M.
 
     A selection is a function `select(nodes, carry) -> (action [M], carry)`; the carry is whatever
     it wants to take from a node to the child it chose, None at the root. It must not choose an

@@ -48,7 +48,7 @@ def drawn(graph: TreeGraph, max_nodes: int = 40) -> Scene:
 
 
 class _Painter:
-    """What the parts of the picture have in common: placement, scale of colours, drawing."""
+    """The state shared by all parts of the picture: placement, colour scale and drawing."""
 
     def __init__(self, graph: TreeGraph, shown: Sequence[int]) -> None:
         self.graph, self.shown = graph, set(shown)
@@ -132,7 +132,7 @@ class _Painter:
         return _THIN + (_THICK - _THIN) * edge.visits / self.most
 
     def _ports(self) -> dict[tuple[int, int], float]:
-        """Where each edge leaves its node: one below the other, as wide as they are."""
+        """The y coordinate at which each edge leaves its node: stacked, spaced by edge width."""
         leaving: dict[int, list[tuple[float, TreeEdge]]] = {}
         for box in self.node_boxes:
             for edge in box.lanes:
@@ -177,7 +177,7 @@ class _Painter:
                 self.drawing.text(*at, text, anchor="middle", tone=tone, bold=strong)
 
     def legend(self) -> None:
-        """What the signs mean, under the tree; and the card under everything."""
+        """Draw the legend under the tree, and the card under everything."""
         drawing = self.drawing
         legend = Legend(drawing, _MARGIN, drawing.width - _MARGIN, drawing.height + 6)
         if self.visible:
@@ -223,7 +223,7 @@ class _Painter:
 
 @dataclass(eq=False)
 class NodeBox:
-    """The box of a node, or of the mark of one that stands elsewhere, and where it is drawn."""
+    """The box of a node, or of the mark of a node drawn elsewhere, and its position."""
 
     row: int
     column: int
@@ -238,7 +238,7 @@ class NodeBox:
     y: float = 0.0  # middle of the box
 
     def lane_y(self, edge: TreeEdge) -> float:
-        """Where an edge comes in."""
+        """The y coordinate at which an edge enters the box."""
         return self.y + (self.lanes.index(edge) - (len(self.lanes) - 1) / 2) * _LANE
 
 
@@ -402,7 +402,7 @@ class QScale:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> QScale:
-        """From the least to the greatest; where signs differ, grey stands for 0.
+        """The scale from the smallest to the largest value; if signs differ, grey represents 0.
 
         >>> QScale.of([2.0, 5.0])
         QScale(low=2.0, high=5.0)

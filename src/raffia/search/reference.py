@@ -110,7 +110,7 @@ class ReferenceSteps:
         return found
 
     def _visit(self, root: Tensor, node: Tensor, descending: Tensor, simulation: int) -> None:
-        """With transpositions: mark the node as visited, and recompute its Q."""
+        """Mark the node as visited and recompute its Q, if there are transpositions."""
         state, entries = self.state, self.state.entries
         if state.stamp is None:
             return
@@ -276,7 +276,7 @@ class ReferenceSteps:
 
 
 def _unfit_logits(logits: Tensor, mask: Tensor | None) -> Tensor:
-    """Where legal logits hold NaN or inf, or are all -inf, [M] bool."""
+    """Whether the legal logits of a row contain NaN or inf, or are all -inf, [M] bool."""
     legal = torch.ones_like(logits, dtype=torch.bool) if mask is None else mask
     logits = logits.masked_fill(~legal, -torch.inf)
     nothing = legal.any(-1) & (logits == -torch.inf).all(-1)

@@ -149,7 +149,7 @@ def _check_dtype(root: Tensor, node: Tensor) -> None:
 def _draw(
     sampler: ActionSampler, parameters: Tensor, seed: Tensor, mask: Tensor | None, prior: Prior
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """K actions of each row, their prior logits, and which of them are legal."""
+    """Draw K actions for each row; return them, their prior logits and which of them are legal."""
     samples = sampler.sample(parameters, seed.to(parameters.device), mask)
     if prior == "density":
         logits = sampler.log_density(parameters, samples.actions)
@@ -188,7 +188,7 @@ def _put(embedding: Any, seed: Tensor, actions: Tensor) -> Any:
 
 
 def _take(carried: Any) -> tuple[Any, Tensor, Tensor]:
-    """What `_put` was given."""
+    """The embedding, seeds and actions that were passed to `_put`."""
     if isinstance(carried, tuple):
         return carried
     if isinstance(carried, Node):

@@ -50,11 +50,11 @@ class SearchState:
         return Tree(TensorDict(self.entries, batch_size=self.shape[:1]))
 
     def arrays(self) -> dict[str, Tensor | None]:
-        """What the search needs besides the tree's entries, by name."""
+        """The arrays that the search needs in addition to the tree's entries, by name."""
         return {name: getattr(self, name) for name in (*OWN, "order", "gamma", "reset")}
 
     def model_rows(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Where the model works: rows of the parents and of the new nodes, actions, resets."""
+        """The rows that the model works on: those of the parents and new nodes, actions, resets."""
         return self.parent_row, self.node_row, self.leaf_action, self.reset
 
     def num_searched(self) -> list[int]:

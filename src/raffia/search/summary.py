@@ -38,7 +38,7 @@ def summary(graph: TreeGraph, max_nodes: int = 24) -> str:
 
 
 class _Table:
-    """What the lines of a summary have in common."""
+    """The state shared by all lines of a summary."""
 
     def __init__(self, graph: TreeGraph, shown: Sequence[int]) -> None:
         self.graph, self.shown = graph, set(shown)
@@ -75,7 +75,7 @@ class _Table:
         return [headline, *wrapped, *self._notes()]
 
     def _notes(self) -> list[str]:
-        """What is not as the reader may expect."""
+        """The notes on conventions that a reader may not expect."""
         notes = []
         if self.players:
             notes.append(
@@ -103,7 +103,7 @@ class _Table:
         return rows
 
     def _below(self, row: int, stem: str) -> list[tuple[str, str, int, TreeEdge | None]]:
-        """What comes under a node, the last line first: stem, branch, the node and its edge."""
+        """The lines below a node, the last line first: stem, branch, the node and its edge."""
         edges = [edge for edge in self.graph.edges_from(row) if edge.target in self.shown]
         edges = sorted(edges, key=lambda edge: (-edge.visits, edge.action))
         lines: list[TreeEdge | None] = [*edges]

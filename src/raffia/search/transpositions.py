@@ -19,7 +19,7 @@ from raffia.tensordict.node import Node
 
 
 def state_key(*content: NestedKey | QueryModule) -> StateKey:
-    """What `search(..., transpositions=)` takes: embeddings [M] -> int64 [M], equal where they are.
+    """A key function for `search(..., transpositions=)`: equal embeddings [M] get equal int64 [M].
 
     content: the entries that make up the state, where the embedding is a TensorDict or a dict; or
         one `raffia.data.QueryModule`, which names them; nothing: all tensors of the embedding.

@@ -1,4 +1,4 @@
-"""Many runs over seeds and settings: a plan, a folder, and an engine that spreads the runs.
+"""Sweeps: many runs over seeds and settings, as a plan, a folder, and an engine that spreads them.
 
 The first line of each file says what it is for; docs/sweep.md is the guide.
 """

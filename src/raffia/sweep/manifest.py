@@ -78,7 +78,7 @@ class Manifest:
 
     @property
     def num_runs(self) -> int:
-        """All runs of the sweep, those that are not planned yet, too."""
+        """The number of all runs of the sweep, including those that are not planned yet."""
         return len(self.runs) if self.search is None else self.search.num_runs
 
     def config_of(self, run: PlannedRun, algorithm: Algorithm) -> Any:
@@ -107,7 +107,7 @@ def is_sweep(folder: str | Path) -> bool:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write the manifest, all at once; the folder is made if it is not there.
+    """Write the manifest atomically, and make the folder if it does not exist.
 
     >>> import tempfile
     >>> made = Manifest(algorithm="ilql", config={}, runs=())

@@ -67,7 +67,7 @@ class Range:
         return isinstance(self.low, int) and isinstance(self.high, int)
 
     def draw(self, generator: random.Random) -> float:
-        """A number of the range, as `readable` gives it."""
+        """Draw a number from the range, rounded as `readable` does."""
         low, high = (self.low - 0.5, self.high + 0.5) if self.is_whole else (self.low, self.high)
         if self.is_log:
             return self.readable(math.exp(generator.uniform(math.log(low), math.log(high))))
@@ -215,7 +215,7 @@ def _assignments(words: Sequence[str], flag: str) -> list[tuple[str, str]]:
 
 
 def _value(text: str) -> Any:
-    """A value as JSON has it; a text where it is none."""
+    """A value as JSON represents it; as text where JSON can't."""
     if text in ("none", "None"):
         return None
     try:

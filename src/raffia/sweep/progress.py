@@ -78,7 +78,7 @@ class SweepView:
         return 1.0 if self._live is not None else self._every
 
     def show(self, progress: Progress) -> None:
-        """Take the latest state."""
+        """Show the latest state."""
         if self._live is not None:
             self._live.update(_table(progress))
         elif time.monotonic() >= self._due:

@@ -145,7 +145,7 @@ def _from_optuna(kind: Range | Sequence[Any], found: Any) -> Any:
 
 @contextmanager
 def _quiet(optuna: Any) -> Iterator[None]:
-    """Without Optuna's lines about each study, and its warnings that a part of it is new."""
+    """Silence Optuna's messages about each study and its warnings of experimental features."""
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:

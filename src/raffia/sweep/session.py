@@ -107,7 +107,7 @@ def room_of(manifest: Manifest, algorithm: Algorithm, num_cores: int) -> int:
 
 
 def _needs(manifest: Manifest, algorithm: Algorithm) -> Needs:
-    """What each run takes."""
+    """The resources that each run needs."""
     configs = manifest.configs(algorithm)
     devices = [*manifest.devices, *[config.device for config in configs]]
     on_card = any(device.startswith("cuda") for device in devices)
@@ -168,7 +168,7 @@ class SweepSession:
         return SweepResult(self.shown_folder, dict(self._states), signal)
 
     def _spread(self, waiting: deque[int], engine: Engine, asked: Any) -> str:
-        """Have the workers do the runs; gives the signal that ended it, or nothing."""
+        """Let the workers do the runs; returns the signal that ended the sweep, or ""."""
         manifest, is_inline = self.manifest, isinstance(engine, InlineEngine)
         most = len(waiting) if manifest.search is None else manifest.workers
         num_workers = 1 if is_inline else min(manifest.workers, most)
@@ -243,7 +243,7 @@ class SweepSession:
         return list(range(first, len(manifest.runs)))
 
     def _score(self, name: str) -> float | None:
-        """What a search makes larger: a run's newest mean return, or minus its newest loss."""
+        """The score that a search maximises: a run's newest mean return, or minus its loss."""
         found = None if self._states[name] == "failed" else self._summary(name)
         if found is None or found.last_return is not None:
             return None if found is None else found.last_return
@@ -303,7 +303,7 @@ class SweepSession:
         return summarise(run) if is_run(run) else None
 
     def _seconds_left(self) -> float | None:
-        """By the pace of the runs so far; None while there is none."""
+        """The seconds left at the pace of the runs that have ended; None while none has."""
         whole, left = [], float(self.manifest.num_runs - len(self.manifest.runs))
         for run in self.manifest.runs:
             state = self._states[run.name]

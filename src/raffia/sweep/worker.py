@@ -43,7 +43,7 @@ class RunRole:
         self.stop = Stopped(self.folder / STOP, given["session"])
 
     def load(self, state: TensorDict) -> None:
-        """Nothing is kept between runs."""
+        """Load nothing: no state is kept between runs."""
 
     def do(self, task: TensorDict, weights: TensorDict | None) -> TensorDict:
         """Train the run of this number until it ends."""
@@ -81,7 +81,7 @@ def train_one(
     device: str = "",
     stop: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
-    """Begin a run, or go on with it; gives `reason`, `signal` and `messages`.
+    """Start a run or resume it; returns `reason`, `signal` and `messages`.
 
     The reason is "failed" if the run ended in an error, whose text is `error`.
     """

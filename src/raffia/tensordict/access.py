@@ -72,7 +72,7 @@ def is_value(entry: object) -> bool:
 
 
 def value_of(entry: Any) -> Any:
-    """What `td[key]` gives for an entry that `td.get(key)` has given.
+    """The value of `td[key]` for an entry that `td.get(key)` has returned.
 
     >>> value_of(TensorDict(a="text").get("a"))
     'text'
@@ -81,7 +81,7 @@ def value_of(entry: Any) -> Any:
 
 
 def leaves(node: Node) -> list[Tensor]:
-    """All tensors, depth first, in the order in which the entries were added.
+    """All tensors of a container, depth first, in the order in which the entries were added.
 
     >>> leaves(TensorDict(a=1, n=dict(b=2)))
     [tensor(1), tensor(2)]

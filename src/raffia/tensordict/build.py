@@ -16,7 +16,7 @@ from raffia.tensordict.node import BatchSize, Device, Node
 
 
 class BatchSizeError(TypeError, ValueError):
-    """What is given as a batch size is none.
+    """The error raised for an argument that is not a valid batch size.
 
     >>> from raffia import TensorDict
     >>> TensorDict({}, "a")
@@ -129,7 +129,7 @@ def mismatch(batch_size: torch.Size, value: Any, name: Any) -> RuntimeError:
 
 
 def holds(value: Any, td: Any) -> bool:
-    """Whether a node is `td`, or has it nested in it."""
+    """Whether a node is `td` or contains it at any level."""
     nodes: list[Any] = [value]
     plain, unlocked = td._plain, not td._locked
     for node in nodes:  # grows on the way
@@ -226,7 +226,7 @@ def auto_batch_size(
 
 
 class SizeOptions(TypedDict, total=False):
-    """What the `from_...` methods take, for type checkers: see `finished`."""
+    """The options shared by the `from_...` methods, for type checkers; see `finished`."""
 
     auto_batch_size: bool | None
     batch_dims: int | None

@@ -14,7 +14,7 @@ from raffia.tensordict.tensordict import TensorDict
 
 
 class Fields(Protocol):
-    """What the entries of a tensorclass are reached by."""
+    """The attributes through which the entries of a tensorclass are accessed."""
 
     @property
     def _td(self) -> Any: ...
@@ -131,7 +131,7 @@ def update(
 
 
 def _assigned(obj: Any, key: NestedKey, value: Any, empty: list[str]) -> Any:
-    """What `update` stores for a value; fields that become None are appended to `empty`."""
+    """The value that `update` stores; fields that turn into None are appended to `empty`."""
     name, *rest = unravel_key_to_tuple(key)
     if rest:
         return value

@@ -59,7 +59,7 @@ Argument = tuple[dataclasses.Field[Any], Any]  # a field and its default
 
 
 def attribute(name: str) -> property:
-    """What reads and writes a field."""
+    """A property that reads and writes a field."""
 
     def read(self: Any) -> Any:
         value = self._td._get_str(name)

@@ -35,7 +35,7 @@ PARTIAL = "_new _of_members _apply_members".split()
 
 
 def delegate(cls: Any) -> None:
-    """Give the base of tensorclasses the methods of containers that it has no own way of."""
+    """Add to the base of tensorclasses the container methods that it does not define itself."""
     for name in STATE:
         setattr(cls, name, _property(name, True))
     for name in PARTIAL:

@@ -1,4 +1,4 @@
-"""What every container can do: the table of contents, which names the file of each method."""
+"""The methods of every container: a table of contents, which names the file of each method."""
 
 from __future__ import annotations
 
@@ -412,7 +412,7 @@ class TensorCollection(Construction, Pointwise, Reductions, Node):
 
     @property
     def device(self) -> torch.device | None:
-        """The device of all entries, or None where it is left open.
+        """The device of all entries, or None if it is unspecified.
 
         >>> TensorDict(device="cpu").device
         device(type='cpu')
@@ -446,7 +446,7 @@ class TensorCollection(Construction, Pointwise, Reductions, Node):
         return entries.getitem_key(self, idx) if is_key(idx) else index.getitem(self, idx)
 
     def __getitems__(self, rows: list[int]) -> Self:
-        """The rows of a batch, read at once: a `torch.utils.data.DataLoader` asks for them so."""
+        """The rows of a batch, read in one call: used by `torch.utils.data.DataLoader`."""
         return self[rows]
 
     def __setitem__(self, idx: Any, value: Any) -> None:
@@ -550,7 +550,7 @@ class TensorCollection(Construction, Pointwise, Reductions, Node):
         raise NotImplementedError
 
     def _pairs(self, other: Any) -> list[tuple[Any, Any]]:
-        """This node and another in pairs whose entries can be matched: a lazy stack's members."""
+        """Pairs of this node and another with matching entries; a lazy stack pairs its members."""
         return [(self, other)]
 
     def _cast(self, dtype: torch.dtype) -> Any:
@@ -586,7 +586,7 @@ class TensorCollection(Construction, Pointwise, Reductions, Node):
 
 
 class TensorDictBase(TensorCollection):
-    """What `TensorDict`, `LazyStackedTensorDict` and `TensorDictParams` share, for `isinstance`.
+    """The base of `TensorDict`, `LazyStackedTensorDict` and `TensorDictParams`, for `isinstance`.
 
     >>> isinstance(TensorDict(), TensorDictBase)
     True

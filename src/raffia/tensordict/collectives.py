@@ -1,4 +1,4 @@
-"""What the processes of a `torch.distributed` group do together with containers.
+"""Collective operations on containers across the processes of a `torch.distributed` group.
 
 Sums are over the memory that is there: all processes compare what leaves they have, by one number,
 before any of it is sent, for gloo ends a process that is sent more than it has room for. Whole
@@ -151,7 +151,7 @@ def reduce(
     *,
     bucket_bytes: int | None = None,
 ) -> list[Any] | None:
-    """Sum each entry over all processes into the container of one of them, in place.
+    """Sum each entry over all processes, in place, into the container of one of them.
 
     What the others hold afterwards is not defined: some entries may be partial sums.
 
@@ -190,7 +190,7 @@ def reductions(
     device: torch.device,
     receives: bool,
 ) -> list[Any]:
-    """Begin a reduction of each bucket of leaves; what to wait for.
+    """Start a reduction of each bucket of leaves; return the works to wait for.
 
     receives: whether the result is written into the leaves.
     """
@@ -240,7 +240,7 @@ def _writes(flat: Tensor, bucket: list[Tensor]) -> Callable[[Any], None]:
 
 
 def _finish(works: list[Any]) -> None:
-    """Wait for all, also where one fails; raises the first error."""
+    """Wait for all works, even if one fails; then raise the first error."""
     errors = []
     for work in works:
         try:
@@ -338,7 +338,7 @@ def _on(td: Any, device: Any) -> Any:
 
 
 def broadcast(td: Any, src: int, *, group: Group = None, device: Any = None) -> Any:
-    """Give all processes the container of one of them; they need none of that form.
+    """Send the container of one process to all; the others need no container of that form.
 
     Its non-tensor entries and tensorclasses come along, too, as in a file: no pickle is sent.
 
@@ -427,7 +427,7 @@ async def asend(td: Any, dst: int, *, group: Group = None) -> None:
 
 
 async def arecv(td: Any, src: int, *, device: Any = None, group: Group = None) -> Any:
-    """What another process sends with `asend`, for `await`; use what it gives.
+    """Receive what another process sends with `asend`, for `await`; use the returned container.
 
     That is this container, with the values written into it, if it has the same keys, shapes and
     dtypes, and another otherwise.
@@ -447,7 +447,7 @@ async def arecv(td: Any, src: int, *, device: Any = None, group: Group = None) -
 
 
 def all_gather(td: Any, *, group: Group = None) -> list[Any]:
-    """The containers of all processes, in order of rank, in each of them; they may be unlike.
+    """The containers of all processes, in order of rank, in each process; they may differ in form.
 
     They are new and consolidated, and have their non-tensor entries.
 
@@ -470,7 +470,7 @@ def _ranks(group: Group) -> list[int]:
 
 
 def in_a_row(found: Packed, most: int) -> Tensor:
-    """Block and record, one behind the other, padded to the length of the longest."""
+    """The block followed by the record, padded to the length of the longest."""
     return padded(torch.cat([found.block, found.record]), most)
 
 

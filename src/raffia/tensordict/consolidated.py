@@ -98,7 +98,7 @@ class Parts:
         return cls(leaves, indices, tensors, starts, end)
 
     def views(self, block: Tensor) -> list[Tensor]:
-        """The tensors that lie in a block instead of these."""
+        """Views into a block that correspond to these tensors."""
         flat: dict[torch.dtype, Tensor] = {}  # all of the block, whose length any item size divides
         out = []
         for part, at in zip(self.tensors, self.starts, strict=True):
@@ -137,7 +137,7 @@ def padded(nbytes: int) -> int:
 
 
 def described(td: Any) -> tuple[bytes, Parts]:
-    """The record of a container as one block, and what of it lies where."""
+    """The record of a container as one block, and the positions of its parts."""
     leaves: list[Tensor] = []
     records: list[Record] = []
 
@@ -235,7 +235,7 @@ def _filled(
     share_memory: bool,
     pin_memory: bool,
 ) -> tuple[Tensor, Parts, list[Tensor]]:
-    """A block with all entries of a container, what lies where in it, and views of all that."""
+    """A block with all entries of a container, the layout of its parts, and views of the parts."""
     parts = Parts.of([leaf.detach() for leaf in td._leaves([])])
     sources = {part.device for part in parts.tensors}
     where = CPU if filename is not None or len(sources) != 1 else sources.pop()
@@ -268,7 +268,7 @@ def _filled(
 
 
 def is_consolidated(td: Any) -> bool:
-    """Whether all entries lie in one buffer.
+    """Whether all entries share one buffer.
 
     >>> from raffia import TensorDict
     >>> TensorDict(a=0).is_consolidated(), TensorDict(a=0).consolidate().is_consolidated()
@@ -282,7 +282,7 @@ def is_consolidated(td: Any) -> bool:
 
 
 def in_spans(td: Any) -> bool:
-    """Whether each leaf of a consolidated container still lies where its span says."""
+    """Whether each leaf of a consolidated container is still where its span says."""
     leaves = td._leaves([])
     if len(leaves) != len(td._spans):
         return False
@@ -313,7 +313,7 @@ def from_buffer(tree: Any, buffer: Tensor, spans: list[int]) -> Any:
 
 
 def write_block(td: Any, filename: Path) -> list[int]:
-    """Write a container as one block to a file, at once or not at all; where each part begins."""
+    """Write a container as one block to a file, atomically; return where each part begins."""
     record, parts = described(td)
 
     def write(file: BinaryIO) -> None:

@@ -120,7 +120,7 @@ def to(
 
 
 def _unmoved(td: Any) -> Any:
-    """The container itself, which can stand in a `with` statement as a moved one can."""
+    """The container itself, usable in a `with` statement like a moved one."""
     td._origin = ("same",)
     return td
 

@@ -67,13 +67,13 @@ class MapOptions(TypedDict, total=False):
 
 
 class AtOnceOptions(MapOptions, total=False):
-    """Those with which the container itself is given."""
+    """Options with which the container itself is returned."""
 
     return_early: bool
 
 
 class EarlyOptions(MapOptions, total=False):
-    """Those with which a future of it is given."""
+    """Options with which a future of the container is returned."""
 
     return_early: Required[Literal[True]]
 
@@ -90,7 +90,7 @@ def write_mapped(
     robust_key: bool | None = True,
     **kind: bool,
 ) -> Any:
-    """What `memmap` and its kin do; `kind` is `inplace` or `like` of a `Job`."""
+    """Implement `memmap` and its variants; `kind` is `inplace` or `like` of a `Job`."""
     job = Job(td, prefix, copy_existing, existsok, robust_key, share_non_tensor, **kind)
     if num_threads <= 1:
         job.write(None)
@@ -206,7 +206,7 @@ def memmap_like(
 
 
 def is_memmap(td: Any) -> bool:
-    """Whether this is what `memmap`, `memmap_` or `memmap_like` gave, or rows of it; locked since.
+    """Whether this is a locked result of `memmap`, `memmap_` or `memmap_like`, or rows of one.
 
     >>> td = TensorDict(a=torch.zeros(3), batch_size=[3])
     >>> td.is_memmap(), td.memmap().is_memmap(), td.memmap().unlock_().is_memmap()
@@ -303,7 +303,7 @@ def load_memmap(
 
 
 def loaded(kind: Any, path: str, device: Any, non_blocking: bool, out: Any) -> Any:
-    """What a reader of this kind finds, in `out` if that is given."""
+    """Read the container with a reader of this kind, into `out` if that is given."""
     if device is not None:
         device = as_device(device)
     if out is not None and out._device is not None:

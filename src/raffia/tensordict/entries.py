@@ -25,7 +25,7 @@ from raffia.tensordict.node import Container, Node
 
 
 class NoDefault(enum.Enum):
-    """What stands for a default that is not given: an enum, because torch.compile knows these."""
+    """Markers for a default that is not given; an enum, because torch.compile supports these."""
 
     RAISE = "a missing key is an error"
     UNSET = "a missing key gives None, but one that leads through a leaf is an error"
@@ -40,7 +40,7 @@ UNSET: Any = NoDefault.UNSET
 
 
 def get(td: Any, key: NestedKey, default: Any = UNSET, **lazy_options: Any) -> Any:
-    """The entry under `key`, or `default` where there is none.
+    """The entry under `key`, or `default` if it is missing.
 
     A non-tensor entry is returned as its `NonTensorData`; `td[key]` gives the bare value.
     `as_list`, `as_padded_tensor`, `as_nested_tensor` (with `padding_value`, `padding_side`,
@@ -268,7 +268,7 @@ def set_at_(
 
 
 def get_at(td: Any, key: NestedKey, index: Any, default: Any = UNSET) -> Any:
-    """The rows `index` of the entry under `key`, or `default` where there is none.
+    """The rows `index` of the entry under `key`, or `default` if it is missing.
 
     >>> from raffia import TensorDict
     >>> TensorDict(a=torch.arange(3), batch_size=[3]).get_at("a", 1)
@@ -279,7 +279,7 @@ def get_at(td: Any, key: NestedKey, index: Any, default: Any = UNSET) -> Any:
 
 
 def pop(td: Any, key: NestedKey, default: Any = NO_DEFAULT) -> Any:
-    """Remove the entry under `key` and return it, or `default` where there is none.
+    """Remove the entry under `key` and return it, or return `default` if it is missing.
 
     >>> from raffia import TensorDict
     >>> td = TensorDict(a=1)
@@ -597,7 +597,7 @@ def get_non_tensor(td: Any, key: NestedKey, default: Any = NO_DEFAULT) -> Any:
 
 
 def set_non_tensor(td: Container, key: NestedKey, value: Any) -> Container:
-    """Store any Python value under `key`, as it is.
+    """Store any Python value under `key`, unchanged.
 
     >>> from raffia import TensorDict
     >>> TensorDict(batch_size=[2]).set_non_tensor("a", [1, 2, 3])["a"]

@@ -74,7 +74,7 @@ def file_name(name: str, suffix: str, used: set[str], robust: bool, key: tuple[s
 
 
 def namer(name: str, used: set[str], robust: bool, key: tuple[str, ...]) -> Callable[[str], str]:
-    """What gives the files of an entry their names, each by its suffix."""
+    """A function that returns the file name of an entry for each suffix."""
     return lambda suffix: file_name(name, suffix, used, robust, (*key, name))
 
 
@@ -116,7 +116,7 @@ class Job:
                 )
 
     def detach_sources(self) -> None:
-        """Copy tensors that lie in a file which is about to be written, other than their own."""
+        """Copy each tensor backed by a file that is about to be written for another tensor."""
         sources: list[Any] = [
             leaf.untyped_storage().filename if leaf.device.type == "cpu" else None
             for _, _, leaf, _ in self.leaves
@@ -129,7 +129,7 @@ class Job:
                 self.leaves[i] = plan, name, leaf.detach().clone(), file
 
     def lay_out(self, plan: Outline, folder: str | None) -> None:
-        """Give every leaf its file and every container its folder; nothing is written yet."""
+        """Assign a file to each leaf and a folder to each container; nothing is written yet."""
         plan.folder = folder
         used = {META}
         listed: Record = {}
@@ -175,7 +175,7 @@ class Job:
             record["shared"] = True
 
     def place_structure(self, plan: Outline, name: str, record: Record, used: set[str]) -> Record:
-        """Give files to what else there is of a nested tensor than its values; its record."""
+        """Assign files to the parts of a nested tensor other than its values; return its record."""
         structure = plan.ragged[name]
         record = ragged.record(structure, record, namer(name, used, self.robust, plan.key))
         for path, content in structure.files(plan.folder, record):
@@ -224,7 +224,7 @@ class Job:
             write_atomically(path, text, is_synced=False, follows_links=False)
 
     def together(self) -> list[MemoryMappedTensor | None]:
-        """For each small tensor its part of one temporary file; the others get one of their own."""
+        """A part of one temporary file for each small tensor; the others get separate files."""
         targets: list[MemoryMappedTensor | None] = [None] * len(self.leaves)
         small = [
             i
@@ -338,7 +338,7 @@ def in_place(leaf: Tensor, file: str | None) -> bool:
 
 
 def make_own_folder(folder: str, outermost: bool) -> None:
-    """Make a folder, if there is none; below the outermost one, a link to another is refused."""
+    """Make a folder if it does not exist; below the outermost one, a link to another is refused."""
     if outermost:
         os.makedirs(folder, exist_ok=True)
         return

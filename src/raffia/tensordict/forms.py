@@ -117,7 +117,7 @@ def _keyed(td: Any, sorted: Any) -> list[Tensor]:
 def stack_from_tensordict(
     td: Any, dim: int = 0, *, sorted: Any = None, out: Tensor | None = None
 ) -> Tensor:
-    """All entries stacked to one tensor.
+    """Stack all entries into one tensor.
 
     sorted: in alphabetical order of the keys (the default), as stored (False), or in the order of
         this list of keys.
@@ -133,7 +133,7 @@ def stack_from_tensordict(
 def cat_from_tensordict(
     td: Any, dim: int = 0, *, sorted: Any = None, out: Tensor | None = None
 ) -> Tensor:
-    """All entries concatenated to one tensor; `sorted` as in `stack_from_tensordict`.
+    """Concatenate all entries into one tensor; `sorted` as in `stack_from_tensordict`.
 
     >>> from raffia import TensorDict
     >>> TensorDict(a=torch.zeros(2), b=torch.ones(1)).cat_from_tensordict()

@@ -156,7 +156,7 @@ _ALL = slice(None)
 
 
 def _scalar_index(index: Any) -> Any:
-    """What can index a container without batch dimensions: None, `...`, a single truth value."""
+    """Check an index into a container without batch dimensions: None, `...` or one truth value."""
     parts = [
         part for part in (index if isinstance(index, tuple) else (index,)) if part is not Ellipsis
     ]
@@ -339,7 +339,7 @@ def where(
     pad: float | bool | None = None,
     update_batch_size: bool = False,
 ) -> Container:
-    """This container where `condition` is true, `other` (a container, number or tensor) elsewhere.
+    """This container where `condition` is true and `other` (container, number, tensor) elsewhere.
 
     condition: its shape broadcasts with the batch size.
     out: container that the result is written to.
@@ -353,7 +353,7 @@ def where(
 
 
 def written(result: Any, out: Any, update_batch_size: bool) -> Any:
-    """What `where` gives: its result, or `out` after the result was written to it."""
+    """The return value of `where`: its result, or `out` after the result was written to it."""
     if out is None:
         return result
     if update_batch_size:
@@ -440,7 +440,7 @@ def masked_fill(td: Container, mask: Tensor, value: float | bool) -> Container:
 
 
 def _masks(td: Any, mask: Tensor) -> list[Tensor]:
-    """For each leaf the mask over the batch dimensions, in a form that broadcasts with the leaf."""
+    """The mask over the batch dimensions for each leaf, in a form that broadcasts with the leaf."""
     if mask.dim() > len(td._batch_size):
         raise RuntimeError(
             f"the mask has shape {tuple(mask.shape)}, more dimensions than the batch size "

@@ -15,7 +15,7 @@ from raffia.files import dump_json, shown
 
 
 def encode(value: Any, key: tuple[str, ...]) -> Any:
-    """A non-tensor value as JSON, such that `decode` gives an equal one of the same types.
+    """Encode a non-tensor value as JSON, so that `decode` returns an equal one of the same types.
 
     >>> encode({"a": (1, None)}, ())
     {'a': {'$tuple': [1, None]}}
@@ -61,7 +61,7 @@ ARRAY_KINDS = "biufcmMSU"  # all but Python objects and records
 
 
 def decode(value: Any) -> Any:
-    """What `encode` encoded; ValueError for what it can't have made.
+    """Decode a value from `encode`; ValueError if `encode` can't have made it.
 
     >>> decode({"a": {"$tuple": [1, None]}})
     {'a': (1, None)}

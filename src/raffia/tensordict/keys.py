@@ -42,7 +42,7 @@ class KeyThroughLeafError(MissingKeyError, ValueError):
 
 
 class MalformedKeyError(KeyError, TypeError, RuntimeError):
-    """What is given as a key is none.
+    """The error raised for a key that is not well-formed.
 
     >>> unravel_key(1)
     Traceback (most recent call last):
@@ -123,7 +123,7 @@ def dotted(key: NestedKey) -> str:
 
 
 def is_under(key: NestedKey, root: NestedKey) -> bool:
-    """Whether `key` is `root`, or an entry of the container that stands there.
+    """Whether `key` is `root` or an entry of the container at `root`.
 
     >>> is_under(("a", "b"), "a"), is_under("a", ("a", "b"))
     (True, False)
@@ -135,7 +135,7 @@ def is_under(key: NestedKey, root: NestedKey) -> bool:
 
 
 def overlap(key: NestedKey, other: NestedKey) -> bool:
-    """Whether two keys are one, or one of them leads to the other.
+    """Whether two keys are equal, or one of them leads to the other.
 
     >>> overlap("a", ("a", "b")), overlap(("a", "c"), ("a", "b"))
     (True, False)
@@ -185,7 +185,7 @@ def through_leaf(name: str, value: Any, rest: str) -> KeyThroughLeafError:
 
 
 def raise_missing(key: NestedKey, td: Any) -> NoReturn:
-    """Walk down `key` and raise the error for the first part of it that is not there."""
+    """Raise the error for the first part of `key` that is missing in the container."""
     path = unravel_key_to_tuple(key)
     node = td
     for i, name in enumerate(path):

@@ -28,6 +28,6 @@ Kind = TypeVar("Kind")  # a class of containers, or a function that makes one
 
 
 def enter(kind: Kind) -> Kind:
-    """Let the files below find a class or function by its name; a decorator."""
+    """Register a container class or function by name, for the lower-level files; a decorator."""
     globals()[kind.__name__] = kind  # type: ignore[attr-defined]
     return kind

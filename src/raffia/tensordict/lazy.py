@@ -52,7 +52,7 @@ _ALL = slice(None)
 
 
 class StackDimError(IndexError, RuntimeError):
-    """There is no such dimension to stack along.
+    """The error raised for a stack dimension that is out of range.
 
     >>> LazyStackedTensorDict(TensorDict(), stack_dim=1)
     Traceback (most recent call last):
@@ -242,7 +242,7 @@ class LazyStackedTensorDict(LazyWrites):
         )
 
     def _peek_str(self, name: str) -> Any:
-        """What stands under `name`, without stacking it: a tensor of one member for a tensor."""
+        """The entry under `name`, without stacking: for a tensor, the tensor of one member."""
         values = []
         for td in self.tensordicts:
             value = td._peek_str(name)
@@ -671,7 +671,7 @@ class LazyStackedTensorDict(LazyWrites):
         pad: float | bool | None = None,
         update_batch_size: bool = False,
     ) -> Any:
-        """This container where `condition` is true, `other` elsewhere; see `TensorDict.where`.
+        """This container where `condition` is true and `other` elsewhere; see `TensorDict.where`.
 
         >>> td = lazy_stack([TensorDict(a=1), TensorDict(a=2)])
         >>> td.where(torch.tensor([True, False]), 0)["a"]
@@ -688,7 +688,7 @@ class LazyStackedTensorDict(LazyWrites):
     # -- showing
 
     def _exclusive(self) -> list[list[str]]:
-        """Names of the entries of each member that not all of them have."""
+        """The names of the entries of each member that not all members have."""
         shared = set(self._shared())
         return [sorted(name for name in td.keys() if name not in shared) for td in self.tensordicts]
 

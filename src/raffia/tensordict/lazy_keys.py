@@ -1,4 +1,4 @@
-"""Keys of lazy stacks, and which of their entries are kept: all of it is asked of the members."""
+"""Keys of lazy stacks and selection of their entries, all derived from the members."""
 
 from __future__ import annotations
 

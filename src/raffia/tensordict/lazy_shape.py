@@ -17,7 +17,7 @@ from torch import Tensor
 
 
 def common_size(members: Sequence[Any]) -> torch.Size:
-    """The batch size of members, with -1 where it differs."""
+    """The batch size of the members, with -1 where it differs."""
     first = members[0]._batch_size
     size = list(first)
     for i, td in enumerate(members):
@@ -119,7 +119,7 @@ def kept_lazy(td: Any, ndim: int, batch_size: torch.Size, op: Op) -> Any:
 
 
 def _inner(op: Op, dim: int, ndim: int) -> tuple[Op, int] | None:
-    """What an operation is for the members, and where the stack dimension stands after it."""
+    """The operation to apply to the members, and the position of the stack dimension after it."""
     match op:
         case ("unsqueeze", at):
             return ("unsqueeze", at - (at > dim)), dim + (at <= dim)
@@ -163,7 +163,7 @@ def on_members(td: Any, op: Op, ndim: int, size: torch.Size, is_new: bool = Fals
 
 
 def _on_leaf(op: Op, ndim: int, size: torch.Size) -> Callable[[Tensor], Tensor]:
-    """What an operation on the first `ndim` dimensions, which become `size`, does to a tensor."""
+    """The effect on a tensor of an operation on its first `ndim` dimensions, giving `size`."""
     name, arg = op[0], op[1]
     if name == "permute":
         return lambda leaf: leaf.permute(*arg, *range(ndim, leaf.dim()))
@@ -182,7 +182,7 @@ def _on_leaf(op: Op, ndim: int, size: torch.Size) -> Callable[[Tensor], Tensor]:
 
 
 def _interleaved(td: Any, repeats: Any) -> Any:
-    """Each member several times, one copy after the other."""
+    """Repeat each member several times, one copy after the other."""
     counts = [repeats] * len(td.tensordicts)
     if isinstance(repeats, Tensor):
         counts = repeats.expand(len(td.tensordicts)).tolist()
@@ -240,7 +240,7 @@ def _runs(dim: int, ndim: int) -> list[tuple[int, int]]:
 def _cut_out(
     old: tuple[int, ...], new: tuple[int, ...], first: int, last: int
 ) -> tuple[int, int] | None:
-    """Where in `new` the dimensions `first` to `last` of `old` stand, if none joins them."""
+    """The range in `new` of the dimensions `first` to `last` of `old`; None if they are joined."""
     before, inside = math.prod(old[:first]), math.prod(old[first : last + 1])
     for start in range(len(new) + 1):
         if math.prod(new[:start]) != before:

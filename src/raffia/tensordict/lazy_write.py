@@ -47,7 +47,7 @@ class LazyWrites(TensorDictBase):
     # -- parts of what is written, one for each member
 
     def _parts(self, name: str, value: Any) -> Sequence[Any]:
-        """What `value` is for each member."""
+        """Split `value` into its parts for the members."""
         num, dim, size = len(self.tensordicts), self.stack_dim, self._batch_size
         if isinstance(value, list) and dim == 0:
             if len(value) != num:
@@ -481,7 +481,7 @@ class LazyWrites(TensorDictBase):
     # -- members
 
     def _set_members(self, members: list[Any]) -> None:
-        """Become a stack of these members along the same dimension, of the same name."""
+        """Replace the members, keeping the stack dimension and its name."""
         name = None if self._names is None else self._names[self.stack_dim]
         self._names = None
         self._setup(members, self.stack_dim, None, name)

@@ -90,7 +90,7 @@ def unlock_(td: Container) -> Container:
 
 
 def relink(node: Any, old: Any, new: Any) -> None:
-    """Let go of an entry that was replaced in a locked container, and lock the one in its place."""
+    """Unlink an entry that was replaced in a locked container, and lock its replacement."""
     if new is old:
         return
     ref = weakref.ref(node)
@@ -162,7 +162,7 @@ def set_locked(td: Any, value: bool) -> None:
 
 
 def enter(td: Container) -> Container:
-    """Begin a block after which what made this container is undone and changes are written back."""
+    """Enter a block that, when it ends, undoes what made this container and writes back changes."""
     if td._origin is None:
         raise RuntimeError(
             "this container can't be used in a `with` statement: "

@@ -122,7 +122,7 @@ class MemoryMappedTensor(Tensor):
         index: Any = None,
         mode: str | None = None,
     ) -> MemoryMappedTensor:
-        """Map a file that holds a tensor of this dtype and shape, or only the part `index` of it.
+        """Map a file that holds a tensor of this dtype and shape, or only its part `index`.
 
         mode: "r": what is written into the tensor stays in memory; "r+": it reaches the file, and
             PermissionError if that can't be written; None: as "r+" where it can be, else as "r".
@@ -367,14 +367,14 @@ def _reopen_rows(
 
 
 def mapped(view: Tensor, file: Path | None) -> MemoryMappedTensor:
-    """`view`, which lies in the map of `file`, as a mapped tensor."""
+    """Wrap `view`, which is within the map of `file`, as a memory-mapped tensor."""
     out = view.as_subclass(MemoryMappedTensor)
     out._file = file
     return out
 
 
 def keep_mapped(out: Any, td: Any) -> Any:
-    """Lock rows of a memory-mapped container whose tensors lie in its files, as it is itself."""
+    """Lock rows of a locked memory-mapped container if their tensors are in its files."""
     if td.is_memmap():
         leaves = out._leaves([])
         if leaves and all([isinstance(leaf, MemoryMappedTensor) for leaf in leaves]):
@@ -495,7 +495,7 @@ def check_length(filename: str, nbytes: int) -> None:
 
 
 def is_whole(x: MemoryMappedTensor, filename: Path) -> bool:
-    """Whether `x` is all that stands in the file `filename`."""
+    """Whether `x` is the whole content of the file `filename`."""
     file = x._file
     if file is None or isinstance(file, TemporaryFile) or not same_path(file, filename):
         return False
@@ -506,7 +506,7 @@ def is_whole(x: MemoryMappedTensor, filename: Path) -> bool:
 
 
 def refuse_copy(x: MemoryMappedTensor, copy_existing: bool) -> None:
-    """Data that stands in a file is only copied to another one if that is wanted."""
+    """Raise RuntimeError if data in a file would be copied to another without `copy_existing`."""
     if not copy_existing and x._file is not None and not isinstance(x._file, TemporaryFile):
         raise RuntimeError(
             "A filename was provided but the tensor already has a file associated "

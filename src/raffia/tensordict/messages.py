@@ -1,4 +1,4 @@
-"""Containers that processes of `torch.distributed` send to each other, into trees that are there.
+"""Messages with containers between `torch.distributed` processes, received into existing trees.
 
 A container goes as one message and one for each large leaf. The first holds what the leaves are, as
 JSON, and the memory of all small ones; what of it is over `FIRST` bytes is a message of its own. So
@@ -41,7 +41,7 @@ Group = Any  # torch.distributed.ProcessGroup
 
 @dataclass(slots=True)
 class Layout:
-    """What leaves a container has, in an order that does not depend on that of its entries."""
+    """The leaves of a container, in an order that does not depend on that of its entries."""
 
     listed: Listed
     leaves: list[Tensor]
@@ -115,7 +115,7 @@ def dotted(path: Sequence[Any]) -> str:
 
 
 def difference(theirs: Listed, mine: Listed, there: str, here: str = "here") -> str:
-    """In what two listings differ: the first three of it."""
+    """The first three differences between two listings, as text."""
     of_theirs = {dotted(path): rest for path, *rest in theirs}
     of_mine = {dotted(path): rest for path, *rest in mine}
     found = []
@@ -144,7 +144,7 @@ def _said(entry: list[Any]) -> str:
 
 
 def wire(group: Group, device: Any = None) -> torch.device:
-    """Where the memory of messages lies: on the CPU, but for NCCL."""
+    """The device of the memory of messages: the CPU, except with NCCL."""
     if device is not None:
         return torch.device(device)
     name = str(dist.get_backend(group)) if group is None or _is_known(group) else group.name()
@@ -263,7 +263,7 @@ def messages(found: Layout, large: list[Tensor], device: torch.device) -> list[T
 
 
 def receive(way: Line, target: Layout, doing: str, whole: bool, large: list[Tensor]) -> None:
-    """Take a container off a line, into leaves that are there."""
+    """Receive a container from a line, into existing leaves."""
     data = torch.empty(FIRST, dtype=torch.uint8, device=way.device)
     way.take(data)
     length, size = data[:ALIGN].view(torch.int64).tolist()
@@ -313,7 +313,7 @@ def _is_whole(listed: Listed) -> bool:
 
 
 def _lies(td: Any) -> bool:
-    """Whether the leaves of a container lie in its block, so that it can be sent as it is."""
+    """Whether the leaves of a container are in its block, so that it can be sent unchanged."""
     if not td.is_consolidated():
         return False
     start, leaves = td._buffer.data_ptr(), td._leaves([])
@@ -331,7 +331,7 @@ def in_parts(td: Any, doing: str) -> tuple[Layout, list[Tensor]]:
 
 
 def as_block(td: Any, doing: str) -> tuple[Layout, list[Tensor]]:
-    """What lies where in the block of a consolidated container, and the block if not empty."""
+    """The layout of the block of a consolidated container, and the block unless it is empty."""
     found = layout(td, doing)
     start, leaves = td._buffer.data_ptr(), iter(found.leaves)
     for entry in found.listed:
@@ -371,7 +371,7 @@ class Transfer:
         return self._ready.is_set()
 
     def wait(self, timeout: Any = None) -> bool:
-        """Wait until all is there; raises what went wrong, and TimeoutError after `timeout`."""
+        """Wait for all data; raises the error that occurred, or TimeoutError after `timeout`."""
         seconds = timeout.total_seconds() if hasattr(timeout, "total_seconds") else timeout
         if not self._ready.wait(seconds):
             raise TimeoutError(f"irecv: nothing whole has come within {seconds} seconds")
@@ -381,7 +381,7 @@ class Transfer:
 
 
 def channel(way: Line) -> Any:
-    """What two transfers share that must not be read at once."""
+    """The identity of a channel; transfers on the same one must not be read concurrently."""
     return (id(way.group), way.in_group, way.rank, way.tag)
 
 
@@ -396,7 +396,7 @@ class SendOptions(TypedDict, total=False):
 
 
 class ReceiveOptions(TypedDict, total=False):
-    """Those of `recv` and `irecv`."""
+    """Options shared by `recv` and `irecv`."""
 
     group: Group
     group_src: int | None
@@ -421,7 +421,7 @@ def posted(
     pseudo_rand: bool = False,
     consolidated: bool = False,
 ) -> tuple[list[Any], int | None]:
-    """What is under way once a container is sent, and the tag of the last entry."""
+    """Start sending a container; return the works in progress and the tag of the last entry."""
     way = line(doing, "dst", dst, group, group_dst, init_tag, pseudo_rand)
     if consolidated:
         found, large = as_block(td if _lies(td) else td.consolidate(), doing)
@@ -463,7 +463,7 @@ def send(td: Any, dst: int | None = None, **options: Unpack[SendOptions]) -> Non
 def isend(
     td: Any, dst: int | None = None, *, return_early: bool = False, **options: Unpack[SendOptions]
 ) -> Any:
-    """As `send`, with all messages under way at once; the tag of the last entry.
+    """Like `send`, with all messages in progress together; returns the tag of the last entry.
 
     return_early: give a list of what is under way, at once; call `wait()` of each before the
         entries are changed. None is given with `consolidated`, once all is sent.
@@ -546,7 +546,7 @@ def irecv(
     return_premature: bool = False,
     **options: Unpack[ReceiveOptions],
 ) -> list[Transfer] | None:
-    """As `recv`; None.
+    """Like `recv`, but returns None.
 
     return_premature: give a list of what is under way, at once, while a thread receives; call
         `wait()` of each before the entries are read: it raises what `recv` would.

@@ -52,7 +52,7 @@ class set_list_to_stack(_Option):
 
 
 class set_capture_non_tensor_stack(_Option):
-    """Whether stacking equal values gives one value for all rows, or (the default) a value per row.
+    """Set whether stacking equal values gives one value for all rows or (the default) one per row.
 
     >>> from raffia import NonTensorData
     >>> with set_capture_non_tensor_stack(True):
@@ -74,7 +74,7 @@ def list_to_stack(allow_none: bool = False) -> bool:
 
 
 def capture_non_tensor_stack(allow_none: bool = False) -> bool:
-    """Whether stacking equal values gives one value; see `set_capture_non_tensor_stack`.
+    """Whether stacking equal values results in one value; see `set_capture_non_tensor_stack`.
 
     >>> capture_non_tensor_stack()
     False
@@ -88,7 +88,7 @@ get_raises = False
 
 
 class set_lazy_legacy(contextlib.ContextDecorator):
-    """Whether stacking containers gives a lazy stack, in a block, a function or, with `set()`, on.
+    """Set whether stacking makes lazy stacks, in a block, a function or, with `set()`, permanently.
 
     Views (`unsqueeze`, `permute` ...) are containers over the same memory in either mode.
 
@@ -118,7 +118,7 @@ class set_lazy_legacy(contextlib.ContextDecorator):
 
 
 def lazy_legacy(allow_none: bool = False) -> bool | None:
-    """Whether stacking gives a lazy stack; `allow_none`: None if that was never set.
+    """Whether stacking makes a lazy stack; with `allow_none`, None if that was never set.
 
     >>> lazy_legacy(), lazy_legacy(allow_none=True)
     (False, None)
@@ -127,7 +127,7 @@ def lazy_legacy(allow_none: bool = False) -> bool | None:
 
 
 def set_get_defaults_to_none(set_to_none: bool = True) -> None:
-    """Whether `get` of a missing key without a default gives None, or a KeyError.
+    """Set whether `get` of a missing key without a default returns None or raises a KeyError.
 
     >>> from raffia import TensorDict
     >>> set_get_defaults_to_none(False)
@@ -142,7 +142,7 @@ def set_get_defaults_to_none(set_to_none: bool = True) -> None:
 
 
 def get_defaults_to_none() -> bool:
-    """Whether `get` gives None for a missing key; see `set_get_defaults_to_none`.
+    """Whether `get` returns None for a missing key; see `set_get_defaults_to_none`.
 
     >>> get_defaults_to_none()
     True

@@ -1,4 +1,4 @@
-"""From a module's parameters and buffers to a container, and back into the module."""
+"""Conversion of a module's parameters and buffers to a container, and back into the module."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def _stacked(
 
 
 def _stacked_params(modules: Sequence[Any], size: torch.Size) -> Entries:
-    """The same for `TensorDictParams` that stand in the modules."""
+    """Stacks of the entries under each name, for modules that are `TensorDictParams`."""
     entries: Entries = {}
 
     def visit(nodes: list[Any], out: Entries) -> None:
@@ -318,7 +318,7 @@ def explain_swap(error: BaseException, undo: Undo) -> None:
 
 
 def misfit(unlike: dict[str, tuple[Any, Any]]) -> str:
-    """What to say of parameters whose shapes are not those of the module: {name: (here, there)}."""
+    """A note on parameters whose shapes differ from the module's: {name: (here, there)}."""
     if not unlike:
         return ""
     shapes = [f"{name}: {tuple(here)} for {tuple(own)}" for name, (here, own) in unlike.items()]
@@ -400,7 +400,7 @@ def swap_in(
 
 
 def _await_lazy(module: Any, names: Entries, undo: Undo) -> None:
-    """Let a lazy layer initialise the parameters of several modules when it is called."""
+    """Make a lazy layer initialise the parameters of several modules when it is called."""
     rows = {}
     for name in names:
         value = module._parameters.get(name, module._buffers.get(name))
@@ -412,13 +412,13 @@ def _await_lazy(module: Any, names: Entries, undo: Undo) -> None:
 
 
 def _taken(store: dict[str, Any], name: str, undo: Undo) -> Any:
-    """Take what `_register_by_kind` has put elsewhere away from there."""
+    """Remove and return a tensor that `_register_by_kind` put into `store`."""
     undo.append((store, name, store[name]))
     return store.pop(name)
 
 
 def _register_by_kind(module: nn.Module, undo: Undo) -> None:
-    """Of what was put in, register parameters as such, and keep other tensors as attributes."""
+    """Register swapped-in parameters as such, and keep other swapped-in tensors as attributes."""
 
     def move(value: Any, source: dict[str, Any], dest: dict[str, Any], name: str) -> None:
         undo.append((source, name, value))

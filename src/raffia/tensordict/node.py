@@ -1,4 +1,4 @@
-"""What every container class is: the contract that the files of this room are written against.
+"""The interface of every container class, against which the files of this folder are written.
 
 A container is a tree of *nodes*; a leaf is a tensor. Functions over containers (shape.py, index.py,
 tree.py, pointwise.py ...) touch a node only through the members listed in `Node`, so that a dense
@@ -24,7 +24,7 @@ Plain = TypeVar("Plain", covariant=True)
 
 
 class HasPlain(Protocol[Plain]):
-    """Any node, for methods that give a plain container; `Plain` is `TensorDict`."""
+    """Any node, as argument of functions that return a plain container; `Plain` is `TensorDict`."""
 
     @property
     def _plain(self) -> type[Plain]: ...
@@ -126,13 +126,13 @@ class Node:
         raise NotImplementedError
 
     def _del_str(self, name: str) -> None:
-        """Remove the entry `name`, which is there."""
+        """Remove the entry `name`, which must exist."""
         raise NotImplementedError
 
     def _new(
         self, entries: Entries, batch_size: torch.Size, names: list[str | None] | None = None
     ) -> Any:
-        """The node that an operation on this one gives, over `entries`, unchecked; same device."""
+        """The result node of an operation on this one, over unchecked `entries`; same device."""
         raise NotImplementedError
 
     def _map(self, fn: Callable[[Tensor], Tensor]) -> Any:
@@ -167,7 +167,7 @@ class Node:
         raise NotImplementedError
 
     def _unwrapped(self) -> Any:
-        """What `td[key]` gives for this entry: the node, or the value it stands for."""
+        """The value of `td[key]` for this entry: the node, or the value that it wraps."""
         return self
 
     def _is_data(self) -> bool:

@@ -95,7 +95,7 @@ class NonTensor(ValueNode, TensorCollection):
         pad: Any = None,
         update_batch_size: bool = False,
     ) -> Any:
-        """These values in the rows where `condition` is true, those of `other` elsewhere.
+        """Select these values in the rows where `condition` is true, those of `other` elsewhere.
 
         other: a `NonTensorData` or `NonTensorStack`, or one value for all rows.
 
@@ -108,7 +108,7 @@ class NonTensor(ValueNode, TensorCollection):
     def update(
         self, input_dict_or_td: Any = None, clone: bool = False, inplace: bool = False, **o: Any
     ) -> Self:
-        """Take over the values of another one.
+        """Replace the values by those of another entry.
 
         >>> NonTensorData("a").update(NonTensorData("b")).data
         'b'
@@ -117,7 +117,7 @@ class NonTensor(ValueNode, TensorCollection):
         return self
 
     def update_(self, input_dict_or_td: Any = None, clone: bool = False, **o: Any) -> Self:
-        """Take over the values of another one; allowed when locked.
+        """Replace the values by those of another entry; allowed when locked.
 
         >>> NonTensorStack("a", "b").update_(NonTensorStack("c", "d")).tolist()
         ['c', 'd']
@@ -276,7 +276,7 @@ class NonTensorData(NonTensor):
         return self._like(batch_size + self._batch_size[ndim:])
 
     def _set_index(self, idx: Any, value: Any, ndim: int) -> Any:
-        """None if the rows hold `value` already, else a stack in which they do."""
+        """Return None if the rows hold `value` already, else a stack in which they do."""
         if not isinstance(value, Node):
             return None
         if isinstance(value, NonTensorData) and same(value._data, self._data):
@@ -306,7 +306,7 @@ class NonTensorData(NonTensor):
         return self._data
 
     def _put(self, data: Any) -> None:
-        """Take over a value, here but not in a folder on disk."""
+        """Replace the value in memory, but not in a folder on disk."""
         if isinstance(data, NonTensorStack):
             values = flat(data.tolist(), len(data._batch_size))
             if not values or not all([same(values[0], v) for v in values]):
@@ -321,7 +321,7 @@ class NonTensorData(NonTensor):
         self.__dict__[stored_values.kept_in(self, "_data")] = data
 
     def _filled(self, shape: torch.Size) -> NonTensorData:
-        """What a new entry holds in the rows that are not written."""
+        """The content of a new entry in the rows that are not written."""
         return self._like(shape)
 
     def empty_like(self, batch_size: torch.Size) -> NonTensorData:
@@ -442,7 +442,7 @@ def _meta_data_of(kind: type) -> type[MetaData]:
 
 
 def _meta_data(kind: type, state: dict[str, Any]) -> MetaData:
-    """What a `MetaData[kind]` was pickled as."""
+    """Restore a pickled `MetaData[kind]`."""
     out = object.__new__(_meta_data_of(kind))
     out.__setstate__(state)
     return out
@@ -735,7 +735,7 @@ def shaped(members: list[Any], size: Sequence[int]) -> Any:
 
 
 def _moved(node: Any, fn: Callable[[Tensor], Tensor], ndim: int, batch_size: torch.Size) -> Any:
-    """What an operation that moves rows about makes of data: it is done on the numbers of the rows.
+    """Apply an operation that moves rows to non-tensor data, by running it on the row numbers.
 
     Rows that the operation makes up (padding) hold None: their number does not grow when all do.
     """
@@ -771,7 +771,7 @@ def stack_data(nodes: Sequence[Any], dim: int) -> Any:
 
 
 def _one_value(nodes: Sequence[Any]) -> bool:
-    """Whether stacking these gives one value for all of them."""
+    """Whether stacking these nodes results in one value for all of them."""
     first = nodes[0]
     if isinstance(first, MetaData):
         if all([type(node) is type(first) and node._data is first._data for node in nodes]):

@@ -224,7 +224,7 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
 
     @_locked.setter
     def _locked(self, value: bool) -> None:
-        """Nothing: who locks or unlocks a node does so with its `_children`, here the tree."""
+        """Do nothing: a node is locked or unlocked with its `_children`, here the tree."""
 
     def _entries(self) -> Entries:
         return self._tree._d
@@ -260,7 +260,7 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
         return TensorDictParams(self._tree, no_convert=True)
 
     def _swap(self, node: Any, undo: list[Any]) -> Entries:
-        """What `to_module` does for parameters that a module holds in this form."""
+        """Swap the entries of `node` into these parameters of a module, for `to_module`."""
         whole = self._whole()
         for holder in (whole, *(whole._views.values() if whole._views else ())):
             for name in ("_parameters", "_buffers"):
@@ -324,7 +324,7 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
     # -- module
 
     def get_parameter(self, target: str) -> nn.Parameter:
-        """The parameter of a dotted name, as `named_parameters` gives it.
+        """The parameter with a dotted name, as in `named_parameters`.
 
         >>> TensorDictParams(TensorDict(n=dict(b=torch.ones(2)))).get_parameter("n.b").shape
         torch.Size([2])
@@ -367,7 +367,7 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
         keep_vars: bool = False,
         **kwargs: Any,
     ) -> Any:
-        """The parameters and buffers by name, as `nn.Module.state_dict` gives them.
+        """The parameters and buffers by name, as in `nn.Module.state_dict`.
 
         >>> list(TensorDictParams(TensorDict(n=dict(b=torch.ones(2)))).state_dict())
         ['n.b']
@@ -387,7 +387,7 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
         return out
 
     def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:  # type: ignore[override]
-        """Take over the parameters and buffers of a state dict.
+        """Load the parameters and buffers of a state dict.
 
         >>> params = TensorDictParams(TensorDict(w=torch.zeros(2)))
         >>> params.load_state_dict({"w": torch.ones(2)})
@@ -457,7 +457,7 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
     # -- containers of the same kind
 
     def clone(self, recurse: bool = True) -> TensorDictParams:
-        """A copy with parameters of its own (ties are kept); `recurse=False`: over the same ones.
+        """A copy with new parameters (ties are kept), or with `recurse=False` over the same ones.
 
         >>> type(TensorDictParams(TensorDict(w=torch.ones(2))).clone()["w"]).__name__
         'Parameter'
@@ -485,7 +485,7 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
         return out
 
     def cpu(self, **options: Any) -> Self:
-        """A copy on the CPU, or itself if it is there.
+        """A copy on the CPU, or the container itself if it is already on the CPU.
 
         >>> type(TensorDictParams(TensorDict(w=torch.ones(2))).cpu()).__name__
         'TensorDictParams'
@@ -606,7 +606,7 @@ def _registered(leaf: Tensor) -> Tensor:
 
 
 def _expand_anew(node: TensorDict) -> None:
-    """Show shared parameters as they are now: their `data` or `requires_grad` may have been set."""
+    """Re-expand shared parameters, whose `data` or `requires_grad` may have been set."""
     for name, value in node._d.items():
         if isinstance(value, Node):
             _expand_anew(tree_of(value))
@@ -658,7 +658,7 @@ def _mutator(name: str) -> Callable[..., Any]:
 
 
 def _writer(name: str) -> Callable[..., Any]:
-    """A method that writes into the tensors as they are, whatever gradients they need."""
+    """A method that writes into the tensors in place, regardless of the gradients they need."""
     plain = getattr(TensorDict, name)
 
     @documented_as(plain)

@@ -1,4 +1,4 @@
-"""Containers as `torch.save` and pickle write them, and what `torch.load` makes of them.
+"""Serialisation of containers with `torch.save` and pickle, and loading them with `torch.load`.
 
 `torch.load` with its default, `weights_only=True`, calls only what is in torch's table of safe
 functions. The functions of this file that stand there make containers, of values that were read
@@ -21,7 +21,7 @@ KINDS: dict[str, Any] = {}  # the classes that a state restores, by name; pytree
 
 
 class ClassName:
-    """What stands for a tensorclass while `torch.load` reads weights only: it can't be called."""
+    """A placeholder for a tensorclass while `torch.load` reads weights only; it can't be called."""
 
     __slots__ = ("name",)
 
@@ -95,7 +95,7 @@ def read_mapped(
 
 
 def class_by_name(name: str) -> None:
-    """Let `torch.load` make instances of the tensorclass of this qualified name."""
+    """Allow `torch.load` to make instances of the tensorclass with this qualified name."""
     torch.serialization.add_safe_globals([(ClassName(name), name)])  # type: ignore[list-item]
 
 

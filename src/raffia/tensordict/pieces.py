@@ -119,7 +119,7 @@ def cut(td: Container, lengths: list[int], dim: int) -> tuple[Container, ...]:
 
 
 def chunk(td: Container, chunks: int, dim: int = 0) -> tuple[Container, ...]:
-    """At most `chunks` pieces of equal size along `dim` (the last may be smaller); views.
+    """Split into at most `chunks` equal pieces along `dim` (the last may be smaller); views.
 
     >>> from raffia import TensorDict
     >>> [part["a"].tolist() for part in TensorDict(a=torch.arange(5), batch_size=[5]).chunk(2)]

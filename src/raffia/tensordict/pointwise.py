@@ -37,7 +37,7 @@ NUMBERS: Any = (bool, int, float, complex, torch.SymInt, torch.SymFloat, torch.S
 def each(
     foreach: Any, single: Callable[..., Tensor], leaves: list[Tensor], *others: Any, **options: Any
 ) -> Any:
-    """`foreach` of all leaves at once, or `single` of one after the other.
+    """Call `foreach` on all leaves together, or `single` on one after the other.
 
     Operands are lists, or the same for all.
     """
@@ -111,7 +111,7 @@ def operand(td: Any, other: Any, leaves: list[Tensor], exact: bool = True) -> An
 
 
 def broadcast(td: Any, other: Any) -> tuple[Any, Any]:
-    """Both operands with a common batch size; the one of a tensor is its shape."""
+    """Expand both operands to a common batch size; for a tensor, it is the shape."""
     if isinstance(other, Node):
         if other._batch_size != td._batch_size:
             size = _common_size(td, other._batch_size, "a container of batch size")
@@ -244,7 +244,7 @@ def compared(td: Any, other: Any, compare: Callable[[Any, Any], Any]) -> Any:
 
 
 def unnamed(td: Container) -> Container:
-    """Without names of dimensions, which truth values do not keep."""
+    """Remove the names of dimensions, which truth values do not keep."""
     if td._names is not None:
         td.names = None
     return td
@@ -286,7 +286,7 @@ def _compared_nodes(mine: Any, theirs: Any, compare: Callable[[Any, Any], Any]) 
 
 
 def _without_none(entries: dict[str, Any]) -> dict[str, Any]:
-    """The entries but for None, which as the field of a tensorclass is no entry."""
+    """The entries that are not None, which as the field of a tensorclass is no entry."""
     data = kinds.NonTensorData
     return {k: v for k, v in entries.items() if not isinstance(v, data) or v.data is not None}
 
@@ -436,7 +436,7 @@ class Pointwise:
         return binary(td, "mod", other)
 
     def __invert__(self) -> Self:
-        """Not, leaf by leaf.
+        """Apply not (`~`) to each leaf.
 
         >>> from raffia import TensorDict
         >>> (~TensorDict(a=torch.tensor([True, False])))["a"]

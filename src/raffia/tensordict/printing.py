@@ -1,4 +1,4 @@
-"""What the text of a container shows: settings for a block of code or from now on."""
+"""Settings for the text that a container prints, in a block of code or permanently."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def get_printoptions() -> dict[str, Any]:
 
 
 class set_printoptions(contextlib.ContextDecorator):
-    """What the text of containers shows, for a block of code, a function or, with `set()`, onwards.
+    """Set what the text of containers shows, in a block, a function or, with `set()`, permanently.
 
     verbose: False hides the devices, dtypes and sharing that are not asked for.
     Of the container: `show_batch_size`, `show_device`, `show_is_shared`; of its tensors:
@@ -158,7 +158,7 @@ def show(td: Any) -> str:
 
 
 def indented(text: str) -> str:
-    """`text` four columns to the right, but for blank lines."""
+    """`text` indented by four columns, except for blank lines."""
     if "\n\n" in text:
         return textwrap.indent(text, "    ")
     return "    " + text.replace("\n", "\n    ")

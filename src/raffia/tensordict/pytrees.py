@@ -37,7 +37,7 @@ from raffia.tensordict.vmap_rows import changed_dims, register_data, resized
 
 
 class Spec(NamedTuple):
-    """What a container was, beside its leaves: enough to build it, nested ones too, over others.
+    """A container's structure without leaves: enough to rebuild it, nested ones too, over others.
 
     A tuple, as `torch.export` with `strict=True` can make such a one out of a program.
     """
@@ -69,7 +69,7 @@ class Spec(NamedTuple):
 
 
 def flatten(td: Any) -> tuple[list[Any], Spec]:
-    """All leaves at once: one node of the pytree for a container and those nested in it."""
+    """Flatten a container and those nested in it, as one pytree node, into leaves and a spec."""
     values: list[Any] = []
     return values, _flatten(td, values, [])
 
@@ -183,7 +183,7 @@ def unflatten(values: Any, spec: Spec) -> Any:
 
 
 class Change:
-    """What has happened to the dimensions of the leaves.
+    """The change in the dimensions of the leaves.
 
     by: by how many there are more; None if not for all by as many.
     taken: which dimension was taken away, where that is known: of a row in `torch.vmap`.
@@ -197,7 +197,7 @@ class Change:
         self.taken: int | None = None
 
     def size_of(self, start: int, stop: int, old: torch.Size) -> torch.Size | None:
-        """What the batch size `old` of a container with these leaves became.
+        """The new batch size of a container with these leaves, whose batch size was `old`.
 
         The root is asked first, which finds out `by` and `taken`. None: there are no leaves.
         """
@@ -310,7 +310,7 @@ def moved(names: list[Any], at: int, ndim: int, new: Any) -> list[Any] | None:
 
 
 def place_of(dim: int, at: int, added: bool) -> int | None:
-    """Where a dimension is after one was added or removed at `at`; None if it is that one."""
+    """The new position of `dim` after an addition or removal at `at`; None if `dim` was removed."""
     if added:
         return dim + 1 if at <= dim else dim
     return None if at == dim else dim - 1 if at < dim else dim

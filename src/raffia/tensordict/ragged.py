@@ -35,7 +35,7 @@ _mapped_values: Any = WeakTensorKeyDictionary()
 
 
 class Structure:
-    """What a nested tensor is besides its values; in memory, never mapped."""
+    """The structure of a nested tensor, without its values; in memory, never mapped."""
 
     __slots__ = ("ragged", "parts")
 
@@ -123,7 +123,7 @@ def as_shape(shape: Any) -> tuple[torch.Size, Structure | None, torch.Size]:
 
 
 def described(tensor: Tensor) -> Record:
-    """The record of a plain tensor, but for where it is."""
+    """The record of a plain tensor, without its location."""
     return {"dtype": DTYPE_NAMES[tensor.dtype], "shape": list(tensor.shape)}
 
 
@@ -153,7 +153,7 @@ def part_of(reader: Any, entry: Record, name: str) -> Tensor:
 
 
 def check_same(content: Tensor, path: str) -> None:
-    """Refuse a file that is there and holds something else, of the same length."""
+    """Raise RuntimeError if the file exists with different content of the same length."""
     if os.path.lexists(path):
         with open_plain(path) as file:
             found = file.read()
@@ -165,7 +165,7 @@ def check_same(content: Tensor, path: str) -> None:
 
 
 def write(files: list[tuple[str, Tensor]]) -> None:
-    """Write structures to files, each at once: no other process sees half of one."""
+    """Write structures to files, each atomically: no other process sees a partial one."""
     for path, content in files:
         write_atomically(path, content.numpy().tobytes(), is_synced=False, follows_links=False)
 

@@ -52,7 +52,7 @@ class Outline:
         self.result: Any = None
 
     def walk(self) -> Iterator[Outline]:
-        """This outline after those below it."""
+        """Yield the outlines below this one, then this outline."""
         for entry in self.entries.values():
             if isinstance(entry, Outline):
                 yield from entry.walk()
@@ -163,7 +163,7 @@ def value_record(node: Any, key: tuple[str, ...]) -> Record:
 
 
 class Reader:
-    """Where a record comes from: it finds the tensors and containers that the record refers to."""
+    """The source of a record: it finds the tensors and containers that the record refers to."""
 
     nested = False  # whether a tensor can be a nested one
 

@@ -87,7 +87,7 @@ def reduced(
 
 
 def renamed(td: Made, key_transform: Callable[[str], NestedKey] | None) -> Made:
-    """A container whose entries have the names that `key_transform` gives, at all levels."""
+    """A container with its entries renamed by `key_transform`, at all levels."""
     if key_transform is None or not isinstance(td, Node):
         return td
     out = td._plain._make({}, td._batch_size, td._device, td._names)
@@ -169,7 +169,7 @@ def _over_entries(
 
 
 def _repeated(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Let a torch function that takes a single `dim` take several, one after the other."""
+    """Make a torch function of a single `dim` accept several, applied one after the other."""
 
     def call(x: Tensor, *, dim: Any = None, keepdim: bool = False, **options: Any) -> Tensor:
         if dim is None:
@@ -207,7 +207,7 @@ if TYPE_CHECKING:
     Dims = int | tuple[int, ...] | Literal["feature"] | None
 
     class BoundReduction(Protocol[Result]):
-        """A reduction of a container, which gives one tensor where all entries are reduced too."""
+        """A reduction of a container, which returns one tensor with `reduce=True`."""
 
         @overload
         def __call__(
@@ -219,7 +219,7 @@ if TYPE_CHECKING:
         ) -> Result: ...
 
     class Reduction:
-        """What a type checker knows of the methods made by `_reduction`."""
+        """The type of the methods made by `_reduction`, for type checkers."""
 
         def __get__(self, td: Owner, kind: Any) -> BoundReduction[Owner]: ...
 
@@ -247,7 +247,7 @@ _OPTIONS = {  # those after dim and keepdim, in the order of signatures
 
 
 def _signed(method: Any, name: str, options: str, text: str, example: str, keep: Any) -> Any:
-    """Give a method its name, its signature (dim, keepdim and these options) and its docstring."""
+    """Set the name, signature (dim, keepdim and these options) and docstring of a method."""
     chosen = {option: _OPTIONS[option] for option in options.split()}
     either, by_name = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
     parameters = [
@@ -387,7 +387,7 @@ class Reductions:
         reduce: bool | None = None,
         key_transform: Callable[[str], NestedKey] | None = None,
     ) -> Self:
-        """The value below which a part `q` (0 to 1) of the values lies.
+        """The value below which a fraction `q` (0 to 1) of the values falls.
 
         dim, keepdim, reduce, key_transform: as for `mean`.
 
@@ -417,7 +417,7 @@ class Reductions:
         return out
 
     def cummax(self, dim: int, *, reduce: bool | None = None, return_indices: bool = True) -> Any:
-        """Largest value so far along a batch dimension, and where: a pair `values` and `indices`.
+        """The cumulative maximum along a batch dimension, and where: a pair `values` and `indices`.
 
         >>> from raffia import TensorDict
         >>> TensorDict(a=torch.tensor([1.0, 3.0, 2.0]), batch_size=[3]).cummax(0).values["a"]
@@ -426,7 +426,7 @@ class Reductions:
         return cumulative(self, torch.cummax, "cummax", dim, reduce, return_indices)
 
     def cummin(self, dim: int, *, reduce: bool | None = None, return_indices: bool = True) -> Any:
-        """Smallest value so far along a batch dimension, and where: a pair `values` and `indices`.
+        """The cumulative minimum along a batch dimension, and where: a pair `values` and `indices`.
 
         >>> from raffia import TensorDict
         >>> TensorDict(a=torch.tensor([3.0, 1.0, 2.0]), batch_size=[3]).cummin(0).values["a"]
@@ -560,7 +560,7 @@ def cumulative(
 
 
 def result(name: str, values: Any, indices: Any) -> Any:
-    """What the torch function of this name returns, of containers: `values` and `indices`."""
+    """The torch return type of this name, holding the containers `values` and `indices`."""
     return getattr(torch.return_types, name)((values, indices))
 
 

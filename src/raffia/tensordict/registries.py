@@ -142,7 +142,7 @@ def tree_of(node: Any) -> Any:
 
 
 def part_at(tree: TensorDict, path: tuple[str, ...]) -> Any:
-    """What is nested in a tree at `path`, if anything is."""
+    """The container nested in a tree at `path`, or None."""
     node: Any = tree
     for name in path:
         if not isinstance(node, TensorDict):
@@ -174,7 +174,7 @@ def forget_listings(node: Any) -> None:
 
 
 def replace_leaves(node: Any, fn: Callable[[Tensor], Tensor]) -> None:
-    """Replace each tensor by `fn` of it."""
+    """Replace each tensor of a container by `fn` of it, in place."""
     for store in node._stores():
         for name, value in store.items():
             if not isinstance(value, Node):

@@ -61,7 +61,7 @@ def group_by(tensordict: Any, key: NestedKey) -> tuple[Any, tuple[Any, ...]]:
 
 
 def isin(input: Any, reference: Any, key: NestedKey, dim: int = 0) -> Tensor:
-    """Which slices along `dim` have an entry equal to that of a slice of another container.
+    """Check which slices along `dim` have an entry equal to that of a slice of another container.
 
     Raises ValueError for a `dim` that is no batch dimension or for other numbers of batch
     dimensions, KeyError without such an entry, RuntimeError for entries of other shapes.
@@ -174,7 +174,7 @@ def _with(td: Any, parts: Mapping[Any, Tensor]) -> Any:
 def _spans(
     mask: Any, key: NestedKey, leaf: Tensor, count: int, pad_dim: int, ndim: int
 ) -> list[tuple[int, int]]:
-    """Where each sample begins in an entry, and how long it is."""
+    """The start and the length of each sample in an entry."""
     if isinstance(mask, Node):
         one: Any = entries.get(mask, key, None)
         if one is None:

@@ -64,7 +64,7 @@ NO_CHECKSUM = "0" * 64
 
 
 def save_file(td: Any, path: Path) -> None:
-    """Write a container as one safetensors file, all at once.
+    """Write a container as one safetensors file, atomically.
 
     >>> import tempfile
     >>> from raffia import TensorDict
@@ -108,7 +108,7 @@ def save_file(td: Any, path: Path) -> None:
 
 
 def header_of(record: str, tensors: list[tuple[str, Tensor]]) -> bytes:
-    """The header of a file of these tensors, one behind the other; without the checksum."""
+    """The header of a file of these tensors, stored one after the other; without the checksum."""
     metadata = {"format": "pt", RECORD: record, CHECKSUM: NO_CHECKSUM}
     header: Record = {"__metadata__": metadata}
     end = 0
@@ -160,7 +160,7 @@ def raw_bytes(tensor: Tensor) -> memoryview:
 
 
 def memory_of(tensor: Tensor) -> memoryview:
-    """The bytes of a plain, contiguous tensor where they are: what is written there is its value.
+    """The bytes of a plain, contiguous tensor as a view: writing to it changes the tensor.
 
     >>> plain = torch.tensor([1, 2], dtype=torch.uint8)
     >>> memory_of(plain)[0] = 3

@@ -1,4 +1,4 @@
-"""Some of the entries, or the same ones under other keys."""
+"""Selection of entries of a container, and renaming of their keys."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def left_out(node: Any, chosen: Any, out: list[tuple[Any, str]]) -> None:
 
 
 def select_plain(td: Any, keys: tuple[Any, ...]) -> Any:
-    """`select` where every key is there and well-formed, nested ones of two names; else None."""
+    """Like `select`, if all keys exist and are well-formed, nested ones of two names; else None."""
     d = td._d
     entries: dict[str, Any] = {}
     below: dict[str, list[str]] = {}
@@ -254,7 +254,7 @@ def separates(
     strict: bool = True,
     filter_empty: bool = True,
 ) -> Any:
-    """Take these entries out of this container and return them in another one.
+    """Remove these entries from this container and return them in another one.
 
     filter_empty: remove nested containers of which nothing is left.
 

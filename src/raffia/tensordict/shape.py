@@ -50,7 +50,7 @@ def _same(td: Any) -> Any:
 
 
 def replaced_by(td: Container, made: Any, what: str) -> Container:
-    """Take over the entries and batch sizes of `made`; nested containers stay the same objects."""
+    """Adopt the entries and batch sizes of `made`; nested containers stay the same objects."""
     if td._locked:
         raise locked_error(td)
     pairs: list[tuple[Any, Any]] = [(td, made)]
@@ -341,7 +341,7 @@ def transpose(td: Container, dim0: int, dim1: int) -> Container:
 
 
 def swapaxes(td: Container, axis0: int, axis1: int) -> Container:
-    """Another name of `transpose`.
+    """Swap two batch dimensions; an alias of `transpose`.
 
     >>> from raffia import TensorDict
     >>> TensorDict(batch_size=[2, 3]).swapaxes(0, 1).batch_size
@@ -419,7 +419,7 @@ def expand_as(td: Container, other: Any) -> Container:
 
 
 def broadcast_to(td: Container, shape: Any) -> Container:
-    """Another name of `expand`.
+    """Expand the batch size to a shape; an alias of `expand`.
 
     >>> from raffia import TensorDict
     >>> TensorDict(batch_size=[1]).broadcast_to((4,)).batch_size
@@ -440,7 +440,7 @@ def _mapped(
 
 
 def repeat(td: Container, *repeats: Any, inplace: bool = False) -> Container:
-    """A container with its rows repeated, so many times along each batch dimension; copies.
+    """Repeat the rows the given number of times along each batch dimension; copies.
 
     inplace: change this container instead of making another one.
 

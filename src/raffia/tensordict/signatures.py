@@ -10,7 +10,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def documented_as(function: Callable[..., Any]) -> Callable[[Function], Function]:
-    """Give a method the docstring and signature of the function that it is a faster way of."""
+    """Give a method the docstring and signature of the function that it is a fast path for."""
 
     def documented(method: Function) -> Function:
         method.__doc__ = function.__doc__
@@ -44,7 +44,7 @@ def shows_options_of(
 
 
 def alike(function: Function) -> Callable[[Callable[..., Any]], Function]:
-    """Give a function the signature of another one, for type checkers too."""
+    """Give a function the signature of another one, for type checkers as well."""
 
     def signed(caller: Callable[..., Any]) -> Function:
         caller.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]

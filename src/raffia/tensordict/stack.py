@@ -178,7 +178,7 @@ def _of_class(tds: list[Any], out: Any) -> Any:
 
 
 def _contents(tds: list[Any]) -> list[Any]:
-    """What instances of one tensorclass wrap."""
+    """The containers wrapped by instances of one tensorclass."""
     kinds = list(dict.fromkeys([type(td) for td in tds]))
     if len(kinds) > 1:
         raise TypeError(
@@ -219,7 +219,7 @@ def _stack_dense(tds: list[Any], dim: int, lazily: bool, key: str | None = None)
 def _columns(
     tds: list[Any], unlike: Callable[[list[Entries]], Exception]
 ) -> list[tuple[str, list[Any]]]:
-    """What stands under each name in plain containers; an error if their keys differ."""
+    """The entries under each name in plain containers; raises an error if their keys differ."""
     stores = [td._d for td in tds]
     if sum(map(len, stores)) != len(stores) * len(stores[0]):
         raise unlike(stores)

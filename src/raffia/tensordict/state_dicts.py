@@ -86,7 +86,7 @@ def load_state_dict(
     assign: bool = False,
     from_flatten: bool | None = None,
 ) -> Container:
-    """Take over the tensors of a `state_dict`, and the non-tensor values of its metadata.
+    """Load the tensors of a `state_dict`, and the non-tensor values of its metadata.
 
     strict: RuntimeError if the keys of its tensors are not those of this container; False adds
         those that are new. Values that are no tensors are added in either case.

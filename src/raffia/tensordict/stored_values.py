@@ -35,7 +35,7 @@ SHARED = {"_data": "_shared_data", "tensordicts": "_shared_tensordicts"}
 
 
 class ReadAnew:
-    """An attribute that each node has itself, but for a shared value: that is read again here.
+    """An attribute that each node stores itself, except that a shared value is read again here.
 
     Python looks for it here last, so that what isn't shared takes no longer for it.
     """
@@ -58,7 +58,7 @@ def kept_in(node: Any, name: str) -> str:
 
 
 class Home:
-    """Where on disk a non-tensor entry has its value: a folder, and which entry of its record.
+    """The location on disk of a non-tensor entry's value: a folder, and an entry of its record.
 
     name: of the entry; None if the record is that of the value itself.
     is_shared: other processes change the value, too: what is read is what the record holds now.
@@ -184,7 +184,7 @@ class Home:
 
 
 def form(node: Any) -> tuple[Any, ...]:
-    """What tells one kind of entry from another: it stays, while values change."""
+    """The properties that distinguish kinds of entries; they stay while values change."""
     return value_class(node), node._batch_size, getattr(node, "stack_dim", None)
 
 
@@ -204,11 +204,11 @@ def share(node: Any, folder: str | None, name: str | None) -> None:
 
 
 def reopened(node: Any, folder: str, name: str | None) -> Any:
-    """A shared value as it is pickled: in the other process, one that is shared with this one."""
+    """Restore a pickled shared value in another process, which then shares it with this one."""
     Home(folder, name, True).give_to(node)
     return node
 
 
 def left_alone(node: Any, folder: str, name: str | None) -> Any:
-    """What `torch.load` makes of a shared value: it is no longer tied to the folder."""
+    """Restore a shared value in `torch.load`, no longer tied to its folder."""
     return node

@@ -54,7 +54,7 @@ if typing.TYPE_CHECKING:
 
     @typing.dataclass_transform(field_specifiers=(dataclasses.field,))
     class _Typed(TensorCollection):
-        """What makes a type checker know the fields of subclasses as arguments of theirs."""
+        """A base by which type checkers know the fields of subclasses as constructor arguments."""
 
         _plain: ClassVar[type[TensorDict]]
         _td: Any  # the container that holds the entries
@@ -404,7 +404,7 @@ class TensorClass(_Typed):
 
     @classmethod
     def fields(cls) -> tuple[dataclasses.Field[Any], ...]:
-        """What `dataclasses.fields` gives for this class.
+        """The dataclass fields of this class, as `dataclasses.fields` returns them.
 
         >>> class Point(TensorClass):
         ...     x: torch.Tensor
@@ -442,7 +442,7 @@ class TensorClass(_Typed):
 
     @classmethod
     def _entry(cls, name: str, value: Any, size: torch.Size, device: Any) -> Any:
-        """What is stored for a value: None, a node, or what `TensorDict` makes a tensor of."""
+        """The stored form of a value: None, a node, or a tensor as `TensorDict` would make it."""
         if value.__class__ is Factory:
             value = value.make()
         if value is None:

@@ -380,7 +380,7 @@ class TensorDict(TensorDictBase):
                 value._set_device(device)
 
     def _accept(self, name: str, value: Any, fresh: bool = False) -> Any:
-        """What is stored for `value`: a tensor or node with our leading dimensions and device.
+        """The stored form of `value`: a tensor or node with our leading dimensions and device.
 
         fresh: this container is in the making, so that no other one holds it.
         """

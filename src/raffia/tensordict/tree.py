@@ -126,7 +126,7 @@ def named_apply(
     nested_keys: bool = False,
     **options: Unpack[ApplyOptions],
 ) -> Any:
-    """Like `apply`, but `fn` gets the name of the entry first.
+    """Like `apply`, but `fn` receives the name of the entry as its first argument.
 
     nested_keys: the whole nested key instead of its last part.
 
@@ -230,7 +230,7 @@ class _Apply:
         return td._new(entries, size, td._names if self.size is None else None)
 
     def fitting(self, result: Any, td: Any, name: str) -> Any:
-        """What is stored for a result of `fn`, after the checks of `set`."""
+        """The stored form of a result of `fn`, after the checks of `set`."""
         if self.device is not NO_DEFAULT and self.device is not None and isinstance(result, Tensor):
             result = result.to(self.device)
         size = td._batch_size if self.size is None else self.size
@@ -411,7 +411,7 @@ def _starts(rows: int, chunksize: int) -> range:
 
 
 def _counted(total: int, pbar: bool) -> Callable[[Any], Any]:
-    """What shows on the terminal how many results of an iterator are there, if that is wanted."""
+    """A wrapper of an iterator that shows on the terminal how many results are done, if `pbar`."""
     if not pbar:
         return iter
 

@@ -150,7 +150,7 @@ class TypedTensorDict(TensorDict):
 
 
 def _attribute(name: str) -> property:
-    """What reads a field; `__setattr__` of the class writes it."""
+    """A property that reads a field; `__setattr__` of the class writes it."""
 
     def read(self: Any) -> Any:
         value = self._d.get(name)

@@ -96,7 +96,7 @@ class UnbatchedTensor(Tensor, ValueNode):  # type: ignore[misc] # whose methods 
         return f"UnbatchedTensor({self._plain_tensor()!r})"
 
     def copy(self) -> UnbatchedTensor:
-        """Another entry over the same tensor, as `copy` of a container gives.
+        """A new entry over the same tensor, like `copy` of a container.
 
         >>> UnbatchedTensor(torch.ones(2)).copy()
         UnbatchedTensor(tensor([1., 1.]))
@@ -123,10 +123,10 @@ class UnbatchedTensor(Tensor, ValueNode):  # type: ignore[misc] # whose methods 
         return []
 
     def _set_names(self, names: Names) -> None:
-        """No dimension of it is one of the batch."""
+        """Do nothing: no dimension of the tensor is a batch dimension."""
 
     def _set_device(self, device: torch.device | None) -> None:
-        """A container without a device leaves its tensors where they are."""
+        """Do nothing: a container without a device leaves its tensors where they are."""
 
     def _set_batch_size(self, batch_size: torch.Size) -> None:
         self._batch_size = batch_size
@@ -235,7 +235,7 @@ def _over(tensor: Tensor, batch_size: torch.Size) -> UnbatchedTensor:
 
 
 def _unpickled(tensor: Tensor, batch_size: tuple[int, ...]) -> UnbatchedTensor:
-    """What an `UnbatchedTensor` was pickled as."""
+    """Restore a pickled `UnbatchedTensor`."""
     return _over(tensor, torch.Size(batch_size))
 
 

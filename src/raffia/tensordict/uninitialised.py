@@ -1,4 +1,4 @@
-"""Parameters of lazy layers that have run nowhere yet, for several modules at once."""
+"""Parameters of lazy layers that have not run yet, for several modules together."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _ALLOWED: Any = vars(torch.nn.parameter)["UninitializedTensorMixin"]._allowed_me
 
 
 class _Batched:
-    """What both have: until a layer runs, an empty tensor with one row for each module."""
+    """The shared base: until a layer runs, an empty tensor with one row for each module."""
 
     _allowed_methods = [*_ALLOWED, *_SIZES]
 
     def materialize(self: Any, shape: Any, device: Any = None, dtype: Any = None) -> None:
-        """Become a tensor with rows of that shape."""
+        """Turn this into a tensor with rows of the given shape."""
         rows = self.size(0)
         super().materialize((rows, *shape), device, dtype)  # type: ignore[misc]
 
@@ -56,7 +56,7 @@ def _made(kind: Any, rows: int, requires_grad: bool, dtype: Any, device: Any) ->
 
 
 def uninitialised_rows(first: Tensor, rows: int) -> Tensor:
-    """One uninitialised tensor for `rows` of them.
+    """One uninitialised tensor with `rows` rows, each like `first`.
 
     >>> layer = nn.LazyLinear(2)
     >>> type(uninitialised_rows(layer.weight, 3)).__name__
@@ -103,7 +103,7 @@ class Initialises:
 
 
 def wait_for_input(layer: Any, rows: dict[str, Tensor]) -> Any:
-    """Have a lazy layer initialise the tensors of all rows when it is called; returns the hook.
+    """Make a lazy layer initialise the tensors of all rows when it is called; returns the hook.
 
     rows: what was put into the layer that is a row of a tensor, by name.
     """

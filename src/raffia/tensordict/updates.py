@@ -1,4 +1,4 @@
-"""Storing and writing many entries at once: all of them, or none."""
+"""Atomic storing and writing of many entries: all of them, or none."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def written_at_once(td: Any, source: Any, non_blocking: bool = False) -> bool:
 def writes(
     td: Any, source: Any, into: list[Tensor], values: list[Tensor], lazily: bool = True
 ) -> bool:
-    """Append the pairs of tensors that writing `source` into `td` copies, where that is all of it.
+    """Append the tensor pairs that writing `source` into `td` copies, if that is all it does.
 
     False if a key is not there, or one of a pair is no plain tensor.
     """
@@ -278,7 +278,7 @@ def copied_singly(into: list[Tensor], values: list[Tensor], non_blocking: bool) 
 
 
 def check_writes(td: Any, pairs: Iterable[tuple[Any, Any]], rows: tuple[Any, ...] = ()) -> None:
-    """Raise what a later write would raise, so that none is done if one of them can't be.
+    """Raise what a later write would raise, so that nothing is written if any entry can't be.
 
     rows: empty, or the index of the rows that are to be written.
     """
@@ -314,7 +314,7 @@ def update_at_(
     non_blocking: bool = False,
     keys_to_update: Sequence[NestedKey] | None = None,
 ) -> Container:
-    """Write the entries of a container or dict into the rows `idx` of the tensors that are there.
+    """Write the entries of a container or dict into the rows `idx` of the existing tensors.
 
     >>> from raffia import TensorDict
     >>> td = TensorDict(a=torch.zeros(3), batch_size=[3])
@@ -344,7 +344,7 @@ def update_at_(
 
 
 def fit_rows(td: Any, into: list[Tensor], values: list[Tensor], idx: Any) -> bool:
-    """Whether each tensor can be written into the rows `idx` of another as it is."""
+    """Whether each tensor can be written into the rows `idx` of another without conversion."""
     for leaf, value in zip(into, values, strict=True):
         if leaf.dtype is not value.dtype or leaf.requires_grad or leaf.device != value.device:
             return False

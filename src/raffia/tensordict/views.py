@@ -1,4 +1,4 @@
-"""What stands in a container: its keys, values and items, also of what is nested in it."""
+"""Views of the content of a container: its keys, values and items, nested ones included."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def is_leaf_nontensor(cls: type) -> bool:
 def collect(
     node: Node, prefix: tuple[str, ...], leaves_only: bool, is_leaf: IsLeaf | None, out: list[Any]
 ) -> None:
-    """Append `(nested key, value)` for what lies below `node`; content comes before its node."""
+    """Append `(nested key, value)` for each entry below `node`; content comes before its node."""
     for name, value in node._entries().items():
         leaf = isinstance(value, Tensor) or (is_leaf is not None and is_leaf(type(value)))
         if not leaf:
@@ -76,7 +76,7 @@ def keys_list(
 def collect_keys(
     node: Any, prefix: tuple[str, ...], leaves_only: bool, is_leaf: IsLeaf | None, out: list[Any]
 ) -> None:
-    """Append the nested keys of what lies below `node`; content comes before its node."""
+    """Append the nested key of each entry below `node`; content comes before its node."""
     append = out.append
     for name, value in (node._d if node.__class__ is node._plain else node._peek()).items():
         key = prefix + (name,) if prefix else name  # noqa: RUF005 (faster than unpacking)

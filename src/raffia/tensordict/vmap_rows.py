@@ -20,7 +20,7 @@ from raffia.tensordict.nontensor import NonTensorData, NonTensorStack
 
 
 def changed_dims(old: torch.Size, new: torch.Size) -> list[int]:
-    """Where the one dimension that was added or removed can have been; [] after other changes."""
+    """The possible positions of the one added or removed dimension; [] after other changes."""
     short, long = (old, new) if len(old) < len(new) else (new, old)
     if len(long) != len(short) + 1:
         return []
@@ -78,7 +78,7 @@ def _with_dim(node: Any, at: int, size: int) -> Any:
 
 
 def _dims_changed(node: Any, change: Callable[[Any, int], Any], first: int = 0) -> Any:
-    """What `change` makes of a data node, and of the rows that outer `torch.vmap`s hide from it.
+    """Apply `change` to a data node, and to the rows that outer `torch.vmap`s hide from it.
 
     change: called with a node, and at which of its dimensions those begin that are to be changed.
     """
@@ -102,7 +102,7 @@ def _vmap() -> tuple[int | None, int]:
 
 
 def register_data(cls: Any) -> None:
-    """Non-tensor entries have no leaves, but for a probe; they are their own context."""
+    """Register non-tensor entries as their own context, without leaves except for a probe."""
     pytree.register_pytree_node(cls, _flatten_data, _unflatten_data)
 
 

@@ -40,7 +40,7 @@ class OpenTasks:
         self.pool, self.board = pool, Board(pool.engine)
 
     def _metrics(self, what: str, worker: str, num_open: int) -> dict[str, float]:
-        """Open tasks, seconds waited and restarts so far."""
+        """Open tasks, seconds waited and restarts since the start."""
         return {f"{what}_open": float(num_open), **self.pool.metrics(what, worker)}
 
     def close(self) -> None:
@@ -50,13 +50,15 @@ class OpenTasks:
 
 
 class Making(Protocol):
-    """What an algorithm says of the making of its batches."""
+    """The parts of making batches ahead that an algorithm defines."""
 
     def weights(self, state: TensorDict) -> tuple[int, TensorDict]:
-        """What a batch that is drawn now is made with, and its version: equal where these are."""
+        """The weights that a batch drawn now is made with, and their version: equal versions, equal
+        weights.
+        """
 
     def task(self, segments: TensorDict) -> TensorDict:
-        """What the workers are given, in memory of its own."""
+        """The task for the workers, in memory that is not shared with the replay."""
 
     def batch(self, state: TensorDict, task: TensorDict, answer: TensorDict) -> TensorDict:
         """The batch of a worker's answer, when it is due; what else was answered is used now."""
@@ -119,7 +121,7 @@ class BatchesAhead(OpenTasks):
         return self.pool.take(update % self.pool.num_workers, update)
 
     def metrics(self) -> dict[str, float]:
-        """Open batches, seconds waited and restarts so far."""
+        """Open batches, seconds waited and restarts since the start."""
         return self._metrics("batches", "reanalyzer", len(self._open))
 
     def state(self) -> TensorDict:
@@ -159,11 +161,11 @@ def holds(worker: int, num_workers: int, num_shards: int) -> range:
 
 
 class MakingOfShards(Making, Protocol):
-    """What an algorithm says of the making of batches in parts."""
+    """The parts of making batches from shards that an algorithm defines."""
 
     @property
     def feeds(self) -> Sequence[RowFeed]:
-        """Of the entry that workers hold, one for each shard."""
+        """The feeds of the entry that workers hold, one for each shard."""
 
     def part(self, task: TensorDict, shards: range) -> TensorDict:
         """The part of a task that these shards are asked for."""
@@ -199,7 +201,7 @@ class BatchesOfShards(BatchesAhead):
         return holds(worker, self.pool.num_workers, self._num_shards)
 
     def _workers(self, update: int) -> range:
-        """Who makes the parts of a batch, in the order of their shards."""
+        """The workers that make the parts of a batch, in the order of their shards."""
         num, size = self.pool.num_workers, self._num_shards
         if num <= size:
             return range(num)
@@ -239,7 +241,7 @@ class BatchesOfShards(BatchesAhead):
         return self._making.join(answers)
 
     def _forget(self) -> None:
-        """Let go of overwritten rows that no worker can be given any more."""
+        """Free overwritten rows that no worker can be asked for any more."""
         oldest: dict[int, int] = {}
         for worker, sent in self._sent.items():
             before = self._before[worker]
@@ -258,7 +260,7 @@ class BatchesOfShards(BatchesAhead):
         super().load_state(state)
 
     def metrics(self) -> dict[str, float]:
-        """As before, and what is kept of overwritten rows."""
+        """The metrics of batches made ahead, and the size of the overwritten rows that are kept."""
         kept = sum([feed.num_bytes_kept for feed in self._making.feeds])
         return super().metrics() | {"mib_kept_for_reanalyzers": round(kept / 2**20, 3)}
 
@@ -287,10 +289,10 @@ class ShardMirrors:
             mirror.load(rows)
 
     def append(self, task: TensorDict) -> None:
-        """Take in the rows that came with a task."""
+        """Append the rows that came with a task."""
         for name, new in task["rows"].items():
             self._mirrors[int(name)].append(new)
 
     def read(self, shard: int, rows: torch.Tensor) -> torch.Tensor:
-        """The entry in these rows of a shard, in memory that the next read of it uses again."""
+        """The entry in these rows of a shard, in memory that the next read of it reuses."""
         return self._mirrors[shard].read(rows)

@@ -93,7 +93,7 @@ class Checkpoint:
         return name in self.folder.files or f"{name}.safetensors" in self.folder.files
 
     def path(self, name: str) -> str:
-        """Where the part lies that was bytes, or was written by a function."""
+        """The path of the part that was stored as bytes or written by a function."""
         return self.folder.path(name)
 
     def read(self, name: str) -> bytes:
@@ -171,7 +171,7 @@ class Checkpoints:
         return Path(path)
 
     def score(self, update: int, score: float) -> None:
-        """Give a checkpoint that was saved its score.
+        """Set the score of a saved checkpoint.
 
         Raises ValueError where there is none of this update.
 
@@ -268,8 +268,8 @@ class Checkpoints:
         return bool(self._paths())
 
     def available(self) -> list[Checkpoint]:
-        """All checkpoints that are whole, the oldest first; each is checked once in the life of
-        this object.
+        """The intact checkpoints, oldest first; each is checked once in the lifetime of this
+        object.
 
         >>> Checkpoints("nowhere").available()
         []

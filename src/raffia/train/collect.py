@@ -69,7 +69,7 @@ class Collector:
 
     @property
     def num_env_steps(self) -> int:
-        """How many steps were played so far, of all environments together."""
+        """The number of steps played up to now, over all environments."""
         return self.ledger.num_env_steps
 
     def collect(self, act: Act, num_steps: int) -> TensorDict:
@@ -115,7 +115,9 @@ class Collector:
         return step
 
     def _restart_frames(self, rows: Tensor, after: TensorDict) -> None:
-        """Where an episode has ended and the environment plays on, earlier frames are replaced."""
+        """Replace earlier frames where an episode has ended and the environment continues with the
+        next.
+        """
         if self._frames is None or "continues" not in after.keys():
             return
         going_on = (after["terminated"] | after["truncated"]) & after["continues"]

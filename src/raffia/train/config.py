@@ -48,7 +48,7 @@ _EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$")
 
 
 def to_json(config: AnyConfig) -> dict[str, Any]:
-    """A config as JSON has it; numbers that JSON does not have ("inf", "nan") become strings.
+    """Convert a config to JSON values; numbers that JSON lacks ("inf", "nan") become strings.
 
     >>> from raffia.algorithms.efficientzero.config import SearchConfig
     >>> to_json(SearchConfig(num_simulations=25))["temperatures"]
@@ -72,7 +72,7 @@ def from_json(kind: type[Config], data: object, *, base: Config | None = None) -
 
 
 def _with_new_names(kind: type[Config], data: object) -> object:
-    """The data with settings of earlier versions as they are called now, by `kind.RENAMED`.
+    """Rename settings of earlier versions in the data to their present names, by `kind.RENAMED`.
 
     RENAMED: by section and name, the new name.
     """
@@ -229,7 +229,9 @@ def _unknown_entry(path: str, name: str, path_here: str, names: Sequence[str]) -
 
 
 def _once(pairs: Sequence[tuple[Any, Any]], path: Path) -> dict[Any, Any]:
-    """Pairs as a dict, unless a name is there twice: one of the two would be ignored."""
+    """Convert pairs to a dict; raises for a repeated name, since one of its values would be
+    ignored.
+    """
     table = {}
     for name, value in pairs:
         if name in table:

@@ -34,8 +34,9 @@ class Watch(Protocol):
     """
 
     def on_step(self, env: BatchEnv, episode: int, row: int, chosen: TensorDict | None) -> None:
-        """Take a step of an episode: its row, its number, the state and the choice []; None
-        where the opponent chose, and at the episode's end."""
+        """Record a step of an episode: row, number, state, and the choice []; None where the
+        opponent chose, and at the episode's end.
+        """
 
     def ended(self, episode: int, episode_return: float) -> None:
         """The episode has ended."""
@@ -120,7 +121,7 @@ def play_members(
     stop: Callable[[], bool] = lambda: False,
     check: Callable[[TensorDict], None] = lambda outputs: None,
 ) -> dict[int, Episodes] | None:
-    """`play_episodes` for all members of a population together, who all play the same episodes.
+    """Like `play_episodes`, for all members of a population together on the same episodes.
 
     >>> from raffia.envs.batch import SerialBatch
     >>> from raffia.envs.probe import ActionProbe
@@ -239,7 +240,7 @@ class _EpisodeTable:
         return out
 
     def agents_turn(self) -> Tensor:
-        """Which of the rows the agent acts in: bool [n]."""
+        """The rows in which the agent acts, bool [n]."""
         if self.env.spec.num_players == 1:
             return torch.ones(len(self.rows), dtype=torch.bool)
         return self.states["to_play"] == self.episode[self.rows] % 2
@@ -247,7 +248,7 @@ class _EpisodeTable:
     def step(
         self, action: Tensor, turn: Tensor, max_steps: int, watch: Watch | None, watched: int
     ) -> None:
-        """Act in all rows, and begin other episodes where one has ended."""
+        """Act in all rows, and start new episodes where one has ended."""
         after = self.env.step(action, self.rows)
         self._check(after)
         self.total[self.rows] += torch.where(turn, after["reward"], -after["reward"])

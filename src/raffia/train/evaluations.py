@@ -1,4 +1,4 @@
-"""Evaluations that are played elsewhere while the loop goes on, and joined at a later update.
+"""Evaluations that are played by workers while the loop continues, and joined at a later update.
 
 What is evaluated are the weights after update u, and what comes of it is that update's: its row,
 its score, and its checkpoint, which is saved at u. After update u + join_after it is waited for; so
@@ -86,7 +86,7 @@ class Evaluations(OpenTasks):
         self.pool.ask(worker, update, TensorDict(count=torch.tensor(count)), self.board.ref(update))
 
     def is_due(self, update: int) -> bool:
-        """Whether the oldest is to be joined before the loop goes on after this update."""
+        """Whether the oldest evaluation must be joined before the loop continues."""
         oldest = next(iter(self._open), None)
         return oldest is not None and oldest + self.join_after <= update
 
@@ -104,7 +104,9 @@ class Evaluations(OpenTasks):
         return Joined(update, count, self._outcome(update, count, answer))
 
     def metrics(self) -> dict[str, float]:
-        """Open evaluations and seconds waited for them so far; nothing where none are used."""
+        """Open evaluations and seconds waited for them; empty if evaluations are not played
+        elsewhere.
+        """
         return self._metrics("evaluations", "evaluator", len(self._open)) if self.is_on else {}
 
     def state(self) -> TensorDict:

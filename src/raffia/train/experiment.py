@@ -59,11 +59,11 @@ class Plan:
 
 
 class Source(Protocol):
-    """Where steps come from: a `Collector`, or `Turns` of actors."""
+    """The source of steps: a `Collector`, or `Turns` of actors."""
 
     @property
     def num_env_steps(self) -> int:
-        """How many steps were played so far, of all environments together."""
+        """The number of steps played up to now, over all environments."""
 
     def take_ended(self) -> list[EndedEpisode]:
         """The episodes that have ended since the last call."""
@@ -139,12 +139,12 @@ class Experiment:
         """Do what belongs to an evaluation of this state, which is now played elsewhere."""
 
     def evolve(self, state: TensorDict) -> tuple[TensorDict, dict[str, Any]] | None:
-        """Another state that follows from an evaluation, and a row about it; None: no change."""
+        """A new state that follows from an evaluation, and a row about it; None for no change."""
         return None
 
     @property
     def num_env_steps(self) -> int | None:
-        """How many steps were played so far; None where none ever are."""
+        """The number of steps played up to now; None if the algorithm never plays."""
         return None if self.collector is None else self.collector.num_env_steps
 
     def take_ended(self) -> list[EndedEpisode]:
@@ -152,7 +152,7 @@ class Experiment:
         return [] if self.collector is None else self.collector.take_ended()
 
     def counters(self) -> dict[str, int]:
-        """Counts by name, besides updates and environment steps, whose rate is logged."""
+        """Counts by name, in addition to updates and environment steps, whose rates are logged."""
         return {}
 
     def extra_metrics(self, update: int) -> dict[str, float]:
@@ -164,7 +164,7 @@ class Experiment:
         return self.init()
 
     def whole(self, state: TensorDict) -> TensorDict:
-        """The state as it is saved, where the loop's lacks what is elsewhere."""
+        """The state as it is saved, including parts that other processes hold."""
         return state
 
     def refuse_other(self, found: Checkpoint, state: TensorDict) -> None:
@@ -172,7 +172,7 @@ class Experiment:
         refuse_other_state(state, self.example_state(), found.root, keep=self.shaped_by)
 
     def close(self) -> None:
-        """Close the environments, and end those who evaluate."""
+        """Close the environments, and stop the evaluators."""
         if self.evaluations is not None:
             self.evaluations.close()
         if self.env is not None:

@@ -1,4 +1,4 @@
-"""Settings from the words of a command line, and help about all of them."""
+"""Settings from command-line words, and the help about all of them."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def print_help(default: AnyConfig, prog: str, description: str) -> None:
 
 @contextlib.contextmanager
 def _terminal(width: int) -> Iterator[None]:
-    """Within this, the terminal has so many columns for whoever asks."""
+    """Make the terminal appear to have this many columns within the block."""
     before = os.environ.get("COLUMNS")
     os.environ["COLUMNS"] = str(width)
     try:

@@ -30,7 +30,7 @@ class EndedEpisode(NamedTuple):
 
 
 class Ledger:
-    """Of E environments: episodes begun, actions since each reset, returns and lengths so far.
+    """The ledger of E environments: episodes begun, actions since each reset, returns and lengths.
 
     seed: of the run; an episode's seed is made of it, of its row and of its number there.
     first_row: the first environment's row among all of the run's.
@@ -96,7 +96,7 @@ class Ledger:
         self._return[row], self._length[row], self._actions[row] = 0.0, 0, []
 
     def count(self, rows: Tensor, action: Tensor, after: TensorDict) -> Tensor:
-        """Take in one step of these rows; returns the rows whose episodes it has ended, int64 [n].
+        """Count one step of these rows; returns the rows whose episodes it has ended, int64 [n].
 
         after: "reward", "terminated", "truncated" and, where an environment may play on behind an
             end, "continues".
@@ -134,7 +134,7 @@ class Ledger:
         return EndedEpisode(self._return[row], self._length[row], row)
 
     def repeat(self, rows: Tensor, action: Tensor, after: TensorDict) -> None:
-        """Take in a step that was counted before, as a resume plays it again."""
+        """Repeat a step that was counted before, as a resume replays it."""
         taken, reward = action.unsqueeze(1).unbind(), after["reward"].tolist()
         for row, actions, number in zip(rows.tolist(), taken, reward, strict=True):
             self._add(row, actions, [number])
@@ -215,7 +215,7 @@ def rows_of(state: TensorDict, first: int, num: int) -> TensorDict:
 
 
 def over(after: TensorDict) -> Tensor:
-    """Where a reset is due after a step: bool [n].
+    """The rows that need a reset after a step: bool [n].
 
     >>> no, yes = torch.tensor([False]), torch.tensor([True])
     >>> over(TensorDict(terminated=yes, truncated=no, continues=yes, batch_size=[1]))

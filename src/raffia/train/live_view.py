@@ -1,4 +1,4 @@
-"""The panel that a terminal shows while a run goes on; drawn by rich.
+"""The live panel that a terminal shows during a run, drawn by rich.
 
 ╭─  EfficientZero on cartpole, seed 0  ──────────────────────────────╮
 │ ━━━━━━━━━━━━━━━━━━━━━╸                       51 %  3:19  3:12 left │
@@ -51,7 +51,7 @@ REFRESHES_PER_SECOND = 4
 
 
 class LiveView:
-    """A panel below all other output, drawn again four times a second by a thread of its own.
+    """A panel below all other output, redrawn four times a second by its own thread.
 
     What is printed meanwhile, by anybody, appears above the panel. At the end it stays as it is.
 

@@ -56,7 +56,7 @@ class Log:
         self._waited = 0.0  # seconds for workers, up to the last row
 
     def __call__(self, state: TensorDict, metrics: TensorDict) -> None:
-        """Take in the metrics of an update, and write the rows that are due."""
+        """Record the metrics of an update, and write the rows that are due."""
         self.add(metrics)
         update = step_of(state)
         if self._before is None:
@@ -154,7 +154,7 @@ class Log:
         self._experiment.view.show(self.status)
 
     def evaluated(self, mean_return: float, best: float) -> None:
-        """Take the outcome of an evaluation."""
+        """Record the outcome of an evaluation."""
         self.status = replace(self.status, evaluated_return=mean_return, best_return=best)
 
     def state(self) -> dict[str, Any]:
@@ -233,7 +233,7 @@ class Records:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take back what was written after the checkpoint with this state."""
+        """Remove what was written after the checkpoint with this state."""
         self._waiting.clear()
         self._before, self._begun = float(state["seconds"]), time.monotonic()
         self._rows.rewind(state["rows"])
@@ -341,7 +341,7 @@ def _varint(value: int) -> bytes:
 
 
 def _end_of_records(file: BinaryIO) -> int:
-    """Where the last whole record ends."""
+    """The offset at which the last complete record ends."""
     size, end = file.seek(0, os.SEEK_END), 0
     file.seek(0)
     while True:

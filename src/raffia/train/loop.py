@@ -182,7 +182,7 @@ class Evaluate:
         return True
 
     def _take(self, found: Outcome, update: int, count: int) -> None:
-        """Take what came of the state after an update."""
+        """Record the outcome of evaluating the state after an update."""
         plan = self._experiment.plan
         self.num_done = max(self.num_done, count // plan.evaluate_every)
         self.latest, self._at, self._at_count = found.score, update, count
@@ -212,8 +212,9 @@ class Evaluate:
 
 
 class Save:
-    """A checkpoint each `plan.save_every` updates, of each state that is the best so far, and of
-    each whose evaluation is open, which may turn out to be the best."""
+    """Save a checkpoint every `plan.save_every` updates, of each state that is the best up to now,
+    and of each whose evaluation is open, since it may turn out to be the best.
+    """
 
     def __init__(
         self,
@@ -264,7 +265,7 @@ class Save:
         self.last = update
 
     def _score(self, update: int, score: float) -> None:
-        """Give a checkpoint from before its score, which came late."""
+        """Set the score of an earlier checkpoint, whose evaluation ended late."""
         self._unwritten[update] = score
         self._write_scores()
 

@@ -29,7 +29,7 @@ class RunningMeans:
         self._sums: dict[str, tuple[float, int]] = {}  # sum, and number of values
 
     def add(self, values: TensorDict | Mapping[str, Tensor | float]) -> None:
-        """Take values in; of a tensor with dimensions each element is one.
+        """Add values; each element of a tensor counts as one.
 
         values: numbers, and tensors, which are on one device.
 
@@ -115,7 +115,7 @@ class PhaseClock:
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Within this, time counts for the phase of this name.
+        """Count the time within the block for the phase of this name.
 
         >>> clock = PhaseClock()
         >>> with clock.phase("learn"):

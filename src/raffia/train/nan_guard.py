@@ -209,7 +209,7 @@ def all_finite(values: TensorDict) -> bool:
 
 
 def _pieces(leaf: Tensor) -> Iterator[Tensor]:
-    """A large entry in parts, without a copy where its memory lies in a row."""
+    """A large entry in parts, without a copy if its memory is contiguous."""
     if leaf.is_contiguous():
         yield from leaf.view(-1).split(PIECE)
     elif leaf[0].numel() > PIECE:

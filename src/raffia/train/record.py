@@ -80,7 +80,7 @@ class EpisodeRecorder:
         value: float | None = None,
         policy: Tensor | None = None,  # [A], fractions of the visits
     ) -> None:
-        """Take the picture of a state, and the agent's value and policy there.
+        """Record the picture of a state, and the agent's value and policy in it.
 
         picture: what `render` gives; None is refused.
         """

@@ -1,4 +1,4 @@
-"""A replay buffer saved with the checkpoints of a run, without writing all of it each time.
+"""Incremental saving of a replay buffer with a run's checkpoints: only new rows are written.
 
 Observations before actions are nearly all of a buffer, and is never changed after it came in: it
 goes into chunks, files that are written once, of the rows that came since the checkpoint before.
@@ -100,7 +100,7 @@ class ReplayLog:
     # -- saving
 
     def files(self, buffer: SegmentReplayBuffer) -> Logged:
-        """Write the rows that came since the last time, and give what goes into the checkpoint.
+        """Write the rows added since the last call, and return what belongs into the checkpoint.
 
         Raises CheckpointError where the disk is full or fails; nothing new is left then.
         """
@@ -248,7 +248,7 @@ class ReplayLog:
     def _rows(
         self, chunks: list[Chunk], whole: dict[str, Tensor], total: int, size: int
     ) -> Iterator[tuple[slice, dict[str, Tensor]]]:
-        """All rows, the first of them first, with all columns."""
+        """All rows in order, with all columns."""
         oldest = max(0, total - size)
         if not chunks:
             for first, stop in sorted(
@@ -284,7 +284,7 @@ def _columns(found: StorageContents) -> dict[str, Tensor]:
 
 
 def _pieces(first: int, stop: int, size: int, most: int) -> Iterator[tuple[int, int]]:
-    """Ranges of items that lie in rows in a row, of at most so many.
+    """Split items into ranges that are contiguous in the ring, of at most `most` items each.
 
     >>> list(_pieces(7, 14, size=10, most=2))
     [(7, 9), (9, 10), (10, 12), (12, 14)]

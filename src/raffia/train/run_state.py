@@ -31,10 +31,10 @@ class Stateful(Protocol):
     """
 
     def state(self) -> Any:
-        """What it is now; an empty TensorDict where there is nothing to save."""
+        """The present state; an empty TensorDict if there is nothing to save."""
 
     def load_state(self, state: Any) -> None:
-        """Become what `state` gave; an empty TensorDict where nothing was saved."""
+        """Restore what `state` returned; an empty TensorDict means that nothing was saved."""
 
 
 Tree = Mapping[str, "Stateful | Tree"]
@@ -55,7 +55,7 @@ class Recorded:
         return self.value
 
     def load_state(self, state: Any) -> None:
-        """It is what it is."""
+        """Restore nothing: the value is constant."""
 
 
 class RunState:
@@ -125,7 +125,7 @@ class RunState:
             log.check(found)
 
     def prune(self, checkpoints: Sequence[Checkpoint]) -> None:
-        """Remove what none of these checkpoints, all that there are, needs any more."""
+        """Remove whatever none of these checkpoints, which are all that exist, needs."""
         for log, _ in self.replays:
             log.prune(checkpoints)
 

@@ -28,7 +28,7 @@ LONGEST_FAILURE = 2_000  # characters of an error's text in metrics.jsonl
 
 @dataclass(frozen=True)
 class RunResult:
-    """The end of a run, or of a session of it.
+    """The result of a run, or of one session of it.
 
     >>> RunResult(Path("runs/x"), "target", 500, 2_700, 201.5, 201.5, 60.0).reason
     'target'
@@ -119,7 +119,7 @@ class TrainingSession:
         return state.to(experiment.plan.device)
 
     def _refuse_unusable(self) -> None:
-        """RunError where there are checkpoints that can't be used: a start would remove them."""
+        """Raise RunError if unusable checkpoints exist, since a new start would remove them."""
         if passed_over := self.checkpoints.passed_over:
             raise RunError(
                 f"none of the {len(passed_over)} checkpoints in {self.folder} can be resumed, as "

@@ -123,7 +123,7 @@ def settings(kind: type[AnyConfig], path: str = "") -> Iterator[tuple[str, Any]]
 
 
 def value_from_json(hint: Any, value: object, path: str) -> object:
-    """`value` as the type has it, or a ConfigError that tells why it cannot be one.
+    """Convert `value` to the type; raises a ConfigError that says why if that is impossible.
 
     >>> value_from_json(tuple[float, ...], [1, 2], "search.temperatures")
     (1.0, 2.0)
@@ -175,7 +175,7 @@ def wrong_value(path: str, hint: Any, value: object) -> ConfigError:
 
 
 def as_json(value: object) -> str:
-    """A value as JSON has it, cut where it is long.
+    """Format a value as JSON, shortened if it is long.
 
     >>> as_json([1, "a"]), len(as_json("a" * 1000))
     ('[1, "a"]', 204)

@@ -54,7 +54,8 @@ class Stop:
 
 @contextlib.contextmanager
 def stop_on_signals() -> Iterator[Stop]:
-    """Within this, the first SIGINT or SIGTERM is only noted; the second leaves at once.
+    """Only note the first SIGINT or SIGTERM within the block; the second ends the process
+    immediately.
 
     The handlers from before are back afterwards. A signal that is ignored, as SIGINT is behind
     `nohup ... &`, stays ignored. Handlers can be set in the main thread only: elsewhere nothing is

@@ -25,7 +25,7 @@ from raffia.train.ledger import EndedEpisode, Ledger, rows_of
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """When each turn is played, with which weights, and when it is taken in.
+    """The schedule of turns: when each is played, with which weights, and when it is taken in.
 
     Update u comes after random_env_steps + (u + 1) / updates_per_env_step steps of all environments
     together, or after num_env_steps if that is less.
@@ -158,7 +158,7 @@ class Turns(OpenTasks):
         return steps
 
     def metrics(self) -> dict[str, float]:
-        """Open turns, staleness, seconds waited and restarts so far."""
+        """Open turns, staleness, seconds waited and restarts since the start."""
         return {
             "turns_open": float(self.num_open),
             "staleness": float(self.staleness),
@@ -179,7 +179,7 @@ class Turns(OpenTasks):
         return state
 
     def load_state(self, state: TensorDict) -> None:
-        """Go on after what was taken in; turns that were open are asked for again."""
+        """Continue after the turns that were taken in; turns that were open are requested again."""
         if "episode_return" not in state.keys():
             raise ValueError(
                 "the checkpoint is of a version that did not save the returns of episodes that go "

@@ -60,7 +60,7 @@ class View(Protocol):
     """
 
     def show(self, status: Status) -> None:
-        """Take the latest state; cheap, as it is called after every update."""
+        """Show the latest state; cheap, since it is called after every update."""
 
     def message(self, line: str) -> None:
         """Print a line that stays."""
@@ -146,7 +146,7 @@ def plain_parts(status: Status) -> list[str]:
 
 
 def worker_parts(status: Status) -> list[str]:
-    """What there is to say of workers; nothing for a run that has none.
+    """The parts of a line that describe workers; empty for a run without any.
 
     >>> worker_parts(Status(waiting=0.125, staleness=8.0, worker_restarts=1))
     ['12 % waiting for workers', '8 updates stale', '1 restart']
@@ -196,7 +196,7 @@ def percent(fraction_done: float) -> str:
 
 
 def score(value: float | None) -> str:
-    """A return, with one digit behind the point where it has some.
+    """Format a return, with one decimal if it has a fraction.
 
     >>> score(200.0), score(-21.25), score(None)
     ('200', '-21.2', '-')

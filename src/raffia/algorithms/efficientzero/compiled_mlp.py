@@ -29,7 +29,7 @@ from raffia.tensordict.tensordict import TensorDict
 
 
 def compiled_recurrent(model: LatentModel) -> CompiledRecurrent | None:
-    """The folded model's step, None where it has a layer that there is no compiled form of.
+    """The compiled step of the folded model; None if a layer has no compiled form.
 
     >>> from raffia.algorithms.efficientzero.folding import Folding
     >>> from raffia.algorithms.efficientzero.model import EfficientZeroModel, EfficientZeroModelMLP

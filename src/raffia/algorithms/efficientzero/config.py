@@ -72,7 +72,7 @@ class ModelConfig:
 
 
 def check_heads(hidden: Sequence[int], max_layers: int, max_nodes: int) -> None:
-    """ValueError where evolvable heads can't begin with layers of so many nodes.
+    """Raise ValueError if evolvable heads can't begin with layers of this many nodes.
 
     >>> check_heads((32,), max_layers=3, max_nodes=128)
     >>> check_heads((32, 64), max_layers=3, max_nodes=128)

@@ -34,7 +34,7 @@ class LargestHead(NamedTuple):
 
 
 class HeadOptions(TypedDict, total=False):
-    """What all heads of a network have in common: the keywords of `head`.
+    """The options that all heads of a network share: the keywords of `head`.
 
     >>> options: HeadOptions = {"norm_type": "BN", "zero_last": True}
     """
@@ -149,7 +149,7 @@ def policy_head(
 
 
 def check_sigma(sigma_type: str, fixed_sigma_value: float) -> None:
-    """ValueError for options that no `GaussianHead` has, also where none is built.
+    """Raise ValueError for options that `GaussianHead` does not have, even if no head is built.
 
     >>> check_sigma("free", 0.3)
     Traceback (most recent call last):

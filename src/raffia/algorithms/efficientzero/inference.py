@@ -36,7 +36,7 @@ Rows = tuple[Tensor, ...]  # what the networks give for B rows, each [B, ...]
 def fold(
     model: LatentModel, *, cudagraphs: bool = False, dtype: torch.dtype | None = None
 ) -> FoldedModel:
-    """A copy of the model for planning, as it is now and as if in eval mode.
+    """A copy of the model for planning, of its present weights and in eval mode.
 
     BatchNorm lies within the weights before it, which changes outputs by rounding only. The copy is
     no `nn.Module`: as a part of one it stays on the device and in the dtype that the model had,
@@ -110,7 +110,7 @@ class FoldedModel:
         return RootOutput(logits, value, as_embedding(*state), mask, to_play)
 
     def root_rows(self, observation: Tensor) -> Rows:
-        """What the function `root_rows` gives, compiled where there is a compiled form."""
+        """The outputs of the function `root_rows`, compiled if the model has a compiled form."""
         model = self._folding.model
         found = None if self.compiled is None else self.compiled(observation)
         if found is None:
@@ -130,7 +130,7 @@ class FoldedModel:
 
     @cached_property
     def compiled(self) -> CompiledRoot | None:
-        """The compiled form of `root`, None where there is none of the model."""
+        """The compiled form of `root`; None if the model has none."""
         if not jit.available():
             return None
         from raffia.algorithms.efficientzero.compiled_mlp import compiled_root
@@ -166,13 +166,13 @@ class FoldedRecurrentFn:
         return RecurrentOutput(reward, value, logits), as_embedding(*state)
 
     def step_rows(self, *rows: Tensor) -> Rows:
-        """What the function `step_rows` gives."""
+        """The outputs of the function `step_rows`."""
         if self.cudagraphs:
             return self.graphs(*rows)
         return _in_blocks(step_rows, self._model, *rows)
 
     def bind(self, memory: SearchMemory) -> Callable[[int], None] | None:
-        """One compiled call for each simulation, or None where there is none for this model.
+        """Bind one compiled call for each simulation; None if this model has no compiled form.
 
         There is one for `EfficientZeroModelMLP` in float32 on the CPU, with "BN" or "LN", ReLU, and
         no `state_norm`. Its results are those of the ordinary call but for rounding; a row's are
@@ -191,7 +191,7 @@ class FoldedRecurrentFn:
 
     @cached_property
     def compiled(self) -> CompiledRecurrent | None:
-        """The compiled form that `bind` binds, None where there is none of the model."""
+        """The compiled form that `bind` binds; None if the model has none."""
         if not jit.available():
             return None
         from raffia.algorithms.efficientzero.compiled_mlp import compiled_recurrent
@@ -209,7 +209,7 @@ def _reload(owner: FoldedModel | FoldedRecurrentFn) -> None:
 def _in_blocks(
     function: Callable[..., Rows], model: LatentModel, *rows: Tensor, on_gpu: int = 1
 ) -> Rows:
-    """What a function says of rows that are filled up to whole blocks; see `row_invariant`.
+    """Apply a function to rows that are padded to whole blocks; see `row_invariant`.
 
     on_gpu: rows of a block there. On the CPU images are not filled up: it would cost too much, and
         their networks fill up what needs it.
@@ -238,7 +238,7 @@ def root_rows(model: LatentModel, observation: Tensor) -> Rows:
 
 
 def step_rows(model: LatentModel, latent: Tensor, h: Tensor, c: Tensor, action: Tensor) -> Rows:
-    """Value prefix and what `root_rows` gives, of the states that actions lead to."""
+    """Value prefix and the outputs of `root_rows` for the states that actions lead to."""
     output = model.recurrent_inference(latent, (h.unsqueeze(0), c.unsqueeze(0)), action)
     h, c = output.reward_hidden_state
     reward, value = model.decode_reward(output.value_prefix), model.decode_value(output.value)
@@ -276,7 +276,8 @@ class _Graph(NamedTuple):
 
 
 class RowGraphs:
-    """Records a function of rows as a CUDA graph, for each number of rows that there is room for.
+    """Records a function of rows as CUDA graphs, one for each number of rows that there is room
+    for.
 
     A call copies its rows into the smallest graph that holds them, replays it, and gives copies of
     as many rows. What the function reads besides, such as weights, stays where it is in memory.
@@ -296,7 +297,7 @@ class RowGraphs:
 
     @property
     def sizes(self) -> list[int]:
-        """For how many rows there are graphs."""
+        """The numbers of rows for which graphs exist."""
         return sorted(self._graphs)
 
     @torch.no_grad()

@@ -75,7 +75,7 @@ def _batch_norm(norm: nn.LayerNorm) -> nn.Module:
 
 
 def _per_pixel(value: Tensor, ours: Tensor) -> Tensor:
-    """[C] as [C, H, W] where ours is such, else as it is."""
+    """Reshape [C] to [C, H, W] if our parameter has this shape; else return it unchanged."""
     if value.dim() == 1 and ours.dim() == 3 and len(value) == len(ours):
         return value[:, None, None].expand(ours.shape)
     return value

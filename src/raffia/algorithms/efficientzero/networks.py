@@ -115,7 +115,7 @@ class DownSample(nn.Module):
 def residual_blocks(
     num: int, shape: Sequence[int], activation: nn.Module = RELU, norm_type: str = "BN"
 ) -> nn.Sequential:
-    """So many residual blocks, one after the other.
+    """A sequence of this many residual blocks.
 
     >>> len(residual_blocks(2, (8, 6, 6)))
     2
@@ -310,7 +310,7 @@ def _flat(parameters: Iterable[Tensor]) -> np.ndarray[Any, np.dtype[np.float32]]
 
 
 class PredictionNetwork(nn.Module):
-    """From a latent state [B, num_channels, h, w] to policy and value.
+    """The prediction network: from a latent state [B, num_channels, h, w] to policy and value.
 
     observation_shape: (C, H, W) of an observation; with `downsample` it determines the latent's
     size.

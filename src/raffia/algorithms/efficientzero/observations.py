@@ -46,7 +46,7 @@ def merge_frames(
 
 
 def as_input(observation: Tensor) -> Tensor:
-    """Floats as they are; bytes of 0..255 as floats of 0..1.
+    """Convert observations to floats: floats stay, bytes of 0..255 become 0..1.
 
     >>> as_input(torch.tensor([0, 51], dtype=torch.uint8))
     tensor([0.0000, 0.2000])
@@ -127,7 +127,7 @@ def with_observations(
 
 
 def _augmented(images: Tensor, draws: TensorDict | None, which: int) -> Tensor:
-    """Each sample shifted, made brighter or darker by its own draw, which its images share.
+    """Shift each sample and change its brightness by its own draw, which its images share.
 
     Bytes stay bytes if they are only shifted.
     """

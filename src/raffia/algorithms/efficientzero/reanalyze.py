@@ -97,7 +97,7 @@ def _first_fraction(segments: TensorDict, fraction: float) -> Tensor:  # int64 [
 
 
 def steps_of(segments: TensorDict) -> Tensor:  # int64 [*]
-    """Numbers of the steps, -1 where there is none; different for different members.
+    """Numbers of the steps, -1 where a step is missing; the numbers of different members differ.
 
     >>> segments = TensorDict(step_index=torch.tensor([[3, -1], [3, 4]]),
     ...                      member=torch.tensor([0, 1]), batch_size=[2])

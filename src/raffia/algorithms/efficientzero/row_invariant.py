@@ -24,7 +24,7 @@ ELEMENTS = 32  # of a function
 
 
 def filled_up(x: Tensor, size: int = BLOCK) -> Tensor:
-    """x [B, ...] and zeros, so that there is a multiple of `size` rows.
+    """Pad x [B, ...] with zeros to a multiple of `size` rows.
 
     >>> filled_up(torch.ones(3, 4)).shape
     torch.Size([16, 4])
@@ -73,7 +73,7 @@ class RowInvariantConv2d(nn.Conv2d):
 
 
 class _InBlocks:
-    """What a module says of rows, in blocks of them."""
+    """Applies a module to rows in blocks."""
 
     _size = BLOCK
 
@@ -92,7 +92,7 @@ class _GaussianHead(_InBlocks, GaussianHead): ...
 
 
 class _OfElements:
-    """A function of elements, in blocks of them."""
+    """Applies an elementwise function in blocks."""
 
     def forward(self, x: Tensor) -> Tensor:
         function: Callable[[Tensor], Tensor] = super().forward  # type: ignore[misc]

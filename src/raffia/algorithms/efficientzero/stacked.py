@@ -148,7 +148,7 @@ class _Models(Protocol):
 
 
 class _Each:
-    """Each member's rows by its own folded model."""
+    """Applies each member's own folded model to its rows."""
 
     def __init__(self, model: LatentModel, size: int) -> None:
         self.size, self._model = size, model
@@ -182,7 +182,7 @@ class _Each:
 
 
 class _Vmapped:
-    """All members' rows by one vmapped program."""
+    """Applies one vmapped program to the rows of all members."""
 
     def __init__(self, model: LatentModel, size: int) -> None:
         self.size, self._form = size, _Decoded(model).eval()

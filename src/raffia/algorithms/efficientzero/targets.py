@@ -1,4 +1,4 @@
-"""From segments of the replay to the batch that EfficientZero learns from.
+"""Make the batch that EfficientZero learns from out of segments of the replay.
 
 Legend: B segments of L = K + n + 1 rows, K unrolled steps, n rewards before a value closes the sum,
 O the shape of an observation with its frames merged, A actions or N sampled ones of D numbers.
@@ -173,7 +173,8 @@ def value_target(
     *,
     discount: float | Tensor | None = None,  # or of each segment [B]; None: the config's
 ) -> Tensor:  # [B, K+1]
-    """The target n rewards plus the value of where they lead, from the view of the player to move.
+    """The value target: n rewards plus the value of the state after them, from the view of the
+    player to move.
 
         z_k = sum_{i<n} g^i r_{t+k+i} + g^n V(o_{t+k+n})
 

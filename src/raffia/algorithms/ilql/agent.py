@@ -332,7 +332,7 @@ class ILQL(AgentNetworks):
         include_logits: bool = False,
         logit_temp: float = 1.0,
     ) -> Tensor:  # [B, T, V]
-        """What each token of the vocabulary would be worth behind each token, see `scores.py`."""
+        """The scores of each token of the vocabulary after each token; see `scores.py`."""
         batch = self.prepare_inputs(items)
         return get_scores(
             self.model,
@@ -443,7 +443,7 @@ class ILQL(AgentNetworks):
         decode: DecodeConfig | None = None,  # None: the config's
         seed: int = 0,
     ) -> float:
-        """Mean return of so many games; it is put behind `fitness`."""
+        """The mean return of this many games, which is appended to `fitness`."""
         decode = self.config.decode if decode is None else decode
         evaluator = ILQL_Evaluator(make_env, tokenizer, decode, num_games=num_games, seed=seed)
         self.fitness.append(evaluator.evaluate(self).env_reward)
@@ -474,14 +474,14 @@ class ILQL(AgentNetworks):
         return reshaped(self, new_layer_prob, nodes, draw)
 
     def save_checkpoint(self, path: str | os.PathLike[str]) -> None:
-        """Write a folder, at once: weights, target, optimiser, settings; the data set is not.
+        """Write a folder atomically: weights, target, optimiser and settings, without the data set.
 
         Safetensors and JSON only. A checkpoint that is there is replaced, anything else refused.
         """
         save_agent(self, path)
 
     def load_checkpoint(self, path: str | os.PathLike[str]) -> None:
-        """Become the agent that was saved; the data set and the device stay.
+        """Load a saved agent into this one, which keeps its data set and device.
 
         Raises ValueError, and changes nothing, if it has a language model that can't be made from
         the checkpoint, such as one of `transformers`, and this agent has no such one.
@@ -527,7 +527,7 @@ class ILQL(AgentNetworks):
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a copy takes over."""
+        """The attributes that a copy takes over."""
         return {**self.__dict__, "_learner_of": None, "_upcoming": (None, 0, None)}
 
 

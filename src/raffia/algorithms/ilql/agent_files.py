@@ -126,12 +126,12 @@ def _made(kind: Any, entries: Mapping[str, Any]) -> Any:
 
 
 def _tensors(networks: nn.Module) -> dict[str, Tensor]:
-    """Those of "model" and "target", each once: tied ones are one tensor of two names."""
+    """The tensors of "model" and "target", each once: tied ones are one tensor with two names."""
     return {**dict(networks.named_parameters()), **dict(networks.named_buffers())}
 
 
 def _unlike(mine: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> str:
-    """What differs in names and shapes; nothing if they are equal."""
+    """Describe the differences in names and shapes; empty if there are none."""
     odd = sorted(mine.keys() ^ saved.keys())
     if odd:
         return f"{odd[0]!r} is only in the {'checkpoint' if odd[0] in saved else 'networks'}"

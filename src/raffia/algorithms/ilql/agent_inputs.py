@@ -1,4 +1,4 @@
-"""What `ILQL` is given: rows, or batches of them, or the next ones of its data set.
+"""The inputs of `ILQL`: rows, batches of them, or the next ones of its data set.
 
 Legend: B rows, T tokens of a row, A actions of a row.
 """
@@ -55,7 +55,7 @@ def batch_of(items: Items, dataset: RL_Dataset | None, config: ILQLModelConfig) 
 
 
 def _whole(entries: dict[str, Any], config: ILQLModelConfig) -> TensorDict:
-    """What somebody put together, looked at."""
+    """Check a batch that was assembled by the caller."""
     missing = [name for name in ENTRIES if name not in entries]
     if missing:
         raise ValueError(f"the batch lacks {missing}: dataset.collate(points) makes whole ones")
@@ -130,7 +130,7 @@ class PlainDataset(List_RL_Dataset):
         self.rows = dataset
 
     def size(self) -> int:
-        """As many as there are."""
+        """The number of rows."""
         return len(self.rows)
 
     def get_item(self, index: int) -> DataPoint:
@@ -140,7 +140,7 @@ class PlainDataset(List_RL_Dataset):
 
 
 def as_dataset(dataset: Any, num_tokens: int) -> RL_Dataset | None:
-    """What an agent learns from, whichever way its rows are stored.
+    """The data set that an agent learns from, whichever way its rows are stored.
 
     >>> as_dataset(None, 9) is None
     True

@@ -45,7 +45,7 @@ class AgentNetworks(TensorDictModuleBase):
     _learner_of: ILQLLearner | None
 
     def install(self, model: ILQLModel, target: ILQLTarget, config: ILQLConfig) -> None:
-        """Take other networks, and the config that they are made by; the optimiser begins again."""
+        """Replace the networks and their config; the optimiser starts again."""
         self.model, self.target, self._config = model, target, config
         heads = ["q1", "q2"] if config.model.double_q else ["q1"]
         self.in_keys = ["tokens", "state_idxs", "action_idxs", "attn_mask"]
@@ -54,7 +54,7 @@ class AgentNetworks(TensorDictModuleBase):
 
     @property
     def config(self) -> ILQLConfig:
-        """All settings; others can be assigned, but for what the networks are made of."""
+        """All settings; those that do not determine the networks can be assigned."""
         return self._config
 
     @config.setter
@@ -68,11 +68,12 @@ class AgentNetworks(TensorDictModuleBase):
 
     @property
     def device(self) -> torch.device:
-        """Where the networks are."""
+        """The device of the networks."""
         return next(self.model.parameters()).device
 
     def learner_state(self) -> TensorDict:
-        """What learning changes, in the memory of this agent, as `ILQLLearner` has it.
+        """The state that learning changes, sharing this agent's memory, as `ILQLLearner` defines
+        it.
 
         Before the first update "opt" is empty.
         """
@@ -83,14 +84,14 @@ class AgentNetworks(TensorDictModuleBase):
         return state
 
     def load_learner_state(self, state: TensorDict) -> None:
-        """Become what the state is; the settings stay. Its "opt" may be used as it is."""
+        """Load a learner's state and keep the settings. Its "opt" may be used without a copy."""
         load_networks(self, state)
         self.opt = state["opt"] if len(state["opt"].keys()) else None
         self.step = int(state["step"])
 
     @property
     def _learner(self) -> ILQLLearner:
-        """For the networks as they are, whose shape it copies, not their weights."""
+        """A learner for networks of the present shapes; the weights are not copied."""
         if self._learner_of is None:
             model = self.model
             own = {id(parameter): parameter for parameter in model.parameters()}  # not copied
@@ -161,7 +162,8 @@ class Networks(NamedTuple):
 
 
 def networks_of(net_config: NetConfig) -> Networks:
-    """Read a description of a GPT, a folder of weights, or a language model that is there.
+    """Make networks from a description of a GPT, a folder of weights, or an existing language
+    model.
 
     A description has the entries of `GPT2`, all but `vocab_size` with GPT-2's number where left
     out; but dropout is 0 there, as values take its noise for chances. It may have "positions",
@@ -220,7 +222,7 @@ def trunk_config_of(trunk: LanguageModel) -> TrunkConfig:
 
 
 def why_fixed(agent: AgentNetworks) -> str | None:
-    """What keeps its networks from changing; None: nothing.
+    """The reason why the networks can't be mutated; None if they can.
 
     >>> from raffia.algorithms.ilql.agent import ILQL
     >>> agent = ILQL(None, {"vocab_size": 6, "n_layer": 1, "n_head": 2, "n_embd": 8})

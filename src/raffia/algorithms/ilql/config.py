@@ -1,4 +1,4 @@
-"""What can be set of ILQL, with the paper's numbers. Imports no torch: help comes at once.
+"""The settings of ILQL, with the paper's numbers. Imports no torch, so that `--help` is fast.
 
 What ILQL is compared with is ILQL with other numbers: see `method`.
 """
@@ -110,7 +110,7 @@ class ILQLModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ILQLLossConfig:
-    """What is learnt of a batch. A term of weight 0 costs nothing."""
+    """The weights of the loss terms. A term of weight 0 costs nothing."""
 
     gamma: float = 0.99  # discount per token of the agent
     # Expectile of V: 0.5 is the mean of the data's values, towards 1 the best of them.
@@ -255,7 +255,7 @@ Method = Literal["ilql", "bc", "filtered_bc", "single_step", "cql"]
 
 
 def method(name: Method, config: Config) -> Config:
-    """What ILQL is compared with: the same networks and data, other numbers.
+    """The settings of a method that ILQL is compared with: same networks and data, other numbers.
 
     ilql         as it is
     bc           behaviour cloning: the policy alone, all of the agent's tokens equally

@@ -22,7 +22,7 @@ MakeEnv = Callable[[], Language_Environment]
 
 @dataclass(frozen=True)
 class AgentEvaluation:
-    """What came of some games: means over them, but for KL and entropy.
+    """The results of some games: means over them, and estimates of KL and entropy.
 
     >>> game = Played(None, ("hi",), (1.0,), True)
     >>> AgentEvaluation((game,), (-0.5,), (0.1,), (1.2,)).token_reward
@@ -36,7 +36,7 @@ class AgentEvaluation:
 
     @property
     def env_reward(self) -> float:
-        """What the environment gave."""
+        """The reward from the environment."""
         return _mean([game.episode_return for game in self.games])
 
     @property
@@ -46,7 +46,8 @@ class AgentEvaluation:
 
     @property
     def kl(self) -> float:
-        """From the policy's own distribution over utterances to that which was drawn from.
+        """The KL divergence between the distribution over utterances that was drawn from and the
+        policy's own.
 
         An estimate by the generated tokens; of a beam search, how much likelier it made them.
         """
@@ -54,7 +55,9 @@ class AgentEvaluation:
 
     @property
     def entropy(self) -> float:
-        """Of the distribution over utterances that was drawn from; an estimate, too."""
+        """The entropy of the distribution over utterances that was drawn from, which is estimated
+        too.
+        """
         return _mean(self.surprises)
 
 

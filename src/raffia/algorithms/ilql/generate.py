@@ -137,7 +137,7 @@ def stream(
     stop: Stop | None = None,  # None: the tokenizer's end; without one the limits only
     pad_token: int | None = None,  # never generated; None: the tokenizer's
 ) -> Iterator[StreamedToken]:
-    """The same tokens as `generate` gives at once; leave the loop to stop early.
+    """Yield the tokens that `generate` would return together; leave the loop to stop early.
 
     >>> from raffia.algorithms.ilql.config import ILQLModelConfig, TrunkConfig
     >>> from raffia.algorithms.ilql.model import make_target

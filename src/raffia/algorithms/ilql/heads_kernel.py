@@ -25,7 +25,7 @@ def heads_step(
     v: int,  # [rows]
     q: int,  # [rows, num_tokens]
 ) -> None:
-    """Write the logits, V and the smaller Q of each token, as far as they are wanted."""
+    """Write the logits, V and the smaller Q of each token, as far as they are requested."""
     step, tokens_step = 4 * depth, 4 * num_tokens
     if of_policy:
         weight = load_i64(table)

@@ -175,7 +175,7 @@ class ILQLLearner:
         return TensorDict({**dict(state.items()), **new, "step": step}, state.batch_size)
 
     def learning_rate(self, step: int) -> float:
-        """Of this update, counted from 1, as the config has it.
+        """The learning rate of this update, counted from 1, by the config.
 
         >>> from raffia.algorithms.ilql.config import *
         >>> trunk = TrunkConfig(vocab_size=10, n_layer=1, n_head=2, n_embd=8, block_size=16)
@@ -187,7 +187,7 @@ class ILQLLearner:
         return self.config.optimizer.learning_rate * float(self._schedule(torch.tensor(step)))
 
     def _schedule(self, step: Tensor) -> Tensor:
-        """What the learning rate is multiplied by in this update, counted from 1."""
+        """The factor of the learning rate in this update, counted from 1."""
         config = self.config.optimizer
         factor = warmup(step, config.warmup_updates)
         if config.decay == "constant":
@@ -234,7 +234,8 @@ def _moved(
 
 
 def hyper_of(config: ILQLConfig, like: Tensor) -> TensorDict:
-    """What a member of a population may have of its own, `HYPER`, at least as precise as weights.
+    """The hyper-parameters in `HYPER` that members may differ in, at least as precise as the
+    weights.
 
     >>> hyper_of(ILQLConfig(), like=torch.zeros(()))["alpha"]
     tensor(0.0050)
@@ -275,7 +276,7 @@ def networks_state(
 
 @torch.no_grad()
 def load_networks(networks: nn.Module, state: TensorDict, without: Collection[str] = ()) -> None:
-    """Write a state into "model" and "target", as far as it does not lie in their memory already.
+    """Write a state into "model" and "target", except where it shares their memory already.
 
     networks: a module with these two in it, such as an agent or its loss.
     without: names of tensors that are no part of the state.
@@ -323,7 +324,7 @@ def named_tensors(
 
 
 def _subset(tree: TensorDict, names: Iterable[str]) -> TensorDict:
-    """These of the networks, as far as they are there."""
+    """Select those of the given networks that exist."""
     return TensorDict({name: tree[name] for name in names if name in tree.keys()})
 
 
@@ -339,7 +340,7 @@ def _on_meta(model: ILQLModel) -> ILQLModel:
 
 
 def _rates(model: nn.Module) -> Iterator[float]:
-    """Of dropout, as layers of ours and of others keep them."""
+    """The dropout rates, for our layers and those of other libraries."""
     for layer in model.modules():
         if isinstance(layer, nn.Dropout):
             yield layer.p

@@ -63,8 +63,8 @@ class Values(NamedTuple):
 
 
 class Loss(nn.Module):
-    """The loss of a batch, as a module around the networks and the target of them:
-    `torch.func.functional_call` gives it the parameters, "model. ..." and "target. ...".
+    """The loss of a batch, as a module around the networks and their target:
+    `torch.func.functional_call` provides the parameters, "model. ..." and "target. ...".
 
     precision: of the matrix products; values and losses stay as precise as the parameters.
     target: the target network; None for a fresh one.
@@ -99,7 +99,7 @@ class Loss(nn.Module):
         self.config, self.precision = config, precision
 
     def forward(self, batch: TensorDict, numbers: TensorDict) -> tuple[Tensor, Terms]:
-        """What is differentiated; and the metrics."""
+        """The loss to differentiate, and the metrics."""
         device, mixed = batch["tokens"].device.type, self.precision == "bfloat16"
         with torch.autocast(device, torch.bfloat16, enabled=mixed):
             terms, metrics = self._terms(batch, numbers)
@@ -134,7 +134,7 @@ class Loss(nn.Module):
         return terms, metrics
 
     def _wanted(self, batch: TensorDict, masks: Masks) -> Tensor | None:
-        """Where hidden states are looked at, bool [B, T]: states, actions; None: everywhere."""
+        """The positions whose hidden states are needed, bool [B, T]; None for all."""
         if self.config.awac_weight > 0 and not self._at_actions_only:
             return None
         uses = torch.zeros_like(batch["attn_mask"], dtype=torch.int64)
@@ -217,7 +217,7 @@ class Loss(nn.Module):
         return Values(slots, own_v, next_value, q, q_rows, target_q, action)
 
     def _q(self, x: Tensor, action: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """Of the actions, and of all tokens where a term looks at them."""
+        """The Q values of the actions, and those of all tokens if a term needs them."""
         heads = self.model.q_heads
         if self.config.cql_weight == 0 and self.config.dm_weight == 0:
             return tuple(head.at(x, action) for head in heads), ()
@@ -327,7 +327,7 @@ def with_row_means(
 
 
 def _count(batch: TensorDict, name: str) -> Tensor | None:
-    """What sums are divided by, where the batch is a part of a larger one."""
+    """The divisor of sums, if the batch is a part of a larger one."""
     return batch[name].sum() if name in batch.keys() else None
 
 

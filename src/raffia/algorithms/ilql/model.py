@@ -80,7 +80,7 @@ class ILQLModel(nn.Module):
 
     @property
     def policy_trunk(self) -> LanguageModel:
-        """The language model that gives the policy's logits.
+        """The language model that computes the policy's logits.
 
         >>> small = TrunkConfig(vocab_size=10, n_layer=1, n_head=2, n_embd=8, block_size=16)
         >>> model = ILQLModel(ILQLModelConfig(trunk=small, policy="shared"))
@@ -118,7 +118,7 @@ class ILQLModel(nn.Module):
         return self.policy_trunk.logits(hidden.detach() if self.config.detach_pi else hidden)
 
     def q_input(self, hidden: Tensor) -> Tensor:
-        """What the Q heads are given of the trunk's hidden states: with `detach_q` no gradient.
+        """The Q heads' input from the trunk's hidden states: without gradient if `detach_q` is set.
 
         >>> small = TrunkConfig(vocab_size=10, n_layer=1, n_head=2, n_embd=8, block_size=16)
         >>> model = ILQLModel(ILQLModelConfig(trunk=small, detach_q=True))
@@ -142,7 +142,7 @@ class ILQLModel(nn.Module):
         detach_policy: bool = False,  # no gradient at all comes of the logits
         trunk_kwargs: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> ILQLOutputs:
-        """All of it for all positions; `Loss` computes what it needs only.
+        """Compute every output at all positions; `Loss` computes only what it needs.
 
         trunk_kwargs: what else "trunk", "policy" and "target" are called with, such as a cache.
         """
@@ -210,7 +210,7 @@ class ILQLTarget(nn.Module):
         return (self.q1,) if self.q2 is None else (self.q1, self.q2)
 
     def train(self, mode: bool = True) -> ILQLTarget:
-        """Stays as it is: a target drops nothing out.
+        """Keep the mode: a target network has no dropout.
 
         >>> small = TrunkConfig(vocab_size=10, n_layer=1, n_head=2, n_embd=8, block_size=16)
         >>> ILQLTarget(ILQLModel(ILQLModelConfig(trunk=small))).train().training
@@ -285,7 +285,7 @@ class Head(nn.Sequential):
         return cast(nn.Linear, self[2])
 
     def inner(self, hidden: Tensor) -> Tensor:
-        """What the last layer reads, of hidden states [*, d].
+        """The input of the last layer, from hidden states [*, d].
 
         >>> Head(4, 10).inner(torch.zeros(2, 3, 4)).shape
         torch.Size([2, 3, 8])
@@ -341,7 +341,7 @@ class EvolvableHead(EvolvableMLP):
         return self.out
 
     def inner(self, hidden: Tensor) -> Tensor:
-        """What the last layer reads, of hidden states [*, d].
+        """The input of the last layer, from hidden states [*, d].
 
         >>> EvolvableHead(4, 10).inner(torch.zeros(2, 3, 4)).shape
         torch.Size([2, 3, 4])
@@ -353,7 +353,7 @@ class EvolvableHead(EvolvableMLP):
         hidden: Tensor,  # [*, d]
         index: Tensor | None = None,  # int64 [*]
     ) -> Tensor:  # [*]
-        """As `Head.at`."""
+        """Like `Head.at`."""
         return _one_output(self.last, self.inner(hidden), index)
 
 

@@ -309,7 +309,7 @@ def padded_left(
 
 @contextmanager
 def evaluating(*modules: nn.Module | None) -> Iterator[None]:
-    """Within the block modules drop nothing out; afterwards they are as they were.
+    """Disable dropout of the modules within the block; their modes are restored afterwards.
 
     >>> layer = nn.Dropout(0.5)
     >>> with evaluating(layer):
@@ -357,13 +357,17 @@ class CompiledHeads:
 
     @classmethod
     def of(cls, model: ILQLModel, target: ILQLTarget | None) -> CompiledHeads | None:
-        """None where the heads, or the language model with the output weights, are not plain."""
+        """Compile heads and language model; None if these, or the output weights, have no plain
+        form.
+        """
         heads = (model.v, *(() if target is None else target.q_heads))
         fits = compiles(model.policy_trunk) and model.config.per_token and all(map(_plain, heads))
         return cls(model, target) if fits else None
 
     def next_token(self, hidden: dict[str, Tensor], needs: Needs) -> NextToken:
-        """Of hidden states [R, d], contiguous, by the names of `ModelScorer.trunks`."""
+        """The scores of the next token for hidden states [R, d], contiguous, by names of
+        `ModelScorer.trunks`.
+        """
         from raffia.algorithms.ilql.heads_kernel import heads_step
 
         num_rows = len(next(iter(hidden.values())))

@@ -58,12 +58,12 @@ class TopAdvantageNGrams:
         self._sums: dict[tuple[int, ...], tuple[float, int]] = {}
 
     def evaluate(self, agent: ILQL, items: Items, k: int | None = None) -> list[NGram]:
-        """Take in these rows, and give the k best of all that were taken in; None for all."""
+        """Add these rows, and return the k best n-grams of all rows added; None for all."""
         self.add(agent, items)
         return self.top(k)
 
     def add(self, agent: ILQL, items: Items) -> None:
-        """Take in these rows."""
+        """Add the n-grams of these rows."""
         if not agent.per_token and self.n is not None:
             raise ValueError(
                 f"n={self.n} of an agent with per_token=False, which values whole utterances only: "
@@ -81,14 +81,14 @@ class TopAdvantageNGrams:
                 self._sums[tokens] = total + mean, count + 1
 
     def top(self, k: int | None = None) -> list[NGram]:
-        """The k best so far, the best first; None for all."""
+        """The k best n-grams of all rows added, the best first; None for all."""
         found = [
             NGram(tokens, total / count, count) for tokens, (total, count) in self._sums.items()
         ]
         return sorted(found, key=lambda gram: (-gram.advantage, gram.tokens))[:k]
 
     def _spoken(self, row: _Row) -> Iterator[tuple[tuple[int, ...], float]]:
-        """Each n-gram of a row, and the mean of its tokens' advantages."""
+        """Iterate over the n-grams of a row, each with the mean of its tokens' advantages."""
         indices = [at for at, counts in zip(row.actions, row.real, strict=True) if counts]
         for start, end in self._runs(row.tokens, indices):
             n = end - start if self.n is None else self.n
@@ -97,7 +97,7 @@ class TopAdvantageNGrams:
                 yield ngram, sum(row.values[at : at + n]) / n
 
     def _runs(self, tokens: list[int], indices: list[int]) -> Iterator[tuple[int, int]]:
-        """Where utterances begin and end in the list of actions."""
+        """The ranges of the list of actions that belong to one utterance each."""
         if not indices:
             return
         start = 0

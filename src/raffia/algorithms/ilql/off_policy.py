@@ -1,4 +1,4 @@
-"""What decoding would bring, estimated from logged dialogues alone: weighted importance sampling.
+"""Off-policy estimates of a decoding's return from logged dialogues: weighted importance sampling.
 
 Legend: N dialogues, A actions of a dialogue, B rows of a batch, T tokens, M actions of a batch.
 """
@@ -130,7 +130,7 @@ def off_policy_return(
     weights = (weights - top).exp()  # [N, A], each column by its largest
 
     def value(moved: Tensor, total: Tensor, mass: Tensor, rows: int) -> Tensor:
-        """Of sums over dialogues: [*, A], [*, A], [*] -> [*]."""
+        """The estimate from sums over dialogues: [*, A], [*, A], [*] -> [*]."""
         within = torch.where(total > 0, moved / total, 0.0).sum(-1)
         fraction = (mass / rows).clamp_max(1.0)
         return fraction * within + (1 - fraction) * worst

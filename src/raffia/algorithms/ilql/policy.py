@@ -82,7 +82,7 @@ class ILQL_Policy:
         )
 
     def prompt(self, observation: Observation) -> list[int]:
-        """The dialogue so far as tokens, as the rows of a data set have it."""
+        """The dialogue up to now as tokens, in the form of a data set's rows."""
         tokens = DataPoint.from_obs(observation, self.tokenizer).tokens
         if tokens[-1] == self.tokenizer.eod_token_id:
             raise ValueError("the dialogue has ended, so that there is no next utterance")

@@ -173,7 +173,7 @@ def score_utterances(
     *,
     pad_token: int | None = None,  # never generated
 ) -> Generations:
-    """The sums that `generate` would give for these utterances: to be put in order by.
+    """The sums that `generate` would return for these utterances, for ranking them.
 
     One pass of each network. With `per_token=False` the value is that of the whole utterance, Q at
     its last token, and the advantage that less V before its first.

@@ -30,7 +30,7 @@ def bellman_target(
     terminals: Tensor,  # bool [*], whether the dialogue ended there
     gamma: Number,
 ) -> Tensor:  # [*]
-    """What Q is trained towards; no gradient flows through it.
+    """The target of Q, through which no gradient flows.
 
         y_t = r_t + gamma (1 - terminal_{t+1}) V(s_{t+1})
 
@@ -216,7 +216,7 @@ def token_weights(
 
 
 class Masks(NamedTuple):
-    """Which slots count: bool [B, A] each, the same unless the published ones are asked for.
+    """The slots that count: bool [B, A] each, all the same unless the published ones are requested.
 
     >>> real = torch.tensor([[True, False]])
     >>> Masks(real, real).values is real
@@ -264,7 +264,7 @@ class Slots(NamedTuple):
 
     @classmethod
     def of(cls, mask: Tensor) -> Slots:
-        """Where a mask [B, K] is True; all entries where shapes must not depend on data.
+        """The entries where a mask [B, K] is True; all entries if shapes must not depend on data.
 
         >>> torch.vmap(lambda mask: Slots.of(mask).take(mask))(torch.tensor([[[True, False]]]))
         tensor([[ True, False]])

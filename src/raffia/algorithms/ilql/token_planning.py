@@ -79,7 +79,7 @@ class TextModel:
         self.depth = max(1, min(self.plan.max_depth, rows.room))
 
     def root(self, choice: Choice) -> RootOutput:
-        """The text so far."""
+        """The root of the search: the text up to now."""
         logits, tokens, q = self._candidates(choice)
         num, device = len(tokens), tokens.device
         assert choice.v is not None
@@ -96,7 +96,7 @@ class TextModel:
     def __call__(
         self, embedding: dict[str, Tensor], token: Tensor
     ) -> tuple[RecurrentOutput, dict[str, Tensor]]:
-        """What is behind a token: embedding [M], int64 [M]."""
+        """Evaluate the state after a token: embedding [M], int64 [M]."""
         at = embedding["length"].unsqueeze(-1)
         # Branches that have come to the end are asked for again, and their answer is left.
         path = embedding["path"].scatter(1, at.clamp_max(self.depth - 1), token.unsqueeze(-1))

@@ -161,7 +161,7 @@ def draw(
     index: int,  # address of n int64: the leaves found
     values: int,  # address of n float64: their values
 ) -> int:
-    """For each u the leaf where the running sum of the leaves passes u * total.
+    """Find, for each u, the leaf at which the running sum of the leaves passes u * total.
 
     Returns 0, or what is wrong; then nothing useful was written.
     """
@@ -183,7 +183,7 @@ def draw(
 
 @kernel
 def descend(t: TreeRecord, index: int, values: int, n: int) -> None:
-    """From shares of the total to leaves, and their values."""
+    """Descend the tree from shares of the total to leaves, and write the values of the leaves."""
     sums, before = t.sums, t.before
     # All go down one level, then all the next: steps that do not wait for each other overlap.
     for level in range(t.levels - 2, -1, -1):

@@ -82,7 +82,7 @@ def withdraw(r: RingRecord, row: int) -> None:
 
 @kernel
 def admit_waiting(r: RingRecord, e: int, num: int) -> None:
-    """Let the oldest steps that wait be drawn, but those whose frames are overwritten in part."""
+    """Make the oldest waiting steps drawable, except those with partly overwritten frames."""
     for _ in range(num):
         row, position = r.waiting[e], r.length[e] - r.num_waiting[e]
         if r.dropped[e] == 0 or position >= r.dropped[e] + r.look_back:
@@ -118,7 +118,7 @@ def make_room(r: RingRecord, num_items: int) -> None:
 
 @kernel
 def forget(r: RingRecord, row: int) -> None:
-    """Lose an ended episode, from a row of it on."""
+    """Drop an ended episode, from one of its rows onwards."""
     r.counts[ENDED] -= 1
     while True:
         r.episode[row] = NONE
@@ -130,7 +130,7 @@ def forget(r: RingRecord, row: int) -> None:
 
 @kernel
 def shorten(r: RingRecord, e: int, row: int) -> None:
-    """Take the oldest step from an episode that goes on; those after it lack frames."""
+    """Remove the oldest step of an unfinished episode; the steps after it lack frames."""
     r.episode[row] = NONE
     r.dropped[e] += 1
     withdraw(r, row)
@@ -179,7 +179,7 @@ def append(
     num_times: int,
     num_ends: int,
 ) -> bool:
-    """Take in one step of each environment at each time, then the closing rows of all that end.
+    """Add one step of each environment at each time, then the closing rows of all that end.
 
     False, and nothing is changed, if an environment is not known.
     """
@@ -305,7 +305,7 @@ def lose(ring: int, rows: int, num: int) -> None:
 
 @kernel
 def later(ring: int, rows: int, fractions: int, num: int, out: int) -> None:
-    """For each step a state after it in its episode, as far on as the fraction in [0, 1) says."""
+    """Find a later state in the episode of each step, as far on as the fraction in [0, 1) says."""
     r = ring_at(ring)
     for i in range(num):
         row, num_after = load_i64(rows + 8 * i), 0

@@ -152,7 +152,7 @@ def absorbed(v0: Any, v1: Any, v2: Any, v3: Any, word: Any, rounds: int) -> Any:
 
 @inline
 def short_rows(at: Any, start: int, num_bytes: int) -> Any:
-    """Rows of less than a word that lie side by side, each as a word."""
+    """Load rows shorter than a word that are adjacent in memory, each as a word."""
     if num_bytes == 4:
         return load_lanes_u32(start)
     if num_bytes == 1:

@@ -45,7 +45,7 @@ def _equal(left: int, right: int, words: int) -> bool:
 def _search(
     slots: int, shift: int, mask: int, hash: int, stored: int, content: int, words: int
 ) -> int:
-    """The slot of a hash with this content, or the empty one where it belongs.
+    """The slot of a hash with this content, or the empty slot where it belongs.
 
     stored: the content of all rows; content: the one that is sought.
     """
@@ -64,7 +64,7 @@ def _search(
 def _ask_ahead(
     slots: int, shift: int, stored: int, words: int, hashes: int, i: int, n: int
 ) -> None:
-    """Have the memory on its way that the next keys will need."""
+    """Prefetch the memory that the next keys will need."""
     prefetch(_home(slots, load_i64(hashes + 8 * min(i + AHEAD, n - 1)), shift))
     if words:
         slot = _home(slots, load_i64(hashes + 8 * min(i + NEAR, n - 1)), shift)
@@ -75,7 +75,7 @@ def _ask_ahead(
 
 @kernel
 def lookup(table: int, n: int, hashes: int, content: int, missing: int, out: int) -> None:
-    """The row of each of n hashes, `missing` where there is none."""
+    """Look up the row of each of n hashes, or `missing` if it is not in the table."""
     slots, shift, mask = load_i64(table + SLOTS), load_i64(table + SHIFT), load_i64(table + MASK)
     stored, words = load_i64(table + CONTENT), load_i64(table + WORDS)
     for i in range(n):
@@ -137,7 +137,7 @@ def move_slots(table: int, old: int, num_old: int) -> None:
 
 @kernel
 def fill(table: int, n: int, dead: int) -> int:
-    """Give slots to the rows below n that are not dead.
+    """Assign slots to the rows below n that are not dead.
 
     dead: n numbers, other than 0 where a row is dead.
     Returns a row that is the same as one before it, or -1.
@@ -204,7 +204,7 @@ def remove(table: int, n: int, rows: int, sign: int) -> None:
 
 @kernel
 def _close(table: int, hole: int) -> None:
-    """Empty a slot, and move those after it back that may stand there: no search meets a gap."""
+    """Empty a slot and move later entries back where allowed, so that no search meets a gap."""
     slots, mask, shift = load_i64(table + SLOTS), load_i64(table + MASK), load_i64(table + SHIFT)
     slot = _next(slots, hole, mask)
     while load_i64(slot + 8):

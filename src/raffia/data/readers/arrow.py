@@ -89,7 +89,7 @@ def field_types(fields: Iterable[Any], location: Location, prefix: Key = ()) -> 
 
 
 def check_numeric(kind: Any, path: Key, location: Location) -> None:
-    """Check that a column is of numbers, or of lists of them."""
+    """Check that a column holds numbers or lists of numbers."""
     depth = 0
     while is_list(kind):
         kind = kind.value_type

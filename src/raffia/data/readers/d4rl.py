@@ -79,7 +79,7 @@ def read_d4rl(
 
 
 class D4RLEpisodes:
-    """The episodes of a file of D4RL's, as `read_d4rl` gives them."""
+    """The episodes of a D4RL file, as returned by `read_d4rl`."""
 
     def __init__(self, path: str, names: Names, rules: Rules) -> None:
         self.path = path

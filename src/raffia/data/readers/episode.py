@@ -385,7 +385,7 @@ def _rows(values: Tensor) -> str:
 
 
 def check_pairs(columns: Mapping[Key, Column], steps: int, location: Location) -> None:
-    """Check that there is one observation before and one after each step."""
+    """Check that each step has an observation before it and one after it."""
     for key, (name, values) in columns.items():
         after = columns.get(("next", *key))
         if len(values) > steps and after is not None:
@@ -461,7 +461,7 @@ def check_end(ended: Tensor, location: Location, truncate_unfinished: bool) -> N
 
 
 def existing_file(path: Path) -> str:
-    """The path of a file that is there; FileNotFoundError or IsADirectoryError if not."""
+    """The path of an existing file; raises FileNotFoundError or IsADirectoryError otherwise."""
     path = os.fspath(path)
     if os.path.isdir(path):
         raise IsADirectoryError(f"{path} is a folder; give the file that holds the episodes")

@@ -94,7 +94,7 @@ def datasets(
 def to_tensor(
     dataset: Any, column: str, location: Location, rows: slice | None = None
 ) -> torch.Tensor:
-    """The array of numbers in a file, or some rows of it, in memory."""
+    """Read an array of numbers from a file, or some rows of it, into memory."""
     dtype = native(dataset.dtype, column, location)
     if not dataset.shape or len(dataset.shape) > MAX_DEPTH:
         location.fail("it is not an array with a row for each step", column)

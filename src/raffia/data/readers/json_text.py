@@ -98,7 +98,7 @@ def read_objects(
 
 
 def read_line(file: IO[bytes], location: Location, max_bytes: int) -> bytes:
-    """The next line, empty if there is none."""
+    """Read the next line; empty at the end of the file."""
     try:
         line = read_pieces(file, location, max_bytes)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
@@ -122,8 +122,10 @@ def read_pieces(
     begun: bytes = b"",
     is_line: bool = True,
 ) -> bytes:
-    """What was begun and the rest of the line, or of the file; if that is too long, a byte more
-    than `max_bytes`. A compressed file that grows too much is refused before memory is taken."""
+    """Read the rest of the line or file after `begun`, and return both; if that is too long, one
+    byte more than `max_bytes`. A compressed file that grows too much is refused before memory is
+    allocated.
+    """
     text = begun
     while len(text) <= max_bytes and not (is_line and text.endswith(b"\n")):
         if len(text) > SMALL_BYTES:
@@ -212,7 +214,7 @@ INTEGERS = {
 
 
 class JsonRows(NamedTuple):
-    """The values of a column as JSON gives them."""
+    """The values of a column, as parsed from JSON."""
 
     path: Key  # path in the file
     values: list[Any]  # one for each step

@@ -135,7 +135,7 @@ def local_folder(name: str) -> str:
 
 
 class MinariEpisodes(ABC):
-    """The episodes of a data set of Minari's, as `read_minari` gives them.
+    """The episodes of a Minari data set, as returned by `read_minari`.
 
     path: the HDF5 file, or the folder of tables.
     """
@@ -152,7 +152,7 @@ class MinariEpisodes(ABC):
 
     @abstractmethod
     def _numbers(self) -> set[int]:
-        """The numbers of the episodes that are there."""
+        """The numbers of the episodes that the data set holds."""
 
     @abstractmethod
     def _columns(self, number: int) -> tuple[dict[Key, Column], Location, Any]:

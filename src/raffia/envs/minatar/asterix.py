@@ -66,7 +66,7 @@ def _spawn(game: Any) -> None:
 
 @kernel
 def _meet(game: Any) -> int:
-    """What is where the player is: gold is taken, an enemy ends the game."""
+    """Handle what is at the player's position: gold is collected, an enemy ends the game."""
     lane = game[_Y] - 1
     if game[_KIND + lane] == _NOTHING or game[_THEIR_X + lane] != game[_X]:
         return 0
@@ -79,7 +79,7 @@ def _meet(game: Any) -> int:
 
 @kernel
 def _ramp(game: Any) -> None:
-    """Every so often things come sooner, and every other time they move faster."""
+    """Raise the difficulty at intervals: things come sooner, and every other time move faster."""
     if game[_SPAWN_EVERY] == 1 and game[_MOVE_EVERY] == 1:
         return
     game[_RAMP_IN] -= 1

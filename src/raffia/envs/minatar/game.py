@@ -62,7 +62,7 @@ def below(game: Any, n: int) -> int:
 
 @kernel
 def stuck_action(game: Any, action: int, sticky: float) -> int:
-    """This action, or with probability `sticky` the one before it once more.
+    """The given action, or with probability `sticky` the previous one again.
 
     >>> import numpy as np
     >>> stuck_action(np.array([1, 2, 3, 4, 5]), 2, sticky=1.0)

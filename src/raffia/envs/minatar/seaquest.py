@@ -38,7 +38,7 @@ X, Y, STEP, WAIT, SHOOT = range(FIELDS)  # STEP 1 is to the right, -1 to the lef
 
 @kernel
 def item(base: int, number: int) -> int:
-    """Where the thing of this number begins in the game, for the list that begins at `base`.
+    """The offset in the game at which the item with this number begins, in the list at `base`.
 
     >>> item(10, 0), item(10, 1)
     (11, 16)
@@ -64,7 +64,7 @@ def add(game: Any, base: int, x: int, y: int, step: int, wait: int, shoot: int) 
 
 @kernel
 def remove(game: Any, base: int, number: int) -> None:
-    """Take one out of the list; those behind it move up.
+    """Remove one item from the list; the items after it move up.
 
     >>> import numpy as np
     >>> game = np.array([2, 3, 4, 1, 5, 0, 8, 2, -1, 5, 0])
@@ -79,7 +79,7 @@ def remove(game: Any, base: int, number: int) -> None:
 
 @kernel
 def find(game: Any, base: int, x: int, y: int) -> int:
-    """The number of the first thing in a cell, -1 if there is none.
+    """The number of the first item in a cell, or -1 if the cell is empty.
 
     >>> import numpy as np
     >>> game = np.array([2, 3, 4, 1, 5, 0, 8, 2, -1, 5, 0])
@@ -171,7 +171,7 @@ def _meets_us(game: Any, at: int) -> bool:
 
 @kernel
 def _moved(game: Any, base: int, number: int) -> bool:
-    """Move a thing one cell on; False if it has left the field, and is gone."""
+    """Move an item by one cell; return False if it left the field and was removed."""
     at = item(base, number)
     game[at + X] += game[at + STEP]
     if 0 <= game[at + X] < SIZE:

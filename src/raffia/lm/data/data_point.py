@@ -37,7 +37,7 @@ class Decisions(NamedTuple):
     last_state: int  # behind the last action
 
     def before(self, num_tokens: int) -> Decisions:
-        """Those of the first tokens alone: an action is left out if the next state is."""
+        """The data points of the first tokens alone: an action is left out if its next state is."""
         states = [at for at in (*self.state_idxs, self.last_state) if at < num_tokens]
         *states, last = states or [num_tokens - 1]
         num = len(states)
@@ -65,7 +65,7 @@ class DataPoint:
     was_cut: bool = False  # whether the dialogue was longer than the context
 
     def decisions(self, per_token: bool) -> Decisions:
-        """Those of tokens, or of whole utterances."""
+        """The decision points: tokens, or whole utterances."""
         return self.of_tokens if per_token else self.of_utterances
 
     @property
@@ -291,7 +291,9 @@ class TokenReward(ABC):
 
     @abstractmethod
     def settings(self) -> dict[str, Any]:
-        """All that the numbers depend on, as JSON: with other settings a store is built again."""
+        """Everything that the numbers depend on, as JSON: other settings make a store be built
+        again.
+        """
 
 
 class ConstantTokenReward(TokenReward):
@@ -305,7 +307,7 @@ class ConstantTokenReward(TokenReward):
         self.reward = _finite(reward, "the reward of a token")
 
     def get_token_reward(self, tokens: Sequence[int]) -> list[float]:
-        """As many times the number as there are tokens.
+        """The rewards of tokens: the number repeated once for each token.
 
         >>> ConstantTokenReward().get_token_reward([5, 6])
         [0.0, 0.0]

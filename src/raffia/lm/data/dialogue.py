@@ -71,7 +71,7 @@ QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 
 @dataclass(frozen=True, kw_only=True)
 class DialogueStatistics:
-    """What a data set holds; printed, it is a table.
+    """Statistics of a data set; printed as a table.
 
     >>> point = DataPoint.from_tokens([1, 5, 3], [0, 1], [0.0, -0.5])
     >>> print(DialogueDataset.of_points([point], Vocabulary(9)).statistics())
@@ -226,7 +226,7 @@ class DialogueDataset(List_RL_Dataset):
         return self.store.point(int(self.rows[index]))
 
     def order(self, batch_size: int) -> BatchOrder:
-        """Which rows are in which batch; rows of similar length meet."""
+        """The assignment of rows to batches, in which rows of similar length meet."""
         return BatchOrder(self.store.summary.length[self.rows], batch_size, self.sort_window)
 
     def take(self, numbers: NDArray[np.int64], *, per_token: bool = True) -> TensorDict:
@@ -242,7 +242,8 @@ class DialogueDataset(List_RL_Dataset):
 
     @property
     def origin(self) -> str:
-        """Where the store came from: "memory", "folder" (it was there), "made: " with the reason.
+        """Where the store came from: "memory", "folder" (an existing one), or "made: " with the
+        reason.
 
         >>> DialogueDataset.of_points([], Vocabulary(9)).origin
         'memory'

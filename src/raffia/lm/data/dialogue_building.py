@@ -1,4 +1,4 @@
-"""From the rows of a source to a store of tokens: what is left out, and when it is made again.
+"""Building a token store from the rows of a source: what is left out, and when to build again.
 
 A store in a folder is made once and mapped to memory from then on, until the source, the tokenizer
 or a setting is another one.
@@ -48,7 +48,7 @@ class RowRules:
             raise ValueError(f"max_len={self.max_len}: a row has at least its first token")
 
     def settings(self) -> dict[str, Any]:
-        """All of it as JSON.
+        """All settings as JSON.
 
         >>> RowRules(max_len=8).settings()["max_len"]
         8

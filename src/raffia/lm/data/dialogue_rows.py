@@ -115,7 +115,7 @@ def dialogue_of(
 
 
 def _form_of(row: Mapping[str, Any], location: Location) -> str:
-    """Which form it has, with no name that has no meaning in it, or that is nearly one that has."""
+    """The form of a row, which has no unknown name, and none that nearly equals a known one."""
     forms = [form for form in FORMS if form in row]
     if len(forms) != 1:
         found = f"it has {sorted(row)}" if not forms else f"it has {' and '.join(forms)}"

@@ -1,4 +1,4 @@
-"""Where rows come from: files of JSON lines or Parquet, lists of chats, what environments show.
+"""Sources of rows: files of JSON lines or Parquet, lists of chats, observations of environments.
 
 A source gives raw rows and parses each of them apart; so a malformed row can be left out, and those
 after it are still read.
@@ -24,7 +24,7 @@ BLOCK = 2**20  # bytes that are skipped at a time
 
 
 class DialogueSource(Protocol):
-    """Raw rows, and how each of them is parsed.
+    """Raw rows of dialogues, and the way to parse each of them.
 
     >>> for location, raw in TranscriptDialogues([[{"role": "user", "content": "hi"}]]).rows():
     ...     location.where
@@ -47,22 +47,22 @@ class DialogueSource(Protocol):
         """A cheap sign of the rows, the same only if they are; None if there is none."""
 
     def checksum(self) -> str:
-        """Of all rows: another one where they are others."""
+        """A checksum of all rows, which changes if any row does."""
 
 
 class ListDialogues:
-    """What lists of dialogues have in common: rows by number, and no cheap sign of a change."""
+    """The common part of sources that are lists: rows by number, without a cheap sign of change."""
 
     def __init__(self, items: Sequence[Any], name: str) -> None:
         self.items, self.name = items, name
 
     def rows(self) -> Iterator[tuple[Location, Any]]:
-        """Each with its number, from 0."""
+        """Iterate over all rows, each with its number from 0 on."""
         for number, item in enumerate(self.items):
             yield Location(self.name, f"row {number}"), item
 
     def stamp(self) -> None:
-        """There is no cheap sign of a list."""
+        """None: lists have no cheap sign of change."""
         return None
 
 
@@ -98,7 +98,7 @@ class TranscriptDialogues(ListDialogues):
         return Dialogue(messages_of(raw, location, self._roles))
 
     def settings(self) -> dict[str, Any]:
-        """Whose the roles are.
+        """The names of the roles.
 
         >>> TranscriptDialogues([], roles={"bot": True}).settings()["roles"][:3]
         [['agent', True], ['assistant', True], ['bot', True]]
@@ -106,7 +106,7 @@ class TranscriptDialogues(ListDialogues):
         return {"kind": "transcripts", "roles": _listed(self._roles)}
 
     def checksum(self) -> str:
-        """Of all chats.
+        """A checksum of all chats.
 
         >>> TranscriptDialogues([]).checksum()[:8]
         'e3b0c442'
@@ -115,7 +115,7 @@ class TranscriptDialogues(ListDialogues):
 
 
 class ObservationDialogues(ListDialogues):
-    """What environments show at the end of their games: anything with `to_sequence()`.
+    """Observations at the end of games, as environments give them: any object with `to_sequence()`.
 
     >>> source = ObservationDialogues([Dialogue([("hello", 1.0)])])
     >>> [source.read(raw, location).to_sequence() for location, raw in source.rows()]
@@ -138,7 +138,7 @@ class ObservationDialogues(ListDialogues):
         return raw
 
     def settings(self) -> dict[str, Any]:
-        """There is nothing to set.
+        """Nothing: this source has no settings.
 
         >>> ObservationDialogues([]).settings()
         {'kind': 'observations'}
@@ -146,7 +146,7 @@ class ObservationDialogues(ListDialogues):
         return {"kind": "observations"}
 
     def checksum(self) -> str:
-        """Of all their sequences.
+        """A checksum of the sequences of all observations.
 
         >>> ObservationDialogues([Dialogue([])]).checksum()[:8]
         'e5b9deae'
@@ -155,7 +155,7 @@ class ObservationDialogues(ListDialogues):
 
 
 class FileDialogues:
-    """What files of rows have in common: their names for things, and when they are other files.
+    """The common part of sources that are files: names of columns, and the detection of changes.
 
     columns: name in the file -> name here; None leaves a column out.
     roles: whether it is the agent, of roles that are not known.
@@ -176,7 +176,7 @@ class FileDialogues:
         return f"{type(self).__name__}({self.path!r})"
 
     def settings(self) -> dict[str, Any]:
-        """What the columns and the roles mean."""
+        """The meaning of columns and roles."""
         columns, roles = _listed(self._columns), _listed(self._roles)
         return {"kind": type(self).__name__, "columns": columns, "roles": roles}
 
@@ -210,7 +210,7 @@ class FileDialogues:
 
 
 class JsonLineDialogues(FileDialogues):
-    """A file with an object on each line, or one list of them; it may be compressed with gzip.
+    """A file with one JSON object on each line, or one list of them; it may be gzip-compressed.
 
     >>> import pathlib, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -342,18 +342,18 @@ class JoinedDialogues:
         return source.read(content, location)
 
     def settings(self) -> dict[str, Any]:
-        """Those of all."""
+        """The settings of all sources."""
         return {"kind": "joined", "sources": [source.settings() for source in self.sources]}
 
     def stamp(self) -> list[int] | None:
-        """Those of all; None if one has none."""
+        """The stamps of all sources; None if one of them has none."""
         stamps = [source.stamp() for source in self.sources]
         if any(stamp is None for stamp in stamps):
             return None
         return [number for stamp in stamps for number in stamp or ()]
 
     def checksum(self) -> str:
-        """Of all rows of all."""
+        """A checksum of all rows of all sources."""
         together = " ".join(source.checksum() for source in self.sources)
         return hashlib.sha256(together.encode()).hexdigest()
 
@@ -387,7 +387,7 @@ def read_dialogues(
 
 
 def _listed(table: Mapping[str, Any]) -> list[list[Any]]:
-    """As JSON gives it back."""
+    """The value as it would be after a round trip through JSON."""
     return [list(pair) for pair in sorted(table.items())]
 
 

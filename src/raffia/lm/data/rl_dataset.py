@@ -136,7 +136,7 @@ class List_RL_Dataset(RL_Dataset):
         return self.get_item(index)
 
     def order(self, batch_size: int) -> BatchOrder:
-        """Which rows are in which batch; here shuffled, whatever their lengths."""
+        """The assignment of rows to batches, here shuffled regardless of their lengths."""
         return BatchOrder(np.zeros(self.size(), np.int64), batch_size, sort_window=1)
 
     def batches(
@@ -217,7 +217,7 @@ def _check_batches(start_update: int, batch_size: int) -> None:
 
 
 class BatchOrder(NamedTuple):
-    """Which rows are in which batch: computed from the seed and the number of the batch alone.
+    """The assignment of rows to batches: a function of the seed and the batch's number alone.
 
     Epochs follow each other, each of them all rows once, shuffled; batches are cut from them, all
     of `batch_size` rows, so that one may hold the end of an epoch and the beginning of the next.

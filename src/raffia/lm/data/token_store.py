@@ -46,7 +46,7 @@ Summary: TypeAlias = "np.recarray[Any, Any]"  # [N] of SUMMARY's fields, as attr
 
 @dataclass
 class StoreReport:
-    """What was left out when the rows were read: how many rows, and of the first ones why.
+    """The rows that were left out on reading: their number, and the reasons for the first ones.
 
     >>> report = StoreReport()
     >>> report.skip("line 3: it is blank")

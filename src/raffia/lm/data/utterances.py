@@ -15,7 +15,8 @@ Utterance: TypeAlias = tuple[str, float | None]  # with the agent's reward; None
 
 
 class Observation(Protocol):
-    """What an environment of text shows: the dialogue so far, as a sequence of utterances.
+    """The observation of an environment of text: the dialogue up to now, as a sequence of
+    utterances.
 
     >>> class Greeting:
     ...     def to_sequence(self):
@@ -77,7 +78,7 @@ class UtteranceEncoder:
 
 
 def check_sequence(sequence: Any, terminal: Any) -> None:
-    """Raise ValueError unless these are what `to_sequence` should give.
+    """Raise ValueError unless these are valid results of `to_sequence`.
 
     >>> check_sequence([("hi", None), ("hello", "1")], True)
     Traceback (most recent call last):
@@ -93,7 +94,7 @@ def check_sequence(sequence: Any, terminal: Any) -> None:
 
 
 def _wrong(sequence: Any, terminal: Any) -> str:
-    """What is wrong with a sequence; nothing if all is right."""
+    """A description of what is wrong with a sequence; empty if it is valid."""
     if terminal not in (True, False):
         return f"its second value is {terminal!r}, which must be True or False"
     if not isinstance(sequence, Sequence) or isinstance(sequence, str):

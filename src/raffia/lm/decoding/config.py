@@ -128,7 +128,7 @@ class DecodeConfig:
 
     @property
     def effective_top_p(self) -> float:
-        """`top_p`, or its default where it is None.
+        """The value of `top_p`, or its default if it is None.
 
         >>> DecodeConfig().effective_top_p, DecodeConfig(include_adv=False).effective_top_p
         (0.95, 1.0)

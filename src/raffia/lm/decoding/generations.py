@@ -22,7 +22,7 @@ from raffia.lm.tokenizers.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Stop:
-    """When a text is complete, besides the full context and `max_new_tokens`.
+    """The conditions that complete a text, in addition to a full context and `max_new_tokens`.
 
     tokens: those that end it, the agent's end of an utterance above all; they are part of it.
     condition: called after each token with all that were generated in this text.
@@ -39,7 +39,7 @@ class Stop:
         token: Tensor,  # int64 [R], the newest of each text
         texts: Callable[[], list[list[int]]],  # all that were generated, R texts
     ) -> Tensor:  # bool [R]
-        """Which texts are complete.
+        """Which texts are complete, as a mask.
 
         >>> Stop(tokens=(30, 31)).ended(torch.tensor([30, 3, 31]), lambda: [])
         tensor([ True, False,  True])
@@ -95,7 +95,7 @@ class Generations:
         return self.take(torch.arange(num).expand(len(self.tokens), num))
 
     def take(self, index: Tensor) -> Generations:  # int64 [P, K]
-        """These texts of each prompt, in this order.
+        """Select these texts of each prompt, in this order.
 
         >>> two = Generations(tokens=[[[5], [6]]], log_prob=torch.tensor([[-1.5, -2.0]]),
         ...                   stopped=torch.tensor([[True, False]]))
@@ -163,7 +163,9 @@ class Request:
         stop: Stop | None = None,  # None: the tokenizer's end; without one the limits only
         pad_token: int | None = None,  # never generated; None: the tokenizer's
     ) -> Request:
-        """With what a tokenizer knows; prompts that can't be answered are refused."""
+        """Complete a request with what a tokenizer knows; prompts that can't be answered are
+        refused.
+        """
         check_prompts(prompts, scorer)
         if tokenizer is not None:
             stop = Stop(tokens=(tokenizer.eoa_token_id,)) if stop is None else stop
@@ -171,7 +173,9 @@ class Request:
         return cls(scorer, prompts, config, stop or Stop(), forbid(pad_token, scorer))
 
     def limits(self, copies: int = 1) -> Tensor:  # int64 [P copies]
-        """How many tokens each prompt may be answered with, so many times one after the other."""
+        """The maximal number of new tokens for each prompt, each repeated this many times in
+        succession.
+        """
         room = torch.tensor([self.scorer.block_size - len(prompt) for prompt in self.prompts])
         if self.config.max_new_tokens is not None:
             room = room.clamp_max(self.config.max_new_tokens)
@@ -215,7 +219,8 @@ def check_prompts(prompts: Sequence[Sequence[int]], scorer: Scorer) -> None:
 
 
 def forbid(pad_token: int | None, scorer: Scorer) -> Tensor | None:
-    """What is added to the scores [V] so that padding is never generated: 0, and -inf for it.
+    """The bias added to the scores [V] so that padding is never generated: -inf for it, 0
+    elsewhere.
 
     >>> from types import SimpleNamespace
     >>> forbid(1, SimpleNamespace(vocab_size=3, device="cpu"))

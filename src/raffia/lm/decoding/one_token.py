@@ -43,7 +43,7 @@ class TokenReader:
         self.model, self._compiled = model, CompiledLM.of(model)
 
     def compiles(self, num_rows: int) -> bool:
-        """Whether so many rows are read in one compiled call.
+        """Whether this many rows are read in one compiled call.
 
         >>> TokenReader(CausalLM(10, n_layer=1, n_head=2, n_embd=8, block_size=6)).compiles(2)
         False
@@ -74,7 +74,7 @@ def read_token(
     cache: KeyValueCache,  # of the tokens before; these are added
     padding: Tensor | None = None,  # int64 [R]: columns at the left that are none; None: no row's
 ) -> Tensor:  # [R, d]
-    """What `model(token[:, None], cache=cache)[:, 0]` gives: hidden states after the last norm.
+    """Compute `model(token[:, None], cache=cache)[:, 0]`: hidden states after the last norm.
 
     With one token there is nothing to transpose, no causal mask and no position to count, which
     halves the time of small models: there it goes into the number of operations.
@@ -152,11 +152,11 @@ class CompiledLM:
 
     @classmethod
     def of(cls, model: object) -> CompiledLM | None:
-        """None where the model can't be read so: see `compiles`."""
+        """Compile a model for reading; None if it can't be read this way: see `compiles`."""
         return cls(model) if compiles(model) else None
 
     def fits(self, num_rows: int) -> bool:
-        """Whether so many rows are read more quickly than by torch.
+        """Whether this many rows are read faster than by torch.
 
         >>> model = CausalLM(10, n_layer=2, n_head=2, n_embd=64, block_size=6, dropout=0.0)
         >>> CompiledLM(model).fits(4), CompiledLM(model).fits(1000)

@@ -21,7 +21,7 @@ from raffia.lm.decoding.scorer import Choice, Needs, Rows
 
 
 class Moment(NamedTuple):
-    """What the next tokens are chosen by.
+    """The information from which the next tokens are chosen.
 
     >>> choice = Choice(torch.tensor([[0.2, 0.8]]).log(), None, None, None)
     >>> Moment(choice, None, torch.tensor([0]), 0).choice.log_probs.argmax(-1)

@@ -18,7 +18,7 @@ from raffia.lm.decoding.config import DecodeConfig
 
 
 class Needs(NamedTuple):
-    """Which scores are wanted; networks that none of them needs are not run.
+    """The scores that are needed; networks that contribute to none of them are not run.
 
     >>> Needs.of(DecodeConfig(include_adv=False))
     Needs(policy=True, values=False, num_candidates=None)
@@ -69,7 +69,7 @@ class NextToken(NamedTuple):
     some_q: SomeQ | None = None  # instead of target_q
 
     def advantage(self) -> Tensor | None:
-        """Target Q - V [R, V], where the values are there."""
+        """The advantage, target Q - V [R, V], if values are computed."""
         if self.target_q is None or self.v is None:
             return None
         return self.target_q - self.v.unsqueeze(-1)
@@ -178,7 +178,7 @@ class Choice(NamedTuple):
         self,
         token: Tensor,  # int64 [R]
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:  # each [R]
-        """Its log-probability, that less the one without perturbation, its target Q, Q - V."""
+        """For a token: its log-probability, that without perturbation, its target Q, and Q - V."""
         log_prob = _at(self.log_probs, token)
         kl = value = advantage = None
         if self.logits is not None:
@@ -232,7 +232,7 @@ def perturb(
 
 
 def advantage_term(advantage: Tensor, config: DecodeConfig) -> Tensor:
-    """What the advantage adds to the scores: Q - V [..., V] -> [..., V].
+    """The advantage's contribution to the scores: Q - V [..., V] -> [..., V].
 
     >>> config = DecodeConfig(exp_adv=False, adv_weight=0.9)
     >>> advantage_term(torch.tensor([-1.0, 0.0, 1.0]), config).exp()  # 0.9 where it is positive

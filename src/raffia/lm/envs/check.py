@@ -58,7 +58,7 @@ def check_language_environment(
 
 @dataclass
 class Step:
-    """An observation, a snapshot of it at the time that it was made, and what led to it."""
+    """An observation, a snapshot of it from the time it was made, and the action that led to it."""
 
     observation: Language_Observation
     snapshot: Snapshot
@@ -101,7 +101,9 @@ class Subject:
         return dialogue
 
     def pairs(self) -> Iterator[tuple[Step, Step]]:
-        """Each step behind a reset, with the one before it."""
+        """Pairs of successive steps within an episode: each step after a reset, with the one before
+        it.
+        """
         for dialogue in self.dialogues:
             yield from pairwise(dialogue)
 

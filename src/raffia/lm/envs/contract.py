@@ -1,4 +1,4 @@
-"""What a task in language is: observations that are dialogues so far, and environments that answer.
+"""The contract of a task in language: observations are dialogues, and environments answer.
 
 A dialogue is a sequence of utterances, each an agent's, with the reward that followed it, or the
 environment's, with None instead.
@@ -22,7 +22,7 @@ __all__ = [
 
 
 class Language_Observation(ABC):
-    """A dialogue so far, as the next policy to act observes it.
+    """A dialogue up to now, as the next policy to act observes it.
 
     It is a value: a step of the environment gives a new one and leaves the old as it was.
 
@@ -44,7 +44,7 @@ class Language_Observation(ABC):
         """The dialogue for a person to read."""
 
     def metadata(self) -> dict[str, Any]:
-        """What else is known, as JSON could hold it; nothing that the agent reads."""
+        """Further facts about the dialogue as JSON values, none of which the agent reads."""
         return {}
 
 
@@ -77,11 +77,12 @@ class Language_Environment(ABC):
 
     @abstractmethod
     def reset(self, seed: int) -> Language_Observation:
-        """Begin a dialogue: everything random in it follows from the seed."""
+        """Start a dialogue, all of whose randomness follows from the seed."""
 
     @abstractmethod
     def step(self, action: str) -> tuple[Language_Observation, float, bool]:
-        """The agent gives this text: the dialogue after the answer, the reward, whether it ended.
+        """Answer the agent's text; returns the dialogue after it, the reward, and whether it has
+        ended.
 
         After the end it raises an error that names `reset`.
         """
@@ -92,7 +93,7 @@ class Language_Environment(ABC):
 
 
 class LanguagePolicy(Protocol):
-    """A policy that gives the agent's utterances.
+    """A policy that returns the agent's next utterance.
 
     >>> class Polite:
     ...     def act(self, observation):
@@ -105,7 +106,7 @@ class LanguagePolicy(Protocol):
 
 
 class BatchLanguagePolicy(LanguagePolicy, Protocol):
-    """A policy that answers in many dialogues at once, which is quicker for a model.
+    """A policy that answers in many dialogues in one call, which is faster for a model.
 
     >>> class Polite:
     ...     def act(self, observation):

@@ -1,4 +1,4 @@
-"""Random numbers of many rows at once, each row's own: its index in a stream is a counter.
+"""Counter-based random numbers for many rows together: each row has its own stream.
 
 What row i draws depends on its own seed and on what the draw is for, not on the rows beside it.
 """
@@ -28,7 +28,7 @@ class Draws:
 
     @classmethod
     def for_rows(cls, seed: int, rows: npt.ArrayLike, purpose: str) -> Draws:
-        """For the rows of these numbers.
+        """Draws for the rows with these numbers.
 
         >>> few = Draws.for_rows(0, [5, 7], "games").uniform()
         >>> many = Draws.for_rows(0, range(8), "games").uniform()
@@ -40,7 +40,7 @@ class Draws:
 
     @classmethod
     def for_seeds(cls, seeds: npt.ArrayLike) -> Draws:
-        """For rows that have seeds of their own.
+        """Draws for rows that have one seed each.
 
         >>> Draws.for_seeds([3, 4]).keys.shape
         (2,)

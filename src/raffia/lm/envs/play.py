@@ -34,7 +34,9 @@ class DialogueReturns:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Of the mean return, 95 %, as for a normal distribution: for many dialogues."""
+        """The 95 % confidence interval of the mean return by the normal approximation, for many
+        dialogues.
+        """
         if len(self.returns) < 2:
             return -math.inf, math.inf
         error = float(np.std(self.returns, ddof=1)) / math.sqrt(len(self.returns))
@@ -139,7 +141,7 @@ def dialogue_row(observation: Language_Observation) -> dict[str, Any]:
 
 
 def write_dialogues(path: str | Path, dialogues: Iterable[Language_Observation]) -> int:
-    """Write dialogues to a file, all at once, one on each line; gives their number.
+    """Write dialogues to a file atomically, one on each line; returns their number.
 
     >>> import pathlib, tempfile
     >>> from raffia.lm.envs.wordle.game import WordleObservation

@@ -147,7 +147,7 @@ class TabularPolicy:
 
 
 def _pieces(utterance: Utterance, tokenizer: Tokenizer | None) -> State:
-    """What an utterance is in a state."""
+    """The parts of an utterance in a state."""
     text, reward = utterance
     if reward is None or tokenizer is None:
         return (text,)

@@ -283,7 +283,7 @@ def character_tokenizer(texts: Iterable[str], unknown: str | None = None) -> Pie
 
 
 def write_description(folder: str | Path, description: dict[str, Any]) -> None:
-    """What `load_tokenizer` reads."""
+    """Write the description that `load_tokenizer` reads."""
     make_folder(folder)
     write_json(Path(folder, TOKENIZER_FILE), description, indent=1)
 
@@ -338,7 +338,7 @@ def check_tokenizer(tokenizer: Any) -> None:
 
 
 def tokenizer_checksum(tokenizer: Tokenizer) -> str:
-    """Of all that a tokenizer saves, and of its kind.
+    """A checksum of a tokenizer's kind and of everything that it saves.
 
     >>> from types import SimpleNamespace
     >>> ids = dict(num_tokens=9, pad_token_id=0, bos_token_id=1, eos_token_id=2, boa_token_id=3,

@@ -198,14 +198,14 @@ class CompositeDistribution(Distribution, Mapping[NestedKey, Distribution]):
         return self._container(self._each("rsample", lambda _, d: d.rsample(shape)), shape)
 
     def sample_and_log_prob(self, shape: Any = None) -> tuple[TensorDict, Any]:
-        """A draw and its log-probability, as `sample` and `log_prob` give them.
+        """A draw and its log-probability, as returned by `sample` and `log_prob`.
 
         A member that has a method `sample_and_log_prob` of its own is asked only once.
         """
         return self._draw_and_score("sample", shape)
 
     def rsample_and_log_prob(self, shape: Any = None) -> tuple[TensorDict, Any]:
-        """As `sample_and_log_prob`, with gradients through the draw."""
+        """A draw, with gradients through it, and its log-probability; see `sample_and_log_prob`."""
         return self._draw_and_score("rsample", shape)
 
     def _draw_and_score(self, method: str, shape: Any) -> tuple[TensorDict, Any]:
@@ -224,12 +224,12 @@ class CompositeDistribution(Distribution, Mapping[NestedKey, Distribution]):
 
     @property
     def mean(self) -> TensorDict:  # type: ignore[override]
-        """The mean of each distribution, where it has one."""
+        """The mean of each distribution that has one."""
         return self._container(self._each("mean", lambda _, dist: dist.mean))
 
     @property
     def deterministic_sample(self) -> TensorDict:
-        """For each distribution the value that stands for it where nothing is drawn.
+        """The representative value of each distribution, used where nothing is drawn.
 
         >>> from torch import distributions as d
         >>> from raffia.nn.distributions.composite import CompositeDistribution

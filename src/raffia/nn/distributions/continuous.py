@@ -360,7 +360,7 @@ def _biased(key: str) -> biased_softplus:
 
 
 def add_custom_mapping(name: str, mapping: Mapping) -> None:
-    """Give a function a name that `mappings` knows from now on; a name that exists is replaced.
+    """Register a function under a name known to `mappings`; a name that exists is replaced.
 
     name: the name.
     mapping: a function from a tensor to a tensor of the same shape.

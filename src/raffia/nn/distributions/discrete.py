@@ -116,7 +116,7 @@ def rand_one_hot(values: Tensor, do_softmax: bool = True) -> Tensor:
 
 
 def _one_hot(index: Tensor, num_categories: int) -> Tensor:
-    """Like `one_hot` of torch, which can't be mapped by vmap; an index out of range gives zeros."""
+    """Like torch's `one_hot`, but usable in vmap; an index out of range becomes zeros."""
     categories = torch.arange(num_categories, device=index.device)
     return (index.unsqueeze(-1) == categories).long()
 

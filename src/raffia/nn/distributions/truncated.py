@@ -84,7 +84,7 @@ def _is_narrow(p: Tensor, start: Tensor | float, end: Tensor) -> Tensor:
 
 
 def _narrow_mass(p: Tensor, start: Tensor, end: Tensor) -> Tensor:
-    """Like `_mass`, on narrow intervals."""
+    """The mass of the density as in `_mass`, for narrow intervals."""
     width = end - start
     mean = torch.zeros_like(width)
     for node, weight in _NARROW_RULE:
@@ -137,7 +137,7 @@ def _slopes(p: Tensor, end: Tensor, rest: Tensor, t: Tensor) -> tuple[Tensor, Te
 
 
 class _Finite(constraints.Constraint):
-    """What has a nearest point in [a, b] and a distance from it."""
+    """Constraint to finite values: those with a nearest point in [a, b] and a distance from it."""
 
     def check(self, value: Tensor) -> Tensor:
         return value.isfinite()
@@ -269,7 +269,7 @@ class TruncatedNormal(Distribution):
         return torch.where(value <= 0, self._low, torch.where(value >= 1, self._high, x))
 
     def _quantile(self, u: Tensor) -> Tensor:
-        """The x below which lies a fraction u of the mass, 0 < u < 1."""
+        """The x below which a fraction u of the mass falls, 0 < u < 1."""
         mode, scale, shift, ends = self._frame
         left, right = self._masses
         total = left + right
@@ -336,7 +336,7 @@ class TruncatedNormal(Distribution):
 
 
 def _reach(shift: Tensor, depth: float) -> Tensor:
-    """Distance from the mode at which the density is exp(-depth) of what it is there."""
+    """Distance from the mode at which the density is exp(-depth) times its value at the mode."""
     p = shift.detach().abs()
     return 2 * depth / (torch.sqrt(p * p + 2 * depth) + p)
 

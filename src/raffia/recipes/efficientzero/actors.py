@@ -62,7 +62,7 @@ def make_networks(
 
 
 def row_seeds(seed: int, purpose: str, rows: range, step: int) -> Tensor:  # int64 [E]
-    """Seeds of what each row draws in its step of this number, whoever plays it.
+    """The seeds for the draws of each row at this step, the same whichever process plays the row.
 
     >>> row_seeds(0, "act", range(4), 7)[2:].equal(row_seeds(0, "act", range(2, 4), 7))
     True
@@ -80,7 +80,7 @@ def fraction_done(config: EfficientZeroRun, num_env_steps: int) -> float:
 
 
 def spec_of(env: EnvConfig, make_env: Callable[..., BatchEnv] = make_env) -> EnvSpec:
-    """What a kind of environments says of itself.
+    """The specification of a kind of environment.
 
     >>> spec_of(EfficientZeroRun().env).action.n
     2
@@ -99,7 +99,7 @@ def one_env(env: EnvConfig) -> EnvConfig:
 
 
 def acting_weights(state: TensorDict) -> TensorDict:
-    """What actors need of a learner's state."""
+    """The part of a learner's state that actors need."""
     return state.select("params", "buffers", "hyper")
 
 
@@ -198,7 +198,7 @@ class ActorRole:
 
 
 def actor_config(run: EfficientZeroRun) -> str:
-    """What workers of a run, and processes that share its batches, are made from, as JSON."""
+    """The JSON config that workers, and processes which share batches, are made from."""
     return json.dumps({"run": to_json(run)})
 
 

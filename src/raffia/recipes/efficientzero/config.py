@@ -320,7 +320,7 @@ class EfficientZeroRun(EfficientZeroConfig):
         return short_repr(self)
 
     def on(self, device: str) -> EfficientZeroRun:
-        """The run as a worker on this device has it; on that of the run for "".
+        """The run's config for a worker on this device; "" stands for the device of the run.
 
         >>> EfficientZeroRun(device="cuda", cudagraphs=True).on("cpu").cudagraphs
         False
@@ -341,12 +341,12 @@ class EfficientZeroRun(EfficientZeroConfig):
 
     @property
     def title(self) -> str:
-        """What is done, without the seed."""
+        """The task of a run, without the seed."""
         return f"EfficientZero on {self.env.id}"
 
     @property
     def num_updates(self) -> int:
-        """Of the whole run."""
+        """The number of updates of the whole run."""
         played = self.collect.num_env_steps - self.collect.random_env_steps
         of_steps = max(0, round(played * self.collect.updates_per_env_step))
         return (self.data.num_updates or of_steps) + self.collect.extra_updates

@@ -128,7 +128,7 @@ def make_replay(
 
 @dataclass(frozen=True)
 class RecordedEpisodes:
-    """What was read, in figures.
+    """Statistics of the recorded episodes that were read.
 
     >>> RecordedEpisodes(("a.jsonl",), num_steps=30, returns=(10.0, 20.0)).describe()
     '2 episodes of 30 steps from a.jsonl, mean return 15 (10 to 20)'
@@ -140,11 +140,11 @@ class RecordedEpisodes:
 
     @property
     def mean_return(self) -> float:
-        """Of all episodes."""
+        """The mean return over all episodes."""
         return sum(self.returns) / len(self.returns)
 
     def describe(self) -> str:
-        """All of it, in a line."""
+        """Describe the recorded episodes in one line."""
         named = self.files[0] if len(self.files) == 1 else plural(len(self.files), "file")
         return (
             f"{plural(len(self.returns), 'episode')} of {plural(self.num_steps, 'step')} from "
@@ -341,7 +341,7 @@ def _only(values: Any, where: str) -> Tensor:
 def _fitting(
     values: Tensor, dtype: torch.dtype, shape: tuple[int, ...], name: str, where: str
 ) -> Tensor:  # [T, *shape]
-    """An entry as the environment has it; RunError where it is another thing."""
+    """An entry converted to the environment's layout; raises RunError if that is impossible."""
     found = tuple(values.shape[1:])
     if len(shape) == 3 and found != shape and found == (*shape[1:], shape[0]):
         values = values.movedim(-1, 1)

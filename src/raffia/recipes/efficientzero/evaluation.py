@@ -37,7 +37,7 @@ MakeEnv = Callable[..., BatchEnv]  # as `raffia.envs.make.make_env`
 
 
 class Evaluator:
-    """Plays whole episodes of an environment as a config sets, in environments of its own.
+    """Plays whole episodes as configured, in environments separate from those of training.
 
     make_env: makes them.
     record: whether they can give pictures.
@@ -142,7 +142,7 @@ class Evaluator:
         return choose
 
     def _settings(self) -> dict[str, Any]:
-        """Settings of how episodes are played, whoever plays."""
+        """The settings that determine how evaluation episodes are played."""
         evaluate, spec = self.config.evaluate, self.env.spec
         return {
             "num_episodes": evaluate.num_episodes,

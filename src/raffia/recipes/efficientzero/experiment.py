@@ -136,7 +136,7 @@ class EfficientZeroExperiment(RunExperiment):
                     view.message(line)
 
     def _make_collector(self, workers: RunWorkers) -> Collector | Turns:
-        """What plays the environments whose steps are learnt from."""
+        """Make the collector that plays the environments whose steps are learnt from."""
         config, seed = self.config, self.config.seed
         if config.actors.play_elsewhere:
             return Turns(
@@ -152,7 +152,7 @@ class EfficientZeroExperiment(RunExperiment):
         return Collector(self.env, seed=seed, frame_stack=stack, check=self._check_step)
 
     def _make_ahead(self, workers: RunWorkers) -> BatchesAhead:
-        """Have batches made by workers."""
+        """Start workers that make batches ahead."""
         config, pool = self.config, workers.pool("reanalyzers")
         length = {"ahead": config.reanalyzers.ahead, "num_updates": config.num_updates}
         self._making: BatchMaking
@@ -167,7 +167,7 @@ class EfficientZeroExperiment(RunExperiment):
         return BatchesAhead(pool, self._making, **length)
 
     def _make_parts(self) -> Tree:
-        """What changes in place besides the learner's state and the replay."""
+        """The parts of a run, besides learner state and replay, that change in place."""
         stream: dict[str, Stateful] = {"collector": self.collector}
         if self.ahead is not None:
             stream["ahead"] = self.ahead
@@ -191,7 +191,7 @@ class EfficientZeroExperiment(RunExperiment):
         return state if self.members is None else self.members.begin(state)
 
     def fill_replays(self) -> dict[str, Any]:
-        """Add recorded episodes, where there are any."""
+        """Add recorded episodes to the replay, if the run has any."""
         if not self.config.data.files:
             return {}
         found = fill_replay(self.steps, self.config, self.env.spec)
@@ -200,7 +200,7 @@ class EfficientZeroExperiment(RunExperiment):
 
     @property
     def num_env_steps(self) -> int | None:
-        """How many steps were played so far; None where it learns from files alone."""
+        """The number of environment steps played; None for a run that learns from files alone."""
         return None if self.config.is_offline else super().num_env_steps
 
     def evolve(self, state: TensorDict) -> tuple[TensorDict, dict[str, Any]] | None:
@@ -375,7 +375,7 @@ class EfficientZeroExperiment(RunExperiment):
         return step_of(state) if self.num_env_steps is None else self.num_env_steps
 
     def _evaluated_elsewhere(self, update: int, count: int, answer: TensorDict) -> Episodes:
-        """What an evaluator answered; its film is written here."""
+        """Decode an evaluator's answer, and write its film here."""
         if "not_finite" in answer.keys():
             self.guard.check(answer["not_finite"], update=update)
         self._num_simulations_elsewhere += int(answer["num_simulations"])
@@ -438,7 +438,7 @@ class EfficientZeroExperiment(RunExperiment):
 
 
 def schedule_of(config: EfficientZeroRun) -> Schedule:
-    """When the steps of a run are played.
+    """The schedule of a run: when environment steps are played.
 
     >>> schedule_of(EfficientZeroRun()).turn_size
     8

@@ -132,7 +132,7 @@ class Match:
         )
 
     def take_back(self, num_moves: int) -> None:
-        """Take back the last moves."""
+        """Undo the last moves."""
         rest = self.actions[: len(self.actions) - num_moves]
         self.actions = []
         self._begin()

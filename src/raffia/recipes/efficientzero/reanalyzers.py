@@ -68,7 +68,7 @@ def batch_of_shards(
     update: int,
     shards: Sequence[int],
 ) -> tuple[TensorDict, TensorDict | None]:
-    """As `batch_of`, each shard's part made by itself: whoever makes it, it is the same."""
+    """Like `batch_of`, for shards: each shard's part is independent of which process makes it."""
     made = [
         batch_of(config, planner, part, update, part["total"], shard)
         for part, shard in zip(parts, shards, strict=True)
@@ -85,7 +85,7 @@ def joined(
 
 
 def reanalyze_weights(state: TensorDict) -> TensorDict:
-    """What searches of stored steps need of a learner's state: the target network."""
+    """The part of a learner's state that searches of stored steps need: the target network."""
     weights: TensorDict = state["target"].copy()
     return weights.set("hyper", state["hyper"])
 
@@ -108,7 +108,7 @@ class ReanalyzeRole:
         self._mirrors = ShardMirrors()
 
     def load(self, state: TensorDict) -> None:
-        """Hold the frames of shards of the replay, where it has any."""
+        """Load the frames of this worker's shards of the replay, if it has any."""
         self._mirrors.load(state)
 
     def do(self, task: TensorDict, weights: TensorDict | None) -> TensorDict:
@@ -150,11 +150,11 @@ class ReanalyzeRole:
         return _with_stacks(part, self.config.env.frame_stack)
 
     def close(self) -> None:
-        """It holds nothing."""
+        """Release nothing: this role holds no resources."""
 
 
 class BatchMaking:
-    """What is drawn, sent, taken and saved of batches ahead: a `raffia.train.ahead.Making`.
+    """Draws, sends, receives and saves batches made ahead: a `raffia.train.ahead.Making`.
 
     replays: the run's, of one agent.
     guard: stops the run where a search met NaN.
@@ -166,7 +166,7 @@ class BatchMaking:
 
     @property
     def _best(self) -> int:
-        """Whose searched steps are written, where members share a replay."""
+        """The member whose searched steps are written back, where members share a replay."""
         return 0
 
     def _contains(self, index: Tensor) -> Tensor:

@@ -52,7 +52,7 @@ def make_workers(
 
 
 def describe_workers(run: EfficientZeroRun) -> list[str]:
-    """Where what is done, for the start of a run; nothing of what the loop does itself.
+    """Describe which workers do what, for the start of a run; empty if the loop does all of it.
 
     >>> from raffia.recipes.efficientzero.config import ReplayConfig
     >>> from raffia.recipes.scale_config import ActorsConfig, ReanalyzersConfig

@@ -87,7 +87,7 @@ def resume(
     view: View | None = None,
     make_env: str | MakeLanguageEnv | None = None,
 ) -> RunResult:
-    """Go on at the newest checkpoint, as if the run had never been stopped.
+    """Continue from the newest checkpoint, as if the run had never been stopped.
 
     config: instead of the run's, which `read_run(folder)` gives: a longer run, other evaluations.
         A learning rate that falls over the run follows its length.

@@ -126,7 +126,7 @@ def model_card(
 
 
 def method_of(config: ILQLRun) -> str:
-    """What the numbers of a config amount to.
+    """The name of the method that a config's numbers amount to.
 
     >>> from raffia.recipes.ilql.presets import ILQL_PRESETS
     >>> method_of(ILQLRun()), method_of(ILQL_PRESETS["wordle-filtered-bc"])
@@ -144,7 +144,7 @@ def method_of(config: ILQLRun) -> str:
 
 
 def scores_at(folder: Path, update: int) -> dict[str, Any]:
-    """What a run's last evaluation at this update found; nothing where there was none.
+    """The scores of a run's last evaluation at this update; empty if there was none.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as there:

@@ -89,7 +89,7 @@ class Reply:
 
     @property
     def text(self) -> str:
-        """The text so far."""
+        """The text of the conversation up to now."""
         return self._policy.tokenizer.decode(self.tokens)
 
     @property
@@ -200,22 +200,22 @@ class Guessing:
         self.guess: str | None = None  # that waits for its colours
 
     def new_game(self, secret: str | None = None) -> Guessing:
-        """Another game with the same agent."""
+        """Start another game with the same agent."""
         return type(self)(self.policy, self.wordle, secret)
 
     @property
     def observation(self) -> WordleObservation:
-        """What the agent sees."""
+        """The observation of the agent."""
         return WordleObservation(self.turns, self.wordle.num_tries)
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Those that the agent was trained on."""
+        """The words that the agent was trained on."""
         return self.wordle.vocabulary.words
 
     @property
     def words_left(self) -> tuple[str, ...]:
-        """Those of them that fit the colours so far."""
+        """The words of the agent that are consistent with the colours up to now."""
         return self.wordle.words_left(self.turns)
 
     @property
@@ -231,7 +231,7 @@ class Guessing:
         self.guess = reply.text
 
     def row_of(self, guess: str) -> str | None:
-        """The colours of a guess where they are known: by the secret, or as it is no word."""
+        """The colours of a guess if they are known: from the secret, or because it is no word."""
         if not self.wordle.is_valid(guess):
             return colors_of(ALL_BLACK)
         return None if self.secret is None else colors(self.secret, guess, self.wordle.rule)
@@ -254,7 +254,7 @@ class Guessing:
         return True
 
     def reveal(self, secret: str) -> None:
-        """The person gives the word away; ValueError if earlier colours contradict it."""
+        """Reveal the person's word; raises ValueError if earlier colours contradict it."""
         for guess, row in self.turns:
             right = colors(secret, guess, self.wordle.rule) if self.wordle.is_valid(guess) else row
             if right != row:

@@ -1,4 +1,4 @@
-"""What can be set of a run of ILQL. Imports no torch: help comes at once."""
+"""Settings of an ILQL run. Imports no torch, so that `--help` is fast."""
 
 from __future__ import annotations
 
@@ -92,7 +92,8 @@ class DialogueDataConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class LoRAConfig:
-    """Small changes of a language model's layers are learnt, and its weights stay as they are.
+    """Low-rank adapters of a language model's layers, which are learnt while its weights stay
+    frozen.
 
     >>> LoRAConfig(rank=8).alpha
     16.0
@@ -118,7 +119,7 @@ class LoRAConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptsConfig:
-    """Who played the games: how often each, in any unit.
+    """The scripted players of the logged games, with the relative frequency of each.
 
     >>> ScriptsConfig(expert=0.15, fair=0.85, random=0, wrong=0, stuck=0, non_word=0).fractions()
     {'expert': 0.15, 'fair': 0.85}
@@ -138,7 +139,9 @@ class ScriptsConfig:
             raise ValueError("nobody plays: give one of the scripts a weight, such as fair=1.0")
 
     def fractions(self) -> dict[str, float]:
-        """Of all games, by name; those that play none are left out."""
+        """The fraction of all games that each player has, by name; players without games are left
+        out.
+        """
         weights: dict[str, float] = asdict(self)
         total = sum(weights.values())
         return {name: weight / total for name, weight in weights.items() if weight}
@@ -297,12 +300,12 @@ class ILQLRun(ILQLConfig):
 
     @property
     def title(self) -> str:
-        """What is done, without the seed."""
+        """The task of a run, without the seed."""
         return f"ILQL on {self.task}"
 
     @property
     def plays(self) -> bool:
-        """Whether the agent is evaluated in dialogues of its own."""
+        """Whether the agent is evaluated in dialogues that it holds itself."""
         return self.task == "wordle" or bool(self.evaluate.env)
 
     def _check_learners(self) -> None:

@@ -63,7 +63,7 @@ NON_WORD = "<?>"  # for whatever guess is no word, where words are tokens
 
 @dataclass(frozen=True)
 class Corpus:
-    """What is learnt from, and what is evaluated on where no games are.
+    """The data to learn from, and the held-out data for evaluations where no games are played.
 
     >>> from dataclasses import replace
     >>> from raffia.recipes.ilql.presets import ILQL_PRESETS
@@ -150,7 +150,7 @@ def _rewarded(data: DialogueDataset) -> Iterator[Any]:
 
 
 def describe_corpus(corpus: Corpus) -> str:
-    """What is learnt from, in a line.
+    """Describe the data to learn from in one line.
 
     >>> from raffia.recipes.ilql.presets import ILQL_PRESETS
     >>> describe_corpus(make_corpus(ILQL_PRESETS["ilql-smoke"], None))
@@ -171,7 +171,7 @@ def describe_corpus(corpus: Corpus) -> str:
 
 
 def describe_template(config: ILQLRun) -> str:
-    """That a model's own chat template is not used, where it has one.
+    """A notice that a model's own chat template is not used, if it has one.
 
     >>> describe_template(ILQLRun())
     ''
@@ -366,7 +366,7 @@ def _of_hugging_face(path: Path, add_special_tokens: bool) -> HFTokenizer:
 
 @contextmanager
 def _named_as_settings() -> Iterator[None]:
-    """What is wrong with a row, with the settings of a run that correct it."""
+    """What is wrong with a row, in terms of the settings of a run that correct it."""
     try:
         yield
     except RowTooLongError as error:

@@ -47,7 +47,7 @@ def scored_dialogues(
     stop: Callable[[], bool] = lambda: False,
     make_env: MakeLanguageEnv | None = None,  # of data; None: no games
 ) -> Record:
-    """Games of the agent's own, where there are games, and logged rows, with Q and V; for JSON.
+    """Dialogues held by the agent, if it plays, and logged rows, with Q and V, as JSON values.
 
     Raises `Interrupted` if `stop` is true.
 
@@ -79,7 +79,7 @@ def scored_dialogues(
 
 
 def data_summary(corpus: Corpus, config: ILQLRun) -> Record:
-    """What the logged dialogues brought, all of them, and those that are learnt from.
+    """Statistics of the logged dialogues: of all of them, and of those used for learning.
 
     >>> from raffia.recipes.ilql.data import make_corpus
     >>> from raffia.recipes.ilql.presets import ILQL_PRESETS
@@ -108,7 +108,7 @@ def data_summary(corpus: Corpus, config: ILQLRun) -> Record:
 
 
 def write_dialogues(folder: str | Path, update: int, record: Mapping[str, Any]) -> Path:
-    """Write `dialogues/<update>.json` of a run, all at once; returns its path.
+    """Write `dialogues/<update>.json` of a run atomically; returns its path.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as there:
@@ -254,7 +254,7 @@ def _add_others(
 
 
 def pieces(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
-    """The texts of tokens such that, one behind the other, those of an utterance are its text.
+    """The text of each token, such that those of an utterance concatenate to its text.
 
     >>> from raffia.lm.tokenizers.tokenizer import WordTokenizer
     >>> words = WordTokenizer.from_texts(["the cat"])
@@ -279,12 +279,12 @@ def pieces(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
 
 
 def _marks(tokenizer: Tokenizer) -> set[int]:
-    """What begins and ends utterances and dialogues."""
+    """The tokens that mark where utterances and dialogues begin and end."""
     begins = {tokenizer.bos_token_id, tokenizer.boa_token_id}
     return begins | {tokenizer.eos_token_id, tokenizer.eoa_token_id, tokenizer.eod_token_id}
 
 
 def _short(value: float | Tensor) -> float | None:
-    """With as many digits as anybody reads; None for what is no number."""
+    """A number rounded to the digits that are worth reading; None if it is not finite."""
     number = float(value)
     return float(f"{number:.5g}") if math.isfinite(number) else None

@@ -67,7 +67,7 @@ class Replies(NamedTuple):
 
 @dataclass(frozen=True)
 class ILQLEvaluation:
-    """What came of an evaluation: games by decoding, means over rows that were held out, or both.
+    """The result of an evaluation: games by decoding, means over held-out rows, or both.
 
     >>> ILQLEvaluation(held_out={"loss": 0.5}).games
     {}
@@ -98,7 +98,7 @@ def decodings(config: ILQLRun) -> dict[str, DecodeConfig]:
 
 
 def with_member_decode(config: ILQLRun, hyper: TensorDict) -> ILQLRun:
-    """The config with the decoding of a member of a population, who may have its own numbers.
+    """The config with the decoding of one member of a population, which may have its own numbers.
 
     >>> hyper = TensorDict(temperature=torch.tensor(0.5), adv_weight=torch.tensor(1.0))
     >>> decode = with_member_decode(ILQLRun(), hyper).decode
@@ -245,7 +245,7 @@ def logged_replies(
 
 
 def with_estimate(found: ILQLEvaluation, made_the_data: Replies | None = None) -> ILQLEvaluation:
-    """With an estimate of what the decoding would bring, and by how much it is surely better.
+    """Add an estimate of the return of this decoding and of its certain gain over the data.
 
     made_the_data: of the agent whose policy knows the data best, of several; None: its own
 
@@ -333,7 +333,7 @@ def with_env(config: ILQLRun, make_env: str | MakeLanguageEnv | None) -> ILQLRun
 def find_environment(
     config: ILQLRun, given: str | MakeLanguageEnv | None, tokenizer: Tokenizer
 ) -> MakeLanguageEnv | None:
-    """What makes the environment of a run on data; None if it has none.
+    """Return the factory of the environment of a run on data; None if it has none.
 
     given: by the caller, who vouches for it: the name of a file may be given, or a module of the
         current folder. None: as the config names it, which may come from elsewhere, so only

@@ -102,7 +102,7 @@ class EvaluateRole:
         self.networks = Networks(run, device, making=making_of(run, folder))
 
     def load(self, state: TensorDict) -> None:
-        """It has no state."""
+        """Load nothing: this role has no state."""
 
     def do(self, task: TensorDict, weights: TensorDict | None) -> TensorDict:
         """Play the evaluation of these weights."""
@@ -122,7 +122,7 @@ class EvaluateRole:
 
 
 def evaluator_config(config: ILQLRun, folder: Path, make_env: str | MakeLanguageEnv | None) -> str:
-    """What an `EvaluateRole` is made from.
+    """The config that an `EvaluateRole` is made from.
 
     make_env: as the caller of the run gave it; ValueError for one that workers can't import.
 
@@ -152,13 +152,13 @@ def evaluator_config(config: ILQLRun, folder: Path, make_env: str | MakeLanguage
 
 
 def evaluator_weights(state: TensorDict) -> TensorDict:
-    """Of a learner's state what an evaluation needs."""
+    """The part of a learner's state that an evaluation needs."""
     names = ("params", "buffers", "target", "hyper")
     return state.select(*(name for name in names if name in state.keys()))
 
 
 def outcome_of(answer: TensorDict) -> tuple[Evaluated, dict[str, Any]]:
-    """What an `EvaluateRole` answered with, and the dialogues that are to be written.
+    """Decode the answer of an `EvaluateRole`: the result, and the dialogues to be written.
 
     >>> outcome_of(TensorDict(json=bytes_to_tensor(b'[0.5, {"loss": 0.5}, {}]')))
     (Evaluated(score=0.5, values={'loss': 0.5}), {})

@@ -112,12 +112,14 @@ class ILQLExperiment(RunExperiment):
         return first if self.members is None else self.members.begin(self._states(first))
 
     def example_state(self) -> TensorDict:
-        """Of any weights: the folder that a language model came from may be gone."""
+        """An example of the state, of arbitrary weights: the language model's folder may no longer
+        exist.
+        """
         state = self.learner.init(0)
         return state if self.members is None else self.members.begin(state)
 
     def _states(self, first: TensorDict) -> TensorDict:  # [P]
-        """Of the members before the first update; those of a language model begin equal."""
+        """The members' states before the first update; those of a language model begin equal."""
         size = self.config.population.size
         if self.config.language_model:
             return stack([first] * size)
@@ -184,7 +186,7 @@ class ILQLExperiment(RunExperiment):
     def _make_evaluations(
         self, workers: RunWorkers, make_env: str | MakeLanguageEnv | None
     ) -> Evaluations | None:
-        """Have evaluations played by workers; in this process, to join those of an earlier run.
+        """Make the evaluations: by workers, or in this process to join those of an earlier run.
 
         None where the environment can't be imported, so that an earlier run had none.
         """
@@ -206,7 +208,7 @@ class ILQLExperiment(RunExperiment):
         return evaluator_weights(state)
 
     def _evaluated_elsewhere(self, update: int, count: int, answer: TensorDict) -> Evaluated:
-        """What an evaluator answered; its dialogues are written here."""
+        """Decode an evaluator's answer, and write its dialogues here."""
         outcome, dialogues = outcome_of(answer)
         self._write_dialogues(update, dialogues)
         return outcome
@@ -214,7 +216,7 @@ class ILQLExperiment(RunExperiment):
     def _evaluate_one(
         self, state: TensorDict, update: int, stop: Callable[[], bool]
     ) -> ILQLEvaluation:
-        """What one agent is worth, and dialogues to look at."""
+        """Evaluate one agent; returns the result and dialogues to look at."""
         seed = derive_seed(self.config.seed, "evaluate", update)
         at = self.eval_networks, state, self.corpus, self.config
         return evaluate_agent(*at, seed=seed, stop=stop, make_env=self.make_env)
@@ -340,7 +342,7 @@ def make_members(config: str, index: int) -> MembersRole:
 
 
 def process_config(config: ILQLRun, folder: Path) -> str:
-    """What other processes make the learner of a run from.
+    """The config from which other processes make the learner of a run.
 
     folder: where what its language model keeps is read.
 

@@ -52,7 +52,7 @@ VALUE_TRUNK, TARGET_TRUNK = "value_trunk", "target_trunk"  # folders, where they
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written where.
+    """The files that an export has written.
 
     >>> Exported(Path("out"), update=100, with_values=True).update
     100
@@ -167,7 +167,7 @@ def load_exported(
 
 
 def _write_all(folder: Path, config: ILQLRun, policy: ILQL_Policy) -> None:
-    """All but the card."""
+    """Write all files of an export except the model card."""
     model, target = policy.agent.model, policy.agent.target
     tokenizer, decode = policy.tokenizer, policy.config
     trunk = cast(nn.Module, model.policy_trunk)
@@ -230,7 +230,9 @@ def _write_trunk(folder: Path, trunk: nn.Module, marks: Mapping[str, int]) -> No
 
 
 def _generation(decode: DecodeConfig, block_size: int, pad: int) -> dict[str, Any]:
-    """What `generate` of transformers does by itself: the policy's part of the decoding."""
+    """The settings of transformers' `generate`: the part of decoding that concerns the policy
+    alone.
+    """
     found: dict[str, Any] = {"do_sample": decode.num_beams is None, "suppress_tokens": [pad]}
     if decode.num_beams is None:
         found["temperature"] = decode.temperature
@@ -287,7 +289,7 @@ def _refuse_rotary(config: ILQLRun, run: Path) -> None:
 
 
 def _listed(folder: Path) -> list[str]:
-    """What is read by `load_exported`; the card and the settings of generation may be changed."""
+    """The files that `load_exported` checks; card and generation settings may be edited."""
     free = (MANIFEST, "README.md", "generation_config.json")
     files = [path for path in folder.rglob("*") if path.is_file() and path.name not in free]
     return [path.relative_to(folder).as_posix() for path in files]

@@ -87,7 +87,7 @@ class Making:
 
     @property
     def seed(self) -> int:
-        """Of the first weights."""
+        """The seed of the initial weights."""
         return derive_seed(self.config.seed, "networks")
 
     def on(self, device: str) -> Making:
@@ -248,7 +248,7 @@ def _read(config: ILQLRun, found: Any) -> Making:
 
 
 def _tables(trunk: nn.Module) -> list[nn.Module]:
-    """Of tokens, in and out."""
+    """The embedding tables of tokens: input and output."""
     if isinstance(trunk, CausalLM):
         return [trunk.wte]
     model: Any = trunk.model
@@ -297,7 +297,7 @@ class Networks:
                 parameter.data = self._fixed[name]
 
     def refresh(self, state: TensorDict) -> None:
-        """Take over the weights of a learner's state."""
+        """Load the weights of a learner's state."""
         load_networks(self.loss, state, without=self._fixed)
 
 

@@ -24,7 +24,7 @@ MORE_TOKENS = 250  # of Wordle beside the words: 243 rows of colours, six marks,
 
 
 def of_words(num_words: int, *, n_layer: int, n_head: int, n_embd: int) -> ILQLModelConfig:
-    """A small GPT for games of so many words, where a word is a token.
+    """A small GPT for games with this vocabulary size, in which a word is one token.
 
     >>> of_words(24, n_layer=2, n_head=4, n_embd=64).trunk.vocab_size
     274

@@ -40,7 +40,7 @@ def with_sizes(config: ILQLRun) -> ILQLRun:
 
 
 def with_threads(config: ILQLRun) -> ILQLRun:
-    """The config with a number of threads, where it leaves that open.
+    """The config with a number of threads filled in if it was left open.
 
     >>> from raffia.recipes.ilql.presets import ILQL_PRESETS
     >>> with_threads(ILQL_PRESETS["wordle"]).num_threads

@@ -34,7 +34,7 @@ def power_of_two(builder: Any, exponent: Any) -> Any:
 
 @instruction(types.int32, types.float32)
 def ordered(builder: Any, x: Any) -> Any:
-    """A whole number that orders float32 numbers as they are ordered; -0.0 lies below 0.0.
+    """An integer that has the same order as the float32 numbers; -0.0 is below 0.0.
 
     The greatest of whole numbers is found by vector code, that of floats is not: NaN forbids it.
     """
@@ -45,7 +45,7 @@ def ordered(builder: Any, x: Any) -> Any:
 
 @instruction(types.float32, types.float32)
 def nearest(builder: Any, x: Any) -> Any:
-    """The whole number nearest to x, halves to the even one, as torch.round has it."""
+    """The integer nearest to x, halves rounded to even, as in torch.round."""
     return builder.call(builder.module.declare_intrinsic("llvm.rint", [_FLOAT]), [x])
 
 

@@ -1,4 +1,4 @@
-"""What the kernels of a search read and write: one record of all arrays and numbers, by name."""
+"""The record of all arrays and numbers that the kernels of a search read and write, by name."""
 
 from raffia.jit.records import F32s, F64s, I32s, I64s, Record, U8s, fields_at
 
@@ -69,7 +69,7 @@ class SearchRecord(Record):
 
 
 class OutputRecord(Record):
-    """What the model gave: for the M roots of a simulation, or for all roots at the start."""
+    """The model's output: for the M roots of a simulation, or for all roots at the start."""
 
     reward: F32s  # [M]
     value: F32s  # [M]

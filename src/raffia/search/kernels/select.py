@@ -49,7 +49,7 @@ def best_of(scores: Numbers, mask: Numbers, num: int) -> int:
 
 @kernel
 def untie(s: SearchRecord, b: int, node: int, simulation: int, best: int) -> int:
-    """Of the legal actions that score as the best one, the one that its hash puts first."""
+    """The action that its hash ranks first among the legal actions that tie with the best one."""
     top = s.scores[best]
     state = np.uint64(s.tie_seed[b]) + np.uint64(simulation) * _GOLDEN
     state = mix(state) + np.uint64(node) * _GOLDEN

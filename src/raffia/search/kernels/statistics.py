@@ -1,4 +1,4 @@
-"""What a tree knows of its nodes: values, Q and their range; compiled.
+"""Compiled statistics of the nodes of a tree: values, Q and their range.
 
 Results as in raffia.search.reference, bit for bit. `s` is the search's record, `b` a root, `row` a
 node among all roots' nodes, `e` the index of a node's first edge.
@@ -52,7 +52,7 @@ def refresh(s: SearchRecord, b: int, node: int) -> None:
 
 @kernel
 def widen(s: SearchRecord, b: int, q: Any) -> None:
-    """Take a Q into the range of the root's tree."""
+    """Widen the Q range of the root's tree to include `q`."""
     if q < s.q_min[b]:
         s.q_min[b] = q
     if q > s.q_max[b]:

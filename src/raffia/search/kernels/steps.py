@@ -28,7 +28,7 @@ from raffia.search.kernels.statistics import (
 
 @kernel
 def fill(array: Numbers, num: int, number: Any) -> None:
-    """Set so many numbers."""
+    """Set the first `num` elements of an array to a number."""
     for i in range(num):
         array[i] = number
 

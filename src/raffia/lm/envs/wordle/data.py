@@ -48,7 +48,7 @@ from raffia.lm.tokenizers.tokenizer import SPECIAL_TOKENS, PieceTokenizer
 
 @dataclass(frozen=True)
 class Part:
-    """So many games of one script.
+    """A number of games by one script.
 
     >>> from raffia.lm.envs.wordle.policies import InformationGain
     >>> Part("expert", InformationGain(), 500).num_games
@@ -66,7 +66,7 @@ class Part:
 
 @dataclass(frozen=True)
 class LabelledGame(Language_Observation):
-    """A game, and who played it, which is in its metadata.
+    """A game with the name of its player in the metadata.
 
     >>> LabelledGame("expert", WordleObservation((("crane", "ggggg"),))).metadata()
     {'policy': 'expert', 'won': True, 'num_guesses': 1}
@@ -80,7 +80,7 @@ class LabelledGame(Language_Observation):
         return self.game.to_sequence()
 
     def metadata(self) -> dict[str, Any]:
-        """Who played, and what is known of the game."""
+        """The name of the player, and the facts known about the game."""
         return {"policy": self.policy, **self.game.metadata()}
 
     def __str__(self) -> str:
@@ -134,7 +134,7 @@ def branching_scripts(
     num_slow: int = 3,
     num_repeats: int = 3,  # of the slow games' first word
 ) -> dict[str, tuple[Script, int]]:
-    """Who plays, and how many games of each secret.
+    """The players, and the number of games of each secret.
 
     >>> from raffia.lm.envs.wordle.vocabulary import Vocabulary
     >>> list(branching_scripts(Wordle(vocabulary=Vocabulary.built_in())))

@@ -102,7 +102,7 @@ def code_of(row: str) -> int:
 
 
 def require_rule(rule: str) -> None:
-    """An error for a rule that there is not.
+    """Raise ValueError for an unknown rule.
 
     >>> require_rule("newspaper")
     """
@@ -181,7 +181,7 @@ class Wordle:
 
     @cached_property
     def can_be_secret(self) -> Words:
-        """Which words the secret is drawn from: [V].
+        """The words that the secret is drawn from, bool [V].
 
         >>> words = Vocabulary(("crane", "crown", "slate"))
         >>> Wordle(vocabulary=words, secrets=("slate",)).can_be_secret
@@ -216,7 +216,7 @@ class Wordle:
         return colors_of(int(self._row(guess)[number]))
 
     def fitting(self, turns: Iterable[Turn], among: Words | None = None) -> Words:
-        """Which words can be the secret after these turns: [V].
+        """The words that can be the secret after these turns, bool [V].
 
         among: which could be before them; None: all
 
@@ -252,7 +252,7 @@ class Wordle:
 
 @dataclass(frozen=True)
 class WordleObservation(Language_Observation):
-    """The guesses so far and their colours: all that a player sees.
+    """The guesses up to now and their colours: all that a player sees.
 
     The reward is 0 for the guess that wins, and -1 for every other.
 
@@ -271,7 +271,7 @@ class WordleObservation(Language_Observation):
     def from_sequence(
         cls, utterances: Sequence[Utterance], num_tries: int = 6
     ) -> WordleObservation:
-        """The observation that gives these utterances.
+        """Make the observation that corresponds to these utterances.
 
         >>> WordleObservation.from_sequence([("abcd", -1.0), ("slate", -1.0), ("<b>" * 5, None)])
         WordleObservation(turns=(('abcd', None), ('slate', 'bbbbb')), num_tries=6)

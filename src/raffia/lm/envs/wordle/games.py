@@ -1,4 +1,4 @@
-"""Many games of a script at once, as arrays.
+"""Many games of a script simulated together, as arrays.
 
 Legend: N games, V words of the vocabulary.
 """
@@ -107,7 +107,7 @@ def simulate(
     *,
     secrets: npt.ArrayLike | None = None,
 ) -> Games:
-    """Play a game for each seed, all at once: the same games as in `WordleEnv`, one by one.
+    """Play one game for each seed in a batch: the same games as one by one in `WordleEnv`.
 
     secrets: numbers of words, one for each seed, that stay the secrets of their games; None: they
         are drawn again before each answer, which to a player is the same

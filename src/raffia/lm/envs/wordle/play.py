@@ -20,7 +20,7 @@ from raffia.lm.envs.wordle.policies import NON_WORD, Positions, Script
 
 @dataclass(frozen=True)
 class WordleEvaluation(DialogueReturns):
-    """What came of N games.
+    """The results of N games.
 
     >>> games = [WordleObservation((("crane", "ggggg"),)),
     ...          WordleObservation((("crown", "ggbby"), ("crane", "ggggg")))]
@@ -48,7 +48,7 @@ class WordleEvaluation(DialogueReturns):
 
 
 def evaluation_of(games: Iterable[WordleObservation]) -> WordleEvaluation:
-    """What came of games that are over.
+    """Compute the results of games that have ended.
 
     >>> evaluation_of([WordleObservation((("crane", "ggggg"),))]).share_won
     1.0
@@ -77,7 +77,7 @@ def evaluate(
     *,
     batch_size: int = 256,
 ) -> WordleEvaluation:
-    """Let a policy play so many games; all policies meet the same chances for the same seed.
+    """Let a policy play this many games; for the same seed every policy meets the same chances.
 
     A policy that has `act_batch` plays `batch_size` games at once. For a script this is a `Player`;
     quicker is `evaluation_of(simulate(wordle, script, game_seeds(seed, num_games)))`.
@@ -127,6 +127,6 @@ class Player:
 
 
 def _entropy(counter: Counter[str]) -> float:
-    """In nats; 0 for one kind of thing."""
+    """The entropy in nats of how often each value occurs; 0 for a single value."""
     total = counter.total()
     return sum(n / total * math.log(total / n) for n in counter.values())

@@ -57,7 +57,7 @@ class Positions:
 
 
 class Script(Protocol):
-    """Whoever guesses by a rule.
+    """A player that guesses by a fixed rule.
 
     >>> class First:
     ...     def guess(self, positions, draws):
@@ -136,7 +136,7 @@ class NonWord:
 
 @dataclass(frozen=True)
 class Say:
-    """These words one after the other, whatever happens; then the last again and again.
+    """Guess these words in turn, whatever happens, and then repeat the last one.
 
     >>> from raffia.lm.envs.wordle.vocabulary import Vocabulary
     >>> start = Positions.start(Wordle(vocabulary=Vocabulary(("crane", "crown"))))
@@ -163,7 +163,8 @@ class Say:
 
 @dataclass(frozen=True)
 class Repeat:
-    """Some guesses of another script, and from then on one of those again: it learns nothing more.
+    """Guess some words of another script, and from then on repeat one of them: nothing more is
+    learnt.
 
     >>> from raffia.lm.envs.wordle.vocabulary import Vocabulary
     >>> wordle = Wordle(vocabulary=Vocabulary(("crane", "crown")))
@@ -190,7 +191,7 @@ class Repeat:
 
 @dataclass(frozen=True)
 class Switch:
-    """One script for so many turns, another after them.
+    """Follow one script for a number of turns, and another one after them.
 
     >>> Switch(Say(("crane",)), 2, Fitting()).num_turns
     2
@@ -245,7 +246,7 @@ class Mixture:
         return [weight / sum(self.weights) for weight in self.weights]
 
     def which(self, draws: Draws, turn: int) -> Numbers:
-        """Who guesses in each game: [N].
+        """The index of the script that guesses in each game: [N].
 
         >>> mixture = Mixture((RandomWord(), Fitting()), (0, 1))
         >>> mixture.which(Draws.for_seeds([1, 2]), turn=0)
@@ -268,7 +269,7 @@ class Mixture:
 
 @dataclass(frozen=True)
 class InformationGain:
-    """The word whose colours give the most information about the secret: a strong player.
+    """Guess the word whose colours give the most information about the secret: a strong player.
 
     The entropy of the colours over the words that fit; of equal words one that fits, and of those
     the first. It looks one guess ahead, so it is near the best player and not it. What it has

@@ -44,7 +44,7 @@ class Vocabulary:
 
     @classmethod
     def built_in(cls) -> Vocabulary:
-        """Some 670 plain English words, in the order of the alphabet.
+        """About 670 plain English words in alphabetical order.
 
         >>> len(Vocabulary.built_in()) > 600
         True
@@ -78,7 +78,7 @@ class Vocabulary:
         return cls(tuple(word for _, word in words))
 
     def subset(self, num_words: int, seed: int = 0) -> Vocabulary:
-        """So many of the words, drawn by the seed, in their order: a smaller game.
+        """Draw this many of the words by the seed, and keep their order: a smaller game.
 
         A smaller subset of the same seed lies in the larger one.
 
@@ -95,7 +95,7 @@ class Vocabulary:
         return Vocabulary(tuple(self.words[index] for index in sorted(order[:num_words].tolist())))
 
     def number(self, word: str) -> int | None:
-        """Its index in the list; None for a word that is not there.
+        """The word's index in the list; None if it is not in the list.
 
         >>> Vocabulary(("crane",)).number("robot") is None
         True
