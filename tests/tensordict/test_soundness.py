@@ -579,6 +579,18 @@ def test_rows_of_vmap(in_dim, out_dim):
         assert torch.equal(out["n", "b"], want["n", "b"])
 
 
+def test_vmap_of_unlike_members_is_refused():
+    read = torch.vmap(lambda td: td["b"] + 1)
+    keys = lazy_stack([TensorDict(b=torch.ones(1)), TensorDict(b=torch.ones(1), c=torch.ones(1))])
+    with pytest.raises(RuntimeError, match="can't map over a lazy stack .* td.unbind"):
+        read(keys)
+    shapes = lazy_stack([TensorDict(a=torch.ones(n), b=torch.ones(1)) for n in (2, 3)])
+    with pytest.raises(ValueError):
+        read(shapes)
+    for td in (keys, shapes):
+        assert read(td.select("b")).tolist() == [[2.0], [2.0]]
+
+
 def test_values_of_rows_made_inside_vmap():
     td = TensorDict(a=tensor(2, 3), batch_size=[2, 3])
 
