@@ -125,7 +125,7 @@ def test_a_run_is_trained_and_resumed_longer(tmp_path, capsys):
     assert "there is nothing left to do" in capsys.readouterr().out
     assert main(["resume", str(run), "--collect.num_env_steps", "100"]) == 0
     said = lines(capsys)
-    assert said[0].startswith("EfficientZero on CartPole-v1, seed 0") and "again" in said[0]
+    assert said[0].startswith("EfficientZero on CartPole-v1, seed 0") and "resumed" in said[0]
     assert "resuming after update 10" in said[1]
     assert any("finished: 100 environment steps, 15 updates" in line for line in said)
 

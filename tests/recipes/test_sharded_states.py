@@ -118,7 +118,7 @@ def test_a_run_in_parts_goes_on_by_itself_when_a_part_is_lost(tmp_path):
 def test_parts_that_are_lost_again_and_again_end_the_run(tmp_path):
     made = []
     config = with_all(WORDLE, **SHARDED, engine__max_restarts=2)
-    with pytest.raises(StateLost, match="go on from what was saved last"):
+    with pytest.raises(StateLost, match="continue from the last checkpoint"):
         make = deadly(lambda step: step == 1, made)
         train_run(ILQL, config, tmp_path / "run", view=Quiet(), make=make)
     assert len(made) == 1 + config.engine.max_restarts
