@@ -91,7 +91,9 @@ def test_a_dtype_that_torch_has_not(name):
 # Words
 
 
-def test_bytes_stand_side_by_side(version):
+def test_bytes_stand_side_by_side(version, monkeypatch):
+    empty = torch.empty  # memory as it may be found: what is not written shows
+    monkeypatch.setattr(torch, "empty", lambda *size, **kind: empty(*size, **kind).fill_(-1))
     a = torch.tensor([[1, 2], [3, 4]], dtype=torch.int16)
     b = torch.tensor([True, False])
     c = torch.tensor([[1.5], [-2.5]])
