@@ -1,5 +1,6 @@
 """The rows of benchmarks.scale that need no other process run, and compare what they say."""
 
+import contextlib
 import math
 
 import pytest
@@ -18,11 +19,8 @@ def test_rows_are_filled_up_but_within_the_block():
         sizes.append(len(rows))
         return (rows,)
 
-    for within in (False, True):
-        if within:
-            with any_rows():
-                (found,) = inference._in_blocks(noted, model, torch.zeros(3, 4))
-        else:
+    for block in (contextlib.nullcontext, any_rows):
+        with block():
             (found,) = inference._in_blocks(noted, model, torch.zeros(3, 4))
         assert len(found) == 3
     assert sizes == [inference.BLOCK, 3]

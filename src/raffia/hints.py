@@ -1,4 +1,4 @@
-"""Words of messages: the nearest name to one that is not there, a number with its noun."""
+"""Words of messages: the nearest known name, a number with its noun, an error with its notes."""
 
 from __future__ import annotations
 
@@ -46,3 +46,14 @@ def plural(number: int, noun: str) -> str:
     ('1 run', '1,200 runs')
     """
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def error_text(error: BaseException) -> str:
+    """The class and message of an error, and each of its notes on a line.
+
+    >>> error = ValueError("the motor is hot")
+    >>> error.add_note("let it cool down")
+    >>> error_text(error).splitlines()
+    ['ValueError: the motor is hot', 'let it cool down']
+    """
+    return "\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])

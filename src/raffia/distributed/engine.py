@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from raffia.distributed.arrays import pack, unpack
+from raffia.hints import error_text
 from raffia.lazy import imported
 from raffia.tensordict.tensordict import TensorDict
 
@@ -50,9 +51,8 @@ def describe_error(error: Exception) -> str:
     ...     describe_error(error).splitlines()[:2]
     ['ValueError: the motor is hot', 'In the worker:']
     """
-    head = [f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())]
     lines = [one.rstrip() for one in traceback.format_tb(error.__traceback__)[-NUM_FRAMES:]]
-    return "\n".join([*head, "In the worker:", *lines])
+    return "\n".join([error_text(error), "In the worker:", *lines])
 
 
 class Role(Protocol):

@@ -58,12 +58,7 @@ class Ledger:
 
     def seeds(self, rows: Tensor) -> Tensor:
         """Seeds of the episodes that come next in these rows."""
-        return torch.tensor(
-            [
-                derive_seed(self.seed, "episode", self.first_row + row, self._episode[row])
-                for row in rows.tolist()
-            ]
-        )
+        return torch.tensor([self._seed_of(row, self._episode[row]) for row in rows.tolist()])
 
     def describe(self, row: int, at_reset: bool = False) -> str:
         """What gives again where an environment stands: row of the run, seed, actions since.
@@ -75,8 +70,7 @@ class Ledger:
         >>> Ledger(1, spec, seed=0).describe(0, at_reset=True)
         "the run's environment 0, at the reset with seed 8015132180683303621"
         """
-        number = self._episode[row] - (not at_reset)
-        seed = derive_seed(self.seed, "episode", self.first_row + row, number)
+        seed = self._seed_of(row, self._episode[row] - (not at_reset))
         num_actions = sum([len(actions) for actions in self._actions[row]])
         where = (
             f"at the reset with seed {seed}"
@@ -90,6 +84,10 @@ class Ledger:
         self.has_begun = True
         for row in rows.tolist():
             self._begin(row)
+
+    def _seed_of(self, row: int, number: int) -> int:
+        """The seed of a row's episode of this number."""
+        return derive_seed(self.seed, "episode", self.first_row + row, number)
 
     def _begin(self, row: int) -> None:
         self._episode[row] += 1

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from raffia._version import __version__
+from raffia.hints import error_text
 from raffia.jit.kernel import compiling
 from raffia.learner import step_of
 from raffia.tensordict.tensordict import TensorDict
@@ -189,8 +190,7 @@ class TrainingSession:
         The row goes when the run is resumed: what came after the checkpoint is done again.
         """
         update, env_step = self.log.status.update, self.experiment.num_env_steps
-        lines = [f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())]
-        text = "\n".join(lines)[:LONGEST_FAILURE]
+        text = error_text(error)[:LONGEST_FAILURE]
         self.records.write("error", update=update, env_step=env_step, values={"error": text})
         saved = self.checkpoints.available()
         error.add_note(
