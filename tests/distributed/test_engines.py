@@ -105,13 +105,16 @@ class Broken(InlineEngine):
     """Twins of engines that do not keep it."""
 
     def __init__(self, how):
-        self.how = how
+        self.how, self.processes = how, []
 
     def start(self, *arguments):
         worker = super().start(*arguments)
         ask = worker.ask
         if self.how == "last in, first out":
             worker.ask = lambda *task: (ask(*task), worker._open.rotate(1))
+        if self.how == "leaves a process":
+            command = [sys.executable, "-c", "import time; time.sleep(60)"]
+            self.processes.append(subprocess.Popen(command))
         if self.how == "newest weights":
             worker.ask = lambda task, ref=None: ask(task, None if ref is None else self.newest)
         return worker
@@ -120,11 +123,35 @@ class Broken(InlineEngine):
         self.newest = weights if self.how == "no copy" else super().put(weights)
         return self.newest
 
+    def room_for(self, needs):
+        return 0 if self.how == "no room" else super().room_for(needs)
 
-@pytest.mark.parametrize("how", ["last in, first out", "newest weights", "no copy"])
-def test_engines_that_break_the_contract_are_told(how):
-    with pytest.raises(AssertionError):
-        check_engine(partial(Broken, how))
+
+BROKEN = {
+    "last in, first out": "tasks are done in the order they were asked",
+    "newest weights": "a task reads the weights that it names",
+    "no copy": "a task reads the weights that it names",
+    "no room": "room for 0 workers",
+    "leaves a process": "a closed engine leaves no process, here .*sleep",
+}
+
+
+@pytest.mark.parametrize("how", BROKEN)
+def test_engines_that_break_the_contract_are_told(how, monkeypatch):
+    monkeypatch.setattr(sys.modules["raffia.distributed.check_engine"], "LEAVE_SECONDS", 0.1)
+    made = []
+
+    def make():
+        made.append(Broken(how))
+        return made[-1]
+
+    try:
+        with pytest.raises(AssertionError, match=BROKEN[how]):
+            check_engine(make)
+    finally:
+        for one in made[0].processes:
+            one.kill()
+            one.wait()
 
 
 # ------------------------------------------------------------------------------------- pools

@@ -10,6 +10,7 @@ from raffia.distributed.engine import (
     ONE_CPU,
     InlineEngine,
     Lost,
+    Machine,
     Needs,
     RoleError,
     Worker,
@@ -59,6 +60,18 @@ class ChaosEngine:
         """A copy of the weights."""
         return self._inline.put(weights)
 
+    def resources(self) -> str:
+        """This process, whatever it has."""
+        return self._inline.resources()
+
+    def machines(self, role: str) -> Sequence[Machine]:
+        """No machines: there is no cluster."""
+        return self._inline.machines(role)
+
+    def room_for(self, needs: Needs) -> int:
+        """One: tasks are done one after the other."""
+        return self._inline.room_for(needs)
+
     def get(self, ref: TensorDict) -> TensorDict:
         """Another copy of the weights."""
         return self._inline.get(ref)
@@ -80,6 +93,11 @@ class ChaosWorker:
         self._done: list[TensorDict | RoleError] = []
         self._num_open = 0
         self._is_gone = False
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it was neither lost nor closed."""
+        return not self._is_gone
 
     def load(self, state: TensorDict) -> None:
         """Set the role's state before the next task."""

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
-from raffia.distributed.engine import Engine, Lost, RoleError, Worker, Workers
+from raffia.distributed.engine import Engine, Lost, Needs, RoleError, Worker, Workers
 from raffia.distributed.pool import Pool
 from raffia.tensordict.tensordict import TensorDict
 
 COUNTER = f"{__name__}:Counter"
+LEAVE_SECONDS = 10.0  # in which the processes of an engine that was closed are gone
+SERVERS = b"multiprocessing.forkserver", b"multiprocessing.resource_tracker"
 
 
 class Counter:
@@ -48,11 +52,15 @@ def check_engine(make: Callable[[], Engine], kill: Callable[[Worker], None] | No
     make: a new engine.
     kill: ends a worker from outside as an accident would; None: that is not tried.
 
+    Processes are counted before and after, where the system tells of them as Linux does.
+
     >>> from raffia.distributed.engine import InlineEngine
     >>> check_engine(InlineEngine)
     """
+    before, during = processes_below(), dict[int, str]()
     engine = make()
     try:
+        _there_is_room(engine)
         engine.require([Workers(COUNTER, 1)])
         _what_is_not_there_is_refused(engine)
         _answers_come_in_order(engine)
@@ -64,8 +72,70 @@ def check_engine(make: Callable[[], Engine], kill: Callable[[Worker], None] | No
         if kill is not None:
             _a_killed_worker_is_lost(engine, kill)
             _a_pool_goes_on(engine, kill)
+        engine.start(COUNTER, "{}", 0).ask(_add(1))  # closed with the engine, whatever it does
+        during = processes_below()
     finally:
         engine.close()
+    _nothing_is_left(before, during)
+
+
+def processes_below() -> dict[int, str]:
+    """The processes that this one has started, and those that they have, with their commands.
+
+    Without the two servers that `multiprocessing` keeps until its program ends.
+
+    >>> isinstance(processes_below(), dict)
+    True
+    """
+    parents, commands = {}, {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
+            command = (folder / "cmdline").read_bytes()
+        except OSError:
+            continue  # it has ended
+        if state != "Z":
+            parents[int(folder.name)] = int(parent)
+            commands[int(folder.name)] = command
+    below, newest = set[int](), {os.getpid()}
+    while newest:
+        newest = {pid for pid, parent in parents.items() if parent in newest}
+        below |= newest
+    return {
+        pid: commands[pid].replace(b"\0", b" ").decode(errors="replace")
+        for pid in below
+        if parents[pid] != os.getpid() or not any(name in commands[pid] for name in SERVERS)
+    }
+
+
+def _nothing_is_left(before: dict[int, str], during: dict[int, str]) -> None:
+    """Those that were below this process while the engine ran have ended, orphans too."""
+    until = time.monotonic() + LEAVE_SECONDS
+    while True:
+        left = [
+            command
+            for pid, command in {**during, **processes_below()}.items()
+            if pid not in before and _runs(pid)
+        ]
+        if not left:
+            return
+        assert time.monotonic() < until, f"a closed engine leaves no process, here {left}"
+        time.sleep(0.05)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def _there_is_room(engine: Engine) -> None:
+    assert engine.resources(), "an engine says what there is for workers"
+    one, two = engine.room_for(Needs(cpus=1.0)), engine.room_for(Needs(cpus=2.0))
+    assert one >= max(1, two), f"room for {one} workers of one CPU, and {two} of two"
+    for machine in engine.machines(COUNTER):
+        assert machine.error is None, f"{machine.name}: {machine.error}"
 
 
 def _what_is_not_there_is_refused(engine: Engine) -> None:

@@ -105,12 +105,36 @@ class Workers(NamedTuple):
     needs: Needs = ONE_CPU
 
 
+class Machine(NamedTuple):
+    """A machine of a cluster: what it has, and what it runs.
+
+    >>> Machine("10.0.0.1", {"CPU": 2.0, "memory": 2.0**33}, {"torch": "2.13.0"}).describe()
+    '2 CPUs, 0 GPUs, 8.0 GiB of memory; torch 2.13.0'
+    """
+
+    name: str
+    resources: dict[str, float]
+    versions: dict[str, str]  # none: no worker can run there
+    error: Exception | None = None  # why no worker of this program may
+
+    def describe(self) -> str:
+        """What it has and runs, in a line."""
+        cpus, gpus = (f"{self.resources.get(kind, 0.0):g} {kind}s" for kind in ("CPU", "GPU"))
+        memory = f"{self.resources.get('memory', 0.0) / 2**30:.1f} GiB of memory"
+        runs = ", ".join(f"{name} {version}" for name, version in sorted(self.versions.items()))
+        return f"{cpus}, {gpus}, {memory}; {runs or 'runs no workers'}"
+
+
 class Worker(Protocol):
     """A role at work, in this process or another. Tasks are done in the order they are asked.
 
     >>> worker: Worker = InlineEngine().start("raffia.distributed.check_engine:Counter", "{}", 0)
     >>> worker.close()
     """
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it is not known to have ended."""
 
     def load(self, state: TensorDict) -> None:
         """Set the role's state before the tasks that are requested from now on."""
@@ -155,6 +179,17 @@ class Engine(Protocol):
 
     def put(self, weights: TensorDict) -> Any:
         """Publish the present weights once, for any worker's `ask`."""
+
+    def resources(self) -> str:
+        """Describe in one line what there is for workers."""
+
+    def machines(self, role: str) -> Sequence[Machine]:
+        """The machines of a cluster, and why this role can't run there; none where all workers are
+        on this machine.
+        """
+
+    def room_for(self, needs: Needs) -> int:
+        """How many workers with such needs there is room for at once, if nothing else runs."""
 
     def get(self, ref: Any) -> TensorDict:
         """A copy of the weights that were put, for this process."""
@@ -226,6 +261,18 @@ class InlineEngine:
         """A copy of the weights."""
         return unpack(pack(weights))
 
+    def resources(self) -> str:
+        """This process, whatever it has."""
+        return "this process"
+
+    def machines(self, role: str) -> Sequence[Machine]:
+        """No machines: there is no cluster."""
+        return ()
+
+    def room_for(self, needs: Needs) -> int:
+        """One: tasks are done one after the other."""
+        return 1
+
     def get(self, ref: TensorDict) -> TensorDict:
         """Another copy of the weights."""
         return ref.clone()
@@ -244,6 +291,11 @@ class InlineWorker:
         self._role = role
         self._open: deque[tuple[str, TensorDict, TensorDict | None]] = deque()
         self._is_closed = False
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it was not closed."""
+        return not self._is_closed
 
     def load(self, state: TensorDict) -> None:
         """Set the role's state before the next task."""

@@ -272,7 +272,7 @@ class Followers:
 
         def watch() -> None:
             while not met.wait(0.1):
-                if not all(getattr(worker, "is_alive", True) for worker in self._workers):
+                if any(worker and not worker.is_alive for worker in self._workers):
                     meeting.close()
 
         thread = threading.Thread(target=watch, daemon=True)

@@ -25,6 +25,7 @@ from raffia.distributed.arrays import pack, parts_of, unpack
 from raffia.distributed.engine import (
     ONE_CPU,
     Lost,
+    Machine,
     Needs,
     RoleError,
     Workers,
@@ -104,6 +105,20 @@ class ProcessEngine:
                 "take actors.ahead, reanalyzers.ahead and evaluators.join_after smaller"
             ) from error
         return memory.name
+
+    def resources(self) -> str:
+        """This machine's processors."""
+        return f"processes of this machine, which has {os.cpu_count()} processors"
+
+    def machines(self, role: str) -> Sequence[Machine]:
+        """No machines: there is no cluster."""
+        return ()
+
+    def room_for(self, needs: Needs) -> int:
+        """As many as have processors of their own, of those that this process may use."""
+        bound = hasattr(os, "sched_getaffinity")
+        num_cores = len(os.sched_getaffinity(0)) if bound else os.cpu_count() or 1
+        return int(num_cores / needs.cpus)
 
     def get(self, ref: str) -> TensorDict:
         """A copy of these weights."""

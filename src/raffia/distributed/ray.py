@@ -16,6 +16,7 @@ from raffia.distributed.arrays import pack, unpack
 from raffia.distributed.engine import (
     ONE_CPU,
     Lost,
+    Machine,
     Needs,
     Role,
     RoleError,
@@ -28,7 +29,6 @@ from raffia.distributed.ray_cluster import (
     SPARES,
     Cluster,
     ClusterLostError,
-    Machine,
     Room,
     VersionError,
     num_that_fit,
@@ -241,6 +241,11 @@ class RayWorker:
         self._greeting: Any = handle.greeting.remote()
         self._pid: int | None = None
         self.is_closed = False
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it was not closed: an actor that has ended is noticed where it is asked."""
+        return not self.is_closed
 
     @property
     def pid(self) -> int:

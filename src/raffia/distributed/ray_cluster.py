@@ -6,12 +6,12 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from raffia._version import __version__
-from raffia.distributed.engine import Needs, RoleError, Workers, find_role
+from raffia.distributed.engine import Machine, Needs, RoleError, Workers, find_role
 
 LOOK = 0.25  # seconds between two looks at whether the cluster is there, while waiting
 SILENT = 3.0  # seconds without an answer after which the cluster is gone
@@ -121,26 +121,6 @@ def _takes(needs: Needs) -> dict[str, float]:
 
 def _several(takes: dict[str, float]) -> str:
     return " and ".join(f"{number:g} {name}s" for name, number in takes.items())
-
-
-class Machine(NamedTuple):
-    """A machine of the cluster: what it has, and what it runs.
-
-    >>> Machine("10.0.0.1", {"CPU": 2.0, "memory": 2.0**33}, versions()).describe()
-    '2 CPUs, 0 GPUs, 8.0 GiB of memory; ...
-    """
-
-    name: str
-    resources: dict[str, float]
-    versions: dict[str, str]  # none: no worker can run there
-    error: Exception | None = None  # why no worker of this program may
-
-    def describe(self) -> str:
-        """What it has and runs, in a line."""
-        cpus, gpus = (f"{self.resources.get(kind, 0.0):g} {kind}s" for kind in ("CPU", "GPU"))
-        memory = f"{self.resources.get('memory', 0.0) / 2**30:.1f} GiB of memory"
-        runs = ", ".join(f"{name} {version}" for name, version in sorted(self.versions.items()))
-        return f"{cpus}, {gpus}, {memory}; {runs or 'runs no workers'}"
 
 
 class Cluster:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from raffia.distributed.engine import Engine, InlineEngine
-from raffia.distributed.ray_cluster import Machine
+from raffia.distributed.engine import Engine, InlineEngine, Machine
 from raffia.recipes.scale_config import EngineConfig
 from raffia.tensordict.tensordict import TensorDict
 
@@ -38,21 +36,6 @@ def make_engine(config: EngineConfig, message: Callable[[str], None] | None = No
 
         return RayEngine(config.address, spares=config.spares, message=message)
     return InlineEngine()
-
-
-def describe_engine(engine: Engine) -> str:
-    """The resources that an engine offers to workers.
-
-    >>> describe_engine(InlineEngine())
-    'this process'
-    """
-    if isinstance(engine, InlineEngine):
-        return "this process"
-    resources = getattr(engine, "resources", None)
-    if resources is None:
-        return f"processes of this machine, which has {os.cpu_count()} processors"
-    text: str = resources()
-    return text
 
 
 def where(engine: EngineConfig) -> str:
@@ -104,9 +87,9 @@ def try_engine(name: str, address: str = "") -> TriedEngine:
     began = time.perf_counter()
     engine = make_engine(EngineConfig(name=name, address=address))  # type: ignore[arg-type]
     try:
-        machines: list[Machine] = getattr(engine, "machines", lambda role: [])(ECHO)
+        machines = engine.machines(ECHO)
         if any(machine.error is not None for machine in machines):
-            return TriedEngine(describe_engine(engine), machines, None)
+            return TriedEngine(engine.resources(), machines, None)
         worker = engine.start(ECHO, "{}", 0)
 
         def seconds(task: TensorDict, num: int) -> float:
@@ -122,6 +105,6 @@ def try_engine(name: str, address: str = "") -> TriedEngine:
         first = time.perf_counter() - began
         call, copy = seconds(small, NUM_CALLS), seconds(large, 3)
         rate = 2 * NUM_BYTES / copy / 2**20
-        return TriedEngine(describe_engine(engine), machines, Speed(first, call, rate))
+        return TriedEngine(engine.resources(), machines, Speed(first, call, rate))
     finally:
         engine.close()

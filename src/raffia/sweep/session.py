@@ -99,7 +99,7 @@ def room_of(manifest: Manifest, algorithm: Algorithm, num_cores: int) -> int:
     needs = _needs(manifest, algorithm)
     if manifest.engine.name == "ray" and manifest.engine.address:
         with contextlib.closing(make_engine(manifest.engine)) as engine:
-            return max(1, engine.room_for(needs))  # type: ignore[attr-defined]
+            return max(1, engine.room_for(needs))
     fit = num_cores // int(needs.cpus)
     if manifest.engine.name == "ray" and needs.gpus:  # each run has a card of its own there
         fit = min(fit, torch.cuda.device_count())
