@@ -523,6 +523,27 @@ def test_a_folder_is_the_old_or_the_new_one_or_none(error, tmp_path, monkeypatch
             assert found in (old, new)
 
 
+def test_saving_again_makes_no_files_but_for_other_records(tmp_path, monkeypatch):
+    def numbers():
+        return {path.relative_to(tmp_path): path.stat().st_ino for path in tmp_path.rglob("*")}
+
+    sample(1.0).memmap(tmp_path)
+    before = numbers()
+    sample(2.0).memmap(tmp_path)
+    assert numbers() == before and content(load(tmp_path)) == content(sample(2.0))
+    with monkeypatch.context() as patch, pytest.raises(BreakdownError):
+        break_at(patch, 40, BreakdownError(errno.EIO, "I/O"))
+        sample(3.0).memmap(tmp_path)
+    refused(tmp_path, words="saving was interrupted")
+    assert numbers().keys() != before.keys()  # a record is aside
+    (tmp_path / ".meta.json.tmp").write_bytes(b"{}")
+    sample(4.0).memmap(tmp_path)
+    assert numbers().keys() == before.keys() and content(load(tmp_path)) == content(sample(4.0))
+    changed = sample(4.0).set("a", torch.zeros(2, 7, dtype=torch.int64))
+    changed.memmap(tmp_path)
+    assert numbers().keys() == before.keys() and content(load(tmp_path)) == content(changed)
+
+
 def test_a_container_that_could_not_be_mapped_is_as_it_was(tmp_path, monkeypatch):
     for n in (1, 5, 20, 40):
         td = sample()

@@ -140,6 +140,8 @@ def test_members_are_handed_out():
     assert td[0] is td.tensordicts[0] and td[-1] is list(td)[3] is td.tensordicts[3]
     assert td[1:3].tensordicts[0] is td.tensordicts[1]
     assert td[[3, 0]].tensordicts[1] is td.tensordicts[0]
+    for again in (td[[0, 0, 2]], td.repeat_interleave(torch.tensor([2, 0, 1, 0]), dim=0)):
+        assert all(a is td[i] for a, i in zip(again.tensordicts, (0, 0, 2), strict=True))
     for dim in (0, 1):
         td = make(dim)
         assert all(a is b for a, b in zip(td.unbind(dim), td.tensordicts, strict=True))

@@ -122,7 +122,8 @@ def test_as_a_tensor_of_the_batch_shape(table, kind):
             check_rows(apply_op(td, op, torch), rows)
         if views and not is_lazy(td):
             assert all(storage(x) == storage(leaves(td)[key]) for key, x in leaves(out).items())
-        if copies:
+        held_again = op[0] == "repeat_interleave" and is_lazy(td)  # its members, as test_lazy says
+        if copies and not held_again:
             out.zero_()
             check_rows(td, ROWS)
         if type(out) is TensorDict and out is not td and not out.is_locked:

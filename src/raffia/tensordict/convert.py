@@ -344,6 +344,13 @@ def is_shared(td: Any) -> bool:
     """
     if td._device is not None and td._device.type != "cpu":
         return td._device.type == "cuda"
+    try:
+        for value in td._d.values() if td.__class__ is td._plain else ():
+            if value.__class__ is Tensor and not value.untyped_storage().is_shared():
+                return False
+            break  # mostly the first one tells
+    except RuntimeError:  # it has no memory
+        return False
     return every(td, in_shared_memory) and bool(td._leaves([])) and not td.is_memmap()
 
 

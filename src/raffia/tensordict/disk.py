@@ -46,7 +46,7 @@ from raffia.tensordict.memmap import (
 from raffia.tensordict.node import Container, Node
 from raffia.tensordict.record import (
     CPU,
-    META,
+    RESERVED,
     VALUE_CLASSES,
     Record,
     read_record,
@@ -532,7 +532,7 @@ def added(
     shape: torch.Size,
 ) -> tuple[Any, Any]:
     """The new entry of a container, written to its folder; and the tensor at the end of `path`."""
-    (name, *rest), record, used = path, {}, {META}
+    (name, *rest), record, used = path, {}, {*RESERVED}
     at = file = None
     if folder is not None:
         record = read_record(folder)

@@ -13,12 +13,15 @@ import re
 import stat
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 from torch import Tensor, nn
 
 from raffia.files import (
+    DamagedFileError,
     dump_json,
+    open_plain,
     write_atomically,
 )
 from raffia.tensordict import kinds, ragged
@@ -32,8 +35,10 @@ from raffia.tensordict.memmap import (
     refuse_copy,
 )
 from raffia.tensordict.record import (
+    ASIDE,
     CPU,
     META,
+    RESERVED,
     Outline,
     Record,
     folder_version,
@@ -101,7 +106,7 @@ class Job:
         self.robust, self.like, self.inplace = robust_key is not False, like, inplace
         self.root = outline(td, (), like, nested=True)
         self.folders: list[str] = []
-        self.metas: list[tuple[str, bytes]] = []  # the outermost one comes last
+        self.metas: list[tuple[str, bytes]] = []  # by folder; the outermost one comes last
         self.leaves: list[tuple[Outline, str, Tensor, str | None]] = []
         self.structures: list[tuple[str, Tensor]] = []  # of nested tensors: file, content
         self.known: ragged.Known = {}
@@ -131,7 +136,7 @@ class Job:
     def lay_out(self, plan: Outline, folder: str | None) -> None:
         """Assign a file to each leaf and a folder to each container; nothing is written yet."""
         plan.folder = folder
-        used = {META}
+        used = {*RESERVED}
         listed: Record = {}
         for name, entry in plan.entries.items():
             record: Record = {}
@@ -168,7 +173,7 @@ class Job:
             plan.record["device"] = "cpu"
             self.folders.insert(0, folder)
             version = folder_version(plan.record)
-            self.metas.append((f"{folder}/{META}", dump_json(titled(plan.record, version))))
+            self.metas.append((folder, dump_json(titled(plan.record, version))))
 
     def mark_shared(self, record: Record) -> None:
         if self.shares:
@@ -207,11 +212,9 @@ class Job:
         """Write the files, the record of the outermost folder last: without it there is no save."""
         for folder in self.folders:
             make_own_folder(folder, folder == self.root.folder)
-        for path, _ in reversed(self.metas):  # from here to the end, nothing can be loaded
-            try:
-                os.unlink(path)
-            except FileNotFoundError:
-                pass
+        for folder, _ in reversed(self.metas):  # from here to the end, nothing can be loaded
+            with suppress(FileNotFoundError):
+                os.replace(f"{folder}/{META}", f"{folder}/{ASIDE}")
         targets = self.together() if self.root.folder is None else [None] * len(self.leaves)
         if threads is None:
             for leaf, target in zip(self.leaves, targets, strict=True):
@@ -220,8 +223,8 @@ class Job:
             for _ in threads.map(self.store, self.leaves, targets):
                 pass
         ragged.write(self.structures)
-        for path, text in self.metas:
-            write_atomically(path, text, is_synced=False, follows_links=False)
+        for folder, text in self.metas:
+            put_record(folder, text)
 
     def together(self) -> list[MemoryMappedTensor | None]:
         """A part of one temporary file for each small tensor; the others get separate files."""
@@ -349,6 +352,23 @@ def make_own_folder(folder: str, outermost: bool) -> None:
             raise linked(folder) from None
         if not os.path.isdir(folder):
             raise
+
+
+def put_record(folder: str, text: bytes) -> None:
+    """Write the record of a folder, or put back the one set aside if it is the same.
+
+    To make a file costs some file systems a hundred times of what it takes to rename one.
+    """
+    path, aside = f"{folder}/{META}", f"{folder}/{ASIDE}"
+    with suppress(FileNotFoundError, DamagedFileError):
+        with open_plain(aside) as file:
+            is_same = file.read() == text
+        if is_same:
+            os.replace(aside, path)
+            return
+    write_atomically(path, text, is_synced=False, follows_links=False)
+    with suppress(FileNotFoundError):
+        os.unlink(aside)
 
 
 def is_link(path: str) -> bool:

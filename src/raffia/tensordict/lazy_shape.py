@@ -182,12 +182,12 @@ def _on_leaf(op: Op, ndim: int, size: torch.Size) -> Callable[[Tensor], Tensor]:
 
 
 def _interleaved(td: Any, repeats: Any) -> Any:
-    """Repeat each member several times, one copy after the other."""
+    """Each member several times in a row: itself, as where an index names a row twice."""
     counts = [repeats] * len(td.tensordicts)
     if isinstance(repeats, Tensor):
         counts = repeats.expand(len(td.tensordicts)).tolist()
     pairs = zip(td.tensordicts, counts, strict=True)
-    members = [member.clone() for member, n in pairs for _ in range(n)]
+    members = [member for member, n in pairs for _ in range(n)]
     return td._of(members, td.stack_dim, td._member_size())
 
 

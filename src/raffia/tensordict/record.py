@@ -30,6 +30,8 @@ from raffia.tensordict.node import REGISTRY, Node
 VERSION = 1
 RAGGED_VERSION = 2  # of the record of a folder that holds a nested tensor
 META = "meta.json"
+ASIDE = ".meta.json.tmp"  # the record while the files beside it are written
+RESERVED = {META, ASIDE}  # names of no other file
 CPU = torch.device("cpu")
 VALUE_CLASSES = ("NonTensorData", "MetaData", "NonTensorStack")
 Record = dict[str, Any]

@@ -478,6 +478,7 @@ def repeat_interleave(
     """A container with each row along `dim` repeated; `dim=None` flattens the batch first.
 
     inplace: change this container instead of making another one.
+    Along the stack dimension of a lazy stack, the result holds the same members several times.
 
     >>> from raffia import TensorDict
     >>> TensorDict(a=torch.tensor([1, 2]), batch_size=[2]).repeat_interleave(2, dim=0)["a"]
