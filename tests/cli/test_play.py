@@ -52,12 +52,12 @@ def test_a_whole_game_is_shown_with_the_agents_thoughts():
     assert "     a    b    c\n1  75%  25%  25%\n2  25%    .  25%\n3  25%  25%  25%\n" in said
     assert said.count("  a b c\n1 O . X\n2 . X .\n3 . . O\n") == 1
     assert "c1 is taken. You can play b1 a2 c2 a3 b3." in said
-    assert said.endswith("your move: Goodbye.\n")
+    assert said.endswith("your move: quit\nGoodbye.\n")
 
 
 def test_who_wins_is_said_and_another_game_can_follow():
     said = talk(Scripted(moves=[0, 1]), "5\n3\n7\nb2\nnew\nb2\nquit\n")
-    assert "You have won.\nnew, undo or quit: This game is over." in said
+    assert "You have won.\nnew, undo or quit: b2\nThis game is over." in said
     assert said.count("you begin") == 2
     assert "  a b c\n1 . . .\n2 . X .\n3 . . .\n" in said.rpartition("you begin")[2]
     lost = talk(Scripted(moves=[0, 1, 2]), "4\n5\n9\n")
@@ -88,7 +88,7 @@ def test_undo_takes_back_the_answer_too():
     assert agent.asked == [1, 3, 1]
     assert said.count("You have no move to take back.") == 1
     after_end = talk(Scripted(moves=[0, 1]), "5\n3\n7\nundo\nq\n")
-    last = after_end.rpartition("new, undo or quit: ")[2]
+    last = after_end.rpartition("new, undo or quit: undo\n")[2]
     assert last.startswith("\n  a b c\n1 O O X\n2 . X .\n3 . . .\n\nyour move: ")
 
 
@@ -97,11 +97,11 @@ def test_undo_keeps_the_first_move_of_the_agent():
     said = talk(agent, "undo\na1\nundo\nq\n", person=1)
     assert agent.asked == [0, 2]
     assert said.count("You have no move to take back.") == 1
-    assert said.endswith("1 . . .\n2 . X .\n3 . . .\n\nyour move: Goodbye.\n")
+    assert said.endswith("1 . . .\n2 . X .\n3 . . .\n\nyour move: q\nGoodbye.\n")
 
 
 def test_nothing_is_wider_than_a_terminal():
-    said = talk(Scripted(), "zz\nhelp\nb2\n").replace("your move: ", "")  # a line is typed there
+    said = talk(Scripted(), "zz\nhelp\nb2\n")
     assert "zz" in said and "plays a1" in said
     assert max(map(len, said.splitlines())) < 80
 

@@ -110,30 +110,15 @@ def _parser() -> Parser:
     parser = Parser("raffia chat", ABOUT, EXAMPLES)
     parser.add_argument("run", metavar="RUN", nargs="?", help="folder of the run")
     add_checkpoint(parser)
-    parser.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="seed of the sampling (default: 0)"
-    )
-    parser.add_argument(
-        "--temperature",
-        type=float,
-        metavar="X",
-        help="sampling temperature; 0 takes the best token",
-    )
-    parser.add_argument(
-        "--adv-weight",
-        type=float,
-        metavar="X",
-        help="weight of the advantages; 0: the policy alone",
-    )
-    parser.add_argument(
-        "--top-k", type=int, metavar="K", help="sample from the K likeliest tokens only"
-    )
-    parser.add_argument(
-        "--top-p",
-        type=float,
-        metavar="P",
-        help="sample from the likeliest tokens up to this total probability only (default with "
-        "values: 0.95)",
+    parser.flag("--seed N", "seed of the sampling", int, 0)
+    parser.flag("--temperature X", "sampling temperature; 0 takes the best token", float)
+    parser.flag("--adv-weight X", "weight of the advantages; 0: the policy alone", float)
+    parser.flag("--top-k K", "sample from the K likeliest tokens only", int)
+    parser.flag(
+        "--top-p P",
+        "sample from the likeliest tokens up to this total probability only (default with values: "
+        "0.95)",
+        float,
     )
     parser.add_argument(
         "--values",

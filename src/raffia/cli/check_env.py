@@ -34,12 +34,8 @@ def check_env(words: Sequence[str]) -> int:
     parser.add_argument(
         "id", metavar="ID", nargs="?", help="name of the environment; see raffia list environments"
     )
-    parser.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="seed of the episodes (default: 0)"
-    )
-    parser.add_argument(
-        "--steps", type=int, default=200, metavar="N", help="number of steps (default: 200)"
-    )
+    parser.flag("--seed N", "seed of the episodes", int, 0)
+    parser.flag("--steps N", "number of steps", int, 200)
     args = parser.read(words)
     if args.id is None:
         raise UsageError("which environment?", "raffia check-env CartPole-v1")

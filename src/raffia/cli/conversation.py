@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import TextIO
 
 from raffia.cli.style import columns, filled, paint, printable
+from raffia.cli.terminal import Terminal
 from raffia.recipes.ilql.chat import Chat, Guessing, Piece, UnreadableText
 
 MOST_ROWS = 24  # of a table of tokens
@@ -56,14 +55,14 @@ def values_table(pieces: Sequence[Piece], most: int = MOST_ROWS) -> str:
     return f"{table}\n  and {left_out} more with smaller advantages" if left_out else table
 
 
-class Session:
+class Session(Terminal):
     """The base of sessions: lines of a person, and an agent that answers.
 
     Words that begin with / are for the session; what else is typed, for the agent.
 
     >>> import io
     >>> class Echo(Session):
-    ...     def heard(self, line):
+    ...     def said(self, line):
     ...         self.print_line(line.upper())
     >>> pieces = io.StringIO()
     >>> Echo(io.StringIO("hello\\n//quit\\n/quit\\nmore\\n"), pieces).sit()
@@ -76,56 +75,39 @@ class Session:
     Goodbye.
     """
 
-    question = "you: "
     help = "/quit: quit"
 
     def __init__(
         self, stdin: TextIO, stdout: TextIO, *, values: bool = False, weight: float = 1.0
     ) -> None:
         """values: whether to show values; weight: factor of the advantage, see `shade`."""
-        self._stdin, self._stdout = stdin, stdout
+        super().__init__(stdin, stdout)
         self._values, self._weight = values, weight
-        self._seated = True
         self.commands: dict[str, Callable[[str], None]] = {
             "/help": lambda _: self.print_line(self.help),
-            "/quit": lambda _: self._leave(),
+            "/quit": lambda _: self.leave(),
         }
 
-    def sit(self) -> None:
-        """Read and execute lines, until the person leaves or the input ends."""
-        self.begin()
-        while self._seated:
-            line = self._read()
-            if line is None:  # the end of the file, or Ctrl-D
-                self.print_line("")
-                self._leave()
-                return
-            word, _, rest = line.strip().partition(" ")
-            if word.startswith("//"):
-                self.heard(line.strip()[1:])
-            elif word.lower() in self.commands:
-                self.commands[word.lower()](rest.strip())
-            elif word.startswith("/"):
-                self.print_line(
-                    f"There is no command {word}; /help lists them. To send it as text: /{word}"
-                )
-            else:
-                self.heard(line.strip())
-
-    def begin(self) -> None:
-        """Print a text before the first line is read."""
-
     def heard(self, line: str) -> None:
+        """Do what a word of the session asks for; hand on any other line."""
+        word, _, rest = line.partition(" ")
+        if word.lower() in self.commands:
+            self.commands[word.lower()](rest.strip())
+        elif word.startswith("/") and not word.startswith("//"):
+            self.print_line(
+                f"There is no command {word}; /help lists them. To send it as text: /{word}"
+            )
+        else:
+            self.said(line.removeprefix("/"))
+
+    def said(self, line: str) -> None:
         """Handle a line for the agent; it may be empty."""
         raise NotImplementedError
 
-    def print_line(self, text: str) -> None:
-        """Print a line."""
-        print(text, file=self._stdout, flush=True)
-
     def remark(self, text: str) -> None:
-        """Show a line that that belongs to neither side.
+        """Show a line that belongs to neither side.
 
+        >>> import sys
         >>> Session(sys.stdin, sys.stdout).remark("cut")
         (cut)
         """
@@ -147,25 +129,6 @@ class Session:
         """Print the table of an answer, if it is requested."""
         if self._values:
             self.print_line(values_table(pieces))
-
-    def _leave(self) -> None:
-        self._seated = False
-        self.print_line("Goodbye.")
-
-    def _read(self) -> str | None:
-        """The next line; None at the end."""
-        if self._stdin is sys.stdin and self._stdin.isatty() and self._stdout is sys.stdout:
-            with contextlib.suppress(ImportError):
-                import readline  # noqa: F401, gives `input` its editing and the lines before
-            try:
-                return input(self.question)
-            except EOFError:
-                return None
-        print(self.question, end="", file=self._stdout, flush=True)
-        line = self._stdin.readline()
-        if line and not self._stdin.isatty():  # the terminal shows what is typed, a pipe does not
-            self.print_line(line.rstrip("\n"))
-        return line.rstrip("\n") if line else None
 
 
 class Conversation(Session):
@@ -207,7 +170,7 @@ You type for the agent's environment; the agent answers.
         """Print what the person needs to know."""
         self.print_line("Type a text; /help lists the commands, /quit quits.")
 
-    def heard(self, line: str) -> None:
+    def said(self, line: str) -> None:
         """Send a line, and let the agent answer; nothing for an empty line."""
         if line and self._sent(line):
             self._answer()
@@ -299,7 +262,7 @@ can still type the word later.
             "and enter colours for each guess."
         )
 
-    def heard(self, line: str) -> None:
+    def said(self, line: str) -> None:
         """Handle a line: a word, or colours, or neither."""
         word = line.lower()
         waits = self.game.guess is not None

@@ -41,15 +41,9 @@ def demo(words: Sequence[str]) -> int:
     raffia.cli.parser.UsageError: raffia demo has no --sede=3; did you mean --seed?
     """
     parser = Parser("raffia demo", ABOUT, EXAMPLES)
-    parser.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="seed of the run (default: 0)"
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="FOLDER",
-        help="folder of the run (default: runs/demo, or runs/demo-2 ...)",
-    )
+    parser.flag("--seed N", "seed of the run", int, 0)
+    about = "folder of the run (default: runs/demo, or runs/demo-2 ...)"
+    parser.flag("--out FOLDER", about, Path)
     args = parser.read(words)
     folder = free_folder(HOME / "demo") if args.out is None else args.out
     refuse_taken(folder, "demo", flag="--out")

@@ -96,10 +96,8 @@ def doctor(words: Sequence[str]) -> int:
     ]
     parser = Parser("raffia doctor", ABOUT, examples)
     names = ("inline", "process", "ray")
-    parser.add_argument("--engine.name", dest="engine", choices=names, help="where workers run")
-    parser.add_argument(
-        "--engine.address", dest="address", default="", help="address of a Ray cluster"
-    )
+    parser.flag("--engine.name", "where workers run", dest="engine", choices=names)
+    parser.flag("--engine.address", "address of a Ray cluster", default="", dest="address")
     args = parser.read(words)
     if args.engine is None and args.address:
         raise UsageError(

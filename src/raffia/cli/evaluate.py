@@ -46,48 +46,19 @@ def evaluate(words: Sequence[str]) -> int:
 def _parser() -> Parser:
     parser = Parser("raffia evaluate", ABOUT, EXAMPLES)
     parser.add_argument("run", metavar="RUN", nargs="?", help="folder of the run")
-    parser.add_argument(
-        "--episodes",
-        type=_positive,
-        default=100,
-        metavar="N",
-        help="number of episodes (default: 100)",
-    )
+    parser.flag("--episodes N", "number of episodes", _positive, 100)
     add_checkpoint(parser)
     add_algorithm(parser)
-    parser.add_argument(
-        "--num-simulations",
-        type=_positive,
-        metavar="N",
-        help="simulations of each search (default: as in the run's own evaluations)",
-    )
-    parser.add_argument(
-        "--opponent",
-        choices=["random", "rule", "perfect"],
-        help="opponent in two-player games (default: as in the run's settings)",
-    )
-    parser.add_argument(
-        "--env",
-        default="",
-        metavar="WHERE",
-        help="your own environment, for ILQL runs: package.module:name or file.py:name",
-    )
-    parser.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="seed of the episodes (default: 0)"
-    )
-    parser.add_argument(
-        "--record",
-        type=_positive,
-        default=0,
-        metavar="N",
-        help=f"record the first N episodes; {FILMED} if N is left out",
-    )
-    parser.add_argument(
-        "--format",
-        choices=["gif", "mp4"],
-        default="gif",
-        help="format of the videos (default: gif)",
-    )
+    about = "simulations of each search (default: as in the run's own evaluations)"
+    parser.flag("--num-simulations N", about, _positive)
+    about = "opponent in two-player games (default: as in the run's settings)"
+    parser.flag("--opponent", about, choices=["random", "rule", "perfect"])
+    about = "your own environment, for ILQL runs: package.module:name or file.py:name"
+    parser.flag("--env WHERE", about, default="")
+    parser.flag("--seed N", "seed of the episodes", int, 0)
+    about = f"record the first N episodes; {FILMED} if N is left out"
+    parser.flag("--record N", about, _positive, 0)
+    parser.flag("--format", "format of the videos", default="gif", choices=["gif", "mp4"])
     parser.add_argument("--json", action="store_true", help="print the figures as one line of JSON")
     return parser
 

@@ -43,9 +43,7 @@ def export(words: Sequence[str]) -> int:
     """
     parser = Parser("raffia export", ABOUT, EXAMPLES)
     parser.add_argument("run", metavar="RUN", nargs="?", help="folder of the run")
-    parser.add_argument(
-        "--out", metavar="FOLDER", help=f"folder to write, new or empty (default: RUN/{OUT})"
-    )
+    parser.flag("--out FOLDER", f"folder to write, new or empty (default: RUN/{OUT})")
     add_checkpoint(parser)
     args = parser.read(words)
     start = "raffia train ilql --preset wordle"

@@ -9,9 +9,10 @@ from pathlib import Path
 from raffia.cli.algorithm import commands_of
 from raffia.cli.parser import Parser, UsageError, nearest
 from raffia.cli.runs import HOME
-from raffia.cli.style import call, columns, duration, number, paint, printable, width_of
+from raffia.cli.style import call, columns, number, paint, printable, width_of
 from raffia.recipes.algorithm import ALGORITHMS
 from raffia.report.folder import RunSummary, find_runs, summarise
+from raffia.report.markup import duration
 
 ABOUT = """\
 List presets, environments, and the runs below a folder with their state and their latest and best
@@ -40,14 +41,7 @@ def list_all(words: Sequence[str]) -> int:
     """
     parser = Parser("raffia list", ABOUT, EXAMPLES)
     parser.add_argument("kinds", metavar="WHAT", nargs="*", help=", ".join(KINDS))
-    parser.add_argument(
-        "--in",
-        dest="home",
-        type=Path,
-        default=HOME,
-        metavar="FOLDER",
-        help="where to look for runs (default: runs)",
-    )
+    parser.flag("--in FOLDER", "where to look for runs", Path, HOME, dest="home")
     args = parser.read(words)
     for kind in args.kinds:
         if kind not in KINDS:
@@ -103,7 +97,7 @@ def _row(run: RunSummary) -> list[str]:
         "running, or killed" if run.state == "running" else printable(run.state),
         number(run.env_step, 0),
         number(run.update, 0),
-        duration(run.seconds),
+        "-" if run.seconds is None else duration(run.seconds),
         _result(run.last_return, run.last_loss),
         _result(run.best_return, run.best_loss),
     ]

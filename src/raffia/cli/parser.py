@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from raffia.cli.style import filled, help_width
 from raffia.hints import did_you_mean
@@ -46,6 +46,27 @@ class Parser(argparse.ArgumentParser):
             add_help=False,
         )
         self.add_argument("-h", "--help", action="help", help="show this help and exit")
+
+    def flag(
+        self,
+        usage: str,  # with the name of its value, such as "--seed N"
+        about: str,
+        kind: Callable[[str], Any] = str,
+        default: Any = None,
+        **more: Any,
+    ) -> None:
+        """Add a flag that has a value; help shows its default, unless there is none.
+
+        >>> parser = Parser("raffia look", "looks")
+        >>> parser.flag("--seed N", "seed of the episodes", int, 0)
+        >>> parser.read([]).seed, parser.read(["--seed", "3"]).seed
+        (0, 3)
+        """
+        name, _, value = usage.partition(" ")
+        shown = about if default in (None, "") else f"{about} (default: {default})"
+        self.add_argument(
+            name, metavar=value or None, help=shown, type=kind, default=default, **more
+        )
 
     def read(self, words: Sequence[str]) -> argparse.Namespace:
         """The arguments that the words stand for; UsageError where there are none."""

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from raffia.cli.parser import Parser, UsageError
-from raffia.cli.runs import chosen_run, config_of_algorithm
+from raffia.cli.runs import add_checkpoint, chosen_run, config_of_algorithm
 from raffia.cli.style import call, waiting
+from raffia.cli.terminal import Terminal
 
 if TYPE_CHECKING:
     from raffia.recipes.efficientzero.match import BoardPlayer, Match, Thought
@@ -35,18 +36,8 @@ def play(words: Sequence[str]) -> int:
     parser = Parser("raffia play", ABOUT, EXAMPLES)
     parser.add_argument("run", metavar="RUN", nargs="?", help="folder of the run")
     parser.add_argument("--second", action="store_true", help="let the agent move first")
-    parser.add_argument(
-        "--checkpoint",
-        default="best",
-        metavar="WHICH",
-        help="best (default), newest, or the number of an update",
-    )
-    parser.add_argument(
-        "--num-simulations",
-        type=int,
-        metavar="N",
-        help="simulations of the agent's search per move",
-    )
+    add_checkpoint(parser)
+    parser.flag("--num-simulations N", "simulations of the agent's search per move", int)
     args = parser.read(words)
     from raffia.recipes.efficientzero.match import GAMES
 
@@ -129,7 +120,7 @@ def _percent(fraction: float) -> str:
     return "<1%" if fraction < 0.005 else f"{fraction:.0%}"
 
 
-class Table:
+class Table(Terminal):
     """A table where a person and an agent play. It reads lines, and works without a terminal.
 
     >>> import io
@@ -148,35 +139,36 @@ class Table:
 
     def __init__(self, agent: BoardPlayer, person: int, stdin: TextIO, stdout: TextIO) -> None:
         """person: 0 if the person begins, 1 if the agent does."""
+        super().__init__(stdin, stdout)
         self.agent, self.person = agent, person
-        self.match: Match  # the current one: `sit` begins the first
-        self._stdin, self._stdout = stdin, stdout
-        self._seated = True
+        self.match: Match  # the current one: `begin` makes the first
         self._commands: dict[str, Callable[[], None]] = {
             **dict.fromkeys(("help", "h", "?"), self._help),
             **dict.fromkeys(("undo", "u"), self._undo),
-            **dict.fromkeys(("new", "n", "again", "yes", "y"), self._begin),
-            **dict.fromkeys(("quit", "q", "exit", "no"), self._leave),
+            **dict.fromkeys(("new", "n", "again", "yes", "y"), self.begin),
+            **dict.fromkeys(("quit", "q", "exit", "no"), self.leave),
         }
 
-    def sit(self) -> None:
-        """Play until the person leaves, or the input ends."""
-        self._begin()
-        while self._seated:
-            if self.match.ended:
-                self._ask("new, undo or quit: ")
-            elif self.match.to_play == self.person:
-                self._ask("your move: ")
-            else:
-                self._agent_moves()
+    @property
+    def question(self) -> str:  # type: ignore[override]
+        """What is asked for."""
+        return "new, undo or quit: " if self.match.ended else "your move: "
 
-    def _begin(self) -> None:
+    def turn(self) -> None:
+        """The person's turn, or the agent's."""
+        if self.match.ended or self.match.to_play == self.person:
+            super().turn()
+        else:
+            self._agent_moves()
+
+    def begin(self) -> None:
+        """Begin a game."""
         from raffia.recipes.efficientzero.match import Match
 
         self.match = Match(self.agent)
         mine, its = self.match.game.symbols[self.person], self.match.game.symbols[1 - self.person]
         begins = "you begin" if self.person == 0 else "the agent begins"
-        self._print_line(f"You are {mine}, the agent is {its}; {begins}.")
+        self.print_line(f"You are {mine}, the agent is {its}; {begins}.")
         self._help()
         self._show()
 
@@ -186,35 +178,25 @@ class Table:
             moves = f"Drop a stone into a column, {names[0]} to {names[-1]}."
         else:
             moves = f"Place a stone on a square, {names[0]} to {names[-1]}, or 1 to {len(names)}."
-        self._print_line(f"{moves}\nOther commands: undo, new, help, quit.")
+        self.print_line(f"{moves}\nOther commands: undo, new, help, quit.")
 
     def _undo(self) -> None:
         """Undo moves up to the one before the person's last."""
         made = len(self.match.actions)
         own = [ply for ply in range(made) if ply % 2 == self.person]
         if not own:
-            self._print_line("You have no move to take back.")
+            self.print_line("You have no move to take back.")
             return
         self.match.take_back(made - own[-1])
         self._show()
 
-    def _leave(self) -> None:
-        self._seated = False
-        self._print_line("Goodbye.")
-
-    def _ask(self, question: str) -> None:
-        """Read a line and execute it."""
-        print(question, end="", file=self._stdout, flush=True)
-        line = self._stdin.readline()
-        if not line:  # the end of the file, or Ctrl-D
-            self._print_line("")
-            self._leave()
-            return
-        word = line.strip().lower()
+    def heard(self, line: str) -> None:
+        """Execute a line: a command, or a move."""
+        word = line.lower()
         if word in self._commands:
             self._commands[word]()
         elif word and self.match.ended:
-            self._print_line("This game is over. Type new, undo or quit.")
+            self.print_line("This game is over. Type new, undo or quit.")
         elif word:
             self._move(word)
 
@@ -223,12 +205,12 @@ class Table:
         action = move_named(word, names)
         free = " ".join(names[legal] for legal in self.match.legal)
         if action is None:
-            self._print_line(
+            self.print_line(
                 f"{word!r} is not a move; type help for the moves.\nYou can play {free}."
             )
         elif action not in self.match.legal:
             taken = "full" if len(names) == self.match.game.columns else "taken"
-            self._print_line(f"{names[action]} is {taken}. You can play {free}.")
+            self.print_line(f"{names[action]} is {taken}. You can play {free}.")
         else:
             self.match.play(action)
             self._show()
@@ -236,7 +218,7 @@ class Table:
     def _agent_moves(self) -> None:
         thought = self.match.think()
         self.match.play(thought.action)
-        self._print_line(self._thought_text(thought))
+        self.print_line(self._thought_text(thought))
         self._show()
 
     def _thought_text(self, thought: Thought) -> str:
@@ -248,13 +230,10 @@ class Table:
         )
 
     def _show(self) -> None:
-        self._print_line(f"\n{self.match.text()}\n")
+        self.print_line(f"\n{self.match.text()}\n")
         if self.match.ended:
             if self.match.winner is None:
-                self._print_line("A draw.")
+                self.print_line("A draw.")
             else:
                 won = self.match.winner == self.person
-                self._print_line("You have won." if won else "The agent has won.")
-
-    def _print_line(self, text: str) -> None:
-        print(text, file=self._stdout, flush=True)
+                self.print_line("You have won." if won else "The agent has won.")

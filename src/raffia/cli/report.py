@@ -38,7 +38,7 @@ def report(words: Sequence[str]) -> int:
     """
     parser = Parser("raffia report", ABOUT, EXAMPLES)
     parser.add_argument("runs", metavar="RUN", nargs="*", help="folders of runs or sweeps")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="file to write")
+    parser.flag("--out FILE", "file to write", Path)
     args = parser.read(words)
     runs, missing, out = [], [], args.out
     for given in args.runs or [None]:

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from raffia._version import __version__
 from raffia.cli.parser import Parser, UsageError
-from raffia.cli.style import call, columns, duration, number, paint, printable, width_of
+from raffia.cli.style import call, columns, number, paint, printable, width_of
 from raffia.files import is_free
 from raffia.hints import plural
 from raffia.recipes.algorithm import ALGORITHMS, Algorithm, find_algorithm, recorded_algorithm
 from raffia.report.folder import RunSummary, find_runs, is_run, summarise
+from raffia.report.markup import duration
 from raffia.train.config import ConfigError, read_config
 
 if TYPE_CHECKING:
@@ -35,13 +36,8 @@ def add_checkpoint(parser: Parser) -> None:
     >>> parser.read(["--checkpoint", "newest"]).checkpoint
     'newest'
     """
-    parser.add_argument(
-        "--checkpoint",
-        type=_checkpoint,
-        default="best",
-        metavar="WHICH",
-        help="best (default), newest, or the number of an update",
-    )
+    about = "best, newest, or the number of an update"
+    parser.flag("--checkpoint WHICH", about, _checkpoint, "best")
 
 
 def _checkpoint(word: str) -> str:
@@ -60,12 +56,8 @@ def add_algorithm(parser: Parser) -> None:
     >>> parser.read(["--algorithm", "dqn.py:dqn"]).algorithm
     'dqn.py:dqn'
     """
-    parser.add_argument(
-        "--algorithm",
-        default="",
-        metavar="WHERE",
-        help="your own algorithm: package.module:name or file.py:name",
-    )
+    about = "your own algorithm: package.module:name or file.py:name"
+    parser.flag("--algorithm WHERE", about, default="")
 
 
 def chosen_run(

@@ -157,19 +157,3 @@ def number(value: float | None, digits: int = 1) -> str:
     ('15,000', '197.2', '-')
     """
     return "-" if value is None else f"{value:,.{digits}f}"
-
-
-def duration(seconds: float | None) -> str:
-    """A time for people.
-
-    >>> duration(7.4), duration(95), duration(3700), duration(None)
-    ('7 s', '1 min 35 s', '1 h 01 min', '-')
-    """
-    if seconds is None:
-        return "-"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"

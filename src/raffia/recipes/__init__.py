@@ -9,19 +9,13 @@ from raffia.lazy import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
     from raffia.recipes.algorithm import ALGORITHMS, Algorithm, find_algorithm
-    from raffia.recipes.efficientzero import (
-        PRESETS,
-        Agent,
-        EfficientZeroRun,
-        Evaluation,
-        evaluate,
-        load_agent,
-        resume,
-        train,
-    )
-    from raffia.recipes.ilql import ILQL_PRESETS, ILQLRun
+    from raffia.recipes.efficientzero.api import Agent, evaluate, load_agent, resume, train
+    from raffia.recipes.efficientzero.config import EfficientZeroRun
+    from raffia.recipes.efficientzero.presets import PRESETS
+    from raffia.recipes.ilql.config import ILQLRun
+    from raffia.recipes.ilql.presets import ILQL_PRESETS
     from raffia.recipes.run_folder import read_run
-    from raffia.recipes.running import evaluate_run, resume_run, train_run
+    from raffia.recipes.running import Evaluation, evaluate_run, resume_run, train_run
     from raffia.train.experiment import RunError
     from raffia.train.session import RunResult
 

@@ -268,28 +268,17 @@ def _measured(runs: Sequence[Run]) -> list[str]:
 
 
 def _over_rows(groups: Sequence[Group], key: str, x_key: str, factor: float, label: str) -> Panel:
-    lines: list[Line] = []
-    thick: list[Line] = []
     runs = [run for group in groups for run in group.runs]
-    for index, group in enumerate(groups):
-        curves = []
+    of_groups: list[list[Curve]] = []
+    for group in groups:
+        of_groups.append(curves := [])
         for run in group.runs:
             rows = [row for row in run.of("train") if key in row]
             x = [number(row.get(x_key)) / factor for row in rows]
             y = [number(row[key]) for row in rows]
-            if all(math.isnan(a + b) for a, b in zip(x, y, strict=True)):
-                continue
-            curve = thinned(x, y, 300 if len(runs) <= 4 else 120)
-            curves.append(curve)
-        middle = over_runs(curves, band=False)
-        colour = tone(index)
-        if middle is None:
-            lines += [Line(curve, colour, width=1.5) for curve in curves]
-            continue
-        plain = [Curve(curve.x, curve.y) for curve in curves]
-        lines += [Line(curve, colour, width=0.8, opacity=0.35) for curve in plain]
-        thick.append(Line(middle, colour, width=2.0))
-    lines += thick
+            if not all(math.isnan(a + b) for a, b in zip(x, y, strict=True)):
+                curves.append(thinned(x, y, 300 if len(runs) <= 4 else 120))
+    lines = _lines(of_groups, of_rows=True)
     heights = [y for line in lines for y in line.curve.y if not math.isnan(y)]
     may_log = key.endswith("loss") or key == "grad_norm"
     heights += [
@@ -302,7 +291,7 @@ def _over_rows(groups: Sequence[Group], key: str, x_key: str, factor: float, lab
         title=key.replace("_", " "),
         x_label=label,
         y_label=_UNITS.get(key, default),
-        lines=tuple(lines),
+        lines=lines,
         marks=restarts(runs, x_key, factor),
         log=log,
     )
@@ -387,20 +376,22 @@ def _counts(run: Run) -> str:
     return "update" if run.by_updates else "env_step"
 
 
-def _lines(of_groups: Sequence[Sequence[Curve]]) -> tuple[Line, ...]:
+def _lines(of_groups: Sequence[Sequence[Curve]], of_rows: bool = False) -> tuple[Line, ...]:
     """A line for each run, thin if its configuration has several, and one for each such
     configuration.
+
+    of_rows: of training, which are many: without dots, and without a band over several runs.
     """
     thin, thick = [], []
     for index, curves in enumerate(of_groups):
         colour = tone(index)
-        middle = over_runs(curves)
+        middle = over_runs(curves, band=not of_rows)
         for curve in curves:
-            line = Line(curve, colour, width=2.0, dots=True)
+            line = Line(curve, colour, width=1.5 if of_rows else 2.0, dots=not of_rows)
             if middle is not None:
-                line = Line(Curve(curve.x, curve.y), colour, width=0.9, opacity=0.55)
+                line = Line(Curve(curve.x, curve.y), colour, width=0.9, opacity=0.45)
             thin.append(line)
-        thick += [Line(middle, colour, width=2.6, band=0.2)] if middle else []
+        thick += [Line(middle, colour, width=2.4, band=0.2)] if middle else []
     return (*thin, *thick)
 
 

@@ -145,15 +145,15 @@ def _chip(kind: str, colour: str, text: str) -> Html:
     return el("span", el(f"i.{kind}", style=f"{what}:var(--{colour})"), text)
 
 
-def _run_legend(groups: Sequence[Group]) -> Html:
-    runs = [run for group in groups for run in group.runs]
-    chips = []
+def _run_legend(groups: Sequence[Group], others: Sequence[Html] = ()) -> Html:
+    """The configurations, if there are several runs, other chips, and the mark of restarts."""
+    runs, chips = [run for group in groups for run in group.runs], [*others]
     if len(runs) > 1:
-        chips = [
+        chips[:0] = [
             _chip("line", tone(i), f"{group.label} ({plural(len(group.runs), 'run')})")
             for i, group in enumerate(groups)
         ]
-    if len(runs) == 1 and runs[0].num_restarts:
+    elif any(run.num_restarts for run in runs):
         chips.append(_chip("dash", "muted", "restart"))
     return el("div.legend", *chips) if chips else Html("")
 
@@ -162,15 +162,10 @@ def _curve_legend(
     groups: Sequence[Group], panels: Sequence[Panel], evaluated: bool, played: bool
 ) -> Html:
     runs = [run for group in groups for run in group.runs]
-    chips = []
-    if len(runs) > 1:
-        for index, group in enumerate(groups):
-            seeds = plural(len(group.runs), "run")
-            chips.append(_chip("line", tone(index), f"{group.label} ({seeds})"))
-        if any(len(group.runs) > 1 for group in groups):
-            colour = "c0" if len(groups) == 1 else "muted"
-            chips += [_chip("thin", colour, "single run"), _chip("band", colour, "95 % interval")]
-    elif evaluated:
+    chips, colour = [], "c0" if len(groups) == 1 else "muted"
+    if any(len(group.runs) > 1 for group in groups):
+        chips += [_chip("thin", colour, "single run"), _chip("band", colour, "95 % interval")]
+    elif len(runs) == 1 and evaluated:
         what = "loss of held-out rows" if runs[0].of_loss else "mean return of an evaluation"
         chips.append(_chip("line", "c0", what))
         if any(panel.lines[0].curve.low for panel in panels if panel.lines):
@@ -179,12 +174,10 @@ def _curve_legend(
             chips.append(_chip("band", "c0", band))
     if played:
         text = "game of self-play (1: not drawn)" if is_game(runs) else "training episode"
-        chips.append(_chip("dot", "c0" if len(groups) == 1 else "muted", text))
+        chips.append(_chip("dot", colour, text))
     targets = {run.target_return for run in runs if not math.isnan(run.target_return)}
     chips += [_chip("dash", "ink", f"target {figure(target)}") for target in sorted(targets)]
-    if len(runs) == 1 and runs[0].num_restarts:
-        chips.append(_chip("dash", "muted", "restart"))
-    return el("div.legend", *chips)
+    return _run_legend(groups, chips)
 
 
 def _curve_text(groups: Sequence[Group]) -> str:

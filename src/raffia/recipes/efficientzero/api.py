@@ -31,8 +31,6 @@ from raffia.tensordict.tensordict import TensorDict
 from raffia.train.session import RunResult
 from raffia.train.view import View
 
-__all__ = ["Agent", "Evaluation", "RunResult", "evaluate", "load_agent", "resume", "train"]
-
 EFFICIENTZERO = ALGORITHMS["efficientzero"]
 
 

@@ -5,18 +5,12 @@ from typing import TYPE_CHECKING
 from raffia.lazy import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
-    from raffia.recipes.ilql.api import (
-        ILQL_Policy,
-        ILQLEvaluation,
-        evaluate,
-        load_agent,
-        member_config,
-        resume,
-        train,
-        with_sizes,
-    )
+    from raffia.algorithms.ilql.policy import ILQL_Policy
+    from raffia.recipes.ilql.api import evaluate, load_agent, member_config, resume, train
     from raffia.recipes.ilql.config import ILQLRun
+    from raffia.recipes.ilql.evaluation import ILQLEvaluation
     from raffia.recipes.ilql.presets import ILQL_PRESETS
+    from raffia.recipes.ilql.sizes import with_sizes
 
 __all__ = [
     "ILQL_PRESETS",

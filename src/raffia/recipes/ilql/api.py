@@ -25,24 +25,12 @@ from raffia.recipes.ilql.evaluation import (
 from raffia.recipes.ilql.evaluators import evaluate_networks
 from raffia.recipes.ilql.experiment import ILQLExperiment
 from raffia.recipes.ilql.networks import Networks, making_of
-from raffia.recipes.ilql.sizes import with_sizes, with_threads
+from raffia.recipes.ilql.sizes import with_threads
 from raffia.recipes.members import best_of
 from raffia.recipes.run_folder import find_checkpoint, read_run_of, require_config
 from raffia.recipes.running import resume_run, threads, train_run
 from raffia.train.session import RunResult
 from raffia.train.view import View
-
-__all__ = [
-    "ILQLEvaluation",
-    "ILQL_Policy",
-    "RunResult",
-    "evaluate",
-    "with_sizes",
-    "load_agent",
-    "member_config",
-    "resume",
-    "train",
-]
 
 
 def train(
