@@ -16,17 +16,16 @@ from raffia.cli import main
 from raffia.cli.commands import GROUPS
 from raffia.cli.parser import UsageError
 from raffia.train.config import ConfigError
+from tests.processes import RAFFIA, environment
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = [name for group in GROUPS.values() for name in group]
-PROGRAM = "import sys; from raffia.cli import main; sys.exit(main())"
 
 
-def raffia(*words, code=PROGRAM, **options):
-    paths = [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    env = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
-    options = {"capture_output": True, "text": True, "timeout": 60, "env": env} | options
-    return subprocess.run([sys.executable, "-c", code, *words], **options)
+def raffia(*words, code="", **options):
+    options = {"capture_output": True, "text": True, "timeout": 60} | options
+    command = [sys.executable, "-c", code] if code else RAFFIA
+    return subprocess.run([*command, *words], env=environment(), **options)
 
 
 def test_help_names_each_command(capsys, monkeypatch):
@@ -87,7 +86,7 @@ def test_without_a_command_there_is_help_and_a_failure_and_a_version(capsys):
     assert "usage: raffia COMMAND" in capsys.readouterr().out
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"raffia {__version__}\n"
-    done = raffia("--version", code="import runpy; runpy.run_module('raffia', None, '__main__')")
+    done = raffia("--version")
     assert done.returncode == 0 and done.stdout == f"raffia {__version__}\n"
 
 

@@ -3,7 +3,6 @@
 import errno
 import io
 import json
-import math
 import os
 import shutil
 import signal
@@ -13,18 +12,13 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-import gymnasium
-import numpy as np
 import pytest
 
 from raffia.cli import main
 from raffia.recipes.efficientzero.presets import PRESETS
-from raffia.train.checkpoint import Checkpoints
 from raffia.train.config import to_json
+from tests.processes import RAFFIA, environment, living, started, wait_for
 from tests.recipes.runs import last_state, rows, same, short
-
-ROOT = Path(__file__).parents[2]
-PROGRAM = "import sys; from raffia.cli import main; sys.exit(main())"
 
 
 def tiny(num_env_steps=80, *, every_updates=5, **changes):
@@ -113,23 +107,6 @@ def test_a_game_is_evaluated_against_an_opponent(board, capsys):
     assert found["opponent"] == "perfect" and found["as_first"] == [True, False]
 
 
-@pytest.mark.slow
-def test_a_run_is_trained_and_resumed_longer(tmp_path, capsys):
-    run = trained(tiny(), tmp_path, "run")
-    said = lines(capsys)
-    [end] = [i for i, line in enumerate(said) if line.startswith(f"{run} finished")]
-    assert "80 environment steps, 10 updates" in said[end] and "best mean return" in said[end]
-    assert said[end + 1] == "next" and said[end + 2].startswith(f"  raffia evaluate {run}")
-    assert "update 10/10" in said[end - 1] and "env step 80/80" in said[end - 1]
-    assert main(["resume", str(run)]) == 0
-    assert "there is nothing left to do" in capsys.readouterr().out
-    assert main(["resume", str(run), "--collect.num_env_steps", "100"]) == 0
-    said = lines(capsys)
-    assert said[0].startswith("EfficientZero on CartPole-v1, seed 0") and "resumed" in said[0]
-    assert "resuming after update 10" in said[1]
-    assert any("finished: 100 environment steps, 15 updates" in line for line in said)
-
-
 def test_a_person_plays(board, capsys, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO("b2\nb2\nzz\nundo\na1\nquit\n"))
     assert main(["play", str(board), "--num-simulations", "3"]) == 0
@@ -160,68 +137,6 @@ def test_the_demo_goes_through(tmp_path, capsys, monkeypatch):
 # -- what goes wrong while it runs
 
 
-class Broken(gymnasium.Env):
-    """Its 12th step has NaN."""
-
-    observation_space = gymnasium.spaces.Box(-1, 1, (3,), np.float32)
-    action_space = gymnasium.spaces.Discrete(2)
-
-    def __init__(self, where):
-        self.where = where
-
-    def reset(self, *, seed=None, options=None):
-        self.time = 0
-        return np.zeros(3, np.float32), {}
-
-    def step(self, action):
-        self.time += 1
-        broken = math.nan if self.time == 12 else 0.5
-        seen = np.array([0.0, broken if self.where == "observation" else 0.5, 0.0], np.float32)
-        return seen, broken if self.where == "reward" else 1.0, False, False, {}
-
-
-def stopped_by_nan(config, home, capsys):
-    run = home / "run"
-    words = ["--config", str(settings(config, home)), "--run", str(run)]
-    assert main(["train", "efficientzero", *words]) == 1
-    err = capsys.readouterr().err
-    assert err.count("\n") == 2 and "The run failed after update" in err, err
-    error = err.strip()
-    assert error.startswith("error: update ") and "Traceback" not in error and len(error) < 1500
-    (dump,) = (run / "nan_dump").iterdir()
-    assert str(dump) in error
-    assert {path.name for path in dump.iterdir()} == {"batch.safetensors", "report.json"}
-    said = []
-    assert Checkpoints(run / "checkpoints").newest(said.append) and said == []
-    return run, error
-
-
-@pytest.fixture
-def register():
-    before = set(gymnasium.registry)
-    yield gymnasium.register
-    for name in set(gymnasium.registry) - before:
-        del gymnasium.registry[name]
-
-
-@pytest.mark.parametrize("where", ["observation", "reward"])
-def test_nan_in_an_environment_is_told(where, register, tmp_path, capsys):
-    name = f"Broken{where}-v0"
-    register(name, entry_point=lambda: Broken(where))
-    config = tiny(200, every_updates=1)
-    config = replace(
-        config,
-        env=replace(config.env, id=name),
-        collect=replace(config.collect, random_env_steps=24),
-        evaluate=replace(config.evaluate, max_steps=5),
-    )
-    run, error = stopped_by_nan(config, tmp_path, capsys)
-    assert f"batch {where}: nan in rows 0, 1, 2, 3" in error
-    gymnasium.registry[name].entry_point = lambda: Broken("nowhere")  # it is mended
-    assert main(["resume", str(run), "--collect.num_env_steps", "60"]) == 0
-    assert "finished" in capsys.readouterr().out
-
-
 @pytest.mark.slow
 def test_a_full_disk_at_the_end_is_told_and_nothing_is_lost(tmp_path, capsys, monkeypatch):
     import raffia.train.checkpoint as checkpoint
@@ -250,44 +165,9 @@ def test_a_full_disk_at_the_end_is_told_and_nothing_is_lost(tmp_path, capsys, mo
 # -- signals
 
 
-def started(words, folder):
-    paths = [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    env = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, *map(str, words)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env=env,
-        text=True,
-        start_new_session=True,
-        cwd=folder,
-    )
-
-
-def wait_for(condition, process, seconds=60.0):
-    until = time.monotonic() + seconds
-    while not condition():
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < until
-        time.sleep(0.01)
-
-
 def written(run, kind):
     path = run / "metrics.jsonl"
     return path.exists() and f'"kind": "{kind}"' in path.read_text()
-
-
-def members(session):
-    """The processes of a session that live."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, _, _, sid = stat.read_text().rpartition(")")[2].split()[:4]
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if int(sid) == session and state != "Z":
-            found.append(int(stat.parent.name))
-    return found
 
 
 @pytest.mark.slow
@@ -305,9 +185,8 @@ def test_a_signal_saves_and_leaves(number, kind, num_workers, tmp_path):
     config = replace(config, env=replace(config.env, num_workers=num_workers))
     run = tmp_path / "run"
     words = ["--config", settings(config, tmp_path), "--run", run]
-    process = started(["train", "efficientzero", *words], tmp_path)
-    wait_for(lambda: written(run, kind), process)
-    session = process.pid
+    process = started("train", "efficientzero", *words, cwd=tmp_path)
+    wait_for(lambda: written(run, kind), process=process)
     begun = time.monotonic()
     # Ctrl-C reaches all processes of a terminal
     (os.killpg if number == signal.SIGINT else os.kill)(process.pid, number)
@@ -315,7 +194,8 @@ def test_a_signal_saves_and_leaves(number, kind, num_workers, tmp_path):
     assert time.monotonic() - begun < 10, said
     assert process.returncode == 128 + number, said
     assert f"raffia resume {run}" in said and "Traceback" not in said
-    wait_for(lambda: not members(session), FOREVER, 5)  # the server of workers takes a moment
+    # The server of workers takes a moment.
+    wait_for(lambda: process.pid not in {one.session for one in living().values()}, 5)
     assert main(["resume", str(run)]) == 0
     straight = trained(config, tmp_path, "straight")
     (_, one), (_, other) = last_state(straight), last_state(run)
@@ -323,14 +203,6 @@ def test_a_signal_saves_and_leaves(number, kind, num_workers, tmp_path):
     assert rows(straight, "train", "episode", "evaluate") == rows(
         run, "train", "episode", "evaluate"
     )
-
-
-class Forever:
-    def poll(self):
-        return None
-
-
-FOREVER = Forever()
 
 
 @pytest.mark.slow
@@ -348,8 +220,8 @@ def test_a_second_signal_leaves_at_once(tmp_path):
     )
     run = tmp_path / "run"
     words = ["--config", settings(config, tmp_path), "--run", run]
-    process = started(["train", "efficientzero", *words], tmp_path)
-    wait_for(lambda: written(run, "start"), process)
+    process = started("train", "efficientzero", *words, cwd=tmp_path)
+    wait_for(lambda: written(run, "start"), process=process)
     time.sleep(1.0)  # into a turn that takes long, as each of its steps is searched
     process.send_signal(signal.SIGTERM)
     time.sleep(0.3)
@@ -363,17 +235,16 @@ def test_a_second_signal_leaves_at_once(tmp_path):
 
 @pytest.mark.slow
 def test_a_reader_that_goes_away_gets_no_traceback(pole, tmp_path):
-    process = started(["evaluate", pole, "--episodes", "1"], tmp_path)
+    process = started("evaluate", pole, "--episodes", "1", cwd=tmp_path)
     process.stdout.close()
     assert process.wait(60) == 141
 
 
 @pytest.mark.parametrize("words", ["list presets >&-", "evalute 2>&-", "list presets >&- 2>&- <&-"])
 def test_what_is_closed_is_not_written_to(words, tmp_path):
-    paths = [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    env = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "CODE": PROGRAM}
-    line = f'exec "{sys.executable}" -c "$CODE" {words}'
-    done = subprocess.run(["sh", "-c", line], env=env, capture_output=True, text=True, cwd=tmp_path)
+    line = f'exec "{sys.executable}" -m raffia {words}'
+    options = {"capture_output": True, "text": True, "cwd": tmp_path}
+    done = subprocess.run(["sh", "-c", line], env=environment(), **options)
     assert done.returncode == (2 if "evalute" in words else 0), done.stderr
     assert done.stdout == done.stderr == ""
 
@@ -400,18 +271,15 @@ def test_an_evaluation_says_when_the_newest_checkpoint_is_damaged(pole, capsys, 
 
 @pytest.mark.slow
 def test_a_first_run_says_that_kernels_are_compiled_and_counts_the_time(tmp_path):
-    def started(folder):
-        env = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "kernels")}
+    def begun(folder):
+        env = environment(NUMBA_CACHE_DIR=str(tmp_path / "kernels"))
         words = ["train", "efficientzero", "--preset", "smoke", "--run", str(tmp_path / folder)]
-
-        done = subprocess.run(
-            [sys.executable, "-c", PROGRAM, *words], env=env, text=True, capture_output=True
-        )
+        done = subprocess.run([*RAFFIA, *words], env=env, text=True, capture_output=True)
         assert done.returncode == 0, done.stderr
         rows = map(json.loads, (tmp_path / folder / "metrics.jsonl").read_text().splitlines())
         return done.stdout, sum(row.get("seconds_compile", 0.0) for row in rows)
 
-    said, seconds = started("first")
+    said, seconds = begun("first")
     assert said.count("compiling kernels for this machine") == 1 and seconds > 1
-    said, seconds = started("second")
+    said, seconds = begun("second")
     assert "compiling kernels" not in said and seconds == 0

@@ -349,7 +349,7 @@ def test_without_a_folder_a_second_run_gets_the_first_one_that_is_free(
 LONGER = replace(POLE.collect, num_env_steps=30_000)
 LENGTHENED = "--collect.num_env_steps 30000 --evaluate.target_return none --checkpoint.keep 5"
 RESUMED = [  # the rows of a run and the words; the config that it goes on with, and what is said
-    (STOPPED, "", POLE, "runs/a finished"),
+    (STOPPED, "", POLE, "seed 0, in runs/a, resumed; Ctrl-C|runs/a finished"),
     (STOPPED, f"--search.num_simulations {POLE.search.num_simulations}", POLE, ""),
     (
         FINISHED,

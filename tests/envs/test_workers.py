@@ -19,6 +19,7 @@ from raffia.envs.gym import GymEnv
 from raffia.envs.make import make_env
 from raffia.envs.probe import PolicyProbe
 from raffia.envs.workers import WorkerBatch, WorkerError
+from tests.processes import are_gone, living, wait_for
 
 CARTPOLE = partial(GymEnv, "CartPole-v1")
 PENDULUM = partial(GymEnv, "Pendulum-v1", max_episode_steps=5)
@@ -169,7 +170,7 @@ def test_users_mistakes_are_answered_as_in_one_process(workers):
     pids = [process.pid for process in processes(batch)]
     batch.close()
     batch.close()
-    assert len(pids) == 2 and not any(alive(pid) for pid in pids)
+    assert len(pids) == 2 and are_gone(pids)
     batch = workers([CARTPOLE] * 3, 2)
     with pytest.raises(RuntimeError, match=r"rows \[0, 1, 2\]: no episode runs"):
         batch.step(torch.tensor([0, 0, 0]))
@@ -239,21 +240,6 @@ if __name__ == "__main__":
 """
 
 
-def alive(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-def gone(pids, seconds=5.0):
-    end = time.monotonic() + seconds
-    while any(alive(pid) for pid in pids) and time.monotonic() < end:
-        time.sleep(0.02)
-    return not any(alive(pid) for pid in pids)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_workers_leave_with_their_parent_and_silently(tmp_path, how):
@@ -263,13 +249,13 @@ def test_workers_leave_with_their_parent_and_silently(tmp_path, how):
         [sys.executable, path], stdout=-1, stderr=-1, text=True, start_new_session=True
     ) as script:
         pids = [int(pid) for pid in script.stdout.readline().split()]
-        assert len(pids) == 2 and all(alive(pid) for pid in pids)
+        assert len(pids) == 2 and {*pids} <= living().keys()
         if how == signal.SIGINT:
             os.killpg(script.pid, how)  # as the terminal does
         else:
             os.kill(script.pid, how)
         _, told = script.communicate(timeout=30)
-    assert gone(pids)
+    wait_for(lambda: are_gone(pids), 5)
     assert told.count("Traceback") == (1 if how == signal.SIGINT else 0), told
 
 

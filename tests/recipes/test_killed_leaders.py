@@ -5,33 +5,22 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from raffia.train.config import to_json
+from tests.processes import are_gone, descendants, started, wait_for
 from tests.recipes.layouts import AHEAD, left, trained
 from tests.recipes.runs import with_all
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-ROOT = Path(__file__).parents[2]
-PROGRAM = "import sys; from raffia.cli import main; sys.exit(main())"
 NUM_KILLS = 10
 # All kinds of processes that a leader has: actors, one that evaluates, one that shares batches.
 CONFIG = with_all(AHEAD, learners__num=2, evaluators__join_after=9, checkpoint__every_updates=1)
 THERE = dict(actors__num=2, evaluators__num=1, engine__name="process")
-
-
-def descendants(pid):
-    """All processes below one."""
-    try:
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    except (FileNotFoundError, ProcessLookupError):
-        return []
-    return [*map(int, children), *(one for child in children for one in descendants(int(child)))]
 
 
 def shared_memory(pid):
@@ -40,40 +29,20 @@ def shared_memory(pid):
     return {Path(line.split()[-1]) for line in lines if "/dev/shm/psm_" in line}
 
 
-def is_there(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
 def saved(folder):
     checkpoints = folder / "checkpoints"
     names = os.listdir(checkpoints) if checkpoints.exists() else []
     return max((int(name) for name in names if name.isdecimal()), default=0)
 
 
-def wait_for(what, seconds):
-    until = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < until
-        time.sleep(0.02)
-
-
-def started(folder, **changes):
+def leader_of(folder, **changes):
     """A leader that begins the run of a folder, or resumes it."""
     settings = folder.with_suffix(".json")
     settings.write_text(json.dumps(to_json(with_all(CONFIG, **THERE, **changes))))
     begin = ["train", "efficientzero", "--config", settings, "--run", folder]
     words = ["resume", folder] if saved(folder) else begin
-    return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, *map(str, words)],
-        env=os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
+    quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
+    return started(*words, stderr=subprocess.PIPE, **quiet)
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +56,7 @@ def plain(tmp_path_factory):
 def test_a_signal_saves_the_run_and_ends_its_workers(name, to_all, status, plain, tmp_path):
     """Ctrl-C reaches all processes of a terminal, SIGTERM the one that it is sent to."""
     folder, rare = tmp_path / "run", dict(checkpoint__every_updates=1_000)
-    leader = started(folder, **rare)
+    leader = leader_of(folder, **rare)
     metrics = folder / "metrics.jsonl"
     try:
         wait_for(lambda: metrics.exists() and '"train"' in metrics.read_text(), 200)
@@ -99,11 +68,11 @@ def test_a_signal_saves_the_run_and_ends_its_workers(name, to_all, status, plain
         leader.wait()
         leader.stderr.close()
     assert len(others) >= 4
-    wait_for(lambda: not any(map(is_there, others)), 20)
+    wait_for(lambda: are_gone(others), 20)
     end = json.loads(metrics.read_text().splitlines()[-1])
     assert (end["kind"], end["reason"]) == ("end", "stopped")
     assert end["update"] == saved(folder) and 0 < saved(folder) < plain[0]
-    last = started(folder)
+    last = leader_of(folder)
     assert last.wait(300) == 0, last.stderr.read()
     last.stderr.close()
     assert left(folder)[:3] == plain
@@ -113,7 +82,7 @@ def test_leaders_that_are_killed_leave_nothing_behind(plain, tmp_path):
     folder, draw = tmp_path / "killed", random.Random(0)
     num_seen = num_weights = 0
     for _ in range(NUM_KILLS):
-        leader, before = started(folder), saved(folder)
+        leader, before = leader_of(folder), saved(folder)
         try:
             wait_for(lambda b=before, one=leader: saved(folder) > b or one.poll() is not None, 200)
             time.sleep(draw.uniform(0.0, 0.2))
@@ -124,10 +93,10 @@ def test_leaders_that_are_killed_leave_nothing_behind(plain, tmp_path):
             leader.kill()
             leader.wait()
             leader.stderr.close()
-        wait_for(lambda pids=others: not any(map(is_there, pids)), 20)
+        wait_for(lambda pids=others: are_gone(pids), 20)
         wait_for(lambda names=memory: not any(name.exists() for name in names), 20)
     assert num_seen >= 4 * NUM_KILLS and num_weights >= NUM_KILLS
-    last = started(folder)
+    last = leader_of(folder)
     assert last.wait(300) == 0, last.stderr.read()
     last.stderr.close()
     assert left(folder)[:3] == plain

@@ -3,9 +3,7 @@
 import json
 import os
 import random
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -18,6 +16,7 @@ from raffia.recipes.ilql import evaluation as spoken_evaluation
 from raffia.train.checkpoint import Checkpoints
 from raffia.train.config import to_json
 from raffia.train.replay_log import ReplayLog
+from tests.processes import RAFFIA, environment
 from tests.recipes.ilql_runs import brief
 from tests.recipes.runs import (
     Quiet,
@@ -39,9 +38,6 @@ from tests.recipes.test_population_runs import (
 )
 from tests.train.kills import run_with_kills
 from tests.train.test_events import points
-
-ROOT = Path(__file__).parents[2]
-PROGRAM = "import sys; from raffia.cli import main; sys.exit(main())"
 
 
 def scalars(folder):
@@ -276,8 +272,6 @@ def test_kills_change_nothing(make, size, every_updates, num_kills, at_work_seco
     train(config, tmp_path / "straight")
     settings = tmp_path / "settings.json"
     settings.write_text(json.dumps(to_json(config)))
-    paths = [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    raffia = [sys.executable, "-c", PROGRAM]
     name = "efficientzero" if functions_of(config) is efficientzero else "ilql"
 
     def can_resume():
@@ -290,11 +284,11 @@ def test_kills_change_nothing(make, size, every_updates, num_kills, at_work_seco
         return True
 
     report = run_with_kills(
-        [*raffia, "train", name, "--config", settings, "--run", folder],
-        [*raffia, "resume", folder],
+        [*RAFFIA, "train", name, "--config", settings, "--run", folder],
+        [*RAFFIA, "resume", folder],
         num_kills=num_kills,
         seed=size,
-        env={"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
+        env=environment(),
         watched=lambda: newest_update(folder / "checkpoints"),
         can_resume=can_resume,
         at_work_seconds=at_work_seconds,

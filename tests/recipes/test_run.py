@@ -222,20 +222,20 @@ def test_a_run_of_an_earlier_version_is_resumed_with_its_settings(tmp_path):
 
 
 class Breaks:
-    """Says NaN at its fifth step: in the observation, or as a reward."""
+    """Says NaN at one of its steps: in the observation, or as a reward."""
 
     spec = EnvSpec(observation_shape=(2,), action=Discrete(2), name="breaks")
 
-    def __init__(self, place="observation"):
-        self.place = place
+    def __init__(self, place, at):
+        self.place, self.at, self.num_steps = place, at, 0
 
     def reset(self, seed):
         self.time = 0
         return TensorDict(observation=torch.zeros(2))
 
     def step(self, action):
-        self.time += 1
-        number = float("nan") if self.time == 5 else 0.5
+        self.time, self.num_steps = self.time + 1, self.num_steps + 1
+        number = float("nan") if self.num_steps == self.at else 0.5
         return TensorDict(
             observation=torch.tensor([0.0, number if self.place == "observation" else 0.5]),
             reward=torch.tensor(number if self.place == "reward" else 1.0),
@@ -253,7 +253,8 @@ class Breaks:
 def breaking(place, evaluation_place=None, batch=SerialBatch):
     def envs(config, *, evaluation=False, render=False, num_envs=None):
         where = evaluation_place if evaluation and evaluation_place else place
-        return batch([Breaks(where) for _ in range(num_envs or config.num_envs)])
+        at = 5 if evaluation else 12
+        return batch([Breaks(where, at) for _ in range(num_envs or config.num_envs)])
 
     return envs
 
@@ -261,19 +262,28 @@ def breaking(place, evaluation_place=None, batch=SerialBatch):
 @pytest.mark.parametrize(
     ("envs", "words"),
     [
-        (breaking("observation"), "observation: nan in rows 0, 1, 2, 3"),
+        (breaking("observation"), "batch observation: nan in rows 0, 1, 2, 3"),
+        (breaking("reward"), "batch reward: nan in rows 0, 1, 2, 3"),
         (breaking("nowhere", "observation"), "batch observation: nan in rows 0, 1"),
         (breaking("nowhere", "reward"), "batch reward: nan in rows 0, 1"),
     ],
 )
 def test_nan_stops_the_run_with_its_place(envs, words, tmp_path):
+    """And once the environment is mended it is resumed."""
+    config = with_all(short(), checkpoint__every_updates=1, collect__random_env_steps=24)
+    run, said = tmp_path / "run", []
     with pytest.raises(NonFiniteError, match=words) as raised:
-        train(short(), tmp_path / "run", view=Quiet(), make_env=envs)
-    assert (tmp_path / "run" / "nan_dump").exists()
-    saved = TensorDict.load(f"{raised.value.path}/batch.safetensors")
-    assert any(
-        saved[name].isnan().any() for name in ("observation", "reward") if name in saved.keys()
-    )
+        train(config, run, view=Quiet(), make_env=envs)
+    (dump,) = (run / "nan_dump").iterdir()
+    assert str(dump) == raised.value.path and "The run failed after" in raised.value.__notes__[-1]
+    assert {path.name for path in dump.iterdir()} == {"batch.safetensors", "report.json"}
+    saved = TensorDict.load(dump / "batch.safetensors")
+    names = [name for name in ("observation", "reward") if name in saved.keys()]
+    assert any(saved[name].isnan().any() for name in names)
+    assert Checkpoints(run / "checkpoints").newest(said.append) and said == []
+    longer = with_all(config, collect__num_env_steps=100)
+    mended = resume(run, config=longer, view=Quiet(), make_env=breaking("nowhere"))
+    assert (mended.reason, mended.env_step) == ("finished", 100)
 
 
 def test_envs_are_closed_if_a_run_can_not_be_made(tmp_path):

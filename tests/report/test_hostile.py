@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 import time
 import tracemalloc
@@ -152,8 +151,3 @@ def test_what_a_model_says_is_no_command(capsys):
     Session(sys.stdin, sys.stdout).stream("it: ", [piece])
     assert "\x1b" not in capsys.readouterr().out
     assert "\x1b" not in values_table([piece])
-
-
-def test_the_report_needs_no_torch():
-    text = "import sys, raffia.report, raffia.files; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", text], check=True, timeout=60)

@@ -242,11 +242,6 @@ def test_without_config_the_rows_say_the_size(tmp_path):
     assert "4 members, 2 generations" in words(section(page_of(tmp_path)))
 
 
-def test_the_same_files_give_the_same_bytes_and_no_script(tmp_path):
-    texts = [page_of(tmp_path, made=settings_of()) for _ in range(2)]
-    assert texts[0] == texts[1] and "<script" not in texts[0]
-
-
 def test_long_runs_are_thinned_and_lines_keep_their_ends(tmp_path):
     made = [lived()[0], evaluated(1, [2.0, 1.0], [0, 1])]
     for number in range(1, 301):  # the second is a new child of the first each time

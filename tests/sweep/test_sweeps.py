@@ -3,9 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -18,11 +15,11 @@ from raffia.report.folder import find_runs
 from raffia.sweep import SweepSession, read_manifest
 from raffia.sweep.progress import SweepView
 from raffia.train.checkpoint import Checkpoints
+from tests.processes import children, started, wait_for
 from tests.recipes.runs import last_state, same
 from tests.report.made_runs import config, write_run
 
 ROOT = Path(__file__).parents[2]
-PROGRAM = "import sys; from raffia.cli import main; sys.exit(main())"
 DQN = f"{ROOT}/examples/own_algorithm.py:dqn"
 SHORT = ["--num_env_steps", "240", "--random_env_steps", "100", "--evaluate_every", "120"]
 TWO = [*SHORT, "--seeds", "0..1", "--grid", "learning_rate=1e-3,2e-3"]
@@ -132,16 +129,8 @@ def test_one_report_over_all(inline, capsys):
         assert run.name in page
 
 
-def started(out, *more):
-    return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, *more]
-        if more
-        else [sys.executable, "-c", PROGRAM, *words(out, *LONG)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+def leader_of(out):
+    return started(*words(out, *LONG))
 
 
 LONG = [
@@ -150,25 +139,18 @@ LONG = [
 ]
 
 
-def children(parent):
-    """(pid, command) of the processes that this one has started."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            try:
-                command = (entry / "cmdline").read_text()
-                if (entry / "stat").read_text().rpartition(")")[2].split()[1] == str(parent):
-                    found.append((int(entry.name), command))
-            except OSError:
-                continue
-    return found
+def command(pid):
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""
 
 
 def training(leader):
     """The workers whose runs have a checkpoint, from which they can be resumed, and go on."""
-    servers = [pid for pid, command in children(leader) if "forkserver" in command]
+    servers = [pid for pid in children(leader) if "forkserver" in command(pid)]
     found = []
-    for worker in (pid for server in servers for pid, _ in children(server)):
+    for worker in (pid for server in servers for pid in children(server)):
         try:
             held = [Path(os.readlink(path)) for path in Path(f"/proc/{worker}/fd").iterdir()]
         except OSError:  # it has ended, or has closed one meanwhile
@@ -177,15 +159,6 @@ def training(leader):
         if any(is_saved(run) for run in runs):
             found.append(worker)
     return found
-
-
-def wait_for(what, seconds=60.0):
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if found := what():
-            return found
-        time.sleep(0.05)
-    raise AssertionError("it did not come to that")
 
 
 def is_saved(run):
@@ -207,7 +180,7 @@ def undisturbed(tmp_path_factory):
 @pytest.mark.slow
 def test_a_killed_worker_changes_nothing(undisturbed, tmp_path):
     out = tmp_path / "lr"
-    leader = started(out)
+    leader = leader_of(out)
     os.kill(wait_for(lambda: training(leader.pid))[0], signal.SIGKILL)
     shown, _ = leader.communicate(timeout=100)
     assert leader.returncode == 0, shown
@@ -219,11 +192,11 @@ def test_a_killed_worker_changes_nothing(undisturbed, tmp_path):
 @pytest.mark.slow
 def test_a_killed_leader_is_gone_on_with(undisturbed, tmp_path):
     out = tmp_path / "lr"
-    leader = started(out)
+    leader = leader_of(out)
     wait_for(lambda: has_saved_both(out))
     leader.kill()
     leader.communicate()
-    again = started(out, "resume", str(out), "--algorithm", DQN)
+    again = started("resume", out, "--algorithm", DQN)
     shown, _ = again.communicate(timeout=100)
     assert again.returncode == 0, shown
     assert_equal(digests(out), digests(undisturbed))
@@ -233,7 +206,7 @@ def test_a_killed_leader_is_gone_on_with(undisturbed, tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_saves_every_run_and_tells_how_to_go_on(number, undisturbed, tmp_path):
     out = tmp_path / "lr"
-    leader = started(out)
+    leader = leader_of(out)
     wait_for(lambda: has_saved_both(out))
     leader.send_signal(number)
     shown, _ = leader.communicate(timeout=60)
