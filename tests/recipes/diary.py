@@ -60,59 +60,38 @@ class Diary:
         run, act, at_random = self.run, run_module.act, run_module.act_at_random
         make_batch, save_tree = reanalyzers.make_batch, run_module.save_tree
 
-        def acts(planner, state, *, temperature, noise, seed=None, num_simulations=None):
-            assert planner is run.actor
-            self._note_search("act", planner, temperature, noise, num_simulations)
-            return act(
-                planner,
-                state,
-                temperature=temperature,
-                noise=noise,
-                seed=seed,
-                num_simulations=num_simulations,
-            )
+        def noted(kind):
+            def acts(planner, state, **options):
+                assert planner is run.actor
+                self._note_search(kind, planner, **options)
+                return act(planner, state, **options)
 
-        def evaluates(planner, state, *, temperature, noise, num_simulations):
-            assert planner is run.actor
-            self._note_search("evaluate", planner, temperature, noise, num_simulations)
-            return act(
-                planner,
-                state,
-                temperature=temperature,
-                noise=noise,
-                num_simulations=num_simulations,
-            )
+            return acts
 
         def acts_at_random(*args, **options):
             self.events.append(("random", run.collector.num_env_steps))
             return at_random(*args, **options)
 
-        def makes_batch(windows, planner, *, generator, total, correction_interval):
+        def makes_batch(windows, planner, *, correction_interval, **options):
             assert planner is run.reanalyze_planner
             beta = run.replay.beta
             noted = (-1.0 if beta is None else beta, self._seen_by(planner))
             self.events.append(("batch", *noted, correction_interval, len(windows)))
             self.windows.append(windows.clone())
             self.replayed.append(("drawn", windows["index"].tolist()))
-            return make_batch(
-                windows,
-                planner,
-                generator=generator,
-                total=total,
-                correction_interval=correction_interval,
-            )
+            return make_batch(windows, planner, correction_interval=correction_interval, **options)
 
         def saves_tree(folder, name, planner, state):
             self.events.append(("tree", int(name)))
             save_tree(folder, name, planner, state)
 
-        patch.setattr(run_module, "act", acts)
+        patch.setattr(run_module, "act", noted("act"))
         patch.setattr(run_module, "act_at_random", acts_at_random)
         patch.setattr(reanalyzers, "make_batch", makes_batch)
         patch.setattr(run_module, "save_tree", saves_tree)
-        patch.setattr(evaluation_module, "act", evaluates)
+        patch.setattr(evaluation_module, "act", noted("evaluate"))
 
-    def _note_search(self, kind, planner, temperature, noise, num_simulations):
+    def _note_search(self, kind, planner, temperature, noise, num_simulations=None, seed=None):
         simulations = num_simulations or self.config.search.num_simulations
         step = self.run.collector.num_env_steps
         event = (kind, step, self._seen_by(planner), temperature, noise, simulations)

@@ -1,7 +1,6 @@
 """All that a run does as one list of events, of which two runs share the first ones."""
 
 import hashlib
-from contextlib import ExitStack
 
 import pytest
 import torch
@@ -48,6 +47,59 @@ def first_difference(one, other):
     return longer[shorter][0] if len(one) != len(other) else None
 
 
+class Notes(list):
+    """Events: their kinds, each with digests of what belongs to it."""
+
+    def note(self, kind, *things):
+        self.append((kind, *(digest(thing) for thing in things)))
+
+    def noted(self, kind, function):
+        """The function, whose results are noted."""
+
+        def call(*args, **options):
+            done = function(*args, **options)
+            self.note(kind, done)
+            return done
+
+        return call
+
+    def of(self, experiment, made):
+        """The class of an experiment, noting what is the same for all; `made` notes the rest."""
+        notes = self
+
+        class Noted(experiment):
+            def __init__(self, *args, **options):
+                super().__init__(*args, **options)
+                made(self)
+                self.learner = _learner(self.learner, notes.note)
+
+            def init(self):
+                state = super().init()
+                shapes = [(str(k), list(v.shape)) for k, v in state.items(True, True)]
+                notes.note("shapes", shapes)
+                notes.note("weights", state.select("params", "buffers"))
+                return state
+
+            def evolve(self, state):
+                changed = super().evolve(state)
+                if changed is not None:
+                    row = {k: v for k, v in changed[1].items() if k != "seconds"}
+                    notes.note("generation", row)
+                return changed
+
+        return Noted
+
+    def watch_saves(self, patch):
+        save = Checkpoints.save
+
+        def saves(checkpoints, update, *args, **options):
+            path = save(checkpoints, update, *args, **options)
+            self.note("save", sorted(p.name for p in path.parent.iterdir()))
+            return path
+
+        patch.setattr(Checkpoints, "save", saves)
+
+
 def timeline(config, folder):
     """Train, and write down:
 
@@ -59,125 +111,69 @@ def timeline(config, folder):
     gradient, step: of the update
     evaluate: returns and lengths; save: which checkpoints there are then; generation; end
     """
-    events = []
+    events = Notes()
+    make_batch = reanalyzers.make_batch
 
-    def note(kind, *things):
-        events.append((kind, *(digest(thing) for thing in things)))
+    def made(run):
+        events.note("made", *_made(run))
+        run.env.step = events.noted("stepped", run.env.step)
 
-    with pytest.MonkeyPatch.context() as patch, ExitStack():
+    def makes_batch(windows, planner, **options):
+        events.note("drawn", windows["index"], windows["priority_weight"])
+        batch, fresh = make_batch(windows, planner, **options)
+        events.note("targets", batch, fresh)
+        return batch, fresh
 
-        class Noted(EfficientZeroExperiment):
-            def __init__(self, *args, **options):
-                super().__init__(*args, **options)
-                note("made", *_made(self))
-                self.learner = _learner(self.learner, note)
-
-            def init(self):
-                state = super().init()
-                note("shapes", [(str(k), list(v.shape)) for k, v in state.items(True, True)])
-                note("weights", state.select("params", "buffers"))
-                _watch_envs(self, note)
-                return state
-
-            def evolve(self, state):
-                changed = super().evolve(state)
-                if changed is not None:
-                    note("generation", {k: v for k, v in changed[1].items() if k != "seconds"})
-                return changed
-
-        def noted(kind, function):
-            def call(*args, **options):
-                done = function(*args, **options)
-                note(kind, done)
-                return done
-
-            return call
-
-        act = run_module.act
-        make_batch = reanalyzers.make_batch
-        play, play_members = evaluation.play_episodes, evaluation.play_members
-        save = Checkpoints.save
-
-        def makes_batch(windows, planner, **options):
-            note("drawn", windows["index"], windows["priority_weight"])
-            batch, fresh = make_batch(windows, planner, **options)
-            note("targets", batch, fresh if fresh is not None else None)
-            return batch, fresh
-
-        def saves(checkpoints, update, *args, **options):
-            path = save(checkpoints, update, *args, **options)
-            note("save", sorted(p.name for p in path.parent.iterdir()))
-            return path
-
-        patch.setattr("raffia.recipes.efficientzero.api.EfficientZeroExperiment", Noted)
-        patch.setattr(run_module, "act", noted("act", act))
-        patch.setattr(run_module, "act_at_random", noted("random", run_module.act_at_random))
+    with pytest.MonkeyPatch.context() as patch:
+        noted = events.of(EfficientZeroExperiment, made)
+        patch.setattr("raffia.recipes.efficientzero.api.EfficientZeroExperiment", noted)
+        for module, kind, name in (
+            (run_module, "act", "act"),
+            (run_module, "random", "act_at_random"),
+            (evaluation, "evaluate", "play_episodes"),
+            (evaluation, "evaluate", "play_members"),
+        ):
+            patch.setattr(module, name, events.noted(kind, getattr(module, name)))
         patch.setattr(reanalyzers, "make_batch", makes_batch)
-        patch.setattr(evaluation, "play_episodes", noted("evaluate", play))
-        patch.setattr(evaluation, "play_members", noted("evaluate", play_members))
-        patch.setattr(Checkpoints, "save", saves)
+        events.watch_saves(patch)
         result = efficientzero.train(config, folder, view=Quiet())
     films = sorted(path.name for path in folder.glob("episodes/*"))
-    note("end", result.reason, films)
+    events.note("end", result.reason, films)
     return events
 
 
 def ilql_timeline(config, folder):
     """The same of a run of ILQL, which learns from "data", its rows, in a "batch" each time."""
-    events = []
+    events = Notes()
 
-    def note(kind, *things):
-        events.append((kind, *(digest(thing) for thing in things)))
+    def made(run):
+        learnt, held_out = run.corpus.learnt, run.corpus.held_out
+        kinds = [type(run.learner).__name__, run.config.device, torch.get_num_threads()]
+        events.note("made", kinds, run.config.compile)
+        num_held_out = None if held_out is None else len(held_out)
+        events.note("data", run.corpus.digest(), num_held_out, len(learnt))
 
-    class Noted(ILQLExperiment):
-        def __init__(self, *args, **options):
-            super().__init__(*args, **options)
-            corpus = self.corpus
-            learnt, held_out = corpus.learnt, corpus.held_out
-            kinds = [type(self.learner).__name__, self.config.device, torch.get_num_threads()]
-            note("made", kinds, self.config.compile)
-            note("data", corpus.digest(), None if held_out is None else len(held_out), len(learnt))
-            self.learner = _learner(self.learner, note)
-
-        def init(self):
-            state = super().init()
-            note("shapes", [(str(k), list(v.shape)) for k, v in state.items(True, True)])
-            note("weights", state["params"])
-            return state
-
+    class Noted(events.of(ILQLExperiment, made)):
         def _batches(self, update):
             for batch in super()._batches(update):
-                note("batch", batch)
+                events.note("batch", batch)
                 yield batch
 
         def _evaluate_one(self, state, update, stop):
             found = super()._evaluate_one(state, update, stop)
-            note("evaluate", found.dialogues)
+            events.note("evaluate", found.dialogues)
             return found
 
         def evaluate(self, state, stop):
             found = super().evaluate(state, stop)
-            note("evaluate", found.score, sorted(found.values.items()))
+            events.note("evaluate", found.score, sorted(found.values.items()))
             return found
-
-        def evolve(self, state):
-            changed = super().evolve(state)
-            if changed is not None:
-                note("generation", {k: v for k, v in changed[1].items() if k != "seconds"})
-            return changed
-
-    save = Checkpoints.save
-
-    def saves(checkpoints, update, *args, **options):
-        path = save(checkpoints, update, *args, **options)
-        note("save", sorted(p.name for p in path.parent.iterdir()))
-        return path
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("raffia.recipes.ilql.api.ILQLExperiment", Noted)
-        patch.setattr(Checkpoints, "save", saves)
+        events.watch_saves(patch)
         result = ilql.train(config, folder, view=Quiet())
-    note("end", result.reason)
+    events.note("end", result.reason)
     return events
 
 
@@ -194,17 +190,6 @@ def _made(run):
         type(storage).__name__,
         len(run.steps.buffers),
     )
-
-
-def _watch_envs(run, note):
-    env, step = run.env, run.env.step
-
-    def steps(action, rows=None):
-        after = step(action) if rows is None else step(action, rows)
-        note("stepped", after)
-        return after
-
-    env.step = steps
 
 
 def _learner(learner, note):

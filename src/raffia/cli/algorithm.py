@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -77,7 +76,11 @@ class AlgorithmCommands:
         words: behind the algorithm's name, for errors.
         """
         preset = flags.get("--preset", "")
-        return preset, self.preset(preset, words) if preset else self.algorithm.config()
+        config = self.preset(preset, words) if preset else self.algorithm.config()
+        if "--population" in flags:
+            population = self._population(config.population, flags["--population"])
+            config = self.with_population(config, population)
+        return preset, config
 
     def preset(self, name: str, words: Sequence[str]) -> Any:
         """The preset of this name; UsageError, with the nearest in the call, if there is none.
@@ -97,7 +100,11 @@ class AlgorithmCommands:
         hint = "" if near is None else f"; did you mean {near}?"
         raise UsageError(f"there is no preset {name!r}{hint}", *calls)
 
-    def population(self, config: PopulationConfig, text: str) -> PopulationConfig:
+    def with_population(self, config: Any, population: PopulationConfig) -> Any:
+        """The config with a population of so many members."""
+        return replace(config, population=population)
+
+    def _population(self, config: PopulationConfig, text: str) -> PopulationConfig:
         """The population with as many members as `--population` sets."""
         try:
             return replace(config, size=int(text))
@@ -200,8 +207,7 @@ class AlgorithmCommands:
 
     def longer(self, config: Any) -> list[str]:
         """Flags that make a run twice as long."""
-        length = functools.reduce(getattr, self.algorithm.length.split("."), config)
-        return [f"--{self.algorithm.length}", str(2 * int(length))]
+        return [f"--{self.algorithm.length}", str(2 * self.algorithm.length_of(config))]
 
     # -- evaluation
 

@@ -14,6 +14,7 @@ from raffia.cli.parser import UsageError
 from raffia.cli.style import call, number, waiting
 from raffia.hints import plural
 from raffia.recipes.efficientzero.config import EfficientZeroRun
+from raffia.recipes.population_config import PopulationConfig
 
 
 class EfficientZeroCommands(AlgorithmCommands):
@@ -29,17 +30,13 @@ class EfficientZeroCommands(AlgorithmCommands):
     )
     no_preset = "default values, the paper's for Atari"
 
-    def start_with(
-        self, flags: Mapping[str, str], words: Sequence[str]
-    ) -> tuple[str, EfficientZeroRun]:
-        """The preset, with environments for each member of a population."""
-        preset, config = super().start_with(flags, words)
-        if "--population" in flags:
-            population = self.population(config.population, flags["--population"])
-            num_envs = -(-config.env.num_envs // population.size) * population.size
-            env = replace(config.env, num_envs=num_envs)
-            config = replace(config, population=population, env=env)
-        return preset, config
+    def with_population(
+        self, config: EfficientZeroRun, population: PopulationConfig
+    ) -> EfficientZeroRun:
+        """The config with as many environments for each member."""
+        num_envs = -(-config.env.num_envs // population.size) * population.size
+        env = replace(config.env, num_envs=num_envs)
+        return replace(config, population=population, env=env)
 
     def check(
         self, config: Any, flags: Mapping[str, str], settings: Sequence[str], words: Sequence[str]

@@ -68,18 +68,16 @@ class ILQLCommands(AlgorithmCommands):
 
     def start_with(self, flags: Mapping[str, str], words: Sequence[str]) -> tuple[str, ILQLRun]:
         """The preset, which --data and --model may imply, with what these flags change."""
-        preset = flags.get("--preset", "")
-        if not preset and "--data" in flags:
-            preset = "language-model" if "--model" in flags else "dialogue"
-        config = self.preset(preset, words) if preset else ILQLRun()
+        implied = "language-model" if "--model" in flags else "dialogue"
+        if "--data" in flags:
+            flags = {"--preset": implied, **flags}
+        config: ILQLRun
+        preset, config = super().start_with(flags, words)
         if "--data" in flags:
             data = replace(config.data, files=(flags["--data"],))
             # A preset's settings of games are not wanted here.
             evaluate = replace(config.evaluate, adv_weights=(), target_return=None)
             config = replace(config, task="data", data=data, evaluate=evaluate)
-        if "--population" in flags:
-            population = self.population(config.population, flags["--population"])
-            config = replace(config, population=population)
         if "--model" in flags:
             config = replace(config, language_model=flags["--model"])
             if config.data == replace(DialogueDataConfig(), files=config.data.files):

@@ -14,13 +14,12 @@ from raffia.cli.runs import (
     print_next,
     print_start,
     require_device,
-    state_of,
     summary_line,
 )
 from raffia.cli.style import call, filled, help_width
 from raffia.cli.train import split_own
-from raffia.report.folder import MANIFEST, RunSummary
-from raffia.train.config import changed_settings, from_command_line
+from raffia.report.folder import MANIFEST, RunSummary, summarise
+from raffia.train.config import changes_of, from_command_line
 
 HELP = """\
 usage: raffia resume RUN [settings]
@@ -84,11 +83,11 @@ def resume(words: Sequence[str]) -> int:
     after = from_command_line(
         commands.given(before, flags), settings, prog="raffia resume", description=""
     )
-    changed = changed_settings(before, after)
+    changed = changes_of(before, after)
     fixed = [name for name in changed if not name.startswith(algorithm.may_change)]
     if fixed:
         _refuse(run, commands, fixed, settings)
-    state = state_of(run)
+    state = summarise(run)
     if not changed and state.state in ("finished", "target") and _is_saved(run, state):
         _print_finished(run, commands, before, state.state)
         return 0
@@ -122,7 +121,7 @@ def _refuse(
 
 
 def _print_finished(run: Path, commands: AlgorithmCommands, config: Any, state: str) -> None:
-    print(f"{run} {summary_line(state_of(run))}; there is nothing left to do")
+    print(f"{run} {summary_line(summarise(run))}; there is nothing left to do")
     target = ["--evaluate.target_return", "none"]
     flags = target if state == "target" else commands.longer(config)
     again = call("raffia", "resume", run, *commands.named_for_calls(), *flags)

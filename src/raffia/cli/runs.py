@@ -17,7 +17,7 @@ from raffia.cli.style import call, columns, number, paint, printable, width_of
 from raffia.files import is_free
 from raffia.hints import plural
 from raffia.recipes.algorithm import ALGORITHMS, Algorithm, find_algorithm, recorded_algorithm
-from raffia.report.folder import RunSummary, find_runs, is_run, summarise
+from raffia.report.folder import MANIFEST, RunSummary, find_runs, is_run, summarise
 from raffia.report.markup import duration
 from raffia.train.config import ConfigError, read_config
 
@@ -112,11 +112,6 @@ def summary_line(run: RunSummary) -> str:
     return f"{states.get(run.state, printable(run.state))}{steps}{best}"
 
 
-def state_of(run: Path) -> RunSummary:
-    """The state of a run by its files."""
-    return summarise(run)
-
-
 def config_of(run: Path, given: str = "") -> tuple[Algorithm, Any]:
     """The algorithm and the settings of a run.
 
@@ -184,18 +179,20 @@ def free_folder(wanted: Path) -> Path:
     return folder
 
 
-def refuse_taken(folder: Path, *words: str, flag: str = "--run") -> None:
+def refuse_taken(folder: Path, *words: str, flag: str = "--run", what: str = "run") -> None:
     """Raise UsageError if something exists there; `words` are the call, `flag` would name the
     folder.
     """
     if is_free(folder):
         return
     other = call("raffia", *words, flag, free_folder(folder))
+    resume = call("raffia", "resume", folder)
     if is_run(folder):
-        resume = call("raffia", "resume", folder)
-        what = f"{folder} holds a run already: {summary_line(summarise(folder))}"
-        raise UsageError(what, resume, other)
-    raise UsageError(f"{folder} is there already, and is no run", other)
+        state = summary_line(summarise(folder))
+        raise UsageError(f"{folder} holds a run already: {state}", resume, other)
+    if (folder / MANIFEST).is_file():
+        raise UsageError(f"{folder} holds a sweep already", resume, other)
+    raise UsageError(f"{folder} is there already, and is no {what}", other)
 
 
 def _age(run: Path) -> float:

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from raffia.cli.doctor import usable_cores
 from raffia.cli.parser import UsageError
-from raffia.cli.runs import print_next, require_device
+from raffia.cli.runs import print_next, refuse_taken, require_device
 from raffia.cli.style import call, columns, filled, help_width, number, printable, section
 from raffia.cli.train import Asked, split_own
-from raffia.files import is_free
 from raffia.train.config import ConfigError
 
 if TYPE_CHECKING:
@@ -103,7 +102,7 @@ def sweep(words: Sequence[str]) -> int:
         choices = read_choices(lists["--grid"])
         runs = plan_runs(seeds, choices, ranges, _whole(flags, "--random", 0), seed)
     folder = Path(flags.get("--out", HOME / asked.commands.run_name(flags, asked.preset)))
-    _refuse_taken(folder, words)
+    refuse_taken(folder, "sweep", *words, flag="--out", what="sweep")
     from raffia.sweep import Manifest
 
     base = asked.commands.with_data_settings(asked.config, asked.settings)
@@ -293,19 +292,3 @@ def _whole(flags: dict[str, str], flag: str, default: int, least: int = 0) -> in
     if not text.isdecimal() or int(text) < least:
         raise ConfigError(f"{flag} {text}: it is a whole number from {least} on")
     return int(text)
-
-
-def _refuse_taken(folder: Path, words: Sequence[str]) -> None:
-    from raffia.sweep import is_sweep
-
-    if is_sweep(folder):
-        raise UsageError(
-            f"{folder} holds a sweep already",
-            call("raffia", "resume", folder),
-            call("raffia", "sweep", *words, "--out", f"{folder}-2"),
-        )
-    if not is_free(folder):
-        raise UsageError(
-            f"{folder} is there already, and is no sweep",
-            call("raffia", "sweep", *words, "--out", f"{folder}-2"),
-        )

@@ -16,12 +16,11 @@ from raffia.cli.runs import (
     print_start,
     refuse_taken,
     require_device,
-    state_of,
     summary_line,
 )
 from raffia.cli.style import call, filled, help_width
 from raffia.recipes.algorithm import ALGORITHMS, Algorithm, find_algorithm
-from raffia.report.folder import is_run
+from raffia.report.folder import is_run, summarise
 from raffia.train.config import ConfigError, from_command_line
 
 HELP = """\
@@ -150,7 +149,7 @@ def new_folder(given: str | None, name: str, *words: str) -> Path:
     wanted = HOME / name
     folder = free_folder(wanted)
     if folder != wanted and is_run(wanted):
-        print(f"{wanted} {summary_line(state_of(wanted))}")
+        print(f"{wanted} {summary_line(summarise(wanted))}")
         print_next([[call("raffia", "resume", wanted), "continue that run; this one is new"]])
     return folder
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
@@ -83,6 +84,10 @@ class Algorithm:
             )
         if not self.title:
             object.__setattr__(self, "title", self.name)
+
+    def length_of(self, config: Any) -> int:
+        """The length of a run with these settings, in what `length` counts."""
+        return int(functools.reduce(getattr, self.length.split("."), config))
 
     def settled(self, config: Any) -> Any:
         """The settings with all filled in that they leave open."""

@@ -15,7 +15,7 @@ from raffia.recipes.scale_config import EngineConfig
 from raffia.report.folder import MANIFEST
 from raffia.sweep.plan import PlannedRun, Range
 from raffia.sweep.search import Search
-from raffia.train.config import ConfigError, changed_settings, from_json, to_json
+from raffia.train.config import ConfigError, changes_of, from_json, to_json, with_settings
 
 __all__ = ["MANIFEST", "Manifest", "is_sweep", "read_manifest", "write_manifest"]
 
@@ -67,13 +67,11 @@ class Manifest:
         base, planned = from_json(algorithm.config, self.config), [*self.runs]
         for run in runs:
             try:
-                config = _with(base, {**run.settings, "seed": run.seed})
+                config = with_settings(base, {**run.settings, "seed": run.seed})
                 config = algorithm.settled(config)
             except (ConfigError, ValueError) as error:
                 raise ConfigError(f"run {run.name}: {error}") from None
-            names = changed_settings(base, config)
-            data = to_json(config)
-            planned.append(replace(run, changed={name: _at(data, name) for name in names}))
+            planned.append(replace(run, changed=changes_of(base, config)))
         return replace(self, runs=tuple(planned))
 
     @property
@@ -83,7 +81,7 @@ class Manifest:
 
     def config_of(self, run: PlannedRun, algorithm: Algorithm) -> Any:
         """The whole config of a run."""
-        return _with(from_json(algorithm.config, self.config), run.changed or {})
+        return with_settings(from_json(algorithm.config, self.config), run.changed or {})
 
     def configs(self, algorithm: Algorithm) -> list[Any]:
         """The configs of all runs; where none is planned yet, the one that they share."""
@@ -158,20 +156,3 @@ def _plain_name(run: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(name, str) or Path(name).name != name or name in ("", ".", ".."):
         raise ValueError(f"{name!r} names no folder of a run")
     return run
-
-
-def _with(base: Any, values: Mapping[str, Any]) -> Any:
-    nested: dict[str, Any] = {}
-    for name, value in values.items():
-        *outer, last = name.split(".")
-        table = nested
-        for part in outer:
-            table = table.setdefault(part, {})
-        table[last] = value
-    return from_json(type(base), nested, base=base)
-
-
-def _at(data: Any, name: str) -> Any:
-    for part in name.split("."):
-        data = data[part]
-    return data

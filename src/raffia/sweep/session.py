@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import secrets
 import statistics
@@ -329,7 +328,7 @@ class SweepSession:
 
     def _fraction(self, run: Any, found: RunSummary) -> float:
         config = self.manifest.config_of(run, self.algorithm)
-        length = functools.reduce(getattr, self.algorithm.length.split("."), config)
+        length = self.algorithm.length_of(config)
         done = found.env_step if "env_step" in self.algorithm.length else found.update
         if getattr(config, "is_offline", False):
             length, done = config.num_updates, found.update

@@ -32,7 +32,6 @@ from raffia.train.settings import (
 
 __all__ = [
     "ConfigError",
-    "changed_settings",
     "from_command_line",
     "from_json",
     "nearest_name",
@@ -85,16 +84,6 @@ def _with_new_names(kind: type[Config], data: object) -> object:
     return data
 
 
-def changed_settings(before: Config, after: Config) -> list[str]:
-    """The names of the settings that differ.
-
-    >>> from raffia.recipes.efficientzero.config import EfficientZeroRun
-    >>> changed_settings(EfficientZeroRun(), EfficientZeroRun(seed=1))
-    ['seed']
-    """
-    return list(changes_of(before, after))
-
-
 def changes_of(before: Config, after: Config) -> dict[str, Any]:
     """The settings that differ, as they are after the change, as JSON has them.
 
@@ -105,6 +94,23 @@ def changes_of(before: Config, after: Config) -> dict[str, Any]:
     old, new = to_json(before), to_json(after)
     names = setting_names(type(before))
     return {name: _at(new, name) for name in names if _at(old, name) != _at(new, name)}
+
+
+def with_settings(config: Config, values: Mapping[str, object]) -> Config:
+    """The config with other values, as JSON has them, of settings by their dotted names.
+
+    >>> from raffia.recipes.efficientzero.presets import PRESETS
+    >>> with_settings(PRESETS["smoke"], {"search.num_simulations": 50}).search.num_simulations
+    50
+    """
+    data: dict[str, Any] = {}
+    for name, value in values.items():
+        *outer, last = name.split(".")
+        table = data
+        for part in outer:
+            table = table.setdefault(part, {})
+        table[last] = value
+    return from_json(type(config), data, base=config)
 
 
 def _at(data: object, name: str) -> object:
@@ -173,16 +179,8 @@ def from_command_line(
                 raise ConfigError("--config needs a file: --config FILE.json or FILE.yaml")
             default = read_config(kind, words[0], base=default)
     hints = dict(settings(kind))
-    data: dict[str, Any] = {}
-    for flag, words in given:
-        if flag != "config":
-            name, value = read_flag(flag, words, hints)
-            *outer, last = name.split(".")
-            table = data
-            for part in outer:
-                table = table.setdefault(part, {})
-            table[last] = value
-    return from_json(kind, data, base=default)
+    flags = [(flag, words) for flag, words in given if flag != "config"]
+    return with_settings(default, dict(read_flag(flag, words, hints) for flag, words in flags))
 
 
 def _value_to_json(value: Any) -> Any:
