@@ -87,7 +87,7 @@ def test_processes_give_the_same_runs(inline, tmp_path, capsys):
 def test_actors_of_ray_give_the_same_runs(inline, tmp_path):
     pytest.importorskip("ray")
     out = tmp_path / "lr"
-    leader = started(out, *words(out, *TWO, "--workers", "2", "--engine.name", "ray"))
+    leader = started(*words(out, *TWO, "--workers", "2", "--engine.name", "ray"))
     shown, _ = leader.communicate(timeout=100)
     assert leader.returncode == 0, shown
     assert_equal(digests(out), digests(inline))
