@@ -6,6 +6,7 @@ and drawing more for one purpose changes nothing of any other.
 
 import hashlib
 import operator
+from collections.abc import Iterable
 
 import torch
 
@@ -23,12 +24,25 @@ def derive_seed(seed: int, *parts: int | str) -> int:
     >>> len({derive_seed(0, "a", 1), derive_seed(0, "a1"), derive_seed(0, "a", "1")})
     3
     """
-    code = hashlib.blake2b(digest_size=8)
-    for part in (_whole(seed), *parts):
-        kind, text = (b"s", part) if isinstance(part, str) else (b"i", str(_whole(part)))
-        data = text.encode()
-        code.update(kind + len(data).to_bytes(8, "little") + data)
+    code = hashlib.blake2b(_coded(_whole(seed)), digest_size=8)
+    for part in parts:
+        code.update(_coded(part))
     return int.from_bytes(code.digest(), "little") >> 1
+
+
+def derive_seeds(seed: int, purpose: str, rows: Iterable[int], *parts: int | str) -> list[int]:
+    """`derive_seed(seed, purpose, row, *parts)` of each row, in half the time.
+
+    >>> derive_seeds(0, "reset", [3], 7) == [derive_seed(0, "reset", 3, 7)]
+    True
+    """
+    before = hashlib.blake2b(_coded(_whole(seed)) + _coded(purpose), digest_size=8)
+    after, seeds = b"".join(map(_coded, parts)), []
+    for row in rows:
+        code = before.copy()
+        code.update(_coded(row) + after)
+        seeds.append(int.from_bytes(code.digest(), "little") >> 1)
+    return seeds
 
 
 def generator_for(
@@ -41,6 +55,13 @@ def generator_for(
     True
     """
     return torch.Generator(device).manual_seed(derive_seed(seed, *parts))
+
+
+def _coded(part: int | str) -> bytes:
+    """A part with its kind and its length before it."""
+    kind, text = (b"s", part) if isinstance(part, str) else (b"i", str(_whole(part)))
+    data = text.encode()
+    return kind + len(data).to_bytes(8, "little") + data
 
 
 def _whole(part: int) -> int:

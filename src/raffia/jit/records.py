@@ -61,18 +61,24 @@ class Record:
         record: Any = type(self)
         layout = _layout(record)
         self._memory = layout.zeros[:]
-        self._referenced = fields  # alive as long as the addresses
+        self._referenced: dict[str, Any] = {}  # alive as long as the addresses
+        self._words = layout.unset.copy()
         self.address = self._memory.buffer_info()[0]
         # all fields in order, arrays by their addresses; the caller keeps them alive
         self.set: Callable[..., None] = functools.partial(layout.form.pack_into, self._memory, 0)
         if fields:
-            words = layout.unset.copy()
-            for name, field in fields.items():
-                words[name] = field.data_ptr() if isinstance(field, Tensor) else field or 0
-            if len(words) > len(layout.unset):
-                unknown = sorted(fields.keys() - layout.unset)
-                raise TypeError(f"{type(self).__name__} has no fields {unknown}")
-            self.set(*words.values())
+            self.update(**fields)
+
+    def update(self, **fields: Tensor | float | None) -> None:
+        """Change some fields of a record that was made by name."""
+        words, num = self._words, len(self._words)
+        for name, field in fields.items():
+            words[name] = field.data_ptr() if isinstance(field, Tensor) else field or 0
+        if len(words) > num:
+            unknown = sorted([*words][num:])
+            raise TypeError(f"{type(self).__name__} has no fields {unknown}")
+        self._referenced |= fields
+        self.set(*words.values())
 
 
 @functools.cache

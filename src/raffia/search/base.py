@@ -86,7 +86,8 @@ class BoundModel(Protocol):
     `bind` is called once for each search and answers with what does m rows of a simulation, or
     with None where it cannot (other device or dtype): then the search calls the model as usual.
     If the answer has a method `native() -> (address, context)`, a compiled step of
-    `raffia.jit.kernel` that does the same, the whole search runs without Python.
+    `raffia.jit.kernel` that does the same, the whole search runs without Python; and searches that
+    share a workspace share the answer, where their shapes are the same.
 
     >>> class Counter:  # embeddings count the steps; the first of two actions pays 1
     ...     def __call__(self, embedding, action):
@@ -155,6 +156,7 @@ class SearchOptions(TypedDict, total=False):
     keep_embeddings: bool
     num_threads: int
     backend: Backend
+    workspace: Any  # a `Workspace`
 
 
 # What of a model's output may hold NaN, as the steps of a search report it; and what is wrong then.

@@ -38,27 +38,10 @@ class CompiledSteps:
         module = kernels.steps
         self._simulate, self._backward = module.simulate, module.backward
         self._output = kernels.record.OutputRecord()
-        self._point_at_arrays()
-
-    def _point_at_arrays(self) -> None:
-        """Pass the addresses of all arrays to the kernels."""
-        record = kernels.record
-        state, select, prefix = self.state, self.state.select, self.state.value_prefix
-        roots, rows, actions = state.shape
-        entries = state.entries.copy()
-        entries.pop("actions", None)  # what actions stand for, the kernels do not ask
-        is_puct = type(select) is PUCT
-        own = {name: getattr(select, name) for name in (OF_PUCT if is_puct else OF_GUMBEL)}
-        self._has_mask = "mask" in entries
-        self._search = record.SearchRecord(
-            **entries,
+        prefix, (roots, rows, actions) = state.value_prefix, state.shape
+        self._search = kernels.record.SearchRecord(
             **state.arrays(),
-            **own,
             scores=torch.empty(actions),
-            exploration=select.exploration(rows - 1) if is_puct else None,
-            kind=record.PUCT if is_puct else record.GUMBEL,
-            normalize=("running", "tree", "siblings").index(select.normalize),
-            root_in_range=int(select.root_in_range),
             roots=roots,
             rows=rows,
             actions=actions,
@@ -66,6 +49,25 @@ class CompiledSteps:
             max_depth=state.max_depth,
         )
         self._address = self._search.address
+        self.renew()
+
+    def renew(self) -> None:
+        """Pass the addresses of the tree's arrays, and the selection, to the kernels."""
+        record, state, select = kernels.record, self.state, self.state.select
+        entries = state.entries.copy()
+        entries.pop("actions", None)  # what actions stand for, the kernels do not ask
+        is_puct = type(select) is PUCT
+        own = {name: getattr(select, name) for name in (OF_PUCT if is_puct else OF_GUMBEL)}
+        self._has_mask = "mask" in entries
+        self._search.update(
+            **entries,
+            **own,
+            gamma=state.gamma,
+            exploration=select.exploration(state.shape[1] - 1) if is_puct else None,
+            kind=record.PUCT if is_puct else record.GUMBEL,
+            normalize=("running", "tree", "siblings").index(select.normalize),
+            root_in_range=int(select.root_in_range),
+        )
 
     def instantiate(self, root: RootOutput) -> None:
         """Set the values of trees with roots only."""
@@ -99,7 +101,7 @@ class CompiledSteps:
     ) -> None:
         """Write the new nodes and add their values along the paths."""
         if not self._has_mask and "mask" in self.state.entries:
-            self._point_at_arrays()
+            self.renew()
         reward, value, logits, discount, mask, to_play, _ = output
         self._output.set(
             reward.data_ptr(),

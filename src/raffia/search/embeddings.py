@@ -41,8 +41,9 @@ class Embeddings:
             _check_leaf(name, leaf, batch)
         # new memory, not zeros: rows are written before they are read
         self._arena = Arena([((rows * batch, *leaf.shape[1:]), leaf) for leaf in leaves])
-        for stored, leaf in zip(self.memory, leaves, strict=True):
-            stored[:batch] = leaf
+        self._roots = [stored[:batch] for stored in self.memory]
+        for stored, leaf in zip(self._roots, leaves, strict=True):
+            stored.copy_(leaf)
         zeroed = [] if prefix is None else self.reset_leaves(prefix)
         self._new_transfer = partial(_row_transfer, self.memory, zeroed, compiled=compiled)
         self._transfer: _RowTransfer | None = None
@@ -61,8 +62,28 @@ class Embeddings:
         """The device of the embeddings; None if there are no embeddings."""
         return self.memory[0].device if self.memory else None
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the memory."""
+        return sum([stored.nbytes for stored in self.memory])
+
+    def refill(self, embedding: Any) -> bool:
+        """Begin again with the rows of other roots; False if their container is of another form."""
+        if self._keys is None or not isinstance(embedding, TensorCollection):
+            return False
+        leaves: list[Any] = [embedding.get(key, None) for key in self._keys]
+        for stored, leaf in zip(self._roots, leaves, strict=True):
+            if not isinstance(leaf, Tensor) or leaf.shape != stored.shape:
+                return False
+            if leaf.dtype != stored.dtype or leaf.device != stored.device:
+                return False
+        torch._foreach_copy_(self._roots, leaves)
+        self._template = embedding
+        return True
+
     def release(self) -> None:
         """Release the memory at the end of a search."""
+        self._roots = []
         self._arena.release()
 
     def beside(self) -> "Embeddings":

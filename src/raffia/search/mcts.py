@@ -1,7 +1,6 @@
 """`search`: plan from many roots at once with a model, whatever model, selection and device."""
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -10,7 +9,6 @@ from raffia.search import compiled
 from raffia.search.base import (
     Backend,
     RecurrentFn,
-    RecurrentOutput,
     RootOutput,
     RootValue,
     StateKey,
@@ -21,8 +19,9 @@ from raffia.search.embeddings import Embeddings
 from raffia.search.models import bound_model, called_model, fitting_key, in_memory
 from raffia.search.reference import ReferenceSteps
 from raffia.search.selection import SelectFn, Selection, as_selection
-from raffia.search.state import SearchState, make_state
+from raffia.search.state import SearchState, SearchSteps, make_state
 from raffia.search.tree import Tree
+from raffia.search.workspace import Prepared, Workspace, shapes_of
 
 
 @torch.no_grad()
@@ -40,6 +39,7 @@ def search(
     keep_embeddings: bool = False,  # tree.embeddings: the container with batch [B, N]
     num_threads: int = 1,  # the roots are divided among them; pays where the model is compiled
     backend: Backend = "auto",  # "compiled" kernels on the CPU, "reference" in tensor operations
+    workspace: Workspace | None = None,  # keeps what depends on shapes alone between searches
 ) -> Tree:
     """Plan from each root with a model: descend to a leaf, ask the model, back up its answer.
 
@@ -64,15 +64,23 @@ def search(
     """
     check_root(root)
     check_options(value_prefix, root_value, max_depth, transpositions, num_threads, recurrent_fn)
-    batch = root.value.size(0)
+    batch, selection = root.value.size(0), as_selection(select)
     budget, gamma = check_budget(num_simulations, batch), check_discount(discount, batch)
     settings = value_prefix, root_value, max_depth, transpositions
-    state = make_state(root, budget, gamma, as_selection(select), *settings)
-    steps = make_steps(state, backend)
-    embeddings = Embeddings(
-        *(root.embedding, *state.shape[:2], value_prefix),
-        compiled=isinstance(steps, compiled.CompiledSteps),
-    )
+    prepared, shapes = None, None
+    if workspace is not None:
+        options = recurrent_fn, selection, backend, num_threads
+        shapes = shapes_of(root, budget, *options, *settings)
+        prepared = workspace.take(shapes)
+    if prepared is None or not prepared.renew(root, selection, gamma):
+        state = make_state(root, budget, gamma, selection, *settings)
+        steps = make_steps(state, backend)
+        embeddings = Embeddings(
+            *(root.embedding, *state.shape[:2], value_prefix),
+            compiled=isinstance(steps, compiled.CompiledSteps),
+        )
+        prepared = Prepared(state, steps, embeddings, recurrent_fn)
+    state, steps, embeddings = prepared.state, prepared.steps, prepared.embeddings
     steps.instantiate(root)
     if transpositions is not None:
         key = fitting_key(transpositions(root.embedding), batch, gamma.device)
@@ -80,9 +88,9 @@ def search(
     if root.actions is not None:
         state.entries["actions"][:, 0] = root.actions
     if num_threads == 1:
-        run_simulations(state, steps, embeddings, root, recurrent_fn)
+        run_simulations(prepared, root)
     else:
-        run_in_threads(num_threads, state, backend, embeddings, root, recurrent_fn)
+        run_in_threads(num_threads, prepared, backend, root)
     steps.clear_unused()
     tree = state.tree()
     if keep_embeddings:
@@ -90,44 +98,21 @@ def search(
         unused[:, 0] = False
         embeddings.clear(unused)
         tree.embeddings = embeddings.by_node()
-    embeddings.release()
+    if workspace is None or not workspace.keep(shapes, prepared):
+        embeddings.release()
     return tree
 
 
-class SearchSteps(Protocol):
-    """The steps of a search, as compiled kernels or as tensor operations, with the same results."""
-
-    def instantiate(self, root: RootOutput) -> None:
-        """Set the values of trees with roots only."""
-
-    def simulate(self, simulation: int, num_roots: int) -> int | None:
-        """Descend from each root to an untried action or to a node that ends the simulation.
-
-        Returns how many of the new nodes are resets; None: unknown.
-        """
-
-    def backward(
-        self, simulation: int, num_roots: int, output: RecurrentOutput, key: Tensor | None
-    ) -> None:
-        """Write the new nodes and add their values along the paths."""
-
-    def clear_unused(self) -> None:
-        """Clear the rows that never became nodes."""
-
-
-def run_simulations(
-    state: SearchState,
-    steps: SearchSteps,
-    embeddings: Embeddings,
-    root: RootOutput,
-    recurrent_fn: RecurrentFn,
-) -> None:
+def run_simulations(prepared: Prepared, root: RootOutput) -> None:
     """Run all simulations of the state's roots: simulate, expand, backward."""
+    state, steps, embeddings = prepared.state, prepared.steps, prepared.embeddings
     searched = state.num_searched()
-    bound = bound_model(state, embeddings, root, recurrent_fn)
+    if prepared.bound is None:
+        prepared.bound = bound_model(state, embeddings, root, prepared.recurrent_fn)
+    bound = prepared.bound
     if bound is None:
-        expand = called_model(state, embeddings, root, recurrent_fn)
-    elif isinstance(steps, compiled.CompiledSteps) and hasattr(bound[0], "native"):
+        expand = called_model(state, embeddings, root, prepared.recurrent_fn)
+    elif isinstance(steps, compiled.CompiledSteps) and prepared.is_native:
         return steps.run(searched, bound[0].native(), bound[1])  # this loop, compiled
     else:
         expand = in_memory(*bound)
@@ -138,20 +123,16 @@ def run_simulations(
 
 
 def run_in_threads(
-    num_threads: int,
-    state: SearchState,
-    backend: Backend,
-    embeddings: Embeddings,
-    root: RootOutput,
-    recurrent_fn: RecurrentFn,
+    num_threads: int, prepared: Prepared, backend: Backend, root: RootOutput
 ) -> None:
     """Run all simulations with the roots divided among threads, which share the arrays."""
 
     @torch.no_grad()  # a setting of each thread
     def run(part: SearchState) -> None:
-        run_simulations(part, make_steps(part, backend), embeddings.beside(), root, recurrent_fn)
+        steps, embeddings = make_steps(part, backend), prepared.embeddings.beside()
+        run_simulations(Prepared(part, steps, embeddings, prepared.recurrent_fn), root)
 
-    parts = state.divided(num_threads)
+    parts = prepared.state.divided(num_threads)
     with ThreadPoolExecutor(len(parts)) as pool:
         for done in [pool.submit(run, part) for part in parts]:
             done.result()

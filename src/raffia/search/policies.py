@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Unpack
 
@@ -84,7 +85,7 @@ def muzero_policy(
         if dirichlet is None:
             dirichlet = dirichlet_noise(_legal(root), dirichlet_alpha, generator)
         else:
-            _check_dirichlet(dirichlet, _legal(root))
+            _check_dirichlet(dirichlet, root.mask)
         root = with_noise(root, dirichlet, dirichlet_fraction)
     tree = search(root, recurrent_fn, num_simulations=num_simulations, select=select, **options)
     visits = tree.visits_of_root()
@@ -195,9 +196,10 @@ def sample_visits(
     return torch.where(heat > 0, scores.argmax(-1), most)
 
 
-def _check_dirichlet(noise: Tensor, legal: Tensor) -> None:
-    over_legal = noise.masked_fill(~legal, 0.0)
-    if not bool((noise >= 0).all() and ((over_legal.sum(-1) - 1).abs() < 1e-3).all()):
+def _check_dirichlet(noise: Tensor, mask: Tensor | None) -> None:
+    over_legal = noise if mask is None else noise.masked_fill(~mask, 0.0)
+    least, most = _ends(over_legal.sum(-1))
+    if not (noise.amin() >= 0 and 1 - least < 1e-3 and most - 1 < 1e-3):
         raise ValueError(
             "dirichlet must not be negative, and sum to 1 over the legal actions of each root: "
             "draw it with dirichlet_noise(mask)"
@@ -247,7 +249,7 @@ def _check_noise(
                 f"{name} has shape {list(noise.shape)}; it must be [roots, actions] = "
                 f"{list(root.prior_logits.shape)}"
             )
-        if noise is not None and not bool(torch.isfinite(noise).all()):
+        if noise is not None and not all(map(math.isfinite, _ends(noise))):
             raise ValueError(f"{name} holds NaN or infinity; leave it out to have it drawn")
     check_of_each("temperature", temperature, batch)
     if not _ends(temperature)[0] >= 0:
@@ -257,7 +259,8 @@ def _check_noise(
 def _ends(number: float | Tensor) -> tuple[float, float]:
     """The smallest and the largest."""
     if isinstance(number, Tensor):
-        return float(number.min()), float(number.max())
+        least, most = number.aminmax()
+        return float(least), float(most)
     return number, number
 
 

@@ -1,15 +1,17 @@
 """SearchState: the arrays that a search works on, made from the root."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from raffia.search.base import RootOutput, RootValue, StateKey, ValuePrefix
+from raffia.search.base import RecurrentOutput, RootOutput, RootValue, StateKey, ValuePrefix
 from raffia.search.memory import new_memory
 from raffia.search.tree import Tree
-from raffia.tensordict.tensordict import TensorDict
+from raffia.tensordict.access import unchecked
 
 
 @dataclass
@@ -38,6 +40,7 @@ class SearchState:
     path_length: Tensor  # int64 [B]
     leaf: Tensor  # int64 [B]: the known node that ended the descent; -1: a new one
     stamp: Tensor | None  # int32 [B, N]: the simulation that last visited a node (transpositions)
+    kinds: list[Kind]  # of the tree's entries
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -47,11 +50,18 @@ class SearchState:
 
     def tree(self) -> Tree:
         """The tree that was searched."""
-        return Tree(TensorDict(self.entries, batch_size=self.shape[:1]))
+        return Tree(unchecked(self.entries, self.entries["children"].shape[:1]))
+
+    def renew(self, root: RootOutput, select: Any, gamma: Tensor) -> None:
+        """Begin another search of the same shapes: with entries of its own."""
+        actions, device = self.shape[2], self.gamma.device
+        self.entries = new_arrays(self.kinds, device)
+        self.select = select.prepare(num_legal(root), self.budget, actions, device)
+        self.gamma = gamma.to(device)
 
     def arrays(self) -> dict[str, Tensor | None]:
         """The arrays that the search needs in addition to the tree's entries, by name."""
-        return {name: getattr(self, name) for name in (*OWN, "order", "gamma", "reset")}
+        return {name: getattr(self, name) for name in OWN_NAMES}
 
     def model_rows(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The rows that the model works on: those of the parents and new nodes, actions, resets."""
@@ -65,7 +75,7 @@ class SearchState:
         ended = torch.bincount(torch.tensor(budget)).cumsum(0)  # roots with at most so many
         return (len(budget) - ended[:-1]).tolist()
 
-    def divided(self, num_parts: int) -> list["SearchState"]:
+    def divided(self, num_parts: int) -> list[SearchState]:
         """States of some of the roots each, over the same arrays."""
         num = len(self.order)
         return [
@@ -88,12 +98,30 @@ class SearchState:
             self.entries.setdefault("mask", ones)
 
 
+class SearchSteps(Protocol):
+    """The steps of a search, as compiled kernels or as tensor operations, with the same results."""
+
+    def instantiate(self, root: RootOutput) -> None:
+        """Set the values of trees with roots only."""
+
+    def simulate(self, simulation: int, num_roots: int) -> int | None:
+        """Descend from each root to an untried action or to a node that ends the simulation.
+
+        Returns how many of the new nodes are resets; None: unknown.
+        """
+
+    def backward(
+        self, simulation: int, num_roots: int, output: RecurrentOutput, key: Tensor | None
+    ) -> None:
+        """Write the new nodes and add their values along the paths."""
+
+    def clear_unused(self) -> None:
+        """Clear the rows that never became nodes."""
+
+
 I32, I64, F32, F64, BOOL = torch.int32, torch.int64, torch.float32, torch.float64, torch.bool
-ARRAYS = {  # [B, N] unless a tree's table says otherwise; those of one kind are made together
-    ("nodes", I32): (
-        *("visits", "parent", "action", "depth", "num_tried", "to_play", "canonical"),
-        *("path_node", "path_action", "stamp"),
-    ),
+ENTRIES = {  # of the tree, [B, N] unless its table says otherwise; those of one kind made together
+    ("nodes", I32): ("visits", "parent", "action", "depth", "num_tried", "to_play", "canonical"),
     ("nodes", F32): ("raw_value", "reward", "discount", "value_prefix"),
     ("nodes", F64): ("value_sum", "q_sum"),
     ("nodes", I64): ("key",),
@@ -102,12 +130,12 @@ ARRAYS = {  # [B, N] unless a tree's table says otherwise; those of one kind are
     ("edges", F32): ("children_q", "prior", "prior_logits"),
     ("edges", BOOL): ("mask",),
     ("roots", F32): ("q_min", "q_max"),
+}
+OWN = {  # of the search, not of the tree
+    ("nodes", I32): ("path_node", "path_action", "stamp"),
     ("roots", I64): ("parent_row", "node_row", "leaf_action", "path_length", "leaf"),
 }
-OWN = (  # of the search, not of the tree
-    *("path_node", "path_action", "path_length", "leaf", "stamp"),
-    *("parent_row", "node_row", "leaf_action"),
-)
+OWN_NAMES = (*(name for names in OWN.values() for name in names), "order", "gamma", "reset")
 
 
 def make_state(
@@ -132,15 +160,17 @@ def make_state(
         **dict.fromkeys(("key", "canonical", "stamp"), transpositions is None),
     }
     shapes = {"nodes": (batch, rows), "edges": (batch, rows, actions), "roots": (batch,)}
-    entries: dict[str, Any] = {}
-    for (kind, dtype), names in ARRAYS.items():
-        if used := [name for name in names if not unused.get(name, False)]:
-            parts = new_memory((len(used), *shapes[kind]), dtype, device).unbind()
-            entries.update(zip(used, parts, strict=True))
-    own = {name: entries.pop(name, None) for name in OWN}
+    kinds, own_kinds = (
+        [
+            Kind(used, (len(used), *shapes[kind]), dtype)
+            for (kind, dtype), names in table.items()
+            if (used := [name for name in names if not unused.get(name, False)])
+        ]
+        for table in (ENTRIES, OWN)
+    )
+    entries = new_arrays(kinds, device)
     if root.actions is not None:
         entries["actions"] = root.actions.new_zeros((batch, rows, *root.actions.shape[1:]))
-    num_legal = [actions] * batch if root.mask is None else root.mask.sum(-1).tolist()
     order = torch.arange(batch, device=device)
     if min(budget) != max(budget):
         order = torch.tensor(sorted(range(batch), key=lambda root: -budget[root]), device=device)
@@ -149,11 +179,35 @@ def make_state(
         root_value=root_value,
         max_depth=rows if max_depth is None else max_depth,
         transpositions=transpositions,
-        select=select.prepare(num_legal, budget, actions, device),
+        select=select.prepare(num_legal(root), budget, actions, device),
         entries=entries,
+        kinds=kinds,
         budget=budget,
         order=order,
         gamma=gamma.to(device),
         reset=torch.zeros(batch, dtype=BOOL, device=device),
-        **own,
+        **{"stamp": None, **new_arrays(own_kinds, device)},
     )
+
+
+class Kind(NamedTuple):
+    """Arrays of one shape and dtype."""
+
+    names: list[str]
+    shape: tuple[int, ...]  # [as many as there are names, ...]
+    dtype: torch.dtype
+
+
+def new_arrays(kinds: list[Kind], device: torch.device) -> dict[str, Any]:
+    """Arrays by name, whose values are not set."""
+    arrays: dict[str, Any] = {}
+    for names, shape, dtype in kinds:
+        arrays.update(zip(names, new_memory(shape, dtype, device).unbind(), strict=True))
+    return arrays
+
+
+def num_legal(root: RootOutput) -> list[int]:
+    """How many actions are legal at each root."""
+    batch, actions = root.prior_logits.shape
+    found: list[int] = [actions] * batch if root.mask is None else root.mask.sum(-1).tolist()
+    return found

@@ -24,6 +24,7 @@ from raffia.search.policies import (
     root_gumbel,
 )
 from raffia.search.sampled import GaussianSampler, sampled_policy
+from raffia.search.workspace import Workspace
 from raffia.tensordict.keys import dotted
 from raffia.tensordict.tensordict import TensorDict
 
@@ -55,12 +56,12 @@ class _Copy:
     def __init__(self, model: LatentModel, *, cudagraphs: bool, dtype: torch.dtype | None) -> None:
         self._model, self._folded = model, fold(model, cudagraphs=cudagraphs, dtype=dtype)
         self.recurrent_fn = self._folded.recurrent_fn
+        self._tensors = dict(model.named_parameters()) | dict(model.named_buffers())
 
+    @torch.no_grad()
     def load(self, weights: TensorDict) -> None:
-        names = dict(self._model.named_parameters()) | dict(self._model.named_buffers())
-        with torch.no_grad():
-            for name, value in weights_by_name(weights).items():
-                names[name].copy_(value)
+        given = weights_by_name(weights)
+        torch._foreach_copy_([self._tensors[name] for name in given], list(given.values()))
         self._folded.refresh(self._model)
 
     def root(
@@ -113,6 +114,7 @@ class Planner:
         self.device = next(model.parameters()).device
         self._own: dict[str, Tensor] = {}  # numbers that are not the config's, [] or [P]
         self._snapshot = self._snapshot_of(model)
+        self._workspace = Workspace()
 
     def _snapshot_of(self, model: LatentModel) -> Snapshot:
         is_half = self.config.precision == "bfloat16" and self.device.type != "cpu"
@@ -197,6 +199,7 @@ class Planner:
             "discount": self.number("discount", num, member),
             "value_prefix": ValuePrefix(self.config.loss.lstm_horizon),
             "num_threads": self._threads(root),
+            "workspace": self._workspace,
         }
         num_choices = root.prior_logits.shape[-1]
         if isinstance(self.spec.action, Box):

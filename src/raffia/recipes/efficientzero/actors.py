@@ -22,7 +22,7 @@ from raffia.algorithms.efficientzero.stacked import StackedPlanner
 from raffia.envs.config import EnvConfig
 from raffia.envs.env import BatchEnv, EnvSpec
 from raffia.envs.make import make_env, require_batch
-from raffia.functional.seeds import derive_seed
+from raffia.functional.seeds import derive_seeds
 from raffia.recipes.efficientzero.config import EfficientZeroRun
 from raffia.recipes.running import threads
 from raffia.tensordict.tensordict import TensorDict
@@ -67,7 +67,7 @@ def row_seeds(seed: int, purpose: str, rows: range, step: int) -> Tensor:  # int
     >>> row_seeds(0, "act", range(4), 7)[2:].equal(row_seeds(0, "act", range(2, 4), 7))
     True
     """
-    return torch.tensor([derive_seed(seed, purpose, row, step) for row in rows])
+    return torch.tensor(derive_seeds(seed, purpose, rows, step))
 
 
 def fraction_done(config: EfficientZeroRun, num_env_steps: int) -> float:

@@ -1,0 +1,116 @@
+"""Workspace: what the searches of one planner need by their shapes alone, kept between them."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from raffia.search.base import (
+    Backend,
+    RecurrentFn,
+    RecurrentOutput,
+    RootOutput,
+    RootValue,
+    StateKey,
+    ValuePrefix,
+)
+from raffia.search.compiled import CompiledSteps
+from raffia.search.embeddings import Embeddings
+from raffia.search.state import SearchState, SearchSteps
+
+NUM_SHAPES = 4  # that are kept: those of acting, of evaluating, and of what is searched again
+MOST_BYTES = 1 << 24  # of embeddings that are kept; a larger search takes long for other reasons
+
+
+@dataclass
+class Prepared:
+    """A search that can begin: its arrays, its steps, the embeddings, and the model bound to them.
+
+    Only the loop (mcts.py) and the workspace touch it.
+    """
+
+    state: SearchState
+    steps: SearchSteps
+    embeddings: Embeddings
+    recurrent_fn: RecurrentFn
+    bound: tuple[Any, RecurrentOutput] | None = None  # a model's step in this memory, its output
+
+    @property
+    def is_native(self) -> bool:
+        """Whether all simulations are one compiled call."""
+        bound = self.bound
+        is_compiled = isinstance(self.steps, CompiledSteps)
+        return is_compiled and bound is not None and hasattr(bound[0], "native")
+
+    def renew(self, root: RootOutput, select: Any, gamma: Tensor) -> bool:
+        """Begin another search of the same shapes; False if its embedding is of another form."""
+        if not self.embeddings.refill(root.embedding):
+            return False
+        self.state.renew(root, select, gamma)
+        assert isinstance(self.steps, CompiledSteps)  # others are not kept
+        self.steps.renew()
+        return True
+
+
+class Workspace:
+    """Memory for embeddings, rows and paths, and the model bound to it, for searches of the same
+    shapes.
+
+    A planner passes its own to each of its searches; the trees that they give do not share it. What
+    a search works with no other finds here meanwhile: one in another thread, or within the model,
+    prepares its own. A search that raises gives nothing back.
+
+    >>> import copy
+    >>> workspace = Workspace()
+    >>> workspace.take("shapes") is None and copy.deepcopy(workspace) is not workspace
+    True
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[Hashable, Prepared] = {}
+
+    def __reduce__(self) -> tuple[type[Workspace], tuple[()]]:
+        return Workspace, ()  # memory and addresses are of this process; a copy makes its own
+
+    def take(self, shapes: Hashable) -> Prepared | None:
+        """What was kept for these shapes, which is the caller's until it is kept again."""
+        return self._kept.pop(shapes, None)
+
+    def keep(self, shapes: Hashable, prepared: Prepared) -> bool:
+        """Keep what a search has worked with, and whether it is kept: if it is small, and ready for
+        the next search without a call of Python's."""
+        if not prepared.is_native or prepared.embeddings.nbytes > MOST_BYTES:
+            return False
+        while len(self._kept) >= NUM_SHAPES:
+            self._kept.pop(next(iter(self._kept)), None)
+        self._kept[shapes] = prepared
+        return True
+
+
+def shapes_of(
+    root: RootOutput,
+    budget: list[int],  # of each root
+    recurrent_fn: RecurrentFn,
+    select: Any,
+    backend: Backend,
+    num_threads: int,
+    value_prefix: ValuePrefix | None,
+    root_value: RootValue,
+    max_depth: int | None,
+    transpositions: StateKey | None,
+) -> Hashable:
+    """What is equal of two searches if one can go on with what the other was prepared with.
+
+    >>> root = RootOutput(torch.zeros(2, 3), torch.zeros(2), torch.zeros(2))
+    >>> options = id, None, "auto", 1, None, "exclude", None, None
+    >>> shapes_of(root, [4, 4], *options) == shapes_of(root, [4, 5], *options)
+    False
+    """
+    prefix = None if value_prefix is None else (value_prefix.horizon, *value_prefix.reset_keys)
+    has = tuple([part is None for part in (root.mask, root.to_play, root.actions, transpositions)])
+    settings = type(select), backend, num_threads, prefix, root_value, max_depth
+    shape = root.prior_logits.device, root.prior_logits.shape, *budget
+    return id(recurrent_fn), settings, has, shape  # the model is the same while it is kept
