@@ -1,6 +1,6 @@
 """ILQL beside what it is compared with, each by each way of decoding: one table.
 
-    python -m benchmarks.ilql_methods letters           # 5 methods, 3 seeds; 2 hours of a core
+    python -m benchmarks.ilql_methods words             # 5 methods, 3 seeds; 1.5 hours of a core
     python -m benchmarks.ilql_methods letters --methods bc ilql --seeds 0
     python -m benchmarks.ilql_methods letters --table   # of what was measured before
 
@@ -10,15 +10,16 @@ words      the preset `wordle`: 24 words, each a token
 branching  the preset `wordle-branching`: games where one step of improvement misleads
 
 Runs lie in --folder, each with what it reached in `decodings.json`; what is there is not made
-again, so that a run that was interrupted goes on. All play the same games by the last checkpoint,
-without any choice among checkpoints. Intervals are of 95 %: over seeds (Student's t) where there
-are two or more, else over games.
+again, so that a run that was interrupted goes on, and a new decoding is played alone. All play the
+same games by the last checkpoint, without any choice among checkpoints. Intervals are of 95 %: over
+seeds (Student's t) where there are two or more, else over games.
 
 greedy     the best token each time; with values: the policy's logits, and 16 times the advantage
            where that is negative (adv_weight 16, adv_clip 0), as in the paper
 sampled    drawn from the policy; with values: with 8 times the advantage, within top_p 0.95
 beam       a beam search of 4, scores as in greedy
 re-ranked  the best of 8 that were drawn as in sampled: by log-probability; with values: by Q
+planned    with values: a tree search of 16 simulations before each token, its prior as in greedy
 
 Three players have no network. Counting gives the most frequent reply in the data after the same
 dialogue; where there was none, after the same last turns of it. Fair guesses any word that fits
@@ -41,7 +42,8 @@ import numpy as np
 import torch
 
 from raffia.algorithms.ilql.config import Method, method
-from raffia.lm.decoding.config import DecodeConfig
+from raffia.files import write_json
+from raffia.lm.decoding.config import DecodeConfig, TokenPlanConfig
 from raffia.lm.envs.contract import LanguagePolicy
 from raffia.lm.envs.wordle.game import Wordle, WordleObservation
 from raffia.lm.envs.wordle.games import game_seeds, simulate
@@ -62,7 +64,6 @@ NAMES = {
     "cql": "CQL",
     "ilql": "**ILQL**",
 }
-DECODINGS = ("greedy", "sampled", "beam", "re-ranked")
 ALONE = "policy alone, "  # of a method with values
 T975 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776}  # Student's t by degrees of freedom
 FOUND = "decodings.json"
@@ -109,9 +110,10 @@ def decodings(name: Method) -> dict[str, DecodeConfig]:
         "sampled": drawn,
         "beam": replace(best, num_beams=4),
         "re-ranked": replace(drawn, num_generations=8, rerank="value"),
+        "planned": replace(best, plan=TokenPlanConfig(num_simulations=16)),
     }
     if name == "ilql":
-        with_values |= {ALONE + how: alone[how] for how in ("greedy", "sampled")}
+        with_values |= {ALONE + how: decode for how, decode in alone.items()}
     return with_values
 
 
@@ -164,23 +166,25 @@ def without_networks(config: ILQLRun, num_games: int) -> dict[str, Figures]:
 
 
 def measured(folder: Path, config: ILQLRun, name: Method, num_games: int, log: Path) -> Figures:
-    """Train, unless that was done, and play by each decoding; the run's folder gets the figures."""
-    file = folder / FOUND
-    if file.exists():
-        return read(file)
-    with open(log, "a") as file:
-        view = PlainView(file)
-        if (folder / "config.json").exists():
-            resume(folder, view=view)
-        else:
-            train(config, folder, view=view, preset=folder.name.rpartition("-")[0])
-    found: Figures = {}
+    """Train and play what is not there yet; the run's folder gets the figures."""
+    path = folder / FOUND
+    found = read(path) if path.exists() else {}
+    if not found:
+        with open(log, "a") as file:
+            view = PlainView(file)
+            if (folder / "config.json").exists():
+                resume(folder, view=view)
+            else:
+                train(config, folder, view=view, preset=folder.name.rpartition("-")[0])
     for how, decode in decodings(name).items():
         for suffix, wordle in rules_of(config).items():
-            agent = load_agent(folder, "newest", decode=decode)
-            found[how + suffix] = Figure.of(evaluate(agent, wordle, num_games))
-    file.write_text(json.dumps({how: asdict(one) for how, one in found.items()}, indent=1) + "\n")
-    return found
+            if how + suffix not in found:
+                agent = load_agent(folder, "newest", decode=decode)
+                found[how + suffix] = Figure.of(evaluate(agent, wordle, num_games))
+                write_json(path, {how: asdict(one) for how, one in found.items()}, indent=1)
+    return {
+        how + suffix: found[how + suffix] for how in decodings(name) for suffix in rules_of(config)
+    }
 
 
 def read(path: Path) -> Figures:

@@ -53,6 +53,7 @@ def make_bases(folder):
 
 RUNS, WORDS = "tests/recipes/test_ilql.py::", "tests/recipes/test_ilql_settings.py::"
 MODELS = "tests/recipes/test_ilql_language_models.py::"
+CHATS = "tests/recipes/test_ilql_chat_templates.py::"
 OWN = "tests/recipes/test_ilql_own_environment.py::"
 HERE = "tests/recipes/test_settings.py::"
 LOSSES = "tests/algorithms/ilql/test_losses.py::"
@@ -156,6 +157,7 @@ SETTINGS = {
     "data.columns": WORDS + "test_other_names_and_roles_need_no_python",
     "data.roles": WORDS + "test_other_names_and_roles_need_no_python",
     "data.tokenizer": MODELS + "test_embeddings_learn_where_tokens_were_added",
+    "data.chat_template": CHATS + "test_an_export_keeps_the_template",
     "data.add_special_tokens": MODELS + "test_embeddings_learn_where_tokens_were_added",
     "data.malformed": RUNS + "test_what_is_wrong_with_files_is_said_and_leaves_no_folder",
     "language_model": RUNS + "test_a_language_model_is_begun_with",

@@ -10,6 +10,7 @@ from raffia.lm.envs.wordle.game import Wordle, WordleEnv
 from raffia.lm.envs.wordle.games import game_seeds, simulate
 from raffia.lm.envs.wordle.policies import Fitting
 from raffia.lm.envs.wordle.vocabulary import Vocabulary
+from raffia.lm.tokenizers.tokenizer import character_tokenizer
 from raffia.recipes.ilql import evaluate as evaluate_run
 from raffia.recipes.ilql import train
 from raffia.recipes.ilql.config import WordleConfig
@@ -87,6 +88,7 @@ def test_letters_are_35_tokens_and_the_preset_is_the_papers():
 
 def test_a_chat_template_that_is_not_used_is_told_of(tmp_path):
     config = replace(ILQL_PRESETS["language-model"], language_model=str(tmp_path))
-    assert describe_template(config) == ""
+    tokenizer = character_tokenizer(["a"])
+    assert describe_template(config, tokenizer) == ""
     (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}')
-    assert "which is not used" in describe_template(config)
+    assert "which is not used" in describe_template(config, tokenizer)

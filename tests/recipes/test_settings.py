@@ -315,6 +315,8 @@ SETTINGS = {
     "learners.num": LAYOUTS,
     "learners.sums": LAYOUTS,
     "learners.state": REFUSED,
+    "init_from": "tests/recipes/test_warm_start.py"
+    "::test_a_run_starts_with_the_weights_of_another_and_resumes_without_it",
     "compile": "tests/recipes/test_settings.py::test_compile_compiles_the_gradients",
     "cudagraphs": "tests/recipes/test_cudagraphs.py::test_the_setting_records_both",
 }

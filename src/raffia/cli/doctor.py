@@ -51,7 +51,7 @@ EXTRAS = {
     "report": ({"matplotlib": "matplotlib"}, "HTML reports"),
     "scale": ({"ray": "ray"}, "workers on a Ray cluster"),
     "sweep": ({"optuna": "optuna"}, "raffia sweep --optuna"),
-    "text": ({"tokenizers": "tokenizers"}, "Hugging Face tokenizers"),
+    "text": ({"jinja2": "jinja2", "tokenizers": "tokenizers"}, "Hugging Face tokenizers"),
     "video": (
         {"imageio-ffmpeg": "imageio_ffmpeg", "pillow": "PIL", "pygame-ce": "pygame"},
         "recorded episodes",

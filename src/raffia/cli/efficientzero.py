@@ -27,6 +27,7 @@ class EfficientZeroCommands(AlgorithmCommands):
         "raffia train efficientzero --preset cartpole --search.num_simulations 50",
         "raffia train efficientzero --preset lunarlander --config mine.yaml",
         "raffia train efficientzero --preset atari100k --env.id atari/breakout",
+        "raffia train efficientzero --preset cartpole --init-from runs/cartpole-0",
     )
     no_preset = "default values, the paper's for Atari"
 

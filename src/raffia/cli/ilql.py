@@ -39,7 +39,8 @@ class ILQLCommands(AlgorithmCommands):
         "--model": (
             "FOLDER",
             "start from a causal language model in the Hugging Face format, such as GPT-2 (extra: "
-            "hf); with --lora.rank 8 its weights are frozen and a low-rank change is learnt",
+            "hf); with --lora.rank 8 its weights are frozen and a low-rank change is learnt; with "
+            "--data.chat_template dialogues are in its own format",
         ),
         "--population": POPULATION,
     }
@@ -59,6 +60,7 @@ class ILQLCommands(AlgorithmCommands):
         "raffia train ilql --preset wordle --seed 1",
         "raffia train ilql --preset wordle --wordle.num_words 48 --loss.tau 0.9",
         "raffia train ilql --data chats.jsonl --model models/gpt2 --num_updates 20000",
+        "raffia train ilql --data chats.jsonl --model models/qwen --data.chat_template",
     )
     note = (
         "The trunk's vocab_size follows from the tokens; with --model all its sizes follow from "
@@ -80,7 +82,7 @@ class ILQLCommands(AlgorithmCommands):
             config = replace(config, task="data", data=data, evaluate=evaluate)
         if "--model" in flags:
             config = replace(config, language_model=flags["--model"])
-            if config.data == replace(DialogueDataConfig(), files=config.data.files):
+            if config.data == DialogueDataConfig(files=config.data.files):
                 # The model's own tokens, where nothing else is set.
                 data = replace(config.data, tokenizer=flags["--model"], add_special_tokens=True)
                 config = replace(config, data=data)

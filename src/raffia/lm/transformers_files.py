@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from raffia.files import write_atomically, write_json
-from raffia.lm.tokenizers.hf_tokenizer import HFTokenizer
+from raffia.lm.tokenizers.chat_template import CONFIG_FILE, TEMPLATE_FILE
+from raffia.lm.tokenizers.hf_tokenizer import ChatTokenizer, HFTokenizer
 from raffia.lm.tokenizers.tokenizer import (
     SPECIAL_TOKENS,
     PieceTokenizer,
@@ -22,7 +23,8 @@ from raffia.lm.tokenizers.tokenizer import (
     special_ids,
 )
 
-TOKENIZER, CONFIG, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
+TOKENIZER, CONFIG, TEMPLATE = "tokenizer.json", CONFIG_FILE, TEMPLATE_FILE
+CLASS = "PreTrainedTokenizerFast"  # any that has a tokenizer.json
 # What Python's str.split() takes for space; theirs leaves out \x1c to \x1f.
 SPACES = "\t-\r\x1c-\x20\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 NO_UNKNOWN = "<|there is no token for unknown text|>"  # none of the tokens: so it is an error
@@ -32,6 +34,7 @@ def save_for_transformers(tokenizer: Tokenizer, folder: str | Path, *, max_lengt
     """Write what `AutoTokenizer.from_pretrained(folder)` and `load_tokenizer(folder)` read.
 
     max_length: tokens that the model's context holds.
+    One with a chat template of its own keeps it; others get one for their special tokens.
     Raises ValueError for a tokenizer that theirs cannot be, with the reason.
 
     >>> import tempfile
@@ -42,6 +45,12 @@ def save_for_transformers(tokenizer: Tokenizer, folder: str | Path, *, max_lengt
     [2, 0, 1]
     """
     folder = Path(folder)
+    if isinstance(tokenizer, ChatTokenizer):
+        tokenizer.save(folder)
+        own = {"tokenizer_class": CLASS, **tokenizer.template.variables}
+        write_json(folder / CONFIG, {**own, "model_max_length": max_length}, indent=1)
+        write_atomically(folder / TEMPLATE, tokenizer.template.source.encode())
+        return
     described: dict[str, Any] | None
     match tokenizer:
         case PieceTokenizer():
@@ -63,7 +72,7 @@ def save_for_transformers(tokenizer: Tokenizer, folder: str | Path, *, max_lengt
             described["post_processor"] = None
     names = special_tokens_of(tokenizer)
     config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
+        "tokenizer_class": CLASS,
         "bos_token": names["bos"],
         "eos_token": names["eoa"],  # where generation is to end
         "pad_token": names["pad"],

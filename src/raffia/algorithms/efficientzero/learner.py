@@ -86,7 +86,10 @@ class EfficientZeroLearner:
 
     def init(self, seed: int) -> TensorDict:
         """The state before the first update."""
-        model = self.make_model(seed)
+        return self.state_of(self.make_model(seed))
+
+    def state_of(self, model: LatentModel) -> TensorDict:
+        """The state before the first update, with the weights of a model of `make_model`."""
         weights = TensorDict(
             params=_nested(model.named_parameters()), buffers=_nested(model.named_buffers())
         )

@@ -83,10 +83,10 @@ class ILQL_Policy:
 
     def prompt(self, observation: Observation) -> list[int]:
         """The dialogue up to now as tokens, in the form of a data set's rows."""
-        tokens = DataPoint.from_obs(observation, self.tokenizer).tokens
-        if tokens[-1] == self.tokenizer.eod_token_id:
+        point = DataPoint.from_obs(observation, self.tokenizer)
+        if point.terminal:
             raise ValueError("the dialogue has ended, so that there is no next utterance")
-        return tokens
+        return point.tokens
 
     def texts(self, answers: Generations) -> list[str]:
         """The best of the generations for each observation, as text."""

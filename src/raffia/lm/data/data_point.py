@@ -18,7 +18,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from raffia.files import shown
-from raffia.lm.data.utterances import Observation, UtteranceEncoder, check_sequence
+from raffia.lm.data.utterances import Observation, token_parts
 from raffia.lm.tokenizers.tokenizer import Tokenizer
 
 
@@ -123,6 +123,9 @@ class DataPoint:
         reward sits; the row begins with `bos`, or with `boa` if the agent begins (or there is no
         utterance), and ends with `eod` if the dialogue is over.
 
+        By a chat template, actions are the tokens of the agent's messages up to the end of its
+        turn; a row of a dialogue that goes on ends with the generation prompt.
+
         max_len: of a longer row the first tokens are taken, and the actions whose next state is
             among them; it is not terminal.
 
@@ -144,22 +147,15 @@ class DataPoint:
                 f"{shown(obs)} is no observation, it has no to_sequence(): pass "
                 'Dialogue([("hello", None)], terminal=False), or one of a class of yours'
             )
-        sequence, terminal = obs.to_sequence()
-        check_sequence(sequence, terminal)
-        encoder, opening = UtteranceEncoder(tokenizer), bool(sequence) and sequence[0][1] is None
-        tokens = [tokenizer.bos_token_id if opening else tokenizer.boa_token_id]
+        parts, terminal = token_parts(obs, tokenizer)
+        tokens: list[int] = []
         actions: list[int] = []
         rewards: list[float] = []
-        for text, reward in sequence:
-            begin, content = len(tokens) - 1, encoder.encode(text)
-            if reward is None:
-                tokens += [*content, tokenizer.eos_token_id]
-            else:
-                tokens += [*content, tokenizer.eoa_token_id]
-                actions += range(begin, len(tokens) - 1)
-                rewards += [*[0.0] * len(content), float(reward)]
-        if terminal:
-            tokens.append(tokenizer.eod_token_id)
+        for part, reward in parts:
+            if reward is not None:
+                actions += range(len(tokens) - 1, len(tokens) - 1 + len(part))
+                rewards += [*[0.0] * (len(part) - 1), float(reward)]
+            tokens += part
         return cls.from_tokens(
             tokens,
             actions,

@@ -22,6 +22,7 @@ from raffia.data.readers.episode import Location
 from raffia.files import shown
 from raffia.hints import nearest
 from raffia.lm.data.utterances import Utterance, check_sequence, wrong_reward
+from raffia.lm.tokenizers.chat_template import chat_role
 
 # role -> whether it is the agent's
 ROLES: Mapping[str, bool] = MappingProxyType(
@@ -53,12 +54,15 @@ NEAR = 0.8  # of difflib: "rewrad" is near "reward" (.83), "score" is near nothi
 class Dialogue(NamedTuple):
     """A sequence of utterances, and whether it is over: an observation like an environment's.
 
+    roles: of the utterances, for chat templates; none: "assistant" is the agent's, "user" the rest.
+
     >>> Dialogue([("hi", None), ("hello", 1.0)]).to_sequence()
     ([('hi', None), ('hello', 1.0)], True)
     """
 
     sequence: Sequence[Utterance]
     terminal: bool = True
+    roles: Sequence[str] = ()
 
     def to_sequence(self) -> tuple[Sequence[Utterance], bool]:
         """The utterances, each with the agent's reward or None; whether it is over."""
@@ -97,7 +101,8 @@ def dialogue_of(
         )
     match form:
         case "messages" | "conversations":
-            return Dialogue(messages_of(row[form], location, roles, row.get("reward")), terminal)
+            found = dialogue_of_messages(row[form], location, roles, row.get("reward"))
+            return found._replace(terminal=terminal)
         case "prompt":
             for name in ("prompt", "response"):
                 if not isinstance(row.get(name), str):
@@ -137,22 +142,24 @@ def _form_of(row: Mapping[str, Any], location: Location) -> str:
     return forms[0]
 
 
-def messages_of(
+def dialogue_of_messages(
     messages: Any, location: Location, roles: Mapping[str, bool], reward: Any = None
-) -> list[Utterance]:
-    """The utterances of a chat transcript; an agent's message without a reward has 0.
+) -> Dialogue:
+    """The dialogue of a chat transcript, which is over; an agent's message without a reward has 0.
 
     reward: of the whole conversation, for the agent's last message.
 
     >>> chat = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
-    >>> messages_of(chat, Location("the list", "row 0"), ROLES, reward=0.5)
-    [('hi', None), ('hello', 0.5)]
+    >>> found = dialogue_of_messages(chat, Location("the list", "row 0"), ROLES, reward=0.5)
+    >>> found.sequence, found.roles
+    ([('hi', None), ('hello', 0.5)], ('user', 'assistant'))
     """
     if not isinstance(messages, list):
         location.fail(f"{_found(messages)} where a list of messages is expected", "messages")
     if not messages:
         location.fail("there is no message in it", "messages")
     found: list[Utterance] = []
+    of_template: list[str] = []
     rewarded = False
     for number, message in enumerate(messages):
         if not isinstance(message, dict):
@@ -187,13 +194,14 @@ def messages_of(
             )
         rewarded = rewarded or own is not None
         found.append((content, (0.0 if own is None else own) if roles[role] else None))
+        of_template.append(chat_role(role, roles[role]))
     if reward is not None:
         last = max((at for at, (_, own) in enumerate(found) if own is not None), default=None)
         if rewarded or last is None:
             why = "its messages have rewards" if rewarded else "no message is the agent's"
             location.fail(f"the row has a reward, and {why}: give it one or the others", "reward")
         found[last] = found[last][0], reward
-    return _checked(found, location, "messages")
+    return Dialogue(_checked(found, location, "messages"), roles=tuple(of_template))
 
 
 def _checked(sequence: Any, location: Location, column: str) -> list[Utterance]:

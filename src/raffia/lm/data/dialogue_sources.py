@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from raffia.data.readers.arrow import pyarrow, read_batches
 from raffia.data.readers.episode import Location, Path, existing_file
 from raffia.data.readers.json_text import DECODER, opened, parse, read_pieces
-from raffia.lm.data.dialogue_rows import ROLES, Dialogue, dialogue_of, messages_of
+from raffia.lm.data.dialogue_rows import ROLES, dialogue_of, dialogue_of_messages
 from raffia.lm.data.utterances import Observation
 
 ROWS_AT_ONCE = 256  # of Parquet; some hundred kilobytes of text
@@ -95,7 +95,7 @@ class TranscriptDialogues(ListDialogues):
         """
         if isinstance(raw, dict):
             return dialogue_of(raw, location, self._roles)
-        return Dialogue(messages_of(raw, location, self._roles))
+        return dialogue_of_messages(raw, location, self._roles)
 
     def settings(self) -> dict[str, Any]:
         """The names of the roles.
@@ -117,6 +117,7 @@ class TranscriptDialogues(ListDialogues):
 class ObservationDialogues(ListDialogues):
     """Observations at the end of games, as environments give them: any object with `to_sequence()`.
 
+    >>> from raffia.lm.data.dialogue_rows import Dialogue
     >>> source = ObservationDialogues([Dialogue([("hello", 1.0)])])
     >>> [source.read(raw, location).to_sequence() for location, raw in source.rows()]
     [([('hello', 1.0)], True)]
@@ -130,8 +131,9 @@ class ObservationDialogues(ListDialogues):
     def read(self, raw: Any, location: Location) -> Any:
         """The observation itself.
 
+        >>> from raffia.lm.data.dialogue_rows import Dialogue
         >>> ObservationDialogues([]).read(Dialogue([]), Location("the observations", "row 0"))
-        Dialogue(sequence=[], terminal=True)
+        Dialogue(sequence=[], terminal=True, roles=())
         """
         if not hasattr(raw, "to_sequence"):
             location.fail(f"a {type(raw).__name__} has no to_sequence(): see `Observation`")
@@ -146,12 +148,16 @@ class ObservationDialogues(ListDialogues):
         return {"kind": "observations"}
 
     def checksum(self) -> str:
-        """A checksum of the sequences of all observations.
+        """A checksum of the sequences of all observations, with the roles where there are some.
 
+        >>> from raffia.lm.data.dialogue_rows import Dialogue
         >>> ObservationDialogues([Dialogue([])]).checksum()[:8]
         'e5b9deae'
         """
-        return _digest(json.dumps(item.to_sequence(), default=repr) for item in self.items)
+        return _digest(
+            json.dumps([*item.to_sequence(), *getattr(item, "roles", ())], default=repr)
+            for item in self.items
+        )
 
 
 class FileDialogues:
@@ -196,7 +202,7 @@ class FileDialogues:
         Raises MalformedDataError.
         """
         if isinstance(raw, list):
-            return Dialogue(messages_of(raw, location, self._roles))
+            return dialogue_of_messages(raw, location, self._roles)
         if not isinstance(raw, dict):
             location.fail(f'{raw!r:.60} is not an object: {{"messages": [...]}}')
         renamed: dict[str, Any] = {}

@@ -1,14 +1,19 @@
-"""Dialogues as environments show them, and checks of their utterances and tokens."""
+"""Dialogues as environments show them, as tokens, and checks of their utterances and tokens.
+
+A dialogue is written between the six special tokens of a tokenizer, or by its chat template.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from numbers import Real
 from typing import Any, Protocol, TypeAlias
 
 from raffia.files import shown
+from raffia.lm.tokenizers.chat_template import AGENT, OTHER
+from raffia.lm.tokenizers.hf_tokenizer import ChatTokenizer
 from raffia.lm.tokenizers.tokenizer import Tokenizer, special_ids
 
 Utterance: TypeAlias = tuple[str, float | None]  # with the agent's reward; None: the environment's
@@ -17,6 +22,9 @@ Utterance: TypeAlias = tuple[str, float | None]  # with the agent's reward; None
 class Observation(Protocol):
     """The observation of an environment of text: the dialogue up to now, as a sequence of
     utterances.
+
+    It may also have `roles`, a role of a chat template for each utterance: "system", "tool", "user"
+    or "assistant". Without them the agent's are the assistant's, all others the user's.
 
     >>> class Greeting:
     ...     def to_sequence(self):
@@ -29,6 +37,55 @@ class Observation(Protocol):
 
         An utterance of the environment has None, one of the agent a number.
         """
+
+
+def token_parts(
+    observation: Observation, tokenizer: Tokenizer
+) -> tuple[list[tuple[list[int], float | None]], bool]:
+    """The tokens of a dialogue in parts, each with the agent's reward for it or None; whether it is
+    over.
+
+    The agent's parts have the token that ends them; all others are context. Raises ValueError for
+    what is no dialogue.
+    """
+    sequence, terminal = observation.to_sequence()
+    check_sequence(sequence, terminal)
+    if isinstance(tokenizer, ChatTokenizer):
+        roles = getattr(observation, "roles", ()) or _default_roles(sequence)
+        parts = _by_template(sequence, roles, bool(terminal), tokenizer)
+    else:
+        parts = _between_marks(sequence, bool(terminal), tokenizer)
+    return list(parts), bool(terminal)
+
+
+def _between_marks(
+    sequence: Sequence[Utterance], terminal: bool, tokenizer: Tokenizer
+) -> Iterator[tuple[list[int], float | None]]:
+    encoder, opening = UtteranceEncoder(tokenizer), bool(sequence) and sequence[0][1] is None
+    yield [tokenizer.bos_token_id if opening else tokenizer.boa_token_id], None
+    for text, reward in sequence:
+        end = tokenizer.eos_token_id if reward is None else tokenizer.eoa_token_id
+        yield [*encoder.encode(text), end], reward
+    if terminal:
+        yield [tokenizer.eod_token_id], None
+
+
+def _by_template(
+    sequence: Sequence[Utterance], roles: Sequence[str], terminal: bool, tokenizer: ChatTokenizer
+) -> Iterator[tuple[list[int], float | None]]:
+    if len(roles) != len(sequence):
+        raise ValueError(f"{len(roles)} roles for {len(sequence)} utterances: there is one of each")
+    messages = [
+        {"role": AGENT if reward is not None else role, "content": text}
+        for role, (text, reward) in zip(roles, sequence, strict=True)
+    ]
+    rewards = iter([reward for _, reward in sequence if reward is not None])
+    for tokens, by_agent in tokenizer.parts(messages, is_over=terminal):
+        yield tokens, next(rewards) if by_agent else None
+
+
+def _default_roles(sequence: Sequence[Utterance]) -> list[str]:
+    return [OTHER if reward is None else AGENT for _, reward in sequence]
 
 
 def check_tokens(tokens: Sequence[int], num_tokens: int) -> None:

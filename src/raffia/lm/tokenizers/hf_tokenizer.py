@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from raffia.files import foreign_reader, make_folder, parse_json, write_atomically
+from raffia.lm.tokenizers.chat_template import AGENT, OTHER, ChatTemplate, Message
 from raffia.lm.tokenizers.tokenizer import (
     SPECIAL_TOKENS,
     TOKENIZER_FILE,
@@ -21,8 +26,11 @@ if TYPE_CHECKING:
     import tokenizers
 
 _FILE = "tokenizer.json"
-_KIND = "huggingface"
+_KIND, _CHAT_KIND = "huggingface", "chat"
 _OF_KIND = {cls.kind: cls for cls in (PieceTokenizer, WordTokenizer)}
+# A dialogue that shows how a template writes messages.
+_ASKED, _ANSWERED = "question", "answer"
+_PROBE = 2 * [{"role": OTHER, "content": _ASKED}, {"role": AGENT, "content": _ANSWERED}]
 
 
 class HFTokenizer(SpecialTokens):
@@ -113,6 +121,179 @@ class HFTokenizer(SpecialTokens):
         return next(role for role, name in self._names.items() if name == token)
 
 
+class TokenPart(NamedTuple):
+    """Tokens that a dialogue adds to those before: the agent's with the end of its turn.
+
+    >>> TokenPart([15, 3], by_agent=True).tokens
+    [15, 3]
+    """
+
+    tokens: list[int]
+    by_agent: bool
+
+
+class ChatTokenizer(HFTokenizer):
+    """A tokenizer of the `tokenizers` library with a chat template, for dialogues in its format.
+
+    path: a model's local folder, or a JSON file.
+    template: None: the folder's.
+
+    The agent's turn ends with the special token that the template writes behind the assistant's
+    content, and generation stops there. The other five special tokens of `Tokenizer` have no part
+    in dialogues; where one is needed all the same, as for padding, it is one of the model's.
+
+    >>> import tempfile
+    >>> from tokenizers import Tokenizer, models, pre_tokenizers
+    >>> words = ["hi", "oh", "question", "answer", "</s>", "<pad>", "<user>", "<agent>"]
+    >>> theirs = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="hi"))
+    >>> theirs.pre_tokenizer = pre_tokenizers.Whitespace()
+    >>> theirs.add_special_tokens(words[4:])
+    4
+    >>> template = ChatTemplate(
+    ...     "{% for m in messages %}{% if m.role == 'user' %}<user>{{ m.content }}<agent>"
+    ...     "{% else %}{{ m.content }}</s>{% endif %}{% endfor %}",
+    ...     {"pad_token": "<pad>"},
+    ... )
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     theirs.save(f"{folder}/tokenizer.json")
+    ...     tokenizer = ChatTokenizer(folder, template)
+    >>> chat = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "oh"}]
+    >>> [part.tokens for part in tokenizer.parts(chat)]
+    [[6, 0, 7], [1, 4], []]
+    >>> tokenizer.id_to_token(tokenizer.eoa_token_id)
+    '</s>'
+    """
+
+    def __init__(self, path: str | Path, template: ChatTemplate | None = None) -> None:
+        self._tokenizer = _read(Path(path))
+        self.template = ChatTemplate.read(path) if template is None else template
+        added = [token.content for token in self._tokenizer.get_added_tokens_decoder().values()]
+        longest_first = sorted(added, key=len, reverse=True)
+        self._added = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+        end = self._end_of_turn()
+        self._tokenizer.add_special_tokens([end])  # so that decoding leaves it out
+        self._tokenizer.encode_special_tokens = True  # of contents: none is taken for them
+        numbers = self._tokenizer.get_vocab(with_added_tokens=True).values()
+        self._num_tokens = max(numbers) + 1
+        pad, bos = self._padding(end), self.template.variables.get("bos_token", end)
+        # The environment's end and the dialogue's are the template's.
+        self._names = {"pad": pad, "eoa": end, "eos": end, "bos": bos, "boa": bos, "eod": end}
+
+    def parts(self, messages: Sequence[Message], *, is_over: bool = True) -> Iterator[TokenPart]:
+        """The tokens of a dialogue in parts, the environment's and the agent's in turn.
+
+        is_over: the dialogue has ended; else it ends with the prompt of the agent's next answer.
+        """
+        contents: dict[str, str] = {}  # those with the characters of special tokens, by stand-ins
+        safe: list[Message] = []
+        for number, message in enumerate(messages):
+            if self._added.search(message["content"]):
+                mark = f"\ue000{number}\ue001"
+                contents[mark], message = message["content"], {**message, "content": mark}
+            safe.append(message)
+        parts = list(self.template.parts(safe, is_over=is_over))
+        rest: list[int] = []  # what the template writes behind the end of an answer
+        encoded = self._encoded([part.text for part in parts], contents)
+        for tokens, part in zip(encoded, parts, strict=True):
+            if not part.by_agent:
+                yield TokenPart(rest + tokens, by_agent=False)
+            elif self.eoa_token_id not in tokens:
+                name = self.id_to_token(self.eoa_token_id)
+                self._refuse(f"wrote {part.text!r} for an answer, which does not end with {name}")
+            else:
+                end = tokens.index(self.eoa_token_id) + 1
+                yield TokenPart(tokens[:end], by_agent=True)
+                rest = tokens[end:]
+
+    def save(self, folder: str | Path) -> None:
+        """Write it into a folder, for `load_tokenizer`, with its template."""
+        make_folder(folder)
+        write_atomically(Path(folder, _FILE), self._tokenizer.to_str(pretty=True).encode())
+        described = {
+            "kind": _CHAT_KIND,
+            "chat_template": self.template.source,
+            "variables": dict(self.template.variables),
+        }
+        write_description(folder, described)
+
+    def _encoded(self, texts: Sequence[str], contents: Mapping[str, str]) -> list[list[int]]:
+        """The tokens of texts of the template, one after the other; stand-ins are contents.
+
+        As in `transformers`, all are encoded as one text, unless a token would reach from one into
+        the next: an answer is generated behind a prompt that was encoded without it.
+        """
+        if contents:
+            return [self._with_contents(text, contents) for text in texts]
+        found = self._with_specials.encode("".join(texts), add_special_tokens=False)
+        starts = [0, *accumulate(map(len, texts))]
+        parts: list[list[int]] = [[] for _ in texts]
+        at = 0
+        for token, (start, end) in zip(found.ids, found.offsets, strict=True):
+            while at < len(texts) - 1 and start >= starts[at + 1]:
+                at += 1
+            if end > starts[at + 1]:
+                return [self._with_contents(text, {}) for text in texts]
+            parts[at].append(token)
+        return parts
+
+    def _with_contents(self, text: str, contents: Mapping[str, str]) -> list[int]:
+        found: list[int] = []
+        for piece in re.split("(\ue000\\d+\ue001)", text):
+            if piece in contents:
+                found += self.encode(contents[piece])
+            else:
+                found += self._with_specials.encode(piece, add_special_tokens=False).ids
+        return found
+
+    @functools.cached_property
+    def _with_specials(self) -> tokenizers.Tokenizer:
+        """The tokenizer that takes the names of special tokens for these, as templates do."""
+        described = json.loads(self._tokenizer.to_str())
+        described["post_processor"] = None  # of byte-level ones it makes offsets shorter
+        found = _library().Tokenizer.from_str(json.dumps(described))
+        found.encode_special_tokens = False
+        return found
+
+    def _end_of_turn(self) -> str:
+        """The special token behind the assistant's content; ValueError if there is none."""
+        ends = []
+        for text, by_agent in self.template.parts(_PROBE):
+            if not by_agent:
+                continue
+            head, content, tail = text.partition(_ANSWERED)
+            if not content or self._added.search(head):
+                self._refuse(
+                    f"writes {text!r} for an assistant's message {_ANSWERED!r}: its generation "
+                    "prompt (add_generation_prompt) does not lead up to the content"
+                )
+            end = self._added.search(tail)
+            if end is None:
+                self._refuse(
+                    f"writes {tail!r} behind an assistant's content, in which no special token "
+                    "shows where to stop"
+                )
+            ends.append(end.group())
+        return ends[0]
+
+    def _padding(self, end: str) -> str:
+        """The token for padding, which is never generated: so not the end of a turn."""
+        variables = self.template.variables
+        for name in ("pad_token", "bos_token", "unk_token"):
+            if variables.get(name, end) != end:
+                return variables[name]
+        written = set(self._added.findall(self.template.source))
+        for _, token in sorted(self._tokenizer.get_added_tokens_decoder().items()):
+            if token.content != end and token.content not in written:
+                return str(token.content)
+        self._refuse(f"leaves no special token for padding beside {end!r}: give it a pad_token")
+
+    def _refuse(self, why: str) -> NoReturn:
+        raise ValueError(
+            f"the chat template of {self.template.name} {why}. To write dialogues without it: "
+            "HFTokenizer(folder, add_missing=True)"
+        )
+
+
 def _read(path: Path) -> tokenizers.Tokenizer:
     file = path / _FILE if path.is_dir() else path
     if not file.is_file():
@@ -157,6 +338,10 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
     description: Any = parse_json(path, path.read_bytes())
     with foreign_reader(path, "it is damaged, or was not written by save()"):
         kind = description["kind"]
+        if kind == _CHAT_KIND:
+            variables = {str(k): _text(v) for k, v in description["variables"].items()}
+            template = ChatTemplate(_text(description["chat_template"]), variables, str(folder))
+            return ChatTokenizer(folder, template)
         if kind == _KIND:
             special = {
                 str(role): _text(name) for role, name in description["special_tokens"].items()

@@ -180,6 +180,9 @@ class EfficientZeroRun(EfficientZeroConfig):
     seed: int = 0  # seed of all randomness of the run
     device: str = "cpu"  # device of networks and gradients, such as cuda or cuda:1
     num_threads: int = 1  # threads of torch and search; more pay for large networks on idle cores
+    # Weights to start with: the folder of another run, of which the best checkpoint is taken, or a
+    # checkpoint of LightZero's (.pth.tar); empty: random weights. A resumed run has its own.
+    init_from: str = ""
     env: EnvConfig = field(default_factory=EnvConfig)
     data: RecordedDataConfig = field(default_factory=RecordedDataConfig)
     replay: ReplayConfig = field(default_factory=ReplayConfig)

@@ -48,12 +48,14 @@ from raffia.recipes.efficientzero.reanalyzers import (
     batch_of_shards,
     reanalyze_weights,
 )
+from raffia.recipes.efficientzero.warm_start import warm_state
 from raffia.recipes.efficientzero.workers import describe_workers, make_workers
 from raffia.recipes.members import POPULATION_KEY, Members, weights_of_each
 from raffia.recipes.run_experiment import RunExperiment
 from raffia.recipes.workers import RunWorkers
 from raffia.search.base import UnfitOutputError
 from raffia.tensordict.byte_tensors import tensor_to_bytes
+from raffia.tensordict.stack import stack
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.ahead import BatchesAhead, BatchesOfShards
 from raffia.train.collect import Act, Collector
@@ -185,8 +187,19 @@ class EfficientZeroExperiment(RunExperiment):
                 self._check_step(step)
 
     def init(self) -> TensorDict:
-        """The state with new networks from the run's seed; for a population with its spread of
-        settings."""
+        """The state with new networks from the run's seed, or with the weights that the config
+        names, the same for each member; for a population with its spread of settings."""
+        path = self.config.init_from
+        if not path:
+            return self.example_state()
+        state = warm_state(self.networks, path, derive_seed(self.seed, "networks"))
+        self.view.message(f"starting with the weights in {path}")
+        if self.members is None:
+            return state
+        return self.members.begin(stack([state] * self.config.population.size))
+
+    def example_state(self) -> TensorDict:
+        """The state with new networks: the weights that the config names may no longer exist."""
         state = super().init()
         return state if self.members is None else self.members.begin(state)
 

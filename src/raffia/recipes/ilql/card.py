@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from raffia._version import __version__
 from raffia.recipes.ilql.config import ILQLRun
 
 METRICS = "metrics.jsonl"
 ALONE = "adv_weight=0"  # the decoding that the advantage has no part in
+TemplateKind = Literal["none", "marks", "own"]  # of chats: for Raffia's marks, or the model's
 SCORES = ("loss", "token_loss", "v_mean", "q_mean", "advantage_mean")  # of held-out rows
 
 CARD = """\
@@ -36,17 +37,14 @@ A causal language model, trained with raffia {version}.
 
 ## How to use it
 
-A prompt is the dialogue so far: `{bos}` where the environment comes first and `{boa}` where the
-agent does, then each utterance with its end, `{eos}` behind the environment's and `{eoa}` behind
-the agent's. An answer ends with `{eoa}`, which is therefore what `transformers` calls
-`eos_token`; `{eod}` ends a dialogue that is over, and `{pad}` fills up.
+{prompts}
 
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 model = AutoModelForCausalLM.from_pretrained("FOLDER")
 tokenizer = AutoTokenizer.from_pretrained("FOLDER")
-prompt = tokenizer({example!r}, return_tensors="pt")
+{example}
 answer = model.generate(**prompt)[0, prompt["input_ids"].shape[1]:]
 print(tokenizer.decode(answer, skip_special_tokens=True))
 ```
@@ -56,6 +54,19 @@ print(tokenizer.decode(answer, skip_special_tokens=True))
 `raffia train ilql --model FOLDER --data chats.jsonl` goes on from these weights, with the tokens of
 this folder.
 """
+BETWEEN_MARKS = """\
+A prompt is the dialogue so far: `{bos}` where the environment comes first and `{boa}` where the
+agent does, then each utterance with its end, `{eos}` behind the environment's and `{eoa}` behind
+the agent's. An answer ends with `{eoa}`, which is therefore what `transformers` calls
+`eos_token`; `{eod}` ends a dialogue that is over, and `{pad}` fills up."""
+BY_TEMPLATE = """\
+A prompt is the dialogue so far, written by the chat template of the model that this one goes on
+from, with the generation prompt at its end. An answer ends with `{eoa}`."""
+CHAT = """\
+messages = [{"role": "user", "content": "Hello"}]
+prompt = tokenizer.apply_chat_template(
+    messages, add_generation_prompt=True, return_dict=True, return_tensors="pt"
+)"""
 TEMPLATE = """
 `tokenizer.apply_chat_template(messages)` makes the same prompts of messages, `user` being the
 environment and `assistant` the agent.
@@ -90,13 +101,13 @@ def model_card(
     update: int,  # of the checkpoint
     scores: Mapping[str, Any],  # as `scores_at` gives them
     names: Mapping[str, str],  # special tokens by their roles
-    with_template: bool,
+    template: TemplateKind,
 ) -> str:
     """The text of README.md.
 
     >>> names = {role: role for role in ("pad", "bos", "boa", "eos", "eoa", "eod")}
     >>> card = model_card(ILQLRun(num_updates=3000), update=2500, scores={"mean_return": -2.5},
-    ...                   names=names, with_template=True)
+    ...                   names=names, template="marks")
     >>> "- updates: 2500 of 3000" in card and "mean return -2.50" in card
     True
     """
@@ -107,6 +118,7 @@ def model_card(
     parts = values if learns else NO_VALUES
     if config.loss.awac_weight == 0:
         parts = NO_POLICY + parts
+    opening = names["boa"] if config.task == "wordle" else f"{names['bos']}Hello{names['eos']}"
     return CARD.format(
         tag=", ilql" if learns else "",
         title=f"{config.title} (seed {config.seed})",
@@ -118,10 +130,12 @@ def model_card(
         batch_size=config.batch_size,
         seed=config.seed,
         scores=_summary_of(scores),
-        example=names["boa"] if config.task == "wordle" else f"{names['bos']}Hello{names['eos']}",
-        template=TEMPLATE if with_template else "",
+        prompts=(BY_TEMPLATE if template == "own" else BETWEEN_MARKS).format(**names),
+        example=CHAT
+        if template == "own"
+        else f'prompt = tokenizer({opening!r}, return_tensors="pt")',
+        template=TEMPLATE if template == "marks" else "",
         values=parts,
-        **names,
     )
 
 

@@ -55,7 +55,11 @@ class DialogueDataConfig:
     # "characters", "words" (between spaces), or the path of a tokenizer: a folder, or a JSON file
     # of Hugging Face (extra: text).
     tokenizer: str = "characters"
-    # Add the special tokens that another library's tokenizer lacks.
+    # Write dialogues by the tokenizer's own chat template, with no token added: for models that
+    # follow instructions (extra: text).
+    chat_template: bool = False
+    # Add the special tokens that another library's tokenizer lacks, where there is no chat template
+    # to write dialogues by.
     add_special_tokens: bool = False
     max_len: int | None = None  # maximal length of a row in tokens; None: the model's context
     too_long: Literal["refuse", "cut", "skip"] = "refuse"  # what to do with a longer row
@@ -74,6 +78,11 @@ class DialogueDataConfig:
         check_types(self)
         check_choices(self)
         check_least(self, 1, "sort_window")
+        if self.chat_template and self.tokenizer in ("characters", "words"):
+            raise ValueError(
+                f"chat_template=True is of a tokenizer of Hugging Face, and tokenizer="
+                f"{self.tokenizer!r} has none: give the model's folder (--data.tokenizer FOLDER)"
+            )
         for name, example in (("columns", "chat=messages"), ("roles", "bot=agent")):
             for pair in getattr(self, name):
                 if not pair.partition("=")[0] or "=" not in pair:

@@ -45,7 +45,8 @@ from raffia.lm.envs.wordle.policies import (
     Wrong,
 )
 from raffia.lm.envs.wordle.vocabulary import Vocabulary
-from raffia.lm.tokenizers.hf_tokenizer import HFTokenizer, load_tokenizer
+from raffia.lm.tokenizers.chat_template import ChatTemplate
+from raffia.lm.tokenizers.hf_tokenizer import ChatTokenizer, HFTokenizer, load_tokenizer
 from raffia.lm.tokenizers.tokenizer import (
     TOKENIZER_FILE,
     Tokenizer,
@@ -170,23 +171,22 @@ def describe_corpus(corpus: Corpus) -> str:
     return text
 
 
-def describe_template(config: ILQLRun) -> str:
+def describe_template(config: ILQLRun, tokenizer: Tokenizer) -> str:
     """A notice that a model's own chat template is not used, if it has one.
 
-    >>> describe_template(ILQLRun())
+    >>> describe_template(ILQLRun(), character_tokenizer("a"))
     ''
     """
-    folder = Path(config.language_model)
-    described = folder / "tokenizer_config.json"
-    there = (folder / "chat_template.jinja").exists()
-    if described.exists():
-        there = there or '"chat_template"' in described.read_text("utf-8", errors="replace")
-    if not config.language_model or not there:
+    if not config.language_model or isinstance(tokenizer, ChatTokenizer):
+        return ""
+    try:
+        ChatTemplate.read(config.language_model)
+    except (FileNotFoundError, DamagedFileError):
         return ""
     return (
         f"{config.language_model} has a chat template, which is not used: utterances are put "
-        "between Raffia's own marks, and the only role information kept is whose turn it is. See "
-        "docs/ilql.md"
+        "between Raffia's own marks, and the only role information kept is whose turn it is. To "
+        "use it: --data.chat_template"
     )
 
 
@@ -338,7 +338,7 @@ def make_tokenizer(config: ILQLRun, source: DialogueSource | None = None) -> Tok
         with _named_as_settings():
             return make(_texts(source or source_of(data), skip=data.malformed == "skip"))
     path = Path(data.tokenizer)
-    if (path / TOKENIZER_FILE).exists():
+    if (path / TOKENIZER_FILE).exists() and not data.chat_template:
         return load_tokenizer(path)
     if not path.exists():
         raise RunError(
@@ -351,10 +351,16 @@ def make_tokenizer(config: ILQLRun, source: DialogueSource | None = None) -> Tok
             "transformers, AutoTokenizer.from_pretrained(folder).save_pretrained(folder) writes it;"
             " or take --data.tokenizer characters, or words, by which one is made of the data"
         )
-    return _of_hugging_face(path, data.add_special_tokens)
+    return _of_hugging_face(path, data)
 
 
-def _of_hugging_face(path: Path, add_special_tokens: bool) -> HFTokenizer:
+def _of_hugging_face(path: Path, data: DialogueDataConfig) -> HFTokenizer:
+    if data.chat_template:
+        try:
+            return ChatTokenizer(path)
+        except (FileNotFoundError, ValueError) as error:
+            raise RunError(f"{error}. Of a run: --data.no_chat_template") from error
+    add_special_tokens = data.add_special_tokens
     try:
         return HFTokenizer(path, add_missing=add_special_tokens)
     except ValueError as error:
@@ -376,6 +382,8 @@ def _named_as_settings() -> Iterator[None]:
         fix = "--data.malformed skip leaves such rows out"
         if "columns={" in error.why:
             fix = f"Of a run: --data.columns chat=messages score=reward tokens=. {fix}"
+        if "HFTokenizer(folder" in error.why:
+            fix = f"Of a run: --data.no_chat_template. {fix}"
         if "roles={" in error.why:
             fix = f"Of a run: --data.roles bot=agent caller=environment. {fix}"
         raise MalformedDataError(error.path, error.where, f"{error.why}. {fix}") from error

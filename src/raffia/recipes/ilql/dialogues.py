@@ -171,7 +171,7 @@ def _scored(networks: Networks, tokenizer: Tokenizer, config: ILQLRun, point: Da
         "ended": point.terminal,
         "cut": point.was_cut,
         "tokens": pieces(tokenizer, point.tokens),
-        "marks": [at for at, token in enumerate(point.tokens) if token in _marks(tokenizer)],
+        "marks": [at for at, token in enumerate(point.tokens) if not tokenizer.decode([token])],
         "actions": actions,
         "states": [*own.state_idxs, own.last_state],
     }
@@ -276,12 +276,6 @@ def pieces(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
         found.append(whole[len(text) :] if whole.startswith(text) else alone)
         text = whole
     return found
-
-
-def _marks(tokenizer: Tokenizer) -> set[int]:
-    """The tokens that mark where utterances and dialogues begin and end."""
-    begins = {tokenizer.bos_token_id, tokenizer.boa_token_id}
-    return begins | {tokenizer.eos_token_id, tokenizer.eoa_token_id, tokenizer.eod_token_id}
 
 
 def _short(value: float | Tensor) -> float | None:

@@ -102,7 +102,8 @@ class ILQLExperiment(RunExperiment):
             }
             self.parts = {name: part for name, part in parts.items() if part is not None}
             learnt = f"learning from {describe_corpus(self.corpus)}"
-            for line in [learnt, describe_template(config), *describe_workers(config)]:
+            notice = describe_template(config, self.corpus.tokenizer)
+            for line in [learnt, notice, *describe_workers(config)]:
                 if line:
                     view.message(line)
 

@@ -35,11 +35,12 @@ from raffia.lm.folder import save_gpt2
 from raffia.lm.hf_models import no_bars
 from raffia.lm.hf_trunk import HFTrunk
 from raffia.lm.lora import merge_lora
-from raffia.lm.tokenizers.hf_tokenizer import load_tokenizer
+from raffia.lm.tokenizers.hf_tokenizer import ChatTokenizer, load_tokenizer
+from raffia.lm.tokenizers.tokenizer import Tokenizer
 from raffia.lm.transformer import CausalLM
 from raffia.lm.transformers_files import TEMPLATE, save_for_transformers, special_tokens_of
 from raffia.recipes.ilql import load_agent
-from raffia.recipes.ilql.card import model_card, scores_at
+from raffia.recipes.ilql.card import TemplateKind, model_card, scores_at
 from raffia.recipes.ilql.config import ILQLRun
 from raffia.recipes.run_folder import find_checkpoint, read_run_of
 from raffia.train.config import from_json, to_json
@@ -113,7 +114,7 @@ def export(run: str | Path, out: str | Path, checkpoint: str = "best") -> Export
             update=update,
             scores=scores_at(run, update),
             names=special_tokens_of(policy.tokenizer),
-            with_template=(folder / TEMPLATE).exists(),
+            template=_template_in(folder, policy.tokenizer),
         )
         write_atomically(folder / "README.md", card.encode("utf-8"))
         write_manifest(folder, _listed(folder))
@@ -164,6 +165,12 @@ def load_exported(
     agent = ExportedAgent(model.eval(), target)
     generator = generator_for(seed, "speak")
     return ILQL_Policy(agent, load_tokenizer(folder), decode, generator=generator)
+
+
+def _template_in(folder: Path, tokenizer: Tokenizer) -> TemplateKind:
+    if isinstance(tokenizer, ChatTokenizer):
+        return "own"
+    return "marks" if (folder / TEMPLATE).exists() else "none"
 
 
 def _write_all(folder: Path, config: ILQLRun, policy: ILQL_Policy) -> None:

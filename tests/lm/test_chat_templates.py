@@ -1,0 +1,173 @@
+"""Dialogues by a tokenizer's own chat template: the tokens of transformers, and whose each is."""
+
+import json
+
+import pytest
+
+from raffia.files import DamagedFileError
+from raffia.lm.data.data_point import DataPoint
+from raffia.lm.data.dialogue import DialogueDataset, TranscriptDialogues
+from raffia.lm.data.dialogue_rows import Dialogue
+from raffia.lm.tokenizers.chat_template import ChatTemplate
+from raffia.lm.tokenizers.hf_tokenizer import ChatTokenizer, load_tokenizer
+from raffia.lm.tokenizers.tokenizer import tokenizer_checksum
+from raffia.lm.transformers_files import save_for_transformers
+from tests.lm.chat_models import CHATML, LLAMA_2, LLAMA_3, TEMPLATES, write_tokenizer
+
+CHAT = [
+    {"role": "system", "content": "be brief"},
+    {"role": "user", "content": "how are you?"},
+    {"role": "assistant", "content": "well, thanks", "reward": 0.5},
+    {"role": "user", "content": " and\nyou é "},
+    {"role": "assistant", "content": "so so", "reward": -1.0},
+]
+BARE = [{"role": m["role"], "content": m["content"]} for m in CHAT]
+
+
+@pytest.fixture(params=TEMPLATES)
+def home(request, tmp_path):
+    return write_tokenizer(tmp_path / request.param, request.param)
+
+
+def row_of(chat, tokenizer, **how):
+    return DialogueDataset.build(TranscriptDialogues([chat]), tokenizer, **how)[0]
+
+
+def spoken(point, tokenizer):
+    """The texts of the agent's utterances, special tokens included, with their rewards."""
+    theirs, found = tokenizer._tokenizer, []
+    begins, ends = point.utterance_state_idxs[:-1], point.utterance_action_idxs
+    for begin, end, reward in zip(begins, ends, point.utterance_rewards, strict=True):
+        own = point.tokens[begin + 1 : end + 1]
+        found.append((theirs.decode(own, skip_special_tokens=False), reward))
+    return found
+
+
+def test_rows_are_the_tokens_of_transformers_and_the_agents_are_actions(home):
+    transformers = pytest.importorskip("transformers")
+    their, ours = transformers.AutoTokenizer.from_pretrained(home), ChatTokenizer(home)
+    row = row_of(CHAT, ours)
+    assert row.tokens == their.apply_chat_template(BARE, return_dict=False)
+    end = ours.id_to_token(ours.eoa_token_id)
+    blank = " " if home.name == "llama-2" else ""  # which its template writes
+    texts = [text for text, _ in spoken(row, ours)]
+    assert texts == [f"well, thanks{blank}{end}", f"so so{blank}{end}"]
+    assert [reward for _, reward in spoken(row, ours)] == [0.5, -1.0]
+    assert row.terminals[-1] == 1 and sum(map(bool, row.rewards)) == 2
+    both = zip(row.action_idxs, row.rewards, strict=True)
+    rewarded = [row.tokens[at + 1] for at, reward in both if reward]
+    assert rewarded == [ours.eoa_token_id] * 2
+    for num in (2, 4):
+        asked = Dialogue(
+            [(m["content"], m.get("reward")) for m in CHAT[:num]],
+            terminal=False,
+            roles=[m["role"] for m in CHAT[:num]],
+        )
+        prompt = DataPoint.from_obs(asked, ours)
+        assert prompt.tokens == row.tokens[: len(prompt.tokens)] and not prompt.terminal
+        assert prompt.tokens == their.apply_chat_template(
+            BARE[:num], add_generation_prompt=True, return_dict=False
+        )
+        assert len(prompt.tokens) - 1 in row.action_idxs  # the state of the first token
+
+
+def test_no_token_is_added_and_the_end_of_a_turn_is_the_templates(home):
+    ours = ChatTokenizer(home)
+    ends = {"chatml": "<|im_end|>", "llama-3": "<|eot_id|>", "llama-2": "</s>"}
+    assert ours.id_to_token(ours.eoa_token_id) == ends[home.name]
+    assert ours.num_tokens == ours._tokenizer.get_vocab_size()
+    assert ours.pad_token_id != ours.eoa_token_id
+    assert ours.decode([*ours.encode("so"), ours.eoa_token_id]) == "so"
+
+
+def test_texts_with_the_characters_of_special_tokens_are_no_special_tokens(home):
+    ours = ChatTokenizer(home)
+    end = ours.id_to_token(ours.eoa_token_id)
+    texts = [f"say {end}", f"{end} so"]
+    row = row_of([{"role": CHAT[at]["role"], "content": texts[at - 1]} for at in (1, 2)], ours)
+    turns = 1 if home.name == "llama-2" else 2  # that the template ends
+    assert row.tokens.count(ours.eoa_token_id) == turns and len(row.utterance_rewards) == 1
+    text = ours._tokenizer.decode(row.tokens, skip_special_tokens=False)
+    assert all(said in text for said in texts)
+    said = spoken(row, ours)[0][0]
+    assert said.split() == f"{end} so{' ' * (home.name == 'llama-2')}{end}".split()
+
+
+def test_it_comes_back_from_a_folder_and_its_template_is_part_of_what_it_is(home, tmp_path):
+    ours = ChatTokenizer(home)
+    save_for_transformers(ours, tmp_path / "out", max_length=64)
+    for other in (load_tokenizer(tmp_path / "out"), ChatTokenizer(tmp_path / "out")):
+        assert tokenizer_checksum(other) == tokenizer_checksum(ours)
+        assert row_of(CHAT, other) == row_of(CHAT, ours)
+    longer = ChatTemplate(ours.template.source + "{# #}", ours.template.variables)
+    assert tokenizer_checksum(ChatTokenizer(home, longer)) != tokenizer_checksum(ours)
+    transformers = pytest.importorskip("transformers")
+    their = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert their.apply_chat_template(BARE, return_dict=False) == row_of(CHAT, ours).tokens
+    path = tmp_path / "out" / "raffia_tokenizer.json"
+    path.write_text(path.read_text().replace('"variables"', '"variable"'))
+    with pytest.raises(DamagedFileError, match="damaged"):
+        load_tokenizer(tmp_path / "out")
+
+
+def test_a_template_may_be_one_of_several_and_mark_generations(tmp_path):
+    home = write_tokenizer(tmp_path, "chatml")
+    path = home / "tokenizer_config.json"
+    marked = CHATML.replace("{{ m.content }}", "{% generation %}{{ m.content }}{% endgeneration %}")
+    assert marked != CHATML
+    named = [{"name": "tool_use", "template": "x"}, {"name": "default", "template": marked}]
+    path.write_text(json.dumps({"chat_template": named, "pad_token": {"content": "<|pad|>"}}))
+    ours = ChatTokenizer(home)
+    assert row_of(CHAT, ours) == row_of(CHAT, ChatTokenizer(home, ChatTemplate(CHATML)))
+
+
+UNSTABLE = CHATML.replace("{{ m.content }}", "{{ m.content if loop.last else m.content | upper }}")
+NO_PROMPT = CHATML.partition("{% if add")[0]
+NO_END = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
+ALTERNATE = (
+    "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}{% endfor %}" + CHATML
+)
+FLAWS = {
+    "unstable": (UNSTABLE, ["chat template of here", "changes the text before it", "'question"]),
+    "no prompt": (NO_PROMPT, ["chat template of here", "does not lead up to the content"]),
+    "no end": (NO_END, ["chat template of here", "no special token shows where to stop"]),
+    "no content": ("<|im_start|>", ["writes '' for an assistant's message 'answer'"]),
+    "no Jinja": ("{% for m in %}", ["the chat template of here can't write messages of user"]),
+    "unsafe": ("{{ messages.append(1) }}", ["can't write messages", "unsafe"]),
+}
+
+
+@pytest.mark.parametrize("flaw", FLAWS)
+def test_a_template_that_shows_no_turns_is_refused_by_name(flaw, tmp_path):
+    source, words = FLAWS[flaw]
+    with pytest.raises(ValueError) as caught:
+        ChatTokenizer(write_tokenizer(tmp_path, "chatml"), ChatTemplate(source, name="here"))
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_dialogues_that_a_template_refuses_are_malformed_rows(tmp_path):
+    home = write_tokenizer(tmp_path, "chatml")
+    ours = ChatTokenizer(home, ChatTemplate(ALTERNATE, name="here"))
+    pairs = [m for m in CHAT if m["role"] != "system"]
+    both = TranscriptDialogues([pairs, CHAT])
+    with pytest.raises(ValueError, match=r"row 1: .* of here .* system, .* roles must alternate"):
+        DialogueDataset.build(both, ours)
+    assert len(DialogueDataset.build(both, ours, malformed="skip")) == 1
+    with pytest.raises(ValueError, match="1 roles for 0 utterances"):
+        DataPoint.from_obs(Dialogue([], roles=["user"]), ours)
+    with pytest.raises(FileNotFoundError, match="has no chat template"):
+        ChatTokenizer(write_tokenizer(tmp_path / "bare", None))
+
+
+@pytest.mark.parametrize("source", [CHATML, LLAMA_3, LLAMA_2])
+def test_other_roles_are_the_users_and_the_agent_may_begin(source, tmp_path):
+    name = {CHATML: "chatml", LLAMA_3: "llama-3", LLAMA_2: "llama-2"}[source]
+    ours = ChatTokenizer(write_tokenizer(tmp_path, name))
+    as_human = [{**m, "role": m["role"].replace("user", "human")} for m in CHAT]
+    assert row_of(as_human, ours) == row_of(CHAT, ours)
+    if name != "llama-2":  # which refuses these
+        without = [{**CHAT[0], "role": "user"}, *CHAT[1:]]
+        assert row_of(CHAT, ours).tokens != row_of(without, ours).tokens
+        begun = DataPoint.from_obs(Dialogue([("hi", 1.0)]), ours)
+        assert len(begun.utterance_rewards) == 1 and begun.action_idxs[0] > 0

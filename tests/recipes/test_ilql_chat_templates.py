@@ -1,0 +1,121 @@
+"""Runs of ILQL in the format of a chat model: its tokens, its template, exactly resumed."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from raffia.lm.data.dialogue_rows import Dialogue
+from raffia.lm.tokenizers.hf_tokenizer import ChatTokenizer
+from raffia.recipes.ilql import load_agent, resume, train, with_sizes
+from raffia.recipes.ilql.chat import Chat
+from raffia.recipes.ilql.config import DialogueDataConfig, LoRAConfig
+from raffia.recipes.ilql.data import describe_template
+from raffia.recipes.ilql.export import export, load_exported
+from raffia.train.experiment import RunError
+from tests.lm.chat_models import write_tokenizer
+from tests.recipes.ilql_runs import last, of_file, with_trunk, write_chats
+from tests.recipes.runs import Quiet, same, terminate
+
+transformers = pytest.importorskip("transformers")
+
+ASKED = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "say 3"}]
+SEEN = Dialogue([(m["content"], None) for m in ASKED], False, [m["role"] for m in ASKED])
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A small Llama with a tokenizer like ChatML's, and dialogues."""
+    folder = tmp_path_factory.mktemp("chat")
+    write_chats(folder / "chats.jsonl")
+    home = write_tokenizer(folder / "model", "chatml")
+    size = {"vocab_size": ChatTokenizer(home).num_tokens, "hidden_size": 16}
+    size |= {"num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 20}
+    config = transformers.LlamaConfig(**size, max_position_embeddings=96)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(home)
+    return folder
+
+
+def config_of(place, **changes):
+    model = str(place / "model")
+    config = of_file(str(place / "chats.jsonl"), model, **changes)
+    data = replace(config.data, chat_template=True)
+    return with_sizes(replace(config, data=data))
+
+
+def test_a_run_in_the_models_format_adds_no_token_and_resumes_without_the_models_folder(
+    place, tmp_path
+):
+    config = config_of(place, lora=LoRAConfig(rank=2))
+    num_tokens = ChatTokenizer(place / "model").num_tokens
+    assert (config.model.trunk.vocab_size, config.lora.learn_embeddings) == (num_tokens, False)
+    straight, folder = tmp_path / "straight", tmp_path / "run"
+    messages = Quiet()
+    assert train(config, straight, view=messages).reason == "finished"
+    train(config, folder, view=Quiet({3: terminate}))
+    with pytest.raises(RunError, match="chat_template"):
+        resume(folder, config=replace(config, data=replace(config.data, chat_template=False)))
+    there = Path(config.language_model)
+    there.rename(tmp_path / "elsewhere")
+    try:
+        assert resume(folder, view=Quiet()).reason == "finished"
+        agent = load_agent(folder)
+    finally:
+        (tmp_path / "elsewhere").rename(there)
+    assert same(last(folder).tensors("state"), last(straight).tensors("state"))
+    their = transformers.AutoTokenizer.from_pretrained(place / "model")
+    prompt = their.apply_chat_template(ASKED, add_generation_prompt=True, return_dict=False)
+    assert agent.prompt(SEEN) == prompt
+    path = folder / "tokenizer" / "raffia_tokenizer.json"
+    assert "add_generation_prompt" in json.loads(path.read_text())["chat_template"]
+    assert describe_template(config, agent.tokenizer) == ""
+
+
+def test_generation_stops_at_the_end_of_a_turn_and_a_chat_goes_on(place, tmp_path):
+    config = with_trunk(config_of(place, num_updates=150, batch_size=8), dropout=0.0)
+    optimizer = replace(config.optimizer, learning_rate=0.02)
+    decode = replace(config.decode, include_adv=False, num_beams=1)
+    config = replace(config, optimizer=optimizer, decode=decode)
+    train(config, tmp_path / "run", view=Quiet())
+    agent = load_agent(tmp_path / "run", "newest")
+    answer = agent.answer([SEEN]).best()[0]
+    assert answer[-1] == agent.tokenizer.eoa_token_id and len(answer) < 12
+    chat = Chat(agent)
+    for _ in range(12):  # more than the context has room for
+        chat.send("say 3")
+        pieces = list(chat.answer())
+        assert pieces[-1].name == "<|im_end|>" and "<|" not in chat.utterances[-1][0]
+    assert chat.num_forgotten
+
+
+def test_an_export_keeps_the_template(place, tmp_path):
+    train(config_of(place, num_updates=1), tmp_path / "run", view=Quiet())
+    out = export(tmp_path / "run", tmp_path / "out", "newest").folder
+    agent = load_exported(out)
+    their = transformers.AutoTokenizer.from_pretrained(out)
+    prompt = their.apply_chat_template(ASKED, add_generation_prompt=True, return_dict=False)
+    assert agent.prompt(SEEN) == prompt == load_agent(tmp_path / "run").prompt(SEEN)
+    generation = json.loads((out / "generation_config.json").read_text())
+    assert their.convert_ids_to_tokens(generation["eos_token_id"]) == "<|im_end|>"
+    card = (out / "README.md").read_text()
+    assert "by the chat template of the model" in card and "apply_chat_template(" in card
+    assert "</eod>" not in card
+    assert isinstance(agent.tokenizer, ChatTokenizer)
+    again = replace(of_file(str(place / "chats.jsonl"), str(out)), num_updates=1)
+    assert with_sizes(again).model.trunk.vocab_size == agent.tokenizer.num_tokens
+
+
+def test_what_can_not_be_is_said_with_the_settings_that_correct_it(place, tmp_path):
+    with pytest.raises(ValueError, match="chat_template=True is of a tokenizer of Hugging Face"):
+        DialogueDataConfig(chat_template=True)
+    bare = write_tokenizer(tmp_path / "bare", None)
+    config = config_of(place)
+    for folder, words in ((bare, "has no chat template"), (tmp_path / "no", "nothing is there")):
+        data = replace(config.data, tokenizer=str(folder))
+        with pytest.raises(RunError, match=words):
+            with_sizes(replace(config, data=data))
+    (bare / "chat_template.jinja").write_text("{{ messages[-1].content }}")
+    data = replace(config.data, tokenizer=str(bare))
+    with pytest.raises(RunError, match=r"chat template of .*bare .*--data.no_chat_template"):
+        with_sizes(replace(config, data=data))

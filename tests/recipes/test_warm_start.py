@@ -1,0 +1,152 @@
+"""Runs of EfficientZero that start with weights from elsewhere: another run's, LightZero's."""
+
+import shutil
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+import torch
+
+from raffia.cli import main
+from raffia.envs.make import make_env
+from raffia.recipes import resume, train
+from raffia.recipes.efficientzero.actors import make_networks
+from raffia.recipes.efficientzero.experiment import EfficientZeroExperiment
+from raffia.recipes.efficientzero.warm_start import warm_state
+from raffia.recipes.ilql.config import ILQLRun
+from raffia.recipes.population_config import PopulationConfig
+from raffia.recipes.run_folder import create_run, find_checkpoint, read_run
+from raffia.train.experiment import RunError
+from tests.recipes.runs import Quiet, same, short, terminate
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory):
+    """A run with another seed, to start from."""
+    folder = tmp_path_factory.mktemp("other") / "run"
+    train(short(120, seed=5), folder, view=Quiet())
+    return folder
+
+
+def learner_of(config):
+    with closing(make_env(config.env)) as env:
+        return make_networks(config, env.spec)
+
+
+def weights_of(state):
+    return state.select("params", "buffers")
+
+
+def first_state(config, folder):
+    experiment = EfficientZeroExperiment(config, folder, Quiet())
+    with closing(experiment):
+        return experiment.init()
+
+
+def test_a_run_starts_with_the_weights_of_another_and_resumes_without_it(other, tmp_path):
+    source = tmp_path / "source"
+    shutil.copytree(other, source)
+    config = short(init_from=str(source))
+    state, theirs = first_state(config, tmp_path), find_checkpoint(other, "best").tensors("state")
+    assert same(weights_of(state), weights_of(theirs)) and same(state["target"], weights_of(state))
+    fresh = first_state(short(), tmp_path)
+    assert not same(weights_of(fresh), weights_of(state))
+    assert same(state.exclude("params", "buffers", "target"), fresh.select("opt", "hyper", "step"))
+
+    view = Quiet()
+    train(config, tmp_path / "straight", view=view)
+    assert f"starting with the weights in {source}" in view.said
+    train(config, tmp_path / "run", view=Quiet({20: terminate}))
+    shutil.rmtree(source)
+    view = Quiet()
+    assert resume(tmp_path / "run", view=view).reason == "finished"
+    assert not [line for line in view.said if "starting with" in line]
+    ends = [find_checkpoint(tmp_path / name, "newest") for name in ("straight", "run")]
+    assert same(*(end.tensors("state") for end in ends))
+    assert read_run(tmp_path / "run").init_from == str(source)
+    with pytest.raises(RunError, match="init_from"):
+        resume(tmp_path / "run", config=short(200))
+
+
+def test_members_start_with_the_same_weights(other, tmp_path):
+    config = short(init_from=str(other), population=PopulationConfig(size=2))
+    state = first_state(config, tmp_path)
+    theirs = weights_of(find_checkpoint(other, "best").tensors("state"))
+    assert all(same(weights_of(state[index]), theirs) for index in range(2))
+
+
+def test_a_checkpoint_of_lightzero_is_one_of_torch_with_model(tmp_path):
+    config = short()
+    learner = learner_of(config)
+    theirs = learner.make_model(7)
+    for found in ({"model": theirs.state_dict(), "last_iter": 3}, theirs.state_dict()):
+        torch.save(found, tmp_path / "ckpt_best.pth.tar")
+        state = warm_state(learner, str(tmp_path / "ckpt_best.pth.tar"), seed=0)
+        assert same(state, learner.init(7))
+
+
+def flawed(folder, config):
+    """What can not be started from, by the words of its error."""
+    torch.save({"model": {}}, folder / "empty.pth")
+    torch.save({"model": {"w": 1.0}}, folder / "numbers.pth")
+    torch.save({"model": torch.nn.Linear(1, 1)}, folder / "pickled.pth")
+    (folder / "text.pth").write_text("weights")
+    other = replace(config, model=replace(config.model, latent_state_dim=10))
+    torch.save(learner_of(other).make_model(0).state_dict(), folder / "wide.pth")
+    create_run(folder / "ilql", ILQLRun())
+    create_run(folder / "new", config)
+    return {
+        "nowhere": "nothing is there",
+        "empty.pth": 'it holds no weights, which a checkpoint of LightZero has as "model"',
+        "numbers.pth": "it holds no weights",
+        "pickled.pth": "no file of torch that holds tensors alone",
+        "text.pth": "it is damaged, or no file of torch",
+        "wide.pth": r"(?s)do not fit .* has shape \[.*settings model\.\*; .*--config RUN",
+        ".": "there is no run in",
+        "ilql": "is a run of ilql",
+        "new": "has no checkpoint yet",
+    }
+
+
+def test_what_does_not_fit_is_said_and_leaves_no_folder(tmp_path):
+    for name, words in flawed(tmp_path, short()).items():
+        config = short(init_from=str(tmp_path / name))
+        with pytest.raises(RunError, match=words):
+            train(config, tmp_path / "run", view=Quiet())
+        assert not (tmp_path / "run").exists(), name
+
+
+def test_batch_norm_that_a_resumed_run_would_not_know_of_is_refused(tmp_path):
+    config = short()
+    config = replace(config, model=replace(config.model, norm_type="LN"))
+    learner = learner_of(config)
+    theirs = learner.make_model(0).state_dict()
+    path = "projection.1"
+    assert f"{path}.weight" in theirs
+    num = len(theirs[f"{path}.weight"])
+    theirs |= {f"{path}.running_{name}": torch.ones(num) for name in ("mean", "var")}
+    theirs[f"{path}.num_batches_tracked"] = torch.tensor(1)
+    torch.save(theirs, tmp_path / "ckpt.pth.tar")
+    with pytest.raises(RunError, match="some layers are BatchNorm"):
+        warm_state(learner, str(tmp_path / "ckpt.pth.tar"), seed=0)
+
+
+def test_the_flag_of_the_command(other, tmp_path, capsys):
+    run = ["--run", str(tmp_path / "run"), "--config", str(other / "config.json")]
+    assert main(["train", "efficientzero", *run, "--init-from", str(other)]) == 0
+    assert read_run(tmp_path / "run").init_from == str(other)
+    assert (
+        main(
+            [
+                "train",
+                "efficientzero",
+                *run[2:],
+                "--run",
+                str(tmp_path / "no"),
+                "--init-from",
+                str(tmp_path / "nowhere"),
+            ]
+        )
+        != 0
+    )
+    assert "nothing is there" in capsys.readouterr().err
