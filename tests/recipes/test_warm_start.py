@@ -118,7 +118,7 @@ def test_what_does_not_fit_is_said_and_leaves_no_folder(tmp_path):
 
 def test_batch_norm_that_a_resumed_run_would_not_know_of_is_refused(tmp_path):
     config = short()
-    config = replace(config, model=replace(config.model, norm_type="LN"))
+    config = replace(config, model=replace(config.model, projection_norm_type="LN"))
     learner = learner_of(config)
     theirs = learner.make_model(0).state_dict()
     path = "projection.1"

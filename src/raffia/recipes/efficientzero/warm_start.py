@@ -43,7 +43,7 @@ def warm_state(learner: EfficientZeroLearner, path: str, seed: int) -> TensorDic
         ) from error
     if list(model.state_dict()) != layers:
         raise RunError(
-            f"init_from={path}: in LightZero's networks with model.norm_type LN some layers are "
+            f"init_from={path}: in LightZero's networks of norm_type LN some layers are "
             "BatchNorm, and a resumed run could not know: start it from Python, with networks="
         )
     return learner.state_of(model)
