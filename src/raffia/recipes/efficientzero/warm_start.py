@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from raffia.algorithms.efficientzero.learner import EfficientZeroLearner
+from raffia.files import DamagedFileError, foreign_reader
 from raffia.recipes.efficientzero.config import EfficientZeroRun
 from raffia.recipes.members import best_of
 from raffia.recipes.run_folder import find_checkpoint, read_run_of
@@ -64,12 +64,10 @@ def weights_in(path: Path, layers: list[str]) -> dict[str, Tensor]:
         constants = buffers.keys() - set(layers) if params.keys() <= set(layers) else set()
         return params | {name: buffers[name] for name in buffers.keys() - constants}
     try:
-        found: Any = torch.load(path, map_location="cpu", weights_only=True)
-    except (UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
-        raise RunError(
-            f"init_from={path}: it is damaged, or no file of torch that holds tensors alone: "
-            f"{str(error).splitlines()[0]}"
-        ) from error
+        with foreign_reader(path, "it is damaged, or no file of torch that holds tensors alone"):
+            found: Any = torch.load(path, map_location="cpu", weights_only=True)
+    except DamagedFileError as error:
+        raise RunError(f"init_from={error}") from error
     if isinstance(found, Mapping) and isinstance(found.get("model"), Mapping):
         found = found["model"]
     if not (isinstance(found, Mapping) and found and all(map(torch.is_tensor, found.values()))):
