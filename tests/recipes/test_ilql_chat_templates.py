@@ -26,20 +26,20 @@ SEEN = Dialogue([(m["content"], None) for m in ASKED], False, [m["role"] for m i
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A small Llama with a tokenizer like ChatML's, and dialogues."""
+    """Small Llamas with tokenizers like ChatML's and Llama 2's, and dialogues."""
     folder = tmp_path_factory.mktemp("chat")
     write_chats(folder / "chats.jsonl")
-    home = write_tokenizer(folder / "model", "chatml")
-    size = {"vocab_size": ChatTokenizer(home).num_tokens, "hidden_size": 16}
-    size |= {"num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 20}
-    config = transformers.LlamaConfig(**size, max_position_embeddings=96)
-    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(home)
+    for kind in ("chatml", "llama-2"):
+        home = write_tokenizer(folder / kind, kind)
+        size = {"vocab_size": ChatTokenizer(home).num_tokens, "hidden_size": 16}
+        size |= {"num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 20}
+        config = transformers.LlamaConfig(**size, max_position_embeddings=96)
+        transformers.AutoModelForCausalLM.from_config(config).save_pretrained(home)
     return folder
 
 
-def config_of(place, **changes):
-    model = str(place / "model")
-    config = of_file(str(place / "chats.jsonl"), model, **changes)
+def config_of(place, kind="chatml", **changes):
+    config = of_file(str(place / "chats.jsonl"), str(place / kind), **changes)
     data = replace(config.data, chat_template=True)
     return with_sizes(replace(config, data=data))
 
@@ -48,7 +48,7 @@ def test_a_run_in_the_models_format_adds_no_token_and_resumes_without_the_models
     place, tmp_path
 ):
     config = config_of(place, lora=LoRAConfig(rank=2))
-    num_tokens = ChatTokenizer(place / "model").num_tokens
+    num_tokens = ChatTokenizer(place / "chatml").num_tokens
     assert (config.model.trunk.vocab_size, config.lora.learn_embeddings) == (num_tokens, False)
     straight, folder = tmp_path / "straight", tmp_path / "run"
     messages = Quiet()
@@ -64,7 +64,7 @@ def test_a_run_in_the_models_format_adds_no_token_and_resumes_without_the_models
     finally:
         (tmp_path / "elsewhere").rename(there)
     assert same(last(folder).tensors("state"), last(straight).tensors("state"))
-    their = transformers.AutoTokenizer.from_pretrained(place / "model")
+    their = transformers.AutoTokenizer.from_pretrained(place / "chatml")
     prompt = their.apply_chat_template(ASKED, add_generation_prompt=True, return_dict=False)
     assert agent.prompt(SEEN) == prompt
     path = folder / "tokenizer" / "raffia_tokenizer.json"
@@ -72,8 +72,9 @@ def test_a_run_in_the_models_format_adds_no_token_and_resumes_without_the_models
     assert describe_template(config, agent.tokenizer) == ""
 
 
-def test_generation_stops_at_the_end_of_a_turn_and_a_chat_goes_on(place, tmp_path):
-    config = with_trunk(config_of(place, num_updates=150, batch_size=8), dropout=0.0)
+@pytest.mark.parametrize("kind", ["chatml", "llama-2"])
+def test_generation_stops_at_the_end_of_a_turn_and_a_chat_goes_on(kind, place, tmp_path):
+    config = with_trunk(config_of(place, kind, num_updates=150, batch_size=8), dropout=0.0)
     optimizer = replace(config.optimizer, learning_rate=0.02)
     decode = replace(config.decode, include_adv=False, num_beams=1)
     config = replace(config, optimizer=optimizer, decode=decode)
@@ -85,7 +86,8 @@ def test_generation_stops_at_the_end_of_a_turn_and_a_chat_goes_on(place, tmp_pat
     for _ in range(12):  # more than the context has room for
         chat.send("say 3")
         pieces = list(chat.answer())
-        assert pieces[-1].name == "<|im_end|>" and "<|" not in chat.utterances[-1][0]
+        assert pieces[-1].name == agent.tokenizer.id_to_token(agent.tokenizer.eoa_token_id)
+        assert "<" not in chat.utterances[-1][0]
     assert chat.num_forgotten
 
 

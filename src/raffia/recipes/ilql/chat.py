@@ -21,6 +21,7 @@ from raffia.lm.envs.wordle.game import (
     colors,
     colors_of,
 )
+from raffia.lm.tokenizers.hf_tokenizer import ChatTokenizer
 
 HALF_READ = "\ufffd"  # what a tokenizer gives for the first bytes of a character
 
@@ -162,7 +163,12 @@ class Chat:
 
     def _prompt(self) -> list[int]:
         """The utterances that fit the context: whole ones, the last."""
-        for first in range(max(1, len(self.utterances))):
+        starts = range(max(1, len(self.utterances)))
+        if isinstance(self.policy.tokenizer, ChatTokenizer):
+            # Templates may refuse a chat that begins with an answer.
+            asked = (at for at, (_, reward) in enumerate(self.utterances) if reward is None)
+            starts = list(asked) or [0]
+        for first in starts:
             prompt = self._tokens(self.utterances[first:])
             if len(prompt) + self.room <= self.block_size:
                 break
