@@ -145,14 +145,17 @@ def block(rule: Rule, inputs: Inputs, tds: list[Any]) -> float:
 
 
 def count_of(row: str, rule: Rule, inputs: Inputs) -> int:
-    """How many calls fill a block; few of those that need a new container each."""
+    """How many calls fill a block; fewer of those that need a new container each.
+
+    Ten of these at least, where they are quick: of a few calls most is how cold the memory is.
+    """
     start = time.process_time()
     tds = containers(row, inputs, 2)
     making = (time.process_time() - start) / 2
     took = min(block(rule, inputs, tds[:1]), block(rule, inputs, tds[1:]))
     count = round(SECONDS / max(took, 1e-7))
     if row in FRESH:
-        count = min(count, round(PREPARE / making))
+        count = min(count, max(10, round(PREPARE / making)))
     return max(2 if row in FRESH else 1, min(count, 10_000))
 
 

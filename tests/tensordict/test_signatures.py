@@ -36,6 +36,27 @@ def test_quick_ways_show_all_options():
     assert "keys_to_update" in inspect.signature(TensorDict.update).parameters
 
 
+@raffia.tensorclass
+class Point:
+    x: torch.Tensor
+
+
+KINDS = "LazyStackedTensorDict MetaData NonTensorData NonTensorStack TensorDictParams"
+
+
+@pytest.mark.parametrize("kind", [*[getattr(raffia, name) for name in KINDS.split()], Point])
+def test_each_kind_shows_the_arguments_that_tensordict_shows(kind):
+    def hidden(cls, name):
+        shown = inspect.signature(getattr(cls, name)).parameters.values()
+        return {p.kind for p in shown if p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
+
+    names = [
+        name for name in dir(TensorDict) if name[0] != "_" and callable(getattr(kind, name, 0))
+    ]  # but for `state_dict`, which of parameters is that of torch.nn.Module
+    failed = {name for name in names if hidden(kind, name) - hidden(TensorDict, name)}
+    assert not failed - {"state_dict"} and len(names) > 20
+
+
 def test_arguments_by_position_and_by_name(tmp_path):
     td = TensorDict(a=torch.ones(2))
     raffia.save(td, tmp_path / "a", False)

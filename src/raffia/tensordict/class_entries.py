@@ -10,6 +10,7 @@ from raffia.tensordict.class_fields import is_dict
 from raffia.tensordict.keys import NestedKey, unravel_key_to_tuple
 from raffia.tensordict.node import Node
 from raffia.tensordict.nontensor import NonTensorData
+from raffia.tensordict.signatures import shows_options_of
 from raffia.tensordict.tensordict import TensorDict
 
 
@@ -204,6 +205,7 @@ def select(
     return out if as_tensordict and not inplace else obj._again(out)
 
 
+@shows_options_of(entries.to_dict)
 def to_dict(obj: Any, *, retain_none: bool = True, **options: Any) -> dict[str, Any]:
     """Plain nested dicts; fields that are None are in it too.
 

@@ -44,6 +44,7 @@ from raffia.tensordict.lazy_shape import (
 from raffia.tensordict.lazy_write import LazyWrites
 from raffia.tensordict.memmap import keep_mapped
 from raffia.tensordict.node import Entries, Node, child_names
+from raffia.tensordict.signatures import shows_options_of
 from raffia.tensordict.tensordict import TensorDict
 
 Names = list[str | None] | None
@@ -347,6 +348,7 @@ class LazyStackedTensorDict(LazyWrites):
     filter_non_tensor_data = lazy_keys.filter_non_tensor_data
     empty = lazy_keys.empty
 
+    @shows_options_of(entries.to_dict)
     def to_dict(self, **options: Any) -> dict[str, Any]:
         """Plain nested dicts; RuntimeError if a member has an entry that others lack.
 
@@ -555,6 +557,7 @@ class LazyStackedTensorDict(LazyWrites):
     # -- operations that go to the members
 
     @classmethod
+    @shows_options_of(TensorDict.from_dict)
     def from_dict(
         cls,
         input_dict: Any,

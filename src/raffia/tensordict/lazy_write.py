@@ -20,8 +20,10 @@ from raffia.tensordict.keys import (
 )
 from raffia.tensordict.lock import locked_error
 from raffia.tensordict.node import Entries, Node
+from raffia.tensordict.signatures import shows_options_of
 from raffia.tensordict.tensordict import TensorDict
 from raffia.tensordict.unbatched import UnbatchedTensor
+from raffia.tensordict.views import IsLeaf
 
 
 class LazyWrites(TensorDictBase):
@@ -360,10 +362,12 @@ class LazyWrites(TensorDictBase):
         clone: bool = False,
         inplace: bool = False,
         *,
+        non_blocking: bool = False,
         keys_to_update: Sequence[NestedKey] | None = None,
+        is_leaf: IsLeaf | None = None,
         update_batch_size: bool = False,
         ignore_lock: bool = False,
-        **options: Any,
+        **entries: Any,
     ) -> Self:
         """Store all entries of a container or dict in the members; see `TensorDict.update`.
 
@@ -372,24 +376,23 @@ class LazyWrites(TensorDictBase):
         >>> td.update({"b": torch.tensor([3, 4])})[1]["b"]
         tensor(4)
         """
-        known: dict[str, Any] = {}
-        for name in ("non_blocking", "is_leaf"):
-            if name in options:
-                known[name] = options.pop(name)
-        source = updates.merged(input_dict_or_td, options)
+        source = updates.merged(input_dict_or_td, entries)
         if source is self:
             return self
         if self._locked and not inplace and not ignore_lock:
             raise locked_error(self)
         how: dict[str, Any] = dict(clone=clone, inplace=inplace, keys_to_update=keys_to_update)
-        how |= known
+        if non_blocking:  # which, like the next one, not all kinds take
+            how["non_blocking"] = True
+        if is_leaf is not None:
+            how["is_leaf"] = is_leaf
         if self._locked and ignore_lock:
             with self.unlock_():
                 return self.update(source, update_batch_size=update_batch_size, **how)
         if update_batch_size and isinstance(source, Node):
             return self._resized_by(source, how)
-        if inplace and keys_to_update is None and not known.get("is_leaf"):
-            if updates.written_at_once(self, source, known.get("non_blocking", False)):
+        if inplace and keys_to_update is None and is_leaf is None:
+            if updates.written_at_once(self, source, non_blocking):
                 return self
         parts = None if self.hook_in is not None else self._parts_of(source)
         if parts is None and isinstance(source, Node):
@@ -397,7 +400,8 @@ class LazyWrites(TensorDictBase):
         if parts is None:
             return updates.update(self, source, **how)
         pairs = list(zip(self.tensordicts, parts, strict=True))
-        if not (clone or inplace or known or keys_to_update is not None) and _are_fitting(pairs):
+        special = clone or inplace or non_blocking or is_leaf or keys_to_update is not None
+        if not special and _are_fitting(pairs):
             for td, part in pairs:
                 td._take(part)
             return self
@@ -456,6 +460,7 @@ class LazyWrites(TensorDictBase):
             td.update_(part, clone, non_blocking=non_blocking)
         return self
 
+    @shows_options_of(updates.update_at_)
     def update_at_(self, input_dict_or_td: Any, idx: Any, clone: bool = False, **o: Any) -> Self:
         """Write into the rows `idx`; whole members are written like any other container.
 

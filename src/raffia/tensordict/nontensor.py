@@ -23,6 +23,7 @@ from raffia.tensordict.lazy import LazyStackedTensorDict
 from raffia.tensordict.lazy_rows import emptied
 from raffia.tensordict.modes import capture_non_tensor_stack
 from raffia.tensordict.node import Entries, Node, ValueNode, child_names
+from raffia.tensordict.signatures import shows_options_of
 from raffia.tensordict.unbatched import UnbatchedTensor, joined
 from raffia.tensordict.values import LinkedList, flat, interleaved, same
 
@@ -125,6 +126,7 @@ class NonTensor(ValueNode, TensorCollection):
         self._write(input_dict_or_td)
         return self
 
+    @shows_options_of(TensorCollection.update_at_)
     def update_at_(self, input_dict_or_td: Any, idx: Any, clone: bool = False, **o: Any) -> Self:
         """Write values into the rows `idx`; refused where there is one value for all rows.
 
@@ -158,6 +160,7 @@ class NonTensor(ValueNode, TensorCollection):
         """
         return self
 
+    @shows_options_of(TensorCollection.to_tensordict)
     def to_tensordict(self, **options: Any) -> Any:
         """A copy of itself: there is no other form.
 
@@ -358,6 +361,7 @@ class NonTensorData(NonTensor):
         """
         return False
 
+    @shows_options_of(TensorCollection.to_dict)
     def to_dict(self, **options: Any) -> Any:
         """The value.
 
@@ -366,6 +370,7 @@ class NonTensorData(NonTensor):
         """
         return self._data
 
+    @shows_options_of(TensorCollection.tolist)
     def tolist(self, **options: Any) -> Any:
         """Nested lists over the batch dimensions, with the value everywhere.
 
@@ -477,6 +482,7 @@ class NonTensorStack(NonTensor, LazyStackedTensorDict):  # type: ignore[misc] # 
             self._home.hold(self)
 
     @classmethod
+    @shows_options_of(TensorCollection.from_list, without="lazy")
     def from_list(cls, non_tensors: list[Any], device: Any = None, **options: Any) -> Any:  # type: ignore[override]
         """A stack with a dimension for each level of a nested list.
 
@@ -610,6 +616,7 @@ class NonTensorStack(NonTensor, LazyStackedTensorDict):  # type: ignore[misc] # 
         """
         return not self.tensordicts
 
+    @shows_options_of(TensorCollection.to_dict)
     def to_dict(self, **options: Any) -> Any:
         """Nested lists of the values.
 
@@ -618,6 +625,7 @@ class NonTensorStack(NonTensor, LazyStackedTensorDict):  # type: ignore[misc] # 
         """
         return self.tolist()
 
+    @shows_options_of(TensorCollection.tolist)
     def tolist(self, **options: Any) -> Any:
         """Nested lists of the values.
 

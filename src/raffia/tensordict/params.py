@@ -28,7 +28,7 @@ from raffia.tensordict.registries import (
     shared_by_rows,
     tree_of,
 )
-from raffia.tensordict.signatures import documented_as
+from raffia.tensordict.signatures import alike, documented_as
 from raffia.tensordict.tensordict import TensorDict
 from raffia.tensordict.views import NestedView, entries_list
 
@@ -541,12 +541,14 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
     def __hash__(self) -> int:
         return id(self)
 
+    @alike(TensorDictBase.map)
     def map(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise RuntimeError(
             "map is not available for parameters, which can't be sent to other processes; "
             "use params.data.map(...)"
         )
 
+    @alike(TensorDictBase.memmap_)
     def memmap_(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise RuntimeError(
             "memmap_ is not available for parameters: a memory-mapped tensor is no parameter; "
@@ -646,6 +648,7 @@ def _converted(value: Tensor, parameters: bool) -> Tensor:
 def _mutator(name: str) -> Callable[..., Any]:
     plain = getattr(TensorDict, name)
 
+    @documented_as(plain)
     def change(self: TensorDictParams, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("inplace") or name == "setdefault" and args[0] in self:
             with torch.no_grad():
@@ -653,7 +656,7 @@ def _mutator(name: str) -> Callable[..., Any]:
         result = self._change(lambda tree: plain(tree, *args, **kwargs))
         return self.get(args[0]) if name == "setdefault" else result
 
-    change.__name__, change.__doc__ = name, plain.__doc__
+    change.__name__ = name
     return change
 
 
