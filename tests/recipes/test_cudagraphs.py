@@ -15,7 +15,7 @@ from raffia.algorithms.efficientzero.learner import EfficientZeroLearner
 from raffia.envs.env import Discrete, EnvSpec
 from raffia.envs.make import make_env
 from raffia.nn import cudagraphs
-from raffia.recipes.devices import NUM_WARM, recorded
+from raffia.recipes.devices import NUM_WARM, GraphedLearner
 from raffia.recipes.efficientzero.experiment import EfficientZeroExperiment
 from tests.algorithms.efficientzero.test_learner import batch_of
 from tests.nn.test_cudagraphs import Twin
@@ -58,7 +58,7 @@ def test_recorded_gradients_are_those_of_each_batch_and_state(place):
     learner, config = subjects()
     sizes = {"num_unrolled": config.loss.unroll_steps, "num_frames": config.env.frame_stack}
     state = learner.init(0).to(place)
-    graph = recorded(learner, learner.read_by_grads)
+    graph = GraphedLearner(learner, learner.read_by_grads)
     kept = []
     for seed in range(NUM_WARM + 4):
         batch = batch_of(6, FRAMES, seed, **sizes).to(place)

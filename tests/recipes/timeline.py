@@ -130,7 +130,6 @@ def timeline(config, folder):
         for module, kind, name in (
             (run_module, "act", "act"),
             (run_module, "random", "act_at_random"),
-            (evaluation, "evaluate", "play_episodes"),
             (evaluation, "evaluate", "play_members"),
         ):
             patch.setattr(module, name, events.noted(kind, getattr(module, name)))

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from raffia.cli.parser import Parser, UsageError
-from raffia.cli.style import paint
+from raffia.cli.style import paint, verdict
 
 ABOUT = """\
 Take random actions in an environment and check, point by point, that it keeps the contract: shapes
@@ -19,7 +19,6 @@ EXAMPLES = [
     "raffia check-env atari/pong --steps 500",
     "raffia check-env my_envs:Corridor-v0  # importing my_envs registers it",
 ]
-COLOURS = {"ok": "green", "note": "yellow", "fails": "red"}
 
 
 def check_env(words: Sequence[str]) -> int:
@@ -46,7 +45,5 @@ def check_env(words: Sequence[str]) -> int:
     head, *lines = found.lines()
     print(paint(head, "bold", sys.stdout))
     for line in lines:
-        verdict = line.partition(" ")[0]
-        mark = paint(verdict, COLOURS[verdict], sys.stdout) if verdict in COLOURS else verdict
-        print(mark + line.removeprefix(verdict))
+        print(verdict(line, sys.stdout))
     return 0 if found.ok else 1

@@ -19,7 +19,7 @@ from typing import TextIO
 
 from raffia._version import __version__
 from raffia.cli.parser import Parser, UsageError
-from raffia.cli.style import call, paint
+from raffia.cli.style import call, verdict
 from raffia.hints import plural
 
 ABOUT = """\
@@ -58,7 +58,6 @@ EXTRAS = {
     ),
 }
 LITTLE = 2 * 2**30  # bytes: a run of Atari with its replay on disk takes some
-COLOURS = {"ok": "green", "note": "yellow", "fails": "red"}
 
 
 @dataclass(frozen=True)
@@ -147,9 +146,7 @@ def print_doctor(
     stream = sys.stdout if stream is None else stream
     checks = look()
     for check in checks:
-        first, *rest = check.lines()
-        mark = paint(check.verdict, COLOURS[check.verdict], stream)
-        print("\n".join([mark + first[len(check.verdict) :], *rest]), file=stream)
+        print("\n".join([verdict(line, stream) for line in check.lines()]), file=stream)
     return int(any(check.verdict == "fails" for check in checks))
 
 

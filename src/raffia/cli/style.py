@@ -17,6 +17,7 @@ _CONTROL = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 NARROWEST = 20  # a column in less is not wrapped
+VERDICTS = {"ok": "green", "note": "yellow", "fails": "red"}
 CODES = {"bold": "1", "dim": "2", "red": "1;31", "green": "32", "yellow": "33", "cyan": "36"}
 
 
@@ -119,6 +120,16 @@ def columns(
             line = line[:begin] + ("\n" + " " * begin).join(below)
         lines.append(line)
     return "\n".join(lines)
+
+
+def verdict(line: str, stream: TextIO) -> str:
+    """A line of checks, its first word in the colour of what was found.
+
+    >>> verdict("ok     disk: 9 GiB free", sys.stdout)
+    'ok     disk: 9 GiB free'
+    """
+    word = line.partition(" ")[0]
+    return paint(word, VERDICTS[word], stream) + line[len(word) :] if word in VERDICTS else line
 
 
 def section(title: str, rows: Sequence[Sequence[str]]) -> str:

@@ -48,26 +48,20 @@ def require_device(name: str, setting: str = "device") -> None:
         )
 
 
-def compiled(learner: Learner) -> Learner:
-    """The learner with its gradients compiled by torch.compile."""
-    return _Compiled(learner)
+class CompiledLearner:
+    """A learner with its gradients compiled by torch.compile."""
 
-
-class _Compiled:
     def __init__(self, learner: Learner) -> None:
         self.init, self.apply = learner.init, learner.apply
         self.grads = torch.compile(learner.grads)
 
 
-def recorded(learner: Learner, reads: Sequence[str]) -> Learner:
-    """The learner with its gradients recorded as a CUDA graph, of batches of one shape.
+class GraphedLearner:
+    """A learner with its gradients recorded as a CUDA graph, of batches of one shape.
 
     reads: what gradients read of a state, which is copied into the graph's memory for each.
     """
-    return _Recorded(learner, reads)
 
-
-class _Recorded:
     def __init__(self, learner: Learner, reads: Sequence[str]) -> None:
         self.init, self.apply, self._reads = learner.init, learner.apply, reads
 

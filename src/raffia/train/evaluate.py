@@ -109,7 +109,7 @@ def play_episodes(
 def play_members(
     env: BatchEnv,
     act: Act,  # of states with "member" int64 [n], whose agent is to act in each
-    members: Sequence[int],
+    members: Sequence[int] | None,  # None: one agent, which has no number, and is 0 here
     *,
     num_episodes: int,  # of each
     seed: int,
@@ -132,10 +132,11 @@ def play_members(
     >>> found[0].lengths, found[1].lengths
     ([1, 1, 1], [1, 1, 1])
     """
-    table = _EpisodeTable(env, num_episodes, seed, frame_stack, check, members)
+    table = _EpisodeTable(env, num_episodes, seed, frame_stack, check, members or ())
     if not _play(table, act, max_steps, opponent, watch, stop, watched):
         return None
-    return {member: table.episodes(slot) for slot, member in enumerate(members)}
+    numbers = (0,) if members is None else members
+    return {member: table.episodes(slot) for slot, member in enumerate(numbers)}
 
 
 def _play(

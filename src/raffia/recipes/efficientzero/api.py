@@ -228,8 +228,9 @@ def evaluate(
         )
     evaluator = Evaluator(config, make_env, record=record > 0)
     with contextlib.closing(evaluator), threads(config.num_threads):
-        found = evaluator.play(agent.planner, seed=seed, recording=recording)
-    assert found is not None  # nobody stops it
+        played = evaluator.play(agent.planner, seed=seed, recording=recording)
+    assert played is not None  # nobody stops it
+    found = played[0]
     files = [] if recording is None else recording.files
     return Evaluation(found.returns, found.lengths, found.as_first, files, agent.update)
 

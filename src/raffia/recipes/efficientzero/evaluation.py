@@ -9,8 +9,8 @@ import dataclasses
 import json
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -27,7 +27,7 @@ from raffia.recipes.efficientzero.config import EfficientZeroRun
 from raffia.recipes.running import threads
 from raffia.tensordict.byte_tensors import bytes_to_tensor
 from raffia.tensordict.tensordict import TensorDict
-from raffia.train.evaluate import Episodes, play_episodes, play_members
+from raffia.train.evaluate import Episodes, play_members
 from raffia.train.nan_guard import all_finite
 from raffia.train.record import EpisodeRecorder, require_picture
 
@@ -85,71 +85,35 @@ class Evaluator:
     def play(
         self,
         planner: Planner,
+        members: Sequence[int] | None = None,  # of a `StackedPlanner`; None: one agent, which is 0
         *,
         seed: int,
         recording: EpisodeFilms | None = None,
-        stop: Callable[[], bool] = lambda: False,
-        check: Callable[[TensorDict], None] = lambda outputs: None,
-    ) -> Episodes | None:
-        """Play as many episodes as the config sets; None if `stop` asked to stop meanwhile.
-
-        check: called with the environments' outputs; it may raise.
-        """
-        return play_episodes(
-            self.env,
-            self._choose(planner),
-            seed=seed,
-            watch=recording,
-            stop=stop,
-            check=check,
-            **self._settings(),
-        )
-
-    def play_members(
-        self,
-        planner: Planner,  # a `StackedPlanner`
-        members: Sequence[int],
-        *,
-        seed: int,
-        recording: EpisodeFilms | None = None,
-        recorded: int = 0,  # whose episodes
+        recorded: int = 0,  # the member whose episodes are recorded
         stop: Callable[[], bool] = lambda: False,
         check: Callable[[TensorDict], None] = lambda outputs: None,
     ) -> dict[int, Episodes] | None:
-        """Play episodes for each of these members, in the same environments together."""
+        """Play as many episodes as the config sets for each of these members, in the same
+        environments together; None if `stop` asked to stop meanwhile.
+
+        check: called with the environments' outputs; it may raise.
+        """
+        evaluate, spec = self.config.evaluate, self.env.spec
+        num_simulations = self.num_simulations
         return play_members(
             self.env,
-            self._choose(planner),
+            partial(act, planner, temperature=0.0, noise=False, num_simulations=num_simulations),
             members,
+            num_episodes=evaluate.num_episodes,
             seed=seed,
+            frame_stack=self.config.env.frame_stack,
+            max_steps=evaluate.max_steps,
+            opponent=make_opponent(evaluate.opponent, spec) if spec.num_players == 2 else None,
             watch=recording,
             watched=recorded,
             stop=stop,
             check=check,
-            **self._settings(),
         )
-
-    def _choose(self, planner: Planner) -> Callable[[TensorDict], TensorDict]:
-        def choose(states: TensorDict) -> TensorDict:
-            return act(
-                planner,
-                states,
-                temperature=0.0,
-                noise=False,
-                num_simulations=self.num_simulations,
-            )
-
-        return choose
-
-    def _settings(self) -> dict[str, Any]:
-        """The settings that determine how evaluation episodes are played."""
-        evaluate, spec = self.config.evaluate, self.env.spec
-        return {
-            "num_episodes": evaluate.num_episodes,
-            "frame_stack": self.config.env.frame_stack,
-            "max_steps": evaluate.max_steps,
-            "opponent": make_opponent(evaluate.opponent, spec) if spec.num_players == 2 else None,
-        }
 
     def close(self) -> None:
         """Close the environments."""
@@ -275,8 +239,11 @@ class EvaluateRole:
 
     def _played(self, seed: int, films: EpisodeFilms | None) -> TensorDict:
         before = self.planner.num_simulations
-        found = self.evaluator.play(self.planner, seed=seed, recording=films, check=_require_finite)
-        assert found is not None  # nothing asks it to stop
+        played = self.evaluator.play(
+            self.planner, seed=seed, recording=films, check=_require_finite
+        )
+        assert played is not None  # nothing asks it to stop
+        found = played[0]
         return TensorDict(
             returns=torch.tensor(found.returns, dtype=torch.float64),
             lengths=torch.tensor(found.lengths),

@@ -22,7 +22,7 @@ from raffia.evolution.population import BATCH_SIZE
 from raffia.files import make_folder, write_atomically
 from raffia.functional.seeds import derive_seed
 from raffia.learner import Learner, step_of
-from raffia.recipes.devices import compiled, recorded
+from raffia.recipes.devices import CompiledLearner, GraphedLearner
 from raffia.recipes.efficientzero.actors import (
     acting_weights,
     fraction_done,
@@ -60,7 +60,7 @@ from raffia.tensordict.tensordict import TensorDict
 from raffia.train.ahead import BatchesAhead, BatchesOfShards
 from raffia.train.collect import Act, Collector
 from raffia.train.evaluate import Episodes
-from raffia.train.evaluations import Evaluated, Evaluations, Outcome
+from raffia.train.evaluations import Evaluations, Outcome
 from raffia.train.experiment import Plan
 from raffia.train.nan_guard import all_finite
 from raffia.train.run_state import Stateful, Tree
@@ -111,9 +111,11 @@ class EfficientZeroExperiment(RunExperiment):
             )
             self._reanalyze_is_current = False
             self.members = members_of(config, self.networks)
-            self.learner: Learner = compiled(self.networks) if config.compile else self.networks
+            self.learner: Learner = (
+                CompiledLearner(self.networks) if config.compile else self.networks
+            )
             if config.cudagraphs:
-                self.learner = recorded(self.learner, EfficientZeroLearner.read_by_grads)
+                self.learner = GraphedLearner(self.learner, EfficientZeroLearner.read_by_grads)
             if self.members is not None:
                 self.learner = self.members.learner
             self._divide_learner(opened, workers, MAKE_LEARNER)
@@ -364,18 +366,38 @@ class EfficientZeroExperiment(RunExperiment):
         """Play whole episodes; None if `stop` asked to stop meanwhile."""
         state = self.whole(state)
         with self.clock.phase("evaluate"), self._guarded(state, self.collector.now):
-            if self.members is None:
-                found: Outcome | None = self._play(state, stop)
-            else:
-                found = self._play_all(self.members, state, stop)
+            found = self._play(state, stop)
             if found is not None:
                 self._keep_tree(self._count(state))
             return found
 
-    def _play(self, state: TensorDict, stop: Callable[[], bool]) -> Episodes | None:
-        """Play episodes of the one agent."""
+    def _play(self, state: TensorDict, stop: Callable[[], bool]) -> Outcome | None:
+        """Play episodes of the one agent; or of all members, of which the best one's are reported,
+        and those of the best one before recorded.
+        """
+        members, count = self.members, self._count(state)
         self.actor.refresh(state)
-        return self.evaluator.play(self.actor, **self._how_to_play(state, stop))
+        recording, kind = None, self.config.evaluate.record
+        if kind != "none":
+            recording = EpisodeFilms(
+                self.folder / "episodes",
+                lambda _: f"{count:09d}",
+                num=1,
+                suffix=kind,
+                warn=self.view.message,
+            )
+        found = self.evaluator.play(
+            self.actor,
+            None if members is None else members.finite(state),
+            seed=derive_seed(self.config.seed, "evaluate", count),
+            recording=recording,
+            recorded=0 if members is None else members.best,
+            stop=stop,
+            check=lambda outputs: self.guard.check(outputs, update=step_of(state)),
+        )
+        if found is None or members is None:
+            return None if found is None else found[0]
+        return members.outcome(found, {index: one.score for index, one in found.items()})
 
     def evaluation_begun(self, state: TensorDict) -> None:
         """Save a tree of the weights that are evaluated."""
@@ -403,40 +425,6 @@ class EfficientZeroExperiment(RunExperiment):
             except OSError as error:
                 self.view.message(f"an episode was not recorded: {error}")
         return episodes_of(answer)
-
-    def _play_all(
-        self, members: Members, state: TensorDict, stop: Callable[[], bool]
-    ) -> Evaluated | None:
-        """Play episodes of all members; the best one's are reported; the best one before is
-        recorded."""
-        self.actor.refresh(state)
-        found = self.evaluator.play_members(
-            self.actor,
-            members.finite(state),
-            recorded=members.best,
-            **self._how_to_play(state, stop),
-        )
-        if found is None:
-            return None
-        return members.outcome(found, {index: one.score for index, one in found.items()})
-
-    def _how_to_play(self, state: TensorDict, stop: Callable[[], bool]) -> dict[str, Any]:
-        count = self._count(state)
-        recording, kind = None, self.config.evaluate.record
-        if kind != "none":
-            recording = EpisodeFilms(
-                self.folder / "episodes",
-                lambda _: f"{count:09d}",
-                num=1,
-                suffix=kind,
-                warn=self.view.message,
-            )
-        return {
-            "seed": derive_seed(self.config.seed, "evaluate", count),
-            "recording": recording,
-            "stop": stop,
-            "check": lambda outputs: self.guard.check(outputs, update=step_of(state)),
-        }
 
     def _keep_tree(self, count: int) -> None:
         state = self.collector.now[:1]

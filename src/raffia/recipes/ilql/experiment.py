@@ -14,7 +14,7 @@ from raffia.distributed.group import device_of
 from raffia.evolution.population import member_seeds
 from raffia.functional.seeds import derive_seed
 from raffia.learner import Accumulate, Learner, step_of
-from raffia.recipes.devices import compiled
+from raffia.recipes.devices import CompiledLearner
 from raffia.recipes.ilql.config import ILQLRun
 from raffia.recipes.ilql.data import describe_corpus, describe_template, make_corpus
 from raffia.recipes.ilql.dialogues import Record, write_dialogues
@@ -80,7 +80,9 @@ class ILQLExperiment(RunExperiment):
             self.make_env = find_environment(config, make_env, self.corpus.tokenizer)
             self.making = begin_making(config, folder).on(config.device)
             self.networks = make_networks(self.making)
-            self.learner: Learner = compiled(self.networks) if config.compile else self.networks
+            self.learner: Learner = (
+                CompiledLearner(self.networks) if config.compile else self.networks
+            )
             if config.num_micro_batches > 1:
                 self.learner = Accumulate(self.learner, config.num_micro_batches)
             if config.population.size > 1:
