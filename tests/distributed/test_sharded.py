@@ -18,13 +18,31 @@ from tests.distributed.test_engines import gone
 from tests.distributed.test_gradients import SMALL, batches, members, small, trained
 
 
-def close(found, expected, rtol=1e-6):
-    """The states of two runs and what was told, but for the last bits."""
+def close(found, expected, tolerance):
+    """The states of two runs and what was told; of 0 tolerance to the bit."""
     (state, told), (other, told_there) = found, expected
     for tree, there in zip([state, *told], [other, *told_there], strict=True):
         assert set(tree.keys(True, True)) == set(there.keys(True, True))
         for key, value in there.items(True, True):
-            torch.testing.assert_close(tree[key], value, rtol=rtol, atol=1e-7)
+            torch.testing.assert_close(
+                tree[key], value, rtol=tolerance, atol=tolerance, equal_nan=True
+            )
+
+
+class ByDoubles:
+    """A learner of one process that clips by the norm as doubles give it."""
+
+    def __init__(self, learner):
+        self.learner, self.init, self.apply = learner, learner.init, learner.apply
+
+    def grads(self, state, batch):
+        update, metrics = self.learner.grads(state, batch)
+        leaves = list(update["grads"].values(True, True))
+        squares = [leaf.double().square().sum() for leaf in leaves if leaf.is_floating_point()]
+        norm = torch.stack(squares).sum().sqrt().float()
+        # That of float32 is at most two units of its last bit away.
+        torch.testing.assert_close(metrics["grad_norm"], norm, rtol=2**-22, atol=0)
+        return update.set("grad_norm", norm), metrics.set("grad_norm", norm)
 
 
 def whole_of(learner, first=None, **options):
@@ -52,15 +70,19 @@ def test_any_number_of_parts_learns_what_the_whole_learns(size, norm):
     def make(num):
         return batches(num, rows)
 
-    expected = trained(Accumulate(small(norm=norm), size), make=make)
-    first = small(norm=norm).init(0)
-    found = members(size, lambda g: whole_of(Sharded(small(norm=norm), g), first, make=make))
+    whole = Accumulate(small(norm=norm), size)
+    expected, first = trained(ByDoubles(whole), make=make), small(norm=norm).init(0)
+
+    def learns(group):
+        return whole_of(Sharded(small(norm=norm), group), first, make=make)
+
+    found = members(size, learns, sums="ordered")
     for state, told in found:
         if norm and size > 1:  # processes average statistics, parts are shown them in turn
             assert set(state.keys(True, True)) == set(expected[0].keys(True, True))
             torch.testing.assert_close(told[0]["loss"], expected[1][0]["loss"])
         else:
-            close((state, told), expected)
+            close((state, told), expected, 0)
         for key, value in found[0][0].items(True, True):
             assert torch.equal(state[key], value)
 
@@ -124,7 +146,7 @@ def test_the_language_models_learner_in_parts():
             batch = float32(batch_of("B"))[torch.randint(5, (4,), generator=rows)]
             yield with_row_means(batch, "all")
 
-    expected = trained(Accumulate(ilql("{}", 0), 2), num=4, make=make)
+    expected = trained(ByDoubles(Accumulate(ilql("{}", 0), 2)), num=4, make=make)
     first, learners = ilql("{}", 0).init(0), [ilql("{}", 0) for _ in range(2)]
 
     def learns(group, wrap=lambda learner: learner):
@@ -132,10 +154,11 @@ def test_the_language_models_learner_in_parts():
         return whole_of(learner, first, num=4, make=make)
 
     found = members(2, learns)
-    close(found[0], expected, rtol=1e-5)
+    close(found[0], expected, 1e-7)  # AdamW rounds the ends of a vector otherwise than its middle
     assert any(float(told["grad_norm"]) > 0.5 for told in expected[1]), "something is clipped"
     cut_further = members(2, lambda group: learns(group, lambda within: Accumulate(within, 2)))
-    close(cut_further[0], trained(Accumulate(ilql("{}", 0), 4), num=4, make=make), rtol=1e-5)
+    whole = Accumulate(ilql("{}", 0), 4)
+    close(cut_further[0], trained(ByDoubles(whole), num=4, make=make), 1e-7)
 
 
 def test_a_state_that_was_changed_is_divided_again():
@@ -147,7 +170,7 @@ def test_a_state_that_was_changed_is_divided_again():
     with Followers(SMALL, "{}", num=1) as group:
         learner = Sharded(small(), group)
         plain = whole_of(learner)
-        close(whole_of(learner, before=other), plain, rtol=0)
+        close(whole_of(learner, before=other), plain, 0)
 
 
 @pytest.mark.slow

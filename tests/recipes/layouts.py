@@ -54,6 +54,14 @@ EVALUATED = with_all(
     evaluate__num_episodes=4,
     checkpoint__every_updates=4,
 )
+# 60 updates, of which each kind of workers is some ahead.
+ALL = with_all(
+    BATCHES,
+    actors=ActorsConfig(ahead=8, weights_every=2),
+    reanalyzers__ahead=7,
+    evaluators__join_after=9,
+    collect__num_env_steps=320,
+)
 # Without BatchNorm, of which parts have statistics of their own.
 PARTS = with_all(
     SMOKE,
@@ -100,6 +108,7 @@ SPOKEN = with_all(WORDLE, num_updates=8, evaluate__every_updates=2, checkpoint__
 RUNS = {
     "act": SMOKE,
     "act ahead": AHEAD,
+    "all ahead": ALL,
     "batches": BATCHES,
     "batches ahead": with_all(BATCHES, reanalyzers__ahead=7),
     "shards": SHARDS,
@@ -142,6 +151,7 @@ class Left(NamedTuple):
     evaluate: Any
     code: str  # of the learner's state, and of the replay
     rows: list[dict[str, Any]]
+    episodes: list[dict[str, Any]]
     scores: dict[int, float | None]
     files: dict[str, bytes]
 
@@ -162,6 +172,7 @@ def left(folder):
         found.extras["evaluate"],
         code.hexdigest(),
         rows(folder, "evaluate", "generation"),
+        rows(folder, "episode"),
         {one.update: one.score for one in Checkpoints(folder / "checkpoints").available()},
         {path.name: path.read_bytes() for path in files},
     )

@@ -52,10 +52,15 @@ def case(*given, fast=False, **there):
 
 
 LAYOUTS = [
-    *(case(name, **on(actors=num)) for num in (1, 2, 4) for name in ("act", "act ahead")),
+    *(case("act", **on(actors=num)) for num in (1, 2, 4)),
+    # 60 updates, of which actors are 8 ahead.
+    *(case("all ahead", **on(actors=num, reanalyzers=2)) for num in (1, 2, 4)),
+    *(
+        case("all ahead", **on(engine, actors=2, reanalyzers=1, evaluators=1, cpus=0.5))
+        for engine in ("process", "ray")
+    ),
     case("act", **on("process", actors=2)),
     case("act ahead", fast=True, **on("process", actors=2)),
-    case("act ahead", **on("ray", actors=2, cpus=0.5)),
     *(case(n, **on(reanalyzers=k)) for k in (1, 2, 3) for n in ("batches", "batches ahead")),
     case("batches ahead", **on("process", reanalyzers=2, actors=2, evaluators=1)),
     case("batches ahead", **on("ray", reanalyzers=2, cpus=0.5)),
@@ -119,12 +124,10 @@ def kills(at, every, most=1_000_000):
 
 MANY = {"engine__max_restarts": 50}
 ACTORS, PLANNERS, JUDGES = on(actors=2), on(reanalyzers=2), on(evaluators=2)
+EACH = ACTORS | PLANNERS | JUDGES
 DEATHS = [  # which run, the engine by a seed, the seeds, and how many die in all at least
     # 20 seeds of chaos, and 50 kills
-    *(
-        case("act ahead", chaos(0.05), range(k, k + 5), 15, **ACTORS, **MANY)
-        for k in (0, 5, 10, 15)
-    ),
+    *(case("all ahead", chaos(0.05), range(k, k + 5), 25, **EACH, **MANY) for k in (0, 5, 10, 15)),
     *(case("act ahead", kills("take", 9), range(k, k + 4), 25, **ACTORS) for k in (0, 4)),
     case("act ahead", kills("take", 20, most=2), [1], 2, **ACTORS),
     case("batches ahead", chaos(0.15), [0], 4, fast=True, **PLANNERS, **MANY),
@@ -215,7 +218,9 @@ def test_learners_that_are_killed_change_nothing(
 RESUMES = [  # which run, where it begins, where it goes on, and when it stops
     row("act", on("process", actors=2), {}, 17),
     row("act ahead", on("process", actors=2), on(actors=4), 17),
-    row("act ahead", on("process", actors=2), on("ray", actors=4, cpus=0.25), 17),
+    row("all ahead", on("process", actors=2), on("ray", actors=4, cpus=0.25), 13),
+    row("all ahead", on("ray", actors=2, cpus=0.5), on("process", actors=1, reanalyzers=2), 13),
+    row("all ahead", on(actors=2, reanalyzers=2, evaluators=1), {}, 13),
     *(row("batches ahead", on(reanalyzers=2), {}, at) for at in (3, 19, 40, 50)),
     *(row("shards ahead", on(reanalyzers=2), {}, at) for at in (3, 19, 40)),
     *(row("shards ahead", {}, on(reanalyzers=2), at) for at in (3, 19, 40)),

@@ -18,7 +18,7 @@ from raffia.distributed import ChaosEngine, InlineEngine, RoleError
 from raffia.envs.env import Discrete, EnvSpec
 from raffia.envs.gym import GymEnv
 from raffia.lazy import imported
-from raffia.recipes.efficientzero import evaluation, reanalyzers
+from raffia.recipes.efficientzero import actors, evaluation, reanalyzers
 from raffia.recipes.efficientzero import experiment as run_module
 from raffia.recipes.efficientzero.config import EfficientZeroRun
 from raffia.recipes.efficientzero.experiment import EfficientZeroExperiment
@@ -32,6 +32,7 @@ from raffia.report.folder import read_run
 from raffia.report.plots import spent
 from raffia.search.base import UnfitOutputError
 from raffia.train import checkpoint
+from raffia.train.checkpoint import Checkpoints
 from raffia.train.experiment import RunError
 from raffia.train.nan_guard import NonFiniteError
 from raffia.train.record import EpisodeRecorder
@@ -39,6 +40,7 @@ from raffia.train.session import TrainingSession
 from tests.recipes.ilql_settings import make_bases
 from tests.recipes.layouts import (
     AHEAD,
+    ALL,
     BATCHES,
     EFFICIENTZERO,
     PARTS,
@@ -316,6 +318,59 @@ def test_an_environment_that_raises_in_an_actor_is_told_with_what_gives_it_again
     assert caught.value.__notes__ and "raffia resume" in caught.value.__notes__[-1]
 
 
+FAILING = {  # whose task fails, at which of its calls, and how
+    "actors": (actors.ActorRole, 70, "raises"),
+    "reanalyzers": (reanalyzers.ReanalyzeRole, 33, "raises"),
+    "evaluators": (evaluation.EvaluateRole, 2, "raises"),
+    "lost": (reanalyzers.ReanalyzeRole, 34, "is lost"),
+}
+
+
+@pytest.mark.parametrize("kind", FAILING)
+def test_a_task_that_fails_saves_the_last_update_and_a_resume_goes_on_from_there(
+    kind, in_one_process, tmp_path, monkeypatch
+):
+    folder, (role, at, how) = tmp_path / "run", FAILING[kind]
+    there = dict(**on(actors=2, reanalyzers=2, evaluators=1), checkpoint__every_updates=1_000)
+    engine, calls, do = ChaosEngine(0, lost=0.0, wasted=0.0), [], role.do
+
+    def failing(self, *task):
+        calls.append(task)
+        if how == "raises" and len(calls) == at:
+            raise ValueError("no such task")
+        if len(calls) == at:
+            engine.lost = 1.0
+        return do(self, *task)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(role, "do", failing)
+        with_engine(patch, engine)
+        words = "no such task" if how == "raises" else "was lost 4 times at task"
+        with pytest.raises(RoleError, match=words) as caught:
+            trained(ALL, folder, **there)
+    row = read_run(folder).of("error")[-1]
+    saved = Checkpoints(folder / "checkpoints").newest(print).update
+    assert saved == row["update"] > 5 and saved % ALL.checkpoint.every_updates
+    assert f"The last checkpoint is of update {saved}:" in caught.value.__notes__[-1]
+    assert resume_run(folder, config=ALL, view=Quiet()).reason == "finished"
+    assert left(folder) == in_one_process("all ahead")
+
+
+def test_a_task_that_fails_and_a_save_that_fails_are_both_told(tmp_path, monkeypatch):
+    def failing(self, *task):
+        if int(task[0]["update"]) == 5:
+            raise ValueError("no such task")
+        return do(self, *task)
+
+    do = reanalyzers.ReanalyzeRole.do
+    monkeypatch.setattr(reanalyzers.ReanalyzeRole, "do", failing)
+    monkeypatch.setattr(checkpoint.Checkpoints, "save", full)
+    with pytest.raises(RoleError, match="no such task") as caught:
+        trained(BATCHES, tmp_path / "run", reanalyzers__num=1)
+    assert "could not be saved: OSError" in caught.value.__notes__[0]
+    assert "before its first checkpoint" in caught.value.__notes__[1]
+
+
 @pytest.mark.parametrize(("name", "num"), [("batches", 1), ("shards ahead", 2)])
 def test_what_is_not_finite_stops_the_run_as_in_the_loop(name, num, tmp_path, monkeypatch):
     """With its frames."""
@@ -356,7 +411,7 @@ def test_weights_that_are_not_finite_end_the_run_before_they_are_sent(tmp_path):
         trained(SPOKEN, tmp_path / "run", evaluators__num=1, optimizer__learning_rate=1e38)
 
 
-def full(*arguments):
+def full(*arguments, **options):
     raise OSError(28, "No space left on device")
 
 

@@ -42,6 +42,16 @@ class RoleError(RuntimeError):
     """
 
 
+class TaskError(RoleError):
+    """A task of a `Pool` can't be done: its role raised, or each worker was lost at it.
+
+    >>> raise TaskError("ActorRole 1, task 7: ValueError: no such environment")
+    Traceback (most recent call last):
+    ...
+    raffia.distributed.engine.TaskError: ActorRole 1, task 7: ValueError: no such environment
+    """
+
+
 def describe_error(error: Exception) -> str:
     """An error in words for another process: its type, text and notes, and the lines it came from.
 

@@ -12,7 +12,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from raffia.distributed.engine import ONE_CPU, Engine, Lost, Needs, RoleError, Worker, Workers
+from raffia.distributed.engine import (
+    ONE_CPU,
+    Engine,
+    Lost,
+    Needs,
+    RoleError,
+    TaskError,
+    Worker,
+    Workers,
+)
 from raffia.tensordict.tensordict import TensorDict
 
 
@@ -114,7 +123,7 @@ class Pool:
     def take(self, worker: int, key: int) -> TensorDict:
         """The answer to a worker's oldest open task, which must be this one.
 
-        Raises RoleError if the role raised an error, or if the worker was lost too often.
+        Raises TaskError if the role raised an error, or if the worker was lost too often.
         """
         while True:
             found = self._taken(worker, key, None)
@@ -146,14 +155,14 @@ class Pool:
             self._lose(worker)
             self._num_losses[worker] += 1
             if self._num_losses[worker] > self.max_restarts:
-                raise RoleError(
+                raise TaskError(
                     f"worker {worker} of {self.role} was lost {self._num_losses[worker]} times at "
                     f"task {key}, the last time thus: {error}"
                 ) from error
             return None
         except RoleError as error:
             name = f"{self.role.rpartition(':')[2]} {worker}"
-            raise RoleError(f"{name}, task {key}: {error}") from error
+            raise TaskError(f"{name}, task {key}: {error}") from error
         finally:
             self.seconds_waited += time.monotonic() - began
         self._num_losses[worker] = 0

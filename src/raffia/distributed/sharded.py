@@ -31,7 +31,8 @@ class Sharded:
     for each batch, and gradients are divided as they are summed, so that in the midst of an update
     there are whole parameters, target and gradients, and of the optimiser's state the part alone.
     Each takes its rows of a batch [B], as in `DataParallel`. The sums are in order of rank, those
-    of `Accumulate(learner, W)`; what is clipped by their norm may differ from it in the last bits.
+    of `Accumulate(learner, W)` to the bit; their norm, by which they are clipped, is summed in
+    doubles, and may differ from the norm in float32 there in its last bits.
 
     A state that `apply` did not give last is taken for a whole one, and divided: the loop begins
     with `init`, and holds this process's part after the first `apply`. `whole(state)` puts it

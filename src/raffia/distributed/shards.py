@@ -101,7 +101,7 @@ def shard_grads(
     """The rows that this process has of the mean gradients, and metrics of the whole batch.
 
     The parameters and the target are whole meanwhile. Parts are added in order of rank. The update
-    holds "grad_norm", too: the length of all of the gradient.
+    holds "grad_norm", too: the length of all of the gradient, as doubles give it.
 
     state: this process's part.
     batch: this process's part.
@@ -132,9 +132,10 @@ def shard_grads(
         for grad, number in zip(grads, numbers, strict=True)
         if grad.is_floating_point() and (number or group.rank == 0)
     ]
+    # As doubles, so that the norm is rounded once, whichever rows a process has.
     square = torch.zeros((), dtype=torch.float64)
     for grad in counted:
-        square += torch.linalg.vector_norm(grad).double().square()
+        square += torch.linalg.vector_norm(grad, dtype=torch.float64).square()
     norm = torch.stack(group.gather_flat(square.reshape(1))).sum().sqrt()
     norm = norm.to(grads[0].dtype if grads else torch.float32)
     if "grad_norm" in metrics.keys():

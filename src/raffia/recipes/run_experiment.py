@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from raffia.distributed.data_parallel import DataParallel
+from raffia.distributed.engine import TaskError
 from raffia.distributed.follow import Followers
 from raffia.distributed.sharded import Sharded
 from raffia.recipes.devices import require_device
@@ -75,6 +76,13 @@ class RunExperiment(Experiment):
         """The complete state, including the parts that other processes hold."""
         holder = self.across or self.sharded
         return state if holder is None else holder.whole(state)
+
+    def can_save_after(self, error: Exception) -> bool:
+        """Whether a worker failed at a task: nothing was taken of it, nor learnt from it.
+
+        Members in workers may have made different numbers of updates by then.
+        """
+        return isinstance(error, TaskError) and self.across is None
 
     def evolve(self, state: TensorDict) -> tuple[TensorDict, dict[str, Any]] | None:
         """The next generation of a population."""

@@ -167,6 +167,12 @@ class Experiment:
         """The state as it is saved, including parts that other processes hold."""
         return state
 
+    def can_save_after(self, error: Exception) -> bool:
+        """Whether all that changes in place is such that a resume goes on from the newest state,
+        although a step, or a task after it, raised this error; the run is then saved.
+        """
+        return False
+
     def refuse_other(self, found: Checkpoint, state: TensorDict) -> None:
         """Raise RunError for a checkpoint, with its learner's state, that can't be resumed here."""
         refuse_other_state(state, self.example_state(), found.root, keep=self.shaped_by)

@@ -61,7 +61,7 @@ class Log:
         update = step_of(state)
         if self._before is None:
             self._mark(update - 1)
-        self._episodes(update)
+        self.episodes(update)
         if update % self._experiment.plan.log_every == 0:
             self.row(update)
         self._show(update)
@@ -76,8 +76,8 @@ class Log:
             }
         )
 
-    def _episodes(self, update: int) -> None:
-        """A row for each episode that has ended."""
+    def episodes(self, update: int) -> None:
+        """Write a row for each episode that has ended."""
         for episode in self._experiment.take_ended():
             values = {"return": episode.episode_return, "length": episode.length}
             self._write("episode", update, values)

@@ -86,6 +86,9 @@ class Evaluate:
         self.stop: Callable[[], bool] = lambda: False
         self.scored: Callable[[int, float], None] = lambda update, score: None
         self.num_done = 0
+        # The update behind which all was done, where a step after it failed: steps that were played
+        # for the next update make no evaluation due.
+        self.done_after = -1
         self.best: float | None = None
         self.latest: float | None = None
         self._at, self._at_count = -1, -1  # update and count of the latest evaluation
@@ -123,13 +126,14 @@ class Evaluate:
         """Whether enough went by since the latest evaluation, or one is to be joined."""
         elsewhere = self._elsewhere
         is_late = elsewhere is not None and elsewhere.is_due(update)
-        return is_late or self._is_due_to_begin(update)
+        return update != self.done_after and (is_late or self._is_due_to_begin(update))
 
     def _is_due_to_begin(self, update: int) -> bool:
         return self._count(update) // self._experiment.plan.evaluate_every > self.num_done
 
     def __call__(self, state: TensorDict, metrics: TensorDict) -> None:
         """Evaluate if it is due, and join what is due."""
+        self.done_after = -1
         self.catch_up(state)
 
     def catch_up(self, state: TensorDict) -> None:
@@ -199,12 +203,15 @@ class Evaluate:
 
     def state(self) -> dict[str, Any]:
         """The state for a resume."""
-        return {"best": self.best, "latest": self.latest, "at": [self._at, self._at_count]}
+        done = {} if self.done_after < 0 else {"done_after": self.done_after}
+        at = [self._at, self._at_count]
+        return {"best": self.best, "latest": self.latest, "at": at, **done}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Load a state that `state` gave, once the experiment's is loaded."""
         self.best, self.latest = state["best"], state["latest"]
         self._at, self._at_count = state["at"]
+        self.done_after = state.get("done_after", -1)
         begun = None if self._elsewhere is None else self._elsewhere.latest_count
         latest = self._at_count if begun is None else begun
         # The interval may be another one now.

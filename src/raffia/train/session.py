@@ -65,6 +65,8 @@ class TrainingSession:
         counters: Tree = {"evaluate": self.evaluate, "log": self.log, "records": self.records}
         self.run_state = RunState(self.folder, {**experiment.parts, **counters}, experiment.replays)
         self.save = Save(experiment, self.checkpoints, self.run_state, self.evaluate)
+        self._newest: TensorDict | None = None  # the state after the last update of this session
+        self._is_in_step = False
 
     def run(
         self, stop: Stop = lambda: False, on_start: Callable[[], None] = lambda: None
@@ -81,7 +83,7 @@ class TrainingSession:
                 state = self._catch_up(state)
                 state, reason = train(
                     state,
-                    self.experiment.step,
+                    self._step,
                     num_updates=num_updates,
                     every=[self.log, self.evaluate, self._evolve, self.save],
                     stop=stop,
@@ -94,6 +96,13 @@ class TrainingSession:
                 self._note_failure(error)
                 raise
             return self._end(state, reason)
+
+    def _step(self, state: TensorDict) -> tuple[TensorDict, TensorDict]:
+        """A step of the experiment, with a note of the newest state."""
+        self._newest, self._is_in_step = state, True
+        state, metrics = self.experiment.step(state)
+        self._newest, self._is_in_step = state, False
+        return state, metrics
 
     def start(self) -> TensorDict:
         """The learner's state of the newest checkpoint, with all else as it was then; or of the
@@ -190,6 +199,11 @@ class TrainingSession:
         The row goes when the run is resumed: what came after the checkpoint is done again.
         """
         update, env_step = self.log.status.update, self.experiment.num_env_steps
+        if self.experiment.can_save_after(error):
+            try:
+                self._save_newest()
+            except Exception as other:  # the first error is the one that is raised
+                error.add_note(f"Its last update could not be saved: {error_text(other)}")
         text = error_text(error)[:LONGEST_FAILURE]
         self.records.write("error", update=update, env_step=env_step, values={"error": text})
         saved = self.checkpoints.available()
@@ -200,6 +214,16 @@ class TrainingSession:
             else f"The run failed after update {update:,}, before its first checkpoint: "
             f"`raffia resume {self.folder}` starts it again"
         )
+
+    def _save_newest(self) -> None:
+        """Save after the last update, unless that was done, or none was made in this session."""
+        state = self._newest
+        if state is None or (update := step_of(state)) in (0, self.save.last):
+            return
+        if self._is_in_step:
+            self.log.episodes(update + 1)  # those that have ended in it, which is made again
+            self.evaluate.done_after = update
+        self.save.now(state)
 
     @contextlib.contextmanager
     def _announce_compiling(self) -> Iterator[None]:
