@@ -2,10 +2,12 @@
 
 import contextlib
 import math
+from pathlib import Path
 
 import pytest
 import torch
 
+from benchmarks import rates
 from benchmarks.scale_here import any_rows, off_ratio, replay_ratios
 from raffia.algorithms.efficientzero import inference
 from raffia.algorithms.efficientzero.model import EfficientZeroModelMLP
@@ -24,6 +26,11 @@ def test_rows_are_filled_up_but_within_the_block():
             (found,) = inference._in_blocks(noted, model, torch.zeros(3, 4))
         assert len(found) == 3
     assert sizes == [inference.BLOCK, 3]
+
+
+def test_the_table_of_estimates_is_that_of_the_docs():
+    docs = (Path(__file__).parents[1] / "docs" / "scale.md").read_text()
+    assert "\n".join(rates.table()) in docs
 
 
 @pytest.mark.slow

@@ -138,6 +138,17 @@ def test_by_default_the_loop_does_all_and_there_is_one_buffer(tmp_path):
         assert list(run.replays) == ["replay"]
 
 
+def test_the_loop_does_the_tasks_of_kinds_without_workers(tmp_path):
+    """Though they are tasks, and others have workers in other processes."""
+    there = dict(actors__num=1, engine__name="process")
+    with experiment(ALL, tmp_path / "run", **there) as run:
+        pools = [run.collector.pool, run.ahead.pool, run.evaluations.pool]
+        engines = [type(pool.engine).__name__ for pool in pools]
+        assert engines == ["ProcessEngine", "InlineEngine", "InlineEngine"]
+        assert any("1 actor in processes of this" in line for line in run.view.said)
+        assert any("1 reanalyzer in this process" in line for line in run.view.said)
+
+
 def test_workers_find_room_together(tmp_path, monkeypatch):
     asked = []
 

@@ -38,12 +38,16 @@ def make_engine(config: EngineConfig, message: Callable[[str], None] | None = No
     return InlineEngine()
 
 
-def where(engine: EngineConfig) -> str:
-    """The machine and devices of an engine's workers, in words.
+def where(engine: EngineConfig, num: int = 1) -> str:
+    """The machines of an engine's workers, in words.
 
-    >>> where(EngineConfig(name="process"))
-    'in processes of this machine'
+    num: how many they are; without any, the loop does their tasks.
+
+    >>> where(EngineConfig(name="process")), where(EngineConfig(name="process"), num=0)
+    ('in processes of this machine', 'in this process')
     """
+    if not num:
+        return "in this process"
     return {
         "inline": "in this process",
         "process": "in processes of this machine",

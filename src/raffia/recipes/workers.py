@@ -61,11 +61,12 @@ class RunWorkers:
         message: Callable[[str], None],
     ) -> None:
         self._config, self._roles, self._made_from = config, roles, made_from
+        self._used = [kind for kind in roles if self._num(kind)]
         for kind in roles:
             device = "" if kind == POPULATION else getattr(config, kind).device
-            if device and config.engine.name != "ray":  # else they are on other machines
+            # Those of Ray are on other machines.
+            if device and not (kind in self._used and config.engine.name == "ray"):
                 require_device(device, f"{kind}.device")
-        self._used = kinds_elsewhere(config, [*roles])
         self._engine = make_engine(config.engine, message) if self._used else InlineEngine()
         with contextlib.ExitStack() as failed:
             failed.callback(self._engine.close)
@@ -76,15 +77,20 @@ class RunWorkers:
                 raise
             failed.pop_all()
 
+    def _num(self, kind: str) -> int:
+        """How many workers of a kind there are; without any, the loop does their tasks."""
+        config = self._config
+        num: int = config.population.workers if kind == POPULATION else getattr(config, kind).num
+        return num
+
     def _workers(self, kind: str) -> Workers:
         """The workers of one kind; one where the settings have none, for this process."""
         config, role = self._config, self._roles[kind]
         if kind == POPULATION:
             needs = Needs(cpus=float(max(1, config.num_threads)))
-            return Workers(role, config.population.workers, needs)
-        settings = getattr(config, kind)
-        needs = Needs(cpus=settings.cpus, gpus=settings.gpus)
-        return Workers(role, max(1, settings.num), needs)
+        else:
+            needs = Needs(cpus=getattr(config, kind).cpus, gpus=getattr(config, kind).gpus)
+        return Workers(role, max(1, self._num(kind)), needs)
 
     def pool(self, kind: str, made_from: str | None = None) -> Pool:
         """The workers of one kind; in this process, where the settings have none.
@@ -149,16 +155,18 @@ def describe_workers(run: Any) -> list[str]:
     >>> describe_workers(ILQLRun(population=PopulationConfig(size=4, workers=2)))
     ['2 workers in this process share 4 members']
     """
-    lines, at = [], where(run.engine)
+    lines = []
     population, evaluators = run.population, run.evaluators
     if run.learners.num > 1:
         what = "each batch and the state" if run.learners.state == "sharded" else "each batch"
         lines.append(f"{run.learners.num} processes share {what}")
     if population.workers:
+        at = where(run.engine)
         lines.append(f"{population.workers} workers {at} share {population.size} members")
     if evaluators.play_elsewhere:
         lines.append(
-            f"{plural(max(1, evaluators.num), 'evaluator')} {at}; results are collected "
+            f"{plural(max(1, evaluators.num), 'evaluator')} "
+            f"{where(run.engine, evaluators.num)}; results are collected "
             f"{evaluators.join_after:,} updates later"
         )
     return lines

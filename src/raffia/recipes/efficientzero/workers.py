@@ -62,14 +62,15 @@ def describe_workers(run: EfficientZeroRun) -> list[str]:
     ...     replay=ReplayConfig(shards=4), reanalyzers=ReanalyzersConfig(num=2, ahead=8))))
     2 reanalyzers in this process make batches, 8 updates ahead, with 2 of 4 replay shards each
     """
-    actors, reanalyzers, at = run.actors, run.reanalyzers, where(run.engine)
+    actors, reanalyzers = run.actors, run.reanalyzers
     lines = workers.describe_workers(run)
     if actors.play_elsewhere:
         num = max(1, actors.num)
         do, each = ("play", " each") if num > 1 else ("plays", "")
         lines.append(
-            f"{plural(num, 'actor')} {at} {do} {run.env.num_envs // num} environments{each}, "
-            f"{actors.ahead} updates ahead; this process trains"
+            f"{plural(num, 'actor')} {where(run.engine, actors.num)} {do} "
+            f"{run.env.num_envs // num} environments{each}, {actors.ahead} updates ahead; "
+            "this process trains"
         )
     if reanalyzers.play_elsewhere:
         num = max(1, reanalyzers.num)
@@ -78,7 +79,7 @@ def describe_workers(run: EfficientZeroRun) -> list[str]:
             share = len(holds(0, num, run.replay.shards))
             held = f", with {share} of {run.replay.shards} replay shards each"
         lines.append(
-            f"{plural(num, 'reanalyzer')} {at} {do} batches, "
+            f"{plural(num, 'reanalyzer')} {where(run.engine, reanalyzers.num)} {do} batches, "
             f"{reanalyzers.ahead} updates ahead{held}"
         )
     return lines
