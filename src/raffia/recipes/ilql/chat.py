@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from raffia.algorithms.ilql.generate import stream
@@ -163,7 +163,7 @@ class Chat:
 
     def _prompt(self) -> list[int]:
         """The utterances that fit the context: whole ones, the last."""
-        starts = range(max(1, len(self.utterances)))
+        starts: Sequence[int] = range(max(1, len(self.utterances)))
         if isinstance(self.policy.tokenizer, ChatTokenizer):
             # Templates may refuse a chat that begins with an answer.
             asked = (at for at, (_, reward) in enumerate(self.utterances) if reward is None)
