@@ -204,6 +204,11 @@ REFUSED = {
     "0 in": (lambda td: 0 in td, (RuntimeError, TypeError), "[Kk]ey"),
     "a tensor in": (lambda td: T(0) in td, (RuntimeError, TypeError), "[Kk]ey"),
     "mask of columns": (lambda td: td.masked_fill(torch.ones(3).bool(), 0), RuntimeError, ""),
+    "mask of rows": (
+        lambda td: TensorDict(s=["u", "v"], batch_size=[2]).masked_fill(torch.ones(7).bool(), 0),
+        RuntimeError,
+        r"\(7,\)",
+    ),
     "wide mask": (lambda td: td.masked_fill(torch.ones(4, 3, 2).bool(), 0), RuntimeError, ""),
     "where": (lambda td: td.where(FULL, shifted().select("a")), KeyError, "pad"),
     "gather of 2": (lambda td: td.gather(2, T([[0]])), (RuntimeError, IndexError), ""),

@@ -483,6 +483,7 @@ REFUSED = {
     "an item": (lambda td: td.__setitem__("z", torch.ones(T)), R, "batch dimension mismatch"),
     "no key": (lambda td: td.set((), ONE), K, ""),
     "set_ of another shape": (lambda td: td.set_("a", torch.ones(B, T, 6)), R, "update 'a'|shape"),
+    "set_ of text": (lambda td: td.set_("a", "text"), R, "update 'a'"),
     "set_, as a value error": (lambda td: td.set_("a", torch.ones(B, T, 6)), ValueError, ""),
     "update_ of another shape": (lambda td: td.update_({"a": torch.ones(B, T, 6)}), R, ""),
     "set_at_ of another shape": (lambda td: td.set_at_("a", torch.ones(4), 1), R, ""),
@@ -495,6 +496,7 @@ REFUSED = {
     "update by pairs": (lambda td: td.update([("z", ONE)]), (TypeError, AttributeError), ""),
     "update by text": (lambda td: td.update("abc"), (TypeError, AttributeError), ""),
     "keys_to_update": (lambda td: td.update({"a": ONE}, keys_to_update="a"), TypeError, "keys_to"),
+    "in, of a number": (lambda td: 1 in td, R, "1"),
     "rename onto a level": (lambda td: td.rename_key_("a", "b", safe=True), K, "already"),
     "rename onto a leaf": (lambda td: td.rename_key_("a", C, safe=True), K, "already"),
     "two names alike": (lambda td: td.rename_keys({"a": "q", "b": "q"}), ValueError, ""),
@@ -616,6 +618,7 @@ def test_copies(kind):
     assert all(part.batch_size == (B, T) for part in parts)
     for bad in BAD:
         assert list(td.select("a", bad, strict=False).keys(True, True)) == ["a"]
+    assert td.select(("a", "zz"), strict=False).is_empty()  # there is no entry below a tensor
     parts = td.split_keys(["a"], ["zz"], strict=False)
     assert [set(part.keys(True, True)) for part in parts] == [{"a"}, set(), {C, E}]
     assert same(td.replace(a=ONE)["a"].detach(), ONE)
@@ -638,6 +641,8 @@ def test_options_of_derived_containers():
     assert not any(is_tensor_collection(value) for value in flat.values(leaves_only=True))
     td = TensorDict({"b": {"d": 2}, "b.c": 1, "x-y": 3}).unflatten_keys()
     assert set(td.keys(True, True)) == {("b", "d"), ("b", "c"), "x-y"}
+    td = TensorDict({"b.c": 1, "b": {"d": 2}}).unflatten_keys()
+    assert set(td.keys(True, True)) == {("b", "d"), ("b", "c")}
     td = TensorDict({"b": {"c": 1}, "b.c": 2})
     for inplace in (False, True):
         with pytest.raises(KeyError, match="b.c"):
@@ -646,12 +651,13 @@ def test_options_of_derived_containers():
         "b_c",
         "b.c",
     }
-    for source in ({"b.c": 1, "b": 2}, {"b": 2, "b.c": 1}, {"b.c": 1, "b.c.d": 2}):
+    meeting = [{"b.c": 1, "b": 2}, {"b": 2, "b.c": 1}, {"b.c": 1, "b.c.d": 2}]
+    for source in (*meeting, {"b.c": 1, "b": {"c": 2}}):
         td = TensorDict(source)
         for inplace in (False, True):
             with pytest.raises(KeyError):
                 td.unflatten_keys(inplace=inplace)
-        assert set(td.keys(True)) == set(source)
+        assert set(td.keys()) == set(source)
 
 
 # ------------------------------------------------------------------- entries beside one another

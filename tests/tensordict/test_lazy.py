@@ -434,6 +434,7 @@ def test_dense_where_that_can_be():
         ):
             check(got, torch.stack(alike, dim), "dense")
         assert is_lazy(maybe_dense_stack(other, dim), dim)
+        assert dense_stack_tds(alike[0]) is alike[0]
         assert set(maybe_dense_stack(other, dim).keys()) == {"b", "n"}
         wide = [part(0), part(1).set("a", torch.zeros(3, 7))]
         assert is_lazy(maybe_dense_stack(wide, dim), dim)

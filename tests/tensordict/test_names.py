@@ -44,7 +44,7 @@ INDICES = {
     "y": [I[0, ..., 0]],
     "": [I[0, 0, 0]],
     "xyz": [I[:1], ..., T01, [0, 1], range(2), np.array([0, 1]), I[:, T01], T01 == 0],
-    ".xyz": [None, torch.tensor([[0, 1]]), True],
+    ".xyz": [None, torch.tensor([[0, 1]]), True, torch.tensor(True)],
     "xyz.": [I[..., None]],
     "x.yz": [I[:, None]],
     ".yz": [I[0, None]],
@@ -235,6 +235,37 @@ def test_children_take_the_names():
     else:
         assert td["other"].names == ["x", "y", "z"]
     assert other.names == ["i", "j", "k"] and td.names == ["x", "y", "z"]
+
+
+def unnamed(full):
+    return TensorDict(full=full, n=TensorDict(c=full, batch_size=[B, T]), batch_size=[B, T])
+
+
+def test_a_container_without_names_takes_those_of_a_child():
+    full = torch.ones(B, T, A)
+
+    def check_row(store):
+        td, n = unnamed(full), TensorDict(c=full, batch_size=[B, T])
+        td["n"] = n
+        made = store(td, TensorDict({"q": full}, [B, T, A], names=["i", "j", "k"]))
+        td = td if made is None else made
+        assert td.names == td["n"].names == ["i", "j"] and sound(td)
+        assert n.names == [None] * 2  # another holder's names stay
+        assert td["m"].names == ["i", "j", "k"]
+
+    calls = {
+        "set": lambda td, m: td.set("m", m),
+        "an item": lambda td, m: td.__setitem__("m", m),
+        "update": lambda td, m: td.update({"m": m}),
+        "constructor": lambda td, m: TensorDict({"m": m, "n": td["n"]}, [B, T]),
+        "constructor, last": lambda td, m: TensorDict(n=td["n"], m=m, batch_size=[B, T]),
+    }
+    each(calls, check_row)
+    td, n = unnamed(full), TensorDict(c=full, batch_size=[B, T])
+    assert TensorDict({"n": n}, [B, T], names=["x", "y"])["n"].names == ["x", "y"]
+    assert n.names == [None] * 2
+    td["m"] = TensorDict({"q": full}, [B, T, A], names=[None, None, "k"])
+    assert td.names == [None] * 2
 
 
 def test_batch_size_sets_names():

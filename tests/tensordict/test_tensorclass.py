@@ -422,6 +422,10 @@ def test_conversions(tmp_path):
     zeros = Point(x=torch.zeros(3, 4), batch_size=[3])
     zeros.load_state_dict(p.state_dict())
     assert content(zeros) == content(p)
+    holder = TensorDict(p=p)
+    assert lazy_stack([holder, holder]).state_dict()["p.x"].shape == (2, 3, 4)
+    like = TensorDict(p=p, batch_size=[3]).from_dict_instance({"p": {"x": p.x}})
+    assert type(like["p"]) is Point
     mapped = p.memmap(tmp_path)
     assert type(mapped) is Point and mapped.is_memmap() and mapped.is_locked
     for read in (Point.load_memmap, TensorDict.load_memmap, load_memmap):

@@ -85,13 +85,20 @@ class Construction(Node):
         names: Sequence[str | None] | None = None,
         **options: Unpack[SizeOptions],
     ) -> Self:
-        """A container from a (nested) dict, of the kind of this one.
+        """A container from a (nested) dict, of the kind of this one; nested ones likewise.
 
         >>> from raffia import TensorDict
         >>> TensorDict().from_dict_instance({"a": [1, 2]}, batch_size=[2]).batch_size
         torch.Size([2])
         """
-        return finished(type(self), input_dict, names=names, **options)
+        like = self._entries()
+        entries = {
+            key: like[key].from_dict_instance(value)
+            if isinstance(value, dict) and isinstance(like.get(key), Construction)
+            else value
+            for key, value in input_dict.items()
+        }
+        return finished(type(self), entries, names=names, **options)
 
     @classmethod
     @shows_options_of(finished, without="names")

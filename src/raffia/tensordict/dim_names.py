@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from raffia.tensordict.node import Container
+from raffia.tensordict.node import Container, Node
 
 
 def get_names(td: Any) -> list[str | None]:
@@ -21,18 +21,23 @@ def get_names(td: Any) -> list[str | None]:
 
 
 def set_names(td: Any, value: Sequence[str | None] | None) -> None:
+    store(td, checked(td, value))
+
+
+def checked(td: Any, value: Sequence[str | None] | None) -> list[str | None] | None:
+    """A list of names, one for each batch dimension of `td`; None if all of them are None."""
     if value is None:
-        value = [None] * len(td._batch_size)
+        return None
     if isinstance(value, str) or len(value) != len(td._batch_size):
         raise ValueError(
             f"the batch size {tuple(td._batch_size)} needs {len(td._batch_size)} names, "
             f"got {value!r}; None stands for no name"
         )
-    checked = list(value)
-    given = [name for name in checked if name is not None]
+    names = list(value)
+    given = [name for name in names if name is not None]
     if len(given) != len(dict.fromkeys(given)):
-        raise ValueError(f"each name can stand for one dimension only, got {checked}")
-    store(td, checked if given else None)
+        raise ValueError(f"each name can stand for one dimension only, got {names}")
+    return names if given else None
 
 
 def store(td: Any, value: list[str | None] | None) -> None:
@@ -62,6 +67,30 @@ def adopt(value: Any, names: list[str | None]) -> Any:
         return value
     value = value.copy()
     store(value, wanted)
+    return value
+
+
+def take(td: Any, names: list[str | None] | None) -> None:
+    """Name the dimensions of a dense container.
+
+    Nested containers with other names are replaced by copies: another container may hold them.
+    """
+    td._set_names(names)
+    if names is not None:
+        for key, child in td._d.items():
+            if isinstance(child, Node):
+                td._d[key] = adopt(child, names)
+
+
+def agreed(td: Any, value: Any) -> Any:
+    """A nested container to store in `td`, which takes its names if it has none itself."""
+    if td._names is not None:
+        return adopt(value, td._names)
+    if value.__class__ is td._plain and value._names is None or isinstance(value, Tensor):
+        return value
+    names = value.names[: len(td._batch_size)]
+    if any(name is not None for name in names):
+        take(td, names)
     return value
 
 

@@ -14,6 +14,7 @@ from raffia.tensordict.atomic import all_or_nothing
 from raffia.tensordict.keys import (
     NestedKey,
     is_key,
+    malformed,
     missing,
     raise_missing,
     through_leaf,
@@ -92,10 +93,7 @@ def contains(td: Any, key: NestedKey) -> bool:
     """
     node = td
     if not is_key(key):
-        raise TypeError(
-            f"`in` asks whether a key is there, and {key!r} is no key: "
-            "a string or a tuple of strings is needed"
-        )
+        raise malformed(key)
     for name in unravel_key_to_tuple(key):
         node = node._peek_str(name) if isinstance(node, Node) else None
         if node is None:
@@ -210,15 +208,18 @@ class WriteError(RuntimeError, ValueError):
 
 def write(dest: Tensor, item: Any, key: NestedKey, non_blocking: bool = False) -> None:
     """Copy `item` into the tensor `dest`; the error names the key."""
-    source = item if isinstance(item, Tensor) else torch.as_tensor(item, device=dest.device)
+    source = item
     try:
+        if not isinstance(item, Tensor):
+            source = torch.as_tensor(item, device=dest.device)
         if dest.requires_grad and dest.is_leaf:
             dest.data.copy_(source, non_blocking=non_blocking)
         else:
             dest.copy_(source, non_blocking=non_blocking)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError, ValueError) as error:
+        what = f"a value of shape {source.shape}" if isinstance(source, Tensor) else repr(item)
         raise WriteError(
-            f"Failed to update {key!r} in tensordict: a value of shape {source.shape} "
+            f"Failed to update {key!r} in tensordict: {what} "
             f"can't be written into a tensor of shape {dest.shape}: {error}"
         ) from error
 
@@ -333,9 +334,9 @@ def rename_key_(
     [('b', 'c')]
     """
     old_key, new_key = unravel_key(old_key), unravel_key(new_key)
-    value = get(td, old_key, NO_DEFAULT)
     if td._locked:
         raise locked_error(td, old_key)
+    value = get(td, old_key, NO_DEFAULT)
     if old_key == new_key:
         return td
     if safe and contains(td, new_key):

@@ -176,6 +176,10 @@ def _kept(names: list[str | None]) -> list[str | None] | None:
     return names if any(names) else None
 
 
+def _is_flag(part: Any) -> bool:
+    return isinstance(part, Tensor) and part.dtype is torch.bool and not part.dim()
+
+
 def _indexed_names(names: list[str | None], index: Any) -> list[str | None] | None:
     """Names after indexing: slices keep theirs, integers drop it, new dimensions have none."""
     parts = list(index) if isinstance(index, tuple) else [index]
@@ -185,7 +189,7 @@ def _indexed_names(names: list[str | None], index: Any) -> list[str | None] | No
     source = iter(names)
     first_array = None
     for part in parts:
-        if part is None or isinstance(part, bool):
+        if part is None or isinstance(part, bool) or _is_flag(part):
             out.append(None)
         elif isinstance(part, slice):
             out.append(next(source))
@@ -441,10 +445,12 @@ def masked_fill(td: Container, mask: Tensor, value: float | bool) -> Container:
 
 def _masks(td: Any, mask: Tensor) -> list[Tensor]:
     """The mask over the batch dimensions for each leaf, in a form that broadcasts with the leaf."""
-    if mask.dim() > len(td._batch_size):
+    size = td._batch_size
+    fits = [m in (1, n) for m, n in zip(mask.shape, size, strict=False)]
+    if mask.dim() > len(size) or not all(fits):
         raise RuntimeError(
-            f"the mask has shape {tuple(mask.shape)}, more dimensions than the batch size "
-            f"{tuple(td._batch_size)}"
+            f"the mask has shape {tuple(mask.shape)}, which is not that of the first batch "
+            f"dimensions: the batch size is {tuple(size)}"
         )
     return td._spread(mask, [])
 

@@ -51,7 +51,7 @@ class MalformedKeyError(KeyError, TypeError, RuntimeError):
     """
 
 
-def _malformed(key: Any) -> KeyError:
+def malformed(key: Any) -> KeyError:
     return MalformedKeyError(
         "Only NestedKeys are supported: a key is a string or a non-empty, possibly nested "
         f"tuple of strings, such as 'obs' or ('next', 'obs'). Got {key!r}."
@@ -70,7 +70,7 @@ def unravel_key(key: NestedKey) -> NestedKey:
         return key
     flat = unravel_key_to_tuple(key)
     if not flat:
-        raise _malformed(key)
+        raise malformed(key)
     return flat[0] if len(flat) == 1 else flat
 
 
@@ -88,7 +88,7 @@ def unravel_key_to_tuple(key: NestedKey) -> tuple[str, ...]:
         return key
     out: list[str] = []
     if not _unravel(key, out):
-        raise _malformed(key)
+        raise malformed(key)
     return tuple(out)
 
 

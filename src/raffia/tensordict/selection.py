@@ -61,6 +61,8 @@ def select(
                 value = value if name in whole else value.select(*parts[name], strict=strict)
             elif strict:
                 raise through_leaf(name, value, str(parts[name][0][0]))
+            elif name not in whole:
+                continue
         entries[name] = value
     return td._new(entries, td._batch_size, td._names)
 
@@ -324,14 +326,18 @@ def unflatten_keys(td: Container, separator: str = ".", inplace: bool = False) -
     """
     tree: dict[str, Any] = {}
     for name, value in td._entries().items():
-        if isinstance(value, Node) and not value._is_data():
+        container = isinstance(value, Node) and not value._is_data()
+        if container:
             value = value.unflatten_keys(separator)
         if text(separator) not in name:
-            if name in tree:
+            if name not in tree:
+                tree[name] = value
+            elif container and not tree[name].keys() & value.keys():
+                tree[name].update(value._entries())
+            else:
                 raise KeyError(
                     f"unflatten_keys: {name!r} is an entry and would also be a container"
                 )
-            tree[name] = value
             continue
         *path, last = name.split(separator)
         level = tree

@@ -82,7 +82,8 @@ def maybe_dense_stack(
 def dense_stack_tds(td_list: Any, dim: int | None = None) -> Any:
     """The dense stack of containers: those of a list, or the members of a lazy stack.
 
-    Lazy stacks in the list stay lazy: their members are stacked, so that shapes may be unlike.
+    Lazy stacks in the list stay lazy: their members are stacked, so that shapes may be unlike. Any
+    other container is returned as it is.
     dim: needed for a list; that of the lazy stack otherwise.
 
     >>> type(dense_stack_tds(lazy_stack([TensorDict(a=1), TensorDict(a=2)]))).__name__
@@ -91,6 +92,8 @@ def dense_stack_tds(td_list: Any, dim: int | None = None) -> Any:
     if isinstance(td_list, LazyStackedTensorDict):
         dim = td_list.stack_dim if dim is None else dim
         td_list = td_list.tensordicts
+    elif isinstance(td_list, Node):
+        return td_list
     elif dim is None:
         raise ValueError(
             "dense_stack_tds: a list of containers needs the dim along which to stack it"

@@ -49,8 +49,9 @@ def state_dict(
 
 
 def _write_state(td: Any, out: Any, prefix: str, keep_vars: bool, flatten: bool) -> None:
-    if td.__class__ is not td._plain and hasattr(td, "tensordicts"):
-        td._all_shared("state_dict")
+    wrapped = getattr(td, "_td", td)  # of a tensorclass
+    if wrapped.__class__ is not td._plain and hasattr(wrapped, "tensordicts"):
+        wrapped._all_shared("state_dict")
     out._metadata[prefix.rstrip(".")] = {"batch_size": tuple(td._batch_size)}
     for name, value in td._entries().items():
         if value.__class__ is not Tensor and isinstance(value, Node):

@@ -142,7 +142,7 @@ class TensorDict(TensorDictBase):
                 f"{type(source).__name__}; TensorDict.from_any(obj) takes other structures"
             )
         if names is not None:
-            self.names = names
+            dim_names.take(self, dim_names.checked(self, names))
         if lock:
             self.lock_()
 
@@ -407,9 +407,7 @@ class TensorDict(TensorDictBase):
         device = self._device
         if device is not None and value.device != device:
             value = value.to(device)
-        if self._names is not None and isinstance(value, Node):
-            value = dim_names.adopt(value, self._names)
-        return value
+        return dim_names.agreed(self, value) if isinstance(value, Node) else value
 
     # -- own ways, because they are hot
 
