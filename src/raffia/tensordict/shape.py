@@ -588,8 +588,10 @@ def rot90(td: Container, k: int = 1, dims: tuple[int, int] = (0, 1)) -> Containe
     tensor([[1, 3],
             [0, 2]])
     """
-    if td.ndim < 2:
-        raise RuntimeError(f"rot90 turns two batch dimensions, the batch size is {td.batch_size}")
+    if len(td._batch_size) < 2:
+        raise RuntimeError(
+            f"rot90 turns two batch dimensions, the batch size is {tuple(td._batch_size)}"
+        )
     at = [_dim(td, d) for d in dims]
     if len({*at}) != 2 or len(at) != 2:
         raise RuntimeError(f"rot90 turns the plane of two different dims, got {tuple(dims)}")
