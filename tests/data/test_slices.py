@@ -77,6 +77,15 @@ def test_slices_are_of_one_episode_each_and_every_start_comes(by, key, storage):
     assert {first + i for i in starts} <= seen
 
 
+def test_steps_without_ends_get_them():
+    buffer = buffer_of(SliceSampler(slice_len=2, traj_key="episode"))
+    steps = episodes(2, 5)
+    buffer.extend(steps.select("at", "episode"))
+    after = buffer.sample(4)["next"]
+    assert after["terminated"].tolist() == [[False]] * 4
+    assert after["done"].tolist() == after["truncated"].tolist() == [[False], [True]] * 2
+
+
 def test_episodes_are_alike_and_so_are_the_starts_in_each():
     sampler = SliceSampler(slice_len=2, traj_key="episode", truncated_key=None)
     buffer = buffer_of(sampler)

@@ -272,6 +272,8 @@ def test_rows_may_be_given_in_many_ways(make):
     for rows in ([5, 2], (5, 2), torch.tensor([5, 2], dtype=torch.int32), slice(5, 1, -3)):
         assert storage.read(rows).tolist() == [50, 20]
         assert storage.contains(rows).tolist() == [True, True]
+        assert rows in storage
+    assert 6 in storage and 7 not in storage and -1 not in storage
     assert storage.read(torch.tensor(3)) == 30 and storage.read(slice(-2, None)).tolist() == [
         50,
         60,

@@ -438,6 +438,10 @@ def test_dense_where_that_can_be():
         assert set(maybe_dense_stack(other, dim).keys()) == {"b", "n"}
         wide = [part(0), part(1).set("a", torch.zeros(3, 7))]
         assert is_lazy(maybe_dense_stack(wide, dim), dim)
+    assert unlike().from_dict_instance({"a": 1, "n": {"c": 2}}).to_dict() == {
+        "a": torch.tensor(1),
+        "n": {"c": torch.tensor(2)},
+    }
     nested = [TensorDict({"n": {"x": torch.zeros(3, i)}}, [3]) for i in (2, 4)]
     td = maybe_dense_stack(nested)
     assert is_lazy(td["n"], 0)

@@ -45,7 +45,8 @@ class SliceSampler(Sampler):
     traj_key: instead of it, an entry that is another number for each episode. Where neither is
         given it is ("collector", "traj_ids") or "episode", if items have it, and ("next", "done")
         marks the last step else.
-    truncated_key: where batches mark the end of a slice; ("next", "done") is marked beside it.
+    truncated_key: where batches mark the end of a slice; ("next", "done") is marked beside it, and
+        ("next", "terminated") is false if the steps have no such entry.
         None: batches do not mark it.
     strict_length: whether slices are of T steps all. False takes episodes that are shorter as a
         whole, so that a batch may be smaller.
@@ -179,12 +180,13 @@ class SliceSampler(Sampler):
             return {}
         truncated = torch.zeros(len(items), 1, dtype=torch.bool)
         truncated[last] = True
-        done_key = (*unravel_key_to_tuple(self.truncated_key)[:-1], "done")
-        ended = self._entry((*done_key[:-1], "terminated"), items)
-        done = (
-            truncated if ended is None else truncated | ended.reshape(len(items), -1).any(1, True)
-        )
-        return {self.truncated_key: truncated, unravel_key(done_key): done}
+        beside = unravel_key_to_tuple(self.truncated_key)[:-1]
+        ended, marks = self._entry((*beside, "terminated"), items), {self.truncated_key: truncated}
+        if ended is None:
+            done = marks[unravel_key((*beside, "terminated"))] = torch.zeros_like(truncated)
+        else:
+            done = ended.reshape(len(items), -1).any(1, True)
+        return {**marks, unravel_key((*beside, "done")): truncated | done}
 
     def _entry(self, path: tuple[str, ...], items: Tensor) -> Tensor | None:
         """An entry of items, or None if there is no such entry."""

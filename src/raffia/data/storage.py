@@ -295,6 +295,10 @@ class Storage(ABC):
         """Write the given rows, as `set` does."""
         self.set(rows, data)
 
+    def __contains__(self, row: object) -> bool:
+        """Whether a row, or every one of several rows, holds something."""
+        return bool(torch.as_tensor(self.contains(row)).all())
+
     def contains(self, rows: Any) -> Any:
         """Whether rows hold something: a bool for an int, else a bool tensor [*batch].
 

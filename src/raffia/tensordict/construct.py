@@ -91,13 +91,14 @@ class Construction(Node):
         >>> TensorDict().from_dict_instance({"a": [1, 2]}, batch_size=[2]).batch_size
         torch.Size([2])
         """
-        like = self._entries()
-        entries = {
-            key: like[key].from_dict_instance(value)
-            if isinstance(value, dict) and isinstance(like.get(key), Construction)
-            else value
-            for key, value in input_dict.items()
-        }
+
+        def alike(key: Any, value: Any) -> Any:
+            mine = self._peek_str(key) if isinstance(value, dict) else None
+            if isinstance(mine, Construction) and not mine._is_data():
+                return mine.from_dict_instance(value)
+            return value
+
+        entries = {key: alike(key, value) for key, value in input_dict.items()}
         return finished(type(self), entries, names=names, **options)
 
     @classmethod
