@@ -411,6 +411,11 @@ def test_stacks_of_stacks():
     for dim in (0, 1):
         check(make(dim) + dense(dim), dense(dim) * 2, dim)
         check(dense(dim) + make(dim), dense(dim) * 2, "dense")
+        for row in (dense(dim)[0], dense(dim)[:1], make(dim)[0], TensorDict(a=1, b=2, n=dict(c=3))):
+            check(make(dim) + row, dense(dim) + row, dim)
+            check(make(dim).sub_(row), dense(dim) - row, dim)
+        with pytest.raises(RuntimeError, match="broadcast"):
+            make(dim) + dense(dim)[:2]
     first, second = make(), make().select("a")
     out = maybe_dense_stack([first, second], 0)
     assert out.stack_dim == 0 and out[0] is first and out[1] is second

@@ -7,7 +7,7 @@ All leaves go through one `torch._foreach_*` call where there is one; inside a f
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -64,7 +64,11 @@ def paired(mine: Node, theirs: Any, out: list[Any], exact: bool) -> None:
 
     exact: KeyError also if `theirs` has keys that `mine` has not.
     """
-    for a, b in mine._pairs(theirs):
+    pairs = mine._pairs(theirs)
+    if len(pairs) == 1 and pairs[0][0] is mine and hasattr(mine, "tensordicts"):
+        parts = broadcast_parts(mine, theirs)  # since its leaves are those of its members
+        pairs = list(zip(mine.tensordicts, parts, strict=True))
+    for a, b in pairs:
         if a is not mine:
             paired(a, b, out, exact)
             continue
@@ -82,6 +86,22 @@ def paired(mine: Node, theirs: Any, out: list[Any], exact: bool) -> None:
                     paired(value, other, out, exact)
             else:
                 out.append(other)
+
+
+def broadcast_parts(stack: Any, other: Any) -> Sequence[Any]:
+    """What is broadcast to a lazy stack, for each of its members, aligned at the last dimension."""
+    num = len(stack.tensordicts)
+    dim = stack.stack_dim - len(stack._batch_size) + len(other._batch_size)
+    if dim < 0:
+        return [other] * num
+    size = other._batch_size[dim]
+    if size not in (1, num):
+        raise RuntimeError(
+            f"a container of batch size {tuple(other._batch_size)} can't be broadcast to "
+            f"{tuple(stack._batch_size)}"
+        )
+    parts = other.unbind(dim)
+    return parts if size == num else parts * num
 
 
 def unlike(left: dict[str, Any], right: dict[str, Any]) -> KeyError:
