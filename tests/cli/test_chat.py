@@ -30,12 +30,6 @@ from tests.cli.test_runs import fails
 SMOKE = ILQL_PRESETS["ilql-smoke"]
 
 
-@pytest.fixture
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 class Terminal(io.StringIO):
     def isatty(self):
         return True

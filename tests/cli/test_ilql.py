@@ -3,19 +3,11 @@
 import json
 from pathlib import Path
 
-import pytest
-
 from raffia.cli import main
 from raffia.recipes.run_folder import read_run
 from tests.cli.test_runs import fails
 
 SMALL = "--batch_size 4 --evaluate.num_episodes 4"
-
-
-@pytest.fixture
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def run(words, capsys):

@@ -22,12 +22,6 @@ from raffia.train.config import from_json, setting_names, to_json
 POLE = PRESETS["cartpole"]
 
 
-@pytest.fixture
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def make_run(folder, *, config=None, preset="cartpole", rows=(), **made_by):
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)

@@ -60,6 +60,20 @@ LOSSES = "tests/algorithms/ilql/test_losses.py::"
 LAYOUTS = "tests/recipes/test_layouts.py::test_wherever_it_runs_it_is_the_same_run"
 WORKERS = "tests/recipes/test_workers.py::"
 ARRIVED = WORKERS + "test_the_settings_of_workers_get_there"
+ENGINE = WORKERS + "test_the_settings_of_the_engine_get_there"
+OF_BOTH = {
+    "population.workers": LAYOUTS,
+    "engine.name": LAYOUTS,
+    "engine.address": ENGINE,
+    "engine.max_restarts": ARRIVED,
+    "engine.spares": ENGINE,
+    "engine.patience_seconds": ARRIVED,
+    "evaluators.num": LAYOUTS,
+    "evaluators.cpus": ARRIVED,
+    "evaluators.gpus": ARRIVED,
+    "learners.num": LAYOUTS,
+    "learners.sums": LAYOUTS,
+}
 SPEAKING = "tests/algorithms/ilql/decoding/test_generate.py::"
 # Of each setting: of which run it is changed, to what, and what is unlike first; or a test that
 # sees it act.
@@ -169,24 +183,14 @@ SETTINGS = {
     "num_updates": ("wordle", 7, "step"),
     "batch_size": ("wordle", 5, "batch"),
     "num_micro_batches": ("wordle", 2, "made"),
-    "learners.num": LAYOUTS,
-    "population.workers": LAYOUTS,
-    "engine.name": LAYOUTS,
-    "engine.address": WORKERS + "test_the_settings_of_the_engine_get_there",
-    "engine.max_restarts": ARRIVED,
-    "engine.spares": ARRIVED,
-    "engine.patience_seconds": ARRIVED,
-    "evaluators.num": LAYOUTS,
+    **OF_BOTH,
     "evaluators.join_after": (
         "tests/recipes/test_layouts.py::test_a_resume_without_evaluators_joins_what_was_open"
     ),
     "evaluators.device": WORKERS + "test_evaluators_compute_on_their_device",
-    "evaluators.gpus": ARRIVED,
-    "evaluators.cpus": ARRIVED,
     "learners.state": (
         "tests/recipes/test_sharded_states.py::test_each_process_holds_its_part_alone"
     ),
-    "learners.sums": LAYOUTS,
     "evaluate.every_updates": ("wordle", 2, "evaluate"),
     "evaluate.num_episodes": ("wordle", 9, "evaluate"),
     "evaluate.batch_size": ("file", 2, "evaluate"),

@@ -1,7 +1,6 @@
 """Agents as folders of transformers: the same logits, the same tokens, and the way back."""
 
 import io
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from raffia.recipes.ilql.presets import ILQL_PRESETS
 from raffia.recipes.run_folder import create_run
 from raffia.train.experiment import RunError
 from raffia.train.view import PlainView
+from tests.recipes.ilql_runs import write_chats
 
 transformers = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
@@ -29,13 +29,6 @@ SMOKE = ILQL_PRESETS["ilql-smoke"]
 SMALL = TrunkConfig(n_layer=2, n_head=2, n_embd=8, block_size=48)
 NEAR = {"rtol": 0, "atol": 1e-4}
 SEEN = Dialogue([("say 3", None), ("3", 0.0), ("say 5", None)], terminal=False)
-
-
-def chats(folder):
-    rows = [{"utterances": [f"say {n}", str(n)], "rewards": [None, n % 3]} for n in range(10)]
-    path = Path(folder) / "chats.jsonl"
-    path.write_text("\n".join(map(json.dumps, rows)))
-    return path
 
 
 def run_of(folder, **changes):
@@ -53,9 +46,8 @@ def run_of(folder, **changes):
 
 
 def of_chats(folder, tokenizer="characters", **changes):
-    data = DialogueDataConfig(
-        files=(str(chats(folder)),), tokenizer=str(tokenizer), add_special_tokens=True
-    )
+    chats = write_chats(folder / "chats.jsonl", range(10))
+    data = DialogueDataConfig(files=(chats,), tokenizer=str(tokenizer), add_special_tokens=True)
     changes = {"model": ILQLModelConfig(trunk=SMALL), **changes}
     return run_of(folder / "run", task="data", data=data, **changes)
 

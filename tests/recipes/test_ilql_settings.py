@@ -33,12 +33,6 @@ SMOKE = "train ilql --preset ilql-smoke --num_updates 2 --batch_size 8 --evaluat
 TRUNK = "--model.trunk.n_layer 1 --model.trunk.n_embd 8 --model.trunk.n_head 2"
 
 
-@pytest.fixture
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def params_after(words, folder):
     """What a run learns."""
     assert main(f"{SMOKE} {words} --run {folder}".split()) == 0
@@ -54,7 +48,6 @@ def plain(tmp_path_factory):
 @pytest.mark.parametrize(
     "words",
     [
-        "--num_micro_batches 4",
         "--model.trunk.gradient_checkpointing",
         "--num_micro_batches 2 --model.trunk.gradient_checkpointing --optimizer.max_grad_norm 1e6",
         "--precision bfloat16",

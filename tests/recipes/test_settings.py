@@ -75,6 +75,21 @@ IMAGE = with_all(
     model__num_channels=4,
     collect__num_env_steps=60,
 )
+BOX = with_all(
+    VECTOR,
+    env__id="Pendulum-v1",
+    search__num_sampled_actions=3,
+    model__reward_support_range=(-20.0, 21.0, 1.0),
+    collect__num_env_steps=66,
+)
+FILM = with_all(
+    IMAGE,
+    model__downsample=True,
+    collect__extra_updates=0,
+    evaluate__num_episodes=1,
+    evaluate__max_steps=5,
+)
+EVOLVING = with_all(VECTOR, collect__random_env_steps=60, evaluate__every_env_steps=12)
 BASES = {
     "vector": VECTOR,
     "adamw": with_all(VECTOR, optimizer__name="adamw"),
@@ -82,83 +97,48 @@ BASES = {
     "stack": with_all(IMAGE, env__frame_stack=2),
     "gumbel": with_all(VECTOR, search__policy="gumbel"),
     "forms": with_all(VECTOR, model__evolvable_heads=True, model__max_head_nodes=16),
-    "box": with_all(
-        VECTOR,
-        env__id="Pendulum-v1",
-        search__num_sampled_actions=3,
-        model__reward_support_range=(-20.0, 21.0, 1.0),
-        collect__num_env_steps=66,
-    ),
-    "fixed": with_all(
-        VECTOR,
-        env__id="Pendulum-v1",
-        model__sigma_type="fixed",
-        model__reward_support_range=(-20.0, 21.0, 1.0),
-        search__num_sampled_actions=3,
-        collect__num_env_steps=66,
-    ),
+    "box": BOX,
+    "fixed": with_all(BOX, model__sigma_type="fixed"),
     "board": with_all(VECTOR, env__id="tictactoe", model__flatten=True, evaluate__num_episodes=6),
     "atari": with_all(
-        IMAGE,
+        FILM,
         env=EnvConfig(
             id="atari/breakout",
             num_envs=1,
             atari=AtariConfig(size=64, colour=False, max_frames=200, noop_max=5),
         ),
-        model__downsample=True,
-        collect__num_env_steps=60,
         collect__random_env_steps=50,
-        collect__extra_updates=0,
-        evaluate__num_episodes=1,
-        evaluate__max_steps=5,
     ),
     "points": with_all(
-        IMAGE,
+        FILM,
         env=EnvConfig(
             id="atari/alien", num_envs=2, atari=AtariConfig(size=64, colour=False, noop_max=0)
         ),
-        model__downsample=True,
-        collect__num_env_steps=60,
         collect__random_env_steps=56,
-        collect__extra_updates=0,
-        evaluate__num_episodes=1,
-        evaluate__max_steps=5,
     ),
     "members": with_all(
-        VECTOR,
+        EVOLVING,
         population=PopulationConfig(size=3, parameters=0.3, ranges=("learning_rate=1e-3..1",)),
-        collect__random_env_steps=60,
-        evaluate__every_env_steps=12,
     ),
     "halves": with_all(
-        VECTOR,
+        EVOLVING,
         env__num_envs=4,
         population=PopulationConfig(size=4, method="truncation"),
-        collect__random_env_steps=60,
-        evaluate__every_env_steps=12,
     ),
     "noisy": with_all(
-        VECTOR,
+        EVOLVING,
         population=PopulationConfig(size=3, parameters=1.0, hyper=0.0, no_mutation=0.0),
-        collect__random_env_steps=60,
-        evaluate__every_env_steps=12,
     ),
     "growing": with_all(
-        VECTOR,
+        EVOLVING,
         model__evolvable_heads=True,
         model__max_head_nodes=16,
         population=PopulationConfig(
             size=3, architecture=1.0, hyper=0.0, no_mutation=0.0, nodes=(2,), activation=0.5
         ),
-        collect__random_env_steps=60,
-        evaluate__every_env_steps=12,
     ),
 }
 
-LAYOUTS = "tests/recipes/test_layouts.py::test_wherever_it_runs_it_is_the_same_run"
-WORKERS = "tests/recipes/test_workers.py::"
-ARRIVED = WORKERS + "test_the_settings_of_workers_get_there"
-ENGINE = WORKERS + "test_the_settings_of_the_engine_get_there"
 DEVICES = "tests/recipes/test_other_device.py::test_workers_search_on_their_device"
 RECORDED = "tests/recipes/test_recorded.py::"
 REFUSED = "tests/recipes/test_refusals.py::test_settings_that_do_not_go_together_are_refused"
@@ -285,35 +265,25 @@ SETTINGS = {
     "population.shrink": ("members", 0.4, "generation"),
     "population.resample": ("members", 1.0, "generation"),
     "population.spread": ("members", 5.0, "step"),
-    "population.workers": LAYOUTS,
     "checkpoint.every_updates": ("vector", 2, "save"),
     "checkpoint.keep": ("vector", 1, "save"),
-    "engine.name": LAYOUTS,
-    "engine.address": ENGINE,
-    "engine.max_restarts": ARRIVED,
-    "engine.spares": ENGINE,
-    "engine.patience_seconds": ARRIVED,
-    "actors.num": LAYOUTS,
+    **spoken.OF_BOTH,
+    "actors.num": spoken.LAYOUTS,
     "actors.ahead": ("vector", 2, "made"),
     "actors.weights_every": ("vector", 2, "made"),
     "actors.device": DEVICES,
-    "actors.cpus": ARRIVED,
-    "actors.gpus": ARRIVED,
-    "reanalyzers.num": LAYOUTS,
+    "actors.cpus": spoken.ARRIVED,
+    "actors.gpus": spoken.ARRIVED,
+    "reanalyzers.num": spoken.LAYOUTS,
     "reanalyzers.ahead": "tests/train/test_ahead.py"
     "::test_a_batch_is_drawn_ahead_and_made_with_the_weights_of_then",
     "reanalyzers.device": DEVICES,
-    "reanalyzers.cpus": ARRIVED,
-    "reanalyzers.gpus": ARRIVED,
-    "evaluators.num": LAYOUTS,
+    "reanalyzers.cpus": spoken.ARRIVED,
+    "reanalyzers.gpus": spoken.ARRIVED,
     "evaluators.join_after": (
         "tests/recipes/test_layouts.py::test_a_target_ends_the_run_when_it_is_joined"
     ),
     "evaluators.device": DEVICES,
-    "evaluators.gpus": ARRIVED,
-    "evaluators.cpus": ARRIVED,
-    "learners.num": LAYOUTS,
-    "learners.sums": LAYOUTS,
     "learners.state": REFUSED,
     "init_from": "tests/recipes/test_warm_start.py"
     "::test_a_run_starts_with_the_weights_of_another_and_resumes_without_it",

@@ -10,15 +10,11 @@ from raffia.distributed.follow import Followers
 from raffia.distributed.sharded import StateLost
 from raffia.recipes.ilql.experiment import ILQLExperiment
 from raffia.recipes.running import resume_run, train_run
-from raffia.train.checkpoint import Checkpoints
+from tests.recipes.ilql_runs import last
 from tests.recipes.layouts import ILQL, WORDLE, experiment, left, trained
 from tests.recipes.runs import Quiet, rows, with_all
 
 SHARDED = {"learners__num": 2, "learners__state": "sharded"}
-
-
-def state_of(folder):
-    return Checkpoints(folder / "checkpoints").newest(print).tensors("state")
 
 
 @pytest.mark.parametrize("num", [2, 3])
@@ -33,8 +29,8 @@ def test_a_state_in_parts_learns_what_a_whole_one_learns(num, max_grad_norm, tmp
     trained(config, tmp_path / "parts", num_micro_batches=num)
     sharded = {**SHARDED, "learners__num": num}
     first = trained(config, tmp_path / "sharded", **sharded)
-    expected = state_of(tmp_path / "parts")
-    for key, value in state_of(tmp_path / "sharded").items(True, True):
+    expected, found = (last(tmp_path / name).tensors("state") for name in ("parts", "sharded"))
+    for key, value in found.items(True, True):
         there, (rows, *_) = expected[key], [*value.shape, 0]
         if key[-1] == "bias" and rows == 3 * WORDLE.model.trunk.n_embd:
             value, there = ([*one.chunk(3)][::2] for one in (value, there))

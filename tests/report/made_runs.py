@@ -6,6 +6,8 @@ import math
 import random
 from pathlib import Path
 
+from tests.draw.test_clean_svg import SVG
+
 # One grey pixel.
 GIF = bytes.fromhex("47494638396101000100800000808080ffffff2c00000000010001000002024401003b")
 TREE = {
@@ -22,14 +24,6 @@ TREE = {
         | {"q": 8.85, "prior": 0.4, "reward": 1.0, "discount": 0.997},
     ],
 }
-SVG = (
-    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 300 90" width="300" height="90">'
-    "<title>root 0: value +9.50</title>"
-    "<style>@media (prefers-color-scheme:dark){.raffia-ink{fill:#f1f5f9}}</style>"
-    '<path d="M40 45 C100 45 120 20 200 20" fill="none" stroke="#2563eb" stroke-width="6">'
-    "<title>right: 18 visits</title></path>"
-    '<text x="210" y="24" font-size="12" fill="#0f172a" class="raffia-ink">right 72 %</text></svg>'
-)
 
 
 def config(seed=0, preset="cartpole", simulations=25, target=195.0, env="CartPole-v1"):

@@ -9,18 +9,13 @@ from raffia.distributed import InlineEngine
 from raffia.distributed.pool import Pool
 from raffia.tensordict import TensorDict
 from raffia.train.ahead import BatchesAhead
+from tests.train.roles import Stateless
 
 NUM_UPDATES = 12
 
 
-class Tell:
+class Tell(Stateless):
     """A role that answers with what it was given."""
-
-    def __init__(self, config, index):
-        pass
-
-    def load(self, state):
-        pass
 
     def do(self, task, weights):
         return task.copy().set("weights", weights["w"].clone())

@@ -13,6 +13,7 @@ from raffia.functional.seeds import generator_for
 from raffia.tensordict import TensorDict
 from raffia.train.ahead import BatchesAhead
 from raffia.train.evaluations import Evaluated, Evaluations
+from tests.train.roles import Stateless
 
 NUM_UPDATES, AHEAD, JOIN_AFTER, MODULUS = 10, 3, 4, 1_000_003
 
@@ -46,14 +47,8 @@ class OwnGenerator(Actor):
         return self.generator
 
 
-class Score:
+class Score(Stateless):
     """Answers with its task times the weights."""
-
-    def __init__(self, config, index):
-        pass
-
-    def load(self, state):
-        pass
 
     def do(self, task, weights):
         return TensorDict(score=weights["w"] * next(iter(task.values())) % MODULUS)

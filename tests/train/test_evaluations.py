@@ -9,16 +9,11 @@ from raffia.distributed import InlineEngine
 from raffia.distributed.pool import Pool
 from raffia.tensordict import TensorDict
 from raffia.train.evaluations import Evaluated, Evaluations
+from tests.train.roles import Stateless
 
 
-class Weigh:
+class Weigh(Stateless):
     """A role whose score is its weights and the count."""
-
-    def __init__(self, config, index):
-        pass
-
-    def load(self, state):
-        pass
 
     def do(self, task, weights):
         return TensorDict(score=weights["w"] + task["count"] / 1000)

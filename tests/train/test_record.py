@@ -14,26 +14,13 @@ from raffia.train.record import (
     EpisodeRecorder,
     annotated,
 )
-
-Image = pytest.importorskip("PIL.Image", reason="extra video is not installed")
+from tests.envs.test_video import read_gif
 
 NONE = float("nan")
 
 
 def picture(shade, height=170, width=160):
     return torch.full((height, width, 3), shade, dtype=torch.uint8)
-
-
-def film(path):
-    import numpy as np
-
-    with Image.open(path) as opened:
-        frames, times = [], []
-        for t in range(opened.n_frames):
-            opened.seek(t)
-            times.append(opened.info["duration"])
-            frames.append(torch.from_numpy(np.array(opened.convert("RGB"))))
-    return torch.stack(frames), times
 
 
 def letters(panel):
@@ -48,7 +35,7 @@ def test_pictures_alone(tmp_path):
         recorder.frame(picture(shade))
     path = recorder.save("000000004_r12.5")
     assert path == tmp_path / "episodes" / "000000004_r12.5.gif"
-    frames, times = film(path)
+    frames, times = read_gif(path)
     assert torch.equal(frames, torch.stack([picture(shade) for shade in (10, 20, 30)]))
     assert times == [100] * 3
 
@@ -58,7 +45,7 @@ def test_an_episode_begins_anew_after_save(tmp_path):
     for number, num in enumerate((2, 5)):
         for shade in range(num):
             recorder.frame(picture(shade))
-        assert len(film(recorder.save(str(number)))[0]) == num
+        assert len(read_gif(recorder.save(str(number)))[0]) == num
     with pytest.raises(ValueError, match=r"no picture was taken; call frame\(picture\)"):
         recorder.save("third")
 
@@ -69,7 +56,7 @@ def test_value_and_policy_stand_below(tmp_path):
     for t in range(3):
         recorder.frame(picture(50 + t), value=values[t], policy=policies[t])
     recorder.frame(picture(60))  # the last state: nothing was thought there
-    frames, _ = film(recorder.save("a"))
+    frames, _ = read_gif(recorder.save("a"))
     pictures = torch.stack([picture(shade) for shade in (50, 51, 52, 60)])
     expected = annotated(pictures, torch.tensor([*values, NONE]), [*policies, None])
     assert torch.equal(frames, expected)
@@ -130,7 +117,7 @@ def test_long_episodes_are_thinned_and_last_as_long(tmp_path):
     recorder = EpisodeRecorder(tmp_path, fps=20, max_frames=6)
     for t in range(30):
         recorder.frame(picture(8 * t), value=float(t))
-    frames, times = film(recorder.save("a"))
+    frames, times = read_gif(recorder.save("a"))
     assert frames[:, 0, 0, 0].tolist() == [0, 64, 128, 192]  # every eighth
     assert times == [400] * 4
 
@@ -143,7 +130,7 @@ def test_sizes(tmp_path):
         (7, 6, (161, 138)),
     ]:
         recorder.frame(picture(3, height, width))
-        assert film(recorder.save("a"))[0].shape[1:3] == expected
+        assert read_gif(recorder.save("a"))[0].shape[1:3] == expected
 
 
 def test_an_mp4(tmp_path):
@@ -176,4 +163,4 @@ def test_a_env_is_recorded(tmp_path):
     recorder.frame(envs.render(1), value=0.0, policy=torch.full((9,), 1 / 9))
     envs.step(torch.tensor([0, 4]))
     recorder.frame(envs.render(1))
-    assert len(film(recorder.save("board"))[0]) == 2
+    assert len(read_gif(recorder.save("board"))[0]) == 2

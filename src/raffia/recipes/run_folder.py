@@ -10,7 +10,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -169,8 +169,7 @@ def read_run(folder: str | Path, algorithm: Algorithm | None = None) -> Any:
     ...
     raffia.train.experiment.RunError: there is no run in runs/nowhere: it has no config.json
     """
-    _, config, _ = _read(Path(folder), algorithm)
-    return config
+    return read_record(folder, algorithm).config
 
 
 def read_run_of(kind: type[Config], folder: str | Path) -> Config:
@@ -183,39 +182,35 @@ def read_run_of(kind: type[Config], folder: str | Path) -> Config:
     ...     read_run_of(EfficientZeroRun, Path(there) / "run").seed
     3
     """
-    algorithm, config, _ = _read(Path(folder))
-    if not isinstance(config, kind):
-        raise RunError(_of_another(folder, algorithm.name))
-    return config
+    found = read_record(folder)
+    if not isinstance(found.config, kind):
+        raise RunError(_of_another(folder, found.algorithm.name))
+    return found.config
 
 
 def _of_another(folder: str | Path, name: str) -> str:
     return f"{folder} is a run of {name}: use the functions of raffia.recipes.{name} for it"
 
 
-def read_algorithm(folder: str | Path) -> Algorithm:
-    """The algorithm of a run; RunError if there is none, or if it can't be imported.
+class RunRecord(NamedTuple):
+    """What the config file of a run records."""
+
+    algorithm: Algorithm
+    config: Any
+    made_by: dict[str, Any]  # preset, versions, and what the caller gave
+
+
+def read_record(folder: str | Path, algorithm: Algorithm | None = None) -> RunRecord:
+    """What a run is of, and was made by; errors as of `read_run`.
 
     >>> import tempfile
     >>> from raffia.recipes.efficientzero.config import EfficientZeroRun
     >>> with tempfile.TemporaryDirectory() as there:
     ...     create_run(Path(there) / "run", EfficientZeroRun())
-    ...     read_algorithm(Path(there) / "run").title
+    ...     read_record(Path(there) / "run").algorithm.title
     'EfficientZero'
     """
-    algorithm, _, _ = _read(Path(folder))
-    return algorithm
-
-
-def read_made_by(folder: Path, algorithm: Algorithm | None = None) -> dict[str, Any]:
-    """Preset and versions of a run."""
-    _, _, made_by = _read(folder, algorithm)
-    return made_by
-
-
-def _read(
-    folder: Path, algorithm: Algorithm | None = None
-) -> tuple[Algorithm, Any, dict[str, Any]]:
+    folder = Path(folder)
     path = folder / CONFIG
     try:
         data = parse_json(path, path.read_bytes())
@@ -223,7 +218,7 @@ def _read(
         if algorithm is not None and (recorded := made_by["algorithm"]) != algorithm.name:
             raise RunError(_of_another(folder, recorded))
         known = algorithm or recorded_algorithm(made_by)
-        return known, from_json(known.config, data), made_by
+        return RunRecord(known, from_json(known.config, data), made_by)
     except FileNotFoundError:
         raise RunError(f"there is no run in {folder}: it has no {CONFIG}") from None
     except DamagedFileError as error:
@@ -239,7 +234,7 @@ def refuse_without_own(
 
     Others would do as well as these if their shapes are equal, and nobody would notice.
     """
-    recorded = read_made_by(folder, algorithm).get("own", [])
+    recorded = read_record(folder, algorithm).made_by.get("own", [])
     own = ["make_env" if name == "worlds" else name for name in recorded]
     lacks = [name for name in own if name not in given]
     if lacks:
@@ -297,7 +292,7 @@ def has_ended(folder: Path) -> bool:
 def _gone(folder: Path) -> str:
     return (
         f"the checkpoints of {folder} are gone: bring them back, or train again, as by "
-        f"`raffia train {read_made_by(folder)['algorithm']} --config {folder / CONFIG} "
+        f"`raffia train {read_record(folder).made_by['algorithm']} --config {folder / CONFIG} "
         f"--run {folder}-new`"
     )
 

@@ -20,8 +20,7 @@ from raffia.recipes.run_folder import (
     create_run,
     find_checkpoint,
     given_back,
-    read_algorithm,
-    read_made_by,
+    read_record,
     read_run,
     refuse_without_checkpoints,
     refuse_without_own,
@@ -109,8 +108,7 @@ def resume_run(
     3
     """
     folder = Path(folder)
-    algorithm = algorithm or read_algorithm(folder)
-    before = read_run(folder, algorithm)
+    algorithm, before, made_by = read_record(folder, algorithm)
     if config is not None:
         require_config(config, algorithm)
     refuse_without_own(folder, own, algorithm)
@@ -127,8 +125,7 @@ def resume_run(
 
     def on_start() -> None:
         if changed:
-            preset = read_made_by(folder, algorithm)["preset"]
-            write_config(folder, after, preset, own, algorithm)
+            write_config(folder, after, made_by["preset"], own, algorithm)
 
     made = make or imported(algorithm.make)
     return _run_session(folder, made, after, view, on_start, stop, changed)
