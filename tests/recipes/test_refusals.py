@@ -194,6 +194,16 @@ CHANGES = [  # a run, and what it can't be together with
     (TALK, "can't be cut into num_micro_batches=3", {"num_micro_batches": 3, "batch_size": 8}),
     (TALK, r"lora.rank=4 goes on from .* --model FOLDER", {"lora": LoRAConfig(rank=4)}),
     (
+        SMOKE,
+        "without an LSTM .* set loss.lstm_horizon to 1",
+        {"model__lstm_hidden_size": 0},
+    ),
+    (
+        SMOKE,
+        "is not a multiple of 8: set it to 24",
+        {"model__latent_norm": {"latent_norm": "SimNorm", "latent_state_dim": 20}},
+    ),
+    (
         TALK,
         "compile=True with dropout",
         {"model__trunk__dropout": 0.1, "compile": True},

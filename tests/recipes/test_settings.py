@@ -151,6 +151,7 @@ SETTINGS = {
     "model.flatten": ("image", True, "shapes"),
     "model.latent_state_dim": ("vector", 24, "shapes"),
     "model.res_connection": ("vector", False, "shapes"),
+    "model.latent_norm": ("vector", "SimNorm", "shapes"),
     "model.lstm_hidden_size": ("vector", 12, "shapes"),
     "model.head_hidden_channels": ("vector", (8, 8), "shapes"),
     "model.evolvable_heads": ("vector", True, "shapes"),

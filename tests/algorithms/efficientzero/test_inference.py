@@ -30,6 +30,8 @@ MLPS = {
     "layer_norm": {"norm_type": "LN", "res_connection_in_dynamics": True},
     "sizes": {"latent_state_dim": 128, "lstm_hidden_size": 41, "reward_support_range": (-5, 6, 1)},
     "numbers": {"categorical_distribution": False, "value_head_hidden_channels": (9, 7)},
+    "muzero": {"lstm_hidden_size": 0, "res_connection_in_dynamics": True},
+    "muzero_plain": {"lstm_hidden_size": 0, "norm_type": "LN"},
     "no_hidden": {
         "latent_state_dim": 24,
         "policy_head_hidden_channels": (),
@@ -42,6 +44,7 @@ IMAGES = {
     "board_ln": {"norm_type": "LN"},
     "large": {"shape": (3, 70, 64), "downsample": True},
     "image_state_norm": {"state_norm": True},
+    "image_muzero": {"lstm_hidden_size": 0},
 }
 
 

@@ -16,7 +16,7 @@ from .test_learner import LINE, learner_of
 
 
 def build(name, config):
-    return (EfficientZeroModelMLP if name.startswith("mlp") else EfficientZeroModel)(**config)
+    return (EfficientZeroModelMLP if "mlp" in name else EfficientZeroModel)(**config)
 
 
 def outputs(model, obs, actions):
@@ -32,9 +32,9 @@ def outputs(model, obs, actions):
             f"policy{i}": out.policy_logits,
             f"value_prefix{i}": out.value_prefix,
             f"latent{i}": out.latent_state,
-            f"h{i}": out.reward_hidden_state[0],
-            f"c{i}": out.reward_hidden_state[1],
         }
+        if model.lstm_hidden_size:  # MuZero's networks have none
+            seen |= {f"h{i}": out.reward_hidden_state[0], f"c{i}": out.reward_hidden_state[1]}
     seen["project_grad"] = model.project(out.latent_state, with_grad=True)
     seen["project_nograd"] = model.project(out.latent_state, with_grad=False)
     return seen
@@ -66,7 +66,7 @@ def test_another_weight_gives_other_numbers(oracle):
 
 
 def small(**options):
-    return EfficientZeroModelMLP(4, 3, latent_state_dim=8, lstm_hidden_size=6, **options)
+    return EfficientZeroModelMLP(4, 3, **{"latent_state_dim": 8, "lstm_hidden_size": 6, **options})
 
 
 def test_entries_that_do_not_fit_are_named_and_nothing_is_loaded():
@@ -94,6 +94,24 @@ def test_entries_that_do_not_fit_are_named_and_nothing_is_loaded():
     ours, other = (small(norm_type="LN", state_norm=True) for _ in range(2))
     other.load_lightzero(ours.state_dict())  # our own are read as they are
     assert all(torch.equal(other.state_dict()[k], v) for k, v in ours.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"latent_norm": "SimNorm"}, "latent_norm='SimNorm'"),
+        ({"lstm_hidden_size": 0}, r"lstm_hidden_size=0 \(MuZero\)"),
+        ({"norm_type": "LN"}, "norm_type='LN'"),
+        ({"res_connection_in_dynamics": True}, "res_connection_in_dynamics=True"),
+        (
+            {"self_supervised_learning_loss": False, "lstm_hidden_size": 0},
+            r"lstm_hidden_size=0 \(MuZero\), self_supervised_learning_loss=False",
+        ),
+    ],
+)
+def test_options_that_the_weights_seem_to_be_of_are_named(options, said):
+    with pytest.raises(ValueError, match=f"they seem to be of {said}$"):
+        small().load_lightzero(small(**options).state_dict())
 
 
 @pytest.mark.parametrize("norm_type", ["BN", "LN"])

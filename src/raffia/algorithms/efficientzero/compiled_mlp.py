@@ -85,7 +85,7 @@ class CompiledRecurrent:
         # what the first layer makes of each action, with its bias
         self._of_action = torch.empty(self._first.out_features, len(self._codes))
         self._latent_size = dynamics.latent[-1].linear.out_features
-        self._hidden_size = dynamics.lstm.hidden_size
+        self._hidden_size = dynamics.lstm.hidden_size if dynamics.lstm is not None else 0
         self._layers = CompiledLayers()
         self._write(dynamics, heads)
         self.load()
@@ -94,24 +94,28 @@ class CompiledRecurrent:
         layers, program = self._layers, self._layers.program
         size, hidden = self._latent_size, self._hidden_size
         latent = program.read("latent", size, index="parent_row")
-        features, h, both = program.neighbours(size, hidden)
-        program.read("h", hidden, index="parent_row", out=h)
-        c = program.read("c", hidden, index="parent_row")
+        features: ColumnBuffer | None = None
+        if dynamics.lstm is not None:
+            features, h, both = program.neighbours(size, hidden)
+            program.read("h", hidden, index="parent_row", out=h)
+            c = program.read("c", hidden, index="parent_row")
 
         width, num_actions = self._of_action.shape
         layers.parameters.append(self._of_action)
         start = program.look_up(num_actions, width, index="action")
         if dynamics.features:
             new = layers.mlp(dynamics.latent, latent, onto=start, added=latent)
-            layers.mlp(dynamics.features, new, out=features)
+            output = layers.mlp(dynamics.features, new, out=features)
         else:
-            new = layers.mlp(dynamics.latent, latent, onto=start, out=features)
+            output = new = layers.mlp(dynamics.latent, latent, onto=start, out=features)
         program.write(new, "latent", index="node_row")
 
-        layers.parameters += [*dynamics.lstm.weight.split([size, hidden], 1), dynamics.lstm.bias]
-        output = program.lstm(features, h, both, c)
-        program.write(output, "h", index="node_row", zero="reset")
-        program.write(c, "c", index="node_row", zero="reset")
+        if dynamics.lstm is not None:
+            weights = dynamics.lstm.weight.split([size, hidden], 1)
+            layers.parameters += [*weights, dynamics.lstm.bias]
+            output = program.lstm(output, h, both, c)
+            program.write(output, "h", index="node_row", zero="reset")
+            program.write(c, "c", index="node_row", zero="reset")
         layers.scalar(dynamics.reward, output, "reward", dynamics.support)
         layers.heads(heads, new)
 
@@ -228,7 +232,7 @@ class _Dynamics(NamedTuple):
 
     latent: list[Layer]  # layers from a latent state, with the action, to the next
     features: list[Layer]  # layers from there to the LSTM's input; empty: the next latent itself
-    lstm: JointLSTM
+    lstm: JointLSTM | None  # None without a value prefix, as in MuZero
     reward: list[Layer]
     support: Support | None
 
@@ -241,8 +245,8 @@ def _dynamics(model: LatentModel) -> _Dynamics | None:
         networks = [network.fc_dynamics_1, network.fc_dynamics_2, network.fc_reward_head]
     else:
         networks = [network.fc_dynamics, nn.Sequential(), network.fc_reward_head]
-    read, lstm = _all_layers(networks), cast(nn.Module, network.lstm)
-    if read is None or len(read[0]) < 2 or not isinstance(lstm, JointLSTM):
+    read, lstm = _all_layers(networks), cast(nn.Module | None, network.lstm)
+    if read is None or len(read[0]) < 2 or not isinstance(lstm, JointLSTM | None):
         return None
     latent, features, reward = read
     return _Dynamics(latent, features, lstm, reward, model.reward_support)

@@ -1,7 +1,7 @@
 """Settings of EfficientZero, with the paper's numbers. Imports no torch, so that help is quick.
 
-MuZero is EfficientZero with a `lstm_horizon` of 1 (each prefix is one reward), no consistency and
-no reanalyze; Gumbel MuZero is that with `search.policy="gumbel"`.
+MuZero is EfficientZero without value prefix (`lstm_hidden_size` 0 and `lstm_horizon` 1),
+consistency and reanalyze; Gumbel MuZero is that with `search.policy="gumbel"`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,11 @@ class ModelConfig:
     flatten: bool = False  # treat images as vectors: best for boards of a few cells
     latent_state_dim: int = 256  # width of the latent states of vectors
     res_connection: bool = True  # for vectors: the dynamics predict the change of the latent state
-    lstm_hidden_size: int = 512  # width of the value prefix's LSTM
+    # Normalisation of the latent states of vectors: layer normalisation, or a softmax over each
+    # eight numbers.
+    latent_norm: Literal["LN", "SimNorm"] = "LN"
+    # Width of the value prefix's LSTM; 0 for MuZero's networks, which predict each step's reward.
+    lstm_hidden_size: int = 512
     head_hidden_channels: tuple[int, ...] = (32,)  # widths of the heads' hidden layers
     # Heads whose form a population can mutate (`activation`, `architecture`); they start with
     # head_hidden_channels, and have no normalisation.
@@ -58,13 +62,19 @@ class ModelConfig:
         check_types(self)
         check_choices(self)
         check_least(self, 1, "num_channels", "latent_state_dim")
-        check_least(self, 0, "num_res_blocks")
-        check_least(self, 1, "lstm_hidden_size", "proj_hid", "proj_out", "pred_hid", "pred_out")
+        check_least(self, 0, "num_res_blocks", "lstm_hidden_size")
+        check_least(self, 1, "proj_hid", "proj_out", "pred_hid", "pred_out")
         check_above_zero(self, "fixed_sigma")
         if self.pred_out != self.proj_out:
             raise ValueError(
                 f"pred_out={self.pred_out} and proj_out={self.proj_out}: consistency compares what "
                 "is predicted of a projection with it, so that both are as long: set them equal"
+            )
+        if self.latent_norm == "SimNorm" and self.latent_state_dim % 8:
+            raise ValueError(
+                f"latent_norm='SimNorm' works on groups of 8 numbers, and latent_state_dim="
+                f"{self.latent_state_dim} is not a multiple of 8: set it to "
+                f"{self.latent_state_dim // 8 * 8 + 8}"
             )
         check_least(self, 1, "max_head_layers", "max_head_nodes")
         if self.evolvable_heads:
@@ -232,6 +242,11 @@ class EfficientZeroConfig:
     def __post_init__(self) -> None:
         check_types(self)
         check_choices(self)
+        if not self.model.lstm_hidden_size and self.loss.lstm_horizon != 1:
+            raise ValueError(
+                f"lstm_hidden_size=0 and lstm_horizon={self.loss.lstm_horizon}: without an LSTM "
+                "the networks predict the reward of one step, so set loss.lstm_horizon to 1"
+            )
         if self.model.flatten and self.loss.augmentation:
             raise ValueError(
                 f"augmentation={self.loss.augmentation} is of images, and model.flatten makes "

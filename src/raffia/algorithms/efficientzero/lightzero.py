@@ -1,4 +1,4 @@
-"""Reading the weights of LightZero's EfficientZero models, whose names are ours, too."""
+"""Reading the weights of LightZero's EfficientZero and MuZero models, whose names are ours, too."""
 
 from __future__ import annotations
 
@@ -14,6 +14,21 @@ _BATCH_NORM_ALWAYS = (
     "projection.",
     "prediction_head.",
 )
+
+# An entry of LightZero's weights, and what its absence (or presence) says of the model's options.
+_WITHOUT = {
+    "representation_network.norm.weight": "latent_norm='SimNorm'",
+    "dynamics_network.lstm.weight_ih_l0": "lstm_hidden_size=0 (MuZero)",
+    "representation_network.fc_representation.1.running_mean": "norm_type='LN'",
+    "dynamics_network.fc_dynamics.0.weight": "res_connection_in_dynamics=True",
+    "projection.0.weight": "self_supervised_learning_loss=False",
+}
+_WITH = {
+    "dynamics_network.fc_dynamics.0.weight": "res_connection_in_dynamics=False",
+    "representation_network.downsample_net.conv1.weight": "downsample=True",
+    "representation_network.fc_representation.1.running_mean": "norm_type='BN'",
+    "projection.0.weight": "self_supervised_learning_loss=True",
+}
 
 
 def read_lightzero(model: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
@@ -92,7 +107,12 @@ def _check_fit(model: str, ours: Mapping[str, Tensor], theirs: Mapping[str, Tens
                 f"{list(ours[name].shape)}"
             )
     if faults:
+        options = [hint for name, hint in _WITHOUT.items() if name in ours.keys() - theirs.keys()]
+        options += [hint for name, hint in _WITH.items() if name in theirs.keys() - ours.keys()]
+        seem = f"; they seem to be of {', '.join(options)}" if options else ""
+        if any("fc_policy_head.main." in name for name in theirs):
+            seem += "; the policy head of LightZero's Sampled EfficientZero can't be read"
         raise ValueError(
             "\n".join([f"these weights do not fit {model}:", *faults])
-            + "\nbuild the model with the options that the weights were trained with"
+            + f"\nbuild the model with the options that the weights were trained with{seem}"
         )

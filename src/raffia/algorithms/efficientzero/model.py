@@ -39,6 +39,7 @@ class EfficientZeroModel(LatentModel):
 
     observation_shape: (C, H, W); of a stack of frames, C counts the channels of all.
     action_space_size: how many actions; of continuous ones, how many numbers each has.
+    lstm_hidden_size: width of the value prefix's LSTM; 0 for MuZero's model, which has none.
     num_channels: of the latent state.
     reward_head_channels, ..., policy_head_hidden_channels: 1x1 convolution and hidden layers of
         the three heads.
@@ -223,6 +224,7 @@ def _for_vectors(
         observation_shape=shape,
         latent_state_dim=config.latent_state_dim,
         res_connection_in_dynamics=config.res_connection,
+        latent_norm=config.latent_norm,
         **_of_both(spec, config, consistency),
     )
 

@@ -16,8 +16,8 @@ from raffia.algorithms.efficientzero.heads import (
     policy_head,
 )
 from raffia.algorithms.efficientzero.latent_model import LatentModel, supports
-from raffia.algorithms.efficientzero.networks import check_precision, remember
-from raffia.nn.blocks import RELU, LSTMStep, SimNorm, check_norm_type, mlp
+from raffia.algorithms.efficientzero.networks import check_precision, prefix_lstm, remember
+from raffia.nn.blocks import RELU, SimNorm, check_norm_type, mlp
 
 GELU = nn.GELU(approximate="tanh")  # only ever copied
 
@@ -73,6 +73,8 @@ class DynamicsNetworkMLP(nn.Module):
     num_channels: of the input, latent state and action's code together.
     res_connection: the next latent state is the old one and a change; what the LSTM gets is then
         a further network's output. Otherwise the LSTM gets the next latent state itself.
+    lstm_hidden_size: width of the LSTM; 0 for MuZero's network, which has none and predicts the
+        reward of each step.
     largest_head: of a value prefix's head that can change its form, see `head`.
 
     >>> network = DynamicsNetworkMLP(10, action_encoding_dim=2, lstm_hidden_size=6)
@@ -108,9 +110,9 @@ class DynamicsNetworkMLP(nn.Module):
             self.fc_dynamics_1, self.fc_dynamics_2 = layers(num_channels), layers(size)
         else:
             self.fc_dynamics = layers(num_channels)
-        self.lstm = LSTMStep(size, lstm_hidden_size)
+        self.lstm = prefix_lstm(size, lstm_hidden_size)
         self.fc_reward_head = head(
-            [lstm_hidden_size, *reward_head_hidden_channels, output_support_size],
+            [lstm_hidden_size or size, *reward_head_hidden_channels, output_support_size],
             norm_type=norm_type,
             activation=activation,
             zero_last=last_linear_layer_init_zero,
@@ -204,6 +206,7 @@ class EfficientZeroModelMLP(LatentModel):
 
     observation_shape: how many numbers, D or (D,).
     action_space_size: how many actions; of continuous ones, how many numbers each has.
+    lstm_hidden_size: width of the value prefix's LSTM; 0 for MuZero's model, which has none.
     reward_support_range, value_support_range: (start, stop, step), stop left out; they may differ.
     proj_hid, proj_out, pred_hid, pred_out: widths of the projection and of its prediction head,
         which are built if `self_supervised_learning_loss`.

@@ -195,6 +195,8 @@ class DynamicsNetwork(nn.Module):
     output_support_size: of the value prefix's logits.
     flatten_output_size_for_reward_head: what the LSTM gets, reward_head_channels * h * w of the
         latent state.
+    lstm_hidden_size: width of the LSTM; 0 for MuZero's network, which has none and predicts the
+        reward of each step.
     last_linear_layer_init_zero: the value prefix starts at zero.
     activation: of which each layer gets a copy.
     norm_type: "BN" or "LN".
@@ -248,11 +250,15 @@ class DynamicsNetwork(nn.Module):
         self.conv1x1_reward = nn.Conv2d(shape[0], reward_head_channels, 1)
         self.norm_reward = norm_of_images(norm_type, (reward_head_channels, *size))
         self.activation_reward = copy.deepcopy(activation)
-        self.lstm = LSTMStep(flatten_output_size_for_reward_head, lstm_hidden_size)
-        self.norm_value_prefix = norm_of_vectors(norm_type, lstm_hidden_size)
-        self.activation_value_prefix = copy.deepcopy(activation)
+        self.lstm = prefix_lstm(flatten_output_size_for_reward_head, lstm_hidden_size)
+        self.norm_value_prefix: nn.Module = nn.Identity()
+        self.activation_value_prefix: nn.Module = nn.Identity()
+        if self.lstm is not None:
+            self.norm_value_prefix = norm_of_vectors(norm_type, lstm_hidden_size)
+            self.activation_value_prefix = copy.deepcopy(activation)
+        size_in = lstm_hidden_size or flatten_output_size_for_reward_head
         self.fc_reward_head = head(
-            [lstm_hidden_size, *fc_reward_layers, output_support_size],
+            [size_in, *fc_reward_layers, output_support_size],
             norm_type=norm_type,
             activation=activation,
             zero_last=last_linear_layer_init_zero,
@@ -384,23 +390,36 @@ class PredictionNetwork(nn.Module):
         return self.fc_policy(policy.flatten(1)), self.fc_value(value.flatten(1))
 
 
+def prefix_lstm(input_size: int, hidden_size: int) -> LSTMStep | None:
+    """The LSTM of a value prefix; None if it has no width, as in MuZero.
+
+    >>> prefix_lstm(4, 0) is None
+    True
+    """
+    return LSTMStep(input_size, hidden_size) if hidden_size else None
+
+
 def remember(
-    lstm: LSTMStep,
+    lstm: LSTMStep | None,
     features: Tensor,  # [B, input_size]
     reward_hidden_state: tuple[Tensor, Tensor],  # h, c: each [1, B, L]
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """The LSTM's output [B, L] and its next (h, c), shaped as they came.
+
+    Without an LSTM the output is the features, and h and c have no width.
 
     >>> output, (h, c) = remember(LSTMStep(4, 3), torch.ones(2, 4), (torch.zeros(1, 2, 3),) * 2)
     >>> bool((output == h[0]).all())
     True
     """
     h, c = reward_hidden_state
-    shape = (1, len(features), lstm.hidden_size)
+    shape = (1, len(features), lstm.hidden_size if lstm is not None else 0)
     if h.shape != shape or c.shape != shape:
         raise ValueError(
             f"reward_hidden_state is (h, c), each of shape {list(shape)}, got {list(h.shape)} and "
             f"{list(c.shape)}; at the start both are zeros"
         )
+    if lstm is None:
+        return features, (h, c)
     h, c = lstm(features, (h.squeeze(0), c.squeeze(0)))
     return h, (h.unsqueeze(0), c.unsqueeze(0))

@@ -198,6 +198,7 @@ def muzero(run: EfficientZeroRun) -> EfficientZeroRun:
     """
     return replace(
         run,
+        model=replace(run.model, lstm_hidden_size=0),
         loss=replace(run.loss, lstm_horizon=1, consistency_weight=0.0),
         targets=replace(run.targets, reanalyze_ratio=0.0, correct_horizon=False),
     )
