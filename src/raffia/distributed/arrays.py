@@ -49,6 +49,7 @@ class Parts(NamedTuple):
 
     data: list[Any]  # bytes, and arrays of bytes over the tensors' own memory
     leaves: list[Tensor]  # which are to live as long
+    form: list[Any]  # see `walk`
 
 
 def parts_of(tree: TensorDictBase) -> Parts:
@@ -58,15 +59,27 @@ def parts_of(tree: TensorDictBase) -> Parts:
     >>> b"".join(parts_of(tree).data) == pack(tree)
     True
     """
-    form: list[Any] = []
-    leaves: list[Tensor] = []
-    _walk(tree, (), form, leaves)
+    form, leaves = walk(tree)
+    leaves = [leaf if _is_plain_memory(leaf) else _plain(leaf) for leaf in leaves]
     data: list[Any] = [_record(tuple(form))]
     for leaf in leaves:
         if size := leaf.nbytes:
             data.append((ctypes.c_char * size).from_address(leaf.data_ptr()))
             data.append(PADDING[: -size % ALIGNMENT])
-    return Parts(data, leaves)
+    return Parts(data, leaves, form)
+
+
+def walk(tree: TensorDictBase) -> tuple[list[Any], list[Tensor]]:
+    """Names, dtypes and shapes of a tree in one list, and its leaves: trees of the same form have
+    equal lists.
+
+    >>> walk(TensorDict(x=torch.zeros(2)))
+    ([torch.Size([]), 1, 'x', torch.float32, torch.Size([2])], [tensor([0., 0.])])
+    """
+    form: list[Any] = []
+    leaves: list[Tensor] = []
+    _walk(tree, (), form, leaves)
+    return form, leaves
 
 
 def _walk(node: Any, path: tuple[str, ...], form: list[Any], leaves: list[Tensor]) -> None:
@@ -76,7 +89,7 @@ def _walk(node: Any, path: tuple[str, ...], form: list[Any], leaves: list[Tensor
     for name, value in entries:
         if type(value) is Tensor and not value.is_nested and value.layout is torch.strided:
             form += (name, value.dtype, value.shape)
-            leaves.append(value if _is_plain_memory(value) else _plain(value))
+            leaves.append(value)
         elif isinstance(value, TensorDictBase):
             form += (name, None)
             _walk(value, (*path, name), form, leaves)

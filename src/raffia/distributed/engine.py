@@ -205,7 +205,8 @@ class Engine(Protocol):
         """A copy of the weights that were put, for this process."""
 
     def drop(self, ref: Any) -> None:
-        """Free weights that no task will name any more."""
+        """Free weights that no open task names, and none will any more: what a role has kept of
+        them may change."""
 
     def close(self) -> None:
         """End all workers, and free all weights."""

@@ -21,7 +21,9 @@ from multiprocessing.shared_memory import SharedMemory
 from multiprocessing.util import Finalize
 from typing import Any, cast
 
-from raffia.distributed.arrays import pack, parts_of, unpack
+import torch
+
+from raffia.distributed.arrays import pack, parts_of, unpack, walk
 from raffia.distributed.engine import (
     ONE_CPU,
     Lost,
@@ -66,8 +68,10 @@ class ProcessEngine:
         self.spares, self._roles = spares, list[str]()
         self._idle: list[ProcessWorker] = []  # no role was made of them yet
         self._workers: list[ProcessWorker] = []
-        self._weights: dict[str, SharedMemory] = {}
-        self._finalize = Finalize(self, _free, args=(self._weights,), exitpriority=5)
+        self._weights: dict[str, _Weights] = {}
+        self._dropped: dict[str, _Weights] = {}  # the last that were, to be written over
+        args = self._weights, self._dropped
+        self._finalize = Finalize(self, _free, args=args, exitpriority=5)
 
     def require(self, workers: Sequence[Workers]) -> None:
         """Accept any number of workers: processes share the resources of this machine."""
@@ -88,17 +92,27 @@ class ProcessEngine:
         return worker
 
     def put(self, weights: TensorDict) -> str:
-        """The weights in shared memory; its name."""
+        """The weights in shared memory; its name.
+
+        Weights of the same form that were dropped before are written over: their memory is there,
+        and workers have it mapped already.
+        """
+        if self._dropped:
+            name, dropped = self._dropped.popitem()
+            if dropped.overwrite(weights):
+                self._weights[name] = dropped
+                return name
+            dropped.free()
         parts = parts_of(weights)
         size = sum([len(part) for part in parts.data])
         memory = SharedMemory(create=True, size=size)
-        self._weights[memory.name] = memory
+        self._weights[memory.name] = _Weights(memory, parts.form)
         try:
             # As to a file: through a map, each new page costs more, and a page that there is no
             # room for would end this process.
             _write(memory._fd, parts.data)  # type: ignore[attr-defined]
         except OSError as error:
-            self.drop(memory.name)
+            self._weights.pop(memory.name).free()
             raise MemoryError(
                 f"shared memory has no room for weights of {size / 2**20:.0f} MiB beside "
                 f"{len(self._weights)} other versions: give it more (docker run --shm-size), or "
@@ -122,27 +136,54 @@ class ProcessEngine:
 
     def get(self, ref: str) -> TensorDict:
         """A copy of these weights."""
-        return unpack(bytearray(cast(memoryview, self._weights[ref].buf)))
+        return unpack(bytearray(cast(memoryview, self._weights[ref].memory.buf)))
 
     def drop(self, ref: str) -> None:
-        """Free these weights."""
-        memory = self._weights.pop(ref)
-        memory.close()
-        memory.unlink()
+        """Free these weights, or have the next ones written over them."""
+        dropped = self._weights.pop(ref)
+        _free(self._dropped)
+        self._dropped[ref] = dropped
 
     def close(self) -> None:
         """End all workers and free all weights."""
         for worker in [*self._workers, *self._idle]:
             worker.close()
         self._workers, self._idle = [], []
-        _free(self._weights)
+        _free(self._weights, self._dropped)
 
 
-def _free(weights: dict[str, SharedMemory]) -> None:
-    while weights:
-        _, memory = weights.popitem()
-        memory.close()
-        memory.unlink()
+class _Weights:
+    """Weights in shared memory.
+
+    form: what `walk` says of them.
+    """
+
+    def __init__(self, memory: SharedMemory, form: list[Any]) -> None:
+        self.memory, self._form = memory, form
+        self._leaves: list[torch.Tensor] = []  # over the memory, once they are needed
+
+    @torch.no_grad()
+    def overwrite(self, weights: TensorDict) -> bool:
+        """Copy weights of the same form there; False if their form is another."""
+        form, leaves = walk(weights)
+        if form != self._form:
+            return False
+        if not self._leaves:
+            file = self.memory._fd  # type: ignore[attr-defined]
+            self._leaves = walk(unpack(mmap(file, self.memory.size)))[1]
+        torch._foreach_copy_(self._leaves, leaves)
+        return True
+
+    def free(self) -> None:
+        """Free the memory once nobody has it mapped."""
+        self.memory.close()
+        self.memory.unlink()
+
+
+def _free(*several: dict[str, _Weights]) -> None:
+    for weights in several:
+        while weights:
+            weights.popitem()[1].free()
 
 
 def _write(file: int, parts: list[Any]) -> None:
@@ -262,8 +303,6 @@ def _end(connection: Connection, process: Any) -> None:
 
 def _serve(connection: Connection, roles: Sequence[str]) -> None:
     """Do tasks until asked to leave, or until the leader is gone."""
-    import torch
-
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the leader's to act upon
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     request_exact_products()
