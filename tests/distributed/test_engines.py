@@ -278,6 +278,31 @@ def test_weights_that_are_written_piece_by_piece_arrive_whole(monkeypatch):
     assert all(found[key].equal(value) for key, value in tree.items())
 
 
+def test_new_weights_are_written_over_dropped_ones_of_the_same_form():
+    weights = TensorDict(w=torch.ones(3), empty=TensorDict(x=torch.zeros(0)))
+    with closing(ProcessEngine()) as engine:
+        worker = engine.start(COUNTER, "{}", 0)
+
+        def seen(ref):
+            worker.ask(TensorDict(add=torch.tensor(1)), ref)
+            return float(worker.take(60.0)["weight"])
+
+        kept, first = engine.put(weights), engine.put(weights * 2)
+        assert seen(first) == 6.0
+        engine.drop(first)
+        turned = TensorDict(w=torch.arange(6.0).view(3, 2)[:, 1], empty=weights["empty"])
+        second = engine.put(turned)  # strided: its numbers are copied, not its memory
+        assert second == first and seen(second) == 9.0 and seen(kept) == 3.0
+        assert engine.get(second)["w"].tolist() == [1.0, 3.0, 5.0]
+        for other in (TensorDict(w=torch.ones(4)), TensorDict(w=torch.ones(3).double())):
+            engine.drop(second)
+            second, before = engine.put(other), second
+            assert second != before and seen(second) == other["w"].sum()
+            assert not Path("/dev/shm", before).exists()  # its memory is free
+        engine.drop(second)
+    assert not Path("/dev/shm", second).exists()
+
+
 def test_shared_memory_that_is_full_is_told_in_words(monkeypatch):
     def full(file, parts):
         raise OSError(errno.ENOSPC, "No space left on device")

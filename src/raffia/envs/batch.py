@@ -18,6 +18,7 @@ from raffia.envs.rows import (
     raised_in,
     refuse_ended,
 )
+from raffia.tensordict.access import unchecked
 from raffia.tensordict.tensordict import TensorDict
 
 
@@ -117,7 +118,7 @@ def outputs_of(
     else:
         rows = rows.cpu()
         entries = {key: tensors[key].index_select(0, rows) for key in keys}
-    return TensorDict(entries, batch_size=[num_rows])
+    return unchecked(entries, torch.Size([num_rows]))
 
 
 class TimeLimit:

@@ -4,6 +4,7 @@ A stream of random numbers that is drawn this way needs no saved state: its posi
 and drawing more for one purpose changes nothing of any other.
 """
 
+import functools
 import hashlib
 import operator
 from collections.abc import Iterable
@@ -57,6 +58,7 @@ def generator_for(
     return torch.Generator(device).manual_seed(derive_seed(seed, *parts))
 
 
+@functools.lru_cache(4096, typed=True)
 def _coded(part: int | str) -> bytes:
     """A part with its kind and its length before it."""
     kind, text = (b"s", part) if isinstance(part, str) else (b"i", str(_whole(part)))

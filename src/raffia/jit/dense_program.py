@@ -318,6 +318,20 @@ class DenseProgram:
             slot.check(name, arrays[name])
         return Bound(self, [(slot, arrays[name]) for name, slot in self._slots.items()])
 
+    def run(self, arrays: Mapping[str, Tensor], rows: int) -> None:
+        """`bind(arrays)(rows)` once, for arrays that were made for it: they are not checked."""
+        addresses = array("q", [arrays[name].data_ptr() for name in self._slots])
+        memory = scratch(BLOCK * self._columns)
+        record = self.record(addresses, memory)  # a name, so that it lives
+        layers.run(record.address, memory, rows)
+
+    def record(self, slots: "array[int]", memory: int) -> layers.ProgramRecord:
+        """The program as the kernel reads it, on arrays and scratch memory at these addresses."""
+        table, weights = self._table.data_ptr(), self._weights.data_ptr()
+        record = layers.ProgramRecord()
+        record.set(table, len(self._layers), weights, slots.buffer_info()[0], BLOCK, memory)
+        return record
+
     def __reduce__(self) -> NoReturn:
         raise TypeError("a DenseProgram holds addresses of this process: build it again, then load")
 
@@ -369,7 +383,9 @@ class Bound:
 
     def __init__(self, program: DenseProgram, slots: list[tuple[_ArraySlot, Tensor]]) -> None:
         self._referenced = program, slots  # keeps alive what the addresses below refer to
-        self.room = min((len(found) for slot, found in slots if not slot.chosen), default=0)  # rows
+        self.room = min(
+            (found.size(0) for slot, found in slots if not slot.chosen), default=0
+        )  # rows
         self.size = BLOCK * program._columns  # of scratch memory, float32
         self.addresses = array("q", [found.data_ptr() for _, found in slots])
         self._program = self.program(self.addresses)
@@ -389,11 +405,7 @@ class Bound:
 
     def program(self, slots: "array[int]") -> layers.ProgramRecord:
         """The program as the kernel reads it, on arrays at these addresses."""
-        program, memory = self._referenced[0], scratch(self.size)
-        table, weights = program._table.data_ptr(), program._weights.data_ptr()
-        record = layers.ProgramRecord()
-        record.set(table, len(program._layers), weights, slots.buffer_info()[0], BLOCK, memory)
-        return record
+        return self._referenced[0].record(slots, scratch(self.size))
 
     def native(self) -> tuple[int, int]:
         """The addresses of a compiled function and of what it is to be called with, and the rows.
@@ -412,6 +424,6 @@ def _up(width: int) -> int:
 def scratch(size: int) -> int:
     """The address of memory that belongs to this thread; nothing there survives a call."""
     memory: Tensor | None = getattr(_local, "scratch", None)
-    if memory is None or len(memory) < size:
+    if memory is None or memory.size(0) < size:
         memory = _local.scratch = torch.zeros(size)
     return memory.data_ptr()

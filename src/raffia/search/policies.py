@@ -181,9 +181,8 @@ def sample_visits(
     >>> sample_visits(torch.tensor([[3, 5, 5]]), temperature=0.0)
     tensor([1])
     """
-    most = visits.argmax(-1)
     if not _any(temperature):
-        return most
+        return visits.argmax(-1)
     if gumbel is None:
         raise ValueError("a temperature above 0 draws the action: pass gumbel=gumbel_noise(shape)")
     # Gumbel-max; visits relative to the most, so that a small temperature does not overflow
@@ -193,7 +192,7 @@ def sample_visits(
         return (log_visits / float(temperature) + gumbel).argmax(-1)
     heat = temperature.to(visits.device, torch.float64)
     scores = log_visits / heat.clamp_min(1e-12).unsqueeze(-1) + gumbel
-    return torch.where(heat > 0, scores.argmax(-1), most)
+    return torch.where(heat > 0, scores.argmax(-1), visits.argmax(-1))
 
 
 def _check_dirichlet(noise: Tensor, mask: Tensor | None) -> None:

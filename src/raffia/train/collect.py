@@ -66,6 +66,7 @@ class Collector:
         self.ledger = Ledger(env.num_envs, env.spec, seed=seed, first_row=first_row)
         self._state: TensorDict | None = None  # [E], the newest frames
         self._frames: Tensor | None = None  # [E, S, *O]
+        self._rows = everywhere(env)
 
     @property
     def num_env_steps(self) -> int:
@@ -75,7 +76,7 @@ class Collector:
     def collect(self, act: Act, num_steps: int) -> TensorDict:
         """Play this many steps in each environment; returns them: [T, E]."""
         if self._state is None:
-            self._begin(everywhere(self.env))
+            self._begin(self._rows)
         return stack([self._step(act) for _ in range(num_steps)], 0)
 
     def take_ended(self) -> list[EndedEpisode]:
@@ -86,7 +87,7 @@ class Collector:
     def now(self) -> TensorDict:
         """The states [E] for the actor's next step; before the first one environments are reset."""
         if self._state is None:
-            self._begin(everywhere(self.env))
+            self._begin(self._rows)
         assert self._state is not None
         if self._frames is None:
             return self._state
@@ -107,9 +108,9 @@ class Collector:
         )
         if "continues" in after.keys():
             step["continues"] = after["continues"]
-        ended = self.ledger.count(everywhere(self.env), chosen["action"], after)
+        ended = self.ledger.count(self._rows, chosen["action"], after)
         self._show(states)
-        self._restart_frames(everywhere(self.env), after)
+        self._restart_frames(self._rows, after)
         if len(ended):
             self._begin(ended)
         return step
@@ -172,7 +173,7 @@ class Collector:
         if not self.ledger.has_begun:
             return
         by_row = self.ledger.rewind()
-        self._begin(everywhere(self.env))
+        self._begin(self._rows)
         counts = state["num_actions"]
         for t in range(int(counts.max())):
             rows = (counts > t).nonzero().squeeze(-1)

@@ -135,7 +135,9 @@ class Ledger:
         """Repeat a step that was counted before, as a resume replays it."""
         taken, reward = action.unsqueeze(1).unbind(), after["reward"].tolist()
         for row, actions, number in zip(rows.tolist(), taken, reward, strict=True):
-            self._add(row, actions, [number])
+            self._return[row] += number
+            self._length[row] += 1
+            self._actions[row].append(actions)
 
     def _add(self, row: int, actions: Tensor, rewards: Sequence[float]) -> None:
         """Steps [n] of a row."""

@@ -9,6 +9,7 @@ from raffia.algorithms.efficientzero.planning import Planner
 from raffia.envs.env import Box, EnvSpec
 from raffia.functional.draws import draw_seeds, seeded_gumbel, seeded_uniform
 from raffia.search.policies import PolicyOutput
+from raffia.tensordict.access import unchecked
 from raffia.tensordict.tensordict import TensorDict
 
 
@@ -60,7 +61,6 @@ def replay_entries(plan: PolicyOutput) -> TensorDict:
     >>> sorted(replay_entries(muzero_policy(root, model, 4)).keys())
     ['action', 'policy', 'value']
     """
-    size = [len(plan.action)]
     entries: dict[str, Tensor] = {
         "action": plan.action,
         "policy": plan.action_weights.float(),
@@ -68,7 +68,7 @@ def replay_entries(plan: PolicyOutput) -> TensorDict:
     }
     if "actions" in plan.tree.data.keys():
         entries["sampled_actions"] = plan.tree.data["actions"][:, 0].clone()
-    return TensorDict(entries, size)
+    return unchecked(entries, plan.action.shape[:1])
 
 
 def act_at_random(

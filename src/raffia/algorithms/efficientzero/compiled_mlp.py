@@ -214,7 +214,7 @@ class CompiledRoot:
         """latent state [B, D], value [B], policy logits [B, A]; None for other observations."""
         if observation.shape[1:] != (self._size,) or not _is_float32_here(observation):
             return None
-        rows = len(observation)
+        rows = observation.size(0)
         latent, value = torch.empty(rows, self._latent_size), torch.empty(rows)
         prior_logits = torch.empty(rows, self._num_actions)
         arrays = {
@@ -223,7 +223,7 @@ class CompiledRoot:
             "value": value,
             "prior_logits": prior_logits,
         }
-        self._layers.program.bind(arrays)(rows)
+        self._layers.program.run(arrays, rows)
         return latent, value, prior_logits
 
 

@@ -134,14 +134,23 @@ class Folding:
         ]
         self.refresh(model)
 
-    @torch.no_grad()
     def refresh(self, model: LatentModel) -> None:
         """Copy the present parameters and statistics of a model with the same layers.
 
         ValueError if it has others; the copy stays as it is then.
         """
-        own, given = self._modules, _modules(model)
+        self.copy(self.source(model))
+
+    def source(self, model: LatentModel) -> dict[str, nn.Module]:
+        """The modules of a model by name; ValueError if its layers are not the same."""
+        given = _modules(model)
         _check_same(self._entries, _entries(model, given))
+        return given
+
+    @torch.no_grad()
+    def copy(self, given: dict[str, nn.Module]) -> None:
+        """Copy the present parameters and statistics of modules of the same layers."""
+        own: dict[str, Any] = self._modules
         if pairs := self._pairs:
             _fold(
                 [given[pair.linear] for pair in pairs],

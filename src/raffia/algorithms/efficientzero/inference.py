@@ -16,7 +16,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from raffia import jit
 from raffia.algorithms.efficientzero.folding import Folding
@@ -25,6 +25,7 @@ from raffia.algorithms.efficientzero.row_invariant import BLOCK, filled_up
 from raffia.functional.transforms import precise
 from raffia.nn.cudagraphs import Card, copy_each
 from raffia.search.base import RecurrentOutput, RootOutput, SearchMemory
+from raffia.tensordict.access import unchecked
 from raffia.tensordict.tensordict import TensorDict
 
 if TYPE_CHECKING:
@@ -119,12 +120,19 @@ class FoldedModel:
             # On a GPU as many as a graph has, so that convolutions are planned for few numbers.
             return _in_blocks(root_rows, model, observation, on_gpu=room_for(len(observation)))
         latent, value, logits = found
-        zeros = latent.new_zeros(len(latent), model.lstm_hidden_size)
+        zeros = latent.new_zeros(latent.size(0), model.lstm_hidden_size)
         return value, logits, latent, zeros, zeros.clone()
 
     def refresh(self, model: LatentModel) -> None:
         """Copy the present weights and statistics of a model with the same layers, in place."""
-        self._folding.refresh(model)
+        self.source(model)()
+
+    def source(self, model: LatentModel) -> Callable[[], None]:
+        """What `refresh(model)` does, for a model whose layers stay: they are compared once."""
+        return partial(self._copy, self._folding.source(model))
+
+    def _copy(self, modules: dict[str, nn.Module]) -> None:
+        self._folding.copy(modules)
         self.recurrent_fn.refresh()
         _reload(self)
 
@@ -257,9 +265,9 @@ def as_embedding(
     c: Tensor,
 ) -> TensorDict:
     """The embedding of `FoldedModel`."""
-    size = [len(latent_state)]
-    state = TensorDict({"h": h, "c": c}, size)
-    return TensorDict({"latent_state": latent_state, "reward_hidden_state": state}, size)
+    size = latent_state.shape[:1]
+    state = unchecked({"h": h, "c": c}, size)
+    return unchecked({"latent_state": latent_state, "reward_hidden_state": state}, size)
 
 
 def _without_compiled(folded: object) -> dict[str, Any]:

@@ -54,15 +54,16 @@ class _Copy:
     """A model, folded."""
 
     def __init__(self, model: LatentModel, *, cudagraphs: bool, dtype: torch.dtype | None) -> None:
-        self._model, self._folded = model, fold(model, cudagraphs=cudagraphs, dtype=dtype)
+        self._folded = fold(model, cudagraphs=cudagraphs, dtype=dtype)
         self.recurrent_fn = self._folded.recurrent_fn
         self._tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+        self._refresh = self._folded.source(model)
 
     @torch.no_grad()
     def load(self, weights: TensorDict) -> None:
         given = weights_by_name(weights)
         torch._foreach_copy_([self._tensors[name] for name in given], list(given.values()))
-        self._folded.refresh(self._model)
+        self._refresh()
 
     def root(
         self,
