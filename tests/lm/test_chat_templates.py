@@ -3,6 +3,8 @@
 import json
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from raffia.files import DamagedFileError
 from raffia.lm.data.data_point import DataPoint
@@ -171,3 +173,21 @@ def test_other_roles_are_the_users_and_the_agent_may_begin(source, tmp_path):
         assert row_of(CHAT, ours).tokens != row_of(without, ours).tokens
         begun = DataPoint.from_obs(Dialogue([("hi", 1.0)]), ours)
         assert len(begun.utterance_rewards) == 1 and begun.action_idxs[0] > 0
+
+
+@pytest.mark.parametrize("kind", TEMPLATES)
+def test_whatever_is_said_a_prompt_is_the_beginning_of_its_row(kind, tmp_path_factory):
+    ours = ChatTokenizer(write_tokenizer(tmp_path_factory.mktemp("chat"), kind))
+    text = st.text("ab \n<|é/s>", max_size=8)
+
+    @given(st.lists(st.tuples(text, text), min_size=1, max_size=3))
+    @settings(deadline=None, max_examples=40)
+    def check(pairs):
+        sequence = [turn for asked, said in pairs for turn in ((asked, None), (said, 1.0))]
+        row = DataPoint.from_obs(Dialogue(sequence), ours)
+        assert len(row.utterance_rewards) == len(pairs)
+        for num in range(len(pairs)):
+            prompt = DataPoint.from_obs(Dialogue(sequence[: 2 * num + 1], terminal=False), ours)
+            assert prompt.tokens == row.tokens[: row.utterance_state_idxs[num] + 1]
+
+    check()

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from raffia.lm.envs.tabular import TabularPolicy, TabularValues, tabular_values
     from raffia.lm.folder import load_gpt2, save_gpt2
     from raffia.lm.kv_cache import KeyValueCache
-    from raffia.lm.tokenizers.hf_tokenizer import HFTokenizer, load_tokenizer
+    from raffia.lm.tokenizers.chat_template import ChatTemplate
+    from raffia.lm.tokenizers.hf_tokenizer import ChatTokenizer, HFTokenizer, load_tokenizer
     from raffia.lm.tokenizers.tokenizer import (
         SPECIAL_TOKENS,
         PieceTokenizer,
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 __all__ = [
     "BatchLanguagePolicy",
     "CausalLM",
+    "ChatTemplate",
+    "ChatTokenizer",
     "ConstantTokenReward",
     "DataPoint",
     "DialogueDataset",
