@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -191,3 +192,19 @@ def test_whatever_is_said_a_prompt_is_the_beginning_of_its_row(kind, tmp_path_fa
             assert prompt.tokens == row.tokens[: row.utterance_state_idxs[num] + 1]
 
     check()
+
+
+def test_no_token_reaches_from_a_prompt_into_the_answer(tmp_path):
+    theirs = tokenizers.Tokenizer(tokenizers.models.BPE())
+    pieces = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    theirs.pre_tokenizer = pieces  # nothing keeps the line feeds on both sides apart
+    trainer = tokenizers.trainers.BpeTrainer(
+        initial_alphabet=pieces.alphabet(), special_tokens=["<|im_start|>", "<|im_end|>", "<|pad|>"]
+    )
+    theirs.train_from_iterator(["t\n\nso"] * 3, trainer)
+    theirs.save(str(tmp_path / "tokenizer.json"))
+    assert len(theirs.encode("t\n\nso").ids) == 1
+    ours = ChatTokenizer(tmp_path, ChatTemplate(CHATML))
+    row = DataPoint.from_obs(Dialogue([("hi", None), ("\nso", 1.0)]), ours)
+    prompt = DataPoint.from_obs(Dialogue([("hi", None)], terminal=False), ours)
+    assert prompt.tokens == row.tokens[: row.action_idxs[0] + 1]
