@@ -1,6 +1,6 @@
 """ILQL beside what it is compared with, each by each way of decoding: one table.
 
-    python -m benchmarks.ilql_methods words             # 5 methods, 3 seeds; 1.5 hours of a core
+    python -m benchmarks.ilql_methods words             # 5 methods, 3 seeds; half an hour of a core
     python -m benchmarks.ilql_methods letters --methods bc ilql --seeds 0
     python -m benchmarks.ilql_methods letters --table   # of what was measured before
 
