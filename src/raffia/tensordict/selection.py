@@ -16,6 +16,7 @@ from raffia.tensordict.keys import (
     raise_missing,
     through_leaf,
     unravel_key,
+    unravel_key_to_tuple,
 )
 from raffia.tensordict.lock import locked_error
 from raffia.tensordict.node import Container, Node
@@ -188,10 +189,8 @@ def split_keys(
     """
     if inplace and td._locked:
         raise locked_error(td)
-    if inplace:
-        with all_or_nothing(td):
-            return _split_keys(td, td, key_sets, default, strict, reproduce_struct)
-    return _split_keys(td, td.copy(), key_sets, default, strict, reproduce_struct)
+    last = td if inplace else td.copy()
+    return _split_keys(td, last, key_sets, default, strict, reproduce_struct)
 
 
 def _split_keys(
@@ -203,7 +202,6 @@ def _split_keys(
     reproduce_struct: bool,
     filter_empty: bool = True,
 ) -> tuple[Any, ...]:
-    present = last.copy()
     moved: dict[NestedKey, None] = {}
     out = []
     for key_set in key_sets:
@@ -217,7 +215,9 @@ def _split_keys(
                     f"key {key!r} is in two key sets; each key can go to one container only"
                 )
             moved[key] = None
-            value = get(present, key) if contains(present, key) else None
+            value = get(last, key) if contains(last, key) else None
+            if isinstance(value, Node):  # entries of it may be moved elsewhere
+                value = value.copy()
             if value is None:
                 if default is not NO_DEFAULT:
                     set(part, new, default)
@@ -226,24 +226,37 @@ def _split_keys(
                 continue
             set(part, new, value)
         out.append(part)
-    for key in moved:
-        if contains(last, key):
-            del_(last, key)
-    if filter_empty and not reproduce_struct:
-        prune(last)
+    with all_or_nothing(last, paths=map(unravel_key_to_tuple, moved)):
+        for key in moved:
+            if contains(last, key):
+                del_(last, key)
+        if filter_empty and not reproduce_struct:
+            prune(last)
     return (*out, last)
 
 
-def prune(td: Any) -> bool:
-    """Remove nested containers that hold nothing; whether nothing is left then."""
+def prune(td: Any) -> None:
+    """Remove nested containers that hold nothing: all, or none if one can't be."""
+    found: list[tuple[Any, str]] = []
+    _find_empty(td, found)
+    for node, _ in found:
+        if node._locked:
+            raise locked_error(node)
+    for node, name in found:
+        node._del_str(name)
+
+
+def _find_empty(td: Any, found: list[tuple[Any, str]]) -> bool:
+    """Append nested containers that hold nothing, by what holds them; whether this one is such."""
     if td.__class__ is not td._plain and getattr(td, "_lazy", False):
-        return all([prune(member) for member in td.tensordicts])  # also what not all of them have
+        # also what not all of them have
+        return all([_find_empty(member, found) for member in td.tensordicts])
     holds = False
-    for name, value in list(td._peek().items()):
+    for name, value in td._peek().items():
         if value.__class__ is Tensor or not isinstance(value, Node) or value._is_data():
             holds = True
-        elif prune(value):
-            td._del_str(name)
+        elif _find_empty(value, found):
+            found.append((td, name))
         else:
             holds = True
     return not holds
@@ -267,8 +280,7 @@ def separates(
     """
     if td._locked:
         raise locked_error(td)
-    with all_or_nothing(td):
-        return _split_keys(td, td, (keys,), default, strict, False, filter_empty)[0]
+    return _split_keys(td, td, (keys,), default, strict, False, filter_empty)[0]
 
 
 def flatten_keys(
