@@ -8,8 +8,9 @@ from __future__ import annotations
 import ctypes
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from itertools import repeat
 from mmap import mmap
 from typing import Any, NamedTuple
 
@@ -50,6 +51,11 @@ class Parts(NamedTuple):
     data: list[Any]  # bytes, and arrays of bytes over the tensors' own memory
     leaves: list[Tensor]  # which are to live as long
     form: list[Any]  # see `walk`
+
+    @property
+    def pieces(self) -> list[Any]:
+        """The record, then the memory of each tensor that has any: see `unpack_pieces`."""
+        return [self.data[0], *self.data[1::2]]
 
 
 def parts_of(tree: TensorDictBase) -> Parts:
@@ -143,15 +149,37 @@ def unpack(data: bytearray | memoryview | mmap, room: int = 0) -> TensorDict:
     """
     start = room + 8
     length = int.from_bytes(data[room:start], "little")
-    nests: list[dict[str, Any]] = []  # their entries, in order: they fit, as they did
     first = room + -(-(8 + length) // ALIGNMENT) * ALIGNMENT
-    for parent, name, dtype, shape, size, at in _read(bytes(data[start : start + length])):
+    entries = _read(bytes(data[start : start + length]))
+    return _tree(entries, ((data, first + entry.at) for entry in entries if entry.size))
+
+
+def unpack_pieces(pieces: Sequence[Any]) -> TensorDict:
+    """The tree that consists of `Parts.pieces`, over the memory of these.
+
+    >>> parts = parts_of(TensorDict(x=torch.ones(2)))
+    >>> unpack_pieces([bytearray(piece) for piece in parts.pieces])["x"]
+    tensor([1., 1.])
+    """
+    record, *memory = pieces
+    length = int.from_bytes(record[:8], "little")
+    return _tree(_read(bytes(record[8 : 8 + length])), zip(memory, repeat(0), strict=False))
+
+
+def _tree(entries: list[_Entry], memory: Iterator[tuple[Any, int]]) -> TensorDict:
+    """The tree that a record tells of.
+
+    memory: of each tensor that has any: a buffer, and where it begins there.
+    """
+    nests: list[dict[str, Any]] = []  # their entries, in order: they fit, as they did
+    for parent, name, dtype, shape, size, _ in entries:
         entry: Any
         if dtype is None:
             nests.append({})
             entry = unchecked(nests[-1], shape)
         elif size:
-            entry = torch.frombuffer(data, dtype=dtype, count=size, offset=first + at)
+            data, start = next(memory)
+            entry = torch.frombuffer(data, dtype=dtype, count=size, offset=start)
             entry = entry if len(shape) == 1 else entry.view(shape)
         else:
             entry = torch.empty(shape, dtype=dtype)
@@ -167,7 +195,7 @@ class _Entry(NamedTuple):
     name: str
     dtype: torch.dtype | None  # None: a nest
     shape: torch.Size  # or batch size
-    size: int
+    size: int  # 0 of a nest
     at: int
 
 
@@ -182,5 +210,6 @@ def _read(record: bytes) -> list[_Entry]:
             number[tuple(path)] = len(number)
         dtype = DTYPES[name] if name else None
         entry = path[-1] if path else ""
-        entries.append(_Entry(parent, entry, dtype, torch.Size(shape), math.prod(shape), at))
+        size = math.prod(shape) if name else 0
+        entries.append(_Entry(parent, entry, dtype, torch.Size(shape), size, at))
     return entries
