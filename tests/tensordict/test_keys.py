@@ -443,6 +443,11 @@ def test_texts_and_new_levels():
     assert td.pop("s").data == "y" and make()[()].batch_size == (B, T)
     td = TensorDict({"a": {"b": {}}, "c": 1, "d": {"e": 1, "f": {}}})
     assert td.filter_empty_() is td and set(td.keys(True)) == {"c", "d", ("d", "e")}
+    td = TensorDict({"a": {"b": {}}, "q": {"z": {}}})
+    td["q"].lock_()
+    with pytest.raises(RuntimeError, match="entry 'z'"):
+        td.filter_empty_()
+    assert ("a", "b") in td.keys(True)  # nothing was removed
 
 
 K, R = KeyError, RuntimeError

@@ -239,9 +239,9 @@ def prune(td: Any) -> None:
     """Remove nested containers that hold nothing: all, or none if one can't be."""
     found: list[tuple[Any, str]] = []
     _find_empty(td, found)
-    for node, _ in found:
+    for node, name in found:
         if node._locked:
-            raise locked_error(node)
+            raise locked_error(node, name)
     for node, name in found:
         node._del_str(name)
 
