@@ -12,6 +12,7 @@ import torch
 
 from raffia import TensorDict
 from raffia.algorithms.efficientzero.model import make_model
+from raffia.algorithms.efficientzero.planning import Planner
 from raffia.data.segment import SegmentReplayBuffer
 from raffia.data.segment_shards import ReplayShards
 from raffia.distributed import ChaosEngine, InlineEngine, RoleError
@@ -400,6 +401,25 @@ def test_what_is_not_finite_stops_the_run_as_in_the_loop(name, num, tmp_path, mo
         dump = tmp_path / str(many) / "nan_dump" / "000000001" / "batch.safetensors"
         dumps.append(TensorDict.load(dump)["observation"])
     assert torch.equal(*dumps)
+
+
+@pytest.mark.parametrize(
+    ("kind", "where"),
+    [("actors", (Planner, "plan")), ("evaluators", (evaluation.Evaluator, "play"))],
+)
+def test_nan_in_a_worker_s_search_is_dumped_as_in_the_loop(kind, where, tmp_path, monkeypatch):
+    def broken(*arguments, **options):
+        raise UnfitOutputError("root.value is NaN")
+
+    monkeypatch.setattr(*where, broken)
+    dumps = []
+    for num in (0, 1):
+        folder = tmp_path / str(num)
+        with pytest.raises(NonFiniteError, match="is not finite: root.value is NaN"):
+            trained(SMOKE, folder, **{f"{kind}__num": num})
+        (dump,) = (folder / "nan_dump").iterdir()
+        dumps.append((dump.name, TensorDict.load(dump / "batch.safetensors")["observation"]))
+    assert dumps[0][0] == dumps[1][0] and torch.equal(dumps[0][1], dumps[1][1])
 
 
 def test_nan_in_an_evaluation_is_dumped_by_the_update_whose_evaluation_met_it(

@@ -80,6 +80,7 @@ ENVS = [
     ("CartPole-v1", {}),
     ("Pendulum-v1", {"max_episode_steps": 11}),
     ("tictactoe", {}),
+    ("connect4", {}),
     ("minatar/breakout", {}),
     ("atari/breakout", {}),
 ]

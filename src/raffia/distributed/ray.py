@@ -39,6 +39,7 @@ from raffia.distributed.ray_cluster import (
     silent,
     versions,
 )
+from raffia.distributed.ray_orphans import unwatch, watch
 from raffia.functional.exact import request_exact_products
 from raffia.tensordict.tensordict import TensorDict
 
@@ -117,6 +118,7 @@ class RayEngine:
                 if not address:
                     raise
                 raise silent(address, error) from error
+        self._watcher = watch() if self._is_ours and not address else 0
         self._cluster = Cluster(
             ray, "" if not address and self._is_ours else address or "auto", message
         )
@@ -228,6 +230,9 @@ class RayEngine:
         self._workers, self._idle = [], {}
         if self._is_ours:
             self._ray.shutdown()
+        if self._watcher:
+            unwatch(self._watcher)
+            self._watcher = 0
 
 
 def _message(data: bytearray) -> Any:

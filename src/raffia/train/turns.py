@@ -81,8 +81,11 @@ class Turns(OpenTasks):
         {"num_env_steps": of the run before the turn, "version"} is {"steps": [T, E of its rows],
         "num_simulations", "version" of its weights}, the steps with "continues" where environments
         may play on; the first actor's has "now", the state [1] after them.
+        Where a search met NaN or infinity, its answer is {"not_finite": the error's text in bytes,
+        "states": [E of its rows], which were searched}.
     acting: of a learner's state what actors need of it.
     check: is given the steps [T, E] that are taken in; it may raise.
+    refuse: is given the learner's state and such an answer; it raises.
     """
 
     def __init__(
@@ -95,9 +98,10 @@ class Turns(OpenTasks):
         seed: int,
         acting: Callable[[TensorDict], TensorDict],
         check: Callable[[TensorDict], None] = lambda steps: None,
+        refuse: Callable[[TensorDict, TensorDict], None] = lambda state, answer: None,
     ) -> None:
         super().__init__(pool)
-        self.schedule, self._acting, self._check = schedule, acting, check
+        self.schedule, self._acting, self._check, self._refuse = schedule, acting, check, refuse
         self.ledger = Ledger(num_envs, spec, seed=seed)
         rows = num_envs // pool.num_workers
         pool.state_of = lambda actor: rows_of(self.ledger.state(), actor * rows, rows)
@@ -146,6 +150,9 @@ class Turns(OpenTasks):
             self.board.publish(step_of(state), self._acting(state))
             self._ask(step_of(state))
         answers = [self.pool.take(actor, turn) for actor in range(self.pool.num_workers)]
+        for answer in answers:
+            if "not_finite" in answer.keys():
+                self._refuse(state, answer)
         self.now = answers[0]["now"]
         self.num_simulations += sum([int(answer["num_simulations"]) for answer in answers])
         self.staleness = step_of(state) - int(answers[0]["version"])

@@ -25,6 +25,8 @@ from raffia.envs.make import make_env, require_batch
 from raffia.functional.seeds import derive_seeds
 from raffia.recipes.efficientzero.config import EfficientZeroRun
 from raffia.recipes.running import threads
+from raffia.search.base import UnfitOutputError
+from raffia.tensordict.byte_tensors import bytes_to_tensor
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.collect import Act, Collector
 from raffia.train.config import from_json, to_json
@@ -155,8 +157,12 @@ class ActorRole:
 
             choose = partial(self._act, temperature=temperature)
 
-        with threads(run.num_threads):
-            steps = self.collector.collect(choose, run.collect.rollout_length)
+        try:
+            with threads(run.num_threads):
+                steps = self.collector.collect(choose, run.collect.rollout_length)
+        except UnfitOutputError as error:
+            text = bytes_to_tensor(str(error).encode())
+            return TensorDict(not_finite=text, states=self.collector.now)
         self.collector.take_ended()  # the leader's ledger has them
         simulations = torch.tensor(self.planner.num_simulations - before)
         answer = TensorDict(steps=steps, num_simulations=simulations, version=task["version"])

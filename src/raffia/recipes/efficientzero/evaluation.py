@@ -25,6 +25,7 @@ from raffia.functional.seeds import derive_seed
 from raffia.recipes.efficientzero.actors import configured_run, make_networks, make_planner
 from raffia.recipes.efficientzero.config import EfficientZeroRun
 from raffia.recipes.running import threads
+from raffia.search.base import UnfitOutputError
 from raffia.tensordict.byte_tensors import bytes_to_tensor
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.evaluate import Episodes, play_members
@@ -220,7 +221,9 @@ class EvaluateRole:
             with threads(self.config.num_threads):
                 return self._recorded(seed) if self._records else self._played(seed, None)
         except _NotFinite as error:
-            return TensorDict(not_finite=error.outputs)
+            return TensorDict(outputs=error.outputs)
+        except UnfitOutputError as error:
+            return TensorDict(not_finite=bytes_to_tensor(str(error).encode()))
 
     def _recorded(self, seed: int) -> TensorDict:
         """The answer with a film; with a warning, where there is no room for it."""

@@ -151,6 +151,7 @@ class EfficientZeroExperiment(RunExperiment):
                 seed=seed,
                 acting=lambda state: acting_weights(self.whole(state)),
                 check=self._check_turn,
+                refuse=lambda state, answer: self._refuse_search(state, answer["states"], answer),
             )
         stack = config.env.frame_stack
         return Collector(self.env, seed=seed, frame_stack=stack, check=self._check_step)
@@ -187,6 +188,10 @@ class EfficientZeroExperiment(RunExperiment):
         if not all_finite(steps):  # else no step needs to be looked at by itself
             for step in steps.unbind(0):
                 self._check_step(step)
+
+    def _refuse_search(self, state: TensorDict, inputs: TensorDict, answer: TensorDict) -> None:
+        """Raise NonFiniteError for a worker's search that met NaN or infinity."""
+        self.guard.searched(state, inputs, tensor_to_bytes(answer["not_finite"]).decode())
 
     def init(self) -> TensorDict:
         """The state with new networks from the run's seed, or with the weights that the config
@@ -411,8 +416,11 @@ class EfficientZeroExperiment(RunExperiment):
 
     def _evaluated_elsewhere(self, update: int, count: int, answer: TensorDict) -> Episodes:
         """Decode an evaluator's answer, and write its film here."""
+        if "outputs" in answer.keys():
+            self.guard.check(answer["outputs"], update=update)
         if "not_finite" in answer.keys():
-            self.guard.check(answer["not_finite"], update=update)
+            of_then = TensorDict(step=torch.tensor(update))
+            self._refuse_search(of_then, self.collector.now, answer)
         self._num_simulations_elsewhere += int(answer["num_simulations"])
         if "warning" in answer.keys():
             self.view.message(tensor_to_bytes(answer["warning"]).decode())
