@@ -11,11 +11,12 @@ class KillingEngine(ProcessEngine):
 
     at: "ask", after a task was sent, or "take", before an answer is waited for.
     most: how many are killed in all.
+    how: the signal; by SIGSTOP they hang.
     """
 
-    def __init__(self, at, every, most=1_000_000):
+    def __init__(self, at, every, most=1_000_000, how=signal.SIGKILL):
         super().__init__()
-        self.at, self.every, self.most = at, every, most
+        self.at, self.every, self.most, self.how = at, every, most, how
         self.num_killed = self._num_calls = 0
 
     def start(self, *arguments):
@@ -41,7 +42,7 @@ class KillingEngine(ProcessEngine):
         if self._num_calls % self.every or self.num_killed == self.most:
             return
         try:
-            os.kill(worker.pid, signal.SIGKILL)
+            os.kill(worker.pid, self.how)
         except ProcessLookupError:
             return  # killed before; answers that it had sent are still taken
         self.num_killed += 1

@@ -110,15 +110,15 @@ def chaos(lost, wasted=None):
     return make
 
 
-def kills(at, every, most=1_000_000):
+def kills(at, every, most=1_000_000, how=signal.SIGKILL):
     """Processes that are killed; as many are spare as the seed says."""
 
     def make(seed):
-        engine = KillingEngine(at, every, most)
+        engine = KillingEngine(at, every, most, how)
         engine.spares = seed % 4
         return engine
 
-    make.__name__ = f"killed at {at} {every}"
+    make.__name__ = f"{'killed' if how == signal.SIGKILL else 'hangs'} at {at} {every}"
     return make
 
 
@@ -130,6 +130,15 @@ DEATHS = [  # which run, the engine by a seed, the seeds, and how many die in al
     *(case("all ahead", chaos(0.05), range(k, k + 5), 25, **EACH, **MANY) for k in (0, 5, 10, 15)),
     *(case("act ahead", kills("take", 9), range(k, k + 4), 25, **ACTORS) for k in (0, 4)),
     case("act ahead", kills("take", 20, most=2), [1], 2, **ACTORS),
+    case(
+        "act ahead",
+        kills("take", 40, 1, signal.SIGSTOP),
+        [0],
+        1,
+        **ACTORS,
+        **MANY,
+        engine__patience_seconds=8.0,
+    ),
     case("batches ahead", chaos(0.15), [0], 4, fast=True, **PLANNERS, **MANY),
     case("batches ahead", chaos(0.15), [1], 4, **PLANNERS, **MANY),
     case("batches ahead", kills("ask", 11), [0], 2, **PLANNERS, **MANY),

@@ -330,11 +330,14 @@ def test_an_environment_that_raises_in_an_actor_is_told_with_what_gives_it_again
     assert caught.value.__notes__ and "raffia resume" in caught.value.__notes__[-1]
 
 
-FAILING = {  # whose task fails, at which of its calls, and how
-    "actors": (actors.ActorRole, 70, "raises"),
-    "reanalyzers": (reanalyzers.ReanalyzeRole, 33, "raises"),
-    "evaluators": (evaluation.EvaluateRole, 2, "raises"),
-    "lost": (reanalyzers.ReanalyzeRole, 34, "is lost"),
+FAILING = {  # whose task fails, which one, and how
+    "actors": (actors.ActorRole, ("num_env_steps", 208), "raises"),
+    # Of update 8, before which a turn was taken in that makes an evaluation due after it.
+    "reanalyzers": (reanalyzers.ReanalyzeRole, ("update", 8), "raises"),
+    # ... before which an episode ended.
+    "reanalyzers later": (reanalyzers.ReanalyzeRole, ("update", 14), "raises"),
+    "evaluators": (evaluation.EvaluateRole, ("count", 240), "raises"),
+    "lost": (reanalyzers.ReanalyzeRole, ("update", 33), "is lost"),
 }
 
 
@@ -342,17 +345,16 @@ FAILING = {  # whose task fails, at which of its calls, and how
 def test_a_task_that_fails_saves_the_last_update_and_a_resume_goes_on_from_there(
     kind, in_one_process, tmp_path, monkeypatch
 ):
-    folder, (role, at, how) = tmp_path / "run", FAILING[kind]
+    folder, (role, (key, number), how) = tmp_path / "run", FAILING[kind]
     there = dict(**on(actors=2, reanalyzers=2, evaluators=1), checkpoint__every_updates=1_000)
-    engine, calls, do = ChaosEngine(0, lost=0.0, wasted=0.0), [], role.do
+    engine, do = ChaosEngine(0, lost=0.0, wasted=0.0), role.do
 
-    def failing(self, *task):
-        calls.append(task)
-        if how == "raises" and len(calls) == at:
-            raise ValueError("no such task")
-        if len(calls) == at:
+    def failing(self, task, weights):
+        if int(task[key]) == number:
+            if how == "raises":
+                raise ValueError("no such task")
             engine.lost = 1.0
-        return do(self, *task)
+        return do(self, task, weights)
 
     with monkeypatch.context() as patch:
         patch.setattr(role, "do", failing)
