@@ -9,12 +9,11 @@ from raffia.algorithms.ilql import ILQL, DecodeConfig
 from raffia.evolution import HyperRange, Mutations, TournamentSelection
 from raffia.functional.optim import adamw
 from raffia.lm.data.dialogue import DataPoint, DialogueDataset, Vocabulary
-from raffia.lm.envs.contract import Language_Environment
 from raffia.lm.lora import add_lora
 from raffia.lm.tokenizers.tokenizer import character_tokenizer
 from raffia.nn.evolvable import EvolvableMLP
 from raffia.tensordict.tensordict import TensorDict
-from tests.algorithms.ilql.agents import Said
+from tests.algorithms.ilql.agents import Letters
 
 TOKENIZER = character_tokenizer(["abcde"])
 END = TOKENIZER.eoa_token_id
@@ -33,22 +32,6 @@ RANGES = {
     "tau": HyperRange(0.5, 0.95),
 }
 KINDS = ("no_mutation", "architecture", "parameters", "activation", "rl_hp")
-
-
-class Letters(Language_Environment):
-    """One answer, which earns a point for each a."""
-
-    def reset(self, seed):
-        self.seen = Said([("abcd"[seed % 4], None)])
-        return self.seen
-
-    def step(self, action):
-        reward = action.count("a") - 0.5
-        self.seen = Said([*self.seen.utterances, (action, reward)], True)
-        return self.seen, reward, True
-
-    def is_terminal(self):
-        return self.seen.terminal
 
 
 def data():

@@ -15,6 +15,7 @@ from raffia.functional.optim import adamw
 from raffia.functional.seeds import generator_for
 from raffia.nn.evolvable import EvolvableMLP
 from raffia.tensordict.tensordict import TensorDict
+from tests.evolution.learners import Regression
 
 NOTHING = MutationConfig(no_mutation=1.0)
 HYPER = MutationConfig(no_mutation=0.5, hyper=0.5, hyper_ranges={"tau": HyperRange(0.1, 0.9)})
@@ -191,7 +192,7 @@ def test_one_alone_and_what_can_not_be():
             call()
 
 
-class Waves:
+class Waves(Regression):
     """A learner that fits sines by a network that can change its form."""
 
     def __init__(self):
@@ -228,16 +229,6 @@ class Waves:
         grads, (value, _) = value_and_grad(loss, state["params"])
         grads, _ = clip_by_global_norm(grads, 1.0)
         return TensorDict(grads=grads, buffers=state["buffers"]), TensorDict(loss=value)
-
-    def apply(self, state, update):
-        params, opt = self.optimizer.update(
-            state["params"],
-            update["grads"],
-            state["opt"],
-            learning_rate=state["hyper", "learning_rate"],
-        )
-        new = {"params": params, "opt": opt, "buffers": update["buffers"]}
-        return TensorDict({**dict(state.items()), **new, "step": state["step"] + 1})
 
 
 def waves(seed, size=64):

@@ -41,6 +41,13 @@ def rows(run):
     return [{key: row[key] for key in row if "seconds" not in key} for row in kept]
 
 
+def ended(process, status=0):
+    """What it said, once it has ended as it should."""
+    shown, _ = process.communicate(timeout=100)
+    assert process.returncode == status, shown
+    return shown
+
+
 def assert_equal(one, other):
     assert one.keys() == other.keys() and one
     for name in one:
@@ -88,8 +95,7 @@ def test_actors_of_ray_give_the_same_runs(inline, tmp_path):
     pytest.importorskip("ray")
     out = tmp_path / "lr"
     leader = started(*words(out, *TWO, "--workers", "2", "--engine.name", "ray"))
-    shown, _ = leader.communicate(timeout=100)
-    assert leader.returncode == 0, shown
+    ended(leader)
     assert_equal(digests(out), digests(inline))
 
 
@@ -182,8 +188,7 @@ def test_a_killed_worker_changes_nothing(undisturbed, tmp_path):
     out = tmp_path / "lr"
     leader = leader_of(out)
     os.kill(wait_for(lambda: training(leader.pid))[0], signal.SIGKILL)
-    shown, _ = leader.communicate(timeout=100)
-    assert leader.returncode == 0, shown
+    ended(leader)
     kinds = [line for file in out.rglob("metrics.jsonl") for line in file.read_text().splitlines()]
     assert sum('"kind": "resume"' in line for line in kinds) == 1  # it was killed in a run
     assert_equal(digests(out), digests(undisturbed))
@@ -196,9 +201,7 @@ def test_a_killed_leader_is_gone_on_with(undisturbed, tmp_path):
     wait_for(lambda: has_saved_both(out))
     leader.kill()
     leader.communicate()
-    again = started("resume", out, "--algorithm", DQN)
-    shown, _ = again.communicate(timeout=100)
-    assert again.returncode == 0, shown
+    ended(started("resume", out, "--algorithm", DQN))
     assert_equal(digests(out), digests(undisturbed))
 
 
@@ -209,8 +212,7 @@ def test_a_signal_saves_every_run_and_tells_how_to_go_on(number, undisturbed, tm
     leader = leader_of(out)
     wait_for(lambda: has_saved_both(out))
     leader.send_signal(number)
-    shown, _ = leader.communicate(timeout=60)
-    assert leader.returncode == 128 + number, shown
+    shown = ended(leader, 128 + number)
     assert "2 stopped" in shown and f"raffia resume {out} --algorithm" in shown
     ends = [row["reason"] for run in find_runs(out / "runs", 1) for row in rows(run)[-1:]]
     assert ends == ["stopped", "stopped"]

@@ -12,7 +12,7 @@ from raffia.envs.env import Discrete, EnvSpec
 from raffia.envs.workers import WorkerBatch
 from raffia.functional.seeds import derive_seed
 from raffia.train.collect import Collector
-from tests.train.envs import Count, by_observation, counts
+from tests.train.envs import Count, Looking, by_observation, counts
 
 
 def test_steps_follow_from_each_other_and_episodes_end_where_they_should():
@@ -98,30 +98,20 @@ def test_steps_given_out_do_not_change_later():
 
 
 def test_an_actor_sees_stacks_that_start_with_the_first_frame():
-    seen = []
-
-    def look(states):
-        seen.append(states["observation"].clone())
-        return by_observation(states)
-
+    look = Looking()
     collector = Collector(counts(1), seed=3, frame_stack=3)
     steps = collector.collect(look, 5)
     assert steps["observation"].shape == (5, 1, 1)  # the newest frame is what is stored
     first = steps["observation"][0, 0, 0]
-    assert (seen[0][0, :, 0] - first).tolist() == [0, 0, 0]
-    assert (seen[1][0, :, 0] - first).tolist() == [0, 0, 1]
-    assert (seen[3][0, :, 0] - first).tolist() == [1, 2, 3]
+    assert (look.seen[0][0, :, 0] - first).tolist() == [0, 0, 0]
+    assert (look.seen[1][0, :, 0] - first).tolist() == [0, 0, 1]
+    assert (look.seen[3][0, :, 0] - first).tolist() == [1, 2, 3]
     again = steps["observation"][4, 0, 0]  # another episode
-    assert (seen[4][0, :, 0] - again).tolist() == [0, 0, 0]
+    assert (look.seen[4][0, :, 0] - again).tolist() == [0, 0, 0]
 
 
 def test_the_replay_gives_the_stacks_that_the_actor_saw():
-    seen = []
-
-    def look(states):
-        seen.append(states["observation"].clone())
-        return by_observation(states)
-
+    look = Looking()
     collector = Collector(counts(2, [6, 4]), seed=3, frame_stack=3)
     replay = SegmentReplayBuffer(
         TensorStorage(60),
@@ -132,7 +122,7 @@ def test_the_replay_gives_the_stacks_that_the_actor_saw():
     index = replay.extend(collector.collect(look, 11))
     for time in range(9):
         windows = replay.read(index[time])
-        assert torch.equal(windows["observation"][:, 0], seen[time])
+        assert torch.equal(windows["observation"][:, 0], look.seen[time])
 
 
 @pytest.mark.parametrize("frame_stack", [1, 3])
@@ -178,20 +168,15 @@ class Lives(Count):
 @pytest.mark.parametrize("flag", ["terminated", "truncated"])
 @pytest.mark.parametrize("num_before", [2, 3, 4, 7, 9])
 def test_a_game_goes_on_behind_a_lost_life(num_before, flag):
-    seen = []
-
-    def look(states):
-        seen.append(states["observation"].clone())
-        return by_observation(states)
-
+    look = Looking()
     envs = lambda: SerialBatch([Lives(flag) for _ in range(2)])  # noqa: E731
     collector = Collector(envs(), seed=1, frame_stack=3)
     steps = collector.collect(look, 9)
     first = steps["observation"][0, :, 0]
     assert (steps["observation"][:8, 0, 0] - first[0]).tolist() == [0, 1, 2, 3, 4, 5, 6, 7]
     assert steps[flag][:8, 0].nonzero().flatten().tolist()[:2] == [2, 5]
-    assert (seen[3][0, :, 0] - first[0]).tolist() == [3, 3, 3]  # no frame from before
-    assert (seen[5][0, :, 0] - first[0]).tolist() == [3, 4, 5]
+    assert (look.seen[3][0, :, 0] - first[0]).tolist() == [3, 3, 3]  # no frame from before
+    assert (look.seen[5][0, :, 0] - first[0]).tolist() == [3, 4, 5]
     assert [episode.length for episode in collector.take_ended()] == [8, 8]
 
     straight = Collector(envs(), seed=1, frame_stack=3)

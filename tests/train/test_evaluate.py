@@ -8,7 +8,7 @@ from raffia.envs.opponents import PerfectTicTacToe, RandomOpponent
 from raffia.functional.seeds import derive_seed
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.evaluate import play_episodes, play_members
-from tests.train.envs import by_observation, counts
+from tests.train.envs import Looking, by_observation, counts
 
 
 @pytest.mark.parametrize("num_envs", [1, 2, 5, 9])
@@ -30,16 +30,11 @@ def test_rows_of_unlike_length_are_counted_right():
 
 
 def test_stacks_are_seen_as_when_collecting():
-    seen = []
-
-    def look(states):
-        seen.append(states["observation"].clone())
-        return by_observation(states)
-
+    look = Looking()
     play_episodes(counts(1), look, num_episodes=2, seed=0, frame_stack=3)
-    assert (seen[0] - seen[0][:, :1]).flatten().tolist() == [0, 0, 0]
-    assert (seen[2] - seen[2][:, :1]).flatten().tolist() == [0, 1, 2]
-    assert (seen[4] - seen[4][:, :1]).flatten().tolist() == [0, 0, 0]
+    assert (look.seen[0] - look.seen[0][:, :1]).flatten().tolist() == [0, 0, 0]
+    assert (look.seen[2] - look.seen[2][:, :1]).flatten().tolist() == [0, 1, 2]
+    assert (look.seen[4] - look.seen[4][:, :1]).flatten().tolist() == [0, 0, 0]
 
 
 def test_long_episodes_are_broken_off():

@@ -7,7 +7,7 @@ import torch
 from raffia.algorithms.ilql.agent import ILQL
 from raffia.algorithms.ilql.config import ILQLConfig, OptimizerConfig, TargetConfig
 from raffia.lm.data.dialogue import DataPoint, DialogueDataset, Vocabulary
-from raffia.lm.envs.contract import Language_Observation
+from raffia.lm.envs.contract import Language_Environment, Language_Observation
 
 from .small import make_loss
 
@@ -24,6 +24,24 @@ class Said(Language_Observation):
 
     def __str__(self):
         return " / ".join(text for text, _ in self.utterances)
+
+
+class Letters(Language_Environment):
+    """Each of two answers earns as many points as there are a's in it, less a half."""
+
+    def reset(self, seed):
+        self.seen = Said([("abcd"[seed % 4], None)])
+        return self.seen
+
+    def step(self, action):
+        reward = action.count("a") - 0.5
+        utterances = [*self.seen.utterances, (action, reward)]
+        done = len(utterances) > 3
+        self.seen = Said(utterances if done else [*utterances, ("b", None)], done)
+        return self.seen, reward, done
+
+    def is_terminal(self):
+        return self.seen.terminal
 
 
 def oracle_agent(**options) -> ILQL:

@@ -9,31 +9,12 @@ from raffia.algorithms.ilql import DecodeConfig, ILQL_Evaluator, ILQL_Policy, To
 from raffia.algorithms.ilql.generate import generate
 from raffia.lm.data.data_point import ConstantTokenReward
 from raffia.lm.decoding.generations import Stop
-from raffia.lm.envs.contract import Language_Environment
 from raffia.lm.tokenizers.tokenizer import character_tokenizer
 
-from .agents import END, SMALL, Said, rows, same, small_agent, tensors_of
+from .agents import END, SMALL, Letters, Said, rows, same, small_agent, tensors_of
 
 TOKENIZER = character_tokenizer(["abcde"])  # 5 letters and 6 marks
 NET = {"vocab_size": TOKENIZER.num_tokens, "dropout": 0.5}
-
-
-class Letters(Language_Environment):
-    """Each of two answers earns as many points as there are a's in it, less a half."""
-
-    def reset(self, seed):
-        self.seen = Said([("abcd"[seed % 4], None)])
-        return self.seen
-
-    def step(self, action):
-        reward = action.count("a") - 0.5
-        utterances = [*self.seen.utterances, (action, reward)]
-        done = len(utterances) > 3
-        self.seen = Said(utterances if done else [*utterances, ("b", None)], done)
-        return self.seen, reward, done
-
-    def is_terminal(self):
-        return self.seen.terminal
 
 
 def speaker(**options):
