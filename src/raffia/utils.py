@@ -92,7 +92,7 @@ def unravel_keys(*keys: Any) -> Any:
 
 
 def convert_ellipsis_to_idx(idx: Any, batch_size: Sequence[int]) -> Any:
-    """The same index with `...` written out.
+    """Write out the `...` of an index.
 
     Raises RuntimeError for more indices than dimensions, or for a second `...`.
 

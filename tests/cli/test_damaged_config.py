@@ -15,6 +15,6 @@ def test_the_call_that_works_is_named(command, text, tmp_path, monkeypatch, caps
     (run / "metrics.jsonl").write_text('{"kind": "start", "update": 0}\n')
     assert main([command, "runs/a"]) == 2
     said = capsys.readouterr().err
-    assert "error: runs/a/config.json" in said and "put a copy in its place" in said
+    assert "error: runs/a/config.json" in said and "replace it by a copy" in said
     assert said.endswith("\n  raffia report runs/a\n") and "--help" not in said
     assert main(["report", "runs/a", "--out", "page.html"]) == 0

@@ -164,9 +164,9 @@ def test_a_cache_of_kernels_that_others_write_is_told_of(tmp_path, monkeypatch):
     for mode in (0o777, 0o1777):
         place.chmod(mode)
         check = module.kernel_cache(tmp_path)
-        assert check.verdict == "note" and "everybody may write" in check.found
+        assert check.verdict == "note" and "everybody can write" in check.found
         assert "can run code in your processes" in check.fix
     if module.os.getuid() == 0:
         place.chmod(0o700)
         module.os.chown(place, 12345, -1)
-        assert "another user may write" in module.kernel_cache(tmp_path).found
+        assert "another user can write" in module.kernel_cache(tmp_path).found

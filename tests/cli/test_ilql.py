@@ -34,8 +34,8 @@ def test_a_run_from_the_first_word_to_the_last(here, capsys):
     said = fails("resume runs/ilql-smoke-0 --loss.tau 0.9", capsys)
     assert "loss.tau shapes what is learnt" in said and "raffia train ilql --config" in said
     said = fails("evaluate runs/ilql-smoke-0 --record", capsys)
-    assert "--record is for runs of EfficientZero" in said
-    assert "it is ILQL on wordle" in fails("play runs/ilql-smoke-0", capsys)
+    assert "--record is only for runs of EfficientZero" in said
+    assert "but of ILQL on wordle" in fails("play runs/ilql-smoke-0", capsys)
     assert "wordle" in run("list runs", capsys)
 
 

@@ -109,7 +109,7 @@ ALONE = [  # in an empty folder: the words, and what is said
     ("train", ["which algorithm?", "raffia train efficientzero\n"]),
     ("train --preset smoke", ["raffia train efficientzero --preset smoke\n"]),
     ("train effzero --seed 1", ["did you mean efficientzero?", "efficientzero --seed 1\n"]),
-    ("train efficientzero", ["Give --preset NAME or --config FILE", "--preset cartpole\n"]),
+    ("train efficientzero", ["pass --preset NAME or --config FILE", "--preset cartpole\n"]),
     (
         "train efficientzero --preset=cartpol --seed 1",
         [
@@ -151,7 +151,7 @@ ALONE = [  # in an empty folder: the words, and what is said
     ("play", ["error: which run?\n  raffia train efficientzero --preset tictactoe\n"]),
     ("chat", ["which run?", "raffia train ilql --preset wordle\n"]),
     ("chat gone", ["gone does not exist"]),
-    ("chat --checkpoint last", ["'last' is neither best nor newest nor the number"]),
+    ("chat --checkpoint last", ["'last' must be best, newest, or the number"]),
     ("chat --temprature 1", ["did you mean --temperature?"]),
     ("export gone", ["gone does not exist"]),
     ("check-env", ["raffia check-env CartPole-v1"]),
@@ -192,24 +192,36 @@ BESIDE = [  # beside a run that was stopped
     ),
     ("resume runs/spoken --wordle.num_words 25", ["wordle.num_words shapes what is learnt"]),
     ("resume runs/damaged", ["damaged/config.json: there is no setting sead; did you mean seed?"]),
-    ("resume runs/other", ["no setting sead", f"is of raffia 9.8.7, this is {__version__}"]),
-    ("evaluate runs/other", ["no setting sead", f"is of raffia 9.8.7, this is {__version__}"]),
-    (f"evaluate {RUN} --record 0", ["--record: '0' is no whole number above 0"]),
-    (f"evaluate {RUN} --episodes 0", ["--episodes: '0' is no whole number above 0"]),
-    (f"evaluate {RUN} --num-simulations x", ["--num-simulations: 'x' is no whole number above 0"]),
+    (
+        "resume runs/other",
+        ["no setting sead", f"was written by raffia 9.8.7, and this is {__version__}"],
+    ),
+    (
+        "evaluate runs/other",
+        ["no setting sead", f"was written by raffia 9.8.7, and this is {__version__}"],
+    ),
+    (f"evaluate {RUN} --record 0", ["--record: '0' is not a whole number above 0"]),
+    (f"evaluate {RUN} --episodes 0", ["--episodes: '0' is not a whole number above 0"]),
+    (
+        f"evaluate {RUN} --num-simulations x",
+        ["--num-simulations: 'x' is not a whole number above 0"],
+    ),
     (
         f"evaluate {RUN} --checkpoint worst",
-        ["'worst' is neither best nor newest nor the number of an update"],
+        ["'worst' must be best, newest, or the number of an update"],
     ),
     (f"evaluate {RUN} --opponent friend", ["--opponent: invalid choice: 'friend'"]),
     (
         f"evaluate {RUN} --opponent random",
-        [f"is for games of two players; {RUN} plays CartPole-v1"],
+        [f"is for two-player games, but {RUN} plays CartPole-v1"],
     ),
     (f"evaluate {RUN} --episods 3", ["did you mean --episodes?", "raffia evaluate --help"]),
     (f"evaluate {RUN} --num_simulation=3", ["no --num-simulation=3; did you mean --num-simul"]),
-    (f"evaluate {RUN} two", ["'two' is one word too many"]),
-    (f"evaluate {RUN} --env echo.py:Echo", ["--env is for runs of ILQL; runs/cartpole-0 is one"]),
+    (f"evaluate {RUN} two", ["unexpected argument 'two'"]),
+    (
+        f"evaluate {RUN} --env echo.py:Echo",
+        ["--env is only for runs of ILQL; runs/cartpole-0 is a run"],
+    ),
     (f"report {RUN} --ot page.html", ["--out"]),
     (f"play {RUN} --secnd", ["--second"]),
     (
@@ -220,19 +232,22 @@ BESIDE = [  # beside a run that was stopped
         ],
     ),
     ("play", ["error: which run?\n  raffia play runs/game\n"]),
-    ("chat runs/game", ["is no run of ILQL: it is EfficientZero on tictactoe", "raffia play runs"]),
-    ("export runs/game", ["is no run of ILQL"]),
+    (
+        "chat runs/game",
+        ["is not a run of ILQL but of EfficientZero on tictactoe", "raffia play runs"],
+    ),
+    ("export runs/game", ["is not a run of ILQL"]),
     (
         f"train efficientzero --preset cartpole --seed 0 --run {RUN}",
         [
-            f"error: {RUN} holds a run already: stopped after 3,400 environment steps, best "
+            f"error: {RUN} already holds a run: stopped after 3,400 environment steps, best "
             f"return 187.0\n  raffia resume {RUN}\n"
             f"  raffia train efficientzero --preset cartpole --seed 0 --run {RUN}-3\n"
         ],
     ),
     (
         "train efficientzero --preset smoke --run mine",
-        ["mine is there already, and is no run", "--run mine-2"],
+        ["mine already exists and is not a run folder", "--run mine-2"],
     ),
     (f"demo --out {RUN}", [f"raffia resume {RUN}\n", f"raffia demo --out {RUN}-3\n"]),
 ]
@@ -266,7 +281,7 @@ def test_a_device_that_is_not_there_is_told(device, why, words, here, recipe, ca
     make_run("runs/a", rows=STOPPED)
     assert main([*words.split(), "--device", device]) == 2
     said = capsys.readouterr().err
-    assert f"error: torch cannot compute on --device {device}: {why}" in said
+    assert f"error: torch cannot use --device {device}: {why}" in said
     assert said.endswith("\n  raffia doctor\n") and recipe.calls == []
 
 

@@ -332,27 +332,27 @@ REFUSED = {
     "outcome of another dtype": (
         with_next(observation=torch.ones(2, 2, dtype=torch.float64)),
         ValueError,
-        r'"observation" is float32\[2\] and the one under "next" float64\[2\]',
+        r'"observation" is float32\[2\], but the entry under "next" is float64\[2\]',
     ),
     "outcome of another shape": (
         with_next(observation=torch.ones(2, 3)),
         ValueError,
-        r"float32\[2\] and the one under .next. float32\[3\]",
+        r"float32\[2\], but the entry under .next. is float32\[3\]",
     ),
     "an object as action": (unlike(action="left"), TypeError, '"action" is a'),
     "an object as entry": (unlike(name="Ada"), OBJECT, "'name'"),
     "an object under next": (with_next(name="Ada"), OBJECT, "'name'"),
     "the forest's own entry": (unlike(_count=torch.ones(2)), ValueError, "_count"),
     "no dimension of steps": (rollout(0, 1)[0], ValueError, r"call add\(step\)"),
-    "no container": (torch.zeros(3), TypeError, "container, got a Tensor"),
-    "too many": (rollout(*range(9)), CapacityError, r"max_size is 6\..* A larger"),
+    "no container": (torch.zeros(3), TypeError, "container; got a Tensor"),
+    "too many": (rollout(*range(9)), CapacityError, r"max_size is 6\..* a larger"),
 }
 REWARDS = torch.ones(2)
 REFUSED_LATER = {
     "observations of another dtype": (
         rollout(0, 1, 2, reward=REWARDS).apply(lambda x: x.double()),
         ValueError,
-        r"float32\[2\] as .observation., and these float64\[2\]",
+        r"float32\[2\] as .observation., but these hold float64\[2\]",
     ),
     "an action of another dtype": (
         rollout(0, 4, 5, reward=REWARDS).set("action", torch.zeros(2)),
@@ -364,12 +364,12 @@ REFUSED_LATER = {
     "an entry more": (
         with_next(reward=REWARDS, value=REWARDS),
         ValueError,
-        r"one: this one brings besides \['next.value'\]",
+        r"one: this one has in addition \['next.value'\]",
     ),
     "another entry": (
         with_next(rewards=REWARDS),
         ValueError,
-        r"it lacks \['next.reward'\], this one brings besides \['next.rewards'\]",
+        r"it lacks \['next.reward'\], this one has in addition \['next.rewards'\]",
     ),
 }
 
@@ -443,14 +443,22 @@ MISTAKES = [
         (lambda ask=ask: ask(root(0)), UnknownRowError, "the forest is empty")
         for ask in (EMPTY.get_tree, EMPTY.get_child, EMPTY.to_string)
     ],
-    (lambda: FULL.get_tree(root(99)), UnknownRowError, "no step in the forest leaves or reaches"),
+    (
+        lambda: FULL.get_tree(root(99)),
+        UnknownRowError,
+        ("no step in the forest starts from or leads to"),
+    ),
     (lambda: FULL.get_tree(DOUBLE), UnknownRowError, NOTE),
     (lambda: FULL.get_tree(TensorDict(obs=torch.zeros(2))), KeyError, "observation"),
     (lambda: FULL.get_tree(rollout(0, 1, 2, 3)), ValueError, r"_size \[3\]: pass rollout\[0\]"),
-    (lambda: FULL.get_tree(torch.zeros(2)), TypeError, "container, got a Tensor"),
-    (lambda: FULL.get_tree(root(0), max_depth=-1), ValueError, "max_depth is 0 or more"),
+    (lambda: FULL.get_tree(torch.zeros(2)), TypeError, "container; got a Tensor"),
+    (lambda: FULL.get_tree(root(0), max_depth=-1), ValueError, "max_depth must be 0 or more"),
     *[
-        (lambda p=p, ask=ask: ask(p), IndexError, r"leaves the tree at position \d: child")
+        (
+            lambda p=p, ask=ask: ask(p),
+            IndexError,
+            r"leaves the tree at position \d: it asks for child",
+        )
         for p in [(2,), (1, 0, 0), (-1,)]
         for ask in (TREE.at, TREE.rollout_from_path)
     ],
@@ -459,11 +467,11 @@ MISTAKES = [
         for error in (KeyError, ValueError)
     ],
     (lambda: TREE.get_vertex_by_hash(12345), KeyError, "no vertex 12345"),
-    (lambda: TREE.vertices(key_type="name"), ValueError, "'id', 'hash' or 'path', got 'name'"),
+    (lambda: TREE.vertices(key_type="name"), ValueError, "'id', 'hash' or 'path'; got 'name'"),
     (
         lambda: MCTSForest().extend(published()[0][None], return_node=True),
         ValueError,
-        r"takes one rollout \[T\], not \[1, 6\]",
+        r"needs a single rollout \[T\]; got \[1, 6\]",
     ),
     (lambda: MCTSForest().extend(rollout(0), return_node=True), ValueError, "needs a first step"),
     *[
@@ -521,9 +529,9 @@ def test_a_state_or_folder_that_does_not_fit_changes_nothing(tmp_path):
     forest = grown(rollout(0, 1, 2), max_size=4)
     for state, match in [
         (grown(rollout(0, 1, value=torch.ones(1))).state_dict(), "'value'"),
-        ({}, "the state of a forest has 'steps'"),
+        ({}, "the state of a forest must have the entry 'steps'"),
         (MCTSForest(observation_keys=["action"]).state_dict(), "in_keys"),
-        (grown(rollout(*range(6))).state_dict(), "5 rows, and this one max_size=4"),
+        (grown(rollout(*range(6))).state_dict(), "5 rows, but this one has max_size=4"),
         ({"steps": {}}, "Missing key"),
     ]:
         with pytest.raises(RuntimeError, match=match):

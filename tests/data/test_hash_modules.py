@@ -191,7 +191,7 @@ MISTAKES = [
     (lambda: SipHash(key=7), ValueError, "two 64-bit integers"),
     (lambda: SipHash()(torch.tensor(1.0)), ValueError, "has no rows"),
     (lambda: RandomProjectionHash(n_component=3), TypeError, "unexpected keyword .* 'n_component'"),
-    (lambda: RandomProjectionHash(n_components=0), ValueError, "n_components .* positive, not 0"),
+    (lambda: RandomProjectionHash(n_components=0), ValueError, "n_components .* positive; got 0"),
     (
         lambda: RandomProjectionHash(dtype_cast=torch.float16),
         ValueError,
@@ -209,8 +209,8 @@ MISTAKES = [
         for n, x, shape in [(4, torch.zeros(2, 3), "2, 3"), (4, torch.zeros(2, 6), "2, 6")]
     ],
     (lambda: BinaryToDecimal(1)(torch.tensor(1)), ValueError, r"last dimension of x \[\] must"),
-    (lambda: BinaryToDecimal(65), ValueError, r"num_bits=65 must lie in 1\.\.64"),
-    (lambda: BinaryToDecimal(0, dtype=torch.float32), ValueError, r"must lie in 1\.\.24"),
+    (lambda: BinaryToDecimal(65), ValueError, r"num_bits=65 must be in 1\.\.64"),
+    (lambda: BinaryToDecimal(0, dtype=torch.float32), ValueError, r"must be in 1\.\.24"),
     (
         lambda: BinaryToDecimal(2)(torch.tensor([[1, 2]])),
         ValueError,

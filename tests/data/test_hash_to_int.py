@@ -61,9 +61,11 @@ def test_past_max_size_nothing_is_added():
     to_int, large = HashToInt(max_size=3), HashToInt()
     to_int(tensor([5, 6]), extend=True)
     large(torch.arange(4), extend=True)
-    with pytest.raises(CapacityError, match="2 new rows do not fit: 2 are here and max_size is 3"):
+    with pytest.raises(
+        CapacityError, match="2 new rows do not fit: the .* holds 2, and max_size is 3"
+    ):
         to_int(tensor([7, 5, 8]), extend=True)
-    with pytest.raises(CapacityError, match="4 hashes does not fit: max_size is 3"):
+    with pytest.raises(CapacityError, match="4 hashes does not fit into max_size=3"):
         to_int.load_state_dict(large.state_dict())
     assert len(to_int) == 2 and to_int(tensor([8, 6]), extend=True).tolist() == [2, 1]
 
@@ -81,8 +83,8 @@ REFUSED = [
     *[
         (lambda t, s=s: t.load_state_dict({"_extra_state": s}), ValueError, words)
         for s, words in [
-            (tensor([5, 5]), "row 1 is the same as a row before it"),
-            (tensor([5.0]), r"int64 \[len\] .* got torch.float32 \[1\]"),
+            (tensor([5, 5]), "row 1 is equal to an earlier row"),
+            (tensor([5.0]), r"int64 of shape \[len\] .* got torch.float32 \[1\]"),
             (tensor(5), r"got torch.int64 \[\]"),
             ("hashes", "got 'hashes'"),
         ]

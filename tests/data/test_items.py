@@ -88,8 +88,8 @@ def test_items_that_are_unlike_are_refused_and_named():
         ([torch.zeros(3), torch.zeros(2)], ValueError, r"item 1 of.*\[2\].*as a tuple or a dict"),
         ([{"a": x, "b": x}, {"a": x}], ValueError, "item 1 of the list, entry 'b' is missing"),
         ([{"a": 1}, {"a": 2}, {"a": "three"}], TypeError, "item 2 of the list.*is a str"),
-        ([], ValueError, "no items in the list"),
-        (np.array(["a", "b"]), TypeError, "numpy array of dtype .*U1.* can't be stored"),
+        ([], ValueError, "the list has no items"),
+        (np.array(["a", "b"]), TypeError, "numpy array of dtype .*U1.* cannot be stored"),
     ]:
         with pytest.raises(error, match=words):
             buffer.extend(items)
@@ -106,11 +106,11 @@ def test_items_that_are_unlike_are_refused_and_named():
 def test_containers_without_the_dimension_that_counts_are_refused_in_other_pytrees(wrap):
     buffer, item = buffer_of(), wrap(TensorDict(obs=torch.zeros(3)))
     for _ in range(2):
-        with pytest.raises(ValueError, match=r"has the batch size \[\].*as a list of items"):
+        with pytest.raises(ValueError, match=r"has the batch size \[\].*pass a list of items"):
             buffer.extend(item)
         buffer.add(item)  # as one item it is right
         item = wrap(TensorDict(obs=torch.zeros(3)))
-    with pytest.raises(ValueError, match=r"has the batch size \[\].*as a list of items"):
+    with pytest.raises(ValueError, match=r"has the batch size \[\].*pass a list of items"):
         buffer.extend(wrap(TensorDict(obs=torch.zeros(5, 3))))
     assert len(buffer) == 2
 

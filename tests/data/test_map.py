@@ -173,7 +173,7 @@ def test_a_query_of_no_rows_of_an_empty_map(batch, by_key):
     assert m.get(query, default)["v"].shape == torch.Size(batch)
     m[query] = default
     assert len(m) == 0 and m.delete(query) == 0 and query in m
-    with pytest.raises(TypeError, match="default is a number"):
+    with pytest.raises(TypeError, match="default must be a number"):
         m.get(query, "nothing")
     m[TensorDict(x=torch.zeros(1, 2), batch_size=[1])] = TensorDict(v=torch.ones(1), batch_size=[1])
     assert m[query]["v"].shape == torch.Size(batch)
@@ -453,7 +453,7 @@ def test_it_is_a_module():
 
 OPTIONS = {
     "neither": ({}, ValueError, "in_keys=.*query_module="),
-    "both": ({"in_keys": ["k"], "query_module": QueryModule(["k"])}, ValueError, "either"),
+    "both": ({"in_keys": ["k"], "query_module": QueryModule(["k"])}, ValueError, "must be named"),
     "fifo": ({"in_keys": ["k"], "evict": "fifo", "max_size": 2}, ValueError, "'lru'.*'fifo'"),
     "no size": ({"in_keys": ["k"], "evict": "lru"}, ValueError, "max_size"),
     "zero": ({"in_keys": ["k"], "max_size": 0}, ValueError, "max_size.*0"),
@@ -473,7 +473,7 @@ def test_a_storage_has_one_map():
     storage = TensorStorage(5)
     first, second = (TensorDictMap(in_keys=["k"], storage=storage) for _ in range(2))
     first[k(1)] = v(1)
-    with pytest.raises(ValueError, match="a storage of its own"):
+    with pytest.raises(ValueError, match="its own storage"):
         second[k(5)] = v(5)
     assert content(first) == {1: 1} and len(second) == 0
     with pytest.raises(ValueError, match="holds 1 row"):
@@ -699,8 +699,13 @@ REFUSED = {
         f"default {default!r}": ({}, lambda m, d=default: m.get(k(9, 1), d), TypeError, "number")
         for default in (None, "x", [1, 2])
     },
-    "default where all is known": ({}, lambda m: m.get(k(1), "x"), TypeError, "default is a num"),
-    "full": ({"max_size": 3}, update(2, 8, 9), CapacityError, "2 new rows.*2 are here.*size is 3"),
+    "default where all is known": (
+        {},
+        lambda m: m.get(k(1), "x"),
+        TypeError,
+        ("default must be a num"),
+    ),
+    "full": ({"max_size": 3}, update(2, 8, 9), CapacityError, "2 new rows.*map holds 2.*size is 3"),
     "full storage": ({"size": 3}, update(2, 8, 9), CapacityError, "max_size is 3"),
     "hash of a shape": ({"hash_module": lambda x: torch.zeros(len(x), 2)}, update(1), WRONG, "k"),
     "no hash": ({"hash_module": lambda x: None}, update(1), (TypeError, ValueError), "k"),
@@ -721,7 +726,7 @@ def test_what_is_refused_leaves_the_map_as_it_is(kind):
 
 def test_a_number_as_default_needs_entries():
     m = make()
-    with refused(UnknownRowError, "does not know its entries.*from_tensordict_pair", m):
+    with refused(UnknownRowError, "its entries are not known yet.*from_tensordict_pair", m):
         m.get(k(1, 2), 0.0)
 
 

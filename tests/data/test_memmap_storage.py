@@ -48,7 +48,7 @@ def held(storage):
 
 
 def test_goes_on_where_it_was(folder):
-    with pytest.raises(FileNotFoundError, match="no storage was written in this folder yet"):
+    with pytest.raises(FileNotFoundError, match="no storage has been written to this folder yet"):
         MemmapStorage.open(folder)
     assert not folder.exists()
     MemmapStorage(5, folder).close()
@@ -79,7 +79,7 @@ def test_closed(folder):
         storage.clear,
         storage.flush,
     ):
-        with pytest.raises(RuntimeError, match="was closed: MemmapStorage.open"):
+        with pytest.raises(RuntimeError, match="has been closed: .*MemmapStorage.open"):
             call()
 
 
@@ -171,7 +171,7 @@ def test_torn_rows_are_never_given_and_the_longest_run_of_items_is_kept(folder):
     storage._files.leaves[1][[6, 7]] += 1  # items 16 and 17 are torn, as by a kill
     with MemmapStorage.open(folder, mode="r") as reader:
         assert numbers_in(reader.get([0, 5])) == [20, 15]
-        words = r"rows \[6, 7\] do not fit their checksums.*mends that"
+        words = r"rows \[6, 7\] do not match their checksums.*repairs them"
         with pytest.raises(DamagedFileError, match=words):
             reader.get(slice(None))
     del storage
@@ -220,7 +220,10 @@ def test_rows_that_were_damaged_are_never_given_to_the_one_who_writes(folder, na
     read = READS[name]
     with MemmapStorage(10, folder) as storage:
         assert numbers_in(storage.get([0, 7, 2])) == [0, 7, 2]  # the others can be read
-        with pytest.raises(DamagedFileError, match=r"rows \[3\] do not fit.*storage.erase\(rows\)"):
+        with pytest.raises(
+            DamagedFileError,
+            match=r"rows \[3\] do not match their checksums.*storage.erase\(rows\)",
+        ):
             read(storage)
         assert numbers_in(storage.get([5])) == [5]
         storage.set(3, step([30])[0])  # written anew, or erased, it is good
@@ -264,11 +267,19 @@ def test_what_is_refused_changes_no_file(folder, tmp_path):
         (lambda: other.save(folder), FileExistsError, "other files"),
         (lambda: MemmapStorage(5, tmp_path / "saved"), FileExistsError, "other files"),
         (lambda: MemmapStorage(5, tmp_path / "letter"), FileExistsError, "other files"),
-        (lambda: MemmapStorage(5, tmp_path / "text"), FileExistsError, "other files .'mine.txt'"),
-        (lambda: MemmapStorage(5, tmp_path / "text" / "mine.txt"), FileExistsError, "no folder"),
-        (lambda: MemmapStorage(None, folder), ValueError, "a MemmapStorage has a max_size"),
+        (
+            lambda: MemmapStorage(5, tmp_path / "text"),
+            FileExistsError,
+            "other files and no MemmapStorage .'mine.txt'",
+        ),
+        (lambda: MemmapStorage(5, tmp_path / "text" / "mine.txt"), FileExistsError, "not a folder"),
+        (lambda: MemmapStorage(None, folder), ValueError, "a MemmapStorage needs a max_size"),
         *[
-            (lambda mode=mode: MemmapStorage(5, folder, mode=mode), ValueError, "'r.' for writing")
+            (
+                lambda mode=mode: MemmapStorage(5, folder, mode=mode),
+                ValueError,
+                "'r.' for reading and writing",
+            )
             for mode in ("w", "rb", None)
         ],
     ]:
@@ -276,7 +287,7 @@ def test_what_is_refused_changes_no_file(folder, tmp_path):
             call()
     assert held(storage) == [0, 1, 2, 3]
     storage.close()
-    with pytest.raises(ValueError, match=r"max_size=5, not 6: MemmapStorage.open\("):
+    with pytest.raises(ValueError, match=r"max_size=5, not 6: open it with MemmapStorage.open\("):
         MemmapStorage(6, folder)
     assert {path.name: names(path) for path in tmp_path.iterdir()} == before
     MemmapStorage(5, folder).close()

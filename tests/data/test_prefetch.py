@@ -208,7 +208,7 @@ def test_batches_drawn_ahead_are_no_copies_of_each_other():
     assert buffer.sample(out=first) is first and (first == plain.sample()).all()
     time.sleep(0.02)  # the state is that of the batches that were asked for
     assert torch.equal(buffer.state_dict()["generator"], plain.state_dict()["generator"])
-    with pytest.raises(ValueError, match="prefetch needs a generator of its own"):
+    with pytest.raises(ValueError, match="prefetch needs its own generator"):
         buffer.generator = None
 
 

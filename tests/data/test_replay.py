@@ -91,10 +91,10 @@ def test_items_by_age_are_copies():
     ]:
         assert buffer[index]["obs"][..., 0].tolist() == expected
     for index in (4, -5, torch.tensor([0, 4])):
-        with pytest.raises(IndexError, match="there are 4 items, and none at"):
+        with pytest.raises(IndexError, match="there are 4 items, so none at"):
             buffer[index]
     for index in (mask[:2], mask[None], True):
-        with pytest.raises(IndexError, match="a truth value for each of the 4 items, got shape"):
+        with pytest.raises(IndexError, match="one value for each of the 4 items; got shape"):
             buffer[index]
 
 
@@ -155,7 +155,7 @@ def test_what_is_given_is_filled(make, collate_fn):
     assert (out == fresh).all() and out.keys() == fresh.keys()
     bare = buffer.sample(out=out.exclude("index", "priority_weight").clone())
     assert (bare == twin.sample(6)).all() and "index" in bare.keys()
-    with pytest.raises(ValueError, match="out has room for a batch of 6, and 5 are asked for"):
+    with pytest.raises(ValueError, match="out has room for a batch of 6, but 5 were requested"):
         buffer.sample(5, out=out)
     buffer = uniform()
     buffer.extend((torch.arange(5), {"x": torch.arange(5.0)}))
@@ -248,7 +248,7 @@ def test_a_wrong_priority_adds_no_item_and_poisons_nothing():
             with pytest.raises(ValueError, match="finite and >= 0"):
                 buffer.add(steps(2, 1)[0].set("td_error", torch.tensor(error)))
     mask = torch.arange(10) > 4
-    with pytest.raises(IndexError, match=r"items are integers.*mask.nonzero\(\).squeeze\(1\)"):
+    with pytest.raises(IndexError, match=r"items must be integers.*mask.nonzero\(\).squeeze\(1\)"):
         buffer.update_priority(mask, 3.0)
     assert len(buffer) == 10 and drawn(buffer) == set(range(10))
     assert buffer.sampler.state_dict()["chances"].unique().numel() == 1
@@ -302,14 +302,14 @@ def test_another_sampler_or_writer_for_the_same_items(prefetch):
     other = ReplayBuffer(storage=TensorStorage(4), sampler=before)
     with pytest.raises(ValueError, match="belongs to another buffer"):
         buffer.set_sampler(other.sampler)
-    with pytest.raises(TypeError, match="sampler is a Sampler"):
+    with pytest.raises(TypeError, match="sampler must be a Sampler"):
         buffer.set_sampler(None)
     buffer.set_sampler(buffer.sampler)
     buffer.set_sampler(PrioritizedSampler(4, 0.6, 0.4))
     assert buffer.update_priority(torch.arange(6), 2.0) == 2
     with pytest.raises(ValueError, match="moves items"):
         buffer.set_writer(TensorDictMaxValueWriter())
-    with pytest.raises(TypeError, match="writer is a Writer"):
+    with pytest.raises(TypeError, match="writer must be a Writer"):
         buffer.set_writer(None)
     buffer.set_writer(ImmutableDatasetWriter())
     for write in (lambda: buffer.extend(steps(0, 2)), lambda: buffer.add(steps(0, 1)[0])):
@@ -319,16 +319,16 @@ def test_another_sampler_or_writer_for_the_same_items(prefetch):
 
 OPTIONS = [
     ({"sampler": RandomSampler}, TypeError, r"pass an instance, RandomSampler\(\)"),
-    ({"sampler": "random"}, TypeError, "sampler is a Sampler, such as .*, got 'random'"),
-    ({"storage": 100}, TypeError, r"such as TensorStorage\(100\), got 100"),
-    ({"storage": TensorStorage}, TypeError, "storage is a Storage, such as"),
-    ({"generator": 0}, TypeError, "generator is a torch.Generator, got 0: pass"),
-    ({"batch_size": "4"}, TypeError, "batch_size is a number of items, got '4'"),
-    ({"batch_size": True}, TypeError, "batch_size is a number of items, got True"),
+    ({"sampler": "random"}, TypeError, "sampler must be a Sampler, such as .*; got 'random'"),
+    ({"storage": 100}, TypeError, r"such as TensorStorage\(100\); got 100"),
+    ({"storage": TensorStorage}, TypeError, "storage must be a Storage, such as"),
+    ({"generator": 0}, TypeError, "generator must be a torch.Generator; got 0: pass"),
+    ({"batch_size": "4"}, TypeError, "batch_size must be a number of items; got '4'"),
+    ({"batch_size": True}, TypeError, "batch_size must be a number of items; got True"),
     ({"batch_size": -1}, ValueError, "got batch_size=-1"),
-    ({"prefetch": 1.5}, TypeError, "prefetch is a number of batches, got 1.5"),
-    ({"prefetch": -1}, ValueError, "prefetch is a number of batches, 0 or more, got -1"),
-    ({"device": "cuda:99"}, ValueError, "there is no device 'cuda:99' here"),
+    ({"prefetch": 1.5}, TypeError, "prefetch must be a number of batches; got 1.5"),
+    ({"prefetch": -1}, ValueError, "prefetch must be a number of batches, 0 or more; got -1"),
+    ({"device": "cuda:99"}, ValueError, "device 'cuda:99' is not available here"),
     ({"wirter": None}, TypeError, "wirter"),  # no argument is swallowed
 ]
 
@@ -348,12 +348,16 @@ def test_parts_of_the_wrong_type_are_refused_when_it_is_made(options, error, mat
 EMPTY, PLAIN = uniform(), filled(uniform, 3)
 TAKEN = uniform(5, sampler=PrioritizedSampler(5, 0.6, 0.4))
 MISTAKES = [
-    (lambda: EMPTY.sample(3), RuntimeError, "the buffer is empty: buffer.extend"),
-    (lambda: PLAIN.sample(), ValueError, r"how many\? Pass sample\(batch_size\)"),
-    (lambda: next(iter(PLAIN)), ValueError, r"how many\? Pass sample\(batch_size\)"),
+    (lambda: EMPTY.sample(3), RuntimeError, "the buffer is empty: call buffer.extend"),
+    (lambda: PLAIN.sample(), ValueError, r"items to draw is unknown: pass sample\(batch_size\)"),
+    (lambda: next(iter(PLAIN)), ValueError, r"items to draw is unknown: pass sample\(batch_size\)"),
     (lambda: PLAIN.sample(0), ValueError, "got batch_size=0"),
-    (lambda: PLAIN.sample(2.5), TypeError, "batch_size is a number of items, got 2.5"),
-    (lambda: setattr(PLAIN, "generator", 0), TypeError, "generator is a torch.Generator, got 0"),
+    (lambda: PLAIN.sample(2.5), TypeError, "batch_size must be a number of items; got 2.5"),
+    (
+        lambda: setattr(PLAIN, "generator", 0),
+        TypeError,
+        ("generator must be a torch.Generator; got 0"),
+    ),
     (
         lambda: PLAIN.update_priority(torch.tensor([0]), 1.0),
         TypeError,
@@ -363,7 +367,7 @@ MISTAKES = [
     (
         lambda: uniform(5, sampler=PrioritizedSampler(4, 0.6, 0.4)),
         ValueError,
-        "max_capacity=4 and the storage max_size=5: they must be",
+        "max_capacity=4, but the storage has max_size=5: make them",
     ),
     (lambda: by_priority(None), ValueError, "priorities need a storage of limited size"),
 ]
@@ -480,9 +484,9 @@ def test_a_state_that_does_not_fit_changes_nothing(tmp_path):
 
 def test_a_generator_goes_with_the_state_or_not_at_all():
     given, none = uniform(), ReplayBuffer(storage=TensorStorage(10))
-    with pytest.raises(ValueError, match="the state has a generator and the buffer has none"):
+    with pytest.raises(ValueError, match="the state has a generator, but the buffer has none"):
         none.load_state_dict(given.state_dict())
-    with pytest.raises(ValueError, match="the buffer has a generator and the state has none"):
+    with pytest.raises(ValueError, match="the buffer has a generator, but the state has none"):
         given.load_state_dict(none.state_dict())
     none.generator = rng(5)
     none.load_state_dict(given.state_dict())
@@ -498,12 +502,14 @@ def test_a_state_of_another_kind_of_buffer_is_refused(tmp_path, saved):
     for kind in {"prioritized", "epochs", "uniform"} - {saved}:
         other = KINDS[kind](TensorStorage(10))
         other.extend(steps(20, 2))
-        match = f"a {was} was saved, and this one has a {type(other.sampler).__name__}: load it"
+        match = f"buffer has a {was}, but this one has a {type(other.sampler).__name__}: load it"
         with pytest.raises(ValueError, match=match):
             other.load(tmp_path)
         with pytest.raises(ValueError, match=match):
             other.load_state_dict(buffer.state_dict())
-        with pytest.raises(ValueError, match="not of a replay buffer: no kind, total, sampler in"):
+        with pytest.raises(
+            ValueError, match="not belong to a replay buffer: it has no kind, total, sampler"
+        ):
             other.load_state_dict({})
         assert other[:]["obs"][:, 0].tolist() == [20, 21] and drawn(other) <= {0, 1}
 
@@ -550,14 +556,14 @@ def test_a_state_of_more_items_than_the_storage_has_is_refused(tmp_path, kind):
     for other in (KINDS[kind](TensorStorage(10)), KINDS[kind](MemmapStorage(10, tmp_path))):
         other.extend(steps(0, 5))
         for wrong in (state, {**state, "storage": other.storage.state_dict()}):
-            with pytest.raises(ValueError, match="knows of 7 items, and the storage has 5"):
+            with pytest.raises(ValueError, match="knows of 7 items, but the storage has 5"):
                 other.load_state_dict(wrong)
             assert drawn(other, 90) <= set(range(5))
         assert other.extend(steps(5, 1)).tolist() == [5] and len(other) == 6
     if kind in ("prioritized", "epochs"):  # what refuses new items does so before they are written
         buffer.storage.clear()
         for add in (lambda: buffer.extend(steps(0, 2)), lambda: buffer.add(steps(0, 1)[0])):
-            with pytest.raises(ValueError, match=r"7 items, and the storage has 0: .*clear"):
+            with pytest.raises(ValueError, match=r"7 items, but the storage has 0: .*clear"):
                 add()
             assert buffer.storage.total == 0
         buffer.sampler.clear()

@@ -86,7 +86,7 @@ def test_rows_are_read_as_they_were():
     assert torch.equal(each, torch.stack([one.ring(6)[rows[0]], one.ring(13)[rows[1]]]))
     one.feed.forget(13)
     assert one.feed.num_bytes_kept == 0
-    with pytest.raises(IndexError, match="row 1 was overwritten and forgotten"):
+    with pytest.raises(IndexError, match="row 1 has been overwritten"):
         one.feed.read(rows, 6)
     one.add(2)
     assert one.feed.num_bytes_kept == 32
@@ -98,7 +98,7 @@ def test_rows_are_read_as_they_were():
 
 
 def test_nothing_is_known_of_a_storage_without_rows():
-    with pytest.raises(ValueError, match="no rows came in yet"):
+    with pytest.raises(ValueError, match="no rows have been added yet"):
         RowFeed(TensorStorage(4), ("x",)).as_of(0)
 
 

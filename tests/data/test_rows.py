@@ -188,7 +188,11 @@ def test_mistakes():
     out = torch.zeros(N, 2)
     for values, options, words in [
         ([], {}, "pass at least one tensor"),
-        ([torch.zeros(2, A), torch.zeros(3)], {}, r"equally many rows on one device, not \[2, 3\]"),
+        (
+            [torch.zeros(2, A), torch.zeros(3)],
+            {},
+            r"same number of rows and be on one device; got \[2, 3\]",
+        ),
         ([torch.tensor(1.0)], {}, "has no rows"),
         ([torch.ones(N, A)], {"out": out}, r"out must be int64 \[5, 2\] on cpu"),
         ([torch.ones(N, A)], {"out": out.long()[:, :1]}, r"out must be int64 \[5, 2\] on cpu"),
@@ -200,5 +204,5 @@ def test_mistakes():
 
 def test_words_of_another_layout():
     words = packed([torch.ones(N, A)])
-    with pytest.raises(ValueError, match=r"rows of float64\[3\] are packed as int64 \[N, 3\], not"):
+    with pytest.raises(ValueError, match=r"rows of float64\[3\] are packed as int64 \[N, 3\]; got"):
         unpacked(words, [RowLayout(torch.float64, (A,))])

@@ -267,7 +267,7 @@ def test_a_sampler_follows_what_is_there():
         draw = sampler.draw(300, live, rng())
         assert set(draw.items.tolist()) == set(live)
     assert set(draw.info["priority_weight"].tolist()) == {1.0}
-    with pytest.raises(ValueError, match="knows of 24 items, and the storage has 23"):
+    with pytest.raises(ValueError, match="knows of 24 items, but the storage has 23"):
         sampler.follow(range(19, 23))
     sampler.clear()  # forgets everything but the exponents
     sampler.added(range(2))
@@ -283,40 +283,48 @@ def exponent(**options):
     return lambda s: PrioritizedSampler(3, **{"alpha": 1.0, "beta": 1.0, **options})
 
 
-NEGATIVE = "must be finite and >= 0, got -0.5"
+NEGATIVE = "must be finite and >= 0; got -0.5"
 MISTAKES = [
-    (update(0, -1.0), ValueError, r"finite and >= 0 .*got -1; .*error.abs\(\)"),
+    (update(0, -1.0), ValueError, r"finite and >= 0 .*got -1. .*error.abs\(\)"),
     (update(0, float("nan")), ValueError, "got nan"),
     (update(0, float("inf")), ValueError, "got inf"),
     (update(0, 1e308), ValueError, "at most"),
-    (update(3, 1.0), IndexError, "there never was an item 3: 3 were added so far"),
-    (update(10**7, 1.0), IndexError, "there never was an item 10000000"),
-    (update(-1, 1.0), IndexError, "there never was an item -1"),
+    (update(3, 1.0), IndexError, "there is no item 3: only 3 have been added so far"),
+    (update(10**7, 1.0), IndexError, "there is no item 10000000"),
+    (update(-1, 1.0), IndexError, "there is no item -1"),
     (
         lambda s: s.update_priority(torch.tensor([0, 1]), torch.ones(3)),
         ValueError,
         r"index of shape \[2\] needs priorities of that shape",
     ),
-    (lambda s: s.update_priority(torch.tensor([0.5]), 1.0), TypeError, "indices are integers"),
+    (lambda s: s.update_priority(torch.tensor([0.5]), 1.0), TypeError, "indices must be integers"),
     (exponent(alpha=-0.5), ValueError, f"alpha {NEGATIVE}"),
     (exponent(beta=-0.5), ValueError, f"beta {NEGATIVE}"),
     (exponent(eps=-0.5), ValueError, f"eps {NEGATIVE}"),
-    (exponent(importance="max"), ValueError, 'is "batch".* or "buffer".*got \'max\''),
+    (
+        exponent(importance="max"),
+        ValueError,
+        'importance must be "batch".* or "buffer".*got \'max\'',
+    ),
     (exponent(reduction="sum"), ValueError, r"one of \['max', 'mean', 'median', 'min'\]"),
     (lambda s: setattr(s, "alpha", float("nan")), ValueError, "alpha must be finite"),
     (lambda s: setattr(s, "beta", -1.0), ValueError, "beta must be finite"),
-    (lambda s: s.draw(2, range(5)), ValueError, "knows of items 0..2, the buffer holds 0..4"),
-    (lambda s: s.added(range(5, 6)), ValueError, "items 5.. do not follow on 2"),
-    (lambda s: s.load_state_dict({}), ValueError, "not of a PrioritizedSampler: it has no"),
+    (lambda s: s.draw(2, range(5)), ValueError, "knows the items 0..2, but the buffer holds 0..4"),
+    (
+        lambda s: s.added(range(5, 6)),
+        ValueError,
+        ("items from 5 on do not follow the last known one, 2"),
+    ),
+    (lambda s: s.load_state_dict({}), ValueError, "not belong to a PrioritizedSampler: it has no"),
     (
         lambda s: s.load_state_dict(prioritized_sampler([1.0] * 5).state_dict()),
         ValueError,
-        "room for 5 items, this one has room for 3",
+        "max_capacity=5, but this one has max_capacity=3",
     ),
     (
         lambda s: SamplerWithoutReplacement().load_state_dict({}),
         ValueError,
-        "not of a SamplerWithoutReplacement: it has no",
+        "not belong to a SamplerWithoutReplacement: it has no",
     ),
     (
         lambda s: prioritized_sampler([0.0, 0.0]).draw(1, range(2)),
@@ -326,12 +334,12 @@ MISTAKES = [
     (
         lambda s: RandomSampler(replacement=False).draw(4, range(3)),
         ValueError,
-        "there are no 4 different items among 3: sample fewer",
+        "4 different items cannot be drawn from 3: sample fewer",
     ),
     (
         lambda s: SamplerWithoutReplacement(drop_last=True).draw(40, range(10)),
         ValueError,
-        "10 items fill no batch of 40, and drop_last=True",
+        "10 items do not fill a batch of 40, and drop_last=True",
     ),
     (
         lambda s: Oldest().update_priority(torch.tensor([0]), 1.0),

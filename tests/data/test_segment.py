@@ -268,9 +268,9 @@ def test_out_is_filled_or_refused_before_anything_is_drawn():
     state = generator.get_state()
     double = out.copy().set("discount", out["discount"].double())
     for n, wrong, error, words in [
-        (4, out.clone(), ValueError, "entry 'obs' is not that of a sample.*not a copy"),
-        (5, out, ValueError, "out can't be filled"),
-        (4, double, ValueError, "'discount' is not that of a sample, torch.float32"),
+        (4, out.clone(), ValueError, "entry 'obs' must be as in a sample.*not a copy"),
+        (5, out, ValueError, "out cannot be filled"),
+        (4, double, ValueError, "'discount' must be as in a sample, torch.float32"),
         (4, out.exclude("reward"), KeyError, "reward"),
     ]:
         with pytest.raises(error, match=words):
@@ -331,45 +331,57 @@ def priority(*values):
 
 NAN, INF = float("nan"), float("inf")
 X = torch.zeros(1)
-ENV = "environments are named by integers"
+ENV = "must name environments by integers"
 MISTAKES = {
-    "rewards": (update([0], rewards=X), KeyError, "entry 'rewards' is not stored; what can be"),
+    "rewards": (
+        update([0], rewards=X),
+        KeyError,
+        "entry 'rewards' is not in the storage; entries that can be",
+    ),
     "an end": (update([0], truncated=X.bool()), KeyError, "marks where an episode ends"),
-    "a shape": (update([0], reward=X[None]), ValueError, r"torch.float32 \[1\], and float32\[\]"),
-    "a dtype": (update([0], action=X), ValueError, r"torch.float32 \[\], and int64\[\] is stored"),
-    "no such step": (update([99], reward=X), IndexError, "never was a step 99: 18 rows came"),
-    "step -2": (update([-2], reward=X), IndexError, "there never was a step -2"),
-    "a matrix": (update([[0]], reward=X), ValueError, r"shape \[1, 1\], and entries .* \[1\]"),
+    "a shape": (update([0], reward=X[None]), ValueError, r"torch.float32 \[1\], but float32\[\]"),
+    "a dtype": (update([0], action=X), ValueError, r"torch.float32 \[\], but int64\[\] is stored"),
+    "no such step": (update([99], reward=X), IndexError, "is no step 99: only 18 rows have"),
+    "step -2": (update([-2], reward=X), IndexError, "there is no step -2"),
+    "a matrix": (update([[0]], reward=X), ValueError, r"shape \[1, 1\], but entries .* \[1\]"),
     "no terminated": (without("terminated"), KeyError, '"terminated" not found'),
     "no truncated": (without("truncated"), KeyError, '"truncated" not found.*Did you mean "t'),
     "no obs": (without("obs"), KeyError, "no entry 'obs', which observation_keys names"),
-    "no next": (without("next"), KeyError, "no entry .'next', 'obs'. of the observation"),
+    "no next": (without("next"), KeyError, "no entry .'next', 'obs'. with the observation"),
     "no reward": (without("reward"), ValueError, "entry 'reward' is missing"),
     "extra": (with_entry("extra", torch.zeros(3)), ValueError, "entry 'extra' is not stored here"),
-    "mask": (with_entry("mask", torch.ones(3)), ValueError, "other than 'mask', such as 'step_m"),
+    "mask": (
+        with_entry("mask", torch.ones(3)),
+        ValueError,
+        "rename your 'mask', for example to 'step_m",
+    ),
     "float flag": (
         with_entry("terminated", torch.zeros(3)),
         ValueError,
-        r"torch.float32 \[\] of each step; it marks whether",
+        r"torch.float32 \[\] for each step; it must be a single torch.bool, which marks whether",
     ),
     "reward's shape": (with_entry("reward", torch.zeros(3, 2)), ValueError, "rows float32.2."),
     "action's dtype": (with_entry("action", torch.zeros(3)), ValueError, "'action' has rows float"),
     "next's dtype": (
         with_entry(("next", "obs"), torch.zeros(3)),
         ValueError,
-        "these should have one dtype and shape",
+        "they must have the same dtype and shape",
     ),
     "next's shape": (
         with_entry(("next", "obs"), torch.zeros(3, 2).long()),
         ValueError,
-        "should have one dtype and shape",
+        "must have the same dtype and shape",
     ),
-    "dict": (extend(lambda steps: steps.to_dict()), TypeError, "a TensorDict .T. or .T, E., not"),
-    "one step": (extend(lambda steps: steps[0]), ValueError, r"\[T, E\], got \[\]: buffer.add"),
-    "one of two": (env(0), ValueError, r"of 2 environment\(s\), and env=\[0\] names 1"),
+    "dict": (extend(lambda steps: steps.to_dict()), TypeError, "a TensorDict .T. or .T, E.; got"),
+    "one step": (
+        extend(lambda steps: steps[0]),
+        ValueError,
+        r"\[T, E\]; got \[\]: .* call buffer.add",
+    ),
+    "one of two": (env(0), ValueError, r"from 2 environment\(s\), but env=\[0\] names 1"),
     "three of two": (env(0, 1, 2), ValueError, "names 3"),
-    "twice": (env(1, 1), ValueError, "different numbers from 0 on are needed"),
-    "negative": (env(0, -1), ValueError, "different numbers from 0 on"),
+    "twice": (env(1, 1), ValueError, "must be different numbers of 0 or more"),
+    "negative": (env(0, -1), ValueError, "must be different numbers of 0"),
     **{
         f"env {name!r}": (extend(lambda steps: steps, name), TypeError, ENV)
         for name in ("a", 1.5, 2**63, [[None]])
@@ -378,15 +390,19 @@ MISTAKES = {
         f"cut {name!r}": (lambda buffer, name=name: buffer.cut(env=name), TypeError, ENV)
         for name in ("a", 1.5, 2**63, [[None]])
     },
-    "nan": (priority(1.0, NAN, 1.0), ValueError, "finite and >= 0 .*, got nan"),
+    "nan": (priority(1.0, NAN, 1.0), ValueError, "finite and >= 0 .*; got nan"),
     "inf": (priority(1.0, INF, 1.0), ValueError, "got inf"),
-    "a sign": (priority(1.0, -0.5, 1.0), ValueError, "got -0.5; for errors with a sign"),
-    "two": (priority(1.0, 1.0), ValueError, r"steps \[3\] need as many priorities, got \[2\]"),
+    "a sign": (priority(1.0, -0.5, 1.0), ValueError, "got -0.5. For errors with a sign"),
+    "two": (
+        priority(1.0, 1.0),
+        ValueError,
+        r"steps \[3\] need priorities of the same shape; got \[2\]",
+    ),
     "update nan": (lambda b: b.update_priority(torch.tensor([0]), NAN), ValueError, "finite"),
     "update 18": (
         lambda b: b.update_priority(torch.tensor([0, 18]), torch.ones(2)),
         IndexError,
-        "there never was a step 18",
+        "there is no step 18",
     ),
     "update shape": (
         lambda b: b.update_priority(torch.arange(3), torch.ones(2)),
@@ -394,12 +410,16 @@ MISTAKES = {
         "needs priorities of that shape",
     ),
     **{
-        f"read {n}": (read(12, n), IndexError, f"step {n} .and 0 more. can't be read")
+        f"read {n}": (read(12, n), IndexError, f"step {n} .and 0 more. cannot be read")
         for n in (5, 17, 18, 99, -1)
     },
-    "read a matrix": (read([12]), ValueError, r"index has the shape \[B\]"),
-    "read floats": (read(12.0), TypeError, "numbers are integers, got torch.float32"),
-    "how many": (lambda b: b.sample(), ValueError, "how many segments.*batch_size=256"),
+    "read a matrix": (read([12]), ValueError, r"index must have shape \[B\]"),
+    "read floats": (read(12.0), TypeError, "numbers must be integers; got torch.float32"),
+    "how many": (
+        lambda b: b.sample(),
+        ValueError,
+        "number of segments to draw is unknown.*batch_size=256",
+    ),
 }
 
 
@@ -413,27 +433,27 @@ def test_mistakes_change_nothing(kind):
 
 
 REFUSED = [
-    ({"alpha": 0.6}, ValueError, "alpha=0.6 and beta=None go together"),
+    ({"alpha": 0.6}, ValueError, "alpha=0.6 and beta=None must be given together"),
     ({"alpha": -1.0, "beta": 0.4}, ValueError, "alpha must be finite and >= 0"),
-    ({**BY_PRIORITY, "importance": "all"}, ValueError, 'importance is "batch"'),
+    ({**BY_PRIORITY, "importance": "all"}, ValueError, 'importance must be "batch"'),
     ({"unroll_steps": -1}, ValueError, "unroll_steps=-1 and n_step=1 must be at least 0"),
     ({"unroll_steps": 2.0}, TypeError, "unroll_steps=2.0"),
     ({"n_step": 2.0}, TypeError, "n_step=2.0"),
     ({"num_rows": 6, "unroll_steps": 4, "n_step": 2}, ValueError, "= 7 rows does not fit .*size=6"),
-    ({"absorb": "terminated"}, ValueError, "should be a collection of some of"),
+    ({"absorb": "terminated"}, ValueError, "must be a collection of some of"),
     ({"absorb": ("done",)}, ValueError, "'terminated', 'truncated'"),
-    ({"frame_stack": {"pixels": 4}}, ValueError, "'pixels': 4 should be one of observation_keys="),
-    ({"frame_stack": 0}, ValueError, "'obs': 0 should be one of"),
+    ({"frame_stack": {"pixels": 4}}, ValueError, "'pixels': 4 must be one of observation_keys="),
+    ({"frame_stack": 0}, ValueError, "'obs': 0 must be one of"),
     (
         {"frame_stack": 4, "observation_keys": ["obs", "turn"]},
         ValueError,
-        "Name them: frame_stack={'obs': 4}",
+        "pass frame_stack={'obs': 4}",
     ),
     ({"observation_keys": [("next", "obs")]}, ValueError, "before an action"),
-    ({"batch_size": 0}, ValueError, "a batch has at least one item"),
-    ({"reuse_memory": True, "prefetch": 1}, ValueError, "have memory of their own"),
-    ({"reuse_memory": True, "device": "cpu"}, ValueError, "have memory of their own"),
-    ({"num_rows": None}, ValueError, "needs a storage with a max_size"),
+    ({"batch_size": 0}, ValueError, "batch_size must be at least 1"),
+    ({"reuse_memory": True, "prefetch": 1}, ValueError, "need their own memory"),
+    ({"reuse_memory": True, "device": "cpu"}, ValueError, "need their own memory"),
+    ({"num_rows": None}, ValueError, "its storage needs a max_size"),
 ]
 
 
@@ -445,24 +465,32 @@ def test_options_that_are_refused(options, error, words):
 
 def test_other_mistakes_are_named():
     buffer = filled()
-    with pytest.raises(TypeError, match="no priorities; make it with alpha and beta"):
+    with pytest.raises(TypeError, match="no priorities; create it with alpha and beta"):
         buffer.update_priority(torch.tensor([0]), torch.ones(1))
     with pytest.raises(TypeError, match="no priorities"):
         buffer.extend(steps_of(3), priority=torch.ones(3))
-    with pytest.raises(ValueError, match="there are no weights"):
+    with pytest.raises(ValueError, match="so samples have no weights"):
         buffer.beta = 0.5
     assert buffer.beta is None
-    with pytest.raises(ValueError, match="no 19 different steps among 15.*replacement=True"):
+    with pytest.raises(
+        ValueError, match="19 different steps cannot be drawn from 15.*replacement=True"
+    ):
         filled(replacement=False, **BY_PRIORITY).sample(19)
-    with pytest.raises(ValueError, match="6 environments can end at once, and take 12 rows"):
+    with pytest.raises(
+        ValueError, match="6 environments can end at the same time, which takes 12 rows"
+    ):
         make(num_rows=10).add(torch.stack([steps_of(1)[0]] * 6))
     buffer.storage.extend(steps_of(3).exclude("next"))
-    with pytest.raises(RuntimeError, match="21 items were appended .* knows of 18: a storage bel"):
+    with pytest.raises(
+        RuntimeError, match="21 items have been appended .* knows of 18: a storage bel"
+    ):
         buffer.extend(steps_of(3))
     empty = make()
     assert (empty or make()) is empty
     for n in (0, 3):
-        with pytest.raises(ValueError, match=f"{n} rows came in, and a step needs 3 rows after"):
+        with pytest.raises(
+            ValueError, match=f"{n} rows have been added, and a step needs 3 rows after"
+        ):
             empty.sample(2)
         empty.extend(steps_of(3))
 
@@ -548,7 +576,7 @@ def test_rows_that_a_storage_on_disk_keeps_itself(tmp_path):
             call()
     with MemmapStorage.open(tmp_path / "rows") as storage:
         buffer = on_disk(storage, frame_stack=2)
-        with pytest.raises(RuntimeError, match=r"needs buffer.load\(folder\) first"):
+        with pytest.raises(RuntimeError, match=r"call buffer.load\(folder\) first"):
             buffer.extend(steps_of(3))
         buffer.load(tmp_path / "buffer")
         assert same_states(buffer.state_dict(), state) and drawable(buffer) == expected
@@ -566,15 +594,17 @@ def test_rows_that_a_storage_on_disk_keeps_itself(tmp_path):
         assert buffer.extend(steps_of(1)).tolist() == [23]
     with MemmapStorage.open(tmp_path / "rows") as storage:  # killed before a first save
         buffer = on_disk(storage)
-        with pytest.raises(RuntimeError, match=r"if there was none.*buffer.empty\(\) starts over"):
+        with pytest.raises(
+            RuntimeError, match=r"if it was never saved, start over with buffer.empty\(\)"
+        ):
             buffer.extend(steps_of(3, end="terminated"))
         assert storage.total == 24
         buffer.empty()
         assert buffer.extend(steps_of(3, end="terminated")).tolist() == [0, 1, 2]
     other = on_disk(TensorStorage(20), frame_stack=2)
-    with pytest.raises(ValueError, match="to this storage 0 were appended"):
+    with pytest.raises(ValueError, match="0 have been appended to this storage"):
         other.load(tmp_path / "buffer")
-    with pytest.raises(ValueError, match="keeps its rows in memory only"):
+    with pytest.raises(ValueError, match="holds its rows in memory only"):
         other.save(tmp_path / "other", rows=False)
 
 
@@ -607,12 +637,12 @@ def test_damaged_and_lost_rows(tmp_path):
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"unroll_steps": 4}, "segments look 3 ahead and 0 back, here it is 100, 5 and 0"),
-        ({"frame_stack": 2}, "here it is 100, 3 and 1"),
-        ({"num_rows": 50}, "here it is 50, 3 and 0"),
-        ({"alpha": None, "beta": None}, "alpha=0.6, this one has alpha=None"),
-        ({"alpha": 0.7}, "alpha=0.6, this one has alpha=0.7"),
-        ({"generator": torch.Generator()}, "the buffer has a generator and the state has none"),
+        ({"unroll_steps": 4}, "segments look 3 ahead and 0 back, but here these are 100, 5 and 0"),
+        ({"frame_stack": 2}, "here these are 100, 3 and 1"),
+        ({"num_rows": 50}, "here these are 50, 3 and 0"),
+        ({"alpha": None, "beta": None}, "alpha=0.6, but this buffer has alpha=None"),
+        ({"alpha": 0.7}, "alpha=0.6, but this buffer has alpha=0.7"),
+        ({"generator": torch.Generator()}, "the buffer has a generator, but the state has none"),
     ],
 )
 def test_a_state_of_a_buffer_that_was_made_another_way_is_refused(options, match, tmp_path):

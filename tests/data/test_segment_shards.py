@@ -237,32 +237,44 @@ def test_what_can_not_be_is_refused():
     one = torch.tensor([0])
     for call, error, words in [
         (lambda: ReplayShards([]), ValueError, "no shards"),
-        (lambda: ReplayShards([buffer] * 2), ValueError, "2 shards, and some are the same buffer"),
+        (
+            lambda: ReplayShards([buffer] * 2),
+            ValueError,
+            "some of the 2 shards are the same buffer",
+        ),
         (
             lambda: replay.extend(steps_of(4, 3)),
             ValueError,
-            r"\[4, 3\] are not .* E a multiple of 2",
+            r"\[4, 3\] cannot be divided equally .* E a multiple of 2",
         ),
-        (lambda: replay.extend(steps_of(4, 2)[:, 0]), ValueError, r"steps \[4\] are not"),
-        (lambda: replay.sample(7), ValueError, r"7 segments are not as many .* sample\(8\)"),
+        (lambda: replay.extend(steps_of(4, 2)[:, 0]), ValueError, r"steps \[4\] cannot be divided"),
+        (
+            lambda: replay.sample(7),
+            ValueError,
+            r"7 segments cannot be divided equally .* sample\(8\)",
+        ),
         (lambda: replay.sample(0), ValueError, r"sample\(2\)"),
-        (lambda: replay.read(torch.tensor(3)), ValueError, "index has the shape"),
+        (lambda: replay.read(torch.tensor(3)), ValueError, "index must have shape"),
         (
             lambda: replay.update(rows * 0 - 2, fresh),
             IndexError,
-            r"a step -2: \[.*\] rows came into",
+            r"no step -2: only \[.*\] rows have been added to",
         ),
         (lambda: replay.update(rows, fresh[:, 0]), ValueError, r"\[10"),
-        (lambda: replay.update_priority(one + 999, 1.0), IndexError, "there never was a step 999"),
+        (lambda: replay.update_priority(one + 999, 1.0), IndexError, "there is no step 999"),
         (lambda: replay.update_priority(rows, torch.ones(3)), ValueError, "of that shape"),
         (lambda: plain.update_priority(one, 1.0), TypeError, "this buffer has no priorities"),
-        (lambda: plain.load_state_dict(make(3).state_dict()), ValueError, "of 3 shards, here they"),
+        (
+            lambda: plain.load_state_dict(make(3).state_dict()),
+            ValueError,
+            "the state has 3 shards, but here there",
+        ),
     ]:
         with pytest.raises(error, match=words):
             call()
     weighted = make(2, alpha=0.6, beta=0.4)
     index = weighted.extend(steps_of(4, 2))
     before = weighted.state_dict()["0"]["buffer"]["priorities"]["chances"]
-    with pytest.raises(ValueError, match="finite and >= 0 .*, got -1;"):
+    with pytest.raises(ValueError, match="finite and >= 0 .*; got -1;"):
         weighted.update_priority(index[0], torch.tensor([2.0, -1.0]))
     assert torch.equal(before, weighted.state_dict()["0"]["buffer"]["priorities"]["chances"])

@@ -157,18 +157,18 @@ def test_sent_to_a_spawned_worker_it_is_a_copy_and_on_disk_a_reader(kind, tmp_pa
 
 def test_what_is_on_disk_is_sent_as_a_reader_or_not_at_all(tmp_path):
     storage = MemmapStorage(10, tmp_path / "rows")
-    with pytest.raises(RuntimeError, match="nothing was written.*storage.allocate"):
+    with pytest.raises(RuntimeError, match="nothing has been written.*storage.allocate"):
         pickle.dumps(storage)
     storage.extend(torch.arange(4))
     reader = pickle.loads(pickle.dumps(storage))
     assert reader.mode == "r" and reader.get(slice(None)).tolist() == [0, 1, 2, 3]
     storage.close()
-    with pytest.raises(RuntimeError, match="was closed"):
+    with pytest.raises(RuntimeError, match="has been closed"):
         pickle.dumps(storage)
     with MemmapStorage(10, tmp_path / "segments") as storage:
         buffer = SegmentReplayBuffer(storage, unroll_steps=1, observation_keys=["obs"])
         buffer.extend(items(0, 4))
-        with pytest.raises(TypeError, match="can't be sent to another process.*Send batches"):
+        with pytest.raises(TypeError, match="cannot be sent to another process.*Send batches"):
             pickle.dumps(buffer)
 
 

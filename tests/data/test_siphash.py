@@ -338,15 +338,15 @@ MISTAKES = [
     (torch.tensor(1.0), {}, ValueError, r"has no rows; pass x\.unsqueeze\(0\)"),
     (torch.eye(3).to_sparse(), {}, TypeError, r"pass rows\.to_dense\(\)"),
     *[
-        (ZEROS, {"key": key}, ValueError, r"two 64-bit integers, such as key=\(0, 0\), not")
+        (ZEROS, {"key": key}, ValueError, r"two 64-bit integers, such as key=\(0, 0\); got")
         for key in [(1,), (1, 2, 3), 5, (2**64, 0), (0, -(2**63) - 1), ("a", 1)]
     ],
     *[
-        (ZEROS, {"rounds": rounds}, ValueError, r"rounds must be \(1, 3\) or \(2, 4\), not")
+        (ZEROS, {"rounds": rounds}, ValueError, r"rounds must be \(1, 3\) or \(2, 4\); got")
         for rounds in [(2, 3), (4, 8), 2, None]
     ],
     *[
-        (ZEROS, {"out": out}, ValueError, r"out must be int64 \[2\] on cpu, not")
+        (ZEROS, {"out": out}, ValueError, r"out must be int64 \[2\] on cpu; got")
         for out in (torch.zeros(2), torch.zeros(3, dtype=torch.int64))
     ],
 ]

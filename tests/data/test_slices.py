@@ -149,7 +149,9 @@ def test_batches_of_an_epoch():
     buffer.extend(episodes(5, 3, 4))
     for _ in range(3):
         assert [batch["episode"][::3].tolist() for batch in buffer] == [[0, 1]]
-    with pytest.raises(ValueError, match="has 4 slices, there are 3 episodes.*drop_last=False"):
+    with pytest.raises(
+        ValueError, match="needs 4 slices, but there are only 3 episodes.*drop_last=False"
+    ):
         buffer.sample(12)
     # 1000 steps of four episodes and slices of 32 steps: TorchRL gives 4 x 32 = 128 of 320 too
     buffer = without_replacement(1000, slice_len=32, traj_key="episode")
@@ -251,14 +253,14 @@ def sampled(n, sampler, *lengths):
 
 
 MISTAKES = [
-    (lambda: SliceSampler(), ValueError, "pass num_slices.*or slice_len"),
+    (lambda: SliceSampler(), ValueError, "pass either num_slices.*or slice_len"),
     (
         lambda: SliceSampler(slice_len=2, end_key="done", traj_key="episode"),
         ValueError,
-        "end_key or by traj_key",
+        "either end_key or traj_key",
     ),
-    (lambda: SliceSampler(slice_len=0), ValueError, "slice_len is at least 1"),
-    (lambda: SliceSampler(slice_len=2).draw(4, range(4)), ValueError, "belongs to a buffer"),
+    (lambda: SliceSampler(slice_len=0), ValueError, "slice_len must be at least 1"),
+    (lambda: SliceSampler(slice_len=2).draw(4, range(4)), ValueError, "works only in a buffer"),
     (
         sampled(6, SliceSampler(slice_len=3, traj_key="no"), 2, 2),
         KeyError,
@@ -267,17 +269,17 @@ MISTAKES = [
     (
         sampled(6, SliceSampler(slice_len=3), 2, 2),
         ValueError,
-        "no episode has 3 steps yet.*the longest has 2",
+        "no episode has the 3 steps of a slice yet.*the longest has 2",
     ),
     (
         sampled(7, SliceSampler(slice_len=3), 2, 2),
         ValueError,
-        "batch of 7 items is no multiple of slice_len=3",
+        "batch of 7 items is not a multiple of slice_len=3",
     ),
     (
         sampled(7, PrioritizedSliceSampler(40, alpha=0.7, beta=0.9, slice_len=7), 1, 3, 6),
         ValueError,
-        "no episode has 7 steps yet.*longest has 6",
+        "no episode has the 7 steps of a slice yet.*longest has 6",
     ),
 ]
 

@@ -96,9 +96,9 @@ class Counts(TensorStorage):
 def test_the_contract_finds_mistakes(broken):
     with pytest.raises(AssertionError):
         check_storage(broken)
-    with pytest.raises(AssertionError, match="1.0 was found, 1 expected"):
+    with pytest.raises(AssertionError, match="expected 1, got 1.0"):
         equal(1.0, 1, "a number")
-    with pytest.raises(AssertionError, match="nothing raised"):
+    with pytest.raises(AssertionError, match="nothing was raised"):
         refuses(ValueError, "", lambda: None)
     with pytest.raises(AssertionError, match="does not contain 'x'"):
         refuses(ZeroDivisionError, "x", lambda: 1 // 0)
@@ -187,7 +187,7 @@ def test_lazy_stacks_become_dense_and_order_does_not_matter(make):
     ragged = [TensorDict(a=torch.zeros(2)), TensorDict(a=torch.zeros(3))]
     for members, words in [
         ([TensorDict(a=torch.zeros(2)), TensorDict(a=torch.zeros(2), b=1)], "'b' is "),
-        *([] if storage.mixes_shapes else [(ragged, "can't be made dense")]),
+        *([] if storage.mixes_shapes else [(ragged, "cannot be made dense")]),
     ]:
         with pytest.raises(ValueError, match=words):
             storage.extend(lazy_stack(members))
@@ -201,26 +201,26 @@ def test_lazy_stacks_become_dense_and_order_does_not_matter(make):
 
 TWO = torch.zeros(2)
 NEVER = [
-    (torch.tensor(3.0), ValueError, r"add\(item\) takes a single item"),
+    (torch.tensor(3.0), ValueError, r"to store a single item, call storage.add\(item\)"),
     ({"a": TWO, "b": torch.zeros(3)}, ValueError, r"'b' has the shape \[3\]"),
-    ({"a": TWO, "b": torch.tensor(0)}, ValueError, "'b' has the shape .* no dimens"),
+    ({"a": TWO, "b": torch.tensor(0)}, ValueError, "'b' has the shape .* without a dimens"),
     ({"a": None}, TypeError, "entry 'a' is a NoneType"),
     ({"a": {"b": [1.0]}}, TypeError, r"\('a', 'b', 0\) is a float.*torch.as_tensor"),
-    ({(1, 2): TWO}, TypeError, "keys are strings or integers"),
+    ({(1, 2): TWO}, TypeError, "keys must be strings or integers"),
     ({}, ValueError, "no tensor"),
-    (torch.zeros(2, 2).to_sparse(), ValueError, "can't be stored: torch.sparse_coo"),
+    (torch.zeros(2, 2).to_sparse(), ValueError, "cannot be stored: torch.sparse_coo"),
     (torch.zeros(2, device="meta"), ValueError, "meta"),
 ]
 NOT_HERE = [
-    ((TWO, TWO), TypeError, "is a tuple, where a dict is stored"),
+    ((TWO, TWO), TypeError, "is a tuple, but a dict is stored there"),
     ({"a": TWO}, ValueError, "entry 'b' is missing"),
     ({"a": TWO, "c": TWO}, ValueError, "'c' is not stored here"),
-    ({"a": TWO, "b": [TWO]}, TypeError, "'b' is a list, where a tensor"),
+    ({"a": TWO, "b": [TWO]}, TypeError, "'b' is a list, but a tensor"),
     ({"a": TWO, "b": TWO.half()}, ValueError, r"\.to\(torch.float32\)"),
     ({"a": TWO, "b": torch.zeros(3)}, ValueError, "does not begin with"),
     ({"a": TWO, "b": torch.zeros(2, device="meta")}, ValueError, "no rows|on meta"),
 ]
-OTHER_SHAPE = ({"a": TWO, "b": torch.zeros(2, 0)}, ValueError, r"float32\[0\], and float32")
+OTHER_SHAPE = ({"a": TWO, "b": torch.zeros(2, 0)}, ValueError, r"float32\[0\], but float32")
 
 
 def test_what_can_not_be_stored(make):
@@ -238,10 +238,10 @@ def test_what_can_not_be_stored(make):
 
 BAD_ROWS = [
     (torch.tensor([True, False]), r"mask.nonzero\(\)"),
-    (torch.tensor([0.0]), "rows are integers"),
+    (torch.tensor([0.0]), "rows must be integers"),
     (9, "row 9 is out of range: with max_size=9 the rows are 0 to 8.*its number % 9"),
     ([0, -2], "row -2 is out of range"),
-    ([0, 2], r"row\(s\) 2 hold nothing.*2 row\(s\) hold something"),
+    ([0, 2], r"row\(s\) 2 hold nothing.*2 row\(s\) are occupied"),
     (range(9), "2, 3, 4, 5, 6 and 2 more hold nothing"),
 ]
 
@@ -383,13 +383,16 @@ def test_a_state_is_copies_of_held_rows_only(make, tmp_path):
     [
         (lambda s: s.pop("rows"), "it has no rows"),
         (lambda s: s.update(total=-1), "damaged"),
-        (lambda s: s.update(rows=torch.tensor([0, 5])), "no rows of such"),
-        (lambda s: s.update(rows=torch.tensor([1, 0])), "no rows of such"),
+        (lambda s: s.update(rows=torch.tensor([0, 5])), "its rows are out of range"),
+        (lambda s: s.update(rows=torch.tensor([1, 0])), "its rows are out of range"),
         (lambda s: s.update(rows=torch.tensor([0.0, 1.0])), "damaged"),
         (lambda s: s.update(leaves={"a": torch.zeros(2)}), "2 rows of data int64"),
         (lambda s: s.update(leaves={}), "damaged"),
-        (lambda s: s.update(structure=torch.zeros(0, dtype=torch.uint8)), "and no structure"),
-        (lambda s: s.update(max_size=3), "max_size=3, this one has max_size=5"),
+        (
+            lambda s: s.update(structure=torch.zeros(0, dtype=torch.uint8)),
+            "it has rows but no structure",
+        ),
+        (lambda s: s.update(max_size=3), "max_size=3, but this one has max_size=5"),
     ],
 )
 def test_a_damaged_state_changes_nothing(tmp_path, change, words):

@@ -119,17 +119,25 @@ MISTAKES = [
         (put([0, 1], 9.0, value), ValueError, "must be finite and >= 0 .* Nothing was changed")
         for value in (-1.0, float("nan"), float("inf"), -float("inf"), 1e308)
     ],
-    (lambda tree: SumTree(5).sample(uniform(2)), ValueError, "all priorities are zero. Set one"),
+    (lambda tree: SumTree(5).sample(uniform(2)), ValueError, "all priorities are zero: set one"),
     (lambda tree: tree.sample(torch.rand(2)), TypeError, r"torch.rand\(n, dtype=torch.float64\)"),
     *[
-        (lambda t, u=u: t.sample(torch.tensor([0.5, u], dtype=F64)), ValueError, r"lie in \[0, 1\)")
+        (
+            lambda t, u=u: t.sample(torch.tensor([0.5, u], dtype=F64)),
+            ValueError,
+            r"must be in \[0, 1\)",
+        )
         for u in (-0.5, 1.0, float("nan"))
     ],
-    (put([1.0], 1.0), TypeError, "indices are integers, got torch.float32"),
-    (put([True], 1.0), TypeError, "indices are integers, got torch.bool"),
-    (put([0, 1], 1.0, 1.0, 1.0), ValueError, r"of shape \[2\] need as many priorities"),
-    (lambda tree: tree.load_state({"priorities": torch.ones(4)}), ValueError, r"is of \[4\]"),
-    (lambda tree: SumTree(0), ValueError, "capacity must be at least 1, got 0"),
+    (put([1.0], 1.0), TypeError, "indices must be integers; got torch.float32"),
+    (put([True], 1.0), TypeError, "indices must be integers; got torch.bool"),
+    (put([0, 1], 1.0, 1.0, 1.0), ValueError, r"of shape \[2\] need priorities of that shape"),
+    (
+        lambda tree: tree.load_state({"priorities": torch.ones(4)}),
+        ValueError,
+        r"the state has \[4\]",
+    ),
+    (lambda tree: SumTree(0), ValueError, "capacity must be at least 1; got 0"),
 ]
 
 

@@ -111,7 +111,7 @@ def test_rollback_is_as_if_nothing_had_been_inserted(table_of):
     late = table.mark()
     table.rollback(mark)
     assert same_state(table, before)
-    with pytest.raises(ValueError, match="cannot go back to this mark"):
+    with pytest.raises(ValueError, match="cannot be rolled back to this mark"):
         table.rollback(late)
     assert table.insert(tensor([8, 6, 9]), tensor([[1], [1], [1]])).tolist() == [2, 1, 0]
     mark = table.mark()
@@ -157,7 +157,7 @@ def test_a_loaded_table_continues_the_same(table_of, words):
         assert table.insert(tensor([0, 1, 2, 3])).tolist() == [1, 0, 2, 3]
     else:
         with pytest.raises(
-            ValueError, match=r"1 rows of 2 words has the shape \[1, 2\], got \[1, 1"
+            ValueError, match=r"1 rows of 2 words must have shape \[1, 2\]; got \[1, 1"
         ):
             table.load_state({"hashes": tensor([7]), "free": EMPTY, "content": tensor([[3]])})
 
@@ -171,29 +171,38 @@ def rows_of(*rows):
 
 
 MISTAKES = {  # of a table where row 0 has 5, row 2 has 7, and row 1 is free
-    "gone": (rows_of(2, 1), r"row 1 \(rows\[1\]\): it is not live"),
-    "too large": (rows_of(0, 3), r"row 3 \(rows\[1\]\): it is not live"),
-    "negative": (rows_of(0, -1), r"row -1 \(rows\[1\]\): it is not live"),
-    "twice": (rows_of(2, 0, 2), r"row 2 \(rows\[2\]\): it is there twice; nothing was removed"),
-    "int32": (lambda t: t.remove(tensor([1]).int()), r"rows are int64 of shape \[N\], got .*int32"),
-    "floats": (lambda t: t.lookup(torch.ones(2)), r"int64 of shape \[N\], got torch.float32 of"),
+    "gone": (rows_of(2, 1), r"row 1 \(rows\[1\]\): it is not in use"),
+    "too large": (rows_of(0, 3), r"row 3 \(rows\[1\]\): it is not in use"),
+    "negative": (rows_of(0, -1), r"row -1 \(rows\[1\]\): it is not in use"),
+    "twice": (rows_of(2, 0, 2), r"row 2 \(rows\[2\]\): it is given twice. Nothing was removed"),
+    "int32": (
+        lambda t: t.remove(tensor([1]).int()),
+        r"rows must be int64 of shape \[N\]; got .*int32",
+    ),
+    "floats": (lambda t: t.lookup(torch.ones(2)), r"int64 of shape \[N\]; got torch.float32 of"),
     "matrix": (lambda t: t.insert(tensor([[1, 2]])), r"of shape \[1, 2\]: pass hashes.flatten\(\)"),
     "content": (lambda t: t.insert(tensor([1]), tensor([[1, 2]])), r"HashTable\(words=2\)"),
-    "same": (state_of(hashes=tensor([5, 6, 5]), free=EMPTY), "row 2 is the same as a row before"),
-    "free 2": (state_of(hashes=tensor([5, 6]), free=tensor([2])), r"in range\(2\), got \[2\]"),
-    "free -1": (state_of(hashes=tensor([5, 6]), free=tensor([-1])), r"in range\(2\), got \[-1\]"),
-    "free twice": (state_of(hashes=tensor([5]), free=tensor([0, 0])), r"are distinct .* \[0, 0\]"),
-    "no free": (state_of(hashes=tensor([5])), r"has the entries \['free', 'hashes'\], got \['hash"),
+    "same": (state_of(hashes=tensor([5, 6, 5]), free=EMPTY), "row 2 is equal to an earlier row"),
+    "free 2": (state_of(hashes=tensor([5, 6]), free=tensor([2])), r"in range\(2\); got \[2\]"),
+    "free -1": (state_of(hashes=tensor([5, 6]), free=tensor([-1])), r"in range\(2\); got \[-1\]"),
+    "free twice": (
+        state_of(hashes=tensor([5]), free=tensor([0, 0])),
+        r"must be distinct .* \[0, 0\]",
+    ),
+    "no free": (
+        state_of(hashes=tensor([5])),
+        r"must have the entries \['free', 'hashes'\]; got \['hash",
+    ),
     "more": (state_of(hashes=EMPTY, free=EMPTY, content=EMPTY[:, None]), "words=None"),
     "float state": (state_of(hashes=tensor([5.0]), free=EMPTY), "int64 with 1 dim.* torch.float"),
     "scalar": (state_of(hashes=tensor(5), free=EMPTY), r"got torch.int64 of shape \[\]"),
     "capacity": (
         lambda t: t.insert(tensor([1, 5, 2, 1, 3, 4]), max_size=5),
-        "4 new rows do not fit: 2 are here and max_size is 5",
+        "4 new rows do not fit: the .* holds 2, and max_size is 5",
     ),
     "room": (
         lambda t: t.insert(torch.arange(100, 1100), max_size=100),
-        "raise max_size to 1002, or make room",
+        "Raise max_size to 1002, or remove rows",
     ),
 }
 

@@ -114,26 +114,26 @@ def test_defaults():
 @pytest.mark.parametrize(
     "make, words",
     [
-        (lambda: LazyTensorStorage(5, ndim=2), "ndim=2 is not offered.*data.reshape"),
-        (lambda: LazyTensorStorage(5, consolidated=True), "consolidated=True is not offered"),
+        (lambda: LazyTensorStorage(5, ndim=2), "ndim=2 is not supported.*data.reshape"),
+        (lambda: LazyTensorStorage(5, consolidated=True), "consolidated=True is not supported"),
         (lambda: LazyMemmapStorage(5, shared_init=True), "shared_init=True.*mode='r'"),
         (lambda: LazyMemmapStorage(5, device="meta"), "rows on disk are read on the CPU"),
-        (lambda: ListStorage(5, compilable=True), "compilable=True is not offered"),
-        (lambda: TensorDictReplayBuffer(dim_extend=1), "dim_extend=1 is not offered"),
-        (lambda: TensorDictReplayBuffer(shared=True), "shared=True is not offered"),
+        (lambda: ListStorage(5, compilable=True), "compilable=True is not supported"),
+        (lambda: TensorDictReplayBuffer(dim_extend=1), "dim_extend=1 is not supported"),
+        (lambda: TensorDictReplayBuffer(shared=True), "shared=True is not supported"),
         (
             lambda: TensorDictPrioritizedReplayBuffer(alpha=0.6, beta=0.4, sync=False),
-            "sync=False is not offered",
+            "sync=False is not supported",
         ),
         (lambda: TensorDictReplayBuffer(storage=LazyTensorStorage(5)).share(), "LazyMemmapStora"),
-        (lambda: TensorDictMaxValueWriter(reduction="last"), "reduction is one of"),
+        (lambda: TensorDictMaxValueWriter(reduction="last"), "reduction must be one of"),
         (
             lambda: TensorDictReplayBuffer(
                 storage=LazyTensorStorage(3),
                 sampler=PrioritizedSampler(3, 1.0, 1.0),
                 writer=TensorDictMaxValueWriter(),
             ),
-            "sampler that has none",
+            "sampler without priorities",
         ),
     ],
 )
@@ -156,7 +156,7 @@ def test_a_dataset_that_is_not_written_to():
 def test_folders_of_rows(tmp_path):
     with LazyMemmapStorage(5, tmp_path / "rows") as storage:
         storage.extend(items(0, 3))
-    with pytest.raises(FileExistsError, match="existsok=True goes on with it"):
+    with pytest.raises(FileExistsError, match="pass existsok=True"):
         LazyMemmapStorage(5, scratch_dir=tmp_path / "rows")
     with LazyMemmapStorage(5, tmp_path / "rows", existsok=True) as storage:
         buffer = TensorDictReplayBuffer(storage=storage, batch_size=2)
@@ -248,9 +248,9 @@ def test_mistakes_with_ranks_change_nothing():
     for one, data, error, words in [
         (buffer, nan, ValueError, "NaN"),
         (buffer, scored(7), ValueError, None),  # of another dtype than those here
-        (best(None, ListStorage), scored(1), ValueError, "needs a max_size"),
+        (best(None, ListStorage), scored(1), ValueError, "needs a storage with a max_size"),
         (best(3, rank_key="other"), scored(1), KeyError, "no .*rank_key="),
-        (plain, torch.ones(2), TypeError, "are containers"),
+        (plain, torch.ones(2), TypeError, "must be containers"),
     ]:
         with pytest.raises(error, match=words):
             one.extend(data)

@@ -29,7 +29,7 @@ from raffia.distributed import (
     check_engine,
 )
 from raffia.distributed.check_engine import COUNTER
-from raffia.distributed.ray import LARGE, RayEngine, VersionError
+from raffia.distributed.ray import RayEngine, VersionError
 from raffia.distributed.ray_cluster import require_room, require_versions, silent, versions
 from raffia.tensordict.tensordict import TensorDict
 
@@ -99,16 +99,6 @@ def test_a_spare_of_ray_is_the_worker_that_is_started_next():
         kill(first)
         second = engine.start(COUNTER, '{"start": 5}', 3)
         assert second.pid == pid and asked(second) == 6
-        # Large weights are read where the store has them.
-        turned = torch.arange(6.0).view(2, 3).t()
-        large = TensorDict(w=torch.ones(LARGE), turned=turned, empty=TensorDict(x=torch.zeros(0)))
-        ref = engine.put(large)
-        for _ in range(2):
-            second.ask(add(1), ref)
-            assert int(second.take(60.0)["weight"]) == LARGE
-            copy = engine.get(ref)
-            assert all(copy[key].equal(leaf) for key, leaf in large.items(True, True))
-            copy["w"].zero_()
 
 
 class Broken(InlineEngine):

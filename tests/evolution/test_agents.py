@@ -367,10 +367,13 @@ def selected(*agents, size=3, **options):
 
 
 REFUSED = [
-    (lambda: TournamentSelection(4, True, 3), "tournament_size=4 is more than the population has"),
+    (
+        lambda: TournamentSelection(4, True, 3),
+        "tournament_size=4 is larger than the population of 3",
+    ),
     (lambda: TournamentSelection(1, True, 1), "elitism=False, or more members"),
-    (lambda: TournamentSelection(1, True, 2, 0), "at least one evaluation"),
-    (lambda: selected((0, [1.0]), (1, [1.0])), "which is 2: take 2 or fewer"),
+    (lambda: TournamentSelection(1, True, 2, 0), "eval_loop=0 must be at least 1"),
+    (lambda: selected((0, [1.0]), (1, [1.0])), "population of 2: pass 2 or fewer"),
     (lambda: selected(*[(0, [1.0])] * 3), "two members have the index 0"),
     (lambda: selected((0, [1.0]), (1, []), (2, [1.0])), "agent 1 was never evaluated"),
     (lambda: selected(), "empty"),
@@ -387,7 +390,7 @@ def test_what_can_not_be_is_refused():
             call()
     population = population_of(2)
     add_lora(population[1].model.trunk, rank=2)
-    with pytest.raises(ValueError, match="of agent 1 stay as they are.*Set architecture=0"):
+    with pytest.raises(ValueError, match="of agent 1 cannot be changed.*Set architecture=0"):
         mutations("architecture").mutation(population)
 
 
@@ -397,8 +400,8 @@ def test_ranges_that_do_not_fit_are_refused_before_anything_changes():
     for ranges, words in (
         ({"taau": HyperRange(0.5, 0.9)}, "no hyper-parameter 'taau'. Did you mean \"tau\""),
         ({"learning_rate": HyperRange(1e-5, 1e-2)}, "It has: alpha, .* lr"),
-        ({"lr": HyperRange(1e-5, 1e-3)}, "lr begins at 0.01, outside of its range"),
-        ({"batch_size": HyperRange(5, 8)}, "batch_size begins at 4, outside of its range"),
+        ({"lr": HyperRange(1e-5, 1e-3)}, "lr starts at 0.01, outside of its range"),
+        ({"batch_size": HyperRange(5, 8)}, "batch_size starts at 4, outside of its range"),
         ({"clip_weight": HyperRange(1, 8)}, "clip_weight of agent 0 is None"),
     ):
         changes = mutations("rl_hp", hyper_ranges={"tau": HyperRange(0.5, 0.9), **ranges})

@@ -162,20 +162,20 @@ def test_a_resumed_evolution_repeats_what_it_would_have_done(eval_loop, worst):
 def test_one_alone_and_what_can_not_be():
     always = MutationConfig(no_mutation=0, hyper=1, hyper_ranges=HYPER.hyper_ranges)
     refused = [
-        (lambda: Evolution(4, SelectionConfig(tournament_size=5), NOTHING), "=5 is more .* is 4"),
+        (lambda: Evolution(4, SelectionConfig(tournament_size=5), NOTHING), "=5 is larger .* of 4"),
         (
             lambda: Evolution(2, SelectionConfig(), NOTHING).step(state_of(2), draws()),
-            r"no member was evaluated yet: call record\(fitness\)",
+            r"no member has been evaluated yet: call record\(fitness\)",
         ),
         (
             lambda: Evolution(2, SelectionConfig(), NOTHING).record([1.0, 2.0, 3.0]),
-            "fitness of 3 members, and the population has 2",
+            "fitness of 3 members, but the population has 2",
         ),
         (
             lambda: Evolution(4, SelectionConfig(), NOTHING).load_state(
                 Evolution(3, SelectionConfig(), NOTHING).state()
             ),
-            "of 3 members, and the population has 4",
+            "3 members, but the population has 4",
         ),
     ]
     for method in ("tournament", "truncation"):
@@ -186,7 +186,7 @@ def test_one_alone_and_what_can_not_be():
         assert born.members == [0] and born.kinds == ["hyper"]
         assert state["hyper", "tau"] != state_of(1)["hyper", "tau"]
         elite = SelectionConfig(method=method, tournament_size=1)
-        refused.append((lambda elite=elite: Evolution(1, elite, NOTHING), "the best of a popula"))
+        refused.append((lambda elite=elite: Evolution(1, elite, NOTHING), "so a population of one"))
     for call, words in refused:
         with pytest.raises(ValueError, match=words):
             call()

@@ -276,27 +276,27 @@ def with_dropout():
 
 
 REFUSED = [
-    (lambda of: of(0), "size=0: a population has at least one member"),
-    (lambda of: of(2, batches="each"), "batches='each': they are 'shared' or 'own'"),
-    (lambda of: of(2, apply="own"), "apply='own': it is 'stack', 'each', 'vmap' or None"),
-    (lambda of: of(2, grads="own"), "grads='own': it is 'each', 'vmap', 'traced' or None"),
-    (lambda of: of(2, apply="stack"), "Regression takes no stack of members"),
+    (lambda of: of(0), "size=0 must be at least 1"),
+    (lambda of: of(2, batches="each"), "batches='each' must be 'shared' or 'own'"),
+    (lambda of: of(2, apply="own"), "apply='own' must be 'stack', 'each', 'vmap' or None"),
+    (lambda of: of(2, grads="own"), "grads='own' must be 'each', 'vmap', 'traced' or None"),
+    (lambda of: of(2, apply="stack"), "not supported by Regression"),
     (lambda of: starts(learning_rat=[0.1, 0.2]), r"'learning_rat'; did you mean 'learning_rate'"),
     (lambda of: starts(batchsize=[1, 2]), r"'batchsize'; did you mean 'batch_size'\?"),
     (lambda of: starts(xyz=[1, 2]), r"no hyper-parameter 'xyz'\. It has: learning_rate, sc"),
-    (lambda of: starts(scale=[1.0, 2.0, 3.0]), r"scale is for 2 members and has shape \[3\]"),
-    (lambda of: starts(batch_size=[4, 0]), r"batch_size=\[4, 0\]: each is at least 1"),
+    (lambda of: starts(scale=[1.0, 2.0, 3.0]), r"scale has shape \[3\], but there are 2 members"),
+    (lambda of: starts(batch_size=[4, 0]), r"batch_size=\[4, 0\] must be at least 1"),
     (
         lambda of: grads_of(of(2), regression_batch(B), Regression().init(0)),
-        r"state is \[P\] and this one is \[\]",
+        r"must be \[P\], but this one is \[\]",
     ),
     (
         lambda of: grads_of(of(2, batches="own"), regression_batch(B)),
-        r"batches='own' a batch is \[2, B\], got .* \[8\]",
+        r"batches='own' a batch must be \[2, B\]; got .* \[8\]",
     ),
     (
         lambda of: grads_of(of(2, batches="own"), regression_batch(3, B)),
-        r"a batch is \[2, B\], got .* \[3, 8\]",
+        r"a batch must be \[2, B\]; got .* \[3, 8\]",
     ),
     (
         lambda of: grads_of(Accumulate(of(P, batches="own"), 3), regression_batch(P, B)),
@@ -304,7 +304,7 @@ REFUSED = [
     ),
     (
         lambda of: grads_of(of(2, hyper={"batch_size": [4, 9]}), regression_batch(B)),
-        "batch_size is 9, and the batch has 8 samples",
+        "batch_size is 9, but the batch has 8 samples",
     ),
     (lambda of: with_dropout(), r"set dropout=0\.0"),
 ]

@@ -33,7 +33,7 @@ def test_a_file_system_without_locks_is_told_of(without_locks, tmp_path):
 
 
 def test_rows_are_kept_where_there_are_no_locks(without_locks, tmp_path):
-    with pytest.warns(UserWarning, match="Nothing keeps a second process from writing there"):
+    with pytest.warns(UserWarning, match="Nothing prevents a second process from writing there"):
         storage = MemmapStorage(3, tmp_path / "rows")
     storage.close()
 

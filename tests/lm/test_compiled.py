@@ -77,7 +77,7 @@ def test_bad_calls_are_refused_and_change_nothing():
     with pytest.raises(ValueError, match="token 13 is not in the vocabulary, 0 to 12"):
         compiled.read(torch.tensor([1, 13]), cache)
     assert cache.length == 0
-    with pytest.raises(ValueError, match="1 rows of tokens for a cache of 2"):
+    with pytest.raises(ValueError, match="1 rows of tokens, but the cache has batch_size=2"):
         compiled.read(torch.tensor([1]), cache)
     compiled.read(torch.tensor([1, 2]), cache)
     with pytest.raises(ValueError, match="a cache of 1 columns that holds 1 has no room"):

@@ -136,13 +136,13 @@ def new_head(tensors):
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 REFUSED = [  # what is done to the folder, one after the other; the error; its words
-    (change_config, {"n_embd": 15}, ValueError, r"'wte.weight' is \[17, 12\], and by config.json"),
+    (change_config, {"n_embd": 15}, ValueError, r"'wte.weight' is \[17, 12\], but according"),
     (
         change_config, {"n_embd": 12, "n_layer": 3},
         ValueError, "no tensor 'h.2.ln_1.weight', which a GPT-2 of 3 layers",
     ),
-    (change_config, {"n_layer": 1}, ValueError, r"tensor 'h\.1\..*' is not of a GPT-2 of the lay"),
-    (change_config, {"n_layer": "gone"}, ValueError, "config.json lacks 'n_layer', without which"),
+    (change_config, {"n_layer": 1}, ValueError, r"tensor 'h\.1\..*' does not belong to a GPT-2"),
+    (change_config, {"n_layer": "gone"}, ValueError, "config.json lacks 'n_layer', which"),
     (
         change_config, {"n_layer": 2, "activation_function": "mish"},
         ValueError, r"{'activation_function': 'mish'}. Take HFTrunk",
@@ -154,11 +154,11 @@ REFUSED = [  # what is done to the folder, one after the other; the error; its w
     ),
     (
         change_config, {"scale_attn_by_inverse_layer_idx": False, "model_type": "llama"},
-        ValueError, "model_type='llama', and only 'gpt2' .* HFTrunk",
+        ValueError, "model_type='llama', but only 'gpt2' .* HFTrunk",
     ),
     (change_config, {"model_type": "gpt2"}, None, ""),
-    (change_tensors, {"change": new_head}, ValueError, "lm_head.weight is not wte.weight"),
-    (replaced, {"name": WEIGHTS, "content": b"12345678"}, ValueError, "it is damaged, or no safe"),
+    (change_tensors, {"change": new_head}, ValueError, "lm_head.weight differs from wte.weight"),
+    (replaced, {"name": WEIGHTS, "content": b"12345678"}, ValueError, "it is damaged, or not a"),
     (
         replaced, {"name": WEIGHTS, "content": "pytorch_model.bin"},
         FileNotFoundError, r"no model.safetensors.*save_pretrained\(folder\)",
@@ -168,10 +168,10 @@ REFUSED = [  # what is done to the folder, one after the other; the error; its w
         FileNotFoundError, r"no model.safetensors, only \['config.json'.*cop",
     ),
     (replaced, {"name": CONFIG, "content": "{"}, ValueError, "config.json: it is not JSON"),
-    (replaced, {"name": CONFIG, "content": "[1]"}, ValueError, "config.json: it is no JSON object"),
+    (replaced, {"name": CONFIG, "content": "[1]"}, ValueError, "config.json: it is not a JSON obj"),
     (
         replaced, {"name": CONFIG, "content": None},
-        FileNotFoundError, "has no config.json, which gives",
+        FileNotFoundError, "has no config.json with the model's sizes",
     ),
 ]  # fmt: skip
 
@@ -189,7 +189,7 @@ def test_folders_that_are_no_plain_gpt2_are_refused(folder):
     model = CausalLM(7, n_layer=1, n_head=1, n_embd=4)
     state = model.state_dict()
     del state["h.0.fc.bias"]
-    with pytest.raises(ValueError, match="no 'h.0.fc.bias' in the state: give all"):
+    with pytest.raises(ValueError, match="the state has no 'h.0.fc.bias': pass all"):
         save_gpt2(folder, model.settings(), state)
 
 

@@ -106,9 +106,12 @@ def test_the_attentions_layers_are_known_by_their_names():
 
 
 def test_what_cannot_be_changed():
-    with pytest.raises(ValueError, match=r"called \['q'\]: there are \['fc', 'out', 'proj', 'qkv'"):
+    with pytest.raises(
+        ValueError,
+        match=r"no linear layer \['q'\]; the linear layers are \['fc', 'out', 'proj', 'qkv'",
+    ):
         add_lora(ours(), layers=["qkv", "q"])
-    with pytest.raises(ValueError, match="rank=13 must lie in 1..12 for a layer of 12 to 36"):
+    with pytest.raises(ValueError, match="rank=13 must be in 1..12 for a layer of size 12 to 36"):
         add_lora(ours(), rank=13)
-    with pytest.raises(TypeError, match="LoRA changes linear layers, and this is a Embedding"):
+    with pytest.raises(TypeError, match="LoRA applies to linear layers, but this is a Embedding"):
         LoRA(torch.nn.Embedding(3, 4))

@@ -122,9 +122,13 @@ def test_what_is_refused():
     check_room(cache, 4, 2)
     for call, kind, words in (
         (lambda: check_room(cache, 4, 3), ValueError, r"holds 3 has no room for 3 more.*=6\)"),
-        (lambda: check_room(cache, 2, 1), ValueError, r"2 rows of tok.* of 4: .*select\(index\)"),
-        (lambda: Packing.of(torch.tensor([2, 6]), 5), ValueError, "lengths must lie in 0..width"),
-        (lambda: Packing.of(torch.tensor([-1, 3]), 5), ValueError, "lengths must lie in 0..width"),
+        (
+            lambda: check_room(cache, 2, 1),
+            ValueError,
+            r"2 rows of tok.*batch_size=4: .*select\(index\)",
+        ),
+        (lambda: Packing.of(torch.tensor([2, 6]), 5), ValueError, "lengths must be in 0..width"),
+        (lambda: Packing.of(torch.tensor([-1, 3]), 5), ValueError, "lengths must be in 0..width"),
         (lambda: Packing.of(torch.tensor([0, 0]), 5), ValueError, "and at least one row"),
         (
             lambda: cache.put(0, zeros.requires_grad_(), zeros),

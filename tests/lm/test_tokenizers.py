@@ -56,7 +56,7 @@ def test_texts_and_saved_tokenizers_come_back(tmp_path, tokenizer, texts, back):
     with pytest.raises(KeyError, match="did you mean '</eod>'"):
         tokenizer.token_to_id("<eod>")
     for number in (-1, tokenizer.num_tokens):
-        with pytest.raises(KeyError, match=rf"they are 0\.\.{tokenizer.num_tokens - 1}"):
+        with pytest.raises(KeyError, match=rf"ids are 0\.\.{tokenizer.num_tokens - 1}"):
             tokenizer.id_to_token(number)
 
 
@@ -104,12 +104,12 @@ def test_no_text_is_taken_for_a_special_token():
     [
         (lambda: PieceTokenizer(("a", *SPECIALS[:-1])), "lack </eod>, which mark"),
         (lambda: WordTokenizer(("a",)), r"lack <\|pad\|>, </a>, </s>, <s>, <a>, </eod>"),
-        (lambda: PieceTokenizer(("a", "b", "a", *SPECIALS)), "'a' is there twice"),
+        (lambda: PieceTokenizer(("a", "b", "a", *SPECIALS)), "'a' occurs twice"),
         (lambda: PieceTokenizer(("", *SPECIALS)), "token 0 is empty"),
-        (lambda: PieceTokenizer(SPECIALS, unknown="?"), r"unknown='\?' is none of the tokens"),
+        (lambda: PieceTokenizer(SPECIALS, unknown="?"), r"unknown='\?' is not one of the tokens"),
         (lambda: character_tokenizer(["ab"]).encode("axyb"), "no token for 'xy' in 'axyb'"),
         (lambda: character_tokenizer(["ab"]).encode("abc"), "no token for 'c'"),
-        (lambda: character_tokenizer(["ab"]).encode("c" * 999), r"'c{76}... in 'c{76}...; make"),
+        (lambda: character_tokenizer(["ab"]).encode("c" * 999), r"'c{76}... in 'c{76}...; create"),
         (lambda: WordTokenizer.from_texts(["a b"]).encode("a c"), "no token for 'c' in 'a c'"),
     ],
 )
@@ -190,7 +190,7 @@ def test_special_tokens_of_hugging_face(theirs, tmp_path, monkeypatch):
     with pytest.raises(FileNotFoundError, match="save_pretrained"):
         HFTokenizer(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(ValueError, match="is no tokenizer that `tokenizers` can read"):
+    with pytest.raises(ValueError, match="is not a tokenizer that `tokenizers` can read"):
         HFTokenizer(tmp_path)
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(ImportError, match=r"pip install 'raffia\[text\]'"):

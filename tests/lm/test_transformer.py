@@ -224,13 +224,13 @@ def test_options_and_settings():
 def test_what_is_refused():
     model, tokens, zeros = make(), some_tokens(), torch.zeros
     for call, words in (
-        (lambda: model(tokens[0]), r"a single row is tokens\[None\]"),
+        (lambda: model(tokens[0]), r"for a single row pass tokens\[None\]"),
         (lambda: model(tokens, zeros(3, 6)), r"attn_mask \[3, 6\] must have the shape of tokens"),
         (
             lambda: model(tokens, prefix_embs=zeros(3, 2, 8)),
             r"prefix_embs \[3, 2, 8\] must be .* \[3, any, 12\]",
         ),
-        (lambda: model(tokens, prefix_attn_mask=zeros(3, 2)), "needs the prefix_embs"),
+        (lambda: model(tokens, prefix_attn_mask=zeros(3, 2)), "needs prefix_embs"),
         (
             lambda: model(tokens, prefix_embs=zeros(3, 2, 12), prefix_attn_mask=zeros(3, 1)),
             r"prefix_attn_mask \[3, 1\] must be \[batch, length\]",
@@ -240,7 +240,7 @@ def test_what_is_refused():
             r"18 tokens \(8 of the prefix\) are longer",
         ),
         (lambda: CausalLM(5, n_head=4, n_embd=10), "n_embd=10 must be a mult.*n_head=4.*n_embd=12"),
-        (lambda: CausalLM(5, positions="absolute"), "='absolute' is unknown: choose 'learned'"),
+        (lambda: CausalLM(5, positions="absolute"), "='absolute' must be 'learned' or"),
         (lambda: CausalLM(5, n_head=2, n_embd=6, positions="rotary"), "positions rotate pairs"),
     ):
         with pytest.raises(ValueError, match=words):

@@ -245,7 +245,10 @@ def test_wrong_tokens_rows_and_columns_are_refused(trunk):
         (lambda: trunk(wrong, cache=trunk.new_cache(3)), message),
         (lambda: trunk(wrong - 12), "token -"),
         (lambda: trunk(WHOLE[:, :1].expand(3, 17)), "17 tokens are longer than block_size=16"),
-        (lambda: trunk(WHOLE[:2, :1], cache=full), "2 rows of tokens for a cache of 3"),
+        (
+            lambda: trunk(WHOLE[:2, :1], cache=full),
+            "2 rows of tokens, but the cache has batch_size=3",
+        ),
         (lambda: trunk(WHOLE[:, :2], cache=full), "8 columns that holds 7 has no room for 2"),
     ):
         with pytest.raises(ValueError, match=words), torch.no_grad():
@@ -259,8 +262,8 @@ def test_a_prefix_with_positions_of_its_own():
         hidden = trunk(WHOLE[:, 2:], prefix_embs=prefix, remove_prefix_position_embs=True)
         assert_close(hidden, trunk(WHOLE)[:, 2:], **EXACT)
     for trunk, words in (
-        (ours("rotary"), "rotary positions are added to no embedding"),
-        (HFTrunk(make_llama()), "LlamaForCausalLM has no table of positions"),
+        (ours("rotary"), "rotary positions are not added to an embedding"),
+        (HFTrunk(make_llama()), "LlamaForCausalLM has no position table"),
     ):
         with pytest.raises(ValueError, match=words):
             trunk(WHOLE, prefix_embs=prefix, remove_prefix_position_embs=True)
@@ -350,8 +353,8 @@ class Cooled(GPT2LMHeadModel):
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        (Both, "Both attends to later tokens, too"),
-        (Cooled, "Cooled does more to its logits than its output layer"),
+        (Both, "Both also attends to later tokens"),
+        (Cooled, "Cooled changes its logits after the output layer"),
     ],
 )
 def test_models_of_other_kinds_are_refused(kind, words):

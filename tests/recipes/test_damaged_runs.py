@@ -79,12 +79,12 @@ def test_a_folder_in_which_a_config_was_half_written_can_be_used(tmp_path):
     refuse_taken(run, "train")
     create_run(run, SMOKE)
     assert read_run(run) == SMOKE and os.listdir(run) == ["config.json"]
-    with pytest.raises(UsageError, match="holds a run already"):
+    with pytest.raises(UsageError, match="already holds a run"):
         refuse_taken(run, "train")
     other = tmp_path / "other"
     other.mkdir()
     (other / "mine.tmp").touch()
-    with pytest.raises(UsageError, match="is no run"):
+    with pytest.raises(UsageError, match="is not a run folder"):
         refuse_taken(other, "train")
     with pytest.raises(RunError, match="is no run"):
         create_run(other, SMOKE)

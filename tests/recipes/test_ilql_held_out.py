@@ -61,7 +61,7 @@ def test_secrets_are_drawn_from_those_that_can_be_it_one_by_one_and_all_at_once(
         env.step(words[1])
         left |= set(env.words_left())
     assert left - set(wordle.secrets)
-    with pytest.raises(ValueError, match="no word can be the secret"):
+    with pytest.raises(ValueError, match="leaves no word to be the secret"):
         Wordle(vocabulary=words, secrets=())
     with pytest.raises(ValueError, match="the secret 'zzzzz' is not in the vocabulary"):
         Wordle(vocabulary=words, secrets=("zzzzz",))

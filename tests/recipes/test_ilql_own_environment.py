@@ -204,4 +204,4 @@ def test_another_algorithm_has_no_flag_of_it(here, capsys):
 
     make_run("runs/a")
     said = fails("evaluate runs/a --env echo_env.py:Echo", capsys)
-    assert "--env is for runs of ILQL; runs/a is one of EfficientZero" in said
+    assert "--env is only for runs of ILQL; runs/a is a run of EfficientZero" in said

@@ -135,7 +135,7 @@ BAD = {
     [
         (
             "--data ids.jsonl --data.tokenizer characters_",
-            ["line 1: token 1 of the row is 99, and the vocabulary has 20 tokens, 0..19"],
+            ["line 1: token 1 of the row is 99, but the vocabulary has 20 tokens, 0..19"],
         ),
         ("--data ids.jsonl", ["whose tokenizer must be given: --data.tokenizer FOLDER"]),
         (
@@ -149,7 +149,10 @@ BAD = {
         ),
         (
             "--data rewards.jsonl",
-            ["line 1, 'rewards': 1 rewards for 2 utterances", "--data.malformed skip leaves"],
+            [
+                "line 1, 'rewards': there are 1 rewards for 2 utterances",
+                "--data.malformed skip leaves",
+            ],
         ),
         (
             "--data chats.jsonl --data.tokenizer gpt2",
@@ -162,7 +165,7 @@ BAD = {
             "--data chats.jsonl --model mute",
             ["the folder has no tokenizer.json. With transformers"],
         ),
-        ("--data chats.jsonl --model torn", ["no tensor 'h.2.", "are not of the same model"]),
+        ("--data chats.jsonl --model torn", ["no tensor 'h.2.", "belong to different models"]),
         ("--data chats.jsonl --data.tokenizer gone", ["nothing is there; give a tokenizer's"]),
         ("--data chats.jsonl --lora.rank 2", ["lora.rank=2 goes on from", "--model FOLDER"]),
         ("--data gone.jsonl", ["there is no file gone.jsonl"]),
@@ -172,8 +175,11 @@ BAD = {
             ["none of the 3 dialogues has a reward other than 0", "--data.columns score=reward"],
         ),
         ("--data silent.jsonl", ["no message is the agent's", "--data.roles bot=agent"]),
-        ("--data mute.jsonl", ["line 1, 'messages': there is no message in it"]),
-        ("--data bots.jsonl", ["'bot', known are", "--data.roles bot=agent caller=environment"]),
+        ("--data mute.jsonl", ["line 1, 'messages': it contains no messages"]),
+        (
+            "--data bots.jsonl",
+            ["'bot', but known roles are", "--data.roles bot=agent caller=environment"],
+        ),
         ("--data scored.jsonl", ["it has ['chat', 'score']", "--data.columns chat=messages"]),
         ("--data bots.jsonl --data.roles bot", ["roles: 'bot' is not NAME=MEANING"]),
         ("--data bots.jsonl --data.roles bot=me", ["must end in =agent or =environment"]),

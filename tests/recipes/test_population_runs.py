@@ -132,7 +132,7 @@ def test_a_member_that_comes_to_grief_is_replaced(tmp_path):
     ("run", "error"),
     [
         (with_all(RUN, population__ranges=("learning_rat=1e-6..1",)), "mean 'learning_rate'"),
-        (with_all(RUN, population__ranges=("learning_rate=0.5..1",)), "begins at 0.001, outside"),
+        (with_all(RUN, population__ranges=("learning_rate=0.5..1",)), "starts at 0.001, outside"),
         (
             replace(
                 RUN,
@@ -141,7 +141,7 @@ def test_a_member_that_comes_to_grief_is_replaced(tmp_path):
                     trunk=RUN.model.trunk, evolvable_heads=True, max_head_nodes=8
                 ),
             ),
-            "take max_head_nodes=32 or more, or None",
+            "Set max_head_nodes=32 or more, or None",
         ),
     ],
 )

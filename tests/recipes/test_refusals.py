@@ -60,7 +60,7 @@ VALUES = [  # a class, and what it can't hold
     (OptimizerConfig, "learning_rate=-0.1 must be at least 0", {"learning_rate": -0.1}),
     (OptimizerConfig, "learning_rate=nan must be at least 0", {"learning_rate": float("nan")}),
     (OptimizerConfig, "max_grad_norm=0.0 must be above 0", {"max_grad_norm": 0.0}),
-    (SearchConfig, "temperatures=.* must be 0 or more", {"temperatures": (1.0, 0.5, -1.0)}),
+    (SearchConfig, "temperatures=.* must all be 0 or more", {"temperatures": (1.0, 0.5, -1.0)}),
     (EfficientZeroRun, "num_threads=0 must be at least 1", {"num_threads": 0}),
     (EvaluatorsConfig, "join_after=-1", {"join_after": -1}),
     (ReanalyzersConfig, "ahead=-1", {"ahead": -1}),
@@ -146,7 +146,7 @@ CHANGES = [  # a run, and what it can't be together with
     (SPEAKERS, "workers=-1", {"population__workers": -1}),
     (
         RUN,
-        "tournament_size=4 is more than the population has",
+        "tournament_size=4 is larger than the population",
         {"population__tournament_size": 4},
     ),
     (
@@ -163,7 +163,7 @@ CHANGES = [  # a run, and what it can't be together with
         for run in (ALONE, with_all(ALONE, data__num_updates=0))
     ),
     (RUN, "NAME=LOW..HIGH", {"population__ranges": ("tau",)}),
-    (RUN, "low lies below high", {"population__ranges": ("tau=0.9..0.5",)}),
+    (RUN, "low must be below high", {"population__ranges": ("tau=0.9..0.5",)}),
     (RUN, "must lie in 0..1", {"population__ranges": ("tau=0.5..1.5",)}),
     (
         RUN,

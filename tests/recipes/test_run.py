@@ -294,7 +294,7 @@ def test_envs_are_closed_if_a_run_can_not_be_made(tmp_path):
             closed.append(self)
 
     config = with_all(short(), loss__augmentation=("shift",))
-    with pytest.raises(ValueError, match="is of images"):
+    with pytest.raises(ValueError, match="needs images"):
         envs = breaking("observation", batch=Closes)
         train(config, tmp_path / "run", view=Quiet(), make_env=envs)
     assert len(closed) == 1

@@ -24,9 +24,13 @@ def text_of(run):
 def test_an_empty_run(tmp_path):
     text = text_of(write_run(tmp_path / "run", [], config(), extras=False))
     for missing in [
-        *("no rows yet", "metrics.jsonl has no rows yet", "No evaluation was written yet"),
-        *("No training row was written yet", "No rates were written yet", "No tree was saved"),
-        *("No episode was recorded", "No checkpoint is in the folder"),
+        *("no rows yet", "metrics.jsonl has no rows yet", "No evaluation has been written yet"),
+        *(
+            "No training row has been written yet",
+            "No rates have been written yet",
+            "No tree has been saved",
+        ),
+        *("No episode has been recorded", "The folder contains no checkpoint"),
     ]:
         assert missing in text, missing
 
@@ -42,7 +46,7 @@ def test_one_row_only(tmp_path, kind):
 def test_without_config(tmp_path):
     text = text_of(write_run(tmp_path / "run", brief_rows(evaluations=2), extras=False))
     assert "config.json could not be read: No such file" in text
-    assert "has no config.json that could be read" in text
+    assert "has no readable config.json" in text
 
 
 @pytest.mark.parametrize("content", ["{", "[1]", "nul", "[" * 50_000, "\xff"])
@@ -76,8 +80,8 @@ def test_damaged_lines_are_counted(tmp_path):
     bad = ["{]", "7", '{"loss": 1}', "\x00\x00", "[]", "{", '"x"']
     (run / "metrics.jsonl").write_text("\n".join([*good[:2], *bad, *good[2:], ""]))
     text = text_of(run)
-    assert "metrics.jsonl: line 3 is no JSON" in text
-    assert "line 5 is no row with a &quot;kind&quot;" in text and "2 more such lines" in text
+    assert "metrics.jsonl: line 3 is not JSON" in text
+    assert "line 5 is not a row with a &quot;kind&quot;" in text and "2 more such lines" in text
     assert len(read_run(run).rows) == len(good)
 
 
@@ -88,7 +92,7 @@ def test_numbers_that_are_none(tmp_path, bad):
     spoilt["loss"] = bad
     [row for row in made if row["kind"] == "evaluate"][0]["mean_return"] = bad
     run = write_run(tmp_path / "run", made, config(), extras=False)
-    says = f"loss is no number in 1 row of training, first at update {spoilt['update']}"
+    says = f"loss is not a number in 1 row of training, first at update {spoilt['update']}"
     assert says in text_of(run)
     assert summarise(run).best_return == max(one.mean for one in read_run(run).evaluations)
 
@@ -96,7 +100,7 @@ def test_numbers_that_are_none(tmp_path, bad):
 def test_an_entry_without_numbers_has_no_panel(tmp_path):
     made = [row | {"odd_loss": None} for row in brief_rows(evaluations=3)]
     text = text_of(write_run(tmp_path / "run", made, config(), extras=False))
-    assert "no numbers were written for: odd loss" in text
+    assert "no numbers were logged for: odd loss" in text
     assert "<b>odd loss</b>" not in text
 
 
@@ -116,7 +120,7 @@ def test_damaged_checkpoints_are_told(tmp_path):
     assert "damaged: replay.bin has 1 bytes, not 700" in text
     assert "damaged: learner.safetensors is missing" in text
     assert "manifest.json could not be read" in text
-    assert "damaged: x names no file" in text
+    assert "damaged: x does not name a file" in text
 
 
 def test_damaged_trees_and_evaluations_are_told(tmp_path):
@@ -128,7 +132,7 @@ def test_damaged_trees_and_evaluations_are_told(tmp_path):
     text = text_of(run)
     for told in ["trees/6000.svg is not shown: it is no XML", "trees/6000.json is not shown"]:
         assert told in text
-    assert "evaluations/7.json holds no object" in text
+    assert "evaluations/7.json does not contain an object" in text
     assert "evaluations/8.json could not be read" in text
 
 

@@ -117,8 +117,8 @@ def test_the_best_of_held_out_rows_is_the_newest_of_the_highest_score(tmp_path):
     (group,) = groups_of(folder)
     assert group.runs[0].best.update == 300 and group.runs[0].best.mean == 2.0
     text = Page(report(folder)).text
-    assert "return, estimated 0.75 −1.5 to 2.5, of 12 dialogues; as logged 0.25" in text
-    assert "do not tell how well the agent speaks" in text
+    assert "return, estimated 0.75 −1.5 to 2.5, from 12 dialogues; as logged 0.25" in text
+    assert "do not measure how well the agent speaks" in text
 
 
 def test_runs_of_all_kinds_are_on_one_page(run, tmp_path):
@@ -173,7 +173,7 @@ def test_an_agent_without_values_has_no_colours_and_says_so(tmp_path):
     plain = [{"first": 1, "last": 1, "reward": 0.0, "log_prob": -0.5}]
     made.write_dialogues(folder, made.record(made.dialogue(actions=plain, v=[])))
     text = section(folder)
-    assert "no values: no token has a colour" in text and "probability 60.7 %" in text
+    assert "no values, so tokens are not coloured" in text and "probability 60.7 %" in text
     assert not re.search(r'class="(?:tok|mark) (?:up|down)"', text)
     assert '<svg class="values"' not in text
 
@@ -215,8 +215,8 @@ def test_tokens_are_escaped_and_blanks_made_visible(run):
     ("content", "why"),
     [
         ("{", "Expecting property name"),
-        ("[]", "it has no list"),
-        ('{"dialogues": {}}', "it has no list"),
+        ("[]", "it does not contain a list"),
+        ('{"dialogues": {}}', "it does not contain a list"),
         ('{"dialogues": [{"tokens": "abc"}]}', "of texts"),
         ('{"dialogues": [{"tokens": [1]}]}', "of texts"),
     ],
@@ -241,7 +241,7 @@ def test_places_that_are_none_are_left_out(run):
 
 def test_a_run_without_dialogues_says_so(tmp_path):
     folder = write_run(tmp_path / "run", made.rows(), made.config(), extras=False)
-    assert "No dialogues were written" in section(folder)
+    assert "No dialogues have been written" in section(folder)
 
 
 @given(odd=anything)
@@ -305,7 +305,7 @@ def test_one_run_has_its_decodings_and_its_data_in_the_table(run):
     ]
     text = compared(run)
     assert "ILQL as set: advantage × 8 −1.50 −1.70 to −1.30 50.0 %" in text
-    assert "Of 2 games in training." in text and "tell nothing about other seeds" in text
+    assert "Of 2 games in training." in text and "say nothing about other seeds" in text
 
 
 def seeds(tmp_path, means, config, name, decodings=made.DECODINGS):

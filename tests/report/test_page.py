@@ -93,7 +93,7 @@ def test_a_run_is_shown_with_all_its_parts(tmp_path):
         *("cartpole · CartPole-v1", "✓ finished", "seed 0", "2 threads", "torch 2.13.0"),
         *("best mean return", "1 restart", "Return over env steps", "Return over wall time"),
         *("policy loss", "value prefix loss", "policy entropy", "grad norm", "learning rate"),
-        *("temperature", "simulations per second", "Where the wall time went", "targets"),
+        *("temperature", "simulations per second", "Wall time by activity", "targets"),
         *("return 200", "Actions at the root", "right 72 %", "num_simulations", "5,600"),
         *("raffia evaluate", "--episodes 100 --record", "std. dev.", "best-seed0-000.gif"),
     ]
@@ -154,7 +154,7 @@ def test_several_runs_are_grouped_by_configuration(tmp_path):
     assert "4 runs in 2 configurations" in page.text
     assert "num_simulations=25 (3 runs)" in page.text and "num_simulations=50 (1 run)" in page.text
     assert "interquartile mean" in page.text and "2,000 draws" in page.text
-    assert "How the configurations differ" in page.text
+    assert "Differences between the configurations" in page.text
     assert "search.num_simulations" in page.text
     assert text.count('class="episode"') == 2  # one of each configuration
     assert "var(--c1)" in text
@@ -214,7 +214,7 @@ def test_a_changed_setting_is_marked(tmp_path):
     run = write_run(tmp_path / "b", brief_rows(evaluations=1), config())
     text = report(run, presets=presets)
     assert re.findall(r"<mark>(\d+)</mark> \((\d+)\)", text) == [("25", "12")]
-    assert "What preset cartpole sets is not recorded" in report(run)
+    assert "The values of preset cartpole were not recorded" in report(run)
 
 
 def test_games_are_counted_by_side(tmp_path):

@@ -94,7 +94,7 @@ def notes(text):
 
 
 def tree_of(text):
-    return re.search(r'<svg[^>]*aria-label="Who comes from whom".*?</svg>', text, re.DOTALL)[0]
+    return re.search(r'<svg[^>]*aria-label="Lineage".*?</svg>', text, re.DOTALL)[0]
 
 
 def test_a_run_of_one_agent_has_no_such_section(tmp_path):
@@ -108,10 +108,10 @@ def test_what_is_told(tmp_path):
     told = words(section(text))
     assert "4 members, 2 generations after the first." in told
     assert "The best is member 6, a descendant of member 1." in told
-    assert "All living members come from 2 of the 4 members" in told
+    assert "All living members descend from 2 of the 4 members" in told
     assert "2 members diverged" in told
     assert "The same in all members at all times: gamma 0.99." in told
-    assert "Of a population an evaluation is that of its best member." in words(text)
+    assert "For a population, an evaluation is that of its best member." in words(text)
     assert "was left out" not in notes(text)
 
 
@@ -201,7 +201,7 @@ def test_tables_of_the_last_generation_and_of_the_best_ones_way(tmp_path):
 def test_before_the_last_generation_is_evaluated_the_bests_heir_is_the_best(tmp_path):
     told = words(section(page_of(tmp_path, lived()[:-1], settings_of())))
     assert "The best is member 4, a descendant of member 1." in told
-    assert "They have not been evaluated since they were selected" in told
+    assert "They have not been evaluated since selection" in told
 
 
 def test_the_first_members_hyper_parameters_are_in_the_first_row(tmp_path):
@@ -228,14 +228,14 @@ def test_the_mean_of_several_evaluations_is_told(tmp_path):
 
 def test_nothing_was_evaluated_yet(tmp_path):
     text = page_of(tmp_path, lived()[:1], settings_of())
-    assert "No evaluation of its members was written yet." in section(text)
+    assert "No evaluation of its members has been written yet." in section(text)
 
 
 def test_one_evaluation_only(tmp_path):
     told = words(section(page_of(tmp_path, lived()[:2], settings_of())))
-    assert "The best is member 1, there from the start." in told
+    assert "The best is member 1, which was there from the start." in told
     assert "The same in all members at all times: gamma 0.99." in told
-    assert "Nothing was changed" in told
+    assert "No change was made" in told
 
 
 def test_without_config_the_rows_say_the_size(tmp_path):
@@ -251,7 +251,7 @@ def test_long_runs_are_thinned_and_lines_keep_their_ends(tmp_path):
         made += [row | at, evaluated(number + 1, [2.0, 1.0], [0, number + 1])]
     text = page_of(tmp_path, made, settings_of(size=2))
     told = words(section(text))
-    assert "64 of the 301 generations are drawn, evenly spread" in told
+    assert "64 of the 301 generations are drawn, evenly spaced" in told
     titles = re.findall(r"<title>(.*?)</title>", tree_of(text))
     assert len(titles) == 128
     assert "member 301, generation 300; fitness 1.00; from member 0; rate 1 → 1.300" in titles
@@ -270,16 +270,16 @@ def test_names_are_escaped(tmp_path):
 
 
 DAMAGED = [
-    ("parents", [0, 1], "parents is no list of 4, and the generation was left out"),
-    ("parents", [0, 1, 2, 4], "parents is no list of 4, and the generation was left out"),
-    ("parents", [0, 1, 2, True], "parents is no list of 4, and the generation was left out"),
-    ("members", None, "members is no list of 4, and the generation was left out"),
-    ("parent_members", "x", "parent_members is no list of 4, and the generation was left out"),
-    ("fitness", [1.0], "fitness is no list of 4, and was left out"),
-    ("kinds", {}, "kinds is no list of 4 texts, and was left out"),
-    ("changes", [1, 2, 3, 4], "changes is no list of 4 texts, and was left out"),
-    ("hyper", [], "hyper is no object, and was left out"),
-    ("hyper", {"rate": [1.0]}, "rate of hyper is no list of 4, and was left out"),
+    ("parents", [0, 1], "parents is not a list of 4, so the generation was left out"),
+    ("parents", [0, 1, 2, 4], "parents is not a list of 4, so the generation was left out"),
+    ("parents", [0, 1, 2, True], "parents is not a list of 4, so the generation was left out"),
+    ("members", None, "members is not a list of 4, so the generation was left out"),
+    ("parent_members", "x", "parent_members is not a list of 4, so the generation was left out"),
+    ("fitness", [1.0], "fitness is not a list of 4, and was left out"),
+    ("kinds", {}, "kinds is not a list of 4 texts, and was left out"),
+    ("changes", [1, 2, 3, 4], "changes is not a list of 4 texts, and was left out"),
+    ("hyper", [], "hyper is not an object, and was left out"),
+    ("hyper", {"rate": [1.0]}, "rate of hyper is not a list of 4, and was left out"),
 ]
 
 
@@ -315,7 +315,7 @@ def test_damaged_evaluations_are_told(tmp_path, name):
     made = lived()
     made[-1] |= {name: [1, 2, 3]}
     text = page_of(tmp_path, made, settings_of())
-    told = f"evaluate: {name} is no list of 4, and was left out in 1 row, first at update 150"
+    told = f"evaluate: {name} is not a list of 4, and was left out in 1 row, first at update 150"
     assert told in notes(text)
     assert "The best is member 4" in words(section(text))
 
@@ -327,7 +327,7 @@ def test_of_several_runs_each_is_named_and_a_list_shows_them(tmp_path):
         rows = lived() if size == 4 else brief_rows(evaluations=2)
         runs.append(write_run(tmp_path / name, rows, made, extras=False))
     text = section(write_report(runs).read_text())
-    assert "a: Who comes from whom" in text and "b: Who comes from whom" in text
+    assert "a: Lineage" in text and "b: Lineage" in text
     assert "one: " not in text
     assert summarise(runs[0]).best_return == 14.25
 
@@ -364,9 +364,9 @@ def test_the_best_may_be_of_a_small_line_and_without_an_elite(tmp_path):
         | {"kinds": ["hyper"] * 4, "changes": ["rate 1 -> 2"] * 4},
     ]
     told = words(section(page_of(tmp_path, made, settings_of())))
-    assert "The best is member 2, there from the start." in told
+    assert "The best is member 2, which was there from the start." in told
     text = section(page_of(tmp_path, [*made, evaluated(2, then, [0, 4, 5, 2])], settings_of()))
-    assert "from member 2, with the best drawn strong from member 0" in words(text)
+    assert "from member 2, with the best in bold from member 0" in words(text)
     assert not ringed(tree_of(text))
     strong = re.search(r'd="(M[^"]*)"[^>]*style="stroke:var\(--c0\);stroke-width:3', tree_of(text))
     assert strong is not None

@@ -77,15 +77,17 @@ def test_a_folder_that_is_no_run(tmp_path):
     write_run(tmp_path / "runs/pendulum", extras=False)
     with pytest.raises(FileNotFoundError, match=r"does not exist. Did you mean .*/cartpole-1\?"):
         summarise(tmp_path / "runs/cartpole1")
-    with pytest.raises(FileNotFoundError, match=r"it holds runs, and neither .*in it: .*pendulum"):
+    with pytest.raises(
+        FileNotFoundError, match=r"it contains runs, and neither .*in it: .*pendulum"
+    ):
         summarise(tmp_path)
     (tmp_path / "runs/notes.txt").write_text("x")
-    with pytest.raises(FileNotFoundError, match=r"a file; name the folder.*runs near it: .*cart"):
+    with pytest.raises(FileNotFoundError, match=r"a file; pass the folder.*runs near it: .*cart"):
         summarise(tmp_path / "runs/notes.txt")
     (tmp_path / "runs/qqqq").mkdir()
-    with pytest.raises(FileNotFoundError, match="it holds nothing"):
+    with pytest.raises(FileNotFoundError, match="it contains nothing"):
         summarise(tmp_path / "runs/qqqq")
-    with pytest.raises(FileNotFoundError, match="no run is near it"):
+    with pytest.raises(FileNotFoundError, match="there are no runs near it"):
         summarise(tmp_path / "nowhere/at/all")
 
 

@@ -84,27 +84,33 @@ def test_a_wide_range_is_drawn_by_its_logarithm():
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        (lambda: read_seeds("0-4"), r"--seeds 0-4: '0-4' is no seed; write 0..4, or 0,1,7"),
-        (lambda: read_seeds("4..0"), "'4..0' is no range of seeds"),
-        (lambda: read_seeds("1,0..3"), "a seed is there twice"),
+        (lambda: read_seeds("0-4"), r"--seeds 0-4: '0-4' is not a seed; write 0..4, or 0,1,7"),
+        (lambda: read_seeds("4..0"), "'4..0' is not a range of seeds"),
+        (lambda: read_seeds("1,0..3"), "a seed occurs twice"),
         (lambda: read_choices(["lr"]), "--grid lr: write NAME=ONE,TWO"),
-        (lambda: read_choices(["lr=1", "lr=2"]), "--grid: lr is there twice"),
-        (lambda: read_choices(["lr=1,1"]), "a value is there twice"),
-        (lambda: read_ranges(["lr=2..1"]), "2..1: the first number must be the smaller one"),
-        (lambda: read_ranges(["lr=1e999..2"]), "must be the smaller one"),
+        (lambda: read_choices(["lr=1", "lr=2"]), "--grid: lr occurs twice"),
+        (lambda: read_choices(["lr=1,1"]), "a value occurs twice"),
+        (
+            lambda: read_ranges(["lr=2..1"]),
+            "2..1: the first number must be smaller than the second",
+        ),
+        (lambda: read_ranges(["lr=1e999..2"]), "must be smaller than the second"),
         (
             lambda: plan_runs([0], {"search": [1], "search.x": [2]}),
-            "search holds search.x: vary the one or the other",
+            "search contains search.x: vary only one of them",
         ),
         (
             lambda: plan_runs([0], {"a.b.c": [1]}, ranges={"a.b": [2]}, num_draws=1),
-            "a.b holds a.b.c: vary",
+            "a.b contains a.b.c: vary",
         ),
-        (lambda: plan_runs([0], num_draws=3), "--random N and --ranges NAME=LOW..HIGH go together"),
-        (lambda: plan_runs([0], ranges={"x": [1]}), "go together"),
-        (lambda: plan_runs([0], {"x": [1]}, {"x": [1]}, 1), "x: in --grid and in --ranges"),
+        (
+            lambda: plan_runs([0], num_draws=3),
+            "--random N and --ranges NAME=LOW..HIGH must be given together",
+        ),
+        (lambda: plan_runs([0], ranges={"x": [1]}), "must be given together"),
+        (lambda: plan_runs([0], {"x": [1]}, {"x": [1]}, 1), "x: given in --grid and in --ranges"),
         (lambda: plan_runs([0], {"seed": [1]}), "seeds are varied by --seeds"),
-        (lambda: plan_runs(range(1000), {"x": range(1000)}), "that is 1,000,000 runs"),
+        (lambda: plan_runs(range(1000), {"x": range(1000)}), "this makes 1,000,000 runs"),
     ],
 )
 def test_what_makes_no_plan_is_refused(call, text):
@@ -156,7 +162,7 @@ def test_a_manifest_that_was_altered_is_refused(change, tmp_path):
     data = json.loads((tmp_path / MANIFEST).read_text())
     change(data)
     (tmp_path / MANIFEST).write_text(json.dumps(data))
-    with pytest.raises(DamagedFileError, match="it is no manifest of a sweep"):
+    with pytest.raises(DamagedFileError, match="it is not the manifest of a sweep"):
         read_manifest(tmp_path)
 
 
@@ -167,5 +173,5 @@ def test_ends_of_a_range_are_numbers_as_people_write_them():
 
 def test_a_grid_of_too_many_points_is_refused_before_it_is_made():
     grid = {f"s{number}": range(10) for number in range(12)}
-    with pytest.raises(ConfigError, match=r"1,000,000,000,000 runs, and a sweep has 1 to"):
+    with pytest.raises(ConfigError, match=r"1,000,000,000,000 runs, but a sweep can have 1 to"):
         plan_runs([0], grid)

@@ -171,12 +171,15 @@ def test_open_trials_are_as_many_as_workers_have_room_for(tmp_path):
 @pytest.mark.parametrize(
     ("more", "text"),
     [
-        (["--random", "3"], "--optuna chooses itself, so --random and --grid are left out"),
-        (["--grid", "seed=1,2"], "--optuna chooses itself"),
+        (
+            ["--random", "3"],
+            ("--optuna chooses the values itself and cannot be combined with --random and --grid"),
+        ),
+        (["--grid", "seed=1,2"], "--optuna chooses the values itself"),
         (["--ranges", "width=1..200"], "width=200 is more than 100"),
         (["--ranges", "seed=1..200"], "seeds are varied by --seeds"),
         (["--ranges", "nothing=1..200"], "nothing"),
-        (["--optuna", "0"], "--optuna N and --ranges NAME=LOW..HIGH go together"),
+        (["--optuna", "0"], "--optuna N and --ranges NAME=LOW..HIGH must be given together"),
     ],
 )
 def test_a_search_without_sense_is_refused_before_anything_is_written(more, text, tmp_path, capsys):

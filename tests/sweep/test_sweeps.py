@@ -261,9 +261,9 @@ def test_the_scores_of_configurations_stand_in_their_columns(tmp_path):
     [
         (["--grid", "learning_rat=1"], "did you mean"),
         (["--grid", "learning_rate=x"], "learning_rate"),
-        (["--seeds", "a"], "is no seed"),
-        (["--random", "3"], "go together"),
-        (["--workers", "0"], "--workers 0: it is a whole number from 1 on"),
+        (["--seeds", "a"], "is not a seed"),
+        (["--random", "3"], "must be given together"),
+        (["--workers", "0"], "--workers 0 must be a whole number of at least 1"),
         (["--engine.name", "cloud"], "cloud"),
         (["--devices", "tpu9"], "tpu9"),
         (["--learning_rat", "1"], "did you mean"),
@@ -278,7 +278,7 @@ def test_a_call_without_sense_is_refused_before_anything_is_written(more, text, 
 def test_what_is_there_is_not_written_over(tmp_path, capsys):
     (tmp_path / "x").write_text("mine")
     assert main(words(tmp_path)) == 2
-    assert "is there already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     (tmp_path / "sweep.json").write_text("{}")
     assert main(words(tmp_path)) == 2
     assert f"raffia resume {tmp_path}" in capsys.readouterr().err

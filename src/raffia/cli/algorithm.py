@@ -110,7 +110,7 @@ class AlgorithmCommands:
             return replace(config, size=int(text))
         except ValueError as error:
             raise UsageError(
-                f"--population {text}: it is a number of members, such as 8 ({error})",
+                f"--population {text} must be a number of members, such as 8 ({error})",
                 f"raffia train {self.name} --help",
             ) from None
 
@@ -232,7 +232,8 @@ class AlgorithmCommands:
             for name, flag in names.items():
                 if title != self.algorithm.title and getattr(args, name):
                     raise UsageError(
-                        f"{flag} is for runs of {title}; {run} is one of {self.algorithm.title}",
+                        f"{flag} is only for runs of {title}; {run} is a run of "
+                        f"{self.algorithm.title}",
                         call("raffia", "evaluate", run, *self.named_for_calls()),
                     )
 

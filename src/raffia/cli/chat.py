@@ -71,7 +71,7 @@ def decoding_settings(
     if asked and not learns:
         what = "no values" if not config.loss.needs_values else "values of whole utterances only"
         raise UsageError(
-            f"{' and '.join(asked)}: {run} has learnt {what}, so there are no values of tokens",
+            f"{' and '.join(asked)}: {run} has learnt {what}, so its tokens have no values",
             call("raffia", "chat", run),
         )
     one = decode

@@ -251,7 +251,7 @@ can still type the word later.
             "/again": lambda _: self._again(),
             "/undo": lambda _: self._undo(),
             "/words": lambda _: self._words(),
-            "/new": lambda _: self._anew(None),
+            "/new": lambda _: self._start_over(None),
         }
 
     def begin(self) -> None:
@@ -269,7 +269,7 @@ can still type the word later.
         if waits and len(word) == 5 and set(word) <= set("gyb"):
             self._colours(word)
         elif not word and not waits:
-            self._anew(None)
+            self._start_over(None)
             self._play()
         elif len(word) == 5 and word.isascii() and word.isalpha():
             self._word(word)
@@ -286,7 +286,7 @@ can still type the word later.
         """Set the person's word: at the start, or during a game."""
         guess = self.game.guess
         if guess is None:
-            self._anew(word)
+            self._start_over(word)
         else:
             try:
                 self.game.reveal(word)
@@ -373,6 +373,6 @@ can still type the word later.
             left = self.game.words_left
             self.print_line(filled(f"{len(left)} still fit: {' '.join(left)}", 76))
 
-    def _anew(self, secret: str | None) -> None:
+    def _start_over(self, secret: str | None) -> None:
         self.game = self.game.new_game(secret)
         self.question = Game.question

@@ -100,7 +100,8 @@ def doctor(words: Sequence[str]) -> int:
     args = parser.read(words)
     if args.engine is None and args.address:
         raise UsageError(
-            f"--engine.address {args.address} is of a Ray cluster, which --engine.name names",
+            f"--engine.address {args.address} is the address of a Ray cluster, which needs "
+            "--engine.name ray",
             call("raffia", "doctor", "--engine.name", "ray", "--engine.address", args.address),
         )
     if args.engine is None:
@@ -299,9 +300,9 @@ def _others_may_write(path: pathlib.Path) -> str:
     except OSError:
         return ""
     if found.st_mode & stat.S_IWOTH and not (there != path and found.st_mode & stat.S_ISVTX):
-        return "everybody may write"
+        return "everybody can write"
     if hasattr(os, "getuid") and found.st_uid not in (os.getuid(), 0):
-        return "another user may write"
+        return "another user can write"
     return ""
 
 

@@ -45,7 +45,9 @@ class EfficientZeroCommands(AlgorithmCommands):
         """UsageError where no environment is named."""
         if "--preset" not in flags and "--config" not in flags:
             example = call("raffia", "train", self.name, "--preset", "cartpole", *words)
-            raise UsageError("train what? Give --preset NAME or --config FILE", example)
+            raise UsageError(
+                "nothing to train was given: pass --preset NAME or --config FILE", example
+            )
 
     def preset_rows(self) -> list[list[str]]:
         """Name, environment and summary of each preset."""
@@ -73,7 +75,7 @@ class EfficientZeroCommands(AlgorithmCommands):
         two_players = num_players(config.env) == 2
         if args.opponent and not two_players:
             raise UsageError(
-                f"--opponent is for games of two players; {run} plays {config.env.id}",
+                f"--opponent is for two-player games, but {run} plays {config.env.id}",
                 call("raffia", "evaluate", run),
             )
         found = evaluate(

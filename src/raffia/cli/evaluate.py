@@ -35,7 +35,7 @@ def evaluate(words: Sequence[str]) -> int:
     >>> evaluate(["--episodes", "none"])
     Traceback (most recent call last):
         ...
-    raffia.cli.parser.UsageError: --episodes: 'none' is no whole number above 0
+    raffia.cli.parser.UsageError: --episodes: 'none' is not a whole number above 0
     """
     args = _parser().read(_with_number(words))
     run = chosen_run(args.run, "evaluate")
@@ -73,5 +73,5 @@ def _with_number(words: Sequence[str]) -> list[str]:
 
 def _positive(word: str) -> int:
     if not word.isdecimal() or int(word) < 1:
-        raise argparse.ArgumentTypeError(f"{word!r} is no whole number above 0")
+        raise argparse.ArgumentTypeError(f"{word!r} is not a whole number above 0")
     return int(word)

@@ -39,7 +39,7 @@ def export(words: Sequence[str]) -> int:
     >>> export(["--checkpoint", "last"])
     Traceback (most recent call last):
         ...
-    raffia.cli.parser.UsageError: --checkpoint: 'last' is neither best nor newest nor the number ...
+    raffia.cli.parser.UsageError: --checkpoint: 'last' must be best, newest, or the number ...
     """
     parser = Parser("raffia export", ABOUT, EXAMPLES)
     parser.add_argument("run", metavar="RUN", nargs="?", help="folder of the run")
@@ -52,7 +52,7 @@ def export(words: Sequence[str]) -> int:
     out = Path(args.out) if args.out else run / OUT
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         other = call("raffia", "export", run, "--out", free_folder(out))
-        raise UsageError(f"{out} is there already, and is not empty", other)
+        raise UsageError(f"{out} already exists and is not empty", other)
 
     waiting(f"writing the agent of {run} ...")
     from raffia.recipes.ilql.export import export

@@ -37,7 +37,7 @@ def list_all(words: Sequence[str]) -> int:
     >>> list_all(["preset"])
     Traceback (most recent call last):
         ...
-    raffia.cli.parser.UsageError: nothing is called 'preset' here; did you mean presets?
+    raffia.cli.parser.UsageError: 'preset' is not a kind of things to list; did you mean presets?
     """
     parser = Parser("raffia list", ABOUT, EXAMPLES)
     parser.add_argument("kinds", metavar="WHAT", nargs="*", help=", ".join(KINDS))
@@ -46,7 +46,7 @@ def list_all(words: Sequence[str]) -> int:
     for kind in args.kinds:
         if kind not in KINDS:
             raise UsageError(
-                f"nothing is called {kind!r} here{nearest(kind, KINDS)}",
+                f"{kind!r} is not a kind of things to list{nearest(kind, KINDS)}",
                 *[call("raffia", "list", known) for known in KINDS],
             )
     if args.kinds == ["environments"]:  # bare names, for grep

@@ -81,7 +81,7 @@ class Parser(argparse.ArgumentParser):
 
     def _unknown(self, word: str) -> UsageError:
         if not word.startswith("-"):
-            return UsageError(f"{word!r} is one word too many", f"{self.prog} --help")
+            return UsageError(f"unexpected argument {word!r}", f"{self.prog} --help")
         flags = [flag for flag in self._option_string_actions if flag.startswith("--")]
         hint = nearest(word.partition("=")[0], flags)
         return UsageError(f"{self.prog} has no {word}{hint}", f"{self.prog} --help")

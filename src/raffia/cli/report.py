@@ -47,7 +47,7 @@ def report(words: Sequence[str]) -> int:
             runs.append(chosen_run(given, "report"))
             continue
         if not sweep[0]:
-            raise UsageError(f"no run of {given} has begun", call("raffia", "resume", given))
+            raise UsageError(f"no run in {given} has started yet", call("raffia", "resume", given))
         runs += sweep[0]
         missing += sweep[1]
         if len(args.runs) == 1:
@@ -62,7 +62,7 @@ def write_page(runs: Sequence[Path], out: Path | None = None, missing: Sequence[
     >>> write_page([Path("gone")])
     Traceback (most recent call last):
         ...
-    FileNotFoundError: gone is no run: it does not exist...
+    FileNotFoundError: gone is not a run folder: it does not exist...
     """
     from raffia.recipes.algorithm import ALGORITHMS
     from raffia.report.page import write_report

@@ -110,8 +110,8 @@ def _refuse(
 ) -> None:
     verb = "shapes" if len(fixed) == 1 else "shape"
     raise UsageError(
-        f"{', '.join(fixed)} {verb} what is learnt, and {run} was started without. Keep it as it "
-        "is, or train again with its settings and yours:",
+        f"{', '.join(fixed)} {verb} what is learnt, and {run} was started with other values. "
+        "Resume it as it is, or train a new run with its settings and yours:",
         call("raffia", "resume", run, *commands.named_for_calls()),
         call(
             *("raffia", "train", commands.name, "--config", run / "config.json"),

@@ -43,7 +43,7 @@ def add_checkpoint(parser: Parser) -> None:
 def _checkpoint(word: str) -> str:
     if word not in ("best", "newest") and not word.isdecimal():
         raise argparse.ArgumentTypeError(
-            f"{word!r} is neither best nor newest nor the number of an update"
+            f"{word!r} must be best, newest, or the number of an update"
         )
     return word
 
@@ -130,14 +130,15 @@ def config_of(run: Path, given: str = "") -> tuple[Algorithm, Any]:
         written_by = made_by.get("raffia", "")
         if written_by not in ("", __version__):
             raise ConfigError(
-                f"{error}. The run is of raffia {written_by}, this is {__version__}: "
-                f"pip install raffia=={written_by} reads it"
+                f"{error}. The run was written by raffia {written_by}, and this is {__version__}: "
+                f"pip install raffia=={written_by} can read it"
             ) from None
         if given:
             raise
         raise UsageError(
-            f"{error}. Nothing goes on without the settings: repair {path}, or put a copy in "
-            "its place, or that of a run with the same settings. What it has reached can be read:",
+            f"{error}. The run cannot be resumed without its settings: repair {path}, or replace "
+            "it by a copy, or by that of a run with the same settings. Its results can still be "
+            "read:",
             call("raffia", "report", run),
         ) from None
 
@@ -150,7 +151,7 @@ def config_of_algorithm(name: str, run: Path, *others: str) -> Any:
     algorithm, config = config_of(run)
     if algorithm.name != name:
         wanted = ALGORITHMS[name].title
-        raise UsageError(f"{run} is no run of {wanted}: it is {config.title}", *others)
+        raise UsageError(f"{run} is not a run of {wanted} but of {config.title}", *others)
     return config
 
 
@@ -189,10 +190,10 @@ def refuse_taken(folder: Path, *words: str, flag: str = "--run", what: str = "ru
     resume = call("raffia", "resume", folder)
     if is_run(folder):
         state = summary_line(summarise(folder))
-        raise UsageError(f"{folder} holds a run already: {state}", resume, other)
+        raise UsageError(f"{folder} already holds a run: {state}", resume, other)
     if (folder / MANIFEST).is_file():
-        raise UsageError(f"{folder} holds a sweep already", resume, other)
-    raise UsageError(f"{folder} is there already, and is no {what}", other)
+        raise UsageError(f"{folder} already holds a sweep", resume, other)
+    raise UsageError(f"{folder} already exists and is not a {what} folder", other)
 
 
 def _age(run: Path) -> float:
@@ -237,12 +238,12 @@ def require_device(name: str, is_here: bool = True) -> None:
     >>> require_device("gpu")
     Traceback (most recent call last):
         ...
-    raffia.cli.parser.UsageError: torch cannot compute on --device gpu: it knows no such device
+    raffia.cli.parser.UsageError: torch cannot use --device gpu: it knows no such device
     """
     from raffia.recipes.devices import device_trouble
 
     if why := device_trouble(name, is_here):
-        raise UsageError(f"torch cannot compute on --device {name}: {why}", "raffia doctor")
+        raise UsageError(f"torch cannot use --device {name}: {why}", "raffia doctor")
 
 
 def end_line(result: RunResult) -> str:

@@ -79,7 +79,7 @@ def sweep(words: Sequence[str]) -> int:
     >>> sweep(["efficientzero", "--preset", "smoke", "--seeds", "0-4"])
     Traceback (most recent call last):
         ...
-    raffia.train.settings.ConfigError: --seeds 0-4: '0-4' is no seed; write 0..4, or 0,1,7
+    raffia.train.settings.ConfigError: --seeds 0-4: '0-4' is not a seed; write 0..4, or 0,1,7
     """
     if words and words[0] in ("-h", "--help"):
         examples = "\n".join(["examples:", *EXAMPLES.values()])
@@ -121,7 +121,7 @@ def sweep(words: Sequence[str]) -> int:
 
 
 def _help_blocks(what: str) -> list[str]:
-    """What a sweep of this does, and the command's own flags."""
+    """Help on what a sweep of this algorithm does, and on the command's own flags."""
     return [
         filled(ABOUT.format(what=what), help_width()),
         section("what varies", list(VARIES.items())),
@@ -143,8 +143,8 @@ def _search(
 
     if "--random" in flags or grid:
         raise ConfigError(
-            "--optuna chooses itself, so --random and --grid are left out: values are in --ranges, "
-            "too, as in --ranges env.frame_stack=1,4"
+            "--optuna chooses the values itself and cannot be combined with --random and --grid: "
+            "give choices as ranges, such as --ranges env.frame_stack=1,4"
         )
     require_optuna()
     num = _whole(flags, "--optuna", 0)
@@ -170,11 +170,11 @@ def resume_sweep(folder: Path, words: Sequence[str]) -> int:
     flags, others = split_own(words, ["--algorithm", *HOW])
     if others:
         raise UsageError(
-            f"{others[0]}: of a sweep only {', '.join(HOW)} may change",
+            f"{others[0]} cannot be changed when a sweep is resumed; only {', '.join(HOW)} can",
             call("raffia", "resume", folder),
         )
     if not is_sweep(folder):
-        raise UsageError(f"{folder} is no sweep", "raffia sweep --help")
+        raise UsageError(f"{folder} is not the folder of a sweep", "raffia sweep --help")
     manifest = read_manifest(folder)
     algorithm = manifest.find_algorithm(flags.get("--algorithm", ""))
     if algorithm.name != manifest.algorithm:
@@ -222,7 +222,7 @@ def scores_of(folder: Path) -> str:
     """The settings of a sweep by their scores, as a table.
 
     >>> scores_of(Path("no such sweep"))
-    'no run was evaluated yet'
+    'no run has been evaluated yet'
     """
     from raffia.report.folder import find_runs, read_key_rows
     from raffia.report.groups import grouped
@@ -230,7 +230,7 @@ def scores_of(folder: Path) -> str:
 
     found = scores(grouped([read_key_rows(run) for run in find_runs(folder / "runs", 1)]))
     if not found:
-        return "no run was evaluated yet"
+        return "no run has been evaluated yet"
     rows = [["settings", "runs", "at the end", "95 % interval", "best"]]
     for one in found:
         between = "-" if one.low != one.low else f"{number(one.low)} to {number(one.high)}"
@@ -290,5 +290,5 @@ def _lists(words: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:
 def _whole(flags: dict[str, str], flag: str, default: int, least: int = 0) -> int:
     text = flags.get(flag, str(default))
     if not text.isdecimal() or int(text) < least:
-        raise ConfigError(f"{flag} {text}: it is a whole number from {least} on")
+        raise ConfigError(f"{flag} {text} must be a whole number of at least {least}")
     return int(text)

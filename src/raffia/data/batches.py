@@ -126,7 +126,7 @@ class BatchMaker:
     def _choose(self, batch_size: int) -> Draw:
         live = self.storage.live
         if not live:
-            raise RuntimeError("the buffer is empty: buffer.extend(data) comes before sample()")
+            raise RuntimeError("the buffer is empty: call buffer.extend(data) before sample()")
         self.sampler.follow(live)
         return self.sampler.draw(batch_size, live, self.generator)
 
@@ -158,8 +158,8 @@ class BatchMaker:
 
 def _overtaken() -> RuntimeError:
     return RuntimeError(
-        "the process that writes overwrites items faster than a batch of them is read: take a "
-        "storage with a larger max_size, or smaller batches"
+        "items are overwritten by the writing process faster than a batch of them can be read: "
+        "use a storage with a larger max_size, or smaller batches"
     )
 
 

@@ -82,11 +82,13 @@ def check_is_storage(storage: Any) -> None:
     >>> check_is_storage(100)
     Traceback (most recent call last):
     ...
-    TypeError: storage is a Storage, such as TensorStorage(100), got 100
+    TypeError: storage must be a Storage, such as TensorStorage(100); got 100
     """
     if not isinstance(storage, Storage):
         size = storage if isinstance(storage, int) else 1_000_000
-        raise TypeError(f"storage is a Storage, such as TensorStorage({size}), got {storage!r}")
+        raise TypeError(
+            f"storage must be a Storage, such as TensorStorage({size}); got {storage!r}"
+        )
 
 
 def check_device(device: Any) -> None:
@@ -96,7 +98,7 @@ def check_device(device: Any) -> None:
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:  # the latter where torch has no CUDA
-        raise ValueError(f"there is no device {str(device)!r} here: {error}") from None
+        raise ValueError(f"device {str(device)!r} is not available here: {error}") from None
 
 
 def check_batch_size(batch_size: Any) -> None:
@@ -104,11 +106,11 @@ def check_batch_size(batch_size: Any) -> None:
     try:
         operator.index(batch_size)
     except TypeError:
-        raise TypeError(f"batch_size is a number of items, got {batch_size!r}") from None
+        raise TypeError(f"batch_size must be a number of items; got {batch_size!r}") from None
     if isinstance(batch_size, bool):
-        raise TypeError(f"batch_size is a number of items, got {batch_size!r}")
+        raise TypeError(f"batch_size must be a number of items; got {batch_size!r}")
     if batch_size < 1:
-        raise ValueError(f"a batch has at least one item, got batch_size={batch_size}")
+        raise ValueError(f"batch_size must be at least 1; got batch_size={batch_size}")
 
 
 def check_options(batch_size: int | None, pin_memory: bool, prefetch: int) -> None:
@@ -116,12 +118,12 @@ def check_options(batch_size: int | None, pin_memory: bool, prefetch: int) -> No
     if batch_size is not None:
         check_batch_size(batch_size)
     if not isinstance(prefetch, int):
-        raise TypeError(f"prefetch is a number of batches, got {prefetch!r}")
+        raise TypeError(f"prefetch must be a number of batches; got {prefetch!r}")
     if prefetch < 0:
-        raise ValueError(f"prefetch is a number of batches, 0 or more, got {prefetch}")
+        raise ValueError(f"prefetch must be a number of batches, 0 or more; got {prefetch}")
     if pin_memory and not torch.accelerator.is_available():
         raise ValueError(
-            "pin_memory=True needs a GPU, and there is none here: pass "
+            "pin_memory=True needs a GPU, and torch sees none on this machine: pass "
             "pin_memory=torch.cuda.is_available()"
         )
 
@@ -144,8 +146,8 @@ def check_same_generator(state: Mapping[str, Any], generator: torch.Generator | 
     if ("generator" in state) != (generator is not None):
         has, lacks = ("state", "buffer") if "generator" in state else ("buffer", "state")
         raise ValueError(
-            f"the {has} has a generator and the {lacks} has none: set buffer.generator = "
-            "torch.Generator(), or None, before"
+            f"the {has} has a generator, but the {lacks} has none: set buffer.generator = "
+            "torch.Generator(), or None, before loading the state"
         )
 
 
@@ -153,16 +155,16 @@ def check_generator(generator: torch.Generator | None, prefetch: bool) -> None:
     """Raise TypeError or ValueError for a generator that items cannot be drawn with."""
     if generator is not None and not isinstance(generator, torch.Generator):
         raise TypeError(
-            f"generator is a torch.Generator, got {generator!r}: pass "
+            f"generator must be a torch.Generator; got {generator!r}: pass "
             "generator=torch.Generator().manual_seed(0)"
         )
     if generator is None and prefetch:
         raise ValueError(
-            "prefetch needs a generator of its own, or the random numbers of others would depend "
-            "on how far it is ahead: pass generator=torch.Generator().manual_seed(0)"
+            "prefetch needs its own generator, because other random numbers would depend on how "
+            "far it is ahead: pass generator=torch.Generator().manual_seed(0)"
         )
     if generator is not None and generator.device.type != "cpu":
         raise ValueError(
-            f"items are drawn on the CPU, and the generator is on {generator.device}: pass "
+            f"items are drawn on the CPU, but the generator is on {generator.device}: pass "
             "generator=torch.Generator().manual_seed(0)"
         )

@@ -63,7 +63,7 @@ def equal(found: Any, expected: Any, what: str) -> None:
         found = found.tolist()
     claim(
         found == expected and type(found) is type(expected),
-        f"{what}: {found!r} was found, {expected!r} expected",
+        f"{what}: expected {expected!r}, got {found!r}",
     )
 
 
@@ -74,7 +74,7 @@ def refuses(error: type[Exception], words: str, call: Callable[[], Any]) -> None
     except error as raised:
         claim(words in str(raised), f"the error does not contain {words!r} but: {raised}")
         return
-    raise AssertionError(f"{error.__name__} with {words!r} was expected, and nothing raised")
+    raise AssertionError(f"expected {error.__name__} with {words!r}, but nothing was raised")
 
 
 # ------------------------------------------------------------------------------------- the promises

@@ -159,8 +159,8 @@ class MCTSForest:
         missing = [dotted(key) for key in needed if steps.get(key, None) is None]
         if missing:
             raise MissingKeyError(
-                f"the rollout has no {missing}: a step is an observation, an action and, under "
-                '"next", the observation that followed; other names are set by '
+                f"the rollout has no {missing}: each step needs an observation, an action and, "
+                'under "next", the observation that followed. Set other names with '
                 "MCTSForest(observation_keys=[...], action_keys=[...])"
             )
         steps = steps.to(self.steps.device).copy()
@@ -188,9 +188,9 @@ class MCTSForest:
         """Refuse an outcome that could never be where another step begins."""
         for key, here, there in self._unlike(steps, after):
             raise ValueError(
-                f'"{dotted(key)}" is {here} and the one under "next" {there}: rows of another '
-                "dtype or shape are other content, so no step would lead to another; convert "
-                "one of them"
+                f'"{dotted(key)}" is {here}, but the entry under "next" is {there}. Rows of '
+                "different dtype or shape count as different content, so no step would lead to "
+                "another: convert one of them"
             )
 
     def _unlike(self, these: Any, those: Any) -> Iterator[tuple[NestedKey, RowLayout, RowLayout]]:
@@ -206,16 +206,20 @@ class MCTSForest:
         unwanted = [*self.excluded_keys, *[("next", key) for key in self.excluded_keys]]
         value = steps.exclude(*unwanted, *self.steps.in_keys)
         if any(overlap(key, "_count") for key in value.keys(True)):
-            raise ValueError('the entry "_count" is the forest\'s own: rename it, or exclude it')
+            raise ValueError(
+                'the entry name "_count" is reserved for the forest: rename your entry, or '
+                "exclude it"
+            )
         value["_count"] = torch.ones(len(steps), dtype=torch.int64)
         self._check_entries(value)
         try:
             self.steps.update(steps, value, merge=last_and_count, accumulate=True)
         except CapacityError as error:
             raise CapacityError(
-                f"the new steps do not fit: {len(self)} are here and max_size is "
-                f"{self.steps.max_size}. Nothing was changed. A larger one goes on: larger = "
-                "MCTSForest(max_size=...), then larger.load_state_dict(forest.state_dict())"
+                f"the new steps do not fit: the forest holds {len(self)}, and max_size is "
+                f"{self.steps.max_size}. Nothing was changed. To continue with a larger forest: "
+                "larger = MCTSForest(max_size=...), then "
+                "larger.load_state_dict(forest.state_dict())"
             ) from error
 
     def _check_entries(self, value: Any) -> None:
@@ -225,12 +229,12 @@ class MCTSForest:
             return
         here = set(structure.paths)
         given = {unravel_key_to_tuple(key) for key in value.keys(True, True)}
-        parts = ("it lacks", here - given), ("this one brings besides", given - here)
+        parts = ("it lacks", here - given), ("this one has in addition", given - here)
         mismatches = [f"{how} {sorted(map(dotted, paths))}" for how, paths in parts if paths]
         if mismatches:
             raise ValueError(
-                "all rollouts of a forest have the entries of the first one: "
-                f"{', '.join(mismatches)}. Entries that are not always there are left out with "
+                "all rollouts of a forest must have the entries of the first one: "
+                f"{', '.join(mismatches)}. Leave out entries that are not always present with "
                 "MCTSForest(excluded_keys=[...])"
             )
 
@@ -286,7 +290,7 @@ class MCTSForest:
         environment with cycles is finite, and `get_tree(vertex.node_data)` goes on from there.
         """
         if max_depth is not None and max_depth < 0:
-            raise ValueError(f"max_depth is 0 or more, or None for no limit; got {max_depth}")
+            raise ValueError(f"max_depth must be 0 or more, or None for no limit; got {max_depth}")
         growth = Growth(self._linked(), self._node(root), max_depth=max_depth, compact=compact)
         return self._grown(growth)
 
@@ -320,17 +324,18 @@ class MCTSForest:
     def _node(self, root: Any) -> int:
         root = _container(root)
         if not len(self):
-            raise UnknownRowError("the forest is empty: forest.extend(rollout) comes first")
+            raise UnknownRowError("the forest is empty: call forest.extend(rollout) first")
         if root.batch_size.numel() != 1:
             raise ValueError(
-                f"a tree grows from one observation, and the root has batch_size "
+                "a tree starts from one observation, but the root has batch_size "
                 f"{list(root.batch_size)}: pass rollout[0]"
             )
         query = root.select(*self.observation_keys).to(self._nodes.device)
         row = int(self.nodes.rows(query))
         if row < 0:
             raise UnknownRowError(
-                f"no step in the forest leaves or reaches this observation{self._mismatches(query)}"
+                "no step in the forest starts from or leads to this "
+                f"observation{self._mismatches(query)}"
             )
         return row
 
@@ -338,8 +343,8 @@ class MCTSForest:
         """A note on entries of a root that no stored observation can equal, or nothing."""
         for key, here, there in self._unlike(self._nodes.at(torch.tensor([0]))[0], root):
             return (
-                f'. Note: "{dotted(key)}" is {here} in the forest, and {there} here: rows of '
-                "another dtype or shape are other content, so convert it"
+                f'. Note: "{dotted(key)}" is {here} in the forest, and {there} here. Rows of '
+                "different dtype or shape count as different content, so convert it"
             )
         return ""
 
@@ -377,7 +382,9 @@ class MCTSForest:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a `state_dict()`; raises RuntimeError if it belongs to other keys."""
         if "steps" not in state:
-            raise RuntimeError(f"the state of a forest has 'steps', and this has {sorted(state)}")
+            raise RuntimeError(
+                f"the state of a forest must have the entry 'steps'; got {sorted(state)}"
+            )
         self.steps.load_state_dict(state["steps"])
         self._forget()
 
@@ -448,8 +455,8 @@ def _container(td: Any) -> Any:
     """The container that can be read by key: for a tensorclass, that of its fields."""
     if not is_tensor_collection(td):
         raise TypeError(
-            f"steps and observations come as a container, got a {type(td).__name__}: "
-            "TensorDict({'observation': x, ...}, batch_size=...)"
+            f"steps and observations must be given as a container; got a {type(td).__name__}: "
+            "pass TensorDict({'observation': x, ...}, batch_size=...)"
         )
     return td.to_tensordict() if is_tensorclass(td) else td
 
@@ -457,11 +464,13 @@ def _container(td: Any) -> Any:
 def _check_batch(rollout: Any, return_node: bool) -> None:
     batch = list(rollout.batch_size)
     if not batch:
-        raise ValueError("a rollout has a dimension of steps; for a single step call add(step)")
+        raise ValueError(
+            "a rollout must have a dimension of steps; for a single step call add(step)"
+        )
     if return_node and len(batch) > 1:
         raise ValueError(
-            f"return_node=True takes one rollout [T], not {batch}; "
-            "call get_tree(rollout[i, 0]) for each"
+            f"return_node=True needs a single rollout [T]; got {batch}: call get_tree(rollout[i, "
+            "0]) for each"
         )
     if return_node and not batch[0]:
-        raise ValueError("return_node=True needs a first step, and the rollout has none")
+        raise ValueError("return_node=True needs a first step, but the rollout has none")

@@ -52,7 +52,7 @@ class SipHash(nn.Module):
     def forward(self, x: Tensor) -> Tensor | list[bytes]:
         """Hash `x[0]`, `x[1]`, ..."""
         if not isinstance(x, Tensor):
-            raise TypeError(f"SipHash takes a tensor [N, ...], got a {type(x).__name__}")
+            raise TypeError(f"SipHash accepts a tensor [N, ...]; got a {type(x).__name__}")
         if not self.as_tensor:
             return _bytes_of_rows(x, self.normalize)
         if not x.numel() and x.dim():
@@ -114,11 +114,11 @@ class RandomProjectionHash(SipHash):
         super().__init__(as_tensor, key=key, rounds=rounds, normalize=normalize)
         self.n_components = self._N_COMPONENTS_DEFAULT if n_components is None else n_components
         if self.n_components < 1:
-            raise ValueError(f"n_components must be positive, not {n_components}")
+            raise ValueError(f"n_components must be positive; got {n_components}")
         if dtype_cast not in (torch.bfloat16, torch.float32, torch.float64):
             raise ValueError(
-                f"dtype_cast must be bfloat16, float32 or float64, not {dtype_cast}: smaller "
-                "formats have no room for large sums, and all of those would share a hash"
+                f"dtype_cast must be bfloat16, float32 or float64; got {dtype_cast}: smaller "
+                "formats cannot hold large sums, so all of those would have the same hash"
             )
         self.dtype_cast = dtype_cast
         self.init_method = nn.init.normal_ if init_method is None else init_method
@@ -166,7 +166,7 @@ class RandomProjectionHash(SipHash):
         if rows.shape[-1] != self.projection.shape[0]:
             raise ValueError(
                 f"this module was fitted to {self.projection.shape[0]} features, but x "
-                f"{list(x.shape)} has {rows.shape[-1]}; fit(x) draws another matrix"
+                f"{list(x.shape)} has {rows.shape[-1]}; fit(x) draws a new matrix"
             )
         return super().forward(_projected(rows, self.projection).to(self.dtype_cast))
 
@@ -261,8 +261,8 @@ class BinaryToDecimal(nn.Module):
         self.dtype = torch.int64 if dtype is None else dtype
         if not 1 <= num_bits <= _capacity(self.dtype):
             raise ValueError(
-                f"num_bits={num_bits} must lie in 1..{_capacity(self.dtype)}, which is what "
-                f"{self.dtype} holds"
+                f"num_bits={num_bits} must be in 1..{_capacity(self.dtype)}, the number of bits "
+                f"that {self.dtype} can hold"
             )
         self.num_bits = num_bits
         self.convert_to_binary = convert_to_binary
@@ -298,7 +298,7 @@ class BinaryToDecimal(nn.Module):
             return (x > 0).long()
         if not torch.compiler.is_compiling() and not ((x == 0) | (x == 1)).all():
             raise ValueError(
-                "x must hold zeros and ones; to count what is above 0 as 1, pass "
+                "x must contain only zeros and ones; to convert values above 0 to 1, pass "
                 f"BinaryToDecimal(num_bits={self.num_bits}, convert_to_binary=True)"
             )
         return x.long()

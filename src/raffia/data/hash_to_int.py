@@ -40,7 +40,9 @@ class HashToInt(nn.Module):
     def __init__(self, *, max_size: int | None = None) -> None:
         super().__init__()
         if max_size is not None and max_size < 0:
-            raise ValueError(f"max_size={max_size}: pass how many hashes there may be, or None")
+            raise ValueError(
+                f"max_size={max_size} must be a number of hashes, or None for no limit"
+            )
         self.max_size = max_size
         self._table = HashTable()
         self._lock = threading.Lock()
@@ -115,12 +117,13 @@ class HashToInt(nn.Module):
                 f"{state.dtype} {list(state.shape)}" if isinstance(state, Tensor) else repr(state)
             )
             raise ValueError(
-                f"the state of HashToInt is int64 [len] or [len, 1 + words], got {given}"
+                "the state of HashToInt must be int64 of shape [len] or [len, 1 + words]; got "
+                f"{given}"
             )
         if self.max_size is not None and len(state) > self.max_size:
             raise CapacityError(
-                f"a state of {len(state)} hashes does not fit: max_size is {self.max_size}; "
-                f"load it into HashToInt(max_size={len(state)}) or larger"
+                f"a state of {len(state)} hashes does not fit into max_size={self.max_size}: load "
+                f"it into HashToInt(max_size={len(state)}) or larger"
             )
         entries = {"free": state.new_zeros(0)}
         if state.dim() == 1:
@@ -139,7 +142,8 @@ class HashToInt(nn.Module):
         if len(self._table):
             raise ValueError(
                 f"this HashToInt holds {len(self._table)} hashes {_with_content(here)}, but was "
-                f"called {_with_content(words)}: use one for each, or clear() it before"
+                f"called {_with_content(words)}: use a separate one for each, or call clear() "
+                "first"
             )
         self._table = HashTable(words=words)
 
@@ -164,8 +168,8 @@ def _hashes(key: Tensor) -> Tensor:
     if not isinstance(key, Tensor) or key.dtype not in _INTEGERS:
         given = f"a {key.dtype} tensor" if isinstance(key, Tensor) else type(key).__name__
         raise TypeError(
-            f"HashToInt takes a tensor of integers, one hash for each row, got {given}: hash the "
-            "rows before, as in HashToInt()(SipHash()(rows), extend=True)"
+            f"HashToInt accepts a tensor of integers, one hash for each row; got {given}: hash "
+            "the rows first, as in HashToInt()(SipHash()(rows), extend=True)"
         )
     hashes = key if key.dtype is torch.int64 else key.to(torch.int64)
     return hashes if hashes.dim() == 1 else hashes.reshape(-1)  # torch takes 1 us to do nothing
@@ -174,8 +178,8 @@ def _hashes(key: Tensor) -> Tensor:
 def _content(content: Tensor, key: Tensor) -> Tensor:
     if content.dtype != torch.int64 or content.shape[:-1] != key.shape or not content.dim():
         raise ValueError(
-            f"content is int64 of shape [*key.shape, words], here {[*key.shape, 'words']}, got "
-            f"{content.dtype} of shape {list(content.shape)}; rows.packed gives such"
+            f"content must be int64 of shape [*key.shape, words], here {[*key.shape, 'words']}; "
+            f"got {content.dtype} of shape {list(content.shape)}. rows.packed returns such tensors"
         )
     return content.reshape(key.numel(), content.shape[-1])
 

@@ -45,7 +45,7 @@ def rows_of(data: Any, structure: RowStructure | None) -> Any:
 
 
 def tensors_of(data: Any, *, numbers: bool) -> Any:
-    """The same pytree, with tensors instead of numpy arrays.
+    """Convert the numpy arrays of a pytree to tensors.
 
     numbers: whether numbers become tensors too. Those in a list never do: it is rather meant as
         one tensor, which the user should make of it.
@@ -82,7 +82,7 @@ def _tensor_of(array: np.ndarray) -> Tensor:
         return torch.from_numpy(array)
     except TypeError as error:
         raise TypeError(
-            f"a numpy array of dtype {array.dtype} can't be stored: {error}. Convert it, with "
+            f"a numpy array of dtype {array.dtype} cannot be stored: {error}. Convert it with "
             "array.astype(...)"
         ) from None
 
@@ -99,7 +99,7 @@ def _stacked(items: Sequence[Any], structure: RowStructure | None) -> Any:
     """Items without a dimension that counts rows, as rows."""
     if not items:
         if structure is None:
-            raise ValueError("there are no items in the list, so there is nothing to store")
+            raise ValueError("the list has no items, so there is nothing to store")
         leaves = [
             torch.empty((0, *layout.shape), dtype=layout.dtype) for layout in structure.layouts
         ]
@@ -111,13 +111,13 @@ def _stacked(items: Sequence[Any], structure: RowStructure | None) -> Any:
             found.append(like.leaves(item, 0)[0])
         except (ValueError, TypeError) as error:
             raise type(error)(
-                f"in item {i} of the list, {error}. A list holds items, which are stacked; rows of "
-                "several tensors [n, ...] go in as a tuple or a dict of them"
+                f"in item {i} of the list, {error}. Items of a list are stacked; to store rows of "
+                "several tensors [n, ...], pass them as a tuple or a dict"
             ) from None
     try:
         stacked = [torch.stack(leaves) for leaves in zip(*found, strict=True)]
     except RuntimeError as error:  # on different devices
-        raise ValueError(f"the items of the list can't be stacked: {error}") from None
+        raise ValueError(f"the items of the list cannot be stacked: {error}") from None
     return like.build(stacked, torch.Size([len(items)]), stacked[0].device)
 
 
@@ -139,7 +139,7 @@ def value_at(data: Any, path: Path) -> Any:
 
 
 def with_value(data: Any, path: Path, value: Tensor) -> Any:
-    """The same pytree with one more entry; the one given is not changed.
+    """A pytree with one more entry; the one given is not changed.
 
     >>> from raffia.data.items import with_value
     >>> with_value({"obs": torch.ones(2)}, ("td_error",), torch.zeros(2))
@@ -152,7 +152,7 @@ def with_value(data: Any, path: Path, value: Tensor) -> Any:
 
 
 def without_value(data: Any, path: Path) -> Any:
-    """The same pytree without an entry that it has; the one given is not changed.
+    """A pytree without one of its entries; the one given is not changed.
 
     >>> from raffia.data.items import without_value
     >>> without_value({"obs": torch.ones(2), "td_error": torch.zeros(2)}, ("td_error",))

@@ -84,7 +84,7 @@ class LRUOrder:
         if len(found) < count:  # cut a new queue, long enough to pay for itself
             in_use = int((self._stamps != NEVER).sum())
             if in_use < count:
-                raise ValueError(f"{count} rows were asked for, and {in_use} are in use")
+                raise ValueError(f"{count} rows were requested, but only {in_use} are in use")
             length = min(in_use, max(count, in_use // 8))
             self._queued, self._queue = self._stamps.topk(length, largest=False, sorted=True)
             self._position = 0

@@ -90,13 +90,15 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Any]):
     ) -> None:
         if (query_module is None) == (in_keys is None):
             raise ValueError(
-                "name the entries of the key: either TensorDictMap(in_keys=['obs']), or "
+                "the entries of the key must be named: pass TensorDictMap(in_keys=['obs']), or "
                 "query_module=QueryModule(['obs'], ...) to choose how they are hashed"
             )
         if evict not in (None, "lru"):
-            raise ValueError(f"evict is 'lru' or None, got {evict!r}")
+            raise ValueError(f"evict must be 'lru' or None; got {evict!r}")
         if evict and max_size is None and getattr(storage, "max_size", None) is None:
-            raise ValueError("evict='lru' makes room below max_size; set how much: max_size=...")
+            raise ValueError(
+                "evict='lru' removes rows when max_size is reached, so it needs max_size=..."
+            )
         super().__init__()
         query = QueryModule(in_keys or []) if query_module is None else query_module
         self.query_module = query
@@ -186,8 +188,8 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Any]):
         """The keys of the stored entries, whatever is selected."""
         if self._stored_keys is None:
             raise AttributeError(
-                "the map has no out_keys before its first value is written: pass out_keys=[...], "
-                "or make it with TensorDictMap.from_tensordict_pair"
+                "the out_keys of the map are unknown until its first value is written: pass "
+                "out_keys=[...], or create it with TensorDictMap.from_tensordict_pair"
             )
         return self._stored_keys
 
@@ -323,8 +325,8 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Any]):
             raise ValueError("accumulate=True needs a merge, such as merge='sum'")
         if accumulate and self.write_fn is not None:
             raise ValueError(
-                "accumulate=True and this map's write_fn would both bring in what is stored; leave "
-                "one of them out"
+                "accumulate=True and write_fn would both combine new values with the stored ones; "
+                "leave one of them out"
             )
         with self._lock:
             layouts, hashes, content = self._asked(query)
@@ -332,8 +334,8 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Any]):
             values = self._value(value, query.batch_size)
             if len(self.storage) != len(self):
                 raise ValueError(
-                    f"the storage holds {len(self.storage)} rows and this map wrote {len(self)} of "
-                    "them: someone else writes there; give each map a storage of its own"
+                    f"the storage holds {len(self.storage)} rows, but this map wrote {len(self)} "
+                    "of them, so something else writes to it: give each map its own storage"
                 )
             if not len(hashes):
                 return
@@ -425,7 +427,7 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Any]):
             self._lru.drop(unused)
 
     def _room(self, items: RowGroups, rows: Tensor) -> tuple[Tensor, Tensor] | None:
-        """If not all fit: the groups that are written, and the rows dropped for them."""
+        """Groups that are written if not all fit, and the rows dropped for them."""
         if self.max_size is None:
             return None
         num_new = int((rows < 0).sum())
@@ -433,8 +435,8 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Any]):
             return None
         if self.evict is None:
             raise CapacityError(
-                f"{num_new} new rows do not fit: {len(self)} are here and max_size is "
-                f"{self.max_size}; raise max_size, delete rows, or make the map with evict='lru'"
+                f"{num_new} new rows do not fit: the map holds {len(self)}, and max_size is "
+                f"{self.max_size}. Raise max_size, delete rows, or create the map with evict='lru'"
             )
         by_use = items.last.argsort()
         known = rows[by_use]
@@ -460,7 +462,7 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Any]):
         (1, 1)
         """
         if missing not in ("error", "ignore"):
-            raise ValueError(f"missing is 'error' or 'ignore', got {missing!r}")
+            raise ValueError(f"missing must be 'error' or 'ignore'; got {missing!r}")
         with self._lock:
             rows = self._rows(query)
             unknown = (rows < 0).nonzero().squeeze(1)
@@ -577,8 +579,8 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Any]):
             here = torch.as_tensor(self.storage.contains(rows))
             if not bool(here.all()):
                 raise IndexError(
-                    f"row(s) {rows[~here][:5].tolist()} hold nothing: pass what rows(query) gave, "
-                    "but for -1, which stands for unknown"
+                    f"row(s) {rows[~here][:5].tolist()} hold nothing: pass the result of "
+                    "rows(query), without the -1 of unknown keys"
                 )
             return self._table.hashes_of(rows)
 
@@ -617,7 +619,7 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Any]):
         if is_tensor_collection(default):
             if default.batch_size and default.batch_size[: len(batch)] != batch:
                 raise ValueError(
-                    f"default has batch_size {list(default.batch_size)}, and the query "
+                    f"default has batch_size {list(default.batch_size)}, but the query has "
                     f"{list(batch)}: pass one row (batch_size []) or one for each row of the query"
                 )
             given = flat(default, batch) if default.batch_size else default.expand(len(rows))
@@ -650,8 +652,9 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Any]):
         for key, mine, other in zip(self.in_keys, self._layouts or [], layouts, strict=False):
             if mine != other:
                 raise ValueError(
-                    f'the keys in this map hold {mine} as "{dotted(key)}", and these {other}: rows '
-                    f"of another dtype or shape are other content; convert them, as with "
+                    f'the keys in this map hold {mine} as "{dotted(key)}", but these hold '
+                    f"{other}. Rows of different dtype or shape count as different content: "
+                    "convert them, for example with "
                     f".to(torch.{str(mine.dtype).removeprefix('torch.')}), or use a second map"
                 )
 
@@ -671,8 +674,8 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Any]):
             except ValueError as error:
                 other = f". Note: {error}"
         return UnknownRowError(
-            f"{len(unknown)} of {count} rows are not in the map, at {indices}{more}. Ask "
-            f"contains(query) first, or give them a value: get(query, default){other}"
+            f"{len(unknown)} of {count} rows are not in the map, at {indices}{more}. Check with "
+            f"contains(query) first, or pass a value for them: get(query, default){other}"
         )
 
     # -- on disk
@@ -775,12 +778,13 @@ def _storage(storage: Any, max_size: int | None) -> Any:
         storage = StorageByKey(storage)
     if not isinstance(storage, (Storage, StorageByKey)):
         raise TypeError(
-            f"storage is a TensorStorage, a MemmapStorage, or a dictionary of one for each entry, "
-            f"got a {type(storage).__name__}"
+            "storage must be a TensorStorage, a MemmapStorage, or a dictionary with one for each "
+            f"entry; got a {type(storage).__name__}"
         )
     if len(storage):
         raise ValueError(
-            f"the storage holds {len(storage)} rows, whose keys a new map does not know: pass an "
-            "empty one; TensorDictMap.load(folder, storage=...) brings back what save wrote"
+            f"the storage already holds {len(storage)} rows, whose keys a new map does not know: "
+            "pass an empty one, or restore a saved map with TensorDictMap.load(folder, "
+            "storage=...)"
         )
     return storage

@@ -94,7 +94,7 @@ def _meta(tensors: dict[str, Tensor]) -> dict[str, Any]:
         meta = json.loads(tensor_to_bytes(tensors["meta"]))
         assert {*meta} >= {"in_keys", "layouts", "values", "num_values", "out_keys", "keeps_some"}
     except (ValueError, TypeError, AssertionError) as error:
-        raise ValueError(f"meta is not what a map writes: {error}") from error
+        raise ValueError(f"meta is not in the format of a map: {error}") from error
     return meta
 
 
@@ -106,7 +106,9 @@ def fill(mapping: SavedMap, tensors: dict[str, Tensor]) -> None:
     meta = _meta(tensors)
     in_keys = [_key(key) for key in meta["in_keys"]]
     if in_keys != mapping.in_keys:
-        raise ValueError(f"the saved map has the in_keys {in_keys}, this one {mapping.in_keys}")
+        raise ValueError(
+            f"the saved map has the in_keys {in_keys}, but this one has {mapping.in_keys}"
+        )
     layouts = [RowLayout.from_json(layout) for layout in meta["layouts"]]
     table = HashTable(
         words=tensors["keys.content"].shape[1] if layouts else None, device=mapping.device
@@ -115,13 +117,15 @@ def fill(mapping: SavedMap, tensors: dict[str, Tensor]) -> None:
     table.load_state(state | ({"content": tensors["keys.content"]} if layouts else {}))
     limit = mapping.max_size
     if limit is not None and table.high > limit:
-        raise CapacityError(f"the saved map has {table.high} rows, and this one max_size={limit}")
+        raise CapacityError(
+            f"the saved map has {table.high} rows, but this one has max_size={limit}"
+        )
     live = table.live()
     if layouts:
         check_hashes(mapping.query_module, table, live[:64], layouts)
     order = tensors["keys.recency"]
     if len(order) and not torch.equal(order.sort().values.cpu(), live.cpu()):
-        raise ValueError("the order of use does not name the rows that are there")
+        raise ValueError("the order of use does not match the rows")
     values: Any = None
     if meta["values"] is not None:
         leaves = [tensors[f"values.{i}"] for i in range(meta["num_values"])]
@@ -129,7 +133,7 @@ def fill(mapping: SavedMap, tensors: dict[str, Tensor]) -> None:
         values = structure.build(leaves, live.shape, mapping.device)
         mapping.storage.check(values)
     elif len(live):
-        raise ValueError(f"there are {len(live)} keys and no values")
+        raise ValueError(f"there are {len(live)} keys but no values")
     mapping.clear()
     if values is not None:
         mapping.storage.allocate(values)
@@ -187,14 +191,14 @@ def loaded(
     for name in manifest["functions"]:
         if functions[name] is UNSET:
             raise ValueError(
-                f"the map in {found.root} was saved with a {name}, and functions are not in the "
-                f"folder: pass {name}=, or {name}=None to go on without"
+                f"the map in {found.root} was saved with a {name}, and functions are not saved: "
+                f"pass {name}=, or {name}=None to continue without it"
             )
     if query is None:
         if manifest["hash"] is None:
             raise ValueError(
                 f"the map in {found.root} was saved with hash modules other than SipHash, which "
-                "are not in the folder: pass query_module="
+                "are not saved: pass query_module="
             )
         hashers = [
             SipHash(key=tuple(h["key"]), rounds=tuple(h["rounds"]), normalize=h["normalize"])

@@ -97,15 +97,15 @@ def merged(values: Any, items: RowGroups, merge: str | Merge) -> Any:
         size = getattr(result, "batch_size", None)
         if size is None or tuple(size[:1]) != (count,):
             raise ValueError(
-                f"merge gave {'a ' + type(result).__name__ if size is None else list(size)} for "
-                f"{count} keys: merge(values, group, num_groups) gives a container whose "
-                f"batch_size begins with num_groups, here {count}"
+                f"merge returned {'a ' + type(result).__name__ if size is None else list(size)} "
+                f"for {count} keys: merge(values, group, num_groups) must return a container "
+                f"whose batch_size begins with num_groups, here {count}"
             )
         return result
     if merge not in NAMED:
         raise ValueError(
-            f"merge is one of {', '.join(map(repr, NAMED))}, or a function "
-            f"merge(values, group, num_groups); got {merge!r}"
+            f"merge must be one of {', '.join(map(repr, NAMED))}, or a function merge(values, "
+            f"group, num_groups); got {merge!r}"
         )
     for key, x in values.items(True, True):
         why = _refusal(merge, x)
@@ -120,11 +120,11 @@ def _refusal(merge: str, x: Tensor) -> str:
     """The error text why entries like `x` are not merged so; the same whether there is anything to
     merge."""
     if merge == "sum" and x.dtype == torch.bool:
-        return 'has no meaning for bool; for "any of them" use merge="max"'
+        return 'is not defined for bool; for "any of them" use merge="max"'
     if merge == "mean" and not (x.is_floating_point() or x.is_complex()):
         return "would round integers; store them as floating point"
     if merge == "max" and x.is_complex():
-        return "has no meaning for complex numbers, which have no order"
+        return "is not defined for complex numbers, which have no order"
     return ""
 
 
@@ -223,15 +223,16 @@ def _checked(made: Any, count: int, others: Any) -> Any:
     size = getattr(made, "batch_size", None)
     if size is None or tuple(size[:1]) != (count,):
         raise ValueError(
-            f"write_fn gave {'a ' + type(made).__name__ if size is None else list(size)} for "
-            f"{count} keys: it gives a container whose batch_size begins with {count}"
+            f"write_fn returned {'a ' + type(made).__name__ if size is None else list(size)} for "
+            f"{count} keys: it must return a container whose batch_size begins with {count}"
         )
     if others is not None:
         mine, wanted = set(made.keys(True, True)), set(others.keys(True, True))
         if mine != wanted:
             raise ValueError(
-                f"write_fn gave the entries {sorted(map(dotted, mine))}, and other rows have "
-                f"{sorted(map(dotted, wanted))}: give the same for new keys and for known ones"
+                f"write_fn returned the entries {sorted(map(dotted, mine))}, but other rows have "
+                f"{sorted(map(dotted, wanted))}: return the same entries for new and for known "
+                "keys"
             )
     return made
 
@@ -264,13 +265,13 @@ def rows_of(value: Any, batch: torch.Size) -> Any:
     """A value to be written, as a container [N]."""
     if not is_tensor_collection(value):
         raise TypeError(
-            f"a value is a container, got a {type(value).__name__}: "
+            f"a value must be a container; got a {type(value).__name__}: pass "
             "TensorDict({'value': x}, batch_size=query.batch_size)"
         )
     if value.batch_size[: len(batch)] != batch:
         raise ValueError(
-            f"the value has batch_size {list(value.batch_size)} and the query {list(batch)}: "
-            "one value is needed for each row of the query"
+            f"the value has batch_size {list(value.batch_size)}, but the query has {list(batch)}: "
+            "pass one value for each row of the query"
         )
     return flat(value, batch)
 
@@ -279,16 +280,17 @@ def filled(storage: Any, count: int, default: Any) -> Any:
     """`count` rows of the entries that are stored, filled with a number."""
     if storage.structure is None:
         raise UnknownRowError(
-            "the map is empty and does not know its entries yet, so it cannot fill them with "
-            f"{default!r}: pass a default such as TensorDict({{'value': ...}}), or make the "
-            "map with TensorDictMap.from_tensordict_pair(source, dest, in_keys)"
+            "the map is empty and its entries are not known yet, so they cannot be filled with "
+            f"{default!r}: pass a default such as TensorDict({{'value': ...}}), or create the map "
+            "with TensorDictMap.from_tensordict_pair(source, dest, in_keys)"
         )
     values = storage.empty(count)
     for key, x in values.items(True, True):
         if not _can_hold(x.dtype, default):
             raise ValueError(
-                f'default={default!r} is no {x.dtype}, as entry "{dotted(key)}" is: pass a '
-                "number that it can hold, or a container with a value for each entry"
+                f"default={default!r} cannot be stored as {x.dtype}, the dtype of entry "
+                f'"{dotted(key)}": pass a number that fits, or a container with a value for each '
+                "entry"
             )
         x.fill_(default)
     return values
@@ -300,8 +302,8 @@ def as_number(default: Any) -> int | float | complex:
         default = default.item()
     if not isinstance(default, (bool, int, float, complex)):
         raise TypeError(
-            f"default is a number for all entries, or a container with a value for each, got "
-            f"a {type(default).__name__}: get(query, 0.0), get(query, TensorDict(...))"
+            "default must be a number for all entries, or a container with a value for each; got "
+            f"a {type(default).__name__}: pass get(query, 0.0) or get(query, TensorDict(...))"
         )
     return default
 
@@ -350,11 +352,15 @@ class StorageByKey:
 
     def __init__(self, storages: Mapping[NestedKey, Any]) -> None:
         if not storages:
-            raise ValueError("no storage: pass {'value': TensorStorage(), ...}, one for each entry")
+            raise ValueError(
+                "no storages were given: pass {'value': TensorStorage(), ...}, one for each entry"
+            )
         self._storages = {unravel_key(key): storage for key, storage in storages.items()}
         devices = {torch.device(storage.device) for storage in self._storages.values()}
         if len(devices) > 1:
-            raise ValueError(f"the storages lie on {sorted(map(str, devices))}: choose one device")
+            raise ValueError(
+                f"the storages are on {sorted(map(str, devices))}: put them on one device"
+            )
         self.device = devices.pop()
         limits = [s.max_size for s in self._storages.values() if s.max_size is not None]
         self.max_size: int | None = min(limits, default=None)
@@ -428,8 +434,8 @@ class StorageByKey:
         here, there = set(self._storages), set(data.keys(True, True))
         if here != there:
             raise KeyError(
-                f"the values have the entries {sorted(map(dotted, there))}, and there are storages "
-                f"for {sorted(map(dotted, here))}: pass one storage for each, or out_keys"
+                f"the values have the entries {sorted(map(dotted, there))}, but there are "
+                f"storages for {sorted(map(dotted, here))}: pass one storage for each, or out_keys"
             )
         return [(storage, data[key]) for key, storage in self._storages.items()]
 

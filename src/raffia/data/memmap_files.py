@@ -91,7 +91,7 @@ def read_header(folder: str) -> dict[str, Any] | None:
     """
     if not os.path.isdir(folder):
         if os.path.lexists(folder):
-            raise FileExistsError(errno.EEXIST, "this is no folder; take another path", folder)
+            raise FileExistsError(errno.EEXIST, "this is not a folder; choose another path", folder)
         return None
     path = f"{folder}/{HEADER}"
     if not os.path.lexists(path):
@@ -99,8 +99,8 @@ def read_header(folder: str) -> dict[str, Any] | None:
         if foreign:
             raise FileExistsError(
                 errno.EEXIST,
-                f"this folder holds no MemmapStorage but other files ({shown(foreign[0])}): "
-                "take a folder of its own",
+                f"this folder holds other files and no MemmapStorage ({shown(foreign[0])}): use a "
+                "separate folder",
                 folder,
             )
         return None
@@ -110,9 +110,9 @@ def read_header(folder: str) -> dict[str, Any] | None:
         size, ranges = header["max_size"], header["open"]
         counts = [size, header["total"], header["epoch"], *[n for pair in ranges for n in pair]]
         if not all(type(n) is int and 0 <= n < 2**63 for n in counts) or not size:
-            raise ValueError("a count is no whole number")
+            raise ValueError("a count is not a whole number")
         if not all(start <= stop <= size for start, stop in ranges):
-            raise ValueError(f"rows {shown(ranges)} are not among {size}")
+            raise ValueError(f"rows {shown(ranges)} are outside of the {size} rows")
     return header
 
 
@@ -144,8 +144,8 @@ class WriterLock:
             other = os.read(fd, 32).decode("ascii", "replace")
             os.close(fd)
             raise RuntimeError(
-                f"{folder} is open for writing already, in process {other or 'unknown'}: close it "
-                "there, or read beside it with MemmapStorage.open(folder, mode='r')"
+                f"{folder} is already open for writing in process {other or 'unknown'}: close it "
+                "there, or open it for reading with MemmapStorage.open(folder, mode='r')"
             ) from None
         except BaseException:
             os.close(fd)
@@ -153,8 +153,8 @@ class WriterLock:
         self._fd = fd
         if self._lock.missing:
             warnings.warn(
-                f"{folder}: {self._lock.missing}. Nothing keeps a second process from writing "
-                "there: see to it that there is one",
+                f"{folder}: {self._lock.missing}. Nothing prevents a second process from writing "
+                "there: make sure that only one does",
                 stacklevel=2,
             )
         if hasattr(os, "register_at_fork"):

@@ -59,9 +59,11 @@ class MemmapStorage(Storage):
 
     def __init__(self, max_size: int, folder: Path, *, mode: str = "r+") -> None:
         if max_size is None:
-            raise ValueError("a MemmapStorage has a max_size: MemmapStorage(1_000_000, folder)")
+            raise ValueError("a MemmapStorage needs a max_size: MemmapStorage(1_000_000, folder)")
         if mode not in ("r", "r+"):
-            raise ValueError(f"mode is 'r+' for writing or 'r' for reading only, not {mode!r}")
+            raise ValueError(
+                f"mode must be 'r+' for reading and writing or 'r' for reading only; got {mode!r}"
+            )
         super().__init__(max_size)
         self.folder = os.path.abspath(folder)
         self.mode = mode
@@ -94,11 +96,13 @@ class MemmapStorage(Storage):
         """The header in the folder, of a storage of this size."""
         header = read_header(self.folder)
         if header is None and self.mode == "r":
-            raise FileNotFoundError(2, "no storage was written in this folder yet", self.folder)
+            raise FileNotFoundError(
+                2, ("no storage has been written to this folder yet"), self.folder
+            )
         if header is not None and header["max_size"] != self._max_size:
             raise ValueError(
                 f"{self.folder} holds a storage with max_size={header['max_size']}, not "
-                f"{self._max_size}: MemmapStorage.open({self.folder!r}) opens it"
+                f"{self._max_size}: open it with MemmapStorage.open({self.folder!r})"
             )
         return header
 
@@ -121,7 +125,9 @@ class MemmapStorage(Storage):
         """
         header = read_header(os.path.abspath(folder))
         if header is None:
-            raise FileNotFoundError(2, "no storage was written in this folder yet", str(folder))
+            raise FileNotFoundError(
+                2, ("no storage has been written to this folder yet"), str(folder)
+            )
         return cls(header["max_size"], folder, mode=mode)
 
     # -- opening and closing
@@ -177,19 +183,20 @@ class MemmapStorage(Storage):
         self._check_open()
         if self._lock is None:
             raise RuntimeError(
-                f"{self.folder} is open for reading only: MemmapStorage.open(folder) opens it for "
-                "writing, where no other process does"
+                f"{self.folder} is open for reading only: open it for writing with "
+                "MemmapStorage.open(folder), while no other process does"
             )
         if self._lock.owner != os.getpid():
             raise RuntimeError(
-                f"{self.folder} is open for writing in process {self._lock.owner}, and this is a "
-                "child of it: read here with MemmapStorage.open(folder, mode='r')"
+                f"{self.folder} is open for writing in process {self._lock.owner}, the parent of "
+                "this one: read it here with MemmapStorage.open(folder, mode='r')"
             )
 
     def _check_open(self) -> None:
         if self._closed:
             raise RuntimeError(
-                f"this storage was closed: MemmapStorage.open({self.folder!r}) opens it again"
+                "this storage has been closed: open it again with "
+                f"MemmapStorage.open({self.folder!r})"
             )
 
     def __reduce__(self) -> Any:
@@ -197,8 +204,9 @@ class MemmapStorage(Storage):
         self._check_open()
         if self._structure is None:
             raise RuntimeError(
-                f"nothing was written to {self.folder} yet, so another process could not open it: "
-                "storage.allocate(rows) settles what a row looks like, without writing any"
+                f"nothing has been written to {self.folder} yet, so another process cannot open "
+                "it: call storage.allocate(rows), which fixes the structure of a row without "
+                "writing any"
             )
         return _reader, (self.folder,)
 
@@ -323,7 +331,7 @@ class MemmapStorage(Storage):
         self._check_writable()
         if self._structure and new.structure and new.structure != self._structure:
             raise ValueError(
-                f"{self.folder} holds rows of {self._structure}, and the state is of rows of "
+                f"{self.folder} holds rows of {self._structure}, but the state has rows of "
                 f"{new.structure}: load it into a MemmapStorage in a new folder"
             )
         super()._replace(new)
@@ -362,8 +370,9 @@ class MemmapStorage(Storage):
             if not bool(fits.all()):
                 raise DamagedFileError(
                     self.folder,
-                    f"rows {part[~fits][:5].tolist()} do not fit their checksums: the files were "
-                    "damaged, or changed by others. storage.erase(rows) gives them up",
+                    f"rows {part[~fits][:5].tolist()} do not match their checksums: the files are "
+                    "damaged, or were changed by another program. storage.erase(rows) discards "
+                    "these rows",
                 )
         self._unread[wanted] = False
         self._num_unread -= len(wanted)
@@ -412,9 +421,9 @@ class MemmapStorage(Storage):
             self._check_occupied(rows)  # they may have been erased
         raise DamagedFileError(
             self.folder,
-            f"rows {rows[~fits][:5].tolist()} do not fit their checksums: a crash cut off a write, "
-            "and MemmapStorage.open(folder) mends that; or the files were damaged, or changed by "
-            "others, and its erase(rows) gives them up",
+            f"rows {rows[~fits][:5].tolist()} do not match their checksums. If a crash "
+            "interrupted a write, MemmapStorage.open(folder) repairs them; if the files are "
+            "damaged or were changed by another program, its erase(rows) discards them",
         )
 
 

@@ -92,8 +92,9 @@ class Prefetcher:
         """The next batch; an error from its making is raised here."""
         if os.getpid() != self._process:
             raise RuntimeError(
-                "this process is a fork of the one that made the buffer, whose thread does not "
-                "exist here: use prefetch=0, or make the buffer in this process"
+                "this process was forked from the one that created the buffer, and the "
+                "prefetching thread does not exist here: use prefetch=0, or create the buffer in "
+                "this process"
             )
         with self._signal.changed:
             version = self._source.version(), batch_size

@@ -58,8 +58,8 @@ class Priorities:
             check_exponent(name, value)
         if importance not in IMPORTANCE:
             raise ValueError(
-                'importance is "batch" (the largest weight of each batch is 1) or "buffer" (that '
-                f"of all items is), got {importance!r}"
+                'importance must be "batch" (the largest weight of each batch is 1) or "buffer" '
+                f"(the largest weight of all items is 1); got {importance!r}"
             )
         self.capacity, self.importance = capacity, importance
         self.beta = beta
@@ -140,8 +140,8 @@ class Priorities:
         wrong = priority[~((priority >= 0) & (priority <= self.limit))].reshape(-1)
         if len(wrong):
             raise ValueError(
-                f"a priority must be finite and >= 0 (and at most {self.limit:.0e}), got "
-                f"{wrong[0]:g}; for errors with a sign pass error.abs(). Nothing was changed"
+                f"a priority must be finite and >= 0 (and at most {self.limit:.0e}); got "
+                f"{wrong[0]:g}. For errors with a sign pass error.abs(). Nothing was changed"
             )
 
     def set(self, rows: Tensor, chances: Tensor | float) -> None:
@@ -194,7 +194,7 @@ class Priorities:
             self.check(priority)
             unknown = items[(items < 0) | (items >= live.stop)]
             raise IndexError(
-                f"there never was an item {int(unknown[0])}: {live.stop} were added so far. "
+                f"there is no item {int(unknown[0])}: only {live.stop} have been added so far. "
                 'Pass the "index" of a sample. Nothing was changed'
             )
         return ignored
@@ -288,4 +288,4 @@ def importance_weights(chances: Tensor, least: float | None, beta: float) -> Ten
 def check_exponent(name: str, value: float) -> None:
     """Raise ValueError for what cannot be alpha, beta or eps."""
     if not 0 <= value < INFINITY:
-        raise ValueError(f"{name} must be finite and >= 0, got {value}")
+        raise ValueError(f"{name} must be finite and >= 0; got {value}")

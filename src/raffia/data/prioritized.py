@@ -72,7 +72,7 @@ class PrioritizedSampler(Sampler):
         importance: str = "buffer",
     ) -> None:
         if reduction not in REDUCTIONS:
-            raise ValueError(f"reduction is one of {sorted(REDUCTIONS)}, got {reduction!r}")
+            raise ValueError(f"reduction must be one of {sorted(REDUCTIONS)}; got {reduction!r}")
         self.priorities = Priorities(
             max_capacity, alpha=alpha, beta=beta, eps=eps, importance=importance
         )
@@ -112,8 +112,8 @@ class PrioritizedSampler(Sampler):
                 tree.set(rows, tree.get(rows).pow_(alpha / before))
             elif len(self._live) and alpha:
                 raise ValueError(
-                    "with alpha=0 all items are equally likely, and their priorities are not "
-                    "known any more: start with a small alpha, such as 0.001"
+                    "with alpha=0 all items are equally likely, and their priorities are no "
+                    "longer known: start with a small alpha, such as 0.001"
                 )
             self.priorities.set_exponent(alpha, self.eps)
             self.version += 1
@@ -150,7 +150,7 @@ class PrioritizedSampler(Sampler):
         live = self._live
         if live and items.start != live.stop:
             raise ValueError(
-                f"items {items.start}.. do not follow on {live.stop - 1}, the last one known"
+                f"items from {items.start} on do not follow the last known one, {live.stop - 1}"
             )
         oldest = max(live.start if live else items.start, items.stop - self.max_capacity)
         new, fill = range(max(items.start, oldest), items.stop), self.priorities.tree.fill
@@ -188,8 +188,8 @@ class PrioritizedSampler(Sampler):
     def draw(self, n: int, live: range, generator: torch.Generator | None = None) -> Draw:
         if live != self._live:
             raise ValueError(
-                f"this sampler knows of items {_span(self._live)}, the buffer holds {_span(live)}: "
-                "a sampler belongs to one buffer, which tells it of every item"
+                f"this sampler knows the items {_span(self._live)}, but the buffer holds "
+                f"{_span(live)}: use each sampler with one buffer only"
             )
         rows, weight = self.priorities.draw(n, generator, stratified=self.stratified)
         return Draw(self._items(rows), {"priority_weight": weight})
@@ -214,7 +214,7 @@ class PrioritizedSampler(Sampler):
             if index.dtype is torch.bool:
                 raise no_integers("items", index.dtype)
             if index.is_floating_point() and index.numel():
-                raise TypeError(f"indices are integers, got {index.dtype}")
+                raise TypeError(f"indices must be integers; got {index.dtype}")
             index = index.long()
         if not isinstance(priority, Tensor) or priority.shape != index.shape:
             priority = self._one_each(index.shape, priority)
@@ -255,8 +255,8 @@ class PrioritizedSampler(Sampler):
         first, end, num_ignored = state["counts"].tolist()
         if len(chances) != min(end, self.max_capacity) or end - first > self.max_capacity:
             raise ValueError(
-                f"the state is of a sampler with room for {len(chances)} items, this one has room "
-                f"for {self.max_capacity}"
+                f"the state belongs to a sampler with max_capacity={len(chances)}, but this one "
+                f"has max_capacity={self.max_capacity}"
             )
         all_chances = torch.zeros(self.max_capacity, dtype=torch.float64)
         all_chances[: len(chances)] = chances
@@ -276,7 +276,7 @@ class PrioritizedSampler(Sampler):
         if priority.shape[: len(shape)] != shape:
             raise ValueError(
                 f"index of shape {list(shape)} needs priorities of that shape (or with more "
-                f"dimensions behind), or one for all; got shape {list(priority.shape)}"
+                f"dimensions at the end), or one for all; got shape {list(priority.shape)}"
             )
         return REDUCTIONS[self.reduction](priority.reshape(shape.numel(), -1))
 

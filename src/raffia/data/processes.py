@@ -134,7 +134,7 @@ def _give() -> None:
 
 
 def _renew() -> None:
-    """In the child, also free the locks that could not be taken, whichever thread held them."""
+    """Renew the locks in a forked child, also those that other threads held."""
     taken = {id(lock) for lock in _taken}
     for owner in list(_owners):
         if id(owner._lock) not in taken:

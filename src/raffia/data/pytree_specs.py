@@ -73,7 +73,7 @@ class LeafSpec(PytreeSpec):
 
     def take(self, data: Any, out: list[Tensor]) -> None:
         if data.__class__ is not Tensor and not isinstance(data, Tensor):
-            raise StructureMismatch(f"is {_kind(data)}, where a tensor is stored", TypeError)
+            raise StructureMismatch(f"is {_kind(data)}, but a tensor is stored there", TypeError)
         out.append(data)
 
     def build(self, leaf: Callable[[], Tensor], batch: torch.Size, device: torch.device) -> Tensor:
@@ -122,7 +122,7 @@ class NodeSpec(PytreeSpec):
 
 
 def _stored(parts: dict[Any, PytreeSpec]) -> str:
-    return f"every write holds the entries of the first, {list(parts)}, and no others"
+    return f"every write must have the entries of the first one, {list(parts)}, and no others"
 
 
 def _kind(data: Any) -> str:
@@ -142,7 +142,7 @@ class ContainerSpec(NodeSpec):
         if data.__class__ is TensorDict:
             return dense_entries(data)
         if not isinstance(data, Node) or is_value(data):
-            raise StructureMismatch(f"is {_kind(data)}, where a container is stored", TypeError)
+            raise StructureMismatch(f"is {_kind(data)}, but a container is stored there", TypeError)
         return _container_entries(data)
 
     def build(self, leaf: Callable[[], Tensor], batch: torch.Size, device: torch.device) -> Any:
@@ -165,11 +165,11 @@ def _container_entries(data: Any) -> dict[str, Any]:
     """The entries of any container; those of a lazy stack are put together."""
     exclusive = {name for names in getattr(data, "_exclusive", list)() for name in names}
     if exclusive:
-        raise StructureMismatch("is in some members of the lazy stack only").within(min(exclusive))
+        raise StructureMismatch("is only in some members of the lazy stack").within(min(exclusive))
     try:
         return entries(data)
     except RuntimeError as error:  # members of a lazy stack that differ in shape
-        raise StructureMismatch(f"is a lazy stack that can't be made dense: {error}") from None
+        raise StructureMismatch(f"is a lazy stack that cannot be made dense: {error}") from None
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ class DictSpec(NodeSpec):
 
     def entries(self, data: Any) -> dict[Any, Any]:
         if not isinstance(data, dict):
-            raise StructureMismatch(f"is {_kind(data)}, where a dict is stored", TypeError)
+            raise StructureMismatch(f"is {_kind(data)}, but a dict is stored there", TypeError)
         return data
 
     def build(self, leaf: Callable[[], Tensor], batch: torch.Size, device: torch.device) -> Any:
@@ -201,7 +201,7 @@ class SequenceSpec(NodeSpec):
             same_type = getattr(data, "_fields", None) == self.cls._fields
         if not same_type:
             stored = f"a {self.cls.__name__}"
-            raise StructureMismatch(f"is {_kind(data)}, where {stored} is stored", TypeError)
+            raise StructureMismatch(f"is {_kind(data)}, but {stored} is stored there", TypeError)
         return dict(zip(_names_in(data), data, strict=True))
 
     def build(self, leaf: Callable[[], Tensor], batch: torch.Size, device: torch.device) -> Any:
@@ -229,17 +229,17 @@ def spec_of(data: Any, batch_dims: int) -> PytreeSpec:
     if isinstance(data, Tensor):
         if isinstance(data, Node):
             raise StructureMismatch(
-                "is an UnbatchedTensor, which has no rows to store; leave it out, with "
+                "is an UnbatchedTensor, which has no rows to store; leave it out with "
                 "td.exclude(...)",
                 TypeError,
             )
         if data.layout is not torch.strided or data.is_nested or data.is_meta:
             raise StructureMismatch(
-                f"is a tensor that can't be stored: {data.layout}, on {data.device}"
+                f"is a tensor that cannot be stored: {data.layout}, on {data.device}"
             )
         if data.dtype not in DTYPE_NAMES:
             raise StructureMismatch(
-                f"is a tensor of {data.dtype}, which can't be stored", TypeError
+                f"is a tensor of {data.dtype}, which cannot be stored", TypeError
             )
         return LeafSpec()
     if isinstance(data, Node) and not is_value(data):
@@ -248,7 +248,7 @@ def spec_of(data: Any, batch_dims: int) -> PytreeSpec:
         for name in data:
             if not isinstance(name, (str, int)):
                 raise StructureMismatch(
-                    f"has the key {name!r}: keys are strings or integers", TypeError
+                    f"has the key {name!r}, but keys must be strings or integers", TypeError
                 )
         return DictSpec(_parts(data, batch_dims))
     if type(data) in (list, tuple) or (isinstance(data, tuple) and hasattr(data, "_fields")):
@@ -256,8 +256,8 @@ def spec_of(data: Any, batch_dims: int) -> PytreeSpec:
             _parts(dict(zip(_names_in(data), data, strict=True)), batch_dims), type(data)
         )
     raise StructureMismatch(
-        f"is {_kind(_plain_value(data))}, and a storage holds tensors only: make it one, with "
-        "torch.as_tensor(...), or leave it out, with td.exclude(...)",
+        f"is {_kind(_plain_value(data))}, but a storage holds only tensors: convert it with "
+        "torch.as_tensor(...), or leave it out with td.exclude(...)",
         TypeError,
     )
 
@@ -303,12 +303,12 @@ def spec_from_json(record: Json) -> PytreeSpec:
         return SequenceSpec(parts, list if kind == "list" else tuple)
     if kind == "namedtuple":
         return SequenceSpec(parts, _named_tuple(record["class"], tuple(map(str, parts))))
-    raise ValueError(f"there is no kind of node {kind!r}")
+    raise ValueError(f"{kind!r} is not a known kind of node")
 
 
 def _name(name: Any) -> str | int:
     if not isinstance(name, (str, int)):
-        raise ValueError(f"{name!r} is not the name of an entry")
+        raise ValueError(f"{name!r} is not a valid name for an entry")
     return name
 
 

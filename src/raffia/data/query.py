@@ -69,8 +69,8 @@ class QueryModule(TensorDictModuleBase):
     ) -> None:
         if not in_keys:
             raise ValueError(
-                "`in_keys` cannot be empty. Name the entries whose content is asked for, "
-                "such as QueryModule(in_keys=['obs'])"
+                "`in_keys` cannot be empty: name the entries to look up by, such as "
+                "QueryModule(in_keys=['obs'])"
             )
         super().__init__()
         self.in_keys = [in_keys] if isinstance(in_keys, (str, tuple)) else in_keys
@@ -84,8 +84,8 @@ class QueryModule(TensorDictModuleBase):
         )
         if aggregator is not None and len(self.in_keys) == 1:
             warnings.warn(
-                "an aggregator joins the hashes of several entries; with the one in_key "
-                f"{self.in_keys[0]!r} it is ignored. Leave aggregator out.",
+                "an aggregator combines the hashes of several entries, but there is only one, "
+                f"{self.in_keys[0]!r}, so it has no effect: leave aggregator out",
                 stacklevel=2,
             )
             aggregator = None
@@ -94,8 +94,8 @@ class QueryModule(TensorDictModuleBase):
         self.hash_to_int = HashToInt() if hash_to_int is None else hash_to_int
         if exact and not isinstance(self.hash_to_int, HashToInt):
             raise TypeError(
-                "exact=True compares the content of rows, which is HashToInt's: leave hash_to_int "
-                f"out, or pass a HashToInt, not {type(self.hash_to_int).__name__}"
+                "exact=True compares the content of rows, which only HashToInt supports: leave "
+                f"hash_to_int out, or pass a HashToInt, not {type(self.hash_to_int).__name__}"
             )
         self.clone = clone
         self.exact = exact
@@ -171,8 +171,9 @@ class QueryModule(TensorDictModuleBase):
         """
         if tensordict.__class__ is not TensorDict and not is_tensor_collection(tensordict):
             raise TypeError(
-                f"a query is a container with the entries {self.in_keys}, got a "
-                f"{type(tensordict).__name__}: TensorDict({{...}}, batch_size=[number of rows])"
+                f"a query must be a container with the entries {self.in_keys}; got a "
+                f"{type(tensordict).__name__}: pass TensorDict({{...}}, batch_size=[number of "
+                "rows])"
             )
         ndim = len(tensordict.batch_size)
         entries = []
@@ -182,8 +183,8 @@ class QueryModule(TensorDictModuleBase):
                 raise_missing(key, tensordict)
             if not isinstance(x, Tensor):
                 raise TypeError(
-                    f'entry "{dotted(key)}" is a {type(x).__name__}, and the content of tensors is '
-                    "what can be asked for: encode it as a tensor, or leave it out of in_keys"
+                    f'entry "{dotted(key)}" is a {type(x).__name__}, but only tensors can be '
+                    "looked up: encode it as a tensor, or leave it out of in_keys"
                 )
             entries.append(x if ndim == 1 else x.flatten(0, ndim - 1) if ndim else x[None])
         return entries
@@ -233,8 +234,8 @@ def _one_for_each(hash_module: Any, in_keys: list[NestedKey]) -> list[Hasher]:
     hashers = list(hash_module)
     if len(hashers) != len(in_keys):
         raise ValueError(
-            f"hash_module holds {len(hashers)} modules and in_keys {len(in_keys)} keys {in_keys}: "
-            "pass one for each key, or a single one for all"
+            f"hash_module holds {len(hashers)} modules, but there are {len(in_keys)} in_keys "
+            f"{in_keys}: pass one module for each key, or a single one for all"
         )
     return hashers
 
@@ -244,12 +245,14 @@ def _checked(hashes: Any, num_rows: int, hasher: Any, what: str) -> Tensor:
     name = type(hasher).__name__
     if not isinstance(hashes, Tensor):
         hint = "; pass SipHash(as_tensor=True)" if isinstance(hasher, SipHash) else ""
-        raise TypeError(f"{name} gave a {type(hashes).__name__} for {what}, not a tensor{hint}")
+        raise TypeError(f"{name} returned a {type(hashes).__name__} for {what}, not a tensor{hint}")
     if hashes.dtype.is_floating_point or hashes.dtype.is_complex:
-        raise TypeError(f"{name} gave {hashes.dtype} for {what}: a hash is an integer, int64 [N]")
+        raise TypeError(
+            f"{name} returned {hashes.dtype} for {what}; hashes must be integers, int64 [N]"
+        )
     if hashes.shape != (num_rows,):
         raise ValueError(
-            f"{name} gave {list(hashes.shape)} hashes for the {num_rows} rows of {what}: one "
-            f"integer a row is needed, [{num_rows}]"
+            f"{name} returned {list(hashes.shape)} hashes for the {num_rows} rows of {what}; it "
+            f"must return one integer for each row, [{num_rows}]"
         )
     return hashes.to(torch.int64)

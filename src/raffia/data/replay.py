@@ -321,7 +321,7 @@ class ReplayBuffer(Buffer):
             raise _no_size()
         check_batch_size(batch_size)
         if room is not None and room != batch_size:
-            raise ValueError(f"out has room for a batch of {room}, and {batch_size} are asked for")
+            raise ValueError(f"out has room for a batch of {room}, but {batch_size} were requested")
         batch = self._next(batch_size, out)
         return (batch.data, batch.info) if return_info else batch.data
 
@@ -400,9 +400,9 @@ class ReplayBuffer(Buffer):
         """
         if shared and not isinstance(self.storage, MemmapStorage):
             raise ValueError(
-                f"a {type(self.storage).__name__} is in the memory of one process, and others get "
-                "a copy of it: ReplayBuffer(storage=LazyMemmapStorage(max_size)) can be shared, by "
-                "one that writes and others that read"
+                f"a {type(self.storage).__name__} is in the memory of one process, and other "
+                "processes would get a copy. To share a buffer, with one process that writes and "
+                "others that read: ReplayBuffer(storage=LazyMemmapStorage(max_size))"
             )
         return self
 
@@ -530,11 +530,13 @@ class ReplayBuffer(Buffer):
         """Raise ValueError unless the state is from a buffer with the same type of sampler."""
         missing = [name for name in ("kind", "total", "sampler") if name not in state]
         if missing:
-            raise ValueError(f"the state is not of a replay buffer: no {', '.join(missing)} in it")
+            raise ValueError(
+                f"the state does not belong to a replay buffer: it has no {', '.join(missing)}"
+            )
         saved, here = bytes(state["kind"].tolist()).decode(), type(self.sampler).__name__
         if saved != here:
             raise ValueError(
-                f"a buffer with a {saved} was saved, and this one has a {here}: load it into one "
+                f"the saved buffer has a {saved}, but this one has a {here}: load it into one "
                 f"that has a {saved}"
             )
         check_same_generator(state, self.generator)
@@ -564,13 +566,13 @@ def _items_at(index: Any, live: range) -> Tensor:
     if age.dtype is torch.bool:
         if age.shape != (len(live),):
             raise IndexError(
-                f"a mask has a truth value for each of the {len(live)} items, got shape "
+                f"a mask must have one value for each of the {len(live)} items; got shape "
                 f"{tuple(age.shape)}"
             )
         age = age.nonzero().squeeze(1)
     wrong = (age < -len(live)) | (age >= len(live))
     if wrong.any():
-        raise IndexError(f"there are {len(live)} items, and none at {int(age[wrong][0])}")
+        raise IndexError(f"there are {len(live)} items, so none at {int(age[wrong][0])}")
     return live.start + age % max(len(live), 1)
 
 
@@ -579,30 +581,31 @@ def _check_sampler(sampler: Any, storage: Storage) -> None:
     if isinstance(sampler, type) and issubclass(sampler, Sampler):
         raise TypeError(f"the sampler is a class: pass an instance, {sampler.__name__}()")
     if not isinstance(sampler, Sampler):
-        raise TypeError(f"sampler is a Sampler, such as RandomSampler(), got {sampler!r}")
+        raise TypeError(f"sampler must be a Sampler, such as RandomSampler(); got {sampler!r}")
     if sampler.max_capacity not in (None, storage.max_size):
         raise ValueError(
-            f"the sampler has max_capacity={sampler.max_capacity} and the storage "
-            f"max_size={storage.max_size}: they must be the same"
+            f"the sampler has max_capacity={sampler.max_capacity}, but the storage has "
+            f"max_size={storage.max_size}: make them equal"
         )
     if sampler.lock is not Sampler.lock:
-        raise ValueError("the sampler belongs to another buffer: make one for each")
+        raise ValueError("the sampler belongs to another buffer: create a separate one for each")
 
 
 def _check_writer(writer: Any, sampler: Sampler) -> None:
     """TypeError or ValueError for what is no writer, or none that goes with this sampler."""
     if not isinstance(writer, Writer):
-        raise TypeError(f"writer is a Writer, such as RoundRobinWriter(), got {writer!r}")
+        raise TypeError(f"writer must be a Writer, such as RoundRobinWriter(); got {writer!r}")
     if writer.chooses and isinstance(sampler, PrioritizedSampler):
         raise ValueError(
-            f"a {type(writer).__name__} moves items, whose priorities would stay behind: "
-            "use it with a sampler that has none, such as RandomSampler()"
+            f"a {type(writer).__name__} moves items, but their priorities would not move with "
+            "them: use it with a sampler without priorities, such as RandomSampler()"
         )
 
 
 def _no_size() -> ValueError:
     return ValueError(
-        "how many? Pass sample(batch_size), or ReplayBuffer(batch_size=...) once for all"
+        "the number of items to draw is unknown: pass sample(batch_size), or "
+        "ReplayBuffer(batch_size=...) for all calls"
     )
 
 

@@ -58,8 +58,8 @@ def n_step_transitions(
     length = segments["valid"].shape[1]
     if not 1 <= n < length:
         raise ValueError(
-            f"n={n} steps and the observation after them are {n + 1} rows, and the segments have "
-            f"{length}: make the buffer with unroll_steps={max(n, 1)} or more"
+            f"n={n} steps and the observation after them need {n + 1} rows, but the segments have "
+            f"{length}: create the buffer with unroll_steps={max(n, 1)} or more"
         )
     step = (segments["valid"] & segments["valid_step"])[:, :n]
     each = torch.where(step, gamma * segments["discount"][:, :n], 1.0)
@@ -102,8 +102,8 @@ def burn_in(segments: TensorDict, n: int) -> BurnIn:
     length = segments["valid"].shape[1]
     if not 0 <= n < length:
         raise ValueError(
-            f"burn-in of {n} rows leaves nothing of segments of {length} to learn from: make the "
-            f"buffer with unroll_steps={n + 1} or more"
+            f"burn-in of {n} rows leaves no rows to learn from in segments of {length}: create "
+            f"the buffer with unroll_steps={n + 1} or more"
         )
     return BurnIn(_rows(segments, slice(0, n)), _rows(segments, slice(n, None)))
 
@@ -167,9 +167,9 @@ class HindsightReplay:
         generator: torch.Generator | None = None,
     ) -> None:
         if not 0 <= fraction <= 1:
-            raise ValueError(f"fraction={fraction} of segments is between 0 and 1")
+            raise ValueError(f"fraction={fraction} must be between 0 and 1")
         if strategy not in STRATEGIES:
-            raise ValueError(f"strategy is one of {STRATEGIES}, got {strategy!r}")
+            raise ValueError(f"strategy must be one of {STRATEGIES}; got {strategy!r}")
         self.replay, self.compute_reward = replay, compute_reward
         self.goal_key, self.achieved_key, self.reward_key = goal_key, achieved_key, reward_key
         self.fraction, self.strategy, self.generator = fraction, strategy, generator

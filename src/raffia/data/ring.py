@@ -335,9 +335,9 @@ class EpisodeRing:
         saved, here = state["window"].tolist(), [self.num_rows, self.look_ahead, self.look_back]
         if saved != here:
             raise ValueError(
-                f"the state is of a ring of {saved[0]} rows whose segments look {saved[1]} ahead "
-                f"and {saved[2]} back, here it is {here[0]}, {here[1]} and {here[2]}: make the "
-                "buffer as the saved one was made"
+                f"the state belongs to a ring of {saved[0]} rows whose segments look {saved[1]} "
+                f"ahead and {saved[2]} back, but here these are {here[0]}, {here[1]} and "
+                f"{here[2]}: create the buffer with the same settings as the saved one"
             )
         if not self._is_sound(state):
             raise ValueError(

@@ -124,7 +124,9 @@ class RowFeed:
     def _leaf(self) -> Tensor:
         structure = self._storage.structure
         if structure is None:
-            raise ValueError(f"no rows came in yet, so nothing is known of {self._path}")
+            raise ValueError(
+                f"no rows have been added yet, so the structure of {self._path} is unknown"
+            )
         return self._storage._leaves[structure.paths.index(self._path)]
 
     def _rows(self, first: int, stop: int) -> Tensor:
@@ -142,7 +144,7 @@ class RowFeed:
             return self._stored(items)
         first = self._overwritten[0][0] if self._overwritten else self._oldest
         if int(items.min()) < first:
-            raise IndexError(f"row {int(items.min())} was overwritten and forgotten")
+            raise IndexError(f"row {int(items.min())} has been overwritten")
         found = self._stored(torch.where(gone, self._oldest, items))
         overwritten = torch.cat([rows for _, rows in self._overwritten])
         found[gone] = overwritten[items[gone] - first]

@@ -62,10 +62,10 @@ def no_integers(what: str, dtype: torch.dtype) -> IndexError:
     """The error about an index that is a mask, or has fractions.
 
     >>> no_integers("rows", torch.bool)
-    IndexError('rows are integers, not torch.bool; those where a mask is true are ...
+    IndexError('rows must be integers; got torch.bool. To select where a mask ...
     """
     return IndexError(
-        f"{what} are integers, not {dtype}; those where a mask is true are "
+        f"{what} must be integers; got {dtype}. To select where a mask is true: "
         "mask.nonzero().squeeze(1)"
     )
 
@@ -83,7 +83,7 @@ def as_rows(index: Index, device: torch.device) -> Tensor:  # int64 [n]
 
 
 def carried(leaf: Tensor) -> Tensor:
-    """The same memory as a dtype whose rows can be read and written anywhere.
+    """View a tensor as a dtype whose rows can be read and written anywhere.
 
     >>> carried(torch.zeros(2, dtype=torch.uint16)).dtype
     torch.int16

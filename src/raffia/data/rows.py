@@ -116,8 +116,8 @@ def packed(
         out = torch.empty(shape, dtype=torch.int64, device=device)
     elif out.dtype != torch.int64 or out.shape != shape or out.device != device:
         raise ValueError(
-            f"out must be int64 {list(shape)} on {device}, "
-            f"not {out.dtype} {list(out.shape)} on {out.device}"
+            f"out must be int64 {list(shape)} on {device}; got {out.dtype} {list(out.shape)} on "
+            f"{out.device}"
         )
     compiled = _kernels_for(*rows, out)
     if compiled is None or (shape[1] > 1 and out.stride(1) != 1):
@@ -167,8 +167,8 @@ def unpacked(
     needed = words_of(layouts)
     if words.dtype != torch.int64 or words.shape[1:] != (needed,):
         raise ValueError(
-            f"rows of {', '.join(map(str, layouts))} are packed as int64 [N, {needed}], "
-            f"not {words.dtype} {list(words.shape)}"
+            f"rows of {', '.join(map(str, layouts))} are packed as int64 [N, {needed}]; got "
+            f"{words.dtype} {list(words.shape)}"
         )
     words = words.contiguous()
     compiled = _kernels_for(words)
@@ -194,7 +194,9 @@ def _count_and_device(rows: list[Tensor]) -> tuple[int, torch.device]:
     count, device = rows[0].shape[0], rows[0].device
     if any(row.shape[0] != count or row.device != device for row in rows[1:]):
         found = ", ".join(f"{list(row.shape)} on {row.device}" for row in rows)
-        raise ValueError(f"the tensors must have equally many rows on one device, not {found}")
+        raise ValueError(
+            f"the tensors must have the same number of rows and be on one device; got {found}"
+        )
     return count, device
 
 
@@ -273,8 +275,8 @@ def plain(rows: Tensor) -> Tensor:
         raise ValueError("a tensor without dimensions has no rows; pass x.unsqueeze(0) for one row")
     if rows.layout is not torch.strided or rows.is_quantized:
         raise TypeError(
-            f"rows must lie in dense memory, not in {rows.layout} of {rows.dtype}; "
-            "pass rows.to_dense() or rows.dequantize()"
+            f"rows must be dense tensors; got {rows.layout} of {rows.dtype}: pass rows.to_dense() "
+            "or rows.dequantize()"
         )
     if type(rows) is not Tensor and type(rows) in _IN_MEMORY:
         rows = rows.detach().as_subclass(Tensor)

@@ -137,12 +137,12 @@ def too_few(known: int, live: range) -> ValueError:
     """The error about a storage that has fewer items than a sampler knows of.
 
     >>> too_few(7, range(4))
-    ValueError('the sampler knows of 7 items, and the storage has 4: ...
+    ValueError('the sampler knows of 7 items, but the storage has 4: ...
     """
     return ValueError(
-        f"the sampler knows of {known} items, and the storage has {live.stop}: its state is of a "
-        "later time, or the storage was cleared behind its back. buffer.sampler.clear() forgets "
-        "them"
+        f"the sampler knows of {known} items, but the storage has {live.stop}: the state of the "
+        "sampler is newer, or the storage was cleared without the buffer. buffer.sampler.clear() "
+        "resets the sampler"
     )
 
 
@@ -152,12 +152,12 @@ def refuse_other_state(of: Sampler, state: Mapping[str, Any], *names: str) -> No
     >>> refuse_other_state(SamplerWithoutReplacement(), {}, "order")
     Traceback (most recent call last):
     ...
-    ValueError: the state is not of a SamplerWithoutReplacement: it has no order
+    ValueError: the state does not belong to a SamplerWithoutReplacement: it has no order
     """
     missing = [name for name in names if name not in state]
     if missing:
         raise ValueError(
-            f"the state is not of a {type(of).__name__}: it has no {', '.join(missing)}"
+            f"the state does not belong to a {type(of).__name__}: it has no {', '.join(missing)}"
         )
 
 
@@ -180,7 +180,7 @@ class RandomSampler(Sampler):
             return Draw(torch.randint(live.start, live.stop, (n,), generator=generator), {})
         if n > len(live):
             raise ValueError(
-                f"there are no {n} different items among {len(live)}: sample fewer, or use "
+                f"{n} different items cannot be drawn from {len(live)}: sample fewer, or use "
                 "RandomSampler(replacement=True)"
             )
         return Draw(distinct(n, len(live), generator) + live.start, {})
@@ -236,8 +236,8 @@ class SamplerWithoutReplacement(Sampler):
     def draw(self, n: int, live: range, generator: torch.Generator | None = None) -> Draw:
         if self.drop_last and n > len(live):
             raise ValueError(
-                f"{len(live)} items fill no batch of {n}, and drop_last=True leaves smaller ones "
-                "out: sample fewer, or use SamplerWithoutReplacement(drop_last=False)"
+                f"{len(live)} items do not fill a batch of {n}, and drop_last=True leaves smaller "
+                "batches out: sample fewer, or use SamplerWithoutReplacement(drop_last=False)"
             )
         least = n if self.drop_last else 1  # to go on with this epoch
         order = self._order

@@ -154,15 +154,16 @@ class SegmentReplayBuffer(SegmentSteps):
     ) -> None:
         if storage.max_size is None:
             raise ValueError(
-                "a segment buffer overwrites its oldest steps, so it needs a storage with a "
-                "max_size: TensorStorage(max_size=100_000)"
+                "a segment buffer overwrites its oldest steps, so its storage needs a max_size: "
+                "TensorStorage(max_size=100_000)"
             )
         _check_length(unroll_steps, n_step, storage.max_size)
         check_options(batch_size, pin_memory, prefetch)
         if reuse_memory and (prefetch or device is not None):
             raise ValueError(
-                f"reuse_memory=True with prefetch={prefetch} and device={device}: samples that are "
-                "made ahead or moved have memory of their own. Leave these out, or reuse_memory"
+                f"reuse_memory=True cannot be combined with prefetch={prefetch} and "
+                f"device={device}, because samples that are prefetched or moved need their own "
+                "memory. Leave these out, or reuse_memory"
             )
         check_generator(generator, prefetch=False)
         generator = own_generator(generator, prefetch)
@@ -204,8 +205,8 @@ class SegmentReplayBuffer(SegmentSteps):
     def __getstate__(self) -> dict[str, Any]:
         if not isinstance(self.storage, TensorStorage):
             raise TypeError(
-                "a segment buffer on disk can't be sent to another process, or copied: what "
-                "belongs together there is known to this one only. Send batches"
+                "a segment buffer on disk cannot be sent to another process or copied, because "
+                "only this process knows which rows belong together. Send batches instead"
             )
         return super().__getstate__() | {"_last": (None, None)}
 
@@ -277,8 +278,8 @@ class SegmentReplayBuffer(SegmentSteps):
         n = self.batch_size if batch_size is None else batch_size
         if n is None or n < 1:
             raise ValueError(
-                f"how many segments? Got {n}: buffer.sample(256), or "
-                "SegmentReplayBuffer(batch_size=256) once for all"
+                f"the number of segments to draw is unknown; got {n}: pass buffer.sample(256), or "
+                "SegmentReplayBuffer(batch_size=256) for all calls"
             )
         if not self.reuse_memory or out is not None:
             return self._sample(n, out)
@@ -330,8 +331,8 @@ class SegmentReplayBuffer(SegmentSteps):
         index, length = numbers(index), self.length if length is None else length
         if index.ndim != 1 or length < 1:
             raise ValueError(
-                f"index has the shape [B] and length is at least 1, got {list(index.shape)} and "
-                f"{length}"
+                "index must have shape [B] and length must be at least 1; got "
+                f"{list(index.shape)} and {length}"
             )
         with self._lock:
             self._refuse_undrawable(index)
@@ -404,8 +405,8 @@ class SegmentReplayBuffer(SegmentSteps):
         flush = getattr(self.storage, "flush", None)
         if not rows and flush is None:
             raise ValueError(
-                f"a {type(self.storage).__name__} keeps its rows in memory only: save(folder) "
-                "writes them too"
+                f"a {type(self.storage).__name__} holds its rows in memory only: save them too "
+                "with save(folder)"
             )
         with self._lock:
             self._before_change()
@@ -434,9 +435,9 @@ class SegmentReplayBuffer(SegmentSteps):
             elif self.storage.total < int(buffer_state["episodes"]["total"]):
                 raise ValueError(
                     f"{found.root} was saved without the rows of "
-                    f"{int(buffer_state['episodes']['total'])} "
-                    f"items, and to this storage {self.storage.total} were appended: it should be "
-                    "the same one, opened again"
+                    f"{int(buffer_state['episodes']['total'])} items, but {self.storage.total} "
+                    "have been appended to this storage: pass the storage of the saved buffer, "
+                    "opened again"
                 )
             self._buffer_state.load(buffer_state)
             self._skip()
@@ -452,9 +453,9 @@ def _refuse_unfinished(index: Tensor, added: dict[str, Tensor]) -> None:
     if len(unfinished):
         length = int(valid[unfinished].sum(1).min())
         raise IndexError(
-            f"step {int(index[unfinished[0]])} (and {len(unfinished) - 1} more) can't be read with "
-            f"length={valid.shape[1]}: its episode goes on, and what comes after its newest step "
-            f"is not known yet. length={length} can be read of all of these"
+            f"step {int(index[unfinished[0]])} (and {len(unfinished) - 1} more) cannot be read "
+            f"with length={valid.shape[1]}: its episode continues, and the steps after its newest "
+            f"one are not known yet. length={length} can be read for all of these"
         )
 
 
@@ -463,14 +464,14 @@ def _check_length(unroll_steps: int, n_step: int, num_rows: int) -> None:
         try:
             operator.index(value)
         except TypeError as error:
-            raise TypeError(f"{name}={value!r} is a number of rows: an int is needed") from error
+            raise TypeError(f"{name}={value!r} must be a number of rows, an int") from error
     if unroll_steps < 0 or n_step < 0:
         raise ValueError(f"unroll_steps={unroll_steps} and n_step={n_step} must be at least 0")
     length = unroll_steps + n_step + 1
     if length > num_rows:
         raise ValueError(
             f"a segment of unroll_steps + n_step + 1 = {length} rows does not fit into a storage "
-            f"with max_size={num_rows}: make that larger, or the segment shorter"
+            f"with max_size={num_rows}: make the storage larger, or the segment shorter"
         )
 
 
@@ -534,11 +535,11 @@ def _check_entries(state: Mapping[str, Any], names: Collection[str], what: str) 
     >>> _check_entries({"storage": 1}, ("buffer", "storage"), "a segment buffer")
     Traceback (most recent call last):
     ...
-    ValueError: the state of a segment buffer lacks ['buffer'], it has ['storage']: pass what ...
+    ValueError: the state of a segment buffer lacks ['buffer'], and has ['storage']: pass the ...
     """
     missing = [name for name in names if name not in state]
     if missing:
         raise ValueError(
-            f"the state of {what} lacks {missing}, it has {sorted(state)}: pass what "
-            "buffer.state_dict() gave. Nothing was changed"
+            f"the state of {what} lacks {missing}, and has {sorted(state)}: pass the result of "
+            "buffer.state_dict(). Nothing was changed"
         )

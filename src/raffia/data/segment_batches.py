@@ -184,15 +184,15 @@ class SegmentMaker:
         num_steps = len(self.ring)
         if not num_steps:
             raise ValueError(
-                f"no step can be drawn yet: {self.ring.total} rows came in, and a step needs "
-                f"{self.length - 1} rows after it, or the end of its episode"
+                f"no step can be drawn yet: {self.ring.total} rows have been added, and a step "
+                f"needs {self.length - 1} rows after it, or the end of its episode"
             )
         enough = batch_size <= num_steps
         if self.replacement is False and not enough:
             raise ValueError(
-                f"there are no {batch_size} different steps among {num_steps}: sample fewer, or "
-                "make the buffer with replacement=True, or with None: the same ones again only "
-                "where there are too few"
+                f"{batch_size} different steps cannot be drawn from {num_steps}: sample fewer, or "
+                "create the buffer with replacement=True, or with None, which repeats steps only "
+                "if there are too few"
             )
         # Missing entries of `into` are reported before a draw is lost for it.
         targets = None if into is None else self.targets(into, batch_size, self.length)
@@ -237,7 +237,7 @@ class SegmentMaker:
         # Through `storage.get`, entries that aren't stacked would be read at all rows that are.
         leaves = self.storage._leaves
         if not leaves:
-            raise RuntimeError("the storage was closed, so nothing can be read from it any more")
+            raise RuntimeError("the storage has been closed, so it cannot be read any more")
         return leaves
 
     def finish(self, drawn: Copied) -> Copied:
@@ -312,9 +312,9 @@ class SegmentMaker:
             found = unstacked(found)
         if found is None or not found.is_contiguous():
             raise ValueError(
-                f"out can't be filled: its entry {path[0] if len(path) == 1 else path!r} is not "
-                f"that of a sample, {dtype} {list(shape)} on {self.target_device}. Pass an "
-                "earlier sample of this size itself, not a copy of it"
+                f"out cannot be filled: its entry {path[0] if len(path) == 1 else path!r} must be "
+                f"as in a sample, {dtype} {list(shape)} on {self.target_device}. Pass an earlier "
+                "sample of this size itself, not a copy of it"
             )
         return found
 
@@ -336,7 +336,7 @@ class SegmentMaker:
 
 def _kinds(absorb: Collection[str]) -> Kinds:
     if isinstance(absorb, str) or not set(absorb) <= set(CLOSED):
-        raise ValueError(f"absorb={absorb!r} should be a collection of some of {list(CLOSED)}")
+        raise ValueError(f"absorb={absorb!r} must be a collection of some of {list(CLOSED)}")
     mask, discount = torch.ones(5, dtype=torch.bool), torch.zeros(5)
     for end, kind in CLOSED.items():
         mask[kind] = end in absorb
@@ -357,16 +357,17 @@ def frame_stacks(
     if not isinstance(frame_stack, Mapping):
         if frame_stack != 1 and len(observation_keys) != 1:
             raise ValueError(
-                f"which of observation_keys={list(observation_keys)} are stacked? Name them: "
+                f"frame_stack={frame_stack} does not say which of "
+                f"observation_keys={list(observation_keys)} are stacked: pass "
                 f"frame_stack={{{observation_keys[0]!r}: {frame_stack}}}"
             )
         frame_stack = dict.fromkeys(observation_keys, frame_stack)
     for key, stack in frame_stack.items():
         if unravel_key(key) not in observation_keys or not isinstance(stack, int) or stack < 1:
             raise ValueError(
-                f"frame_stack: {key!r}: {stack!r} should be one of "
-                f"observation_keys={list(observation_keys)}, and "
-                "how many frames of it are stacked, at least 1"
+                f"frame_stack: {key!r}: {stack!r} must be one of "
+                f"observation_keys={list(observation_keys)} and its number of stacked frames, at "
+                "least 1"
             )
     return {unravel_key_to_tuple(key): stack for key, stack in frame_stack.items() if stack > 1}
 
@@ -417,13 +418,13 @@ class StoredRows:
                 why = (
                     "marks where an episode ends"
                     if path in self.keys.flag_paths
-                    else "is not stored"
+                    else "is not in the storage"
                 )
-                raise KeyError(f"entry {key!r} {why}; what can be updated: {others}")
+                raise KeyError(f"entry {key!r} {why}; entries that can be updated: {others}")
             layout = layouts[path]
             if value.dtype is not layout.dtype or value.shape[1:] != layout.shape:
                 given = f"{value.dtype} {list(value.shape[1:])}"
-                raise ValueError(f"entry {key!r} has rows {given}, and {layout} is stored")
+                raise ValueError(f"entry {key!r} has rows {given}, but {layout} is stored")
             values[path] = value.detach()
         return values
 

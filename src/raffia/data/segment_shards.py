@@ -76,19 +76,19 @@ class ReplayShards:
     ) -> None:
         if not shards:
             raise ValueError(
-                "no shards: ReplayShards([buffer, other]) takes one buffer for each of them"
+                "no shards were given: pass one buffer for each, ReplayShards([buffer, other])"
             )
         if len({id(shard) for shard in shards}) < len(shards):
             raise ValueError(
-                f"{len(shards)} shards, and some are the same buffer: make one for each, as in "
-                "ReplayShards([make_buffer() for _ in range(2)])"
+                f"some of the {len(shards)} shards are the same buffer: create a separate one for "
+                "each, as in ReplayShards([make_buffer() for _ in range(2)])"
             )
         self.shards, self.reuse_memory = list(shards), reuse_memory
         self._last: tuple[Any, TensorDict | None] = None, None  # structure, sample: to be reused
 
     @property
     def num_shards(self) -> int:
-        """S."""
+        """Number of shards, S."""
         return len(self.shards)
 
     def __len__(self) -> int:
@@ -125,13 +125,13 @@ class ReplayShards:
         >>> replay.extend(TensorDict(batch_size=[1, 3]))
         Traceback (most recent call last):
         ...
-        ValueError: steps [1, 3] are not of as many environments for each of 2 shards: pass ...
+        ValueError: steps [1, 3] cannot be divided equally among 2 shards: pass ...
         """
         size, shape = self.num_shards, list(steps.batch_size)
         if len(shape) != 2 or shape[1] % size:
             raise ValueError(
-                f"steps {shape} are not of as many environments for each of {size} shards: pass "
-                f"[T, E], E a multiple of {size}"
+                f"steps {shape} cannot be divided equally among {size} shards: pass [T, E] with E "
+                f"a multiple of {size}"
             )
         index = torch.empty(shape, dtype=torch.int64)
         for number, shard in enumerate(self.shards):
@@ -173,13 +173,13 @@ class ReplayShards:
         >>> replay.sample(5)
         Traceback (most recent call last):
         ...
-        ValueError: 5 segments are not as many of each of 2 shards: sample(6)
+        ValueError: 5 segments cannot be divided equally among 2 shards: sample(6)
         """
         size = self.num_shards
         each, rest = divmod(batch_size, size)
         if rest or each < 1:
             raise ValueError(
-                f"{batch_size} segments are not as many of each of {size} shards: "
+                f"{batch_size} segments cannot be divided equally among {size} shards: "
                 f"sample({(each + 1) * size})"
             )
         empty = [number for number, shard in enumerate(self.shards) if not len(shard)]
@@ -229,7 +229,9 @@ class ReplayShards:
         """
         index = numbers(index)
         if index.ndim != 1 or not len(index):
-            raise ValueError(f"index has the shape [B], B at least 1, got {list(index.shape)}")
+            raise ValueError(
+                f"index must have shape [B] with B at least 1; got {list(index.shape)}"
+            )
         own, number = self._own(index)
         parts, positions, sizes = [], [], [0] * self.num_shards
         for shard, buffer in enumerate(self.shards):
@@ -343,9 +345,9 @@ class ReplayShards:
         wrong = index[(index < least) | (own >= totals[number])]
         if len(wrong):
             raise IndexError(
-                f"there never was a step {int(wrong[0])}: {totals.tolist()} rows came into the "
-                f'{self.num_shards} shards so far. Pass the "index" or "step_index" of a sample. '
-                "Nothing was changed"
+                f"there is no step {int(wrong[0])}: only {totals.tolist()} rows have been added "
+                f'to the {self.num_shards} shards so far. Pass the "index" or "step_index" of a '
+                "sample. Nothing was changed"
             )
 
     # -- keeping
@@ -382,12 +384,12 @@ class ReplayShards:
         >>> one.load_state_dict(two.state_dict())
         Traceback (most recent call last):
         ...
-        ValueError: the state is of 2 shards, here they are 1: make the replay as the saved one ...
+        ValueError: the state has 2 shards, but here there are 1: create the replay ...
         """
         if sorted(state) != sorted(map(str, range(self.num_shards))):
             raise ValueError(
-                f"the state is of {len(state)} shards, here they are {self.num_shards}: make the "
-                "replay as the saved one was made"
+                f"the state has {len(state)} shards, but here there are {self.num_shards}: create "
+                "the replay with the same settings as the saved one"
             )
         for number, shard in enumerate(self.shards):
             shard.load_state_dict(state[str(number)])

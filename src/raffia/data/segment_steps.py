@@ -105,12 +105,14 @@ class SegmentSteps(Buffer):
         3
         """
         if not isinstance(steps, TensorDictBase):
-            raise TypeError(f"steps are a TensorDict [T] or [T, E], not a {type(steps).__name__}")
+            raise TypeError(
+                f"steps must be a TensorDict [T] or [T, E]; got a {type(steps).__name__}"
+            )
         shape = steps.batch_size
         if len(shape) not in (1, 2):
             raise ValueError(
-                f"steps have the batch size [T] or [T, E], got {list(shape)}: buffer.add(step) "
-                "takes one step, of one environment or of several"
+                f"steps must have the batch size [T] or [T, E]; got {list(shape)}: to add one "
+                "step, of one environment or of several, call buffer.add(step)"
             )
         if len(shape) == 1:
             steps = steps.unsqueeze(1)
@@ -118,7 +120,8 @@ class SegmentSteps(Buffer):
         if priority is not None:
             if priority.shape != shape:
                 raise ValueError(
-                    f"steps {list(shape)} need as many priorities, got {list(priority.shape)}"
+                    f"steps {list(shape)} need priorities of the same shape; got "
+                    f"{list(priority.shape)}"
                 )
             self._priorities.check(priority)
             priority = priority.detach().reshape(steps.batch_size).cpu()
@@ -140,22 +143,22 @@ class SegmentSteps(Buffer):
         """Raise what keeps any steps of these names from being stored."""
         if self.storage.total != self._ring.total:
             raise RuntimeError(
-                f"{self.storage.total} items were appended to the storage, and this buffer knows "
-                f"of {self._ring.total}: a storage belongs to one buffer. One that was opened "
-                "again needs buffer.load(folder) first, which holds which rows belong together, as "
-                "of the last buffer.save(folder); if there was none, nobody knows: buffer.empty() "
-                "starts over"
+                f"{self.storage.total} items have been appended to the storage, but this buffer "
+                f"knows of {self._ring.total}: a storage belongs to one buffer. For a storage "
+                "that was opened again, call buffer.load(folder) first, which restores which rows "
+                "belong together as of the last buffer.save(folder); if it was never saved, start "
+                "over with buffer.empty()"
             )
         if 2 * num_envs > self._ring.num_rows:
             raise ValueError(
-                f"{num_envs} environments can end at once, and take {2 * num_envs} rows then; the "
-                f"storage has max_size={self._ring.num_rows}: take a larger one"
+                f"{num_envs} environments can end at the same time, which takes {2 * num_envs} "
+                f"rows, but the storage has max_size={self._ring.num_rows}: use a larger one"
             )
         taken = [name for name in ADDED if name in steps.keys()]
         if taken:
             raise ValueError(
-                f"samples have entries {', '.join(ADDED)} of their own; call yours other than "
-                f"{', '.join(map(repr, taken))}, such as {'step_' + taken[0]!r}"
+                f"the entry names {', '.join(ADDED)} are reserved for samples: rename your "
+                f"{', '.join(map(repr, taken))}, for example to {'step_' + taken[0]!r}"
             )
 
     def _extend(self, steps: StoredSteps, env: Tensor, priority: Tensor | None) -> Tensor:
@@ -264,7 +267,9 @@ class SegmentSteps(Buffer):
         with self._lock:
             gone = index[~self._ring.holds(index)]
             if len(gone):
-                raise IndexError(f"row {int(gone[0])} (and {len(gone) - 1} more) is not here")
+                raise IndexError(
+                    f"row {int(gone[0])} (and {len(gone) - 1} more) is not in the buffer"
+                )
             return self.storage.entry(unravel_key_to_tuple(key), self._ring.row(index))
 
     def later(self, index: Tensor, fraction: Tensor) -> Tensor:
@@ -294,9 +299,9 @@ class SegmentSteps(Buffer):
         unknown = index[~self._ring.can_draw(index)]
         if len(unknown):
             raise IndexError(
-                f"step {int(unknown[0])} (and {len(unknown) - 1} more) can't be read: it was "
-                "overwritten, or has too few rows after it yet, or is no step. "
-                "buffer.contains(index) tells which can be"
+                f"step {int(unknown[0])} (and {len(unknown) - 1} more) cannot be read: it was "
+                "overwritten, or has too few rows after it yet, or is not a step. "
+                "buffer.contains(index) tells which can be read"
             )
 
     # -- what is known better later
@@ -376,7 +381,7 @@ class SegmentSteps(Buffer):
         >>> buffer.check_priority(torch.tensor([-1.0]))
         Traceback (most recent call last):
         ...
-        ValueError: a priority must be finite and >= 0 (and at most 9e+305), got -1; for errors ...
+        ValueError: a priority must be finite and >= 0 (and at most 9e+305); got -1. For errors ...
         """
         self._priorities.check(priority)
 
@@ -426,8 +431,8 @@ class SegmentSteps(Buffer):
         wrong = index[(index < least) | (index >= self._ring.total)]
         if len(wrong):
             raise IndexError(
-                f"there never was a step {int(wrong[0])}: {self._ring.total} rows came in so "
-                'far. Pass the "index" or "step_index" of a sample. Nothing was changed'
+                f"there is no step {int(wrong[0])}: only {self._ring.total} rows have been added "
+                'so far. Pass the "index" or "step_index" of a sample. Nothing was changed'
             )
 
     def empty(self) -> None:

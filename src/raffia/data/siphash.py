@@ -117,8 +117,8 @@ torch.library.register_fake("raffia::siphash", _fake)
 def _check_out(out: Tensor, rows: Tensor) -> None:
     if out.dtype != torch.int64 or out.shape != rows.shape[:1] or out.device != rows.device:
         raise ValueError(
-            f"out must be int64 [{len(rows)}] on {rows.device}, "
-            f"not {out.dtype} {list(out.shape)} on {out.device}"
+            f"out must be int64 [{len(rows)}] on {rows.device}; got {out.dtype} {list(out.shape)} "
+            f"on {out.device}"
         )
 
 
@@ -133,7 +133,7 @@ def checked_key(key: tuple[int, int]) -> tuple[int, int]:
     if len(halves) != 2 or not all(
         isinstance(half, int) and -(1 << 63) <= half <= _WORD for half in halves
     ):
-        raise ValueError(f"key must be two 64-bit integers, such as key=(0, 0), not {key!r}")
+        raise ValueError(f"key must be two 64-bit integers, such as key=(0, 0); got {key!r}")
     return _signed(halves[0]), _signed(halves[1])
 
 
@@ -147,7 +147,7 @@ def checked_rounds(rounds: tuple[int, int]) -> tuple[int, int]:
     for variant in _VARIANTS:
         if rounds == variant:
             return variant
-    raise ValueError(f"rounds must be (1, 3) or (2, 4), not {rounds!r}")
+    raise ValueError(f"rounds must be (1, 3) or (2, 4); got {rounds!r}")
 
 
 def _signed(word: int) -> int:

@@ -75,14 +75,14 @@ class SliceSampler(Sampler):
     ) -> None:
         if (num_slices is None) == (slice_len is None):
             raise ValueError(
-                "pass num_slices, how many slices a batch has, or slice_len, how many steps each "
-                f"has; got num_slices={num_slices} and slice_len={slice_len}"
+                "pass either num_slices, the number of slices in a batch, or slice_len, the "
+                f"number of steps in each; got num_slices={num_slices} and slice_len={slice_len}"
             )
         if end_key is not None and traj_key is not None:
-            raise ValueError("episodes are identified by end_key or by traj_key: pass one of them")
+            raise ValueError("pass either end_key or traj_key, by which episodes are identified")
         for name, value in (("num_slices", num_slices), ("slice_len", slice_len)):
             if value is not None and value < 1:
-                raise ValueError(f"{name} is at least 1, got {value}")
+                raise ValueError(f"{name} must be at least 1; got {value}")
         self.num_slices, self.slice_len = num_slices, slice_len
         self.traj_key = None if traj_key is None else unravel_key(traj_key)
         self.end_key = None if end_key is None else unravel_key(end_key)
@@ -158,7 +158,7 @@ class SliceSampler(Sampler):
         assert one is not None
         if n % one:
             what = "num_slices" if self.num_slices else "slice_len"
-            raise ValueError(f"a batch of {n} items is no multiple of {what}={one}")
+            raise ValueError(f"a batch of {n} items is not a multiple of {what}={one}")
         return (one, n // one) if self.num_slices else (n // one, one)
 
     def _episode_key(self) -> tuple[NestedKey, bool]:
@@ -202,14 +202,14 @@ class SliceSampler(Sampler):
         if self._spans is not None and self._known == live:
             return self._spans
         if self._storage is None:
-            raise ValueError("a SliceSampler belongs to a buffer: ReplayBuffer(sampler=...)")
+            raise ValueError("a SliceSampler works only in a buffer: ReplayBuffer(sampler=...)")
         key, numbered = self._episode_key()
         old = range(max(live.start, self._known.start), min(live.stop, self._known.stop))
         new = range(old.stop if old else live.start, live.stop)
         value = self._entry(unravel_key_to_tuple(key), torch.arange(new.start, new.stop))
         if value is None:
             raise KeyError(
-                f'items have no entry "{dotted(key)}", that identifies episodes: pass '
+                f'items have no entry "{dotted(key)}" to identify episodes by: pass '
                 "SliceSampler(end_key=...) or SliceSampler(traj_key=...)"
             )
         value = value.reshape(len(new), -1)
@@ -269,8 +269,8 @@ class SliceSamplerWithoutReplacement(SliceSampler):
         first, steps = self._long_episodes(live, length)
         if self.drop_last and num_slices > len(first):
             raise ValueError(
-                f"a batch of {n} items has {num_slices} slices, there are {len(first)} episodes "
-                "for them, and drop_last=True leaves smaller batches out: sample fewer, or use "
+                f"a batch of {n} items needs {num_slices} slices, but there are only {len(first)} "
+                "episodes, and drop_last=True leaves smaller batches out: sample fewer, or use "
                 "SliceSamplerWithoutReplacement(drop_last=False)"
             )
         if self._of != (live, length):
@@ -409,7 +409,6 @@ class PrioritizedSliceSampler(PrioritizedSampler):
 
 def _too_short(sampler: Sampler, steps: Tensor, length: int) -> ValueError:
     return ValueError(
-        f"no episode has {length} steps yet, as a slice has: the longest has "
-        f"{int(steps.max())}. Sample later, take a smaller slice_len, or "
-        f"{type(sampler).__name__}(strict_length=False)"
+        f"no episode has the {length} steps of a slice yet; the longest has {int(steps.max())}. "
+        f"Sample later, use a smaller slice_len, or {type(sampler).__name__}(strict_length=False)"
     )

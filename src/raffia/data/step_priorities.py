@@ -39,9 +39,9 @@ class StepPriorities(Priorities):
     ) -> None:
         if (alpha is None) != (beta is None):
             raise ValueError(
-                f"alpha={alpha} and beta={beta} go together: alpha sets how much priorities count, "
-                "beta how much of that the weights undo. Pass both, such as alpha=0.6, beta=0.4, "
-                "or neither"
+                f"alpha={alpha} and beta={beta} must be given together: alpha sets how much "
+                "priorities count, beta how much of that the weights correct. Pass both, such as "
+                "alpha=0.6, beta=0.4, or neither"
             )
         super().__init__(num_rows, alpha=alpha or 0.0, beta=beta, eps=eps, importance=importance)
         self._given: Tensor | None = None  # [N] float64, chances that steps came with
@@ -60,7 +60,7 @@ class StepPriorities(Priorities):
         """Raise TypeError if the buffer has no priorities."""
         if self.uniform:
             raise TypeError(
-                "this buffer has no priorities; make it with alpha and beta, such as "
+                "this buffer has no priorities; create it with alpha and beta, such as "
                 "SegmentReplayBuffer(..., alpha=0.6, beta=0.4)"
             )
 
@@ -107,7 +107,10 @@ class StepPriorities(Priorities):
         >>> StepPriorities(5, alpha=1.0, beta=0.4, eps=0.0).raise_beta(0.5)
         """
         if self.uniform:
-            raise ValueError(f"beta={beta}: there are no weights, as this buffer has no priorities")
+            raise ValueError(
+                f"beta={beta} has no effect: this buffer has no priorities, so samples have no "
+                "weights"
+            )
         self.beta = beta
 
     def state(self) -> dict[str, Tensor]:
@@ -146,11 +149,11 @@ class StepPriorities(Priorities):
         alpha = float(state["exponents"][0]) if "exponents" in state else None
         if alpha != (None if self.uniform else self.alpha):
             raise ValueError(
-                f"the state is of a buffer with alpha={alpha}, this one has "
-                f"alpha={None if self.uniform else self.alpha}: make the buffer as the saved one "
-                "was made"
+                f"the state has alpha={alpha}, but this buffer has "
+                f"alpha={None if self.uniform else self.alpha}: create the buffer with the same "
+                "settings as the saved one"
             )
         if len(state["chances"]) != self.capacity:
             raise ValueError(
-                f"the state is of {len(state['chances'])} rows, here they are {self.capacity}"
+                f"the state has {len(state['chances'])} rows, but here there are {self.capacity}"
             )

@@ -35,9 +35,9 @@ class StepKeys:
         self.flag_paths = [unravel_key_to_tuple(key) for key in (terminated, truncated)]
         if any(path[0] == NEXT for path in self.observation_paths):
             raise ValueError(
-                f"observation_keys={list(observation)} name observations before an action, "
-                f"so none lies under {NEXT!r}; the observation after it is found there by itself: "
-                "observation_keys=['obs']"
+                f"observation_keys={list(observation)} must name observations before an action, "
+                f"not ones below {NEXT!r}; the observation after the action is found there "
+                "automatically: observation_keys=['obs']"
             )
 
     @property
@@ -93,7 +93,7 @@ def take_steps(steps: TensorDict, keys: StepKeys, structure: RowStructure | None
         if steps.get(key, None) is None:
             raise MissingKeyError(
                 f"steps have no entry {key!r}, which observation_keys names; their entries are "
-                f"{sorted(map(str, steps.keys()))}: SegmentReplayBuffer(..., "
+                f"{sorted(map(str, steps.keys()))}. SegmentReplayBuffer(..., "
                 "observation_keys=[...]) names the observation before an action"
             )
     stored = _stored(steps, keys)
@@ -132,8 +132,8 @@ def _flag(steps: TensorDict, key: NestedKey) -> Tensor:
     flag, shape = steps[key], steps.batch_size
     if flag.dtype is not torch.bool or flag.shape not in (shape, (*shape, 1)):
         raise ValueError(
-            f"entry {key!r} is {flag.dtype} {list(flag.shape[len(shape) :])} of each step; it "
-            "marks whether the episode ends with the step, so it should be a single torch.bool"
+            f"entry {key!r} is {flag.dtype} {list(flag.shape[len(shape) :])} for each step; it "
+            "must be a single torch.bool, which marks whether the episode ends with the step"
         )
     return flag.reshape(shape).cpu().contiguous()
 
@@ -144,14 +144,14 @@ def _after(steps: TensorDict, path: Path, like: Tensor) -> Tensor:
     found = steps.get(nested, None)
     if found is None:
         raise MissingKeyError(
-            f"an episode ends in these steps, and there is no entry {nested!r} of the observation "
-            f"after its last action: steps[{nested!r}] = ..., of the shape of {key!r}. Its values "
-            "don't matter at steps that end no episode"
+            f"an episode ends in these steps, but there is no entry {nested!r} with the "
+            f"observation after its last action: set steps[{nested!r}] = ... with the shape of "
+            f"{key!r}. Its values have no effect at steps that do not end an episode"
         )
     if found.shape != like.shape or found.dtype is not like.dtype:
         raise ValueError(
-            f"entry {nested!r} is {found.dtype} {list(found.shape)}, and {key!r} is {like.dtype} "
-            f"{list(like.shape)}: these should have one dtype and shape"
+            f"entry {nested!r} is {found.dtype} {list(found.shape)}, but {key!r} is {like.dtype} "
+            f"{list(like.shape)}: they must have the same dtype and shape"
         )
     return found.detach()
 
@@ -187,10 +187,10 @@ def numbers(index: Any) -> Tensor:
     try:
         index = torch.as_tensor(index).cpu()
     except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"numbers are integers of at most 64 bits, got {index!r}") from error
+        raise TypeError(f"numbers must be integers of at most 64 bits; got {index!r}") from error
     if index.dtype.is_floating_point or index.dtype.is_complex or index.dtype is torch.bool:
         if index.numel():
-            raise TypeError(f"numbers are integers, got {index.dtype}")
+            raise TypeError(f"numbers must be integers; got {index.dtype}")
     return index.long()
 
 
@@ -218,8 +218,8 @@ def with_entries(index: Any, entries: TensorDict) -> Tensor:
     index = numbers(index)
     if entries.batch_size != index.shape:
         raise ValueError(
-            f"index has the shape {list(index.shape)}, and entries the batch size "
-            f"{list(entries.batch_size)}: they should be the same"
+            f"index has the shape {list(index.shape)}, but entries has the batch size "
+            f"{list(entries.batch_size)}: they must be equal"
         )
     return index
 
@@ -235,7 +235,7 @@ def several(env: int | Sequence[int] | Tensor | None, count: int) -> Tensor:
     envs = different(env)
     if len(envs) != count:
         raise ValueError(
-            f"the steps are of {count} environment(s), and env={env} names {len(envs)}"
+            f"the steps are from {count} environment(s), but env={env} names {len(envs)}"
         )
     return envs
 
@@ -250,8 +250,8 @@ def different(env: int | Sequence[int] | Tensor) -> Tensor:
         envs = numbers(env).reshape(-1)
     except TypeError as error:
         raise TypeError(
-            f"env={env!r}: environments are named by integers, such as env=3 or env=[0, 1]"
+            f"env={env!r} must name environments by integers, such as env=3 or env=[0, 1]"
         ) from error
     if len(envs) and (int(envs.min()) < 0 or len(envs.unique()) < len(envs)):
-        raise ValueError(f"env={env}: different numbers from 0 on are needed")
+        raise ValueError(f"env={env} must be different numbers of 0 or more")
     return envs

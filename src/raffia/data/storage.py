@@ -39,7 +39,7 @@ class Storage(ABC):
 
     def __init__(self, max_size: int | None, device: torch.device | str = "cpu") -> None:
         if max_size is not None and (not isinstance(max_size, int) or max_size < 1):
-            raise ValueError(f"max_size is the number of rows, at least 1, not {max_size!r}")
+            raise ValueError(f"max_size must be a number of rows, at least 1; got {max_size!r}")
         self._max_size = max_size
         self._device = torch.empty(0, device=device).device  # "cuda" becomes "cuda:0"
         self._total = 0
@@ -197,7 +197,7 @@ class Storage(ABC):
         index, batch = to_index(rows, self._stop_of(rows) if limit is None else limit, self._device)
         structure, leaves, given = self._taken(data, len(batch))
         if given != batch:
-            raise ValueError(f"there are rows {list(batch)} to write, and data for {list(given)}")
+            raise ValueError(f"there are rows {list(batch)} to write, but data for {list(given)}")
         if 0 in batch:
             return
         low, high = bounds(index)
@@ -276,7 +276,7 @@ class Storage(ABC):
         layout = structure.layouts[i]
         if values.dtype is not layout.dtype or values.shape != (len(rows), *layout.shape):
             raise ValueError(
-                f"entry {path!r} has rows {layout}, and the values are {values.dtype} "
+                f"entry {path!r} has rows {layout}, but the values are {values.dtype} "
                 f"{list(values.shape)} for {len(rows)} rows"
             )
         if len(rows):
@@ -367,7 +367,7 @@ class Storage(ABC):
         >>> storage.check(torch.zeros(2))
         Traceback (most recent call last):
         ...
-        ValueError: the data has rows float32[], and int64[] is stored: ...
+        ValueError: the data has rows float32[], but int64[] is stored: ...
         """
         self._taken(data, 1)
 
@@ -399,7 +399,7 @@ class Storage(ABC):
 
     def _settled(self) -> RowStructure:
         if self._structure is None:
-            raise IndexError("nothing is stored yet: storage.extend(data) comes first")
+            raise IndexError("nothing is stored yet: call storage.extend(data) first")
         return self._structure
 
     def ensure_whole(self, rows: Index) -> None:
@@ -446,7 +446,7 @@ class Storage(ABC):
         more = f" and {len(rows) - 5} more" if len(rows) > 5 else ""
         return IndexError(
             f"row(s) {', '.join(map(str, listed))}{more} hold nothing: they were never written, or "
-            f"erased. {len(self)} row(s) hold something; storage.contains(rows) tells which"
+            f"were erased. {len(self)} row(s) are occupied; storage.contains(rows) tells which"
         )
 
     def _out_of_range(self, row: int) -> IndexError:
@@ -537,8 +537,8 @@ class Storage(ABC):
         new = from_state(state, self._max_size)
         if new.others and not self.mixes_shapes:
             raise ValueError(
-                f"the state has rows of unlike shapes, of which a {type(self).__name__} holds "
-                "none: load it into a ListStorage"
+                f"the state has rows of different shapes, which a {type(self).__name__} cannot "
+                "hold: load it into a ListStorage"
             )
         self._replace(new)
 
@@ -617,7 +617,7 @@ class TensorStorage(Storage):
     >>> storage.extend(step.select("obs"))
     Traceback (most recent call last):
     ...
-    ValueError: entry 'next' is missing: every write holds the entries of the first, ...
+    ValueError: entry 'next' is missing: every write must have the entries of the first one, ...
     """
 
     def __init__(self, max_size: int | None = None, *, device: torch.device | str = "cpu") -> None:
@@ -633,9 +633,9 @@ class TensorStorage(Storage):
                     leaves.append(torch.empty(shape, dtype=layout.dtype, device=self._device))
                 except RuntimeError as error:
                     raise MemoryError(
-                        f"no memory for {size} rows of {structure.nbytes} bytes: "
-                        f"{size * structure.nbytes / 2**30:.1f} GiB. Take a smaller max_size, or "
-                        "MemmapStorage(max_size, folder), which keeps rows on disk"
+                        f"there is not enough memory for {size} rows of {structure.nbytes} bytes: "
+                        f"{size * structure.nbytes / 2**30:.1f} GiB. Use a smaller max_size, or "
+                        "MemmapStorage(max_size, folder), which stores rows on disk"
                     ) from error
         high = self._occupied.high
         for old, new in zip(self._leaves, leaves, strict=bool(self._leaves)):
@@ -664,5 +664,5 @@ def targets(out: Any, structure: RowStructure, batch: torch.Size) -> list[Tensor
     """The tensors [*batch, ...] of a container that rows are read into; ValueError for another."""
     found, given = structure.leaves(out, len(batch))
     if given != batch:
-        raise ValueError(f"out has the batch {list(given)}, the rows are {list(batch)}")
+        raise ValueError(f"out has the batch size {list(given)}, but the rows have {list(batch)}")
     return found

@@ -38,7 +38,7 @@ class RowStructure:
         self.spec, self.layouts = spec, tuple(layouts)
         self.paths = tuple(spec.paths())
         if not self.paths:
-            raise ValueError("the data holds no tensor, so there is nothing to store")
+            raise ValueError("the data contains no tensor, so there is nothing to store")
         if len(self.paths) != len(self.layouts):
             raise ValueError(f"{len(self.paths)} tensors have {len(self.layouts)} layouts")
         self._expected = [(layout.dtype, layout.shape) for layout in self.layouts]
@@ -98,12 +98,12 @@ class RowStructure:
             return _too_flat(path, leaf)
         if leaf.shape[: len(batch)] != batch:
             return ValueError(
-                f"{entry(path)} has the shape {list(leaf.shape)}, "
-                f"which does not begin with {list(batch)} as it does elsewhere in the data"
+                f"{entry(path)} has the shape {list(leaf.shape)}, which does not begin with "
+                f"{list(batch)} like the other entries"
             )
         found = row_layout(leaf, len(batch))
         cast = f": convert it, with .to({stored.dtype})" if found.shape == stored.shape else ""
-        return ValueError(f"{entry(path)} has rows {found}, and {stored} is stored{cast}")
+        return ValueError(f"{entry(path)} has rows {found}, but {stored} is stored{cast}")
 
     def build(self, leaves: Sequence[Tensor], batch: torch.Size, device: torch.device) -> Any:
         """The pytree over tensors [*batch, ...]."""
@@ -126,7 +126,7 @@ class RowStructure:
             found.build(leaves, torch.Size([0]), torch.device("cpu"))
             return found
         except Exception as error:  # a record may come from elsewhere
-            raise ValueError(f"the record of the rows is not readable: {error!r}") from None
+            raise ValueError(f"the record of the rows cannot be read: {error!r}") from None
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, RowStructure) and self.to_json() == other.to_json()
@@ -145,8 +145,8 @@ def _batch(data: Any, first: Tensor, batch_dims: int) -> torch.Size:
     if len(shape) < batch_dims:
         what = "a batch size" if isinstance(data, Node) else "a first tensor of the shape"
         raise ValueError(
-            f"the data has {what} {list(shape)}, and its first {batch_dims} dimension(s) should "
-            "count rows: storage.add(item) takes a single item"
+            f"the data has {what} {list(shape)}, but its first {batch_dims} dimension(s) must "
+            "count rows; to store a single item, call storage.add(item)"
         )
     return shape[:batch_dims]
 
@@ -171,8 +171,8 @@ def _check_inner(
         if data._batch_size[: len(batch)] != batch:
             raise ValueError(
                 f"{entry(path)} has the batch size {list(data._batch_size)}, which does not begin "
-                f"with {list(batch)}, the rows of the data. Items without a dimension that counts "
-                "them go in as a list of items"
+                f"with {list(batch)}, the rows of the data. To store items without a dimension "
+                "that counts them, pass a list of items"
             )
     elif isinstance(spec, NodeSpec):
         for name, value in spec.entries(data).items():
@@ -181,8 +181,8 @@ def _check_inner(
 
 def _too_flat(path: tuple[Any, ...], leaf: Tensor) -> ValueError:
     return ValueError(
-        f"{entry(path)} has the shape {list(leaf.shape)}: it has no dimension that counts rows; "
-        "storage.add(item) takes a single item"
+        f"{entry(path)} has the shape {list(leaf.shape)}, without a dimension that counts rows; "
+        "to store a single item, call storage.add(item)"
     )
 
 
@@ -224,22 +224,22 @@ def from_state(state: dict[str, Any], max_size: int | None) -> StorageContents:
     """The contents in a state, of a storage of this max_size; ValueError if they are not."""
     missing = [name for name in ("max_size", "total", "structure", "rows") if name not in state]
     if missing:
-        raise ValueError(f"the state is not of a storage: it has no {', '.join(missing)}")
+        raise ValueError(f"the state does not belong to a storage: it has no {', '.join(missing)}")
     size, total, rows = int(state["max_size"]), int(state["total"]), state["rows"]
     if size != (-1 if max_size is None else max_size):
         raise ValueError(
-            f"the state is of a storage with max_size={None if size < 0 else size}, this one has "
-            f"max_size={max_size}: make one of that size, and load it there"
+            f"the state belongs to a storage with max_size={None if size < 0 else size}, but this "
+            f"one has max_size={max_size}: load it into a storage of that size"
         )
     if total < 0 or rows.dtype is not torch.int64 or rows.dim() != 1:
-        raise ValueError("the state is damaged: its rows or its total are none")
+        raise ValueError("the state is damaged: its rows or its total are missing")
     high = int(rows[-1]) + 1 if len(rows) else 0
     if len(rows) and (int(rows[0]) < 0 or 0 <= size < high or bool((rows.diff() <= 0).any())):
-        raise ValueError("the state is damaged: its rows are no rows of such a storage")
+        raise ValueError("the state is damaged: its rows are out of range")
     text = bytes(state["structure"].tolist())
     if not text:
         if len(rows):
-            raise ValueError("the state is damaged: it has rows, and no structure")
+            raise ValueError("the state is damaged: it has rows but no structure")
         return StorageContents(max_size, total, None, rows, [])
     structure = RowStructure.from_json(json.loads(text))
     leaves = list(state.get("leaves", {}).values())
@@ -249,7 +249,7 @@ def from_state(state: dict[str, Any], max_size: int | None) -> StorageContents:
     others = [from_state(other, max_size) for other in state.get("others", {}).values()]
     every = torch.cat([rows, *[other.rows for other in others]])
     if len(every.unique()) < len(every) or any(other.others for other in others):
-        raise ValueError("the state is damaged: a row is there more than once")
+        raise ValueError("the state is damaged: it contains a row more than once")
     return StorageContents(max_size, total, structure, rows, leaves, others)
 
 

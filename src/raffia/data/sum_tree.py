@@ -44,7 +44,7 @@ class SumTree:
 
     def __init__(self, capacity: int) -> None:
         if capacity < 1:
-            raise ValueError(f"capacity must be at least 1, got {capacity}")
+            raise ValueError(f"capacity must be at least 1; got {capacity}")
         self.capacity = capacity
         starts = [0]  # where each level begins, from the leaves to the root
         width = capacity
@@ -138,8 +138,8 @@ class SumTree:
         n, num_values = leaves.numel(), values.numel()
         if num_values != 1 and values.shape != leaves.shape:
             raise ValueError(
-                f"indices of shape {list(leaves.shape)} need as many priorities, or one for all; "
-                f"got values of shape {list(values.shape)}"
+                f"indices of shape {list(leaves.shape)} need priorities of that shape, or one for "
+                f"all; got values of shape {list(values.shape)}"
             )
         step = 8 if num_values == n else 0
         given = leaves.data_ptr(), values.data_ptr(), step, n, self._room(n)
@@ -189,8 +189,8 @@ class SumTree:
         """
         if u.dtype is not torch.float64 or u.ndim != 1:
             raise TypeError(
-                f"u must be float64 [n], got {u.dtype} {list(u.shape)}: "
-                "torch.rand(n, dtype=torch.float64)"
+                f"u must be float64 [n]; got {u.dtype} {list(u.shape)}: torch.rand(n, "
+                "dtype=torch.float64)"
             )
         u = u.contiguous()
         leaves, values = torch.empty_like(u, dtype=torch.int64), torch.empty_like(u)
@@ -198,10 +198,11 @@ class SumTree:
         wrong = kernels.priorities.draw(self.address, u.data_ptr(), len(u), *found)
         if wrong == kernels.priorities.NOTHING_TO_DRAW:
             raise ValueError(
-                "nothing can be drawn: all priorities are zero. Set one first: tree.set(index, 1.0)"
+                "nothing can be drawn, because all priorities are zero: set one first, "
+                "tree.set(index, 1.0)"
             )
         if wrong:
-            raise ValueError(f"u must lie in [0, 1), got values in {u.min():g} .. {u.max():g}")
+            raise ValueError(f"u must be in [0, 1); got values in {u.min():g} .. {u.max():g}")
         return leaves, values
 
     def state(self) -> dict[str, Tensor]:
@@ -223,7 +224,7 @@ class SumTree:
         priorities = state["priorities"]
         if priorities.shape != (self.capacity,):
             raise ValueError(
-                f"this tree has {self.capacity} leaves, the state is of {list(priorities.shape)}"
+                f"this tree has {self.capacity} leaves, but the state has {list(priorities.shape)}"
             )
         self.set(torch.arange(self.capacity), priorities)
 
@@ -232,7 +233,7 @@ class SumTree:
         if leaves.dtype is torch.int64:
             return leaves
         if leaves.dtype is torch.bool or leaves.is_floating_point() or leaves.is_complex():
-            raise TypeError(f"indices are integers, got {leaves.dtype}")
+            raise TypeError(f"indices must be integers; got {leaves.dtype}")
         return leaves.to(torch.int64)
 
     def _wrong(self, leaves: Tensor, values: Tensor | None) -> Exception:
@@ -246,6 +247,6 @@ class SumTree:
         assert values is not None
         wrong = ~((values >= 0) & (values <= self.limit))
         return ValueError(
-            f"a priority must be finite and >= 0 (and at most {self.limit:.0e}), got "
+            f"a priority must be finite and >= 0 (and at most {self.limit:.0e}); got "
             f"{float(values[wrong][0])}. Nothing was changed"
         )

@@ -24,7 +24,7 @@ class CapacityError(ValueError, IndexError):
     >>> HashTable().insert(torch.tensor([7, 8, 9]), max_size=2)
     Traceback (most recent call last):
     ...
-    raffia.data.table.CapacityError: 3 new rows do not fit: 0 are here and max_size is 2; ...
+    raffia.data.table.CapacityError: 3 new rows do not fit: the table holds 0, and max_size ...
     """
 
 
@@ -60,7 +60,9 @@ class HashTable:
         self, *, words: int | None = None, device: torch.device | str | int = "cpu"
     ) -> None:
         if words is not None and words < 0:
-            raise ValueError(f"words={words}: a row has 0 words of content or more, or None")
+            raise ValueError(
+                f"words={words} must be 0 or more, the words of content of a row, or None"
+            )
         self.words, self.device = words, torch.empty(0, device=device).device
         self._removals = 0
         self._empty()
@@ -151,8 +153,8 @@ class HashTable:
             asked = len(self) - live
             self._take_back(high, num_free)
             raise CapacityError(
-                f"{asked} new rows do not fit: {live} are here and max_size is {max_size}; "
-                f"raise max_size to {live + asked}, or make room before"
+                f"{asked} new rows do not fit: the table holds {live}, and max_size is "
+                f"{max_size}. Raise max_size to {live + asked}, or remove rows first"
             )
         return rows.to(self.device)
 
@@ -211,8 +213,8 @@ class HashTable:
         high, num_free, removals = mark
         if removals != self._removals or high > self.high or num_free < self.num_free:
             raise ValueError(
-                "the table cannot go back to this mark: rows were removed, or the table was "
-                "cleared, loaded or rolled back further, since mark() was called"
+                "the table cannot be rolled back to this mark: since mark() was called, rows were "
+                "removed, or the table was cleared, loaded or rolled back further"
             )
         self._take_back(high, num_free)
 
@@ -238,10 +240,10 @@ class HashTable:
         removed = int(loops.mark(self._address, n, rows.data_ptr()))
         if removed < n:
             row = int(rows[removed])
-            why = "is there twice" if bool((rows[:removed] == row).any()) else "is not live"
+            why = "is given twice" if bool((rows[:removed] == row).any()) else "is not in use"
             raise ValueError(
-                f"cannot remove row {row} (rows[{removed}]): it {why}; nothing was removed. "
-                "Pass rows of table.live(), each once"
+                f"cannot remove row {row} (rows[{removed}]): it {why}. Nothing was removed. Pass "
+                "rows of table.live(), each once"
             )
         if len(self._free) < num_free + n:
             self._free = _grown(self._free, max(num_free + n, 2 * num_free), num_free)
@@ -296,8 +298,8 @@ class HashTable:
         again = table._fill(hashes, content, free)
         if again >= 0:
             raise ValueError(
-                f"this is no state of a table: row {again} is the same as a row before it, "
-                "so it is unclear which of them is meant"
+                f"this is not a valid state of a table: row {again} is equal to an earlier row, "
+                "so it is ambiguous"
             )
         removals = self._removals + 1
         self.__dict__.update(table.__dict__)
@@ -337,34 +339,34 @@ class HashTable:
         """Hashes and content of the right dtype and shape, contiguous and on the CPU."""
         if hashes.dtype != torch.int64 or hashes.dim() != 1:
             raise ValueError(
-                f"hashes are int64 of shape [N], got {hashes.dtype} of shape {list(hashes.shape)}: "
-                "pass hashes.flatten() of an int64 tensor"
+                f"hashes must be int64 of shape [N]; got {hashes.dtype} of shape "
+                f"{list(hashes.shape)}: pass hashes.flatten() of an int64 tensor"
             )
         hashes = hashes.cpu().contiguous()
         if self.words is None:
             if content is not None:
                 raise ValueError(
-                    "this table knows rows by their hash alone, so it cannot take content: make it "
-                    f"as HashTable(words={content.shape[-1] if content.dim() else 1})"
+                    "this table identifies rows by their hash alone, so it cannot accept content: "
+                    f"create it as HashTable(words={content.shape[-1] if content.dim() else 1})"
                 )
             return hashes, None
         shape = (hashes.shape[0], self.words)
         if content is None:
             raise ValueError(
                 f"this table compares content (words={self.words}): pass content, int64 of shape "
-                f"{list(shape)}, next to the hashes"
+                f"{list(shape)}, with the hashes"
             )
         if content.dtype != torch.int64 or content.shape != shape:
             raise ValueError(
-                f"content is int64 of shape {list(shape)} for these hashes, got {content.dtype} "
-                f"of shape {list(content.shape)}"
+                f"content must be int64 of shape {list(shape)} for these hashes; got "
+                f"{content.dtype} of shape {list(content.shape)}"
             )
         return hashes, content.cpu().contiguous()
 
     def _checked_rows(self, rows: Tensor) -> Tensor:
         if rows.dtype != torch.int64 or rows.dim() != 1:
             raise ValueError(
-                f"rows are int64 of shape [N], got {rows.dtype} of shape {list(rows.shape)}"
+                f"rows must be int64 of shape [N]; got {rows.dtype} of shape {list(rows.shape)}"
             )
         return rows.cpu().contiguous()
 
@@ -372,28 +374,28 @@ class HashTable:
         wanted = {"hashes", "free"} | (set() if self.words is None else {"content"})
         if set(state) != wanted:
             raise ValueError(
-                f"the state of this table (words={self.words}) has the entries {sorted(wanted)}, "
-                f"got {sorted(state)}"
+                f"the state of this table (words={self.words}) must have the entries "
+                f"{sorted(wanted)}; got {sorted(state)}"
             )
         for name, tensor in state.items():
             dims = 2 if name == "content" else 1
             if tensor.dtype != torch.int64 or tensor.dim() != dims:
                 raise ValueError(
-                    f"{name} of a table's state is int64 with {dims} dimensions, got "
+                    f"{name} in the state of a table must be int64 with {dims} dimensions; got "
                     f"{tensor.dtype} of shape {list(tensor.shape)}"
                 )
         hashes, free = state["hashes"], state["free"]
         content = state.get("content", hashes.new_zeros(len(hashes), 0))
         if content.shape != (len(hashes), self.words or 0):
             raise ValueError(
-                f"the content of {len(hashes)} rows of {self.words} words has the shape "
-                f"{[len(hashes), self.words]}, got {list(content.shape)}"
+                f"the content of {len(hashes)} rows of {self.words} words must have shape "
+                f"{[len(hashes), self.words]}; got {list(content.shape)}"
             )
         inside = (free >= 0) & (free < len(hashes))
         if not bool(inside.all()) or len(free.unique()) < len(free):
             raise ValueError(
-                f"the free rows of a table's state are distinct and lie in range({len(hashes)}), "
-                f"got {free.tolist()}"
+                "the free rows in the state of a table must be distinct and in "
+                f"range({len(hashes)}); got {free.tolist()}"
             )
         hashes, content, free = (x.cpu().contiguous() for x in (hashes, content, free))
         return hashes, content, free

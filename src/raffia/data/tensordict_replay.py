@@ -210,7 +210,7 @@ class PrioritizedReplayBuffer(TensorDictReplayBuffer):
 
     @property
     def priorities(self) -> PrioritizedSampler:
-        """The sampler."""
+        """The sampler, which holds the priorities."""
         assert isinstance(self.sampler, PrioritizedSampler)
         return self.sampler
 

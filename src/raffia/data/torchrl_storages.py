@@ -81,13 +81,13 @@ class LazyMemmapStorage(MemmapStorage):
         refuse_others(ndim=ndim, compilable=compilable, shared_init=shared_init)
         if torch.device(device).type != "cpu":
             raise ValueError(
-                f"rows on disk are read on the CPU, not on {device}: pass "
-                f"ReplayBuffer(device={str(device)!r}), which moves batches there"
+                f"rows on disk are read on the CPU, not on {device}: to move batches there, pass "
+                f"ReplayBuffer(device={str(device)!r})"
             )
         found = scratch_dir is not None and os.path.lexists(os.path.join(scratch_dir, HEADER))
         if found and not existsok and mode == "r+":
             raise FileExistsError(
-                f"{scratch_dir} holds a storage already: existsok=True goes on with it"
+                f"{scratch_dir} already holds a storage: to continue it, pass existsok=True"
             )
         if scratch_dir is None:
             self._folder = scratch_dir = TemporaryFolder()  # removed with this
@@ -177,12 +177,13 @@ class ListStorage(TensorStorage):
                 target.copy_(column)
             return out
         if out is not None:
-            raise ValueError("out= takes rows of one shape, and those here differ: leave it out")
+            raise ValueError("out= needs rows of the same shape, but these differ: leave it out")
         items = [row.structure.build(row.leaves, torch.Size(), self._device) for row in found]
         if not isinstance(items[0], Node):
             raise ValueError(
-                "items of unlike shapes make no tensor: pass ReplayBuffer(collate_fn=...), which "
-                "gets a list of them, or ask storage.get(rows) for that list"
+                "items of different shapes cannot form one tensor: pass "
+                "ReplayBuffer(collate_fn=...), which receives a list of them, or call "
+                "storage.get(rows) for that list"
             )
         return lazy_stack(items) if len(batch) == 1 else lazy_stack(items).reshape(*batch)
 
@@ -207,7 +208,9 @@ class ListStorage(TensorStorage):
             return torch.stack([self._apart[row].leaves[i] for row in rows.tolist()])
         except RuntimeError as error:
             name = self._settled().names[i]
-            raise ValueError(f"entry {name!r} differs in shape from row to row: {error}") from None
+            raise ValueError(
+                f"entry {name!r} has a different shape from row to row: {error}"
+            ) from None
 
     def _read_entry(self, i: int, rows: Tensor) -> Tensor:
         return super()._read_entry(i, rows) if self._apart is None else self._column(i, rows)
@@ -295,7 +298,7 @@ class ListStorage(TensorStorage):
             self._incoming = self._kind(structure)
 
     def _kind(self, structure: RowStructure) -> RowStructure:
-        """The same object for equal structures."""
+        """Key of a structure: one object for all equal structures."""
         return self._kinds.setdefault(json.dumps(structure.to_json()), structure)
 
     def _write(self, rows: Index, leaves: list[Tensor], number: int | Tensor | None) -> None:
@@ -360,22 +363,26 @@ def refuse_others(**options: Any) -> None:
     >>> refuse_others(ndim=2)
     Traceback (most recent call last):
     ...
-    ValueError: ndim=2 is not offered: items are counted by one dimension. Pass data.reshape(-1)
+    ValueError: ndim=2 is not supported: items are counted along one dimension. ...
     """
     why = {
-        "ndim": "items are counted by one dimension. Pass data.reshape(-1)",
-        "dim_extend": "items are counted by the first dimension. Pass data.transpose(0, dim)",
-        "compilable": "buffers are not traced by torch.compile. Compile what is done with batches",
+        "ndim": "items are counted along one dimension. Pass data.reshape(-1)",
+        "dim_extend": "items are counted along the first dimension. Pass data.transpose(0, dim)",
+        "compilable": (
+            "buffers are not traced by torch.compile. Compile the code that uses the batches"
+        ),
         "consolidated": "each entry has a tensor of its own",
-        "shared_init": "one process writes. Others read beside it with MemmapStorage.open(folder, "
-        "mode='r')",
-        "shared": "one process writes. Others read beside it with MemmapStorage.open(folder, "
-        "mode='r')",
-        "sync": "priorities are up to date at any time. Leave it out",
+        "shared_init": (
+            "only one process writes. Others can read with MemmapStorage.open(folder, mode='r')"
+        ),
+        "shared": (
+            "only one process writes. Others can read with MemmapStorage.open(folder, mode='r')"
+        ),
+        "sync": "priorities are always up to date. Leave it out",
         "dtype": "priorities are stored in float64. Leave it out",
     }
     for name, value in options.items():
         if value != {"ndim": 1, "dim_extend": 0, "sync": True}.get(name, False) and (
             name != "dtype" or value is not torch.float32
         ):
-            raise ValueError(f"{name}={value!r} is not offered: {why[name]}")
+            raise ValueError(f"{name}={value!r} is not supported: {why[name]}")

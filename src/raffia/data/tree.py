@@ -42,7 +42,7 @@ class UnknownVertexError(KeyError, ValueError):
     >>> Tree().get_vertex_by_id(3)
     Traceback (most recent call last):
     ...
-    raffia.data.tree.UnknownVertexError: no vertex 3 among the 1 of this tree
+    raffia.data.tree.UnknownVertexError: there is no vertex 3 among the 1 of this tree
     """
 
     def __str__(self) -> str:
@@ -237,7 +237,7 @@ class Tree(TensorClass, nocast=True):
                 return found
             case "path":
                 return {path_of(way): tree for way, tree in self._ways()}
-        raise ValueError(f"key_type is 'id', 'hash' or 'path', got {key_type!r}")
+        raise ValueError(f"key_type must be 'id', 'hash' or 'path'; got {key_type!r}")
 
     def num_vertices(self, *, count_repeat: bool = False) -> int:
         """How many vertices there are; with `count_repeat` one counts for every way to it.
@@ -283,7 +283,9 @@ class Tree(TensorClass, nocast=True):
 
     def _found(self, vertices: dict[Any, Tree], key: Any) -> Tree:
         if key not in vertices:
-            raise UnknownVertexError(f"no vertex {key!r} among the {len(vertices)} of this tree")
+            raise UnknownVertexError(
+                f"there is no vertex {key!r} among the {len(vertices)} of this tree"
+            )
         return vertices[key]
 
     def __contains__(self, other: object) -> bool:
@@ -323,8 +325,8 @@ class Tree(TensorClass, nocast=True):
             below = trees[-1].children
             if not 0 <= number < len(below):
                 raise IndexError(
-                    f"path {path} leaves the tree at position {depth}: child {number} of "
-                    f"{len(below)}; tree.valid_paths() lists those that lead to an end"
+                    f"path {path} leaves the tree at position {depth}: it asks for child {number} "
+                    f"of {len(below)}. tree.valid_paths() lists the paths that lead to an end"
                 )
             trees.append(below[number])
         return trees
@@ -475,7 +477,7 @@ class Growth:
                 pending += self._following(child, depth + 1)
 
     def _following(self, vertex: int, depth: int) -> list[tuple[int, int, Iterator[int]]]:
-        """What to follow below a vertex: the vertex, its depth and its steps; or an empty list."""
+        """A branch below a vertex: the vertex, its depth and its steps; or an empty list."""
         node = self.nodes[vertex]
         key = node, 0 if self.max_depth is None else depth
         if not self.repeats[vertex] and depth != self.max_depth:

@@ -27,7 +27,7 @@ class Writer:
 
         returns: these items, to be appended, and their indices among the new ones, int64 [n]
         """
-        raise NotImplementedError(f"{type(self).__name__} chooses, and must define chosen()")
+        raise NotImplementedError(f"{type(self).__name__} must define chosen()")
 
 
 class RoundRobinWriter(Writer):
@@ -55,13 +55,13 @@ class ImmutableDatasetWriter(Writer):
     >>> buffer.add(3.0)
     Traceback (most recent call last):
     ...
-    RuntimeError: this buffer has an ImmutableDatasetWriter, so nothing is added to it. ...
+    RuntimeError: this buffer has an ImmutableDatasetWriter, so nothing can be added to it: ...
     """
 
     def check(self) -> None:
         raise RuntimeError(
-            "this buffer has an ImmutableDatasetWriter, so nothing is added to it. Make it without "
-            "a writer to add items"
+            "this buffer has an ImmutableDatasetWriter, so nothing can be added to it: create it "
+            "without a writer to add items"
         )
 
 
@@ -101,31 +101,33 @@ class TensorDictMaxValueWriter(Writer):
 
     def __init__(self, rank_key: NestedKey | None = None, reduction: str = "sum") -> None:
         if reduction not in REDUCTIONS:
-            raise ValueError(f"reduction is one of {sorted(REDUCTIONS)}, got {reduction!r}")
+            raise ValueError(f"reduction must be one of {sorted(REDUCTIONS)}; got {reduction!r}")
         self.rank_key = ("next", "reward") if rank_key is None else rank_key
         self.reduction = reduction
 
     def chosen(self, data: Any, storage: Storage) -> tuple[Any, Tensor]:
         size = storage.max_size
         if size is None:
-            raise ValueError("only so many items can be the best: the storage needs a max_size")
+            raise ValueError("a writer that holds the best items needs a storage with a max_size")
         data = rows_of(data, storage.structure)
         if not is_tensor_collection(data):
             raise TypeError(
-                f"items that are ranked by an entry are containers, got a {type(data).__name__}: "
-                "pass TensorDict({...}, batch_size=[n])"
+                "items that are ranked by an entry must be containers; got a "
+                f"{type(data).__name__}: pass TensorDict({{...}}, batch_size=[n])"
             )
         storage.check(data)
         path = unravel_key_to_tuple(self.rank_key)
         given = data.get(path, None)
         if given is None:
             raise MissingKeyError(
-                f'the items have no "{dotted(self.rank_key)}", by which they are ranked: pass '
+                f'the items have no entry "{dotted(self.rank_key)}" to rank them by: pass '
                 "TensorDictMaxValueWriter(rank_key=...)"
             )
         new = self._ranks(given)
         if bool(new.isnan().any()):
-            raise ValueError(f'"{dotted(self.rank_key)}" is NaN, and has no rank. Nothing changed')
+            raise ValueError(
+                f'"{dotted(self.rank_key)}" is NaN, which cannot be ranked. Nothing was changed'
+            )
         num_old = len(storage)
         old_rows = torch.arange(storage.total - num_old, storage.total) % size  # the oldest first
         old = self._ranks(storage.entry(path, old_rows)) if num_old else new[:0]

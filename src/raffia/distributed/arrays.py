@@ -8,9 +8,8 @@ from __future__ import annotations
 import ctypes
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import lru_cache
-from itertools import repeat
 from mmap import mmap
 from typing import Any, NamedTuple
 
@@ -42,7 +41,7 @@ def pack(tree: TensorDictBase, room: int = 0) -> bytearray:
 
 
 class Parts(NamedTuple):
-    """What a packed tree consists of.
+    """Parts of a packed tree.
 
     >>> len(parts_of(TensorDict()).leaves)
     0
@@ -51,11 +50,6 @@ class Parts(NamedTuple):
     data: list[Any]  # bytes, and arrays of bytes over the tensors' own memory
     leaves: list[Tensor]  # which are to live as long
     form: list[Any]  # see `walk`
-
-    @property
-    def pieces(self) -> list[Any]:
-        """The record, then the memory of each tensor that has any: see `unpack_pieces`."""
-        return [self.data[0], *self.data[1::2]]
 
 
 def parts_of(tree: TensorDictBase) -> Parts:
@@ -149,37 +143,15 @@ def unpack(data: bytearray | memoryview | mmap, room: int = 0) -> TensorDict:
     """
     start = room + 8
     length = int.from_bytes(data[room:start], "little")
-    first = room + -(-(8 + length) // ALIGNMENT) * ALIGNMENT
-    entries = _read(bytes(data[start : start + length]))
-    return _tree(entries, ((data, first + entry.at) for entry in entries if entry.size))
-
-
-def unpack_pieces(pieces: Sequence[Any]) -> TensorDict:
-    """The tree that consists of `Parts.pieces`, over the memory of these.
-
-    >>> parts = parts_of(TensorDict(x=torch.ones(2)))
-    >>> unpack_pieces([bytearray(piece) for piece in parts.pieces])["x"]
-    tensor([1., 1.])
-    """
-    record, *memory = pieces
-    length = int.from_bytes(record[:8], "little")
-    return _tree(_read(bytes(record[8 : 8 + length])), zip(memory, repeat(0), strict=False))
-
-
-def _tree(entries: list[_Entry], memory: Iterator[tuple[Any, int]]) -> TensorDict:
-    """The tree that a record tells of.
-
-    memory: of each tensor that has any: a buffer, and where it begins there.
-    """
     nests: list[dict[str, Any]] = []  # their entries, in order: they fit, as they did
-    for parent, name, dtype, shape, size, _ in entries:
+    first = room + -(-(8 + length) // ALIGNMENT) * ALIGNMENT
+    for parent, name, dtype, shape, size, at in _read(bytes(data[start : start + length])):
         entry: Any
         if dtype is None:
             nests.append({})
             entry = unchecked(nests[-1], shape)
         elif size:
-            data, start = next(memory)
-            entry = torch.frombuffer(data, dtype=dtype, count=size, offset=start)
+            entry = torch.frombuffer(data, dtype=dtype, count=size, offset=first + at)
             entry = entry if len(shape) == 1 else entry.view(shape)
         else:
             entry = torch.empty(shape, dtype=dtype)
@@ -195,13 +167,13 @@ class _Entry(NamedTuple):
     name: str
     dtype: torch.dtype | None  # None: a nest
     shape: torch.Size  # or batch size
-    size: int  # 0 of a nest
+    size: int
     at: int
 
 
 @lru_cache(NUM_RECORDS)
 def _read(record: bytes) -> list[_Entry]:
-    """What a record says."""
+    """Contents of a record."""
     number: dict[tuple[str, ...], int] = {}  # of each nest
     entries = []
     for path, name, shape, at in json.loads(record):
@@ -210,6 +182,5 @@ def _read(record: bytes) -> list[_Entry]:
             number[tuple(path)] = len(number)
         dtype = DTYPES[name] if name else None
         entry = path[-1] if path else ""
-        size = math.prod(shape) if name else 0
-        entries.append(_Entry(parent, entry, dtype, torch.Size(shape), size, at))
+        entries.append(_Entry(parent, entry, dtype, torch.Size(shape), math.prod(shape), at))
     return entries

@@ -11,13 +11,12 @@ import json
 import multiprocessing
 import os
 import queue
-import select
 import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
 from mmap import MAP_PRIVATE, PROT_READ, PROT_WRITE, mmap
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from multiprocessing.shared_memory import SharedMemory
 from multiprocessing.util import Finalize
 from typing import Any, cast
@@ -208,8 +207,6 @@ class ProcessWorker:
     def __init__(self, context: Any, roles: Sequence[str] = ()) -> None:
         self.index = -1
         self._connection, theirs = context.Pipe()
-        self._poller = select.poll()  # kept, where `wait` would make one each time
-        self._poller.register(self._connection, select.POLLIN)
         self._process = context.Process(target=_serve, args=(theirs, roles), name="raffia worker")
         self._process.start()
         theirs.close()
@@ -259,7 +256,7 @@ class ProcessWorker:
     def take(self, seconds: float) -> TensorDict:
         """The oldest answer; Lost if the process ends or is silent for this long."""
         try:
-            if not self.poll(seconds):
+            if not wait([self._connection], seconds):
                 self._process.kill()
                 raise Lost(f"worker {self.index} gave no answer in {seconds:g} s, and was ended")
             data = self._connection.recv_bytes()
@@ -271,7 +268,7 @@ class ProcessWorker:
 
     def poll(self, seconds: float) -> bool:
         """Wait for an answer, or for the end of the process."""
-        return bool(self._poller.poll(1e3 * seconds))
+        return bool(wait([self._connection], seconds))
 
     def _last_words(self) -> str:
         self._process.join(5)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import logging
 import os
 from collections import deque
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from raffia.distributed.arrays import pack, parts_of, unpack, unpack_pieces
+from raffia.distributed.arrays import pack, unpack
 from raffia.distributed.engine import (
     ONE_CPU,
     Lost,
@@ -53,8 +52,6 @@ HEALTH_CHECK = {
     "health_check_timeout_ms": 1000,
     "health_check_failure_threshold": 4,
 }
-
-LARGE = 1 << 20  # bytes of a message, or of weights
 
 SPARE_SECONDS = 0.5  # in which an idle actor answers, if it is there and has loaded
 
@@ -193,16 +190,13 @@ class RayEngine:
         self._ray.util.remove_placement_group(spare.group)
 
     def put(self, weights: TensorDict) -> Any:
-        """The weights in the object store; large ones are copied there from where they are."""
+        """The weights in the object store."""
         self._cluster.require()
-        parts = parts_of(weights)  # a name, so that its leaves live
-        if sum([len(part) for part in parts.data]) < LARGE:
-            return self._ray.put(b"".join(parts.data))
-        return self._ray.put([np.frombuffer(piece, dtype=np.uint8) for piece in parts.pieces])
+        return self._ray.put(np.frombuffer(pack(weights), dtype=np.uint8))
 
     def get(self, ref: Any) -> TensorDict:
         """The weights, out of the object store."""
-        return _over(self._ray.get(ref)).clone()
+        return unpack(bytearray(memoryview(self._ray.get(ref))))
 
     def drop(self, ref: Any) -> None:
         """The store frees what nothing refers to any more."""
@@ -233,23 +227,6 @@ class RayEngine:
         if self._watcher:
             unwatch(self._watcher)
             self._watcher = 0
-
-
-def _message(data: bytearray) -> Any:
-    """What travels: bytes, which Ray sends as they are, or an array, which it copies once less."""
-    return bytes(data) if len(data) < LARGE else np.frombuffer(data, dtype=np.uint8)
-
-
-def _over(weights: Any) -> TensorDict:
-    """The weights over the memory that Ray has given, which lives as long as a tensor over it."""
-    if isinstance(weights, bytes):
-        return unpack(bytearray(weights))
-    pieces = []
-    for array in weights:
-        piece: Any = (ctypes.c_char * array.nbytes).from_address(array.ctypes.data)
-        piece.owner = array
-        pieces.append(piece)
-    return unpack_pieces(pieces)
 
 
 class _Spare(NamedTuple):
@@ -286,13 +263,14 @@ class RayWorker:
     def load(self, state: TensorDict) -> None:
         """Set the role's state before the next task."""
         self._cluster.require()
-        self._handle.load.remote(_message(pack(state)))
+        self._handle.load.remote(np.frombuffer(pack(state), dtype=np.uint8))
 
     def ask(self, task: TensorDict, weights: Any = None) -> None:
         """Put the task behind those that are open."""
         self._cluster.require()
         name = "" if weights is None else weights.hex()
-        self._open.append(self._handle.do.remote(_message(pack(task)), name, weights))
+        data = np.frombuffer(pack(task), dtype=np.uint8)
+        self._open.append(self._handle.do.remote(data, name, weights))
 
     def take(self, seconds: float) -> TensorDict:
         """The oldest answer; Lost if the actor dies or is silent for this long.
@@ -376,9 +354,10 @@ class _Actor:
             if self._failed:
                 raise RuntimeError(self._failed)
             if name != self._weights[0]:
-                self._weights = name, _over(weights) if name else None
+                found = unpack(bytearray(memoryview(weights))) if name else None
+                self._weights = name, found
             answer = self._made().do(unpack(bytearray(memoryview(data))), self._weights[1])
-            return _message(pack(answer))
+            return np.frombuffer(pack(answer), dtype=np.uint8)
         except Exception as error:
             return describe_error(error)
 

@@ -86,13 +86,13 @@ class GymEnv:
         hashed to one of them.
         """
         self.reset_row(seed, self._row, 0)
-        return self._said(self.spec.state_keys)
+        return self._outputs(self.spec.state_keys)
 
     def step(self, action: Tensor) -> TensorDict:
         """Act: the state after it, with reward, terminated and truncated, []."""
         value = action.item() if isinstance(self.spec.action, Discrete) else action.numpy()
         self.step_row(value, self._row, 0)
-        return self._said(self.spec.step_keys)
+        return self._outputs(self.spec.step_keys)
 
     def reset_row(self, seed: int, rows: EnvRows, row: int) -> None:
         """Like `reset`, but write the state into a row of arrays."""
@@ -162,7 +162,7 @@ class GymEnv:
             "lines of its own"
         )
 
-    def _said(self, keys: tuple[str, ...]) -> TensorDict:
+    def _outputs(self, keys: tuple[str, ...]) -> TensorDict:
         return TensorDict(
             {key: tensor[0].clone() for key, tensor in self._row.tensors(keys).items()},
             batch_size=[],

@@ -154,8 +154,8 @@ class TournamentSelection:
     def _fitness(self, agent: Member) -> float:
         if not agent.fitness:
             raise ValueError(
-                f"agent {agent.index} was never evaluated: put what it reached behind its "
-                "fitness, as ILQL.test(...) does"
+                f"agent {agent.index} was never evaluated: append its result to its fitness, as "
+                "ILQL.test(...) does"
             )
         history = torch.tensor(agent.fitness, dtype=torch.float64).unsqueeze(1)
         return float(mean_fitness(history, self.eval_loop))
@@ -203,11 +203,11 @@ class Mutations:
         nodes: tuple[int, ...] = (16, 32, 64),
     ) -> None:
         if rl_hp < 0:
-            raise ValueError(f"rl_hp={rl_hp}: a probability is not negative")
+            raise ValueError(f"rl_hp={rl_hp} must be 0 or more")
         if rl_hp > 0 and not hyper_ranges:
             raise ValueError(
-                f"rl_hp={rl_hp:g}, and no hyper-parameter has a range: pass "
-                'hyper_ranges={"lr": HyperRange(1e-5, 1e-2)}, or rl_hp=0'
+                f'rl_hp={rl_hp:g}, but no hyper-parameter has a range: pass hyper_ranges={{"lr": '
+                "HyperRange(1e-5, 1e-2)}, or rl_hp=0"
             )
         self.config = MutationConfig(
             no_mutation=no_mutation,
@@ -225,7 +225,7 @@ class Mutations:
         self.number = 0
 
     def mutation(self, population: Sequence[AnyAgent]) -> list[AnyAgent]:
-        """The same agents, changed, each with what was done in its `mutation`.
+        """Mutate the agents; each then describes its change in its `mutation`.
 
         Raises ValueError, and changes none, if one can't be changed in a way that is wanted.
         """
@@ -268,8 +268,8 @@ class Mutations:
             reason = agent.why_fixed()
             if reason is not None:
                 raise ValueError(
-                    f"architecture={config.architecture:g}, and the networks of agent "
-                    f"{agent.index} stay as they are: {reason}. Set architecture=0"
+                    f"architecture={config.architecture:g}, but the networks of agent "
+                    f"{agent.index} cannot be changed: {reason}. Set architecture=0"
                 )
             config = replace(config, architecture=0.0, no_mutation=1.0)
         if config.activation > 0 or config.architecture > 0:
@@ -313,20 +313,20 @@ def _check_hyper(agent: MutableAgent, name: str) -> None:
     value = getattr(agent, name)
     if value is None or not math.isfinite(value):
         raise ValueError(
-            f"{name} of agent {agent.index} is {value}, which cannot lie in a range: give it a "
-            "number first"
+            f"{name} of agent {agent.index} is {value}, which is not a number that a range can "
+            "contain: set it to a number first"
         )
 
 
 def _check_indices(population: Sequence[Member]) -> None:
     if not population:
-        raise ValueError("a population has at least one member, and this one is empty")
+        raise ValueError("a population must have at least one member, but this one is empty")
     indices: set[int] = set()
     for agent in population:
         if agent.index in indices:
             raise ValueError(
-                f"two members have the index {agent.index}, so that no lineage can be recorded: "
-                "make them with index=0, index=1, ..."
+                f"two members have the index {agent.index}, so no lineage can be recorded: create "
+                "them with index=0, index=1, ..."
             )
         indices.add(agent.index)
 

@@ -26,9 +26,9 @@ class SelectionConfig:
 
     def __post_init__(self) -> None:
         if self.method not in ("tournament", "truncation"):
-            raise ValueError(f"method={self.method!r}: it is 'tournament' or 'truncation'")
+            raise ValueError(f"method={self.method!r} must be 'tournament' or 'truncation'")
         if self.eval_loop < 1:
-            raise ValueError(f"eval_loop={self.eval_loop}: fitness is of at least one evaluation")
+            raise ValueError(f"eval_loop={self.eval_loop} must be at least 1")
         check_fraction(self.truncation_fraction)
 
     def check(self, size: int) -> None:
@@ -37,7 +37,7 @@ class SelectionConfig:
         >>> SelectionConfig(tournament_size=3).check(2)
         Traceback (most recent call last):
         ...
-        ValueError: tournament_size=3 is more than the population has, which is 2: take 2 or fewer
+        ValueError: tournament_size=3 is larger than the population of 2: pass 2 or fewer
         """
         # Truncation draws no tournament; its elitism is the same.
         drawn = self.tournament_size if self.method == "tournament" else 1
@@ -51,8 +51,8 @@ def check_fraction(fraction: float) -> None:
     """
     if not 0 < fraction <= 0.5:
         raise ValueError(
-            f"truncation_fraction={fraction}: the worst are replaced by as many of the best, so "
-            "that it lies above 0 and is at most 0.5"
+            f"truncation_fraction={fraction} must be above 0 and at most 0.5: the worst members "
+            "are replaced by the same number of the best"
         )
 
 
@@ -62,20 +62,20 @@ def check_tournament(tournament_size: int, elitism: bool, size: int) -> None:
     >>> check_tournament(1, True, 1)
     Traceback (most recent call last):
     ...
-    ValueError: elitism keeps the best of a population of one as it is, so that nothing would ever
-    change: pass elitism=False, or more members
+    ValueError: elitism keeps the best member of the population unchanged, so a population of one
+    would never change: pass elitism=False, or more members
     """
     if tournament_size < 1:
-        raise ValueError(f"tournament_size={tournament_size}: a tournament has at least one member")
+        raise ValueError(f"tournament_size={tournament_size} must be at least 1")
     if tournament_size > size:
         raise ValueError(
-            f"tournament_size={tournament_size} is more than the population has, which is {size}: "
-            f"take {size} or fewer"
+            f"tournament_size={tournament_size} is larger than the population of {size}: pass "
+            f"{size} or fewer"
         )
     if elitism and size == 1:
         raise ValueError(
-            "elitism keeps the best of a population of one as it is, so that nothing would ever "
-            "change: pass elitism=False, or more members"
+            "elitism keeps the best member of the population unchanged, so a population of one "
+            "would never change: pass elitism=False, or more members"
         )
 
 
@@ -100,17 +100,16 @@ class HyperRange:
     def __post_init__(self) -> None:
         if not self.low < self.high:
             raise ValueError(
-                f"a range from {self.low} to {self.high} is empty: low lies below high"
+                f"a range from {self.low} to {self.high} is empty: low must be below high"
             )
         if not 0 < self.shrink < 1 < self.grow:
             raise ValueError(
-                f"grow={self.grow}, shrink={self.shrink}: a number grows by more than 1 and "
-                "shrinks by less, above 0"
+                f"grow={self.grow} must be above 1, and shrink={self.shrink} between 0 and 1"
             )
         if self.log and self.low <= 0:
-            raise ValueError(f"a logarithmic range begins above 0, and low={self.low}")
+            raise ValueError(f"low={self.low} must be above 0 in a logarithmic range")
         if not 0 <= self.resample <= 1:
-            raise ValueError(f"resample={self.resample} is a probability")
+            raise ValueError(f"resample={self.resample} must be a probability, from 0 to 1")
 
 
 @dataclass(frozen=True)
@@ -140,23 +139,23 @@ class MutationConfig:
     def __post_init__(self) -> None:
         for name in ("no_mutation", "hyper", "parameters", "activation", "architecture"):
             if not getattr(self, name) >= 0:
-                raise ValueError(f"{name}={getattr(self, name)}: a probability is not negative")
+                raise ValueError(f"{name}={getattr(self, name)} must be 0 or more")
         if not self.kinds:
-            raise ValueError("all probabilities are 0: set one, such as no_mutation=1.0")
+            raise ValueError("all probabilities are 0: set at least one, such as no_mutation=1.0")
         for name in ("new_layer_prob", "mutated_fraction", "strong_fraction", "reset_fraction"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name}={getattr(self, name)} lies in 0..1")
         if self.strong_fraction + self.reset_fraction > 1:
-            raise ValueError("strong_fraction and reset_fraction are parts of one whole: at most 1")
+            raise ValueError("strong_fraction and reset_fraction must add up to at most 1")
         if not self.mutation_sd >= 0:
-            raise ValueError(f"mutation_sd={self.mutation_sd}: it is not negative")
+            raise ValueError(f"mutation_sd={self.mutation_sd} must be 0 or more")
         if self.hyper > 0 and not self.hyper_ranges:
             raise ValueError(
-                "hyper-parameters are to change, and none has a range: pass hyper_ranges="
-                '{"learning_rate": HyperRange(1e-5, 1e-2)}, or hyper=0'
+                "hyper-parameters should be mutated, but none has a range: pass "
+                'hyper_ranges={"learning_rate": HyperRange(1e-5, 1e-2)}, or hyper=0'
             )
         if self.architecture > 0 and (not self.nodes or min(self.nodes) < 1):
-            raise ValueError(f"nodes={self.nodes}: numbers of nodes, each at least 1")
+            raise ValueError(f"nodes={self.nodes} must be numbers of nodes, each at least 1")
 
     @property
     def kinds(self) -> tuple[str, ...]:

@@ -83,17 +83,19 @@ class Evolution:
         >>> Evolution(2, SelectionConfig(), MutationConfig()).record([1.0])
         Traceback (most recent call last):
         ...
-        ValueError: fitness of 1 members, and the population has 2
+        ValueError: got the fitness of 1 members, but the population has 2
         """
         row = [float(number) for number in fitness]
         if len(row) != self.size:
-            raise ValueError(f"fitness of {len(row)} members, and the population has {self.size}")
+            raise ValueError(
+                f"got the fitness of {len(row)} members, but the population has {self.size}"
+            )
         self._fitness = [*self._fitness, row][-self.selection.eval_loop :]
 
     def step(self, state: TensorDict, generator: torch.Generator) -> tuple[TensorDict, Generation]:
         """Return the next generation's state [P], in separate memory, and a record of the step."""
         if not self._fitness:
-            raise ValueError("no member was evaluated yet: call record(fitness) first")
+            raise ValueError("no member has been evaluated yet: call record(fitness) first")
         fitness = mean_fitness(
             torch.tensor(self._fitness, dtype=torch.float64), self.selection.eval_loop
         )
@@ -167,7 +169,7 @@ class Evolution:
         """Load a state that `state` gave."""
         if len(state["members"]) != self.size:
             raise ValueError(
-                f"the saved state is of {len(state['members'])} members, and the population has "
+                f"the saved state has {len(state['members'])} members, but the population has "
                 f"{self.size}"
             )
         self.number, self._next = state["number"], state["next"]
@@ -182,7 +184,7 @@ def mean_fitness(history: Tensor, last: int) -> Tensor:  # [E, P] -> [P]
     tensor([3., -inf])
     """
     if last < 1:
-        raise ValueError(f"eval_loop={last}: fitness is the mean of at least one evaluation")
+        raise ValueError(f"eval_loop={last} must be at least 1")
     return _worst_if_nan(history[-last:].mean(0))
 
 
@@ -210,7 +212,7 @@ def tournament(
     slots = size if population_size is None else population_size
     check_tournament(tournament_size, elitism, size)
     if slots < 1:
-        raise ValueError(f"population_size={slots}: there is at least one slot to fill")
+        raise ValueError(f"population_size={slots} must be at least 1")
     fitness = _worst_if_nan(fitness)
     drawn = torch.randint(size, (slots, tournament_size), generator=generator)
     winners = fitness.cpu()[drawn].argmax(1, keepdim=True)

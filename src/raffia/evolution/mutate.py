@@ -96,30 +96,32 @@ def check_mutations(state: TensorDict, config: MutationConfig) -> None:
     >>> check_mutations(state, MutationConfig(hyper=1, hyper_ranges=ranges))
     Traceback (most recent call last):
     ...
-    ValueError: tau begins at 0.5, outside of its range from 0.6 to 0.9: widen the range, or begin
+    ValueError: tau starts at 0.5, outside of its range from 0.6 to 0.9: widen the range, or start
     within it
     """
     if config.hyper > 0:
         for name, span in config.hyper_ranges.items():
             check_hyper_name(name, state["hyper"])
             if name == BATCH_SIZE and span.low < 1:
-                raise ValueError(f"{name} has a range from {span.low:g}: each is at least 1")
+                raise ValueError(
+                    f"the range of {name} starts at {span.low:g}, but must start at 1 or more"
+                )
             if name not in state["hyper"].keys():
                 raise ValueError(
-                    f"{name} has a range and no start: pass Population(..., hyper="
-                    f"{{{name!r}: [...]}})"
+                    f"{name} has a range but no start value: pass Population(..., "
+                    f"hyper={{{name!r}: [...]}})"
                 )
             for number in state["hyper", name].tolist():
                 if not _within(number, span):
                     raise ValueError(
-                        f"{name} begins at {number:g}, outside of its range from {span.low:g} to "
-                        f"{span.high:g}: widen the range, or begin within it"
+                        f"{name} starts at {number:g}, outside of its range from {span.low:g} to "
+                        f"{span.high:g}: widen the range, or start within it"
                     )
     for kind in ("activation", "architecture"):
         if config.probability(kind) > 0 and not networks_with_form(state):
             raise ValueError(
-                f"{kind}={config.probability(kind):g}, and no network of this learner can change "
-                f"its {kind}: build it of raffia.nn.evolvable.EvolvableMLP, or set {kind}=0"
+                f"{kind}={config.probability(kind):g}, but no network of this learner can change "
+                f"its {kind}: build it with raffia.nn.evolvable.EvolvableMLP, or set {kind}=0"
             )
 
 

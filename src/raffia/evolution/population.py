@@ -80,17 +80,17 @@ class Population:
         apply: Literal["stack", "each", "vmap"] | None = None,
     ) -> None:
         if size < 1:
-            raise ValueError(f"size={size}: a population has at least one member")
+            raise ValueError(f"size={size} must be at least 1")
         if batches not in ("shared", "own"):
-            raise ValueError(f"batches={batches!r}: they are 'shared' or 'own'")
+            raise ValueError(f"batches={batches!r} must be 'shared' or 'own'")
         if grads not in (None, "each", "vmap", "traced"):
-            raise ValueError(f"grads={grads!r}: it is 'each', 'vmap', 'traced' or None")
+            raise ValueError(f"grads={grads!r} must be 'each', 'vmap', 'traced' or None")
         if apply not in (None, "stack", "each", "vmap"):
-            raise ValueError(f"apply={apply!r}: it is 'stack', 'each', 'vmap' or None")
+            raise ValueError(f"apply={apply!r} must be 'stack', 'each', 'vmap' or None")
         if apply == "stack" and not applies_stacks(learner):
             raise ValueError(
-                f"apply='stack': {type(learner).__name__} takes no stack of members, or it would "
-                "set applies_stacks = True; pass apply='each', or leave it out"
+                f"apply='stack' is not supported by {type(learner).__name__}, which does not set "
+                "applies_stacks = True: pass apply='each', or leave it out"
             )
         self.learner, self.size, self.batches = learner, size, batches
         self._hyper = {} if hyper is None else dict(hyper)
@@ -160,8 +160,8 @@ class Population:
         length = self._length(batch)
         if max(sizes) > length:
             raise ValueError(
-                f"a member's batch_size is {max(sizes)}, and the batch has {length} samples: draw "
-                "batches as long as the longest, or lower it"
+                f"a member's batch_size is {max(sizes)}, but the batch has {length} samples: draw "
+                "batches as large as the largest batch_size, or lower it"
             )
         updates, results, order = [], [], []
         for size in sorted(set(sizes)):
@@ -183,8 +183,8 @@ class Population:
     def _check(self, state: TensorDict, batch: TensorDict) -> None:
         if not state.batch_size:
             raise ValueError(
-                "a population's state is [P] and this one is []: begin with population.init(seed), "
-                "or stack states of members, torch.stack([...])"
+                "the state of a population must be [P], but this one is []: start with "
+                "population.init(seed), or stack the states of members, torch.stack([...])"
             )
         dims = 2 if self.batches == "own" else 1
         if len(batch.batch_size) < dims or (
@@ -192,7 +192,7 @@ class Population:
         ):
             wanted = f"[{len(state)}, B]" if self.batches == "own" else "[B]"
             raise ValueError(
-                f"with batches={self.batches!r} a batch is {wanted}, got one of batch size "
+                f"with batches={self.batches!r} a batch must be {wanted}; got one of batch size "
                 f"{list(batch.batch_size)}"
             )
 
@@ -227,11 +227,11 @@ def with_hyper(
         numbers = torch.as_tensor(given, dtype=like.dtype, device=like.device)
         if numbers.shape != (len(state),):
             raise ValueError(
-                f"{name} is for {len(state)} members and has shape {list(numbers.shape)}: pass "
-                f"{len(state)} numbers"
+                f"{name} has shape {list(numbers.shape)}, but there are {len(state)} members: "
+                f"pass {len(state)} numbers"
             )
         if name == BATCH_SIZE and bool((numbers < 1).any()):
-            raise ValueError(f"batch_size={numbers.tolist()}: each is at least 1")
+            raise ValueError(f"batch_size={numbers.tolist()} must be at least 1 for each member")
         hyper[name] = numbers.clone()
     return state.copy().set("hyper", hyper)
 

@@ -90,7 +90,7 @@ def _row(builder: Any, at: Any, lane: int, offset: Any) -> Any:
 
 @instruction(lanes, types.int64)
 def spread(builder: Any, word: Any) -> Any:
-    """The same word in all lanes."""
+    """Spread a word to all lanes."""
     return _spread(builder, word)
 
 

@@ -61,7 +61,7 @@ def fused(builder: Any, a: Any, b: Any, c: Any) -> Any:
 
 @instruction(floats, types.float64)
 def spread(builder: Any, number: Any) -> Any:
-    """The same number, rounded to float32, in every element."""
+    """Spread a number, rounded to float32, to all elements."""
     return splat(builder, builder.fptrunc(number, FLOAT))
 
 

@@ -80,7 +80,7 @@ def attend(
 
 
 def _attend(qkv: Tensor, view: View, num_heads: int, layer: int, dropout: float) -> Tensor:
-    """The same of rows [B, T, 3 d]; without a cache T may be less than the view's."""
+    """Attention over rows [B, T, 3 d]; without a cache T may be less than the view's."""
     query, key, value = _heads(qkv, num_heads)
     if view.rotation is not None:
         cosine, sine = (part[:, :, : qkv.shape[1]] for part in view.rotation)
@@ -113,7 +113,7 @@ def _heads(qkv: Tensor, num_heads: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _by_hand(query: Tensor, key: Tensor, value: Tensor, view: View, dropout: float) -> Tensor:
-    """The same for `torch.vmap`, which would loop over the fused one and warn."""
+    """Attention step by step for `torch.vmap`, which would loop over the fused one and warn."""
     scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])
     mask = view.mask
     if mask is None and view.causal:

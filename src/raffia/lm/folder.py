@@ -98,7 +98,7 @@ def load_gpt2(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str,
     >>> load_gpt2("no/such/folder")
     Traceback (most recent call last):
     ...
-    FileNotFoundError: no folder no/such/folder: a model's folder holds config.json and
+    FileNotFoundError: there is no folder no/such/folder: a model's folder holds config.json and
     model.safetensors
     """
     folder = Path(folder)
@@ -109,13 +109,13 @@ def load_gpt2(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str,
         tensor = tensors.pop(theirs, None)
         if tensor is None:
             raise ValueError(
-                f"{folder}: no tensor {theirs!r}, which a GPT-2 of {config['n_layer']} layers "
-                f"has: {CONFIG} and {WEIGHTS} are not of the same model"
+                f"{folder}: there is no tensor {theirs!r}, which a GPT-2 of {config['n_layer']} "
+                f"layers has: {CONFIG} and {WEIGHTS} belong to different models"
             )
         if tuple(tensor.shape) != shape:
             raise ValueError(
-                f"{folder}: the tensor {theirs!r} is {list(tensor.shape)}, and by {CONFIG} it is "
-                f"{list(shape)}: the two are not of the same model"
+                f"{folder}: the tensor {theirs!r} is {list(tensor.shape)}, but according to "
+                f"{CONFIG} it is {list(shape)}: the two files belong to different models"
             )
         state[ours] = tensor.t().contiguous() if transposed else tensor
     _check_rest(folder, tensors, state["wte.weight"])
@@ -136,13 +136,13 @@ def save_gpt2(
     >>> save_gpt2("folder", model.settings(), model.state_dict())
     Traceback (most recent call last):
     ...
-    ValueError: GPT-2 has learned positions, and this model's are rotary: no folder of that kind
-    can hold it
+    ValueError: GPT-2 has learned positions, but those of this model are rotary, so it cannot be
+    saved as a GPT-2
     """
     if config["positions"] != "learned":
         raise ValueError(
-            f"GPT-2 has learned positions, and this model's are {config['positions']}: no folder "
-            "of that kind can hold it"
+            f"GPT-2 has learned positions, but those of this model are {config['positions']}, so "
+            "it cannot be saved as a GPT-2"
         )
     tensors = {}
     for ours, theirs, shape, transposed in _names(config):
@@ -150,7 +150,7 @@ def save_gpt2(
         if tensor is None and not config["bias"] and ours.endswith("bias"):
             tensor = torch.zeros(shape, dtype=state["wte.weight"].dtype)
         if tensor is None:
-            raise ValueError(f"no {ours!r} in the state: give all of model.state_dict()")
+            raise ValueError(f"the state has no {ours!r}: pass all of model.state_dict()")
         tensors[f"transformer.{theirs}"] = (tensor.t() if transposed else tensor).contiguous()
     folder = Path(folder)
     make_folder(folder)
@@ -187,18 +187,18 @@ def read_config(folder: Path) -> dict[str, Any]:
     """
     if not folder.is_dir():
         raise FileNotFoundError(
-            f"no folder {folder}: a model's folder holds {CONFIG} and {WEIGHTS}"
+            f"there is no folder {folder}: a model's folder holds {CONFIG} and {WEIGHTS}"
         )
     path = folder / CONFIG
     if not path.exists():
         raise FileNotFoundError(
-            f"{folder} has no {CONFIG}, which gives the model's shape, only {_entries(folder)}: "
-            "copy it there with the rest of the model"
+            f"{folder} has no {CONFIG} with the model's sizes, only {_entries(folder)}: copy it "
+            "there with the rest of the model"
         )
     check_manifest(folder, [CONFIG])
     config = parse_json(path, path.read_bytes())
     if not isinstance(config, dict):
-        raise DamagedFileError(path, f"it is no JSON object but {str(config)[:40]!r}")
+        raise DamagedFileError(path, f"it is not a JSON object but {str(config)[:40]!r}")
     return config
 
 
@@ -229,7 +229,7 @@ def weight_files(folder: Path) -> list[Path]:
         return files
     pickled = any(name.endswith((".bin", ".pt", ".pth")) for name in _entries(folder))
     fix = (
-        "pickled weights are not read, as they may run code: write the folder again with "
+        "pickled weights are not read, because they can run code: save the folder again with "
         "transformers, AutoModelForCausalLM.from_pretrained(folder).save_pretrained(folder)"
         if pickled
         else "copy it there with the rest of the model"
@@ -247,15 +247,15 @@ def gpt2_settings(folder: str | os.PathLike[str]) -> dict[str, Any]:
     >>> gpt2_settings("no/such/folder")
     Traceback (most recent call last):
     ...
-    FileNotFoundError: no folder no/such/folder: a model's folder holds config.json and
+    FileNotFoundError: there is no folder no/such/folder: a model's folder holds config.json and
     model.safetensors
     """
     folder = Path(folder)
     path, theirs = folder / CONFIG, read_config(folder)
     if theirs.get("model_type") != "gpt2":
         raise ValueError(
-            f"{path} has model_type={theirs.get('model_type')!r}, and only 'gpt2' is read without "
-            "transformers: take HFTrunk.from_folder(folder) of raffia.lm.hf_trunk"
+            f"{path} has model_type={theirs.get('model_type')!r}, but only 'gpt2' is read without "
+            "transformers: use HFTrunk.from_folder(folder) of raffia.lm.hf_trunk"
         )
     _check_kind(path, theirs)
     found: dict[str, Any] = dict(DEFAULTS)
@@ -264,7 +264,7 @@ def gpt2_settings(folder: str | os.PathLike[str]) -> dict[str, Any]:
         if there:
             found[ours] = there[0]
         elif ours not in found:
-            raise ValueError(f"{path} lacks {names[0]!r}, without which there is no GPT-2")
+            raise ValueError(f"{path} lacks {names[0]!r}, which a GPT-2 needs")
     if found["dim_feedfwd"] is None and type(found["n_embd"]) is int:
         found["dim_feedfwd"] = 4 * found["n_embd"]
     found["activation"] = OURS[theirs.get("activation_function", "gelu_new")]
@@ -278,17 +278,17 @@ def _check_sizes(path: Path, config: dict[str, Any]) -> dict[str, Any]:
     for name in ("vocab_size", "n_layer", "n_head", "n_embd", "block_size", "dim_feedfwd"):
         if type(config[name]) is not int or not 1 <= config[name] <= LARGEST:
             raise DamagedFileError(
-                path, f"{name} is {config[name]!r:.40}, and is a whole number in 1..{LARGEST}"
+                path, f"{name} is {config[name]!r:.40}, but must be a whole number in 1..{LARGEST}"
             )
     if config["n_embd"] % config["n_head"]:
         raise DamagedFileError(
-            path, f"n_embd={config['n_embd']} is no multiple of n_head={config['n_head']}"
+            path, f"n_embd={config['n_embd']} must be a multiple of n_head={config['n_head']}"
         )
     rate, epsilon = config["dropout"], config["layer_norm_eps"]
     if type(rate) not in (int, float) or not 0 <= rate <= 1:
-        raise DamagedFileError(path, f"resid_pdrop is {rate!r:.40}, and is in 0..1")
+        raise DamagedFileError(path, f"resid_pdrop is {rate!r:.40}, but must be in 0..1")
     if type(epsilon) not in (int, float) or not 0 <= epsilon < 1:
-        raise DamagedFileError(path, f"layer_norm_epsilon is {epsilon!r:.40}, and is in 0..1")
+        raise DamagedFileError(path, f"layer_norm_epsilon is {epsilon!r:.40}, but must be in 0..1")
     return config
 
 
@@ -299,8 +299,8 @@ def _check_kind(path: Path, theirs: Mapping[str, Any]) -> None:
         odd["activation_function"] = activation
     if odd:
         raise ValueError(
-            f"{path} is of a GPT-2 that ours is not: {odd}. Take HFTrunk.from_folder(folder) of "
-            "raffia.lm.hf_trunk"
+            f"{path} describes a GPT-2 variant that this one does not support: {odd}. Use "
+            "HFTrunk.from_folder(folder) of raffia.lm.hf_trunk"
         )
 
 
@@ -309,7 +309,7 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
     found = {}
     for path in weight_files(folder):
         with (
-            foreign_reader(path, "it is damaged, or no safetensors file"),
+            foreign_reader(path, "it is damaged, or not a safetensors file"),
             safe_open(path, framework="pt") as file,
         ):
             for name in file.keys():  # noqa: SIM118, as it is not a mapping
@@ -323,14 +323,14 @@ def _check_rest(folder: Path, tensors: Mapping[str, Tensor], embeddings: Tensor)
         if name == "lm_head.weight":
             if not torch.equal(tensor, embeddings):
                 raise ValueError(
-                    f"{folder}: lm_head.weight is not wte.weight, and a GPT-2's output layer is "
-                    "its table of embeddings. Take HFTrunk.from_folder(folder) of "
+                    f"{folder}: lm_head.weight differs from wte.weight, but the output layer of a "
+                    "GPT-2 is its embedding table. Use HFTrunk.from_folder(folder) of "
                     "raffia.lm.hf_trunk"
                 )
         elif not name.endswith((".attn.bias", ".attn.masked_bias")):  # causal masks
             raise ValueError(
-                f"{folder}: the tensor {name!r} is not of a GPT-2 of the layers that {CONFIG} "
-                "describes: the two are not of the same model"
+                f"{folder}: the tensor {name!r} does not belong to a GPT-2 with the layers that "
+                f"{CONFIG} describes: the two files belong to different models"
             )
 
 

@@ -34,12 +34,12 @@ def hf_sizes(folder: str | os.PathLike[str]) -> dict[str, int]:
     >>> hf_sizes("no/such/folder")
     Traceback (most recent call last):
     ...
-    FileNotFoundError: no folder no/such/folder: a model's folder holds config.json and
+    FileNotFoundError: there is no folder no/such/folder: a model's folder holds config.json and
     model.safetensors
     """
     folder = Path(folder)
     config = _config(read_config(folder), str(folder / CONFIG))
-    with foreign_reader(folder / CONFIG, "it has no sizes of a language model"):
+    with foreign_reader(folder / CONFIG, "it does not have the sizes of a language model"):
         text = config.get_text_config()
         n_embd, n_head = int(text.hidden_size), int(getattr(text, "num_attention_heads", None) or 1)
         found = {
@@ -51,7 +51,9 @@ def hf_sizes(folder: str | os.PathLike[str]) -> dict[str, int]:
         }
     for name, size in found.items():
         if not 1 <= size <= LARGEST:
-            raise DamagedFileError(folder / CONFIG, f"{name} is {size}, and is in 1..{LARGEST}")
+            raise DamagedFileError(
+                folder / CONFIG, (f"{name} is {size}, but must be in 1..{LARGEST}")
+            )
     return found
 
 
@@ -67,7 +69,7 @@ def load_hf(
     >>> load_hf("no/such/folder")
     Traceback (most recent call last):
     ...
-    FileNotFoundError: no folder no/such/folder: a model's folder holds config.json and
+    FileNotFoundError: there is no folder no/such/folder: a model's folder holds config.json and
     model.safetensors
     """
     folder = Path(folder)
@@ -75,7 +77,7 @@ def load_hf(
     files = weight_files(folder)
     _set_dropout(config, dropout)
     _check_memory(folder / CONFIG, config, files)
-    with no_bars(), foreign_reader(folder, "transformers can't read the model"):
+    with no_bars(), foreign_reader(folder, "transformers cannot read the model"):
         model, loaded = _library().AutoModelForCausalLM.from_pretrained(
             folder,
             config=config,
@@ -103,7 +105,7 @@ def make_hf(
     >>> make_hf({"model_type": "gpt3"})
     Traceback (most recent call last):
     ...
-    ValueError: the config is of a model of the kind 'gpt3', which transformers ... does not know...
+    ValueError: the config describes a model of the kind 'gpt3', which transformers ... does not ...
     """
     made = _config(config, "the config")
     if vocab_size is not None:
@@ -131,7 +133,7 @@ def recompute_layers(model: Any) -> None:
     layers = [layer for layer in model.modules() if isinstance(layer, kind)]
     if not layers:
         raise ValueError(
-            f"{type(model).__name__} has no layers that can be computed again: leave out "
+            f"{type(model).__name__} has no layers whose activations can be recomputed: leave out "
             "gradient_checkpointing"
         )
     for layer in layers:
@@ -165,19 +167,19 @@ class _Plain(nn.Module):
 def _config(data: Mapping[str, Any], where: str) -> Any:
     """The config that JSON describes, of a causal language model."""
     kind = data.get("model_type")
-    library = _library(f"{where} is of a model of the kind {kind!r}, and ")
+    library = _library(f"{where} describes a model of the kind {kind!r}, and ")
     if not isinstance(kind, str) or kind not in library.CONFIG_MAPPING:
         raise ValueError(
-            f"{where} is of a model of the kind {kind!r}, which transformers "
-            f"{library.__version__} does not know: `pip install --upgrade transformers` if it is a "
-            "new one; code that comes with a model is not run"
+            f"{where} describes a model of the kind {kind!r}, which transformers "
+            f"{library.__version__} does not know: `pip install --upgrade transformers` if it is "
+            "a new one; code that comes with a model is not run"
         )
-    with foreign_reader(where, f"transformers can't make a model of the kind {kind!r} of it"):
+    with foreign_reader(where, f"transformers cannot make a model of the kind {kind!r} from it"):
         config = library.CONFIG_MAPPING[kind].from_dict(dict(data))
     if type(config) not in library.MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ValueError(
-            f"{where} is of a model of the kind {kind!r}, and none of that kind generates token "
-            "after token: take a causal language model, such as a GPT-2 or a Llama"
+            f"{where} describes a model of the kind {kind!r}, which does not generate token by "
+            "token: use a causal language model, such as a GPT-2 or a Llama"
         )
     return config
 
@@ -189,21 +191,20 @@ def _check_memory(path: Path, config: Any, files: list[Path]) -> None:
     """
     num_tensors, num_bytes = 0, sum([file.stat().st_size for file in files])
     for file in files:
-        with foreign_reader(file, "it is damaged, or no safetensors file"):
+        with foreign_reader(file, "it is damaged, or not a safetensors file"):
             with safe_open(file, framework="pt") as tensors:
                 num_tensors += len(tensors.keys())
-    with foreign_reader(path, "it has no sizes of a language model"):
+    with foreign_reader(path, "it does not have the sizes of a language model"):
         num_layers = int(getattr(config.get_text_config(), "num_hidden_layers", None) or 1)
     if num_layers > num_tensors:
-        raise DamagedFileError(path, f"{num_layers} layers, and {num_tensors} tensors beside it")
-    with torch.device("meta"), foreign_reader(path, "transformers can't make a model of it"):
+        raise DamagedFileError(path, f"{num_layers} layers, but {num_tensors} tensors in the files")
+    with torch.device("meta"), foreign_reader(path, "transformers cannot make a model from it"):
         made = _library().AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     num = sum([tensor.numel() for tensor in (*made.parameters(), *made.buffers())])
     if num > 8 * num_bytes + (1 << 26):
         raise DamagedFileError(
             path,
-            f"it is of a model of {num:,} numbers, and the files beside it are {num_bytes:,} "
-            "bytes long",
+            f"it describes a model of {num:,} numbers, but its files have only {num_bytes:,} bytes",
         )
 
 
@@ -215,8 +216,8 @@ def _check_loaded(folder: Path, loaded: Mapping[str, Any]) -> None:
         what = "lack" if lacking else "have in another shape"
         raise DamagedFileError(
             folder,
-            f"the files {what} {', '.join(odd[:3])}{' ...' if odd[3:] else ''}, {len(odd)} in all, "
-            f"of what {CONFIG} describes: the two are not of the same model",
+            f"the files {what} {', '.join(odd[:3])}{' ...' if odd[3:] else ''}, {len(odd)} in "
+            f"all, of what {CONFIG} describes: they belong to different models",
         )
 
 

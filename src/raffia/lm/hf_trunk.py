@@ -70,7 +70,7 @@ class HFTrunk(nn.Module):
         >>> HFTrunk.from_folder("no/such/folder")
         Traceback (most recent call last):
         ...
-        FileNotFoundError: no folder no/such/folder: a model's folder holds config.json and
+        FileNotFoundError: there is no folder no/such/folder: a model's folder holds config.json and
         model.safetensors
         """
         model = load_hf(folder, dtype=dtype, vocab_size=vocab_size, dropout=dropout)
@@ -168,8 +168,8 @@ class HFTrunk(nn.Module):
         table = getattr(self._body, "wpe", None)
         if table is None:
             raise ValueError(
-                f"{type(self.model).__name__} has no table of positions `wpe` as GPT-2 has, so "
-                "that there is nothing to remove: leave out remove_prefix_position_embs"
+                f"{type(self.model).__name__} has no position table `wpe` as GPT-2 has, so there "
+                "is nothing to remove: leave out remove_prefix_position_embs"
             )
         return table(positions)
 
@@ -183,13 +183,13 @@ class HFTrunk(nn.Module):
         self.model.train(training)
         if not torch.allclose(shorter, ours[:, :2], rtol=1e-3, atol=1e-3):
             raise ValueError(
-                f"{type(self.model).__name__} attends to later tokens, too, and so can not be "
-                "a trunk: take a causal language model"
+                f"{type(self.model).__name__} also attends to later tokens, so it cannot be a "
+                "trunk: use a causal language model"
             )
         if not torch.allclose(theirs, ours, rtol=1e-3, atol=1e-3):
             raise ValueError(
-                f"{type(self.model).__name__} does more to its logits than its output layer (off "
-                f"by {float((theirs - ours).abs().max()):.2g}), and so cannot be a trunk"
+                f"{type(self.model).__name__} changes its logits after the output layer (by "
+                f"{float((theirs - ours).abs().max()):.2g}), so it cannot be a trunk"
             )
 
 
@@ -265,8 +265,8 @@ def _leave_out(past: Any, num_columns: int) -> None:
             type(layer).__name__ != "DynamicLayer"
         ):  # others attend to a few columns only, or keep none
             raise ValueError(
-                f"columns of a {type(layer).__name__} cannot be left out: keep the padding, with "
-                "start=0"
+                f"columns of a {type(layer).__name__} cannot be removed: leave the padding in "
+                "place with start=0"
             )
         layer.keys = layer.keys[..., num_columns:, :]
         layer.values = layer.values[..., num_columns:, :]

@@ -79,8 +79,8 @@ class KeyValueCache:
         """Write a layer's new columns [B, H, T, F] behind the old; all [B, H, length + T, F]."""
         if key.requires_grad:
             raise RuntimeError(
-                "a key/value cache keeps no gradients: call the model under torch.no_grad() or "
-                "torch.inference_mode(), or without a cache to learn"
+                "a key/value cache does not support gradients: call the model under "
+                "torch.no_grad() or torch.inference_mode(), or without a cache for training"
             )
         keys, values = self._layers[layer]
         start, num_new = self._length, key.shape[2]

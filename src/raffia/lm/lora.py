@@ -40,8 +40,8 @@ class LoRA(nn.Module):
         size_in, size_out = _sizes(base)
         if not 1 <= rank <= min(size_in, size_out):
             raise ValueError(
-                f"rank={rank} must lie in 1..{min(size_in, size_out)} for a layer of {size_in} "
-                f"to {size_out} numbers; 8 is common"
+                f"rank={rank} must be in 1..{min(size_in, size_out)} for a layer of size "
+                f"{size_in} to {size_out}; 8 is common"
             )
         self.base = base.requires_grad_(False)
         self.scale, self.dropout = alpha / rank, nn.Dropout(dropout)
@@ -94,7 +94,9 @@ def add_lora(
     missing = set(layers) - {last for _, _, last in found}
     if missing or not layers:
         linear_ones = sorted({last for _, _, last in _children(model)})
-        raise ValueError(f"no linear layer is called {sorted(missing)}: there are {linear_ones}")
+        raise ValueError(
+            f"there is no linear layer {sorted(missing)}; the linear layers are {linear_ones}"
+        )
     model.requires_grad_(False)
     for _, parent, last in found:
         layer = LoRA(getattr(parent, last), rank=rank, alpha=alpha, dropout=dropout)
@@ -129,7 +131,7 @@ def attention_layers(model: nn.Module) -> list[str]:
     found = [name for name in ATTENTION if name in there]
     if not found:
         raise ValueError(
-            f"which layers are the attention's is not known: name some of {sorted(there)}"
+            f"the attention layers of this model are not known: name some of {sorted(there)}"
         )
     return found
 
@@ -155,4 +157,4 @@ def _sizes(base: nn.Module) -> tuple[int, int]:
     if _is_transposed(base):
         size_in, size_out = base.get_parameter("weight").shape
         return size_in, size_out
-    raise TypeError(f"LoRA changes linear layers, and this is a {type(base).__name__}")
+    raise TypeError(f"LoRA applies to linear layers, but this is a {type(base).__name__}")

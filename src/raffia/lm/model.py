@@ -104,18 +104,19 @@ def check_room(cache: Cache, batch_size: int, num_columns: int) -> None:
     Traceback (most recent call last):
     ...
     ValueError: a cache of 4 columns that holds 0 has no room for 5 more: make it larger with
-    model.new_cache(batch_size, capacity=5), or give fewer tokens
+    model.new_cache(batch_size, capacity=5), or pass fewer tokens
     """
     if batch_size != cache.batch_size:
         raise ValueError(
-            f"{batch_size} rows of tokens for a cache of {cache.batch_size}: choose its rows with "
-            "cache.select(index), or make one with model.new_cache(batch_size)"
+            f"there are {batch_size} rows of tokens, but the cache has "
+            f"batch_size={cache.batch_size}: select its rows with cache.select(index), or create "
+            "one with model.new_cache(batch_size)"
         )
     if cache.length + num_columns > cache.capacity:
         raise ValueError(
             f"a cache of {cache.capacity} columns that holds {cache.length} has no room for "
             f"{num_columns} more: make it larger with model.new_cache(batch_size, "
-            f"capacity={cache.length + num_columns}), or give fewer tokens"
+            f"capacity={cache.length + num_columns}), or pass fewer tokens"
         )
 
 
@@ -148,18 +149,19 @@ def check_call(
     >>> check_call(model, torch.zeros(2, 9, dtype=torch.int64))
     Traceback (most recent call last):
     ...
-    ValueError: rows of 9 tokens are longer than block_size=8: cut them to the last 8, or make the
+    ValueError: rows of 9 tokens are longer than block_size=8: use only the last 8, or create the
     model with block_size=9
     """
     if tokens.dim() != 2:
         raise ValueError(
-            f"tokens must be [batch, length] and are {list(tokens.shape)}: a single row is "
-            "tokens[None]"
+            f"tokens must have shape [batch, length], but have {list(tokens.shape)}: for a single "
+            "row pass tokens[None]"
         )
     if attn_mask is not None and attn_mask.shape != tokens.shape:
         raise ValueError(
             f"attn_mask {list(attn_mask.shape)} must have the shape of tokens, "
-            f"{list(tokens.shape)}: it is of this call's tokens only, a cache knows those before"
+            f"{list(tokens.shape)}: it covers only the tokens of this call, because a cache knows "
+            "the earlier ones"
         )
     num_prefix = _num_prefix(tokens, prefix_embs, prefix_attn_mask, model.n_embd)
     num_before, num_new = 0, num_prefix + tokens.shape[1]
@@ -176,8 +178,8 @@ def _check_length(length: int, block_size: int, num_before: int = 0, num_prefix:
     parts += [f"{num_prefix} of the prefix"] * (num_prefix > 0)
     among = f" ({', '.join(parts)})" if parts else ""
     raise ValueError(
-        f"rows of {length} tokens{among} are longer than block_size={block_size}: cut them to "
-        f"the last {block_size}, or make the model with block_size={length}"
+        f"rows of {length} tokens{among} are longer than block_size={block_size}: use only the "
+        f"last {block_size}, or create the model with block_size={length}"
     )
 
 
@@ -186,7 +188,7 @@ def _num_prefix(
 ) -> int:
     if prefix_embs is None:
         if prefix_attn_mask is not None:
-            raise ValueError("prefix_attn_mask needs the prefix_embs that it is of")
+            raise ValueError("prefix_attn_mask needs prefix_embs, to which it applies")
         return 0
     if prefix_embs.dim() != 3 or prefix_embs.shape[::2] != (len(tokens), n_embd):
         raise ValueError(
@@ -195,7 +197,7 @@ def _num_prefix(
         )
     if prefix_attn_mask is not None and prefix_attn_mask.shape != prefix_embs.shape[:2]:
         raise ValueError(
-            f"prefix_attn_mask {list(prefix_attn_mask.shape)} must be [batch, length] of "
+            f"prefix_attn_mask {list(prefix_attn_mask.shape)} must be [batch, length] as in "
             f"prefix_embs, {list(prefix_embs.shape[:2])}"
         )
     return prefix_embs.shape[1]
@@ -207,16 +209,16 @@ def check_known(tokens: Tensor, vocab_size: int) -> None:
     >>> check_known(torch.tensor([1, 7]), vocab_size=5)
     Traceback (most recent call last):
     ...
-    ValueError: token 7 is not in the vocabulary, 0 to 4: encode the text with the tokenizer that
-    the model goes with, or make the model with vocab_size=8 or more
+    ValueError: token 7 is not in the vocabulary, 0 to 4: encode the text with the tokenizer of
+    the model, or create the model with vocab_size=8 or more
     """
     outside = (tokens < 0) | (tokens >= vocab_size)
     if not bool(outside.any()):
         return
     odd = tokens[outside]
     first, most = int(odd[0]), int(odd.max())
-    fix = f", or make the model with vocab_size={most + 1} or more" if most >= vocab_size else ""
+    fix = f", or create the model with vocab_size={most + 1} or more" if most >= vocab_size else ""
     raise ValueError(
         f"token {first} is not in the vocabulary, 0 to {vocab_size - 1}: encode the text with the "
-        f"tokenizer that the model goes with{fix}"
+        f"tokenizer of the model{fix}"
     )

@@ -94,7 +94,7 @@ class Packing:
         if low < 0 or high > width or num_tokens == 0:
             raise ValueError(
                 f"rows of {low} to {high} real tokens do not fit a width of {width}: lengths must "
-                "lie in 0..width, and at least one row must have a token"
+                "be in 0..width, and at least one row must have a token"
             )
         if num_tokens == len(lengths) * width:
             return cls.dense(len(lengths), width, lengths.device)

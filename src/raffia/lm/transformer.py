@@ -68,7 +68,7 @@ class CausalLM(nn.Module):
         super().__init__()
         _check_shape(n_embd, n_head, positions)
         if activation not in ACTIVATIONS:
-            raise ValueError(f"activation={activation!r} is none of {', '.join(ACTIVATIONS)}")
+            raise ValueError(f"activation={activation!r} must be one of {', '.join(ACTIVATIONS)}")
         self.vocab_size, self.n_embd = vocab_size, n_embd
         self.n_layer, self.n_head = n_layer, n_head
         self.block_size, self.dim_feedfwd = block_size, dim_feedfwd or 4 * n_embd
@@ -192,7 +192,7 @@ class CausalLM(nn.Module):
         packing: Packing,
         wanted: Tensor | None,  # bool [B, T]
     ) -> Tensor:  # [B, T, d]
-        """The same of the real tokens alone, one after another."""
+        """The hidden states of the real tokens alone, packed one after another."""
         tokens, chosen = packing.pack(tokens), None
         if wanted is not None and not is_traced():
             chosen = packing.pack(wanted).nonzero().squeeze(-1)
@@ -226,7 +226,7 @@ class CausalLM(nn.Module):
             x = x + added
         elif bare:
             raise ValueError(
-                "rotary positions are added to no embedding, so that there is nothing to remove: "
+                "rotary positions are not added to an embedding, so there is nothing to remove: "
                 "leave out remove_prefix_position_embs"
             )
         return drop(x, self.dropout, self.training)
@@ -257,9 +257,9 @@ def _check_shape(n_embd: int, n_head: int, positions: str) -> None:
             f"n_embd={-(-n_embd // n_head) * n_head}"
         )
     if positions not in ("learned", "rotary"):
-        raise ValueError(f"positions={positions!r} is unknown: choose 'learned' or 'rotary'")
+        raise ValueError(f"positions={positions!r} must be 'learned' or 'rotary'")
     if positions == "rotary" and n_embd // n_head % 2:
         raise ValueError(
-            f"rotary positions rotate pairs, and a head has n_embd / n_head = {n_embd // n_head} "
-            "numbers: make that even, or take positions='learned'"
+            f"rotary positions rotate pairs, but a head has n_embd / n_head = {n_embd // n_head} "
+            "numbers: make that even, or use positions='learned'"
         )

@@ -60,7 +60,7 @@ def _forward(x: Tensor) -> Tensor:
 
 
 class _Gelu(torch.autograd.Function):
-    """The same with a derivative."""
+    """GELU with a derivative."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:

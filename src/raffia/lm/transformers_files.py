@@ -61,8 +61,8 @@ def save_for_transformers(tokenizer: Tokenizer, folder: str | Path, *, max_lengt
             described = None  # what it saves is theirs
         case _:
             raise ValueError(
-                f"a {type(tokenizer).__name__} can't be converted for transformers: known are "
-                "PieceTokenizer (characters, Wordle), WordTokenizer and HFTokenizer"
+                f"a {type(tokenizer).__name__} cannot be converted for transformers: supported "
+                "are PieceTokenizer (characters, Wordle), WordTokenizer and HFTokenizer"
             )
     tokenizer.save(folder)
     if described is None:
@@ -126,8 +126,8 @@ def _pieces(tokenizer: PieceTokenizer) -> dict[str, Any]:
         held = next((mark for mark in SPECIAL_TOKENS.values() if mark in token), None)
         if held is not None:
             raise ValueError(
-                f"the tokenizer can't be converted for transformers: its token {token!r} holds "
-                f"{held!r}, which is a token of its own there, wherever it occurs"
+                f"the tokenizer cannot be converted for transformers: its token {token!r} "
+                f"contains {held!r}, which is a separate token there, wherever it occurs"
             )
     longest_first = sorted(content, key=len, reverse=True)
     pattern = "|".join(map(_escaped, longest_first)) or "(?!)"

@@ -94,7 +94,7 @@ class dispatch:
         return call
 
     def _function(self, func: Callable[..., Any], owner: Any) -> Callable[..., Any]:
-        """The same for a bound method, or for a function that has no `self`."""
+        """The dispatching wrapper of a bound method, or of a function without `self`."""
         if owner is None and (isinstance(self.source, str) or isinstance(self.dest, str)):
             raise RuntimeError(
                 "a function has no attributes that name its keys; "

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from raffia.tensordict.keys import nearest
-from raffia.tensordict.modules import Undo, misfit, put_back, swap_in
+from raffia.tensordict.modules import Undo, mismatch_text, put_back, swap_in
 from raffia.tensordict.node import Node
 from raffia.tensordict.tensordict import TensorDict
 
@@ -254,7 +254,7 @@ def _mismatch(module: nn.Module) -> str:
             elif value.shape != shape:
                 differing[where] = value.shape, shape
     lacks = f"the parameters given to the module lack {', '.join(missing)}" if missing else ""
-    return "; ".join([text for text in (lacks, misfit(differing)) if text])
+    return "; ".join([text for text in (lacks, mismatch_text(differing)) if text])
 
 
 def _put_in(module: nn.Module, params: Any, undo: Undo) -> None:

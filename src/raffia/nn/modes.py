@@ -30,7 +30,7 @@ class Setting:
         self.by_thread: dict[int, Any] = {}
 
     def get(self) -> Any:
-        """The value that holds here and now."""
+        """The current value, in this thread."""
         if self.by_thread:
             return self.by_thread.get(get_ident(), self.everywhere)
         return self.everywhere
@@ -94,7 +94,7 @@ class Mode(_DecoratorContextManager):
                 undo()
 
     def clone(self) -> Self:
-        """The same mode as a new object."""
+        """A new object with the same mode."""
         new = self.__class__.__new__(self.__class__)
         new.__dict__.update(self.__dict__)
         new._undo = []

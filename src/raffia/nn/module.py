@@ -195,7 +195,7 @@ class TensorDictModule(TensorDictModuleBase):
         return self._general(tensordict, tensordict_out, kwargs)
 
     def _general(self, tensordict: Any, tensordict_out: Any, kwargs: dict[str, Any]) -> Any:
-        """The same as `_run`, for all options and kinds of container."""
+        """Run the module like `_run`, but with all options and kinds of container."""
         try:
             if tensordict_out is None:
                 tensordict_out = result_container(tensordict, self.inplace)

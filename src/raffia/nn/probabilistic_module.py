@@ -215,7 +215,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
         itself for parameters out of their domain.
         """
         values = _read(tensordict, self._in_keys)
-        if not self.cache_dist or is_compiling() or not all(map(_can_be_told, values)):
+        if not self.cache_dist or is_compiling() or not all(map(_counts_writes, values)):
             return self._made(values, tensordict)
         made_of = [(id(value), value._version) for value in values]
         if self._last is None or self._last[0] != made_of:
@@ -244,7 +244,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
         return {**self.__dict__, "_last": None}  # what it is made of may hold a graph
 
     def build_dist_from_params(self, tensordict: Any) -> Distribution:
-        """The same as `get_dist`."""
+        """Build the distribution, as `get_dist` does."""
         return self.get_dist(tensordict)
 
     def log_prob(self, tensordict: Any, *, dist: Any = None) -> Any:
@@ -369,8 +369,8 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
         return shown(self, [f"{name}={getattr(self, name)}" for name in names])
 
 
-def _can_be_told(value: Any) -> bool:
-    """Whether it shows when a value is written to: tensors count that."""
+def _counts_writes(value: Any) -> bool:
+    """Whether writes to a value can be noticed, as a tensor counts them."""
     return isinstance(value, Tensor) and not value.is_inference()
 
 

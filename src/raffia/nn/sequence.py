@@ -416,7 +416,7 @@ def _keys_of_one(module: Any) -> tuple[tuple[NestedKey, ...], tuple[NestedKey, .
 
 
 def _joined(keys: list[Any]) -> tuple[list[NestedKey], list[NestedKey]]:
-    """The same from what each module reads and writes."""
+    """The keys that a sequence reads and writes, from those of each module."""
     reads: dict[NestedKey, None] = {}
     writes: dict[NestedKey, None] = {}
     for in_keys, out_keys in keys:

@@ -32,7 +32,7 @@ def played_sections(groups: Sequence[Group], page: Path, notes: list[str]) -> Ht
     parts = [el("h2", "Episodes")]
     shown_runs = [run for run in leading(groups) if run in runs][:_MOST_SHOWN]
     if len(runs) > 1:
-        text = "Episodes and trees are those of the best run of each configuration"
+        text = "Episodes and search trees are from the best run of each configuration"
         more = f", of the first {_MOST_SHOWN}" if len(groups) > _MOST_SHOWN else ""
         parts.append(el("p.faint", f"{text}{more}."))
     evaluations = []
@@ -50,7 +50,7 @@ def played_sections(groups: Sequence[Group], page: Path, notes: list[str]) -> Ht
     if not pictures:
         call = el("code", shown_runs[0].call("evaluate", "--episodes", "5", "--record"))
         hint = ["; ", call, " records some."] if shown_runs[0].records else ["."]
-        parts.append(el("p.missing", "No episode was recorded", *hint))
+        parts.append(el("p.missing", "No episode has been recorded", *hint))
     if evaluations:
         parts += [el("h3", "Evaluations"), _evaluation_table(evaluations, len(runs) > 1)]
     if any(run.searches for run in shown_runs):
@@ -63,7 +63,7 @@ def checkpoints(runs: Sequence[Run]) -> Html:
     rows = [row for run in runs for row in _checkpoint_rows(run)]
     parts = [el("h2", "Checkpoints")]
     if not rows:
-        return join([*parts, el("p.missing", "No checkpoint is in the folder.")])
+        return join([*parts, el("p.missing", "The folder contains no checkpoint.")])
     heads = ["run", "update", "env step", "score", "size", "state"]
     without = [] if len(runs) > 1 else ["run"]
     without += ["env step"] if all(run.by_updates for run in runs) else []
@@ -113,7 +113,7 @@ def _trees(runs: Sequence[Run], notes: list[str]) -> list[Html]:
             first, missing = _shown_tree(found[0], unit)
             parts.append(el("details", el("summary", "The first tree of the run"), first))
             notes += missing
-    return parts or [el("p.missing", "No tree was saved.")]
+    return parts or [el("p.missing", "No tree has been saved.")]
 
 
 def _checkpoint_rows(run: Run) -> list[list[str]]:
@@ -152,14 +152,14 @@ def _checkpoint(path: Path) -> tuple[dict[str, Any], float, str]:
         return {}, 0, f"manifest.json could not be read: {error}"
     files = manifest.get("files") if isinstance(manifest, dict) else None
     if not isinstance(files, dict):
-        return {}, 0, "manifest.json lists no files"
+        return {}, 0, "manifest.json does not list any files"
     extras = manifest.get("extras")
     total, state = 0.0, "complete"
     for name, entry in files.items():
         stored = entry.get("file") if isinstance(entry, dict) else None
         wanted = number(entry.get("bytes")) if isinstance(entry, dict) else math.nan
         if not isinstance(stored, str) or Path(stored).name != stored:
-            state = f"damaged: {name} names no file"
+            state = f"damaged: {name} does not name a file"
             continue
         there = path / stored
         if not there.is_file():
@@ -211,7 +211,7 @@ def _root_table(data: Any) -> Html:
     edges = data.get("edges") if isinstance(data, dict) else None
     nodes = data.get("nodes") if isinstance(data, dict) else None
     if not isinstance(edges, list) or not isinstance(nodes, list):
-        raise ValueError('it has no lists "nodes" and "edges"')
+        raise ValueError('it does not contain the lists "nodes" and "edges"')
     first = [edge for edge in edges if isinstance(edge, dict) and edge.get("source") == 0]
     first.sort(key=lambda edge: -number(edge.get("visits")))
     rows = [

@@ -122,14 +122,14 @@ def read_dialogues(path: Path) -> DialogueFile:
     data = read_json(path)
     found = data.get("dialogues") if isinstance(data, dict) else None
     if not isinstance(found, list):
-        raise ValueError('it has no list "dialogues"')
+        raise ValueError('it does not contain a list "dialogues"')
     return DialogueFile(number(data.get("update")), tuple(map(_dialogue, found)), data.get("data"))
 
 
 def _dialogue(data: Any) -> TokenDialogue:
     tokens = data.get("tokens") if isinstance(data, dict) else None
     if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
-        raise ValueError('a dialogue has no list "tokens" of texts')
+        raise ValueError('a dialogue does not contain a list "tokens" of texts')
     num = min(len(tokens), _MOST_TOKENS)
     raw = data.get("actions")
     actions = [one for one in map(_action, raw if isinstance(raw, list) else []) if one]

@@ -26,10 +26,10 @@ _MOST_NUMBERS = 80  # decisions of a dialogue in its table
 _WIDE = 13  # tokens from which a dialogue has the whole width
 _SOURCES = {"own": "game of its own", "logged": "from the data", "held out": "held out"}
 _EXPLAINED = (
-    "Colours show how much better a token is than expected: its advantage, target "
-    "Q − V. Point at a token for the numbers. Below the text the line is V before each decision, a "
-    "triangle the Q of the agent's text there; shaded is the agent's part, written by "
-    "somebody else in logged dialogues."
+    "Colours show how much better a token is than expected: its advantage, target Q − V. Hover "
+    "over a token for the numbers. The plot below the text shows V as a line before each "
+    "decision, and Q of the agent's text as triangles; the agent's part is shaded. In logged "
+    "dialogues this part was written by somebody else."
 )
 _LEGEND = (-1.0, -0.5, 0.0, 0.5, 1.0)  # fractions of the full colour
 
@@ -57,7 +57,7 @@ def dialogues(groups: Sequence[Group], notes: list[str]) -> Html:
 def _of_run(run: Run, notes: list[str]) -> Html:
     best = best_file(run)
     if best is None:
-        return el("p.missing", "No dialogues were written; an evaluation writes some.")
+        return el("p.missing", "No dialogues have been written; evaluations write them.")
     found = _read(best, notes)
     parts = [_shown(found, best)] if found else []
     files = files_of(run.folder)
@@ -81,7 +81,7 @@ def _shown(found: DialogueFile, path: Path) -> Html:
     most = largest_advantage(found.dialogues)
     text = f"After {count(found.update)} updates (dialogues/{path.name})."
     if not any(one.valued for one in found.dialogues):
-        text += " This agent has learnt a policy and no values: no token has a colour."
+        text += " This agent has learnt a policy but no values, so tokens are not coloured."
     cards = [_card(one, most) for one in found.dialogues]
     legend = _legend(most) if most else Html("")
     return join([el("p.faint", text), legend, el("div.dialogues", *cards)])

@@ -78,7 +78,7 @@ def read_evaluations(run: Path) -> tuple[list[EvaluationFile], list[str]]:
         if isinstance(data, dict):
             found.append(EvaluationFile(path.stem, data))
         else:
-            notes.append(f"evaluations/{path.name} holds no object")
+            notes.append(f"evaluations/{path.name} does not contain an object")
     return found, notes
 
 
@@ -134,7 +134,7 @@ def shown(recording: EpisodeFile, page: Path) -> Html:
     if num_bytes > LARGEST:
         there = os.path.relpath(path, page.parent).replace(os.sep, "/")
         link = el("a", there, href=quote(there))
-        text = f"Not in the page, for it is large ({size(num_bytes)}): "
+        text = f"Too large to include in this page ({size(num_bytes)}): "
         return el("p.missing", text, link)
     kind = _KINDS[path.suffix.lower()]
     data = f"data:{kind};base64,{base64.b64encode(content(path, LARGEST)).decode()}"

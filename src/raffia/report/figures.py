@@ -62,7 +62,7 @@ def draw(panel: Panel, name: str) -> str:
     >>> svg.startswith("<svg"), "var(--c0)" in svg
     (True, True)
     """
-    matplotlib = matplotlib_for("the figures of a report are drawn by")
+    matplotlib = matplotlib_for("the figures of a report need")
     with matplotlib.rc_context():
         matplotlib.rcdefaults()  # without a user's own file
         matplotlib.rcParams.update({**_SETTINGS, "svg.hashsalt": name})

@@ -276,7 +276,7 @@ def runs_of_sweep(folder: str | os.PathLike[str]) -> tuple[list[Path], list[str]
     missing = [name for name in planned if name not in begun and name not in errors]
     failed = [f"{name} failed: {errors[name]}" for name in planned if name in errors]
     if missing:
-        failed.append(f"{len(missing)} of {len(planned)} runs have not begun: {_listed(missing)}")
+        failed.append(f"{len(missing)} of {len(planned)} runs have not started: {_listed(missing)}")
     return found, failed
 
 
@@ -286,7 +286,7 @@ def read_run(path: str | os.PathLike[str]) -> Run:
     >>> read_run("no such folder")
     Traceback (most recent call last):
     ...
-    FileNotFoundError: no such folder is no run: it does not exist...
+    FileNotFoundError: no such folder is not a run folder: it does not exist...
     """
     return _read(path, counted_rows)
 
@@ -297,7 +297,7 @@ def read_key_rows(path: str | os.PathLike[str]) -> Run:
     >>> read_key_rows("no such folder")
     Traceback (most recent call last):
     ...
-    FileNotFoundError: no such folder is no run: it does not exist...
+    FileNotFoundError: no such folder is not a run folder: it does not exist...
     """
     return _read(path, lambda file: (*key_rows(file), {}))
 
@@ -413,7 +413,7 @@ def _read_config(path: Path) -> tuple[dict[str, Any], dict[str, Any], list[str]]
     except ValueError as error:
         return {}, {}, [f"config.json could not be read: {error}"]
     if not isinstance(data, dict):
-        return {}, {}, [f"config.json holds a {type(data).__name__}, not an object"]
+        return {}, {}, [f"config.json contains a {type(data).__name__}, not an object"]
     run = data.get("run")
     about = {name: data[name] for name in ABOUT if name in data and name != "run"}
     about |= run if isinstance(run, dict) else {}
@@ -426,20 +426,23 @@ def _no_run(folder: Path) -> str:
     if not folder.exists():
         found = "it does not exist"
     elif not folder.is_dir():
-        found = "it is a file; name the folder that holds metrics.jsonl"
+        found = "it is a file; pass the folder that holds metrics.jsonl"
     else:
         inside = sorted(entry.name for entry in folder.iterdir())
         content = _listed(inside) if inside else "nothing"
-        found = f"it holds {content}, and neither metrics.jsonl nor config.json"
+        found = f"it contains {content}, and neither metrics.jsonl nor config.json"
         if below := find_runs(folder):
-            return f"{folder} is no run: {found}. Runs in it: {_listed(list(map(str, below)))}"
+            return (
+                f"{folder} is not a run folder: {found}. Runs in it: "
+                f"{_listed(list(map(str, below)))}"
+            )
     around = {str(run): run.name for run in find_runs(folder.parent, depth=2)}
     names = difflib.get_close_matches(folder.name, list(around.values()), n=3, cutoff=0.4)
     near = [run for name in dict.fromkeys(names) for run in around if around[run] == name]
     if near:
-        return f"{folder} is no run: {found}. Did you mean {_listed(near)}?"
-    others = f"runs near it: {_listed(list(around))}" if around else "no run is near it"
-    return f"{folder} is no run: {found}; {others}"
+        return f"{folder} is not a run folder: {found}. Did you mean {_listed(near)}?"
+    others = f"runs near it: {_listed(list(around))}" if around else "there are no runs near it"
+    return f"{folder} is not a run folder: {found}; {others}"
 
 
 def _listed(names: list[str]) -> str:

@@ -23,7 +23,7 @@ _STATES = {  # a sign that reads without colour, the text, the tone
     "target": ("✓ target reached", "good"),
     "stopped": ("■ stopped", "warn"),
     "failed": ("✗ failed", "warn"),
-    "running": ("▶ running, or cut off", "warn"),
+    "running": ("▶ running or interrupted", "warn"),
     "empty": ("no rows yet", "warn"),
 }
 
@@ -140,7 +140,7 @@ def _of_dialogues(run: Run) -> list[Html]:
             _card(
                 "return, estimated",
                 figure(held_out["estimated_return"]),
-                f"{low} to {high}, of {rows} dialogues; as logged {logged}",
+                f"{low} to {high}, from {rows} dialogues; as logged {logged}",
             )
         )
     return cards

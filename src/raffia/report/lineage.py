@@ -220,7 +220,7 @@ class _Reading:
             return
         members = _whole(row["members"], self.size, _MOST)
         if members is None:
-            self._fault(row, f"members is no list of {self.size}, and was left out")
+            self._fault(row, f"members is not a list of {self.size}, and was left out")
             return
         first = LineageColumn(0, members, (None,) * self.size, members, hyper=self._hyper(row))
         self.columns = [first]
@@ -231,7 +231,7 @@ class _Reading:
         members = _whole(row.get("members"), self.size, _MOST)
         if members is None or not self._is_fitness(row):
             what = "fitness" if members is not None else "members"
-            self._fault(row, f"{what} is no list of {self.size}, and was left out")
+            self._fault(row, f"{what} is not a list of {self.size}, and was left out")
             return
         if not self.columns:
             self.columns.append(LineageColumn(0, members, (None,) * self.size, members))
@@ -248,7 +248,7 @@ class _Reading:
         if members is None or parents is None or ids is None:
             named = {"members": members, "parents": parents, "parent_members": ids}
             name = next(name for name, found in named.items() if found is None)
-            self._fault(row, f"{name} is no list of {size}, and the generation was left out")
+            self._fault(row, f"{name} is not a list of {size}, so the generation was left out")
             return
         if not self.columns:
             before = dict(zip(parents, ids, strict=True))
@@ -258,7 +258,7 @@ class _Reading:
             if self._is_fitness(row):
                 self._set_fitness(row)
             else:
-                self._fault(row, f"fitness is no list of {size}, and was left out")
+                self._fault(row, f"fitness is not a list of {size}, and was left out")
         following = self.columns[-1].number + 1
         number_given = _whole([row.get("generation")], 1, _MOST)
         column = self._next(
@@ -307,7 +307,7 @@ class _Reading:
         kinds, whats = _texts(row.get("kinds"), self.size), _texts(row.get("changes"), self.size)
         if kinds is None or whats is None:
             name = "kinds" if kinds is None else "changes"
-            self._fault(row, f"{name} is no list of {self.size} texts, and was left out")
+            self._fault(row, f"{name} is not a list of {self.size} texts, and was left out")
             return ((),) * self.size
         return tuple(
             [
@@ -319,13 +319,13 @@ class _Reading:
     def _hyper(self, row: Row) -> dict[str, tuple[float, ...]]:
         found, hyper = row.get("hyper"), {}
         if not isinstance(found, dict):
-            self._fault(row, "hyper is no object, and was left out")
+            self._fault(row, "hyper is not an object, and was left out")
             return {}
         for name, values in found.items():
             if isinstance(values, list) and len(values) == self.size:
                 hyper[name] = tuple(map(number, values))
             else:
-                self._fault(row, f"{name} of hyper is no list of {self.size}, and was left out")
+                self._fault(row, f"{name} of hyper is not a list of {self.size}, and was left out")
         return hyper
 
 

@@ -102,13 +102,14 @@ def _explained(rows: Sequence[MethodRow]) -> str:
     several, alone = (any(t(row.num_runs) for row in rows) for t in ((1).__lt__, (1).__eq__))
     text = []
     if several:
-        text.append("Intervals of several runs are over their means (Student's t).")
+        text.append("Intervals over several runs are for the mean of the runs (Student's t).")
     if alone:
-        text.append("Intervals of one run are over its games, and tell nothing about other seeds.")
+        text.append("Intervals of one run are over its games, and say nothing about other seeds.")
     if any("in training" in row.source for row in rows):
         text.append(
-            "Figures from training are those of the run's best evaluation, which looks better than "
-            "it is; raffia evaluate RUN --episodes 1000 plays other games, and then these count."
+            "Figures from training are from the best evaluation of each run, which is optimistic; "
+            "raffia evaluate RUN --episodes 1000 plays other games, whose figures are then shown "
+            "instead."
         )
     if any(not row.num_runs for row in rows):
         text.append("The dashed line is the return of the logged dialogues.")
@@ -133,7 +134,7 @@ def _held_out(groups: Sequence[Group]) -> Html:
         means = [_mean(runs, key) for key in names]
         rows.append([toned(tone(index), title), str(len(runs)), *means])
     heads = ["method", "runs", *[name.replace("_", " ") for name in names]]
-    text = "Rows that were held out, at the best evaluation of each run"
+    text = "Held-out rows, at the best evaluation of each run"
     return table(heads, rows, range(1, len(heads)), text)
 
 
@@ -244,7 +245,7 @@ def decoding_of(name: str, settings: Mapping[str, Any]) -> str:
     'as set: policy alone, greedy'
     >>> members = {"population.size": 4, "population.ranges": ["adv_weight=1..9"]}
     >>> decoding_of("decode", {"decode.include_adv": True, "decode.adv_weight": 8.0, **members})
-    "as set: advantage × a member's own weight"
+    "as set: advantage × the member's own weight"
     """
     if name != "decode" or "decode.include_adv" not in settings:
         return decoding_label(name)
@@ -252,7 +253,7 @@ def decoding_of(name: str, settings: Mapping[str, Any]) -> str:
     shifted = settings["decode.include_adv"] is True and not weight == 0
     how = "policy alone" if not shifted else f"advantage × {weight:g}"
     if shifted and _own(settings, "adv_weight"):
-        how = "advantage × a member's own weight"
+        how = "advantage × the member's own weight"
     if settings.get("decode.include_logits") is False:
         how = "advantage alone"
     beams = number(settings.get("decode.num_beams"))

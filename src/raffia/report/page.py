@@ -92,7 +92,7 @@ def write_report(
     (True, False)
     """
     if not runs:
-        raise ValueError("no run was named; raffia report RUN...")
+        raise ValueError("no runs were given: raffia report RUN...")
     folders = list({Path(run).resolve(): Path(run) for run in runs}.values())
     found = [read_run(folder) for folder in folders]
     path = Path(out) if out is not None else _default(folders)
@@ -104,8 +104,8 @@ def write_report(
 
 
 _FOOTER = (
-    "Every figure was read from the files of the runs. Wall time is that of all sessions together; "
-    "rates are over all of it, evaluation included."
+    "All figures were read from the files of the runs. Wall time is the sum of all sessions; "
+    "rates are averages over it, evaluation included."
 )
 
 
@@ -131,7 +131,7 @@ def _settings(groups: Sequence[Group], presets: Mapping[str, Mapping[str, Any]])
         if len(groups) > 1:
             parts.append(el("h3", toned(tone(index), group.label)))
         if group.settings is None:
-            parts.append(el("p.missing", f"{run.name} has no config.json that could be read."))
+            parts.append(el("p.missing", f"{run.name} has no readable config.json."))
             continue
         body = _setting_tables(run, preset_values(run, presets))
         if len(groups) > 1:
@@ -157,15 +157,20 @@ def _commands(runs: Sequence[Run]) -> Html:
 
 def _setting_tables(run: Run, preset: Mapping[str, Any] | None) -> Html:
     if not run.preset:
-        text = "No preset was named."
+        text = "The run was trained without a preset."
     elif preset is None:
-        text = f"What preset {run.preset} sets is not recorded, so nothing is marked."
+        text = (
+            f"The values of preset {run.preset} were not recorded, so differences are not marked."
+        )
     elif preset:
         text = join(
-            [el("mark", "Marked"), f": other than in preset {run.preset}, which has it below."]
+            [
+                el("mark", "Marked"),
+                (f": differs from preset {run.preset}, whose value is shown below."),
+            ]
         )
     else:
-        text = f"As preset {run.preset} has it."
+        text = f"As in preset {run.preset}."
     by_section: dict[str, list[list[str]]] = {}
     for name, value in flat(run.config).items():
         section, _, rest = name.rpartition(".")

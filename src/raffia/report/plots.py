@@ -143,11 +143,11 @@ def training_panels(groups: Sequence[Group]) -> tuple[list[Panel], list[str]]:
     shown = with_numbers[:_MOST_PANELS]
     panels = [_over_rows(groups, key, "update", 1.0, "updates") for key in shown]
     blank = [panel.title for panel in panels if panel.empty]
-    notes = [f"no numbers were written for: {', '.join(blank)}"] if blank else []
+    notes = [f"no numbers were logged for: {', '.join(blank)}"] if blank else []
     if len(with_numbers) > len(shown):
         more = len(with_numbers) - len(shown)
         notes.append(
-            f"training rows have {len(with_numbers):,} keys, and {more:,} have no panel here"
+            f"training rows have {len(with_numbers):,} keys, of which {more:,} are not plotted here"
         )
     return [panel for panel in panels if not panel.empty], notes
 
@@ -202,7 +202,7 @@ def time_panel(run: Run, names: Sequence[str]) -> Panel:
             Area([fraction for fraction in fractions for _ in range(2)], part_tone(name, index))
         )
     return Panel(
-        title="Where the wall time went",
+        title="Wall time by activity",
         x_label=f"wall time ({unit})",
         y_label="share of time (%)",
         areas=tuple(areas) if x else (),
@@ -241,7 +241,7 @@ def bad_numbers(run: Run) -> list[str]:
     >>> from pathlib import Path
     >>> rows = ({"kind": "train", "update": 3, "loss": None}, {"kind": "train", "loss": 1})
     >>> bad_numbers(Run(Path("x"), rows=rows))
-    ['loss is no number in 1 row of training, first at update 3']
+    ['loss is not a number in 1 row of training, first at update 3']
     """
     notes = []
     for key in _keys([run]):
@@ -249,7 +249,7 @@ def bad_numbers(run: Run) -> list[str]:
         if bad:
             at = number(bad[0].get("update"))
             first = "" if math.isnan(at) else f", first at update {at:,.0f}"
-            notes.append(f"{key} is no number in {plural(len(bad), 'row')} of training{first}")
+            notes.append(f"{key} is not a number in {plural(len(bad), 'row')} of training{first}")
     return notes
 
 

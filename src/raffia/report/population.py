@@ -50,16 +50,16 @@ def _of_run(run: Run, name: str, several: bool, notes: list[str]) -> Html:
     notes += [f"{before}{fault}" for fault in faults]
     title = [el("h3", run.name)] if several else []
     if not any(column.fitness for column in lineage.columns):
-        return join([*title, el("p.missing", "No evaluation of its members was written yet.")])
+        return join([*title, el("p.missing", "No evaluation of its members has been written yet.")])
     tones = _tones(lineage)
     panel = _fitness_panel(lineage, tones, "updates" if run.by_updates else "env steps")
     parts = [*title, el("p", _summary_text(run, lineage)), _legend(lineage, tones)]
     if not panel.empty:
         parts.append(figure_of(panel, f"{name}-fitness"))
-    parts += [el("h3", f"{before}Who comes from whom"), *_lineage_tree(lineage, tones)]
+    parts += [el("h3", f"{before}Lineage"), *_lineage_tree(lineage, tones)]
     parts += [el("h3", f"{before}Hyper-parameters"), *_drift(lineage, tones, name)]
     parts += [el("h3", f"{before}The last generation"), _members(lineage, tones)]
-    return join([*parts, el("h3", f"{before}What made the best member"), *_changes(lineage)])
+    return join([*parts, el("h3", f"{before}History of the best member"), *_changes(lineage)])
 
 
 # -- in words
@@ -69,27 +69,31 @@ def _summary_text(run: Run, lineage: Lineage) -> str:
     last, num = lineage.columns[-1], plural(lineage.size, "member")
     parts = [f"{num}, {plural(len(lineage.columns) - 1, 'generation')} after the first."]
     parts.append(
-        "After each evaluation the better members go on, most of them with a change. Elsewhere on "
-        "this page an evaluation is that of its best member, training episodes are those of all "
-        "members, and rows of training their means."
+        "After each evaluation the better members continue, most of them with a change. Elsewhere "
+        "on this page, an evaluation is that of the best member, training episodes are those of "
+        "all members, and training rows are means over members."
     )
     if lineage.best is not None:
         best, first = last.members[lineage.best], last.founders[lineage.best]
         parts.append(
             f"The best is {_called(best)}, "
-            + ("there from the start." if best == first else f"a descendant of {_called(first)}.")
+            + (
+                "which was there from the start."
+                if best == first
+                else f"a descendant of {_called(first)}."
+            )
         )
     lines = len(set(last.founders))
     if len(lineage.columns) > 1:
-        parts.append(f"All living members come from {lines} of the {num} of the beginning.")
+        parts.append(f"All living members descend from {lines} of the {num} initial ones.")
     fallen = sum(len(column.fallen) for column in lineage.columns)
     if fallen:
         parts.append(f"{plural(fallen, 'member')} diverged: numbers were no longer finite.")
     loops = run.setting("population", "eval_loop")
     if isinstance(loops, int) and loops > 1:
         parts.append(
-            f"Selection goes by the mean of the last {loops} evaluations, which is the fitness "
-            "here; of the last generation it is that of the last evaluation."
+            f"Members are selected by their fitness, the mean of the last {loops} evaluations; "
+            "for the last generation it is the last evaluation alone."
         )
     return " ".join(parts)
 
@@ -101,7 +105,7 @@ def _legend(lineage: Lineage, tones: Mapping[int, str]) -> Html:
     own = [first for first, tone in tones.items() if tone != _OTHER]
     chips = []
     for first in own:
-        label = f"from {_called(first)}" + (", with the best drawn strong" if first == best else "")
+        label = f"from {_called(first)}" + (", with the best in bold" if first == best else "")
         chips.append(_chip(tones[first], label))
     if len(own) < len(tones):
         chips.append(_chip(_OTHER, f"from {plural(len(tones) - len(own), 'other')}"))
@@ -218,14 +222,14 @@ def _curve(points: Sequence[tuple[float, float]]) -> Curve:
 def _drift(lineage: Lineage, tones: Mapping[int, str], name: str) -> list[Html]:
     panels, constant = _drift_panels(lineage, tones)
     if not panels and not constant:
-        return [el("p.missing", "No row has any.")]
+        return [el("p.missing", "None has been logged.")]
     alone = len(panels) == 1  # in a grid it would be drawn twice as large
     shown = [replace(panel, wide=alone) for panel in panels[:_MOST_PANELS]]
     drawn = [figure_of(panel, f"{name}-{i}") for i, panel in enumerate(shown)]
     parts = drawn if alone else [el("div.panels", *drawn)] if drawn else []
     if len(panels) > _MOST_PANELS:
         others = ", ".join([panel.title for panel in panels[_MOST_PANELS:]])
-        parts.append(el("p.faint", f"Not drawn, though they differ: {others}."))
+        parts.append(el("p.faint", f"Not plotted, although they differ: {others}."))
     if constant:
         values = ", ".join([f"{key} {figure(value)}" for key, value in constant.items()])
         parts.append(el("p.faint", f"The same in all members at all times: {values}."))
@@ -261,10 +265,10 @@ def _members(lineage: Lineage, tones: Mapping[int, str]) -> Html:
         ]
         row += [figure(last.hyper[n][slot]) if n in last.hyper else NONE for n in names]
         rows.append(row)
-    heads = ["member", "fitness", "from", "its fitness", "newest change of its line", *names]
+    heads = ["member", "fitness", "from", "its fitness", "latest change in its line", *names]
     parts = [table(heads, rows[:_FEW], numeric := [1, 3, *range(5, len(heads))])]
     if not last.fitness:
-        text = "They have not been evaluated since they were selected: the best is the best's heir."
+        text = "They have not been evaluated since selection: the best is the heir of the best."
         parts.append(el("p.faint", text))
     if len(rows) > _FEW:
         parts.append(_more(heads, rows[_FEW:], numeric, lineage.size - _FEW, "members"))
@@ -280,7 +284,7 @@ def _changes(lineage: Lineage) -> list[Html]:
     """The changes in the best member's descent, the newest above."""
     way = lineage.path
     if not way:
-        return [el("p.missing", "Nobody's fitness is known.")]
+        return [el("p.missing", "No fitness is known.")]
     rows = []
     for index, slot in reversed(way):
         column = lineage.columns[index]
@@ -289,8 +293,8 @@ def _changes(lineage: Lineage) -> list[Html]:
     start = lineage.columns[way[0][0]]
     first = _called(start.members[way[0][1]])
     if not rows:
-        return [el("p", f"Nothing was changed: it is as {first} began, and has learnt.")]
-    text = f"From {first} to it, the newest first: {plural(len(rows), 'change')}."
+        return [el("p", f"No change was made: it began as {first} and has only learnt since.")]
+    text = f"From {first} to the best, newest first: {plural(len(rows), 'change')}."
     heads = ["generation", "member", "what changed"]
     parts = [el("p.faint", text), table(heads, rows[:_FEW], [0, 1])]
     if len(rows) > _FEW:
@@ -312,9 +316,9 @@ def _called(member: int) -> str:
     """The name of a member.
 
     >>> _called(4), _called(-1)
-    ('member 4', 'a member that no row names')
+    ('member 4', 'a member that no row mentions')
     """
-    return f"member {member}" if member >= 0 else "a member that no row names"
+    return f"member {member}" if member >= 0 else "a member that no row mentions"
 
 
 def _fitness_text(column: LineageColumn, slot: int) -> str:
@@ -339,19 +343,19 @@ def _lineage_tree(lineage: Lineage, tones: Mapping[int, str]) -> list[Html]:
     (2, True)
     """
     if lineage.size > _MOST_MEMBERS:
-        text = f"The tree of {lineage.size:,} members is not drawn: {_MOST_MEMBERS} at the most."
+        text = f"The tree of {lineage.size:,} members is not drawn: the limit is {_MOST_MEMBERS}."
         return [el("p.missing", text)]
     shown = lineage.thinned(max(8, min(64, _MOST_NODES // lineage.size)))
     text = (
-        "Generations from left to right, a row for each slot; a line leads to the parent of a "
-        "member. A ring is the best of an evaluation that continues unchanged, a cross a member "
-        "that diverged. A member's figures and changes are shown where the pointer rests."
+        "Generations run from left to right, with a row for each slot; a line leads to the parent "
+        "of a member. A ring marks the best of an evaluation that continues unchanged, a cross a "
+        "member that diverged. Hover over a member for its figures and changes."
     )
     if len(shown.columns) < len(lineage.columns):
         text += (
             f" {len(shown.columns)} of the {len(lineage.columns):,} generations are drawn, evenly "
-            "spread: lines span those between, and show all their changes; rings "
-            "are missing there."
+            "spaced: lines span the ones between and show all their changes, but rings are "
+            "missing there."
         )
     return [el("p.faint", text), _drawn(shown, tones)]
 
@@ -396,7 +400,7 @@ def _drawn(lineage: Lineage, tones: Mapping[int, str]) -> Html:
         *parts,
         viewBox=f"0 0 {_WIDTH} {bottom + _BELOW:.0f}",
         role="img",
-        aria_label="Who comes from whom",
+        aria_label="Lineage",
         font_size="10.5",
     )
 

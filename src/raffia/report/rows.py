@@ -86,7 +86,7 @@ def counted_rows(path: Path) -> tuple[list[Row], list[str], dict[str, int]]:
     with open_plain(path) as file:
         faults = _parse(path.name, _lines(file), found.add)
     for kind, (step, total) in found.steps().items():
-        faults.append(f"{path.name}: of {total:,} rows of {kind} every {step}th was read")
+        faults.append(f"{path.name}: of {total:,} rows of {kind} only every {step}th was read")
     return found.rows(), faults, found.counts
 
 
@@ -197,7 +197,7 @@ def _parse(
             row = json.loads(text)
         except (ValueError, RecursionError):  # RecursionError: brackets thousands deep
             faults.append(
-                f"{name}: line {line:,} is no JSON and was left out"
+                f"{name}: line {line:,} is not JSON and was left out"
                 if ends
                 else f"{name}: the last line, {line:,}, is cut off"
             )
@@ -206,7 +206,7 @@ def _parse(
             if fault := take(line, row):
                 faults.append(f"{name}: line {line:,} {fault}")
         else:
-            faults.append(f'{name}: line {line:,} is no row with a "kind" and was left out')
+            faults.append(f'{name}: line {line:,} is not a row with a "kind" and was left out')
     if len(faults) > _MOST_FAULTS:
         more = len(faults) - _MOST_FAULTS
         faults = [*faults[:_MOST_FAULTS], f"{name}: {more:,} more such lines"]

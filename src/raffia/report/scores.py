@@ -73,7 +73,7 @@ def ranking(groups: Sequence[Group]) -> Html:
 def _by_configuration(groups: Sequence[Group], names: Sequence[str]) -> Html:
     found = scores(groups)
     if not found:
-        return el("p.missing", "No evaluation was written yet.")
+        return el("p.missing", "No evaluation has been written yet.")
     write = column_format([one.last for one in found])
     rows = []
     for one in found:
@@ -85,7 +85,8 @@ def _by_configuration(groups: Sequence[Group], names: Sequence[str]) -> Html:
     heads = ["configuration", "runs", "at the end", "95 % interval", "best evaluation"]
     text = (
         "Best first. At the end: interquartile mean over the runs' newest evaluations, with its "
-        "95 % interval by bootstrap over runs. The best evaluation of many looks better than it is."
+        "95 % interval by bootstrap over runs. Best: the best of many evaluations, which is "
+        "optimistic."
     )
     return join([table(heads, rows, [1, 2, 4]), el("p.faint", text)])
 

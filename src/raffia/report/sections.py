@@ -42,7 +42,7 @@ def learning(groups: Sequence[Group], notes: list[str]) -> Html:
     evaluated = any(run.evaluations for run in runs)
     played = any(run.of("episode") for run in runs)
     if not evaluated:
-        parts.append(el("p.missing", "No evaluation was written yet."))
+        parts.append(el("p.missing", "No evaluation has been written yet."))
     if evaluated or played:
         parts += [
             _curve_legend(groups, panels, evaluated, played),
@@ -51,13 +51,13 @@ def learning(groups: Sequence[Group], notes: list[str]) -> Html:
         parts.append(_grid(panels, "learning"))
     parts.append(_decodings(groups))
     if held_out := held_out_panels(groups):
-        parts += [el("h3", "On held-out rows"), _grid(held_out, "held-out")]
+        parts += [el("h3", "Held-out rows"), _grid(held_out, "held-out")]
     if is_game(runs):
         parts += [el("h3", "Games of the last evaluation"), _games(runs)]
     if len(groups) > 1:
-        parts += [el("h3", "How the configurations differ"), _differences(groups)]
+        parts += [el("h3", "Differences between the configurations"), _differences(groups)]
     if not played and not all(run.by_updates for run in runs):
-        notes.append("no training episodes were written")
+        notes.append("no training episodes were logged")
     return join(parts)
 
 
@@ -67,13 +67,13 @@ def training(groups: Sequence[Group], notes: list[str]) -> Html:
     notes += missing
     parts = [el("h2", "Training")]
     if not panels:
-        return join([*parts, el("p.missing", "No training row was written yet.")])
+        return join([*parts, el("p.missing", "No training row has been written yet.")])
     parts.append(_run_legend(groups))
     if any(len(group.runs) > 1 for group in groups):
         text = "Thick lines are interquartile means over the runs of a configuration."
         parts.append(el("p.faint", text))
     if any(line.curve.low for panel in panels for line in panel.lines):
-        text = "Lines are means of neighbouring rows, bands their least and greatest."
+        text = "Lines are means of adjacent rows, bands their minimum and maximum."
         parts.append(el("p.faint", text))
     return join([*parts, _grid(panels, "training")])
 
@@ -87,13 +87,13 @@ def speed(groups: Sequence[Group]) -> Html:
     names = list(dict.fromkeys([n for some in times.values() for n in some if n != "other"]))
     names = [*names, "other"] if names else []
     if not rates and not names:
-        return join([*parts, el("p.missing", "No rates were written yet.")])
+        return join([*parts, el("p.missing", "No rates have been written yet.")])
     if rates:
         parts += [_run_legend(groups), _grid(rates, "rates")]
     if names:
         tones = [part_tone(name, index) for index, name in enumerate(names)]
         chips = [_chip("area", t, name) for t, name in zip(tones, names, strict=True)]
-        parts += [el("h3", "Where the wall time went"), el("div.legend", *chips)]
+        parts += [el("h3", "Wall time by activity"), el("div.legend", *chips)]
         for index, run in enumerate(leading(groups)[:_MOST_SHOWN]):
             caption = el("figcaption", el("b", run.name)) if len(runs) > 1 else Html("")
             panel = time_panel(run, names)
@@ -117,8 +117,8 @@ def _decodings(groups: Sequence[Group]) -> Html:
     names = decoding_names(groups)
     chips = [_chip("line", tone(i), decoding_label(name)) for i, name in enumerate(names)]
     text = (
-        "The same agents, asked in other ways: by the policy alone, or with the advantage of each "
-        "token added to its logits, so many times. All play the same games. "
+        "The same agents with other decodings: the policy alone, or with the advantage of each "
+        "token added to its logits, times the given weight. All play the same games. "
     )
     text += (
         "Lines are interquartile means over runs, bands their 95 % interval."
@@ -127,7 +127,7 @@ def _decodings(groups: Sequence[Group]) -> Html:
     )
     return join(
         [
-            el("h3", "Ways of speaking"),
+            el("h3", "Decodings"),
             el("div.legend", *chips),
             el("p.faint", text),
             _grid(panels, "decodings"),
@@ -182,23 +182,23 @@ def _curve_legend(
 
 def _curve_text(groups: Sequence[Group]) -> str:
     of_members = any(has_population(run) for group in groups for run in group.runs)
-    best = " Of a population an evaluation is that of its best member." if of_members else ""
+    best = " For a population, an evaluation is that of its best member." if of_members else ""
     if all(len(group.runs) == 1 for group in groups):
         if all(run.of_dialogues for group in groups for run in group.runs):
             return (
-                "Learnt from logged dialogues alone. Evaluations are of games that are played for "
-                "them, or of held-out rows: nothing is learnt from either. Losses of "
-                "such rows do not tell how well the agent speaks; the estimated return is of "
-                "logged "
-                "dialogues, weighed by the agent's probability of their answers." + best
+                "The agent learns from logged dialogues alone. Evaluations play games for this "
+                "purpose, or use held-out rows; neither is learnt from. Losses on such rows do "
+                "not measure how well the agent speaks; the estimated return weights logged "
+                "dialogues by the agent's probability of their answers." + best
             )
         return "Evaluations act without noise; training episodes explore." + best
     return (
         "Thin lines are single runs. Thick lines are the interquartile mean over the runs of a "
-        "configuration (a quarter of them cut from either end; of fewer than four none), bands its "
-        f"95 % interval: percentiles of a bootstrap of {RESAMPLES:,} draws of whole runs with "
-        f"replacement, stratified by configuration (generator PCG64, seed {SEED}). Between "
-        "evaluations values are interpolated; curves end where the first run ends." + best
+        "configuration (without the lowest and the highest quarter; all runs if there are fewer "
+        f"than four), bands its 95 % interval: percentiles of a bootstrap of {RESAMPLES:,} draws "
+        "of whole runs with replacement, stratified by configuration (generator PCG64, seed "
+        f"{SEED}). Values between evaluations are interpolated; curves end where the first run "
+        "ends." + best
     )
 
 
@@ -220,7 +220,7 @@ def _games(runs: Sequence[Run]) -> Html:
 def _differences(groups: Sequence[Group]) -> Html:
     names = differing(groups)
     if not names:
-        return el("p.missing", "Nothing in their config.json tells them apart.")
+        return el("p.missing", "Their config.json files do not differ.")
     rows = [
         [
             el("code", name),

@@ -271,7 +271,7 @@ class _RowTransfer:
 
 
 class _KernelTransfer(_RowTransfer):
-    """The same, by one kernel call."""
+    """Transfer of embeddings to and from memory by one kernel call."""
 
     def __init__(self, memory: Sequence[Tensor], zeroed: Sequence[int]) -> None:
         super().__init__(memory, zeroed)  # the memory that the table's addresses refer to

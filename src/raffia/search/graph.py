@@ -128,7 +128,7 @@ class TreeGraph:
         }
 
     def to_json(self) -> str:
-        """The same as JSON.
+        """The tree as JSON.
 
         >>> node = TreeNode(0, 0, 1, 0.5, 0.5, False, 2, 1.0)
         >>> TreeGraph(0, (node,), ()).to_json()[:31]

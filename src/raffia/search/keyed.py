@@ -333,7 +333,7 @@ def _spread(
 
 
 def _rows_going_on(mask: Tensor) -> Tensor:
-    """Where there is a legal action, bool [B].
+    """Rows with a legal action, bool [B].
 
     >>> _rows_going_on(torch.tensor([[True, False], [False, False]]))
     tensor([ True, False])

@@ -329,7 +329,7 @@ class Legend:
     x: float = -1.0
 
     def words(self, text: str) -> None:
-        """Text only."""
+        """Draw a row of text only."""
         self._text(self._begin(text_width(text, _SIZE)), text)
 
     def widths(self, thin: float, thick: float, most: int) -> None:

@@ -123,7 +123,7 @@ class Tree:
         )
 
     def to(self, device: Any) -> "Tree":
-        """The same on another device.
+        """The tree on another device.
 
         >>> Tree(TensorDict(visits=torch.ones(1, 2), batch_size=[1])).to("cpu").data["visits"]
         tensor([[1., 1.]])

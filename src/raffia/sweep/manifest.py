@@ -131,7 +131,7 @@ def read_manifest(folder: str | Path) -> Manifest:
     """
     path = Path(folder) / MANIFEST
     data: Any = parse_json(path, path.read_bytes())
-    with foreign_reader(path, "it is no manifest of a sweep"):
+    with foreign_reader(path, "it is not the manifest of a sweep"):
         data.pop("raffia")
         runs = tuple(PlannedRun(**_plain_name(run)) for run in data.pop("runs"))
         engine, devices = EngineConfig(**data.pop("engine")), tuple(data.pop("devices"))
@@ -154,5 +154,5 @@ def _plain_name(run: dict[str, Any]) -> dict[str, Any]:
     """A run whose name leads nowhere else; a sweep's folder may come from elsewhere."""
     name = run["name"]
     if not isinstance(name, str) or Path(name).name != name or name in ("", ".", ".."):
-        raise ValueError(f"{name!r} names no folder of a run")
+        raise ValueError(f"{name!r} is not the name of a run folder")
     return run

@@ -54,7 +54,9 @@ class Range:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
-            raise ConfigError(f"{self.low}..{self.high}: the first number must be the smaller one")
+            raise ConfigError(
+                f"{self.low}..{self.high}: the first number must be smaller than the second"
+            )
 
     @property
     def is_log(self) -> bool:
@@ -93,13 +95,13 @@ def read_seeds(text: str) -> list[int]:
     for part in text.split(","):
         first, dots, last = part.partition("..")
         if not first.isdecimal() or (dots and not last.isdecimal()):
-            raise ConfigError(f"--seeds {text}: {part!r} is no seed; write 0..4, or 0,1,7")
+            raise ConfigError(f"--seeds {text}: {part!r} is not a seed; write 0..4, or 0,1,7")
         low, high = int(first), int(last or first)
         if high < low or high - low >= MOST_RUNS:
-            raise ConfigError(f"--seeds {text}: {part!r} is no range of seeds, as 0..4 is")
+            raise ConfigError(f"--seeds {text}: {part!r} is not a range of seeds such as 0..4")
         seeds += range(low, high + 1)
     if len(set(seeds)) < len(seeds):
-        raise ConfigError(f"--seeds {text}: a seed is there twice")
+        raise ConfigError(f"--seeds {text}: a seed occurs twice")
     return seeds
 
 
@@ -112,10 +114,10 @@ def read_choices(words: Sequence[str], flag: str = "--grid") -> dict[str, list[A
     found: dict[str, list[Any]] = {}
     for name, text in _assignments(words, flag):
         if name in found:
-            raise ConfigError(f"{flag}: {name} is there twice")
+            raise ConfigError(f"{flag}: {name} occurs twice")
         values = [_value(part) for part in _COMMAS.split(text)]
         if len({json.dumps(value) for value in values}) < len(values):
-            raise ConfigError(f"{flag} {name}={text}: a value is there twice")
+            raise ConfigError(f"{flag} {name}={text}: a value occurs twice")
         found[name] = values
     return found
 
@@ -129,7 +131,7 @@ def read_ranges(words: Sequence[str]) -> dict[str, Range | list[Any]]:
     found: dict[str, Range | list[Any]] = {}
     for name, text in _assignments(words, "--ranges"):
         if name in found:
-            raise ConfigError(f"--ranges: {name} is there twice")
+            raise ConfigError(f"--ranges: {name} occurs twice")
         ends = _RANGE.fullmatch(text)
         if ends:
             low, high = (
@@ -162,13 +164,15 @@ def plan_runs(
     grid, ranges = grid or {}, ranges or {}
     both = sorted(grid.keys() & ranges.keys())
     if both:
-        raise ConfigError(f"{', '.join(both)}: in --grid and in --ranges; take one of them")
+        raise ConfigError(
+            f"{', '.join(both)}: given in --grid and in --ranges; use only one of them"
+        )
     check_names([*grid, *ranges])
     if bool(ranges) != (num_draws > 0):
-        raise ConfigError("--random N and --ranges NAME=LOW..HIGH go together")
+        raise ConfigError("--random N and --ranges NAME=LOW..HIGH must be given together")
     num = max(num_draws, 1) * math.prod(map(len, grid.values())) * len(seeds)
     if not 0 < num <= MOST_RUNS:
-        raise ConfigError(f"that is {num:,} runs, and a sweep has 1 to {MOST_RUNS:,}")
+        raise ConfigError(f"this makes {num:,} runs, but a sweep can have 1 to {MOST_RUNS:,}")
     points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     draws = [_draw(ranges, seed, index) for index in range(num_draws)] or [{}]
     runs = []
@@ -184,12 +188,12 @@ def check_names(names: Collection[str]) -> None:
     >>> check_names(["loss", "loss.tau"])
     Traceback (most recent call last):
     ...
-    raffia.train.settings.ConfigError: loss holds loss.tau: vary the one or the other
+    raffia.train.settings.ConfigError: loss contains loss.tau: vary only one of them
     """
     for name in names:
         inner = [other for other in names if other.startswith(f"{name}.")]
         if inner:
-            raise ConfigError(f"{name} holds {', '.join(inner)}: vary the one or the other")
+            raise ConfigError(f"{name} contains {', '.join(inner)}: vary only one of them")
     if "seed" in names:
         raise ConfigError("seeds are varied by --seeds, as in --seeds 0..4")
 

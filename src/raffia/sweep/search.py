@@ -40,7 +40,9 @@ class Search:
 
     def __post_init__(self) -> None:
         if self.num_trials < 1 or self.lag < 1 or not self.ranges:
-            raise ConfigError("--optuna N and --ranges NAME=LOW..HIGH go together, N of 1 or more")
+            raise ConfigError(
+                "--optuna N and --ranges NAME=LOW..HIGH must be given together, with N of 1 or more"
+            )
         check_names(self.ranges)
 
     @property

@@ -74,7 +74,7 @@ def make_sweep_engine(
         engine.require([Workers(ROLE, min(num, manifest.num_runs), _needs(manifest, algorithm))])
     except ValueError as error:
         error.add_note(
-            "A sweep has --workers, of which each takes num_threads CPUs, and a card with --devices"
+            "a sweep has --workers with num_threads CPUs each, and with --devices one GPU each"
         )
         engine.close()
         raise

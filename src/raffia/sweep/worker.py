@@ -87,12 +87,12 @@ def train_one(
     """
     folder, view = home / run.name, _Quiet()
     try:
-        is_begun = (folder / CONFIG).exists()
-        config = read_run(folder, algorithm) if is_begun else manifest.config_of(run, algorithm)
+        is_started = (folder / CONFIG).exists()
+        config = read_run(folder, algorithm) if is_started else manifest.config_of(run, algorithm)
         device = device_of_worker(manifest.engine.name, device or config.device)
         if device != config.device:
             config = replace(config, device=device)
-        if is_begun:
+        if is_started:
             result = resume_run(folder, algorithm, config=config, view=view, stop=stop)
         else:
             result = train_run(

@@ -90,7 +90,7 @@ def leaves(node: Node) -> list[Tensor]:
 
 
 def with_leaves(node: Container, leaves: Iterable[Tensor]) -> Container:
-    """The same tree over other tensors, in the order of `leaves`.
+    """Rebuild a tree over other tensors, in the order of `leaves`.
 
     >>> with_leaves(TensorDict(a=1, n=dict(b=2)), [torch.tensor(3), torch.tensor(4)])["n", "b"]
     tensor(4)
@@ -100,7 +100,7 @@ def with_leaves(node: Container, leaves: Iterable[Tensor]) -> Container:
 
 
 def map_leaves(node: Container, function: Callable[[Tensor], Tensor]) -> Container:
-    """The same tree, not locked, with `function` of each tensor, which keeps its shape.
+    """Apply `function`, which preserves shapes, to each tensor of a tree; the result is not locked.
 
     >>> map_leaves(TensorDict(a=1), torch.neg)["a"]
     tensor(-1)

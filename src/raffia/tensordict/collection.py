@@ -554,7 +554,7 @@ class TensorCollection(Construction, Pointwise, Reductions, Node):
         return [(self, other)]
 
     def _cast(self, dtype: torch.dtype) -> Any:
-        """The same tree with every leaf cast."""
+        """Cast every leaf of the tree."""
         return self._map(methodcaller("to", dtype))
 
     def _spread(self, tensor: Tensor, out: list[Tensor]) -> list[Tensor]:

@@ -156,7 +156,7 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 
 def nearest_key(key: NestedKey, keys: Iterable[NestedKey]) -> str:
-    """The same for keys that may be nested, with their names joined by dots."""
+    """The nearest of keys that can be nested, with their names joined by dots."""
     return nearest(dotted(key), [dotted(k) for k in keys])
 
 

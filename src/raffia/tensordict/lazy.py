@@ -162,7 +162,7 @@ class LazyStackedTensorDict(LazyWrites):
         return td
 
     def _of_members(self, members: list[Any]) -> Any:
-        """The same stack over other members, with the same names."""
+        """This stack over other members, with the same names."""
         td = _new_object(type(self))
         td._setup(members, self.stack_dim, self._member_size())
         if self.hook_in is not None or self.hook_out is not None:

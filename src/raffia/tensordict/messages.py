@@ -126,13 +126,14 @@ def difference(theirs: Listed, mine: Listed, there: str, here: str = "here") -> 
             found.append(f"{name} only {here}")
         elif of_theirs[name] != of_mine[name]:
             found.append(
-                f"{name} is {_said(of_theirs[name])} {there}, {_said(of_mine[name])} {here}"
+                f"{name} is {_described(of_theirs[name])} {there}, "
+                f"{_described(of_mine[name])} {here}"
             )
     more = f"; and {len(found) - 3} more" if len(found) > 3 else ""
     return "; ".join(found[:3]) + more
 
 
-def _said(entry: list[Any]) -> str:
+def _described(entry: list[Any]) -> str:
     kind, what, *at = entry
     if kind == "value":
         text = json.dumps(what)

@@ -312,12 +312,12 @@ def explain_swap(error: BaseException, undo: Undo) -> None:
             continue
         if value.shape != was.shape:
             unlike[name] = value.shape, was.shape
-    note = misfit(unlike)
+    note = mismatch_text(unlike)
     if note:
         error.add_note(note)
 
 
-def misfit(unlike: dict[str, tuple[Any, Any]]) -> str:
+def mismatch_text(unlike: dict[str, tuple[Any, Any]]) -> str:
     """A note on parameters whose shapes differ from the module's: {name: (here, there)}."""
     if not unlike:
         return ""

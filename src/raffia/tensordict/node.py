@@ -136,7 +136,7 @@ class Node:
         raise NotImplementedError
 
     def _map(self, fn: Callable[[Tensor], Tensor]) -> Any:
-        """The same tree with `fn` of every leaf; batch sizes and names are kept, locks are not."""
+        """Apply `fn` to every leaf; batch sizes and names are preserved, locks are not."""
         raise NotImplementedError
 
     def _batched(
@@ -163,7 +163,7 @@ class Node:
         raise NotImplementedError
 
     def _rebuild(self, leaves: Iterator[Tensor]) -> Any:
-        """The same tree over other leaves, taken in the order of `_leaves`."""
+        """Rebuild the tree over other leaves, in the order of `_leaves`."""
         raise NotImplementedError
 
     def _unwrapped(self) -> Any:

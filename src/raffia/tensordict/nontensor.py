@@ -190,7 +190,7 @@ class NonTensorData(NonTensor):
     ('text', ['text', 'text'], 'text')
     """
 
-    _data: Any = stored_values.ReadAnew()
+    _data: Any = stored_values.ReadAgain()
     _rows: Any = None  # in `torch.vmap`: the values of the rows, and which dimension was taken away
 
     def __init__(
@@ -213,7 +213,7 @@ class NonTensorData(NonTensor):
             self.names = names
 
     def _like(self, batch_size: torch.Size, names: Names = None) -> NonTensorData:
-        """The same value with another batch size."""
+        """This value with another batch size."""
         out = object.__new__(type(self))
         out._data, out._batch_size = self._data, batch_size
         if self._device is not None:
@@ -328,7 +328,7 @@ class NonTensorData(NonTensor):
         return self._like(shape)
 
     def empty_like(self, batch_size: torch.Size) -> NonTensorData:
-        """The same value with another batch size.
+        """This value with another batch size.
 
         >>> NonTensorData("text").empty_like(torch.Size([2])).batch_size
         torch.Size([2])
@@ -474,7 +474,7 @@ class NonTensorStack(NonTensor, LazyStackedTensorDict):  # type: ignore[misc] # 
         ]
         super().__init__(*members, stack_dim=stack_dim, **options)
 
-    tensordicts: list[Any] = stored_values.ReadAnew()  # type: ignore[assignment]
+    tensordicts: list[Any] = stored_values.ReadAgain()  # type: ignore[assignment]
 
     def _set_members(self, members: list[Any]) -> None:
         super()._set_members(members)
@@ -594,7 +594,7 @@ class NonTensorStack(NonTensor, LazyStackedTensorDict):  # type: ignore[misc] # 
         return NonTensorStack.from_nontensordata(NonTensorData(None, shape, self._device))
 
     def empty_like(self, batch_size: torch.Size) -> Any:
-        """The same values with another batch size.
+        """These values with another batch size.
 
         >>> NonTensorStack("a", "b").empty_like(torch.Size([2])).tolist()
         ['a', 'b']

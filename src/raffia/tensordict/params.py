@@ -215,7 +215,7 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
     @property
     def _tree(self) -> TensorDict:
         if self._shares and not torch.compiler.is_compiling():
-            _expand_anew(self._part.tree)
+            _expand_again(self._part.tree)
         return self._part.tree
 
     @property
@@ -607,11 +607,11 @@ def _registered(leaf: Tensor) -> Tensor:
     return leaf if shared is None else shared
 
 
-def _expand_anew(node: TensorDict) -> None:
+def _expand_again(node: TensorDict) -> None:
     """Re-expand shared parameters, whose `data` or `requires_grad` may have been set."""
     for name, value in node._d.items():
         if isinstance(value, Node):
-            _expand_anew(tree_of(value))
+            _expand_again(tree_of(value))
             continue
         shared = shared_by_rows(value)
         if shared is not None and (

@@ -92,7 +92,7 @@ def _flatten(td: Any, values: list[Any], ndims: list[int | None]) -> Spec:
     return Spec(keys, below, td._batch_size, td._device, td._names, ndims, td._locked, None)
 
 
-def _may_tell(value: Any) -> bool:
+def _shows_vmap_dim(value: Any) -> bool:
     """Whether a value says which dimension `torch.vmap` has taken; `torch.compile` can't ask."""
     compiling = torch.compiler.is_compiling()
     return isinstance(value, Tensor) and not compiling and is_batched(value)
@@ -216,7 +216,7 @@ class Change:
             shape = value.shape
             if size is None:
                 self.by = by = len(shape) - before
-                if self.by == -1 and _may_tell(value):
+                if self.by == -1 and _shows_vmap_dim(value):
                     self.taken = bdim(value)
                 longest = len(old)
                 if self.taken is None or self.taken < longest:

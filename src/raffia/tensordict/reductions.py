@@ -224,7 +224,7 @@ if TYPE_CHECKING:
         def __get__(self, td: Owner, kind: Any) -> BoundReduction[Owner]: ...
 
     class Extreme:
-        """The same of `max` and `min`: pairs of containers, containers or tensors."""
+        """The type of `max` and `min`, for type checkers: pairs, containers or tensors."""
 
         def __get__(self, td: Owner, kind: Any) -> Callable[..., Any]: ...
 

@@ -75,7 +75,7 @@ def replaced_by(td: Container, made: Any, what: str) -> Container:
 def view(
     td: Container, *shape: Any, size: BatchSize = None, batch_size: BatchSize = None
 ) -> Container:
-    """The same tensors with another batch shape of as many rows; never a copy.
+    """View the entries with another batch shape of as many rows; never a copy.
 
     Raises RuntimeError if the number of rows differs or an entry can't be viewed so (`reshape`
     copies then).

@@ -34,7 +34,7 @@ from raffia.tensordict.record import (
 SHARED = {"_data": "_shared_data", "tensordicts": "_shared_tensordicts"}
 
 
-class ReadAnew:
+class ReadAgain:
     """An attribute that each node stores itself, except that a shared value is read again here.
 
     Python looks for it here last, so that what isn't shared takes no longer for it.

@@ -61,7 +61,7 @@ class UnbatchedTensor(Tensor, ValueNode):  # type: ignore[misc] # whose methods 
 
     @property
     def data(self) -> UnbatchedTensor:
-        """The same values, without a gradient.
+        """The values without a gradient.
 
         >>> UnbatchedTensor(torch.ones(2)).data
         UnbatchedTensor(tensor([1., 1.]))
@@ -201,7 +201,7 @@ class UnbatchedTensor(Tensor, ValueNode):  # type: ignore[misc] # whose methods 
         return self._like(shape)
 
     def empty_like(self, batch_size: torch.Size) -> Any:
-        """The same tensor for another batch size.
+        """This tensor for another batch size.
 
         >>> UnbatchedTensor(torch.zeros(3)).empty_like(torch.Size([2])).batch_size
         torch.Size([2])

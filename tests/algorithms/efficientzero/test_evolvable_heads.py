@@ -136,8 +136,11 @@ def test_a_folded_model_says_what_the_model_says_whatever_its_form(env):
 @pytest.mark.parametrize(
     ("settings", "error"),
     [
-        ({"head_hidden_channels": (32, 64)}, r"as many nodes each, such as \(32,\)"),
-        ({"head_hidden_channels": ()}, r"as many nodes each, such as \(1,\)"),
+        (
+            {"head_hidden_channels": (32, 64)},
+            (r"the same number of nodes at the start, such as \(32,\)"),
+        ),
+        ({"head_hidden_channels": ()}, r"the same number of nodes at the start, such as \(1,\)"),
         ({"head_hidden_channels": (200,)}, "set these to 3 and 200, or more"),
         ({"head_hidden_channels": (8,) * 4}, "set these to 4 and 128, or more"),
         ({"max_head_layers": 0}, "max_head_layers=0"),
@@ -152,7 +155,7 @@ def test_forms_that_can_not_be_are_refused(settings, error):
 def test_an_activation_without_a_number_is_refused():
     from raffia.algorithms.efficientzero.heads import LargestHead
 
-    with pytest.raises(ValueError, match="begins with one of ReLU, GELU"):
+    with pytest.raises(ValueError, match="choose one of ReLU, GELU"):
         EfficientZeroModelMLP(4, 2, activation=nn.Hardswish(), largest_head=LargestHead(3, 64))
     model = EfficientZeroModelMLP(4, 2, activation=nn.Tanh(), largest_head=LargestHead(3, 64))
     assert int(model.prediction_network.fc_value_head.activation) == 4

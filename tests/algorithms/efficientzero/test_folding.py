@@ -93,7 +93,7 @@ def test_a_model_of_other_layers_is_refused_and_changes_nothing(build, other, me
     folding = Folding(model)
     shape = IMAGE if isinstance(model, EfficientZeroModel) else VECTOR
     before = outputs(folding.model, shape)
-    with pytest.raises(ValueError, match=rf"{message}.*; fold\(model\) makes a new one"):
+    with pytest.raises(ValueError, match=rf"{message}.*Call fold\(model\) to make a new one"):
         folding.refresh(drawn(other(), seed=1))
     for found, expected in zip(outputs(folding.model, shape), before, strict=True):
         assert torch.equal(found, expected)

@@ -250,8 +250,16 @@ VECTORS = {"observation_shape": (4,), "action": Discrete(2)}
     ("env", "loss", "words"),
     [
         ({"observation_shape": (4, 4)}, {}, "model_factory"),
-        ({"observation_dtype": torch.float64}, {}, "observation_dtype=torch.float64: the networks"),
-        ({}, {"augmentation": ("shift",)}, r"is of images \[C, H, W\], and .* shows \[4\]"),
+        (
+            {"observation_dtype": torch.float64},
+            {},
+            "observation_dtype=torch.float64 is not supported",
+        ),
+        (
+            {},
+            {"augmentation": ("shift",)},
+            (r"needs images \[C, H, W\], but .* has observations of shape \[4\]"),
+        ),
     ],
 )
 def test_what_the_networks_do_not_take_is_refused(env, loss, words):

@@ -82,7 +82,7 @@ def test_entries_that_do_not_fit_are_named_and_nothing_is_loaded():
     assert str(error.value).splitlines()[1:-1] == [
         "  dynamics_network.lstm.weight_ih_l0 is missing",
         "  dynamics_network.lstm.weight_ih_l1 is unknown",
-        "  projection.0.bias has shape [7] where the model has [1024]",
+        "  projection.0.bias has shape [7], but the model expects [1024]",
     ]
     assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
 

@@ -198,7 +198,7 @@ def test_without_categories_there_is_one_number(build, shape):
     assert child.value.shape == child.value_prefix.shape == (3, 1)
     raw = model.decode_value(torch.tensor([[1.0 + 0.003], [0.0]]))
     torch.testing.assert_close(raw, torch.tensor([3.0, 0.0]), rtol=1e-5, atol=1e-5)
-    with pytest.raises(ValueError, match="one output"):
+    with pytest.raises(ValueError, match="one value per row"):
         model.decode_value(torch.zeros(2, 5))
 
 
@@ -334,12 +334,12 @@ def test_the_dynamics_network():
 WRONG_OPTIONS = [
     (dict(norm_type="GN"), "norm_type='GN'.*'BN' is BatchNorm"),
     (dict(discrete_action_encoding_type="binary"), "'one_hot' or 'not_one_hot'"),
-    (dict(sigma_type="free"), "sigma_type='free': it is 'conditioned' or 'fixed'"),
+    (dict(sigma_type="free"), "sigma_type='free' must be 'conditioned' or 'fixed'"),
     (dict(continuous_action_space=True, fixed_sigma_value=0), "fixed_sigma_value=0 .* number > 0"),
     (dict(fixed_sigma_value=float("nan")), "fixed_sigma_value=nan .* number > 0"),
     (
         dict(continuous_action_space=True, discrete_action_encoding_type="nonsense"),
-        "discrete_action_encoding_type='nonsense': it is 'one_hot' or 'not_one_hot'",
+        "discrete_action_encoding_type='nonsense' must be 'one_hot' or 'not_one_hot'",
     ),
     (
         dict(categorical_distribution=False, reward_support_range=(5, 1, 1)),
@@ -353,11 +353,11 @@ WRONG_OPTIONS = [
     (dict(actions=0, continuous_action_space=True), "action_space_size=0.* at least 1"),
 ]
 WRONG_ACTIONS = [
-    ([0, 1, 5], ValueError, "run from 0 to 4, got some from 0 to 5"),
-    ([0, -1, 1], ValueError, "run from 0 to 4, got some from -1 to 1"),
+    ([0, 1, 5], ValueError, "must be from 0 to 4; got actions from 0 to 5"),
+    ([0, -1, 1], ValueError, "must be from 0 to 4; got actions from -1 to 1"),
     ([0.0, 1.0, 2.0], TypeError, r"got torch.float32: pass action.long\(\)"),
-    ([[0, 1], [1, 1], [2, 2]], ValueError, r"shape \[B\], got \[3, 2\]"),
-    ([0, 1], ValueError, "2 actions for 3 latent states"),
+    ([[0, 1], [1, 1], [2, 2]], ValueError, r"shape \[B\]; got \[3, 2\]"),
+    ([0, 1], ValueError, "2 actions were given for 3 latent states"),
 ]
 
 
@@ -373,21 +373,21 @@ def test_wrong_options_actions_and_states_are_refused(build, shape):
         with pytest.raises(kind, match=message):
             model.recurrent_inference(root.latent_state, (h, c), torch.tensor(action))
     action, latent = torch.arange(3), root.latent_state
-    with pytest.raises(ValueError, match=r"each of shape \[1, 3, 6\], got \[1, 2, 6\]"):
+    with pytest.raises(ValueError, match=r"shape \[1, 3, 6\] each; got \[1, 2, 6\]"):
         model.recurrent_inference(latent, (h[:, :2], c), action)
     with pytest.raises(ValueError, match=r"8 \+ 5 = 13 "):
         model.recurrent_inference(latent[:, :7], (h, c), action)
-    with pytest.raises(ValueError, match=r"latent states are"):
+    with pytest.raises(ValueError, match="latent states must have shape"):
         model.prediction_network(latent[:, :7])
 
 
 REFUSED = [
     (lambda: conv((4,)), r"observation_shape=\[4\].*EfficientZeroModelMLP"),
     (lambda: conv(4), r"observation_shape=\[4\].*EfficientZeroModelMLP"),
-    (lambda: vector(IMAGE), r"observation_shape=\[3, 5, 4\].*EfficientZeroModel takes"),
+    (lambda: vector(IMAGE), r"observation_shape=\[3, 5, 4\].*use EfficientZeroModel"),
     (lambda: vector(latent_state_dim=12, latent_norm="SimNorm"), "groups of 8.*=12.*pass 16"),
     (lambda: vector(latent_norm="BN"), "latent_norm='BN'"),
-    (lambda: conv(num_channels=1, downsample=True), "num_channels=1: with downsample"),
+    (lambda: conv(num_channels=1, downsample=True), "num_channels=1 must be at least 2"),
     (lambda: DynamicsNetwork(IMAGE, norm_type=None), "norm_type=None.*'BN' is BatchNorm"),
     (lambda: RepresentationNetwork(IMAGE, downsample=False, norm_type="GN"), "norm_type='GN'"),
     (lambda: PredictionNetwork(IMAGE, 2, norm_type="GN"), "norm_type='GN'"),
@@ -402,7 +402,7 @@ REFUSED = [
     ),
     (
         lambda: conv().initial_inference(torch.rand(2, 3, 4, 5)),
-        r"\['B', 3, 5, 4\], got torch.float32 of shape \[2, 3, 4, 5\]",
+        r"\['B', 3, 5, 4\]; got torch.float32 of shape \[2, 3, 4, 5\]",
     ),
     (lambda: conv().initial_inference(torch.rand(3, 5, 4)), r"\['B', 3, 5, 4\]"),
     (
@@ -411,7 +411,7 @@ REFUSED = [
     ),
     (
         lambda: vector().initial_inference(torch.rand(2, 5)),
-        r"shape \[B, 4\], got torch.float32 of shape \[2, 5\]",
+        r"shape \[B, 4\]; got torch.float32 of shape \[2, 5\]",
     ),
     (lambda: vector().initial_inference(torch.rand(4)), r"shape \[B, 4\]"),
 ]
@@ -428,7 +428,7 @@ def test_what_is_refused():
 def test_an_observation_of_another_precision_is_refused(build, shape, downsample):
     model = build(**{"downsample": True} if downsample and build is conv else {})
     obs = torch.rand(2, *shape)
-    message = r"torch.float64 and .* torch.float32: pass observation.to\(torch.float32\)"
+    message = r"torch.float64, but .* torch.float32: pass observation.to\(torch.float32\)"
     for call in (
         model.initial_inference,
         fold(model).root,
@@ -438,5 +438,5 @@ def test_an_observation_of_another_precision_is_refused(build, shape, downsample
             call(obs.double())
     with torch.autocast("cpu", torch.bfloat16):
         assert model.initial_inference(obs.bfloat16()).value.shape == (2, 601)
-    with pytest.raises(TypeError, match="torch.float32 and the weights torch.float64"):
+    with pytest.raises(TypeError, match="torch.float32, but the weights are torch.float64"):
         model.double().initial_inference(obs)

@@ -118,7 +118,7 @@ def test_members_that_came_to_grief_or_learn_on():
     for leaf in states["params"].values(True, True):
         leaf.add_(1.0)
     assert torch.equal(planner.root(state[:3]).value, value)
-    with pytest.raises(ValueError, match="4 rows are not as many of each of 3 members"):
+    with pytest.raises(ValueError, match="4 rows cannot be divided equally among 3 members"):
         planner.root(state)
 
 

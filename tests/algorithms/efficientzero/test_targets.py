@@ -173,7 +173,7 @@ def test_nothing_is_asked_for_behind_a_termination():
     batch_of(replay, planner, [2, 3, 3, 7])
     [asked] = planner.asked  # each value once
     assert asked.flatten().tolist() == [4, 5, 6, 7, 8, 9]
-    with pytest.raises(ValueError, match=r"n_step \+ 1 = 5 rows, got 6"):
+    with pytest.raises(ValueError, match=r"n_step \+ 1 = 5 rows; got 6"):
         batch_of(replay, Table(torch.zeros(10), configured(2, 2)), [0])
 
 

@@ -219,7 +219,7 @@ def test_settings_without_sense_are_refused():
         agent.double_q = False
     with pytest.raises(ValueError, match="batch_size=0"):
         small_agent(batch_size=0)
-    with pytest.raises(ValueError, match="per_token=False Q is a number"):
+    with pytest.raises(ValueError, match="per_token=False Q is one number"):
         small_agent(per_token=False).cql_weight = 0.1
 
 
@@ -240,7 +240,7 @@ def test_the_published_description_is_gpt2s():
         ({"arch": "mlp"}, "only 'gpt'"),
         ({"activation": "Relu"}, "activation='Relu' is none of 'GELU', 'ReLU'"),
         ({"min_layers": 4, "max_layers": 2}, "1 <= min_layers <= max_layers"),
-        ({"n_head": 3}, "n_head may be one of"),
+        ({"n_head": 3}, "n_head can be one of"),
     ],
 )
 def test_wrong_descriptions_are_refused_by_name(wrong, match):
@@ -290,19 +290,19 @@ def test_a_model_of_transformers_is_a_trunk(tmp_path):
 
 def test_data_that_do_not_fit_are_refused():
     agent = small_agent()
-    with pytest.raises(ValueError, match="has 11 tokens and the model 9"):
+    with pytest.raises(ValueError, match="has 11 tokens, but the model has 9"):
         small_agent(net={"vocab_size": 9})
     long = DialogueDataset.of_points(rows(), Vocabulary(11), max_len=64)
     with pytest.raises(ValueError, match="context is block_size=32"):
         small_agent(long)
     with pytest.raises(ValueError, match=r"lacks \['rewards'\].*collate"):
         agent.get_loss(agent.prepare_inputs(rows()).exclude("rewards"))
-    with pytest.raises(ValueError, match="rows of .* tokens, and the model's context is 8"):
+    with pytest.raises(ValueError, match="rows have .* tokens, but the model's context holds 8"):
         small_agent(net={"block_size": 8}).learn()
     alone = ILQL(None, SMALL)
-    with pytest.raises(ValueError, match="without a data set"):
+    with pytest.raises(ValueError, match="without a dataset"):
         alone.prepare_inputs(rows())
-    with pytest.raises(ValueError, match="without a data set"):
+    with pytest.raises(ValueError, match="without a dataset"):
         alone.learn()
 
 

@@ -61,11 +61,11 @@ def test_so_it_does_for_rows_that_go_on_were_cut_or_have_no_action(level):
 @pytest.mark.parametrize(
     ("name", "cut", "says"),
     [
-        ("rewards", slice(0, -1), "rewards [12, {A1}] must be [12, {A}]"),
-        ("terminals", slice(0, -1), "terminals [12, {A}] must be [12, {A2}]"),
-        ("state_idxs", slice(0, -1), "state_idxs [12, {A}] must be [12, {A2}]"),
-        ("action_mask", slice(0, -1), "action_mask [12, {A1}] must be [12, {A}]"),
-        ("attn_mask", slice(1, None), "attn_mask [12, {T1}] must be [12, {T}]"),
+        ("rewards", slice(0, -1), "rewards has shape [12, {A1}], but must be [12, {A}]"),
+        ("terminals", slice(0, -1), "terminals has shape [12, {A}], but must be [12, {A2}]"),
+        ("state_idxs", slice(0, -1), "state_idxs has shape [12, {A}], but must be [12, {A2}]"),
+        ("action_mask", slice(0, -1), "action_mask has shape [12, {A1}], but must be [12, {A}]"),
+        ("attn_mask", slice(1, None), "attn_mask has shape [12, {T1}], but must be [12, {T}]"),
     ],
 )
 def test_entries_of_unequal_length_are_refused(agent, name, cut, says):
@@ -80,9 +80,9 @@ def test_entries_of_unequal_length_are_refused(agent, name, cut, says):
 
 def test_rows_that_lie_about_their_number_are_refused(agent):
     batch = given(agent)
-    with pytest.raises(ValueError, match=r"rewards \[11, .*must be \[12,"):
+    with pytest.raises(ValueError, match=r"rewards has shape \[11, .*must be \[12,"):
         agent.get_loss({**batch, "rewards": batch["rewards"][1:]})
-    with pytest.raises(ValueError, match=r"tokens \[.*\] must be \[rows, tokens\]"):
+    with pytest.raises(ValueError, match=r"tokens has shape \[.*\], but must be \[rows, tokens\]"):
         agent.get_loss({**batch, "tokens": batch["tokens"][0]})
 
 
@@ -100,7 +100,9 @@ def test_places_outside_of_the_row_are_refused(per_token):
     if per_token:  # the token behind it would be the action
         places = batch["action_idxs"].clone()
         places[1, 0] = length - 1
-        with pytest.raises(ValueError, match=f"action_idxs holds {length - 1}, .*behind it"):
+        with pytest.raises(
+            ValueError, match=f"action_idxs holds {length - 1}, .*after that position"
+        ):
             agent.get_loss({**batch, "action_idxs": places})
 
 

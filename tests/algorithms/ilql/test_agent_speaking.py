@@ -67,7 +67,7 @@ def test_better_tokens_are_likelier_with_the_sign_of_the_advantage_alone():
 
 def test_wrong_uses_are_refused():
     agent = small_agent()
-    with pytest.raises(ValueError, match="has 12 tokens and the model 11"):
+    with pytest.raises(ValueError, match="has 12 tokens, but the model has 11"):
         ILQL_Policy(agent, character_tokenizer(["abcdef"]))
     with pytest.raises(ValueError, match="has ended"):
         speaker().get_policy(TOKENIZER).act(Said([("a", 0.0)], terminal=True))
@@ -77,7 +77,7 @@ def test_wrong_uses_are_refused():
         ILQL_Evaluator(Letters, TOKENIZER, num_games=0)
     with pytest.raises(ValueError, match="n=0"):
         TopAdvantageNGrams(0)
-    with pytest.raises(ValueError, match="whole utterances only"):
+    with pytest.raises(ValueError, match="only whole utterances"):
         TopAdvantageNGrams(2).evaluate(small_agent(per_token=False), rows())
 
 

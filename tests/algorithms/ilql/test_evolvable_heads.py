@@ -143,7 +143,7 @@ def test_an_agent_takes_over_forms_and_keeps_them_when_its_language_model_change
 
 
 def test_forms_that_can_not_be_are_refused():
-    with pytest.raises(ValueError, match="take max_head_nodes=32 or more, or None"):
+    with pytest.raises(ValueError, match="Set max_head_nodes=32 or more, or None"):
         learner_of(model={"evolvable_heads": True, "max_head_nodes": 31})
     for name in ("max_head_nodes", "max_head_layers"):
         with pytest.raises(ValueError, match=f"{name}=0"):

@@ -51,7 +51,7 @@ def test_an_agent_learns_from_it_and_goes_on(tmp_path, kind):
 
 def test_rows_that_are_too_long_say_what_to_do():
     with pytest.raises(
-        ValueError, match=r"rows of 40 tokens, .* context is 32: .*point\.cut\(32\)"
+        ValueError, match=r"rows have 40 tokens, .* context holds 32: .*point\.cut\(32\)"
     ):
         small_agent(Long(VOCABULARY)).learn()
     with pytest.raises(ValueError, match=r"40 tokens, more than the 32 .* point\.cut\(32\)"):

@@ -163,9 +163,13 @@ def test_folders_and_ids_tell_the_format(tmp_path, monkeypatch):
     lerobot(tmp_path / "robot", "v2.1", FILES["v2.1"])
     assert [len(episode) for episode in read_episodes(tmp_path / "robot")] == [2, 1]
     (tmp_path / "notes.txt").write_text("obs")
-    with pytest.raises(ValueError, match="notes.txt: its name does not tell its format; known are"):
+    with pytest.raises(
+        ValueError, match="notes.txt cannot be recognized from its name. Supported are"
+    ):
         read_episodes(tmp_path / "notes.txt")
-    with pytest.raises(FileNotFoundError, match="no file or folder toy/door-v1, and Minari has no"):
+    with pytest.raises(
+        FileNotFoundError, match="no file or folder toy/door-v1, and no Minari dataset"
+    ):
         read_episodes("toy/door-v1")
 
 
@@ -194,7 +198,7 @@ def test_forms_of_saved_data_sets(tmp_path):
 def test_a_state_leads_to_no_other_folder(tmp_path, name):
     folder = save_to_disk(tmp_path / "saved", part(0, 5))
     write_json(folder / "state.json", {"_data_files": [{"filename": name}]})
-    with pytest.raises(MalformedDataError, match="no name of a file in this folder"):
+    with pytest.raises(MalformedDataError, match="not the name of a file in this folder"):
         read_hugging_face(folder)
 
 
@@ -256,7 +260,7 @@ def test_what_is_no_lerobot_data_set_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"meta.info\.json"):
         read_lerobot(tmp_path)
     write_json(tmp_path / "meta" / "info.json", {"codebase_version": "v1.6"})
-    with pytest.raises(MalformedDataError, match=r"'v1.6'; versions \('v2', 'v3'\) are read"):
+    with pytest.raises(MalformedDataError, match=r"'v1.6'; supported are \('v2', 'v3'\)"):
         read_lerobot(tmp_path)
     write_json(tmp_path / "meta" / "info.json", {"codebase_version": "v3.0"})
     with pytest.raises(FileNotFoundError, match="no file data/chunk"):
@@ -323,11 +327,11 @@ def test_minaris_tables(tmp_path, kind):
 
 
 def test_minaris_tables_whose_metadata_differ_are_refused(tmp_path):
-    with pytest.raises(MalformedDataError, match="it holds 2 episodes, and its metadata has 3"):
+    with pytest.raises(MalformedDataError, match="it holds 2 episodes, but its metadata says 3"):
         read_minari(minari_tables(tmp_path / "a", total_episodes=3))
     folder = minari_tables(tmp_path / "b")
     write_json(folder / "data" / "0" / "metadata.json", {"total_steps": 4})
-    with pytest.raises(MalformedDataError, match="3 steps, and its attribute total_steps is 4"):
+    with pytest.raises(MalformedDataError, match="3 steps, but its attribute total_steps is 4"):
         read_minari(folder)[0]
 
 
@@ -335,7 +339,7 @@ def test_minaris_data_sets_are_found_by_their_id(tmp_path, monkeypatch):
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
     minari_tables(tmp_path / "toy" / "door-v0")
     assert len(read_minari("toy/door-v0")) == 2
-    with pytest.raises(FileNotFoundError, match="no folder toy/door-v1; .* or a data set's id"):
+    with pytest.raises(FileNotFoundError, match="no folder toy/door-v1; .* or the id of a dataset"):
         read_minari("toy/door-v1")
 
 
@@ -359,9 +363,9 @@ def test_d4rl_without_timeouts_or_with_numbers_as_flags(tmp_path):
     ("changes", "words"),
     [
         ({"terminals": None}, "there is no 'terminated'"),
-        ({"rewards": np.zeros(4)}, r"it has \(4,\) rows, and there are 5 steps"),
+        ({"rewards": np.zeros(4)}, r"it has \(4,\) rows, but there are 5 steps"),
         ({"timeouts": np.zeros((5, 1), bool)}, "one value for each step"),
-        ({"actions": np.array([b"a"] * 5)}, "can't be in a tensor"),
+        ({"actions": np.array([b"a"] * 5)}, "cannot be stored in a tensor"),
     ],
 )
 def test_d4rl_that_is_malformed_is_refused(tmp_path, changes, words):
@@ -387,7 +391,7 @@ def test_a_small_stream_that_asks_for_a_large_memory_is_refused(stream):
     at = content.find(struct.pack("<I", 0xFD2FB528)) - 8
     content[at : at + 8] = struct.pack("<q", 2**40)
     path.write_bytes(bytes(content))
-    with pytest.raises(MalformedDataError, match="asks for a large memory"):
+    with pytest.raises(MalformedDataError, match="needs a lot of memory"):
         read_hugging_face(folder)
 
 

@@ -133,22 +133,25 @@ def of(**changes):
 
 
 MISSING = r"no \('next', 'obs'\): the observation after the last step is missing"
-FLAG = "one true or false a step"
-NO_COLUMN = "is a column, so it can't hold"
+FLAG = "one true or false for each step"
+NO_COLUMN = "is a column, so it cannot contain"
 BAD = {  # in any format: what is done to an episode of three steps, and what the error says
     "early end": (ends_early, "the episode ends here, but 1 more of its steps follow"),
     "no end": (never_ends, "neither terminated nor truncated.*truncate_unfinished=True"),
     "no last observation": (lambda s: {**s, "obs": s["obs"][:3]}, MISSING),
     "next of another shape": (with_next(obs=np.zeros((3, 4), "f4")), r"shape \[4\].*shape \[2\]"),
-    "more next than before": (with_part_after, r"no \('obs', 'b'\) before it"),
-    "rewards [1]": (of(reward=ONES[:, None]), r"shape \[1\]; a reward is one real|list of rewards"),
-    "true rewards": (of(reward=ONES > 0), "one real number a step|true or false"),
+    "more next than before": (with_part_after, r"no entry \('obs', 'b'\) to go with it"),
+    "rewards [1]": (
+        of(reward=ONES[:, None]),
+        r"shape \[1\]; a reward must be one real|list of rewards",
+    ),
+    "true rewards": (of(reward=ONES > 0), "one real number for each step|true or false"),
     "ends as integers": (of(terminated=np.array([0, 0, 1])), FLAG),
     "ends as fractions": (of(truncated=np.zeros(3)), FLAG),
     "ends [1]": (of(truncated=np.array([[False]] * 3)), FLAG),
     "another width": (of(obs=np.ones((4, 4), "f4")), r"\b4\b"),
 }
-LENGTH = "it has {} rows, which should be 3( or 4)?: there are 3 rewards"
+LENGTH = "it has {} rows, but should have 3( or 4)?: there are 3 rewards"
 BAD_WHOLE = {  # where an episode is in one piece
     **{
         f"{name} {change:+}": (
@@ -160,7 +163,7 @@ BAD_WHOLE = {  # where an episode is in one piece
     },
     "observations twice": (
         lambda s: {**s, "next": {"obs": s["obs"][1:]}},
-        "gives once more; leave one of them out",
+        "repeats what .* leave one of them out",
     ),
     "next is a column": (of(next=ONES), NO_COLUMN),
     "next is taken": (of(next={"more": ONES}, more={"x": np.ones(4)}), NO_COLUMN),
@@ -190,9 +193,9 @@ def test_bad_episodes_in_one_piece_are_refused(whole, folder, simple, kind):
 @pytest.mark.parametrize(
     ("columns", "why"),
     [
-        ({"stat": "obs"}, r"no column 'stat', which `columns` names, only 'action'|'actions'"),
-        ({"weight": "extra", "more": "extra"}, "two columns are called 'extra'"),
-        ({"weight": ("more", "weight")}, r"'more' is a column, so it can't hold"),
+        ({"stat": "obs"}, r"no column 'stat', which `columns` names; only 'action'|'actions'"),
+        ({"weight": "extra", "more": "extra"}, "two columns have the name 'extra'"),
+        ({"weight": ("more", "weight")}, r"'more' is a column, so it cannot contain"),
         *[
             ({name: None}, rf"there is no '{name}', only .*columns={{<its name>: '{name}'}}")
             for name in ("obs", "action", "reward", "terminated", "truncated")
@@ -200,7 +203,7 @@ def test_bad_episodes_in_one_piece_are_refused(whole, folder, simple, kind):
         *[
             (
                 {"terminated": name, "truncated": None},
-                rf"there is '{name}', and neither .*columns={{'{name}': 'terminated'}}",
+                rf"there is '{name}', but neither .*columns={{'{name}': 'terminated'}}",
             )
             for name in ("done", "dones")
         ],
@@ -222,7 +225,7 @@ def test_numbers_that_are_not_finite_are_refused_unless_asked_for(form, folder, 
     column = "next.obs" if form.by_step and name == "obs" else name
     step = 0 if form.by_step and name == "obs" else 1
     assert found.where in [form.where(1, 2, step, column), form.where(1, 2, 1, name)]
-    assert found.why == f"it holds {bad}; to take NaN and infinity: allow_nan=True"
+    assert found.why == f"it contains {bad}; to accept NaN and infinity: allow_nan=True"
     td = list(form.read(path, allow_nan=True))[1]
     assert torch.equal(td[name].isfinite(), torch.from_numpy(np.isfinite(source[name][:3])))
 
@@ -231,7 +234,7 @@ def test_unfinished_episodes_and_odd_columns_can_be_read(form, folder, simple):
     with pytest.raises(FileNotFoundError, match="there is no (file|folder) .*absent"):
         form.read(folder / "absent")
     if form.read is not read_minari:
-        with pytest.raises(IsADirectoryError, match="is a folder; give the file"):
+        with pytest.raises(IsADirectoryError, match="is a folder; pass the file"):
             form.read(folder)
     path = form.write(folder, [simple(2), never_ends(simple(3))])
     one, other = form.read(path, truncate_unfinished=True)

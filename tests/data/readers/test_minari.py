@@ -116,7 +116,7 @@ def test_metadata_and_attributes(tmp_path):
     assert episodes.metadata["total_episodes"] == 1
     for text, why in [
         ("", "JSONDecodeError"),
-        ("[1]", "it is not an object"),
+        ("[1]", "it is not a JSON object"),
         ("[" * 99_999, "RecursionError"),
     ]:
         (tmp_path / "data" / "metadata.json").write_text(text)
@@ -142,15 +142,15 @@ def chunked(file):
     file["episode_0"].create_dataset("infos/x", data=np.ones(3), chunks=(3,), compression="gzip")
 
 
-UNREAD = "it can't be read"
+UNREAD = "it cannot be read"
 DAMAGES = [
     *[
         (lambda raw, file, content=content: content, "the file", UNREAD)
         for content in (b"", b"\x89HDF\r\n\x1a\n", b"PAR1" * 9, b"\0" * 4096)
     ],
     (lambda raw, file: raw[:-100], "the file", UNREAD),
-    (not_a_bool, "episode_0/terminations", "it holds bytes that are neither true nor false"),
-    (other_bytes_in_a_chunk, "episode_0/infos/x", "it can't be read (OSError"),
+    (not_a_bool, "episode_0/terminations", "it contains bytes that are neither true nor false"),
+    (other_bytes_in_a_chunk, "episode_0/infos/x", "it cannot be read (OSError"),
 ]
 
 
@@ -168,7 +168,7 @@ def test_files_and_folders_of_something_else(tmp_path):
     with pytest.raises(MalformedDataError, match=r"hopper.hdf5.*D4RL's flat layout.*read_d4rl"):
         read_minari(tmp_path / "hopper.hdf5")
     folder = made(tmp_path)
-    with pytest.raises(FileNotFoundError, match="main_data.hdf5 is a file; give the folder that"):
+    with pytest.raises(FileNotFoundError, match="main_data.hdf5 is a file; pass the folder that"):
         read_minari(folder / "data" / "main_data.hdf5")
     with pytest.raises(FileNotFoundError, match="no data/main_data.hdf5 in .*; it holds main_data"):
         read_minari(folder / "data")
@@ -177,12 +177,12 @@ def test_files_and_folders_of_something_else(tmp_path):
 @pytest.mark.parametrize(
     ("names", "total", "why"),
     [
-        ([], 0, "it holds no group episode_0: there is no episode in it"),
+        ([], 0, "it has no group episode_0, so it holds no episodes"),
         (["0", "1", "3"], 3, "there is no group episode_2, but episode_3"),
         (["1"], 1, "there is no group episode_0, but episode_1"),
-        (["0", "1"], 3, "it holds 2 episodes, and its metadata has 3"),
-        (["0", "1"], "many", "it holds 2 episodes, and its metadata has many"),
-        (["01", "x", "9" * 5000], 0, "it holds no group episode_0"),
+        (["0", "1"], 3, "it holds 2 episodes, but its metadata says 3"),
+        (["0", "1"], "many", "it holds 2 episodes, but its metadata says many"),
+        (["01", "x", "9" * 5000], 0, "it has no group episode_0"),
     ],
 )
 def test_episodes_that_are_not_there(tmp_path, names, total, why):
@@ -222,11 +222,11 @@ def group_of_rewards(file):
 @pytest.mark.parametrize(
     ("add", "why"),
     [
-        (with_steps(2), "episode_0: it has 3 steps, and its attribute total_steps is 2"),
-        (with_steps("three"), "episode_0: it has 3 steps, and its attribute .* is three"),
-        (with_steps([3, 3]), r"episode_0: it has 3 steps, and its attribute .* is \[3, 3\]"),
+        (with_steps(2), "episode_0: it has 3 steps, but its attribute total_steps is 2"),
+        (with_steps("three"), "episode_0: it has 3 steps, but its attribute .* is three"),
+        (with_steps([3, 3]), r"episode_0: it has 3 steps, but its attribute .* is \[3, 3\]"),
         (unlike, r"episode_1/observations: .*shape \[5\], in the f"),
-        (linked, "it is a link to elsewhere"),
+        (linked, "it is a link to another place"),
         (an_array, "episode_1: it is not a group"),
         (group_of_rewards, "there is no 'reward'"),
     ],
@@ -288,8 +288,14 @@ def other_bytes(group):
 
 CHUNK = {"shape": (3,), "maxshape": (None,), "chunks": (5 * 10**6,), "compression": "gzip"}
 NUMBERS = [{"chunks": (1, 10**6), "compression": "gzip", "put": 1.0}, CHUNK | {"put": 1}]
-LINK, ELSEWHERE = "it is a link to elsewhere", "its numbers are in another file, which is not read"
-NO_ROWS, OBJECT = "it is not an array with a row for each step", "its dtype object can't be in"
+LINK, ELSEWHERE = (
+    "it is a link to another place",
+    "its numbers are in another file, which is not read",
+)
+NO_ROWS, OBJECT = (
+    "it is not an array with a row for each step",
+    "its dtype object cannot be stored in",
+)
 
 
 @pytest.mark.parametrize(
@@ -298,21 +304,25 @@ NO_ROWS, OBJECT = "it is not an array with a row for each step", "its dtype obje
         (infos(h5py.SoftLink("/episode_0/actions")), "/infos", LINK),
         (infos(h5py.SoftLink("/nowhere")), "/infos", LINK),
         (infos(h5py.ExternalLink("/etc/passwd", "/x")), "/infos", LINK),
-        (cycle, "/infos/a/c", "groups are nested without end"),
-        (twice, "/infos/b", "groups are nested without end"),
-        (deep, "/infos" + "/a" * 31, "or too deeply"),
+        (cycle, "/infos/a/c", "groups are nested too deeply"),
+        (twice, "/infos/b", "groups are nested too deeply"),
+        (deep, "/infos" + "/a" * 31, "too deeply"),
         (dataset((3,), "i1", external=[("/etc/passwd", 0, 3)]), "/infos", ELSEWHERE),
         (virtual, "/infos", ELSEWHERE),
         (infos(["a", "b", "c"]), "/infos", OBJECT + " a tensor; to leave the column out: col"),
-        (infos(np.array([b"a", b"b", b"c"])), "/infos", "its dtype |S1 can't be in a tensor"),
+        (
+            infos(np.array([b"a", b"b", b"c"])),
+            "/infos",
+            "its dtype |S1 cannot be stored in a tensor",
+        ),
         (dataset((3,), h5py.vlen_dtype(np.int32), put=[1, 2]), "/infos", OBJECT),
         (dataset((3,), h5py.ref_dtype, put=lambda group: group.ref), "/infos", OBJECT),
         (infos(np.zeros(3, [("a", "f4"), ("b", "i4")])), "/infos", "leave the column out: columns"),
-        (infos(np.zeros(3, "V5")), "/infos", "its dtype |V5 can't be in a tensor"),
-        (infos(np.zeros(3, np.longdouble)), "/infos", "can't be in a tensor"),
+        (infos(np.zeros(3, "V5")), "/infos", "its dtype |V5 cannot be stored in a tensor"),
+        (infos(np.zeros(3, np.longdouble)), "/infos", "cannot be stored in a tensor"),
         (infos(3.0), "/infos", NO_ROWS),
         (infos(h5py.Empty("f4")), "/infos", NO_ROWS),
-        (dataset((3,), "f4"), "/infos", "nothing was ever written into it"),
+        (dataset((3,), "f4"), "/infos", "nothing has been written to it"),
         (dataset((3, 10**9), "f4", **NUMBERS[0]), "/infos", "it takes 12000000000 bytes, of wh"),
         (
             dataset(dtype="i4", scaleoffset=0, **NUMBERS[1]),

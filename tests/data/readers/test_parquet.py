@@ -123,11 +123,14 @@ def test_episodes_may_be_longer_than_what_is_read_at_once(tmp_path):
 DATE, TIME = datetime.datetime(2020, 1, 1), pa.array([1, 2, 3, 4], pa.time32("s"))
 DEEP_DICT = functools.reduce(lambda x, _: {"a": x}, range(40), 1)
 DEEP_LIST = functools.reduce(lambda x, _: [x], range(40), 1.0)
-NULL, LEFT_OUT = "null, which is no number", "can't be in a tensor; to leave the column out"
+NULL, LEFT_OUT = (
+    "null, which is not a number",
+    "cannot be stored in a tensor; to leave the column out",
+)
 TWICE = {"terminated": [True, False, True, True], "truncated": [False] * 4}
 FIRST = "the episode from row 0"
 BAD_ROWS = [
-    ({"obs": [[1.0], [1.0], [1.0, 2.0], [1.0]]}, "row 2, 'obs'", "a list of 2 where those bef"),
+    ({"obs": [[1.0], [1.0], [1.0, 2.0], [1.0]]}, "row 2, 'obs'", "a list of 2, but the ones bef"),
     ({"obs": [[1.0, 2.0], None] * 2}, "row 1, 'obs'", NULL),
     ({"obs": [[1.0, 2.0], [1.0, None]] * 2}, "row 1, 'obs'", NULL),
     ({"action": [1, 2, 3, None]}, "row 3, 'action'", NULL),
@@ -141,34 +144,34 @@ BAD_ROWS = [
     ({"action": pa.nulls(4)}, "the file, 'action'", f"null {LEFT_OUT}"),
     ({"action": [{"x": 1}, {"x": 2}, None, {"x": 2}]}, "row 2, 'action.x'", NULL),
     ({"action": [{"x": 1}, {"x": None}] * 2}, "row 1, 'action.x'", NULL),
-    ({"action": [DEEP_DICT] * 4}, "the file, 'action", "nested more than 32 deep"),
-    ({"action": [DEEP_LIST] * 4}, "the file, 'action'", "nested more than 32 deep"),
+    ({"action": [DEEP_DICT] * 4}, "the file, 'action", "nested more than 32 levels deep"),
+    ({"action": [DEEP_LIST] * 4}, "the file, 'action'", "nested more than 32 levels deep"),
     ({"reward": ["a", "b", "c", "d"]}, "the file, 'reward'", f"string {LEFT_OUT}"),
-    ({"reward": [True, False] * 2}, f"{FIRST}, 'reward'", "one real number a ste"),
-    ({"episode": None}, "the file", "each names its episode; there is no 'episode', only"),
+    ({"reward": [True, False] * 2}, f"{FIRST}, 'reward'", "one real number for each ste"),
+    ({"episode": None}, "the file", "each row must name its episode; there is no 'episode', only"),
     ({"episode": [1, None, 2, 3]}, "row 1, 'episode'", "null, which names no episode"),
     ({"episode": [1.0, 1.0, 2.0, 2.0]}, "the file, 'episode'", "double, not integers or strin"),
     ({"episode": [True] * 4}, "the file, 'episode'", "bool, not integers or strings"),
-    ({"episode": [1, 2, 2, 1], **TWICE}, "row 3, 'episode'", "has ended before; its steps must"),
+    ({"episode": [1, 2, 2, 1], **TWICE}, "row 3, 'episode'", "ended before; its steps must"),
     ({"episode": [1, 1, 1, 1]}, "row 1", "the episode ends here, but 2 more of its steps"),
     ({"next_obs": None}, f"{FIRST}, 'obs'", "no ('next', 'obs'): the observation"),
     ({"reward": None}, "the file", "there is no 'reward', only"),
 ]
 STEP = "row 1, 'obs', step 1"
-WHOLE = "where a row is an episode"
+WHOLE = ", but each row is an episode"
 BAD_EPISODES = [
     ({"obs": [[[1.0], [2.0], [3.0]], [[1.0], [2.0, 3.0], [4.0]]]}, STEP, "a"),
     ({"obs": [[[1.0], [2.0], [3.0]], [[1.0], None, [4.0]]]}, STEP, "null, wh"),
     ({"obs": [[[1.0], [2.0], [3.0]], [[1.0], [None], [4.0]]]}, STEP, "null,"),
-    ({"obs": [[[1.0], [2.0], [3.0]], None]}, "row 1, 'obs'", "null, which is no episode"),
+    ({"obs": [[[1.0], [2.0], [3.0]], None]}, "row 1, 'obs'", "null, which is not an episode"),
     ({"action": [[1, 2], [1, None]]}, "row 1, 'action', step 1", NULL),
-    ({"action": [[1, 2], [1]]}, "row 1, 'action'", "it has 1 rows, which should be 2"),
-    ({"action": [[1, 2], []]}, "row 1, 'action'", "it has 0 rows, which should be 2"),
-    ({"reward": [[1, 2], []]}, "row 1, 'reward'", "it is empty; an episode has at least one"),
-    ({"action": [1, 2]}, "the file, 'action'", f"int64 {WHOLE}, as the list"),
-    ({"episode": [1.5, 2.5]}, "the file, 'episode'", f"double {WHOLE}"),
+    ({"action": [[1, 2], [1]]}, "row 1, 'action'", "it has 1 rows, but should have 2"),
+    ({"action": [[1, 2], []]}, "row 1, 'action'", "it has 0 rows, but should have 2"),
+    ({"reward": [[1, 2], []]}, "row 1, 'reward'", "it is empty; an episode must have at least one"),
+    ({"action": [1, 2]}, "the file, 'action'", f"int64{WHOLE}, as the list"),
+    ({"episode": [1.5, 2.5]}, "the file, 'episode'", f"double{WHOLE}"),
     ({"seed": [1, 2]}, "the file, 'seed'", "to leave the column out: columns={'seed': None}"),
-    ({"action": [[{"x": 1}, {"x": 2}]] * 2}, "the file, 'action'", "struct<x: int64> can't"),
+    ({"action": [[{"x": 1}, {"x": 2}]] * 2}, "the file, 'action'", "struct<x: int64> cannot"),
     ({"action": [{"x": [1, 2]}, None]}, "row 1, 'action.x'", NULL),
 ]
 BAD = [(steps, *case) for case in BAD_ROWS] + [(episodes, *case) for case in BAD_EPISODES]
@@ -188,7 +191,7 @@ def test_shapes_that_change_between_what_is_read_at_once(tmp_path):
     path = write(tmp_path, columns | {"truncated": [False] * 4096 + [True]})
     found = error(path)
     assert found.where in ("row 4096, 'obs'", "row 4096, 'next_obs'")
-    assert found.why == "rows of [1], before [2]"
+    assert found.why == "rows of [1], but the ones before are [2]"
 
 
 def test_two_columns_of_one_name(tmp_path):
@@ -205,7 +208,7 @@ def test_a_file_that_is_not_parquet_was_cut_off_or_has_no_rows(tmp_path, content
     for wrong in (content, path.read_bytes()[:-50]):
         path.write_bytes(wrong)
         found = error(path)
-        assert found.where == "the file" and "it can't be read" in found.why
+        assert found.where == "the file" and "it cannot be read" in found.why
         assert found.__cause__ is not None
     assert error(write(tmp_path, pa.table(steps()).slice(0, 0))).why == "it has no rows"
 
@@ -217,7 +220,7 @@ def test_a_changed_page_is_found_by_its_check_sum(tmp_path):
     raw[at] ^= 1
     path.write_bytes(raw)
     found = error(path)
-    assert found.where == "row 0" and "can't be read (OSError" in found.why
+    assert found.where == "row 0" and "cannot be read (OSError" in found.why
 
 
 def test_a_part_of_the_file_is_in_memory_at_a_time(tmp_path):
@@ -253,7 +256,7 @@ def test_small_files_that_ask_for_a_large_memory_are_refused(tmp_path, monkeypat
     assert path.stat().st_size < 20_000  # for 8 MB
     assert len(next(iter(read_parquet(path)))) == steps  # what any machine has room for
     monkeypatch.setattr("raffia.data.readers.arrow.SMALL_BYTES", 2**20)
-    with pytest.raises(MalformedDataError, match="only .* are stored: a small file that asks for"):
+    with pytest.raises(MalformedDataError, match="only .* are stored: a small file that needs"):
         next(iter(read_parquet(path)))
     assert len(next(iter(read_parquet(written(noise))))) == steps  # as large, and stored as such
 
@@ -291,7 +294,7 @@ def test_files_of_a_folder_are_alike_and_their_episodes_stand_together(tmp_path)
     folder = write_shards(tmp_path / "b", pa.table(steps()), [2])
     pq.write_table(pa.table(steps()), folder / "part-20.parquet")
     found = error(folder)
-    assert found.path.endswith("part-20.parquet") and "this episode has ended before" in found.why
+    assert found.path.endswith("part-20.parquet") and "this episode ended before" in found.why
     folder = write_shards(tmp_path / "c", pa.table(episodes()), [1])
     wide = episodes(obs=[[[0.0] * 5] * 3, [[1.0] * 5] * 3])
     pq.write_table(pa.table(wide), folder / "part-20.parquet")
@@ -299,5 +302,5 @@ def test_files_of_a_folder_are_alike_and_their_episodes_stand_together(tmp_path)
 
 
 def test_a_folder_without_files_is_said(tmp_path):
-    with pytest.raises(IsADirectoryError, match=r"is a folder; give the file .*\*\.parquet"):
+    with pytest.raises(IsADirectoryError, match=r"is a folder; pass the file .*\*\.parquet"):
         read_parquet(tmp_path)

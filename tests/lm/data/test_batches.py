@@ -37,7 +37,7 @@ def test_buckets_give_few_shapes():
     assert shapes <= {((2, length), (2, 8)) for length in (8, 16, 32)} and len(shapes) == 3
     longer = DialogueDataset.of_points([row_of(40)], Vocabulary(9), buckets=(8,))
     assert longer.take(np.array([0]))["tokens"].shape == (1, 40)
-    with pytest.raises(ValueError, match=r"buckets=\(8, 4\): give rising lengths"):
+    with pytest.raises(ValueError, match=r"buckets=\(8, 4\) must be increasing lengths"):
         DialogueDataset.of_points(points, Vocabulary(9), buckets=(8, 4))
     with pytest.raises(ValueError, match="is longer than max_len=16, the model's context"):
         DialogueDataset.of_points([], Vocabulary(9), buckets=(8, 32), max_len=16)
@@ -98,7 +98,7 @@ def test_statistics_and_the_rows_with_the_highest_returns(cases):
         assert sorted((p.episode_return for p in best), reverse=True) == returns[:num]
         assert sorted(next(best.batches(0, 0, num))["index"].tolist()) == best.rows.tolist()
     assert len(data.best(0.001)) == 1 and len(data.best(0.5).best(0.5)) == 20
-    with pytest.raises(ValueError, match=r"fraction=10 lies above 0 and is at most 1: best\(0.1\)"):
+    with pytest.raises(ValueError, match=r"fraction=10 must be above 0 and at most 1; best\(0.1\)"):
         data.best(10)
 
 
@@ -141,7 +141,7 @@ def test_rows_of_ones_own_are_checked():
     for call, words in (
         (
             lambda: Rows([]).collate([DataPoint.from_tokens([1, 9], [], [])]),
-            "token 1 of the row is 9, and the vocabulary has 9",
+            "token 1 of the row is 9, but the vocabulary has 9",
         ),
         (lambda: Rows([], max_len=4).collate([row_of(5)]), r"row 0 has 5 tok.*point.cut\(4\)"),
         (
@@ -155,10 +155,10 @@ def test_rows_of_ones_own_are_checked():
             "row 0 has 5 tokens, more than the 4 of the context",
         ),
         (lambda: next(Rows([]).batches(0, 0, 2)), r"Rows has no rows: size\(\) is 0"),
-        (lambda: Rows([]).collate([]), "a batch has at least one row, got none"),
+        (lambda: Rows([]).collate([]), "a batch must have at least one row; got none"),
         (
             lambda: next(Rows([row_of(2)]).batches(0, 0, 0)),
-            "batch_size=0, start_update=0: a batch has at least one",
+            "batch_size=0 must be at least 1",
         ),
     ):
         with pytest.raises(ValueError, match=words):
@@ -188,11 +188,11 @@ def test_a_tokenizer_that_lacks_a_special_token_is_told_what_to_do(tmp_path):
     refused = [
         ("eoa_token_id", 134, r"eoa_token_id is 134, .* num_tokens=134"),
         ("eoa_token_id", -1, r"eoa_token_id is -1, .* num_tokens=134"),
-        ("num_tokens", None, r"no num_tokens.*one more than the largest number"),
-        ("num_tokens", 0, r"no num_tokens.*one more than the largest number"),
+        ("num_tokens", None, r"no num_tokens.*the largest token id plus one"),
+        ("num_tokens", 0, r"no num_tokens.*the largest token id plus one"),
     ]
     for role in ("pad", "bos", "boa", "eos", "eoa", "eod"):
-        says = f"tokenizer has no {role}_token_id, a number of a token, which (begins|ends|fills)"
+        says = f"tokenizer has no {role}_token_id, the id of the token that (begins|ends|pads)"
         for value in ("none", None, "</s>", 1.5, True):  # as those of transformers have it
             refused.append((f"{role}_token_id", value, says + r".*HFTokenizer\(.*add_missing=True"))
     for name, value, words in refused:

@@ -76,17 +76,20 @@ class Shouting(SpecifiedTokenReward):
 ROW = DataPoint.from_tokens([1, 5, 3], [0], [1.0])
 OPEN = Dialogue([("a", 1.0)], terminal=False)
 REFUSED = [
-    (lambda _: DataPoint.from_tokens([], [], []), "a row has no tokens"),
-    (lambda _: DataPoint.from_tokens([1, 5, 3], [0, 1], [0.0]), "1 rewards for 2 actions: give"),
+    (lambda _: DataPoint.from_tokens([], [], []), "a row must have at least one token"),
+    (lambda _: DataPoint.from_tokens([1, 5, 3], [0, 1], [0.0]), "1 rewards for 2 actions: pass"),
     *(
         (
             lambda _, at=at: DataPoint.from_tokens([1, 5, 3], at, [0.0] * len(at)),
-            "must rise and lie",
+            "must be increasing and lie",
         )
         for at in ([2], [-1], [0, 0], [1, 0])
     ),
-    (lambda _: DataPoint.from_tokens([1, 5], [0], [math.nan]), "reward 0 is nan; rewards are fin"),
-    (lambda _: ROW.cut(0), "max_len=0: a row has at least its first token"),
+    (
+        lambda _: DataPoint.from_tokens([1, 5], [0], [math.nan]),
+        "reward 0 is nan, but rewards must be fin",
+    ),
+    (lambda _: ROW.cut(0), "max_len=0 must be at least 1"),
     (
         lambda letters: DataPoint.from_obs(OPEN, letters, Short()),
         "Short.get_token_reward gave 1 rewards for 3 tokens",
@@ -99,10 +102,10 @@ REFUSED = [
             (([("a", True)],), "the reward of utterance 0 is True"),
             (([("a", None), ("b", math.inf)],), "the reward of utterance 1 is inf"),
             (([("a", 10**400)],), "the reward of utterance 0 is 1000.*which is not finite"),
-            ((["ab"],), "utterance 0 is 'ab'; a sequence is a list of pairs"),
+            ((["ab"],), "utterance 0 is 'ab'; a sequence must be a list of pairs"),
             (([(b"a", None)],), "utterance 0 is"),
-            (("ab",), "'ab' is no list of utterances"),
-            (([], None), "its second value is None, which must be True or False"),
+            (("ab",), "'ab' is not a list of utterances"),
+            (([], None), "its second value is None, but must be True or False"),
             (([("a</a>b", None)],), r"'a</a>b' holds the eoa token \(30\)"),
         )
     ),
@@ -110,11 +113,14 @@ REFUSED = [
         (call, message)
         for reward in (math.nan, math.inf, True, "1")
         for call, message in (
-            (lambda _, r=reward: ConstantTokenReward(r), "is a finite number, got"),
-            (lambda _, r=reward: SpecifiedTokenReward({3: r}), "the reward of token 3 is a finite"),
+            (lambda _, r=reward: ConstantTokenReward(r), "must be a finite number; got"),
+            (
+                lambda _, r=reward: SpecifiedTokenReward({3: r}),
+                "the reward of token 3 must be a finite",
+            ),
         )
     ),
-    (lambda _: SpecifiedTokenReward({"a": 1.0}), "given by the numbers of tokens, got 'a'"),
+    (lambda _: SpecifiedTokenReward({"a": 1.0}), "given by token ids; got 'a'"),
 ]
 
 
@@ -122,7 +128,9 @@ def test_what_a_row_refuses(tokenizer):
     for call, message in REFUSED:
         with pytest.raises(ValueError, match=message):
             call(tokenizer)
-    with pytest.raises(TypeError, match=r"'hi' is no observation, it has no to_sequence\(\): pass"):
+    with pytest.raises(
+        TypeError, match=r"'hi' is not an observation, because it has no to_sequence\(\): pass"
+    ):
         DataPoint.from_obs("hi", tokenizer)
 
 

@@ -104,52 +104,58 @@ def test_parquet(tmp_path, tokenizer):
 
 USER, AGENT = MESSAGES[1], MESSAGES[2]
 BAD = [
-    ("[1]", r"it begins with '\[1\]', not with an object"),
-    ({"messages": []}, "'messages': there is no message in it"),
-    ({"sequence": []}, "'sequence': there is no utterance in it"),
-    ({"utterances": [], "rewards": []}, "'utterances': there is no utterance in it"),
-    ({"prompt": "a"}, "'response': nothing where a text is expected"),
+    ("[1]", r"it begins with '\[1\]', but must be an object"),
+    ({"messages": []}, "'messages': it contains no messages"),
+    ({"sequence": []}, "'sequence': it contains no utterances"),
+    ({"utterances": [], "rewards": []}, "'utterances': it contains no utterances"),
+    ({"prompt": "a"}, "'response': nothing, but expected a text"),
     (
         {"prompt": "a", "response": "b", "reward": "1"},
         "the reward of utterance 1 is '1', not a number",
     ),
-    ({"conversations": [{"from": "robot", "value": ""}]}, "message 0 is 'robot', known are"),
+    (
+        {"conversations": [{"from": "robot", "value": ""}]},
+        "message 0 is 'robot', but known roles are",
+    ),
     ("", "it is blank"),
     ('{"messages": [}', "character 15: it is not JSON"),
-    ({"conversation": []}, r"it has \['conversation'\]; a row has one of"),
-    ({"messages": [], "sequence": []}, "it has messages and sequence; a row has one of"),
+    ({"conversation": []}, r"it has \['conversation'\]; a row must have one of"),
+    ({"messages": [], "sequence": []}, "it has messages and sequence; a row must have one of"),
     ({"messages": MESSAGES, "rewrad": 1}, "'rewrad': did you mean 'reward'"),
-    ({"messages": MESSAGES, "rewards": [1]}, "'rewards': it has no meaning beside"),
-    ({"messages": "hi"}, "'messages': 'hi' where a list of messages is expected"),
-    ({"messages": ["hi"]}, "message 0 is 'hi', not"),
-    ({"messages": [{"role": "robot", "content": ""}]}, "the role of message 0 is 'robot', known"),
-    ({"messages": [{"role": "user"}]}, "the content of message 0 is nothing, no text"),
+    ({"messages": MESSAGES, "rewards": [1]}, "'rewards': it cannot be combined with"),
+    ({"messages": "hi"}, "'messages': 'hi', but expected a list of messages"),
+    ({"messages": ["hi"]}, "message 0 is 'hi', but must be"),
+    (
+        {"messages": [{"role": "robot", "content": ""}]},
+        "the role of message 0 is 'robot', but known",
+    ),
+    ({"messages": [{"role": "user"}]}, "the content of message 0 is nothing, not a text"),
     ({"messages": [{"role": "agent", "content": "a", "rewrad": 1}]}, "did you mean 'reward'"),
     ({"messages": [USER | {"reward": 1}]}, "message 0 has a reward and the role 'user'"),
     ({"messages": [AGENT | {"reward": "1"}]}, "the reward of utterance 0 is '1', not a number"),
     ({"messages": [AGENT | {"reward": True}]}, "the reward of utterance 0 is True, not a number"),
     ('{"messages": [{"role": "agent", "content": "a", "reward": 1e999}]}', "is not finite"),
-    ({"messages": MESSAGES, "reward": 1}, "and its messages have rewards: give it one or"),
-    ({"messages": [USER], "reward": 1}, "no message is the agent's"),
-    ({"messages": MESSAGES, "terminal": 1}, "'terminal': 1 where true or false is expected"),
-    ({"sequence": [["a"]]}, r"utterance 0 is \['a'\]; a sequence is a list of pairs"),
+    ({"messages": MESSAGES, "reward": 1}, "but its messages have rewards: give one or"),
+    ({"messages": [USER], "reward": 1}, "none of its messages is the agent's"),
+    ({"messages": MESSAGES, "terminal": 1}, "'terminal': 1, but expected true or false"),
+    ({"sequence": [["a"]]}, r"utterance 0 is \['a'\]; a sequence must be a list of pairs"),
     ({"sequence": [["a", []]]}, r"the reward of utterance 0 is \[\], not a number"),
-    ({"utterances": ["a", "b"], "rewards": [1]}, "'rewards': 1 rewards for 2 utterances"),
-    ({"utterances": ["a"]}, "'rewards': nothing where a list of numbers is expected"),
+    ({"utterances": ["a", "b"], "rewards": [1]}, "'rewards': there are 1 rewards for 2 utterances"),
+    ({"utterances": ["a"]}, "'rewards': nothing, but expected a list of numbers"),
     ({"tokens": [1, 2], "action_idxs": [0], "rewards": [1, 2]}, "2 rewards for 1 action_idxs"),
-    ({"tokens": [1, 99], "action_idxs": [0], "rewards": [1]}, "token 1 of the row is 99, and the"),
-    ({"tokens": [1, -1], "action_idxs": [0], "rewards": [1]}, "token 1 of the row is -1, and the"),
-    ({"tokens": [1, 2], "action_idxs": [1], "rewards": [1]}, "must rise and lie in 0..0"),
+    ({"tokens": [1, 99], "action_idxs": [0], "rewards": [1]}, "token 1 of the row is 99, but the"),
+    ({"tokens": [1, -1], "action_idxs": [0], "rewards": [1]}, "token 1 of the row is -1, but the"),
+    ({"tokens": [1, 2], "action_idxs": [1], "rewards": [1]}, "must be increasing and lie in 0..0"),
     (
         {"tokens": [1.5], "action_idxs": [], "rewards": []},
-        "where a list of whole numbers is expected",
+        "but expected a list of whole numbers",
     ),
-    ({"tokens": [], "action_idxs": [], "rewards": []}, "a row has no tokens"),
-    ({"sequence": [["A", None]]}, "line 2: the tokenizer has no token for it: 'A'"),
-    ({"sequence": [["a</s>", None]]}, "holds the eos token"),
+    ({"tokens": [], "action_idxs": [], "rewards": []}, "a row must have at least one token"),
+    ({"sequence": [["A", None]]}, "line 2: the tokenizer has no token for part of it: 'A'"),
+    ({"sequence": [["a</s>", None]]}, "contains the eos token"),
     (
         {"sequence": [["a\ud800", None]]},
-        r"utterance 0 has half of a surrogate pair in it: 'a.ud800'",
+        r"utterance 0 contains half of a surrogate pair: 'a.ud800'",
     ),
 ]
 
@@ -174,16 +180,16 @@ def test_a_file_that_is_one_list(tmp_path, tokenizer, ending):
     data = DialogueDataset.build(read_dialogues(path), tokenizer)
     assert [point.tokens for point in data] == [TOKENS] * 3
     path.write_text(json.dumps([FORMS["messages"], 7]))
-    with pytest.raises(MalformedDataError, match="row 1: 7 is not an object"):
+    with pytest.raises(MalformedDataError, match="row 1: 7 must be an object"):
         DialogueDataset.build(read_dialogues(path), tokenizer)
     assert len(DialogueDataset.build(read_dialogues(path), tokenizer, malformed="skip")) == 1
     path.write_text('[{"messages": ')
-    with pytest.raises(MalformedDataError, match="begins like one list, and is no JSON"):
+    with pytest.raises(MalformedDataError, match="begins like a list, but is not JSON"):
         DialogueDataset.build(read_dialogues(path), tokenizer)
     path.write_bytes(b'["\xff"]')
     with pytest.raises(MalformedDataError, match="byte 3: it is not UTF-8"):
         DialogueDataset.build(read_dialogues(path), tokenizer)
-    with pytest.raises(MalformedDataError, match="one list of more than 8 bytes"):
+    with pytest.raises(MalformedDataError, match="a single list of more than 8 bytes"):
         path.write_text("[1, 2, 3, 4]")
         list(JsonLineDialogues(path, max_line_bytes=8).rows())
 
@@ -209,7 +215,7 @@ def test_a_small_file_that_asks_for_a_large_memory_is_refused(tmp_path, tokenize
         row = json.dumps({"utterances": [text], "rewards": [1.0]})
         path.write_bytes(gzip.compress((row if "line" in name else f"[\n{row}]").encode()))
     tracemalloc.start()
-    with pytest.raises(MalformedDataError, match="a small file that asks for a large memory"):
+    with pytest.raises(MalformedDataError, match="a small file that needs a lot of memory"):
         DialogueDataset.build(read_dialogues(path), tokenizer)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
@@ -232,18 +238,20 @@ def test_rows_that_are_longer_than_the_context(tmp_path, tokenizer):
 def test_no_rows_at_all(tmp_path, tokenizer):
     path = write_lines(tmp_path / "a.jsonl", "no")
     with pytest.raises(
-        ValueError, match="no row is left to learn from, 1 were left out; the first"
+        ValueError, match="no row is left to learn from: all 1 were skipped, the first"
     ):
         DialogueDataset.build(read_dialogues(path), tokenizer, malformed="skip")
     path.write_text("")
     with pytest.raises(ValueError, match="no rows to learn from: the source is empty"):
         DialogueDataset.build(read_dialogues(path), tokenizer)
     for source in ("chats.jsonl", [Dialogue([("hi", None)], True)]):
-        with pytest.raises(TypeError, match=r"no source of dialogues: pass read_dialogues\(path\)"):
+        with pytest.raises(
+            TypeError, match=r"not a source of dialogues: pass read_dialogues\(path\)"
+        ):
             DialogueDataset.build(source, tokenizer)
     with pytest.raises(MalformedDataError, match=r"row 1: a str has no to_sequence\(\)"):
         DialogueDataset.build(ObservationDialogues([Dialogue(SEQUENCE), "no"]), tokenizer)
     with pytest.raises(FileNotFoundError, match="there is no file"):
         read_dialogues(tmp_path / "none.jsonl")
-    with pytest.raises(ValueError, match="too_long='shorten'; it is one of"):
+    with pytest.raises(ValueError, match="too_long='shorten' must be one of"):
         DialogueDataset.build(read_dialogues(path), tokenizer, too_long="shorten")

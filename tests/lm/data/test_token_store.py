@@ -69,14 +69,14 @@ def test_a_store_is_used_as_long_as_its_source_is_the_same(tmp_path, path, token
     text = path.read_text()
     path.write_text(text.replace("2.25", "2.75"))  # as long as before
     changed = build(path, tokenizer, folder)
-    assert changed.origin == "made: the one there was of other rows or settings"
+    assert changed.origin == "made: the previous one was made from other rows or settings"
     assert changed[0].episode_return == 2.25 and stat_of(folder) != files
     expected = list(changed)
     write(path, [*ROWS[:1], {"sequence": 3}])
     for _ in range(2):  # what was left out is remembered
         few = build(path, tokenizer, folder, malformed="skip")
         assert len(few) == few.statistics().num_skipped == 1
-        assert "line 2, 'sequence': 3 is no list" in few.store.report.reasons[0]
+        assert "line 2, 'sequence': 3 is not a list" in few.store.report.reasons[0]
     assert list(changed) == expected  # an open one outlives its replacement
     with pytest.raises(FileExistsError, match="this folder holds other files"):
         build(path, tokenizer, path.parent)
@@ -97,7 +97,7 @@ def test_another_tokenizer_or_setting_makes_the_store_anew(
         {"malformed": "skip"},
     ):
         arguments = {"tokenizer": tokenizer, **options}
-        assert build(path, folder=folder, **arguments).origin.startswith("made: the one there")
+        assert build(path, folder=folder, **arguments).origin.startswith("made: the previous one")
         assert build(path, folder=folder, **arguments).origin == "folder"
     assert build(path, other, folder)[0].tokens != build(path, tokenizer)[0].tokens
 
@@ -125,7 +125,7 @@ def test_a_damaged_store_is_made_anew(tmp_path, path, tokenizer, name):
             build(path, tokenizer, folder)
         return
     again = build(path, tokenizer, folder)
-    assert again.origin.startswith("made: the one there was damaged")
+    assert again.origin.startswith("made: the previous one was damaged")
     assert list(again) == list(build(path, tokenizer))
 
 
@@ -147,7 +147,7 @@ def test_a_source_that_changes_while_it_is_read_is_refused(tmp_path, path, token
             yield from super().rows()
             write(path, [*ROWS, *ROWS])
 
-    with pytest.raises(RuntimeError, match="was changed while it was read"):
+    with pytest.raises(RuntimeError, match="changed while it was read"):
         DialogueDataset.build(Growing(path), tokenizer, folder=tmp_path / "s")
     assert not os.listdir(tmp_path / "s")
 

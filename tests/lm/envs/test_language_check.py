@@ -104,19 +104,19 @@ def of_kind(**overrides):
 NUMBERS = itertools.count()
 BROKEN = {  # what is other than in one that keeps the contract, and the complaint
     "forgets": (saying(answer, ("so", None)), "growth: earlier utterances are gone"),
-    "no action": (saying(before, ("so", None)), "growth: the action was '[01]', and .*'so'"),
+    "no action": (saying(before, ("so", None)), "growth: the action was '[01]', but .*'so'"),
     "other reward": (
         saying(before, lambda _, action, reward: (action, reward - 1)),
-        "rewards: step gave the reward",
+        "rewards: step returned the reward",
     ),
     "other end": (
         saying(before, answer, terminal=False),
         "ends: done=True, is_terminal.*terminal=False",
     ),
-    "goes on": ({"step": goes_on}, "after the end: a step after the end gave no error"),
+    "goes on": ({"step": goes_on}, "after the end: a step after the end raised no error"),
     "by chance": (
         {"first": lambda self, seed: Dialogue(((f"which, {next(NUMBERS)}?", None),), False)},
-        "seeds repeat: the dialogue with seed 0 was another one",
+        "seeds repeat: the dialogue with seed 0 was different",
     ),
     "no text": (first((0, None)), "utterances: utterance 0 is"),
     "no number": (
@@ -160,7 +160,7 @@ def test_what_breaks_the_contract_is_named(name):
 
 def test_an_env_without_an_end_is_noted():
     report = check_language_environment(Count, ["0", "1"], max_steps=1)
-    assert report.ok and "note   ends: no dialogue ended in 1 steps" in str(report)
+    assert report.ok and "note   ends: no dialogue ended within 1 steps" in str(report)
 
 
 def test_a_tokenizer_that_lacks_tokens_is_seen():

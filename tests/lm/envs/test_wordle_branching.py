@@ -73,17 +73,17 @@ def test_an_expectile_balances_what_is_above_and_below(tau):
 
 
 def test_mistakes_of_a_caller():
-    with pytest.raises(ValueError, match="tau=0 must lie above 0"):
+    with pytest.raises(ValueError, match="tau=0 must be above 0"):
         tabular_values(DIALOGUES, tau=0)
-    with pytest.raises(ValueError, match="not over"):
+    with pytest.raises(ValueError, match="unfinished"):
         tabular_values([Said([("a", 1.0)], terminal=False)], tau=0.5)
     with pytest.raises(KeyError, match="data lack the state"):
         TabularPolicy(tabular_values(DIALOGUES, tau=0.5)).act(Said([("x", None)], terminal=False))
-    with pytest.raises(ValueError, match="num_repeats=6 leaves no try of 6"):
+    with pytest.raises(ValueError, match="num_repeats=6 leaves none of the 6 tries"):
         branching_scripts(WORDLE, num_repeats=6)
     with pytest.raises(ValueError, match="must be 1 or more"):
         branching_scripts(WORDLE, num_slow=0)
-    with pytest.raises(ValueError, match="two words at least"):
+    with pytest.raises(ValueError, match="at least two words"):
         first_words(Wordle(vocabulary=Vocabulary(("crane",))))
 
 

@@ -144,8 +144,8 @@ def test_words_and_mistakes_of_a_caller():
     assert few != BUILT_IN.subset(20, seed=4)
     vocabulary, said = Vocabulary(("crane",)), WordleObservation.from_sequence
     for call, kind, words in (
-        (lambda: BUILT_IN.subset(0), ValueError, r"num_words=0 must lie in 1\.\."),
-        (lambda: Vocabulary(()), ValueError, "there is no word"),
+        (lambda: BUILT_IN.subset(0), ValueError, r"num_words=0 must be in 1\.\."),
+        (lambda: Vocabulary(()), ValueError, "a vocabulary must have at least one word"),
         (lambda: WordleEnv(Wordle(vocabulary=vocabulary)).step("crane"), RuntimeError, "first"),
         (
             lambda: Wordle(vocabulary=vocabulary, rule="times"),
@@ -158,7 +158,7 @@ def test_words_and_mistakes_of_a_caller():
             ValueError,
             "secret 'robot' is not in the vocabulary",
         ),
-        (lambda: said([("crane", 0.0), ("<g><g><g>", None)]), ValueError, "'ggg' is no row of"),
+        (lambda: said([("crane", 0.0), ("<g><g><g>", None)]), ValueError, "'ggg' is not a row of"),
         (lambda: said([("<g><g><g><g><g>", None)]), ValueError, "is not the answer to a guess"),
     ):
         with pytest.raises(kind, match=words):
@@ -169,9 +169,9 @@ def test_words_and_mistakes_of_a_caller():
     ("text", "complaint"),
     [
         ("crane\n\nslates\n", r"words.txt:3: 'slates' is no word .* five|5 letters"),
-        ("crane\nSlate\n", r"words.txt:2: 'Slate' is no word"),
-        ("# mine\ncrane\nslate\ncrane\n", r"words.txt:4: 'crane' .* twice, first as .*txt:2"),
-        ("# nothing\n", "words.txt has no word"),
+        ("crane\nSlate\n", r"words.txt:2: 'Slate' is not a word"),
+        ("# mine\ncrane\nslate\ncrane\n", r"words.txt:4: 'crane' .* duplicate of .*txt:2"),
+        ("# nothing\n", "words.txt contains no words"),
         (b"cr\xffne\n", "words.txt is not text in UTF-8"),
     ],
 )

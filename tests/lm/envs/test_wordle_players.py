@@ -182,7 +182,7 @@ def test_evaluation_of_games_done_by_hand():
     first = -(1 / 3) * math.log(1 / 3) - (2 / 3) * math.log(2 / 3)
     assert np.allclose(result.guess_entropy, [first, 0, 0, 0, 0, 0])
     assert evaluation_of([won]).interval == (-math.inf, math.inf)
-    with pytest.raises(ValueError, match="not over"):
+    with pytest.raises(ValueError, match="unfinished"):
         evaluation_of([WordleObservation((("slate", row),))])
     with pytest.raises(ValueError, match="no game"):
         evaluation_of([])
@@ -205,7 +205,7 @@ def test_policies_that_answer_in_batches_play_the_same_games():
         def act_batch(self, observations):
             return ["crane"]
 
-    with pytest.raises(ValueError, match="gave 1 texts for 3 dialogues"):
+    with pytest.raises(ValueError, match="returned 1 texts for 3 dialogues"):
         evaluate(Short(), WORDLE, 3)
     (played,) = play_dialogues(lambda: WordleEnv(WORDLE), Says(["x"] * 9), [0], max_steps=3)
     assert played.actions == ("x",) * 3 and played.rewards == (-1.0,) * 3 and not played.done
@@ -224,14 +224,14 @@ def first_games(num_games):
 @pytest.mark.parametrize(
     ("call", "complaint"),
     [
-        (lambda: Mixture((Fitting(),), (1, 2)), "1 scripts and 2 weights"),
-        (lambda: Mixture((Fitting(),), (0,)), "must be 0 or more, and one of them more"),
-        (lambda: Mixture((Fitting(),), (1,), each="day"), "each 'game' or 'guess'"),
+        (lambda: Mixture((Fitting(),), (1, 2)), "1 scripts but 2 weights"),
+        (lambda: Mixture((Fitting(),), (0,)), "must be 0 or more, with at least one above 0"),
+        (lambda: Mixture((Fitting(),), (1,), each="day"), "each='day' must be 'game' or 'guess'"),
         (lambda: Repeat(Fitting(), 0), "num_first=0"),
         (lambda: Say("crane"), r"Say\(\('crane',\)\)"),
         (lambda: simulate(WORDLE, Say(("xyzzy",)), [0]), "'xyzzy' is not in the vocabulary"),
         (lambda: simulate(WORDLE, Fitting(), [0, 1], secrets=[0]), "1 secrets for 2 seeds"),
-        (lambda: simulate(WORDLE, Fitting(), [0], secrets=[60]), "60 is no word's number"),
+        (lambda: simulate(WORDLE, Fitting(), [0], secrets=[60]), "60 is not the number of a word"),
         (lambda: sample_games(WORDLE, [Part("a", Fitting(), 1)] * 2, 0), "two parts"),
         (lambda: Part("a", Fitting(), -1), "num_games=-1"),
         (lambda: evaluate(Says([]), WORDLE, 0), "num_games=0"),

@@ -34,18 +34,19 @@ class DiscreteActions(nn.Module):
         """action: integers [B] or [B, 1] -> [B, dim]."""
         if action.is_floating_point() or action.dtype is torch.bool:
             raise TypeError(
-                f"one of {self.size} actions is an integer, got {action.dtype}: pass "
-                "action.long(), or build the model with continuous_action_space=True"
+                f"discrete actions must be integers, one for each row, from 0 to {self.size - 1}; "
+                f"got {action.dtype}: pass action.long(), or build the model with "
+                "continuous_action_space=True"
             )
         flat = action.squeeze(-1) if action.dim() == 2 and action.shape[1] == 1 else action
         if flat.dim() != 1:
-            raise ValueError(f"actions are integers of shape [B], got {list(action.shape)}")
+            raise ValueError(f"discrete actions must have shape [B]; got {list(action.shape)}")
         try:
             return embedding(flat.long(), self.codes)
         except IndexError as error:  # found by the lookup itself, on the CPU
             low, high = int(action.min()), int(action.max())
             raise ValueError(
-                f"actions run from 0 to {self.size - 1}, got some from {low} to {high}; "
+                f"actions must be from 0 to {self.size - 1}; got actions from {low} to {high}. "
                 "action_space_size is the number of actions"
             ) from error
 
@@ -69,8 +70,8 @@ class ContinuousActions(nn.Module):
         """action: floats [B, size] -> the same."""
         if action.dim() != 2 or action.shape[1] != self.size or not action.is_floating_point():
             raise ValueError(
-                f"actions are floats of shape [B, {self.size}], got {action.dtype} of shape "
-                f"{list(action.shape)}"
+                f"continuous actions must be floats of shape [B, {self.size}]; got {action.dtype} "
+                f"of shape {list(action.shape)}"
             )
         return action
 
@@ -93,13 +94,13 @@ def action_encoding(
 def _check_size(size: int) -> None:
     if size < 1:
         raise ValueError(
-            f"action_space_size={size}: it is the number of actions, or of the numbers of a "
-            "continuous one, so at least 1"
+            f"action_space_size={size} must be at least 1: it is the number of discrete actions, "
+            "or the size of a continuous action"
         )
 
 
 def _check_encoding(encoding: str) -> None:
     if encoding not in ("one_hot", "not_one_hot"):
         raise ValueError(
-            f"discrete_action_encoding_type={encoding!r}: it is 'one_hot' or 'not_one_hot'"
+            f"discrete_action_encoding_type={encoding!r} must be 'one_hot' or 'not_one_hot'"
         )

@@ -67,8 +67,8 @@ class ModelConfig:
         check_above_zero(self, "fixed_sigma")
         if self.pred_out != self.proj_out:
             raise ValueError(
-                f"pred_out={self.pred_out} and proj_out={self.proj_out}: consistency compares what "
-                "is predicted of a projection with it, so that both are as long: set them equal"
+                f"pred_out={self.pred_out} and proj_out={self.proj_out} must be equal, because "
+                "the consistency loss compares a prediction with a projection of the same size"
             )
         if self.latent_norm == "SimNorm" and self.latent_state_dim % 8:
             raise ValueError(
@@ -88,19 +88,20 @@ def check_heads(hidden: Sequence[int], max_layers: int, max_nodes: int) -> None:
     >>> check_heads((32, 64), max_layers=3, max_nodes=128)
     Traceback (most recent call last):
     ...
-    ValueError: head_hidden_channels=(32, 64): evolvable heads begin with layers of as many nodes
-    each, such as (32,)
+    ValueError: head_hidden_channels=(32, 64): all hidden layers of an evolvable head must have
+    the same number of nodes at the start, such as (32,)
     """
     shown = f"head_hidden_channels={tuple(hidden)}"
     if len(set(hidden)) != 1:
         first = max([1, *hidden[:1]])
         raise ValueError(
-            f"{shown}: evolvable heads begin with layers of as many nodes each, such as ({first},)"
+            f"{shown}: all hidden layers of an evolvable head must have the same number of nodes "
+            f"at the start, such as ({first},)"
         )
     if len(hidden) > max_layers or not 1 <= hidden[0] <= max_nodes:
         raise ValueError(
-            f"{shown} is no part of max_head_layers={max_layers} of max_head_nodes={max_nodes}: "
-            f"set these to {max(len(hidden), max_layers)} and {max(*hidden, max_nodes)}, or more"
+            f"{shown} exceeds max_head_layers={max_layers} or max_head_nodes={max_nodes}: set "
+            f"these to {max(len(hidden), max_layers)} and {max(*hidden, max_nodes)}, or more"
         )
 
 
@@ -202,15 +203,16 @@ class SearchConfig:
         check_above_zero(self, "dirichlet_alpha")
         check_fraction(self, "dirichlet_fraction")
         if not all(temperature >= 0 for temperature in self.temperatures):
-            raise ValueError(f"temperatures={self.temperatures} must be 0 or more")
+            raise ValueError(f"temperatures={self.temperatures} must all be 0 or more")
         starts = self.temperature_from
         if len(starts) != len(self.temperatures) or not starts or starts[0] != 0:
             raise ValueError(
-                f"temperatures={self.temperatures} and temperature_from={starts}: each temperature "
-                "needs the fraction of training from which it holds, the first one 0"
+                f"temperatures={self.temperatures} and temperature_from={starts} must have the "
+                "same length: temperature_from holds the fraction of training at which each "
+                "temperature starts, and begins with 0"
             )
         if list(starts) != sorted(starts):
-            raise ValueError(f"temperature_from={starts} must rise")
+            raise ValueError(f"temperature_from={starts} must be in increasing order")
 
     def temperature(self, fraction: float) -> float:
         """The temperature at this fraction of training, 0..1.
@@ -249,6 +251,6 @@ class EfficientZeroConfig:
             )
         if self.model.flatten and self.loss.augmentation:
             raise ValueError(
-                f"augmentation={self.loss.augmentation} is of images, and model.flatten makes "
-                "vectors of them: leave one of the two out"
+                f"augmentation={self.loss.augmentation} needs images, but model.flatten turns "
+                "them into vectors: remove one of the two"
             )

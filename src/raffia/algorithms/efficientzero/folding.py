@@ -197,8 +197,8 @@ def _check_same(own: dict[str, object], given: dict[str, object]) -> None:
         return
     name = next(name for name in own | given if own.get(name, "") != given.get(name, ""))
     raise ValueError(
-        f"this model is not like the one that was folded: {name} is {_shown(given, name)} here and "
-        f"{_shown(own, name)} there; fold(model) makes a new one"
+        f"this model differs from the one that was folded: {name} is {_shown(given, name)} here "
+        f"and {_shown(own, name)} there. Call fold(model) to make a new one"
     )
 
 

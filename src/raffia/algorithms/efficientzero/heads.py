@@ -69,7 +69,7 @@ def head(
     check_heads(hidden, largest.num_layers, largest.num_nodes)
     if type(activation) not in _NAMES:
         raise ValueError(
-            f"activation={activation}: a head that can change its form begins with one of "
+            f"activation={activation} is not supported in an evolvable head: choose one of "
             f"{', '.join(kind.__name__ for kind in _NAMES)}"
         )
     network = EvolvableMLP(
@@ -154,13 +154,14 @@ def check_sigma(sigma_type: str, fixed_sigma_value: float) -> None:
     >>> check_sigma("free", 0.3)
     Traceback (most recent call last):
     ...
-    ValueError: sigma_type='free': it is 'conditioned' or 'fixed'
+    ValueError: sigma_type='free' must be 'conditioned' or 'fixed'
     """
     if sigma_type not in ("conditioned", "fixed"):
-        raise ValueError(f"sigma_type={sigma_type!r}: it is 'conditioned' or 'fixed'")
+        raise ValueError(f"sigma_type={sigma_type!r} must be 'conditioned' or 'fixed'")
     if not 0 < fixed_sigma_value < math.inf:
         raise ValueError(
-            f"fixed_sigma_value={fixed_sigma_value} is no standard deviation: it is a number > 0"
+            f"fixed_sigma_value={fixed_sigma_value} is not a valid standard deviation: pass a "
+            "number > 0"
         )
 
 

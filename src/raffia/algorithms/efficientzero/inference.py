@@ -89,8 +89,8 @@ class FoldedModel:
             kind = type(model).__name__
             what = f"the class {model.__name__}" if isinstance(model, type) else f"a {kind}"
             raise TypeError(
-                f"fold copies an EfficientZeroModel or an EfficientZeroModelMLP; got {what}: pass "
-                "for example fold(EfficientZeroModelMLP(4, 2))"
+                f"fold accepts an EfficientZeroModel or an EfficientZeroModelMLP; got {what}: "
+                "pass for example fold(EfficientZeroModelMLP(4, 2))"
             )
         self._folding = Folding(model, dtype)
         self._dtype = dtype
@@ -296,7 +296,7 @@ class RowGraphs:
 
     def __init__(self, function: Callable[..., Rows]) -> None:
         if not torch.cuda.is_available():
-            raise ValueError("cudagraphs=True records kernels of a GPU, and there is none here")
+            raise ValueError("cudagraphs=True needs a GPU, but torch sees none on this machine")
         self.function = function
         self._card = Card(None)
         self._graphs: dict[int, _Graph] = {}
@@ -324,8 +324,8 @@ class RowGraphs:
     def _recorded(self, size: int, rows: Rows) -> _Graph:
         if not self._card.holds(rows[0]):
             raise ValueError(
-                "cudagraphs=True records kernels of a GPU, and these rows are on "
-                f'{rows[0].device}: make it of model.to("cuda"), or leave cudagraphs out'
+                f"cudagraphs=True needs a model on a GPU, but these rows are on {rows[0].device}: "
+                'use model.to("cuda"), or leave cudagraphs out'
             )
         given = tuple([row.new_zeros(size, *row.shape[1:]) for row in rows])
 

@@ -209,7 +209,8 @@ def _decode(logits: Tensor, support: Support | None) -> Tensor:
         return categorical_to_scalar(logits, support)
     if logits.shape[-1] != 1:
         raise ValueError(
-            f"without a categorical distribution there is one output, got {list(logits.shape)}"
+            "without a categorical distribution the output must have one value per row; got shape "
+            f"{list(logits.shape)}"
         )
     return signed_parabolic(precise(logits.squeeze(-1)))
 
@@ -287,7 +288,10 @@ def imagine(
 ) -> tuple[Tensor, tuple[Tensor, Tensor], Tensor]:
     """The next latent state, (h, c), and the value prefix's logits."""
     if len(code) != len(latent_state):
-        raise ValueError(f"{len(code)} actions for {len(latent_state)} latent states")
+        raise ValueError(
+            f"{len(code)} actions were given for {len(latent_state)} latent states; pass one "
+            "action for each"
+        )
     x = for_convolutions(_with_action(latent_state, code))
     latent, state, prefix = network(x, reward_hidden_state)
     return (_min_max_normalised(latent) if state_norm else latent), state, prefix

@@ -57,9 +57,9 @@ class EfficientZeroLearner:
         self.learns_faster_alone = config.model.evolvable_heads
         if config.loss.augmentation and len(spec.observation_shape) != 3:
             raise ValueError(
-                f"augmentation={config.loss.augmentation} is of images [C, H, W], and "
-                f"{spec.name or 'this environment'} shows {list(spec.observation_shape)}: "
-                "leave it out"
+                f"augmentation={config.loss.augmentation} needs images [C, H, W], but "
+                f"{spec.name or 'this environment'} has observations of shape "
+                f"{list(spec.observation_shape)}: leave augmentation out"
             )
 
         def default() -> LatentModel:

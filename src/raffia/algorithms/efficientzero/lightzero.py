@@ -77,8 +77,8 @@ def _check_kind(state_dict: Any) -> None:
     for name in ("model", "target_model"):
         if isinstance(state_dict, Mapping) and isinstance(state_dict.get(name), Mapping):
             raise ValueError(
-                f"this is a whole checkpoint, with entries {sorted(map(str, state_dict))}: pass "
-                f"the model's, load_lightzero(checkpoint[{name!r}])"
+                f"this is a whole checkpoint, with the entries {sorted(map(str, state_dict))}: "
+                f"pass only the model's weights, load_lightzero(checkpoint[{name!r}])"
             )
 
 
@@ -103,7 +103,7 @@ def _check_fit(model: str, ours: Mapping[str, Tensor], theirs: Mapping[str, Tens
     for name in ours.keys() & theirs.keys():
         if ours[name].shape != theirs[name].shape:
             faults.append(
-                f"  {name} has shape {list(theirs[name].shape)} where the model has "
+                f"  {name} has shape {list(theirs[name].shape)}, but the model expects "
                 f"{list(ours[name].shape)}"
             )
     if faults:

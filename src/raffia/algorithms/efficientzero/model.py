@@ -188,8 +188,9 @@ def make_model(
     """
     if spec.observation_dtype not in (torch.float32, torch.uint8):
         raise ValueError(
-            f"observation_dtype={spec.observation_dtype}: the networks take float32, or uint8 of "
-            "0..255; have the environment give observation.float(), and set its spec accordingly"
+            f"observation_dtype={spec.observation_dtype} is not supported: the networks accept "
+            "float32, or uint8 from 0 to 255. Return observation.float() from the environment, "
+            "and set its spec accordingly"
         )
     first, *rest = spec.observation_shape or (0,)
     shape = (frame_stack * first, *rest)
@@ -200,8 +201,9 @@ def make_model(
     if len(shape) == 1 and first > 0:
         return _for_vectors(shape, spec, config, consistency)
     raise ValueError(
-        f"observation_shape={list(spec.observation_shape)}: there are networks for vectors [D] and "
-        "images [C, H, W]; for others pass your own: EfficientZeroLearner(..., model_factory=...)"
+        f"observation_shape={list(spec.observation_shape)} is not supported: the built-in "
+        "networks accept vectors [D] and images [C, H, W]. For other shapes pass your own "
+        "network: EfficientZeroLearner(..., model_factory=...)"
     )
 
 

@@ -44,11 +44,12 @@ class RepresentationNetworkMLP(nn.Module):
         super().__init__()
         check_norm_type(norm_type)
         if latent_norm not in ("LN", "SimNorm"):
-            raise ValueError(f"latent_norm={latent_norm!r}: it is 'LN' or 'SimNorm'")
+            raise ValueError(f"latent_norm={latent_norm!r} must be 'LN' or 'SimNorm'")
         if latent_norm == "SimNorm" and latent_state_dim % 8:
             raise ValueError(
-                f"latent_norm='SimNorm' takes groups of 8, and latent_state_dim={latent_state_dim}"
-                f" is no multiple: pass {latent_state_dim // 8 * 8 + 8}"
+                "latent_norm='SimNorm' works on groups of 8, but "
+                f"latent_state_dim={latent_state_dim} is not a multiple of 8: pass "
+                f"{latent_state_dim // 8 * 8 + 8}"
             )
         self.observation_size = observation_size
         sizes = [observation_size, latent_state_dim, latent_state_dim]
@@ -59,7 +60,7 @@ class RepresentationNetworkMLP(nn.Module):
         """observation: floats [B, observation_size] -> [B, latent_state_dim]."""
         if observation.shape[1:] != (self.observation_size,) or not observation.is_floating_point():
             raise ValueError(
-                f"observations are floats of shape [B, {self.observation_size}], got "
+                f"observations must be floats of shape [B, {self.observation_size}]; got "
                 f"{observation.dtype} of shape {list(observation.shape)}"
             )
         check_precision(observation, cast(nn.Linear, self.fc_representation[0]).weight)
@@ -128,8 +129,8 @@ class DynamicsNetworkMLP(nn.Module):
         if state_action_encoding.shape[1:] != (self.num_channels,):
             size = self.num_channels - self.action_encoding_dim
             raise ValueError(
-                f"latent states with actions have {size} + {self.action_encoding_dim} = "
-                f"{self.num_channels} numbers, got shape {list(state_action_encoding.shape)}"
+                f"latent states with actions must have {size} + {self.action_encoding_dim} = "
+                f"{self.num_channels} numbers; got shape {list(state_action_encoding.shape)}"
             )
         if self.res_connection:
             latent = state_action_encoding[:, : -self.action_encoding_dim]
@@ -195,7 +196,8 @@ class PredictionNetworkMLP(nn.Module):
         """latent_state: [B, D] -> policy [B, A], value logits [B, F]."""
         if latent_state.shape[1:] != (self.latent_state_dim,):
             raise ValueError(
-                f"latent states are [B, {self.latent_state_dim}], got {list(latent_state.shape)}"
+                f"latent states must have shape [B, {self.latent_state_dim}]; got "
+                f"{list(latent_state.shape)}"
             )
         x = self.fc_prediction_common(latent_state)
         return self.fc_policy_head(x), self.fc_value_head(x)
@@ -322,6 +324,7 @@ def _vector_size(observation_shape: int | Sequence[int]) -> int:
     shape = [observation_shape] if isinstance(observation_shape, int) else list(observation_shape)
     if len(shape) != 1:
         raise ValueError(
-            f"observation_shape={shape} is no vector's: EfficientZeroModel takes images (C, H, W)"
+            f"observation_shape={shape} is not the shape of a vector; for images (C, H, W) use "
+            "EfficientZeroModel"
         )
     return shape[0]

@@ -28,8 +28,8 @@ def image_shape(observation_shape: Sequence[int]) -> tuple[int, int, int]:
     shape = [observation_shape] if isinstance(observation_shape, int) else list(observation_shape)
     if len(shape) != 3 or min(shape) < 1:
         raise ValueError(
-            f"observation_shape={shape} is no image's (C, H, W); vectors are for "
-            "EfficientZeroModelMLP, and of a stack of F frames of C channels C is F * C"
+            f"observation_shape={shape} is not the shape of an image (C, H, W). For vectors use "
+            "EfficientZeroModelMLP; for a stack of F frames with C channels, C is F * C"
         )
     return (shape[0], shape[1], shape[2])
 
@@ -40,12 +40,12 @@ def check_precision(observation: Tensor, weight: Tensor) -> None:
     >>> check_precision(torch.zeros(2, dtype=torch.float64), torch.zeros(2))
     Traceback (most recent call last):
     ...
-    TypeError: observations are torch.float64 and the weights torch.float32: pass ...
+    TypeError: observations are torch.float64, but the weights are torch.float32: ...
     """
     if observation.dtype != weight.dtype and not torch.is_autocast_enabled(observation.device.type):
         raise TypeError(
-            f"observations are {observation.dtype} and the weights {weight.dtype}: pass "
-            f"observation.to({weight.dtype}), or bring the model to {observation.dtype}"
+            f"observations are {observation.dtype}, but the weights are {weight.dtype}: pass "
+            f"observation.to({weight.dtype}), or convert the model to {observation.dtype}"
         )
 
 
@@ -89,8 +89,8 @@ class DownSample(nn.Module):
         channels, height, width = image_shape(observation_shape)
         if num_channels < 2:
             raise ValueError(
-                f"num_channels={num_channels}: with downsample the first layers have half as many, "
-                "so pass at least 2"
+                f"num_channels={num_channels} must be at least 2, because with downsample the "
+                "first layers have half as many channels"
             )
         half = (num_channels // 2, -(-height // 2), -(-width // 2))
         quarter = (num_channels, -(-height // 4), -(-width // 4))
@@ -165,10 +165,10 @@ class RepresentationNetwork(nn.Module):
             hint = (
                 ""
                 if observation.is_floating_point()
-                else "; of bytes it is observation.float() / 255"
+                else "; for bytes pass observation.float() / 255"
             )
             raise ValueError(
-                f"observations are floats of shape {['B', *self.observation_shape]}, got "
+                f"observations must be floats of shape {['B', *self.observation_shape]}; got "
                 f"{observation.dtype} of shape {list(observation.shape)}{hint}"
             )
         first = self.downsample_net.conv1 if self.downsample else self.conv
@@ -232,8 +232,9 @@ class DynamicsNetwork(nn.Module):
         super().__init__()
         if not 0 < action_encoding_dim < num_channels:
             raise ValueError(
-                f"num_channels={num_channels} counts the latent state's channels and the "
-                f"action_encoding_dim={action_encoding_dim} planes of the action, so it is larger"
+                f"num_channels={num_channels} must be larger than "
+                f"action_encoding_dim={action_encoding_dim}: it counts the channels of the latent "
+                "state and the planes of the action"
             )
         self.num_channels, self.action_encoding_dim = num_channels, action_encoding_dim
         self.norm_type = norm_type
@@ -284,20 +285,22 @@ class DynamicsNetwork(nn.Module):
         planes = self.action_encoding_dim
         if x.dim() != 4 or x.shape[1] != self.num_channels:
             raise ValueError(
-                f"latent states with actions are [B, C, h, w] of {self.num_channels - planes} + "
-                f"{planes} = {self.num_channels} channels, got shape {list(x.shape)}"
+                "latent states with actions must have shape [B, C, h, w] with "
+                f"{self.num_channels - planes} + {planes} = {self.num_channels} channels; got "
+                f"shape {list(x.shape)}"
             )
         if self.norm_type == "LN" and x.shape[2:] != self.size:
             raise ValueError(
-                f"LayerNorm was built for latent states of {self.size[0]} x {self.size[1]}, as "
-                f"observation_shape and downsample determine, got shape {list(x.shape)}"
+                f"LayerNorm was built for latent states of {self.size[0]} x {self.size[1]}, which "
+                f"follow from observation_shape and downsample; got shape {list(x.shape)}"
             )
         channels, (height, width) = self.conv1x1_reward.out_channels, x.shape[2:]
         if channels * height * width != self.flatten_output_size_for_reward_head:
             raise ValueError(
-                f"the reward head makes {channels} x {height} x {width} numbers of this latent "
-                f"state, but its LSTM was built for {self.flatten_output_size_for_reward_head}: "
-                f"pass flatten_output_size_for_reward_head={channels * height * width}"
+                f"the reward head produces {channels} x {height} x {width} numbers from this "
+                "latent state, but its LSTM was built for "
+                f"{self.flatten_output_size_for_reward_head}: pass "
+                f"flatten_output_size_for_reward_head={channels * height * width}"
             )
 
     def get_dynamic_mean(self) -> float:
@@ -382,7 +385,8 @@ class PredictionNetwork(nn.Module):
         """latent_state: [B, num_channels, h, w] -> policy [B, A], value logits [B, F]."""
         if latent_state.shape[1:] != self.latent_shape:
             raise ValueError(
-                f"latent states are {['B', *self.latent_shape]}, got {list(latent_state.shape)}"
+                f"latent states must have shape {['B', *self.latent_shape]}; got "
+                f"{list(latent_state.shape)}"
             )
         x = self.resblocks(latent_state)
         value = self.activation_value(self.norm_value(self.conv1x1_value(x)))
@@ -416,8 +420,8 @@ def remember(
     shape = (1, len(features), lstm.hidden_size if lstm is not None else 0)
     if h.shape != shape or c.shape != shape:
         raise ValueError(
-            f"reward_hidden_state is (h, c), each of shape {list(shape)}, got {list(h.shape)} and "
-            f"{list(c.shape)}; at the start both are zeros"
+            f"reward_hidden_state must be a pair (h, c) with shape {list(shape)} each; got "
+            f"{list(h.shape)} and {list(c.shape)}. At the start both are zeros"
         )
     if lstm is None:
         return features, (h, c)

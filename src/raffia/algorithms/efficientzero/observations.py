@@ -37,7 +37,7 @@ def merge_frames(
     lead = observation.shape[: observation.ndim - len(stacked)]
     if observation.shape[len(lead) :] != stacked:
         what = "observations" if frame_stack == 1 else f"stacks of {frame_stack} observations"
-        raise ValueError(f"{what} of shape {list(shape)} are needed, got {list(observation.shape)}")
+        raise ValueError(f"{what} must have shape {list(shape)}; got {list(observation.shape)}")
     if flatten:
         return observation.flatten(len(lead)) if stacked else observation
     if frame_stack == 1:

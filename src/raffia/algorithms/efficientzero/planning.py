@@ -152,7 +152,7 @@ class Planner:
         """The networks' outputs for states [B]."""
         if isinstance(state, Tensor):
             raise TypeError(
-                f"a state is a container, as an environment gives it, not a tensor: pass "
+                "a state must be a container as an environment returns it, not a tensor: pass "
                 f"TensorDict(observation=observation, batch_size=[{len(state)}])"
             )
         mask = state["action_mask"] if self.spec.masked else None

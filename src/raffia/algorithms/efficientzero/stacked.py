@@ -120,9 +120,9 @@ class StackedModel:
         if member is None:
             if len(observation) % self.size:
                 raise ValueError(
-                    f"{len(observation)} rows are not as many of each of {self.size} members: "
-                    f"give a multiple of {self.size}, the first member's first, or name the "
-                    "member of each: member=..."
+                    f"{len(observation)} rows cannot be divided equally among {self.size} "
+                    f"members: pass a multiple of {self.size} rows, those of the first member "
+                    "first, or name the member of each row with member=..."
                 )
             member = _in_order(self.size, len(observation))
         value, logits, *embedding = _of_members(self._models, "root", member, observation)

@@ -245,6 +245,6 @@ def _check(segments: TensorDict, length: int) -> None:
     found = segments["reward"].shape[1]
     if found != length:
         raise ValueError(
-            f"segments have unroll_steps + n_step + 1 = {length} rows, got {found}: make the "
-            "replay with the unroll_steps and n_step of the config"
+            f"segments must have unroll_steps + n_step + 1 = {length} rows; got {found}: build "
+            "the replay with the unroll_steps and n_step of the config"
         )

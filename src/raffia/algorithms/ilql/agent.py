@@ -227,7 +227,7 @@ class ILQL(AgentNetworks):
     ) -> None:
         super().__init__()
         if batch_size < 1:
-            raise ValueError(f"batch_size={batch_size}: an update has at least one row")
+            raise ValueError(f"batch_size={batch_size} must be at least 1")
         dataset = as_dataset(dataset, config.model.trunk.vocab_size)
         check_dataset(dataset, config.model)
         self.dataset, self.index, self.batch_size = dataset, index, batch_size
@@ -395,7 +395,9 @@ class ILQL(AgentNetworks):
     def _next_rows(self) -> TensorDict:
         """The batch of this update, which follows from the seed; quick for one after the other."""
         if self.dataset is None:
-            raise ValueError("an agent without a data set learns from what it is given")
+            raise ValueError(
+                "an agent without a dataset cannot draw batches itself: pass a batch, learn(batch)"
+            )
         order = self.dataset, self.seed, self.batch_size, self.per_token
         if self._upcoming[:2] != (order, self.step):
             batches = self.dataset.batches(
@@ -517,13 +519,13 @@ class ILQL(AgentNetworks):
     def _check_kwargs(self, policy: Kwargs | None, target: Kwargs | None) -> None:
         if policy and self.config.model.policy == "shared":
             raise ValueError(
-                'policy_kwargs: with policy="shared" the logits come of the one trunk, which is '
-                "called with qv_kwargs"
+                'policy_kwargs cannot be passed with policy="shared": there the logits come from '
+                "the shared trunk, which is called with qv_kwargs"
             )
         if target and self.target.trunk is None:
             raise ValueError(
-                'target_kwargs: with target="heads" the target has no trunk; the one there is is '
-                "called with qv_kwargs"
+                'target_kwargs cannot be passed with target="heads": there the target has no '
+                "trunk of its own, and the shared trunk is called with qv_kwargs"
             )
 
     def __getstate__(self) -> dict[str, Any]:

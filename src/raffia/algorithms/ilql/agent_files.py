@@ -80,8 +80,8 @@ def load_agent(agent: AgentNetworks, path: Path) -> None:
     odd = _unlike(mine, tensors)
     if odd:
         raise ValueError(
-            f"{os.fspath(path)} holds an agent whose language model is not made from a "
-            f"description: {odd}. Give one of its kind, ILQL.from_checkpoint(path, dataset, "
+            f"the language model of the agent in {os.fspath(path)} cannot be built from its "
+            f"description: {odd}. Pass one of its kind, ILQL.from_checkpoint(path, dataset, "
             "trunk=HFTrunk.from_folder(folder))"
         )
     for name, tensor in mine.items():
@@ -96,7 +96,7 @@ def load_agent(agent: AgentNetworks, path: Path) -> None:
 def _content(
     folder: Folder,
 ) -> tuple[ILQLConfig, dict[str, Any], dict[str, Tensor], TensorDict | None]:
-    with foreign_reader(folder.path(WEIGHTS), "it is no safetensors file"):
+    with foreign_reader(folder.path(WEIGHTS), "it is not a safetensors file"):
         tensors = load_file(folder.path(WEIGHTS))
     opt = TensorDict.load(folder.path(OPTIMISER)) if OPTIMISER in folder.files else None
     return _config(folder), folder.extras, tensors, opt
@@ -108,14 +108,14 @@ def _config(folder: Folder) -> ILQLConfig:
 
 
 def _made(kind: Any, entries: Mapping[str, Any]) -> Any:
-    """The other way round from `dataclasses.asdict`."""
+    """Build a dataclass from the dict that `dataclasses.asdict` made of it."""
     hints = get_type_hints(kind)
     known = {field.name for field in fields(kind)}
     unknown = sorted(entries.keys() - known)
     if unknown:
         raise ValueError(
-            f"the checkpoint has the settings {json.dumps(unknown)}, which {kind.__name__} lacks: "
-            "it was written by a later release"
+            f"the checkpoint has settings that {kind.__name__} does not have: "
+            f"{json.dumps(unknown)}. It was written by a later release"
         )
     return kind(
         **{
@@ -137,7 +137,10 @@ def _unlike(mine: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> str:
         return f"{odd[0]!r} is only in the {'checkpoint' if odd[0] in saved else 'networks'}"
     for name, tensor in mine.items():
         if tensor.shape != saved[name].shape:
-            return f"{name!r} is {list(saved[name].shape)} there, and {list(tensor.shape)} here"
+            return (
+                f"{name!r} has shape {list(saved[name].shape)} in the checkpoint and "
+                f"{list(tensor.shape)} in the networks"
+            )
     return ""
 
 

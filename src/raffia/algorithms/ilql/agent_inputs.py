@@ -20,7 +20,7 @@ from raffia.tensordict.tensordict import TensorDict
 Items = Sequence[DataPoint] | TensorDict | Mapping[str, Tensor]
 ENTRIES = "tokens attn_mask action_idxs state_idxs rewards terminals".split()
 FLAGS = "attn_mask terminals action_mask".split()
-FIX = "dataset.collate(points) makes batches that fit"
+FIX = "dataset.collate(points) makes batches of the right form"
 
 
 def batch_of(items: Items, dataset: RL_Dataset | None, config: ILQLModelConfig) -> TensorDict:
@@ -32,15 +32,14 @@ def batch_of(items: Items, dataset: RL_Dataset | None, config: ILQLModelConfig) 
     >>> batch_of({"tokens": None}, None, ILQLModelConfig())
     Traceback (most recent call last):
     ...
-    ValueError: the batch lacks ['attn_mask', 'action_idxs', 'state_idxs', 'rewards', 'terminals']:
-    dataset.collate(points) makes whole ones
+    ValueError: the batch lacks ['attn_mask', 'action_idxs', 'state_idxs', 'rewards', 'terminals'];
+    dataset.collate(points) makes complete batches
     """
     if isinstance(items, Node | Mapping):
         batch = _whole(dict(items.items()), config)
     elif dataset is None:
         raise ValueError(
-            "an agent without a data set can't put rows together: pass a batch, or set "
-            "agent.dataset"
+            "an agent without a dataset cannot collate rows: pass a batch, or set agent.dataset"
         )
     else:
         points = items
@@ -48,8 +47,8 @@ def batch_of(items: Items, dataset: RL_Dataset | None, config: ILQLModelConfig) 
     block_size, length = config.trunk.block_size, batch["tokens"].shape[1]
     if length > block_size:
         raise ValueError(
-            f"rows of {length} tokens, and the model's context is {block_size}: cut them, "
-            f"point.cut({block_size}), or take a model with a larger block_size"
+            f"the rows have {length} tokens, but the model's context holds {block_size}: cut them "
+            f"with point.cut({block_size}), or use a model with a larger block_size"
         )
     return batch
 
@@ -58,7 +57,9 @@ def _whole(entries: dict[str, Any], config: ILQLModelConfig) -> TensorDict:
     """Check a batch that was assembled by the caller."""
     missing = [name for name in ENTRIES if name not in entries]
     if missing:
-        raise ValueError(f"the batch lacks {missing}: dataset.collate(points) makes whole ones")
+        raise ValueError(
+            f"the batch lacks {missing}; dataset.collate(points) makes complete batches"
+        )
     if "action_mask" not in entries:  # only positions behind an action are above 0
         entries["action_mask"] = entries["state_idxs"][:, 1:] > 0
     _check_shapes(entries)
@@ -72,7 +73,9 @@ def _whole(entries: dict[str, Any], config: ILQLModelConfig) -> TensorDict:
 def _check_shapes(entries: Mapping[str, Tensor]) -> None:
     tokens = entries["tokens"]
     if tokens.dim() != 2:
-        raise ValueError(f"tokens {list(tokens.shape)} must be [rows, tokens]: {FIX}")
+        raise ValueError(
+            f"tokens has shape {list(tokens.shape)}, but must be [rows, tokens]: {FIX}"
+        )
     rows, length = tokens.shape
     actions = entries["action_idxs"].shape[-1]
     widths = {
@@ -86,8 +89,9 @@ def _check_shapes(entries: Mapping[str, Tensor]) -> None:
     for name, width in widths.items():
         if entries[name].shape != (rows, width):
             raise ValueError(
-                f"{name} {list(entries[name].shape)} must be {[rows, width]}, with tokens "
-                f"{[rows, length]} and action_idxs {list(entries['action_idxs'].shape)}: {FIX}"
+                f"{name} has shape {list(entries[name].shape)}, but must be {[rows, width]}, as "
+                f"tokens is {[rows, length]} and action_idxs is "
+                f"{list(entries['action_idxs'].shape)}: {FIX}"
             )
 
 
@@ -95,10 +99,10 @@ def _check_positions(entries: Mapping[str, Tensor], config: ILQLModelConfig) -> 
     length = entries["tokens"].shape[1]
     for name in ("action_idxs", "state_idxs"):
         outside = (entries[name] < 0) | (entries[name] >= length)
-        why = f"the rows have {length} tokens, 0..{length - 1}"
+        why = f"the rows have {length} tokens, 0 to {length - 1}"
         if name == "action_idxs" and config.per_token:
             outside |= entries["action_mask"] & (entries[name] >= length - 1)
-            why += ", of which the one behind it is the action"
+            why += ", where the action is the token after that position"
         if bool(outside.any()):
             raise ValueError(f"{name} holds {int(entries[name][outside][0])}, and {why}: {FIX}")
 
@@ -116,15 +120,17 @@ class PlainDataset(List_RL_Dataset):
         # torch's own classes have a __getitem__ that raises, and no __len__.
         if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
             raise TypeError(
-                f"the dataset, a {name}, has no __len__ and no __getitem__: give rows by their "
-                "number, DialogueDataset.build(...), or draw them: Iterable_RL_Dataset"
+                f"the dataset, a {name}, has no __len__ and no __getitem__: pass one that gives "
+                "rows by number, DialogueDataset.build(...), or one that draws them, "
+                "Iterable_RL_Dataset"
             )
         if not len(dataset):
             raise ValueError(f"the dataset has no rows: len({name}) is 0")
         if not isinstance(dataset[0], DataPoint):
             raise TypeError(
-                f"row 0 of the dataset is a {type(dataset[0]).__name__}, not a DataPoint: make it "
-                "with DataPoint.from_obs(observation, tokenizer) or DataPoint.from_tokens(...)"
+                f"row 0 of the dataset is a {type(dataset[0]).__name__}, not a DataPoint: create "
+                "rows with DataPoint.from_obs(observation, tokenizer) or "
+                "DataPoint.from_tokens(...)"
             )
         super().__init__(Vocabulary(num_tokens))  # what fills rows up is never looked at
         self.rows = dataset
@@ -160,11 +166,11 @@ def check_dataset(dataset: RL_Dataset | None, config: ILQLModelConfig) -> None:
     trunk, num_tokens = config.trunk, dataset.vocabulary.num_tokens
     if num_tokens > trunk.vocab_size:
         raise ValueError(
-            f"the data set has {num_tokens} tokens and the model {trunk.vocab_size}: pass "
+            f"the dataset has {num_tokens} tokens, but the model has {trunk.vocab_size}: pass "
             f"net_config={{'vocab_size': {num_tokens}, ...}}"
         )
     if dataset.max_len is not None and dataset.max_len > trunk.block_size:
         raise ValueError(
-            f"the data set has rows of up to max_len={dataset.max_len} tokens, and the model's "
-            f"context is block_size={trunk.block_size}: make one as the other"
+            f"the dataset has rows of up to max_len={dataset.max_len} tokens, but the model's "
+            f"context is block_size={trunk.block_size}: make both equal"
         )

@@ -61,8 +61,8 @@ class AgentNetworks(TensorDictModuleBase):
     def config(self, config: ILQLConfig) -> None:
         if config.model != self._config.model:
             raise ValueError(
-                "the networks are made by config.model and stay so: make another agent, "
-                "ILQL.from_config(config, agent.dataset)"
+                "the networks were built from config.model and cannot be replaced: create another "
+                "agent with ILQL.from_config(config, agent.dataset)"
             )
         self._config, self._learner_of = config, None
 
@@ -194,7 +194,7 @@ def networks_of(net_config: NetConfig) -> Networks:
 
 
 def described(config: ILQLModelConfig, bounds: Mapping[str, int]) -> dict[str, Any]:
-    """The other way round: a description of networks that are there.
+    """Describe existing networks, the inverse of building them.
 
     >>> again = described(ILQLModelConfig(trunk=TrunkConfig(vocab_size=35)), {"max_layers": 16})
     >>> again["arch"], again["vocab_size"], again["policy"], again["max_layers"]
@@ -230,17 +230,17 @@ def why_fixed(agent: AgentNetworks) -> str | None:
     >>> agent.model.trunk.wte.requires_grad_(False)
     Embedding(6, 8)
     >>> why_fixed(agent)
-    'a part of its language model does not learn'
+    'part of its language model is frozen'
     """
     if not all(parameter.requires_grad for parameter in agent.model.parameters()):
-        return "a part of its language model does not learn"
+        return "part of its language model is frozen"
     config = agent.config.model
     if config.trunk.kind == "gpt":
         with torch.device("meta"):
             made = ILQLModel(config)
         if _shapes(made) == _shapes(agent.model):
             return None
-    return "its language model is not one that a description makes"
+    return "its language model cannot be built from a description"
 
 
 def reshaped(
@@ -344,8 +344,9 @@ def _described(net_config: Mapping[str, Any]) -> Networks:
     for name, value in FIXED.items():
         if net_config.get(name, value) != value:
             raise ValueError(
-                f"net_config[{name!r}]={net_config[name]!r}: only {value!r} is known. For another "
-                "kind of model pass its folder, as net_config, and it is read with transformers"
+                f"net_config[{name!r}]={net_config[name]!r} is not supported; only {value!r} is. "
+                "For another kind of model pass its folder as net_config: it is read with "
+                "transformers"
             )
     if "vocab_size" not in net_config:
         raise ValueError(
@@ -370,6 +371,5 @@ def _check_bounds(net_config: Mapping[str, Any]) -> None:
     most = net_config.get("max_layers", least)
     if not 1 <= least <= most:
         raise ValueError(
-            f"min_layers={least} and max_layers={most} bound the number of layers: "
-            "1 <= min_layers <= max_layers"
+            f"min_layers={least} and max_layers={most} must satisfy 1 <= min_layers <= max_layers"
         )

@@ -59,14 +59,14 @@ class TrunkConfig:
         check_least(self, 1, "vocab_size", "n_layer", "n_head", "n_embd", "block_size")
         check_above_zero(self, "layer_norm_eps")
         if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout={self.dropout} must lie in 0..1, below 1")
+            raise ValueError(f"dropout={self.dropout} must be in [0, 1)")
         if self.dim_feedfwd is not None:
             check_least(self, 1, "dim_feedfwd")
         if self.n_embd % self.n_head:
             heads = [n for n in range(1, self.n_head + 1) if self.n_embd % n == 0]
             raise ValueError(
-                f"n_embd={self.n_embd} can't be cut into n_head={self.n_head} equal parts; "
-                f"n_head may be one of {heads}"
+                f"n_embd={self.n_embd} cannot be divided by n_head={self.n_head}; n_head can be "
+                f"one of {heads}"
             )
 
 
@@ -145,16 +145,17 @@ class ILQLLossConfig:
         check_above_zero(self, "cql_temp")
         if not self.exp_weights and not 0 <= self.beta <= 1:
             raise ValueError(
-                f"beta={self.beta}: without exp_weights it is a weight itself and must lie in 0..1"
+                f"beta={self.beta} must be in 0..1: without exp_weights it is used as a weight "
+                "itself"
             )
         if not self.needs_values and self.awac_weight == 0:
             raise ValueError(
-                "all weights are 0, so that nothing is learnt: set awac_weight=1.0 for a policy, "
-                "v_weight=1.0 and q_weight=1.0 for values"
+                "all weights are 0, so nothing would be learnt: set awac_weight=1.0 for a policy, "
+                "or v_weight=1.0 and q_weight=1.0 for values"
             )
         low, high = self.value_min, self.value_max
         if low is not None and high is not None and low > high:
-            raise ValueError(f"value_min={low} must not be above value_max={high}")
+            raise ValueError(f"value_min={low} must not be greater than value_max={high}")
 
     @property
     def needs_advantage(self) -> bool:
@@ -241,12 +242,13 @@ class ILQLConfig:
         for name in ("cql_weight", "dm_weight"):
             if getattr(loss, name) > 0:
                 raise ValueError(
-                    f"{name}={getattr(loss, name)} compares Q with that of other tokens, and with "
-                    f"per_token=False Q is a number for the whole utterance: set {name}=0"
+                    f"{name}={getattr(loss, name)} compares Q across tokens, but with "
+                    f"per_token=False Q is one number for a whole utterance: set {name}=0"
                 )
         if loss.backup == "max":
             raise ValueError(
-                'backup="max" is over tokens: with per_token=False use backup="expectile"'
+                'backup="max" takes the maximum over tokens: with per_token=False use '
+                'backup="expectile"'
             )
 
 
@@ -295,4 +297,4 @@ def method(name: Method, config: Config) -> Config:
                 adv_weight=decode.adv_weight or 1.0,
             )  # fmt: skip
             return replace(config, loss=only_q, decode=by_values)
-    raise ValueError(f"method={name!r} is none of {', '.join(map(repr, get_args(Method)))}")
+    raise ValueError(f"method={name!r} must be one of {', '.join(map(repr, get_args(Method)))}")

@@ -97,7 +97,7 @@ class ILQL_Evaluator:
         max_steps: int = 1000,
     ) -> None:
         if num_games < 1:
-            raise ValueError(f"num_games={num_games}: at least one game is needed")
+            raise ValueError(f"num_games={num_games} must be at least 1")
         self.make_env, self.tokenizer, self.token_reward = make_env, tokenizer, token_reward
         decode = DecodeConfig() if decode is None else decode
         # KL needs the policy's log-probabilities, which are there but for this

@@ -149,13 +149,14 @@ def stream(
     """
     if config.num_beams is not None and config.num_beams > 1:
         raise ValueError(
-            f"num_beams={config.num_beams}: which beam is the best is known at its end only; "
-            "stream with num_beams=1 (greedy) or None (sampling)"
+            f"num_beams={config.num_beams} cannot be streamed, because the best beam is known "
+            "only at the end: stream with num_beams=1 (greedy) or None (sampling)"
         )
     if config.rerank is not None or config.num_generations > 1:
         raise ValueError(
-            f"num_generations={config.num_generations} and rerank={config.rerank!r} are of several "
-            "texts, and a stream is one: use generate, or num_generations=1 and rerank=None"
+            f"num_generations={config.num_generations} and rerank={config.rerank!r} produce "
+            "several texts, but a stream is one: call generate, or set num_generations=1 and "
+            "rerank=None"
         )
     request = Request.of(
         *(ModelScorer(model, target), [prompt], config),

@@ -68,7 +68,7 @@ class ILQLLearner:
     ) -> None:
         if config.optimizer.decay != "constant" and num_updates is None:
             raise ValueError(
-                f"decay={config.optimizer.decay!r} falls over the run: pass "
+                f"decay={config.optimizer.decay!r} needs the length of the run: pass "
                 "ILQLLearner(config, num_updates=...)"
             )
         self.config, self.num_updates = config, num_updates
@@ -211,7 +211,8 @@ class ILQLLearner:
             return
         if is_traced():
             raise ValueError(
-                "dropout draws, which torch.vmap and torch.compile can't repeat: set dropout=0.0"
+                "dropout draws random numbers, which torch.vmap and torch.compile cannot repeat: "
+                "set dropout=0.0"
             )
         device = batch["tokens"].device
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
@@ -295,8 +296,8 @@ def load_networks(networks: nn.Module, state: TensorDict, without: Collection[st
             continue
         if name not in named:
             raise ValueError(
-                f"the state has no {name}: it is of other networks. Those of a run are "
-                "Networks(config, making=making_of(config, folder))"
+                f"the state has no {name}, so it belongs to other networks. To build the networks "
+                "of a run: Networks(config, making=making_of(config, folder))"
             )
         if named[name].data_ptr() != own.data_ptr():
             own.copy_(named[name])
@@ -354,6 +355,6 @@ def _nested(named: Iterable[tuple[str, Tensor]]) -> TensorDict:
 
 
 def _dotted(prefix: str, tree: TensorDict) -> dict[str, Tensor]:
-    """The other way round, for the module that `Loss` wraps around the networks."""
+    """Tensors of a tree by dotted names, for the module that `Loss` wraps around the networks."""
     items = tree.items(True, True)
     return {f"{prefix}.{k if isinstance(k, str) else '.'.join(k)}": x for k, x in items}

@@ -64,8 +64,8 @@ class ILQLModel(nn.Module):
         super().__init__()
         if policy is not None and config.policy != "separate":
             raise ValueError(
-                'a policy of its own was given, and policy="shared" has none: '
-                'pass ILQLModelConfig(policy="separate")'
+                'a separate policy trunk was given, but policy="shared" uses none: pass '
+                'ILQLModelConfig(policy="separate")'
             )
         self.config = config
         self.trunk = make_trunk(config.trunk) if trunk is None else trunk
@@ -241,8 +241,8 @@ def make_trunk(config: TrunkConfig) -> CausalLM:
     """
     if config.kind != "gpt":
         raise ValueError(
-            "trunk.kind='transformers': the sizes alone do not define the model. Pass it as "
-            "ILQLModel(config, trunk=HFTrunk.from_folder(folder)); of a run, its functions do"
+            "trunk.kind='transformers' cannot be built from sizes alone: pass the model as "
+            "ILQLModel(config, trunk=HFTrunk.from_folder(folder)). The functions of a run do this"
         )
     return CausalLM(**{name: entry for name, entry in asdict(config).items() if name != "kind"})
 
@@ -323,8 +323,9 @@ class EvolvableHead(EvolvableMLP):
         nodes = 2 * n_embd
         if max_nodes is not None and max_nodes < nodes:
             raise ValueError(
-                f"max_head_nodes={max_nodes}: a head on hidden states of n_embd={n_embd} begins "
-                f"with {nodes} nodes; take max_head_nodes={nodes} or more, or None"
+                f"max_head_nodes={max_nodes} is too small: a head on hidden states of "
+                f"n_embd={n_embd} starts with {nodes} nodes. Set max_head_nodes={nodes} or more, "
+                "or None"
             )
         super().__init__(
             n_embd,

@@ -78,8 +78,8 @@ class ModelScorer:
         """One row for each prompt, with room for as many new tokens."""
         if needs.values and not self.model.config.per_token:
             raise ValueError(
-                "with per_token=False Q is a number for a whole utterance, and gives none for the "
-                "next token: decode with include_adv=False, and put whole utterances in order with "
+                "with per_token=False Q is one number for a whole utterance, so it cannot score "
+                "the next token: decode with include_adv=False, and rank whole utterances with "
                 "score_utterances"
             )
         tokens, mask = padded_left(prompts, self.device)
@@ -139,8 +139,8 @@ class ModelScorer:
     def _target(self) -> ILQLTarget:
         if self.target is None:
             raise ValueError(
-                "values are wanted and no target network was given: pass target=make_target(model) "
-                "or the one of the learner's state, or decode with include_adv=False"
+                "values need a target network, and none was given: pass target=make_target(model) "
+                "or the target of the learner's state, or decode with include_adv=False"
             )
         return self.target
 
@@ -172,7 +172,7 @@ class QHeads(NamedTuple):
         return reduce(torch.minimum, [some(head) for head in self.heads])
 
     def at(self, rows: Tensor) -> QHeads:
-        """The same of these rows: int64 [R']."""
+        """Q of these rows alone: int64 [R']."""
         return QHeads(self.heads, self.states[rows])
 
 

@@ -53,7 +53,10 @@ class TopAdvantageNGrams:
 
     def __init__(self, n: int | None = None, *, end_of_action: int | None = None) -> None:
         if n is not None and n < 1:
-            raise ValueError(f"n={n}: an n-gram has at least 1 token; None is whole utterances")
+            raise ValueError(
+                f"n={n} must be at least 1, the number of tokens of an n-gram, or None for whole "
+                "utterances"
+            )
         self.n, self.end_of_action = n, end_of_action
         self._sums: dict[tuple[int, ...], tuple[float, int]] = {}
 
@@ -66,13 +69,13 @@ class TopAdvantageNGrams:
         """Add the n-grams of these rows."""
         if not agent.per_token and self.n is not None:
             raise ValueError(
-                f"n={self.n} of an agent with per_token=False, which values whole utterances only: "
-                "TopAdvantageNGrams(None)"
+                f"n={self.n} cannot be used with an agent with per_token=False, which values only "
+                "whole utterances: use TopAdvantageNGrams(None)"
             )
         batch = agent.prepare_inputs(items)
         with evaluating(agent), torch.no_grad():
             advantage = agent.get_qvs(batch)["advantage"]
-        rows = self._spoken if agent.per_token else _utterances
+        rows = self._token_ngrams if agent.per_token else _utterances
         names = ("tokens", "state_idxs", "action_idxs", "action_mask")
         parts = [batch[name].tolist() for name in names]
         for row in map(_Row, *parts, advantage.tolist()):
@@ -87,7 +90,7 @@ class TopAdvantageNGrams:
         ]
         return sorted(found, key=lambda gram: (-gram.advantage, gram.tokens))[:k]
 
-    def _spoken(self, row: _Row) -> Iterator[tuple[tuple[int, ...], float]]:
+    def _token_ngrams(self, row: _Row) -> Iterator[tuple[tuple[int, ...], float]]:
         """Iterate over the n-grams of a row, each with the mean of its tokens' advantages."""
         indices = [at for at, counts in zip(row.actions, row.real, strict=True) if counts]
         for start, end in self._runs(row.tokens, indices):

@@ -122,7 +122,7 @@ def off_policy_return(
     log_ratio, rewards = log_ratio.double(), rewards.double()
     num = len(log_ratio)
     if num == 0:
-        raise ValueError("no dialogues: give one at least")
+        raise ValueError("no dialogues were given: pass at least one")
     returns = rewards.sum(-1)
     weights = log_ratio.cumsum(-1)
     whole = weights[:, -1].clamp_max(700.0).exp()  # [N]: what float64 holds

@@ -56,8 +56,8 @@ class ILQL_Policy:
         vocab_size = agent.model.config.trunk.vocab_size
         if tokenizer.num_tokens > vocab_size:
             raise ValueError(
-                f"the tokenizer has {tokenizer.num_tokens} tokens and the model {vocab_size}: "
-                "take the tokenizer that it was trained with"
+                f"the tokenizer has {tokenizer.num_tokens} tokens, but the model has "
+                f"{vocab_size}: use the tokenizer that the model was trained with"
             )
         self.agent, self.tokenizer, self.generator = agent, tokenizer, generator
         self.config = DecodeConfig() if config is None else config
@@ -71,7 +71,7 @@ class ILQL_Policy:
         return self.texts(self.answer(observations))
 
     def answer(self, observations: Sequence[Observation]) -> Generations:
-        """The same as tokens, all that were generated, with their scores."""
+        """Answer as tokens: all generated ones, with their scores."""
         return generate(
             self.agent.model,
             self.agent.target,
@@ -85,7 +85,7 @@ class ILQL_Policy:
         """The dialogue up to now as tokens, in the form of a data set's rows."""
         point = DataPoint.from_obs(observation, self.tokenizer)
         if point.terminal:
-            raise ValueError("the dialogue has ended, so that there is no next utterance")
+            raise ValueError("the dialogue has ended, so there is no next utterance")
         return point.tokens
 
     def texts(self, answers: Generations) -> list[str]:

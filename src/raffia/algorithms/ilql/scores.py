@@ -131,7 +131,7 @@ def get_scores(
     """
     if include_advantage and not model.config.per_token:
         raise ValueError(
-            "with per_token=False Q is a number for a whole utterance: score those with "
+            "with per_token=False Q is one number for a whole utterance: score utterances with "
             "score_utterances, or single tokens with include_advantage=False"
         )
     config = DecodeConfig(
@@ -260,8 +260,8 @@ def _check_utterances(
     counts = sorted({len(those) for those in utterances})
     if len(utterances) != len(prompts) or len(counts) != 1 or counts[0] < 1:
         raise ValueError(
-            f"{len(prompts)} prompts and utterances for {len(utterances)}, {counts} for each: pass "
-            "a list for each prompt, all of the same length, with at least one utterance"
+            f"{len(prompts)} prompts, but utterances for {len(utterances)}, {counts} for each: "
+            "pass one list for each prompt, all of the same length, with at least one utterance"
         )
     for number, those in enumerate(utterances):
         if not all(len(utterance) for utterance in those) or not len(prompts[number]):

@@ -75,7 +75,7 @@ def is_id(kind: Any) -> bool:
 def field_types(fields: Iterable[Any], location: Location, prefix: Key = ()) -> dict[Key, Any]:
     """The types of all columns, those of structs under the path of each field."""
     if len(prefix) >= MAX_DEPTH:
-        location.fail(f"structs are nested more than {MAX_DEPTH} deep", dotted(prefix))
+        location.fail(f"structs are nested more than {MAX_DEPTH} levels deep", dotted(prefix))
     found: dict[Key, Any] = {}
     for field in fields:
         path = (*prefix, field.name)
@@ -96,9 +96,9 @@ def check_numeric(kind: Any, path: Key, location: Location) -> None:
         depth += 1
     types = pyarrow().types
     if not (types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind)):
-        location.fail(f"{kind} can't be in a tensor; {leave_out(path)}", dotted(path))
+        location.fail(f"{kind} cannot be stored in a tensor; {leave_out(path)}", dotted(path))
     if depth > MAX_DEPTH:
-        location.fail(f"lists are nested more than {MAX_DEPTH} deep", dotted(path))
+        location.fail(f"lists are nested more than {MAX_DEPTH} levels deep", dotted(path))
 
 
 @contextmanager
@@ -119,7 +119,9 @@ def opened_table(path: str) -> Iterator[Table]:
         table.validate(full=True)
         # A row of numbers takes at least a bit, so more of them are none.
         if table.num_rows > 8 * os.path.getsize(path):
-            raise ValueError(f"it claims {table.num_rows} rows, more than its bytes can hold")
+            raise ValueError(
+                f"it claims to have {table.num_rows} rows, more than its bytes can hold"
+            )
 
         def batches(size: int, columns: list[str]) -> Iterator[Any]:
             return iter(table.select(columns).to_batches(size))
@@ -140,8 +142,8 @@ def refuse_inflated_buffers(memory: Any, size: int) -> None:
     claimed = int(lengths[lengths > 0].astype(np.float64).sum())
     if claimed > SMALL_BYTES and claimed > MAX_INFLATION * size:
         raise ValueError(
-            f"its buffers take {claimed} bytes, of which only {size} are stored: a small file that "
-            "asks for a large memory. If that is as it should be, write it again uncompressed"
+            f"its buffers take {claimed} bytes, of which only {size} are stored: a small file "
+            "that needs a lot of memory. If this is intended, write it again uncompressed"
         )
 
 
@@ -164,7 +166,7 @@ def read_batches(
             with location.foreign():
                 batch = next(batches, None)
                 if batch is None or row + len(batch) > num_rows:
-                    location.fail(f"the file claims {num_rows} rows, which it does not have")
+                    location.fail(f"the file claims to have {num_rows} rows, but does not")
                 rows = NumberedLocation(path, "row", row)
                 arrays = {name: column(batch, name, rows) for name in names}
             yield row, arrays
@@ -191,8 +193,8 @@ def refuse_inflation(path: str, read: set[str], lists: set[str], location: Locat
             if nbytes > small and nbytes > MAX_INFLATION * chunk.stored_bytes:
                 location.fail(
                     f"{chunk.num_values} values take {nbytes} bytes, of which only "
-                    f"{chunk.stored_bytes} are stored: a small file that asks for a large memory. "
-                    "If that is as it should be, write it again in smaller row groups",
+                    f"{chunk.stored_bytes} are stored: a small file that needs a lot of memory. "
+                    "If this is intended, write it again in smaller row groups",
                     chunk.column,
                 )
 
@@ -210,13 +212,13 @@ def column(batch: Any, path: Key, location: Location) -> Any:
 def refuse_null(array: Any, name: str, location: Location, rows_each: int) -> None:
     if array.null_count:
         at = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
-        location.fail("null, which is no number", name, at // rows_each)
+        location.fail("null, which is not a number", name, at // rows_each)
 
 
 def row_of_lists(array: Any, name: str, location: Location) -> Any:
     """The list that is the only row of a column."""
     if array.null_count:
-        location.fail("null, which is no episode", name)
+        location.fail("null, which is not an episode", name)
     with location.foreign(name):
         return array.flatten()
 
@@ -232,7 +234,7 @@ def to_array(array: Any, path: Key, location: Location) -> np.ndarray[Any, Any]:
             if different.size:
                 at = int(different[0])
                 location.fail(
-                    f"a list of {lengths[at]} where those before it have {lengths[0]}",
+                    f"a list of {lengths[at]}, but the ones before have {lengths[0]}",
                     name,
                     at // prod(shape[1:]),
                 )
@@ -260,7 +262,7 @@ def _chunks(path: str) -> list[ParquetChunk]:
         tail = file.read(8)
         length = int.from_bytes(tail[:4], "little")
         if tail[4:] != PARQUET or length + 8 > size:
-            raise ValueError("it has no footer of Parquet")
+            raise ValueError("it does not end with a Parquet footer")
         file.seek(size - 8 - length)
         footer = file.read(length)
     try:

@@ -48,7 +48,7 @@ def read_episodes(
         return _of_folder(found, columns, complete)
     if not os.path.exists(found):
         raise FileNotFoundError(
-            f"there is no file or folder {path}, and Minari has none of this id"
+            f"there is no file or folder {path}, and no Minari dataset with this id"
         )
     options: Any = {"columns": columns, "truncate_unfinished": complete, "complete": complete}
     if name.endswith(JSON):
@@ -58,8 +58,9 @@ def read_episodes(
     if name.endswith(HDF5):
         return read_d4rl(found, columns=columns)
     raise ValueError(
-        f"{path}: its name does not tell its format; known are files {', '.join(JSON)} (or .gz), "
-        f"{', '.join(TABLES + HDF5)}, and folders of Minari, LeRobot, datasets and Parquet files"
+        f"the format of {path} cannot be recognized from its name. Supported are files "
+        f"{', '.join(JSON)} (or .gz), {', '.join(TABLES + HDF5)}, and folders of Minari, LeRobot, "
+        "datasets and Parquet files"
     )
 
 

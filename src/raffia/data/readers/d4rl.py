@@ -103,13 +103,13 @@ class D4RLEpisodes:
                     column = "/".join(paths[flag])
                     values = to_tensor(found[paths[flag]], column, location).numpy().astype(bool)
                     if values.ndim != 1 or (ends is not None and len(ends) != len(values)):
-                        location.fail("it should have one value for each step", column)
+                        location.fail("it must have one value for each step", column)
                     ends = values if ends is None else ends | values
             assert ends is not None
             for path in paths.values():
                 if found[path].shape[:1] != ends.shape:
                     location.fail(
-                        f"it has {found[path].shape[:1]} rows, and there are {len(ends)} steps",
+                        f"it has {found[path].shape[:1]} rows, but there are {len(ends)} steps",
                         "/".join(path),
                     )
         if not len(ends):

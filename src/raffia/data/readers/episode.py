@@ -87,7 +87,7 @@ class Location:
             raise
         except Exception as error:
             cause = f"{type(error).__name__}: {error}"
-            why = f"it can't be read ({cause}); the file may be damaged"
+            why = f"it cannot be read ({cause}); the file may be damaged"
             raise MalformedDataError(self.path, self.of(column), why) from error
 
 
@@ -154,13 +154,13 @@ class Names:
         for old, renamed in self.given.items():
             if renamed is not None and old not in starts:
                 columns = _listed(paths)
-                location.fail(f"there is no column {shown(old)}, which `columns` names, {columns}")
+                location.fail(f"there is no column {shown(old)}, which `columns` names; {columns}")
         found: dict[Key, Key] = {}  # name -> path
         for path in paths:
             new = self.of(path)
             if new in found:
                 both = f"{shown(found[new])} and {shown(path)}"
-                location.fail(f"two columns are called {shown(new)}: {both}")
+                location.fail(f"two columns have the name {shown(new)}: {both}")
             if new is not None:
                 found[new] = path
         return {path: name for name, path in found.items()}
@@ -173,8 +173,8 @@ def _key(key: NestedKey) -> Key:
 def _new_key(old: NestedKey, new: NestedKey | None) -> Key | None:
     if new is not None and not (isinstance(new, (str, tuple)) and new):
         raise TypeError(
-            f"columns={{{old!r}: {new!r}}}: the new name of a column is a string, a tuple of them, "
-            "or None to leave the column out"
+            f"columns={{{old!r}: {new!r}}}: the new name of a column must be a string, a tuple of "
+            "strings, or None to leave the column out"
         )
     return None if new is None else _key(new)
 
@@ -337,9 +337,9 @@ def check_required(columns: Mapping[Key, Column], location: Location) -> None:
     done = [name for name in DONE if name in starts]
     if done and not starts & {"terminated", "truncated"}:
         location.fail(
-            f"there is {done[0]!r}, and neither 'terminated' nor 'truncated': it does not tell "
-            "whether an episode ended or was cut off, and what follows is worth nothing only where "
-            f"it ended. Where all of them ended: columns={{{done[0]!r}: 'terminated'}}"
+            f"there is {done[0]!r}, but neither 'terminated' nor 'truncated', so it is unknown "
+            "whether an episode ended or was cut off; only after a real end is the future worth "
+            f"0. If all episodes ended: columns={{{done[0]!r}: 'terminated'}}"
         )
     for name in ("obs", "action"):
         if name not in starts:
@@ -361,20 +361,24 @@ def num_steps(columns: Mapping[Key, Column], location: Location) -> int:
     """Number of steps T, after a check that every column has as many rows as it should."""
     name, reward = columns[REWARD]
     if reward.ndim != 1 or reward.dtype is torch.bool or reward.is_complex():
-        location.fail(f"it has {_rows(reward)}; a reward is one real number a step", name)
+        location.fail(
+            f"it has {_rows(reward)}; a reward must be one real number for each step", name
+        )
     steps = len(reward)
     if not steps:
-        location.fail("it is empty; an episode has at least one step", name)
+        location.fail("it is empty; an episode must have at least one step", name)
     for flag in FLAGS:
         name, values = columns[flag]
         if values.ndim != 1 or values.dtype is not torch.bool:
-            location.fail(f"it has {_rows(values)}; {flag[0]} is one true or false a step", name)
+            location.fail(
+                f"it has {_rows(values)}; {flag[0]} must be one true or false for each step", name
+            )
     for key, (name, values) in columns.items():
         allowed = [steps] if key[0] in OF_STEPS else [steps, steps + 1]
         if len(values) not in allowed:
             wanted = " or ".join([str(n) for n in allowed])
             location.fail(
-                f"it has {len(values)} rows, which should be {wanted}: there are {steps} rewards",
+                f"it has {len(values)} rows, but should have {wanted}: there are {steps} rewards",
                 name,
             )
     return steps
@@ -390,8 +394,8 @@ def check_pairs(columns: Mapping[Key, Column], steps: int, location: Location) -
         after = columns.get(("next", *key))
         if len(values) > steps and after is not None:
             location.fail(
-                f"it has {steps + 1} rows for {steps} steps, so it holds what {after.name!r} gives "
-                "once more; leave one of them out",
+                f"it has {steps + 1} rows for {steps} steps, so it repeats what {after.name!r} "
+                "holds; leave one of them out",
                 name,
             )
         if key[0] == "obs" and len(values) == steps:
@@ -406,7 +410,7 @@ def check_pairs(columns: Mapping[Key, Column], steps: int, location: Location) -
                     f"it has {_rows(after.values)}, {name!r} has {_rows(values)}", after.name
                 )
         if key[:2] == ("next", "obs") and key[1:] not in columns:
-            location.fail(f"there is no {shown(key[1:])} before it", name)
+            location.fail(f"there is no entry {shown(key[1:])} to go with it", name)
 
 
 def check_nesting(names: Collection[Key], location: Location) -> None:
@@ -414,7 +418,7 @@ def check_nesting(names: Collection[Key], location: Location) -> None:
     for name in names:
         for n in range(1, len(name)):
             if name[:n] in names:
-                location.fail(f"{shown(name[:n])} is a column, so it can't hold {shown(name)}")
+                location.fail(f"{shown(name[:n])} is a column, so it cannot contain {shown(name)}")
 
 
 def check_equal_layout(
@@ -442,7 +446,7 @@ def check_finite(column: Column, location: Location) -> None:
     if (values.is_floating_point() or values.is_complex()) and not values.isfinite().all():
         at = int((~values.isfinite()).nonzero()[0, 0])
         bad = values[at][~values[at].isfinite()].flatten()[0].item()
-        location.fail(f"it holds {bad}; to take NaN and infinity: allow_nan=True", name, at)
+        location.fail(f"it contains {bad}; to accept NaN and infinity: allow_nan=True", name, at)
 
 
 def check_end(ended: Tensor, location: Location, truncate_unfinished: bool) -> None:
@@ -454,8 +458,8 @@ def check_end(ended: Tensor, location: Location, truncate_unfinished: bool) -> N
         )
     if not ended[-1] and not truncate_unfinished:
         location.fail(
-            "the episode's last step is neither terminated nor truncated; if that is where one "
-            "stopped looking: truncate_unfinished=True",
+            "the last step of the episode is neither terminated nor truncated; if the recording "
+            "stopped there: truncate_unfinished=True",
             step=len(ended) - 1,
         )
 
@@ -464,7 +468,7 @@ def existing_file(path: Path) -> str:
     """The path of an existing file; raises FileNotFoundError or IsADirectoryError otherwise."""
     path = os.fspath(path)
     if os.path.isdir(path):
-        raise IsADirectoryError(f"{path} is a folder; give the file that holds the episodes")
+        raise IsADirectoryError(f"{path} is a folder; pass the file that holds the episodes")
     if not os.path.exists(path):
         raise FileNotFoundError(f"there is no file {path}")
     return path
@@ -478,5 +482,5 @@ def json_object(path: str) -> dict[str, Any]:
     with open(path, "rb") as text, location.foreign():
         found = json.loads(text.read().decode())
     if type(found) is not dict:
-        location.fail("it is not an object of JSON")
+        location.fail("it is not a JSON object")
     return found

@@ -62,7 +62,7 @@ def member(group: Any, name: str, location: Location, column: str) -> Any:
     """The member of a group under a name, in the same file."""
     link = group.get(name, getlink=True)
     if type(link) is not h5py().HardLink:
-        location.fail("it is a link to elsewhere, which is not followed", column)
+        location.fail("it is a link to another place, which is not followed", column)
     return group[name]
 
 
@@ -76,7 +76,7 @@ def datasets(
         address = h5py().h5o.get_info(group.id).addr
         members = member_names(group, location)
     if address in visited or len(prefix) >= MAX_DEPTH:
-        location.fail("groups are nested without end, or too deeply", "/".join(prefix))
+        location.fail("groups are nested too deeply, or contain themselves", "/".join(prefix))
     visited.add(address)
     for name in members:
         path = (*prefix, name)
@@ -103,7 +103,7 @@ def to_tensor(
     check_size(dataset, dtype, column, location)
     array = np.ascontiguousarray(dataset[() if rows is None else rows], dtype)
     if dtype == np.bool_ and (array.view(np.uint8) > 1).any():
-        location.fail("it holds bytes that are neither true nor false", column)
+        location.fail("it contains bytes that are neither true nor false", column)
     return torch.from_numpy(array)
 
 
@@ -114,7 +114,7 @@ def native(dtype: np.dtype[Any], column: str, location: Location) -> np.dtype[An
         torch.from_numpy(np.empty(0, native))
     except TypeError:
         path = tuple(column.split("/"))
-        location.fail(f"its dtype {dtype} can't be in a tensor; {leave_out(path)}", column)
+        location.fail(f"its dtype {dtype} cannot be stored in a tensor; {leave_out(path)}", column)
     return native
 
 
@@ -123,7 +123,7 @@ def check_size(dataset: Any, dtype: np.dtype[Any], column: str, location: Locati
     stored = dataset.id.get_storage_size()
     nbytes = dtype.itemsize * max(prod(dataset.shape), prod(dataset.chunks or ()))
     if not stored and dataset.size:
-        location.fail("nothing was ever written into it", column)
+        location.fail("nothing has been written to it", column)
     if nbytes > SMALL_BYTES and nbytes > MAX_INFLATION * stored:
         location.fail(f"it takes {nbytes} bytes, of which only {stored} are stored", column)
 

@@ -71,7 +71,7 @@ def read_hugging_face(
     if os.path.exists(os.path.join(folder, SPLITS)):
         found = json_object(os.path.join(folder, SPLITS)).get("splits")
         raise IsADirectoryError(
-            f"{folder} holds several splits; give the folder of one of {found}: "
+            f"{folder} holds several splits; pass the folder of one of {found}: "
             f"read_hugging_face({os.path.join(folder, 'train')!r})"
         )
     state = json_object(os.path.join(folder, STATE))
@@ -80,7 +80,7 @@ def read_hugging_face(
         names = [file["filename"] for file in state["_data_files"]]
     for name in names:
         if not isinstance(name, str) or not name or os.path.basename(name) != name:
-            location.fail(f"{name!r} is no name of a file in this folder")
+            location.fail(f"{name!r} is not the name of a file in this folder")
     if not names:
         location.fail("it names no files")
     files = [os.path.join(folder, name) for name in names]
@@ -126,7 +126,7 @@ def read_lerobot(
     info, location = json_object(os.path.join(folder, INFO)), Location(folder, INFO)
     version = info.get("codebase_version")
     if not str(version).startswith(LEROBOT_VERSIONS):
-        location.fail(f"its codebase_version is {version!r}; versions {LEROBOT_VERSIONS} are read")
+        location.fail(f"its codebase_version is {version!r}; supported are {LEROBOT_VERSIONS}")
     data = os.path.join(folder, "data")
     files = [
         os.path.join(root, name)

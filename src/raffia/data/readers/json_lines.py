@@ -114,7 +114,7 @@ def read_json_lines(
     ...     next(iter(read_json_lines(path)))
     ... except ValueError as error:
     ...     print(error.where, "-", error.why)
-    line 1, 'obs', step 2 - null where those before it are a list
+    line 1, 'obs', step 2 - null, but the values before are a list
     >>> folder.cleanup()
     """
     return JsonLineEpisodes(
@@ -162,8 +162,8 @@ class JsonLineEpisodes:
         if type(reward) in (int, float):
             return self._by_step(first, lines)
         return first.location.fail(
-            f"the reward is {kind(reward)}; it is a list of numbers where each line is an episode, "
-            "and a number where each line is a step"
+            f"the reward is {kind(reward)}; it must be a list of numbers if each line is an "
+            "episode, or a number if each line is a step"
         )
 
     def _reward(self, line: JsonLine) -> Any:
@@ -181,8 +181,8 @@ class JsonLineEpisodes:
                     rows[name] = JsonRows(path, value)
                 elif name != EPISODE or type(value) not in (int, str):
                     location.fail(
-                        f"{kind(value)} where a line is an episode, as the list of rewards shows: "
-                        f"it must be a list of one value for each step; {leave_out(path)}",
+                        f"{kind(value)}, but each line is an episode, as the list of rewards "
+                        f"shows: it must be a list with one value for each step; {leave_out(path)}",
                         dotted(path),
                     )
             yield location, rows
@@ -192,8 +192,8 @@ class JsonLineEpisodes:
         paths = {name: path for path, name in names.items()}
         if EPISODE not in paths:
             first.location.fail(
-                f"each line is a step, since its reward is a number, so each names its episode; "
-                f"{missing('episode', first.entries)}"
+                "each line is a step, because its reward is a number, so each line must name its "
+                f"episode; {missing('episode', first.entries)}"
             )
         naming = paths.pop(EPISODE)
         episodes_read: set[int | str] = set()
@@ -206,7 +206,7 @@ class JsonLineEpisodes:
                 location.fail(f"{kind(episode)}, not a whole number or a string", dotted(naming))
             if part is None or episode != current:
                 if episode in episodes_read:
-                    why = "this episode has ended before; its steps must stand together"
+                    why = "this episode ended before; its steps must be adjacent"
                     location.fail(why, dotted(naming))
                 if part is not None:
                     yield part
@@ -270,14 +270,14 @@ def _write_all(file: BinaryIO, path: str, episodes: Iterable[TensorDict], allow_
         layout = layout or layout_of(columns)
         file.write(_as_line(columns))
     if layout is None:
-        raise ValueError(f"there is no episode to write to {path}")
+        raise ValueError(f"there are no episodes to write to {path}")
 
 
 def _joined(episode: TensorDict, location: Location) -> dict[Key, Column]:
     """The columns of an episode, where possible with T + 1 rows instead of an entry in `next`."""
     if not isinstance(episode, TensorDict) or episode.batch_dims != 1:
         given = getattr(episode, "batch_size", type(episode).__name__)
-        location.fail(f"an episode is a TensorDict of batch size [T], this is {given}")
+        location.fail(f"an episode must be a TensorDict of batch size [T]; this is {given}")
     columns: dict[Key, Column] = {}
     for nested, values in episode.items(True, True, is_leaf=is_leaf_nontensor):
         key = unravel_key_to_tuple(nested)

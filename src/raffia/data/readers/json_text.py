@@ -48,7 +48,7 @@ def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         (twice, _), *_ = Counter([name for name, _ in pairs]).most_common(1)
-        raise ValueError(f"the key {twice[:40]!r} stands twice in one object")
+        raise ValueError(f"the key {twice[:40]!r} occurs twice in one object")
     return found
 
 
@@ -106,8 +106,8 @@ def read_line(file: IO[bytes], location: Location, max_bytes: int) -> bytes:
         raise MalformedDataError(location.path, location.where, why) from error
     if len(line) > max_bytes:
         location.fail(
-            f"it is longer than {max_bytes} bytes; to read it give max_line_bytes, and twenty "
-            "times as much memory"
+            f"it is longer than {max_bytes} bytes; to read it raise max_line_bytes, which needs "
+            "twenty times as much memory"
         )
     if line.isspace():
         location.fail("it is blank")
@@ -146,13 +146,17 @@ def refuse_inflation(file: IO[bytes], num_bytes: int, location: Location) -> Non
     if num_bytes > MAX_INFLATION * stored:
         location.fail(
             f"it takes more than {num_bytes} bytes, of which only {stored} are stored: a small "
-            "file that asks for a large memory. If that is as it should be, decompress it before"
+            "file that needs a lot of memory. If this is intended, decompress it first"
         )
 
 
 def parse(line: bytes, location: Location) -> dict[str, Any]:
     """The object on a line."""
-    cut = "" if line.endswith(b"\n") else "; the line has no end, the file may have been cut off"
+    cut = (
+        ""
+        if line.endswith(b"\n")
+        else ("; the line does not end, so the file may have been cut off")
+    )
     try:
         value = DECODER.decode(line.decode())
     except UnicodeDecodeError as error:
@@ -168,7 +172,7 @@ def parse(line: bytes, location: Location) -> dict[str, Any]:
     except ValueError as error:  # an equal key, or a number with thousands of digits
         raise MalformedDataError(location.path, location.where, str(error)) from error
     if type(value) is not dict:
-        location.fail(f'it is {kind(value)}, not an object: {{"obs": ...}}')
+        location.fail(f'it is {kind(value)}, but must be an object: {{"obs": ...}}')
     return value
 
 
@@ -177,7 +181,7 @@ def flatten(
 ) -> None:
     """Put the entries of nested objects under their paths, but those that are left out."""
     if len(prefix) >= MAX_DEPTH:
-        location.fail(f"objects are nested more than {MAX_DEPTH} deep")
+        location.fail(f"objects are nested more than {MAX_DEPTH} levels deep")
     for name, entry in value.items():
         path = (*prefix, name)
         if names.of(path) is None:
@@ -194,7 +198,7 @@ def check_same_entries(entries: Entries, first: Entries, location: Location) -> 
         return
     for path in first:
         if path not in entries:
-            location.fail("it is missing, and the first line has it", dotted(path))
+            location.fail("it is missing here, but the first line has it", dotted(path))
     for path in entries:
         if path not in first:
             location.fail(f"the first line has no such entry; {leave_out(path)}", dotted(path))
@@ -247,11 +251,13 @@ class Numbers(NamedTuple):
     @classmethod
     def checked(cls, dtypes: Mapping[NestedKey, torch.dtype], float_dtype: torch.dtype) -> Numbers:
         if float_dtype not in FLOATS:
-            raise TypeError(f"float_dtype={float_dtype} is none of {list(FLOATS)}")
+            raise TypeError(f"float_dtype={float_dtype} must be one of {list(FLOATS)}")
         found = {unravel_key_to_tuple(key): dtype for key, dtype in dtypes.items()}
         for key, dtype in found.items():
             if dtype not in FLOATS and dtype not in INTEGERS and dtype is not torch.bool:
-                raise TypeError(f"dtypes={{{shown(key)}: {dtype}}}: JSON has no such numbers")
+                raise TypeError(
+                    f"dtypes={{{shown(key)}: {dtype}}}: JSON cannot represent such numbers"
+                )
         return cls(found, float_dtype)
 
     def dtype(self, key: Key, types: set[type], first: Layout | None) -> torch.dtype:
@@ -307,12 +313,12 @@ def flat(name: Key, path: Key, rows: list[Any], location: Location) -> Flat:
         if len(lengths) > 1:
             at = next(i for i, value in enumerate(values) if len(value) != len(values[0]))
             location.fail(
-                f"a list of {len(values[at])} where those before it have {len(values[0])}",
+                f"a list of {len(values[at])}, but the ones before have {len(values[0])}",
                 dotted(path),
                 at // prod(shape[1:]),
             )
         if len(shape) == MAX_DEPTH:
-            location.fail(f"lists are nested more than {MAX_DEPTH} deep", dotted(path))
+            location.fail(f"lists are nested more than {MAX_DEPTH} levels deep", dotted(path))
         shape += lengths
         values = list(chain.from_iterable(values))
     found = Flat(name, path, values, shape, types)
@@ -326,16 +332,16 @@ def check_equal_layout(found: Flat, location: Location) -> None:
     wanted = kind(found.values[0])
     for at, value in enumerate(found.values):
         if kind(value) != wanted:
-            why = f"{kind(value)} where those before it are {wanted}"
+            why = f"{kind(value)}, but the values before are {wanted}"
             location.fail(why, dotted(found.path), found.step(at))
-    why = f"{wanted} can't be in a tensor; {leave_out(found.path)}"
+    why = f"{wanted} cannot be stored in a tensor; {leave_out(found.path)}"
     location.fail(why, dotted(found.path), 0)
 
 
 def to_tensor(found: Flat, dtype: torch.dtype, location: Location) -> Tensor:
     if found.values and (found.types == {bool}) != (dtype is torch.bool):
         here = kind(found.values[0])
-        location.fail(f"{here}, and the column is {dtype}", dotted(found.path), 0)
+        location.fail(f"{here}, but the column is {dtype}", dotted(found.path), 0)
     if dtype is torch.bool:
         return torch.from_numpy(np.array(found.values, np.bool_).reshape(found.shape))
     if dtype in INTEGERS:
@@ -348,8 +354,8 @@ def whole(found: Flat, dtype: torch.dtype, location: Location) -> Tensor:
     if float in found.types:
         at = next(i for i, value in enumerate(found.values) if type(value) is float)
         location.fail(
-            f"{found.values[at]} is written as a fraction, and the column is {dtype}, since the "
-            "first episode has whole numbers only or `dtypes` sets it; to read it: "
+            f"{found.values[at]} is written as a fraction, but the column is {dtype}, because the "
+            "first episode has only whole numbers or `dtypes` sets it. To read it: "
             f"dtypes={{{shown(found.name)}: torch.float32}}",
             dotted(found.path),
             found.step(at),

@@ -112,7 +112,9 @@ def read_minari(
         refuse_flat(folder)
     if not os.path.isdir(folder):
         found = f"{folder} is a file" if os.path.exists(folder) else f"there is no folder {folder}"
-        raise FileNotFoundError(f"{found}; give the folder that holds {FILE}, or a data set's id")
+        raise FileNotFoundError(
+            f"{found}; pass the folder that holds {FILE}, or the id of a dataset"
+        )
     path, data = os.path.join(folder, FILE), os.path.join(folder, "data")
     names, rules = Names(columns, NAMES), Rules(allow_nan, truncate_unfinished)
     metadata = os.path.join(data, METADATA)
@@ -196,13 +198,13 @@ class MinariEpisodes(ABC):
     def _count(self) -> int:
         location, numbers = Location(self.path, "the file"), self._numbers()
         if not numbers:
-            location.fail("it holds no group episode_0: there is no episode in it")
+            location.fail("it has no group episode_0, so it holds no episodes")
         for number in range(len(numbers)):
             if number not in numbers:
                 location.fail(f"there is no group episode_{number}, but episode_{max(numbers)}")
         total = self._metadata.get("total_episodes", len(numbers))
         if total != len(numbers):
-            location.fail(f"it holds {len(numbers)} episodes, and its metadata has {total}")
+            location.fail(f"it holds {len(numbers)} episodes, but its metadata says {total}")
         return len(numbers)
 
     def _read(self, number: int) -> TensorDict:
@@ -210,7 +212,7 @@ class MinariEpisodes(ABC):
         episode = self._maker.make(columns, location)
         assert episode is not None
         if total is not None and total != len(episode):
-            location.fail(f"it has {len(episode)} steps, and its attribute total_steps is {total}")
+            location.fail(f"it has {len(episode)} steps, but its attribute total_steps is {total}")
         return episode
 
 
@@ -276,7 +278,7 @@ class MinariTables(MinariEpisodes):
         files = sorted(name for name in os.listdir(folder) if name.endswith(TABLES))
         location = NumberedLocation(folder, "row", 0)
         if len(files) != 1:
-            location.fail(f"it holds {files or 'no table'}, and should hold one table")
+            location.fail(f"it holds {files or 'no table'}, but should hold one table")
         path = os.path.join(folder, files[0])
         location = NumberedLocation(path, "row", 0)
         with location.foreign(), opened_table(path) as file:
@@ -332,6 +334,6 @@ def refuse_flat(path: str) -> None:
         raise MalformedDataError(
             path,
             "the file",
-            "it is in D4RL's flat layout, with the steps of all episodes in one array: "
-            "read_d4rl(file) reads those",
+            "it is in D4RL's flat layout, with the steps of all episodes in one array: read it "
+            "with read_d4rl(file)",
         )

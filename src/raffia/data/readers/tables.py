@@ -117,8 +117,8 @@ def episodes_of_tables(
         first = first or (types, paths)
         if (types, paths) != first:
             Location(file, "the file").fail(
-                f"its columns are {listed(types)}, and those of {files[0]} are "
-                f"{listed(first[0])}: the files of a folder have the same ones"
+                f"its columns are {listed(types)}, but those of {files[0]} are "
+                f"{listed(first[0])}: the files of a folder must have the same columns"
             )
     assert first is not None
     types, paths = first
@@ -155,8 +155,8 @@ def described(path: str, names: Names, rules: Rules) -> tuple[int, dict[Key, Any
     if REWARD not in paths or not is_list(types[paths[REWARD]]):
         if EPISODE not in paths:
             location.fail(
-                "each row is a step, since its reward is no list, so each names its episode; "
-                + missing("episode", types)
+                "each row is a step, because its reward is not a list, so each row must name its "
+                "episode; " + missing("episode", types)
             )
         for name, column in paths.items():
             if name != EPISODE:
@@ -169,8 +169,8 @@ def described(path: str, names: Names, rules: Rules) -> tuple[int, dict[Key, Any
     for column in paths.values():
         if not is_list(types[column]):
             location.fail(
-                f"{types[column]} where a row is an episode, as the list of rewards shows: it must "
-                f"be a list of one value for each step; {leave_out(column)}",
+                f"{types[column]}, but each row is an episode, as the list of rewards shows: it "
+                f"must be a list with one value for each step; {leave_out(column)}",
                 dotted(column),
             )
         check_numeric(types[column], column, location)
@@ -248,7 +248,7 @@ class TableSteps:
                 location = NumberedLocation(file, "row", begin + start)
                 if part is None or episode != current:
                     if episode in episodes_read:
-                        why = "this episode has ended before; its steps must stand together"
+                        why = "this episode ended before; its steps must be adjacent"
                         location.fail(why, dotted(self._episode), 0)
                     if part is not None:
                         yield part
@@ -258,7 +258,10 @@ class TableSteps:
                 for path, pieces in part[1].items():
                     piece = arrays[path][start:stop]
                     if pieces and piece.shape[1:] != pieces[0].shape[1:]:
-                        why = f"rows of {list(piece.shape[1:])}, before {list(pieces[0].shape[1:])}"
+                        why = (
+                            f"rows of {list(piece.shape[1:])}, but the ones before are "
+                            f"{list(pieces[0].shape[1:])}"
+                        )
                         location.fail(why, dotted(path), 0)
                     pieces.append(piece)
         if part is not None:
@@ -290,7 +293,7 @@ def shards(path: Path) -> list[str]:
     found = [name for name in os.listdir(path) if name.endswith(".parquet") and name[0] not in "._"]
     if not found:
         raise IsADirectoryError(
-            f"{path} is a folder; give the file that holds the episodes, or a folder with files "
+            f"{path} is a folder; pass the file that holds the episodes, or a folder with files "
             "*.parquet in it"
         )
     return [os.path.join(path, name) for name in sorted(found, key=by_number)]

@@ -144,8 +144,8 @@ class DataPoint:
         """
         if not hasattr(obs, "to_sequence"):
             raise TypeError(
-                f"{shown(obs)} is no observation, it has no to_sequence(): pass "
-                'Dialogue([("hello", None)], terminal=False), or one of a class of yours'
+                f"{shown(obs)} is not an observation, because it has no to_sequence(): pass "
+                'Dialogue([("hello", None)], terminal=False), or an instance of your own class'
             )
         parts, terminal = token_parts(obs, tokenizer)
         tokens: list[int] = []
@@ -223,7 +223,7 @@ class DataPoint:
         ([1, 5, 6], [0, 1], [0, 1, 2], [0, 0, 0], 1.0)
         """
         if max_len is not None and max_len < 1:
-            raise ValueError(f"max_len={max_len}: a row has at least its first token; None is all")
+            raise ValueError(f"max_len={max_len} must be at least 1, or None for no limit")
         if max_len is None or len(self.tokens) <= max_len:
             return self
         own, utterances = self.of_tokens.before(max_len), self.of_utterances.before(max_len)
@@ -235,32 +235,32 @@ class DataPoint:
 def _check_row(tokens: list[int], actions: list[int], rewards: list[float]) -> None:
     last = len(tokens) - 1
     if not tokens:
-        raise ValueError("a row has no tokens; it begins at least with the token that opens it")
+        raise ValueError("a row must have at least one token, the one that opens the dialogue")
     if len(rewards) != len(actions):
         raise ValueError(
-            f"{len(rewards)} rewards for {len(actions)} actions: give one for each of action_idxs "
-            "(0.0 where there is none)"
+            f"there are {len(rewards)} rewards for {len(actions)} actions: pass one for each of "
+            "action_idxs (0.0 for no reward)"
         )
     rising = all(a < b for a, b in pairwise(actions))
     if actions and not (rising and 0 <= actions[0] and actions[-1] < last):
         raise ValueError(
-            f"action_idxs {_few(actions)} must rise and lie in 0..{last - 1}: token i + 1 is the "
-            f"action taken at i, and the row has {last + 1} tokens"
+            f"action_idxs {_few(actions)} must be increasing and lie in 0..{last - 1}: token i + "
+            f"1 is the action taken at i, and the row has {last + 1} tokens"
         )
 
 
 def _check_finite(rewards: list[float]) -> None:
     for number, reward in enumerate(rewards):
         if not math.isfinite(reward):
-            raise ValueError(f"reward {number} is {reward!r}; rewards are finite numbers")
+            raise ValueError(f"reward {number} is {reward!r}, but rewards must be finite numbers")
 
 
 def _by_token(token_reward: TokenReward, tokens: list[int]) -> list[float]:
     found = list(token_reward.get_token_reward(tokens))
     if len(found) != len(tokens):
         raise ValueError(
-            f"{type(token_reward).__name__}.get_token_reward gave {len(found)} rewards for "
-            f"{len(tokens)} tokens: it gives one for each"
+            f"{type(token_reward).__name__}.get_token_reward returned {len(found)} rewards for "
+            f"{len(tokens)} tokens; it must return one for each"
         )
     return found
 
@@ -293,7 +293,7 @@ class TokenReward(ABC):
 
 
 class ConstantTokenReward(TokenReward):
-    """The same for each token: below 0 it makes the agent brief.
+    """A constant reward for each token: below 0 it makes the agent brief.
 
     >>> ConstantTokenReward(-0.1).get_token_reward([5, 6, 7])
     [-0.1, -0.1, -0.1]
@@ -311,7 +311,7 @@ class ConstantTokenReward(TokenReward):
         return [self.reward] * len(tokens)
 
     def settings(self) -> dict[str, Any]:
-        """The number.
+        """Settings as JSON: the reward.
 
         >>> ConstantTokenReward(0.5).settings()
         {'kind': 'constant', 'reward': 0.5}
@@ -345,7 +345,7 @@ class SpecifiedTokenReward(TokenReward):
         for token in self.reward_of_token:
             if type(token) is not int or token < 0:
                 raise ValueError(
-                    f"rewards are given by the numbers of tokens, got {token!r}: "
+                    f"token rewards are given by token ids; got {token!r}: pass "
                     "{tokenizer.token_to_id('x'): 1.0}"
                 )
 
@@ -375,5 +375,5 @@ class SpecifiedTokenReward(TokenReward):
 
 def _finite(value: float, what: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise ValueError(f"{what} is a finite number, got {value!r}")
+        raise ValueError(f"{what} must be a finite number; got {value!r}")
     return float(value)

@@ -147,7 +147,7 @@ class DialogueDataset(List_RL_Dataset):
     ) -> None:
         super().__init__(tokenizer, max_len=max_len, buckets=buckets)
         if sort_window < 1:
-            raise ValueError(f"sort_window={sort_window}: at least 1, which sorts nothing")
+            raise ValueError(f"sort_window={sort_window} must be at least 1, which does not sort")
         self.store, self.sort_window = store, sort_window
         self.rows = np.arange(len(store)) if rows is None else rows
 
@@ -179,13 +179,13 @@ class DialogueDataset(List_RL_Dataset):
         >>> DialogueDataset.build(TranscriptDialogues([]), Vocabulary(9))
         Traceback (most recent call last):
         ...
-        ValueError: this Vocabulary as a tokenizer has no bos_token_id, a number of a token, which
+        ValueError: this Vocabulary as a tokenizer has no bos_token_id, the id of the token that
         begins a dialogue that the environment begins: HFTokenizer(folder, add_missing=True) of ...
         """
         if not hasattr(source, "rows"):
             raise TypeError(
-                f"{shown(source)} is no source of dialogues: pass read_dialogues(path), "
-                "ObservationDialogues(dialogues), TranscriptDialogues(chats), or make rows with "
+                f"{shown(source)} is not a source of dialogues: pass read_dialogues(path), "
+                "ObservationDialogues(dialogues) or TranscriptDialogues(chats), or make rows with "
                 "DialogueDataset.of_points(points, tokenizer)"
             )
         check_tokenizer(tokenizer)
@@ -242,7 +242,7 @@ class DialogueDataset(List_RL_Dataset):
 
     @property
     def origin(self) -> str:
-        """Where the store came from: "memory", "folder" (an existing one), or "made: " with the
+        """Origin of the store: "memory", "folder" (an existing one), or "made: " with the
         reason.
 
         >>> DialogueDataset.of_points([], Vocabulary(9)).origin
@@ -273,7 +273,7 @@ class DialogueDataset(List_RL_Dataset):
         """
         if not 0 < fraction <= 1:
             raise ValueError(
-                f"fraction={fraction} lies above 0 and is at most 1: best(0.1) is a tenth"
+                f"fraction={fraction} must be above 0 and at most 1; best(0.1) selects a tenth"
             )
         num = max(1, round(fraction * self.size()))
         returns = self.store.summary.episode_return[self.rows]

@@ -31,7 +31,7 @@ class RowRules:
     >>> RowRules(max_len=8, too_long="shorten")
     Traceback (most recent call last):
     ...
-    ValueError: too_long='shorten'; it is one of 'refuse', 'cut', 'skip'
+    ValueError: too_long='shorten' must be one of 'refuse', 'cut', 'skip'
     """
 
     token_reward: TokenReward | None = None
@@ -43,9 +43,9 @@ class RowRules:
         for name, kind in (("too_long", TooLong), ("malformed", Malformed)):
             if getattr(self, name) not in get_args(kind):
                 choices = ", ".join(map(repr, get_args(kind)))
-                raise ValueError(f"{name}={getattr(self, name)!r}; it is one of {choices}")
+                raise ValueError(f"{name}={getattr(self, name)!r} must be one of {choices}")
         if self.max_len is not None and self.max_len < 1:
-            raise ValueError(f"max_len={self.max_len}: a row has at least its first token")
+            raise ValueError(f"max_len={self.max_len} must be at least 1")
 
     def settings(self) -> dict[str, Any]:
         """All settings as JSON.
@@ -102,14 +102,14 @@ def read_points(
         if rules.max_len is not None and length > rules.max_len and rules.too_long != "cut":
             if rules.too_long == "refuse":
                 raise _too_long(location, length, rules.max_len)
-            report.skip(f"{location.path}: {location.where}: {length} tokens are too many")
+            report.skip(f"{location.path}: {location.where}: {length} tokens do not fit")
             continue
         found += 1
         yield point.cut(rules.max_len)
     if not found and report.num_skipped:
         raise ValueError(
-            f"no row is left to learn from, {report.num_skipped} were left out; the first was left "
-            f"out because: {report.reasons[0]}"
+            f"no row is left to learn from: all {report.num_skipped} were skipped, the first one "
+            f"because: {report.reasons[0]}"
         )
     if not found:
         raise ValueError("there are no rows to learn from: the source is empty")
@@ -138,7 +138,7 @@ def _point(
         check_tokens(point.tokens, tokenizer.num_tokens)
     except (ValueError, KeyError) as error:  # a tokenizer may raise either for what it lacks
         missing = isinstance(error, KeyError)
-        why = f"the tokenizer has no token for it: {error}" if missing else str(error)
+        why = f"the tokenizer has no token for part of it: {error}" if missing else str(error)
         raise MalformedDataError(location.path, location.where, why) from error
     return point
 
@@ -147,10 +147,10 @@ def _too_long(location: Location, length: int, max_len: int) -> RowTooLongError:
     return RowTooLongError(
         location.path,
         location.where,
-        f"it has {length} tokens, more than the {max_len} of the context: give "
-        f"max_len={length} or more (if the model's block_size allows), too_long='cut' to "
-        "take the first tokens (the row is not terminal then, and what comes after counts "
-        "for nothing), or too_long='skip' to leave such rows out",
+        f"it has {length} tokens, more than the {max_len} of the context: pass max_len={length} "
+        "or more (if the model's block_size allows it), too_long='cut' to use only the first "
+        "tokens (the row is then not terminal, and the rest is ignored), or too_long='skip' to "
+        "leave such rows out",
     )
 
 
@@ -192,11 +192,11 @@ def build_store(
 
     try:
         found = TokenStore.open(folder, accept)
-        why = "the one there was of other rows or settings"
+        why = "the previous one was made from other rows or settings"
     except FileNotFoundError:
         found, why = None, "there was none"
     except DamagedFileError as error:
-        found, why = None, f"the one there was damaged ({error})"
+        found, why = None, f"the previous one was damaged ({error})"
     if found is not None:
         return found
     stamp = source.stamp()
@@ -205,7 +205,7 @@ def build_store(
     def unchanged() -> Iterator[DataPoint]:
         yield from points
         if source.stamp() != stamp:
-            raise RuntimeError(f"{source!r} was changed while it was read: read it again")
+            raise RuntimeError(f"{source!r} changed while it was read: read it again")
 
     TokenStore.write(folder, unchanged(), key=key, report=report)
     made = TokenStore.open(folder, lambda found_key: True)

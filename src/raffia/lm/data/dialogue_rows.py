@@ -97,7 +97,8 @@ def dialogue_of(
     form, terminal = _form_of(row, location), row.get("terminal", True)
     if type(terminal) is not bool:
         location.fail(
-            f"{_found(terminal)} where true or false is expected (was it over?)", "terminal"
+            f"{_found(terminal)}, but expected true or false (whether the dialogue ended)",
+            "terminal",
         )
     match form:
         case "messages" | "conversations":
@@ -106,7 +107,7 @@ def dialogue_of(
         case "prompt":
             for name in ("prompt", "response"):
                 if not isinstance(row.get(name), str):
-                    location.fail(f"{_found(row.get(name))} where a text is expected", name)
+                    location.fail(f"{_found(row.get(name))}, but expected a text", name)
             sequence = [(row["prompt"], None), (row["response"], row.get("reward", 0.0))]
         case "sequence":
             sequence = row["sequence"]
@@ -125,15 +126,15 @@ def _form_of(row: Mapping[str, Any], location: Location) -> str:
     if len(forms) != 1:
         found = f"it has {sorted(row)}" if not forms else f"it has {' and '.join(forms)}"
         location.fail(
-            f'{found}; a row has one of {sorted(FORMS)}: {{"messages": [{{"role": "user", '
-            '"content": "hi"}, {"role": "assistant", "content": "hello", "reward": 1.0}]}. '
-            'For a column of another name: columns={"conversation": "messages"}; to leave one out: '
+            f'{found}; a row must have one of {sorted(FORMS)}: {{"messages": [{{"role": "user", '
+            '"content": "hi"}, {"role": "assistant", "content": "hello", "reward": 1.0}]}. For a '
+            'column with another name: columns={"conversation": "messages"}; to leave one out: '
             'columns={"tokens": None}'
         )
     allowed = FORMS[forms[0]]
     for name in [name for name in row if name not in allowed]:
         if name in KNOWN:
-            location.fail(f"it has no meaning beside {sorted(allowed & row.keys())}", name)
+            location.fail(f"it cannot be combined with {sorted(allowed & row.keys())}", name)
         near = nearest(name, allowed, cutoff=NEAR)
         if near is not None and near not in row:
             location.fail(
@@ -155,16 +156,17 @@ def dialogue_of_messages(
     ([('hi', None), ('hello', 0.5)], ('user', 'assistant'))
     """
     if not isinstance(messages, list):
-        location.fail(f"{_found(messages)} where a list of messages is expected", "messages")
+        location.fail(f"{_found(messages)}, but expected a list of messages", "messages")
     if not messages:
-        location.fail("there is no message in it", "messages")
+        location.fail("it contains no messages", "messages")
     found: list[Utterance] = []
     of_template: list[str] = []
     rewarded = False
     for number, message in enumerate(messages):
         if not isinstance(message, dict):
             location.fail(
-                f'message {number} is {_found(message)}, not {{"role": ..., "content": ...}}',
+                f'message {number} is {_found(message)}, but must be {{"role": ..., "content": '
+                "...}",
                 "messages",
             )
         for theirs, ours in OF_SHARED.items():
@@ -173,13 +175,14 @@ def dialogue_of_messages(
         role, content = message.get("role"), message.get("content")
         if not isinstance(role, str) or role not in roles:
             location.fail(
-                f"the role of message {number} is {_found(role)}, known are {sorted(roles)}; "
-                'for others: roles={"bot": True, "caller": False}, True being the agent',
+                f"the role of message {number} is {_found(role)}, but known roles are "
+                f'{sorted(roles)}; to add roles: roles={{"bot": True, "caller": False}}, with '
+                "True for the agent",
                 "messages",
             )
         if not isinstance(content, str):
             location.fail(
-                f"the content of message {number} is {_found(content)}, no text", "messages"
+                f"the content of message {number} is {_found(content)}, not a text", "messages"
             )
         for name in [name for name in message if name not in OF_MESSAGES]:
             near = nearest(name, OF_MESSAGES, cutoff=NEAR)
@@ -188,8 +191,9 @@ def dialogue_of_messages(
         own = message.get("reward")
         if own is not None and not roles[role]:
             location.fail(
-                f"message {number} has a reward and the role {role!r}: only the agent's have one. "
-                "A reward for what the environment answers belongs to the message before",
+                f"message {number} has a reward and the role {role!r}, but only messages of the "
+                "agent can have one. A reward for the environment's answer belongs to the message "
+                "before it",
                 "messages",
             )
         rewarded = rewarded or own is not None
@@ -198,8 +202,8 @@ def dialogue_of_messages(
     if reward is not None:
         last = max((at for at, (_, own) in enumerate(found) if own is not None), default=None)
         if rewarded or last is None:
-            why = "its messages have rewards" if rewarded else "no message is the agent's"
-            location.fail(f"the row has a reward, and {why}: give it one or the others", "reward")
+            why = "its messages have rewards" if rewarded else "none of its messages is the agent's"
+            location.fail(f"the row has a reward, but {why}: give one or the other", "reward")
         found[last] = found[last][0], reward
     return Dialogue(_checked(found, location, "messages"), roles=tuple(of_template))
 
@@ -211,7 +215,7 @@ def _checked(sequence: Any, location: Location, column: str) -> list[Utterance]:
     except ValueError as error:
         location.fail(str(error), column)
     if not sequence:
-        location.fail("there is no utterance in it", column)
+        location.fail("it contains no utterances", column)
     return [(text, reward) for text, reward in sequence]
 
 
@@ -227,9 +231,11 @@ def _token_row(row: Mapping[str, Any], location: Location, terminal: bool) -> To
 def _rewards(row: Mapping[str, Any], num: int, of: str, location: Location) -> list[Any]:
     rewards = row.get("rewards", [] if not num else None)
     if not isinstance(rewards, list):
-        location.fail(f"{_found(rewards)} where a list of numbers is expected", "rewards")
+        location.fail(f"{_found(rewards)}, but expected a list of numbers", "rewards")
     if len(rewards) != num:
-        location.fail(f"{len(rewards)} rewards for {num} {of}: there is one for each", "rewards")
+        location.fail(
+            f"there are {len(rewards)} rewards for {num} {of}; give one for each", "rewards"
+        )
     return rewards
 
 
@@ -237,7 +243,7 @@ def _listed(row: Mapping[str, Any], name: str, kind: type, location: Location) -
     values = row.get(name, [])
     if not isinstance(values, list) or not all(type(value) is kind for value in values):
         what = "texts" if kind is str else "whole numbers"
-        location.fail(f"{_found(values)} where a list of {what} is expected", name)
+        location.fail(f"{_found(values)}, but expected a list of {what}", name)
     return values
 
 

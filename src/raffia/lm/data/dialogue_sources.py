@@ -62,7 +62,7 @@ class ListDialogues:
             yield Location(self.name, f"row {number}"), item
 
     def stamp(self) -> None:
-        """None: lists have no cheap sign of change."""
+        """Return None: lists have no cheap sign of change."""
         return None
 
 
@@ -204,12 +204,12 @@ class FileDialogues:
         if isinstance(raw, list):
             return dialogue_of_messages(raw, location, self._roles)
         if not isinstance(raw, dict):
-            location.fail(f'{raw!r:.60} is not an object: {{"messages": [...]}}')
+            location.fail(f'{raw!r:.60} must be an object, such as {{"messages": [...]}}')
         renamed: dict[str, Any] = {}
         for name, value in raw.items():
             new = self._columns.get(name, name)
             if new in renamed:
-                location.fail(f"two entries are called {new!r}", name)
+                location.fail(f"two entries have the name {new!r}", name)
             if new is not None:
                 renamed[new] = value
         return dialogue_of(renamed, location, self._roles)
@@ -261,15 +261,15 @@ class JsonLineDialogues(FileDialogues):
         whole = Location(self.path, "the file")
         if len(text) > self._max_line_bytes:
             whole.fail(
-                f"it is one list of more than {self._max_line_bytes} bytes, which would be read at "
-                "once: write its rows one on each line, or give max_line_bytes"
+                f"it is a single list of more than {self._max_line_bytes} bytes, which would have "
+                "to be read in one piece: write one row on each line, or raise max_line_bytes"
             )
         try:
             found: list[Any] = DECODER.decode(text.decode())
         except UnicodeDecodeError as error:
             whole.fail(f"byte {error.start + 1}: it is not UTF-8")
         except (ValueError, RecursionError) as error:
-            whole.fail(f"it begins like one list, and is no JSON: {error}")
+            whole.fail(f"it begins like a list, but is not JSON: {error}")
         for number, row in enumerate(found):
             yield Location(self.path, f"row {number}"), row
 
@@ -279,14 +279,14 @@ class JsonLineDialogues(FileDialogues):
             return super().read(raw, location)
         if len(raw) > self._max_line_bytes:
             location.fail(
-                f"it is longer than {self._max_line_bytes} bytes; to read it give max_line_bytes, "
-                "and twenty times as much memory"
+                f"it is longer than {self._max_line_bytes} bytes; to read it raise "
+                "max_line_bytes, which needs twenty times as much memory"
             )
         if raw.isspace():
             location.fail("it is blank")
         if not raw.lstrip().startswith(b"{"):
             start = raw.strip()[:40].decode(errors="replace")
-            location.fail(f'it begins with {start!r}, not with an object: {{"messages": [...]}}')
+            location.fail(f'it begins with {start!r}, but must be an object: {{"messages": [...]}}')
         return super().read(parse(raw, location), location)
 
 
@@ -379,7 +379,7 @@ def read_dialogues(
     >>> read_dialogues("chats.csv")
     Traceback (most recent call last):
     ...
-    ValueError: 'chats.csv': dialogues are read from .jsonl, .json, .jsonl.gz and .parquet files...
+    ValueError: 'chats.csv' is not supported: dialogues are read from .jsonl, .json, ...
     """
     name = os.fspath(path)
     if name.endswith((".parquet", ".pq")):
@@ -387,8 +387,9 @@ def read_dialogues(
     if name.endswith((".jsonl", ".json", ".ndjson", ".jsonl.gz", ".json.gz")):
         return JsonLineDialogues(path, columns=columns, roles=roles)
     raise ValueError(
-        f"{name!r}: dialogues are read from .jsonl, .json, .jsonl.gz and .parquet files; for "
-        "another name take JsonLineDialogues(path) or ParquetDialogues(path)"
+        f"{name!r} is not supported: dialogues are read from .jsonl, .json, .jsonl.gz and "
+        ".parquet files. For another file name use JsonLineDialogues(path) or "
+        "ParquetDialogues(path)"
     )
 
 

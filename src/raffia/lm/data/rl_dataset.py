@@ -55,11 +55,13 @@ class RL_Dataset(ABC):
         buckets: Sequence[int] = (),
     ) -> None:
         if list(buckets) != sorted(set(buckets)) or any(bucket < 1 for bucket in buckets):
-            raise ValueError(f"buckets={buckets}: give rising lengths, such as (64, 128, 256)")
+            raise ValueError(
+                f"buckets={buckets} must be increasing lengths, such as (64, 128, 256)"
+            )
         if max_len is not None and buckets and buckets[-1] > max_len:
             raise ValueError(
                 f"the last of buckets={tuple(buckets)} is longer than max_len={max_len}, the "
-                "model's context: leave it out, or raise max_len"
+                "model's context: remove it, or raise max_len"
             )
         self.vocabulary = Vocabulary(tokenizer.num_tokens, tokenizer.pad_token_id)
         self.max_len, self.buckets = max_len, tuple(buckets)
@@ -193,7 +195,7 @@ def checked_points(
     >>> list(checked_points([DataPoint.from_tokens([1, 9], [0], [0.0])], Vocabulary(9), None))
     Traceback (most recent call last):
     ...
-    ValueError: row 0: token 1 of the row is 9, and the vocabulary has 9 tokens, 0..8: was it ...
+    ValueError: row 0: token 1 of the row is 9, but the vocabulary has 9 tokens, 0..8: ...
     """
     for number, point in enumerate(points):
         try:
@@ -203,7 +205,7 @@ def checked_points(
         if max_len is not None and len(point.tokens) > max_len:
             raise ValueError(
                 f"row {number} has {len(point.tokens)} tokens, more than the {max_len} of the "
-                f"context: point.cut({max_len}) takes the first"
+                f"context: to use only the first ones, call point.cut({max_len})"
             )
         yield point
 
@@ -211,8 +213,8 @@ def checked_points(
 def _check_batches(start_update: int, batch_size: int) -> None:
     if batch_size < 1 or start_update < 0:
         raise ValueError(
-            f"batch_size={batch_size}, start_update={start_update}: a batch has at least one row, "
-            "and updates are counted from 0"
+            f"batch_size={batch_size} must be at least 1, and start_update={start_update} at "
+            "least 0"
         )
 
 
@@ -310,7 +312,7 @@ def collate_rows(
     (tensor([[2]]), tensor([[0, 2]]), tensor([[-0.5000]]))
     """
     if not rows:
-        raise ValueError("a batch has at least one row, got none")
+        raise ValueError("a batch must have at least one row; got none")
     decisions = [row.decisions(per_token) for row in rows]
     length = padded_length(max(len(row.tokens) for row in rows), buckets)
     width = padded_length(max([1, *(len(found.action_idxs) for found in decisions)]), buckets)

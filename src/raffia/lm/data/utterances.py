@@ -94,14 +94,14 @@ def check_tokens(tokens: Sequence[int], num_tokens: int) -> None:
     >>> check_tokens([0, 35], 35)
     Traceback (most recent call last):
     ...
-    ValueError: token 1 of the row is 35, and the vocabulary has 35 tokens, 0..34: was it made...
+    ValueError: token 1 of the row is 35, but the vocabulary has 35 tokens, 0..34: the ...
     """
     if min(tokens) >= 0 and max(tokens) < num_tokens:
         return
     at = next(i for i, token in enumerate(tokens) if not 0 <= token < num_tokens)
     raise ValueError(
-        f"token {at} of the row is {tokens[at]}, and the vocabulary has {num_tokens} tokens, "
-        f"0..{num_tokens - 1}: was it made by another tokenizer, or is the vocab_size too small?"
+        f"token {at} of the row is {tokens[at]}, but the vocabulary has {num_tokens} tokens, "
+        f"0..{num_tokens - 1}: the row was made with another tokenizer, or vocab_size is too small"
     )
 
 
@@ -114,7 +114,7 @@ class UtteranceEncoder:
     >>> UtteranceEncoder(numbers).encode("84")
     Traceback (most recent call last):
     ...
-    ValueError: the utterance '84' holds the eoa token (4), which marks where utterances begin...
+    ValueError: the utterance '84' contains the eoa token (4), which marks where utterances begin...
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -127,8 +127,8 @@ class UtteranceEncoder:
         if not self._marks.keys().isdisjoint(content):
             found = next(token for token in content if token in self._marks)
             raise ValueError(
-                f"the utterance {shown(text)} holds the {self._marks[found]} token ({found}), "
-                "which marks where utterances begin and end: leave it out of the text (and let "
+                f"the utterance {shown(text)} contains the {self._marks[found]} token ({found}), "
+                "which marks where utterances begin and end: remove it from the text (and let "
                 "`encode` add none)"
             )
         return content
@@ -140,27 +140,27 @@ def check_sequence(sequence: Any, terminal: Any) -> None:
     >>> check_sequence([("hi", None), ("hello", "1")], True)
     Traceback (most recent call last):
     ...
-    ValueError: the reward of utterance 1 is '1', not a number or None; a sequence is a list of ...
+    ValueError: the reward of utterance 1 is '1', not a number or None; a sequence must be a ...
     """
     why = _wrong(sequence, terminal)
     if why:
         raise ValueError(
-            f"{why}; a sequence is a list of pairs (text, reward), as in "
-            '[("hello", None), ("hi", 1.0)]: None for the environment\'s, a number for the agent\'s'
+            f'{why}; a sequence must be a list of pairs (text, reward), as in [("hello", None), '
+            '("hi", 1.0)], with None for the environment and a number for the agent'
         )
 
 
 def _wrong(sequence: Any, terminal: Any) -> str:
     """A description of what is wrong with a sequence; empty if it is valid."""
     if terminal not in (True, False):
-        return f"its second value is {terminal!r}, which must be True or False"
+        return f"its second value is {terminal!r}, but must be True or False"
     if not isinstance(sequence, Sequence) or isinstance(sequence, str):
-        return f"{shown(sequence)} is no list of utterances"
+        return f"{shown(sequence)} is not a list of utterances"
     for number, pair in enumerate(sequence):
         if not (isinstance(pair, (tuple, list)) and len(pair) == 2 and isinstance(pair[0], str)):
             return f"utterance {number} is {shown(pair)}"
         if not _can_be_written(pair[0]):
-            return f"utterance {number} has half of a surrogate pair in it: {shown(pair[0])}"
+            return f"utterance {number} contains half of a surrogate pair: {shown(pair[0])}"
         reason = "" if pair[1] is None else wrong_reward(pair[1])
         if reason:
             return f"the reward of utterance {number} {reason}"

@@ -103,7 +103,7 @@ class Beams:
         )
 
     def generations(self, width: int) -> Generations:
-        """The same as texts of prompts."""
+        """The beams as texts of their prompts."""
         texts = [
             text[:length]
             for text, length in zip(self.tokens.tolist(), self.length.tolist(), strict=True)

@@ -79,12 +79,13 @@ class DecodeConfig:
         check_types(self)
         if self.rerank not in (None, "log_prob", "advantage", "value"):
             raise ValueError(
-                f"rerank={self.rerank!r} is none of 'log_prob', 'advantage', 'value', None"
+                f"rerank={self.rerank!r} must be 'log_prob', 'advantage', 'value' or None"
             )
         if self.temperature == 0:
             raise ValueError(
-                "temperature=0 would divide by 0: for the best token each time pass num_beams=1, "
-                "or top_k=1 for the policy's likeliest one whatever the advantage"
+                "temperature=0 would divide by 0: to always choose the best token pass "
+                "num_beams=1, or top_k=1 for the policy's likeliest token without regard to "
+                "advantages"
             )
         check_above_zero(self, "temperature")
         check_least(self, 0, "adv_weight")
@@ -96,8 +97,9 @@ class DecodeConfig:
             check_fraction(self, "top_p")
         if self.include_adv and not self.exp_adv and not 0 < self.adv_weight < 1:
             raise ValueError(
-                f"adv_weight={self.adv_weight} must lie between 0 and 1 with exp_adv=False, where "
-                "tokens get log(adv_weight) or log(1 - adv_weight): for example adv_weight=0.9"
+                f"adv_weight={self.adv_weight} must be between 0 and 1 with exp_adv=False, where "
+                "tokens are weighted by log(adv_weight) or log(1 - adv_weight): for example "
+                "adv_weight=0.9"
             )
         if not (self.include_logits or self.shifts):
             raise ValueError(
@@ -107,13 +109,15 @@ class DecodeConfig:
             )
         if self.plans and (self.num_beams is not None or self.rerank is not None):
             raise ValueError(
-                f"num_beams={self.num_beams}, rerank={self.rerank!r}: a plan chooses the tokens by "
-                "itself; leave both None, or set plan.num_simulations=0"
+                f"num_beams={self.num_beams} and rerank={self.rerank!r} cannot be combined with "
+                "planning, which chooses the tokens: leave both None, or set "
+                "plan.num_simulations=0"
             )
         if self.num_beams is not None and self.num_generations > self.num_beams:
             raise ValueError(
-                f"num_generations={self.num_generations} of num_beams={self.num_beams}: a beam "
-                f"search ends with as many texts as beams; pass num_beams={self.num_generations}"
+                f"num_generations={self.num_generations} must equal num_beams={self.num_beams}, "
+                "because a beam search returns one text for each beam: pass "
+                f"num_beams={self.num_generations}"
             )
 
     @property

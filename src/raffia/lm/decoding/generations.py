@@ -51,7 +51,7 @@ class Stop:
         return done
 
     def ended_by_token(self, token: Tensor) -> Tensor:  # int64 [R] -> bool [R]
-        """The same without the condition.
+        """These generations without the condition.
 
         >>> Stop(tokens=(30,)).ended_by_token(torch.tensor([30, 3]))
         tensor([ True, False])
@@ -127,7 +127,7 @@ def rerank(
     scores: Tensor | None = getattr(generations, by)
     if scores is None:
         raise ValueError(
-            f"these generations have no {by} to be put in order by: make them with "
+            f"these generations have no {by} to rank them by: create them with "
             f"DecodeConfig(rerank={by!r}), or with report_all=True"
         )
     missing = generations.log_prob == -torch.inf  # no such text: behind all others
@@ -193,28 +193,28 @@ def check_prompts(prompts: Sequence[Sequence[int]], scorer: Scorer) -> None:
     >>> check_prompts([[1, 7]], SimpleNamespace(vocab_size=5, block_size=16))
     Traceback (most recent call last):
     ...
-    ValueError: prompt 0 holds token 7, and the model's vocabulary has 5 tokens, 0..4: encode it
+    ValueError: prompt 0 contains token 7, but the model's vocabulary has 5 tokens, 0..4: encode it
     with the tokenizer that the model was trained with
     """
     for number, prompt in enumerate(prompts):
         if not len(prompt):
             raise ValueError(
-                f"prompt {number} has no tokens: begin with at least one, for example the "
-                "tokenizer's bos_token_id"
+                f"prompt {number} has no tokens: pass at least one, for example the tokenizer's "
+                "bos_token_id"
             )
         least, most = min(prompt), max(prompt)
         if least < 0 or most >= scorer.vocab_size:
             wrong = least if least < 0 else most
             raise ValueError(
-                f"prompt {number} holds token {wrong}, and the model's vocabulary has "
+                f"prompt {number} contains token {wrong}, but the model's vocabulary has "
                 f"{scorer.vocab_size} tokens, 0..{scorer.vocab_size - 1}: encode it with the "
                 "tokenizer that the model was trained with"
             )
         if len(prompt) >= scorer.block_size:
             raise ValueError(
-                f"prompt {number} has {len(prompt)} tokens and the model's context "
-                f"{scorer.block_size}, which leaves no room for an answer: keep the last ones, "
-                f"prompt[-{scorer.block_size // 2}:], or take a model with a larger block_size"
+                f"prompt {number} has {len(prompt)} tokens, but the model's context holds "
+                f"{scorer.block_size}, which leaves no room for an answer: use only the last "
+                f"ones, prompt[-{scorer.block_size // 2}:], or a model with a larger block_size"
             )
 
 
@@ -230,7 +230,7 @@ def forbid(pad_token: int | None, scorer: Scorer) -> Tensor | None:
         return None
     if not 0 <= pad_token < scorer.vocab_size:
         raise ValueError(
-            f"pad_token={pad_token} is none of the model's {scorer.vocab_size} tokens; pass the "
+            f"pad_token={pad_token} is not among the model's {scorer.vocab_size} tokens; pass the "
             "tokenizer's pad_token_id, or None if it has none"
         )
     forbidden = torch.zeros(scorer.vocab_size, device=scorer.device)

@@ -52,7 +52,7 @@ class SomeQ(Protocol):
         """int64 [R, K] -> [R, K]"""
 
     def at(self, rows: Tensor) -> SomeQ:
-        """The same of these rows: int64 [R']."""
+        """Q of these rows alone: int64 [R']."""
 
 
 class NextToken(NamedTuple):

@@ -49,7 +49,7 @@ def check_language_environment(
     ok     utterances: pairs of a text and a reward or None
     """
     if not actions:
-        raise ValueError("actions is empty; give texts of the agent: ['yes', 'no']")
+        raise ValueError("actions is empty; pass texts of the agent: ['yes', 'no']")
     subject = Subject(
         make_env, tuple(actions), tokenizer, range(seed, seed + num_dialogues), max_steps
     )
@@ -128,7 +128,7 @@ def _check_utterances(subject: Subject) -> str:
             if type(terminal) is not bool:
                 raise ContractError(
                     f"terminal is {terminal!r} {step.where}",
-                    "let to_sequence() give (utterances, terminal), terminal being True or False",
+                    "let to_sequence() return (utterances, terminal), with terminal True or False",
                 )
             try:
                 check_sequence(utterances, terminal)
@@ -150,8 +150,8 @@ def _check_growth(subject: Subject) -> str:
         new = after[len(before) :]
         if not new or new[0][0] != step.action or new[0][1] is None:
             raise ContractError(
-                f"the action was {step.action!r}, and {list(new)} was added {step.where}",
-                "add (action, reward) first, then what the environment answers with None",
+                f"the action was {step.action!r}, but {list(new)} was added {step.where}",
+                "add (action, reward) first, then the environment's answer with None",
             )
         if any(reward is not None for _, reward in new[1:]):
             raise ContractError(
@@ -166,10 +166,11 @@ def _check_rewards(subject: Subject) -> str:
         own = [reward for _, reward in step.snapshot[0] if reward is not None][-1]
         if own != step.reward:
             raise ContractError(
-                f"step gave the reward {step.reward!r} and to_sequence() has {own!r} {step.where}",
-                "let both give the same number",
+                f"step returned the reward {step.reward!r}, but to_sequence() has {own!r} "
+                f"{step.where}",
+                "let both return the same number",
             )
-    return "those of steps and sequences agree"
+    return "rewards of steps and sequences agree"
 
 
 def _check_ends(subject: Subject) -> str:
@@ -180,13 +181,13 @@ def _check_ends(subject: Subject) -> str:
             raise ContractError(
                 f"done={step.done!r}, is_terminal()={step.over!r}, terminal={terminal!r} "
                 f"{step.where}",
-                "let all three be True where the dialogue has ended",
+                "let all three be True when the dialogue has ended",
             )
     num_ended = sum(dialogue[-1].over for dialogue in subject.dialogues)
     if not num_ended:
         raise ContractNote(
-            f"no dialogue ended in {subject.max_steps} steps",
-            "give actions that lead to an end, or end a dialogue after so many turns",
+            f"no dialogue ended within {subject.max_steps} steps",
+            "pass actions that lead to an end, or end a dialogue after a number of turns",
         )
     return f"{num_ended} dialogues ended"
 
@@ -202,12 +203,13 @@ def _check_after_end(subject: Subject) -> str:
         subject.env.reset(subject.seeds[0])
         if subject.env.is_terminal() != dialogue[0].snapshot[1]:
             raise ContractError(
-                "after a reset is_terminal() is True",
-                "forget the old dialogue in reset",
+                "is_terminal() is True after a reset",
+                "clear the old dialogue in reset",
             ) from None
-        return "a step is refused, and a reset starts over"
+        return "a step after the end is refused, and a reset starts over"
     raise ContractError(
-        "a step after the end gave no error", "raise one that names reset(seed): a caller missed it"
+        "a step after the end raised no error",
+        ("raise one that mentions reset(seed), because the caller missed the end"),
     )
 
 
@@ -218,8 +220,8 @@ def _check_repeats(subject: Subject) -> str:
             again = subject.play(env, seed)
             if [step.snapshot for step in again] != [step.snapshot for step in dialogue]:
                 raise ContractError(
-                    f"the dialogue with seed {seed} was another one when played {how}",
-                    "let all that chance decides follow from the seed of reset",
+                    f"the dialogue with seed {seed} was different when played {how}",
+                    "let all random choices depend on the seed of reset",
                 )
     return "the same seed and actions give the same dialogue"
 
@@ -229,10 +231,10 @@ def _check_memory(subject: Subject) -> str:
     for dialogue in subject.dialogues:
         if any(_snapshot(step.observation) != step.snapshot for step in dialogue):
             raise ContractError(
-                "an observation that was given changed in a later step or reset",
-                "make a new one in each step; tuples cannot be changed",
+                "an earlier observation was changed by a later step or reset",
+                "create a new one in each step; tuples cannot be changed",
             )
-    return "what was given stays as it was"
+    return "earlier observations stay unchanged"
 
 
 def _check_metadata(subject: Subject) -> str:
@@ -263,7 +265,7 @@ def _check_tokens(subject: Subject) -> str:
                 ) from None
             if back != text:
                 raise ContractNote(
-                    f"{text!r} came back as {back!r}", "fine where nothing hangs on it"
+                    f"{text!r} came back as {back!r}", "fine if nothing depends on the difference"
                 )
     return "all utterances are decoded to the same text"
 

@@ -100,7 +100,9 @@ def play_dialogues(
                 break
             texts = act([dialogue.observation for dialogue in running])
             if len(texts) != len(running):
-                raise ValueError(f"act_batch gave {len(texts)} texts for {len(running)} dialogues")
+                raise ValueError(
+                    f"act_batch returned {len(texts)} texts for {len(running)} dialogues"
+                )
             for dialogue, text in zip(running, texts, strict=True):
                 dialogue.step(text)
         played += [dialogue.played() for dialogue in dialogues]

@@ -72,7 +72,7 @@ def tabular_values(
     {'</a>': 0.0}
     """
     if not 0 < tau <= 1:
-        raise ValueError(f"tau={tau} must lie above 0 and not above 1; the mean is tau=0.5")
+        raise ValueError(f"tau={tau} must be above 0 and at most 1; tau=0.5 is the mean")
     tree = _tree(dialogues, tokenizer)
     values = TabularValues({}, {}, {}, tokenizer)
     for state in sorted(tree, key=len, reverse=True):  # what follows a state is longer
@@ -170,7 +170,7 @@ def _tree(
                 actions[-1] = actions[-1][0], utterance[1]
             texts += pieces
         if actions and not terminal:
-            raise ValueError("a dialogue is not over; its values need what follows")
+            raise ValueError("a dialogue is unfinished; its values depend on what follows")
         ends: list[int | None] = [index for index, _ in actions[1:]]
         for (index, reward), after in zip(actions, [*ends, None], strict=bool(actions)):
             here = tree.setdefault(tuple(texts[:index]), {})

@@ -64,14 +64,14 @@ class HFTokenizer(SpecialTokens):
             raise ValueError(f"there is no role {unknown[0]!r}; the roles are {[*SPECIAL_TOKENS]}")
         self._names = {**SPECIAL_TOKENS, **(special_tokens or {})}
         if len(set(self._names.values())) < len(self._names):
-            raise ValueError(f"the special tokens must differ from each other, got {self._names}")
+            raise ValueError(f"the special tokens must differ from each other; got {self._names}")
         self._tokenizer = _read(Path(path))
         missing = [t for t in self._names.values() if self._tokenizer.token_to_id(t) is None]
         if missing and not add_missing:
             raise ValueError(
-                f"{path} has no token {', '.join(missing)}. If it has others for this, name them: "
-                f"special_tokens={{{self._role(missing[0])!r}: '...'}}; to add them: "
-                "add_missing=True, and a model whose vocabulary is as large as num_tokens"
+                f"{path} has no token {', '.join(missing)}. If other tokens have this role, name "
+                f"them: special_tokens={{{self._role(missing[0])!r}: '...'}}. To add the missing "
+                "ones: add_missing=True, with a model whose vocabulary has num_tokens tokens"
             )
         # Also those that are there: so decoding leaves them out.
         self._tokenizer.add_special_tokens(list(self._names.values()))
@@ -107,7 +107,7 @@ class HFTokenizer(SpecialTokens):
         """The token of a number."""
         token = self._tokenizer.id_to_token(number) if number >= 0 else None
         if token is None:
-            raise KeyError(f"there is no token {number}; they are below {self.num_tokens}")
+            raise KeyError(f"there is no token {number}; token ids are below {self.num_tokens}")
         return str(token)
 
     def save(self, folder: str | Path) -> None:
@@ -298,11 +298,12 @@ def _read(path: Path) -> tokenizers.Tokenizer:
     file = path / _FILE if path.is_dir() else path
     if not file.is_file():
         raise FileNotFoundError(
-            f"there is no {file}; give the JSON file of a `tokenizers` tokenizer, or a folder that "
-            f"has it as {_FILE}. `tokenizer.save_pretrained(folder)` of a fast one writes it"
+            f"there is no {file}; pass the JSON file of a `tokenizers` tokenizer, or a folder "
+            f"with one named {_FILE}. `tokenizer.save_pretrained(folder)` of a fast tokenizer "
+            "writes it"
         )
     library = _library()
-    with foreign_reader(file, "it is no tokenizer that `tokenizers` can read"):
+    with foreign_reader(file, "it is not a tokenizer that `tokenizers` can read"):
         found = library.Tokenizer.from_file(str(file))
     found.no_truncation()
     found.no_padding()
@@ -314,7 +315,7 @@ def _library() -> Any:
         import tokenizers
     except ImportError as error:
         raise ImportError(
-            "tokenizers of Hugging Face need the package tokenizers: pip install 'raffia[text]'"
+            "Hugging Face tokenizers need the package tokenizers: pip install 'raffia[text]'"
         ) from error
     return tokenizers
 
@@ -332,7 +333,7 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
     path = Path(folder, TOKENIZER_FILE)
     if not path.is_file():
         raise FileNotFoundError(
-            f"there is no {path}; tokenizer.save(folder) writes it. For a folder of Hugging Face: "
+            f"there is no {path}; tokenizer.save(folder) writes it. For a Hugging Face folder: "
             "HFTokenizer(folder)"
         )
     description: Any = parse_json(path, path.read_bytes())
@@ -354,6 +355,6 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
 
 def _text(token: object) -> str:
     if not isinstance(token, str):
-        raise TypeError(f"a token is a text, not {token!r:.40}")
+        raise TypeError(f"a token must be a text; got {token!r:.40}")
     token.encode()  # half a surrogate pair is none
     return token

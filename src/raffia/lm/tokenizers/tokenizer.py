@@ -133,16 +133,16 @@ class ListTokenizer(SpecialTokens):
         missing = [token for token in SPECIAL_TOKENS.values() if token not in self._ids]
         if missing:
             raise ValueError(
-                f"the tokens lack {', '.join(missing)}, which mark where utterances begin and end; "
-                "add what is missing: tokens=(*words, *SPECIAL_TOKENS.values())"
+                f"the tokens lack {', '.join(missing)}, which mark where utterances begin and "
+                "end: add them with tokens=(*words, *SPECIAL_TOKENS.values())"
             )
         if len(self._ids) < len(self.tokens):
             twice = next(t for i, t in enumerate(self.tokens) if self._ids[t] != i)
-            raise ValueError(f"the token {twice!r} is there twice; leave one of them out")
+            raise ValueError(f"the token {twice!r} occurs twice; remove one of them")
         if "" in self._ids:
-            raise ValueError(f"token {self._ids['']} is empty; leave it out")
+            raise ValueError(f"token {self._ids['']} is empty; remove it")
         if self.unknown is not None and self.unknown not in self._ids:
-            raise ValueError(f"unknown={self.unknown!r} is none of the tokens; add it to them")
+            raise ValueError(f"unknown={self.unknown!r} is not one of the tokens; add it to them")
 
     @cached_property
     def _ids(self) -> dict[str, int]:
@@ -178,7 +178,7 @@ class ListTokenizer(SpecialTokens):
     def id_to_token(self, number: int) -> str:
         """The token of a number."""
         if not 0 <= number < len(self.tokens):
-            raise KeyError(f"there is no token {number}; they are 0..{len(self.tokens) - 1}")
+            raise KeyError(f"there is no token {number}; token ids are 0..{len(self.tokens) - 1}")
         return self.tokens[number]
 
     def save(self, folder: str | Path) -> None:
@@ -194,8 +194,9 @@ class ListTokenizer(SpecialTokens):
     def _unknown_id(self, piece: str, text: str) -> int:
         if self.unknown is None:
             raise ValueError(
-                f"there is no token for {shown(piece)} in {shown(text)}; make the tokenizer with "
-                "it, or with a token for all such text: tokens=(..., '<|unk|>'), unknown='<|unk|>'"
+                f"there is no token for {shown(piece)} in {shown(text)}; create the tokenizer "
+                "with it, or with a token for all unknown text: tokens=(..., '<|unk|>'), "
+                "unknown='<|unk|>'"
             )
         return self._ids[self.unknown]
 
@@ -294,7 +295,7 @@ def _with_specials(content: Sequence[str], unknown: str | None) -> tuple[str, ..
 
 
 PURPOSES = {
-    "pad": "fills rows up",
+    "pad": "pads rows",
     "bos": "begins a dialogue that the environment begins",
     "boa": "begins a dialogue that the agent begins",
     "eos": "ends an utterance of the environment",
@@ -302,9 +303,9 @@ PURPOSES = {
     "eod": "ends a dialogue that is over",
 }
 FIX = (
-    "HFTokenizer(folder, add_missing=True) of raffia.lm adds the special tokens that one of "
-    "Hugging Face lacks (the model's vocabulary must be as large then), and those of Raffia have "
-    "them all"
+    "HFTokenizer(folder, add_missing=True) of raffia.lm adds the special tokens that a Hugging "
+    "Face tokenizer lacks (the model's vocabulary must then be that large), and Raffia's own "
+    "tokenizers have them all"
 )
 
 
@@ -315,24 +316,21 @@ def check_tokenizer(tokenizer: Any) -> None:
     >>> check_tokenizer(SimpleNamespace(num_tokens=50257, pad_token_id=None, bos_token_id=50256))
     Traceback (most recent call last):
     ...
-    ValueError: this SimpleNamespace as a tokenizer has no pad_token_id, a number of a token, which
-    fills rows up: HFTokenizer(folder, add_missing=True) of raffia.lm adds the special ...
+    ValueError: this SimpleNamespace as a tokenizer has no pad_token_id, the id of the token that
+    pads rows: HFTokenizer(folder, add_missing=True) of raffia.lm adds the special ...
     """
     kind = f"this {type(tokenizer).__name__} as a tokenizer"
     num_tokens = getattr(tokenizer, "num_tokens", None)
     if not _is_number(num_tokens) or num_tokens < 1:
-        raise ValueError(
-            f"{kind} has no num_tokens, which is one more than the largest number of its tokens: "
-            f"{FIX}"
-        )
+        raise ValueError(f"{kind} has no num_tokens, the largest token id plus one: {FIX}")
     for role, purpose in PURPOSES.items():
         name = f"{role}_token_id"
         number = getattr(tokenizer, name, None)
         if not _is_number(number):
-            raise ValueError(f"{kind} has no {name}, a number of a token, which {purpose}: {FIX}")
+            raise ValueError(f"{kind} has no {name}, the id of the token that {purpose}: {FIX}")
         if not 0 <= number < num_tokens:
             raise ValueError(
-                f"its {name} is {number}, and {kind} has num_tokens={num_tokens}, so that they are "
+                f"its {name} is {number}, but {kind} has num_tokens={num_tokens}, so ids are "
                 f"0..{num_tokens - 1}: raise num_tokens, and the model's vocab_size with it"
             )
 

@@ -173,7 +173,7 @@ class CompositeDistribution(Distribution, Mapping[NestedKey, Distribution]):
         return f"{type(self).__name__}({self.dists})"
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> Self:
-        """The same distributions over a larger batch; the last dimensions are those of this one."""
+        """These distributions over a larger batch; the last dimensions are those of this one."""
         batch_shape = torch.Size(batch_shape)
         ndim = len(self.batch_shape)
         new = type(self).__new__(type(self)) if _instance is None else _instance

@@ -188,7 +188,7 @@ class Delta(Distribution):
         self.param = param
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> Delta:
-        """The same distribution with a larger batch shape."""
+        """This distribution with a larger batch shape."""
         new = self._get_checked_instance(Delta, _instance)
         shape = torch.Size(batch_shape)
         new.param = self.param.expand(shape + self._event_shape)

@@ -44,7 +44,7 @@ class OneHotCategorical(Categorical):
         super().__init__(probs=probs, logits=logits, validate_args=validate_args)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> OneHotCategorical:
-        """The same distribution with a larger batch shape."""
+        """This distribution with a larger batch shape."""
         new = self._get_checked_instance(OneHotCategorical, _instance)
         return super().expand(batch_shape, _instance=new)
 

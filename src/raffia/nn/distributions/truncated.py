@@ -187,7 +187,7 @@ class TruncatedNormal(Distribution):
         super().__init__(self.a.shape, validate_args=validate_args)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> TruncatedNormal:
-        """The same distribution with a larger batch shape."""
+        """This distribution with a larger batch shape."""
         new = self._get_checked_instance(TruncatedNormal, _instance)
         shape = torch.Size(batch_shape)
         for name in ("loc", "scale", "a", "b", "_low", "_high"):

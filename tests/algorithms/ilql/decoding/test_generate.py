@@ -281,23 +281,29 @@ def test_mistakes_are_answered():
         (lambda: generate(model, target, [[1], []], plain), "prompt 1 has no tokens"),
         (
             lambda: generate(model, target, [[12]], plain),
-            "prompt 0 holds token 12, and the model.s vocabulary has 12 tokens",
+            "prompt 0 contains token 12, but the model.s vocabulary has 12 tokens",
         ),
-        (lambda: generate(model, target, [[1] * 24], plain), "the model's context 24"),
+        (lambda: generate(model, target, [[1] * 24], plain), "the model's context holds 24"),
         (lambda: generate(model, target, [[1]], plain, pad_token=12), "pad_token=12 is none of"),
         (
             lambda: generate(model, target, [[1]], beams, num_generations=3),
-            "ends with as many texts as beams",
+            "returns one text for each beam",
         ),
         (
             lambda: generate(*small(per_token=False), [[1]], plain),
-            "Q is a number for a whole utterance",
+            "Q is one number for a whole utterance",
         ),
         (lambda: stream(model, target, [1], beams), "stream"),
         (lambda: stream(model, target, [1], DecodeConfig(num_generations=2)), "stream"),
         (lambda: stream(model, target, [], plain), "prompt 0 has no tokens"),
-        (lambda: DecodeConfig(num_beams=2, plan=TokenPlanConfig()), "a plan chooses the tokens"),
-        (lambda: DecodeConfig(rerank="value", plan=TokenPlanConfig()), "a plan chooses the tokens"),
+        (
+            lambda: DecodeConfig(num_beams=2, plan=TokenPlanConfig()),
+            "planning, which chooses the tokens",
+        ),
+        (
+            lambda: DecodeConfig(rerank="value", plan=TokenPlanConfig()),
+            "planning, which chooses the tokens",
+        ),
     ):
         with pytest.raises(ValueError, match=words):
             call()

@@ -110,12 +110,12 @@ def test_whole_utterances_have_one_value():
         v = model.v(hidden[0])
     assert sums.value[1].item() == pytest.approx(q.item())
     assert sums.advantage[1].item() == pytest.approx((q - v).item())
-    with pytest.raises(ValueError, match="score those with score_utterances"):
+    with pytest.raises(ValueError, match="score utterances with score_utterances"):
         get_scores(model, target, torch.tensor([[1, 2]]), torch.tensor([[0]]))
 
 
 def test_utterances_that_do_not_fit_the_prompts_are_refused(oracle):
-    with pytest.raises(ValueError, match="a list for each prompt, all of the same length"):
+    with pytest.raises(ValueError, match="one list for each prompt, all of the same length"):
         score_utterances(
             oracle.model, oracle.target, [[1], [2]], [[[3]], [[4], [5]]], DecodeConfig()
         )

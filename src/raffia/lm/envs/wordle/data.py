@@ -76,7 +76,7 @@ class LabelledGame(Language_Observation):
     game: WordleObservation
 
     def to_sequence(self) -> tuple[list[Utterance], bool]:
-        """The game's."""
+        """Utterances of the game, and whether it is over."""
         return self.game.to_sequence()
 
     def metadata(self) -> dict[str, Any]:
@@ -101,7 +101,9 @@ def sample_games(wordle: Wordle, parts: Sequence[Part], seed: int) -> list[Label
     """
     names = [part.name for part in parts]
     if len(set(names)) < len(names):
-        raise ValueError(f"two parts have one name: {names}; the name makes their games differ")
+        raise ValueError(
+            f"two parts have the same name: {names}; the name makes their games differ"
+        )
     games = [
         LabelledGame(part.name, game)
         for part in parts
@@ -122,7 +124,7 @@ def first_words(wordle: Wordle) -> tuple[str, str]:
     """
     order = np.argsort(-information(wordle.codes).round(9), kind="stable")
     if len(order) < 2:
-        raise ValueError("branching games need two words at least, to begin with one or the other")
+        raise ValueError("branching games need at least two words to begin with")
     return wordle.vocabulary[int(order[0])], wordle.vocabulary[int(order[len(order) // 2])]
 
 
@@ -142,10 +144,10 @@ def branching_scripts(
     """
     counts = num_expert, num_adversarial, num_slow, num_repeats
     if min(counts) < 1:
-        raise ValueError(f"{counts} games of each kind, and repeats: each must be 1 or more")
+        raise ValueError(f"{counts} games of each kind and repeats: each must be 1 or more")
     if num_repeats >= wordle.num_tries:
         raise ValueError(
-            f"num_repeats={num_repeats} leaves no try of {wordle.num_tries} to win with"
+            f"num_repeats={num_repeats} leaves none of the {wordle.num_tries} tries to win with"
         )
     good, other = first_words(wordle)
     expert = InformationGain()

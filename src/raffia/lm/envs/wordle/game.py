@@ -97,7 +97,9 @@ def code_of(row: str) -> int:
     1
     """
     if len(row) != NUM_LETTERS or not set(row) <= set(_DIGITS):
-        raise ValueError(f"{row!r} is no row of colours; it has {NUM_LETTERS} letters of g, y, b")
+        raise ValueError(
+            f"{row!r} is not a row of colours, which has {NUM_LETTERS} letters of g, y, b"
+        )
     return sum(_DIGITS.index(color) * 3**i for i, color in enumerate(row))
 
 
@@ -151,7 +153,7 @@ class Wordle:
         if self.num_tries < 1:
             raise ValueError(f"num_tries={self.num_tries} must be 1 or more; the game has 6")
         if self.secrets is not None and not self.secrets:
-            raise ValueError("secrets=(): no word can be the secret; None lets all of them be it")
+            raise ValueError("secrets=() leaves no word to be the secret; None allows all of them")
         for secret in self.secrets or ():
             if secret not in self.vocabulary:
                 raise ValueError(f"the secret {secret!r} is not in the vocabulary; add it there")
@@ -281,7 +283,9 @@ class WordleObservation(Language_Observation):
             if reward is not None:
                 turns.append((text, None))
             elif not turns or turns[-1][1] is not None:
-                raise ValueError(f"{text!r} is not the answer to a guess; a guess stands before it")
+                raise ValueError(
+                    f"{text!r} is not the answer to a guess; a guess must come before it"
+                )
             else:
                 row = text.replace("<", "").replace(">", "")
                 code_of(row)  # raises an error for what is wrong with it
@@ -386,7 +390,7 @@ class WordleEnv(Language_Environment):
 
     def _running(self) -> WordleObservation:
         if self._observation is None:
-            raise RuntimeError("no game has begun; call reset(seed) first")
+            raise RuntimeError("no game has started; call reset(seed) first")
         if self._observation.terminal:
-            raise RuntimeError("the game is over; call reset(seed) for another")
+            raise RuntimeError("the game is over; call reset(seed) to start another")
         return self._observation

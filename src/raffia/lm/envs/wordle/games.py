@@ -123,9 +123,13 @@ def simulate(
     num_games, num_words = len(draws.keys), len(wordle.vocabulary)
     fixed = None if secrets is None else np.asarray(secrets, np.int64)
     if fixed is not None and (len(fixed) != num_games or not (0 <= fixed).all()):
-        raise ValueError(f"{len(fixed)} secrets for {num_games} seeds; give one number for each")
+        raise ValueError(
+            f"there are {len(fixed)} secrets for {num_games} seeds; pass one number for each"
+        )
     if fixed is not None and (fixed >= num_words).any():
-        raise ValueError(f"the secret {fixed.max()} is no word's number; there are {num_words}")
+        raise ValueError(
+            f"the secret {fixed.max()} is not the number of a word; there are {num_words}"
+        )
     guesses = np.full((num_games, wordle.num_tries), NON_WORD)
     codes = np.zeros(guesses.shape, np.uint8)
     lengths = np.zeros(num_games, np.int64)

@@ -55,9 +55,9 @@ def evaluation_of(games: Iterable[WordleObservation]) -> WordleEvaluation:
     """
     finished = list(games)
     if not finished:
-        raise ValueError("there is no game; play one at least")
+        raise ValueError("there are no games; play at least one")
     if not all(game.terminal for game in finished):
-        raise ValueError("a game is not over; play it to its end")
+        raise ValueError("a game is unfinished; play it to its end")
     guesses: list[Counter[str]] = [Counter() for _ in range(max(len(g.turns) for g in finished))]
     for game in finished:
         for counter, (guess, _) in zip(guesses, game.turns, strict=False):

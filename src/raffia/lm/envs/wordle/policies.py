@@ -148,7 +148,7 @@ class Say:
 
     def __post_init__(self) -> None:
         if not self.words or isinstance(self.words, str):
-            raise ValueError(f"words={self.words!r}: give at least one word: Say(('crane',))")
+            raise ValueError(f"words={self.words!r} must have at least one word: Say(('crane',))")
 
     def guess(self, positions: Positions, draws: Draws) -> Numbers:
         """[N]"""
@@ -156,7 +156,7 @@ class Say:
         number = positions.wordle.vocabulary.number(word)
         if number is None:
             raise ValueError(
-                f"{word!r} is not in the vocabulary; give one of its words, or NonWord()"
+                f"{word!r} is not in the vocabulary; use one of its words, or NonWord()"
             )
         return np.full(len(positions), number)
 
@@ -178,7 +178,9 @@ class Repeat:
 
     def __post_init__(self) -> None:
         if self.num_first < 1:
-            raise ValueError(f"num_first={self.num_first} must be 1 or more: what else to repeat?")
+            raise ValueError(
+                f"num_first={self.num_first} must be 1 or more, so that there is a guess to repeat"
+            )
 
     def guess(self, positions: Positions, draws: Draws) -> Numbers:
         """[N]"""
@@ -234,12 +236,16 @@ class Mixture:
     def __post_init__(self) -> None:
         if len(self.scripts) != len(self.weights):
             raise ValueError(
-                f"{len(self.scripts)} scripts and {len(self.weights)} weights: give one for each"
+                f"there are {len(self.scripts)} scripts but {len(self.weights)} weights: pass one "
+                "for each"
             )
         if not self.weights or min(self.weights) < 0 or sum(self.weights) <= 0:
-            raise ValueError(f"weights={self.weights} must be 0 or more, and one of them more")
+            raise ValueError(f"weights={self.weights} must be 0 or more, with at least one above 0")
         if self.each not in ("game", "guess"):
-            raise ValueError(f"each={self.each!r}; a script is drawn for each 'game' or 'guess'")
+            raise ValueError(
+                f"each={self.each!r} must be 'game' or 'guess': a script is drawn for each game "
+                "or each guess"
+            )
 
     def fractions(self) -> list[float]:
         """The weights, so that their sum is 1."""

@@ -22,7 +22,7 @@ class VocabularyError(ValueError):
     ...     Vocabulary(("crane", "crown", "crane"))
     ... except VocabularyError as error:
     ...     print(error)
-    word 3: 'crane' is there twice, first as word 1; leave one of them out
+    word 3: 'crane' is a duplicate of word 1: remove one of them
     """
 
 
@@ -40,7 +40,9 @@ class Vocabulary:
     def __post_init__(self) -> None:
         _check((f"word {number}", word) for number, word in enumerate(self.words, 1))
         if not self.words:
-            raise VocabularyError("there is no word; give one at least: Vocabulary(('crane',))")
+            raise VocabularyError(
+                "a vocabulary must have at least one word: Vocabulary(('crane',))"
+            )
 
     @classmethod
     def built_in(cls) -> Vocabulary:
@@ -74,7 +76,7 @@ class Vocabulary:
         ]
         _check(words)
         if not words:
-            raise VocabularyError(f"{path} has no word; write one on each line")
+            raise VocabularyError(f"{path} contains no words; write one on each line")
         return cls(tuple(word for _, word in words))
 
     def subset(self, num_words: int, seed: int = 0) -> Vocabulary:
@@ -89,7 +91,7 @@ class Vocabulary:
         """
         if not 1 <= num_words <= len(self):
             raise ValueError(
-                f"num_words={num_words} must lie in 1..{len(self)}, the words there are"
+                f"num_words={num_words} must be in 1..{len(self)}, the number of words"
             )
         order = Draws.for_rows(seed, range(len(self)), "words of a subset").uniform().argsort()
         return Vocabulary(tuple(self.words[index] for index in sorted(order[:num_words].tolist())))
@@ -125,11 +127,11 @@ def _check(words: Iterable[tuple[str, str]]) -> None:
     for where, word in words:
         if not _WORD.fullmatch(word):
             raise VocabularyError(
-                f"{where}: {word!r} is no word of the game: that has {NUM_LETTERS} letters a-z, "
-                "like 'crane'; correct it or leave it out"
+                f"{where}: {word!r} is not a word of the game, which has {NUM_LETTERS} letters "
+                "a-z, like 'crane': correct it or leave it out"
             )
         if word in first:
             raise VocabularyError(
-                f"{where}: {word!r} is there twice, first as {first[word]}; leave one of them out"
+                f"{where}: {word!r} is a duplicate of {first[word]}: remove one of them"
             )
         first[word] = where
