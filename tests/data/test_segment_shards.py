@@ -275,6 +275,6 @@ def test_what_can_not_be_is_refused():
     weighted = make(2, alpha=0.6, beta=0.4)
     index = weighted.extend(steps_of(4, 2))
     before = weighted.state_dict()["0"]["buffer"]["priorities"]["chances"]
-    with pytest.raises(ValueError, match="finite and >= 0 .*; got -1;"):
+    with pytest.raises(ValueError, match="finite and >= 0 .*; got -1."):
         weighted.update_priority(index[0], torch.tensor([2.0, -1.0]))
     assert torch.equal(before, weighted.state_dict()["0"]["buffer"]["priorities"]["chances"])

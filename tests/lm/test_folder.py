@@ -145,7 +145,7 @@ REFUSED = [  # what is done to the folder, one after the other; the error; its w
     (change_config, {"n_layer": "gone"}, ValueError, "config.json lacks 'n_layer', which"),
     (
         change_config, {"n_layer": 2, "activation_function": "mish"},
-        ValueError, r"{'activation_function': 'mish'}. Take HFTrunk",
+        ValueError, r"{'activation_function': 'mish'}. Use HFTrunk",
     ),
     (
         change_config,

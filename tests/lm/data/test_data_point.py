@@ -92,7 +92,7 @@ REFUSED = [
     (lambda _: ROW.cut(0), "max_len=0 must be at least 1"),
     (
         lambda letters: DataPoint.from_obs(OPEN, letters, Short()),
-        "Short.get_token_reward gave 1 rewards for 3 tokens",
+        "Short.get_token_reward returned 1 rewards for 3 tokens",
     ),
     (lambda letters: DataPoint.from_obs(OPEN, letters, Shouting({})), "reward 0 is nan"),
     *(

@@ -284,7 +284,7 @@ def test_mistakes_are_answered():
             "prompt 0 contains token 12, but the model.s vocabulary has 12 tokens",
         ),
         (lambda: generate(model, target, [[1] * 24], plain), "the model's context holds 24"),
-        (lambda: generate(model, target, [[1]], plain, pad_token=12), "pad_token=12 is none of"),
+        (lambda: generate(model, target, [[1]], plain, pad_token=12), "pad_token=12 is not among"),
         (
             lambda: generate(model, target, [[1]], beams, num_generations=3),
             "returns one text for each beam",
