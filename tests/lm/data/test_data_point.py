@@ -106,7 +106,7 @@ REFUSED = [
             (([(b"a", None)],), "utterance 0 is"),
             (("ab",), "'ab' is not a list of utterances"),
             (([], None), "its second value is None, but must be True or False"),
-            (([("a</a>b", None)],), r"'a</a>b' holds the eoa token \(30\)"),
+            (([("a</a>b", None)],), r"'a</a>b' contains the eoa token \(30\)"),
         )
     ),
     *(
