@@ -174,7 +174,7 @@ def starting_model(config: ILQLRun) -> nn.Module:
     >>> starting_model(ILQLRun(language_model="no/such/folder"))
     Traceback (most recent call last):
     ...
-    FileNotFoundError: no folder no/such/folder: a model's folder holds config.json and
+    FileNotFoundError: there is no folder no/such/folder: a model's folder holds config.json and
     model.safetensors
     """
     refuse_other_sizes(config)
@@ -200,7 +200,7 @@ def shape_of(config: ILQLRun) -> dict[str, Any]:
     >>> shape_of(ILQLRun(language_model="no/such/folder"))
     Traceback (most recent call last):
     ...
-    FileNotFoundError: no folder no/such/folder: a model's folder holds config.json and
+    FileNotFoundError: there is no folder no/such/folder: a model's folder holds config.json and
     model.safetensors
     """
     folder = Path(config.language_model)
@@ -218,7 +218,7 @@ def refuse_other_sizes(config: ILQLRun) -> None:
     >>> refuse_other_sizes(ILQLRun(language_model="no/such/folder"))
     Traceback (most recent call last):
     ...
-    FileNotFoundError: no folder no/such/folder: a model's folder holds config.json and
+    FileNotFoundError: there is no folder no/such/folder: a model's folder holds config.json and
     model.safetensors
     """
     trunk, shape = config.model.trunk, shape_of(config)
