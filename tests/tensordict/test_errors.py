@@ -170,7 +170,7 @@ def test_what_is_no_key(key, kind):
             continue  # no key of a dict
         errors, words = (KeyError, TypeError), [re.escape(repr(key))]
         refused(td, lambda td, c=call: c(td, key), errors, words, what)
-    for error in (KeyError, TypeError, RuntimeError):  # it is each of them
+    for error in (KeyError, TypeError, RuntimeError, ValueError):  # it is each of them
         refused(td, lambda td: td.select(key), error, "Only NestedKeys are supported", "select")
 
 

@@ -6,6 +6,7 @@ What a call changes is said as the entries that are other than before; None wher
 
 import collections
 import copy
+import operator
 
 import pytest
 import torch
@@ -174,6 +175,13 @@ def test_sorted_lists_leaves_and_sets_of_keys():
     keys = make().keys()
     assert keys == {"a", "b"} and keys & {"a", "q"} == {"a"} and keys - {"a"} == {"b"}
     assert keys | {"q"} == {"a", "b", "q"} and set({**make()}) == {"a", "b"}
+    nested = make().keys(True, sort=True)
+    for names, keys in (({"a", "b"}, make().keys()), ({"a", C, E, *LEVELS}, nested)):
+        for op in (operator.and_, operator.or_, operator.sub, operator.xor):
+            for mine, other in ((keys, {"a", "q"}), ({"a", "q"}, keys)):
+                left, right = (names if side is keys else side for side in (mine, other))
+                assert op(mine, other) == op(left, right) and type(op(mine, other)) is set
+        assert {"a"} < keys <= names <= keys and not keys.isdisjoint({"a"})
     assert "'a'" in repr(make().keys()) and "('b', 'c')" in repr(make().keys(True))
     td = make()
     with pytest.raises(RuntimeError):

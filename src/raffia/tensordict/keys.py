@@ -41,7 +41,7 @@ class KeyThroughLeafError(MissingKeyError, ValueError):
     """
 
 
-class MalformedKeyError(KeyError, TypeError, RuntimeError):
+class MalformedKeyError(KeyError, TypeError, RuntimeError, ValueError):
     """The error raised for a key that is not well-formed.
 
     >>> unravel_key(1)

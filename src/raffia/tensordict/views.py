@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from typing import Any
 
 from torch import Tensor
@@ -174,8 +174,8 @@ class NestedView:
         return f"{type(self).__name__}({list(self)})"
 
 
-class KeysView(NestedView):
-    """Keys of a container: iterable, with a length, asked with `in`, and compared like a set.
+class KeysView(NestedView, Set[Any]):
+    """Keys of a container, as a set: with a length, `in`, comparisons, `&`, `|`, `-` and `^`.
 
     >>> from raffia import TensorDict
     >>> view = TensorDict(a=1, b=dict(c=2)).keys(True)
@@ -228,20 +228,9 @@ class KeysView(NestedView):
             return NotImplemented
         return builtins.set(self) == builtins.set(other)  # `set` is the function below
 
-    def __and__(self, other: Iterable[Any]) -> builtins.set[Any]:
-        return builtins.set(self) & builtins.set(other)
-
-    def __or__(self, other: Iterable[Any]) -> builtins.set[Any]:
-        return builtins.set(self) | builtins.set(other)
-
-    def __sub__(self, other: Iterable[Any]) -> builtins.set[Any]:
-        return builtins.set(self) - builtins.set(other)
-
-    def __rsub__(self, other: Iterable[Any]) -> builtins.set[Any]:
-        return builtins.set(other) - builtins.set(self)
-
-    def isdisjoint(self, other: Iterable[Any]) -> bool:
-        return builtins.set(self).isdisjoint(other)
+    @classmethod
+    def _from_iterable(cls, it: Iterable[Any]) -> Any:  # what `&` and its like make
+        return builtins.set(it)
 
 
 def keys(
