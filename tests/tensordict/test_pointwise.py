@@ -149,6 +149,8 @@ def test_binary(kind, operand):
         if not op.startswith("clamp") and (takes_numbers or not isinstance(other, int | float)):
             assert_leaves(getattr(torch, op)(td, other), expected)
         in_place(td, operator.methodcaller(op + "_", other), expected)
+        if hasattr(torch, op + "_"):
+            in_place(kind(make(0.2)), lambda td: getattr(torch, op + "_")(td, other), expected)
 
     each(BINARY, check)
 

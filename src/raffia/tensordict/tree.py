@@ -510,7 +510,7 @@ sum nansum mean nanmean prod std var any all amin amax min max cummin cummax
 norm logsumexp softmax quantile
 abs_ acos_ asin_ atan_ ceil_ cos_ cosh_ erf_ erfc_ exp_ expm1_ floor_ frac_ lgamma_
 log_ log10_ log1p_ log2_ neg_ reciprocal_ round_ sigmoid_ sign_ sin_ sinh_ sqrt_ tan_ tanh_
-trunc_""".split()
+trunc_ clamp_min_ clamp_max_""".split()
 
 
 def _by_method(name: str) -> Callable[..., Any]:
