@@ -19,10 +19,11 @@ from raffia.search.base import (
 )
 from raffia.search.compiled import CompiledSteps
 from raffia.search.embeddings import Embeddings
+from raffia.search.memory import LARGE
 from raffia.search.state import SearchState, SearchSteps
 
 NUM_SHAPES = 4  # that are kept: those of acting, of evaluating, and of what is searched again
-MOST_BYTES = 1 << 24  # of embeddings that are kept; a larger search takes long for other reasons
+MOST_BYTES = LARGE  # of embeddings that are kept; those of larger searches share a thread's arena
 
 
 @dataclass
@@ -82,7 +83,7 @@ class Workspace:
     def keep(self, shapes: Hashable, prepared: Prepared) -> bool:
         """Keep what a search has worked with, and whether it is kept: if it is small, and ready for
         the next search without a call of Python's."""
-        if not prepared.is_native or prepared.embeddings.nbytes > MOST_BYTES:
+        if not prepared.is_native or prepared.embeddings.nbytes >= MOST_BYTES:
             return False
         while len(self._kept) >= NUM_SHAPES:
             self._kept.pop(next(iter(self._kept)), None)
