@@ -178,7 +178,7 @@ def test_the_command_line(tmp_path, monkeypatch, capsys):
     assert main(["evaluate", "runs/dqn-3", *named, "--episodes", "2", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["returns"]) == 2
     assert main(["evaluate", "runs/dqn-3", *named, "--num-simulations", "2"]) == 2
-    assert "runs/dqn-3 is one of DQN" in capsys.readouterr().err
+    assert "runs/dqn-3 is a run of DQN" in capsys.readouterr().err
     assert main(["report", "runs/dqn-3"]) == 0
     page = Path("runs/dqn-3/report.html").read_text()
     assert "target of 475" in page

@@ -395,7 +395,7 @@ REFUSED = [
         lambda: dynamics(flatten_output_size_for_reward_head=64)(torch.ones(2, 11, 5, 4), zeros(2)),
         "2 x 5 x 4.*pass flatten_output_size_for_reward_head=40",
     ),
-    (lambda: dynamics(num_channels=3), "num_channels=3 counts"),
+    (lambda: dynamics(num_channels=3), "num_channels=3 must be larger than action_encoding_dim=3"),
     (
         lambda: dynamics(norm_type="LN")(torch.ones(2, 11, 4, 5), zeros(2)),
         "LayerNorm was built for latent states of 5 x 4",
