@@ -112,9 +112,19 @@ def raising(error):
     return command
 
 
+def noted(error, note):
+    error.add_note(note)
+    return error
+
+
 @pytest.mark.parametrize(
     ("error", "status", "said"),
     [
+        (
+            noted(OSError("no room"), "raffia resume runs/x"),
+            1,
+            "error: no room\nraffia resume runs/x\n",
+        ),
         (UsageError("no such thing", "raffia list"), 2, "error: no such thing\n  raffia list\n"),
         (ConfigError("no such setting"), 2, "error: no such setting\n  raffia demo --help\n"),
         (OSError(28, "No space left", "runs/x"), 1, "error: [Errno 28] No space left: 'runs/x'\n"),

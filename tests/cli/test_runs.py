@@ -15,7 +15,7 @@ from raffia.cli import main
 from raffia.recipes.efficientzero.config import MAY_CHANGE, EfficientZeroRun
 from raffia.recipes.efficientzero.presets import PRESETS
 from raffia.recipes.ilql.presets import ILQL_PRESETS
-from raffia.report.folder import summarise
+from raffia.report.folder import MANIFEST, summarise
 from raffia.train.checkpoint import Checkpoints
 from raffia.train.config import from_json, setting_names, to_json
 
@@ -249,6 +249,10 @@ BESIDE = [  # beside a run that was stopped
         "train efficientzero --preset smoke --run mine",
         ["mine already exists and is not a run folder", "--run mine-2"],
     ),
+    (
+        "train efficientzero --preset smoke --run swept",
+        ["swept already holds a sweep", "raffia resume swept", "--run swept-2"],
+    ),
     (f"demo --out {RUN}", [f"raffia resume {RUN}\n", f"raffia demo --out {RUN}-3\n"]),
 ]
 
@@ -265,6 +269,8 @@ def test_mistakes_beside_runs_get_the_nearest_call(words, texts, here, capsys):
     Path(f"{RUN}-2").mkdir()
     Path("mine").mkdir()
     Path("mine/thesis.tex").touch()
+    Path("swept").mkdir()
+    Path("swept", MANIFEST).write_text("{}")
     before = {path: path.read_bytes() for path in here.rglob("*") if path.is_file()}
     said = fails(words, capsys)
     for text in texts:
@@ -302,6 +308,11 @@ MINE = replace(
     seed=6,
     search=replace(PRESETS["smoke"].search, num_simulations=9, max_considered=4),
 )
+EIGHT = replace(  # each has an environment
+    POLE,
+    env=replace(POLE.env, num_envs=8),
+    population=replace(POLE.population, size=8),
+)
 TRAINED = [  # the words; the config, the folder and the preset
     (
         "--preset cartpole --seed 3 --search.num_simulations=7",
@@ -311,6 +322,10 @@ TRAINED = [  # the words; the config, the folder and the preset
     ("--config=mine.json", (replace(EfficientZeroRun(), env=ACROBOT), "runs/mine-0", "")),
     ("--config runs/a/config.json --run=b", (PRESETS["smoke"], "b", "")),
     ("--preset smoke --run empty", (PRESETS["smoke"], "empty", "smoke")),
+    (
+        "--preset cartpole --population 8",
+        (EIGHT, "runs/cartpole-0", "cartpole"),
+    ),
 ]
 
 
