@@ -100,7 +100,7 @@ def test_many_rows_take_little(tmp_path):
     last = [row["return"] for row in found.of("episode")][-20:]
     assert last == list(range(59_997 - 57, 59_998, 3))
     assert spent(found) == pytest.approx({"learn": 1199.98, "other": 4799.92})
-    assert any("of 60,000 rows of train every 16th was read" in note for note in found.notes)
+    assert any("of 60,000 rows of train only every 16th was read" in note for note in found.notes)
     places = [row["update"] for row in found.of("train")]
     assert places == sorted(places)
 
