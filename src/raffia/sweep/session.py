@@ -74,7 +74,7 @@ def make_sweep_engine(
         engine.require([Workers(ROLE, min(num, manifest.num_runs), _needs(manifest, algorithm))])
     except ValueError as error:
         error.add_note(
-            "a sweep has --workers with num_threads CPUs each, and with --devices one GPU each"
+            "A sweep has --workers with num_threads CPUs each, and with --devices one GPU each."
         )
         engine.close()
         raise
