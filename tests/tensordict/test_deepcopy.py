@@ -126,6 +126,13 @@ def test_a_deep_copy_is_that_of_the_tensors_in_a_list(drawn):
         assert torch.equal(one, other)
 
 
+def test_whole_memories_under_two_keys_stay_one():
+    x = torch.arange(6.0)
+    for parts in ([x, x.view(2, 3)], [x, {"nested": x.view(6)}]):
+        first, second = leaves(copy.deepcopy(TensorDict(dict(zip("ab", parts, strict=True)))))
+        assert place(first) == place(second) != place(x)
+
+
 def test_containers_copied_at_once_share_what_they_shared():
     x = torch.arange(6.0)
     whole, row, lazy = TensorDict(a=x), TensorDict(b=x[2:4]), stack([x.view(2, 3), x.view(2, 3)])
