@@ -89,14 +89,12 @@ def processes_below() -> dict[int, str]:
     """
     parents, commands = {}, {}
     for folder in Path("/proc").glob("[0-9]*"):
+        pid = int(folder.name)
         try:
-            state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
-            command = (folder / "cmdline").read_bytes()
+            parent, command = _parent_of(pid), (folder / "cmdline").read_bytes()
         except OSError:
-            continue  # it has ended
-        if state != "Z":
-            parents[int(folder.name)] = int(parent)
-            commands[int(folder.name)] = command
+            continue
+        parents[pid], commands[pid] = parent, command
     below, newest = set[int](), {os.getpid()}
     while newest:
         newest = {pid for pid, parent in parents.items() if parent in newest}
@@ -123,11 +121,20 @@ def _nothing_is_left(before: dict[int, str], during: dict[int, str]) -> None:
         time.sleep(0.05)
 
 
+def _parent_of(pid: int) -> int:
+    """The parent of a process; OSError if it has ended."""
+    state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
+    if state == "Z":
+        raise ProcessLookupError(pid)
+    return int(parent)
+
+
 def _runs(pid: int) -> bool:
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        _parent_of(pid)
     except OSError:
         return False
+    return True
 
 
 def _there_is_room(engine: Engine) -> None:

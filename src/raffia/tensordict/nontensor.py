@@ -784,22 +784,10 @@ def _one_value(nodes: Sequence[Any]) -> bool:
     if isinstance(first, MetaData):
         if all([type(node) is type(first) and node._data is first._data for node in nodes]):
             return True
-    return capture_non_tensor_stack() and _all_same(nodes)
+    return capture_non_tensor_stack() and all_same(nodes)
 
 
-def _all_same(nodes: Sequence[Any]) -> bool:
+def all_same(nodes: Sequence[Any]) -> bool:
+    """Whether all data nodes hold one value each, the same."""
     first = nodes[0]
     return all([isinstance(n, NonTensorData) and same(n._data, first._data) for n in nodes])
-
-
-def cat_data(nodes: Sequence[Any], dim: int) -> Any:
-    """Concatenate data nodes: one value stays one, if it is the same everywhere."""
-    first = nodes[0]
-    size = list(first._batch_size)
-    if any([isinstance(node, UnbatchedTensor) for node in nodes]) or _all_same(nodes):
-        size[dim] = sum([node._batch_size[dim] for node in nodes])
-        if isinstance(first, NonTensorData):
-            return first._like(torch.Size(size))
-        return joined(nodes, size, "cat")
-    rows = [row for node in nodes for row in node.unbind(dim)]
-    return NonTensorStack._of(rows, dim, torch.Size((*size[:dim], *size[dim + 1 :])))

@@ -12,9 +12,10 @@ from raffia.tensordict import dim_names, entries, kinds, modes
 from raffia.tensordict.keys import MissingKeyError, NestedKey, unravel_key
 from raffia.tensordict.lazy import LazyStackedTensorDict, lazy_stack
 from raffia.tensordict.node import Container, Entries, Node
-from raffia.tensordict.nontensor import cat_data
+from raffia.tensordict.nontensor import NonTensorData, NonTensorStack, all_same
 from raffia.tensordict.tensordict import TensorDict
 from raffia.tensordict.tree import override
+from raffia.tensordict.unbatched import UnbatchedTensor, joined
 
 
 class UnlikeError(RuntimeError):
@@ -325,7 +326,7 @@ def _cat_nodes(tds: list[Any], dim: int) -> Any:
         _node(td)
     first = tds[0]
     if all([td._is_data() for td in tds]):
-        return cat_data(tds, dim)
+        return _cat_data(tds, dim)
     if hasattr(first, "_wrap"):
         return first._wrap(_cat_nodes(_contents(tds), dim))
     for td in tds:
@@ -518,3 +519,16 @@ def _padded(leaf: Tensor, dim: int, length: int, fill: float, side: str) -> Tens
 
 override(torch.stack)(stack)
 override(torch.cat, torch.concat, torch.concatenate)(cat)
+
+
+def _cat_data(nodes: Sequence[Any], dim: int) -> Any:
+    """Concatenate data nodes: one value stays one, if it is the same everywhere."""
+    first = nodes[0]
+    size = list(first._batch_size)
+    if any([isinstance(node, UnbatchedTensor) for node in nodes]) or all_same(nodes):
+        size[dim] = sum([node._batch_size[dim] for node in nodes])
+        if isinstance(first, NonTensorData):
+            return first._like(torch.Size(size))
+        return joined(nodes, size, "cat")
+    rows = [row for node in nodes for row in node.unbind(dim)]
+    return NonTensorStack._of(rows, dim, torch.Size((*size[:dim], *size[dim + 1 :])))

@@ -26,7 +26,7 @@ from raffia.functional.seeds import derive_seeds
 from raffia.recipes.efficientzero.config import EfficientZeroRun
 from raffia.recipes.running import threads
 from raffia.search.base import UnfitOutputError
-from raffia.tensordict.byte_tensors import bytes_to_tensor
+from raffia.tensordict.byte_tensors import bytes_to_tensor, tensor_to_bytes
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.collect import Act, Collector
 from raffia.train.config import from_json, to_json
@@ -70,6 +70,21 @@ def row_seeds(seed: int, purpose: str, rows: range, step: int) -> Tensor:  # int
     True
     """
     return torch.tensor(derive_seeds(seed, purpose, rows, step))
+
+
+def not_finite(error: UnfitOutputError) -> TensorDict:
+    """The answer of a role whose search met NaN or infinity; `reason_of` reads it.
+
+    >>> reason_of(not_finite(UnfitOutputError("a value is NaN")))
+    'a value is NaN'
+    """
+    return TensorDict(not_finite=bytes_to_tensor(str(error).encode()))
+
+
+def reason_of(answer: TensorDict) -> str | None:
+    """The error that a role's answer tells of a search; None if it tells of none."""
+    text = answer.get("not_finite", None)
+    return None if text is None else tensor_to_bytes(text).decode()
 
 
 def fraction_done(config: EfficientZeroRun, num_env_steps: int) -> float:
@@ -161,8 +176,7 @@ class ActorRole:
             with threads(run.num_threads):
                 steps = self.collector.collect(choose, run.collect.rollout_length)
         except UnfitOutputError as error:
-            text = bytes_to_tensor(str(error).encode())
-            return TensorDict(not_finite=text, states=self.collector.now)
+            return not_finite(error).set("states", self.collector.now)
         self.collector.take_ended()  # the leader's ledger has them
         simulations = torch.tensor(self.planner.num_simulations - before)
         answer = TensorDict(steps=steps, num_simulations=simulations, version=task["version"])

@@ -22,7 +22,12 @@ from raffia.envs.opponents import make_opponent
 from raffia.envs.video import require_writer
 from raffia.files import make_folder, write_atomically
 from raffia.functional.seeds import derive_seed
-from raffia.recipes.efficientzero.actors import configured_run, make_networks, make_planner
+from raffia.recipes.efficientzero.actors import (
+    configured_run,
+    make_networks,
+    make_planner,
+    not_finite,
+)
 from raffia.recipes.efficientzero.config import EfficientZeroRun
 from raffia.recipes.running import threads
 from raffia.search.base import UnfitOutputError
@@ -223,7 +228,7 @@ class EvaluateRole:
         except _NotFinite as error:
             return TensorDict(outputs=error.outputs)
         except UnfitOutputError as error:
-            return TensorDict(not_finite=bytes_to_tensor(str(error).encode()))
+            return not_finite(error)
 
     def _recorded(self, seed: int) -> TensorDict:
         """The answer with a film; with a warning, where there is no room for it."""

@@ -29,6 +29,7 @@ from raffia.recipes.efficientzero.actors import (
     make_networks,
     make_planner,
     one_env,
+    reason_of,
     row_seeds,
 )
 from raffia.recipes.efficientzero.config import EfficientZeroRun
@@ -190,8 +191,9 @@ class EfficientZeroExperiment(RunExperiment):
                 self._check_step(step)
 
     def _refuse_search(self, state: TensorDict, inputs: TensorDict, answer: TensorDict) -> None:
-        """Raise NonFiniteError for a worker's search that met NaN or infinity."""
-        self.guard.searched(state, inputs, tensor_to_bytes(answer["not_finite"]).decode())
+        """Raise NonFiniteError if a worker's search met NaN or infinity."""
+        if (why := reason_of(answer)) is not None:
+            self.guard.searched(state, inputs, why)
 
     def init(self) -> TensorDict:
         """The state with new networks from the run's seed, or with the weights that the config
@@ -418,9 +420,8 @@ class EfficientZeroExperiment(RunExperiment):
         """Decode an evaluator's answer, and write its film here."""
         if "outputs" in answer.keys():
             self.guard.check(answer["outputs"], update=update)
-        if "not_finite" in answer.keys():
-            of_then = TensorDict(step=torch.tensor(update))
-            self._refuse_search(of_then, self.collector.now, answer)
+        of_then = TensorDict(step=torch.tensor(update))
+        self._refuse_search(of_then, self.collector.now, answer)
         self._num_simulations_elsewhere += int(answer["num_simulations"])
         if "warning" in answer.keys():
             self.view.message(tensor_to_bytes(answer["warning"]).decode())

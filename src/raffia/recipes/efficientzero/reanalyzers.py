@@ -20,6 +20,8 @@ from raffia.recipes.efficientzero.actors import (
     configured_run,
     make_networks,
     make_planner,
+    not_finite,
+    reason_of,
     spec_of,
 )
 from raffia.recipes.efficientzero.config import EfficientZeroRun
@@ -27,7 +29,6 @@ from raffia.recipes.efficientzero.data import SEARCHED, Replays
 from raffia.recipes.members import Members, weights_of_each
 from raffia.recipes.running import threads
 from raffia.search.base import UnfitOutputError
-from raffia.tensordict.byte_tensors import bytes_to_tensor, tensor_to_bytes
 from raffia.tensordict.stack import cat
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.ahead import ShardMirrors
@@ -124,7 +125,7 @@ class ReanalyzeRole:
             with threads(run.num_threads):
                 batch, fresh = self._made(task)
         except UnfitOutputError as error:
-            return TensorDict(not_finite=bytes_to_tensor(str(error).encode()))
+            return not_finite(error)
         simulations = torch.tensor(self.planner.num_simulations - before)
         answer = TensorDict(batch=batch, num_simulations=simulations)
         return (answer if fresh is None else answer.set("fresh", fresh)).to("cpu")
@@ -200,8 +201,7 @@ class BatchMaking:
 
     def batch(self, state: TensorDict, task: TensorDict, answer: TensorDict) -> TensorDict:
         """The batch on the learner's device; what was searched is written to the replay."""
-        if "not_finite" in answer.keys():
-            why = tensor_to_bytes(answer["not_finite"]).decode()
+        if (why := reason_of(answer)) is not None:
             self._guard.searched(state, self._whole(task["segments"]), why)
         self.num_simulations += int(answer["num_simulations"])
         if "fresh" in answer.keys():
