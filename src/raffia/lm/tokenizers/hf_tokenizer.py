@@ -6,7 +6,6 @@ import functools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -191,19 +190,20 @@ class ChatTokenizer(HFTokenizer):
                 mark = f"\ue000{number}\ue001"
                 contents[mark], message = message["content"], {**message, "content": mark}
             safe.append(message)
-        parts = list(self.template.parts(safe, is_over=is_over))
-        rest: list[int] = []  # what the template writes behind the end of an answer
-        encoded = self._encoded([part.text for part in parts], contents)
-        for tokens, part in zip(encoded, parts, strict=True):
-            if not part.by_agent:
-                yield TokenPart(rest + tokens, by_agent=False)
-            elif self.eoa_token_id not in tokens:
+        before = asked = ""  # the special token that ended the last answer; what follows it
+        for text, by_agent in self.template.parts(safe, is_over=is_over):
+            if not by_agent:
+                asked += text
+                continue
+            end = self._turn_end(text)
+            prompt, answer = self._encoded(before, asked, text[:end], contents)
+            if answer[-1:] != [self.eoa_token_id]:
                 name = self.id_to_token(self.eoa_token_id)
-                self._refuse(f"wrote {part.text!r} for an answer, which does not end with {name}")
-            else:
-                end = tokens.index(self.eoa_token_id) + 1
-                yield TokenPart(tokens[:end], by_agent=True)
-                rest = tokens[end:]
+                self._refuse(f"wrote {text!r} for an answer, which does not end with {name}")
+            yield TokenPart(prompt, by_agent=False)
+            yield TokenPart(answer, by_agent=True)
+            before, asked = self._names["eoa"], text[end:]
+        yield TokenPart(self._encoded(before, asked, "", contents)[0], by_agent=False)
 
     def save(self, folder: str | Path) -> None:
         """Write it into a folder, for `load_tokenizer`, with its template."""
@@ -216,25 +216,31 @@ class ChatTokenizer(HFTokenizer):
         }
         write_description(folder, described)
 
-    def _encoded(self, texts: Sequence[str], contents: Mapping[str, str]) -> list[list[int]]:
-        """The tokens of texts of the template, one after the other; stand-ins are contents.
+    def _turn_end(self, answer: str) -> int:
+        """Where, in the template's text of an answer, the agent's turn has ended."""
+        found = self._added.finditer(answer)
+        return next((one.end() for one in found if one.group() == self._names["eoa"]), len(answer))
 
-        As in `transformers`, all are encoded as one text, unless a token would reach from one into
-        the next: an answer is generated behind a prompt that was encoded without it.
+    def _encoded(
+        self, before: str, prompt: str, answer: str, contents: Mapping[str, str]
+    ) -> tuple[list[int], list[int]]:
+        """The tokens of a prompt and of its answer; stand-ins are contents.
+
+        before: the special token in front of them, if any. It keeps apart what is on its sides, so
+            the tokens of a turn are those that it has in the whole dialogue.
+
+        As in `transformers`, both are encoded as one text, unless a token would reach from one into
+        the other: an answer is generated behind a prompt that was encoded without it. So a prompt
+        has the same tokens whatever the answer, and whatever is said later.
         """
-        if contents:
-            return [self._with_contents(text, contents) for text in texts]
-        found = self._with_specials.encode("".join(texts), add_special_tokens=False)
-        starts = [0, *accumulate(map(len, texts))]
-        parts: list[list[int]] = [[] for _ in texts]
-        at = 0
-        for token, (start, end) in zip(found.ids, found.offsets, strict=True):
-            while at < len(texts) - 1 and start >= starts[at + 1]:
-                at += 1
-            if end > starts[at + 1]:
-                return [self._with_contents(text, {}) for text in texts]
-            parts[at].append(token)
-        return parts
+        behind, start = int(before != ""), len(before) + len(prompt)
+        if not any(mark in prompt or mark in answer for mark in contents):
+            found = self._with_specials.encode(before + prompt + answer, add_special_tokens=False)
+            num = sum(begin < start for begin, _ in found.offsets)
+            if all(end <= start for _, end in found.offsets[:num]):
+                return found.ids[behind:num], found.ids[num:]
+        asked = self._with_contents(before + prompt, contents)
+        return asked[behind:], self._with_contents(answer, contents)
 
     def _with_contents(self, text: str, contents: Mapping[str, str]) -> list[int]:
         found: list[int] = []
