@@ -130,7 +130,7 @@ def test_over_stacked_states():
 
 
 def test_uneven_parts_are_refused():
-    with pytest.raises(ValueError, match=r"batch of 6 can't be cut into 4 .*\[1, 2, 3, 6\]"):
+    with pytest.raises(ValueError, match=r"batch of 6 cannot be split into 4 .*\[1, 2, 3, 6\]"):
         Accumulate(Regression(), 4).grads(Regression().init(0), batch_of(6))
     with pytest.raises(ValueError, match="num_micro_batches=0"):
         Accumulate(Regression(), 0)

@@ -99,7 +99,7 @@ def imported(reference: Any, *, here: bool = False) -> Any:
     module = path.stem if path.stem not in sys.modules else f"{path.stem} of {path.parent}"
     spec = util.spec_from_file_location(module, path)
     if spec is None or spec.loader is None:
-        raise ImportError(f"{home} is no file of Python")
+        raise ImportError(f"{home} is not a Python file")
     sys.modules[module] = found = util.module_from_spec(spec)  # dataclasses look for it there
     try:
         spec.loader.exec_module(found)

@@ -57,8 +57,8 @@ def applies_stacks(learner: Learner) -> bool:
 
 
 def applies_shards(learner: Learner) -> bool:
-    """Whether `apply` takes some rows of each tensor of a state and of gradients as well: a learner
-    that does says so by an attribute `applies_shards`.
+    """Whether `apply` also takes a state and gradients that hold only some rows of each tensor;
+    such a learner declares this with an attribute `applies_shards`.
 
     Such an `apply` treats each number by itself, but for clipping: it clips by the norm
     `update["grad_norm"]`, that of all of the gradients, where an update has it.
@@ -104,7 +104,7 @@ class Accumulate:
         self.learns_faster_alone = bool(getattr(learner, "learns_faster_alone", False))
 
     def init(self, seed: int) -> TensorDict:
-        """The state of the learner within."""
+        """The state of the wrapped learner."""
         return self.learner.init(seed)
 
     def grads(self, state: TensorDict, batch: TensorDict) -> tuple[TensorDict, TensorDict]:
@@ -115,8 +115,8 @@ class Accumulate:
         if size % num:
             near = [n for n in range(1, size + 1) if size % n == 0]
             raise ValueError(
-                f"a batch of {size} can't be cut into {num} equal parts; "
-                f"num_micro_batches may be one of {near}"
+                f"a batch of {size} cannot be split into {num} equal parts; num_micro_batches may "
+                f"be one of {near}"
             )
         first, *others = batch.split(size // num, dim)
         update, metrics = self.learner.grads(state, first)
@@ -130,7 +130,7 @@ class Accumulate:
         return update.copy().set("grads", grads), join_metrics(of_parts, grads, members)
 
     def apply(self, state: TensorDict, update: TensorDict) -> TensorDict:
-        """The step of the learner within."""
+        """Apply the update with the wrapped learner."""
         return self.learner.apply(state, update)
 
 

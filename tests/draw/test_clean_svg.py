@@ -56,11 +56,11 @@ def test_text_stays_text():
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("", "no XML"),
-        ("<svg>", "no XML"),
+        ("", "not XML"),
+        ("<svg>", "not XML"),
         ("<html></html>", "outermost element is 'html'"),
         ('<!DOCTYPE svg [<!ENTITY a "b">]><svg>&a;</svg>', "document type or entities"),
-        ("<svg>" + "<g>" * 60 + "</g>" * 60 + "</svg>", "more than 50 deep"),
+        ("<svg>" + "<g>" * 60 + "</g>" * 60 + "</svg>", "more than 50 levels deep"),
     ],
 )
 def test_what_is_no_drawing_is_refused(text, why):

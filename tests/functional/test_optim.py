@@ -211,7 +211,7 @@ def test_odd_trees_are_refused_by_name():
 
 
 def test_a_rate_for_members_needs_a_stacked_state():
-    with pytest.raises(ValueError, match=r"rate of shape \[3\] is for parameters that are stacked"):
+    with pytest.raises(ValueError, match=r"rate of shape \[3\] needs stacked parameters"):
         sgd().update(tree(), tree(), sgd().init(tree()), learning_rate=torch.ones(3))
 
 

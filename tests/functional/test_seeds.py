@@ -39,7 +39,7 @@ def test_numbers_of_numpy_and_torch_are_numbers():
 
 @pytest.mark.parametrize("call", [(0.5,), ("0",), (0, 1.0), (0, None), (0, b"a")])
 def test_refuses_what_is_neither_text_nor_whole(call):
-    with pytest.raises(TypeError, match=r"text or a whole number.*derive_seed\(0"):
+    with pytest.raises(TypeError, match=r"string or an integer.*derive_seed\(0"):
         derive_seed(*call)
 
 

@@ -269,5 +269,5 @@ def test_arrays_that_do_not_fit_are_refused(x):
     program = DenseProgram()
     program.write(program.dense(program.read("x", 3), 4), "out")
     program.load([torch.zeros(4, 3), torch.zeros(4)])
-    with pytest.raises(ValueError, match=r"'x' is .*float32.* \[rows, 3\] .*, got"):
+    with pytest.raises(ValueError, match=r"'x' must be .*float32.* \[rows, 3\] .*, got"):
         program.bind({"x": x, "out": torch.zeros(2, 4)})

@@ -69,9 +69,9 @@ def test_weights_that_change_afterwards():
 def test_what_does_not_fit():
     given, member = arrays(), torch.zeros(400, dtype=torch.int64)
     step = bind_group([made(0), made(1)], given, member, read="from", written="to")
-    with pytest.raises(ValueError, match="201 rows, where the arrays have 200"):
+    with pytest.raises(ValueError, match="201 rows, but the arrays have 200"):
         step(201)
-    with pytest.raises(ValueError, match=r"member is contiguous torch.int64 \[rows\]"):
+    with pytest.raises(ValueError, match=r"member must be contiguous torch.int64 \[rows\]"):
         bind_group([made(0)], given, member.int(), read="from", written="to")
     with pytest.raises(ValueError, match="the same arrays in the same order"):
         bind_group([made(0), made(1, other=True)], given, member, read="from", written="to")

@@ -71,7 +71,7 @@ def test_a_block_adds_its_input():
 
 
 def test_a_block_of_other_channels_needs_a_stride():
-    with pytest.raises(ValueError, match="can't give 5: pass stride=2"):
+    with pytest.raises(ValueError, match="cannot have 5: pass stride=2"):
         ResidualBlock((3, 4, 4), 5)
 
 
@@ -86,7 +86,9 @@ def test_layer_norm_of_images_is_over_each_image():
 )
 @pytest.mark.parametrize("norm_type", ["bn", "GN", None])
 def test_other_normalisations_are_refused(make, norm_type):
-    with pytest.raises(ValueError, match=f"norm_type={norm_type!r}.*'BN' is BatchNorm, 'LN'"):
+    with pytest.raises(
+        ValueError, match=f"norm_type={norm_type!r}.*must be 'BN' .BatchNorm. or 'LN'"
+    ):
         make(norm_type)
 
 

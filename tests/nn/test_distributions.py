@@ -425,7 +425,7 @@ def test_samples_at_a_bound_keep_their_gradient():
 RANGE = "Incorrect truncation range"
 ERRORS = [  # a call, its error, and words of its message
     (lambda: mappings("sofplus"), NotImplementedError, 'Unknown mapping sofplus.*mean "softplus"'),
-    (lambda: mappings(torch.exp), TypeError, "by its name"),
+    (lambda: mappings(torch.exp), TypeError, "must be given by name"),
     (lambda: mappings("biased_softplus_1_2_3"), ValueError, "softplus"),
     (lambda: mappings("biased_softplus1.0"), ValueError, "softplus"),
     (lambda: mappings("biased_softplus_a"), ValueError, "softplus"),

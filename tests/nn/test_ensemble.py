@@ -346,8 +346,8 @@ def of(module=None, num_copies=N, **options):
 
 
 ERRORS = [  # a call, its error, and words of its message
-    (lambda: of(num_copies=0), ValueError, "at least one copy, got num_copies=0"),
-    (lambda: of(num_copies=-1), ValueError, "at least one copy, got num_copies=-1"),
+    (lambda: of(num_copies=0), ValueError, "num_copies=0 must be at least 1"),
+    (lambda: of(num_copies=-1), ValueError, "num_copies=-1 must be at least 1"),
     (lambda: of(num_copies=2.5), TypeError, "2.5|float"),
     (lambda: of(nn.Linear(T, A)), TypeError, r"got Linear: wrap it first, .*TensorDictModule"),
     (lambda: of(keyed(nn.LazyLinear(A))), RuntimeError, "call the module once before"),
@@ -369,7 +369,7 @@ ERRORS = [  # a call, its error, and words of its message
     (
         lambda: of().reset_parameters_recursive(of(num_copies=N + 1).params_td),
         ValueError,
-        r"of 4 copies have batch size \[4\], got \[5\]",
+        r"of 4 copies must have batch size \[4\], got \[5\]",
     ),
 ]
 

@@ -138,7 +138,7 @@ def test_what_can_not_be_is_refused():
         {"num_nodes": 0},
         {"num_nodes": N + 1},
     ):
-        with pytest.raises(ValueError, match=r"begin with 1\.\.3 and 1\.\.6"):
+        with pytest.raises(ValueError, match=r"in 1\.\.3 \(max_layers\), and .*1\.\.6"):
             network_of(**options)
-    with pytest.raises(ValueError, match="activation='sine' is none of relu, gelu, elu"):
+    with pytest.raises(ValueError, match="activation='sine' must be one of relu, gelu, elu"):
         network_of(activation="sine")

@@ -283,7 +283,11 @@ def method_not_named():
 
 
 ERRORS = [  # a call, its error, and words of its message and notes
-    (lambda: make_functional(lambda x: x), TypeError, "nn.Modules, got function"),
+    (
+        lambda: make_functional(lambda x: x),
+        TypeError,
+        "nn.Modules can be made functional, got function",
+    ),
     (lambda: make_functional(Both(), ["valeu"]), AttributeError, "no method 'valeu'.*\"value\""),
     (lambda: get_functional(stateless()[0]), RuntimeError, "stateless: repopulate_module"),
     (lambda: stateless()[0](), TypeError, "Sequential is stateless.*repopulate_module"),

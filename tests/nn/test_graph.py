@@ -355,7 +355,7 @@ def test_the_table(actor, example):
         "in: obs",
         "out: action",
         "overwritten: action by 1, 2",
-        "read by nobody: action of 1",
+        "never read: action of 1",
     ]
 
 

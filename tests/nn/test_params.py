@@ -265,9 +265,9 @@ class TestMistakes:
             update_target(target, TensorDict(w=torch.ones(3, 2), batch_size=[3]))
 
     def test_neither_module_nor_container(self):
-        with pytest.raises(TypeError, match="target is an nn.Module or a container, got dict"):
+        with pytest.raises(TypeError, match="target must be an nn.Module or a container, got dict"):
             update_target({"w": torch.zeros(2)}, TensorDict(w=torch.ones(2)))
-        with pytest.raises(TypeError, match="online is an nn.Module or a container, got dict"):
+        with pytest.raises(TypeError, match="online must be an nn.Module or a container, got dict"):
             target_copy({"w": torch.zeros(2)})
 
 

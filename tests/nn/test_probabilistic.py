@@ -471,7 +471,7 @@ ERRORS = [  # a call, its error, and words of its message
     (overwriting(("a", "b"), ("a", "b")), ValueError, "overwrite the sample"),
     (lambda: normal(return_log_prob=True).select_out_keys("action"), RuntimeError, "select_out_k"),
     (lambda: prob("nomal"), ValueError, "none is named 'nomal'. Did you mean \"normal\""),
-    (lambda: prob(3), TypeError, "distribution_class is a class"),
+    (lambda: prob(3), TypeError, "distribution_class must be a class"),
     (lambda: prob(lambda loc, scale: loc)(normal_td()), TypeError, "Expected Distribution, but.*T"),
     (lambda: normal(default_interaction_type="randm"), ValueError, "'randm' is not a valid"),
     (lambda: normal(default_interaction_type="median")(normal_td()), NotImplementedError, "median"),
@@ -497,7 +497,7 @@ ERRORS = [  # a call, its error, and words of its message
     (
         lambda: normal(log_prob_keys=["p", "q"], return_log_prob=True),
         ValueError,
-        "must be one for each sampled key",
+        "must have one key for each sampled key",
     ),
     (lambda: Prob(["p"], distribution_class=CompositeDistribution), KeyError, "distribution_map"),
     (lambda: normal(generator=3.5), TypeError, "generator must be a torch.Generator"),
@@ -519,7 +519,7 @@ ERRORS = [  # a call, its error, and words of its message
     (
         lambda: normal(distribution_kwargs={"loc": 1.0})(normal_td()),
         TypeError,
-        "given by in_keys and by distribution_kwargs",
+        "given both by in_keys and by distribution_kwargs",
     ),
     (lambda: normal()(negative()), ValueError, "Expected parameter scale"),
     (head, ValueError, r"Module\(Normal\) .* scale from \('head', 's'\): Expected"),

@@ -312,7 +312,9 @@ def test_what_is_put_into_the_registries_is_in_the_container(lock):
     assert sums(params["n"]) == [0, 0] and params.n._parameters["b"] is b
     assert dict(params.named_parameters())["n.b"] is b
     if lock:
-        with pytest.raises(TypeError, match="an entry of TensorDictParams is a tensor, got NoneT"):
+        with pytest.raises(
+            TypeError, match="an entry of TensorDictParams must be a tensor, got NoneT"
+        ):
             params._parameters["w"] = None
         for change in (
             lambda: params.register_parameter("v", nn.Parameter(torch.ones(1))),

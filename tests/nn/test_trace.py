@@ -320,9 +320,12 @@ ERRORS = [  # what is traced, and words of the error
     (lambda: nn.Linear(T, A), ""),
     (lambda: 3, ""),
     (lambda: relu_by_hand, ""),
-    *((make, rf"flat program of {name}\b.*way of its own") for make, name in OWN_WAY.items()),
     *(
-        (lambda make=make: seq(make()), rf"flat program of {name}\b.*way of its own")
+        (make, rf"flat program of {name}\b.*works on the container itself")
+        for make, name in OWN_WAY.items()
+    ),
+    *(
+        (lambda make=make: seq(make()), rf"flat program of {name}\b.*works on the container itself")
         for make, name in OWN_WAY.items()
     ),
     (lambda: seq(lambda td: td), "flat program of WrapModule"),
@@ -334,7 +337,7 @@ ERRORS = [  # what is traced, and words of the error
     (hooked, "flat program of TensorDictModule"),
     (
         lambda: seq(step("z", "h", inplace=False), keyed(torch.add, ["h", "z"], ["y"])),
-        "it reads 'z', which is not there any more",
+        "it reads 'z', which was removed before",
     ),
     (
         lambda: seq(step("z", ("n", "y")), keyed(lambda n: n["y"], ["n"], ["v"])),

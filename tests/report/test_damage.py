@@ -130,7 +130,7 @@ def test_damaged_trees_and_evaluations_are_told(tmp_path):
     (run / "evaluations/7.json").write_text("[]")
     (run / "evaluations/8.json").write_text("{")
     text = text_of(run)
-    for told in ["trees/6000.svg is not shown: it is no XML", "trees/6000.json is not shown"]:
+    for told in ["trees/6000.svg is not shown: it is not XML", "trees/6000.json is not shown"]:
         assert told in text
     assert "evaluations/7.json does not contain an object" in text
     assert "evaluations/8.json could not be read" in text

@@ -187,7 +187,7 @@ CALLS = [
         for n in (0, -1, torch.tensor([6, 6, 0, 6]))
     ),
     *(
-        (lambda n=n: run(num_simulations=n), TypeError, "num_simulations is torch.*whole number")
+        (lambda n=n: run(num_simulations=n), TypeError, "num_simulations has dtype torch.*integer")
         for n in (2.5, 3.0, True, torch.tensor([1.0, 2.0, 3.0, 4.0]))
     ),
     *(
@@ -208,13 +208,13 @@ CALLS = [
     ),
     (lambda: run(max_depth=0), ValueError, "max_depth=0 must be at least 1"),
     (lambda: run(max_depth=-3), ValueError, "max_depth=-3 must be at least 1"),
-    (lambda: run(root_value="mean"), ValueError, "root_value='mean' is none of 'exclude'"),
-    (lambda: run(backend="numba"), ValueError, "backend='numba' is none of 'auto'"),
+    (lambda: run(root_value="mean"), ValueError, "root_value='mean' must be 'exclude'"),
+    (lambda: run(backend="numba"), ValueError, "backend='numba' must be 'auto'"),
     (lambda: run(num_threads=0), ValueError, "num_threads=0 must be at least 1"),
-    (lambda: run(value_prefix=5), TypeError, "value_prefix=5: pass ValuePrefix"),
+    (lambda: run(value_prefix=5), TypeError, "value_prefix=5 must be a ValuePrefix"),
     (
         lambda: run(transpositions=lambda e: e["state"], value_prefix=ValuePrefix(5, ("prefix",))),
-        *(ValueError, "transpositions and value_prefix exclude each other"),
+        *(ValueError, "transpositions and value_prefix cannot be combined"),
     ),
     (lambda: ValuePrefix(horizon=0), ValueError, "horizon=0 must be at least 1"),
     (
@@ -229,9 +229,13 @@ CALLS = [
         *(KeyError, r"resets .*reward_hidden_state.*latent"),
     ),
     # selections
-    (lambda: PUCT(first_visit="random"), ValueError, r"first_visit='random' is none of.*PUCT\("),
-    (lambda: PUCT(normalize="min_max"), ValueError, "normalize='min_max' is none of"),
-    (lambda: PUCT(ties="first"), ValueError, "ties='first' is none of"),
+    (
+        lambda: PUCT(first_visit="random"),
+        ValueError,
+        r"first_visit='random' must be one of.*PUCT\(",
+    ),
+    (lambda: PUCT(normalize="min_max"), ValueError, "normalize='min_max' must be one of"),
+    (lambda: PUCT(ties="first"), ValueError, "ties='first' must be one of"),
     (lambda: PUCT(c_base=0.0), ValueError, "c_base=0.0"),
     (lambda: PUCT(c_init=NAN), ValueError, "c_init=nan"),
     (lambda: PUCT(min_range=-1.0), ValueError, "min_range=-1.0"),
@@ -262,7 +266,7 @@ CALLS = [
     (chosen(torch.zeros(B)), TypeError, "float32 as actions"),
     (chosen(torch.zeros(1).long()), ValueError, "for 4 nodes"),
     (chosen(torch.full((B,), -1)), ValueError, "lie in 0..2"),
-    (chosen(torch.full((B,), 1)), ValueError, "some of them illegal"),
+    (chosen(torch.full((B,), 1)), ValueError, "some of which are illegal"),
     (lambda: run(select=PUCT), TypeError, r"the class PUCT; pass PUCT\(...\)"),
     # policies and their noise
     (
@@ -278,7 +282,7 @@ CALLS = [
     (muzero(dirichlet_fraction=1.5), ValueError, r"dirichlet_fraction=1\.5 must lie in 0\.\.1"),
     (
         muzero(dirichlet_fraction=0.0, dirichlet=torch.full((B, A), 1 / A)),
-        *(ValueError, "dirichlet is given and dirichlet_fraction=0"),
+        *(ValueError, "dirichlet was passed, but dirichlet_fraction=0"),
     ),
     *(
         (muzero(dirichlet=noise), ValueError, "sum to 1 over the legal actions")
@@ -293,7 +297,7 @@ CALLS = [
     # sampled actions
     (sampled(seed=torch.zeros(B)), ValueError, r"torch.float32 \[4\]; it must be int64 \[4\]"),
     (sampled(seed=torch.arange(3)), ValueError, r"torch.int64 \[3\]; it must be int64 \[4\]"),
-    (sampled(prior="dense"), ValueError, "'dense' is none of 'sampling'"),
+    (sampled(prior="dense"), ValueError, "'dense' must be 'sampling'"),
     (
         lambda: with_sampled_actions(*sampled()(), TWO, SEEDS),
         *(ValueError, "sampled already"),
@@ -332,7 +336,7 @@ CALLS = [
     ),
     (
         keyed(skip_ended=True, mask_key="mask", given=states(mask=torch.ones(B, A))),
-        *(ValueError, r"float32 \[4, 3\].*reads a bool one, \[rows, actions\]"),
+        *(ValueError, r"float32 \[4, 3\].*needs a bool mask \[rows, actions\]"),
     ),
     (
         keyed(
@@ -351,7 +355,7 @@ CALLS = [
     (keyed(actions_key="sampled", given=states()), ValueError, "policy samples none"),
     (keyed(nn.Linear(3, 4)), TypeError, r"Linear has no root and no recurrent_fn.*FunctionModel"),
     (keyed(policy=50), TypeError, r"policy is a int.*functools.partial"),
-    (keyed(out_keys=["action", "visits"]), ValueError, "2 keys; there is one for each of"),
+    (keyed(out_keys=["action", "visits"]), ValueError, "2 keys; it must have one for each of"),
     (efficientzero, TypeError, r"EfficientZeroModelMLP is a network.*fold\(model\)"),
     (keyed(LinearModel), TypeError, r"model is the class LinearModel; .*LinearModel\(...\)"),
     (
@@ -360,11 +364,15 @@ CALLS = [
         r"\['action'\] would be written twice",
     ),
     (keyed(tree_key="visits"), ValueError, r"\['visits'\] would be written twice"),
-    (keyed(TUPLES, given=states()), TypeError, "root gave a tuple; it must give a RootOutput"),
+    (
+        keyed(TUPLES, given=states()),
+        TypeError,
+        "root returned a tuple; it must return a RootOutput",
+    ),
     (keyed(TWO_ROWS, given=states()), ValueError, r"shape \[2, 3\] for 4 rows of observations"),
     (
         keyed(policy=functools.partial(search, num_simulations=3), given=states()),
-        *(TypeError, "policy gave a Tree; it must give a PolicyOutput"),
+        *(TypeError, "policy returned a Tree; it must return a PolicyOutput"),
     ),
 ]
 
@@ -394,5 +402,5 @@ def test_keys_of_states_that_do_not_fit(key, words, backend):
     for given in (key, late):
         refused(
             lambda given=given: run(transpositions=given, backend=backend),
-            *(ValueError, "transpositions gave " + words),
+            *(ValueError, "transpositions returned " + words),
         )

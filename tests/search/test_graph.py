@@ -92,7 +92,8 @@ def test_summary_of_a_game_says_who_moves_and_where_it_ends():
     ended[6] = True
     tree = small_tree(to_play=torch.tensor([1, 2, 2, 1, 1, 2, 2, 1]), ended=ended)
     lines = tree.summary(action_names=NAMES).splitlines()
-    assert lines[2] == "Q and reward: for who takes the action; raw value: for who is to move then"
+    taken, moves = "the player who takes the action", "the player to move next"
+    assert lines[2] == f"Q and reward: for {taken}; raw value: for {moves}"
     assert lines[3].endswith("raw value  to play")
     assert lines[4].split()[-1] == "1" and lines[5].split()[-1] == "2"
     assert lines[7].startswith("│  │  ├─ right (ended) ") and lines[7].split()[-1] == "2"
@@ -275,13 +276,13 @@ def test_root_out_of_range(show, root):
 
 @pytest.mark.parametrize("show", SHOWS)
 def test_wrong_number_of_action_names(show):
-    with pytest.raises(ValueError, match="action_names has 3 names and the tree 4 actions"):
+    with pytest.raises(ValueError, match="action_names has 3 names, but the tree has 4 actions"):
         show(small_tree(), action_names=["a", "b", "c"])
 
 
 @pytest.mark.parametrize("show", [Tree.summary, Tree.to_svg])
 def test_nothing_to_show(show):
-    with pytest.raises(ValueError, match="max_nodes=0 shows nothing; it must be at least 1"):
+    with pytest.raises(ValueError, match="max_nodes=0 must be at least 1"):
         show(small_tree(), max_nodes=0)
 
 

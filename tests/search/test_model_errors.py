@@ -116,10 +116,10 @@ def test_a_mask_of_the_model_that_is_not_bool(backend):
 
 
 KINDS = [
-    (lambda out, emb: (emb["prefix"], out), "gave a Tensor instead of a RecurrentOutput"),
-    (lambda out, emb: (tuple(out)[:3], emb), "gave a tuple instead of a RecurrentOutput"),
+    (lambda out, emb: (emb["prefix"], out), "returned a Tensor instead of a RecurrentOutput"),
+    (lambda out, emb: (tuple(out)[:3], emb), "returned a tuple instead of a RecurrentOutput"),
     (lambda out, emb: out, "it must return two things"),
-    (lambda out, emb: None, "gave a NoneType; it must return two things"),
+    (lambda out, emb: None, "returned a NoneType; it must return two things"),
     (lambda out, emb: (out._replace(reward=1.0), emb), "has reward a float"),
     (lambda out, emb: (out._replace(value=None), emb), "has value a NoneType"),
     (lambda out, emb: (out._replace(mask=[True]), emb), "has mask a list"),
@@ -144,17 +144,17 @@ def test_actions_without_any_prior(backend):
 
 def test_players_of_the_model_only():
     table = random_table(0, players=True)
-    with pytest.raises(ValueError, match="the model's answer has to_play and the root has not"):
+    with pytest.raises(ValueError, match="the model's output has to_play, but the root does not"):
         run(table.root(STATES)._replace(to_play=None), table)
 
 
 def test_sampled_actions_in_one_place_only():
     table = random_table(0, labels=True)
     model = spoiled(with_field("actions", None), table=table)
-    with pytest.raises(ValueError, match="the root has actions and the model's answer has not"):
+    with pytest.raises(ValueError, match="the root has actions, but the model's output does not"):
         run(table.root(STATES), model)
     model = spoiled(with_field("actions", torch.zeros(B, A).long()))
-    with pytest.raises(ValueError, match="the model's answer has actions and the root has not"):
+    with pytest.raises(ValueError, match="the model's output has actions, but the root does not"):
         run(model=model)
 
 

@@ -179,8 +179,8 @@ def test_a_game_says_who_moves_and_where_it_ends():
     said = words(tree.to_svg())
     assert said.count("player 7") == 2 and said.count("player 8") == 3
     assert said.count("ended") == 1
-    assert "V for the player in the box   Q for who takes the action" in said
-    assert not any(["Q for who" in text for text in words(small_tree().to_svg())])
+    assert "V for the player in the box   Q for the player who acts" in said
+    assert not any(["Q for the player" in text for text in words(small_tree().to_svg())])
 
 
 def test_a_shared_node_is_drawn_once_and_ways_back_as_marks():

@@ -346,7 +346,9 @@ def test_a_sampler_that_is_not_made():
 def test_policies_of_two_dtypes():
     root = bandit_root(torch.zeros(4, 1))
     root = root._replace(prior_logits=root.prior_logits.double())
-    with pytest.raises(TypeError, match=r"root.prior_logits.*float64.*recurrent_fn gives.*float32"):
+    with pytest.raises(
+        TypeError, match=r"root.prior_logits.*float64.*recurrent_fn returns.*float32"
+    ):
         sampled_policy(root, bandit, sampler=GaussianSampler(2), policy=QUIET)
 
 

@@ -70,7 +70,7 @@ def test_searches_of_one_workspace_are_those_without(masked):
         if name == "embeddings":
             for key, leaf in alone.embeddings.items(True, True):
                 assert torch.equal(tree.embeddings[key], leaf), key
-    assert len(workspace._kept) == kept.NUM_SHAPES
+    assert len(workspace._cached) == kept.NUM_SHAPES
 
 
 def test_the_second_search_of_some_shapes_binds_no_model(monkeypatch):

@@ -143,20 +143,20 @@ CHANGES = [
     *[(put_at(x, "version"), "version") for x in (3, None, True)],
     (put_at("other", "format"), "saved by|format"),
     # of nested tensors
-    *[(entry("j", "ragged", x), "no dimension") for x in (0, 3, True, None)],
+    *[(entry("j", "ragged", x), "not a dimension") for x in (0, 3, True, None)],
     (entry("j", "ragged", "strided"), "sizes of a nested tensor are missing"),
     (entry("r", "ragged", 1), "offsets of a nested tensor are missing"),
     (entry("j", "values", KeyError), "values of a nested tensor are missing"),
     (entry("j", "values", {"ragged": 1}), "values of a nested tensor are missing"),
     (entry("j", "offsets", KeyError), "offsets of a nested tensor are missing"),
     (entry("r", "sizes", KeyError), "sizes of a nested tensor are missing"),
-    (entry("j", "offsets", lambda e: e["values"]), "no row of integers"),
-    (put_at("float64", "entries", "j", "offsets", "dtype"), "no row of integers"),
-    (put_at([1, 3], "entries", "j", "offsets", "shape"), "no row of integers"),
+    (entry("j", "offsets", lambda e: e["values"]), "not a vector of integers"),
+    (put_at("float64", "entries", "j", "offsets", "dtype"), "not a vector of integers"),
+    (put_at([1, 3], "entries", "j", "offsets", "shape"), "not a vector of integers"),
     (put_at(3, "entries", "j", "lengths", "file"), "not the name of a file"),
     (put_at([2, 1], "entries", "j", "lengths", "shape"), "do not fit its offsets"),
-    (put_at("uint64", "entries", "r", "sizes", "dtype"), "no rows of integers"),
-    (put_at([4], "entries", "r", "sizes", "shape"), "no rows of integers"),
+    (put_at("uint64", "entries", "r", "sizes", "dtype"), "not a matrix of non-negative integers"),
+    (put_at([4], "entries", "r", "sizes", "shape"), "not a matrix of non-negative integers"),
     (put_at([1, 4], "entries", "r", "sizes", "shape"), "do not fit its values"),
     (put_at([2, 13], "entries", "r", "values", "shape"), "do not fit its values"),
     (put_at("../x", "entries", "r", "values", "file"), "not the name of a file"),
@@ -279,7 +279,7 @@ def test_rows_whose_sums_overflow(folder, tmp_path):
     bad = torch.tensor([5, -(2**63), -1, 6])
     assert (bad.diff() > 0).all()
     (at / "x.offsets.memmap").write_bytes(bad.numpy().tobytes())
-    refused(at, "x.offsets.memmap", "do not lie in its values")
+    refused(at, "x.offsets.memmap", "must lie within its values")
     TensorDict(x=nested_tensor([torch.zeros(0, 2, 2), torch.zeros(0, 2, 2)])).memmap(at)
     bad = torch.tensor([[0, HUGE, HUGE]] * 2)
     (at / "x.sizes.memmap").write_bytes(bad.numpy().tobytes())
@@ -435,7 +435,7 @@ def test_a_block_has_no_strided_ones():
     record = json.loads(described(TensorDict(x=jagged()))[0])
     record["entries"]["x"]["ragged"] = "strided"
     record["entries"]["x"]["sizes"] = record["entries"]["x"]["offsets"]
-    with pytest.raises(DamagedFileError, match="in a block is a jagged one"):
+    with pytest.raises(DamagedFileError, match="in a block must be a jagged one"):
         over_block("here", record, torch.zeros(1000, dtype=torch.uint8))
 
 

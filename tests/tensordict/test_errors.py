@@ -364,8 +364,8 @@ OF_NONE = [
     ],
     (lambda: TensorDict({"n": {"z": THREE}}, [B]), RuntimeError, "n.*z"),
     *[(lambda b=b: TensorDict({}, b), NO_SHAPE, "batch.?size") for b in ("ab", [2.5], {"a": 1})],
-    (lambda: TensorDict({}, "a"), TypeError, "a batch_size is"),
-    (lambda: TensorDict({}, "a"), ValueError, "a batch_size is"),
+    (lambda: TensorDict({}, "a"), TypeError, "a batch_size must be"),
+    (lambda: TensorDict({}, "a"), ValueError, "a batch_size must be"),
     (lambda: TensorDict({"a": 1}, b=1), ValueError, "not both"),
     (lambda: TensorDict({}, device="nowhere"), RuntimeError, "nowhere"),
     *[

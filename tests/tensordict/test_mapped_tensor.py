@@ -139,7 +139,7 @@ def test_mistakes(tmp_path):
             "requires_grad",
         ),
         (lambda: make.from_tensor(jagged()), NotImplementedError, "jagged nested tensor"),
-        (lambda: make.from_tensor(t, shape=torch.ones(2, 2).int()), RuntimeError, "take 2 values"),
+        (lambda: make.from_tensor(t, shape=torch.ones(2, 2).int()), RuntimeError, "need 2 values"),
         (lambda: make.zeros(torch.ones(2, 2)), ValueError, "sizes of the rows"),
         (lambda: make.from_filename(no, dtype=f32, shape=(2,)), FileNotFoundError, "no"),
         (lambda: make.from_filename(path, dtype=f32, shape=(2, 4)), DamagedFileError, "24 bytes"),

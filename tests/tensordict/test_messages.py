@@ -276,8 +276,8 @@ def dense():
         (with_value, other_value, False, "'s' is the value 3 there, the value 4 here"),
         (stacked, dense, False, "'0.a' only there"),
         (base, TensorDict, False, "'a' only there; 'n.b' only there"),
-        (base, base, True, "sent with consolidated=True, and here it is False"),
-        (with_large, TensorDict, True, "sent with consolidated=True, and here it is False"),
+        (base, base, True, "sent with consolidated=True, but here it is False"),
+        (with_large, TensorDict, True, "sent with consolidated=True, but here it is False"),
     ],
 )
 def test_unlike_trees_are_an_error_that_names_what_differs(
@@ -325,9 +325,11 @@ def test_arguments_that_mean_no_line():
         td.send()
     with pytest.raises(ValueError, match="got src=0 and group_src=1"):
         td.recv(0, group_src=1)
-    with pytest.raises(ValueError, match="irecv: group_src=1 is a rank in a group: pass group="):
+    with pytest.raises(
+        ValueError, match="irecv: group_src=1 is a rank within a group: pass the group too"
+    ):
         td.irecv(group_src=1)
-    with pytest.raises(TypeError, match="isend: dst is a rank, a number, got str"):
+    with pytest.raises(TypeError, match="isend: dst must be a rank, which is a number, got str"):
         td.isend("elsewhere")
     with pytest.raises(ValueError, match="pass dst, the rank of the receiver"):
         td.init_remote()
@@ -633,7 +635,7 @@ def gather_too_many(rank):
 
 def test_rows_must_have_room(ranks):
     told, none = ranks.run(gather_too_many)
-    assert "1 other processes sent a row each, and the batch size here is [2]" in told
+    assert "1 other processes sent a row each, but the batch size here is [2]" in told
     assert none is None
 
 

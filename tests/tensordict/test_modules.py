@@ -236,7 +236,11 @@ REFUSED = {
     "memmap_": (lambda: params().memmap_(), R, "memmap"),
     "truth": (lambda: bool(params()), R, "boolean"),
     "a call": (lambda: params()(1), NotImplementedError, ""),
-    "strict": (lambda: params().load_state_dict({"w": torch.zeros(3, 4)}), R, "(?s)key sets.*n"),
+    "strict": (
+        lambda: params().load_state_dict({"w": torch.zeros(3, 4)}),
+        R,
+        "(?s)the keys of the state dict.*n",
+    ),
     "locked": (lambda: params(lock=True).set("z", torch.zeros(2)), R, "Cannot modify locked"),
     "locked, pop": (lambda: params().lock_().pop("w"), R, "Cannot modify locked"),
 }
@@ -753,7 +757,7 @@ def test_state_dict():
     assert td["a"] is a and a.tolist() == [1.0, 1.0] and td["n", "b"].tolist() == [0.0] * 3
     td.load_state_dict({"a": torch.zeros(2), "n": {"b": torch.ones(3)}})
     assert a.tolist() == [0.0, 0.0]
-    with pytest.raises(RuntimeError, match="(?s)key sets.*n"):
+    with pytest.raises(RuntimeError, match="(?s)the keys of the state dict.*n"):
         td.load_state_dict({"a": torch.ones(2)})
     td.load_state_dict({"a": torch.ones(2)}, strict=False)
     assert a.tolist() == [1.0, 1.0]

@@ -126,9 +126,9 @@ def test_unpad_refuses_masks_that_do_not_fit():
         unpad_sequence(padded, torch.ones(2, 2, dtype=torch.bool))
     with pytest.raises(ValueError, match="gap in sample 1"):
         unpad_sequence(padded, torch.tensor([[True, True, False], [True, False, True]]))
-    with pytest.raises(KeyError, match="none for the entry 'a'"):
+    with pytest.raises(KeyError, match="no mask for the entry 'a'"):
         unpad_sequence(padded, TensorDict(batch_size=[2]))
-    with pytest.raises(ValueError, match="none here"):
+    with pytest.raises(ValueError, match="but this container has none"):
         unpad_sequence(padded[0])
 
 
@@ -155,7 +155,9 @@ def test_json_refusals_leave_the_file(tmp_path):
         TensorDict(a=object()).to_json(path)
     assert path.read_text() == "[]" and [p.name for p in tmp_path.iterdir()] == ["rows"]
     path.write_text('[{"a": 1}, {"b": 2}]')
-    with pytest.raises(ValueError, match=r"record 1 has the fields \['b'\], record 0 \['a'\]"):
+    with pytest.raises(
+        ValueError, match=r"record 1 has the fields \['b'\], but record 0 has \['a'\]"
+    ):
         TensorDict.from_json(path)
     path.write_text('{"a": 1}')
     with pytest.raises(ValueError, match="does not hold a list of records"):
@@ -194,11 +196,11 @@ def test_collate_stacks_pads_and_nests():
         collate(rows, pad_keys={"z": 0.0})
     with pytest.raises(ValueError, match="mask_key"):
         collate(rows, mask_key="m")
-    with pytest.raises(ValueError, match="stand in pad_keys and in nested_keys"):
+    with pytest.raises(ValueError, match="in both pad_keys and nested_keys"):
         collate(rows, pad_keys={"a": 0.0}, nested_keys=["a"])
     with pytest.raises(ValueError, match="without batch dimensions"):
         collate([TensorDict(a=torch.ones(2), batch_size=[2])] * 2, pad_keys={"a": 0.0})
-    with pytest.raises(ValueError, match="is an entry of the samples"):
+    with pytest.raises(ValueError, match="is already an entry of the samples"):
         collate(rows, pad_keys={"a": 0.0}, mask_key="b")
 
 
@@ -318,11 +320,11 @@ class TestByValueOfAnEntry:
     def test_mistakes(self):
         rows = self.rows()
         for dim in (1, -2):
-            with pytest.raises(ValueError, match="dim is one of 1 batch dimensions"):
+            with pytest.raises(ValueError, match="dim must be one of the 1 batch dimensions"):
                 isin(rows, rows, "a", dim)
-            with pytest.raises(ValueError, match="dim is one of 1 batch dimensions"):
+            with pytest.raises(ValueError, match="dim must be one of the 1 batch dimensions"):
                 remove_duplicates(rows, "a", dim)
-        with pytest.raises(ValueError, match="one has 1 batch dimensions, the other 2"):
+        with pytest.raises(ValueError, match="batch dimensions, got 1 and 2"):
             isin(rows, rows[None], "a")
         for call in (lambda: isin(rows, rows, "z"), lambda: remove_duplicates(rows, "z")):
             with pytest.raises(KeyError, match="z"):

@@ -99,5 +99,5 @@ def test_options():
         class Bad(TypedTensorDict):
             keys: torch.Tensor
 
-    with pytest.raises(TypeError, match="takes options out of"):
+    with pytest.raises(TypeError, match="the options of"):
         TypedTensorDict["autocast"]

@@ -146,7 +146,7 @@ def test_maths_reach_it():
     mask = torch.ones(2, 3, dtype=torch.bool)
     with pytest.raises(RuntimeError, match="no rows"):
         held().masked_fill(mask, 1.0)
-    with pytest.raises(RuntimeError, match="unlike UnbatchedTensors"):
+    with pytest.raises(RuntimeError, match="different UnbatchedTensors"):
         held().where(mask, held() + 1)
     assert torch.equal(held().where(mask, held())["a"], TABLE)
 

@@ -101,8 +101,8 @@ def _frames(boxes: Sequence[LayerBox], groups: Sequence[tuple[str, str]]) -> Ite
 
 
 def _meets(box: LayerBox, left: float, right: float, top: float, bottom: float) -> bool:
-    beside = box.x + box.width / 2 < left or box.x - box.width / 2 > right
-    return not (beside or box.y + box.height < top or box.y > bottom)
+    apart = box.x + box.width / 2 < left or box.x - box.width / 2 > right
+    return not (apart or box.y + box.height < top or box.y > bottom)
 
 
 # ------------------------------------------------------------------------ how it is painted

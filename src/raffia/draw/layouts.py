@@ -58,9 +58,7 @@ class LayerBox:
     tip: str = ""
     groups: tuple[int, ...] = ()  # that it stands in, outermost first
     layer: int = 0
-    beside: tuple[list[LayerBox], int] | None = (
-        None  # of a wall: a group, and -1 left, 1 right of it
-    )
+    wall_of: tuple[list[LayerBox], int] | None = None  # a group, and -1 left, 1 right of it
     x: float = 0.0  # of the middle
     y: float = 0.0  # of the upper edge
     above: list[LayerBox] = field(default_factory=list)
@@ -140,8 +138,8 @@ def assign_positions(layers: list[list[LayerBox]], num_groups: int) -> None:
 
 def _pull(box: LayerBox, firm: float) -> tuple[float, float]:
     """The x that a box is pulled towards, and the weight of the pull; for walls it is `firm`."""
-    if box.beside is not None:
-        members, side = box.beside
+    if box.wall_of is not None:
+        members, side = box.wall_of
         edges = [side * member.x + member.width / 2 for member in members]
         return side * (max(edges) + 8), firm
     near = box.above + box.below
@@ -167,14 +165,14 @@ def _walled(layers: list[list[LayerBox]], num_groups: int) -> list[list[LayerBox
                 continue  # others stand in between: no wall could keep them out
             members += [box for box in layer if group in box.groups]
             outer = tuple([g for g in layer[inside[0]].groups if g < group])
-            layer.insert(inside[-1] + 1, LayerBox(groups=outer, beside=(members, 1)))
-            layer.insert(inside[0], LayerBox(groups=outer, beside=(members, -1)))
+            layer.insert(inside[-1] + 1, LayerBox(groups=outer, wall_of=(members, 1)))
+            layer.insert(inside[0], LayerBox(groups=outer, wall_of=(members, -1)))
     return layers
 
 
 def _straighten(layers: list[list[LayerBox]]) -> None:
     """Align boxes joined by a single line exactly below each other, where there is room."""
-    beside = {box: (layer, i) for layer in layers for i, box in enumerate(layer)}
+    locations = {box: (layer, i) for layer in layers for i, box in enumerate(layer)}
     done: set[LayerBox] = set()
     for layer in layers:
         for box in layer:
@@ -186,7 +184,7 @@ def _straighten(layers: list[list[LayerBox]]) -> None:
             done.update(chain)
             positions = [sum([b.x for b in chain]) / len(chain), *sorted([b.x for b in chain])]
             for x in positions:
-                if all([_fits(*beside[b], x) for b in chain]):
+                if all([_fits(*locations[b], x) for b in chain]):
                     for b in chain:
                         b.x = x
                     break
@@ -202,7 +200,7 @@ def _fits(layer: list[LayerBox], i: int, x: float) -> bool:
 
 def _distance(left: LayerBox, right: LayerBox) -> float:
     """How far apart the middles of two neighbours must be."""
-    gap = 8 if left.beside or right.beside else _GAP
+    gap = 8 if left.wall_of or right.wall_of else _GAP
     return (left.width + right.width) / 2 + gap
 
 
@@ -234,7 +232,7 @@ def _mean(numbers: Sequence[float], default: float) -> float:
 def tidy(
     root: Node, children: Mapping[Node, Sequence[Node]], heights: Mapping[Node, float]
 ) -> dict[Node, float]:
-    """How far below the root's middle the middle of each node of a tree stands.
+    """A tidy tree layout: how far the middle of each node is below the middle of the root.
 
     children: from the top; a node that is left out has none.
 

@@ -21,7 +21,7 @@ class Html(str):
 
 
 def el(kind: str, *children: str, **attributes: str) -> Html:
-    """An element. `kind` may name classes, as in "td.num"; an underscore in an attribute is a dash.
+    """An HTML element. `kind` may name classes ("td.num"); an underscore in an attribute is a dash.
 
     >>> el("td.num", "1 < 2", title='"one"')
     '<td class="num" title="&quot;one&quot;">1 &lt; 2</td>'
@@ -38,7 +38,7 @@ def _attributes(given: Mapping[str, str]) -> str:
 
 
 def join(children: Iterable[str], between: str = "") -> Html:
-    """Several pieces after one another.
+    """Several pieces of HTML in a row.
 
     >>> join([el("b", "x"), "<"])
     '<b>x</b>&lt;'
@@ -74,7 +74,7 @@ def clean_svg(text: str) -> Html:
     try:
         root = ElementTree.fromstring(text)
     except ElementTree.ParseError as error:
-        raise ValueError(f"it is no XML: {error}") from None
+        raise ValueError(f"it is not XML: {error}") from None
     if root.tag not in (f"{_SVG}svg", "svg"):
         raise ValueError(f"its outermost element is {root.tag!r}, not svg")
     return Html(_written(root, 0))
@@ -85,7 +85,7 @@ def _written(element: ElementTree.Element, depth: int) -> str:
     if name not in _ELEMENTS:
         return ""
     if depth > _MOST_DEPTH:
-        raise ValueError(f"its elements lie more than {_MOST_DEPTH} deep in one another")
+        raise ValueError(f"its elements are nested more than {_MOST_DEPTH} levels deep")
     if name == "style":
         style = (element.text or "").strip()
         return f"<style>{style}</style>" if _STYLE.fullmatch(style) else ""

@@ -213,7 +213,7 @@ def path_data(steps: Iterable[Step]) -> str:
 
 
 def _dark() -> str:
-    """Attributes say the light colours; where a style sheet counts, it says the dark ones."""
+    """The style sheet with the dark colours; the attributes of elements have the light ones."""
     rules = [
         f".raffia-{name}{{fill:{tone}}}.raffia-{name}-line{{stroke:{tone}}}"
         for name, (_, tone) in TONES.items()

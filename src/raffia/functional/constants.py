@@ -1,4 +1,4 @@
-"""Numbers of a program beside the tensors that they meet."""
+"""Constants on the device and of the dtype of the tensors that they are used with."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def constant(
     value: Any,  # a number, a sequence of numbers, or a tensor
     like: Tensor,
 ) -> Tensor:
-    """Numbers as a tensor of the dtype and device of another.
+    """Numbers as a tensor of the dtype and device of another tensor.
 
     On a GPU kernels fill it in: a CUDA graph can't record a copy from the CPU's memory.
 

@@ -233,9 +233,9 @@ def _check_rates(leaves: Leaves, *rates: Rate) -> None:
             for leaf in leaves:
                 if leaf.shape[: rate.dim()] != rate.shape:
                     raise ValueError(
-                        f"a rate of shape {list(rate.shape)} is for parameters that are stacked "
-                        f"likewise, got one of shape {list(leaf.shape)}; a rate for all is a "
-                        "number or a tensor of shape []"
+                        f"a rate of shape {list(rate.shape)} needs stacked parameters, whose "
+                        f"shapes begin with it, got a parameter of shape {list(leaf.shape)}; one "
+                        "rate for all parameters must be a number or a tensor of shape []"
                     )
 
 

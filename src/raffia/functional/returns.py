@@ -3,7 +3,7 @@
 The discount of step t is 0 where the episode terminated with that reward, else gamma: it cuts off
 all that comes behind. `ends` marks steps behind which the episode goes on unseen (a time limit):
 there the value of the state that was reached stands for the rest, as it does at the last step.
-Where two players take turns and each value is that of who is to move, gamma is negative.
+Where two players take turns and each value is that of the player to move, gamma is negative.
 """
 
 import torch
@@ -59,7 +59,7 @@ def n_step_return(
         longest = length  # the numbers can't be looked at
     else:
         if horizon.numel() and horizon.min() < 1:
-            raise ValueError(f"n_step_return(n={n}): at least one reward must be summed")
+            raise ValueError(f"n_step_return(n={n}): n must be at least 1")
         longest = min(length, int(horizon.max())) if horizon.numel() else 0
     out = reward + discount * value
     for k in range(2, longest + 1):  # multiply-adds on whole sequences, no index arithmetic

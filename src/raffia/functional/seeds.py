@@ -71,6 +71,6 @@ def _whole(part: int) -> int:
         return operator.index(part)
     except TypeError:
         raise TypeError(
-            f"a part of a seed is a text or a whole number, got {part!r}; "
-            'for example derive_seed(0, "noise", 7)'
+            f"a part of a seed must be a string or an integer, got {part!r}; for example "
+            'derive_seed(0, "noise", 7)'
         ) from None

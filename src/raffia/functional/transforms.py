@@ -63,7 +63,7 @@ class Support:
             self.step > 0 and self.start < self.stop
         ):
             raise ValueError(
-                f"{self} has no numbers: start must be below stop, and step positive, as in "
+                f"{self} is empty: start must be below stop, and step positive, as in "
                 "Support(-300, 301, 1), which is -300, -299, ..., 300"
             )
 
@@ -126,8 +126,8 @@ def expected_value(
     """
     if logits.shape[-1] != support.size:
         raise ValueError(
-            f"logits over {support} have {support.size} entries in their last dimension, got shape "
-            f"{list(logits.shape)}"
+            f"logits over {support} must have {support.size} entries in their last dimension, got "
+            f"shape {list(logits.shape)}"
         )
     half = support.size // 2
     if not half:

@@ -70,7 +70,7 @@ class _PackedParameter(NamedTuple):
             or parameter.device.type != "cpu"
         ):
             raise ValueError(
-                f"this parameter is float32 of shape {list(self.shape)} on the CPU, got "
+                f"this parameter must be float32 of shape {list(self.shape)} on the CPU, got "
                 f"{parameter.dtype} of shape {list(parameter.shape)} on {parameter.device}"
             )
         columns, depth = self.shape[0] // self.gates, (*self.shape, 1)[1]
@@ -112,8 +112,9 @@ class _ArraySlot(NamedTuple):
         ):
             shape = f"[{', '.join(['rows', *map(str, self.row)])}]"
             raise ValueError(
-                f"{name!r} is a contiguous {self.dtype} array {shape} on the CPU, got {array.dtype}"
-                f" of shape {list(array.shape)}, strides {array.stride()}, on {array.device}"
+                f"{name!r} must be a contiguous {self.dtype} array {shape} on the CPU, got "
+                f"{array.dtype} of shape {list(array.shape)}, strides {array.stride()}, on "
+                f"{array.device}"
             )
 
 
@@ -300,7 +301,7 @@ class DenseProgram:
             for start, stop, behind in self._fills:
                 self._weights[start:stop] = behind
             self._table = torch.tensor([layer.address for layer in self._layers])
-        self._parameters = list(parameters)  # whose addresses the pieces hold
+        self._parameters = list(parameters)  # the pieces hold their addresses
         self._pieces = torch.tensor(pieces, dtype=torch.int64)
         self.reload()
 
@@ -333,7 +334,10 @@ class DenseProgram:
         return record
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a DenseProgram holds addresses of this process: build it again, then load")
+        raise TypeError(
+            "a DenseProgram holds memory addresses, so it cannot be copied or pickled: build "
+            "another one, then load the parameters"
+        )
 
     def _slot(
         self,
@@ -347,8 +351,8 @@ class DenseProgram:
         slot = self._slots.setdefault(name, _ArraySlot(len(self._slots), dtype, row, chosen))
         if (slot.dtype, slot.row) != (dtype, row):
             raise ValueError(
-                f"the array {name!r} has rows of {list(slot.row)} {slot.dtype}, and of "
-                f"{list(row)} {dtype}"
+                f"the array {name!r} was first used with rows of {list(slot.row)} {slot.dtype}, "
+                f"and now with {list(row)} {dtype}"
             )
         self._slots[name] = slot._replace(chosen=slot.chosen and chosen)
         return slot.number
@@ -392,7 +396,7 @@ class Bound:
 
     def __call__(self, rows: int) -> None:
         if not 0 <= rows <= self.room:
-            raise ValueError(f"{rows} rows, where the arrays have {self.room}")
+            raise ValueError(f"the call asks for {rows} rows, but the arrays have {self.room}")
         layers.run(self._program.address, scratch(self.size), rows)
 
     @property

@@ -46,8 +46,8 @@ def bind_group(
     for name in (read, written):
         if member.dim() != 1 or member.dtype != arrays[name].dtype or not member.is_contiguous():
             raise ValueError(
-                f"member is contiguous {arrays[name].dtype} [rows], got {member.dtype} of shape "
-                f"{list(member.shape)}"
+                f"member must be contiguous {arrays[name].dtype} [rows], got {member.dtype} of "
+                f"shape {list(member.shape)}"
             )
     return _BoundGroup(programs, arrays, member, arrays[read], arrays[written])
 
@@ -68,7 +68,9 @@ class _BoundGroup:
         self._size = max(each.size for each in bound)
         slots = bound[0].addresses
         if any(each.addresses != slots for each in bound):
-            raise ValueError("programs of a group read and write the same arrays in the same order")
+            raise ValueError(
+                "the programs of a group must read and write the same arrays in the same order"
+            )
         reloaded = array("q", slots)
         records = [each.program(reloaded) for each in bound]
         self._referenced = bound, reloaded, records  # alive as long as their addresses are used
@@ -89,7 +91,7 @@ class _BoundGroup:
 
     def __call__(self, rows: int) -> None:
         if not 0 <= rows <= self._room:
-            raise ValueError(f"{rows} rows, where the arrays have {self._room}")
+            raise ValueError(f"the call asks for {rows} rows, but the arrays have {self._room}")
         run_group(self._group.address, scratch(self._size), rows)
 
     def native(self) -> tuple[int, int]:

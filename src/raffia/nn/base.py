@@ -92,13 +92,13 @@ class TensorDictModuleBase(nn.Module):
             if name not in ("_in_keys", "_out_keys"):
                 raise
         raise AttributeError(
-            f"{type(self).__name__!r} object has no attribute {name[1:]!r}: a keyed module "
-            f"tells what it reads and writes; set self.{name[1:]} = [...] after "
+            f"{type(self).__name__!r} object has no attribute {name[1:]!r}: a keyed module must "
+            f"declare what it reads and writes; set self.{name[1:]} = [...] after "
             "super().__init__(), or as an attribute of the class"
         )
 
     def _follow(self) -> None:
-        """Bring the keys up to date; a sequence works them out of its modules."""
+        """Bring the keys up to date; a sequence computes them from its modules."""
 
     @property
     def in_keys(self) -> list[NestedKey]:
@@ -113,7 +113,7 @@ class TensorDictModuleBase(nn.Module):
 
     @property
     def out_keys(self) -> list[NestedKey]:
-        """The keys that the module writes, after a selection: those that it keeps."""
+        """The keys that the module writes; after `select_out_keys`, only the selected ones."""
         self._follow()
         return self._out_keys if self._selected is None else self._selected
 
@@ -130,7 +130,7 @@ class TensorDictModuleBase(nn.Module):
         return self._out_keys
 
     def __call__(self, tensordict: Any = UNSET, /, *args: Any, **kwargs: Any) -> Any:
-        """`forward`, by the short way `_run` where no hook, mode or option asks for more."""
+        """Call `forward`, or the faster `_run` where no hook, mode or option needs more."""
         mine = self.__dict__
         if (
             tensordict.__class__ is not TensorDict
@@ -176,7 +176,7 @@ class TensorDictModuleBase(nn.Module):
 
     @staticmethod
     def is_tdmodule_compatible(module: Any) -> bool:
-        """Whether a module can stand among keyed modules: it has `in_keys` and `out_keys`.
+        """Whether a module can be part of a sequence: it has `in_keys` and `out_keys`.
 
         >>> from torch import nn
         >>> from raffia.nn import TensorDictModuleBase
@@ -210,7 +210,7 @@ class TensorDictModuleBase(nn.Module):
         for key in out_keys:
             if not isinstance(key, (str, tuple)):
                 raise OutKeyNotFoundError(
-                    f"a selected key is a string or a tuple of strings, got {key!r}. {bundled}"
+                    f"a selected key must be a string or a tuple of strings, got {key!r}. {bundled}"
                 )
         selected = [unravel_key(key) for key in out_keys]
         unknown = [key for key in selected if key not in written]
@@ -319,7 +319,7 @@ def listed(keys: Any, name: str) -> list[NestedKey]:
         keys = [keys]
     try:
         if not isinstance(keys, Sequence):
-            raise TypeError(f"{type(keys).__name__} is no list")
+            raise TypeError(f"{type(keys).__name__} is not a list")
         return [unravel_key(key) for key in keys]
     except (TypeError, KeyError) as error:
         raise ValueError(
@@ -334,7 +334,7 @@ def one_or_more(keys: Any) -> Any:
 
 
 def reset_layers(module: nn.Module) -> bool:
-    """Call `reset_parameters` of all layers below; whether there was one."""
+    """Call `reset_parameters` of all layers below; returns whether any layer has it."""
     found = False
     for child in module.children():
         if hasattr(type(child), "reset_parameters") or "reset_parameters" in child.__dict__:

@@ -41,12 +41,10 @@ def check_norm_type(norm_type: str) -> None:
     >>> check_norm_type("GN")
     Traceback (most recent call last):
     ...
-    ValueError: norm_type='GN' is no normalisation here: 'BN' is BatchNorm, 'LN' LayerNorm
+    ValueError: norm_type='GN' must be 'BN' (BatchNorm) or 'LN' (LayerNorm)
     """
     if norm_type not in ("BN", "LN"):
-        raise ValueError(
-            f"norm_type={norm_type!r} is no normalisation here: 'BN' is BatchNorm, 'LN' LayerNorm"
-        )
+        raise ValueError(f"norm_type={norm_type!r} must be 'BN' (BatchNorm) or 'LN' (LayerNorm)")
 
 
 def mlp(
@@ -140,8 +138,8 @@ class ResidualBlock(nn.Module):
         out = channels if out_channels is None else out_channels
         if stride == 1 and out != channels:
             raise ValueError(
-                f"a block of stride 1 adds its input of {channels} channels, so it can't give "
-                f"{out}: pass stride=2, or no out_channels"
+                f"a block of stride 1 adds its input of {channels} channels to its output, which "
+                f"therefore cannot have {out}: pass stride=2, or leave out_channels out"
             )
         shape = (out, -(-height // stride), -(-width // stride))
         self.conv1 = nn.Sequential(

@@ -165,8 +165,8 @@ class CudaGraphModule:
         """Copy the entries of a container into the graph's own."""
         if (args, kwargs) != self._constants:
             raise ValueError(
-                f"this CudaGraphModule was recorded with {self._constants}, and can't do anything "
-                f"else: got {(args, kwargs)}"
+                f"this CudaGraphModule was recorded with {self._constants} and can only be called "
+                f"with the same, got {(args, kwargs)}"
             )
         if td.batch_size != self._given.batch_size:
             raise ValueError(
@@ -175,8 +175,8 @@ class CudaGraphModule:
             )
         if self._interaction_types() != self._kinds:
             warnings.warn(
-                f"this CudaGraphModule was recorded with the interaction types {self._kinds} and "
-                f"repeats these; now they are {self._interaction_types()}",
+                f"this CudaGraphModule was recorded with the interaction types {self._kinds}, "
+                f"which it replays, but now they are {self._interaction_types()}",
                 stacklevel=5,
             )
         own, new = [], []
@@ -224,7 +224,9 @@ class CudaGraphModule:
         """The graph's own copy of an input."""
         assert self._card is not None
         if isinstance(leaf, Tensor) and not self._card.holds(leaf):
-            raise ValueError(f"inputs of a CudaGraphModule are on a GPU, got one on {leaf.device}")
+            raise ValueError(
+                f"inputs of a CudaGraphModule must be on a GPU, got one on {leaf.device}"
+            )
         return _copied(leaf)
 
     # -- what is in it
@@ -235,7 +237,7 @@ class CudaGraphModule:
         return module.state_dict(*args, **kwargs) if isinstance(module, nn.Module) else {}
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Load that of the module; a graph reads the same memory, so `assign=True` won't do."""
+        """Load a state dict into the wrapped module, in place: the graph reads the same memory."""
         module = self.module
         return module.load_state_dict(*args, **kwargs) if isinstance(module, nn.Module) else None
 
@@ -254,7 +256,7 @@ class Card:
         self.recording = torch.cuda.Stream(device)
 
     def warm(self, run: Callable[[], Any]) -> Any:
-        """Run a function aside, in order with what runs here."""
+        """Run a function on a side stream, in order with the current stream."""
         here = torch.cuda.current_stream(self.warming.device)
         self.warming.wait_stream(here)
         with torch.cuda.stream(self.warming):
@@ -263,7 +265,9 @@ class Card:
         return output
 
     def record(self, run: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
-        """Record a function, which does not run; its output to be, and the call that fills it."""
+        """Record a function without running it; returns its output to be, and the call that fills
+        it.
+        """
         graph = torch.cuda.CUDAGraph()
         # What other threads do meanwhile is no part of it, and no reason to fail.
         with torch.cuda.graph(graph, stream=self.recording, capture_error_mode="thread_local"):
@@ -271,7 +275,7 @@ class Card:
         return output, graph.replay
 
     def holds(self, tensor: Tensor) -> bool:
-        """Whether a tensor is where a graph can read it."""
+        """Whether a graph can read a tensor where it is."""
         return tensor.is_cuda
 
 
@@ -320,9 +324,9 @@ def _copy_in(own: list[Any], new: list[Any]) -> None:
 def _require_no_gradient(leaf: Any) -> None:
     if isinstance(leaf, Tensor) and leaf.requires_grad:
         raise RuntimeError(
-            "CudaGraphModule cannot be part of a graph of gradients: its inputs and outputs are "
-            "detached. What requires gradients, such as parameters, is read from the scope of the "
-            "function: def step(x, weight=weight)"
+            "CudaGraphModule cannot be part of an autograd graph: its inputs and outputs are "
+            "detached. Let the function take tensors that require gradients, such as parameters, "
+            "from its scope: def step(x, weight=weight)"
         )
 
 

@@ -97,8 +97,8 @@ class dispatch:
         """The dispatching wrapper of a bound method, or of a function without `self`."""
         if owner is None and (isinstance(self.source, str) or isinstance(self.dest, str)):
             raise RuntimeError(
-                "a function has no attributes that name its keys; "
-                f"give them: @dispatch(source=[...], dest=[...]) before {func.__name__}"
+                "a function has no in_keys and out_keys; pass the keys to the decorator: "
+                f"@dispatch(source=[...], dest=[...]) before {func.__name__}"
             )
 
         @functools.wraps(func)
@@ -190,7 +190,7 @@ SKIP = Setting(False)  # False, True, or the list of the keys that need not be w
 
 
 class set_skip_existing(Mode):
-    """Whether a keyed module is skipped whose outputs are all there; a block or a decorator.
+    """Set whether keyed modules are skipped if their outputs exist, in a block or as a decorator.
 
     A module that reads a key which it also writes is never skipped.
 
@@ -221,7 +221,7 @@ class set_skip_existing(Mode):
         thread_local: bool = False,
     ) -> None:
         if not (mode is None or isinstance(mode, (bool, list, tuple))):
-            raise TypeError(f"mode is True, False, None or a list of keys, got {mode!r}")
+            raise TypeError(f"mode must be True, False, None or a list of keys, got {mode!r}")
         value = [unravel_key(k) for k in mode] if isinstance(mode, (list, tuple)) else mode
         super().__init__(value, thread_local=thread_local)
         self.in_key_attr, self.out_key_attr = in_key_attr, out_key_attr
@@ -232,7 +232,7 @@ class set_skip_existing(Mode):
         return self.value
 
     def set(self) -> None:
-        """Keep the mode from now on; `unset()` puts back what was there."""
+        """Set the mode permanently; `unset()` restores the previous one."""
         if self.value is None:
             raise RuntimeError(
                 "set_skip_existing(None) stands for the mode of the surrounding block: it can "
@@ -299,7 +299,7 @@ def may_skip(tensordict: Any, in_keys: Any, out_keys: Any, mode: Any) -> bool:
 
 
 def missing_inputs(module: str, keys: list[NestedKey], tensordict: Any) -> str:
-    """The text for a call that failed because entries are not there."""
+    """The text of an error about entries that a call needs and that are missing."""
     there = list(tensordict.keys(True))
     hints = [f"{key!r}{nearest_key(key, there)}" for key in keys]
     return (

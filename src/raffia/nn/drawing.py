@@ -95,7 +95,7 @@ def table(graph: GraphRecord) -> str:
     for key, names in graph.overwritten.items():
         lines.append(f"overwritten: {key_text(key)} by {', '.join(names)}")
     for key, names in graph.lost.items():
-        lines.append(f"read by nobody: {key_text(key)} of {', '.join(names)}")
+        lines.append(f"never read: {key_text(key)} of {', '.join(names)}")
     return "\n".join(lines)
 
 

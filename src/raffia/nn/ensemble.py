@@ -60,9 +60,9 @@ class EnsembleModule(TensorDictModuleBase):
                 "TensorDictModule(module, in_keys=[...], out_keys=[...])"
             )
         if not isinstance(num_copies, int):
-            raise TypeError(f"num_copies is an integer, got {num_copies!r}")
+            raise TypeError(f"num_copies must be an integer, got {num_copies!r}")
         if num_copies < 1:
-            raise ValueError(f"an ensemble has at least one copy, got num_copies={num_copies}")
+            raise ValueError(f"num_copies={num_copies} must be at least 1")
         self.in_keys, self.out_keys = module.in_keys, module.out_keys
         # Not registered as a child: its parameters are never trained, so an optimiser, a state dict
         # and a gradient check shall not see them.
@@ -80,7 +80,7 @@ class EnsembleModule(TensorDictModuleBase):
 
     @dispatch(auto_batch_size=False)
     def forward(self, tensordict: Any) -> Any:
-        """Run all copies; also by tensors, see `dispatch`."""
+        """Run all copies; also callable with tensors, see `dispatch`."""
         return self._run(tensordict)
 
     def _run(self, tensordict: Any) -> Any:
@@ -159,15 +159,15 @@ class EnsembleModule(TensorDictModuleBase):
             )
         if parameters.batch_size[:1] != (self.num_copies,):
             raise ValueError(
-                f"the parameters of {self.num_copies} copies have batch size [{self.num_copies}], "
-                f"got {list(parameters.batch_size)}; see ensemble.params_td"
+                f"the parameters of {self.num_copies} copies must have batch size "
+                f"[{self.num_copies}], got {list(parameters.batch_size)}; see ensemble.params_td"
             )
         parameters = parameters.apply(lambda leaf: leaf.detach().requires_grad_(_real(leaf)))
         self._redraw(parameters)
         return parameters
 
     def _redraw(self, params: Any) -> bool:
-        """Reset the layers of every copy in place; whether there was one to reset."""
+        """Reset the layers of every copy in place; returns whether any layer can be reset."""
         stacked = leaves_of(params)
         found = False
         for i in range(self.num_copies):
@@ -183,7 +183,7 @@ class EnsembleModule(TensorDictModuleBase):
     # -- module
 
     def train(self, mode: bool = True) -> Self:
-        """Set the training mode, also of the module that lends its code."""
+        """Set the training mode, also of the module that the copies are made of."""
         self.module.train(mode)
         return super().train(mode)
 

@@ -18,7 +18,7 @@ NAMES = tuple(ACTIVATIONS)
 
 
 class EvolvableMLP(nn.Module):
-    """A residual MLP as a part of the largest that it may become.
+    """A residual MLP whose depth and width can grow up to a largest size.
 
         x <- E x;   x <- x + gate_l O_l (mask_l * act(I_l x))  for all L layers;   y = F x
 
@@ -56,11 +56,11 @@ class EvolvableMLP(nn.Module):
         super().__init__()
         if not 1 <= num_layers <= max_layers or not 1 <= num_nodes <= max_nodes:
             raise ValueError(
-                f"{num_layers} layers of {num_nodes} nodes are no part of {max_layers} of "
-                f"{max_nodes}: begin with 1..{max_layers} and 1..{max_nodes}"
+                f"num_layers={num_layers} must be in 1..{max_layers} (max_layers), and "
+                f"num_nodes={num_nodes} in 1..{max_nodes} (max_nodes)"
             )
         if activation not in ACTIVATIONS:
-            raise ValueError(f"activation={activation!r} is none of {', '.join(NAMES)}")
+            raise ValueError(f"activation={activation!r} must be one of {', '.join(NAMES)}")
         self.embed = nn.Linear(in_features, width)
         self.inner_weight = nn.Parameter(torch.empty(max_layers, max_nodes, width))
         self.inner_bias = nn.Parameter(torch.empty(max_layers, max_nodes))

@@ -261,7 +261,7 @@ def _put_in(module: nn.Module, params: Any, undo: Undo) -> None:
     """Put parameters into a module, and make it and its layers stateful; all or nothing."""
     if not _is_params(params):
         raise TypeError(
-            "parameters come as a container or nested dict, such as "
+            "parameters must be a container or nested dict, such as "
             f"TensorDict.from_module(module), got {type(params).__name__}"
         )
     node = params if isinstance(params, Node) else TensorDict(params)
@@ -395,4 +395,4 @@ def _names(module: nn.Module, funs_to_decorate: Iterable[str] | None) -> list[st
 
 def _require_module(module: Any) -> None:
     if not isinstance(module, nn.Module):
-        raise TypeError(f"functional modules are made of nn.Modules, got {type(module).__name__}")
+        raise TypeError(f"only nn.Modules can be made functional, got {type(module).__name__}")

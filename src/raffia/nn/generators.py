@@ -60,8 +60,8 @@ def drawing_from(generator: torch.Generator, device: torch.device) -> Iterator[N
     """
     if generator.device.type != device.type:
         raise ValueError(
-            f"the generator is on {generator.device}, the parameters of the distribution are on "
-            f"{device}; make it there: torch.Generator({str(device)!r}).manual_seed(...)"
+            f"the generator is on {generator.device}, but the parameters of the distribution are "
+            f"on {device}; create it there: torch.Generator({str(device)!r}).manual_seed(...)"
         )
     everybody = _global_generator(generator.device)
     before = everybody.get_state()
@@ -110,14 +110,13 @@ def _seed(value: Any, key: NestedKey) -> int:
     if isinstance(value, Tensor):
         if value.numel() != 1:
             raise ValueError(
-                f"the entry {key!r} is the seed of the draws, one number, and holds "
-                f"{value.numel()} elements; for one seed beside a batch: "
-                f"td.set_non_tensor({key!r}, 0)"
+                f"the entry {key!r} must hold one seed, but has {value.numel()} elements; to "
+                f"store one seed in a container with a batch: td.set_non_tensor({key!r}, 0)"
             )
         return int(value.item())
     if not _is_seed(value):
         raise TypeError(
-            f"the entry {key!r} is where the draws come from: a torch.Generator, an int or a "
-            f"tensor with one element; it is of type {type(value).__name__}"
+            f"the entry {key!r}, from which random numbers are drawn, must be a torch.Generator, "
+            f"an int or a tensor with one element; it is of type {type(value).__name__}"
         )
     return int(value)

@@ -96,14 +96,15 @@ def asked_for(
     if summed:
         if keys is not None:
             raise RuntimeError(
-                "composite_lp_aggregate is set to True but log_prob_keys were passed: the "
-                "log-probabilities are summed then, and log_prob_key= is the key of the sum"
+                "composite_lp_aggregate is set to True but log_prob_keys were passed: then the "
+                "log-probabilities are summed, so pass the key of the sum as log_prob_key=..."
             )
     elif keys is not None:
         keys = listed(keys, "log_prob_keys")  # a tuple too: its name tells that it holds keys
         if key is not None and keys != [key]:
             raise ValueError(
-                f"log_prob_key={key!r} and log_prob_keys={keys!r} name different keys; give one"
+                f"log_prob_key={key!r} and log_prob_keys={keys!r} name different keys; pass one "
+                "of them"
             )
         return keys
     elif key is not None and len(samples) != 1:
@@ -119,7 +120,7 @@ def check_apart(keys: list[NestedKey], samples: list[NestedKey], summed: bool) -
     """Refuse keys that are not one for each sample, or would overwrite one."""
     if samples != ["_"] and not summed and len(keys) != len(samples):
         raise ValueError(
-            f"log_prob_keys={keys} must be one for each sampled key, and these are {samples}"
+            f"log_prob_keys={keys} must have one key for each sampled key, which are {samples}"
         )
     for key in keys:
         for sample in samples:

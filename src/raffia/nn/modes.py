@@ -36,7 +36,7 @@ class Setting:
         return self.everywhere
 
     def put(self, value: Any, thread_local: bool = False) -> Callable[[], None]:
-        """Change the value; returns the call that puts back what was there.
+        """Change the value; returns the function that restores the previous one.
 
         A thread that has a value of its own changes that one.
         """
@@ -76,7 +76,7 @@ class Mode(_DecoratorContextManager):
         self._undo: list[Any] = []
 
     def set(self) -> None:
-        """Keep the value from now on; `unset()` puts back what was there."""
+        """Set the value permanently; `unset()` restores the previous one."""
         setting = self.setting
         if self.thread_local or setting.by_thread:
             self._undo.append(setting.put(self.value, self.thread_local))
@@ -85,7 +85,7 @@ class Mode(_DecoratorContextManager):
             setting.everywhere = self.value
 
     def unset(self) -> None:
-        """Put back what was there before the last `set()`; without one nothing happens."""
+        """Restore the value before the last `set()`; without one nothing happens."""
         if self._undo:
             undo = self._undo.pop()
             if undo.__class__ is tuple:
@@ -195,7 +195,7 @@ def interaction_type() -> InteractionType | None:
 
 
 class set_interaction_mode(set_interaction_type):
-    """`set_interaction_type` under its first name: the mode is given by its name.
+    """Set the interaction type by its name; the older name of `set_interaction_type`.
 
     >>> with set_interaction_mode("random"):
     ...     interaction_mode()
@@ -207,7 +207,7 @@ class set_interaction_mode(set_interaction_type):
 
 
 def interaction_mode() -> str | None:
-    """`interaction_type` under its first name: the name of the mode that is set, or None.
+    """The name of the interaction type that is set, or None; the older name of `interaction_type`.
 
     >>> print(interaction_mode())
     None
@@ -224,7 +224,7 @@ _AGGREGATE = Setting(None)  # None: nobody has set it
 
 
 class set_composite_lp_aggregate(Mode):
-    """Whether composite distributions sum their log-probabilities and entropies in one tensor.
+    """Set whether composite distributions sum their log-probabilities and entropies in one tensor.
 
     A context manager and decorator; `.set()` keeps the value from now on, `.unset()` takes it back.
     Where nothing is set, the environment variable COMPOSITE_LP_AGGREGATE decides, else it is False.

@@ -86,14 +86,15 @@ class TensorDictModule(TensorDictModuleBase):
                 "or a function; to call one of its methods, name it: method=..."
             )
         if inplace != "empty" and not any([inplace is value for value in (None, True, False)]):
-            raise ValueError(f"inplace is True, False or 'empty', got {inplace!r}")
+            raise ValueError(f"inplace must be True, False or 'empty', got {inplace!r}")
         if isinstance(in_keys, Mapping):
             first, second = list(in_keys), list(in_keys.values())
             self._keywords, in_keys = (second, first) if out_to_in_map is False else (first, second)
             _check_keywords(self._keywords)
         elif out_to_in_map is not None:
             warnings.warn(
-                "out_to_in_map sets how a dict of in_keys is read; with a list it has no meaning",
+                "out_to_in_map sets how a dict of in_keys is read, but in_keys is a list: leave "
+                "out_to_in_map out",
                 stacklevel=2,
             )
         self._in_keys = listed(one_or_more(in_keys), "in_keys")
@@ -169,7 +170,8 @@ class TensorDictModule(TensorDictModuleBase):
     def forward(
         self, tensordict: Any, *args: Any, tensordict_out: Any = None, **kwargs: Any
     ) -> Any:
-        """Read the inputs, call the module, write its outputs; also by tensors, see `dispatch`.
+        """Read inputs, call the module, write its outputs; also callable with tensors, see
+        `dispatch`.
 
         tensordict_out: container to write into instead.
         Other keywords go to the module.
@@ -225,11 +227,11 @@ class TensorDictModule(TensorDictModuleBase):
 
     def _read(self, tensordict: Any, key: NestedKey) -> Any:
         if self.strict and key not in tensordict:
-            return tensordict[key]  # whose error names what is missing
+            return tensordict[key]  # the error names what is missing
         return value_of(tensordict.get(key, None, **self.get_kwargs))
 
     def _write(self, tensordict: Any, output: Any) -> None:
-        """Store what the module gave under the keys of its outputs."""
+        """Store the module's results under the keys of its outputs."""
         out_keys = self._out_keys
         outputs = spread(output, out_keys)
         if len(outputs) != len(out_keys):
@@ -256,7 +258,7 @@ class TensorDictModule(TensorDictModuleBase):
         if own is not None:
             return own
         warnings.warn(
-            "TensorDictModule.device is deprecated: ask the parameters for their devices",
+            "TensorDictModule.device is deprecated: read the devices of the parameters instead",
             DeprecationWarning,
             stacklevel=2,
         )
@@ -268,7 +270,7 @@ class TensorDictModule(TensorDictModuleBase):
         return f"{type(self).__name__}({name if self.method is None else f'{name}.{self.method}'})"
 
     def _explain(self, error: Exception, tensordict: Any) -> None:
-        """Note at an error which module failed, and on what."""
+        """Add a note to an error: which module failed, and its inputs."""
         inputs = ", ".join(_described(tensordict, key) for key in self.in_keys)
         error.add_note(
             f"in {self._title()}, in_keys={self.in_keys}, out_keys={self._out_keys}, "
@@ -307,8 +309,9 @@ def _check_keywords(names: list[str]) -> None:
     for name in names:
         if not isinstance(name, str):
             raise ValueError(
-                f"in_keys as a dict gives a key for each keyword of the module, and {name!r} is no "
-                "keyword: {'x': ('obs', 'x')}; with out_to_in_map=False it is the other way round"
+                f"in_keys as a dict maps keywords of the module to keys, but {name!r} is not a "
+                "keyword: pass for example {'x': ('obs', 'x')}; with out_to_in_map=False the dict "
+                "maps keys to keywords"
             )
 
 

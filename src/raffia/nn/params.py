@@ -161,7 +161,8 @@ def _checked_rate(rate: float | Tensor) -> float | Tensor:
         inside = 0 <= rate <= 1
     elif rate.ndim > 1:
         raise ValueError(
-            f"rate is a number or one per member of a population, got shape {list(rate.shape)}"
+            "rate must be a number, or one number for each member of a population, got shape "
+            f"{list(rate.shape)}"
         )
     elif torch.compiler.is_compiling():  # a compiled program can't branch on values
         torch._assert_async(((rate >= 0) & (rate <= 1)).all(), "rate must lie in [0, 1]")
@@ -268,8 +269,8 @@ def _untied(mine: Leaves, theirs: Leaves) -> list[str]:
         tied, follows = first.setdefault(memory, (name, source))
         if source != follows:
             raise ValueError(
-                f"{tied!r} and {name!r} are one tensor in the target but two in online, "
-                "so it can't follow both"
+                f"{tied!r} and {name!r} are one tensor in the target but two in online, so the "
+                "target cannot follow both"
             )
     return [name for name, _ in first.values()]
 
@@ -293,4 +294,4 @@ def _is_real(leaf: Tensor) -> bool:
 
 def _require_holder(holder: Any, name: str) -> None:
     if not isinstance(holder, (nn.Module, Node)):
-        raise TypeError(f"{name} is an nn.Module or a container, got {type(holder).__name__}")
+        raise TypeError(f"{name} must be an nn.Module or a container, got {type(holder).__name__}")

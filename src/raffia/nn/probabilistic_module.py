@@ -277,7 +277,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
     def forward(
         self, tensordict: Any, tensordict_out: Any = None, _requires_sample: bool = True
     ) -> Any:
-        """Write a value of the distribution; also by tensors, see `dispatch`.
+        """Write a value of the distribution; also callable with tensors, see `dispatch`.
 
         tensordict_out: container to write into instead.
         """
@@ -348,8 +348,8 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
         samples = sample if isinstance(sample, (tuple, list)) else (sample,)
         if len(samples) != len(self._out_keys):
             raise ValueError(
-                f"{self._title()} gave {len(samples)} values for the {len(self._out_keys)} "
-                f"out_keys={self._out_keys}; give one key for each value"
+                f"{self._title()} returned {len(samples)} values for the {len(self._out_keys)} "
+                f"out_keys={self._out_keys}; pass one key for each value"
             )
         return samples
 
@@ -375,7 +375,7 @@ def _counts_writes(value: Any) -> bool:
 
 
 def _read(tensordict: Any, keys: list[NestedKey]) -> list[Any]:
-    """The entries at `keys`; None for each missing one."""
+    """The entries at `keys`, None for each missing one."""
     entries: Any = dense_entries(tensordict) if tensordict.__class__ is TensorDict else {}
     values = []
     for key in keys:
@@ -390,7 +390,7 @@ _AS_THEY_ARE = (ValueError, TypeError, RuntimeError, NotImplementedError)  # mad
 
 
 class MissingEntryError(MissingKeyError, ValueError):
-    """A distribution could not be made or asked because an entry is not there.
+    """A distribution could not be built or evaluated because an entry is missing.
 
     >>> from torch.distributions import Normal
     >>> from raffia.nn import ProbabilisticTensorDictModule
@@ -414,8 +414,8 @@ def _class_of(chosen: Any) -> Any:
         return chosen
     if not isinstance(chosen, str):
         raise TypeError(
-            "distribution_class is a class, a function that gives a distribution, or the name of "
-            f"a class; got {chosen!r}"
+            "distribution_class must be a class, a function that returns a distribution, or the "
+            f"name of a class; got {chosen!r}"
         )
     from raffia.nn import distributions as ours  # which import this package
 
@@ -427,7 +427,7 @@ def _class_of(chosen: Any) -> Any:
     }
     if chosen.lower() not in classes:
         raise ValueError(
-            "distribution_class is a class, or the name of one of torch.distributions or "
+            "distribution_class must be a class, or the name of one in torch.distributions or "
             f"raffia.nn.distributions; none is named {chosen!r}{nearest(chosen.lower(), classes)}"
         )
     return classes[chosen.lower()]
@@ -471,7 +471,7 @@ def _mismatch(make: Any, read: list[str], constants: list[str]) -> str:
     """The differences between the keywords and those that `make` takes, or nothing."""
     twice = [name for name in read if name in constants]
     if twice:
-        return f"{twice} are given by in_keys and by distribution_kwargs."
+        return f"{twice} are given both by in_keys and by distribution_kwargs."
     try:
         signature = inspect.signature(make).parameters.values()
     except (TypeError, ValueError):  # a callable without one

@@ -96,8 +96,8 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         if not self.return_composite and not _probabilistic(last):
             raise TypeError(
                 f"The final module passed to {type(self).__name__} must be an instance of "
-                "ProbabilisticTensorDictModule or another ProbabilisticTensorDictSequential, and "
-                f"it is a {type(last).__name__}; or pass return_composite=True"
+                "ProbabilisticTensorDictModule or another ProbabilisticTensorDictSequential, but "
+                f"it is a {type(last).__name__}; pass return_composite=True to allow others"
             )
         super()._refresh_keys()
 
@@ -133,7 +133,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         _requires_sample: bool | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Run the modules in order; also by tensors, see `dispatch`.
+        """Run the modules in order; also callable with tensors, see `dispatch`.
 
         tensordict_out: container to write the outputs into, and only these.
         Other keywords go to the modules that are not probabilistic.
@@ -298,7 +298,8 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
             dist, tensordict = self._dist(tensordict, tensordict_out, kwargs, keep=True)
         elif kwargs:
             raise TypeError(
-                f"log_prob(td, dist=...) runs no module that could take {sorted(kwargs)}"
+                "log_prob(td, dist=...) runs no module, so nothing takes the keywords "
+                f"{sorted(kwargs)}"
             )
         last = self._asked()
         if isinstance(last, ProbabilisticTensorDictModule):
@@ -344,8 +345,8 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         keys = self.log_prob_keys
         if len(keys) != 1:
             raise AttributeError(
-                f"{type(self).__name__} has {len(keys)} log-probabilities, at {keys}, and not one "
-                "log_prob_key; see log_prob_keys"
+                f"{type(self).__name__} has {len(keys)} log-probabilities, at {keys}, so there is "
+                "no single log_prob_key; read log_prob_keys"
             )
         return keys[0]
 

@@ -93,14 +93,14 @@ _ASKED = "deterministic_sample"
 
 
 class NoMeanError(NotImplementedError):
-    """The mean is asked for, and there is no formula for it: modules average draws then.
+    """The mean was requested but has no formula; modules then average samples.
 
     >>> from torch import distributions as d
     >>> deterministic_sample(d.TransformedDistribution(d.Normal(0.0, 1.0), d.TanhTransform()))
     Traceback (most recent call last):
     ...
     raffia.nn.sampling.NoMeanError: TransformedDistribution has no
-    deterministic_sample, and no mean to replace it. Give the class a property
+    deterministic_sample, and no mean to use in its place. Give the class a property
     `deterministic_sample`, or draw at random.
     """
 
@@ -159,7 +159,7 @@ def statistic(dist: Distribution, name: str, asked: str = "") -> Any:
     try:
         return getattr(dist, name)
     except (NotImplementedError, AttributeError) as error:
-        lacks = f"{asked}, and no {name} to replace it" if asked else name
+        lacks = f"{asked}, and no {name} to use in its place" if asked else name
         kind = NoMeanError if name == "mean" else NotImplementedError
         raise kind(
             f"{type(dist).__name__} has no {lacks}. Give the class a property `{asked or name}`, "

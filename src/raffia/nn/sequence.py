@@ -64,7 +64,7 @@ class TensorDictSequential(TensorDictModule):
         expect_in_keys: list[NestedKey] | None = None,
     ) -> None:
         if inplace not in _INPLACE:
-            raise ValueError(f"inplace is None, True, False or 'empty', got {inplace!r}")
+            raise ValueError(f"inplace must be None, True, False or 'empty', got {inplace!r}")
         container = _module_container(modules)
         if _followed_by_a_mixin(self.__class__.__mro__):
             in_keys, out_keys = keys_of(container.children())
@@ -90,7 +90,7 @@ class TensorDictSequential(TensorDictModule):
         selected = self._selected
         if selected is not None and not all([key in out_keys for key in selected]):
             raise ValueError(
-                f"the outputs {selected} are selected, and the modules would only write "
+                f"the outputs {selected} are selected, but the modules would only write "
                 f"{out_keys}; call reset_out_keys() first"
             )
         if self.expect_in_keys is not None:
@@ -163,7 +163,7 @@ class TensorDictSequential(TensorDictModule):
 
     @dispatch(auto_batch_size=False)
     def forward(self, tensordict: Any, tensordict_out: Any = None, **kwargs: Any) -> Any:
-        """Run the modules in order; also by tensors, see `dispatch`.
+        """Run the modules in order; also callable with tensors, see `dispatch`.
 
         tensordict_out: container to write the outputs into, and only these.
         """
@@ -175,8 +175,9 @@ class TensorDictSequential(TensorDictModule):
             )
         if tensordict_out is not None and not isinstance(tensordict_out, Node):
             raise ValueError(
-                f"tensordict_out is a container to write to, got {type(tensordict_out).__name__}; "
-                f"a call with tensors takes one for each of in_keys={self.in_keys}"
+                "tensordict_out must be a container to write to, got "
+                f"{type(tensordict_out).__name__}; a call with tensors takes one for each of "
+                f"in_keys={self.in_keys}"
             )
         return self._written(tensordict, tensordict_out, self._through)
 
@@ -324,7 +325,8 @@ class TensorDictSequential(TensorDictModule):
         """Add a module before the one at `index`."""
         if isinstance(self.module, nn.ModuleDict):
             raise TypeError(
-                "the modules of this sequence have names: seq['name'] = module adds one at the end"
+                "the modules of this sequence have names, so a new one needs a name too: "
+                "seq['name'] = module adds it at the end"
             )
         keyed = _keyed(module)
         return self._edit(lambda modules: modules.insert(index, keyed))
@@ -386,9 +388,9 @@ def _keyed(module: Any) -> nn.Module:
         return module
     if not callable(module) or isinstance(module, type):
         raise TypeError(
-            f"a sequence is made of keyed modules, and {module!r} is none: give modules that have "
-            "in_keys and out_keys, such as TensorDictModule(net, in_keys=[...], out_keys=[...]), "
-            "or functions from container to container"
+            f"a sequence consists of keyed modules, but {module!r} is not one: pass modules that "
+            "have in_keys and out_keys, such as TensorDictModule(net, in_keys=[...], "
+            "out_keys=[...]), or functions from container to container"
         )
     return WrapModule(module)
 

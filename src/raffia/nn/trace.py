@@ -30,7 +30,7 @@ def symbolic_trace(td_module: Any) -> TDGraphModule:
     `torch.fx`, with its limits: what depends on the module's state (`self.training`) is fixed.
     What `torch.fx` can't follow stays one call.
 
-    Raises TypeError for a module that makes its result out of the container in a way of its own.
+    Raises TypeError for a module that works on the container itself, not on tensors.
     Other than in the module, a missing input is always a KeyError, and a container in the middle of
     a sequence that is not the result is not written to.
 
@@ -141,7 +141,7 @@ def _steps(keyed: Any, name: str) -> Iterator[tuple[str, Any]]:
                 child_name = ""
             yield from _steps(child, "_".join([part for part in (name, child_name) if part]))
     elif not _runs(keyed, TensorDictModule):
-        raise _untraceable(keyed, "it makes its result out of the container in a way of its own")
+        raise _untraceable(keyed, "it works on the container itself, not on tensors")
     elif keyed.get_kwargs:
         raise _untraceable(keyed, f"it reads its inputs with get_kwargs={keyed.get_kwargs}")
     else:
@@ -159,8 +159,8 @@ def _runs(keyed: Any, cls: Any) -> bool:
 def _untraceable(module: Any, why: str) -> TypeError:
     return TypeError(
         f"symbolic_trace can't make a flat program of {type(module).__name__}: {why}. It takes a "
-        "TensorDictModule, or a TensorDictSequential made of these; of a probabilistic sequence, "
-        "trace what comes before the draw: TensorDictSequential(*list(sequence)[:-1])"
+        "TensorDictModule, or a TensorDictSequential made of these; for a probabilistic sequence, "
+        "trace the modules before the draw: TensorDictSequential(*list(sequence)[:-1])"
     )
 
 
@@ -205,7 +205,7 @@ def _outputs(module: Any, output: Any, out_keys: list[NestedKey]) -> tuple[Any, 
     outputs = tuple(spread(output, out_keys))
     if len(outputs) != len(out_keys):
         raise RuntimeError(
-            f"{type(module).__name__} gave {len(outputs)} outputs for the {len(out_keys)} "
+            f"{type(module).__name__} returned {len(outputs)} outputs for the {len(out_keys)} "
             f"out_keys={out_keys}"
         )
     return outputs
@@ -242,7 +242,7 @@ class _Entries:
                 value = self.written[path[:i]]
                 return value if i == len(path) else value[_key(path[i:])]
         if self.tensordict is None or path in self.dropped:
-            raise _untraceable(reader, f"it reads {key!r}, which is not there any more")
+            raise _untraceable(reader, f"it reads {key!r}, which was removed before")
         if any(other[: len(path)] == path for other in self.written):
             raise _untraceable(reader, f"it reads all of {key!r}, a part of which was written")
         if path not in self.read_before:

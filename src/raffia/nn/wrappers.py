@@ -99,7 +99,9 @@ class WrapModule(TensorDictModuleBase):
     ) -> None:
         super().__init__()
         if not callable(func):
-            raise TypeError(f"WrapModule takes a function from container to container: {func!r}")
+            raise TypeError(
+                f"WrapModule takes a function from container to container, got {func!r}"
+            )
         self.func = func
         self.inplace = inplace
         self.in_keys = [] if in_keys is None else in_keys
@@ -225,8 +227,8 @@ class TensorClassModuleWrapper(TensorDictModuleBase):
             shown_types = ", ".join([getattr(t, "__name__", repr(t)) for t in types])
             raise ValueError(
                 f"{type(module).__name__} can't become a keyed module: its input and output types "
-                f"are {shown_types}, and both must be tensorclasses: "
-                "class Mine(TensorClassModuleBase[Input, Output])"
+                f"are {shown_types}, but both must be tensorclasses: class "
+                "Mine(TensorClassModuleBase[Input, Output])"
             )
         self.tc_module = module
         self.in_keys = _field_keys(types[0])
@@ -247,8 +249,8 @@ def _check_types(cls: type, types: tuple[Any, ...]) -> None:
     for t in types:
         if not (t is Tensor or isinstance(t, type) and is_tensorclass(t)):
             raise TypeError(
-                f"{cls.__name__} is between {', '.join(map(repr, types))}; each must be a "
-                "TensorClass or torch.Tensor"
+                f"the input and output types of {cls.__name__} are {', '.join(map(repr, types))}; "
+                "each must be a TensorClass or torch.Tensor"
             )
 
 

@@ -25,7 +25,7 @@ class RootOutput(NamedTuple):
     value: Tensor  # [B], from the view of the player to move
     embedding: Any  # any container with batch B: TensorDict, tensor, (nested) dict or tuple
     mask: Tensor | None = None  # [B, A] bool: the action is legal; None: all are
-    to_play: Tensor | None = None  # [B] int, 1 or 2 (or 0 or 1): who moves; None: one player
+    to_play: Tensor | None = None  # [B] int, 1 or 2 (or 0 or 1): to move next; None: one player
     actions: Tensor | None = None  # [B, A, ...]: what the A choices stand for (sampled actions)
 
 
@@ -165,7 +165,10 @@ _FIELDS = (
     ("reward", "NaN or infinite"),
     ("value", "NaN or infinite"),
     ("prior_logits", "NaN, inf or -inf for all legal actions"),
-    ("discount", "NaN, infinite or negative (two players: to_play, not a negative discount)"),
+    (
+        "discount",
+        ("NaN, infinite or negative (for two players pass to_play, not a negative discount)"),
+    ),
 )
 
 

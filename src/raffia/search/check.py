@@ -69,19 +69,19 @@ def _check_mask(mask: Tensor, shape: tuple[int, int]) -> None:
 def _check_shape(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
     if tuple(tensor.shape) != shape:
         raise ValueError(
-            f"{name} has shape {list(tensor.shape)}; root.prior_logits says that it must be "
+            f"{name} has shape {list(tensor.shape)}; to match root.prior_logits it must be "
             f"{list(shape)}"
         )
 
 
 def check_budget(num_simulations: int | Tensor, batch: int) -> list[int]:
-    """Numbers of simulations of each root, checked."""
+    """Check the numbers of simulations and return one for each root."""
     if isinstance(num_simulations, int) and not isinstance(num_simulations, bool):
         _check_least(num_simulations, num_simulations)
         return [num_simulations] * batch
     budget = torch.as_tensor(num_simulations)
     if budget.is_floating_point() or budget.dtype == torch.bool:
-        raise TypeError(f"num_simulations is {budget.dtype}; it must be a whole number")
+        raise TypeError(f"num_simulations has dtype {budget.dtype}; it must be an integer")
     check_of_each("num_simulations", budget, batch)
     _check_least(int(budget.min()), num_simulations)
     return [int(num) for num in budget.expand(batch).tolist()]
@@ -91,20 +91,20 @@ def check_of_each(name: str, number: float | Tensor, batch: int) -> None:
     """Check that `number` is one number for all roots or one for each root."""
     if isinstance(number, Tensor) and number.shape not in ((), (batch,)):
         raise ValueError(
-            f"{name} has shape {list(number.shape)}; it must be one number or one for each of the "
-            f"{batch} roots"
+            f"{name} has shape {list(number.shape)}; it must be one number, or one for each of "
+            f"the {batch} roots"
         )
 
 
 def _check_least(least: int, given: object) -> None:
     if least < 1:
         raise ValueError(
-            f"num_simulations={given} leaves a root without any; each needs at least 1"
+            f"num_simulations={given} gives a root no simulation; each root needs at least 1"
         )
 
 
 def check_discount(discount: float | Tensor, batch: int) -> Tensor:
-    """Discount of each root, float32 [B]."""
+    """Check the discount and return one for each root, float32 [B]."""
     if isinstance(discount, float | int):
         if not 0 <= discount <= 1:
             raise ValueError(f"discount={discount} must lie in 0..1")
@@ -126,18 +126,18 @@ def check_options(
 ) -> None:
     """Check a search's options, by themselves and together."""
     if value_prefix is not None and not isinstance(value_prefix, ValuePrefix):
-        raise TypeError(f"value_prefix={value_prefix!r}: pass ValuePrefix(horizon=...) or None")
+        raise TypeError(f"value_prefix={value_prefix!r} must be a ValuePrefix(horizon=...) or None")
     if root_value not in ("exclude", "include", "zero"):
         raise ValueError(
-            f"root_value={root_value!r} is none of 'exclude' (the mean of what was found), "
-            "'include' (the model's value counts as one visit), 'zero' (a visit of value 0)"
+            f"root_value={root_value!r} must be 'exclude' (the mean of the backed-up values), "
+            "'include' (the model's value counts as one visit) or 'zero' (a visit of value 0)"
         )
     if max_depth is not None and max_depth < 1:
         raise ValueError(f"max_depth={max_depth} must be at least 1, or None for no limit")
     if transpositions is not None and value_prefix is not None:
         raise ValueError(
-            "transpositions and value_prefix exclude each other: a value prefix belongs to a path, "
-            "not to a state; pass transpositions=None"
+            "transpositions and value_prefix cannot be combined: a value prefix belongs to a "
+            "path, not to a state; pass transpositions=None"
         )
     if value_prefix is None and getattr(recurrent_fn, "predicts_prefixes", False):
         raise ValueError(

@@ -20,7 +20,7 @@ OF_GUMBEL = ("maxvisit_init", "value_scale", "root_gumbel", "considered")
 
 
 def possible(select: Any, device: torch.device) -> bool:
-    """Whether there are kernels for this selection here.
+    """Whether there are compiled kernels for this selection on this device.
 
     >>> possible(PUCT(), torch.device("cpu")) == raffia.jit.available()
     True

@@ -68,7 +68,7 @@ class Embeddings:
         return sum([stored.nbytes for stored in self.memory])
 
     def refill(self, embedding: Any) -> bool:
-        """Begin again with the rows of other roots; False if their container is of another form."""
+        """Start with the rows of other roots; False if their container has another structure."""
         if self._keys is None or not isinstance(embedding, TensorCollection):
             return False
         leaves: list[Any] = [embedding.get(key, None) for key in self._keys]
@@ -86,7 +86,7 @@ class Embeddings:
         self._roots = []
         self._arena.release()
 
-    def beside(self) -> "Embeddings":
+    def for_thread(self) -> "Embeddings":
         """Embeddings that share this memory but have separate buffers, for another thread."""
         other = copy(self)
         other._transfer, other._num = None, -1
@@ -101,7 +101,7 @@ class Embeddings:
         return [f"embedding{pytree.keystr(path)}" for path, _ in paths]
 
     def _leaves(self, container: Any) -> list[Tensor]:
-        """The container's tensors in the order of the root's; a clear error if it is another."""
+        """The container's tensors in the order of the root's; ValueError if structures differ."""
         if isinstance(container, Tensor) and isinstance(self._template, Tensor):
             return [container]
         if self._keys is not None and isinstance(container, TensorCollection):
@@ -127,7 +127,7 @@ class Embeddings:
         )
 
     def _container(self, leaves: Sequence[Tensor], batch_size: list[int]) -> Any:
-        """The leaves in the kind of container that the root's embedding is."""
+        """The leaves in a container of the kind that the root's embedding has."""
         if isinstance(self._template, Tensor):
             return leaves[0]
         if self._keys is None:
@@ -154,7 +154,7 @@ class Embeddings:
         return self._container(leaves, [self._batch, self._rows])
 
     def gather(self, rows: Tensor) -> Any:
-        """The rows [M] in a container of their own, which the next call writes over."""
+        """Copy the rows [M] to a container that the next call overwrites."""
         num = rows.size(0)
         if num != self._num:
             self._num = num
@@ -167,7 +167,7 @@ class Embeddings:
         return self._container_of_gathered
 
     def store(self, rows: Tensor, container: Any, reset: Tensor | None) -> None:
-        """Write rows [M], as many as were gathered; zeros where `reset` in what a reset zeroes."""
+        """Write rows [M], as many as were gathered; `reset` rows get zeros in the reset entries."""
         leaves = self._leaves(container)
         for leaf, (shape, dtype, device) in zip(leaves, self._layouts, strict=True):
             if leaf.shape != shape or leaf.dtype != dtype or leaf.device != device:
@@ -198,14 +198,14 @@ class Embeddings:
             chosen = [i for i, leaf in enumerate(paths) if leaf[: len(path)] == path]
             if not chosen:
                 raise KeyError(
-                    f"value_prefix resets {key!r}, which the root's embedding does not hold; it "
-                    f"holds {self._names()}. Pass ValuePrefix(reset_keys=...) with its own names"
+                    f"value_prefix resets {key!r}, which is not in the root's embedding; its "
+                    f"entries are {self._names()}. Pass their names as ValuePrefix(reset_keys=...)"
                 )
             found += chosen
         return found
 
     def clear(self, unused: Tensor) -> None:
-        """Zero the rows of nodes that were not made [B, N] bool."""
+        """Zero the rows of nodes that were never created, given as bool [B, N]."""
         for leaf in self.memory:
             leaf[unused.t().flatten()] = 0
 
@@ -257,14 +257,14 @@ class _RowTransfer:
     def __init__(self, memory: Sequence[Tensor], zeroed: Sequence[int]) -> None:
         self._memory, self._zeroed = memory, frozenset(zeroed)
 
-    def gather(self, rows: Tensor, beside: Sequence[Tensor]) -> None:
-        """memory[rows] -> beside, which is contiguous."""
-        for stored, buffer in zip(self._memory, beside, strict=True):
+    def gather(self, rows: Tensor, buffers: Sequence[Tensor]) -> None:
+        """Copy memory[rows] to `buffers`, which are contiguous."""
+        for stored, buffer in zip(self._memory, buffers, strict=True):
             torch.index_select(stored, 0, rows, out=buffer)
 
-    def store(self, rows: Tensor, beside: Sequence[Tensor], reset: Tensor | None) -> None:
-        """beside -> memory[rows], zeros where `reset` in the tensors that were named."""
-        for number, (stored, leaf) in enumerate(zip(self._memory, beside, strict=True)):
+    def store(self, rows: Tensor, buffers: Sequence[Tensor], reset: Tensor | None) -> None:
+        """Copy `buffers` to memory[rows], zeros where `reset` in the tensors that were named."""
+        for number, (stored, leaf) in enumerate(zip(self._memory, buffers, strict=True)):
             if reset is not None and number in self._zeroed:
                 leaf = leaf.masked_fill(reset.view(-1, *[1] * (leaf.ndim - 1)), 0)
             stored.index_copy_(0, rows, leaf)
@@ -283,18 +283,18 @@ class _KernelTransfer(_RowTransfer):
             self._table[3 * number + 2] = tensor[0].numel() * tensor.element_size()
         self._gather, self._store = kernels.rows.gather, kernels.rows.store
 
-    def gather(self, rows: Tensor, beside: Sequence[Tensor]) -> None:
+    def gather(self, rows: Tensor, buffers: Sequence[Tensor]) -> None:
         table, slot = self._table, 1
-        for tensor in beside:
+        for tensor in buffers:
             table[slot] = tensor.data_ptr()
             slot += 3
         self._gather(self._address, self._num, rows.data_ptr(), rows.size(0))
 
-    def store(self, rows: Tensor, beside: Sequence[Tensor], reset: Tensor | None) -> None:
+    def store(self, rows: Tensor, buffers: Sequence[Tensor], reset: Tensor | None) -> None:
         table, slot = self._table, 1
         plain_tensors = [
             tensor if is_plain(tensor) else plain(tensor, tensor.dtype, tensor.device)
-            for tensor in beside
+            for tensor in buffers
         ]
         for tensor in plain_tensors:
             table[slot] = tensor.data_ptr()

@@ -14,7 +14,7 @@ from raffia.hints import plural
 
 @dataclass(frozen=True)
 class TreeNode:
-    """A state that the search came upon.
+    """A state that the search reached.
 
     >>> node = TreeNode(row=0, depth=0, visits=9, value=0.5, raw_value=0.0, ended=False,
     ...                 num_untried=1, untried_prior=0.2)
@@ -30,7 +30,7 @@ class TreeNode:
     ended: bool  # the game is over here
     num_untried: int  # legal actions that were not tried
     untried_prior: float  # the prior of those together
-    to_play: int | None = None  # who is to move; None: one player
+    to_play: int | None = None  # the player to move; None: one player
     value_prefix: float | None = None  # the model's sum of rewards, where a search uses it
     key: int | None = None  # equal for transpositions
 
@@ -92,7 +92,7 @@ class TreeGraph:
 
     @property
     def depth(self) -> int:
-        """Edges from the root to the deepest node."""
+        """The number of edges from the root to the deepest node."""
         return max([node.depth for node in self.nodes])
 
     @cached_property
@@ -115,7 +115,7 @@ class TreeGraph:
         return self._from.get(row, ())
 
     def to_dict(self) -> dict[str, Any]:
-        """Dictionaries, lists, numbers and strings only.
+        """The tree as dictionaries, lists, numbers and strings only.
 
         >>> node = TreeNode(0, 0, 1, 0.5, 0.5, False, 2, 1.0)
         >>> TreeGraph(0, (node,), ()).to_dict()["nodes"][0]["value"]
@@ -137,7 +137,7 @@ class TreeGraph:
         return json.dumps(self.to_dict(), allow_nan=False)
 
     def most_visited(self, max_nodes: int) -> list[int]:
-        """Rows of the most visited part that hangs together, in the order of importance.
+        """Rows of the most visited connected part of the tree, in the order of importance.
 
         From the root on, the most visited edge that leads to something new is taken next; among
         equals one of the best path, then the one found first.
@@ -147,7 +147,7 @@ class TreeGraph:
         [0]
         """
         if max_nodes < 1:
-            raise ValueError(f"max_nodes={max_nodes} shows nothing; it must be at least 1")
+            raise ValueError(f"max_nodes={max_nodes} must be at least 1")
         best = {(edge.source, edge.action) for edge in self.best_path}
         chosen: dict[int, None] = {}  # a set that keeps its order
         waiting = [(0, False, 0)]
@@ -182,7 +182,7 @@ class TreeGraph:
         return {row for row, number in meets.items() if number > 1}
 
     def meeting(self, shown: Collection[int]) -> bool:
-        """Whether several ways lead to one of the shown nodes, all edges of the tree counted.
+        """Whether several paths lead to one of the shown nodes, counting all edges of the tree.
 
         >>> node = TreeNode(0, 0, 1, 0.5, 0.5, False, 2, 1.0)
         >>> TreeGraph(0, (node,), ()).meeting([0])
@@ -286,7 +286,7 @@ def _edges(lists: dict[str, Any], row: int, names: Sequence[str] | None) -> list
 
 
 def _name(action: int, choice: Any) -> str:
-    """The action's number, or what a sampled one stands for."""
+    """The name of an action: its number, or the value of a sampled action."""
     if choice is None:
         return str(action)
     numbers = choice if isinstance(choice, list) else [choice]
@@ -299,7 +299,7 @@ def _name(action: int, choice: Any) -> str:
 
 
 def figures(values: Iterable[float]) -> Callable[[float], str]:
-    """A way to write these numbers: three digits of the greatest, as many decimals of the others.
+    """A format for these numbers: three digits of the largest, as many decimals of the others.
 
     >>> write = figures([0.5, -12.25])
     >>> write(0.5), write(-12.25), write(-0.01)

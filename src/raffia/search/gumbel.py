@@ -47,7 +47,7 @@ class Gumbel:
             raise ValueError(f"max_considered={self.max_considered} must be at least 1")
         for name in ("value_scale", "maxvisit_init"):
             if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name}={getattr(self, name)} must be a number from 0 on")
+                raise ValueError(f"{name}={getattr(self, name)} must be finite and not negative")
 
     def prepare(
         self, num_legal: list[int], budget: list[int], num_actions: int, device: torch.device
@@ -60,8 +60,8 @@ class Gumbel:
         shape = (len(budget), num_actions)
         if self.root_gumbel.shape != shape:
             raise ValueError(
-                f"root_gumbel has shape {tuple(self.root_gumbel.shape)}, the search needs "
-                f"[roots, actions] = {list(shape)}"
+                f"root_gumbel has shape {tuple(self.root_gumbel.shape)}; it must be [roots, "
+                f"actions] = {list(shape)}"
             )
         if not torch.isfinite(self.root_gumbel).all():
             raise ValueError("root_gumbel holds NaN or infinity; draw it with gumbel_noise(shape)")

@@ -48,11 +48,11 @@ class PlanningModel(Protocol):
 
     @property
     def root(self) -> Callable[..., RootOutput]:
-        """Called as root(observation, mask=None, to_play=None)."""
+        """The model's output for observations: root(observation, mask=None, to_play=None)."""
 
     @property
     def recurrent_fn(self) -> RecurrentFn:
-        """Called as recurrent_fn(embedding, action)."""
+        """The model's output for actions: recurrent_fn(embedding, action)."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class FunctionModel:
 
 
 class _Rows(dispatch):
-    """The rows of a call by tensors, whose first dimension counts them."""
+    """A dispatcher that takes the first dimension of all tensors of a call as the batch."""
 
     def _container(self, given: dict[Any, Any]) -> TensorDict:
         container = super()._container(given)
@@ -105,8 +105,8 @@ class KeyedSearch(TensorDictModuleBase):
         was searched with (noise included) and its visits go; `"_"` drops one.
     mask_key: the entry [*batch, A] bool of legal actions, given to `model.root` as `mask=`; it
         holds also where the root that comes back has none.
-    to_play_key: the entry [*batch] int of who is to move, given to `model.root` as `to_play=`; it
-        holds also where the root that comes back has none.
+    to_play_key: the entry [*batch] int of the player to move, given to `model.root` as `to_play=`;
+        it holds also where the root that comes back has none.
     policy_keys: {keyword: key}: further entries [*batch, ...], given to the policy by keyword:
         noise (`dirichlet`, `action_gumbel`, `root_gumbel`, `seed`), so that the same noise gives
         the same result, or what differs between rows (`num_simulations`, `temperature`).
@@ -164,8 +164,9 @@ class KeyedSearch(TensorDictModuleBase):
         _check_model(model)
         if not callable(policy):
             raise TypeError(
-                f"policy is a {type(policy).__name__}; it is called as policy(root, recurrent_fn): "
-                "pass for example functools.partial(muzero_policy, num_simulations=50)"
+                f"policy is a {type(policy).__name__}; it must be callable as policy(root, "
+                "recurrent_fn): pass for example functools.partial(muzero_policy, "
+                "num_simulations=50)"
             )
         self.model, self.policy = model, policy
         self._observations = listed(one_or_more(in_keys), "in_keys")
@@ -175,8 +176,8 @@ class KeyedSearch(TensorDictModuleBase):
         self._found = listed([out_keys] if isinstance(out_keys, str) else [*out_keys], "out_keys")
         if len(self._found) != len(WRITTEN):
             raise ValueError(
-                f"out_keys={self._found} are {len(self._found)} keys; there is one for each of "
-                f"{list(WRITTEN)}, in this order, and '_' drops one"
+                f"out_keys={self._found} has {len(self._found)} keys; it must have one for each "
+                f"of {list(WRITTEN)}, in this order, where '_' leaves an output out"
             )
         self._more = _named(actions=actions_key, tree=tree_key)
         read = [*self._observations, *self._to_root.values(), *self._to_policy.values()]
@@ -185,8 +186,8 @@ class KeyedSearch(TensorDictModuleBase):
         _check_distinct_keys(self.out_keys)
         if skip_ended and (mask_key is None or tree_key is not None):
             raise ValueError(
-                "skip_ended=True goes by the mask and leaves rows without a tree: pass "
-                "mask_key=..., and no tree_key"
+                "skip_ended=True needs a mask and cannot write trees, because rows that have "
+                "ended have no tree: pass mask_key=..., and no tree_key"
             )
         self._skip_ended = skip_ended
 
@@ -203,26 +204,26 @@ class KeyedSearch(TensorDictModuleBase):
 
     @torch.no_grad()
     def _plan(self, tensordict: Any) -> dict[NestedKey, Any]:
-        """Results by key, with all batch dimensions in one."""
+        """Results by key, with the batch dimensions flattened into one."""
         rows = tensordict.batch_size.numel()
         if rows == 0:
             raise ValueError(
-                f"a batch of size {list(tensordict.batch_size)} has no row to plan from, and how "
-                "many actions there are is known only from the model's answer to a row: leave out "
-                "the call"
+                f"a batch of size {list(tensordict.batch_size)} has no row to plan from, and the "
+                "number of actions is known only from the model's output for a row: do not call "
+                "the planner for an empty batch"
             )
         observations = [self._rows(tensordict, key) for key in self._observations]
-        whose = {name: self._rows(tensordict, key) for name, key in self._to_root.items()}
+        root_inputs = {name: self._rows(tensordict, key) for name, key in self._to_root.items()}
         given = {name: self._rows(tensordict, key) for name, key in self._to_policy.items()}
-        if not self._skip_ended or bool((going_on := _rows_going_on(whose["mask"])).all()):
-            return self._searched(tensordict, observations, whose, given)
-        rows_left = going_on.nonzero().flatten().cpu()
+        if not self._skip_ended or bool((active := _active_rows(root_inputs["mask"])).all()):
+            return self._searched(tensordict, observations, root_inputs, given)
+        rows_left = active.nonzero().flatten().cpu()
         if not len(rows_left):
-            return self._nothing(whose["mask"])
+            return self._nothing(root_inputs["mask"])
         found = self._searched(
             tensordict,
             [entry[rows_left] for entry in observations],
-            {name: entry[rows_left] for name, entry in whose.items()},
+            {name: entry[rows_left] for name, entry in root_inputs.items()},
             {name: entry[rows_left] for name, entry in given.items()},
         )
         return {key: _spread(entry, rows_left, rows) for key, entry in found.items()}
@@ -231,24 +232,26 @@ class KeyedSearch(TensorDictModuleBase):
         self,
         tensordict: Any,  # read for a generator only
         observations: list[Any],
-        whose: dict[str, Any],
+        root_inputs: dict[str, Any],
         given: dict[str, Any],
     ) -> dict[NestedKey, Any]:
-        """Results of the search, by the keys they are written to."""
-        root = self.model.root(*observations, **whose)
+        """Results of the search, by the keys under which they are written."""
+        root = self.model.root(*observations, **root_inputs)
         _check_root_output(root, len(observations[0]))
         device = root.prior_logits.device
         missing = {
-            name: entry.to(device) for name, entry in whose.items() if getattr(root, name) is None
+            name: entry.to(device)
+            for name, entry in root_inputs.items()
+            if getattr(root, name) is None
         }
         root = root._replace(**missing)
         with self._numbers(tensordict, device):
             plan = self.policy(root, self.model.recurrent_fn, **given)
         if not isinstance(plan, PolicyOutput):
             raise TypeError(
-                f"the policy gave a {type(plan).__name__}; it must give a PolicyOutput, as "
-                "muzero_policy and gumbel_policy do: functools.partial(muzero_policy, "
-                "num_simulations=50)"
+                f"the policy returned a {type(plan).__name__}; it must return a PolicyOutput, as "
+                "muzero_policy and gumbel_policy do: pass for example "
+                "functools.partial(muzero_policy, num_simulations=50)"
             )
         data = plan.tree.data
         found = (
@@ -259,8 +262,8 @@ class KeyedSearch(TensorDictModuleBase):
         if "actions" in self._more:
             if "actions" not in data.keys():
                 raise ValueError(
-                    f"actions_key={self._more['actions']!r} asks for sampled actions and the "
-                    "policy samples none: leave it out, or pass a policy such as "
+                    f"actions_key={self._more['actions']!r} is the key of sampled actions, but "
+                    "this policy samples none: leave it out, or pass a policy such as "
                     "functools.partial(sampled_policy, sampler=..., policy=...)"
                 )
             written[self._more["actions"]] = data["actions"][:, 0]
@@ -272,8 +275,9 @@ class KeyedSearch(TensorDictModuleBase):
         """Results that are written where all rows have ended."""
         if "actions" in self._more or getattr(self.policy, "func", self.policy) is sampled_policy:
             raise ValueError(
-                f"all {len(mask)} rows have ended, and the shapes of sampled actions only a search "
-                "tells: leave out the call where no row of the mask has a legal action"
+                f"all {len(mask)} rows have ended, and the shapes of sampled actions are known "
+                "only after a search: do not call the planner when no row of the mask has a legal "
+                "action"
             )
         value = torch.zeros(len(mask), device=mask.device)
         visits = torch.zeros_like(mask, dtype=torch.int32)
@@ -300,7 +304,7 @@ class KeyedSearch(TensorDictModuleBase):
         return entry
 
     def _rows(self, tensordict: Any, key: NestedKey) -> Any:
-        """An entry with all batch dimensions in one."""
+        """An entry with the batch dimensions flattened into one."""
         entry, batch = self._entry(tensordict, key), tensordict.batch_size
         if isinstance(entry, TensorCollection):
             entry = entry.copy()
@@ -332,16 +336,16 @@ def _spread(
     return whole
 
 
-def _rows_going_on(mask: Tensor) -> Tensor:
+def _active_rows(mask: Tensor) -> Tensor:
     """Rows with a legal action, bool [B].
 
-    >>> _rows_going_on(torch.tensor([[True, False], [False, False]]))
+    >>> _active_rows(torch.tensor([[True, False], [False, False]]))
     tensor([ True, False])
     """
     if mask.ndim != 2 or mask.dtype != torch.bool:
         raise ValueError(
-            f"the mask is {mask.dtype} {list(mask.shape)} with the batch dimensions in one; "
-            "skip_ended=True reads a bool one, [rows, actions]"
+            f"the mask is {mask.dtype} {list(mask.shape)}, with the batch dimensions flattened; "
+            "skip_ended=True needs a bool mask [rows, actions]"
         )
     return mask.any(-1)
 
@@ -366,13 +370,13 @@ def _check_root_output(root: Any, rows: int) -> None:
     """
     if not isinstance(root, RootOutput):
         raise TypeError(
-            f"model.root gave a {type(root).__name__}; it must give a "
+            f"model.root returned a {type(root).__name__}; it must return a "
             "RootOutput(prior_logits, value, embedding)"
         )
     if root.prior_logits.shape[:1] != (rows,):
         raise ValueError(
-            f"model.root gave prior_logits of shape {list(root.prior_logits.shape)} for {rows} "
-            f"rows of observations; it must be [{rows}, actions]"
+            f"model.root returned prior_logits of shape {list(root.prior_logits.shape)} for "
+            f"{rows} rows of observations; the shape must be [{rows}, actions]"
         )
 
 
@@ -391,12 +395,12 @@ def _check_model(model: Any) -> None:
     lacks = [name for name in ("root", "recurrent_fn") if not hasattr(model, name)]
     if lacks and hasattr(model, "initial_inference"):
         raise TypeError(
-            f"{type(model).__name__} is a network to train; to plan with it pass its snapshot "
-            "fold(model), from raffia.algorithms.efficientzero.inference import fold"
+            f"{type(model).__name__} is a network to train; to plan with it pass a snapshot of "
+            "it, fold(model), from raffia.algorithms.efficientzero.inference import fold"
         )
     if lacks:
         raise TypeError(
-            f"{type(model).__name__} has no {' and no '.join(lacks)}: a model to plan with has "
+            f"{type(model).__name__} has no {' and no '.join(lacks)}: a model to plan with needs "
             "root(observation, mask=None, to_play=None) and recurrent_fn(embedding, action); pass "
             "two functions as FunctionModel(root, recurrent_fn)"
         )

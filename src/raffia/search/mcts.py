@@ -43,11 +43,11 @@ def search(
 ) -> Tree:
     """Plan from each root with a model: descend to a leaf, ask the model, back up its answer.
 
-    In a game of two players (`root.to_play`) values are from the view of who is to move, and change
-    their sign where the player changes; players take turns unless the model says who moves. A node
-    without legal actions ends the game: further simulations that come to it back up its value
-    again. The same arguments give the same tree, whatever the batch a root stands in, if the
-    model's rows do not depend on each other.
+    In a game of two players (`root.to_play`) values are from the view of the player to move, and
+    change their sign where the player changes; players take turns unless the model returns
+    `to_play`. A node without legal actions ends the game: further simulations that reach it back
+    up its value again. The same arguments give the same tree, whatever the other roots of the
+    batch, if the model's rows do not depend on each other.
 
     Raises:
         ValueError: what does not fit, the shape given and the shape needed; a root without a legal
@@ -129,7 +129,7 @@ def run_in_threads(
 
     @torch.no_grad()  # a setting of each thread
     def run(part: SearchState) -> None:
-        steps, embeddings = make_steps(part, backend), prepared.embeddings.beside()
+        steps, embeddings = make_steps(part, backend), prepared.embeddings.for_thread()
         run_simulations(Prepared(part, steps, embeddings, prepared.recurrent_fn), root)
 
     parts = prepared.state.divided(num_threads)
@@ -141,13 +141,14 @@ def run_in_threads(
 def make_steps(state: SearchState, backend: Backend) -> SearchSteps:
     """The steps of a search: kernels where they are possible, else tensor operations."""
     if backend not in ("auto", "compiled", "reference"):
-        raise ValueError(f"backend={backend!r} is none of 'auto', 'compiled', 'reference'")
+        raise ValueError(f"backend={backend!r} must be 'auto', 'compiled' or 'reference'")
     device = state.gamma.device
     possible = compiled.possible(state.select, device)
     if backend == "compiled" and not possible:
         raise ValueError(
-            f"backend='compiled' needs numba, tensors on the CPU (here {device}) and select=PUCT() "
-            "or Gumbel(...); backend='auto' takes the reference where there are no kernels"
+            f"backend='compiled' needs numba, tensors on the CPU (here {device}) and "
+            "select=PUCT() or Gumbel(...); backend='auto' uses the reference implementation where "
+            "there are no kernels"
         )
     if possible and backend != "reference":
         return compiled.CompiledSteps(state)

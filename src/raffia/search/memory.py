@@ -20,7 +20,7 @@ CACHE_LIMIT = 1 << 26  # bytes in a thread; a larger search takes long for other
 
 
 def new_memory(shape: tuple[int, ...], dtype: torch.dtype, device: Any = "cpu") -> Tensor:
-    """A tensor whose values are not set, like torch.empty.
+    """An uninitialised tensor, like torch.empty.
 
     >>> new_memory((2, 3), torch.float32).shape
     torch.Size([2, 3])
@@ -35,7 +35,7 @@ def new_memory(shape: tuple[int, ...], dtype: torch.dtype, device: Any = "cpu") 
 
 
 class Arena:
-    """Tensors side by side whose values are not set, in memory that the thread's next one reuses.
+    """Uninitialised tensors side by side, in memory that the thread's next arena reuses.
 
     What is handed back by `release` must not be read any more. A thread keeps one arena of at most
     `CACHE_LIMIT` bytes, and none while it is used: a search within a search gets memory of its own.

@@ -1,4 +1,4 @@
-"""The model as a search asks it: called on embeddings, or working in the search's own memory."""
+"""The model as a search calls it: called on embeddings, or working in the search's own memory."""
 
 from collections.abc import Callable
 from types import NoneType
@@ -90,7 +90,7 @@ def bound_model(
 
 
 def in_memory(step: Callable[[int], None], output: RecurrentOutput) -> Expand:
-    """A bound model's step, as a search asks it."""
+    """A bound model's step, in the form in which a search calls the model."""
 
     def expand(num_roots: int, resets: int | None) -> tuple[RecurrentOutput, Tensor | None]:
         step(num_roots)
@@ -100,13 +100,15 @@ def in_memory(step: Callable[[int], None], output: RecurrentOutput) -> Expand:
 
 
 def fitting_key(key: Tensor, num: int, device: torch.device) -> Tensor:
-    """The keys that `transpositions` gave for `num` embeddings, once found to fit."""
+    """Check and return the keys that `transpositions` returned for `num` embeddings."""
     if not isinstance(key, Tensor):
-        raise TypeError(f"transpositions gave a {type(key).__name__}; it must give int64 [{num}]")
+        raise TypeError(
+            f"transpositions returned a {type(key).__name__}; it must return int64 [{num}]"
+        )
     if key.shape != (num,) or key.dtype != torch.int64:
         raise ValueError(
-            f"transpositions gave {list(key.shape)}, {key.dtype} for {num} embeddings; it must "
-            f"give one number for each, [{num}], torch.int64"
+            f"transpositions returned {list(key.shape)}, {key.dtype} for {num} embeddings; it "
+            f"must return one number for each, [{num}], torch.int64"
         )
     return plain(key, torch.int64, device)
 
@@ -114,7 +116,7 @@ def fitting_key(key: Tensor, num: int, device: torch.device) -> Tensor:
 def _pair(answer: Any) -> tuple[Any, Any]:
     if not isinstance(answer, tuple) or isinstance(answer, RecurrentOutput) or len(answer) != 2:
         raise TypeError(
-            f"recurrent_fn gave a {type(answer).__name__}; it must return two things: "
+            f"recurrent_fn returned a {type(answer).__name__}; it must return two things: "
             "RecurrentOutput(reward, value, prior_logits, ...), embedding"
         )
     return answer
@@ -133,13 +135,13 @@ class _OutputCheck:
         self._row, self._edges = torch.Size(), torch.Size()  # [m] and [m, A]
 
     def __call__(self, output: RecurrentOutput, num: int) -> RecurrentOutput:
-        """The output for `num` rows in the search's dtypes, once it was found to fit."""
+        """Check the model's output for `num` rows, and return it in the search's dtypes."""
         if num != self._num:
             self._num = num
             self._row, self._edges = torch.Size([num]), torch.Size([num, self._num_actions])
         if not isinstance(output, RecurrentOutput):
             raise TypeError(
-                f"recurrent_fn gave a {type(output).__name__} instead of a RecurrentOutput: "
+                f"recurrent_fn returned a {type(output).__name__} instead of a RecurrentOutput: "
                 "return RecurrentOutput(reward, value, prior_logits, ...), embedding"
             )
         reward, value, logits, discount, mask, to_play, actions = output
@@ -188,16 +190,16 @@ def _check_actions(actions: Tensor, at_root: Tensor | None, num: int) -> None:
     needed = [num, *at_root.shape[1:]]
     if list(actions.shape) != needed or actions.dtype != at_root.dtype:
         raise ValueError(
-            f"the model gave actions {list(actions.shape)}, {actions.dtype} (needed {needed}, "
-            f"{at_root.dtype}, as the root's)"
+            f"the model returned actions {list(actions.shape)}, {actions.dtype} (needed {needed}, "
+            f"{at_root.dtype}, as at the root)"
         )
 
 
 def _one_sided(name: str, root_has: bool) -> str:
-    has, lacks = "the root", "the model's answer"
+    has, lacks = "the root", "the model's output"
     if not root_has:
         has, lacks = lacks, has
-    return f"{has} has {name} and {lacks} has not: give it in both or in neither"
+    return f"{has} has {name}, but {lacks} does not: return it in both or in neither"
 
 
 def _not_tensors(output: RecurrentOutput) -> str:
@@ -206,7 +208,7 @@ def _not_tensors(output: RecurrentOutput) -> str:
         for name, field, kind in zip(output._fields, output, _FIELDS, strict=True)
         if not isinstance(field, kind)
     ]
-    return f"the model's answer must hold tensors and has {', '.join(wrong)}"
+    return f"the model's output must hold tensors, but has {', '.join(wrong)}"
 
 
 def _mismatch(output: RecurrentOutput, shapes: tuple[torch.Size, ...]) -> str:
@@ -216,4 +218,7 @@ def _mismatch(output: RecurrentOutput, shapes: tuple[torch.Size, ...]) -> str:
         if field is not None and field.shape != shape
     ]
     rows, actions = shapes[2]
-    return f"the model was asked for {rows} rows and {actions} actions and gave {', '.join(wrong)}"
+    return (
+        f"the model was called for {rows} rows and {actions} actions, but returned "
+        f"{', '.join(wrong)}"
+    )

@@ -69,7 +69,7 @@ class Nodes:
 
     @property
     def value(self) -> Tensor:
-        """Mean of what was backed up [M] float32; the model's value where nothing was."""
+        """Mean of the backed-up values [M] float32; the model's value before the first backup."""
         return mean_values(self._of_rows("visits"), self._of_rows("value_sum"), self.raw_value)
 
     @property
@@ -94,7 +94,7 @@ class Nodes:
 
 
 def mean_values(visits: Tensor, value_sum: Tensor, raw_value: Tensor) -> Tensor:
-    """Mean of what was backed up, float32; the model's value where nothing was yet.
+    """Mean of the backed-up values, float32; the model's value before the first backup.
 
     >>> mean_values(torch.tensor([2, 0]), torch.tensor([3.0, 0.0]), torch.tensor([0.0, 0.5]))
     tensor([1.5000, 0.5000])

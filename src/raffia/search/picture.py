@@ -33,7 +33,7 @@ _WORST, _MIDDLE, _BEST = (217, 104, 11), (139, 149, 165), (31, 119, 208)
 
 
 def drawn(graph: TreeGraph, max_nodes: int = 40) -> Scene:
-    """A drawing of a root's tree that can be had as SVG or be saved.
+    """A drawing of a root's tree, to be shown as SVG or saved to a file.
 
     >>> from raffia.search.graph import TreeNode
     >>> node = TreeNode(0, 0, 1, 0.5, 0.5, False, 2, 1.0)
@@ -188,7 +188,7 @@ class _Painter:
         else:
             legend.words("N visits   V value")
         if self.graph.nodes[0].to_play is not None:
-            legend.words("V for the player in the box   Q for who takes the action")
+            legend.words("V for the player in the box   Q for the player who acts")
         if self.graph.meeting(self.shown):
             legend.words("N in a box counts all ways that lead to it")
         if any([box.is_mark for box in self.node_boxes]):
@@ -258,14 +258,14 @@ def lay_out(
     top = min([box.y - box.height / 2 for box in boxes])
     for box in boxes:
         box.y += _MARGIN - top
-    beside = {box.row: box.y for box in boxes if not box.is_mark}
+    middles = {box.row: box.y for box in boxes if not box.is_mark}
     for box in boxes:
-        box.lanes.sort(key=lambda edge: (beside[edge.source], edge.action))
+        box.lanes.sort(key=lambda edge: (middles[edge.source], edge.action))
     x = float(_MARGIN)
     for i in range(1 + max([box.column for box in boxes])):
         column = [box for box in boxes if box.column == i]
         labels = max([label_width(edge) for box in column for edge in box.lanes], default=0)
-        label_x = x + (_fan(column, beside) if i else 0)
+        label_x = x + (_fan(column, middles) if i else 0)
         x = label_x + (labels + 8 if labels else 0)
         width = max([box_size(box.row, box.is_mark)[0] for box in column])
         for box in column:

@@ -184,7 +184,9 @@ def sample_visits(
     if not _any(temperature):
         return visits.argmax(-1)
     if gumbel is None:
-        raise ValueError("a temperature above 0 draws the action: pass gumbel=gumbel_noise(shape)")
+        raise ValueError(
+            "a temperature above 0 samples the action: pass gumbel=gumbel_noise(shape)"
+        )
     # Gumbel-max; visits relative to the most, so that a small temperature does not overflow
     log_visits, gumbel = visits.double().log(), gumbel.to(visits.device)
     log_visits -= log_visits.amax(-1, keepdim=True)
@@ -206,7 +208,7 @@ def _check_dirichlet(noise: Tensor, mask: Tensor | None) -> None:
 
 
 def _any(number: float | Tensor) -> bool:
-    """Whether it is above 0 for any root."""
+    """Whether a number is above 0 for any root."""
     if isinstance(number, Tensor):
         return bool((number > 0).any())
     return number > 0
@@ -239,7 +241,7 @@ def _check_noise(
         raise ValueError(f"dirichlet_fraction={fraction} must lie in 0..1")
     if most == 0 and dirichlet is not None:
         raise ValueError(
-            "dirichlet is given and dirichlet_fraction=0 leaves it out: pass for example "
+            "dirichlet was passed, but dirichlet_fraction=0 ignores it: pass for example "
             "dirichlet_fraction=0.25"
         )
     for name, noise in (("dirichlet", dirichlet), ("action_gumbel", action_gumbel)):
@@ -256,7 +258,7 @@ def _check_noise(
 
 
 def _ends(number: float | Tensor) -> tuple[float, float]:
-    """The smallest and the largest."""
+    """The smallest and the largest of some values."""
     if isinstance(number, Tensor):
         least, most = number.aminmax()
         return float(least), float(most)

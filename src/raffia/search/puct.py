@@ -57,16 +57,16 @@ class PUCT:
         for name, allowed in _CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(
-                    f"{name}={getattr(self, name)!r} is none of {allowed}; "
-                    f"for example PUCT({name}={allowed[0]!r})"
+                    f"{name}={getattr(self, name)!r} must be one of {allowed}; for example "
+                    f"PUCT({name}={allowed[0]!r})"
                 )
         if not (self.c_base > 0 and self.min_range > 0):
             raise ValueError(f"c_base={self.c_base} and min_range={self.min_range} must be above 0")
         if not 0 <= self.c_init < float("inf"):
-            raise ValueError(f"c_init={self.c_init} must be a number from 0 on")
+            raise ValueError(f"c_init={self.c_init} must be finite and not negative")
         if self.root_in_range and self.normalize != "running":
             raise ValueError(
-                "root_in_range=True belongs to the running range: pass normalize='running'"
+                "root_in_range=True is only for the running range of Q: pass normalize='running'"
             )
         if (self.ties == "random") != (self.tie_seed is not None):
             raise ValueError(
@@ -138,8 +138,8 @@ class PUCT:
             return self
         if self.tie_seed.shape != (len(budget),):
             raise ValueError(
-                f"tie_seed has shape {tuple(self.tie_seed.shape)}, there are {len(budget)} roots: "
-                f"pass an int64 tensor [{len(budget)}]"
+                f"tie_seed has shape {tuple(self.tie_seed.shape)}, but there are {len(budget)} "
+                f"roots: pass an int64 tensor [{len(budget)}]"
             )
         return replace(self, tie_seed=plain(self.tie_seed, torch.int64, device))
 

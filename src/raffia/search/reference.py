@@ -234,7 +234,7 @@ class ReferenceSteps:
         return found
 
     def _add_to_paths(self, root: Tensor, leaf: Tensor, gain: Tensor) -> None:
-        """Add what was found to the nodes of the paths, from the leaves to the roots."""
+        """Add the new values to the nodes of the paths, from the leaves to the roots."""
         state, entries = self.state, self.state.entries
         entries["visits"][root, leaf] += 1
         entries["value_sum"][root, leaf] += gain
@@ -265,7 +265,7 @@ class ReferenceSteps:
         entries["q_max"][root] = torch.maximum(entries["q_max"][root], q)
 
     def _whole_range(self, root: Tensor) -> None:
-        """Set the tree's range of Q from its present Q."""
+        """Set the tree's range of Q from its current Q."""
         entries = self.state.entries
         is_node = entries["parent"][root] >= 0
         is_node[:, 0] = True

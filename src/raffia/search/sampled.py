@@ -42,7 +42,7 @@ def sampled_policy(
     prior: Prior = "sampling",
     generator: torch.Generator | None = None,  # for the seeds if not given; None: torch's own
 ) -> PolicyOutput:
-    """Plan over sampled actions; `action` is the real one, `action_weights` are of the K sampled.
+    """Plan over sampled actions; `action` is the chosen one, `action_weights` are of the K sampled.
 
     The K actions of the root are `tree.data["actions"][:, 0]`: with `sampler.log_density` of them
     and `action_weights` as the target, they make the loss of the policy.
@@ -102,11 +102,11 @@ def with_sampled_actions(
         what = f"the class {sampler.__name__}" if isinstance(sampler, type) else repr(sampler)
         raise TypeError(f"sampler is {what}; pass an instance, such as GaussianSampler(20)")
     if prior not in ("sampling", "uniform", "density"):
-        raise ValueError(f"prior={prior!r} is none of 'sampling', 'uniform', 'density'")
+        raise ValueError(f"prior={prior!r} must be 'sampling', 'uniform' or 'density'")
     if root.actions is not None:
         raise ValueError(
-            "root.actions is given: the actions of this root are sampled already; pass the root "
-            "of the model, whose prior_logits are the parameters of its policy"
+            "root.actions is set, so the actions of this root are sampled already; pass the "
+            "model's own root, whose prior_logits are the parameters of its policy"
         )
     batch = len(root.prior_logits)
     if seed.shape != (batch,) or seed.dtype != torch.int64:
@@ -140,8 +140,8 @@ def with_sampled_actions(
 def _check_dtype(root: Tensor, node: Tensor) -> None:
     if root.dtype != node.dtype:
         raise TypeError(
-            f"root.prior_logits (the policy's parameters) are {root.dtype} and those that "
-            f"recurrent_fn gives are {node.dtype}; they must be the same: pass for example "
+            f"root.prior_logits (the policy's parameters) has dtype {root.dtype}, but "
+            f"recurrent_fn returns {node.dtype}; both must be the same: pass for example "
             f"root._replace(prior_logits=root.prior_logits.to({node.dtype}))"
         )
 
@@ -173,18 +173,18 @@ def _which(
 
 
 def _device_of(embedding: Any, default: torch.device) -> torch.device:
-    """Device of the embedding, which may be another than the trees'; what is carried beside it
+    """Device of the embedding, which may be another than the trees'; what is carried with it
     goes along, since a search moves the rows of all of it together."""
     leaves = _entries(embedding) if isinstance(embedding, Node) else tree_leaves(embedding)
     return next((leaf.device for leaf in leaves if isinstance(leaf, Tensor)), default)
 
 
 def _put(embedding: Any, seed: Tensor, actions: Tensor) -> Any:
-    """The model's embedding with seeds and actions beside it, in the container that it is."""
-    beside = {SEED: seed, ACTIONS: actions}
+    """The model's embedding with seeds and actions added, in a container of the same kind."""
+    added = {SEED: seed, ACTIONS: actions}
     if isinstance(embedding, Node):
-        return embedding.copy().update(beside)
-    return {**embedding, **beside} if isinstance(embedding, dict) else (embedding, seed, actions)
+        return embedding.copy().update(added)
+    return {**embedding, **added} if isinstance(embedding, dict) else (embedding, seed, actions)
 
 
 def _take(carried: Any) -> tuple[Any, Tensor, Tensor]:
@@ -266,7 +266,7 @@ class GaussianSampler:
         if self.low is not None and not bool((self._bounds()[1] > 0).all()):
             raise ValueError(f"low={self.low} must lie below high={self.high}")
         if self.std is not None and not bool((torch.as_tensor(self.std) > 0).all()):
-            raise ValueError(f"std={self.std} must be above 0, or None: it is the policy's own")
+            raise ValueError(f"std={self.std} must be above 0, or None for the policy's own")
 
     def sample(self, parameters: Tensor, seed: Tensor, mask: Tensor | None = None) -> Samples:
         """K actions [M, K, D], all of the same weight."""
@@ -282,7 +282,7 @@ class GaussianSampler:
         if mask is not None:
             if mask.shape != (rows, 1):
                 raise ValueError(
-                    f"the mask has shape {list(mask.shape)}; with continuous actions it is "
+                    f"the mask has shape {list(mask.shape)}; with continuous actions it must be "
                     f"[rows, 1] = {[rows, 1]}, False where the episode has ended"
                 )
             mask = mask.expand(rows, self.num_samples)
@@ -306,15 +306,15 @@ class GaussianSampler:
             std = constant(self.std, parameters)
             if std.shape not in ((), parameters.shape[-1:]):
                 raise ValueError(
-                    f"std has shape {list(std.shape)} and the policy has {parameters.shape[-1]} "
-                    "parameters; with a fixed std these are means: std must be one number or "
+                    f"std has shape {list(std.shape)}, but the policy has {parameters.shape[-1]} "
+                    "parameters, which are means if std is fixed: std must be one number or "
                     f"[{parameters.shape[-1]}]"
                 )
             return parameters, std.expand_as(parameters)
         if parameters.shape[-1] % 2:
             raise ValueError(
-                f"the policy has {parameters.shape[-1]} parameters, an odd number: they are D "
-                "means, then D standard deviations; for means alone fix "
+                f"the policy has {parameters.shape[-1]} parameters, an odd number, but they "
+                "must be D means followed by D standard deviations; if they are means alone, fix "
                 f"GaussianSampler({self.num_samples}, std=...)"
             )
         mean, std = parameters.chunk(2, -1)
@@ -379,7 +379,7 @@ class CategoricalSampler:
 def _check_mean_and_std(mean: Tensor, std: Tensor) -> None:
     if bool(((mean.abs() < math.inf) & (std > 0) & (std < math.inf)).all()):
         return
-    positive = "they must be above 0 and finite: take the exponential or softplus of a network's"
+    positive = "they must be above 0 and finite: apply exp or softplus to the network's output"
     for name, numbers, fits, hint in (
         ("means", mean, mean.isfinite(), "the policy's parameters must be finite"),
         ("standard deviations", std, (std > 0) & std.isfinite(), positive),
@@ -392,4 +392,6 @@ def _check_mean_and_std(mean: Tensor, std: Tensor) -> None:
 
 def _check_num_samples(num: int) -> None:
     if num < 1:
-        raise ValueError(f"num_samples={num} must be at least 1; 20 is common for continuous ones")
+        raise ValueError(
+            f"num_samples={num} must be at least 1; 20 is common for continuous actions"
+        )

@@ -14,7 +14,7 @@ SelectFn = Callable[[Nodes, Any], tuple[Tensor, Any]]  # (nodes, carry) -> (acti
 
 
 class Selection(Protocol):
-    """How a search chooses an action at each node, and what it must keep for that.
+    """The protocol of selections: how a search chooses actions, and what it carries to child nodes.
 
     >>> from raffia.search import PUCT, Gumbel
     >>> [selection.needs_logits for selection in (PUCT(), Gumbel(root_gumbel=torch.zeros(1, 2)))]
@@ -34,7 +34,7 @@ class Selection(Protocol):
         """The selection prepared for one search; num_legal, budget: one number for each root."""
 
     def __call__(self, nodes: Nodes, carry: Any) -> tuple[Tensor, Any]:
-        """The actions [M], and what to take to the children."""
+        """Choose the actions [M]; returns them, and the carry for the children."""
 
 
 @dataclass(frozen=True)
@@ -57,11 +57,11 @@ class FunctionSelection:
         return self
 
     def __call__(self, nodes: Nodes, carry: Any) -> tuple[Tensor, Any]:
-        """The function's actions and carry, once the actions were found to be legal."""
+        """The function's actions and carry, after a check that the actions are legal."""
         answer = self.function(nodes, carry)
         if not isinstance(answer, tuple) or len(answer) != 2:
             raise TypeError(
-                f"select gave a {type(answer).__name__}; it must return (action, carry)"
+                f"select returned a {type(answer).__name__}; it must return (action, carry)"
             )
         _check_actions(answer[0], nodes)
         return answer
@@ -71,23 +71,24 @@ def _check_actions(action: Any, nodes: Nodes) -> None:
     visits, mask = nodes.visits, nodes.mask
     if not isinstance(action, Tensor) or action.dtype != torch.int64:
         kind = action.dtype if isinstance(action, Tensor) else type(action).__name__
-        raise TypeError(f"select gave {kind} as actions; they must be an int64 tensor")
+        raise TypeError(f"select returned {kind} as actions; they must be an int64 tensor")
     if action.shape != visits.shape[:1]:
         raise ValueError(
-            f"select gave actions {list(action.shape)} for {visits.shape[0]} nodes; it must give "
-            "one for each"
+            f"select returned actions {list(action.shape)} for {visits.shape[0]} nodes; it must "
+            "return one for each"
         )
     num_actions = visits.shape[1]
     if not bool(((action >= 0) & (action < num_actions)).all()):
         raise ValueError(
-            f"select gave actions {action.tolist()}; they must lie in 0..{num_actions - 1}"
+            f"select returned actions {action.tolist()}; they must lie in 0..{num_actions - 1}"
         )
     if mask is None:
         return
     ends = ~mask.any(-1)  # a node that ended is not walked from, but may be asked about
     if not bool((mask.gather(1, action.unsqueeze(1)).squeeze(1) | ends).all()):
         raise ValueError(
-            f"select gave actions {action.tolist()}, some of them illegal: see nodes.mask"
+            f"select returned actions {action.tolist()}, some of which are illegal; nodes.mask "
+            "shows the legal ones"
         )
 
 

@@ -44,7 +44,7 @@ class SearchState:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """B, N, A."""
+        """The numbers of roots, nodes and actions: B, N, A."""
         batch, rows, actions = self.entries["children"].shape
         return batch, rows, actions
 
@@ -53,7 +53,7 @@ class SearchState:
         return Tree(unchecked(self.entries, self.entries["children"].shape[:1]))
 
     def renew(self, root: RootOutput, select: Any, gamma: Tensor) -> None:
-        """Begin another search of the same shapes: with entries of its own."""
+        """Start another search of the same shapes, with new entries."""
         actions, device = self.shape[2], self.gamma.device
         self.entries = new_arrays(self.kinds, device)
         self.select = select.prepare(num_legal(root), self.budget, actions, device)
@@ -76,7 +76,7 @@ class SearchState:
         return (len(budget) - ended[:-1]).tolist()
 
     def divided(self, num_parts: int) -> list[SearchState]:
-        """States of some of the roots each, over the same arrays."""
+        """Parts of the state with some of the roots each, over the same arrays."""
         num = len(self.order)
         return [
             replace(
@@ -148,8 +148,7 @@ def make_state(
     max_depth: int | None,
     transpositions: StateKey | None,
 ) -> SearchState:
-    """The arrays of a search, whose values are not set yet: `instantiate` of the steps does
-    that."""
+    """The arrays of a search, uninitialised: `instantiate` of the steps sets their values."""
     (batch, actions), device = root.prior_logits.shape, root.prior_logits.device
     rows = max(budget) + 1
     unused = {
@@ -199,7 +198,7 @@ class Kind(NamedTuple):
 
 
 def new_arrays(kinds: list[Kind], device: torch.device) -> dict[str, Any]:
-    """Arrays by name, whose values are not set."""
+    """Uninitialised arrays by name."""
     arrays: dict[str, Any] = {}
     for names, shape, dtype in kinds:
         arrays.update(zip(names, new_memory(shape, dtype, device).unbind(), strict=True))

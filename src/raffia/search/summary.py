@@ -79,7 +79,8 @@ class _Table:
         notes = []
         if self.players:
             notes.append(
-                "Q and reward: for who takes the action; raw value: for who is to move then"
+                "Q and reward: for the player who takes the action; raw value: for the "
+                "player to move next"
             )
         if self.graph.meeting(self.shown):
             notes.append("visits: of the action; the root's count all ways that lead back to it")

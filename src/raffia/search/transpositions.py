@@ -25,7 +25,7 @@ def state_key(*content: NestedKey | QueryModule) -> StateKey:
         one `raffia.data.QueryModule`, which names them; nothing: all tensors of the embedding.
 
     Content is compared by its bytes (-0.0 counts as 0.0, all NaNs as one), so this is for states
-    that are computed exactly: a game's board and who is to move. Learnt latent states that are
+    that are computed exactly: a game's board and the player to move. Learnt latent states that are
     reached in two ways differ in their last bits and do not meet; round them in a function of your
     own, if that is what you mean.
 
@@ -84,8 +84,8 @@ def _entry(embedding: Any, key: NestedKey) -> Tensor:
             entry = entry[part]
     else:
         raise TypeError(
-            f"state_key({key!r}) names an entry and the embedding is a {type(embedding).__name__}, "
-            "which has none: state_key() takes all its tensors"
+            f"state_key({key!r}) names an entry, but the embedding is a "
+            f"{type(embedding).__name__}, which has none: state_key() uses all its tensors"
         )
     if not isinstance(entry, Tensor):
         raise TypeError(f"the embedding's entry {key!r} is a {type(entry).__name__}, not a tensor")

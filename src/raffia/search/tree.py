@@ -150,9 +150,9 @@ class Tree:
         if self.embeddings is not None:
             if not isinstance(self.embeddings, (Tensor, TensorCollection)):
                 raise TypeError(
-                    f"the embeddings are a {type(self.embeddings).__name__}; a tensor or a "
-                    "TensorDict can be saved with the tree. Without embeddings: "
-                    "tree.data.save(path), and Tree(TensorDict.load(path)) to read it"
+                    f"the embeddings are a {type(self.embeddings).__name__}, but only a tensor or "
+                    "a TensorDict can be saved with the tree. To save without embeddings: "
+                    "tree.data.save(path); to load: Tree(TensorDict.load(path))"
                 )
             record["embeddings"] = self.embeddings
         record.save(path)
@@ -175,13 +175,13 @@ class Tree:
         is_tree = isinstance(data, TensorCollection)
         if not is_tree:
             raise ValueError(
-                f"{os.fspath(path)!r} was not written by Tree.save; what tree.data.save(path) "
-                "wrote is read by Tree(TensorDict.load(path))"
+                f"{os.fspath(path)!r} was not written by Tree.save; to load what "
+                "tree.data.save(path) wrote: Tree(TensorDict.load(path))"
             )
         return cls(data, record.get("embeddings", None))
 
     def node_values(self) -> Tensor:
-        """Mean of what was backed up [B, N] float32; the model's value where nothing was yet."""
+        """Mean of the backed-up values [B, N] float32; the model's value before the first one."""
         return mean_values(*[self.data[name] for name in ("visits", "value_sum", "raw_value")])
 
     def value(self) -> Tensor:
@@ -274,8 +274,8 @@ class Tree:
             raise IndexError(f"root={root}: this tree has {plural(len(self), 'root')}{there}")
         if action_names is not None and len(action_names) != self.num_actions:
             raise ValueError(
-                f"action_names has {len(action_names)} names and the tree {self.num_actions} "
-                "actions; give one name for each, in the order of the actions' numbers"
+                f"action_names has {len(action_names)} names, but the tree has {self.num_actions} "
+                "actions; pass one name for each, in the order of the actions' numbers"
             )
         one = Tree(self.data[root : root + 1]).to("cpu")
         lists = {name: entry[0].tolist() for name, entry in one.data.items()}

@@ -1,4 +1,4 @@
-"""Workspace: what the searches of one planner need by their shapes alone, kept between them."""
+"""Workspace: the searches of a planner that are prepared, cached by their shapes."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from raffia.search.embeddings import Embeddings
 from raffia.search.memory import LARGE
 from raffia.search.state import SearchState, SearchSteps
 
-NUM_SHAPES = 4  # that are kept: those of acting, of evaluating, and of what is searched again
-MOST_BYTES = LARGE  # of embeddings that are kept; those of larger searches share a thread's arena
+NUM_SHAPES = 4  # in the cache: those of acting, of evaluating, and of what is searched again
+MOST_BYTES = LARGE  # of embeddings in the cache; those of larger searches share a thread's arena
 
 
 @dataclass
 class Prepared:
-    """A search that can begin: its arrays, its steps, the embeddings, and the model bound to them.
+    """A search ready to start: its arrays, its steps, the embeddings, and the model bound to them.
 
     Only the loop (mcts.py) and the workspace touch it.
     """
@@ -47,18 +47,18 @@ class Prepared:
         return is_compiled and bound is not None and hasattr(bound[0], "native")
 
     def renew(self, root: RootOutput, select: Any, gamma: Tensor) -> bool:
-        """Begin another search of the same shapes; False if its embedding is of another form."""
+        """Start another search of the same shapes; False if its embedding has another structure."""
         if not self.embeddings.refill(root.embedding):
             return False
         self.state.renew(root, select, gamma)
-        assert isinstance(self.steps, CompiledSteps)  # others are not kept
+        assert isinstance(self.steps, CompiledSteps)  # others are not cached
         self.steps.renew()
         return True
 
 
 class Workspace:
-    """Memory for embeddings, rows and paths, and the model bound to it, for searches of the same
-    shapes.
+    """A cache of prepared searches by their shapes: memory for embeddings, rows and paths, and the
+    model bound to it.
 
     A planner passes its own to each of its searches; the trees that they give do not share it. What
     a search works with no other finds here meanwhile: one in another thread, or within the model,
@@ -71,23 +71,26 @@ class Workspace:
     """
 
     def __init__(self) -> None:
-        self._kept: dict[Hashable, Prepared] = {}
+        self._cached: dict[Hashable, Prepared] = {}
 
     def __reduce__(self) -> tuple[type[Workspace], tuple[()]]:
         return Workspace, ()  # memory and addresses are of this process; a copy makes its own
 
     def take(self, shapes: Hashable) -> Prepared | None:
-        """What was kept for these shapes, which is the caller's until it is kept again."""
-        return self._kept.pop(shapes, None)
+        """Take the search prepared for these shapes out of the cache: it is the caller's until
+        `keep`.
+        """
+        return self._cached.pop(shapes, None)
 
     def keep(self, shapes: Hashable, prepared: Prepared) -> bool:
-        """Keep what a search has worked with, and whether it is kept: if it is small, and ready for
-        the next search without a call of Python's."""
+        """Put a prepared search back into the cache if it is small and its next run needs no Python
+        calls; returns whether it did.
+        """
         if not prepared.is_native or prepared.embeddings.nbytes >= MOST_BYTES:
             return False
-        while len(self._kept) >= NUM_SHAPES:
-            self._kept.pop(next(iter(self._kept)), None)
-        self._kept[shapes] = prepared
+        while len(self._cached) >= NUM_SHAPES:
+            self._cached.pop(next(iter(self._cached)), None)
+        self._cached[shapes] = prepared
         return True
 
 
@@ -103,7 +106,7 @@ def shapes_of(
     max_depth: int | None,
     transpositions: StateKey | None,
 ) -> Hashable:
-    """What is equal of two searches if one can go on with what the other was prepared with.
+    """The cache key of a search: equal for two searches that can use the same prepared one.
 
     >>> root = RootOutput(torch.zeros(2, 3), torch.zeros(2), torch.zeros(2))
     >>> options = id, None, "auto", 1, None, "exclude", None, None
@@ -114,4 +117,4 @@ def shapes_of(
     has = tuple([part is None for part in (root.mask, root.to_play, root.actions, transpositions)])
     settings = type(select), backend, num_threads, prefix, root_value, max_depth
     shape = root.prior_logits.device, root.prior_logits.shape, *budget
-    return id(recurrent_fn), settings, has, shape  # the model is the same while it is kept
+    return id(recurrent_fn), settings, has, shape  # the model is the same while it is cached

@@ -62,7 +62,7 @@ def peek(node: Node, name: str) -> Any:
 
 
 def is_value(entry: object) -> bool:
-    """Whether an entry stands for a value that is no tensor, or belongs to the whole batch.
+    """Whether an entry is a non-tensor value, or a tensor that belongs to the whole batch.
 
     >>> from raffia import NonTensorData
     >>> is_value(NonTensorData("a")), is_value(TensorDict()), is_value(torch.zeros(2))

@@ -22,7 +22,8 @@ class BatchSizeError(TypeError, ValueError):
     >>> TensorDict({}, "a")
     Traceback (most recent call last):
     ...
-    raffia.tensordict.build.BatchSizeError: a batch_size is an int or a sequence of ints, got str...
+    raffia.tensordict.build.BatchSizeError: a batch_size must be an int or a sequence of ints,
+    got str...
     """
 
 
@@ -43,12 +44,12 @@ def as_size(value: Any) -> torch.Size:
         size = torch.Size(value)
     except TypeError:
         raise BatchSizeError(
-            f"a batch_size is an int or a sequence of ints, got {type(value).__name__} {value!r}; "
-            "entries are given as a dict or as keywords"
+            f"a batch_size must be an int or a sequence of ints, got {type(value).__name__} "
+            f"{value!r}; pass entries as a dict or as keywords"
         ) from None
     for n in size:
         if n.__class__ is int and n < 0:
-            raise ValueError(f"a batch_size has no negative dimensions, got {tuple(size)}")
+            raise ValueError(f"a batch_size cannot have negative dimensions, got {tuple(size)}")
     return size
 
 
@@ -122,8 +123,10 @@ def mismatch(batch_size: torch.Size, value: Any, name: Any) -> RuntimeError:
         + (
             ""
             if shape
-            else ". Scalars are 0-dim tensors: expand it to the batch size, "
-            "or keep it with set_non_tensor"
+            else (
+                ". Scalars are 0-dim tensors: expand it to the batch size, or store it with "
+                "set_non_tensor"
+            )
         )
     )
 
@@ -250,9 +253,9 @@ def finished(
         most `batch_dims`.
     """
     if batch_size is not None and (auto_batch_size or batch_dims is not None):
-        raise ValueError("give batch_size, or auto_batch_size=True (with batch_dims), not both")
+        raise ValueError("pass batch_size, or auto_batch_size=True (with batch_dims), not both")
     if batch_size is not None and (size := as_size(batch_size)):
-        entries = _numbers_kept(entries, size)
+        entries = _with_plain_numbers(entries, size)
     td = cls._from_entries(entries, batch_size, device)
     if auto_batch_size or batch_dims is not None:
         td.auto_batch_size_(batch_dims)
@@ -262,7 +265,7 @@ def finished(
 
 
 def sized(options: SizeOptions, size: torch.Size | tuple[int, ...]) -> SizeOptions:
-    """The options with this batch size, where none is given, and none is to be found."""
+    """The options with this batch size as the default, unless the batch size is to be inferred."""
     known = ("batch_size", "auto_batch_size", "batch_dims")
     asked = [options.get(name) for name in known]
     if asked[0] is None and not asked[1] and asked[2] is None:
@@ -270,8 +273,8 @@ def sized(options: SizeOptions, size: torch.Size | tuple[int, ...]) -> SizeOptio
     return options
 
 
-def _numbers_kept(source: Any, size: torch.Size) -> Any:
-    """Entries in which a number that stands beside tensors with batch dimensions is kept as one."""
+def _with_plain_numbers(source: Any, size: torch.Size) -> Any:
+    """Entries in which numbers next to tensors with batch dimensions stay plain numbers."""
     if isinstance(source, Node):
         return source
     out = {}
@@ -281,6 +284,6 @@ def _numbers_kept(source: Any, size: torch.Size) -> Any:
         elif isinstance(value, _NUMBERS):
             value = kinds.NonTensorData(value, batch_size=size)
         elif isinstance(value, Mapping):
-            value = _numbers_kept(value, size)
+            value = _with_plain_numbers(value, size)
         out[name] = value
     return out

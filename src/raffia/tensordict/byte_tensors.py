@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def bytes_to_tensor(data: bytes) -> Tensor:  # uint8 [len(data)]
-    """The bytes in memory of their own.
+    """A uint8 tensor with a copy of the bytes.
 
     >>> bytes_to_tensor(b"abc"), bytes_to_tensor(b"").shape
     (tensor([97, 98, 99], dtype=torch.uint8), torch.Size([0]))

@@ -28,7 +28,7 @@ NUMBERS: dict[Any, tuple[type, ...]] = {  # annotation -> the values that fit it
 
 
 class Required:
-    """The default of a field that has none.
+    """The marker of a field that has no default.
 
     >>> Required()
     <required>
@@ -39,7 +39,7 @@ class Required:
 
 
 class Factory:
-    """The default of a field that is made again for each instance.
+    """The default of a field that a factory makes anew for each instance.
 
     >>> Factory(list).make()
     []

@@ -355,8 +355,8 @@ class TensorCollection(Construction, Pointwise, Reductions, Node):
     def batch_size(self, value: Any) -> None:
         if value is None:
             raise TypeError(
-                "the batch_size is an int or a sequence of ints, got None; "
-                "[] stands for no batch dimensions"
+                "the batch_size must be an int or a sequence of ints, got None; [] stands for no "
+                "batch dimensions"
             )
         self._set_batch_size(build.as_size(value))
 
@@ -422,7 +422,7 @@ class TensorCollection(Construction, Pointwise, Reductions, Node):
     @device.setter
     def device(self, value: Any) -> None:
         raise RuntimeError(
-            f"device cannot be assigned: td.to({str(value)!r}) gives the container on another "
+            f"device cannot be assigned: td.to({str(value)!r}) returns the container on another "
             "device"
         )
 

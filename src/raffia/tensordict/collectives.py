@@ -86,7 +86,9 @@ def padded(data: Tensor, size: int) -> Tensor:
 
 
 def unlike(doing: str, listings: Sequence[str | Listed | None], group: Group) -> Exception:
-    """The error of trees that differ: the first two that do; a text is the error of that rank."""
+    """The error for trees that differ: it names the first two ranks; a text is the error of that
+    rank.
+    """
     ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
     for rank, listed in zip(ranks, listings, strict=True):
         if isinstance(listed, str):
@@ -98,7 +100,8 @@ def unlike(doing: str, listings: Sequence[str | Listed | None], group: Group) ->
             what = difference(theirs, cast(Listed, other), f"on rank {first}", f"on rank {rank}")
             return ValueError(
                 f"{doing}: the containers of ranks {first} and {rank} differ: {what}. Nothing was "
-                "sent. Give all the same keys, shapes and dtypes, such as with td.broadcast(src)"
+                "sent. All ranks need the same keys, shapes and dtypes, which td.broadcast(src) "
+                "gives them"
             )
     raise AssertionError("no listing differs")
 
@@ -269,7 +272,7 @@ def sealed(td: Any, device: Any) -> tuple[Any, bytes]:
 
 
 class Packed(NamedTuple):
-    """A container on its way: how long its parts are, these, and why it could not be packed.
+    """A container packed to be sent: the lengths of its parts, the parts, or why packing failed.
 
     head: 1, the length of the record, and that of the block; 0 and the length of what is wrong,
         which takes the place of the record.
@@ -447,7 +450,8 @@ async def arecv(td: Any, src: int, *, device: Any = None, group: Group = None) -
 
 
 def all_gather(td: Any, *, group: Group = None) -> list[Any]:
-    """The containers of all processes, in order of rank, in each process; they may differ in form.
+    """The containers of all processes, in order of rank, in each process; they may differ in
+    structure.
 
     They are new and consolidated, and have their non-tensor entries.
 
@@ -526,7 +530,7 @@ def gather_and_stack(td: Any, dst: int, group: Group = None) -> Any:
     rows = [row(doing, rank, head, data) for rank, head, data in sent if rank != dst]
     if not td._batch_size or td._batch_size[0] != len(rows):
         raise ValueError(
-            f"{doing}: {len(rows)} other processes sent a row each, and the batch size here is "
+            f"{doing}: {len(rows)} other processes sent a row each, but the batch size here is "
             f"{list(td._batch_size)}: it must begin with {len(rows)}"
         )
     td.update(torch.stack(rows, 0), inplace=True)

@@ -170,7 +170,7 @@ def consolidate(
     pin_memory: bool = False,
     metadata: bool = False,
 ) -> Any:
-    """The container with all its entries in one buffer, locked; itself, if it is so already.
+    """The container with all its entries in one buffer, locked; itself if it already is.
 
     It takes one copy to a device, and is one block to share or to send.
 
@@ -192,7 +192,9 @@ def consolidate(
     """
     early = return_early and num_threads > 1
     if early and (use_buffer or non_blocking):
-        raise ValueError("consolidate: return_early goes with neither use_buffer nor non_blocking")
+        raise ValueError(
+            "consolidate: return_early cannot be combined with use_buffer or non_blocking"
+        )
     options = (filename, num_threads, device, non_blocking, use_buffer, share_memory, pin_memory)
     if _is_block(td, filename, device, share_memory, pin_memory):
         return td
@@ -216,7 +218,7 @@ def consolidate(
 
 
 def _is_block(td: Any, filename: Any, device: Any, share_memory: bool, pin_memory: bool) -> bool:
-    """Whether a container is consolidated already, in the way that is asked for."""
+    """Whether a container is already consolidated in the requested way."""
     if filename is not None or not td._locked or not is_consolidated(td):
         return False
     buffer = td._buffer
@@ -302,7 +304,7 @@ def reduce_consolidated(td: Any) -> Any:
 
 
 def from_buffer(tree: Any, buffer: Tensor, spans: list[int]) -> Any:
-    """A consolidated container from its buffer, and a tree that says the shapes and dtypes."""
+    """A consolidated container from its buffer, and a tree that holds the shapes and dtypes."""
     starts = zip(tree._leaves([]), spans, strict=True)
     out = tree._rebuild(iter([view_of(buffer, at, x.dtype, x.shape) for x, at in starts]))
     out._buffer, out._spans = buffer, spans
@@ -328,7 +330,7 @@ def write_block(td: Any, filename: Path) -> list[int]:
 
 
 def mapped_block(filename: Path, length: int, *, shared: bool) -> Tensor:
-    """The first `length` bytes of a file; writing into what is shared reaches it."""
+    """Map the first `length` bytes of a file; writes to a shared map change the file."""
     if not length:
         return torch.empty(0, dtype=torch.uint8)
     return torch.from_file(os.fspath(filename), shared=shared, size=length, dtype=torch.uint8)
@@ -343,7 +345,7 @@ class BlockReader(Reader):
     def tensor(self, entry: Record) -> Tensor:
         if "ragged" in entry:
             if entry["ragged"] == ragged.STRIDED:
-                self.fail("a nested tensor in a block is a jagged one")
+                self.fail("a nested tensor in a block must be a jagged one")
             return ragged.joined(*ragged.read(self, entry))
         dtype, shape = self.dtype(entry["dtype"]), self.size(entry.get("shape"))
         at, nbytes = entry.get("at"), math.prod(shape) * dtype.itemsize
@@ -387,7 +389,7 @@ def from_consolidated(cls: Any, filename: Path) -> Any:
         ending = file.read(ENDING)
         size = int.from_bytes(ending[:8], "little")
         if ending[8:] != MARK or size > length - ENDING:
-            raise DamagedFileError(path, "it is not a consolidated container, or not all of it")
+            raise DamagedFileError(path, "it is not a consolidated container, or it is incomplete")
         file.seek(length - ENDING - size)
         record = parse_json(path, file.read(size))
     return over_block(path, record, mapped_block(path, length - ENDING - size, shared=False))

@@ -303,7 +303,7 @@ class Construction(Node):
     def new_tensor(
         self, data: Any, *, dtype: Any = None, device: Device = None, requires_grad: bool = False
     ) -> Self:
-        """A container with these entries and the values of `data`, a container or something for
+        """A container with these entries and the values of `data`, a container or one value for
         all.
 
         >>> from raffia import TensorDict
@@ -355,9 +355,13 @@ class Construction(Node):
         torch.Size([2, 4])
         """
         if storage not in (None, "memmap", "shared"):
-            raise ValueError(f'from_schema: storage is None, "memmap" or "shared", got {storage!r}')
+            raise ValueError(
+                f'from_schema: storage must be None, "memmap" or "shared", got {storage!r}'
+            )
         if kwargs and storage != "memmap":
-            raise TypeError(f"from_schema: {sorted(kwargs)} go with storage='memmap' only")
+            raise TypeError(
+                f"from_schema: {sorted(kwargs)} can only be passed with storage='memmap'"
+            )
         size = as_size(batch_size)
         mapped = storage == "memmap"
         td = cls._from_entries({}, size, None if mapped else device)

@@ -55,7 +55,7 @@ def to(
             if hasattr(td, "tensordicts"):
                 raise TypeError(
                     "to(batch_size=...): the batch size of a lazy stack is that of its members; "
-                    "td.to_tensordict() gives a container of which it can be changed"
+                    "td.to_tensordict() returns a container whose batch size can be changed"
                 )
             pin: dict[str, Any] = dict(non_blocking_pin=non_blocking_pin, num_threads=num_threads)
             out = to(td, *args, cast_filter=cast_filter, **pin, **kwargs)
@@ -126,7 +126,7 @@ def _unmoved(td: Any) -> Any:
 
 
 def synchronise(td: Any) -> None:
-    """Wait for copies to the CPU that are under way, so that nobody reads half of one."""
+    """Wait for pending copies to the CPU, so that nobody reads incomplete data."""
     if torch.cuda.is_available() and any([leaf.is_cuda for leaf in td._leaves([])]):
         torch.cuda.current_stream().synchronize()
 
@@ -160,7 +160,7 @@ def cuda(td: Container, device: Device = None, **options: Any) -> Container:
 def type_(
     td: Container, dst_type: torch.dtype, *, cast_filter: CastFilter | None = None
 ) -> Container:
-    """The container with all entries cast to a dtype; `cast_filter(key, tensor)` says which.
+    """The container with all entries cast to a dtype; `cast_filter(key, tensor)` selects them.
 
     >>> from raffia import TensorDict
     >>> TensorDict(a=torch.zeros(2)).type(torch.int64)["a"].dtype
@@ -240,7 +240,7 @@ def is_meta(td: Any) -> bool:
 
 
 def clear_device_(td: Container) -> Container:
-    """Leave the device open, here and in what is nested; entries stay where they are.
+    """Set the device to None, also in nested containers; entries stay where they are.
 
     >>> from raffia import TensorDict
     >>> TensorDict(device="cpu").clear_device_().device is None
@@ -251,7 +251,7 @@ def clear_device_(td: Container) -> Container:
 
 
 def auto_device_(td: Container) -> Container:
-    """Set the device to the one of all entries, or leave it open if they have several.
+    """Set the device to the one of all entries, or to None if they are on several.
 
     >>> from raffia import TensorDict
     >>> TensorDict(a=torch.zeros(2)).auto_device_().device
@@ -319,7 +319,7 @@ def pin_memory_(td: Container, num_threads: int | None = None) -> Container:
 
 
 def share_memory_(td: Container) -> Container:
-    """Move all entries to shared memory, where other processes see the same; locks the container.
+    """Move all entries to shared memory, visible to other processes; locks the container.
 
     >>> from raffia import TensorDict
     >>> TensorDict(a=torch.ones(2)).share_memory_().is_shared()

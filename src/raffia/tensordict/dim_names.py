@@ -43,7 +43,7 @@ def checked(td: Any, value: Sequence[str | None] | None) -> list[str | None] | N
 def store(td: Any, value: list[str | None] | None) -> None:
     td._set_names(value)
     for child in td._named_children():
-        if isinstance(child, Tensor):  # whose dimensions are not those of the batch
+        if isinstance(child, Tensor):  # its dimensions are not those of the batch
             continue
         extra = child.names[len(td._batch_size) :]
         merged = (value or [None] * len(td._batch_size)) + extra
@@ -51,7 +51,7 @@ def store(td: Any, value: list[str | None] | None) -> None:
 
 
 def passed_on(td: Container) -> Container:
-    """The container itself, after what is nested in it was given the names of its dimensions."""
+    """The container itself, after its nested containers were given the names of its dimensions."""
     if td._names is not None:
         store(td, td._names)
     return td
@@ -95,7 +95,7 @@ def agreed(td: Any, value: Any) -> Any:
 
 
 def refine_names(td: Container, *names: Any) -> Container:
-    """Name dimensions that have no name, and return the container; `...` passes over dimensions.
+    """Name dimensions that have no name, and return the container; `...` skips dimensions.
 
     Raises RuntimeError for a dimension that has another name.
 
@@ -109,7 +109,7 @@ def refine_names(td: Container, *names: Any) -> Container:
         at = wanted.index(Ellipsis)
         rest = wanted[at + 1 :]
         if Ellipsis in rest:
-            raise RuntimeError("refine_names: '...' can stand once only")
+            raise RuntimeError("refine_names: '...' can be used only once")
         wanted = wanted[:at] + mine[at : len(mine) - len(rest)] + rest
     if len(wanted) != len(mine):
         raise ValueError(

@@ -248,8 +248,8 @@ def saved_path(td: Any) -> pathlib.Path:
     folder = own_folder(td)
     if folder is None:
         raise AttributeError(
-            "this container has no saved path: it is not memory-mapped, or to temporary files; "
-            "td.memmap(folder) gives one that is"
+            "this container has no saved path: it is not memory-mapped, or only to temporary "
+            "files; td.memmap(folder) returns one that is mapped to a folder"
         )
     return pathlib.Path(folder)
 
@@ -602,8 +602,8 @@ def save(
         )
     if num_threads > 1 or return_early or share_non_tensor:
         raise ValueError(
-            "num_threads, return_early and share_non_tensor are for folders; one file is written "
-            "at once, and read once"
+            "num_threads, return_early and share_non_tensor are only for folders, but the "
+            "container is saved to one file: save to a folder, or leave them out"
         )
     save_file(td, prefix)
     return td
@@ -642,7 +642,7 @@ def load(
     if subpath is not None or mode is not None:
         raise ValueError(
             f"{os.fspath(prefix)} is a file, which is read as a whole into memory; subpath and "
-            "mode are for folders"
+            "mode are only for folders"
         )
     return loaded(FileReader, os.fspath(prefix), device, non_blocking, out)
 

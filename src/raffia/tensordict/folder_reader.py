@@ -89,7 +89,7 @@ class FolderReader(Reader):
         return self.plain(entry, device, self.mode)
 
     def part(self, part: Record, name: str) -> Tensor:
-        """The values of a nested tensor; or, in memory, what says where in these its rows lie."""
+        """The values of a nested tensor; or, in memory, the positions of its rows in the values."""
         if name == "values":
             return self.tensor(part)
         return ragged.in_memory(self.plain(part, CPU, "r"))
@@ -103,8 +103,8 @@ class FolderReader(Reader):
         if found.st_size != nbytes:
             raise DamagedFileError(
                 path,
-                f"it holds {found.st_size} bytes, a {entry['dtype']} tensor of shape {shape} has "
-                f"{nbytes}",
+                f"it holds {found.st_size} bytes, but a {entry['dtype']} tensor of shape {shape} "
+                f"needs {nbytes}",
             )
         if device.type == "meta" or not nbytes:
             out = self.empty(shape, dtype, device)

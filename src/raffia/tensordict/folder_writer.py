@@ -61,7 +61,8 @@ def file_name(name: str, suffix: str, used: set[str], robust: bool, key: tuple[s
         plain = name not in ("", ".", "..") and not re.search(r"[/\\\0]", name)
         if not plain or (stem + suffix).lower() in used:
             raise ValueError(
-                f"entry {'.'.join(key)!r} can't be a file name as it is; leave out robust_key=False"
+                f"entry {'.'.join(key)!r} cannot be used unchanged as a file name; leave out "
+                "robust_key=False"
             )
     else:
         stem = SAFE.sub(lambda m: quoted(m.group()), name) or "%"
@@ -117,7 +118,8 @@ class Job:
             if isinstance(plan.node, nn.Module):
                 raise RuntimeError(
                     f"Cannot build a memmap TensorDict in-place: {'.'.join(plan.key)!r} holds "
-                    "parameters, and a mapped tensor is none. Use memmap or memmap_like instead."
+                    "parameters, but a mapped tensor cannot be a parameter. Use memmap or "
+                    "memmap_like instead."
                 )
 
     def detach_sources(self) -> None:
@@ -204,8 +206,8 @@ class Job:
         length, nbytes = os.lstat(file).st_size, leaf.numel() * leaf.dtype.itemsize
         if length != nbytes:
             raise RuntimeError(
-                f"The file {file} already exists and has {length} bytes, the tensor {nbytes}: "
-                "remove it, or take another folder"
+                f"The file {file} already exists and has {length} bytes, but the tensor needs "
+                f"{nbytes}: remove it, or save to another folder"
             )
 
     def write(self, threads: ThreadPoolExecutor | None) -> None:
@@ -380,6 +382,6 @@ def is_link(path: str) -> bool:
 
 def linked(path: str) -> RuntimeError:
     return RuntimeError(
-        f"{path} is a symbolic link, and what it points to is not written to: remove it, or save "
-        "to another folder"
+        f"{path} is a symbolic link, and links are not written through: remove it, or save to "
+        "another folder"
     )

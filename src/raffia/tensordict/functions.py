@@ -1,4 +1,4 @@
-"""The functions of the container: its methods that other things have too, and tests for kinds."""
+"""Functions on containers: counterparts of the methods, and tests of what an object is."""
 
 from __future__ import annotations
 
@@ -109,7 +109,10 @@ def from_dataclass(
     )
     chosen = {name: True for name, on in flags.items() if on}
     if chosen and dest_cls is not None:
-        raise ValueError(f"from_dataclass: dest_cls has its own options, got {sorted(chosen)} too")
+        raise ValueError(
+            f"from_dataclass: dest_cls has options of its own, so {sorted(chosen)} cannot be "
+            "passed too"
+        )
     if dest_cls is None and chosen:
         dest_cls = to_class(obj, **chosen)
     return TensorDict.from_dataclass(obj, as_tensorclass=True, dest_cls=dest_cls, **options)
@@ -248,7 +251,7 @@ def expand_as_right(tensor: Rows, dest: Any) -> Rows:
 
 
 def is_bool(*args: Any) -> bool:
-    """Whether the last argument is a tensor of truth values; goes as `cast_filter` too.
+    """Whether the last argument is a tensor of truth values; also usable as `cast_filter`.
 
     >>> is_bool(torch.zeros(2)), is_bool(("key",), torch.tensor([True]))
     (False, True)
@@ -257,7 +260,7 @@ def is_bool(*args: Any) -> bool:
 
 
 def is_floating(*args: Any) -> bool:
-    """Whether the last argument is a real floating point tensor; goes as `cast_filter` too.
+    """Whether the last argument is a real floating point tensor; also usable as `cast_filter`.
 
     >>> is_floating(torch.zeros(2)), is_floating(("key",), torch.tensor([1]))
     (True, False)
@@ -267,7 +270,8 @@ def is_floating(*args: Any) -> bool:
 
 
 def is_inexact(*args: Any) -> bool:
-    """Whether the last argument is a floating point or complex tensor; goes as `cast_filter` too.
+    """Whether the last argument is a floating point or complex tensor; also usable as
+    `cast_filter`.
 
     >>> TensorDict(x=torch.ones(1), i=torch.tensor([1])).half(cast_filter=is_inexact)["i"].dtype
     torch.int64
@@ -277,7 +281,7 @@ def is_inexact(*args: Any) -> bool:
 
 
 def is_integer(*args: Any) -> bool:
-    """Whether the last argument is a tensor of whole numbers; goes as `cast_filter` too.
+    """Whether the last argument is a tensor of whole numbers; also usable as `cast_filter`.
 
     >>> is_integer(torch.tensor([1])), is_integer(torch.tensor([True]))
     (True, False)

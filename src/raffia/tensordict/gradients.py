@@ -13,7 +13,7 @@ from raffia.tensordict.views import some
 
 
 def detach(td: Container) -> Container:
-    """The container with its tensors cut off from the graph of gradients.
+    """The container with its tensors detached from the autograd graph.
 
     >>> from raffia import TensorDict
     >>> TensorDict(a=torch.zeros(2, requires_grad=True)).detach().requires_grad
@@ -24,7 +24,7 @@ def detach(td: Container) -> Container:
 
 
 def detach_(td: Container) -> Container:
-    """Cut the tensors off from the graph of gradients, in place.
+    """Detach the tensors from the autograd graph, in place.
 
     >>> from raffia import TensorDict
     >>> TensorDict(a=torch.zeros(2, requires_grad=True)).detach_().requires_grad
@@ -83,7 +83,7 @@ def _requires_grad(leaf: Tensor) -> bool:
 
 
 def requires_grad_(td: Container, requires_grad: bool = True) -> Container:
-    """Say of all entries whether they require a gradient.
+    """Set whether all entries require a gradient.
 
     >>> from raffia import TensorDict
     >>> TensorDict(a=torch.zeros(2)).requires_grad_().requires_grad

@@ -56,7 +56,7 @@ def normalise(index: Any, batch_size: torch.Size) -> Any:
 
 
 _FROM_LOADER = (  # what torch does with a `Mapping`: it reads it by what it yields, which are rows
-    "; a DataLoader without a batch_size that is to give containers as they are takes "
+    "; to have a DataLoader without batch_size return containers unchanged, pass it "
     "collate_fn=torch.nn.Identity()"
 )
 
@@ -80,8 +80,8 @@ def _plain_part(part: Any) -> Any:
         )
     if isinstance(part, list) and part and isinstance(part[0], str):
         raise IndexError(
-            f"a list of keys is no index, got {part!r}; "
-            f"td.select({', '.join(map(repr, part))}) gives a container with these entries"
+            f"a list of keys is not an index, got {part!r}; "
+            f"td.select({', '.join(map(repr, part))}) returns a container with these entries"
         )
     tensor = torch.as_tensor(list(part) if isinstance(part, (range, tuple)) else part)
     return tensor.long() if tensor.numel() == 0 and tensor.dtype.is_floating_point else tensor
@@ -97,8 +97,8 @@ def dims_of(part: Any) -> int:
 def _true_rows(mask: Tensor, size: torch.Size) -> tuple[Tensor, ...]:
     if mask.shape != size:
         raise IndexError(
-            f"the mask has shape {tuple(mask.shape)}, "
-            f"the dimensions that it indexes have {tuple(size)}"
+            f"the mask has shape {tuple(mask.shape)}, but the dimensions that it indexes have "
+            f"shape {tuple(size)}"
         )
     return mask.nonzero(as_tuple=True)
 
@@ -364,8 +364,8 @@ def written(result: Any, out: Any, update_batch_size: bool) -> Any:
         out.batch_size = result._batch_size
     if out._batch_size != result._batch_size:
         raise RuntimeError(
-            f"where: out has batch size {out._batch_size}, the result {result._batch_size}; "
-            "pass update_batch_size=True"
+            f"where: out has batch size {out._batch_size}, but the result has "
+            f"{result._batch_size}; pass update_batch_size=True"
         )
     if not out._locked:
         _replace_values(out, result)
@@ -405,8 +405,8 @@ def _where(td: Any, condition: Tensor, other: Any, pad: Any) -> Any:
         if a is None or b is None:
             if pad is None:
                 raise KeyError(
-                    f"where: only one of the two containers has {name!r}; "
-                    "pass pad=value to fill in for the other"
+                    f"where: only one of the two containers has {name!r}; pass pad=value to use "
+                    "that value for the other"
                 )
             there: Any = a if b is None else b
             filler = (
@@ -449,8 +449,8 @@ def _masks(td: Any, mask: Tensor) -> list[Tensor]:
     fits = [m in (1, n) for m, n in zip(mask.shape, size, strict=False)]
     if mask.dim() > len(size) or not all(fits):
         raise RuntimeError(
-            f"the mask has shape {tuple(mask.shape)}, which is not that of the first batch "
-            f"dimensions: the batch size is {tuple(size)}"
+            f"the mask has shape {tuple(mask.shape)}, but the first batch dimensions do not: the "
+            f"batch size is {tuple(size)}"
         )
     return td._spread(mask, [])
 
@@ -507,12 +507,12 @@ def gather(
             [3]])
     """
     if inplace and out is not None:
-        raise ValueError("gather: give out or inplace=True, not both")
+        raise ValueError("gather: pass out or inplace=True, not both")
     ndim = len(td._batch_size)
     if index.dim() != ndim:
         raise RuntimeError(
-            f"gather: the index has shape {tuple(index.shape)}, "
-            f"the batch size is {tuple(td._batch_size)}; both need as many dimensions"
+            f"gather: the index has shape {tuple(index.shape)} and the batch size is "
+            f"{tuple(td._batch_size)}, but both need the same number of dimensions"
         )
     if not -ndim <= dim < ndim:
         raise RuntimeError(

@@ -86,7 +86,8 @@ def from_json(
     for i, one in enumerate(records):
         if one.keys() != records[0].keys():
             raise ValueError(
-                f"from_json: record {i} has the fields {sorted(one)}, record 0 {sorted(records[0])}"
+                f"from_json: record {i} has the fields {sorted(one)}, but record 0 has "
+                f"{sorted(records[0])}"
             )
     size = torch.Size((len(records),))
     td = kinds.TensorDict(batch_size=size, device=options.get("device"))

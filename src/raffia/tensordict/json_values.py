@@ -51,9 +51,9 @@ def encode(value: Any, key: tuple[str, ...]) -> Any:
         return value
     raise TypeError(
         f"entry {'.'.join(key)!r} is a {kind.__name__}, which can't be stored on disk: a "
-        "non-tensor value is None, a bool, a number, a string, bytes, a numpy array, a path, a "
-        "member of an enum that stands in a module, or a list, tuple, set or dict of such. "
-        "Convert it, or leave it out: td.exclude(...)"
+        "non-tensor value must be None, a bool, a number, a string, bytes, a numpy array, a path, "
+        "a member of an enum defined at the top level of a module, or a list, tuple, set or dict "
+        "of these. Convert it, or leave it out: td.exclude(...)"
     )
 
 

@@ -35,10 +35,10 @@ from raffia.tensordict.keys import (
 )
 from raffia.tensordict.lazy_shape import (
     common_size,
-    kept_lazy,
     member_shape,
     nested,
     padded,
+    reshaped_lazily,
     unlike_sizes,
 )
 from raffia.tensordict.lazy_write import LazyWrites
@@ -64,7 +64,7 @@ class StackDimError(IndexError, RuntimeError):
 
 @kinds.enter
 class LazyStackedTensorDict(LazyWrites):
-    """Containers shown as one with a new batch dimension; an entry is stacked when it is read.
+    """Containers presented as one with a new batch dimension; an entry is stacked when it is read.
 
     tensordicts: the members; their batch sizes have as many dimensions, and a dimension whose sizes
         differ shows as -1.
@@ -506,7 +506,7 @@ class LazyStackedTensorDict(LazyWrites):
             size = batch_size + self._member_size()[ndim:]
             out = self._of(members, moved, size)
         else:
-            out = kept_lazy(self, ndim, batch_size, op)
+            out = reshaped_lazily(self, ndim, batch_size, op)
             if out is None:
                 out = self._batched_dense(fn, ndim, batch_size, names, op)
                 if not out._is_data():
@@ -596,7 +596,7 @@ class LazyStackedTensorDict(LazyWrites):
         return TensorDict._make(out, self._batch_size, self._device, self._names)
 
     def is_contiguous(self) -> bool:
-        """False: the entries are not in one piece each.
+        """False: an entry of a lazy stack is not one contiguous tensor.
 
         >>> lazy_stack([TensorDict(a=1), TensorDict(a=2)]).is_contiguous()
         False

@@ -55,7 +55,7 @@ def member_shape(node: Any, name: str) -> torch.Size | None:
 def padded(values: list[Tensor], fill: float | bool, side: str) -> list[Tensor]:
     """Tensors filled up to the largest size along each dimension."""
     if side not in ("left", "right"):
-        raise ValueError(f"padding_side is 'left' or 'right', got {side!r}")
+        raise ValueError(f"padding_side must be 'left' or 'right', got {side!r}")
     target = [max(sizes) for sizes in zip(*[value.shape for value in values], strict=True)]
     out = []
     for value in values:
@@ -92,7 +92,7 @@ Op = tuple[Any, ...]
 _ALL = slice(None)
 
 
-def kept_lazy(td: Any, ndim: int, batch_size: torch.Size, op: Op) -> Any:
+def reshaped_lazily(td: Any, ndim: int, batch_size: torch.Size, op: Op) -> Any:
     """The result of a shape operation on a lazy stack as one; None where there is none.
 
     ndim: how many dimensions, with the stack dimension among them, become `batch_size`.

@@ -492,7 +492,7 @@ class LazyWrites(TensorDictBase):
         self._setup(members, self.stack_dim, None, name)
 
     def insert(self, index: int, tensordict: Any) -> None:
-        """Put a container before the member `index`, as in a list.
+        """Insert a container before the member `index`, as in a list.
 
         Raises ValueError if its batch size or device is not that of the members.
 
@@ -505,7 +505,7 @@ class LazyWrites(TensorDictBase):
         self._insert(index, [tensordict])
 
     def _insert(self, index: int, new: list[Any]) -> None:
-        """Put containers before the member `index`, all or none."""
+        """Insert containers before the member `index`, all or none."""
         for td in new:
             if not isinstance(td, Node):
                 raise TypeError(
@@ -553,7 +553,7 @@ class LazyWrites(TensorDictBase):
         return True
 
     def append(self, tensordict: Any) -> None:
-        """Put a container behind the last member.
+        """Append a container as the last member.
 
         >>> from raffia import lazy_stack
         >>> td = lazy_stack([TensorDict(a=1)])
@@ -564,7 +564,7 @@ class LazyWrites(TensorDictBase):
         self._insert(len(self.tensordicts), [tensordict])
 
     def extend(self, tensordict: Any) -> None:
-        """Put containers behind the last member: those of a list, or of another lazy stack.
+        """Append containers as the last members: those of a list, or of another lazy stack.
 
         >>> from raffia import lazy_stack
         >>> td = lazy_stack([TensorDict(a=1)])

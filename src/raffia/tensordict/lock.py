@@ -171,8 +171,8 @@ def enter(td: Container) -> Container:
         )
     if td._origin[0] == "squeeze":
         raise RuntimeError(
-            "with td.squeeze(): which dimensions to put back is not known; "
-            "name one: with td.squeeze(dim)"
+            "with td.squeeze(): it is not known which dimensions to restore; name one: with "
+            "td.squeeze(dim)"
         )
     if td._exits is None:
         td._exits = []

@@ -36,7 +36,7 @@ DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class MemoryMappedTensor(Tensor):
-    """A tensor whose data is a file: what is written into it is in the file, for every process.
+    """A tensor whose data is in a file: writes to it change the file, for every process.
 
     Indexing with integers and slices, `split`, `chunk` and `unbind` give mapped tensors over the
     same file; other operations give plain tensors. It is pickled as the name of its file.
@@ -90,8 +90,8 @@ class MemoryMappedTensor(Tensor):
         """
         if input.is_nested and input.layout is not torch.strided:
             raise NotImplementedError(
-                "MemoryMappedTensor.from_tensor: a jagged nested tensor takes more than one file; "
-                "as an entry, TensorDict(x=input).memmap(folder), it is stored"
+                "MemoryMappedTensor.from_tensor: a jagged nested tensor needs more than one file; "
+                "store it as an entry: TensorDict(x=input).memmap(folder)"
             )
         if input.requires_grad:
             raise RuntimeError(
@@ -154,8 +154,8 @@ class MemoryMappedTensor(Tensor):
         """
         if not isinstance(handler, TemporaryFile):
             raise TypeError(
-                f"handler is the temporary file of a mapped tensor, x._handler, got {handler!r}; "
-                "from_filename takes the name of a file"
+                "handler must be the temporary file of a mapped tensor, x._handler, got "
+                f"{handler!r}; from_filename takes the name of a file"
             )
         out = cls.from_filename(handler.path, dtype, shape)
         out._file = handler
@@ -296,8 +296,8 @@ class MemoryMappedTensor(Tensor):
         """The file that holds the data; RuntimeError if it is a temporary one."""
         if self._file is None or isinstance(self._file, TemporaryFile):
             raise RuntimeError(
-                "The MemoryMappedTensor has no file associated. Its data lies in a temporary one; "
-                "`filename=`, or a folder for `td.memmap`, make it last"
+                "The MemoryMappedTensor has no file associated. Its data is in a temporary file; "
+                "to keep it, pass `filename=`, or a folder to `td.memmap`"
             )
         return os.fspath(self._file)
 
@@ -389,7 +389,7 @@ def keep_mapped(out: Any, td: Any) -> Any:
 
 def check_mode(mode: Any) -> None:
     if mode not in (None, "r", "r+"):
-        raise ValueError(f"mode is 'r', 'r+' or None, got {mode!r}")
+        raise ValueError(f"mode must be 'r', 'r+' or None, got {mode!r}")
 
 
 def map_file(
@@ -435,7 +435,7 @@ def rows_of(values: Tensor, sizes: Tensor) -> Tensor:
     """The nested tensor that has all of `values` in rows of these sizes; mapped if they are."""
     if values.numel() != sum_of_rows(sizes):
         raise RuntimeError(
-            f"rows of the sizes {sizes.tolist()} take {sum_of_rows(sizes)} values, got a tensor "
+            f"rows of the sizes {sizes.tolist()} need {sum_of_rows(sizes)} values, got a tensor "
             f"of shape {tuple(values.shape)}"
         )
     rows = view_of_rows(values.as_subclass(Tensor).reshape(-1), sizes)
@@ -491,7 +491,9 @@ def check_length(filename: str, nbytes: int) -> None:
     if not stat.S_ISREG(found.st_mode):
         raise DamagedFileError(filename, "it is not a file")
     if found.st_size < nbytes:
-        raise DamagedFileError(filename, f"it holds {found.st_size} bytes, the tensor has {nbytes}")
+        raise DamagedFileError(
+            filename, (f"it holds {found.st_size} bytes, but the tensor needs {nbytes}")
+        )
 
 
 def is_whole(x: MemoryMappedTensor, filename: Path) -> bool:

@@ -102,8 +102,8 @@ def check(leaf: Any, path: tuple[Any, ...], doing: str) -> None:
     if leaf.is_nested or leaf.layout is not torch.strided or leaf.dtype not in DTYPE_NAMES:
         kind = "a nested tensor" if leaf.is_nested else f"of {leaf.dtype} and {leaf.layout}"
         raise TypeError(
-            f"{doing}: entry {dotted(path)} is {kind}, and what goes from memory to memory are "
-            "plain tensors; init_remote and broadcast send jagged ones, to_padded_tensor() and "
+            f"{doing}: entry {dotted(path)} is {kind}, but only plain tensors can be sent from "
+            "memory to memory; init_remote and broadcast send jagged ones, to_padded_tensor() and "
             "to_dense() make plain ones"
         )
     if leaf.is_meta or leaf.__class__ is not Tensor and is_lazy(leaf):
@@ -211,7 +211,7 @@ def unpack(data: Tensor, leaves: list[Tensor]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """The way to another process, or from it."""
+    """A route to another process, or from it."""
 
     rank: int
     group: Group
@@ -237,7 +237,7 @@ class Line:
 def line(
     doing: str, side: str, rank: Any, group: Group, group_rank: Any, tag: int, mixed: bool
 ) -> Line:
-    """The line that the arguments of a method mean; ValueError if it is none."""
+    """The line that the arguments of a method name; ValueError if they name none."""
     given = rank if group_rank is None else group_rank
     if (rank is None) == (group_rank is None):
         raise ValueError(
@@ -245,11 +245,14 @@ def line(
             f"got {side}={rank!r} and group_{side}={group_rank!r}"
         )
     if group_rank is not None and group is None:
-        raise ValueError(f"{doing}: group_{side}={group_rank!r} is a rank in a group: pass group=")
+        raise ValueError(
+            f"{doing}: group_{side}={group_rank!r} is a rank within a group: pass the group too, "
+            "group=..."
+        )
     if not isinstance(given, int):
         raise TypeError(
-            f"{doing}: {side} is a rank, a number, got {type(given).__name__}; pipes of UCXX are "
-            "not there"
+            f"{doing}: {side} must be a rank, which is a number, got {type(given).__name__}; UCXX "
+            "pipes are not supported"
         )
     if mixed:
         tag = int.from_bytes(blake2b(str(tag).encode(), digest_size=4).digest(), "big") >> 1
@@ -279,13 +282,14 @@ def receive(way: Line, target: Layout, doing: str, whole: bool, large: list[Tens
         here, there = [_is_whole(listed) for listed in (target.listed, theirs)]
         if here != there:
             raise ValueError(
-                f"{doing}: rank {way.rank} sent with consolidated={there}, and here it is {here}: "
+                f"{doing}: rank {way.rank} sent with consolidated={there}, but here it is {here}: "
                 "pass the same on both sides"
             )
         raise ValueError(
             f"{doing}: what rank {way.rank} sent does not fit: "
-            f"{difference(theirs, target.listed, 'there')}. Nothing was written. Make both alike, "
-            "or send the structure too: td.init_remote(...) and TensorDict.from_remote_init(...)"
+            f"{difference(theirs, target.listed, 'there')}. Nothing was written. Make both "
+            "containers equal in keys, shapes and dtypes, or send the structure too: "
+            "td.init_remote(...) and TensorDict.from_remote_init(...)"
         )
     if not whole:
         unpack(data[start : start + size], target.leaves)
@@ -375,7 +379,7 @@ class Transfer:
         """Wait for all data; raises the error that occurred, or TimeoutError after `timeout`."""
         seconds = timeout.total_seconds() if hasattr(timeout, "total_seconds") else timeout
         if not self._ready.wait(seconds):
-            raise TimeoutError(f"irecv: nothing whole has come within {seconds} seconds")
+            raise TimeoutError(f"irecv: no complete message has arrived within {seconds} seconds")
         if self._error is not None:
             raise self._error
         return True
@@ -493,7 +497,7 @@ def taking(
     pseudo_rand: bool = False,
     consolidated: bool = False,
 ) -> tuple[Line, Callable[[], None], int | None]:
-    """The line, what takes a container off it into the leaves here, and the tag of the last."""
+    """The line, a function that receives a container into these leaves, and the last tag."""
     way = line(doing, "src", src, group, group_src, init_tag, pseudo_rand)
     if consolidated and not _lies(td):
         raise RuntimeError(

@@ -1,4 +1,4 @@
-"""Settings, in a block or from now on: how non-tensor values are stored; older programs' ways."""
+"""Settings for a block or permanently: how non-tensor values are stored, and older behaviour."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _latest = {"raffia_list_to_stack": True, "raffia_capture_non_tensor_stack": Fals
 
 
 class _Option(contextlib.ContextDecorator):
-    """A setting for a block of code, a decorated function or, with `set()`, from now on."""
+    """A setting for a block of code, a decorated function or, with `set()`, permanently."""
 
     variable: ContextVar[bool]
     default: bool
@@ -33,13 +33,14 @@ class _Option(contextlib.ContextDecorator):
         _latest[self.variable.name] = self.variable.get()
 
     def set(self) -> None:
-        """Keep the setting from now on."""
+        """Set it permanently."""
         self.variable.set(self.mode)
         _latest[self.variable.name] = self.mode
 
 
 class set_list_to_stack(_Option):
-    """Whether a list that is no tensor is stored as a value per row (the default), or as one value.
+    """Set whether a list that is no tensor is stored as a value per row (the default), or as one
+    value.
 
     >>> from raffia import TensorDict
     >>> with set_list_to_stack(False):
@@ -112,7 +113,7 @@ class set_lazy_legacy(contextlib.ContextDecorator):
         stack_lazily = self.before.pop()
 
     def set(self) -> None:
-        """Keep the setting from now on."""
+        """Set it permanently."""
         global stack_lazily
         stack_lazily = self.mode
 

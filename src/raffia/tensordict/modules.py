@@ -34,7 +34,7 @@ def from_module(
     use_state_dict: bool = False,
     filter_empty: bool = True,
 ) -> Any:
-    """The parameters and buffers of a module, nested like its layers; the very objects, with ties.
+    """The parameters and buffers of a module, nested like its layers; the same objects, with ties.
 
     as_module: give a `TensorDictParams`.
     lock: lock the result.
@@ -210,8 +210,8 @@ def _stacked_params(modules: Sequence[Any], size: torch.Size) -> Entries:
 def _unlike(where: str, expand: bool) -> Exception:
     kind = ValueError if expand else RuntimeError
     return kind(
-        f"The sets of keys in the modules are exclusive: not all of them have {where}. "
-        "Modules of unlike structure can be stacked with lazy_stack=True."
+        f"The sets of keys in the modules are exclusive: not all of them have {where}. Modules of "
+        "different structure can be stacked with lazy_stack=True."
     )
 
 
@@ -258,7 +258,8 @@ def to_module(
     non_blocking: bool = False,
     preserve_module_state: bool = True,
 ) -> Any:
-    """Put the entries into a module as its parameters and buffers; `with` puts back what was there.
+    """Put the entries into a module as its parameters and buffers; `with` restores the previous
+    ones.
 
     Returns a container with what stood there before, whose own `to_module` puts it back.
 
@@ -324,12 +325,15 @@ def mismatch_text(unlike: dict[str, tuple[Any, Any]]) -> str:
     shapes = [f"{name}: {tuple(here)} for {tuple(own)}" for name, (here, own) in unlike.items()]
     note = f"parameters that were put into the module have other shapes: {', '.join(shapes)}"
     if all([here[1:] == own for here, own in unlike.values()]):
-        note += "; those of several members are for torch.vmap(call, in_dims=(0, None))(params, x)"
+        note += (
+            "; to call the module with the parameters of several members: torch.vmap(call, "
+            "in_dims=(0, None))(params, x)"
+        )
     return note
 
 
 def put_back(undo: Undo) -> None:
-    """Put back what stood there; the first change to a name is undone last.
+    """Restore the previous tensors; the first change to a name is undone last.
 
     So a layer under two names is whole again.
     """
@@ -343,7 +347,7 @@ def put_back(undo: Undo) -> None:
 def swap_in(
     node: Any, module: Any, undo: Undo, preserve: bool, done: dict[int, Entries]
 ) -> Entries:
-    """Put the entries of `node` into one layer and what is below it; returns what stood there.
+    """Put the entries of `node` into one layer and what is below it; returns what it replaced.
 
     A layer that stands under several names is done once, for the first of them.
     """

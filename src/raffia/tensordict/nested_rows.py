@@ -20,7 +20,7 @@ def checked_sizes(sizes: Tensor) -> Tensor:
     """
     if sizes.dim() != 2 or sizes.is_floating_point() or sum_of_rows(sizes) < 0 or (sizes < 0).any():
         raise ValueError(
-            "the sizes of the rows of a nested tensor are a tensor of integers with a row for "
+            "the sizes of the rows of a nested tensor must be a tensor of integers with a row for "
             f"each, such as torch.tensor([[2, 3], [4, 3]]), got {sizes}"
         )
     return sizes.to("cpu", torch.int64, copy=True)

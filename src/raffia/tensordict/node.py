@@ -31,7 +31,7 @@ class HasPlain(Protocol[Plain]):
 
 
 class Node:
-    """A container in the tree; subclasses store entries, all else is written over these members.
+    """A container in the tree; subclasses store entries, all else is built on these members.
 
     Every node has `batch_size`, `device`, `names`, `is_locked` and the public methods of
     `TensorCollection`.

@@ -145,7 +145,7 @@ class NonTensor(ValueNode, TensorCollection):
         return NonTensorStack.from_nontensordata(self)
 
     def contiguous(self) -> Self:  # type: ignore[override] # no tensors: no options
-        """Itself.
+        """The entry itself, as it has no tensor.
 
         >>> NonTensorData("a").contiguous().data
         'a'
@@ -153,7 +153,7 @@ class NonTensor(ValueNode, TensorCollection):
         return self
 
     def densify(self, layout: torch.layout = torch.strided) -> Self:
-        """Itself.
+        """The entry itself, as it has no lazy stacks of tensors.
 
         >>> NonTensorStack("a", "b").densify().tolist()
         ['a', 'b']
@@ -286,9 +286,9 @@ class NonTensorData(NonTensor):
             return None
         if self._batch_size and is_shared_entry(self):
             raise RuntimeError(
-                "one value for all rows is shared with other processes, which can't take over a "
-                "value for each row: write it as a whole, td.set_(key, value), or store a value "
-                "for each row before: entry.maybe_to_stack()"
+                "this one value for all rows is shared with other processes, which cannot switch "
+                "to a value for each row: replace it as a whole with td.set_(key, value), or "
+                "store a value for each row before sharing it: entry.maybe_to_stack()"
             )
         if not self._batch_size:  # all dimensions of `value` are new ones of size 1
             given = len(value._batch_size)
@@ -321,7 +321,7 @@ class NonTensorData(NonTensor):
             data = values[0]
         elif isinstance(data, NonTensorData):
             data = data._data
-        self.__dict__[stored_values.kept_in(self, "_data")] = data
+        self.__dict__[stored_values.value_attribute(self, "_data")] = data
 
     def _filled(self, shape: torch.Size) -> NonTensorData:
         """The content of a new entry in the rows that are not written."""
@@ -340,8 +340,8 @@ class NonTensorData(NonTensor):
     def __setitem__(self, idx: Any, value: Any) -> None:
         if with_rows(self, idx, value) is not self:
             raise RuntimeError(
-                "a NonTensorData holds one value for all its rows, so a row can't be given "
-                "another one; entry.maybe_to_stack() gives a NonTensorStack, which holds a value "
+                "a NonTensorData holds one value for all its rows, so a single row cannot have "
+                "another; entry.maybe_to_stack() returns a NonTensorStack, which holds a value "
                 "per row"
             )
 

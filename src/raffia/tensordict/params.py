@@ -79,7 +79,7 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
         **entries: Any,
     ) -> None:
         if no_convert not in (True, False, "skip"):
-            raise ValueError(f"no_convert is True, False or 'skip', got {no_convert!r}")
+            raise ValueError(f"no_convert must be True, False or 'skip', got {no_convert!r}")
         nn.Module.__init__(self)
         if parameters is None:
             parameters = entries
@@ -334,7 +334,7 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError(
-            "TensorDictParams holds parameters and computes nothing; there is nothing to call"
+            "TensorDictParams only holds parameters and computes nothing, so it cannot be called"
         )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> TensorDictParams:
@@ -400,8 +400,8 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
         self._load_from_state_dict(dict(state_dict), "", how, strict, missing, unexpected, errors)
         if strict and (missing or unexpected):
             raise RuntimeError(
-                f"the key sets differ: the state dict lacks {missing} and has {unexpected} beyond; "
-                "strict=False loads the others"
+                f"the keys of the state dict do not match: missing keys {missing}, unexpected "
+                f"keys {unexpected}; strict=False loads the keys that match"
             )
         if errors:
             raise RuntimeError("; ".join(errors))
@@ -551,8 +551,8 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
     @alike(TensorDictBase.memmap_)
     def memmap_(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise RuntimeError(
-            "memmap_ is not available for parameters: a memory-mapped tensor is no parameter; "
-            "use params.memmap(...)"
+            "memmap_ is not available for parameters: a memory-mapped tensor cannot be a "
+            "parameter; use params.memmap(...)"
         )
 
     def zero_(self) -> Self:

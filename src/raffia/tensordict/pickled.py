@@ -63,7 +63,9 @@ def restored_class(cls: Any, td: Any, state: dict[str, Any]) -> Any:
         cls = REGISTRY[cls.name]
     is_known = isinstance(cls, type) and hasattr(cls, "_check_keys")
     if not (is_known and isinstance(td, Node)):
-        raise TypeError(f"this is no instance of a tensorclass: {cls!r} over {type(td).__name__}")
+        raise TypeError(
+            f"this is not an instance of a tensorclass: {cls!r} over {type(td).__name__}"
+        )
     cls._check_keys(td.keys())
     out = cls._over(td)
     out.__dict__.update(_checked(cls, state))
@@ -74,7 +76,7 @@ def _checked(cls: type, state: Any) -> dict[str, Any]:
     """A state that hides no method: attributes of an object come before those of its class."""
     for name in state:
         if callable(getattr(cls, name, None)):
-            raise TypeError(f"the state of a {cls.__name__} hides its method {name!r}")
+            raise TypeError(f"the state of a {cls.__name__} would hide its method {name!r}")
     return dict(state)
 
 

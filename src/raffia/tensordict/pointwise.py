@@ -150,8 +150,8 @@ def _common_size(td: Any, shape: torch.Size, what: str) -> torch.Size:
     except RuntimeError as error:
         raise RuntimeError(
             f"{what} {tuple(shape)} does not broadcast with the batch size "
-            f"{tuple(td._batch_size)}; td.apply(lambda x: ...) computes with what "
-            "has the shape of the entries"
+            f"{tuple(td._batch_size)}; td.apply(lambda x: ...) computes with tensors that have "
+            "the shape of the entries"
         ) from error
 
 
@@ -187,7 +187,7 @@ def binary_(td: Container, name: str, other: Any, **options: Any) -> Container:
 def _with_default(
     td: Any, single: Callable[..., Tensor], other: Any, default: Any, options: dict[str, Any]
 ) -> Any:
-    """A binary operation on containers with unlike keys."""
+    """A binary operation on containers whose keys differ."""
     left, right = td._entries(), other._entries()
     entries = {}
     for name in dict.fromkeys([*left, *right]):

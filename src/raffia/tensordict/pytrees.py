@@ -172,7 +172,7 @@ def unflatten(values: Any, spec: Spec) -> Any:
         dim: int | None = spec.stack_dim
         if td._batch_size != spec.batch_size:
             added = len(td._batch_size) > len(spec.batch_size)
-            dim = place_of(spec.stack_dim, at[0], added) if at else None
+            dim = new_position(spec.stack_dim, at[0], added) if at else None
         if dim is not None:
             td = LazyStackedTensorDict(*td.unbind(dim), stack_dim=dim)
             if locked:
@@ -309,7 +309,7 @@ def moved(names: list[Any], at: int, ndim: int, new: Any) -> list[Any] | None:
     return names if any(names) else None
 
 
-def place_of(dim: int, at: int, added: bool) -> int | None:
+def new_position(dim: int, at: int, added: bool) -> int | None:
     """The new position of `dim` after an addition or removal at `at`; None if `dim` was removed."""
     if added:
         return dim + 1 if at <= dim else dim

@@ -1,4 +1,4 @@
-"""Nested tensors as plain ones: their values, and what says where in these each row lies.
+"""Nested tensors as plain ones: their values, and the position of each row in the values.
 
 A record of one is {"ragged": d, "values": {...}, "offsets": {...}} of a jagged one whose dimension
 `d` is the one of unlike length, with "lengths" if rows do not follow each other without holes; and
@@ -44,7 +44,7 @@ class Structure:
         self.parts = parts  # "offsets" and perhaps "lengths"; or "sizes"
 
     def files(self, folder: str | None, record: Record) -> list[tuple[str, Tensor]]:
-        """The files in which a record says that the parts are, and these."""
+        """The files that a record names for the parts, and the parts."""
         return [(f"{folder}/{record[name]['file']}", part) for name, part in self.parts.items()]
 
 
@@ -105,7 +105,7 @@ def joined(values: Tensor, structure: Structure) -> Tensor:
 
 
 def jagged_tensor(values: Tensor, offsets: Tensor, lengths: Tensor | None, dim: int) -> Tensor:
-    """The nested tensor of rows of `values`, whose dimension `dim` is the one of unlike length."""
+    """The nested tensor of rows of `values`, whose dimension `dim` is the one of varying length."""
     return torch.nested.nested_tensor_from_jagged(values, offsets, lengths, jagged_dim=dim)
 
 
@@ -159,8 +159,8 @@ def check_same(content: Tensor, path: str) -> None:
             found = file.read()
         if found != content.numpy().tobytes():
             raise RuntimeError(
-                f"The file {path} already exists, for rows of other lengths: remove it, or take "
-                "another folder"
+                f"The file {path} already exists, for rows of other lengths: remove it, or save "
+                "to another folder"
             )
 
 
@@ -177,27 +177,33 @@ def read(reader: Any, entry: Record) -> tuple[Tensor, Structure]:
     if ragged == STRIDED:
         sizes = part_of(reader, entry, "sizes")
         if sizes.dtype is not torch.int64 or sizes.dim() != 2 or (sizes < 0).any():
-            reader.fail("the sizes of a nested tensor are no rows of integers", entry["sizes"])
+            reader.fail(
+                "the sizes of a nested tensor are not a matrix of non-negative integers",
+                entry["sizes"],
+            )
         if values.dim() != 1 or sum_of_rows(sizes) != len(values):
             reader.fail("the sizes of a nested tensor do not fit its values", entry["sizes"])
         return values, Structure(ragged, {"sizes": sizes})
     offsets = part_of(reader, entry, "offsets")
     lengths = part_of(reader, entry, "lengths") if "lengths" in entry else None
     if type(ragged) is not int or not 1 <= ragged <= values.dim():
-        reader.fail(f"{ragged!r:.80} is no dimension of a nested tensor")
+        reader.fail(f"{ragged!r:.80} is not a dimension of a nested tensor")
     integers = all([t.dtype in INTEGERS for t in (offsets, lengths) if t is not None])
     if not integers or offsets.dim() != 1 or not len(offsets):
-        reader.fail("the offsets of a nested tensor are no row of integers", entry["offsets"])
+        reader.fail("the offsets of a nested tensor are not a vector of integers", entry["offsets"])
     total = values.shape[ragged - 1]
     gaps = offsets.long().diff()
     if ((offsets < 0) | (offsets > total)).any() or (gaps < 0).any():
-        reader.fail("the offsets of a nested tensor do not lie in its values", entry["offsets"])
+        reader.fail(
+            "the offsets of a nested tensor must not decrease, and must lie within its values",
+            entry["offsets"],
+        )
     if lengths is None:
         return values, Structure(ragged, {"offsets": offsets})
     if lengths.shape != gaps.shape or (lengths < 0).any():
         reader.fail("the lengths of a nested tensor do not fit its offsets", entry["lengths"])
     if (lengths > total - offsets[:-1]).any():
-        reader.fail("the rows of a nested tensor do not lie in its values", entry["lengths"])
+        reader.fail("the rows of a nested tensor extend beyond its values", entry["lengths"])
     return values, Structure(ragged, {"offsets": offsets, "lengths": lengths})
 
 

@@ -107,7 +107,7 @@ def outline(
 
 
 def placed(plan: Outline, put: Callable[[Tensor, tuple[str, ...]], Record]) -> Record:
-    """The whole record of an outline; `put` gives that of a tensor, which says where it is."""
+    """The whole record of an outline; `put` returns that of a tensor, with its location."""
     if plan.is_value:
         return plan.record
     listed = {
@@ -120,9 +120,9 @@ def placed(plan: Outline, put: Callable[[Tensor, tuple[str, ...]], Record]) -> R
 def check_leaf(leaf: Tensor, key: tuple[str, ...], like: bool, nested: bool = False) -> None:
     if leaf.is_nested and not nested:
         raise NotImplementedError(
-            f"entry {'.'.join(key)!r} is a nested tensor, which has no place in this file: write a "
-            "folder, td.memmap(folder), or one file with td.consolidate(filename), which takes "
-            "jagged ones"
+            f"entry {'.'.join(key)!r} is a nested tensor, which this file format cannot hold: "
+            "write a folder, td.memmap(folder), or one file with td.consolidate(filename), which "
+            "takes jagged ones"
         )
     if hasattr(leaf, "placements"):
         raise TypeError(
@@ -200,7 +200,7 @@ class Reader:
         return DTYPES[name]
 
     def empty(self, shape: list[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Room for a tensor, whose length is known to be that of what it is read from."""
+        """An uninitialised tensor to read into, whose length was checked before."""
         try:
             return torch.empty(shape, dtype=dtype, device=device)
         except RuntimeError as error:
@@ -377,4 +377,6 @@ def check_version(path: str, record: Any, known: tuple[int, ...] = (VERSION,)) -
     version = record.get("version") if type(record) is dict else None
     if type(version) is not int or version not in known:
         these = " and ".join([str(n) for n in known])
-        raise DamagedFileError(path, f"it has version {shown(version)}, this reads {these}")
+        raise DamagedFileError(
+            path, (f"it has version {shown(version)}, but this release reads {these}")
+        )

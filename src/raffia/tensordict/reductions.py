@@ -32,7 +32,9 @@ def _dims(td: Any, dim: Any) -> tuple[int, ...] | None:
     ndim = len(td._batch_size)
     given = (dim,) if isinstance(dim, int) else tuple(dim)
     if isinstance(dim, str):
-        raise ValueError(f"dim is a batch dimension, a tuple of them or 'feature', got {dim!r}")
+        raise ValueError(
+            f"dim must be a batch dimension, a tuple of them or 'feature', got {dim!r}"
+        )
     for d in given:
         if not -ndim <= d < ndim:
             raise IndexError(
@@ -241,7 +243,7 @@ _OPTIONS = {  # those after dim and keepdim, in the order of signatures
     "reduce": _Option("bool | None", None),
     "return_indices": _Option("bool", True, "False gives the values only."),
     "key_transform": _Option(
-        "Callable[[str], NestedKey] | None", None, "says what the name of each entry becomes."
+        "Callable[[str], NestedKey] | None", None, "maps the name of each entry to its new name."
     ),
 }
 
@@ -333,7 +335,7 @@ class Reductions:
 (tensor([2., 2., 2.]), tensor([3., 3.]), tensor(6.))""",
     )
     nansum = _reduction(
-        *("nansum", torch.nansum, "dtype reduce", "Sum of what is not NaN."),
+        *("nansum", torch.nansum, "dtype reduce", "Sum of the values that are not NaN."),
         _NAN + '.nansum(0)["a"]\ntensor(1.)',
     )
     mean = _reduction(
@@ -341,7 +343,7 @@ class Reductions:
         _PAIR + '.mean(0)["a"]\ntensor(2.)',
     )
     nanmean = _reduction(
-        *("nanmean", torch.nanmean, "dtype reduce", "Mean of what is not NaN."),
+        *("nanmean", torch.nanmean, "dtype reduce", "Mean of the values that are not NaN."),
         _NAN + '.nanmean(0)["a"]\ntensor(1.)',
     )
     prod = _reduction(
@@ -349,12 +351,12 @@ class Reductions:
     )
     std = _reduction(
         *("std", torch.std, "correction reduce key_transform"),
-        "Standard deviation; `correction` is taken off the number of values that is divided by.",
+        "Standard deviation; `correction` is subtracted from the number of values in the divisor.",
         _PAIR + '.std(0, correction=0)["a"]\ntensor(1.)',
     )
     var = _reduction(
         *("var", torch.var, "correction reduce key_transform"),
-        "Variance; `correction` is taken off the number of values that is divided by.",
+        "Variance; `correction` is subtracted from the number of values in the divisor.",
         _PAIR + '.var(0, correction=0)["a"]\ntensor(1.)',
     )
     amax = _reduction(
@@ -367,13 +369,13 @@ class Reductions:
     )
     max = _extreme(
         "max",
-        "Largest value and, along a `dim`, where it stands: a pair of `values` and `indices`.",
+        "Largest value and, along a `dim`, its position: a pair of `values` and `indices`.",
         _PAIR.replace("TensorDict(", "result = TensorDict(", 1)
         + '.max(0)\n>>> result.values["a"], result.indices["a"]\n(tensor(3.), tensor(1))',
     )
     min = _extreme(
         "min",
-        "Smallest value and, along a `dim`, where it stands: a pair of `values` and `indices`.",
+        "Smallest value and, along a `dim`, its position: a pair of `values` and `indices`.",
         _PAIR + '.min(0).values["a"]\ntensor(1.)',
     )
 

@@ -66,7 +66,7 @@ class Registered(dict[str, Any]):
     def __setitem__(self, name: str, value: Any) -> None:
         if not isinstance(value, Tensor):
             raise TypeError(
-                f"an entry of TensorDictParams is a tensor, got {type(value).__name__} for "
+                f"an entry of TensorDictParams must be a tensor, got {type(value).__name__} for "
                 f"{name!r}; `del params[key]` removes one"
             )
         nodes, key = nodes_to(self.tree, name)

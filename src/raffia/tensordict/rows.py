@@ -33,7 +33,9 @@ def group_by(tensordict: Any, key: NestedKey) -> tuple[Any, tuple[Any, ...]]:
     """
     size = tensordict.batch_size
     if not size:
-        raise ValueError("group_by takes rows along the first batch dimension, and there is none")
+        raise ValueError(
+            "group_by groups rows along the first batch dimension, but this container has none"
+        )
     value = tensordict.get(key, None)
     if value is None:
         value = entries.getitem_key(getattr(tensordict, "_td", tensordict), key)
@@ -72,7 +74,10 @@ def isin(input: Any, reference: Any, key: NestedKey, dim: int = 0) -> Tensor:
     """
     ndims = len(input.batch_size), len(reference.batch_size)
     if ndims[0] != ndims[1]:
-        raise ValueError(f"isin: one has {ndims[0]} batch dimensions, the other {ndims[1]}")
+        raise ValueError(
+            f"isin: both containers need the same number of batch dimensions, got {ndims[0]} and "
+            f"{ndims[1]}"
+        )
     ours, theirs = _slices(input, key, dim, "isin"), _slices(reference, key, dim, "isin")
     if ours.shape[1:] != theirs.shape[1:]:
         raise RuntimeError(
@@ -108,7 +113,7 @@ def _slices(td: Any, key: NestedKey, dim: int, what: str) -> Tensor:
     """An entry with the batch dimension `dim` in front."""
     ndim = len(td.batch_size)
     if not -ndim <= dim < ndim:
-        raise ValueError(f"{what}: dim is one of {ndim} batch dimensions, got {dim}")
+        raise ValueError(f"{what}: dim must be one of the {ndim} batch dimensions, got {dim}")
     value: Tensor = td[key]
     return value.movedim(dim % ndim, 0)
 
@@ -129,12 +134,15 @@ def unpad_sequence(padded: Any, mask: Any = None, *, pad_dim: int = 0) -> Any:
     """
     size = padded.batch_size
     if not size:
-        raise ValueError("unpad_sequence takes samples along the first batch dimension: none here")
+        raise ValueError(
+            "unpad_sequence needs samples along the first batch dimension, but this container has "
+            "none"
+        )
     if mask is None:
         mask = padded.get("masks", None)
         if mask is None:
             raise ValueError(
-                "unpad_sequence: there is no entry 'masks': pad with return_mask=True, or give mask"
+                "unpad_sequence: there is no entry 'masks': pad with return_mask=True, or pass mask"
             )
         padded = padded.exclude("masks")
     ndim = len(size) - 1
@@ -178,7 +186,7 @@ def _spans(
     if isinstance(mask, Node):
         one: Any = entries.get(mask, key, None)
         if one is None:
-            raise KeyError(f"unpad_sequence: the masks have none for the entry {key!r}")
+            raise KeyError(f"unpad_sequence: there is no mask for the entry {key!r}")
         one = one.movedim(min(pad_dim, ndim) + 1, 1).flatten(2)[..., 0] if one.dim() > 2 else one
     else:
         one = mask
@@ -219,7 +227,9 @@ def collate(
     [[1.0, 0.0], [1.0, 1.0]]
     """
     if mask_key is not None and not pad_keys:
-        raise ValueError("collate: mask_key holds the masks of pad_keys, which are not given")
+        raise ValueError(
+            "collate: mask_key is for the masks of pad_keys, but no pad_keys were passed"
+        )
     if not isinstance(batch, list) or not batch:
         return batch
     first = batch[0]
@@ -240,7 +250,7 @@ def collate(
 
 def _collated(rows: list[Any], pads: dict[Any, float], nested: list[Any], mask_key: Any) -> Any:
     if twice := [key for key in nested if key in pads]:
-        raise ValueError(f"collate: {twice} stand in pad_keys and in nested_keys")
+        raise ValueError(f"collate: {twice} are in both pad_keys and nested_keys")
     if pads and rows[0].batch_size:
         raise ValueError(
             "collate: pad_keys takes samples without batch dimensions, got "
@@ -251,7 +261,9 @@ def _collated(rows: list[Any], pads: dict[Any, float], nested: list[Any], mask_k
             if row.get(key, None) is None:
                 raise KeyError(f"collate: sample {i} has no entry {key!r}")
     if mask_key is not None and rows[0].get(mask_key, None) is not None:
-        raise ValueError(f"collate: mask_key={mask_key!r} is an entry of the samples")
+        raise ValueError(
+            f"collate: mask_key={mask_key!r} is already an entry of the samples; choose another key"
+        )
     if not pads and not nested:
         return maybe_dense_stack(rows)
     named = {key: [row.get(key) for row in rows] for key in [*pads, *nested]}

@@ -78,7 +78,7 @@ def save_file(td: Any, path: Path) -> None:
     names: dict[Any, str] = {}  # by address, so that a tensor with two keys is stored once
 
     def put(leaf: Tensor, key: tuple[str, ...]) -> Record:
-        where = place_in_memory(leaf)
+        where = view_key(leaf)
         if where not in names:
             names[where] = tensor_name(key, stored)
             stored[names[where]] = leaf
@@ -121,13 +121,14 @@ def header_of(record: str, tensors: list[tuple[str, Tensor]]) -> bytes:
     text += b" " * (-len(text) % 8)
     if len(text) > LONGEST_HEADER:
         raise ValueError(
-            f"the keys and values take {len(text)} bytes, one file holds 100 MB of them"
+            f"the keys and non-tensor values take {len(text)} bytes, but one file holds at most "
+            "100 MB of them"
         )
     return text
 
 
-def place_in_memory(tensor: Tensor) -> Any:
-    """Equal for two tensors that are one and the same, viewed in the same way."""
+def view_key(tensor: Tensor) -> Any:
+    """A key that is equal for two tensors that are the same memory, viewed in the same way."""
     if not tensor.numel():
         return id(tensor)
     view = tensor.dtype, tensor.shape, tensor.stride(), tensor.is_conj(), tensor.is_neg()
@@ -183,7 +184,7 @@ class FileReader(Reader):
         """The container in this file."""
         with (
             open_plain(self.path, follows_links=True) as file,
-            foreign_reader(self.path, "it is no safetensors file, or not all of it"),
+            foreign_reader(self.path, "it is not a safetensors file, or it is incomplete"),
             safetensors.safe_open(self.path, framework="pt") as opened,
         ):
             if os.stat(self.path).st_ino != os.fstat(file.fileno()).st_ino:

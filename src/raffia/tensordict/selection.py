@@ -121,7 +121,7 @@ def select_plain(td: Any, keys: tuple[Any, ...]) -> Any:
 
 
 def exclude(td: Container, *keys: NestedKey, inplace: bool = False) -> Container:
-    """A container without these entries (same tensors); keys that are not there are passed over.
+    """A container without these entries (same tensors); missing keys are ignored.
 
     >>> from raffia import TensorDict
     >>> list(TensorDict(a=1, b=dict(c=2, d=3)).exclude("a", ("b", "c")).keys(True, True))
@@ -236,7 +236,7 @@ def _split_keys(
 
 
 def prune(td: Any) -> None:
-    """Remove nested containers that hold nothing: all, or none if one can't be."""
+    """Remove all empty nested containers, or none if one cannot be removed."""
     found: list[tuple[Any, str]] = []
     _find_empty(td, found)
     for node, name in found:
@@ -323,7 +323,7 @@ def replace_entries(td: Any, entries: dict[str, Any]) -> None:
 
 def text(separator: Any) -> str:
     if not isinstance(separator, str):
-        raise TypeError(f"the separator is a string, got {separator!r}")
+        raise TypeError(f"the separator must be a string, got {separator!r}")
     return separator
 
 
@@ -416,7 +416,7 @@ def filter_non_tensor_data(td: Container) -> Container:
 
 
 def filter_empty_(td: Container) -> Container:
-    """Remove nested containers that hold nothing.
+    """Remove empty nested containers.
 
     >>> from raffia import TensorDict
     >>> list(TensorDict(a=dict(), b=1).filter_empty_().keys())

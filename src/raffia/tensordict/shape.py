@@ -150,7 +150,7 @@ def _resizer(name: str, ndim: int, new: torch.Size) -> Callable[[Tensor], Tensor
     def resized(leaf: Tensor) -> Tensor:
         return getattr(leaf, name)((*new, *leaf.shape[ndim:]))
 
-    if torch.compiler.is_compiling():  # whose sizes are symbols, which no dict finds
+    if torch.compiler.is_compiling():  # sizes are symbols then, which no dict finds
         return resized
     sizes: dict[torch.Size, tuple[int, ...]] = {}  # entries often have few shapes
 
@@ -565,7 +565,7 @@ def fliplr(td: Container) -> Container:
     """
     if len(td._batch_size) < 2:
         raise RuntimeError(
-            f"fliplr needs two batch dimensions, the batch size is {tuple(td._batch_size)}"
+            f"fliplr needs two batch dimensions, but the batch size is {tuple(td._batch_size)}"
         )
     return flip(td, 1)
 
@@ -590,11 +590,11 @@ def rot90(td: Container, k: int = 1, dims: tuple[int, int] = (0, 1)) -> Containe
     """
     if len(td._batch_size) < 2:
         raise RuntimeError(
-            f"rot90 turns two batch dimensions, the batch size is {tuple(td._batch_size)}"
+            f"rot90 needs two batch dimensions, but the batch size is {tuple(td._batch_size)}"
         )
     at = [_dim(td, d) for d in dims]
     if len({*at}) != 2 or len(at) != 2:
-        raise RuntimeError(f"rot90 turns the plane of two different dims, got {tuple(dims)}")
+        raise RuntimeError(f"rot90 needs two different dims, got {tuple(dims)}")
     size = [*td._batch_size]
     if k % 2:
         size[at[0]], size[at[1]] = size[at[1]], size[at[0]]

@@ -97,7 +97,7 @@ def dense_stack_tds(td_list: Any, dim: int | None = None) -> Any:
         return td_list
     elif dim is None:
         raise ValueError(
-            "dense_stack_tds: a list of containers needs the dim along which to stack it"
+            "dense_stack_tds: pass the dim along which to stack the list of containers"
         )
     return maybe_dense_stack(td_list, dim)
 
@@ -342,8 +342,8 @@ def _cat_lazy(tds: list[Any], dim: int, stack_dim: int) -> Any:
         return LazyStackedTensorDict._of([td for row in rows for td in row], stack_dim)
     if any([len(row) != len(rows[0]) for row in rows]):
         raise RuntimeError(
-            f"cat along dim {dim} needs as many rows along dim {stack_dim} in each, got "
-            f"{[len(row) for row in rows]}"
+            f"cat along dim {dim} needs the same number of rows along dim {stack_dim} in each, "
+            f"got {[len(row) for row in rows]}"
         )
     inner = dim - (dim > stack_dim)
     return LazyStackedTensorDict._of(
@@ -418,7 +418,7 @@ def pad_sequence(
     if not tds:
         raise RuntimeError("pad_sequence: the list of containers is empty")
     if padding_side not in ("left", "right"):
-        raise ValueError(f"padding_side is 'left' or 'right', got {padding_side!r}")
+        raise ValueError(f"padding_side must be 'left' or 'right', got {padding_side!r}")
     if hasattr(tds[0], "_wrap"):
         if return_mask:
             raise RuntimeError(
@@ -433,8 +433,8 @@ def pad_sequence(
         if set(td.keys(True, True)) != set(keys):
             raise KeyError(
                 f"pad_sequence: container {i} has the keys "
-                f"{sorted(map(str, td.keys(True, True)))}, "
-                f"container 0 has {sorted(map(str, keys))}; all need the same"
+                f"{sorted(map(str, td.keys(True, True)))}, but container 0 has "
+                f"{sorted(map(str, keys))}; all need the same keys"
             )
     fills: dict[Any, float] = {}
     if isinstance(padding_value, Mapping):
@@ -442,8 +442,8 @@ def pad_sequence(
         for key in fills:
             if key not in keys:
                 raise KeyError(
-                    f"pad_sequence: padding_value names {key!r}, which is no entry; the entries "
-                    f"are {keys}"
+                    f"pad_sequence: padding_value names {key!r}, which is not an entry; the "
+                    f"entries are {keys}"
                 )
     ndim = len(tds[0]._batch_size)
     longest = max([td._batch_size[pad_dim] for td in tds]) if 0 <= pad_dim < ndim else 0

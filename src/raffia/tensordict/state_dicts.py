@@ -105,9 +105,9 @@ def load_state_dict(
     mine_data = {dotted(key): key for key in _data_keys(td)}
     if strict and flat.keys() != mine.keys():
         raise RuntimeError(
-            "the key sets of the state dict and of this container differ: "
-            f"missing keys {sorted(mine.keys() - flat.keys())}, unexpected keys "
-            f"{sorted(flat.keys() - mine.keys())}; strict=False loads the others"
+            "the keys of the state dict and of this container do not match: missing keys "
+            f"{sorted(mine.keys() - flat.keys())}, unexpected keys "
+            f"{sorted(flat.keys() - mine.keys())}; strict=False loads the keys that match"
         )
     size = getattr(state_dict, "_metadata", {}).get("", {}).get("batch_size")
     if not assign and flat.keys() == mine.keys() and _written_at_once(td, mine, flat):
@@ -119,8 +119,8 @@ def load_state_dict(
             td.set(key, value)
         elif old.shape != value.shape:
             raise RuntimeError(
-                f"entry {key!r} has shape {tuple(old.shape)}, the state dict {tuple(value.shape)}; "
-                "assign=True replaces it"
+                f"entry {key!r} has shape {tuple(old.shape)}, but in the state dict "
+                f"{tuple(value.shape)}; assign=True replaces it"
             )
         else:
             td.set_(key, value)
@@ -160,8 +160,8 @@ def _load_data(td: Any, key: Any, saved: dict[str, Any]) -> None:
     if size[:ndim] != node._batch_size:
         if "rows" in saved:
             raise RuntimeError(
-                f"the values of entry {key!r} in the state dict have the batch size {tuple(size)}, "
-                f"the container {tuple(node._batch_size)}"
+                f"the values of entry {key!r} in the state dict have the batch size "
+                f"{tuple(size)}, but the container has {tuple(node._batch_size)}"
             )
         value = value.empty_like(old._batch_size)
     if node._device is not None:
@@ -180,7 +180,7 @@ def _flat_state(
     flat: dict[str, Any],
     data: dict[str, Any],
 ) -> None:
-    """The tensors of a state dict by flat name, and what its metadata says of other values."""
+    """The tensors of a state dict by flat name, and the other values, from its metadata."""
     for name, saved in getattr(state, "_metadata", {}).items():
         if "data" in saved or "rows" in saved:
             data[prefix + name] = saved

@@ -52,7 +52,7 @@ class ReadAgain:
         return node.__dict__[SHARED[self.name]]
 
 
-def kept_in(node: Any, name: str) -> str:
+def value_attribute(node: Any, name: str) -> str:
     """The attribute in which the value of a node is, which is called `name` if it isn't shared."""
     return SHARED[name] if SHARED[name] in node.__dict__ else name
 

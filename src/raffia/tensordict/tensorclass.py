@@ -107,7 +107,7 @@ class TensorClass(_Typed):
     _fields: ClassVar[dict[str, Any]] = {}  # name -> default
     _positional: ClassVar[tuple[str, ...]] = ()  # arguments that can be given by position
     _init_only: ClassVar[dict[str, Any]] = {}  # arguments for __post_init__ only -> default
-    _kept_numbers: ClassVar[dict[str, tuple[type, ...]]] = {}  # as found in annotations
+    _number_fields: ClassVar[dict[str, tuple[type, ...]]] = {}  # as found in annotations
     _types: ClassVar[dict[str, Any]] = {}  # name -> annotation, as an object where that is known
     _follows_init = False  # whether there is a __post_init__
     _follows_rebuild = False  # ... that is also called for results
@@ -208,7 +208,7 @@ class TensorClass(_Typed):
             return generic(options)
         for name in names:
             if name not in FLAGS:
-                raise TypeError(f"{cls.__name__}[...] takes options out of {FLAGS}, got {name!r}")
+                raise TypeError(f"the options of {cls.__name__}[...] are {FLAGS}, got {name!r}")
         base: Any = cls
         return _with_options(base, names)
 
@@ -253,7 +253,7 @@ class TensorClass(_Typed):
         documented = cls.__doc__
         dataclasses.dataclass(init=False, repr=False, eq=False, kw_only=kw_only)(cls)
         cls._types = {**cls._types, **{name: _resolved(own[name], cls) for name in own}}
-        cls._fields, cls._init_only, cls._kept_numbers = {}, {}, {}
+        cls._fields, cls._init_only, cls._number_fields = {}, {}, {}
         positional: list[Argument] = []
         by_name: list[Argument] = []
         for field in cls.__dataclass_fields__.values():
@@ -433,11 +433,11 @@ class TensorClass(_Typed):
     @classmethod
     def _numbers(cls, name: str) -> tuple[type, ...]:
         """The kinds of numbers that a field keeps beside batch dimensions, by its annotation."""
-        found = cls._kept_numbers.get(name)
+        found = cls._number_fields.get(name)
         if found is None:
             kinds = set(members(cls._annotation(name))) - {types.NoneType}
             kind = kinds.pop() if len(kinds) == 1 else None
-            found = cls._kept_numbers[name] = NUMBERS.get(kind, ())
+            found = cls._number_fields[name] = NUMBERS.get(kind, ())
         return found
 
     @classmethod
@@ -693,7 +693,7 @@ def tensorclass(cls: Any = None, /, **options: Any) -> Any:
     """
     for name in options:
         if name not in OPTIONS:
-            raise TypeError(f"tensorclass takes options out of {OPTIONS}, got {name!r}")
+            raise TypeError(f"the options of tensorclass are {OPTIONS}, got {name!r}")
     if cls is None:
         return functools.partial(tensorclass, **options)
     if issubclass(cls, TensorClass):

@@ -123,8 +123,8 @@ class TensorDict(TensorDictBase):
             source = entries
         elif entries:
             raise ValueError(
-                "entries are given as a dict or as keywords, not both: "
-                f"got {type(source).__name__} and {sorted(entries)}"
+                f"pass entries as a dict or as keywords, not both: got {type(source).__name__} "
+                f"and {sorted(entries)}"
             )
         self._d, self._held = {}, False
         self._batch_size = (

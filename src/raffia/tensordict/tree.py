@@ -355,7 +355,7 @@ def map_iter(
     [1, 5]
     """
     if chunksize is not None and num_chunks is not None:
-        raise ValueError("map: give chunksize or num_chunks, not both")
+        raise ValueError("map: pass chunksize or num_chunks, not both")
     if not -len(td._batch_size) <= dim < len(td._batch_size):
         raise IndexError(
             f"map: dim {dim} is out of range for the batch size {tuple(td._batch_size)}"
@@ -571,7 +571,7 @@ def _gather(
 def _loss(function: Callable[..., Tensor]) -> Callable[..., Any]:
     def call(input: Any, target: Any, *args: Any, reduction: str = "mean", **kwargs: Any) -> Any:
         if reduction not in ("none", "mean", "sum"):
-            raise ValueError(f"reduction is 'none', 'mean' or 'sum', got {reduction!r}")
+            raise ValueError(f"reduction must be 'none', 'mean' or 'sum', got {reduction!r}")
         out = input.apply(
             lambda a, b: function(a, b, *args, reduction=reduction, **kwargs),
             target,

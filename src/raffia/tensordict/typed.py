@@ -43,7 +43,7 @@ class TypedTensorDict(TensorDict):
         names = flags if isinstance(flags, tuple) else (flags,)
         for name in names:
             if name not in FLAGS:
-                raise TypeError(f"{cls.__name__}[...] takes options out of {FLAGS}, got {name!r}")
+                raise TypeError(f"the options of {cls.__name__}[...] are {FLAGS}, got {name!r}")
         return type(
             cls.__name__, (cls,), {"__module__": cls.__module__}, **dict.fromkeys(names, True)
         )

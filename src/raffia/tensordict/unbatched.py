@@ -16,8 +16,8 @@ from raffia.tensordict.node import Entries, ValueNode
 Names = list[str | None] | None
 
 
-class UnbatchedTensor(Tensor, ValueNode):  # type: ignore[misc] # whose methods are a tensor's
-    """A tensor entry that belongs to the whole batch: what changes the batch leaves it as it is.
+class UnbatchedTensor(Tensor, ValueNode):  # type: ignore[misc] # its methods are a tensor's
+    """A tensor entry that belongs to the whole batch: operations on the batch leave it unchanged.
 
     data: a tensor, or what `torch.as_tensor` takes; of any shape, and shared, not copied.
     batch_size: that of the container it is stored in, which sets it.
@@ -211,8 +211,8 @@ class UnbatchedTensor(Tensor, ValueNode):  # type: ignore[misc] # whose methods 
     def _where(self, condition: Tensor, other: Any, pad: Any = None) -> Any:
         if isinstance(other, UnbatchedTensor) and not alike(self, other):
             raise RuntimeError(
-                "where: the two containers hold unlike UnbatchedTensors, of which no row can be "
-                "chosen; leave them out with td.exclude(key)"
+                "where: the two containers hold different UnbatchedTensors, which have no rows to "
+                "choose from; leave them out with td.exclude(key)"
             )
         return self
 

@@ -121,7 +121,8 @@ def restricted(source: Any, keys_to_update: Sequence[NestedKey] | None) -> Any:
         return source
     if isinstance(keys_to_update, str):
         raise TypeError(
-            f"keys_to_update is a sequence of keys, got str: keys_to_update=[{keys_to_update!r}]"
+            "keys_to_update must be a sequence of keys, got str: "
+            f"keys_to_update=[{keys_to_update!r}]"
         )
     out: dict[NestedKey, Any] = {}
     for key in keys_to_update:

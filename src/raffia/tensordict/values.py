@@ -44,7 +44,7 @@ class LinkedList(list):  # type: ignore[type-arg]
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two Python values are equal; arrays and tensors are as a whole.
+    """Whether two Python values are equal; arrays and tensors are compared as a whole.
 
     >>> same("a", "a"), same(torch.zeros(2), torch.zeros(2)), same(1, "1")
     (True, True, False)

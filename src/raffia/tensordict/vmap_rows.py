@@ -43,9 +43,9 @@ def resized(node: Any, old: torch.Size, size: torch.Size, taken: int | None) -> 
         rows = node.__dict__.get("_rows")
         if len(at) > 1 and size[at[0]] != 1 or rows is not None and rows[1] is None:
             raise RuntimeError(
-                f"a container of batch size {tuple(old)} became one of {tuple(size)}, and which "
-                f"of the dimensions {at} is the new one can't be told: a value for each row would "
-                "stand in the wrong row. Leave it out: td.exclude(key)"
+                f"a container of batch size {tuple(old)} became one of {tuple(size)}, and it is "
+                f"ambiguous which of the dimensions {at} is the new one, so the values of rows "
+                "could be assigned to the wrong rows. Leave them out: td.exclude(key)"
             )
         return _with_dim(node, at[0], size[at[0]])
     row = NonTensorData(node.tolist(), size + extra, node._device)

@@ -160,7 +160,7 @@ class CompositeDistribution(Distribution, Mapping[NestedKey, Distribution]):
         if dist is None:
             dist = self.dists.get(unravel_key(name))
         if dist is None:
-            raise MissingKeyError(f"no distribution {name!r} here{_known(name, self.dists)}")
+            raise MissingKeyError(f"there is no distribution {name!r}{_known(name, self.dists)}")
         return dist
 
     def __iter__(self) -> Iterator[NestedKey]:
@@ -448,7 +448,7 @@ def _estimated_entropy(dist: Any, samples_mc: int) -> Tensor:
     (1 + log p) grad log p, whose mean is -grad H.
     """
     if samples_mc < 1:
-        raise ValueError(f"samples_mc={samples_mc} draws give no estimate; pass 1 or more")
+        raise ValueError(f"samples_mc={samples_mc} must be at least 1 to estimate the entropy")
     if dist.has_rsample:
         return -dist.log_prob(dist.rsample((samples_mc,))).mean(0)
     log_p = dist.log_prob(dist.sample((samples_mc,)))
@@ -496,7 +496,7 @@ def _leaves(
     for part, value in tree.items():
         if not is_key(part):
             raise CompositeTypeError(
-                f"the names in {argument} are strings or tuples of strings, got {part!r}"
+                f"the names in {argument} must be strings or tuples of strings, got {part!r}"
             )
         name = unravel_key((*path, part) if path else part)
         if isinstance(value, _TREES) and name not in names:
@@ -513,7 +513,8 @@ def _extras(extra_kwargs: Any, names: Collection[NestedKey]) -> Values:
     for name, kwargs in constants.items():
         if name not in names:
             raise MissingKeyError(
-                f"extra_kwargs names {name!r}, which is no distribution{_known(name, names)}"
+                f"extra_kwargs names {name!r}, which is not one of the "
+                f"distributions{_known(name, names)}"
             )
         if not isinstance(kwargs, _TREES):
             raise CompositeTypeError(

@@ -250,7 +250,7 @@ def _split(
     if not (fits and event == torch.Size(event if event_shape is None else event_shape)):
         raise ValueError(
             f"param of shape {list(shape)} is not batch_shape {batch_shape} + event_shape "
-            f"{event_shape}; leave one of them out to have it read off param"
+            f"{event_shape}; leave one of them out to infer it from param"
         )
     return batch, event
 
@@ -332,7 +332,7 @@ def mappings(key: str) -> Mapping:
     tensor([2., 2.])
     """
     if not isinstance(key, str):
-        raise TypeError(f'a mapping is given by its name, such as "softplus"; got {key!r}')
+        raise TypeError(f'a mapping must be given by name, such as "softplus"; got {key!r}')
     if key in _mappings:
         return _mappings[key]
     if key.startswith("biased_softplus"):

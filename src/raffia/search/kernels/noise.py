@@ -45,7 +45,7 @@ def log_gamma(seed: Any, a: int, num: int, alpha: float) -> float:
 
 @kernel
 def gumbel(num_rows: int, num: int, seed: int, choice: int, out: int) -> None:
-    """float32 [num_rows, num] from int64 seeds' children of this choice."""
+    """Gumbel noise float32 [num_rows, num], from the children of int64 seeds for this choice."""
     for b in range(num_rows):
         own = child_seed(np.uint64(load_i64(seed + 8 * b)), choice)
         for a in range(num):
@@ -57,7 +57,7 @@ def gumbel(num_rows: int, num: int, seed: int, choice: int, out: int) -> None:
 def dirichlet(
     num_rows: int, num: int, seed: int, choice: int, legal: int, alpha: float, out: int
 ) -> None:
-    """float32 [num_rows, num] over the legal actions; `legal` is 0 where all are."""
+    """Dirichlet noise float32 [num_rows, num] over the legal actions; `legal` is 0 if all are."""
     for b in range(num_rows):
         own = child_seed(np.uint64(load_i64(seed + 8 * b)), choice)
         at = out + 4 * b * num

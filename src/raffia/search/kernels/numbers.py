@@ -70,7 +70,7 @@ def exp(x: Any) -> Any:
 
 @kernel
 def greatest(numbers: Numbers, num: int) -> int:
-    """The index of the first of the greatest numbers."""
+    """The index of the largest number, the first one among equals."""
     top = LEAST_I32
     for a in range(num):
         x = ordered(numbers[a] + F0)  # -0.0 counts as 0.0
@@ -83,7 +83,7 @@ def greatest(numbers: Numbers, num: int) -> int:
 
 @kernel
 def softmax(numbers: Numbers, num: int) -> bool:
-    """Logits become their softmax, in place: with a second array loops would not be vectors.
+    """Replace logits by their softmax, in place: with a second array the loops would not vectorise.
 
     False if all are -inf.
     """

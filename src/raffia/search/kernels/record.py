@@ -7,7 +7,7 @@ RUNNING, TREE, SIBLINGS = 0, 1, 2  # normalize
 
 
 class SearchRecord(Record):
-    """A search's arrays and options; arrays that it does not use are not given.
+    """The arrays and options of a search; arrays that it does not use are left out.
 
     B roots, N nodes of each, A actions. An array's row of a node is `root * N + node`.
     """

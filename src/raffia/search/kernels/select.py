@@ -24,7 +24,7 @@ _GOLDEN = np.uint64(GOLDEN + 2**64)
 
 @kernel
 def select(s: SearchRecord, b: int, node: int, at_root: bool, carry: Any, simulation: int) -> Any:
-    """The action, and the carry for the child that it leads to."""
+    """Choose an action; returns it, and the carry for the child that it leads to."""
     row = b * s.rows + node
     if s.kind == GUMBEL:
         score_gumbel(s, b, row, at_root)
@@ -65,7 +65,7 @@ def untie(s: SearchRecord, b: int, node: int, simulation: int, best: int) -> int
 
 @kernel
 def score_puct(s: SearchRecord, b: int, row: int, at_root: bool, carry: Any) -> Any:
-    """PUCT's scores -> s.scores; the node's mean Q, which its children start from."""
+    """Write PUCT's scores to s.scores; returns the node's mean Q, from which its children start."""
     visits = tail(s.children_visits, row * s.actions)
     total = 0
     for a in range(s.actions):
@@ -121,7 +121,7 @@ def score_among_siblings(s: SearchRecord, row: int, scale: Any) -> None:
 
 @kernel
 def score_gumbel(s: SearchRecord, b: int, row: int, at_root: bool) -> None:
-    """Gumbel MuZero's scores -> s.scores."""
+    """Write Gumbel MuZero's scores to s.scores."""
     num, scores, e = s.actions, s.scores, row * s.actions
     logits, visits = tail(s.prior_logits, e), tail(s.children_visits, e)
     total = sigma(s, row)
@@ -143,7 +143,7 @@ def score_gumbel(s: SearchRecord, b: int, row: int, at_root: bool) -> None:
 
 @kernel
 def sigma(s: SearchRecord, row: int) -> Any:
-    """sigma of the completed Q -> s.scores; the node's total of visits."""
+    """Write sigma of the completed Q to s.scores; returns the node's total of visits."""
     num, out, e = s.actions, s.scores, row * s.actions
     q, prior, visits = tail(s.children_q, e), tail(s.prior, e), tail(s.children_visits, e)
     weight, weighted = 0.0, 0.0

@@ -16,7 +16,7 @@ from raffia.search.kernels.record import RUNNING, SearchRecord
 
 @kernel
 def value_of(s: SearchRecord, row: int) -> Any:
-    """Mean of what was backed up; the model's value where nothing was."""
+    """Mean of the backed-up values; the model's value before the first backup."""
     visits = s.visits[row]
     return np.float32(s.value_sum[row] / visits) if visits > 0 else s.raw_value[row]
 
@@ -38,7 +38,7 @@ def q_of(s: SearchRecord, b: int, child: int) -> Any:
 
 @kernel
 def refresh(s: SearchRecord, b: int, node: int) -> None:
-    """Recompute a node's Q: its children may have been reached by other ways meanwhile."""
+    """Recompute a node's Q: its children may have been reached by other paths meanwhile."""
     row = b * s.rows + node
     total = 0.0
     for e in range(row * s.actions, (row + 1) * s.actions):
@@ -61,7 +61,7 @@ def widen(s: SearchRecord, b: int, q: Any) -> None:
 
 @kernel
 def whole_range(s: SearchRecord, b: int, simulation: int) -> None:
-    """Set the tree's range of Q from its present Q."""
+    """Set the tree's range of Q from its current Q."""
     s.q_min[b], s.q_max[b] = INFINITY, -INFINITY
     for row in range(b * s.rows + 1, b * s.rows + simulation + 2):
         parent = s.parent[row]
@@ -88,7 +88,7 @@ def same_state(s: SearchRecord, b: int, simulation: int, key: int) -> int:
 
 @kernel
 def add_to_path(s: SearchRecord, b: int, leaf: int, gain: Any) -> None:
-    """Add what was found to the nodes of the path, from the leaf to the root."""
+    """Add the new values to the nodes of the path, from the leaf to the root."""
     base = b * s.rows
     s.visits[base + leaf] += 1
     s.value_sum[base + leaf] += gain

@@ -75,7 +75,7 @@ def instantiate(search: int, output: int, root_visits: int, root_value: int) -> 
 
 @kernel
 def write_edges(s: SearchRecord, row: int, out: OutputRecord, i: int) -> int:
-    """Write a new node's edges; how many actions are legal, -1 if legal logits do not fit."""
+    """Write a new node's edges; returns the number of legal actions, -1 for unfit legal logits."""
     num, e = s.actions, row * s.actions
     logits, mask = tail(out.prior_logits, i * num), tail(out.mask, i * num)
     prior, tree_mask = tail(s.prior, e), tail(s.mask, e)
@@ -161,7 +161,7 @@ def simulate(search: int, simulation: int, num_roots: int) -> int:
 
 @kernel
 def expand(s: SearchRecord, b: int, simulation: int, out: OutputRecord, i: int) -> int:
-    """Write the new node; -1, or the number of the field that holds NaN or infinity."""
+    """Write the new node; returns -1, or the number of the field that holds NaN or infinity."""
     row, base = b * s.rows + simulation + 1, b * s.rows
     last = base + s.path_length[b] - 1
     parent, action = s.path_node[last], s.path_action[last]
@@ -238,7 +238,7 @@ def run(
     model: int,  # address of a step, see raffia.jit.kernel
     context: int,
 ) -> int:
-    """Simulations with a compiled model.
+    """Run simulations with a compiled model.
 
     -1, or what `backward` answered and 2**40 times the simulation.
     """
