@@ -112,6 +112,22 @@ def test_gelu(draw):
     torch.testing.assert_close(out, nn.functional.gelu(x, approximate="tanh"))
 
 
+@pytest.mark.parametrize("size", [1, 3, PANEL])
+def test_normal_distributions(draw, size):
+    x = 3 * draw(7, 2 * size)
+    x[0, size], x[1, size], x[2, -1] = -90.0, 90.0, NAN
+    mean, exponent = x.chunk(2, 1)
+    of = {None: exponent.clamp(-20, 2).exp(), 0.3: torch.full_like(exponent, 0.3)}
+    for fixed, deviation in of.items():
+        program, out = DenseProgram(), torch.empty_like(x)
+        values = program.read("x", 2 * size)
+        program.gaussian(values, -20.0, 2.0, fixed=fixed)
+        program.write(values, "out")
+        run(program, [], {"x": x, "out": out}, 7)
+        expected = torch.cat([mean, deviation], 1)
+        torch.testing.assert_close(out, expected, rtol=1e-6, atol=0, equal_nan=True)
+
+
 @pytest.mark.parametrize(("size", "hidden"), [(3, 5), (20, 8), (16, 24), (1, 40)])
 @pytest.mark.parametrize("rows", [1, 2, 7])
 def test_lstm(draw, size, hidden, rows):

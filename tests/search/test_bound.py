@@ -1,9 +1,27 @@
 """A model that works in the search's memory gives the tree that it gives when called."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from raffia.search import PUCT, Gumbel, RecurrentOutput, ValuePrefix, gumbel_noise, search
+from raffia.functional.draws import child_seed
+from raffia.jit.kernel import step
+from raffia.search import (
+    PUCT,
+    CategoricalSampler,
+    GaussianSampler,
+    Gumbel,
+    RecurrentOutput,
+    RootOutput,
+    SearchMemory,
+    ValuePrefix,
+    gumbel_noise,
+    search,
+    with_sampled_actions,
+)
+from raffia.search.kernels import sampling
+from raffia.tensordict.tensordict import TensorDict
 
 from .table import BACKENDS, STATES, assert_same, random_table
 
@@ -134,3 +152,89 @@ def test_players_of_a_bound_model_take_turns(backend):
     assert_same(bound, search(root, table, **settings))
     assert set(bound.data["to_play"][bound.data["visits"] > 0].tolist()) == {1, 2}
     assert (bound.data["discount"][:, 1:] < 0).all()
+
+
+def nothing(context, rows):
+    """The step of a model whose answers stand there already."""
+
+
+class Answers:
+    """A model that is asked in memory, and gives the same parameters each time."""
+
+    def __init__(self, parameters) -> None:
+        self.parameters = parameters
+
+    def bind(self, memory):
+        memory.prior_logits[:] = self.parameters
+        self.action = memory.action
+        return self
+
+    def native(self):
+        return step(nothing), 0
+
+
+def memory_of(seed, actions, parent, node, choice):
+    return SearchMemory(
+        embeddings=TensorDict(sampling_seed=seed, sampled_actions=actions, batch_size=[len(seed)]),
+        parent_row=parent,
+        node_row=node,
+        action=choice,
+        reset=torch.zeros(3, dtype=torch.bool),
+        reward=torch.zeros(3),
+        value=torch.zeros(3),
+        prior_logits=torch.full((3, actions.shape[1]), 7.0),
+    )
+
+
+@pytest.mark.parametrize("kind", ["bounds", "fixed", "neither"])
+def test_actions_are_chosen_and_drawn_in_memory_as_by_the_sampler(kind):
+    bounds = {"low": torch.tensor([-1.0, 0.0]), "high": torch.tensor([1.0, 3.0])}
+    options = {"bounds": bounds, "fixed": {"std": torch.tensor([0.5, 2.0])}, "neither": {}}[kind]
+    sampler, generator = GaussianSampler(4, **options), torch.Generator().manual_seed(0)
+    parameters = torch.rand(3, 2 if kind == "fixed" else 4, generator=generator) + 0.1
+    seed = torch.randint(2**62, (9,), generator=generator)
+    actions = torch.randn(9, 4, 2, generator=generator)
+    actions[1, 3] = actions[1, 2]  # the child of equal actions is that of the first of them
+    parent, node, choice = torch.tensor([[0, 1, 5], [6, 7, 8], [0, 3, 2]])
+    before = seed.clone(), actions.clone()
+    model, memory = Answers(parameters), memory_of(seed, actions, parent, node, choice)
+    root = RootOutput(parameters, torch.zeros(3), TensorDict(batch_size=[3]))
+    _, recurrent_fn = with_sampled_actions(root, model, sampler, seed[:3])
+    bound = recurrent_fn.bind(memory)
+    bound(3)
+    assert model.action.equal(before[1][parent, choice])
+    children = child_seed(before[0][parent], torch.tensor([0, 2, 2]))
+    assert seed[node].equal(children) and seed[:6].equal(before[0][:6])
+    torch.testing.assert_close(actions[node], sampler.sample(parameters, children).actions)
+    assert actions[:6].equal(before[1][:6]) and bound.actions.data_ptr() == actions.data_ptr()
+    assert not memory.prior_logits.any()
+    model.parameters = parameters.index_fill(1, torch.tensor([1]), torch.inf)
+    recurrent_fn.bind(memory)(2)
+    assert memory.prior_logits[:2].isnan().all() and not memory.prior_logits[2].any()
+
+
+def test_draws_that_have_no_kernel_are_not_bound():
+    parameters, seed = torch.ones(3, 4), torch.arange(9)
+    actions = torch.zeros(9, 4, 2)
+    memory = memory_of(seed, actions, *torch.tensor([[0, 1, 5], [6, 7, 8], [0, 3, 2]]))
+    doubles = replace(memory, embeddings=memory.embeddings.to(torch.float64))
+    root = RootOutput(parameters, torch.zeros(3), TensorDict(batch_size=[3]))
+    normal, tables = GaussianSampler(4), Renamed(random_table(2))
+    for model, sampler, prior, place, is_bound in (
+        (Answers(parameters), normal, "uniform", memory, True),
+        (Answers(parameters), normal, "density", memory, False),
+        (Answers(parameters), CategoricalSampler(4), "sampling", memory, False),
+        (Answers(parameters), normal, "sampling", doubles, False),
+        (Answers(parameters), normal, "sampling", replace(memory, embeddings=actions), False),
+        (InMemory(tables), normal, "sampling", memory, False),  # its step is no compiled one
+        (tables, normal, "sampling", memory, False),
+    ):
+        _, recurrent_fn = with_sampled_actions(root, model, sampler, seed[:3], prior=prior)
+        assert (recurrent_fn.bind(place) is not None) == is_bound
+
+
+def test_normal_numbers_are_those_of_torch():
+    p = (torch.arange(0, 2**23, 997).double() + 0.5) * 2.0**-23
+    p = torch.cat([p, torch.tensor([2.0**-24, 1 - 2.0**-24, 1e-30], dtype=torch.float64)])
+    found = torch.tensor([sampling.normal_quantile(x) for x in p.tolist()], dtype=torch.float64)
+    torch.testing.assert_close(found, torch.special.ndtri(p), rtol=1e-14, atol=1e-15)

@@ -264,6 +264,17 @@ class DenseProgram:
         """GELU in place, as approximated by tanh."""
         self._add(layers.GELU, *values.layout, values.width)
 
+    def gaussian(
+        self, values: ColumnBuffer, least: float, most: float, *, fixed: float | None = None
+    ) -> None:
+        """Normal distributions: the means stay, behind them come their standard deviations.
+
+        The second half of the columns holds exponents, which are clamped to least .. most; or
+        anything, where the deviation is fixed.
+        """
+        size = values.width // 2
+        self._add(layers.GAUSSIAN, *values.layout, size, least, most, fixed or 0.0)
+
     def decode(self, logits: ColumnBuffer, array: str, *, eps: float = 1e-3) -> None:
         """Write the value that logits stand for, see `categorical_to_scalar`.
 

@@ -238,6 +238,34 @@ class GELULayer(Record):
     width: int
 
 
+class GaussianLayer(Record):
+    """The deviations of normal distributions, behind their means; offsets as of `DenseLayer`."""
+
+    kind: int
+    values: int  # rows of `size` means, then the deviations, or what they are the exponential of
+    step: int
+    size: int
+    least: float  # of the exponents
+    most: float
+    fixed: float  # 0.0: exponents are there, else the deviation of all
+
+
+@kernel
+def gaussian(layer: GaussianLayer, rows: int, scratch: int) -> None:
+    """Replace the exponents of deviations by the deviations, or write the fixed one."""
+    least, most = layer.least, layer.most
+    for row in range(rows):
+        at = scratch + layer.values + row * layer.step + 4 * layer.size
+        for k in range(0, 4 * layer.size, 4):
+            deviation = layer.fixed
+            if deviation == 0.0:
+                exponent = float(load_f32(at + k))
+                # what is no number stays so
+                exponent = least if exponent < least else (most if exponent > most else exponent)
+                deviation = math.exp(exponent)
+            store_f32(at + k, deviation)
+
+
 class DecodeLayer(Record):
     """The value that logits stand for; offsets as of `DenseLayer`."""
 
@@ -279,13 +307,12 @@ def decode(layer: DecodeLayer, rows: int, scratch: int, weights: int, out: int) 
 
 # The first word of a layer's record tells its kind: the position here.
 KINDS = (
-    *(ReadLayer, LookUpLayer, DenseLayer, NormLayer),
-    *(GELULayer, LSTMLayer, DecodeLayer, WriteLayer),
+    *(ReadLayer, LookUpLayer, DenseLayer, NormLayer, GELULayer),
+    *(LSTMLayer, GaussianLayer, DecodeLayer, WriteLayer),
 )
-READ, LOOK_UP, DENSE, NORM, GELU, LSTM, DECODE, WRITE = range(8)
-_read_at, _look_up_at, _dense_at, _norm_at, _gelu_at, _lstm_at, _decode_at, _write_at = (
-    fields_at(kind) for kind in KINDS
-)
+READ, LOOK_UP, DENSE, NORM, GELU, LSTM, GAUSSIAN, DECODE, WRITE = range(9)
+_read_at, _look_up_at, _dense_at, _norm_at, _gelu_at = (fields_at(kind) for kind in KINDS[:5])
+_lstm_at, _gaussian_at, _decode_at, _write_at = (fields_at(kind) for kind in KINDS[5:])
 
 
 class ProgramRecord(Record):
@@ -328,6 +355,8 @@ def run(
             elif kind == GELU:
                 layer = _gelu_at(record)
                 gelu(rows, scratch + layer.values, layer.step, layer.width)
+            elif kind == GAUSSIAN:
+                gaussian(_gaussian_at(record), rows, scratch)
             elif kind == READ:
                 reading = _read_at(record)
                 source, index = slot(p.slots, reading.array), slot(p.slots, reading.index)

@@ -89,6 +89,9 @@ class BoundModel(Protocol):
     `raffia.jit.kernel` that does the same, the whole search runs without Python; and searches that
     share a workspace share the answer, where their shapes are the same.
 
+    Where the root has `actions`, it is bound only if it has an attribute `writes_actions = True`;
+    its answer then has the `actions` [R, A, ...] of all rows.
+
     >>> class Counter:  # embeddings count the steps; the first of two actions pays 1
     ...     def __call__(self, embedding, action):
     ...         rows = len(action)

@@ -112,14 +112,17 @@ def run_simulations(prepared: Prepared, root: RootOutput) -> None:
     bound = prepared.bound
     if bound is None:
         expand = called_model(state, embeddings, root, prepared.recurrent_fn)
-    elif isinstance(steps, compiled.CompiledSteps) and prepared.is_native:
-        return steps.run(searched, bound[0].native(), bound[1])  # this loop, compiled
     else:
         expand = in_memory(*bound)
-    for simulation, num_roots in enumerate(searched):
-        resets = steps.simulate(simulation, num_roots)
-        output, key = expand(num_roots, resets)
-        steps.backward(simulation, num_roots, output, key)
+    if bound is not None and isinstance(steps, compiled.CompiledSteps) and prepared.is_native:
+        steps.run(searched, bound[0].native(), bound[1])  # the loop below, compiled
+    else:
+        for simulation, num_roots in enumerate(searched):
+            resets = steps.simulate(simulation, num_roots)
+            output, key = expand(num_roots, resets)
+            steps.backward(simulation, num_roots, output, key)
+    if bound is not None and root.actions is not None:
+        state.take_actions(bound[0].actions)
 
 
 def run_in_threads(

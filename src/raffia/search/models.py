@@ -74,8 +74,10 @@ def bound_model(
 ) -> tuple[Any, RecurrentOutput] | None:
     """The model's step in the search's memory and its output; None if it cannot work there."""
     bind, prefix = getattr(recurrent_fn, "bind", None), state.value_prefix
-    if bind is None or root.actions is not None or state.stamp is not None:
-        return None  # it writes neither sampled actions nor keys
+    if bind is None or state.stamp is not None:
+        return None  # it writes no keys
+    if root.actions is not None and not getattr(recurrent_fn, "writes_actions", False):
+        return None
     if prefix is not None and tuple(prefix.reset_keys) != ValuePrefix().reset_keys:
         return None  # it zeroes its own memory of rewards, not other entries
     batch, _, actions = state.shape

@@ -24,7 +24,8 @@ from torch.utils._pytree import tree_leaves
 
 from raffia.functional.constants import constant
 from raffia.functional.draws import child_seed, draw_seeds, seeded_gumbel, seeded_normal
-from raffia.search.base import RecurrentFn, RecurrentOutput, RootOutput
+from raffia.search.base import RecurrentFn, RecurrentOutput, RootOutput, SearchMemory
+from raffia.search.bound_sampler import BoundSampler, bind_sampler
 from raffia.search.policies import PolicyOutput
 from raffia.tensordict.node import Node
 
@@ -116,25 +117,57 @@ def with_sampled_actions(
         )
     actions, logits, mask = _draw(sampler, root.prior_logits, seed, root.mask, prior)
     device = _device_of(root.embedding, root.prior_logits.device)
-
-    def recurrent_over_samples(embedding: Any, action: Tensor) -> tuple[RecurrentOutput, Any]:
-        own, seed, known = _take(embedding)
-        output, child = recurrent_fn(own, action)
-        _check_dtype(root.prior_logits, output.prior_logits)
-        seed = child_seed(seed, _which(known, action.to(device)))
-        actions, logits, mask = _draw(sampler, output.prior_logits, seed, output.mask, prior)
-        output = output._replace(prior_logits=logits, mask=mask, actions=actions)
-        return output, _put(child, seed, actions.to(device))
-
-    # The model over samples predicts prefixes or rewards as the model itself does.
-    vars(recurrent_over_samples).update(
-        predicts_prefixes=getattr(recurrent_fn, "predicts_prefixes", False)
-    )
     embedding = _put(root.embedding, seed.to(device), actions.to(device))
     over_samples = root._replace(
         prior_logits=logits, mask=mask, actions=actions, embedding=embedding
     )
-    return over_samples, recurrent_over_samples
+    return over_samples, _OverSamples(recurrent_fn, sampler, prior, root.prior_logits, device)
+
+
+class _OverSamples:
+    """The recurrent function over sampled actions."""
+
+    writes_actions = True  # in the memory of a search, see `BoundModel`
+
+    def __init__(
+        self,
+        recurrent_fn: RecurrentFn,
+        sampler: ActionSampler,
+        prior: Prior,
+        parameters: Tensor,  # of the root's policy
+        device: torch.device,  # of embeddings
+    ) -> None:
+        self._recurrent_fn, self._sampler, self._prior = recurrent_fn, sampler, prior
+        self._parameters, self._device = parameters, device
+        # It predicts prefixes or rewards as the model itself does.
+        self.predicts_prefixes = getattr(recurrent_fn, "predicts_prefixes", False)
+        self.workspace_key = id(recurrent_fn), id(sampler), prior, parameters.shape[1]
+
+    def __call__(self, embedding: Any, action: Tensor) -> tuple[RecurrentOutput, Any]:
+        own, seed, known = _take(embedding)
+        output, child = self._recurrent_fn(own, action)
+        _check_dtype(self._parameters, output.prior_logits)
+        seed = child_seed(seed, _which(known, action.to(self._device)))
+        policy = output.prior_logits, seed, output.mask
+        actions, logits, mask = _draw(self._sampler, *policy, self._prior)
+        output = output._replace(prior_logits=logits, mask=mask, actions=actions)
+        return output, _put(child, seed, actions.to(self._device))
+
+    def bind(self, memory: SearchMemory) -> BoundSampler | None:
+        """One compiled step a simulation, of a model that has one; see `BoundModel`."""
+        bind, sampler = getattr(self._recurrent_fn, "bind", None), self._sampler
+        if bind is None or type(sampler) is not GaussianSampler or self._prior == "density":
+            return None
+        if not isinstance(memory.embeddings, Node):
+            return None
+        return bind_sampler(
+            bind,
+            memory,
+            torch.zeros(len(memory.action), self._parameters.shape[1]),
+            seed=memory.embeddings[SEED],
+            actions=memory.embeddings[ACTIONS],
+            **sampler.numbers(memory.embeddings[ACTIONS].shape[-1]),
+        )
 
 
 def _check_dtype(root: Tensor, node: Tensor) -> None:
@@ -300,6 +333,15 @@ class GaussianSampler:
             stretch = slope + (width / 2).log()
         normal = -0.5 * ((point - mean) / std) ** 2 - std.log() - 0.5 * math.log(2 * math.pi)
         return (normal - stretch).sum(-1)
+
+    def numbers(self, size: int) -> dict[str, Tensor | None]:
+        """What is fixed, float32 [D] each: "std", "low" and "width", between the bounds."""
+        low, width = (None, None) if self.low is None else self._bounds()
+        std = None if self.std is None else constant(self.std, torch.empty(0))
+        return {
+            name: None if number is None else number.expand(size).contiguous()
+            for name, number in (("std", std), ("low", low), ("width", width))
+        }
 
     def _mean_and_std(self, parameters: Tensor) -> tuple[Tensor, Tensor]:
         if self.std is not None:

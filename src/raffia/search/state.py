@@ -55,9 +55,25 @@ class SearchState:
     def renew(self, root: RootOutput, select: Any, gamma: Tensor) -> None:
         """Start another search of the same shapes, with new entries."""
         actions, device = self.shape[2], self.gamma.device
+        sampled = self.entries.get("actions")
         self.entries = new_arrays(self.kinds, device)
+        if sampled is not None:
+            self.entries["actions"] = torch.zeros_like(sampled)
         self.select = select.prepare(num_legal(root), self.budget, actions, device)
         self.gamma = gamma.to(device)
+
+    def take_actions(
+        self,
+        actions: Tensor,  # [N * B, K, ...], of rows that were used
+    ) -> None:
+        """Copy the sampled actions of this state's nodes from the memory of the search."""
+        batch, rows, _ = self.shape
+        roots: Any = self.order if len(self.order) < batch else slice(None)  # the others: no part
+        by_node = actions.unflatten(0, (rows, batch)).transpose(0, 1)[roots]
+        used = self.entries["parent"][roots] >= 0
+        used[:, 0] = True
+        used = used.view(*used.shape, *[1] * (by_node.dim() - 2))
+        self.entries["actions"][roots] = torch.where(used, by_node, 0)
 
     def arrays(self) -> dict[str, Tensor | None]:
         """The arrays that the search needs in addition to the tree's entries, by name."""

@@ -117,4 +117,6 @@ def shapes_of(
     has = tuple([part is None for part in (root.mask, root.to_play, root.actions, transpositions)])
     settings = type(select), backend, num_threads, prefix, root_value, max_depth
     shape = root.prior_logits.device, root.prior_logits.shape, *budget
-    return id(recurrent_fn), settings, has, shape  # the model is the same while it is cached
+    # the model is the same while it is cached
+    model = getattr(recurrent_fn, "workspace_key", id(recurrent_fn))
+    return model, settings, has, shape

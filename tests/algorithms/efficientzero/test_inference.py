@@ -19,6 +19,7 @@ from raffia.search import (
     muzero_policy,
     sampled_policy,
 )
+from raffia.search.workspace import Workspace
 from raffia.tensordict.tensordict import TensorDict
 
 from .small import IMAGE, conv, drawn, draws
@@ -256,18 +257,57 @@ def test_where_there_is_no_compiled_step(draw, monkeypatch):
         fold(EfficientZeroModel)
 
 
-@pytest.mark.slow
-def test_continuous_actions_are_planned_with_by_sampling_them():
-    model = drawn(EfficientZeroModelMLP(4, 2, continuous_action_space=True, **SMALL))
-    folded, obs, seed = fold(model), torch.randn(5, 4), torch.arange(5)
-    root = folded.root(obs)
-    close([root.prior_logits], [model.initial_inference(obs).policy_logits])
-    policy = partial(gumbel_policy, num_simulations=12, value_prefix=ValuePrefix())
-    sampler = GaussianSampler(6, low=-1.0, high=1.0)
-    plan = sampled_policy(root, folded.recurrent_fn, sampler=sampler, policy=policy, seed=seed)
-    assert plan.action.shape == (5, 2) and plan.action_weights.shape == (5, 6)
-    assert bool((plan.action.abs() <= 1).all())
-    assert plan.tree.visits_of_root().sum(-1).tolist() == [12] * 5
+CONTINUOUS = {
+    "conditioned": {},
+    "fixed": {"sigma_type": "fixed", "norm_type": "LN", "res_connection_in_dynamics": True},
+    "muzero": {"lstm_hidden_size": 0},
+}
+SAMPLERS = {
+    "bounds": GaussianSampler(6, low=torch.tensor([-1.0, 0.5, 0.0]), high=2.0),
+    "no bounds": GaussianSampler(4),
+}
+
+
+@pytest.mark.parametrize("name", CONTINUOUS)
+@pytest.mark.parametrize("kind", SAMPLERS)
+@pytest.mark.parametrize("search", [muzero_policy, gumbel_policy])
+def test_actions_are_sampled_in_the_compiled_search_as_in_the_called(name, kind, search):
+    options = {**SMALL, "last_linear_layer_init_zero": False, **CONTINUOUS[name]}
+    model = drawn(EfficientZeroModelMLP(4, 3, continuous_action_space=True, **options))
+    folded, seed, obs = fold(model), torch.arange(70), torch.randn(70, 4, generator=draws())
+    horizon = ValuePrefix(5 if model.lstm_hidden_size else 1)
+    close([folded.root(obs).prior_logits], [model.initial_inference(obs).policy_logits])
+    quiet = {"gumbel_scale": 0.0}
+    if search is muzero_policy:
+        quiet = {"dirichlet_fraction": 0.0, "temperature": 0.0}
+
+    def plan(rows, recurrent_fn, num_threads=1, workspace=None):
+        policy = partial(
+            search,
+            num_simulations=12,
+            value_prefix=horizon,
+            num_threads=num_threads,
+            workspace=workspace,
+            **quiet,
+        )
+        root, sampler = folded.root(obs[rows]), SAMPLERS[kind]
+        return sampled_policy(root, recurrent_fn, sampler=sampler, policy=policy, seed=seed[rows])
+
+    def called(embedding, action):  # which can't be bound
+        return folded.recurrent_fn(embedding, action)
+
+    called.predicts_prefixes = True
+    plans = [plan(slice(None), model) for model in (folded.recurrent_fn, called)]
+    found, expected = [each.tree.data for each in plans]
+    for entry in expected.keys():
+        torch.testing.assert_close(found[entry], expected[entry], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(plans[0].action, plans[1].action)
+    workspace = Workspace()
+    for num_threads in (1, 1, 2):  # the second works in the memory of the first
+        again = plan(slice(None), folded.recurrent_fn, num_threads, workspace)
+        assert (again.tree.data == found).all()
+    few = plan(slice(3, 5), folded.recurrent_fn)
+    assert (few.tree.data == found[3:5]).all()
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from raffia.algorithms.efficientzero.actions import DiscreteActions
 from raffia.algorithms.efficientzero.folding import JointLSTM
+from raffia.algorithms.efficientzero.heads import EXPONENTS, GaussianHead
 from raffia.algorithms.efficientzero.latent_model import LatentModel
 from raffia.algorithms.efficientzero.model_mlp import (
     DynamicsNetworkMLP,
@@ -41,9 +42,9 @@ def compiled_recurrent(model: LatentModel) -> CompiledRecurrent | None:
     dynamics, heads = _dynamics(model), _heads(model)
     if dynamics is None or heads is None or not _is_plain(model):
         return None
-    if not isinstance(model.action_encoding, DiscreteActions):
-        return None
-    return CompiledRecurrent(model.action_encoding.codes, dynamics, heads)
+    encoding = model.action_encoding
+    codes = encoding.codes if isinstance(encoding, DiscreteActions) else None
+    return CompiledRecurrent(codes, dynamics, heads)
 
 
 def compiled_root(model: LatentModel) -> CompiledRoot | None:
@@ -79,12 +80,14 @@ class CompiledRecurrent:
     tensor([0., 0.])
     """
 
-    def __init__(self, codes: Tensor, dynamics: _Dynamics, heads: Heads) -> None:
-        self._codes = codes  # [A, E], of the actions
+    def __init__(self, codes: Tensor | None, dynamics: _Dynamics, heads: Heads) -> None:
+        self._codes = codes  # [A, E], of the actions; None: they are continuous
         self._first = dynamics.latent[0].linear
-        # what the first layer makes of each action, with its bias
-        self._of_action = torch.empty(self._first.out_features, len(self._codes))
         self._latent_size = dynamics.latent[-1].linear.out_features
+        width, num_inputs = self._first.weight.shape
+        self._action_row = () if codes is not None else (num_inputs - self._latent_size,)
+        # what the first layer makes of each action, with its bias
+        self._of_action = torch.empty(width, 0 if codes is None else len(codes))
         self._hidden_size = dynamics.lstm.hidden_size if dynamics.lstm is not None else 0
         self._layers = CompiledLayers()
         self._write(dynamics, heads)
@@ -100,9 +103,7 @@ class CompiledRecurrent:
             program.read("h", hidden, index="parent_row", out=h)
             c = program.read("c", hidden, index="parent_row")
 
-        width, num_actions = self._of_action.shape
-        layers.parameters.append(self._of_action)
-        start = program.look_up(num_actions, width, index="action")
+        start = self._write_action()
         if dynamics.features:
             new = layers.mlp(dynamics.latent, latent, onto=start, added=latent)
             output = layers.mlp(dynamics.features, new, out=features)
@@ -119,10 +120,21 @@ class CompiledRecurrent:
         layers.scalar(dynamics.reward, output, "reward", dynamics.support)
         layers.heads(heads, new)
 
+    def _write_action(self) -> ColumnBuffer:
+        """Add what the first layer makes of the action, with its bias."""
+        program, parameters = self._layers.program, self._layers.parameters
+        width, num_actions = self._of_action.shape
+        if self._codes is not None:
+            parameters.append(self._of_action)
+            return program.look_up(num_actions, width, index="action")
+        parameters += [self._first.weight[:, self._latent_size :], self._first.bias]
+        return program.dense(program.read("action", *self._action_row), width)
+
     def load(self) -> None:
         """Load the present parameters."""
-        bias, of_action = self._first.bias, self._first.weight[:, self._latent_size :]
-        torch.addmm(bias.unsqueeze(1), of_action, self._codes.t(), out=self._of_action)
+        if self._codes is not None:
+            bias, of_action = self._first.bias, self._first.weight[:, self._latent_size :]
+            torch.addmm(bias.unsqueeze(1), of_action, self._codes.t(), out=self._of_action)
         self._layers.load()
 
     @property
@@ -137,7 +149,10 @@ class CompiledRecurrent:
 
     def arrays(self, memory: SearchMemory) -> dict[str, Tensor] | None:
         """The arrays that the program reads and writes; None where it can't use them."""
+        action, dtype = memory.action, torch.int64 if self._codes is not None else torch.float32
         if not isinstance(memory.embeddings, TensorDict):
+            return None
+        if action.shape[1:] != self._action_row or action.dtype != dtype:
             return None
         keys: list[str | tuple[str, str]] = [
             "latent_state",
@@ -194,7 +209,7 @@ class CompiledRoot:
     def __init__(self, representation: list[Layer], norm: nn.LayerNorm, heads: Heads) -> None:
         self._size = representation[0].linear.in_features
         self._latent_size = representation[-1].linear.out_features
-        self._num_actions = heads.policy[-1].linear.out_features
+        self._num_logits = heads.num_logits
         self._layers = layers = CompiledLayers()
         last = representation[-1]._replace(norm=norm)
         observation = layers.program.read("observation", self._size)
@@ -216,7 +231,7 @@ class CompiledRoot:
             return None
         rows = observation.size(0)
         latent, value = torch.empty(rows, self._latent_size), torch.empty(rows)
-        prior_logits = torch.empty(rows, self._num_actions)
+        prior_logits = torch.empty(rows, self._num_logits)
         arrays = {
             "observation": observation.contiguous(),
             "latent": latent,
@@ -256,12 +271,11 @@ def _heads(model: LatentModel) -> Heads | None:
     network = model.prediction_network
     if type(network) is not PredictionNetworkMLP:
         return None
-    names = ["fc_prediction_common", "fc_value_head", "fc_policy_head"]
-    read = _all_layers([getattr(network, name) for name in names])
-    if read is None:
-        return None
-    common, value, policy = read
-    return Heads(common, value, policy, model.value_support)
+    policy, sigma = network.fc_policy_head, None
+    if isinstance(policy, GaussianHead):
+        policy, sigma = policy.net, _Sigma(policy.action_size, policy.fixed_sigma)
+    read = _all_layers([network.fc_prediction_common, network.fc_value_head, policy])
+    return None if read is None else Heads(*read, model.value_support, sigma)
 
 
 def _is_plain(model: LatentModel) -> bool:
@@ -277,6 +291,13 @@ class Layer(NamedTuple):
     activation: str | None = None  # "relu", "gelu" (the approximation by tanh)
 
 
+class _Sigma(NamedTuple):
+    """The standard deviations of a policy over continuous actions."""
+
+    size: int  # of an action
+    fixed: float | None  # None: the policy's layers give their logarithms behind the means
+
+
 class Heads(NamedTuple):
     """The layers from a latent state to value and policy."""
 
@@ -284,6 +305,12 @@ class Heads(NamedTuple):
     value: list[Layer]
     policy: list[Layer]
     support: Support | None  # support of the value
+    sigma: _Sigma | None  # None: the policy is over discrete actions
+
+    @property
+    def num_logits(self) -> int:
+        """The columns of "prior_logits"; of continuous actions, their means and deviations."""
+        return self.policy[-1].linear.out_features if self.sigma is None else 2 * self.sigma.size
 
 
 class CompiledLayers:
@@ -359,7 +386,11 @@ class CompiledLayers:
         """Add the heads, which write the arrays "value" and "prior_logits"."""
         common = self.mlp(heads.common, latent)
         self.scalar(heads.value, common, "value", heads.support)
-        self.program.write(self.mlp(heads.policy, common), "prior_logits")
+        logits, sigma = self.program.buffer(heads.num_logits), heads.sigma
+        self.mlp(heads.policy, common, out=logits)
+        if sigma is not None:
+            self.program.gaussian(logits, *EXPONENTS, fixed=sigma.fixed)
+        self.program.write(logits, "prior_logits")
 
     def load(self) -> None:
         """Load the present parameters."""

@@ -13,6 +13,7 @@ from raffia.algorithms.efficientzero.config import check_heads
 from raffia.nn.blocks import RELU, mlp, norm_of_vectors
 from raffia.nn.evolvable import EvolvableMLP
 
+EXPONENTS = (-20.0, 2.0)  # the least and the greatest logarithm of a standard deviation
 _NAMES: dict[type[nn.Module], str] = {
     nn.ReLU: "relu",
     nn.GELU: "gelu",
@@ -97,7 +98,7 @@ class GaussianHead(nn.Module):
     options: those of `head`; with `zero_last` both start at the same for any input: mean 0,
         standard deviation 1 (or fixed).
 
-    The exponent of sigma is clamped to -20 .. 2.
+    The exponent of sigma is clamped to `EXPONENTS`.
 
     >>> GaussianHead([4, 8, 1], sigma_type="fixed", zero_last=True)(torch.ones(2, 4))
     tensor([[0.0000, 0.3000],
@@ -125,7 +126,7 @@ class GaussianHead(nn.Module):
         if self.fixed_sigma is not None:
             return torch.cat([output, torch.full_like(output, self.fixed_sigma)], -1)
         mean, exponent = output.chunk(2, -1)
-        return torch.cat([mean, exponent.clamp(-20, 2).exp()], -1)
+        return torch.cat([mean, exponent.clamp(*EXPONENTS).exp()], -1)
 
 
 def policy_head(

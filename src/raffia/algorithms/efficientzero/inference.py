@@ -183,8 +183,9 @@ class FoldedRecurrentFn:
         """Bind one compiled call for each simulation; None if this model has no compiled form.
 
         There is one for `EfficientZeroModelMLP` in float32 on the CPU, with "BN" or "LN", ReLU, and
-        no `state_norm`. Its results are those of the ordinary call but for rounding; a row's are
-        the same to the bit in any batch. Rows of `node_row` must not be among `parent_row`.
+        no `state_norm`; continuous actions are float32 [B, D] in `memory.action`. Its results are
+        those of the ordinary call but for rounding; a row's are the same to the bit in any batch.
+        Rows of `node_row` must not be among `parent_row`.
         """
         return None if self.compiled is None else self.compiled.bind(memory)
 

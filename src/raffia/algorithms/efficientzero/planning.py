@@ -116,6 +116,9 @@ class Planner:
         self._own: dict[str, Tensor] = {}  # numbers that are not the config's, [] or [P]
         self._snapshot = self._snapshot_of(model)
         self._workspace = Workspace()
+        self._sampler: GaussianSampler | None = None  # of continuous actions
+        if isinstance(spec.action, Box):
+            self._sampler = action_sampler(spec.action, config.search.num_sampled_actions)
 
     def _snapshot_of(self, model: LatentModel) -> Snapshot:
         is_half = self.config.precision == "bfloat16" and self.device.type != "cpu"
@@ -202,9 +205,8 @@ class Planner:
             "num_threads": self._threads(root),
             "workspace": self._workspace,
         }
-        num_choices = root.prior_logits.shape[-1]
-        if isinstance(self.spec.action, Box):
-            num_choices = search.num_sampled_actions
+        sampler = self._sampler
+        num_choices = root.prior_logits.shape[-1] if sampler is None else sampler.num_samples
         policy: Callable[..., PolicyOutput]
         if search.policy == "gumbel":
             # the search's own choice is the action: it is drawn by the Gumbel noise, at no
@@ -229,12 +231,12 @@ class Planner:
                 temperature=factor * temperature,
                 **settings,
             )
-        if not isinstance(self.spec.action, Box):
+        if sampler is None:
             return policy(root, self._snapshot.recurrent_fn)
         return sampled_policy(
             root,
             self._snapshot.recurrent_fn,
-            sampler=action_sampler(self.spec.action, search.num_sampled_actions),
+            sampler=sampler,
             policy=policy,
             seed=child_seed(seed, torch.tensor(ACTIONS)),
         )

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 from raffia.lazy import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
-    from raffia.search.kernels import noise, record, rows, steps
+    from raffia.search.kernels import noise, record, rows, sampling, steps
 
-__all__ = ["noise", "record", "rows", "steps"]
+__all__ = ["noise", "record", "rows", "sampling", "steps"]
 
 __getattr__, __dir__ = _lazy_names(__name__)
