@@ -271,11 +271,16 @@ def _heads(model: LatentModel) -> Heads | None:
     network = model.prediction_network
     if type(network) is not PredictionNetworkMLP:
         return None
-    policy, sigma = network.fc_policy_head, None
-    if isinstance(policy, GaussianHead):
-        policy, sigma = policy.net, _Sigma(policy.action_size, policy.fixed_sigma)
-    read = _all_layers([network.fc_prediction_common, network.fc_value_head, policy])
-    return None if read is None else Heads(*read, model.value_support, sigma)
+    head: nn.Module = network.fc_policy_head
+    sigma = None
+    if isinstance(head, GaussianHead):
+        sigma = _Sigma(head.action_size, head.fixed_sigma)
+        head = head.net
+    read = _all_layers([network.fc_prediction_common, network.fc_value_head, head])
+    if read is None:
+        return None
+    common, value, policy = read
+    return Heads(common, value, policy, model.value_support, sigma)
 
 
 def _is_plain(model: LatentModel) -> bool:
