@@ -4,7 +4,9 @@ import json
 import shutil
 import subprocess
 import sys
+import typing
 from pathlib import Path
+from types import UnionType
 
 import pytest
 
@@ -67,6 +69,122 @@ with td.lock_().unlock_() as free:
     free["e"] = torch.ones(3)
 names: list[str] = sorted(td.keys())
 """
+CONTAINER = """
+from typing import Any, assert_type
+import pathlib
+import tempfile
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from raffia import (
+    LazyStackedTensorDict,
+    NonTensorData,
+    TensorClass,
+    TensorDict,
+    TensorDictParams,
+    cat,
+    collate,
+    dense_stack_tds,
+    from_module,
+    from_modules,
+    group_by,
+    lazy_stack,
+    load,
+    maybe_dense_stack,
+    memmap,
+    merge_tensordicts,
+    pad_sequence,
+    save,
+    stack,
+    unpad_sequence,
+)
+
+
+class Step(TensorClass):
+    obs: Tensor
+
+
+td = TensorDict({"a": torch.zeros(3, 2), "b": {"c": torch.zeros(3)}}, batch_size=[3])
+step = Step(obs=torch.zeros(3, 4), batch_size=[3])
+layer = nn.Linear(2, 2)
+
+# rows, keys, values
+assert_type(td[0], TensorDict)
+assert_type(step[0], Step)
+assert_type(td.select("a"), TensorDict)
+assert_type(td.exclude("a"), TensorDict)
+assert_type(td.get("missing", None) is None, bool)
+assert_type(td.popitem()[0], str)
+td = TensorDict({"a": torch.zeros(3, 2), "b": {"c": torch.zeros(3)}}, batch_size=[3])
+assert_type(td.split_keys(["a"]), tuple[TensorDict, ...])
+assert_type(td.to_dict(), dict[str, Any])
+assert_type(td.flatten_keys("."), TensorDict)
+assert_type(td.setdefault("d", torch.zeros(3)) is None, bool)
+
+# stacks and joins
+assert_type(stack([td, td]), TensorDict)
+assert_type(TensorDict.stack([td, td]), TensorDict)
+assert_type(Step.stack([step, step]), Step)
+assert_type(cat([step, step]), Step)
+assert_type(lazy_stack([td, td]), LazyStackedTensorDict)
+
+assert_type(maybe_dense_stack([td, td]), TensorDict | LazyStackedTensorDict)
+assert_type(dense_stack_tds([td, td], 0), TensorDict | LazyStackedTensorDict)
+
+assert_type(lazy_stack([td, td]).contiguous(), TensorDict)
+assert_type(lazy_stack([td, td]).select("a"), LazyStackedTensorDict)
+assert_type(pad_sequence([td, td]), TensorDict)
+assert_type(merge_tensordicts(td, td), TensorDict)
+
+# maps
+assert_type(td.apply(lambda leaf: leaf + 1), TensorDict)
+assert_type(step.apply(lambda leaf: leaf + 1), Step)
+assert_type(td.named_apply(lambda key, leaf: leaf), TensorDict)
+assert_type(td.apply_(lambda leaf: leaf.zero_()), TensorDict)
+assert_type(td.to("cpu"), TensorDict)
+assert_type(td.float(), TensorDict)
+assert_type(step.half(), Step)
+assert_type(td.where(torch.ones(3, dtype=torch.bool), td), TensorDict)
+assert_type(td.consolidate(), TensorDict)
+assert_type(td.max(0).values, TensorDict)
+assert_type(td.cummax(0).indices, TensorDict)
+assert_type(td.max().get("a") is None, bool)
+assert_type(td.max(), TensorDict)
+assert_type(td.map(lambda piece: piece["a"].sum(), num_workers=0, chunksize=0) is None, bool)
+assert_type(td.any(), bool)
+
+# modules
+params = from_module(layer, as_module=True)
+assert_type(params, TensorDictParams)
+assert_type(from_module(layer), TensorDict)
+assert_type(TensorDict.from_module(layer), TensorDict)
+assert_type(TensorDict.from_modules(layer, layer), TensorDict)
+assert_type(from_modules(layer, layer), TensorDict)
+with params.to_module(layer) as swap:
+    pass
+assert_type(params.to_module(layer), TensorDict)
+
+
+# other structures
+assert_type(TensorDict.from_any({"a": 1}), TensorDict)
+assert_type(TensorDict.from_pytree([torch.zeros(2)]), TensorDict)
+assert_type(td.numpy(), dict[str, Any])
+assert_type(td.to_struct_array(), np.ndarray)
+
+# disk
+with tempfile.TemporaryDirectory() as folder:
+    assert_type(td.save(f"{folder}/td.safetensors"), TensorDict)
+    assert_type(save(step, f"{folder}/step"), Step)
+    assert_type(TensorDict.load(f"{folder}/td.safetensors"), TensorDict)
+    assert_type(load(f"{folder}/td.safetensors", device="cpu"), TensorDict)
+    assert_type(Step.load(f"{folder}/step"), Step)
+    assert_type(Step.load_memmap(f"{folder}/step"), Step)
+    assert_type(memmap(step), Step)
+    assert_type(td.memmap(f"{folder}/td", num_threads=2, return_early=True).result(), TensorDict)
+    assert_type(td.saved_path, pathlib.Path) if td.is_memmap() else None
+"""
 WRONG = """
 import torch
 from raffia import TensorClass, TensorDict
@@ -90,17 +208,23 @@ row: Step = td[0]
 """
 
 
-def _written(folder: Path) -> None:
-    (folder / "right.py").write_text(RIGHT)
-    (folder / "wrong.py").write_text(WRONG)
+RIGHT_ONES = {"right": RIGHT, "container": CONTAINER}
+
+
+def _written(folder: Path) -> list[str]:
+    """The names of the programs, written to files."""
+    programs = {**RIGHT_ONES, "wrong": WRONG}
+    for name, program in programs.items():
+        (folder / f"{name}.py").write_text(program)
+    return [f"{name}.py" for name in programs]
 
 
 @pytest.mark.slow
 def test_mypy_passes_a_right_program_and_sees_mistakes(tmp_path):
-    _written(tmp_path)
+    names = _written(tmp_path)
     done = subprocess.run(
         [sys.executable, "-m", "mypy", "--follow-imports=silent", "--no-error-summary"]
-        + ["--cache-dir", str(tmp_path / "cache"), "right.py", "wrong.py"],
+        + ["--cache-dir", str(tmp_path / "cache"), *names],
         cwd=tmp_path,
         env={"PATH": "/usr/bin:/bin", "MYPYPATH": str(ROOT / "src"), "HOME": str(tmp_path)},
         capture_output=True,
@@ -140,5 +264,16 @@ def test_pyright_passes_a_right_program_and_sees_mistakes(tmp_path):
     assert mistakes == [("wrong.py", f"report{rule}") for rule in rules]
 
 
-def test_the_right_program_runs():
-    exec(RIGHT, {"__name__": "right"})
+def _is_of(value: object, kind: typing.Any) -> bool:
+    if isinstance(kind, UnionType):
+        return any(_is_of(value, each) for each in typing.get_args(kind))
+    return kind is typing.Any or isinstance(value, typing.get_origin(kind) or kind)
+
+
+@pytest.mark.parametrize("name", RIGHT_ONES)
+def test_a_right_program_runs_and_its_types_are_true(name, monkeypatch):
+    def check(value, kind):
+        assert _is_of(value, kind), f"{type(value).__name__} is no {kind}"
+
+    monkeypatch.setattr(typing, "assert_type", check)
+    exec(RIGHT_ONES[name], {"__name__": name})

@@ -237,6 +237,15 @@ class SizeOptions(TypedDict, total=False):
     batch_size: BatchSize
 
 
+class StackOptions(TypedDict, total=False):
+    """The options of `lazy_stack`, for type checkers."""
+
+    out: Any
+    device: Device
+    stack_dim_name: str | None
+    strict_shape: bool
+
+
 def finished(
     cls: Any,
     entries: Any,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 from collections.abc import MutableMapping, Sequence
 from operator import methodcaller
-from typing import Any, ClassVar, Self, overload
+from typing import TYPE_CHECKING, Any, Self, overload
 
 import torch
 from torch import Tensor
@@ -43,9 +43,10 @@ from raffia.tensordict.keys import (
     NestedKey,
     is_key,
 )
-from raffia.tensordict.node import Entries, Node
+from raffia.tensordict.node import BatchSize, Container, Entries, Node
 from raffia.tensordict.pointwise import Pointwise
 from raffia.tensordict.reductions import Reductions
+from raffia.tensordict.signatures import class_method
 
 
 class TensorCollection(Construction, Pointwise, Reductions, Node):
@@ -63,7 +64,7 @@ class TensorCollection(Construction, Pointwise, Reductions, Node):
     _buffer: Tensor | None = None  # what all entries lie in, from `consolidate` until unlocked
     _mapped_to: Any = None  # the folder of its files, "" if they are temporary, while locked
     _spans: list[int] | None = None  # where in it each leaf begins, to pickle it as one block
-    _plain: ClassVar[Any] = None  # the class TensorDict
+    _plain: Any = None  # the class TensorDict
     _exits: list[Any] | None = None  # of `with` blocks that are entered, what they undo
     _lasting = False  # whether an entry is the same object at each read, so that listings can last
     _holds_data = False  # True for classes that stand for a non-tensor value
@@ -211,7 +212,7 @@ class TensorCollection(Construction, Pointwise, Reductions, Node):
     record_stream = convert.record_stream
     consolidate = consolidated.consolidate
     is_consolidated = consolidated.is_consolidated
-    from_consolidated = classmethod(consolidated.from_consolidated)
+    from_consolidated = class_method(consolidated.from_consolidated)
     data_ptr = convert.data_ptr
     numel = convert.numel
     bytes = convert.bytes_
@@ -254,7 +255,7 @@ class TensorCollection(Construction, Pointwise, Reductions, Node):
     asend = collectives.asend
     arecv = collectives.arecv
     init_remote = collectives.init_remote
-    from_remote_init = classmethod(collectives.from_remote_init)
+    from_remote_init = class_method(collectives.from_remote_init)
     broadcast = collectives.broadcast
     all_reduce = collectives.all_reduce
     reduce = collectives.reduce
@@ -269,8 +270,12 @@ class TensorCollection(Construction, Pointwise, Reductions, Node):
     rename_ = dim_names.rename_
 
     # modules (modules.py)
-    from_module = classmethod(modules.from_module)
-    from_modules = classmethod(modules.from_modules)
+    if TYPE_CHECKING:
+        from_module: modules.FromModule
+        from_modules: modules.FromModules
+    else:
+        from_module = classmethod(modules.from_module)
+        from_modules = classmethod(modules.from_modules)
     to_module = modules.to_module
 
     # disk (disk.py)
@@ -278,7 +283,7 @@ class TensorCollection(Construction, Pointwise, Reductions, Node):
     memmap_ = disk.memmap_
     memmap_like = disk.memmap_like
     memmap_refresh_ = disk.memmap_refresh_
-    load_memmap = classmethod(disk.load_memmap)
+    load_memmap = class_method(disk.load_memmap)
     load_memmap_ = disk.load_memmap_
     is_memmap = disk.is_memmap
     make_memmap = disk.make_memmap
@@ -287,16 +292,16 @@ class TensorCollection(Construction, Pointwise, Reductions, Node):
     saved_path = property(disk.saved_path)
     save = disk.save
     dumps = disk.save
-    load = classmethod(disk.load)
+    load = class_method(disk.load)
     load_ = disk.load_
 
     # rows as JSON (json_rows.py)
     to_json = json_rows.to_json
-    from_json = classmethod(json_rows.from_json)
+    from_json = class_method(json_rows.from_json)
 
     # stacking (stack.py, lazy.py)
     @classmethod
-    def stack(cls, input: Sequence[Any], dim: int = 0, *, out: Any = None) -> Self:
+    def stack(cls, input: Sequence[Container], dim: int = 0, *, out: Any = None) -> Container:
         """Stack containers along a new batch dimension; see `raffia.stack`.
 
         >>> TensorDict.stack([TensorDict(a=1), TensorDict(a=2)])["a"]
@@ -306,7 +311,7 @@ class TensorCollection(Construction, Pointwise, Reductions, Node):
         return stacked
 
     @classmethod
-    def cat(cls, input: Sequence[Any], dim: int = 0, *, out: Any = None) -> Self:
+    def cat(cls, input: Sequence[Container], dim: int = 0, *, out: Any = None) -> Container:
         """Concatenate containers along a batch dimension; see `raffia.cat`.
 
         >>> TensorDict.cat([TensorDict(a=[1], batch_size=[1])] * 2)["a"]
@@ -352,7 +357,7 @@ class TensorCollection(Construction, Pointwise, Reductions, Node):
         return self._batch_size
 
     @batch_size.setter
-    def batch_size(self, value: Any) -> None:
+    def batch_size(self, value: BatchSize) -> None:
         if value is None:
             raise TypeError(
                 "the batch_size must be an int or a sequence of ints, got None; [] stands for no "

@@ -32,6 +32,7 @@ from raffia.tensordict.messages import (
     layout,
     wire,
 )
+from raffia.tensordict.node import Container, Device
 
 BUCKET = 25 * 2**20  # bytes of small leaves that are summed at once
 
@@ -111,12 +112,12 @@ def unlike(doing: str, listings: Sequence[str | Listed | None], group: Group) ->
 
 def all_reduce(
     td: Any,
-    op: Any = None,
+    op: dist.ReduceOp | None = None,
     *,
     group: Group = None,
     async_op: bool = False,
     bucket_bytes: int | None = None,
-) -> list[Any] | None:
+) -> list[dist.Work] | None:
     """Sum each entry over all processes, in place: all of them have the sums.
 
     Small entries of one dtype are summed at once. All processes call it with the same keys, shapes
@@ -147,13 +148,13 @@ def all_reduce(
 def reduce(
     td: Any,
     dst: int,
-    op: Any = None,
+    op: dist.ReduceOp | None = None,
     async_op: bool = False,
     return_premature: bool = False,
     group: Group = None,
     *,
     bucket_bytes: int | None = None,
-) -> list[Any] | None:
+) -> list[dist.Work] | None:
     """Sum each entry over all processes, in place, into the container of one of them.
 
     What the others hold afterwards is not defined: some entries may be partial sums.
@@ -340,7 +341,7 @@ def _on(td: Any, device: Any) -> Any:
     return td if device is None or td._buffer.device == torch.device(device) else td.to(device)
 
 
-def broadcast(td: Any, src: int, *, group: Group = None, device: Any = None) -> Any:
+def broadcast(td: Container, src: int, *, group: Group = None, device: Device = None) -> Container:
     """Send the container of one process to all; the others need no container of that form.
 
     Its non-tensor entries and tensorclasses come along, too, as in a file: no pickle is sent.
@@ -395,8 +396,12 @@ def init_remote(
 
 
 def from_remote_init(
-    cls: Any, src: int, group: Group = None, device: Any = None, use_broadcast: bool = False
-) -> Any:
+    cls: type[Container],
+    src: int,
+    group: Group = None,
+    device: Device = None,
+    use_broadcast: bool = False,
+) -> Container:
     """The container that another process sends with `init_remote`; it is consolidated.
 
     It is of the class that was sent; tensorclasses must be defined here, too.
@@ -413,7 +418,8 @@ def from_remote_init(
     ...         td = TensorDict.from_remote_init(src=0)
     """
     if use_broadcast:
-        return broadcast(None, src, group=group, device=device)
+        nothing: Any = None
+        return broadcast(nothing, src, group=group, device=device)
     where = wire(group, device)
     return _taken(
         src, "from_remote_init", where, lambda tensor: dist.recv(tensor, src, group=group)
@@ -429,7 +435,9 @@ async def asend(td: Any, dst: int, *, group: Group = None) -> None:
     await asyncio.to_thread(init_remote, td, dst, group)
 
 
-async def arecv(td: Any, src: int, *, device: Any = None, group: Group = None) -> Any:
+async def arecv(
+    td: Container, src: int, *, device: Device = None, group: Group = None
+) -> Container:
     """Receive what another process sends with `asend`, for `await`; use the returned container.
 
     That is this container, with the values written into it, if it has the same keys, shapes and
@@ -449,7 +457,7 @@ async def arecv(td: Any, src: int, *, device: Any = None, group: Group = None) -
     return td
 
 
-def all_gather(td: Any, *, group: Group = None) -> list[Any]:
+def all_gather(td: Container, *, group: Group = None) -> list[Container]:
     """The containers of all processes, in order of rank, in each process; they may differ in
     structure.
 
@@ -484,7 +492,7 @@ def row(doing: str, rank: int, head: Sequence[int], data: Tensor) -> Any:
     return opened(doing, rank, fine, data[size : size + length], data[:size])
 
 
-def gather_and_stack(td: Any, dst: int, group: Group = None) -> Any:
+def gather_and_stack(td: Container, dst: int, group: Group = None) -> Container | None:
     """Stack the containers of all other processes into the one at `dst`, in place.
 
     dst: the rank that receives; its batch size begins with the number of the others, in the order
@@ -538,13 +546,13 @@ def gather_and_stack(td: Any, dst: int, group: Group = None) -> Any:
 
 
 def scatter(
-    td: Any,
+    td: Container,
     src: int,
-    tensordicts: Sequence[Any] | None = None,
+    tensordicts: Sequence[Container] | None = None,
     *,
     group: Group = None,
-    device: Any = None,
-) -> Any:
+    device: Device = None,
+) -> Container:
     """The container that one process has for this one, out of a list of one for each.
 
     The container that it is called on plays no part: `TensorDict().scatter(...)`.

@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal, TypedDict, Unpack, overload
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from raffia.tensordict.convert import synchronise
 from raffia.tensordict.copies import _replaced
 from raffia.tensordict.future import TensorDictFuture
 from raffia.tensordict.memmap import Path
-from raffia.tensordict.node import Device
+from raffia.tensordict.node import Container, Device
 from raffia.tensordict.record import (
     CPU,
     Reader,
@@ -156,9 +156,38 @@ def described(td: Any) -> tuple[bytes, Parts]:
 # --------------------------------------------------------------------------------------- in memory
 
 
+class BufferOptions(TypedDict, total=False):
+    """Options of `consolidate`, for type checkers."""
+
+    num_threads: int
+    device: Device
+    non_blocking: bool
+    inplace: bool
+    use_buffer: bool
+    share_memory: bool
+    pin_memory: bool
+    metadata: bool
+
+
+@overload
+def consolidate(
+    td: Container,
+    filename: Path | None = None,
+    *,
+    return_early: Literal[False] = False,
+    **options: Unpack[BufferOptions],
+) -> Container: ...
+@overload
+def consolidate(
+    td: Container,
+    filename: Path | None = None,
+    *,
+    return_early: bool,
+    **options: Unpack[BufferOptions],
+) -> Container | TensorDictFuture[Container]: ...
 def consolidate(
     td: Any,
-    filename: Any = None,
+    filename: Path | None = None,
     *,
     num_threads: int = 0,
     device: Device = None,
@@ -367,7 +396,7 @@ class BlockReader(Reader):
         return rebuild(self, entry)
 
 
-def from_consolidated(cls: Any, filename: Path) -> Any:
+def from_consolidated(cls: type[Container], filename: Path) -> Container:
     """The container in a file that `consolidate(filename=...)` wrote.
 
     Its tensors are views of one map of the file: it is read where it is used, and what is written

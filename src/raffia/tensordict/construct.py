@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self, TypedDict, Unpack
+from typing import Any, Self, TypedDict, Unpack, overload
 
 import numpy as np
 import torch
@@ -101,6 +101,13 @@ class Construction(Node):
         entries = {key: alike(key, value) for key, value in input_dict.items()}
         return finished(type(self), entries, names=names, **options)
 
+    @overload
+    @classmethod
+    def from_any(cls, obj: Mapping[Any, Any], **options: Unpack[SizeOptions]) -> Self: ...
+    @overload
+    @classmethod
+    def from_any(cls, obj: Any, **options: Unpack[SizeOptions]) -> Any: ...
+
     @classmethod
     @shows_options_of(finished, without="names")
     def from_any(cls, obj: Any, **options: Unpack[SizeOptions]) -> Any:
@@ -119,6 +126,13 @@ class Construction(Node):
         if isinstance(found, Node):
             return found
         return finished(cls, found, **options)
+
+    @overload
+    @classmethod
+    def from_pytree(cls, pytree: Tensor, **options: Unpack[SizeOptions]) -> Tensor: ...
+    @overload
+    @classmethod
+    def from_pytree(cls, pytree: Any, **options: Unpack[SizeOptions]) -> Self: ...
 
     @classmethod
     @shows_options_of(finished, without="names device")

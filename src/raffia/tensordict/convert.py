@@ -5,18 +5,33 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from raffia.tensordict.build import as_device
 from raffia.tensordict.copies import _replaced
+from raffia.tensordict.keys import NestedKey
 from raffia.tensordict.node import BatchSize, Container, Device, Node
 from raffia.tensordict.printing import in_shared_memory
 from raffia.tensordict.views import every
 
 CastFilter = Callable[[tuple[str, ...], Tensor], bool]
+
+if TYPE_CHECKING:
+    Owner = TypeVar("Owner")  # the class of the container that is cast
+    Cast = TypeVar("Cast", covariant=True)
+
+    class BoundCaster(Protocol[Cast]):
+        """`float`, `half` and its like, of a container."""
+
+        def __call__(self, *, cast_filter: CastFilter | None = ...) -> Cast: ...
+
+    class Caster:
+        """The type of the methods made by `caster`."""
+
+        def __get__(self, td: Owner, kind: Any) -> BoundCaster[Owner]: ...
 
 
 def to(
@@ -172,7 +187,7 @@ def type_(
     return out.lock_() if td._locked else out
 
 
-def caster(name: str, dtype: torch.dtype) -> Callable[..., Any]:
+def caster(name: str, dtype: torch.dtype) -> Caster:
     """The method `name`, which casts to `dtype`."""
 
     def cast(td: Container, *, cast_filter: CastFilter | None = None) -> Container:
@@ -185,7 +200,8 @@ def caster(name: str, dtype: torch.dtype) -> Callable[..., Any]:
         f"    >>> from raffia import TensorDict\n"
         f"    >>> TensorDict(a=torch.zeros(2)).{name}()['a'].dtype\n    {dtype}\n    "
     )
-    return cast
+    made: Any = cast
+    return made
 
 
 def dtype(td: Any) -> torch.dtype | None:
@@ -366,7 +382,7 @@ def record_stream(td: Container, stream: Any) -> Container:
     return td
 
 
-def data_ptr(td: Any, *, storage: bool = False) -> Any:
+def data_ptr(td: Any, *, storage: bool = False) -> dict[NestedKey, int]:
     """A container-shaped dict of the addresses of all entries, or of their storages.
 
     >>> from raffia import TensorDict

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy as copier  # `copy` is a method here
+from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor, UntypedStorage
 from raffia.tensordict.build import as_device, as_size
 from raffia.tensordict.entries import NO_DEFAULT
 from raffia.tensordict.keys import NestedKey
-from raffia.tensordict.node import Container, HasPlain, Node, Plain
+from raffia.tensordict.node import BatchSize, Container, Device, HasPlain, Node, Plain
 from raffia.tensordict.views import every
 
 
@@ -208,9 +209,9 @@ def empty(
     td: Container,
     recurse: bool = False,
     *,
-    batch_size: Any = None,
-    device: Any = NO_DEFAULT,
-    names: Any = NO_DEFAULT,
+    batch_size: BatchSize = None,
+    device: Device = NO_DEFAULT,
+    names: Sequence[str | None] | None = NO_DEFAULT,
 ) -> Container:
     """A container without entries, of the same batch size, device and names.
 

@@ -43,7 +43,7 @@ from raffia.tensordict.memmap import (
     allocate,
     check_mode,
 )
-from raffia.tensordict.node import Container, Node
+from raffia.tensordict.node import Container, Device, Node
 from raffia.tensordict.record import (
     CPU,
     RESERVED,
@@ -57,19 +57,24 @@ from raffia.tensordict.signatures import alike, shows_options_of
 from raffia.tensordict.stored_values import Home
 
 
-class MapOptions(TypedDict, total=False):
-    """Options of `memmap`, `memmap_` and `memmap_like`, for type checkers."""
+class SaveOptions(TypedDict, total=False):
+    """Options of `save`, for type checkers."""
 
     num_threads: int
     share_non_tensor: bool
-    existsok: bool
     robust_key: bool | None
+
+
+class MapOptions(SaveOptions, total=False):
+    """Options of `memmap`, `memmap_` and `memmap_like`, for type checkers."""
+
+    existsok: bool
 
 
 class AtOnceOptions(MapOptions, total=False):
     """Options with which the container itself is returned."""
 
-    return_early: bool
+    return_early: Literal[False]
 
 
 class EarlyOptions(MapOptions, total=False):
@@ -108,11 +113,11 @@ def write_mapped(
 
 @overload
 def memmap(
-    td: Any,
+    td: Container,
     prefix: Path | None = None,
     copy_existing: bool = False,
     **options: Unpack[EarlyOptions],
-) -> TensorDictFuture: ...
+) -> TensorDictFuture[Container]: ...
 @overload
 def memmap(
     td: Container,
@@ -255,16 +260,16 @@ def saved_path(td: Any) -> pathlib.Path:
 
 
 def load_memmap(
-    cls: Any,
+    cls: type[Container],
     prefix: Path,
-    device: Any = None,
+    device: Device = None,
     non_blocking: bool = False,
     *,
     out: Any = None,
     robust_key: bool | None = True,
     subpath: NestedKey | None = None,
     mode: str | None = None,
-) -> Any:
+) -> Container:
     """Open a folder that `memmap` or `save` wrote: the tensors are mapped, data is read when used.
 
     device: where the tensors are copied to; None and the CPU leave them mapped, "meta" reads none.
@@ -562,6 +567,24 @@ def added(
     return child, out
 
 
+@overload
+def save(
+    td: Container,
+    prefix: Path | None = None,
+    copy_existing: bool = False,
+    *,
+    return_early: Literal[True],
+    **options: Unpack[SaveOptions],
+) -> TensorDictFuture[Container]: ...
+@overload
+def save(
+    td: Container,
+    prefix: Path | None = None,
+    copy_existing: bool = False,
+    *,
+    return_early: Literal[False] = False,
+    **options: Unpack[SaveOptions],
+) -> Container: ...
 def save(
     td: Any,
     prefix: Path | None = None,
@@ -591,14 +614,14 @@ def save(
     {'a': tensor([1., 1.]), 'n': {'text': 'hi'}}
     """
     if prefix is None or not os.fspath(prefix).endswith(".safetensors"):
+        options: Any = dict(num_threads=num_threads, return_early=return_early)
         return memmap(
             td,
             prefix,
             copy_existing,
-            num_threads=num_threads,
-            return_early=return_early,
             share_non_tensor=share_non_tensor,
             robust_key=robust_key,
+            **options,
         )
     if num_threads > 1 or return_early or share_non_tensor:
         raise ValueError(
@@ -610,16 +633,16 @@ def save(
 
 
 def load(
-    cls: Any,
+    cls: type[Container],
     prefix: Path,
-    device: Any = None,
+    device: Device = None,
     non_blocking: bool = False,
     *,
     out: Any = None,
     robust_key: bool | None = True,
     subpath: NestedKey | None = None,
     mode: str | None = None,
-) -> Any:
+) -> Container:
     """Read what `save` wrote: a safetensors file, or a folder as `load_memmap` does.
 
     The arguments are those of `load_memmap`. Of a file all is read and checked. A safetensors file
@@ -659,7 +682,7 @@ def load_(td: Container, prefix: Path, robust_key: bool | None = True) -> Contai
     mapped = is_memmap(td)
     if td._locked and not mapped:
         raise locked_error(td)
-    source = load(None, prefix, td._device)  # before anything is changed
+    source = load(type(td), prefix, td._device)  # before anything is changed
     if mapped:
         td.unlock_()
     refill(td, source)

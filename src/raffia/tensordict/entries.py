@@ -610,7 +610,7 @@ def set_non_tensor(td: Container, key: NestedKey, value: Any) -> Container:
     return set(td, path, kinds.NonTensorData(value, batch_size=batch_size, device=td.device))
 
 
-def non_tensor_items(td: Any, include_nested: bool = False) -> tuple[tuple[Any, Any], ...]:
+def non_tensor_items(td: Any, include_nested: bool = False) -> tuple[tuple[NestedKey, Any], ...]:
     """The `(key, entry)` pairs of the non-tensor entries.
 
     >>> from raffia import TensorDict

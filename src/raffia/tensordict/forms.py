@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import collections
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeVar, overload
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from raffia.tensordict.entries import NO_DEFAULT, converted, get
+from raffia.tensordict.keys import NestedKey
 from raffia.tensordict.node import Container, Node
+
+Named = TypeVar("Named")  # a class of named tuples
 
 
 def as_tensor(td: Container) -> Container:
@@ -66,6 +70,10 @@ def tolist(
     return td.to_dict(convert_tensors=convert_tensors)
 
 
+@overload
+def to_namedtuple(td: Node, dest_cls: None = None) -> Any: ...
+@overload
+def to_namedtuple(td: Node, dest_cls: type[Named]) -> Named: ...
 def to_namedtuple(td: Any, dest_cls: Any = None) -> Any:
     """A named tuple with these entries, nested ones too.
 
@@ -115,7 +123,11 @@ def _keyed(td: Any, sorted: Any) -> list[Tensor]:
 
 
 def stack_from_tensordict(
-    td: Any, dim: int = 0, *, sorted: Any = None, out: Tensor | None = None
+    td: Any,
+    dim: int = 0,
+    *,
+    sorted: bool | Sequence[NestedKey] | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Stack all entries into one tensor.
 
@@ -131,7 +143,11 @@ def stack_from_tensordict(
 
 
 def cat_from_tensordict(
-    td: Any, dim: int = 0, *, sorted: Any = None, out: Tensor | None = None
+    td: Any,
+    dim: int = 0,
+    *,
+    sorted: bool | Sequence[NestedKey] | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Concatenate all entries into one tensor; `sorted` as in `stack_from_tensordict`.
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar, Unpack
+from typing import Any, Literal, TypeVar, Unpack, overload
 
 import torch
 from torch import Tensor, nn
 
 from raffia.tensordict import disk
 from raffia.tensordict.build import SizeOptions
+from raffia.tensordict.future import TensorDictFuture
 from raffia.tensordict.lazy import LazyStackedTensorDict
 from raffia.tensordict.memmap import Path
 from raffia.tensordict.node import BatchSize, Container, Device, Node
+from raffia.tensordict.params import TensorDictParams
 from raffia.tensordict.pointwise import unlike
 from raffia.tensordict.signatures import shows_options_of
 from raffia.tensordict.tensorclass import from_dataclass as to_class
@@ -55,6 +57,22 @@ def is_non_tensor(data: Any) -> bool:
     return isinstance(data, Node) and data._is_data() and not isinstance(data, Tensor)
 
 
+@overload
+def from_module(
+    module: nn.Module,
+    as_module: Literal[False] = False,
+    lock: bool = True,
+    use_state_dict: bool = False,
+    filter_empty: bool = True,
+) -> TensorDict: ...
+@overload
+def from_module(
+    module: nn.Module,
+    as_module: Literal[True],
+    lock: bool = True,
+    use_state_dict: bool = False,
+    filter_empty: bool = True,
+) -> TensorDictParams: ...
 def from_module(
     module: nn.Module,
     as_module: bool = False,
@@ -185,6 +203,20 @@ def pad(
     return tensordict.pad(pad_size, value, inplace, safe)
 
 
+@overload
+def memmap(
+    data: Container,
+    prefix: Path | None = None,
+    copy_existing: bool = False,
+    **options: Unpack[disk.EarlyOptions],
+) -> TensorDictFuture[Container]: ...
+@overload
+def memmap(
+    data: Container,
+    prefix: Path | None = None,
+    copy_existing: bool = False,
+    **options: Unpack[disk.AtOnceOptions],
+) -> Container: ...
 @shows_options_of(disk.memmap)
 def memmap(
     data: Any, prefix: Path | None = None, copy_existing: bool = False, **options: Any
@@ -197,6 +229,24 @@ def memmap(
     return data.memmap(prefix, copy_existing, **options)
 
 
+@overload
+def save(
+    data: Container,
+    prefix: Path | None = None,
+    copy_existing: bool = False,
+    *,
+    return_early: Literal[True],
+    **options: Unpack[disk.SaveOptions],
+) -> TensorDictFuture[Container]: ...
+@overload
+def save(
+    data: Container,
+    prefix: Path | None = None,
+    copy_existing: bool = False,
+    *,
+    return_early: Literal[False] = False,
+    **options: Unpack[disk.SaveOptions],
+) -> Container: ...
 @shows_options_of(disk.save)
 def save(data: Any, prefix: Path | None = None, copy_existing: bool = False, **options: Any) -> Any:
     """`TensorDict.save` of a container.

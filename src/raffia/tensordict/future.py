@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Generic, TypeVar
+
+Container = TypeVar("Container")
 
 
-class TensorDictFuture:
+class TensorDictFuture(Generic[Container]):
     """A container that threads are still at work on; `result()` waits for it.
 
     >>> import tempfile, torch
@@ -18,13 +20,13 @@ class TensorDictFuture:
     MemoryMappedTensor([1., 1.])
     """
 
-    def __init__(self, work: Callable[[], Any], finish: Callable[[Any], Any]) -> None:
+    def __init__(self, work: Callable[[], Any], finish: Callable[[Any], Container]) -> None:
         background = ThreadPoolExecutor(1)
         self._work, self._finish = background.submit(work), finish
         background.shutdown(wait=False)
-        self._td: Any = None
+        self._td: Container | None = None
 
-    def result(self) -> Any:
+    def result(self) -> Container:
         """Wait until the work is done, and return the container."""
         done = self._work.result()
         if self._td is None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from raffia.files import write_atomically
 from raffia.tensordict import build, kinds
 from raffia.tensordict.keys import unravel_key_to_tuple
+from raffia.tensordict.node import Container
 from raffia.tensordict.signatures import shows_options_of
 from raffia.tensordict.views import entries_list, is_leaf_nontensor
 
@@ -55,14 +56,14 @@ def to_json(
 
 @shows_options_of(build.finished, without="names")
 def from_json(
-    cls: Any,
+    cls: type[Container],
     path: str | os.PathLike[str],
     *,
     separator: str | None = None,
     dtype: torch.dtype | None = None,
     lines: bool = False,
     **options: Unpack[build.SizeOptions],
-) -> Any:
+) -> Container:
     """A container from a JSON file of records: an entry for each field, a row for each record.
 
     batch_size: the number of rows if not given.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack, overload
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ from raffia.tensordict import (
     shape,
 )
 from raffia.tensordict.build import as_size
+from raffia.tensordict.collection import TensorDictBase
 from raffia.tensordict.entries import NO_DEFAULT
 from raffia.tensordict.keys import (
     NestedKey,
@@ -43,7 +44,7 @@ from raffia.tensordict.lazy_shape import (
 )
 from raffia.tensordict.lazy_write import LazyWrites
 from raffia.tensordict.memmap import keep_mapped
-from raffia.tensordict.node import Entries, Node, child_names
+from raffia.tensordict.node import Container, Device, Entries, Node, child_names
 from raffia.tensordict.signatures import shows_options_of
 from raffia.tensordict.tensordict import TensorDict
 
@@ -580,7 +581,7 @@ class LazyStackedTensorDict(LazyWrites):
         members = [TensorDict.from_dict(row, **options) for row in rows]
         return lazy_stack(members, stack_dim, stack_dim_name=stack_dim_name)
 
-    def contiguous(self, *, canonical: bool = False, inplace: bool = False) -> Any:
+    def contiguous(self, *, canonical: bool = False, inplace: bool = False) -> TensorDict:  # type: ignore[override]
         """The dense container: every entry stacked, which makes it contiguous in any sense.
 
         inplace: no effect, as the members can't become a dense container.
@@ -603,7 +604,7 @@ class LazyStackedTensorDict(LazyWrites):
         """
         return False
 
-    def densify(self, layout: torch.layout = torch.strided) -> Any:
+    def densify(self, layout: torch.layout = torch.strided) -> TensorDict:  # type: ignore[override]
         """The dense container; entries of unlike shape become nested tensors of this layout.
 
         >>> td = lazy_stack([TensorDict(a=torch.zeros(1)), TensorDict(a=torch.zeros(2))])
@@ -623,7 +624,7 @@ class LazyStackedTensorDict(LazyWrites):
             TensorDict._make(out, self._batch_size, self._device, self._names)
         )
 
-    def to_lazystack(self, dim: int = 0) -> Any:
+    def to_lazystack(self, dim: int = 0) -> LazyStackedTensorDict:
         """A lazy stack along `dim`: itself if it is one.
 
         >>> lazy_stack([TensorDict(a=1), TensorDict(a=2)]).to_lazystack().stack_dim
@@ -720,13 +721,21 @@ class LazyStackedTensorDict(LazyWrites):
 # ------------------------------------------------------------------------------------- functions
 
 
+@overload
+def lazy_stack(
+    input: Sequence[TensorDictBase], dim: int = 0, **options: Unpack[build.StackOptions]
+) -> LazyStackedTensorDict: ...
+@overload
+def lazy_stack(
+    input: Sequence[Container], dim: int = 0, **options: Unpack[build.StackOptions]
+) -> Container: ...
 @kinds.enter
 def lazy_stack(
     input: Sequence[Any],
     dim: int = 0,
     *,
     out: Any = None,
-    device: Any = None,
+    device: Device = None,
     stack_dim_name: str | None = None,
     strict_shape: bool = False,
 ) -> Any:

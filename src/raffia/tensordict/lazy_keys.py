@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,7 +16,19 @@ from raffia.tensordict.lazy_shape import member_shape
 from raffia.tensordict.lock import locked_error
 from raffia.tensordict.node import Node
 from raffia.tensordict.tensordict import TensorDict
-from raffia.tensordict.views import KeysView
+from raffia.tensordict.views import IsLeaf, KeysView
+
+
+class LazyStack(Protocol):
+    """What the functions of this file use of a lazy stack."""
+
+    tensordicts: list[Any]
+    _locked: bool
+
+    def _of_members(self, members: list[Any]) -> Any: ...
+
+
+Lazy = TypeVar("Lazy", bound=LazyStack)
 
 
 class LazyKeysView(KeysView):
@@ -38,10 +50,10 @@ def keys(
     td: Any,
     include_nested: bool = False,
     leaves_only: bool = False,
-    is_leaf: Any = None,
+    is_leaf: IsLeaf | None = None,
     *,
     sort: bool = False,
-) -> Any:
+) -> KeysView:
     """A live view of the keys that all members have; the flags are those of `TensorDict.keys`.
 
     >>> from raffia import lazy_stack
@@ -99,7 +111,7 @@ def entry_class(td: Any, key: NestedKey) -> type:
     return Tensor if found.__class__ is Tensor else entries.entry_class(td, key)
 
 
-def non_tensor_items(td: Any, include_nested: bool = False) -> tuple[tuple[Any, Any], ...]:
+def non_tensor_items(td: Any, include_nested: bool = False) -> tuple[tuple[NestedKey, Any], ...]:
     """The `(key, entry)` pairs of the non-tensor entries that all members have.
 
     >>> from raffia import lazy_stack
@@ -122,12 +134,12 @@ def non_tensor_items(td: Any, include_nested: bool = False) -> tuple[tuple[Any, 
 
 
 def select(
-    td: Any,
+    td: Lazy,
     *keys: NestedKey,
     inplace: bool = False,
     strict: bool = True,
     as_tensordict: bool = False,
-) -> Any:
+) -> Lazy:
     """The lazy stack of the members with only these entries; see `TensorDict.select`.
 
     >>> from raffia import lazy_stack
@@ -143,7 +155,7 @@ def select(
     return td._of_members(chosen)
 
 
-def exclude(td: Any, *keys: NestedKey, inplace: bool = False) -> Any:
+def exclude(td: Lazy, *keys: NestedKey, inplace: bool = False) -> Lazy:
     """The lazy stack of the members without these entries; see `TensorDict.exclude`.
 
     >>> from raffia import lazy_stack
@@ -153,7 +165,9 @@ def exclude(td: Any, *keys: NestedKey, inplace: bool = False) -> Any:
     return _each(td, "exclude", *keys, inplace=inplace)
 
 
-def flatten_keys(td: Any, separator: str = ".", inplace: bool = False, is_leaf: Any = None) -> Any:
+def flatten_keys(
+    td: Lazy, separator: str = ".", inplace: bool = False, is_leaf: IsLeaf | None = None
+) -> Lazy:
     """The lazy stack of the members without nesting; see `TensorDict.flatten_keys`.
 
     >>> from raffia import lazy_stack
@@ -169,7 +183,7 @@ def flatten_keys(td: Any, separator: str = ".", inplace: bool = False, is_leaf: 
     return out
 
 
-def unflatten_keys(td: Any, separator: str = ".", inplace: bool = False) -> Any:
+def unflatten_keys(td: Lazy, separator: str = ".", inplace: bool = False) -> Lazy:
     """The lazy stack of the members with nesting; see `TensorDict.unflatten_keys`.
 
     >>> from raffia import lazy_stack
@@ -195,7 +209,7 @@ def _each(td: Any, method: str, *args: Any, inplace: bool, **options: Any) -> An
     return td if inplace else td._of_members(results)
 
 
-def filter_non_tensor_data(td: Any) -> Any:
+def filter_non_tensor_data(td: Lazy) -> Lazy:
     """The lazy stack of the members without their non-tensor entries.
 
     >>> from raffia import lazy_stack

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -41,7 +41,7 @@ class LazyWrites(TensorDictBase):
     _mark: list[Any] | None = None  # `_held` of members that no other container holds
 
     if TYPE_CHECKING:
-        _plain: ClassVar[type[TensorDict]]
+        _plain: type[TensorDict]
         _of: Any
         _setup: Any
         _member_size: Any

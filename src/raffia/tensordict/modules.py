@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, Protocol, overload
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from raffia.tensordict import kinds
 from raffia.tensordict.keys import MissingKeyError, nearest
-from raffia.tensordict.node import Entries, Node
+from raffia.tensordict.node import Entries, HasPlain, Node, Plain
 from raffia.tensordict.selection import flatten_keys
 from raffia.tensordict.uninitialised import is_uninitialised_row, uninitialised_rows, wait_for_input
 from raffia.tensordict.views import is_leaf_nontensor
@@ -24,6 +24,65 @@ is_functorch_wrapped_tensor = torch._C._functorch.is_functorch_wrapped_tensor
 in_transform = torch._C._functorch.peek_interpreter_stack  # None outside torch.func
 
 # ------------------------------------------------------------------------ out of modules
+
+
+if TYPE_CHECKING:
+
+    class BoundFromModule(Protocol[Plain]):
+        """`from_module` of a class of containers."""
+
+        @overload
+        def __call__(
+            self,
+            module: nn.Module,
+            as_module: Literal[False] = ...,
+            lock: bool = ...,
+            use_state_dict: bool = ...,
+            filter_empty: bool = ...,
+        ) -> Plain: ...
+        @overload
+        def __call__(
+            self,
+            module: nn.Module,
+            as_module: bool,
+            lock: bool = ...,
+            use_state_dict: bool = ...,
+            filter_empty: bool = ...,
+        ) -> Any: ...
+
+    class BoundFromModules(Protocol[Plain]):
+        """`from_modules` of a class of containers."""
+
+        @overload
+        def __call__(
+            self,
+            *modules: nn.Module,
+            as_module: Literal[False] = ...,
+            lock: bool = ...,
+            use_state_dict: bool = ...,
+            lazy_stack: Literal[False] = ...,
+            expand_identical: bool = ...,
+        ) -> Plain: ...
+        @overload
+        def __call__(
+            self,
+            *modules: nn.Module,
+            as_module: bool = ...,
+            lock: bool = ...,
+            use_state_dict: bool = ...,
+            lazy_stack: bool = ...,
+            expand_identical: bool = ...,
+        ) -> Any: ...
+
+    class FromModule:
+        """The type of the method, for type checkers."""
+
+        def __get__(self, td: Any, kind: type[HasPlain[Plain]]) -> BoundFromModule[Plain]: ...
+
+    class FromModules:
+        """The type of the method, for type checkers."""
+
+        def __get__(self, td: Any, kind: type[HasPlain[Plain]]) -> BoundFromModules[Plain]: ...
 
 
 def from_module(
@@ -247,6 +306,30 @@ _ABSENT = object()  # where nothing stood
 Undo = list[tuple[dict[Any, Any], Any, Any]]  # (where, name, what stood there)
 
 
+@overload
+def to_module(
+    td: HasPlain[Plain],
+    module: nn.Module,
+    *,
+    inplace: bool | None = None,
+    return_swap: Literal[True] = True,
+    swap_dest: Any = None,
+    use_state_dict: bool = False,
+    non_blocking: bool = False,
+    preserve_module_state: bool = True,
+) -> Plain: ...
+@overload
+def to_module(
+    td: HasPlain[Plain],
+    module: nn.Module,
+    *,
+    inplace: bool | None = None,
+    return_swap: bool,
+    swap_dest: Any = None,
+    use_state_dict: bool = False,
+    non_blocking: bool = False,
+    preserve_module_state: bool = True,
+) -> Plain | None: ...
 def to_module(
     td: Any,
     module: nn.Module,

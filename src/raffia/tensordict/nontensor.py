@@ -161,7 +161,7 @@ class NonTensor(ValueNode, TensorCollection):
         return self
 
     @shows_options_of(TensorCollection.to_tensordict)
-    def to_tensordict(self, **options: Any) -> Any:
+    def to_tensordict(self, **options: Any) -> Self:
         """A copy of itself: there is no other form.
 
         >>> NonTensorData("a").to_tensordict().data

@@ -6,7 +6,7 @@ import copy
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, ClassVar, NoReturn, Self
+from typing import Any, NoReturn, Self
 
 import torch
 from torch import Tensor, nn
@@ -65,7 +65,7 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
     True
     """
 
-    _plain: ClassVar[type[TensorDict]]
+    _plain: type[TensorDict]
     _part: Part[TensorDictParams]
     _shares: bool = False  # whether it has parameters that are expanded over the rows
     _views: Any = None  # path -> the container that shows that part, as long as somebody has it

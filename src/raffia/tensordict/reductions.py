@@ -5,7 +5,17 @@ from __future__ import annotations
 import inspect
 import textwrap
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self, TypeVar, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    Literal,
+    NamedTuple,
+    Protocol,
+    Self,
+    TypeVar,
+    overload,
+)
 
 import torch
 from torch import Tensor
@@ -206,7 +216,8 @@ Owner = TypeVar("Owner")  # the class of the container that is reduced
 Result = TypeVar("Result", covariant=True)
 
 if TYPE_CHECKING:
-    Dims = int | tuple[int, ...] | Literal["feature"] | None
+    Several = tuple[int, ...] | Literal["feature"] | None
+    Dims = int | Several
 
     class BoundReduction(Protocol[Result]):
         """A reduction of a container, which returns one tensor with `reduce=True`."""
@@ -225,10 +236,40 @@ if TYPE_CHECKING:
 
         def __get__(self, td: Owner, kind: Any) -> BoundReduction[Owner]: ...
 
-    class Extreme:
-        """The type of `max` and `min`, for type checkers: pairs, containers or tensors."""
+    class Extremes(NamedTuple, Generic[Result]):
+        """What `max` and its like return along a dimension, as torch does."""
 
-        def __get__(self, td: Owner, kind: Any) -> Callable[..., Any]: ...
+        values: Result
+        indices: Result
+
+    class BoundExtreme(Protocol[Result]):
+        """`max` or `min` of a container: along a `dim` a pair, else the values only."""
+
+        @overload
+        def __call__(
+            self, dim: int, keepdim: bool = ..., *, return_indices: Literal[True] = ...
+        ) -> Extremes[Result]: ...
+        @overload
+        def __call__(
+            self, dim: int, keepdim: bool = ..., *, return_indices: Literal[False]
+        ) -> Result: ...
+        @overload
+        def __call__(
+            self, dim: int, keepdim: bool = ..., *, reduce: Literal[True]
+        ) -> Extremes[Tensor]: ...
+        @overload
+        def __call__(
+            self, dim: Several = ..., keepdim: bool = ..., *, return_indices: bool = ...
+        ) -> Result: ...
+        @overload
+        def __call__(
+            self, dim: Several = ..., keepdim: bool = ..., *, reduce: Literal[True]
+        ) -> Tensor: ...
+
+    class Extreme:
+        """The type of `max` and `min`, for type checkers."""
+
+        def __get__(self, td: Owner, kind: Any) -> BoundExtreme[Owner]: ...
 
 
 class _Option(NamedTuple):
@@ -418,6 +459,13 @@ class Reductions:
             return mapped(out, lambda leaf: leaf, lambda size: torch.Size((num, *size)))
         return out
 
+    @overload
+    def cummax(
+        self, dim: int, *, reduce: None = None, return_indices: Literal[True] = True
+    ) -> Extremes[Self]: ...
+    @overload
+    def cummax(self, dim: int, *, reduce: None = None, return_indices: Literal[False]) -> Self: ...
+
     def cummax(self, dim: int, *, reduce: bool | None = None, return_indices: bool = True) -> Any:
         """The cumulative maximum along a batch dimension, and where: a pair `values` and `indices`.
 
@@ -426,6 +474,13 @@ class Reductions:
         tensor([1., 3., 3.])
         """
         return cumulative(self, torch.cummax, "cummax", dim, reduce, return_indices)
+
+    @overload
+    def cummin(
+        self, dim: int, *, reduce: None = None, return_indices: Literal[True] = True
+    ) -> Extremes[Self]: ...
+    @overload
+    def cummin(self, dim: int, *, reduce: None = None, return_indices: Literal[False]) -> Self: ...
 
     def cummin(self, dim: int, *, reduce: bool | None = None, return_indices: bool = True) -> Any:
         """The cumulative minimum along a batch dimension, and where: a pair `values` and `indices`.

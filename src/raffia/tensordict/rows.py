@@ -10,15 +10,17 @@ from torch import Tensor
 
 from raffia.tensordict import entries
 from raffia.tensordict.keys import NestedKey, unravel_key, unravel_key_to_tuple
-from raffia.tensordict.lazy import lazy_stack
-from raffia.tensordict.node import Node
+from raffia.tensordict.lazy import LazyStackedTensorDict, lazy_stack
+from raffia.tensordict.node import Container, Node
 from raffia.tensordict.stack import maybe_dense_stack, pad_sequence
 from raffia.tensordict.tensordict import TensorDict
 from raffia.tensordict.values import flat
 from raffia.tensordict.views import entries_list
 
 
-def group_by(tensordict: Any, key: NestedKey) -> tuple[Any, tuple[Any, ...]]:
+def group_by(
+    tensordict: Container, key: NestedKey
+) -> tuple[Tensor | list[Any], tuple[Container, ...]]:
     """The sorted values of an entry, and for each of them the rows that have it, in their order.
 
     key: a tensor, or a non-tensor entry with values that can be hashed and sorted. The values come
@@ -118,7 +120,9 @@ def _slices(td: Any, key: NestedKey, dim: int, what: str) -> Tensor:
     return value.movedim(dim % ndim, 0)
 
 
-def unpad_sequence(padded: Any, mask: Any = None, *, pad_dim: int = 0) -> Any:
+def unpad_sequence(
+    padded: Node, mask: Node | Tensor | None = None, *, pad_dim: int = 0
+) -> LazyStackedTensorDict:
     """The samples that `pad_sequence` has padded, as a lazy stack; their entries are views.
 
     mask: where the samples are: a container with a mask for each entry, or a boolean tensor

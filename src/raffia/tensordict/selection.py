@@ -168,13 +168,13 @@ def grouped(keys: Iterable[NestedKey]) -> tuple[dict[str, None], dict[str, list[
 
 
 def split_keys(
-    td: Any,
-    *key_sets: Sequence[NestedKey],
+    td: Container,
+    *key_sets: Sequence[NestedKey] | Mapping[NestedKey, NestedKey],
     inplace: bool = False,
     default: Any = NO_DEFAULT,
     strict: bool = True,
     reproduce_struct: bool = False,
-) -> tuple[Any, ...]:
+) -> tuple[Container, ...]:
     """One container for each set of keys, and a last one with what is left.
 
     A dict stands for a set of keys and the names that they get.
@@ -263,12 +263,12 @@ def _find_empty(td: Any, found: list[tuple[Any, str]]) -> bool:
 
 
 def separates(
-    td: Any,
+    td: Container,
     *keys: NestedKey,
     default: Any = NO_DEFAULT,
     strict: bool = True,
     filter_empty: bool = True,
-) -> Any:
+) -> Container:
     """Remove these entries from this container and return them in another one.
 
     filter_empty: remove nested containers of which nothing is left.

@@ -4,9 +4,24 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+Arguments = ParamSpec("Arguments")
+
+if TYPE_CHECKING:
+    Kind = TypeVar("Kind")  # the class of containers that a method is called on
+
+    class ClassMethod(Generic[Arguments]):
+        """The type of class methods that give a container of their class, for type checkers."""
+
+        def __get__(self, td: Any, kind: type[Kind]) -> Callable[Arguments, Kind]: ...
+
+
+def class_method(function: Callable[Concatenate[Any, Arguments], Any]) -> ClassMethod[Arguments]:
+    """The class method that a function of a class is; it gives a container of that class."""
+    method: Any = classmethod(function)
+    return method
 
 
 def documented_as(function: Callable[..., Any]) -> Callable[[Function], Function]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack, overload
 
 import torch
 from torch import Tensor
 
 from raffia.tensordict import dim_names, entries, kinds, modes
+from raffia.tensordict.build import StackOptions
+from raffia.tensordict.collection import TensorDictBase
 from raffia.tensordict.keys import MissingKeyError, NestedKey, unravel_key
 from raffia.tensordict.lazy import LazyStackedTensorDict, lazy_stack
 from raffia.tensordict.node import Container, Entries, Node
@@ -58,6 +60,22 @@ def stack_alike(tds: Sequence[Any], dim: int) -> Any:
     return _stack_nodes(list(tds), _new_dim(tds[0], dim), True)
 
 
+@overload
+def maybe_dense_stack(
+    input: Sequence[TensorDictBase],
+    dim: int = 0,
+    *,
+    strict: bool = False,
+    **options: Unpack[StackOptions],
+) -> TensorDict | LazyStackedTensorDict: ...
+@overload
+def maybe_dense_stack(
+    input: Sequence[Container],
+    dim: int = 0,
+    *,
+    strict: bool = False,
+    **options: Unpack[StackOptions],
+) -> Container: ...
 @kinds.enter
 def maybe_dense_stack(
     input: Sequence[Any], dim: int = 0, *, out: Any = None, strict: bool = False, **options: Any
@@ -80,6 +98,14 @@ def maybe_dense_stack(
     return result if out is None else out.update(result, inplace=True)
 
 
+@overload
+def dense_stack_tds(
+    td_list: Sequence[TensorDictBase] | LazyStackedTensorDict, dim: int | None = None
+) -> TensorDict | LazyStackedTensorDict: ...
+@overload
+def dense_stack_tds(
+    td_list: Sequence[Container] | Container, dim: int | None = None
+) -> Container: ...
 def dense_stack_tds(td_list: Any, dim: int | None = None) -> Any:
     """The dense stack of containers: those of a list, or the members of a lazy stack.
 
@@ -394,13 +420,13 @@ def _unlike_cat_keys(stores: list[Entries]) -> MissingKeyError:
 
 
 def pad_sequence(
-    list_of_tensordicts: Sequence[Any],
+    list_of_tensordicts: Sequence[Container],
     pad_dim: int = 0,
     padding_value: float | Mapping[NestedKey, float] = 0.0,
     out: Any = None,
     return_mask: bool | NestedKey = False,
     padding_side: str = "right",
-) -> Any:
+) -> Container:
     """Pad the entries of containers along one dimension to the longest, and stack them.
 
     pad_dim: dimension of the entries, batch dimensions included; negative ones count from the end.
@@ -414,7 +440,7 @@ def pad_sequence(
     (tensor([[1., 1., 0.],
             [1., 1., 1.]]), tensor([2, 3]))
     """
-    tds = list(list_of_tensordicts)
+    tds: list[Any] = list(list_of_tensordicts)
     if not tds:
         raise RuntimeError("pad_sequence: the list of containers is empty")
     if padding_side not in ("left", "right"):

@@ -56,7 +56,7 @@ if typing.TYPE_CHECKING:
     class _Typed(TensorCollection):
         """A base by which type checkers know the fields of subclasses as constructor arguments."""
 
-        _plain: ClassVar[type[TensorDict]]
+        _plain: type[TensorDict]
         _td: Any  # the container that holds the entries
         __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
 
@@ -526,7 +526,7 @@ class TensorClass(_Typed):
     to_dict = class_entries.to_dict
     to_tensordict = class_entries.to_tensordict
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: Any) -> Self:
         if index.__class__ is not int and _is_text(index):
             raise ValueError(
                 f"Invalid indexing arguments: {index!r}. A tensorclass is indexed along its batch "

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self, overload
+from typing import Any, Self, overload
 
 import torch
 from torch import Tensor, nn
@@ -97,7 +97,7 @@ class TensorDict(TensorDictBase):
         is_shared=False)
     """
 
-    _plain: ClassVar[type[TensorDict]]
+    _plain: type[TensorDict]
     _d: Entries
     _lasting = True
 

@@ -6,7 +6,7 @@ import itertools
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypedDict, Unpack
+from typing import Any, Literal, TypedDict, TypeVar, Unpack, overload
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from raffia.tensordict import updates
 from raffia.tensordict.build import as_device, as_size, mismatch, shape_of
 from raffia.tensordict.entries import NO_DEFAULT
 from raffia.tensordict.keys import is_key, missing
-from raffia.tensordict.node import Container, Node, hold
+from raffia.tensordict.node import Container, Device, Node, hold
 from raffia.tensordict.signatures import shows_options_of
 from raffia.tensordict.unbatched import UnbatchedTensor
 from raffia.tensordict.views import IsLeaf
@@ -23,15 +23,17 @@ from raffia.tensordict.views import IsLeaf
 # ------------------------------------------------------------------------ apply
 
 
+Result = TypeVar("Result")  # what a function of pieces gives
+
+
 class ApplyOptions(TypedDict, total=False):
     """Options of `apply` and `named_apply`, for type checkers."""
 
     batch_size: Sequence[int] | None
-    device: Any
-    names: Any
+    device: Device
+    names: Sequence[str | None] | None
     inplace: bool
     default: Any
-    filter_empty: bool | None
     call_on_nested: bool
     out: Any
     is_leaf: IsLeaf | None
@@ -98,8 +100,24 @@ def applied(
     return result
 
 
+@overload
+def apply(
+    td: Container,
+    fn: Callable[..., Any],
+    *others: Any,
+    filter_empty: Literal[False] | None = None,
+    **options: Unpack[ApplyOptions],
+) -> Container: ...
+@overload
+def apply(
+    td: Container,
+    fn: Callable[..., Any],
+    *others: Any,
+    filter_empty: bool,
+    **options: Unpack[ApplyOptions],
+) -> Container | None: ...
 @shows_options_of(applied)
-def apply(td: Any, fn: Callable[..., Any], *others: Any, **options: Unpack[ApplyOptions]) -> Any:
+def apply(td: Any, fn: Callable[..., Any], *others: Any, **options: Any) -> Any:
     """The container of `fn(leaf, *leaves of the others)`; where `fn` gives None, no entry.
 
     batch_size, device, names: those of the result, if `fn` changes them.
@@ -118,13 +136,31 @@ def apply(td: Any, fn: Callable[..., Any], *others: Any, **options: Unpack[Apply
     return applied(td, fn, False, others, **options)
 
 
+@overload
+def named_apply(
+    td: Container,
+    fn: Callable[..., Any],
+    *others: Any,
+    nested_keys: bool = False,
+    filter_empty: Literal[False] | None = None,
+    **options: Unpack[ApplyOptions],
+) -> Container: ...
+@overload
+def named_apply(
+    td: Container,
+    fn: Callable[..., Any],
+    *others: Any,
+    nested_keys: bool = False,
+    filter_empty: bool,
+    **options: Unpack[ApplyOptions],
+) -> Container | None: ...
 @shows_options_of(applied)
 def named_apply(
     td: Any,
     fn: Callable[..., Any],
     *others: Any,
     nested_keys: bool = False,
-    **options: Unpack[ApplyOptions],
+    **options: Any,
 ) -> Any:
     """Like `apply`, but `fn` receives the name of the entry as its first argument.
 
@@ -264,8 +300,8 @@ def apply_(td: Container, fn: Callable[..., Any], *others: Any, **options: Any) 
 
 
 def map(
-    td: Any,
-    fn: Callable[[Any], Any],
+    td: Container,
+    fn: Callable[[Container], Result],
     dim: int = 0,
     num_workers: int | None = None,
     *,
@@ -279,7 +315,7 @@ def map(
     index_with_generator: bool = False,
     pbar: bool = False,
     mp_start_method: str | None = None,
-) -> Any:
+) -> Result:
     """`fn` of consecutive pieces of the container, in worker processes; the results are joined.
 
     dim: dimension along which the container is cut.
@@ -314,7 +350,7 @@ def map(
         pbar=pbar,
         mp_start_method=mp_start_method,
     )
-    results = [result for result in found if result is not None]
+    results: list[Any] = [result for result in found if result is not None]
     if out is not None:
         lead, at = [slice(None)] * (dim % len(td._batch_size)), 0
         for result in results:
@@ -322,14 +358,15 @@ def map(
             out[(*lead, rows)] = result
             at += 1 if chunksize == 0 else result.shape[dim]
         return out
-    if not results:
-        return None
-    return torch.stack(results, dim) if chunksize == 0 else torch.cat(results, dim)
+    joined: Any = None
+    if results:
+        joined = torch.stack(results, dim) if chunksize == 0 else torch.cat(results, dim)
+    return joined
 
 
 def map_iter(
-    td: Any,
-    fn: Callable[[Any], Any],
+    td: Container,
+    fn: Callable[[Container], Result],
     dim: int = 0,
     num_workers: int | None = None,
     *,
@@ -343,7 +380,7 @@ def map_iter(
     index_with_generator: bool = True,
     pbar: bool = False,
     mp_start_method: str | None = None,
-) -> Iterator[Any]:
+) -> Iterator[Result]:
     """The results of `map` one after the other.
 
     shuffle: take the rows in random order.
@@ -376,7 +413,8 @@ def map_iter(
         cuts = (at if step == 0 else slice(at, at + step) for at in _starts(rows, step))
         parts: Any = (td[(*lead, cut)] for cut in cuts)
     else:
-        parts = td.unbind(dim) if step == 0 else td.split(step, dim)
+        node: Any = td
+        parts = node.unbind(dim) if step == 0 else node.split(step, dim)
     shown = _counted(len(_starts(rows, step)), pbar)
     if pool is not None:
         yield from shown(pool.imap(fn, parts))

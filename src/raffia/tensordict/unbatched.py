@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ class UnbatchedTensor(Tensor, ValueNode):  # type: ignore[misc] # its methods ar
     (torch.Size([3, 4]), torch.Size([3, 4]), UnbatchedTensor(tensor(12.)))
     """
 
-    _plain: ClassVar[Any] = None  # of no class of containers
+    _plain: Any = None  # of no class of containers
     _parents: Any = None  # those of the locked containers that hold it, as for any node
     _kids: Any = None
     _buffer: Any = None
