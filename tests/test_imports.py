@@ -63,6 +63,7 @@ MODULE_OF = {  # project on PyPI -> what it is imported as, where the two differ
     "imageio-ffmpeg": "imageio_ffmpeg",
     "pillow": "PIL",
     "pyyaml": "yaml",
+    "typing-extensions": "typing_extensions",
 }
 PEERS = {"tensordict", "torchrl", "lzero", "ding", "mctx", "jax", "agilerl"}
 

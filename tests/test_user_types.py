@@ -185,6 +185,120 @@ with tempfile.TemporaryDirectory() as folder:
     assert_type(td.memmap(f"{folder}/td", num_threads=2, return_early=True).result(), TensorDict)
     assert_type(td.saved_path, pathlib.Path) if td.is_memmap() else None
 """
+MODULES = """
+from typing import assert_type
+
+import torch
+from torch import Tensor, distributions, nn
+
+from raffia import TensorClass, TensorDict, TensorDictParams
+from raffia.data import (
+    LazyTensorStorage,
+    PrioritizedReplayBuffer,
+    MCTSForest,
+    QueryModule,
+    ReplayBuffer,
+    SegmentReplayBuffer,
+    TensorDictMap,
+    TensorDictReplayBuffer,
+    TensorStorage,
+    Tree,
+)
+from raffia.functional import clip_by_global_norm, value_and_grad
+from raffia.nn import (
+    CompositeDistribution,
+    EnsembleModule,
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
+    TensorDictModule,
+    TensorDictSequential,
+)
+
+
+class Step(TensorClass):
+    obs: Tensor
+
+
+# keyed modules
+td = TensorDict(obs=torch.zeros(3, 4), batch_size=[3])
+actor = TensorDictModule(nn.Linear(4, 2), in_keys=["obs"], out_keys=["loc"])
+assert_type(actor(td), TensorDict)
+assert_type(actor.select_out_keys("loc"), TensorDictModule)
+scale = TensorDictModule(torch.ones_like, in_keys=["loc"], out_keys=["scale"])
+draw = ProbabilisticTensorDictModule(
+    in_keys=["loc", "scale"], out_keys=["action"], distribution_class=distributions.Normal
+)
+policy = ProbabilisticTensorDictSequential(actor, scale, draw)
+assert_type(policy(td), TensorDict)
+assert_type(policy.get_dist(td), distributions.Distribution)
+assert_type(policy.get_dist_params(td), TensorDict)
+assert_type(policy[:2], TensorDictSequential)
+assert_type(TensorDictSequential(actor, scale)(td), TensorDict)
+assert_type(TensorDictSequential(actor, scale).select_subsequence(), TensorDictSequential)
+ensemble = EnsembleModule(actor, num_copies=2)
+assert_type(ensemble(td), TensorDict)
+assert_type(ensemble.params_td, TensorDictParams)
+dist = CompositeDistribution(
+    TensorDict(x=TensorDict(loc=torch.zeros(3), scale=torch.ones(3)), batch_size=[3]),
+    {"x": distributions.Normal},
+)
+assert_type(dist.sample(), TensorDict)
+assert_type(dist.cdf(dist.sample()), TensorDict)
+assert_type(dist.mean, TensorDict)
+
+# gradients
+params = TensorDict(weight=torch.tensor(2.0))
+
+
+def loss(params: TensorDict, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    error = params["weight"] * x - 1
+    return error.square().sum(), {"error": error}
+
+
+grads, (value, metrics) = value_and_grad(loss, params, torch.ones(3))
+assert_type(grads, TensorDict)
+assert_type(metrics, dict[str, Tensor])
+assert_type(clip_by_global_norm(grads, 1.0)[0], TensorDict)
+
+# replay
+steps = TensorDict(obs=torch.zeros(6, 4), batch_size=[6])
+buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(100), batch_size=4)
+assert_type(buffer.extend(steps), Tensor)
+assert_type(buffer.add(steps[0]), int)
+assert_type(buffer.sample(), TensorDict)
+assert_type(buffer.sample(2, return_info=True)[0], TensorDict)
+for batch in buffer:
+    assert_type(batch, TensorDict)
+    break
+prioritized = PrioritizedReplayBuffer(0.6, 0.4, storage=TensorStorage(100), batch_size=4)
+assert_type(prioritized.extend(steps), Tensor)
+assert_type(prioritized.sample(), TensorDict)
+assert_type(prioritized.update_priority(torch.tensor([0]), 2.0), int)
+plain: ReplayBuffer[Step] = ReplayBuffer(storage=TensorStorage(9), batch_size=2)
+plain.extend(Step(obs=torch.zeros(3, 2), batch_size=[3]))
+assert_type(plain.sample(), Step)
+no = torch.zeros(9, dtype=torch.bool)
+segments = SegmentReplayBuffer(TensorStorage(100), unroll_steps=1)
+segments.extend(
+    TensorDict(observation=torch.arange(9), terminated=no, truncated=no, batch_size=[9])
+)
+assert_type(segments.sample(4), TensorDict)
+
+# by content
+xs = TensorDict(x=torch.tensor([5, 6]), batch_size=[2])
+assert_type(QueryModule(in_keys=["x"])(xs), TensorDict)
+known = TensorDictMap(in_keys=["x"])
+known[xs] = TensorDict(y=torch.tensor([1, 2]), batch_size=[2])
+assert_type(known[xs], TensorDict)
+assert_type(known.get(xs, 0.0), TensorDict)
+assert_type(known.contains(xs), Tensor)
+assert_type(known(xs), TensorDict)
+forest = MCTSForest()
+step = TensorDict(observation=torch.tensor(0), action=torch.tensor(1))
+step["next"] = TensorDict(observation=torch.tensor(2))
+assert_type(forest.add(step, return_node=True), Tree) if False else forest.add(step)
+assert_type(forest.get_tree(TensorDict(observation=torch.tensor(0))), Tree)
+"""
 WRONG = """
 import torch
 from raffia import TensorClass, TensorDict
@@ -208,7 +322,7 @@ row: Step = td[0]
 """
 
 
-RIGHT_ONES = {"right": RIGHT, "container": CONTAINER}
+RIGHT_ONES = {"right": RIGHT, "container": CONTAINER, "modules": MODULES}
 
 
 def _written(folder: Path) -> list[str]:

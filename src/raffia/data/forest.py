@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from raffia.data.rows import RowLayout, row_layout
 from raffia.data.table import CapacityError
 from raffia.data.tree import Growth, Path, StepGraph, Tree, shown, side_by_side
 from raffia.files.folder import Folder, load_folder, write_folder
+from raffia.tensordict.collection import TensorCollection
 from raffia.tensordict.functions import is_tensor_collection
 from raffia.tensordict.keys import (
     MissingKeyError,
@@ -141,6 +142,13 @@ class MCTSForest:
 
     # -- writing
 
+    @overload
+    def extend(self, rollout: TensorCollection, *, return_node: Literal[False] = False) -> None: ...
+    @overload
+    def extend(self, rollout: TensorCollection, *, return_node: Literal[True]) -> Tree: ...
+    @overload
+    def extend(self, rollout: TensorCollection, *, return_node: bool) -> Tree | None: ...
+
     def extend(self, rollout: Any, *, return_node: bool = False) -> Any:
         """Store the steps of a rollout, or of several.
 
@@ -169,6 +177,13 @@ class MCTSForest:
         self._check_layouts(steps, after)
         self._store(steps.set("next", after))
         return self.get_tree(rollout[0]) if return_node else None
+
+    @overload
+    def add(self, step: TensorCollection, *, return_node: Literal[False] = False) -> None: ...
+    @overload
+    def add(self, step: TensorCollection, *, return_node: Literal[True]) -> Tree: ...
+    @overload
+    def add(self, step: TensorCollection, *, return_node: bool) -> Tree | None: ...
 
     def add(self, step: Any, *, return_node: bool = False) -> Any:
         """Store one step, a container [] or [*batch]: as `extend`, without a dimension of time.
@@ -260,7 +275,7 @@ class MCTSForest:
 
     # -- trees
 
-    def get_child(self, root: Any) -> tuple[Any, Tensor]:
+    def get_child(self, root: TensorCollection) -> tuple[TensorDict, Tensor]:
         """The steps from an observation, container [n], and how often each was taken, [n].
 
         >>> from raffia.data.forest import MCTSForest
@@ -276,7 +291,9 @@ class MCTSForest:
         node = self._node(root)
         return self._steps_at(self._linked().leaving(node))
 
-    def get_tree(self, root: Any, *, max_depth: int | None = None, compact: bool = True) -> Tree:
+    def get_tree(
+        self, root: TensorCollection, *, max_depth: int | None = None, compact: bool = True
+    ) -> Tree:
         """The tree of all that is known from an observation onwards.
 
         root: container [] with the entries of `observation_keys`.

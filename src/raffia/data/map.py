@@ -8,6 +8,7 @@ from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
+from typing_extensions import TypeVar
 
 from raffia.data import map_files
 from raffia.data.lru import LRUOrder
@@ -32,17 +33,21 @@ from raffia.data.rows import RowLayout, packed, row_layout, unpacked, words_of
 from raffia.data.storage import Storage, TensorStorage
 from raffia.data.table import CapacityError, HashTable
 from raffia.data.torchrl_storages import ListStorage
-from raffia.nn.base import TensorDictModuleBase
+from raffia.nn.base import Keys, TensorDictModuleBase
 from raffia.tensordict.collection import TensorCollection
 from raffia.tensordict.entries import UNSET
 from raffia.tensordict.functions import is_tensor_collection
 from raffia.tensordict.keys import NestedKey, dotted, unravel_key_list
+from raffia.tensordict.node import Container
 from raffia.tensordict.tensordict import TensorDict
 
 WriteFn = Callable[..., Any]  # write(new) for keys without a value, write(new, old) for others
 
 
-class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Any]):
+Value = TypeVar("Value", default=TensorDict)  # what is read: `TensorDictMap[Step]`
+
+
+class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Value]):
     """A dictionary whose keys are the content of some entries and whose values are other entries.
 
     All operations take a batch of rows of any batch shape, and none goes row by row. Rows are found
@@ -119,8 +124,8 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Any]):
     @classmethod
     def from_tensordict_pair(
         cls,
-        source: Any,
-        dest: Any,
+        source: TensorCollection,
+        dest: TensorCollection,
         in_keys: list[NestedKey],
         out_keys: list[NestedKey] | None = None,
         max_size: int | None = None,
@@ -180,8 +185,8 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Any]):
         return self.out_keys_source
 
     @out_keys.setter
-    def out_keys(self, keys: list[NestedKey]) -> None:
-        self._stored_keys, self._keeps_some = unravel_key_list(keys), True
+    def out_keys(self, keys: Keys) -> None:
+        self._stored_keys, self._keeps_some = unravel_key_list(list(keys)), True
 
     @property
     def out_keys_source(self) -> list[NestedKey]:
@@ -199,7 +204,7 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Any]):
     def __bool__(self) -> bool:
         return True  # a module is something even when nothing is in it
 
-    def rows(self, query: Any) -> Tensor:
+    def rows(self, query: TensorCollection) -> Tensor:
         """The storage row that holds the value of each queried row, or -1 if it has no value.
 
         query: container [*batch]
@@ -215,7 +220,7 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Any]):
         with self._lock:
             return self._rows(query).reshape(query.batch_size)
 
-    def contains(self, query: Any) -> Tensor:
+    def contains(self, query: TensorCollection) -> Tensor:
         """Whether each row is in the map: bool [*batch]. Does not count as a use.
 
         >>> from raffia.data.map import TensorDictMap
@@ -226,7 +231,7 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Any]):
 
     # -- reading
 
-    def __getitem__(self, query: Any) -> Any:
+    def __getitem__(self, query: TensorCollection) -> Value:
         """The values of the queried rows, container [*batch], a copy.
 
         Raises UnknownRowError if one is not in the map.
@@ -239,7 +244,7 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Any]):
             values = self._read(rows, query.batch_size)
         return self._collated(values)
 
-    def get(self, query: Any, default: Any) -> Any:
+    def get(self, query: TensorCollection, default: float | TensorCollection) -> Value:
         """The values of the queried rows, with `default` where a row is not in the map.
 
         default: a number for all entries, or a container, of the query's batch or of one row ([]).
@@ -255,14 +260,15 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Any]):
         with self._lock:
             rows = self._rows(query)
             known = rows >= 0
-            if not is_tensor_collection(default):
-                default = as_number(default)
+            fill: Any = default
+            if not is_tensor_collection(fill):
+                fill = as_number(fill)
                 if not len(rows) and self.storage.structure is None:
-                    default = TensorDict(batch_size=query.batch_size)  # no entry is known yet
+                    fill = TensorDict(batch_size=query.batch_size)  # no entry is known yet
             if bool(known.all()) and len(self):
                 values = self._read(rows, query.batch_size)
             else:
-                values = self._filled(rows, known, default, query.batch_size)
+                values = self._filled(rows, known, fill, query.batch_size)
         return self._collated(values)
 
     def _collated(self, values: Any) -> Any:
@@ -274,7 +280,7 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Any]):
         collated = self.collate_fn(list(flat(values, batch).unbind(0)))
         return collated if len(batch) == 1 else collated.reshape(batch)
 
-    def forward(self, tensordict: Any) -> Any:
+    def forward(self, tensordict: Container) -> Container:
         """Write the stored entries of each row into the container, as a keyed module does.
 
         Raises UnknownRowError if a row is not in the map.
@@ -286,7 +292,8 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Any]):
         >>> double(xs)["y"]
         tensor([10, 12])
         """
-        return tensordict.update(self[tensordict])
+        td: Any = tensordict
+        return td.update(self[td])
 
     # -- writing
 
@@ -295,7 +302,7 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Any]):
 
     def update(
         self,
-        query: Any,
+        query: TensorCollection,
         value: Any,
         *,
         merge: str | Merge | None = None,
@@ -475,7 +482,7 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Any]):
     def __delitem__(self, query: Any) -> None:
         self.delete(query)
 
-    def pop(self, query: Any) -> Any:
+    def pop(self, query: TensorCollection) -> Value:
         """The values of the queried rows, which are taken out of the map.
 
         >>> from raffia.data.map import TensorDictMap
@@ -526,7 +533,7 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Any]):
                 return TensorDict(batch_size=[0])
             return self.storage.read(self._table.live())
 
-    def items(self) -> tuple[TensorDict, Any]:
+    def items(self) -> tuple[TensorDict, TensorCollection]:
         """`keys()` and `values()` of the same moment.
 
         >>> from raffia.data.map import TensorDictMap
@@ -539,7 +546,7 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Any]):
         with self._lock:
             return self.keys(), self.values()
 
-    def at(self, rows: Tensor) -> tuple[TensorDict, Any]:
+    def at(self, rows: Tensor) -> tuple[TensorDict, TensorCollection]:
         """The keys and the values in some rows of the storage, as `rows(query)` gave them.
 
         rows: int64 [n]
@@ -584,7 +591,7 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Any]):
                 )
             return self._table.hashes_of(rows)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[TensorDict]:
         """The keys one by one, containers []."""
         return iter(self.keys().unbind(0))
 

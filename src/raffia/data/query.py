@@ -17,6 +17,7 @@ from raffia.data.siphash import siphash
 from raffia.nn.base import TensorDictModuleBase
 from raffia.tensordict.functions import is_tensor_collection
 from raffia.tensordict.keys import NestedKey, dotted, raise_missing, unravel_key
+from raffia.tensordict.node import Container, Node
 from raffia.tensordict.tensordict import TensorDict
 
 Hasher = Callable[[Tensor], Tensor]  # [N, ...] -> int64 [N]
@@ -113,12 +114,12 @@ class QueryModule(TensorDictModuleBase):
 
     def forward(
         self,
-        tensordict: Any,
+        tensordict: Container,
         *,
         extend: bool = True,
         write_hash: bool = True,
         clone: bool | None = None,
-    ) -> Any:
+    ) -> Container:
         """Write the index of each row, and its hash.
 
         extend: give new content the next index; otherwise all of it gets the
@@ -138,7 +139,7 @@ class QueryModule(TensorDictModuleBase):
         entries = self.entries(tensordict)
         batch = tensordict.batch_size
         hashes = self.combined(entries)
-        output = tensordict.copy() if (self.clone if clone is None else clone) else tensordict
+        output: Any = tensordict.copy() if (self.clone if clone is None else clone) else tensordict
         written = {self.hash_key: hashes.reshape(batch)} if write_hash else {}
         if output.is_locked or self._nested:  # refuse before anything is learnt
             trial = output if output.is_locked else output.copy()
@@ -150,7 +151,7 @@ class QueryModule(TensorDictModuleBase):
             output.set(key, written[key])
         return output
 
-    def hash(self, tensordict: Any) -> Tensor:
+    def hash(self, tensordict: Node) -> Tensor:
         """The hash of each row's content, int64 [*batch]; nothing is written.
 
         >>> from raffia.data.query import QueryModule
@@ -161,7 +162,7 @@ class QueryModule(TensorDictModuleBase):
         """
         return self.combined(self.entries(tensordict)).reshape(tensordict.batch_size)
 
-    def entries(self, tensordict: Any) -> list[Tensor]:
+    def entries(self, tensordict: Node) -> list[Tensor]:
         """The entries of `in_keys` with all batch dimensions in one: [N, ...] each.
 
         >>> from raffia.data.query import QueryModule

@@ -4,11 +4,12 @@ import dataclasses
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Self, TypedDict
+from typing import Any, Generic, Literal, Self, TypedDict, overload
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
+from typing_extensions import TypeVar
 
 from raffia.data.batches import Batch, BatchMaker
 from raffia.data.buffer import (
@@ -34,6 +35,8 @@ from raffia.files.folder import Content, Folder, load_folder, write_folder
 from raffia.tensordict.safetensors_file import save_file
 from raffia.tensordict.tensordict import TensorDict
 
+Items = TypeVar("Items", default=Any)  # what a batch is, as in `ReplayBuffer[TensorDict]`
+
 KIND, VERSION = "raffia.replay", 1
 
 
@@ -53,7 +56,7 @@ class BufferOptions(TypedDict, total=False):
     generator: torch.Generator | None
 
 
-class ReplayBuffer(Buffer):
+class ReplayBuffer(Buffer, Generic[Items]):
     """A buffer that stores items and draws batches of them, in any order, from any thread.
 
     storage: holds the items: a `TensorStorage` or `MemmapStorage`. What it holds already counts.
@@ -295,6 +298,23 @@ class ReplayBuffer(Buffer):
 
     # -- batches
 
+    @overload
+    def sample(
+        self,
+        batch_size: int | None = None,
+        return_info: Literal[False] = False,
+        *,
+        out: Items | None = None,
+    ) -> Items: ...
+    @overload
+    def sample(
+        self, batch_size: int | None = None, *, return_info: Literal[True], out: Items | None = None
+    ) -> tuple[Items, dict[Any, Tensor]]: ...
+    @overload
+    def sample(
+        self, batch_size: int | None, return_info: Literal[True], *, out: Items | None = None
+    ) -> tuple[Items, dict[Any, Tensor]]: ...
+
     def sample(
         self, batch_size: int | None = None, return_info: bool = False, *, out: Any = None
     ) -> Any:
@@ -325,7 +345,7 @@ class ReplayBuffer(Buffer):
         batch = self._next(batch_size, out)
         return (batch.data, batch.info) if return_info else batch.data
 
-    def next(self) -> Any:
+    def next(self) -> Items:
         """`sample()`, as TorchRL names it.
 
         >>> from raffia.data import LazyTensorStorage
@@ -336,7 +356,7 @@ class ReplayBuffer(Buffer):
         """
         return self.sample()
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Items]:
         """Batches of `batch_size`, without end; or to the end of the epoch, if the sampler has any.
 
         >>> from raffia.data.samplers import SamplerWithoutReplacement

@@ -6,7 +6,7 @@ Rows are read and written by their number (`get`, `set`, `erase`), or appended t
 
 import os
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -299,7 +299,14 @@ class Storage(ABC):
         """Whether a row, or every one of several rows, holds something."""
         return bool(torch.as_tensor(self.contains(row)).all())
 
-    def contains(self, rows: Any) -> Any:
+    @overload
+    def contains(self, rows: int) -> bool: ...
+    @overload
+    def contains(self, rows: Tensor) -> Tensor: ...
+    @overload
+    def contains(self, rows: Any) -> bool | Tensor: ...
+
+    def contains(self, rows: Any) -> bool | Tensor:
         """Whether rows hold something: a bool for an int, else a bool tensor [*batch].
 
         A row that can't be, such as -1, holds nothing.

@@ -4,6 +4,7 @@ from typing import Any, Unpack
 
 import torch
 from torch import Tensor
+from typing_extensions import TypeVar
 
 from raffia.data.buffer import check_is_storage
 from raffia.data.items import batch_of, rows_of, value_at, with_value, without_value
@@ -17,8 +18,10 @@ from raffia.tensordict.node import Node
 from raffia.tensordict.signatures import shows_options_of
 from raffia.tensordict.tensordict import TensorDict
 
+Batch = TypeVar("Batch", default=TensorDict)  # `TensorDictReplayBuffer[Step]`: a tensorclass
 
-class TensorDictReplayBuffer(ReplayBuffer):
+
+class TensorDictReplayBuffer(ReplayBuffer[Batch]):
     """A replay buffer of TensorDicts, with the arguments that TorchRL's has.
 
     priority_key: the entry that holds the priority of an item, such as the size of the error of its
@@ -150,7 +153,7 @@ class TensorDictReplayBuffer(ReplayBuffer):
         return with_value(data, path, start), None
 
 
-class PrioritizedReplayBuffer(TensorDictReplayBuffer):
+class PrioritizedReplayBuffer(TensorDictReplayBuffer[Batch]):
     """A replay buffer whose items are drawn in proportion to their priority.
 
     alpha, beta, eps, reduction, max_priority_within_buffer, stratified, importance: see
@@ -237,7 +240,7 @@ class PrioritizedReplayBuffer(TensorDictReplayBuffer):
             self.priorities.beta = beta
 
 
-class TensorDictPrioritizedReplayBuffer(PrioritizedReplayBuffer):
+class TensorDictPrioritizedReplayBuffer(PrioritizedReplayBuffer[Batch]):
     """`PrioritizedReplayBuffer` with the arguments that TorchRL's has.
 
     storage: `ListStorage(1000)` if None.

@@ -10,7 +10,7 @@ import weakref
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, overload
 
 import torch
 
@@ -149,7 +149,7 @@ class Tree(TensorClass, nocast=True):
         return entries[0] if len(entries) == 1 else self.node_data
 
     @property
-    def node_observations(self) -> Any:
+    def node_observations(self) -> TensorDict | None:
         """The observation here as a container [], also of one entry; None where there is none."""
         return self.node_data
 
@@ -217,6 +217,13 @@ class Tree(TensorClass, nocast=True):
             elif id(child) not in visited:
                 visited.add(id(child))
                 pending.append((child, iter(child.children)))
+
+    @overload
+    def vertices(self, *, key_type: Literal["hash"] = "hash") -> dict[int | None, Tree]: ...
+    @overload
+    def vertices(self, *, key_type: Literal["id"]) -> dict[int, Tree]: ...
+    @overload
+    def vertices(self, *, key_type: Literal["path"]) -> dict[Path, Tree]: ...
 
     def vertices(self, *, key_type: Literal["id", "hash", "path"] = "hash") -> dict[Any, Tree]:
         """All vertices by number, by hash, or by path; by path a vertex may occur several times.
@@ -309,14 +316,14 @@ class Tree(TensorClass, nocast=True):
         """
         return self._along(path)[-1]
 
-    def rollout_from_path(self, path: Path) -> Any:
+    def rollout_from_path(self, path: Path) -> TensorDict | None:
         """All steps along a path, container [n]; None if the path has no steps.
 
         Raises IndexError where the path leaves the tree.
         """
         held = [tree.rollout for tree in self._along(path)]
-        rollouts: list[Any] = [rollout for rollout in held if rollout is not None]
-        return torch.cat(rollouts) if rollouts else None
+        rollouts = [rollout for rollout in held if rollout is not None]
+        return TensorDict.cat(rollouts) if rollouts else None
 
     def _along(self, path: Path) -> list[Tree]:
         """The vertices of a path, with this one as the first."""

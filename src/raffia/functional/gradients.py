@@ -10,13 +10,14 @@ from torch.utils import _pytree as pytree
 from raffia.functional.trees import is_traced, over_leaf
 
 Aux = TypeVar("Aux")
+Tree = TypeVar("Tree")  # a tree of tensors: a `TensorDict`, a dict, ...
 
 
 def value_and_grad(
     fn: Callable[..., tuple[Tensor, Aux]],
-    params: Any,
+    params: Tree,
     *args: Any,
-) -> tuple[Any, tuple[Tensor, Aux]]:
+) -> tuple[Tree, tuple[Tensor, Aux]]:
     """The gradients of `fn(params, *args)[0]` by `params`, and the detached outputs of `fn`.
 
     fn: gives a number [] and whatever else is wanted of it: a tree of tensors (`{}` if nothing).
@@ -74,12 +75,12 @@ def global_norm(
 
 
 def clip_by_global_norm(
-    grads: Any,  # a tree of tensors [*P, ...]
+    grads: Tree,  # of tensors [*P, ...]
     max_norm: float | Tensor,  # [*P] for members with bounds of their own
     num_batch_dims: int = 0,
     *,
     norm: Tensor | None = None,  # [*P]
-) -> tuple[Any, Tensor]:
+) -> tuple[Tree, Tensor]:
     """Scale gradients down to the norm `max_norm`; returns them, and their norm before [*P].
 
     norm: of all gradients, where those given are a part of them; None: it is computed.

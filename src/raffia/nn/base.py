@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, Self, overload
 
 import torch
 from torch import nn
@@ -14,10 +14,11 @@ from raffia.nn.dispatch import SKIP
 from raffia.tensordict.entries import UNSET
 from raffia.tensordict.functions import is_non_tensor
 from raffia.tensordict.keys import NestedKey, nearest, unravel_key
-from raffia.tensordict.node import Node
+from raffia.tensordict.node import Container, Node
 from raffia.tensordict.tensordict import TensorDict
 
 CALL = nn.Module.__call__
+Keys = NestedKey | Sequence[NestedKey]  # one key, or a list
 _FORWARD_HOOKS = torch_module._global_forward_hooks
 _FORWARD_PRE_HOOKS = torch_module._global_forward_pre_hooks
 _BACKWARD_HOOKS = torch_module._global_backward_hooks
@@ -108,7 +109,7 @@ class TensorDictModuleBase(nn.Module):
         return self._in_keys
 
     @in_keys.setter
-    def in_keys(self, keys: Any) -> None:
+    def in_keys(self, keys: Keys) -> None:
         self._in_keys = listed(keys, "in_keys")
 
     @property
@@ -118,7 +119,7 @@ class TensorDictModuleBase(nn.Module):
         return self._out_keys if self._selected is None else self._selected
 
     @out_keys.setter
-    def out_keys(self, keys: Any) -> None:
+    def out_keys(self, keys: Keys) -> None:
         self._out_keys = listed(keys, "out_keys")
         if self._selected is not None:  # keys may be set before super().__init__()
             self.reset_out_keys()
@@ -128,6 +129,11 @@ class TensorDictModuleBase(nn.Module):
         """The keys that the module writes, whatever is selected."""
         self._follow()
         return self._out_keys
+
+    @overload
+    def __call__(self, tensordict: Container, /, *args: Any, **kwargs: Any) -> Container: ...
+    @overload
+    def __call__(self, tensor: Any = ..., /, *args: Any, **kwargs: Any) -> Any: ...
 
     def __call__(self, tensordict: Any = UNSET, /, *args: Any, **kwargs: Any) -> Any:
         """Call `forward`, or the faster `_run` where no hook, mode or option needs more."""
@@ -166,7 +172,7 @@ class TensorDictModuleBase(nn.Module):
 
             join_functional(self)
 
-    def _run(self, tensordict: TensorDict) -> Any:
+    def _run(self, tensordict: Any) -> Any:
         """The fast path of `forward(tensordict)` for a plain container, where `_quick` is true."""
         raise NotImplementedError
 
@@ -242,6 +248,11 @@ class TensorDictModuleBase(nn.Module):
         return self
 
     # -- parameters
+
+    @overload
+    def reset_parameters_recursive(self, parameters: None = None) -> None: ...
+    @overload
+    def reset_parameters_recursive(self, parameters: Container) -> Container: ...
 
     def reset_parameters_recursive(self, parameters: Any = None) -> Any:
         """Reinitialise all layers by their `reset_parameters`.

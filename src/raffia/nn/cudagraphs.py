@@ -231,7 +231,7 @@ class CudaGraphModule:
 
     # -- what is in it
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """The state dict of the wrapped module; empty for a function."""
         module = self.module
         return module.state_dict(*args, **kwargs) if isinstance(module, nn.Module) else {}

@@ -17,6 +17,7 @@ from raffia.tensordict.functions import from_any, make_tensordict
 from raffia.tensordict.keys import NestedKey, nearest_key, unravel_key
 from raffia.tensordict.node import Node
 from raffia.tensordict.nontensor import NonTensorStack
+from raffia.tensordict.signatures import Function
 from raffia.tensordict.tensorclass import is_tensorclass
 from raffia.tensordict.tensordict import TensorDict
 
@@ -227,7 +228,7 @@ class set_skip_existing(Mode):
         self.in_key_attr, self.out_key_attr = in_key_attr, out_key_attr
 
     @property
-    def mode(self) -> Any:
+    def mode(self) -> bool | list[NestedKey] | None:
         """The mode that was asked for."""
         return self.value
 
@@ -250,7 +251,7 @@ class set_skip_existing(Mode):
         self.set()
         return self
 
-    def __call__(self, func: Any) -> Any:
+    def __call__(self, func: Function) -> Function:
         names = list(inspect.signature(func).parameters)
         if names[1:2] != ["tensordict"]:
             raise RuntimeError(
@@ -271,7 +272,8 @@ class set_skip_existing(Mode):
             with self:
                 return func(_self, tensordict, *args, **kwargs)
 
-        return call
+        decorated: Any = call
+        return decorated
 
 
 def skip_existing() -> bool | list[NestedKey]:

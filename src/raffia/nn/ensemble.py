@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Any, Self, overload
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from raffia.nn.base import TensorDictModuleBase, reset_layers, shown
 from raffia.nn.dispatch import dispatch
 from raffia.tensordict.access import leaves as leaves_of
 from raffia.tensordict.access import with_leaves
+from raffia.tensordict.node import Container
 from raffia.tensordict.params import TensorDictParams
 from raffia.tensordict.pytrees import flatten, unflatten
 from raffia.tensordict.tensordict import TensorDict
@@ -51,7 +52,7 @@ class EnsembleModule(TensorDictModuleBase):
 
     module: Any
 
-    def __init__(self, module: Any, num_copies: int, expand_input: bool = True) -> None:
+    def __init__(self, module: nn.Module, num_copies: int, expand_input: bool = True) -> None:
         super().__init__()
         if not self.is_tdmodule_compatible(module):
             raise TypeError(
@@ -63,7 +64,8 @@ class EnsembleModule(TensorDictModuleBase):
             raise TypeError(f"num_copies must be an integer, got {num_copies!r}")
         if num_copies < 1:
             raise ValueError(f"num_copies={num_copies} must be at least 1")
-        self.in_keys, self.out_keys = module.in_keys, module.out_keys
+        keyed: Any = module
+        self.in_keys, self.out_keys = keyed.in_keys, keyed.out_keys
         # Not registered as a child: its parameters are never trained, so an optimiser, a state dict
         # and a gradient check shall not see them.
         self.__dict__["module"] = module
@@ -79,7 +81,7 @@ class EnsembleModule(TensorDictModuleBase):
             )
 
     @dispatch(auto_batch_size=False)
-    def forward(self, tensordict: Any) -> Any:
+    def forward(self, tensordict: Container) -> Container:
         """Run all copies; also callable with tensors, see `dispatch`."""
         return self._run(tensordict)
 
@@ -134,6 +136,11 @@ class EnsembleModule(TensorDictModuleBase):
         True
         """
         self._redraw(self.params_td)
+
+    @overload
+    def reset_parameters_recursive(self, parameters: None = None) -> None: ...
+    @overload
+    def reset_parameters_recursive(self, parameters: Container) -> Container: ...
 
     def reset_parameters_recursive(self, parameters: Any = None) -> Any:
         """Draw given parameters of all copies again, in place.

@@ -13,12 +13,20 @@ from torch import Tensor
 from torch.nn import Linear
 from torch.nn.functional import linear
 
-from raffia.nn.base import CALL, TensorDictModuleBase, any_global_hook, listed, one_or_more, shown
+from raffia.nn.base import (
+    CALL,
+    Keys,
+    TensorDictModuleBase,
+    any_global_hook,
+    listed,
+    one_or_more,
+    shown,
+)
 from raffia.nn.dispatch import SKIP, as_entry, dispatch, may_skip, missing_inputs
 from raffia.tensordict.access import dense_entries, value_of
 from raffia.tensordict.functions import is_non_tensor
 from raffia.tensordict.keys import MissingKeyError, NestedKey
-from raffia.tensordict.node import Node
+from raffia.tensordict.node import Container, Node
 from raffia.tensordict.tensorclass import is_tensorclass
 from raffia.tensordict.tensordict import TensorDict
 
@@ -69,8 +77,8 @@ class TensorDictModule(TensorDictModuleBase):
     def __init__(
         self,
         module: Callable[..., Any],
-        in_keys: Any,
-        out_keys: Any,
+        in_keys: Keys | Mapping[str, NestedKey],
+        out_keys: Keys,
         *,
         out_to_in_map: bool | None = None,
         inplace: bool | str | None = True,
@@ -88,7 +96,8 @@ class TensorDictModule(TensorDictModuleBase):
         if inplace != "empty" and not any([inplace is value for value in (None, True, False)]):
             raise ValueError(f"inplace must be True, False or 'empty', got {inplace!r}")
         if isinstance(in_keys, Mapping):
-            first, second = list(in_keys), list(in_keys.values())
+            first: list[Any] = list(in_keys)
+            second: list[Any] = list(in_keys.values())
             self._keywords, in_keys = (second, first) if out_to_in_map is False else (first, second)
             _check_keywords(self._keywords)
         elif out_to_in_map is not None:
@@ -126,7 +135,7 @@ class TensorDictModule(TensorDictModuleBase):
             and not self._has_own_keys
         )
 
-    def _run(self, tensordict: TensorDict) -> Any:
+    def _run(self, tensordict: Any) -> Any:
         mine = self.__dict__
         if self.__class__.forward is not _FORWARD or mine["method_kwargs"]:
             return CALL(self, tensordict)
@@ -168,8 +177,12 @@ class TensorDictModule(TensorDictModuleBase):
 
     @dispatch(auto_batch_size=False)
     def forward(
-        self, tensordict: Any, *args: Any, tensordict_out: Any = None, **kwargs: Any
-    ) -> Any:
+        self,
+        tensordict: Container,
+        *args: Any,
+        tensordict_out: Container | None = None,
+        **kwargs: Any,
+    ) -> Container:
         """Read inputs, call the module, write its outputs; also callable with tensors, see
         `dispatch`.
 

@@ -22,7 +22,7 @@ from raffia.nn.modes import INTERACTION, InteractionType, composite_lp_aggregate
 from raffia.nn.sampling import RANDOM, draw, drawn_together
 from raffia.tensordict.access import dense_entries, value_of
 from raffia.tensordict.keys import MissingKeyError, NestedKey, nearest, unravel_key_to_tuple
-from raffia.tensordict.node import Node
+from raffia.tensordict.node import Container, Node
 from raffia.tensordict.tensordict import TensorDict
 
 _ONE, _CPU = torch.Size(), torch.device("cpu")
@@ -243,11 +243,11 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_last": None}  # what it is made of may hold a graph
 
-    def build_dist_from_params(self, tensordict: Any) -> Distribution:
+    def build_dist_from_params(self, tensordict: Node) -> Distribution:
         """Build the distribution, as `get_dist` does."""
         return self.get_dist(tensordict)
 
-    def log_prob(self, tensordict: Any, *, dist: Any = None) -> Any:
+    def log_prob(self, tensordict: Node, *, dist: Distribution | None = None) -> Any:
         """The log-probability of the values at `out_keys`.
 
         dist: their distribution, if it has been made already.
@@ -275,8 +275,11 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
 
     @dispatch(auto_batch_size=False)
     def forward(
-        self, tensordict: Any, tensordict_out: Any = None, _requires_sample: bool = True
-    ) -> Any:
+        self,
+        tensordict: Container,
+        tensordict_out: Container | None = None,
+        _requires_sample: bool = True,
+    ) -> Container:
         """Write a value of the distribution; also callable with tensors, see `dispatch`.
 
         tensordict_out: container to write into instead.

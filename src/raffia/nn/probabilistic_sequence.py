@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, cast
+from typing import Any, cast, overload
 
 import torch
 from torch import Tensor, distributions, nn
@@ -20,6 +20,7 @@ from raffia.nn.modes import INTERACTION, InteractionType, interaction_type
 from raffia.nn.probabilistic_module import ProbabilisticTensorDictModule
 from raffia.nn.sequence import TensorDictSequential, keys_of, moved, tolerant
 from raffia.tensordict.keys import NestedKey
+from raffia.tensordict.node import Container, Node
 from raffia.tensordict.tensordict import TensorDict
 
 
@@ -128,11 +129,11 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
     @dispatch(auto_batch_size=False)
     def forward(
         self,
-        tensordict: Any,
-        tensordict_out: Any = None,
+        tensordict: Container,
+        tensordict_out: Container | None = None,
         _requires_sample: bool | None = None,
         **kwargs: Any,
-    ) -> Any:
+    ) -> Container:
         """Run the modules in order; also callable with tensors, see `dispatch`.
 
         tensordict_out: container to write the outputs into, and only these.
@@ -192,7 +193,9 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
 
     # -- the distribution
 
-    def get_dist_params(self, tensordict: Any, tensordict_out: Any = None, **kwargs: Any) -> Any:
+    def get_dist_params(
+        self, tensordict: Container, tensordict_out: Container | None = None, **kwargs: Any
+    ) -> Container:
         """Run all modules but the last; the result holds the parameters of its distribution.
 
         They take the values of `default_interaction_type`, unless `set_interaction_type` chooses
@@ -203,7 +206,8 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         """
         if tensordict_out is None:
             return self._params(tensordict, kwargs)
-        return moved(self._params(tensordict.copy(), kwargs), tensordict_out, self._early_keys())
+        params = self._params(tensordict.copy(), kwargs)
+        return moved(params, tensordict_out, self._early_keys())
 
     def _params(self, tensordict: Any, kwargs: dict[str, Any], keep: bool = False) -> Any:
         """Run all but the last module, and of a sequence at the end all but its last module.
@@ -231,7 +235,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         return keys_of(early)[1] + (last._early_keys() if _passes_on(last) else [])
 
     def get_dist(
-        self, tensordict: Any, tensordict_out: Any = None, **kwargs: Any
+        self, tensordict: Node, tensordict_out: Node | None = None, **kwargs: Any
     ) -> distributions.Distribution:
         """The distribution of the values that the sequence writes.
 
@@ -269,7 +273,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         last = self._last()
         return last._asked() if isinstance(last, ProbabilisticTensorDictSequential) else last
 
-    def build_dist_from_params(self, tensordict: Any) -> distributions.Distribution:
+    def build_dist_from_params(self, tensordict: Node) -> distributions.Distribution:
         """The distribution of the last probabilistic module; no other module runs.
 
         Raises RuntimeError if there is none.
@@ -282,7 +286,12 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         return modules[-1].get_dist(tensordict)
 
     def log_prob(
-        self, tensordict: Any, tensordict_out: Any = None, *, dist: Any = None, **kwargs: Any
+        self,
+        tensordict: Node,
+        tensordict_out: Node | None = None,
+        *,
+        dist: distributions.Distribution | None = None,
+        **kwargs: Any,
     ) -> Any:
         """The log-probability of the values already present, each given those before it.
 
@@ -294,8 +303,9 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         dist: the distribution, if it has been made already.
         Other keywords go to the modules that are not probabilistic.
         """
+        found: Any = dist
         if dist is None:
-            dist, tensordict = self._dist(tensordict, tensordict_out, kwargs, keep=True)
+            found, tensordict = self._dist(tensordict, tensordict_out, kwargs, keep=True)
         elif kwargs:
             raise TypeError(
                 "log_prob(td, dist=...) runs no module, so nothing takes the keywords "
@@ -303,8 +313,8 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
             )
         last = self._asked()
         if isinstance(last, ProbabilisticTensorDictModule):
-            return last.log_prob(tensordict, dist=dist)
-        scores = dist.log_prob(tensordict)
+            return last.log_prob(tensordict, dist=found)
+        scores = found.log_prob(tensordict)
         if isinstance(scores, Tensor):
             return scores
         moves = [module.log_prob_moves for module in _drawing(last)]
@@ -375,6 +385,11 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         return TensorDictSequential(*list(self)[:-1])
 
     # -- a collection of modules
+
+    @overload
+    def __getitem__(self, index: slice) -> TensorDictSequential: ...
+    @overload
+    def __getitem__(self, index: int | str) -> Any: ...
 
     def __getitem__(self, index: int | slice | str) -> Any:
         """A module by its index or name; a slice gives a sequence that shares the modules.

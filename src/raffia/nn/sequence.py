@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Self
+from typing import Any, Self, overload
 
 import torch
 from torch import nn
@@ -17,7 +17,7 @@ from raffia.nn.module import TensorDictModule, result_container
 from raffia.nn.wrappers import WrapModule
 from raffia.tensordict.keys import NestedKey, is_under, nearest_key, overlap
 from raffia.tensordict.lazy import LazyStackedTensorDict
-from raffia.tensordict.node import Node
+from raffia.tensordict.node import Container, Node
 from raffia.tensordict.tensordict import TensorDict
 
 _INPLACE = (None, True, False, "empty")
@@ -162,7 +162,9 @@ class TensorDictSequential(TensorDictModule):
         return tensordict
 
     @dispatch(auto_batch_size=False)
-    def forward(self, tensordict: Any, tensordict_out: Any = None, **kwargs: Any) -> Any:
+    def forward(
+        self, tensordict: Container, tensordict_out: Container | None = None, **kwargs: Any
+    ) -> Container:
         """Run the modules in order; also callable with tensors, see `dispatch`.
 
         tensordict_out: container to write the outputs into, and only these.
@@ -290,6 +292,11 @@ class TensorDictSequential(TensorDictModule):
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.module._modules.values())
+
+    @overload
+    def __getitem__(self, index: slice) -> TensorDictSequential: ...
+    @overload
+    def __getitem__(self, index: int | str) -> Any: ...
 
     def __getitem__(self, index: int | slice | str) -> Any:
         """A module by its index or name; a slice gives a sequence that shares the modules."""

@@ -17,6 +17,7 @@ from raffia.nn.module import TensorDictModule, result_container, spread
 from raffia.nn.sequence import TensorDictSequential, rewritten
 from raffia.nn.wrappers import TensorDictModuleWrapper
 from raffia.tensordict.keys import NestedKey, unravel_key_list, unravel_key_to_tuple
+from raffia.tensordict.node import Container
 
 Path = tuple[str, ...]
 
@@ -110,7 +111,7 @@ class TDGraphModule(TensorDictModuleBase):
         self.training = graph_module.training
 
     @dispatch(auto_batch_size=False)
-    def forward(self, tensordict: Any, tensordict_out: Any = None) -> Any:
+    def forward(self, tensordict: Container, tensordict_out: Container | None = None) -> Container:
         """Run the program and store its outputs; also callable with tensors, see `dispatch`."""
         outputs = self._gm(tensordict)
         if tensordict_out is None:

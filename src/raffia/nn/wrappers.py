@@ -5,17 +5,18 @@ from __future__ import annotations
 import functools
 import typing
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
 from torch import Tensor, nn
 
-from raffia.nn.base import TensorDictModuleBase, listed, shown
+from raffia.nn.base import Keys, TensorDictModuleBase, listed, shown
 from raffia.nn.dispatch import dispatch
 from raffia.nn.module import TensorDictModule
 from raffia.tensordict.keys import NestedKey
 from raffia.tensordict.node import Node
 from raffia.tensordict.tensorclass import is_tensorclass
+from raffia.tensordict.tensordict import TensorDict
 
 
 class TensorDictModuleWrapper(TensorDictModuleBase):
@@ -35,9 +36,9 @@ class TensorDictModuleWrapper(TensorDictModuleBase):
 
     _inner, _own_prefixes = "td_module", "__"
 
-    def __init__(self, td_module: Any) -> None:
+    def __init__(self, td_module: nn.Module) -> None:
         super().__init__()
-        self.td_module = td_module
+        self.td_module: Any = td_module
 
     @property
     def in_keys(self) -> list[NestedKey]:
@@ -94,8 +95,8 @@ class WrapModule(TensorDictModuleBase):
         func: Callable[[Any], Any],
         *,
         inplace: bool = False,
-        in_keys: Any = None,
-        out_keys: Any = None,
+        in_keys: Keys | None = None,
+        out_keys: Keys | None = None,
     ) -> None:
         super().__init__()
         if not callable(func):
@@ -129,11 +130,13 @@ class as_tensordict_module:
     tensor([2., 2.])
     """
 
-    def __init__(self, *, in_keys: Any, out_keys: Any) -> None:
+    def __init__(self, *, in_keys: Keys | Mapping[str, NestedKey], out_keys: Keys) -> None:
         self.in_keys, self.out_keys = in_keys, out_keys
 
-    def __call__(self, func: Callable[..., Any]) -> Any:
-        return functools.wraps(func)(_KeyedFunction(func, self.in_keys, self.out_keys))
+    def __call__(self, func: Callable[..., Any]) -> _KeyedFunction:
+        keyed = _KeyedFunction(func, self.in_keys, self.out_keys)
+        functools.update_wrapper(keyed, func)
+        return keyed
 
 
 class _KeyedFunction:
@@ -235,7 +238,7 @@ class TensorClassModuleWrapper(TensorDictModuleBase):
         self.out_keys = _field_keys(types[1])
 
     @dispatch(auto_batch_size=False)
-    def forward(self, tensordict: Any) -> Any:
+    def forward(self, tensordict: Node) -> TensorDict:
         """Call the module on the fields of its input type."""
         known = [key for key in self.in_keys if key in tensordict]  # optional fields may be absent
         inputs = self.tc_module.input_type.from_tensordict(tensordict.select(*known))

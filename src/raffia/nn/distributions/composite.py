@@ -15,7 +15,7 @@ from raffia.nn.modes import composite_lp_aggregate, set_composite_lp_aggregate
 from raffia.nn.sampling import deterministic_sample
 from raffia.tensordict.collection import TensorDictBase
 from raffia.tensordict.keys import MissingKeyError, NestedKey, dotted, is_key, unravel_key
-from raffia.tensordict.node import Node
+from raffia.tensordict.node import Container, Node
 from raffia.tensordict.tensordict import TensorDict
 
 __all__ = [
@@ -333,12 +333,12 @@ class CompositeDistribution(Distribution, Mapping[NestedKey, Distribution]):
     def _entropies(self, samples_mc: int) -> Values:
         return self._each("entropy", lambda _, dist: _entropy(dist, samples_mc))
 
-    def cdf(self, sample: Any) -> Any:
+    def cdf(self, sample: Container) -> Container:  # type: ignore[override]
         """Write the cumulative probabilities into `sample`, at `<name>_cdf`, and return it."""
         values = self._entries(sample)
         return _write(sample, self._each("cdf", lambda n, d: d.cdf(values[n])), "_cdf")
 
-    def icdf(self, sample: Any) -> Any:
+    def icdf(self, sample: Container) -> Container:  # type: ignore[override]
         """Write the quantiles of `<name>_cdf` into `sample`, at `<name>_icdf`, and return it.
 
         Where an entry `<name>_cdf` is missing, the cumulative probability of `<name>` is used.

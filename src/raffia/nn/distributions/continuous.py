@@ -44,7 +44,7 @@ class NormalParamExtractor(nn.Module):
         self.scale_mapping = mappings(scale_mapping)
         self.scale_lb = scale_lb
 
-    def forward(self, *tensors: Tensor) -> tuple[Any, ...]:
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Split the last dimension of the first tensor in two: loc, and scale after its map.
 
         tensors: [..., 2 n], then any others, which are passed on.
@@ -87,7 +87,7 @@ class NormalParamWrapper(nn.Module):
         self.scale_lb = scale_lb
         self._extract = NormalParamExtractor(scale_mapping, scale_lb)
 
-    def forward(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
         """Run the operator, and split its first output as `NormalParamExtractor` does."""
         output = self.operator(*args, **kwargs)
         return self._extract(*output) if isinstance(output, tuple) else self._extract(output)
@@ -134,7 +134,7 @@ class AddStateIndependentNormalScale(nn.Module):
         else:
             self.register_buffer("state_independent_scale", scale)
 
-    def forward(self, loc: Tensor, *others: Any) -> tuple[Any, ...]:
+    def forward(self, loc: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
         """Add the scale, of the shape of `loc`: (loc, scale, *others)."""
         dims = len(self.scale_shape)
         if dims > loc.dim() or loc.shape[loc.dim() - dims :] != self.scale_shape:
