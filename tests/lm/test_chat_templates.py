@@ -124,6 +124,41 @@ def test_a_template_may_be_one_of_several_and_mark_generations(tmp_path):
     assert row_of(CHAT, ours) == row_of(CHAT, ChatTokenizer(home, ChatTemplate(CHATML)))
 
 
+TOOLS = (
+    "{% if tools is not none %}tools: {% endif %}{% if documents is none %}{{ sep_token }}"
+    "{{ {'é': 1} | tojson(ensure_ascii=False) }}{% endif %}"
+)
+
+
+def test_a_template_sees_what_transformers_shows_it(tmp_path):
+    home = write_tokenizer(tmp_path, "chatml")
+    (home / "chat_template.jinja").write_text(TOOLS + CHATML)
+    path = home / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "sep_token": "<|pad|>"}))
+    text = ChatTemplate.read(home).render(BARE)
+    assert text.startswith('<|pad|>{"é": 1}<|im_start|>')
+    transformers = pytest.importorskip("transformers")
+    their = transformers.AutoTokenizer.from_pretrained(home)
+    assert text == their.apply_chat_template(BARE, tokenize=False)
+
+
+def test_a_content_is_hidden_from_a_template_only_if_it_has_special_tokens(tmp_path):
+    home = write_tokenizer(tmp_path, "chatml")
+    theirs = tokenizers.Tokenizer.from_file(str(home / "tokenizer.json"))
+    theirs.add_tokens(["</think>"])  # known, but not special
+    theirs.save(str(home / "tokenizer.json"))
+    last = CHATML.replace("m.content", "m.content.split('</think>')[-1]")
+    ours = ChatTokenizer(home, ChatTemplate(last))
+    chats = [[("hi", None), (said, 1.0)] for said in ("x</think>so", "so")]
+    first, second = (DataPoint.from_obs(Dialogue(chat), ours) for chat in chats)
+    assert first == second
+    # What a hidden content is replaced by may be said, too.
+    chat = [("<|im_end|>", None), ("\ue0000\ue001", 1.0)]
+    row = DataPoint.from_obs(Dialogue(chat), ours)
+    begin, end = row.utterance_state_idxs[0], row.utterance_action_idxs[0]
+    assert ours.decode(row.tokens[begin + 1 : end]) == chat[1][0]
+
+
 UNSTABLE = CHATML.replace("{{ m.content }}", "{{ m.content if loop.last else m.content | upper }}")
 NO_PROMPT = CHATML.partition("{% if add")[0]
 NO_END = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"

@@ -19,7 +19,8 @@ from raffia.files import foreign_reader, parse_json, shown
 TEMPLATE_FILE, CONFIG_FILE = "chat_template.jinja", "tokenizer_config.json"
 AGENT, OTHER = "assistant", "user"  # the roles that every template knows
 KEPT_ROLES = ("system", "tool")  # of the others, those whose names templates may know
-VARIABLES = ("bos_token", "eos_token", "unk_token", "pad_token")  # that templates may write
+# Special tokens that templates may write.
+VARIABLES = tuple(f"{name}_token" for name in "bos eos unk pad sep cls mask".split())
 Message = Mapping[str, str]  # {"role": ..., "content": ...}
 
 
@@ -85,6 +86,8 @@ class ChatTemplate:
         try:
             return _compiled(self.source).render(
                 messages=[dict(message) for message in messages],
+                tools=None,  # `transformers` names these two always: templates ask if they are None
+                documents=None,
                 add_generation_prompt=add_generation_prompt,
                 **self.variables,
             )
@@ -149,7 +152,7 @@ def _compiled(source: str) -> Any:
         raise TemplateError(message)
 
     def tojson(value: Any, **options: Any) -> str:
-        return json.dumps(value, ensure_ascii=False, **options)
+        return json.dumps(value, **{"ensure_ascii": False, **options})
 
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _FILE = "tokenizer.json"
 _KIND, _CHAT_KIND = "huggingface", "chat"
+_MARK = "\ue000"  # begins the stand-in of a content; a character of private use
 _OF_KIND = {cls.kind: cls for cls in (PieceTokenizer, WordTokenizer)}
 # A dialogue that shows how a template writes messages.
 _ASKED, _ANSWERED = "question", "answer"
@@ -166,10 +167,12 @@ class ChatTokenizer(HFTokenizer):
     def __init__(self, path: str | Path, template: ChatTemplate | None = None) -> None:
         self._tokenizer = _read(Path(path))
         self.template = ChatTemplate.read(path) if template is None else template
-        added = [token.content for token in self._tokenizer.get_added_tokens_decoder().values()]
-        longest_first = sorted(added, key=len, reverse=True)
-        self._added = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        self._added = _any_of(token.content for token in added)
         end = self._end_of_turn()
+        # What a template must not see in a content: neither tokens nor what stands in for these.
+        special = [token.content for token in added if token.special]
+        self._unsafe = _any_of([*special, end, _MARK])
         self._tokenizer.add_special_tokens([end])  # so that decoding leaves it out
         self._tokenizer.encode_special_tokens = True  # of contents: none is taken for them
         numbers = self._tokenizer.get_vocab(with_added_tokens=True).values()
@@ -186,8 +189,8 @@ class ChatTokenizer(HFTokenizer):
         contents: dict[str, str] = {}  # those with the characters of special tokens, by stand-ins
         safe: list[Message] = []
         for number, message in enumerate(messages):
-            if self._added.search(message["content"]):
-                mark = f"\ue000{number}\ue001"
+            if self._unsafe.search(message["content"]):
+                mark = f"{_MARK}{number}\ue001"
                 contents[mark], message = message["content"], {**message, "content": mark}
             safe.append(message)
         before = asked = ""  # the special token that ended the last answer; what follows it
@@ -244,7 +247,7 @@ class ChatTokenizer(HFTokenizer):
 
     def _with_contents(self, text: str, contents: Mapping[str, str]) -> list[int]:
         found: list[int] = []
-        for piece in re.split("(\ue000\\d+\ue001)", text):
+        for piece in re.split(f"({_MARK}\\d+\ue001)", text):
             if piece in contents:
                 found += self.encode(contents[piece])
             else:
@@ -298,6 +301,11 @@ class ChatTokenizer(HFTokenizer):
             f"the chat template of {self.template.name} {why}. To write dialogues without it: "
             "HFTokenizer(folder, add_missing=True)"
         )
+
+
+def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
+    longest_first = sorted(texts, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
 
 
 def _read(path: Path) -> tokenizers.Tokenizer:
