@@ -1,10 +1,12 @@
 """Settings that a Literal lists: by itself, in a tuple, or beside None."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal, Optional
 
 import pytest
 
+from raffia.algorithms.efficientzero.config import OptimizerConfig
 from raffia.envs.checked import check_choices
 
 
@@ -39,3 +41,10 @@ def test_what_is_listed_may_be():
 def test_what_is_not_listed_is_refused(wrong, message):
     with pytest.raises(ValueError, match=message):
         Settings(**wrong)
+
+
+def test_infinity_switches_a_limit_off_and_is_no_other_number():
+    assert OptimizerConfig(max_grad_norm=math.inf).max_grad_norm == math.inf
+    for wrong in ({"max_grad_norm": -math.inf}, {"weight_decay": math.inf}):
+        with pytest.raises(ValueError, match=f"{next(iter(wrong))}=-?inf must be finite"):
+            OptimizerConfig(**wrong)

@@ -1,5 +1,6 @@
 """What no run can be made of is refused where its config is made."""
 
+import math
 from dataclasses import fields, is_dataclass, replace
 
 import numpy as np
@@ -12,8 +13,10 @@ from raffia.algorithms.efficientzero.config import (
     SearchConfig,
     TargetConfig,
 )
-from raffia.algorithms.ilql.config import ILQLLossConfig
+from raffia.algorithms.ilql.config import ILQLLossConfig, TrunkConfig
+from raffia.algorithms.ilql.config import OptimizerConfig as AdamConfig
 from raffia.envs.config import AtariConfig, EnvConfig
+from raffia.lm.decoding.config import DecodeConfig
 from raffia.recipes import ILQL_PRESETS, PRESETS, EfficientZeroRun, ILQLRun
 from raffia.recipes.efficientzero.config import (
     CheckpointConfig,
@@ -58,7 +61,22 @@ VALUES = [  # a class, and what it can't hold
     (EvaluateConfig, "num_episodes=0 must be at least 1", {"num_episodes": 0}),
     (CheckpointConfig, "every_updates=0 must be at least 1", {"every_updates": 0}),
     (OptimizerConfig, "learning_rate=-0.1 must be at least 0", {"learning_rate": -0.1}),
-    (OptimizerConfig, "learning_rate=nan must be at least 0", {"learning_rate": float("nan")}),
+    (OptimizerConfig, "learning_rate=nan must be finite", {"learning_rate": math.nan}),
+    (LossConfig, "policy_weight=inf must be finite", {"policy_weight": math.inf}),
+    (ModelConfig, "head_hidden_channels=.* must be at least 1", {"head_hidden_channels": (-1,)}),
+    (ModelConfig, r"latent_norm=\(\) is none of 'LN', 'SimNorm'", {"latent_norm": ()}),
+    (AtariConfig, "frame_skip=-1 must be at least 1", {"frame_skip": -1}),
+    (AtariConfig, "sticky=1.5 must lie in 0..1", {"sticky": 1.5}),
+    (CollectConfig, "updates_per_env_step=inf must be finite", {"updates_per_env_step": math.inf}),
+    (EvaluateConfig, "target_return=nan must be finite", {"target_return": math.nan}),
+    (AdamConfig, "beta1=1.0 must be below 1", {"beta1": 1.0}),
+    (AdamConfig, "beta2=-0.5 must lie in 0..1", {"beta2": -0.5}),
+    (ILQLLossConfig, "beta=nan must be finite", {"beta": math.nan}),
+    (DecodeConfig, "adv_clip=nan must be finite", {"adv_clip": math.nan}),
+    (TrunkConfig, r"n_head can be .*768", {"n_head": 10**30}),
+    (DialogueDataConfig, "buckets=.* must be at least 1", {"buckets": (8, 0)}),
+    (DialogueDataConfig, "token_reward=-inf must be finite", {"token_reward": -math.inf}),
+    (PopulationConfig, "nodes=.* must be at least 1", {"nodes": (16, -1)}),
     (OptimizerConfig, "max_grad_norm=0.0 must be above 0", {"max_grad_norm": 0.0}),
     (SearchConfig, "temperatures=.* must all be 0 or more", {"temperatures": (1.0, 0.5, -1.0)}),
     (EfficientZeroRun, "num_threads=0 must be at least 1", {"num_threads": 0}),

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from ale_py import ALEInterface
 
 
-EVALUATION_FRAMES = 108_000  # half an hour of play, at 60 frames a second
 FOR_TWO = ("combat", "joust", "maze_craze", "warlords")  # nobody can play these alone
 
 
@@ -73,7 +72,6 @@ class AtariEnv:
         full_action_space: bool = False,
     ) -> None:
         self.config = config = AtariConfig() if config is None else config
-        _check(config)
         self.max_frames = config.evaluation_frames if evaluation else config.max_frames
         self.episodic_life = config.episodic_life and not evaluation
         self.clip_reward = config.clip_reward and not evaluation
@@ -246,21 +244,3 @@ def _emulator(name: str) -> ALEInterface:
 
 def _not_installed() -> ImportError:
     return ImportError("Atari games need ale-py, which brings them: pip install 'raffia[atari]'")
-
-
-def _check(config: AtariConfig) -> None:
-    if config.frame_skip < 1:
-        raise ValueError(f"frame_skip={config.frame_skip} must be at least 1")
-    if config.noop_max < 0:
-        raise ValueError(f"noop_max={config.noop_max} must not be negative")
-    if not 0 <= config.sticky < 1:
-        raise ValueError(f"sticky={config.sticky} must lie in 0..1, below 1; 0.25 is common")
-    if config.max_frames < config.frame_skip:
-        raise ValueError(
-            f"max_frames={config.max_frames} must be at least frame_skip={config.frame_skip}"
-        )
-    if not config.frame_skip <= config.evaluation_frames <= EVALUATION_FRAMES:
-        raise ValueError(
-            f"evaluation_frames={config.evaluation_frames} must lie in frame_skip="
-            f"{config.frame_skip} .. {EVALUATION_FRAMES}"
-        )

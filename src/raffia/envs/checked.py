@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
@@ -11,6 +12,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from raffia.hints import did_you_mean
 
+# Limits that infinity switches off; all other numbers are finite.
+MAY_BE_INFINITE = ("max_grad_norm", "step_timeout_seconds", "patience_seconds")
 _KINDS = {int: "a whole number", float: "a number", bool: "True or False", str: "a text"}
 
 
@@ -30,8 +33,20 @@ def check_types(config: Any) -> None:
         value, hint = getattr(config, field.name), _hint(config, field.name)
         if not _is_of(hint, value):
             raise ValueError(f"{field.name}={value!r} must be {_described(hint)}{_near(value)}")
+        _check_finite(field.name, value)
         if is_dataclass(value):
             check_types(value)
+
+
+def _check_finite(name: str, value: Any) -> None:
+    for one in _each(value):
+        is_endless = name in MAY_BE_INFINITE and one == math.inf
+        if isinstance(one, float) and not (math.isfinite(one) or is_endless):
+            raise ValueError(f"{name}={value} must be finite")
+
+
+def _each(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)
 
 
 def short_repr(config: Any) -> str:
@@ -63,7 +78,8 @@ def check_choices(config: Any) -> None:
     kind: type = type(config)
     for name, choices in _choices(kind).items():
         value = getattr(config, name)
-        for one in value if isinstance(value, tuple) else (value,):
+        is_tuple = get_origin(_hint(config, name)) is tuple
+        for one in _each(value) if is_tuple else (value,):
             if one not in choices:
                 hint = did_you_mean(str(one), map(str, choices))
                 listed = ", ".join(map(repr, choices))
@@ -71,7 +87,7 @@ def check_choices(config: Any) -> None:
 
 
 def check_least(config: Any, least: float, *names: str) -> None:
-    """Refuse numbers of these names that are smaller, or NaN.
+    """Refuse numbers of these names that are smaller, or NaN, by themselves or in a tuple.
 
     >>> from raffia.envs.config import EnvConfig
     >>> EnvConfig(num_envs=0)
@@ -81,7 +97,7 @@ def check_least(config: Any, least: float, *names: str) -> None:
     """
     for name in names:
         value = _number(config, name)
-        if not value >= least:
+        if not all(one >= least for one in _each(value)):
             raise ValueError(f"{name}={value} must be at least {least}")
 
 

@@ -57,7 +57,7 @@ class PopulationConfig:
     def __post_init__(self) -> None:
         check_types(self)
         check_choices(self)
-        check_least(self, 1, "size", "spread")
+        check_least(self, 1, "size", "spread", "nodes")
         check_least(self, 0, "workers")
         check_fraction(self, "resample", "new_layer_prob")
         if self.workers and (self.size == 1 or self.size % self.workers):

@@ -61,7 +61,7 @@ class ModelConfig:
     def __post_init__(self) -> None:
         check_types(self)
         check_choices(self)
-        check_least(self, 1, "num_channels", "latent_state_dim")
+        check_least(self, 1, "num_channels", "latent_state_dim", "head_hidden_channels")
         check_least(self, 0, "num_res_blocks", "lstm_hidden_size")
         check_least(self, 1, "proj_hid", "proj_out", "pred_hid", "pred_out")
         check_above_zero(self, "fixed_sigma")

@@ -63,7 +63,7 @@ class TrunkConfig:
         if self.dim_feedfwd is not None:
             check_least(self, 1, "dim_feedfwd")
         if self.n_embd % self.n_head:
-            heads = [n for n in range(1, self.n_head + 1) if self.n_embd % n == 0]
+            heads = [n for n in range(1, min(self.n_head, self.n_embd) + 1) if self.n_embd % n == 0]
             raise ValueError(
                 f"n_embd={self.n_embd} cannot be divided by n_head={self.n_head}; n_head can be "
                 f"one of {heads}"
@@ -209,7 +209,10 @@ class OptimizerConfig:
         check_types(self)
         check_choices(self)
         check_least(self, 0, "learning_rate", "value_rate", "weight_decay", "warmup_updates")
-        check_fraction(self, "final_share")
+        check_fraction(self, "final_share", "beta1", "beta2")
+        for name in ("beta1", "beta2"):
+            if getattr(self, name) == 1:
+                raise ValueError(f"{name}=1.0 must be below 1, or nothing would be learnt")
         if self.max_grad_norm is not None:
             check_above_zero(self, "max_grad_norm")
 

@@ -77,7 +77,7 @@ class DialogueDataConfig:
     def __post_init__(self) -> None:
         check_types(self)
         check_choices(self)
-        check_least(self, 1, "sort_window")
+        check_least(self, 1, "sort_window", "buckets")
         if self.chat_template and self.tokenizer in ("characters", "words"):
             raise ValueError(
                 f"chat_template=True is of a tokenizer of Hugging Face, and tokenizer="
