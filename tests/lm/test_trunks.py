@@ -2,6 +2,7 @@
 
 import builtins
 import copy
+import functools
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ from transformers import (
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
     OPTConfig,
     OPTForCausalLM,
 )
@@ -36,6 +39,14 @@ def make_llama():
     return LlamaForCausalLM(LlamaConfig(vocab_size=11, **size, **heads, pad_token_id=0))
 
 
+def make_mistral():
+    """Its layers see a window of columns, and keep no others."""
+    size = {"hidden_size": 12, "intermediate_size": 20, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 16}
+    kind = MistralConfig(vocab_size=11, **size, **heads, sliding_window=4)
+    return MistralForCausalLM(kind)
+
+
 def make_opt():
     size = {"hidden_size": 12, "ffn_dim": 20, "num_hidden_layers": 2, "word_embed_proj_dim": 12}
     heads = {"num_attention_heads": 2, "max_position_embeddings": 16, "pad_token_id": 0}
@@ -52,6 +63,7 @@ TRUNKS = {
     "rotary": lambda: ours("rotary"),
     "gpt2": lambda: HFTrunk(make_gpt2().double()),
     "llama": lambda: HFTrunk(make_llama().double()),
+    "mistral": lambda: HFTrunk(make_mistral().double()),
     "opt": lambda: HFTrunk(make_opt().double()),
 }
 
@@ -202,14 +214,22 @@ WAYS = {  # each gives pairs of what a way of calling says of the last tokens of
 }
 
 
+ONLY = {  # our own pause, and a window of columns does not pass over padding
+    "a row that pauses": ("learned", "rotary"),
+    **dict.fromkeys(
+        (
+            "masked in the middle",
+            "after prompts padded at the right",
+            "a prefix and padding",
+        ),
+        [name for name in TRUNKS if name != "mistral"],
+    ),
+}
+
+
 @pytest.mark.parametrize(
     ("trunk", "way"),
-    [  # rows pause in our own alone
-        (trunk, way)
-        for trunk in TRUNKS
-        for way in WAYS
-        if way != "a row that pauses" or trunk in ("learned", "rotary")
-    ],
+    [(trunk, way) for trunk in TRUNKS for way in WAYS if trunk in ONLY.get(way, TRUNKS)],
     indirect=["trunk"],
 )
 @torch.no_grad()
@@ -343,6 +363,19 @@ class Both(GPT2LMHeadModel):
         self.transformer.forward = mixed
 
 
+class Forgetful(GPT2LMHeadModel):
+    """Keeps no tokens."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        forward = self.transformer.forward
+
+        def alone(*args, past_key_values=None, **options):
+            return forward(*args, **options)
+
+        self.transformer.forward = functools.wraps(forward)(alone)
+
+
 class Cooled(GPT2LMHeadModel):
     def forward(self, *args, **options):
         out = super().forward(*args, **options)
@@ -354,6 +387,7 @@ class Cooled(GPT2LMHeadModel):
     ("kind", "words"),
     [
         (Both, "Both also attends to later tokens"),
+        (Forgetful, "Forgetful cannot read a token behind padding and others"),
         (Cooled, "Cooled changes its logits after the output layer"),
     ],
 )

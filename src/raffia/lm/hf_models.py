@@ -119,8 +119,12 @@ def make_hf(
 
 
 def new_past(model: Any) -> Any:
-    """An empty cache for a model."""
-    return _library().DynamicCache(config=model.config)
+    """An empty cache for a model, whose last columns can be removed again."""
+    past = _library().DynamicCache(config=model.config)
+    for layer in past.layers:
+        if hasattr(layer, "activate_past_recording"):  # else a full window forgets the first
+            layer.activate_past_recording()
+    return past
 
 
 def recompute_layers(model: Any) -> None:

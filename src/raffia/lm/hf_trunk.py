@@ -30,7 +30,9 @@ class HFTrunk(nn.Module):
     """A model of `transformers` as a `LanguageModel`: tokens to hidden states, to logits.
 
     model: of a class like `GPT2LMHeadModel`, whose logits are its output layer's of its last hidden
-        state. That is tried with a few tokens, and a model which does more is refused.
+        state. That is tried with a few tokens, and a model which does more is refused, as is one
+        that reads no token by itself behind those that it has kept. Where layers see a window of
+        columns, padding between tokens counts as columns, too.
 
     >>> from transformers import GPT2Config, GPT2LMHeadModel
     >>> tiny = GPT2Config(vocab_size=9, n_layer=1, n_head=2, n_embd=8, n_positions=16)
@@ -180,17 +182,36 @@ class HFTrunk(nn.Module):
         with torch.no_grad():
             theirs, ours = self.model(tokens).logits, self.logits(self(tokens))
             shorter = self.logits(self(tokens[:, :2]))
+            last = self._last_in_parts(tokens)
         self.model.train(training)
+        name = type(self.model).__name__
         if not torch.allclose(shorter, ours[:, :2], rtol=1e-3, atol=1e-3):
             raise ValueError(
-                f"{type(self.model).__name__} also attends to later tokens, so it cannot be a "
-                "trunk: use a causal language model"
+                f"{name} also attends to later tokens, so it cannot be a trunk: use a causal "
+                "language model"
             )
         if not torch.allclose(theirs, ours, rtol=1e-3, atol=1e-3):
             raise ValueError(
-                f"{type(self.model).__name__} changes its logits after the output layer (by "
+                f"{name} changes its logits after the output layer (by "
                 f"{float((theirs - ours).abs().max()):.2g}), so it cannot be a trunk"
             )
+        if last is None or not torch.allclose(last, ours[:, 2], rtol=1e-2, atol=1e-2):
+            raise ValueError(
+                f"{name} cannot read a token behind padding and others that it has kept in a "
+                "cache, or reads it differently there, so it cannot generate as a trunk"
+            )
+
+    def _last_in_parts(self, tokens: Tensor) -> Tensor | None:  # int64 [1, 3] -> [1, V]
+        """The last token's logits, read by itself behind the others, and these behind padding;
+        None if the model, which may be any, can't.
+        """
+        mask = torch.arange(3, device=tokens.device)[None] > 0
+        try:
+            cache = self.new_cache(1)
+            self(pad(tokens[:, :2], (1, 0)), mask, cache=cache)
+            return self.logits(self(tokens[:, 2:], cache=cache))[:, 0]
+        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
+            return None
 
 
 class HFCache:
@@ -236,6 +257,7 @@ class HFCache:
     def reorder(self, index: Tensor) -> HFCache:
         """Row b becomes what row index[b] [B] was, in place."""
         if self.length:
+            _check_rows(self.past)
             self.past.reorder_cache(index)
         self.attended = None if self.attended is None else self.attended[index]
         return self
@@ -247,6 +269,7 @@ class HFCache:
         """
         new = HFCache(copy.deepcopy(self.past), len(index), self.capacity)
         if self.length:
+            _check_rows(self.past)
             new.past.batch_select_indices(index)
         if start:
             _leave_out(new.past, start)
@@ -259,14 +282,23 @@ class HFCache:
         return self.select(torch.arange(self.batch_size).repeat_interleave(num_copies))
 
 
-def _leave_out(past: Any, num_columns: int) -> None:
+def _check_rows(past: Any) -> None:
     for layer in past.layers:
-        if (
-            type(layer).__name__ != "DynamicLayer"
-        ):  # others attend to a few columns only, or keep none
+        if not hasattr(layer, "batch_select_indices"):
+            raise ValueError(
+                f"rows of a {type(layer).__name__} cannot be selected: generate one text at a time"
+            )
+
+
+def _leave_out(past: Any, num_columns: int) -> None:
+    """Remove the first columns, some of which a layer with a sliding window may have forgotten."""
+    for layer in past.layers:
+        if type(layer).__name__ not in ("DynamicLayer", "DynamicSlidingWindowLayer"):
             raise ValueError(
                 f"columns of a {type(layer).__name__} cannot be removed: leave the padding in "
                 "place with start=0"
             )
-        layer.keys = layer.keys[..., num_columns:, :]
-        layer.values = layer.values[..., num_columns:, :]
+        left = max(0, num_columns - (layer.get_seq_length() - layer.keys.shape[-2]))
+        layer.keys, layer.values = layer.keys[..., left:, :], layer.values[..., left:, :]
+        if layer.is_sliding:
+            layer.cumulative_length -= num_columns
