@@ -17,7 +17,7 @@ from raffia.recipes.ilql.config import ILQLRun
 from raffia.recipes.population_config import PopulationConfig
 from raffia.recipes.run_folder import create_run, find_checkpoint, read_run
 from raffia.train.experiment import RunError
-from tests.recipes.runs import Quiet, same, short, terminate
+from tests.recipes.runs import Quiet, same, short, terminate, with_all
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +114,15 @@ def test_what_does_not_fit_is_said_and_leaves_no_folder(tmp_path):
         with pytest.raises(RunError, match=words):
             train(config, tmp_path / "run", view=Quiet())
         assert not (tmp_path / "run").exists(), name
+
+
+def test_weights_that_mean_something_else_in_a_run_are_refused(other, tmp_path):
+    """A support of as many values in another range, for one: all shapes are the same."""
+    for name, value in (("value_support_range", (-60.0, 61.0, 2.0)), ("state_norm", True)):
+        config = with_all(short(init_from=str(other)), **{f"model__{name}": value})
+        with pytest.raises(RunError, match=rf"init_from=.* its model\.{name} is .*--config"):
+            train(config, tmp_path / "run", view=Quiet())
+        assert not (tmp_path / "run").exists()
 
 
 def test_batch_norm_that_a_resumed_run_would_not_know_of_is_refused(tmp_path):

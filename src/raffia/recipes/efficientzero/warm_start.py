@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,8 @@ def warm_state(learner: EfficientZeroLearner, path: str, seed: int) -> TensorDic
     ...
     raffia.train.experiment.RunError: init_from=ckpt_best.pth.tar: nothing is there
     """
+    if Path(path).is_dir():
+        _check_model(learner, path)
     model = learner.make_model(seed)
     layers = list(model.state_dict())
     try:
@@ -49,6 +52,18 @@ def warm_state(learner: EfficientZeroLearner, path: str, seed: int) -> TensorDic
     return learner.state_of(model)
 
 
+def _check_model(learner: EfficientZeroLearner, path: str) -> None:
+    """RunError for a run whose networks mean something else by weights of the same shapes."""
+    theirs, ours = read_run_of(EfficientZeroRun, path).model, learner.config.model
+    for field in fields(ours):
+        own, other = getattr(ours, field.name), getattr(theirs, field.name)
+        if own != other:
+            raise RunError(
+                f"init_from={path}: its model.{field.name} is {other}, and this run's is {own}: "
+                f"take the settings model.* of its config.json: --config {path}/config.json"
+            )
+
+
 def weights_in(path: Path, layers: list[str]) -> dict[str, Tensor]:
     """The weights in a run's folder or in a file, by the names of a model's layers.
 
@@ -57,7 +72,6 @@ def weights_in(path: Path, layers: list[str]) -> dict[str, Tensor]:
     if not path.exists():
         raise RunError(f"init_from={path}: nothing is there")
     if path.is_dir():
-        read_run_of(EfficientZeroRun, path)  # RunError for what is none
         state = best_of(find_checkpoint(path, "best"), torch.device("cpu"))
         params: dict[str, Tensor] = dict(state["params"].flatten_keys(".").items())
         buffers = dict(state["buffers"].flatten_keys(".").items())
