@@ -185,7 +185,7 @@ def test_a_talk(policy):
 def test_what_the_agent_can_not_be_told(policy):
     said = talked(policy, "hello\n" + "<b><b><g><b><y>" * 40 + "\n", ["oh"])
     assert "agent: oh" in said  # words are one unknown token here
-    assert "(the agent can't read this: that is 42 tokens; with an answer" in said
+    assert "(the agent can't read this: the text has 42 tokens, but with an answer" in said
 
 
 def test_the_best_token_each_time_is_told(policy):

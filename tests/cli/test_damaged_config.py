@@ -1,4 +1,4 @@
-"""A run whose config.json can't be read: what is said, and what can still be called."""
+"""A run whose config.json cannot be read: what is said, and what can still be called."""
 
 import pytest
 

@@ -261,7 +261,7 @@ def test_an_evaluation_says_when_the_newest_checkpoint_is_damaged(pole, capsys, 
     words = ["evaluate", str(run), "--episodes", "2", "--checkpoint", "newest"]
     assert main(words) == 0
     said = capsys.readouterr()
-    assert said.err.startswith(f"note: checkpoint {newest} is passed over:")
+    assert said.err.startswith(f"note: checkpoint {newest} is skipped:")
     assert "Warning" not in said.err and ".py" not in said.err
     older = max(int(path.name) for path in (run / "checkpoints").iterdir() if path != newest)
     assert f"checkpoint newest (update {older})" in said.out

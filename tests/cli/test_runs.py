@@ -280,7 +280,7 @@ def test_mistakes_beside_runs_get_the_nearest_call(words, texts, here, capsys):
 
 @pytest.mark.parametrize(
     ("device", "why"),
-    [("gpu", "it knows no such device"), ("cuda:77", "there is no cuda for it here (")],
+    [("gpu", "no device has this name"), ("cuda:77", "cuda is not available here (")],
 )
 @pytest.mark.parametrize("words", ["train efficientzero --preset smoke", "resume runs/a"])
 def test_a_device_that_is_not_there_is_told(device, why, words, here, recipe, capsys):
@@ -427,7 +427,7 @@ def test_a_run_that_ended_and_whose_last_checkpoint_is_damaged_is_gone_on_with(
     assert main(["resume", "runs/a"]) == 0
     assert [name for name, *_ in recipe.calls] == ["resume"]
     said = capsys.readouterr().out
-    assert "nothing left" not in said and "passed over" not in said  # which the resume itself says
+    assert "nothing left" not in said and "skipped" not in said  # which the resume itself says
 
 
 def test_an_environment_of_any_name_can_be_printed(here, capsys):

@@ -29,7 +29,7 @@ def test_a_file_system_without_locks_is_told_of(without_locks, tmp_path):
         assert "this file system has no locks" in lock.missing
         lock.release()
     with claimed(tmp_path) as told:
-        assert "Nothing keeps a second process from the same run" in told
+        assert "Nothing prevents a second process from running" in told
 
 
 def test_rows_are_kept_where_there_are_no_locks(without_locks, tmp_path):

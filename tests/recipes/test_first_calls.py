@@ -28,15 +28,15 @@ CALLS = [
     (lambda folder: train("cartpole", folder), r"is a name: pass PRESETS\['cartpole'\]"),
     (
         lambda folder: train(ILQL_PRESETS["ilql-smoke"], folder),
-        "settings of ilql: train them by raffia.recipes.ilql",
+        "settings are for ilql: train with raffia.recipes.ilql",
     ),
     (
         lambda folder: train({"seed": 1}, folder),
-        "config is a dict; it must be a raffia.recipes.EfficientZeroRun",
+        "config is a dict, but must be a raffia.recipes.EfficientZeroRun",
     ),
     (lambda folder: train(None, folder), "config is a NoneType"),
     (lambda folder: ilql.train("wordle", folder), r"pass ILQL_PRESETS\['wordle'\]"),
-    (lambda folder: ilql.train(PRESETS["smoke"], folder), "settings of efficientzero"),
+    (lambda folder: ilql.train(PRESETS["smoke"], folder), "settings are for efficientzero"),
     (
         trains_in(cartpole()),
         r"make_env is one environment, a .*: pass make_env=env_factory\(make\)",

@@ -83,7 +83,9 @@ def test_parts_of_a_batch_make_the_same_update(tmp_path):
 
 def test_nan_stops_the_run_before_it_is_saved(tmp_path):
     config = with_all(brief(), optimizer__learning_rate=1e30)
-    with pytest.raises(NonFiniteError, match="update 2 is not finite: .*Nothing of it was saved"):
+    with pytest.raises(
+        NonFiniteError, match="update 2 is not finite: .*Nothing of this update was saved"
+    ):
         train(config, tmp_path / "run", view=Quiet())
     assert (tmp_path / "run" / "nan_dump").exists() and last(tmp_path / "run") is None
 
@@ -128,7 +130,7 @@ def test_an_agent_speaks_and_is_evaluated_alike_each_time(straight):
 
 def test_sizes_that_do_not_fit_are_refused_and_leave_no_folder(tmp_path):
     config = brief(wordle=WordleConfig(num_words=13, num_games=100))
-    with pytest.raises(RunError, match="vocab_size=262, and there are 263 tokens: set it to 263"):
+    with pytest.raises(RunError, match="vocab_size=262, but there are 263 tokens: set it to 263"):
         train(config, tmp_path / "run", view=Quiet())
     assert with_sizes(config).model.trunk.vocab_size == 263
     letters = with_sizes(brief(wordle=WordleConfig(num_words=12, layout="letters")))
@@ -214,7 +216,7 @@ def test_files_are_learnt_from_and_some_rows_held_out(chats, tmp_path):
     train(config, folder, view=Quiet({7: terminate}))
     before = Path(chats[1]).read_text()
     Path(chats[1]).write_text(before + json.dumps(chat(2, "2")) + "\n")
-    with pytest.raises(RunError, match="has learnt from other rows than those that are there now"):
+    with pytest.raises(RunError, match="was trained on other rows than the present ones"):
         resume(folder, view=Quiet())
     Path(chats[1]).write_text(before)
     resume(folder, view=Quiet())
@@ -245,7 +247,7 @@ def test_what_is_wrong_with_files_is_said_and_leaves_no_folder(chats, tmp_path):
         file.write('{"messages": [{"role": "robot", "content": "hi"}]}\n')
     for files, message in [
         (chats, "two.jsonl: line 11"),
-        ((), "no files to learn from: give --data.files"),
+        ((), "data.files is empty, so there is nothing to learn from: give --data.files"),
         (("gone.jsonl",), "gone.jsonl"),
     ]:
         with pytest.raises((ValueError, RunError, FileNotFoundError), match=message):

@@ -119,7 +119,9 @@ def test_what_can_not_be_said():
     chat = chat_of(block_size=16)
     with pytest.raises(UnreadableText, match="^there is no token for 'x' in 'ax'$"):
         chat.send("ax")
-    with pytest.raises(UnreadableText, match="18 tokens; with an answer.* of 16 has room for 12"):
+    with pytest.raises(
+        UnreadableText, match="18 tokens, but with an answer.* of 16 has room for 12"
+    ):
         chat.send("a" * 16)
     assert chat.utterances == []
     chat.send("a" * 10)
@@ -156,7 +158,7 @@ def test_colours_of_a_secret_that_is_no_word_of_the_list():
     with pytest.raises(ValueError, match="has 5 letters of g, y, b"):
         game.answer("ggg")
     game.answer("bbbbb")
-    with pytest.raises(ValueError, match="no guess waits"):
+    with pytest.raises(ValueError, match="no guess is waiting"):
         game.answer("bbbbb")
 
 

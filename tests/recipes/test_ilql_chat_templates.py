@@ -111,11 +111,13 @@ def test_an_export_keeps_the_template(place, tmp_path):
 
 
 def test_what_can_not_be_is_said_with_the_settings_that_correct_it(place, tmp_path):
-    with pytest.raises(ValueError, match="chat_template=True is of a tokenizer of Hugging Face"):
+    with pytest.raises(
+        ValueError, match="chat_template=True needs the tokenizer of a Hugging Face model"
+    ):
         DialogueDataConfig(chat_template=True)
     bare = write_tokenizer(tmp_path / "bare", None)
     config = config_of(place)
-    for folder, words in ((bare, "has no chat template"), (tmp_path / "no", "nothing is there")):
+    for folder, words in ((bare, "has no chat template"), (tmp_path / "no", "does not exist")):
         data = replace(config.data, tokenizer=str(folder))
         with pytest.raises(RunError, match=words):
             with_sizes(replace(config, data=data))

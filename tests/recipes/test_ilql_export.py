@@ -234,7 +234,7 @@ def test_nothing_is_written_over_and_nothing_is_left(tmp_path, monkeypatch):
     full = tmp_path / "full"
     full.mkdir()
     (full / "thesis.tex").touch()
-    with pytest.raises(RunError, match="full is there already, and is not empty"):
+    with pytest.raises(RunError, match="full already exists and is not empty"):
         export(tmp_path / "run", full)
     empty = tmp_path / "empty"
     empty.mkdir()
@@ -271,5 +271,7 @@ def test_a_damaged_export_is_said(tmp_path):
         load_exported(out)
     path = out / "raffia_ilql.json"
     path.write_text(path.read_text().replace('"temperature"', '"heat"'))
-    with pytest.raises(ValueError, match="raffia_ilql.json: it is damaged, or of another release"):
+    with pytest.raises(
+        ValueError, match="raffia_ilql.json: it is damaged, or from another release"
+    ):
         load_exported(out)

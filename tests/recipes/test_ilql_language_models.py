@@ -165,7 +165,7 @@ def test_the_kept_model_is_checked(place, tmp_path):
     [fixed] = (folder / "language_model").glob("fixed*")
     content = fixed.read_bytes()
     fixed.write_bytes(content[:-1] + b"x")
-    with pytest.raises(RunError, match="Bring back .*language_model as it was"):
+    with pytest.raises(RunError, match="Restore .*language_model as it was"):
         resume(folder, view=Quiet())
     shutil.rmtree(folder / "language_model")
     with pytest.raises(FileNotFoundError, match="language_model"):
@@ -174,7 +174,7 @@ def test_the_kept_model_is_checked(place, tmp_path):
     retrained(Path(other.language_model))
     path = folder / "config.json"
     path.write_text(path.read_text().replace(config.language_model, other.language_model))
-    with pytest.raises(RunError, match="has learnt changes of another language model"):
+    with pytest.raises(RunError, match="holds changes to another language model"):
         resume(folder, view=Quiet())
 
 
@@ -209,9 +209,9 @@ def test_networks_of_another_kind_are_refused(place, tmp_path):
 
 def test_what_can_not_be_is_refused(place, tmp_path):
     chats = str(place / "chats.jsonl")
-    with pytest.raises(ValueError, match=r"lora.rank=4 goes on from .* --model FOLDER"):
+    with pytest.raises(ValueError, match=r"lora.rank=4 needs an existing .* --model FOLDER"):
         of_file(chats, lora=LoRAConfig(rank=4))
-    with pytest.raises(ValueError, match="compile=True with dropout"):
+    with pytest.raises(ValueError, match="compile=True cannot be combined with dropout"):
         with_trunk(of_file(chats, compile=True), dropout=0.1)
     with pytest.raises(RunError, match=r"n_layer=2, .* holds a model with 3|n_layer=3, and .* 2"):
         train(with_trunk(config_of(place, "llama"), n_layer=3), tmp_path / "run", view=Quiet())

@@ -95,7 +95,7 @@ def test_an_environment_of_ones_own_from_the_first_word_to_the_last(here, capsys
     assert [one["source"] for one in dialogues["dialogues"]].count("own") == 4
 
     refused = fails("resume runs/chats-0 --num_updates 3", capsys)
-    assert "if you trust it, name it: --env echo_env.py:Echo" in refused
+    assert "If you trust it, name it: --env echo_env.py:Echo" in refused
     assert "--env echo_env.py:Echo" in fails("evaluate runs/chats-0", capsys)
     run("resume runs/chats-0 --num_updates 3 --env echo_env.py:Echo", capsys)
     said = run("evaluate runs/chats-0 --env echo_env.py:Echo --episodes 5", capsys)
@@ -147,8 +147,8 @@ def test_a_package_that_fails_to_be_imported_tells_its_cause(here, monkeypatch):
 @pytest.mark.parametrize(
     ("make_env", "call"),
     [
-        (lambda: make("Echo"), "give it again: make_env="),
-        (functools.partial(make, "Echo"), "give it again: make_env="),
+        (lambda: make("Echo"), "pass make_env="),
+        (functools.partial(make, "Echo"), "pass make_env="),
         (make_echo, "name it: --env .*:make_echo"),
     ],
 )
@@ -173,10 +173,10 @@ def test_nothing_but_an_environment_is_called_on_the_word_of_a_run(name, here):
     ("name", "text"),
     [
         ("echo_env.py:Ecco", "has no attribute 'Ecco'"),
-        ("nowhere.py:Echo", "nowhere.py:Echo can't be imported"),
-        ("broken.py:Echo", "broken.py:Echo can't be imported: expected ':' (broken.py, line 2)"),
-        ("echo_env.py:Other", "it must be a class, or a function, that gives a raffia.lm.Langua"),
-        ("echo_env.py:Stranger", "echo_env.py:Stranger says first cannot be encoded"),
+        ("nowhere.py:Echo", "nowhere.py:Echo cannot be imported"),
+        ("broken.py:Echo", "broken.py:Echo cannot be imported: expected ':' (broken.py, line 2)"),
+        ("echo_env.py:Other", "it must be a class, or a function, that returns a raffia.lm.Langua"),
+        ("echo_env.py:Stranger", "first utterance of echo_env.py:Stranger cannot be encoded"),
         ("echo_env.py", "must be package.module:name or file.py:name"),
     ],
 )
@@ -188,9 +188,9 @@ def test_what_is_no_environment_is_refused_and_leaves_no_folder(name, text, here
 def test_runs_without_data_have_environments_of_their_own(here, capsys):
     said = fails("train ilql --preset wordle --env echo_env.py:Echo", capsys)
     assert "wordle is evaluated in its own games" in said
-    with pytest.raises(ValueError, match="name an environment, --env file.py:name"):
+    with pytest.raises(ValueError, match="name an environment with --env file.py:name"):
         small(here, evaluate=replace(small(here).evaluate, target_return=1.0))
-    with pytest.raises(ConfigError, match=r"gives .*WordleEnv"):
+    with pytest.raises(ConfigError, match=r"is .*WordleEnv"):
         train(small(here), "run", view=Quiet(), make_env=lambda: WordleEnv)
     run(f"train ilql --preset ilql-smoke {SMALL}", capsys)
     said = fails("evaluate runs/ilql-smoke-0 --env echo_env.py:Echo", capsys)

@@ -100,7 +100,7 @@ def test_other_words_of_the_same_length_and_reward_are_noticed(here):
     config = with_sizes(of_file(str(data)))
     train(config, here / "run", view=Quiet({3: terminate}))
     data.write_text(data.read_text().replace('"3 ', '"4 '))
-    with pytest.raises(RunError, match="has learnt from other rows than those that are there now"):
+    with pytest.raises(RunError, match="was trained on other rows than the present ones"):
         resume(here / "run", view=Quiet())
     write_chats(data)
     assert resume(here / "run", view=Quiet()).reason == "finished"
@@ -137,7 +137,7 @@ BAD = {
             "--data ids.jsonl --data.tokenizer characters_",
             ["line 1: token 1 of the row is 99, but the vocabulary has 20 tokens, 0..19"],
         ),
-        ("--data ids.jsonl", ["whose tokenizer must be given: --data.tokenizer FOLDER"]),
+        ("--data ids.jsonl", ["so their tokenizer must be given: --data.tokenizer FOLDER"]),
         (
             "--data long.jsonl --model.trunk.block_size 24",
             ["line 1: it has 69 tokens, more than the 24", "--data.max_len, --data.too_long and"],
@@ -145,7 +145,7 @@ BAD = {
         ("--data long.jsonl --model gpt2", ["it has 36 tokens, more than the 24 of the context"]),
         (
             "--data chats.jsonl --model.trunk.block_size 24 --data.max_len 30",
-            ["data.max_len=30, and the model's context holds 24 tokens: leave it out"],
+            ["data.max_len=30 exceeds the model's context of 24 tokens: leave it out"],
         ),
         (
             "--data rewards.jsonl",
@@ -156,7 +156,7 @@ BAD = {
         ),
         (
             "--data chats.jsonl --data.tokenizer gpt2",
-            ["has no token <|pad|>", "Of a run, --data.add_special_tokens adds them"],
+            ["has no token <|pad|>", "For a run, --data.add_special_tokens adds them"],
         ),
         ("--data chats.jsonl --model gone", ["no folder /", "holds config.json and model"]),
         ("--data chats.jsonl --model empty", ["has no config.json", "copy it there"]),
@@ -166,10 +166,13 @@ BAD = {
             ["the folder has no tokenizer.json. With transformers"],
         ),
         ("--data chats.jsonl --model torn", ["no tensor 'h.2.", "belong to different models"]),
-        ("--data chats.jsonl --data.tokenizer gone", ["nothing is there; give a tokenizer's"]),
-        ("--data chats.jsonl --lora.rank 2", ["lora.rank=2 goes on from", "--model FOLDER"]),
+        (
+            "--data chats.jsonl --data.tokenizer gone",
+            ["does not exist: give the folder of a tokenizer"],
+        ),
+        ("--data chats.jsonl --lora.rank 2", ["lora.rank=2 needs an existing", "--model FOLDER"]),
         ("--data gone.jsonl", ["there is no file gone.jsonl"]),
-        ("--data one.jsonl", ["1 row can't be split", "give 2 or more"]),
+        ("--data one.jsonl", ["1 row cannot be split", "give 2 or more"]),
         (
             "--data unpaid.jsonl",
             ["none of the 3 dialogues has a reward other than 0", "--data.columns score=reward"],
@@ -186,9 +189,12 @@ BAD = {
         ("--data bots.jsonl --data.columns =x", ["columns: '=x' is not NAME=MEANING"]),
         (
             "--data chats.jsonl --preset wordle --evaluate.adv_weights 1",
-            ["adv_weights=(1.0,) are of games"],
+            ["adv_weights=(1.0,) needs games"],
         ),
-        ("--preset ilql-smoke --compile --model.trunk.dropout 0.1", ["compile=True with dropout"]),
+        (
+            "--preset ilql-smoke --compile --model.trunk.dropout 0.1",
+            ["compile=True cannot be combined with dropout"],
+        ),
     ],
 )
 def test_what_is_wrong_is_said_with_the_mend(words, texts, here, capsys):

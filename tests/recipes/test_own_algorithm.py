@@ -91,7 +91,9 @@ def test_it_learns_what_its_equation_says(dqn):
 
 
 def test_settings_that_shaped_what_was_learnt_stay(dqn, finished):
-    with pytest.raises(RunError, match="^learning_rate: .* was started with other values"):
+    with pytest.raises(
+        RunError, match="^learning_rate cannot be changed: .* was started with other values"
+    ):
         resume_run(finished, dqn, config=short(dqn, learning_rate=1.0), view=Quiet())
 
 
@@ -104,13 +106,13 @@ def test_an_evaluation_repeats(dqn, finished):
 def test_a_run_of_another_algorithm_is_refused(dqn, finished):
     with pytest.raises(RunError, match="is a run of dqn"):
         resume_run(finished, find_algorithm("ilql"), view=Quiet())
-    with pytest.raises(TypeError, match="config is a DQNConfig; it must be a .*ILQLRun"):
+    with pytest.raises(TypeError, match="config is a DQNConfig, but must be a .*ILQLRun"):
         train_run(find_algorithm("ilql"), short(dqn), "nowhere", view=Quiet())
 
 
 def test_a_folder_alone_imports_no_file(finished, dqn):
     """A run may come from elsewhere: what it names is code."""
-    with pytest.raises(RunError, match="if you trust it, name it: --algorithm .*own_algorithm.py"):
+    with pytest.raises(RunError, match="If you trust it, name it: --algorithm .*own_algorithm.py"):
         read_run(finished)
     assert read_run(finished, dqn) == short(dqn)
 
@@ -132,8 +134,8 @@ def test_a_module_of_the_current_folder_is_not_imported_on_a_folders_word(
     ("name", "message"),
     [
         ("efficientzer", "did you mean efficientzero"),
-        ("no_such_package:dqn", "no_such_package:dqn can't be imported"),
-        ("no_such_file.py:dqn", "can't be imported: .*No such file"),
+        ("no_such_package:dqn", "no_such_package:dqn cannot be imported"),
+        ("no_such_file.py:dqn", "cannot be imported: .*No such file"),
         (f"{EXAMPLE}:dqnn", "has no attribute 'dqnn'"),
         (f"{EXAMPLE}:DQNConfig", "is a type, not a raffia.recipes.Algorithm"),
     ],
@@ -152,8 +154,8 @@ class NoSeed:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (NoSeed, "NoSeed has no title and no seed, which each run needs"),
-        ({"seed": 0}, "is no dataclass"),
+        (NoSeed, "NoSeed has no title and no seed, which every run needs"),
+        ({"seed": 0}, "is not a dataclass"),
     ],
 )
 def test_settings_that_lack_what_each_run_needs_are_refused(config, message):

@@ -116,9 +116,9 @@ def test_a_sweep_has_what_the_cluster_has_and_not_what_its_leader_has(on_a_clust
     found = on_a_cluster("sweeps")
     assert found["room_of"] == 3 and found["card"]["workers"] == 2
     (error,) = found["card"]["errors"]
-    assert "device='cuda' can't be used: there is no cuda for it here" in error
+    assert "device='cuda' cannot be used: cuda is not available here" in error
     assert found["room"]["workers"] is None
     assert "find no room" in found["room"]["stderr"]
     assert "A sweep has --workers" in found["room"]["stderr"]
     assert "actors" not in found["room"]["stderr"]
-    assert "gpu: it knows no such device" in found["nothing"]["stderr"]
+    assert "gpu: no device has this name" in found["nothing"]["stderr"]

@@ -282,14 +282,26 @@ def test_wherever_it_runs_it_is_the_same_run(there, file, tmp_path):
 
 WRONG = [  # columns of the file, settings, and the words of the error
     ({"obs": [[0.0] * 3] * (T + 1)}, {}, r"episode 0: 'obs' has rows of shape \[3\], .* \[4\]"),
-    ({"action": [0, 2] * (T // 2)}, {}, "actions run from 0 to 2, and CartPole-v1 has 2, 0 to 1"),
-    ({"action": [0.5] * T}, {}, "'action' is of torch.float32, and the environment's is torch.int"),
+    (
+        {"action": [0, 2] * (T // 2)},
+        {},
+        "actions are from 0 to 2, but CartPole-v1 has 2, from 0 to 1",
+    ),
+    (
+        {"action": [0.5] * T},
+        {},
+        "'action' has dtype torch.float32, but the environment has torch.int",
+    ),
     ({"obs": {"a": [0.0] * (T + 1), "b": [0.0] * (T + 1)}}, {}, "has parts 'a', 'b'.* choose one"),
     ({"reward": None}, {}, "there is no 'reward'.*--data.columns"),
     ({}, {"env__id": "tictactoe", "model__flatten": True}, r"'obs' has rows of shape \[4\]"),
-    ({}, {"replay__capacity": 185}, "which replay.capacity=185 does .*set --replay.capacity 186"),
+    (
+        {},
+        {"replay__capacity": 185},
+        "do not fit into replay.capacity=185 .*set --replay.capacity 186",
+    ),
     ({}, {"replay__batch_size": 181}, "fewer steps than a batch has.* set --replay.batch_size 180"),
-    ({"reward": [0.0] * T}, {}, "no reward other than 0 there is nothing to learn"),
+    ({"reward": [0.0] * T}, {}, "without a reward other than 0 there is nothing to learn"),
 ]
 
 
@@ -318,7 +330,7 @@ def test_files_that_are_not_there_or_empty_are_refused(file, tmp_path):
 
 def test_actions_that_are_out_of_bounds_or_illegal_are_refused():
     episode = one(torch.zeros(2, 2), torch.tensor([[0.5, 1.5]]))
-    with pytest.raises(RunError, match=r"run from \[0.5, 1.5\] to .* from \[-2.0, 0.0\] to \[2"):
+    with pytest.raises(RunError, match=r"are from \[0.5, 1.5\] to .* from \[-2.0, 0.0\] to \[2"):
         recorded_steps(episode, PLAYED, CONTINUOUS, torch.Generator())
     obs, mask = torch.zeros(2, 4, 5, 3, dtype=torch.uint8), torch.eye(3, dtype=torch.bool)[:2]
     with pytest.raises(RunError, match="the episode has actions that its 'action_mask' marks as"):

@@ -82,21 +82,25 @@ VALUES = [  # a class, and what it can't hold
     (EfficientZeroRun, "num_threads=0 must be at least 1", {"num_threads": 0}),
     (EvaluatorsConfig, "join_after=-1", {"join_after": -1}),
     (ReanalyzersConfig, "ahead=-1", {"ahead": -1}),
-    (EngineConfig, "address=auto is of a Ray cl", {"name": "process", "address": "auto"}),
+    (
+        EngineConfig,
+        "address=auto is the address of a Ray cl",
+        {"name": "process", "address": "auto"},
+    ),
     (PopulationConfig, "activation", {"size": 2, "activation": -1.0}),
     (PopulationConfig, "architecture", {"size": 2, "architecture": -0.5}),
     (PopulationConfig, "new_layer_prob", {"size": 2, "new_layer_prob": 1.5}),
     (WordleConfig, "leaves no secret to learn from", {"num_words": 6, "num_held_out": 6}),
-    (DialogueDataConfig, "held_out=0 must lie between 0 and 1", {"held_out": 0}),
+    (DialogueDataConfig, "held_out=0 must be between 0 and 1", {"held_out": 0}),
     (
         ScriptsConfig,
-        "nobody plays",
+        "no script plays",
         dict.fromkeys(("expert", "fair", "random", "wrong", "stuck", "non_word"), 0),
     ),
 ]
 CHANGES = [  # a run, and what it can't be together with
-    (SMOKE, r"actors.num=3 .* take env.num_envs=6", {"actors__num": 3}),
-    (SMOKE, r"no workers: set actors.num, .* evaluators.num or", {"engine__name": "process"}),
+    (SMOKE, r"actors.num=3: set env.num_envs=6", {"actors__num": 3}),
+    (SMOKE, r"without workers: set actors.num, .* evaluators.num or", {"engine__name": "process"}),
     (SMOKE, r"engine.spares=1 are idle proc", {"actors__num": 2, "engine__spares": 1}),
     *(
         row
@@ -105,7 +109,7 @@ CHANGES = [  # a run, and what it can't be together with
             (SMOKE, rf"{kind}.device=cuda and no {kind}: set", {f"{kind}__device": "cuda"}),
             (
                 SMOKE,
-                rf"{kind}.gpus=0: it would give them no card",
+                rf"{kind}.gpus, because Ray gives no GPU with {kind}.gpus=0",
                 {f"{kind}__num": 1, f"{kind}__device": "cuda"}
                 | {"engine": EngineConfig(name="ray", address="auto")},
             ),
@@ -116,15 +120,15 @@ CHANGES = [  # a run, and what it can't be together with
         r"evaluators.* with population.size=2: a population evol",
         {"population": PAIR, "evaluators": EvaluatorsConfig(join_after=5)},
     ),
-    (VECTOR, r"shards=2 .* env.num_envs=3 .*take env.num_envs=4", {"replay__shards": 2}),
-    (SHARDS, r"num=3 .*hold as many .*shards=2 .*take reanalyzers.num=2", {"reanalyzers__num": 3}),
-    (SHARDS, r"shards=2 with population.size=2: .*leave replay.shards", {"population": PAIR}),
+    (VECTOR, r"env.num_envs=3 .* shards=2: set env.num_envs=4", {"replay__shards": 2}),
+    (SHARDS, r"shards=2 .*divided equally .*num=3.*set reanalyzers.num=2", {"reanalyzers__num": 3}),
+    (SHARDS, r"shards=2 .* with population.size=2: .*Leave replay.shards", {"population": PAIR}),
     (
         SMOKE,
-        "num_env_steps=1000 leaves nothing to learn",
+        "num_env_steps=1000 leaves no steps to learn from",
         {"collect": CollectConfig(num_env_steps=1_000, random_env_steps=1_000)},
     ),
-    (PARTS, r"batch_size=24 can't be shared evenly by learners.num=5", {"learners__num": 5}),
+    (PARTS, r"batch_size=24 cannot be divided equally among learners.num=5", {"learners__num": 5}),
     (
         PARTS,
         r"learners.num=2 .* and learners.state=sharded: leave",
@@ -138,29 +142,41 @@ CHANGES = [  # a run, and what it can't be together with
             ("compile=True", {"compile": True}),
         )
     ),
-    (WORDLE, r"state=sharded .* there is one: set learners.num=2", {"learners__state": "sharded"}),
+    (
+        WORDLE,
+        r"state=sharded .* there is only one: set learners.num=2",
+        {"learners__state": "sharded"},
+    ),
     (
         WORDLE,
         "learners.state=sharded on device=cuda: leave one",
         {"learners__num": 2, "device": "cuda", "learners__state": "sharded"},
     ),
     (WORDLE, "state='halved' is none of", {"learners__num": 2, "learners__state": "halved"}),
-    (WORDLE, r"batch_size=6 can't be shared evenly by learners.num=4", {"learners__num": 4}),
-    (WORDLE, "take a batch_size that 4 divides", {"learners__num": 2, "num_micro_batches": 2}),
+    (WORDLE, r"batch_size=6 cannot be divided equally among learners.num=4", {"learners__num": 4}),
+    (WORDLE, "use a batch_size that 4 divides", {"learners__num": 2, "num_micro_batches": 2}),
     (WORDLE, "num=0", {"learners__num": 0}),
     (SPOKEN, "evaluators.* with population.size=2", {"population": PAIR, "evaluators__num": 1}),
-    (SPOKEN, "no workers: set evaluators.num, .*population", {"engine__name": "process"}),
-    (SPOKEN, "evaluators.device=cuda and no evaluators", {"evaluators__device": "cuda"}),
+    (SPOKEN, "without workers: set evaluators.num, .*population", {"engine__name": "process"}),
+    (
+        SPOKEN,
+        "evaluators.device=cuda has no effect without evaluators",
+        {"evaluators__device": "cuda"},
+    ),
     *(
         row
         for run in (MEMBERS, SPEAKERS)
         for row in (
-            (run, r"workers=3 .*size=4 .*: take population.size=6", {"population__workers": 3}),
-            (run, "engine.name=process and no workers: .* population", {"engine__name": "process"}),
+            (run, r"size=4 .*workers=3: set population.size=6", {"population__workers": 3}),
+            (
+                run,
+                "engine.name=process has no effect without workers: .* population",
+                {"engine__name": "process"},
+            ),
             (run, "leave compile out", {"compile": True}),
         )
     ),
-    (WORDLE, r"workers=2 .*size=1 .*: take population.size=2", {"population__workers": 2}),
+    (WORDLE, r"size=1 .*workers=2: set population.size=2", {"population__workers": 2}),
     (SPEAKERS, "workers=-1", {"population__workers": -1}),
     (
         RUN,
@@ -169,7 +185,7 @@ CHANGES = [  # a run, and what it can't be together with
     ),
     (
         ALONE,
-        r"reanalyze_ratio=0.5 with data.num_up.* set .*=1.0",
+        r"reanalyze_ratio=0.5 .* with data.num_up.* set .*=1.0",
         {"targets__reanalyze_ratio": 0.5},
     ),
     (ALONE, r"num_updates=5 .*plays nothing, and actors.*: leave", {"actors__num": 2}),
@@ -191,10 +207,10 @@ CHANGES = [  # a run, and what it can't be together with
     (RUN, "nothing is played here", {"population__replay": "own"}),
     (
         RUN,
-        "let batch_size be up to 12",
+        "allow batch_size up to 12",
         {"num_micro_batches": 2, "batch_size": 8, "population": replace(POPULATION, **SIZES)},
     ),
-    (played(), r"not as many for each: take env\.num_envs=9", {"env__num_envs": 7}),
+    (played(), r"cannot be divided equally .*: set env\.num_envs=9", {"env__num_envs": 7}),
     *(
         (
             run,
@@ -209,8 +225,8 @@ CHANGES = [  # a run, and what it can't be together with
         "this agent learns none: set decode.include_adv=False",
         {"loss": ILQLLossConfig(v_weight=0, q_weight=0, cql_weight=0)},
     ),
-    (TALK, "can't be cut into num_micro_batches=3", {"num_micro_batches": 3, "batch_size": 8}),
-    (TALK, r"lora.rank=4 goes on from .* --model FOLDER", {"lora": LoRAConfig(rank=4)}),
+    (TALK, "cannot be divided into num_micro_batches=3", {"num_micro_batches": 3, "batch_size": 8}),
+    (TALK, r"lora.rank=4 needs an existing .* --model FOLDER", {"lora": LoRAConfig(rank=4)}),
     (
         SMOKE,
         "without an LSTM .* set loss.lstm_horizon to 1",
@@ -223,7 +239,7 @@ CHANGES = [  # a run, and what it can't be together with
     ),
     (
         TALK,
-        "compile=True with dropout",
+        "compile=True cannot be combined with dropout",
         {"model__trunk__dropout": 0.1, "compile": True},
     ),
     (SMOKE, "seed='a' must be a whole number", {"seed": "a"}),

@@ -116,12 +116,12 @@ REFUSED = [  # by which config of a new run, or which call, the error, and what 
         ValueError,
         "no picture to record",
     ),
-    (nothing, RunError, "there is no run in"),
-    (own_folder, RunError, "exists and is no run"),
+    (nothing, RunError, "is not a run folder"),
+    (own_folder, RunError, "exists and is not a run folder"),
     (
         lambda _, finished: train(short(), finished, view=Quiet()),
         RunError,
-        "holds a run already: go on with it by `raffia resume",
+        "already holds a run: resume it with `raffia resume",
     ),
     (
         lambda _, finished: evaluate(finished, episodes=1, checkpoint="999"),
@@ -322,7 +322,7 @@ def test_a_run_with_networks_of_ones_own_is_not_resumed_with_others(tmp_path):
     train(config, tmp_path / "run", view=Quiet(), networks=networks)
     with pytest.raises(RunError, match=r"custom networks: .*networks=\.\.\."):
         resume(tmp_path / "run", view=Quiet())
-    with pytest.raises(RunError, match="is of other networks or another optimizer"):
+    with pytest.raises(RunError, match="belongs to other networks or another optimizer"):
         resume(tmp_path / "run", view=Quiet(), networks=lambda: make_model(spec, larger))
     assert resume(tmp_path / "run", view=Quiet(), networks=networks).reason == "finished"
 

@@ -96,13 +96,13 @@ def flawed(folder, config):
     create_run(folder / "ilql", ILQLRun())
     create_run(folder / "new", config)
     return {
-        "nowhere": "nothing is there",
-        "empty.pth": 'it holds no weights, which a checkpoint of LightZero has as "model"',
+        "nowhere": "does not exist",
+        "empty.pth": 'it holds no weights; a checkpoint of LightZero has them under "model"',
         "numbers.pth": "it holds no weights",
-        "pickled.pth": "no file of torch that holds tensors alone",
-        "text.pth": "it is damaged, or no file of torch",
+        "pickled.pth": "not a torch file that holds only tensors",
+        "text.pth": "it is damaged, or it is not a torch file",
         "wide.pth": r"(?s)do not fit .* has shape \[.*settings model\.\*; .*--config RUN",
-        ".": "there is no run in",
+        ".": "is not a run folder",
         "ilql": "is a run of ilql",
         "new": "has no checkpoint yet",
     }
@@ -158,4 +158,4 @@ def test_the_flag_of_the_command(other, tmp_path, capsys):
         )
         != 0
     )
-    assert "nothing is there" in capsys.readouterr().err
+    assert "does not exist" in capsys.readouterr().err

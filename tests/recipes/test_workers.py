@@ -177,7 +177,7 @@ CARTPOLE = EnvSpec(observation_shape=(4,), action=Discrete(2))
 def test_what_a_config_can_not_name_can_not_run_elsewhere(given, kind, tmp_path):
     own = {"make_env": lambda *args, **options: run_module.MAKE_ENV(*args, **options)}
     own["networks"] = lambda: make_model(CARTPOLE, PARTS.model)
-    with pytest.raises(ValueError, match=f"{kind} are made from the config alone"):
+    with pytest.raises(ValueError, match=f"{kind} are built from the config alone"):
         config = with_all(PARTS, **{f"{kind}__num": 2})
         EfficientZeroExperiment(config, tmp_path, Quiet(), **{given: own[given]})
 
@@ -185,7 +185,7 @@ def test_what_a_config_can_not_name_can_not_run_elsewhere(given, kind, tmp_path)
 @pytest.mark.parametrize("kind", ["actors", "reanalyzers", "evaluators"])
 def test_devices_and_engines_that_are_not_there_leave_no_folder(kind, tmp_path, monkeypatch):
     config = with_all(SMOKE, **{f"{kind}__num": 1, f"{kind}__device": "gpu"})
-    with pytest.raises(RunError, match=rf"{kind}.device='gpu' can't be used: it knows no such"):
+    with pytest.raises(RunError, match=rf"{kind}.device='gpu' cannot be used: there is no such"):
         trained(config, tmp_path / "run")
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'raffia\[scale\]'"):
@@ -210,12 +210,12 @@ def test_what_workers_can_not_import_is_refused(tmp_path):
     (tmp_path / "echo.py").write_text(ENV)
     config = with_all(make_bases(tmp_path)["file"], evaluators__num=1)
     found = imported(f"{tmp_path / 'echo.py'}:Echo")
-    with pytest.raises(ValueError, match="environment that workers can't import, .*<lambda>"):
+    with pytest.raises(ValueError, match="environment that workers can import, not .*<lambda>"):
         train(config, tmp_path / "run", view=Quiet(), make_env=lambda: found())
     assert not (tmp_path / "run").exists()
     for home in ("__main__", "of_no_file"):
         made = type("Made", (), {"__module__": home})
-        with pytest.raises(ValueError, match="workers can't import, __main__:Made"):
+        with pytest.raises(ValueError, match="workers can import, not __main__:Made"):
             evaluator_config(SPOKEN, tmp_path, made)
 
 

@@ -72,7 +72,7 @@ class Making:
 
 
 class ByArrival(Pool):
-    """A twin that takes what is there already, whichever worker's it is."""
+    """A twin that takes what already exists, whichever worker's it is."""
 
     def take(self, worker, key):
         due = [one for one in range(self.num_workers) if self.is_oldest(one, key)]

@@ -163,8 +163,8 @@ def test_a_damaged_file_is_named_and_the_one_before_is_used(checkpoints, damage,
     if name == MANIFEST and damage is os.unlink:  # as a kill leaves it
         assert said == []
     else:
-        assert len(said) == 1 and "checkpoints/000000002 is passed over" in said[0]
-        with pytest.warns(UserWarning, match="000000002 is passed over"):
+        assert len(said) == 1 and "checkpoints/000000002 is skipped" in said[0]
+        with pytest.warns(UserWarning, match="000000002 is skipped"):
             checkpoints.newest()
 
 
@@ -186,7 +186,7 @@ def test_a_damaged_best_one_does_not_keep_its_place(checkpoints):
     flip_a_bit(stored(f"{checkpoints.folder}/000000001", "note"))
     said = []
     assert checkpoints.best(said.append).update == 3
-    assert "000000001 is passed over" in said[0]
+    assert "000000001 is skipped" in said[0]
 
 
 def test_damage_behind_the_new_one_does_not_take_its_place(checkpoints):
@@ -234,7 +234,9 @@ def test_a_later_version_is_refused_by_name(checkpoints):
     del record["sha256"]
     with open(path / MANIFEST, "wb") as file:
         file.write(dump_json(signed({**record, "version": 2})))
-    with pytest.raises(CheckpointError, match="000000002 was written by a later raffia.*version 2"):
+    with pytest.raises(
+        CheckpointError, match="000000002 was written by a later version of raffia.*version 2"
+    ):
         checkpoints.newest()
     save(Checkpoints(checkpoints.folder, keep=1), 3)
     assert names(checkpoints) == ["000000002", "000000003"]
@@ -250,7 +252,7 @@ def test_files_elsewhere_can_be_checked_too(checkpoints):
 
     said = []
     assert checkpoints.newest(said.append, check).update == 1
-    assert "000000002 is passed over: replay/rows: the file is missing" in said[0]
+    assert "000000002 is skipped: replay/rows: the file is missing" in said[0]
     save(checkpoints, 1)  # what was passed over is given up
     assert names(checkpoints) == ["000000001"]
 

@@ -189,5 +189,5 @@ def test_a_game_goes_on_behind_a_lost_life(num_before, flag):
 
 def test_a_state_of_other_envs_is_refused():
     state = Collector(counts(3), seed=2).state()
-    with pytest.raises(ValueError, match="3 environments, and there are 2: take env.num_envs"):
+    with pytest.raises(ValueError, match="3 environments, but there are 2: set env.num_envs"):
         Collector(counts(2), seed=2).load_state(state)

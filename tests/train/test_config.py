@@ -151,11 +151,11 @@ def test_mistakes_in_data_are_named_with_their_place(data, text):
         ("a.json", "{", "is not JSON: "),
         ("a.json", "[" * 100_000, "is not JSON: "),
         ("a.json", '{"goal": 1' + "0" * 400 + "}", "goal must be a number or null; got 1000"),
-        ("a.yaml", "a: [", "is no YAML: "),
+        ("a.yaml", "a: [", "is not valid YAML: "),
         ("a.json", '{"steps": 1, "steps": 2}', "'steps' is there twice"),
         ("a.yaml", "inner: {rate: 1, rate: 2}", "rate is there twice"),
-        ("a.yaml", "seed: !!python/object:os.system 1", "is no YAML: "),
-        ("a.yaml", "a: &b [*b]", "an alias of what it lies in"),
+        ("a.yaml", "seed: !!python/object:os.system 1", "is not valid YAML: "),
+        ("a.yaml", "a: &b [*b]", "an alias of a value that contains it"),
         ("a.json", '{"stesp": 1}', "a.json: there is no setting stesp; did you mean steps?"),
     ],
 )
@@ -215,7 +215,7 @@ def test_flags_win_over_files_and_later_files_over_earlier_ones(tmp_path):
         ("--config", "--config needs a file"),
         ("--config --steps 1", "--config needs a file"),
         ("--config gone.json", "there is no file gone.json"),
-        ("fast --steps 1", "'fast' is no flag; settings are given as --name value"),
+        ("fast --steps 1", "'fast' is not a flag; settings are given as --name value"),
         ("--steps x", 'steps must be a whole number; got "x"'),
         ("--steps 1.0", 'steps must be a whole number; got "1.0"'),
         ("--inner.rate x", 'inner.rate must be a number; got "x"'),
@@ -227,7 +227,7 @@ def test_flags_win_over_files_and_later_files_over_earlier_ones(tmp_path):
         ("--inner.rate -1", "inner: rate=-1.0 must not be negative"),
         ("--steps", "--steps takes one value; got none"),
         ("--steps 1 2", "--steps takes one value; got 2: 1 2"),
-        ("--quick yes", "--quick stands alone; got 'yes' after it. Write --quick or --no_quick"),
+        ("--quick yes", "--quick takes no value; got 'yes' after it. Write --quick or --no_quick"),
     ],
 )
 def test_mistakes_on_the_command_line_are_told(words, text):

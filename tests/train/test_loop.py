@@ -226,7 +226,7 @@ def test_a_tree_of_parts_is_one_file_of_tensors_and_what_is_empty_is_none(tmp_pa
     checkpoints.save(5, files, extras)
     parts, (full, empty, alone) = tree(TensorDict(), x, x)
     RunState(tmp_path, parts).restore(checkpoints.newest())
-    with pytest.raises(CheckpointError, match="holds both, which this run has no part for"):
+    with pytest.raises(CheckpointError, match="holds both, which this run does not have"):
         RunState(tmp_path, {"alone": alone}).restore(checkpoints.newest())
     assert (full.now == x).all() and empty.now.is_empty() and alone.now.is_empty()
 

@@ -107,7 +107,7 @@ def test_many_findings_are_cut_short_in_the_text():
     bad = TensorDict({f"w{i}": torch.full((30,), NAN) for i in range(20)})
     found = non_finite("state", bad)
     assert len(found) == 20 and found[0].rows == tuple(range(8))
-    assert "and 12 entries more" in str(NonFiniteError(1, found, "run/nan_dump/1"))
+    assert "and 12 more entries" in str(NonFiniteError(1, found, "run/nan_dump/1"))
 
 
 def test_several_members_at_once(tmp_path):

@@ -143,7 +143,7 @@ def test_an_mp4(tmp_path):
 
 def test_errors(tmp_path):
     recorder = EpisodeRecorder(tmp_path)
-    with pytest.raises(ValueError, match=r"render gave None.*render=True"):
+    with pytest.raises(ValueError, match=r"render returned None.*render=True"):
         recorder.frame(None)
     recorder.frame(picture(1))
     with pytest.raises(ValueError, match=r"a picture of \[180, 160, 3\] does not fit"):

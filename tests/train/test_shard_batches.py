@@ -133,7 +133,9 @@ def test_a_state_that_is_loaded_ends_what_there_was():
 def test_who_holds_what():
     assert [list(holds(worker, 2, 6)) for worker in range(2)] == [[0, 1, 2], [3, 4, 5]]
     assert [list(holds(worker, 6, 3)) for worker in range(6)] == [[0], [1], [2]] * 2
-    with pytest.raises(ValueError, match="3 workers don't hold as many of 4 shards each: take 4"):
+    with pytest.raises(
+        ValueError, match="4 shards cannot be divided equally among 3 workers: use 4"
+    ):
         Loop(3)
 
 

@@ -125,5 +125,5 @@ def test_rows_of_a_ledger_are_its_parts():
     whole = Ledger(3, spec, seed=5)
     whole.load_state(state)
     assert ledger.seeds(torch.arange(2)).equal(whole.seeds(torch.tensor([1, 2])))
-    with pytest.raises(ValueError, match="state is of 2 environments, and there are 3"):
+    with pytest.raises(ValueError, match="state has 2 environments, but there are 3"):
         whole.load_state(two)

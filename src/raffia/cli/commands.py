@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     debug = "--debug" in words
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
-        warnings.filterwarnings("always", "checkpoint .* is passed over", UserWarning)
+        warnings.filterwarnings("always", "checkpoint .* is skipped", UserWarning)
         return _run(words, debug)
 
 

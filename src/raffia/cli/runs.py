@@ -238,7 +238,7 @@ def require_device(name: str, is_here: bool = True) -> None:
     >>> require_device("gpu")
     Traceback (most recent call last):
         ...
-    raffia.cli.parser.UsageError: torch cannot use --device gpu: it knows no such device
+    raffia.cli.parser.UsageError: torch cannot use --device gpu: no device has this name
     """
     from raffia.recipes.devices import device_trouble
 

@@ -131,17 +131,22 @@ def check_fraction(config: Any, *names: str) -> None:
             raise ValueError(f"{name}={value} must lie in 0..1")
 
 
-def check_alone(why: str, others: Mapping[str, bool]) -> None:
-    """Refuse what is set, of others by name, beside a setting that can't be with them.
+def check_alone(setting: str, why: str, others: Mapping[str, bool]) -> None:
+    """Raise ValueError if another setting is set with which this one cannot be combined.
 
-    >>> check_alone("compile=True compiles one agent, and", {"population.size=4": True})
+    setting: as it was given; others: whether each of the other settings is set.
+
+    >>> check_alone("compile=True", "it compiles one agent", {"population.size=4": True})
     Traceback (most recent call last):
     ...
-    ValueError: compile=True compiles one agent, and population.size=4: leave one of the two out
+    ValueError: compile=True cannot be combined with population.size=4: it compiles one agent.
+    Leave one of the two out
     """
     for what, is_set in others.items():
         if is_set:
-            raise ValueError(f"{why} {what}: leave one of the two out")
+            raise ValueError(
+                f"{setting} cannot be combined with {what}: {why}. Leave one of the two out"
+            )
 
 
 def _number(config: Any, name: str) -> Any:

@@ -73,12 +73,14 @@ class Algorithm:
 
     def __post_init__(self) -> None:
         if not is_dataclass(self.config):
-            raise TypeError(f"config={self.config!r} is no dataclass, whose fields are settings")
+            raise TypeError(
+                f"config={self.config!r} is not a dataclass with the settings as fields"
+            )
         names = {setting.name for setting in fields(self.config)}
         lacks = [name for name in NEEDED if name not in names and not hasattr(self.config, name)]
         if lacks:
             raise TypeError(
-                f"{self.config.__name__} has no {' and no '.join(lacks)}, which each run needs: "
+                f"{self.config.__name__} has no {' and no '.join(lacks)}, which every run needs: "
                 "title: str (a property will do), seed: int = 0, device: str = 'cpu', "
                 "num_threads: int = 1"
             )
@@ -157,23 +159,23 @@ def recorded_algorithm(made_by: Mapping[str, Any]) -> Algorithm:
     >>> recorded_algorithm({"algorithm": "dqn", "reference": "dqn.py:dqn"})
     Traceback (most recent call last):
     ...
-    raffia.train.settings.ConfigError: its algorithm is dqn.py:dqn, which is no installed package:
-    if you trust it, name it: --algorithm dqn.py:dqn
+    raffia.train.settings.ConfigError: its algorithm is dqn.py:dqn, which is not part of an
+    installed package. If you trust it, name it: --algorithm dqn.py:dqn
     """
     name, reference = str(made_by["algorithm"]), str(made_by.get("reference", ""))
     if not reference:
         if name in ALGORITHMS:
             return ALGORITHMS[name]
         raise ConfigError(
-            f"it is of the algorithm {name!r}, and known are {', '.join(ALGORITHMS)}"
-            f"{_near(name)} The run is of raffia "
-            f"{made_by.get('raffia', '?')}, this is {__version__}"
+            f"it belongs to the algorithm {name!r}, but the known ones are "
+            f"{', '.join(ALGORITHMS)}{_near(name)} The run was written by raffia "
+            f"{made_by.get('raffia', '?')}, and this is {__version__}"
         )
     found = recorded_name(reference)
     if not isinstance(found, Algorithm):
         raise ConfigError(
-            f"its algorithm is {reference}, which is no installed package: if you trust it, name "
-            f"it: --algorithm {reference}"
+            f"its algorithm is {reference}, which is not part of an installed package. If you "
+            f"trust it, name it: --algorithm {reference}"
         )
     return replace(found, reference=reference)
 
@@ -194,15 +196,15 @@ def given_name(reference: Any, what: str) -> Any:
     >>> given_name("maths:tau", "a number")
     Traceback (most recent call last):
     ...
-    raffia.train.settings.ConfigError: maths:tau can't be imported: No module named 'maths'. It is
-    package.module:name or path/file.py:name, of a number
+    raffia.train.settings.ConfigError: maths:tau cannot be imported: No module named 'maths'. It
+    must be package.module:name or path/file.py:name, and name a number
     """
     try:
         return imported(reference, here=True)
     except (ImportError, AttributeError, OSError, SyntaxError) as error:
         raise ConfigError(
-            f"{reference} can't be imported: {error}. It is package.module:name or "
-            f"path/file.py:name, of {what}"
+            f"{reference} cannot be imported: {error}. It must be package.module:name or "
+            f"path/file.py:name, and name {what}"
         ) from error
 
 
@@ -226,4 +228,4 @@ def recorded_name(reference: str) -> Any:
         )
         if is_missing or (isinstance(error, AttributeError) and home in sys.modules):
             return None
-        raise ConfigError(f"{reference} can't be imported: {error}") from error
+        raise ConfigError(f"{reference} cannot be imported: {error}") from error

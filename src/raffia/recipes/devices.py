@@ -20,18 +20,18 @@ def device_trouble(name: str, is_here: bool = True) -> str:
     is_here: on this machine; else only the name is looked at.
 
     >>> device_trouble("cpu"), device_trouble("gpu")
-    ('', 'it knows no such device')
+    ('', 'no device has this name')
     """
     try:
         kind = torch.device(name).type
     except RuntimeError:
-        return "it knows no such device"
+        return "no device has this name"
     if not is_here:
         return ""
     try:
         torch.zeros(1, device=name)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        return f"there is no {kind} for it here ({str(error).splitlines()[0]})"
+        return f"{kind} is not available here ({str(error).splitlines()[0]})"
     return ""
 
 
@@ -44,7 +44,7 @@ def require_device(name: str, setting: str = "device") -> None:
     """
     if why := device_trouble(name):
         raise RunError(
-            f"{setting}={name!r} can't be used: {why}. Take cpu, or cuda where torch sees a GPU"
+            f"{setting}={name!r} cannot be used: {why}. Use cpu, or cuda if torch finds a GPU"
         )
 
 

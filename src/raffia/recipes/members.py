@@ -245,7 +245,7 @@ class MembersAcross:
     >>> MembersAcross(population, pool, batches=lambda update: iter([]))
     Traceback (most recent call last):
     ...
-    ValueError: 4 members can't be divided among 3 workers evenly
+    ValueError: 4 members cannot be divided equally among 3 workers
     """
 
     def __init__(
@@ -260,7 +260,7 @@ class MembersAcross:
         num_workers = pool.num_workers
         if population.size % num_workers:
             raise ValueError(
-                f"{population.size} members can't be divided among {num_workers} workers evenly"
+                f"{population.size} members cannot be divided equally among {num_workers} workers"
             )
         self.population, self._batches = population, batches
         self._kept: list[TensorDict] = []  # batches since, where they can't be made again

@@ -62,9 +62,9 @@ class PopulationConfig:
         check_fraction(self, "resample", "new_layer_prob")
         if self.workers and (self.size == 1 or self.size % self.workers):
             raise ValueError(
-                f"population.workers={self.workers} workers share population.size={self.size} "
-                "members, which are not as many for each: take population.size="
-                f"{max(2, self.workers * -(-self.size // self.workers))}"
+                f"population.size={self.size} members cannot be divided equally among "
+                f"population.workers={self.workers}: set "
+                f"population.size={max(2, self.workers * -(-self.size // self.workers))}"
             )
         if self.size > 1:
             self.selection().check(self.size)
@@ -77,8 +77,8 @@ class PopulationConfig:
         """
         if self.size > 1 and compile:
             raise ValueError(
-                "a population is one program of all members already, which torch.compile does not "
-                "make faster: leave compile out"
+                "compile cannot be combined with a population, which is already one program of "
+                "all members and would not become faster: leave compile out"
             )
 
     def check_form(self, evolvable: bool) -> None:
@@ -89,16 +89,16 @@ class PopulationConfig:
         >>> PopulationConfig(size=2, architecture=0.5).check_form(False)
         Traceback (most recent call last):
         ...
-        ValueError: population.architecture=0.5 changes networks whose form is data, and the heads
-        of this run are plain: set model.evolvable_heads=True (on the command line
+        ValueError: population.architecture=0.5 changes the shape of networks, but the heads of this
+        run have a fixed shape: set model.evolvable_heads=True (on the command line
         --model.evolvable_heads), or population.architecture=0
         """
         for name in ("activation", "architecture"):
             if self.size > 1 and getattr(self, name) > 0 and not evolvable:
                 raise ValueError(
-                    f"population.{name}={getattr(self, name):g} changes networks whose form is "
-                    "data, and the heads of this run are plain: set model.evolvable_heads=True (on "
-                    f"the command line --model.evolvable_heads), or population.{name}=0"
+                    f"population.{name}={getattr(self, name):g} changes the shape of networks, "
+                    "but the heads of this run have a fixed shape: set model.evolvable_heads=True "
+                    f"(on the command line --model.evolvable_heads), or population.{name}=0"
                 )
 
     def longest_batch(self, batch_size: int) -> int:
@@ -129,7 +129,8 @@ class PopulationConfig:
         >>> PopulationConfig(ranges=("tau",)).hyper_ranges()
         Traceback (most recent call last):
         ...
-        ValueError: ranges: 'tau' is no NAME=LOW..HIGH, such as learning_rate=1e-5..1e-2
+        ValueError: ranges: 'tau' must have the form NAME=LOW..HIGH, such as
+        learning_rate=1e-5..1e-2
         """
         found = {}
         for text in self.ranges:
@@ -139,12 +140,13 @@ class PopulationConfig:
                 numbers = float(low), float(high)
             except ValueError:
                 raise ValueError(
-                    f"ranges: {text!r} is no NAME=LOW..HIGH, such as learning_rate=1e-5..1e-2"
+                    f"ranges: {text!r} must have the form NAME=LOW..HIGH, such as "
+                    "learning_rate=1e-5..1e-2"
                 ) from None
             if not all(math.isfinite(number) for number in numbers):
-                raise ValueError(f"ranges: {text!r} must lie between numbers that are finite")
+                raise ValueError(f"ranges: {text!r} must be between finite numbers")
             if name in FRACTIONS and not 0 <= min(numbers) <= max(numbers) <= 1:
-                raise ValueError(f"ranges: {text!r} must lie in 0..1")
+                raise ValueError(f"ranges: {text!r} must be in 0..1")
             found[name] = HyperRange(
                 *numbers,
                 grow=self.grow,

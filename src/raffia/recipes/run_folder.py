@@ -55,12 +55,13 @@ def create_run(
     """
     if (folder / CONFIG).exists():
         raise RunError(
-            f"{folder} holds a run already: go on with it by `raffia resume {folder}`, or give "
+            f"{folder} already holds a run: resume it with `raffia resume {folder}`, or give "
             "another folder (on the command line --run OTHER)"
         )
     if not is_free(folder):
         raise RunError(
-            f"{folder} exists and is no run: give another folder (on the command line --run OTHER)"
+            f"{folder} already exists and is not a run folder: give another folder (on the "
+            "command line --run OTHER)"
         )
     algorithm = algorithm or algorithm_of(config)
     text = _config_text(config, preset, own, algorithm)  # before there is a folder: it may fail
@@ -76,7 +77,7 @@ def require_config(config: object, algorithm: Algorithm) -> None:
     >>> require_config("cartpole", ALGORITHMS["efficientzero"])
     Traceback (most recent call last):
     ...
-    TypeError: a run is made of settings, and 'cartpole' is a name: pass PRESETS['cartpole'], from
+    TypeError: a run needs settings, but 'cartpole' is a name: pass PRESETS['cartpole'], from
     raffia.recipes
     """
     if type(config) is algorithm.config:
@@ -84,16 +85,14 @@ def require_config(config: object, algorithm: Algorithm) -> None:
     if isinstance(config, str):
         presets = "PRESETS" if algorithm.name == "efficientzero" else "ILQL_PRESETS"
         raise TypeError(
-            f"a run is made of settings, and {config!r} is a name: pass {presets}[{config!r}], "
-            "from raffia.recipes"
+            f"a run needs settings, but {config!r} is a name: pass {presets}[{config!r}], from "
+            "raffia.recipes"
         )
     other = next((one.name for one in ALGORITHMS.values() if type(config) is one.config), None)
     if other is not None:
-        raise TypeError(
-            f"these are settings of {other}: train them by raffia.recipes.{other}.train"
-        )
+        raise TypeError(f"these settings are for {other}: train with raffia.recipes.{other}.train")
     raise TypeError(
-        f"config is a {type(config).__name__}; it must be a "
+        f"config is a {type(config).__name__}, but must be a "
         f"{'' if algorithm.reference else 'raffia.recipes.'}{algorithm.config.__name__}"
     )
 
@@ -167,7 +166,7 @@ def read_run(folder: str | Path, algorithm: Algorithm | None = None) -> Any:
     >>> read_run("runs/nowhere")
     Traceback (most recent call last):
     ...
-    raffia.train.experiment.RunError: there is no run in runs/nowhere: it has no config.json
+    raffia.train.experiment.RunError: runs/nowhere is not a run folder: it has no config.json
     """
     return read_record(folder, algorithm).config
 
@@ -220,11 +219,11 @@ def read_record(folder: str | Path, algorithm: Algorithm | None = None) -> RunRe
         known = algorithm or recorded_algorithm(made_by)
         return RunRecord(known, from_json(known.config, data), made_by)
     except FileNotFoundError:
-        raise RunError(f"there is no run in {folder}: it has no {CONFIG}") from None
+        raise RunError(f"{folder} is not a run folder: it has no {CONFIG}") from None
     except DamagedFileError as error:
-        raise RunError(f"{path} can't be read: {error.why}") from error
+        raise RunError(f"{path} cannot be read: {error.why}") from error
     except (ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
-        raise RunError(f"{path} can't be read: {error}") from error
+        raise RunError(f"{path} cannot be read: {error}") from error
 
 
 def refuse_without_own(
@@ -240,8 +239,8 @@ def refuse_without_own(
     if lacks:
         call = ", ".join(f"{name}=..." for name in lacks)
         raise RunError(
-            f"{folder} was started with custom {' and '.join(lacks)}: pass the same, "
-            f"as in resume({str(folder)!r}, {call}), from the script that it was started by"
+            f"{folder} was started with custom {' and '.join(lacks)}: pass the same, as in "
+            f"resume({str(folder)!r}, {call}), from the script that started it"
         )
 
 
@@ -260,8 +259,8 @@ def claimed(folder: Path) -> Iterator[str]:
                 f"{folder} is being run by another process: wait for it, or stop it first"
             ) from None
         yield missing and (
-            f"{folder}: {missing}. Nothing keeps a second process from the same run: see to it "
-            "that there is none"
+            f"{folder}: {missing}. Nothing prevents a second process from running here: make sure "
+            "that there is only one"
         )
 
 
@@ -291,7 +290,7 @@ def has_ended(folder: Path) -> bool:
 
 def _gone(folder: Path) -> str:
     return (
-        f"the checkpoints of {folder} are gone: bring them back, or train again, as by "
+        f"the checkpoints of {folder} are gone: restore them, or train again, for example with "
         f"`raffia train {read_record(folder).made_by['algorithm']} --config {folder / CONFIG} "
         f"--run {folder}-new`"
     )
@@ -316,18 +315,18 @@ def find_checkpoint(folder: Path, which: str) -> Checkpoint:
         best = checkpoints.best(warn) if which == "best" else None
         found = best or checkpoints.newest(warn)
         if found is None and checkpoints.passed_over:
-            raise RunError(f"none of the checkpoints of {folder} is whole")
+            raise RunError(f"all checkpoints of {folder} are damaged")
         if found is None and has_ended(folder):
             raise RunError(_gone(folder))
         if found is None:
             raise RunError(
-                f"{folder} has no checkpoint yet: `raffia resume {folder}` goes on with it"
+                f"{folder} has no checkpoint yet: `raffia resume {folder}` continues the run"
             )
         return found
     available = {checkpoint.update: checkpoint for checkpoint in checkpoints.available()}
     if not which.isdecimal() or int(which) not in available:
         raise RunError(
-            f"{folder} has no checkpoint {which!r}: there are 'best', 'newest' and "
+            f"{folder} has no checkpoint {which!r}; there are 'best', 'newest' and "
             f"{', '.join(map(str, available)) or 'no numbers'}"
         )
     return available[int(which)]

@@ -118,9 +118,9 @@ def resume_run(
     fixed = [name for name in changed if not name.startswith(algorithm.may_change)]
     if fixed:
         raise RunError(
-            f"{', '.join(fixed)}: {folder} was started with other values, which shaped what was "
-            f"learnt; only {', '.join(algorithm.may_change)} may change. Train again in another "
-            "folder"
+            f"{', '.join(fixed)} cannot be changed: {folder} was started with other values, which "
+            f"shaped what was learnt. Only {', '.join(algorithm.may_change)} can be changed; to "
+            "use other values, train again in another folder"
         )
 
     def on_start() -> None:
@@ -163,10 +163,10 @@ def evaluate_run(
     >>> evaluate_run("runs/chats", ALGORITHMS["ilql"])
     Traceback (most recent call last):
     ...
-    raffia.train.experiment.RunError: the algorithm ilql has no `play`, by which runs are evaluated
+    raffia.train.experiment.RunError: the algorithm ilql has no `play`, which evaluation needs
     """
     if algorithm.play is None:
-        raise RunError(f"the algorithm {algorithm.name} has no `play`, by which runs are evaluated")
+        raise RunError(f"the algorithm {algorithm.name} has no `play`, which evaluation needs")
     folder = Path(folder)
     config, found = read_run(folder, algorithm), find_checkpoint(folder, checkpoint)
     with threads(config.num_threads):

@@ -36,8 +36,8 @@ class EngineConfig:
         check_above_zero(self, "patience_seconds")
         if self.address and self.name != "ray":
             raise ValueError(
-                f"engine.address={self.address} is of a Ray cluster, and engine.name is "
-                f"{self.name}: set engine.name=ray, or leave the address out"
+                f"engine.address={self.address} is the address of a Ray cluster, but engine.name "
+                f"is {self.name}: set engine.name=ray, or leave the address out"
             )
 
 
@@ -127,11 +127,13 @@ def check_device(kind: str, device: str, is_used: bool) -> None:
     >>> check_device("actors", "cuda", is_used=False)
     Traceback (most recent call last):
     ...
-    ValueError: actors.device=cuda and no actors: set actors.num=1, or leave actors.device out
+    ValueError: actors.device=cuda has no effect without actors: set actors.num=1, or leave
+    actors.device out
     """
     if device not in ("", "cpu") and not is_used:
         raise ValueError(
-            f"{kind}.device={device} and no {kind}: set {kind}.num=1, or leave {kind}.device out"
+            f"{kind}.device={device} has no effect without {kind}: set {kind}.num=1, or leave "
+            f"{kind}.device out"
         )
 
 
@@ -141,13 +143,13 @@ def check_spares(engine: EngineConfig, learners: LearnersConfig) -> None:
     >>> check_spares(EngineConfig(spares=1), LearnersConfig())
     Traceback (most recent call last):
     ...
-    ValueError: engine.spares=1 are idle processes, and all workers are in this one: set
+    ValueError: engine.spares=1 are idle processes, but all workers are in this process: set
     engine.name=process or ray, or learners.num, or leave engine.spares out
     """
     if engine.spares and engine.name == "inline" and learners.num == 1:
         raise ValueError(
-            f"engine.spares={engine.spares} are idle processes, and all workers are in this one: "
-            "set engine.name=process or ray, or learners.num, or leave engine.spares out"
+            f"engine.spares={engine.spares} are idle processes, but all workers are in this "
+            "process: set engine.name=process or ray, or learners.num, or leave engine.spares out"
         )
 
 
@@ -165,15 +167,15 @@ def check_cards(
     >>> check_cards(far, {"actors": ActorsConfig(num=1, device="cuda")}, "cpu")
     Traceback (most recent call last):
     ...
-    ValueError: actors.device=cuda on a Ray cluster with actors.gpus=0: it would give them no card;
-    set actors.gpus, such as actors.gpus=0.5
+    ValueError: actors.device=cuda on a Ray cluster needs actors.gpus, because Ray gives no GPU with
+    actors.gpus=0: set actors.gpus, such as actors.gpus=0.5
     """
     for kind, one in workers.items():
         where = one.device or device
         if engine.address and one.play_elsewhere and where.startswith("cuda") and not one.gpus:
             raise ValueError(
-                f"{kind}.device={where} on a Ray cluster with {kind}.gpus=0: it would give them no "
-                f"card; set {kind}.gpus, such as {kind}.gpus=0.5"
+                f"{kind}.device={where} on a Ray cluster needs {kind}.gpus, because Ray gives no "
+                f"GPU with {kind}.gpus=0: set {kind}.gpus, such as {kind}.gpus=0.5"
             )
 
 
@@ -188,8 +190,8 @@ def check_workers(run: Any, kinds: Sequence[str]) -> None:
     ...     ["evaluators"])
     Traceback (most recent call last):
     ...
-    ValueError: engine.name=process and no workers: set evaluators.num, such as evaluators.num=2, or
-    population.workers, or leave engine.name out
+    ValueError: engine.name=process has no effect without workers: set evaluators.num, such as
+    evaluators.num=2, or population.workers, or leave engine.name out
     """
     check_cards(run.engine, {kind: getattr(run, kind) for kind in kinds}, run.device)
     check_spares(run.engine, run.learners)
@@ -197,14 +199,15 @@ def check_workers(run: Any, kinds: Sequence[str]) -> None:
     if run.engine.name != "inline" and not any(nums):
         others = ", ".join(f"{kind}.num" for kind in kinds[1:])
         raise ValueError(
-            f"engine.name={run.engine.name} and no workers: set {kinds[0]}.num, such as "
-            f"{kinds[0]}.num=2, or {f'{others} or ' if others else ''}population.workers, or leave "
-            "engine.name out"
+            f"engine.name={run.engine.name} has no effect without workers: set {kinds[0]}.num, "
+            f"such as {kinds[0]}.num=2, or {f'{others} or ' if others else ''}population.workers, "
+            "or leave engine.name out"
         )
     if run.evaluators.play_elsewhere and run.population.size > 1:
         raise ValueError(
-            f"evaluators.* with population.size={run.population.size}: a population evolves by its "
-            "evaluation, so the loop plays it: leave evaluators.* out"
+            f"evaluators.* cannot be combined with population.size={run.population.size}: a "
+            "population evolves by its evaluations, so the main process plays them. Leave "
+            "evaluators.* out"
         )
 
 
@@ -230,6 +233,6 @@ class LearnersConfig:
         check_least(self, 1, "num")
         if self.state == "sharded" and self.num == 1:
             raise ValueError(
-                "learners.state=sharded divides the state among processes, and there is one: set "
-                "learners.num=2, or leave learners.state out"
+                "learners.state=sharded divides the state among processes, but there is only one: "
+                "set learners.num=2, or leave learners.state out"
             )

@@ -188,8 +188,8 @@ class BatchesOfShards(BatchesAhead):
         self._num_shards, num_workers = len(making.feeds), pool.num_workers
         if num_workers % self._num_shards and self._num_shards % num_workers:
             raise ValueError(
-                f"{num_workers} workers don't hold as many of {self._num_shards} shards each: take "
-                f"{self._num_shards} workers"
+                f"{self._num_shards} shards cannot be divided equally among {num_workers} "
+                f"workers: use {self._num_shards} workers"
             )
         self._sent: dict[int, list[int]] = {}  # by worker: rows of its shards that it was sent
         # Of its open tasks, the oldest first: what it had been sent before.

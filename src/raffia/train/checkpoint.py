@@ -117,7 +117,9 @@ class Checkpoints:
 
     def __init__(self, folder: str | os.PathLike[str], keep: int = 3) -> None:
         if keep < 1:
-            raise ValueError(f"keep={keep}: at least 1, or there is none to resume from")
+            raise ValueError(
+                f"keep={keep} must be at least 1: a run is resumed from its newest checkpoint"
+            )
         self.folder = os.path.abspath(folder)
         self.keep = keep
         self._whole: dict[str, Checkpoint] = {}  # those that were checked once, or were saved here
@@ -166,7 +168,7 @@ class Checkpoints:
             self._passed_over.discard(path)
             self._prune(update)
         except OSError as error:
-            why = f"was saved, and an older one could not be removed: {_cause(error)}"
+            why = f"was saved, but an older one could not be removed: {_cause(error)}"
             raise self._failed(path, why) from error
         return Path(path)
 
@@ -186,8 +188,8 @@ class Checkpoints:
         saved = {one.update: one for one in self.available()}
         if update not in saved or not math.isfinite(score):
             raise ValueError(
-                f"update={update}, score={score}: a finite score is of a checkpoint that was "
-                f"saved, of {sorted(saved)}"
+                f"update={update}, score={score}: a score must be finite and belong to a saved "
+                f"checkpoint, one of {sorted(saved)}"
             )
         found = saved[update]
         record = {"update": update, "score": score, "extras": found.extras}
@@ -200,9 +202,9 @@ class Checkpoints:
         ]
         if later:
             raise ValueError(
-                f"update={update}, and {self.folder} holds a checkpoint of update "
-                f"{later[-1].update}: go on from that one, checkpoints.newest(), or take another "
-                "folder for another run"
+                f"update={update} cannot be saved: {self.folder} holds a checkpoint of update "
+                f"{later[-1].update}. Continue from that one, checkpoints.newest(), or use "
+                "another folder for another run"
             )
 
     def _make_folder(self) -> None:
@@ -316,7 +318,7 @@ class Checkpoints:
                 if os.path.lexists(path):  # else it was removed meanwhile
                     self._passed_over.add(path)
                     why = str(error).removeprefix(f"{os.path.abspath(path)}/")
-                    warn(f"checkpoint {path} is passed over: {why}")
+                    warn(f"checkpoint {path} is skipped: {why}")
                 continue
             yield found
 
@@ -345,21 +347,19 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         if record.get("kind") == KIND and isinstance(version, int) and version > VERSION:
             raise CheckpointError(
                 root,
-                f"was written by a later raffia, as version {version}; this one reads version "
-                f"{VERSION}: pip install --upgrade raffia",
+                f"was written by a later version of raffia, in format version {version}, but this "
+                f"one reads version {VERSION}: pip install --upgrade raffia",
             )
     elif not os.path.isdir(root) or not os.listdir(root):
-        raise FileNotFoundError(
-            2, "there is no checkpoint here, as there is no manifest.json", root
-        )
+        raise FileNotFoundError(2, "no checkpoint is here: the folder has no manifest.json", root)
     else:
-        raise ValueError(f"{root} holds something else: there is no manifest.json")
+        raise ValueError(f"{root} is not a checkpoint: it has no manifest.json")
     folder = read_folder(root, KIND, VERSION)
     extras = folder.extras
     try:
         return Checkpoint(int(extras["update"]), extras["score"], extras["extras"], folder)
     except (KeyError, TypeError) as error:
-        raise DamagedFileError(root, f"its manifest lacks something: {error!r}") from None
+        raise DamagedFileError(root, f"its manifest is incomplete: {error!r}") from None
 
 
 def _best(found: Iterable[Checkpoint]) -> Checkpoint | None:
@@ -372,7 +372,7 @@ def _files(parts: Mapping[str, Part]) -> dict[str, Content]:
     for name, part in parts.items():
         name = f"{name}.safetensors" if isinstance(part, TensorDict) else name
         if name in files:
-            raise ValueError(f"two parts are called {name!r}: name one of them otherwise")
+            raise ValueError(f"two parts have the name {name!r}: rename one of them")
         files[name] = _writer(part) if isinstance(part, TensorDict) else part
     return files
 

@@ -138,7 +138,7 @@ def read_config(kind: type[Config], path: str | Path, *, base: Config | None = N
         raise ConfigError(f"{path} must end with .json, .yaml or .yml")
     try:
         if path.stat().st_size > LARGEST:
-            raise ConfigError(f"{path} is no config: it is larger than {LARGEST:,} bytes")
+            raise ConfigError(f"{path} is too large for a config: more than {LARGEST:,} bytes")
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ConfigError(f"there is no file {path}") from None
@@ -233,7 +233,7 @@ def _once(pairs: Sequence[tuple[Any, Any]], path: Path) -> dict[Any, Any]:
     table = {}
     for name, value in pairs:
         if name in table:
-            raise ConfigError(f"{path}: {name} is there twice")
+            raise ConfigError(f"{path}: {name} occurs twice")
         table[name] = value
     return table
 
@@ -254,7 +254,7 @@ def _parse_yaml(text: str, path: Path) -> object:
             depth += isinstance(event, yaml.CollectionStartEvent)
             depth -= isinstance(event, yaml.CollectionEndEvent)
             if depth > DEEPEST:
-                raise ConfigError(f"{path} is nested more than {DEEPEST} deep")
+                raise ConfigError(f"{path} is nested more than {DEEPEST} levels deep")
         with _loading(yaml.SafeLoader(text)) as loader:
             node = loader.get_single_node()
             _fix_yaml(node, path, set())
@@ -265,7 +265,7 @@ def _parse_yaml(text: str, path: Path) -> object:
     except ConfigError:
         raise
     except Exception as error:  # the library raises all kinds, at numbers and dates that are none
-        raise ConfigError(f"{path} is no YAML: {brief(error)}") from None
+        raise ConfigError(f"{path} is not valid YAML: {brief(error)}") from None
 
 
 @contextlib.contextmanager
@@ -283,7 +283,7 @@ def _refuse_large(top: Any, path: Path) -> None:
     def size(node: Any) -> int:
         if id(node) in sizes:
             if not sizes[id(node)]:
-                raise ConfigError(f"{path} holds an alias of what it lies in itself")
+                raise ConfigError(f"{path} contains an alias of a value that contains it")
             return sizes[id(node)]
         sizes[id(node)] = 0
         parts = node.value if isinstance(node.value, list) else []
@@ -292,7 +292,7 @@ def _refuse_large(top: Any, path: Path) -> None:
         return found
 
     if size(top) > MOST_VALUES:
-        raise ConfigError(f"{path} stands for more than {MOST_VALUES:,} values, by its aliases")
+        raise ConfigError(f"{path} expands to more than {MOST_VALUES:,} values through its aliases")
 
 
 def _fix_yaml(node: Any, path: Path, visited: set[int]) -> None:

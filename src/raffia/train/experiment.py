@@ -26,10 +26,10 @@ Stop = Callable[[], bool]
 class RunError(RuntimeError):
     """A run's folder is missing, damaged or in use; the message tells what to do.
 
-    >>> raise RunError("there is no run in runs/x")
+    >>> raise RunError("runs/x is not a run folder")
     Traceback (most recent call last):
     ...
-    raffia.train.experiment.RunError: there is no run in runs/x
+    raffia.train.experiment.RunError: runs/x is not a run folder
     """
 
 
@@ -194,17 +194,17 @@ def refuse_other_state(state: TensorDict, like: TensorDict, where: str, *, keep:
     >>> refuse_other_state(one, TensorDict(weight=torch.ones(3)), "checkpoints/7", keep="model.*")
     Traceback (most recent call last):
     ...
-    raffia.train.experiment.RunError: checkpoints/7 is of other networks or another optimizer: ...
+    raffia.train.experiment.RunError: checkpoints/7 belongs to other networks or another ...
     """
     saved, wanted = _shapes(state), _shapes(like)
     differ = [key for key in {**wanted, **saved} if saved.get(key) != wanted.get(key)]
     if differ:
         key = differ[0]
         raise RunError(
-            f"{where} is of other networks or another optimizer: {key} is "
-            f"{saved.get(key, 'not there')} in it, and {wanted.get(key, 'not there')} here, and "
-            f"{len(differ) - 1} more differ. Go on with {keep} as they were, and with the same "
-            "networks"
+            f"{where} belongs to other networks or another optimizer: {key} is "
+            f"{saved.get(key, 'not there')} in it, but {wanted.get(key, 'not there')} here, and "
+            f"{len(differ) - 1} more entries differ. Resume with the same {keep}, and with the "
+            "same networks"
         )
 
 

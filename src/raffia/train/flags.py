@@ -34,7 +34,7 @@ def grouped(argv: Sequence[str]) -> list[tuple[str, list[str]]]:
         elif groups:
             groups[-1][1].append(word)
         else:
-            raise ConfigError(f"{word!r} is no flag; settings are given as --name value")
+            raise ConfigError(f"{word!r} is not a flag; settings are given as --name value")
     return groups
 
 
@@ -56,8 +56,8 @@ def read_flag(flag: str, words: Sequence[str], hints: Mapping[str, Any]) -> tupl
     if kind is bool:
         if words:
             raise ConfigError(
-                f"--{flag} stands alone; got {' '.join(words)!r} after it. "
-                f"Write --{name} or --{_opposite(name)}"
+                f"--{flag} takes no value; got {' '.join(words)!r} after it. Write --{name} or "
+                f"--{_opposite(name)}"
             )
         return name, flag not in opposites
     if get_origin(kind) is tuple:

@@ -172,8 +172,8 @@ class Ledger:
         """Load a state of `state`."""
         if len(state["episode"]) != self.num_envs:
             raise ValueError(
-                f"the state is of {len(state['episode'])} environments, and there are "
-                f"{self.num_envs}: take env.num_envs as it was"
+                f"the state has {len(state['episode'])} environments, but there are "
+                f"{self.num_envs}: set env.num_envs as it was"
             )
         self.num_env_steps, self._ended = int(state["num_env_steps"]), []
         self.has_begun = bool(state["begun"])

@@ -60,11 +60,11 @@ class NonFiniteError(FloatingPointError):
         self, update: int, found: list[NonFiniteEntry], path: str, trouble: str = "", why: str = ""
     ) -> None:
         listed = "; ".join([*filter(None, [why]), *map(str, found[:SHOWN])])
-        more = f"; and {len(found) - SHOWN} entries more" if len(found) > SHOWN else ""
+        more = f"; and {len(found) - SHOWN} more entries" if len(found) > SHOWN else ""
         look = trouble or f"The batch and a report are in {path}"
         super().__init__(
-            f"update {update} is not finite: {listed}{more}. {look}. Nothing of it was saved: "
-            "the checkpoints from before are as they were"
+            f"update {update} is not finite: {listed}{more}. {look}. Nothing of this update was "
+            "saved; earlier checkpoints are unchanged"
         )
         self.update, self.found, self.path = update, found, path
 

@@ -27,12 +27,13 @@ def require_picture(picture: Tensor | None) -> Tensor:
     >>> require_picture(None)
     Traceback (most recent call last):
     ...
-    ValueError: there is no picture to record: render gave None. ...
+    ValueError: there is no picture to record, because render returned None. Gymnasium ...
     """
     if picture is None:
         raise ValueError(
-            "there is no picture to record: render gave None. Environments of Gymnasium draw one "
-            "after make_env(config, render=True); with other ones, do not record"
+            "there is no picture to record, because render returned None. Gymnasium environments "
+            "draw one if they are made with make_env(config, render=True); other environments "
+            "cannot be recorded"
         )
     return picture
 
@@ -91,8 +92,9 @@ class EpisodeRecorder:
         scaled = _enlarged(shrunk(picture.cpu(), self._max_side))
         if self._pictures and scaled.shape != self._pictures[0].shape:
             raise ValueError(
-                f"a picture of {list(picture.shape)} does not fit the ones before, which are "
-                f"scaled as {list(self._pictures[0].shape)}: save() between different environments"
+                f"a picture of {list(picture.shape)} does not fit the earlier ones, which are "
+                f"scaled as {list(self._pictures[0].shape)}: call save() between different "
+                "environments"
             )
         self._pictures.append(scaled)
         self._values.append(float("nan") if value is None else float(value))
@@ -108,7 +110,9 @@ class EpisodeRecorder:
         name: of the file, without its suffix.
         """
         if not self._pictures:
-            raise ValueError(f"save({name!r}): no picture was taken; call frame(picture) each step")
+            raise ValueError(
+                f"save({name!r}): no picture was taken; call frame(picture) at each step"
+            )
         pictures, values = torch.stack(self._pictures), torch.tensor(self._values)
         frames = annotated(pictures, values, self._policies)
         make_folder(self._folder)

@@ -109,8 +109,9 @@ class ReplayLog:
             oldest = max(0, storage.total - len(storage))
             if found.max_size is None or len(storage) != min(found.total, found.max_size):
                 raise ValueError(
-                    f"of {found.total} items that came into a ring of {found.max_size} rows there "
-                    f"are {len(storage)}: rows of a replay buffer's storage must not be erased"
+                    f"only {len(storage)} of the {found.total} items that were added to a ring of "
+                    f"{found.max_size} rows are left: rows of a replay buffer's storage must not "
+                    "be erased"
                 )
             columns = _columns(found)
             fixed = self._fixed(view)
@@ -165,7 +166,7 @@ class ReplayLog:
             with contextlib.suppress(OSError):  # the error reports it; `prune` removes them too
                 self._remove([name for name in os.listdir(self.folder) if token in name])
             if isinstance(error, OSError):
-                why = f"could not take in the replay buffer: {error.strerror or error}"
+                why = f"could not be written: {error.strerror or error}"
                 raise CheckpointError(self.folder, why) from error
             raise
 
@@ -218,9 +219,9 @@ class ReplayLog:
         if (version := record.get("version", 1)) != VERSION:
             raise CheckpointError(
                 checkpoint.root,
-                f"holds a replay of version {version}, and this raffia goes on with version "
-                f"{VERSION}. Its agent can be evaluated and played as it is; to learn on, train a "
-                "new run, or resume this one with the raffia that wrote it (see its config.json)",
+                f"holds a replay of version {version}, but this raffia resumes version {VERSION}. "
+                "Its agent can still be evaluated and played; to continue training, train a new "
+                "run, or resume this one with the raffia that wrote it (see its config.json)",
             )
         self.check(checkpoint)
         chunks = self._chunks_of(checkpoint)

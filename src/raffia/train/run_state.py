@@ -108,8 +108,8 @@ class RunState:
         if unknown := saved - known:
             raise CheckpointError(
                 found.root,
-                f"holds {', '.join(sorted(unknown))}, which this run has no part for: another "
-                "version of its algorithm saved it",
+                f"holds {', '.join(sorted(unknown))}, which this run does not have: it was saved "
+                "by another version of its algorithm",
             )
         for log, buffer in self.replays:
             log.restore(found, buffer)

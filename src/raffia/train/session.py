@@ -116,7 +116,7 @@ class TrainingSession:
                 buffer.empty()
             filled = experiment.fill_replays()
             if self.records.state()["rows"]:
-                self.view.message("no checkpoint was saved yet: starting over")
+                self.view.message("no checkpoint has been saved yet: starting over")
             self.records.load_state({"seconds": 0.0, "rows": 0, "events": 0})
             self._write("start", state, **_made_by(), **_first_members(state), **filled)
         else:
@@ -132,8 +132,8 @@ class TrainingSession:
         """Raise RunError if unusable checkpoints exist, since a new start would remove them."""
         if passed_over := self.checkpoints.passed_over:
             raise RunError(
-                f"none of the {len(passed_over)} checkpoints in {self.folder} can be resumed, as "
-                "described above. Nothing was changed: bring back what is missing, or start "
+                f"none of the {len(passed_over)} checkpoints in {self.folder} can be resumed, for "
+                "the reasons above. Nothing was changed: restore what is missing, or start "
                 f"another run{self.experiment.unusable_remark}"
             )
 

@@ -189,8 +189,9 @@ class Turns(OpenTasks):
         """Continue after the turns that were taken in; turns that were open are requested again."""
         if "episode_return" not in state.keys():
             raise ValueError(
-                "the checkpoint is of a version that did not save the returns of episodes that go "
-                "on: resume once with actors.num=0 and actors.ahead=0, which counts them again"
+                "the checkpoint is from a version that did not save the returns of unfinished "
+                "episodes: resume once with actors.num=0 and actors.ahead=0, which counts them "
+                "again"
             )
         self.pool.reset()
         self.ledger.load_state(state)

@@ -242,6 +242,6 @@ def agent_config(
     own = replace(config.evaluate, num_episodes=episodes, num_simulations=num_simulations)
     if opponent is not None:
         if opponent not in ("random", "rule", "perfect"):
-            raise ValueError(f"opponent={opponent!r} is none of 'random', 'rule', 'perfect'")
+            raise ValueError(f"opponent={opponent!r} must be 'random', 'rule' or 'perfect'")
         own = replace(own, opponent=opponent)  # type: ignore[arg-type]
     return replace(config, evaluate=own)

@@ -77,8 +77,8 @@ class RecordedDataConfig:
                 raise ValueError(f"columns: {pair!r} is not NAME=MEANING, such as state=obs")
         if self.num_updates and not self.files:
             raise ValueError(
-                f"data.num_updates={self.num_updates} are learnt from recorded episodes alone, and "
-                "data.files names none: give them, or leave data.num_updates out"
+                f"data.num_updates={self.num_updates} learns from recorded episodes alone, but "
+                "data.files names none: set data.files, or leave data.num_updates out"
             )
 
 
@@ -100,9 +100,9 @@ class ReplayConfig:
         check_least(self, 1, "capacity", "batch_size", "shards")
         if self.batch_size % self.shards:
             raise ValueError(
-                f"replay.batch_size={self.batch_size} is not drawn in equal numbers from "
-                f"replay.shards={self.shards}: take replay.batch_size="
-                f"{(self.batch_size // self.shards + 1) * self.shards}"
+                f"replay.batch_size={self.batch_size} cannot be divided equally among "
+                f"replay.shards={self.shards}: set "
+                f"replay.batch_size={(self.batch_size // self.shards + 1) * self.shards}"
             )
         check_least(self, 0, "alpha")
         check_fraction(self, "beta")
@@ -203,9 +203,9 @@ class EfficientZeroRun(EfficientZeroConfig):
         check_least(self, 1, "num_threads")
         if not self.num_updates:
             raise ValueError(
-                f"num_env_steps={self.collect.num_env_steps} leaves nothing to learn, as the first "
-                f"random_env_steps={self.collect.random_env_steps} are played at random: take more "
-                "of the former, or fewer of the latter"
+                f"num_env_steps={self.collect.num_env_steps} leaves no steps to learn from, "
+                f"because the first random_env_steps={self.collect.random_env_steps} are played "
+                "at random: raise num_env_steps, or lower random_env_steps"
             )
 
         self._check_data()
@@ -216,9 +216,9 @@ class EfficientZeroRun(EfficientZeroConfig):
         self._check_precision()
         if self.actors.num and self.env.num_envs % self.actors.num:
             raise ValueError(
-                f"actors.num={self.actors.num} actors share env.num_envs={self.env.num_envs} "
-                "environments, which are not as many for each: take env.num_envs="
-                f"{(self.env.num_envs // self.actors.num + 1) * self.actors.num}"
+                f"env.num_envs={self.env.num_envs} environments cannot be divided equally among "
+                f"actors.num={self.actors.num}: set "
+                f"env.num_envs={(self.env.num_envs // self.actors.num + 1) * self.actors.num}"
             )
         check_workers(self, ("actors", "reanalyzers", "evaluators"))
 
@@ -226,20 +226,21 @@ class EfficientZeroRun(EfficientZeroConfig):
         if not self.data.files:
             return
         check_alone(
-            "data.files hold no root values of searches, and",
+            "data.files",
+            "recorded episodes have no root values of searches",
             {"targets.bootstrap=search": self.targets.bootstrap == "search"},
         )
         if not self.is_offline:
             return
         if self.targets.reanalyze_ratio < 1:
             raise ValueError(
-                f"targets.reanalyze_ratio={self.targets.reanalyze_ratio} with data.num_updates="
-                f"{self.data.num_updates}: where nothing is played, all targets of the policy come "
-                "from reanalyze: set targets.reanalyze_ratio=1.0"
+                f"targets.reanalyze_ratio={self.targets.reanalyze_ratio} cannot be combined with "
+                f"data.num_updates={self.data.num_updates}: if nothing is played, all targets of "
+                "the policy must come from reanalyze: set targets.reanalyze_ratio=1.0"
             )
         check_alone(
-            f"data.num_updates={self.data.num_updates} learns from files alone and plays nothing, "
-            "and",
+            f"data.num_updates={self.data.num_updates}",
+            "such a run learns from files alone and plays nothing",
             {"actors.*": self.actors.play_elsewhere},
         )
 
@@ -247,22 +248,21 @@ class EfficientZeroRun(EfficientZeroConfig):
         size, num_envs = self.replay.shards, self.env.num_envs
         if num_envs % size:
             raise ValueError(
-                f"replay.shards={size} shards divide the steps of env.num_envs={num_envs} "
-                "environments, which are not as many for each: take env.num_envs="
-                f"{(num_envs // size + 1) * size}"
+                f"env.num_envs={num_envs} environments cannot be divided equally among "
+                f"replay.shards={size}: set env.num_envs={(num_envs // size + 1) * size}"
             )
         if size > 1 and self.population.size > 1:
             raise ValueError(
-                f"replay.shards={size} with population.size={self.population.size}: members share "
-                "one replay or have their own (population.replay=own): leave replay.shards out"
+                f"replay.shards={size} cannot be combined with "
+                f"population.size={self.population.size}: members share one replay or have their "
+                "own (population.replay=own). Leave replay.shards out"
             )
 
         num = self.reanalyzers.num
         if self.shards_elsewhere and num % size and size % num:
             raise ValueError(
-                f"reanalyzers.num={num} reanalyzers don't hold as many of replay.shards={size} "
-                f"shards each: take reanalyzers.num={size}, or a number that divides it or is "
-                "divided by it"
+                f"replay.shards={size} cannot be divided equally among reanalyzers.num={num}: set "
+                f"reanalyzers.num={size}, or a number that divides it or is divided by it"
             )
 
     def _check_learners(self) -> None:
@@ -271,12 +271,13 @@ class EfficientZeroRun(EfficientZeroConfig):
             return
         if batch_size % num:
             raise ValueError(
-                f"replay.batch_size={batch_size} can't be shared evenly by learners.num={num} "
-                f"processes: take replay.batch_size={(batch_size // num + 1) * num}"
+                f"replay.batch_size={batch_size} cannot be divided equally among "
+                f"learners.num={num}: set replay.batch_size={(batch_size // num + 1) * num}"
             )
         check_alone(
-            f"learners.num={num} processes share batches of one agent, whose state each holds "
-            "whole, without torch.compile; and",
+            f"learners.num={num}",
+            "its processes share the batches of one agent, and each holds its whole state, without "
+            "torch.compile",
             {
                 "compile=True": self.compile,
                 f"population.size={self.population.size}": self.population.size > 1,
@@ -289,11 +290,12 @@ class EfficientZeroRun(EfficientZeroConfig):
             return
         if not self.device.startswith("cuda"):
             raise ValueError(
-                f"cudagraphs=True records kernels of a GPU, and device={self.device}: set "
-                "device=cuda, or leave cudagraphs out"
+                f"cudagraphs=True needs a GPU, but device={self.device}: set device=cuda, or "
+                "leave cudagraphs out"
             )
         check_alone(
-            "cudagraphs=True records the gradients of one agent in one process, as they are, and",
+            "cudagraphs=True",
+            "it records the gradients of one agent of fixed shape in one process",
             {
                 "compile=True": self.compile,
                 f"population.size={self.population.size}": self.population.size > 1,
@@ -305,7 +307,8 @@ class EfficientZeroRun(EfficientZeroConfig):
     def _check_precision(self) -> None:
         if self.precision != "float32":
             check_alone(
-                f"precision={self.precision} is of one agent's networks, and",
+                f"precision={self.precision}",
+                "it is for the networks of a single agent",
                 {f"population.size={self.population.size}": self.population.size > 1},
             )
 
@@ -313,8 +316,8 @@ class EfficientZeroRun(EfficientZeroConfig):
         size, num_envs = self.population.size, self.env.num_envs
         if size > 1 and num_envs % size:
             raise ValueError(
-                f"population.size={size} members share env.num_envs={num_envs} environments, "
-                f"which are not as many for each: take env.num_envs={(num_envs // size + 1) * size}"
+                f"env.num_envs={num_envs} environments cannot be divided equally among "
+                f"population.size={size}: set env.num_envs={(num_envs // size + 1) * size}"
             )
         self.population.check_compile(self.compile)
         self.population.check_form(self.model.evolvable_heads)

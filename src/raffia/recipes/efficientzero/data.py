@@ -196,20 +196,20 @@ def fill_replay(replays: Replays, config: EfficientZeroRun, spec: EnvSpec) -> Re
     found = RecordedEpisodes(data.files, num_steps, tuple(returns))
     if max(rows) > limit:
         raise RunError(
-            f"{found.describe()}, which replay.capacity={config.replay.capacity} does not hold "
-            "with a row more for each end: set --replay.capacity "
-            f"{max(rows) * num_shards} or more"
+            f"{found.describe()}, which do not fit into replay.capacity={config.replay.capacity} "
+            f"with one more row for each end: set --replay.capacity {max(rows) * num_shards} or "
+            "more"
         )
     if config.is_offline and len(replays.replay) < config.replay.batch_size:
         raise RunError(
-            f"{found.describe()}: fewer steps than a batch has, and none are played: set "
-            f"--replay.batch_size {max(1, num_steps // num_shards) * num_shards} or less, or give "
-            "more files"
+            f"{found.describe()}: these are fewer steps than a batch has, and none are played: "
+            f"set --replay.batch_size {max(1, num_steps // num_shards) * num_shards} or less, or "
+            "give more files"
         )
     if config.is_offline and not is_rewarded:
         raise RunError(
-            f"{found.describe()}: with no reward other than 0 there is nothing to learn from files "
-            "alone. Where rewards have another name: --data.columns score=reward"
+            f"{found.describe()}: without a reward other than 0 there is nothing to learn from "
+            "files alone. If the rewards have another name: --data.columns score=reward"
         )
     return found
 
@@ -223,7 +223,7 @@ def _episodes(path: str, data: RecordedDataConfig) -> Iterator[TensorDict]:
     except MalformedDataError as error:
         if not any(hint in error.why for hint in ("columns={", "truncate_unf", "is missing")):
             raise
-        fix = "Of a run: --data.columns state=obs infos=, or --data.complete"
+        fix = "For a run: --data.columns state=obs infos=, or --data.complete"
         raise MalformedDataError(error.path, error.where, f"{error.why}. {fix}") from error
     except (FileNotFoundError, IsADirectoryError, ImportError) as error:
         raise RunError(f"data.files: {error}") from error
@@ -267,8 +267,8 @@ def recorded_steps(
             name = "obs" if key == "observation" else key
             if name not in found.keys():
                 raise RunError(
-                    f"{where} has no {name!r}, which states of the environment have: "
-                    f"--data.columns NAME={name}, of as many rows as observations"
+                    f"{where} has no {name!r}, which the states of the environment have: "
+                    f"--data.columns NAME={name}, with as many rows as observations"
                 )
             own[key] = _fitting(_only(found[name], where), *layouts[key], name, where)
         states.append(own)
@@ -301,8 +301,8 @@ def _chosen(
         low, high, num = int(action.min()), int(action.max()), spec.action.n
         if low < 0 or high >= num:
             raise RunError(
-                f"{where}: its actions run from {low} to {high}, and {config.env.id} has {num}, "
-                f"0 to {num - 1}"
+                f"{where}: its actions are from {low} to {high}, but {config.env.id} has {num}, "
+                f"from 0 to {num - 1}"
             )
         return {"action": action, "policy": one_hot(action, num).float()}
     lowest, highest = torch.tensor(spec.action.low), torch.tensor(spec.action.high)
@@ -310,9 +310,9 @@ def _chosen(
     is_out = (action < lowest - OUTSIDE * extent) | (action > highest + OUTSIDE * extent)
     if is_out.any():
         raise RunError(
-            f"{where}: its actions run from {action.amin(0).tolist()} to "
-            f"{action.amax(0).tolist()}, and those of {config.env.id} from {lowest.tolist()} to "
-            f"{highest.tolist()}"
+            f"{where}: its actions are from {action.amin(0).tolist()} to "
+            f"{action.amax(0).tolist()}, but those of {config.env.id} are from {lowest.tolist()} "
+            f"to {highest.tolist()}"
         )
     action = action.clamp(lowest, highest)
     shape = (len(action), config.search.num_sampled_actions, *spec.action.shape)
@@ -331,8 +331,8 @@ def _only(values: Any, where: str) -> Tensor:
     if len(parts) > 1:
         names = ", ".join(repr(name) for name, _ in parts)
         raise RunError(
-            f"{where} has parts {names}, and the environment's are one tensor: choose one, as by "
-            "--data.columns observations/state=obs observations/goal="
+            f"{where} has parts {names}, but observations of the environment are one tensor: "
+            "choose one, for example --data.columns observations/state=obs observations/goal="
         )
     found: Tensor = parts[0][1]
     return found
@@ -349,14 +349,14 @@ def _fitting(
         values = values.reshape(len(values), *shape)  # [T, 1] for [T]
     if tuple(values.shape[1:]) != shape:
         raise RunError(
-            f"{where}: {name!r} has rows of shape {list(found)}, and the environment's have "
+            f"{where}: {name!r} has rows of shape {list(found)}, but the environment has "
             f"{list(shape)}"
         )
     cast = values.to(dtype)
     is_same = dtype.is_floating_point or bool(cast.to(values.dtype).equal(values))
     if not torch.can_cast(values.dtype, dtype) or not is_same:
         raise RunError(
-            f"{where}: {name!r} is of {values.dtype}, and the environment's is {dtype}, which does "
-            "not hold these numbers"
+            f"{where}: {name!r} has dtype {values.dtype}, but the environment has {dtype}, which "
+            "cannot represent these numbers"
         )
     return cast.contiguous()

@@ -80,7 +80,7 @@ class EfficientZeroExperiment(RunExperiment):
     env: BatchEnv
     collector: Collector | Turns
     evaluations: Evaluations
-    unusable_remark = ". Where the replay alone is missing, they can still be evaluated"
+    unusable_remark = ". If only the replay is missing, they can still be evaluated"
 
     def __init__(
         self,

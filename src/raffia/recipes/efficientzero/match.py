@@ -49,8 +49,8 @@ def load_player(
         raise RunError(f"{folder} plays {config.env.id}; a person can play {' and '.join(GAMES)}")
     if config.env.frame_stack != 1:
         raise RunError(
-            f"{folder} sees {config.env.frame_stack} positions at once, a person shows one: "
-            "train with --env.frame_stack 1"
+            f"{folder} was trained with frame_stack={config.env.frame_stack}, but a person shows "
+            "one position at a time: train with --env.frame_stack 1"
         )
     return load_agent(folder, checkpoint, num_simulations=num_simulations)
 

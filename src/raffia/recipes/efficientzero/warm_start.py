@@ -31,7 +31,7 @@ def warm_state(learner: EfficientZeroLearner, path: str, seed: int) -> TensorDic
     >>> warm_state(learner, "ckpt_best.pth.tar", seed=0)
     Traceback (most recent call last):
     ...
-    raffia.train.experiment.RunError: init_from=ckpt_best.pth.tar: nothing is there
+    raffia.train.experiment.RunError: init_from=ckpt_best.pth.tar does not exist
     """
     if Path(path).is_dir():
         _check_model(learner, path)
@@ -41,13 +41,14 @@ def warm_state(learner: EfficientZeroLearner, path: str, seed: int) -> TensorDic
         model.load_lightzero(weights_in(Path(path), layers))
     except ValueError as error:
         raise RunError(
-            f"init_from={path}: {error}, which are the settings model.*; those of a run are in its "
-            "config.json: --config RUN/config.json"
+            f"init_from={path}: {error}. These are the settings model.*; the settings of a run "
+            "are in its config.json: --config RUN/config.json"
         ) from error
     if list(model.state_dict()) != layers:
         raise RunError(
-            f"init_from={path}: in LightZero's networks of norm_type LN some layers are "
-            "BatchNorm, and a resumed run could not know: start it from Python, with networks="
+            f"init_from={path}: some layers of LightZero's networks with norm_type LN are "
+            "BatchNorm, which the config does not record, so the run could not be resumed. Start "
+            "it from Python, with networks="
         )
     return learner.state_of(model)
 
@@ -70,7 +71,7 @@ def weights_in(path: Path, layers: list[str]) -> dict[str, Tensor]:
     layers: the names that the model saves; constants of a run beside them are left out.
     """
     if not path.exists():
-        raise RunError(f"init_from={path}: nothing is there")
+        raise RunError(f"init_from={path} does not exist")
     if path.is_dir():
         state = best_of(find_checkpoint(path, "best"), torch.device("cpu"))
         params: dict[str, Tensor] = dict(state["params"].flatten_keys(".").items())
@@ -78,7 +79,9 @@ def weights_in(path: Path, layers: list[str]) -> dict[str, Tensor]:
         constants = buffers.keys() - set(layers) if params.keys() <= set(layers) else set()
         return params | {name: buffers[name] for name in buffers.keys() - constants}
     try:
-        with foreign_reader(path, "it is damaged, or no file of torch that holds tensors alone"):
+        with foreign_reader(
+            path, ("it is damaged, or it is not a torch file that holds only tensors")
+        ):
             found: Any = torch.load(path, map_location="cpu", weights_only=True)
     except DamagedFileError as error:
         raise RunError(f"init_from={error}") from error
@@ -86,6 +89,7 @@ def weights_in(path: Path, layers: list[str]) -> dict[str, Tensor]:
         found = found["model"]
     if not (isinstance(found, Mapping) and found and all(map(torch.is_tensor, found.values()))):
         raise RunError(
-            f'init_from={path}: it holds no weights, which a checkpoint of LightZero has as "model"'
+            f"init_from={path}: it holds no weights; a checkpoint of LightZero has them under "
+            '"model"'
         )
     return {str(name): tensor for name, tensor in found.items()}

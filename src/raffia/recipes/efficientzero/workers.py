@@ -44,9 +44,9 @@ def make_workers(
     others += ["learners"] if config.learners.num > 1 else []
     if others and not from_config:
         raise ValueError(
-            f"{others[0]}.* with a make_env or networks of your own: {others[0]} are made from "
-            "the config alone. Register the environment with Gymnasium and name it in env.id, "
-            f"or leave {others[0]}.* as they are"
+            f"{others[0]}.* cannot be used with a custom make_env or custom networks, because "
+            f"{others[0]} are built from the config alone. Register the environment with "
+            f"Gymnasium and name it in env.id, or leave {others[0]}.* as they are"
         )
     return RunWorkers(config, ROLES, actor_config(config), message)
 

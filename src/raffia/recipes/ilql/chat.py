@@ -142,8 +142,8 @@ class Chat:
         alone = self._tokens([(text, None)])
         if len(alone) + self.room > self.block_size:
             raise UnreadableText(
-                f"that is {len(alone)} tokens; with an answer, the agent's context of "
-                f"{self.block_size} has room for {self.block_size - self.room}: send less at a time"
+                f"the text has {len(alone)} tokens, but with an answer the agent's context of "
+                f"{self.block_size} has room for {self.block_size - self.room}: send a shorter one"
             )
         self.utterances.append((text, None))
 
@@ -246,7 +246,7 @@ class Guessing:
         """The guess gets its colours, such as "gybbb"."""
         code_of(row)  # raises an error for what is wrong with it
         if self.guess is None:
-            raise ValueError("no guess waits for colours: it is the agent's turn, `think()`")
+            raise ValueError("no guess is waiting for colours: it is the agent's turn, `think()`")
         self.turns = (*self.turns, (self.guess, row))
         self.guess = None
 
@@ -264,5 +264,5 @@ class Guessing:
         for guess, row in self.turns:
             right = colors(secret, guess, self.wordle.rule) if self.wordle.is_valid(guess) else row
             if right != row:
-                raise ValueError(f"for {secret}, {guess} gets {right}, and got {row}")
+                raise ValueError(f"for {secret}, {guess} gets {right}, but got {row}")
         self.secret = secret

@@ -80,8 +80,9 @@ class DialogueDataConfig:
         check_least(self, 1, "sort_window", "buckets")
         if self.chat_template and self.tokenizer in ("characters", "words"):
             raise ValueError(
-                f"chat_template=True is of a tokenizer of Hugging Face, and tokenizer="
-                f"{self.tokenizer!r} has none: give the model's folder (--data.tokenizer FOLDER)"
+                "chat_template=True needs the tokenizer of a Hugging Face model, but "
+                f"tokenizer={self.tokenizer!r} has no chat template: give the model's folder "
+                "(--data.tokenizer FOLDER)"
             )
         for name, example in (("columns", "chat=messages"), ("roles", "bot=agent")):
             for pair in getattr(self, name):
@@ -94,8 +95,8 @@ class DialogueDataConfig:
             check_least(self, 2, "max_len")
         if not 0 < self.held_out < 1:
             raise ValueError(
-                f"held_out={self.held_out} must lie between 0 and 1: with no rows held out there "
-                "is nothing to evaluate on, and with all of them nothing to learn from"
+                f"held_out={self.held_out} must be between 0 and 1: without held-out rows there "
+                "is nothing to evaluate on, and without others nothing to learn from"
             )
 
 
@@ -123,7 +124,7 @@ class LoRAConfig:
         check_least(self, 0, "rank")
         check_above_zero(self, "alpha")
         if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout={self.dropout} must lie in 0..1, below 1")
+            raise ValueError(f"dropout={self.dropout} must be in [0, 1)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +146,7 @@ class ScriptsConfig:
         check_types(self)
         check_least(self, 0, *asdict(self))
         if not sum(asdict(self).values()) > 0:
-            raise ValueError("nobody plays: give one of the scripts a weight, such as fair=1.0")
+            raise ValueError("no script plays: give at least one a weight, such as fair=1.0")
 
     def fractions(self) -> dict[str, float]:
         """The fraction of all games that each player has, by name; players without games are left
@@ -272,31 +273,32 @@ class ILQLRun(ILQLConfig):
         check_least(self, 1, "num_updates", "batch_size", "num_micro_batches")
         if self.batch_size % self.num_micro_batches:
             raise ValueError(
-                f"batch_size={self.batch_size} can't be cut into num_micro_batches="
-                f"{self.num_micro_batches} equal parts"
+                f"batch_size={self.batch_size} cannot be divided into "
+                f"num_micro_batches={self.num_micro_batches} equal parts"
             )
         if self.task == "wordle" and self.evaluate.env:
             raise ValueError(
-                f"env={self.evaluate.env!r} is of a run on data (--data FILE), and wordle is "
-                "evaluated in its own games: leave it out"
+                f"env={self.evaluate.env!r} is for runs on data (--data FILE), but wordle is "
+                "evaluated in its own games: leave env out"
             )
         if not self.plays and self.evaluate.target_return is not None:
             raise ValueError(
-                f"target_return={self.evaluate.target_return} is of games, and on data none are "
-                "played: leave it out, num_updates ends the run; or name an environment, --env "
-                "file.py:name"
+                f"target_return={self.evaluate.target_return} needs games, and runs on data play "
+                "none: leave it out, because num_updates ends the run, or name an environment "
+                "with --env file.py:name"
             )
         self.population.check_compile(self.compile)
         longest = self.population.longest_batch(self.batch_size)
         if longest != self.batch_size and self.num_micro_batches > 1:
             raise ValueError(
-                f"population.ranges let batch_size be up to {longest}, which num_micro_batches="
-                f"{self.num_micro_batches} can't cut into equal parts: leave one of the two out"
+                f"population.ranges allow batch_size up to {longest}, which cannot be divided "
+                f"into num_micro_batches={self.num_micro_batches} equal parts: leave one of the "
+                "two out"
             )
         if self.population.replay != "shared":
             raise ValueError(
-                f"population.replay={self.population.replay!r}: nothing is played here, and all "
-                "members learn from the same data: leave it out"
+                f"population.replay={self.population.replay!r} has no effect: nothing is played "
+                "here, and all members learn from the same data. Leave it out"
             )
         self.population.check_form(self.model.evolvable_heads)
         self._check_learners()
@@ -323,14 +325,15 @@ class ILQLRun(ILQLConfig):
             return
         if self.batch_size % (num * self.num_micro_batches):
             raise ValueError(
-                f"batch_size={self.batch_size} can't be shared evenly by learners.num={num} "
-                f"processes, each in num_micro_batches={self.num_micro_batches} parts: take a "
+                f"batch_size={self.batch_size} cannot be divided equally among learners.num={num} "
+                f"processes with num_micro_batches={self.num_micro_batches} parts each: use a "
                 f"batch_size that {num * self.num_micro_batches} divides"
             )
         is_sharded = self.learners.state == "sharded"
         check_alone(
-            f"learners.num={num} processes share batches of one agent without torch.compile, and a "
-            "state in parts on the CPU; and",
+            f"learners.num={num}",
+            "its processes share the batches of one agent without torch.compile, and hold a "
+            "sharded state on the CPU",
             {
                 f"learners.state=sharded on device={self.device}": is_sharded
                 and self.device != "cpu",
@@ -344,13 +347,14 @@ class ILQLRun(ILQLConfig):
         if not self.language_model and (lora.rank or trunk.kind != "gpt"):
             what = f"lora.rank={lora.rank}" if lora.rank else f"model.trunk.kind={trunk.kind!r}"
             raise ValueError(
-                f"{what} goes on from a language model that is there: give its folder, "
-                "language_model=FOLDER (on the command line --model FOLDER)"
+                f"{what} needs an existing language model: give its folder, language_model=FOLDER "
+                "(on the command line --model FOLDER)"
             )
         if self.compile and max(trunk.dropout, lora.dropout) > 0:
             raise ValueError(
-                "compile=True with dropout: its draws could not be repeated when the run is "
-                "resumed. Set model.trunk.dropout=0.0 and lora.dropout=0.0, or compile=False"
+                "compile=True cannot be combined with dropout, whose random draws could not be "
+                "repeated when the run is resumed. Set model.trunk.dropout=0.0 and "
+                "lora.dropout=0.0, or compile=False"
             )
 
     def _check_decoding(self) -> None:
@@ -358,16 +362,17 @@ class ILQLRun(ILQLConfig):
         wants = self.decode.needs_values or any(weights)
         if not self.plays and weights:
             raise ValueError(
-                f"adv_weights={weights} are of games, and on data none are played: leave them out, "
-                "or name an environment, --env file.py:name"
+                f"adv_weights={weights} needs games, and runs on data play none: leave it out, or "
+                "name an environment with --env file.py:name"
             )
         if self.plays and wants and not self.loss.needs_values:
             raise ValueError(
-                "decoding asks for values, and this agent learns none: set decode.include_adv="
-                'False and evaluate.adv_weights=(), as method("bc", config) does for the former'
+                "decoding uses values, but this agent learns none: set decode.include_adv=False "
+                'and evaluate.adv_weights=(), as method("bc", config) does for the former'
             )
         if self.plays and wants and not self.model.per_token:
             raise ValueError(
-                "decoding asks for the value of each token, and with model.per_token=False Q is "
-                "of whole utterances: set decode.include_adv=False and evaluate.adv_weights=()"
+                "decoding uses the value of each token, but with model.per_token=False Q is one "
+                "number for a whole utterance: set decode.include_adv=False and "
+                "evaluate.adv_weights=()"
             )

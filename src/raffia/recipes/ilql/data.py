@@ -103,7 +103,7 @@ def make_corpus(config: ILQLRun, folder: Path | None) -> Corpus:
     max_len = block_size if data.max_len is None else data.max_len
     if max_len > block_size:
         raise RunError(
-            f"data.max_len={max_len}, and the model's context holds {block_size} tokens: leave it "
+            f"data.max_len={max_len} exceeds the model's context of {block_size} tokens: leave it "
             f"out, or set it to {block_size} or less"
         )
     with _named_as_settings():
@@ -131,15 +131,15 @@ def _refuse_unrewarded(data: DialogueDataset, config: ILQLRun) -> None:
     summary = data.store.summary
     if not summary.num_actions.any():
         raise RunError(
-            "no message is the agent's, so that there is nothing to learn: the roles that are are "
-            "assistant, agent and gpt; for others --data.roles bot=agent"
+            "no message is the agent's, so there is nothing to learn: the agent's roles are "
+            "assistant, agent and gpt. For other roles: --data.roles bot=agent"
         )
     needs = config.loss.needs_values or config.keep_best < 1
     if needs and not any(point.rewards and any(point.rewards) for point in _rewarded(data)):
         raise RunError(
-            f"none of the {len(data)} dialogues has a reward other than 0, so that nothing "
+            f"none of the {len(data)} dialogues has a reward other than 0, so nothing "
             'distinguishes good answers from bad ones: give rewards, "reward" beside a message or '
-            "of the row (--data.columns score=reward where it has another name). To imitate all of "
+            "in the row (--data.columns score=reward if it has another name). To imitate all of "
             "them: --loss.v_weight 0 --loss.q_weight 0 --loss.cql_weight 0 --decode.no_include_adv"
         )
 
@@ -165,7 +165,7 @@ def describe_corpus(corpus: Corpus) -> str:
         f"({returns.min():.4g} to {returns.max():.4g}), deviation {returns.std():.3g}"
     )
     if found.num_skipped:
-        text += f"; {found.num_skipped:,} rows left out"
+        text += f"; {found.num_skipped:,} rows skipped"
     if corpus.held_out is not None:
         text += f"; {len(corpus.held_out):,} more held out"
     return text
@@ -204,7 +204,7 @@ def split(
     num = len(data)
     if num < 2:
         raise ValueError(
-            f"{num} row can't be split into some to learn from and some held out: give 2 or more"
+            f"{num} row cannot be split into rows to learn from and held-out rows: give 2 or more"
         )
     order = np.random.Generator(np.random.PCG64(derive_seed(seed, "held out"))).permutation(num)
     num_held_out = min(num - 1, max(1, round(fraction * num)))
@@ -228,8 +228,8 @@ def make_wordle(config: WordleConfig, *, held_out: bool = False) -> Wordle:
         return Wordle(vocabulary=words)
     if not 0 < config.num_held_out < len(words):
         raise RunError(
-            f"wordle.num_held_out={config.num_held_out} of {len(words)} words: hold out 1 to "
-            f"{len(words) - 1} of them"
+            f"wordle.num_held_out={config.num_held_out} must be from 1 to {len(words) - 1}: there "
+            f"are {len(words)} words"
         )
     learnt = words.subset(
         len(words) - config.num_held_out, seed=derive_seed(config.data_seed, "held-out secrets")
@@ -272,10 +272,13 @@ def source_of(config: DialogueDataConfig) -> DialogueSource:
     >>> source_of(DialogueDataConfig())
     Traceback (most recent call last):
     ...
-    raffia.train.experiment.RunError: no files to learn from: give --data.files chats.jsonl
+    raffia.train.experiment.RunError: data.files is empty, so there is nothing to learn from: give
+    --data.files chats.jsonl
     """
     if not config.files:
-        raise RunError("no files to learn from: give --data.files chats.jsonl")
+        raise RunError(
+            "data.files is empty, so there is nothing to learn from: give --data.files chats.jsonl"
+        )
     columns = dict(_pair(pair) for pair in config.columns)
     roles = {name: meaning == "agent" for name, meaning in map(_pair, config.roles)}
     found = [read_dialogues(path, columns=columns, roles=roles) for path in config.files]
@@ -314,7 +317,7 @@ def find_tokenizer(
             if config.task != "wordle" and not may_rebuild:
                 raise RunError(
                     f"{error}. `raffia resume {folder}` makes the tokenizer again from the data; "
-                    "or bring the file back"
+                    "or restore the file"
                 ) from error
     made = make_tokenizer(config, source)
     made.save(home)
@@ -342,14 +345,14 @@ def make_tokenizer(config: ILQLRun, source: DialogueSource | None = None) -> Tok
         return load_tokenizer(path)
     if not path.exists():
         raise RunError(
-            f"data.tokenizer={data.tokenizer!r}: nothing is there; give a tokenizer's folder, "
-            "or characters, or words, by which it is made of the data"
+            f"data.tokenizer={data.tokenizer!r} does not exist: give the folder of a tokenizer, "
+            "or characters or words to make one from the data"
         )
     if path.is_dir() and not (path / TOKENIZER_JSON).exists():
         raise RunError(
             f"data.tokenizer={data.tokenizer!r}: the folder has no {TOKENIZER_JSON}. With "
-            "transformers, AutoTokenizer.from_pretrained(folder).save_pretrained(folder) writes it;"
-            " or take --data.tokenizer characters, or words, by which one is made of the data"
+            "transformers, AutoTokenizer.from_pretrained(folder).save_pretrained(folder) writes "
+            "it; or use --data.tokenizer characters, or words, to make one from the data"
         )
     return _of_hugging_face(path, data)
 
@@ -359,14 +362,14 @@ def _of_hugging_face(path: Path, data: DialogueDataConfig) -> HFTokenizer:
         try:
             return ChatTokenizer(path)
         except (FileNotFoundError, ValueError) as error:
-            raise RunError(f"{error}. Of a run: --data.no_chat_template") from error
+            raise RunError(f"{error}. For a run: --data.no_chat_template") from error
     add_special_tokens = data.add_special_tokens
     try:
         return HFTokenizer(path, add_missing=add_special_tokens)
     except ValueError as error:
         if not add_special_tokens:
             HFTokenizer(path, add_missing=True)  # raises where it is something else
-            raise RunError(f"{error}. Of a run, --data.add_special_tokens adds them") from error
+            raise RunError(f"{error}. For a run, --data.add_special_tokens adds them") from error
         raise
 
 
@@ -376,16 +379,19 @@ def _named_as_settings() -> Iterator[None]:
     try:
         yield
     except RowTooLongError as error:
-        fix = "Of a run these are --data.max_len, --data.too_long and --model.trunk.block_size"
+        fix = (
+            "For a run, the settings are --data.max_len, --data.too_long and "
+            "--model.trunk.block_size"
+        )
         raise RowTooLongError(error.path, error.where, f"{error.why}. {fix}") from error
     except MalformedDataError as error:
         fix = "--data.malformed skip leaves such rows out"
         if "columns={" in error.why:
-            fix = f"Of a run: --data.columns chat=messages score=reward tokens=. {fix}"
+            fix = f"For a run: --data.columns chat=messages score=reward tokens=. {fix}"
         if "HFTokenizer(folder" in error.why:
-            fix = f"Of a run: --data.no_chat_template. {fix}"
+            fix = f"For a run: --data.no_chat_template. {fix}"
         if "roles={" in error.why:
-            fix = f"Of a run: --data.roles bot=agent caller=environment. {fix}"
+            fix = f"For a run: --data.roles bot=agent caller=environment. {fix}"
         raise MalformedDataError(error.path, error.where, f"{error.why}. {fix}") from error
 
 
@@ -399,5 +405,7 @@ def _texts(source: DialogueSource, *, skip: bool) -> Iterator[str]:
                 raise
             continue
         if isinstance(found, TokenRow):
-            location.fail("it is of tokens, whose tokenizer must be given: --data.tokenizer FOLDER")
+            location.fail(
+                "it contains tokens, so their tokenizer must be given: --data.tokenizer FOLDER"
+            )
         yield from (text for text, _ in found.to_sequence()[0])

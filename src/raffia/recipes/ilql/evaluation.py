@@ -344,8 +344,9 @@ def find_environment(
     >>> find_environment(config, None, None)
     Traceback (most recent call last):
     ...
-    raffia.train.experiment.RunError: its environment is haggle.py:Haggle, which is no class of an
-    installed package: if you trust it, name it: --env haggle.py:Haggle, in Python make_env=Haggle
+    raffia.train.experiment.RunError: its environment is haggle.py:Haggle, which is not a class of
+    an installed package. If you trust it, name it: --env haggle.py:Haggle, in Python
+    make_env=Haggle
     """
     name = config.evaluate.env
     if not name:
@@ -359,23 +360,23 @@ def find_environment(
             home, _, last = name.rpartition(":")
             call = f"name it: --env {name}, in Python make_env={last}"
             if "<" in last or home == "__main__":
-                call = "give it again: make_env=... in Python, where it was made"
+                call = "pass make_env=... again in Python, as when the run was started"
             raise RunError(
-                f"its environment is {name}, which is no class of an installed package: if you "
+                f"its environment is {name}, which is not a class of an installed package. If you "
                 f"trust it, {call}"
             )
     of_another_kind = isinstance(make_env, type) and not issubclass(make_env, Language_Environment)
     env = make_env() if callable(make_env) and not of_another_kind else make_env
     if not isinstance(env, Language_Environment) or env is make_env:
         raise ConfigError(
-            f"{name} gives {env!r}; it must be a class, or a function, that gives a "
-            "raffia.lm.Language_Environment when it is called without arguments"
+            f"{name} is {env!r}; it must be a class, or a function, that returns a "
+            "raffia.lm.Language_Environment when called without arguments"
         )
     try:
         DataPoint.from_obs(env.reset(0), tokenizer)
     except ValueError as error:
         raise RunError(
-            f"what {name} says first cannot be encoded with the tokens of the data: {error}. "
-            "Learn from dialogues of this environment, or take --data.tokenizer FOLDER"
+            f"the first utterance of {name} cannot be encoded with the tokens of the data: "
+            f"{error}. Learn from dialogues of this environment, or use --data.tokenizer FOLDER"
         ) from error
     return make_env

@@ -130,7 +130,7 @@ def evaluator_config(config: ILQLRun, folder: Path, make_env: str | MakeLanguage
     >>> evaluator_config(ILQLRun(), Path("nowhere"), lambda: make_env())
     Traceback (most recent call last):
     ...
-    ValueError: evaluators.* with an environment that workers can't import, ...
+    ValueError: evaluators.* needs an environment that workers can import, not ...
     """
     env: Any = make_env
     if callable(make_env):
@@ -141,8 +141,9 @@ def evaluator_config(config: ILQLRun, folder: Path, make_env: str | MakeLanguage
             home = getattr(sys.modules.get(home), "__file__", None) or "__main__"
         if home == "__main__" or "<" in name:
             raise ValueError(
-                f"evaluators.* with an environment that workers can't import, {home}:{name}: move "
-                "it into a module and give its class or 'file.py:Name', or leave evaluators.* out"
+                f"evaluators.* needs an environment that workers can import, not {home}:{name}: "
+                "move it into a module and give its class or 'file.py:Name', or leave "
+                "evaluators.* out"
             )
         env = f"{home}:{name}"
     elif make_env is not None and make_env.rpartition(":")[0].endswith(".py"):

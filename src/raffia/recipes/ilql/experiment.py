@@ -133,13 +133,13 @@ class ILQLExperiment(RunExperiment):
         """Raise RunError where rows or the language model are not those that it learnt from."""
         if found.extras["data"] != self._data():
             raise RunError(
-                f"{found.root} has learnt from other rows than those that are there now: bring "
-                "back the files as they were, or train again on these in another folder"
+                f"{found.root} was trained on other rows than the present ones: restore the files "
+                "as they were, or train a new run on these in another folder"
             )
         if found.extras.get("language_model", "") != self.making.checksum:
             raise RunError(
-                f"{found.root} has learnt changes of another language model than the one in "
-                f"{self.folder / LANGUAGE_MODEL}: bring that folder back as it was"
+                f"{found.root} holds changes to another language model than the one in "
+                f"{self.folder / LANGUAGE_MODEL}: restore that folder as it was"
             )
         super().refuse_other(found, state)
 

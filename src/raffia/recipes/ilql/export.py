@@ -101,7 +101,7 @@ def export(run: str | Path, out: str | Path, checkpoint: str = "best") -> Export
     run, out = Path(run), Path(os.path.realpath(out))
     config = read_run_of(ILQLRun, run)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise RunError(f"{out} is there already, and is not empty: give another folder")
+        raise RunError(f"{out} already exists and is not empty: give another folder")
     _refuse_rotary(config, run)
     update = find_checkpoint(run, checkpoint).update
     policy = load_agent(run, str(update))
@@ -140,7 +140,9 @@ def load_exported(
     if not path.is_file():
         raise FileNotFoundError(f"there is no {path}: `raffia export` writes it")
     described: Any = parse_json(path, path.read_bytes())
-    with foreign_reader(path, f"it is damaged, or of another release of raffia than {__version__}"):
+    with foreign_reader(
+        path, (f"it is damaged, or from another release of raffia than {__version__}")
+    ):
         if described["kind"] != KIND or described["version"] not in (1, VERSION):
             raise KeyError("kind")
         arrangement, with_values = dict(described["model"]), bool(described["with_values"])
@@ -149,11 +151,11 @@ def load_exported(
         is_separate = arrangement["policy"] == "separate"
         value_folder, target_folder = folder / folders["trunk"], folder / folders["target"]
     if described["version"] == VERSION and not (folder / MANIFEST).is_file():
-        raise DamagedFileError(folder / MANIFEST, "it is missing, and `raffia export` wrote it")
+        raise DamagedFileError(folder / MANIFEST, "it is missing; `raffia export` writes it")
     check_manifest(folder)
     values = networks_of(value_folder)
     policy = networks_of(folder).trunk if is_separate else None
-    with foreign_reader(path, "it describes no networks of ILQL"):
+    with foreign_reader(path, "it does not describe networks of ILQL"):
         config = ILQLModelConfig(trunk=values.trunk_config, **arrangement)
         model = ILQLModel(config, values.trunk, policy)
         target = make_target(model)
@@ -232,7 +234,7 @@ def _write_trunk(folder: Path, trunk: nn.Module, marks: Mapping[str, int]) -> No
                 plain.model.save_pretrained(folder)
         case _:
             raise RunError(
-                f"a {type(plain).__name__} can't be exported: known are CausalLM and HFTrunk"
+                f"a {type(plain).__name__} cannot be exported: supported are CausalLM and HFTrunk"
             )
 
 
@@ -266,8 +268,10 @@ def _heads(model: ILQLModel, target: ILQLTarget) -> dict[str, Tensor]:
 
 def _read_heads(path: Path, model: ILQLModel, target: ILQLTarget) -> None:
     if not path.is_file():
-        raise FileNotFoundError(f"there is no {path}, which holds the values: copy it there, too")
-    with foreign_reader(path, "it is damaged, or no safetensors file"):
+        raise FileNotFoundError(
+            f"{path}, which holds the values, does not exist: copy it there, too"
+        )
+    with foreign_reader(path, "it is damaged, or not a safetensors file"):
         saved = load_file(path)
     own = _heads(model, target)
     odd = sorted(
@@ -275,8 +279,8 @@ def _read_heads(path: Path, model: ILQLModel, target: ILQLTarget) -> None:
     )
     if odd:
         raise ValueError(
-            f"{path} is not of the model beside it: {odd[0]} is {_shape(saved, odd[0])} in it, and "
-            f"{_shape(own, odd[0])} here"
+            f"{path} does not belong to the model beside it: {odd[0]} is {_shape(saved, odd[0])} "
+            f"in the file, but {_shape(own, odd[0])} here"
         )
     for name, tensor in own.items():
         tensor.copy_(saved[name])
@@ -289,8 +293,8 @@ def _shape(tensors: Mapping[str, Tensor], name: str) -> list[int] | None:
 def _refuse_rotary(config: ILQLRun, run: Path) -> None:
     if config.model.trunk.positions != "learned":
         raise RunError(
-            f"the language model of {run} has rotary positions, and GPT-2, as which transformers "
-            "would read it, has learned ones: no folder of that kind can hold it. Runs with "
+            f"the language model of {run} has rotary positions, but the folder would be read by "
+            "transformers as a GPT-2, which has learned positions. Runs with "
             "--model.trunk.positions learned can be exported"
         )
 
@@ -305,5 +309,5 @@ def _listed(folder: Path) -> list[str]:
 def _inside(name: str) -> str:
     """A folder's name that leads nowhere else."""
     if name not in (".", VALUE_TRUNK, TARGET_TRUNK):
-        raise ValueError(f"{name!r} is no folder of an agent")
+        raise ValueError(f"{name!r} is not the folder of an agent")
     return name

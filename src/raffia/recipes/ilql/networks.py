@@ -145,8 +145,8 @@ def making_of(config: ILQLRun, folder: str | Path) -> Making:
         return load_folder(path, KIND, VERSION, lambda found: _read(config, found))
     except DamagedFileError as error:
         raise RunError(
-            f"{error}. Bring back {path} as it was; while no checkpoint was saved, remove it, and "
-            "it is made again"
+            f"{error}. Restore {path} as it was; if no checkpoint has been saved yet, delete it, "
+            "and the run writes it again"
         ) from error
 
 
@@ -208,7 +208,7 @@ def shape_of(config: ILQLRun) -> dict[str, Any]:
         try:
             return {"kind": "gpt", **gpt2_settings(folder)}
         except ValueError as error:
-            raise RunError(f"{error}; of a run, --model.trunk.kind transformers") from error
+            raise RunError(f"{error}; for a run, --model.trunk.kind transformers") from error
     return {"kind": "transformers", **hf_sizes(folder)}
 
 
@@ -229,7 +229,7 @@ def refuse_other_sizes(config: ILQLRun) -> None:
     if different or trunk.vocab_size < shape["vocab_size"]:
         name = (different or ["vocab_size"])[0]
         raise RunError(
-            f"model.trunk.{name}={ours[name]}, and {config.language_model} holds a model with "
+            f"model.trunk.{name}={ours[name]}, but {config.language_model} holds a model with "
             f"{shape[name]}: `raffia.recipes.ilql.with_sizes(config)` takes all sizes from there"
         )
 

@@ -60,13 +60,14 @@ def refuse_unfit(config: ILQLRun, tokenizer: Tokenizer) -> None:
     >>> refuse_unfit(ILQLRun(), make_tokenizer(ILQLRun()))
     Traceback (most recent call last):
     ...
-    raffia.train.experiment.RunError: model.trunk.vocab_size=50257, and there are 274 tokens: ...
+    raffia.train.experiment.RunError: model.trunk.vocab_size=50257, but there are 274 tokens: set it
+    to 274, as `raffia.recipes.ilql.with_sizes(config)` does
     """
     trunk, num = config.model.trunk, tokenizer.num_tokens
     fits = trunk.vocab_size >= num if config.language_model else trunk.vocab_size == num
     if not fits:
         raise RunError(
-            f"model.trunk.vocab_size={trunk.vocab_size}, and there are {num} tokens: set it to "
+            f"model.trunk.vocab_size={trunk.vocab_size}, but there are {num} tokens: set it to "
             f"{num}, as `raffia.recipes.ilql.with_sizes(config)` does"
         )
     if config.task == "wordle" and trunk.block_size < longest_game(config.wordle):
@@ -76,6 +77,6 @@ def refuse_unfit(config: ILQLRun, tokenizer: Tokenizer) -> None:
         )
     if config.lora.rank and config.lora.learn_embeddings is None:
         raise RunError(
-            "lora.learn_embeddings is not set: set it to True or False, or take "
+            "lora.learn_embeddings is not set: set it to True or False, or use "
             "`raffia.recipes.ilql.with_sizes(config)`, which checks whether tokens were added"
         )
