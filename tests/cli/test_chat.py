@@ -119,7 +119,7 @@ def test_six_guesses_and_another_game(policy):
 def test_the_word_may_be_told_amid_a_game_unless_colours_say_otherwise(policy):
     first, second = WORDS[:2]
     said = played(policy, f"\nbbbbb\n{first}\n/undo\n{second}\n", [first, second, second])
-    assert f"That can't be your word: for {first}, {first} gets ggggg, and got bbbbb." in said
+    assert f"That can't be your word: for {first}, {first} gets ggggg, but got bbbbb." in said
     assert f"colours of {first}: {second}\n   {first}  " in said
     assert f"2. {second}  ggggg\nFound in 2 guesses." in said
 

@@ -94,7 +94,7 @@ def test_settings_that_shaped_what_was_learnt_are_refused(tmp_path):
     folder = tmp_path / "run"
     train(brief(num_updates=5), folder, view=Quiet())
     for name, value in (("loss__tau", 0.9), ("batch_size", 4), ("seed", 1)):
-        words = f"{name.replace('__', '.')}: .* only num_updates, .* may change"
+        words = f"{name.replace('__', '.')} cannot be .* Only num_updates, .* can be changed"
         with pytest.raises(RunError, match=words):
             resume(folder, config=with_all(brief(), **{name: value}), view=Quiet())
     assert read_run(folder) == brief(num_updates=5)
@@ -274,5 +274,5 @@ def test_a_language_model_is_begun_with(chats, tmp_path):
     assert resume(tmp_path / "run", config=longer, view=Quiet()).update == 2
     unlike = replace(config, language_model=str(tmp_path / "moved"))
     unlike = replace(unlike, model=ILQLModelConfig(trunk=replace(trunk, n_layer=2)))
-    with pytest.raises(RunError, match="n_layer=2, and .*moved holds a model with 1"):
+    with pytest.raises(RunError, match="n_layer=2, but .*moved holds a model with 1"):
         train(unlike, tmp_path / "other", view=Quiet())

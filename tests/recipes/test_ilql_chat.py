@@ -167,7 +167,7 @@ def test_a_word_must_agree_with_the_colours_so_far():
     first, second = game.words[:2]
     game.guess = first
     game.answer("ggggg")
-    with pytest.raises(ValueError, match=f"for {second}, {first} gets .*, and got ggggg"):
+    with pytest.raises(ValueError, match=f"for {second}, {first} gets .*, but got ggggg"):
         game.reveal(second)
     assert game.secret is None
     game.reveal(first)

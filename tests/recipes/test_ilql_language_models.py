@@ -213,7 +213,7 @@ def test_what_can_not_be_is_refused(place, tmp_path):
         of_file(chats, lora=LoRAConfig(rank=4))
     with pytest.raises(ValueError, match="compile=True cannot be combined with dropout"):
         with_trunk(of_file(chats, compile=True), dropout=0.1)
-    with pytest.raises(RunError, match=r"n_layer=2, .* holds a model with 3|n_layer=3, and .* 2"):
+    with pytest.raises(RunError, match=r"n_layer=2, .* holds a model with 3|n_layer=3, but .* 2"):
         train(with_trunk(config_of(place, "llama"), n_layer=3), tmp_path / "run", view=Quiet())
     assert not (tmp_path / "run").exists()
     unsettled = config_of(place, "llama", lora=LoRAConfig(rank=2))

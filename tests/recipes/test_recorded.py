@@ -219,7 +219,9 @@ def test_a_run_from_files_alone_can_be_made_longer_and_not_into_one_that_plays(f
     efficientzero.train(config, tmp_path / "run", view=Quiet())
     longer = with_all(config, collect__extra_updates=3)
     assert efficientzero.resume(tmp_path / "run", config=longer, view=Quiet()).update == 12
-    with pytest.raises(RunError, match="data.num_updates: .* started with other values"):
+    with pytest.raises(
+        RunError, match="data.num_updates cannot be changed: .* started with other values"
+    ):
         efficientzero.resume(
             tmp_path / "run", config=with_all(longer, data__num_updates=0), view=Quiet()
         )

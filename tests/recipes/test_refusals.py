@@ -106,7 +106,11 @@ CHANGES = [  # a run, and what it can't be together with
         row
         for kind in ("actors", "reanalyzers", "evaluators")
         for row in (
-            (SMOKE, rf"{kind}.device=cuda and no {kind}: set", {f"{kind}__device": "cuda"}),
+            (
+                SMOKE,
+                rf"{kind}.device=cuda has no effect without {kind}: set",
+                {f"{kind}__device": "cuda"},
+            ),
             (
                 SMOKE,
                 rf"{kind}.gpus, because Ray gives no GPU with {kind}.gpus=0",
@@ -120,7 +124,7 @@ CHANGES = [  # a run, and what it can't be together with
         r"evaluators.* with population.size=2: a population evol",
         {"population": PAIR, "evaluators": EvaluatorsConfig(join_after=5)},
     ),
-    (VECTOR, r"env.num_envs=3 .* shards=2: set env.num_envs=4", {"replay__shards": 2}),
+    (VECTOR, r"num_envs=3 .*shards=2: set env.num_envs=4", {"replay__shards": 2}),
     (SHARDS, r"shards=2 .*divided equally .*num=3.*set reanalyzers.num=2", {"reanalyzers__num": 3}),
     (SHARDS, r"shards=2 .* with population.size=2: .*Leave replay.shards", {"population": PAIR}),
     (
@@ -131,11 +135,11 @@ CHANGES = [  # a run, and what it can't be together with
     (PARTS, r"batch_size=24 cannot be divided equally among learners.num=5", {"learners__num": 5}),
     (
         PARTS,
-        r"learners.num=2 .* and learners.state=sharded: leave",
+        r"learners.num=2 .* with learners.state=sharded: .*Leave",
         {"learners__num": 2, "learners__state": "sharded"},
     ),
     *(
-        (run, rf"learners.num=2 .* and {words}: leave one", {"learners__num": 2, **change})
+        (run, rf"learners.num=2 .* with {words}: .*Leave one", {"learners__num": 2, **change})
         for run in (PARTS, WORDLE)
         for words, change in (
             ("population.size=2", {"population": PAIR}),
@@ -149,7 +153,7 @@ CHANGES = [  # a run, and what it can't be together with
     ),
     (
         WORDLE,
-        "learners.state=sharded on device=cuda: leave one",
+        "learners.state=sharded on device=cuda: .*Leave one",
         {"learners__num": 2, "device": "cuda", "learners__state": "sharded"},
     ),
     (WORDLE, "state='halved' is none of", {"learners__num": 2, "learners__state": "halved"}),
@@ -188,17 +192,17 @@ CHANGES = [  # a run, and what it can't be together with
         r"reanalyze_ratio=0.5 .* with data.num_up.* set .*=1.0",
         {"targets__reanalyze_ratio": 0.5},
     ),
-    (ALONE, r"num_updates=5 .*plays nothing, and actors.*: leave", {"actors__num": 2}),
+    (ALONE, r"num_updates=5 .* with actors.*plays nothing. Leave", {"actors__num": 2}),
     (ALONE, r"num_updates=5 .*data.files names none", {"data__files": ()}),
     (ALONE, r"columns: 'obs' is not NAME=MEANING", {"data__columns": ("obs",)}),
     (ALONE, "num_updates=-1 must be at least 0", {"data__num_updates": -1}),
     *(
-        (run, "hold no root values .*bootstrap=search: leave", {"targets__bootstrap": "search"})
+        (run, "with targets.bootstrap=search: .* Leave", {"targets__bootstrap": "search"})
         for run in (ALONE, with_all(ALONE, data__num_updates=0))
     ),
     (RUN, "NAME=LOW..HIGH", {"population__ranges": ("tau",)}),
     (RUN, "low must be below high", {"population__ranges": ("tau=0.9..0.5",)}),
-    (RUN, "must lie in 0..1", {"population__ranges": ("tau=0.5..1.5",)}),
+    (RUN, "must be in 0..1", {"population__ranges": ("tau=0.5..1.5",)}),
     (
         RUN,
         "all probabilities are 0",

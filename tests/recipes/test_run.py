@@ -105,7 +105,7 @@ def own_folder(tmp_path, finished):
 
 REFUSED = [  # by which config of a new run, or which call, the error, and what is said
     ({"env__id": "CartPol-v1"}, ValueError, "CartPole-v1"),
-    ({"device": "gpu"}, RunError, "device='gpu' can't be used"),
+    ({"device": "gpu"}, RunError, "device='gpu' cannot be used"),
     (
         {"env__id": "connect4", "env__frame_stack": 1, "evaluate__opponent": "perfect"},
         ValueError,

@@ -185,7 +185,7 @@ def test_what_a_config_can_not_name_can_not_run_elsewhere(given, kind, tmp_path)
 @pytest.mark.parametrize("kind", ["actors", "reanalyzers", "evaluators"])
 def test_devices_and_engines_that_are_not_there_leave_no_folder(kind, tmp_path, monkeypatch):
     config = with_all(SMOKE, **{f"{kind}__num": 1, f"{kind}__device": "gpu"})
-    with pytest.raises(RunError, match=rf"{kind}.device='gpu' cannot be used: there is no such"):
+    with pytest.raises(RunError, match=rf"{kind}.device='gpu' cannot be used: no device"):
         trained(config, tmp_path / "run")
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'raffia\[scale\]'"):
@@ -202,7 +202,9 @@ FIXED = [  # settings that shaped what was drawn: of a run, another value, what 
 @pytest.mark.parametrize(("config", "change", "name"), FIXED)
 def test_what_was_drawn_by_can_not_change_at_a_resume(config, change, name, tmp_path):
     stopped(config, tmp_path / "run", 5)
-    with pytest.raises(RunError, match=f"{name}: .* was started with other values"):
+    with pytest.raises(
+        RunError, match=f"{name} cannot be changed: .* was started with other values"
+    ):
         resume_run(tmp_path / "run", config=with_all(config, **change), view=Quiet())
 
 
