@@ -259,7 +259,9 @@ def test_files_elsewhere_can_be_checked_too(checkpoints):
 
 def test_a_past_run_is_not_thrown_away(checkpoints):
     save(checkpoints, 5)
-    with pytest.raises(ValueError, match="update=4, and .* holds a checkpoint of update 5"):
+    with pytest.raises(
+        ValueError, match="update=4 cannot be saved: .* holds a checkpoint of update 5"
+    ):
         save(checkpoints, 4)
     assert_whole(checkpoints.newest(), 5)
 
