@@ -12,7 +12,7 @@ FIRST = [
     "from raffia import memmap",
     "from raffia.memmap import MemoryMappedTensor",
     "from raffia.utils import NestedKey, _zip_strict, expand_as_right, expand_right, unravel_key",
-    "from raffia.base import NO_DEFAULT, TensorDictBase, _is_leaf_nontensor",
+    "from raffia.base import NO_DEFAULT, TensorDictBase, _is_leaf_nontensor, from_any, from_dict",
 ]
 AFTER = """
 import raffia, importlib, types

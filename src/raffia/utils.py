@@ -9,7 +9,7 @@ import torch
 from torch.nn import Buffer as Buffer
 
 from raffia import tensordict as container
-from raffia.tensordict.index import dims_of, indexed_size
+from raffia.tensordict.index import EllipsisError, dims_of, indexed_size
 from raffia.tensordict.keys import is_key
 from raffia.tensordict.rows import isin as isin
 from raffia.tensordict.rows import remove_duplicates as remove_duplicates
@@ -104,7 +104,9 @@ def convert_ellipsis_to_idx(idx: Any, batch_size: Sequence[int]) -> Any:
     if not dots:
         return idx
     missing = len(batch_size) - sum([dims_of(part) for part in parts if part is not ...])
-    if len(dots) > 1 or missing < 0:
+    if len(dots) > 1:
+        raise EllipsisError(f"An index can only have one ellipsis at most, got {idx!r}")
+    if missing < 0:
         raise RuntimeError(f"{idx!r} is no index of {len(batch_size)} dimensions")
     return (*parts[: dots[0]], *[slice(None)] * missing, *parts[dots[0] + 1 :])
 

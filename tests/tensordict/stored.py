@@ -69,7 +69,12 @@ def content(value):
         entries = {name: content(value.get(name)) for name in value.keys()}
         return value.batch_size, value.names, entries
     if isinstance(value, np.ndarray):
-        return value.dtype.str, value.shape, value.tolist(), value.flags.writeable
+        return (
+            value.dtype.str,
+            value.shape,
+            repr(value.tolist()),
+            value.flags.writeable,
+        )  # where nan is nan
     if isinstance(value, dict):
         return dict, tuple([(content(key), content(item)) for key, item in value.items()])
     if isinstance(value, (list, tuple)):

@@ -143,11 +143,12 @@ def test_what_else_says_where_to():
     for bad in ("nope", dict):
         with pytest.raises((TypeError, RuntimeError)):
             make().to(bad)
-    td = make()
-    with td.to(torch.float64) as other:  # written back
-        assert other["a"].dtype is torch.float64
-        other["a"] = other["a"] + 1
-    assert torch.equal(td["a"].float(), make()["a"] + 1)
+    for td in (make(), TensorDictParams(make())):
+        for where, dtype in ((torch.float64, torch.float64), ("cpu", td["a"].dtype)):
+            with td.to(where) as other:  # written back
+                assert other["a"].dtype is dtype
+                other["a"] = other["a"].detach() + 1
+        assert torch.equal(td["a"].float(), make()["a"] + 2)
     td = TensorDict({"a": torch.ones(2, 3)}, [2, 3])
     assert td.to(batch_size=[2]).batch_size == (2,) and td.batch_size == (2, 3)
     out = td.to(torch.float64, batch_size=[])
@@ -439,6 +440,10 @@ def test_tolist(td, rows):
     if td.batch_dims == 1:
         assert [row["a"].tolist() for row in td.tolist()] == [row["a"] for row in rows]
         assert isinstance(td.tolist(convert_tensors="numpy")[0]["a"], np.ndarray)
+        assert TensorDict(n=td, s="s").to_dict(convert_tensors=True, tolist_first=True) == {
+            "n": rows,
+            "s": "s",
+        }
         nodes = td.tolist(convert_nodes=False)
         assert all([isinstance(x, TensorDict) and x.batch_size == () for x in nodes])
 

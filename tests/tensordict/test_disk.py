@@ -128,6 +128,12 @@ def into_another(td, at):
     return one, two
 
 
+def test_entries_stay_in_their_order(tmp_path):
+    TensorDict(b=1, n=dict(d=1, c=1), new=1, a=1).memmap(tmp_path)
+    td = TensorDict(a=0, n=dict(c=0, d=0), gone=0, b=0).load_memmap_(tmp_path)
+    assert list(td.keys()) == ["a", "n", "b", "new"] and list(td["n"].keys()) == ["c", "d"]
+
+
 def over_itself(td, at):
     mapped = td.memmap(at)
     mapped_files = [path for path in files(at) if re.fullmatch(r"[^.]*\.memmap", path)]

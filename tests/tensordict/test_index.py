@@ -191,7 +191,10 @@ OUT_OF_RANGE += [(0, ..., 0, 0), (..., 0, 0, 0)]
 NO_INDEX = [torch.ones(3).bool(), torch.ones(4, 3, 2).bool(), 1.0, object(), T([0.0, 1.0])]
 FOREIGN = (TypeError, IndexError, KeyError, RuntimeError)
 REFUSED = {
-    "two ellipses": (lambda td: td[..., 0, ...], (IndexError, RuntimeError), "ellipsis"),
+    **{
+        f"two ellipses, {error.__name__}": (lambda td: td[..., 0, ...], error, "one ellipsis")
+        for error in (IndexError, RuntimeError)
+    },
     "too many": (lambda td: td[0, 0, 0], IndexError, "too many indices"),
     "a key behind": (lambda td: td[0, "a"], FOREIGN, ""),
     "a key before": (lambda td: td["a", 0], FOREIGN, ""),

@@ -129,10 +129,12 @@ def test_rows_of_unlike_members(dim):
         check_same(got.select("a"), want)
         assert "h" in got.keys()
     masks = torch.zeros(BATCHES[dim], dtype=torch.bool)
-    for index in ([], I[2:2], I[7:9], torch.zeros(0).long(), I[:, 0:0], masks, masks[:, 0]):
-        assert make(dim)[index].batch_size == dense(dim)[index].batch_size, index
-    with pytest.raises(IndexError, match="False can't index"):
-        make(dim)[T(False)]
+    empty = [[], I[2:2], I[7:9], torch.zeros(0).long(), I[:, 0:0], masks, masks[:, 0]]
+    for index in (*empty, False, T(False), I[0, False], I[:, False, 1:]):
+        td = make(dim)
+        assert td[index].batch_size == dense(dim)[index].batch_size, index
+        td[index] = 0
+        check_same(td, dense(dim))
 
 
 def test_members_are_handed_out():

@@ -5,7 +5,14 @@ from textwrap import dedent, indent
 
 import torch
 
-from raffia import NonTensorData, TensorDict, TensorDictParams, lazy_stack, tensorclass
+from raffia import (
+    NonTensorData,
+    TensorDict,
+    TensorDictParams,
+    lazy_stack,
+    set_printoptions,
+    tensorclass,
+)
 from tests.tensordict.kinds import each
 
 B, T = 2, 3
@@ -150,3 +157,48 @@ def test_a_text_in_full():
             device=None,
             is_shared=False)""")
     assert repr(td) == expected
+
+
+def members(*shapes, **more):
+    return lazy_stack([TensorDict({"a": ones(*shape), **more}, [B]) for shape in shapes])
+
+
+WIDE = {f"key{i}": ones(1) for i in range(2)}
+COMPACT = {
+    "a line of 80": (TensorDict({"a" * 25: 1.0}, [], "cpu"), f"[], device=cpu, fields={{{'a' * 25}: f32[]}}"),
+    "a line of 81": (TensorDict({"a" * 26: 1.0}, [], "cpu"), f"[], device=cpu, fields={{\n    {'a' * 26}: f32[]}}"),
+    "levels": (
+        TensorDict({"n": {"deep": {**WIDE, "b" * 60: 1}}, "z": ones(2, 3)}),
+        f"[], fields={{\n    n: {{\n        deep: {{\n            {'b' * 60}: i64[],\n            "
+        "key0: f32[1],\n            key1: f32[1]}},\n    z: f32[2,3]}",
+    ),
+    "values": (TensorDict({"s": "text", "l": ["u", "v"]}, [B]), "[2], fields={l: NonTensorStack, s: str}"),
+    "dtypes": (
+        TensorDict(a=ones(1).bfloat16(), b=ones(1).bool(), c=ones(1).to(torch.complex64), u=ones(1).byte()),
+        "[], fields={a: bf16[1], b: bool[1], c: c64[1], u: u8[1]}",
+    ),
+    "devices": (TensorDict(a=ones(1), m=ones(1, device="meta")), "[], fields={a: f32[1], m: f32[1]@meta}"),
+    "more batch dims": (TensorDict({"n": TensorDict({"a": ones(B, T, 1)}, [B, T])}, [B]), "[2], fields={n: [3]{a: f32[1]}}"),
+    "a lazy stack": (members((B, 1), (B, 1), n={"c": ones(B)}), "[2,2], stack_dim=0, fields={\n    a: f32[1],\n    n: {c: f32[]}}"),
+    "a lazy entry": (TensorDict({"n": members((B, 1), (B, 1))}, [2]), "[2], fields={n: LazyStackedTensorDict[2]{a: f32[1]}}"),
+    "unlike members": (members((B, 1), (B, 3)), "[2,2], stack_dim=0, fields={a: f32[-1]}"),
+    "unlike keys": (
+        lazy_stack([TensorDict(a=1, b=1.0), TensorDict(a=1.0)]),
+        "[2], stack_dim=0, fields={\n    a: f32[]}, exclusive_fields={0: {b: f32[]}}",
+    ),
+    "a tensorclass": (Step(obs=ones(B), task=None, batch_size=[B]), "[2], fields={obs: f32[], task: None}"),
+    "lazy tensorclasses": (
+        lazy_stack([Step(obs=ones(n), task="u") for n in (1, 2)]),
+        "[2], fields={obs: f32[-1], task: str}",
+    ),
+    "not known yet": (TensorDict(w=torch.nn.UninitializedParameter()), "[], fields={w: f32[-1]}"),
+}  # fmt: skip
+
+
+def test_compact_texts():
+    def check(case):
+        td, text = case
+        assert repr(td) == f"{type(td).__name__}(batch_size={text})"
+
+    with set_printoptions(compact=True):
+        each(COMPACT, check)

@@ -162,6 +162,9 @@ def test_rows_write_the_whole():
         write(td)
         assert torch.equal(td["a"], want)
     assert not td["b"][0].any() and torch.equal(td["b"][1], ROWS[1] + 2)
+    for index in (torch.tensor([1, 0]), torch.tensor([True, False]), (slice(None), 0), [1]):
+        td, other = lazy_stack([held(), held()]), lazy_stack([held() + 3, held() + 3])
+        assert torch.equal(td.update_at_(other[index], index)["a"], TABLE + 3)
     with pytest.raises(RuntimeError, match="as a whole"):
         td[0] = held()[0].set("a", UnbatchedTensor(torch.zeros(3)))
 
@@ -206,7 +209,7 @@ def test_it_is_a_tensor_and_no_container():
     assert set(td.filter_non_tensor_data().keys(True, True)) == set(td.keys(True, True))
     assert td.numpy()["a"].shape == (3, 4) and "shape=torch.Size([3, 4])" in repr(td)
     with set_printoptions(compact=True):
-        assert "a: f32[3, 4]" in repr(td)
+        assert "a: f32[3,4]" in repr(td)
     for names in (td.state_dict(), td.flatten_keys(".").keys()):
         assert set(names) == {"a", "b", "n.u", "n.c"}
     row = Rows(table=UnbatchedTensor(TABLE), value=torch.zeros(2), batch_size=[2])

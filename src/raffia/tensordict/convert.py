@@ -86,12 +86,12 @@ def to(
             args = (other, *args)
         kwargs = {name: value for name, value in kwargs.items() if value is not None}
         if not args and not kwargs.keys() - {"non_blocking"}:
-            return _unmoved(td)
+            return unmoved(td)
         device, dtype, non_blocking, memory_format = torch._C._nn._parse_to(*args, **kwargs)
     if device is not None:
         device = as_device(device)
     if dtype is None and (device is None or device == td._device):
-        return _unmoved(td)
+        return unmoved(td)
     source = td
     if non_blocking_pin and device is not None and device.type == "cuda":
         source, non_blocking = pin_memory(td, num_threads or None), True
@@ -134,7 +134,7 @@ def to(
     return out.lock_() if td._locked else out
 
 
-def _unmoved(td: Any) -> Any:
+def unmoved(td: Any) -> Any:
     """The container itself, usable in a `with` statement like a moved one."""
     td._origin = ("same",)
     return td

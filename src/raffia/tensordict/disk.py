@@ -330,20 +330,20 @@ def refill(out: Any, source: Any) -> Any:
         for mine, value in zip(out.tensordicts, source.tensordicts, strict=True):
             refill(mine, value)
         return out
-    entries = source._entries()
+    entries, resized = source._entries(), out._batch_size != source._batch_size
     for name, value in list(out._entries().items()):
-        if name not in entries or not keeps(value, entries[name]):
+        if name not in entries or resized and not keeps(value, entries[name]):
             out._del_str(name)
-    if out._batch_size != source._batch_size:
+    if resized:
         out.batch_size = source._batch_size
     if out._names != source._names:
         out.names = source._names
     for name, value in entries.items():
         mine = out._get_str(name)
-        if mine is None:
-            out._set_str(name, value)
-        else:
+        if keeps(mine, value):
             refill(mine, value)
+        else:
+            out._set_str(name, value)
     return out
 
 

@@ -465,23 +465,25 @@ def to_dict(
 
     convert_tensors: True turns tensors into lists, "numpy" into arrays.
     retain_none: keep entries that are None.
+    tolist_first: nested containers become what `tolist` gives: a list of dicts, one per row.
 
     >>> from raffia import TensorDict
     >>> TensorDict(a=dict(b=torch.ones(2)), c="text").to_dict()
     {'a': {'b': tensor([1., 1.])}, 'c': 'text'}
     """
-    if tolist_first:
-        return td.tolist(convert_nodes=True, convert_tensors=convert_tensors, tolist_first=True)
     out: dict[str, Any] = {}
     for name, value in td._entries().items():
         if value.__class__ is Tensor or not isinstance(value, Node):
             out[name] = converted(value, convert_tensors) if convert_tensors else value
         elif value._is_data():
-            data = value.tolist() if hasattr(value, "tensordicts") else value._unwrapped()
+            rows = tolist_first or hasattr(value, "tensordicts")
+            data = value.tolist() if rows else value._unwrapped()
             if convert_tensors and isinstance(data, Tensor) and isinstance(value, Tensor):
                 data = converted(data, convert_tensors)
             if retain_none or data is not None:
                 out[name] = data
+        elif tolist_first:
+            out[name] = value.tolist(convert_tensors=convert_tensors, tolist_first=True)
         else:
             out[name] = value.to_dict(retain_none=retain_none, convert_tensors=convert_tensors)
     return out

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from raffia.tensordict.entries import NO_DEFAULT, converted, get
+from raffia.tensordict.entries import NO_DEFAULT, get
 from raffia.tensordict.keys import NestedKey
 from raffia.tensordict.node import Container, Node
 
@@ -52,6 +52,7 @@ def tolist(
 
     convert_nodes: False gives containers instead of dicts.
     convert_tensors: True turns tensors into lists, "numpy" into arrays.
+    tolist_first: lists over the batch dimensions of nested containers, too.
 
     >>> from raffia import TensorDict
     >>> TensorDict(a=torch.tensor([1, 2]), batch_size=[2]).tolist()
@@ -62,12 +63,7 @@ def tolist(
         return [tolist(row, **options, tolist_first=tolist_first) for row in td.unbind(0)]  # type: ignore[arg-type]
     if not convert_nodes:
         return td
-    if tolist_first:
-        return {
-            name: value.tolist() if isinstance(value, Node) else converted(value, convert_tensors)
-            for name, value in td._entries().items()
-        }
-    return td.to_dict(convert_tensors=convert_tensors)
+    return td.to_dict(convert_tensors=convert_tensors, tolist_first=tolist_first)
 
 
 @overload

@@ -18,6 +18,17 @@ from raffia.tensordict.node import Container, Node
 _SCALAR = torch.zeros((), dtype=torch.bool)
 
 
+class EllipsisError(IndexError, RuntimeError):
+    """An index with two `...`; tensors raise IndexError for it, tensordict RuntimeError.
+
+    >>> from raffia import TensorDict
+    >>> TensorDict(batch_size=[3])[..., ...]
+    Traceback (most recent call last):
+    ...
+    raffia.tensordict.index.EllipsisError: An index can only have one ellipsis at most, got...
+    """
+
+
 def indexed_size(batch_size: torch.Size, index: Any) -> torch.Size:
     """The shape of `tensor[index]` for a tensor of shape `batch_size`."""
     return _SCALAR.expand(batch_size)[index].shape
@@ -39,7 +50,7 @@ def normalise(index: Any, batch_size: torch.Size) -> Any:
             f"the batch size is {tuple(batch_size)}, the index {index!r}"
         )
     if sum([part is Ellipsis for part in given]) > 1:
-        raise IndexError("an index can only have a single ellipsis ('...')")
+        raise EllipsisError(f"An index can only have one ellipsis at most, got {index!r}")
     parts: list[Any] = []
     at = 0
     for part in given:

@@ -106,15 +106,27 @@ def _plain_part(part: Any) -> Any:
     """A part of a normalised index: a tensor of one number as a number, True as a new dimension."""
     if isinstance(part, Tensor) and part.dim() == 0:
         part = part.item()
-    if isinstance(part, bool):
-        if not part:
-            raise IndexError("False can't index a lazy stack; td[:0] gives no rows")
-        return None
-    return part
+    return None if isinstance(part, bool) else part
+
+
+def _without_false(idx: Any) -> Any:
+    """A normalised index in which each False is True; the index itself if it has none."""
+    parts = idx if isinstance(idx, tuple) else (idx,)
+    false = [
+        part is False or isinstance(part, Tensor) and part.dtype is torch.bool and not part
+        for part in parts
+    ]
+    return tuple([f or part for f, part in zip(false, parts, strict=True)]) if any(false) else idx
 
 
 def rows(td: Any, idx: Any, ndim: int) -> Any:
     """`td[idx]` of a lazy stack, whose first `ndim` dimensions the index covers."""
+    full = _without_false(idx)
+    if full is not idx:
+        out = rows(td, full, ndim)
+        kept, gone = [index.indexed_size(td._batch_size[:ndim], at) for at in (full, idx)]
+        dim = [a == b for a, b in zip(kept, gone, strict=True)].index(False)
+        return out._index((*[_ALL] * dim, slice(0, 0)), out.ndim, None)
     plan, ndim = Plan(td, idx), max(ndim, td.stack_dim + 1)
     if not plan.sizes:
         return row(td, *plan.rows[0], ndim)
@@ -184,6 +196,8 @@ def _broadcast(td: Any, value: Any, size: torch.Size, idx: Any) -> Any:
 
 def set_rows(td: Any, idx: Any, value: Any, ndim: int) -> None:
     """Write into the rows `idx`, which are normalised, of the members of a lazy stack."""
+    if _without_false(idx) is not idx:
+        return
     plan, ndim = Plan(td, idx), max(ndim, td.stack_dim + 1)
     if isinstance(value, Tensor) and value.dim():
         value = _like_tensor(td._index(idx, ndim, None), value)

@@ -165,7 +165,7 @@ class LazyWrites(TensorDictBase):
                 td._del_str(name)
 
     def _replace_str(self, name: str, value: Any) -> None:
-        for td, part in zip(self.tensordicts, value.unbind(self.stack_dim), strict=True):
+        for td, part in zip(self.tensordicts, self._parts(name, value), strict=True):
             td._replace_str(name, part)
 
     def _stores(self) -> list[Entries]:

@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from raffia.tensordict import entries, kinds, views
 from raffia.tensordict.collection import TensorDictBase
+from raffia.tensordict.convert import unmoved
 from raffia.tensordict.entries import UNSET
 from raffia.tensordict.keys import MissingKeyError, dotted, is_key, nearest
 from raffia.tensordict.lock import locked_error
@@ -479,9 +480,10 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
             return out
         probe = self._tree.to(*args, **kwargs)
         if probe is self._tree:
-            return self
+            return unmoved(self)
         out = self._renewed(lambda leaf: TensorDict({"": leaf.detach()}).to(*args, **kwargs)[""])
         out._tree._set_device(probe._device)
+        out._origin = ("to", weakref.ref(self))
         return out
 
     def cpu(self, **options: Any) -> Self:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import textwrap
 from contextvars import ContextVar, Token
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
@@ -49,7 +52,8 @@ class set_printoptions(contextlib.ContextDecorator):
     `show_shape`, `show_field_device`, `show_dtype`, `show_field_is_shared`, `show_grad`,
     `show_is_contiguous`, `show_is_view`, `show_storage_size` (in bytes). `sort_keys` is
     "alphabetical", or False for the order of the entries; `compact` writes each tensor as its dtype
-    and the dimensions after the batch size.
+    and the dimensions after the batch size (-1 where the members of a lazy stack differ), and all
+    on one line if it fits into 80 columns.
     Raises TypeError for another setting.
 
     >>> import torch
@@ -86,38 +90,114 @@ def shown() -> dict[str, Any] | None:
     return None if options is DEFAULTS else options
 
 
+_WIDTH = 80  # columns of the compact text
+_Text = str | tuple[str, list[tuple[str, Any]]]  # of an entry; of a container: what it begins with
+
+
 def compact(td: Any, options: dict[str, Any]) -> str:
-    """A container on one line, its entries as dtype and own dimensions."""
+    """A container with its entries as dtype and own dimensions; on one line if it fits there."""
     parts = []
     if options["show_batch_size"]:
-        parts.append(f"batch_size={list(td.batch_size)}")
+        parts.append(f"batch_size={_sizes(td.batch_size)}")
     if options["show_device"] and td.device is not None:
         parts.append(f"device={td.device}")
-    parts.append("fields=" + _fields(td, options))
-    return f"{type(td).__name__}({', '.join(parts)})"
+    own: list[tuple[str, _Text]] = []
+    if _is_stack(td) and not hasattr(td, "_td"):  # a tensorclass over one does not say it
+        parts.append(f"stack_dim={td.stack_dim}")
+        pairs = enumerate(zip(td.tensordicts, td._exclusive(), strict=True))
+        own = [(f"{i}", ("", _fields(m, options, names))) for i, (m, names) in pairs if names]
+    out = f"{type(td).__name__}(" + "".join([f"{part}, " for part in parts]) + "fields="
+    tail = len(", exclusive_fields={") if own else 0
+    out += _wrapped(("", _fields(td, options)), "", len(out), 1 + tail)
+    if own:
+        out += ", exclusive_fields="
+        out += _wrapped(("", own), "", len(out.rsplit("\n", 1)[-1]), 1)
+    return out + ")"
 
 
-def _fields(td: Any, options: dict[str, Any]) -> str:
-    names = sorted(td.keys()) if options["sort_keys"] == "alphabetical" else list(td.keys())
-    return "{" + ", ".join([f"{name}: {_entry(td, name, options)}" for name in names]) + "}"
+def _is_stack(td: Any) -> bool:
+    return bool(getattr(td, "tensordicts", ()))
 
 
-def _entry(td: Any, name: str, options: dict[str, Any]) -> str:
-    try:
-        value = td._get_str(name)
-    except RuntimeError:  # tensors of unlike shapes in a lazy stack
-        return "unlike shapes"
+def _sizes(shape: Any) -> str:
+    return f"[{','.join(map(str, shape))}]"
+
+
+def _fields(td: Any, options: dict[str, Any], names: Any = None) -> list[tuple[str, _Text]]:
+    """The entries and their texts, in alphabetical order; fields of a tensorclass without value."""
+    fields = getattr(td, "__dataclass_fields__", {})
+    td = getattr(td, "_td", td)
+    names = list(td.keys()) if names is None else names
+    empty = [name for name in fields if name not in names and fields[name].repr]
+    names = [name for name in names if name not in fields or fields[name].repr]
+    texts = [(name, _entry(td, name, options)) for name in names]
+    if options["sort_keys"] == "alphabetical":
+        texts.sort(key=lambda text: f"{text[0]}: {_on_one_line(text[1])}")
+    return texts + [(name, "None") for name in empty]
+
+
+def _entry(td: Any, name: str, options: dict[str, Any]) -> _Text:
+    leaves = _members_with(td, name)
+    value = leaves[0][1]
     if isinstance(value, Tensor):
-        ndim = 0 if isinstance(value, Node) else len(td.batch_size)
-        kind = str(value.dtype).removeprefix("torch.") if options["show_dtype"] else ""
-        for word, letter in (("bfloat", "bf"), ("float", "f"), ("complex", "c"), ("uint", "u")):
-            kind = kind.replace(word, letter)
-        kind = kind.replace("int", "i") if not kind.startswith("u") else kind
-        return f"{kind}{list(value.shape[ndim:])}"
+        return _tensor(td, [pair for pair in leaves if isinstance(pair[1], Tensor)], options)
     if value._is_data():
-        return type(getattr(value, "_data", value.tolist())).__name__
-    plain = type(value).__name__ == "TensorDict"
-    return ("" if plain else type(value).__name__) + _fields(value, options)
+        return "NonTensorStack" if _is_stack(value) else type(value._unwrapped()).__name__
+    inner = td._get_str(name)
+    kind = type(inner if inner is value or not _is_stack(td) else value).__name__
+    more = inner._batch_size[len(td._batch_size) :]
+    prefix = ("" if kind == "TensorDict" else kind) + (_sizes(more) if more else "")
+    return prefix, _fields(inner, options)
+
+
+def _members_with(td: Any, name: str) -> list[tuple[Any, Any]]:
+    """The containers that hold an entry, which are several in a lazy stack, and what they hold."""
+    if not _is_stack(td):
+        return [(td, td._get_str(name))]
+    return [pair for member in td.tensordicts for pair in _members_with(member, name)]
+
+
+def _tensor(td: Any, leaves: list[tuple[Any, Tensor]], options: dict[str, Any]) -> str:
+    """A tensor, or that of all members: -1 for sizes that differ, the dtype of their stack."""
+    shapes = {
+        (-1,)
+        if is_lazy(leaf)
+        else tuple(shape_of(leaf)[0 if isinstance(leaf, Node) else len(member._batch_size) :])
+        for member, leaf in leaves
+    }
+    columns = itertools.zip_longest(*shapes)
+    text = _sizes([column[0] if len({*column}) == 1 else -1 for column in columns])
+    if options["show_dtype"]:
+        dtype = functools.reduce(torch.promote_types, {leaf.dtype for _, leaf in leaves})
+        kind = str(dtype).removeprefix("torch.")
+        for word, letter in (("float", "f"), ("complex", "c"), ("uint", "u"), ("int", "i")):
+            kind = kind.replace(word, letter)
+        text = kind + text
+    devices = sorted({str(leaf.device) for _, leaf in leaves})
+    return text if td.device is not None or devices == ["cpu"] else f"{text}@{','.join(devices)}"
+
+
+def _on_one_line(text: _Text) -> str:
+    if isinstance(text, str):
+        return text
+    return text[0] + "{" + ", ".join([f"{k}: {_on_one_line(t)}" for k, t in text[1]]) + "}"
+
+
+def _wrapped(text: _Text, indent: str, used: int, tail: int) -> str:
+    """The text, one entry per line where a line would have more than 80 columns.
+
+    used, tail: columns before and after it.
+    """
+    line = _on_one_line(text)
+    if isinstance(text, str) or not text[1] or used + len(line) + tail <= _WIDTH:
+        return line
+    indent += " " * 4
+    ends = [1] * (len(text[1]) - 1) + [tail + 1]
+    lines = [
+        f"{indent}{name}: " + _wrapped(inner, indent, len(indent) + len(name) + 2, end)
+        for (name, inner), end in zip(text[1], ends, strict=True)
+    ]
+    return text[0] + "{\n" + ",\n".join(lines) + "}"
 
 
 def tensor_parts(value: Any, shape: Any, shared: bool, options: dict[str, Any]) -> list[str]:
