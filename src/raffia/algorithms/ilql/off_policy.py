@@ -50,6 +50,7 @@ def action_log_probs(
     config: DecodeConfig,
     *,
     pad_token: int | None = None,
+    num_tokens: int | None = None,  # of the tokenizer; None: as many as the model has
 ) -> tuple[Tensor, Tensor]:  # [B, A] each, 0 where padded
     """Log-probability of each logged action when decoding, and of the policy alone.
 
@@ -69,7 +70,7 @@ def action_log_probs(
     tokens, mask = batch["tokens"], batch["action_mask"]
     position = Slots.of(mask).flat(batch["action_idxs"], tokens.shape[1])  # int64 [M]
     token = tokens.flatten()[position + 1]
-    forbidden = forbid(pad_token, scorer)
+    forbidden = forbid(pad_token, scorer, num_tokens)
     decoded, policy = [], []
     with evaluating(model, target), torch.no_grad():
         needs = Needs(policy=True, values=config.shifts)

@@ -167,10 +167,11 @@ class Request:
         refused.
         """
         check_prompts(prompts, scorer)
+        num_tokens = None if tokenizer is None else tokenizer.num_tokens
         if tokenizer is not None:
             stop = Stop(tokens=(tokenizer.eoa_token_id,)) if stop is None else stop
             pad_token = tokenizer.pad_token_id if pad_token is None else pad_token
-        return cls(scorer, prompts, config, stop or Stop(), forbid(pad_token, scorer))
+        return cls(scorer, prompts, config, stop or Stop(), forbid(pad_token, scorer, num_tokens))
 
     def limits(self, copies: int = 1) -> Tensor:  # int64 [P copies]
         """The maximal number of new tokens for each prompt, each repeated this many times in
@@ -218,21 +219,29 @@ def check_prompts(prompts: Sequence[Sequence[int]], scorer: Scorer) -> None:
             )
 
 
-def forbid(pad_token: int | None, scorer: Scorer) -> Tensor | None:
-    """The bias added to the scores [V] so that padding is never generated: -inf for it, 0
-    elsewhere.
+def forbid(
+    pad_token: int | None,
+    scorer: Scorer,
+    num_tokens: int | None = None,  # of the tokenizer; None: as many as the model has
+) -> Tensor | None:
+    """The bias added to the scores [V] so that neither padding nor what is no token of the
+    tokenizer is ever generated: -inf for these, 0 elsewhere.
 
     >>> from types import SimpleNamespace
-    >>> forbid(1, SimpleNamespace(vocab_size=3, device="cpu"))
-    tensor([0., -inf, 0.])
+    >>> forbid(1, SimpleNamespace(vocab_size=4, device="cpu"), num_tokens=3)
+    tensor([0., -inf, 0., -inf])
     """
-    if pad_token is None:
+    known = scorer.vocab_size if num_tokens is None else num_tokens
+    if pad_token is None and known >= scorer.vocab_size:
         return None
+    forbidden = torch.zeros(scorer.vocab_size, device=scorer.device)
+    forbidden[known:] = -torch.inf
+    if pad_token is None:
+        return forbidden
     if not 0 <= pad_token < scorer.vocab_size:
         raise ValueError(
             f"pad_token={pad_token} is not among the model's {scorer.vocab_size} tokens; pass the "
             "tokenizer's pad_token_id, or None if it has none"
         )
-    forbidden = torch.zeros(scorer.vocab_size, device=scorer.device)
     forbidden[pad_token] = -torch.inf
     return forbidden

@@ -10,7 +10,6 @@ from raffia.algorithms.ilql.generate import stream
 from raffia.algorithms.ilql.policy import ILQL_Policy
 from raffia.lm.data.dialogue_rows import Dialogue
 from raffia.lm.data.utterances import Observation
-from raffia.lm.decoding.generations import Stop
 from raffia.lm.envs.contract import Utterance
 from raffia.lm.envs.wordle.game import (
     ALL_BLACK,
@@ -76,8 +75,7 @@ class Reply:
             self._prompt,
             policy.config,
             generator=policy.generator,
-            stop=Stop(tokens=(end,)),
-            pad_token=tokenizer.pad_token_id,
+            tokenizer=tokenizer,
         )
         for step in steps:
             self.tokens.append(step.token)

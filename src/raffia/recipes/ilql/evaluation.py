@@ -213,7 +213,6 @@ def logged_replies(
     networks: Networks,
     data: DialogueDataset,
     config: ILQLRun,
-    pad_token: int,
     *,
     stop: Stop = lambda: False,
 ) -> Replies | None:
@@ -233,7 +232,11 @@ def logged_replies(
         if stop():
             raise Interrupted
         batch = data.take(rows[start : start + size]).to(device)
-        both = action_log_probs(networks.model, networks.target, batch, decode, pad_token=pad_token)
+        both = action_log_probs(
+            *(networks.model, networks.target, batch, decode),
+            pad_token=data.vocabulary.pad_token_id,
+            num_tokens=data.vocabulary.num_tokens,
+        )
         parts.append(tuple(t.cpu() for t in (*both, batch["rewards"], batch["action_mask"])))
     most = max(part[0].shape[1] for part in parts)
     decoded, policy, rewards, mask = (

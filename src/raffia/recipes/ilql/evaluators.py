@@ -53,7 +53,7 @@ def evaluate_networks(
         games = play_games(networks, tokenizer, config, make_env, seed=seed, stop=stop)
         found = replace(found, games=games)
     else:
-        replies = logged_replies(networks, held_out, config, tokenizer.pad_token_id, stop=stop)
+        replies = logged_replies(networks, held_out, config, stop=stop)
         found = with_estimate(replace(found, replies=replies))
     return replace(
         found, dialogues=scored_dialogues(networks, corpus, config, stop=stop, make_env=make_env)

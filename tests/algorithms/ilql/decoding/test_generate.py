@@ -13,6 +13,7 @@ from raffia.lm.decoding.config import DecodeConfig, TokenPlanConfig
 from raffia.lm.decoding.generations import Request, Stop
 from raffia.lm.decoding.sampling import Moment, draw_tokens, drawing
 from raffia.lm.decoding.scorer import Choice
+from raffia.lm.tokenizers.tokenizer import SPECIAL_TOKENS, WordTokenizer
 
 PAD, END = 29, 30
 PROMPTS = [[33, 0, 17, 14, 18, 4], [32], [33, 27, 27, 31, 4, 4, 4, 4, 2], [31, 5]]
@@ -266,6 +267,18 @@ def test_the_numbers_of_texts_are_even_and_unlike():
     for tokens in drawn:
         assert (tokens.bincount(minlength=10) / num - 0.1).abs().max() < 0.02
     assert abs((drawn[0] == drawn[1]).float().mean() - 0.1) < 0.02
+
+
+@pytest.mark.parametrize("options", [{}, {"num_beams": 3}, {"include_logits": False}])
+def test_what_is_no_token_of_the_tokenizer_is_not_generated(options):
+    """Models of other makers have more rows of embeddings than tokens."""
+    model, target = small()
+    tokenizer = WordTokenizer(("a", *SPECIAL_TOKENS.values()))
+    assert tokenizer.num_tokens == 7 < model.config.trunk.vocab_size
+    config = DecodeConfig(top_p=1.0, temperature=5.0, max_new_tokens=20, **options)
+    said = generate(model, target, [[1], [2, 3]] * 5, config, tokenizer=tokenizer)
+    tokens = {token for texts in said.tokens for text in texts for token in text}
+    assert tokens and max(tokens) < 7 and tokenizer.pad_token_id not in tokens
 
 
 def test_mistakes_are_answered():
