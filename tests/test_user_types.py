@@ -113,6 +113,9 @@ layer = nn.Linear(2, 2)
 # rows, keys, values
 assert_type(td[0], TensorDict)
 assert_type(step[0], Step)
+assert_type(step.batch_size, torch.Size)
+assert_type(step.device, torch.device | None)
+assert_type(step.select("obs"), Step)
 assert_type(td.select("a"), TensorDict)
 assert_type(td.exclude("a"), TensorDict)
 assert_type(td.get("missing", None) is None, bool)
@@ -299,6 +302,109 @@ step["next"] = TensorDict(observation=torch.tensor(2))
 assert_type(forest.add(step, return_node=True), Tree) if False else forest.add(step)
 assert_type(forest.get_tree(TensorDict(observation=torch.tensor(0))), Tree)
 """
+AGENTS = """
+from pathlib import Path
+from typing import Any, Literal, assert_type
+
+import torch
+from torch import Tensor
+
+from raffia import TensorDict
+from raffia.algorithms.efficientzero import EfficientZeroLearner
+from raffia.algorithms.ilql import ILQL, ILQL_Policy
+from raffia.envs import BatchEnv, EnvConfig, make_env
+from raffia.evolution import Population, with_hyper
+from raffia.lm.model import Cache
+from raffia.recipes import EfficientZeroRun, Evaluation, RunResult, evaluate, load_agent, train
+from raffia.recipes.ilql import load_agent as load_ilql
+from raffia.search import (
+    FunctionModel,
+    KeyedSearch,
+    PolicyOutput,
+    RecurrentOutput,
+    RootOutput,
+    Tree,
+    gumbel_policy,
+    muzero_policy,
+    search,
+    state_key,
+)
+from raffia.train import Episodes, play_episodes
+
+
+# search
+def bandit(embedding: Tensor, action: Tensor) -> tuple[RecurrentOutput, Tensor]:
+    rows = len(action)
+    zeros = torch.zeros(rows)
+    return RecurrentOutput(1.0 - action.float(), zeros, torch.zeros(rows, 2)), embedding
+
+
+def look(observation: Tensor) -> RootOutput:
+    rows = len(observation)
+    return RootOutput(torch.zeros(rows, 2), torch.zeros(rows), observation)
+
+
+def plan_of(root: RootOutput, recurrent_fn: Any, **draws: Any) -> PolicyOutput:
+    return gumbel_policy(root, recurrent_fn, num_simulations=4, **draws)
+
+
+root = look(torch.zeros(3, 1))
+assert_type(search(root, bandit, num_simulations=4), Tree)
+plan = muzero_policy(root, bandit, 4)
+assert_type(plan, PolicyOutput)
+assert_type(plan.action, Tensor)
+keyed = KeyedSearch(FunctionModel(look, bandit), plan_of)
+assert_type(keyed(TensorDict(observation=torch.zeros(3, 1), batch_size=[3])), TensorDict)
+
+# environments
+env = make_env(EnvConfig(id="probe/value", num_envs=2))
+assert_type(env, BatchEnv)
+state = env.reset(torch.tensor([0, 1]))
+assert_type(state, TensorDict)
+assert_type(env.step(torch.tensor([0, 0])), TensorDict)
+
+
+def first(state: TensorDict) -> TensorDict:
+    action = torch.zeros(len(state), dtype=torch.int64)
+    return TensorDict(action=action, batch_size=[len(state)])
+
+
+played = play_episodes(env, first, num_episodes=2, seed=0)
+assert_type(played, Episodes | None)
+if played is not None:
+    assert_type(played.returns, list[float])
+
+
+# what takes a run, or a network, is checked and not called
+def agents(agent: ILQL, learner: EfficientZeroLearner, batch: TensorDict, cache: Cache) -> None:
+    assert_type(agent.learn(), TensorDict)
+    assert_type(agent.get_loss([]), tuple[Tensor, TensorDict])
+    assert_type(agent.get_qvs([]), TensorDict)
+    assert_type(agent.clone(), ILQL)
+    assert_type(agent.lr, float)
+    assert_type(agent.double_q, bool)
+    assert_type(agent.max_grad_norm, float | None)
+    assert_type(agent.decay, Literal["constant", "linear", "cosine"])
+    agent.lr = 1e-4
+    state = learner.init(0)
+    assert_type(state, TensorDict)
+    update, metrics = learner.grads(state, batch)
+    assert_type(update, TensorDict)
+    assert_type(learner.apply(state, update), TensorDict)
+    population = Population(learner, 4)
+    assert_type(population.init(0), TensorDict)
+    assert_type(with_hyper(state, {"learning_rate": torch.tensor(0.1)}), TensorDict)
+    assert_type(cache.select(torch.tensor([0])), Cache)
+
+
+def runs(folder: Path, config: EfficientZeroRun) -> None:
+    assert_type(train(config, folder), RunResult)
+    agent = load_agent(folder)
+    assert_type(agent.act(TensorDict()), TensorDict)
+    assert_type(agent.plan(TensorDict()), PolicyOutput)
+    assert_type(evaluate(folder), Evaluation)
+    assert_type(load_ilql(folder), ILQL_Policy)
+"""
 WRONG = """
 import torch
 from raffia import TensorClass, TensorDict
@@ -313,6 +419,7 @@ Step(reward=torch.zeros(3))
 Step(obs=torch.zeros(3), rewards=1)
 Step(obs="a")
 Step(obs=torch.zeros(3)).obs.no_such_method()
+Step(obs=torch.zeros(3), batch_size="a")
 td = TensorDict(a=torch.zeros(3), batch_size=[3])
 td.absolute()
 td.view(1, shape=3)
@@ -322,7 +429,7 @@ row: Step = td[0]
 """
 
 
-RIGHT_ONES = {"right": RIGHT, "container": CONTAINER, "modules": MODULES}
+RIGHT_ONES = {"right": RIGHT, "container": CONTAINER, "modules": MODULES, "agents": AGENTS}
 
 
 def _written(folder: Path) -> list[str]:
@@ -349,8 +456,8 @@ def test_mypy_passes_a_right_program_and_sees_mistakes(tmp_path):
     assert [line for line in said if not line.startswith("wrong.py")] == [], done.stderr
     codes = [line.rpartition("[")[2] for line in said if ": error: " in line]
     assert codes == [
-        *("call-arg]", "call-arg]", "arg-type]", "attr-defined]", "attr-defined]", "call-arg]"),
-        *("assignment]", "assignment]", "assignment]"),
+        *("call-arg]", "call-arg]", "arg-type]", "attr-defined]", "arg-type]", "attr-defined]"),
+        *("call-arg]", "assignment]", "assignment]", "assignment]"),
     ]
 
 
@@ -372,8 +479,9 @@ def test_pyright_passes_a_right_program_and_sees_mistakes(tmp_path):
     found = json.loads(done.stdout)["generalDiagnostics"]
     mistakes = [(Path(one["file"]).name, one.get("rule", "")) for one in found]
     rules = [
-        *("CallIssue", "CallIssue", "ArgumentType", "AttributeAccessIssue", "AttributeAccessIssue"),
-        *("CallIssue", "AssignmentType", "AssignmentType", "AssignmentType"),
+        *("CallIssue", "CallIssue", "ArgumentType", "AttributeAccessIssue", "ArgumentType"),
+        *("AttributeAccessIssue", "CallIssue", "AssignmentType", "AssignmentType"),
+        "AssignmentType",
     ]
     assert mistakes == [("wrong.py", f"report{rule}") for rule in rules]
 

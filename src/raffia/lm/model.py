@@ -10,7 +10,7 @@ hidden state, V vocabulary.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from torch import Tensor
 
@@ -38,13 +38,13 @@ class Cache(Protocol):
     def attended(self) -> Tensor | None:
         """The columns [B, length] that are tokens; None if all are."""
 
-    def reorder(self, index: Tensor) -> Any:
+    def reorder(self, index: Tensor) -> Self:
         """Row b becomes what row index[b] [B] was, in place."""
 
-    def select(self, index: Tensor, start: int = 0) -> Any:
+    def select(self, index: Tensor, start: int = 0) -> Self:
         """A new cache of these rows [M], without the columns before `start`."""
 
-    def expand(self, num_copies: int) -> Any:
+    def expand(self, num_copies: int) -> Self:
         """Return a new cache in which each row is repeated this many times in succession."""
 
 

@@ -18,7 +18,7 @@ from raffia.search.policies import PolicyOutput
 from raffia.search.sampled import sampled_policy
 from raffia.tensordict.collection import TensorCollection
 from raffia.tensordict.keys import MissingKeyError, NestedKey, nearest_key, unravel_key
-from raffia.tensordict.node import Node
+from raffia.tensordict.node import Container, Node
 from raffia.tensordict.tensordict import TensorDict
 
 WRITTEN = ("action", "action_weights", "root_value", "prior", "visits")
@@ -193,7 +193,7 @@ class KeyedSearch(TensorDictModuleBase):
 
     @_Rows()
     @set_skip_existing(None)
-    def forward(self, tensordict: Any) -> Any:
+    def forward(self, tensordict: Container) -> Container:
         """Plan from each row, and write what was found into the container."""
         found = self._plan(tensordict)
         batch = tensordict.batch_size

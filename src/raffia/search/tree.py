@@ -122,7 +122,7 @@ class Tree:
             f"{plural(self.num_actions, 'action')}{deepest})"
         )
 
-    def to(self, device: Any) -> "Tree":
+    def to(self, device: torch.device | str | int) -> "Tree":
         """The tree on another device.
 
         >>> Tree(TensorDict(visits=torch.ones(1, 2), batch_size=[1])).to("cpu").data["visits"]

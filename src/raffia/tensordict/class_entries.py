@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar, overload
 
 from raffia.tensordict import entries, updates
 from raffia.tensordict.class_fields import is_dict
@@ -184,6 +184,22 @@ def create_nested(obj: Instance, key: NestedKey) -> Instance:
     return set(obj, key, TensorDict(batch_size=obj._td._batch_size, device=obj._td._device))
 
 
+@overload
+def select(
+    obj: Instance,
+    *keys: NestedKey,
+    inplace: bool = False,
+    strict: bool = True,
+    as_tensordict: Literal[False] = False,
+) -> Instance: ...
+@overload
+def select(
+    obj: Instance,
+    *keys: NestedKey,
+    inplace: bool = False,
+    strict: bool = True,
+    as_tensordict: bool,
+) -> Instance | TensorDict: ...
 def select(
     obj: Any,
     *keys: NestedKey,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import EllipsisType
 from typing import Any
 
 from torch import Tensor
@@ -94,7 +95,7 @@ def agreed(td: Any, value: Any) -> Any:
     return value
 
 
-def refine_names(td: Container, *names: Any) -> Container:
+def refine_names(td: Container, *names: str | EllipsisType | None) -> Container:
     """Name dimensions that have no name, and return the container; `...` skips dimensions.
 
     Raises RuntimeError for a dimension that has another name.
@@ -104,7 +105,7 @@ def refine_names(td: Container, *names: Any) -> Container:
     [None, None, 'time']
     """
     mine = get_names(td)
-    wanted = list(names)
+    wanted: list[Any] = list(names)
     if Ellipsis in wanted:
         at = wanted.index(Ellipsis)
         rest = wanted[at + 1 :]

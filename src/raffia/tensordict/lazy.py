@@ -86,12 +86,12 @@ class LazyStackedTensorDict(LazyWrites):
 
     def __init__(
         self,
-        *tensordicts: Any,
+        *tensordicts: Node,
         stack_dim: int = 0,
         hook_out: Callable[[Any], Any] | None = None,
         hook_in: Callable[[Any], Any] | None = None,
         batch_size: Sequence[int] | None = None,
-        device: Any = None,
+        device: Device = None,
         names: Sequence[str | None] | None = None,
         stack_dim_name: str | None = None,
         strict_shape: bool = False,

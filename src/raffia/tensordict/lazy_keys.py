@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -14,7 +15,7 @@ from raffia.tensordict.entries import NO_DEFAULT
 from raffia.tensordict.keys import NestedKey, raise_missing, unravel_key
 from raffia.tensordict.lazy_shape import member_shape
 from raffia.tensordict.lock import locked_error
-from raffia.tensordict.node import Node
+from raffia.tensordict.node import BatchSize, Device, Node
 from raffia.tensordict.tensordict import TensorDict
 from raffia.tensordict.views import IsLeaf, KeysView
 
@@ -224,9 +225,9 @@ def empty(
     td: Any,
     recurse: bool = False,
     *,
-    batch_size: Any = None,
-    device: Any = NO_DEFAULT,
-    names: Any = NO_DEFAULT,
+    batch_size: BatchSize = None,
+    device: Device = NO_DEFAULT,
+    names: Sequence[str | None] | None = NO_DEFAULT,
 ) -> Any:
     """The lazy stack of the members without entries; dense for another batch size.
 

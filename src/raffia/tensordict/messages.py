@@ -467,7 +467,7 @@ def send(td: Any, dst: int | None = None, **options: Unpack[SendOptions]) -> Non
 @shows_options_of(posted)
 def isend(
     td: Any, dst: int | None = None, *, return_early: bool = False, **options: Unpack[SendOptions]
-) -> Any:
+) -> list[dist.Work] | int | None:
     """Like `send`, with all messages in progress together; returns the tag of the last entry.
 
     return_early: give a list of what is under way, at once; call `wait()` of each before the

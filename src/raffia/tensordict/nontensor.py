@@ -22,7 +22,7 @@ from raffia.tensordict.keys import is_key
 from raffia.tensordict.lazy import LazyStackedTensorDict
 from raffia.tensordict.lazy_rows import emptied
 from raffia.tensordict.modes import capture_non_tensor_stack
-from raffia.tensordict.node import Entries, Node, ValueNode, child_names
+from raffia.tensordict.node import BatchSize, Device, Entries, Node, ValueNode, child_names
 from raffia.tensordict.signatures import shows_options_of
 from raffia.tensordict.unbatched import UnbatchedTensor, joined
 from raffia.tensordict.values import LinkedList, flat, interleaved, same
@@ -136,7 +136,7 @@ class NonTensor(ValueNode, TensorCollection):
         self[idx] = input_dict_or_td
         return self
 
-    def maybe_to_stack(self) -> Any:
+    def maybe_to_stack(self) -> NonTensor:
         """A stack with the value in each row; itself without batch dimensions.
 
         >>> NonTensorData("a", batch_size=[2]).maybe_to_stack().tolist()
@@ -196,8 +196,8 @@ class NonTensorData(NonTensor):
     def __init__(
         self,
         data: Any,
-        batch_size: Any = None,
-        device: Any = None,
+        batch_size: BatchSize = None,
+        device: Device = None,
         names: Sequence[str | None] | None = None,
         **metadata: Any,
     ) -> None:
@@ -418,8 +418,8 @@ class MetaData(NonTensorData):
     def __init__(
         self,
         data: Any,
-        batch_size: Any = None,
-        device: Any = None,
+        batch_size: BatchSize = None,
+        device: Device = None,
         names: Sequence[str | None] | None = None,
     ) -> None:
         super().__init__(data, batch_size, device, names)
@@ -483,7 +483,7 @@ class NonTensorStack(NonTensor, LazyStackedTensorDict):  # type: ignore[misc] # 
 
     @classmethod
     @shows_options_of(TensorCollection.from_list, without="lazy")
-    def from_list(cls, non_tensors: list[Any], device: Any = None, **options: Any) -> Any:  # type: ignore[override]
+    def from_list(cls, non_tensors: list[Any], device: Device = None, **options: Any) -> Self:  # type: ignore[override]
         """A stack with a dimension for each level of a nested list.
 
         >>> NonTensorStack.from_list([["a", "b"], ["c", "d"]]).batch_size
@@ -502,7 +502,7 @@ class NonTensorStack(NonTensor, LazyStackedTensorDict):  # type: ignore[misc] # 
         return cls._of(members, 0)
 
     @classmethod
-    def from_nontensordata(cls, non_tensor: Any) -> Any:
+    def from_nontensordata(cls, non_tensor: Any) -> NonTensor:
         """A stack with a copy of the value in each row; the value itself without batch dimensions.
 
         >>> NonTensorStack.from_nontensordata(NonTensorData("a", batch_size=[2, 1])).tolist()

@@ -523,7 +523,7 @@ class Reductions:
         self,
         *,
         out: Any = None,
-        dtype: Any = None,
+        dtype: torch.dtype | None = None,
         key_transform: Callable[[str], str] | None = None,
     ) -> Self:
         """The 2-norm of each entry.
@@ -552,7 +552,7 @@ class Reductions:
         result = reduced(self, torch.logsumexp, dims, keepdim, None)
         return result if out is None else out.update(result)
 
-    def softmax(self, dim: int, dtype: Any = None) -> Self:
+    def softmax(self, dim: int, dtype: torch.dtype | None = None) -> Self:
         """Softmax along a batch dimension.
 
         >>> from raffia import TensorDict

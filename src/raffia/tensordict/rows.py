@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor
 
 from raffia.tensordict import entries
+from raffia.tensordict.collection import TensorDictBase
 from raffia.tensordict.keys import NestedKey, unravel_key, unravel_key_to_tuple
 from raffia.tensordict.lazy import LazyStackedTensorDict, lazy_stack
 from raffia.tensordict.node import Container, Node
@@ -209,6 +210,22 @@ def _spans(
     return list(zip(starts.tolist(), lengths.tolist(), strict=True))
 
 
+@overload
+def collate(
+    batch: list[TensorDictBase],
+    *,
+    pad_keys: Mapping[NestedKey, float] | None = None,
+    nested_keys: Sequence[NestedKey] | None = None,
+    mask_key: NestedKey | None = None,
+) -> TensorDict | LazyStackedTensorDict: ...
+@overload
+def collate(
+    batch: Any,
+    *,
+    pad_keys: Mapping[NestedKey, float] | None = None,
+    nested_keys: Sequence[NestedKey] | None = None,
+    mask_key: NestedKey | None = None,
+) -> Any: ...
 def collate(
     batch: Any,
     *,

@@ -41,7 +41,7 @@ from raffia.tensordict.class_methods import delegate
 from raffia.tensordict.collection import TensorCollection, TensorDictBase
 from raffia.tensordict.keys import is_key
 from raffia.tensordict.lock import locked_error
-from raffia.tensordict.node import REGISTRY, Entries, Node, hold
+from raffia.tensordict.node import REGISTRY, BatchSize, Device, Entries, Node, hold
 from raffia.tensordict.nontensor import NonTensorData
 from raffia.tensordict.tensordict import TensorDict
 
@@ -51,6 +51,16 @@ _new_object = object.__new__
 
 
 if typing.TYPE_CHECKING:
+    Read = typing.TypeVar("Read", covariant=True)
+    Given = typing.TypeVar("Given", contravariant=True)
+
+    class _Argument(typing.Generic[Read, Given]):
+        """An attribute that reads otherwise than it is given to the constructor."""
+
+        def __get__(self, instance: Any, kind: Any) -> Read: ...
+        def __set__(self, instance: Any, value: Given) -> None: ...
+
+    _NONE: Any = None
 
     @typing.dataclass_transform(field_specifiers=(dataclasses.field,))
     class _Typed(TensorCollection):
@@ -97,9 +107,15 @@ class TensorClass(_Typed):
     """
 
     if typing.TYPE_CHECKING:  # arguments of each subclass, after its fields
-        batch_size: Any = dataclasses.field(default=None, kw_only=True)
-        device: Any = dataclasses.field(default=None, kw_only=True)
-        names: Any = dataclasses.field(default=None, kw_only=True)
+        batch_size: _Argument[torch.Size, BatchSize] = dataclasses.field(  # type: ignore[override]
+            default=_NONE, kw_only=True
+        )
+        device: _Argument[torch.device | None, Device] = dataclasses.field(
+            default=_NONE, kw_only=True
+        )
+        names: _Argument[list[str | None], Sequence[str | None] | None] = dataclasses.field(
+            default=_NONE, kw_only=True
+        )
         lock: bool = dataclasses.field(default=False, kw_only=True)
 
     _autocast = _nocast = _frozen = _tensor_only = _shadow = _skip_post_init_on_rebuild = False
@@ -117,8 +133,8 @@ class TensorClass(_Typed):
         self,
         /,
         *args: Any,
-        batch_size: Any = None,
-        device: Any = None,
+        batch_size: BatchSize = None,
+        device: Device = None,
         names: Sequence[str | None] | None = None,
         lock: bool = False,
         **values: Any,
@@ -522,7 +538,7 @@ class TensorClass(_Typed):
     update = class_entries.update
     replace = class_entries.replace
     create_nested = class_entries.create_nested
-    select = class_entries.select
+    select = class_entries.select  # type: ignore[assignment] # which may give a `TensorDict`
     to_dict = class_entries.to_dict
     to_tensordict = class_entries.to_tensordict
 

@@ -38,7 +38,7 @@ from raffia.tensordict.lock import locked_error
 from raffia.tensordict.node import BatchSize, Device, Entries, Node, child_names, hold
 from raffia.tensordict.signatures import documented_as
 from raffia.tensordict.unbatched import UnbatchedTensor
-from raffia.tensordict.views import KeysView, NestedView
+from raffia.tensordict.views import IsLeaf, KeysView, NestedView
 
 _new_object = object.__new__
 
@@ -622,7 +622,7 @@ class TensorDict(TensorDictBase):
         self,
         include_nested: bool = False,
         leaves_only: bool = False,
-        is_leaf: Any = None,
+        is_leaf: IsLeaf | None = None,
         *,
         sort: bool = False,
     ) -> KeysView:
@@ -635,7 +635,7 @@ class TensorDict(TensorDictBase):
         self,
         include_nested: bool = False,
         leaves_only: bool = False,
-        is_leaf: Any = None,
+        is_leaf: IsLeaf | None = None,
         *,
         sort: bool = False,
     ) -> NestedView:
@@ -648,7 +648,7 @@ class TensorDict(TensorDictBase):
         self,
         include_nested: bool = False,
         leaves_only: bool = False,
-        is_leaf: Any = None,
+        is_leaf: IsLeaf | None = None,
         *,
         sort: bool = False,
     ) -> NestedView:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
-from raffia.tensordict.node import Node
+from raffia.tensordict.node import BatchSize, Device, Node
 from raffia.tensordict.tensordict import TensorDict
 
 FLAGS = ("frozen", "shadow")
@@ -74,9 +74,9 @@ class TypedTensorDict(TensorDict):
         self,
         source: Any = None,
         *,
-        batch_size: Any = None,
-        device: Any = None,
-        names: Any = None,
+        batch_size: BatchSize = None,
+        device: Device = None,
+        names: Sequence[str | None] | None = None,
         non_blocking: bool | None = None,
         lock: bool = False,
         **fields: Any,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from raffia.tensordict.build import as_size
 from raffia.tensordict.index import indexed_size
-from raffia.tensordict.node import Entries, ValueNode
+from raffia.tensordict.node import BatchSize, Entries, ValueNode
 
 Names = list[str | None] | None
 
@@ -43,7 +43,7 @@ class UnbatchedTensor(Tensor, ValueNode):  # type: ignore[misc] # its methods ar
     def __new__(cls, data: Any, batch_size: Any = None) -> UnbatchedTensor:
         return _over(torch.as_tensor(data), as_size(batch_size))
 
-    def __init__(self, data: Any, batch_size: Any = None) -> None:
+    def __init__(self, data: Any, batch_size: BatchSize = None) -> None:
         pass
 
     @property

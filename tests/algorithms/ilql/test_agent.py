@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from raffia.algorithms.ilql import ILQL
+from raffia.algorithms.ilql.agent import SETTINGS
 from raffia.algorithms.ilql.agent_networks import GPT2
 from raffia.algorithms.ilql.generate import generate, stream
 from raffia.lm.data.dialogue import DialogueDataset, Vocabulary
@@ -160,6 +161,11 @@ def test_it_stands_among_keyed_modules():
     with pytest.raises(KeyError, match="action_idxs"):
         agent(batch.select("tokens", "state_idxs"))
     assert small_agent(double_q=False).out_keys == ["v", "q1", "target_q1", "logits"]
+
+
+def test_settings_are_declared_with_the_types_that_the_config_gives_them():
+    types = {name: kind for name, (_, _, kind) in SETTINGS.items()}
+    assert {name: ILQL.__annotations__.get(name) for name in types} == types
 
 
 def test_the_published_arguments():

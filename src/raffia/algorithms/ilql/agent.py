@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
@@ -140,9 +140,44 @@ class ILQL(AgentNetworks):
         "batch_size",
     )
 
-    if TYPE_CHECKING:  # settings, too, are attributes
-
-        def __setattr__(self, name: str, value: Any) -> None: ...
+    # Settings, which are read from the config and set there.
+    double_q: bool
+    detach_v: bool
+    detach_q: bool
+    detach_pi: bool
+    per_token: bool
+    evolvable_heads: bool
+    max_head_layers: int
+    max_head_nodes: int | None
+    gamma: float
+    tau: float
+    beta: float
+    exp_weights: bool
+    transition_weight: float
+    clip_weight: float | None
+    value_min: float | None
+    value_max: float | None
+    awac_weight: float
+    v_weight: float
+    q_weight: float
+    cql_weight: float
+    cql_temp: float
+    dm_weight: float
+    dm_margin: float
+    mc_returns: bool
+    backup: Literal["expectile", "max"]
+    mask: Literal["strict", "published"]
+    alpha: float
+    interval: int
+    lr: float
+    value_rate: float
+    weight_decay: float
+    beta1: float
+    beta2: float
+    max_grad_norm: float | None
+    warmup_updates: int
+    decay: Literal["constant", "linear", "cosine"]
+    final_share: float
 
     def __init__(
         self,
