@@ -6,7 +6,9 @@ from raffia.cli import main
 
 
 @pytest.mark.parametrize("command", ["resume", "evaluate"])
-@pytest.mark.parametrize("text", ['{"seed": 0, ', '{"sead": 1}', "[]", "null and void"])
+@pytest.mark.parametrize(
+    "text", ['{"seed": 0, ', '{"sead": 1}', "[]", "null and void", "null", 99_999 * "["]
+)
 def test_the_call_that_works_is_named(command, text, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "runs" / "a"

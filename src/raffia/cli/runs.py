@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import json
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from raffia._version import __version__
 from raffia.cli.parser import Parser, UsageError
 from raffia.cli.style import call, columns, number, paint, printable, width_of
-from raffia.files import is_free
+from raffia.files import DamagedFileError, is_free, parse_json
 from raffia.hints import plural
 from raffia.recipes.algorithm import ALGORITHMS, Algorithm, find_algorithm, recorded_algorithm
 from raffia.report.folder import MANIFEST, RunSummary, find_runs, is_run, summarise
@@ -158,8 +157,8 @@ def config_of_algorithm(name: str, run: Path, *others: str) -> Any:
 def _made_by(path: Path) -> dict[str, Any]:
     """The entries "run" of a run's config; empty where there are none."""
     try:
-        made_by = json.loads(path.read_text(encoding="utf-8")).get("run", {})
-    except (OSError, ValueError, AttributeError):
+        made_by = parse_json(path, path.read_bytes()).get("run", {})
+    except (OSError, DamagedFileError, AttributeError):
         return {}
     return made_by if isinstance(made_by, dict) else {}
 

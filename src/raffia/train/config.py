@@ -148,7 +148,8 @@ def read_config(kind: type[Config], path: str | Path, *, base: Config | None = N
     if isinstance(data, dict) and "run" not in {field.name for field in fields(kind)}:
         data = {name: value for name, value in data.items() if name != "run"}
     try:
-        return from_json(kind, {} if data is None else data, base=base)
+        is_empty = data is None and path.suffix != ".json"  # an empty file is YAML, too
+        return from_json(kind, {} if is_empty else data, base=base)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
 
