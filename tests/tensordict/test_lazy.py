@@ -137,6 +137,22 @@ def test_rows_of_unlike_members(dim):
         check_same(td, dense(dim))
 
 
+@pytest.mark.parametrize("dim", [0, 1])
+def test_rows_by_tensors_are_copies(dim):
+    full = torch.ones(BATCHES[dim], dtype=torch.bool)
+    for rows in (
+        lambda td: td[full],
+        lambda td: td[T([0, 1]), T([0, 1])],
+        lambda td: td[T([0, 1]), 0],
+        lambda td: td[T([0, 1]), 1:],
+        lambda td: td.masked_select(full),
+        lambda td: td.masked_select(full[:, 0]),
+    ):
+        td = make(dim)
+        rows(td).zero_()
+        check_same(td, dense(dim))
+
+
 def test_members_are_handed_out():
     td = make()
     assert td[0] is td.tensordicts[0] and td[-1] is list(td)[3] is td.tensordicts[3]

@@ -208,10 +208,16 @@ def _indexed_names(names: list[str | None], index: Any) -> list[str | None] | No
             name = next(source)
             if first_array is None:
                 first_array = len(out)
-                out.extend([*[None] * (width - 1), name if len(arrays) == 1 else None])
+                out.extend([None] * width if len(arrays) > 1 else _spread(name, part.shape))
         else:
             next(source)
     return _kept([*out, *source])
+
+
+def _spread(name: str | None, shape: torch.Size) -> list[str | None]:
+    """Names of the dimensions that a tensor of this shape makes of one: only one of them has it."""
+    long = [dim for dim, size in enumerate(shape) if size != 1 or len(shape) == 1]
+    return [name if [dim] == long else None for dim in range(len(shape))]
 
 
 def setitem(td: Any, index: Any, value: Any) -> None:
@@ -491,7 +497,7 @@ def masked_select(td: Container, mask: Tensor, *, inplace: bool = False) -> Cont
     """
     out = getitem(td, mask)
     if not inplace:
-        return out
+        return out.clone() if getattr(td, "_lazy", False) else out  # whose rows may be its members
     if td._locked:
         raise locked_error(td)
     with all_or_nothing(td):

@@ -25,10 +25,11 @@ class Plan:
     sizes: the dimensions that the result has in place of the stack dimension; () of one member.
     dim: where they stand, if there are any.
     spare: a dimension of size 1 that the members' results have and the result has not.
+    copied: whether a tensor would give a copy, where the rows of the members are views.
     emptied: the index into a stack of one member that gives the result, where it has no rows.
     """
 
-    __slots__ = ("rows", "sizes", "dim", "spare", "emptied")
+    __slots__ = ("rows", "sizes", "dim", "spare", "copied", "emptied")
     rows: list[tuple[int, tuple[Any, ...]]]
 
     def __init__(self, td: Any, idx: Any) -> None:
@@ -39,7 +40,7 @@ class Plan:
         if isinstance(item, int):
             self.rows = [(item, (*parts[:at], *parts[at + 1 :]))]
             return
-        self.rows = []
+        self.rows, self.copied = [], False
         self.spare: int | None = None
         slots = [part for part in parts if not isinstance(part, int)]  # each makes a dimension
         arrays = [i for i, part in enumerate(slots) if isinstance(part, Tensor)]  # or some make it
@@ -91,6 +92,8 @@ class Plan:
 
     def _rows_of_arrays(self, parts: list[Any], at: int) -> None:
         where = [i for i, part in enumerate(parts) if isinstance(part, Tensor)]
+        rest = (*parts[:at], *parts[at + 1 :])
+        self.copied = not all([p is None or p.__class__ is slice and p == _ALL for p in rest])
         arrays = torch.broadcast_tensors(*[parts[i] for i in where])
         self.sizes = arrays[0].shape
         columns = [array.reshape(-1).tolist() for array in arrays]
@@ -133,6 +136,8 @@ def rows(td: Any, idx: Any, ndim: int) -> Any:
     if not plan.rows:
         return td._no_rows(plan, ndim) if td.tensordicts else emptied(td, plan, ndim)
     members = [row(td, at, rest, ndim) for at, rest in plan.rows]
+    if plan.copied:
+        members = [member.clone() for member in members]
     if plan.spare is not None:
         members = [m._index((*(_ALL,) * plan.spare, 0), m.ndim, None) for m in members]
     return grid(td, members, plan.sizes, plan.dim)
