@@ -10,7 +10,7 @@ from typing import Any
 def nearest(name: str, names: Iterable[str], cutoff: float = 0.6) -> str | None:
     """The name that is most similar to this one; None if no name is similar.
 
-    cutoff: how alike it must be, 0..1, as `difflib.get_close_matches` has it.
+    cutoff: how similar it must be, 0..1, as `difflib.get_close_matches` has it.
 
     >>> nearest("cartpol", ["smoke", "cartpole"])
     'cartpole'

@@ -69,7 +69,7 @@ def played(policy, typed, guesses, said=None, monkeypatch=None, **options):
     said = io.StringIO() if said is None else said
     game = ScriptedGuessing(policy, make_wordle(SMOKE.wordle))
     ScriptedGuessing.guesses = [*guesses]
-    Game(game, io.StringIO(typed), said, **options).sit()
+    Game(game, io.StringIO(typed), said, **options).run()
     return said.getvalue()
 
 
@@ -77,7 +77,7 @@ def talked(policy, typed, answers, said=None, **options):
     said = io.StringIO() if said is None else said
     chat = ScriptedChat(policy)
     ScriptedChat.answers = [*answers]
-    Conversation(chat, io.StringIO(typed), said, **options).sit()
+    Conversation(chat, io.StringIO(typed), said, **options).run()
     return said.getvalue()
 
 
@@ -196,7 +196,7 @@ def test_the_best_token_each_time_is_told(policy):
 def test_lines_end_at_the_end_of_the_file_also_without_a_newline(policy):
     assert talked(policy, "hello", ["oh"]).endswith("agent: oh\nyou: \nGoodbye.\n")
     with pytest.raises(NotImplementedError):
-        Session(io.StringIO("a"), io.StringIO()).sit()
+        Session(io.StringIO("a"), io.StringIO()).run()
 
 
 # -- the command

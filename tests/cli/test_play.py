@@ -41,7 +41,7 @@ class Scripted:
 
 def talk(agent, words: str, person: int = 0) -> str:
     said = io.StringIO()
-    Table(agent, person, io.StringIO(words), said).sit()
+    Table(agent, person, io.StringIO(words), said).run()
     return said.getvalue()
 
 

@@ -17,7 +17,7 @@ from raffia.distributed import (
     Followers,
     Group,
     Lost,
-    Meeting,
+    Rendezvous,
     RoleError,
     data_parallel,
     follow,
@@ -38,12 +38,12 @@ def members(num, do, **options):
 
     def run(rank):
         try:
-            with Group(meeting.address, rank, num, **options) as group:
+            with Group(rendezvous.address, rank, num, **options) as group:
                 found[rank] = do(group)
         except Exception as error:
             found[rank] = error
 
-    with Meeting() as meeting:
+    with Rendezvous() as rendezvous:
         threads = [threading.Thread(target=run, args=(rank,)) for rank in range(num)]
         for thread in threads:
             thread.start()
@@ -149,10 +149,10 @@ def test_who_leaves_is_missed_at_once_and_who_is_silent_after_the_timeout():
 
 
 def test_who_does_not_come_is_not_waited_for_for_ever():
-    with Meeting() as meeting:
+    with Rendezvous() as rendezvous:
         began = time.monotonic()
         with pytest.raises(Lost, match="member 0 of 2 lost another while it waited for the others"):
-            Group(meeting.address, 0, 2, timeout=0.5)
+            Group(rendezvous.address, 0, 2, timeout=0.5)
         assert time.monotonic() - began < 20
 
 
@@ -165,7 +165,7 @@ def test_groups_that_can_not_be_are_refused():
         Group("127.0.0.1:1", 0, 2, timeout=0)
     with pytest.raises(ValueError, match="address='localhost' is not host:port"):
         Group("localhost", 0, 2)
-    with Meeting() as meeting, Group(meeting.address, 0, 1) as group:
+    with Rendezvous() as rendezvous, Group(rendezvous.address, 0, 1) as group:
         with pytest.raises(TypeError, match="a mean of torch.int64 is not defined"):
             group.mean([torch.ones(2, dtype=torch.int64)])
         with pytest.raises(ValueError, match="member 0 passes the tree, and all others None"):
@@ -543,6 +543,6 @@ def test_the_room_s_words_are_those_of_its_learners():
     """`DataParallel` shows what the learner within says of itself."""
     learner = small()
     learner.applies_stacks = learner.learns_faster_alone = True
-    with Meeting() as meeting, Group(meeting.address, 0, 1) as group:
+    with Rendezvous() as rendezvous, Group(rendezvous.address, 0, 1) as group:
         wrapped = data_parallel.DataParallel(learner, group)
         assert wrapped.applies_stacks and wrapped.learns_faster_alone

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from raffia.algorithms.ilql.loss import with_row_means
-from raffia.distributed import Followers, Group, Lost, Meeting, RoleError, Sharded
+from raffia.distributed import Followers, Group, Lost, Rendezvous, RoleError, Sharded
 from raffia.distributed.shards import cut, gathered, rows_of
 from raffia.learner import Accumulate
 from raffia.tensordict.tensordict import TensorDict
@@ -227,7 +227,7 @@ def test_what_would_part_the_parts_is_refused():
     class Plain(Small):
         applies_shards = False
 
-    with Meeting() as meeting, Group(meeting.address, rank=0, size=1) as group:
+    with Rendezvous() as rendezvous, Group(rendezvous.address, rank=0, size=1) as group:
         with pytest.raises(ValueError, match="Plain does not say that its apply works on parts"):
             Sharded(Plain("{}", 0), group)
         learner, batch = Sharded(small(), group), next(batches(1))

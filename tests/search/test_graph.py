@@ -120,8 +120,8 @@ def test_visits_of_a_state_with_several_ways_may_exceed_the_simulations():
     graph = tree.to_graph()
     assert graph.num_simulations == 60 < graph.node(0).visits
     assert tree.summary().startswith(f"root 0: value {graph.node(0).value:+.2f}, 60 simulations, ")
-    assert graph.meeting([0]) and "visits: of the action" in tree.summary(max_nodes=1)
-    assert not random_search(3, 7).to_graph().meeting(range(8))
+    assert graph.has_merged_paths([0]) and "visits: of the action" in tree.summary(max_nodes=1)
+    assert not random_search(3, 7).to_graph().has_merged_paths(range(8))
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -156,5 +156,5 @@ def talk(
         session = Conversation(Chat(policy), stdin, stdout, values=values, weight=weight)
     for notice in notices:
         session.print_line(notice)
-    session.sit()
+    session.run()
     return 0

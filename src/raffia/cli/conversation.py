@@ -62,10 +62,10 @@ class Session(Terminal):
 
     >>> import io
     >>> class Echo(Session):
-    ...     def said(self, line):
+    ...     def on_text(self, line):
     ...         self.print_line(line.upper())
     >>> pieces = io.StringIO()
-    >>> Echo(io.StringIO("hello\\n//quit\\n/quit\\nmore\\n"), pieces).sit()
+    >>> Echo(io.StringIO("hello\\n//quit\\n/quit\\nmore\\n"), pieces).run()
     >>> print(pieces.getvalue())
     you: hello
     HELLO
@@ -88,7 +88,7 @@ class Session(Terminal):
             "/quit": lambda _: self.leave(),
         }
 
-    def heard(self, line: str) -> None:
+    def on_line(self, line: str) -> None:
         """Do what a word of the session asks for; hand on any other line."""
         word, _, rest = line.partition(" ")
         if word.lower() in self.commands:
@@ -98,9 +98,9 @@ class Session(Terminal):
                 f"There is no command {word}; /help lists them. To send it as text: /{word}"
             )
         else:
-            self.said(line.removeprefix("/"))
+            self.on_text(line.removeprefix("/"))
 
-    def said(self, line: str) -> None:
+    def on_text(self, line: str) -> None:
         """Handle a line for the agent; it may be empty."""
         raise NotImplementedError
 
@@ -170,7 +170,7 @@ You type for the agent's environment; the agent answers.
         """Print what the person needs to know."""
         self.print_line("Type a text; /help lists the commands, /quit quits.")
 
-    def said(self, line: str) -> None:
+    def on_text(self, line: str) -> None:
         """Send a line, and let the agent answer; nothing for an empty line."""
         if line and self._sent(line):
             self._answer()
@@ -262,7 +262,7 @@ can still type the word later.
             "and enter colours for each guess."
         )
 
-    def said(self, line: str) -> None:
+    def on_text(self, line: str) -> None:
         """Handle a line: a word, or colours, or neither."""
         word = line.lower()
         waits = self.game.guess is not None

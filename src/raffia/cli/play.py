@@ -74,7 +74,7 @@ def play_against(
     from raffia.recipes.efficientzero.match import load_player
 
     agent = load_player(Path(folder), checkpoint, num_simulations=num_simulations)
-    Table(agent, int(second), stdin or sys.stdin, stdout or sys.stdout).sit()
+    Table(agent, int(second), stdin or sys.stdin, stdout or sys.stdout).run()
     return 0
 
 
@@ -132,7 +132,7 @@ class Table(Terminal):
     ...         return TensorDict(action=policy.argmax(-1), policy=policy.float(),
     ...                           value=torch.zeros(len(policy)), batch_size=state.shape)
     >>> output = io.StringIO()
-    >>> Table(First(), 0, io.StringIO("b2\\nc1\\na3\\n"), output).sit()
+    >>> Table(First(), 0, io.StringIO("b2\\nc1\\na3\\n"), output).run()
     >>> "You have won." in output.getvalue()
     True
     """
@@ -190,7 +190,7 @@ class Table(Terminal):
         self.match.take_back(made - own[-1])
         self._show()
 
-    def heard(self, line: str) -> None:
+    def on_line(self, line: str) -> None:
         """Execute a line: a command, or a move."""
         word = line.lower()
         if word in self._commands:

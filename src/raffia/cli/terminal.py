@@ -12,10 +12,10 @@ class Terminal:
 
     >>> import io
     >>> class Echo(Terminal):
-    ...     def heard(self, line):
+    ...     def on_line(self, line):
     ...         self.leave() if line == "quit" else self.print_line(line.upper())
     >>> output = io.StringIO()
-    >>> Echo(io.StringIO("hello\\nquit\\nmore\\n"), output).sit()
+    >>> Echo(io.StringIO("hello\\nquit\\nmore\\n"), output).run()
     >>> print(output.getvalue())
     you: hello
     HELLO
@@ -27,12 +27,12 @@ class Terminal:
 
     def __init__(self, stdin: TextIO, stdout: TextIO) -> None:
         self._stdin, self._stdout = stdin, stdout
-        self._seated = True
+        self._is_open = True
 
-    def sit(self) -> None:
+    def run(self) -> None:
         """Take turns, until the person leaves or the input ends."""
         self.begin()
-        while self._seated:
+        while self._is_open:
             self.turn()
 
     def begin(self) -> None:
@@ -45,15 +45,15 @@ class Terminal:
             self.print_line("")
             self.leave()
         else:
-            self.heard(line.strip())
+            self.on_line(line.strip())
 
-    def heard(self, line: str) -> None:
+    def on_line(self, line: str) -> None:
         """Handle a line; it may be empty."""
         raise NotImplementedError
 
     def leave(self) -> None:
         """End it."""
-        self._seated = False
+        self._is_open = False
         self.print_line("Goodbye.")
 
     def print_line(self, text: str) -> None:

@@ -117,7 +117,7 @@ class BatchMaker:
         if isinstance(data, TensorDict):
             for name, value in info.items():
                 data.set(name, _of_batch(value, data.batch_size))
-        elif isinstance(data, LazyStackedTensorDict):  # of items of unlike shapes
+        elif isinstance(data, LazyStackedTensorDict):  # of items of different shapes
             for name, value in info.items():
                 for item, one in zip(data.unbind(0), value.unbind(0), strict=True):
                     item.set(name, one.expand(item.batch_size).contiguous())

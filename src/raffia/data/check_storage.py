@@ -44,10 +44,10 @@ def numbers_in(rows: Any) -> list[int]:
 
 def numbers_at(storage: Any, rows: Any) -> list[int]:
     """The numbers that `step` put into rows [n] of a storage; `read` and `get` have to agree."""
-    found, alike = storage.read(rows), storage.get(rows)
-    if isinstance(alike, list):
-        alike = torch.stack(alike)
-    equal(numbers_in(alike), numbers_in(found), "what get gives, beside read")
+    found, again = storage.read(rows), storage.get(rows)
+    if isinstance(again, list):
+        again = torch.stack(again)
+    equal(numbers_in(again), numbers_in(found), "what get gives, beside read")
     return numbers_in(found)
 
 

@@ -157,7 +157,7 @@ class MCTSForest:
             step, with their last values.
         return_node: also give the tree that grows out of the first observation; for a rollout [T].
         Raises CapacityError when full, KeyError for a missing entry, and ValueError or TypeError
-        for one unlike those of the steps that are here. Nothing is changed then.
+        for one that differs from those of the stored steps. Nothing is changed then.
         """
         rollout = _container(rollout)
         _check_batch(rollout, return_node)
@@ -201,14 +201,16 @@ class MCTSForest:
 
     def _check_layouts(self, steps: Any, after: Any) -> None:
         """Refuse an outcome that could never be where another step begins."""
-        for key, here, there in self._unlike(steps, after):
+        for key, here, there in self._differing(steps, after):
             raise ValueError(
                 f'"{dotted(key)}" is {here}, but the entry under "next" is {there}. Rows of '
                 "different dtype or shape count as different content, so no step would lead to "
                 "another: convert one of them"
             )
 
-    def _unlike(self, these: Any, those: Any) -> Iterator[tuple[NestedKey, RowLayout, RowLayout]]:
+    def _differing(
+        self, these: Any, those: Any
+    ) -> Iterator[tuple[NestedKey, RowLayout, RowLayout]]:
         """The entries of observations that differ in the layout of their rows, and the layouts."""
         asked = self._nodes.query_module
         both = zip(asked.in_keys, asked.entries(these), asked.entries(those), strict=True)
@@ -358,7 +360,7 @@ class MCTSForest:
 
     def _mismatches(self, root: Any) -> str:
         """A note on entries of a root that no stored observation can equal, or nothing."""
-        for key, here, there in self._unlike(self._nodes.at(torch.tensor([0]))[0], root):
+        for key, here, there in self._differing(self._nodes.at(torch.tensor([0]))[0], root):
             return (
                 f'. Note: "{dotted(key)}" is {here} in the forest, and {there} here. Rows of '
                 "different dtype or shape count as different content, so convert it"

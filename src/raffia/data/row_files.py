@@ -170,7 +170,7 @@ class RowFiles:
     def fits(self, rows: Tensor, leaves: Sequence[Tensor]) -> Tensor:
         """Whether these copies of rows fit the marks that the rows have now: bool [n]."""
         marks = self.marks.index_select(0, rows)
-        return checksums(together(leaves, rows, marks[:, 0])) == marks[:, 1]
+        return checksums(packed_rows(leaves, rows, marks[:, 0])) == marks[:, 1]
 
     def flush(self) -> None:
         """Bring all rows to disk."""
@@ -247,7 +247,7 @@ def checksums(words: Tensor, out: Tensor | None = None) -> Tensor:  # int64 [n]
     return siphash(words, normalize=False, out=out)
 
 
-def together(
+def packed_rows(
     leaves: Sequence[Tensor], rows: Tensor, stamps: Tensor, out: Tensor | None = None
 ) -> Tensor:
     """Rows packed: the content, the row number and the stamp, all of which a checksum covers."""
@@ -283,7 +283,7 @@ class RowLog:
         """Write rows down; gives their marks, int64 [n, 2]: stamps and checksums."""
         n = len(rows)
         marks = self._marks[:n]
-        words = together(leaves, rows, stamps, self._words[:n])
+        words = packed_rows(leaves, rows, stamps, self._words[:n])
         marks[:, 0] = stamps
         checksums(words, out=marks[:, 1])
         return marks

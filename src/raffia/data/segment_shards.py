@@ -24,7 +24,7 @@ from raffia.tensordict.tensordict import TensorDict
 class ReplayShards:
     """Segments out of S shards, B / S of each batch by each shard's own priorities.
 
-    shards: S buffers made alike, each with a generator of its own if draws are to be repeated, and
+    shards: S equal buffers, each with a generator of its own if draws are to be repeated, and
         without `batch_size` and `prefetch`. Shard s has the environments whose number % S is s.
     reuse_memory: as in `SegmentReplayBuffer`, whose own should be False here.
 

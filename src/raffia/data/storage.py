@@ -34,7 +34,7 @@ class Storage(ABC):
     True
     """
 
-    mixes_shapes = False  # whether rows may be of unlike shapes
+    mixes_shapes = False  # whether rows may be of different shapes
     _skips = True  # whether items that `extend` would overwrite itself need not be written
 
     def __init__(self, max_size: int | None, device: torch.device | str = "cpu") -> None:

@@ -106,7 +106,7 @@ class ListStorage(TensorStorage):
 
     Items have the same entries, of the same dtypes; their shapes may differ. As long as they do
     not, rows lie side by side as in a `TensorStorage`. A buffer's batch of containers is stacked,
-    lazily where shapes differ; other items of unlike shapes need a `collate_fn`, which gets the
+    lazily where shapes differ; other items of different shapes need a `collate_fn`, which gets the
     list.
 
     max_size: the number of rows there may be; None: as many as memory holds.
@@ -156,9 +156,9 @@ class ListStorage(TensorStorage):
         return _nested(items, batch) if batch is not None else items[0]
 
     def read(self, rows: Any, out: Any = None) -> Any:
-        """A batch of rows: stacked, lazily where containers have unlike shapes.
+        """A batch of rows: stacked, lazily where containers have different shapes.
 
-        Raises ValueError for rows of unlike shapes that are no containers.
+        Raises ValueError for rows of different shapes that are no containers.
         """
         if self._apart is None:
             return super().read(rows, out)

@@ -18,7 +18,7 @@ from raffia.distributed.engine import (
     Workers,
 )
 from raffia.distributed.follow import Followers
-from raffia.distributed.group import Group, Meeting
+from raffia.distributed.group import Group, Rendezvous
 from raffia.distributed.pool import Pool
 from raffia.distributed.process import ProcessEngine
 from raffia.distributed.sharded import Sharded, StateLost
@@ -32,7 +32,7 @@ __all__ = [
     "Group",
     "InlineEngine",
     "Lost",
-    "Meeting",
+    "Rendezvous",
     "Needs",
     "Pool",
     "ProcessEngine",

@@ -143,13 +143,13 @@ def unpack(data: bytearray | memoryview | mmap, room: int = 0) -> TensorDict:
     """
     start = room + 8
     length = int.from_bytes(data[room:start], "little")
-    nests: list[dict[str, Any]] = []  # their entries, in order: they fit, as they did
+    nodes: list[dict[str, Any]] = []  # their entries, in order: they fit, as they did
     first = room + -(-(8 + length) // ALIGNMENT) * ALIGNMENT
     for parent, name, dtype, shape, size, at in _read(bytes(data[start : start + length])):
         entry: Any
         if dtype is None:
-            nests.append({})
-            entry = unchecked(nests[-1], shape)
+            nodes.append({})
+            entry = unchecked(nodes[-1], shape)
         elif size:
             entry = torch.frombuffer(data, dtype=dtype, count=size, offset=first + at)
             entry = entry if len(shape) == 1 else entry.view(shape)
@@ -158,12 +158,12 @@ def unpack(data: bytearray | memoryview | mmap, room: int = 0) -> TensorDict:
         if parent < 0:
             root: TensorDict = entry
         else:
-            nests[parent][name] = entry
+            nodes[parent][name] = entry
     return root
 
 
 class _Entry(NamedTuple):
-    parent: int  # the number of its nest among the nests; -1: the root
+    parent: int  # the number of its nest among the nodes; -1: the root
     name: str
     dtype: torch.dtype | None  # None: a nest
     shape: torch.Size  # or batch size

@@ -41,9 +41,9 @@ class DataParallel:
     group: `Followers`, which this process leads; or a `Group` whose members all call the same with
         the same state and the same batch.
 
-    >>> from raffia.distributed.group import Meeting
+    >>> from raffia.distributed.group import Rendezvous
     >>> from raffia.distributed.check_engine import MeanLearner
-    >>> with Meeting() as meeting, Group(meeting.address, rank=0, size=1) as group:
+    >>> with Rendezvous() as rendezvous, Group(rendezvous.address, rank=0, size=1) as group:
     ...     learner = DataParallel(MeanLearner("{}", 0), group)
     ...     batch = TensorDict(x=torch.arange(4.0), batch_size=[4])
     ...     update, metrics = learner.grads(learner.init(0), batch)
@@ -107,9 +107,9 @@ def mean_over(
     state: before the update.
     mean_grads: of the gradients' leaves; None: `group.mean`.
 
-    >>> from raffia.distributed.group import Meeting
+    >>> from raffia.distributed.group import Rendezvous
     >>> update = TensorDict(grads=TensorDict(w=torch.ones(2)), buffers=TensorDict())
-    >>> with Meeting() as meeting, Group(meeting.address, rank=0, size=1) as group:
+    >>> with Rendezvous() as rendezvous, Group(rendezvous.address, rank=0, size=1) as group:
     ...     mean, _ = mean_over(group, TensorDict(buffers=TensorDict()), update, TensorDict())
     >>> mean["grads", "w"]
     tensor([1., 1.])
@@ -151,7 +151,7 @@ def mean_over(
 
 
 def _form(update: TensorDict, summed: list[Tensor]) -> Tensor:  # [32]
-    """A digest of the names, dtypes and shapes of what is summed, which all must have alike."""
+    """A digest of the names, dtypes and shapes of the summed tensors, equal in all processes."""
     names = [*update["grads"].keys(True, True)]
     text = repr([names, [(leaf.dtype, tuple(leaf.shape)) for leaf in summed]])
     return bytes_to_tensor(hashlib.sha256(text.encode()).digest())

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from raffia.distributed.data_parallel import mean_over, part_of
 from raffia.distributed.engine import Lost, Needs, RoleError, Worker, Workers, make_role
-from raffia.distributed.group import LOCALHOST, Group, Meeting, Sums, device_of
+from raffia.distributed.group import LOCALHOST, Group, Rendezvous, Sums, device_of
 from raffia.distributed.pool import waiting_metrics
 from raffia.distributed.process import ProcessEngine
 from raffia.distributed.shards import gathered, shard_grads
@@ -200,7 +200,7 @@ class Followers:
             raise RuntimeError("these followers were closed; make others")
         try:
             if self._group is None:
-                self._meet()
+                self._form_group()
             for index in range(self.num):
                 self._ask(index, command, **(given[index] if given else {}))
             assert self._group is not None
@@ -242,7 +242,7 @@ class Followers:
         """Set the state of all followers, in a group with this process."""
         if self._group is None:
             self._state = None
-            self._meet()
+            self._form_group()
         if not is_unchanged(self._state, state):
             self._state = None
             for index in range(self.num):
@@ -252,28 +252,28 @@ class Followers:
             self.num_broadcasts += 1
             self._state = marks_of(state)
 
-    def _meet(self) -> None:
+    def _form_group(self) -> None:
         for index in range(self.num):
             if self._workers[index] is None:
                 self._start(index)
             self._ask(index, HELLO)
         self._take_all()  # all are there, and have made their learner
-        with Meeting(timeout=self.patience) as meeting, self._ends_if_one_dies(meeting):
-            port = torch.tensor(int(meeting.address.rpartition(":")[2]))
+        with Rendezvous(timeout=self.patience) as rendezvous, self._ends_if_one_dies(rendezvous):
+            port = torch.tensor(int(rendezvous.address.rpartition(":")[2]))
             for index in range(self.num):
                 self._ask(index, JOIN, port=port)
-            self._group = _group(meeting.address, 0, self.size, self.sums, self.patience)
+            self._group = _group(rendezvous.address, 0, self.size, self.sums, self.patience)
             self._take_all()
 
     @contextmanager
-    def _ends_if_one_dies(self, meeting: Meeting) -> Iterator[None]:
+    def _ends_if_one_dies(self, rendezvous: Rendezvous) -> Iterator[None]:
         """Stop the followers if one of them dies, which those waiting for it would not notice."""
         met = threading.Event()
 
         def watch() -> None:
             while not met.wait(0.1):
                 if any(worker and not worker.is_alive for worker in self._workers):
-                    meeting.close()
+                    rendezvous.close()
 
         thread = threading.Thread(target=watch, daemon=True)
         thread.start()

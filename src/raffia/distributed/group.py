@@ -27,11 +27,11 @@ BUCKET = 25 * 2**20  # bytes that are summed at once
 LOCALHOST = "127.0.0.1"
 
 
-class Meeting:
+class Rendezvous:
     """A rendezvous at which the members of a future group find each other; kept until all have.
 
-    >>> with Meeting() as meeting:
-    ...     meeting.address.startswith("127.0.0.1:")
+    >>> with Rendezvous() as rendezvous:
+    ...     rendezvous.address.startswith("127.0.0.1:")
     True
     """
 
@@ -60,7 +60,7 @@ class Meeting:
 class Group:
     """A member of a group of processes that sum; making it waits until all are there.
 
-    address: of the `Meeting`.
+    address: of the `Rendezvous`.
     rank: this member's number, from 0 to size - 1.
     sums: "ring": each member sums a part of the numbers, so that what is sent does not grow with
         the members; of two members the sum is that of `Accumulate`. "ordered": each gets all
@@ -70,7 +70,7 @@ class Group:
 
     All methods raise `Lost` where a member is gone or silent, and close the group.
 
-    >>> with Meeting() as meeting, Group(meeting.address, rank=0, size=1) as group:
+    >>> with Rendezvous() as rendezvous, Group(rendezvous.address, rank=0, size=1) as group:
     ...     group.mean([torch.tensor([1.0, 2.0])])
     [tensor([1., 2.])]
     """
@@ -95,7 +95,7 @@ class Group:
         self._group: Any = None
         host, _, port = address.rpartition(":")
         if not host or not port.isdigit():
-            raise ValueError(f"address={address!r} is not host:port: take that of a Meeting")
+            raise ValueError(f"address={address!r} is not host:port: take that of a Rendezvous")
         with self._lost_in("waited for the others"):
             limit = timedelta(seconds=meet_seconds or timeout)
             self._group = _gloo(host, int(port), rank, size, limit)

@@ -44,9 +44,9 @@ class Sharded:
         the same state and the same batch.
 
     >>> import torch
-    >>> from raffia.distributed.group import Meeting
+    >>> from raffia.distributed.group import Rendezvous
     >>> from raffia.distributed.check_engine import MeanLearner
-    >>> with Meeting() as meeting, Group(meeting.address, rank=0, size=1) as group:
+    >>> with Rendezvous() as rendezvous, Group(rendezvous.address, rank=0, size=1) as group:
     ...     learner = Sharded(MeanLearner("{}", 0), group)
     ...     batch = TensorDict(x=torch.arange(4.0), batch_size=[4])
     ...     state = learner.init(0)
@@ -80,7 +80,7 @@ class Sharded:
         Raises `StateLost` where a process is gone, and with it a part of the state.
         """
         parts = [part_of(batch, rank, self.group.size) for rank in range(self.group.size)]
-        self._stand(state)
+        self._distribute(state)
         assert self._part is not None
         with self._sharing(LEARN, [{"part": part} for part in parts]) as group:
             update, metrics = shard_grads(
@@ -107,7 +107,7 @@ class Sharded:
         """The complete state for what `apply` returned last; any other is complete already."""
         if state is not self._part:
             return state
-        self._stand(state)
+        self._distribute(state)
         with self._sharing(WHOLE) as group:
             parts = gathered(group, state.select(*self._rows.keys()), self._rows)
         out = state.copy()
@@ -118,7 +118,7 @@ class Sharded:
     def _holds(self, state: TensorDict) -> bool:
         return self._part is not None and (state is self._part or state is self._given)
 
-    def _stand(self, state: TensorDict) -> None:
+    def _distribute(self, state: TensorDict) -> None:
         """Make all processes hold their part of this state."""
         if state is self._part and not is_unchanged(self._marks, state):
             raise ValueError(

@@ -69,9 +69,9 @@ def gathered(
     parts: some of "params", "target" and "opt".
     is_kept: False for a process that only gives its part: it gets its part back.
 
-    >>> from raffia.distributed.group import Meeting
+    >>> from raffia.distributed.group import Rendezvous
     >>> params = TensorDict(params=TensorDict(w=torch.arange(3.0)))
-    >>> with Meeting() as meeting, Group(meeting.address, rank=0, size=1) as group:
+    >>> with Rendezvous() as rendezvous, Group(rendezvous.address, rank=0, size=1) as group:
     ...     gathered(group, params, rows_of(params, 1))["params", "w"]
     tensor([0., 1., 2.])
     """
@@ -107,10 +107,10 @@ def shard_grads(
     batch: this process's part.
 
     >>> from raffia.distributed.check_engine import MeanLearner
-    >>> from raffia.distributed.group import Meeting
+    >>> from raffia.distributed.group import Rendezvous
     >>> learner, batch = MeanLearner("{}", 0), TensorDict(x=torch.arange(4.0), batch_size=[4])
     >>> state = learner.init(0)
-    >>> with Meeting() as meeting, Group(meeting.address, rank=0, size=1) as group:
+    >>> with Rendezvous() as rendezvous, Group(rendezvous.address, rank=0, size=1) as group:
     ...     update, _ = shard_grads(group, learner, state, rows_of(state, 1), batch)
     >>> update["grads", "w"], update["grad_norm"]
     (tensor(-1.5000), tensor(1.5000))

@@ -245,5 +245,5 @@ def unknown(name: str) -> ValueError:
 
 
 def _stem(name: str) -> str:
-    """A name without its version, by which all of Gymnasium's are alike."""
+    """A name without its version, in lower case, to compare names of Gymnasium."""
     return re.sub(r"-v\d+$", "", name.lower())

@@ -25,7 +25,7 @@ def derive_seed(seed: int, *parts: int | str) -> int:
     >>> len({derive_seed(0, "a", 1), derive_seed(0, "a1"), derive_seed(0, "a", "1")})
     3
     """
-    code = hashlib.blake2b(_coded(_whole(seed)), digest_size=8)
+    code = hashlib.blake2b(_coded(_integer(seed)), digest_size=8)
     for part in parts:
         code.update(_coded(part))
     return int.from_bytes(code.digest(), "little") >> 1
@@ -37,7 +37,7 @@ def derive_seeds(seed: int, purpose: str, rows: Iterable[int], *parts: int | str
     >>> derive_seeds(0, "reset", [3], 7) == [derive_seed(0, "reset", 3, 7)]
     True
     """
-    before = hashlib.blake2b(_coded(_whole(seed)) + _coded(purpose), digest_size=8)
+    before = hashlib.blake2b(_coded(_integer(seed)) + _coded(purpose), digest_size=8)
     after, seeds = b"".join(map(_coded, parts)), []
     for row in rows:
         code = before.copy()
@@ -61,12 +61,12 @@ def generator_for(
 @functools.lru_cache(4096, typed=True)
 def _coded(part: int | str) -> bytes:
     """A part with its kind and its length before it."""
-    kind, text = (b"s", part) if isinstance(part, str) else (b"i", str(_whole(part)))
+    kind, text = (b"s", part) if isinstance(part, str) else (b"i", str(_integer(part)))
     data = text.encode()
     return kind + len(data).to_bytes(8, "little") + data
 
 
-def _whole(part: int) -> int:
+def _integer(part: int) -> int:
     try:
         return operator.index(part)
     except TypeError:

@@ -17,7 +17,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from raffia.jit.kernel import ask_for, instruction, kernel
+from raffia.jit.kernel import emit_prefetch, instruction, kernel
 from raffia.jit.lanes import shuffled
 from raffia.jit.tiles import call_one
 from raffia.jit.vectors import FLOAT, VECTOR, WIDTH, fused, splat
@@ -84,7 +84,9 @@ def _body(function: Any, rows: int, columns: int) -> None:
     with cgutils.for_range(builder, builder.udiv(depth, _WORD(WIDTH))) as loop:
         at = builder.mul(loop.index, _WORD(4 * WIDTH))
         for line in range(0, 4 * WIDTH * columns, LINE):
-            ask_for(builder, builder.add(after(next_tile, at, columns), _WORD(line)), SECOND_CACHE)
+            emit_prefetch(
+                builder, builder.add(after(next_tile, at, columns), _WORD(line)), SECOND_CACHE
+            )
         xs = [vector(builder.add(after(inputs, input_step, row), at)) for row in range(rows)]
         for column in range(columns):
             w = vector(builder.add(after(weights, depth_bytes, column), at))

@@ -136,7 +136,7 @@ load_f32, store_f32 = _load(types.float32), _store(types.float32)
 load_f64, store_f64 = _load(types.float64), _store(types.float64)
 
 
-def ask_for(builder: Any, address: Any, locality: int) -> None:
+def emit_prefetch(builder: Any, address: Any, locality: int) -> None:
     """Write the order to bring a cache line nearer; any address will do, also where nothing lies.
 
     locality: 3 for the first cache, 2 for the second.
@@ -151,7 +151,7 @@ def ask_for(builder: Any, address: Any, locality: int) -> None:
 @instruction(types.void, types.int64)
 def prefetch(builder: Any, address: Any) -> None:
     """Ask for the cache line at `address`, which is used a little later; any address will do."""
-    ask_for(builder, address, 3)
+    emit_prefetch(builder, address, 3)
 
 
 def step(function: Callable[[Any, Any], None]) -> int:

@@ -86,7 +86,7 @@ class LogProbKeys:
         return scores.sum(dim="feature", reduce=True)
 
 
-def asked_for(
+def requested_keys(
     keys: Any, key: Any, samples: list[NestedKey], summed: bool
 ) -> list[NestedKey] | None:
     """The keys that `log_prob_keys=keys` and `log_prob_key=key` ask for; None if both are None.
@@ -116,7 +116,7 @@ def asked_for(
     return None if key is None else listed([key], "log_prob_key")
 
 
-def check_apart(keys: list[NestedKey], samples: list[NestedKey], summed: bool) -> None:
+def check_distinct(keys: list[NestedKey], samples: list[NestedKey], summed: bool) -> None:
     """Refuse keys that are not one for each sample, or would overwrite one."""
     if samples != ["_"] and not summed and len(keys) != len(samples):
         raise ValueError(

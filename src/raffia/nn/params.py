@@ -87,7 +87,7 @@ def update_target(target: Holder, online: nn.Module | Node, rate: float | Tensor
     mine, theirs = _named_leaves(target, "target"), _named_leaves(online, "online")
     _require_same(mine, theirs)
     mine, theirs = _local(mine, theirs)
-    names = _untied(mine, theirs)
+    names = _unique_names(mine, theirs)
     if names:
         weights = _weights(rate, mine, names) if isinstance(rate, Tensor) else rate
         ends = isinstance(rate, Tensor) and _has_ends(rate)
@@ -244,7 +244,7 @@ def _placements(leaf: Any) -> Any:
     return (leaf.placements, leaf.device_mesh) if hasattr(leaf, "placements") else None
 
 
-def _untied(mine: Leaves, theirs: Leaves) -> list[str]:
+def _unique_names(mine: Leaves, theirs: Leaves) -> list[str]:
     """Names of the tensors to update, each tensor once."""
     expanded = [n for n, t in mine.items() if not t.is_contiguous() and _is_expanded(t)]
     if expanded:

@@ -17,7 +17,7 @@ from raffia.nn.dispatch import SKIP, dispatch, may_skip, missing_inputs
 from raffia.nn.distributions.composite import CompositeDistribution
 from raffia.nn.distributions.continuous import Delta
 from raffia.nn.generators import RandomSource
-from raffia.nn.log_prob_keys import LogProbKeys, asked_for, check_apart
+from raffia.nn.log_prob_keys import LogProbKeys, check_distinct, requested_keys
 from raffia.nn.modes import INTERACTION, InteractionType, composite_lp_aggregate
 from raffia.nn.sampling import RANDOM, draw, drawn_together
 from raffia.tensordict.access import dense_entries, value_of
@@ -107,9 +107,9 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
         written: Any = self._values() if out_keys is None else one_or_more(out_keys)
         self._out_keys = listed(written, "out_keys")
         summed = composite_lp_aggregate()
-        asked = asked_for(log_prob_keys, log_prob_key, self._out_keys, summed)
+        asked = requested_keys(log_prob_keys, log_prob_key, self._out_keys, summed)
         if asked is not None and return_log_prob:
-            check_apart(asked, self._out_keys, summed)
+            check_distinct(asked, self._out_keys, summed)
         self._scores = LogProbKeys(self._out_keys, asked)
         self._quick = type(self).forward is ProbabilisticTensorDictModule.forward
 

@@ -284,7 +284,7 @@ class MembersAcross:
         """
         is_new = state is not self._outline
         if is_new:
-            self._stand(state)
+            self._hold_state(state)
         elif time.monotonic() - self._since > self._longest:
             self.whole(state)
         workers = range(self.pool.num_workers)
@@ -292,7 +292,7 @@ class MembersAcross:
         if is_new:
             for worker, task in enumerate(tasks):
                 task["members"] = self._part(state, worker)
-        answers = self._asked(tasks)
+        answers = self._answers(tasks)
         if self._batches is None:
             self._kept.append(batch)
         names = answers[0].keys()
@@ -312,7 +312,7 @@ class MembersAcross:
             return state
         if self._num_since:
             tasks = [TensorDict() for _ in range(self.pool.num_workers)]
-            self._stand(cat(self._asked(tasks)).to(self._device))
+            self._hold_state(cat(self._answers(tasks)).to(self._device))
         assert self._base is not None
         return self._base
 
@@ -324,11 +324,11 @@ class MembersAcross:
         """End the workers."""
         self.pool.close()
 
-    def _stand(self, state: TensorDict) -> None:
+    def _hold_state(self, state: TensorDict) -> None:
         self._base, self._num_since, self._since = state, 0, time.monotonic()
         self._kept = []
 
-    def _asked(self, tasks: list[TensorDict]) -> list[TensorDict]:
+    def _answers(self, tasks: list[TensorDict]) -> list[TensorDict]:
         self._key += 1
         for worker, task in enumerate(tasks):
             self.pool.ask(worker, self._key, task)

@@ -134,12 +134,12 @@ def _dialogue(data: Any) -> TokenDialogue:
     raw = data.get("actions")
     actions = [one for one in map(_action, raw if isinstance(raw, list) else []) if one]
     v = data.get("v")
-    pairs = zip(_whole(data.get("states")), v if isinstance(v, list) else [], strict=False)
+    pairs = zip(_integers(data.get("states")), v if isinstance(v, list) else [], strict=False)
     return TokenDialogue(
         source=str(data.get("source", "")),
         tokens=tuple(tokens[:num]),
         actions=tuple([one for one in actions if 0 <= one.first <= one.last < num]),
-        marks=frozenset(_whole(data.get("marks"))),
+        marks=frozenset(_integers(data.get("marks"))),
         total=number(data.get("return")),
         ended=data.get("ended") is not False,
         cut=data.get("cut") is True or num < len(tokens),
@@ -148,7 +148,7 @@ def _dialogue(data: Any) -> TokenDialogue:
 
 
 def _action(data: Any) -> Action | None:
-    if not isinstance(data, dict) or len(_whole([data.get("first"), data.get("last")])) < 2:
+    if not isinstance(data, dict) or len(_integers([data.get("first"), data.get("last")])) < 2:
         return None
     others = data.get("others")
     return Action(
@@ -169,7 +169,7 @@ def _action(data: Any) -> Action | None:
     )
 
 
-def _whole(value: Any) -> list[int]:
+def _integers(value: Any) -> list[int]:
     """The list as whole numbers; empty unless all of them are."""
     fine = isinstance(value, list) and all(type(one) is int for one in value)
     return list(value) if fine else []

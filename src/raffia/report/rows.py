@@ -102,7 +102,7 @@ def key_rows(path: Path) -> tuple[list[Row], list[str]]:
     """
     with open_plain(path) as file:
         data = file.read()
-    starts = {_line_start(data, at) for word in _KEY_KINDS for at in _places(data, word)}
+    starts = {_line_start(data, at) for word in _KEY_KINDS for at in _positions(data, word)}
     whole = data.rfind(b"\n")  # the end of the last line that was written to its end
     if whole > 0:
         starts.add(_line_start(data, whole))
@@ -223,7 +223,7 @@ def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes, bool]]:
         is_whole = line.endswith(b"\n")
 
 
-def _places(data: bytes, word: bytes) -> Iterable[int]:
+def _positions(data: bytes, word: bytes) -> Iterable[int]:
     at = data.find(word)
     while at >= 0:
         yield at

@@ -181,11 +181,11 @@ class TreeGraph:
         meets = Counter([0, *[edge.target for edge in visible if edge.target in shown]])
         return {row for row, number in meets.items() if number > 1}
 
-    def meeting(self, shown: Collection[int]) -> bool:
+    def has_merged_paths(self, shown: Collection[int]) -> bool:
         """Whether several paths lead to one of the shown nodes, counting all edges of the tree.
 
         >>> node = TreeNode(0, 0, 1, 0.5, 0.5, False, 2, 1.0)
-        >>> TreeGraph(0, (node,), ()).meeting([0])
+        >>> TreeGraph(0, (node,), ()).has_merged_paths([0])
         False
         """
         return not self.shared(self._by_row).isdisjoint(shown)

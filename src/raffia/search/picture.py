@@ -189,7 +189,7 @@ class _Painter:
             legend.words("N visits   V value")
         if self.graph.nodes[0].to_play is not None:
             legend.words("V for the player in the box   Q for the player who acts")
-        if self.graph.meeting(self.shown):
+        if self.graph.has_merged_paths(self.shown):
             legend.words("N in a box counts all ways that lead to it")
         if any([box.is_mark for box in self.node_boxes]):
             legend.words("↩ the node of this number")
@@ -249,7 +249,7 @@ def lay_out(
     label_width: Callable[[TreeEdge], float],
 ) -> list[NodeBox]:
     """Boxes of the shown nodes, the root first; the drawing begins at (0, 0)."""
-    boxes = _hung(graph, shown)
+    boxes = _attached(graph, shown)
     for box in boxes:
         box.height = max(box_size(box.row, box.is_mark)[1], _LANE * len(box.lanes))
     heights = {box: box.height for box in boxes}
@@ -274,7 +274,7 @@ def lay_out(
     return boxes
 
 
-def _hung(graph: TreeGraph, shown: Sequence[int]) -> list[NodeBox]:
+def _attached(graph: TreeGraph, shown: Sequence[int]) -> list[NodeBox]:
     """Boxes in breadth-first order, each on its most visited edge from the column before it."""
     visible = set(shown)
     column = {0: 0}

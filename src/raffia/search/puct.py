@@ -102,7 +102,7 @@ class PUCT:
         scores = value + scale * nodes.prior / (visits + 1).float()
         if self.tie_seed is None:
             return best(scores, mask), mean_q
-        return best(self._untied(scores, mask, nodes), mask), mean_q
+        return best(self._break_ties(scores, mask, nodes), mask), mean_q
 
     def _mean_q(self, nodes: Nodes, carry: Tensor | None) -> Tensor:
         num = nodes.num_tried
@@ -115,7 +115,7 @@ class PUCT:
         width = (high - low).clamp_min(self.min_range)
         return torch.where(high > low, (q - low) / width, q).clamp(0.0, 1.0)
 
-    def _untied(self, scores: Tensor, mask: Tensor | None, nodes: Nodes) -> Tensor:
+    def _break_ties(self, scores: Tensor, mask: Tensor | None, nodes: Nodes) -> Tensor:
         """1 for the one of the best that its hash puts before the others, 0 elsewhere."""
         if mask is not None:
             scores = scores.masked_fill(~mask, -torch.inf)

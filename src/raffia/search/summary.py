@@ -82,7 +82,7 @@ class _Table:
                 "Q and reward: for the player who takes the action; raw value: for the "
                 "player to move next"
             )
-        if self.graph.meeting(self.shown):
+        if self.graph.has_merged_paths(self.shown):
             notes.append("visits: of the action; the root's count all ways that lead back to it")
         return notes
 

@@ -57,7 +57,7 @@ def agreed(td: Any, doing: str, group: Group) -> Layout:
     if int(both[0]) != -int(both[1]):
         texts = gathered_texts(text, group, where)
         if error is None:
-            raise unlike(doing, [json.loads(found) for found in texts], group)
+            raise tree_mismatch(doing, [json.loads(found) for found in texts], group)
     if error is not None:
         raise error
     return cast(Layout, mine)
@@ -86,10 +86,8 @@ def padded(data: Tensor, size: int) -> Tensor:
     return torch.nn.functional.pad(data, (0, size - len(data))) if len(data) < size else data
 
 
-def unlike(doing: str, listings: Sequence[str | Listed | None], group: Group) -> Exception:
-    """The error for trees that differ: it names the first two ranks; a text is the error of that
-    rank.
-    """
+def tree_mismatch(doing: str, listings: Sequence[str | Listed | None], group: Group) -> Exception:
+    """The error for trees that differ, which names two ranks; a text is the error of that rank."""
     ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
     for rank, listed in zip(ranks, listings, strict=True):
         if isinstance(listed, str):
@@ -127,7 +125,7 @@ def all_reduce(
     async_op: give a list of what is under way; call `wait()` of each before the entries are used.
     bucket_bytes: entries of one dtype are summed at once up to so many bytes; larger ones by
         themselves, without a copy. None: those under 256 KiB, up to 25 MiB at once.
-    Raises ValueError in all processes, which names what differs, if the containers are unlike.
+    Raises ValueError in all processes, which names what differs, if the containers differ.
 
     >>> def program(rank):  # each process calls it
     ...     td = TensorDict(a=torch.ones(2))
@@ -163,7 +161,7 @@ def reduce(
     op, group, bucket_bytes: as of `all_reduce`.
     async_op, return_premature: with both, give a list of what is under way; call `wait()` of each
         before the entries are used.
-    Raises ValueError in all processes, which names what differs, if the containers are unlike.
+    Raises ValueError in all processes, which names what differs, if the containers differ.
 
     >>> def program(rank):
     ...     td = TensorDict(a=torch.ones(2))
@@ -497,7 +495,7 @@ def gather_and_stack(td: Container, dst: int, group: Group = None) -> Container 
 
     dst: the rank that receives; its batch size begins with the number of the others, in the order
         of whose ranks the rows are. There the container comes back, None elsewhere.
-    Raises ValueError in all processes, which names what differs, if those that send are unlike.
+    Raises ValueError in all processes, which names what differs, if those of the senders differ.
 
     >>> def program(rank):
     ...     if rank == 0:
@@ -521,7 +519,9 @@ def gather_and_stack(td: Container, dst: int, group: Group = None) -> Container 
     ]
     if len({found[3] for found in heads if found[3]}) > 1:
         text = b"null" if listed is None else listed.text()
-        raise unlike(doing, [json.loads(t) for t in gathered_texts(text, group, where)], group)
+        raise tree_mismatch(
+            doing, [json.loads(t) for t in gathered_texts(text, group, where)], group
+        )
     most = max([sum(found[1:3]) for found in heads])
     data = torch.empty(most, dtype=torch.uint8, device=where)
     data = data if mine is None else in_a_row(mine, most)
@@ -558,7 +558,7 @@ def scatter(
     The container that it is called on plays no part: `TensorDict().scatter(...)`.
 
     src: the rank that has the list.
-    tensordicts: at `src` a container for each process, in order of rank; they may be unlike.
+    tensordicts: at `src` a container for each process, in order of rank; they may differ.
     device: where the entries are.
     Raises ValueError at `src` if there are not as many, TypeError for what no file can hold, and
     RuntimeError in the others then.

@@ -92,13 +92,13 @@ class Construction(Node):
         torch.Size([2])
         """
 
-        def alike(key: Any, value: Any) -> Any:
+        def like_mine(key: Any, value: Any) -> Any:
             mine = self._peek_str(key) if isinstance(value, dict) else None
             if isinstance(mine, Construction) and not mine._is_data():
                 return mine.from_dict_instance(value)
             return value
 
-        entries = {key: alike(key, value) for key, value in input_dict.items()}
+        entries = {key: like_mine(key, value) for key, value in input_dict.items()}
         return finished(type(self), entries, names=names, **options)
 
     @overload

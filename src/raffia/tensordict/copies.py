@@ -275,7 +275,7 @@ def to_lazystack(td: Any, dim: int = 0) -> Any:
 def densify(td: Container, layout: torch.layout = torch.strided) -> Container:
     """The container with lazy stacks replaced by dense containers.
 
-    Entries of unlike shape become nested tensors.
+    Entries of different shape become nested tensors.
 
     >>> from raffia import TensorDict, lazy_stack
     >>> type(lazy_stack([TensorDict(a=1), TensorDict(a=2)]).densify()).__name__

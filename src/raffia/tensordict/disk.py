@@ -53,7 +53,7 @@ from raffia.tensordict.record import (
     write_record,
 )
 from raffia.tensordict.safetensors_file import FileReader, save_file
-from raffia.tensordict.signatures import alike, shows_options_of
+from raffia.tensordict.signatures import shows_options_of, with_signature_of
 from raffia.tensordict.stored_values import Home
 
 
@@ -167,7 +167,7 @@ def memmap(td: Any, prefix: Path | None = None, copy_existing: bool = False, **o
     return write_mapped(td, prefix, copy_existing, **options)
 
 
-@alike(memmap)
+@with_signature_of(memmap)
 def memmap_(
     td: Any, prefix: Path | None = None, copy_existing: bool = False, **options: Any
 ) -> Any:
@@ -190,7 +190,7 @@ def memmap_(
     return write_mapped(td, prefix, copy_existing, inplace=True, **options)
 
 
-@alike(memmap)
+@with_signature_of(memmap)
 def memmap_like(
     td: Any, prefix: Path | None = None, copy_existing: bool = False, **options: Any
 ) -> Any:

@@ -15,7 +15,7 @@ from raffia.tensordict.lazy import LazyStackedTensorDict
 from raffia.tensordict.memmap import Path
 from raffia.tensordict.node import BatchSize, Container, Device, Node
 from raffia.tensordict.params import TensorDictParams
-from raffia.tensordict.pointwise import unlike
+from raffia.tensordict.pointwise import key_mismatch
 from raffia.tensordict.signatures import shows_options_of
 from raffia.tensordict.tensorclass import from_dataclass as to_class
 from raffia.tensordict.tensordict import TensorDict
@@ -369,7 +369,7 @@ def assert_close(
         )
     if isinstance(actual, LazyStackedTensorDict) and isinstance(expected, LazyStackedTensorDict):
         theirs = actual._split(expected)
-        if theirs is not None:  # member by member, as their shapes may be unlike
+        if theirs is not None:  # member by member, as their shapes may differ
             for a, b in zip(actual.tensordicts, theirs, strict=True):
                 assert_close(a, b, rtol, atol, equal_nan, intersection, msg)
             return True
@@ -381,7 +381,7 @@ def assert_close(
     if intersection:
         left = {key: value for key, value in left.items() if key in right}
     elif left.keys() != right.keys():
-        raise unlike(
+        raise key_mismatch(
             {str(k): v for k, v in left.items()},
             {str(k): v for k, v in right.items()},
         )

@@ -115,7 +115,7 @@ def _true_rows(mask: Tensor, size: torch.Size) -> tuple[Tensor, ...]:
 
 
 def getitem(td: Container, index: Any) -> Container:
-    """Rows of the container: every entry indexed alike; integers, slices and `...` give views.
+    """Rows of the container: each entry is indexed; integers, slices and `...` give views.
 
     Raises IndexError for an index out of range or with more parts than batch dimensions.
 

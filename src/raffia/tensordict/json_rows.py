@@ -70,7 +70,7 @@ def from_json(
     separator: splits the names of fields into nested keys.
     dtype: that of all entries of numbers and truth values.
     lines: one record on each line (JSON Lines).
-    Raises ValueError if the file does not hold records, or the records have unlike fields.
+    Raises ValueError if the file does not hold records, or the records have different fields.
 
     >>> import tempfile
     >>> from raffia import TensorDict

@@ -1,8 +1,8 @@
 """The kinds of containers, for the files that these are built on.
 
 Methods of a container make containers of other kinds: to store a word takes a `NonTensorData`, to
-stack what is unlike a `LazyStackedTensorDict`. The files of the kinds import those of the methods;
-a method finds a kind here, by its name, where the file that defines it has entered it.
+stack different containers a `LazyStackedTensorDict`. The files of the kinds import those of the
+methods; a method finds a kind here, by its name, where the file that defines it has entered it.
 """
 
 from __future__ import annotations

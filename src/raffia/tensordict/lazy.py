@@ -40,7 +40,7 @@ from raffia.tensordict.lazy_shape import (
     nested,
     padded,
     reshaped_lazily,
-    unlike_sizes,
+    size_mismatch,
 )
 from raffia.tensordict.lazy_write import LazyWrites
 from raffia.tensordict.memmap import keep_mapped
@@ -73,7 +73,7 @@ class LazyStackedTensorDict(LazyWrites):
     batch_size: that of the members, where there are none.
     device: the members are moved there.
     names, stack_dim_name: names of all dimensions, or of the new one.
-    strict_shape: refuse members of unlike batch sizes.
+    strict_shape: refuse members of different batch sizes.
     hook_in, hook_out: called on what is written to and read from the stack.
 
     >>> td = LazyStackedTensorDict(TensorDict(a=1), TensorDict(a=2, b=3))
@@ -122,16 +122,16 @@ class LazyStackedTensorDict(LazyWrites):
         names: Names = None
         device = None
         if members:
-            first, alike = members[0], True
+            first, same_size = members[0], True
             size, device, names = first._batch_size, first._device, first._names
             for td in members:
                 if td._batch_size != size:
-                    alike = False
+                    same_size = False
                 if td._device != device:
                     device = None
                 if td._names != names:
                     names = None
-            if not alike:
+            if not same_size:
                 size = common_size(members)
         else:
             size = torch.Size() if member_size is None else member_size
@@ -218,7 +218,7 @@ class LazyStackedTensorDict(LazyWrites):
                 out: Any = torch.stack(values, self.stack_dim)
             except (RuntimeError, TypeError) as error:
                 if any([not isinstance(v, Tensor) or v.shape != values[0].shape for v in values]):
-                    raise self._unlike(name) from error
+                    raise self._shape_mismatch(name) from error
                 raise
         else:
             out = self._stacked_nodes(name, values)
@@ -227,7 +227,7 @@ class LazyStackedTensorDict(LazyWrites):
     def _stacked_nodes(self, name: str, values: list[Any]) -> Any:
         for value in values:
             if not isinstance(value, Node):
-                raise self._unlike(name)
+                raise self._shape_mismatch(name)
         stack = lazy_stack(values, self.stack_dim)
         if isinstance(stack, Tensor):
             return stack
@@ -235,7 +235,7 @@ class LazyStackedTensorDict(LazyWrites):
             stack.names = [*self._names, *stack.names[len(self._names) :]]
         return stack
 
-    def _unlike(self, name: str) -> RuntimeError:
+    def _shape_mismatch(self, name: str) -> RuntimeError:
         shapes = [member_shape(td, name) for td in self.tensordicts]
         return RuntimeError(
             f"Failed to stack tensors within a tensordict under the key {name!r}: their shapes "
@@ -294,7 +294,7 @@ class LazyStackedTensorDict(LazyWrites):
         padding_side: str = "right",
         layout: torch.layout | None = None,
     ) -> Any:
-        """The entry `name` in a form that also holds tensors of unlike shape."""
+        """The entry `name` in a form that also holds tensors of different shape."""
         how: dict[str, Any] = dict(as_list=as_list, as_padded_tensor=as_padded_tensor)
         how |= dict(as_nested_tensor=as_nested_tensor, layout=layout)
         how |= dict(padding_value=padding_value, padding_side=padding_side)
@@ -605,7 +605,7 @@ class LazyStackedTensorDict(LazyWrites):
         return False
 
     def densify(self, layout: torch.layout = torch.strided) -> TensorDict:  # type: ignore[override]
-        """The dense container; entries of unlike shape become nested tensors of this layout.
+        """The dense container; entries of different shape become nested tensors of this layout.
 
         >>> td = lazy_stack([TensorDict(a=torch.zeros(1)), TensorDict(a=torch.zeros(2))])
         >>> td.densify(layout=torch.jagged)["a"].is_nested
@@ -707,7 +707,7 @@ class LazyStackedTensorDict(LazyWrites):
     def _last_lines(self) -> list[str]:
         return [f"stack_dim={self.stack_dim}"]
 
-    def _describe_unlike(self, name: str) -> str:
+    def _describe_differences(self, name: str) -> str:
         first = self
         while isinstance(first, LazyStackedTensorDict):
             first = first.tensordicts[0]
@@ -742,7 +742,7 @@ def lazy_stack(
     """Stack containers without copying; entries are stacked when they are read.
 
     out: container that the stacked entries are written to.
-    strict_shape: refuse containers of unlike batch sizes.
+    strict_shape: refuse containers of different batch sizes.
 
     >>> td = lazy_stack([TensorDict(a=torch.zeros(2)), TensorDict(a=torch.zeros(3))])
     >>> td.get("a", as_list=True)
@@ -782,7 +782,7 @@ def _moved_members(tds: Sequence[Any], device: Any, strict_shape: bool) -> list[
     """Containers on the device, if one is given; RuntimeError if their sizes differ and may not."""
     for i, td in enumerate(tds if strict_shape else ()):
         if td._batch_size != tds[0]._batch_size:
-            raise unlike_sizes(tds[0]._batch_size, td._batch_size, i)
+            raise size_mismatch(tds[0]._batch_size, td._batch_size, i)
     return list(tds) if device is None else [td.to(device) for td in tds]
 
 

@@ -170,10 +170,10 @@ def set_item(td: Any, idx: Any, value: Any) -> None:
     """`td[idx] = value` for rows of a lazy stack."""
     idx = index.normalise(idx, td._batch_size)
     if isinstance(value, (Node, Mapping)):
-        unlike = -1 in td._batch_size
+        varies = -1 in td._batch_size
         size = (
             td._index(idx, td.ndim, None)._batch_size
-            if unlike
+            if varies
             else index.indexed_size(td._batch_size, idx)
         )
         if not isinstance(value, Node):

@@ -23,12 +23,12 @@ def common_size(members: Sequence[Any]) -> torch.Size:
     for i, td in enumerate(members):
         other = td._batch_size
         if len(other) != len(size):
-            raise unlike_sizes(first, other, i)
+            raise size_mismatch(first, other, i)
         size = [a if a == b else -1 for a, b in zip(size, other, strict=True)]
     return torch.Size(size)
 
 
-def unlike_sizes(first: torch.Size, other: torch.Size, i: int) -> RuntimeError:
+def size_mismatch(first: torch.Size, other: torch.Size, i: int) -> RuntimeError:
     return RuntimeError(
         "batch sizes in tensordicts differs, LazyStackedTensorDict cannot be created. Got "
         f"td[0].batch_size={first} and td[{i}].batch_size={other}. If the length match and you "

@@ -3,8 +3,8 @@
 A container goes as one message and one for each large leaf. The first holds what the leaves are, as
 JSON, and the memory of all small ones; what of it is over `FIRST` bytes is a message of its own. So
 the receiver compares before it writes, and knows how much it has to take off the line of a tree
-that is unlike its own: gloo ends a process that is sent more than it has room for. All messages of
-one transfer bear one tag; those of one channel arrive in the order in which they were sent.
+that differs from its own: gloo ends a process that is sent more than it has room for. All messages
+of one transfer bear one tag; those of one channel arrive in the order in which they were sent.
 """
 
 from __future__ import annotations
@@ -317,7 +317,7 @@ def _is_whole(listed: Listed) -> bool:
     return bool(listed) and listed[-1][0] == []
 
 
-def _lies(td: Any) -> bool:
+def _is_in_block(td: Any) -> bool:
     """Whether the leaves of a container are in its block, so that it can be sent unchanged."""
     if not td.is_consolidated():
         return False
@@ -429,7 +429,7 @@ def posted(
     """Start sending a container; return the works in progress and the tag of the last entry."""
     way = line(doing, "dst", dst, group, group_dst, init_tag, pseudo_rand)
     if consolidated:
-        found, large = as_block(td if _lies(td) else td.consolidate(), doing)
+        found, large = as_block(td if _is_in_block(td) else td.consolidate(), doing)
     else:
         found, large = in_parts(td, doing)
     works = [way.send(part) for part in messages(found, large, way.device)]
@@ -499,7 +499,7 @@ def taking(
 ) -> tuple[Line, Callable[[], None], int | None]:
     """The line, a function that receives a container into these leaves, and the last tag."""
     way = line(doing, "src", src, group, group_src, init_tag, pseudo_rand)
-    if consolidated and not _lies(td):
+    if consolidated and not _is_in_block(td):
         raise RuntimeError(
             f"{doing}: consolidated=True writes one block, and the entries of this container do "
             "not lie in one: td = td.consolidate() before, or consolidated=False on both sides"

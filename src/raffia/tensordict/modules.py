@@ -226,16 +226,18 @@ def _stacked(
             if value is not None and all([v is not None for v in values]):
                 entries[name] = _stack_leaves(values, expand, path + name)
             elif any([v is not None for v in values]):
-                raise _unlike(path + name, expand)
+                raise _structure_mismatch(path + name, expand)
         for other in stores[1:]:
             if len(other) != len(stores[0]):
-                raise _unlike(path + str(sorted(other.keys() ^ stores[0].keys())), expand)
+                raise _structure_mismatch(
+                    path + str(sorted(other.keys() ^ stores[0].keys())), expand
+                )
     children = [module._modules for module in modules]
     for name, child in children[0].items():
         below: list[Any] = [c.get(name) for c in children]
         if child is None or any([b is None for b in below]):
             if any([b is not None and (b.state_dict()) for b in below]):
-                raise _unlike(path + name, expand)
+                raise _structure_mismatch(path + name, expand)
             continue
         nested = _stacked(plain, below, size, expand, f"{path}{name}.")
         if nested:
@@ -244,7 +246,7 @@ def _stacked(
         for name in other.keys() - children[0].keys():
             extra = other[name]
             if extra is not None and extra.state_dict():
-                raise _unlike(path + name, expand)
+                raise _structure_mismatch(path + name, expand)
     return entries
 
 
@@ -266,7 +268,7 @@ def _stacked_params(modules: Sequence[Any], size: torch.Size) -> Entries:
     return entries
 
 
-def _unlike(where: str, expand: bool) -> Exception:
+def _structure_mismatch(where: str, expand: bool) -> Exception:
     kind = ValueError if expand else RuntimeError
     return kind(
         f"The sets of keys in the modules are exclusive: not all of them have {where}. Modules of "
@@ -389,25 +391,25 @@ def to_module(
 
 def explain_swap(error: BaseException, undo: Undo) -> None:
     """Note at an error, before the swap is undone, which tensors are of another shape."""
-    unlike: dict[str, tuple[Any, Any]] = {}
+    differing: dict[str, tuple[Any, Any]] = {}
     for store, name, was in undo:
         value = store.get(name)
         if not (isinstance(value, Tensor) and isinstance(was, Tensor)) or is_lazy(was):
             continue
         if value.shape != was.shape:
-            unlike[name] = value.shape, was.shape
-    note = mismatch_text(unlike)
+            differing[name] = value.shape, was.shape
+    note = mismatch_text(differing)
     if note:
         error.add_note(note)
 
 
-def mismatch_text(unlike: dict[str, tuple[Any, Any]]) -> str:
+def mismatch_text(differing: dict[str, tuple[Any, Any]]) -> str:
     """A note on parameters whose shapes differ from the module's: {name: (here, there)}."""
-    if not unlike:
+    if not differing:
         return ""
-    shapes = [f"{name}: {tuple(here)} for {tuple(own)}" for name, (here, own) in unlike.items()]
+    shapes = [f"{name}: {tuple(here)} for {tuple(own)}" for name, (here, own) in differing.items()]
     note = f"parameters that were put into the module have other shapes: {', '.join(shapes)}"
-    if all([here[1:] == own for here, own in unlike.values()]):
+    if all([here[1:] == own for here, own in differing.values()]):
         note += (
             "; to call the module with the parameters of several members: torch.vmap(call, "
             "in_dims=(0, None))(params, x)"

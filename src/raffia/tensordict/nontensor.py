@@ -668,7 +668,7 @@ def _no_entries(node: Any, name: Any) -> KeyError:
 
 
 def compared(mine: Any, other: Any, compare: Callable[[Any, Any], Any]) -> Any:
-    """Row by row, whether values are equal (or unlike); other comparisons leave `mine` as it is."""
+    """Compare values row by row (eq, ne); other comparisons return `mine` as it is."""
     if compare is not operator.eq and compare is not operator.ne:
         return mine
     if not (isinstance(other, Node) and other._is_data()):

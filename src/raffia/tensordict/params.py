@@ -29,7 +29,7 @@ from raffia.tensordict.registries import (
     shared_by_rows,
     tree_of,
 )
-from raffia.tensordict.signatures import alike, documented_as
+from raffia.tensordict.signatures import documented_as, with_signature_of
 from raffia.tensordict.tensordict import TensorDict
 from raffia.tensordict.views import NestedView, entries_list
 
@@ -427,13 +427,13 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
         found = {
             name: (leaf, state_dict[name]) for name, leaf in mine.items() if name in state_dict
         }
-        unlike = [
+        differing = [
             f"{name}: {tuple(new.shape)} for {tuple(leaf.shape)}"
             for name, (leaf, new) in found.items()
             if new.shape != leaf.shape
         ]
-        if unlike:
-            error_msgs.append(f"shapes differ: {', '.join(unlike)}")
+        if differing:
+            error_msgs.append(f"shapes differ: {', '.join(differing)}")
             return
         for leaf, new in found.values():
             with torch.no_grad():
@@ -543,14 +543,14 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
     def __hash__(self) -> int:
         return id(self)
 
-    @alike(TensorDictBase.map)
+    @with_signature_of(TensorDictBase.map)
     def map(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise RuntimeError(
             "map is not available for parameters, which can't be sent to other processes; "
             "use params.data.map(...)"
         )
 
-    @alike(TensorDictBase.memmap_)
+    @with_signature_of(TensorDictBase.memmap_)
     def memmap_(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise RuntimeError(
             "memmap_ is not available for parameters: a memory-mapped tensor cannot be a "

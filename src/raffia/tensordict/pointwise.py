@@ -74,11 +74,11 @@ def paired(mine: Node, theirs: Any, out: list[Any], exact: bool) -> None:
             continue
         left, right = a._entries(), b._entries()
         if exact and len(left) != len(right):
-            raise unlike(left, right)
+            raise key_mismatch(left, right)
         for name, value in left.items():
             other = right.get(name)
             if other is None:
-                raise unlike(left, right)
+                raise key_mismatch(left, right)
             if isinstance(value, UnbatchedTensor):
                 out.append(other._plain_tensor() if isinstance(other, UnbatchedTensor) else other)
             elif isinstance(value, Node):
@@ -104,7 +104,7 @@ def broadcast_parts(stack: Any, other: Any) -> Sequence[Any]:
     return parts if size == num else parts * num
 
 
-def unlike(left: dict[str, Any], right: dict[str, Any]) -> KeyError:
+def key_mismatch(left: dict[str, Any], right: dict[str, Any]) -> KeyError:
     first = sorted(k for k in left if k not in right)
     second = sorted(k for k in right if k not in left)
     text = "keys in tensordicts mismatch."
@@ -272,8 +272,8 @@ def unnamed(td: Container) -> Container:
 
 def _compared_nodes(mine: Any, theirs: Any, compare: Callable[[Any, Any], Any]) -> Any:
     """The comparison of two containers; batch sizes that differ broadcast as their leaves do."""
-    size, alike = mine._batch_size, mine._batch_size == theirs._batch_size
-    if alike:
+    size, same_size = mine._batch_size, mine._batch_size == theirs._batch_size
+    if same_size:
         pairs = mine._pairs(theirs)
         if len(pairs) != 1 or pairs[0][0] is not mine:
             return mine._of_members([_compared_nodes(a, b, compare) for a, b in pairs])
@@ -284,7 +284,7 @@ def _compared_nodes(mine: Any, theirs: Any, compare: Callable[[Any, Any], Any]) 
         if any([isinstance(node, kinds.TensorClass) for node in (mine, theirs)]):
             left, right = _without_none(left), _without_none(right)
         if left.keys() != right.keys():
-            raise unlike(left, right)
+            raise key_mismatch(left, right)
     entries = {}
     for name, a in left.items():
         b = right[name]
@@ -293,10 +293,10 @@ def _compared_nodes(mine: Any, theirs: Any, compare: Callable[[Any, Any], Any]) 
         elif not a._is_data():
             out = _compared_nodes(a, b, compare)
         else:
-            if not alike:
+            if not same_size:
                 a = a.expand(torch.broadcast_shapes(a._batch_size, b.shape))
             out = a._compared(b, compare)
-        if not alike and out.shape[: len(size)] != size:
+        if not same_size and out.shape[: len(size)] != size:
             raise RuntimeError(
                 f"containers of batch sizes {mine._batch_size} and {theirs._batch_size} can't be "
                 f"compared: what comes out for entry {name!r} has the shape {tuple(out.shape)}"

@@ -248,7 +248,7 @@ def _describe(td: Any, name: str) -> str:
     try:
         value = td._get_str(name)
     except RuntimeError:
-        return td._describe_unlike(name)
+        return td._describe_differences(name)
     return describe_tensor(value) if isinstance(value, Tensor) else repr(value)
 
 

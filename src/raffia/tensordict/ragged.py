@@ -1,7 +1,7 @@
 """Nested tensors as plain ones: their values, and the position of each row in the values.
 
 A record of one is {"ragged": d, "values": {...}, "offsets": {...}} of a jagged one whose dimension
-`d` is the one of unlike length, with "lengths" if rows do not follow each other without holes; and
+`d` is the ragged one, with "lengths" if rows do not follow each other without holes; and
 {"ragged": "strided", "values": {...}, "sizes": {...}} of one of strided layout, row after row.
 """
 

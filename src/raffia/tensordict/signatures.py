@@ -58,7 +58,7 @@ def shows_options_of(
     return signed
 
 
-def alike(function: Function) -> Callable[[Callable[..., Any]], Function]:
+def with_signature_of(function: Function) -> Callable[[Callable[..., Any]], Function]:
     """Give a function the signature of another one, for type checkers as well."""
 
     def signed(caller: Callable[..., Any]) -> Function:

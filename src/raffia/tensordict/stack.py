@@ -20,13 +20,13 @@ from raffia.tensordict.tree import override
 from raffia.tensordict.unbatched import UnbatchedTensor, joined
 
 
-class UnlikeError(RuntimeError):
+class StackMismatchError(RuntimeError):
     """Containers can't be stacked densely because their keys or the shapes of their entries differ.
 
     >>> stack([TensorDict(a=1), TensorDict(b=1)])
     Traceback (most recent call last):
     ...
-    raffia.tensordict.stack.UnlikeError: The sets of keys in the tensordicts to stack are...
+    raffia.tensordict.stack.StackMismatchError: The sets of keys in the tensordicts to stack are...
     """
 
 
@@ -50,10 +50,10 @@ def stack(input: Sequence[Container], dim: int = 0, *, out: Any = None) -> Conta
     return result if out is None else _written(out, result, "stacked")
 
 
-def stack_alike(tds: Sequence[Any], dim: int) -> Any:
+def stack_nested(tds: Sequence[Any], dim: int) -> Any:
     """The dense stack, in which what differs in keys or shapes is stacked lazily; so at each level.
 
-    >>> td = stack_alike([TensorDict(a=1, n=dict(b=1)), TensorDict(a=2, n=dict(c=1))], 0)
+    >>> td = stack_nested([TensorDict(a=1, n=dict(b=1)), TensorDict(a=2, n=dict(c=1))], 0)
     >>> type(td).__name__, type(td["n"]).__name__
     ('TensorDict', 'LazyStackedTensorDict')
     """
@@ -80,9 +80,9 @@ def maybe_dense_stack(
 def maybe_dense_stack(
     input: Sequence[Any], dim: int = 0, *, out: Any = None, strict: bool = False, **options: Any
 ) -> Any:
-    """Stack containers densely if keys and shapes are alike, else lazily; so at each level.
+    """Stack containers densely if keys and shapes are equal, else lazily; so at each level.
 
-    strict: refuse containers of unlike batch sizes.
+    strict: refuse containers of different batch sizes.
 
     >>> type(maybe_dense_stack([TensorDict(a=1), TensorDict(a=2)])).__name__
     'TensorDict'
@@ -94,7 +94,7 @@ def maybe_dense_stack(
     items = list(input)
     if not items or options or not all([isinstance(td, Node) for td in items]):
         return lazy_stack(items, dim, out=out, **options)
-    result = stack_alike(items, dim)
+    result = stack_nested(items, dim)
     return result if out is None else out.update(result, inplace=True)
 
 
@@ -109,7 +109,7 @@ def dense_stack_tds(
 def dense_stack_tds(td_list: Any, dim: int | None = None) -> Any:
     """The dense stack of containers: those of a list, or the members of a lazy stack.
 
-    Lazy stacks in the list stay lazy: their members are stacked, so that shapes may be unlike. Any
+    Lazy stacks in the list stay lazy: their members are stacked, so that shapes may differ. Any
     other container is returned as it is.
     dim: needed for a list; that of the lazy stack otherwise.
 
@@ -152,13 +152,13 @@ def _stack_nodes(tds: list[Any], dim: int, lazily: bool, key: str | None = None)
     else:
         try:
             return _stack_dense(tds, dim, lazily, key)
-        except UnlikeError:
+        except StackMismatchError:
             if not lazily:
                 raise
             return LazyStackedTensorDict._of(tds, dim)
     for td in tds:
         if key is not None and not isinstance(td, Node):
-            raise _unlike_kinds(key, tds)
+            raise _kind_mismatch(key, tds)
         _node(td)
     first = tds[0]
     if all([td._is_data() for td in tds]):
@@ -226,13 +226,13 @@ def _stack_dense(tds: list[Any], dim: int, lazily: bool, key: str | None = None)
     if sizes.count(size) != num:
         i = [other == size for other in sizes].index(False)
         if key is not None:
-            raise _unlike_shapes(key, size, sizes[i])
-        raise UnlikeError(
+            raise _shape_mismatch(key, size, sizes[i])
+        raise StackMismatchError(
             "stacking tensordicts requires them to have congruent batch sizes, got "
             f"td[{i}].batch_size={sizes[i]} and td[0].batch_size={size}"
         )
     out: Entries = {}
-    for name, values in _columns(tds, _unlike_keys):
+    for name, values in _columns(tds, _key_mismatch):
         if values[0].__class__ is not Tensor and isinstance(values[0], Node):
             out[name] = _stack_nodes(values, dim, lazily, name)
             continue
@@ -247,16 +247,16 @@ def _stack_dense(tds: list[Any], dim: int, lazily: bool, key: str | None = None)
 
 
 def _columns(
-    tds: list[Any], unlike: Callable[[list[Entries]], Exception]
+    tds: list[Any], mismatch: Callable[[list[Entries]], Exception]
 ) -> list[tuple[str, list[Any]]]:
     """The entries under each name in plain containers; raises an error if their keys differ."""
     stores = [td._d for td in tds]
     if sum(map(len, stores)) != len(stores) * len(stores[0]):
-        raise unlike(stores)
+        raise mismatch(stores)
     try:
         return [(name, [store[name] for store in stores]) for name in stores[0]]
     except KeyError:
-        raise unlike(stores) from None
+        raise mismatch(stores) from None
 
 
 def _shared_device(tds: list[Any]) -> torch.device | None:
@@ -268,32 +268,32 @@ def _explain(name: str, values: list[Any]) -> None:
     """Raise the error that says why `torch.stack` refused, if shapes or kinds differ."""
     for value in values:
         if not isinstance(value, Tensor):
-            raise _unlike_kinds(name, values) from None
+            raise _kind_mismatch(name, values) from None
     for value in values:
         if value.shape != values[0].shape:
-            raise _unlike_shapes(name, values[0].shape, value.shape) from None
+            raise _shape_mismatch(name, values[0].shape, value.shape) from None
 
 
-def _unlike_shapes(name: str, first: torch.Size, other: torch.Size) -> UnlikeError:
-    return UnlikeError(
+def _shape_mismatch(name: str, first: torch.Size, other: torch.Size) -> StackMismatchError:
+    return StackMismatchError(
         f"The shapes of the tensors to stack is incompatible: {other} vs {first} for key {name}. "
         "`lazy_stack` keeps them apart, `pad_sequence` pads them."
     )
 
 
-def _unlike_kinds(name: str, values: list[Any]) -> UnlikeError:
+def _kind_mismatch(name: str, values: list[Any]) -> StackMismatchError:
     kinds = list(dict.fromkeys([type(value).__name__ for value in values]))
-    return UnlikeError(
+    return StackMismatchError(
         f"the entries for key {name} can't be stacked: they are {' and '.join(kinds)}"
     )
 
 
-def _unlike_keys(stores: list[Entries]) -> UnlikeError:
+def _key_mismatch(stores: list[Entries]) -> StackMismatchError:
     shared = set(stores[0]).intersection(*stores[1:])
     extra = {
         i: sorted(set(store) - shared) for i, store in enumerate(stores) if len(store) > len(shared)
     }
-    return UnlikeError(
+    return StackMismatchError(
         "The sets of keys in the tensordicts to stack are exclusive: not all of them have "
         + ", ".join([f"{names} (number {i} has)" for i, names in extra.items()])
         + ". Consider using `LazyStackedTensorDict.maybe_dense_stack` instead."
@@ -393,7 +393,7 @@ def _cat_dense(tds: list[Any], dim: int) -> TensorDict:
             )
         length += other[dim]
     out: Entries = {}
-    for name, values in _columns(tds, _unlike_cat_keys):
+    for name, values in _columns(tds, _cat_key_mismatch):
         if values[0].__class__ is not Tensor and isinstance(values[0], Node):
             out[name] = _cat_nodes(values, dim)
             continue
@@ -408,7 +408,7 @@ def _cat_dense(tds: list[Any], dim: int) -> TensorDict:
     return dim_names.passed_on(TensorDict._make(out, size, _shared_device(tds), first._names))
 
 
-def _unlike_cat_keys(stores: list[Entries]) -> MissingKeyError:
+def _cat_key_mismatch(stores: list[Entries]) -> MissingKeyError:
     i = [store.keys() == stores[0].keys() for store in stores].index(False)
     return MissingKeyError(
         f"tensordict {i} has keys {sorted(stores[i])} but tensordict 0 has keys "

@@ -43,7 +43,7 @@ from raffia.tensordict.views import IsLeaf, KeysView, NestedView
 _new_object = object.__new__
 
 
-def _unlike(value: Tensor, batch_size: torch.Size) -> bool:
+def _lacks_batch_size(value: Tensor, batch_size: torch.Size) -> bool:
     """Whether a shape does not begin with the batch size; slices are made only where needed."""
     try:
         shape = value.shape
@@ -221,7 +221,7 @@ class TensorDict(TensorDictBase):
             batch_size = self._batch_size
             if batch_size:
                 n = len(batch_size)
-                try:  # as `_unlike`, without the call
+                try:  # as `_lacks_batch_size`, without the call
                     shape = value.shape
                 except RuntimeError:
                     shape = build.shape_of(value)
@@ -443,7 +443,7 @@ class TensorDict(TensorDictBase):
         if idx.__class__ is str:
             if not self._locked and value.__class__ is Tensor and self._device is None:
                 batch_size = self._batch_size
-                if batch_size and _unlike(value, batch_size):
+                if batch_size and _lacks_batch_size(value, batch_size):
                     raise build.mismatch(batch_size, value, idx)
                 self._d[idx] = value
             else:
@@ -494,7 +494,7 @@ class TensorDict(TensorDictBase):
         if key.__class__ is str:
             if not self._locked and item.__class__ is Tensor and self._device is None:
                 batch_size = self._batch_size
-                if batch_size and _unlike(item, batch_size):
+                if batch_size and _lacks_batch_size(item, batch_size):
                     raise build.mismatch(batch_size, item, key)
                 self._d[key] = item
             else:
@@ -689,7 +689,7 @@ class TensorDict(TensorDictBase):
             if kind is Tensor or not checked and kind is Parameter:
                 if checked:
                     continue
-                if name.__class__ is not str or batch_size and _unlike(value, batch_size):
+                if name.__class__ is not str or batch_size and _lacks_batch_size(value, batch_size):
                     return False
                 if device is not None and value.device != device:
                     return False

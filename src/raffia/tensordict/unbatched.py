@@ -209,7 +209,7 @@ class UnbatchedTensor(Tensor, ValueNode):  # type: ignore[misc] # its methods ar
         return self._like(batch_size)
 
     def _where(self, condition: Tensor, other: Any, pad: Any = None) -> Any:
-        if isinstance(other, UnbatchedTensor) and not alike(self, other):
+        if isinstance(other, UnbatchedTensor) and not same_tensor(self, other):
             raise RuntimeError(
                 "where: the two containers hold different UnbatchedTensors, which have no rows to "
                 "choose from; leave them out with td.exclude(key)"
@@ -239,10 +239,10 @@ def _unpickled(tensor: Tensor, batch_size: tuple[int, ...]) -> UnbatchedTensor:
     return _over(tensor, torch.Size(batch_size))
 
 
-def alike(one: Tensor, other: Tensor) -> bool:
+def same_tensor(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors are the same one, or hold the same.
 
-    >>> alike(torch.ones(2), torch.ones(2)), alike(torch.ones(2), torch.ones(1))
+    >>> same_tensor(torch.ones(2), torch.ones(2)), same_tensor(torch.ones(2), torch.ones(1))
     (True, False)
     """
     if one.shape != other.shape or one.dtype is not other.dtype or one.device != other.device:
@@ -254,7 +254,7 @@ def alike(one: Tensor, other: Tensor) -> bool:
 def joined(nodes: Sequence[Any], batch_size: Sequence[int], what: str) -> UnbatchedTensor:
     """The one tensor that containers which are stacked or concatenated share."""
     first = nodes[0]
-    if not all([isinstance(n, UnbatchedTensor) and alike(first, n) for n in nodes]):
+    if not all([isinstance(n, UnbatchedTensor) and same_tensor(first, n) for n in nodes]):
         raise RuntimeError(
             f"{what}: containers with an UnbatchedTensor under one key need the same one, since "
             "there is one for all rows; leave it out with td.exclude(key), or store it as an entry "

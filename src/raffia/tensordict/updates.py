@@ -247,7 +247,7 @@ def writes_lazily(td: Any, source: Any, into: list[Tensor], values: list[Tensor]
 
 
 def copied(into: list[Tensor], values: list[Tensor], non_blocking: bool = False) -> bool:
-    """Write tensors into others, all or none; False where they are not alike, or torch refuses.
+    """Write tensors into others, all or none; False where shapes differ, or torch refuses.
 
     The general way then writes them one by one, and its error names the key.
     """
@@ -260,10 +260,10 @@ def copied(into: list[Tensor], values: list[Tensor], non_blocking: bool = False)
         if any(map(_with_grad, values)):  # which torch's call for many tensors doesn't pass on
             return copied_singly(into, values, non_blocking)
         with torch._C._AutoDispatchBelowAutograd():  # which has nothing to do, and takes a fifth
-            alike = all(map(Tensor.is_same_size, into, values))
-            if alike:
+            same_size = all(map(Tensor.is_same_size, into, values))
+            if same_size:
                 torch._foreach_copy_(into, values, non_blocking=non_blocking)
-        return alike
+        return same_size
     except RuntimeError:  # a nested tensor has no shape; memory that is shown twice takes no write
         return False
 

@@ -74,10 +74,10 @@ def load_agent(agent: AgentNetworks, path: Path) -> None:
     """
     config, extras, tensors, opt = load_folder(path, KIND, VERSION, _content)
     networks: Any = agent
-    if config.model != agent.config.model or _unlike(_tensors(agent), tensors):
+    if config.model != agent.config.model or _difference(_tensors(agent), tensors):
         networks = Loss(ILQLModel(config.model), config.loss)
     mine, device = _tensors(networks), agent.device
-    odd = _unlike(mine, tensors)
+    odd = _difference(mine, tensors)
     if odd:
         raise ValueError(
             f"the language model of the agent in {os.fspath(path)} cannot be built from its "
@@ -130,7 +130,7 @@ def _tensors(networks: nn.Module) -> dict[str, Tensor]:
     return {**dict(networks.named_parameters()), **dict(networks.named_buffers())}
 
 
-def _unlike(mine: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> str:
+def _difference(mine: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> str:
     """Describe the differences in names and shapes; empty if there are none."""
     odd = sorted(mine.keys() ^ saved.keys())
     if odd:

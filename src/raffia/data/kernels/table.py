@@ -61,7 +61,7 @@ def _search(
 
 
 @kernel
-def _ask_ahead(
+def _prefetch_keys(
     slots: int, shift: int, stored: int, words: int, hashes: int, i: int, n: int
 ) -> None:
     """Prefetch the memory that the next keys will need."""
@@ -79,7 +79,7 @@ def lookup(table: int, n: int, hashes: int, content: int, missing: int, out: int
     slots, shift, mask = load_i64(table + SLOTS), load_i64(table + SHIFT), load_i64(table + MASK)
     stored, words = load_i64(table + CONTENT), load_i64(table + WORDS)
     for i in range(n):
-        _ask_ahead(slots, shift, stored, words, hashes, i, n)
+        _prefetch_keys(slots, shift, stored, words, hashes, i, n)
         hash, given = load_i64(hashes + 8 * i), content + 8 * words * i
         number = load_i64(_search(slots, shift, mask, hash, stored, given, words) + 8)
         store_i64(out + 8 * i, number - 1 if number else missing)
@@ -95,7 +95,7 @@ def insert(table: int, start: int, n: int, hashes: int, content: int, out: int) 
     capacity = load_i64(table + CAPACITY)
     i = start
     while i < n:
-        _ask_ahead(slots, shift, stored, words, hashes, i, n)
+        _prefetch_keys(slots, shift, stored, words, hashes, i, n)
         hash, given = load_i64(hashes + 8 * i), content + 8 * words * i
         slot = _search(slots, shift, mask, hash, stored, given, words)
         row = load_i64(slot + 8) - 1

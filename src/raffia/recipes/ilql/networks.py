@@ -127,7 +127,7 @@ def begin_making(config: ILQLRun, folder: Path) -> Making:
     try:
         return making_of(config, folder)
     except FileNotFoundError:
-        write_kept(config, folder)
+        write_model_files(config, folder)
     return making_of(config, folder)
 
 
@@ -150,7 +150,7 @@ def making_of(config: ILQLRun, folder: str | Path) -> Making:
         ) from error
 
 
-def write_kept(config: ILQLRun, folder: Path) -> None:
+def write_model_files(config: ILQLRun, folder: Path) -> None:
     """Write what the run's folder keeps of the language model."""
     architecture = None
     files: dict[str, Any] = {}

@@ -32,7 +32,7 @@ def select(s: SearchRecord, b: int, node: int, at_root: bool, carry: Any, simula
         carry = score_puct(s, b, row, at_root, carry)
     best = best_of(s.scores, tail(s.mask, row * s.actions), s.actions)
     if exists(s.tie_seed):
-        best = untie(s, b, node, simulation, best)
+        best = break_ties(s, b, node, simulation, best)
     return best, carry
 
 
@@ -48,7 +48,7 @@ def best_of(scores: Numbers, mask: Numbers, num: int) -> int:
 
 
 @kernel
-def untie(s: SearchRecord, b: int, node: int, simulation: int, best: int) -> int:
+def break_ties(s: SearchRecord, b: int, node: int, simulation: int, best: int) -> int:
     """The action that its hash ranks first among the legal actions that tie with the best one."""
     top = s.scores[best]
     state = np.uint64(s.tie_seed[b]) + np.uint64(simulation) * _GOLDEN
