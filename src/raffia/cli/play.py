@@ -151,7 +151,7 @@ class Table(Terminal):
 
     @property
     def question(self) -> str:  # type: ignore[override]
-        """What is asked for."""
+        """The prompt of the next line."""
         return "new, undo or quit: " if self.match.ended else "your move: "
 
     def turn(self) -> None:

@@ -26,7 +26,7 @@ class Buffer:
     _ahead: Prefetcher | None
 
     def __bool__(self) -> bool:
-        """True, for an empty buffer too: `buffer or make_buffer()` shall not throw it away.
+        """True, for an empty buffer too: `buffer or make_buffer()` must not discard it.
 
         >>> from raffia.data.replay import ReplayBuffer
         >>> from raffia.data.storage import TensorStorage

@@ -716,7 +716,7 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Value]):
         """The map that `save` wrote; later changes of either do not reach the other.
 
         query_module: needed where the saved one hashed with other modules than SipHash.
-        storage: where the values shall rest. Default: in memory.
+        storage: where the values are stored. Default: in memory.
         collate_fn, write_fn: needed where the saved one had them, as functions are not in a folder;
             None goes on without.
         Raises DamagedFileError for a file that is not what was written, and ValueError for a folder

@@ -255,7 +255,7 @@ class MemmapStorage(Storage):
     def _announce(self, rows: slice | Tensor) -> None:
         """Make the header on disk record that these rows may change.
 
-        It then records more rows than these, so that it is seldom written: of twice as many
+        It then records more rows than these, so that it is rarely written: of twice as many
         rows each time where they follow each other, of four times as many where they do not.
         """
         self._changed = True

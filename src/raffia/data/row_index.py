@@ -1,4 +1,4 @@
-"""Which rows: indices in one form, equal ones in groups, and the occupied rows of a storage."""
+"""Indices of rows in one form, equal ones in groups, and the occupied rows of a storage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What a row is (`RowLayout`), its bytes, and rows as words (`packed`) that are equal iff they are.
+"""The layout of a row (`RowLayout`), its bytes, and rows as words (`packed`) that are equal iff
+they are.
 
 Two rows are equal content if their bytes are. Floating-point numbers are equal sooner than their
 bits: -0.0 == 0.0, and what made a NaN is no part of a state. So both are made one before bytes are

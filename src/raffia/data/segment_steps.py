@@ -46,7 +46,7 @@ class SegmentSteps(Buffer):
     _rows: StoredRows
     _ring: EpisodeRing
     _priorities: StepPriorities
-    _feeds: list[RowFeed]  # copies of an entry elsewhere, told before rows are overwritten
+    _feeds: list[RowFeed]  # copies of an entry elsewhere, notified before rows are overwritten
 
     def __len__(self) -> int:
         """How many steps can be drawn."""

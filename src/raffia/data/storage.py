@@ -101,7 +101,7 @@ class Storage(ABC):
         return len(self._occupied)
 
     def __bool__(self) -> bool:
-        """True, of an empty storage too: `storage or TensorStorage()` shall not throw it away.
+        """True, of an empty storage too: `storage or TensorStorage()` must not discard it.
 
         >>> from raffia.data.storage import TensorStorage
         >>> bool(TensorStorage(5)), len(TensorStorage(5)) > 0

@@ -53,7 +53,7 @@ class Parts(NamedTuple):
 
 
 def parts_of(tree: TensorDictBase) -> Parts:
-    """What `pack` joins, for who writes it elsewhere: the memory of plain tensors is not copied.
+    """The parts that `pack` joins, to be written elsewhere without copying plain tensors' memory.
 
     >>> tree = TensorDict(x=torch.arange(3))
     >>> b"".join(parts_of(tree).data) == pack(tree)
@@ -83,7 +83,7 @@ def walk(tree: TensorDictBase) -> tuple[list[Any], list[Tensor]]:
 
 
 def _walk(node: Any, path: tuple[str, ...], form: list[Any], leaves: list[Tensor]) -> None:
-    """Append what is below a nest, in its order, and what the record says of it."""
+    """Append the leaves below a container, in order, and their part of the record."""
     entries = node.items()
     form += (node.batch_size, len(entries))
     for name, value in entries:
@@ -113,7 +113,7 @@ def _plain(leaf: Tensor) -> Tensor:
 @lru_cache(NUM_RECORDS)
 def _record(form: tuple[Any, ...]) -> bytes:
     """The record of a tree that was walked, its length before it, and what is left of a line."""
-    record: list[Any] = []  # [path, dtype or "" of a nest, shape or batch size, offset] of each
+    record: list[Any] = []  # [path, dtype or "" of a container, shape or batch size, offset]
     _write(record, [], iter(form), 0)
     text = json.dumps(record).encode()
     head = len(text).to_bytes(8, "little") + text
@@ -121,7 +121,7 @@ def _record(form: tuple[Any, ...]) -> bytes:
 
 
 def _write(record: list[Any], path: list[str], form: Iterator[Any], size: int) -> int:
-    """Write a nest's record; how many bytes its leaves end at."""
+    """Write a container's record; returns the byte offset at which its leaves end."""
     record.append([path, "", list(next(form)), 0])
     for _ in range(next(form)):
         own, dtype = [*path, next(form)], next(form)
@@ -163,9 +163,9 @@ def unpack(data: bytearray | memoryview | mmap, room: int = 0) -> TensorDict:
 
 
 class _Entry(NamedTuple):
-    parent: int  # the number of its nest among the nodes; -1: the root
+    parent: int  # the number of its container among the nodes; -1: the root
     name: str
-    dtype: torch.dtype | None  # None: a nest
+    dtype: torch.dtype | None  # None: a container
     shape: torch.Size  # or batch size
     size: int
     at: int
@@ -174,7 +174,7 @@ class _Entry(NamedTuple):
 @lru_cache(NUM_RECORDS)
 def _read(record: bytes) -> list[_Entry]:
     """Contents of a record."""
-    number: dict[tuple[str, ...], int] = {}  # of each nest
+    number: dict[tuple[str, ...], int] = {}  # of each container
     entries = []
     for path, name, shape, at in json.loads(record):
         parent = number[tuple(path[:-1])] if path else -1

@@ -107,7 +107,7 @@ def processes_below() -> dict[int, str]:
 
 
 def _nothing_is_left(before: dict[int, str], during: dict[int, str]) -> None:
-    """Those that were below this process while the engine ran have ended, orphans too."""
+    """Check that all processes that the engine started have ended, orphans too."""
     until = time.monotonic() + LEAVE_SECONDS
     while True:
         left = [

@@ -128,7 +128,7 @@ class Machine(NamedTuple):
     error: Exception | None = None  # why no worker of this program may
 
     def describe(self) -> str:
-        """What it has and runs, in a line."""
+        """The machine's resources and versions on one line."""
         cpus, gpus = (f"{self.resources.get(kind, 0.0):g} {kind}s" for kind in ("CPU", "GPU"))
         memory = f"{self.resources.get('memory', 0.0) / 2**30:.1f} GiB of memory"
         runs = ", ".join(f"{name} {version}" for name, version in sorted(self.versions.items()))

@@ -180,7 +180,7 @@ class Followers:
                 for index in range(self.num):
                     self._ask(index, STEP)
             except Lost:
-                follows = False  # found out, and mended, by the next gradients
+                follows = False  # detected and corrected with the next gradients
         state = learner.apply(state, update)
         if follows:
             self._state = marks_of(state)

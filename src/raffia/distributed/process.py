@@ -129,7 +129,7 @@ class ProcessEngine:
         return ()
 
     def room_for(self, needs: Needs) -> int:
-        """As many as have processors of their own, of those that this process may use."""
+        """The number of workers that get processors of their own among those of this process."""
         bound = hasattr(os, "sched_getaffinity")
         num_cores = len(os.sched_getaffinity(0)) if bound else os.cpu_count() or 1
         return int(num_cores / needs.cpus)

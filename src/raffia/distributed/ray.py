@@ -206,7 +206,7 @@ class RayEngine:
         return self._cluster.resources()
 
     def machines(self, role: str) -> list[Machine]:
-        """What each machine has and runs, and why this role can't run there."""
+        """The resources and versions of each machine, and why this role cannot run there, if so."""
         return list(self._cluster.look(role))
 
     def room_for(self, needs: Needs) -> int:

@@ -187,7 +187,7 @@ class Scene:
         return "\n".join([opening, f"<title>{escape(self.title)}</title>", *body, "</svg>"])
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a file, whose ending says what: .svg, or .png (with matplotlib)."""
+        """Write a file in the format of its ending: .svg, or .png (with matplotlib)."""
         ending = Path(path).suffix.lower()
         if ending == ".svg":
             write_atomically(path, f"{self.svg()}\n".encode())
@@ -222,31 +222,31 @@ def _dark() -> str:
 
 
 def _outline(outline: StyledOutline) -> str:
-    kind, says = "path", f'd="{path_data(outline.steps)}"'
+    kind, markup = "path", f'd="{path_data(outline.steps)}"'
     if outline.rectangle:
         x, y, width, height, radius = outline.rectangle
-        kind, says = "rect", f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"'
-        says += f' rx="{radius:g}"' if radius else ""
-    says += f' fill="{light(outline.fill)}"'
+        kind, markup = "rect", f'x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"'
+        markup += f' rx="{radius:g}"' if radius else ""
+    markup += f' fill="{light(outline.fill)}"'
     if outline.stroke != "none":
-        says += f' stroke="{light(outline.stroke)}" stroke-width="{outline.width:.1f}"'
-    says += f' stroke-dasharray="{outline.dashes}"' if outline.dashes else ""
+        markup += f' stroke="{light(outline.stroke)}" stroke-width="{outline.width:.1f}"'
+    markup += f' stroke-dasharray="{outline.dashes}"' if outline.dashes else ""
     classes = [f"raffia-{outline.fill}"] if outline.fill in TONES else []
     classes += [f"raffia-{outline.stroke}-line"] if outline.stroke in TONES else []
-    says += f' class="{" ".join(classes)}"' if classes else ""
+    markup += f' class="{" ".join(classes)}"' if classes else ""
     tip = f"><title>{escape(outline.tip)}</title></{kind}>" if outline.tip else "/>"
-    return f"<{kind} {says}{tip}"
+    return f"<{kind} {markup}{tip}"
 
 
 def _text(text: Text) -> str:
-    says = f'<text x="{text.x:.1f}" y="{text.y:.1f}" font-size="{text.size:g}"'
-    says += f' text-anchor="{text.anchor}"' if text.anchor != "start" else ""
-    says += ' font-weight="600"' if text.bold else ""
-    says += f' fill="{light(text.tone)}"'
-    says += f' fill-opacity="{text.opacity:g}"' if text.opacity != 1 else ""
-    says += f' class="raffia-{text.tone}"' if text.tone in TONES else ""
+    markup = f'<text x="{text.x:.1f}" y="{text.y:.1f}" font-size="{text.size:g}"'
+    markup += f' text-anchor="{text.anchor}"' if text.anchor != "start" else ""
+    markup += ' font-weight="600"' if text.bold else ""
+    markup += f' fill="{light(text.tone)}"'
+    markup += f' fill-opacity="{text.opacity:g}"' if text.opacity != 1 else ""
+    markup += f' class="raffia-{text.tone}"' if text.tone in TONES else ""
     # the mouse reaches through to what the text stands on, which has more to say
-    return f'{says} pointer-events="none" xml:space="preserve">{escape(text.text)}</text>'
+    return f'{markup} pointer-events="none" xml:space="preserve">{escape(text.text)}</text>'
 
 
 def _write_png(file: IO[bytes], scene: Scene, matplotlib: Any) -> None:

@@ -305,7 +305,7 @@ def networks_with_form(state: TensorDict) -> list[Path]:
 
 
 def _present_weights(state: TensorDict, key: str | Path, member: int) -> Tensor | None:
-    """Which weights of a member's parameter its network has now, bool; None: it has them all.
+    """A mask of the weights of a parameter that a member's network has now; None: all of them.
 
     >>> from raffia.nn.evolvable import EvolvableMLP
     >>> network = EvolvableMLP(2, 1, width=1, num_nodes=2, max_layers=1, max_nodes=3)

@@ -31,7 +31,7 @@ from raffia.jit.records import Record
 from raffia.jit.tiles import PANEL
 from raffia.jit.vectors import WIDTH
 
-BLOCK = 48  # rows at once: what a layer reads stays near, and weights are fetched seldom
+BLOCK = 48  # rows at once: what a layer reads stays near, and weights are fetched rarely
 _NONE = -1
 
 _local = threading.local()

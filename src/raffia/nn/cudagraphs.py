@@ -29,7 +29,7 @@ class CudaGraphModule:
     outputs. So the function has to do the same at each call: no branch on values, no other shapes.
     What it writes in place into its inputs does not reach the caller's. Inputs and outputs take no
     gradient: tensors that do, such as parameters, are read from the scope, and a step of an
-    optimiser stands within the function. Without a GPU each call runs the function as it is, and
+    optimiser belongs into the function. Without a GPU each call runs the function as it is, and
     the constructor warns.
 
     It is no `nn.Module`: an optimiser that takes its parameters is meant for those of the module.

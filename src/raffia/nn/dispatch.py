@@ -29,8 +29,7 @@ class dispatch:
 
     The first argument of the method (after `self`) must be named `tensordict`. Called with a
     container it runs as it is. Called with tensors, these are put into a container under the keys
-    of `source`, and what stands under the keys of `dest` afterwards is returned: one value, or a
-    tuple.
+    of `source`, and the entries under the keys of `dest` are returned: one value, or a tuple.
 
     separator: joins the parts of a nested key into a keyword: `("a", "c")` is given as `a_c=`.
     source, dest: lists of keys, or the names of the attributes of `self` that hold them; the key

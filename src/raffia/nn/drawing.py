@@ -27,7 +27,7 @@ _COMMENT_AT = 64  # comments of lines that are longer stand right behind them
 def program(graph: GraphRecord) -> str:
     """The sequence as a program: what it is given, a line for each module, what it returns.
 
-    Names in brackets are those of the modules, as in `seq[0]`; `~` stands before a distribution
+    Names in brackets are those of the modules, as in `seq[0]`; `~` precedes a distribution
     that outputs are drawn from; comments give shapes and what is overwritten.
 
     >>> from torch import nn
@@ -233,7 +233,7 @@ def _mermaid_modules(graph: GraphRecord, ids: dict[str, str]) -> list[str]:
             if group.start == position:
                 title = _mermaid_text(f"{group.kind} ({group.name})")
                 lines.append(f'{"    " * depth}subgraph g{graph.groups.index(group)}["{title}"]')
-        text = _mermaid_text(_says(node)) + "<br/>" + _mermaid_text(f"({node.name})")
+        text = _mermaid_text(_label(node)) + "<br/>" + _mermaid_text(f"({node.name})")
         style = "random" if node.random else "module"
         lines.append(f'{"    " * (len(opened) + 1)}{ids[node.name]}["{text}"]:::{style}')
         for depth in range(len(opened), 0, -1):
@@ -252,7 +252,7 @@ def _value(key: NestedKey, shape: EntryShape | None, between: str = "<br/>") -> 
     return text if shape is None else text + between + _mermaid_text(str(shape))
 
 
-def _says(node: GraphNode) -> str:
+def _label(node: GraphNode) -> str:
     return f"~ {node.label}" if node.random else node.label
 
 
@@ -272,8 +272,8 @@ def _outward(graph: GraphRecord) -> Iterator[tuple[NestedKey, GraphNode, str]]:
 def svg(graph: GraphRecord) -> str:
     """The graph as an SVG image, top to bottom; opaque, so that it reads on any page.
 
-    Blue: what must be there; green: results; grey and dashed: what nobody reads; orange: modules
-    that draw samples. Modules and the values between them are boxes, in turn: a value stands on
+    Blue: what must be there; green: results; grey and dashed: values never read; orange: modules
+    that draw samples. Modules and the values between them are boxes, in turn: a value is on
     the line from the module that writes it to those that read it.
 
     >>> from torch import nn
@@ -322,7 +322,7 @@ def _value_box(style: str, key: NestedKey, shape: EntryShape | None) -> LayerBox
 
 
 def _module_lines(node: GraphNode) -> list[tuple[str, bool]]:
-    lines = textwrap.wrap(_says(node), _WRAP, break_long_words=False, break_on_hyphens=False)
+    lines = textwrap.wrap(_label(node), _WRAP, break_long_words=False, break_on_hyphens=False)
     return [*[(line, True) for line in lines], (f"({node.name})", False)]
 
 

@@ -67,7 +67,7 @@ class EnsembleModule(TensorDictModuleBase):
         keyed: Any = module
         self.in_keys, self.out_keys = keyed.in_keys, keyed.out_keys
         # Not registered as a child: its parameters are never trained, so an optimiser, a state dict
-        # and a gradient check shall not see them.
+        # and a gradient check must not see them.
         self.__dict__["module"] = module
         self.num_copies, self.expand_input = num_copies, expand_input
         self._quick = type(self).forward is EnsembleModule.forward

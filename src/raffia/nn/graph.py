@@ -74,7 +74,7 @@ class Graph(GraphRecord):
 # ------------------------------------------------------------------------ out of a sequence
 
 Modules = Mapping[str, Any] | Iterable[tuple[str, Any]]  # by name, in the order of execution
-Writers = dict[NestedKey, str]  # which module wrote the value that now stands under a key
+Writers = dict[NestedKey, str]  # the module that wrote the current value of a key
 
 
 def graph(seq: Any, example: Any = None) -> Graph:

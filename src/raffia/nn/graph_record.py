@@ -234,7 +234,7 @@ def plain_keys(keys: Iterable[NestedKey]) -> tuple[NestedKey, ...]:
 def children(module: Any) -> dict[str, Any] | None:
     """The modules of a sequence by name; None if `module` is no sequence.
 
-    A sequence is recognised by its attribute for shapes: its class stands above this file.
+    A sequence is recognised by its attribute for shapes: its class imports this file.
     """
     below = getattr(module, "_modules", {}).get("module")
     if isinstance(below, (nn.ModuleList, nn.ModuleDict)) and "_shapes" in module.__dict__:

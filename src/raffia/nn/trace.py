@@ -80,7 +80,7 @@ class TDGraphModule(TensorDictModuleBase):
 
     graph_module: takes a container and returns a tensor or a tuple of tensors.
     out_keys: the keys that these are stored under.
-    in_keys: the keys that it reads, if it shall be called with tensors.
+    in_keys: the keys that it reads, to call it with tensors.
     inplace: True writes into the container that came in; False into a new one without batch size;
         "empty" into an empty one of the same batch size.
     dropped: keys that the result does not have.

@@ -57,7 +57,7 @@ def where(engine: EngineConfig, num: int = 1) -> str:
 
 @dataclass(frozen=True)
 class Speed:
-    """What a worker was seen to do."""
+    """How fast a worker started and answered."""
 
     seconds_to_first: float  # from nothing to the first answer
     seconds_of_call: float  # of a small task and its answer
@@ -66,7 +66,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class TriedEngine:
-    """What there is for workers, and how fast one was.
+    """A report on an engine: the resources for workers, and how fast one of them was.
 
     >>> TriedEngine("this process", (), None).is_fit
     False

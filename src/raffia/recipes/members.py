@@ -124,7 +124,7 @@ class Members:
         return state, generation.as_row()
 
     def state(self) -> dict[str, Any]:
-        """What a resume needs in addition to the members' tensors, as JSON values."""
+        """The state that a resume needs besides the members' tensors, as JSON values."""
         return {"best": self.best, "evolution": self.evolution.state()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:

@@ -46,7 +46,7 @@ class PopulationConfig:
     ranges: tuple[str, ...] = ("learning_rate=1e-6..1",)
     grow: float = 2.0  # largest factor by which a mutation changes a hyper-parameter
     shrink: float = 0.5  # smallest factor by which a mutation changes a hyper-parameter
-    # Probability that a hyper-parameter is drawn anew from its whole range instead.
+    # Probability that a hyper-parameter is redrawn from its whole range instead.
     resample: float = 0.0
     # Largest factor on the initial hyper-parameters of all members but the first.
     spread: float = 1.0

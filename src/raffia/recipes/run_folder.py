@@ -192,7 +192,7 @@ def _of_another(folder: str | Path, name: str) -> str:
 
 
 class RunRecord(NamedTuple):
-    """What the config file of a run records."""
+    """The contents of a run's config file."""
 
     algorithm: Algorithm
     config: Any
@@ -200,7 +200,7 @@ class RunRecord(NamedTuple):
 
 
 def read_record(folder: str | Path, algorithm: Algorithm | None = None) -> RunRecord:
-    """What a run is of, and was made by; errors as of `read_run`.
+    """The algorithm, config and origin of the run in a folder; errors as of `read_run`.
 
     >>> import tempfile
     >>> from raffia.recipes.efficientzero.config import EfficientZeroRun

@@ -80,7 +80,7 @@ def with_sampled_actions(
     """The root and the recurrent function of a search over K sampled actions at each node.
 
     prior: what the search takes for the prior of the K actions. They were drawn from the policy pi,
-        so what is likely stands among them already; to weigh it by pi again would count pi twice.
+        so likely actions are frequent among them already; a weight of pi would count pi twice.
         "sampling": the weights with which the K stand for pi: all equal where they were drawn
         independently of each other; where they were drawn without replacement, pi over the
         probability to be among them (all of pi where all actions are).

@@ -234,7 +234,7 @@ class Tree:
     ) -> str:
         """A root's tree as text: visits, Q, prior and reward of its most visited part.
 
-        A node stands below its parent, the most visited first. `share` is that of the parent's
+        A node is listed below its parent, the most visited first. `share` is that of the parent's
         visits; Q and reward are from the view of the parent's player.
 
         >>> from raffia.search import RecurrentOutput, RootOutput, search

@@ -32,7 +32,7 @@ def save_tree(td: Any, out: Saved) -> None:
 
 
 def save_path(td: Any, path: tuple[str, ...], out: Saved) -> Any:
-    """`save` for each container on the way to the entry `path`; returns what stands there."""
+    """`save` for each container on the way to the entry `path`; returns the entry there."""
     node = td
     for name in path:
         if not isinstance(node, Node):

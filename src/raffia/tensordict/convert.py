@@ -409,7 +409,7 @@ def numel(td: Any) -> int:
 def bytes_(td: Any, *, count_duplicates: bool = True) -> int:
     """How many bytes all entries take.
 
-    count_duplicates: count a tensor that stands under two keys twice.
+    count_duplicates: count a tensor that is stored under two keys twice.
 
     >>> from raffia import TensorDict
     >>> TensorDict(a=torch.ones(2)).bytes()

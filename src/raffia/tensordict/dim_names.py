@@ -59,7 +59,7 @@ def passed_on(td: Container) -> Container:
 
 
 def adopt(value: Any, names: list[str | None]) -> Any:
-    """A nested container whose first dimensions bear `names`; a copy if it had others."""
+    """A nested container whose first dimensions have `names`; a copy if it had others."""
     if isinstance(value, Tensor):
         return value
     mine = value.names

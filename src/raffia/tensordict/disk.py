@@ -356,7 +356,7 @@ def _same_members(mine: Any, value: Any) -> bool:
 
 
 def keeps(mine: Any, value: Any) -> bool:
-    """Whether a nested container can take what stands for it in what is loaded."""
+    """Whether a nested container can take the content of its loaded counterpart."""
     return isinstance(mine, Node) and type(mine) is type(value) and hasattr(mine, "_d")
 
 
@@ -599,10 +599,11 @@ def save(
 
     prefix: a path that ends in `.safetensors` is the file, any other path is the folder.
 
-    The file is complete or not there: it is written beside, brought to disk, and takes the place of
-    an older one at once. A checksum finds any bit of it that changes later. A tensor under two keys
-    is stored once, and shared again when loaded; parameters become parameters again. Other readers
-    of safetensors see the tensors under their keys, with dots between names. Returns the container.
+    The file is written atomically: under another name, synced to disk, and then renamed, so that an
+    older one is replaced as a whole. A checksum finds any bit of it that changes later. A tensor
+    under two keys is stored once, and shared again when loaded; parameters become parameters again.
+    Other readers of safetensors see the tensors under their keys, with dots between names. Returns
+    the container.
 
     For a folder the other arguments and the result are those of `memmap`.
     Raises TypeError, before anything is written, for a value that JSON can't hold.

@@ -69,7 +69,7 @@ class LazyStackedTensorDict(LazyWrites):
 
     tensordicts: the members; their batch sizes have as many dimensions, and a dimension whose sizes
         differ shows as -1.
-    stack_dim: where the new dimension stands.
+    stack_dim: the position of the new dimension.
     batch_size: that of the members, where there are none.
     device: the members are moved there.
     names, stack_dim_name: names of all dimensions, or of the new one.

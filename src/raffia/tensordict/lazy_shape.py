@@ -1,7 +1,7 @@
 """Lazy stacks: the shapes of their members, and shape operations that keep the members apart.
 
-An operation is named as in shape.py, ("unsqueeze", 1) or ("permute", (1, 0)). `_inner` says what it
-is for the members, which do not have the stack dimension, and where that dimension stands after it.
+An operation is named as in shape.py, ("unsqueeze", 1) or ("permute", (1, 0)). `_inner` gives
+the operation on the members, which lack the stack dimension, and that dimension's new position.
 """
 
 from __future__ import annotations

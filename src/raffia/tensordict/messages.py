@@ -4,7 +4,7 @@ A container goes as one message and one for each large leaf. The first holds wha
 JSON, and the memory of all small ones; what of it is over `FIRST` bytes is a message of its own. So
 the receiver compares before it writes, and knows how much it has to take off the line of a tree
 that differs from its own: gloo ends a process that is sent more than it has room for. All messages
-of one transfer bear one tag; those of one channel arrive in the order in which they were sent.
+of one transfer have one tag; those of one channel arrive in the order in which they were sent.
 """
 
 from __future__ import annotations

@@ -214,7 +214,7 @@ def _lazily(cls: Any, modules: Sequence[nn.Module], use_state_dict: bool) -> Any
 def _stacked(
     plain: Any, modules: Sequence[nn.Module], size: torch.Size, expand: bool, path: str
 ) -> Entries:
-    """Stacks of what stands under each name in all modules."""
+    """Stacks of the tensors and containers under each name, over all modules."""
     first = modules[0]
     if isinstance(first, Node):
         return _stacked_params(modules, size)
@@ -304,8 +304,8 @@ def _stack_leaves(values: list[Any], expand: bool, name: str) -> Tensor:
 
 # ------------------------------------------------------------------------ into a module
 
-_ABSENT = object()  # where nothing stood
-Undo = list[tuple[dict[Any, Any], Any, Any]]  # (where, name, what stood there)
+_ABSENT = object()  # marks a name that did not exist
+Undo = list[tuple[dict[Any, Any], Any, Any]]  # (where, name, the previous value)
 
 
 @overload
@@ -346,11 +346,11 @@ def to_module(
     """Put the entries into a module as its parameters and buffers; `with` restores the previous
     ones.
 
-    Returns a container with what stood there before, whose own `to_module` puts it back.
+    Returns a container with the previous tensors, whose own `to_module` restores them.
 
     inplace: write into the module's tensors instead of replacing them.
     return_swap: False returns None.
-    swap_dest: container that takes up what stood there before.
+    swap_dest: container that receives the previous tensors.
     use_state_dict: go through `module.load_state_dict()` and its hooks.
     non_blocking: for `inplace`.
     preserve_module_state: a parameter of the module stays a parameter that requires a gradient or
@@ -434,7 +434,7 @@ def swap_in(
 ) -> Entries:
     """Put the entries of `node` into one layer and what is below it; returns what it replaced.
 
-    A layer that stands under several names is done once, for the first of them.
+    A layer with several names is handled once, for the first of them.
     """
     earlier = done.get(id(module))
     if isinstance(module, Node):
@@ -555,7 +555,7 @@ def _no_such_name(name: str, module: nn.Module) -> MissingKeyError:
 def _in_place(td: Any, module: nn.Module, non_blocking: bool) -> tuple[Any, Callable[[Any], None]]:
     """Write the entries into the module's tensors; if one can't be written, none is.
 
-    A tensor that stands under several names is written once, for the first of them.
+    A tensor with several names is written once, for the first of them.
     """
     mine = from_module(type(td), module)
     pairs = [(key, mine.get(key), value) for key, value in td.items(True, True)]

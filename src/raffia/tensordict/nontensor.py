@@ -461,7 +461,7 @@ class NonTensorStack(NonTensor, LazyStackedTensorDict):  # type: ignore[misc] # 
     """A Python value for each row of an entry.
 
     args: the values, or `NonTensorData` and `NonTensorStack` to put together.
-    stack_dim: where the new dimension stands.
+    stack_dim: the position of the new dimension.
 
     >>> stack = NonTensorStack("a", "b", "c")
     >>> stack.tolist(), stack[0].data, stack[1:].tolist()

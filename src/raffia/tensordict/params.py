@@ -188,7 +188,7 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
         return view
 
     def _register_views(self) -> None:
-        """Register what the views show; one whose part is no longer here stands alone."""
+        """Register the tensors of the views; a view of a removed part becomes independent."""
         for path, view in list(self._views.items()):
             if part_at(self._tree, path) is not view._tree:
                 del self._views[path]

@@ -89,7 +89,7 @@ def paired(mine: Node, theirs: Any, out: list[Any], exact: bool) -> None:
 
 
 def broadcast_parts(stack: Any, other: Any) -> Sequence[Any]:
-    """What is broadcast to a lazy stack, for each of its members, aligned at the last dimension."""
+    """The broadcast operand for each member of a lazy stack, aligned at the last dimension."""
     num = len(stack.tensordicts)
     dim = stack.stack_dim - len(stack._batch_size) + len(other._batch_size)
     if dim < 0:

@@ -1,6 +1,6 @@
 """The record of a container: its tree as JSON, without what is in the tensors.
 
-It holds class, batch size, names, and what stands under each name. `outline` makes it from a
+It holds class, batch size, names, and the entry under each name. `outline` makes it from a
 container, `rebuild` makes a container from it and trusts nothing.
 """
 

@@ -91,7 +91,7 @@ class TensorClass(_Typed):
     nocast: keep numbers and arrays as they are.
     tensor_only: all fields are tensors, or containers.
     frozen: lock instances and refuse assignments.
-    shadow: allow fields that bear the name of a method.
+    shadow: allow fields that have the name of a method.
     skip_post_init_on_rebuild: call `__post_init__` for what comes in (the constructor and the
         `from_...` methods) only, and not for the results of indexing, `clone`, stacking ...
     Two more go with the class or the decorator: `kw_only=True`, for fields that are given by name

@@ -24,7 +24,7 @@ class TypedTensorDict(TensorDict):
     `class A(TypedTensorDict, frozen=True)` or `TypedTensorDict["frozen"]`:
 
     frozen: lock what the constructor makes.
-    shadow: allow fields that bear the name of a method.
+    shadow: allow fields that have the name of a method.
     Raises TypeError for fields that are missing or unknown.
 
     >>> class State(TypedTensorDict):

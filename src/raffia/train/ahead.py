@@ -1,4 +1,4 @@
-"""What a loop asks of workers before it is due: `OpenTasks`, and batches, whole or in parts.
+"""Work that a loop requests of workers ahead of time: `OpenTasks`, and batches, whole or in parts.
 
 Batch u is drawn `ahead` updates before update u learns from it, from the replay as it is then, and
 made with the weights of then. So neither who makes it, nor how fast, changes a bit of the run.

@@ -61,7 +61,7 @@ class Ledger:
         return torch.tensor([self._seed_of(row, self._episode[row]) for row in rows.tolist()])
 
     def describe(self, row: int, at_reset: bool = False) -> str:
-        """What gives again where an environment stands: row of the run, seed, actions since.
+        """A text by which an environment can be restored: row of the run, seed, actions since.
 
         at_reset: its next episode is about to begin.
 

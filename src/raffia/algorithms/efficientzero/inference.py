@@ -128,7 +128,7 @@ class FoldedModel:
         self.source(model)()
 
     def source(self, model: LatentModel) -> Callable[[], None]:
-        """What `refresh(model)` does, for a model whose layers stay: they are compared once."""
+        """The call that does `refresh(model)`, for a model that keeps its layers: checked once."""
         return partial(self._copy, self._folding.source(model))
 
     def _copy(self, modules: dict[str, nn.Module]) -> None:

@@ -132,7 +132,7 @@ def dm_loss(
     margin: float = 0.0,
     count: Tensor | None = None,
 ) -> Tensor:  # []
-    """Tokens that the data do not have shall be worth less, by a margin.
+    """Tokens that are not in the data must have lower values, by a margin.
 
         sum_i sum m sum_k max(0, Q_i[k] - Q_i[a] + margin)^2 / n
 

@@ -320,7 +320,7 @@ def later(ring: int, rows: int, fractions: int, num: int, out: int) -> None:
 
 @kernel
 def find(ring: int, items: int, num: int, positions: int, rows: int, are_steps: int) -> int:
-    """Which items are here, and their rows: how many; NONE if there never was one of them."""
+    """Find the rows of stored items; returns how many, or NONE if an item never existed."""
     r, found = ring_at(ring), 0
     total, oldest = r.counts[TOTAL], max(0, r.counts[TOTAL] - r.num_rows)
     for i in range(num):

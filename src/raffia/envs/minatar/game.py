@@ -1,4 +1,4 @@
-"""What MinAtar's games have in common: a game as one row of whole numbers, and batches of games.
+"""Common code of MinAtar's games: a game as one row of whole numbers, and batches of games.
 
 The first words of a row are the same in all games; a game counts its own from `OWN` on. Everything
 that a game will ever do follows from its row and the actions. A batch is many games, stepped by one

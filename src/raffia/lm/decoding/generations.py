@@ -1,4 +1,4 @@
-"""What is asked of a decoding, `Request`, and what comes of it, `Generations`: texts and scores.
+"""The input of a decoding, `Request`, and its output, `Generations`: texts and scores.
 
 A request says how the texts behind prompts are decoded and what ends them; generations have the
 model's scores of them, by which they are put in order.
@@ -39,7 +39,7 @@ class Stop:
         token: Tensor,  # int64 [R], the newest of each text
         texts: Callable[[], list[list[int]]],  # all that were generated, R texts
     ) -> Tensor:  # bool [R]
-        """Which texts are complete, as a mask.
+        """A mask of the texts that are complete.
 
         >>> Stop(tokens=(30, 31)).ended(torch.tensor([30, 3, 31]), lambda: [])
         tensor([ True, False,  True])

@@ -220,7 +220,7 @@ class ChatTokenizer(HFTokenizer):
         write_description(folder, described)
 
     def _turn_end(self, answer: str) -> int:
-        """Where, in the template's text of an answer, the agent's turn has ended."""
+        """The position at which the agent's turn ends in the template's text of an answer."""
         found = self._added.finditer(answer)
         return next((one.end() for one in found if one.group() == self._names["eoa"]), len(answer))
 

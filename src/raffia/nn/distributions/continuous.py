@@ -320,7 +320,7 @@ _mappings: dict[str, Mapping] = {
 
 
 def mappings(key: str) -> Mapping:
-    """The function that a name stands for.
+    """The mapping function of this name.
 
     key: "softplus", "exp", "relu", "expln", "none" (the identity), "biased_softplus" (with bias
         1), "biased_softplus_{bias}", "biased_softplus_{bias}_{min_val}", or a name given to

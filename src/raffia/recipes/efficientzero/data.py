@@ -215,7 +215,7 @@ def fill_replay(replays: Replays, config: EfficientZeroRun, spec: EnvSpec) -> Re
 
 
 def _episodes(path: str, data: RecordedDataConfig) -> Iterator[TensorDict]:
-    """The episodes of one of the files; errors tell the settings that mend them."""
+    """The episodes of one of the files; errors name the settings that correct them."""
     pairs = [pair.partition("=") for pair in data.columns]
     columns = {_key(name): _key(meaning) if meaning else None for name, _, meaning in pairs}
     try:

@@ -22,7 +22,7 @@ from raffia.train.experiment import RunError
 def warm_state(learner: EfficientZeroLearner, path: str, seed: int) -> TensorDict:
     """The state before the first update, with the weights in a run's folder or a file.
 
-    The optimiser starts anew, and target networks equal the others. Raises RunError, with what does
+    The optimiser is reset, and target networks equal the others. Raises RunError, with what does
     not fit, and loads nothing then.
 
     >>> from raffia.envs.env import Discrete, EnvSpec

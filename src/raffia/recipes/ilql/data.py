@@ -375,7 +375,7 @@ def _of_hugging_face(path: Path, data: DialogueDataConfig) -> HFTokenizer:
 
 @contextmanager
 def _named_as_settings() -> Iterator[None]:
-    """What is wrong with a row, in terms of the settings of a run that correct it."""
+    """The mistake in a row, in terms of the settings of a run that correct it."""
     try:
         yield
     except RowTooLongError as error:
