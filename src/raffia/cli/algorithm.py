@@ -119,7 +119,7 @@ class AlgorithmCommands:
     ) -> None:
         """UsageError for a call without sense, before anything is made.
 
-        settings: the words that are no flags of the command's own, and so name settings.
+        settings: the words that are not flags of the command's own, and so name settings.
         """
 
     def with_data_settings(self, config: Any, settings: Sequence[str]) -> Any:

@@ -48,7 +48,7 @@ def _checkpoint(word: str) -> str:
 
 
 def add_algorithm(parser: Parser) -> None:
-    """The flag that names the algorithm of a run that is no installed package.
+    """The flag that names the algorithm of a run that is not an installed package.
 
     >>> parser = Parser("raffia look", "looks", "")
     >>> add_algorithm(parser)

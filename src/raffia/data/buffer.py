@@ -77,7 +77,7 @@ class Buffer:
 
 
 def check_is_storage(storage: Any) -> None:
-    """Raise TypeError for what is no storage.
+    """Raise TypeError for an object that is not a storage.
 
     >>> check_is_storage(100)
     Traceback (most recent call last):
@@ -92,7 +92,7 @@ def check_is_storage(storage: Any) -> None:
 
 
 def check_device(device: Any) -> None:
-    """Raise ValueError for a device that is not here."""
+    """Raise ValueError for a device that this machine does not have."""
     if device is None:
         return
     try:
@@ -102,7 +102,7 @@ def check_device(device: Any) -> None:
 
 
 def check_batch_size(batch_size: Any) -> None:
-    """Raise TypeError or ValueError for what is no number of items."""
+    """Raise TypeError or ValueError for an invalid number of items."""
     try:
         operator.index(batch_size)
     except TypeError:
@@ -129,7 +129,7 @@ def check_options(batch_size: int | None, pin_memory: bool, prefetch: int) -> No
 
 
 def own_generator(generator: torch.Generator | None, prefetch: int) -> torch.Generator | None:
-    """A generator of the buffer's own, where batches are drawn ahead and none was given.
+    """The generator of a buffer that draws batches ahead and was given none.
 
     It is seeded by torch's global one, so `torch.manual_seed` decides what it draws.
 

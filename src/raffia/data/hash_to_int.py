@@ -21,7 +21,7 @@ _INTEGERS = frozenset(
 class HashToInt(nn.Module):
     """A module that maps each new hash to the next index: 0, 1, 2, ... by first appearance.
 
-    The table of the hashes is no parameter but part of the `state_dict` all the same: one int64
+    The table of the hashes is not a parameter but part of the `state_dict` all the same: one int64
     tensor, the hashes in the order of their indices (and the content, if any, in the columns after
     them). It lies on the CPU, and keys may lie anywhere. Several threads may
     call one module, but none while the process forks. `copy.copy` shares the table,

@@ -20,7 +20,7 @@ NONE = -1.0  # instead of a priority
 
 
 class Priorities:
-    """Chances of N rows to be drawn: 0 of one that is not there.
+    """Chances of N rows to be drawn; 0 for an empty row.
 
         c_i = (p_i + eps)^alpha,  P(i) = c_i / sum_k c_k,  w_i = (P(i) / min_k P(k))^-beta
 
@@ -122,7 +122,7 @@ class Priorities:
         return min(kernels.priorities.chance(self.largest, self.alpha, self.eps), self.tree.limit)
 
     def chances(self, priority: Tensor) -> Tensor:
-        """(priority + eps)^alpha, float64; ValueError for what is no priority.
+        """(priority + eps)^alpha, float64; ValueError for an invalid priority.
 
         >>> Priorities(5, alpha=0.5, beta=0.4, eps=0.0).chances(torch.tensor([4.0]))
         tensor([2.], dtype=torch.float64)
@@ -135,7 +135,7 @@ class Priorities:
         return chances
 
     def check(self, priority: Tensor) -> None:
-        """Raise ValueError for what is no priority."""
+        """Raise ValueError for an invalid priority."""
         priority = priority.to(torch.float64)  # in which the limit is a number
         wrong = priority[~((priority >= 0) & (priority <= self.limit))].reshape(-1)
         if len(wrong):
@@ -145,12 +145,12 @@ class Priorities:
             )
 
     def set(self, rows: Tensor, chances: Tensor | float) -> None:
-        """Set the chances of rows [n], one each or one for all."""
+        """Set the chances of rows [n]: one for each, or one for all."""
         if len(rows):
             self.tree.set(rows, chances)
 
     def grow(self, priority: Tensor) -> None:
-        """Count priorities that were given, for the largest of all."""
+        """Include given priorities in the largest of all."""
         if priority.numel():
             self._largest.clamp_(min=priority.max().to("cpu", torch.float64))
 
@@ -286,6 +286,6 @@ def importance_weights(chances: Tensor, least: float | None, beta: float) -> Ten
 
 
 def check_exponent(name: str, value: float) -> None:
-    """Raise ValueError for what cannot be alpha, beta or eps."""
+    """Raise ValueError for an invalid alpha, beta or eps."""
     if not 0 <= value < INFINITY:
         raise ValueError(f"{name} must be finite and >= 0; got {value}")

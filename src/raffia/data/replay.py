@@ -191,14 +191,14 @@ class ReplayBuffer(Buffer, Generic[Items]):
     # -- items
 
     def __len__(self) -> int:
-        """How many items are here."""
+        """The number of stored items."""
         return len(self.storage)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.storage!r}, {type(self.sampler).__name__})"
 
     def extend(self, data: Any) -> Tensor:
-        """Add items, whose first dimension counts them; gives their numbers [n].
+        """Add items, whose first dimension counts them; returns their numbers [n].
 
         They are copied, and overwrite the oldest where the storage is full.
         Raises ValueError or TypeError, and changes nothing, if they differ from those here.
@@ -220,7 +220,7 @@ class ReplayBuffer(Buffer, Generic[Items]):
         return numbers
 
     def _extend_with_chosen(self, data: Any) -> Tensor:
-        """Add those items that the writer chooses; gives their numbers, -1 for the others."""
+        """Add those items that the writer chooses; returns their numbers, -1 for the others."""
         n = len(data)
         data, stored = self.writer.chosen(data, self.storage)
         numbers = torch.full((n,), -1)
@@ -231,7 +231,7 @@ class ReplayBuffer(Buffer, Generic[Items]):
         return numbers
 
     def add(self, item: Any) -> int:
-        """Add one item, without a dimension that counts; gives its number.
+        """Add one item, without a dimension that counts; returns its number.
 
         >>> from raffia.data.storage import TensorStorage
         >>> buffer = ReplayBuffer(storage=TensorStorage(3))
@@ -265,7 +265,7 @@ class ReplayBuffer(Buffer, Generic[Items]):
             return self._maker.item(lambda live: _items_at(index, live))
 
     def empty(self) -> None:
-        """Throw all items away; numbers start at 0 again.
+        """Discard all items; numbers start at 0 again.
 
         >>> from raffia.data.storage import TensorStorage
         >>> buffer = ReplayBuffer(storage=TensorStorage(3))
@@ -395,7 +395,7 @@ class ReplayBuffer(Buffer, Generic[Items]):
         return batch._replace(data=self.transform(batch.data))
 
     def append_transform(self, transform: Callable[[Any], Any]) -> Self:
-        """Call one more function on each batch, after those before; gives the buffer.
+        """Call one more function on each batch, after those before; returns the buffer.
 
         >>> from raffia.data.storage import TensorStorage
         >>> buffer = ReplayBuffer(storage=TensorStorage(9), batch_size=2)
@@ -597,7 +597,7 @@ def _items_at(index: Any, live: range) -> Tensor:
 
 
 def _check_sampler(sampler: Any, storage: Storage) -> None:
-    """TypeError or ValueError for what is no sampler, or none of a buffer over this storage."""
+    """Raise TypeError or ValueError unless this is a sampler, and one for this storage."""
     if isinstance(sampler, type) and issubclass(sampler, Sampler):
         raise TypeError(f"the sampler is a class: pass an instance, {sampler.__name__}()")
     if not isinstance(sampler, Sampler):
@@ -612,7 +612,7 @@ def _check_sampler(sampler: Any, storage: Storage) -> None:
 
 
 def _check_writer(writer: Any, sampler: Sampler) -> None:
-    """TypeError or ValueError for what is no writer, or none that goes with this sampler."""
+    """Raise TypeError or ValueError unless this is a writer, and one for this sampler."""
     if not isinstance(writer, Writer):
         raise TypeError(f"writer must be a Writer, such as RoundRobinWriter(); got {writer!r}")
     if writer.chooses and isinstance(sampler, PrioritizedSampler):

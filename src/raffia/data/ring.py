@@ -141,7 +141,7 @@ class EpisodeRing:
 
     @property
     def num_episodes(self) -> int:
-        """How many episodes are here, ended or going on."""
+        """The number of stored episodes, finished or not."""
         return int(self._numbers[2]) + int((self.last != NONE).sum())
 
     # -- items and rows

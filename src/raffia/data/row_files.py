@@ -179,7 +179,7 @@ class RowFiles:
 
 
 def repair(files: RowFiles, ranges: Ranges, flushed: int, epoch: int) -> tuple[int, int]:
-    """Drop what is not whole; gives how many items were appended, and how many rows were dropped.
+    """Drop what is not whole; returns how many items were appended, and how many rows were dropped.
 
     ranges: where rows may have been written since the flush, by which `flushed` items were there.
     """
@@ -207,7 +207,7 @@ def last_run(files: RowFiles, ranges: Ranges, flushed: int) -> tuple[int, int]:
 
     Items appended before the flush are in it, but for those whose rows were to be written again
     when the power went: these have given way. Items appended after it are, up to the first gap. If
-    none from before the flush is left, it is the longest run. An erased item is no gap.
+    none from before the flush is left, it is the longest run. An erased item is not a gap.
     """
     size = len(files.marks)
     marks = [files.marks[start:stop] for start, stop in ranges]
@@ -280,7 +280,7 @@ class RowLog:
         self._words = file.tensor(torch.int64, (n, num_words(layouts)), HEAD + 16 * n)
 
     def write(self, leaves: Sequence[Tensor], rows: Tensor, stamps: Tensor) -> Tensor:
-        """Write rows down; gives their marks, int64 [n, 2]: stamps and checksums."""
+        """Write rows down; returns their marks, int64 [n, 2]: stamps and checksums."""
         n = len(rows)
         marks = self._marks[:n]
         words = packed_rows(leaves, rows, stamps, self._words[:n])

@@ -26,7 +26,7 @@ CARRIERS = {
 
 
 def to_index(rows: Any, stop: int, device: torch.device) -> tuple[Index, torch.Size]:
-    """Rows in one form, and the batch that they are; IndexError for what are none.
+    """Rows in one form, and the batch that they are; IndexError for invalid ones.
 
     stop: the row after the last, to which a slice refers.
 
@@ -231,7 +231,7 @@ class OccupiedRows:
             self._settle(_last(self._mark(rows, False), self.high) + 1)
 
     def _mark(self, rows: Tensor, occupied: bool) -> Tensor:
-        """Mark rows, of which there is at least one; gives the mask."""
+        """Mark rows, of which there is at least one; returns the mask."""
         start, last = [int(row) for row in rows.aminmax()]
         mask = self._masked(max(self.high, last + 1))
         span = mask[start : last + 1]  # counting it is faster than sorting the rows

@@ -50,7 +50,7 @@ class Sampler:
         self.__dict__.update(from_value(state))
 
     def attach(self, storage: Any) -> None:
-        """Hear of the storage that holds the items, once, before all else.
+        """Receive the storage that holds the items; called once, before all else.
 
         >>> from raffia.data.storage import TensorStorage
         >>> RandomSampler().attach(TensorStorage(5))
@@ -66,13 +66,13 @@ class Sampler:
         raise NotImplementedError(f"{type(self).__name__} must define draw(n, live, generator)")
 
     def added(self, items: range) -> None:
-        """Hear of new items, which may have overwritten the oldest.
+        """Receive the numbers of new items, which may have overwritten the oldest.
 
         >>> SamplerWithoutReplacement().added(range(4))
         """
 
     def follow(self, live: range) -> None:
-        """Hear which items are here, before each draw and addition; mostly as it knows already.
+        """Receive the live items, before each draw and addition; mostly they are known already.
 
         They are others where a state was loaded that is older than the storage, or where another
         process writes into it. Raises ValueError, and changes nothing, if there are fewer than it

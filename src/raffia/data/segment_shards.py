@@ -115,7 +115,7 @@ class ReplayShards:
         return sum([shard.num_ignored for shard in self.shards])
 
     def extend(self, steps: TensorDict) -> Tensor:
-        """Append steps [T, E] of environments 0 .. E - 1; gives their numbers [T, E].
+        """Append steps [T, E] of environments 0 .. E - 1; returns their numbers [T, E].
 
         Raises what `SegmentReplayBuffer.extend` raises, and ValueError if S does not divide E.
 
@@ -206,7 +206,7 @@ class ReplayShards:
     def _weights(self, index: Sequence[Tensor]) -> Tensor:
         """The weights of drawn steps, which are given by their numbers in each shard."""
         pairs = list(zip(self.shards, index, strict=True))
-        # Of P the factor 1/S is left out: it is no step's own.
+        # Of P the factor 1/S is left out: it is not a step's own.
         chances = torch.cat([shard.probability(own.cpu()) for shard, own in pairs])
         least = None
         if self.shards[0].importance == "buffer":
@@ -353,7 +353,7 @@ class ReplayShards:
     # -- keeping
 
     def empty(self) -> None:
-        """Throw all steps away; numbers start at 0 again.
+        """Discard all steps; numbers start at 0 again.
 
         >>> from raffia.data.storage import TensorStorage
         >>> replay = ReplayShards(

@@ -54,7 +54,7 @@ class SegmentSteps(Buffer):
 
     @property
     def num_episodes(self) -> int:
-        """How many episodes are here, ended or going on."""
+        """The number of stored episodes, finished or not."""
         return self._ring.num_episodes
 
     @property
@@ -82,7 +82,7 @@ class SegmentSteps(Buffer):
         *,
         priority: Tensor | None = None,
     ) -> Tensor:
-        """Append steps; gives their numbers [T] or [T, E], which count up for ever.
+        """Append steps; returns their numbers [T] or [T, E], which count up for ever.
 
         steps: [T], consecutive steps of one environment; or [T, E], of several at the same times.
         env: which ones, any numbers from 0 on: one, or E different ones. Without it they are 0 to
@@ -187,7 +187,7 @@ class SegmentSteps(Buffer):
         *,
         priority: Tensor | None = None,
     ) -> Tensor:
-        """Append one step [] of one environment, or [E] of several; gives numbers [] or [E].
+        """Append one step [] of one environment, or [E] of several; returns numbers [] or [E].
 
         >>> from raffia.data.segment import SegmentReplayBuffer
         >>> from raffia.data.storage import TensorStorage
@@ -373,7 +373,7 @@ class SegmentSteps(Buffer):
             return self._priorities.least_probability()
 
     def check_priority(self, priority: Tensor) -> None:
-        """Raise ValueError for what is no priority; TypeError for a buffer without priorities.
+        """Raise ValueError for an invalid priority; TypeError for a buffer without priorities.
 
         >>> from raffia.data.segment import SegmentReplayBuffer
         >>> from raffia.data.storage import TensorStorage

@@ -65,7 +65,7 @@ class StepPriorities(Priorities):
             )
 
     def check(self, priority: Tensor) -> None:
-        """Raise ValueError for what is no priority; TypeError where there are none."""
+        """Raise ValueError for an invalid priority; TypeError where there are none."""
         self.require()
         super().check(priority)
 

@@ -179,7 +179,7 @@ def in_parts(ends: Tensor, num_rows: int) -> list[slice]:
 
 
 def numbers(index: Any) -> Tensor:
-    """Numbers of items as int64 on the CPU, of any shape; TypeError for what is no number of any.
+    """Numbers of items as int64 on the CPU, of any shape; TypeError for other values.
 
     >>> numbers([[3, 5]])
     tensor([[3, 5]])

@@ -24,7 +24,7 @@ KIND, VERSION = "raffia.storage", 1
 
 
 class Storage(ABC):
-    """Rows of nested tensors; the first write settles their structure.
+    """Rows of nested tensors, whose structure is fixed by the first write.
 
     What a storage in memory and one on disk have in common; a subclass allocates tensors and writes
     into rows of them.
@@ -126,7 +126,7 @@ class Storage(ABC):
         return self._occupied.rows()
 
     def extend(self, data: Any) -> Tensor:  # int64 [n]
-        """Append items, whose first dimension counts them; gives their numbers.
+        """Append items, whose first dimension counts them; returns their numbers.
 
         A list is of items without that dimension, which are stacked. Arrays of numpy are taken too.
         Numbers count up for ever. Item n lies in row n % max_size, so the oldest is overwritten
@@ -162,7 +162,7 @@ class Storage(ABC):
         return torch.arange(first, first + n)
 
     def add(self, item: Any) -> int:
-        """Append one item, without a dimension that counts; gives its number.
+        """Append one item, without a dimension that counts; returns its number.
 
         >>> from raffia.data.storage import TensorStorage
         >>> storage = TensorStorage(3)
@@ -379,7 +379,7 @@ class Storage(ABC):
         self._taken(data, 1)
 
     def allocate(self, data: Any) -> None:
-        """Settle what a row looks like, from rows like those to come; nothing is written.
+        """Fix the structure of rows from examples; nothing is written.
 
         >>> from raffia.data.storage import TensorStorage
         >>> storage = TensorStorage(5)

@@ -158,7 +158,7 @@ class ListStorage(TensorStorage):
     def read(self, rows: Any, out: Any = None) -> Any:
         """A batch of rows: stacked, lazily where containers have different shapes.
 
-        Raises ValueError for rows of different shapes that are no containers.
+        Raises ValueError for rows of different shapes that are not containers.
         """
         if self._apart is None:
             return super().read(rows, out)

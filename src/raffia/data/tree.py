@@ -82,7 +82,7 @@ class Tree(TensorClass, nocast=True):
     repeats: bool = False
     action_keys: tuple[NestedKey, ...] = ("action",)
 
-    _parent: ClassVar[Any] = None  # a weak reference to a vertex, which is no entry
+    _parent: ClassVar[Any] = None  # a weak reference to a vertex, which is not an entry
 
     def __init__(self, subtree: list[Tree] | Tree | None = None, **fields: Any) -> None:
         if isinstance(subtree, list):

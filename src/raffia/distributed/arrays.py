@@ -31,7 +31,7 @@ def pack(tree: TensorDictBase, room: int = 0) -> bytearray:
     """The tree as a bytearray: a record of names, dtypes and shapes, then its tensors' memory.
 
     room: bytes that are left free at the front.
-    Raises TypeError for entries that are no plain tensors.
+    Raises TypeError for entries that are not plain tensors.
 
     >>> unpack(pack(TensorDict(a=torch.arange(3), b=dict(c=torch.ones(2, dtype=torch.bool)))))["a"]
     tensor([0, 1, 2])

@@ -69,7 +69,7 @@ class ChaosEngine:
         return self._inline.machines(role)
 
     def room_for(self, needs: Needs) -> int:
-        """One: tasks are done one after the other."""
+        """One worker: tasks are done one after the other."""
         return self._inline.room_for(needs)
 
     def get(self, ref: TensorDict) -> TensorDict:

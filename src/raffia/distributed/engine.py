@@ -281,7 +281,7 @@ class InlineEngine:
         return ()
 
     def room_for(self, needs: Needs) -> int:
-        """One: tasks are done one after the other."""
+        """One worker: tasks are done one after the other."""
         return 1
 
     def get(self, ref: TensorDict) -> TensorDict:

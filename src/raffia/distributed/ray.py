@@ -167,7 +167,7 @@ class RayEngine:
         return _Spare(handle, group)
 
     def _ready_spare(self, needs: Needs) -> _Spare | None:
-        """One that answers; those that do not are ended, as a worker may need their room."""
+        """A spare that answers; those that do not are ended, as a worker may need their room."""
         found = None
         for one in self._idle.pop(needs, []):
             if found is None and self._answers(one):

@@ -20,7 +20,7 @@ _KINDS = {int: "a whole number", float: "a number", bool: "True or False", str: 
 def check_types(config: Any) -> None:
     """Refuse a value that is not of its field's type, in a config and in those that it holds.
 
-    A whole number may stand where a number is wanted; True is no number.
+    A whole number may stand where a number is wanted; True is not a number.
 
     >>> from dataclasses import replace
     >>> from raffia.recipes.efficientzero.presets import PRESETS

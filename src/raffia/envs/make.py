@@ -91,7 +91,7 @@ def require_env_factory(make_env: object) -> None:
 
 
 def require_batch(env: object) -> None:
-    """TypeError for the result of a function given as `make_env`, if it is no BatchEnv.
+    """TypeError for the result of a function given as `make_env`, if it is not a BatchEnv.
 
     >>> from raffia.envs.probe import ValueProbe
     >>> require_batch(spread(ValueProbe, 2, 0))

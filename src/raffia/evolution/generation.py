@@ -178,7 +178,7 @@ class Evolution:
 
 
 def mean_fitness(history: Tensor, last: int) -> Tensor:  # [E, P] -> [P]
-    """The mean over the last evaluations; what is no number counts as the worst, -inf.
+    """The mean over the last evaluations; what is not a number counts as the worst, -inf.
 
     >>> mean_fitness(torch.tensor([[9.0, 1.0], [2.0, 1.0], [4.0, torch.nan]]), last=2)
     tensor([3., -inf])

@@ -75,7 +75,7 @@ class AppendLog:
             raise
 
     def rewind(self, position: int) -> int:
-        """Remove what was written after `position`; gives how many bytes that were.
+        """Remove what was written after `position`; returns how many bytes that were.
 
         A file that is shorter already is left as it is.
         """

@@ -4,7 +4,7 @@ Kernels take integers (addresses, sizes) and floats only: telling numba the type
 a microsecond a call, an integer next to nothing. They are serial and release the GIL: parallel ones
 abort in forked children and under threads. Their compiled code is found again on disk by file and
 name, and what they call among their globals: so they stand at module level, or are made as
-`raffia.envs.minatar.game` makes them, and are no closures.
+`raffia.envs.minatar.game` makes them, and are not closures.
 
 A *step* is a compiled function `(context, rows) -> None` of two whole numbers; what the context is
 an address of is between the step and who made it. So a compiled loop of one room can call a model

@@ -260,7 +260,7 @@ def gaussian(layer: GaussianLayer, rows: int, scratch: int) -> None:
             deviation = layer.fixed
             if deviation == 0.0:
                 exponent = float(load_f32(at + k))
-                # what is no number stays so
+                # what is not a number stays so
                 exponent = least if exponent < least else (most if exponent > most else exponent)
                 deviation = math.exp(exponent)
             store_f32(at + k, deviation)

@@ -87,7 +87,7 @@ def _limit(name: str, comparison: str) -> Any:
     @instruction(floats, floats, floats, name=name)
     def limited(builder: Any, vector: Any, limit: Any) -> Any:
         beyond = builder.fcmp_ordered(comparison, vector, limit)
-        return builder.select(beyond, limit, vector)  # what is no number stays so
+        return builder.select(beyond, limit, vector)  # what is not a number stays so
 
     return limited
 

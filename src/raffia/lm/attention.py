@@ -44,7 +44,7 @@ def visible(attended: Tensor, num_tokens: int) -> Tensor:  # [B, S], T -> [B, 1,
     """The causal mask of the last T columns: each attends to tokens up to itself, or else to
     itself.
 
-    Itself even though it is padding, as a softmax over nothing is no number; nobody looks there.
+    Itself even though it is padding, as a softmax over nothing is not a number; nobody looks there.
 
     >>> visible(torch.tensor([[False, True, True]]), 2).int()
     tensor([[[[0, 1, 0], [0, 1, 1]]]], dtype=torch.int32)

@@ -39,7 +39,7 @@ def token_step(
     eps: float,
     rows: int,
     tokens: int,  # int64 [rows]
-    padding: int,  # int64 [rows]: columns at the left that are no tokens; 0: no row has any
+    padding: int,  # int64 [rows]: columns at the left that are not tokens; 0: no row has any
     slot: int,  # the column of these tokens
     keys: int,  # rows [heads, columns, d / num_heads] of each layer
     values: int,  # likewise
@@ -165,7 +165,7 @@ def gathered(
     scale, shift = spread(1.0 / math.sqrt(part // 4)), spread(top)
     sums = spread(0.0)
     for k in range(0, padded, VECTOR_BYTES):
-        weight = exp((load_floats(scores + k) - shift) * scale)  # e**-87 for what is no column
+        weight = exp((load_floats(scores + k) - shift) * scale)  # e**-87 for what is not a column
         sums = sums + weight
         store_floats(scores + k, weight)
     scale = spread(1.0 / total(sums))

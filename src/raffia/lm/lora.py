@@ -78,7 +78,7 @@ def add_lora(
     dropout: float = 0.0,
     layers: Sequence[str] = ("qkv",),  # last parts of their names; the paper's choice: attention
 ) -> list[str]:
-    """Freeze a model and put `LoRA` around these of its layers; gives their names.
+    """Freeze a model and put `LoRA` around these of its layers; returns their names.
 
     The model's function stays as it was, until it learns. Its parameters that require gradients
     are now those of LoRA alone; a head beside the trunk is to be made or thawed afterwards.

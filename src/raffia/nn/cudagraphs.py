@@ -32,7 +32,7 @@ class CudaGraphModule:
     optimiser belongs into the function. Without a GPU each call runs the function as it is, and
     the constructor warns.
 
-    It is no `nn.Module`: an optimiser that takes its parameters is meant for those of the module.
+    It is not an `nn.Module`: an optimiser takes the parameters of the wrapped module.
 
     module: a function of tensors, or of a container if it has `in_keys` or these are given.
     warmup: which call records, from 1; a compiled function needs some to finish compiling.
@@ -301,7 +301,7 @@ def _copied(leaf: Any) -> Any:
 
 
 def _copy_in(own: list[Any], new: list[Any]) -> None:
-    """Copy values into the graph's tensors; what is no tensor has to be as it was."""
+    """Copy values into the graph's tensors; what is not a tensor has to be as it was."""
     mine, theirs = [], []
     for leaf, value in zip(own, new, strict=True):
         if isinstance(leaf, Tensor) and isinstance(value, Tensor):

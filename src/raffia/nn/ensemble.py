@@ -32,7 +32,7 @@ class EnsembleModule(TensorDictModuleBase):
     in is left as it is. The copies draw random numbers (dropout, samples) independently.
 
     module: the keyed module. It lends its code and its `train()` mode only: its own parameters are
-        neither used nor changed, and are no parameters of the ensemble.
+        neither used nor changed, and are not parameters of the ensemble.
     num_copies: how many copies.
     expand_input: True gives all copies the same input; False gives copy `i` row `i` of it, such as
         the output of an ensemble before this one.

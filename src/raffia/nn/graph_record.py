@@ -232,7 +232,7 @@ def plain_keys(keys: Iterable[NestedKey]) -> tuple[NestedKey, ...]:
 
 
 def children(module: Any) -> dict[str, Any] | None:
-    """The modules of a sequence by name; None if `module` is no sequence.
+    """The modules of a sequence by name; None if `module` is not a sequence.
 
     A sequence is recognised by its attribute for shapes: its class imports this file.
     """

@@ -113,7 +113,7 @@ def deterministic_sample(dist: Distribution) -> Any:
     enumerated, else the mean. A class that is not known here (a subclass of a known one too) gives
     its mean if its support is the real line or not stated, else its mode, with a warning.
     Raises NotImplementedError where the mode asked for does not exist, NoMeanError where the mean
-    does not, and RuntimeError for `LKJCholesky`, whose mean is no Cholesky factor.
+    does not, and RuntimeError for `LKJCholesky`, whose mean is not a Cholesky factor.
 
     >>> from torch import distributions as d
     >>> deterministic_sample(d.Normal(torch.tensor([1.5, 2.0]), 1.0))

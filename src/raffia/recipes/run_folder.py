@@ -72,7 +72,7 @@ def create_run(
 
 
 def require_config(config: object, algorithm: Algorithm) -> None:
-    """TypeError, with the call that was meant, for what is no config of the algorithm.
+    """TypeError, with the call that was meant, for what is not a config of the algorithm.
 
     >>> require_config("cartpole", ALGORITHMS["efficientzero"])
     Traceback (most recent call last):
@@ -172,7 +172,7 @@ def read_run(folder: str | Path, algorithm: Algorithm | None = None) -> Any:
 
 
 def read_run_of(kind: type[Config], folder: str | Path) -> Config:
-    """The same of an algorithm that is known; RunError if the run is of another one.
+    """Read a run whose algorithm is known; RunError if it is of another one.
 
     >>> import tempfile
     >>> from raffia.recipes.efficientzero.config import EfficientZeroRun

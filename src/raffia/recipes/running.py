@@ -61,7 +61,7 @@ def train_run(
     own: names of what `make` has besides the config, without which there can be no resume.
     make: replaces the algorithm's.
     stop: asked after each update; once it is true, the run saves and stops.
-    Raises RunError if the folder holds a run already, TypeError for what is no config.
+    Raises RunError if the folder holds a run already, TypeError for what is not a config.
 
     >>> import io, tempfile
     >>> from raffia.recipes.algorithm import ALGORITHMS

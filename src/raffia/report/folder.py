@@ -20,7 +20,7 @@ from raffia.report.rows import EvaluationRow as EvaluationRow
 from raffia.report.rows import Row, counted_rows, evaluations_of, key_rows, number
 
 LARGEST = 50_000_000  # bytes of a file of JSON
-ABOUT = ("run", "preset", "versions")  # of config.json: what is no setting
+ABOUT = ("run", "preset", "versions")  # of config.json: what is not a setting
 MANIFEST = "sweep.json"  # of a folder of many runs, which lie in its folder "runs"
 _FEW = 6  # names in an error
 
@@ -305,7 +305,7 @@ def read_key_rows(path: str | os.PathLike[str]) -> Run:
 def summarise(run: str | os.PathLike[str]) -> RunSummary:
     """Read what a list shows of a run: of long files a few lines only.
 
-    Raises FileNotFoundError, with the runs nearby, if the folder is no run's.
+    Raises FileNotFoundError, with the runs nearby, if the folder is not a run's.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -422,7 +422,7 @@ def _read_config(path: Path) -> tuple[dict[str, Any], dict[str, Any], list[str]]
 
 
 def _no_run(folder: Path) -> str:
-    """The error text for a path that is no run's folder, with the runs that are near."""
+    """The error text for a path that is not a run's folder, with the runs that are near."""
     if not folder.exists():
         found = "it does not exist"
     elif not folder.is_dir():

@@ -339,7 +339,7 @@ def _measured(group: Group) -> tuple[list[dict[str, Decoding]], str]:
     """Scores of each run by decoding: from files of `raffia evaluate` if all runs have one that
     counts.
 
-    A file counts whose episodes are no fewer than those of the evaluations in training.
+    A file counts whose episodes are not fewer than those of the evaluations in training.
     """
     runs = [run for run in group.runs if run.best and run.best.decodings]
     files = [_largest(run) for run in runs]

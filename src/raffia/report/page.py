@@ -81,7 +81,7 @@ def write_report(
     presets: whole configs by the names of presets, to mark what a run has otherwise; not needed
         for runs that record it themselves.
     missing: further lines of what is missing, such as runs that have not begun.
-    Raises FileNotFoundError, with the runs nearby, if a folder is no run's.
+    Raises FileNotFoundError, with the runs nearby, if a folder is not a run's.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:

@@ -34,7 +34,7 @@ class Curve:
 
     @classmethod
     def of(cls, points: Iterable[tuple[float, float]]) -> Curve:
-        """The line through these points, without those that are no numbers.
+        """The line through these points, without those that are not numbers.
 
         >>> Curve.of([(0.0, 1.0), (float("nan"), 2.0)])
         Curve(x=[0.0], y=[1.0], low=[], high=[])
@@ -113,7 +113,7 @@ def over_runs(curves: Sequence[Curve], band: bool = True) -> Curve | None:
 def thinned(x: Sequence[float], y: Sequence[float], most: int = 300) -> Curve:
     """Means of neighbouring points, with their least and greatest as a band, if there are too many.
 
-    What is no number is left out of the means.
+    What is not a number is left out of the means.
 
     >>> thinned([0, 1, 2, 3], [0.0, 2.0, 5.0, 7.0], most=2)
     Curve(x=[0.5, 2.5], y=[1.0, 6.0], low=[0.0, 5.0], high=[2.0, 7.0])

@@ -236,7 +236,7 @@ def restarts(runs: Sequence[Run], key: str, factor: float) -> tuple[float, ...]:
 
 
 def bad_numbers(run: Run) -> list[str]:
-    """Training rows whose entries are no numbers, one note for each entry.
+    """Training rows whose entries are not numbers, one note for each entry.
 
     >>> from pathlib import Path
     >>> rows = ({"kind": "train", "update": 3, "loss": None}, {"kind": "train", "loss": 1})

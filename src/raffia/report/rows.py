@@ -31,7 +31,7 @@ _POSITION = ("kind", "update", "env_step", "seconds", "num_simulations")
 
 
 def number(value: object) -> float:
-    """A value as a number; nan for everything that is no finite number.
+    """A value as a number; nan for everything that is not a finite number.
 
     >>> number(3), number("NaN"), number(None), number(True), number(float("inf"))
     (3.0, nan, nan, nan, nan)

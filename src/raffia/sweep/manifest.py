@@ -89,7 +89,7 @@ class Manifest:
         return found or [from_json(algorithm.config, self.config)]
 
     def find_algorithm(self, given: str = "") -> Algorithm:
-        """The algorithm; `given` names one that is no installed package."""
+        """The algorithm; `given` names one that is not an installed package."""
         if given:
             return find_algorithm(given)
         return recorded_algorithm({"algorithm": self.algorithm, "reference": self.reference})

@@ -37,7 +37,7 @@ Instance = TypeVar("Instance", bound=Fields)
 
 
 def get(obj: Any, key: NestedKey, default: Any = None, **lazy_options: Any) -> Any:
-    """The value of a field, or of an entry nested in one; `default` for a key that is no field.
+    """The value of a field, or of an entry nested in one; `default` for a key that is not a field.
 
     lazy_options: as in `TensorDict.get`.
 
@@ -60,7 +60,7 @@ def set(
     """Assign to a field, or to an entry nested in one, and return the instance.
 
     inplace: write into the tensor that is there already.
-    Raises AttributeError for a key that is no field, RuntimeError if locked.
+    Raises AttributeError for a key that is not a field, RuntimeError if locked.
 
     >>> from raffia import tensorclass
     >>> @tensorclass
@@ -101,7 +101,7 @@ def update(
     """Assign to several fields, from an instance, a container, a dict or keywords.
 
     The arguments are those of `TensorDict.update`; the instance is returned.
-    Raises ValueError for a key that is no field.
+    Raises ValueError for a key that is not a field.
 
     >>> from raffia import tensorclass
     >>> @tensorclass

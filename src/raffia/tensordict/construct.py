@@ -139,7 +139,7 @@ class Construction(Node):
     def from_pytree(cls, pytree: Any, **options: Unpack[SizeOptions]) -> Any:
         """A container from nested dicts, lists and tuples of tensors; `to_pytree` restores them.
 
-        A key of a dict that is no string, such as 1, is "1" in the container.
+        A key of a dict that is not a string, such as 1, is "1" in the container.
 
         >>> from raffia import TensorDict
         >>> TensorDict.from_pytree([torch.zeros(2), {"a": torch.ones(2)}]).to_dict()

@@ -134,7 +134,7 @@ def memmap(td: Any, prefix: Path | None = None, copy_existing: bool = False, **o
     copy_existing: copy tensors that are mapped from files elsewhere, which is refused otherwise.
     num_threads: how many threads write; return_early: with more than one, return a future at once,
         whose `result()` is the container.
-    share_non_tensor: share the values that are no tensors, too: what one process writes in place,
+    share_non_tensor: share the values that are not tensors, too: what one process writes in place,
         as with `set_`, others read that got the container, or load the folder, and nobody's change
         is lost. Without it they read the values as they were when they got the container.
     existsok: write over files that are there. A file of the same length is written in place, which

@@ -390,7 +390,7 @@ def written(result: Any, out: Any, update_batch_size: bool) -> Any:
 
 
 def _replace_values(out: Any, result: Any) -> None:
-    """Store the values that are no tensors; one for all rows can't become one for each."""
+    """Store the values that are not tensors; one for all rows can't become one for each."""
     if all(getattr(td, "_lazy", False) for td in (out, result)) and (
         (out.stack_dim, len(out.tensordicts)) == (result.stack_dim, len(result.tensordicts))
     ):

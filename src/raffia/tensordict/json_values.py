@@ -1,4 +1,4 @@
-"""Values that are no tensors as JSON, and back: what the records of containers hold of them."""
+"""Values that are not tensors as JSON, and back: what the records of containers hold of them."""
 
 from __future__ import annotations
 

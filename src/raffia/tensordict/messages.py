@@ -453,7 +453,7 @@ def send(td: Any, dst: int | None = None, **options: Unpack[SendOptions]) -> Non
     pseudo_rand: draw the tag from `init_tag`, so that neighbouring ones are far apart.
     consolidated: send the block of a consolidated container as it is, not copied; another container
         is consolidated first. The receiver passes it, too.
-    Raises TypeError for entries that are no plain tensors.
+    Raises TypeError for entries that are not plain tensors.
 
     >>> def program(rank):  # each process calls it
     ...     td = TensorDict(a=torch.full((2,), rank))

@@ -39,7 +39,7 @@ class _Option(contextlib.ContextDecorator):
 
 
 class set_list_to_stack(_Option):
-    """Set whether a list that is no tensor is stored as a value per row (the default), or as one
+    """Set whether a list that is not a tensor is stored as a value per row (the default), or as one
     value.
 
     >>> from raffia import TensorDict

@@ -306,7 +306,7 @@ def _compared_nodes(mine: Any, theirs: Any, compare: Callable[[Any, Any], Any]) 
 
 
 def _without_none(entries: dict[str, Any]) -> dict[str, Any]:
-    """The entries that are not None, which as the field of a tensorclass is no entry."""
+    """The entries that are not None, which as the field of a tensorclass is not an entry."""
     data = kinds.NonTensorData
     return {k: v for k, v in entries.items() if not isinstance(v, data) or v.data is not None}
 

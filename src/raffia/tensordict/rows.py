@@ -68,7 +68,7 @@ def group_by(
 def isin(input: Any, reference: Any, key: NestedKey, dim: int = 0) -> Tensor:
     """Check which slices along `dim` have an entry equal to that of a slice of another container.
 
-    Raises ValueError for a `dim` that is no batch dimension or for other numbers of batch
+    Raises ValueError for a `dim` that is not a batch dimension or for other numbers of batch
     dimensions, KeyError without such an entry, RuntimeError for entries of other shapes.
 
     >>> known = TensorDict(at=torch.tensor([2, 5]), batch_size=[2])
@@ -97,7 +97,7 @@ def remove_duplicates(
     """A container with the first of the slices along `dim` that have equal entries, sorted by them.
 
     return_indices: give also which slice of the result stands for each slice of `input`.
-    Raises ValueError for a `dim` that is no batch dimension, KeyError without such an entry.
+    Raises ValueError for a `dim` that is not a batch dimension, KeyError without such an entry.
 
     >>> steps = TensorDict(at=torch.tensor([5, 1, 5]), n=torch.arange(3), batch_size=[3])
     >>> out, which = remove_duplicates(steps, "at", return_indices=True)
@@ -236,7 +236,7 @@ def collate(
     """Samples as one batch, as the `collate_fn` of a `torch.utils.data.DataLoader`.
 
     Containers are stacked, lazily where their keys or shapes differ; tuples and dicts part by part;
-    what is no list, such as rows that were read at once, stays.
+    what is not a list, such as rows that were read at once, stays.
 
     pad_keys: entries that are padded along their first dimension, each with what to pad it with.
     nested_keys: entries that become nested tensors (`torch.jagged`).

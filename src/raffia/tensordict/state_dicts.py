@@ -90,7 +90,7 @@ def load_state_dict(
     """Load the tensors of a `state_dict`, and the non-tensor values of its metadata.
 
     strict: RuntimeError if the keys of its tensors are not those of this container; False adds
-        those that are new. Values that are no tensors are added in either case.
+        those that are new. Values that are not tensors are added in either case.
     assign: take its tensors themselves, instead of writing into these.
     from_flatten: whether it has flat keys; found out if not given.
 

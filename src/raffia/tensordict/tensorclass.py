@@ -79,7 +79,7 @@ class TensorClass(_Typed):
     """Base of classes whose annotated fields are the entries of a container.
 
     Arguments of an instance are its fields, then `batch_size`, `device`, `names` and `lock` as for
-    `TensorDict`. Fields are read and written as attributes; a field that is None is no entry.
+    `TensorDict`. Fields are read and written as attributes; a field that is None is not an entry.
     Numbers, arrays and lists become tensors, containers and tensors are kept, everything else is
     stored as a non-tensor value; so is a number in a field that is annotated as `int`, `float` or
     `bool`, where there are batch dimensions. All methods of a container are there, and give

@@ -211,7 +211,7 @@ def writes(
 ) -> bool:
     """Append the tensor pairs that writing `source` into `td` copies, if that is all it does.
 
-    False if a key is not there, or one of a pair is no plain tensor.
+    False if a key is not there, or one of a pair is not a plain tensor.
     """
     plain = td._plain
     if td.__class__ is not plain:

@@ -1,4 +1,4 @@
-"""Values that are no tensors: whether two are equal, and those of rows as nested lists."""
+"""Values that are not tensors: whether two are equal, and those of rows as nested lists."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def train(
     every: Sequence[Task] = (),
     stop: Callable[[], bool] = lambda: False,
 ) -> tuple[TensorDict, str]:
-    """Make steps until `num_updates` were made; gives the state, and the reason of the end:
+    """Make steps until `num_updates` were made; returns the state, and the reason of the end:
     "finished", "stopped", or the reason that a task gave.
 
     state: a learner's; its "step" says how many updates were made.

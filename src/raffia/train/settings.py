@@ -156,7 +156,7 @@ def value_from_json(hint: Any, value: object, path: str) -> object:
 
 
 def _fits(hint: type, value: object) -> bool:
-    """Whether the value is one of this simple type; True is no number."""
+    """Whether the value is one of this simple type; True is not a number."""
     if hint is float and type(value) is int:
         return abs(value) < 2**1023  # the next ones are beyond floats
     return type(value) is hint or (hint is float and value in ("inf", "-inf", "nan"))

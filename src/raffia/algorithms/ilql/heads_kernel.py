@@ -42,7 +42,7 @@ def heads_step(
         head(rows, of_q, depth, inner, num_tokens, table + 8 * (1 + 2 * OF_HEAD), scratch, other)
         smaller, others = floats_at(q), floats_at(other)
         for k in range(rows * num_tokens):
-            if not others[k] >= smaller[k]:  # so that what is no number stays
+            if not others[k] >= smaller[k]:  # so that what is not a number stays
                 smaller[k] = others[k]
 
 

@@ -159,11 +159,11 @@ class QHeads(NamedTuple):
     states: Tensor  # [*, d]
 
     def all(self) -> Tensor:
-        """[*, V]"""
+        """The values of all tokens, [*, V]."""
         return reduce(torch.minimum, [head(self.states) for head in self.heads])
 
     def of(self, tokens: Tensor) -> Tensor:
-        """int64 [R, K] -> [R, K]; the other rows of the last layer's weight are not even read."""
+        """The values of some tokens, int64 [R, K] -> [R, K]; other weights are not even read."""
 
         def some(head: AnyHead) -> Tensor:
             inner, last = head.inner(self.states).unsqueeze(-1), head.last

@@ -98,7 +98,7 @@ def read_lerobot(
         "episode_index" the episode, "next.reward" the reward; numbers of frames and tasks, and
         "next.done", which does not tell how an episode ended, are left out.
 
-    Videos lie in files of their own, which are not read; images in a column are no numbers: leave
+    Videos lie in files of their own, which are not read; images in a column are not numbers: leave
     them out, as columns={"observation.images.top": None}.
 
     Data sets of demonstrations have no rewards and no ends: rewards are 0, no step is terminated

@@ -328,7 +328,7 @@ def flat(name: Key, path: Key, rows: list[Any], location: Location) -> Flat:
 
 
 def check_equal_layout(found: Flat, location: Location) -> None:
-    """Raise an error that names the value of another shape, or that is no number."""
+    """Raise an error that names the value of another shape, or that is not a number."""
     wanted = kind(found.values[0])
     for at, value in enumerate(found.values):
         if kind(value) != wanted:

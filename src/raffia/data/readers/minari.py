@@ -86,7 +86,7 @@ def read_minari(
     Numbers keep the file's dtypes. Infos of T + 1 rows go with the observations: the last T are
     read into `next`. The result has a length, is indexed and gone through; it reads one episode at
     a time, and holds neither the file nor an episode. Text and images that are stored compressed
-    are no numbers: leave them out.
+    are not numbers: leave them out.
 
         for episode in read_minari("datasets/D4RL/door/human-v2"):
             buffer.extend(episode)

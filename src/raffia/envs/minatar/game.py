@@ -81,7 +81,7 @@ def compiled_loops(game: str, begin: Any, act: Any, draw: Any) -> tuple[Loop, Lo
     """`begin_rows` and `step_rows` of a game, of its kernels.
 
     begin: (game), writes the first state.
-    act: (game, action, ramping), writes the next state; gives the reward.
+    act: (game, action, ramping), writes the next state; returns the reward.
     draw: (game, planes), writes 255 where something is.
 
     numba finds code on disk by the file and the name of a function, and takes what it calls from

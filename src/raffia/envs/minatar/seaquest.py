@@ -48,7 +48,7 @@ def item(base: int, number: int) -> int:
 
 @kernel
 def add(game: Any, base: int, x: int, y: int, step: int, wait: int, shoot: int) -> None:
-    """One more at the end of the list.
+    """Add one to the end of the list.
 
     >>> import numpy as np
     >>> game = np.zeros(11, np.int64)

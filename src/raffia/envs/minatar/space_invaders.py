@@ -63,7 +63,7 @@ def _num_aliens(game: Any) -> int:
 
 @kernel
 def _march(game: Any) -> None:
-    """One column on; at the end of the field a row down, and back from there."""
+    """Move one column on; at the end of the field one row down, and back from there."""
     edge = 1 << _LOWEST if game[_TO_RIGHT] else 1
     at_edge = False
     for row in range(SIZE):

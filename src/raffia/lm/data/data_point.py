@@ -195,7 +195,7 @@ class DataPoint:
             by_token = _by_token(token_reward, tokens)
             rewards = [own + by_token[at + 1] for own, at in zip(rewards, actions, strict=True)]
         _check_finite(rewards)
-        # An utterance begins at an action whose predecessor is no action, or ended one.
+        # An utterance begins at an action whose predecessor is not an action, or ended one.
         begins = [
             number
             for number, at in enumerate(actions)

@@ -44,14 +44,14 @@ class DialogueSource(Protocol):
         """How the rows are understood, as JSON."""
 
     def stamp(self) -> list[int] | None:
-        """A cheap sign of the rows, the same only if they are; None if there is none."""
+        """A cheap fingerprint of the rows, equal only if the rows are; None if there is none."""
 
     def checksum(self) -> str:
         """A checksum of all rows, which changes if any row does."""
 
 
 class ListDialogues:
-    """The common part of sources that are lists: rows by number, without a cheap sign of change."""
+    """The common part of sources that are lists: rows by number, without a cheap fingerprint."""
 
     def __init__(self, items: Sequence[Any], name: str) -> None:
         self.items, self.name = items, name
@@ -62,7 +62,7 @@ class ListDialogues:
             yield Location(self.name, f"row {number}"), item
 
     def stamp(self) -> None:
-        """Return None: lists have no cheap sign of change."""
+        """Return None: lists have no cheap fingerprint."""
         return None
 
 

@@ -25,7 +25,7 @@ from raffia.tensordict.tensordict import TensorDict
 
 
 class Vocabulary(NamedTuple):
-    """Instead of a tokenizer, where rows are tokens already.
+    """A stand-in for a tokenizer, for rows that are tokens already.
 
     >>> Vocabulary(35).pad_token_id
     0
@@ -174,7 +174,7 @@ class Iterable_RL_Dataset(RL_Dataset):
 
     @abstractmethod
     def sample_item(self, generator: torch.Generator) -> DataPoint:
-        """One row, drawn."""
+        """Draw one row."""
 
     def batches(
         self, seed: int, start_update: int, batch_size: int, *, per_token: bool = True

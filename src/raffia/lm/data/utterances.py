@@ -46,7 +46,7 @@ def token_parts(
     over.
 
     The agent's parts have the token that ends them; all others are context. Raises ValueError for
-    what is no dialogue.
+    what is not a dialogue.
     """
     sequence, terminal = observation.to_sequence()
     check_sequence(sequence, terminal)

@@ -49,7 +49,7 @@ class SomeQ(Protocol):
     """
 
     def of(self, tokens: Tensor) -> Tensor:
-        """int64 [R, K] -> [R, K]"""
+        """Target Q of these tokens of each row: int64 [R, K] -> [R, K]."""
 
     def at(self, rows: Tensor) -> SomeQ:
         """Q of these rows alone: int64 [R']."""

@@ -107,7 +107,7 @@ def spec_of(env: EnvConfig, make_env: Callable[..., BatchEnv] = make_env) -> Env
 
 
 def one_env(env: EnvConfig) -> EnvConfig:
-    """One environment, for what its kind says of itself: it is never stepped.
+    """One environment, to read the properties of its kind: it is never stepped.
 
     >>> one_env(EfficientZeroRun().env).num_envs
     1

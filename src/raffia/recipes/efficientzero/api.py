@@ -50,7 +50,7 @@ def train(
     make_env, networks: replace those that the config names: functions like
         `raffia.envs.make.make_env` and `raffia.algorithms.efficientzero.make_model`. A resume
         needs the same.
-    Raises RunError if the folder holds a run already, TypeError for what is no config.
+    Raises RunError if the folder holds a run already, TypeError for what is not a config.
 
     >>> import io, tempfile
     >>> from dataclasses import replace

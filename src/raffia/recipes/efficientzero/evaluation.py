@@ -215,7 +215,7 @@ class EvaluateRole:
         self.planner = make_planner(make_networks(run, spec), there, spec)
 
     def load(self, state: TensorDict) -> None:
-        """It has no state."""
+        """Do nothing: an evaluation has no state."""
 
     def do(self, task: TensorDict, weights: TensorDict | None) -> TensorDict:
         """Play the evaluation of these weights."""

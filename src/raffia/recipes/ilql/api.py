@@ -47,7 +47,7 @@ def train(
     preset: the name of the config, to be shown in the report.
     make_env: of data, a `Language_Environment` in which the agent is evaluated: its class, a
         function, or "file.py:name".
-    Raises RunError if the folder holds a run already, TypeError for what is no config.
+    Raises RunError if the folder holds a run already, TypeError for what is not a config.
 
     >>> import io, tempfile
     >>> from raffia.recipes.ilql.presets import ILQL_PRESETS

@@ -235,7 +235,7 @@ class Guessing:
         self.guess = reply.text
 
     def row_of(self, guess: str) -> str | None:
-        """The colours of a guess if they are known: from the secret, or because it is no word."""
+        """The colours of a guess if they are known: from the secret, or as it is not a word."""
         if not self.wordle.is_valid(guess):
             return colors_of(ALL_BLACK)
         return None if self.secret is None else colors(self.secret, guess, self.wordle.rule)

@@ -140,7 +140,7 @@ class ScriptsConfig:
     random: float = 0.25  # plays any word
     wrong: float = 0.1  # plays a word that cannot be the secret
     stuck: float = 0.2  # plays a fair guess, and repeats it
-    non_word: float = 0.05  # plays letters that are no word
+    non_word: float = 0.05  # plays letters that are not a word
 
     def __post_init__(self) -> None:
         check_types(self)

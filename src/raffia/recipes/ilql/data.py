@@ -59,7 +59,7 @@ from raffia.recipes.run_folder import TOKENIZER, TOKENS
 from raffia.train.experiment import RunError
 
 TOKENIZER_JSON = "tokenizer.json"  # of Hugging Face
-NON_WORD = "<?>"  # for whatever guess is no word, where words are tokens
+NON_WORD = "<?>"  # for whatever guess is not a word, where words are tokens
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Corpus:
     held_out: DialogueDataset | None
 
     def digest(self) -> str:
-        """The same only where the same rows are learnt from: their tokens, indices and rewards."""
+        """A digest of the rows that are learnt from: their tokens, indices and rewards."""
         code = hashlib.sha256(tokenizer_checksum(self.tokenizer).encode())
         code.update(self.learnt.store.checksum.encode())
         code.update(self.learnt.rows.astype("<i8").tobytes())

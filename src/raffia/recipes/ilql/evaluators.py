@@ -70,7 +70,7 @@ def evaluate_agent(
     stop: Callable[[], bool] = lambda: False,
     make_env: MakeLanguageEnv | None = None,
 ) -> ILQLEvaluation:
-    """The same of a learner's state, whose weights the networks take over."""
+    """Evaluate a learner's state, whose weights are loaded into the networks."""
     networks.refresh(state)
     own = with_member_decode(config, state["hyper"])
     return evaluate_networks(networks, corpus, own, seed=seed, stop=stop, make_env=make_env)

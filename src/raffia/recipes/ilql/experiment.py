@@ -227,7 +227,7 @@ class ILQLExperiment(RunExperiment):
     def _evaluate_members(
         self, members: Members, state: TensorDict, update: int, stop: Callable[[], bool]
     ) -> tuple[Evaluated, Record]:
-        """The same of all members: the best one's, and the fitness of each."""
+        """Evaluate all members: the result of the best one, and the fitness of each."""
         found = {
             index: self._evaluate_one(state[index], update, stop) for index in members.finite(state)
         }

@@ -91,7 +91,7 @@ class Making:
         return derive_seed(self.config.seed, "networks")
 
     def on(self, device: str) -> Making:
-        """The same, with what does not learn on a device."""
+        """A copy whose frozen weights are on a device."""
         return self if self.fixed is None else replace(self, fixed=self.fixed.to(device))
 
     def _around(self, trunk: nn.Module) -> ILQLModel:
@@ -116,7 +116,7 @@ class Making:
 
 
 def begin_making(config: ILQLRun, folder: Path) -> Making:
-    """The same, at the start of a session: what the run's folder lacks is written.
+    """`making_of` at the start of a session, which writes what the run's folder lacks.
 
     >>> from raffia.recipes.ilql.presets import ILQL_PRESETS
     >>> begin_making(ILQL_PRESETS["ilql-smoke"], Path("nowhere")).fixed is None

@@ -200,7 +200,7 @@ def wordle_word_tokenizer(vocabulary: Vocabulary, *, non_word: str | None = None
 
     With fewer decisions a reward has a shorter way, so values are learnt sooner than by letters.
 
-    non_word: a token that stands for every guess that is no word; None: such a guess is an error
+    non_word: a token that stands for every guess that is not a word; None: such a guess is an error
 
     >>> tokenizer = wordle_word_tokenizer(Vocabulary(("crane", "slate")))
     >>> tokenizer.encode("slate"), tokenizer.encode("<b><b><g><b><g>"), tokenizer.num_tokens

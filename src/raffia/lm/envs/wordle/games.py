@@ -88,7 +88,7 @@ class Games:
         return (self[game] for game in range(len(self)))
 
     def _non_word(self, game: int, turn: int) -> str:
-        """Letters without sense; five of them only where these are no guess."""
+        """Letters without sense; five of them only where they are not a guess."""
         draws = self.draws[np.array([game])].of("letters", turn)
         lengths = (4, 6, NUM_LETTERS) if self.wordle.known_words_only else (4, 6)
         length = lengths[int(draws.uniform("length")[0] * len(lengths))]

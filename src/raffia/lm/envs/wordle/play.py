@@ -36,7 +36,7 @@ class WordleEvaluation(DialogueReturns):
 
     @property
     def share_won(self) -> float:
-        """0 .. 1"""
+        """The fraction of games won, 0 to 1."""
         return sum(self.won) / len(self.won)
 
     def __str__(self) -> str:
@@ -114,7 +114,7 @@ class Player:
         self._num_games = 0
 
     def act(self, observation: WordleObservation) -> str:
-        """The script's guess; "none" where it is no word."""
+        """The script's guess; "none" where it is not a word."""
         turns = observation.turns
         if not turns:
             self._num_games += 1

@@ -16,7 +16,7 @@ from raffia.lm.envs.wordle.game import NUM_CODES, Wordle
 
 Numbers = npt.NDArray[np.int64]
 
-NON_WORD = -1  # instead of a word's number: a guess that is no word
+NON_WORD = -1  # instead of a word's number: a guess that is not a word
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Positions:
 
     @classmethod
     def start(cls, wordle: Wordle, num_games: int = 1) -> Positions:
-        """Before the first guess.
+        """The positions of games before the first guess.
 
         >>> from raffia.lm.envs.wordle.vocabulary import Vocabulary
         >>> Positions.start(Wordle(vocabulary=Vocabulary(("crane", "crown"))), 3).fits.shape
@@ -83,7 +83,7 @@ class RandomWord:
     """
 
     def guess(self, positions: Positions, draws: Draws) -> Numbers:
-        """[N]"""
+        """A guess for each game: [N]."""
         return draws.choose(np.ones_like(positions.fits), "word", positions.turn)
 
 
@@ -98,7 +98,7 @@ class Fitting:
     """
 
     def guess(self, positions: Positions, draws: Draws) -> Numbers:
-        """[N]"""
+        """A guess for each game: [N]."""
         return draws.choose(positions.fits, "word", positions.turn)
 
 
@@ -114,7 +114,7 @@ class Wrong:
     """
 
     def guess(self, positions: Positions, draws: Draws) -> Numbers:
-        """[N]"""
+        """A guess for each game: [N]."""
         wrong = ~positions.fits
         return draws.choose(wrong | ~wrong.any(-1, keepdims=True), "word", positions.turn)
 
@@ -130,7 +130,7 @@ class NonWord:
     """
 
     def guess(self, positions: Positions, draws: Draws) -> Numbers:
-        """[N]"""
+        """A guess for each game: [N]."""
         return np.full(len(positions), NON_WORD)
 
 
@@ -151,7 +151,7 @@ class Say:
             raise ValueError(f"words={self.words!r} must have at least one word: Say(('crane',))")
 
     def guess(self, positions: Positions, draws: Draws) -> Numbers:
-        """[N]"""
+        """A guess for each game: [N]."""
         word = self.words[min(positions.turn, len(self.words) - 1)]
         number = positions.wordle.vocabulary.number(word)
         if number is None:
@@ -183,7 +183,7 @@ class Repeat:
             )
 
     def guess(self, positions: Positions, draws: Draws) -> Numbers:
-        """[N]"""
+        """A guess for each game: [N]."""
         if positions.turn < self.num_first:
             return self.first.guess(positions, draws.of("first"))
         earlier = np.ones((len(positions), self.num_first), np.bool_)
@@ -204,7 +204,7 @@ class Switch:
     then: Script
 
     def guess(self, positions: Positions, draws: Draws) -> Numbers:
-        """[N]"""
+        """A guess for each game: [N]."""
         now = self.first if positions.turn < self.num_turns else self.then
         return now.guess(positions, draws.of("then" if now is self.then else "first"))
 
@@ -263,7 +263,7 @@ class Mixture:
         return np.searchsorted(bounds, drawn, side="right")
 
     def guess(self, positions: Positions, draws: Draws) -> Numbers:
-        """[N]"""
+        """A guess for each game: [N]."""
         which = self.which(draws, positions.turn)
         guesses = np.zeros(len(positions), np.int64)
         for number, script in enumerate(self.scripts):
@@ -294,7 +294,7 @@ class InformationGain:
     memory: dict[Wordle, dict[bytes, int]] = field(default_factory=dict, repr=False, compare=False)
 
     def guess(self, positions: Positions, draws: Draws) -> Numbers:
-        """[N]; draws nothing."""
+        """A guess for each game, without random draws: [N]."""
         packed = np.packbits(positions.fits, axis=-1)
         keys, which = np.unique(packed, axis=0, return_inverse=True)
         first_of = np.full(len(keys), len(positions))
