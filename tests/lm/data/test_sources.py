@@ -16,6 +16,7 @@ from raffia.lm.data.dialogue import (
     TranscriptDialogues,
     read_dialogues,
 )
+from raffia.lm.data.dialogue_sources import JoinedDialogues
 
 MESSAGES = [
     {"role": "system", "content": "be"},
@@ -80,6 +81,19 @@ def test_gzip_and_names_of_ones_own(tmp_path, tokenizer):
     path.write_bytes(gzip.compress(lines.encode())[:-30])
     with pytest.raises(MalformedDataError, match="the file may be damaged"):
         DialogueDataset.build(read_dialogues(path), tokenizer, malformed="skip")
+
+
+def test_a_column_that_no_row_has_is_a_mistake(tmp_path, tokenizer):
+    """Its values would be missing in silence: rewards would all be 0."""
+    columns = {"scroe": "reward", "note": None}
+    paths = [tmp_path / name for name in ("a.jsonl", "b.jsonl")]
+    for path, name in zip(paths, ("score", "scroe"), strict=True):
+        path.write_text(json.dumps({"prompt": "a", "response": "b", name: 2}) + "\n")
+    one, other = (read_dialogues(path, columns=columns) for path in paths)
+    with pytest.raises(ValueError, match="no row has an entry 'scroe'.* correct its name"):
+        DialogueDataset.build(one, tokenizer)
+    data = DialogueDataset.build(JoinedDialogues([one, other]), tokenizer)
+    assert [point.episode_return for point in data] == [0.0, 2.0]
 
 
 def test_parquet(tmp_path, tokenizer):

@@ -15,7 +15,7 @@ from raffia.data.readers.episode import Location, MalformedDataError, Path
 from raffia.files import DamagedFileError
 from raffia.lm.data.data_point import DataPoint, TokenReward
 from raffia.lm.data.dialogue_rows import TokenRow
-from raffia.lm.data.dialogue_sources import DialogueSource
+from raffia.lm.data.dialogue_sources import DialogueSource, FileDialogues, JoinedDialogues
 from raffia.lm.data.token_store import StoreReport, TokenStore
 from raffia.lm.data.utterances import check_tokens
 from raffia.lm.tokenizers.tokenizer import Tokenizer, tokenizer_checksum
@@ -106,6 +106,11 @@ def read_points(
             continue
         found += 1
         yield point.cut(rules.max_len)
+    if isinstance(source, FileDialogues | JoinedDialogues) and (names := source.unseen_columns()):
+        raise ValueError(
+            f"columns: no row has an entry {min(names)!r}, to which they give a meaning: correct "
+            "its name, or leave it out"
+        )
     if not found and report.num_skipped:
         raise ValueError(
             f"no row is left to learn from: all {report.num_skipped} were skipped, the first one "

@@ -176,6 +176,7 @@ class FileDialogues:
     ) -> None:
         self.path = existing_file(path)
         self._columns = dict(columns or {})
+        self._unseen = {name for name, new in self._columns.items() if new is not None}
         self._roles = {**ROLES, **(roles or {})}
 
     def __repr__(self) -> str:
@@ -190,6 +191,10 @@ class FileDialogues:
         """The file's size, and when it was written."""
         found = os.stat(self.path)
         return [found.st_size, found.st_mtime_ns]
+
+    def unseen_columns(self) -> set[str]:
+        """Names that `columns` gives another meaning, of which no row that was read has one."""
+        return set(self._unseen)
 
     def checksum(self) -> str:
         """The sha256 of the file."""
@@ -206,6 +211,7 @@ class FileDialogues:
         if not isinstance(raw, dict):
             location.fail(f'{raw!r:.60} must be an object, such as {{"messages": [...]}}')
         renamed: dict[str, Any] = {}
+        self._unseen -= raw.keys()
         for name, value in raw.items():
             new = self._columns.get(name, name)
             if new in renamed:
@@ -346,6 +352,12 @@ class JoinedDialogues:
         """The dialogue of a row, as its source parses it."""
         source, content = raw
         return source.read(content, location)
+
+    def unseen_columns(self) -> set[str]:
+        """Names of columns that no row of any source has."""
+        files = [source for source in self.sources if isinstance(source, FileDialogues)]
+        unseen = [source.unseen_columns() for source in files]
+        return set.intersection(*unseen) if unseen else set()
 
     def settings(self) -> dict[str, Any]:
         """The settings of all sources."""
