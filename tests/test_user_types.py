@@ -110,6 +110,20 @@ td = TensorDict({"a": torch.zeros(3, 2), "b": {"c": torch.zeros(3)}}, batch_size
 step = Step(obs=torch.zeros(3, 4), batch_size=[3])
 layer = nn.Linear(2, 2)
 
+# what a container tells of itself
+assert_type(td.batch_size, torch.Size)
+assert_type(td.device, torch.device | None)
+assert_type(td.dtype, torch.dtype | None)
+assert_type(td.names, list[str | None])
+assert_type(td.depth, int)
+assert_type(td.is_locked, bool)
+assert_type(td.requires_grad, bool)
+assert_type(td.data, TensorDict)
+assert_type(step.data, Step)
+assert_type(td.grad, TensorDict | None)
+td.names = ["time"]
+td.names = None
+
 # rows, keys, values
 assert_type(td[0], TensorDict)
 assert_type(step[0], Step)

@@ -46,7 +46,7 @@ from raffia.tensordict.keys import (
 from raffia.tensordict.node import BatchSize, Container, Entries, Node
 from raffia.tensordict.pointwise import Pointwise
 from raffia.tensordict.reductions import Reductions
-from raffia.tensordict.signatures import class_method
+from raffia.tensordict.signatures import assigned, attribute, class_method
 
 
 class TensorCollection(Construction, Pointwise, Reductions, Node):
@@ -101,7 +101,7 @@ class TensorCollection(Construction, Pointwise, Reductions, Node):
     to_dict = entries.to_dict
     get_item_shape = entries.get_item_shape
     entry_class = entries.entry_class
-    depth = property(entries.depth)
+    depth = attribute(entries.depth)
     cat_tensors = entries.cat_tensors
     stack_tensors = entries.stack_tensors
     is_non_tensor = entries.is_non_tensor
@@ -197,9 +197,13 @@ class TensorCollection(Construction, Pointwise, Reductions, Node):
     is_contiguous = copies.is_contiguous
     detach = gradients.detach
     detach_ = gradients.detach_
-    data = property(gradients.data, gradients.set_data)
-    grad = property(gradients.grad)
-    requires_grad = property(gradients.requires_grad)
+    if TYPE_CHECKING:
+        data: gradients.Data
+        grad: gradients.Grad
+    else:
+        data = property(gradients.data, gradients.set_data)
+        grad = property(gradients.grad)
+    requires_grad = attribute(gradients.requires_grad)
     requires_grad_ = gradients.requires_grad_
     zero_grad = gradients.zero_grad
     backward = gradients.backward
@@ -217,11 +221,11 @@ class TensorCollection(Construction, Pointwise, Reductions, Node):
     numel = convert.numel
     bytes = convert.bytes_
     param_count = convert.param_count
-    dtype = property(convert.dtype)
+    dtype = attribute(convert.dtype)
     is_floating_point = convert.is_floating_point
-    is_cuda = property(convert.is_cuda)
-    is_cpu = property(convert.is_cpu)
-    is_meta = property(convert.is_meta)
+    is_cuda = attribute(convert.is_cuda)
+    is_cpu = attribute(convert.is_cpu)
+    is_meta = attribute(convert.is_meta)
     clear_device_ = convert.clear_device_
     auto_device_ = convert.auto_device_
     empty = copies.empty
@@ -241,7 +245,7 @@ class TensorCollection(Construction, Pointwise, Reductions, Node):
     __deepcopy__ = copies.deepcopy
 
     # lock (lock.py)
-    is_locked = property(lock.is_locked, lock.set_locked)
+    is_locked = assigned(lock.is_locked, lock.set_locked)
     lock_ = lock.lock_
     unlock_ = lock.unlock_
     __enter__ = lock.enter
@@ -264,7 +268,7 @@ class TensorCollection(Construction, Pointwise, Reductions, Node):
     scatter = collectives.scatter
 
     # names of dimensions (dim_names.py)
-    names = property(dim_names.get_names, dim_names.set_names)
+    names = assigned(dim_names.get_names, dim_names.set_names)
     refine_names = dim_names.refine_names
     rename = dim_names.rename
     rename_ = dim_names.rename_
@@ -289,7 +293,7 @@ class TensorCollection(Construction, Pointwise, Reductions, Node):
     make_memmap = disk.make_memmap
     make_memmap_from_tensor = disk.make_memmap_from_tensor
     make_memmap_from_storage = disk.make_memmap_from_storage
-    saved_path = property(disk.saved_path)
+    saved_path = attribute(disk.saved_path)
     save = disk.save
     dumps = disk.save
     load = class_method(disk.load)

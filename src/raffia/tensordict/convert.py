@@ -81,7 +81,8 @@ def to(
         if other is None and args and isinstance(args[0], Node):
             other, args = args[0], args[1:]
         if isinstance(other, Node):
-            kwargs = {"device": other._device, "dtype": other.dtype, **kwargs}
+            like: Any = other
+            kwargs = {"device": like._device, "dtype": like.dtype, **kwargs}
         elif isinstance(other, Tensor):
             args = (other, *args)
         kwargs = {name: value for name, value in kwargs.items() if value is not None}

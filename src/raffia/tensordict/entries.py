@@ -527,7 +527,7 @@ def depth(td: Any) -> int:
     2
     """
     below = [
-        1 + value.depth
+        1 + depth(value)
         for value in td._peek().values()
         if isinstance(value, Node) and not value._is_data()
     ]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -34,6 +35,21 @@ def detach_(td: Container) -> Container:
         if leaf.requires_grad:
             leaf.detach_()
     return td
+
+
+if TYPE_CHECKING:
+    Owner = TypeVar("Owner")  # the class of the container
+
+    class Data:
+        """The type of the property `data`, for type checkers."""
+
+        def __get__(self, td: Owner, kind: Any) -> Owner: ...
+        def __set__(self, td: Any, value: Node | Mapping[str, Any]) -> None: ...
+
+    class Grad:
+        """The type of the property `grad`, for type checkers."""
+
+        def __get__(self, td: Owner, kind: Any) -> Owner | None: ...
 
 
 def data(td: Container) -> Container:

@@ -109,7 +109,7 @@ class LazyStackedTensorDict(LazyWrites):
         if hook_out is not None:
             self.hook_out = hook_out
         if names is not None:
-            self.names = names
+            dim_names.set_names(self, names)
 
     def _setup(
         self,

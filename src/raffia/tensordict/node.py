@@ -53,11 +53,6 @@ class Node:
         _origin: tuple[Any, ...] | None
         _exits: list[Any] | None
         _plain: Any
-        batch_size: Any
-        device: Any
-        names: Any
-        dtype: Any
-        depth: Any
 
         @classmethod
         def _from_entries(cls, entries: Any, batch_size: Any, device: Any) -> Any: ...
@@ -81,7 +76,10 @@ class Node:
         def __getitem__(self, idx: Any) -> Any: ...
         def __contains__(self, key: Any) -> bool: ...
 
-        # Names without a declared type: checkers take it from the class that defines the method.
+        # Names without a declared type: checkers take it from the class that defines the member.
+        _unknown: Any = None
+        batch_size = device = _unknown
+
         def _gives(self, *args: Any, **kwargs: Any) -> Any: ...
         def _gives_alike(self, *args: Any, **kwargs: Any) -> Self: ...
         def _gives_rows(self, *args: Any, **kwargs: Any) -> tuple[Self, ...]: ...

@@ -517,7 +517,7 @@ class NonTensorStack(NonTensor, LazyStackedTensorDict):  # type: ignore[misc] # 
         return cls._of(members, 0, torch.Size(size[1:]))
 
     @property
-    def data(self) -> Any:
+    def data(self) -> Any:  # type: ignore[override]
         """The value, if it is the same in all rows.
 
         >>> NonTensorStack("a", "a").data

@@ -35,7 +35,7 @@ def pieces(
             below = (
                 None
                 if names is None and value._names is None
-                else [*(names or [None] * len(sizes[0])), *value.names[ndim:]]
+                else [*(names or [None] * len(sizes[0])), *dim_names.get_names(value)[ndim:]]
             )
             columns.append(pieces(value, cut, ndim, sizes, rows, below))
         else:

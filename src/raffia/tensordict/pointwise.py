@@ -266,7 +266,8 @@ def compared(td: Any, other: Any, compare: Callable[[Any, Any], Any]) -> Any:
 def unnamed(td: Container) -> Container:
     """Remove the names of dimensions, which truth values do not keep."""
     if td._names is not None:
-        td.names = None
+        named: Any = td
+        named.names = None
     return td
 
 

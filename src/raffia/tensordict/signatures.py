@@ -11,11 +11,37 @@ Arguments = ParamSpec("Arguments")
 
 if TYPE_CHECKING:
     Kind = TypeVar("Kind")  # the class of containers that a method is called on
+    Value = TypeVar("Value")  # what a property is ...
+    Given = TypeVar("Given")  # ... and what it can be set to
+
+    class Attribute(Generic[Value]):
+        """The type of a property made of functions, for type checkers."""
+
+        def __get__(self, td: Any, kind: Any) -> Value: ...
+
+    class Assigned(Attribute[Value], Generic[Value, Given]):
+        """The type of a property made of functions that can be assigned, for type checkers."""
+
+        def __set__(self, td: Any, value: Given) -> None: ...
 
     class ClassMethod(Generic[Arguments]):
         """The type of class methods that give a container of their class, for type checkers."""
 
         def __get__(self, td: Any, kind: type[Kind]) -> Callable[Arguments, Kind]: ...
+
+
+def attribute(read: Callable[[Any], Value]) -> Attribute[Value]:
+    """The property that a function reads."""
+    made: Any = property(read)
+    return made
+
+
+def assigned(
+    read: Callable[[Any], Value], write: Callable[[Any, Given], None]
+) -> Assigned[Value, Given]:
+    """The property that a function reads, and another one writes."""
+    made: Any = property(read, write)
+    return made
 
 
 def class_method(function: Callable[Concatenate[Any, Arguments], Any]) -> ClassMethod[Arguments]:

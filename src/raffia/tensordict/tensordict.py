@@ -590,7 +590,7 @@ class TensorDict(TensorDictBase):
 
     @property
     @documented_as(disk.saved_path)
-    def saved_path(self) -> Path:
+    def saved_path(self) -> Path:  # type: ignore[override]
         return self._mapped_to or disk.saved_path(self)
 
     @documented_as(entries.is_empty)
