@@ -570,7 +570,9 @@ def test_one_block(name, options, tmp_path):
     assert out.is_locked and out.is_consolidated() and content(out) == wanted and sound(out)
     storages = {leaf.untyped_storage().data_ptr() for leaf in leaves(out) if leaf.numel()}
     assert len(storages) <= 1 and all([leaf.is_contiguous() for leaf in leaves(out)])
-    assert content(out.to("cpu")) == content(pickled(out)) == wanted
+    moved = out.to("cpu"), out.to("meta")
+    assert content(moved[0]) == content(pickled(out)) == wanted
+    assert all([td is out or td.is_consolidated() and sound(td) for td in moved])
     assert not out.clone().is_consolidated()
     if filename:
         back = TensorDict.from_consolidated(tmp_path / "td")

@@ -21,8 +21,7 @@ from raffia.files import DamagedFileError, dump_json, open_plain, parse_json, wr
 from raffia.tensordict import ragged
 from raffia.tensordict.build import as_device
 from raffia.tensordict.byte_tensors import view_of
-from raffia.tensordict.convert import synchronise
-from raffia.tensordict.copies import _replaced
+from raffia.tensordict.copies import _replaced, synchronise
 from raffia.tensordict.future import TensorDictFuture
 from raffia.tensordict.memmap import Path
 from raffia.tensordict.node import Container, Device

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from raffia.tensordict import consolidated
 from raffia.tensordict.build import as_device
-from raffia.tensordict.copies import _replaced
+from raffia.tensordict.copies import _replaced, synchronise
 from raffia.tensordict.keys import NestedKey
 from raffia.tensordict.node import BatchSize, Container, Device, Node
 from raffia.tensordict.printing import in_shared_memory
@@ -111,6 +112,9 @@ def to(
         out = source._map(
             lambda leaf: leaf.to(device, dtype, non_blocking, memory_format=memory_format)
         )
+    elif dtype is None and source._spans is not None and consolidated.in_spans(source):
+        block = source._buffer.to(device, non_blocking=non_blocking)
+        out = consolidated.from_buffer(source, block, source._spans)
     elif dtype is None and all([leaf.device == device for leaf in source._leaves([])]):
         out = source._shallow()
     elif dtype is None:
@@ -139,12 +143,6 @@ def unmoved(td: Any) -> Any:
     """The container itself, usable in a `with` statement like a moved one."""
     td._origin = ("same",)
     return td
-
-
-def synchronise(td: Any) -> None:
-    """Wait for pending copies to the CPU, so that nobody reads incomplete data."""
-    if torch.cuda.is_available() and any([leaf.is_cuda for leaf in td._leaves([])]):
-        torch.cuda.current_stream().synchronize()
 
 
 def cpu(td: Container, **options: Any) -> Container:

@@ -324,3 +324,9 @@ def to_padded_tensor(
         mask = masks[0]
         out.set(mask_key, mask.flatten(2).any(-1) if mask.dim() > 2 else mask)
     return out
+
+
+def synchronise(td: Any) -> None:
+    """Wait for pending copies to the CPU, so that nobody reads incomplete data."""
+    if torch.cuda.is_available() and any([leaf.is_cuda for leaf in td._leaves([])]):
+        torch.cuda.current_stream().synchronize()
