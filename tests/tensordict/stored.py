@@ -69,12 +69,8 @@ def content(value):
         entries = {name: content(value.get(name)) for name in value.keys()}
         return value.batch_size, value.names, entries
     if isinstance(value, np.ndarray):
-        return (
-            value.dtype.str,
-            value.shape,
-            repr(value.tolist()),
-            value.flags.writeable,
-        )  # where nan is nan
+        # as text, in which NaN is NaN
+        return value.dtype.str, value.shape, repr(value.tolist()), value.flags.writeable
     if isinstance(value, dict):
         return dict, tuple([(content(key), content(item)) for key, item in value.items()])
     if isinstance(value, (list, tuple)):

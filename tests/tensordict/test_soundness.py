@@ -476,6 +476,10 @@ def test_where_of_values(mine, other):
     want = [a if c else b for c, a, b in zip(CONDITION, mine.tolist(), theirs, strict=True)]
     assert mine.where(CONDITION, other).tolist() == want
     if hasattr(other, "expand"):
+        sides = [
+            TensorDict(v=side.expand(3), batch_size=[3], names=["t"]) for side in (mine, other)
+        ]
+        assert sound(sides[0].where(CONDITION, sides[1]))
         assert torch.where(CONDITION, mine, other.expand(3)).tolist() == want
     out = NonTensorStack("l", "m", "n")
     mine.where(CONDITION, other, out=out)

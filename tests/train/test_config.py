@@ -10,7 +10,7 @@ from typing import Literal
 
 import pytest
 import tyro
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from raffia.recipes import ALGORITHMS
@@ -91,6 +91,8 @@ def test_a_whole_config_hides_its_base(config, base):
 def test_any_config_comes_back_from_yaml(tmp_path_factory, config):
     import yaml
 
+    # YAML 1.2 has numbers that are texts to PyYAML, which writes them bare.
+    assume(not re.fullmatch(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+", config.name))
     path = tmp_path_factory.getbasetemp() / "config.yaml"
     path.write_text(yaml.safe_dump(to_json(config)), encoding="utf-8")
     assert read_config(Outer, path) == config

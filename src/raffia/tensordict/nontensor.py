@@ -728,7 +728,11 @@ def where(condition: Tensor, mine: Any, other: Any) -> Any:
         flat(other.tolist(), len(size)),
         strict=True,
     )
-    return shaped([NonTensorData(a if c else b, device=mine._device) for c, a, b in choices], size)
+    rows = [NonTensorData(a if c else b, device=mine._device) for c, a, b in choices]
+    found = shaped(rows, size)
+    if mine._names is not None:
+        found._set_names(list(mine._names))
+    return found
 
 
 @kinds.enter
