@@ -1,6 +1,6 @@
 """How fast is a whole search: ours, LightZero's with its C++ tree, mctx's compiled by jax?
 
-    python -m benchmarks.search [--only null|mlp|conv] [--ops REGEX] [--quick] [--wall]
+    python -m benchmarks.search [--only null|mlp|sampled|conv] [--ops REGEX] [--quick] [--wall]
         [--lightzero-python PATH] [--mctx-python PATH] [--json FILE] [--markdown FILE]
     python -m benchmarks.search --check-lightzero --lightzero-python PATH
 
@@ -21,7 +21,7 @@ from pathlib import Path
 if not __package__:  # run by its path: this folder heads sys.path, and tensordict.py hides the peer
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from benchmarks.search_cases import aims_of, cases, rough
+from benchmarks.search_cases import BATCHES, aims_of, cases, rough
 from benchmarks.search_report import HEADER, as_json, cells, line, markdown, summary
 from benchmarks.search_row import QUICK, Effort, Row, measure
 from benchmarks.search_worker import Worker
@@ -41,7 +41,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", choices=("null", "mlp", "conv"), help="searches with this model")
+    parser.add_argument("--only", choices=tuple(BATCHES), help="searches with this model")
     parser.add_argument("--ops", metavar="REGEX", default="", help="only searches that match")
     parser.add_argument("--rounds", type=int, metavar="N", help=f"default {Effort.rounds}")
     parser.add_argument("--quick", action="store_true", help="a rough look: few cases, few rounds")

@@ -7,7 +7,12 @@ from benchmarks.search_models import NUM_ACTIONS
 from benchmarks.search_row import Row
 from benchmarks.search_worker import Case
 
-BATCHES = {"null": (1, 8, 64, 256), "mlp": (1, 8, 64, 256), "conv": (1, 8, 64)}
+BATCHES = {
+    "null": (1, 8, 64, 256),
+    "mlp": (1, 8, 64, 256),
+    "sampled": (1, 8, 64),
+    "conv": (1, 8, 64),
+}
 SIMULATIONS = (25, 50)
 NULL_ACTIONS = (2, 18, 82)
 
@@ -15,7 +20,7 @@ NULL_ACTIONS = (2, 18, 82)
 def cases() -> Iterator[Case]:
     """
     >>> sum(1 for _ in cases())
-    38
+    44
     """
     for model, batches in BATCHES.items():
         for actions in NULL_ACTIONS if model == "null" else (NUM_ACTIONS[model],):

@@ -14,10 +14,11 @@ from unittest import mock
 import numpy as np
 import torch
 from easydict import EasyDict
-from lzero.mcts.tree_search import mcts_ctree
+from lzero.mcts.tree_search import mcts_ctree, mcts_ctree_sampled
 from lzero.model.common import EZNetworkOutput
 from lzero.model.efficientzero_model import EfficientZeroModel
 from lzero.model.efficientzero_model_mlp import EfficientZeroModelMLP
+from lzero.model.sampled_efficientzero_model_mlp import SampledEfficientZeroModelMLP
 from lzero.policy import InverseScalarTransform
 from torch import Tensor, nn
 
@@ -31,6 +32,7 @@ from benchmarks.search_models import (
     NUM_ACTIONS,
     NUM_PARAMETERS,
     OBSERVATION,
+    SAMPLED,
     SUPPORT,
 )
 from benchmarks.search_worker import Case, Shares, Stopwatch, serve
@@ -82,6 +84,13 @@ def model_of(case: Case) -> nn.Module:
     torch.manual_seed(0)
     if case.model == "null":
         return NullModel(case.batch, case.actions)
+    if case.model == "sampled":
+        return SampledEfficientZeroModelMLP(
+            **SAMPLED,
+            action_space_size=1,
+            num_of_sampled_actions=case.actions,
+            last_linear_layer_init_zero=False,
+        ).eval()
     make, sizes = (mlp_model, MLP) if case.model == "mlp" else (EfficientZeroModel, CONV)
     # Heads that start at zero would give the null model's tree.
     model = make(**sizes, action_space_size=case.actions, last_linear_layer_init_zero=False)
@@ -103,18 +112,31 @@ def config(case: Case) -> EasyDict:
 
 
 class LightZeroSearch:
+    tree, calls = mcts_ctree, "tree_efficientzero"
+
     def __init__(self, case: Case):
         self.case = case
         self.model = model_of(case)
-        shape = CONV["observation_shape"] if case.model == "conv" else (OBSERVATION,)
+        observations = {"conv": CONV["observation_shape"], "sampled": (3,)}
+        shape = observations.get(case.model, (OBSERVATION,))
         self.obs = torch.rand(case.batch, *shape, generator=torch.Generator().manual_seed(0))
         self.action_mask = [[1] * case.actions] * case.batch
         self.to_play = [-1] * case.batch
         self.cfg = config(case)
-        self.mcts = mcts_ctree.EfficientZeroMCTSCtree(self.cfg)
+        self.mcts = self.make_search()
         self.decode = InverseScalarTransform(
             self.cfg.model.support_scale, "cpu", self.cfg.model.categorical_distribution
         )
+
+    def make_search(self) -> Any:
+        return mcts_ctree.EfficientZeroMCTSCtree(self.cfg)
+
+    def make_roots(self) -> Any:
+        legal = [[a for a, x in enumerate(mask) if x == 1] for mask in self.action_mask]
+        return self.mcts.roots(self.case.batch, legal)
+
+    def results(self, roots: Any, calls: Any) -> Any:
+        return calls.get_distributions(), calls.get_values()
 
     def __call__(self) -> Any:
         return self.search(self.model, self.decode, lambda roots: roots)
@@ -127,16 +149,15 @@ class LightZeroSearch:
             latents = output.latent_state.detach().cpu().numpy()
             hidden = tuple(x.detach().cpu().numpy() for x in output.reward_hidden_state)
             policy_logits = output.policy_logits.detach().cpu().numpy().tolist()
-            legal = [[a for a, x in enumerate(mask) if x == 1] for mask in self.action_mask]
             noises = [
-                np.random.dirichlet([ALPHA] * len(actions)).astype(np.float32).tolist()
-                for actions in legal
+                np.random.dirichlet([ALPHA] * self.case.actions).astype(np.float32).tolist()
+                for _ in range(batch)
             ]
-            roots = self.mcts.roots(batch, legal)
+            roots = self.make_roots()
             calls = watched(roots)
             calls.prepare(NOISE_WEIGHT, noises, output.value_prefix, policy_logits, self.to_play)
             self.mcts.search(roots, model, latents, hidden, self.to_play)
-            return calls.get_distributions(), calls.get_values(), values
+            return *self.results(roots, calls), values
 
     def shares(self) -> Shares:
         watch = Stopwatch()
@@ -146,7 +167,7 @@ class LightZeroSearch:
             recurrent_inference=watch.timed("model", self.model.recurrent_inference),
         )
         tree = SimpleNamespace(
-            **{n: watch.timed("tree", getattr(mcts_ctree.tree_efficientzero, n)) for n in CALLS}
+            **{n: watch.timed("tree", getattr(getattr(self.tree, self.calls), n)) for n in CALLS}
         )
 
         def watched(roots: Any) -> SimpleNamespace:
@@ -155,16 +176,33 @@ class LightZeroSearch:
 
         decode = watch.timed("model", self.decode)
         with (
-            mock.patch.object(mcts_ctree, "tree_efficientzero", tree),
+            mock.patch.object(self.tree, self.calls, tree),
             mock.patch.object(self.mcts, "inverse_scalar_transform_handle", decode),
         ):
             return watch.shares(lambda: self.search(model, decode, watched))
 
 
+class LightZeroSampledSearch(LightZeroSearch):
+    """Sampled EfficientZero's, over actions of one number that are drawn at each node."""
+
+    tree, calls = mcts_ctree_sampled, "tree_sampled_efficientzero"
+
+    def make_search(self) -> Any:
+        self.cfg.model.continuous_action_space = True
+        return mcts_ctree_sampled.SampledEfficientZeroMCTSCtree(self.cfg)
+
+    def make_roots(self) -> Any:
+        num = self.case.actions
+        return self.mcts.roots(self.case.batch, [[-1] * num] * self.case.batch, 1, num, True)
+
+    def results(self, roots: Any, calls: Any) -> Any:
+        return calls.get_distributions(), calls.get_values(), roots.get_sampled_actions()
+
+
 def prepare(case: Case) -> LightZeroSearch:
     if case.policy != "muzero":
         raise ValueError(f"LightZero's EfficientZero has no {case.policy} policy")
-    return LightZeroSearch(case)
+    return LightZeroSampledSearch(case) if case.model == "sampled" else LightZeroSearch(case)
 
 
 def as_lists(x: Tensor) -> dict[str, Any]:

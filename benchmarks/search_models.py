@@ -16,7 +16,17 @@ MLP: dict[str, Any] = {
     "lstm_hidden_size": LSTM,
     "res_connection_in_dynamics": True,
 }
+# Of continuous actions of one number: LightZero's Pendulum configuration, with 20 sampled actions.
+SAMPLED: dict[str, Any] = {
+    **MLP,
+    "observation_shape": 3,
+    "norm_type": "LN",
+    "continuous_action_space": True,
+    "value_head_hidden_channels": [HEAD],
+    "policy_head_hidden_channels": [LATENT, LATENT],  # as LightZero's policies over floats have
+    "reward_head_hidden_channels": [HEAD],
+}
 CONV: dict[str, Any] = {"observation_shape": (12, 96, 96), "downsample": True}
 
 NUM_PARAMETERS = {"mlp": 3_591_508, "conv": 8_353_192}  # with 2 and with 6 actions
-NUM_ACTIONS = {"mlp": 2, "conv": 6}
+NUM_ACTIONS = {"mlp": 2, "sampled": 20, "conv": 6}

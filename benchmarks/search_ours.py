@@ -1,12 +1,13 @@
 """The worker of `benchmarks.search` that plans with raffia."""
 
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from benchmarks.search_models import (
     CONV,
@@ -18,22 +19,31 @@ from benchmarks.search_models import (
     NUM_ACTIONS,
     NUM_PARAMETERS,
     OBSERVATION,
+    SAMPLED,
 )
 from benchmarks.search_worker import Case, Shares, Stopwatch, serve
 from raffia.algorithms.efficientzero.inference import fold
 from raffia.algorithms.efficientzero.model import EfficientZeroModel, EfficientZeroModelMLP
 from raffia.search import (
+    GaussianSampler,
     RecurrentOutput,
     RootOutput,
     ValuePrefix,
     compiled,
     gumbel_policy,
     muzero_policy,
+    sampled_policy,
 )
 from raffia.search.base import SearchMemory
 from raffia.tensordict.tensordict import TensorDict
 
 KERNELS = compiled.kernels
+OBSERVATIONS = {"conv": CONV["observation_shape"], "sampled": (SAMPLED["observation_shape"],)}
+SAMPLED_HERE: dict[str, Any] = {
+    "action_space_size": 1,
+    "activation": nn.GELU("tanh"),  # LightZero's default
+    "last_linear_layer_init_zero": False,
+}
 POLICIES = {"muzero": muzero_policy, "gumbel": gumbel_policy}
 
 
@@ -65,6 +75,8 @@ def model_of(case: Case) -> Any:
     torch.manual_seed(0)
     if case.model == "null":
         return NullModel(case.batch, case.actions)
+    if case.model == "sampled":
+        return fold(EfficientZeroModelMLP(**SAMPLED, **SAMPLED_HERE).eval())
     make, sizes = (
         (EfficientZeroModelMLP, MLP) if case.model == "mlp" else (EfficientZeroModel, CONV)
     )
@@ -97,7 +109,7 @@ class OurSearch:
     def __init__(self, case: Case):
         self.case = case
         self.model = model_of(case)
-        shape = CONV["observation_shape"] if case.model == "conv" else (OBSERVATION,)
+        shape = OBSERVATIONS.get(case.model, (OBSERVATION,))
         self.obs = torch.rand(case.batch, *shape, generator=torch.Generator().manual_seed(0))
         self.generator = torch.Generator().manual_seed(0)
         plan = self()
@@ -109,15 +121,24 @@ class OurSearch:
         return self.search(self.model.root, self.model.recurrent_fn)
 
     def search(self, root: Callable[[Tensor], RootOutput], recurrent_fn: Any) -> Any:
+        policy = partial(
+            POLICIES[self.case.policy],
+            num_simulations=self.case.simulations,
+            discount=DISCOUNT,
+            value_prefix=ValuePrefix(HORIZON),
+            generator=self.generator,
+        )
         with torch.no_grad():
-            return POLICIES[self.case.policy](
-                root(self.obs),
-                recurrent_fn,
-                self.case.simulations,
-                discount=DISCOUNT,
-                value_prefix=ValuePrefix(HORIZON),
-                generator=self.generator,
-            )
+            if self.case.model == "sampled":
+                sampler, generator = GaussianSampler(self.case.actions), self.generator
+                return sampled_policy(
+                    root(self.obs),
+                    recurrent_fn,
+                    sampler=sampler,
+                    policy=policy,
+                    generator=generator,
+                )
+            return policy(root(self.obs), recurrent_fn)
 
     def shares(self) -> Shares:
         watch = Stopwatch()

@@ -13,7 +13,7 @@ class Side:
 
     worker: str
     policy: str = "muzero"
-    models: tuple[str, ...] = ("null", "mlp", "conv")
+    models: tuple[str, ...] = ("null", "mlp", "sampled", "conv")
 
 
 SIDES = {

@@ -33,10 +33,10 @@ class Case:
     'mlp A=2 B=8 n=50'
     """
 
-    model: str  # null, mlp or conv
+    model: str  # null, mlp, sampled (an MLP of continuous actions) or conv
     batch: int  # roots
     simulations: int
-    actions: int
+    actions: int  # to choose from, which may be sampled ones
     policy: str = "muzero"  # or gumbel
 
     @property
