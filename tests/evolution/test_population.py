@@ -300,7 +300,7 @@ REFUSED = [
     ),
     (
         lambda of: grads_of(Accumulate(of(P, batches="own"), 3), regression_batch(P, B)),
-        r"batch of 8 can't be cut into 3 .*\[1, 2, 4, 8\]",
+        r"batch of 8 cannot be split into 3 .*\[1, 2, 4, 8\]",
     ),
     (
         lambda of: grads_of(of(2, hyper={"batch_size": [4, 9]}), regression_batch(B)),
