@@ -107,7 +107,7 @@ def convert_ellipsis_to_idx(idx: Any, batch_size: Sequence[int]) -> Any:
     if len(dots) > 1:
         raise EllipsisError(f"An index can only have one ellipsis at most, got {idx!r}")
     if missing < 0:
-        raise RuntimeError(f"{idx!r} is no index of {len(batch_size)} dimensions")
+        raise RuntimeError(f"{idx!r} is not an index of {len(batch_size)} dimensions")
     return (*parts[: dots[0]], *[slice(None)] * missing, *parts[dots[0] + 1 :])
 
 

@@ -100,8 +100,10 @@ def test_a_person_answers_with_colours(policy):
     first, second = WORDS[:2]
     typed = "\nggg\nxxxxx1\n\nbbbbb\n/undo\nGGGGG\n"
     said = played(policy, typed, [first, second])
-    assert f"1. {first}\ncolours of {first}: ggg\n'ggg' is no answer to {first}: type five" in said
-    assert said.count("is no answer to") == 3
+    assert (
+        f"1. {first}\ncolours of {first}: ggg\n'ggg' is not an answer to {first}: type five" in said
+    )
+    assert said.count("is not an answer to") == 3
     assert f"2. {second}\ncolours of {second}: /undo\ncolours of {first}: GGGGG\nFound in 1" in said
     assert said.endswith("your word, or Enter: \nGoodbye.\n")
 
@@ -113,7 +115,7 @@ def test_six_guesses_and_another_game(policy):
     assert "no word that the agent knows fits all these colours; /undo takes them back" in said
     assert f"6. {word}\ncolours of {word}: bbbbb\n" in said and "Not found in 6 guesses.\n" in said
     assert f"your word, or Enter: \n1. {word}\ncolours of {word}: /new\nyour word, or" in said
-    assert "'ab' is no word of five letters a to z." in said
+    assert "'ab' is not a word of five letters a to z." in said
 
 
 def test_the_word_may_be_told_amid_a_game_unless_colours_say_otherwise(policy):
@@ -177,7 +179,7 @@ def test_a_talk(policy):
     assert f"you: {pair}\nagent: oh\nyou: \nyou: /again\nagent: ah\nyou: /add" in said
     assert "agent: cut\n(cut here: it may say 3 tokens at once)\n" in said
     assert said.count("it no longer sees the first") == 2
-    assert "/new\n(starting over)\nyou: /again\n(there is no answer to repeat)\n" in said
+    assert "/new\n(starting over)\nyou: /again\n(there is not an answer to repeat)\n" in said
     assert "/add TEXT   add a text" in said
     assert said.endswith("you: /quit\nGoodbye.\n") and "never" not in said
 

@@ -133,11 +133,11 @@ ALONE = [  # in an empty folder: the words, and what is said
         "train efficientzero --preset smoke --search.num_simulations 0",
         ["search: num_simulations=0 must be at least 1", "raffia train efficientzero --help"],
     ),
-    ("train ilql", ["Give --preset NAME, --data FILE or --config FILE", "--preset wordle"]),
+    ("train ilql", ["pass --preset NAME, --data FILE or --config FILE", "--preset wordle"]),
     ("train ilql --preset wordl", ["did you mean wordle?", "train ilql --preset wordle\n"]),
     ("train ilql --preset", ["--preset needs a value", "raffia train ilql --help"]),
     ("train ilql --preset wordle --loss.tua 1", ["did you mean --loss.tau?"]),
-    ("train ilql --preset wordle --loss.tau 2", ["tau=2.0 must lie in 0..1"]),
+    ("train ilql --preset wordle --loss.tau 2", ["tau=2.0 must be in 0..1"]),
     (
         "train ilql --preset dialogue --model gpt --model.trunk.n_layer=3",
         ["--model.trunk.n_layer: the sizes are those of the model in gpt"],

@@ -545,7 +545,7 @@ def test_a_state_or_folder_that_does_not_fit_changes_nothing(tmp_path):
             MCTSForest.load(tmp_path / "forest")
         file.write_bytes(data)
     TensorDictMap(in_keys=["x"]).save(tmp_path / "map")
-    with pytest.raises(ValueError, match="'raffia.MCTSForest' of version 1 is wanted"):
+    with pytest.raises(ValueError, match="needs 'raffia.MCTSForest' of version 1"):
         MCTSForest.load(tmp_path / "map")
 
 

@@ -341,7 +341,7 @@ def little_is_free(patch):
 
 FULL_DISKS = {
     "while files are made": (third_is_full, "no space for the rows"),
-    "before": (little_is_free, "no space for the rows: they take .* GiB are free.*smaller"),
+    "before": (little_is_free, "no space for the rows: they need .* GiB are free.*smaller"),
     "header": (lambda patch: patch.setattr(memmap_files, "write_atomically", full), "No space lef"),
     "name of the header": (lambda patch: patch.setattr(atomic, "sync", full), "No space left"),
 }

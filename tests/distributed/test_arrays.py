@@ -63,5 +63,5 @@ def test_what_is_packed_is_copied():
 )
 def test_what_is_no_plain_tensor_is_refused(value):
     tree = TensorDict(a=TensorDict({"b": value}))
-    with pytest.raises(TypeError, match=r"entry a\.b is a .*: between processes go trees of plain"):
+    with pytest.raises(TypeError, match=r"entry a\.b is a .*, but only trees of plain"):
         pack(tree)

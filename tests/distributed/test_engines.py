@@ -128,11 +128,11 @@ class Broken(InlineEngine):
 
 
 BROKEN = {
-    "last in, first out": "tasks are done in the order they were asked",
+    "last in, first out": "tasks are done in the order in which they were asked",
     "newest weights": "a task reads the weights that it names",
     "no copy": "a task reads the weights that it names",
     "no room": "room for 0 workers",
-    "leaves a process": "a closed engine leaves no process, here .*sleep",
+    "leaves a process": "a closed engine must leave no process behind, but it left .*sleep",
 }
 
 
@@ -214,10 +214,12 @@ def test_a_worker_that_is_lost_too_often_ends_it():
 def test_tasks_are_taken_in_the_order_of_their_keys():
     pool = Pool(InlineEngine(), COUNTER, "{}", 1)
     pool.ask(0, 4, add(1))
-    with pytest.raises(ValueError, match="task 4 is asked after task 4: keys must rise"):
+    with pytest.raises(
+        ValueError, match="task 4 was asked for after task 4, but keys must increase"
+    ):
         pool.ask(0, 4, add(1))
     pool.ask(0, 5, add(1))
-    with pytest.raises(ValueError, match="task 5 is not its oldest open one"):
+    with pytest.raises(ValueError, match="task 5 is not its oldest open task"):
         pool.take(0, 5)
     with pytest.raises(ValueError, match="num_workers=0 must be at least 1"):
         Pool(InlineEngine(), COUNTER, "{}", 0)
@@ -238,7 +240,7 @@ def test_a_role_s_error_names_the_task_and_the_line(make):
 def test_a_version_that_is_not_kept_is_refused():
     board = Board(InlineEngine())
     board.publish(2, TensorDict(w=torch.tensor(1.0)))
-    with pytest.raises(KeyError, match=r"no version 3 of the weights is kept, only \[2\]"):
+    with pytest.raises(KeyError, match=r"version 3 of the weights is not available, only \[2\]"):
         board.ref(3)
     other = Board(InlineEngine())
     other.load_state(board.state())
@@ -319,16 +321,16 @@ def test_a_worker_that_hangs_is_ended():
     worker.ask(add(1))
     assert worker.take(60.0)["total"] == 1
     worker.ask(add(1).set("sleep", torch.tensor(60.0)))
-    with pytest.raises(Lost, match="worker 0 gave no answer in 0.2 s, and was ended"):
+    with pytest.raises(Lost, match="worker 0 did not answer in 0.2 s, and was stopped"):
         worker.take(0.2)
-    with pytest.raises(Lost, match="worker 0 was ended by SIGKILL"):
+    with pytest.raises(Lost, match="worker 0 was stopped by SIGKILL"):
         worker.take(60.0)
     engine.close()
 
 
 def test_a_role_that_is_not_there_is_told():
     engine = ProcessEngine()
-    with pytest.raises(RoleError, match=r"nowhere:Role' can't be imported: ModuleNotFoundError"):
+    with pytest.raises(RoleError, match=r"nowhere:Role' cannot be imported: ModuleNotFoundError"):
         Pool(engine, "raffia.distributed.nowhere:Role", "{}", 1)
     worker = engine.start("raffia.distributed.nowhere:Role", "{}", 0)
     worker.ask(add(1))
@@ -487,7 +489,7 @@ def test_a_cluster_without_room_is_told_before_anything_starts():
         assert builtins.print is before  # which Ray replaces, if it is let
         Pool(engine, COUNTER, "{}", 2, needs=Needs(cpus=0.5))
         with pytest.raises(
-            ValueError, match=r"2 workers of 1 CPUs each \(Counter\) find no room .* have 1 CPUs: "
+            ValueError, match=r"2 workers of 1 CPUs each \(Counter\) do not fit .* have 1 CPUs: "
         ):
             Pool(engine, COUNTER, "{}", 2, needs=Needs(cpus=1.0))
         with pytest.raises(ValueError, match=r"1 workers of 1 CPUs and 0.5 GPUs each"):
@@ -511,7 +513,7 @@ def test_room_is_that_of_single_machines():
         [workers(6, 1.0), workers(1, 0.5)],
         [workers(3, 0.1, 0.5)],
     ):
-        with pytest.raises(ValueError, match="find no room in the Ray cluster, whose machines"):
+        with pytest.raises(ValueError, match="do not fit in the Ray cluster, whose machines"):
             require_room(machines, too_much)
     with pytest.raises(ValueError, match="whose machines have none"):
         require_room([], [workers(1, 1.0)])
@@ -520,7 +522,7 @@ def test_room_is_that_of_single_machines():
 def test_versions_of_a_cluster_are_compared():
     assert versions()["torch"] == torch.__version__
     for name in ("raffia", "torch", "python"):
-        with pytest.raises(VersionError, match=f"worker 3 of .* has {name} 0.1, and here"):
+        with pytest.raises(VersionError, match=f"worker 3 of .* has {name} 0.1 \(here"):
             require_versions({**versions(), name: "0.1"}, "worker 3")
     mismatch = RuntimeError("Version mismatch: The cluster was started with:\n    Python: 3.8.0")
     assert isinstance(silent("head:1", mismatch), VersionError)

@@ -130,7 +130,7 @@ def test_who_leaves_is_missed_at_once_and_who_is_silent_after_the_timeout():
         with pytest.raises(Lost, match="member 0 of 2 lost another while it summed: "):
             group.mean([torch.ones(1)])
         assert not group.is_open
-        with pytest.raises(Lost, match="the group is closed; make another"):
+        with pytest.raises(Lost, match="the group is closed; make a new one"):
             group.mean([torch.ones(1)])
         return time.monotonic() - began
 
@@ -163,12 +163,12 @@ def test_groups_that_can_not_be_are_refused():
         Group("127.0.0.1:1", 0, 2, sums="tree")
     with pytest.raises(ValueError, match="timeout=0 must be above 0"):
         Group("127.0.0.1:1", 0, 2, timeout=0)
-    with pytest.raises(ValueError, match="address='localhost' is not host:port"):
+    with pytest.raises(ValueError, match="address='localhost' must be host:port"):
         Group("localhost", 0, 2)
     with Rendezvous() as rendezvous, Group(rendezvous.address, 0, 1) as group:
         with pytest.raises(TypeError, match="a mean of torch.int64 is not defined"):
             group.mean([torch.ones(2, dtype=torch.int64)])
-        with pytest.raises(ValueError, match="member 0 passes the tree, and all others None"):
+        with pytest.raises(ValueError, match="member 0 must pass the tree, and all others None"):
             group.broadcast(None)
 
 
@@ -230,7 +230,9 @@ def test_statistics_of_batches_are_means():
 
 
 def test_a_batch_that_can_not_be_shared_evenly_is_refused():
-    with pytest.raises(ValueError, match=r"a batch of 8 can't be shared by 3 .* \[1, 2, 4, 8\]"):
+    with pytest.raises(
+        ValueError, match=r"a batch of 8 cannot be divided equally among 3 .* \[1, 2, 4, 8\]"
+    ):
         part_of(next(batches(1)), 0, 3)
 
 
@@ -462,7 +464,7 @@ def test_an_error_of_the_leader_leaves_followers_that_can_go_on():
 
 
 def test_a_role_that_is_not_there_is_told():
-    with pytest.raises(RoleError, match="'tests.distributed.learners:Nobody' can't be imported"):
+    with pytest.raises(RoleError, match="'tests.distributed.learners:Nobody' cannot be imported"):
         Followers("tests.distributed.learners:Nobody", "{}", 1)
 
 
@@ -474,7 +476,7 @@ def test_unlike_learners_are_told():
 
 
 def test_what_can_not_be_is_refused():
-    with pytest.raises(ValueError, match="num=0 followers must be at least 1: without any, use"):
+    with pytest.raises(ValueError, match="num=0 followers must be at least 1: to use none, use"):
         Followers(SMALL, "{}", 0)
     with pytest.raises(ValueError, match="sums='tree' must be one of ring, ordered"):
         Followers(SMALL, "{}", 1, sums="tree")
@@ -483,11 +485,13 @@ def test_what_can_not_be_is_refused():
     with Followers(SMALL, "{}", 1) as group:
         learner = DataParallel(small(), group)
         state = learner.init(0)
-        with pytest.raises(ValueError, match="a batch of 7 can't be shared by 2 processes evenly"):
+        with pytest.raises(
+            ValueError, match="a batch of 7 cannot be divided equally among 2 processes"
+        ):
             learner.grads(state, next(batches(1, rows=7)))
-        with pytest.raises(ValueError, match="this state lies on meta"):
+        with pytest.raises(ValueError, match="this state is on meta"):
             learner.grads(state.to("meta"), next(batches(1)))
-    with pytest.raises(RuntimeError, match="these followers were closed; make others"):
+    with pytest.raises(RuntimeError, match="these followers are closed; make new ones"):
         learner.grads(state, next(batches(1)))
 
 

@@ -180,10 +180,12 @@ def test_a_part_that_dies_with_its_process_is_missed_at_once(place, tmp_path):
     with Followers(SMALL, config, num=2) as group:
         learner = Sharded(small(), group)
         seen = []
-        with pytest.raises(Lost, match="a process is gone, and with it its part .*continue"):
+        with pytest.raises(Lost, match="a process was lost, and with it its part .*continue"):
             trained(learner, make=nines, before=lambda u, s: seen.append(s) or s)
         batch = next(batches(1, 9))
-        with pytest.raises(ValueError, match="the others are gone: pass the newest, or a whole"):
+        with pytest.raises(
+            ValueError, match="the other parts are gone: pass the newest one, or a whole"
+        ):
             learner.grads(seen[-1], batch)
         # Of a whole state it goes on, with followers that are new.
         whole_of(learner, make=nines)
@@ -205,7 +207,7 @@ def test_a_part_that_fails_says_why_and_no_process_is_left():
             RoleError, match="follower [01] of .*Small: ValueError: this part fails"
         ):
             trained(learner, make=nines)
-        with pytest.raises(RuntimeError, match=r"these followers were closed"):
+        with pytest.raises(RuntimeError, match=r"these followers are closed"):
             group.close()
             whole_of(learner, make=nines)
 
@@ -228,23 +230,33 @@ def test_what_would_part_the_parts_is_refused():
         applies_shards = False
 
     with Rendezvous() as rendezvous, Group(rendezvous.address, rank=0, size=1) as group:
-        with pytest.raises(ValueError, match="Plain does not say that its apply works on parts"):
+        with pytest.raises(
+            ValueError, match="Plain does not declare that its apply works on parts"
+        ):
             Sharded(Plain("{}", 0), group)
         learner, batch = Sharded(small(), group), next(batches(1))
         first = learner.init(0)
         update, _ = learner.grads(first, batch)
-        with pytest.raises(ValueError, match="apply takes the state and the update of the last"):
+        with pytest.raises(
+            ValueError, match="apply must be given the state and the update of the last"
+        ):
             learner.apply(first.copy(), update)
-        with pytest.raises(ValueError, match="apply takes the state and the update of the last"):
+        with pytest.raises(
+            ValueError, match="apply must be given the state and the update of the last"
+        ):
             learner.apply(first, update.clone())
         update["grads", "0", "bias"].mul_(2)
-        with pytest.raises(ValueError, match="apply takes the state and the update of the last"):
+        with pytest.raises(
+            ValueError, match="apply must be given the state and the update of the last"
+        ):
             learner.apply(first, update)
         update, _ = learner.grads(first, batch)
         part = learner.apply(first, update)
         part["params", "0", "bias"].mul_(2)
         for use in (lambda: learner.grads(part, batch), lambda: learner.whole(part)):
-            with pytest.raises(ValueError, match=r"was written to: change the whole .*pass that"):
+            with pytest.raises(
+                ValueError, match=r"was changed in place: change the whole .*pass that"
+            ):
                 use()
-        with pytest.raises(ValueError, match="a state of 2 members can't be divided"):
+        with pytest.raises(ValueError, match="a state of 2 members cannot be divided"):
             learner.grads(TensorDict(params=TensorDict(batch_size=[2]), batch_size=[2]), batch)

@@ -215,7 +215,7 @@ def test_a_lost_life_ends_the_learners_episode_and_the_game_goes_on():
     env = game_of("breakout", max_frames=4 * first)
     last = play(env, 3, taken)[-1]
     assert last["terminated"] and not last["truncated"] and not last["continues"]
-    with pytest.raises(RuntimeError, match="no game runs"):
+    with pytest.raises(RuntimeError, match="no game is running"):
         env.step(torch.tensor(0))
 
 
@@ -297,17 +297,17 @@ def test_what_is_refused():
         env.step(torch.tensor(0))
     env.reset(0)
     for call, words in (
-        (lambda: env.step(torch.tensor(6)), r"action 6 must lie in 0 \.\. 5"),
+        (lambda: env.step(torch.tensor(6)), r"action 6 must be in 0 \.\. 5"),
         (lambda: AtariEnv("pongg"), "no Atari game 'pongg'. Did you mean 'pong'"),
         # for two players: the emulator would end the process
         (lambda: AtariEnv("combat"), r"no Atari game 'combat'.*atari_games\(\)"),
         (lambda: game_of("pong", frame_skip=0), "frame_skip=0 must be at least 1"),
         (lambda: game_of("pong", noop_max=-1), "noop_max=-1"),
-        (lambda: game_of("pong", sticky=1.0), r"sticky=1.0 must lie in 0\.\.1"),
+        (lambda: game_of("pong", sticky=1.0), r"sticky=1.0 must be in \[0, 1\)"),
         (lambda: game_of("pong", max_frames=3), "max_frames=3 must be at least frame"),
         (
             lambda: game_of("pong", evaluation_frames=3),
-            "evaluation_frames=3 must lie in fra",
+            "evaluation_frames=3 must be in fra",
         ),
         (
             lambda: game_of("pong", evaluation_frames=108_001),

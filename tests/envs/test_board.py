@@ -139,32 +139,34 @@ def test_openings_are_made_of_the_seed(kind, most):
     assert len({str(board) for board in first["observation"].tolist()}) > 30
     again = kind(1, random_openings=most).reset(seeds[17:18])
     assert torch.equal(again["observation"][0], first["observation"][17])
-    with pytest.raises(ValueError, match=rf"must lie in 0\.\.{most}"):
+    with pytest.raises(ValueError, match=rf"must be in 0\.\.{most}"):
         kind(1, random_openings=most + 1)
 
 
 def test_mistakes_are_named_with_their_row():
     game = Connect4(2)
-    with pytest.raises(RuntimeError, match=r"rows \[0, 1\]: no episode runs there"):
+    with pytest.raises(RuntimeError, match=r"rows \[0, 1\] have no running episode"):
         game.step(torch.tensor([0, 0]))
     game.reset(torch.tensor([0, 1]))
     for _ in range(6):
         game.step(torch.tensor([2]), torch.tensor([1]))
-    with pytest.raises(ValueError, match=r"action 2 is illegal in row 1; legal are \[0, 1, 3,"):
+    with pytest.raises(
+        ValueError, match=r"action 2 is illegal in row 1; legal actions are \[0, 1, 3,"
+    ):
         game.step(torch.tensor([2, 2]))
     for action in (7, -1):
-        with pytest.raises(ValueError, match=r"must lie in 0 \.\. 6"):
+        with pytest.raises(ValueError, match=r"must be in 0 \.\. 6"):
             game.step(torch.tensor([action, 0]))
     assert "X" not in game.board_text(0)  # a refused step moves nobody
     with pytest.raises(ValueError, match=r"actions must be torch.int64 \[2\]"):
         game.step(torch.tensor([0]))
     with pytest.raises(ValueError, match=r"seeds must be int64 \[2\]"):
         game.reset(torch.tensor([1]))
-    with pytest.raises(IndexError, match=r"this batch has the rows 0 \.\. 1"):
+    with pytest.raises(IndexError, match=r"must be in 0 \.\. 1"):
         game.reset(torch.tensor([1]), torch.tensor([2]))
-    with pytest.raises(ValueError, match="each row may be named once"):
+    with pytest.raises(ValueError, match="each row may be given only once"):
         game.step(torch.tensor([1, 1]), torch.tensor([0, 0]))
-    with pytest.raises(ValueError, match="at least one board"):
+    with pytest.raises(ValueError, match="num_envs=.* must be at least 1"):
         Connect4(0)
     game = TicTacToe(2)
     play(game, [0, 3, 1, 4, 2])

@@ -126,11 +126,11 @@ BROKEN = {  # what is other than in a good one; the check that fails; what it sa
     "forgets": (with_said(lambda _, td: td.exclude("to_play")), "reset", "no \\['to_play'\\]"),
     "says more": (
         with_said(lambda _, td: td.update({"lives": torch.tensor(3)})),
-        "reset", r"does not know: \['lives'\]",
+        "reset", r"does not declare: \['lives'\]",
     ),
     "no TensorDict": (
         {"reset": lambda self, seed: Good.reset(self, seed)["observation"]},
-        "reset", "a Tensor\n.*give a TensorDict",
+        "reset", "a Tensor\n.*return a TensorDict",
     ),
     "shape": (shown(torch.zeros(3)), "reset", r"float32 \[3\].*\n.*float32 \[2\]"),
     "dtype": (shown(torch.zeros(2).double()), "reset", r"float64 \[2\].*\n.*float32 \[2\]"),
@@ -149,9 +149,9 @@ BROKEN = {  # what is other than in a good one; the check that fails; what it sa
     ),
     "nobody else": (
         with_said(lambda _, td: td.update({"to_play": torch.tensor(0)})),
-        "players", "player 1 never comes",
+        "players", "player 1 never has a turn",
     ),
-    "both ends": ({"step": both_ends}, "ends", "terminated and truncated at once"),
+    "both ends": ({"step": both_ends}, "ends", "terminated and truncated are both set"),
     # Real chance: a short episode may be the same when it is played again, and differ in a row.
     "own chance": (
         {"reset": own_chance},

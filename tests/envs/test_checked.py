@@ -31,11 +31,14 @@ def test_what_is_listed_may_be():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"one": "c"}, "one='c' is none of 'a', 'b'"),
-        ({"one": None}, "one=None is none of 'a', 'b'"),
-        ({"some": ("a", "c")}, "some=.* is none of 'a', 'b'"),
-        ({"maybe": "alpa"}, "maybe='alpa' is none of None, 'alpha', 'beta'; did you mean 'alpha'"),
-        ({"older": 3}, "older=3 is none of None, 1, 2"),
+        ({"one": "c"}, "one='c' must be one of 'a', 'b'"),
+        ({"one": None}, "one=None must be one of 'a', 'b'"),
+        ({"some": ("a", "c")}, "some=.* must be one of 'a', 'b'"),
+        (
+            {"maybe": "alpa"},
+            "maybe='alpa' must be one of None, 'alpha', 'beta'; did you mean 'alpha'",
+        ),
+        ({"older": 3}, "older=3 must be one of None, 1, 2"),
     ],
 )
 def test_what_is_not_listed_is_refused(wrong, message):

@@ -62,7 +62,7 @@ def test_names_are_listed_once_and_the_nearest_is_named():
             make_env(EnvConfig(id=wrong))
     for config, words in (
         (EnvConfig(id="qqqq"), "no environment 'qqqq'. All names"),
-        (EnvConfig(id="tictactoe", num_workers=2), "steps all its env.* at once.*num_workers=0"),
+        (EnvConfig(id="tictactoe", num_workers=2), "steps all its env.* together.*num_workers=0"),
     ):
         with pytest.raises(ValueError, match=words):
             make_env(config)

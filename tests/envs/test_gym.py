@@ -89,17 +89,20 @@ def test_numbers_and_parts_become_one_vector(space, shown, vector):
 def test_other_spaces_are_refused_by_name():
     picture = spaces.Box(0, 255, (4, 4, 3), np.uint8)
     for space, words in (
-        (spaces.Dict(a=picture, b=VECTOR), "shows.*choose one with"),
-        (spaces.Box(0, 1, (2, 3, 4, 5), np.float32), "shows.*not of three axes"),
-        (spaces.Text(5), "shows.*does not flatten"),
-        (spaces.Sequence(VECTOR), "shows.*does not flatten"),
+        (spaces.Dict(a=picture, b=VECTOR), "has the observations .*choose one with"),
+        (spaces.Box(0, 1, (2, 3, 4, 5), np.float32), "has the observations .*have three axes"),
+        (spaces.Text(5), "has the observations .*cannot be flattened"),
+        (spaces.Sequence(VECTOR), "has the observations .*cannot be flattened"),
     ):
         with pytest.raises(ValueError, match=f"ShownEnv {words}"):
             GymEnv(ShownEnv(space=space))
     for space, words in (
-        (spaces.MultiDiscrete([2, 2]), "takes.*only Discrete and Box.*TransformAction"),
-        (spaces.MultiBinary(2), "takes.*only Discrete and Box"),
-        (spaces.Box(-np.inf, np.inf, (2,)), "takes.*bounds must be finite.*RescaleAction"),
+        (spaces.MultiDiscrete([2, 2]), "has the actions .*only Discrete and Box.*TransformAction"),
+        (spaces.MultiBinary(2), "has the actions .*only Discrete and Box"),
+        (
+            spaces.Box(-np.inf, np.inf, (2,)),
+            "has the actions .*bounds must be finite.*RescaleAction",
+        ),
     ):
         with pytest.raises(ValueError, match=f"ShownEnv {words}"):
             GymEnv(ShownEnv(action_space=space))
@@ -132,7 +135,9 @@ def test_packages_that_are_missing_are_named(monkeypatch):
         made("Thing-v0")
 
 
-@pytest.mark.parametrize(("says", "text"), [("reset", "gave 3 things"), ("step", "gave 4 things")])
+@pytest.mark.parametrize(
+    ("says", "text"), [("reset", "returned 3 values"), ("step", "returned 4 values")]
+)
 def test_envs_of_the_old_gym_are_told_apart(says, text):
     class Old(ShownEnv):
         def reset(self, **options):
@@ -244,5 +249,7 @@ def test_limits_of_time_are_set_or_those_of_the_id():
     cut = [bool(env.step(torch.tensor(step % 2))["truncated"]) for step in range(3)]
     assert cut == [False, False, True]
     assert GymEnv("CartPole-v1").gym.spec.max_episode_steps == 500
-    with pytest.raises(ValueError, match="max_episode_steps and render are for ids"):
+    with pytest.raises(
+        ValueError, match="max_episode_steps and render can only be given with an id"
+    ):
         GymEnv(ShownEnv(), max_episode_steps=3)

@@ -227,7 +227,7 @@ def test_opponents_by_name():
     ):
         make_opponent("perfect", connect)
     alone = EnvSpec(observation_shape=(1,), action=Discrete(2), name="corridor")
-    with pytest.raises(ValueError, match="corridor has one player"):
+    with pytest.raises(ValueError, match="corridor has only one player"):
         make_opponent("random", alone)
     with pytest.raises(ValueError, match="depth=0 must be 1 or more"):
         RuleConnect4(depth=0)

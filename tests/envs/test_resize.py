@@ -69,7 +69,7 @@ def test_loop_and_tensors_agree(height, size, channels):
 @pytest.mark.parametrize(
     ("picture", "size", "message"),
     [
-        (torch.zeros(3, 4, dtype=torch.uint8), (1, 1), r"uint8 \[H, W, C\], got .* \[3, 4\]"),
+        (torch.zeros(3, 4, dtype=torch.uint8), (1, 1), r"uint8 \[H, W, C\]; got .* \[3, 4\]"),
         (torch.zeros(3, 4, 1), (1, 1), r"got torch.float32 \[3, 4, 1\]"),
         (torch.zeros(3, 4, 1, dtype=torch.uint8), (0, 1), "height=0 and width=1"),
     ],

@@ -105,11 +105,11 @@ def test_the_old_file_stays_if_writing_fails(tmp_path, monkeypatch, suffix):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"path": "a.avi"}, r"videos end in .gif or .mp4, not in '.avi'"),
+        ({"path": "a.avi"}, r"the name of a video must end in .gif or .mp4, not in '.avi'"),
         ({"path": "a"}, "not in ''"),
-        ({"frames": moving_dot()[..., 0]}, r"\[T, H, W, 3\], got torch.uint8 \[6, 20, 30\]"),
+        ({"frames": moving_dot()[..., 0]}, r"\[T, H, W, 3\]; got torch.uint8 \[6, 20, 30\]"),
         ({"frames": moving_dot().float()}, "got torch.float32"),
-        ({"frames": moving_dot()[:0]}, "nothing to show"),
+        ({"frames": moving_dot()[:0]}, "show nothing"),
         ({"fps": 0}, "fps=0 must be above 0"),
         ({"every": 0}, "every=0 must be at least 1"),
         ({"max_side": -1}, "max_side=-1 must be at least 1"),
@@ -142,6 +142,6 @@ def test_without_the_extra(monkeypatch, tmp_path, suffix, package, project):
 def test_ffmpeg_says_what_is_wrong(tmp_path, monkeypatch):
     imageio_ffmpeg = pytest.importorskip("imageio_ffmpeg", reason="extra video is not installed")
     monkeypatch.setattr(imageio_ffmpeg, "get_ffmpeg_exe", lambda: "false")
-    with pytest.raises(OSError, match="ffmpeg could not write the film"):
+    with pytest.raises(OSError, match="ffmpeg could not write the video"):
         save_video(moving_dot(), tmp_path / "a.mp4")
     assert not list(tmp_path.iterdir())

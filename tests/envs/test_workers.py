@@ -120,7 +120,7 @@ def test_rows_that_have_ended_or_not_begun_are_so_after_a_restart(workers):
     batch.step(torch.tensor([1]), torch.tensor([0]))
     os.kill(processes(batch)[0].pid, signal.SIGKILL)
     batch.step(torch.tensor([1]), torch.tensor([1]))
-    with pytest.raises(RuntimeError, match=r"rows \[0, 1, 2\]: no episode runs"):
+    with pytest.raises(RuntimeError, match=r"rows \[0, 1, 2\] have no running episode"):
         batch.step(torch.tensor([0, 0, 0]))
 
 
@@ -148,7 +148,7 @@ def test_an_exception_arrives_with_its_row_and_its_text(workers):
     batch.reset(torch.arange(5))
     with pytest.raises(WorkerError, match=r"row 3 \(worker 1\): ValueError: (?s:.*)in step_row"):
         batch.step(torch.zeros(5, 1))
-    with pytest.raises(RuntimeError, match=r"rows \[3\]: no episode runs there"):
+    with pytest.raises(RuntimeError, match=r"rows \[3\] have no running episode"):
         batch.step(torch.zeros(5, 1))
     rows = torch.tensor([0, 1, 2, 4])
     assert batch.step(torch.zeros(4, 1), rows)["reward"].shape == (4,)  # the others go on
@@ -158,9 +158,9 @@ def test_an_exception_arrives_with_its_row_and_its_text(workers):
 
 def test_users_mistakes_are_answered_as_in_one_process(workers):
     for numbers, words in (
-        ({"num_workers": 4}, r"num_workers=4 must lie in 1..3"),
+        ({"num_workers": 4}, r"num_workers=4 must be in 1..3"),
         ({"num_workers": 2, "max_restarts": -1}, "max_restarts=-1"),
-        ({"num_workers": 1, "step_timeout_seconds": -1}, "=-1 must not be negative"),
+        ({"num_workers": 1, "step_timeout_seconds": -1}, "=-1 must be at least 0"),
     ):
         with pytest.raises(ValueError, match=words):
             workers([CARTPOLE] * 3, **numbers)
@@ -172,12 +172,12 @@ def test_users_mistakes_are_answered_as_in_one_process(workers):
     batch.close()
     assert len(pids) == 2 and are_gone(pids)
     batch = workers([CARTPOLE] * 3, 2)
-    with pytest.raises(RuntimeError, match=r"rows \[0, 1, 2\]: no episode runs"):
+    with pytest.raises(RuntimeError, match=r"rows \[0, 1, 2\] have no running episode"):
         batch.step(torch.tensor([0, 0, 0]))
     batch.reset(torch.arange(3))
-    with pytest.raises(ValueError, match=r"lie in 0 .. 1"):
+    with pytest.raises(ValueError, match=r"must be in 0 .. 1"):
         batch.step(torch.tensor([0, 2, 0]))
-    with pytest.raises(IndexError, match=r"rows 0 .. 2"):
+    with pytest.raises(IndexError, match=r"must be in 0 .. 2, the rows"):
         batch.reset(torch.tensor([0]), torch.tensor([3]))
     assert batch.step(torch.tensor([0, 1, 0]))["reward"].tolist() == [1, 1, 1]
 
@@ -191,7 +191,7 @@ def test_users_mistakes_are_answered_as_in_one_process(workers):
             WorkerError,
             r"row 1 \(worker 0\): .*NoSuchEnv",
         ),
-        ([CARTPOLE, PENDULUM], WorkerError, "must be of one kind"),
+        ([CARTPOLE, PENDULUM], WorkerError, "must have equal specs"),
     ],
 )
 def test_envs_that_cannot_be_made_are_told(makes, kind, text):

@@ -116,7 +116,7 @@ def test_a_foreign_error_names_the_file_and_the_systems_own_stays():
     for error in (KeyError("a"), TypeError("b" * 10**6), RecursionError(), OSError("c"), Odd()):
         with pytest.raises(DamagedFileError) as seen, foreign_reader("x"):
             raise error
-        assert str(seen.value).startswith("x: it can't be read: ") and len(str(seen.value)) < 400
+        assert str(seen.value).startswith("x: it cannot be read: ") and len(str(seen.value)) < 400
     for own in (FileNotFoundError(2, "no"), PermissionError(13, "no"), MemoryError()):
         with pytest.raises(type(own)), foreign_reader("x"):
             raise own
@@ -150,7 +150,7 @@ def test_only_plain_files_are_opened(tmp_path):
     with open_plain(tmp_path / "x") as file:
         assert file.read() == b"new"
     for name in ("link", "pipe", "device"):
-        with pytest.raises(DamagedFileError, match="no plain file"):
+        with pytest.raises(DamagedFileError, match="not a regular file"):
             open_plain(tmp_path / name)
     with pytest.raises(DamagedFileError):
         open_plain("/dev/null")

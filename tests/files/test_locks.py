@@ -79,7 +79,7 @@ def test_the_package_imports_on_systems_without_locks(tmp_path):
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         MemmapStorage(3, sys.argv[1]).close()
-    assert "this system has no locks" in str(told[0].message), told
+    assert "this system has no file locks" in str(told[0].message), told
     """
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(text), str(tmp_path / "rows")],

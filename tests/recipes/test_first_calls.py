@@ -47,15 +47,15 @@ CALLS = [
     ),
     (
         trains_in(lambda config, **_: cartpole()),
-        r"make_env\(config\) gave a .*, which is no batch",
+        r"make_env\(config\) returned a .*, which is not a batch",
     ),
     (
         trains_in(lambda config, **_: ValueProbe()),
-        r"make_env\(config\) gave a ValueProbe, which is no",
+        r"make_env\(config\) returned a ValueProbe, which is not",
     ),
     (lambda _: make_env("CartPole-v1"), r"make_env\(EnvConfig\(id='CartPole-v1'\)\)"),
-    (lambda _: make_env(cartpole()), r"takes an EnvConfig.*env_factory"),
-    (lambda _: SerialBatch([cartpole()]), r"becomes one by raffia.envs.GymEnv\(env\)"),
+    (lambda _: make_env(cartpole()), r"needs an EnvConfig.*env_factory"),
+    (lambda _: SerialBatch([cartpole()]), r"raffia.envs.GymEnv\(env\) makes one"),
 ]
 
 

@@ -132,7 +132,7 @@ def test_dialogues(tokenizer, tmp_path):
     compare(tmp_path / "run", tmp_path / "out", SEEN)
     same_agent(tmp_path / "run", tmp_path / "out", SEEN)
     card = (tmp_path / "out" / "README.md").read_text()
-    assert "`chats.jsonl`" in card and "On rows that were held out: loss" in card
+    assert "`chats.jsonl`" in card and "On held-out rows: loss" in card
 
 
 def words_of_theirs(path):
@@ -267,7 +267,7 @@ def test_a_damaged_export_is_said(tmp_path):
     run_of(tmp_path / "run")
     out = export(tmp_path / "run", tmp_path / "out").folder
     (out / "value_heads.safetensors").rename(tmp_path / "away")
-    with pytest.raises(DamagedFileError, match="value_heads.* is missing: bring it back"):
+    with pytest.raises(DamagedFileError, match="value_heads.* is missing: restore it"):
         load_exported(out)
     path = out / "raffia_ilql.json"
     path.write_text(path.read_text().replace('"temperature"', '"heat"'))

@@ -68,7 +68,7 @@ def test_machines_that_die_or_fall_silent_change_nothing(plain, on_a_cluster):
 
 def test_a_head_that_dies_is_an_error_within_seconds_and_the_run_goes_on(plain, on_a_cluster):
     found = on_a_cluster("head")
-    assert re.search(r"the Ray cluster at .* is gone.*`raffia resume RUN` goes on", found["told"])
+    assert re.search(r"the Ray cluster at .* is gone.*`raffia resume RUN` continues", found["told"])
     assert found["seconds"] < 15
     assert found["digest"] == json.loads(json.dumps(plain))
 
@@ -87,10 +87,10 @@ def test_a_worker_without_room_is_waited_for_and_that_is_said(on_a_cluster):
 
 def test_a_cluster_that_can_not_run_it_is_refused_before_anything_is_written(on_a_cluster):
     found = on_a_cluster("unfit")
-    assert re.search(r"2 workers of 2 CPUs each \(ActorRole\) find no room .*1 CPUs", found["room"])
-    assert re.search(r"the machine .*'only_here:Role' can't be imported", found["role"])
-    assert re.search(r"the machine .* has raffia 0.0.1, and here \d", found["version"])
-    assert re.search(r"the machine .* can't run raffia .*nowhere_at_all", found["package"])
+    assert re.search(r"2 workers of 2 CPUs each \(ActorRole\) do not fit .*1 CPUs", found["room"])
+    assert re.search(r"the machine .*'only_here:Role' cannot be imported", found["role"])
+    assert re.search(r"the machine .* has raffia 0.0.1 \(here \d", found["version"])
+    assert re.search(r"the machine .* cannot run raffia .*nowhere_at_all", found["package"])
 
 
 def test_doctor_looks_at_each_machine(on_a_cluster):
@@ -107,7 +107,7 @@ def test_doctor_looks_at_each_machine(on_a_cluster):
     assert names == ["engine", "first worker", "a call", "arrays"]
     assert {check["verdict"] for check in fit} == {"ok"}
     (other,) = [check for check in unfit if check["verdict"] == "fails"]
-    assert "raffia 0.0.1" in other["found"] and "has raffia 0.0.1, and here" in other["fix"]
+    assert "raffia 0.0.1" in other["found"] and "has raffia 0.0.1 (here" in other["fix"]
     assert "a call" not in {check["name"] for check in unfit}
 
 
@@ -118,7 +118,7 @@ def test_a_sweep_has_what_the_cluster_has_and_not_what_its_leader_has(on_a_clust
     (error,) = found["card"]["errors"]
     assert "device='cuda' cannot be used: cuda is not available here" in error
     assert found["room"]["workers"] is None
-    assert "find no room" in found["room"]["stderr"]
+    assert "do not fit" in found["room"]["stderr"]
     assert "A sweep has --workers" in found["room"]["stderr"]
     assert "actors" not in found["room"]["stderr"]
     assert "gpu: no device has this name" in found["nothing"]["stderr"]

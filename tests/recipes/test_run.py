@@ -131,7 +131,7 @@ REFUSED = [  # by which config of a new run, or which call, the error, and what 
     (
         lambda _, finished: evaluate(finished, episodes=1, opponent="random"),
         ValueError,
-        "one player: there is nobody to play with",
+        "only one player, so it has no opponents",
     ),
 ]
 

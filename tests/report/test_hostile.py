@@ -44,7 +44,7 @@ def test_links_are_not_followed(run, tmp_path):
         os.symlink(secret, run / name / link)
     page = write_report([run]).read_text()
     assert "the secret" not in page and "data:image" not in page and "best.gif" not in page
-    assert "evaluations/a.json could not be read: it is no plain file" in page
+    assert "evaluations/a.json could not be read: it is not a regular file" in page
 
 
 def test_folders_that_are_links_are_not_read(run, tmp_path):
@@ -70,8 +70,8 @@ def test_pipes_and_devices_do_not_block(run, name, tmp_path):
             write_report([run])
         else:
             (run / "config.json").write_text("{}")
-            assert "no plain file" in " ".join(read_run(run).notes)
-            assert "no plain file" in " ".join(summarise(run).notes)
+            assert "not a regular file" in " ".join(read_run(run).notes)
+            assert "not a regular file" in " ".join(summarise(run).notes)
 
 
 @pytest.mark.slow

@@ -330,7 +330,7 @@ def test_indices_and_shapes():
     assert utils.convert_ellipsis_to_idx((..., mask), [4, 3, 2])[0] == slice(None)
     assert utils.convert_ellipsis_to_idx(0, [4]) == 0
     assert utils.convert_ellipsis_to_idx((None, 0, ...), [4]) == (None, 0)
-    for index, text in (((..., 0, ...), "one ellipsis"), ((0, ..., 0, 0), "no index of 2")):
+    for index, text in (((..., 0, ...), "one ellipsis"), ((0, ..., 0, 0), "not an index of 2")):
         with pytest.raises(RuntimeError, match=text):
             utils.convert_ellipsis_to_idx(index, [3, 4])
     for shape, numel in (([4, -1], 6), ([-1, -1], 6), ([-2, 3], 6), ([0, -1], 0), ([2, 2], 6)):

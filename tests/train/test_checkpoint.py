@@ -70,7 +70,7 @@ def test_a_part_may_be_written_by_a_function(checkpoints):
         checkpoints.save(update, {"zeros.bin": write})
     found = checkpoints.newest()
     assert os.path.getsize(found.path("zeros.bin")) == 1000
-    with pytest.raises(DamagedFileError, match=r"holds \['zeros.bin'\], and no 'ones.bin'"):
+    with pytest.raises(DamagedFileError, match=r"holds \['zeros.bin'\], but no 'ones.bin'"):
         found.path("ones.bin")
     # Updates are ordered by number, not by name.
     assert [found.update for found in checkpoints.available()] == [1_000_000_000, 1_000_000_001]
@@ -112,7 +112,7 @@ def interrupted(path):
         (lambda c: c.save(-1, {}), "0 or more"),
         (lambda c: c.save(1, {}, score=float("nan")), "finite or None"),
         (lambda c: c.save(1, {"a": TensorDict(), "a.safetensors": b""}), "two parts"),
-        (lambda c: c.save(1, {"a/b": b""}), "plain name"),
+        (lambda c: c.save(1, {"a/b": b""}), "must be plain"),
         (lambda c: c.save(1, {}, {1: 0, "1": 0}), "twice"),
         (lambda c: c.save(1, {}, {"x": {1}}), "not JSON"),
         (lambda c: c.save(1, {"state": TensorDict(x=object())}), "object, which can.t be stored"),

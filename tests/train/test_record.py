@@ -148,7 +148,9 @@ def test_errors(tmp_path):
     recorder.frame(picture(1))
     with pytest.raises(ValueError, match=r"a picture of \[180, 160, 3\] does not fit"):
         recorder.frame(picture(1, 180))
-    with pytest.raises(ValueError, match="videos end in .gif or .mp4, not in '.webm'"):
+    with pytest.raises(
+        ValueError, match="the name of a video must end in .gif or .mp4, not in '.webm'"
+    ):
         EpisodeRecorder(tmp_path, suffix="webm")
     with pytest.raises(ValueError, match="max_frames=1 must be at least 2"):
         EpisodeRecorder(tmp_path, max_frames=1)

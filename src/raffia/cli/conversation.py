@@ -276,11 +276,11 @@ can still type the word later.
         elif waits:
             guess = self.game.guess
             self.print_line(
-                f"{line!r} is no answer to {guess}: type five letters of g, y and b, such as "
+                f"{line!r} is not an answer to {guess}: type five letters of g, y and b, such as "
                 "gybbb, or your word."
             )
         else:
-            self.print_line(f"{line!r} is no word of five letters a to z.")
+            self.print_line(f"{line!r} is not a word of five letters a to z.")
 
     def _word(self, word: str) -> None:
         """Set the person's word: at the start, or during a game."""

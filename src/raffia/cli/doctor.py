@@ -27,8 +27,8 @@ Check this machine: versions, processor and threads, GPU, which extras are insta
 install the others, Atari ROMs, and whether compiled kernels can be cached. Include the output in
 bug reports. Nothing is written.
 
-With --engine.name, the place where workers would run is checked instead: what each machine of a Ray
-cluster has and runs. A worker is started there and called."""
+With --engine.name, the engine that would run workers is checked instead: a worker is started and
+called, and for a Ray cluster the resources and versions of each machine are listed."""
 
 # Project on PyPI -> its module. As pyproject.toml has them.
 CORE = {

@@ -112,7 +112,7 @@ class ILQLCommands(AlgorithmCommands):
         """UsageError where no data is named, or where sizes contradict a model."""
         if not {"--preset", "--data", "--config"} & set(flags):
             raise UsageError(
-                "train on what? Give --preset NAME, --data FILE or --config FILE",
+                "nothing to train on was given: pass --preset NAME, --data FILE or --config FILE",
                 call("raffia", "train", self.name, "--preset", "wordle", *words),
                 call("raffia", "train", self.name, "--data", "chats.jsonl", *words),
             )
@@ -222,7 +222,7 @@ ESTIMATE = {
     "estimated_high": "... to",
     "logged_return": "return of the same dialogues as logged",
     "effective_rows": "effective number of dialogues behind the estimate",
-    "support": "share of its answers that are in the data",
+    "support": "fraction of its answers that are in the data",
 }
 FEW = 10  # dialogues, below which an estimate is hardly worth anything
 

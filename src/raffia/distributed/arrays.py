@@ -95,8 +95,8 @@ def _walk(node: Any, path: tuple[str, ...], form: list[Any], leaves: list[Tensor
             _walk(value, (*path, name), form, leaves)
         else:
             raise TypeError(
-                f"entry {'.'.join((*path, name))} is a {type(value).__name__}: between processes "
-                "go trees of plain tensors; encode it as a tensor, such as "
+                f"entry {'.'.join((*path, name))} is a {type(value).__name__}, but only trees of "
+                "plain tensors can be sent between processes: encode it as a tensor, such as "
                 "torch.frombuffer(text.encode(), dtype=torch.uint8)"
             )
 

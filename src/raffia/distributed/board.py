@@ -43,7 +43,9 @@ class Board:
     def ref(self, version: int) -> Any:
         """The weights of a version as the engine's workers take them."""
         if version not in self._refs:
-            raise KeyError(f"no version {version} of the weights is kept, only {self.versions}")
+            raise KeyError(
+                f"version {version} of the weights is not available, only {self.versions}"
+            )
         return self._refs[version]
 
     def drop_below(self, version: int) -> None:

@@ -117,7 +117,9 @@ def _nothing_is_left(before: dict[int, str], during: dict[int, str]) -> None:
         ]
         if not left:
             return
-        assert time.monotonic() < until, f"a closed engine leaves no process, here {left}"
+        assert time.monotonic() < until, (
+            f"a closed engine must leave no process behind, but it left {left}"
+        )
         time.sleep(0.05)
 
 
@@ -138,9 +140,9 @@ def _runs(pid: int) -> bool:
 
 
 def _there_is_room(engine: Engine) -> None:
-    assert engine.resources(), "an engine says what there is for workers"
+    assert engine.resources(), "an engine says what resources its workers have"
     one, two = engine.room_for(Needs(cpus=1.0)), engine.room_for(Needs(cpus=2.0))
-    assert one >= max(1, two), f"room for {one} workers of one CPU, and {two} of two"
+    assert one >= max(1, two), f"there is room for {one} workers of one CPU, and {two} of two"
     for machine in engine.machines(COUNTER):
         assert machine.error is None, f"{machine.name}: {machine.error}"
 
@@ -149,9 +151,9 @@ def _what_is_not_there_is_refused(engine: Engine) -> None:
     try:
         engine.require([Workers(f"{__name__}:Nobody", 1)])
     except RoleError as error:
-        assert "Nobody" in str(error), "the role that is not there is named"
+        assert "Nobody" in str(error), "the error names the role that cannot be imported"
     else:
-        raise AssertionError("a role that is not there is refused before a worker starts")
+        raise AssertionError("a role that cannot be imported is refused before a worker starts")
 
 
 def _add(number: int) -> TensorDict:
@@ -166,11 +168,15 @@ def _answers_come_in_order(engine: Engine) -> None:
     for total in (11, 13, 16):
         for index, worker in enumerate(workers):
             found = worker.take(60.0)
-            assert int(found["total"]) == total, "tasks are done in the order they were asked"
-            assert int(found["index"]) == index, "a worker's index is its own"
+            assert int(found["total"]) == total, (
+                "tasks are done in the order in which they were asked for"
+            )
+            assert int(found["index"]) == index, "a worker knows its own index"
     workers[0].load(TensorDict(total=torch.tensor(100)))
     workers[0].ask(_add(1))
-    assert int(workers[0].take(60.0)["total"]) == 101, "load comes before the tasks behind it"
+    assert int(workers[0].take(60.0)["total"]) == 101, (
+        "a load is done before the tasks that follow it"
+    )
     for worker in workers:
         worker.close()
 
@@ -184,15 +190,15 @@ def _weights_are_those_of_the_version(engine: Engine) -> None:
     for ref in (old, new, old):
         worker.ask(_add(0), ref)
     found = [float(worker.take(60.0)["weight"]) for _ in range(3)]
-    assert found == [3.0, 100.0, 3.0], f"a task reads the weights that it names, got {found}"
+    assert found == [3.0, 100.0, 3.0], f"a task reads the weights that it names; got {found}"
     given = engine.get(old)["w"]
-    assert given.tolist() == [1.0, 2.0], f"what was put can be had again, got {given}"
+    assert given.tolist() == [1.0, 2.0], f"weights that were put can be read again; got {given}"
     given.fill_(7.0)
     worker.ask(_add(0), old)
     assert float(worker.take(60.0)["weight"]) == 3.0, "what get gives is a copy"
     engine.drop(old)
     worker.ask(_add(0), new)
-    assert float(worker.take(60.0)["weight"]) == 100.0, "dropping one version leaves the others"
+    assert float(worker.take(60.0)["weight"]) == 100.0, "dropping one version keeps the others"
     worker.close()
 
 
@@ -200,7 +206,9 @@ def _what_is_given_is_copied(engine: Engine) -> None:
     worker, task = engine.start(COUNTER, "{}", 0), _add(1)
     worker.ask(task)
     task["add"].fill_(1000)
-    assert int(worker.take(60.0)["total"]) == 1, "a task is as it was when it was asked"
+    assert int(worker.take(60.0)["total"]) == 1, (
+        "a task has the values that it had when it was asked for"
+    )
     worker.close()
 
 
@@ -214,7 +222,7 @@ def _errors_are_distinguished(engine: Engine) -> None:
         assert "ValueError: this task fails" in str(error), "the role's error is reported"
     else:
         raise AssertionError("a role's error comes as a RoleError")
-    assert int(worker.take(60.0)["total"]) == 2, "a worker goes on after a role's error"
+    assert int(worker.take(60.0)["total"]) == 2, "a worker continues after an error of its role"
     worker.close()
 
 
@@ -223,7 +231,7 @@ def _an_answer_can_be_waited_for(engine: Engine) -> None:
     worker.ask(_add(1).set("sleep", torch.tensor(0.2)))
     while not worker.poll(5.0):
         pass
-    assert int(worker.take(60.0)["total"]) == 1, "what was waited for is there"
+    assert int(worker.take(60.0)["total"]) == 1, "an answer that was waited for is available"
     worker.close()
 
 
@@ -233,7 +241,7 @@ def _empty_trees_travel(engine: Engine) -> None:
     worker.ask(tree)
     found = worker.take(60.0)
     assert found["a"].batch_size == torch.Size([2]) and found["b"].shape == (0, 3)
-    assert bool(found["c"]), "trees arrive as they were"
+    assert bool(found["c"]), "trees arrive unchanged"
     worker.close()
 
 
@@ -290,7 +298,7 @@ def _a_killed_worker_is_lost(engine: Engine, kill: Callable[[Worker], None]) -> 
     try:
         worker.take(60.0)
     except Lost:
-        assert time.monotonic() - began < 20, "a death is noticed before patience ends"
+        assert time.monotonic() - began < 20, "a death is noticed before the time limit"
     else:
         raise AssertionError("a worker that was killed is Lost")
     worker.close()
@@ -309,7 +317,9 @@ def _a_pool_goes_on(engine: Engine, kill: Callable[[Worker], None]) -> None:
         for key in range(first, first + 3):
             for worker in (0, 1):
                 totals[worker] = int(pool.take(worker, key)["total"])
-                assert totals[worker] == sum(range(key + 1)), "a lost worker changes no answer"
+                assert totals[worker] == sum(range(key + 1)), (
+                    "a lost worker does not change the answers"
+                )
         if first == 0:
             found = pool.worker(1)
             assert found is not None

@@ -88,8 +88,7 @@ def part_of(batch: TensorDict, rank: int, size: int, members: int = 0) -> Tensor
     if rows % size:
         near = [number for number in range(1, rows + 1) if rows % number == 0]
         raise ValueError(
-            f"a batch of {rows} can't be shared by {size} processes evenly; "
-            f"there may be one of {near}"
+            f"a batch of {rows} cannot be divided equally among {size} processes: use {near}"
         )
     return batch.split(rows // size, dim)[rank]
 
@@ -130,7 +129,7 @@ def mean_over(
         if not torch.equal(other["form"], form):
             raise ValueError(
                 f"process {rank} has gradients of other names or shapes than process "
-                f"{group.rank}: all must make the same learner, of one config"
+                f"{group.rank}: all must make the same learner from the same config"
             )
     # Of buffers what was added, so that one that is as it was stays so to the bit.
     added = [torch.where(buffers[at] == before[at], 0, buffers[at] - before[at]) for at in averaged]

@@ -220,18 +220,18 @@ def find_role(role: str) -> Callable[[str, int], Role]:
     >>> find_role("raffia.distributed")
     Traceback (most recent call last):
     ...
-    raffia.distributed.engine.RoleError: a role is named as "package.module:name", not
-    'raffia.distributed'
+    raffia.distributed.engine.RoleError: role='raffia.distributed' must have the form
+    "package.module:name"
     """
     module, _, name = role.partition(":")
     if not module or not name:
-        raise RoleError(f'a role is named as "package.module:name", not {role!r}')
+        raise RoleError(f'role={role!r} must have the form "package.module:name"')
     try:
         found: Callable[[str, int], Role] = imported(role)
     except Exception as error:
         raise RoleError(
-            f"the role {role!r} can't be imported: {type(error).__name__}: {error}. Workers import "
-            "it by this name: install its package, or set PYTHONPATH, wherever they run"
+            f"the role {role!r} cannot be imported: {type(error).__name__}: {error}. Workers "
+            "import it by this name: install its package, or set PYTHONPATH, wherever they run"
         ) from error
     return found
 
@@ -330,7 +330,7 @@ class InlineWorker:
                 self._role.load(given)
             except Exception as error:
                 raise RoleError(describe_error(error)) from error
-        raise RuntimeError("no task is open: ask for one before its answer is taken")
+        raise RuntimeError("no task is open: call ask before take")
 
     def poll(self, seconds: float) -> bool:
         """True: the task is done when its answer is taken."""

@@ -77,7 +77,7 @@ class Followers:
     ) -> None:
         if num < 1:
             raise ValueError(
-                f"num={num} followers must be at least 1: without any, use the learner as it is"
+                f"num={num} followers must be at least 1: to use none, use the learner itself"
             )
         if sums not in get_args(Sums):
             raise ValueError(f"sums={sums!r} must be one of {', '.join(get_args(Sums))}")
@@ -130,13 +130,13 @@ class Followers:
     ) -> tuple[TensorDict, TensorDict]:
         """The mean gradients over the parts; a follower that is lost meanwhile is replaced."""
         if self._is_closed:
-            raise RuntimeError("these followers were closed; make others")
+            raise RuntimeError("these followers are closed; make new ones")
         found = {leaf.device.type for leaf in state.values(True, True)} - {self.device.type}
         if found:
             raise ValueError(
-                f"these followers compute on {self.device}, and this state lies on "
-                f"{', '.join(found)}: pass state.to({str(self.device)!r}), or make "
-                f"Followers(..., device={min(found)!r})"
+                f"these followers compute on {self.device}, but this state is on "
+                f"{', '.join(found)}: pass state.to({str(self.device)!r}), or make Followers(..., "
+                f"device={min(found)!r})"
             )
         members = len(state.batch_size)
         parts = [part_of(batch, rank, self.size, members) for rank in range(self.size)]
@@ -163,7 +163,7 @@ class Followers:
                 if failures > self.max_restarts:
                     raise Lost(
                         f"followers of {self.role} were lost {failures} times in one update, the "
-                        f"last time thus: {error}"
+                        f"last time with: {error}"
                     ) from error
             except BaseException:
                 self._reset()
@@ -197,7 +197,7 @@ class Followers:
         given: what each of them gets. If anything fails, all are ended, and their state with them.
         """
         if self._is_closed:
-            raise RuntimeError("these followers were closed; make others")
+            raise RuntimeError("these followers are closed; make new ones")
         try:
             if self._group is None:
                 self._form_group()
@@ -440,7 +440,7 @@ class Follower:
     @staticmethod
     def _there(found: Any) -> Any:
         if found is None:
-            raise Lost("this follower was not given what comes before")
+            raise Lost("this follower did not receive the data that this step needs")
         return found
 
     def close(self) -> None:

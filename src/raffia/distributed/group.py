@@ -95,7 +95,9 @@ class Group:
         self._group: Any = None
         host, _, port = address.rpartition(":")
         if not host or not port.isdigit():
-            raise ValueError(f"address={address!r} is not host:port: take that of a Rendezvous")
+            raise ValueError(
+                f"address={address!r} must be host:port: pass the address of a Rendezvous"
+            )
         with self._lost_in("waited for the others"):
             limit = timedelta(seconds=meet_seconds or timeout)
             self._group = _gloo(host, int(port), rank, size, limit)
@@ -109,7 +111,9 @@ class Group:
         """The means of each tensor [*] over all members, which have equal shapes."""
         for tensor in tensors:
             if not tensor.is_floating_point():
-                raise TypeError(f"a mean of {tensor.dtype} is not defined: pass floating point")
+                raise TypeError(
+                    f"a mean of {tensor.dtype} is not defined: pass floating-point tensors"
+                )
         out = [torch.empty_like(tensor) for tensor in tensors]
         for bucket in buckets(tensors):
             flat = torch.cat([tensors[at].detach().reshape(-1) for at in bucket]).cpu()
@@ -162,7 +166,7 @@ class Group:
     def broadcast(self, tree: TensorDict | None) -> TensorDict:
         """The tree that member 0 has; the others pass None, and get it on the CPU."""
         if (tree is None) != (self.rank > 0):
-            raise ValueError("member 0 passes the tree, and all others None")
+            raise ValueError("member 0 must pass the tree, and all others None")
         data = torch.empty(0) if tree is None else torch.frombuffer(pack(tree), dtype=torch.uint8)
         size = torch.tensor([len(data)])
         self._from_first(size)
@@ -176,7 +180,7 @@ class Group:
     def _from_first(self, data: Tensor) -> None:
         options = self._limited(dist.BroadcastOptions())
         options.rootRank = 0
-        with self._lost_in("read what the first has"):
+        with self._lost_in("read from the first"):
             self._group.broadcast([data], options).wait()
 
     def _limited(self, options: Any) -> Any:
@@ -188,7 +192,7 @@ class Group:
         """Errors of gloo as `Lost`."""
         who = f"member {self.rank} of {self.size}"
         if self._group is None and doing != "waited for the others":
-            raise Lost(f"{who}: the group is closed; make another")
+            raise Lost(f"{who}: the group is closed; make a new one")
         try:
             yield
         except RuntimeError as error:

@@ -113,7 +113,9 @@ class Pool:
         """Ask for a task; each worker's keys rise."""
         tasks = self._open[worker]
         if tasks and tasks[-1].key >= key:
-            raise ValueError(f"task {key} is asked after task {tasks[-1].key}: keys must rise")
+            raise ValueError(
+                f"task {key} was asked for after task {tasks[-1].key}, but keys must increase"
+            )
         tasks.append(_Task(key, task, weights))
         try:
             self._ask_open(worker)
@@ -142,7 +144,7 @@ class Pool:
         """The answer; None if it is not there yet, or the worker was lost."""
         tasks = self._open[worker]
         if not tasks or tasks[0].key != key:
-            raise ValueError(f"worker {worker}: task {key} is not its oldest open one")
+            raise ValueError(f"worker {worker}: task {key} is not its oldest open task")
         began = time.monotonic()
         try:
             self._ask_open(worker)
@@ -157,7 +159,7 @@ class Pool:
             if self._num_losses[worker] > self.max_restarts:
                 raise TaskError(
                     f"worker {worker} of {self.role} was lost {self._num_losses[worker]} times at "
-                    f"task {key}, the last time thus: {error}"
+                    f"task {key}, the last time with: {error}"
                 ) from error
             return None
         except RoleError as error:

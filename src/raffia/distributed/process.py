@@ -116,7 +116,7 @@ class ProcessEngine:
             raise MemoryError(
                 f"shared memory has no room for weights of {size / 2**20:.0f} MiB beside "
                 f"{len(self._weights)} other versions: give it more (docker run --shm-size), or "
-                "take actors.ahead, reanalyzers.ahead and evaluators.join_after smaller"
+                "lower actors.ahead, reanalyzers.ahead and evaluators.join_after"
             ) from error
         return memory.name
 
@@ -258,7 +258,7 @@ class ProcessWorker:
         try:
             if not wait([self._connection], seconds):
                 self._process.kill()
-                raise Lost(f"worker {self.index} gave no answer in {seconds:g} s, and was ended")
+                raise Lost(f"worker {self.index} did not answer in {seconds:g} s, and was stopped")
             data = self._connection.recv_bytes()
         except (EOFError, OSError):
             raise Lost(self._last_words()) from None
@@ -274,10 +274,10 @@ class ProcessWorker:
         self._process.join(5)
         code = self._process.exitcode
         if code is not None and code < 0:
-            return f"worker {self.index} was ended by {signal.Signals(-code).name}"
+            return f"worker {self.index} was stopped by {signal.Signals(-code).name}"
         return (
-            f"worker {self.index} has left with the exit status {code}; what it printed stands "
-            "above. A script must be a file, and start under if __name__ == '__main__':"
+            f"worker {self.index} ended with exit status {code}; what it printed is above. A "
+            "script must be a file, and its start must be under if __name__ == '__main__':"
         )
 
     def close(self) -> None:

@@ -56,7 +56,7 @@ HEALTH_CHECK = {
 SPARE_SECONDS = 0.5  # in which an idle actor answers, if it is there and has loaded
 
 MISSING = (
-    "engine.name=ray needs Ray, which is not installed: pip install 'raffia[scale]'; or "
+    "engine.name=ray needs Ray, which is not installed: pip install 'raffia[scale]'; or use "
     "engine.name=process, for processes of this machine"
 )
 
@@ -279,7 +279,7 @@ class RayWorker:
         """
         errors = self._ray.exceptions
         if not self._open:
-            raise RuntimeError("no task is open: ask for one before its answer is taken")
+            raise RuntimeError("no task is open: call ask before take")
         try:
             if self._pid is None:
                 self._greet(seconds)
@@ -287,7 +287,7 @@ class RayWorker:
         except errors.GetTimeoutError:
             self.close()
             raise Lost(
-                f"worker {self.index} gave no answer in {seconds:g} s, and was ended"
+                f"worker {self.index} did not answer in {seconds:g} s, and was stopped"
             ) from None
         except (errors.RayActorError, errors.ObjectLostError, errors.WorkerCrashedError) as error:
             first = str(error).strip().splitlines()[0]

@@ -57,15 +57,15 @@ def require_versions(theirs: dict[str, str], who: str) -> None:
     >>> require_versions({**versions(), "torch": "1.0"}, "worker 0")
     Traceback (most recent call last):
     ...
-    raffia.distributed.ray_cluster.VersionError: worker 0 of the Ray cluster has torch 1.0, and here
+    raffia.distributed.ray_cluster.VersionError: worker 0 of the Ray cluster has torch 1.0 (here
     ...
     """
     ours = versions()
     if differ := [name for name in ours if ours[name] != theirs[name]]:
-        seen = ", ".join(f"{name} {theirs[name]}, and here {ours[name]}" for name in differ)
+        seen = ", ".join(f"{name} {theirs[name]} (here {ours[name]})" for name in differ)
         raise VersionError(
-            f"{who} of the Ray cluster has {seen}: install the same on all machines, or results "
-            "would differ by who computes them"
+            f"{who} of the Ray cluster has {seen}: install the same versions on all machines, "
+            "because results would otherwise depend on which machine computes them"
         )
 
 
@@ -78,8 +78,8 @@ def require_room(machines: Sequence[dict[str, float]], workers: Sequence[Workers
     >>> require_room(two, [Workers("a:B", 1, Needs(cpus=3.0))])
     Traceback (most recent call last):
     ...
-    ValueError: 1 workers of 3 CPUs each (B) find no room in the Ray cluster, whose machines have 2
-    CPUs; 2 CPUs: ...
+    ValueError: 1 workers of 3 CPUs each (B) do not fit into the Ray cluster, whose machines have 2
+    CPUs; 2 CPUs: use fewer, give each less, or add machines
     """
     left = [dict(machine) for machine in machines]
     for role, num, needs in sorted(workers, key=lambda one: (-one.needs.gpus, -one.needs.cpus)):
@@ -90,13 +90,15 @@ def require_room(machines: Sequence[dict[str, float]], workers: Sequence[Workers
             if machine is None:
                 kinds = ("CPU", "GPU") if needs.gpus else ("CPU",)
                 spares = (
-                    " (also of engine.spares)" if any(one.role == SPARES for one in workers) else ""
+                    " (also for engine.spares)"
+                    if any(one.role == SPARES for one in workers)
+                    else ""
                 )
                 have = [" and ".join(f"{m.get(k, 0.0):g} {k}s" for k in kinds) for m in machines]
                 raise ValueError(
-                    f"{num} workers of {_several(takes)} each ({role.rpartition(':')[2]}) find no "
-                    f"room in the Ray cluster, whose machines have {'; '.join(have) or 'none'}: "
-                    f"take fewer{spares}, give each less, or add machines"
+                    f"{num} workers of {_several(takes)} each ({role.rpartition(':')[2]}) do not "
+                    f"fit into the Ray cluster, whose machines have {'; '.join(have) or 'none'}: "
+                    f"use fewer{spares}, give each less, or add machines"
                 )
             for name, number in takes.items():
                 machine[name] -= number
@@ -161,8 +163,8 @@ class Cluster:
                     raise ClusterLostError(
                         f"the Ray cluster at {self.address} is gone: its head, or Ray on this "
                         f"machine, has not answered for {SILENT:g} s ({error}). Start a cluster "
-                        "again; `raffia resume RUN` goes on there, with --engine.address if it is "
-                        "another"
+                        "again; `raffia resume RUN` continues there, with --engine.address if its "
+                        "address differs"
                     ) from None
                 time.sleep(LOOK)
             else:
@@ -243,13 +245,13 @@ class Cluster:
         except self.ray.exceptions.GetTimeoutError:
             return machine._replace(
                 error=RoleError(
-                    f"{name} of the Ray cluster gave no answer in {PROBE_SECONDS:g} s: see whether "
-                    "raffia starts there (`raffia doctor`), or take it out of the cluster"
+                    f"{name} of the Ray cluster did not answer in {PROBE_SECONDS:g} s: check that "
+                    "raffia starts there (`raffia doctor`), or remove it from the cluster"
                 )
             )
         except self.ray.exceptions.RayError as error:
             last = str(error).strip().splitlines()[-1]
-            text = f"{name} of the Ray cluster can't run raffia {__version__}: {last}"
+            text = f"{name} of the Ray cluster cannot run raffia {__version__}: {last}"
             return machine._replace(error=RoleError(text))
         machine = machine._replace(versions=theirs)
         try:
@@ -293,9 +295,8 @@ class Room:
         self._cluster.message(
             f"{self._name} has waited {now - self._began:.0f} s for room: "
             f"{_several(_takes(self._needs))}, on one machine of the Ray cluster at "
-            f"{self._cluster.address} "
-            f"({self._cluster.resources()}). It goes on when there is room: "
-            f"`ray start --address={self._cluster.address}` adds a machine"
+            f"{self._cluster.address} ({self._cluster.resources()}). It continues when there is "
+            f"room: `ray start --address={self._cluster.address}` adds a machine"
         )
 
     def leave(self) -> None:
@@ -317,7 +318,7 @@ def silent(address: str, error: Exception) -> Exception:
     """The error of a cluster that can't be joined."""
     if "ersion mismatch" in str(error):  # of Ray or Python, which Ray compares
         seen = " ".join(str(error).split())
-        return VersionError(f"the Ray cluster at {address} is of other versions: {seen}")
+        return VersionError(f"the Ray cluster at {address} has other versions: {seen}")
     return ConnectionError(
         f"no Ray cluster answers at {address}: start one with `ray start --head`, or leave "
         f"engine.address out for one of this machine ({error})"

@@ -59,9 +59,9 @@ class Sharded:
     def __init__(self, learner: Learner, group: Group | Followers) -> None:
         if not applies_shards(learner):
             raise ValueError(
-                f"{type(learner).__name__} does not say that its apply works on parts of a state: "
-                'have it clip by update["grad_norm"], set its attribute applies_shards = True, or '
-                "use DataParallel"
+                f"{type(learner).__name__} does not declare that its apply works on parts of a "
+                'state: let it clip by update["grad_norm"] and set its attribute applies_shards = '
+                "True, or use DataParallel"
             )
         self.learner, self.group = learner, group
         self._given: TensorDict | None = None  # the whole state that was divided last
@@ -93,8 +93,8 @@ class Sharded:
         """This process's part of the state after the update, in which all processes take part."""
         if not self._holds(state) or not is_unchanged(self._update, update):
             raise ValueError(
-                "apply takes the state and the update of the last grads, as they were: parts in "
-                "other processes would not change with them"
+                "apply must be given the state and the update of the last grads, unchanged, "
+                "because the parts in other processes would not change with them"
             )
         assert self._part is not None
         if isinstance(self.group, Followers):
@@ -122,21 +122,22 @@ class Sharded:
         """Make all processes hold their part of this state."""
         if state is self._part and not is_unchanged(self._marks, state):
             raise ValueError(
-                "this process's part of the state was written to: change the whole of it, as "
-                "learner.whole(state) gives it, and pass that"
+                "this process's part of the state was changed in place: change the whole state, "
+                "learner.whole(state), and pass that"
             )
         if self._holds(state):
             return
         if state.batch_size:
             raise ValueError(
-                f"a state of {state.batch_size[0]} members can't be divided: pass that of one agent"
+                f"a state of {state.batch_size[0]} members cannot be divided: pass the state of "
+                "one agent"
             )
         size = self.group.size
         rows = rows_of(state, size)
         if len(self._rows.keys()) and _differ(rows, self._rows):
             raise ValueError(
-                "this is a part of a state that apply did not give last, and the others are gone: "
-                "pass the newest, or a whole state"
+                "this part of a state is not the last that apply returned, and the other parts "
+                "are gone: pass the newest one, or a whole state"
             )
         parts = [cut(state, rows, rank, size) for rank in range(size)]
         given = [{"state": part, "rows": rows} for part in parts]
@@ -170,7 +171,7 @@ class Sharded:
             self._given = self._part = self._marks = self._update = None
             if isinstance(error, Lost) and command != SHARD:
                 raise StateLost(
-                    f"a process is gone, and with it its part of the state ({error}): continue "
+                    f"a process was lost, and with it its part of the state ({error}): continue "
                     "from the last checkpoint"
                 ) from error
             raise

@@ -120,7 +120,9 @@ class AtariEnv:
     def step(self, action: Tensor) -> TensorDict:
         """Act: the state after it, with reward, terminated and truncated, []."""
         if not self._runs:
-            raise RuntimeError("no game runs, it has ended or was never begun; call reset(seed)")
+            raise RuntimeError(
+                "no game is running: it has ended or was never started; call reset(seed)"
+            )
         reward = self._play(int(action))
         over = self._ale.game_over()
         # Some games go on for a few frames with no life left; then they are over, once.
@@ -153,7 +155,7 @@ class AtariEnv:
     def _play(self, number: int) -> int:
         """Repeat the action; the last two frames are stored. Gives the sum of the rewards."""
         if not 0 <= number < len(self._actions):
-            raise ValueError(f"action {number} must lie in 0 .. {len(self._actions) - 1}")
+            raise ValueError(f"action {number} must be in 0 .. {len(self._actions) - 1}")
         skip, sticky = self.config.frame_skip, self.config.sticky
         stuck = [False] * skip
         if sticky:
@@ -243,4 +245,4 @@ def _emulator(name: str) -> ALEInterface:
 
 
 def _not_installed() -> ImportError:
-    return ImportError("Atari games need ale-py, which brings them: pip install 'raffia[atari]'")
+    return ImportError("Atari games need ale-py, which includes them: pip install 'raffia[atari]'")

@@ -36,19 +36,19 @@ class SerialBatch:
     def __init__(self, envs: Sequence[Env], rows: EnvRows | None = None) -> None:
         """`rows` are arrays to write into, as in memory that is shared; None: its own."""
         if not envs:
-            raise ValueError("SerialBatch(envs) needs one environment or more")
+            raise ValueError("SerialBatch(envs) needs at least one environment")
         if not isinstance(getattr(envs[0], "spec", None), EnvSpec):
             kind = type(envs[0]).__name__
             raise TypeError(
-                f"SerialBatch(envs): a {kind} is no Env, its spec is no EnvSpec; one of Gymnasium "
-                "becomes one by raffia.envs.GymEnv(env)"
+                f"SerialBatch(envs): a {kind} is not an Env, because its spec is not an EnvSpec; "
+                "raffia.envs.GymEnv(env) makes one from a Gymnasium environment"
             )
         self.spec = envs[0].spec
         for row, env in enumerate(envs):
             if env.spec != self.spec:
                 raise ValueError(
-                    f"environments of a batch must be of one kind; row 0 is {self.spec}, "
-                    f"row {row} is {env.spec}"
+                    f"environments of a batch must have equal specs; row 0 has {self.spec}, but "
+                    f"row {row} has {env.spec}"
                 )
         self.num_envs = len(envs)
         self.envs = list(envs)

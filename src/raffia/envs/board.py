@@ -60,11 +60,11 @@ class BoardGame:
 
     def __init__(self, num_envs: int, name: str, *, random_openings: int = 0) -> None:
         if num_envs < 1:
-            raise ValueError(f"num_envs={num_envs}: there must be at least one board")
+            raise ValueError(f"num_envs={num_envs} must be at least 1")
         if not 0 <= random_openings <= 2 * self.in_line - 2:
             raise ValueError(
-                f"random_openings={random_openings} must lie in 0..{2 * self.in_line - 2}: "
-                "with more moves than that the game may be over before it is played"
+                f"random_openings={random_openings} must be in 0..{2 * self.in_line - 2}: with "
+                "more random moves the game may be over before it is played"
             )
         self.num_envs = num_envs
         self.random_openings = random_openings
@@ -195,8 +195,8 @@ class BoardGame:
             refuse_ended(index[~mask.any(-1)].tolist())
             at = int((~legal).nonzero()[0])
             raise ValueError(
-                f"action {int(action[at])} is illegal in row {int(index[at])}; "
-                f"legal are {mask[at].nonzero()[:, 0].tolist()}"
+                f"action {int(action[at])} is illegal in row {int(index[at])}; legal actions are "
+                f"{mask[at].nonzero()[:, 0].tolist()}"
             )
 
 
@@ -226,7 +226,7 @@ class TicTacToe(BoardGame):
     >>> game.step(torch.tensor([4]))
     Traceback (most recent call last):
         ...
-    ValueError: action 4 is illegal in row 0; legal are [1, 5, 7, 8]
+    ValueError: action 4 is illegal in row 0; legal actions are [1, 5, 7, 8]
     """
 
     rows, columns, in_line = 3, 3, 3

@@ -178,7 +178,7 @@ def _check_spec(subject: EnvUnderTest) -> str:
     missing = [name for name in (*names, *methods) if not hasattr(subject.env, name)]
     if missing:
         raise ContractError(
-            f"no {', '.join(missing)}", f"see raffia.envs.env.{kind.__name__} for what it is"
+            f"no {', '.join(missing)}", f"see raffia.envs.env.{kind.__name__} for the required form"
         )
     spec = subject.spec
     if not isinstance(spec, EnvSpec):
@@ -234,8 +234,8 @@ def _check_pictures(subject: EnvUnderTest) -> str:
     most = max(float(moment.outputs["observation"].max()) for moment in subject.moments)
     if subject.spec.observation_dtype == torch.uint8 and most <= 1:
         raise ContractNote(
-            "uint8, and nothing above 1 was found: was a picture of 0..1 made whole numbers?",
-            "multiply by 255 before the cast; planes of 0 and 1 are better float32",
+            "uint8, but no value above 1 was found: was a picture of 0..1 cast to integers?",
+            "multiply by 255 before the cast; planes of 0 and 1 are better as float32",
         )
     if subject.spec.observation_dtype != torch.uint8 and most > 2:
         raise ContractNote(
@@ -247,13 +247,13 @@ def _check_pictures(subject: EnvUnderTest) -> str:
 def _check_masks(subject: EnvUnderTest) -> str:
     """legal actions"""
     if not subject.spec.masked:
-        return "all are, always"
+        return "all are legal, always"
     for moment in subject.moments:
         none = ~moment.outputs["action_mask"].any(-1) & ~play.ended(moment.outputs)
         if none.any():
             raise ContractError(
                 f"none in row {moment.rows[int(none.nonzero()[0])]} {moment.where}",
-                "allow one at least, as an action that passes, or set terminated",
+                "allow at least one, such as an action that passes, or set terminated",
             )
     return "at least one while an episode runs"
 
@@ -270,7 +270,7 @@ def _check_players(subject: EnvUnderTest) -> str:
             )
     if all((moment.outputs["to_play"] == 0).all() for moment in subject.moments):
         raise ContractError(
-            "player 1 never comes to play", "set 'to_play' to the player who acts next"
+            "player 1 never has a turn", "set 'to_play' to the player who acts next"
         )
     return "two"
 
@@ -283,14 +283,14 @@ def _check_ends(subject: EnvUnderTest) -> str:
             continue
         if (moment.outputs["terminated"] & moment.outputs["truncated"]).any():
             raise ContractError(
-                f"terminated and truncated at once {moment.where}",
-                "set truncated only where more would have followed: truncated & ~terminated",
+                f"terminated and truncated are both set {moment.where}",
+                "set truncated only if the episode could have continued: truncated & ~terminated",
             )
         num_ended += int(play.ended(moment.outputs).sum())
     if not num_ended:
         raise ContractNote(
             f"no episode ended in {subject.num_steps} steps",
-            "set max_episode_steps, unless episodes are meant to be so long",
+            "set max_episode_steps, unless episodes are meant to be this long",
         )
     return f"{num_ended} episodes ended"
 
@@ -298,7 +298,7 @@ def _check_ends(subject: EnvUnderTest) -> str:
 def _check_ended_rows(subject: EnvUnderTest) -> str:
     """ended rows"""
     if not subject.is_batch:
-        return "a SerialBatch takes care of them"
+        return "a SerialBatch does this"
     last = play.first_end(subject.moments)
     if last is None:
         raise ContractNote(
@@ -309,16 +309,16 @@ def _check_ended_rows(subject: EnvUnderTest) -> str:
     outputs = play.replay(subject.batch, row, seed, actions)
     if not play.ended(outputs[-1]).any():
         raise ContractError(
-            "an episode that had ended did not end when it was played again", play.REPEAT
+            "an episode did not end at the same step when it was played again", play.REPEAT
         )
     try:
         subject.batch.step(play.one_action(subject.spec, outputs[0]), rows)
     except Exception:
         subject.batch.reset(torch.tensor([seed]), rows)
-        return "refuse to be stepped, and can be reset"
+        return "rows that ended refuse a step, and can be reset"
     raise ContractError(
         f"row {row} was stepped after its end without an error",
-        "raise one that names reset(seeds, rows): the caller has missed an end",
+        "raise an error that names reset(seeds, rows): the caller has missed an end",
     )
 
 
@@ -343,7 +343,7 @@ def _check_differs(subject: EnvUnderTest) -> str:
     played = [play.episode(subject.batch, 0, seed, 20, draw=0) for seed in seeds]
     if all(play.difference(played[0], other) is None for other in played[1:]):
         raise ContractNote(
-            "8 seeds gave the same steps", "fine where there is no chance in the environment"
+            "8 seeds gave the same steps", "this is fine if the environment has no randomness"
         )
     return "different seeds give different episodes"
 
@@ -353,7 +353,7 @@ def _check_rows(subject: EnvUnderTest) -> str:
     batch, steps = subject.batch, subject.num_steps
     last = subject.last_row
     if not last:
-        return "there is one only"
+        return "there is only one row"
     seeds = {0: subject.seed, last: subject.seed + 1}
     apart = {row: play.episode(batch, row, seed, steps) for row, seed in seeds.items()}
     together = play.together(batch, [last, 0], [seeds[last], seeds[0]], steps)
@@ -362,9 +362,9 @@ def _check_rows(subject: EnvUnderTest) -> str:
             apart[row],
             together[row],
             f"in row {row}, stepped with rows [{last}, 0]",
-            "keep what an environment knows in its own row, and answer in the order of `rows`",
+            "keep an environment's state in its own row, and answer in the order of `rows`",
         )
-    return "each has its own episode, in the order that is asked for"
+    return "each row has its own episode, and answers follow the order of `rows`"
 
 
 def _check_memory(subject: EnvUnderTest) -> str:
@@ -383,9 +383,9 @@ def _check_memory(subject: EnvUnderTest) -> str:
             if not play.equal(before[key], after[key]):
                 raise ContractError(
                     f"{key!r} of an earlier step changed in a later one",
-                    "give a copy: torch.from_numpy(array.copy()), or tensor.clone()",
+                    "return a copy: torch.from_numpy(array.copy()), or tensor.clone()",
                 )
-    return "what was given stays as it was"
+    return "returned tensors are not changed later"
 
 
 def _check_render(subject: EnvUnderTest) -> str:
@@ -396,7 +396,7 @@ def _check_render(subject: EnvUnderTest) -> str:
     if picture.dtype != torch.uint8 or picture.ndim != 3 or picture.shape[-1] != 3:
         raise ContractError(
             f"a picture of {play.kind(picture.dtype, tuple(picture.shape))}",
-            "give uint8 [height, width, 3], or None",
+            "return uint8 [height, width, 3], or None",
         )
     return f"pictures of {picture.shape[1]} x {picture.shape[0]}"
 

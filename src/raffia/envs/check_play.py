@@ -13,7 +13,9 @@ from raffia.envs.env import BatchEnv, Box, Env, EnvSpec
 from raffia.functional.seeds import generator_for
 from raffia.tensordict.tensordict import TensorDict
 
-REPEAT = "draw all chance from a generator that reset(seed) creates, and forget earlier episodes"
+REPEAT = (
+    "take all randomness from a generator that reset(seed) creates, and forget earlier episodes"
+)
 
 
 class ContractError(Exception):
@@ -74,7 +76,7 @@ def _stacked(outputs: list[TensorDict]) -> TensorDict:
     for one in outputs:
         if not isinstance(one, TensorDict):
             raise ContractError(
-                f"a {type(one).__name__}", "give a TensorDict: TensorDict(observation=...)"
+                f"a {type(one).__name__}", "return a TensorDict: TensorDict(observation=...)"
             )
     if len(outputs) == 1:  # in the same memory, so that it shows when that is written again
         return outputs[0].unsqueeze(0)
@@ -164,16 +166,14 @@ def require_entries(outputs: Any, spec: EnvSpec, keys: Sequence[str], num_rows: 
     """
     if not isinstance(outputs, TensorDict):
         raise ContractError(
-            f"a {type(outputs).__name__}", "give a TensorDict: TensorDict(observation=...)"
+            f"a {type(outputs).__name__}", "return a TensorDict: TensorDict(observation=...)"
         )
     there = set(outputs.keys())
     if missing := set(keys) - there:
-        raise ContractError(
-            f"no {sorted(missing)}; there are {sorted(there)}", f"give {list(keys)}"
-        )
+        raise ContractError(f"no {sorted(missing)}, only {sorted(there)}", f"give {list(keys)}")
     if extra := there - set(keys):
         raise ContractError(
-            f"entries that the spec does not know: {sorted(extra)}",
+            f"entries that the spec does not declare: {sorted(extra)}",
             "leave them out, or set masked=True, num_players=2 or continues=True in the spec",
         )
     for key in keys:
@@ -183,7 +183,7 @@ def require_entries(outputs: Any, spec: EnvSpec, keys: Sequence[str], num_rows: 
             found = kind(value.dtype, value.shape[1:])
             raise ContractError(
                 f"{key!r} is {found} for each of {len(value)} rows",
-                f"give {kind(dtype, shape)} for each of {num_rows}, or change the spec",
+                f"return {kind(dtype, shape)} for each of {num_rows} rows, or change the spec",
             )
 
 
@@ -215,7 +215,7 @@ def one_action(spec: EnvSpec, outputs: TensorDict, draw: int = 0, number: int = 
         return (low + (high - low) * torch.rand(len(low), generator=generator))[None]
     weight = outputs["action_mask"][0].float() if spec.masked else torch.ones(spec.action.n)
     if not weight.any():
-        raise ContractError("no action is legal", "allow one at least while an episode runs")
+        raise ContractError("no action is legal", "allow at least one while an episode is running")
     return torch.multinomial(weight, 1, generator=generator)
 
 

@@ -73,7 +73,7 @@ def check_choices(config: Any) -> None:
     >>> AtariConfig(size=80)
     Traceback (most recent call last):
     ...
-    ValueError: size=80 is none of 64, 84, 96
+    ValueError: size=80 must be one of 64, 84, 96
     """
     kind: type = type(config)
     for name, choices in _choices(kind).items():
@@ -83,7 +83,7 @@ def check_choices(config: Any) -> None:
             if one not in choices:
                 hint = did_you_mean(str(one), map(str, choices))
                 listed = ", ".join(map(repr, choices))
-                raise ValueError(f"{name}={value!r} is none of {listed}{hint}")
+                raise ValueError(f"{name}={value!r} must be one of {listed}{hint}")
 
 
 def check_least(config: Any, least: float, *names: str) -> None:
@@ -123,12 +123,12 @@ def check_fraction(config: Any, *names: str) -> None:
     >>> SearchConfig(dirichlet_fraction=25.0)
     Traceback (most recent call last):
     ...
-    ValueError: dirichlet_fraction=25.0 must lie in 0..1
+    ValueError: dirichlet_fraction=25.0 must be in 0..1
     """
     for name in names:
         value = _number(config, name)
         if not 0 <= value <= 1:
-            raise ValueError(f"{name}={value} must lie in 0..1")
+            raise ValueError(f"{name}={value} must be in 0..1")
 
 
 def check_alone(setting: str, why: str, others: Mapping[str, bool]) -> None:

@@ -39,14 +39,14 @@ class AtariConfig:
         check_least(self, 1, "frame_skip")
         check_least(self, 0, "noop_max")
         if not 0 <= self.sticky < 1:
-            raise ValueError(f"sticky={self.sticky} must lie in 0..1, below 1; 0.25 is common")
+            raise ValueError(f"sticky={self.sticky} must be in [0, 1); 0.25 is common")
         if self.max_frames < self.frame_skip:
             raise ValueError(
                 f"max_frames={self.max_frames} must be at least frame_skip={self.frame_skip}"
             )
         if not self.frame_skip <= self.evaluation_frames <= EVALUATION_FRAMES:
             raise ValueError(
-                f"evaluation_frames={self.evaluation_frames} must lie in frame_skip="
+                f"evaluation_frames={self.evaluation_frames} must be in frame_skip="
                 f"{self.frame_skip} .. {EVALUATION_FRAMES}"
             )
 

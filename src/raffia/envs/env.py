@@ -42,7 +42,7 @@ class Discrete:
 
     def __post_init__(self) -> None:
         if self.n < 1:
-            raise ValueError(f"Discrete({self.n}): there must be at least one action")
+            raise ValueError(f"Discrete({self.n}) must have at least one action")
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -69,10 +69,10 @@ class Box:
     def __post_init__(self) -> None:
         if len(self.low) != len(self.high) or not self.low:
             raise ValueError(
-                f"low={self.low} and high={self.high} need as many numbers, one or more"
+                f"low={self.low} and high={self.high} must have equal lengths, at least 1"
             )
         if not all(low < high for low, high in zip(self.low, self.high, strict=True)):
-            raise ValueError(f"low={self.low} must lie below high={self.high} in each number")
+            raise ValueError(f"low={self.low} must be below high={self.high} in each number")
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -104,9 +104,11 @@ class EnvSpec:
 
     def __post_init__(self) -> None:
         if self.num_players not in (1, 2):
-            raise ValueError(f"num_players={self.num_players}: environments have one player or two")
+            raise ValueError(f"num_players={self.num_players} must be 1 or 2")
         if self.masked and isinstance(self.action, Box):
-            raise ValueError("masked=True needs Discrete actions: each is marked as legal or not")
+            raise ValueError(
+                "masked=True needs Discrete actions, because each is marked as legal or not"
+            )
 
     @property
     def state_keys(self) -> tuple[str, ...]:

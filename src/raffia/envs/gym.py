@@ -62,7 +62,7 @@ class GymEnv:
             env = made(env, max_episode_steps, render)
         elif max_episode_steps or render:
             raise ValueError(
-                "max_episode_steps and render are for ids: wrap the object in "
+                "max_episode_steps and render can only be given with an id: wrap the object in "
                 "gymnasium.wrappers.TimeLimit, and make it with render_mode='rgb_array'"
             )
         self.gym = env
@@ -149,17 +149,17 @@ class GymEnv:
         found = np.asarray(info.get("action_mask", []), bool)
         if found.shape != rows.action_mask[row].shape:
             raise ValueError(
-                f'{self.spec.name} gave info["action_mask"] of shape {list(found.shape)}, and '
-                f"masked=True needs {list(rows.action_mask[row].shape)}, a mark for each action"
+                f'{self.spec.name} returned info["action_mask"] of shape {list(found.shape)}, but '
+                f"masked=True needs {list(rows.action_mask[row].shape)}, one mark for each action"
             )
         rows.action_mask[row] = found
 
     def _odd(self, method: str, wanted: str, num: int) -> ValueError:
         """The error about an environment of another interface, such as gym's before Gymnasium."""
         return ValueError(
-            f"{method} of {self.spec.name} gave {num} things; Gymnasium's gives {wanted}. An "
-            "environment of the old gym is brought to that by the package shimmy, or by a few "
-            "lines of its own"
+            f"{method} of {self.spec.name} returned {num} values, but Gymnasium's returns "
+            f"{wanted}. The package shimmy, or a few lines of your own, adapt an environment of "
+            "the old gym"
         )
 
     def _outputs(self, keys: tuple[str, ...]) -> TensorDict:
@@ -279,13 +279,14 @@ def observation_reader(
     flat = (spaces.Box, spaces.Discrete, spaces.MultiBinary, spaces.MultiDiscrete)
     if not all(isinstance(part, flat) for part in parts(space)):
         raise ValueError(
-            f"{name} shows {space}, which does not flatten to a vector of fixed size; wrap it in "
-            "gymnasium.wrappers.TransformObservation first"
+            f"{name} has the observations {space}, which cannot be flattened to a vector of fixed "
+            "size; wrap it in gymnasium.wrappers.TransformObservation first"
         )
     if any(len(part.shape or ()) > 1 for part in parts(space)):
         raise ValueError(
-            f"{name} shows {space}: pictures among other parts, or not of three axes; "
-            "choose one with gymnasium.wrappers.FilterObservation or TransformObservation first"
+            f"{name} has the observations {space}: pictures must be the only part, and have three "
+            "axes; choose one with gymnasium.wrappers.FilterObservation or TransformObservation "
+            "first"
         )
     return (
         (spaces.flatdim(space),),
@@ -308,16 +309,16 @@ def action_writer(space: GymSpace, name: str) -> tuple[Discrete | Box, Callable[
         low, high, shape, dtype = space.low, space.high, space.shape, space.dtype
         if not (np.isfinite(low).all() and np.isfinite(high).all()):
             raise ValueError(
-                f"{name} takes {space}: bounds must be finite; wrap it in "
+                f"{name} has the actions {space}, whose bounds must be finite; wrap it in "
                 "gymnasium.wrappers.RescaleAction, or in ClipAction around finite bounds"
             )
         kind = Box(tuple(low.ravel().tolist()), tuple(high.ravel().tolist()))
         # clipped: float32 of float64 bounds may lie a rounding outside
         return kind, lambda action: np.clip(action.reshape(shape), low, high).astype(dtype)
     raise ValueError(
-        f"{name} takes actions {space}; only Discrete and Box are known here. A MultiDiscrete or "
-        "MultiBinary becomes Discrete by gymnasium.wrappers.TransformAction, a number for each "
-        "combination"
+        f"{name} has the actions {space}, but only Discrete and Box are supported. "
+        "gymnasium.wrappers.TransformAction makes a MultiDiscrete or MultiBinary space Discrete, "
+        "with one number for each combination"
     )
 
 
@@ -341,6 +342,6 @@ def _as_it_is(value: Any) -> Any:
 
 def _unread_mask(name: str) -> str:
     return (
-        f'{name} marks its legal actions in info["action_mask"], and these marks are not read: '
-        "GymEnv(env, masked=True) reads them, masked=False leaves them without this warning"
+        f'{name} marks its legal actions in info["action_mask"], but these marks are not read: '
+        "GymEnv(env, masked=True) reads them, masked=False ignores them without this warning"
     )

@@ -41,7 +41,7 @@ def make_env(
     if (make_batch := whole_batch(config.id)) is not None:
         if num_workers:
             raise ValueError(
-                f"num_workers={num_workers}: {config.id} steps all its environments at once in "
+                f"num_workers={num_workers}: {config.id} steps all its environments together in "
                 "this process, which is faster; set num_workers=0"
             )
         return limited(make_batch(num_envs), config.max_episode_steps)
@@ -60,12 +60,12 @@ def _no_config(given: object) -> TypeError:
     """The error for a name, or an environment, where its settings are wanted."""
     if isinstance(given, str):
         return TypeError(
-            f"make_env({given!r}): an environment is made by settings, as in "
+            f"make_env({given!r}): an environment is made from a config, such as "
             f"make_env(EnvConfig(id={given!r}))"
         )
     return TypeError(
-        f"make_env was given a {type(given).__name__}; it takes an EnvConfig. For an environment "
-        "that you make yourself: env_factory(a_function_that_makes_one)"
+        f"make_env needs an EnvConfig, not a {type(given).__name__}. For an environment that you "
+        "make yourself: env_factory(a_function_that_makes_one)"
     )
 
 
@@ -77,16 +77,16 @@ def require_env_factory(make_env: object) -> None:
     >>> require_env_factory(ValueProbe())
     Traceback (most recent call last):
     ...
-    TypeError: make_env is one environment, a ValueProbe, and a run plays and evaluates in several:
-    pass make_env=env_factory(make), where make() gives a new one
+    TypeError: make_env is one environment, a ValueProbe, but a run plays and evaluates in several:
+    pass make_env=env_factory(make), where make() returns a new one
     """
     if isinstance(make_env, type):
         name = make_env.__name__
         raise TypeError(f"make_env is the class {name}: pass make_env=env_factory({name})")
     if not callable(make_env):
         raise TypeError(
-            f"make_env is one environment, a {type(make_env).__name__}, and a run plays and "
-            "evaluates in several: pass make_env=env_factory(make), where make() gives a new one"
+            f"make_env is one environment, a {type(make_env).__name__}, but a run plays and "
+            "evaluates in several: pass make_env=env_factory(make), where make() returns a new one"
         )
 
 
@@ -98,15 +98,15 @@ def require_batch(env: object) -> None:
     >>> require_batch(ValueProbe())
     Traceback (most recent call last):
     ...
-    TypeError: make_env(config) gave a ValueProbe, which is no batch of environments: pass
-    make_env=env_factory(make), where make() gives one environment, or wrap them in a SerialBatch
+    TypeError: make_env(config) returned a ValueProbe, which is not a batch of environments: pass
+    make_env=env_factory(make), where make() returns one environment, or wrap them in a SerialBatch
     """
     missing = [name for name in ("num_envs", "reset", "step", "render") if not hasattr(env, name)]
     if missing or not isinstance(getattr(env, "spec", None), EnvSpec):
         raise TypeError(
-            f"make_env(config) gave a {type(env).__name__}, which is no batch of environments: "
-            "pass make_env=env_factory(make), where make() gives one environment, or wrap them "
-            "in a SerialBatch"
+            f"make_env(config) returned a {type(env).__name__}, which is not a batch of "
+            "environments: pass make_env=env_factory(make), where make() returns one environment, "
+            "or wrap them in a SerialBatch"
         )
 
 
@@ -239,7 +239,7 @@ def unknown(name: str) -> ValueError:
     hint = did_you_mean(_stem(name), names, " Did you mean {!r}?", cutoff=0.62)
     return ValueError(
         f"there is no environment {name!r}.{hint} All names: `raffia list environments`, or "
-        "raffia.envs.env_names() in Python; of a package of yours: 'its.module:Name-v0', where "
+        "raffia.envs.env_names() in Python; of your own package: 'its.module:Name-v0', where "
         "importing its.module registers it with Gymnasium"
     )
 

@@ -38,8 +38,8 @@ def _one_of(good: Tensor, generator: torch.Generator | None) -> Tensor:
     stuck = ~good.any(-1)
     if stuck.any():
         raise ValueError(
-            f"no action is legal in state {int(stuck.nonzero()[0])}: its game is over; "
-            "ask only of states in play"
+            f"no action is legal in state {int(stuck.nonzero()[0])}, because its game is over: "
+            "pass only states of running games"
         )
     if generator is None:
         weight = torch.arange(good.shape[-1], 0, -1, dtype=torch.float32).expand(good.shape)
@@ -141,14 +141,14 @@ def make_opponent(name: str, spec: EnvSpec) -> Opponent:
     """
     if spec.num_players != 2:
         raise ValueError(
-            f"{spec.name or 'this environment'} has one player: there is nobody to play with"
+            f"{spec.name or 'this environment'} has only one player, so it has no opponents"
         )
     anywhere: dict[str, Callable[[], Opponent]] = {"random": RandomOpponent}
     choices = anywhere | _OF_GAME.get(spec.name, {})
     if name not in choices:
         raise ValueError(
-            f"there is no {name!r} opponent in {spec.name or 'this game'}; there are "
-            f"{', '.join(choices)}, for example make_opponent({list(choices)[-1]!r}, spec)"
+            f"{spec.name or 'this game'} has no opponent {name!r}, only {', '.join(choices)}, for "
+            f"example make_opponent({list(choices)[-1]!r}, spec)"
         )
     return choices[name]()
 

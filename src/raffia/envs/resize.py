@@ -40,8 +40,8 @@ def area(
     """
     if picture.ndim != 3 or picture.dtype != torch.uint8 or 0 in picture.shape:
         raise ValueError(
-            f"a picture is uint8 [H, W, C], got {picture.dtype} {list(picture.shape)}; a grey one "
-            "has C = 1: area(grey.unsqueeze(-1), height, width)"
+            f"a picture must be uint8 [H, W, C]; got {picture.dtype} {list(picture.shape)}. A "
+            "grey one has C = 1: area(grey.unsqueeze(-1), height, width)"
         )
     if height < 1 or width < 1:
         raise ValueError(f"height={height} and width={width} must be at least 1")

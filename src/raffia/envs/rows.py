@@ -134,8 +134,8 @@ class TensorRows:
                 value.shape != array.shape[1:] or value.dtype != array.dtype
             ):  # numpy would broadcast
                 raise ValueError(
-                    f"{type(self.env).__name__} gave {key!r} as {value.dtype} {list(value.shape)}; "
-                    f"its spec has {array.dtype} {list(array.shape[1:])}"
+                    f"{type(self.env).__name__} returned {key!r} as {value.dtype} "
+                    f"{list(value.shape)}, but its spec has {array.dtype} {list(array.shape[1:])}"
                 )
             array[row] = value
 
@@ -150,14 +150,14 @@ def chosen_rows(rows: Tensor | None, num_envs: int) -> list[int]:
         return list(range(num_envs))
     if rows.ndim != 1 or rows.dtype != torch.int64:
         raise ValueError(
-            f"rows must be int64 [n], here {rows.dtype} {list(rows.shape)}; "
-            "pass for instance torch.tensor([0, 2]), or None for all"
+            f"rows must be int64 [n]; got {rows.dtype} {list(rows.shape)}. Pass for instance "
+            "torch.tensor([0, 2]), or None for all"
         )
     numbers: list[int] = rows.tolist()
     if len(set(numbers)) != len(numbers):
-        raise ValueError(f"rows={numbers}: each row may be named once")
+        raise ValueError(f"rows={numbers}: each row may be given only once")
     if numbers and not (0 <= min(numbers) and max(numbers) < num_envs):
-        raise IndexError(f"rows={numbers}: this batch has the rows 0 .. {num_envs - 1}")
+        raise IndexError(f"rows={numbers} must be in 0 .. {num_envs - 1}, the rows of this batch")
     return numbers
 
 
@@ -169,12 +169,12 @@ def checked_seeds(seeds: Tensor, num_rows: int) -> list[int]:
     """
     if not _is_tensor(seeds, (num_rows,), torch.int64):
         raise ValueError(
-            f"seeds must be int64 [{num_rows}], one for each row, here {_shown(seeds)}; pass for "
+            f"seeds must be int64 [{num_rows}], one for each row; got {_shown(seeds)}. Pass for "
             f"instance torch.arange({num_rows})"
         )
     numbers: list[int] = seeds.tolist()
     if numbers and min(numbers) < 0:
-        raise ValueError(f"seeds={numbers} must not be negative")
+        raise ValueError(f"seeds={numbers} must be at least 0")
     return numbers
 
 
@@ -189,7 +189,7 @@ def checked_actions(action: Tensor, spec: EnvSpec, num_rows: int) -> list[Any]:
     kind = spec.action
     if not _is_tensor(action, (num_rows, *kind.shape), kind.dtype):
         raise ValueError(
-            f"actions must be {kind.dtype} {[num_rows, *kind.shape]}, one for each row, here "
+            f"actions must be {kind.dtype} {[num_rows, *kind.shape]}, one for each row; got "
             f"{_shown(action)}"
         )
     if isinstance(kind, Box):
@@ -198,11 +198,11 @@ def checked_actions(action: Tensor, spec: EnvSpec, num_rows: int) -> list[Any]:
         slack = 1e-4 * (high - low)  # what rounding may do
         inside = (low - slack <= array) & (array <= high + slack)  # False for NaN too
         if not inside.all():
-            raise ValueError(f"actions {array.tolist()} must lie in {kind.low} .. {kind.high}")
+            raise ValueError(f"actions {array.tolist()} must be in {kind.low} .. {kind.high}")
         return list(array)
     numbers: list[int] = action.tolist()
     if num_rows and not (0 <= min(numbers) and max(numbers) < kind.n):
-        raise ValueError(f"actions {numbers} must lie in 0 .. {kind.n - 1}")
+        raise ValueError(f"actions {numbers} must be in 0 .. {kind.n - 1}")
     return numbers
 
 
@@ -214,7 +214,7 @@ def _shown(value: Any) -> str:
     """A description of a value that was passed where a tensor is expected."""
     if isinstance(value, Tensor):
         return f"{value.dtype} {list(value.shape)}"
-    return f"{shown(value)}, which is no tensor"
+    return f"{shown(value)}, which is not a tensor"
 
 
 def refuse_ended(ended: list[int]) -> None:
@@ -224,7 +224,7 @@ def refuse_ended(ended: list[int]) -> None:
     """
     if ended:
         raise RuntimeError(
-            f"rows {ended}: no episode runs there, it has ended or was never begun; call "
+            f"rows {ended} have no running episode: it has ended or was never started; call "
             f"reset(seeds, rows=torch.tensor({ended})) with {len(ended)} new seeds, then step"
         )
 

@@ -62,11 +62,11 @@ def save_video(
     write = _writer(target.suffix)
     if frames.ndim != 4 or frames.shape[-1] != 3 or frames.dtype != torch.uint8:
         raise ValueError(
-            f"frames must be uint8 [T, H, W, 3], got {frames.dtype} {list(frames.shape)}; grey "
-            "ones [T, H, W] become so by frames.unsqueeze(-1).expand(-1, -1, -1, 3)"
+            f"frames must be uint8 [T, H, W, 3]; got {frames.dtype} {list(frames.shape)}. Convert "
+            "grey ones [T, H, W] by frames.unsqueeze(-1).expand(-1, -1, -1, 3)"
         )
     if 0 in frames.shape:
-        raise ValueError(f"there is nothing to show in frames of {list(frames.shape)}")
+        raise ValueError(f"frames of {list(frames.shape)} show nothing: no dimension may be 0")
     if not 0 < fps < float("inf"):
         raise ValueError(f"fps={fps} must be above 0")
     if every < 1:
@@ -105,7 +105,7 @@ def require_writer(suffix: str) -> None:
     >>> require_writer(".avi")
     Traceback (most recent call last):
         ...
-    ValueError: videos end in .gif or .mp4, not in '.avi'
+    ValueError: the name of a video must end in .gif or .mp4, not in '.avi'
     """
     _writer(suffix)
 
@@ -117,7 +117,9 @@ def _writer(suffix: str) -> Callable[[Array, float], bytes]:
         case ".mp4":
             write, package = _mp4, "imageio_ffmpeg"
         case _:
-            raise ValueError(f"videos end in {' or '.join(SUFFIXES)}, not in {suffix!r}")
+            raise ValueError(
+                f"the name of a video must end in {' or '.join(SUFFIXES)}, not in {suffix!r}"
+            )
     if importlib.util.find_spec(package) is None:
         project = {"PIL": "Pillow", "imageio_ffmpeg": "imageio-ffmpeg"}[package]
         raise ImportError(f"{suffix} files need {project}: pip install 'raffia[video]'")
@@ -180,5 +182,5 @@ def _mp4(frames: Array, fps: float) -> bytes:
         pixels = frames.tobytes()
         done = subprocess.run([*command, str(path)], input=pixels, capture_output=True)
         if done.returncode:
-            raise OSError(f"ffmpeg could not write the film: {done.stderr.decode().strip()}")
+            raise OSError(f"ffmpeg could not write the video: {done.stderr.decode().strip()}")
         return path.read_bytes()

@@ -102,7 +102,9 @@ def work(
         for make in makes:
             env = make()
             if env.spec != spec:
-                raise ValueError(f"environments of a batch must be of one kind: {spec}, {env.spec}")
+                raise ValueError(
+                    f"environments of a batch must have equal specs: {spec}, {env.spec}"
+                )
             envs.append(env)
     except Exception as error:
         connection.send_bytes(_failure(len(envs), error))

@@ -114,17 +114,17 @@ class WorkerBatch:
         """
         if not 1 <= num_workers <= len(makes):
             raise ValueError(
-                f"num_workers={num_workers} must lie in 1..{len(makes)}, the number of environments"
+                f"num_workers={num_workers} must be in 1..{len(makes)}, the number of environments"
             )
         if max_restarts < 0:
-            raise ValueError(f"max_restarts={max_restarts} must not be negative")
+            raise ValueError(f"max_restarts={max_restarts} must be at least 0")
         first = makes[0]()
         self.spec = first.spec
         first.close()
         self.num_envs = len(makes)
         self.num_restarts = 0  # so far
         if step_timeout_seconds < 0:
-            raise ValueError(f"step_timeout_seconds={step_timeout_seconds} must not be negative")
+            raise ValueError(f"step_timeout_seconds={step_timeout_seconds} must be at least 0")
         self._max_restarts = max_restarts
         self._timeout = step_timeout_seconds
         self._warn = warn
@@ -146,7 +146,7 @@ class WorkerBatch:
                 except (EOFError, ConnectionError) as error:
                     raise WorkerError(
                         f"worker {number} ended before it was ready, {worker.end()}; what it "
-                        "printed stands above. A script must start under if __name__ == "
+                        "printed is above. The start of a script must be under if __name__ == "
                         "'__main__':"
                     ) from error
 
@@ -247,8 +247,8 @@ class WorkerBatch:
                 how = worker.end()
                 if deaths > self._max_restarts:
                     raise WorkerError(
-                        f"{what}, {how}, {deaths} times in one call; the batch is closed. "
-                        "Where memory is short, use fewer workers or environments"
+                        f"{what}, {how}, {deaths} times in one call; the batch is closed. If "
+                        "memory is short, use fewer workers or environments"
                     ) from error
                 if self._warn is not None:
                     self._warn(f"{what}, {how}; it is started again and replays its episodes")
@@ -265,10 +265,10 @@ class WorkerBatch:
             pid = worker.process.pid
             raise WorkerError(
                 f"worker {number} (rows {worker.first}..{worker.stop - 1}, process {pid}) has not "
-                f"answered for {limit:g} seconds: its environment hangs, or the process is stopped."
-                " The batch is closed. If a step may take that long: "
-                f"step_timeout_seconds={2 * self._timeout:g}, of a run "
-                "--env.step_timeout_seconds; 0 waits without end"
+                f"answered for {limit:g} seconds: its environment hangs, or the process is "
+                "stopped. The batch is closed. If a step may take that long: "
+                f"step_timeout_seconds={2 * self._timeout:g}, for a run "
+                "--env.step_timeout_seconds; 0 waits without limit"
             )
         return worker.connection.recv_bytes()
 

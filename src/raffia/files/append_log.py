@@ -129,13 +129,14 @@ class JsonLines(AppendLog):
         ...     log.write({"loss": object()})
         Traceback (most recent call last):
         ...
-        TypeError: ... a row holds what JSON does, such as float(loss): ...
+        TypeError: ... the values of a row must be JSON values, such as float(loss): ...
         """
         try:
             text = json.dumps(_finite(row), allow_nan=False)
         except TypeError as error:
             raise TypeError(
-                f"{error}; a row holds what JSON does, such as float(loss): {dict(row)!r:.200}"
+                f"{error}; the values of a row must be JSON values, such as float(loss): "
+                f"{dict(row)!r:.200}"
             ) from None
         self.append(f"{text}\n".encode())
 

@@ -31,7 +31,7 @@ def checksum(path: Path) -> Checksum:
     >>> checksum(os.devnull)
     Traceback (most recent call last):
     ...
-    raffia.files.damage.DamagedFileError: ...null: it is no plain file
+    raffia.files.damage.DamagedFileError: ...null: it is not a regular file
     """
     with open_plain(path, follows_links=True) as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
@@ -83,7 +83,7 @@ def read_signed(path: Path) -> dict[str, Any]:
     with open_plain(path, follows_links=True) as file:
         record = parse_json(path, file.read(), deepest=None)
     if type(record) is not dict or record.get("format") != "raffia":
-        raise DamagedFileError(path, "it is not a record of ours")
+        raise DamagedFileError(path, "it is not a record written by raffia")
     found = record.pop("sha256", None)
     if found != signed(record)["sha256"]:
         raise DamagedFileError(path, "its content is not what was written: the checksum differs")
@@ -122,7 +122,7 @@ def check_manifest(folder: Path, names: Iterable[str] | None = None) -> None:
     ...     check_manifest(folder)
     Traceback (most recent call last):
     ...
-    raffia.files.damage.DamagedFileError: ...x: its content is not what was saved: bring it back...
+    raffia.files.damage.DamagedFileError: ...x: its content is not what was saved: restore it, ...
     """
     path = os.path.join(folder, MANIFEST)
     try:
@@ -130,12 +130,12 @@ def check_manifest(folder: Path, names: Iterable[str] | None = None) -> None:
             record = parse_json(path, file.read())
     except FileNotFoundError:
         return
-    with foreign_reader(path, "it is no manifest"):
+    with foreign_reader(path, "it is not a manifest"):
         found = record.pop("sha256")
         listed = {name: Checksum(**entry) for name, entry in record["files"].items()}
     if found != _sorted_checksum(record):
         raise DamagedFileError(path, "its content is not what was written: the checksum differs")
-    hint = f": bring it back, or, if that was on purpose, remove {path}"
+    hint = f": restore it, or, if the change was intended, delete {path}"
     for name in sorted(listed) if names is None else names:
         if name in listed:
             check_file(os.path.join(folder, name), listed[name], hint)

@@ -47,7 +47,7 @@ class MissingFileError(DamagedFileError, FileNotFoundError):
 
 
 @contextmanager
-def foreign_reader(path: Path, what: str = "it can't be read") -> Iterator[None]:
+def foreign_reader(path: Path, what: str = "it cannot be read") -> Iterator[None]:
     """Convert an error that another library raises at a file to a DamagedFileError naming the file.
 
     what: what is wrong with the file, put before the library's own words.
@@ -107,9 +107,9 @@ def open_plain(path: Path, *, follows_links: bool = False) -> io.BufferedReader:
     ...     open_plain(f"{folder}/y")
     Traceback (most recent call last):
     ...
-    raffia.files.damage.DamagedFileError: ...y: it is no plain file (links are not followed)
+    raffia.files.damage.DamagedFileError: ...y: it is not a regular file (links are not ...
     """
-    no = "it is no plain file" + ("" if follows_links else " (links are not followed)")
+    no = "it is not a regular file" + ("" if follows_links else " (links are not followed)")
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)
     flags |= 0 if follows_links else getattr(os, "O_NOFOLLOW", 0)
     try:

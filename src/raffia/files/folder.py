@@ -39,7 +39,7 @@ class Folder:
     def path(self, name: str) -> str:
         """The path of the file with this name; DamagedFileError if no such file exists."""
         if name not in self.files:
-            raise DamagedFileError(self.root, f"it holds {sorted(self.files)}, and no {name!r}")
+            raise DamagedFileError(self.root, f"it holds {sorted(self.files)}, but no {name!r}")
         return self.files[name]
 
     def read(self, name: str) -> bytes:
@@ -73,7 +73,7 @@ def write_folder(
     root = os.path.abspath(path)
     for name in files:
         if not NAME.fullmatch(name):
-            raise ValueError(f"a file here has a plain name such as 'rows.bin', not {name!r}")
+            raise ValueError(f"a file name must be plain, such as 'rows.bin', not {name!r}")
     if os.path.lexists(root):
         _refuse_others(root, kind)
     make_folder(root)
@@ -127,7 +127,7 @@ def read_folder(path: Path, kind: str, version: int) -> Folder:
     ...     read_folder(folder, "storage", 1)
     Traceback (most recent call last):
     ...
-    ValueError: ... holds 'greeting' of version 1, and 'storage' of version 1 is wanted here
+    ValueError: ... holds 'greeting' of version 1, but this call needs 'storage' of version 1
     """
     root = os.path.abspath(path)
     with locked(root, shared=True):
@@ -165,8 +165,8 @@ def check_kind(root: str, record: dict[str, Any], kind: str, version: int) -> No
     found = record.get("kind"), record.get("version")
     if found != (kind, version):
         raise ValueError(
-            f"{root} holds {shown(found[0])} of version {shown(found[1])}, and {kind!r} of version "
-            f"{version} is wanted here"
+            f"{root} holds {shown(found[0])} of version {shown(found[1])}, but this call needs "
+            f"{kind!r} of version {version}"
         )
 
 
@@ -190,7 +190,7 @@ def _names(root: str, token: str) -> bool:
 def _refuse_others(root: str, kind: str) -> None:
     """Raise unless `root` is a folder that we may write: an empty one, or one of this kind."""
     if not os.path.isdir(root):
-        raise FileExistsError(errno.EEXIST, "this is no folder; take another path", root)
+        raise FileExistsError(errno.EEXIST, "this is not a folder; use another path", root)
     names = os.listdir(root)  # before the look at the manifest, which another writer may bring now
     if os.path.lexists(f"{root}/{MANIFEST}"):
         found = _manifest(root).get("kind")
@@ -203,7 +203,7 @@ def _refuse_others(root: str, kind: str) -> None:
     if foreign:
         raise FileExistsError(
             errno.EEXIST,
-            f"this folder holds other files ({shown(sorted(foreign)[0])}): take one of its own",
+            f"this folder holds other files ({shown(sorted(foreign)[0])}): use an empty folder",
             root,
         )
 
@@ -223,7 +223,9 @@ def _checked(root: str, listed: Any) -> str:
     """The path of a file that the manifest lists, whose content was found to be unchanged."""
     stored = listed.get("file") if type(listed) is dict else None
     if type(stored) is not str or not OURS.fullmatch(stored):
-        raise DamagedFileError(f"{root}/{MANIFEST}", f"{shown(stored)} is not a file of ours")
+        raise DamagedFileError(
+            f"{root}/{MANIFEST}", (f"{shown(stored)} is not the name of a file that raffia writes")
+        )
     with foreign_reader(f"{root}/{MANIFEST}", "it lists no checksum"):
         expected = Checksum(listed["bytes"], listed["sha256"])
     check_file(f"{root}/{stored}", expected)

@@ -50,7 +50,7 @@ def parse_json(path: Path, text: bytes | str, *, deepest: int | None = DEEPEST) 
     except (ValueError, RecursionError) as error:
         raise DamagedFileError(path, f"it is not JSON: {brief(error)}") from None
     if deepest is not None and is_deeper(found, deepest):  # so that nobody's recursion ends in it
-        raise DamagedFileError(path, f"it is nested more than {deepest} deep")
+        raise DamagedFileError(path, f"it is nested more than {deepest} levels deep")
     return found
 
 
@@ -59,7 +59,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(out) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in out if names.count(name) > 1)
-        raise ValueError(f"the name {shown(twice)} is there twice")
+        raise ValueError(f"the name {shown(twice)} occurs twice")
     return out
 
 

@@ -36,7 +36,7 @@ class Lock:
             # Kept: at the end of the process nothing can be imported any more.
             self._fcntl = fcntl = importlib.import_module("fcntl")
         except ImportError:
-            self.missing = "this system has no locks of files"
+            self.missing = "this system has no file locks"
             return
         how = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB)
         try:
@@ -67,7 +67,7 @@ def locked(folder: Path, *, shared: bool = False, wait: bool = True) -> Iterator
     ''
     """
     if os.name == "nt":  # no folder can be opened there
-        yield "this system has no locks of folders"
+        yield "this system has no folder locks"
         return
     fd = os.open(folder, os.O_RDONLY)
     try:

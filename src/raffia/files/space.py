@@ -100,8 +100,8 @@ def make_files(folder: str, sizes: Mapping[str, int]) -> None:
         if error.errno not in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
             raise
         why = (
-            f"no space for the rows: they take {needed / 2**30:.3g} GiB, "
-            f"and {free / 2**30:.3g} GiB are free. Take a smaller max_size, or a folder elsewhere"
+            f"no space for the rows: they need {needed / 2**30:.3g} GiB, but only "
+            f"{free / 2**30:.3g} GiB are free. Use a smaller max_size, or a folder on another disk"
         )
         raise OSError(error.errno, why, folder) from None
 

@@ -244,7 +244,7 @@ def test_the_published_description_is_gpt2s():
     [
         ({"n_layers": 2}, "unknown entry 'n_layers'.*n_layer"),
         ({"arch": "mlp"}, "only 'gpt'"),
-        ({"activation": "Relu"}, "activation='Relu' is none of 'GELU', 'ReLU'"),
+        ({"activation": "Relu"}, "activation='Relu' must be one of 'GELU', 'ReLU'"),
         ({"min_layers": 4, "max_layers": 2}, "1 <= min_layers <= max_layers"),
         ({"n_head": 3}, "n_head can be one of"),
     ],

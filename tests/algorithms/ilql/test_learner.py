@@ -190,7 +190,7 @@ def test_compiled_gradients_are_the_same():
 def test_the_config_refuses_what_can_not_be():
     with pytest.raises(ValueError, match="n_head can be one of"):
         TrunkConfig(n_embd=10, n_head=4)
-    with pytest.raises(ValueError, match="must lie in 0..1"):
+    with pytest.raises(ValueError, match="must be in 0..1"):
         ILQLLossConfig(tau=1.5)
     with pytest.raises(ValueError, match="set cql_weight=0"):
         ILQLConfig(model=ILQLModelConfig(per_token=False))

@@ -72,7 +72,7 @@ def test_top_p_of_a_large_vocabulary_is_that_of_all_its_tokens_sorted():
         (dict(temperature=0.0), "pass num_beams=1"),
         (dict(temperature=-1.0), "temperature=-1.0 must be above 0"),
         (dict(top_k=0), "top_k=0 must be at least 1"),
-        (dict(top_p=1.5), "top_p=1.5 must lie in 0..1"),
+        (dict(top_p=1.5), "top_p=1.5 must be in 0..1"),
         (dict(exp_adv=False), "adv_weight=1.0 must be between 0 and 1 with exp_adv=False"),
         (dict(include_logits=False, include_adv=False), "leave nothing to choose tokens by"),
         (dict(include_logits=False, adv_weight=0.0), "leave nothing to choose tokens by"),
@@ -89,7 +89,7 @@ def test_what_cannot_be_is_refused(options, text):
         DecodeConfig(**options)
     with pytest.raises(ValueError, match="num_candidates=1 must be at least 2"):
         TokenPlanConfig(num_candidates=1)
-    with pytest.raises(ValueError, match="policy='puct' is none of 'muzero', 'gumbel'"):
+    with pytest.raises(ValueError, match="policy='puct' must be one of 'muzero', 'gumbel'"):
         TokenPlanConfig(policy="puct")
 
 

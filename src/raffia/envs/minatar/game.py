@@ -149,9 +149,11 @@ class MinAtarBatch:
         self, num_envs: int, *, sticky_actions: float = 0.1, all_actions: bool = False
     ) -> None:
         if num_envs < 1:
-            raise ValueError(f"num_envs={num_envs}: there must be at least one game")
+            raise ValueError(f"num_envs={num_envs} must be at least 1")
         if not 0 <= sticky_actions <= 1:
-            raise ValueError(f"sticky_actions={sticky_actions} must lie in 0..1, a probability")
+            raise ValueError(
+                f"sticky_actions={sticky_actions} must be in 0..1, because it is a probability"
+            )
         self.num_envs = num_envs
         self.spec = EnvSpec(
             observation_shape=(len(self.channels), SIZE, SIZE),

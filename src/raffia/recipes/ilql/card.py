@@ -27,15 +27,15 @@ tags: [raffia, offline-rl{tag}]
 A causal language model, trained with raffia {version}.
 
 - method: {method}
-- learnt from: {source}
+- training data: {source}
 - updates: {update} of {num_updates}, {batch_size} dialogues each
 - seed: {seed}
 
-## How good it is
+## Evaluation
 
 {scores}
 
-## How to use it
+## Usage
 
 {prompts}
 
@@ -49,18 +49,18 @@ answer = model.generate(**prompt)[0, prompt["input_ids"].shape[1]:]
 print(tokenizer.decode(answer, skip_special_tokens=True))
 ```
 {template}{values}
-## To train on
+## Further training
 
-`raffia train ilql --model FOLDER --data chats.jsonl` goes on from these weights, with the tokens of
-this folder.
+`raffia train ilql --model FOLDER --data chats.jsonl` continues training from these weights, with
+the tokens of this folder.
 """
 BETWEEN_MARKS = """\
-A prompt is the dialogue so far: `{bos}` where the environment comes first and `{boa}` where the
-agent does, then each utterance with its end, `{eos}` behind the environment's and `{eoa}` behind
-the agent's. An answer ends with `{eoa}`, which is therefore what `transformers` calls
-`eos_token`; `{eod}` ends a dialogue that is over, and `{pad}` fills up."""
+A prompt is the dialogue so far: it begins with `{bos}` if the environment comes first and with
+`{boa}` if the agent does; each utterance is followed by its end, `{eos}` for the environment's and
+`{eoa}` for the agent's. An answer ends with `{eoa}`, so this is the `eos_token` of `transformers`;
+`{eod}` ends a finished dialogue, and `{pad}` is padding."""
 BY_TEMPLATE = """\
-A prompt is the dialogue so far, written by the chat template of the model that this one goes on
+A prompt is the dialogue so far, written by the chat template of the model that training started
 from, with the generation prompt at its end. An answer ends with `{eoa}`."""
 CHAT = """\
 messages = [{"role": "user", "content": "Hello"}]
@@ -68,16 +68,16 @@ prompt = tokenizer.apply_chat_template(
     messages, add_generation_prompt=True, return_dict=True, return_tensors="pt"
 )"""
 TEMPLATE = """
-`tokenizer.apply_chat_template(messages)` makes the same prompts of messages, `user` being the
+`tokenizer.apply_chat_template(messages)` makes the same prompts from messages, where `user` is the
 environment and `assistant` the agent.
 """
 VALUES = """
-## The values
+## Values
 
-`transformers` runs the policy alone. What this agent has learnt beyond it are values: how much the
-dialogue promises (V), and each next token (Q). It decodes by logits that the advantage Q - V moves,
-which needs the value heads: they are beside the model, in `value_heads.safetensors`, described by
-`raffia_ilql.json`. With raffia all of it comes back:
+`transformers` runs only the policy. This agent has also learnt values: the expected return of the
+dialogue so far (V), and that of each next token (Q). It decodes from logits to which the advantage
+Q - V is added, which needs the value heads: they are in `value_heads.safetensors`, described by
+`raffia_ilql.json`. Raffia loads the complete agent:
 
 ```python
 from raffia.recipes.ilql.export import load_exported
@@ -87,11 +87,11 @@ print(agent.act(observation))  # anything with to_sequence(): utterances and rew
 ```
 """
 NO_VALUES = """
-It has learnt no values: the policy is all there is, and `transformers` runs it whole.
+This agent has learnt no values: the policy is the complete agent, and `transformers` runs it.
 """
 NO_POLICY = """
-By this method the policy's own logits learn nothing: `generate` of `transformers` gives noise, and
-the values below are those that the agent decodes by.
+This method does not train the policy's own logits: `generate` of `transformers` returns noise, and
+the agent decodes from the values below.
 """
 
 
@@ -206,7 +206,7 @@ def _summary_of(scores: Mapping[str, Any]) -> str:
         return "\n".join(lines)
     if "loss" in scores:
         means = [f"{name} {scores[name]:.3f}" for name in SCORES if name in scores]
-        return f"On rows that were held out: {', '.join(means)}."
+        return f"On held-out rows: {', '.join(means)}."
     return "No evaluation was made at this update."
 
 
