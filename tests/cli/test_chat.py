@@ -179,7 +179,7 @@ def test_a_talk(policy):
     assert f"you: {pair}\nagent: oh\nyou: \nyou: /again\nagent: ah\nyou: /add" in said
     assert "agent: cut\n(cut here: it may say 3 tokens at once)\n" in said
     assert said.count("it no longer sees the first") == 2
-    assert "/new\n(starting over)\nyou: /again\n(there is not an answer to repeat)\n" in said
+    assert "/new\n(starting over)\nyou: /again\n(there is no answer to repeat)\n" in said
     assert "/add TEXT   add a text" in said
     assert said.endswith("you: /quit\nGoodbye.\n") and "never" not in said
 

@@ -522,7 +522,7 @@ def test_room_is_that_of_single_machines():
 def test_versions_of_a_cluster_are_compared():
     assert versions()["torch"] == torch.__version__
     for name in ("raffia", "torch", "python"):
-        with pytest.raises(VersionError, match=f"worker 3 of .* has {name} 0.1 \(here"):
+        with pytest.raises(VersionError, match=rf"worker 3 of .* has {name} 0.1 \(here"):
             require_versions({**versions(), name: "0.1"}, "worker 3")
     mismatch = RuntimeError("Version mismatch: The cluster was started with:\n    Python: 3.8.0")
     assert isinstance(silent("head:1", mismatch), VersionError)

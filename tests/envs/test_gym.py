@@ -147,7 +147,7 @@ def test_envs_of_the_old_gym_are_told_apart(says, text):
             return self.shown, 1.0, False, {}
 
     env = GymEnv(Old(np.zeros(3, np.float32), spaces.Box(-1, 1, (3,))))
-    with pytest.raises(ValueError, match=f"{says} of Old {text}; Gymnasium's gives"):
+    with pytest.raises(ValueError, match=f"{says} of Old {text}, but Gymnasium's returns"):
         env.reset(0)
         env.step(torch.tensor(0))
 

@@ -213,7 +213,9 @@ def test_a_finished_game_is_refused():
             torch.tensor([column, 6 - column if column else 3])[:1], torch.tensor([0])
         )
     for opponent in (RandomOpponent(), RuleConnect4(depth=1)):
-        with pytest.raises(ValueError, match="no action is legal in state 0: its game is over"):
+        with pytest.raises(
+            ValueError, match="no action is legal in state 0, because its game is over"
+        ):
             opponent.act(state)
 
 
@@ -222,9 +224,7 @@ def test_opponents_by_name():
     assert isinstance(make_opponent("perfect", tictactoe), PerfectTicTacToe)
     assert isinstance(make_opponent("rule", connect), RuleConnect4)
     assert isinstance(make_opponent("random", connect), RandomOpponent)
-    with pytest.raises(
-        ValueError, match="no 'perfect' opponent in connect4; there are random, rule"
-    ):
+    with pytest.raises(ValueError, match="connect4 has no opponent 'perfect', only random, rule"):
         make_opponent("perfect", connect)
     alone = EnvSpec(observation_shape=(1,), action=Discrete(2), name="corridor")
     with pytest.raises(ValueError, match="corridor has only one player"):
