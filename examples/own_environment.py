@@ -2,7 +2,7 @@
 examples/own_environment.py
 
 A minute at most. The run's folder, runs/corridor, is one like any other: `raffia report
-runs/corridor` shows it, and `resume` of `raffia.recipes` goes on with it.
+runs/corridor` shows it, and `resume` of `raffia.recipes` continues it.
 """
 
 from dataclasses import replace

@@ -135,7 +135,7 @@ class Accumulate:
 
 
 def step_of(state: TensorDict) -> int:
-    """How many updates were made; all members of a population have made as many.
+    """The number of updates made, which is equal for all members of a population.
 
     >>> step_of(TensorDict(step=torch.tensor([3, 3]), batch_size=[2]))
     3

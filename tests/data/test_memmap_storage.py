@@ -308,7 +308,7 @@ def rewrite(folder, sign=True, **changes):
         (lambda f: (f / "storage.json").write_text("{"), DamagedFileError, "not JSON"),
         (lambda f: (f / "leaf-1.bin").unlink(), DamagedFileError, "leaf-1.bin: the file is missi"),
         (lambda f: (f / "rows.bin").write_bytes(b"1"), DamagedFileError, "1 bytes, not 96"),
-        (lambda f: rewrite(f, version=9), ValueError, "of version 9, and .* of version 1 is want"),
+        (lambda f: rewrite(f, version=9), ValueError, "of version 9, but .* of version 1"),
         (lambda f: rewrite(f, kind="x"), ValueError, "holds 'x' of version 1"),
         (lambda f: rewrite(f, structure={}), DamagedFileError, "record of the rows"),
         (lambda f: rewrite(f, sign=False, total=3), DamagedFileError, "checksum differs"),

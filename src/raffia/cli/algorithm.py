@@ -117,7 +117,7 @@ class AlgorithmCommands:
     def check(
         self, config: Any, flags: Mapping[str, str], settings: Sequence[str], words: Sequence[str]
     ) -> None:
-        """UsageError for a call without sense, before anything is made.
+        """Raise UsageError for a wrong call, before anything is made.
 
         settings: the words that are not flags of the command's own, and so name settings.
         """
@@ -227,7 +227,7 @@ class AlgorithmCommands:
         return show_evaluation(run, args, found)
 
     def refuse_special(self, run: Path, args: argparse.Namespace) -> None:
-        """UsageError for flags that are another algorithm's alone."""
+        """Raise UsageError for flags that only another algorithm has."""
         for names, title in ((SPECIAL, "EfficientZero"), (OF_ILQL, "ILQL")):
             for name, flag in names.items():
                 if title != self.algorithm.title and getattr(args, name):

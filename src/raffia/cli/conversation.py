@@ -14,7 +14,7 @@ WIDEST_TOKEN = 16
 
 
 def shade(advantage: float | None, weight: float) -> str:
-    """The colour of a token, by how much its advantage moved the choice; nothing for hardly.
+    """The colour of a token, by how much its advantage moved the choice; "" if hardly at all.
 
     weight: of the advantage in the decoding, so that the product is in nats of its logit.
 

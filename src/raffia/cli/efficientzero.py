@@ -42,7 +42,7 @@ class EfficientZeroCommands(AlgorithmCommands):
     def check(
         self, config: Any, flags: Mapping[str, str], settings: Sequence[str], words: Sequence[str]
     ) -> None:
-        """UsageError where no environment is named."""
+        """Raise UsageError if no environment is named."""
         if "--preset" not in flags and "--config" not in flags:
             example = call("raffia", "train", self.name, "--preset", "cartpole", *words)
             raise UsageError(

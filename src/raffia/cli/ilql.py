@@ -109,7 +109,7 @@ class ILQLCommands(AlgorithmCommands):
     def check(
         self, config: Any, flags: Mapping[str, str], settings: Sequence[str], words: Sequence[str]
     ) -> None:
-        """UsageError where no data is named, or where sizes contradict a model."""
+        """Raise UsageError if no data is named, or if sizes contradict a model."""
         if not {"--preset", "--data", "--config"} & set(flags):
             raise UsageError(
                 "nothing to train on was given: pass --preset NAME, --data FILE or --config FILE",

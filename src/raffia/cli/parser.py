@@ -69,7 +69,7 @@ class Parser(argparse.ArgumentParser):
         )
 
     def read(self, words: Sequence[str]) -> argparse.Namespace:
-        """The arguments that the words stand for; UsageError where there are none."""
+        """Parse the words into arguments; raise UsageError if they are wrong."""
         args, unknown = self.parse_known_args([_hyphened(word) for word in words])
         if unknown:
             raise self._unknown(unknown[0])

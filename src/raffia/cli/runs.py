@@ -28,7 +28,7 @@ HOME = Path("runs")  # where runs lie unless another folder is named
 
 
 def add_checkpoint(parser: Parser) -> None:
-    """The flag that chooses a checkpoint of a run.
+    """Add the flag that chooses a checkpoint of a run.
 
     >>> parser = Parser("raffia look", "looks", "")
     >>> add_checkpoint(parser)
@@ -65,7 +65,7 @@ def chosen_run(
     fits: Callable[[RunSummary], bool] = lambda run: True,
     start: str = "raffia train efficientzero --preset cartpole",
 ) -> Path:
-    """The folder of the run; UsageError, with runs that there are, if it is none.
+    """The folder of the run; UsageError, with existing runs, if it is not a run folder.
 
     fits: which runs are offered where none is given.
     start: the call that starts one, where none fits.
@@ -164,7 +164,7 @@ def _made_by(path: Path) -> dict[str, Any]:
 
 
 def free_folder(wanted: Path) -> Path:
-    """`wanted`, or the first of wanted-2, wanted-3 ... that is not there.
+    """`wanted`, or the first of wanted-2, wanted-3 ... that does not exist.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as home:
@@ -229,7 +229,7 @@ def print_start(config: Any, folder: Path, remark: str = "") -> None:
 
 
 def require_device(name: str, is_here: bool = True) -> None:
-    """UsageError where torch cannot compute on a device.
+    """Raise UsageError if torch cannot compute on a device.
 
     is_here: on this machine; else only the name is looked at.
 
@@ -255,7 +255,7 @@ def end_line(result: RunResult) -> str:
 
 
 def exit_status(result: RunResult) -> int:
-    """0, or 128 and the number of the signal that stopped the run, as shells have it."""
+    """0, or 128 plus the number of the signal that stopped the run, as shells report it."""
     if result.reason != "stopped":
         return 0
     return 128 + signal.Signals[result.signal].value

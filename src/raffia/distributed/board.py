@@ -36,7 +36,7 @@ class Board:
         return sorted(self._refs)
 
     def publish(self, version: int, weights: TensorDict) -> None:
-        """Keep a copy of weights under this number; one that is there stays as it is."""
+        """Keep a copy of weights under this number; an existing copy is not replaced."""
         if version not in self._refs:
             self._refs[version] = self._engine.put(weights)
 

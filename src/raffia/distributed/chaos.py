@@ -61,7 +61,7 @@ class ChaosEngine:
         return self._inline.put(weights)
 
     def resources(self) -> str:
-        """This process, whatever it has."""
+        """Describe this process."""
         return self._inline.resources()
 
     def machines(self, role: str) -> Sequence[Machine]:
@@ -84,7 +84,7 @@ class ChaosEngine:
 
 
 class ChaosWorker:
-    """See `ChaosEngine`."""
+    """A worker with faults; see `ChaosEngine`."""
 
     def __init__(
         self, engine: ChaosEngine, worker: Worker, index: int, draw: random.Random
@@ -120,7 +120,7 @@ class ChaosWorker:
         self._num_open -= num
 
     def take(self, seconds: float) -> TensorDict:
-        """The oldest answer, if fate allows."""
+        """Return the oldest answer, unless a drawn fault loses it or the worker."""
         self._refuse_if_gone()
         if self._draw.random() < self._engine.lost:
             self._die()

@@ -57,7 +57,7 @@ class DataParallel:
         self.learns_faster_alone = bool(getattr(learner, "learns_faster_alone", False))
 
     def init(self, seed: int) -> TensorDict:
-        """The state of the learner within."""
+        """The initial state of the wrapped learner."""
         return self.learner.init(seed)
 
     def grads(self, state: TensorDict, batch: TensorDict) -> tuple[TensorDict, TensorDict]:
@@ -68,7 +68,7 @@ class DataParallel:
         return mean_over(self.group, state, *self.learner.grads(state, part))
 
     def apply(self, state: TensorDict, update: TensorDict) -> TensorDict:
-        """The step of the learner within, which all processes make."""
+        """Apply the update with the wrapped learner, in all processes."""
         if not isinstance(self.group, Group):
             return self.group.apply(self.learner, state, update)
         return self.learner.apply(state, update)

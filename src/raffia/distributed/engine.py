@@ -23,7 +23,7 @@ NUM_FRAMES = 5  # the innermost calls of a worker's traceback, which an error te
 
 
 class Lost(RuntimeError):
-    """A worker is gone, or does not answer: its open tasks are to be asked again of another.
+    """A worker ended, or does not answer: ask another worker for its open tasks.
 
     >>> raise Lost("worker 3 was killed by signal 9")
     Traceback (most recent call last):
@@ -82,10 +82,10 @@ class Role(Protocol):
     """
 
     def load(self, state: TensorDict) -> None:
-        """Stand where this state was taken."""
+        """Restore this state."""
 
     def do(self, task: TensorDict, weights: TensorDict | None) -> TensorDict:
-        """The answer to a task. What is given is not to be written to."""
+        """Return the answer to a task; the task and the weights must not be changed."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class Workers(NamedTuple):
 
 
 class Machine(NamedTuple):
-    """A machine of a cluster: what it has, and what it runs.
+    """A machine of a cluster: its resources, and the versions that it runs.
 
     >>> Machine("10.0.0.1", {"CPU": 2.0, "memory": 2.0**33}, {"torch": "2.13.0"}).describe()
     '2 CPUs, 0 GPUs, 8.0 GiB of memory; torch 2.13.0'
@@ -136,7 +136,8 @@ class Machine(NamedTuple):
 
 
 class Worker(Protocol):
-    """A role at work, in this process or another. Tasks are done in the order they are asked.
+    """A role at work, in this process or another; tasks are done in the order in which they are
+    asked for.
 
     >>> worker: Worker = InlineEngine().start("raffia.distributed.check_engine:Counter", "{}", 0)
     >>> worker.close()
@@ -174,7 +175,7 @@ class Engine(Protocol):
     """
 
     def require(self, workers: Sequence[Workers]) -> None:
-        """Refuse what can never run, before anything is started.
+        """Raise an error for workers that can never run, before any is started.
 
         Raises ValueError where there never is room for all of them at once, and RoleError for a
         role that can't be imported where they would be.
@@ -191,7 +192,7 @@ class Engine(Protocol):
         """Publish the present weights once, for any worker's `ask`."""
 
     def resources(self) -> str:
-        """Describe in one line what there is for workers."""
+        """Describe the resources for workers in one line."""
 
     def machines(self, role: str) -> Sequence[Machine]:
         """The machines of a cluster, and why this role can't run there; none where all workers are
@@ -199,7 +200,7 @@ class Engine(Protocol):
         """
 
     def room_for(self, needs: Needs) -> int:
-        """How many workers with such needs there is room for at once, if nothing else runs."""
+        """The number of workers with these needs that can run together if nothing else runs."""
 
     def get(self, ref: Any) -> TensorDict:
         """A copy of the weights that were put, for this process."""
@@ -237,7 +238,7 @@ def find_role(role: str) -> Callable[[str, int], Role]:
 
 
 def make_role(role: str, config: str, index: int) -> Role:
-    """The role that is named, made; RoleError if it is not there.
+    """Make the role of this name; raise RoleError if it cannot be imported.
 
     >>> make_role("raffia.distributed.check_engine:Counter", "{}", 0).total
     0
@@ -273,7 +274,7 @@ class InlineEngine:
         return unpack(pack(weights))
 
     def resources(self) -> str:
-        """This process, whatever it has."""
+        """Describe this process."""
         return "this process"
 
     def machines(self, role: str) -> Sequence[Machine]:
@@ -296,7 +297,7 @@ class InlineEngine:
 
 
 class InlineWorker:
-    """See `InlineEngine`."""
+    """A worker in this process; see `InlineEngine`."""
 
     def __init__(self, role: Role) -> None:
         self._role = role

@@ -115,7 +115,7 @@ class Followers:
 
     @property
     def size(self) -> int:
-        """How many processes share a batch, the leader counted."""
+        """The number of processes that share a batch, the leader included."""
         return self.num + 1
 
     @property
@@ -460,7 +460,7 @@ def marks_of(tree: TensorDict) -> Marks:
 
 
 def is_unchanged(marks: Marks | None, tree: TensorDict) -> bool:
-    """Whether these are the very tensors, and nobody wrote to them since."""
+    """Whether these are the same tensors, unchanged since then."""
     if marks is None:
         return False
     leaves = list(tree.values(True, True))

@@ -1,4 +1,5 @@
-"""Processes that sum: all of them call the same in the same order, and get the same bits.
+"""Groups of processes that sum tensors: all make the same calls in the same order, and get the same
+bits.
 
 Over gloo of torch.distributed, but not its group of the whole program: a group that lost a member
 is closed, and another is made.
@@ -47,7 +48,7 @@ class Rendezvous:
         self.address = f"{host}:{port}"
 
     def close(self) -> None:
-        """Nobody is found any more."""
+        """Close the rendezvous: no further member can join."""
         self._store = None
 
     def __enter__(self) -> Self:
@@ -58,7 +59,8 @@ class Rendezvous:
 
 
 class Group:
-    """A member of a group of processes that sum; making it waits until all are there.
+    """A member of a group of processes that sum tensors; making it waits until all members have
+    joined.
 
     address: of the `Rendezvous`.
     rank: this member's number, from 0 to size - 1.
@@ -104,7 +106,7 @@ class Group:
 
     @property
     def is_open(self) -> bool:
-        """Whether there is a group still."""
+        """Whether the group is open."""
         return self._group is not None
 
     def mean(self, tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""Workers of one role: tasks by key, answers in the order of the keys, whatever becomes of workers.
+"""Workers of one role: tasks by key, answers in the order of the keys, also when workers are lost.
 
 A worker that is lost is started again, given the state before its oldest open task, and asked for
 its open tasks again; so who dies, and when, changes no answer.
@@ -90,7 +90,7 @@ class Pool:
         self._open: list[deque[_Task]] = [deque() for _ in range(num_workers)]
 
     def num_open(self, worker: int) -> int:
-        """How many tasks of a worker are open."""
+        """The number of open tasks of a worker."""
         return len(self._open[worker])
 
     def worker(self, index: int) -> Worker | None:
@@ -110,7 +110,7 @@ class Pool:
         return waiting_metrics(what, worker, self.seconds_waited, self.num_restarts)
 
     def ask(self, worker: int, key: int, task: TensorDict, weights: Any = None) -> None:
-        """Ask for a task; each worker's keys rise."""
+        """Ask for a task; the keys of each worker must increase."""
         tasks = self._open[worker]
         if tasks and tasks[-1].key >= key:
             raise ValueError(

@@ -199,7 +199,7 @@ def _write(file: int, parts: list[Any]) -> None:
 
 
 class ProcessWorker:
-    """See `ProcessEngine`.
+    """A worker in another process of this machine; see `ProcessEngine`.
 
     roles: what it imports before it gets a role.
     """

@@ -199,7 +199,7 @@ class RayEngine:
         return unpack(bytearray(memoryview(self._ray.get(ref))))
 
     def drop(self, ref: Any) -> None:
-        """The store frees what nothing refers to any more."""
+        """Drop the weights: the store frees what nothing refers to any more."""
 
     def resources(self) -> str:
         """Describe the cluster's resources in one line."""
@@ -210,7 +210,9 @@ class RayEngine:
         return list(self._cluster.look(role))
 
     def room_for(self, needs: Needs) -> int:
-        """How many workers with such needs the cluster has room for at once, if nothing runs."""
+        """The number of workers with these needs that the cluster can run together if nothing else
+        runs.
+        """
         return num_that_fit([node["Resources"] for node in self._cluster.machines()], needs)
 
     def close(self) -> None:
@@ -237,7 +239,7 @@ class _Spare(NamedTuple):
 
 
 class RayWorker:
-    """See `RayEngine`."""
+    """A worker that is an actor of a Ray cluster; see `RayEngine`."""
 
     def __init__(self, cluster: Cluster, handle: Any, index: int, room: Room) -> None:
         self._cluster, self._handle, self.index, self._room = cluster, handle, index, room

@@ -52,7 +52,7 @@ def versions() -> dict[str, str]:
 
 
 def require_versions(theirs: dict[str, str], who: str) -> None:
-    """VersionError if they are not ours.
+    """Raise VersionError unless these versions equal those of this process.
 
     >>> require_versions({**versions(), "torch": "1.0"}, "worker 0")
     Traceback (most recent call last):
@@ -305,7 +305,7 @@ class Room:
 
 
 def refuse_if_silent(address: str) -> None:
-    """ConnectionError if nothing answers at an address; Ray itself tries for two minutes."""
+    """Raise ConnectionError if nothing answers at an address; Ray would try for two minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if host and port.isdigit():
         try:
@@ -315,7 +315,7 @@ def refuse_if_silent(address: str) -> None:
 
 
 def silent(address: str, error: Exception) -> Exception:
-    """The error of a cluster that can't be joined."""
+    """The error of a cluster that cannot be joined."""
     if "ersion mismatch" in str(error):  # of Ray or Python, which Ray compares
         seen = " ".join(str(error).split())
         return VersionError(f"the Ray cluster at {address} has other versions: {seen}")

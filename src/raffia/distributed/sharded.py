@@ -15,7 +15,7 @@ from raffia.tensordict.tensordict import TensorDict
 
 
 class StateLost(Lost):
-    """A process is gone, and with it its part of the state: go on from what was saved last.
+    """A process was lost, and with it its part of the state: continue from the last checkpoint.
 
     >>> raise StateLost("follower 1 was killed by signal 9")
     Traceback (most recent call last):
@@ -25,7 +25,8 @@ class StateLost(Lost):
 
 
 class Sharded:
-    """A learner of whose state each process of a group has its rows, for models too large for one.
+    """A learner whose state is divided by rows among the processes of a group, for models too large
+    for one.
 
     Of "params", "target" and "opt" a process keeps 1 / W; parameters and target are put together
     for each batch, and gradients are divided as they are summed, so that in the midst of an update
@@ -71,7 +72,7 @@ class Sharded:
         self._rows = TensorDict()
 
     def init(self, seed: int) -> TensorDict:
-        """The whole state of the learner within."""
+        """The whole initial state of the wrapped learner."""
         return self.learner.init(seed)
 
     def grads(self, state: TensorDict, batch: TensorDict) -> tuple[TensorDict, TensorDict]:

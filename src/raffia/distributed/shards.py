@@ -1,4 +1,4 @@
-"""A state of which each process of a group has its rows: cut, put together, and learnt from.
+"""States divided by rows among the processes of a group: divide, gather, and learn from them.
 
 Of "params", "target" and "opt" each tensor is divided along its first dimension, rows in order of
 rank; one with fewer rows than there are processes, and all else in a state, is whole in each.
@@ -64,7 +64,7 @@ def cut(state: TensorDict, rows: TensorDict, rank: int, size: int) -> TensorDict
 def gathered(
     group: Group, parts: TensorDict, rows: TensorDict, *, is_kept: bool = True
 ) -> TensorDict:
-    """The whole of what each process of a group has a part of; all call the same.
+    """Gather the whole of which each process of a group has a part; all processes must call it.
 
     parts: some of "params", "target" and "opt".
     is_kept: False for a process that only gives its part: it gets its part back.
@@ -98,7 +98,7 @@ def gathered(
 def shard_grads(
     group: Group, learner: Learner, state: TensorDict, rows: TensorDict, batch: TensorDict
 ) -> tuple[TensorDict, TensorDict]:
-    """The rows that this process has of the mean gradients, and metrics of the whole batch.
+    """This process's rows of the mean gradients, and the metrics of the whole batch.
 
     The parameters and the target are whole meanwhile. Parts are added in order of rank. The update
     holds "grad_norm", too: the length of all of the gradient, as doubles give it.

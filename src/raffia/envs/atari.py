@@ -45,7 +45,7 @@ FOR_TWO = ("combat", "joust", "maze_craze", "warlords")  # nobody can play these
 
 
 class AtariEnv:
-    """One game.
+    """One Atari game as an `Env`.
 
     game: "ms_pacman", "MsPacman" or "ALE/MsPacman-v5"; of the last one only the name is taken, not
         what Gymnasium means by v5.
@@ -150,7 +150,7 @@ class AtariEnv:
         return torch.from_numpy(self._ale.getScreenRGB())
 
     def close(self) -> None:
-        """The emulator holds memory only, and goes with this object."""
+        """Do nothing: the emulator holds only memory, which is freed with this object."""
 
     def _play(self, number: int) -> int:
         """Repeat the action; the last two frames are stored. Gives the sum of the rewards."""
@@ -187,7 +187,7 @@ class AtariEnv:
 
 
 def atari_games() -> list[str]:
-    """The games that ale-py brings and one can play alone; none where it is not installed.
+    """The single-player games that ale-py includes; none if it is not installed.
 
     >>> games = atari_games()
     >>> len(games) >= 104, "ms_pacman" in games, "combat" in games

@@ -171,5 +171,5 @@ class TimeLimit:
         return self.batch.render(row)
 
     def close(self) -> None:
-        """Close the batch within."""
+        """Close the wrapped batch."""
         self.batch.close()

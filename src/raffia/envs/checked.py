@@ -18,7 +18,8 @@ _KINDS = {int: "a whole number", float: "a number", bool: "True or False", str: 
 
 
 def check_types(config: Any) -> None:
-    """Refuse a value that is not of its field's type, in a config and in those that it holds.
+    """Raise ValueError for a value that is not of its field's type, in a config and in those that
+    it holds.
 
     A whole number may stand where a number is wanted; True is not a number.
 
@@ -67,7 +68,8 @@ def short_repr(config: Any) -> str:
 
 
 def check_choices(config: Any) -> None:
-    """Refuse a value that its `Literal` does not list, by itself, in a tuple, or beside None.
+    """Raise ValueError for a value that its `Literal` does not list, by itself, in a tuple, or
+    beside None.
 
     >>> from raffia.envs.config import AtariConfig
     >>> AtariConfig(size=80)
@@ -87,7 +89,8 @@ def check_choices(config: Any) -> None:
 
 
 def check_least(config: Any, least: float, *names: str) -> None:
-    """Refuse numbers of these names that are smaller, or NaN, by themselves or in a tuple.
+    """Raise ValueError if numbers with these names are below `least`, or NaN, by themselves or in
+    a tuple.
 
     >>> from raffia.envs.config import EnvConfig
     >>> EnvConfig(num_envs=0)
@@ -102,7 +105,7 @@ def check_least(config: Any, least: float, *names: str) -> None:
 
 
 def check_above_zero(config: Any, *names: str) -> None:
-    """Refuse numbers of these names that are not above 0.
+    """Raise ValueError unless the numbers with these names are above 0.
 
     >>> from raffia.algorithms.efficientzero.config import OptimizerConfig
     >>> OptimizerConfig(max_grad_norm=0.0)

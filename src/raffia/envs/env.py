@@ -87,7 +87,7 @@ class Box:
 
 @dataclass(frozen=True, kw_only=True)
 class EnvSpec:
-    """Shapes, dtypes and actions of an environment, and how many play in it.
+    """Shapes, dtypes and actions of an environment, and its number of players.
 
     >>> spec = EnvSpec(observation_shape=(4,), action=Discrete(2))
     >>> spec.observation_dtype, spec.num_players, spec.masked

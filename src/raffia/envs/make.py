@@ -70,7 +70,8 @@ def _no_config(given: object) -> TypeError:
 
 
 def require_env_factory(make_env: object) -> None:
-    """TypeError where an environment is given instead of a function that makes as many as wanted.
+    """Raise TypeError if an environment is given instead of a function that makes as many as
+    wanted.
 
     >>> require_env_factory(make_env)
     >>> from raffia.envs.probe import ValueProbe

@@ -49,7 +49,7 @@ def _one_of(good: Tensor, generator: torch.Generator | None) -> Tensor:
 
 
 class RandomOpponent:
-    """Any legal action, each as likely as the others.
+    """Plays random legal actions, each equally likely.
 
     >>> from raffia.envs.board import TicTacToe
     >>> state = TicTacToe(3).reset(torch.arange(3))

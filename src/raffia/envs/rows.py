@@ -218,7 +218,7 @@ def _shown(value: Any) -> str:
 
 
 def refuse_ended(ended: list[int]) -> None:
-    """An error if there are rows whose episode has ended, or has not begun.
+    """Raise an error if there are rows whose episode has ended, or has not begun.
 
     >>> refuse_ended([])
     """

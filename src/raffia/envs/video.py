@@ -99,7 +99,7 @@ def shrunk(
 
 
 def require_writer(suffix: str) -> None:
-    """An error, early, if files that end so cannot be written here.
+    """Raise an error early if files with this suffix cannot be written on this machine.
 
     >>> require_writer(".gif")
     >>> require_writer(".avi")

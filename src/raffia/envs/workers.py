@@ -28,7 +28,7 @@ _PATIENCE_SECONDS = 5.0  # for a process that was asked to leave
 
 
 class WorkerError(RuntimeError):
-    """An environment raised in its worker, or a worker does not live any more.
+    """An environment raised an error in its worker, or a worker process ended.
 
     >>> WorkerError("row 3 (worker 1): ValueError: too cold")
     WorkerError('row 3 (worker 1): ValueError: too cold')

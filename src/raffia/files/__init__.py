@@ -1,4 +1,4 @@
-"""Files of all rooms: written all at once and to disk, checked when read, locked.
+"""Files for all packages: written atomically and synced to disk, checked when read, locked.
 
 atomic.py      files and folders that are there as a whole, or not
 append_log.py  files that only grow

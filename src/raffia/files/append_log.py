@@ -86,7 +86,7 @@ class AppendLog:
         return before - self.position()
 
     def sync(self) -> None:
-        """Bring all that was written to disk."""
+        """Sync all that was written to disk."""
         os.fsync(self._file.fileno())
         if not self._is_named:
             sync(os.path.dirname(self.path))
@@ -120,7 +120,7 @@ class JsonLines(AppendLog):
     """
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Append a row of what JSON can hold.
+        """Append a row of JSON values.
 
         Raises OSError if the disk is full; the file is as it was then.
 

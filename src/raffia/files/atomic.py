@@ -153,7 +153,7 @@ def is_free(folder: Path) -> bool:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder, and those around it that lack, and bring their names to disk.
+    """Make a folder and its missing parents, and sync their names to disk.
 
     A name is on disk when the folder that it stands in was brought there; that of what lies in it
     does not do for all file systems.
@@ -176,7 +176,7 @@ def make_folder(path: Path) -> None:
 
 
 def sync(folder: Path) -> None:
-    """Bring the names in a folder to disk.
+    """Sync the names in a folder to disk.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:

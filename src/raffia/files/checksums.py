@@ -39,7 +39,7 @@ def checksum(path: Path) -> Checksum:
 
 
 def check_file(path: Path, expected: Checksum, hint: str = "") -> None:
-    """DamagedFileError if a file is missing or is not as it was when it had that checksum.
+    """Raise DamagedFileError if a file is missing or its content does not have this checksum.
 
     hint: what to do about it, for the error.
 
@@ -110,7 +110,8 @@ def write_manifest(folder: Path, names: Iterable[str]) -> None:
 
 
 def check_manifest(folder: Path, names: Iterable[str] | None = None) -> None:
-    """DamagedFileError if files of a folder are not as its manifest says; nothing if it has none.
+    """Raise DamagedFileError if files of a folder differ from its manifest; do nothing if it has
+    none.
 
     names: the files that are looked at; None: all that it lists.
 

@@ -1,4 +1,4 @@
-"""Files that are not what they should be: one error for all kinds of damage, and reading with care.
+"""Damaged files: one error for all kinds of damage, and safe reading of files.
 
 Whatever is read may come from elsewhere, or have been cut off by a crash.
 """
@@ -69,7 +69,7 @@ def foreign_reader(path: Path, what: str = "it cannot be read") -> Iterator[None
 
 
 def brief(error: BaseException) -> str:
-    """An error of another library on a line, however much it says.
+    """Describe an error of another library in one line, shortened.
 
     >>> brief(TypeError("no " * 1000))
     'TypeError: no no no no no no no no no no ...'
@@ -85,7 +85,7 @@ def brief(error: BaseException) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value in the text of an error, however long it is.
+    """Format a value for the text of an error, shortened.
 
     >>> shown("a" * 1000)[-6:]
     'aaa...'
@@ -95,7 +95,7 @@ def shown(value: Any) -> str:
 
 
 def open_plain(path: Path, *, follows_links: bool = False) -> io.BufferedReader:
-    """A file of this very name, opened for reading; DamagedFileError for links, pipes, devices.
+    """Open a regular file for reading; raise DamagedFileError for links, pipes and devices.
 
     follows_links: a link to a file is one, too.
     Of a folder that comes from elsewhere a link may lead to whatever the reader may read, a pipe

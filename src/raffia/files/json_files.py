@@ -13,7 +13,7 @@ DEEPEST = 100  # brackets within brackets
 
 
 def dump_json(content: Any) -> bytes:
-    """JSON for programs to read, without blanks.
+    """Convert a value to JSON for programs, without spaces.
 
     >>> dump_json({"a": [1, 2]})
     b'{"a":[1,2]}'

@@ -56,7 +56,7 @@ class Lock:
 
 @contextmanager
 def locked(folder: Path, *, shared: bool = False, wait: bool = True) -> Iterator[str]:
-    """Keep other processes out of a folder; gives why nobody is, "" if all are.
+    """Lock a folder against other processes; yields why that is impossible here, or "".
 
     shared: those are let in that share it, too.
     wait: until it is free; else BlockingIOError says that another has it.

@@ -72,7 +72,7 @@ def reserve_file(filename: str, nbytes: int, existsok: bool, mode: int = 0o666) 
 
 
 def make_files(folder: str, sizes: Mapping[str, int]) -> None:
-    """Make files of zeros of these lengths, with their space on the disk, and bring them to disk.
+    """Make files of zeros of these lengths, with their space on the disk, and sync them to disk.
 
     Raises OSError, and leaves nothing behind, if there is not enough.
 
@@ -110,7 +110,7 @@ def make_files(folder: str, sizes: Mapping[str, int]) -> None:
 
 
 class TemporaryFile:
-    """A file that goes when the last tensor over it does, at the latest with the process.
+    """A file that is removed with the last tensor over it, at the latest with the process.
 
     >>> os.path.getsize(TemporaryFile(10))
     10

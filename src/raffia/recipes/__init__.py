@@ -1,4 +1,4 @@
-"""Whole runs, built and wired: the one room that knows all the others.
+"""Complete runs of the built-in algorithms, assembled from the parts of all other packages.
 
 The functions here are EfficientZero's; those of ILQL have the same names in `raffia.recipes.ilql`.
 """

@@ -88,11 +88,11 @@ class Algorithm:
             object.__setattr__(self, "title", self.name)
 
     def length_of(self, config: Any) -> int:
-        """The length of a run with these settings, in what `length` counts."""
+        """The length of a run with these settings, in the unit that `length` names."""
         return int(functools.reduce(getattr, self.length.split("."), config))
 
     def settled(self, config: Any) -> Any:
-        """The settings with all filled in that they leave open."""
+        """The settings, with values for all that they leave open."""
         return config if self.settle is None else imported(self.settle)(config)
 
 
@@ -185,11 +185,13 @@ def _near(name: str) -> str:
 
 
 def given_name(reference: Any, what: str) -> Any:
-    """Import what the user names, from a file or a module in this folder too: the user vouches for
-    it.
+    """Import an object by the reference that the user gave, also from a file or a module of the
+    current folder.
 
-    what: is named so, such as "a raffia.recipes.Algorithm"; for the error.
-    Raises ConfigError if it can't be imported.
+    The code of the object runs: only a reference that the user vouches for may be given.
+
+    what: the kind of object, such as "a raffia.recipes.Algorithm"; for the error.
+    Raises ConfigError if it cannot be imported.
 
     >>> given_name("math:tau", "a number")
     6.283185307179586
@@ -209,7 +211,8 @@ def given_name(reference: Any, what: str) -> Any:
 
 
 def recorded_name(reference: str) -> Any:
-    """Import what a run's folder names if it belongs to an installed package; else return None.
+    """Import an object by the reference in a run's folder if it belongs to an installed package;
+    else return None.
 
     A folder may come from elsewhere, so files, and modules of the current folder, are not run.
     Raises ConfigError if the package is installed and fails to be imported.

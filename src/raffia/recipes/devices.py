@@ -15,7 +15,7 @@ NUM_WARM = 3  # updates before the gradients are recorded; libraries make what t
 
 
 def device_trouble(name: str, is_here: bool = True) -> str:
-    """Why torch cannot compute on this device; nothing where it can.
+    """Describe why torch cannot compute on this device; "" if it can.
 
     is_here: on this machine; else only the name is looked at.
 
@@ -36,7 +36,7 @@ def device_trouble(name: str, is_here: bool = True) -> str:
 
 
 def require_device(name: str, setting: str = "device") -> None:
-    """RunError unless torch can use this device here.
+    """Raise RunError unless torch can use this device on this machine.
 
     setting: where it is named.
 

@@ -39,7 +39,7 @@ def make_engine(config: EngineConfig, message: Callable[[str], None] | None = No
 
 
 def where(engine: EngineConfig, num: int = 1) -> str:
-    """The machines of an engine's workers, in words.
+    """Describe in words where an engine's workers run.
 
     num: how many they are; without any, the loop does their tasks.
 
@@ -83,7 +83,7 @@ class TriedEngine:
 
 
 def try_engine(name: str, address: str = "") -> TriedEngine:
-    """Look at the machines; start a worker that answers with its task, and call it.
+    """Check the machines of an engine; start a worker that answers with its task, and call it.
 
     >>> try_engine("inline").description
     'this process'

@@ -1,4 +1,4 @@
-"""Environments by name: which there are, and whether one keeps the contract."""
+"""Environments by name: list them, and check whether one keeps the contract."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from raffia.envs.make import env_names, make_env
 
 
 def env_ids() -> list[str]:
-    """The names that `--env.id` knows.
+    """The names that `--env.id` accepts.
 
     >>> "tictactoe" in env_ids()
     True
@@ -20,7 +20,7 @@ def env_ids() -> list[str]:
 
 
 def num_players(config: EnvConfig) -> int:
-    """1, or 2 of board games.
+    """The number of players of an environment: 2 for board games, else 1.
 
     >>> num_players(EnvConfig(id="tictactoe"))
     2
@@ -30,7 +30,7 @@ def num_players(config: EnvConfig) -> int:
 
 
 def check_env_id(name: str, *, seed: int = 0, num_steps: int = 200, num_envs: int = 2) -> Report:
-    """Play in the environment of this name, and look whether it keeps the contract.
+    """Check that the environment of this name keeps the contract, by playing in it.
 
     num_steps: in each of the num_envs that are stepped together
 

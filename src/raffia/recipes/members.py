@@ -91,8 +91,9 @@ class Members:
         return state
 
     def finite(self, state: TensorDict) -> list[int]:
-        """The members whose weights are finite; others can't play, and have the worst fitness,
-        NaN."""
+        """The members whose weights are finite; others cannot play, and have the worst fitness,
+        NaN.
+        """
         return [index for index in range(len(state)) if all_finite(state[index]["params"])]
 
     def evaluated(self, fitness: list[float]) -> dict[str, Any]:
@@ -202,7 +203,7 @@ class MembersRole:
         self._context, self._device = context, torch.device(device)
 
     def load(self, state: TensorDict) -> None:
-        """Stand where the members stood, and make the updates since."""
+        """Load the members' state, and make the updates since then."""
         self.state = state["members"].clone().to(self._device)
         for name in sorted(state["batches"].keys(), key=int):
             self._update(state["batches", name])
@@ -300,7 +301,7 @@ class MembersAcross:
         return TensorDict(), TensorDict(metrics)
 
     def apply(self, state: TensorDict, update: TensorDict) -> TensorDict:
-        """The members' steps, one higher: what has become of the rest is in the workers."""
+        """The members' steps, one higher; all other entries are changed in the workers."""
         self._num_since += 1
         self._outline = state.select(*(name for name in ("hyper",) if name in state.keys()))
         self._outline["step"] = state["step"] + 1

@@ -71,7 +71,7 @@ class PopulationConfig:
             self.mutations()
 
     def check_compile(self, compile: bool) -> None:
-        """Raise ValueError if a population and compiled gradients are both asked for.
+        """Raise ValueError if a population is combined with compiled gradients.
 
         >>> PopulationConfig(size=1).check_compile(True)
         """
@@ -82,7 +82,7 @@ class PopulationConfig:
             )
 
     def check_form(self, evolvable: bool) -> None:
-        """Raise ValueError if networks that can't change their form are to be mutated in form.
+        """Raise ValueError if mutations are to change the shape of networks whose shape is fixed.
 
         evolvable: whether the heads can.
 

@@ -1,4 +1,6 @@
-"""`RunExperiment`: what a run of either algorithm has: members, workers, a learner in parts."""
+"""`RunExperiment`: the parts that runs of either algorithm share: members, workers, a divided
+learner.
+"""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def write_config(
     own: Sequence[str] = (),
     algorithm: Algorithm | None = None,
 ) -> None:
-    """Write the config, complete, with what it is run by.
+    """Write the complete config, with the algorithm and the versions that run it.
 
     own: of "make_env" and "networks", what the caller gave, which no config can hold.
     algorithm: whose settings these are; None: one of `ALGORITHMS`, by their class.
@@ -229,7 +229,8 @@ def read_record(folder: str | Path, algorithm: Algorithm | None = None) -> RunRe
 def refuse_without_own(
     folder: Path, given: Sequence[str], algorithm: Algorithm | None = None
 ) -> None:
-    """RunError if a run was started with custom environments or networks that are not given now.
+    """Raise RunError if a run was started with custom environments or networks that are not given
+    now.
 
     Others would do as well as these if their shapes are equal, and nobody would notice.
     """
@@ -246,7 +247,7 @@ def refuse_without_own(
 
 @contextlib.contextmanager
 def claimed(folder: Path) -> Iterator[str]:
-    """Keep other processes from the same run, until this one ends, however it does.
+    """Keep other processes from the same run until this process ends.
 
     Yields a warning where the file system has no locks, so that nobody is kept out; else nothing.
 

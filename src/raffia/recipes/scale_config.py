@@ -65,7 +65,7 @@ class ActorsConfig:
 
     @property
     def play_elsewhere(self) -> bool:
-        """Whether turns are asked for, and not played in the loop when they are due."""
+        """Whether turns are requested ahead; otherwise the loop plays them when they are due."""
         return self.num > 0 or self.ahead > 0 or self.weights_every > 1
 
 
@@ -91,7 +91,7 @@ class ReanalyzersConfig:
 
     @property
     def play_elsewhere(self) -> bool:
-        """Whether batches are asked for, and not made in the loop when they are due."""
+        """Whether batches are requested ahead; otherwise the loop makes them when they are due."""
         return self.num > 0 or self.ahead > 0
 
 
@@ -117,7 +117,7 @@ class EvaluatorsConfig:
 
     @property
     def play_elsewhere(self) -> bool:
-        """Whether evaluations are asked for and joined, and not played in the loop when due."""
+        """Whether evaluations are requested and joined later; otherwise the loop plays them."""
         return self.num > 0 or self.join_after > 0
 
 
@@ -180,7 +180,7 @@ def check_cards(
 
 
 def check_workers(run: Any, kinds: Sequence[str]) -> None:
-    """Raise ValueError for workers that are impossible or that can't be combined.
+    """Raise ValueError for workers that are impossible or cannot be combined.
 
     kinds: those that its algorithm has besides workers of a population.
 

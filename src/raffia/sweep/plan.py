@@ -86,7 +86,7 @@ class Range:
 
 
 def read_seeds(text: str) -> list[int]:
-    """Seeds as a command line has them.
+    """Parse the seeds of a command line.
 
     >>> read_seeds("0..4"), read_seeds("7"), read_seeds("1,3,8..9")
     ([0, 1, 2, 3, 4], [7], [1, 3, 8, 9])
@@ -183,7 +183,7 @@ def plan_runs(
 
 
 def check_names(names: Collection[str]) -> None:
-    """ConfigError for settings that can't be varied together.
+    """Raise ConfigError for settings that cannot be varied together.
 
     >>> check_names(["loss", "loss.tau"])
     Traceback (most recent call last):

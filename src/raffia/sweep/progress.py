@@ -15,7 +15,7 @@ from raffia.train.view import Output, duration, score
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far a sweep is.
+    """The progress of a sweep.
 
     >>> print(Progress(num_runs=10, num_done=3, num_failed=1, seconds=62.0, seconds_left=190.0))
     1:02 | 3 of 10 runs done, 0 running | 1 failed | 3:10 left
@@ -74,7 +74,7 @@ class SweepView:
 
     @property
     def every_seconds(self) -> float:
-        """How often there is something new to show."""
+        """The interval in seconds between updates of the view."""
         return 1.0 if self._live is not None else self._every
 
     def show(self, progress: Progress) -> None:

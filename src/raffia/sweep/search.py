@@ -1,4 +1,5 @@
-"""A sweep whose settings Optuna suggests, by what came of those before. Only this file imports it.
+"""A sweep whose settings Optuna suggests from the scores of earlier trials. Only this file imports
+Optuna.
 
 Trial i is suggested from its number and from trials 0 to i - lag, whatever has ended by then: an
 early end waits, a late one is waited for. So the plan follows from the command and scores alone.

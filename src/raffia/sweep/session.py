@@ -55,7 +55,8 @@ class SweepResult:
 def make_sweep_engine(
     manifest: Manifest, algorithm: Algorithm, message: Callable[[str], None]
 ) -> Engine:
-    """The engine of a sweep, seen to be there and to have room for its workers.
+    """Make the engine of a sweep, after a check that it can be reached and has room for the
+    workers.
 
     Raises what `raffia.recipes.engines.make_engine` and `Engine.require` raise.
 
@@ -85,7 +86,7 @@ def make_sweep_engine(
 
 
 def room_of(manifest: Manifest, algorithm: Algorithm, num_cores: int) -> int:
-    """How many runs there is room for at a time, one at least.
+    """The number of runs that have room at the same time, at least 1.
 
     num_cores: of this machine; of a Ray cluster that is elsewhere its machines are asked.
 

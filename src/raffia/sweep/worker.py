@@ -23,7 +23,7 @@ _EVERY = 0.5  # seconds between looks at it
 
 
 class RunRole:
-    """A worker of a sweep: the answer to the number of a run is how that ended, as JSON.
+    """A worker of a sweep: a task is the number of a run, the answer is how the run ended, as JSON.
 
     config: JSON with `folder`, `reference`, `session` and `devices`.
     A run that fails is an answer, too: only what hinders every run is an error.

@@ -45,8 +45,8 @@ Check = Callable[["Checkpoint"], object]
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint was not written, or can't be read: `path` names it, `available` lists those that
-    are there.
+    """A checkpoint was not written, or cannot be read: `path` names it, `available` lists the
+    others.
 
     >>> raise CheckpointError("checkpoints/000000002", "was not saved", available=["000000001"])
     Traceback (most recent call last):

@@ -85,7 +85,7 @@ def _with_new_names(kind: type[Config], data: object) -> object:
 
 
 def changes_of(before: Config, after: Config) -> dict[str, Any]:
-    """The settings that differ, as they are after the change, as JSON has them.
+    """The settings that differ, with their values after the change, as JSON values.
 
     >>> from raffia.recipes.efficientzero.config import EfficientZeroRun
     >>> changes_of(EfficientZeroRun(), EfficientZeroRun(seed=1))
@@ -97,7 +97,7 @@ def changes_of(before: Config, after: Config) -> dict[str, Any]:
 
 
 def with_settings(config: Config, values: Mapping[str, object]) -> Config:
-    """The config with other values, as JSON has them, of settings by their dotted names.
+    """The config with new values, given as JSON values by the dotted names of settings.
 
     >>> from raffia.recipes.efficientzero.presets import PRESETS
     >>> with_settings(PRESETS["smoke"], {"search.num_simulations": 50}).search.num_simulations
@@ -157,8 +157,8 @@ def read_config(kind: type[Config], path: str | Path, *, base: Config | None = N
 def from_command_line(
     default: Config, argv: Sequence[str], *, prog: str, description: str
 ) -> Config:
-    """The config that these words ask for: `--config FILE` changes the default, other flags change
-    both.
+    """The config that these words of a command line describe: `--config FILE` changes the default,
+    other flags change both.
 
     Flags are `--name value`, `--name=value`, `--name` and `--no_name` for what is true or false,
     `--name one two` for tuples, and `--name none`; hyphens may stand for underscores. With --help

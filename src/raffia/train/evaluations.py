@@ -61,7 +61,7 @@ class Evaluations(OpenTasks):
 
     @property
     def is_on(self) -> bool:
-        """Whether they are used, or those of an earlier session are open."""
+        """Whether workers play evaluations, or evaluations of an earlier session are open."""
         return self.is_used or bool(self._open)
 
     @property
@@ -117,7 +117,7 @@ class Evaluations(OpenTasks):
         return TensorDict(counts=counts, weights=self.board.state())
 
     def load_state(self, state: TensorDict) -> None:
-        """Ask again for those that were open."""
+        """Ask again for the evaluations that were open."""
         self.pool.reset()
         self._open, self._worker_of, self._num_asked = {}, {}, 0
         if state.is_empty():

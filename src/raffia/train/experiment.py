@@ -186,7 +186,7 @@ class Experiment:
 
 
 def refuse_other_state(state: TensorDict, like: TensorDict, where: str, *, keep: str) -> None:
-    """RunError unless a saved state has the shapes of the learner that is to resume it.
+    """Raise RunError unless a saved state has the shapes of the learner that is to resume it.
 
     keep: the settings that shape a state.
 

@@ -107,7 +107,7 @@ class Ledger:
         return ended
 
     def count_all(self, steps: TensorDict) -> None:
-        """Take in steps [T, E] of all rows, in which the next episodes begin where one has ended.
+        """Count steps [T, E] of all rows, in which the next episodes begin where one has ended.
 
         Before the first steps of all, the rows' first episodes begin.
         """
@@ -193,7 +193,7 @@ class Ledger:
 
 
 def rows_of(state: TensorDict, first: int, num: int) -> TensorDict:
-    """The part of a ledger's state that is of rows first .. first + num - 1.
+    """The part of a ledger's state for the rows first .. first + num - 1.
 
     >>> from raffia.envs.env import Discrete, EnvSpec
     >>> ledger = Ledger(4, EnvSpec(observation_shape=(1,), action=Discrete(2)), seed=0)

@@ -1,4 +1,4 @@
-"""How a run goes, written down: `Log`, the task that makes its rows, and the `Records` of them.
+"""The log of a run: `Log`, the task that makes its rows, and `Records`, the files that hold them.
 
 Records are one row for each event, as JSON lines and for TensorBoard. They go on after a resume
 without doubled rows: a checkpoint notes how long the files are, and what was written after that is

@@ -119,11 +119,13 @@ class Evaluate:
         return self._improved and update == self._at
 
     def is_old(self, update: int) -> bool:
-        """Whether much was learnt since the latest evaluation: the count moved, or some updates."""
+        """Whether the latest evaluation is out of date: its count moved, or more than 10 updates
+        were made since.
+        """
         return self._count(update) != self._at_count or update - self._at > 10
 
     def is_due(self, update: int) -> bool:
-        """Whether enough went by since the latest evaluation, or one is to be joined."""
+        """Whether an evaluation is due, or an open one is to be joined."""
         elsewhere = self._elsewhere
         is_late = elsewhere is not None and elsewhere.is_due(update)
         return update != self.done_after and (is_late or self._is_due_to_begin(update))
@@ -178,7 +180,7 @@ class Evaluate:
         return True
 
     def join_all(self, update: int) -> bool:
-        """Wait for all that are open; whether they came."""
+        """Wait for all open evaluations; return whether they came."""
         elsewhere = self._elsewhere
         while elsewhere is not None and elsewhere.updates:
             if not self._join(elsewhere, update):
@@ -242,7 +244,7 @@ class Save:
         self.catch_up(state)
 
     def catch_up(self, state: TensorDict) -> None:
-        """Save if it is due and can be done: what is full now may have room later."""
+        """Save if it is due; a save that fails is reported and tried again at a later update."""
         update, evaluate = step_of(state), self._evaluate
         due = update % self._experiment.plan.save_every == 0
         if not (due or evaluate.improved(update) or update in evaluate.open) or update == self.last:

@@ -22,7 +22,7 @@ BEST = (255, 176, 60)  # the action with the most visits
 
 
 def require_picture(picture: Tensor | None) -> Tensor:
-    """The picture; an error if there is none.
+    """Return the picture; raise ValueError if there is none.
 
     >>> require_picture(None)
     Traceback (most recent call last):

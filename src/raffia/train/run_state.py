@@ -1,4 +1,4 @@
-"""`RunState`: all that a run goes on from, as one tree that a checkpoint holds.
+"""`RunState`: everything that a resumed run needs, as one tree that a checkpoint holds.
 
     {"state": the learner's tensors,
      "replay": rows, of which each is written once,

@@ -87,7 +87,7 @@ def nearest_name(name: str, names: Sequence[str]) -> str | None:
 
 
 class Presets(dict[str, Config]):
-    """Settings by name; a name that is not there gets the nearest one in its KeyError.
+    """Settings by name; the KeyError of an unknown name suggests the nearest one.
 
     >>> Presets({"cartpole": 1})["cartpol"]
     Traceback (most recent call last):
@@ -163,7 +163,7 @@ def _fits(hint: type, value: object) -> bool:
 
 
 def wrong_value(path: str, hint: Any, value: object) -> ConfigError:
-    """The error for a value that the type does not have: what it takes, and what was given.
+    """The error for a value of the wrong type: what the setting takes, and what was given.
 
     >>> print(wrong_value("checkpoint.keep", int, 2.5))
     checkpoint.keep must be a whole number; got 2.5

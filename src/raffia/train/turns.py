@@ -47,11 +47,11 @@ class Schedule:
 
     @property
     def num_updates(self) -> int:
-        """How many updates go with all of the steps."""
+        """The number of updates of the whole run."""
         return round((self.num_env_steps - self.random_env_steps) * self.updates_per_env_step)
 
     def steps_due(self, update: int) -> int:
-        """How many steps of all environments are played before this update."""
+        """The number of steps, over all environments, that are played before this update."""
         learnt = math.ceil((update + 1) / self.updates_per_env_step)
         return min(self.num_env_steps, self.random_env_steps + learnt)
 
@@ -112,12 +112,12 @@ class Turns(OpenTasks):
 
     @property
     def num_env_steps(self) -> int:
-        """How many steps were taken in, of all environments together."""
+        """The number of steps that were taken in, over all environments."""
         return self.ledger.num_env_steps
 
     @property
     def num_open(self) -> int:
-        """How many turns were asked for and not taken yet."""
+        """The number of turns that were asked for and not taken yet."""
         return self._next_asked - self._next_taken
 
     def prepare(self, state: TensorDict) -> None:

@@ -162,7 +162,7 @@ def worker_parts(status: Status) -> list[str]:
 
 
 def duration(seconds: float | None) -> str:
-    """A time span as one reads it from a clock.
+    """Format a duration, such as 1:01 or 2 d 02:00.
 
     >>> [duration(seconds) for seconds in (9.9, 61, 3 * 3600 + 5, 50 * 3600, None)]
     ['0:09', '1:01', '3:00:05', '2 d 02:00', '?']
@@ -178,7 +178,7 @@ def duration(seconds: float | None) -> str:
 
 
 def progress(done: int, whole: int, between: str = " ") -> str:
-    """A count of what there is to count, if that is known.
+    """Format a count, with its total if that is known.
 
     >>> progress(1200, 9000), progress(7, 0)
     ('1,200 / 9,000', '7')
@@ -187,7 +187,7 @@ def progress(done: int, whole: int, between: str = " ") -> str:
 
 
 def percent(fraction_done: float) -> str:
-    """A fraction in percent, which is 100 % only when it is all.
+    """Format a fraction in percent; 100 % is shown only for 1.
 
     >>> percent(0.999)
     '99 %'
@@ -223,7 +223,7 @@ def label(name: str) -> str:
 
 
 class Output:
-    """A stream that can be written to even when nobody listens any more.
+    """A stream whose errors are ignored, for when its reader has gone.
 
     What is written after the terminal or the pipe is gone is lost, as it must be; letters that the
     stream's encoding lacks come out as question marks.
@@ -246,20 +246,20 @@ class Output:
         return len(text)
 
     def flush(self) -> None:
-        """Bring out what was written."""
+        """Flush the stream."""
         self._try(self.stream.flush)
 
     def line(self, text: str) -> None:
-        """Write a line and bring it out."""
+        """Write a line and flush the stream."""
         self.write(f"{text}\n")
         self.flush()
 
     def isatty(self) -> bool:
-        """Whether a terminal is behind it."""
+        """Whether the stream is a terminal."""
         return self.is_open and self.stream.isatty()
 
     def fileno(self) -> int:
-        """The number by which the system knows the file."""
+        """The file descriptor of the stream."""
         return self.stream.fileno()
 
     def _try(self, call: Callable[..., object], *args: str) -> None:

@@ -82,7 +82,7 @@ def not_finite(error: UnfitOutputError) -> TensorDict:
 
 
 def reason_of(answer: TensorDict) -> str | None:
-    """The error that a role's answer tells of a search; None if it tells of none."""
+    """The error of a search that a role's answer reports; None if it reports none."""
     text = answer.get("not_finite", None)
     return None if text is None else tensor_to_bytes(text).decode()
 

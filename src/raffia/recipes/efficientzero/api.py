@@ -128,7 +128,7 @@ class Agent:
     update: int | None = None  # update of the checkpoint that it was read from
 
     def act(self, state: TensorDict) -> TensorDict:
-        """ "action", "policy" and "value" for states [n], without noise."""
+        """Return "action", "policy" and "value" for states [n], without noise."""
         return act(
             self.planner,
             state,
@@ -138,7 +138,7 @@ class Agent:
         )
 
     def plan(self, state: TensorDict) -> PolicyOutput:
-        """The search itself, with its tree."""
+        """Return the search itself, with its tree."""
         return self.planner.plan(
             state, noise=False, temperature=0.0, num_simulations=self.num_simulations
         )

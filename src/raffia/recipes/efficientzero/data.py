@@ -81,7 +81,7 @@ class Replays:
             self.replay.update(fresh, best)
 
     def close(self) -> None:
-        """Close the replay: the next session of this process would be refused its files else."""
+        """Close the replay, so that the next session of this process can open its files."""
         for buffer in self.buffers:
             if isinstance(buffer.storage, MemmapStorage):
                 buffer.storage.close()
@@ -241,7 +241,7 @@ def recorded_steps(
     *,
     where: str = "the episode",  # of what errors are about
 ) -> TensorDict:  # [T]
-    """An episode as a `Collector` and an actor would have given it.
+    """A recorded episode in the form in which a `Collector` and an actor return one.
 
     Numbers become those of the environment where they are the same; frames [H, W, C] become
     [C, H, W]. Rewards of Atari are clipped as the environment's are.

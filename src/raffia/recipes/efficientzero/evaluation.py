@@ -79,7 +79,9 @@ class Evaluator:
         return self.config.evaluate.num_simulations or self.config.search.num_simulations
 
     def prepare(self, spec: EnvSpec) -> None:
-        """Raise now what would stop the first evaluation: no such opponent, or no pictures."""
+        """Raise the errors that would stop the first evaluation now: an unknown opponent, or no
+        pictures.
+        """
         evaluate = self.config.evaluate
         if spec.num_players == 2:
             make_opponent(evaluate.opponent, spec)

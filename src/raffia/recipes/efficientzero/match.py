@@ -36,8 +36,9 @@ class BoardPlayer(Protocol):
         """The spec of the game that the player plays."""
 
     def act(self, state: TensorDict) -> TensorDict:
-        """ "action", "policy" [n, A] and "value" of states [n], from the view of the player to
-        move."""
+        """Return "action", "policy" [n, A] and "value" of states [n], from the view of the player
+        to move.
+        """
 
 
 def load_player(

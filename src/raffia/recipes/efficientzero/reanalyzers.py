@@ -155,7 +155,7 @@ class ReanalyzeRole:
 
 
 class BatchMaking:
-    """Draws, sends, receives and saves batches made ahead: a `raffia.train.ahead.Making`.
+    """Draws, sends, receives and saves batches that are made ahead: a `raffia.train.ahead.Making`.
 
     replays: the run's, of one agent.
     guard: stops the run where a search met NaN.
@@ -234,7 +234,8 @@ class BatchMaking:
 
 
 class MembersMaking(BatchMaking):
-    """... of a population: each batch is of all members, in one search of their segments.
+    """Batch making for a population: each batch is for all members, in one search of their
+    segments.
 
     whole: of a learner's state, what workers have of it.
 
@@ -255,7 +256,7 @@ class MembersMaking(BatchMaking):
         self._version, self._weights = -1, TensorDict()
 
     def networks_changed(self) -> None:
-        """A generation has changed the target networks, between two of their copies."""
+        """Note that a generation has changed the target networks, between two of their copies."""
         self._is_changed = True
 
     def weights(self, state: TensorDict) -> tuple[int, TensorDict]:
@@ -304,7 +305,7 @@ class MembersMaking(BatchMaking):
 
 
 class ShardMaking(BatchMaking):
-    """... of a replay in shards, whose frames workers hold: a `MakingOfShards`.
+    """Batch making for a replay in shards, whose frames workers hold: a `MakingOfShards`.
 
     Tasks have "frame_rows" in place of frames: int64 [B, L+S-1], of the segment's shard.
     """

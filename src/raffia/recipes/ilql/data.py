@@ -172,7 +172,7 @@ def describe_corpus(corpus: Corpus) -> str:
 
 
 def describe_template(config: ILQLRun, tokenizer: Tokenizer) -> str:
-    """A notice that a model's own chat template is not used, if it has one.
+    """The notice that a model's own chat template is not used; "" if it has none.
 
     >>> describe_template(ILQLRun(), character_tokenizer("a"))
     ''
@@ -193,7 +193,7 @@ def describe_template(config: ILQLRun, tokenizer: Tokenizer) -> str:
 def split(
     data: DialogueDataset, fraction: float, seed: int
 ) -> tuple[DialogueDataset, DialogueDataset]:
-    """The rows that are learnt from, and those that are held out, which the seed draws.
+    """Split rows into those to learn from and held-out ones, drawn by the seed.
 
     >>> from raffia.lm.data.dialogue import DataPoint, Vocabulary as Tokens
     >>> rows = [DataPoint.from_tokens([1, 5], [0], [float(i)]) for i in range(10)]
@@ -239,7 +239,7 @@ def make_wordle(config: WordleConfig, *, held_out: bool = False) -> Wordle:
 
 
 def play_games(config: WordleConfig) -> list[LabelledGame]:
-    """The games that are learnt from.
+    """Play the games to learn from.
 
     >>> len(play_games(WordleConfig(num_games=50)))
     50

@@ -114,7 +114,7 @@ def with_member_decode(config: ILQLRun, hyper: TensorDict) -> ILQLRun:
 
 
 def for_games(decode: DecodeConfig, config: WordleConfig) -> DecodeConfig:
-    """The decoding with an end to what is no guess any more.
+    """The decoding for games, which ends an utterance that is no longer a guess.
 
     >>> for_games(DecodeConfig(), WordleConfig()).max_new_tokens
     2

@@ -1,4 +1,5 @@
-"""A run's networks, around the language model that it goes on from, and what of it the run keeps.
+"""A run's networks, around the language model that it starts from, and the copy of it in the run's
+folder.
 
 The model's own folder is needed once, at the start. From then on the run has, in `language_model/`,
 what checkpoints do not hold: of a model of `transformers` its config.json, which defines it;
