@@ -513,7 +513,7 @@ def test_room_is_that_of_single_machines():
         [workers(6, 1.0), workers(1, 0.5)],
         [workers(3, 0.1, 0.5)],
     ):
-        with pytest.raises(ValueError, match="do not fit in the Ray cluster, whose machines"):
+        with pytest.raises(ValueError, match="do not fit into the Ray cluster, whose machines"):
             require_room(machines, too_much)
     with pytest.raises(ValueError, match="whose machines have none"):
         require_room([], [workers(1, 1.0)])

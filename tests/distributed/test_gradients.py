@@ -429,7 +429,7 @@ def test_a_follower_that_dies_again_and_again_ends_it():
         first, second = batches(2)
         state = learner.init(0)
         state = learner.apply(state, learner.grads(state, first)[0])
-        with pytest.raises(Lost, match="Small were lost 2 times .* ended by SIGKILL"):
+        with pytest.raises(Lost, match="Small were lost 2 times .* stopped by SIGKILL"):
             learner.grads(state, second)
         assert group.num_restarts == 1
 
