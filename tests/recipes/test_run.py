@@ -109,7 +109,7 @@ REFUSED = [  # by which config of a new run, or which call, the error, and what 
     (
         {"env__id": "connect4", "env__frame_stack": 1, "evaluate__opponent": "perfect"},
         ValueError,
-        "no 'perfect' opponent in connect4",
+        "connect4 has no opponent 'perfect'",
     ),
     (
         {"env__id": "probe/value", "env__frame_stack": 1, "evaluate__record": "gif"},
