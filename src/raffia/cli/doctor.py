@@ -41,6 +41,7 @@ CORE = {
     "rich": "rich",
     "safetensors": "safetensors",
     "tyro": "tyro",
+    "typing-extensions": "typing_extensions",
 }
 EXTRAS = {
     "atari": ({"ale-py": "ale_py"}, "Atari games"),
