@@ -79,6 +79,10 @@ def test_descriptions_of_groups_are_shown(capsys):
     shown = capsys.readouterr().out
     assert "The networks: residual convolutions for images" in shown
     assert "of Gymnasium, or" in shown
+    # a comment of a setting is not taken for the description of the groups that follow it
+    assert shown.count("Initial weights: the folder") == 1 and "The replay buffer" in shown
+    main(["train", "ilql", "--help"])
+    assert capsys.readouterr().out.count("Games of Wordle by scripted players") == 1
 
 
 def test_without_a_command_there_is_help_and_a_failure_and_a_version(capsys):

@@ -219,7 +219,7 @@ class LearnersConfig:
     'ring'
     """
 
-    num: int = 1  # processes including the one that leads; other numbers differ in the last bits
+    num: int = 1  # processes, with the leading one; other numbers differ in the last bits
     # How gradients are summed: each process sums a part of the numbers, or each sums all of them in
     # order, which gives the bits of num_micro_batches for any number of processes.
     sums: Literal["ring", "ordered"] = "ring"

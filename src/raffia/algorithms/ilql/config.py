@@ -34,8 +34,8 @@ __all__ = [
 class TrunkConfig:
     """A causal language model, by default of the shape of the small GPT-2."""
 
-    # Our GPT, or a model of `transformers` as its folder defines it, to which only those of these
-    # sizes apply that it has.
+    # Raffia's GPT, or a model of `transformers` as its folder defines it, of which only the sizes
+    # that it has are used.
     kind: Literal["gpt", "transformers"] = "gpt"
     vocab_size: int = 50257  # number of tokens in the vocabulary
     n_layer: int = 12  # number of layers

@@ -61,8 +61,8 @@ class RecordedDataConfig:
     # Files and folders of episodes, or ids of Minari data sets: whatever
     # `raffia.data.read_episodes` reads.
     files: tuple[str, ...] = ()
-    # Names in the files that differ from ours, as NAME=MEANING: state=obs; infos/mask=action_mask
-    # of nested entries; infos= leaves an entry out.
+    # Names in the files that differ from the expected ones, as NAME=MEANING: state=obs;
+    # infos/mask=action_mask for nested entries; infos= leaves an entry out.
     columns: tuple[str, ...] = ()
     complete: bool = False  # take missing rewards as 0, and episodes without an end as truncated
     # Learn from the files alone, with this many updates, and play evaluations only; 0: continue to
@@ -90,7 +90,7 @@ class ReplayConfig:
     batch_size: int = 256  # segments in a batch
     alpha: float = 0.6  # exponent of priorities; 0: all steps are equally likely
     beta: float = 0.4  # importance exponent at the start; it rises to 1 over the run
-    on_disk: bool = False  # store steps in files of the run folder, if memory can't hold them
+    on_disk: bool = False  # store steps in files of the run folder, if memory cannot hold them
     # Parts of the replay, each of some of the environments, from which batches are drawn in equal
     # numbers; changes the run unless 1. Reanalyzers then hold the frames of their shards.
     shards: int = 1
@@ -180,9 +180,10 @@ class EfficientZeroRun(EfficientZeroConfig):
     seed: int = 0  # seed of all randomness of the run
     device: str = "cpu"  # device of networks and gradients, such as cuda or cuda:1
     num_threads: int = 1  # threads of torch and search; more pay for large networks on idle cores
-    # Weights to start with: the folder of another run, of which the best checkpoint is taken, or a
-    # checkpoint of LightZero's (.pth.tar); empty: random weights. A resumed run has its own.
+    # Initial weights: the folder of another run, whose best checkpoint is used, or a checkpoint of
+    # LightZero (.pth.tar); empty: random weights. A resumed run continues with its own.
     init_from: str = ""
+
     env: EnvConfig = field(default_factory=EnvConfig)
     data: RecordedDataConfig = field(default_factory=RecordedDataConfig)
     replay: ReplayConfig = field(default_factory=ReplayConfig)

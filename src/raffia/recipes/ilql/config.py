@@ -47,8 +47,8 @@ class DialogueDataConfig:
     """Logged dialogues in files, where the task is "data"."""
 
     files: tuple[str, ...] = ()  # files of dialogues: .jsonl, .json, .jsonl.gz, .parquet
-    # Names in the files that differ from ours, as NAME=MEANING: chat=messages score=reward; tokens=
-    # leaves an entry out.
+    # Names in the files that differ from the expected ones, as NAME=MEANING: chat=messages
+    # score=reward; tokens= leaves an entry out.
     columns: tuple[str, ...] = ()
     # Further roles, each the agent's or not: bot=agent caller=environment.
     roles: tuple[str, ...] = ()
@@ -206,17 +206,17 @@ class WordleConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ILQLEvaluateConfig:
-    """How good the agent is: in games of its own, or on rows that were held out."""
+    """Evaluations: games that the agent plays, or losses on held-out rows."""
 
     every_updates: int = 500  # updates between evaluations
     num_episodes: int = 256  # games of an evaluation; on data: maximal number of held-out rows
     batch_size: int = 256  # games or rows that are computed together
     # Further evaluations with `decode` at these weights of the advantage; 0 is the policy alone.
-    # Shows what the values are good for.
+    # This shows the effect of the values.
     adv_weights: tuple[float, ...] = ()
     target_return: float | None = None  # mean return of `decode` at which the run ends
     # On data: factory of the `Language_Environment` for evaluations, in addition to losses on
-    # held-out rows: package.module:name or file.py:name. `--env` names it and vouches for it;
+    # held-out rows: package.module:name or file.py:name. `--env` names it and allows its import;
     # without that flag only installed packages are imported.
     env: str = ""
 
@@ -242,11 +242,12 @@ class ILQLRun(ILQLConfig):
 
     seed: int = 0  # seed of all randomness of the run
     device: str = "cpu"  # device of networks and gradients, such as cuda or cuda:1
-    # Threads of torch; 0: one for small networks, for which more cost time, else torch's default,
-    # all cores. It is settled when the run starts: other numbers differ in the last bits.
+    # Threads of torch; 0: one for small networks, which more threads would slow down, else torch's
+    # default, all cores. It is fixed when the run starts: other numbers differ in the last bits.
     num_threads: int = 0
     # Games of Wordle by scripted players, or dialogues in files.
     task: Literal["wordle", "data"] = "wordle"
+
     wordle: WordleConfig = field(default_factory=WordleConfig)
     data: DialogueDataConfig = field(default_factory=DialogueDataConfig)
     # Folder with a pretrained causal language model as Hugging Face stores it: a GPT-2, or with the
@@ -257,7 +258,7 @@ class ILQLRun(ILQLConfig):
     lora: LoRAConfig = field(default_factory=LoRAConfig)
     num_updates: int = 2_000  # updates of the whole run
     batch_size: int = 64  # dialogues in a batch
-    num_micro_batches: int = 1  # parts that a batch is cut into, to need less memory
+    num_micro_batches: int = 1  # equal parts of a batch, one after the other, to need less memory
     compile: bool = False  # use torch.compile for the gradients; pays on a GPU
     learners: LearnersConfig = field(default_factory=LearnersConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
