@@ -1,6 +1,7 @@
 """What type checkers say of a user's program: nothing of a right one, the mistakes of another."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -9,6 +10,8 @@ from pathlib import Path
 from types import UnionType
 
 import pytest
+
+from raffia import TensorDict
 
 ROOT = Path(__file__).parents[1]
 RIGHT = """
@@ -454,18 +457,22 @@ def _written(folder: Path) -> list[str]:
     return [f"{name}.py" for name in programs]
 
 
-@pytest.mark.slow
-def test_mypy_passes_a_right_program_and_sees_mistakes(tmp_path):
-    names = _written(tmp_path)
-    done = subprocess.run(
+def _mypy(folder: Path, names: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
         [sys.executable, "-m", "mypy", "--follow-imports=silent", "--no-error-summary"]
-        + ["--cache-dir", str(tmp_path / "cache"), *names],
-        cwd=tmp_path,
-        env={"PATH": "/usr/bin:/bin", "MYPYPATH": str(ROOT / "src"), "HOME": str(tmp_path)},
+        + ["--cache-dir", str(folder / "cache"), *names],
+        cwd=folder,
+        env={"PATH": "/usr/bin:/bin", "MYPYPATH": str(ROOT / "src"), "HOME": str(folder)},
         capture_output=True,
         text=True,
         timeout=500,
     )
+
+
+@pytest.mark.slow
+def test_mypy_passes_a_right_program_and_sees_mistakes(tmp_path):
+    names = _written(tmp_path)
+    done = _mypy(tmp_path, names)
     said = done.stdout.splitlines()
     assert [line for line in said if not line.startswith("wrong.py")] == [], done.stderr
     codes = [line.rpartition("[")[2] for line in said if ": error: " in line]
@@ -473,6 +480,24 @@ def test_mypy_passes_a_right_program_and_sees_mistakes(tmp_path):
         *("call-arg]", "call-arg]", "arg-type]", "attr-defined]", "arg-type]", "attr-defined]"),
         *("call-arg]", "assignment]", "assignment]", "assignment]"),
     ]
+
+
+# Members whose type can't be said: they give an entry, whatever it is, or a lazy stack, whose class
+# stands on that of TensorDict.
+OPEN = "get get_at get_non_tensor lazy_stack maybe_dense_stack pop setdefault to_lazystack"
+OPEN += " to_pytree tolist"
+
+
+@pytest.mark.slow
+def test_all_other_members_of_a_container_have_a_type(tmp_path):
+    names = [name for name in dir(TensorDict) if name[0] != "_"]
+    lines = [f"    reveal_type(td.{name})" for name in names]
+    program = ["from raffia import TensorDict", "def tell(td: TensorDict) -> None:", *lines]
+    (tmp_path / "told.py").write_text("\n".join(program))
+    said = re.findall(r'note: Revealed type is "(.*)"', _mypy(tmp_path, ["told.py"]).stdout)
+    results = [re.findall(r"-> (.+?)(?=, def |\)$|$)", kind) or [kind] for kind in said]
+    unknown = [n for n, kinds in zip(names, results, strict=True) if {*kinds} == {"Any"}]
+    assert unknown == OPEN.split()
 
 
 @pytest.mark.slow
