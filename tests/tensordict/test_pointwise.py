@@ -513,6 +513,8 @@ def test_metadata_of_reductions():
     td = TensorDict({"a": leaf(B, T)}, BATCH, names=["b", "t"], device="cpu")
     assert td.sum(0).names == td.any(0).names == ["t"]
     assert td.mean(dim=1, keepdim=True).names == ["b", "t"] and td.mean(0).device is not None
+    assert td.sum(keepdim=True).names == td.amax(keepdim=True).names == ["b", "t"]
+    assert td.quantile(torch.tensor([0.1, 0.9]), dim=0).names == [None, None]
     td = TensorDict({"a": leaf(B, T), "n": TensorDict({"b": leaf(B, T)}, [B, T])}, [B])
     results = (td.mean(0), td.sum(), td.sum(0, keepdim=True), td.sum("feature"))
     sizes = [tuple(result["n"].batch_size) for result in results]

@@ -86,6 +86,7 @@ def reduced(
                 td,
                 lambda leaf: fn(leaf, dim=tuple(range(leaf.dim())), keepdim=True, **options),
                 lambda size: torch.Size([1] * len(size)),
+                named=True,
             )
         return mapped(td, lambda leaf: fn(leaf, **options), torch.Size())
     size = _reduced_size(td._batch_size, dims, keep)
@@ -123,10 +124,12 @@ def mapped(
     td: Any,
     fn: Callable[[Tensor], Tensor],
     size: torch.Size | Callable[[torch.Size], torch.Size] | None = None,
+    named: bool = False,
 ) -> Any:
     """A dense container of `fn(leaf)`.
 
     size: the batch size of all nodes, or what it is for one of a given batch size; None keeps it.
+    named: keep the names of dimensions also with a size.
     """
     entries: Entries = {}
     mine = td._batch_size
@@ -138,8 +141,8 @@ def mapped(
             given = size(value._batch_size) if callable(size) else size
             entries[name] = value if given is None else value._new({}, given)
         else:
-            entries[name] = mapped(value, fn, size)
-    return td._new(entries, new, td._names if size is None else None)
+            entries[name] = mapped(value, fn, size, named)
+    return td._new(entries, new, td._names if size is None or named else None)
 
 
 def _own_mapped(td: Any, fn: Callable[[Tensor, int], Tensor]) -> Any:
