@@ -112,11 +112,12 @@ def to(
         out = source._map(
             lambda leaf: leaf.to(device, dtype, non_blocking, memory_format=memory_format)
         )
+    elif dtype is None and all([leaf.device == device for leaf in source._leaves([])]):
+        out = source._shallow()
+        out._buffer, out._spans = source._buffer, source._spans
     elif dtype is None and source._spans is not None and consolidated.in_spans(source):
         block = source._buffer.to(device, non_blocking=non_blocking)
         out = consolidated.from_buffer(source, block, source._spans)
-    elif dtype is None and all([leaf.device == device for leaf in source._leaves([])]):
-        out = source._shallow()
     elif dtype is None:
         out = source._map(
             lambda leaf: (

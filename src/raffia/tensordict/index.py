@@ -208,7 +208,8 @@ def _indexed_names(names: list[str | None], index: Any) -> list[str | None] | No
             name = next(source)
             if first_array is None:
                 first_array = len(out)
-                out.extend([None] * width if len(arrays) > 1 else _spread(name, part.shape))
+                single = [name] if width == 1 else _spread(name, part.shape)
+                out.extend(single if len(arrays) == 1 else [None] * width)
         else:
             next(source)
     return _kept([*out, *source])
@@ -216,7 +217,7 @@ def _indexed_names(names: list[str | None], index: Any) -> list[str | None] | No
 
 def _spread(name: str | None, shape: torch.Size) -> list[str | None]:
     """Names of the dimensions that a tensor of this shape makes of one: only one of them has it."""
-    long = [dim for dim, size in enumerate(shape) if size != 1 or len(shape) == 1]
+    long = [dim for dim, size in enumerate(shape) if size != 1]
     return [name if [dim] == long else None for dim in range(len(shape))]
 
 

@@ -92,8 +92,9 @@ class Plan:
 
     def _rows_of_arrays(self, parts: list[Any], at: int) -> None:
         where = [i for i, part in enumerate(parts) if isinstance(part, Tensor)]
-        rest = (*parts[:at], *parts[at + 1 :])
-        self.copied = not all([p is None or p.__class__ is slice and p == _ALL for p in rest])
+        if len(parts) > 1:
+            rest = (*parts[:at], *parts[at + 1 :])
+            self.copied = not all([p is None or p.__class__ is slice and p == _ALL for p in rest])
         arrays = torch.broadcast_tensors(*[parts[i] for i in where])
         self.sizes = arrays[0].shape
         columns = [array.reshape(-1).tolist() for array in arrays]
@@ -112,24 +113,31 @@ def _plain_part(part: Any) -> Any:
     return None if isinstance(part, bool) else part
 
 
-def _without_false(idx: Any) -> Any:
-    """A normalised index in which each False is True; the index itself if it has none."""
+def _is_false(part: Any) -> bool:
+    if isinstance(part, Tensor):
+        return not part.dim() and part.dtype is torch.bool and not part
+    return part is False
+
+
+def _has_false(idx: Any) -> bool:
+    """Whether a normalised index has a False, which gives no rows."""
+    return any(map(_is_false, idx)) if isinstance(idx, tuple) else _is_false(idx)
+
+
+def _no_rows(td: Any, idx: Any, ndim: int) -> Any:
+    """`td[idx]` for an index with False: what True gives there, without rows."""
     parts = idx if isinstance(idx, tuple) else (idx,)
-    false = [
-        part is False or isinstance(part, Tensor) and part.dtype is torch.bool and not part
-        for part in parts
-    ]
-    return tuple([f or part for f, part in zip(false, parts, strict=True)]) if any(false) else idx
+    full = tuple([True if _is_false(part) else part for part in parts])
+    kept, gone = [index.indexed_size(td._batch_size[:ndim], at) for at in (full, idx)]
+    dim = [a == b for a, b in zip(kept, gone, strict=True)].index(False)
+    out = rows(td, full, ndim)
+    return out._index((*[_ALL] * dim, slice(0, 0)), out.ndim, None)
 
 
 def rows(td: Any, idx: Any, ndim: int) -> Any:
     """`td[idx]` of a lazy stack, whose first `ndim` dimensions the index covers."""
-    full = _without_false(idx)
-    if full is not idx:
-        out = rows(td, full, ndim)
-        kept, gone = [index.indexed_size(td._batch_size[:ndim], at) for at in (full, idx)]
-        dim = [a == b for a, b in zip(kept, gone, strict=True)].index(False)
-        return out._index((*[_ALL] * dim, slice(0, 0)), out.ndim, None)
+    if idx.__class__ is not slice and _has_false(idx):
+        return _no_rows(td, idx, ndim)
     plan, ndim = Plan(td, idx), max(ndim, td.stack_dim + 1)
     if not plan.sizes:
         return row(td, *plan.rows[0], ndim)
@@ -201,7 +209,7 @@ def _broadcast(td: Any, value: Any, size: torch.Size, idx: Any) -> Any:
 
 def set_rows(td: Any, idx: Any, value: Any, ndim: int) -> None:
     """Write into the rows `idx`, which are normalised, of the members of a lazy stack."""
-    if _without_false(idx) is not idx:
+    if idx.__class__ is not slice and _has_false(idx):
         return
     plan, ndim = Plan(td, idx), max(ndim, td.stack_dim + 1)
     if isinstance(value, Tensor) and value.dim():
