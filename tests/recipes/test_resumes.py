@@ -267,7 +267,7 @@ def newest_update(checkpoints):
     ],
 )
 def test_kills_change_nothing(make, size, every_updates, num_kills, at_work_seconds, tmp_path):
-    """Killed and resumed by the command line; whatever counts as a checkpoint are damaged."""
+    """Killed and resumed by the command line; whatever counts as a checkpoint is whole."""
     config, folder = make(size, every_updates), tmp_path / "killed"
     train(config, tmp_path / "straight")
     settings = tmp_path / "settings.json"
