@@ -158,6 +158,11 @@ assert_type(lazy_stack([td, td]).select("a"), LazyStackedTensorDict)
 assert_type(pad_sequence([td, td]), TensorDict)
 assert_type(merge_tensordicts(td, td), TensorDict)
 
+assert_type(td.view(3, 1).reshape([3]).expand(2, 3).permute(1, 0), TensorDict)
+assert_type(td.view(torch.int32), TensorDict)
+assert_type(td.update({"e": torch.ones(3)}).update(td), TensorDict)
+assert_type(td.new_zeros(2, 3), TensorDict)
+
 # maps
 assert_type(td.apply(lambda leaf: leaf + 1), TensorDict)
 assert_type(step.apply(lambda leaf: leaf + 1), Step)
@@ -329,7 +334,7 @@ from torch import Tensor
 from raffia import TensorDict
 from raffia.algorithms.efficientzero import EfficientZeroLearner
 from raffia.algorithms.ilql import ILQL, ILQL_Policy
-from raffia.envs import BatchEnv, EnvConfig, make_env
+from raffia.envs import BatchEnv, Discrete, Env, EnvConfig, EnvSpec, check_env, make_env
 from raffia.evolution import Population, with_hyper
 from raffia.lm.model import Cache
 from raffia.recipes import EfficientZeroRun, Evaluation, RunResult, evaluate, load_agent, train
@@ -392,6 +397,21 @@ if played is not None:
     assert_type(played.returns, list[float])
 
 
+class Still(Env):  # the contract has a `render` without a picture, and a `close`
+    spec = EnvSpec(observation_shape=(1,), action=Discrete(2))
+
+    def reset(self, seed: int) -> TensorDict:
+        return TensorDict(observation=torch.zeros(1))
+
+    def step(self, action: Tensor) -> TensorDict:
+        ended = {"terminated": torch.tensor(True), "truncated": torch.tensor(False)}
+        return self.reset(0).update({"reward": torch.tensor(1.0), **ended})
+
+
+assert_type(Still().render(), Tensor | None)
+assert_type(check_env(Still()).ok, bool)
+
+
 # what takes a run, or a network, is checked and not called
 def agents(agent: ILQL, learner: EfficientZeroLearner, batch: TensorDict, cache: Cache) -> None:
     assert_type(agent.learn(), TensorDict)
@@ -440,6 +460,8 @@ Step(obs=torch.zeros(3), batch_size="a")
 td = TensorDict(a=torch.zeros(3), batch_size=[3])
 td.absolute()
 td.view(1, shape=3)
+td.view("a")
+td.update(3)
 number: int = td.reshape(3)
 mean: torch.Tensor = td.mean(0)
 row: Step = td[0]
@@ -478,7 +500,7 @@ def test_mypy_passes_a_right_program_and_sees_mistakes(tmp_path):
     codes = [line.rpartition("[")[2] for line in said if ": error: " in line]
     assert codes == [
         *("call-arg]", "call-arg]", "arg-type]", "attr-defined]", "arg-type]", "attr-defined]"),
-        *("call-arg]", "assignment]", "assignment]", "assignment]"),
+        *("call-arg]", "arg-type]", "arg-type]", "assignment]", "assignment]", "assignment]"),
     ]
 
 
@@ -519,8 +541,8 @@ def test_pyright_passes_a_right_program_and_sees_mistakes(tmp_path):
     mistakes = [(Path(one["file"]).name, one.get("rule", "")) for one in found]
     rules = [
         *("CallIssue", "CallIssue", "ArgumentType", "AttributeAccessIssue", "ArgumentType"),
-        *("AttributeAccessIssue", "CallIssue", "AssignmentType", "AssignmentType"),
-        "AssignmentType",
+        *("AttributeAccessIssue", "CallIssue", "ArgumentType", "ArgumentType"),
+        *("AssignmentType", "AssignmentType", "AssignmentType"),
     ]
     assert mistakes == [("wrong.py", f"report{rule}") for rule in rules]
 

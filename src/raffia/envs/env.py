@@ -159,9 +159,11 @@ class Env(Protocol):
 
     def render(self) -> Tensor | None:
         """A picture of the current state, uint8 [H, W, 3]; None if there is no picture."""
+        return None
 
     def close(self) -> None:
         """Release windows and processes."""
+        return None
 
 
 @runtime_checkable

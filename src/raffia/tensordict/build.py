@@ -240,7 +240,7 @@ class SizeOptions(TypedDict, total=False):
 class StackOptions(TypedDict, total=False):
     """The options of `lazy_stack`, for type checkers."""
 
-    out: Any
+    out: Node | None
     device: Device
     stack_dim_name: str | None
     strict_shape: bool

@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol, TypeVar, overload
 from raffia.tensordict import entries, updates
 from raffia.tensordict.class_fields import is_dict
 from raffia.tensordict.keys import NestedKey, unravel_key_to_tuple
-from raffia.tensordict.node import Node
+from raffia.tensordict.node import Node, Source
 from raffia.tensordict.nontensor import NonTensorData
 from raffia.tensordict.signatures import shows_options_of
 from raffia.tensordict.tensordict import TensorDict
@@ -87,7 +87,7 @@ def set(
 
 def update(
     obj: Instance,
-    input_dict_or_td: Any = None,
+    input_dict_or_td: Source | None = None,
     clone: bool = False,
     inplace: bool = False,
     *,
@@ -146,7 +146,7 @@ def _assigned(obj: Any, key: NestedKey, value: Any, empty: list[str]) -> Any:
     return obj._entry(name, value, obj._td._batch_size, obj._td._device)
 
 
-def replace(obj: Instance, input_dict_or_td: Any = None, **values: Any) -> Instance:
+def replace(obj: Instance, input_dict_or_td: Source | None = None, **values: Any) -> Instance:
     """A copy (same tensors) in which the given fields are assigned.
 
     >>> from raffia import tensorclass

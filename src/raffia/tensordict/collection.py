@@ -305,7 +305,9 @@ class TensorCollection(Construction, Pointwise, Reductions, Node):
 
     # stacking (stack.py, lazy.py)
     @classmethod
-    def stack(cls, input: Sequence[Container], dim: int = 0, *, out: Any = None) -> Container:
+    def stack(
+        cls, input: Sequence[Container], dim: int = 0, *, out: Container | None = None
+    ) -> Container:
         """Stack containers along a new batch dimension; see `raffia.stack`.
 
         >>> TensorDict.stack([TensorDict(a=1), TensorDict(a=2)])["a"]
@@ -315,7 +317,9 @@ class TensorCollection(Construction, Pointwise, Reductions, Node):
         return stacked
 
     @classmethod
-    def cat(cls, input: Sequence[Container], dim: int = 0, *, out: Any = None) -> Container:
+    def cat(
+        cls, input: Sequence[Container], dim: int = 0, *, out: Container | None = None
+    ) -> Container:
         """Concatenate containers along a batch dimension; see `raffia.cat`.
 
         >>> TensorDict.cat([TensorDict(a=[1], batch_size=[1])] * 2)["a"]

@@ -367,7 +367,7 @@ def init_remote(
     td: Any,
     dst: int | None = None,
     group: Group = None,
-    device: Any = None,
+    device: Device = None,
     use_broadcast: bool = False,
 ) -> None:
     """Send the container to a process that has none yet: it calls `TensorDict.from_remote_init`.

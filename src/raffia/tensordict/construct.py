@@ -275,7 +275,7 @@ class Construction(Node):
         return td
 
     @shows_options_of(_new_filled)
-    def new_zeros(self, *size: Any, **options: Unpack[TensorOptions]) -> Self:
+    def new_zeros(self, *size: int | Sequence[int], **options: Unpack[TensorOptions]) -> Self:
         """A container of zeros with these entries and another batch size.
 
         >>> from raffia import TensorDict
@@ -285,7 +285,7 @@ class Construction(Node):
         return _new_filled(self, "new_zeros", size, **options)
 
     @shows_options_of(_new_filled)
-    def new_ones(self, *size: Any, **options: Unpack[TensorOptions]) -> Self:
+    def new_ones(self, *size: int | Sequence[int], **options: Unpack[TensorOptions]) -> Self:
         """A container of ones with these entries and another batch size.
 
         >>> from raffia import TensorDict
@@ -295,7 +295,7 @@ class Construction(Node):
         return _new_filled(self, "new_ones", size, **options)
 
     @shows_options_of(_new_filled)
-    def new_empty(self, *size: Any, **options: Unpack[TensorOptions]) -> Self:
+    def new_empty(self, *size: int | Sequence[int], **options: Unpack[TensorOptions]) -> Self:
         """A container of uninitialised tensors with these entries and another batch size.
 
         >>> from raffia import TensorDict
@@ -305,7 +305,9 @@ class Construction(Node):
         return _new_filled(self, "new_empty", size, **options)
 
     @shows_options_of(_new_filled)
-    def new_full(self, size: Any, fill_value: Any, **options: Unpack[TensorOptions]) -> Self:
+    def new_full(
+        self, size: int | Sequence[int], fill_value: Any, **options: Unpack[TensorOptions]
+    ) -> Self:
         """A container filled with `fill_value`, with these entries and another batch size.
 
         >>> from raffia import TensorDict
@@ -315,7 +317,12 @@ class Construction(Node):
         return _new_filled(self, "new_full", (as_size(size),), fill_value, **options)
 
     def new_tensor(
-        self, data: Any, *, dtype: Any = None, device: Device = None, requires_grad: bool = False
+        self,
+        data: Any,
+        *,
+        dtype: torch.dtype | None = None,
+        device: Device = None,
+        requires_grad: bool = False,
     ) -> Self:
         """A container with these entries and the values of `data`, a container or one value for
         all.
@@ -324,7 +331,8 @@ class Construction(Node):
         >>> TensorDict(a=torch.zeros(2), batch_size=[2]).new_tensor(TensorDict(a=[1, 2]))["a"]
         tensor([1., 2.])
         """
-        options = {k: v for k, v in dict(dtype=dtype, device=device).items() if v is not None}
+        given: dict[str, Any] = dict(dtype=dtype, device=device)
+        options = {k: v for k, v in given.items() if v is not None}
 
         def made(like: Tensor, value: Any) -> Tensor:
             source = value.detach().clone() if isinstance(value, Tensor) else torch.as_tensor(value)

@@ -290,7 +290,7 @@ def zero_(td: Container) -> Container:
     return td
 
 
-def copy_(td: Container, tensordict: Any, non_blocking: bool = False) -> Container:
+def copy_(td: Container, tensordict: Node, non_blocking: bool = False) -> Container:
     """Write the entries of another container into the tensors of this one.
 
     >>> from raffia import TensorDict

@@ -357,7 +357,7 @@ def where(
     condition: Tensor,
     other: Any,
     *,
-    out: Any = None,
+    out: Container | None = None,
     pad: float | bool | None = None,
     update_batch_size: bool = False,
 ) -> Container:
@@ -510,7 +510,7 @@ def masked_select(td: Container, mask: Tensor, *, inplace: bool = False) -> Cont
 
 
 def gather(
-    td: Container, dim: int, index: Tensor, out: Any = None, *, inplace: bool = False
+    td: Container, dim: int, index: Tensor, out: Container | None = None, *, inplace: bool = False
 ) -> Container:
     """Gather rows along `dim`: `out[i, j] = td[index[i, j], j]` for dim = 0.
 
@@ -548,7 +548,7 @@ def gather(
     return result if out is None else out.update_(result)
 
 
-def copy_at_(td: Container, tensordict: Any, idx: Any, non_blocking: bool = False) -> Container:
+def copy_at_(td: Container, tensordict: Node, idx: Any, non_blocking: bool = False) -> Container:
     """Write a container into the rows `idx`, in place; all keys must be there.
 
     >>> from raffia import TensorDict

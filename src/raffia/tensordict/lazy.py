@@ -310,7 +310,7 @@ class LazyStackedTensorDict(LazyWrites):
         return nested(values, layout)
 
     def get_nestedtensor(
-        self, key: NestedKey, default: Any = NO_DEFAULT, *, layout: Any = None
+        self, key: NestedKey, default: Any = NO_DEFAULT, *, layout: torch.layout | None = None
     ) -> Any:
         """The entry under `key` as a nested tensor, of strided layout if none is given.
 

@@ -19,7 +19,7 @@ from raffia.tensordict.keys import (
     unravel_key_to_tuple,
 )
 from raffia.tensordict.lock import locked_error
-from raffia.tensordict.node import Entries, Node
+from raffia.tensordict.node import Entries, Node, Source
 from raffia.tensordict.signatures import shows_options_of
 from raffia.tensordict.tensordict import TensorDict
 from raffia.tensordict.unbatched import UnbatchedTensor
@@ -358,7 +358,7 @@ class LazyWrites(TensorDictBase):
 
     def update(
         self,
-        input_dict_or_td: Any = None,
+        input_dict_or_td: Source | None = None,
         clone: bool = False,
         inplace: bool = False,
         *,
@@ -426,7 +426,7 @@ class LazyWrites(TensorDictBase):
 
     def update_(
         self,
-        input_dict_or_td: Any = None,
+        input_dict_or_td: Source | None = None,
         clone: bool = False,
         *,
         non_blocking: bool = False,
@@ -461,7 +461,7 @@ class LazyWrites(TensorDictBase):
         return self
 
     @shows_options_of(updates.update_at_)
-    def update_at_(self, input_dict_or_td: Any, idx: Any, clone: bool = False, **o: Any) -> Self:
+    def update_at_(self, input_dict_or_td: Source, idx: Any, clone: bool = False, **o: Any) -> Self:
         """Write into the rows `idx`; whole members are written like any other container.
 
         >>> from raffia import lazy_stack
@@ -491,7 +491,7 @@ class LazyWrites(TensorDictBase):
         self._names = None
         self._setup(members, self.stack_dim, None, name)
 
-    def insert(self, index: int, tensordict: Any) -> None:
+    def insert(self, index: int, tensordict: Node) -> None:
         """Insert a container before the member `index`, as in a list.
 
         Raises ValueError if its batch size or device is not that of the members.
@@ -552,7 +552,7 @@ class LazyWrites(TensorDictBase):
         self._batch_size = torch.Size(sizes)
         return True
 
-    def append(self, tensordict: Any) -> None:
+    def append(self, tensordict: Node) -> None:
         """Append a container as the last member.
 
         >>> from raffia import lazy_stack
@@ -563,7 +563,7 @@ class LazyWrites(TensorDictBase):
         """
         self._insert(len(self.tensordicts), [tensordict])
 
-    def extend(self, tensordict: Any) -> None:
+    def extend(self, tensordict: Node | Sequence[Node]) -> None:
         """Append containers as the last members: those of a list, or of another lazy stack.
 
         >>> from raffia import lazy_stack

@@ -8,7 +8,7 @@ all work in them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 import torch
@@ -164,6 +164,9 @@ class Node:
     def _is_data(self) -> bool:
         """True for nodes that stand for a non-tensor value."""
         return False
+
+
+Source = Node | Mapping[Any, Any]  # what entries are taken from
 
 
 class ValueNode(Node):

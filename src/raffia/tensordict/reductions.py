@@ -544,7 +544,13 @@ class Reductions:
             result = _renamed(result, key_transform)
         return result if out is None else out.update(result)
 
-    def logsumexp(self, dim: Any = None, keepdim: bool = False, *, out: Any = None) -> Self:
+    def logsumexp(
+        self,
+        dim: int | tuple[int, ...] | None = None,
+        keepdim: bool = False,
+        *,
+        out: Any = None,
+    ) -> Self:
         """The logarithm of the sum of exponentials over batch dimensions; over all without `dim`.
 
         >>> from raffia import TensorDict

@@ -19,7 +19,7 @@ from raffia.tensordict.keys import (
     unravel_key_to_tuple,
 )
 from raffia.tensordict.lock import locked_error
-from raffia.tensordict.node import Container, Node
+from raffia.tensordict.node import Container, Node, Source
 from raffia.tensordict.updates import merged
 from raffia.tensordict.views import IsLeaf, entries_list, is_leaf_nontensor
 
@@ -385,7 +385,7 @@ def built(td: Any, tree: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def replace(td: Container, input_dict_or_td: Any = None, **entries: Any) -> Container:
+def replace(td: Container, input_dict_or_td: Source | None = None, **entries: Any) -> Container:
     """A copy (same tensors) in which the given entries are stored.
 
     >>> from raffia import TensorDict

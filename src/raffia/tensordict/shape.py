@@ -73,7 +73,10 @@ def replaced_by(td: Container, made: Any, what: str) -> Container:
 
 
 def view(
-    td: Container, *shape: Any, size: BatchSize = None, batch_size: BatchSize = None
+    td: Container,
+    *shape: int | Sequence[int] | torch.dtype,
+    size: BatchSize = None,
+    batch_size: BatchSize = None,
 ) -> Container:
     """View the entries with another batch shape of as many rows; never a copy.
 
@@ -92,7 +95,9 @@ def view(
     return _resized(td, "view", new)
 
 
-def reshape(td: Container, *shape: Any, size: BatchSize = None, inplace: bool = False) -> Container:
+def reshape(
+    td: Container, *shape: int | Sequence[int], size: BatchSize = None, inplace: bool = False
+) -> Container:
     """A container with another batch shape of as many rows; copies only where a view can't be.
 
     inplace: change this container instead of making another one.
@@ -286,7 +291,7 @@ def squeeze(td: Container, dim: int | tuple[int, ...] | None = None) -> Containe
     return _changed(td, lambda leaf: leaf.squeeze(at), new, names, op, origin)
 
 
-def permute(td: Container, *dims: Any, **kwargs: Any) -> Container:
+def permute(td: Container, *dims: int | Sequence[int], **kwargs: Any) -> Container:
     """A container whose batch dimensions are in the order `dims`.
 
     >>> from raffia import TensorDict
@@ -353,7 +358,9 @@ def swapaxes(td: Container, axis0: int, axis1: int) -> Container:
 swapdims = swapaxes
 
 
-def movedim(td: Container, source: Any, destination: Any) -> Container:
+def movedim(
+    td: Container, source: int | Sequence[int], destination: int | Sequence[int]
+) -> Container:
     """A container with batch dimensions moved to other positions.
 
     >>> from raffia import TensorDict
@@ -376,7 +383,7 @@ def movedim(td: Container, source: Any, destination: Any) -> Container:
 moveaxis = movedim
 
 
-def expand(td: Container, *shape: Any, **kwargs: Any) -> Container:
+def expand(td: Container, *shape: int | Sequence[int], **kwargs: Any) -> Container:
     """A container whose batch dimensions of size 1 are repeated, not copied; -1 keeps a size.
 
     >>> from raffia import TensorDict
@@ -408,17 +415,18 @@ def expand(td: Container, *shape: Any, **kwargs: Any) -> Container:
     return out.lock_() if td._locked else out
 
 
-def expand_as(td: Container, other: Any) -> Container:
+def expand_as(td: Container, other: Tensor | Node) -> Container:
     """`expand` to the shape of another container or tensor.
 
     >>> from raffia import TensorDict
     >>> TensorDict(batch_size=[1]).expand_as(torch.zeros(4)).batch_size
     torch.Size([4])
     """
-    return expand(td, other.shape)
+    like: Any = other
+    return expand(td, like.shape)
 
 
-def broadcast_to(td: Container, shape: Any) -> Container:
+def broadcast_to(td: Container, shape: int | Sequence[int]) -> Container:
     """Expand the batch size to a shape; an alias of `expand`.
 
     >>> from raffia import TensorDict
@@ -439,7 +447,7 @@ def _mapped(
     return out.lock_() if td._locked else out
 
 
-def repeat(td: Container, *repeats: Any, inplace: bool = False) -> Container:
+def repeat(td: Container, *repeats: int | Sequence[int], inplace: bool = False) -> Container:
     """Repeat the rows the given number of times along each batch dimension; copies.
 
     inplace: change this container instead of making another one.
@@ -507,7 +515,7 @@ def repeat_interleave(
     return _mapped(td, repeated, torch.Size(size), ("repeat_interleave", repeats, at), td._names)
 
 
-def tile(td: Container, dims: Any) -> Container:
+def tile(td: Container, dims: int | Sequence[int]) -> Container:
     """A container with its rows tiled along the batch dimensions, the last one first.
 
     >>> from raffia import TensorDict
@@ -521,7 +529,13 @@ def tile(td: Container, dims: Any) -> Container:
     return repeat(td, *[1] * (ndim - len(times)), *times)
 
 
-def roll(td: Container, shifts: Any, dims: Any = None, *, inplace: bool = False) -> Container:
+def roll(
+    td: Container,
+    shifts: int | Sequence[int],
+    dims: int | Sequence[int] | None = None,
+    *,
+    inplace: bool = False,
+) -> Container:
     """A container whose rows are rolled along `dims`, or else along the flattened batch.
 
     inplace: change this container instead of making another one.
@@ -544,7 +558,7 @@ def roll(td: Container, shifts: Any, dims: Any = None, *, inplace: bool = False)
     )
 
 
-def flip(td: Container, *args: Any, dims: int | Sequence[int] = ()) -> Container:
+def flip(td: Container, *args: int | Sequence[int], dims: int | Sequence[int] = ()) -> Container:
     """A container whose rows are in reverse order along batch dimensions: by position, or `dims`.
 
     >>> from raffia import TensorDict

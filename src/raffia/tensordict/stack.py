@@ -31,7 +31,7 @@ class StackMismatchError(RuntimeError):
 
 
 @kinds.enter
-def stack(input: Sequence[Container], dim: int = 0, *, out: Any = None) -> Container:
+def stack(input: Sequence[Container], dim: int = 0, *, out: Container | None = None) -> Container:
     """Stack containers of the same keys and shapes along a new batch dimension.
 
     out: container that the result is written to.
@@ -320,7 +320,7 @@ def _written(out: Any, result: Any, what: str) -> Any:
 # ------------------------------------------------------------------------------------- cat
 
 
-def cat(input: Sequence[Container], dim: int = 0, *, out: Any = None) -> Container:
+def cat(input: Sequence[Container], dim: int = 0, *, out: Container | None = None) -> Container:
     """Concatenate containers of the same keys along a batch dimension.
 
     out: container that the result is written to.
@@ -423,7 +423,7 @@ def pad_sequence(
     list_of_tensordicts: Sequence[Container],
     pad_dim: int = 0,
     padding_value: float | Mapping[NestedKey, float] = 0.0,
-    out: Any = None,
+    out: Container | None = None,
     return_mask: bool | NestedKey = False,
     padding_side: str = "right",
 ) -> Container:

@@ -35,7 +35,7 @@ from raffia.tensordict.keys import (
     missing,
 )
 from raffia.tensordict.lock import locked_error
-from raffia.tensordict.node import BatchSize, Device, Entries, Node, child_names, hold
+from raffia.tensordict.node import BatchSize, Device, Entries, Node, Source, child_names, hold
 from raffia.tensordict.signatures import documented_as
 from raffia.tensordict.unbatched import UnbatchedTensor
 from raffia.tensordict.views import IsLeaf, KeysView, NestedView
@@ -111,7 +111,7 @@ class TensorDict(TensorDictBase):
 
     def __init__(
         self,
-        source: Any = None,
+        source: Source | None = None,
         batch_size: BatchSize = None,
         device: Device = None,
         names: Sequence[str | None] | None = None,
@@ -605,7 +605,7 @@ class TensorDict(TensorDictBase):
     @documented_as(updates.update_)
     def update_(
         self,
-        input_dict_or_td: Any = None,
+        input_dict_or_td: Source | None = None,
         clone: bool = False,
         *,
         non_blocking: bool = False,
@@ -659,7 +659,7 @@ class TensorDict(TensorDictBase):
     @documented_as(updates.update)
     def update(
         self,
-        input_dict_or_td: Any = None,
+        input_dict_or_td: Source | None = None,
         clone: bool = False,
         inplace: bool = False,
         **options: Any,

@@ -19,7 +19,7 @@ from raffia.tensordict.keys import (
     unravel_key_to_tuple,
 )
 from raffia.tensordict.lock import locked_error
-from raffia.tensordict.node import Container, Node
+from raffia.tensordict.node import Container, Node, Source
 from raffia.tensordict.views import IsLeaf
 
 _with_grad = attrgetter("requires_grad")
@@ -27,7 +27,7 @@ _with_grad = attrgetter("requires_grad")
 
 def update(
     td: Container,
-    input_dict_or_td: Any = None,
+    input_dict_or_td: Source | None = None,
     clone: bool = False,
     inplace: bool = False,
     *,
@@ -173,7 +173,7 @@ def merge(
 
 def update_(
     td: Container,
-    input_dict_or_td: Any = None,
+    input_dict_or_td: Source | None = None,
     clone: bool = False,
     *,
     non_blocking: bool = False,
@@ -308,7 +308,7 @@ def broadcasts(shape: torch.Size, into: torch.Size) -> bool:
 
 def update_at_(
     td: Container,
-    input_dict_or_td: Any,
+    input_dict_or_td: Source,
     idx: Any,
     clone: bool = False,
     *,
