@@ -2,12 +2,13 @@
 
 import math
 import random
+from typing import NamedTuple
 
 import pytest
 import torch
 
 from raffia.lm.decoding.config import DecodeConfig, TokenPlanConfig
-from raffia.lm.decoding.scorer import keep_top_p, perturb
+from raffia.lm.decoding.scorer import Choice, NextToken, keep_top_p, perturb
 
 INF = math.inf
 
@@ -142,3 +143,21 @@ def test_any_settings_as_on_lists(seed):
         options["include_logits"] = draw.random() < 0.8
     wanted = plain(logits, advantage, DecodeConfig(**options), forbidden)
     assert scores(logits, advantage, forbidden, **options) == pytest.approx(wanted, abs=1e-12)
+
+
+def test_the_few_tokens_whose_values_are_computed_are_those_that_are_kept():
+    """Also where their logits have few digits, of which dividing makes some equal."""
+
+    class Few(NamedTuple):
+        q: torch.Tensor
+
+        def of(self, tokens):
+            return self.q.gather(-1, tokens)
+
+    drawn = torch.randn(2, 3000, 60, generator=torch.Generator().manual_seed(0))
+    logits, q = drawn.bfloat16()
+    v = torch.zeros(3000, dtype=torch.bfloat16)
+    config = DecodeConfig(top_k=5, temperature=1.7)
+    whole = Choice.of(NextToken(logits, q, v), config, None)
+    few = Choice.of(NextToken(logits, None, v, Few(q)), config, None)
+    assert torch.equal(whole.log_probs, few.log_probs)

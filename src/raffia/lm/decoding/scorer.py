@@ -160,7 +160,8 @@ class Choice(NamedTuple):
             logits = logits + forbidden
         if outputs.some_q is not None:
             assert logits is not None and config.top_k is not None
-            candidates = logits.topk(config.top_k, dim=-1).indices
+            # As `perturb` filters them: dividing makes some logits of few digits equal.
+            candidates = (logits / config.temperature).topk(config.top_k, dim=-1).indices
             q = outputs.some_q.of(candidates).to(logits.dtype)
             outputs = outputs._replace(
                 target_q=torch.zeros_like(logits).scatter_(-1, candidates, q)
