@@ -91,6 +91,17 @@ VALUES = [  # a class, and what it can't hold
     (PopulationConfig, "architecture", {"size": 2, "architecture": -0.5}),
     (PopulationConfig, "new_layer_prob", {"size": 2, "new_layer_prob": 1.5}),
     (WordleConfig, "leaves no secret to learn from", {"num_words": 6, "num_held_out": 6}),
+    (
+        RecordedDataConfig,
+        r"RecordedDataConfig\(complete=True\) describes files of episodes, and data.files names",
+        {"complete": True},
+    ),
+    (LoRAConfig, r"LoRAConfig\(dropout=0.1\) describes adapters, and rank=0", {"dropout": 0.1}),
+    (
+        ILQLRun,
+        "data.files=.* are of a run on data, and the task is 'wordle'",
+        {"data": DialogueDataConfig(files=("a.jsonl",))},
+    ),
     (DialogueDataConfig, "held_out=0 must be between 0 and 1", {"held_out": 0}),
     (
         ScriptsConfig,

@@ -80,6 +80,11 @@ class RecordedDataConfig:
                 f"data.num_updates={self.num_updates} learns from recorded episodes alone, but "
                 "data.files names none: set data.files, or leave data.num_updates out"
             )
+        if (self.columns or self.complete) and not self.files:
+            raise ValueError(
+                f"{short_repr(self)} describes files of episodes, and data.files names none: give "
+                "them, or leave these settings out"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -125,6 +125,11 @@ class LoRAConfig:
         check_above_zero(self, "alpha")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout={self.dropout} must be in [0, 1)")
+        if not self.rank and (self.dropout or self.layers or self.learn_embeddings is not None):
+            raise ValueError(
+                f"{short_repr(self)} describes adapters, and rank=0 makes none: set lora.rank, "
+                "such as 8, or leave these settings out"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -276,6 +281,11 @@ class ILQLRun(ILQLConfig):
             raise ValueError(
                 f"batch_size={self.batch_size} cannot be divided into "
                 f"num_micro_batches={self.num_micro_batches} equal parts"
+            )
+        if self.task == "wordle" and self.data.files:
+            raise ValueError(
+                f"data.files={self.data.files} are of a run on data, and the task is 'wordle': "
+                "name them by --data FILE, which sets task='data', too"
             )
         if self.task == "wordle" and self.evaluate.env:
             raise ValueError(
