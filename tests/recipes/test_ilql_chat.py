@@ -1,6 +1,7 @@
 """A person and an agent of ILQL: what the agent reads, what comes of its answers."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from raffia.algorithms.ilql.config import DecodeConfig, ILQLConfig, ILQLModelCon
 from raffia.algorithms.ilql.policy import ILQL_Policy
 from raffia.lm.data.data_point import DataPoint
 from raffia.lm.data.dialogue_rows import Dialogue
+from raffia.lm.envs.play import play_dialogues
 from raffia.lm.tokenizers.tokenizer import WordTokenizer, character_tokenizer
 from raffia.recipes.ilql.chat import Chat, Guessing, UnreadableText
 from raffia.recipes.ilql.data import make_tokenizer, make_wordle
@@ -32,13 +34,14 @@ def chat_of(tokenizer=None, **options):
 
 def asked(chat, monkeypatch):
     """The prompts that the agent gets from now on."""
-    prompts, make = [], chat.policy.prompt
+    prompts, make = [], chat.policy.fit
 
-    def prompt(observation):
-        prompts.append(make(observation))
-        return prompts[-1]
+    def fit(*given):
+        found = make(*given)
+        prompts.append(found[0])
+        return found
 
-    monkeypatch.setattr(chat.policy, "prompt", prompt)
+    monkeypatch.setattr(chat.policy, "fit", fit)
     return prompts
 
 
@@ -105,7 +108,7 @@ def test_a_full_context_forgets_the_oldest_utterances(monkeypatch):
     for _ in range(6):
         chat.send("abca")
         list(chat.answer())
-        assert len(prompts[-1]) + chat.room <= 24
+        assert len(prompts[-1]) + chat.policy.room <= 24
     seen = chat.utterances[chat.num_forgotten : -1]
     row = DataPoint.from_obs(Dialogue(seen, terminal=False), chat.policy.tokenizer).tokens
     assert 0 < chat.num_forgotten < len(chat.utterances) - 1 and prompts[-1] == row
@@ -113,6 +116,52 @@ def test_a_full_context_forgets_the_oldest_utterances(monkeypatch):
     chat.utterances.clear()
     list(chat.answer())
     assert chat.num_forgotten == 0
+
+
+class Drill:
+    """An environment of text that asks nine times."""
+
+    def reset(self, seed):
+        self.sequence = [("abca", None)]
+        return Dialogue(list(self.sequence), terminal=False)
+
+    def step(self, text):
+        over = len(self.sequence) == 17
+        self.sequence += [(text, 1.0)] if over else [(text, 1.0), ("abca", None)]
+        return Dialogue(list(self.sequence), terminal=over), 1.0, over
+
+    def is_terminal(self):
+        return len(self.sequence) == 18
+
+
+@pytest.mark.parametrize("block_size", [9, 24, 512])
+def test_in_an_environment_an_agent_forgets_too(block_size, monkeypatch):
+    policy = policy_of(character_tokenizer(["abc"]), block_size, max_new_tokens=3)
+    prompts = asked(SimpleNamespace(policy=policy), monkeypatch)
+    [game] = play_dialogues(Drill, policy, [0])
+    assert len(game.observation.sequence) == 18 and len(prompts) == 9
+    for number, prompt in enumerate(prompts):
+        said = game.observation.sequence[: 2 * number + 1]
+        rows = [policy.tokens(Dialogue(said[at:], terminal=False)) for at in range(len(said))]
+        fitting = [row for row in rows if len(row) < block_size]
+        assert prompt in fitting  # the whole dialogue, or else its last utterances
+        assert prompt == rows[0] or prompt == next(
+            row for row in fitting if len(row) + policy.room <= block_size
+        )
+    assert (prompts[-1] == rows[0]) == (block_size == 512)
+    long = Dialogue([("abc" * 99, None)], terminal=False)  # of which the end is seen
+    assert policy.prompt(long) == policy.tokens(long)[-(block_size - 1) :]
+
+
+def test_a_system_message_is_not_forgotten():
+    policy = policy_of(character_tokenizer(["abc"]), max_new_tokens=3)
+    turns = [("ccc", None), *[("abca", None), ("b", 1.0)] * 6, ("abca", None)]
+    roles = ["system", *["user", "assistant"] * 6, "user"]
+    prompt, num = policy.fit(Dialogue(turns, terminal=False, roles=roles))
+    rest = Dialogue([turns[0], *turns[1 + num :]], terminal=False)
+    assert prompt == policy.tokens(rest) and 0 < num < 13 and len(prompt) + 3 <= 24
+    prompt, num = policy.fit(Dialogue(turns, terminal=False))  # without roles it is as any other
+    assert prompt == policy.tokens(Dialogue(turns[num:], terminal=False)) and num > 0
 
 
 def test_what_can_not_be_said():

@@ -10,9 +10,11 @@ import torch
 from raffia.algorithms.ilql.generate import generate
 from raffia.algorithms.ilql.model import ILQLModel, ILQLTarget
 from raffia.lm.data.data_point import DataPoint
+from raffia.lm.data.dialogue_rows import Dialogue
 from raffia.lm.data.utterances import Observation
 from raffia.lm.decoding.config import DecodeConfig
 from raffia.lm.decoding.generations import Generations
+from raffia.lm.tokenizers.hf_tokenizer import ChatTokenizer
 from raffia.lm.tokenizers.tokenizer import Tokenizer
 
 
@@ -81,8 +83,46 @@ class ILQL_Policy:
             tokenizer=self.tokenizer,
         )
 
+    @property
+    def block_size(self) -> int:
+        """Tokens of the context."""
+        return self.agent.model.config.trunk.block_size
+
+    @property
+    def room(self) -> int:
+        """Tokens that are free for an answer once utterances had to be left out."""
+        least = max(1, self.block_size // 4)
+        return min(least, self.config.max_new_tokens or least)
+
     def prompt(self, observation: Observation) -> list[int]:
-        """The dialogue up to now as tokens, in the form of a data set's rows."""
+        """The dialogue up to now as tokens, in the form of a data set's rows; see `fit`."""
+        return self.fit(observation)[0]
+
+    def fit(self, observation: Observation, room: int = 1) -> tuple[list[int], int]:
+        """The prompt, and how many utterances were left out because the context has no room.
+
+        room: tokens for the answer. Where they are not free, the first utterances are left out, but
+            for a system message, until `self.room` are; of a last utterance that is longer than the
+            context, the beginning.
+        """
+        whole = self.tokens(observation)
+        if len(whole) + room <= self.block_size:
+            return whole, 0
+        sequence, terminal = observation.to_sequence()
+        roles = getattr(observation, "roles", ())
+        head = 1 if roles and roles[0] == "system" else 0
+        first, prompt = 0, whole
+        for first, (_, reward) in enumerate(sequence):
+            if first < head or (reward is not None and isinstance(self.tokenizer, ChatTokenizer)):
+                continue  # templates may refuse a chat that begins with an answer
+            kept = [[*part[:head], *part[first:]] for part in (sequence, roles)]
+            prompt = self.tokens(Dialogue(kept[0], terminal, kept[1]))
+            if len(prompt) + self.room <= self.block_size:
+                break
+        return prompt[-(self.block_size - 1) :], first - head
+
+    def tokens(self, observation: Observation) -> list[int]:
+        """The whole dialogue up to now as tokens."""
         point = DataPoint.from_obs(observation, self.tokenizer)
         if point.terminal:
             raise ValueError("the dialogue has ended, so there is no next utterance")

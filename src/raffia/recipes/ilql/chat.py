@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from raffia.algorithms.ilql.generate import stream
@@ -20,7 +21,6 @@ from raffia.lm.envs.wordle.game import (
     colors,
     colors_of,
 )
-from raffia.lm.tokenizers.hf_tokenizer import ChatTokenizer
 
 HALF_READ = "\ufffd"  # what a tokenizer gives for the first bytes of a character
 
@@ -127,21 +127,17 @@ class Chat:
     @property
     def block_size(self) -> int:
         """Tokens of the context."""
-        return self.policy.agent.model.config.trunk.block_size
-
-    @property
-    def room(self) -> int:
-        """Tokens that are kept free for an answer."""
-        least = max(1, self.block_size // 4)
-        return min(least, self.policy.config.max_new_tokens or least)
+        return self.policy.block_size
 
     def send(self, text: str) -> None:
         """Add an utterance of the person; `UnreadableText` if the agent could not read it."""
-        alone = self._tokens([(text, None)])
-        if len(alone) + self.room > self.block_size:
+        with _readable():
+            alone = self.policy.tokens(Dialogue([(text, None)], terminal=False))
+        room = self.policy.room
+        if len(alone) + room > self.block_size:
             raise UnreadableText(
                 f"the text has {len(alone)} tokens, but with an answer the agent's context of "
-                f"{self.block_size} has room for {self.block_size - self.room}: send a shorter one"
+                f"{self.block_size} has room for {self.block_size - room}: send a shorter one"
             )
         self.utterances.append((text, None))
 
@@ -161,23 +157,18 @@ class Chat:
 
     def _prompt(self) -> list[int]:
         """The utterances that fit the context: whole ones, the last."""
-        starts: Sequence[int] = range(max(1, len(self.utterances)))
-        if isinstance(self.policy.tokenizer, ChatTokenizer):
-            # Templates may refuse a chat that begins with an answer.
-            asked = (at for at, (_, reward) in enumerate(self.utterances) if reward is None)
-            starts = list(asked) or [0]
-        for first in starts:
-            prompt = self._tokens(self.utterances[first:])
-            if len(prompt) + self.room <= self.block_size:
-                break
-        self.num_forgotten = first
-        return prompt[-(self.block_size - 1) :]
+        dialogue = Dialogue(self.utterances, terminal=False)
+        with _readable():
+            prompt, self.num_forgotten = self.policy.fit(dialogue, self.policy.room)
+        return prompt
 
-    def _tokens(self, utterances: list[Utterance]) -> list[int]:
-        try:
-            return self.policy.prompt(Dialogue(utterances, terminal=False))
-        except (ValueError, KeyError) as error:  # what a tokenizer raises for what it lacks
-            raise UnreadableText(str(error.args[0]).partition(";")[0]) from error
+
+@contextlib.contextmanager
+def _readable() -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, KeyError) as error:  # what a tokenizer raises for what it lacks
+        raise UnreadableText(str(error.args[0]).partition(";")[0]) from error
 
 
 class Guessing:
