@@ -176,10 +176,10 @@ def test_gradients_copy_nothing_from_the_cpu(base, tmp_path):
 def test_what_has_no_graphs_is_refused(request):
     for changes, words in (
         (dict(), "device=cpu: set device=cuda"),
-        (dict(device="cuda", compile=True), "compile=True: leave one"),
-        (dict(device="cuda", env__num_envs=4, population__size=2), "population.size=2: leave one"),
-        (dict(device="cuda", learners__num=2), "learners.num=2: leave one"),
-        (dict(device="cuda", model__evolvable_heads=True), "evolvable_heads=True: leave one"),
+        (dict(device="cuda", compile=True), "compile=True: "),
+        (dict(device="cuda", env__num_envs=4, population__size=2), "population.size=2: "),
+        (dict(device="cuda", learners__num=2), "learners.num=2: "),
+        (dict(device="cuda", model__evolvable_heads=True), "evolvable_heads=True: "),
     ):
         with pytest.raises(ValueError, match=words):
             with_all(VECTOR, **changes, cudagraphs=True)

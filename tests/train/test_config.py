@@ -154,7 +154,7 @@ def test_mistakes_in_data_are_named_with_their_place(data, text):
         ("a.json", "[" * 100_000, "is not JSON: "),
         ("a.json", '{"goal": 1' + "0" * 400 + "}", "goal must be a number or null; got 1000"),
         ("a.yaml", "a: [", "is not valid YAML: "),
-        ("a.json", '{"steps": 1, "steps": 2}', "'steps' is there twice"),
+        ("a.json", '{"steps": 1, "steps": 2}', "'steps' occurs twice"),
         ("a.yaml", "inner: {rate: 1, rate: 2}", "rate occurs twice"),
         ("a.yaml", "seed: !!python/object:os.system 1", "is not valid YAML: "),
         ("a.yaml", "a: &b [*b]", "an alias of a value that contains it"),
