@@ -388,7 +388,7 @@ def main() -> None:
     share, seconds = sharded_ratios(10 * args.rounds)
     print(f"scale_sharded {share:.2f} of the bytes, {seconds:.2f} of the time")
     print(f"scale_members {members_ratio(args.rounds):.2f}")
-    for preset, num in (("cartpole", 30), ("pendulum", 10)):
+    for preset, num in (("cartpole", 60), ("pendulum", 40)):
         print(f"scale_off {off_ratio(preset, args.rounds, num):.2f} ({preset})")
     print(f"scale_learner {waiting_share('process', 200):.2f}")
     out, update = replay_ratios(args.rounds)
