@@ -1,6 +1,7 @@
 """A model that works in the search's memory gives the tree that it gives when called."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from raffia.search import (
     with_sampled_actions,
 )
 from raffia.search.kernels import sampling
+from raffia.search.state import SearchState
 from raffia.tensordict.tensordict import TensorDict
 
 from .table import BACKENDS, STATES, assert_same, random_table
@@ -231,6 +233,20 @@ def test_draws_that_have_no_kernel_are_not_bound():
     ):
         _, recurrent_fn = with_sampled_actions(root, model, sampler, seed[:3], prior=prior)
         assert (recurrent_fn.bind(place) is not None) == is_bound
+
+
+@pytest.mark.parametrize("order", [[0, 1], [1]])
+def test_sampled_actions_of_used_nodes_are_taken_from_the_memory(order):
+    parent = torch.tensor([[-1, 0, -1], [-1, -1, -1]])  # of two roots, one of which has a child
+    entries = {"parent": parent, "actions": torch.zeros(2, 3, 4, 1)}
+    state = SimpleNamespace(shape=(2, 3, 4), order=torch.tensor(order), entries=entries)
+    memory = torch.arange(24.0).view(6, 4, 1) + 1  # node * roots + root
+    SearchState.take_actions(state, memory)
+    expected = torch.zeros(2, 3, 4, 1)
+    expected[1, 0] = memory[1]
+    if order == [0, 1]:  # else the first root is another thread's
+        expected[0, 0], expected[0, 1] = memory[0], memory[2]
+    assert entries["actions"].equal(expected)
 
 
 def test_normal_numbers_are_those_of_torch():
