@@ -219,6 +219,14 @@ def test_it_is_a_tensor_and_no_container():
     assert torch.equal(params["a"], TABLE)
 
 
+def test_deep_copies_do_not_take_one_entry_for_another():
+    tables = {str(num): UnbatchedTensor(torch.arange(num)) for num in range(1, 9)}
+    td = TensorDict(tables, [2])
+    for _ in range(300):
+        other = copy.deepcopy(td)
+        assert all(other[name].shape == (int(name),) for name in tables)
+
+
 def test_copies():
     td = held()
     stored = io.BytesIO()

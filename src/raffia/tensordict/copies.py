@@ -127,6 +127,7 @@ def _cloned_at_once(memo: dict[Any, Any], tds: list[Any]) -> bool:
     found = _Storages(zip(map(_address, storages), copies, strict=True))
     if len(found) < len(leaves):  # two share their memory
         return False
+    memo.setdefault(id(memo), []).extend(leaves)  # alive: another's id could be one of theirs
     memo.update(zip(map(id, leaves), copies, strict=True))
     memo["torch"] = found
     return True
