@@ -219,11 +219,12 @@ def test_it_is_a_tensor_and_no_container():
     assert torch.equal(params["a"], TABLE)
 
 
-def test_deep_copies_do_not_take_one_entry_for_another():
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda td: TensorDictParams(td).clone()])
+def test_copies_do_not_take_one_entry_for_another(copied):
     tables = {str(num): UnbatchedTensor(torch.arange(num)) for num in range(1, 9)}
     td = TensorDict(tables, [2])
     for _ in range(300):
-        other = copy.deepcopy(td)
+        other = copied(td)
         assert all(other[name].shape == (int(name),) for name in tables)
 
 

@@ -17,6 +17,7 @@ from raffia.nn.base import TensorDictModuleBase, reset_layers, shown
 from raffia.nn.dispatch import dispatch
 from raffia.tensordict.access import leaves as leaves_of
 from raffia.tensordict.access import with_leaves
+from raffia.tensordict.copies import once_each
 from raffia.tensordict.node import Container
 from raffia.tensordict.params import TensorDictParams
 from raffia.tensordict.pytrees import flatten, unflatten
@@ -230,34 +231,28 @@ def _real(leaf: Tensor) -> bool:
 
 def _copies(module: nn.Module, num_copies: int) -> TensorDict:
     """The parameters and buffers of a module, repeated; what is tied in it stays tied."""
-    memo: dict[int, Tensor] = {}
 
     def repeated(leaf: Tensor) -> Tensor:
-        if id(leaf) not in memo:
-            if is_lazy(leaf):
-                raise RuntimeError(
-                    "a lazy layer has no parameters to copy yet: call the module once before "
-                    "EnsembleModule(module, num_copies)"
-                )
-            copies = leaf.detach().expand(num_copies, *leaf.shape).clone()
-            isparam = isinstance(leaf, nn.Parameter)
-            memo[id(leaf)] = nn.Parameter(copies, leaf.requires_grad) if isparam else copies
-        return memo[id(leaf)]
+        if is_lazy(leaf):
+            raise RuntimeError(
+                "a lazy layer has no parameters to copy yet: call the module once before "
+                "EnsembleModule(module, num_copies)"
+            )
+        copies = leaf.detach().expand(num_copies, *leaf.shape).clone()
+        is_parameter = isinstance(leaf, nn.Parameter)
+        return nn.Parameter(copies, leaf.requires_grad) if is_parameter else copies
 
-    return TensorDict.from_module(module).apply(repeated, batch_size=[num_copies])
+    return TensorDict.from_module(module).apply(once_each(repeated), batch_size=[num_copies])
 
 
 def _rows(stacked: list[Tensor], i: int) -> list[Tensor]:
     """Row `i` of each tensor, over its memory; a parameter, where the tensor is trained."""
-    memo: dict[int, Tensor] = {}
 
     def row(leaf: Tensor) -> Tensor:
-        if id(leaf) not in memo:
-            part = leaf.detach()[i]
-            memo[id(leaf)] = nn.Parameter(part) if leaf.requires_grad else part
-        return memo[id(leaf)]
+        part = leaf.detach()[i]
+        return nn.Parameter(part) if leaf.requires_grad else part
 
-    return [row(leaf) for leaf in stacked]
+    return [*map(once_each(row), stacked)]
 
 
 def _reset(module: Any) -> bool:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from raffia.tensordict.access import entries
+from raffia.tensordict.copies import once_each
 from raffia.tensordict.functions import from_module, is_non_tensor
 from raffia.tensordict.keys import MissingKeyError, nearest
 from raffia.tensordict.lazy import LazyStackedTensorDict
@@ -46,16 +47,9 @@ def target_copy(online: Holder) -> Holder:
         for buffer in module.buffers():
             buffer.detach_()
         return module
-    memo: dict[int, Tensor] = {}
-
-    def copied(leaf: Tensor) -> Tensor:
-        if id(leaf) not in memo:
-            memo[id(leaf)] = leaf.detach().clone()
-        return memo[id(leaf)]
-
     _require_holder(online, "online")
     container: Any = online
-    return container.apply(copied)
+    return container.apply(once_each(lambda leaf: leaf.detach().clone()))
 
 
 def update_target(target: Holder, online: nn.Module | Node, rate: float | Tensor = 1.0) -> Holder:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy as copier  # `copy` is a method here
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -144,6 +144,26 @@ class _Storages(dict[int, Any]):
 _storage = Tensor.untyped_storage
 _address, _num_bytes = attrgetter("_cdata"), attrgetter("nbytes")
 _with_grad, _grad = attrgetter("requires_grad"), attrgetter("grad")
+
+
+def once_each(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """`fn`, called once for each tensor: one under two keys stays one.
+
+    >>> from raffia import TensorDict
+    >>> tied = torch.zeros(2)
+    >>> td = TensorDict(a=tied, b=tied).apply(once_each(torch.clone))
+    >>> td["a"] is td["b"], td["a"] is tied
+    (True, False)
+    """
+    # With the tensors themselves: an id is a tensor's own only as long as it lives.
+    done: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def once(leaf: Tensor) -> Tensor:
+        if id(leaf) not in done:
+            done[id(leaf)] = leaf, fn(leaf)
+        return done[id(leaf)][1]
+
+    return once
 
 
 def _deep(td: Any, memo: dict[Any, Any]) -> Any:

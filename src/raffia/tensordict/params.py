@@ -15,6 +15,7 @@ from torch.nn.parameter import is_lazy
 from raffia.tensordict import entries, kinds, views
 from raffia.tensordict.collection import TensorDictBase
 from raffia.tensordict.convert import unmoved
+from raffia.tensordict.copies import once_each
 from raffia.tensordict.entries import UNSET
 from raffia.tensordict.keys import MissingKeyError, dotted, is_key, nearest
 from raffia.tensordict.lock import locked_error
@@ -590,17 +591,13 @@ def _refuse_lazy(node: Any) -> None:
 
 def _tied(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     """`fn`, called once for what is one tensor: what is tied stays so, and so do equal rows."""
-    memo: dict[int, Tensor] = {}
+    once = once_each(fn)
 
-    def once(leaf: Tensor) -> Tensor:
+    def tied(leaf: Tensor) -> Tensor:
         shared = shared_by_rows(leaf)
-        if shared is not None:
-            return once(shared).expand(leaf.shape)
-        if id(leaf) not in memo:
-            memo[id(leaf)] = fn(leaf)
-        return memo[id(leaf)]
+        return once(leaf) if shared is None else tied(shared).expand(leaf.shape)
 
-    return once
+    return tied
 
 
 def _registered(leaf: Tensor) -> Tensor:
