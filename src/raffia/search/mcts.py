@@ -86,7 +86,7 @@ def search(
         key = fitting_key(transpositions(root.embedding), batch, gamma.device)
         state.entries["key"][:, 0] = key
     if root.actions is not None:
-        state.entries["actions"][:, 0] = root.actions
+        state.set_root_actions(root.actions)
     if num_threads == 1:
         run_simulations(prepared, root)
     else:

@@ -55,12 +55,18 @@ class SearchState:
     def renew(self, root: RootOutput, select: Any, gamma: Tensor) -> None:
         """Start another search of the same shapes, with new entries."""
         actions, device = self.shape[2], self.gamma.device
-        sampled = self.entries.get("actions")
         self.entries = new_arrays(self.kinds, device)
-        if sampled is not None:
-            self.entries["actions"] = torch.zeros_like(sampled)
         self.select = select.prepare(num_legal(root), self.budget, actions, device)
         self.gamma = gamma.to(device)
+
+    def set_root_actions(
+        self,
+        actions: Tensor,  # [B, K, ...]
+    ) -> None:
+        """Begin with the sampled actions of the roots; those of all other nodes are zeros."""
+        batch, rows, _ = self.shape
+        self.entries["actions"] = actions.new_zeros((batch, rows, *actions.shape[1:]))
+        self.entries["actions"][:, 0] = actions
 
     def take_actions(
         self,
@@ -184,8 +190,6 @@ def make_state(
         for table in (ENTRIES, OWN)
     )
     entries = new_arrays(kinds, device)
-    if root.actions is not None:
-        entries["actions"] = root.actions.new_zeros((batch, rows, *root.actions.shape[1:]))
     order = torch.arange(batch, device=device)
     if min(budget) != max(budget):
         order = torch.tensor(sorted(range(batch), key=lambda root: -budget[root]), device=device)

@@ -80,7 +80,7 @@ def weights_in(path: Path, layers: list[str]) -> dict[str, Tensor]:
         return params | {name: buffers[name] for name in buffers.keys() - constants}
     try:
         with foreign_reader(
-            path, ("it is damaged, or it is not a torch file that holds only tensors")
+            path, "it is damaged, or it is not a torch file that holds only tensors"
         ):
             found: Any = torch.load(path, map_location="cpu", weights_only=True)
     except DamagedFileError as error:

@@ -96,7 +96,7 @@ class Reply:
         """Why it has no end; nothing if it has one."""
         if self.tokens[-1] == self._policy.tokenizer.eoa_token_id:
             return ""
-        block_size = self._policy.agent.model.config.trunk.block_size
+        block_size = self._policy.block_size
         if len(self._prompt) + len(self.tokens) >= block_size:
             return f"its context of {block_size} tokens is full"
         return f"it may generate {len(self.tokens)} tokens at a time"
