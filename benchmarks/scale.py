@@ -5,14 +5,14 @@
 
 Ratios of one run, by the CPU time of whichever process has the most: what wall time is where each
 has a core, also while others are at work on the machine. CartPole's networks, 25 simulations, 16
-environments in turns of 8 steps:
+environments in rollouts of 8 steps:
 
 scale_actors    environment steps/s of two actors, nobody learning, / those of the loop
-scale_turn      the loop's own CPU time for a turn of actors / that of the same turn in the loop,
+scale_turn      the loop's own CPU time for a rollout of actors / that of the same one in the loop,
                 and how many ms that one takes; both rows again with 128 environments, the size from
                 which on actors are for
 scale_weights   a version of 32 MB to two workers / copying it once, by the clock
-scale_recovery  seconds from kill -9 of an actor to the turn that it had open, by the clock
+scale_recovery  seconds from kill -9 of an actor to the rollout that it had open, by the clock
 
 of CartPole's networks, batches of 128 of which three quarters are searched again, so that making
 a batch takes about as long as learning from it:
@@ -85,7 +85,7 @@ from raffia.recipes.population_config import PopulationConfig
 from raffia.recipes.scale_config import ActorsConfig, EngineConfig, ReanalyzersConfig
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.collect import Collector
-from raffia.train.turns import Schedule, Turns
+from raffia.train.rollouts import ActorRollouts, Schedule
 from raffia.train.view import PlainView
 
 NUM_ENVS, ROLLOUT, NUM_ACTORS, AHEAD = (16, 128), 8, 2, 4
@@ -95,7 +95,7 @@ MEGABYTES = 32
 
 
 def settings(num_envs: int) -> EfficientZeroRun:
-    """CartPole's preset with longer turns, and no random steps at its start."""
+    """CartPole's preset with longer rollouts, and no random steps at its start."""
     run = PRESETS["cartpole"]
     collect = replace(
         run.collect,
@@ -108,7 +108,7 @@ def settings(num_envs: int) -> EfficientZeroRun:
 
 
 class Loop:
-    """Plays a turn as the loop of one process does."""
+    """Plays a rollout as the loop of one process does."""
 
     def __init__(self, run: EfficientZeroRun, state: TensorDict) -> None:
         self.run, self.env = run, make_env(run.env)
@@ -128,7 +128,7 @@ class Loop:
 
 
 class Actors:
-    """Takes a turn of actors, with new weights for each."""
+    """Takes a rollout of actors, with new weights for each."""
 
     def __init__(self, run: EfficientZeroRun, state: TensorDict, engine: str) -> None:
         run = replace(
@@ -136,15 +136,15 @@ class Actors:
             actors=ActorsConfig(num=NUM_ACTORS, ahead=AHEAD, cpus=0.5),
             engine=EngineConfig(name=engine),  # type: ignore[arg-type]
         )
-        env, turn_size = make_env(run.env, num_envs=1), run.env.num_envs * ROLLOUT
+        env, rollout_size = make_env(run.env, num_envs=1), run.env.num_envs * ROLLOUT
         schedule = Schedule(
-            turn_size=turn_size,
+            rollout_size=rollout_size,
             random_env_steps=0,
             num_env_steps=FOREVER,
-            updates_per_env_step=1 / turn_size,
+            updates_per_env_step=1 / rollout_size,
             ahead=AHEAD,
         )
-        self.turns = Turns(
+        self.rollouts = ActorRollouts(
             Pool(
                 make_engine(run.engine),
                 f"{ActorRole.__module__}:{ActorRole.__name__}",
@@ -161,18 +161,18 @@ class Actors:
 
     def __call__(self) -> None:
         self.state["step"] = torch.tensor(self.update)
-        self.turns.prepare(self.state)
-        self.turns.take(self.state)
+        self.rollouts.prepare(self.state)
+        self.rollouts.take(self.state)
         self.update += 1
 
     def recovery(self) -> float:
-        """Seconds from the death of an actor to the turn that it had open."""
-        worker: Any = self.turns.pool.worker(1)
+        """Seconds from the death of an actor to the rollout that it had open."""
+        worker: Any = self.rollouts.pool.worker(1)
         began = time.perf_counter()
         os.kill(worker.pid, signal.SIGKILL)
         for _ in range(AHEAD + 1):  # those that were answered before come first
             self()
-            if self.turns.pool.num_restarts:
+            if self.rollouts.pool.num_restarts:
                 break
         return time.perf_counter() - began
 
@@ -191,8 +191,8 @@ def cpu_of(pid: int) -> float:
 
 
 def actors_row(engine: str, num_envs: int, rounds: int, turns: int) -> tuple[list[float], float]:
-    """Of actors against the loop: their speed, the loop's own share of a turn, ms of the turn in
-    the loop; and the seconds to the turn that a killed actor had open."""
+    """Of actors against the loop: their speed, the loop's own share of a rollout, ms of one in the
+    loop; and the seconds to the rollout that a killed actor had open."""
     run = settings(num_envs)
     env = make_env(run.env, num_envs=1)
     state = make_networks(run, env.spec).init(0)
@@ -200,15 +200,15 @@ def actors_row(engine: str, num_envs: int, rounds: int, turns: int) -> tuple[lis
     found = []
     try:
         times(actors, 5)(), times(loop, 5)()
-        pids = pids_of(actors.turns.pool)
+        pids = pids_of(actors.rollouts.pool)
         for _ in range(rounds):
             (here,) = cpu_seconds(times(loop, turns))
             leader, *players = cpu_seconds(times(actors, turns), pids)
             found.append((here / max(leader, *players), leader / here, 1e3 * here / turns))
         recovery = actors.recovery()
     finally:
-        actors.turns.close()
-        actors.turns.pool.engine.close()
+        actors.rollouts.close()
+        actors.rollouts.pool.engine.close()
     return [statistics.median(column) for column in zip(*found, strict=True)], recovery
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from raffia import TensorDict
-from raffia.algorithms.efficientzero import make_model
+from raffia.algorithms.efficientzero import LatentModel, make_model
 from raffia.algorithms.efficientzero.config import SearchConfig
 from raffia.envs import Discrete, Env, EnvSpec, check_env, env_factory
 from raffia.recipes import PRESETS, train
@@ -37,7 +37,7 @@ class Corridor(Env):  # which has a `render` without a picture, and a `close`
         )
 
 
-def networks() -> nn.Module:
+def networks() -> LatentModel:
     model = make_model(Corridor.spec, run.model)  # then any part in another way: here the first,
     model.representation_network = nn.Sequential(  # from [B, 7] to [B, latent_state_dim]
         nn.Linear(7, 64), nn.SiLU(), nn.Linear(64, run.model.latent_state_dim), nn.LayerNorm(32)

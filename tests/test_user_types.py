@@ -493,7 +493,7 @@ def _mypy(folder: Path, names: list[str]) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 def test_mypy_passes_a_right_program_and_sees_mistakes(tmp_path):
-    names = _written(tmp_path)
+    names = [*_written(tmp_path), str(ROOT / "examples" / "own_environment.py")]
     done = _mypy(tmp_path, names)
     said = done.stdout.splitlines()
     assert [line for line in said if not line.startswith("wrong.py")] == [], done.stderr

@@ -26,7 +26,7 @@ class EngineConfig:
     # Idle processes that are ready to replace a worker that dies; on Ray this many of each kind.
     spares: int = 0
     # Seconds without an answer after which a worker counts as dead. A process that ends is noticed
-    # immediately; a first turn may compile kernels for half a minute.
+    # immediately; a first rollout may compile kernels for half a minute.
     patience_seconds: float = 300.0
 
     def __post_init__(self) -> None:
@@ -50,7 +50,7 @@ class ActorsConfig:
     """
 
     num: int = 0  # workers, among which the environments are divided; 0: the loop plays
-    ahead: int = 0  # updates between requesting a turn and learning from it; changes the run
+    ahead: int = 0  # updates between requesting a rollout and learning from it; changes the run
     weights_every: int = 1  # updates between versions of the actors' weights; changes the run
     device: str = "cpu"  # device of their searches; "": the run's
     cpus: float = 1.0  # processors of each worker on Ray
@@ -65,7 +65,7 @@ class ActorsConfig:
 
     @property
     def play_elsewhere(self) -> bool:
-        """Whether turns are requested ahead; otherwise the loop plays them when they are due."""
+        """Whether rollouts are requested ahead; otherwise the loop plays them when they are due."""
         return self.num > 0 or self.ahead > 0 or self.weights_every > 1
 
 

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from raffia.train.metrics import PhaseClock
     from raffia.train.nan_guard import NaNGuard, NonFiniteError
     from raffia.train.replay_log import ReplayLog
+    from raffia.train.rollouts import Schedule
     from raffia.train.run_state import RunState
     from raffia.train.session import RunResult, TrainingSession
-    from raffia.train.turns import Schedule
 
 __all__ = [
     "Checkpoint",

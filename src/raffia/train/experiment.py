@@ -59,7 +59,7 @@ class Plan:
 
 
 class Source(Protocol):
-    """The source of steps: a `Collector`, or `Turns` of actors."""
+    """The source of steps: a `Collector`, or `ActorRollouts`."""
 
     @property
     def num_env_steps(self) -> int:

@@ -10,6 +10,7 @@ from raffia.lazy import lazy_names as _lazy_names
 if TYPE_CHECKING:
     from raffia.algorithms.efficientzero.config import EfficientZeroConfig
     from raffia.algorithms.efficientzero.inference import FoldedModel, fold
+    from raffia.algorithms.efficientzero.latent_model import LatentModel
     from raffia.algorithms.efficientzero.learner import EfficientZeroLearner
     from raffia.algorithms.efficientzero.model import (
         DynamicsNetwork,
@@ -29,6 +30,7 @@ __all__ = [
     "EfficientZeroModel",
     "EfficientZeroModelMLP",
     "FoldedModel",
+    "LatentModel",
     "NetworkOutput",
     "Planner",
     "PredictionNetwork",

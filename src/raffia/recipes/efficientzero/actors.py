@@ -121,7 +121,9 @@ def acting_weights(state: TensorDict) -> TensorDict:
 
 
 class ActorRole:
-    """Plays some of a run's environments, a turn for each task; see `raffia.train.turns.Turns`.
+    """Plays some of a run's environments, a rollout for each task.
+
+    See `raffia.train.rollouts.ActorRollouts`.
 
     >>> from raffia.recipes.efficientzero.presets import PRESETS
     >>> role = ActorRole(actor_config(PRESETS["smoke"]), 0)
@@ -158,7 +160,7 @@ class ActorRole:
         self.collector.load_state(state)
 
     def do(self, task: TensorDict, weights: TensorDict | None) -> TensorDict:
-        """Play a turn."""
+        """Play a rollout."""
         run, num_env_steps = self.config, int(task["num_env_steps"])
         before = self.planner.num_simulations
         choose: Act = self._act_first

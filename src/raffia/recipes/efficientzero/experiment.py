@@ -64,8 +64,8 @@ from raffia.train.evaluate import Episodes
 from raffia.train.evaluations import Evaluations, Outcome
 from raffia.train.experiment import Plan
 from raffia.train.nan_guard import all_finite
+from raffia.train.rollouts import ActorRollouts, Schedule
 from raffia.train.run_state import Stateful, Tree
-from raffia.train.turns import Schedule, Turns
 from raffia.train.view import View
 
 MAKE_ENV = make_env
@@ -78,7 +78,7 @@ class EfficientZeroExperiment(RunExperiment):
 
     config: EfficientZeroRun
     env: BatchEnv
-    collector: Collector | Turns
+    collector: Collector | ActorRollouts
     evaluations: Evaluations
     unusable_remark = ". If only the replay is missing, they can still be evaluated"
 
@@ -125,7 +125,7 @@ class EfficientZeroExperiment(RunExperiment):
             self.steps = opened.enter_context(closing(Replays(config, self.env.spec, folder)))
             self.replay, self.replays = self.steps.replay, self.steps.by_name
             self.collector = self._make_collector(workers)
-            if isinstance(self.collector, Turns):
+            if isinstance(self.collector, ActorRollouts):
                 opened.enter_context(closing(self.collector))
             self.ahead: BatchesAhead | None = None
             if config.reanalyzers.play_elsewhere:
@@ -140,11 +140,11 @@ class EfficientZeroExperiment(RunExperiment):
                 if line:
                     view.message(line)
 
-    def _make_collector(self, workers: RunWorkers) -> Collector | Turns:
+    def _make_collector(self, workers: RunWorkers) -> Collector | ActorRollouts:
         """Make the collector that plays the environments whose steps are learnt from."""
         config, seed = self.config, self.config.seed
         if config.actors.play_elsewhere:
-            return Turns(
+            return ActorRollouts(
                 workers.pool("actors"),
                 self.schedule,
                 self.env.spec,
@@ -237,7 +237,7 @@ class EfficientZeroExperiment(RunExperiment):
     def counters(self) -> dict[str, int]:
         """The count of simulations, of acting and of reanalyze."""
         found = self.actor.num_simulations + self.reanalyze_planner.num_simulations
-        if isinstance(self.collector, Turns):
+        if isinstance(self.collector, ActorRollouts):
             found += self.collector.num_simulations
         if self.ahead is not None:
             found += self._making.num_simulations
@@ -250,7 +250,7 @@ class EfficientZeroExperiment(RunExperiment):
             found["temperature"] = self.config.search.temperature(self._fraction_done)
         if self.members is None:  # else each has its own, in rows of generations
             found["learning_rate"] = self.networks.learning_rate(update)
-        if isinstance(self.collector, Turns):
+        if isinstance(self.collector, ActorRollouts):
             found |= self.collector.metrics()
         if self.ahead is not None:
             found |= self.ahead.metrics()
@@ -268,7 +268,7 @@ class EfficientZeroExperiment(RunExperiment):
     def next_batch(self, state: TensorDict) -> TensorDict:
         """The batch of this update, after the steps that are due before it."""
         self._update = update = step_of(state)
-        if isinstance(self.collector, Turns):
+        if isinstance(self.collector, ActorRollouts):
             self.collector.prepare(state)
         with self.clock.phase("collect"):
             due = self.schedule.steps_due(update)
@@ -280,7 +280,7 @@ class EfficientZeroExperiment(RunExperiment):
             return self._make_batch(state, self._draw(update))
 
     def _play_turn(self, state: TensorDict) -> TensorDict:  # steps [T, E]
-        if isinstance(self.collector, Turns):
+        if isinstance(self.collector, ActorRollouts):
             return self.collector.take(state)
         collect = self.config.collect
         is_random = self.collector.num_env_steps < collect.random_env_steps
@@ -450,12 +450,12 @@ class EfficientZeroExperiment(RunExperiment):
 def schedule_of(config: EfficientZeroRun) -> Schedule:
     """The schedule of a run: when environment steps are played.
 
-    >>> schedule_of(EfficientZeroRun()).turn_size
+    >>> schedule_of(EfficientZeroRun()).rollout_size
     8
     """
     collect, plays = config.collect, not config.is_offline
     return Schedule(
-        turn_size=config.env.num_envs * collect.rollout_length,
+        rollout_size=config.env.num_envs * collect.rollout_length,
         random_env_steps=collect.random_env_steps,
         num_env_steps=collect.num_env_steps if plays else 0,
         updates_per_env_step=collect.updates_per_env_step,

@@ -1,4 +1,4 @@
-"""Turns of actors: when they are asked for, and that a ledger knows where environments stand."""
+"""Rollouts of actors: when they are asked for, and that a ledger knows where environments stand."""
 
 import math
 
@@ -15,11 +15,11 @@ from raffia.tensordict.stack import stack
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.collect import Collector
 from raffia.train.ledger import Ledger, rows_of
-from raffia.train.turns import Schedule
+from raffia.train.rollouts import Schedule
 
 
 @given(
-    turn_size=st.integers(1, 40),
+    rollout_size=st.integers(1, 40),
     random_env_steps=st.integers(0, 60),
     more=st.integers(1, 200),
     ratio=st.sampled_from([0.1, 0.2, 1 / 3, 0.5, 0.7, 1.0, 2.0, 3.7]),
@@ -28,25 +28,25 @@ from raffia.train.turns import Schedule
 )
 @settings(max_examples=300, deadline=None)
 def test_a_schedule_is_that_of_a_loop_that_counts_steps(
-    turn_size, random_env_steps, more, ratio, ahead, every
+    rollout_size, random_env_steps, more, ratio, ahead, every
 ):
     total = random_env_steps + more
     schedule = Schedule(
-        turn_size=turn_size,
+        rollout_size=rollout_size,
         random_env_steps=random_env_steps,
         num_env_steps=total,
         updates_per_env_step=ratio,
         ahead=ahead,
         weights_every=every,
     )
-    played, turn = 0, 0
+    played, rollout = 0, 0
     for update in range(math.ceil(more * ratio) + 2):
         while played < min(total, random_env_steps + math.ceil((update + 1) / ratio)):
-            assert schedule.due(turn) == update
-            version = schedule.version(turn)
+            assert schedule.due(rollout) == update
+            version = schedule.version(rollout)
             assert version % every == 0 and max(0, update - ahead) - version in range(every)
-            played, turn = played + turn_size, turn + 1
-    assert schedule.due(turn) is None and schedule.version(turn) is None
+            played, rollout = played + rollout_size, rollout + 1
+    assert schedule.due(rollout) is None and schedule.version(rollout) is None
 
 
 # ------------------------------------------------------------------------------------ ledgers
@@ -102,12 +102,12 @@ def test_a_ledger_stands_where_the_collector_does(env_id, config):
             ledger = Ledger(3, spec, seed=5)  # another goes on
             ledger.load_state(found)
         ledger.begin(ledger.count(rows, step["action"], step))
-    by_turns = Ledger(3, spec, seed=5)
+    by_rollouts = Ledger(3, spec, seed=5)
     for first in range(0, num_steps, 20):
-        by_turns.count_all(stack(steps[first : first + 20], 0))
+        by_rollouts.count_all(stack(steps[first : first + 20], 0))
     found = ledger.state()
-    assert all(found[key].equal(value) for key, value in by_turns.state().items())
-    assert by_turns.take_ended() == ended
+    assert all(found[key].equal(value) for key, value in by_rollouts.state().items())
+    assert by_rollouts.take_ended() == ended
     assert set(found.keys()) == set(last.keys())
     assert all(found[key].equal(last[key]) for key in last.keys())
     assert early + ledger.take_ended() == ended and ended

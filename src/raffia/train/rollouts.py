@@ -1,8 +1,8 @@
-"""Turns: what actors play elsewhere, in place of a collector in the loop; and their `Schedule`.
+"""Rollouts that actors play elsewhere, instead of a collector in the loop; and their `Schedule`.
 
-Legend: T times, E environments, k the number of a turn, which is `rollout_length` steps of each.
+Legend: T times, E environments, k the number of a rollout, which is `rollout_length` steps of each.
 
-A turn is played with weights that its number names, and taken in at an update that its number
+A rollout is played with weights that its number names, and taken in at an update that its number
 names. So neither who plays, nor how fast, nor how often a worker dies changes a bit of the run.
 """
 
@@ -25,24 +25,26 @@ from raffia.train.ledger import EndedEpisode, Ledger, rows_of
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """The schedule of turns: when each is played, with which weights, and when it is taken in.
+    """The schedule of rollouts: when each is played, with which weights, and when it is taken in.
 
     Update u comes after random_env_steps + (u + 1) / updates_per_env_step steps of all environments
     together, or after num_env_steps if that is less.
 
-    >>> schedule = Schedule(turn_size=8, random_env_steps=16, num_env_steps=80,
+    >>> schedule = Schedule(rollout_size=8, random_env_steps=16, num_env_steps=80,
     ...                     updates_per_env_step=0.5, ahead=4, weights_every=2)
     >>> schedule.steps_due(update=0)
     18
-    >>> [schedule.due(turn) for turn in range(6)], [schedule.version(turn) for turn in range(6)]
-    ([0, 0, 0, 4, 8, 12], [0, 0, 0, 0, 4, 8])
+    >>> [schedule.due(rollout) for rollout in range(6)]
+    [0, 0, 0, 4, 8, 12]
+    >>> [schedule.version(rollout) for rollout in range(6)]
+    [0, 0, 0, 0, 4, 8]
     """
 
     random_env_steps: int = 0  # these are played before anything is learnt
     num_env_steps: int
     updates_per_env_step: float = 1.0
-    turn_size: int = 1  # steps of all environments together
-    ahead: int = 0  # updates from when a turn is asked for to when it is taken in
+    rollout_size: int = 1  # steps of all environments together
+    ahead: int = 0  # updates from when a rollout is asked for to when it is taken in
     weights_every: int = 1  # updates from one version of the weights to the next
 
     @property
@@ -55,9 +57,9 @@ class Schedule:
         learnt = math.ceil((update + 1) / self.updates_per_env_step)
         return min(self.num_env_steps, self.random_env_steps + learnt)
 
-    def due(self, turn: int) -> int | None:
-        """The first update before which the turn is played; None: before none."""
-        before = turn * self.turn_size
+    def due(self, rollout: int) -> int | None:
+        """The first update before which the rollout is played; None: before none."""
+        before = rollout * self.rollout_size
         if before >= self.num_env_steps:
             return None
         behind = max(0, before - self.random_env_steps)
@@ -66,19 +68,19 @@ class Schedule:
             update += 1
         return update
 
-    def version(self, turn: int) -> int | None:
-        """The update after which the turn's weights are published, and it is asked for."""
-        due = self.due(turn)
+    def version(self, rollout: int) -> int | None:
+        """The update after which the rollout's weights are published, and it is asked for."""
+        due = self.due(rollout)
         if due is None:
             return None
         return max(0, due - self.ahead) // self.weights_every * self.weights_every
 
 
-class Turns(OpenTasks):
-    """The turns of all actors: asked for ahead, taken in their order.
+class ActorRollouts(OpenTasks):
+    """The rollouts of all actors: asked for ahead, taken in their order.
 
     pool: the actors. Each gets its index, and plays as many rows: its answer to a task
-        {"num_env_steps": of the run before the turn, "version"} is {"steps": [T, E of its rows],
+        {"num_env_steps": of the run before the rollout, "version"} is {"steps": [T, E of its rows],
         "num_simulations", "version" of its weights}, the steps with "continues" where environments
         may play on; the first actor's has "now", the state [1] after them.
         Where a search met NaN or infinity, its answer is {"not_finite": the error's text in bytes,
@@ -106,8 +108,8 @@ class Turns(OpenTasks):
         rows = num_envs // pool.num_workers
         pool.state_of = lambda actor: rows_of(self.ledger.state(), actor * rows, rows)
         self._next_taken = self._next_asked = 0
-        self.staleness = 0  # updates that the last turn's weights were behind it
-        self.num_simulations = 0  # of all turns that were taken
+        self.staleness = 0  # updates that the last rollout's weights were behind it
+        self.num_simulations = 0  # of all rollouts that were taken
         self.now = TensorDict(batch_size=[0])  # of the first environment
 
     @property
@@ -117,11 +119,11 @@ class Turns(OpenTasks):
 
     @property
     def num_open(self) -> int:
-        """The number of turns that were asked for and not taken yet."""
+        """The number of rollouts that were asked for and not taken yet."""
         return self._next_asked - self._next_taken
 
     def prepare(self, state: TensorDict) -> None:
-        """Publish the weights after this update where a turn names them, and ask for such turns."""
+        """Publish the weights after this update where a rollout names them, and ask for those."""
         update = step_of(state)
         while True:
             version = self.schedule.version(self._next_asked)
@@ -136,20 +138,20 @@ class Turns(OpenTasks):
             self._ask(later[0])
 
     def _ask(self, version: int) -> None:
-        turn, weights = self._next_asked, self.board.ref(version)
-        steps = torch.tensor(turn * self.schedule.turn_size)
+        rollout, weights = self._next_asked, self.board.ref(version)
+        steps = torch.tensor(rollout * self.schedule.rollout_size)
         task = TensorDict(num_env_steps=steps, version=torch.tensor(version))
         for actor in range(self.pool.num_workers):
-            self.pool.ask(actor, turn, task, weights)
+            self.pool.ask(actor, rollout, task, weights)
         self._next_asked += 1
 
     def take(self, state: TensorDict) -> TensorDict:
-        """The next turn's steps [T, E], waited for; asked for now if it was not yet."""
-        turn = self._next_taken
-        if turn == self._next_asked:  # the replay is empty still, or it would not be due
+        """The next rollout's steps [T, E], waited for; asked for now if it was not yet."""
+        rollout = self._next_taken
+        if rollout == self._next_asked:  # the replay is empty still, or it would not be due
             self.board.publish(step_of(state), self._acting(state))
             self._ask(step_of(state))
-        answers = [self.pool.take(actor, turn) for actor in range(self.pool.num_workers)]
+        answers = [self.pool.take(actor, rollout) for actor in range(self.pool.num_workers)]
         for answer in answers:
             if "not_finite" in answer.keys():
                 self._refuse(state, answer)
@@ -165,9 +167,9 @@ class Turns(OpenTasks):
         return steps
 
     def metrics(self) -> dict[str, float]:
-        """Open turns, staleness, seconds waited and restarts since the start."""
+        """Open rollouts, staleness, seconds waited and restarts since the start."""
         return {
-            "turns_open": float(self.num_open),
+            "rollouts_open": float(self.num_open),
             "staleness": float(self.staleness),
             **self.pool.metrics("actors", "actor"),
         }
@@ -177,7 +179,7 @@ class Turns(OpenTasks):
         return self.ledger.take_ended()
 
     def state(self) -> TensorDict:
-        """The state of the environments, and the weights that open turns were asked for with."""
+        """The state of the environments, and the weights that open rollouts were asked for with."""
         state, versions = self.ledger.state(), self.board.state()
         if not versions.is_empty():
             state["board"] = versions
@@ -186,7 +188,7 @@ class Turns(OpenTasks):
         return state
 
     def load_state(self, state: TensorDict) -> None:
-        """Continue after the turns that were taken in; turns that were open are requested again."""
+        """Continue after the rollouts that were taken in; open ones are requested again."""
         if "episode_return" not in state.keys():
             raise ValueError(
                 "the checkpoint is from a version that did not save the returns of unfinished "
@@ -195,6 +197,6 @@ class Turns(OpenTasks):
             )
         self.pool.reset()
         self.ledger.load_state(state)
-        self._next_taken = self._next_asked = self.num_env_steps // self.schedule.turn_size
+        self._next_taken = self._next_asked = self.num_env_steps // self.schedule.rollout_size
         self.now = state["now"] if "now" in state.keys() else TensorDict(batch_size=[0])
         self.board.load_state(state["board"] if "board" in state.keys() else TensorDict())
