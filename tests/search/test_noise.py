@@ -3,26 +3,21 @@
 import pytest
 import torch
 
-from raffia import jit
 from raffia.functional.draws import child_seed, draw_seeds, seeded_dirichlet, seeded_gumbel
 from raffia.search.policies import root_dirichlet, root_gumbel
 
 SEEDS = draw_seeds(5_000, torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("choice", [0, 2])
-def test_gumbel_noise_is_that_of_the_seeds(choice, compiled, monkeypatch):
-    monkeypatch.setattr(jit, "available", lambda: compiled)
+def test_gumbel_noise_is_that_of_the_seeds(choice):
     expected = seeded_gumbel(child_seed(SEEDS, torch.tensor(choice)), 7)
     torch.testing.assert_close(root_gumbel(SEEDS, 7, choice), expected)
     assert not root_gumbel(SEEDS, 7, choice + 1).equal(expected)
 
 
-@pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("alpha", [0.03, 0.3, 2.0])
-def test_dirichlet_noise_is_that_of_the_seeds(alpha, compiled, monkeypatch):
-    monkeypatch.setattr(jit, "available", lambda: compiled)
+def test_dirichlet_noise_is_that_of_the_seeds(alpha):
     mask = torch.rand(len(SEEDS), 7, generator=torch.Generator().manual_seed(1)) < 0.6
     mask[:, 3] = True
     for legal in (mask, None):

@@ -101,7 +101,7 @@ def seeded_dirichlet(
     >>> noise[0, 2].item(), round(noise.sum().item(), 5)
     (0.0, 1.0)
     """
-    _check_alpha(alpha)
+    check_alpha(alpha)
     num = mask.shape[1]
     numbers = seeded_uniform(seed, (1 + 3 * TRIES) * num).double().unflatten(1, (-1, num))
     uniform, first, angle, chance = numbers[:, 0], *(numbers[:, 1 + i :: 3] for i in range(3))
@@ -125,7 +125,7 @@ def dirichlet_noise(
     >>> noise[0, 2].item(), round(noise.sum().item(), 5)
     (0.0, 1.0)
     """
-    _check_alpha(alpha)
+    check_alpha(alpha)
     # log Gamma(alpha) = log Gamma(alpha + 1) + log(U) / alpha: no underflow for a small alpha
     concentration = torch.full(mask.shape, alpha + 1.0, dtype=torch.float64, device=mask.device)
     gamma = torch._standard_gamma(concentration, generator=generator)
@@ -134,7 +134,7 @@ def dirichlet_noise(
     return log_gamma.masked_fill(~mask, -torch.inf).softmax(-1).float().masked_fill(~mask, 0.0)
 
 
-def _check_alpha(alpha: float) -> None:
+def check_alpha(alpha: float) -> None:
     if not alpha > 0:
         raise ValueError(f"alpha={alpha} must be above 0; MuZero uses 0.3 for Atari and chess")
 

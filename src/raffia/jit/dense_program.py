@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from raffia.jit import layers, packing
+from raffia.jit.kernel import step
 from raffia.jit.records import Record
 from raffia.jit.tiles import PANEL
 from raffia.jit.vectors import WIDTH
@@ -429,7 +430,7 @@ class Bound:
         are not checked.
         """
         self._program = self.program(self.addresses)
-        return layers.step_address(), self._program.address
+        return step(layers.run_as_step), self._program.address
 
 
 def _up(width: int) -> int:

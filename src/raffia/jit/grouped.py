@@ -4,16 +4,14 @@ Rows of a member that lie next to each other are worked on together, so a batch 
 lie one after the other costs little more than one program would.
 """
 
-import functools
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from raffia.jit import layers
-from raffia.jit.dense_program import DenseProgram, scratch
+from raffia.jit.dense_program import Bound, DenseProgram, scratch
 from raffia.jit.kernel import kernel, step
 from raffia.jit.records import I64s, Record, fields_at
 
@@ -49,45 +47,32 @@ def bind_group(
                 f"member must be contiguous {arrays[name].dtype} [rows], got {member.dtype} of "
                 f"shape {list(member.shape)}"
             )
-    return _BoundGroup(programs, arrays, member, arrays[read], arrays[written])
+    bound = [program.bind(arrays) for program in programs]
+    if any(each.addresses != bound[0].addresses for each in bound):
+        raise ValueError(
+            "the programs of a group must read and write the same arrays in the same order"
+        )
+    return _BoundGroup(bound, member=member, read=arrays[read], written=arrays[written])
 
 
 class _BoundGroup:
     """Programs with the arrays that they work on."""
 
-    def __init__(
-        self,
-        programs: Sequence[DenseProgram],
-        arrays: Mapping[str, Tensor],
-        member: Tensor,
-        read: Tensor,
-        written: Tensor,
-    ) -> None:
-        bound = [program.bind(arrays) for program in programs]
+    def __init__(self, bound: Sequence[Bound], **members: Tensor) -> None:
         self._room = min(each.room for each in bound)
         self._size = max(each.size for each in bound)
         slots = bound[0].addresses
-        if any(each.addresses != slots for each in bound):
-            raise ValueError(
-                "the programs of a group must read and write the same arrays in the same order"
-            )
         reloaded = array("q", slots)
         records = [each.program(reloaded) for each in bound]
         self._referenced = bound, reloaded, records  # alive as long as their addresses are used
-        self._fields: dict[str, Any] = {
-            "num_slots": len(slots),
-            "slots": torch.tensor(slots),
-            "steps": torch.tensor(bound[0].steps),
-            "reloaded": reloaded.buffer_info()[0],
-            "programs": torch.tensor([record.address for record in records]),
-            "member": member,
-            "read": read,
-            "written": written,
-        }
-        self._group = self._record()
-
-    def _record(self) -> "GroupRecord":
-        return GroupRecord(**self._fields, scratch=scratch(self._size))
+        self._group = GroupRecord(
+            num_slots=len(slots),
+            slots=torch.tensor(slots),
+            steps=torch.tensor(bound[0].steps),
+            reloaded=reloaded.buffer_info()[0],
+            programs=torch.tensor([record.address for record in records]),
+            **members,
+        )
 
     def __call__(self, rows: int) -> None:
         if not 0 <= rows <= self._room:
@@ -97,8 +82,8 @@ class _BoundGroup:
     def native(self) -> tuple[int, int]:
         """The addresses of the compiled function and its argument, as those of a bound program: see
         raffia.jit.kernel."""
-        self._group = self._record()
-        return _step_address(), self._group.address
+        self._group.update(scratch=scratch(self._size))
+        return step(_run_as_step), self._group.address
 
 
 class GroupRecord(Record):
@@ -141,8 +126,3 @@ def run_group(
 
 def _run_as_step(group: int, rows: int) -> None:
     run_group(group, _group_at(group).scratch, rows)
-
-
-@functools.cache
-def _step_address() -> int:
-    return step(_run_as_step)

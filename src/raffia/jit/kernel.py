@@ -19,7 +19,7 @@ import inspect
 import pathlib
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import numba
 from llvmlite import ir
@@ -28,6 +28,8 @@ from numba.core import event
 from numba.core.ccallback import CFunc
 from numba.extending import intrinsic as numba_intrinsic
 
+Compiled = TypeVar("Compiled")
+
 
 def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compile a module-level function at its first call; later processes find the code on disk.
@@ -35,23 +37,33 @@ def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
     >>> kernel(abs_difference := lambda a, b: abs(a - b))(2, 5)
     3
     """
+
+    def dispatcher(cache: bool) -> Callable[..., Any]:
+        compiled: Callable[..., Any] = numba.njit(cache=cache, nogil=True, error_model="numpy")(
+            function
+        )
+        return compiled
+
+    return _cached(dispatcher, function)
+
+
+def _cached(make: Callable[[bool], Compiled], function: Callable[..., Any]) -> Compiled:
+    """`make(True)`, which caches its code on disk; or `make(False)` where it cannot be cached."""
     try:
-        compiled = numba.njit(cache=True, nogil=True, error_model="numpy")(function)
-    except RuntimeError as error:  # nowhere to keep the code: a read-only installation, a prompt
+        compiled = make(True)
+    except RuntimeError as error:  # nowhere to cache the code: a read-only installation, a prompt
         if "cannot cache" not in str(error):
             raise
-        return numba.njit(nogil=True, error_model="numpy")(function)
-    if not stamped(compiled, function):
-        # a numba that we do not know: rather compile in each process
-        return numba.njit(nogil=True, error_model="numpy")(function)
-    return compiled
+        return make(False)
+    # Without a stamp this numba is not known: rather compile in each process.
+    return compiled if stamped(compiled, function) else make(False)
 
 
 def stamped(compiled: Any, function: Callable[..., Any]) -> bool:
     """Treat compiled code on disk as outdated if any file that it may depend on has changed.
 
-    numba compares the stamp of the kernel's own file only, and would go on with code that holds
-    old versions of what the kernel calls in other files. False: this numba keeps it otherwise.
+    numba compares the stamp of the kernel's own file only, and would load code that contains old
+    versions of what the kernel calls in other files. False: this numba stores its stamps otherwise.
     """
     index = getattr(getattr(compiled, "_cache", None), "_cache_file", None)
     if index is None or not hasattr(index, "_source_stamp"):
@@ -154,28 +166,24 @@ def prefetch(builder: Any, address: Any) -> None:
     emit_prefetch(builder, address, 3)
 
 
-def step(function: Callable[[Any, Any], None]) -> int:
+@functools.cache
+def step(function: Callable[[int, int], None]) -> int:
     """Compile a module-level function of two whole numbers; the address that it is called by.
 
-    Later processes find the code on disk.
+    Later calls return the same address, later processes find the code on disk.
 
     >>> step(lambda context, rows: None) > 0
     True
     """
 
-    def callback() -> CFunc:
+    def callback(cache: bool) -> CFunc:
         signature = (types.int64, types.int64), types.void
-        return CFunc(function, signature, locals={}, options={"error_model": "numpy"})
+        callback = CFunc(function, signature, locals={}, options={"error_model": "numpy"})
+        if cache:
+            callback.enable_caching()
+        return callback
 
-    compiled = callback()
-    try:
-        compiled.enable_caching()
-        if not stamped(compiled, function):  # a numba that we do not know
-            compiled = callback()
-    except RuntimeError as error:  # nowhere to keep the code: a read-only installation, a prompt
-        if "cannot cache" not in str(error):
-            raise
-        compiled = callback()
+    compiled = _cached(callback, function)
     compiled.compile()
     assert compiled.address is not None  # it is compiled
     return compiled.address

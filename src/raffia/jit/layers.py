@@ -8,10 +8,9 @@ layers stays in the cache. What a row becomes does not depend, to the last bit, 
 it: every sum is taken in an order that the layer's sizes alone decide.
 """
 
-import functools
 import math
 
-from raffia.jit.kernel import kernel, load_f32, load_i64, step, store_f32
+from raffia.jit.kernel import kernel, load_f32, load_i64, store_f32
 from raffia.jit.packing import LookUpLayer, ReadLayer, WriteLayer, look_up, read, write
 from raffia.jit.records import I64s, Record, fields_at
 from raffia.jit.tiles import MOST_ROWS, PANEL, tile, tile_of_4_panels
@@ -376,11 +375,6 @@ def slot(slots: int, number: int) -> int:
     return load_i64(slots + 8 * number) if number >= 0 else 0
 
 
-def _run_as_step(program: int, rows: int) -> None:
+def run_as_step(program: int, rows: int) -> None:
+    """`run` with the record's scratch memory, to be compiled by `raffia.jit.kernel.step`."""
     run(program, program_at(program).scratch, rows)
-
-
-@functools.cache
-def step_address() -> int:
-    """The address of `run` as a step: see raffia.jit.kernel."""
-    return step(_run_as_step)

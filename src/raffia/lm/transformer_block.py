@@ -16,7 +16,6 @@ from torch.nn.functional import dropout as drop
 from torch.nn.functional import gelu as torch_gelu
 from torch.utils.checkpoint import checkpoint
 
-import raffia.jit
 from raffia.functional.trees import is_traced
 from raffia.lm.attention import View, attend
 
@@ -47,7 +46,6 @@ def _compiles(x: Tensor) -> bool:
         and x.numel() % 16 == 0
         and not is_traced()
         and torch.get_num_threads() <= MOST_THREADS
-        and raffia.jit.available()
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -29,43 +29,36 @@ def bind_sampler(
     model = bind(replace(memory, action=chosen, prior_logits=parameters))
     if not hasattr(model, "native"):
         return None
-    return BoundSampler(model, memory, chosen, parameters, actions, arrays)
+    record = kernels.sampling.SamplingRecord(
+        **arrays,
+        parent_row=memory.parent_row,
+        node_row=memory.node_row,
+        choice=memory.action,
+        chosen=chosen,
+        parameters=parameters,
+        prior_logits=memory.prior_logits,
+        num_samples=actions.shape[1],
+        size=actions.shape[2],
+    )
+    return BoundSampler(actions, model, record)
 
 
+@dataclass(frozen=True)
 class BoundSampler:
     """The step of one simulation: the chosen actions for the model, its answer, the next draws."""
 
-    def __init__(
-        self,
-        model: Any,
-        memory: SearchMemory,
-        chosen: Tensor,
-        parameters: Tensor,
-        actions: Tensor,
-        arrays: dict[str, Tensor | None],
-    ) -> None:
-        self.actions = actions  # [R, K, D]: those of each node, in the search's memory
-        self._model = model
-        self._record = kernels.sampling.SamplingRecord(
-            **arrays,
-            parent_row=memory.parent_row,
-            node_row=memory.node_row,
-            choice=memory.action,
-            chosen=chosen,
-            parameters=parameters,
-            prior_logits=memory.prior_logits,
-            num_samples=actions.shape[1],
-            size=actions.shape[2],
-        )
+    actions: Tensor  # [R, K, D]: those of each node, in the search's memory
+    model: Any  # what a model's `bind` returned, with `native`
+    record: kernels.sampling.SamplingRecord
 
     def __call__(self, rows: int) -> None:
         kernels.sampling.run(self.native()[1], rows)
 
     def native(self) -> tuple[int, int]:
         """The step's address and context, see raffia.jit.kernel; the model's hold in one thread."""
-        model, context = self._model.native()
-        self._record.update(model=model, context=context)
-        return kernels.sampling.step_address(), self._record.address
+        model, context = self.model.native()
+        self.record.update(model=model, context=context)
+        return kernels.sampling.step_address(), self.record.address
 
 
 def _is_float32_here(array: Tensor) -> bool:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-import raffia.jit
 from raffia.search import kernels
 from raffia.search.base import ValuePrefix
 from raffia.search.memory import Arena, is_plain, plain
@@ -322,6 +321,6 @@ def _row_transfer(
             [0., 0.]])
     """
     on_cpu = all(tensor.device.type == "cpu" for tensor in memory)
-    if compiled and on_cpu and raffia.jit.available() and 0 < len(memory) <= 62:
+    if compiled and on_cpu and 0 < len(memory) <= 62:
         return _KernelTransfer(memory, zeroed)
     return _RowTransfer(memory, zeroed)

@@ -149,7 +149,7 @@ def make_steps(state: SearchState, backend: Backend) -> SearchSteps:
     possible = compiled.possible(state.select, device)
     if backend == "compiled" and not possible:
         raise ValueError(
-            f"backend='compiled' needs numba, tensors on the CPU (here {device}) and "
+            f"backend='compiled' needs tensors on the CPU (here {device}) and "
             "select=PUCT() or Gumbel(...); backend='auto' uses the reference implementation where "
             "there are no kernels"
         )

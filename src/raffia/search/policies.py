@@ -9,13 +9,10 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from raffia import jit
 from raffia.functional.draws import (
-    child_seed,
+    check_alpha,
     dirichlet_noise,
     gumbel_noise,
-    seeded_dirichlet,
-    seeded_gumbel,
 )
 from raffia.search import kernels
 from raffia.search.base import RecurrentFn, RootOutput, SearchOptions
@@ -276,8 +273,6 @@ def root_gumbel(
     >>> root_gumbel(seed, 3)[1:].equal(root_gumbel(seed[1:], 3))
     True
     """
-    if not jit.available():
-        return seeded_gumbel(child_seed(seed, torch.tensor(choice)), num_actions)
     seed = seed.contiguous()
     out = torch.empty(len(seed), num_actions)
     kernels.noise.gumbel(len(seed), num_actions, seed.data_ptr(), choice, out.data_ptr())
@@ -297,9 +292,7 @@ def root_dirichlet(
     >>> round(noise.sum().item(), 5)
     1.0
     """
-    if not alpha > 0 or not jit.available():
-        legal = torch.ones(len(seed), num_actions).bool() if mask is None else mask
-        return seeded_dirichlet(child_seed(seed, torch.tensor(choice)), legal, alpha)
+    check_alpha(alpha)
     seed, out = seed.contiguous(), torch.empty(len(seed), num_actions)
     legal_actions = None if mask is None else mask.cpu().contiguous()
     kernels.noise.dirichlet(

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from raffia import jit
 from raffia.algorithms.efficientzero.folding import Folding
 from raffia.algorithms.efficientzero.latent_model import LatentModel
 from raffia.algorithms.efficientzero.row_invariant import BLOCK, filled_up
@@ -139,8 +138,6 @@ class FoldedModel:
     @cached_property
     def compiled(self) -> CompiledRoot | None:
         """The compiled form of `root`; None if the model has none."""
-        if not jit.available():
-            return None
         from raffia.algorithms.efficientzero.compiled_mlp import compiled_root
 
         return compiled_root(self._folding.model)
@@ -201,8 +198,6 @@ class FoldedRecurrentFn:
     @cached_property
     def compiled(self) -> CompiledRecurrent | None:
         """The compiled form that `bind` binds; None if the model has none."""
-        if not jit.available():
-            return None
         from raffia.algorithms.efficientzero.compiled_mlp import compiled_recurrent
 
         return compiled_recurrent(self._model)

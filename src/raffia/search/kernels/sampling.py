@@ -4,7 +4,6 @@ the parameters of a normal policy, from which the new nodes' actions are drawn.
 What `raffia.search.sampled` does in tensor operations, from the same seeds; up to rounding.
 """
 
-import functools
 import math
 from typing import Any
 
@@ -152,7 +151,6 @@ def ratio(x: float, over: Any, under: Any) -> float:
     return above / below
 
 
-@functools.cache
 def step_address() -> int:
     """The address of `run` as a step: see raffia.jit.kernel."""
     return step(_run_as_step)
