@@ -13,6 +13,7 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -28,6 +29,8 @@ from raffia.distributed import (
     Workers,
     check_engine,
 )
+from raffia.distributed import ray as ray_engine
+from raffia.distributed.arrays import pack, parts_of, unpack
 from raffia.distributed.check_engine import COUNTER
 from raffia.distributed.ray import RayEngine, VersionError
 from raffia.distributed.ray_cluster import require_room, require_versions, silent, versions
@@ -470,6 +473,31 @@ def test_without_ray_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'raffia\[scale\]'"):
         RayEngine()
+
+
+class Doubler:
+    """A role that doubles its weights: a copy of them, or these."""
+
+    def __init__(self, config, index):
+        pass
+
+    def do(self, task, weights):
+        w = weights["a", "w"]
+        return TensorDict(w=w.mul_(2) if task["add"] else w * 2)
+
+
+def test_a_role_on_ray_that_changes_its_weights_is_refused(monkeypatch):
+    """They are the object store's memory, which all workers of a machine share."""
+    monkeypatch.setattr(ray_engine, "make_role", lambda role, config, index: Doubler(config, index))
+    actor = ray_engine._Actor(torch.get_num_threads(), [])
+    parts = parts_of(TensorDict(a=TensorDict(w=torch.tensor([1.0, 2.0]), none=torch.empty(0))))
+    stored = [bytes(parts.data[0]), *(np.frombuffer(one, np.uint8) for one in parts.data[1::2])]
+    stored[1].flags.writeable = False  # as Ray gives it
+    for _ in range(2):
+        answer = actor.do(pack(add(0)), "first", stored)
+        assert unpack(bytearray(answer))["w"].tolist() == [2.0, 4.0]
+    answer = actor.do(pack(add(1)), "first", stored)
+    assert "the role changed ('a', 'w') of its weights" in answer and "weights.clone()" in answer
 
 
 def test_an_address_that_does_not_answer_is_told_soon():

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from mmap import mmap
 from typing import Any, NamedTuple
@@ -143,22 +143,48 @@ def unpack(data: bytearray | memoryview | mmap, room: int = 0) -> TensorDict:
     """
     start = room + 8
     length = int.from_bytes(data[room:start], "little")
-    nodes: list[dict[str, Any]] = []  # their entries, in order: they fit, as they did
     first = room + -(-(8 + length) // ALIGNMENT) * ALIGNMENT
-    for parent, name, dtype, shape, size, at in _read(bytes(data[start : start + length])):
+
+    def leaf(dtype: torch.dtype, size: int, at: int) -> Tensor:
+        return torch.frombuffer(data, dtype=dtype, count=size, offset=first + at)
+
+    return _tree(bytes(data[start : start + length]), leaf)
+
+
+def unpack_parts(record: bytes, arrays: Sequence[Any]) -> TensorDict:
+    """The tree of this record, over the memory of each tensor that has elements: it is not copied.
+
+    >>> tree = TensorDict(x=torch.arange(3), y=torch.empty(0))
+    >>> record, array, _ = parts_of(tree).data
+    >>> unpack_parts(record, [array])["x"]
+    tensor([0, 1, 2])
+    """
+    rest = iter(arrays)
+
+    def leaf(dtype: torch.dtype, size: int, at: int) -> Tensor:
+        return torch.frombuffer(next(rest), dtype=dtype)
+
+    return _tree(record[8 : 8 + int.from_bytes(record[:8], "little")], leaf)
+
+
+def _tree(record: bytes, leaf: Callable[[torch.dtype, int, int], Tensor]) -> TensorDict:
+    """The tree of this record; leaf: the elements of a tensor that has some, of this dtype, this
+    many, from this byte on."""
+    nodes: list[dict[str, Any]] = []  # their entries, in order: they fit, as they did
+    for one in _read(record):
         entry: Any
-        if dtype is None:
+        if one.dtype is None:
             nodes.append({})
-            entry = unchecked(nodes[-1], shape)
-        elif size:
-            entry = torch.frombuffer(data, dtype=dtype, count=size, offset=first + at)
-            entry = entry if len(shape) == 1 else entry.view(shape)
+            entry = unchecked(nodes[-1], one.shape)
+        elif one.size:
+            entry = leaf(one.dtype, one.size, one.at)
+            entry = entry if len(one.shape) == 1 else entry.view(one.shape)
         else:
-            entry = torch.empty(shape, dtype=dtype)
-        if parent < 0:
+            entry = torch.empty(one.shape, dtype=one.dtype)
+        if one.parent < 0:
             root: TensorDict = entry
         else:
-            nodes[parent][name] = entry
+            nodes[one.parent][one.name] = entry
     return root
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import os
 from collections import deque
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from raffia.distributed.arrays import pack, unpack
+from raffia.distributed.arrays import pack, parts_of, unpack, unpack_parts
 from raffia.distributed.engine import (
     ONE_CPU,
     Lost,
@@ -192,11 +193,14 @@ class RayEngine:
     def put(self, weights: TensorDict) -> Any:
         """The weights in the object store."""
         self._cluster.require()
-        return self._ray.put(np.frombuffer(pack(weights), dtype=np.uint8))
+        parts = parts_of(weights)  # a name, so that its leaves live
+        record, arrays = parts.data[0], parts.data[1::2]  # then paddings
+        # One by one, so that Ray copies them from where they are.
+        return self._ray.put([record, *(np.frombuffer(one, dtype=np.uint8) for one in arrays)])
 
     def get(self, ref: Any) -> TensorDict:
-        """The weights, out of the object store."""
-        return unpack(bytearray(memoryview(self._ray.get(ref))))
+        """A copy of the weights in the object store."""
+        return _over(self._ray.get(ref)).clone()
 
     def drop(self, ref: Any) -> None:
         """Drop the weights: the store frees what nothing refers to any more."""
@@ -356,9 +360,11 @@ class _Actor:
             if self._failed:
                 raise RuntimeError(self._failed)
             if name != self._weights[0]:
-                found = unpack(bytearray(memoryview(weights))) if name else None
-                self._weights = name, found
-            answer = self._made().do(unpack(bytearray(memoryview(data))), self._weights[1])
+                self._weights = name, _over(weights) if name else None
+            given = self._weights[1]
+            answer = self._made().do(unpack(bytearray(memoryview(data))), given)
+            if given is not None:
+                _refuse_if_changed(given)
             return np.frombuffer(pack(answer), dtype=np.uint8)
         except Exception as error:
             return describe_error(error)
@@ -367,3 +373,25 @@ class _Actor:
         if self._role is None:
             self._role = make_role(*self._made_of)
         return self._role
+
+
+def _over(weights: list[Any]) -> TensorDict:
+    """Weights over the object store's memory, which all workers of a machine share."""
+    record, *arrays = weights
+    return unpack_parts(record, [_writable(array) for array in arrays])
+
+
+def _writable(array: Any) -> Any:
+    """The memory of an array as torch takes it without a warning, though it is read-only."""
+    memory = (ctypes.c_char * array.nbytes).from_address(array.ctypes.data)
+    memory.owner = array  # keeps the object in the store
+    return memory
+
+
+def _refuse_if_changed(weights: TensorDict) -> None:
+    for key, leaf in weights.items(True, True):
+        if leaf._version:  # torch counts what is written
+            raise RuntimeError(
+                f"the role changed {key!r} of its weights, which all workers of this machine share:"
+                " change a copy, weights.clone()"
+            )
