@@ -7,7 +7,7 @@ from typing import Literal, Optional
 import pytest
 
 from raffia.algorithms.efficientzero.config import OptimizerConfig
-from raffia.envs.checked import check_choices
+from raffia.envs.checked import check_types
 
 
 @dataclass
@@ -20,7 +20,7 @@ class Settings:
     text: Literal["auto"] | str = "auto"
 
     def __post_init__(self):
-        check_choices(self)
+        check_types(self)
 
 
 def test_what_is_listed_may_be():

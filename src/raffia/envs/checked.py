@@ -1,4 +1,4 @@
-"""Checks of settings, made where a config is made. Imports no torch: help comes at once."""
+"""Checks of settings, made where a config is made. Imports no torch, so that `--help` is fast."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ _KINDS = {int: "a whole number", float: "a number", bool: "True or False", str: 
 
 
 def check_types(config: Any) -> None:
-    """Raise ValueError for a value that is not of its field's type, in a config and in those that
-    it holds.
+    """Raise ValueError for a value that is not of its field's type, or that its `Literal` does not
+    list, in a config and in those that it holds.
 
-    A whole number may stand where a number is wanted; True is not a number.
+    A whole number may stand where a number is wanted; True is not a number. A `Literal` may stand
+    by itself, in a tuple, or with None.
 
     >>> from dataclasses import replace
     >>> from raffia.recipes.efficientzero.presets import PRESETS
@@ -29,12 +30,21 @@ def check_types(config: Any) -> None:
     Traceback (most recent call last):
     ...
     ValueError: seed='a' must be a whole number
+    >>> from raffia.envs.config import AtariConfig
+    >>> AtariConfig(size=80)
+    Traceback (most recent call last):
+    ...
+    ValueError: size=80 must be one of 64, 84, 96
     """
+    kind: type = type(config)
+    choices = _choices(kind)
     for field in fields(config):
         value, hint = getattr(config, field.name), _hint(config, field.name)
         if not _is_of(hint, value):
             raise ValueError(f"{field.name}={value!r} must be {_described(hint)}{_near(value)}")
         _check_finite(field.name, value)
+        if field.name in choices:
+            _check_choice(field.name, value, get_origin(hint) is tuple, choices[field.name])
         if is_dataclass(value):
             check_types(value)
 
@@ -67,30 +77,17 @@ def short_repr(config: Any) -> str:
     return f"{type(config).__name__}({', '.join(given)})"
 
 
-def check_choices(config: Any) -> None:
-    """Raise ValueError for a value that its `Literal` does not list, by itself, in a tuple, or
-    beside None.
-
-    >>> from raffia.envs.config import AtariConfig
-    >>> AtariConfig(size=80)
-    Traceback (most recent call last):
-    ...
-    ValueError: size=80 must be one of 64, 84, 96
-    """
-    kind: type = type(config)
-    for name, choices in _choices(kind).items():
-        value = getattr(config, name)
-        is_tuple = get_origin(_hint(config, name)) is tuple
-        for one in _each(value) if is_tuple else (value,):
-            if one not in choices:
-                hint = did_you_mean(str(one), map(str, choices))
-                listed = ", ".join(map(repr, choices))
-                raise ValueError(f"{name}={value!r} must be one of {listed}{hint}")
+def _check_choice(name: str, value: Any, is_tuple: bool, choices: tuple[object, ...]) -> None:
+    for one in value if is_tuple else (value,):
+        if one not in choices:
+            hint = did_you_mean(str(one), map(str, choices))
+            listed = ", ".join(map(repr, choices))
+            raise ValueError(f"{name}={value!r} must be one of {listed}{hint}")
 
 
 def check_least(config: Any, least: float, *names: str) -> None:
     """Raise ValueError if numbers with these names are below `least`, or NaN, by themselves or in
-    a tuple.
+    a tuple; None is no number.
 
     >>> from raffia.envs.config import EnvConfig
     >>> EnvConfig(num_envs=0)
@@ -100,12 +97,12 @@ def check_least(config: Any, least: float, *names: str) -> None:
     """
     for name in names:
         value = _number(config, name)
-        if not all(one >= least for one in _each(value)):
+        if not all(one >= least for one in _each(value) if one is not None):
             raise ValueError(f"{name}={value} must be at least {least}")
 
 
 def check_above_zero(config: Any, *names: str) -> None:
-    """Raise ValueError unless the numbers with these names are above 0.
+    """Raise ValueError unless the numbers with these names are above 0; None is no number.
 
     >>> from raffia.algorithms.efficientzero.config import OptimizerConfig
     >>> OptimizerConfig(max_grad_norm=0.0)
@@ -115,12 +112,14 @@ def check_above_zero(config: Any, *names: str) -> None:
     """
     for name in names:
         value = _number(config, name)
-        if not value > 0:
+        if value is not None and not value > 0:
             raise ValueError(f"{name}={value} must be above 0")
 
 
-def check_fraction(config: Any, *names: str) -> None:
-    """Raise ValueError unless the numbers with these names are in 0..1.
+def check_fraction(config: Any, *names: str, below_one: bool = False) -> None:
+    """Raise ValueError unless the numbers with these names are in 0..1; None is no number.
+
+    below_one: 1 itself is refused.
 
     >>> from raffia.algorithms.efficientzero.config import SearchConfig
     >>> SearchConfig(dirichlet_fraction=25.0)
@@ -130,8 +129,8 @@ def check_fraction(config: Any, *names: str) -> None:
     """
     for name in names:
         value = _number(config, name)
-        if not 0 <= value <= 1:
-            raise ValueError(f"{name}={value} must be in 0..1")
+        if value is not None and not (0 <= value <= 1 and not (below_one and value == 1)):
+            raise ValueError(f"{name}={value} must be in 0..1{', below 1' if below_one else ''}")
 
 
 def check_alone(setting: str, why: str, others: Mapping[str, bool]) -> None:
@@ -161,7 +160,7 @@ def _number(config: Any, name: str) -> Any:
 
 
 def _is_of(hint: Any, value: Any) -> bool:
-    """Whether a value is of a type of settings; hints that are none of these accept anything."""
+    """Whether a value is of a type of settings; other hints accept anything."""
     origin, parts = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         return any(_is_of(part, value) for part in parts)
@@ -175,7 +174,7 @@ def _is_of(hint: Any, value: Any) -> bool:
         return isinstance(value, numbers) and not isinstance(value, bool)
     if hint in (bool, str, NoneType) or is_dataclass(hint):
         return isinstance(value, hint)
-    return True  # a Literal is looked at by `check_choices`
+    return True  # `_check_choice` checks a Literal
 
 
 def _described(hint: Any) -> str:

@@ -1,11 +1,11 @@
-"""Settings of the environment and its observations. Imports no torch: help comes at once."""
+"""Settings of the environment and its observations. Imports no torch, so that `--help` is fast."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Literal
 
-from raffia.envs.checked import check_choices, check_least, check_types
+from raffia.envs.checked import check_fraction, check_least, check_types
 
 EVALUATION_FRAMES = 108_000  # half an hour of play, at 60 frames a second
 
@@ -35,11 +35,9 @@ class AtariConfig:
 
     def __post_init__(self) -> None:
         check_types(self)
-        check_choices(self)
         check_least(self, 1, "frame_skip")
         check_least(self, 0, "noop_max")
-        if not 0 <= self.sticky < 1:
-            raise ValueError(f"sticky={self.sticky} must be in [0, 1); 0.25 is common")
+        check_fraction(self, "sticky", below_one=True)
         if self.max_frames < self.frame_skip:
             raise ValueError(
                 f"max_frames={self.max_frames} must be at least frame_skip={self.frame_skip}"

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from raffia.envs.checked import check_choices, check_fraction, check_least, check_types
+from raffia.envs.checked import check_fraction, check_least, check_types
 from raffia.evolution.config import HyperRange, MutationConfig, SelectionConfig
 
 # Settings of runs of earlier versions, by section and name: what they are called now.
@@ -56,7 +56,6 @@ class PopulationConfig:
 
     def __post_init__(self) -> None:
         check_types(self)
-        check_choices(self)
         check_least(self, 1, "size", "spread", "nodes")
         check_least(self, 0, "workers")
         check_fraction(self, "resample", "new_layer_prob")

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from raffia.envs.checked import check_above_zero, check_choices, check_least, check_types
+from raffia.envs.checked import check_above_zero, check_least, check_types
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,6 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         check_types(self)
-        check_choices(self)
         check_least(self, 0, "max_restarts", "spares")
         check_above_zero(self, "patience_seconds")
         if self.address and self.name != "ray":
@@ -229,7 +228,6 @@ class LearnersConfig:
 
     def __post_init__(self) -> None:
         check_types(self)
-        check_choices(self)
         check_least(self, 1, "num")
         if self.state == "sharded" and self.num == 1:
             raise ValueError(

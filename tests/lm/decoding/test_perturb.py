@@ -80,7 +80,7 @@ def test_top_p_of_a_large_vocabulary_is_that_of_all_its_tokens_sorted():
         (dict(num_beams=2, num_generations=3), "pass num_beams=3"),
         (
             dict(rerank="values"),
-            "rerank='values' must be 'log_prob', 'advantage', 'value' or None",
+            "rerank='values' must be one of None, 'log_prob', 'advantage', 'value'",
         ),
         (dict(max_new_tokens=0), "max_new_tokens=0 must be at least 1"),
     ],

@@ -12,7 +12,6 @@ from typing import Literal
 
 from raffia.envs.checked import (
     check_above_zero,
-    check_choices,
     check_fraction,
     check_least,
     check_types,
@@ -60,7 +59,6 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         check_types(self)
-        check_choices(self)
         check_least(self, 1, "num_channels", "latent_state_dim", "head_hidden_channels")
         check_least(self, 0, "num_res_blocks", "lstm_hidden_size")
         check_least(self, 1, "proj_hid", "proj_out", "pred_hid", "pred_out")
@@ -70,19 +68,32 @@ class ModelConfig:
                 f"pred_out={self.pred_out} and proj_out={self.proj_out} must be equal, because "
                 "the consistency loss compares a prediction with a projection of the same size"
             )
-        if self.latent_norm == "SimNorm" and self.latent_state_dim % 8:
-            raise ValueError(
-                f"latent_norm='SimNorm' works on groups of 8 numbers, and latent_state_dim="
-                f"{self.latent_state_dim} is not a multiple of 8: set it to "
-                f"{self.latent_state_dim // 8 * 8 + 8}"
-            )
+        check_latent_norm(self.latent_norm, self.latent_state_dim)
         check_least(self, 1, "max_head_layers", "max_head_nodes")
         if self.evolvable_heads:
             check_heads(self.head_hidden_channels, self.max_head_layers, self.max_head_nodes)
 
 
+def check_latent_norm(latent_norm: str, latent_state_dim: int) -> None:
+    """Raise ValueError for an unknown normalisation of latent states, or a width that does not fit.
+
+    >>> check_latent_norm("SimNorm", 20)
+    Traceback (most recent call last):
+    ...
+    ValueError: latent_norm='SimNorm' works on groups of 8 numbers, and latent_state_dim=20 is not
+    a multiple of 8: set it to 24
+    """
+    if latent_norm not in ("LN", "SimNorm"):
+        raise ValueError(f"latent_norm={latent_norm!r} must be one of 'LN', 'SimNorm'")
+    if latent_norm == "SimNorm" and latent_state_dim % 8:
+        raise ValueError(
+            f"latent_norm='SimNorm' works on groups of 8 numbers, and latent_state_dim="
+            f"{latent_state_dim} is not a multiple of 8: set it to {latent_state_dim // 8 * 8 + 8}"
+        )
+
+
 def check_heads(hidden: Sequence[int], max_layers: int, max_nodes: int) -> None:
-    """Raise ValueError if evolvable heads can't begin with layers of this many nodes.
+    """Raise ValueError if evolvable heads cannot begin with layers of this many nodes.
 
     >>> check_heads((32,), max_layers=3, max_nodes=128)
     >>> check_heads((32, 64), max_layers=3, max_nodes=128)
@@ -126,7 +137,6 @@ class LossConfig:
 
     def __post_init__(self) -> None:
         check_types(self)
-        check_choices(self)
         check_least(self, 1, "unroll_steps", "lstm_horizon")
         check_least(self, 0, "policy_weight", "value_weight", "value_prefix_weight")
         check_least(self, 0, "consistency_weight", "entropy_weight")
@@ -151,7 +161,6 @@ class TargetConfig:
 
     def __post_init__(self) -> None:
         check_types(self)
-        check_choices(self)
         check_fraction(self, "discount", "reanalyze_ratio")
         check_above_zero(self, "discount")
         check_least(self, 1, "n_step", "target_interval")
@@ -174,7 +183,6 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         check_types(self)
-        check_choices(self)
         check_least(self, 0, "learning_rate", "weight_decay", "decay_rate")
         check_least(self, 1, "decay_updates")
         check_fraction(self, "momentum", "warmup_fraction")
@@ -198,7 +206,6 @@ class SearchConfig:
 
     def __post_init__(self) -> None:
         check_types(self)
-        check_choices(self)
         check_least(self, 1, "num_simulations", "max_considered", "num_sampled_actions")
         check_above_zero(self, "dirichlet_alpha")
         check_fraction(self, "dirichlet_fraction")
@@ -243,7 +250,6 @@ class EfficientZeroConfig:
 
     def __post_init__(self) -> None:
         check_types(self)
-        check_choices(self)
         if not self.model.lstm_hidden_size and self.loss.lstm_horizon != 1:
             raise ValueError(
                 f"lstm_hidden_size=0 and lstm_horizon={self.loss.lstm_horizon}: without an LSTM "

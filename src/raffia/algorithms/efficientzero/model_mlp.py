@@ -8,6 +8,7 @@ from typing import cast
 from torch import Tensor, nn
 
 from raffia.algorithms.efficientzero.actions import action_encoding
+from raffia.algorithms.efficientzero.config import check_latent_norm
 from raffia.algorithms.efficientzero.heads import (
     HeadOptions,
     LargestHead,
@@ -43,14 +44,7 @@ class RepresentationNetworkMLP(nn.Module):
     ) -> None:
         super().__init__()
         check_norm_type(norm_type)
-        if latent_norm not in ("LN", "SimNorm"):
-            raise ValueError(f"latent_norm={latent_norm!r} must be 'LN' or 'SimNorm'")
-        if latent_norm == "SimNorm" and latent_state_dim % 8:
-            raise ValueError(
-                "latent_norm='SimNorm' works on groups of 8, but "
-                f"latent_state_dim={latent_state_dim} is not a multiple of 8: pass "
-                f"{latent_state_dim // 8 * 8 + 8}"
-            )
+        check_latent_norm(latent_norm, latent_state_dim)
         self.observation_size = observation_size
         sizes = [observation_size, latent_state_dim, latent_state_dim]
         self.fc_representation = mlp(sizes, norm_type=norm_type, activation=activation)
@@ -112,13 +106,9 @@ class DynamicsNetworkMLP(nn.Module):
         else:
             self.fc_dynamics = layers(num_channels)
         self.lstm = prefix_lstm(size, lstm_hidden_size)
-        self.fc_reward_head = head(
-            [lstm_hidden_size or size, *reward_head_hidden_channels, output_support_size],
-            norm_type=norm_type,
-            activation=activation,
-            zero_last=last_linear_layer_init_zero,
-            largest=largest_head,
-        )
+        sizes = [lstm_hidden_size or size, *reward_head_hidden_channels, output_support_size]
+        options = HeadOptions(norm_type, activation, last_linear_layer_init_zero, largest_head)
+        self.fc_reward_head = head(sizes, options)
 
     def forward(
         self,
@@ -175,22 +165,11 @@ class PredictionNetworkMLP(nn.Module):
         self.fc_prediction_common = mlp(
             [size, size, size], norm_type=norm_type, activation=activation, norm_last=True
         )
-        options: HeadOptions = {
-            "norm_type": norm_type,
-            "activation": activation,
-            "zero_last": last_linear_layer_init_zero,
-            "largest": largest_head,
-        }
-        self.fc_value_head = head(
-            [size, *value_head_hidden_channels, output_support_size],
-            **options,
-        )
-        self.fc_policy_head = policy_head(
-            [size, *policy_head_hidden_channels, action_space_size],
-            sigma_type=sigma_type,
-            fixed_sigma_value=fixed_sigma_value,
-            **options,
-        )
+        options = HeadOptions(norm_type, activation, last_linear_layer_init_zero, largest_head)
+        sizes = [size, *value_head_hidden_channels, output_support_size]
+        self.fc_value_head = head(sizes, options)
+        sizes = [size, *policy_head_hidden_channels, action_space_size]
+        self.fc_policy_head = policy_head(sizes, options, sigma_type, fixed_sigma_value)
 
     def forward(self, latent_state: Tensor) -> tuple[Tensor, Tensor]:
         """latent_state: [B, D] -> policy [B, A], value logits [B, F]."""

@@ -10,24 +10,11 @@ from typing import Literal, TypeVar, get_args
 
 from raffia.envs.checked import (
     check_above_zero,
-    check_choices,
     check_fraction,
     check_least,
     check_types,
 )
 from raffia.lm.decoding.config import DecodeConfig as DecodeConfig
-
-__all__ = [
-    "DecodeConfig",
-    "ILQLConfig",
-    "ILQLLossConfig",
-    "ILQLModelConfig",
-    "Method",
-    "OptimizerConfig",
-    "TargetConfig",
-    "TrunkConfig",
-    "method",
-]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,13 +42,10 @@ class TrunkConfig:
 
     def __post_init__(self) -> None:
         check_types(self)
-        check_choices(self)
         check_least(self, 1, "vocab_size", "n_layer", "n_head", "n_embd", "block_size")
         check_above_zero(self, "layer_norm_eps")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout={self.dropout} must be in [0, 1)")
-        if self.dim_feedfwd is not None:
-            check_least(self, 1, "dim_feedfwd")
+        check_least(self, 1, "dim_feedfwd")
+        check_fraction(self, "dropout", below_one=True)
         if self.n_embd % self.n_head:
             heads = [n for n in range(1, min(self.n_head, self.n_embd) + 1) if self.n_embd % n == 0]
             raise ValueError(
@@ -102,10 +86,7 @@ class ILQLModelConfig:
 
     def __post_init__(self) -> None:
         check_types(self)
-        check_choices(self)
-        check_least(self, 1, "max_head_layers")
-        if self.max_head_nodes is not None:
-            check_least(self, 1, "max_head_nodes")
+        check_least(self, 1, "max_head_layers", "max_head_nodes")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +119,6 @@ class ILQLLossConfig:
 
     def __post_init__(self) -> None:
         check_types(self)
-        check_choices(self)
         check_fraction(self, "gamma", "tau")
         check_least(self, 0, "awac_weight", "v_weight", "q_weight", "cql_weight", "dm_weight")
         check_least(self, 0, "transition_weight")
@@ -207,14 +187,10 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         check_types(self)
-        check_choices(self)
         check_least(self, 0, "learning_rate", "value_rate", "weight_decay", "warmup_updates")
-        check_fraction(self, "final_share", "beta1", "beta2")
-        for name in ("beta1", "beta2"):
-            if getattr(self, name) == 1:
-                raise ValueError(f"{name}=1.0 must be below 1, or nothing would be learnt")
-        if self.max_grad_norm is not None:
-            check_above_zero(self, "max_grad_norm")
+        check_fraction(self, "final_share")
+        check_fraction(self, "beta1", "beta2", below_one=True)
+        check_above_zero(self, "max_grad_norm")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,7 +212,6 @@ class ILQLConfig:
 
     def __post_init__(self) -> None:
         check_types(self)
-        check_choices(self)
         check_fraction(self, "keep_best")
         check_above_zero(self, "keep_best")
         loss = self.loss

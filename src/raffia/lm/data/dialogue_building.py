@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from raffia.data.readers.episode import Location, MalformedDataError, Path
+from raffia.envs.checked import check_least, check_types
 from raffia.files import DamagedFileError
 from raffia.lm.data.data_point import DataPoint, TokenReward
 from raffia.lm.data.dialogue_rows import TokenRow
@@ -40,12 +41,8 @@ class RowRules:
     malformed: Malformed = "refuse"
 
     def __post_init__(self) -> None:
-        for name, kind in (("too_long", TooLong), ("malformed", Malformed)):
-            if getattr(self, name) not in get_args(kind):
-                choices = ", ".join(map(repr, get_args(kind)))
-                raise ValueError(f"{name}={getattr(self, name)!r} must be one of {choices}")
-        if self.max_len is not None and self.max_len < 1:
-            raise ValueError(f"max_len={self.max_len} must be at least 1")
+        check_types(self)
+        check_least(self, 1, "max_len")
 
     def settings(self) -> dict[str, Any]:
         """All settings as JSON.

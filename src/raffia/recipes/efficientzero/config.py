@@ -10,7 +10,6 @@ from raffia.algorithms.efficientzero.config import EfficientZeroConfig
 from raffia.envs.checked import (
     check_above_zero,
     check_alone,
-    check_choices,
     check_fraction,
     check_least,
     check_types,
@@ -146,7 +145,6 @@ class EvaluateConfig:
 
     def __post_init__(self) -> None:
         check_types(self)
-        check_choices(self)
         check_least(self, 1, "every_env_steps", "every_updates", "num_episodes", "max_steps")
         check_least(self, 0, "num_simulations")
 

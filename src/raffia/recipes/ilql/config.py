@@ -10,7 +10,6 @@ from raffia.algorithms.ilql.config import ILQLConfig
 from raffia.envs.checked import (
     check_above_zero,
     check_alone,
-    check_choices,
     check_least,
     check_types,
     short_repr,
@@ -76,7 +75,6 @@ class DialogueDataConfig:
 
     def __post_init__(self) -> None:
         check_types(self)
-        check_choices(self)
         check_least(self, 1, "sort_window", "buckets")
         if self.chat_template and self.tokenizer in ("characters", "words"):
             raise ValueError(
@@ -91,8 +89,7 @@ class DialogueDataConfig:
         for pair in self.roles:
             if pair.partition("=")[2] not in ("agent", "environment"):
                 raise ValueError(f"roles: {pair!r} must end in =agent or =environment")
-        if self.max_len is not None:
-            check_least(self, 2, "max_len")
+        check_least(self, 2, "max_len")
         if not 0 < self.held_out < 1:
             raise ValueError(
                 f"held_out={self.held_out} must be between 0 and 1: without held-out rows there "
@@ -199,7 +196,6 @@ class WordleConfig:
 
     def __post_init__(self) -> None:
         check_types(self)
-        check_choices(self)
         check_least(self, 0, "num_words", "num_held_out")
         check_least(self, 1, "num_games")
         if self.num_words and self.num_held_out >= self.num_words:
@@ -274,7 +270,6 @@ class ILQLRun(ILQLConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choices(self)
         check_least(self, 0, "num_threads")
         check_least(self, 1, "num_updates", "batch_size", "num_micro_batches")
         if self.batch_size % self.num_micro_batches:
