@@ -9,7 +9,7 @@ the game's actions (`press_fire`): some games wait for it, and an agent that doe
 best may never press it, so that an episode lasts as long as it may.
 
 Lives. In training a lost life is reported as `terminated`, so that it counts as an end when values
-are learnt, and as `continues`, since the game goes on: the observation of this step is the first
+are learnt, and as `continues`, since the game continues: the observation of this step is the first
 one of the next life, and the next `step` acts in it. What belongs to a seed is the whole game with
 all its lives, as a life depends on all that was done in those before it; so a game is made of its
 seed and its actions alone, and a resume plays the actions since the last `reset` again, over the
@@ -125,7 +125,7 @@ class AtariEnv:
             )
         reward = self._play(int(action))
         over = self._ale.game_over()
-        # Some games go on for a few frames with no life left; then they are over, once.
+        # Some games continue for a few frames with no life left; then they are over, once.
         lost = 0 < self._ale.lives() < self._lives and not over
         if lost and self._fire is not None and self._num_frames < self.max_frames:
             reward += self._play(self._fire)  # the next life begins

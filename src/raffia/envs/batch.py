@@ -95,7 +95,7 @@ class SerialBatch:
         rows.runs[row] = not ended or (rows.continues is not None and rows.continues[row])
 
     def render(self, row: int) -> Tensor | None:
-        """A picture of one environment, uint8 [H, W, 3]; None where there is none."""
+        """A picture of one environment, uint8 [H, W, 3]; None where it has no picture."""
         return self.envs[row].render()
 
     def close(self) -> None:
@@ -107,7 +107,7 @@ class SerialBatch:
 def outputs_of(
     tensors: dict[str, Tensor], keys: tuple[str, ...], rows: Tensor | None, num_rows: int
 ) -> TensorDict:
-    """The outputs of these rows, [num_rows], in memory of their own.
+    """The outputs of these rows, [num_rows], in new memory.
 
     >>> arrays = {"reward": torch.tensor([1.0, 2.0])}
     >>> outputs_of(arrays, ("reward",), torch.tensor([1]), 1)["reward"]
@@ -167,7 +167,7 @@ class TimeLimit:
         return after
 
     def render(self, row: int) -> Tensor | None:
-        """A picture of one environment, uint8 [H, W, 3]; None where there is none."""
+        """A picture of one environment, uint8 [H, W, 3]; None where it has no picture."""
         return self.batch.render(row)
 
     def close(self) -> None:

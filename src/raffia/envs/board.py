@@ -39,7 +39,7 @@ def line_masks(rows: int, columns: int, in_line: int) -> list[int]:
 
 
 class BoardGame:
-    """E boards on which two players place stones in turns; the first to have a line of them wins.
+    """E boards on which two players put stones in turns; the first to have a line of them wins.
 
     A state's observation is float32 [3, rows, columns] from the view of the player to move: the own
     stones, the other's, and a plane of 0 or 1, which of the players that is. The reward is 1 to who

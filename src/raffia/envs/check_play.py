@@ -115,7 +115,7 @@ def is_env(env: Any) -> bool:
     return not isinstance(env, type) and (hasattr(env, "step") or hasattr(env, "reset"))
 
 
-def as_env(env: Any) -> Any:
+def as_env(env: Any) -> Env:
     """An env of Gymnasium as an Env; others as they are.
 
     >>> from raffia.envs.probe import ValueProbe
@@ -338,7 +338,7 @@ def equal(one: Tensor, other: Tensor) -> bool:
 
 
 def difference(one: Sequence[TensorDict], other: Sequence[TensorDict]) -> str | None:
-    """The first difference of two episodes, in words; None if there is none.
+    """The first difference of two episodes, in words; None if they are equal.
 
     >>> difference([TensorDict(a=torch.tensor(1))], [TensorDict(a=torch.tensor(2))])
     "'a' differs after 0 steps"

@@ -66,7 +66,7 @@ def open_lines(own: int, other: int) -> int:
     """The score of lines that are still open to the owner: 1 for one stone, 4 for two, 16 for
     three.
 
-    All lines of a direction are counted at once: bit i of a word is the line that begins in cell i.
+    All lines of a direction are counted in one pass: bit i of a word is the line that starts at i.
 
     >>> open_lines(1, 0)  # a stone in the corner: three lines
     3
@@ -111,7 +111,7 @@ def negamax(own: int, other: int, depth: int, alpha: int, beta: int) -> int:
     depth: plies that are looked ahead; wins that are one ply further are found, too. With as many
         as cells are free the answer is exact: 0 or beyond +-WIN.
 
-    >>> negamax(0b111, 0b111 << 7, 1, -2 * WIN, 2 * WIN) == WIN + 35  # wins at once, 35 cells free
+    >>> negamax(0b111, 0b111 << 7, 1, -2 * WIN, 2 * WIN) == WIN + 35  # wins now, 35 cells free
     True
     """
     occupied = own | other
@@ -125,7 +125,7 @@ def negamax(own: int, other: int, depth: int, alpha: int, beta: int) -> int:
         return open_lines(own, other) - open_lines(other, own)
     forced = winning_cells(other, playable)
     if forced:
-        playable = forced  # anything else loses at once; so does one of two, for want of the other
+        playable = forced  # anything else loses now; so does one of two, for want of the other
     best = -2 * WIN
     for column in _CENTRE_FIRST:
         cell = playable & (0b111111 << 7 * column)

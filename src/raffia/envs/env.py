@@ -189,7 +189,7 @@ class BatchEnv(Protocol):
         """Act in these rows (None: all), action [n, ...]: the states after it, [n]."""
 
     def render(self, row: int) -> Tensor | None:
-        """A picture of one environment, uint8 [H, W, 3]; None where there is none."""
+        """A picture of one environment, uint8 [H, W, 3]; None where it has no picture."""
 
     def close(self) -> None:
         """Release the resources of all environments."""

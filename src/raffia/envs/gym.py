@@ -16,7 +16,7 @@ from gymnasium import spaces
 from gymnasium.error import DependencyNotInstalled
 from torch import Tensor
 
-from raffia.envs.env import Box, Discrete, EnvSpec
+from raffia.envs.env import Box, Discrete, Env, EnvSpec
 from raffia.envs.rows import EnvRows
 from raffia.functional.seeds import derive_seed
 from raffia.tensordict.tensordict import TensorDict
@@ -169,7 +169,7 @@ class GymEnv:
         )
 
 
-def as_env(make: Callable[[], Any]) -> Any:
+def as_env(make: Callable[[], Any]) -> Env:
     """The environment that `make` returns, as an Env: one of Gymnasium is wrapped.
 
     >>> as_env(lambda: gymnasium.make("CartPole-v1")).spec.name

@@ -22,7 +22,7 @@ Allocate = Callable[[tuple[int, ...], np.dtype[Any]], Array]  # an array of zero
 
 @dataclass(frozen=True)
 class EnvRows:
-    """The outputs of E environments as arrays [E, ...] that are written in place.
+    """The outputs of E environments as arrays [E, ...], which each step overwrites.
 
     >>> rows = EnvRows.for_spec(EnvSpec(observation_shape=(3,), action=Box((0.0,), (1.0,))), 2)
     >>> rows.observation.shape, rows.reward.dtype, rows.action_mask is None

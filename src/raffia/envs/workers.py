@@ -179,7 +179,7 @@ class WorkerBatch:
         return outputs_of(self._tensors, self.spec.step_keys, rows, len(chosen))
 
     def render(self, row: int) -> Tensor | None:
-        """A picture of one environment, uint8 [H, W, 3]; None where there is none."""
+        """A picture of one environment, uint8 [H, W, 3]; None where it has no picture."""
         (number,) = chosen_rows(torch.tensor([row]), self.num_envs)
         with self._closing_if_broken():
             self._message(self._number_of[number], b"v", [row])

@@ -37,7 +37,7 @@ class View:
     causal: bool = True  # without a mask: token t attends to the first t + 1 columns; False: all
     rotation: Rotation | None = None  # of rotary positions, [B or 1, 1, T, F / 2]
     cache: KeyValueCache | None = None
-    chosen: Tensor | None = None  # int64 [M], tokens of the N that a layer goes on with; None: all
+    chosen: Tensor | None = None  # int64 [M], tokens of the N that a layer outputs; None: all
 
 
 def visible(attended: Tensor, num_tokens: int) -> Tensor:  # [B, S], T -> [B, 1, T, S]

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import safe_open
@@ -22,6 +22,9 @@ from torch.utils.checkpoint import checkpoint
 from raffia.files import DamagedFileError, foreign_reader
 from raffia.functional.trees import is_traced
 from raffia.lm.folder import CONFIG, LARGEST, read_config, weight_files
+
+if TYPE_CHECKING:
+    from transformers import DynamicCache, PreTrainedModel
 
 UNBOUNDED = 1 << 20  # tokens of a row where a config names no limit
 
@@ -59,19 +62,11 @@ def hf_sizes(folder: str | os.PathLike[str]) -> dict[str, int]:
 
 def load_hf(
     folder: str | os.PathLike[str],
-    *,
-    dtype: torch.dtype | None = None,  # None for torch's default, whatever the file has
-    vocab_size: int | None = None,  # more tokens than it has get fresh embeddings
-    dropout: float | None = None,  # of all kinds that it has; None: as in its config
-) -> Any:
-    """The model in a folder, with its weights.
-
-    >>> load_hf("no/such/folder")
-    Traceback (most recent call last):
-    ...
-    FileNotFoundError: there is no folder no/such/folder: a model's folder holds config.json and
-    model.safetensors
-    """
+    dtype: torch.dtype | None = None,
+    vocab_size: int | None = None,
+    dropout: float | None = None,
+) -> PreTrainedModel:
+    """The model in a folder, with its weights; for the options see `HFTrunk.from_folder`."""
     folder = Path(folder)
     config = _config(read_config(folder), str(folder / CONFIG))
     files = weight_files(folder)
@@ -99,7 +94,7 @@ def make_hf(
     dtype: torch.dtype | None = None,
     vocab_size: int | None = None,  # instead of the config's
     dropout: float | None = None,
-) -> Any:
+) -> PreTrainedModel:
     """A model of the same kind, with weights that torch's generator draws.
 
     >>> make_hf({"model_type": "gpt3"})
@@ -118,7 +113,7 @@ def make_hf(
     )
 
 
-def new_past(model: Any) -> Any:
+def new_past(model: PreTrainedModel) -> DynamicCache:
     """An empty cache for a model, whose last columns can be removed again."""
     past = _library().DynamicCache(config=model.config)
     for layer in past.layers:
@@ -127,7 +122,7 @@ def new_past(model: Any) -> Any:
     return past
 
 
-def recompute_layers(model: Any) -> None:
+def recompute_layers(model: PreTrainedModel) -> None:
     """Make each layer keep only its input, and recompute the rest for its gradients.
 
     As `transformers` itself offers, but with the parameters that `torch.func.functional_call` put
@@ -144,14 +139,14 @@ def recompute_layers(model: Any) -> None:
         layer.forward = partial(_recomputed, layer)
 
 
-def _recomputed(layer: nn.Module, *inputs: Any, **options: Any) -> Any:
+def _recomputed(layer: nn.Module, *inputs: object, **options: object) -> object:
     again = layer.training and torch.is_grad_enabled()
     if not again or (is_traced() and not torch.compiler.is_compiling()):
         return type(layer).forward(layer, *inputs, **options)
     own = _Plain(layer)
     named = {**dict(own.named_parameters()), **dict(own.named_buffers())}
 
-    def run(*inputs: Any) -> Any:
+    def run(*inputs: object) -> object:
         return functional_call(own, named, inputs, options)
 
     return checkpoint(run, *inputs, use_reentrant=False)
@@ -164,7 +159,7 @@ class _Plain(nn.Module):
         super().__init__()
         self.layer = layer
 
-    def forward(self, *inputs: Any, **options: Any) -> Any:
+    def forward(self, *inputs: object, **options: object) -> object:
         return type(self.layer).forward(self.layer, *inputs, **options)
 
 
@@ -191,7 +186,7 @@ def _config(data: Mapping[str, Any], where: str) -> Any:
 def _check_memory(path: Path, config: Any, files: list[Path]) -> None:
     """DamagedFileError if the config is of a model far larger than what its files hold.
 
-    A damaged number there would take memory until there is none.
+    A damaged number there would exhaust the memory.
     """
     num_tensors, num_bytes = 0, sum([file.stat().st_size for file in files])
     for file in files:

@@ -31,7 +31,7 @@ class HFTrunk(nn.Module):
 
     model: of a class like `GPT2LMHeadModel`, whose logits are its output layer's of its last hidden
         state. That is tried with a few tokens, and a model which does more is refused, as is one
-        that reads no token by itself behind those that it has kept. Where layers see a window of
+        that reads no token by itself behind those in its cache. Where layers see a window of
         columns, padding between tokens counts as columns, too.
 
     >>> from transformers import GPT2Config, GPT2LMHeadModel
@@ -197,13 +197,13 @@ class HFTrunk(nn.Module):
             )
         if last is None or not torch.allclose(last, ours[:, 2], rtol=1e-2, atol=1e-2):
             raise ValueError(
-                f"{name} cannot read a token behind padding and others that it has kept in a "
-                "cache, or reads it differently there, so it cannot generate as a trunk"
+                f"{name} cannot read a token behind padding and others in a cache, or reads it "
+                "differently there, so it cannot generate as a trunk"
             )
 
     def _last_in_parts(self, tokens: Tensor) -> Tensor | None:  # int64 [1, 3] -> [1, V]
         """The last token's logits, read by itself behind the others, and these behind padding;
-        None if the model, which may be any, can't.
+        None if the model, which may be any, cannot.
         """
         mask = torch.arange(3, device=tokens.device)[None] > 0
         try:
@@ -255,7 +255,7 @@ class HFCache:
         self._length += num_columns
 
     def reorder(self, index: Tensor) -> HFCache:
-        """Row b becomes what row index[b] [B] was, in place."""
+        """Row b becomes what row index[b] [B] was."""
         if self.length:
             _check_rows(self.past)
             self.past.reorder_cache(index)
@@ -295,8 +295,8 @@ def _leave_out(past: Any, num_columns: int) -> None:
     for layer in past.layers:
         if type(layer).__name__ not in ("DynamicLayer", "DynamicSlidingWindowLayer"):
             raise ValueError(
-                f"columns of a {type(layer).__name__} cannot be removed: leave the padding in "
-                "place with start=0"
+                f"columns of a {type(layer).__name__} cannot be removed: use "
+                "start=0, which leaves the padding"
             )
         left = max(0, num_columns - (layer.get_seq_length() - layer.keys.shape[-2]))
         layer.keys, layer.values = layer.keys[..., left:, :], layer.values[..., left:, :]

@@ -51,7 +51,7 @@ def token_step(
 ) -> int:
     """Hidden states after the last norm; the tokens' keys and values are put at `slot`.
 
-    Returns the first row whose token is none of the vocabulary, and does nothing then; or -1.
+    Returns the first row whose token is not in the vocabulary, and does nothing then; or -1.
     """
     for row in range(rows):
         if not 0 <= load_i64(tokens + 8 * row) < vocab_size:

@@ -108,7 +108,7 @@ class KeyValueCache:
             self._attended[:, start : self.length] = True if attended is None else attended
 
     def reorder(self, index: Tensor) -> KeyValueCache:
-        """Row b becomes what row index[b] was, in place; index: [B]. A step of beam search.
+        """Row b becomes what row index[b] was; index: [B]. A step of beam search.
 
         Only columns after the last that rows have in common are copied: beams of one prompt mostly
         differ in their last few tokens.

@@ -20,7 +20,7 @@ ATTENTION = (
 
 
 class LoRA(nn.Module):
-    """A linear layer that stays, and a product of two thin matrices that is learnt beside it.
+    """A linear layer that stays, and a product of two thin matrices that is learnt and added.
 
         y = base(x) + (alpha / rank) B A x,    A [rank, in] drawn, B [out, rank] zero at first
 
@@ -81,7 +81,7 @@ def add_lora(
     """Freeze a model and put `LoRA` around these of its layers; returns their names.
 
     The model's function stays as it was, until it learns. Its parameters that require gradients
-    are now those of LoRA alone; a head beside the trunk is to be made or thawed afterwards.
+    are now those of LoRA alone; a head on the trunk is to be made or unfrozen afterwards.
 
     >>> from raffia.lm.transformer import CausalLM
     >>> model = CausalLM(9, n_layer=2, n_head=2, n_embd=8, block_size=4)

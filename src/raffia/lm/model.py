@@ -39,7 +39,7 @@ class Cache(Protocol):
         """The columns [B, length] that are tokens; None if all are."""
 
     def reorder(self, index: Tensor) -> Self:
-        """Row b becomes what row index[b] [B] was, in place."""
+        """Row b becomes what row index[b] [B] was."""
 
     def select(self, index: Tensor, start: int = 0) -> Self:
         """A new cache of these rows [M], without the columns before `start`."""
@@ -168,19 +168,15 @@ def check_call(
     if cache is not None:
         check_room(cache, len(tokens), num_new)
         num_before = cache.length
-    _check_length(num_before + num_new, model.block_size, num_before, num_prefix)
-
-
-def _check_length(length: int, block_size: int, num_before: int = 0, num_prefix: int = 0) -> None:
-    if length <= block_size:
-        return
-    parts = [f"{num_before} in the cache"] * (num_before > 0)
-    parts += [f"{num_prefix} of the prefix"] * (num_prefix > 0)
-    among = f" ({', '.join(parts)})" if parts else ""
-    raise ValueError(
-        f"rows of {length} tokens{among} are longer than block_size={block_size}: use only the "
-        f"last {block_size}, or create the model with block_size={length}"
-    )
+    length, block_size = num_before + num_new, model.block_size
+    if length > block_size:
+        parts = [f"{num_before} in the cache"] * (num_before > 0)
+        parts += [f"{num_prefix} of the prefix"] * (num_prefix > 0)
+        among = f" ({', '.join(parts)})" if parts else ""
+        raise ValueError(
+            f"rows of {length} tokens{among} are longer than block_size={block_size}: use only "
+            f"the last {block_size}, or create the model with block_size={length}"
+        )
 
 
 def _num_prefix(

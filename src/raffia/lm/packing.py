@@ -107,7 +107,7 @@ class Packing:
 
     @classmethod
     def dense(cls, num_rows: int, width: int, device: torch.device | str = "cpu") -> Packing:
-        """A packing of rows without padding, or whose padding is kept: N = B * T.
+        """A packing of rows without padding, or whose padding stays: N = B * T.
 
         >>> Packing.dense(2, 3).positions
         tensor([0, 1, 2, 0, 1, 2])

@@ -164,8 +164,8 @@ class CausalLM(nn.Module):
         >>> CausalLM(50, n_layer=1, n_head=2, n_embd=16).logits(torch.zeros(3, 16)).shape
         torch.Size([3, 50])
         """
-        # The weights come first: their gradient is then a tensor of its own, to which that of the
-        # look-ups is added in place, and not a view, which would be added up in new memory.
+        # The weights come first: their gradient is then a separate tensor, to which that of the
+        # look-ups is added, and not a view, for which new memory would be needed.
         logits = (self.wte.weight @ hidden.reshape(-1, self.n_embd).t()).t()
         return logits.contiguous().view(*hidden.shape[:-1], self.vocab_size)
 

@@ -34,7 +34,7 @@ def save_for_transformers(tokenizer: Tokenizer, folder: str | Path, *, max_lengt
     """Write what `AutoTokenizer.from_pretrained(folder)` and `load_tokenizer(folder)` read.
 
     max_length: tokens that the model's context holds.
-    One with a chat template of its own keeps it; others get one for their special tokens.
+    A tokenizer with a chat template keeps it; others get one for their special tokens.
     Raises ValueError for a tokenizer that theirs cannot be, with the reason.
 
     >>> import tempfile
@@ -68,7 +68,7 @@ def save_for_transformers(tokenizer: Tokenizer, folder: str | Path, *, max_lengt
     if described is None:
         described = json.loads((folder / TOKENIZER).read_text("utf-8"))
         kind = (described.get("post_processor") or {}).get("type")
-        if kind != "ByteLevel":  # others add marks of their own, which no row of the data had
+        if kind != "ByteLevel":  # others add marks, which no row of the data had
             described["post_processor"] = None
     names = special_tokens_of(tokenizer)
     config = {

@@ -13,11 +13,11 @@ from raffia.algorithms.ilql.terms import (
     cql_loss,
     dm_loss,
     masks_of,
-    monte_carlo_returns,
     token_loss,
     token_weights,
 )
 from raffia.functional.losses import conservative_loss, expectile_loss, margin_loss, masked_mean
+from raffia.functional.returns import discounted_sum
 
 from .small import TOLERANCE, TRUNK, batch_of, make_loss, numbers_of
 
@@ -96,7 +96,7 @@ def test_utterances_spread_their_weight_over_their_tokens():
 def test_returns_are_finite_for_all_discounts_and_lengths(gamma):
     rewards = torch.zeros(2, 5000)
     rewards[0, -1], rewards[1, 0] = 4.0, -1.0
-    found = monte_carlo_returns(rewards, gamma)
+    found = discounted_sum(rewards, gamma)
     assert found.isfinite().all()
     assert found[0, -3:].tolist() == pytest.approx([4 * gamma**2, 4 * gamma, 4.0])
     assert found[1, :2].tolist() == [-1.0, 0.0]

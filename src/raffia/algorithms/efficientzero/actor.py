@@ -19,7 +19,7 @@ def act(
     *,
     temperature: float,
     noise: bool,
-    seed: Tensor | None = None,  # int64 [E]: each row's draws are of its own
+    seed: Tensor | None = None,  # int64 [E]: one for each row's draws
     generator: torch.Generator | None = None,  # of the seeds, where none are given
     num_simulations: int | None = None,
 ) -> TensorDict:
@@ -76,7 +76,7 @@ def act_at_random(
     state: TensorDict,  # [E]
     *,
     num_sampled_actions: int = 0,  # of continuous actions
-    seed: Tensor | None = None,  # int64 [E]: each row's draws are of its own
+    seed: Tensor | None = None,  # int64 [E]: one for each row's draws
     generator: torch.Generator | None = None,  # of the seeds, where none are given
 ) -> TensorDict:
     """A legal action for each state, drawn uniformly, with the other entries of `act`: that policy,

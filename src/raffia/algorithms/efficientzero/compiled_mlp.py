@@ -148,24 +148,22 @@ class CompiledRecurrent:
         return None if arrays is None else self.program.bind(arrays)
 
     def arrays(self, memory: SearchMemory) -> dict[str, Tensor] | None:
-        """The arrays that the program reads and writes; None where it can't use them."""
+        """The arrays that the program reads and writes; None where it cannot use them."""
         action, dtype = memory.action, torch.int64 if self._codes is not None else torch.float32
         if not isinstance(memory.embeddings, TensorDict):
             return None
         if action.shape[1:] != self._action_row or action.dtype != dtype:
             return None
-        keys: list[str | tuple[str, str]] = [
-            "latent_state",
-            ("reward_hidden_state", "h"),
-            ("reward_hidden_state", "c"),
-        ]
-        found = [memory.embeddings.get(key, None) for key in keys]
+        found = {
+            "latent": memory.embeddings.get("latent_state", None),
+            "h": memory.embeddings.get(("reward_hidden_state", "h"), None),
+            "c": memory.embeddings.get(("reward_hidden_state", "c"), None),
+        }
         widths = self._latent_size, self._hidden_size, self._hidden_size
-        for array, width in zip(found, widths, strict=True):
+        for array, width in zip(found.values(), widths, strict=True):
             if array is None or not _is_float32_here(array) or array.shape[1:] != (width,):
                 return None
-        named = dict(zip(["latent", "h", "c"], found, strict=True))
-        return named | vars(memory)
+        return found | vars(memory)
 
 
 def bind_members(
@@ -272,15 +270,10 @@ def _heads(model: LatentModel) -> Heads | None:
     if type(network) is not PredictionNetworkMLP:
         return None
     head: nn.Module = network.fc_policy_head
-    sigma = None
-    if isinstance(head, GaussianHead):
-        sigma = _Sigma(head.action_size, head.fixed_sigma)
-        head = head.net
-    read = _all_layers([network.fc_prediction_common, network.fc_value_head, head])
-    if read is None:
-        return None
-    common, value, policy = read
-    return Heads(common, value, policy, model.value_support, sigma)
+    gaussian = head if isinstance(head, GaussianHead) else None
+    logits = head if gaussian is None else gaussian.net
+    read = _all_layers([network.fc_prediction_common, network.fc_value_head, logits])
+    return None if read is None else Heads(*read, model.value_support, gaussian)
 
 
 def _is_plain(model: LatentModel) -> bool:
@@ -296,13 +289,6 @@ class Layer(NamedTuple):
     activation: str | None = None  # "relu", "gelu" (the approximation by tanh)
 
 
-class _Sigma(NamedTuple):
-    """The standard deviations of a policy over continuous actions."""
-
-    size: int  # of an action
-    fixed: float | None  # None: the policy's layers give their logarithms behind the means
-
-
 class Heads(NamedTuple):
     """The layers from a latent state to value and policy."""
 
@@ -310,12 +296,14 @@ class Heads(NamedTuple):
     value: list[Layer]
     policy: list[Layer]
     support: Support | None  # support of the value
-    sigma: _Sigma | None  # None: the policy is over discrete actions
+    gaussian: GaussianHead | None  # None: the policy is over discrete actions
 
     @property
     def num_logits(self) -> int:
         """The columns of "prior_logits"; of continuous actions, their means and deviations."""
-        return self.policy[-1].linear.out_features if self.sigma is None else 2 * self.sigma.size
+        if self.gaussian is not None:
+            return 2 * self.gaussian.action_size
+        return self.policy[-1].linear.out_features
 
 
 class CompiledLayers:
@@ -391,10 +379,10 @@ class CompiledLayers:
         """Add the heads, which write the arrays "value" and "prior_logits"."""
         common = self.mlp(heads.common, latent)
         self.scalar(heads.value, common, "value", heads.support)
-        logits, sigma = self.program.buffer(heads.num_logits), heads.sigma
+        logits = self.program.buffer(heads.num_logits)
         self.mlp(heads.policy, common, out=logits)
-        if sigma is not None:
-            self.program.gaussian(logits, *EXPONENTS, fixed=sigma.fixed)
+        if heads.gaussian is not None:
+            self.program.gaussian(logits, *EXPONENTS, fixed=heads.gaussian.fixed_sigma)
         self.program.write(logits, "prior_logits")
 
     def load(self) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple, TypedDict, Unpack
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from raffia.algorithms.efficientzero.config import check_heads
-from raffia.nn.blocks import RELU, mlp, norm_of_vectors
+from raffia.nn.blocks import RELU, mlp
 from raffia.nn.evolvable import EvolvableMLP
 
 EXPONENTS = (-20.0, 2.0)  # the least and the greatest logarithm of a standard deviation
@@ -34,36 +34,30 @@ class LargestHead(NamedTuple):
     num_nodes: int  # nodes of each layer
 
 
-class HeadOptions(TypedDict, total=False):
-    """The options that all heads of a network share: the keywords of `head`.
+class HeadOptions(NamedTuple):
+    """The options that all heads of a network share.
 
-    >>> options: HeadOptions = {"norm_type": "BN", "zero_last": True}
+    >>> HeadOptions(norm_type="BN", zero_last=True).largest is None
+    True
     """
 
-    norm_type: str | None
-    activation: nn.Module
-    zero_last: bool
-    largest: LargestHead | None
+    norm_type: str | None = None
+    activation: nn.Module = RELU  # of which each layer gets a copy
+    zero_last: bool = False  # whether a new head outputs 0
+    largest: LargestHead | None = None  # how far its form can change; None: not at all
 
 
-def head(
-    sizes: Sequence[int],
-    *,
-    norm_type: str | None = None,
-    activation: nn.Module = RELU,
-    zero_last: bool = False,
-    largest: LargestHead | None = None,
-) -> nn.Module:
+def head(sizes: Sequence[int], options: HeadOptions) -> nn.Module:
     """`mlp` of these sizes; with `largest` an `EvolvableMLP` that begins with as many nodes.
 
     An evolvable head is as wide between its layers as these have nodes, and has no normalisation.
-    With `zero_last` it gives 0 at first, too.
 
     >>> import torch
-    >>> network = head([8, 4, 2], zero_last=True, largest=LargestHead(3, 16))
+    >>> network = head([8, 4, 2], HeadOptions(zero_last=True, largest=LargestHead(3, 16)))
     >>> network(torch.ones(1, 8)), network.num_nodes
     (tensor([[0., 0.]], grad_fn=<AddmmBackward0>), [4, 0, 0])
     """
+    norm_type, activation, zero_last, largest = options
     if largest is None:
         return mlp(sizes, norm_type=norm_type, activation=activation, zero_last=zero_last)
     first, *hidden, last = sizes
@@ -95,30 +89,24 @@ class GaussianHead(nn.Module):
     sizes: of the input, the hidden layers and the action.
     sigma_type: "conditioned", where it is the network's too, or "fixed".
     fixed_sigma_value: the standard deviation if it is fixed.
-    options: those of `head`; with `zero_last` both start at the same for any input: mean 0,
-        standard deviation 1 (or fixed).
+    options: with `zero_last` both start at the same for any input: mean 0, standard deviation 1 (or
+        fixed).
 
     The exponent of sigma is clamped to `EXPONENTS`.
 
-    >>> GaussianHead([4, 8, 1], sigma_type="fixed", zero_last=True)(torch.ones(2, 4))
+    >>> GaussianHead([4, 8, 1], HeadOptions(zero_last=True), "fixed", 0.3)(torch.ones(2, 4))
     tensor([[0.0000, 0.3000],
             [0.0000, 0.3000]], grad_fn=<CatBackward0>)
     """
 
     def __init__(
-        self,
-        sizes: Sequence[int],
-        *,
-        sigma_type: str = "conditioned",
-        fixed_sigma_value: float = 0.3,
-        **options: Unpack[HeadOptions],
+        self, sizes: Sequence[int], options: HeadOptions, sigma_type: str, fixed_sigma_value: float
     ) -> None:
         super().__init__()
-        check_sigma(sigma_type, fixed_sigma_value)
         *sizes, self.action_size = sizes
         self.fixed_sigma = fixed_sigma_value if sigma_type == "fixed" else None
         num_outputs = self.action_size * (1 if sigma_type == "fixed" else 2)
-        self.net = head([*sizes, num_outputs], **options)
+        self.net = head([*sizes, num_outputs], options)
 
     def forward(self, x: Tensor) -> Tensor:
         """x: [B, size] -> [B, 2 * action_size]: the means, then the standard deviations."""
@@ -130,23 +118,17 @@ class GaussianHead(nn.Module):
 
 
 def policy_head(
-    sizes: Sequence[int],
-    *,
-    sigma_type: str | None = None,
-    fixed_sigma_value: float = 0.3,
-    **options: Unpack[HeadOptions],
+    sizes: Sequence[int], options: HeadOptions, sigma_type: str | None, fixed_sigma_value: float
 ) -> nn.Module:
     """Logits over sizes[-1] actions, or a `GaussianHead` where `sigma_type` is given.
 
-    >>> policy_head([4, 8, 3])(torch.zeros(2, 4)).shape
+    >>> policy_head([4, 8, 3], HeadOptions(), None, 0.3)(torch.zeros(2, 4)).shape
     torch.Size([2, 3])
     """
+    check_sigma(sigma_type or "fixed", fixed_sigma_value)
     if sigma_type is None:
-        check_sigma("fixed", fixed_sigma_value)
-        return head(sizes, **options)
-    return GaussianHead(
-        sizes, sigma_type=sigma_type, fixed_sigma_value=fixed_sigma_value, **options
-    )
+        return head(sizes, options)
+    return GaussianHead(sizes, options, sigma_type, fixed_sigma_value)
 
 
 def check_sigma(sigma_type: str, fixed_sigma_value: float) -> None:
@@ -155,37 +137,12 @@ def check_sigma(sigma_type: str, fixed_sigma_value: float) -> None:
     >>> check_sigma("free", 0.3)
     Traceback (most recent call last):
     ...
-    ValueError: sigma_type='free' must be 'conditioned' or 'fixed'
+    ValueError: sigma_type='free' must be one of 'conditioned', 'fixed'
     """
     if sigma_type not in ("conditioned", "fixed"):
-        raise ValueError(f"sigma_type={sigma_type!r} must be 'conditioned' or 'fixed'")
+        raise ValueError(f"sigma_type={sigma_type!r} must be one of 'conditioned', 'fixed'")
     if not 0 < fixed_sigma_value < math.inf:
         raise ValueError(
             f"fixed_sigma_value={fixed_sigma_value} is not a valid standard deviation: pass a "
             "number > 0"
         )
-
-
-def projection(
-    size: int, hidden: int, out: int, activation: nn.Module = RELU, norm_type: str = "BN"
-) -> nn.Sequential:
-    """Three layers, all with normalisation, the last without activation.
-
-    Source: Chen & He (2021), SimSiam; sizes: Ye et al. (2021), appendix A.1.
-
-    >>> projection(8, hidden=16, out=4)(torch.zeros(2, 8)).shape
-    torch.Size([2, 4])
-    """
-    layers = mlp([size, hidden, hidden, out], norm_type=norm_type, activation=activation)
-    return layers.append(norm_of_vectors(norm_type, out))
-
-
-def prediction_head(
-    size: int, hidden: int, out: int, activation: nn.Module = RELU, norm_type: str = "BN"
-) -> nn.Sequential:
-    """Two layers that predict the projection of the observed state from that of the imagined one.
-
-    >>> prediction_head(4, hidden=2, out=4)(torch.zeros(2, 4)).shape
-    torch.Size([2, 4])
-    """
-    return mlp([size, hidden, out], norm_type=norm_type, activation=activation)

@@ -4,7 +4,7 @@
 the copy stays as it is, so a search never sees half of an update.
 
 A search calls its networks once for each simulation, with as many rows as it has roots. On a GPU
-starting the kernels takes longer than the kernels do; a graph starts all of them at once:
+starting the kernels takes longer than the kernels do; a graph starts all of them in one call:
 `RowGraphs`.
 """
 
@@ -123,7 +123,7 @@ class FoldedModel:
         return value, logits, latent, zeros, zeros.clone()
 
     def refresh(self, model: LatentModel) -> None:
-        """Copy the present weights and statistics of a model with the same layers, in place."""
+        """Copy the present weights and statistics of a model with the same layers into this one."""
         self.source(model)()
 
     def source(self, model: LatentModel) -> Callable[[], None]:

@@ -7,16 +7,16 @@ action, `imagine`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, cat, nn
 
 from raffia.algorithms.efficientzero.actions import ContinuousActions, DiscreteActions
-from raffia.algorithms.efficientzero.heads import prediction_head, projection
 from raffia.algorithms.efficientzero.lightzero import read_lightzero
 from raffia.functional.transforms import Support, categorical_to_scalar, precise, signed_parabolic
 from raffia.functional.trees import is_traced
+from raffia.nn.blocks import mlp, norm_of_vectors
 from raffia.nn.module import TensorDictModule
 
 
@@ -80,10 +80,11 @@ class LatentModel(nn.Module):
         if sizes_of_projection is not None:
             size = torch.Size(latent_shape).numel()
             hidden, out, head_hidden, head_out = sizes_of_projection
-            self.projection = projection(size, hidden, out, activation, projection_norm_type)
-            self.prediction_head = prediction_head(
-                out, head_hidden, head_out, activation, projection_norm_type
-            )
+            # Three layers, all with normalisation, the last without activation (SimSiam).
+            norm: dict[str, Any] = {"norm_type": projection_norm_type, "activation": activation}
+            self.projection = mlp([size, hidden, hidden, out], **norm)
+            self.projection.append(norm_of_vectors(projection_norm_type, out))
+            self.prediction_head = mlp([out, head_hidden, head_out], **norm)
 
     def initial_inference(
         self,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from raffia.algorithms.efficientzero.config import EfficientZeroConfig, OptimizerConfig
+from raffia.algorithms.efficientzero.config import EfficientZeroConfig
 from raffia.algorithms.efficientzero.latent_model import LatentModel
 from raffia.algorithms.efficientzero.loss import EfficientZeroLoss, LogDensity
 from raffia.algorithms.efficientzero.model import make_model
@@ -16,11 +16,11 @@ from raffia.algorithms.efficientzero.observations import with_observations
 from raffia.algorithms.efficientzero.planning import acting_numbers, action_sampler
 from raffia.envs.env import Box, EnvSpec
 from raffia.functional.gradients import clip_by_global_norm, global_norm, value_and_grad
-from raffia.functional.optim import Optimizer, adamw, sgd, step_decay, warmup
+from raffia.functional.optim import adamw, sgd, step_decay, warmup
 from raffia.functional.trees import is_traced
+from raffia.tensordict.keys import dotted
 from raffia.tensordict.tensordict import TensorDict
 
-Key = tuple[str, ...]
 ModelFactory = Callable[[], LatentModel]
 
 
@@ -76,7 +76,8 @@ class EfficientZeroLearner:
             _log_density(spec, config),
             precision=config.precision,
         ).train()
-        self._optimizer = _optimizer(config.optimizer)
+        is_adam, momentum = config.optimizer.name == "adamw", config.optimizer.momentum
+        self._optimizer = adamw() if is_adam else sgd(momentum=momentum)
 
     def make_model(self, seed: int) -> LatentModel:
         """New networks as this learner trains; torch's own generator stays as it is."""
@@ -128,7 +129,7 @@ class EfficientZeroLearner:
     def apply(self, state: TensorDict, update: TensorDict) -> TensorDict:
         """The state after the update, in the memory of the one before where that is possible.
 
-        Of states of members that are stacked [P] all at once, with rates of their own.
+        Stacked states [P] of members are updated in one call, each with its learning rate.
         """
         hyper, step = state["hyper"], state["step"] + 1
         rate = hyper["learning_rate"] * self._schedule(step)
@@ -196,12 +197,6 @@ def _hyper(config: EfficientZeroConfig) -> TensorDict:
     return TensorDict({name: torch.tensor(number) for name, number in numbers.items()})
 
 
-def _optimizer(config: OptimizerConfig) -> Optimizer:
-    if config.name == "adamw":
-        return adamw()
-    return sgd(momentum=config.momentum)
-
-
 def _nested(named: Iterator[tuple[str, Tensor]]) -> TensorDict:
     """Tensors of a module by the names of its layers."""
     tree = TensorDict()
@@ -212,8 +207,4 @@ def _nested(named: Iterator[tuple[str, Tensor]]) -> TensorDict:
 
 def _named(tree: TensorDict) -> dict[str, Tensor]:
     """Tensors by name from a tree of layers, for the `EfficientZeroLoss` around the networks."""
-    return {".".join(("model", *_key(key))): tensor for key, tensor in tree.items(True, True)}
-
-
-def _key(key: str | Key) -> Key:
-    return (key,) if isinstance(key, str) else key
+    return {f"model.{dotted(key)}": tensor for key, tensor in tree.items(True, True)}

@@ -111,7 +111,7 @@ def _check_fit(model: str, ours: Mapping[str, Tensor], theirs: Mapping[str, Tens
         options += [hint for name, hint in _WITH.items() if name in theirs.keys() - ours.keys()]
         seem = f"; they seem to be of {', '.join(options)}" if options else ""
         if any("fc_policy_head.main." in name for name in theirs):
-            seem += "; the policy head of LightZero's Sampled EfficientZero can't be read"
+            seem += "; the policy head of LightZero's Sampled EfficientZero cannot be read"
         raise ValueError(
             "\n".join([f"these weights do not fit {model}:", *faults])
             + f"\nbuild the model with the options that the weights were trained with{seem}"

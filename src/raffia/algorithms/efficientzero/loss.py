@@ -12,7 +12,7 @@ and appendix A.
 BatchNorm has statistics of each step (`StepBatchNorm`). The segments of a batch are drawn at
 random, whereas the steps of one follow from each other and behind each other go further from the
 observations. So statistics are taken over the segments, for each step apart, as if the network were
-called step by step; but the layers before and behind see all rows at once.
+called step by step; but the layers before and behind see all rows in one call.
 """
 
 from __future__ import annotations
@@ -229,8 +229,7 @@ class EfficientZeroLoss(nn.Module):
         }
         if self.config.consistency_weight > 0:
             with self._mixed(steps.value.device):
-                seen = batch["next_observation"]
-                distance = consistency(model, steps.latents, seen, self.steps)
+                distance = consistency(model, steps.latents, batch["next_observation"], self.steps)
             terms["consistency"] = _sum(distance, batch["consistency_mask"])
         return terms, _sum(entropy, batch["policy_mask"])
 
@@ -392,7 +391,7 @@ def step_norms(model: nn.Module) -> Steps | None:
     """Replace each BatchNorm by `StepBatchNorm`, under the same names; returns the number of steps
     to set.
 
-    None, and nothing is changed, if there is one that can't be replaced: without parameters or
+    None, and nothing is changed, if there is one that cannot be replaced: without parameters or
     running statistics, or of another kind.
 
     >>> model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))

@@ -33,6 +33,10 @@ __all__ = [
     "RepresentationNetwork",
 ]
 
+# Settings whose names are those of arguments of both kinds of model.
+OF_BOTH = "lstm_hidden_size reward_support_range value_support_range state_norm sigma_type".split()
+OF_BOTH += "proj_hid proj_out pred_hid pred_out norm_type projection_norm_type".split()
+
 
 class EfficientZeroModel(LatentModel):
     """EfficientZero's model for images.
@@ -193,71 +197,40 @@ def make_model(
             "and set its spec accordingly"
         )
     first, *rest = spec.observation_shape or (0,)
-    shape = (frame_stack * first, *rest)
+    shape: tuple[int, ...] = (frame_stack * first, *rest)
     if config.flatten:
-        return _for_vectors((math.prod(shape),), spec, config, consistency)
+        shape = (math.prod(shape),)
+    discrete = isinstance(spec.action, Discrete)
+    largest = LargestHead(config.max_head_layers, config.max_head_nodes)
+    common: dict[str, Any] = {
+        "observation_shape": shape,
+        "action_space_size": spec.action.n if discrete else spec.action.shape[0],
+        "continuous_action_space": not discrete,
+        "discrete_action_encoding_type": config.action_encoding,
+        "fixed_sigma_value": config.fixed_sigma,
+        "reward_head_hidden_channels": config.head_hidden_channels,
+        "value_head_hidden_channels": config.head_hidden_channels,
+        "policy_head_hidden_channels": config.head_hidden_channels,
+        "self_supervised_learning_loss": consistency,
+        "largest_head": largest if config.evolvable_heads else None,
+        **{name: getattr(config, name) for name in OF_BOTH},
+    }
     if len(shape) == 3:
-        return _for_images(shape, spec, config, consistency)
-    if len(shape) == 1 and first > 0:
-        return _for_vectors(shape, spec, config, consistency)
+        return EfficientZeroModel(
+            num_res_blocks=config.num_res_blocks,
+            num_channels=config.num_channels,
+            downsample=config.downsample,
+            **common,
+        )
+    if len(shape) == 1 and (first > 0 or config.flatten):
+        return EfficientZeroModelMLP(
+            latent_state_dim=config.latent_state_dim,
+            res_connection_in_dynamics=config.res_connection,
+            latent_norm=config.latent_norm,
+            **common,
+        )
     raise ValueError(
         f"observation_shape={list(spec.observation_shape)} is not supported: the built-in "
         "networks accept vectors [D] and images [C, H, W]. For other shapes pass your own "
         "network: EfficientZeroLearner(..., model_factory=...)"
     )
-
-
-def _for_images(
-    shape: tuple[int, ...], spec: EnvSpec, config: ModelConfig, consistency: bool
-) -> LatentModel:
-    return EfficientZeroModel(
-        observation_shape=shape,
-        num_res_blocks=config.num_res_blocks,
-        num_channels=config.num_channels,
-        downsample=config.downsample,
-        **_of_both(spec, config, consistency),
-    )
-
-
-def _for_vectors(
-    shape: tuple[int, ...], spec: EnvSpec, config: ModelConfig, consistency: bool
-) -> LatentModel:
-    return EfficientZeroModelMLP(
-        observation_shape=shape,
-        latent_state_dim=config.latent_state_dim,
-        res_connection_in_dynamics=config.res_connection,
-        latent_norm=config.latent_norm,
-        **_of_both(spec, config, consistency),
-    )
-
-
-def _of_both(spec: EnvSpec, config: ModelConfig, consistency: bool) -> dict[str, Any]:
-    """The arguments that both kinds of model take."""
-    largest = LargestHead(config.max_head_layers, config.max_head_nodes)
-    return {
-        "action_space_size": _action_size(spec),
-        "continuous_action_space": not isinstance(spec.action, Discrete),
-        "discrete_action_encoding_type": config.action_encoding,
-        "sigma_type": config.sigma_type,
-        "fixed_sigma_value": config.fixed_sigma,
-        "lstm_hidden_size": config.lstm_hidden_size,
-        "reward_head_hidden_channels": config.head_hidden_channels,
-        "value_head_hidden_channels": config.head_hidden_channels,
-        "policy_head_hidden_channels": config.head_hidden_channels,
-        "reward_support_range": config.reward_support_range,
-        "value_support_range": config.value_support_range,
-        "proj_hid": config.proj_hid,
-        "proj_out": config.proj_out,
-        "pred_hid": config.pred_hid,
-        "pred_out": config.pred_out,
-        "self_supervised_learning_loss": consistency,
-        "state_norm": config.state_norm,
-        "norm_type": config.norm_type,
-        "projection_norm_type": config.projection_norm_type,
-        "largest_head": largest if config.evolvable_heads else None,
-    }
-
-
-def _action_size(spec: EnvSpec) -> int:
-    """The number of actions, or of a continuous action's numbers."""
-    return spec.action.n if isinstance(spec.action, Discrete) else spec.action.shape[0]

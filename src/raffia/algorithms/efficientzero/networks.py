@@ -161,23 +161,18 @@ class RepresentationNetwork(nn.Module):
 
     def forward(self, observation: Tensor) -> Tensor:
         """observation: floats [B, C, H, W] -> [B, num_channels, h, w]."""
-        if observation.shape[1:] != self.observation_shape or not observation.is_floating_point():
-            hint = (
-                ""
-                if observation.is_floating_point()
-                else "; for bytes pass observation.float() / 255"
-            )
+        is_float = observation.is_floating_point()
+        if observation.shape[1:] != self.observation_shape or not is_float:
+            hint = "" if is_float else "; for bytes pass observation.float() / 255"
             raise ValueError(
                 f"observations must be floats of shape {['B', *self.observation_shape]}; got "
                 f"{observation.dtype} of shape {list(observation.shape)}{hint}"
             )
-        first = self.downsample_net.conv1 if self.downsample else self.conv
-        check_precision(observation, first.weight)
-        x = self.downsample_net(observation) if self.downsample else self._stem(observation)
-        return self.resblocks(x)
-
-    def _stem(self, observation: Tensor) -> Tensor:
-        return self.activation(self.norm(self.conv(observation)))
+        if self.downsample:
+            check_precision(observation, self.downsample_net.conv1.weight)
+            return self.resblocks(self.downsample_net(observation))
+        check_precision(observation, self.conv.weight)
+        return self.resblocks(self.activation(self.norm(self.conv(observation))))
 
 
 _HIDDEN = [32]  # a list, as in the published signature; it is only read
@@ -258,13 +253,8 @@ class DynamicsNetwork(nn.Module):
             self.norm_value_prefix = norm_of_vectors(norm_type, lstm_hidden_size)
             self.activation_value_prefix = copy.deepcopy(activation)
         size_in = lstm_hidden_size or flatten_output_size_for_reward_head
-        self.fc_reward_head = head(
-            [size_in, *fc_reward_layers, output_support_size],
-            norm_type=norm_type,
-            activation=activation,
-            zero_last=last_linear_layer_init_zero,
-            largest=largest_head,
-        )
+        options = HeadOptions(norm_type, activation, last_linear_layer_init_zero, largest_head)
+        self.fc_reward_head = head([size_in, *fc_reward_layers, output_support_size], options)
 
     def forward(
         self,
@@ -364,22 +354,11 @@ class PredictionNetwork(nn.Module):
         self.norm_policy = norm_of_images(norm_type, (policy_head_channels, h, w))
         self.activation_value = copy.deepcopy(activation)
         self.activation_policy = copy.deepcopy(activation)
-        options: HeadOptions = {
-            "norm_type": norm_type,
-            "activation": activation,
-            "zero_last": last_linear_layer_init_zero,
-            "largest": largest_head,
-        }
-        self.fc_value = head(
-            [value_head_channels * h * w, *value_head_hidden_channels, output_support_size],
-            **options,
-        )
-        self.fc_policy = policy_head(
-            [policy_head_channels * h * w, *policy_head_hidden_channels, action_space_size],
-            sigma_type=sigma_type,
-            fixed_sigma_value=fixed_sigma_value,
-            **options,
-        )
+        options = HeadOptions(norm_type, activation, last_linear_layer_init_zero, largest_head)
+        sizes = [value_head_channels * h * w, *value_head_hidden_channels, output_support_size]
+        self.fc_value = head(sizes, options)
+        sizes = [policy_head_channels * h * w, *policy_head_hidden_channels, action_space_size]
+        self.fc_policy = policy_head(sizes, options, sigma_type, fixed_sigma_value)
 
     def forward(self, latent_state: Tensor) -> tuple[Tensor, Tensor]:
         """latent_state: [B, num_channels, h, w] -> policy [B, A], value logits [B, F]."""

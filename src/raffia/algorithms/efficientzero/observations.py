@@ -60,7 +60,7 @@ def frames_of(
     observation: Tensor,  # [B, L, *observation_shape], or stacks [B, L, S, *observation_shape]
     num_rows: int,  # the first so many of L
     frame_stack: int = 1,  # S
-) -> Tensor:  # [B, S - 1 + num_rows, *observation_shape], memory of its own
+) -> Tensor:  # [B, S - 1 + num_rows, *observation_shape], in new memory
     """The frames that the first rows of segments show, each once.
 
     >>> stacks = stacked(torch.tensor([[1, 2, 3, 4]]), 2)

@@ -1,4 +1,4 @@
-"""Networks whose outputs for a row are the same bits, whichever rows are beside it.
+"""Networks whose outputs for a row are the same bits, whichever other rows are in the batch.
 
 On a CPU they need not be. A matrix product's order of sums depends on how many rows it is given:
 MKL takes other kernels for one row, for a few, and for what is left of 16. A function of elements
@@ -140,7 +140,7 @@ _HEADS: dict[type[nn.Module], type[nn.Module]] = {
 
 
 def row_invariant(network: nn.Module) -> None:
-    """Make a network row-invariant in place.
+    """Make a network row-invariant by changing the classes of its layers.
 
     Linear layers are, as parts of heads behind convolutions; others want blocks of 16 rows.
 

@@ -15,6 +15,7 @@ from torch.func import functional_call
 from raffia.algorithms.efficientzero.config import EfficientZeroConfig
 from raffia.algorithms.efficientzero.inference import (
     FoldedModel,
+    Rows,
     as_embedding,
     fold,
     root_rows,
@@ -73,7 +74,7 @@ class StackedModel:
     how: "each" member's rows by its own folded model, compiled where there is a compiled form; or
         all by one "vmap". None: each on a CPU, else vmap.
 
-    An embedding is that of a folded model with "member" int64 [N] beside it.
+    An embedding is that of a folded model, with a further entry "member" int64 [N].
 
     >>> from raffia.algorithms.efficientzero.model import EfficientZeroModelMLP
     >>> StackedModel(EfficientZeroModelMLP(4, 2), size=2).root(torch.zeros(4, 4)).value.shape
@@ -140,7 +141,7 @@ class _Models(Protocol):
     def load(self, weights: dict[str, Tensor], index: Tensor) -> None:
         """Load member i's weights from row index[i]."""
 
-    def run(self, what: What, counts: list[int], *rows: Tensor) -> tuple[Tensor, ...]:
+    def run(self, what: What, counts: list[int], *rows: Tensor) -> Rows:
         """Outputs for rows of the first member, then of the second ..., as many as the counts."""
 
     def bind(self, memory: SearchMemory) -> Callable[[int], None] | None:
@@ -162,7 +163,7 @@ class _Each:
             torch._foreach_copy_(targets, [value[row] for value in weights.values()])
             folded.refresh(self._model)
 
-    def run(self, what: What, counts: list[int], *rows: Tensor) -> tuple[Tensor, ...]:
+    def run(self, what: What, counts: list[int], *rows: Tensor) -> Rows:
         parts = zip(*(x.split(counts) for x in rows), strict=True)
         outputs = [
             folded.root_rows(*part) if what == "root" else folded.recurrent_fn.step_rows(*part)
@@ -192,10 +193,10 @@ class _Vmapped:
         }
 
     def load(self, weights: dict[str, Tensor], index: Tensor) -> None:
-        # copies, as a learner writes to its weights while a search may go on with these
+        # copies, as a learner writes to its weights while a search may still read these
         self._weights = {f"model.{name}": value[index] for name, value in weights.items()}
 
-    def run(self, what: What, counts: list[int], *rows: Tensor) -> tuple[Tensor, ...]:
+    def run(self, what: What, counts: list[int], *rows: Tensor) -> Rows:
         most = max(counts)
         if min(counts) == most:
             return self._run(what, *(x.unflatten(0, (self.size, most)) for x in rows), there=None)
@@ -207,8 +208,8 @@ class _Vmapped:
         index = index.clamp_max(len(rows[0]) - 1)
         return self._run(what, *(x[index] for x in rows), there=there)
 
-    def _run(self, what: What, *rows: Tensor, there: Tensor | None) -> tuple[Tensor, ...]:
-        def run(weights: dict[str, Tensor], *parts: Tensor) -> Any:
+    def _run(self, what: What, *rows: Tensor, there: Tensor | None) -> Rows:
+        def run(weights: dict[str, Tensor], *parts: Tensor) -> Rows:
             return functional_call(self._form, weights, (what, *parts))
 
         found = torch.vmap(run)(self._weights, *rows)
@@ -225,7 +226,7 @@ class _Decoded(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, what: What, *rows: Tensor) -> tuple[Tensor, ...]:
+    def forward(self, what: What, *rows: Tensor) -> Rows:
         return (root_rows if what == "root" else step_rows)(self.model, *rows)
 
 
@@ -249,7 +250,7 @@ class _StackedRecurrentFn:
         return self._models.bind(memory)
 
 
-def _of_members(models: _Models, what: What, member: Tensor, *rows: Tensor) -> tuple[Tensor, ...]:
+def _of_members(models: _Models, what: What, member: Tensor, *rows: Tensor) -> Rows:
     """The models' outputs for rows in any order."""
     num = len(member)
     if num % models.size == 0 and torch.equal(member, _in_order(models.size, num).to(member)):
@@ -267,5 +268,5 @@ def _in_order(size: int, num: int) -> Tensor:
 
 
 def _embedding(member: Tensor, latent_state: Tensor, h: Tensor, c: Tensor) -> TensorDict:
-    # beside the latent states, as the rows of all are chosen together
+    # on the device of the latent states, as the rows of all are chosen together
     return as_embedding(latent_state, h, c).set("member", member.to(latent_state.device))

@@ -32,9 +32,7 @@ from raffia.algorithms.ilql.agent_networks import (
     NetConfig,
     described,
     networks_of,
-    reshaped,
     trunk_config_of,
-    why_fixed,
 )
 from raffia.algorithms.ilql.config import (
     ILQLConfig,
@@ -77,7 +75,7 @@ def _also_keyed(method: Callable[..., ILQLOutputs]) -> Callable[..., Any]:
     """`forward(tokens, ...)` that can be given a container, too, as keyed modules are."""
 
     @wraps(method)
-    def forward(self: ILQL, *args: Any, **kwargs: Any) -> Any:
+    def forward(self: ILQL, *args: Any, **kwargs: Any) -> ILQLOutputs | Node:
         if args and isinstance(args[0], Node):
             return self._read_and_write(args[0])
         return method(self, *args, **kwargs)
@@ -107,7 +105,7 @@ class ILQL(AgentNetworks):
     dm_margin, cql_temp: of the losses of that name, whose weights are `dm_weight`, `cql_weight`.
 
     All of this can be read and set afterwards, too, with the weights of the losses, and with
-    everything else that `config` has; what the networks are made of can't be set.
+    everything else that `config` has; what the networks are made of cannot be set.
 
     As a keyed module it reads `in_keys` and writes `out_keys`: "v" [B, A + 1], "q1", "q2",
     "target_q1", "target_q2" [B, A, V], "logits" [B, T, V].
@@ -313,7 +311,7 @@ class ILQL(AgentNetworks):
         )
         return outputs
 
-    def _read_and_write(self, tensordict: Any) -> Any:
+    def _read_and_write(self, tensordict: Node) -> Node:
         *needed, mask = self.in_keys
         *written, logits = self.out_keys_source
         outputs: ILQLOutputs = self.model(
@@ -413,9 +411,9 @@ class ILQL(AgentNetworks):
         """One update: of the weights, and by `alpha` of the target network; gives metrics.
 
         items: None for the next `batch_size` rows of the data set, which follow from `seed` and
-            `step`; so an agent that was saved and loaded goes on as if nothing had been.
+            `step`; so an agent that was saved and loaded learns as if it had not been.
 
-        The metrics are those of `ILQLLearner.grads`. Dropout draws from a generator of its own.
+        The metrics are those of `ILQLLearner.grads`. Dropout draws from a separate generator.
         """
         if items is None:
             items = self._next_rows()
@@ -497,19 +495,6 @@ class ILQL(AgentNetworks):
         new.index = self.index if index is None else index
         return new
 
-    # -- as a member of a population, see `raffia.evolution.agents`
-
-    def why_fixed(self) -> str | None:
-        """Why the networks can't get layers or nodes; None: they can."""
-        return why_fixed(self)
-
-    def reshape(self, new_layer_prob: float, nodes: Sequence[int], draw: torch.Generator) -> str:
-        """A layer more or less, or nodes; gives what was done.
-
-        What is new changes nothing at first.
-        """
-        return reshaped(self, new_layer_prob, nodes, draw)
-
     def save_checkpoint(self, path: str | os.PathLike[str]) -> None:
         """Write a folder atomically: weights, target, optimiser and settings, without the data set.
 
@@ -520,7 +505,7 @@ class ILQL(AgentNetworks):
     def load_checkpoint(self, path: str | os.PathLike[str]) -> None:
         """Load a saved agent into this one, which keeps its data set and device.
 
-        Raises ValueError, and changes nothing, if it has a language model that can't be made from
+        Raises ValueError, and changes nothing, if it has a language model that cannot be made from
         the checkpoint, such as one of `transformers`, and this agent has no such one.
         """
         load_agent(self, path)
@@ -560,7 +545,7 @@ class ILQL(AgentNetworks):
         if target and self.target.trunk is None:
             raise ValueError(
                 'target_kwargs cannot be passed with target="heads": there the target has no '
-                "trunk of its own, and the shared trunk is called with qv_kwargs"
+                "separate trunk, and the shared trunk is called with qv_kwargs"
             )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -571,10 +556,10 @@ class ILQL(AgentNetworks):
 def _setting(part: str, field: str) -> property:
     """An attribute that is a field of the config: read there, and set there."""
 
-    def read(agent: ILQL) -> Any:
+    def read(agent: ILQL) -> object:
         return getattr(getattr(agent.config, part), field)
 
-    def write(agent: ILQL, value: Any) -> None:
+    def write(agent: ILQL, value: object) -> None:
         changed: Any = replace(getattr(agent.config, part), **{field: value})
         agent.config = replace(agent.config, **{part: changed})
 

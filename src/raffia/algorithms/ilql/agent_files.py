@@ -1,4 +1,4 @@
-"""Checkpoints of `ILQL`: a folder of safetensors and JSON, written at once."""
+"""Checkpoints of `ILQL`: a folder of safetensors and JSON, written atomically."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def _tensors(networks: nn.Module) -> dict[str, Tensor]:
 
 
 def _difference(mine: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> str:
-    """Describe the differences in names and shapes; empty if there are none."""
+    """Describe the differences in names and shapes; empty if they are equal."""
     odd = sorted(mine.keys() ^ saved.keys())
     if odd:
         return f"{odd[0]!r} is only in the {'checkpoint' if odd[0] in saved else 'networks'}"

@@ -42,8 +42,7 @@ def batch_of(items: Items, dataset: RL_Dataset | None, config: ILQLModelConfig) 
             "an agent without a dataset cannot collate rows: pass a batch, or set agent.dataset"
         )
     else:
-        points = items
-        batch = dataset.collate(points, per_token=config.per_token)
+        batch = dataset.collate(items, per_token=config.per_token)
     block_size, length = config.trunk.block_size, batch["tokens"].shape[1]
     if length > block_size:
         raise ValueError(
@@ -157,7 +156,7 @@ def as_dataset(dataset: Any, num_tokens: int) -> RL_Dataset | None:
 
 
 def check_dataset(dataset: RL_Dataset | None, config: ILQLModelConfig) -> None:
-    """Refuse a data set whose rows the networks can't read.
+    """Refuse a data set whose rows the networks cannot read.
 
     >>> check_dataset(None, ILQLModelConfig())
     """

@@ -110,6 +110,78 @@ class AgentNetworks(TensorDictModuleBase):
         config = self.config
         return Loss(self.model, config.loss, precision=config.precision, target=self.target)
 
+    # -- as a member of a population, see `raffia.evolution.agents`
+
+    def why_fixed(self) -> str | None:
+        """The reason why the networks cannot be mutated; None if they can.
+
+        >>> from raffia.algorithms.ilql.agent import ILQL
+        >>> agent = ILQL(None, {"vocab_size": 6, "n_layer": 1, "n_head": 2, "n_embd": 8})
+        >>> agent.why_fixed()
+        >>> agent.model.trunk.wte.requires_grad_(False)
+        Embedding(6, 8)
+        >>> agent.why_fixed()
+        'part of its language model is frozen'
+        """
+        if not all(parameter.requires_grad for parameter in self.model.parameters()):
+            return "part of its language model is frozen"
+        config = self.config.model
+        if config.trunk.kind == "gpt":
+            with torch.device("meta"):
+                made = ILQLModel(config)
+            if _shapes(made) == _shapes(self.model):
+                return None
+        return "its language model cannot be built from a description"
+
+    def reshape(self, new_layer_prob: float, nodes: Sequence[int], draw: torch.Generator) -> str:
+        """Add or remove a layer, or nodes, of the networks; gives what was done.
+
+        nodes: of which one is the change of F, in all layers.
+
+        The target and the optimiser's moments change, too; what is new changes nothing at first.
+        The number of layers stays within `layer_bounds`; the last is added, any removed.
+
+        >>> from raffia.algorithms.ilql.agent import ILQL
+        >>> small = {"vocab_size": 6, "n_layer": 1, "n_head": 2, "n_embd": 8, "max_layers": 2}
+        >>> agent, draw = ILQL(None, small), torch.Generator().manual_seed(0)
+        >>> agent.reshape(1.0, [16], draw), agent.net_config["n_layer"]
+        ('1 -> 2 layers', 2)
+        >>> agent.reshape(0.0, [16], draw), agent.net_config["dim_feedfwd"]
+        ('32 -> 48 nodes', 48)
+        """
+        of_layer, more, at = torch.rand(3, generator=draw, dtype=torch.float64).tolist()
+        count = nodes[int(torch.randint(len(nodes), (), generator=draw))]
+        seed = int(torch.randint(2**62, (), generator=draw))
+        trunk = self.config.model.trunk
+        if of_layer < new_layer_prob:
+            shape, gone = _with_layers(trunk, self.layer_bounds, more < 0.5, at)
+            what = f"{trunk.n_layer} -> {shape.n_layer} layers"
+        else:
+            old = trunk.dim_feedfwd or 4 * trunk.n_embd
+            new = old + count if more < 0.5 or old == 1 else max(1, old - count)
+            shape, gone = replace(trunk, dim_feedfwd=new), trunk.n_layer
+            what = f"{old} -> {new} nodes"
+        if shape != trunk:
+            self._take_shape(shape, gone, seed)
+        return what
+
+    @torch.no_grad()
+    def _take_shape(self, trunk: TrunkConfig, gone: int, seed: int) -> None:
+        settings = replace(self.config, model=replace(self.config.model, trunk=trunk))
+        old, training, opt = self.learner_state(), self.training, self.opt
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = ILQLModel(settings.model)
+        model.to(self.device, next(self.model.parameters()).dtype)
+        self.install(model, make_target(model), settings)
+        self.train(training)
+        if opt is not None:
+            self.opt = ILQLLearner(settings).state_of(model)["opt"]
+        new = self.learner_state()
+        for part in ("params", "buffers", "target", "opt"):
+            _carry(old[part].flatten_keys("."), new[part].flatten_keys("."), gone)
+        load_networks(self, new)  # what the target has of the buffers
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """The optimiser's moments go where the weights go."""
         super()._apply(fn, recurse)
@@ -221,62 +293,6 @@ def trunk_config_of(trunk: LanguageModel) -> TrunkConfig:
     return TrunkConfig(**sizes, n_layer=1, n_head=1)
 
 
-def why_fixed(agent: AgentNetworks) -> str | None:
-    """The reason why the networks can't be mutated; None if they can.
-
-    >>> from raffia.algorithms.ilql.agent import ILQL
-    >>> agent = ILQL(None, {"vocab_size": 6, "n_layer": 1, "n_head": 2, "n_embd": 8})
-    >>> why_fixed(agent)
-    >>> agent.model.trunk.wte.requires_grad_(False)
-    Embedding(6, 8)
-    >>> why_fixed(agent)
-    'part of its language model is frozen'
-    """
-    if not all(parameter.requires_grad for parameter in agent.model.parameters()):
-        return "part of its language model is frozen"
-    config = agent.config.model
-    if config.trunk.kind == "gpt":
-        with torch.device("meta"):
-            made = ILQLModel(config)
-        if _shapes(made) == _shapes(agent.model):
-            return None
-    return "its language model cannot be built from a description"
-
-
-def reshaped(
-    agent: AgentNetworks, new_layer_prob: float, nodes: Sequence[int], draw: torch.Generator
-) -> str:
-    """Change an agent's networks, target and optimiser's moments; gives what was done.
-
-    nodes: of which one is the change of F, in all layers.
-
-    The number of layers stays within the agent's `layer_bounds`; the last is added, any removed.
-
-    >>> from raffia.algorithms.ilql.agent import ILQL
-    >>> small = {"vocab_size": 6, "n_layer": 1, "n_head": 2, "n_embd": 8, "max_layers": 2}
-    >>> agent, draw = ILQL(None, small), torch.Generator().manual_seed(0)
-    >>> reshaped(agent, 1.0, [16], draw), agent.net_config["n_layer"]
-    ('1 -> 2 layers', 2)
-    >>> reshaped(agent, 0.0, [16], draw), agent.net_config["dim_feedfwd"]
-    ('32 -> 48 nodes', 48)
-    """
-    of_layer, more, at = torch.rand(3, generator=draw, dtype=torch.float64).tolist()
-    count = nodes[int(torch.randint(len(nodes), (), generator=draw))]
-    seed = int(torch.randint(2**62, (), generator=draw))
-    trunk = agent.config.model.trunk
-    if of_layer < new_layer_prob:
-        shape, gone = _with_layers(trunk, agent.layer_bounds, more < 0.5, at)
-        what = f"{trunk.n_layer} -> {shape.n_layer} layers"
-    else:
-        old = trunk.dim_feedfwd or 4 * trunk.n_embd
-        new = old + count if more < 0.5 or old == 1 else max(1, old - count)
-        shape, gone = replace(trunk, dim_feedfwd=new), trunk.n_layer
-        what = f"{old} -> {new} nodes"
-    if shape != trunk:
-        _install(agent, replace(agent.config.model, trunk=shape), gone, seed)
-    return what
-
-
 def _with_layers(
     trunk: TrunkConfig,
     bounds: Mapping[str, int],
@@ -295,23 +311,6 @@ def _with_layers(
     if not may_shrink:
         return trunk, num
     return replace(trunk, n_layer=num - 1), int(at * num)
-
-
-@torch.no_grad()
-def _install(agent: AgentNetworks, config: ILQLModelConfig, gone: int, seed: int) -> None:
-    settings, old = replace(agent.config, model=config), agent.learner_state()
-    dtype, training, opt = next(agent.model.parameters()).dtype, agent.training, agent.opt
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = ILQLModel(config).to(agent.device, dtype)
-    agent.install(model, make_target(model), settings)
-    agent.train(training)
-    if opt is not None:
-        agent.opt = ILQLLearner(settings).state_of(model)["opt"]
-    new = agent.learner_state()
-    for part in ("params", "buffers", "target", "opt"):
-        _carry(old[part].flatten_keys("."), new[part].flatten_keys("."), gone)
-    load_networks(agent, new)  # what the target has of the buffers
 
 
 def _carry(old: TensorDict, new: TensorDict, gone: int) -> None:

@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from raffia.algorithms.ilql.policy import AgentNetworks, ILQL_Policy
+from raffia.algorithms.ilql.policy import ILQL_Policy, ModelAndTarget
 from raffia.functional.seeds import derive_seed, generator_for
 from raffia.lm.data.data_point import DataPoint, TokenReward
 from raffia.lm.data.utterances import Observation
 from raffia.lm.decoding.config import DecodeConfig
+from raffia.lm.decoding.generations import Generations
 from raffia.lm.envs.contract import Language_Environment
 from raffia.lm.envs.play import Played, play_dialogues
 from raffia.lm.tokenizers.tokenizer import Tokenizer
@@ -68,7 +69,7 @@ class ILQL_Evaluator:
     decode: how it generates.
     token_reward: what its tokens are worth by themselves; None for nothing.
     num_games, seed: the games, and all chance in them, follow from the seed.
-    batch_size: so many games are played at once.
+    batch_size: games that are played together.
 
     >>> from raffia.algorithms.ilql.agent import ILQL
     >>> from raffia.lm.tokenizers.tokenizer import character_tokenizer
@@ -105,19 +106,20 @@ class ILQL_Evaluator:
         self.num_games, self.seed = num_games, seed
         self.batch_size, self.max_steps = batch_size, max_steps
 
-    def evaluate(self, agent: AgentNetworks) -> AgentEvaluation:
+    def evaluate(self, agent: ModelAndTarget) -> AgentEvaluation:
         """Play; the same agent gets the same games and generates the same."""
         draws = generator_for(self.seed, "evaluation")
-        listener = _Listener(ILQL_Policy(agent, self.tokenizer, self.decode, generator=draws))
+        policy = _NotingPolicy(agent, self.tokenizer, self.decode, generator=draws)
+        policy.answers = []
         seeds = [derive_seed(self.seed, "game", number) for number in range(self.num_games)]
         games = play_dialogues(
-            self.make_env, listener, seeds, max_steps=self.max_steps, batch_size=self.batch_size
+            self.make_env, policy, seeds, max_steps=self.max_steps, batch_size=self.batch_size
         )
         return AgentEvaluation(
             games=tuple(games),
             token_rewards=tuple(self._token_reward(game) for game in games),
-            kls=tuple(listener.kls),
-            surprises=tuple(-log_prob for log_prob in listener.log_probs),
+            kls=tuple(_of_best([answer.kl for answer in policy.answers])),
+            surprises=tuple(-x for x in _of_best([answer.log_prob for answer in policy.answers])),
         )
 
     def _token_reward(self, game: Played) -> float:
@@ -128,28 +130,19 @@ class ILQL_Evaluator:
         return math.fsum(earned[index + 1] for index in row.action_idxs)
 
 
-class _Listener:
-    """A policy that notes the scores of its answers."""
+class _NotingPolicy(ILQL_Policy):
+    """A policy that notes the answers that it gives."""
 
-    def __init__(self, policy: ILQL_Policy) -> None:
-        self.policy = policy
-        self.kls: list[float] = []
-        self.log_probs: list[float] = []
+    answers: list[Generations]
 
-    def act(self, observation: Observation) -> str:
-        return self.act_batch([observation])[0]
-
-    def act_batch(self, observations: Sequence[Observation]) -> list[str]:
-        answers = self.policy.answer(observations)
-        assert answers.kl is not None
-        for noted, sums in ((self.kls, answers.kl), (self.log_probs, answers.log_prob)):
-            noted += _of_best(sums)
-        return self.policy.texts(answers)
+    def answer(self, observations: Sequence[Observation]) -> Generations:
+        self.answers.append(super().answer(observations))
+        return self.answers[-1]
 
 
-def _of_best(sums: Tensor) -> list[float]:  # [P, G]
-    found: list[float] = sums[:, 0].tolist()
-    return found
+def _of_best(sums: Sequence[Tensor | None]) -> list[float]:  # each [P, G]
+    """The numbers of the first text of each prompt."""
+    return [number for one in sums if one is not None for number in one[:, 0].tolist()]
 
 
 def _mean(numbers: Sequence[float]) -> float:

@@ -24,13 +24,13 @@ from raffia.nn.params import update_target
 from raffia.tensordict.tensordict import TensorDict
 
 ModelFactory = Callable[[], ILQLModel]
-HYPER = {  # part of the config -> fields that a member of a population may have of its own
+HYPER = {  # part of the config -> fields in which the members of a population may differ
     "optimizer": "learning_rate value_rate weight_decay",
     "target": "alpha",
     "loss": "gamma tau beta awac_weight v_weight q_weight cql_weight dm_weight",
     "decode": "temperature adv_weight",  # at which only `raffia.recipes` looks
 }
-LANGUAGE, VALUES = ("trunk", "policy"), ("v", "q1", "q2")  # each with a learning rate of its own
+LANGUAGE, VALUES = ("trunk", "policy"), ("v", "q1", "q2")  # each with a learning rate
 
 
 class ILQLLearner:
@@ -43,7 +43,7 @@ class ILQLLearner:
     num_updates: of the whole run; a falling learning rate follows it.
     model_factory: makes the networks, with fresh weights at each call; None for the config's.
     fixed: weights that do not learn, {"trunk": ...}, where the batches are. They are then no part
-        of a state: kept once, whatever number of states and checkpoints there is.
+        of a state: stored once, for any number of states and checkpoints.
 
     >>> from raffia.algorithms.ilql.config import ILQLModelConfig, TrunkConfig
     >>> trunk = TrunkConfig(vocab_size=10, n_layer=1, n_head=2, n_embd=8, block_size=16)
@@ -130,8 +130,8 @@ class ILQLLearner:
         "advantage_mean"; "grad_norm"; and "num_tokens" of the batch, padding not counted.
 
         `Accumulate` gives the mean over the parts of a batch, which weighs the actions of parts
-        that have fewer of them more; `with_row_means(batch)` mends that for gradients and losses,
-        to equal those of the whole batch. The other means, and num_tokens, are of a part.
+        that have fewer of them more; `with_row_means(batch)` corrects that for gradients and
+        losses, to equal those of the whole batch. The other means, and num_tokens, are of a part.
         """
 
         def loss(params: TensorDict) -> tuple[Tensor, dict[str, Tensor]]:
@@ -148,7 +148,7 @@ class ILQLLearner:
     def apply(self, state: TensorDict, update: TensorDict) -> TensorDict:
         """The state after the update, in the memory of the one before where that is possible.
 
-        Of states of members that are stacked [P] all at once, with rates of their own.
+        Stacked states [P] of members are updated in one call, each with its learning rate.
         """
         config, hyper, step = self.config.optimizer, state["hyper"], state["step"] + 1
         grads, old, opt = update["grads"], state["params"], state["opt"]

@@ -29,13 +29,13 @@ from raffia.algorithms.ilql.terms import (
     dm_loss,
     masks_of,
     min_target_q,
-    monte_carlo_returns,
     q_loss,
     token_loss,
     token_weights,
     v_loss,
 )
 from raffia.functional.losses import masked_mean
+from raffia.functional.returns import discounted_sum
 from raffia.functional.transforms import precise
 from raffia.functional.trees import is_traced
 from raffia.lm.model import LanguageModel
@@ -178,7 +178,7 @@ class Loss(nn.Module):
         wanted: Tensor | None = None,
         more: More = None,
     ) -> Tensor:  # [B, T, d]
-        """The target's: those of the trunk, `states`, where it has no trunk of its own."""
+        """The target's: those of the trunk, `states`, where it has no separate trunk."""
         trunk = self.target.trunk
         return states if trunk is None else self.states(trunk, batch, wanted, more)
 
@@ -239,7 +239,7 @@ class Loss(nn.Module):
         if config.v_weight > 0:
             target = values.target_q
             if config.mc_returns:
-                target = take(monte_carlo_returns(rewards, numbers["gamma"]))
+                target = take(discounted_sum(rewards, numbers["gamma"]))
             terms["v"] = v_loss(values.v, target, mask, numbers["tau"], count)
         if config.q_weight > 0:
             ended = take(batch["terminals"][:, 1:])

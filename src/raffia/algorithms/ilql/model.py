@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -210,7 +210,7 @@ class ILQLTarget(nn.Module):
         return (self.q1,) if self.q2 is None else (self.q1, self.q2)
 
     def train(self, mode: bool = True) -> ILQLTarget:
-        """Keep the mode: a target network has no dropout.
+        """Keep evaluation mode: a target network has no dropout.
 
         >>> small = TrunkConfig(vocab_size=10, n_layer=1, n_head=2, n_embd=8, block_size=16)
         >>> ILQLTarget(ILQLModel(ILQLModelConfig(trunk=small))).train().training
@@ -265,7 +265,38 @@ def _gather(
     return hidden.gather(1, index.unsqueeze(-1).expand(-1, -1, hidden.shape[-1]))
 
 
-class Head(nn.Sequential):
+class AnyHead(nn.Module):
+    """What a head is asked for besides all of its outputs: one output of each hidden state."""
+
+    @property
+    def last(self) -> nn.Linear:
+        """The layer that makes the outputs."""
+        raise NotImplementedError
+
+    def inner(self, hidden: Tensor) -> Tensor:
+        """The input of the last layer, from hidden states [*, d]."""
+        raise NotImplementedError
+
+    def at(
+        self,
+        hidden: Tensor,  # [*, d]
+        index: Tensor | None = None,  # int64 [*], the output that is wanted; None: the only one
+    ) -> Tensor:  # [*]
+        """One output of each hidden state; the others, of which there may be 50,000, are not made.
+
+        Equals `self(hidden).gather(-1, index.unsqueeze(-1)).squeeze(-1)`, and is precise within
+        autocast, too, where a matrix product would round values to three digits.
+        """
+        last = self.last
+        inner = self.inner(hidden).to(last.weight.dtype)
+        if index is None:
+            return (inner * last.weight[0]).sum(-1) + last.bias[0]
+        flat = index.flatten()
+        weight = last.weight.index_select(0, flat).view(*index.shape, last.in_features)
+        return (inner * weight).sum(-1) + last.bias.index_select(0, flat).view(index.shape)
+
+
+class Head(AnyHead, nn.Sequential):
     """Two dense layers, the inner one twice as wide as the hidden state [*, d] that they read.
 
     >>> head = Head(4, 10)
@@ -293,20 +324,8 @@ class Head(nn.Sequential):
         found: Tensor = self[1](self[0](hidden))
         return found
 
-    def at(
-        self,
-        hidden: Tensor,  # [*, d]
-        index: Tensor | None = None,  # int64 [*], the output that is wanted; None: the only one
-    ) -> Tensor:  # [*]
-        """One output of each hidden state; the others, of which there may be 50,000, are not made.
 
-        Equals `self(hidden).gather(-1, index.unsqueeze(-1)).squeeze(-1)`, and is precise within
-        autocast, too, where a matrix product would round values to three digits.
-        """
-        return _one_output(self.last, self.inner(hidden), index)
-
-
-class EvolvableHead(EvolvableMLP):
+class EvolvableHead(AnyHead, EvolvableMLP):
     """A head whose form can change: it begins with one layer, twice as wide as the hidden state.
 
     max_layers, max_nodes: of the largest that it may become; None: 4 d nodes in each layer.
@@ -348,23 +367,3 @@ class EvolvableHead(EvolvableMLP):
         torch.Size([2, 3, 4])
         """
         return self.features(hidden)
-
-    def at(
-        self,
-        hidden: Tensor,  # [*, d]
-        index: Tensor | None = None,  # int64 [*]
-    ) -> Tensor:  # [*]
-        """Like `Head.at`."""
-        return _one_output(self.last, self.inner(hidden), index)
-
-
-AnyHead: TypeAlias = Head | EvolvableHead
-
-
-def _one_output(last: nn.Linear, inner: Tensor, index: Tensor | None) -> Tensor:
-    inner = inner.to(last.weight.dtype)
-    if index is None:
-        return (inner * last.weight[0]).sum(-1) + last.bias[0]
-    flat = index.flatten()
-    weight = last.weight.index_select(0, flat).view(*index.shape, last.in_features)
-    return (inner * weight).sum(-1) + last.bias.index_select(0, flat).view(index.shape)

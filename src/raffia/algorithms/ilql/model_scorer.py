@@ -350,8 +350,8 @@ class CompiledHeads:
         self._heads = (model.v, *self._q_heads)
         self._policy = "policy" if model.config.policy == "separate" else "trunk"
         self._slow = "trunk" if target is None or target.trunk is None else "target"
-        self._kept = [output, *(p for head in self._heads for p in head.parameters())]
-        self._addresses = array("q", [p.data_ptr() for p in self._kept])
+        self._parameters = [output, *(p for head in self._heads for p in head.parameters())]
+        self._addresses = array("q", [p.data_ptr() for p in self._parameters])
         self._num_tokens, self._size = output.shape
         self._inner = model.v.last.in_features
 

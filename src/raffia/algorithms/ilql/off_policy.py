@@ -20,7 +20,7 @@ from raffia.lm.decoding.scorer import Choice, Needs
 from raffia.tensordict.tensordict import TensorDict
 
 _Z95 = 1.959964  # of the normal distribution, both sides
-_MOST = 1 << 24  # numbers of a table [M, V] at once
+_MOST = 1 << 24  # most numbers of a table [M, V]
 
 
 @dataclass(frozen=True)
@@ -115,8 +115,8 @@ def off_policy_return(
     Source: Precup, Sutton & Singh (2000), "Eligibility traces for off-policy policy evaluation";
     the fraction outside of the data is an addition.
 
-    >>> said_more = torch.log(torch.tensor([[2.0], [0.01]])).repeat(50, 1)  # the first of two
-    >>> found = off_policy_return(said_more, torch.tensor([[1.0], [0.0]]).repeat(50, 1), worst=0.0)
+    >>> log_ratio = torch.log(torch.tensor([[2.0], [0.01]])).repeat(50, 1)  # the first of two
+    >>> found = off_policy_return(log_ratio, torch.tensor([[1.0], [0.0]]).repeat(50, 1), worst=0.0)
     >>> round(found.mean_return, 3), found.logged_return, found.gain_low > 0.3
     (0.995, 0.5, True)
     """

@@ -18,7 +18,7 @@ from raffia.lm.tokenizers.hf_tokenizer import ChatTokenizer
 from raffia.lm.tokenizers.tokenizer import Tokenizer
 
 
-class AgentNetworks(Protocol):
+class ModelAndTarget(Protocol):
     """The networks that generate: `ILQL`, or anything with these two."""
 
     @property
@@ -49,7 +49,7 @@ class ILQL_Policy:
 
     def __init__(
         self,
-        agent: AgentNetworks,
+        agent: ModelAndTarget,
         tokenizer: Tokenizer,
         config: DecodeConfig | None = None,
         *,
@@ -115,8 +115,8 @@ class ILQL_Policy:
         for first, (_, reward) in enumerate(sequence):
             if first < head or (reward is not None and isinstance(self.tokenizer, ChatTokenizer)):
                 continue  # templates may refuse a chat that begins with an answer
-            kept = [[*part[:head], *part[first:]] for part in (sequence, roles)]
-            prompt = self.tokens(Dialogue(kept[0], terminal, kept[1]))
+            shorter = [[*part[:head], *part[first:]] for part in (sequence, roles)]
+            prompt = self.tokens(Dialogue(shorter[0], terminal, shorter[1]))
             if len(prompt) + self.room <= self.block_size:
                 break
         return prompt[-(self.block_size - 1) :], first - head

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from raffia.functional.losses import conservative_loss, expectile_loss, margin_loss, masked_mean
-from raffia.functional.returns import discounted_sum
 from raffia.functional.trees import is_traced
 
 Number = Tensor | float
@@ -39,20 +38,6 @@ def bellman_target(
     tensor([2., 1.])
     """
     return rewards + gamma * torch.where(terminals, 0, next_values.detach())
-
-
-def monte_carlo_returns(
-    rewards: Tensor,  # [B, A], 0 where padded
-    gamma: Number,
-) -> Tensor:  # [B, A]
-    """The rewards that came, from each action on. Finite for all gamma and lengths.
-
-        G_t = r_t + gamma G_{t+1}
-
-    >>> monte_carlo_returns(torch.tensor([[1.0, 0.0, 4.0]]), 0.5)
-    tensor([[2., 2., 4.]])
-    """
-    return discounted_sum(rewards, gamma)
 
 
 def min_target_q(

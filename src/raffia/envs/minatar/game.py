@@ -85,7 +85,7 @@ def compiled_loops(game: str, begin: Any, act: Any, draw: Any) -> tuple[Loop, Lo
     draw: (game, planes), writes 255 where something is.
 
     numba finds code on disk by the file and the name of a function, and takes what it calls from
-    its globals. So a game's loop has a name of its own, and globals with the kernels of the game.
+    its globals. So a game's loop has a separate name, and globals with the kernels of the game.
     """
     kernels = {"begin": begin, "act": act, "draw": draw}
 
@@ -97,7 +97,7 @@ def compiled_loops(game: str, begin: Any, act: Any, draw: Any) -> tuple[Loop, Lo
     return compiled(_begin_rows), compiled(_step_rows)
 
 
-begin: Any = None  # a game's own take their place, see above
+begin: Any = None  # replaced by those of a game, see above
 act: Any = None
 draw: Any = None
 
@@ -165,7 +165,7 @@ class MinAtarBatch:
         self._sticky, self._ramping = float(sticky_actions), False
         self._games = np.zeros((num_envs, self.num_words), np.int64)
         self._games[:, ENDED] = 1  # until its first reset
-        self._seen = np.zeros((num_envs, *self.spec.observation_shape), np.uint8)
+        self._last_planes = np.zeros((num_envs, *self.spec.observation_shape), np.uint8)
 
     def reset(self, seeds: Tensor, rows: Tensor | None = None) -> TensorDict:
         """Begin the episodes of these seeds int64 [n] in these rows int64 [n] (None: all): [n]."""
@@ -177,7 +177,7 @@ class MinAtarBatch:
                 self._games[row, 2 * half : 2 * half + 2] = word >> 31, word & 0xFFFFFFFF
         planes = self._planes(len(numbers))
         self.begin_rows(self._games, np.array(numbers, np.int64), planes)
-        self._seen[numbers] = planes
+        self._last_planes[numbers] = planes
         return TensorDict(observation=torch.from_numpy(planes), batch_size=[len(numbers)])
 
     def step(self, action: Tensor, rows: Tensor | None = None) -> TensorDict:
@@ -190,7 +190,7 @@ class MinAtarBatch:
         planes = self._planes(len(numbers))
         reward = np.empty(len(numbers), np.float32)
         self.step_rows(self._games, index, actions, self._sticky, self._ramping, reward, planes)
-        self._seen[index] = planes
+        self._last_planes[index] = planes
         ended = self._games[index, ENDED] != 0
         return TensorDict(
             observation=torch.from_numpy(planes),
@@ -205,7 +205,7 @@ class MinAtarBatch:
         picture = np.empty((SIZE, SIZE, 3), np.uint8)
         picture[:] = _GROUND
         for plane in reversed(range(len(self.channels))):
-            picture[self._seen[row, plane] > 0] = _COLOURS[plane]
+            picture[self._last_planes[row, plane] > 0] = _COLOURS[plane]
         return torch.from_numpy(picture.repeat(CELL, 0).repeat(CELL, 1))
 
     def close(self) -> None:

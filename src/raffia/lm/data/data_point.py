@@ -124,7 +124,7 @@ class DataPoint:
         utterance), and ends with `eod` if the dialogue is over.
 
         By a chat template, actions are the tokens of the agent's messages up to the end of its
-        turn; a row of a dialogue that goes on ends with the generation prompt.
+        turn; a row of an unfinished dialogue ends with the generation prompt.
 
         max_len: of a longer row the first tokens are taken, and the actions whose next state is
             among them; it is not terminal.

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from raffia.data.readers.arrow import pyarrow, read_batches
 from raffia.data.readers.episode import Location, Path, existing_file
 from raffia.data.readers.json_text import DECODER, opened, parse, read_pieces
-from raffia.lm.data.dialogue_rows import ROLES, dialogue_of, dialogue_of_messages
+from raffia.lm.data.dialogue_rows import ROLES, TokenRow, dialogue_of, dialogue_of_messages
 from raffia.lm.data.utterances import Observation
 
 ROWS_AT_ONCE = 256  # of Parquet; some hundred kilobytes of text
@@ -37,14 +37,14 @@ class DialogueSource(Protocol):
         It starts over at each call.
         """
 
-    def read(self, raw: Any, location: Location) -> Any:
+    def read(self, raw: Any, location: Location) -> Observation | TokenRow:
         """The observation or the `TokenRow` in a row; raises MalformedDataError."""
 
     def settings(self) -> dict[str, Any]:
         """How the rows are understood, as JSON."""
 
     def stamp(self) -> list[int] | None:
-        """A cheap fingerprint of the rows, equal only if the rows are; None if there is none."""
+        """A cheap fingerprint of the rows, equal only if the rows are; None without one."""
 
     def checksum(self) -> str:
         """A checksum of all rows, which changes if any row does."""
@@ -86,7 +86,7 @@ class TranscriptDialogues(ListDialogues):
         super().__init__(chats, name)
         self._roles = {**ROLES, **(roles or {})}
 
-    def read(self, raw: Any, location: Location) -> Any:
+    def read(self, raw: Any, location: Location) -> Observation | TokenRow:
         """The dialogue of a chat.
 
         >>> location = Location("the list", "row 0")
@@ -128,7 +128,7 @@ class ObservationDialogues(ListDialogues):
     ) -> None:
         super().__init__(observations, name)
 
-    def read(self, raw: Any, location: Location) -> Any:
+    def read(self, raw: Any, location: Location) -> Observation | TokenRow:
         """The observation itself.
 
         >>> from raffia.lm.data.dialogue_rows import Dialogue
@@ -201,7 +201,7 @@ class FileDialogues:
         with open(self.path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
-    def read(self, raw: Any, location: Location) -> Any:
+    def read(self, raw: Any, location: Location) -> Observation | TokenRow:
         """The dialogue of a row, whose entries are renamed by `columns`; or of a list of messages.
 
         Raises MalformedDataError.
@@ -279,7 +279,7 @@ class JsonLineDialogues(FileDialogues):
         for number, row in enumerate(found):
             yield Location(self.path, f"row {number}"), row
 
-    def read(self, raw: Any, location: Location) -> Any:
+    def read(self, raw: Any, location: Location) -> Observation | TokenRow:
         """The dialogue of a line, or of a row of a list."""
         if not isinstance(raw, bytes):
             return super().read(raw, location)
@@ -348,7 +348,7 @@ class JoinedDialogues:
             for location, raw in source.rows():
                 yield location, (source, raw)
 
-    def read(self, raw: Any, location: Location) -> Any:
+    def read(self, raw: Any, location: Location) -> Observation | TokenRow:
         """The dialogue of a row, as its source parses it."""
         source, content = raw
         return source.read(content, location)

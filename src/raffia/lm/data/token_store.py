@@ -159,8 +159,8 @@ class TokenStore:
     ) -> TokenStore | None:
         """The store in a folder, mapped to memory; None if `accept` refuses its key.
 
-        Raises FileNotFoundError if there is none, DamagedFileError if it is not as it was written:
-        all of it is read once for its checksums.
+        Raises FileNotFoundError if the folder has none, DamagedFileError if it is not as it was
+        written: all of it is read once for its checksums.
 
         >>> TokenStore.open("/nowhere", lambda key: True)
         Traceback (most recent call last):

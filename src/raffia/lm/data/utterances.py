@@ -61,11 +61,20 @@ def token_parts(
 def _between_marks(
     sequence: Sequence[Utterance], terminal: bool, tokenizer: Tokenizer
 ) -> Iterator[tuple[list[int], float | None]]:
-    encoder, opening = UtteranceEncoder(tokenizer), bool(sequence) and sequence[0][1] is None
+    marks = {number: role for role, number in special_ids(tokenizer).items()}
+    opening = bool(sequence) and sequence[0][1] is None
     yield [tokenizer.bos_token_id if opening else tokenizer.boa_token_id], None
     for text, reward in sequence:
         end = tokenizer.eos_token_id if reward is None else tokenizer.eoa_token_id
-        yield [*encoder.encode(text), end], reward
+        content = tokenizer.encode(text)
+        if not marks.keys().isdisjoint(content):
+            found = next(token for token in content if token in marks)
+            raise ValueError(
+                f"the utterance {shown(text)} contains the {marks[found]} token ({found}), which "
+                "marks where utterances begin and end: remove it from the text (and let `encode` "
+                "add none)"
+            )
+        yield [*content, end], reward
     if terminal:
         yield [tokenizer.eod_token_id], None
 
@@ -103,35 +112,6 @@ def check_tokens(tokens: Sequence[int], num_tokens: int) -> None:
         f"token {at} of the row is {tokens[at]}, but the vocabulary has {num_tokens} tokens, "
         f"0..{num_tokens - 1}: the row was made with another tokenizer, or vocab_size is too small"
     )
-
-
-class UtteranceEncoder:
-    """The tokens of utterances, none of which may be one that marks where utterances end.
-
-    >>> from types import SimpleNamespace
-    >>> numbers = SimpleNamespace(num_tokens=10, pad_token_id=0, bos_token_id=1, eos_token_id=2,
-    ...     boa_token_id=3, eoa_token_id=4, eod_token_id=5, encode=lambda text: [*map(int, text)])
-    >>> UtteranceEncoder(numbers).encode("84")
-    Traceback (most recent call last):
-    ...
-    ValueError: the utterance '84' contains the eoa token (4), which marks where utterances begin...
-    """
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._encode = tokenizer.encode
-        self._marks = {number: role for role, number in special_ids(tokenizer).items()}
-
-    def encode(self, text: str) -> list[int]:
-        """The tokens of one; ValueError if it holds such a mark."""
-        content = list(self._encode(text))
-        if not self._marks.keys().isdisjoint(content):
-            found = next(token for token in content if token in self._marks)
-            raise ValueError(
-                f"the utterance {shown(text)} contains the {self._marks[found]} token ({found}), "
-                "which marks where utterances begin and end: remove it from the text (and let "
-                "`encode` add none)"
-            )
-        return content
 
 
 def check_sequence(sequence: Any, terminal: Any) -> None:
@@ -177,7 +157,7 @@ def _can_be_written(text: str) -> bool:
 
 
 def wrong_reward(value: Any) -> str:
-    """Why something can't be a reward; nothing for a finite number.
+    """Why something cannot be a reward; nothing for a finite number.
 
     >>> wrong_reward(1.5), wrong_reward("1"), wrong_reward(float("inf"))
     ('', "is '1', not a number or None", 'is inf, which is not finite')

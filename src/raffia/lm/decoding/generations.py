@@ -163,7 +163,7 @@ class Request:
         stop: Stop | None = None,  # None: the tokenizer's end; without one the limits only
         pad_token: int | None = None,  # never generated; None: the tokenizer's
     ) -> Request:
-        """Complete a request with what a tokenizer knows; prompts that can't be answered are
+        """Complete a request with what a tokenizer knows; prompts that cannot be answered are
         refused.
         """
         check_prompts(prompts, scorer)

@@ -1,8 +1,8 @@
 """A language model's step by one token for each row, by the quickest way that the model allows.
 
 For a few rows of a small model most of the time of torch's operations goes into calling them. On
-the CPU a compiled call is the whole step, `CompiledLM`, and weights are read in place, so that
-nothing is copied first and nothing goes stale.
+the CPU a compiled call is the whole step, `CompiledLM`, which reads the weights where they are, so
+that nothing is copied first and nothing goes stale.
 
 Legend: R rows, H heads, F numbers of a head, S columns of the cache, d = H F.
 """
@@ -71,7 +71,7 @@ def read_token(
     model: CausalLM,
     token: Tensor,  # int64 [R]
     cache: KeyValueCache,  # of the tokens before; these are added
-    padding: Tensor | None = None,  # int64 [R]: columns at the left that are none; None: no row's
+    padding: Tensor | None = None,  # int64 [R]: columns of padding at the left; None: none
 ) -> Tensor:  # [R, d]
     """Compute `model(token[:, None], cache=cache)[:, 0]`: hidden states after the last norm.
 
@@ -151,7 +151,7 @@ class CompiledLM:
 
     @classmethod
     def of(cls, model: object) -> CompiledLM | None:
-        """Compile a model for reading; None if it can't be read this way: see `compiles`."""
+        """Compile a model for reading; None if it cannot be read this way: see `compiles`."""
         return cls(model) if compiles(model) else None
 
     def fits(self, num_rows: int) -> bool:
@@ -232,7 +232,7 @@ def compiles(model: object) -> TypeGuard[CausalLM]:
 
 
 def plain(parameter: Tensor) -> bool:
-    """Whether kernels can read it in place.
+    """Whether kernels can read a parameter where it is.
 
     >>> plain(torch.zeros(2, 3)), plain(torch.zeros(2, 3).t())
     (True, False)

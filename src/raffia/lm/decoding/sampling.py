@@ -1,7 +1,7 @@
 """Texts that grow token by token, drawn by probability, or by whatever else chooses the tokens.
 
-Complete texts leave the batch. Each text draws from numbers of its own, so it is the same whatever
-texts are made beside it.
+Complete texts leave the batch. Each text has a separate stream of random numbers, so it is the same
+whatever other texts are generated.
 
 Legend: P prompts, G texts for each, N = P G texts, R of them not complete, V tokens of the
 vocabulary.
@@ -198,7 +198,7 @@ def draw_tokens(
     tensor([2])
     """
     passed = log_probs.double().exp().cumsum(-1)
-    bar = (uniform * passed[:, -1]).unsqueeze(-1)  # rounded sums needn't end at 1
+    bar = (uniform * passed[:, -1]).unsqueeze(-1)  # rounded sums may not end at 1
     return torch.searchsorted(passed, bar, right=True).squeeze(-1)
 
 

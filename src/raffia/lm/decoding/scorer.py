@@ -149,7 +149,7 @@ class Choice(NamedTuple):
 
     log_probs: Tensor  # [R, V] of the perturbed policy
     logits: Tensor | None  # [R, V] of the policy, -inf where a token never comes
-    target_q: Tensor | None  # [R, V]; any number where a token can't follow
+    target_q: Tensor | None  # [R, V]; any number where a token cannot follow
     v: Tensor | None  # [R]
 
     @classmethod
@@ -250,7 +250,7 @@ def advantage_term(advantage: Tensor, config: DecodeConfig) -> Tensor:
 
 def keep_top_k(
     logits: Tensor,  # [..., V]
-    k: int,  # at least 1; above the vocabulary: all are kept
+    k: int,  # at least 1; above the vocabulary: all stay
 ) -> Tensor:
     """-inf for all but the k largest; of equal ones as many as fit.
 

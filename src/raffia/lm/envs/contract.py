@@ -10,15 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from raffia.lm.data.utterances import Utterance
-
-__all__ = [
-    "BatchLanguagePolicy",
-    "LanguagePolicy",
-    "Language_Environment",
-    "Language_Observation",
-    "Utterance",
-]
+from raffia.lm.data.utterances import Utterance as Utterance
 
 
 class Language_Observation(ABC):

@@ -1,6 +1,6 @@
 """Counter-based random numbers for many rows together: each row has its own stream.
 
-What row i draws depends on its own seed and on what the draw is for, not on the rows beside it.
+What row i draws depends on its seed and on the purpose of the draw, not on the other rows.
 """
 
 from __future__ import annotations

@@ -73,8 +73,9 @@ def play_dialogues(
 ) -> list[Played]:
     """Play a dialogue for each seed.
 
-    A policy that has `act_batch(observations) -> texts` plays `batch_size` dialogues at once: it is
-    asked for all that have not ended, so their number falls. Any other plays one after the other.
+    A policy that has `act_batch(observations) -> texts` plays `batch_size` dialogues together: it
+    is asked for all that have not ended, so their number falls. Any other plays one after the
+    other.
 
     >>> from raffia.lm.envs.wordle.game import Wordle, WordleEnv
     >>> from raffia.lm.envs.wordle.vocabulary import Vocabulary

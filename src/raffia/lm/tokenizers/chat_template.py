@@ -18,7 +18,7 @@ from raffia.files import foreign_reader, parse_json, shown
 
 TEMPLATE_FILE, CONFIG_FILE = "chat_template.jinja", "tokenizer_config.json"
 AGENT, OTHER = "assistant", "user"  # the roles that every template knows
-KEPT_ROLES = ("system", "tool")  # of the others, those whose names templates may know
+TEMPLATE_ROLES = ("system", "tool")  # of the others, those whose names templates may know
 # Special tokens that templates may write.
 VARIABLES = tuple(f"{name}_token" for name in "bos eos unk pad sep cls mask".split())
 Message = Mapping[str, str]  # {"role": ..., "content": ...}
@@ -94,7 +94,7 @@ class ChatTemplate:
         except (jinja2.TemplateError, TypeError, ValueError, RecursionError) as error:
             roles = ", ".join(message["role"] for message in messages)
             raise ValueError(
-                f"the chat template of {self.name} can't write messages of {roles or 'nobody'}: "
+                f"the chat template of {self.name} cannot write messages of {roles or 'nobody'}: "
                 f"{error}"
             ) from error
 
@@ -124,7 +124,7 @@ class ChatTemplate:
             pairs = enumerate(zip(before, text, strict=False))
             at = next((at for at, (a, b) in pairs if a != b), min(len(before), len(text)))
             raise ValueError(
-                f"the chat template of {self.name} can't be used for learning, because a message "
+                f"the chat template of {self.name} cannot be used for learning, because a message "
                 f"changes the text before it: {shown(before[at:])} became {shown(text[at:])} with "
                 f"message {len(messages) - 1}. Take a template that only adds text, or none, as "
                 "HFTokenizer(folder, add_missing=True) does"
@@ -175,4 +175,4 @@ def chat_role(role: str, by_agent: bool) -> str:
     """
     if by_agent:
         return AGENT
-    return role if role in KEPT_ROLES else OTHER
+    return role if role in TEMPLATE_ROLES else OTHER

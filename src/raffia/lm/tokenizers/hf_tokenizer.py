@@ -73,8 +73,11 @@ class HFTokenizer(SpecialTokens):
                 f"them: special_tokens={{{self._role(missing[0])!r}: '...'}}. To add the missing "
                 "ones: add_missing=True, with a model whose vocabulary has num_tokens tokens"
             )
-        # Also those that are there: so decoding leaves them out.
-        self._tokenizer.add_special_tokens(list(self._names.values()))
+        self._add_special(list(self._names.values()))
+
+    def _add_special(self, tokens: list[str]) -> None:
+        """Add special tokens; also those that are there, so that decoding leaves them out."""
+        self._tokenizer.add_special_tokens(tokens)
         self._tokenizer.encode_special_tokens = True  # as any text: none is taken for them
         numbers = self._tokenizer.get_vocab(with_added_tokens=True).values()
         self._num_tokens = max(numbers) + 1  # numbers may have gaps
@@ -115,7 +118,10 @@ class HFTokenizer(SpecialTokens):
         make_folder(folder)
         write_atomically(Path(folder, _FILE), self._tokenizer.to_str(pretty=True).encode())
         # Last: where it exists, the other is whole.
-        write_description(folder, {"kind": _KIND, "special_tokens": self._names})
+        write_description(folder, self._description())
+
+    def _description(self) -> dict[str, Any]:
+        return {"kind": _KIND, "special_tokens": self._names}
 
     def _role(self, token: str) -> str:
         return next(role for role, name in self._names.items() if name == token)
@@ -173,10 +179,7 @@ class ChatTokenizer(HFTokenizer):
         # What a template must not see in a content: neither tokens nor what stands in for these.
         special = [token.content for token in added if token.special]
         self._unsafe = _any_of([*special, end, _MARK])
-        self._tokenizer.add_special_tokens([end])  # so that decoding leaves it out
-        self._tokenizer.encode_special_tokens = True  # of contents: none is taken for them
-        numbers = self._tokenizer.get_vocab(with_added_tokens=True).values()
-        self._num_tokens = max(numbers) + 1
+        self._add_special([end])
         pad, bos = self._padding(end), self.template.variables.get("bos_token", end)
         # The environment's end and the dialogue's are the template's.
         self._names = {"pad": pad, "eoa": end, "eos": end, "bos": bos, "boa": bos, "eod": end}
@@ -208,16 +211,9 @@ class ChatTokenizer(HFTokenizer):
             before, asked = self._names["eoa"], text[end:]
         yield TokenPart(self._encoded(before, asked, "", contents)[0], by_agent=False)
 
-    def save(self, folder: str | Path) -> None:
-        """Write it into a folder, for `load_tokenizer`, with its template."""
-        make_folder(folder)
-        write_atomically(Path(folder, _FILE), self._tokenizer.to_str(pretty=True).encode())
-        described = {
-            "kind": _CHAT_KIND,
-            "chat_template": self.template.source,
-            "variables": dict(self.template.variables),
-        }
-        write_description(folder, described)
+    def _description(self) -> dict[str, Any]:
+        variables = dict(self.template.variables)
+        return {"kind": _CHAT_KIND, "chat_template": self.template.source, "variables": variables}
 
     def _turn_end(self, answer: str) -> int:
         """The position at which the agent's turn ends in the template's text of an answer."""
@@ -234,7 +230,7 @@ class ChatTokenizer(HFTokenizer):
 
         As in `transformers`, both are encoded as one text, unless a token would reach from one into
         the other: an answer is generated behind a prompt that was encoded without it. So a prompt
-        has the same tokens whatever the answer, and whatever is said later.
+        has the same tokens whatever the answer and later messages are.
         """
         behind, start = int(before != ""), len(before) + len(prompt)
         if not any(mark in prompt or mark in answer for mark in contents):
@@ -264,7 +260,7 @@ class ChatTokenizer(HFTokenizer):
         return found
 
     def _end_of_turn(self) -> str:
-        """The special token behind the assistant's content; ValueError if there is none."""
+        """The special token behind the assistant's content; ValueError if it has no such token."""
         ends = []
         for text, by_agent in self.template.parts(_PROBE):
             if not by_agent:
@@ -294,7 +290,7 @@ class ChatTokenizer(HFTokenizer):
         for _, token in sorted(self._tokenizer.get_added_tokens_decoder().items()):
             if token.content != end and token.content not in written:
                 return str(token.content)
-        self._refuse(f"leaves no special token for padding beside {end!r}: give it a pad_token")
+        self._refuse(f"leaves no special token for padding besides {end!r}: give it a pad_token")
 
     def _refuse(self, why: str) -> NoReturn:
         raise ValueError(

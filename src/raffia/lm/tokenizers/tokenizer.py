@@ -23,14 +23,15 @@ from raffia.hints import did_you_mean
 
 TOKENIZER_FILE = "raffia_tokenizer.json"
 
-SPECIAL_TOKENS = {  # role -> token; in this order our own tokenizers have them
-    "pad": "<|pad|>",  # fills rows up
-    "eoa": "</a>",  # ends an utterance of the agent
-    "eos": "</s>",  # ends an utterance of the environment
-    "bos": "<s>",  # begins a dialogue that the environment begins
-    "boa": "<a>",  # begins a dialogue that the agent begins
-    "eod": "</eod>",  # ends a dialogue that is over
+PURPOSES = {  # role -> token, and what it does; in this order our own tokenizers have them
+    "pad": ("<|pad|>", "pads rows"),
+    "eoa": ("</a>", "ends an utterance of the agent"),
+    "eos": ("</s>", "ends an utterance of the environment"),
+    "bos": ("<s>", "begins a dialogue that the environment begins"),
+    "boa": ("<a>", "begins a dialogue that the agent begins"),
+    "eod": ("</eod>", "ends a dialogue that is over"),
 }
+SPECIAL_TOKENS = {role: token for role, (token, _) in PURPOSES.items()}
 
 
 class Tokenizer(Protocol):
@@ -79,10 +80,10 @@ class Tokenizer(Protocol):
         """The text of tokens; special ones are left out."""
 
     def token_to_id(self, token: str) -> int:
-        """The number of a token; KeyError if there is none."""
+        """The number of a token; KeyError if it is unknown."""
 
     def id_to_token(self, number: int) -> str:
-        """The token of a number; KeyError if there is none."""
+        """The token of a number; KeyError if it is unknown."""
 
     def save(self, folder: str | Path) -> None:
         """Write it into a folder, for `load_tokenizer`."""
@@ -294,14 +295,6 @@ def _with_specials(content: Sequence[str], unknown: str | None) -> tuple[str, ..
     return tuple(dict.fromkeys([*content, *own, *SPECIAL_TOKENS.values()]))
 
 
-PURPOSES = {
-    "pad": "pads rows",
-    "bos": "begins a dialogue that the environment begins",
-    "boa": "begins a dialogue that the agent begins",
-    "eos": "ends an utterance of the environment",
-    "eoa": "ends an utterance of the agent",
-    "eod": "ends a dialogue that is over",
-}
 FIX = (
     "HFTokenizer(folder, add_missing=True) of raffia.lm adds the special tokens that a Hugging "
     "Face tokenizer lacks (the model's vocabulary must then be that large), and Raffia's own "
@@ -323,7 +316,7 @@ def check_tokenizer(tokenizer: Any) -> None:
     num_tokens = getattr(tokenizer, "num_tokens", None)
     if not _is_number(num_tokens) or num_tokens < 1:
         raise ValueError(f"{kind} has no num_tokens, the largest token id plus one: {FIX}")
-    for role, purpose in PURPOSES.items():
+    for role, (_, purpose) in PURPOSES.items():
         name = f"{role}_token_id"
         number = getattr(tokenizer, name, None)
         if not _is_number(number):

@@ -79,8 +79,8 @@ def evaluate(
 ) -> WordleEvaluation:
     """Let a policy play this many games; for the same seed every policy meets the same chances.
 
-    A policy that has `act_batch` plays `batch_size` games at once. For a script this is a `Player`;
-    quicker is `evaluation_of(simulate(wordle, script, game_seeds(seed, num_games)))`.
+    A policy that has `act_batch` plays `batch_size` games together. For a script this is a
+    `Player`; quicker is `evaluation_of(simulate(wordle, script, game_seeds(seed, num_games)))`.
 
     >>> from raffia.lm.envs.wordle.policies import Fitting
     >>> from raffia.lm.envs.wordle.vocabulary import Vocabulary

@@ -1,4 +1,4 @@
-"""Scripted players: good, bad, and mixtures; each guesses in many games at once.
+"""Scripted players: good, bad, and mixtures; each guesses in many games in one call.
 
 Legend: N games, V words of the vocabulary.
 """
