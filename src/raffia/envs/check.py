@@ -151,7 +151,8 @@ class EnvUnderTest:
     def __init__(self, env: Any, others: Sequence[Any], seed: int, num_steps: int) -> None:
         self.seed, self.num_steps = seed, num_steps
         self.is_batch = hasattr(env, "num_envs")
-        env, *others = [play.as_env(each) for each in (env, *others)]
+        adapted: list[Any] = [play.as_env(each) for each in (env, *others)]
+        env, *others = adapted
         self.env = env
         self.batch: BatchEnv = env if self.is_batch else Bare([env, *others[:1]])
         self.twin: BatchEnv = self.batch

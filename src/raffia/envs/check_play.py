@@ -115,7 +115,7 @@ def is_env(env: Any) -> bool:
     return not isinstance(env, type) and (hasattr(env, "step") or hasattr(env, "reset"))
 
 
-def as_env(env: Any) -> Env:
+def as_env(env: Any) -> Env | BatchEnv:
     """An env of Gymnasium as an Env; others as they are.
 
     >>> from raffia.envs.probe import ValueProbe

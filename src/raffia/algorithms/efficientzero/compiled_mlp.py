@@ -273,7 +273,10 @@ def _heads(model: LatentModel) -> Heads | None:
     gaussian = head if isinstance(head, GaussianHead) else None
     logits = head if gaussian is None else gaussian.net
     read = _all_layers([network.fc_prediction_common, network.fc_value_head, logits])
-    return None if read is None else Heads(*read, model.value_support, gaussian)
+    if read is None:
+        return None
+    common, value, policy = read
+    return Heads(common, value, policy, model.value_support, gaussian)
 
 
 def _is_plain(model: LatentModel) -> bool:

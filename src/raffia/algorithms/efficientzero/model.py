@@ -200,12 +200,12 @@ def make_model(
     shape: tuple[int, ...] = (frame_stack * first, *rest)
     if config.flatten:
         shape = (math.prod(shape),)
-    discrete = isinstance(spec.action, Discrete)
+    action = spec.action
     largest = LargestHead(config.max_head_layers, config.max_head_nodes)
     common: dict[str, Any] = {
         "observation_shape": shape,
-        "action_space_size": spec.action.n if discrete else spec.action.shape[0],
-        "continuous_action_space": not discrete,
+        "action_space_size": action.n if isinstance(action, Discrete) else action.shape[0],
+        "continuous_action_space": not isinstance(action, Discrete),
         "discrete_action_encoding_type": config.action_encoding,
         "fixed_sigma_value": config.fixed_sigma,
         "reward_head_hidden_channels": config.head_hidden_channels,

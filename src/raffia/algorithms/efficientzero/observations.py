@@ -87,12 +87,11 @@ def draw_augmentation(
     >>> draws["shift"].shape
     torch.Size([3, 2, 2])
     """
-    drawn: dict[str, list[Tensor]] = {name: [] for name in ("shift", "intensity") if name in kinds}
+    draws = {"shift": draw_shift, "intensity": draw_intensity}
+    drawn: dict[str, list[Tensor]] = {name: [] for name in draws if name in kinds}
     for _ in range(num_draws):
-        if "shift" in drawn:
-            drawn["shift"].append(draw_shift(batch_size, generator=generator))
-        if "intensity" in drawn:
-            drawn["intensity"].append(draw_intensity(batch_size, generator=generator))
+        for name, each in drawn.items():
+            each.append(draws[name](batch_size, generator=generator))
     return TensorDict({name: torch.stack(each, 1) for name, each in drawn.items()}, [batch_size])
 
 

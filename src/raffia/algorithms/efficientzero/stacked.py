@@ -6,7 +6,7 @@ Legend: P members, N rows of all of them together.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -87,7 +87,7 @@ class StackedModel:
         on_cpu = next(model.parameters()).device.type == "cpu"
         self.size, self.how = size, how or ("each" if on_cpu else "vmap")
         made = _Each(model, size) if self.how == "each" else _Vmapped(model, size)
-        self._models: _Models = made
+        self._models = made
         self.recurrent_fn = _StackedRecurrentFn(made)
 
     def load(self, weights: TensorDict) -> None:
@@ -133,21 +133,6 @@ class StackedModel:
 What = Literal["root", "recurrent"]
 
 
-class _Models(Protocol):
-    """P models as functions of rows."""
-
-    size: int
-
-    def load(self, weights: dict[str, Tensor], index: Tensor) -> None:
-        """Load member i's weights from row index[i]."""
-
-    def run(self, what: What, counts: list[int], *rows: Tensor) -> Rows:
-        """Outputs for rows of the first member, then of the second ..., as many as the counts."""
-
-    def bind(self, memory: SearchMemory) -> Callable[[int], None] | None:
-        """See `raffia.search.base.BoundModel`."""
-
-
 class _Each:
     """Applies each member's own folded model to its rows."""
 
@@ -157,6 +142,7 @@ class _Each:
 
     @torch.no_grad()
     def load(self, weights: dict[str, Tensor], index: Tensor) -> None:
+        """Load member i's weights from row index[i]."""
         named = {**dict(self._model.named_parameters()), **dict(self._model.named_buffers())}
         targets = [named[name] for name in weights]
         for folded, row in zip(self._folded, index.tolist(), strict=True):
@@ -164,6 +150,7 @@ class _Each:
             folded.refresh(self._model)
 
     def run(self, what: What, counts: list[int], *rows: Tensor) -> Rows:
+        """Outputs for rows of the first member, then of the second ..., as many as the counts."""
         parts = zip(*(x.split(counts) for x in rows), strict=True)
         outputs = [
             folded.root_rows(*part) if what == "root" else folded.recurrent_fn.step_rows(*part)
@@ -219,6 +206,9 @@ class _Vmapped:
         return None  # it works on copies of rows
 
 
+_Models = _Each | _Vmapped
+
+
 class _Decoded(nn.Module):
     """A model's two functions with decoded values, as flat tuples of rows."""
 
@@ -237,6 +227,7 @@ class _StackedRecurrentFn:
 
     def __init__(self, models: _Models) -> None:
         self._models = models
+        self.bind = models.bind  # one compiled call for each simulation, where all members have one
 
     @torch.no_grad()
     def __call__(self, embedding: Any, action: Tensor) -> tuple[RecurrentOutput, TensorDict]:
@@ -244,10 +235,6 @@ class _StackedRecurrentFn:
         rows = *state_rows(embedding), action
         reward, value, logits, *after = _of_members(self._models, "recurrent", member, *rows)
         return RecurrentOutput(reward, value, logits), _embedding(member, *after)
-
-    def bind(self, memory: SearchMemory) -> Callable[[int], None] | None:
-        """One compiled call for each simulation, where all members' models have one."""
-        return self._models.bind(memory)
 
 
 def _of_members(models: _Models, what: What, member: Tensor, *rows: Tensor) -> Rows:

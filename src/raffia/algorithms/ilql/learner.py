@@ -21,6 +21,7 @@ from raffia.functional.optim import adamw, cosine_decay, linear, warmup
 from raffia.functional.seeds import derive_seed
 from raffia.functional.trees import is_traced
 from raffia.nn.params import update_target
+from raffia.tensordict.keys import dotted
 from raffia.tensordict.tensordict import TensorDict
 
 ModelFactory = Callable[[], ILQLModel]
@@ -356,5 +357,4 @@ def _nested(named: Iterable[tuple[str, Tensor]]) -> TensorDict:
 
 def _dotted(prefix: str, tree: TensorDict) -> dict[str, Tensor]:
     """Tensors of a tree by dotted names, for the module that `Loss` wraps around the networks."""
-    items = tree.items(True, True)
-    return {f"{prefix}.{k if isinstance(k, str) else '.'.join(k)}": x for k, x in items}
+    return {f"{prefix}.{dotted(key)}": tensor for key, tensor in tree.items(True, True)}
