@@ -171,8 +171,8 @@ FLAWS = {
     "no prompt": (NO_PROMPT, ["chat template of here", "does not lead up to the content"]),
     "no end": (NO_END, ["chat template of here", "no special token shows where to stop"]),
     "no content": ("<|im_start|>", ["writes '' for an assistant's message 'answer'"]),
-    "no Jinja": ("{% for m in %}", ["the chat template of here can't write messages of user"]),
-    "unsafe": ("{{ messages.append(1) }}", ["can't write messages", "unsafe"]),
+    "no Jinja": ("{% for m in %}", ["the chat template of here cannot write messages of user"]),
+    "unsafe": ("{{ messages.append(1) }}", ["cannot write messages", "unsafe"]),
 }
 
 

@@ -334,7 +334,7 @@ def test_the_dynamics_network():
 WRONG_OPTIONS = [
     (dict(norm_type="GN"), "norm_type='GN'.*must be 'BN' .BatchNorm."),
     (dict(discrete_action_encoding_type="binary"), "'one_hot' or 'not_one_hot'"),
-    (dict(sigma_type="free"), "sigma_type='free' must be 'conditioned' or 'fixed'"),
+    (dict(sigma_type="free"), "sigma_type='free' must be one of 'conditioned', 'fixed'"),
     (dict(continuous_action_space=True, fixed_sigma_value=0), "fixed_sigma_value=0 .* number > 0"),
     (dict(fixed_sigma_value=float("nan")), "fixed_sigma_value=nan .* number > 0"),
     (
@@ -385,7 +385,7 @@ REFUSED = [
     (lambda: conv((4,)), r"observation_shape=\[4\].*EfficientZeroModelMLP"),
     (lambda: conv(4), r"observation_shape=\[4\].*EfficientZeroModelMLP"),
     (lambda: vector(IMAGE), r"observation_shape=\[3, 5, 4\].*use EfficientZeroModel"),
-    (lambda: vector(latent_state_dim=12, latent_norm="SimNorm"), "groups of 8.*=12.*pass 16"),
+    (lambda: vector(latent_state_dim=12, latent_norm="SimNorm"), "groups of 8.*=12.*set it to 16"),
     (lambda: vector(latent_norm="BN"), "latent_norm='BN'"),
     (lambda: conv(num_channels=1, downsample=True), "num_channels=1 must be at least 2"),
     (lambda: DynamicsNetwork(IMAGE, norm_type=None), "norm_type=None.*must be 'BN' .BatchNorm."),

@@ -179,8 +179,8 @@ class DialogueDataset(List_RL_Dataset):
         >>> DialogueDataset.build(TranscriptDialogues([]), Vocabulary(9))
         Traceback (most recent call last):
         ...
-        ValueError: this Vocabulary as a tokenizer has no bos_token_id, the id of the token that
-        begins a dialogue that the environment begins: HFTokenizer(folder, add_missing=True) of ...
+        ValueError: this Vocabulary as a tokenizer has no eoa_token_id, the id of the token that
+        ends an utterance of the agent: HFTokenizer(folder, add_missing=True) of ...
         """
         if not hasattr(source, "rows"):
             raise TypeError(
