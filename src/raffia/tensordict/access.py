@@ -5,13 +5,13 @@ What these functions read is what a container stores: it is not copied, and not 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from raffia.tensordict.node import Node, hold
+from raffia.tensordict.node import LeafFn, Names, Node, hold
 from raffia.tensordict.tensordict import TensorDict
 
 Container = TypeVar("Container", bound=Node)
@@ -21,7 +21,7 @@ def unchecked(
     entries: dict[str, Any],
     batch_size: torch.Size,
     device: torch.device | None = None,
-    names: list[str | None] | None = None,
+    names: Names = None,
 ) -> TensorDict:
     """A container over entries that have the batch size, and are on the device if there is one.
 
@@ -99,7 +99,7 @@ def with_leaves(node: Container, leaves: Iterable[Tensor]) -> Container:
     return rebuilt
 
 
-def map_leaves(node: Container, function: Callable[[Tensor], Tensor]) -> Container:
+def map_leaves(node: Container, function: LeafFn) -> Container:
     """Apply `function`, which preserves shapes, to each tensor of a tree; the result is not locked.
 
     >>> map_leaves(TensorDict(a=1), torch.neg)["a"]

@@ -53,6 +53,17 @@ def as_size(value: Any) -> torch.Size:
     return size
 
 
+def batch_dim(td: Any, dim: int) -> int:
+    """A batch dimension counted from the front; IndexError if there is no such one."""
+    ndim = len(td._batch_size)
+    if not -ndim <= dim < ndim:
+        raise IndexError(
+            f"Dimension out of range (expected to be in range of [{-ndim}, {ndim - 1}], "
+            f"but got {dim}); Incompatible dim {dim} for tensordict with shape {td._batch_size}"
+        )
+    return dim % ndim
+
+
 def as_device(value: Any) -> torch.device:
     """A device, with its index where that is left open."""
     device = value if isinstance(value, torch.device) else torch.device(value)

@@ -28,7 +28,7 @@ CASTS = """to type float half double bfloat16 float16 float32 float64 complex32 
     int int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool""".split()
 # what the wrapped container knows
 STATE = """_batch_size _device _names _locked _cache _parents _origin _skeleton
-    _buffer _spans""".split()
+    _buffer _spans _mapped_to""".split()
 # members of the contract of `Node`, and of a lazy stack's, that give the container with all fields
 WHOLE = "_map _batched _index _rebuild _shallow".split()
 PARTIAL = "_new _of_members _apply_members".split()

@@ -43,10 +43,14 @@ from raffia.tensordict.keys import (
     NestedKey,
     is_key,
 )
-from raffia.tensordict.node import BatchSize, Container, Entries, Node
+from raffia.tensordict.node import BatchSize, Container, Entries, Names, Node
 from raffia.tensordict.pointwise import Pointwise
 from raffia.tensordict.reductions import Reductions
 from raffia.tensordict.signatures import assigned, attribute, class_method
+
+# attributes that tie a container to others, which a copy is not tied to
+_NOT_COPIED = {"_cache", "_parents", "_kids", "_origin", "_buffer", "_spans", "_exits"}
+_NOT_COPIED |= {"_home", "_held", "_mark"}
 
 
 class TensorCollection(Construction, Pointwise, Reductions, Node):
@@ -493,20 +497,7 @@ class TensorCollection(Construction, Pointwise, Reductions, Node):
         return pickled.reduced(self) or super().__reduce_ex__(protocol)
 
     def __getstate__(self) -> dict[str, Any]:
-        state = dict(self.__dict__)
-        for name in (
-            "_cache",
-            "_parents",
-            "_kids",
-            "_origin",
-            "_buffer",
-            "_spans",
-            "_exits",
-            "_home",
-            "_held",
-            "_mark",
-        ):
-            state.pop(name, None)
+        state = {name: value for name, value in self.__dict__.items() if name not in _NOT_COPIED}
         if self._mapped_to is not None:
             state["_mapped_to"] = str(self._mapped_to)  # a path is no data
         return state
@@ -594,7 +585,7 @@ class TensorCollection(Construction, Pointwise, Reductions, Node):
         """A container of this class over entries, for the `from_...` methods."""
         return kinds.TensorDict(entries, batch_size=batch_size, device=device)
 
-    def _set_names(self, new: list[str | None] | None) -> None:
+    def _set_names(self, new: Names) -> None:
         self._names = new
 
 

@@ -86,10 +86,8 @@ class Parts:
                     "consolidate: an entry is a nested tensor of layout torch.strided; make it a "
                     "jagged one, with torch.nested.nested_tensor(x.unbind(), layout=torch.jagged)"
                 )
-            jagged: Any = leaf
-            rest = [jagged.offsets(), jagged.lengths()]
-            rows = [shared(part) for part in rest if part is not None]
-            indices.append([added(jagged.values()), *rows])
+            rows = [shared(part) for part in ragged.parts_of_rows(leaf).values()]
+            indices.append([added(leaf.values()), *rows])
         starts, end = [], 0
         for part in tensors:
             starts.append(end)

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import copy as copier  # `copy` is a method here
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor, UntypedStorage
 
-from raffia.tensordict.build import as_device, as_size
+from raffia.tensordict.build import as_device, as_size, batch_dim
 from raffia.tensordict.entries import NO_DEFAULT
 from raffia.tensordict.keys import NestedKey
-from raffia.tensordict.node import BatchSize, Container, Device, HasPlain, Node, Plain
-from raffia.tensordict.views import every
+from raffia.tensordict.node import (
+    BatchSize,
+    Container,
+    Device,
+    HasPlain,
+    LeafFn,
+    Node,
+    Plain,
+)
+from raffia.tensordict.views import every, paired
 
 
 def clone(td: Container, recurse: bool = True) -> Container:
@@ -146,7 +154,7 @@ _address, _num_bytes = attrgetter("_cdata"), attrgetter("nbytes")
 _with_grad, _grad = attrgetter("requires_grad"), attrgetter("grad")
 
 
-def once_each(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+def once_each(fn: LeafFn) -> LeafFn:
     """`fn`, called once for each tensor: one under two keys stays one.
 
     >>> from raffia import TensorDict
@@ -202,17 +210,9 @@ def _canonical(leaf: Tensor) -> Tensor:
 
 def _replaced(td: Any, source: Any) -> Any:
     """Replace the tensors of `td` by those of `source`."""
-    if hasattr(td, "tensordicts") and hasattr(source, "tensordicts"):
-        for mine, new in zip(td.tensordicts, source.tensordicts, strict=True):
-            _replaced(mine, new)
-        return td
-    for name, leaf in source._peek().items():
-        mine = td._peek_str(name)
-        if isinstance(leaf, Node) and not isinstance(leaf, Tensor):
-            if not leaf._is_data():
-                _replaced(mine, leaf)
-        elif mine is not leaf:
-            td.set(name, leaf)
+    for node, name, mine, leaf in paired(td, source):
+        if isinstance(leaf, Tensor) and mine is not leaf:
+            node.set(name, leaf)
     return td
 
 
@@ -286,10 +286,7 @@ def to_lazystack(td: Any, dim: int = 0) -> Any:
     >>> TensorDict(a=torch.zeros(2), batch_size=[2]).to_lazystack().stack_dim
     0
     """
-    ndim = len(td._batch_size)
-    if not -ndim <= dim < ndim:
-        raise IndexError(f"to_lazystack: dim {dim} is out of range for batch size {td._batch_size}")
-    dim = dim % ndim
+    dim = batch_dim(td, dim)
     return type(td).lazy_stack(list(td.unbind(dim)), dim)
 
 

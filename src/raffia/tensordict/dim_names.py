@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from raffia.tensordict.node import Container, Node
+from raffia.tensordict.node import Container, Names, Node
 
 
 def get_names(td: Any) -> list[str | None]:
@@ -25,7 +25,7 @@ def set_names(td: Any, value: Sequence[str | None] | None) -> None:
     store(td, checked(td, value))
 
 
-def checked(td: Any, value: Sequence[str | None] | None) -> list[str | None] | None:
+def checked(td: Any, value: Sequence[str | None] | None) -> Names:
     """A list of names, one for each batch dimension of `td`; None if all of them are None."""
     if value is None:
         return None
@@ -41,7 +41,7 @@ def checked(td: Any, value: Sequence[str | None] | None) -> list[str | None] | N
     return names if given else None
 
 
-def store(td: Any, value: list[str | None] | None) -> None:
+def store(td: Any, value: Names) -> None:
     td._set_names(value)
     for child in td._named_children():
         if isinstance(child, Tensor):  # its dimensions are not those of the batch
@@ -71,7 +71,7 @@ def adopt(value: Any, names: list[str | None]) -> Any:
     return value
 
 
-def take(td: Any, names: list[str | None] | None) -> None:
+def take(td: Any, names: Names) -> None:
     """Name the dimensions of a dense container.
 
     Nested containers with other names are replaced by copies: another container may hold them.

@@ -31,7 +31,6 @@ from raffia.tensordict.folder_writer import (
     linked,
     mark,
     namer,
-    state,
 )
 from raffia.tensordict.future import TensorDictFuture
 from raffia.tensordict.keys import NestedKey, through_leaf, unravel_key_to_tuple
@@ -113,20 +112,22 @@ def write_mapped(
 
 @overload
 def memmap(
-    td: Container,
+    data: Container,
     prefix: Path | None = None,
     copy_existing: bool = False,
     **options: Unpack[EarlyOptions],
 ) -> TensorDictFuture[Container]: ...
 @overload
 def memmap(
-    td: Container,
+    data: Container,
     prefix: Path | None = None,
     copy_existing: bool = False,
     **options: Unpack[AtOnceOptions],
 ) -> Container: ...
 @shows_options_of(write_mapped)
-def memmap(td: Any, prefix: Path | None = None, copy_existing: bool = False, **options: Any) -> Any:
+def memmap(
+    data: Any, prefix: Path | None = None, copy_existing: bool = False, **options: Any
+) -> Any:
     """A locked copy whose tensors are memory-mapped files: what is written into them is on disk.
 
     prefix: the folder; None is the folder of a container that has one, else temporary files, which
@@ -163,8 +164,8 @@ def memmap(td: Any, prefix: Path | None = None, copy_existing: bool = False, **o
     MemoryMappedTensor([1., 1., 1.])
     (MemoryMappedTensor([1., 1., 1.]), ['a.memmap', 'meta.json', 'n'])
     """
-    prefix = own_folder(td) if prefix is None else prefix
-    return write_mapped(td, prefix, copy_existing, **options)
+    prefix = own_folder(data) if prefix is None else prefix
+    return write_mapped(data, prefix, copy_existing, **options)
 
 
 @with_signature_of(memmap)
@@ -219,11 +220,7 @@ def is_memmap(td: Any) -> bool:
     >>> td.memmap()[0].is_memmap(), td.memmap()[0].is_locked
     (True, True)
     """
-    attributes = state(td)
-    if "_mapped_to" in attributes:
-        return True
-    members = attributes.get("tensordicts", ())  # of a lazy stack
-    return bool(members) and all([member.is_memmap() for member in members])
+    return td._mapped_to is not None
 
 
 def all_mapped(attributes: dict[str, Any]) -> bool:
@@ -236,8 +233,7 @@ def all_mapped(attributes: dict[str, Any]) -> bool:
 
 
 def own_folder(td: Any) -> str | None:
-    folder = state(td).get("_mapped_to")
-    return str(folder) if folder else None
+    return str(td._mapped_to) if td._mapped_to else None
 
 
 def saved_path(td: Any) -> pathlib.Path:
@@ -250,13 +246,12 @@ def saved_path(td: Any) -> pathlib.Path:
     ...     str(TensorDict(a=torch.zeros(3)).memmap(folder).saved_path) == folder
     True
     """
-    folder = own_folder(td)
-    if folder is None:
+    if not td._mapped_to:
         raise AttributeError(
             "this container has no saved path: it is not memory-mapped, or only to temporary "
             "files; td.memmap(folder) returns one that is mapped to a folder"
         )
-    return pathlib.Path(folder)
+    return td._mapped_to
 
 
 def load_memmap(
@@ -495,10 +490,10 @@ def add(
     """
     if isinstance(td, kinds.TensorClass) and path[0] in td._fields:
         td = td._td
-    if not is_memmap(td) or type(td) is not td._plain:
+    if not td.is_memmap() or type(td) is not td._plain:
         raise RuntimeError(
             "Can only make a memmap tensor within a memory-mapped TensorDict; this is a "
-            f"{type(td).__name__}, memory-mapped: {is_memmap(td)}"
+            f"{type(td).__name__}, memory-mapped: {td.is_memmap()}"
         )
     name, *rest = path
     child, size = td._get_str(name), td._batch_size
@@ -569,7 +564,7 @@ def added(
 
 @overload
 def save(
-    td: Container,
+    data: Container,
     prefix: Path | None = None,
     copy_existing: bool = False,
     *,
@@ -578,7 +573,7 @@ def save(
 ) -> TensorDictFuture[Container]: ...
 @overload
 def save(
-    td: Container,
+    data: Container,
     prefix: Path | None = None,
     copy_existing: bool = False,
     *,
@@ -586,7 +581,7 @@ def save(
     **options: Unpack[SaveOptions],
 ) -> Container: ...
 def save(
-    td: Any,
+    data: Any,
     prefix: Path | None = None,
     copy_existing: bool = False,
     *,
@@ -617,7 +612,7 @@ def save(
     if prefix is None or not os.fspath(prefix).endswith(".safetensors"):
         options: Any = dict(num_threads=num_threads, return_early=return_early)
         return memmap(
-            td,
+            data,
             prefix,
             copy_existing,
             share_non_tensor=share_non_tensor,
@@ -629,8 +624,8 @@ def save(
             "num_threads, return_early and share_non_tensor are only for folders, but the "
             "container is saved to one file: save to a folder, or leave them out"
         )
-    save_file(td, prefix)
-    return td
+    save_file(data, prefix)
+    return data
 
 
 def load(
@@ -680,7 +675,7 @@ def load_(td: Container, prefix: Path, robust_key: bool | None = True) -> Contai
     ...     TensorDict(b=torch.zeros(2)).load_(f"{folder}/td.safetensors")["a"]
     tensor([1., 1., 1.])
     """
-    mapped = is_memmap(td)
+    mapped = td.is_memmap()
     if td._locked and not mapped:
         raise locked_error(td)
     source = load(type(td), prefix, td._device)  # before anything is changed

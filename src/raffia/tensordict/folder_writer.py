@@ -155,7 +155,7 @@ class Job:
                 nested = entry.is_nested
                 if nested:
                     entry, structure = ragged.parted(entry, self.like)
-                    plan.ragged[name] = ragged.shared(structure, self.known)
+                    plan.structures[name] = ragged.shared(structure, self.known)
                 record |= ragged.described(entry)
                 self.check(entry, path)
                 if nested and folder is not None:
@@ -183,7 +183,7 @@ class Job:
 
     def place_structure(self, plan: Outline, name: str, record: Record, used: set[str]) -> Record:
         """Assign files to the parts of a nested tensor other than its values; return its record."""
-        structure = plan.ragged[name]
+        structure = plan.structures[name]
         record = ragged.record(structure, record, namer(name, used, self.robust, plan.key))
         for path, content in structure.files(plan.folder, record):
             self.check(content, path)
@@ -234,7 +234,7 @@ class Job:
         small = [
             i
             for i, (plan, name, leaf, _) in enumerate(self.leaves)
-            if name not in plan.ragged  # which fills a memory of its own
+            if name not in plan.structures  # which fills a memory of its own
             and 0 < leaf.numel() * leaf.dtype.itemsize <= SMALL
             and (self.like or not in_place(leaf, None))
         ]
@@ -283,7 +283,7 @@ class Job:
     def assemble(self, plan: Outline) -> Any:
         """The container of this outline, with mapped leaves."""
         node = plan.node
-        for name, structure in plan.ragged.items():
+        for name, structure in plan.structures.items():
             plan.mapped[name] = ragged.joined(plan.mapped[name], structure)
         entries = {
             name: self.assemble(entry) if isinstance(entry, Outline) else plan.mapped[name]
@@ -311,13 +311,7 @@ def restored(node: Any, entries: dict[str, Any]) -> Any:
 
 def mark(node: Any, folder: str | None) -> None:
     """Note in a container, locked from then on, where its tensors are; None: in temporary files."""
-    state(node)["_mapped_to"] = pathlib.Path(folder) if folder else ""
-
-
-def state(node: Any) -> dict[str, Any]:
-    """The attributes of a container, or of what a tensorclass wraps."""
-    attributes = vars(node)
-    return vars(attributes["_td"]) if "_td" in attributes else attributes
+    node._mapped_to = pathlib.Path(folder) if folder else ""
 
 
 def forget(td: Any) -> None:
@@ -331,7 +325,7 @@ def forget(td: Any) -> None:
     for node in (*below, *above[1:]):
         if node._cache:
             node._cache.clear()
-        if state(node).get("_buffer") is not None:  # of a consolidated container
+        if node._buffer is not None:  # of a consolidated container
             node._buffer = node._spans = None
 
 

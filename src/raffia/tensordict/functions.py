@@ -10,13 +10,11 @@ from torch import Tensor, nn
 
 from raffia.tensordict import disk
 from raffia.tensordict.build import SizeOptions
-from raffia.tensordict.future import TensorDictFuture
 from raffia.tensordict.lazy import LazyStackedTensorDict
-from raffia.tensordict.memmap import Path
 from raffia.tensordict.node import BatchSize, Container, Device, Node
 from raffia.tensordict.params import TensorDictParams
 from raffia.tensordict.pointwise import key_mismatch
-from raffia.tensordict.signatures import shows_options_of
+from raffia.tensordict.signatures import by_method, shows_options_of
 from raffia.tensordict.tensorclass import from_dataclass as to_class
 from raffia.tensordict.tensordict import TensorDict
 from raffia.tensordict.views import entries_list
@@ -35,6 +33,10 @@ from_consolidated = TensorDict.from_consolidated
 fromkeys = TensorDict.fromkeys
 load_memmap = TensorDict.load_memmap
 load = TensorDict.load
+
+# Methods that are functions too, of any container.
+memmap = by_method(disk.memmap)
+save = by_method(disk.save)
 
 
 def is_tensor_collection(datatype: Any) -> bool:
@@ -201,63 +203,6 @@ def pad(
     tensor([1., 1., 0.])
     """
     return tensordict.pad(pad_size, value, inplace, safe)
-
-
-@overload
-def memmap(
-    data: Container,
-    prefix: Path | None = None,
-    copy_existing: bool = False,
-    **options: Unpack[disk.EarlyOptions],
-) -> TensorDictFuture[Container]: ...
-@overload
-def memmap(
-    data: Container,
-    prefix: Path | None = None,
-    copy_existing: bool = False,
-    **options: Unpack[disk.AtOnceOptions],
-) -> Container: ...
-@shows_options_of(disk.memmap)
-def memmap(
-    data: Any, prefix: Path | None = None, copy_existing: bool = False, **options: Any
-) -> Any:
-    """`TensorDict.memmap` of a container.
-
-    >>> memmap(TensorDict(a=torch.zeros(2))).is_memmap()
-    True
-    """
-    return data.memmap(prefix, copy_existing, **options)
-
-
-@overload
-def save(
-    data: Container,
-    prefix: Path | None = None,
-    copy_existing: bool = False,
-    *,
-    return_early: Literal[True],
-    **options: Unpack[disk.SaveOptions],
-) -> TensorDictFuture[Container]: ...
-@overload
-def save(
-    data: Container,
-    prefix: Path | None = None,
-    copy_existing: bool = False,
-    *,
-    return_early: Literal[False] = False,
-    **options: Unpack[disk.SaveOptions],
-) -> Container: ...
-@shows_options_of(disk.save)
-def save(data: Any, prefix: Path | None = None, copy_existing: bool = False, **options: Any) -> Any:
-    """`TensorDict.save` of a container.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     _ = save(TensorDict(a=torch.ones(2)), folder + "/td.safetensors")
-    ...     load(folder + "/td.safetensors")["a"]
-    tensor([1., 1.])
-    """
-    return data.save(prefix, copy_existing, **options)
 
 
 def expand_right(tensor: Tensor, shape: Sequence[int]) -> Tensor:

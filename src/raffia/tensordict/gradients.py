@@ -10,7 +10,7 @@ from torch import Tensor
 
 from raffia.tensordict.entries import NO_DEFAULT, get
 from raffia.tensordict.node import Container, Node
-from raffia.tensordict.views import some
+from raffia.tensordict.views import every
 
 
 def detach(td: Container) -> Container:
@@ -91,11 +91,7 @@ def requires_grad(td: Any) -> bool:
     >>> TensorDict(a=torch.zeros(2)).requires_grad
     False
     """
-    return some(td, _requires_grad)
-
-
-def _requires_grad(leaf: Tensor) -> bool:
-    return leaf.requires_grad
+    return not every(td, lambda leaf: not leaf.requires_grad)
 
 
 def requires_grad_(td: Container, requires_grad: bool = True) -> Container:

@@ -13,7 +13,8 @@ from raffia.tensordict import dim_names, shape
 from raffia.tensordict.atomic import all_or_nothing
 from raffia.tensordict.lock import locked_error
 from raffia.tensordict.memmap import keep_mapped
-from raffia.tensordict.node import Container, Node
+from raffia.tensordict.node import Container, Names, Node
+from raffia.tensordict.views import paired
 
 _SCALAR = torch.zeros((), dtype=torch.bool)
 
@@ -183,7 +184,7 @@ def _scalar_index(index: Any) -> Any:
     return tuple(parts)
 
 
-def _kept(names: list[str | None]) -> list[str | None] | None:
+def _kept(names: list[str | None]) -> Names:
     return names if any(names) else None
 
 
@@ -191,7 +192,7 @@ def _is_flag(part: Any) -> bool:
     return isinstance(part, Tensor) and part.dtype is torch.bool and not part.dim()
 
 
-def _indexed_names(names: list[str | None], index: Any) -> list[str | None] | None:
+def _indexed_names(names: list[str | None], index: Any) -> Names:
     """Names after indexing: slices keep theirs, integers drop it, new dimensions have none."""
     parts = list(index) if isinstance(index, tuple) else [index]
     arrays = [p for p in parts if isinstance(p, Tensor) and p.dim() and p.dtype is not torch.bool]
@@ -392,20 +393,10 @@ def written(result: Any, out: Any, update_batch_size: bool) -> Any:
 
 def _replace_values(out: Any, result: Any) -> None:
     """Store the values that are not tensors; one for all rows can't become one for each."""
-    if all(getattr(td, "_lazy", False) for td in (out, result)) and (
-        (out.stack_dim, len(out.tensordicts)) == (result.stack_dim, len(result.tensordicts))
-    ):
-        for mine, value in zip(out.tensordicts, result.tensordicts, strict=True):
-            _replace_values(mine, value)
-        return
-    for name, value in result._entries().items():
-        if isinstance(value, Node):
-            mine = out._get_str(name)
-            if isinstance(mine, Node) and not isinstance(mine, Tensor):
-                if not mine._is_data():
-                    _replace_values(mine, value)
-                elif mine.__class__ is not value.__class__:
-                    out._set_str(name, value)
+    for node, name, mine, value in paired(out, result):
+        if isinstance(value, Node) and isinstance(mine, Node) and not isinstance(mine, Tensor):
+            if mine.__class__ is not value.__class__:
+                node._set_str(name, value)
 
 
 def _where(td: Any, condition: Tensor, other: Any, pad: Any) -> Any:

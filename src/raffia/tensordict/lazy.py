@@ -24,7 +24,6 @@ from raffia.tensordict import (
     lazy_keys,
     lazy_rows,
     printing,
-    shape,
 )
 from raffia.tensordict.build import as_size
 from raffia.tensordict.collection import TensorDictBase
@@ -44,11 +43,19 @@ from raffia.tensordict.lazy_shape import (
 )
 from raffia.tensordict.lazy_write import LazyWrites
 from raffia.tensordict.memmap import keep_mapped
-from raffia.tensordict.node import Container, Device, Entries, Node, child_names
+from raffia.tensordict.node import (
+    Container,
+    Device,
+    Entries,
+    LeafFn,
+    Names,
+    Node,
+    Op,
+    child_names,
+)
 from raffia.tensordict.signatures import shows_options_of
 from raffia.tensordict.tensordict import TensorDict
 
-Names = list[str | None] | None
 _new_object = object.__new__
 _ALL = slice(None)
 
@@ -373,7 +380,7 @@ class LazyStackedTensorDict(LazyWrites):
     def _new(self, entries: Entries, batch_size: torch.Size, names: Names = None) -> Any:
         return TensorDict._make(entries, batch_size, self._device, names)
 
-    def _map(self, fn: Callable[[Tensor], Tensor]) -> Any:
+    def _map(self, fn: LeafFn) -> Any:
         return self._of_members([td._map(fn) for td in self.tensordicts])
 
     def _shallow(self) -> Any:
@@ -494,12 +501,7 @@ class LazyStackedTensorDict(LazyWrites):
     # -- the contract of Node: shape
 
     def _batched(
-        self,
-        fn: Callable[[Tensor], Tensor],
-        ndim: int,
-        batch_size: torch.Size,
-        names: Names = None,
-        op: tuple[Any, ...] = (),
+        self, fn: LeafFn, ndim: int, batch_size: torch.Size, names: Names = None, op: Op = ()
     ) -> Any:
         if self.stack_dim >= ndim:
             moved = self.stack_dim + len(batch_size) - ndim
@@ -519,12 +521,7 @@ class LazyStackedTensorDict(LazyWrites):
         return out
 
     def _batched_dense(
-        self,
-        fn: Callable[[Tensor], Tensor],
-        ndim: int,
-        batch_size: torch.Size,
-        names: Names,
-        op: Any,
+        self, fn: LeafFn, ndim: int, batch_size: torch.Size, names: Names, op: Op
     ) -> Any:
         dense = TensorDict._make(self._entries(), self._batch_size, self._device, self._names)
         return dense._batched(fn, ndim, batch_size, names, op)
@@ -596,6 +593,15 @@ class LazyStackedTensorDict(LazyWrites):
         }
         return TensorDict._make(out, self._batch_size, self._device, self._names)
 
+    def is_memmap(self) -> bool:
+        """Whether this, or each member, is a locked result of `memmap` or the like.
+
+        >>> lazy_stack([TensorDict(a=1).memmap(), TensorDict(a=2).memmap()]).is_memmap()
+        True
+        """
+        members = self.tensordicts
+        return super().is_memmap() or bool(members) and all([td.is_memmap() for td in members])
+
     def is_contiguous(self) -> bool:
         """False: an entry of a lazy stack is not one contiguous tensor.
 
@@ -630,7 +636,7 @@ class LazyStackedTensorDict(LazyWrites):
         >>> lazy_stack([TensorDict(a=1), TensorDict(a=2)]).to_lazystack().stack_dim
         0
         """
-        dim = shape._dim(self, dim)
+        dim = build.batch_dim(self, dim)
         return self if dim == self.stack_dim else lazy_stack(list(self.unbind(dim)), dim)
 
     def _cut(self, lengths: list[int], dim: int) -> tuple[Any, ...]:
@@ -655,7 +661,7 @@ class LazyStackedTensorDict(LazyWrites):
         >>> [td["a"].item() for td in lazy_stack([TensorDict(a=1), TensorDict(a=2)]).unbind(0)]
         [1, 2]
         """
-        dim = shape._dim(self, dim)
+        dim = build.batch_dim(self, dim)
         if dim == self.stack_dim:
             return tuple(self.tensordicts)
         lead = (_ALL,) * dim

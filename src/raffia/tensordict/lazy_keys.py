@@ -176,12 +176,7 @@ def flatten_keys(
     >>> td.flatten_keys(".")["a.b"]
     tensor([1, 2])
     """
-    if inplace:  # a name that would be there twice is found before anything changes
-        flatten_keys(td, separator, is_leaf=is_leaf)
-    out = _each(td, "flatten_keys", separator, inplace=inplace, is_leaf=is_leaf)
-    if not inplace:
-        out._origin = ("keys", weakref.ref(td), separator)
-    return out
+    return _renamed(td, "flatten_keys", "keys", separator, inplace, is_leaf=is_leaf)
 
 
 def unflatten_keys(td: Lazy, separator: str = ".", inplace: bool = False) -> Lazy:
@@ -192,11 +187,17 @@ def unflatten_keys(td: Lazy, separator: str = ".", inplace: bool = False) -> Laz
     >>> td.unflatten_keys(".")["a", "b"]
     tensor([1, 2])
     """
-    if inplace:
-        unflatten_keys(td, separator)
-    out = _each(td, "unflatten_keys", separator, inplace=inplace)
+    return _renamed(td, "unflatten_keys", "nested keys", separator, inplace)
+
+
+def _renamed(
+    td: Any, method: str, origin: str, separator: str, inplace: bool, **options: Any
+) -> Any:
+    if inplace:  # a name that would be there twice is found before anything changes
+        getattr(td, method)(separator, **options)
+    out = _each(td, method, separator, inplace=inplace, **options)
     if not inplace:
-        out._origin = ("nested keys", weakref.ref(td), separator)
+        out._origin = (origin, weakref.ref(td), separator)
     return out
 
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from operator import methodcaller
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from raffia.tensordict.node import LeafFn, Op
 
 
 def common_size(members: Sequence[Any]) -> torch.Size:
@@ -88,7 +90,6 @@ def nested(values: list[Tensor], layout: torch.layout | None) -> Tensor:
     return turned.transpose(1, at + 1)
 
 
-Op = tuple[Any, ...]
 _ALL = slice(None)
 
 
@@ -162,7 +163,7 @@ def on_members(td: Any, op: Op, ndim: int, size: torch.Size, is_new: bool = Fals
     return [member._batched(fn, ndim - 1, size, None, op) for member in td.tensordicts]
 
 
-def _on_leaf(op: Op, ndim: int, size: torch.Size) -> Callable[[Tensor], Tensor]:
+def _on_leaf(op: Op, ndim: int, size: torch.Size) -> LeafFn:
     """The effect on a tensor of an operation on its first `ndim` dimensions, giving `size`."""
     name, arg = op[0], op[1]
     if name == "permute":

@@ -390,24 +390,25 @@ def channel(way: Line) -> Any:
     return (id(way.group), way.in_group, way.rank, way.tag)
 
 
-class SendOptions(TypedDict, total=False):
+class LineOptions(TypedDict, total=False):
+    """Options of both sides of a transfer, for type checkers."""
+
+    group: Group
+    init_tag: int
+    pseudo_rand: bool
+    consolidated: bool
+
+
+class SendOptions(LineOptions, total=False):
     """Options of `send` and `isend`, for type checkers."""
 
-    group: Group
     group_dst: int | None
-    init_tag: int
-    pseudo_rand: bool
-    consolidated: bool
 
 
-class ReceiveOptions(TypedDict, total=False):
-    """Options shared by `recv` and `irecv`."""
+class ReceiveOptions(LineOptions, total=False):
+    """Options of `recv` and `irecv`, for type checkers."""
 
-    group: Group
     group_src: int | None
-    init_tag: int
-    pseudo_rand: bool
-    consolidated: bool
 
 
 def _last(way: Line, init_tag: int, leaves: list[Tensor], mixed: bool) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol, overload
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, Unpack, overload
 
 import torch
 from torch import Tensor, nn
@@ -308,29 +308,27 @@ _ABSENT = object()  # marks a name that did not exist
 Undo = list[tuple[dict[Any, Any], Any, Any]]  # (where, name, the previous value)
 
 
+class SwapOptions(TypedDict, total=False):
+    """Options of `to_module`, for type checkers."""
+
+    inplace: bool | None
+    swap_dest: Any
+    use_state_dict: bool
+    non_blocking: bool
+    preserve_module_state: bool
+
+
 @overload
 def to_module(
     td: HasPlain[Plain],
     module: nn.Module,
     *,
-    inplace: bool | None = None,
     return_swap: Literal[True] = True,
-    swap_dest: Any = None,
-    use_state_dict: bool = False,
-    non_blocking: bool = False,
-    preserve_module_state: bool = True,
+    **options: Unpack[SwapOptions],
 ) -> Plain: ...
 @overload
 def to_module(
-    td: HasPlain[Plain],
-    module: nn.Module,
-    *,
-    inplace: bool | None = None,
-    return_swap: bool,
-    swap_dest: Any = None,
-    use_state_dict: bool = False,
-    non_blocking: bool = False,
-    preserve_module_state: bool = True,
+    td: HasPlain[Plain], module: nn.Module, *, return_swap: bool, **options: Unpack[SwapOptions]
 ) -> Plain | None: ...
 def to_module(
     td: Any,

@@ -18,6 +18,9 @@ Entries = dict[str, Any]  # name -> Tensor | Node
 Device = torch.device | str | int | None
 BatchSize = int | Sequence[int] | None
 REGISTRY: dict[str, Any] = {}  # tensorclasses by qualified name, for loading from disk
+LeafFn = Callable[[Tensor], Tensor]  # what an operation does to each leaf
+Op = tuple[Any, ...]  # a shape operation: its name and arguments
+Names = list[str | None] | None  # of the batch dimensions; None if none is named
 Container = TypeVar("Container", bound="Node")  # of what a method is called on
 
 Plain = TypeVar("Plain", covariant=True)
@@ -39,7 +42,7 @@ class Node:
 
     _batch_size: torch.Size = torch.Size()
     _device: torch.device | None = None
-    _names: list[str | None] | None = None  # one per batch dimension, None if none is named
+    _names: Names = None  # one per batch dimension, None if none is named
     _locked: bool = False
     _home: Any = None  # where on disk the value is, of a non-tensor entry of a mapped container
     # False while no container holds this one, a stack's mark while that stack alone does, and True
@@ -120,23 +123,21 @@ class Node:
         """Remove the entry `name`, which must exist."""
         raise NotImplementedError
 
-    def _new(
-        self, entries: Entries, batch_size: torch.Size, names: list[str | None] | None = None
-    ) -> Any:
+    def _new(self, entries: Entries, batch_size: torch.Size, names: Names = None) -> Any:
         """The result node of an operation on this one, over unchecked `entries`; same device."""
         raise NotImplementedError
 
-    def _map(self, fn: Callable[[Tensor], Tensor]) -> Any:
+    def _map(self, fn: LeafFn) -> Any:
         """Apply `fn` to every leaf; batch sizes and names are preserved, locks are not."""
         raise NotImplementedError
 
     def _batched(
         self,
-        fn: Callable[[Tensor], Tensor],
+        fn: LeafFn,
         ndim: int,  # how many leading dimensions `fn` replaces
         batch_size: torch.Size,  # what it replaces them by
-        names: list[str | None] | None = None,  # names of these new dimensions
-        op: tuple[Any, ...] = (),  # (name, *arguments), for nodes that have a way of their own
+        names: Names = None,  # names of these new dimensions
+        op: Op = (),  # (name, *arguments), for nodes that have a way of their own
     ) -> Any:
         """Apply a shape operation on the first `ndim` dimensions to every leaf."""
         raise NotImplementedError
@@ -204,9 +205,7 @@ def hold(node: Any) -> None:
         node._held = True
 
 
-def child_names(
-    node: Node, ndim: int, batch_size: torch.Size, names: list[str | None] | None
-) -> list[str | None] | None:
+def child_names(node: Node, ndim: int, batch_size: torch.Size, names: Names) -> Names:
     """Names of a nested node whose first `ndim` dimensions became `batch_size`, named `names`."""
     rest = node._names[ndim:] if node._names is not None else None
     if names is None and (rest is None or not any(rest)):

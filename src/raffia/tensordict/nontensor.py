@@ -22,12 +22,20 @@ from raffia.tensordict.keys import is_key
 from raffia.tensordict.lazy import LazyStackedTensorDict
 from raffia.tensordict.lazy_rows import emptied
 from raffia.tensordict.modes import capture_non_tensor_stack
-from raffia.tensordict.node import BatchSize, Device, Entries, Node, ValueNode, child_names
+from raffia.tensordict.node import (
+    BatchSize,
+    Device,
+    Entries,
+    LeafFn,
+    Names,
+    Node,
+    Op,
+    ValueNode,
+    child_names,
+)
 from raffia.tensordict.signatures import shows_options_of
-from raffia.tensordict.unbatched import UnbatchedTensor, joined
+from raffia.tensordict.unbatched import UnbatchedTensor, WholeValue, joined
 from raffia.tensordict.values import LinkedList, flat, interleaved, same
-
-Names = list[str | None] | None
 
 # Operations that only move rows about: what they do to data is read off a tensor of row numbers.
 _MOVES = """view reshape unsqueeze squeeze permute transpose expand repeat repeat_interleave roll
@@ -179,7 +187,7 @@ class NonTensor(ValueNode, TensorCollection):
 
 
 @kinds.enter
-class NonTensorData(NonTensor):
+class NonTensorData(WholeValue, NonTensor):
     """One Python value that stands for all rows of an entry.
 
     data: the value, kept as it is.
@@ -244,10 +252,7 @@ class NonTensorData(NonTensor):
             raise _no_entries(self, name)
         self._write(value)
 
-    def _new(self, entries: Entries, batch_size: torch.Size, names: Names = None) -> NonTensorData:
-        return self._like(batch_size, names)
-
-    def _map(self, fn: Callable[[Tensor], Tensor]) -> NonTensorData:
+    def _map(self, fn: LeafFn) -> NonTensorData:
         return self._like(self._batch_size, self._names)
 
     def _leaves(self, out: list[Tensor]) -> list[Tensor]:
@@ -257,12 +262,7 @@ class NonTensorData(NonTensor):
         return self._like(self._batch_size, self._names)
 
     def _batched(
-        self,
-        fn: Callable[[Tensor], Tensor],
-        ndim: int,
-        batch_size: torch.Size,
-        names: Names = None,
-        op: tuple[Any, ...] = (),
+        self, fn: LeafFn, ndim: int, batch_size: torch.Size, names: Names = None, op: Op = ()
     ) -> Any:
         if op and op[0] == "pad":
             out = _moved(self, fn, ndim, batch_size)
@@ -272,11 +272,6 @@ class NonTensorData(NonTensor):
         if names is not None or self._names is not None:
             names = child_names(self, ndim, batch_size, names)
         return self._like(batch_size + self._batch_size[ndim:], names)
-
-    def _index(self, idx: Any, ndim: int, batch_size: torch.Size | None) -> NonTensorData:
-        if batch_size is None:
-            batch_size = indexed_size(self._batch_size[:ndim], idx)
-        return self._like(batch_size + self._batch_size[ndim:])
 
     def _set_index(self, idx: Any, value: Any, ndim: int) -> Any:
         """Return None if the rows hold `value` already, else a stack in which they do."""
@@ -296,11 +291,6 @@ class NonTensorData(NonTensor):
         stack = self.maybe_to_stack()
         stack._set_index(idx, value, ndim)
         return stack
-
-    def _set_batch_size(self, batch_size: torch.Size) -> None:
-        self._batch_size = batch_size
-        if self._names is not None:
-            self._names = (self._names + [None] * len(batch_size))[: len(batch_size)]
 
     def _set_device(self, device: torch.device | None) -> None:
         self._device = device
@@ -322,18 +312,6 @@ class NonTensorData(NonTensor):
         elif isinstance(data, NonTensorData):
             data = data._data
         self.__dict__[stored_values.value_attribute(self, "_data")] = data
-
-    def _filled(self, shape: torch.Size) -> NonTensorData:
-        """The content of a new entry in the rows that are not written."""
-        return self._like(shape)
-
-    def empty_like(self, batch_size: torch.Size) -> NonTensorData:
-        """This value with another batch size.
-
-        >>> NonTensorData("text").empty_like(torch.Size([2])).batch_size
-        torch.Size([2])
-        """
-        return self._like(batch_size)
 
     # -- public methods of its own
 
@@ -538,12 +516,7 @@ class NonTensorStack(NonTensor, LazyStackedTensorDict):  # type: ignore[misc] # 
         return NonTensorData(self.tolist(), batch_size, self._device)
 
     def _batched_dense(
-        self,
-        fn: Callable[[Tensor], Tensor],
-        ndim: int,
-        batch_size: torch.Size,
-        names: Names,
-        op: Any,
+        self, fn: LeafFn, ndim: int, batch_size: torch.Size, names: Names, op: Op
     ) -> Any:
         if op and op[0] not in _MOVES:
             return self._new({}, batch_size + self._batch_size[ndim:])
@@ -746,7 +719,7 @@ def shaped(members: list[Any], size: Sequence[int]) -> Any:
     return members[0]
 
 
-def _moved(node: Any, fn: Callable[[Tensor], Tensor], ndim: int, batch_size: torch.Size) -> Any:
+def _moved(node: Any, fn: LeafFn, ndim: int, batch_size: torch.Size) -> Any:
     """Apply an operation that moves rows to non-tensor data, by running it on the row numbers.
 
     Rows that the operation makes up (padding) hold None: their number does not grow when all do.

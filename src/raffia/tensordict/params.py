@@ -19,7 +19,7 @@ from raffia.tensordict.copies import once_each
 from raffia.tensordict.entries import UNSET
 from raffia.tensordict.keys import MissingKeyError, dotted, is_key, nearest
 from raffia.tensordict.lock import locked_error
-from raffia.tensordict.node import Entries, Node, hold
+from raffia.tensordict.node import Entries, LeafFn, Node, hold
 from raffia.tensordict.registries import (
     Part,
     Registered,
@@ -339,7 +339,7 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
             "TensorDictParams only holds parameters and computes nothing, so it cannot be called"
         )
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> TensorDictParams:
+    def _apply(self, fn: LeafFn, recurse: bool = True) -> TensorDictParams:
         """How `module.to(...)`, `.double()` ... of a module around this one reach its tensors."""
 
         def moved(leaf: Tensor) -> Tensor:
@@ -495,7 +495,7 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
         """
         return self.to("cpu", **options)
 
-    def _renewed(self, fn: Callable[[Tensor], Tensor]) -> TensorDictParams:
+    def _renewed(self, fn: LeafFn) -> TensorDictParams:
         """A copy over new tensors, in which what was one parameter is one again."""
 
         def renew(leaf: Tensor) -> Tensor:
@@ -589,7 +589,7 @@ def _refuse_lazy(node: Any) -> None:
         _refuse_lazy(child)
 
 
-def _tied(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+def _tied(fn: LeafFn) -> LeafFn:
     """`fn`, called once for what is one tensor: what is tied stays so, and so do equal rows."""
     once = once_each(fn)
 

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from raffia.tensordict import dim_names
+from raffia.tensordict.build import batch_dim
 from raffia.tensordict.memmap import keep_mapped
-from raffia.tensordict.node import Container, Entries, Node
-from raffia.tensordict.shape import Names, _dim, _kept
+from raffia.tensordict.node import Container, Entries, Names, Node
+from raffia.tensordict.shape import _kept
 
 
 def pieces(
@@ -63,7 +64,7 @@ def unbind(td: Container, dim: int = 0) -> tuple[Container, ...]:
     >>> [row["a"].item() for row in TensorDict(a=torch.arange(2), batch_size=[2]).unbind(0)]
     [0, 1]
     """
-    dim = _dim(td, dim)
+    dim = batch_dim(td, dim)
     size = td._batch_size
     new = torch.Size((*size[:dim], *size[dim + 1 :]))
     names = None if td._names is None else _kept([*td._names[:dim], *td._names[dim + 1 :]])
@@ -82,7 +83,7 @@ def split(td: Container, split_size: int | Sequence[int], dim: int = 0) -> tuple
     >>> [part["a"].tolist() for part in TensorDict(a=torch.arange(5), batch_size=[5]).split(2)]
     [[0, 1], [2, 3], [4]]
     """
-    dim = _dim(td, dim)
+    dim = batch_dim(td, dim)
     total = td._batch_size[dim]
     if isinstance(split_size, int):
         if split_size <= 0:
@@ -127,7 +128,7 @@ def chunk(td: Container, chunks: int, dim: int = 0) -> tuple[Container, ...]:
     """
     if chunks < 1:
         raise ValueError(f"chunks must be a strictly positive integer, got {chunks}.")
-    dim = _dim(td, dim)
+    dim = batch_dim(td, dim)
     total = td._batch_size[dim]
     return split(td, max(-(-total // chunks), 1), dim)
 
@@ -140,7 +141,7 @@ def tensor_split(td: Container, indices_or_sections: Any, dim: int = 0) -> tuple
     >>> [part["a"].tolist() for part in td.tensor_split([1, 3])]
     [[0], [1, 2], [3, 4]]
     """
-    dim = _dim(td, dim)
+    dim = batch_dim(td, dim)
     total = td._batch_size[dim]
     if indices_or_sections.__class__ is int and indices_or_sections > 0:
         least, longer = divmod(total, indices_or_sections)

@@ -212,26 +212,14 @@ def _with_default(
     return td._new(entries, td._batch_size, td._names)
 
 
-_SINGLE: dict[str, Any] = {
-    name: getattr(torch, name) for name in (*BINARY, "lerp", "addcmul", "addcdiv")
-}
-_SINGLE |= {
-    name + "_": getattr(Tensor, name + "_")
-    for name in (*BINARY, "lerp", "addcmul", "addcdiv")
-    if hasattr(Tensor, name + "_")
-}
-_SINGLE |= {
-    "maximum_": lambda x, y: x.copy_(torch.maximum(x, y)),
-    "minimum_": lambda x, y: x.copy_(torch.minimum(x, y)),
-}
-_SINGLE |= PLAIN
-_SINGLE["rsub"] = torch.rsub  # of one tensor; there is none of many at once
+_NAMES = (*BINARY, "lerp", "addcmul", "addcdiv")
+_SINGLE: dict[str, Any] = {name: getattr(torch, name) for name in _NAMES}
+_SINGLE |= {f"{name}_": getattr(Tensor, f"{name}_", None) for name in _NAMES}
+_SINGLE["maximum_"] = lambda x, y: x.copy_(torch.maximum(x, y))
+_SINGLE["minimum_"] = lambda x, y: x.copy_(torch.minimum(x, y))
+_SINGLE |= PLAIN | {"rsub": torch.rsub}  # which have no function of many tensors
 _FOREACH: dict[str, Any] = {
-    name: getattr(torch, "_foreach_" + name) for name in (*BINARY, "lerp", "addcmul", "addcdiv")
-}
-_FOREACH |= {
-    name + "_": getattr(torch, "_foreach_" + name + "_")
-    for name in (*BINARY, "lerp", "addcmul", "addcdiv")
+    name: getattr(torch, f"_foreach_{name}") for stem in _NAMES for name in (stem, f"{stem}_")
 }
 
 

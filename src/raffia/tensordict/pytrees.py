@@ -27,7 +27,7 @@ from raffia.tensordict.collection import TensorCollection
 from raffia.tensordict.lazy import LazyStackedTensorDict
 from raffia.tensordict.lock import _lock as lock
 from raffia.tensordict.lock import lock_made
-from raffia.tensordict.node import Node, hold
+from raffia.tensordict.node import Names, Node, hold
 from raffia.tensordict.nontensor import MetaData, NonTensorData, NonTensorStack
 from raffia.tensordict.params import TensorDictParams
 from raffia.tensordict.stack import maybe_dense_stack
@@ -46,7 +46,7 @@ class Spec(NamedTuple):
     below: list[Any]  # for each key the Spec of the container nested there, None for a leaf
     batch_size: torch.Size
     device: Any
-    names: list[str | None] | None
+    names: Names
     ndims: list[int | None]  # of all leaves, nested ones too; None for what has no dimensions
     locked: bool
     stack_dim: int | None

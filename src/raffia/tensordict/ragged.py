@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -34,14 +35,12 @@ INTEGERS = (torch.int64, torch.int32)
 _mapped_values: Any = WeakTensorKeyDictionary()
 
 
+@dataclass(eq=False, slots=True)
 class Structure:
     """The structure of a nested tensor, without its values; in memory, never mapped."""
 
-    __slots__ = ("ragged", "parts")
-
-    def __init__(self, ragged: int | str, parts: dict[str, Tensor]) -> None:
-        self.ragged = ragged
-        self.parts = parts  # "offsets" and perhaps "lengths"; or "sizes"
+    ragged: int | str
+    parts: dict[str, Tensor]  # "offsets" and perhaps "lengths"; or "sizes"
 
     def files(self, folder: str | None, record: Record) -> list[tuple[str, Tensor]]:
         """The files that a record names for the parts, and the parts."""
@@ -55,9 +54,7 @@ def parted(leaf: Tensor, like: bool = False) -> tuple[Tensor, Structure]:
     """
     nested: Any = leaf
     if leaf.layout is torch.jagged:
-        parts = {"offsets": in_memory(nested.offsets())}
-        if nested.lengths() is not None:
-            parts["lengths"] = in_memory(nested.lengths())
+        parts = {name: in_memory(part) for name, part in parts_of_rows(leaf).items()}
         values = _mapped_values.get(leaf)
         values = nested.detach().values() if values is None else values
         return values, Structure(nested._ragged_idx, parts)
@@ -75,6 +72,12 @@ def parted(leaf: Tensor, like: bool = False) -> tuple[Tensor, Structure]:
     elif isinstance(leaf, MemoryMappedTensor):
         values = mapped(values, leaf._file)
     return values, structure
+
+
+def parts_of_rows(leaf: Any) -> dict[str, Tensor]:
+    """The tensors of a jagged one that say where its rows are in its values."""
+    parts = {"offsets": leaf.offsets(), "lengths": leaf.lengths()}
+    return {name: part for name, part in parts.items() if part is not None}
 
 
 def in_memory(part: Tensor) -> Tensor:
@@ -216,10 +219,7 @@ def known_in(leaves: list[Tensor]) -> Known:
     known: Known = {}
     for leaf in leaves:
         if leaf.layout is torch.jagged:
-            jagged: Any = leaf
-            parts = {"offsets": jagged.offsets()}
-            if jagged.lengths() is not None:
-                parts["lengths"] = jagged.lengths()
+            parts = parts_of_rows(leaf)
             known[content_of(parts)] = parts
     return known
 

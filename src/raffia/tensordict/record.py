@@ -7,6 +7,7 @@ container, `rebuild` makes a container from it and trusts nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any, BinaryIO, NoReturn
 
 import torch
@@ -25,7 +26,7 @@ from raffia.tensordict import dim_names, kinds, ragged
 from raffia.tensordict.build import shape_of
 from raffia.tensordict.json_values import decode, encode
 from raffia.tensordict.memmap import DTYPE_NAMES, DTYPES
-from raffia.tensordict.node import REGISTRY, Node
+from raffia.tensordict.node import REGISTRY, Names, Node
 
 VERSION = 1
 RAGGED_VERSION = 2  # of the record of a folder that holds a nested tensor
@@ -37,21 +38,19 @@ VALUE_CLASSES = ("NonTensorData", "MetaData", "NonTensorStack")
 Record = dict[str, Any]
 
 
+@dataclass(eq=False, slots=True)
 class Outline:
     """A node as it goes to disk: its record, and its entries, for which the format has a field."""
 
-    __slots__ = ("node", "key", "record", "entries", "wrap", "folder", "mapped", "ragged", "result")
-
-    def __init__(self, node: Any, key: tuple[str, ...], record: Record) -> None:
-        self.node = node
-        self.key = key
-        self.record = record
-        self.entries: dict[str, Any] = {}  # name -> Tensor | Outline
-        self.wrap: Any = None  # the tensorclass around the node
-        self.folder: str | None = None
-        self.mapped: dict[str, Tensor] = {}
-        self.ragged: dict[str, ragged.Structure] = {}  # of those that are nested tensors
-        self.result: Any = None
+    node: Any
+    key: tuple[str, ...]
+    record: Record
+    entries: dict[str, Any] = field(default_factory=dict)  # name -> Tensor | Outline
+    wrap: Any = None  # the tensorclass around the node
+    folder: str | None = None
+    mapped: dict[str, Tensor] = field(default_factory=dict)
+    structures: dict[str, ragged.Structure] = field(default_factory=dict)  # of nested tensors
+    result: Any = None
 
     def walk(self) -> Iterator[Outline]:
         """Yield the outlines below this one, then this outline."""
@@ -206,7 +205,7 @@ class Reader:
         except RuntimeError as error:
             return self.fail(f"no tensor has the shape {shown(shape)}: {error}")
 
-    def names(self, value: Any, ndim: int) -> list[str | None] | None:
+    def names(self, value: Any, ndim: int) -> Names:
         if value is None:
             return None
         if type(value) is not list or len(value) != ndim:

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from raffia.tensordict.entries import NO_DEFAULT
 from raffia.tensordict.keys import NestedKey
-from raffia.tensordict.node import Entries, Node
-from raffia.tensordict.views import every, some
+from raffia.tensordict.node import Entries, LeafFn, Node
+from raffia.tensordict.views import every
 
 _DIM_TEXT = """
 dim: batch dimension or tuple of them; "feature" for the entries' own dimensions; all dimensions of
@@ -122,7 +122,7 @@ def dense_leaves(td: Any, out: list[Tensor]) -> list[Tensor]:
 
 def mapped(
     td: Any,
-    fn: Callable[[Tensor], Tensor],
+    fn: LeafFn,
     size: torch.Size | Callable[[torch.Size], torch.Size] | None = None,
     named: bool = False,
 ) -> Any:
@@ -576,7 +576,7 @@ def truth(td: Any, fn: Callable[..., Tensor], dim: Any) -> Any:
     if dim is None:
         if fn is _all:
             return every(td, Tensor.all)
-        return some(td, Tensor.any)
+        return not every(td, lambda leaf: not leaf.any())
     ndim = len(td._batch_size)
     if not -ndim <= dim < ndim:
         raise RuntimeError(

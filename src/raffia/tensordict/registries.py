@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, MutableMapping
+from collections.abc import MutableMapping
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
-from raffia.tensordict.node import Node
+from raffia.tensordict.node import LeafFn, Node
 from raffia.tensordict.tensordict import TensorDict
 
 
@@ -26,6 +27,7 @@ class Holder(Protocol):
 Whole = TypeVar("Whole", bound=Holder)
 
 
+@dataclass(eq=False, slots=True)
 class Part(Generic[Whole]):
     """The tree that a `TensorDictParams` shows, and of which other one, where, it is a part.
 
@@ -33,12 +35,9 @@ class Part(Generic[Whole]):
     before it back as copies, if they are pytrees.
     """
 
-    __slots__ = ("path", "root", "tree")
-
-    def __init__(
-        self, tree: TensorDict, root: Whole | None = None, path: tuple[str, ...] = ()
-    ) -> None:
-        self.tree, self.root, self.path = tree, root, path
+    tree: TensorDict
+    root: Whole | None = None
+    path: tuple[str, ...] = ()
 
 
 class Registered(dict[str, Any]):
@@ -173,7 +172,7 @@ def forget_listings(node: Any) -> None:
         del node._cache[flags]
 
 
-def replace_leaves(node: Any, fn: Callable[[Tensor], Tensor]) -> None:
+def replace_leaves(node: Any, fn: LeafFn) -> None:
     """Replace each tensor of a container by `fn` of it, in place."""
     for store in node._stores():
         for name, value in store.items():

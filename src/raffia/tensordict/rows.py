@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, overload
+from typing import Any, TypedDict, Unpack, overload
 
 import torch
 from torch import Tensor
@@ -210,22 +210,20 @@ def _spans(
     return list(zip(starts.tolist(), lengths.tolist(), strict=True))
 
 
+class CollateOptions(TypedDict, total=False):
+    """Options of `collate`, for type checkers."""
+
+    pad_keys: Mapping[NestedKey, float] | None
+    nested_keys: Sequence[NestedKey] | None
+    mask_key: NestedKey | None
+
+
 @overload
 def collate(
-    batch: list[TensorDictBase],
-    *,
-    pad_keys: Mapping[NestedKey, float] | None = None,
-    nested_keys: Sequence[NestedKey] | None = None,
-    mask_key: NestedKey | None = None,
+    batch: list[TensorDictBase], **options: Unpack[CollateOptions]
 ) -> TensorDict | LazyStackedTensorDict: ...
 @overload
-def collate(
-    batch: Any,
-    *,
-    pad_keys: Mapping[NestedKey, float] | None = None,
-    nested_keys: Sequence[NestedKey] | None = None,
-    mask_key: NestedKey | None = None,
-) -> Any: ...
+def collate(batch: Any, **options: Unpack[CollateOptions]) -> Any: ...
 def collate(
     batch: Any,
     *,

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from raffia.tensordict.build import as_size
+from raffia.tensordict.build import as_size, batch_dim
 from raffia.tensordict.lock import locked_error
-from raffia.tensordict.node import BatchSize, Container, Node
-
-Names = list[str | None] | None
+from raffia.tensordict.node import BatchSize, Container, LeafFn, Names, Node, Op
 
 
 def _sizes(args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -22,16 +20,6 @@ def _sizes(args: tuple[Any, ...]) -> tuple[Any, ...]:
     if len(args) == 1 and not isinstance(args[0], (int, torch.SymInt)):
         return tuple(args[0])
     return args
-
-
-def _dim(td: Any, dim: int, what: str = "") -> int:
-    ndim = len(td._batch_size)
-    if not -ndim <= dim < ndim:
-        raise IndexError(
-            f"Dimension out of range (expected to be in range of [{-ndim}, {ndim - 1}], "
-            f"but got {dim}); Incompatible dim {dim} for tensordict with shape {td._batch_size}"
-        )
-    return dim % ndim
 
 
 def _done(out: Any, td: Any, origin: tuple[Any, ...]) -> Any:
@@ -121,10 +109,10 @@ def _resized(td: Any, name: str, new: torch.Size) -> Any:
 
 def _changed(
     td: Any,
-    fn: Callable[[Tensor], Tensor],
+    fn: LeafFn,
     new: torch.Size,
     names: Names,
-    op: tuple[Any, ...],
+    op: Op,
     origin: tuple[Any, ...] = ("reshape",),
 ) -> Any:
     """The container after `fn` gave all batch dimensions of each leaf the shape `new`.
@@ -149,7 +137,7 @@ def _filled_in(shape: Any, batch_size: torch.Size) -> torch.Size:
     return torch.Size(shape)
 
 
-def _resizer(name: str, ndim: int, new: torch.Size) -> Callable[[Tensor], Tensor]:
+def _resizer(name: str, ndim: int, new: torch.Size) -> LeafFn:
     """The tensor's method `name`, which takes sizes, for leaves whose first `ndim` become `new`."""
 
     def resized(leaf: Tensor) -> Tensor:
@@ -191,8 +179,8 @@ def flatten(
         return replaced_by(td, flatten(td, start_dim, end_dim), "flatten")
     if not td._batch_size:
         return _done(unsqueeze(td, 0), td, ("reshape",))
-    start = 0 if start_dim is None else _dim(td, start_dim)
-    end = len(td._batch_size) - 1 if end_dim is None else _dim(td, end_dim)
+    start = 0 if start_dim is None else batch_dim(td, start_dim)
+    end = len(td._batch_size) - 1 if end_dim is None else batch_dim(td, end_dim)
     if end < start:
         raise ValueError(
             f"flatten: start_dim={start_dim} comes after end_dim={end_dim}; "
@@ -222,7 +210,7 @@ def unflatten(
     """
     if inplace:
         return replaced_by(td, unflatten(td, dim, unflattened_size), "unflatten")
-    dim = _dim(td, dim)
+    dim = batch_dim(td, dim)
     size = td._batch_size
     try:
         parts = _filled_in(unflattened_size, size[dim : dim + 1])
@@ -276,9 +264,9 @@ def squeeze(td: Container, dim: int | tuple[int, ...] | None = None) -> Containe
     if dim is None:
         dims = [i for i, n in enumerate(size) if n == 1]
     elif isinstance(dim, (tuple, list)):
-        dims = sorted([_dim(td, d) for d in dim if size[_dim(td, d)] == 1])
+        dims = sorted([batch_dim(td, d) for d in dim if size[batch_dim(td, d)] == 1])
     else:
-        dim = _dim(td, dim)
+        dim = batch_dim(td, dim)
         dims = [dim] if size[dim] == 1 else []
     if not dims:
         return _same(td)
@@ -367,8 +355,10 @@ def movedim(
     >>> TensorDict(batch_size=[2, 3, 4]).movedim(0, 2).batch_size
     torch.Size([3, 4, 2])
     """
-    src = [_dim(td, d) for d in ([source] if isinstance(source, int) else source)]
-    dst = [_dim(td, d) for d in ([destination] if isinstance(destination, int) else destination)]
+    src = [batch_dim(td, d) for d in ([source] if isinstance(source, int) else source)]
+    dst = [
+        batch_dim(td, d) for d in ([destination] if isinstance(destination, int) else destination)
+    ]
     if len(src) != len(dst):
         raise ValueError(
             f"movedim: as many sources as destinations are needed, got {source} and {destination}"
@@ -436,13 +426,7 @@ def broadcast_to(td: Container, shape: int | Sequence[int]) -> Container:
     return expand(td, *as_size(shape))
 
 
-def _mapped(
-    td: Any,
-    fn: Callable[[Tensor], Tensor],
-    size: torch.Size,
-    op: tuple[Any, ...],
-    names: Names = None,
-) -> Any:
+def _mapped(td: Any, fn: LeafFn, size: torch.Size, op: Op, names: Names = None) -> Any:
     out = td._batched(fn, len(td._batch_size), size, names, op)
     return out.lock_() if td._locked else out
 
@@ -501,7 +485,7 @@ def repeat_interleave(
         if len(td._batch_size) > 1:
             return repeat_interleave(reshape(td, -1), repeats, 0, output_size=output_size)
         dim = 0
-    at = _dim(td, dim)
+    at = batch_dim(td, dim)
 
     def repeated(leaf: Tensor) -> Tensor:
         return torch.repeat_interleave(leaf, repeats, dim=at, output_size=output_size)
@@ -551,7 +535,7 @@ def roll(
             return roll(td, shifts, 0)
         out = reshape(roll(reshape(td, -1), shifts, 0), td._batch_size)
         return out.refine_names(*td._names) if td._names is not None else out
-    at = tuple([_dim(td, d) for d in ([dims] if isinstance(dims, int) else dims)])
+    at = tuple([batch_dim(td, d) for d in ([dims] if isinstance(dims, int) else dims)])
     by = (shifts,) if isinstance(shifts, int) else tuple(shifts)
     return _mapped(
         td, lambda leaf: torch.roll(leaf, by, at), td._batch_size, ("roll", by, at), td._names
@@ -565,7 +549,7 @@ def flip(td: Container, *args: int | Sequence[int], dims: int | Sequence[int] = 
     >>> TensorDict(a=torch.arange(3), batch_size=[3]).flip(0)["a"]
     tensor([2, 1, 0])
     """
-    at = tuple([_dim(td, d) for d in _sizes(args or (dims,))])
+    at = tuple([batch_dim(td, d) for d in _sizes(args or (dims,))])
     return _mapped(td, lambda leaf: leaf.flip(at), td._batch_size, ("flip", at), td._names)
 
 
@@ -606,7 +590,7 @@ def rot90(td: Container, k: int = 1, dims: tuple[int, int] = (0, 1)) -> Containe
         raise RuntimeError(
             f"rot90 needs two batch dimensions, but the batch size is {tuple(td._batch_size)}"
         )
-    at = [_dim(td, d) for d in dims]
+    at = [batch_dim(td, d) for d in dims]
     if len({*at}) != 2 or len(at) != 2:
         raise RuntimeError(f"rot90 needs two different dims, got {tuple(dims)}")
     size = [*td._batch_size]
@@ -622,7 +606,7 @@ def narrow(td: Container, dim: int, start: int, length: int) -> Container:
     >>> TensorDict(a=torch.arange(5), batch_size=[5]).narrow(0, 1, 2)["a"]
     tensor([1, 2])
     """
-    dim = _dim(td, dim)
+    dim = batch_dim(td, dim)
     size = td._batch_size[dim]
     start = start + size if start < 0 else start
     if not (0 <= start and 0 <= length and start + length <= size):

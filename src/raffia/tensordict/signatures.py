@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, cast
@@ -82,6 +83,18 @@ def shows_options_of(
         return caller
 
     return signed
+
+
+def by_method(method: Function) -> Function:
+    """The function that calls, of the container that it is given, the method of the same name."""
+    name, (first, *_) = method.__name__, inspect.signature(method).parameters
+
+    @functools.wraps(method)
+    def call(*args: Any, **options: Any) -> Any:
+        td, *rest = args or (options.pop(first),)
+        return getattr(td, name)(*rest, **options)
+
+    return cast(Function, call)
 
 
 def with_signature_of(function: Function) -> Callable[[Callable[..., Any]], Function]:

@@ -13,7 +13,7 @@ from raffia.tensordict.build import StackOptions
 from raffia.tensordict.collection import TensorDictBase
 from raffia.tensordict.keys import MissingKeyError, NestedKey, unravel_key
 from raffia.tensordict.lazy import LazyStackedTensorDict, lazy_stack
-from raffia.tensordict.node import Container, Entries, Node
+from raffia.tensordict.node import Container, Entries, Names, Node
 from raffia.tensordict.nontensor import NonTensorData, NonTensorStack, all_same
 from raffia.tensordict.tensordict import TensorDict
 from raffia.tensordict.tree import override
@@ -60,21 +60,19 @@ def stack_nested(tds: Sequence[Any], dim: int) -> Any:
     return _stack_nodes(list(tds), _new_dim(tds[0], dim), True)
 
 
+class MaybeDenseOptions(StackOptions, total=False):
+    """Options of `maybe_dense_stack`, for type checkers."""
+
+    strict: bool
+
+
 @overload
 def maybe_dense_stack(
-    input: Sequence[TensorDictBase],
-    dim: int = 0,
-    *,
-    strict: bool = False,
-    **options: Unpack[StackOptions],
+    input: Sequence[TensorDictBase], dim: int = 0, **options: Unpack[MaybeDenseOptions]
 ) -> TensorDict | LazyStackedTensorDict: ...
 @overload
 def maybe_dense_stack(
-    input: Sequence[Container],
-    dim: int = 0,
-    *,
-    strict: bool = False,
-    **options: Unpack[StackOptions],
+    input: Sequence[Container], dim: int = 0, **options: Unpack[MaybeDenseOptions]
 ) -> Container: ...
 @kinds.enter
 def maybe_dense_stack(
@@ -300,7 +298,7 @@ def _key_mismatch(stores: list[Entries]) -> StackMismatchError:
     )
 
 
-def _stacked_names(tds: Sequence[Any], dim: int) -> list[str | None] | None:
+def _stacked_names(tds: Sequence[Any], dim: int) -> Names:
     names = tds[0]._names
     if names is None or any([td._names != names for td in tds]):
         return None

@@ -7,7 +7,6 @@ faster.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Self, overload
 
 import torch
@@ -18,7 +17,6 @@ from raffia.tensordict import (
     consolidated,
     copies,
     dim_names,
-    disk,
     entries,
     index,
     kinds,
@@ -35,10 +33,19 @@ from raffia.tensordict.keys import (
     missing,
 )
 from raffia.tensordict.lock import locked_error
-from raffia.tensordict.node import BatchSize, Device, Entries, Node, Source, child_names, hold
+from raffia.tensordict.node import (
+    BatchSize,
+    Device,
+    Entries,
+    LeafFn,
+    Names,
+    Node,
+    Source,
+    child_names,
+    hold,
+)
 from raffia.tensordict.signatures import documented_as
 from raffia.tensordict.unbatched import UnbatchedTensor
-from raffia.tensordict.views import IsLeaf, KeysView, NestedView
 
 _new_object = object.__new__
 
@@ -55,7 +62,7 @@ def _lacks_batch_size(value: Tensor, batch_size: torch.Size) -> bool:
     return ndim > 1 and shape[:ndim] != batch_size
 
 
-_CASTS: dict[torch.dtype, Callable[[Tensor], Tensor]] = {  # faster than `to`
+_CASTS: dict[torch.dtype, LeafFn] = {  # faster than `to`
     torch.float32: Tensor.float, torch.float64: Tensor.double, torch.float16: Tensor.half,
     torch.bfloat16: Tensor.bfloat16, torch.bool: Tensor.bool, torch.uint8: Tensor.byte,
     torch.int8: Tensor.char, torch.int16: Tensor.short, torch.int32: Tensor.int,
@@ -192,7 +199,7 @@ class TensorDict(TensorDictBase):
         entries: Entries,
         batch_size: torch.Size,
         device: torch.device | None = None,
-        names: list[str | None] | None = None,
+        names: Names = None,
     ) -> TensorDict:
         """A container over `entries`, unchecked."""
         td = _new_object(TensorDict)
@@ -268,9 +275,7 @@ class TensorDict(TensorDictBase):
         if self._locked:
             lock.relink(self, old, value)
 
-    def _new(
-        self, entries: Entries, batch_size: torch.Size, names: list[str | None] | None = None
-    ) -> TensorDict:
+    def _new(self, entries: Entries, batch_size: torch.Size, names: Names = None) -> TensorDict:
         td = _new_object(TensorDict)
         td._d = entries
         td._batch_size = batch_size
@@ -584,24 +589,6 @@ class TensorDict(TensorDictBase):
     def popitem(self) -> tuple[str, Any]:
         return entries.popitem(self) if self._locked or not self._d else self._d.popitem()
 
-    @documented_as(disk.is_memmap)
-    def is_memmap(self) -> bool:
-        return self._mapped_to is not None
-
-    @property
-    @documented_as(disk.saved_path)
-    def saved_path(self) -> Path:  # type: ignore[override]
-        return self._mapped_to or disk.saved_path(self)
-
-    @documented_as(entries.is_empty)
-    def is_empty(self) -> bool:
-        for value in self._d.values():
-            if value.__class__ is Tensor or not isinstance(value, Node):
-                return False
-            if value._is_data() or not value.is_empty():
-                return False
-        return True
-
     @documented_as(updates.update_)
     def update_(
         self,
@@ -617,44 +604,9 @@ class TensorDict(TensorDictBase):
                 return self
         return updates.update_(self, source, clone, non_blocking=non_blocking, **options)
 
-    @documented_as(views.keys)
-    def keys(
-        self,
-        include_nested: bool = False,
-        leaves_only: bool = False,
-        is_leaf: IsLeaf | None = None,
-        *,
-        sort: bool = False,
-    ) -> KeysView:
-        if not (include_nested or leaves_only or sort):
-            return self._d.keys()  # type: ignore[return-value] # faster
-        return KeysView(self, (include_nested, leaves_only, is_leaf, sort), 0)
-
-    @documented_as(views.values)
-    def values(
-        self,
-        include_nested: bool = False,
-        leaves_only: bool = False,
-        is_leaf: IsLeaf | None = None,
-        *,
-        sort: bool = False,
-    ) -> NestedView:
-        if not (include_nested or leaves_only or sort):
-            return self._d.values()  # type: ignore[return-value] # faster
-        return NestedView(self, (include_nested, leaves_only, is_leaf, sort), 1)
-
-    @documented_as(views.items)
-    def items(
-        self,
-        include_nested: bool = False,
-        leaves_only: bool = False,
-        is_leaf: IsLeaf | None = None,
-        *,
-        sort: bool = False,
-    ) -> NestedView:
-        if not (include_nested or leaves_only or sort):
-            return self._d.items()  # type: ignore[return-value] # faster
-        return NestedView(self, (include_nested, leaves_only, is_leaf, sort), None)
+    keys = views.of_dict(views.keys)
+    values = views.of_dict(views.values)
+    items = views.of_dict(views.items)
 
     @documented_as(updates.update)
     def update(
@@ -734,8 +686,6 @@ class TensorDict(TensorDictBase):
 
 
 TensorCollection._plain = TensorDict
-
-_NO_DIMS = torch.Size()
 
 
 def _restored(

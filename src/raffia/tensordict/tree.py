@@ -6,19 +6,20 @@ import itertools
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, TypedDict, TypeVar, Unpack, overload
 
 import torch
 from torch import Tensor
 
 from raffia.tensordict import updates
-from raffia.tensordict.build import as_device, as_size, mismatch, shape_of
+from raffia.tensordict.build import as_device, as_size, batch_dim, mismatch, shape_of
 from raffia.tensordict.entries import NO_DEFAULT
 from raffia.tensordict.keys import is_key, missing
 from raffia.tensordict.node import Container, Device, Node, hold
 from raffia.tensordict.signatures import shows_options_of
 from raffia.tensordict.unbatched import UnbatchedTensor
-from raffia.tensordict.views import IsLeaf
+from raffia.tensordict.views import IsLeaf, paired
 
 # ------------------------------------------------------------------------ apply
 
@@ -184,39 +185,28 @@ def _everything(cls: type) -> bool:
 
 def _write_back(td: Any, result: Any, replace: bool) -> None:
     """Write results into the tensors of `td`, or replace them."""
-    if hasattr(td, "tensordicts") and hasattr(result, "tensordicts"):
-        for mine, value in zip(td.tensordicts, result.tensordicts, strict=True):
-            _write_back(mine, value, replace)
-        return
-    for name, value in result._entries().items():
-        mine = td._get_str(name)
+    for node, name, mine, value in paired(td, result):
         if isinstance(mine, UnbatchedTensor) and isinstance(value, Tensor):
             mine._write(value)
         elif isinstance(mine, Node) and isinstance(value, Node):
-            if not mine._is_data():
-                _write_back(mine, value, replace)
+            continue
         elif replace or mine is None or isinstance(value, Node):
-            td._set_str(name, value)
+            node._set_str(name, value)
         elif mine is not value:
-            td.set_(name, value)
+            node.set_(name, value)
 
 
+@dataclass(slots=True)
 class _Apply:
     """One run of `apply`: what stays the same at all nodes."""
 
-    def __init__(
-        self,
-        fn: Callable[..., Any],
-        named: bool,  # whether `fn` gets the nested key first
-        size: torch.Size | None,
-        default: Any,
-        filter_empty: bool | None,
-        is_leaf: IsLeaf | None,
-        device: Any,
-    ) -> None:
-        self.named = named
-        self.fn, self.size, self.default, self.filter_empty = fn, size, default, filter_empty
-        self.is_leaf, self.device = is_leaf, device
+    fn: Callable[..., Any]
+    named: bool  # whether `fn` gets the nested key first
+    size: torch.Size | None
+    default: Any
+    filter_empty: bool | None
+    is_leaf: IsLeaf | None
+    device: Any
 
     def node(self, td: Any, others: tuple[Any, ...], prefix: tuple[str, ...]) -> Any:
         """The result for one node; None if it has no entries and there was something to map."""
@@ -393,11 +383,7 @@ def map_iter(
     """
     if chunksize is not None and num_chunks is not None:
         raise ValueError("map: pass chunksize or num_chunks, not both")
-    if not -len(td._batch_size) <= dim < len(td._batch_size):
-        raise IndexError(
-            f"map: dim {dim} is out of range for the batch size {tuple(td._batch_size)}"
-        )
-    dim = dim % len(td._batch_size)
+    dim = batch_dim(td, dim)
     rows = td._batch_size[dim]
     if shuffle:
         td = td[(*[slice(None)] * dim, torch.randperm(rows, generator=generator))]

@@ -4,19 +4,59 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from raffia.tensordict.build import as_size
 from raffia.tensordict.index import indexed_size
-from raffia.tensordict.node import BatchSize, Entries, ValueNode
-
-Names = list[str | None] | None
+from raffia.tensordict.node import BatchSize, Entries, LeafFn, Names, Op, ValueNode
 
 
-class UnbatchedTensor(Tensor, ValueNode):  # type: ignore[misc] # its methods are a tensor's
+class WholeValue(ValueNode):
+    """A value that all rows share: operations on rows change the batch size only.
+
+    >>> from raffia import NonTensorData
+    >>> issubclass(NonTensorData, WholeValue), issubclass(UnbatchedTensor, WholeValue)
+    (True, True)
+    """
+
+    if TYPE_CHECKING:
+
+        def _like(self, batch_size: torch.Size, names: Names = None) -> Any: ...
+
+    def _new(self, entries: Entries, batch_size: torch.Size, names: Names = None) -> Any:
+        return self._like(batch_size, names)
+
+    def _shallow(self) -> Any:
+        return self._like(self._batch_size, self._names)
+
+    def _index(self, idx: Any, ndim: int, batch_size: torch.Size | None) -> Any:
+        if batch_size is None:
+            batch_size = indexed_size(self._batch_size[:ndim], idx)
+        return self._like(batch_size + self._batch_size[ndim:])
+
+    def _filled(self, shape: torch.Size) -> Any:
+        """The content of a new entry in the rows that are not written."""
+        return self._like(shape)
+
+    def _set_batch_size(self, batch_size: torch.Size) -> None:
+        self._batch_size = batch_size
+        if self._names is not None:
+            self._names = (self._names + [None] * len(batch_size))[: len(batch_size)]
+
+    def empty_like(self, batch_size: torch.Size) -> Any:
+        """This value with another batch size.
+
+        >>> from raffia import NonTensorData
+        >>> NonTensorData("text").empty_like(torch.Size([2])).batch_size
+        torch.Size([2])
+        """
+        return self._like(batch_size)
+
+
+class UnbatchedTensor(Tensor, WholeValue):  # type: ignore[misc] # its methods are a tensor's
     """A tensor entry that belongs to the whole batch: operations on the batch leave it unchanged.
 
     data: a tensor, or what `torch.as_tensor` takes; of any shape, and shared, not copied.
@@ -77,7 +117,7 @@ class UnbatchedTensor(Tensor, ValueNode):  # type: ignore[misc] # its methods ar
         with torch._C.DisableTorchFunctionSubclass():
             return self.as_subclass(Tensor)
 
-    def _like(self, batch_size: torch.Size) -> UnbatchedTensor:
+    def _like(self, batch_size: torch.Size, names: Names = None) -> UnbatchedTensor:
         return _over(self._plain_tensor(), batch_size)
 
     def _made(self, tensor: Tensor) -> UnbatchedTensor:
@@ -128,16 +168,7 @@ class UnbatchedTensor(Tensor, ValueNode):  # type: ignore[misc] # its methods ar
     def _set_device(self, device: torch.device | None) -> None:
         """Do nothing: a container without a device leaves its tensors where they are."""
 
-    def _set_batch_size(self, batch_size: torch.Size) -> None:
-        self._batch_size = batch_size
-
-    def _shallow(self) -> UnbatchedTensor:
-        return self._like(self._batch_size)
-
-    def _new(self, entries: Entries, batch_size: torch.Size, names: Names = None) -> Any:
-        return self._like(batch_size)
-
-    def _map(self, fn: Callable[[Tensor], Tensor]) -> Any:
+    def _map(self, fn: LeafFn) -> Any:
         return self._made(fn(self._plain_tensor()))
 
     def _cast(self, dtype: torch.dtype) -> Any:
@@ -151,18 +182,8 @@ class UnbatchedTensor(Tensor, ValueNode):  # type: ignore[misc] # its methods ar
         return self._made(next(leaves))
 
     def _batched(
-        self,
-        fn: Callable[[Tensor], Tensor],
-        ndim: int,
-        batch_size: torch.Size,
-        names: Names = None,
-        op: tuple[Any, ...] = (),
+        self, fn: LeafFn, ndim: int, batch_size: torch.Size, names: Names = None, op: Op = ()
     ) -> Any:
-        return self._like(batch_size + self._batch_size[ndim:])
-
-    def _index(self, idx: Any, ndim: int, batch_size: torch.Size | None) -> Any:
-        if batch_size is None:
-            batch_size = indexed_size(self._batch_size[:ndim], idx)
         return self._like(batch_size + self._batch_size[ndim:])
 
     def _spread(self, tensor: Tensor, out: list[Tensor]) -> list[Tensor]:
@@ -196,17 +217,6 @@ class UnbatchedTensor(Tensor, ValueNode):  # type: ignore[misc] # its methods ar
         else:
             self._plain_tensor()[idx] = value
         return self
-
-    def _filled(self, shape: torch.Size) -> Any:
-        return self._like(shape)
-
-    def empty_like(self, batch_size: torch.Size) -> Any:
-        """This tensor for another batch size.
-
-        >>> UnbatchedTensor(torch.zeros(3)).empty_like(torch.Size([2])).batch_size
-        torch.Size([2])
-        """
-        return self._like(batch_size)
 
     def _where(self, condition: Tensor, other: Any, pad: Any = None) -> Any:
         if isinstance(other, UnbatchedTensor) and not same_tensor(self, other):

@@ -8,11 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from raffia.tensordict.keys import (
-    dotted,
-    unravel_key,
-)
+from raffia.tensordict.keys import dotted, unravel_key
 from raffia.tensordict.node import Node
+from raffia.tensordict.signatures import Function, documented_as
 
 IsLeaf = Callable[[type], bool]
 
@@ -110,23 +108,24 @@ def every(node: Any, test: Callable[[Tensor], Any]) -> bool:
     return True
 
 
-def some(node: Any, test: Callable[[Tensor], Any]) -> bool:
-    """Whether `test` is true of any leaf; the first that it is true of is the last it sees."""
-    if node.__class__ is not node._plain:
-        members = getattr(node, "tensordicts", None)
-        if members is None:
-            return any(map(test, node._leaves([])))
-        for member in members:
-            if some(member, test):
-                return True
-        return False
-    for value in node._d.values():
-        if value.__class__ is Tensor or not isinstance(value, Node):
-            if test(value):
-                return True
-        elif some(value, test):
-            return True
-    return False
+def paired(td: Any, source: Any) -> Iterator[tuple[Any, str, Any, Any]]:
+    """Entries of `source` that are no containers, next to those of `td` under the same keys.
+
+    As (the node of `td`, the name there, its entry or None, the entry of `source`). Lazy stacks are
+    paired member by member.
+    """
+    members, others = getattr(td, "tensordicts", None), getattr(source, "tensordicts", None)
+    if members is not None and others is not None:
+        if (td.stack_dim, len(members)) == (source.stack_dim, len(others)):
+            for member, other in zip(members, others, strict=True):
+                yield from paired(member, other)
+            return
+    for name, value in source._entries().items():
+        mine = td._get_str(name)
+        if all([isinstance(node, Node) and not node._is_data() for node in (mine, value)]):
+            yield from paired(mine, value)
+        else:
+            yield td, name, mine, value
 
 
 def entries_list(
@@ -288,3 +287,25 @@ def items(
     [('a', tensor(1)), (('b', 'c'), tensor(2))]
     """
     return NestedView(td, (include_nested, leaves_only, is_leaf, sort), None)
+
+
+def of_dict(view: Function) -> Function:
+    """The method of plain containers for a view; without flags, their dict has a faster one."""
+
+    name = view.__name__
+
+    @documented_as(view)
+    def listing(
+        td: Any,
+        include_nested: bool = False,
+        leaves_only: bool = False,
+        is_leaf: IsLeaf | None = None,
+        *,
+        sort: bool = False,
+    ) -> Any:
+        if include_nested or leaves_only or sort:
+            return view(td, include_nested, leaves_only, is_leaf, sort=sort)
+        return getattr(td._d, name)()
+
+    made: Any = listing
+    return made
