@@ -11,6 +11,7 @@ are not by themselves: a tile asks for the next tile's weights, line by line, in
 """
 
 # llvmlite and numba give their builders no types, so little of this file has any.
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
@@ -32,7 +33,7 @@ _WORD = ir.IntType(64)
 _FOUR = ir.VectorType(FLOAT, COLUMNS)
 
 
-def _tile(name: str, columns: int) -> Any:
+def _tile(name: str, columns: int) -> Callable[..., Any]:
     """An instruction for `columns` outputs; the row count, 1 to `MOST_ROWS`, is an argument."""
     word, real = types.int64, types.float64
 
@@ -68,13 +69,13 @@ def _body(function: Any, rows: int, columns: int) -> None:
     cells = [(row, column) for row in range(rows) for column in range(columns)]
     sums = {cell: cgutils.alloca_once(builder, VECTOR) for cell in cells}
 
-    def pointer(address: Any, to: Any) -> Any:
+    def pointer(address: Any, to: Any) -> ir.Value:
         return builder.inttoptr(address, to.as_pointer())
 
-    def after(address: Any, step: Any, count: int) -> Any:
+    def after(address: Any, step: Any, count: int) -> ir.Value:
         return builder.add(address, builder.mul(step, _WORD(count)))
 
-    def vector(address: Any) -> Any:
+    def vector(address: Any) -> ir.Value:
         return builder.load(pointer(address, VECTOR), align=4)
 
     for total in sums.values():
@@ -111,7 +112,7 @@ def _body(function: Any, rows: int, columns: int) -> None:
     builder.ret_void()
 
 
-def _sums(builder: Any, parts: list[Any]) -> Any:
+def _sums(builder: Any, parts: list[Any]) -> ir.Value:
     """The sum over each of these vectors: of four vectors as a vector, of one as a number."""
     width = WIDTH
     while width > COLUMNS:

@@ -26,9 +26,11 @@ from llvmlite import ir
 from numba import types
 from numba.core import event
 from numba.core.ccallback import CFunc
+from numba.core.typing.templates import Signature
 from numba.extending import intrinsic as numba_intrinsic
 
 Compiled = TypeVar("Compiled")
+Typed = tuple[Signature, Callable[..., ir.Value]]  # of an instruction: its types, and its code
 
 
 def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -83,14 +85,15 @@ def _stamp(kernels: pathlib.Path) -> str:
     return digest.hexdigest()
 
 
-def intrinsic(typed: Callable[..., Any]) -> Any:
+def intrinsic(typed: Callable[..., Typed]) -> Callable[..., Any]:
     """`numba.extending.intrinsic`, for functions that also take the typing context."""
-    return numba_intrinsic(typed)
+    made: Callable[..., Any] = numba_intrinsic(typed)
+    return made
 
 
 def instruction(
-    result: Any, *arguments: Any, name: str = ""
-) -> Callable[[Callable[..., Any]], Any]:
+    result: types.Type, *arguments: types.Type, name: str = ""
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """An operation of these types in kernels; the function writes its code with LLVM's builder.
 
     >>> @instruction(types.int64, types.int64)
@@ -100,9 +103,9 @@ def instruction(
     -3
     """
 
-    def made(write: Callable[..., Any]) -> Any:
-        def typed(typing_context: Any, *given: Any) -> Any:
-            def code(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+    def made(write: Callable[..., Any]) -> Callable[..., Any]:
+        def typed(typing_context: Any, *given: Any) -> Typed:
+            def code(context: Any, builder: Any, signature: Any, values: Any) -> ir.Value:
                 value = write(builder, *values)
                 return context.get_dummy_value() if result is types.void else value
 
@@ -119,20 +122,20 @@ def instruction(
 _REAL = {types.float32: ir.FloatType(), types.float64: ir.DoubleType()}
 
 
-def _pointer(builder: Any, address: Any, number: Any) -> Any:
+def _pointer(builder: Any, address: Any, number: Any) -> ir.Value:
     kind = _REAL.get(number) or ir.IntType(number.bitwidth)
     return builder.inttoptr(address, kind.as_pointer())
 
 
-def _load(number: Any) -> Any:
+def _load(number: Any) -> Callable[..., Any]:
     @instruction(number, types.int64, name=f"load_{number}")
-    def load(builder: Any, address: Any) -> Any:
+    def load(builder: Any, address: Any) -> ir.Value:
         return builder.load(_pointer(builder, address, number), align=1)
 
     return load
 
 
-def _store(number: Any) -> Any:
+def _store(number: Any) -> Callable[..., Any]:
     @instruction(types.void, types.int64, number, name=f"store_{number}")
     def store(builder: Any, address: Any, value: Any) -> None:
         builder.store(value, _pointer(builder, address, number), align=1)

@@ -15,6 +15,7 @@ row of a matrix; `at` is then the addresses of the eight rows.
 
 # llvmlite and numba give their builders no types, so little of this file has any.
 import operator
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
@@ -24,7 +25,7 @@ from numba.core.imputils import lower_builtin
 from numba.core.typing.templates import ConcreteTemplate, infer_global, signature
 from numba.extending import register_model
 
-from raffia.jit.kernel import instruction, intrinsic
+from raffia.jit.kernel import Typed, instruction, intrinsic
 
 LANES = 8
 _INDEX = ir.IntType(32)
@@ -53,7 +54,7 @@ def _operator(kind: VectorType, symbol: Any, instruction: str) -> None:
     class _VectorTemplate(ConcreteTemplate):
         cases = (signature(kind, kind, kind),)
 
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> ir.Value:
         return getattr(builder, instruction)(*arguments)
 
     lower_builtin(symbol, kind, kind)(code)
@@ -68,46 +69,46 @@ def _vector(bits: int, count: int) -> Any:
     return ir.VectorType(ir.IntType(bits), count)
 
 
-def shuffled(builder: Any, a: Any, b: Any, *indices: int) -> Any:
+def shuffled(builder: Any, a: Any, b: Any, *indices: int) -> ir.Value:
     """Return a vector of elements of `a` and `b`, numbered through both; LLVM's `shufflevector`."""
     mask = ir.Constant(ir.VectorType(_INDEX, len(indices)), [_INDEX(index) for index in indices])
     return builder.shuffle_vector(a, b, mask)
 
 
-def _spread(builder: Any, word: Any) -> Any:
+def _spread(builder: Any, word: Any) -> ir.Value:
     empty = ir.Constant(_vector(64, LANES), ir.Undefined)
     first = builder.insert_element(empty, word, _INDEX(0))
     return shuffled(builder, first, empty, *[0] * LANES)
 
 
-def _read(builder: Any, kind: Any, address: Any) -> Any:
+def _read(builder: Any, kind: Any, address: Any) -> ir.Value:
     return builder.load(builder.inttoptr(address, kind.as_pointer()), align=1)
 
 
-def _row(builder: Any, at: Any, lane: int, offset: Any) -> Any:
+def _row(builder: Any, at: Any, lane: int, offset: Any) -> ir.Value:
     return builder.add(builder.extract_element(at, _INDEX(lane)), offset)
 
 
 @instruction(lanes, types.int64)
-def spread(builder: Any, word: Any) -> Any:
+def spread(builder: Any, word: Any) -> ir.Value:
     """Spread a word to all lanes."""
     return _spread(builder, word)
 
 
 @instruction(types.int64, lanes, types.int64)
-def lane(builder: Any, words: Any, number: Any) -> Any:
+def lane(builder: Any, words: Any, number: Any) -> ir.Value:
     """The word in one lane, as int64."""
     return builder.extract_element(words, number)
 
 
 @instruction(lanes, lanes, types.int64, types.int64)
-def with_lane(builder: Any, words: Any, number: Any, word: Any) -> Any:
+def with_lane(builder: Any, words: Any, number: Any, word: Any) -> ir.Value:
     """The lanes with the word in one lane replaced."""
     return builder.insert_element(words, word, number)
 
 
 @instruction(lanes, lanes, types.int64)
-def rotated(builder: Any, words: Any, left: Any) -> Any:
+def rotated(builder: Any, words: Any, left: Any) -> ir.Value:
     """The words, each rotated to the left by a literal number of bits."""
     right = builder.sub(_WORD(64), left)
     return builder.or_(
@@ -121,9 +122,9 @@ def store_lanes(builder: Any, address: Any, words: Any) -> None:
     builder.store(words, builder.inttoptr(address, words.type.as_pointer()), align=1)
 
 
-def _load_lanes(bits: int) -> Any:
+def _load_lanes(bits: int) -> Callable[..., Any]:
     @instruction(lanes, types.int64, name=f"load_lanes_u{bits}")
-    def load(builder: Any, address: Any) -> Any:
+    def load(builder: Any, address: Any) -> ir.Value:
         numbers = _read(builder, _vector(bits, LANES), address)
         return numbers if bits == 64 else builder.zext(numbers, _vector(64, LANES))
 
@@ -134,9 +135,9 @@ load_lanes_u8, load_lanes_u16 = _load_lanes(8), _load_lanes(16)
 load_lanes_u32, load_lanes_u64 = _load_lanes(32), _load_lanes(64)
 
 
-def _gather(bits: int) -> Any:
+def _gather(bits: int) -> Callable[..., Any]:
     @instruction(lanes, lanes, types.int64, name=f"gather_u{bits}")
-    def gather(builder: Any, at: Any, offset: Any) -> Any:
+    def gather(builder: Any, at: Any, offset: Any) -> ir.Value:
         words = ir.Constant(_vector(64, LANES), ir.Undefined)
         for number in range(LANES):
             word = _read(builder, ir.IntType(bits), _row(builder, at, number, offset))
@@ -151,10 +152,10 @@ gather_u8, gather_u16, gather_u32, gather_u64 = (_gather(bits) for bits in (8, 1
 
 
 @intrinsic
-def gather_2(typing_context: Any, at: Any, offset: Any) -> Any:
+def gather_2(typing_context: Any, at: Any, offset: Any) -> Typed:
     """Two successive words of each row, as two lanes."""
 
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> ir.Value:
         at, offset = arguments
         rows = [
             _read(builder, _vector(64, 2), _row(builder, at, number, offset))
@@ -174,17 +175,17 @@ def gather_2(typing_context: Any, at: Any, offset: Any) -> Any:
 
 
 @instruction(lanes, lanes, types.int64, types.int64)
-def replaced(builder: Any, words: Any, old: Any, new: Any) -> Any:
+def replaced(builder: Any, words: Any, old: Any, new: Any) -> ir.Value:
     """The words, with `new` in place of each that equals `old`."""
     is_old = builder.icmp_signed("==", words, _spread(builder, old))
     return builder.select(is_old, _spread(builder, new), words)
 
 
-def _folded(name: str, bits: int, real: Any = None) -> Any:
+def _folded(name: str, bits: int, real: Any = None) -> Callable[..., Any]:
     """An instruction that folds numbers; with a float type `real`, one comparison detects NaNs."""
 
-    def typed(typing_context: Any, words: Any, largest: Any, nan: Any) -> Any:
-        def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def typed(typing_context: Any, words: Any, largest: Any, nan: Any) -> Typed:
+        def code(context: Any, builder: Any, signature: Any, arguments: Any) -> ir.Value:
             words = arguments[0]
             size = 64 * LANES if isinstance(words.type, ir.VectorType) else 64
             count = size // bits
@@ -214,7 +215,7 @@ def _folded(name: str, bits: int, real: Any = None) -> Any:
     return intrinsic(typed)
 
 
-def _repeated(builder: Any, word: Any, kind: Any) -> Any:
+def _repeated(builder: Any, word: Any, kind: Any) -> ir.Value:
     return _spread(builder, word) if isinstance(kind, ir.VectorType) else word
 
 

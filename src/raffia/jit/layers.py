@@ -310,8 +310,10 @@ KINDS = (
     *(LSTMLayer, GaussianLayer, DecodeLayer, WriteLayer),
 )
 READ, LOOK_UP, DENSE, NORM, GELU, LSTM, GAUSSIAN, DECODE, WRITE = range(9)
-_read_at, _look_up_at, _dense_at, _norm_at, _gelu_at = (fields_at(kind) for kind in KINDS[:5])
-_lstm_at, _gaussian_at, _decode_at, _write_at = (fields_at(kind) for kind in KINDS[5:])
+_read_at, _look_up_at = fields_at(ReadLayer), fields_at(LookUpLayer)
+_dense_at, _norm_at, _gelu_at = fields_at(DenseLayer), fields_at(NormLayer), fields_at(GELULayer)
+_lstm_at, _decode_at = fields_at(LSTMLayer), fields_at(DecodeLayer)
+_gaussian_at, _write_at = fields_at(GaussianLayer), fields_at(WriteLayer)
 
 
 class ProgramRecord(Record):

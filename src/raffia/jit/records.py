@@ -26,7 +26,7 @@ import functools
 import struct
 from array import array
 from collections.abc import Callable
-from typing import Annotated, Any, NamedTuple, Protocol, get_args, get_type_hints
+from typing import Annotated, Any, NamedTuple, Protocol, TypeVar, get_args, get_type_hints
 
 from llvmlite import ir
 from numba import types
@@ -35,7 +35,7 @@ from numba.core.typing.templates import AttributeTemplate
 from numba.extending import infer_getattr, lower_getattr_generic, models, register_model
 from torch import Tensor
 
-from raffia.jit.kernel import instruction, intrinsic
+from raffia.jit.kernel import Typed, instruction, intrinsic
 
 
 class Numbers(Protocol):
@@ -125,11 +125,11 @@ class _RecordModel(models.PrimitiveModel):
 class _RecordAttributes(AttributeTemplate):
     key = _RecordType
 
-    def generic_resolve(self, record: Any, name: str) -> Any:  # type: ignore[override]
+    def generic_resolve(self, record: Any, name: str) -> types.Type | None:  # type: ignore[override]
         return record.fields.get(name)
 
 
-def _read_field(context: Any, builder: Any, record: Any, address: Any, name: str) -> Any:
+def _read_field(context: Any, builder: Any, record: Any, address: Any, name: str) -> ir.Value:
     kind = context.get_value_type(record.fields[name])
     at = builder.add(address, _WORD(8 * list(record.fields).index(name)))
     return builder.load(builder.inttoptr(at, kind.as_pointer()))
@@ -138,43 +138,46 @@ def _read_field(context: Any, builder: Any, record: Any, address: Any, name: str
 lower_getattr_generic(_RecordType)(_read_field)
 
 
-def fields_at(record: type[Record]) -> Any:
+Fields = TypeVar("Fields", bound=Record)
+
+
+def fields_at(record: type[Fields]) -> Callable[[int], Fields]:
     """The record at an address, in kernels; a module keeps this under a name of its own."""
 
     @instruction(_RecordType(record), types.int64)
-    def record_at(builder: Any, address: Any) -> Any:
+    def record_at(builder: Any, address: Any) -> ir.Value:
         return address
 
     return record_at
 
 
 @instruction(types.CPointer(types.float32), types.int64)
-def floats_at(builder: Any, address: Any) -> Any:
+def floats_at(builder: Any, address: Any) -> ir.Value:
     """The float32 numbers from an address on."""
     return builder.inttoptr(address, ir.FloatType().as_pointer())
 
 
 @instruction(types.CPointer(types.uint8), types.int64)
-def bytes_at(builder: Any, address: Any) -> Any:
+def bytes_at(builder: Any, address: Any) -> ir.Value:
     """The bytes from an address on."""
     return builder.inttoptr(address, ir.IntType(8).as_pointer())
 
 
 @intrinsic
-def exists(typing_context: Any, array: Any) -> Any:
+def exists(typing_context: Any, array: Any) -> Typed:
     """Whether the array was given."""
 
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> ir.Value:
         return cgutils.is_not_null(builder, arguments[0])
 
     return types.boolean(array), code
 
 
 @intrinsic
-def tail(typing_context: Any, array: Any, start: Any) -> Any:
+def tail(typing_context: Any, array: Any, start: Any) -> Typed:
     """The array from an element on; of one that was not given, nothing."""
 
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> ir.Value:
         array, start = arguments
         moved = builder.gep(array, [start])
         return builder.select(cgutils.is_null(builder, array), array, moved)
@@ -183,10 +186,10 @@ def tail(typing_context: Any, array: Any, start: Any) -> Any:
 
 
 @intrinsic
-def copy(typing_context: Any, target: Any, source: Any, num: Any) -> Any:
+def copy(typing_context: Any, target: Any, source: Any, num: Any) -> Typed:
     """Copy `num` numbers to an array that does not overlap."""
 
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> ir.Value:
         to, start, count = arguments
         cgutils.raw_memcpy(builder, to, start, count, target.dtype.bitwidth // 8)
         return context.get_dummy_value()
@@ -195,10 +198,10 @@ def copy(typing_context: Any, target: Any, source: Any, num: Any) -> Any:
 
 
 @intrinsic
-def clear(typing_context: Any, target: Any, num: Any) -> Any:
+def clear(typing_context: Any, target: Any, num: Any) -> Typed:
     """Set `num` numbers to 0, of an array that may not have been given."""
 
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> ir.Value:
         target_array, num = arguments
         with builder.if_then(cgutils.is_not_null(builder, target_array)):
             size = builder.mul(num, _WORD(target.dtype.bitwidth // 8))

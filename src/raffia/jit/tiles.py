@@ -26,7 +26,7 @@ UNROLLED = 4  # steps of k in a round of the inner loop
 _WORD = ir.IntType(64)
 
 
-def _tile(name: str, rows_and_panels: list[tuple[int, int]]) -> Any:
+def _tile(name: str, rows_and_panels: list[tuple[int, int]]) -> Callable[..., Any]:
     """An instruction for tiles of several sizes; the number of rows is an argument."""
     word, real = types.int64, types.float64
 
@@ -101,13 +101,13 @@ def _body(function: Any, rows: int, panels: int) -> None:
     cells = [(row, part) for row in range(rows) for part in range(2 * panels)]
     sums = {cell: cgutils.alloca_once(builder, VECTOR) for cell in cells}
 
-    def after(address: Any, step: Any, count: int = 1) -> Any:
+    def after(address: Any, step: Any, count: int = 1) -> ir.Value:
         return builder.add(address, builder.mul(step, _WORD(count)))
 
-    def pointer(address: Any, kind: Any, offset: int = 0) -> Any:
+    def pointer(address: Any, kind: Any, offset: int = 0) -> ir.Value:
         return builder.inttoptr(builder.add(address, _WORD(offset)), kind.as_pointer())
 
-    def element(address: Any, step: Any, cell: tuple[int, int]) -> Any:
+    def element(address: Any, step: Any, cell: tuple[int, int]) -> ir.Value:
         row, part = cell
         return pointer(after(address, step, row), VECTOR, 4 * WIDTH * part)
 

@@ -15,6 +15,7 @@ True
 """
 
 # llvmlite and numba give their builders no types, so little of this file has any.
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
@@ -41,7 +42,7 @@ _WORDS = ir.VectorType(_INDEX, WIDTH)
 floats = VectorType("floats", "float", WIDTH, add="fadd", sub="fsub", mul="fmul", truediv="fdiv")
 
 
-def splat(builder: Any, number: Any, width: int = WIDTH) -> Any:
+def splat(builder: Any, number: Any, width: int = WIDTH) -> ir.Value:
     """Return an LLVM vector with the same number in every element."""
     empty = ir.Constant(ir.VectorType(number.type, width), ir.Undefined)
     first = builder.insert_element(empty, number, _INDEX(0))
@@ -49,7 +50,7 @@ def splat(builder: Any, number: Any, width: int = WIDTH) -> Any:
     return builder.shuffle_vector(first, empty, zeros)
 
 
-def fused(builder: Any, a: Any, b: Any, c: Any) -> Any:
+def fused(builder: Any, a: Any, b: Any, c: Any) -> ir.Value:
     """Return the LLVM value of a * b + c."""
     if not FUSES:
         return builder.fadd(builder.fmul(a, b), c)
@@ -60,13 +61,13 @@ def fused(builder: Any, a: Any, b: Any, c: Any) -> Any:
 
 
 @instruction(floats, types.float64)
-def spread(builder: Any, number: Any) -> Any:
+def spread(builder: Any, number: Any) -> ir.Value:
     """Spread a number, rounded to float32, to all elements."""
     return splat(builder, builder.fptrunc(number, FLOAT))
 
 
 @instruction(floats, types.int64)
-def load_floats(builder: Any, address: Any) -> Any:
+def load_floats(builder: Any, address: Any) -> ir.Value:
     """`WIDTH` successive float32."""
     return builder.load(builder.inttoptr(address, VECTOR.as_pointer()), align=4)
 
@@ -78,14 +79,14 @@ def store_floats(builder: Any, address: Any, vector: Any) -> None:
 
 
 @instruction(floats, floats, floats, floats)
-def multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
+def multiply_add(builder: Any, a: Any, b: Any, c: Any) -> ir.Value:
     """a * b + c."""
     return fused(builder, a, b, c)
 
 
-def _limit(name: str, comparison: str) -> Any:
+def _limit(name: str, comparison: str) -> Callable[..., Any]:
     @instruction(floats, floats, floats, name=name)
-    def limited(builder: Any, vector: Any, limit: Any) -> Any:
+    def limited(builder: Any, vector: Any, limit: Any) -> ir.Value:
         beyond = builder.fcmp_ordered(comparison, vector, limit)
         return builder.select(beyond, limit, vector)  # what is not a number stays so
 
@@ -96,11 +97,11 @@ at_least = _limit("at_least", "<")
 at_most = _limit("at_most", ">")
 
 
-def _folded(name: str, fold: Any) -> Any:
+def _folded(name: str, fold: Any) -> Callable[..., Any]:
     """Halves are folded on each other until one element is left: an order that never changes."""
 
     @instruction(types.float64, floats, name=name)
-    def folded(builder: Any, vector: Any) -> Any:
+    def folded(builder: Any, vector: Any) -> ir.Value:
         width = WIDTH
         while width > 1:
             width //= 2
@@ -122,7 +123,7 @@ greatest = _folded(
 
 
 @instruction(floats, floats)
-def _power_of_two(builder: Any, shifted: Any) -> Any:
+def _power_of_two(builder: Any, shifted: Any) -> ir.Value:
     """2**n, where `shifted` is n + 1.5 * 2**23: n then stands in the lowest bits."""
     bits = builder.bitcast(shifted, _WORDS)
     exponent = builder.shl(bits, ir.Constant(_WORDS, [23] * WIDTH))

@@ -145,6 +145,19 @@ class ValuePrefix:
             )
 
 
+class TreeRules(NamedTuple):
+    """The options of `search` that the steps of its simulations depend on, documented there.
+
+    >>> TreeRules(max_depth=5).root_value
+    'exclude'
+    """
+
+    value_prefix: ValuePrefix | None = None
+    root_value: RootValue = "exclude"
+    max_depth: int | None = None
+    transpositions: StateKey | None = None
+
+
 class SearchOptions(TypedDict, total=False):
     """Options of `search` other than the model, simulations and selection, documented there.
 
@@ -168,10 +181,7 @@ _FIELDS = (
     ("reward", "NaN or infinite"),
     ("value", "NaN or infinite"),
     ("prior_logits", "NaN, inf or -inf for all legal actions"),
-    (
-        "discount",
-        ("NaN, infinite or negative (for two players pass to_play, not a negative discount)"),
-    ),
+    ("discount", "NaN, infinite or negative (for two players: to_play, not a negative discount)"),
 )
 
 

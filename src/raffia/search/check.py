@@ -1,12 +1,10 @@
 """Checks that the arguments of a search fit together; errors name what was given and what is
 needed."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from raffia.search.base import RootOutput, RootValue, StateKey, ValuePrefix
+from raffia.search.base import RootOutput, TreeRules, ValuePrefix
 
 
 def check_root(root: RootOutput) -> None:
@@ -27,7 +25,9 @@ def check_root(root: RootOutput) -> None:
     batch, actions = logits.shape
     _check_shape("root.value", root.value, (batch,))
     if root.mask is not None:
-        _check_mask(root.mask, (batch, actions))
+        _check_shape("root.mask", root.mask, (batch, actions))
+        if root.mask.dtype != torch.bool:
+            raise TypeError(f"root.mask is {root.mask.dtype}; it must be bool: pass mask.bool()")
         if not bool(root.mask.any(-1).all()):
             without = (~root.mask.any(-1)).nonzero().flatten().tolist()
             raise ValueError(
@@ -58,12 +58,6 @@ def _check_tensor(name: str, tensor: object, logits: Tensor) -> None:
             f"root.{name} lies on {tensor.device} and root.prior_logits on {logits.device}: put "
             "both on one device (the embedding may lie elsewhere)"
         )
-
-
-def _check_mask(mask: Tensor, shape: tuple[int, int]) -> None:
-    _check_shape("root.mask", mask, shape)
-    if mask.dtype != torch.bool:
-        raise TypeError(f"root.mask is {mask.dtype}; it must be bool: pass mask.bool()")
 
 
 def _check_shape(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
@@ -107,24 +101,18 @@ def check_discount(discount: float | Tensor, batch: int) -> Tensor:
     """Check the discount and return one for each root, float32 [B]."""
     if isinstance(discount, float | int):
         if not 0 <= discount <= 1:
-            raise ValueError(f"discount={discount} must lie in 0..1")
+            raise ValueError(f"discount={discount} must be in 0..1")
         return torch.full((batch,), float(discount))
     gamma = torch.as_tensor(discount).to(torch.float32)
     check_of_each("discount", gamma, batch)
     if not bool(((gamma >= 0) & (gamma <= 1)).all()):
-        raise ValueError(f"discount={discount} must lie in 0..1")
+        raise ValueError(f"discount={discount} must be in 0..1")
     return gamma.expand(batch).contiguous()
 
 
-def check_options(
-    value_prefix: ValuePrefix | None,
-    root_value: RootValue,
-    max_depth: int | None,
-    transpositions: StateKey | None,
-    num_threads: int,
-    recurrent_fn: Any,
-) -> None:
+def check_options(rules: TreeRules, num_threads: int, recurrent_fn: object) -> None:
     """Check a search's options, by themselves and together."""
+    value_prefix, root_value, max_depth, transpositions = rules
     if value_prefix is not None and not isinstance(value_prefix, ValuePrefix):
         raise TypeError(f"value_prefix={value_prefix!r} must be a ValuePrefix(horizon=...) or None")
     if root_value not in ("exclude", "include", "zero"):

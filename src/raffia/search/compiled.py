@@ -37,7 +37,7 @@ class CompiledSteps:
         module = kernels.steps
         self._simulate, self._backward = module.simulate, module.backward
         self._output = kernels.record.OutputRecord()
-        prefix, (roots, rows, actions) = state.value_prefix, state.shape
+        prefix, (roots, rows, actions) = state.rules.value_prefix, state.shape
         self._search = kernels.record.SearchRecord(
             **state.arrays(),
             scores=torch.empty(actions),
@@ -79,7 +79,7 @@ class CompiledSteps:
         ]
         value, logits, mask, to_play = (0 if x is None else x.data_ptr() for x in fields)
         self._output.set(0, value, logits, 0, mask, to_play, 0)
-        counts = self.state.root_value
+        counts = self.state.rules.root_value
         unfit_at = kernels.steps.instantiate(
             self._address, self._output.address, int(counts != "exclude"), int(counts == "include")
         )
@@ -101,16 +101,8 @@ class CompiledSteps:
         """Write the new nodes and add their values along the paths."""
         if not self._has_mask and "mask" in self.state.entries:
             self.renew()
-        reward, value, logits, discount, mask, to_play, _ = output
-        self._output.set(
-            reward.data_ptr(),
-            value.data_ptr(),
-            logits.data_ptr(),
-            0 if discount is None else discount.data_ptr(),
-            0 if mask is None else mask.data_ptr(),
-            0 if to_play is None else to_play.data_ptr(),
-            0 if key is None else key.data_ptr(),
-        )
+        arrays = (*output[:6], key)  # in the order of an `OutputRecord`
+        self._output.set(*[0 if array is None else array.data_ptr() for array in arrays])
         unfit_at = self._backward(self._address, simulation, num_roots, self._output.address)
         if unfit_at >= 0:
             raise self._unfit(unfit_at, simulation)

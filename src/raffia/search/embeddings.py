@@ -283,28 +283,23 @@ class _KernelTransfer(_RowTransfer):
         self._gather, self._store = kernels.rows.gather, kernels.rows.store
 
     def gather(self, rows: Tensor, buffers: Sequence[Tensor]) -> None:
+        self._set_buffers(buffers)
+        self._gather(self._address, self._num, rows.data_ptr(), rows.size(0))
+
+    def store(self, rows: Tensor, buffers: Sequence[Tensor], reset: Tensor | None) -> None:
+        buffers = [
+            tensor if is_plain(tensor) else plain(tensor, tensor.dtype, tensor.device)
+            for tensor in buffers
+        ]
+        self._set_buffers(buffers)
+        zeroed = (0, 0) if reset is None else (reset.data_ptr(), self._bits)
+        self._store(self._address, self._num, rows.data_ptr(), rows.size(0), *zeroed)
+
+    def _set_buffers(self, buffers: Sequence[Tensor]) -> None:
         table, slot = self._table, 1
         for tensor in buffers:
             table[slot] = tensor.data_ptr()
             slot += 3
-        self._gather(self._address, self._num, rows.data_ptr(), rows.size(0))
-
-    def store(self, rows: Tensor, buffers: Sequence[Tensor], reset: Tensor | None) -> None:
-        table, slot = self._table, 1
-        plain_tensors = [
-            tensor if is_plain(tensor) else plain(tensor, tensor.dtype, tensor.device)
-            for tensor in buffers
-        ]
-        for tensor in plain_tensors:
-            table[slot] = tensor.data_ptr()
-            slot += 3
-        if reset is None:
-            self._store(self._address, self._num, rows.data_ptr(), rows.size(0), 0, 0)
-        else:
-            self._store(
-                *(self._address, self._num, rows.data_ptr(), rows.size(0)),
-                *(reset.data_ptr(), self._bits),
-            )
 
 
 def _row_transfer(

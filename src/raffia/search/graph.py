@@ -243,20 +243,10 @@ def _node(lists: dict[str, Any], row: int) -> TreeNode:
     legal = lists["mask"][row] if "mask" in lists else [True] * len(prior)
     tried = lists["children"][row]
     untried = [a for a, child in enumerate(tried) if child < 0 and legal[a]]
-    optional = {
-        name: lists[name][row] for name in ("to_play", "value_prefix", "key") if name in lists
-    }
-    return TreeNode(
-        row=row,
-        depth=lists["depth"][row],
-        visits=lists["visits"][row],
-        value=lists["value"][row],
-        raw_value=lists["raw_value"][row],
-        ended=lists["ended"][row],
-        num_untried=len(untried),
-        untried_prior=sum([prior[a] for a in untried]),
-        **optional,
-    )
+    names = ("depth", "visits", "value", "raw_value", "ended", "to_play", "value_prefix", "key")
+    own = {name: lists[name][row] for name in names if name in lists}
+    untried_prior = sum([prior[a] for a in untried])
+    return TreeNode(row=row, num_untried=len(untried), untried_prior=untried_prior, **own)
 
 
 def _edges(lists: dict[str, Any], row: int, names: Sequence[str] | None) -> list[TreeEdge]:

@@ -199,7 +199,8 @@ class KeyedSearch(TensorDictModuleBase):
         batch = tensordict.batch_size
         for key, entry in found.items():
             if key != "_":
-                tensordict.set(key, _unflat(entry, batch))
+                rest = () if isinstance(entry, Node) else entry.shape[1:]
+                tensordict.set(key, entry.reshape((*batch, *rest)))
         return tensordict
 
     @torch.no_grad()
@@ -318,11 +319,6 @@ class KeyedSearch(TensorDictModuleBase):
 
 def _named(**keys: NestedKey | None) -> dict[str, NestedKey]:
     return {name: unravel_key(key) for name, key in keys.items() if key is not None}
-
-
-def _unflat(entry: Any, batch: torch.Size) -> Any:
-    rest = () if isinstance(entry, Node) else entry.shape[1:]
-    return entry.reshape((*batch, *rest))
 
 
 def _spread(

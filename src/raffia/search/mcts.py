@@ -12,6 +12,7 @@ from raffia.search.base import (
     RootOutput,
     RootValue,
     StateKey,
+    TreeRules,
     ValuePrefix,
 )
 from raffia.search.check import check_budget, check_discount, check_options, check_root
@@ -63,17 +64,16 @@ def search(
     tensor([[ 2,  2, 26]], dtype=torch.int32)
     """
     check_root(root)
-    check_options(value_prefix, root_value, max_depth, transpositions, num_threads, recurrent_fn)
+    rules = TreeRules(value_prefix, root_value, max_depth, transpositions)
+    check_options(rules, num_threads, recurrent_fn)
     batch, selection = root.value.size(0), as_selection(select)
     budget, gamma = check_budget(num_simulations, batch), check_discount(discount, batch)
-    settings = value_prefix, root_value, max_depth, transpositions
     prepared, shapes = None, None
     if workspace is not None:
-        options = recurrent_fn, selection, backend, num_threads
-        shapes = shapes_of(root, budget, *options, *settings)
+        shapes = shapes_of(root, budget, recurrent_fn, selection, backend, num_threads, rules)
         prepared = workspace.take(shapes)
     if prepared is None or not prepared.renew(root, selection, gamma):
-        state = make_state(root, budget, gamma, selection, *settings)
+        state = make_state(root, budget, gamma, selection, rules)
         steps = make_steps(state, backend)
         embeddings = Embeddings(
             *(root.embedding, *state.shape[:2], value_prefix),

@@ -46,8 +46,8 @@ def called_model(
             assert output.actions is not None  # the check saw to that
             actions[children // batch, children % batch] = output.actions.to(device)
         key = None
-        if state.transpositions is not None:
-            key = fitting_key(state.transpositions(embedding), num_roots, device)
+        if state.rules.transpositions is not None:
+            key = fitting_key(state.rules.transpositions(embedding), num_roots, device)
         return output, key
 
     return expand
@@ -73,7 +73,7 @@ def bound_model(
     state: SearchState, embeddings: Embeddings, root: RootOutput, recurrent_fn: Any
 ) -> tuple[Any, RecurrentOutput] | None:
     """The model's step in the search's memory and its output; None if it cannot work there."""
-    bind, prefix = getattr(recurrent_fn, "bind", None), state.value_prefix
+    bind, prefix = getattr(recurrent_fn, "bind", None), state.rules.value_prefix
     if bind is None or state.stamp is not None:
         return None  # it writes no keys
     if root.actions is not None and not getattr(recurrent_fn, "writes_actions", False):

@@ -1,7 +1,5 @@
 """Nodes: one node of each of M trees, as a selection sees them."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -26,7 +24,7 @@ class Nodes:
     """
 
     def __init__(
-        self, entries: dict[str, Any], root: Tensor, row: Tensor, depth: int, simulation: int
+        self, entries: dict[str, Tensor], root: Tensor, row: Tensor, depth: int, simulation: int
     ) -> None:
         self._entries = entries
         self.root = root  # int64 [M]
@@ -34,7 +32,7 @@ class Nodes:
         self.depth = depth  # the same for all
         self.simulation = simulation  # counted from 0
 
-    def _of_rows(self, name: str) -> Any:
+    def _of_rows(self, name: str) -> Tensor:
         return self._entries[name][self.root, self.row]
 
     @property

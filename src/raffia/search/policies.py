@@ -80,7 +80,8 @@ def muzero_policy(
     _check_noise(root, dirichlet_fraction, dirichlet, action_gumbel, temperature)
     if _any(dirichlet_fraction):
         if dirichlet is None:
-            dirichlet = dirichlet_noise(_legal(root), dirichlet_alpha, generator)
+            legal = torch.ones_like(root.prior_logits).bool() if root.mask is None else root.mask
+            dirichlet = dirichlet_noise(legal, dirichlet_alpha, generator)
         else:
             _check_dirichlet(dirichlet, root.mask)
         root = with_noise(root, dirichlet, dirichlet_fraction)
@@ -206,15 +207,7 @@ def _check_dirichlet(noise: Tensor, mask: Tensor | None) -> None:
 
 def _any(number: float | Tensor) -> bool:
     """Whether a number is above 0 for any root."""
-    if isinstance(number, Tensor):
-        return bool((number > 0).any())
-    return number > 0
-
-
-def _legal(root: RootOutput) -> Tensor:
-    if root.mask is not None:
-        return root.mask
-    return torch.ones_like(root.prior_logits, dtype=torch.bool)
+    return _ends(number)[1] > 0
 
 
 def _taken(root: RootOutput, chosen: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ class ReferenceSteps:
 
     def instantiate(self, root: RootOutput) -> None:
         """Set the values of trees with roots only."""
-        entries, root_value = self.state.entries, self.state.root_value
+        entries, root_value = self.state.entries, self.state.rules.root_value
         for name, entry in entries.items():
             entry.fill_(_EMPTY.get(name, 0))
         if self.state.stamp is not None:
@@ -79,35 +79,20 @@ class ReferenceSteps:
             leaf = torch.where(known & ends, found, leaf)
             descending = known & ~ends
             node = torch.where(descending, found, node)
-        return self._found(simulation, root, last, action, length, leaf)
-
-    def _found(
-        self,
-        simulation: int,
-        root: Tensor,  # [M] and so the others
-        last: Tensor,
-        action: Tensor,
-        length: Tensor,
-        leaf: Tensor,
-    ) -> int | None:
-        """Write the rows that the model is to work on."""
-        state, (roots, _, _) = self.state, self.state.shape
-        num = len(root)
-        state.parent_row[:num] = last * roots + root
-        state.node_row[:num] = (simulation + 1) * roots + root
-        state.leaf_action[:num] = action
+        state.parent_row[:num_roots] = last * state.shape[0] + root
+        state.node_row[:num_roots] = (simulation + 1) * state.shape[0] + root
+        state.leaf_action[:num_roots] = action
         state.path_length[root] = length
         state.leaf[root] = leaf
-        if state.value_prefix is None:
+        if state.rules.value_prefix is None:
             return 0
-        state.reset[:num] = length % state.value_prefix.horizon == 0
+        state.reset[:num_roots] = length % state.rules.value_prefix.horizon == 0
         return None  # not known without waiting for the device
 
     def _canonical(self, root: Tensor, node: Tensor) -> Tensor:
         if "canonical" not in self.state.entries:
             return node
-        found: Tensor = self.state.entries["canonical"][root, node].long()
-        return found
+        return self.state.entries["canonical"][root, node].long()
 
     def _visit(self, root: Tensor, node: Tensor, descending: Tensor, simulation: int) -> None:
         """Mark the node as visited and recompute its Q, if there are transpositions."""
@@ -128,8 +113,7 @@ class ReferenceSteps:
         entries, source = self.state.entries, self._canonical(root, child)
         mean = entries["value_sum"][root, source] / entries["visits"][root, source]
         reward, discount = entries["reward"][root, child], entries["discount"][root, child]
-        q: Tensor = (reward.double() + discount.double() * mean).float()
-        return q
+        return (reward.double() + discount.double() * mean).float()
 
     def _value(self, root: Tensor, node: Tensor) -> Tensor:
         names = ("visits", "value_sum", "raw_value")
@@ -197,8 +181,8 @@ class ReferenceSteps:
         depth = entries["depth"][root, parent]
         reward = output.reward[new]
         if "value_prefix" in entries:
-            assert state.value_prefix is not None
-            horizon = state.value_prefix.horizon
+            assert state.rules.value_prefix is not None
+            horizon = state.rules.value_prefix.horizon
             entries["value_prefix"][root, row] = reward
             goes_on = (depth == 0) | (depth % horizon != 0)
             before = entries["value_prefix"][root, parent]

@@ -13,7 +13,7 @@ the LightZero project for its combination with EfficientZero.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -27,6 +27,7 @@ from raffia.functional.draws import child_seed, draw_seeds, seeded_gumbel, seede
 from raffia.search.base import RecurrentFn, RecurrentOutput, RootOutput, SearchMemory
 from raffia.search.bound_sampler import BoundSampler, bind_sampler
 from raffia.search.policies import PolicyOutput
+from raffia.tensordict.access import leaves
 from raffia.tensordict.node import Node
 
 SEED, ACTIONS = "sampling_seed", "sampled_actions"  # what the search's embeddings hold besides
@@ -208,8 +209,8 @@ def _which(
 def _device_of(embedding: Any, default: torch.device) -> torch.device:
     """Device of the embedding, which may be another than the trees'; what is carried with it
     goes along, since a search moves the rows of all of it together."""
-    leaves = _entries(embedding) if isinstance(embedding, Node) else tree_leaves(embedding)
-    return next((leaf.device for leaf in leaves if isinstance(leaf, Tensor)), default)
+    found = leaves(embedding) if isinstance(embedding, Node) else tree_leaves(embedding)
+    return next((leaf.device for leaf in found if isinstance(leaf, Tensor)), default)
 
 
 def _put(embedding: Any, seed: Tensor, actions: Tensor) -> Any:
@@ -229,10 +230,6 @@ def _take(carried: Any) -> tuple[Any, Tensor, Tensor]:
     else:
         own = {name: entry for name, entry in carried.items() if name not in (SEED, ACTIONS)}
     return own, carried[SEED], carried[ACTIONS]
-
-
-def _entries(container: Any) -> Iterable[Any]:
-    return container.values(True, True)
 
 
 class Samples(NamedTuple):

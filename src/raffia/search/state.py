@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from raffia.search.base import RecurrentOutput, RootOutput, RootValue, StateKey, ValuePrefix
+from raffia.search.base import RecurrentOutput, RootOutput, TreeRules
 from raffia.search.memory import new_memory
 from raffia.search.tree import Tree
 from raffia.tensordict.access import unchecked
@@ -22,12 +22,10 @@ class SearchState:
     the model (models.py) touch it.
     """
 
-    value_prefix: ValuePrefix | None
-    root_value: RootValue
-    max_depth: int
-    transpositions: StateKey | None
+    rules: TreeRules
+    max_depth: int  # the rules', or else that of the longest path
     select: Any
-    entries: dict[str, Any]  # of the tree, [B, ...]
+    entries: dict[str, Tensor]  # of the tree, [B, ...]
     budget: list[int]  # simulations of each root
     order: Tensor  # int64 [M]: roots by falling budget: the first m are those still searched
     gamma: Tensor  # float32 [B]
@@ -165,10 +163,7 @@ def make_state(
     budget: list[int],
     gamma: Tensor,
     select: Any,
-    value_prefix: ValuePrefix | None,
-    root_value: RootValue,
-    max_depth: int | None,
-    transpositions: StateKey | None,
+    rules: TreeRules,
 ) -> SearchState:
     """The arrays of a search, uninitialised: `instantiate` of the steps sets their values."""
     (batch, actions), device = root.prior_logits.shape, root.prior_logits.device
@@ -177,8 +172,8 @@ def make_state(
         "mask": root.mask is None,
         "prior_logits": not select.needs_logits,
         "to_play": root.to_play is None,
-        "value_prefix": value_prefix is None,
-        **dict.fromkeys(("key", "canonical", "stamp"), transpositions is None),
+        "value_prefix": rules.value_prefix is None,
+        **dict.fromkeys(("key", "canonical", "stamp"), rules.transpositions is None),
     }
     shapes = {"nodes": (batch, rows), "edges": (batch, rows, actions), "roots": (batch,)}
     kinds, own_kinds = (
@@ -189,15 +184,13 @@ def make_state(
         ]
         for table in (ENTRIES, OWN)
     )
-    entries = new_arrays(kinds, device)
+    entries, own = new_arrays(kinds, device), new_arrays(own_kinds, device)
     order = torch.arange(batch, device=device)
     if min(budget) != max(budget):
         order = torch.tensor(sorted(range(batch), key=lambda root: -budget[root]), device=device)
     return SearchState(
-        value_prefix=value_prefix,
-        root_value=root_value,
-        max_depth=rows if max_depth is None else max_depth,
-        transpositions=transpositions,
+        rules=rules,
+        max_depth=rows if rules.max_depth is None else rules.max_depth,
         select=select.prepare(num_legal(root), budget, actions, device),
         entries=entries,
         kinds=kinds,
@@ -205,7 +198,8 @@ def make_state(
         order=order,
         gamma=gamma.to(device),
         reset=torch.zeros(batch, dtype=BOOL, device=device),
-        **{"stamp": None, **new_arrays(own_kinds, device)},
+        stamp=own.pop("stamp", None),
+        **own,
     )
 
 
@@ -217,9 +211,9 @@ class Kind(NamedTuple):
     dtype: torch.dtype
 
 
-def new_arrays(kinds: list[Kind], device: torch.device) -> dict[str, Any]:
+def new_arrays(kinds: list[Kind], device: torch.device) -> dict[str, Tensor]:
     """Uninitialised arrays by name."""
-    arrays: dict[str, Any] = {}
+    arrays: dict[str, Tensor] = {}
     for names, shape, dtype in kinds:
         arrays.update(zip(names, new_memory(shape, dtype, device).unbind(), strict=True))
     return arrays
@@ -228,5 +222,4 @@ def new_arrays(kinds: list[Kind], device: torch.device) -> dict[str, Any]:
 def num_legal(root: RootOutput) -> list[int]:
     """How many actions are legal at each root."""
     batch, actions = root.prior_logits.shape
-    found: list[int] = [actions] * batch if root.mask is None else root.mask.sum(-1).tolist()
-    return found
+    return [actions] * batch if root.mask is None else root.mask.sum(-1).tolist()

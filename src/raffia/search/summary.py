@@ -97,7 +97,8 @@ class _Table:
             if edge is None:
                 rows.append((start + self._left_out(source), []))
                 continue
-            rows.append((start + self._name(edge, expanded), self._cells(self._target(edge), edge)))
+            cells = self._cells(self.graph.node(edge.target), edge)
+            rows.append((start + self._name(edge, expanded), cells))
             if edge.target not in expanded:
                 expanded.add(edge.target)
                 waiting += self._below(edge.target, stem + ("   " if branch == _LAST else "│  "))
@@ -144,17 +145,8 @@ class _Table:
     def _cells(self, node: TreeNode, edge: TreeEdge | None) -> list[str]:
         """The figures of a line; those of an edge where it is not the root's."""
         player = [str(node.to_play)] if self.players else []
-        if edge is None:
-            return [str(node.visits), "", "", "", "", self.write(node.raw_value), *player]
-        return [
-            str(edge.visits),
-            percent(edge.share),
-            self.write(edge.q),
-            percent(edge.prior),
-            self.write(edge.reward),
-            self.write(node.raw_value),
-            *player,
-        ]
-
-    def _target(self, edge: TreeEdge) -> TreeNode:
-        return self.graph.node(edge.target)
+        visits, of_edge = node.visits, ("", "", "", "")
+        if edge is not None:
+            numbers = percent(edge.share), self.write(edge.q), percent(edge.prior)
+            visits, of_edge = edge.visits, (*numbers, self.write(edge.reward))
+        return [str(visits), *of_edge, self.write(node.raw_value), *player]

@@ -191,13 +191,11 @@ class Tree:
 
     def visits_of_root(self) -> Tensor:
         """How often each action was taken at the root [B, A] int32; sums to the simulations."""
-        visits: Tensor = self.data["children_visits"][:, 0]
-        return visits
+        return self.data["children_visits"][:, 0]
 
     def qvalues(self) -> Tensor:
         """Q of the root's actions [B, A] float32; 0 where an action was not tried."""
-        q: Tensor = self.data["children_q"][:, 0]
-        return q
+        return self.data["children_q"][:, 0]
 
     def path_to(self, root: int, node: int) -> list[int]:
         """The actions that lead from a root to one of its nodes.
@@ -215,15 +213,7 @@ class Tree:
 
     def best_path(self, root: int = 0) -> list[int]:
         """The most visited actions from the root down, the lowest number among equals."""
-        node, actions = 0, list[int]()
-        canonical = self.data["canonical"][root] if "canonical" in self.data else None
-        visited: set[int] = set()
-        while node not in visited and int(self.data["children_visits"][root, node].max()) > 0:
-            visited.add(node)
-            actions.append(int(self.data["children_visits"][root, node].argmax()))
-            node = int(self.data["children"][root, node, actions[-1]])
-            node = node if canonical is None else int(canonical[node])
-        return actions
+        return [edge.action for edge in self.to_graph(root).best_path]
 
     def summary(
         self,

@@ -8,15 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from raffia.search.base import (
-    Backend,
-    RecurrentFn,
-    RecurrentOutput,
-    RootOutput,
-    RootValue,
-    StateKey,
-    ValuePrefix,
-)
+from raffia.search.base import Backend, RecurrentFn, RecurrentOutput, RootOutput, TreeRules
 from raffia.search.compiled import CompiledSteps
 from raffia.search.embeddings import Embeddings
 from raffia.search.memory import LARGE
@@ -101,21 +93,19 @@ def shapes_of(
     select: Any,
     backend: Backend,
     num_threads: int,
-    value_prefix: ValuePrefix | None,
-    root_value: RootValue,
-    max_depth: int | None,
-    transpositions: StateKey | None,
+    rules: TreeRules,
 ) -> Hashable:
     """The cache key of a search: equal for two searches that can use the same prepared one.
 
     >>> root = RootOutput(torch.zeros(2, 3), torch.zeros(2), torch.zeros(2))
-    >>> options = id, None, "auto", 1, None, "exclude", None, None
+    >>> options = id, None, "auto", 1, TreeRules()
     >>> shapes_of(root, [4, 4], *options) == shapes_of(root, [4, 5], *options)
     False
     """
-    prefix = None if value_prefix is None else (value_prefix.horizon, *value_prefix.reset_keys)
-    has = tuple([part is None for part in (root.mask, root.to_play, root.actions, transpositions)])
-    settings = type(select), backend, num_threads, prefix, root_value, max_depth
+    prefix = rules.value_prefix and (rules.value_prefix.horizon, *rules.value_prefix.reset_keys)
+    optional = root.mask, root.to_play, root.actions, rules.transpositions
+    has = tuple([part is None for part in optional])
+    settings = type(select), backend, num_threads, prefix, rules.root_value, rules.max_depth
     shape = root.prior_logits.device, root.prior_logits.shape, *budget
     # the model is the same while it is cached
     model = getattr(recurrent_fn, "workspace_key", id(recurrent_fn))

@@ -11,19 +11,13 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from raffia.hints import did_you_mean
-from raffia.nn.modes import composite_lp_aggregate, set_composite_lp_aggregate
+from raffia.nn.modes import composite_lp_aggregate as composite_lp_aggregate
+from raffia.nn.modes import set_composite_lp_aggregate as set_composite_lp_aggregate
 from raffia.nn.sampling import deterministic_sample
 from raffia.tensordict.collection import TensorDictBase
 from raffia.tensordict.keys import MissingKeyError, NestedKey, dotted, is_key, unravel_key
 from raffia.tensordict.node import Container, Node
 from raffia.tensordict.tensordict import TensorDict
-
-__all__ = [
-    "CompositeDistribution",
-    "MissingSampleError",
-    "composite_lp_aggregate",
-    "set_composite_lp_aggregate",
-]
 
 Values = dict[NestedKey, Any]  # name of a distribution -> what belongs to it
 

@@ -14,16 +14,8 @@ from torch import Tensor, nn
 from torch.distributions import Distribution, constraints
 from torch.nn.functional import softplus
 
-from raffia.nn.distributions.truncated import TruncatedNormal
+from raffia.nn.distributions.truncated import TruncatedNormal as TruncatedNormal
 from raffia.tensordict.keys import nearest
-
-__all__ = [
-    "AddStateIndependentNormalScale",
-    "Delta",
-    "NormalParamExtractor",
-    "NormalParamWrapper",
-    "TruncatedNormal",
-]
 
 
 class NormalParamExtractor(nn.Module):

@@ -10,8 +10,6 @@ from torch import Tensor
 from torch.distributions import Categorical
 from torch.distributions.utils import clamp_probs
 
-__all__ = ["OneHotCategorical", "rand_one_hot"]
-
 
 class OneHotCategorical(Categorical):
     """A categorical distribution whose values are one-hot vectors of integers.

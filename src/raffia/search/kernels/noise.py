@@ -1,7 +1,6 @@
 """Noise at roots, compiled: what `raffia.functional.draws` draws from the same seeds."""
 
 import math
-from typing import Any
 
 import numpy as np
 
@@ -13,18 +12,18 @@ _GOLDEN = np.uint64(GOLDEN + 2**64)
 
 
 @kernel
-def child_seed(seed: Any, choice: int) -> Any:
+def child_seed(seed: np.uint64, choice: int) -> np.uint64:
     return mix(mix(seed + _GOLDEN) + np.uint64(choice + 1) * _GOLDEN)
 
 
 @kernel
-def uniform(seed: Any, number: int) -> Any:
+def uniform(seed: np.uint64, number: int) -> float:
     bits = mix(seed + np.uint64(number + 1) * _GOLDEN) >> np.uint64(41)
     return (np.float64(bits) + 0.5) * 2.0**-23
 
 
 @kernel
-def log_gamma(seed: Any, a: int, num: int, alpha: float) -> float:
+def log_gamma(seed: np.uint64, a: int, num: int, alpha: float) -> float:
     """The logarithm of a draw of Gamma(alpha), the a-th of `num` from a seed."""
     d = alpha + 2 / 3
     spread = 1 / math.sqrt(9 * d)

@@ -27,13 +27,13 @@ _FLOAT, _WORD = ir.FloatType(), ir.IntType(32)
 
 
 @instruction(types.float32, types.int32)
-def power_of_two(builder: Any, exponent: Any) -> Any:
+def power_of_two(builder: Any, exponent: Any) -> ir.Value:
     """2 ** exponent, for -126 <= exponent <= 127."""
     return builder.bitcast(builder.shl(builder.add(exponent, _WORD(127)), _WORD(23)), _FLOAT)
 
 
 @instruction(types.int32, types.float32)
-def ordered(builder: Any, x: Any) -> Any:
+def ordered(builder: Any, x: Any) -> ir.Value:
     """An integer that has the same order as the float32 numbers; -0.0 is below 0.0.
 
     The greatest of whole numbers is found by vector code, that of floats is not: NaN forbids it.
@@ -44,13 +44,13 @@ def ordered(builder: Any, x: Any) -> Any:
 
 
 @instruction(types.float32, types.float32)
-def nearest(builder: Any, x: Any) -> Any:
+def nearest(builder: Any, x: Any) -> ir.Value:
     """The integer nearest to x, halves rounded to even, as in torch.round."""
     return builder.call(builder.module.declare_intrinsic("llvm.rint", [_FLOAT]), [x])
 
 
 @kernel
-def exp(x: Any) -> Any:
+def exp(x: np.float32) -> np.float32:
     clamped = x if x > _LEAST else _LEAST
     whole = nearest(clamped * _LOG2_E)
     r = clamped - whole * _LN2_HIGH
@@ -104,12 +104,12 @@ def softmax(numbers: Numbers, num: int) -> bool:
 
 
 @kernel
-def mix(x: Any) -> Any:
+def mix(x: np.uint64) -> np.uint64:
     x = (x ^ (x >> np.uint64(30))) * _FIRST
     x = (x ^ (x >> np.uint64(27))) * _SECOND
     return x ^ (x >> np.uint64(31))
 
 
 @kernel
-def unfit(x: Any) -> bool:
+def unfit(x: np.float32) -> bool:
     return not (x <= GREATEST and x >= -GREATEST)

@@ -23,7 +23,9 @@ _GOLDEN = np.uint64(GOLDEN + 2**64)
 
 
 @kernel
-def select(s: SearchRecord, b: int, node: int, at_root: bool, carry: Any, simulation: int) -> Any:
+def select(
+    s: SearchRecord, b: int, node: int, at_root: bool, carry: float, simulation: int
+) -> tuple[int, float]:
     """Choose an action; returns it, and the carry for the child that it leads to."""
     row = b * s.rows + node
     if s.kind == GUMBEL:
@@ -64,7 +66,7 @@ def break_ties(s: SearchRecord, b: int, node: int, simulation: int, best: int) -
 
 
 @kernel
-def score_puct(s: SearchRecord, b: int, row: int, at_root: bool, carry: Any) -> Any:
+def score_puct(s: SearchRecord, b: int, row: int, at_root: bool, carry: float) -> float:
     """Write PUCT's scores to s.scores; returns the node's mean Q, from which its children start."""
     visits = tail(s.children_visits, row * s.actions)
     total = 0
@@ -142,7 +144,7 @@ def score_gumbel(s: SearchRecord, b: int, row: int, at_root: bool) -> None:
 
 
 @kernel
-def sigma(s: SearchRecord, row: int) -> Any:
+def sigma(s: SearchRecord, row: int) -> np.int32:
     """Write sigma of the completed Q to s.scores; returns the node's total of visits."""
     num, out, e = s.actions, s.scores, row * s.actions
     q, prior, visits = tail(s.children_q, e), tail(s.prior, e), tail(s.children_visits, e)

@@ -4,8 +4,6 @@ Results as in raffia.search.reference, bit for bit. `s` is the search's record, 
 node among all roots' nodes, `e` the index of a node's first edge.
 """
 
-from typing import Any
-
 import numpy as np
 
 from raffia.jit.kernel import kernel
@@ -15,20 +13,20 @@ from raffia.search.kernels.record import RUNNING, SearchRecord
 
 
 @kernel
-def value_of(s: SearchRecord, row: int) -> Any:
+def value_of(s: SearchRecord, row: int) -> np.float32:
     """Mean of the backed-up values; the model's value before the first backup."""
     visits = s.visits[row]
     return np.float32(s.value_sum[row] / visits) if visits > 0 else s.raw_value[row]
 
 
 @kernel
-def canonical_of(s: SearchRecord, row: int, node: int) -> Any:
+def canonical_of(s: SearchRecord, row: int, node: int) -> np.int32:
     """The node whose statistics count for this one."""
     return s.canonical[row] if exists(s.canonical) else np.int32(node)
 
 
 @kernel
-def q_of(s: SearchRecord, b: int, child: int) -> Any:
+def q_of(s: SearchRecord, b: int, child: int) -> np.float32:
     """reward + discount * value of a child that was visited."""
     row = b * s.rows + child
     source = b * s.rows + canonical_of(s, row, child)
@@ -51,7 +49,7 @@ def refresh(s: SearchRecord, b: int, node: int) -> None:
 
 
 @kernel
-def widen(s: SearchRecord, b: int, q: Any) -> None:
+def widen(s: SearchRecord, b: int, q: np.float32) -> None:
     """Widen the Q range of the root's tree to include `q`."""
     if q < s.q_min[b]:
         s.q_min[b] = q
@@ -87,7 +85,7 @@ def same_state(s: SearchRecord, b: int, simulation: int, key: int) -> int:
 
 
 @kernel
-def add_to_path(s: SearchRecord, b: int, leaf: int, gain: Any) -> None:
+def add_to_path(s: SearchRecord, b: int, leaf: int, gain: float) -> None:
     """Add the new values to the nodes of the path, from the leaf to the root."""
     base = b * s.rows
     s.visits[base + leaf] += 1
