@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module, util
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 
@@ -74,6 +75,16 @@ def _program(module: str) -> list[ast.stmt]:
     if source is None:
         raise ImportError(f"{module} is installed without its source, which names what it exports")
     return ast.parse(source).body
+
+
+def public_names(package: str) -> list[str]:
+    """The names that a package has so far, for the `__all__` at the end of its file: no modules.
+
+    >>> {"TensorDictModule", "prototype"} & {*public_names("raffia.nn")}
+    {'TensorDictModule'}
+    """
+    found = vars(sys.modules[package]).items()
+    return sorted([k for k, v in found if k[0] != "_" and not isinstance(v, ModuleType)])
 
 
 def imported(reference: Any, *, here: bool = False) -> Any:

@@ -1,41 +1,26 @@
 """Distributions and the modules that make their parameters."""
 
+from raffia.lazy import public_names as _public_names
+from raffia.nn.distributions.composite import CompositeDistribution as CompositeDistribution
+from raffia.nn.distributions.composite import composite_lp_aggregate as composite_lp_aggregate
 from raffia.nn.distributions.composite import (
-    CompositeDistribution,
-    composite_lp_aggregate,
-    set_composite_lp_aggregate,
+    set_composite_lp_aggregate as set_composite_lp_aggregate,
 )
 from raffia.nn.distributions.continuous import (
-    AddStateIndependentNormalScale,
-    Delta,
-    NormalParamExtractor,
-    NormalParamWrapper,
-    add_custom_mapping,
-    biased_softplus,
-    expln,
-    inv_softplus,
-    mappings,
+    AddStateIndependentNormalScale as AddStateIndependentNormalScale,
 )
-from raffia.nn.distributions.discrete import OneHotCategorical, rand_one_hot
-from raffia.nn.distributions.truncated import TruncatedNormal
-from raffia.nn.modes import InteractionType, set_interaction_type
+from raffia.nn.distributions.continuous import Delta as Delta
+from raffia.nn.distributions.continuous import NormalParamExtractor as NormalParamExtractor
+from raffia.nn.distributions.continuous import NormalParamWrapper as NormalParamWrapper
+from raffia.nn.distributions.continuous import add_custom_mapping as add_custom_mapping
+from raffia.nn.distributions.continuous import biased_softplus as biased_softplus
+from raffia.nn.distributions.continuous import expln as expln
+from raffia.nn.distributions.continuous import inv_softplus as inv_softplus
+from raffia.nn.distributions.continuous import mappings as mappings
+from raffia.nn.distributions.discrete import OneHotCategorical as OneHotCategorical
+from raffia.nn.distributions.discrete import rand_one_hot as rand_one_hot
+from raffia.nn.distributions.truncated import TruncatedNormal as TruncatedNormal
+from raffia.nn.modes import InteractionType as InteractionType
+from raffia.nn.modes import set_interaction_type as set_interaction_type
 
-__all__ = [
-    "AddStateIndependentNormalScale",
-    "CompositeDistribution",
-    "Delta",
-    "InteractionType",
-    "NormalParamExtractor",
-    "NormalParamWrapper",
-    "OneHotCategorical",
-    "TruncatedNormal",
-    "add_custom_mapping",
-    "biased_softplus",
-    "composite_lp_aggregate",
-    "expln",
-    "inv_softplus",
-    "mappings",
-    "rand_one_hot",
-    "set_composite_lp_aggregate",
-    "set_interaction_type",
-]
+__all__ = _public_names(__name__)
