@@ -28,7 +28,7 @@ def did_you_mean(
     """The end of an error: a hint at the nearest name, or nothing.
 
     names: a mapping says for each name what is to be shown for it.
-    hint: with a place for the nearest.
+    hint: with `{!r}` for the nearest.
 
     >>> did_you_mean("cartpol", ["smoke", "cartpole"]), did_you_mean("xyz", ["smoke"])
     ("; did you mean 'cartpole'?", '')

@@ -1,4 +1,4 @@
-"""Names of a package that are imported when first asked for: help and configs come at once."""
+"""Names of a package that are imported when first asked for: help and configs come quickly."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def lazy_names(
     """
     homes = imported_for_types(package)
 
-    def get(name: str) -> Any:
+    def get(name: str) -> object:
         if name in modules or homes.get(name) == package:
             found = import_module(f"{package}.{name}")
         elif name in homes:

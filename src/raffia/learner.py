@@ -2,7 +2,7 @@
 
 `grads` draws nothing, searches nothing and writes nothing, so it can be vmapped over stacked states
 and compiled. `Accumulate` takes a learner and is one; so will be whatever trains a population or in
-several processes, and they nest in any order.
+several processes, and they wrap each other in any order.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ def _maybe_correct_neg_dim(dim: int, shape: torch.Size | None, ndim: int | None 
     return dim % count
 
 
-def unravel_keys(*keys: Any) -> Any:
+def unravel_keys(*keys: Any) -> NestedKey | tuple[NestedKey, ...]:
     """`unravel_key` of each of several keys; of one key, that key.
 
     >>> unravel_keys(("a", ("b",))), unravel_keys("a", ("b", ("c",)))

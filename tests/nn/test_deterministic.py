@@ -142,7 +142,7 @@ ERRORS = [  # a distribution, how it is asked, the error, and words of it
     (d.LKJCholesky(3, 0.5), value, RuntimeError, "set_interaction_type.'random'"),
     (d.Independent(d.LKJCholesky(3, HALF), 1), value, RuntimeError, "LKJCholesky|Independent"),
     (squashed(), value, NotImplementedError, "has no deterministic_sample"),
-    (squashed(), deterministic_sample, NoMeanError, "no mean to use in its place"),
+    (squashed(), deterministic_sample, NoMeanError, "no mean to use instead"),
     (Bare(), value, NotImplementedError, "has no deterministic_sample"),
     (Bare(), deterministic_sample, NotImplementedError, "no mode"),
 ]

@@ -205,7 +205,7 @@ def _distance(left: LayerBox, right: LayerBox) -> float:
 
 
 def _spread(layer: list[LayerBox], pulls: list[tuple[float, float]]) -> None:
-    """Least squares positions near those wanted, by weight, with gaps kept.
+    """Least squares positions near those wanted, by weight, with the gaps preserved.
 
     This is isotonic regression, by pooling.
     """

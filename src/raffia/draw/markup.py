@@ -57,7 +57,7 @@ _ATTRIBUTES = frozenset(
     "stroke-linejoin fill-rule font-family font-size font-weight font-style text-anchor "
     "dominant-baseline pointer-events class role".split()
 )
-# The one style sheet that is kept: other tones for dark pages, of classes with our own prefix.
+# The one style sheet that passes: other tones for dark pages, of classes with our own prefix.
 _RULE = r"\.raffia-[a-z-]+\{(?:fill|stroke):#[0-9a-fA-F]{3,8}\}"
 _STYLE = re.compile(rf"@media \(prefers-color-scheme: ?dark\)\{{(?:{_RULE})*\}}")
 _MOST_DEPTH = 50

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
+from types import ModuleType
 from typing import IO, Any
 
 from raffia.files import write_atomically
@@ -294,7 +295,7 @@ def _patch(matplotlib: Any, outline: StyledOutline) -> Any:
     )
 
 
-def matplotlib_for(what: str, instead: str = "") -> Any:
+def matplotlib_for(what: str, instead: str = "") -> ModuleType:
     """The package matplotlib; where it is not installed, an error that names the extra.
 
     what: begins the error, as in "PNG files are drawn with"; instead: ends it.

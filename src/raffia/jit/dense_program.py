@@ -247,7 +247,7 @@ class DenseProgram:
         relu: bool = False,
         added: ColumnBuffer | None = None,
     ) -> None:
-        """Layer normalisation in place, as in `dense` floored and added to. Parameters: weight,
+        """Layer normalisation inplace, as in `dense` floored and added to. Parameters: weight,
         bias."""
         gain, bias = (self._parameter((values.width,)) for _ in range(2))
         self._add(
@@ -262,7 +262,7 @@ class DenseProgram:
         )
 
     def gelu(self, values: ColumnBuffer) -> None:
-        """GELU in place, as approximated by tanh."""
+        """GELU inplace, as approximated by tanh."""
         self._add(layers.GELU, *values.layout, values.width)
 
     def gaussian(
@@ -318,7 +318,7 @@ class DenseProgram:
         self.reload()
 
     def reload(self) -> None:
-        """Copy the same tensors as before, which were changed in place: much faster."""
+        """Copy the same tensors as before, which were changed inplace: much faster."""
         packing.pack(self._pieces.data_ptr(), len(self._pieces), self._weights.data_ptr())
 
     def bind(self, arrays: Mapping[str, Tensor]) -> "Bound":

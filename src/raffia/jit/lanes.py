@@ -176,7 +176,7 @@ def gather_2(typing_context: Any, at: Any, offset: Any) -> Typed:
 
 @instruction(lanes, lanes, types.int64, types.int64)
 def replaced(builder: Any, words: Any, old: Any, new: Any) -> ir.Value:
-    """The words, with `new` in place of each that equals `old`."""
+    """The words, with `new` instead of each that equals `old`."""
     is_old = builder.icmp_signed("==", words, _spread(builder, old))
     return builder.select(is_old, _spread(builder, new), words)
 

@@ -229,7 +229,7 @@ def gelu(
 
 
 class GELULayer(Record):
-    """GELU of rows in place."""
+    """GELU of rows, which it overwrites."""
 
     kind: int
     values: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import Any, Self, overload
+from typing import Any, Self, TypeVar, overload
 
 import torch
 from torch import nn
@@ -19,6 +19,7 @@ from raffia.tensordict.tensordict import TensorDict
 
 CALL = nn.Module.__call__
 Keys = NestedKey | Sequence[NestedKey]  # one key, or a list
+Given = TypeVar("Given")
 _FORWARD_HOOKS = torch_module._global_forward_hooks
 _FORWARD_PRE_HOOKS = torch_module._global_forward_pre_hooks
 _BACKWARD_HOOKS = torch_module._global_backward_hooks
@@ -79,7 +80,7 @@ class TensorDictModuleBase(nn.Module):
         self = super().__new__(cls)
         for name in ("_in_keys", "_out_keys"):
             keys = getattr(cls, name, None)
-            if keys is not None:  # lists of its own, which can be changed in place
+            if keys is not None:  # lists of this instance, which may be changed
                 self.__dict__[name] = list(keys)
         return self
 
@@ -254,7 +255,7 @@ class TensorDictModuleBase(nn.Module):
     @overload
     def reset_parameters_recursive(self, parameters: Container) -> Container: ...
 
-    def reset_parameters_recursive(self, parameters: Any = None) -> Any:
+    def reset_parameters_recursive(self, parameters: Any = None) -> Node | None:
         """Reinitialise all layers by their `reset_parameters`.
 
         parameters: a tree of parameters for this module, without batch dimensions: these are drawn
@@ -339,7 +340,7 @@ def listed(keys: Any, name: str) -> list[NestedKey]:
         ) from error
 
 
-def one_or_more(keys: Any) -> Any:
+def one_or_more(keys: Given) -> Given | list[Given]:
     """Wrap a tuple in a list, since a tuple given as keys is one nested key."""
     return [keys] if isinstance(keys, tuple) else keys
 

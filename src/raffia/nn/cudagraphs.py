@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,7 @@ class CudaGraphModule:
     The first `warmup - 1` calls run it on a side stream, the next one records it, and from then on
     a call copies its inputs into the graph's memory, replays the graph and returns copies of its
     outputs. So the function has to do the same at each call: no branch on values, no other shapes.
-    What it writes in place into its inputs does not reach the caller's. Inputs and outputs take no
+    What it writes into its inputs does not reach those of the caller. Inputs and outputs take no
     gradient: tensors that do, such as parameters, are read from the scope, and a step of an
     optimiser belongs into the function. Without a GPU each call runs the function as it is, and
     the constructor warns.
@@ -85,11 +85,7 @@ class CudaGraphModule:
         self._call: Callable[..., Any] = self._on_tensors
         if self.in_keys is not None:
             by_tensors = dispatch(source=self.in_keys, dest=self.out_keys, auto_batch_size=False)
-
-            def call(tensordict: Any, *args: Any, **kwargs: Any) -> Any:
-                return self._on_container(tensordict, *args, **kwargs)
-
-            self._call = by_tensors(call)
+            self._call = by_tensors(self._on_container)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run, record or replay the function."""
@@ -127,17 +123,20 @@ class CudaGraphModule:
 
     # -- functions of a container
 
-    def _on_container(self, td: Any, *args: Any, tensordict_out: Any = None, **kwargs: Any) -> Any:
+    def _on_container(
+        self, tensordict: Any, *args: Any, tensordict_out: Any = None, **kwargs: Any
+    ) -> Any:
+        td, options = tensordict, {}
+        if tensordict_out is not None:
+            options = {"tensordict_out": tensordict_out}
         for leaf in td.values(True, True):
             _require_no_gradient(leaf)
         if self._card is None:
-            options = {} if tensordict_out is None else {"tensordict_out": tensordict_out}
             return self.module(td, *args, **options, **kwargs)
         if any([isinstance(leaf, Tensor) for leaf in tree_leaves((args, kwargs))]):
             raise ValueError("tensors are given to a CudaGraphModule as entries of the container")
         if self._replay is None:
             if self._is_warming_up():
-                options = {} if tensordict_out is None else {"tensordict_out": tensordict_out}
                 return self._card.warm(lambda: self.module(td, *args, **options, **kwargs))
             self._given = td.apply(self._own)
             self._constants = args, kwargs
@@ -236,8 +235,8 @@ class CudaGraphModule:
         module = self.module
         return module.state_dict(*args, **kwargs) if isinstance(module, nn.Module) else {}
 
-    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Load a state dict into the wrapped module, in place: the graph reads the same memory."""
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> tuple[list[str], list[str]] | None:
+        """Load a state dict into the memory of the wrapped module, which the graph reads."""
         module = self.module
         return module.load_state_dict(*args, **kwargs) if isinstance(module, nn.Module) else None
 
@@ -248,6 +247,9 @@ class CudaGraphModule:
         return f"{type(self).__name__}(\n    {body}\n)"
 
 
+Result = TypeVar("Result")
+
+
 class Card:
     """The streams of a GPU on which functions are warmed up and recorded."""
 
@@ -255,7 +257,7 @@ class Card:
         self.warming = torch.cuda.Stream(device)
         self.recording = torch.cuda.Stream(device)
 
-    def warm(self, run: Callable[[], Any]) -> Any:
+    def warm(self, run: Callable[[], Result]) -> Result:
         """Run a function on a side stream, in order with the current stream."""
         here = torch.cuda.current_stream(self.warming.device)
         self.warming.wait_stream(here)
@@ -264,7 +266,7 @@ class Card:
         here.wait_stream(self.warming)
         return output
 
-    def record(self, run: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+    def record(self, run: Callable[[], Result]) -> tuple[Result, Callable[[], None]]:
         """Record a function without running it; returns its output to be, and the call that fills
         it.
         """

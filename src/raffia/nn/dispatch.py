@@ -82,7 +82,7 @@ class dispatch:
             )
 
         @functools.wraps(func)
-        def call(_self: Any, *args: Any, **kwargs: Any) -> Any:
+        def call(_self: Any, *args: Any, **kwargs: Any) -> object:
             if args and isinstance(args[0], Node):
                 return func(_self, *args, **kwargs)
             source, dest = self._keys(_self)
@@ -102,7 +102,7 @@ class dispatch:
             )
 
         @functools.wraps(func)
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> object:
             source, dest = self._keys(owner)
             given = args[0] if args else kwargs.get("tensordict")
             if args and isinstance(given, Node) or _is_input(given, source):
@@ -153,7 +153,7 @@ class dispatch:
         return make_tensordict(entries, batch_size=_NO_BATCH)
 
 
-def as_entry(value: Any) -> Any:
+def as_entry(value: object) -> object:
     """A dict, tuple or dataclass as a container, a list of tensors as the list that it is."""
     if isinstance(value, (Tensor, Node)):
         return value
@@ -186,7 +186,8 @@ def _also_by_tensors(func: Callable[..., Any]) -> inspect.Signature:
 
 # ------------------------------------------------------------------------ skip what is there
 
-SKIP = Setting(False)  # False, True, or the list of the keys that need not be written again
+# False, True, or the list of the keys that need not be written again
+SKIP = Setting[bool | list[NestedKey]](False)
 
 
 class set_skip_existing(Mode):
@@ -259,7 +260,7 @@ class set_skip_existing(Mode):
             )
 
         @functools.wraps(func)
-        def call(_self: Any, tensordict: Any, *args: Any, **kwargs: Any) -> Any:
+        def call(_self: Any, tensordict: Any, *args: Any, **kwargs: Any) -> object:
             mode = SKIP.get() if self.value is None else self.value
             if mode:
                 in_keys = getattr(_self, self.in_key_attr)

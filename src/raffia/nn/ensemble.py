@@ -18,7 +18,7 @@ from raffia.nn.dispatch import dispatch
 from raffia.tensordict.access import leaves as leaves_of
 from raffia.tensordict.access import with_leaves
 from raffia.tensordict.copies import once_each
-from raffia.tensordict.node import Container
+from raffia.tensordict.node import Container, Node
 from raffia.tensordict.params import TensorDictParams
 from raffia.tensordict.pytrees import flatten, unflatten
 from raffia.tensordict.tensordict import TensorDict
@@ -53,7 +53,7 @@ class EnsembleModule(TensorDictModuleBase):
 
     module: Any
 
-    def __init__(self, module: nn.Module, num_copies: int, expand_input: bool = True) -> None:
+    def __init__(self, module: Any, num_copies: int, expand_input: bool = True) -> None:
         super().__init__()
         if not self.is_tdmodule_compatible(module):
             raise TypeError(
@@ -65,8 +65,7 @@ class EnsembleModule(TensorDictModuleBase):
             raise TypeError(f"num_copies must be an integer, got {num_copies!r}")
         if num_copies < 1:
             raise ValueError(f"num_copies={num_copies} must be at least 1")
-        keyed: Any = module
-        self.in_keys, self.out_keys = keyed.in_keys, keyed.out_keys
+        self.in_keys, self.out_keys = module.in_keys, module.out_keys
         # Not registered as a child: its parameters are never trained, so an optimiser, a state dict
         # and a gradient check must not see them.
         self.__dict__["module"] = module
@@ -143,8 +142,8 @@ class EnsembleModule(TensorDictModuleBase):
     @overload
     def reset_parameters_recursive(self, parameters: Container) -> Container: ...
 
-    def reset_parameters_recursive(self, parameters: Any = None) -> Any:
-        """Draw given parameters of all copies again, in place.
+    def reset_parameters_recursive(self, parameters: Any = None) -> Node | None:
+        """Draw given parameters of all copies again, inplace.
 
         parameters: tree of the structure and batch size of `params_td`; `params_td` itself resets
             the ensemble.
@@ -175,7 +174,7 @@ class EnsembleModule(TensorDictModuleBase):
         return parameters
 
     def _redraw(self, params: Any) -> bool:
-        """Reset the layers of every copy in place; returns whether any layer can be reset."""
+        """Reset the layers of every copy inplace; returns whether any layer can be reset."""
         stacked = leaves_of(params)
         found = False
         for i in range(self.num_copies):

@@ -31,7 +31,7 @@ def make_functional(
     keep_params: bool = False,
     return_params: bool = True,
 ) -> TensorDict | None:
-    """Turn a module, in place, into a function of its parameters, and return these.
+    """Turn a module, inplace, into a function of its parameters, and return these.
 
     From then on the module and each layer in it are called as `module(x, params)` or
     `module(x, params=params)`, with a container or nested dict of the module's structure; what it
@@ -78,7 +78,7 @@ def make_functional(
 
 
 def get_functional(module: Module, funs_to_decorate: Iterable[str] | None = None) -> Module:
-    """Make a module accept parameters by keyword, in place, while it keeps its own; returns it.
+    """Make a module accept parameters by keyword, inplace, beside those it has; returns it.
 
     funs_to_decorate: as in `make_functional`.
 
@@ -113,7 +113,7 @@ def is_functional(module: nn.Module) -> bool:
 
 
 def repopulate_module(model: Module, tensordict: Any) -> Module:
-    """Put parameters and buffers back into a module, in place, and return it.
+    """Put parameters and buffers back into a module, inplace, and return it.
 
     It is called as any module again, and takes other parameters by keyword.
 

@@ -1,4 +1,4 @@
-"""Random number generators of a module, in place of the global one."""
+"""Random number generators of a module, used instead of the global one."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class RandomSource:
 
 @contextmanager
 def drawing_from(generator: torch.Generator, device: torch.device) -> Iterator[None]:
-    """Use `generator` in place of the global generator of its device, within the block.
+    """Use `generator` instead of the global generator of its device, within the block.
 
     Distributions draw from the global one only; its state is the same afterwards.
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from raffia.tensordict.access import peek, value_of
 from raffia.tensordict.keys import NestedKey, is_under, unravel_key, unravel_key_to_tuple
 from raffia.tensordict.lazy import LazyStackedTensorDict
-from raffia.tensordict.node import Node
+from raffia.tensordict.node import Container, Node
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ ShapesByModule = dict[str, dict[str, Shapes]]  # module -> {"in": ..., "out": ..
 
 
 def shapes(tensordict: Any, keys: Iterable[NestedKey]) -> Shapes:
-    """The shape and dtype of each existing entry; nothing is read, stacked or kept alive.
+    """The shape and dtype of each existing entry; nothing is read, stacked or referenced.
 
     >>> from raffia.nn.graph_record import shapes
     >>> shapes(TensorDict(obs=torch.zeros(5, 4), batch_size=[5]), ["obs", "hidden"])
@@ -243,8 +243,12 @@ def children(module: Any) -> dict[str, Any] | None:
 
 
 def watched(
-    shapes_seen: ShapesByModule, name: str, module: Any, tensordict: Any, run: Callable[[Any], Any]
-) -> Any:
+    shapes_seen: ShapesByModule,
+    name: str,
+    module: Any,
+    tensordict: Container,
+    run: Callable[[Container], Container],
+) -> Container:
     """Run one module of a sequence, and record in `shapes_seen` the shapes of what it reads and
     writes."""
     before = shapes(tensordict, module.in_keys)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from raffia.nn.base import listed
 from raffia.nn.distributions.composite import suffixed
@@ -22,6 +22,9 @@ def log_prob_key_of(key: NestedKey) -> NestedKey:
     ('action_log_prob', ('agent', 'action_log_prob'))
     """
     return suffixed(key, "_log_prob")
+
+
+Result = TypeVar("Result")
 
 
 class LogProbKeys:
@@ -68,7 +71,7 @@ class LogProbKeys:
             )
         return self.keys[0]
 
-    def in_parts(self, ask: Callable[..., Any], *args: Any) -> Any:
+    def in_parts(self, ask: Callable[..., Result], *args: object) -> Result:
         """The result of a composite distribution while it does not sum log-probabilities."""
         if not self.summed:
             return ask(*args)
@@ -127,7 +130,7 @@ def check_distinct(keys: list[NestedKey], samples: list[NestedKey], summed: bool
             if overlap(key, sample):
                 raise ValueError(
                     f"the log-probability at {key!r} would overwrite the sample at {sample!r}, or "
-                    f"a part of it; give it a key of its own, such as {log_prob_key_of(sample)!r}"
+                    f"a part of it; give it another key, such as {log_prob_key_of(sample)!r}"
                 )
 
 

@@ -10,14 +10,16 @@ import os
 from collections.abc import Callable
 from enum import StrEnum
 from threading import get_ident
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, Generic, Self, TypeVar, cast
 
 from torch.utils._contextlib import _DecoratorContextManager
 
 from raffia.tensordict.keys import nearest
 
+Value = TypeVar("Value")
 
-class Setting:
+
+class Setting(Generic[Value]):
     """One value for the whole process, which a thread may override for itself.
 
     >>> loud = Setting(False)
@@ -25,20 +27,20 @@ class Setting:
     False
     """
 
-    def __init__(self, default: Any) -> None:
+    def __init__(self, default: Value) -> None:
         self.everywhere = default
-        self.by_thread: dict[int, Any] = {}
+        self.by_thread: dict[int, Value] = {}
 
-    def get(self) -> Any:
+    def get(self) -> Value:
         """The current value, in this thread."""
         if self.by_thread:
             return self.by_thread.get(get_ident(), self.everywhere)
         return self.everywhere
 
-    def put(self, value: Any, thread_local: bool = False) -> Callable[[], None]:
+    def put(self, value: Value, thread_local: bool = False) -> Callable[[], None]:
         """Change the value; returns the function that restores the previous one.
 
-        A thread that has a value of its own changes that one.
+        In a thread that overrides the value, its override changes.
         """
         if not (thread_local or self.by_thread and get_ident() in self.by_thread):
             before, self.everywhere = self.everywhere, value
@@ -48,14 +50,12 @@ class Setting:
 
             return undo
         thread, by_thread = get_ident(), self.by_thread
-        overrode, earlier = thread in by_thread, by_thread.get(thread)
+        earlier = {thread: by_thread[thread]} if thread in by_thread else {}
         by_thread[thread] = value
 
         def undo_here() -> None:
-            if overrode:
-                by_thread[thread] = earlier
-            else:
-                del by_thread[thread]
+            del by_thread[thread]
+            by_thread.update(earlier)
 
         return undo_here
 
@@ -68,7 +68,7 @@ class Mode(_DecoratorContextManager):
     steps; of a class, which warns, it holds while an instance is made.
     """
 
-    setting: ClassVar[Setting]
+    setting: ClassVar[Setting[Any]]
 
     def __init__(self, value: Any, *, thread_local: bool = False) -> None:
         self.value, self.thread_local = value, thread_local
@@ -147,7 +147,7 @@ class InteractionType(StrEnum):
         )
 
 
-INTERACTION = Setting(None)  # None: each module's default
+INTERACTION = Setting[InteractionType | None](None)  # None: each module's default
 
 
 class set_interaction_type(Mode):
@@ -191,7 +191,7 @@ def interaction_type() -> InteractionType | None:
     >>> print(interaction_type())
     None
     """
-    return cast("InteractionType | None", INTERACTION.get())
+    return INTERACTION.get()
 
 
 class set_interaction_mode(set_interaction_type):
@@ -212,15 +212,15 @@ def interaction_mode() -> str | None:
     >>> print(interaction_mode())
     None
     """
-    kind: Any = INTERACTION.get()
-    return None if kind is None else cast("str", kind.value)
+    kind = INTERACTION.get()
+    return None if kind is None else kind.value
 
 
 ENVIRONMENT_NAME = "COMPOSITE_LP_AGGREGATE"
 _TRUTH = dict.fromkeys(("1", "true", "t", "yes", "y", "on"), True)
 _TRUTH |= dict.fromkeys(("0", "false", "f", "no", "n", "off"), False)
 
-_AGGREGATE = Setting(None)  # None: nobody has set it
+_AGGREGATE = Setting[bool | None](None)  # None: nobody has set it
 
 
 class set_composite_lp_aggregate(Mode):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -335,7 +335,7 @@ def result_container(tensordict: Any, inplace: bool | str | None) -> Any:
     return tensordict.empty() if inplace == "empty" else TensorDict()
 
 
-def spread(output: Any, out_keys: list[NestedKey]) -> Any:
+def spread(output: Any, out_keys: list[NestedKey]) -> Sequence[Any]:
     """The outputs of a module, one for each key."""
     if isinstance(output, tuple):
         return output

@@ -53,7 +53,7 @@ def target_copy(online: Holder) -> Holder:
 
 
 def update_target(target: Holder, online: nn.Module | Node, rate: float | Tensor = 1.0) -> Holder:
-    """Move a target, in place, towards the trained network: the whole way, or by a rate.
+    """Move a target, inplace, towards the trained network: the whole way, or by a rate.
 
         target <- (1 - rate) target + rate online
 
@@ -159,13 +159,13 @@ def _checked_rate(rate: float | Tensor) -> float | Tensor:
             f"{list(rate.shape)}"
         )
     elif torch.compiler.is_compiling():  # a compiled program can't branch on values
-        torch._assert_async(((rate >= 0) & (rate <= 1)).all(), "rate must lie in [0, 1]")
+        torch._assert_async(((rate >= 0) & (rate <= 1)).all(), "rate must be in 0..1")
         return rate.detach()
     else:
         inside = bool(((rate >= 0) & (rate <= 1)).all())
         rate = rate.detach() if rate.ndim else rate.item()
     if not inside:
-        raise ValueError(f"rate must lie in [0, 1] (1 copies, 0 keeps the target), got {rate}")
+        raise ValueError(f"rate={rate} must be in 0..1; 1 copies, 0 leaves the target as it is")
     return rate
 
 

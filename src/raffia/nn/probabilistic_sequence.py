@@ -174,7 +174,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
             shapes_seen = {}
             step = functools.partial(watched, shapes_seen)
 
-        def called(name: str, module: Any, tensordict: Any, run: Callable[..., Any]) -> Any:
+        def called(name: str, module: Any, tensordict: Any, run: Callable[..., Any]) -> object:
             options = {} if isinstance(module, ProbabilisticTensorDictModule) else kwargs
             if name == silent:
                 options = {**options, "_requires_sample": False}
@@ -328,7 +328,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         for module in reversed(self._named().values()):
             kind = getattr(module, "default_interaction_type", None)
             if kind is not None:
-                return cast("InteractionType", kind)
+                return InteractionType(kind)
         return interaction_type()
 
     @property

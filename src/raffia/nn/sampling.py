@@ -70,7 +70,7 @@ def _random(dist: Any, shape: torch.Size) -> Any:
 
 
 class _NoiseOfEach(TorchFunctionMode):
-    """A mode for use within `torch.vmap` that draws in-place noise separately for each member.
+    """A mode for use within `torch.vmap` that draws separate noise for each member.
 
     `Normal.rsample` and others fill an empty tensor, which `vmap(..., randomness="different")`
     refuses, as that tensor has no dimension for the members; `torch.rand` gives one that has.
@@ -100,7 +100,7 @@ class NoMeanError(NotImplementedError):
     Traceback (most recent call last):
     ...
     raffia.nn.sampling.NoMeanError: TransformedDistribution has no
-    deterministic_sample, and no mean to use in its place. Give the class a property
+    deterministic_sample, and no mean to use instead. Give the class a property
     `deterministic_sample`, or draw at random.
     """
 
@@ -159,7 +159,7 @@ def statistic(dist: Distribution, name: str, asked: str = "") -> Any:
     try:
         return getattr(dist, name)
     except (NotImplementedError, AttributeError) as error:
-        lacks = f"{asked}, and no {name} to use in its place" if asked else name
+        lacks = f"{asked}, and no {name} to use instead" if asked else name
         kind = NoMeanError if name == "mean" else NotImplementedError
         raise kind(
             f"{type(dist).__name__} has no {lacks}. Give the class a property `{asked or name}`, "

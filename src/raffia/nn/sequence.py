@@ -438,7 +438,7 @@ def _joined(keys: list[Any]) -> tuple[list[NestedKey], list[NestedKey]]:
     return list(reads), list(writes)
 
 
-def moved(source: Any, dest: Any, keys: list[NestedKey]) -> Any:
+def moved(source: Any, dest: Container, keys: list[NestedKey]) -> Container:
     """Put the entries under `keys` into another container."""
     for key in keys:
         value = source.get(key, None) if key != "_" else None
@@ -447,7 +447,9 @@ def moved(source: Any, dest: Any, keys: list[NestedKey]) -> Any:
     return dest
 
 
-def tolerant(name: str, module: Any, tensordict: Any, run: Callable[[Any], Any]) -> Any:
+def tolerant(
+    name: str, module: Any, tensordict: Container, run: Callable[[Any], Container]
+) -> Container:
     """Run a module where its inputs are: on the container, on members of a stack, or not at all."""
     if all([key in tensordict for key in module.in_keys]):
         return run(tensordict)

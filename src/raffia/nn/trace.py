@@ -193,7 +193,7 @@ class _Call(nn.Module):
         super().__init__()
         self.module, self.method, self.out_keys = step.module, step.method, step.out_keys_source
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: Any, **kwargs: Any) -> object:
         call = self.module if self.method is None else getattr(self.module, self.method)
         outputs = _outputs(self, call(*args, **kwargs), self.out_keys)
         return outputs[0] if len(outputs) == 1 else outputs
@@ -236,7 +236,7 @@ class _Entries:
         """The new container that a module writes into instead of this one."""
         return _Entries(None, False if self.inplace is False else inplace)
 
-    def read(self, key: NestedKey, reader: Any) -> Any:
+    def read(self, key: NestedKey, reader: Any) -> object:
         path = unravel_key_to_tuple(key)
         for i in range(len(path), 0, -1):
             if path[:i] in self.written:

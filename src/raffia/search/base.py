@@ -57,7 +57,7 @@ RecurrentFn = Callable[[Any, Tensor], tuple[RecurrentOutput, Any]]
 
 @dataclass(frozen=True)
 class SearchMemory:
-    """The memory that a search shares with a model that reads and writes it in place.
+    """The memory that a search shares with a model that reads and writes it.
 
     In a simulation the model reads embedding row `parent_row[i]` and `action[i]`, and writes
     embedding row `node_row[i]`, `reward[i]`, `value[i]` and `prior_logits[i]`, for i < m.

@@ -318,7 +318,7 @@ def mappings(key: str) -> Mapping:
         1), "biased_softplus_{bias}", "biased_softplus_{bias}_{min_val}", or a name given to
         `add_custom_mapping`.
     Raises NotImplementedError for a name that is not known, and ValueError for a "biased_softplus"
-    without numbers in their place.
+    that is not followed by numbers.
 
     >>> mappings("biased_softplus_2.0_0.1")(torch.zeros(2))
     tensor([2., 2.])

@@ -83,7 +83,7 @@ def greatest(numbers: Numbers, num: int) -> int:
 
 @kernel
 def softmax(numbers: Numbers, num: int) -> bool:
-    """Replace logits by their softmax, in place: with a second array the loops would not vectorise.
+    """Replace logits by their softmax, inplace: with a second array the loops would not vectorise.
 
     False if all are -inf.
     """
