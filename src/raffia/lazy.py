@@ -38,7 +38,7 @@ def lazy_names(
             found = getattr(import_module(homes[name]), name)
         else:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        vars(sys.modules[package])[name] = found  # found at once from now on
+        vars(sys.modules[package])[name] = found  # found without this function from now on
         return found
 
     return get, lambda: sorted({*vars(sys.modules[package]), *homes, *modules})
@@ -91,7 +91,7 @@ def imported(reference: Any, *, here: bool = False) -> Any:
     """The object named by "module:name" or "path/file.py:name"; a non-string is returned unchanged.
 
     here: modules are looked for in the current folder, too.
-    Raises ImportError or AttributeError if it is not there, OSError for a file that can't be read.
+    Raises ImportError or AttributeError if it is not there, OSError for a file that cannot be read.
 
     >>> imported("math:sqrt")(9.0), imported(len)([1, 2])
     (3.0, 2)

@@ -23,7 +23,7 @@ class Learner(Protocol):
         params, buffers   of the network, by the names of its modules
         target            the slow copy of both
         opt               of the optimiser
-        hyper             what a member of a population may have of its own, tensors []
+        hyper             what may differ between members of a population, tensors []
         step              int64 [], how many updates were made
     """
 

@@ -114,7 +114,7 @@ def convert_ellipsis_to_idx(idx: Any, batch_size: Sequence[int]) -> Any:
 def infer_size_impl(shape: Sequence[int], numel: int) -> list[int]:
     """Resolve a shape for `numel` elements, in which one size may be -1.
 
-    Raises RuntimeError if there is none.
+    Raises RuntimeError if no such shape exists.
 
     >>> infer_size_impl([2, -1], 6)
     [2, 3]

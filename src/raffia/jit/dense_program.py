@@ -32,7 +32,7 @@ from raffia.jit.records import Record
 from raffia.jit.tiles import PANEL
 from raffia.jit.vectors import WIDTH
 
-BLOCK = 48  # rows at once: what a layer reads stays near, and weights are fetched rarely
+BLOCK = 48  # rows together: what a layer reads stays near, and weights are fetched rarely
 _NONE = -1
 
 _local = threading.local()
@@ -41,7 +41,7 @@ _local = threading.local()
 class ColumnBuffer(NamedTuple):
     """Columns of the rows that a program works on, in its own memory."""
 
-    start: int  # columns in memory before this buffer's, which all have rows of their own
+    start: int  # columns in memory before this buffer's, whose rows are separate
     first: int  # first column in its memory
     width: int
     stride: int  # columns from a row to the next

@@ -4,9 +4,9 @@
 
 Nothing is packed first, as it is for `raffia.jit.tiles`: weights are read where they lie, which
 pays where a few rows are all that they are read for. A sum is taken in `WIDTH` parts, k by k, which
-are then added in an order that never changes: a row's result does not depend on the rows beside it.
+are then added in an order that never changes: a row's result does not depend on other rows.
 
-Weights larger than the cache are read as quickly as memory gives them, which four streams at once
+Weights larger than the cache are read as quickly as memory gives them, which four parallel streams
 are not by themselves: a tile asks for the next tile's weights, line by line, into the second cache.
 """
 
@@ -23,9 +23,9 @@ from raffia.jit.lanes import shuffled
 from raffia.jit.tiles import call_one
 from raffia.jit.vectors import FLOAT, VECTOR, WIDTH, fused, splat
 
-MOST_ROWS = 3  # of a tile: with 4 columns 12 sums, which 16 registers hold beside what is read
+MOST_ROWS = 3  # of a tile: with 4 columns 12 sums, which 16 registers hold with what is read
 COLUMNS = 4
-LINE = 64  # bytes that memory gives at once
+LINE = 64  # bytes that memory gives in one piece
 SECOND_CACHE = 2  # the first one is too small for a tile's weights
 
 _NUMBER = ir.IntType(32)

@@ -204,7 +204,7 @@ def call_step(builder: Any, address: Any, context: Any, rows: Any) -> None:
 def compiling(enter: Callable[[], object], leave: Callable[[], object]) -> Iterator[None]:
     """Call `enter` when this thread begins to compile a kernel and `leave` after, within the block.
 
-    Kernels that are found compiled on disk are none of these, nor are those that a kernel calls.
+    Kernels that are found compiled on disk do not count, nor do those that a kernel calls.
 
     >>> from raffia.jit.kernel import kernel
     >>> with compiling(lambda: print("compiling ..."), lambda: print("compiled")):

@@ -4,8 +4,8 @@ Each layer works on a block of rows. Rows are float32, so many bytes apart, and 
 panels of `raffia.jit.tiles`: behind a row's end are zeros, unless stated otherwise.
 
 `run` carries blocks of rows through a table of layers in one call, so that what flows between the
-layers stays in the cache. What a row becomes does not depend, to the last bit, on the rows beside
-it: every sum is taken in an order that the layer's sizes alone decide.
+layers stays in the cache. What a row becomes does not depend, to the last bit, on other rows:
+every sum is taken in an order that the layer's sizes alone decide.
 """
 
 import math
@@ -323,7 +323,7 @@ class ProgramRecord(Record):
     num_layers: int
     weights: int  # address of what the layers' offsets of weights count from, bytes
     slots: int  # address of the addresses of the caller's arrays
-    block: int  # rows at once
+    block: int  # rows that go through all layers together
     scratch: int  # that of a step: see `run`
 
 

@@ -142,7 +142,7 @@ Fields = TypeVar("Fields", bound=Record)
 
 
 def fields_at(record: type[Fields]) -> Callable[[int], Fields]:
-    """The record at an address, in kernels; a module keeps this under a name of its own."""
+    """The record at an address, in kernels; a module binds this to a name."""
 
     @instruction(_RecordType(record), types.int64)
     def record_at(builder: Any, address: Any) -> ir.Value:

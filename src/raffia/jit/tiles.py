@@ -6,7 +6,7 @@ A *panel* is `PANEL` columns of the weights side by side, for each k one after a
 inner loop reads it like a tape. A *tile* is what is computed in one go, rows by panels; on a
 processor with 16 registers of 8 float32 six rows of one panel are 12 sums, two registers of weights
 and one input: 12 multiply-adds for 8 loads. Each sum begins with `start` and goes through k in
-order, in every tile the same way: a row's result does not depend on the rows beside it.
+order, in every tile the same way: a row's result does not depend on other rows.
 """
 
 # llvmlite and numba give their builders no types, so little of this file has any.

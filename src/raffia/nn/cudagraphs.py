@@ -271,7 +271,7 @@ class Card:
         it.
         """
         graph = torch.cuda.CUDAGraph()
-        # What other threads do meanwhile is no part of it, and no reason to fail.
+        # What other threads do is not recorded, and no reason to fail.
         with torch.cuda.graph(graph, stream=self.recording, capture_error_mode="thread_local"):
             output = run()
         return output, graph.replay

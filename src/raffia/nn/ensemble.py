@@ -1,4 +1,4 @@
-"""Ensembles: copies of a keyed module with parameters of their own, run in one call."""
+"""Ensembles: copies of a keyed module with separate parameters, run in one call."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from raffia.tensordict.tensordict import TensorDict
 
 
 class EnsembleModule(TensorDictModuleBase):
-    """Copies of a keyed module that run as one, by `torch.vmap`; each has parameters of its own.
+    """Copies of a keyed module that run as one, by `torch.vmap`; each has separate parameters.
 
     The parameters are stacked in `params_td`, of batch size `[num_copies]`, and drawn again for
     each copy by the `reset_parameters` of the layers; layers that have none start equal. Everything

@@ -78,7 +78,7 @@ def make_functional(
 
 
 def get_functional(module: Module, funs_to_decorate: Iterable[str] | None = None) -> Module:
-    """Make a module accept parameters by keyword, inplace, beside those it has; returns it.
+    """Make a module accept parameters by keyword, inplace; it has its own, too. Returns it.
 
     funs_to_decorate: as in `make_functional`.
 

@@ -94,7 +94,7 @@ def requested_keys(
 ) -> list[NestedKey] | None:
     """The keys that `log_prob_keys=keys` and `log_prob_key=key` ask for; None if both are None.
 
-    Raises RuntimeError if the argument does not go with `summed`, ValueError if they differ.
+    Raises RuntimeError if the argument does not fit `summed`, ValueError if they differ.
     """
     if summed:
         if keys is not None:

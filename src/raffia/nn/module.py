@@ -55,7 +55,7 @@ class TensorDictModule(TensorDictModuleBase):
     method_kwargs: keywords for every call.
     strict: a missing input is a KeyError; otherwise None is passed for it.
     get_kwargs: keywords for reading the inputs, such as `as_nested_tensor=True`.
-    Raises ValueError for malformed keys or a module that can't be called.
+    Raises ValueError for malformed keys or a module that cannot be called.
 
     >>> from torch import nn
     >>> from raffia.nn import TensorDictModule

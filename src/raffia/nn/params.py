@@ -158,7 +158,7 @@ def _checked_rate(rate: float | Tensor) -> float | Tensor:
             "rate must be a number, or one number for each member of a population, got shape "
             f"{list(rate.shape)}"
         )
-    elif torch.compiler.is_compiling():  # a compiled program can't branch on values
+    elif torch.compiler.is_compiling():  # a compiled program cannot branch on values
         torch._assert_async(((rate >= 0) & (rate <= 1)).all(), "rate must be in 0..1")
         return rate.detach()
     else:

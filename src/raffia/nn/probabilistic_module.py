@@ -226,7 +226,7 @@ class ProbabilisticTensorDictModule(TensorDictModuleBase):
         make, constants = self.distribution_class, self.distribution_kwargs
         params = dict(zip(self.dist_keys, values, strict=True))
         if is_compiling() and _may_check(make):
-            # a compiled or exported program can't branch on the values of its parameters
+            # a compiled or exported program cannot branch on the values of its parameters
             constants = {"validate_args": False, **constants}
         try:
             dist = make(**params, **constants)

@@ -276,7 +276,7 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
     def build_dist_from_params(self, tensordict: Node) -> distributions.Distribution:
         """The distribution of the last probabilistic module; no other module runs.
 
-        Raises RuntimeError if there is none.
+        Raises RuntimeError if the sequence has none.
         """
         modules = _drawing(self)
         if not modules:

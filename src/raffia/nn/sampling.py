@@ -153,7 +153,7 @@ def _known_value(dist: Any) -> Any:
 def statistic(dist: Distribution, name: str, asked: str = "") -> Any:
     """The "mean", "mode" or "median" of a distribution.
 
-    asked: what it replaces, for the error where there is none.
+    asked: what it replaces, for the error where the distribution has none.
     Raises NoMeanError where the mean has no formula, else NotImplementedError.
     """
     try:

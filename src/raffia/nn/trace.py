@@ -29,7 +29,7 @@ def symbolic_trace(td_module: Any) -> TDGraphModule:
     and writes all outputs at the end. Its variables are named after the keys. Parameters are the
     module's own. Modules of `torch.nn` stay calls, other modules and functions are followed by
     `torch.fx`, with its limits: what depends on the module's state (`self.training`) is fixed.
-    What `torch.fx` can't follow stays one call.
+    What `torch.fx` cannot follow stays one call.
 
     Raises TypeError for a module that works on the container itself, not on tensors.
     Other than in the module, a missing input is always a KeyError, and a container in the middle of
@@ -70,7 +70,7 @@ def symbolic_trace(td_module: Any) -> TDGraphModule:
         inplace=program.result.inplace,
         dropped=[_key(path) for path in sorted(program.result.dropped)],
     )
-    if td_module.out_keys != td_module.out_keys_source:  # beside these, inputs may be overwritten
+    if td_module.out_keys != td_module.out_keys_source:  # inputs may be overwritten, too
         traced.select_out_keys(*td_module.out_keys)
     return traced
 
@@ -187,7 +187,7 @@ class _Tracer(fx.Tracer):
 
 
 class _Call(nn.Module):
-    """The callable wrapped by a keyed module, as one call, where `torch.fx` can't follow it."""
+    """The callable wrapped by a keyed module, as one call, where `torch.fx` cannot follow it."""
 
     def __init__(self, step: Any) -> None:
         super().__init__()

@@ -32,8 +32,8 @@ class RootOutput(NamedTuple):
 class RecurrentOutput(NamedTuple):
     """The model's output for the states that actions lead to.
 
-    `recurrent_fn(embedding, action) -> (RecurrentOutput, embedding)` gives it for M rows at once,
-    M <= B; action is int64 [M], or [M, ...] where the root gave `actions`. The search writes over
+    `recurrent_fn(embedding, action) -> (RecurrentOutput, embedding)` gives it for M <= B rows;
+    action is int64 [M], or [M, ...] where the root gave `actions`. The search writes over
     both in its next simulation: clone what must outlive it.
 
     >>> def stand_still(embedding, action):

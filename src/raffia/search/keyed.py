@@ -347,7 +347,7 @@ def _active_rows(mask: Tensor) -> Tensor:
 
 
 def _check_distinct_keys(keys: list[NestedKey]) -> None:
-    """Check that each written entry has a key of its own.
+    """Check that no two entries are written to one key.
 
     >>> _check_distinct_keys(["action", "_", "_"])
     """

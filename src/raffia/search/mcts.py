@@ -1,4 +1,4 @@
-"""`search`: plan from many roots at once with a model, whatever model, selection and device."""
+"""`search`: plan from many roots together with a model, whatever model, selection and device."""
 
 from concurrent.futures import ThreadPoolExecutor
 

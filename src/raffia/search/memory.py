@@ -38,7 +38,7 @@ class Arena:
     """Uninitialised tensors side by side, in memory that the thread's next arena reuses.
 
     What is handed back by `release` must not be read any more. A thread keeps one arena of at most
-    `CACHE_LIMIT` bytes, and none while it is used: a search within a search gets memory of its own.
+    `CACHE_LIMIT` bytes, and none while it is used: a search within a search gets separate memory.
 
     >>> arena = Arena([((2, 3), torch.zeros(1)), ((4,), torch.zeros(1).int())])
     >>> [tensor.shape for tensor in arena.tensors]
@@ -82,7 +82,7 @@ def _cached_pages(size: int) -> mmap.mmap | None:
 
 
 def _pages(size: int, device: Any) -> mmap.mmap | None:
-    """Large pages; None where they would not pay or there are none."""
+    """Large pages; None where they would not pay or the system has none."""
     if size < LARGE or torch.device(device).type != "cpu" or not hasattr(mmap, "MADV_HUGEPAGE"):
         return None
     pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

@@ -5,7 +5,7 @@ orange for the worst; the most visited path has a rim.
 
 Nodes stand as in a tidy tree, from left to right. Each depth has a column, and in it first the
 labels of the edges, then the boxes of the nodes. Of several edges that lead to a node from the
-column before it, each has a lane of its own; one that leads back is drawn to a mark instead of the
+column before it, each has a separate lane; one that leads back is drawn to a mark instead of the
 node, so that no line crosses a label.
 """
 

@@ -30,7 +30,7 @@ from raffia.search.policies import PolicyOutput
 from raffia.tensordict.access import leaves
 from raffia.tensordict.node import Node
 
-SEED, ACTIONS = "sampling_seed", "sampled_actions"  # what the search's embeddings hold besides
+SEED, ACTIONS = "sampling_seed", "sampled_actions"  # further entries of the search's embeddings
 Prior = Literal["sampling", "uniform", "density"]
 
 

@@ -113,7 +113,7 @@ class SearchState:
 
     def use_mask(self) -> None:
         """Allow illegal actions from now on: those of the nodes so far are all legal."""
-        if "mask" not in self.entries:  # threads may come here at once: the first one's mask stays
+        if "mask" not in self.entries:  # the mask of the first thread that comes here stays
             ones = torch.ones(self.shape, dtype=torch.bool, device=self.gamma.device)
             self.entries.setdefault("mask", ones)
 

@@ -52,9 +52,9 @@ class Workspace:
     """A cache of prepared searches by their shapes: memory for embeddings, rows and paths, and the
     model bound to it.
 
-    A planner passes its own to each of its searches; the trees that they give do not share it. What
-    a search works with no other finds here meanwhile: one in another thread, or within the model,
-    prepares its own. A search that raises gives nothing back.
+    A planner passes its own to each of its searches; the trees that they give do not share it. A
+    search that is in use is not in the cache: one in another thread, or within the model, prepares
+    another. A search that raises gives nothing back.
 
     >>> import copy
     >>> workspace = Workspace()

@@ -194,7 +194,7 @@ class CompositeDistribution(Distribution, Mapping[NestedKey, Distribution]):
     def sample_and_log_prob(self, shape: Any = None) -> tuple[TensorDict, Any]:
         """A draw and its log-probability, as returned by `sample` and `log_prob`.
 
-        A member that has a method `sample_and_log_prob` of its own is asked only once.
+        A member with a method `sample_and_log_prob` is called only once.
         """
         return self._draw_and_score("sample", shape)
 

@@ -343,7 +343,7 @@ def _reach(shift: Tensor, depth: float) -> Tensor:
 
 def _check_range(low: Tensor, high: Tensor) -> None:
     """Refuse bounds out of order; NaN is left to the validation of arguments."""
-    if torch.compiler.is_compiling():  # a compiled program can't branch on values
+    if torch.compiler.is_compiling():  # a compiled program cannot branch on values
         return
     if not torch._is_all_true(~(low >= high)):
         raise ValueError(

@@ -36,7 +36,7 @@ def q_of(s: SearchRecord, b: int, child: int) -> np.float32:
 
 @kernel
 def refresh(s: SearchRecord, b: int, node: int) -> None:
-    """Recompute a node's Q: its children may have been reached by other paths meanwhile."""
+    """Recompute a node's Q: its children may have been reached by other paths since."""
     row = b * s.rows + node
     total = 0.0
     for e in range(row * s.actions, (row + 1) * s.actions):
