@@ -203,7 +203,7 @@ CALLS = [
         )
     ),
     *(
-        (lambda n=n: run(discount=n), ValueError, r"discount=.* must lie in 0\.\.1")
+        (lambda n=n: run(discount=n), ValueError, r"discount=.* must be in 0\.\.1")
         for n in (-0.1, 1.001, NAN, torch.tensor([0.9, 0.9, 2.0, 0.9]), INF)
     ),
     (lambda: run(max_depth=0), ValueError, "max_depth=0 must be at least 1"),
@@ -265,7 +265,7 @@ CALLS = [
     (chosen(torch.zeros(B).long(), "alone"), TypeError, "must return .action, carry."),
     (chosen(torch.zeros(B)), TypeError, "float32 as actions"),
     (chosen(torch.zeros(1).long()), ValueError, "for 4 nodes"),
-    (chosen(torch.full((B,), -1)), ValueError, "lie in 0..2"),
+    (chosen(torch.full((B,), -1)), ValueError, "be in 0..2"),
     (chosen(torch.full((B,), 1)), ValueError, "some of which are illegal"),
     (lambda: run(select=PUCT), TypeError, r"the class PUCT; pass PUCT\(...\)"),
     # policies and their noise
@@ -279,7 +279,7 @@ CALLS = [
     (muzero(dirichlet=torch.zeros(3, 3)), ValueError, r"dirichlet has shape \[3, 3\].*\[4, 3\]"),
     (muzero(action_gumbel=torch.zeros(3, 3)), ValueError, r"action_gumbel has shape \[3, 3\].*\[4"),
     (muzero(action_gumbel=torch.full((B, A), NAN)), ValueError, "action_gumbel holds NaN"),
-    (muzero(dirichlet_fraction=1.5), ValueError, r"dirichlet_fraction=1\.5 must lie in 0\.\.1"),
+    (muzero(dirichlet_fraction=1.5), ValueError, r"dirichlet_fraction=1\.5 must be in 0\.\.1"),
     (
         muzero(dirichlet_fraction=0.0, dirichlet=torch.full((B, A), 1 / A)),
         *(ValueError, "dirichlet was passed, but dirichlet_fraction=0"),

@@ -270,7 +270,7 @@ SHOWS = [Tree.summary, Tree.to_graph, Tree.to_svg]
 @pytest.mark.parametrize("root", [-1, 2, 10])
 def test_root_out_of_range(show, root):
     tree = random_search(num_actions=3, num_simulations=2)
-    with pytest.raises(IndexError, match=rf"root={root}: .* 2 roots, so root must lie in 0\.\.1"):
+    with pytest.raises(IndexError, match=rf"root={root}: .* 2 roots, so root must be in 0\.\.1"):
         show(tree, root)
 
 

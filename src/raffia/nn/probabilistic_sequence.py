@@ -14,11 +14,10 @@ from torch.compiler import is_compiling
 from raffia.nn.base import CALL
 from raffia.nn.dispatch import dispatch
 from raffia.nn.distributions.composite import CompositeDistribution
-from raffia.nn.graph_record import watched
 from raffia.nn.log_prob_keys import renamed
 from raffia.nn.modes import INTERACTION, InteractionType, interaction_type
 from raffia.nn.probabilistic_module import ProbabilisticTensorDictModule
-from raffia.nn.sequence import TensorDictSequential, keys_of, moved, tolerant
+from raffia.nn.sequence import TensorDictSequential, keys_of, moved
 from raffia.tensordict.keys import NestedKey
 from raffia.tensordict.node import Container, Node
 from raffia.tensordict.tensordict import TensorDict
@@ -139,50 +138,36 @@ class ProbabilisticTensorDictSequential(TensorDictSequential):
         tensordict_out: container to write the outputs into, and only these.
         Other keywords go to the modules that are not probabilistic.
         """
-        through = functools.partial(
-            self._through, requires_sample=_requires_sample is not False, kwargs=kwargs
-        )
+        asked, runner = _requires_sample is not False, None
+        if kwargs or not asked:
+            runner = self._runner(asked and self._requires_sample, kwargs)
+        through = functools.partial(self._through, runner=runner)
         return self._written(tensordict, tensordict_out, through)
 
-    def _through(
-        self, tensordict: Any, requires_sample: bool = True, kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Run all modules on the container and return the result."""
+    def _through(self, tensordict: Any, runner: Callable[[str, Any], Any] | None = None) -> Any:
+        if runner is None and not self._requires_sample:
+            runner = self._runner(False, {})
         undo = self._interacting()
         try:
-            if self._requires_sample and requires_sample and not kwargs:
-                return super()._through(tensordict)
-            return self._with_options(tensordict, requires_sample, kwargs or {})
+            return super()._through(tensordict, runner)
         finally:
             if undo is not None:
                 undo()
 
-    def _with_options(self, tensordict: Any, requires_sample: bool, kwargs: dict[str, Any]) -> Any:
-        """Run the modules with `kwargs`; the last may have nothing to draw."""
-        name, last = list(self._named().items())[-1]
-        silent = (
-            name
-            if _probabilistic(last) and not (requires_sample and self._requires_sample)
-            else None
-        )
-        shapes_seen: dict[str, Any] | None = None
-        if self.partial_tolerant:
-            step: Callable[..., Any] = tolerant
-        elif is_compiling() or self._shapes is not None:
-            step = _step
-        else:  # the first call, whose shapes are noted
-            shapes_seen = {}
-            step = functools.partial(watched, shapes_seen)
+    def _runner(
+        self, requires_sample: bool, kwargs: dict[str, Any]
+    ) -> Callable[[str, Any], Callable[..., Any]]:
+        """The modules with `kwargs`; the last one draws nothing if no sample is required."""
+        last_name, last = list(self._named().items())[-1]
+        silent = _probabilistic(last) and not requires_sample
 
-        def called(name: str, module: Any, tensordict: Any, run: Callable[..., Any]) -> object:
+        def runner(name: str, module: Any) -> Callable[..., Any]:
             options = {} if isinstance(module, ProbabilisticTensorDictModule) else kwargs
-            if name == silent:
+            if silent and name == last_name:
                 options = {**options, "_requires_sample": False}
-            return step(name, module, tensordict, functools.partial(run, **options))
+            return functools.partial(module, **options)
 
-        result = self._chain(tensordict, called)
-        self._shapes = self._shapes if shapes_seen is None else shapes_seen
-        return result
+        return runner
 
     def _interacting(self, always: bool = False) -> Callable[[], None] | None:
         """Apply the last module's default interaction type to all; returns the call to undo it."""
@@ -416,10 +401,6 @@ def _passes_on(module: Any) -> bool:
     """Whether a module is a sequence whose distribution is that of its last module."""
     sequence = isinstance(module, ProbabilisticTensorDictSequential)
     return sequence and not module.return_composite
-
-
-def _step(name: str, module: Any, tensordict: Any, run: Callable[..., Any]) -> Any:
-    return run(tensordict)
 
 
 def _composite(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Self, overload
 
@@ -142,23 +143,31 @@ class TensorDictSequential(TensorDictModule):
     def _run(self, tensordict: TensorDict) -> Any:
         if self.__class__.forward is not _FORWARD:
             return CALL(self, tensordict)
-        return self._walk(tensordict)
+        return self._through(tensordict)
 
-    def _walk(self, tensordict: Any) -> Any:
-        """Call the modules in order, in the plainest way."""
-        if not torch.compiler.is_compiling() and self._shapes is None:
-            shapes_seen: dict[str, Any] = {}
-            result = self._chain(tensordict, lambda *step: watched(shapes_seen, *step))
-            self._shapes = shapes_seen
-            return result
+    def _through(self, tensordict: Any, runner: Callable[[str, Any], Any] | None = None) -> Any:
+        """Run all modules on the container and return the result.
+
+        runner: gives, for a module and its name, what is called instead of the module.
+        """
+        step: Callable[..., Any] | None = tolerant if self.partial_tolerant else None
+        shapes_seen: dict[str, Any] | None = None
+        if step is None and not torch.compiler.is_compiling() and self._shapes is None:
+            shapes_seen = {}  # the shapes of the first call are recorded
+            step = functools.partial(watched, shapes_seen)
         name = None
         children: Any = self._modules["module"]
         try:
-            for name, module in children._modules.items():  # noqa: B007 # read where one fails
-                tensordict = module(tensordict)
+            for name, module in children._modules.items():
+                run = module if runner is None else runner(name, module)
+                tensordict = (
+                    run(tensordict) if step is None else step(name, module, tensordict, run)
+                )
         except Exception as error:
             error.add_note(self._where(name))
             raise
+        if shapes_seen is not None:
+            self._shapes = shapes_seen
         return tensordict
 
     @dispatch(auto_batch_size=False)
@@ -182,22 +191,6 @@ class TensorDictSequential(TensorDictModule):
                 f"in_keys={self.in_keys}"
             )
         return self._written(tensordict, tensordict_out, self._through)
-
-    def _through(self, tensordict: Any) -> Any:
-        """Run all modules on the container and return the result."""
-        if self.partial_tolerant:
-            return self._chain(tensordict, tolerant)
-        return self._walk(tensordict)
-
-    def _chain(self, tensordict: Any, step: Callable[..., Any]) -> Any:
-        name = None
-        try:
-            for name, module in self.module._modules.items():
-                tensordict = step(name, module, tensordict, module)
-        except Exception as error:
-            error.add_note(self._where(name))
-            raise
-        return tensordict
 
     def _where(self, name: Any) -> str:
         return f"in module {name!r} of {type(self).__name__}, in_keys={self.in_keys}"

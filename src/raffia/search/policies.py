@@ -228,7 +228,7 @@ def _check_noise(
     check_of_each("dirichlet_fraction", fraction, batch)
     least, most = _ends(fraction)
     if not (least >= 0 and most <= 1):
-        raise ValueError(f"dirichlet_fraction={fraction} must lie in 0..1")
+        raise ValueError(f"dirichlet_fraction={fraction} must be in 0..1")
     if most == 0 and dirichlet is not None:
         raise ValueError(
             "dirichlet was passed, but dirichlet_fraction=0 ignores it: pass for example "

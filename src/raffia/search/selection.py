@@ -80,7 +80,7 @@ def _check_actions(action: Any, nodes: Nodes) -> None:
     num_actions = visits.shape[1]
     if not bool(((action >= 0) & (action < num_actions)).all()):
         raise ValueError(
-            f"select returned actions {action.tolist()}; they must lie in 0..{num_actions - 1}"
+            f"select returned actions {action.tolist()}; they must be in 0..{num_actions - 1}"
         )
     if mask is None:
         return

@@ -260,7 +260,7 @@ class Tree:
         """
         root = operator.index(root)
         if not 0 <= root < len(self):
-            there = f", so root must lie in 0..{len(self) - 1}" if len(self) else ""
+            there = f", so root must be in 0..{len(self) - 1}" if len(self) else ""
             raise IndexError(f"root={root}: this tree has {plural(len(self), 'root')}{there}")
         if action_names is not None and len(action_names) != self.num_actions:
             raise ValueError(
