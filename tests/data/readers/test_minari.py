@@ -226,7 +226,7 @@ def group_of_rewards(file):
         (with_steps("three"), "episode_0: it has 3 steps, but its attribute .* is three"),
         (with_steps([3, 3]), r"episode_0: it has 3 steps, but its attribute .* is \[3, 3\]"),
         (unlike, r"episode_1/observations: .*shape \[5\], in the f"),
-        (linked, "it is a link to another place"),
+        (linked, "it is a link to another location"),
         (an_array, "episode_1: it is not a group"),
         (group_of_rewards, "there is no 'reward'"),
     ],
@@ -289,7 +289,7 @@ def other_bytes(group):
 CHUNK = {"shape": (3,), "maxshape": (None,), "chunks": (5 * 10**6,), "compression": "gzip"}
 NUMBERS = [{"chunks": (1, 10**6), "compression": "gzip", "put": 1.0}, CHUNK | {"put": 1}]
 LINK, ELSEWHERE = (
-    "it is a link to another place",
+    "it is a link to another location",
     "its numbers are in another file, which is not read",
 )
 NO_ROWS, OBJECT = (

@@ -5,15 +5,18 @@ Legend: N steps in all.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import numpy as np
 
 from raffia.data.readers.episode import (
     FLAGS,
+    Column,
     Columns,
     EpisodeMaker,
+    Episodes,
+    Key,
+    Location,
     Names,
     Path,
     Rules,
@@ -28,7 +31,6 @@ from raffia.data.readers.hdf5 import (
     read_columns,
     to_tensor,
 )
-from raffia.tensordict.tensordict import TensorDict
 
 NAMES: Columns = {
     "observations": "obs",
@@ -78,16 +80,16 @@ def read_d4rl(
     return D4RLEpisodes(existing_file(path), Names(columns, NAMES), Rules(allow_nan, True, True))
 
 
-class D4RLEpisodes:
+class D4RLEpisodes(Episodes):
     """The episodes of a D4RL file, as returned by `read_d4rl`."""
 
     def __init__(self, path: str, names: Names, rules: Rules) -> None:
-        self.path = path
-        self._names, self._rules = names, rules
+        super().__init__(path, rules)
+        self._names = names
         self._spans = self._find()
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({os.fspath(self.path)!r}, {len(self._spans)} episodes)"
+        return f"{type(self).__name__}({self.path!r}, {len(self._spans)} episodes)"
 
     def _find(self) -> list[slice]:
         """The steps of each episode."""
@@ -118,8 +120,7 @@ class D4RLEpisodes:
         stops = (np.flatnonzero(ends) + 1).tolist()
         return [slice(start, stop) for start, stop in zip([0, *stops], stops, strict=False)]
 
-    def __iter__(self) -> Iterator[TensorDict]:
-        maker = EpisodeMaker(self._rules)
+    def _read(self, maker: EpisodeMaker) -> Iterator[tuple[dict[Key, Column], Location]]:
         for span in self._spans:
             where = f"the episode of steps {span.start} to {span.stop - 1}"
             location = GroupLocation(self.path, where)
@@ -128,6 +129,4 @@ class D4RLEpisodes:
             for flag in FLAGS:  # old files have numbers there
                 if flag in columns:
                     columns[flag] = columns[flag]._replace(values=columns[flag].values.bool())
-            episode = maker.make(columns, location)
-            if episode is not None:
-                yield episode
+            yield columns, location

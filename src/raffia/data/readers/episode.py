@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple, NoReturn
@@ -194,84 +195,116 @@ class Rules(NamedTuple):
 
 
 class EpisodeMaker:
-    """Makes the episodes of a file, each like the first one."""
+    """Makes the episodes of a file, each like the first one.
+
+    >>> flags = {(k,): Column(k, torch.tensor([False])) for k in ("terminated", "truncated")}
+    >>> columns = {("obs",): Column("obs", torch.zeros(2, 3)), **flags,
+    ...            ("action",): Column("action", torch.ones(1)),
+    ...            ("reward",): Column("reward", torch.ones(1))}
+    >>> maker = EpisodeMaker(Rules(allow_nan=False, truncate_unfinished=True))
+    >>> episode = maker.make(columns, Location("a.jsonl", "line 1"))
+    >>> episode.batch_size, episode["obs"].shape, episode["next", "obs"].shape
+    (torch.Size([1]), torch.Size([1, 3]), torch.Size([1, 3]))
+    >>> episode["truncated"]
+    tensor([True])
+    """
 
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
         self.layout: Layout | None = None  # of the first episode
 
     def make(self, columns: Mapping[Key, Column], location: Location) -> TensorDict | None:
-        """The episode that columns make; None where nothing is left of it."""
+        """The episode that columns make, batch size [T]; None where nothing is left of it.
+
+        Raises MalformedDataError if they make no episode.
+        """
         if self.rules.complete:
             columns = completed(columns)
             if REWARD in columns and not len(columns[REWARD].values):
                 return None
-        episode = make_episode(columns, location, self.rules, self.layout)
-        self.layout = self.layout or layout_of(columns)
+        columns = with_truncated(columns)
+        finished = self.check(columns, location)
+        steps = len(columns[REWARD].values)
+        episode = TensorDict({}, batch_size=[steps])
+        for key, (_, values) in columns.items():
+            episode.set(key, values[:steps])
+            if len(values) > steps:
+                # In separate memory: an in-place change of one would change the other.
+                episode.set(("next", *key), values[1:].clone())
+        if not finished:
+            episode["truncated"][-1] = True
         return episode
 
+    def check(self, columns: Mapping[Key, Column], location: Location) -> bool:
+        """Whether the episode that columns make is finished.
 
-def layout_of(columns: Mapping[Key, Column]) -> Layout:
-    """The layout that all further episodes of a file must have, too."""
-    layout: Layout = {}
-    columns = with_truncated(columns)
-    for key, (_, values) in columns.items():
-        layout[key] = values.dtype, tuple(values.shape[1:])
-        if len(values) > len(columns[REWARD].values):
-            layout["next", *key] = layout[key]
-    return layout
+        Raises MalformedDataError if they make no episode, or one unlike the first.
+        """
+        check_required(columns, location)
+        steps = num_steps(columns, location)
+        check_pairs(columns, steps, location)
+        layout: Layout = {}
+        for key, (_, values) in columns.items():
+            layout[key] = values.dtype, tuple(values.shape[1:])
+            if len(values) > steps:
+                layout["next", *key] = layout[key]
+        check_nesting(layout, location)
+        if self.layout is not None:
+            check_equal_layout(columns, layout, self.layout, location)
+        if not self.rules.allow_nan:
+            for column in columns.values():
+                check_finite(column, location)
+        ended = columns[FLAGS[0]].values | columns[FLAGS[1]].values
+        check_end(ended, location, self.rules.truncate_unfinished)
+        self.layout = self.layout or layout
+        return bool(ended[-1])
 
 
-def make_episode(
-    columns: Mapping[Key, Column], location: Location, rules: Rules, first: Layout | None
-) -> TensorDict:
-    """The episode that columns make, batch size [T]; MalformedDataError if they make none.
+class Episodes(ABC):
+    """The episodes of a file: each pass over them reads it again, an episode at a time."""
 
-    first: the layout of the file's first episode, None if this is it.
+    def __init__(self, path: str, rules: Rules) -> None:
+        self.path, self._rules = path, rules
 
-    >>> flags = {(k,): Column(k, torch.tensor([False])) for k in ("terminated", "truncated")}
-    >>> columns = {("obs",): Column("obs", torch.zeros(2, 3)), **flags,
-    ...            ("action",): Column("action", torch.ones(1)),
-    ...            ("reward",): Column("reward", torch.ones(1))}
-    >>> location = Location("a.jsonl", "line 1")
-    >>> rules = Rules(allow_nan=False, truncate_unfinished=True)
-    >>> episode = make_episode(columns, location, rules, None)
-    >>> episode.batch_size, episode["obs"].shape, episode["next", "obs"].shape
-    (torch.Size([1]), torch.Size([1, 3]), torch.Size([1, 3]))
-    >>> episode["truncated"]
-    tensor([True])
+    @abstractmethod
+    def _read(self, maker: EpisodeMaker) -> Iterator[tuple[Mapping[Key, Column], Location]]:
+        """The columns and the location of each episode; `maker` knows the first one's layout."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.path!r})"
+
+    def __iter__(self) -> Iterator[TensorDict]:
+        maker = EpisodeMaker(self._rules)
+        for columns, location in self._read(maker):
+            episode = maker.make(columns, location)
+            if episode is not None:
+                yield episode
+
+
+class EpisodeIds:
+    """The ids of episodes whose steps come one after the other.
+
+    column: the column of the ids, for errors.
+
+    >>> ids = EpisodeIds("episode")
+    >>> [ids.begins(number, Location("a.jsonl", "line 1")) for number in (5, 5, 6)]
+    [True, False, True]
     """
-    columns = with_truncated(columns)
-    finished = check_episode(columns, location, rules, first)
-    steps = len(columns[REWARD].values)
-    episode = TensorDict({}, batch_size=[steps])
-    for key, (_, values) in columns.items():
-        episode.set(key, values[:steps])
-        if len(values) > steps:
-            # In memory of its own: an in-place change of one would change the other.
-            episode.set(("next", *key), values[1:].clone())
-    if not finished:
-        episode["truncated"][-1] = True
-    return episode
 
+    def __init__(self, column: str) -> None:
+        self.column, self._ids = column, set[int | str]()
+        self._current: int | str | None = None
 
-def check_episode(
-    columns: Mapping[Key, Column], location: Location, rules: Rules, first: Layout | None
-) -> bool:
-    """Whether the episode that columns make is finished; MalformedDataError if they make none."""
-    check_required(columns, location)
-    steps = num_steps(columns, location)
-    check_pairs(columns, steps, location)
-    layout = layout_of(columns)
-    check_nesting(layout, location)
-    if first is not None:
-        check_equal_layout(columns, layout, first, location)
-    if not rules.allow_nan:
-        for column in columns.values():
-            check_finite(column, location)
-    ended = columns[FLAGS[0]].values | columns[FLAGS[1]].values
-    check_end(ended, location, rules.truncate_unfinished)
-    return bool(ended[-1])
+    def begins(self, episode: int | str, location: Location, step: int | None = None) -> bool:
+        """Whether another episode begins with a step; an error if that ended before."""
+        if self._ids and episode == self._current:
+            return False
+        if episode in self._ids:
+            why = "this episode ended before; its steps must be adjacent"
+            location.fail(why, self.column, step)
+        self._ids.add(episode)
+        self._current = episode
+        return True
 
 
 def completed(columns: Mapping[Key, Column]) -> Mapping[Key, Column]:

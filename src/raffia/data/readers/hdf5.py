@@ -62,7 +62,7 @@ def member(group: Any, name: str, location: Location, column: str) -> Any:
     """The member of a group under a name, in the same file."""
     link = group.get(name, getlink=True)
     if type(link) is not h5py().HardLink:
-        location.fail("it is a link to another place, which is not followed", column)
+        location.fail("it is a link to another location, which is not followed", column)
     return group[name]
 
 

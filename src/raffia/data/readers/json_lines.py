@@ -21,18 +21,17 @@ from raffia.data.readers.episode import (
     REWARD,
     Column,
     Columns,
+    EpisodeIds,
     EpisodeMaker,
+    Episodes,
     Key,
-    Layout,
     Location,
     MalformedDataError,
     Names,
     NumberedLocation,
     Path,
     Rules,
-    check_episode,
     existing_file,
-    layout_of,
     leave_out,
     missing,
 )
@@ -126,30 +125,21 @@ def read_json_lines(
     )
 
 
-class JsonLineEpisodes:
-    """The episodes of a file of JSON lines; `read_json_lines` makes it, going through it reads."""
+class JsonLineEpisodes(Episodes):
+    """The episodes of a file of JSON lines; `read_json_lines` makes it."""
 
     def __init__(
         self, path: str, names: Names, numbers: Numbers, rules: Rules, max_line_bytes: int
     ) -> None:
-        self.path = path
-        self._names = names
-        self._numbers = numbers
-        self._rules = rules
+        super().__init__(path, rules)
+        self._names, self._numbers = names, numbers
         self._max_line_bytes = max_line_bytes
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.path!r})"
-
-    def __iter__(self) -> Iterator[TensorDict]:
-        maker = EpisodeMaker(self._rules)
+    def _read(self, maker: EpisodeMaker) -> Iterator[tuple[dict[Key, Column], Location]]:
         with opened(self.path) as file:
             lines = read_objects(file, self.path, self._names, self._max_line_bytes)
             for location, rows in self._parts(lines):
-                columns = to_columns(rows, location, self._numbers, maker.layout)
-                episode = maker.make(columns, location)
-                if episode is not None:
-                    yield episode
+                yield to_columns(rows, location, self._numbers, maker.layout), location
 
     def _parts(self, lines: Iterator[JsonLine]) -> Iterator[EpisodeParts]:
         """Detect whether lines are episodes or steps."""
@@ -196,24 +186,18 @@ class JsonLineEpisodes:
                 f"episode; {missing('episode', first.entries)}"
             )
         naming = paths.pop(EPISODE)
-        episodes_read: set[int | str] = set()
-        current: int | str | None = None
+        ids = EpisodeIds(dotted(naming))
         part: EpisodeParts | None = None
         for number, location, entries in chain([first], rest):
             check_same_entries(entries, first.entries, location)
             episode = entries[naming]
             if type(episode) not in (int, str):
                 location.fail(f"{kind(episode)}, not a whole number or a string", dotted(naming))
-            if part is None or episode != current:
-                if episode in episodes_read:
-                    why = "this episode ended before; its steps must be adjacent"
-                    location.fail(why, dotted(naming))
+            if ids.begins(episode, location) or part is None:
                 if part is not None:
                     yield part
                 steps = NumberedLocation(self.path, "line", number)
                 part = steps, {name: JsonRows(path, []) for name, path in paths.items()}
-                episodes_read.add(episode)
-                current = episode
             for path, values in part[1].values():
                 values.append(entries[path])
         if part is not None:
@@ -261,15 +245,14 @@ def write_json_lines(
 
 
 def _write_all(file: BinaryIO, path: str, episodes: Iterable[TensorDict], allow_nan: bool) -> None:
-    rules = Rules(allow_nan, truncate_unfinished=True)  # what an end means is the reader's to say
-    layout: Layout | None = None
+    # What an end means is the reader's to say.
+    maker = EpisodeMaker(Rules(allow_nan, truncate_unfinished=True))
     for number, episode in enumerate(episodes):
         location = Location(path, f"episode {number}")
         columns = _joined(episode, location)
-        check_episode(columns, location, rules, layout)
-        layout = layout or layout_of(columns)
+        maker.check(columns, location)
         file.write(_as_line(columns))
-    if layout is None:
+    if maker.layout is None:
         raise ValueError(f"there are no episodes to write to {path}")
 
 

@@ -152,25 +152,19 @@ def refuse_inflation(file: IO[bytes], num_bytes: int, location: Location) -> Non
 
 def parse(line: bytes, location: Location) -> dict[str, Any]:
     """The object on a line."""
-    cut = (
-        ""
-        if line.endswith(b"\n")
-        else ("; the line does not end, so the file may have been cut off")
-    )
+    is_whole = line.endswith(b"\n")
+    cut = "" if is_whole else "; the line does not end, so the file may have been cut off"
     try:
         value = DECODER.decode(line.decode())
-    except UnicodeDecodeError as error:
-        where = f"{location.where}, byte {error.start + 1}"
-        raise MalformedDataError(location.path, where, f"it is not UTF-8{cut}") from error
-    except json.JSONDecodeError as error:
-        where = f"{location.where}, character {error.pos + 1}"
-        why = f"it is not JSON: {error.msg}{cut}"
+    except (ValueError, RecursionError) as error:
+        where, why = location.where, str(error)  # an equal key, or a number of thousands of digits
+        if isinstance(error, UnicodeDecodeError):
+            where, why = f"{where}, byte {error.start + 1}", f"it is not UTF-8{cut}"
+        elif isinstance(error, json.JSONDecodeError):
+            where, why = f"{where}, character {error.pos + 1}", f"it is not JSON: {error.msg}{cut}"
+        elif isinstance(error, RecursionError):
+            why = "lists or objects are nested too deeply"
         raise MalformedDataError(location.path, where, why) from error
-    except RecursionError as error:
-        why = "lists or objects are nested too deeply"
-        raise MalformedDataError(location.path, location.where, why) from error
-    except ValueError as error:  # an equal key, or a number with thousands of digits
-        raise MalformedDataError(location.path, location.where, str(error)) from error
     if type(value) is not dict:
         location.fail(f'it is {kind(value)}, but must be an object: {{"obs": ...}}')
     return value

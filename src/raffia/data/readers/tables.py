@@ -30,7 +30,9 @@ from raffia.data.readers.episode import (
     REWARD,
     Column,
     Columns,
+    EpisodeIds,
     EpisodeMaker,
+    Episodes,
     Key,
     Location,
     Names,
@@ -42,7 +44,6 @@ from raffia.data.readers.episode import (
     missing,
 )
 from raffia.tensordict.keys import dotted
-from raffia.tensordict.tensordict import TensorDict
 
 NAMES: Columns = {"next_obs": ("next", "obs")}
 
@@ -177,25 +178,31 @@ def described(path: str, names: Names, rules: Rules) -> tuple[int, dict[Key, Any
     return num_rows, types, paths
 
 
-class TableEpisodes:
-    """The episodes of tables that have one in each row."""
+class Tables(Episodes):
+    """The episodes of files of tables.
+
+    files: each with its number of rows.
+    paths: the column of each entry.
+    """
 
     def __init__(
-        self, path: str, files: list[tuple[str, int]], paths: Mapping[Key, Key], rules: Rules
+        self, path: str, files: list[tuple[str, int]], paths: dict[Key, Key], rules: Rules
     ) -> None:
-        self.path = path
-        self._files = files  # with the number of rows of each
-        self._paths = paths
-        self._rules = rules
+        super().__init__(path, rules)
+        self._files, self._paths = files, paths
+        self._num_rows = sum(num_rows for _, num_rows in files)
+
+
+class TableEpisodes(Tables):
+    """The episodes of tables that have one in each row."""
 
     def __len__(self) -> int:
-        return sum(num_rows for _, num_rows in self._files)
+        return self._num_rows
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.path!r}, {len(self)} episodes)"
 
-    def __iter__(self) -> Iterator[TensorDict]:
-        maker = EpisodeMaker(self._rules)
+    def _read(self, maker: EpisodeMaker) -> Iterator[tuple[dict[Key, Column], Location]]:
         for file, num_rows in self._files:
             for row, arrays in read_batches(file, num_rows, self._paths.values(), 1):
                 location = Location(file, f"row {row}")
@@ -204,57 +211,37 @@ class TableEpisodes:
                     column = dotted(path)
                     values = to_array(row_of_lists(arrays[path], column, location), path, location)
                     columns[name] = Column(column, torch.from_numpy(values))
-                episode = maker.make(columns, location)
-                if episode is not None:
-                    yield episode
+                yield columns, location
 
 
-class TableSteps:
+class TableSteps(Tables):
     """The episodes of tables that have a step in each row."""
 
-    def __init__(
-        self, path: str, files: list[tuple[str, int]], paths: Mapping[Key, Key], rules: Rules
-    ) -> None:
-        self.path = path
-        self._files = files  # with the number of rows of each
-        self._paths = {name: path for name, path in paths.items() if name != EPISODE}
-        self._episode = paths[EPISODE]
-        self._rules = rules
-
     def __repr__(self) -> str:
-        steps = sum(num_rows for _, num_rows in self._files)
-        return f"{type(self).__name__}({self.path!r}, {steps} steps)"
+        return f"{type(self).__name__}({self.path!r}, {self._num_rows} steps)"
 
-    def __iter__(self) -> Iterator[TensorDict]:
-        maker = EpisodeMaker(self._rules)
+    def _read(self, maker: EpisodeMaker) -> Iterator[tuple[dict[Key, Column], Location]]:
         for location, pieces in self._parts():
             columns = {
                 name: Column(dotted(path), torch.from_numpy(np.concatenate(pieces[path])))
                 for name, path in self._paths.items()
+                if name != EPISODE
             }
-            episode = maker.make(columns, location)
-            if episode is not None:
-                yield episode
+            yield columns, location
 
-    def _parts(self) -> Iterator[tuple[Location, dict[Key, list[Any]]]]:
+    def _parts(self) -> Iterator[tuple[Location, dict[Key, list[np.ndarray[Any, Any]]]]]:
         """The location of each episode, and for each of its columns the arrays to be joined."""
-        episodes_read: set[int | str] = set()
-        part: tuple[Location, dict[Key, list[Any]]] | None = None
-        current: int | str | None = None
+        ids = EpisodeIds(dotted(self._paths[EPISODE]))
+        part: tuple[Location, dict[Key, list[np.ndarray[Any, Any]]]] | None = None
         for file, begin, episodes, arrays in self._batches():
             stop = 0
             for episode, steps in groupby(episodes):
                 start, stop = stop, stop + len(list(steps))
                 location = NumberedLocation(file, "row", begin + start)
-                if part is None or episode != current:
-                    if episode in episodes_read:
-                        why = "this episode ended before; its steps must be adjacent"
-                        location.fail(why, dotted(self._episode), 0)
+                if ids.begins(episode, location, 0) or part is None:
                     if part is not None:
                         yield part
                     part = location, {path: [] for path in arrays}
-                    episodes_read.add(episode)
-                    current = episode
                 for path, pieces in part[1].items():
                     piece = arrays[path][start:stop]
                     if pieces and piece.shape[1:] != pieces[0].shape[1:]:
@@ -269,20 +256,16 @@ class TableSteps:
 
     def _batches(self) -> Iterator[tuple[str, int, list[int | str], dict[Key, Any]]]:
         """Batches of rows: file, first row, the episodes of the rows, and the columns."""
-        paths = [self._episode, *self._paths.values()]
+        naming = self._paths[EPISODE]
         for file, num_rows in self._files:
-            for begin, arrays in read_batches(file, num_rows, paths, ROWS_AT_ONCE):
+            for begin, arrays in read_batches(file, num_rows, self._paths.values(), ROWS_AT_ONCE):
                 location = NumberedLocation(file, "row", begin)
-                episodes = arrays[self._episode].to_pylist()
-                for step, episode in enumerate(episodes):
-                    if episode is None:
-                        location.fail("null, which names no episode", dotted(self._episode), step)
-                yield (
-                    file,
-                    begin,
-                    episodes,
-                    {p: to_array(arrays[p], p, location) for p in paths[1:]},
-                )
+                episodes = arrays.pop(naming).to_pylist()
+                if None in episodes:
+                    why = "null, which names no episode"
+                    location.fail(why, dotted(naming), episodes.index(None))
+                values = {path: to_array(arrays[path], path, location) for path in arrays}
+                yield file, begin, episodes, values
 
 
 def shards(path: Path) -> list[str]:
