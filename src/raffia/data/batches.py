@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from raffia.data.processes import by_value, from_value
+from raffia.data.processes import ByValue
 from raffia.data.samplers import Draw, Sampler
 from raffia.data.storage import Storage
 from raffia.data.torchrl_storages import ListStorage
@@ -26,7 +26,7 @@ class Batch(NamedTuple):
     ends_epoch: bool
 
 
-class BatchMaker:
+class BatchMaker(ByValue):
     """Makes batches of a storage's items, in two steps: the source of a `Prefetcher`.
 
     `draw` and `draw_into` are called under the lock of the buffer, `finish` is not. The arguments
@@ -50,12 +50,6 @@ class BatchMaker:
         self.device = None if device is None else torch.device(device)
         self.plain = collate_fn is None and device is None and not pin_memory
 
-    def __getstate__(self) -> dict[str, Any]:
-        return by_value(self.__dict__)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(from_value(state))
-
     def follow(self) -> range:
         """The live items, passed on to the sampler; ValueError if it knows of more."""
         live = self.storage.live
@@ -67,21 +61,17 @@ class BatchMaker:
         size = self.storage.max_size
         return items if size is None or self.storage.total <= size else items % size
 
-    def draw(self, batch_size: int) -> tuple[Draw, Any]:
-        """Choose items and copy them."""
-        return self._drawn(batch_size)
-
     def draw_into(self, batch_size: int, out: Any) -> Batch:
         """Choose items and copy them right into a batch; for those that need no `finish`."""
-        draw, _ = self._drawn(batch_size, out)
+        draw, _ = self.draw(batch_size, out)
         info = {"index": draw.items, **draw.info}
         if isinstance(out, TensorDict):
             for name, value in info.items():
                 out.set(name, _of_batch(value, out.batch_size), inplace=name in out.keys(True))
         return Batch(out, info, draw.ends_epoch)
 
-    def _drawn(self, batch_size: int, out: Any = None) -> tuple[Draw, Any]:
-        """Draw items and copy them as of the same moment, even while another process writes."""
+    def draw(self, batch_size: int, out: Any = None) -> tuple[Draw, Any]:
+        """Choose items and copy them as of the same moment, even while another process writes."""
         for _ in range(RETRIES):
             draw = self._choose(batch_size)
             into = out

@@ -31,6 +31,7 @@ from raffia.tensordict.tensorclass import is_tensorclass
 from raffia.tensordict.tensordict import TensorDict
 
 KIND, VERSION = "raffia.MCTSForest", 1
+KEYS = ("observation_keys", "action_keys", "excluded_keys", "reward_keys", "done_keys")
 CHUNK = 4096  # how many steps are read at once where only their observations are of interest
 
 
@@ -268,8 +269,8 @@ class MCTSForest:
             steps, _ = self.steps.at(torch.arange(start, stop))
             ends = [td.select(*self.observation_keys) for td in (steps, steps["next"])]
             query = TensorDict.cat(ends)
-            marks = TensorDict(seen=torch.ones(len(query), dtype=torch.bool), batch_size=len(query))
-            self._nodes[query] = marks  # a map holds something for each of its keys
+            known = torch.ones(len(query), dtype=torch.bool)  # a map holds something for each key
+            self._nodes[query] = TensorDict(known=known, batch_size=len(query))
             nodes = self._nodes.rows(query).tolist()
             graph.extend(nodes[: stop - start], nodes[stop - start :])
         self._graph = graph
@@ -405,10 +406,7 @@ class MCTSForest:
                 f"the state of a forest must have the entry 'steps'; got {sorted(state)}"
             )
         self.steps.load_state_dict(state["steps"])
-        self._forget()
-
-    def _forget(self) -> None:
-        """Drop what follows from the steps that were here before."""
+        # What follows from the steps that were here before is dropped.
         self._nodes = TensorDictMap(in_keys=self.observation_keys)
         self._graph = StepGraph()
 
@@ -423,14 +421,7 @@ class MCTSForest:
         ['action']
         """
         tensors = TensorDict(dict(map_files.tensors_of(self.steps)))
-        extras = {
-            "observation_keys": self.observation_keys,
-            "action_keys": self.action_keys,
-            "excluded_keys": self.excluded_keys,
-            "reward_keys": self.reward_keys,
-            "done_keys": self.done_keys,
-            "max_size": self.steps.max_size,
-        }
+        extras = {name: getattr(self, name) for name in (*KEYS, "max_size")}
         write_folder(folder, KIND, VERSION, {"steps.safetensors": tensors.save}, extras=extras)
 
     @classmethod
@@ -444,13 +435,8 @@ class MCTSForest:
 
     @classmethod
     def _of_folder(cls, found: Folder) -> MCTSForest:
-        keys: dict[str, Any] = {
-            name: [tuple(key) if isinstance(key, list) else key for key in found.extras[name]]
-            for name in ("observation_keys", "action_keys", "excluded_keys")
-        }
-        for name in ("reward_keys", "done_keys"):  # older files have none
-            names = found.extras.get(name)
-            keys[name] = names and [tuple(k) if isinstance(k, list) else k for k in names]
+        # Older files have no reward_keys and done_keys.
+        keys = {name: map_files.as_keys(found.extras.get(name)) for name in KEYS}
         forest = cls(**keys, max_size=found.extras["max_size"])
         tensors = TensorDict.load(found.path("steps.safetensors"))
         map_files.fill(forest.steps, dict(tensors.items()))

@@ -33,6 +33,7 @@ from raffia.data.rows import RowLayout, packed, row_layout, unpacked, words_of
 from raffia.data.storage import Storage, TensorStorage
 from raffia.data.table import CapacityError, HashTable
 from raffia.data.torchrl_storages import ListStorage
+from raffia.files.folder import Folder, load_folder
 from raffia.nn.base import Keys, TensorDictModuleBase
 from raffia.tensordict.collection import TensorCollection
 from raffia.tensordict.entries import UNSET
@@ -722,7 +723,12 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Value]):
         Raises DamagedFileError for a file that is not what was written, and ValueError for a folder
         of another kind, or a query module whose hashes differ.
         """
-        return map_files.load(cls, folder, query_module, storage, collate_fn, write_fn)
+        functions = {"collate_fn": collate_fn, "write_fn": write_fn}
+
+        def read(found: Folder) -> Self:
+            return map_files.loaded(cls, found, query_module, storage, functions)
+
+        return load_folder(folder, map_files.KIND, map_files.VERSION, read)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)

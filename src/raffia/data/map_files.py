@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,8 +15,9 @@ from raffia.data.query import QueryModule
 from raffia.data.rows import RowLayout, unpacked
 from raffia.data.structure import RowStructure
 from raffia.data.table import CapacityError, HashTable
-from raffia.files.folder import Folder, load_folder, write_folder
+from raffia.files.folder import Folder, write_folder
 from raffia.tensordict.byte_tensors import bytes_to_tensor, tensor_to_bytes
+from raffia.tensordict.collection import TensorCollection
 from raffia.tensordict.entries import UNSET
 from raffia.tensordict.tensordict import TensorDict
 
@@ -44,8 +45,11 @@ class SavedMap(Protocol):
     @property
     def device(self) -> torch.device: ...
     def __len__(self) -> int: ...
-    def values(self) -> Any: ...
+    def values(self) -> TensorCollection: ...
     def clear(self) -> None: ...
+
+
+Map = TypeVar("Map", bound=SavedMap)
 
 
 def tensors_of(mapping: SavedMap) -> dict[str, Tensor]:
@@ -104,7 +108,7 @@ def fill(mapping: SavedMap, tensors: dict[str, Tensor]) -> None:
     Raises ValueError then.
     """
     meta = _meta(tensors)
-    in_keys = [_key(key) for key in meta["in_keys"]]
+    in_keys = as_keys(meta["in_keys"])
     if in_keys != mapping.in_keys:
         raise ValueError(
             f"the saved map has the in_keys {in_keys}, but this one has {mapping.in_keys}"
@@ -139,7 +143,7 @@ def fill(mapping: SavedMap, tensors: dict[str, Tensor]) -> None:
         mapping.storage.allocate(values)
         mapping.storage.set(live, values)
     mapping._table, mapping._layouts = table, layouts or None
-    mapping._stored_keys = meta["out_keys"] and [_key(key) for key in meta["out_keys"]]
+    mapping._stored_keys = as_keys(meta["out_keys"])
     mapping._keeps_some = meta["keeps_some"] is True
     if mapping.evict:
         mapping._lru.load_state(order if len(order) else live)
@@ -171,23 +175,15 @@ def save(mapping: SavedMap, folder: Any) -> None:
     write_folder(folder, KIND, VERSION, {"map.safetensors": tensors.save}, extras=extras)
 
 
-def load(
-    cls: type[Any], folder: Any, query: QueryModule | None, storage: Any, collate: Any, write: Any
-) -> Any:
-    """The map that `save` wrote."""
-
-    def read(found: Folder) -> Any:
-        return loaded(cls, found, query, storage, collate, write)
-
-    return load_folder(folder, KIND, VERSION, read)
-
-
 def loaded(
-    cls: type[Any], found: Folder, query: QueryModule | None, storage: Any, collate: Any, write: Any
-) -> Any:
-    """The map in a folder."""
+    cls: Callable[..., Map],
+    found: Folder,
+    query: QueryModule | None,
+    storage: Any,
+    functions: dict[str, Any],  # by the names of FUNCTIONS
+) -> Map:
+    """The map in a folder that `save` wrote."""
     manifest = found.extras
-    functions = dict(zip(FUNCTIONS, (collate, write), strict=True))
     for name in manifest["functions"]:
         if functions[name] is UNSET:
             raise ValueError(
@@ -204,8 +200,7 @@ def loaded(
             SipHash(key=tuple(h["key"]), rounds=tuple(h["rounds"]), normalize=h["normalize"])
             for h in manifest["hash"]
         ]
-        in_keys = [_key(key) for key in manifest["in_keys"]]
-        query = QueryModule(in_keys, hash_module=hashers[:-1])
+        query = QueryModule(as_keys(manifest["in_keys"]), hash_module=hashers[:-1])
         query.aggregator = hashers[-1]
     mapping = cls(
         query_module=query,
@@ -227,5 +222,6 @@ def plain_hash(query: QueryModule) -> list[dict[str, Any]] | None:
     return [{"key": h.key, "rounds": h.rounds, "normalize": h.normalize} for h in plain]
 
 
-def _key(key: Any) -> Any:
-    return tuple(key) if isinstance(key, list) else key
+def as_keys(keys: Any) -> Any:
+    """Keys of entries as they were before JSON made lists of their tuples; None of none."""
+    return keys and [tuple(key) if isinstance(key, list) else key for key in keys]

@@ -94,14 +94,7 @@ def merged(values: Any, items: RowGroups, merge: str | Merge) -> Any:
     count = len(items.distinct)
     if callable(merge):
         result = merge(values.clone(), items.group, count)  # it may write into what it gets
-        size = getattr(result, "batch_size", None)
-        if size is None or tuple(size[:1]) != (count,):
-            raise ValueError(
-                f"merge returned {'a ' + type(result).__name__ if size is None else list(size)} "
-                f"for {count} keys: merge(values, group, num_groups) must return a container "
-                f"whose batch_size begins with num_groups, here {count}"
-            )
-        return result
+        return _with_rows(result, count, "merge(values, group, num_groups)")
     if merge not in NAMED:
         raise ValueError(
             f"merge must be one of {', '.join(map(repr, NAMED))}, or a function merge(values, "
@@ -113,7 +106,19 @@ def merged(values: Any, items: RowGroups, merge: str | Merge) -> Any:
             raise ValueError(f'merge="{merge}" {why} (entry "{dotted(key)}", {x.dtype})')
     if items.first is items.last:  # nothing is there twice
         return values
-    return NAMED[merge](values, items)
+    reduce, size = NAMED[merge], [count, *values.batch_size[1:]]
+    return values.apply(lambda x: reduce(x, items), batch_size=size)
+
+
+def _with_rows(result: Any, count: int, function: str) -> Any:
+    """The output of a user's function, checked to be a container with a row for each key."""
+    size = getattr(result, "batch_size", None)
+    if size is None or tuple(size[:1]) != (count,):
+        raise ValueError(
+            f"{function} returned {'a ' + type(result).__name__ if size is None else list(size)} "
+            f"for {count} keys: it must return a container whose batch_size begins with {count}"
+        )
+    return result
 
 
 def _refusal(merge: str, x: Tensor) -> str:
@@ -128,43 +133,28 @@ def _refusal(merge: str, x: Tensor) -> str:
     return ""
 
 
-def _sum(values: Any, items: RowGroups) -> Any:
-    count = len(items.distinct)
-
-    def total(x: Tensor) -> Tensor:
-        return x.new_zeros(count, *x.shape[1:]).index_add_(0, items.group, x)
-
-    return _of_leaves(values, items, total)
+# Reductions of an entry x [N, ...] to a row for each group [G, ...].
 
 
-def _mean(values: Any, items: RowGroups) -> Any:
-    count = len(items.distinct)
-    number = torch.bincount(items.group, minlength=count)
-
-    def mean(x: Tensor) -> Tensor:
-        total = x.new_zeros(count, *x.shape[1:]).index_add_(0, items.group, x)
-        return total / number.view(-1, *[1] * (x.dim() - 1)).to(x.dtype)
-
-    return _of_leaves(values, items, mean)
+def _sum(x: Tensor, items: RowGroups) -> Tensor:
+    return x.new_zeros(len(items.distinct), *x.shape[1:]).index_add_(0, items.group, x)
 
 
-def _max(values: Any, items: RowGroups) -> Any:
-    def largest(x: Tensor) -> Tensor:
-        if x.dtype == torch.bool:
-            return largest(x.view(torch.uint8)).view(torch.bool)
-        group = items.group.view(-1, *[1] * (x.dim() - 1)).expand_as(x)
-        return x[items.first].scatter_reduce_(0, group, x, "amax")
-
-    return _of_leaves(values, items, largest)
+def _mean(x: Tensor, items: RowGroups) -> Tensor:
+    total, number = _sum(x, items), torch.bincount(items.group, minlength=len(items.distinct))
+    return total / number.view(-1, *[1] * (x.dim() - 1)).to(x.dtype)
 
 
-def _of_leaves(values: Any, items: RowGroups, reduce: Callable[[Tensor], Tensor]) -> Any:
-    return values.apply(reduce, batch_size=[len(items.distinct), *values.batch_size[1:]])
+def _max(x: Tensor, items: RowGroups) -> Tensor:
+    if x.dtype == torch.bool:
+        return _max(x.view(torch.uint8), items).view(torch.bool)
+    group = items.group.view(-1, *[1] * (x.dim() - 1)).expand_as(x)
+    return x[items.first].scatter_reduce_(0, group, x, "amax")
 
 
-NAMED: dict[str, Callable[[Any, RowGroups], Any]] = {
-    "last": lambda values, items: values[items.last],
-    "first": lambda values, items: values[items.first],
+NAMED: dict[str, Callable[[Tensor, RowGroups], Tensor]] = {
+    "last": lambda x, items: x[items.last],
+    "first": lambda x, items: x[items.first],
     "sum": _sum,
     "mean": _mean,
     "max": _max,
@@ -220,12 +210,7 @@ def in_rounds(
 
 def _checked(made: Any, count: int, others: Any) -> Any:
     """The output of `write_fn`, checked for a row for each key and the entries of other rows."""
-    size = getattr(made, "batch_size", None)
-    if size is None or tuple(size[:1]) != (count,):
-        raise ValueError(
-            f"write_fn returned {'a ' + type(made).__name__ if size is None else list(size)} for "
-            f"{count} keys: it must return a container whose batch_size begins with {count}"
-        )
+    _with_rows(made, count, "write_fn")
     if others is not None:
         mine, wanted = set(made.keys(True, True)), set(others.keys(True, True))
         if mine != wanted:

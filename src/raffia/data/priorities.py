@@ -69,7 +69,7 @@ class Priorities:
         self.set_exponent(alpha, eps)
 
     def __getstate__(self) -> dict[str, Any]:
-        return by_value({**self.__dict__, "_record": None, "_loops": None})
+        return by_value({**self.__dict__, "_record": None})
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(from_value(state))
@@ -80,8 +80,7 @@ class Priorities:
         self.alpha, self.eps = float(alpha), float(eps)
         # The largest priority that can be given.
         self.limit = self.tree.limit ** (1 / max(self.alpha, 1)) * 0.999 - self.eps
-        self._loops = kernels.priorities
-        self._record = self._loops.PrioritiesRecord(
+        self._record = kernels.priorities.PrioritiesRecord(
             tree=self.tree.address,
             alpha=self.alpha,
             eps=self.eps,
@@ -178,7 +177,7 @@ class Priorities:
         items, priority, n = items.contiguous(), priority.contiguous(), items.numel()
         if n > self._room:
             self._room, self._work = 2 * n, torch.empty(6 * n, dtype=torch.int64)
-        ignored: int = self._loops.update(
+        ignored: int = kernels.priorities.update(
             self._record.address,
             items.data_ptr(),
             priority.data_ptr(),

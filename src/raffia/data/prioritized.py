@@ -8,7 +8,8 @@ from torch import Tensor
 
 from raffia.data.priorities import NONE, Priorities, check_exponent
 from raffia.data.row_index import no_integers
-from raffia.data.samplers import Draw, Sampler, refuse_other_state, too_few
+from raffia.data.samplers import Draw, Sampler, too_few
+from raffia.data.structure import check_entries
 
 REDUCTIONS = {
     "max": lambda priority: priority.amax(-1),
@@ -250,7 +251,7 @@ class PrioritizedSampler(Sampler):
             }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        refuse_other_state(self, state, "chances", "counts", "numbers")
+        check_entries(state, ("chances", "counts", "numbers"), f"a {type(self).__name__}")
         chances = state["chances"]
         first, end, num_ignored = state["counts"].tolist()
         if len(chances) != min(end, self.max_capacity) or end - first > self.max_capacity:

@@ -28,7 +28,7 @@ from raffia.data.prioritized import PrioritizedSampler
 from raffia.data.processes import survives_fork
 from raffia.data.samplers import RandomSampler, Sampler, too_few
 from raffia.data.storage import Storage
-from raffia.data.structure import from_state
+from raffia.data.structure import check_entries, from_state
 from raffia.data.torchrl_storages import ListStorage
 from raffia.data.writers import RoundRobinWriter, Writer
 from raffia.files.folder import Content, Folder, load_folder, write_folder
@@ -548,11 +548,7 @@ class ReplayBuffer(Buffer, Generic[Items]):
 
     def _refuse_other(self, state: Mapping[str, Any]) -> None:
         """Raise ValueError unless the state is from a buffer with the same type of sampler."""
-        missing = [name for name in ("kind", "total", "sampler") if name not in state]
-        if missing:
-            raise ValueError(
-                f"the state does not belong to a replay buffer: it has no {', '.join(missing)}"
-            )
+        check_entries(state, ("kind", "total", "sampler"), "a replay buffer")
         saved, here = bytes(state["kind"].tolist()).decode(), type(self.sampler).__name__
         if saved != here:
             raise ValueError(

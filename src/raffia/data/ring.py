@@ -22,6 +22,7 @@ from torch import Tensor
 
 from raffia.data import kernels
 from raffia.data.processes import by_value, from_value
+from raffia.data.structure import check_entries
 
 # What a row is; as in the kernels.
 STEP, TERMINATED, TRUNCATED, CLOSED_TERMINATED, CLOSED_TRUNCATED = range(5)
@@ -318,12 +319,11 @@ class EpisodeRing:
         return state
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Load a state of `state()`, of a ring of this size with the same segments.
+        """Load a state of `state()` that `check_state` accepts.
 
         >>> ring = EpisodeRing(8, look_ahead=2)
         >>> ring.load_state(EpisodeRing(8, look_ahead=2).state())
         """
-        self.check_state(state)
         for name in (*self._PER_ROW, *self._PER_ENV):
             setattr(self, name, state[name].clone())
         num_drawable = int(self.drawable.sum())
@@ -331,7 +331,8 @@ class EpisodeRing:
         self._bind()
 
     def check_state(self, state: Mapping[str, Tensor]) -> None:
-        """Raise ValueError unless `load_state(state)` is possible."""
+        """Raise ValueError unless the state is of a ring of this size with the same segments."""
+        check_entries(state, self.ENTRIES, "the episodes of a segment buffer")
         saved, here = state["window"].tolist(), [self.num_rows, self.look_ahead, self.look_back]
         if saved != here:
             raise ValueError(

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from raffia.data.processes import by_value, from_value
+from raffia.data.processes import ByValue, by_value
+from raffia.data.structure import check_entries
 
 
 class Draw(NamedTuple):
@@ -22,7 +23,7 @@ class Draw(NamedTuple):
     ends_epoch: bool = False  # whether the next batch begins a new round
 
 
-class Sampler:
+class Sampler(ByValue):
     """The contract of a sampler; this base knows the live items, and has no other state.
 
     Only `draw` must be written. A sampler that keeps something writes the methods that go with it:
@@ -45,9 +46,6 @@ class Sampler:
     def __getstate__(self) -> dict[str, Any]:
         """The state without the lock, which belongs to the buffer; tensors by value."""
         return by_value({name: value for name, value in self.__dict__.items() if name != "lock"})
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(from_value(state))
 
     def attach(self, storage: Any) -> None:
         """Receive the storage that holds the items; called once, before all else.
@@ -144,21 +142,6 @@ def too_few(known: int, live: range) -> ValueError:
         "sampler is newer, or the storage was cleared without the buffer. buffer.sampler.clear() "
         "resets the sampler"
     )
-
-
-def refuse_other_state(of: Sampler, state: Mapping[str, Any], *names: str) -> None:
-    """Raise ValueError if a state lacks one of these entries.
-
-    >>> refuse_other_state(SamplerWithoutReplacement(), {}, "order")
-    Traceback (most recent call last):
-    ...
-    ValueError: the state does not belong to a SamplerWithoutReplacement: it has no order
-    """
-    missing = [name for name in names if name not in state]
-    if missing:
-        raise ValueError(
-            f"the state does not belong to a {type(of).__name__}: it has no {', '.join(missing)}"
-        )
 
 
 class RandomSampler(Sampler):
@@ -270,7 +253,7 @@ class SamplerWithoutReplacement(Sampler):
         return {"order": self._order.clone()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        refuse_other_state(self, state, "order")
+        check_entries(state, ("order",), "a SamplerWithoutReplacement")
         with self.lock:
             self._order, self._oldest = state["order"].clone(), 0
             self._end = int(self._order.max()) + 1 if len(self._order) else 0

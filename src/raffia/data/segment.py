@@ -25,13 +25,14 @@ from raffia.data.segment_steps import SegmentSteps
 from raffia.data.step_priorities import StepPriorities
 from raffia.data.steps import StepKeys, numbers
 from raffia.data.storage import Storage, TensorStorage
-from raffia.data.structure import StorageContents
+from raffia.data.structure import StorageContents, check_entries
 from raffia.files.folder import Content, Folder, load_folder, write_folder
 from raffia.tensordict.keys import NestedKey, unravel_key_to_tuple
 from raffia.tensordict.safetensors_file import save_file
 from raffia.tensordict.tensordict import TensorDict
 
 KIND, VERSION = "raffia.segments", 2
+FILE = "buffer.safetensors"
 
 
 class LockedView(NamedTuple):
@@ -196,7 +197,6 @@ class SegmentReplayBuffer(SegmentSteps):
             pin_memory=pin_memory,
             device=device,
         )
-        self._buffer_state = BufferState(self._ring, self._priorities, self._maker)
         self._feeds: list[RowFeed] = []
         self._lock = threading.RLock()
         survives_fork(self)
@@ -355,7 +355,7 @@ class SegmentReplayBuffer(SegmentSteps):
         """
         with self._lock:
             self._before_change()
-            return {"storage": self.storage.state_dict(), "buffer": self._buffer_state.state()}
+            return {"storage": self.storage.state_dict(), "buffer": self._sampling_state()}
 
     @contextlib.contextmanager
     def locked_view(self) -> Iterator[LockedView]:
@@ -370,19 +370,39 @@ class SegmentReplayBuffer(SegmentSteps):
         with self._lock:
             self._before_change()
             observation_keys = [unravel_key_to_tuple(key) for key in self._keys.observation]
-            yield LockedView(self.storage._contents(), self._buffer_state.state(), observation_keys)
+            yield LockedView(self.storage._contents(), self._sampling_state(), observation_keys)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state of `state_dict`: resumes bit for bit, with the generator if it has one.
 
         Raises ValueError, and changes nothing, if the state is not of a buffer made like this one.
         """
-        _check_entries(state, ("buffer", "storage"), "a segment buffer")
+        check_entries(state, ("buffer", "storage"), "a segment buffer")
         with self._lock:
             self._before_change()
-            self._buffer_state.check(state["buffer"])
+            self._check_sampling_state(state["buffer"])
             self.storage.load_state_dict(state["storage"])
-            self._buffer_state.load(state["buffer"])
+            self._load_sampling_state(state["buffer"])
+
+    def _sampling_state(self) -> dict[str, Any]:
+        """A copy of the episodes, priorities and generator, as nested dicts of tensors."""
+        state = {"episodes": self._ring.state(), "priorities": self._priorities.state()}
+        if self.generator is not None:
+            state["generator"] = {"state": self.generator.get_state()}
+        return state
+
+    def _check_sampling_state(self, state: Mapping[str, Any]) -> None:
+        """Raise ValueError unless `_load_sampling_state(state)` is possible."""
+        check_entries(state, ("episodes", "priorities"), "a segment buffer")
+        self._ring.check_state(state["episodes"])
+        self._priorities.check_state(state["priorities"])
+        check_same_generator(state, self.generator)
+
+    def _load_sampling_state(self, state: Mapping[str, Any]) -> None:
+        self._ring.load_state(state["episodes"])
+        self._priorities.load_state(state["priorities"])
+        if self.generator is not None:
+            self.generator.set_state(state["generator"]["state"])
 
     def save(self, folder: str | os.PathLike[str], *, rows: bool = True) -> None:
         """Write all steps, and the state of sampling, to a folder.
@@ -412,8 +432,10 @@ class SegmentReplayBuffer(SegmentSteps):
             self._before_change()
             if flush is not None:
                 flush()
-            files = self.storage.files() if rows else {}
-            write_folder(folder, KIND, VERSION, {**files, **self._buffer_state.files()})
+            state = TensorDict(self._sampling_state())
+            files: dict[str, Content] = {FILE: lambda path: save_file(state, path)}
+            stored = self.storage.files() if rows else {}
+            write_folder(folder, KIND, VERSION, {**stored, **files})
 
     def load(self, folder: str | os.PathLike[str]) -> None:
         """Load a folder of `save`: resumes bit for bit, in this process or another.
@@ -426,20 +448,19 @@ class SegmentReplayBuffer(SegmentSteps):
         load_folder(folder, KIND, VERSION, self._load)
 
     def _load(self, found: Folder) -> None:
-        buffer_state = self._buffer_state.read(found)
+        state = TensorDict.load(found.path(FILE)).to_dict()
         with self._lock:
             self._before_change()
-            self._buffer_state.check(buffer_state)
+            self._check_sampling_state(state)
             if len(found.files) > 1:
                 self.storage.read_files(found)
-            elif self.storage.total < int(buffer_state["episodes"]["total"]):
+            elif self.storage.total < (total := int(state["episodes"]["total"])):
                 raise ValueError(
-                    f"{found.root} was saved without the rows of "
-                    f"{int(buffer_state['episodes']['total'])} items, but {self.storage.total} "
-                    "have been appended to this storage: pass the storage of the saved buffer, "
-                    "opened again"
+                    f"{found.root} was saved without the rows of {total} items, but "
+                    f"{self.storage.total} have been appended to this storage: pass the storage of "
+                    "the saved buffer, opened again"
                 )
-            self._buffer_state.load(buffer_state)
+            self._load_sampling_state(state)
             self._skip()
             gone = ~self.storage.contains(torch.arange(self._ring.num_rows)).cpu()
             self._priorities.set(self._ring.lose(gone.nonzero()[:, 0]), 0.0)
@@ -472,74 +493,4 @@ def _check_length(unroll_steps: int, n_step: int, num_rows: int) -> None:
         raise ValueError(
             f"a segment of unroll_steps + n_step + 1 = {length} rows does not fit into a storage "
             f"with max_size={num_rows}: make the storage larger, or the segment shorter"
-        )
-
-
-FILE = "buffer.safetensors"
-
-
-class BufferState:
-    """The state of a segment buffer: episodes, priorities, and the generator, if there is one.
-
-    >>> from raffia.data.segment import SegmentReplayBuffer
-    >>> from raffia.data.storage import TensorStorage
-    >>> buffer = SegmentReplayBuffer(TensorStorage(100), unroll_steps=1)
-    >>> sorted(buffer.state_dict()["buffer"])
-    ['episodes', 'priorities']
-    """
-
-    def __init__(
-        self, episodes: EpisodeRing, priorities: StepPriorities, maker: SegmentMaker
-    ) -> None:
-        self.episodes, self.priorities, self.maker = episodes, priorities, maker
-
-    def state(self) -> dict[str, Any]:
-        """A copy of the state, as nested dicts of tensors."""
-        state: dict[str, Any] = {
-            "episodes": self.episodes.state(),
-            "priorities": self.priorities.state(),
-        }
-        if self.maker.generator is not None:
-            state["generator"] = {"state": self.maker.generator.get_state()}
-        return state
-
-    def check(self, state: Mapping[str, Any]) -> None:
-        """Raise ValueError unless `load(state)` is possible."""
-        _check_entries(state, ("episodes", "priorities"), "the buffer state")
-        _check_entries(state["episodes"], self.episodes.ENTRIES, "the episodes")
-        _check_entries(state["priorities"], self.priorities.ENTRIES, "the priorities")
-        self.episodes.check_state(state["episodes"])
-        self.priorities.check_state(state["priorities"])
-        check_same_generator(state, self.maker.generator)
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Load a state of `state()`."""
-        self.episodes.load_state(state["episodes"])
-        self.priorities.load_state(state["priorities"])
-        if self.maker.generator is not None:
-            self.maker.generator.set_state(state["generator"]["state"])
-
-    def files(self) -> dict[str, Content]:
-        """The current state as a file, for `write_folder`."""
-        state = TensorDict(self.state())
-        return {FILE: lambda path: save_file(state, path)}
-
-    def read(self, folder: Folder) -> dict[str, Any]:
-        """The state in a folder."""
-        return TensorDict.load(folder.path(FILE)).to_dict()
-
-
-def _check_entries(state: Mapping[str, Any], names: Collection[str], what: str) -> None:
-    """Raise ValueError for a state that lacks any of these.
-
-    >>> _check_entries({"storage": 1}, ("buffer", "storage"), "a segment buffer")
-    Traceback (most recent call last):
-    ...
-    ValueError: the state of a segment buffer lacks ['buffer'], and has ['storage']: pass the ...
-    """
-    missing = [name for name in names if name not in state]
-    if missing:
-        raise ValueError(
-            f"the state of {what} lacks {missing}, and has {sorted(state)}: pass the result of "
-            "buffer.state_dict(). Nothing was changed"
         )

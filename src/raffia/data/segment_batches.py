@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from raffia.data import kernels
-from raffia.data.processes import by_value, from_value
+from raffia.data.processes import ByValue
 from raffia.data.ring import CLOSED_TERMINATED, CLOSED_TRUNCATED, STEP, TRUNCATED, EpisodeRing
 from raffia.data.step_priorities import StepPriorities
 from raffia.data.steps import StepKeys
@@ -140,7 +140,7 @@ class Copied(NamedTuple):
     added: dict[str, Tensor]  # by name as in ADDED
 
 
-class SegmentMaker:
+class SegmentMaker(ByValue):
     """Makes batches of the segments in a storage, in two steps: the source of a `Prefetcher`.
 
     `draw` and `copy` are called under the lock of the buffer, `finish` is not. The arguments are
@@ -172,12 +172,6 @@ class SegmentMaker:
         self.on_cpu = device is None and storage.device.type == "cpu"
         self.num_changes = 0
         self.by_row: set[Path] = set()  # entries of which batches have the rows' numbers instead
-
-    def __getstate__(self) -> dict[str, Any]:
-        return by_value(self.__dict__)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(from_value(state))
 
     def draw(self, batch_size: int, into: TensorDict | None = None) -> Copied:
         """Choose starts and copy their segments; into an earlier batch, if one is given."""

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from raffia.data.priorities import importance_weights
 from raffia.data.prioritized import PrioritizedSampler
-from raffia.data.samplers import Draw, Sampler, SamplerWithoutReplacement, refuse_other_state
+from raffia.data.samplers import Draw, Sampler, SamplerWithoutReplacement
 from raffia.data.storage import Storage
+from raffia.data.structure import check_entries
 from raffia.data.torchrl_storages import refuse_others
 from raffia.tensordict.keys import NestedKey, dotted, unravel_key, unravel_key_to_tuple
 from raffia.tensordict.signatures import shows_options_of
@@ -298,7 +299,7 @@ class SliceSamplerWithoutReplacement(SliceSampler):
         return {"left": self._left.state_dict(), "of": of}
 
     def load_state_dict(self, state: Any) -> None:
-        refuse_other_state(self, state, "left", "of")
+        check_entries(state, ("left", "of"), "a SliceSamplerWithoutReplacement")
         super().load_state_dict(state)
         start, stop, length = state["of"].tolist()
         self._left.load_state_dict(state["left"])

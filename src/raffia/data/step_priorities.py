@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from raffia.data.priorities import NONE, Priorities
+from raffia.data.structure import check_entries
 
 BY_DEFAULT = -1.0  # instead of a chance that a step was given
 
@@ -25,8 +26,6 @@ class StepPriorities(Priorities):
     >>> priorities.probability(torch.tensor([0, 1]))
     tensor([0.0000, 0.5000], dtype=torch.float64)
     """
-
-    ENTRIES = ("chances", "largest")  # of any state
 
     def __init__(
         self,
@@ -130,14 +129,13 @@ class StepPriorities(Priorities):
         return state
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Load a state of `state()`, of as many rows and with the same alpha.
+        """Load a state of `state()` that `check_state` accepts.
 
         >>> priorities = StepPriorities(5, alpha=0.6, beta=0.4)
         >>> priorities.load_state(StepPriorities(5, alpha=0.6, beta=1.0).state())
         >>> priorities.beta
         1.0
         """
-        self.check_state(state)
         self.tree.load_state({"priorities": state["chances"]})
         self.largest = next(iter(state["largest"].tolist()), NONE)
         if not self.uniform:
@@ -145,7 +143,8 @@ class StepPriorities(Priorities):
         self._given = state["given"].clone() if "given" in state else None
 
     def check_state(self, state: Mapping[str, Tensor]) -> None:
-        """Raise ValueError unless `load_state(state)` is possible."""
+        """Raise ValueError unless the state is of as many rows and with the same alpha."""
+        check_entries(state, ("chances", "largest"), "the priorities of a segment buffer")
         alpha = float(state["exponents"][0]) if "exponents" in state else None
         if alpha != (None if self.uniform else self.alpha):
             raise ValueError(

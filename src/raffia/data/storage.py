@@ -495,21 +495,12 @@ class Storage(ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         """The stored contents, by value: a pickled storage is a copy."""
-        found = self._contents()
-        return {
-            "fields": {"_max_size": self._max_size, "_device": self._device},
-            **by_value(
-                {"rows": found.rows, "leaves": list(found.leaves), "others": list(found.others)}
-            ),
-            "structure": found.structure,
-            "total": found.total,
-        }
+        return by_value({"device": self._device, "contents": self._contents()})
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        fields, state = state["fields"], from_value(state)
-        Storage.__init__(self, fields["_max_size"], fields["_device"])
-        names = ("total", "structure", "rows", "leaves", "others")
-        self._replace(StorageContents(self._max_size, *[state[name] for name in names]))
+        contents = from_value(state)["contents"]
+        Storage.__init__(self, contents.max_size, state["device"])
+        self._replace(contents)
 
     def state_dict(self) -> dict[str, Any]:
         """The complete contents of the storage: a dict of tensors (copies) and integers.

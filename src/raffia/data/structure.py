@@ -5,7 +5,7 @@
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -220,11 +220,25 @@ def to_state(found: StorageContents) -> dict[str, Any]:
     }
 
 
+def check_entries(state: Mapping[str, Any], names: Iterable[str], what: str) -> None:
+    """Raise ValueError if a state lacks one of these entries.
+
+    >>> check_entries({"storage": 1}, ("buffer", "storage"), "a segment buffer")
+    Traceback (most recent call last):
+    ...
+    ValueError: the state does not belong to a segment buffer: it has no buffer, only storage: ...
+    """
+    missing = [name for name in names if name not in state]
+    if missing:
+        raise ValueError(
+            f"the state does not belong to {what}: it has no {', '.join(missing)}, only "
+            f"{', '.join(state) or 'nothing'}: pass the result of state_dict(). Nothing was changed"
+        )
+
+
 def from_state(state: dict[str, Any], max_size: int | None) -> StorageContents:
     """The contents in a state, of a storage of this max_size; ValueError if they are not."""
-    missing = [name for name in ("max_size", "total", "structure", "rows") if name not in state]
-    if missing:
-        raise ValueError(f"the state does not belong to a storage: it has no {', '.join(missing)}")
+    check_entries(state, ("max_size", "total", "structure", "rows"), "a storage")
     size, total, rows = int(state["max_size"]), int(state["total"]), state["rows"]
     if size != (-1 if max_size is None else max_size):
         raise ValueError(

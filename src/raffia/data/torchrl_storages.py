@@ -47,8 +47,9 @@ class LazyTensorStorage(TensorStorage):
         consolidated: bool = False,
         shared_init: bool = False,
     ) -> None:
-        refuse_others(ndim=ndim, compilable=compilable, shared_init=shared_init)
-        refuse_others(consolidated=consolidated)
+        refuse_others(
+            ndim=ndim, compilable=compilable, consolidated=consolidated, shared_init=shared_init
+        )
         super().__init__(max_size, device=device)
 
 
@@ -365,6 +366,9 @@ def refuse_others(**options: Any) -> None:
     ...
     ValueError: ndim=2 is not supported: items are counted along one dimension. ...
     """
+    single_writer = (
+        "only one process writes. Others can read with MemmapStorage.open(folder, mode='r')"
+    )
     why = {
         "ndim": "items are counted along one dimension. Pass data.reshape(-1)",
         "dim_extend": "items are counted along the first dimension. Pass data.transpose(0, dim)",
@@ -372,17 +376,12 @@ def refuse_others(**options: Any) -> None:
             "buffers are not traced by torch.compile. Compile the code that uses the batches"
         ),
         "consolidated": "each entry has a tensor of its own",
-        "shared_init": (
-            "only one process writes. Others can read with MemmapStorage.open(folder, mode='r')"
-        ),
-        "shared": (
-            "only one process writes. Others can read with MemmapStorage.open(folder, mode='r')"
-        ),
+        "shared_init": single_writer,
+        "shared": single_writer,
         "sync": "priorities are always up to date. Leave it out",
         "dtype": "priorities are stored in float64. Leave it out",
     }
+    defaults = {"ndim": 1, "dim_extend": 0, "sync": True, "dtype": torch.float32}
     for name, value in options.items():
-        if value != {"ndim": 1, "dim_extend": 0, "sync": True}.get(name, False) and (
-            name != "dtype" or value is not torch.float32
-        ):
+        if value != defaults.get(name, False):
             raise ValueError(f"{name}={value!r} is not supported: {why[name]}")

@@ -20,7 +20,6 @@ from raffia.tensordict.tensorclass import TensorClass
 from raffia.tensordict.tensordict import TensorDict
 
 Path = tuple[int, ...]  # which child to take at each vertex, from the root on
-Way = tuple["Way", int] | None  # the same from the end on, so that long ones share their beginnings
 
 
 def shown(tree: Tree) -> str:
@@ -197,13 +196,13 @@ class Tree(TensorClass, nocast=True):
                     visited.add(id(child))
                     queue.append(child)
 
-    def _ways(self) -> Iterator[tuple[Way, Tree]]:
+    def _paths(self) -> Iterator[tuple[Path, Tree]]:
         """Iterate over all paths and the vertices that they lead to, the shortest first."""
-        queue: deque[tuple[Way, Tree]] = deque([(None, self)])
+        queue: deque[tuple[Path, Tree]] = deque([((), self)])
         while queue:
-            way, tree = queue.popleft()
-            yield way, tree
-            queue.extend(((way, number), child) for number, child in enumerate(tree.children))
+            path, tree = queue.popleft()
+            yield path, tree
+            queue.extend(((*path, number), child) for number, child in enumerate(tree.children))
 
     def _children_first(self) -> Iterator[Tree]:
         pending: list[tuple[Tree, Iterator[Tree]]] = [(self, iter(self.children))]
@@ -243,7 +242,7 @@ class Tree(TensorClass, nocast=True):
                     found.setdefault(tree.hash, tree)
                 return found
             case "path":
-                return {path_of(way): tree for way, tree in self._ways()}
+                return dict(self._paths())
         raise ValueError(f"key_type must be 'id', 'hash' or 'path'; got {key_type!r}")
 
     def num_vertices(self, *, count_repeat: bool = False) -> int:
@@ -270,7 +269,7 @@ class Tree(TensorClass, nocast=True):
 
     def valid_paths(self) -> Iterator[Path]:
         """All paths to an end of the tree, the shortest first."""
-        return (path_of(way) for way, tree in self._ways() if tree.is_terminal)
+        return (path for path, tree in self._paths() if tree.is_terminal)
 
     def max_length(self) -> int:
         """How many vertices the longest way leads through, not counting the root."""
@@ -366,20 +365,6 @@ def side_by_side(trees: Sequence[Tree]) -> Tree | None:
     True
     """
     return Tree.from_tensordict(LazyStackedTensorDict(*trees)) if trees else None
-
-
-def path_of(way: Way) -> Path:
-    """A way from the root on.
-
-    >>> from raffia.data.tree import path_of
-    >>> path_of(((None, 1), 0))
-    (1, 0)
-    """
-    numbers = []
-    while way is not None:
-        way, number = way
-        numbers.append(number)
-    return tuple(reversed(numbers))
 
 
 class StepGraph:
