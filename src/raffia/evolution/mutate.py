@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -73,7 +74,7 @@ def mutate(
         # A generator for each member, so that what it becomes does not depend on the others.
         draw = torch.Generator().manual_seed(seed)
         kind = draw_kind(config, draw)
-        changes.append(MemberChange(kind, _KINDS[kind](state, member, config, draw)))
+        changes.append(MemberChange(kind, getattr(_Mutation(state, member, config, draw), kind)()))
     return state, changes
 
 
@@ -130,20 +131,100 @@ def _within(number: float, span: HyperRange) -> bool:
     return span.low - slack <= number <= span.high + slack
 
 
-# -- kinds of change: each writes into the state and returns what it did
+# -- kinds of change
 
 
-def _none(state: TensorDict, member: int, config: MutationConfig, draw: torch.Generator) -> str:
-    return ""
+@dataclass(frozen=True)
+class _Mutation:
+    """The mutation of one member: each kind writes into the state and returns what it did."""
 
+    state: TensorDict  # [P]
+    member: int
+    config: MutationConfig
+    draw: torch.Generator
 
-def _hyper(state: TensorDict, member: int, config: MutationConfig, draw: torch.Generator) -> str:
-    names = sorted(config.hyper_ranges)
-    name = names[_below(len(names), draw)]
-    span, numbers = config.hyper_ranges[name], state["hyper", name]
-    before = numbers[member].clone()
-    numbers[member] = _stepped(before, span, draw)
-    return f"{name} {before.item():g} -> {numbers[member].item():g}"
+    def none(self) -> str:
+        return ""
+
+    def hyper(self) -> str:
+        names = sorted(self.config.hyper_ranges)
+        name = names[self._below(len(names))]
+        span, numbers = self.config.hyper_ranges[name], self.state["hyper", name]
+        before = numbers[self.member].clone()
+        numbers[self.member] = _stepped(before, span, self.draw)
+        return f"{name} {before.item():g} -> {numbers[self.member].item():g}"
+
+    def parameters(self) -> str:
+        leaves = list(self.state["params"].items(True, True))
+        matrices = [(key, leaf) for key, leaf in leaves if leaf.dim() > 2]
+        chosen = matrices or leaves
+        picked = torch.rand(len(chosen), generator=self.draw) < 0.5
+        picked[self._below(len(chosen))] = True
+        total = 0
+        for (key, leaf), taken in zip(chosen, picked.tolist(), strict=True):
+            if taken:
+                present = _present_weights(self.state, key, self.member)
+                total += self._noise(leaf[self.member], present)
+        return f"{total} weights of {int(picked.sum())} tensors"
+
+    def _noise(self, leaf: Tensor, present: Tensor | None) -> int:
+        """Change a fraction of a tensor's weights in-place; returns how many.
+
+        present: bool, which weights the network has now; None: all.
+        """
+        config, draw, flat = self.config, self.draw, leaf.flatten()
+        everywhere = torch.arange(len(flat))
+        among = everywhere if present is None else present.flatten().nonzero()[:, 0].cpu()
+        num = max(1, round(config.mutated_fraction * len(among)))
+        slot = among[torch.randperm(len(among), generator=draw)[:num]].to(leaf.device)
+        kind = torch.rand(num, generator=draw, dtype=torch.float64).to(leaf.device)
+        normal = torch.randn(num, generator=draw, dtype=torch.float64).to(leaf.device, leaf.dtype)
+        spread = (flat if present is None else leaf[present]).std(correction=0)
+        old = flat[slot]
+        size = torch.where(kind < config.strong_fraction, STRONG, 1.0) * config.mutation_sd
+        new = old + normal * size.to(leaf.dtype) * old.abs()
+        again = kind >= 1 - config.reset_fraction
+        changed = flat.index_put((slot,), torch.where(again, normal * spread, new))
+        leaf.copy_(changed.view(leaf.shape))  # which need not lie in memory in this order
+        return num
+
+    def activation(self) -> str:
+        network = self._network()
+        numbers = self.state["buffers", *network.path, "activation"]
+        before = int(numbers[self.member])
+        after = (before + 1 + self._below(len(NAMES) - 1)) % len(NAMES)
+        numbers[self.member] = after
+        return f"{network.name}: {NAMES[before]} -> {NAMES[after]}"
+
+    def architecture(self) -> str:
+        network = self._network()
+        of_layer, more = torch.rand(2, generator=self.draw).tolist()
+        present = network.gate.nonzero().flatten().tolist()
+        if of_layer < self.config.new_layer_prob:
+            return f"{network.name}: {self._change_layers(network, present, more < 0.5)}"
+        count = self.config.nodes[self._below(len(self.config.nodes))]
+        layer = present[self._below(len(present))]
+        return f"{network.name}: {network.change_nodes(layer, count, more < 0.5)}"
+
+    def _change_layers(self, network: _Network, present: list[int], more: bool) -> str:
+        free = (network.gate == 0).nonzero().flatten().tolist()
+        if (more and free) or len(present) == 1 and free:
+            network.add_layer(free[0], network.mask[present[-1]])  # as wide as the last one
+            return f"layer {free[0]} more"
+        if len(present) == 1:
+            return "one layer stays"
+        layer = present[self._below(len(present))]
+        network.gate[layer] = 0
+        network.mask[layer] = 0
+        return f"layer {layer} less"
+
+    def _network(self) -> _Network:
+        """One of the networks whose form can change."""
+        paths = networks_with_form(self.state)
+        return _Network(self.state, paths[self._below(len(paths))], self.member)
+
+    def _below(self, number: int) -> int:
+        return int(torch.randint(number, (), generator=self.draw))
 
 
 def _stepped(before: Tensor, span: HyperRange, draw: torch.Generator) -> Tensor:  # [] -> []
@@ -179,116 +260,6 @@ def _near(number: float, like: Tensor, span: HyperRange) -> Tensor:
     return torch.full_like(like, min(max(number, low), high))
 
 
-def _parameters(
-    state: TensorDict, member: int, config: MutationConfig, draw: torch.Generator
-) -> str:
-    params = state["params"]
-    leaves = [(key, params[key]) for key in params.keys(True, True)]
-    chosen = [(key, leaf[member]) for key, leaf in leaves if leaf.dim() > 2] or [
-        (key, leaf[member]) for key, leaf in leaves
-    ]
-    picked = torch.rand(len(chosen), generator=draw) < 0.5
-    picked[_below(len(chosen), draw)] = True
-    total = 0
-    for (key, leaf), taken in zip(chosen, picked.tolist(), strict=True):
-        if taken:
-            total += _noise(leaf, _present_weights(state, key, member), config, draw)
-    return f"{total} weights of {int(picked.sum())} tensors"
-
-
-def _noise(
-    leaf: Tensor, present: Tensor | None, config: MutationConfig, draw: torch.Generator
-) -> int:
-    """MemberChange a fraction of a tensor's weights in place; returns how many.
-
-    present: bool, which weights the network has now; None: all.
-    """
-    flat = leaf.flatten()
-    among = torch.arange(len(flat)) if present is None else present.flatten().nonzero()[:, 0].cpu()
-    num = max(1, round(config.mutated_fraction * len(among)))
-    slot = among[torch.randperm(len(among), generator=draw)[:num]].to(leaf.device)
-    kind = torch.rand(num, generator=draw, dtype=torch.float64).to(leaf.device)
-    normal = torch.randn(num, generator=draw, dtype=torch.float64).to(leaf.device, leaf.dtype)
-    spread = (flat if present is None else leaf[present]).std(correction=0)
-    old = flat[slot]
-    size = torch.where(kind < config.strong_fraction, STRONG, 1.0) * config.mutation_sd
-    new = old + normal * size.to(leaf.dtype) * old.abs()
-    again = kind >= 1 - config.reset_fraction
-    changed = flat.index_put((slot,), torch.where(again, normal * spread, new))
-    leaf.copy_(changed.view(leaf.shape))  # which need not lie in memory in this order
-    return num
-
-
-def _activation(
-    state: TensorDict, member: int, config: MutationConfig, draw: torch.Generator
-) -> str:
-    paths = networks_with_form(state)
-    path = paths[_below(len(paths), draw)]
-    numbers = state["buffers", *path, "activation"]
-    before = int(numbers[member])
-    after = (before + 1 + _below(len(NAMES) - 1, draw)) % len(NAMES)
-    numbers[member] = after
-    return f"{'.'.join(path) or 'network'}: {NAMES[before]} -> {NAMES[after]}"
-
-
-def _architecture(
-    state: TensorDict, member: int, config: MutationConfig, draw: torch.Generator
-) -> str:
-    paths = networks_with_form(state)
-    path = paths[_below(len(paths), draw)]
-    gate = state["buffers", *path, GATE][member]
-    of_layer, more = torch.rand(2, generator=draw).tolist()
-    name = ".".join(path) or "network"
-    if of_layer < config.new_layer_prob:
-        return f"{name}: {_change_layers(state, path, member, more < 0.5, draw)}"
-    count = config.nodes[_below(len(config.nodes), draw)]
-    layer = int(gate.nonzero()[_below(int(gate.sum()), draw)])
-    return f"{name}: {_change_nodes(state, path, member, layer, count, more < 0.5)}"
-
-
-def _change_layers(
-    state: TensorDict, path: Path, member: int, more: bool, draw: torch.Generator
-) -> str:
-    gate, mask = (state["buffers", *path, name][member] for name in (GATE, MASK))
-    present, free = gate.nonzero().flatten().tolist(), (gate == 0).nonzero().flatten().tolist()
-    if (more and free) or len(present) == 1 and free:
-        _add_layer(state, path, member, free[0], mask[present[-1]])  # as wide as the last one
-        return f"layer {free[0]} more"
-    if len(present) == 1:
-        return "one layer stays"
-    layer = present[_below(len(present), draw)]
-    gate[layer] = 0
-    mask[layer] = 0
-    return f"layer {layer} less"
-
-
-def _change_nodes(
-    state: TensorDict, path: Path, member: int, layer: int, count: int, more: bool
-) -> str:
-    mask = state["buffers", *path, MASK][member, layer]
-    present, free = mask.nonzero().flatten(), (mask == 0).nonzero().flatten()
-    if (more and len(free)) or len(present) == 1:
-        new = free[:count]
-        _add_nodes(state, path, member, layer, new)
-        return f"{len(new)} nodes more in layer {layer}"
-    gone = present[max(1, len(present) - count) :]  # one stays
-    mask[gone] = 0
-    return f"{len(gone)} nodes less in layer {layer}"
-
-
-def _below(number: int, draw: torch.Generator) -> int:
-    return int(torch.randint(number, (), generator=draw))
-
-
-_KINDS = {
-    "none": _none,
-    "hyper": _hyper,
-    "parameters": _parameters,
-    "activation": _activation,
-    "architecture": _architecture,
-}
-
-
 # -- networks whose form is data: which there are, and how they grow
 
 
@@ -299,9 +270,7 @@ def networks_with_form(state: TensorDict) -> list[Path]:
     >>> networks_with_form(TensorDict(buffers=buffers))
     [('head',)]
     """
-    buffers = state["buffers"] if "buffers" in state.keys() else TensorDict()
-    keys = {k if isinstance(k, tuple) else (k,) for k in buffers.keys(True, True)}
-    return sorted(key[:-1] for key in keys if key[-1] == GATE)
+    return sorted(key[:-1] for key in _leaves(state, "buffers") if key[-1] == GATE)
 
 
 def _present_weights(state: TensorDict, key: str | Path, member: int) -> Tensor | None:
@@ -315,7 +284,7 @@ def _present_weights(state: TensorDict, key: str | Path, member: int) -> Tensor 
     [[[True, True, False]]]
     """
     *path, name = (key,) if isinstance(key, str) else key
-    if (*path, GATE) not in _leaves(state["buffers"] if "buffers" in state.keys() else None):
+    if (*path, GATE) not in _leaves(state, "buffers"):
         return None
     gate = state["buffers", *path, GATE][member] != 0  # [L]
     mask = (state["buffers", *path, MASK][member] != 0) & gate.unsqueeze(1)  # [L, N]
@@ -328,82 +297,84 @@ def _present_weights(state: TensorDict, key: str | Path, member: int) -> Tensor 
     return None if found is None else found.expand(state["params", *path, name][member].shape)
 
 
-def _add_layer(
-    state: TensorDict,  # [P], written to
-    path: Path,
-    member: int,
-    layer: int,
-    nodes: Tensor,  # [N], which of them it has: 1, else 0
-) -> None:
-    """A layer that adds nothing at first: neither to the network's result nor to its target
-    network's.
+class _Network:
+    """A network of one member whose form can change; what is new in it adds nothing at first.
+
+    Neither to the network's result, nor to its target network's.
 
     >>> from raffia.nn.evolvable import EvolvableMLP
     >>> network = EvolvableMLP(2, 1, width=1, num_nodes=2, max_layers=2, max_nodes=3)
     >>> parts = {"params": network.named_parameters(), "buffers": network.named_buffers()}
     >>> state = TensorDict({part: TensorDict(dict(named)) for part, named in parts.items()})
     >>> state = torch.stack([state.detach()])
-    >>> _add_layer(state, (), 0, 1, torch.tensor([1.0, 0.0, 0.0]))
+    >>> _Network(state, (), 0).add_layer(1, torch.tensor([1.0, 0.0, 0.0]))
     >>> state["buffers", "layer_gate"], state["params", "outer_weight"][0, 1]
     (tensor([[1., 1.]]), tensor([[0., 0., 0.]]))
+    >>> _Network(state, (), 0).add_nodes(0, torch.tensor([2]))
+    >>> state["buffers", "width_mask"][0, 0], state["params", "outer_weight"][0, 0, 0, 2]
+    (tensor([1., 1., 1.]), tensor(0.))
     """
-    state["buffers", *path, MASK][member, layer] = nodes
-    state["buffers", *path, GATE][member, layer] = 1
-    for tensor in _with_this_form(state, path, "outer_weight", "outer_bias"):
-        tensor[member, layer] = 0
-    _forget(state, path, member, layer, slice(None))
+
+    def __init__(self, state: TensorDict, path: Path, member: int) -> None:
+        self.state, self.path, self.member = state, path, member
+        self.name = ".".join(path) or "network"
+        self.gate: Tensor = state["buffers", *path, GATE][member]  # [L]
+        self.mask: Tensor = state["buffers", *path, MASK][member]  # [L, N]
+
+    def change_nodes(self, layer: int, count: int, more: bool) -> str:
+        mask = self.mask[layer]
+        present, free = mask.nonzero().flatten(), (mask == 0).nonzero().flatten()
+        if (more and len(free)) or len(present) == 1:
+            self.add_nodes(layer, free[:count])
+            return f"{len(free[:count])} nodes more in layer {layer}"
+        gone = present[max(1, len(present) - count) :]  # one stays
+        mask[gone] = 0
+        return f"{len(gone)} nodes less in layer {layer}"
+
+    def add_layer(self, layer: int, nodes: Tensor) -> None:
+        """Add a layer; nodes [N]: which of them it has: 1, else 0."""
+        self.mask[layer] = nodes
+        self.gate[layer] = 1
+        for tensor in self._with_this_form("outer_weight", "outer_bias"):
+            tensor[self.member, layer] = 0
+        self._forget(layer, slice(None))
+
+    def add_nodes(self, layer: int, new: Tensor) -> None:
+        """Add nodes [K] to a layer."""
+        self.mask[layer, new] = 1
+        for tensor in self._with_this_form("outer_weight"):
+            tensor[self.member, layer, :, new] = 0
+        self._forget(layer, new)
+
+    def _with_this_form(self, *names: str) -> Iterator[Tensor]:
+        """The parameters of these names; and the target network's, unless that has another form."""
+        for name in names:
+            yield self.state["params", *self.path, name]
+        slow = {key[-1]: tensor for key, tensor in self._parts("target")}
+        if GATE not in slow:
+            yield from (slow[name] for name in names if name in slow)
+
+    def _parts(self, part: str) -> Iterator[tuple[Path, Tensor]]:
+        """Yield the network's entries in a part of the state, under trees of any names."""
+        paths = sorted(networks_with_form(self.state), key=len, reverse=True)
+        for key in _leaves(self.state, part):
+            # The longest name that fits: "head" is not "policy.head"
+            its = next((p for p in paths if key[:-1][len(key) - 1 - len(p) :] == p), None)
+            if its == self.path:
+                yield key, self.state[part, *key]
+
+    def _forget(self, layer: int, nodes: Tensor | slice) -> None:
+        """The optimiser's moments of what is new are 0."""
+        for key, tensor in self._parts("opt"):
+            if key[-1] in ("inner_weight", "inner_bias"):
+                tensor[self.member, layer, nodes] = 0
+            elif key[-1] == "outer_weight":
+                tensor[self.member, layer, :, nodes] = 0
+            elif key[-1] == "outer_bias" and isinstance(nodes, slice):
+                tensor[self.member, layer] = 0
 
 
-def _add_nodes(state: TensorDict, path: Path, member: int, layer: int, new: Tensor) -> None:
-    """Nodes [K] of a layer that nothing reads at first, likewise.
-
-    >>> from raffia.nn.evolvable import EvolvableMLP
-    >>> network = EvolvableMLP(2, 1, width=1, num_nodes=2, max_layers=1, max_nodes=3)
-    >>> parts = {"params": network.named_parameters(), "buffers": network.named_buffers()}
-    >>> state = TensorDict({part: TensorDict(dict(named)) for part, named in parts.items()})
-    >>> state = torch.stack([state.detach()])
-    >>> _add_nodes(state, (), 0, 0, torch.tensor([2]))
-    >>> state["buffers", "width_mask"], state["params", "outer_weight"][0, 0, 0, 2]
-    (tensor([[[1., 1., 1.]]]), tensor(0.))
-    """
-    state["buffers", *path, MASK][member, layer, new] = 1
-    for tensor in _with_this_form(state, path, "outer_weight"):
-        tensor[member, layer, :, new] = 0
-    _forget(state, path, member, layer, new)
-
-
-def _with_this_form(state: TensorDict, path: Path, *names: str) -> Iterator[Tensor]:
-    """A network's parameters of these names; and its target network's, unless that has its own
-    form."""
-    for name in names:
-        yield state["params", *path, name]
-    slow = {key[-1]: tensor for key, tensor in _parts(state, path, "target")}
-    if GATE not in slow:
-        yield from (slow[name] for name in names if name in slow)
-
-
-def _parts(state: TensorDict, path: Path, part: str) -> Iterator[tuple[Path, Tensor]]:
-    """Yield the entries of one network in a part of the state, under trees of any names."""
-    paths = sorted(networks_with_form(state), key=len, reverse=True)
-    for key in _leaves(state[part] if part in state.keys() else None):
-        # The longest name that fits: "head" is not "policy.head"
-        its = next((p for p in paths if key[:-1][len(key) - 1 - len(p) :] == p), None)
-        if its == path:
-            yield key, state[part, *key]
-
-
-def _leaves(tree: TensorDict | None) -> list[Path]:
-    """The keys of all tensors, as tuples."""
-    keys = [] if tree is None else list(tree.keys(True, True))
+def _leaves(state: TensorDict, part: str) -> list[Path]:
+    """The keys of all tensors in a part of the state, as tuples; none if it has no such part."""
+    keys = state[part].keys(True, True) if part in state.keys() else ()
     return [key if isinstance(key, tuple) else (key,) for key in keys]
-
-
-def _forget(state: TensorDict, path: Path, member: int, layer: int, nodes: Tensor | slice) -> None:
-    """The optimiser's moments of what is new are 0."""
-    for key, tensor in _parts(state, path, "opt"):
-        if key[-1] in ("inner_weight", "inner_bias"):
-            tensor[member, layer, nodes] = 0
-        elif key[-1] == "outer_weight":
-            tensor[member, layer, :, nodes] = 0
-        elif key[-1] == "outer_bias" and isinstance(nodes, slice):
-            tensor[member, layer] = 0

@@ -32,7 +32,7 @@ def write_atomically(
     content: the bytes, or a function that writes them into the file that it is given.
     is_synced: False leaves it to the system when the data goes to disk: for a crash of the process
         only.
-    follows_links: of a symbolic link, write the file it points to; else a file in its place.
+    follows_links: write the file that a symbolic link points to; else a file instead of the link.
     If anything fails, the old file is as it was and no other file is left.
 
     >>> import pathlib, tempfile
@@ -41,41 +41,20 @@ def write_atomically(
     ...     pathlib.Path(folder, "x").read_bytes()
     b'new'
     """
-    path = os.path.abspath(path)
-    path = os.path.realpath(path) if follows_links and os.path.islink(path) else path
-    folder = os.path.dirname(path)
-    temporary = f"{folder}/.{secrets.token_hex(6)}.tmp"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-    flags |= getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)  # each on some systems only
-    try:
-        fd = os.open(temporary, flags, 0o666)
-        try:
+    with replaced(path, is_synced=is_synced, follows_links=follows_links) as temporary:
+        with open(temporary, "xb") as file:
             if isinstance(content, bytes):
-                rest = memoryview(content)
-                while rest:
-                    rest = rest[os.write(fd, rest) :]
+                file.write(content)
             else:
-                with open(fd, "wb", closefd=False) as file:
-                    content(file)
-            if is_synced:
-                os.fsync(fd)
-        finally:
-            os.close(fd)
-        os.replace(temporary, path)
-    except BaseException:
-        with suppress(OSError):  # the error above tells
-            os.unlink(temporary)
-        raise
-    if is_synced:
-        sync(folder)
+                content(file)
 
 
 @contextmanager
-def replaced(path: Path) -> Iterator[str]:
+def replaced(path: Path, *, is_synced: bool = True, follows_links: bool = True) -> Iterator[str]:
     """Yield a temporary path, whose file replaces the one at `path` atomically at the end, on disk.
 
-    For what can only write to a path; else `write_atomically`. If anything fails, the old file is
-    as it was and no other file is left.
+    For what can only write to a path; else `write_atomically`, whose options these are. If anything
+    fails, the old file is as it was and no other file is left.
 
     >>> import pathlib, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -84,22 +63,21 @@ def replaced(path: Path) -> Iterator[str]:
     ...     pathlib.Path(folder, "x").read_bytes()
     b'new'
     """
-    path = os.path.realpath(path)
+    path = os.path.abspath(path)
+    path = os.path.realpath(path) if follows_links and os.path.islink(path) else path
     folder = os.path.dirname(path)
     temporary = f"{folder}/.{secrets.token_hex(6)}.tmp"
     try:
         yield temporary
-        fd = os.open(temporary, os.O_RDWR)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        if is_synced:
+            sync(temporary)
         os.replace(temporary, path)
     except BaseException:
-        with suppress(OSError):
+        with suppress(OSError):  # the error above tells
             os.unlink(temporary)
         raise
-    sync(folder)
+    if is_synced:
+        sync(folder)
 
 
 @contextmanager
@@ -175,16 +153,16 @@ def make_folder(path: Path) -> None:
         sync(os.path.dirname(made))
 
 
-def sync(folder: Path) -> None:
-    """Sync the names in a folder to disk.
+def sync(path: Path) -> None:
+    """Sync a file, or the names in a folder, to disk.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     sync(folder)
     """
-    if os.name == "nt":  # no folder can be opened there
+    if os.name == "nt" and os.path.isdir(path):  # no folder can be opened there
         return
-    fd = os.open(folder, os.O_RDONLY)
+    fd = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
     try:
         os.fsync(fd)
     except OSError as error:
