@@ -1,4 +1,4 @@
-"""Words of messages: the nearest known name, a number with its noun, an error with its notes."""
+"""Words of messages: the nearest known name, a value that is no choice or out of range, nouns."""
 
 from __future__ import annotations
 
@@ -37,6 +37,37 @@ def did_you_mean(
     if near is None:
         return ""
     return hint.format(names[near] if isinstance(names, Mapping) else near)
+
+
+def check_choice(name: str, value: object, choices: Iterable[object], hint: str = "") -> None:
+    """Raise ValueError unless a value is one of the choices.
+
+    hint: the end of the error; without it, the nearest choice.
+
+    >>> check_choice("missing", "eror", ("error", "ignore"))
+    Traceback (most recent call last):
+    ...
+    ValueError: missing='eror' must be one of 'error', 'ignore'; did you mean 'error'?
+    """
+    known = list(choices)
+    if value not in known:
+        hint = hint or did_you_mean(str(value), map(str, known))
+        raise ValueError(f"{name}={value!r} must be one of {', '.join(map(repr, known))}{hint}")
+
+
+def check_range(name: str, value: float | None, low: float, high: float | None = None) -> None:
+    """Raise ValueError unless a number is at least `low` and, where it is given, at most `high`.
+
+    value: None is not checked.
+
+    >>> check_range("fraction", 1.5, 0, 1)
+    Traceback (most recent call last):
+    ...
+    ValueError: fraction=1.5 must be in 0..1
+    """
+    if value is not None and not (value >= low and (high is None or value <= high)):  # a NaN is not
+        wanted = f"at least {low}" if high is None else f"in {low}..{high}"
+        raise ValueError(f"{name}={value!r} must be {wanted}")
 
 
 def plural(number: int, noun: str) -> str:

@@ -452,7 +452,7 @@ MISTAKES = [
     (lambda: FULL.get_tree(TensorDict(obs=torch.zeros(2))), KeyError, "observation"),
     (lambda: FULL.get_tree(rollout(0, 1, 2, 3)), ValueError, r"_size \[3\]: pass rollout\[0\]"),
     (lambda: FULL.get_tree(torch.zeros(2)), TypeError, "container; got a Tensor"),
-    (lambda: FULL.get_tree(root(0), max_depth=-1), ValueError, "max_depth must be 0 or more"),
+    (lambda: FULL.get_tree(root(0), max_depth=-1), ValueError, "max_depth=-1 must be at least 0"),
     *[
         (
             lambda p=p, ask=ask: ask(p),
@@ -467,7 +467,7 @@ MISTAKES = [
         for error in (KeyError, ValueError)
     ],
     (lambda: TREE.get_vertex_by_hash(12345), KeyError, "no vertex 12345"),
-    (lambda: TREE.vertices(key_type="name"), ValueError, "'id', 'hash' or 'path'; got 'name'"),
+    (lambda: TREE.vertices(key_type="name"), ValueError, "key_type='name' must be one of 'id'"),
     (
         lambda: MCTSForest().extend(published()[0][None], return_node=True),
         ValueError,

@@ -327,7 +327,7 @@ OPTIONS = [
     ({"batch_size": True}, TypeError, "batch_size must be a number of items; got True"),
     ({"batch_size": -1}, ValueError, "got batch_size=-1"),
     ({"prefetch": 1.5}, TypeError, "prefetch must be a number of batches; got 1.5"),
-    ({"prefetch": -1}, ValueError, "prefetch must be a number of batches, 0 or more; got -1"),
+    ({"prefetch": -1}, ValueError, "prefetch=-1 must be at least 0"),
     ({"device": "cuda:99"}, ValueError, "device 'cuda:99' is not available here"),
     ({"wirter": None}, TypeError, "wirter"),  # no argument is swallowed
 ]

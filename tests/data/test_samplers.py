@@ -304,7 +304,7 @@ MISTAKES = [
     (
         exponent(importance="max"),
         ValueError,
-        'importance must be "batch".* or "buffer".*got \'max\'',
+        "importance='max' must be one of 'buffer', 'batch'",
     ),
     (exponent(reduction="sum"), ValueError, r"one of \['max', 'mean', 'median', 'min'\]"),
     (lambda s: setattr(s, "alpha", float("nan")), ValueError, "alpha must be finite"),

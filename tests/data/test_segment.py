@@ -435,8 +435,12 @@ def test_mistakes_change_nothing(kind):
 REFUSED = [
     ({"alpha": 0.6}, ValueError, "alpha=0.6 and beta=None must be given together"),
     ({"alpha": -1.0, "beta": 0.4}, ValueError, "alpha must be finite and >= 0"),
-    ({**BY_PRIORITY, "importance": "all"}, ValueError, 'importance must be "batch"'),
-    ({"unroll_steps": -1}, ValueError, "unroll_steps=-1 and n_step=1 must be at least 0"),
+    (
+        {**BY_PRIORITY, "importance": "all"},
+        ValueError,
+        "importance='all' must be one of 'buffer', 'batch'",
+    ),
+    ({"unroll_steps": -1}, ValueError, "unroll_steps=-1 must be at least 0"),
     ({"unroll_steps": 2.0}, TypeError, "unroll_steps=2.0"),
     ({"n_step": 2.0}, TypeError, "n_step=2.0"),
     ({"num_rows": 6, "unroll_steps": 4, "n_step": 2}, ValueError, "= 7 rows does not fit .*size=6"),
@@ -450,7 +454,7 @@ REFUSED = [
         "pass frame_stack={'obs': 4}",
     ),
     ({"observation_keys": [("next", "obs")]}, ValueError, "before an action"),
-    ({"batch_size": 0}, ValueError, "batch_size must be at least 1"),
+    ({"batch_size": 0}, ValueError, "batch_size=0 must be at least 1"),
     ({"reuse_memory": True, "prefetch": 1}, ValueError, "need their own memory"),
     ({"reuse_memory": True, "device": "cpu"}, ValueError, "need their own memory"),
     ({"num_rows": None}, ValueError, "its storage needs a max_size"),

@@ -259,7 +259,7 @@ MISTAKES = [
         ValueError,
         "either end_key or traj_key",
     ),
-    (lambda: SliceSampler(slice_len=0), ValueError, "slice_len must be at least 1"),
+    (lambda: SliceSampler(slice_len=0), ValueError, "slice_len=0 must be at least 1"),
     (lambda: SliceSampler(slice_len=2).draw(4, range(4)), ValueError, "works only in a buffer"),
     (
         sampled(6, SliceSampler(slice_len=3, traj_key="no"), 2, 2),

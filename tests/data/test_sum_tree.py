@@ -137,7 +137,7 @@ MISTAKES = [
         ValueError,
         r"the state has \[4\]",
     ),
-    (lambda tree: SumTree(0), ValueError, "capacity must be at least 1; got 0"),
+    (lambda tree: SumTree(0), ValueError, "capacity=0 must be at least 1"),
 ]
 
 

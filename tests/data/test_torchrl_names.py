@@ -126,7 +126,7 @@ def test_defaults():
             "sync=False is not supported",
         ),
         (lambda: TensorDictReplayBuffer(storage=LazyTensorStorage(5)).share(), "LazyMemmapStora"),
-        (lambda: TensorDictMaxValueWriter(reduction="last"), "reduction must be one of"),
+        (lambda: TensorDictMaxValueWriter(reduction="last"), "reduction='last' must be one of"),
         (
             lambda: TensorDictReplayBuffer(
                 storage=LazyTensorStorage(3),

@@ -277,9 +277,9 @@ def with_dropout():
 
 REFUSED = [
     (lambda of: of(0), "size=0 must be at least 1"),
-    (lambda of: of(2, batches="each"), "batches='each' must be 'shared' or 'own'"),
-    (lambda of: of(2, apply="own"), "apply='own' must be 'stack', 'each', 'vmap' or None"),
-    (lambda of: of(2, grads="own"), "grads='own' must be 'each', 'vmap', 'traced' or None"),
+    (lambda of: of(2, batches="each"), "batches='each' must be one of 'shared', 'own'"),
+    (lambda of: of(2, apply="own"), "apply='own' must be one of 'stack', 'each', 'vmap', None"),
+    (lambda of: of(2, grads="own"), "grads='own' must be one of 'each', 'vmap', 'traced', None"),
     (lambda of: of(2, apply="stack"), "not supported by Regression"),
     (lambda of: starts(learning_rat=[0.1, 0.2]), r"'learning_rat'; did you mean 'learning_rate'"),
     (lambda of: starts(batchsize=[1, 2]), r"'batchsize'; did you mean 'batch_size'\?"),

@@ -98,7 +98,10 @@ REFUSED = [
     (lambda: chosen(truncation, 2, fraction=0.6), "truncation_fraction=0.6 must be above 0"),
     (lambda: chosen(truncation, 2, fraction=NAN), "truncation_fraction=nan must be above 0"),
     (lambda: mean_fitness(torch.ones(2, 2), 0), "eval_loop=0"),
-    (lambda: SelectionConfig(method="roulette"), "method='roulette' must be 'tournament' or"),
+    (
+        lambda: SelectionConfig(method="roulette"),
+        "method='roulette' must be one of 'tournament', 'truncation'",
+    ),
     (lambda: SelectionConfig(eval_loop=0), "eval_loop=0"),
     (lambda: SelectionConfig(truncation_fraction=0.7), r"truncation_fraction=0\.7"),
     (

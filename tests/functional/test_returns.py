@@ -101,7 +101,7 @@ def test_n_steps_of_two_players_alternate_the_sign():
 @pytest.mark.parametrize("bad", [0, torch.tensor([1, 0, 2, 3, 4])])
 def test_a_horizon_below_one_is_refused(bad):
     reward, discount, value, _ = sequences()
-    with pytest.raises(ValueError, match="n must be at least 1"):
+    with pytest.raises(ValueError, match="n=0 must be at least 1"):
         n_step_return(reward, discount, value, bad)
 
 

@@ -10,6 +10,7 @@ import torch
 from raffia.data.prefetch import Prefetcher
 from raffia.data.processes import survives_fork
 from raffia.data.storage import Storage
+from raffia.hints import check_range
 
 
 class Buffer:
@@ -109,8 +110,7 @@ def check_batch_size(batch_size: Any) -> None:
         raise TypeError(f"batch_size must be a number of items; got {batch_size!r}") from None
     if isinstance(batch_size, bool):
         raise TypeError(f"batch_size must be a number of items; got {batch_size!r}")
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1; got batch_size={batch_size}")
+    check_range("batch_size", batch_size, 1)
 
 
 def check_options(batch_size: int | None, pin_memory: bool, prefetch: int) -> None:
@@ -119,8 +119,7 @@ def check_options(batch_size: int | None, pin_memory: bool, prefetch: int) -> No
         check_batch_size(batch_size)
     if not isinstance(prefetch, int):
         raise TypeError(f"prefetch must be a number of batches; got {prefetch!r}")
-    if prefetch < 0:
-        raise ValueError(f"prefetch must be a number of batches, 0 or more; got {prefetch}")
+    check_range("prefetch", prefetch, 0)
     if pin_memory and not torch.accelerator.is_available():
         raise ValueError(
             "pin_memory=True needs a GPU, and torch sees none on this machine: pass "

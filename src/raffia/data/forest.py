@@ -17,6 +17,7 @@ from raffia.data.rows import RowLayout, row_layout
 from raffia.data.table import CapacityError
 from raffia.data.tree import Growth, Path, StepGraph, Tree, shown, side_by_side
 from raffia.files.folder import Folder, load_folder, write_folder
+from raffia.hints import check_range
 from raffia.tensordict.collection import TensorCollection
 from raffia.tensordict.functions import is_tensor_collection
 from raffia.tensordict.keys import (
@@ -309,8 +310,7 @@ class MCTSForest:
         vertex above ends, the tree ends with a vertex whose `repeats` is true; so a tree of an
         environment with cycles is finite, and `get_tree(vertex.node_data)` goes on from there.
         """
-        if max_depth is not None and max_depth < 0:
-            raise ValueError(f"max_depth must be 0 or more, or None for no limit; got {max_depth}")
+        check_range("max_depth", max_depth, 0)
         growth = Growth(self._linked(), self._node(root), max_depth=max_depth, compact=compact)
         return self._grown(growth)
 

@@ -34,6 +34,7 @@ from raffia.data.storage import Storage, TensorStorage
 from raffia.data.table import CapacityError, HashTable
 from raffia.data.torchrl_storages import ListStorage
 from raffia.files.folder import Folder, load_folder
+from raffia.hints import check_choice
 from raffia.nn.base import Keys, TensorDictModuleBase
 from raffia.tensordict.collection import TensorCollection
 from raffia.tensordict.entries import UNSET
@@ -99,8 +100,7 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Value]):
                 "the entries of the key must be named: pass TensorDictMap(in_keys=['obs']), or "
                 "query_module=QueryModule(['obs'], ...) to choose how they are hashed"
             )
-        if evict not in (None, "lru"):
-            raise ValueError(f"evict must be 'lru' or None; got {evict!r}")
+        check_choice("evict", evict, ("lru", None))
         if evict and max_size is None and getattr(storage, "max_size", None) is None:
             raise ValueError(
                 "evict='lru' removes rows when max_size is reached, so it needs max_size=..."
@@ -469,8 +469,7 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Value]):
         >>> values.delete(xs[:1]), len(values)
         (1, 1)
         """
-        if missing not in ("error", "ignore"):
-            raise ValueError(f"missing must be 'error' or 'ignore'; got {missing!r}")
+        check_choice("missing", missing, ("error", "ignore"))
         with self._lock:
             rows = self._rows(query)
             unknown = (rows < 0).nonzero().squeeze(1)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from raffia.data.row_index import RowGroups
+from raffia.hints import check_choice
 from raffia.tensordict.functions import is_tensor_collection
 from raffia.tensordict.keys import NestedKey, dotted, unravel_key
 from raffia.tensordict.node import Container
@@ -95,11 +96,7 @@ def merged(values: Any, items: RowGroups, merge: str | Merge) -> Any:
     if callable(merge):
         result = merge(values.clone(), items.group, count)  # it may write into what it gets
         return _with_rows(result, count, "merge(values, group, num_groups)")
-    if merge not in NAMED:
-        raise ValueError(
-            f"merge must be one of {', '.join(map(repr, NAMED))}, or a function merge(values, "
-            f"group, num_groups); got {merge!r}"
-        )
+    check_choice("merge", merge, NAMED, ", or a function merge(values, group, num_groups)")
     for key, x in values.items(True, True):
         why = _refusal(merge, x)
         if why:

@@ -13,6 +13,7 @@ from raffia.data.row_index import Index, OccupiedRowsInFile, as_rows, bounds
 from raffia.data.storage import Storage
 from raffia.data.structure import RowStructure, StorageContents
 from raffia.files import DamagedFileError, foreign_reader, make_folder
+from raffia.hints import check_choice
 
 Path = str | os.PathLike[str]
 BLOCKS = 1024  # parts of the rows, for each of which the header tells whether they may have changed
@@ -60,10 +61,7 @@ class MemmapStorage(Storage):
     def __init__(self, max_size: int, folder: Path, *, mode: str = "r+") -> None:
         if max_size is None:
             raise ValueError("a MemmapStorage needs a max_size: MemmapStorage(1_000_000, folder)")
-        if mode not in ("r", "r+"):
-            raise ValueError(
-                f"mode must be 'r+' for reading and writing or 'r' for reading only; got {mode!r}"
-            )
+        check_choice("mode", mode, ("r+", "r"), "; 'r' is for reading only")
         super().__init__(max_size)
         self.folder = os.path.abspath(folder)
         self.mode = mode

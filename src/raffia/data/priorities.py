@@ -12,6 +12,7 @@ from raffia.data import kernels
 from raffia.data.processes import by_value, from_value
 from raffia.data.row_index import groups
 from raffia.data.sum_tree import SumTree
+from raffia.hints import check_choice
 
 INFINITY = float("inf")
 BELOW_ONE = 1 - 2**-53
@@ -56,11 +57,9 @@ class Priorities:
         exponents = {"alpha": alpha, "beta": 0.0 if beta is None else beta, "eps": eps}
         for name, value in exponents.items():
             check_exponent(name, value)
-        if importance not in IMPORTANCE:
-            raise ValueError(
-                'importance must be "batch" (the largest weight of each batch is 1) or "buffer" '
-                f"(the largest weight of all items is 1); got {importance!r}"
-            )
+        check_choice(
+            "importance", importance, IMPORTANCE, ", the set whose largest importance weight is 1"
+        )
         self.capacity, self.importance = capacity, importance
         self.beta = beta
         self.tree = SumTree(capacity)

@@ -10,6 +10,7 @@ from raffia.data.priorities import NONE, Priorities, check_exponent
 from raffia.data.row_index import no_integers
 from raffia.data.samplers import Draw, Sampler, too_few
 from raffia.data.structure import check_entries
+from raffia.hints import check_choice
 
 REDUCTIONS = {
     "max": lambda priority: priority.amax(-1),
@@ -72,8 +73,7 @@ class PrioritizedSampler(Sampler):
         stratified: bool = False,
         importance: str = "buffer",
     ) -> None:
-        if reduction not in REDUCTIONS:
-            raise ValueError(f"reduction must be one of {sorted(REDUCTIONS)}; got {reduction!r}")
+        check_choice("reduction", reduction, REDUCTIONS)
         self.priorities = Priorities(
             max_capacity, alpha=alpha, beta=beta, eps=eps, importance=importance
         )

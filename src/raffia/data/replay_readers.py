@@ -15,6 +15,7 @@ from torch import Tensor
 
 from raffia.data.priorities import BELOW_ONE
 from raffia.data.segment import SegmentReplayBuffer
+from raffia.hints import check_choice, check_range
 from raffia.tensordict.keys import NestedKey, unravel_key_to_tuple
 from raffia.tensordict.tensordict import TensorDict
 
@@ -166,10 +167,8 @@ class HindsightReplay:
         strategy: str = "future",
         generator: torch.Generator | None = None,
     ) -> None:
-        if not 0 <= fraction <= 1:
-            raise ValueError(f"fraction={fraction} must be between 0 and 1")
-        if strategy not in STRATEGIES:
-            raise ValueError(f"strategy must be one of {STRATEGIES}; got {strategy!r}")
+        check_range("fraction", fraction, 0, 1)
+        check_choice("strategy", strategy, STRATEGIES)
         self.replay, self.compute_reward = replay, compute_reward
         self.goal_key, self.achieved_key, self.reward_key = goal_key, achieved_key, reward_key
         self.fraction, self.strategy, self.generator = fraction, strategy, generator

@@ -27,6 +27,7 @@ from raffia.data.steps import StepKeys, numbers
 from raffia.data.storage import Storage, TensorStorage
 from raffia.data.structure import StorageContents, check_entries
 from raffia.files.folder import Content, Folder, load_folder, write_folder
+from raffia.hints import check_range
 from raffia.tensordict.keys import NestedKey, unravel_key_to_tuple
 from raffia.tensordict.safetensors_file import save_file
 from raffia.tensordict.tensordict import TensorDict
@@ -486,8 +487,7 @@ def _check_length(unroll_steps: int, n_step: int, num_rows: int) -> None:
             operator.index(value)
         except TypeError as error:
             raise TypeError(f"{name}={value!r} must be a number of rows, an int") from error
-    if unroll_steps < 0 or n_step < 0:
-        raise ValueError(f"unroll_steps={unroll_steps} and n_step={n_step} must be at least 0")
+        check_range(name, value, 0)
     length = unroll_steps + n_step + 1
     if length > num_rows:
         raise ValueError(

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from raffia.data import kernels
 from raffia.data.processes import by_value, from_value
+from raffia.hints import check_range
 
 FAN_OUT = 16
 NO_MINIMUM = float("inf")
@@ -43,8 +44,7 @@ class SumTree:
     """
 
     def __init__(self, capacity: int) -> None:
-        if capacity < 1:
-            raise ValueError(f"capacity must be at least 1; got {capacity}")
+        check_range("capacity", capacity, 1)
         self.capacity = capacity
         starts = [0]  # where each level begins, from the leaves to the root
         width = capacity

@@ -126,7 +126,7 @@ class HashTable:
         hashes: int64 [N]
         content: int64 [N, words], if the table was made with `words`
         """
-        hashes, content = self._checked(hashes, content)
+        hashes, content = self._arrays(hashes, content)
         rows = torch.empty_like(hashes)
         given = 0 if content is None else content.data_ptr()
         n = len(hashes)
@@ -146,7 +146,7 @@ class HashTable:
         >>> HashTable().insert(torch.tensor([70, -1, 70, 5]), max_size=3)
         tensor([0, 1, 0, 2])
         """
-        hashes, content = self._checked(hashes, content)
+        hashes, content = self._arrays(hashes, content)
         live, high, num_free = len(self), self.high, self.num_free
         rows = self._inserted(hashes, content)
         if max_size is not None and len(self) > max(max_size, live):
@@ -174,9 +174,7 @@ class HashTable:
             done = self._insert(self._address, done, n, hashes.data_ptr(), given, rows.data_ptr())
         return rows
 
-    def insert_new(
-        self, hashes: Tensor, content: Tensor | None = None, *, max_size: int | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def insert_new(self, hashes: Tensor, content: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """`insert`, and which hashes were unknown before the batch: int64 [N], bool [N].
 
         >>> table = HashTable()
@@ -186,7 +184,7 @@ class HashTable:
         (tensor([1, 2]), tensor([False,  True]))
         """
         high, num_free = self.high, self.num_free
-        rows = self.insert(hashes, content, max_size=max_size)
+        rows = self.insert(hashes, content)
         if self.num_free == num_free:
             return rows, rows >= high
         return rows, torch.isin(rows, self._taken(high, num_free).to(self.device))
@@ -235,7 +233,8 @@ class HashTable:
         >>> table.insert(torch.tensor([10, 11, 12]))
         tensor([1, 0, 3])
         """
-        rows = self._checked_rows(rows)
+        assert rows.dtype is torch.int64 and rows.dim() == 1
+        rows = rows.cpu().contiguous()
         loops, n, num_free = kernels.table, len(rows), self.num_free
         removed = int(loops.mark(self._address, n, rows.data_ptr()))
         if removed < n:
@@ -335,40 +334,14 @@ class HashTable:
         self._set(loops.WORDS, self.words or 0)
         self._set(loops.CAPACITY, capacity)
 
-    def _checked(self, hashes: Tensor, content: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Hashes and content of the right dtype and shape, contiguous and on the CPU."""
-        if hashes.dtype != torch.int64 or hashes.dim() != 1:
-            raise ValueError(
-                f"hashes must be int64 of shape [N]; got {hashes.dtype} of shape "
-                f"{list(hashes.shape)}: pass hashes.flatten() of an int64 tensor"
-            )
-        hashes = hashes.cpu().contiguous()
-        if self.words is None:
-            if content is not None:
-                raise ValueError(
-                    "this table identifies rows by their hash alone, so it cannot accept content: "
-                    f"create it as HashTable(words={content.shape[-1] if content.dim() else 1})"
-                )
-            return hashes, None
-        shape = (hashes.shape[0], self.words)
-        if content is None:
-            raise ValueError(
-                f"this table compares content (words={self.words}): pass content, int64 of shape "
-                f"{list(shape)}, with the hashes"
-            )
-        if content.dtype != torch.int64 or content.shape != shape:
-            raise ValueError(
-                f"content must be int64 of shape {list(shape)} for these hashes; got "
-                f"{content.dtype} of shape {list(content.shape)}"
-            )
-        return hashes, content.cpu().contiguous()
-
-    def _checked_rows(self, rows: Tensor) -> Tensor:
-        if rows.dtype != torch.int64 or rows.dim() != 1:
-            raise ValueError(
-                f"rows must be int64 of shape [N]; got {rows.dtype} of shape {list(rows.shape)}"
-            )
-        return rows.cpu().contiguous()
+    def _arrays(self, hashes: Tensor, content: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Hashes and content for kernels, which check nothing: contiguous and on the CPU."""
+        assert hashes.dtype is torch.int64 and hashes.dim() == 1
+        if content is None or self.words is None:
+            assert content is None and self.words is None
+            return hashes.cpu().contiguous(), None
+        assert content.dtype is torch.int64 and content.shape == (len(hashes), self.words)
+        return hashes.cpu().contiguous(), content.cpu().contiguous()
 
     def _checked_state(self, state: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         wanted = {"hashes", "free"} | (set() if self.words is None else {"content"})

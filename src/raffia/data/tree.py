@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal, overload
 
 import torch
 
+from raffia.hints import check_choice
 from raffia.tensordict.keys import NestedKey
 from raffia.tensordict.lazy import LazyStackedTensorDict
 from raffia.tensordict.tensorclass import TensorClass
@@ -241,9 +242,8 @@ class Tree(TensorClass, nocast=True):
                 for tree in self._vertices():
                     found.setdefault(tree.hash, tree)
                 return found
-            case "path":
-                return dict(self._paths())
-        raise ValueError(f"key_type must be 'id', 'hash' or 'path'; got {key_type!r}")
+        check_choice("key_type", key_type, ("id", "hash", "path"))
+        return dict(self._paths())
 
     def num_vertices(self, *, count_repeat: bool = False) -> int:
         """How many vertices there are; with `count_repeat` one counts for every way to it.

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from raffia.data.items import rows_of
 from raffia.data.storage import Storage
+from raffia.hints import check_choice
 from raffia.tensordict.functions import is_tensor_collection
 from raffia.tensordict.keys import MissingKeyError, NestedKey, dotted, unravel_key_to_tuple
 
@@ -100,8 +101,7 @@ class TensorDictMaxValueWriter(Writer):
     chooses = True
 
     def __init__(self, rank_key: NestedKey | None = None, reduction: str = "sum") -> None:
-        if reduction not in REDUCTIONS:
-            raise ValueError(f"reduction must be one of {sorted(REDUCTIONS)}; got {reduction!r}")
+        check_choice("reduction", reduction, REDUCTIONS)
         self.rank_key = ("next", "reward") if rank_key is None else rank_key
         self.reduction = reduction
 

@@ -14,10 +14,11 @@ from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
 import torch
 
-from raffia.evolution.config import HyperRange, MutationConfig, SelectionConfig
+from raffia.evolution.config import KINDS, HyperRange, MutationConfig, SelectionConfig
 from raffia.evolution.generation import mean_fitness, tournament
 from raffia.evolution.mutate import MemberChange, check_mutations, draw_kind, mutate
 from raffia.functional.seeds import generator_for
+from raffia.hints import check_range
 from raffia.tensordict.keys import nearest
 from raffia.tensordict.tensordict import TensorDict
 
@@ -202,8 +203,7 @@ class Mutations:
         hyper_ranges: Mapping[str, HyperRange] | None = None,
         nodes: tuple[int, ...] = (16, 32, 64),
     ) -> None:
-        if rl_hp < 0:
-            raise ValueError(f"rl_hp={rl_hp} must be 0 or more")
+        check_range("rl_hp", rl_hp, 0)
         if rl_hp > 0 and not hyper_ranges:
             raise ValueError(
                 f'rl_hp={rl_hp:g}, but no hyper-parameter has a range: pass hyper_ranges={{"lr": '
@@ -278,9 +278,7 @@ class Mutations:
 
 def _only(config: MutationConfig, kind: str) -> MutationConfig:
     """A copy of `config` in which every member changes by this kind of mutation."""
-    never: dict[str, Any] = dict.fromkeys(
-        ("no_mutation", "hyper", "parameters", "activation", "architecture"), 0.0
-    )
+    never: dict[str, Any] = dict.fromkeys(("no_mutation", *KINDS), 0.0)
     return replace(config, **{**never, kind: 1.0})
 
 

@@ -9,6 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from raffia.hints import check_choice, check_range
+
+KINDS = ("hyper", "parameters", "activation", "architecture")  # of changes
+
 
 @dataclass(frozen=True)
 class SelectionConfig:
@@ -25,10 +29,8 @@ class SelectionConfig:
     eval_loop: int = 1  # evaluations whose mean is the fitness
 
     def __post_init__(self) -> None:
-        if self.method not in ("tournament", "truncation"):
-            raise ValueError(f"method={self.method!r} must be 'tournament' or 'truncation'")
-        if self.eval_loop < 1:
-            raise ValueError(f"eval_loop={self.eval_loop} must be at least 1")
+        check_choice("method", self.method, ("tournament", "truncation"))
+        check_range("eval_loop", self.eval_loop, 1)
         check_fraction(self.truncation_fraction)
 
     def check(self, size: int) -> None:
@@ -65,8 +67,7 @@ def check_tournament(tournament_size: int, elitism: bool, size: int) -> None:
     ValueError: elitism keeps the best member of the population unchanged, so a population of one
     would never change: pass elitism=False, or more members
     """
-    if tournament_size < 1:
-        raise ValueError(f"tournament_size={tournament_size} must be at least 1")
+    check_range("tournament_size", tournament_size, 1)
     if tournament_size > size:
         raise ValueError(
             f"tournament_size={tournament_size} is larger than the population of {size}: pass "
@@ -108,8 +109,7 @@ class HyperRange:
             )
         if self.log and self.low <= 0:
             raise ValueError(f"low={self.low} must be above 0 in a logarithmic range")
-        if not 0 <= self.resample <= 1:
-            raise ValueError(f"resample={self.resample} must be a probability, from 0 to 1")
+        check_range("resample", self.resample, 0, 1)
 
 
 @dataclass(frozen=True)
@@ -137,18 +137,14 @@ class MutationConfig:
     mutate_elite: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("no_mutation", "hyper", "parameters", "activation", "architecture"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name}={getattr(self, name)} must be 0 or more")
+        for name in ("no_mutation", *KINDS, "mutation_sd"):
+            check_range(name, getattr(self, name), 0)
         if not self.kinds:
             raise ValueError("all probabilities are 0: set at least one, such as no_mutation=1.0")
         for name in ("new_layer_prob", "mutated_fraction", "strong_fraction", "reset_fraction"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name}={getattr(self, name)} lies in 0..1")
+            check_range(name, getattr(self, name), 0, 1)
         if self.strong_fraction + self.reset_fraction > 1:
             raise ValueError("strong_fraction and reset_fraction must add up to at most 1")
-        if not self.mutation_sd >= 0:
-            raise ValueError(f"mutation_sd={self.mutation_sd} must be 0 or more")
         if self.hyper > 0 and not self.hyper_ranges:
             raise ValueError(
                 "hyper-parameters should be mutated, but none has a range: pass "
@@ -160,10 +156,7 @@ class MutationConfig:
     @property
     def kinds(self) -> tuple[str, ...]:
         """The kinds that can be drawn."""
-        names = ("hyper", "parameters", "activation", "architecture")
-        return ("none",) * (self.no_mutation > 0) + tuple(
-            name for name in names if getattr(self, name) > 0
-        )
+        return tuple([kind for kind in ("none", *KINDS) if self.probability(kind) > 0])
 
     def probability(self, kind: str) -> float:
         """The relative probability of a kind.
@@ -171,5 +164,5 @@ class MutationConfig:
         >>> MutationConfig(no_mutation=0.5).probability("none")
         0.5
         """
-        found: float = self.no_mutation if kind == "none" else getattr(self, kind)
+        found: float = getattr(self, "no_mutation" if kind == "none" else kind)
         return found

@@ -21,6 +21,7 @@ from raffia.evolution.config import (
     check_tournament,
 )
 from raffia.evolution.mutate import mutate
+from raffia.hints import check_range
 from raffia.tensordict.tensordict import TensorDict
 
 
@@ -183,8 +184,7 @@ def mean_fitness(history: Tensor, last: int) -> Tensor:  # [E, P] -> [P]
     >>> mean_fitness(torch.tensor([[9.0, 1.0], [2.0, 1.0], [4.0, torch.nan]]), last=2)
     tensor([3., -inf])
     """
-    if last < 1:
-        raise ValueError(f"eval_loop={last} must be at least 1")
+    check_range("eval_loop", last, 1)
     return _worst_if_nan(history[-last:].mean(0))
 
 
@@ -211,8 +211,7 @@ def tournament(
     size = len(fitness)
     slots = size if population_size is None else population_size
     check_tournament(tournament_size, elitism, size)
-    if slots < 1:
-        raise ValueError(f"population_size={slots} must be at least 1")
+    check_range("population_size", slots, 1)
     fitness = _worst_if_nan(fitness)
     drawn = torch.randint(size, (slots, tournament_size), generator=generator)
     winners = fitness.cpu()[drawn].argmax(1, keepdim=True)

@@ -15,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from raffia.functional.seeds import derive_seed
-from raffia.hints import did_you_mean
+from raffia.hints import check_choice, check_range, did_you_mean
 from raffia.learner import Learner, applies_stacks
 from raffia.tensordict.stack import cat, stack
 from raffia.tensordict.tensordict import TensorDict
@@ -79,14 +79,10 @@ class Population:
         grads: Literal["vmap", "each", "traced"] | None = None,
         apply: Literal["stack", "each", "vmap"] | None = None,
     ) -> None:
-        if size < 1:
-            raise ValueError(f"size={size} must be at least 1")
-        if batches not in ("shared", "own"):
-            raise ValueError(f"batches={batches!r} must be 'shared' or 'own'")
-        if grads not in (None, "each", "vmap", "traced"):
-            raise ValueError(f"grads={grads!r} must be 'each', 'vmap', 'traced' or None")
-        if apply not in (None, "stack", "each", "vmap"):
-            raise ValueError(f"apply={apply!r} must be 'stack', 'each', 'vmap' or None")
+        check_range("size", size, 1)
+        check_choice("batches", batches, ("shared", "own"))
+        check_choice("grads", grads, ("each", "vmap", "traced", None))
+        check_choice("apply", apply, ("stack", "each", "vmap", None))
         if apply == "stack" and not applies_stacks(learner):
             raise ValueError(
                 f"apply='stack' is not supported by {type(learner).__name__}, which does not set "

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from raffia.functional.trees import aligned_leaves, is_traced, over_leaf
+from raffia.hints import check_range
 
 Tree = Any  # of tensors: a TensorDict, a dict, ...
 Rate = float | Tensor  # the same for all, or [P] for P members
@@ -88,7 +89,7 @@ def adamw(
     """
     for name, value in (("beta1", beta1), ("beta2", beta2)):
         if not 0 < value < 1:
-            raise ValueError(f"adamw({name}={value}): it must lie between 0 and 1")
+            raise ValueError(f"adamw({name}={value}): {name} must be above 0 and below 1")
 
     def kernel(
         p: Leaves, g: Leaves, slots: list[Leaves], count: Tensor, rate: Any, decay: float
@@ -129,7 +130,7 @@ def sgd(
     {'count': tensor(0), 'momentum': {'w': tensor([0., 0.])}}
     """
     if not 0 <= momentum < 1:
-        raise ValueError(f"sgd(momentum={momentum}): it must lie in 0..1, below 1")
+        raise ValueError(f"sgd(momentum={momentum}): momentum must be in 0..1, and below 1")
     if nesterov and not momentum:
         raise ValueError("sgd(nesterov=True) needs a momentum, such as sgd(0.9, nesterov=True)")
 
@@ -310,8 +311,7 @@ def step_decay(
     >>> step_decay(torch.tensor([0, 99, 100, 250]), every=100, rate=0.5)
     tensor([1.0000, 1.0000, 0.5000, 0.2500])
     """
-    if every < 1:
-        raise ValueError(f"step_decay(every={every}): it must be at least 1 step")
+    check_range("every", every, 1)
     times = torch.div(step, every, rounding_mode="floor").clamp_min(0)
     return torch.as_tensor(rate, device=step.device).pow(times)
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from raffia.functional.trees import is_traced
+from raffia.hints import check_range
 
 
 def discounted_sum(
@@ -58,8 +59,8 @@ def n_step_return(
     if is_traced():
         longest = length  # the numbers can't be looked at
     else:
-        if horizon.numel() and horizon.min() < 1:
-            raise ValueError(f"n_step_return(n={n}): n must be at least 1")
+        if horizon.numel():
+            check_range("n", int(horizon.min()), 1)
         longest = min(length, int(horizon.max())) if horizon.numel() else 0
     out = reward + discount * value
     for k in range(2, longest + 1):  # multiply-adds on whole sequences, no index arithmetic
@@ -116,8 +117,7 @@ def value_prefix(
     >>> value_prefix(torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]), 3)
     tensor([1., 3., 6., 4., 9.])
     """
-    if horizon < 1:
-        raise ValueError(f"value_prefix(horizon={horizon}): it must be at least 1 step")
+    check_range("horizon", horizon, 1)
     return torch.cat([part.cumsum(-1) for part in reward.split(horizon, -1)], -1)
 
 
