@@ -695,7 +695,7 @@ def test_a_damaged_state_is_refused(what):
         words = "links between rows do not form episodes"
         DAMAGE[what](state["buffer"]["episodes"][what])
     else:
-        part, words = state, f"lacks .*{LACKS[what][0]}"
+        part, words = state, f"it has no .*{LACKS[what][0]}"
         for name in what:
             part = part[name]
         for name in LACKS[what]:

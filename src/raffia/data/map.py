@@ -33,7 +33,7 @@ from raffia.data.rows import RowLayout, packed, row_layout, unpacked, words_of
 from raffia.data.storage import Storage, TensorStorage
 from raffia.data.table import CapacityError, HashTable
 from raffia.data.torchrl_storages import ListStorage
-from raffia.files.folder import Folder, load_folder
+from raffia.files.folder import load_folder
 from raffia.hints import check_choice
 from raffia.nn.base import Keys, TensorDictModuleBase
 from raffia.tensordict.collection import TensorCollection
@@ -723,11 +723,12 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Value]):
         of another kind, or a query module whose hashes differ.
         """
         functions = {"collate_fn": collate_fn, "write_fn": write_fn}
-
-        def read(found: Folder) -> Self:
-            return map_files.loaded(cls, found, query_module, storage, functions)
-
-        return load_folder(folder, map_files.KIND, map_files.VERSION, read)
+        return load_folder(
+            folder,
+            map_files.KIND,
+            map_files.VERSION,
+            lambda found: map_files.loaded(cls, found, query_module, storage, functions),
+        )
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
