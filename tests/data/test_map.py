@@ -454,7 +454,11 @@ def test_it_is_a_module():
 OPTIONS = {
     "neither": ({}, ValueError, "in_keys=.*query_module="),
     "both": ({"in_keys": ["k"], "query_module": QueryModule(["k"])}, ValueError, "must be named"),
-    "fifo": ({"in_keys": ["k"], "evict": "fifo", "max_size": 2}, ValueError, "'lru'.*'fifo'"),
+    "fifo": (
+        {"in_keys": ["k"], "evict": "fifo", "max_size": 2},
+        ValueError,
+        "evict='fifo' must be one of 'lru', None",
+    ),
     "no size": ({"in_keys": ["k"], "evict": "lru"}, ValueError, "max_size"),
     "zero": ({"in_keys": ["k"], "max_size": 0}, ValueError, "max_size.*0"),
     "less": ({"in_keys": ["k"], "max_size": -1}, ValueError, "max_size.*-1"),
@@ -673,7 +677,12 @@ def update(*numbers, dtype=torch.float32, **options):
 REFUSED = {
     "which rows": ({}, lambda m: m[k(1, 8, 2, 9)], KeyError, r"\[1, 3\].*get\(query, default\)"),
     "other dtype": ({}, lambda m: m[k(1, dtype=torch.float64)], KeyError, "float32.*float64"),
-    "missing=": ({}, lambda m: m.delete(k(1), missing="skip"), ValueError, "'ignore'.*'skip'"),
+    "missing=": (
+        {},
+        lambda m: m.delete(k(1), missing="skip"),
+        ValueError,
+        "missing='skip' must be one of 'error', 'ignore'",
+    ),
     "merge=": ({}, update(1, 2, merge="min"), ValueError, "'last', 'first', 'sum', 'mean', 'max'"),
     "a number as merge": ({}, update(1, 2, merge=3), ValueError, "'last'"),
     "accumulate=": ({}, update(1, accumulate=True), ValueError, "accumulate.*merge"),

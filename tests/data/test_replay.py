@@ -325,7 +325,7 @@ OPTIONS = [
     ({"generator": 0}, TypeError, "generator must be a torch.Generator; got 0: pass"),
     ({"batch_size": "4"}, TypeError, "batch_size must be a number of items; got '4'"),
     ({"batch_size": True}, TypeError, "batch_size must be a number of items; got True"),
-    ({"batch_size": -1}, ValueError, "got batch_size=-1"),
+    ({"batch_size": -1}, ValueError, "batch_size=-1 must be at least 1"),
     ({"prefetch": 1.5}, TypeError, "prefetch must be a number of batches; got 1.5"),
     ({"prefetch": -1}, ValueError, "prefetch=-1 must be at least 0"),
     ({"device": "cuda:99"}, ValueError, "device 'cuda:99' is not available here"),
@@ -351,7 +351,7 @@ MISTAKES = [
     (lambda: EMPTY.sample(3), RuntimeError, "the buffer is empty: call buffer.extend"),
     (lambda: PLAIN.sample(), ValueError, r"items to draw is unknown: pass sample\(batch_size\)"),
     (lambda: next(iter(PLAIN)), ValueError, r"items to draw is unknown: pass sample\(batch_size\)"),
-    (lambda: PLAIN.sample(0), ValueError, "got batch_size=0"),
+    (lambda: PLAIN.sample(0), ValueError, "batch_size=0 must be at least 1"),
     (lambda: PLAIN.sample(2.5), TypeError, "batch_size must be a number of items; got 2.5"),
     (
         lambda: setattr(PLAIN, "generator", 0),

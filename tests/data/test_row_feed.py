@@ -69,7 +69,7 @@ def test_a_copy_that_follows_and_one_that_is_made_again_hold_what_was_there(num_
             live = RowMirror()
             live.load(one.feed.as_of(tasks[0][0] if tasks else sent))
         most = one.storage.total - (tasks[0][0] if tasks else sent)
-        assert one.feed.num_bytes_kept <= 16 * (most + 12 + num_rows)
+        assert one.feed.num_bytes_stored <= 16 * (most + 12 + num_rows)
 
 
 def test_rows_are_read_as_they_were():
@@ -85,14 +85,14 @@ def test_rows_are_read_as_they_were():
     each = one.feed.read(rows, torch.tensor([[6], [13]]))[..., 0]
     assert torch.equal(each, torch.stack([one.ring(6)[rows[0]], one.ring(13)[rows[1]]]))
     one.feed.forget(13)
-    assert one.feed.num_bytes_kept == 0
+    assert one.feed.num_bytes_stored == 0
     with pytest.raises(IndexError, match="row 1 has been overwritten"):
         one.feed.read(rows, 6)
     one.add(2)
-    assert one.feed.num_bytes_kept == 32
+    assert one.feed.num_bytes_stored == 32
     one.feed.stop()
     one.add(2)
-    assert one.feed.num_bytes_kept == 0
+    assert one.feed.num_bytes_stored == 0
     with pytest.raises(IndexError, match="overwritten"):
         one.feed.as_of(13)
 

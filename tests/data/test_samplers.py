@@ -306,7 +306,11 @@ MISTAKES = [
         ValueError,
         "importance='max' must be one of 'buffer', 'batch'",
     ),
-    (exponent(reduction="sum"), ValueError, r"one of \['max', 'mean', 'median', 'min'\]"),
+    (
+        exponent(reduction="sum"),
+        ValueError,
+        "reduction='sum' must be one of 'max', 'min', 'mean', 'median'",
+    ),
     (lambda s: setattr(s, "alpha", float("nan")), ValueError, "alpha must be finite"),
     (lambda s: setattr(s, "beta", -1.0), ValueError, "beta must be finite"),
     (lambda s: s.draw(2, range(5)), ValueError, "knows the items 0..2, but the buffer holds 0..4"),

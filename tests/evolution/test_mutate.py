@@ -506,7 +506,7 @@ REFUSED = [
     (lambda: HyperRange(0.1, 1.0, grow=0.9), "grow=0.9 must be above 1, and shrink=0.8"),
     (lambda: HyperRange(0.1, 1.0, shrink=0.0), "shrink=0.0 between 0 and 1"),
     (lambda: HyperRange(0.0, 1.0, log=True), "low=0.0 must be above 0 in a logarithmic range"),
-    (lambda: HyperRange(0.1, 1.0, resample=2.0), "resample=2.0 must be a probability"),
+    (lambda: HyperRange(0.1, 1.0, resample=2.0), "resample=2.0 must be in 0"),
 ]
 
 

@@ -541,6 +541,6 @@ def test_little_is_kept_for_workers_that_may_die(tmp_path):
 
             session.run(stops)
         # Of 7 updates' steps, 4 numbers each, no more; rounded as metrics are.
-        rows = [feed.num_bytes_kept / 16 for feed in run.ahead._making.feeds]
+        rows = [feed.num_bytes_stored / 16 for feed in run.ahead._making.feeds]
         assert 0 < max(rows) <= 7 * 2 * 2 + 16
         assert max(kept) <= 2**20 * 0.01

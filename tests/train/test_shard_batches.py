@@ -114,7 +114,7 @@ def test_what_no_worker_needs_is_not_kept():
     with closing(Loop(2)) as loop:
         for update in range(8):
             loop.run([update])
-            kept = {feed.num_bytes_kept for feed in loop.making.feeds}
+            kept = {feed.num_bytes_stored for feed in loop.making.feeds}
             assert kept <= {8 * num for num in range(2 * 4 + 1)}
         assert max(kept) > 0
         assert loop.batches.metrics()["mib_kept_for_reanalyzers"] >= 0.0

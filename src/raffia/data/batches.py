@@ -125,7 +125,7 @@ class BatchMaker(ByValue):
             data = _each(lambda part: part.pin_memory(), data)
         if self.device is None:
             return data
-        # From page-locked memory the copy goes on while the program does.
+        # From page-locked memory the copy continues while the program does.
         return _each(lambda part: part.to(self.device, non_blocking=self.pin_memory), data)
 
     # for the prefetcher
@@ -134,7 +134,7 @@ class BatchMaker(ByValue):
         """A value that stays equal as long as `draw` would return the same."""
         return self.storage.total, self.sampler.version
 
-    def mark(self) -> Any:
+    def mark(self) -> object:
         """The state of drawing, for `rewind`."""
         return None if self.generator is None else self.generator.get_state(), self.sampler.mark()
 

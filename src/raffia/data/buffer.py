@@ -24,7 +24,7 @@ class Buffer:
 
     _maker: Any  # makes the batches; has the generator
     _lock: threading.RLock
-    _ahead: Prefetcher | None
+    _ahead: Prefetcher[Any, Any] | None
 
     def __bool__(self) -> bool:
         """True, for an empty buffer too: `buffer or make_buffer()` must not discard it.

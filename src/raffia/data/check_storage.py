@@ -47,7 +47,7 @@ def numbers_at(storage: Any, rows: Any) -> list[int]:
     found, again = storage.read(rows), storage.get(rows)
     if isinstance(again, list):
         again = torch.stack(again)
-    equal(numbers_in(again), numbers_in(found), "what get gives, beside read")
+    equal(numbers_in(again), numbers_in(found), "what get gives, compared with read")
     return numbers_in(found)
 
 
@@ -212,7 +212,10 @@ def reads_into(make: Make) -> None:
     address = out["next", "obs"].data_ptr()
     result = storage.get([6, 2, 4], out=out)
     equal(numbers_in(out), [6, 2, 4], "out")
-    claim(result is out and out["next", "obs"].data_ptr() == address, "out was not filled in place")
+    claim(
+        result is out and out["next", "obs"].data_ptr() == address,
+        "the memory of out was not filled",
+    )
     refuses(ValueError, "out", lambda: storage.get([1, 2], out=out))
     refuses(IndexError, "7", lambda: storage.get([1, 7, 2], out=out))
     equal(numbers_in(out), [6, 2, 4], "out after refusals")

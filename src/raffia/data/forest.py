@@ -33,7 +33,7 @@ from raffia.tensordict.tensordict import TensorDict
 
 KIND, VERSION = "raffia.MCTSForest", 1
 KEYS = ("observation_keys", "action_keys", "excluded_keys", "reward_keys", "done_keys")
-CHUNK = 4096  # how many steps are read at once where only their observations are of interest
+CHUNK = 4096  # how many steps are read in one call to find their observations
 
 
 class MCTSForest:
@@ -151,7 +151,7 @@ class MCTSForest:
     @overload
     def extend(self, rollout: TensorCollection, *, return_node: bool) -> Tree | None: ...
 
-    def extend(self, rollout: Any, *, return_node: bool = False) -> Any:
+    def extend(self, rollout: Any, *, return_node: bool = False) -> Tree | None:
         """Store the steps of a rollout, or of several.
 
         rollout: container [*batch, T] with the entries of `observation_keys` and `action_keys`,
@@ -187,7 +187,7 @@ class MCTSForest:
     @overload
     def add(self, step: TensorCollection, *, return_node: bool) -> Tree | None: ...
 
-    def add(self, step: Any, *, return_node: bool = False) -> Any:
+    def add(self, step: Any, *, return_node: bool = False) -> Tree | None:
         """Store one step, a container [] or [*batch]: as `extend`, without a dimension of time.
 
         >>> from raffia.data.forest import MCTSForest
@@ -308,7 +308,7 @@ class MCTSForest:
         What follows a node is there once: where several ways lead to it, the vertices below stand
         below all of them. Where the first of these ways leads back to the root, or to where a
         vertex above ends, the tree ends with a vertex whose `repeats` is true; so a tree of an
-        environment with cycles is finite, and `get_tree(vertex.node_data)` goes on from there.
+        environment with cycles is finite, and `get_tree(vertex.node_data)` continues from there.
         """
         check_range("max_depth", max_depth, 0)
         growth = Growth(self._linked(), self._node(root), max_depth=max_depth, compact=compact)
@@ -443,7 +443,7 @@ class MCTSForest:
         return forest
 
 
-def last_and_count(values: Any, group: Tensor, num_groups: int) -> Any:
+def last_and_count(values: TensorDict, group: Tensor, num_groups: int) -> TensorDict:
     """The last value of each group with its total count: a `merge` for `TensorDictMap.update`."""
     items = torch.arange(len(group), device=group.device)
     last = torch.zeros(num_groups, dtype=torch.int64, device=group.device)

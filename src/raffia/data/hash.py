@@ -21,8 +21,8 @@ class SipHash(nn.Module):
     With the zero key and rounds (1, 3) these are the values of `hash(bytes)` in CPython under
     PYTHONHASHSEED=0; as there, a row without bytes is 0.
 
-    Another `key` (two 64-bit integers) gives other, unrelated hashes; kept secret it keeps others
-    from making rows that collide. `rounds=(2, 4)` is slower and what the authors advise against
+    Another `key` (two 64-bit integers) gives other, unrelated hashes; with a secret one nobody else
+    can make rows that collide. `rounds=(2, 4)` is slower and what the authors advise against
     attackers. With `as_tensor=False` the result is what would be hashed: a list of N bytes.
 
     Dtype and shape do not count: an int32 row has the hash of a float32 row with the same bytes.
@@ -79,12 +79,13 @@ class RandomProjectionHash(SipHash):
     The last dimension of x is multiplied by a random matrix [features, n_components], and the
     result rounded to `dtype_cast`. The coarser that dtype, the more rows share a hash: of pairs of
     rows of 17 standard normal numbers that differ by 1e-3 in one of them, one in twelve does with
-    bfloat16. Where each row should keep a hash of its own, use `SipHash`, which is also faster.
+    bfloat16. Where each row should have a separate hash, use `SipHash`, which is also faster.
 
     The matrix is a buffer, `projection`, drawn by the first call (or by `fit`) from `seed`, so two
     modules with the same arguments agree, in every process; it is saved with the module. An
-    `init_method` fills the matrix in place; it is given a `generator=` if it takes one. Products
-    are summed in float64 and in one fixed order, so a row has the same hash alone and in a batch.
+    `init_method` fills the matrix that it is given; it gets a `generator=` if it takes one.
+    Products are summed in float64 and in one fixed order, so a row has the same hash alone and in a
+    batch.
 
     >>> from raffia.data.hash import RandomProjectionHash
     >>> hash_module = RandomProjectionHash(n_components=4)
@@ -211,7 +212,7 @@ def _projected(rows: Tensor, matrix: Tensor) -> Tensor:
     features, components = matrix.shape
     flat = rows.reshape(-1, features)
     out = torch.empty(len(flat), components, dtype=torch.float64, device=rows.device)
-    chunk = max(1, (1 << 16) // (features * components))  # 512 KB of products, kept in the cache
+    chunk = max(1, (1 << 16) // (features * components))  # 512 KB of products, which fit the cache
     if not rows.is_cpu:
         chunk *= 1 << 8
     for part, projected in zip(flat.split(chunk), out.split(chunk), strict=True):
@@ -230,7 +231,7 @@ class BinaryToDecimal(nn.Module):
 
     The last dimension is cut into chunks of `num_bits`, each an integer. All other dimensions are
     flattened into rows; the integers of a row are summed, so rows whose chunks are exchanged are
-    given the same number. With `num_bits` equal to the width each row has a number of its own;
+    given the same number. With `num_bits` equal to the width each row has a separate number;
     for rows of more than 64 bits pass `sum_chunks=False`, which gives [rows, chunks], and hash
     that. 64 bits are read as a signed integer (two's complement), so are n bits in an n-bit dtype.
 
@@ -312,7 +313,7 @@ class BinaryToDecimal(nn.Module):
 
 
 def _capacity(dtype: torch.dtype) -> int:
-    """How many bits are an integer of their own in this dtype."""
+    """The number of bits of the largest integer that this dtype holds exactly."""
     if dtype.is_floating_point:
         return _largest(dtype).bit_length()
     return torch.iinfo(dtype).bits

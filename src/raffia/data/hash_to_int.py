@@ -56,8 +56,8 @@ class HashToInt(nn.Module):
         key: hashes of any shape, of any integer dtype.
         extend: give unknown hashes the next indices; otherwise `len(self)` stands for all of them.
         content: int64 [*key.shape, words], what was hashed, as `rows.packed` gives it; equal hashes
-            of different content then get indices of their own. Either all calls give it or none
-            does: the first call that extends decides, until `clear`.
+            of different content then get separate indices. Either all calls give content or none
+            do: the first call that extends decides, until `clear`.
         Raises CapacityError if there would be more than `max_size`; nothing is added then.
 
         >>> to_int = HashToInt()

@@ -15,12 +15,12 @@ from raffia.tensordict.node import Node
 
 
 def rows_of(data: Any, structure: RowStructure | None) -> Any:
-    """Data whose first dimension counts rows, of whatever may stand for it.
+    """Convert user data to data whose first dimension counts rows.
 
     data: a pytree of tensors [n, ...] or numpy arrays; or a list of n items without that dimension,
         which are stacked. A list as the outermost node of rows is taken as that only where such
         rows are stored already.
-    structure: of the rows that are stored; None if there are none.
+    structure: of the stored rows; None before the first.
     Raises ValueError or TypeError for items of different structure, and names them.
 
     >>> from raffia.data.items import rows_of

@@ -38,8 +38,8 @@ class LRUOrder:
         self._position = 0
 
     def touch(self, rows: Tensor) -> None:
-        """Mark rows as used, one after the other; a row that is there twice counts as used at the
-        last.
+        """Mark rows as used, one after the other; a row that occurs twice counts as used at
+        the last.
 
         rows: int64 [N]
         """

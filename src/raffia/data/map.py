@@ -498,7 +498,7 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Value]):
             return values
 
     def clear(self) -> None:
-        """Delete all rows; the structure of keys and values is kept."""
+        """Delete all rows; the structure of keys and values stays."""
         with self._lock:
             self.storage.clear()
             self._table.clear()
@@ -561,7 +561,7 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Value]):
         (tensor([6]), tensor([2]))
         """
         with self._lock:
-            values = self.storage.read(rows)  # an IndexError first, if there is none
+            values = self.storage.read(rows)  # raises IndexError first, if a row is empty
             return self._keys_at(rows), values
 
     def _keys_at(self, rows: Tensor) -> TensorDict:
@@ -718,7 +718,7 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Value]):
         query_module: needed where the saved one hashed with other modules than SipHash.
         storage: where the values are stored. Default: in memory.
         collate_fn, write_fn: needed where the saved one had them, as functions are not in a folder;
-            None goes on without.
+            None loads the map without them.
         Raises DamagedFileError for a file that is not what was written, and ValueError for a folder
         of another kind, or a query module whose hashes differ.
         """

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from raffia.data.row_index import RowGroups
 from raffia.hints import check_choice
+from raffia.tensordict.collection import TensorCollection
 from raffia.tensordict.functions import is_tensor_collection
 from raffia.tensordict.keys import NestedKey, dotted, unravel_key
 from raffia.tensordict.node import Container
@@ -77,7 +78,7 @@ class TensorMap(ABC, Generic[K, V]):
 Merge = Callable[[Any, Tensor, int], Any]  # values [N], group [N], num_groups -> [num_groups]
 
 
-def merged(values: Any, items: RowGroups, merge: str | Merge) -> Any:
+def merged(values: TensorCollection, items: RowGroups, merge: str | Merge) -> TensorCollection:
     """One value for each group of items, in the order of the groups.
 
     values: container [N]
@@ -101,13 +102,13 @@ def merged(values: Any, items: RowGroups, merge: str | Merge) -> Any:
         why = _refusal(merge, x)
         if why:
             raise ValueError(f'merge="{merge}" {why} (entry "{dotted(key)}", {x.dtype})')
-    if items.first is items.last:  # nothing is there twice
+    if items.first is items.last:  # all keys are distinct
         return values
     reduce, size = NAMED[merge], [count, *values.batch_size[1:]]
     return values.apply(lambda x: reduce(x, items), batch_size=size)
 
 
-def _with_rows(result: Any, count: int, function: str) -> Any:
+def _with_rows(result: Any, count: int, function: str) -> TensorCollection:
     """The output of a user's function, checked to be a container with a row for each key."""
     size = getattr(result, "batch_size", None)
     if size is None or tuple(size[:1]) != (count,):
@@ -243,7 +244,7 @@ def occurrence(group: Tensor) -> Tensor:
     return number
 
 
-def rows_of(value: Any, batch: torch.Size) -> Any:
+def rows_of(value: Any, batch: torch.Size) -> TensorCollection:
     """A value to be written, as a container [N]."""
     if not is_tensor_collection(value):
         raise TypeError(
@@ -258,7 +259,7 @@ def rows_of(value: Any, batch: torch.Size) -> Any:
     return flat(value, batch)
 
 
-def filled(storage: Any, count: int, default: Any) -> Any:
+def filled(storage: Any, count: int, default: complex) -> TensorCollection:
     """`count` rows of the entries that are stored, filled with a number."""
     if storage.structure is None:
         raise UnknownRowError(

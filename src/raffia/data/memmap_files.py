@@ -1,7 +1,7 @@
 """The files of a `MemmapStorage`: mapped tensors, the header, and the lock of the one writer.
 
 storage.json   the header: layout of the rows, what was flushed, and which rows may have changed
-               since; replaced all at once
+               since; replaced atomically
 rows.bin       int64 [max_size + 1, 2]: of each row its stamp and its checksum; then the total
 leaf-<i>.bin   the rows of the i-th tensor, side by side
 log.bin        the rows that are just being overwritten (log.py of this room: `RowLog`)
@@ -62,7 +62,7 @@ class MappedFile:
             access = mmap.ACCESS_READ if mode == "r" else mmap.ACCESS_WRITE
             self._map = mmap.mmap(file.fileno(), nbytes, access=access)
         buffer: Any = self._map
-        if mode == "r":  # torch warns of a buffer that can't be written to: here nobody does
+        if mode == "r":  # torch warns of a read-only buffer, but nothing writes to it here
             address = np.frombuffer(self._map, dtype=np.uint8).ctypes.data
             buffer = (ctypes.c_ubyte * nbytes).from_address(address)
             buffer.map = self._map  # stays as long as a tensor over it

@@ -1,5 +1,6 @@
 """`MemmapStorage`: rows on disk, reached through memory; a crash never corrupts them."""
 
+import errno
 import os
 import time
 from typing import Any, Self
@@ -25,12 +26,12 @@ class MemmapStorage(Storage):
 
     max_size: the number of rows, for which space is taken on the disk at the first write.
     folder: where the files are, made if need be. A storage that is there already, of the same
-        `max_size`, goes on from where it was.
-    mode: "r" reads beside the one process that writes; any number of processes can.
+        `max_size`, continues from where it was.
+    mode: "r" reads while one process writes; any number of processes can.
 
-    All that `TensorStorage` does, it does too. What is written is in the system's hands at once,
-    and on the disk after `flush()`, which the system also does when it likes. After a crash, the
-    storage is opened again as if nothing had happened, and this holds:
+    It does all that `TensorStorage` does. What is written is in the system's hands when the call
+    returns, and on the disk after `flush()`, which the system also does at times. After a crash,
+    the storage is opened again as if nothing had happened, and this holds:
 
     - A killed process (SIGKILL, out of memory, an exception): every row holds what was written last
       before the kill, as a whole; rows of the call that was cut off hold the old or the new.
@@ -83,7 +84,7 @@ class MemmapStorage(Storage):
             make_folder(self.folder)
             self._lock = WriterLock(self.folder)
         try:
-            header = self._found()  # the one who wrote before us may have changed it
+            header = self._found()  # the process that wrote before may have changed it
             if header is not None:
                 self._attach(header)
         except BaseException:
@@ -94,9 +95,7 @@ class MemmapStorage(Storage):
         """The header in the folder, of a storage of this size."""
         header = read_header(self.folder)
         if header is None and self.mode == "r":
-            raise FileNotFoundError(
-                2, ("no storage has been written to this folder yet"), self.folder
-            )
+            raise _nothing_there(self.folder)
         if header is not None and header["max_size"] != self._max_size:
             raise ValueError(
                 f"{self.folder} holds a storage with max_size={header['max_size']}, not "
@@ -108,8 +107,8 @@ class MemmapStorage(Storage):
     def open(cls, folder: Path, *, mode: str = "r+") -> Self:
         """Open the existing storage in a folder.
 
-        mode: "r" reads beside the one process that writes.
-        Raises FileNotFoundError if there is none, otherwise as `MemmapStorage(max_size, folder)`.
+        mode: "r" reads while one process writes.
+        Raises FileNotFoundError without a storage, otherwise as `MemmapStorage(max_size, folder)`.
 
         >>> import tempfile
         >>> from raffia.data.memmap_storage import MemmapStorage
@@ -123,9 +122,7 @@ class MemmapStorage(Storage):
         """
         header = read_header(os.path.abspath(folder))
         if header is None:
-            raise FileNotFoundError(
-                2, ("no storage has been written to this folder yet"), str(folder)
-            )
+            raise _nothing_there(folder)
         return cls(header["max_size"], folder, mode=mode)
 
     # -- opening and closing
@@ -154,7 +151,7 @@ class MemmapStorage(Storage):
             self._commit(files, bytearray(len(self._open)))
 
     def close(self) -> None:
-        """Flush, and let others write; this storage can't be used any longer.
+        """Flush, and let others write; this storage cannot be used any longer.
 
         At the end of the process, or of a `with` statement, it is closed too; without a flush
         where the process is killed, which loses nothing (see the class).
@@ -340,7 +337,7 @@ class MemmapStorage(Storage):
     def _unsettle(self) -> None:
         pass  # what a row looks like is settled with the files
 
-    # -- reading, beside a process that writes
+    # -- reading, while another process writes
 
     def holds_items(self, items: Tensor) -> bool:
         """Whether rows still hold these items; asked after reading, it tells which these were."""
@@ -423,6 +420,11 @@ class MemmapStorage(Storage):
             "interrupted a write, MemmapStorage.open(folder) repairs them; if the files are "
             "damaged or were changed by another program, its erase(rows) discards them",
         )
+
+
+def _nothing_there(folder: Path) -> FileNotFoundError:
+    why = "no storage has been written to this folder yet"
+    return FileNotFoundError(errno.ENOENT, why, str(folder))
 
 
 def _reader(folder: str) -> MemmapStorage:

@@ -1,4 +1,4 @@
-"""Batches drawn ahead of time in a thread, such that nobody can tell but by the clock.
+"""Batches drawn ahead of time in a thread, which are those that would be drawn without it.
 
 A batch is made in two steps: `draw`, under the lock, chooses rows and copies them; `finish`,
 without it, does the rest. Each batch drawn ahead remembers where the generator and the sampler
@@ -12,41 +12,44 @@ import weakref
 from collections import deque
 from collections.abc import Hashable
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
+
+Drawn = TypeVar("Drawn")
+Batch = TypeVar("Batch", covariant=True)
 
 
-class BatchSource(Protocol):
+class BatchSource(Protocol[Drawn, Batch]):
     """The source of batches."""
 
-    def draw(self, batch_size: int) -> Any:
+    def draw(self, batch_size: int) -> Drawn:
         """Choose a batch and copy it; called under the lock."""
 
-    def finish(self, drawn: Any) -> Any:
+    def finish(self, drawn: Drawn) -> Batch:
         """Make a batch of what was drawn; called without the lock, in either thread."""
 
     def version(self) -> Hashable:
         """A value that stays equal as long as `draw` would return the same."""
 
-    def mark(self) -> Any:
+    def mark(self) -> object:
         """The state of drawing, for `rewind`."""
 
     def rewind(self, mark: Any) -> None:
         """Restore the state of drawing that `mark` gave."""
 
 
-class Ahead:
+class Ahead(Generic[Drawn, Batch]):
     """A batch that was drawn and is being made."""
 
-    def __init__(self, source: BatchSource, batch_size: int) -> None:
+    def __init__(self, source: BatchSource[Drawn, Batch], batch_size: int) -> None:
         self.version = source.version(), batch_size
         self.mark = source.mark()
-        self.batch: Future[Any] = Future()
+        self.batch: Future[Batch] = Future()
         try:
             self.drawn = source.draw(batch_size)
         except Exception as error:  # for whoever asks for this batch
             self.batch.set_exception(error)
 
-    def finish(self, source: BatchSource) -> None:
+    def finish(self, source: BatchSource[Drawn, Batch]) -> None:
         if self.batch.done():
             return
         try:
@@ -68,27 +71,27 @@ class Signal:
             self.changed.notify()
 
 
-class Prefetcher:
+class Prefetcher(Generic[Drawn, Batch]):
     """Keeps up to `depth` batches of a source ready.
 
-    lock: an RLock that whoever changes the source holds; before the change it calls `drop`.
+    lock: an RLock, held by callers that change the source; they call `drop` before the change.
 
     The thread starts with the first batch that is asked for, and ends with this object. It works
     ahead at the batch size that was asked for last, and not at all between a `drop` and the next
     batch.
     """
 
-    def __init__(self, source: BatchSource, depth: int, lock: Any) -> None:
+    def __init__(self, source: BatchSource[Drawn, Batch], depth: int, lock: Any) -> None:
         self._source = source
         self.depth = depth
-        self._waiting: deque[Ahead] = deque()
+        self._waiting: deque[Ahead[Drawn, Batch]] = deque()
         self._batch_size: int | None = None  # None: nothing is to be drawn ahead
         self._signal = Signal(lock)
         self._thread: threading.Thread | None = None
         self._process = os.getpid()
         weakref.finalize(self, self._signal.set, True)
 
-    def next(self, batch_size: int) -> Any:
+    def next(self, batch_size: int) -> Batch:
         """The next batch; an error from its making is raised here."""
         if os.getpid() != self._process:
             raise RuntimeError(
@@ -127,7 +130,7 @@ class Prefetcher:
             self._source.rewind(self._waiting[0].mark)
             self._waiting.clear()
 
-    def draw_ahead(self) -> Ahead | None:
+    def draw_ahead(self) -> Ahead[Drawn, Batch] | None:
         """The next batch to be made, if there is room for one; the caller holds the lock."""
         room = self.depth - len(self._waiting)
         self._signal.work = self._batch_size is not None and room > 1
@@ -137,13 +140,13 @@ class Prefetcher:
         self._waiting.append(ahead)
         return ahead
 
-    def finish(self, ahead: Ahead) -> None:
+    def finish(self, ahead: Ahead[Drawn, Batch]) -> None:
         """Make a batch that was drawn; without the lock."""
         ahead.finish(self._source)
 
 
-def work(prefetcher_of: "weakref.ref[Prefetcher]", signal: Signal) -> None:
-    """The thread's loop: draw ahead where there is room, wait where there is none."""
+def work(prefetcher_of: "weakref.ref[Prefetcher[Drawn, Batch]]", signal: Signal) -> None:
+    """The thread's loop: draw ahead if there is room, wait otherwise."""
     while True:
         with signal.changed:
             signal.changed.wait_for(lambda: signal.work)

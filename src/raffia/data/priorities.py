@@ -64,7 +64,10 @@ class Priorities:
         self.beta = beta
         self.tree = SumTree(capacity)
         self._largest = torch.full((), NONE, dtype=torch.float64)  # of all that were given
-        self._room, self._work = 0, torch.empty(0, dtype=torch.int64)  # for so many at a time
+        self._room, self._work = (
+            0,
+            torch.empty(0, dtype=torch.int64),
+        )  # capacity and memory of an update
         self.set_exponent(alpha, eps)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -157,7 +160,8 @@ class Priorities:
     ) -> int:
         """Change the priorities of items; returns how many were left out, as they are gone.
 
-        items: int64, any shape. Item i lies in row i % N. Where one stands twice the last counts.
+        items: int64, any shape. Item i lies in row i % N. Of an item that occurs twice the last
+            counts.
         priority: of the same shape, or one for all; finite and >= 0.
         live: the items that are here.
         drawable: [N] bool, rows without which are left out too.

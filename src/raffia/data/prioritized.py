@@ -198,8 +198,8 @@ class PrioritizedSampler(Sampler):
     def update_priority(self, index: Tensor | int, priority: Tensor | float) -> int:
         """Change the priorities of items; returns how many were left out, being overwritten.
 
-        index: the numbers of items, such as the "index" of a sample; any shape [*n]. Where one
-            stands several times the last counts.
+        index: the numbers of items, such as the "index" of a sample; any shape [*n]. Of a number
+            that occurs several times the last counts.
         priority: [*n], or [*n, ...] of which `reduction` makes one each, or one for all; finite
             and >= 0.
         Raises ValueError for another priority, IndexError for an item that there never was, or a

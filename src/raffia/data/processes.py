@@ -132,7 +132,7 @@ def _take() -> None:
     while time.monotonic() < deadline:
         for lock in locks:
             if not lock.acquire(timeout=EACH):
-                break  # who has it may wait for one that we have
+                break  # the thread that holds it may wait for one of ours
             _taken.append(lock)
         if len(_taken) == len(locks):
             return

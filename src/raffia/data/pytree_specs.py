@@ -288,7 +288,7 @@ def _container_spec(data: Any, batch_dims: int) -> ContainerSpec:
 
 
 def spec_from_json(record: Json) -> PytreeSpec:
-    """The structure that `to_json` wrote; ValueError, KeyError or TypeError if it is none."""
+    """The structure that `to_json` wrote; ValueError, KeyError or TypeError otherwise."""
     kind = record["kind"]
     if kind == "tensor":
         return LeafSpec()

@@ -70,14 +70,15 @@ class ReplayBuffer(Buffer, Generic[Items]):
     batch_size: of `sample` and of iteration, where none is given there.
     pin_memory: put batches into page-locked memory; needs a GPU.
     device: where to move them to, without waiting where they are pinned.
-    prefetch: so many batches are drawn ahead, in a thread. They are those that would be drawn
-        without, bit for bit: when the content, a priority or an exponent has changed, those drawn
-        ahead are thrown away and drawn again. It pays where several batches come between changes.
+    prefetch: the number of batches that are drawn ahead, in a thread. They are those that would be
+        drawn without, bit for bit: when the content, a priority or an exponent has changed, those
+        drawn ahead are thrown away and drawn again. It pays where several batches come between
+        changes.
     generator: where random numbers come from, on the CPU; torch's global generator if None, or,
-        with `prefetch`, one of its own, which that one seeds.
+        with `prefetch`, a separate one, which that one seeds.
 
     A buffer that is pickled, as for a spawned worker, is a copy; over a `MemmapStorage` it reads
-    beside the one who writes.
+    while the original writes.
 
     Items are known by numbers: that of the first is 0, and those of items that were overwritten do
     not come again. A batch of TensorDicts carries the numbers as "index" (and "priority_weight",
@@ -317,7 +318,7 @@ class ReplayBuffer(Buffer, Generic[Items]):
 
     def sample(
         self, batch_size: int | None = None, return_info: bool = False, *, out: Any = None
-    ) -> Any:
+    ) -> Items | tuple[Items, dict[Any, Tensor]]:
         """A batch, stacked; with `return_info` a pair of it and a dict, "index" and so on.
 
         batch_size: if None, that of the buffer, or of `out`.
@@ -412,7 +413,7 @@ class ReplayBuffer(Buffer, Generic[Items]):
     def share(self, shared: bool = True) -> Self:
         """Share the buffer with other processes: it can be sent to them as it is.
 
-        They read it, beside the one process that writes. Gives the buffer.
+        They read it while one process writes. Returns the buffer.
         Raises ValueError where the storage is in memory, of which each process would have a copy.
 
         >>> from raffia.data import LazyMemmapStorage
@@ -449,8 +450,8 @@ class ReplayBuffer(Buffer, Generic[Items]):
     def state_dict(self, *, items: bool = True) -> dict[str, Any]:
         """The items and the state of sampling: nested dicts of tensors and numbers.
 
-        items: False leaves them out, for a storage on disk that persists on its own. It may go on
-            meanwhile: items that come after the state are new ones when it is loaded.
+        items: False leaves them out, for a storage on disk, which persists by itself. It may be
+            extended meanwhile: items that come after the state are new ones when it is loaded.
 
         >>> from raffia.data.storage import TensorStorage
         >>> buffer, other = (ReplayBuffer(storage=TensorStorage(3)) for _ in range(2))
@@ -574,7 +575,7 @@ class Both:
 
 
 def _items_at(index: Any, live: range) -> Tensor:
-    """The numbers of items by their age; IndexError if there are none."""
+    """The numbers of items by their age; IndexError for an age out of range."""
     if isinstance(index, slice):
         ages = range(len(live))[index]
         index = torch.arange(*(ages.start, ages.stop, ages.step) if ages else (0,))

@@ -86,7 +86,7 @@ def burn_in(segments: TensorDict, n: int) -> BurnIn:
     """Segments parted into the rows that warm up a recurrent state, and those to learn from.
 
     A network starts from a state that was stored with the first step, or from zeros, runs over
-    `warm_up` without gradients, and goes on with `learn`.
+    `warm_up` without gradients, and continues with `learn`.
 
     Source: Kapturowski, Ostrovski, Quan, Munos & Dabney (2019), Recurrent experience replay in
     distributed reinforcement learning, section 3.
@@ -110,7 +110,7 @@ def burn_in(segments: TensorDict, n: int) -> BurnIn:
 
 
 def _rows(segments: TensorDict, rows: int | slice) -> TensorDict:
-    """The given rows of each segment; entries about whole segments are kept."""
+    """The given rows of each segment; entries about whole segments stay."""
     out = TensorDict(batch_size=segments.batch_size)
     for key, value in segments.items(True, True):
         out.set(key, value if key in OF_SEGMENTS else value[:, rows])

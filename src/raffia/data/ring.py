@@ -1,8 +1,8 @@
-"""The episodes in a ring of rows: several environments step at once, each in its episodes.
+"""The episodes in a ring of rows: several environments step together, each in its episodes.
 
 `EpisodeRing` holds no data, only numbers: for each row of the ring the rows before and after it,
 and what it is. Items are counted for ever, item i lies in row i % num_rows; an episode is named by
-the item of its first step. A whole batch of steps [T, E] comes in at once.
+the item of its first step. A whole batch of steps [T, E] comes in by one call.
 
 An episode of c steps takes c + 1 rows: the last is its closing row, an observation from which no
 action was taken. The first row's `preceding` and the last row's `following` are the row itself, so
@@ -41,7 +41,7 @@ class Cut(NamedTuple):
     """The episodes that were broken off."""
 
     closing: Tensor  # [C] int64, their closing rows
-    before: Tensor  # [C] int64, the rows of the steps before; where there is none the closing row
+    before: Tensor  # [C] int64, the rows of the steps before; without one the closing row
     lost: Tensor
     won: Tensor
 
@@ -61,8 +61,9 @@ class EpisodeRing:
     look_ahead: H; a step can be drawn when H rows follow it, or its episode has ended.
     look_back: how many rows before its start a segment reads, as far as there are any.
 
-    When the first step of an ended episode is overwritten, the whole episode is lost. One that goes
-    on loses its oldest steps only, and the `look_back` steps after these can't be drawn any more.
+    When the first step of an ended episode is overwritten, the whole episode is lost. An
+    unfinished one loses its oldest steps only, and the `look_back` steps after these cannot be
+    drawn any more.
 
     >>> from raffia.data.ring import EpisodeRing
     >>> ring = EpisodeRing(8, look_ahead=2)
@@ -270,7 +271,7 @@ class EpisodeRing:
         return Cut(closing[:num], before[:num], *self._changed())
 
     def skip(self, num_items: int) -> Tensor:
-        """Leave numbers out, of which nothing is known; no episode goes on. The rows lost by it.
+        """Leave numbers out, of which nothing is known; no episode continues. The rows lost by it.
 
         >>> EpisodeRing(8, look_ahead=2).skip(3)
         tensor([], dtype=torch.int64)

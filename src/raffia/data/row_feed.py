@@ -62,8 +62,8 @@ class RowFeed:
         return self._storage.total
 
     @property
-    def num_bytes_kept(self) -> int:
-        """The size in bytes of the overwritten rows that are still kept."""
+    def num_bytes_stored(self) -> int:
+        """The size in bytes of the overwritten rows that are still stored."""
         return sum([rows.nbytes for _, rows in self._overwritten])
 
     def start(self) -> None:
@@ -175,7 +175,7 @@ class RowMirror:
         """Append the rows that `RowFeed.since` returned."""
         first, rows = int(new["first"]), new["rows"]
         at = first % len(self._ring)
-        behind = min(len(rows), len(self._ring) - at)  # the rest goes on at row 0
+        behind = min(len(rows), len(self._ring) - at)  # the rest continues at row 0
         self._ring[at : at + behind] = rows[:behind]
         self._ring[: len(rows) - behind] = rows[behind:]
 

@@ -4,7 +4,8 @@ Each row has a mark of two integers: a stamp, which is the number of the item pl
 row that was set, and a checksum of content, row number and stamp. A row that holds nothing has the
 stamp 0, and instead of the checksum the stamp of an item that was erased there.
 
-Rows that hold something are overwritten in two steps: the new rows go into the log, then in place.
+Rows that hold something are overwritten in two steps: the new rows go into the log, then into
+their files.
 A process killed in the first step leaves the old rows, in the second a log from which the new rows
 are written again. After a loss of power, of the rows that were written since the last flush any
 part may be on the disk: those that do not fit their checksums are dropped, and of the items that
@@ -25,7 +26,7 @@ from raffia.data.siphash import siphash
 from raffia.data.structure import RowStructure
 from raffia.files import make_files
 
-SIZE = 1 << 20  # bytes of rows that are written at once: what stays in the cache of a core
+SIZE = 1 << 20  # bytes of rows that are written in one call: what stays in the cache of a core
 HEAD = 64  # bytes before the rows: how many of them are valid, and the epoch
 INTEGER = RowLayout(torch.int64, ())
 SET = -1
@@ -141,7 +142,7 @@ class RowFiles:
             self.total.fill_(number + len(rows))
 
     def _put(self, index: RowIndex, marks: Tensor, leaves: Sequence[Tensor]) -> None:
-        """Write rows in place; the marks last, which make them count."""
+        """Write rows into the files; the marks last, which make them count."""
         if isinstance(index, slice):
             for leaf, source in zip(self.leaves, leaves, strict=True):
                 leaf[index].copy_(source)
@@ -298,7 +299,7 @@ class RowLog:
         self._head[0] = 0
 
     def read(self, epoch: int) -> tuple[Tensor, Tensor, list[Tensor]] | None:
-        """Rows, marks and tensors that may not be written yet; None if there are none.
+        """Rows, marks and tensors that may not be written yet; None without any.
 
         epoch: that of the header; what was flushed since is older than the row itself.
         """

@@ -140,7 +140,7 @@ def groups(values: Tensor) -> RowGroups:
     if not values.is_cpu:
         distinct, group, first, last = groups(values.cpu())
         group = group.to(values.device)
-        if first is last:  # nothing is there twice
+        if first is last:  # all values are distinct
             return RowGroups(values, group, group, group)
         return RowGroups(
             distinct.to(values.device), group, first.to(values.device), last.to(values.device)

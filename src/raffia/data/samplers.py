@@ -97,7 +97,7 @@ class Sampler(ByValue):
         >>> SamplerWithoutReplacement().clear()
         """
 
-    def mark(self) -> Any:
+    def mark(self) -> object:
         """The state that draws change, for `rewind`.
 
         >>> RandomSampler().mark()
@@ -222,7 +222,7 @@ class SamplerWithoutReplacement(Sampler):
                 f"{len(live)} items do not fill a batch of {n}, and drop_last=True leaves smaller "
                 "batches out: sample fewer, or use SamplerWithoutReplacement(drop_last=False)"
             )
-        least = n if self.drop_last else 1  # to go on with this epoch
+        least = n if self.drop_last else 1  # to continue this epoch
         order = self._order
         if live.start > self._oldest:
             order = order[order >= live.start]
@@ -242,7 +242,7 @@ class SamplerWithoutReplacement(Sampler):
             self._order, self._end = self._order[:0], 0
             self.version += 1
 
-    def mark(self) -> Any:
+    def mark(self) -> object:
         return self._order, self._oldest, self._end, self.version
 
     def rewind(self, mark: Any) -> None:

@@ -74,13 +74,13 @@ class SegmentReplayBuffer(SegmentSteps):
         costs twice the time of copying into it.
     batch_size, pin_memory, device, prefetch, generator: as in `ReplayBuffer`.
 
-    Steps come in with `extend`, from several environments at once. A step holds the observation,
-    the action chosen there and the reward that followed, terminated and truncated, and whatever
-    else; where one ends an episode, ("next", "obs") is the observation after it.
+    Steps come in with `extend`, from several environments in one call. A step holds the
+    observation, the action chosen there and the reward that followed, terminated and truncated, and
+    whatever else; where one ends an episode, ("next", "obs") is the observation after it.
 
     A step can be drawn when `unroll_steps + n_step` more rows of its episode are there, or the
     episode has ended. When the ring overwrites the first step of an ended episode, the whole
-    episode can't be drawn any more. An episode that goes on loses only the steps that are
+    episode cannot be drawn any more. An unfinished episode loses only the steps that are
     overwritten (and S - 1 more, whose frames are incomplete), so one can be longer than the ring.
 
     A sample has the stored entries [B, L, ...], those with frames [B, L, S, ...], and
@@ -224,11 +224,11 @@ class SegmentReplayBuffer(SegmentSteps):
         return {path: stack for path, stack in self._maker.stacks.items() if path not in by_row}
 
     def give_rows_of(self, key: NestedKey) -> RowFeed:
-        """Make samples hold an entry's row numbers in its place from now on: int64 [B, L+S-1].
+        """Make samples hold an entry's row numbers instead of the entry: int64 [B, L+S-1].
 
-        For who has the rows of this entry elsewhere: what is given here tells such copies what
-        comes in, and `RowMirror.read` of these numbers gives the frames [B, L+S-1, ...]. The entry
-        must not be changed by `update`.
+        For processes that have copies of the rows of this entry: the feed returned here tells them
+        what comes in, and `RowMirror.read` of these numbers gives the frames [B, L+S-1, ...]. The
+        entry must not be changed by `update`.
 
         >>> from raffia.data.segment import SegmentReplayBuffer
         >>> from raffia.data.storage import TensorStorage
@@ -315,7 +315,7 @@ class SegmentReplayBuffer(SegmentSteps):
         index: [B] numbers of steps that can be drawn; `contains` tells which these are.
         length: how many rows, if not the buffer's L.
         Raises IndexError for other numbers, and for a segment that is longer than what there is yet
-        of an episode that goes on.
+        of an unfinished episode.
 
         >>> from raffia.data.segment import SegmentReplayBuffer
         >>> from raffia.data.storage import TensorStorage

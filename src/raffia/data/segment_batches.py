@@ -88,7 +88,7 @@ def find_segments(
 def stacked(frames: Tensor, stack: int) -> Tensor:
     """Frames [B, L + S - 1, ...] as stacks [B, L, S, ...] of the S newest: a view, no copy.
 
-    Stacks of neighbouring rows lie on the same memory: clone before writing in place.
+    Stacks of neighbouring rows lie on the same memory: clone before writing to one.
 
     >>> from raffia.data.segment_batches import stacked
     >>> stacked(torch.tensor([[1, 2, 3, 4]]), 2)
@@ -245,7 +245,7 @@ class SegmentMaker(ByValue):
     def _moved(self, tensor: Tensor) -> Tensor:
         if self.pin_memory and tensor.device.type == "cpu":
             tensor = tensor.pin_memory()
-        # From page-locked memory the copy goes on while the program does.
+        # From page-locked memory the copy continues while the program does.
         return tensor.to(self.target_device, non_blocking=self.pin_memory)
 
     def build(self, copied: Copied) -> TensorDict:
@@ -318,7 +318,7 @@ class SegmentMaker(ByValue):
         """A value that stays equal as long as `draw` would return the same."""
         return self.num_changes
 
-    def mark(self) -> Any:
+    def mark(self) -> object:
         """The state of drawing, for `rewind`."""
         return None if self.generator is None else self.generator.get_state()
 

@@ -5,7 +5,7 @@ Legend: S shards, T times, E environments, B segments, L rows in a segment.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from raffia.tensordict.tensordict import TensorDict
 class ReplayShards:
     """Segments out of S shards, B / S of each batch by each shard's own priorities.
 
-    shards: S equal buffers, each with a generator of its own if draws are to be repeated, and
+    shards: S equal buffers, each with a separate generator if draws are to be repeated, and
         without `batch_size` and `prefetch`. Shard s has the environments whose number % S is s.
     reuse_memory: as in `SegmentReplayBuffer`, whose own should be False here.
 
@@ -52,7 +52,8 @@ class ReplayShards:
 
     A new step has the largest priority of its shard. A shard that can draw fewer steps than
     B / S draws some twice (`replacement=None` or True). While one can draw none there is no
-    batch, and `len` is 0: who waits for the first steps of a replay waits for those of each shard.
+    batch, and `len` is 0: to wait for the first steps of a replay is to wait for those of each
+    shard.
 
     Source: Schaul, Quan, Antonoglou & Silver (2016), Prioritized experience replay, section 3.4;
     Horgan et al. (2018), Distributed prioritized experience replay (shards of a replay).
@@ -139,7 +140,7 @@ class ReplayShards:
         return index
 
     def give_rows_of(self, key: NestedKey) -> list[RowFeed]:
-        """Make samples hold row numbers in place of an entry from now on, each within its shard.
+        """Make samples hold row numbers instead of an entry from now on, each within its shard.
 
         See `SegmentReplayBuffer.give_rows_of`; a feed for each shard.
 
@@ -232,14 +233,12 @@ class ReplayShards:
             raise ValueError(
                 f"index must have shape [B] with B at least 1; got {list(index.shape)}"
             )
-        own, number = self._own(index)
-        parts, positions, sizes = [], [], [0] * self.num_shards
-        for shard, buffer in enumerate(self.shards):
-            at = (number == shard).nonzero()[:, 0]
-            sizes[shard] = len(at)
-            if len(at):
-                parts.append(buffer.read(own[at]))
-                positions.append(at)
+        parts, positions, sizes = [], [], []
+        for shard, own, mine in self._parts(index):
+            sizes.append(len(own))
+            if len(own):
+                parts.append(shard.read(own))
+                positions.append(mine.nonzero()[:, 0])
         found = self._numbered(self._joined(parts), sizes)
         order = torch.cat(positions)
         if torch.equal(order, torch.arange(len(order))):
@@ -255,10 +254,10 @@ class ReplayShards:
         >>> replay.contains(torch.tensor([0, 1]))
         tensor([False, False])
         """
-        own, number = self._own(numbers(index))
-        found = torch.zeros_like(own, dtype=torch.bool)
-        for shard, buffer in enumerate(self.shards):
-            found |= (number == shard) & buffer.contains(own)
+        index = numbers(index)
+        found = torch.zeros_like(index, dtype=torch.bool)
+        for shard, own, mine in self._parts(index):
+            found[mine] = shard.contains(own)
         return found
 
     def _joined(self, parts: Sequence[TensorDict]) -> TensorDict:
@@ -273,7 +272,7 @@ class ReplayShards:
         return joined
 
     def _numbered(self, sample: TensorDict, sizes: Sequence[int]) -> TensorDict:
-        """A sample with the numbers of all shards in place of each shard's own."""
+        """A sample with the numbers of all shards instead of each shard's."""
         number = torch.arange(self.num_shards).repeat_interleave(torch.tensor(sizes))
         total = torch.tensor([shard.storage.total for shard in self.shards])[number]
         device = sample["index"].device
@@ -290,6 +289,16 @@ class ReplayShards:
     def _own(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """The numbers that steps have in their shards, and these; of -1 it is -1 in the last."""
         return index.div(self.num_shards, rounding_mode="floor"), index % self.num_shards
+
+    def _parts(self, index: Tensor) -> Iterator[tuple[SegmentReplayBuffer, Tensor, Tensor]]:
+        """For each shard the numbers that its steps have in it, and which ones of `index` they are.
+
+        The latter is a mask: bool, of the shape of `index`.
+        """
+        own, number = self._own(index)
+        for shard, buffer in enumerate(self.shards):
+            mine = number == shard
+            yield buffer, own[mine], mine
 
     # -- what is known better later
 
@@ -308,13 +317,9 @@ class ReplayShards:
         index, priority = with_priorities(index, priority)
         self._refuse_unknown(index, 0)
         self.shards[0].check_priority(priority)
-        own, number = self._own(index)
         priority = priority.expand(index.shape)
-        ignored = 0
-        for shard, buffer in enumerate(self.shards):
-            mine = number == shard
-            ignored += buffer.update_priority(own[mine], priority[mine])
-        return ignored
+        parts = self._parts(index)
+        return sum([shard.update_priority(own, priority[mine]) for shard, own, mine in parts])
 
     def update(self, index: Tensor, entries: Any) -> int:
         """Write entries of stored rows; see `SegmentReplayBuffer.update`.
@@ -332,12 +337,8 @@ class ReplayShards:
         """
         index = with_entries(index, entries)
         self._refuse_unknown(index, -1)
-        own, number = self._own(index)
-        ignored = 0
-        for shard, buffer in enumerate(self.shards):
-            mine = number == shard
-            ignored += buffer.update(own[mine], entries[mine])
-        return ignored
+        parts = self._parts(index)
+        return sum([shard.update(own, entries[mine]) for shard, own, mine in parts])
 
     def _refuse_unknown(self, index: Tensor, least: int) -> None:
         own, number = self._own(index)

@@ -101,7 +101,7 @@ class SegmentSteps(Buffer):
         ... ))
         tensor([[0, 1, 2],
                 [3, 4, 5]])
-        >>> len(buffer)  # the second steps can't be drawn until the third are there
+        >>> len(buffer)  # the second steps cannot be drawn until the third are there
         3
         """
         if not isinstance(steps, TensorDictBase):
@@ -309,7 +309,8 @@ class SegmentSteps(Buffer):
     def update_priority(self, index: Tensor, priority: Tensor | float) -> int:
         """Change the priorities of steps; returns how many were left out, as they are gone.
 
-        index: numbers of steps, as a sample's "index". Where one stands twice, the last counts.
+        index: numbers of steps, as a sample's "index". Of a number that occurs twice, the last
+            counts.
         priority: of the same shape, or one for all; finite and >= 0.
         Raises ValueError for another priority, IndexError for a number that there never was;
         nothing is changed then.
@@ -341,7 +342,7 @@ class SegmentSteps(Buffer):
     def probability(self, index: Tensor) -> Tensor:
         """The current probability of drawing each of these steps: float64, of index's shape.
 
-        0 for steps that can't be drawn.
+        0 for steps that cannot be drawn.
 
         >>> from raffia.data.segment import SegmentReplayBuffer
         >>> from raffia.data.storage import TensorStorage
@@ -362,7 +363,7 @@ class SegmentSteps(Buffer):
         return torch.where(here, found, 0.0)
 
     def least_probability(self) -> float:
-        """The least probability of all steps that can be drawn; inf where there are none.
+        """The least probability of all steps that can be drawn; inf if no step can be drawn.
 
         >>> from raffia.data.segment import SegmentReplayBuffer
         >>> from raffia.data.storage import TensorStorage
@@ -389,7 +390,7 @@ class SegmentSteps(Buffer):
         """Write entries of stored rows; returns how many were left out, as they are gone.
 
         index: numbers of rows, such as a sample's "step_index" or a part of it; -1 is passed over.
-            Where one stands twice, the last counts.
+            Of a number that occurs twice, the last counts.
         entries: of the batch size `index.shape`: any of the stored ones, but for the flags that
             mark where episodes end. To closing rows only those of `observation_keys` are written.
             Of stacked frames it is the newest one that is stored.

@@ -47,7 +47,7 @@ class SliceSampler(Sampler):
     traj_key: instead of it, an entry that is another number for each episode. Where neither is
         given it is ("collector", "traj_ids") or "episode", if items have it, and ("next", "done")
         marks the last step else.
-    truncated_key: where batches mark the end of a slice; ("next", "done") is marked beside it, and
+    truncated_key: where batches mark the end of a slice; ("next", "done") is marked next to it, and
         ("next", "terminated") is false if the steps have no such entry.
         None: batches do not mark it.
     strict_length: whether slices are of T steps all. False takes episodes that are shorter as a
@@ -181,13 +181,13 @@ class SliceSampler(Sampler):
             return {}
         truncated = torch.zeros(len(items), 1, dtype=torch.bool)
         truncated[last] = True
-        beside = unravel_key_to_tuple(self.truncated_key)[:-1]
-        ended, marks = self._entry((*beside, "terminated"), items), {self.truncated_key: truncated}
+        parent = unravel_key_to_tuple(self.truncated_key)[:-1]
+        ended, marks = self._entry((*parent, "terminated"), items), {self.truncated_key: truncated}
         if ended is None:
-            done = marks[unravel_key((*beside, "terminated"))] = torch.zeros_like(truncated)
+            done = marks[unravel_key((*parent, "terminated"))] = torch.zeros_like(truncated)
         else:
             done = ended.reshape(len(items), -1).any(1, True)
-        return {**marks, unravel_key((*beside, "done")): truncated | done}
+        return {**marks, unravel_key((*parent, "done")): truncated | done}
 
     def _entry(self, path: tuple[str, ...], items: Tensor) -> Tensor | None:
         """An entry of items, or None if there is no such entry."""
@@ -228,7 +228,7 @@ class SliceSampler(Sampler):
 class SliceSamplerWithoutReplacement(SliceSampler):
     """One slice of each episode, from a start drawn at random, then one of each once again.
 
-    So no step is there twice in a batch, or in an epoch. What is added to the buffer begins a new
+    So no step occurs twice in a batch, or in an epoch. What is added to the buffer begins a new
     epoch. The last batch of an epoch has fewer slices where fewer episodes are left.
 
     drop_last: True leaves that smaller batch out.
@@ -282,7 +282,7 @@ class SliceSamplerWithoutReplacement(SliceSampler):
         draw = self._slices_of(first[at], steps[at], length, live, generator)
         return draw._replace(ends_epoch=chosen.ends_epoch)
 
-    def mark(self) -> Any:
+    def mark(self) -> object:
         return self._of, self._left.mark(), self.version
 
     def rewind(self, mark: Any) -> None:
@@ -311,8 +311,8 @@ class PrioritizedSliceSampler(PrioritizedSampler):
 
     A slice has the importance weight of its first step, which stands at each of its steps.
     Priorities are those of single steps: one that can begin no slice, as its episode ends too
-    early, does not count. To learn of segments that go on over the ends of episodes, with masks,
-    use `SegmentReplayBuffer`.
+    early, does not count. To learn from segments that continue over the ends of episodes, with
+    masks, use `SegmentReplayBuffer`.
 
     max_capacity, alpha, beta, eps, reduction, max_priority_within_buffer, importance: as in
         `PrioritizedSampler`.

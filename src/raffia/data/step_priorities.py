@@ -1,5 +1,5 @@
 """The priorities of the steps of a segment buffer, which count from when segments can start there
-until they can't any more."""
+until they cannot any more."""
 
 from __future__ import annotations
 
@@ -64,13 +64,13 @@ class StepPriorities(Priorities):
             )
 
     def check(self, priority: Tensor) -> None:
-        """Raise ValueError for an invalid priority; TypeError where there are none."""
+        """Raise ValueError for an invalid priority; TypeError without priorities."""
         self.require()
         super().check(priority)
 
     @property
     def expects(self) -> bool:
-        """Whether steps came with priorities of their own before."""
+        """Whether any steps were given priorities before."""
         return self._given is not None
 
     def expect(self, rows: Tensor, priority: Tensor | None) -> None:

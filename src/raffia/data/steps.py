@@ -72,7 +72,7 @@ class StoredSteps(NamedTuple):
 def take_steps(steps: TensorDict, keys: StepKeys, structure: RowStructure | None) -> StoredSteps:
     """The stored form of steps [T, E]; raises KeyError or ValueError that names what is wrong.
 
-    structure: of the rows that are stored; None if there are none.
+    structure: of the stored rows; None before the first.
 
     >>> from raffia.data.steps import StepKeys, take_steps
     >>> step = TensorDict(

@@ -51,7 +51,7 @@ class Storage(ABC):
 
     @abstractmethod
     def _allocate(self, structure: RowStructure, size: int) -> None:
-        """Make room for rows 0..size-1 and keep what is stored; MemoryError or OSError if it can't.
+        """Make room for rows 0..size-1 and keep the stored rows.
 
         Called before the first write, and then only if max_size is None.
         """
@@ -185,7 +185,7 @@ class Storage(ABC):
         """Write into rows.
 
         rows: an int, for one row without a dimension that counts; a slice; or integers [*batch].
-        data: of batch [*batch]. Of a row that stands several times, the last one counts.
+        data: of batch [*batch]. Of a row that occurs several times, the last one counts.
 
         >>> from raffia.data.storage import TensorStorage
         >>> storage = TensorStorage(5)
@@ -260,8 +260,8 @@ class Storage(ABC):
     def set_entry(self, path: tuple[Any, ...], rows: Tensor, values: Tensor) -> None:
         """Write one entry of rows int64 [n] that hold something, and leave the others.
 
-        values: [n, ...], of the entry's dtype and row shape. Of a row that stands several times,
-            the last one counts.
+        values: [n, ...], of the entry's dtype and row shape. Of a row that occurs several
+            times, the last one counts.
 
         >>> from raffia.data.storage import TensorStorage
         >>> storage = TensorStorage(5)
@@ -309,7 +309,7 @@ class Storage(ABC):
     def contains(self, rows: Any) -> bool | Tensor:
         """Whether rows hold something: a bool for an int, else a bool tensor [*batch].
 
-        A row that can't be, such as -1, holds nothing.
+        A row out of range, such as -1, holds nothing.
 
         >>> from raffia.data.storage import TensorStorage
         >>> storage = TensorStorage(5)

@@ -118,7 +118,7 @@ class RowStructure:
 
     @classmethod
     def from_json(cls, record: Any) -> "RowStructure":
-        """The structure that `to_json` wrote; ValueError if it is none."""
+        """The structure that `to_json` wrote; ValueError for another record."""
         try:
             layouts = [RowLayout.from_json(layout) for layout in record["layouts"]]
             found = cls(spec_from_json(record["nest"]), layouts)

@@ -28,7 +28,7 @@ class SumTree:
 
     capacity: how many leaves.
 
-    `limit` is the largest priority: no sum of so many overflows.
+    `limit` is the largest priority: no sum of `capacity` such numbers overflows.
 
     Not safe under threads: hold a lock, as `raffia.data.ReplayBuffer` does.
 
@@ -124,7 +124,7 @@ class SumTree:
     def set(self, index: Tensor | int, values: Tensor | float) -> None:
         """Change the priorities of leaves.
 
-        index: any shape. Where one stands several times the last counts.
+        index: any shape. Of an index that occurs several times the last counts.
         values: one each, of the same shape, or one for all; finite and >= 0.
         Raises IndexError or ValueError, and changes nothing, if any of them is not.
 

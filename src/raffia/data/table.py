@@ -33,14 +33,14 @@ class HashTable:
 
     A new hash gets the row that was freed last, or else the first that was never in use, in order
     of first appearance in the batch. With `words`, a row is known by its hash and its content:
-    equal hashes of different content get rows of their own, so a collision never gives another's
-    row. Every int64 is a good hash. The table grows by itself and never shrinks but by `clear`.
+    equal hashes of different content get separate rows, so a collision never gives the row of
+    another. Every int64 is a good hash. The table grows by itself and never shrinks but by `clear`.
 
     Open addressing with linear probing in compiled loops; at most every second slot is used, and
     the table grows by doubling. Hashes that were chosen to collide in one slot make it slow, by as
     many steps as there are such. It lies on the CPU. All arrays are numpy's own: a tensor over one
-    of them may be moved to shared memory by whoever sends it to another process, the array stays at
-    its address. Not safe under threads: who shares a table holds a lock.
+    of them may be moved to shared memory when it is sent to another process, the array stays at its
+    address. Not safe under threads: hold a lock.
 
     words: int64 numbers of content for each row, as `rows.packed` gives them; None knows rows by
         their hash alone.
@@ -285,7 +285,8 @@ class HashTable:
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Restore the table whose `state()` returned this.
 
-        Raises ValueError if it is none, or of another number of words; nothing is changed then.
+        Raises ValueError for an invalid state, or one of another number of words; nothing is
+        changed then.
 
         >>> table = HashTable()
         >>> table.load_state({"hashes": torch.tensor([7, 8]), "free": torch.tensor([0])})
@@ -394,7 +395,7 @@ def _grown(array: Numbers, length: int, used: int) -> Numbers:
 
 
 def _next_capacity(capacity: int, done: int, new: int, n: int) -> int:
-    """Twice as much; more at once in a batch whose first `done` of n items were nearly all new."""
+    """Twice as much; more in a batch whose first `done` of n items were nearly all new."""
     wanted = capacity + 1
     if 10 * new > 9 * done:
         wanted = min(16 * capacity, capacity + n - done)

@@ -133,7 +133,7 @@ class TensorDictReplayBuffer(ReplayBuffer[Batch]):
     def _with_priority(self, data: Any, batch_dims: int) -> tuple[Any, Tensor | None]:
         """Items as they can be stored, and the priority that they come with, if any.
 
-        Raises ValueError if it is none.
+        Raises ValueError for an invalid priority.
         """
         priorities = self.priorities
         if priorities is None or not isinstance(data, (Node, dict)):

@@ -58,7 +58,7 @@ class LazyMemmapStorage(MemmapStorage):
 
     max_size: the number of rows.
     scratch_dir: the folder; None: a temporary one, which is removed with the storage.
-    existsok: whether to go on with rows that are there already. False refuses them.
+    existsok: whether to continue with rows that are there already. False refuses them.
 
     >>> from raffia.data import LazyMemmapStorage, ReplayBuffer
     >>> buffer = ReplayBuffer(storage=LazyMemmapStorage(100), batch_size=4)
@@ -96,7 +96,7 @@ class LazyMemmapStorage(MemmapStorage):
 
 
 class Row(NamedTuple):
-    """One item: its structure, and a tensor of its own for each entry."""
+    """One item: its structure, and a separate tensor for each entry."""
 
     structure: RowStructure
     leaves: list[Tensor]
@@ -345,7 +345,7 @@ def _dtypes(structure: RowStructure) -> list[torch.dtype]:
 
 
 def _one_by_one(data: Any) -> list[Any] | None:
-    """The separate items of a list or of a lazy stack; None if there are none."""
+    """The separate items of a list or of a lazy stack; None for other data."""
     if isinstance(data, LazyStackedTensorDict) and data.stack_dim == 0:
         return list(data.unbind(0))
     return data if type(data) is list and data else None
@@ -375,7 +375,7 @@ def refuse_others(**options: Any) -> None:
         "compilable": (
             "buffers are not traced by torch.compile. Compile the code that uses the batches"
         ),
-        "consolidated": "each entry has a tensor of its own",
+        "consolidated": "each entry has a separate tensor",
         "shared_init": single_writer,
         "shared": single_writer,
         "sync": "priorities are always up to date. Leave it out",

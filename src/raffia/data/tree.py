@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, Literal, overload
 
 import torch
+from torch import Tensor
 
 from raffia.hints import check_choice
 from raffia.tensordict.keys import NestedKey
@@ -58,7 +59,7 @@ class Tree(TensorClass, nocast=True):
     the first of them. In a copy vertices have no parents until `number` gives them.
 
     subtree: the vertices below, in the order in which the ways were first taken: `subtree[0]`,
-        `subtree.shape`, `for child in subtree`; None where there are none. A list is stacked.
+        `subtree.shape`, `for child in subtree`; None without any. A list is stacked.
     rollout: the steps from the vertex above to here, container [n]; None at a root that branches.
     node_data: the observation here, container [].
     count: how often the first step of the rollout was taken; 0 at a root that branches.
@@ -143,18 +144,18 @@ class Tree(TensorClass, nocast=True):
         return self.count
 
     @property
-    def node_observation(self) -> Any:
+    def node_observation(self) -> Tensor | TensorDict | None:
         """The observation here: a tensor, or a container where there are several entries."""
         entries = [] if self.node_data is None else list(self.node_data.values(True, True))
         return entries[0] if len(entries) == 1 else self.node_data
 
     @property
     def node_observations(self) -> TensorDict | None:
-        """The observation here as a container [], also of one entry; None where there is none."""
+        """The observation here as a container [], also of one entry; None without any."""
         return self.node_data
 
     @property
-    def branching_action(self) -> Any:
+    def branching_action(self) -> Tensor | TensorDict | None:
         """The action by which the way to here parted from others; None at a root that branches.
 
         A container where there are several entries, as of the other two.
@@ -162,12 +163,12 @@ class Tree(TensorClass, nocast=True):
         return self._action(0)
 
     @property
-    def prev_action(self) -> Any:
+    def prev_action(self) -> Tensor | TensorDict | None:
         """The action just before the observation here; None at a root that branches."""
         return self._action(-1)
 
     @property
-    def selected_actions(self) -> Any:
+    def selected_actions(self) -> Tensor | TensorDict | None:
         """The actions that were taken from here, [num_children, ...]; None where none was.
 
         One with several outcomes is there for each of them.
@@ -280,11 +281,11 @@ class Tree(TensorClass, nocast=True):
         return longest[id(self)]
 
     def get_vertex_by_id(self, id: int) -> Tree:
-        """The vertex of this number; raises UnknownVertexError if there is none."""
+        """The vertex of this number; raises UnknownVertexError for an unknown one."""
         return self._found(self.vertices(key_type="id"), id)
 
     def get_vertex_by_hash(self, hash: int | None) -> Tree:
-        """The vertex of this hash; raises UnknownVertexError if there is none."""
+        """The vertex of this hash; raises UnknownVertexError for an unknown one."""
         return self._found(self.vertices(key_type="hash"), hash)
 
     def _found(self, vertices: dict[Any, Tree], key: Any) -> Tree:
@@ -307,7 +308,7 @@ class Tree(TensorClass, nocast=True):
     # -- along a path
 
     def at(self, path: Path) -> Tree:
-        """The vertex at the end of a path; raises IndexError where there is none.
+        """The vertex at the end of a path; raises IndexError if the path leaves the tree.
 
         >>> from raffia.data.tree import Tree
         >>> Tree([Tree(), Tree([Tree()])]).at((1,)).num_children
@@ -413,7 +414,7 @@ class StepGraph:
         return steps
 
     def only(self, node: int) -> int | None:
-        """The only step that leaves a node, or None if there are none or several."""
+        """The only step that leaves a node, or None if no step does, or several do."""
         step = self._first[node]
         return step if step >= 0 and self._next[step] < 0 else None
 

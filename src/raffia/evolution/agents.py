@@ -2,7 +2,7 @@
 
 The work is that of `generation.py` and `mutate.py`: of fitness, and of a stack of one agent's
 state. Members that are to learn as one program are a `Population`; those of a list learn one by
-one, and may have what can't be stacked: networks of different shapes.
+one, and may have what cannot be stacked: networks of different shapes.
 """
 
 from __future__ import annotations
@@ -91,11 +91,11 @@ class TournamentSelection:
     tournament_size: members drawn for each slot, with replacement.
     elitism: the first slot is that of the best member, under the index that it has.
     population_size: slots to fill.
-    eval_loop: fitness is the mean of the last so many evaluations.
+    eval_loop: the number of last evaluations whose mean is the fitness.
     rand_seed: of the draws; None for one from the system, which is then an attribute.
 
     The draws follow from `rand_seed` and `number`, the selections so far; a resumed run sets it.
-    `lineage` has the index of each member that was made, and the index of whom it was made from.
+    `lineage` has the index of each member that was made, and the index of its parent.
 
     >>> class Guess:
     ...     def __init__(self, index, fitness):
@@ -227,7 +227,7 @@ class Mutations:
     def mutation(self, population: Sequence[AnyAgent]) -> list[AnyAgent]:
         """Mutate the agents; each then describes its change in its `mutation`.
 
-        Raises ValueError, and changes none, if one can't be changed in a way that is wanted.
+        Raises ValueError, and changes none, if one cannot be changed in a requested way.
         """
         for agent in population:
             self._check(agent)

@@ -1,4 +1,4 @@
-"""Settings of a population's evolution. Imports no torch: help comes at once.
+"""Settings of a population's evolution. Imports no torch, so that help is fast.
 
 The probabilities are relative: they need not add up to 1.
 """

@@ -5,8 +5,8 @@ Legend: P members, L layers and N nodes of a network at most, D its width.
 Networks whose form is data, as that of `raffia.nn.evolvable.EvolvableMLP`, can change it. They are
 those with the buffers `layer_gate` [L], `width_mask` [L, N] and `activation` [], and with the
 parameters `inner_weight` [L, N, D], `inner_bias` [L, N], `outer_weight` [L, D, N] and `outer_bias`
-[L, D]. A state may keep a slow copy of them in its "target", with a form of its own, or without:
-then it is run with the buffers of what it follows.
+[L, D]. A state may hold target networks in its "target", with a form of theirs, or without:
+then they are run with the buffers of the online networks.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def mutate(
     *,
     spared: tuple[int, ...] = (),  # slots that stay unchanged, such as the elite's
 ) -> tuple[TensorDict, list[MemberChange]]:
-    """The changed states, in memory of their own, and what was changed in each.
+    """The changed states, in separate memory, and what was changed in each.
 
     Each member draws one kind. A larger architecture computes what the smaller one did; one that
     has lost a layer or nodes does not. The optimiser knows nothing of what is new: its moments are
@@ -168,7 +168,7 @@ class _Mutation:
         return f"{total} weights of {int(picked.sum())} tensors"
 
     def _noise(self, leaf: Tensor, present: Tensor | None) -> int:
-        """Change a fraction of a tensor's weights in-place; returns how many.
+        """Change a fraction of a tensor's weights; returns how many.
 
         present: bool, which weights the network has now; None: all.
         """

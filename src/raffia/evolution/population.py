@@ -31,8 +31,8 @@ class Population:
     size: P.
     batches: "shared": a batch [B] is for all of them; "own": batches [P, B].
     hyper: of members that begin with different values, each [P]; of what the learner's "hyper" has,
-        and "batch_size": members that take the first so many samples of a batch only. Those with as
-        many are a group, and each group is a program.
+        and "batch_size": members that take only the first `batch_size` samples of a batch. Those
+        with equal sizes are a group, and each group is a program.
     grads: all members' by one "vmap", or "each" for itself; "traced" is vmap, of which after some
         steps the operations are recorded and repeated (see `Traced`: for learners whose `grads`
         reads nothing that changes but its arguments). None: by vmap. On a CPU it is each in any
@@ -298,8 +298,8 @@ class Traced:
 
     function: of containers and tensors to containers and tensors. What it reads besides, such as
         attributes, must stay as it is; it draws nothing and writes to none of its inputs.
-    after: so many calls of a form are made as they are; recording takes seconds, which few calls
-        would not bring in again.
+    after: the number of calls of a form before it is recorded; recording takes seconds, which few
+        calls would not save.
     max_forms: forms (shapes, types, devices, names) that are remembered; the least recently used
         goes.
 

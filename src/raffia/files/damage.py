@@ -76,7 +76,7 @@ def brief(error: BaseException) -> str:
     """
     try:
         words = " ".join(str(error).split())
-    except Exception:  # some can't even be shown
+    except Exception:  # some cannot even be shown
         words = ""
     name = type(error).__name__
     text = f"{name}: {words}" if words else name

@@ -1,6 +1,6 @@
 """Folders that are written atomically: killed at any time, the old or the new one can be read.
 
-Each write gives its files names of their own, brings them to disk, and then replaces at once the
+Each write gives its files new names, brings them to disk, and then replaces atomically the
 `manifest.json`, which lists what the folder holds: the kind, the files, their sizes and sha256.
 Only then the files of the write before are removed, and with them what a killed process left.
 """
@@ -118,7 +118,7 @@ def replace_extras(path: Path, kind: str, version: int, extras: dict[str, Any]) 
 def read_folder(path: Path, kind: str, version: int) -> Folder:
     """The files of a folder of this kind and version, after a check that all is as it was written.
 
-    Raises FileNotFoundError if there is none, ValueError if it is of another kind or version,
+    Raises FileNotFoundError without a folder, ValueError for one of another kind or version,
     DamagedFileError if it is not as it was written.
 
     >>> import tempfile

@@ -17,9 +17,9 @@ NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EB
 class Lock:
     """A lock of an open file or folder, which ends with the process at the latest.
 
-    Where the system or the file system has no locks, `missing` says so, and nobody is kept out.
+    Where the system or the file system has no locks, `missing` says so, and no process is excluded.
 
-    fd: stays the caller's, who closes it after `release`.
+    fd: the caller closes it after `release`.
     shared: others may hold it as well.
     wait: until it is free; else BlockingIOError says that another has it.
 
@@ -33,7 +33,7 @@ class Lock:
     def __init__(self, fd: int, *, shared: bool = False, wait: bool = False) -> None:
         self._fd, self._is_held, self.missing = fd, False, ""
         try:
-            # Kept: at the end of the process nothing can be imported any more.
+            # Stored, as nothing can be imported any more at the end of the process.
             self._fcntl = fcntl = importlib.import_module("fcntl")
         except ImportError:
             self.missing = "this system has no file locks"

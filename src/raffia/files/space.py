@@ -38,7 +38,7 @@ def reserve_file(filename: str, nbytes: int, existsok: bool, mode: int = 0o666) 
     """Make a file of `nbytes`, with its space on the disk, so that a full disk is an OSError here.
 
     A file of this length stays, so that other maps of it see what is written into it. One of
-    another length is replaced: to cut it would kill whoever has mapped it.
+    another length is replaced: to cut it would kill processes that have mapped it.
     Raises RuntimeError if it is there and may not be.
 
     >>> with tempfile.TemporaryDirectory() as folder:

@@ -15,7 +15,7 @@ def constant(
 ) -> Tensor:
     """Numbers as a tensor of the dtype and device of another tensor.
 
-    On a GPU kernels fill it in: a CUDA graph can't record a copy from the CPU's memory.
+    On a GPU kernels fill it in: a CUDA graph cannot record a copy from the CPU's memory.
 
     >>> constant([1, 2], torch.zeros(3, dtype=torch.float64))
     tensor([1., 2.], dtype=torch.float64)

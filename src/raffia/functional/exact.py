@@ -1,7 +1,7 @@
 """Matrix products whose bits do not depend on the memory addresses of the matrices.
 
 By default MKL chooses the order of a sum by the alignment of what is added, on some processors: one
-row gives other last bits in another place of a batch, or in another process. Its mode of
+row gives other last bits at another index of a batch, or in another process. Its mode of
 conditional numerical reproducibility does not, and costs nothing measurable. MKL reads the mode
 once, at the first product of a process.
 """

@@ -25,8 +25,9 @@ def value_and_grad(
         structure; a parameter that the number does not depend on has zeros.
 
     Plain calls go through `torch.autograd.grad`; within `torch.vmap` or another transform of
-    `torch.func`, and in `torch.compile`, through `torch.func.grad_and_value`, which nests but takes
-    up to 1.5 times as long. Neither touches the `.grad` or the history of the parameters given.
+    `torch.func`, and in `torch.compile`, through `torch.func.grad_and_value`, which can be nested
+    but takes up to 1.5 times as long. Neither touches the `.grad` or the history of the parameters
+    given.
 
     >>> def loss(params, x):
     ...     error = params["weight"] * x - 1
@@ -69,14 +70,14 @@ def global_norm(
         return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(leaves)))
     members = leaves[0].shape[:num_batch_dims]
     rows = [leaf.unsqueeze(-1).flatten(num_batch_dims) for leaf in leaves]
-    # The compiler of torch 2.11 keeps the dimension of a leaf [1]: so its shape is said.
+    # The compiler of torch 2.11 keeps the dimension of a leaf [1]: so the shape is given.
     norms = [torch.linalg.vector_norm(row, dim=-1).reshape(members) for row in rows]
     return torch.linalg.vector_norm(torch.stack(norms, -1), dim=-1)
 
 
 def clip_by_global_norm(
     grads: Tree,  # of tensors [*P, ...]
-    max_norm: float | Tensor,  # [*P] for members with bounds of their own
+    max_norm: float | Tensor,  # [*P] for members with separate bounds
     num_batch_dims: int = 0,
     *,
     norm: Tensor | None = None,  # [*P]

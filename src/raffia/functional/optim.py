@@ -1,6 +1,6 @@
 """Optimisers as pure functions on trees of tensors, and schedules of their rates.
 
-Leaves [P, ...] and rates [P] are P members, each with rates of its own. A schedule is a factor of a
+Leaves [P, ...] and rates [P] are P members, each with separate rates. A schedule is a factor of a
 rate as a function of the number of updates, elementwise: a step [P] gives factors [P]. Products of
 schedules are schedules.
 """

@@ -1,8 +1,8 @@
 """Returns of sequences of rewards [*, T]; time is the last dimension.
 
 The discount of step t is 0 where the episode terminated with that reward, else gamma: it cuts off
-all that comes behind. `ends` marks steps behind which the episode goes on unseen (a time limit):
-there the value of the state that was reached stands for the rest, as it does at the last step.
+all that comes after it. `ends` marks steps after which the episode continues unobserved (a time
+limit): there the value of the state that was reached stands for the rest, as at the last step.
 Where two players take turns and each value is that of the player to move, gamma is negative.
 """
 
@@ -57,7 +57,7 @@ def n_step_return(
     length = reward.shape[-1]
     horizon = torch.as_tensor(n, device=reward.device).unsqueeze(-1)
     if is_traced():
-        longest = length  # the numbers can't be looked at
+        longest = length  # the numbers cannot be looked at
     else:
         if horizon.numel():
             check_range("n", int(horizon.min()), 1)

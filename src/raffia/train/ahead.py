@@ -261,7 +261,7 @@ class BatchesOfShards(BatchesAhead):
 
     def metrics(self) -> dict[str, float]:
         """The metrics of batches made ahead, and the size of the overwritten rows that are kept."""
-        kept = sum([feed.num_bytes_kept for feed in self._making.feeds])
+        kept = sum([feed.num_bytes_stored for feed in self._making.feeds])
         return super().metrics() | {"mib_kept_for_reanalyzers": round(kept / 2**20, 3)}
 
 

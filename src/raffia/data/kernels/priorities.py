@@ -149,7 +149,7 @@ def _least4(values: Numbers, at: int) -> float:
 
 @kernel
 def _counts(value: float) -> float:
-    """The value, infinity for a leaf that is 0: it can't be drawn."""
+    """The value, infinity for a leaf that is 0, which cannot be drawn."""
     return value if value > 0.0 else INFINITY
 
 

@@ -29,7 +29,7 @@ class RingRecord(Record):
     name: I64s  # [E] of the episode, or NONE
     length: I64s  # [E] steps of this episode so far
     dropped: I64s  # [E] how many of these were overwritten
-    waiting: I64s  # [E] row of the oldest step that can't be drawn yet
+    waiting: I64s  # [E] row of the oldest step that cannot be drawn yet
     num_waiting: I64s  # [E]
     counts: I64s  # items, drawable steps, ended episodes; how many `lost` and `won` of this call
     lost: I64s  # [N] rows that can be drawn no more
@@ -237,8 +237,8 @@ def close(r: RingRecord, e: int, row: int, closing: int) -> None:
 def cut(ring: int, env: int, positions: int, num_envs: int, closing: int, before: int) -> int:
     """End the episodes of environments: their newest steps become closing rows.
 
-    closing, before: addresses of int64 [E], the rows of these and of the steps before them; where
-        there is none the closing row again.
+    closing, before: addresses of int64 [E], the rows of these and of the steps before them; without
+        such a step the closing row again.
     How many episodes were cut; -1 if an environment is not known.
     """
     r = ring_at(ring)

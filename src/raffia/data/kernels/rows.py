@@ -1,6 +1,6 @@
 """Rows in memory: copied with one zero and one NaN, and the SipHash of each.
 
-Eight rows are hashed at once: each lane is the state of one row.
+Eight rows are hashed together: each lane is the state of one row.
 """
 
 from typing import Any
@@ -40,6 +40,8 @@ from raffia.jit.lanes import (
     store_lanes,
     with_lane,
 )
+
+SipState = tuple[Any, Any, Any, Any]  # of SipHash: four lanes
 
 inline = numba.njit(forceinline=True)  # part of the kernel that calls it
 
@@ -81,7 +83,7 @@ def hash_rows(
 ) -> None:
     """Write the hash of each row. Where eight do not divide the rows, some are done twice."""
     offsets: Any = spread(0)
-    for number in range(LANES):  # lanes without a row of their own do the last one
+    for number in range(LANES):  # lanes beyond the last row do that row
         offsets = with_lane(offsets, number, min(number, count - 1) * stride)
     start0 = spread(k0 ^ 0x736F6D6570736575)  # "somepseudorandomlygeneratedbytes"
     start1 = spread(k1 ^ 0x646F72616E646F6D)
@@ -128,7 +130,7 @@ def hash_rows(
 
 
 @inline
-def sip_round(v0: Any, v1: Any, v2: Any, v3: Any) -> Any:
+def sip_round(v0: Any, v1: Any, v2: Any, v3: Any) -> SipState:
     """One SipRound.  Source: Aumasson and Bernstein (2012), section 2."""
     v0 = v0 + v1
     v2 = v2 + v3
@@ -142,7 +144,7 @@ def sip_round(v0: Any, v1: Any, v2: Any, v3: Any) -> Any:
 
 
 @inline
-def absorbed(v0: Any, v1: Any, v2: Any, v3: Any, word: Any, rounds: int) -> Any:
+def absorbed(v0: Any, v1: Any, v2: Any, v3: Any, word: Any, rounds: int) -> SipState:
     """The state after one more word of each row."""
     v3 = v3 ^ word
     for _ in range(rounds):
@@ -188,7 +190,7 @@ def copy_rows(
     target_stride: int,
     zeros: int,  # bytes after each row to set to zero
 ) -> None:
-    """Copy each row, and write nothing beside it but zeros."""
+    """Copy each row, and write nothing after it but zeros."""
     if stride == num_bytes == target_stride:  # one long row
         num_bytes *= count
         count = 1

@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from math import prod
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,7 +44,7 @@ class Table(NamedTuple):
     batches: Callable[..., Any]  # batches(size, columns=[...]) of at most so many rows
 
 
-def pyarrow() -> Any:
+def pyarrow() -> ModuleType:
     """The package that reads Parquet."""
     try:
         importlib.import_module("pyarrow.parquet")
@@ -117,7 +118,7 @@ def opened_table(path: str) -> Iterator[Table]:
         read = package.ipc.open_file if magic == ARROW else package.ipc.open_stream
         table = read(memory).read_all()
         table.validate(full=True)
-        # A row of numbers takes at least a bit, so more of them are none.
+        # A row of numbers takes at least a bit, so there cannot be more.
         if table.num_rows > 8 * os.path.getsize(path):
             raise ValueError(
                 f"it claims to have {table.num_rows} rows, more than its bytes can hold"
@@ -224,7 +225,7 @@ def row_of_lists(array: Any, name: str, location: Location) -> Any:
 
 
 def to_array(array: Any, path: Key, location: Location) -> np.ndarray[Any, Any]:
-    """The numbers of a column, lists becoming further dimensions; in memory of their own."""
+    """The numbers of a column, lists becoming further dimensions; in separate memory."""
     name, shape = dotted(path), [len(array)]
     with location.foreign(name):
         while is_list(array.type):
@@ -319,7 +320,7 @@ class ThriftReader:
             found[number] = kind == 1 if kind in (1, 2) else self.value(kind)
         return found
 
-    def value(self, kind: int) -> Any:
+    def value(self, kind: int) -> object:
         if kind in (1, 2, 3):  # a bool in a list, or a byte
             return self.byte()
         if kind in (4, 5, 6):  # i16, i32, i64

@@ -42,7 +42,7 @@ def read_episodes(
     path = os.fspath(path)
     found = local_folder(path)
     name = found.lower().removesuffix(".gz")
-    if found.endswith(os.sep + FILE):  # of Minari's, which has its metadata beside it
+    if found.endswith(os.sep + FILE):  # of Minari's, whose metadata lie next to it
         found = found.removesuffix(os.sep + FILE)
     if os.path.isdir(found):
         return _of_folder(found, columns, complete)

@@ -229,7 +229,7 @@ class EpisodeMaker:
         for key, (_, values) in columns.items():
             episode.set(key, values[:steps])
             if len(values) > steps:
-                # In separate memory: an in-place change of one would change the other.
+                # In separate memory: a write to one would change the other.
                 episode.set(("next", *key), values[1:].clone())
         if not finished:
             episode["truncated"][-1] = True
@@ -238,7 +238,7 @@ class EpisodeMaker:
     def check(self, columns: Mapping[Key, Column], location: Location) -> bool:
         """Whether the episode that columns make is finished.
 
-        Raises MalformedDataError if they make no episode, or one unlike the first.
+        Raises MalformedDataError if they make no episode, or not one like the first.
         """
         check_required(columns, location)
         steps = num_steps(columns, location)

@@ -10,6 +10,7 @@ import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from math import prod
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,7 @@ def opened_hdf5(path: str) -> Iterator[Any]:
         yield file
 
 
-def h5py() -> Any:
+def h5py() -> ModuleType:
     """The package that reads HDF5."""
     try:
         return importlib.import_module("h5py")
@@ -128,7 +129,7 @@ def check_size(dataset: Any, dtype: np.dtype[Any], column: str, location: Locati
         location.fail(f"it takes {nbytes} bytes, of which only {stored} are stored", column)
 
 
-def plain(value: Any, location: Location) -> Any:
+def plain(value: Any, location: Location) -> object:
     """An attribute as a value of Python."""
     if isinstance(value, (np.generic, np.ndarray)):
         value = value.tolist()

@@ -5,6 +5,7 @@ Legend: T steps of one episode.
 
 from __future__ import annotations
 
+import glob
 import os
 from typing import Any
 
@@ -98,7 +99,7 @@ def read_lerobot(
         "episode_index" the episode, "next.reward" the reward; numbers of frames and tasks, and
         "next.done", which does not tell how an episode ended, are left out.
 
-    Videos lie in files of their own, which are not read; images in a column are not numbers: leave
+    Videos lie in separate files, which are not read; images in a column are not numbers: leave
     them out, as columns={"observation.images.top": None}.
 
     Data sets of demonstrations have no rewards and no ends: rewards are 0, no step is terminated
@@ -128,15 +129,10 @@ def read_lerobot(
     if not str(version).startswith(LEROBOT_VERSIONS):
         location.fail(f"its codebase_version is {version!r}; supported are {LEROBOT_VERSIONS}")
     data = os.path.join(folder, "data")
-    files = [
-        os.path.join(root, name)
-        for root, _, found in os.walk(data)
-        for name in found
-        if name.endswith(".parquet")
-    ]
-    if not files:
+    found = glob.glob("**/*.parquet", root_dir=data, recursive=True)
+    if not found:
         raise FileNotFoundError(f"there is no file data/chunk-*/*.parquet in {folder}")
-    files.sort(key=lambda name: by_number(os.path.relpath(name, data)))
+    files = [os.path.join(data, name) for name in sorted(found, key=by_number)]
     first = Location(files[0], "the file")
     with first.foreign(), opened_table(files[0]) as file:
         types = field_types(file.schema, first)

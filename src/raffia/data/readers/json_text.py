@@ -34,7 +34,7 @@ from raffia.data.readers.episode import (
 )
 from raffia.tensordict.keys import NestedKey, dotted, unravel_key_to_tuple
 
-SMALL_BYTES = 2**24  # of a line, which is read at once
+SMALL_BYTES = 2**24  # of a line, which is read in one call
 MAX_INFLATION = 200  # of longer ones by gzip; texts of numbers are made 3 to 20 times as small
 GZIP = b"\x1f\x8b"  # how a gzip file begins (RFC 1952, 2.3.1); JSON never does
 KINDS = {str: "a string", type(None): "null", dict: "an object", list: "a list"}

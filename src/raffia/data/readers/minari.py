@@ -50,7 +50,7 @@ from raffia.tensordict.keys import dotted
 from raffia.tensordict.tensordict import TensorDict
 
 FILE = os.path.join("data", "main_data.hdf5")
-METADATA = "metadata.json"  # beside it; older data sets have attributes of the file instead
+METADATA = "metadata.json"  # next to it; older data sets have attributes of the file instead
 GROUP = re.compile(r"episode_(0|[1-9][0-9]{0,17})")
 TABLES = ("arrow", "parquet")
 NAMES: Columns = {
@@ -173,7 +173,7 @@ class MinariEpisodes(ABC):
     def __getitem__(self, index: int) -> TensorDict:
         number = self._number(index)
         if number and self._maker.layout is None:
-            self._read(0)  # what the others must look like
+            self._read(0)  # the layout that the others must have
         return self._read(number)
 
     def __iter__(self) -> Iterator[TensorDict]:
