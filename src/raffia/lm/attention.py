@@ -153,7 +153,7 @@ def rotate(x: Tensor, by: Rotation) -> Tensor:
 
 
 def right_padded(tokens: Tensor, attn_mask: Tensor | None) -> Packing | None:
-    """How to leave out the padding; None unless all of it is known to be at the right.
+    """The packing that leaves out padding; None unless all of it is known to be at the right.
 
     >>> tokens, mask = torch.zeros(2, 2, dtype=torch.int64), torch.tensor([[1, 1], [1, 0]])
     >>> right_padded(tokens, mask).index, right_padded(tokens, mask.flip(1))

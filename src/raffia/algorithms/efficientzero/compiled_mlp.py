@@ -143,7 +143,7 @@ class CompiledRecurrent:
         return self._layers.program
 
     def bind(self, memory: SearchMemory) -> Callable[[int], None] | None:
-        """See `FoldedRecurrentFn.bind`."""
+        """Bind the step to the memory of a search, as `FoldedRecurrentFn.bind` does."""
         arrays = self.arrays(memory)
         return None if arrays is None else self.program.bind(arrays)
 

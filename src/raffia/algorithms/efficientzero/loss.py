@@ -79,9 +79,9 @@ def unroll(
 
 
 def scale_gradient(x: Tensor, scale: float) -> Tensor:
-    """x itself; its gradient, by all that is made of it, is multiplied by `scale`.
+    """Multiply the gradient of x by `scale`; returns x itself.
 
-    Other than with a scaled copy, what was made of x before this call counts, too: the reward's
+    In contrast to a scaled copy, what was computed from x before this call counts, too: the reward's
     path within the dynamics network.
 
     >>> x = torch.tensor(3.0, requires_grad=True)

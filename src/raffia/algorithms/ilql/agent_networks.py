@@ -278,7 +278,7 @@ def described(config: ILQLModelConfig, bounds: Mapping[str, int]) -> dict[str, A
 
 
 def trunk_config_of(trunk: LanguageModel) -> TrunkConfig:
-    """The description of a language model; of one that is not ours, what decoding asks of it.
+    """The description of a language model; of a foreign one, what decoding needs.
 
     >>> from raffia.lm.transformer import CausalLM
     >>> trunk_config_of(CausalLM(35, n_layer=2, n_head=2, n_embd=8)).n_layer
@@ -314,7 +314,7 @@ def _with_layers(
 
 
 def _carry(old: TensorDict, new: TensorDict, gone: int) -> None:
-    """Write what was into what is; of what is new, what writes into the residual stream is 0.
+    """Copy old tensors into new ones; new weights that write into the residual stream are 0.
 
     gone: the layer that is left out; those behind it move up.
     An optimiser's moments are 0 where they are new.

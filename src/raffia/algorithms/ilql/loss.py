@@ -301,7 +301,7 @@ class Loss(nn.Module):
 def with_row_means(
     batch: TensorDict, mask: Literal["strict", "published"] = "strict"
 ) -> TensorDict:
-    """A batch whose parts have the gradients of which its own is the mean.
+    """A batch with the counts by which the mean over its parts is the loss of the whole batch.
 
     Losses are sums over actions and tokens, divided by how many a batch has. Parts of a batch have
     more or fewer, so that the mean over parts is not the mean over the batch: it weighs the

@@ -91,7 +91,7 @@ class ILQLModel(nn.Module):
 
     @property
     def q_heads(self) -> tuple[AnyHead, ...]:
-        """One, or two.
+        """The Q heads: one, or two.
 
         >>> small = TrunkConfig(vocab_size=10, n_layer=1, n_head=2, n_embd=8, block_size=16)
         >>> len(ILQLModel(ILQLModelConfig(trunk=small, double_q=False)).q_heads)
@@ -201,7 +201,7 @@ class ILQLTarget(nn.Module):
 
     @property
     def q_heads(self) -> tuple[AnyHead, ...]:
-        """One, or two.
+        """The Q heads: one, or two.
 
         >>> small = TrunkConfig(vocab_size=10, n_layer=1, n_head=2, n_embd=8, block_size=16)
         >>> len(ILQLTarget(ILQLModel(ILQLModelConfig(trunk=small))).q_heads)
@@ -220,7 +220,7 @@ class ILQLTarget(nn.Module):
 
 
 def make_target(model: ILQLModel) -> ILQLTarget:
-    """A copy of what the target Q values come from; no gradient, and in no optimiser.
+    """The target network of a model: copies without gradients, which are in no optimiser.
 
     >>> small = TrunkConfig(vocab_size=10, n_layer=1, n_head=2, n_embd=8, block_size=16)
     >>> target = make_target(ILQLModel(ILQLModelConfig(trunk=small)))
@@ -266,7 +266,7 @@ def _gather(
 
 
 class AnyHead(nn.Module):
-    """What a head is asked for besides all of its outputs: one output of each hidden state."""
+    """A value head: it can also compute a single output of each hidden state."""
 
     @property
     def last(self) -> nn.Linear:

@@ -75,7 +75,7 @@ class ModelScorer:
     def start(
         self, prompts: Sequence[Sequence[int]], needs: Needs, max_new_tokens: int
     ) -> tuple[ModelRows, NextToken]:
-        """One row for each prompt, with room for as many new tokens."""
+        """Start one row for each prompt, with room for this many new tokens."""
         if needs.values and not self.model.config.per_token:
             raise ValueError(
                 "with per_token=False Q is one number for a whole utterance, so it cannot score "

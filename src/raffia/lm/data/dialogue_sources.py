@@ -140,7 +140,7 @@ class ObservationDialogues(ListDialogues):
         return raw
 
     def settings(self) -> dict[str, Any]:
-        """Nothing: this source has no settings.
+        """The kind of the source, which has no other settings.
 
         >>> ObservationDialogues([]).settings()
         {'kind': 'observations'}

@@ -94,13 +94,9 @@ class Beams:
 
     def at(self, slots: Tensor) -> Beams:
         """The texts of these slots [P W]."""
-        return Beams(
-            tokens=self.tokens[slots],
-            length=self.length[slots],
-            stopped=self.stopped[slots],
-            log_prob=self.log_prob[slots],
-            scores={name: score[slots] for name, score in self.scores.items()},
-        )
+        parts = self.tokens, self.length, self.stopped, self.log_prob
+        scores = {name: score[slots] for name, score in self.scores.items()}
+        return Beams(*(part[slots] for part in parts), scores)
 
     def generations(self, width: int) -> Generations:
         """The beams as texts of their prompts."""

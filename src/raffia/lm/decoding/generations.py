@@ -51,7 +51,7 @@ class Stop:
         return done
 
     def ended_by_token(self, token: Tensor) -> Tensor:  # int64 [R] -> bool [R]
-        """These generations without the condition.
+        """A mask of the texts that their newest token ends; the condition is not called.
 
         >>> Stop(tokens=(30,)).ended_by_token(torch.tensor([30, 3]))
         tensor([ True, False])

@@ -134,7 +134,7 @@ class Scorer(Protocol):
     def start(
         self, prompts: Sequence[Sequence[int]], needs: Needs, max_new_tokens: int
     ) -> tuple[Rows, NextToken]:
-        """One row for each prompt, with room for as many new tokens."""
+        """Start one row for each prompt, with room for this many new tokens."""
 
 
 class Choice(NamedTuple):

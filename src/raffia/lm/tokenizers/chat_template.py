@@ -134,7 +134,7 @@ class ChatTemplate:
 
 @functools.lru_cache(maxsize=8)
 def _compiled(source: str) -> Any:
-    """The template as `transformers` compiles it, for what templates use of it."""
+    """The template, compiled as by `transformers`, with the functions that templates use."""
     from jinja2 import TemplateError, nodes
     from jinja2.ext import Extension
     from jinja2.sandbox import ImmutableSandboxedEnvironment

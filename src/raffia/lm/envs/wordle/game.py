@@ -194,7 +194,7 @@ class Wordle:
         return np.array([word in self.secrets for word in self.vocabulary])
 
     def is_valid(self, guess: str) -> bool:
-        """Whether a guess is answered for what it is.
+        """Whether a guess counts as a word.
 
         >>> Wordle(vocabulary=Vocabulary(("crane",))).is_valid("robot")
         False
