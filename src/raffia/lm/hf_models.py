@@ -24,7 +24,7 @@ from raffia.functional.trees import is_traced
 from raffia.lm.folder import CONFIG, LARGEST, read_config, weight_files
 
 if TYPE_CHECKING:
-    from transformers import DynamicCache, PreTrainedModel
+    from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
 
 UNBOUNDED = 1 << 20  # tokens of a row where a config names no limit
 
@@ -163,7 +163,7 @@ class _Plain(nn.Module):
         return type(self.layer).forward(self.layer, *inputs, **options)
 
 
-def _config(data: Mapping[str, Any], where: str) -> Any:
+def _config(data: Mapping[str, Any], where: str) -> PretrainedConfig:
     """The config that JSON describes, of a causal language model."""
     kind = data.get("model_type")
     library = _library(f"{where} describes a model of the kind {kind!r}, and ")
@@ -183,7 +183,7 @@ def _config(data: Mapping[str, Any], where: str) -> Any:
     return config
 
 
-def _check_memory(path: Path, config: Any, files: list[Path]) -> None:
+def _check_memory(path: Path, config: PretrainedConfig, files: list[Path]) -> None:
     """DamagedFileError if the config is of a model far larger than what its files hold.
 
     A damaged number there would exhaust the memory.
@@ -220,7 +220,7 @@ def _check_loaded(folder: Path, loaded: Mapping[str, Any]) -> None:
         )
 
 
-def _set_dropout(config: Any, rate: float | None) -> None:
+def _set_dropout(config: PretrainedConfig, rate: float | None) -> None:
     """Set dropout, whose name differs between models; whole layers are never dropped."""
     if rate is None:
         return

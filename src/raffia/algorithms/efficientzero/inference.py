@@ -163,7 +163,7 @@ class FoldedRecurrentFn:
     @torch.no_grad()
     def __call__(
         self,
-        embedding: Any,  # see `FoldedModel`
+        embedding: TensorDict,  # see `FoldedModel`
         action: Tensor,  # int64 [B]
     ) -> tuple[RecurrentOutput, TensorDict]:
         """The model's output for the states that actions lead to, and their embeddings."""
@@ -249,7 +249,7 @@ def step_rows(model: LatentModel, latent: Tensor, h: Tensor, c: Tensor, action: 
     return reward, value, precise(output.policy_logits), output.latent_state, h[0], c[0]
 
 
-def state_rows(embedding: Any) -> tuple[Tensor, Tensor, Tensor]:
+def state_rows(embedding: TensorDict) -> tuple[Tensor, Tensor, Tensor]:
     """Latent state, h and c of an embedding."""
     memory = embedding["reward_hidden_state"]
     return embedding["latent_state"], memory["h"], memory["c"]

@@ -81,8 +81,8 @@ def unroll(
 def scale_gradient(x: Tensor, scale: float) -> Tensor:
     """Multiply the gradient of x by `scale`; returns x itself.
 
-    In contrast to a scaled copy, what was computed from x before this call counts, too: the reward's
-    path within the dynamics network.
+    In contrast to a scaled copy, what was computed from x before this call counts, too: the
+    reward's path within the dynamics network.
 
     >>> x = torch.tensor(3.0, requires_grad=True)
     >>> y = 2 * x

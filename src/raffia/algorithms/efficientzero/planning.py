@@ -35,7 +35,7 @@ NOISE, CHOICE, ACTIONS = range(3)
 class Snapshot(Protocol):
     """The networks as a search calls them, which only `load` changes."""
 
-    recurrent_fn: Any  # see `raffia.search.RecurrentFn`
+    recurrent_fn: Any  # a `raffia.search.RecurrentFn`
 
     def load(self, weights: TensorDict) -> None:
         """Load "params" and "buffers"."""

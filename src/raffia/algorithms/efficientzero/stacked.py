@@ -6,7 +6,7 @@ Legend: P members, N rows of all of them together.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -230,7 +230,7 @@ class _StackedRecurrentFn:
         self.bind = models.bind  # one compiled call for each simulation, where all members have one
 
     @torch.no_grad()
-    def __call__(self, embedding: Any, action: Tensor) -> tuple[RecurrentOutput, TensorDict]:
+    def __call__(self, embedding: TensorDict, action: Tensor) -> tuple[RecurrentOutput, TensorDict]:
         member = embedding["member"]
         rows = *state_rows(embedding), action
         reward, value, logits, *after = _of_members(self._models, "recurrent", member, *rows)

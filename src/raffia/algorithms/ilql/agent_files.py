@@ -73,7 +73,7 @@ def load_agent(agent: AgentNetworks, path: Path) -> None:
     True
     """
     config, extras, tensors, opt = load_folder(path, KIND, VERSION, _content)
-    networks: Any = agent
+    networks: AgentNetworks | Loss = agent
     if config.model != agent.config.model or _difference(_tensors(agent), tensors):
         networks = Loss(ILQLModel(config.model), config.loss)
     mine, device = _tensors(networks), agent.device

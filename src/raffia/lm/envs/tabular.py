@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from raffia.lm.envs.contract import Language_Observation, Utterance
+from raffia.lm.envs.contract import Language_Observation, LanguagePolicy, Utterance
 from raffia.lm.tokenizers.tokenizer import Tokenizer
 
 State = tuple[str, ...]
@@ -124,7 +123,7 @@ class TabularPolicy:
     'crane'
     """
 
-    def __init__(self, values: TabularValues, otherwise: Any = None) -> None:
+    def __init__(self, values: TabularValues, otherwise: LanguagePolicy | None = None) -> None:
         self.values, self.otherwise = values, otherwise
 
     def act(self, observation: Language_Observation) -> str:
@@ -135,7 +134,7 @@ class TabularPolicy:
         if state not in self.values.q:
             if self.otherwise is None:
                 raise KeyError(f"the data lack the state after these utterances: {state}")
-            return str(self.otherwise.act(observation))
+            return self.otherwise.act(observation)
         if tokenizer is None:
             return self.values.best(state)
         ids: list[int] = []
