@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors import safe_open
 from torch import nn
-from torch.func import functional_call
-from torch.utils.checkpoint import checkpoint
 
 from raffia.files import DamagedFileError, foreign_reader
 from raffia.functional.trees import is_traced
 from raffia.lm.folder import CONFIG, LARGEST, read_config, weight_files
+from raffia.lm.transformer_block import recomputed
 
 if TYPE_CHECKING:
     from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
@@ -143,13 +142,7 @@ def _recomputed(layer: nn.Module, *inputs: object, **options: object) -> object:
     again = layer.training and torch.is_grad_enabled()
     if not again or (is_traced() and not torch.compiler.is_compiling()):
         return type(layer).forward(layer, *inputs, **options)
-    own = _Plain(layer)
-    named = {**dict(own.named_parameters()), **dict(own.named_buffers())}
-
-    def run(*inputs: object) -> object:
-        return functional_call(own, named, inputs, options)
-
-    return checkpoint(run, *inputs, use_reentrant=False)
+    return recomputed(_Plain(layer), *inputs, **options)
 
 
 class _Plain(nn.Module):

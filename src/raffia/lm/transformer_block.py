@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,8 @@ from torch.utils.checkpoint import checkpoint
 
 from raffia.functional.trees import is_traced
 from raffia.lm.attention import View, attend
+
+Result = TypeVar("Result")
 
 LEAST = 4096  # numbers, below which torch's is called for less
 MOST_THREADS = 4  # torch's uses all of its threads, the compiled one a single one
@@ -141,19 +143,21 @@ class Block(nn.Module):
         return drop(x, self.dropout) if self.dropout and self.training else x
 
 
-def recomputed(block: Block, x: Tensor, view: View) -> Tensor:
-    """block(x, view), which keeps only x for the backward pass and recomputes the rest there.
+def recomputed(module: Callable[..., Result], *inputs: object, **options: object) -> Result:
+    """module(*inputs, **options), which keeps only the inputs for the backward pass and recomputes
+    the rest there.
 
-    The parameters are handed over as they are now: `torch.func.functional_call` puts others in for
-    the time of the forward pass alone, and the backward pass would find those of the module.
+    The parameters are those of now: `torch.func.functional_call` puts others in for the time of the
+    forward pass alone, and the backward pass would find those of the module.
 
     >>> block, x = Block(8, 2, 32), torch.ones(1, 3, 8)
     >>> torch.equal(recomputed(block, x, View()), block(x, View()))
     True
     """
-    names, parameters = zip(*block.named_parameters(), strict=True)
+    assert isinstance(module, nn.Module)
+    named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
-    def run(x: Tensor, *parameters: Tensor) -> Tensor:
-        return functional_call(block, dict(zip(names, parameters, strict=True)), (x, view))
+    def run(*inputs: object) -> Result:
+        return functional_call(module, named, inputs, options)
 
-    return checkpoint(run, x, *parameters, use_reentrant=False)
+    return checkpoint(run, *inputs, use_reentrant=False)

@@ -70,14 +70,12 @@ class JointLSTM(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """The next h, which is the output, and c."""
         h, c = state
-        gates = self._gates(torch.cat([x, h], 1))
+        product = partial(torch.addmm, self.bias, mat2=self.weight.t())
+        both = torch.cat([x, h], 1)
+        gates = in_blocks(product, both) if x.device.type == "cpu" else product(both)
         i, f, g, o = gates.chunk(4, 1)
         c = torch.addcmul(f.sigmoid_() * c, i.sigmoid_(), g.tanh_())
         return o.sigmoid_() * c.tanh(), c
-
-    def _gates(self, x: Tensor) -> Tensor:
-        product = partial(torch.addmm, self.bias, mat2=self.weight.t())
-        return in_blocks(product, x) if x.device.type == "cpu" else product(x)
 
 
 class _Pair(NamedTuple):
@@ -106,7 +104,7 @@ class Folding:
         left_out = {id(part): None for part in (model.projection, model.prediction_head)}
         self.model = copy.deepcopy(model, left_out).eval().requires_grad_(False)
         self._pairs = list(_pairs(self.model))
-        self._steps = [name for name, part in self.model.named_modules() if _is_step(part)]
+        self._steps = [name for name, part in self.model.named_modules() if type(part) is LSTMStep]
         for pair in self._pairs:
             _without_norm(self.model, pair)
         for name in self._steps:
@@ -209,10 +207,6 @@ def _shown(entries: dict[str, object], name: str) -> str:
     if isinstance(entry, torch.Size):
         return f"of shape {list(entry)}"
     return entry.__qualname__ if isinstance(entry, type) else str(entry)
-
-
-def _is_step(part: nn.Module) -> bool:
-    return type(part) is LSTMStep
 
 
 def _pairs(model: nn.Module) -> Iterator[_Pair]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -21,6 +22,8 @@ from raffia.functional.trees import is_traced
 from raffia.tensordict.keys import dotted
 from raffia.tensordict.tensordict import TensorDict
 
+# Weights of the terms of the loss, which may differ between members of a population.
+WEIGHTS = [f"{term}_weight" for term in "policy value value_prefix consistency entropy".split()]
 ModelFactory = Callable[[], LatentModel]
 
 
@@ -61,15 +64,11 @@ class EfficientZeroLearner:
                 f"{spec.name or 'this environment'} has observations of shape "
                 f"{list(spec.observation_shape)}: leave augmentation out"
             )
-
-        def default() -> LatentModel:
-            with_projection = config.loss.consistency_weight > 0
-            return make_model(
-                spec, config.model, frame_stack=frame_stack, consistency=with_projection
-            )
-
         self._frame_stack = frame_stack
-        self._make = default if model_factory is None else model_factory
+        compares = config.loss.consistency_weight > 0
+        self._make = model_factory or partial(
+            make_model, spec, config.model, frame_stack=frame_stack, consistency=compares
+        )
         self._loss = EfficientZeroLoss(
             self.make_model(0),
             config.loss,
@@ -183,17 +182,9 @@ def _log_density(spec: EnvSpec, config: EfficientZeroConfig) -> LogDensity | Non
 
 def _hyper(config: EfficientZeroConfig) -> TensorDict:
     """The hyper-parameters that may differ between members of a population."""
-    loss, optimizer = config.loss, config.optimizer
-    numbers = {
-        "learning_rate": optimizer.learning_rate,
-        "weight_decay": optimizer.weight_decay,
-        "policy_weight": loss.policy_weight,
-        "value_weight": loss.value_weight,
-        "value_prefix_weight": loss.value_prefix_weight,
-        "consistency_weight": loss.consistency_weight,
-        "entropy_weight": loss.entropy_weight,
-        **acting_numbers(config),
-    }
+    numbers = {name: getattr(config.optimizer, name) for name in ("learning_rate", "weight_decay")}
+    numbers |= {name: getattr(config.loss, name) for name in WEIGHTS}
+    numbers |= acting_numbers(config)
     return TensorDict({name: torch.tensor(number) for name, number in numbers.items()})
 
 

@@ -133,9 +133,6 @@ def with_reanalyzed(segments: TensorDict, reanalyzed: TensorDict) -> TensorDict:
         if name not in ("step_index", MEMBER):
             stored = segments[name]
             renewed = reanalyzed[name].to(stored)[index]
-            out[name] = torch.where(_over(found, stored), renewed, stored)
+            is_new = found.reshape(*found.shape, *[1] * (stored.ndim - found.ndim))
+            out[name] = torch.where(is_new, renewed, stored)
     return out
-
-
-def _over(flags: Tensor, like: Tensor) -> Tensor:
-    return flags.reshape(*flags.shape, *[1] * (like.ndim - flags.ndim))

@@ -95,8 +95,9 @@ class Beams:
     def at(self, slots: Tensor) -> Beams:
         """The texts of these slots [P W]."""
         parts = self.tokens, self.length, self.stopped, self.log_prob
+        tokens, length, stopped, log_prob = (part[slots] for part in parts)
         scores = {name: score[slots] for name, score in self.scores.items()}
-        return Beams(*(part[slots] for part in parts), scores)
+        return Beams(tokens, length, stopped, log_prob, scores)
 
     def generations(self, width: int) -> Generations:
         """The beams as texts of their prompts."""

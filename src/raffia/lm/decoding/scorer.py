@@ -26,9 +26,7 @@ class Needs(NamedTuple):
 
     policy: bool
     values: bool
-    num_candidates: int | None = (
-        None  # only of so many tokens of a row Q may be asked; None: of all
-    )
+    num_candidates: int | None = None  # tokens of a row of which Q may be asked; None: all
 
     @classmethod
     def of(cls, config: DecodeConfig) -> Needs:
