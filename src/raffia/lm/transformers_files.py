@@ -56,7 +56,7 @@ def save_for_transformers(tokenizer: Tokenizer, folder: str | Path, *, max_lengt
         case PieceTokenizer():
             described = _pieces(tokenizer)
         case WordTokenizer():
-            described = _words(tokenizer)
+            described = _word_level(tokenizer, _split(f"[{SPACES}]+", "Removed"), None)
         case HFTokenizer():
             described = None  # what it saves is theirs
         case _:
@@ -132,10 +132,6 @@ def _pieces(tokenizer: PieceTokenizer) -> dict[str, Any]:
     longest_first = sorted(content, key=len, reverse=True)
     pattern = "|".join(map(_escaped, longest_first)) or "(?!)"
     return _word_level(tokenizer, _split(pattern, "Isolated"), {"type": "Fuse"})
-
-
-def _words(tokenizer: WordTokenizer) -> dict[str, Any]:
-    return _word_level(tokenizer, _split(f"[{SPACES}]+", "Removed"), None)
 
 
 def _word_level(

@@ -27,14 +27,8 @@ from raffia.lm.tokenizers.chat_template import chat_role
 # role -> whether it is the agent's
 ROLES: Mapping[str, bool] = MappingProxyType(
     {
-        "assistant": True,
-        "agent": True,
-        "gpt": True,
-        "user": False,
-        "human": False,
-        "system": False,
-        "tool": False,
-        "environment": False,
+        **dict.fromkeys(("assistant", "agent", "gpt"), True),
+        **dict.fromkeys(("user", "human", "system", "tool", "environment"), False),
     }
 )
 FORMS = {  # the entry that names the form -> the entries that it may have
