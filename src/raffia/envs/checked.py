@@ -151,6 +151,24 @@ def check_alone(setting: str, why: str, others: Mapping[str, bool]) -> None:
             )
 
 
+def check_divisible(name: str, value: int, parts: str, num: int, of: str = "") -> None:
+    """Raise ValueError unless a number can be divided equally among the parts of another setting.
+
+    of: what is divided, where the name of the setting does not tell.
+
+    >>> check_divisible("env.num_envs", 7, "actors.num", 3, of="environments")
+    Traceback (most recent call last):
+    ...
+    ValueError: env.num_envs=7 environments cannot be divided equally among actors.num=3: set
+    env.num_envs=9
+    """
+    if value % num:
+        raise ValueError(
+            f"{name}={value}{f' {of}' if of else ''} cannot be divided equally among "
+            f"{parts}={num}: set {name}={(value // num + 1) * num}"
+        )
+
+
 def _number(config: Any, name: str) -> Any:
     """The value of a field that must be a number."""
     value, hint = getattr(config, name), _hint(config, name)

@@ -120,7 +120,47 @@ def acting_weights(state: TensorDict) -> TensorDict:
     return state.select("params", "buffers", "hyper")
 
 
-class ActorRole:
+class PlannerRole:
+    """The base of roles that search: networks with the weights of a task, and the answer's counts.
+
+    spec: of the environments.
+    device: of the searches, as in the settings of the workers of this kind.
+    """
+
+    def __init__(self, run: EfficientZeroRun, spec: EnvSpec, device: str) -> None:
+        self.config = run
+        self.planner = make_planner(make_networks(run, spec), run.on(device), spec)
+        self._version = -1
+
+    def load(self, state: TensorDict) -> None:
+        """Load nothing: the role has no state."""
+
+    def do(self, task: TensorDict, weights: TensorDict | None) -> TensorDict:
+        """The answer to a task, or why a search met NaN or infinity."""
+        before = self.planner.num_simulations
+        try:
+            with threads(self.config.num_threads):
+                answer = self._answer(task, weights)
+        except UnfitOutputError as error:
+            return not_finite(error)
+        simulations = torch.tensor(self.planner.num_simulations - before)
+        return answer.set("num_simulations", simulations)
+
+    def _answer(self, task: TensorDict, weights: TensorDict | None) -> TensorDict:
+        raise NotImplementedError
+
+    def _refresh(self, version: int, weights: TensorDict | None) -> None:
+        """Load the weights of a version, unless the planner has them."""
+        if version != self._version:
+            assert weights is not None
+            self.planner.refresh(weights)
+            self._version = version
+
+    def close(self) -> None:
+        """Release nothing: the role holds no resources."""
+
+
+class ActorRole(PlannerRole):
     """Plays some of a run's environments, a rollout for each task.
 
     See `raffia.train.rollouts.ActorRollouts`.
@@ -134,7 +174,7 @@ class ActorRole:
     """
 
     def __init__(self, config: str, index: int) -> None:
-        self.config = run = configured_run(config)
+        run = configured_run(config)
         num_actors = max(1, run.actors.num)
         num_envs = run.env.num_envs // num_actors
         self._rows = range(index * num_envs, (index + 1) * num_envs)
@@ -148,12 +188,7 @@ class ActorRole:
             first_row=self._rows.start,
             frame_stack=run.env.frame_stack,
         )
-        self.planner = make_planner(
-            make_networks(run, self.env.spec),
-            run.on(run.actors.device),
-            self.env.spec,
-        )
-        self._version = -1
+        super().__init__(run, self.env.spec, run.actors.device)
 
     def load(self, state: TensorDict) -> None:
         """Play the rows' episodes again up to a ledger's state."""
@@ -161,27 +196,21 @@ class ActorRole:
 
     def do(self, task: TensorDict, weights: TensorDict | None) -> TensorDict:
         """Play a rollout."""
+        answer = super().do(task, weights)
+        if "not_finite" in answer.keys():
+            answer["states"] = self.collector.now
+        return answer
+
+    def _answer(self, task: TensorDict, weights: TensorDict | None) -> TensorDict:
         run, num_env_steps = self.config, int(task["num_env_steps"])
-        before = self.planner.num_simulations
         choose: Act = self._act_first
         if num_env_steps >= run.collect.random_env_steps:
-            version = int(task["version"])
-            if version != self._version:
-                assert weights is not None
-                self.planner.refresh(weights)
-                self._version = version
+            self._refresh(int(task["version"]), weights)
             temperature = run.search.temperature(fraction_done(run, num_env_steps))
-
             choose = partial(self._act, temperature=temperature)
-
-        try:
-            with threads(run.num_threads):
-                steps = self.collector.collect(choose, run.collect.rollout_length)
-        except UnfitOutputError as error:
-            return not_finite(error).set("states", self.collector.now)
+        steps = self.collector.collect(choose, run.collect.rollout_length)
         self.collector.take_ended()  # the leader's ledger has them
-        simulations = torch.tensor(self.planner.num_simulations - before)
-        answer = TensorDict(steps=steps, num_simulations=simulations, version=task["version"])
+        answer = TensorDict(steps=steps, version=task["version"])
         return answer.set("now", self.collector.now[:1]) if self._is_first else answer
 
     def _act(self, states: TensorDict, temperature: float) -> TensorDict:

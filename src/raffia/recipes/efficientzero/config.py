@@ -10,6 +10,7 @@ from raffia.algorithms.efficientzero.config import EfficientZeroConfig
 from raffia.envs.checked import (
     check_above_zero,
     check_alone,
+    check_divisible,
     check_fraction,
     check_least,
     check_types,
@@ -102,12 +103,7 @@ class ReplayConfig:
     def __post_init__(self) -> None:
         check_types(self)
         check_least(self, 1, "capacity", "batch_size", "shards")
-        if self.batch_size % self.shards:
-            raise ValueError(
-                f"replay.batch_size={self.batch_size} cannot be divided equally among "
-                f"replay.shards={self.shards}: set "
-                f"replay.batch_size={(self.batch_size // self.shards + 1) * self.shards}"
-            )
+        check_divisible("replay.batch_size", self.batch_size, "replay.shards", self.shards)
         check_least(self, 0, "alpha")
         check_fraction(self, "beta")
 
@@ -218,12 +214,12 @@ class EfficientZeroRun(EfficientZeroConfig):
         self._check_learners()
         self._check_cudagraphs()
         self._check_precision()
-        if self.actors.num and self.env.num_envs % self.actors.num:
-            raise ValueError(
-                f"env.num_envs={self.env.num_envs} environments cannot be divided equally among "
-                f"actors.num={self.actors.num}: set "
-                f"env.num_envs={(self.env.num_envs // self.actors.num + 1) * self.actors.num}"
-            )
+        for parts, num in (
+            ("actors.num", max(1, self.actors.num)),
+            ("replay.shards", self.replay.shards),
+            ("population.size", self.population.size),
+        ):
+            check_divisible("env.num_envs", self.env.num_envs, parts, num, of="environments")
         check_workers(self, ("actors", "reanalyzers", "evaluators"))
 
     def _check_data(self) -> None:
@@ -249,20 +245,13 @@ class EfficientZeroRun(EfficientZeroConfig):
         )
 
     def _check_shards(self) -> None:
-        size, num_envs = self.replay.shards, self.env.num_envs
-        if num_envs % size:
-            raise ValueError(
-                f"env.num_envs={num_envs} environments cannot be divided equally among "
-                f"replay.shards={size}: set env.num_envs={(num_envs // size + 1) * size}"
-            )
+        size, num = self.replay.shards, self.reanalyzers.num
         if size > 1 and self.population.size > 1:
             raise ValueError(
                 f"replay.shards={size} cannot be combined with "
                 f"population.size={self.population.size}: members share one replay or have their "
                 "own (population.replay=own). Leave replay.shards out"
             )
-
-        num = self.reanalyzers.num
         if self.shards_elsewhere and num % size and size % num:
             raise ValueError(
                 f"replay.shards={size} cannot be divided equally among reanalyzers.num={num}: set "
@@ -270,14 +259,10 @@ class EfficientZeroRun(EfficientZeroConfig):
             )
 
     def _check_learners(self) -> None:
-        num, batch_size = self.learners.num, self.replay.batch_size
+        num = self.learners.num
         if num == 1:
             return
-        if batch_size % num:
-            raise ValueError(
-                f"replay.batch_size={batch_size} cannot be divided equally among "
-                f"learners.num={num}: set replay.batch_size={(batch_size // num + 1) * num}"
-            )
+        check_divisible("replay.batch_size", self.replay.batch_size, "learners.num", num)
         check_alone(
             f"learners.num={num}",
             "its processes share the batches of one agent, and each holds its whole state, without "
@@ -317,12 +302,6 @@ class EfficientZeroRun(EfficientZeroConfig):
             )
 
     def _check_population(self) -> None:
-        size, num_envs = self.population.size, self.env.num_envs
-        if size > 1 and num_envs % size:
-            raise ValueError(
-                f"env.num_envs={num_envs} environments cannot be divided equally among "
-                f"population.size={size}: set env.num_envs={(num_envs // size + 1) * size}"
-            )
         self.population.check_compile(self.compile)
         self.population.check_form(self.model.evolvable_heads)
 

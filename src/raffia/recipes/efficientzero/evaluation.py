@@ -23,14 +23,10 @@ from raffia.envs.video import require_writer
 from raffia.files import make_folder, write_atomically
 from raffia.functional.seeds import derive_seed
 from raffia.recipes.efficientzero.actors import (
+    PlannerRole,
     configured_run,
-    make_networks,
-    make_planner,
-    not_finite,
 )
 from raffia.recipes.efficientzero.config import EfficientZeroRun
-from raffia.recipes.running import threads
-from raffia.search.base import UnfitOutputError
 from raffia.tensordict.byte_tensors import bytes_to_tensor
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.evaluate import Episodes, play_members
@@ -193,7 +189,7 @@ def save_tree(folder: Path, name: str, planner: Planner, state: TensorDict) -> N
     write_atomically(str(folder / f"{name}.json"), graph.encode())
 
 
-class EvaluateRole:
+class EvaluateRole(PlannerRole):
     """Plays an evaluation for each task; see `raffia.train.evaluations.Evaluations`.
 
     >>> from raffia.algorithms.efficientzero.learner import EfficientZeroLearner
@@ -209,28 +205,20 @@ class EvaluateRole:
     """
 
     def __init__(self, config: str, index: int) -> None:
-        self.config = run = configured_run(config)
+        run = configured_run(config)
         self._records = run.evaluate.record != "none"
         self.evaluator = Evaluator(run, record=self._records)
-        spec = self.evaluator.env.spec
-        there = run.on(run.evaluators.device)
-        self.planner = make_planner(make_networks(run, spec), there, spec)
+        super().__init__(run, self.evaluator.env.spec, run.evaluators.device)
 
-    def load(self, state: TensorDict) -> None:
-        """Do nothing: an evaluation has no state."""
-
-    def do(self, task: TensorDict, weights: TensorDict | None) -> TensorDict:
+    def _answer(self, task: TensorDict, weights: TensorDict | None) -> TensorDict:
         """Play the evaluation of these weights."""
         assert weights is not None
         self.planner.refresh(weights)
         seed = derive_seed(self.config.seed, "evaluate", int(task["count"]))
         try:
-            with threads(self.config.num_threads):
-                return self._recorded(seed) if self._records else self._played(seed, None)
+            return self._recorded(seed) if self._records else self._played(seed, None)
         except _NotFinite as error:
             return TensorDict(outputs=error.outputs)
-        except UnfitOutputError as error:
-            return not_finite(error)
 
     def _recorded(self, seed: int) -> TensorDict:
         """The answer with a film; with a warning, where there is no room for it."""
@@ -248,7 +236,6 @@ class EvaluateRole:
         return answer
 
     def _played(self, seed: int, films: EpisodeFilms | None) -> TensorDict:
-        before = self.planner.num_simulations
         played = self.evaluator.play(
             self.planner, seed=seed, recording=films, check=_require_finite
         )
@@ -258,7 +245,6 @@ class EvaluateRole:
             returns=torch.tensor(found.returns, dtype=torch.float64),
             lengths=torch.tensor(found.lengths),
             as_first=torch.tensor(found.as_first, dtype=torch.bool),
-            num_simulations=torch.tensor(self.planner.num_simulations - before),
         )
 
     def close(self) -> None:

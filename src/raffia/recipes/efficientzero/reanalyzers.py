@@ -17,22 +17,17 @@ from raffia.evolution.population import BATCH_SIZE
 from raffia.functional.seeds import generator_for
 from raffia.learner import step_of
 from raffia.recipes.efficientzero.actors import (
+    PlannerRole,
     configured_run,
-    make_networks,
-    make_planner,
-    not_finite,
     reason_of,
     spec_of,
 )
 from raffia.recipes.efficientzero.config import EfficientZeroRun
 from raffia.recipes.efficientzero.data import SEARCHED, Replays
 from raffia.recipes.members import Members, weights_of_each
-from raffia.recipes.running import threads
-from raffia.search.base import UnfitOutputError
 from raffia.tensordict.stack import cat
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.ahead import ShardMirrors
-from raffia.train.member_replay import OwnReplays, SharedReplay
 from raffia.train.nan_guard import NaNGuard
 
 CHANGING = (*SEARCHED, "priority_weight", "total")  # of segments, from when they were drawn
@@ -91,7 +86,7 @@ def reanalyze_weights(state: TensorDict) -> TensorDict:
     return weights.set("hyper", state["hyper"])
 
 
-class ReanalyzeRole:
+class ReanalyzeRole(PlannerRole):
     """Makes a batch for each task; see `raffia.train.ahead.BatchesAhead`.
 
     >>> from raffia.recipes.efficientzero.actors import actor_config
@@ -102,32 +97,21 @@ class ReanalyzeRole:
     """
 
     def __init__(self, config: str, index: int) -> None:
-        self.config = run = configured_run(config)
-        spec, there = spec_of(run.env), run.on(run.reanalyzers.device)
-        self.planner = make_planner(make_networks(run, spec), there, spec)
-        self._version = -1
+        run = configured_run(config)
+        super().__init__(run, spec_of(run.env), run.reanalyzers.device)
         self._mirrors = ShardMirrors()
 
     def load(self, state: TensorDict) -> None:
         """Load the frames of this worker's shards of the replay, if it has any."""
         self._mirrors.load(state)
 
-    def do(self, task: TensorDict, weights: TensorDict | None) -> TensorDict:
+    def _answer(self, task: TensorDict, weights: TensorDict | None) -> TensorDict:
         """Make the batch of an update."""
-        run, version, before = self.config, int(task["version"]), self.planner.num_simulations
-        if version != self._version:
-            assert weights is not None
-            self.planner.refresh(weights)
-            self._version = version
+        self._refresh(int(task["version"]), weights)
         if "rows" in task.keys():
             self._mirrors.append(task)
-        try:
-            with threads(run.num_threads):
-                batch, fresh = self._made(task)
-        except UnfitOutputError as error:
-            return not_finite(error)
-        simulations = torch.tensor(self.planner.num_simulations - before)
-        answer = TensorDict(batch=batch, num_simulations=simulations)
+        batch, fresh = self._made(task)
+        answer = TensorDict(batch=batch)
         return (answer if fresh is None else answer.set("fresh", fresh)).to("cpu")
 
     def _made(self, task: TensorDict) -> tuple[TensorDict, TensorDict | None]:
@@ -150,9 +134,6 @@ class ReanalyzeRole:
             part = part.exclude("frame_rows").set("observation", frames)
         return _with_stacks(part, self.config.env.frame_stack)
 
-    def close(self) -> None:
-        """Release nothing: this role holds no resources."""
-
 
 class BatchMaking:
     """Draws, sends, receives and saves batches that are made ahead: a `raffia.train.ahead.Making`.
@@ -170,17 +151,9 @@ class BatchMaking:
         """The member whose searched steps are written back, where members share a replay."""
         return 0
 
-    def _contains(self, index: Tensor) -> Tensor:
-        return self._replay.contains(index)
-
-    def _read(self, index: Tensor) -> TensorDict:
-        return self._replay.read(index)
-
-    @property
-    def _replay(self) -> SegmentReplayBuffer | ReplayShards:
-        found = self._replays.replay
-        assert isinstance(found, SegmentReplayBuffer | ReplayShards)
-        return found
+    def _numbers(self, index: Tensor) -> Tensor:
+        """The numbers of steps as the replay takes them."""
+        return index
 
     def weights(self, state: TensorDict) -> tuple[int, TensorDict]:
         """The target network, and the update after which it was copied."""
@@ -191,13 +164,14 @@ class BatchMaking:
         """The segments, each frame once."""
         own = segments.exclude("observation").clone()
         self._take_frames(own, segments["observation"])
-        if isinstance(self._replay, SegmentReplayBuffer):
-            return TensorDict(segments=own, total=torch.tensor(self._replay.storage.total))
+        replay = self._replays.replay
+        if isinstance(replay, SegmentReplayBuffer):
+            return TensorDict(segments=own, total=torch.tensor(replay.storage.total))
         # Each segment has its own "total".
         return TensorDict(segments=own, shards=torch.arange(self._config.replay.shards))
 
-    def _take_frames(self, own: TensorDict, seen: Tensor) -> None:
-        own["observation"] = frames_of(seen, seen.shape[1], self._config.env.frame_stack)
+    def _take_frames(self, own: TensorDict, frames: Tensor) -> None:
+        own["observation"] = frames_of(frames, frames.shape[1], self._config.env.frame_stack)
 
     def batch(self, state: TensorDict, task: TensorDict, answer: TensorDict) -> TensorDict:
         """The batch on the learner's device; what was searched is written to the replay."""
@@ -216,7 +190,7 @@ class BatchMaking:
     def save(self, task: TensorDict) -> TensorDict:
         """The starts, and what may change in the replay; all, where steps were overwritten."""
         segments = task["segments"]
-        if self._contains(segments["index"]).all():
+        if self._replays.replay.contains(self._numbers(segments["index"])).all():
             changing = [key for key in CHANGING if key in segments.keys()]
             segments = segments.select("index", *changing)
         else:
@@ -228,8 +202,8 @@ class BatchMaking:
         task, segments = saved.copy(), saved["segments"].copy()
         segments.batch_size = segments["index"].shape
         if "observation" not in segments.keys():
-            found = self.task(self._read(segments["index"]))["segments"]
-            segments = found.update(segments)
+            read = self._replays.replay.read(self._numbers(segments["index"]))
+            segments = self.task(read)["segments"].update(segments)
         return task.set("segments", segments)
 
 
@@ -288,26 +262,14 @@ class MembersMaking(BatchMaking):
     def _best(self) -> int:
         return self._members.best
 
-    def _contains(self, index: Tensor) -> Tensor:
-        return self._of_members.contains(self._by_member(index)).reshape(-1)
-
-    def _read(self, index: Tensor) -> TensorDict:
-        return self._of_members.read(self._by_member(index))
-
-    def _by_member(self, index: Tensor) -> Tensor:
+    def _numbers(self, index: Tensor) -> Tensor:  # [P * B] -> [P, B]
         return index.view(self._config.population.size, -1)
-
-    @property
-    def _of_members(self) -> SharedReplay | OwnReplays:
-        found = self._replays.replay
-        assert isinstance(found, SharedReplay | OwnReplays)
-        return found
 
 
 class ShardMaking(BatchMaking):
     """Batch making for a replay in shards, whose frames workers hold: a `MakingOfShards`.
 
-    Tasks have "frame_rows" in place of frames: int64 [B, L+S-1], of the segment's shard.
+    Tasks have "frame_rows" instead of frames: int64 [B, L+S-1], of the segment's shard.
     """
 
     def __init__(self, config: EfficientZeroRun, replays: Replays, guard: NaNGuard) -> None:
@@ -315,8 +277,8 @@ class ShardMaking(BatchMaking):
         assert isinstance(replays.replay, ReplayShards)
         self.feeds = replays.replay.give_rows_of("observation")
 
-    def _take_frames(self, own: TensorDict, seen: Tensor) -> None:
-        own["frame_rows"] = seen.clone()
+    def _take_frames(self, own: TensorDict, frames: Tensor) -> None:
+        own["frame_rows"] = frames.clone()
 
     def part(self, task: TensorDict, shards: range) -> TensorDict:
         """The segments of these shards."""
