@@ -113,6 +113,16 @@ CHANGES = [  # a run, and what it can't be together with
     (SMOKE, r"actors.num=3: set env.num_envs=6", {"actors__num": 3}),
     (SMOKE, r"without workers: set actors.num, .* evaluators.num or", {"engine__name": "process"}),
     (SMOKE, r"engine.spares=1 are idle proc", {"actors__num": 2, "engine__spares": 1}),
+    (
+        SMOKE,
+        r"actors.device=cuda on a Ray cluster needs actors.gpus",
+        {
+            "actors__num": 1,
+            "actors__device": "cuda",
+            "engine__name": "ray",
+            "engine__address": "auto",
+        },
+    ),
     *(
         row
         for kind in ("actors", "reanalyzers", "evaluators")

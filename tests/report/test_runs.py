@@ -75,19 +75,19 @@ def test_runs_are_found_below_a_folder(tmp_path):
 def test_a_folder_that_is_no_run(tmp_path):
     write_run(tmp_path / "runs/cartpole-1", extras=False)
     write_run(tmp_path / "runs/pendulum", extras=False)
-    with pytest.raises(FileNotFoundError, match=r"does not exist. Did you mean .*/cartpole-1\?"):
+    with pytest.raises(FileNotFoundError, match=r"does not exist; did you mean .*/cartpole-1\?"):
         summarise(tmp_path / "runs/cartpole1")
     with pytest.raises(
-        FileNotFoundError, match=r"it contains runs, and neither .*in it: .*pendulum"
+        FileNotFoundError, match=r"it contains runs, and neither .*did you mean .*pendulum"
     ):
         summarise(tmp_path)
     (tmp_path / "runs/notes.txt").write_text("x")
-    with pytest.raises(FileNotFoundError, match=r"a file; pass the folder.*runs near it: .*cart"):
+    with pytest.raises(FileNotFoundError, match=r"a file; pass the folder.*no run near it"):
         summarise(tmp_path / "runs/notes.txt")
     (tmp_path / "runs/qqqq").mkdir()
     with pytest.raises(FileNotFoundError, match="it contains nothing"):
         summarise(tmp_path / "runs/qqqq")
-    with pytest.raises(FileNotFoundError, match="there are no runs near it"):
+    with pytest.raises(FileNotFoundError, match="no run near it has a similar name"):
         summarise(tmp_path / "nowhere/at/all")
 
 

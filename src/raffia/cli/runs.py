@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -16,7 +15,7 @@ from raffia.cli.style import call, columns, number, paint, printable, width_of
 from raffia.files import DamagedFileError, is_free, parse_json
 from raffia.hints import plural
 from raffia.recipes.algorithm import ALGORITHMS, Algorithm, find_algorithm, recorded_algorithm
-from raffia.report.folder import MANIFEST, RunSummary, find_runs, is_run, summarise
+from raffia.report.folder import MANIFEST, RunSummary, find_runs, is_run, near_runs, summarise
 from raffia.report.markup import duration
 from raffia.train.config import ConfigError, read_config
 
@@ -83,10 +82,8 @@ def chosen_run(
         raise UsageError(
             "which run?", *[call("raffia", command, run) for run in fit[:3]] or [start]
         )
-    path = Path(given)
-    around = next((parent for parent in path.parents if parent.name and is_run(parent)), None)
-    near = [around] if around else _near(path, [*runs, *_runs_around(path)])
-    problem = "holds no run" if path.exists() else "does not exist"
+    near = near_runs(Path(given), runs)
+    problem = "holds no run" if Path(given).exists() else "does not exist"
     raise UsageError(
         f"{given} {problem}; did you mean {near[0]}?" if near else f"{given} {problem}",
         *[call("raffia", command, run) for run in near[:3]] or ["raffia list", start],
@@ -199,19 +196,6 @@ def _age(run: Path) -> float:
     """The age of a run in seconds, to sort the one written last first."""
     newest = run / "metrics.jsonl"
     return -newest.stat().st_mtime if newest.exists() else 0.0
-
-
-def _runs_around(path: Path) -> list[Path]:
-    """Runs in the folder itself, or beside it; never the whole disk."""
-    if path.is_dir():
-        return find_runs(path, 2)
-    return find_runs(path.parent, 1) if path.parent.name else []
-
-
-def _near(path: Path, runs: list[Path]) -> list[Path]:
-    inside = [run for run in runs if path in run.parents]
-    names = difflib.get_close_matches(path.name, [run.name for run in runs], n=3)
-    return list(dict.fromkeys([*inside, *(run for n in names for run in runs if run.name == n)]))
 
 
 ENDS = {"target": "reached its target return", "finished": "finished", "stopped": "stopped"}

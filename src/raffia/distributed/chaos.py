@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from typing import Any
 
 from raffia.distributed.engine import (
     ONE_CPU,
     InlineEngine,
     Lost,
-    Machine,
     Needs,
     RoleError,
     Worker,
-    Workers,
-    find_role,
 )
 from raffia.functional.seeds import derive_seed
 from raffia.tensordict.tensordict import TensorDict
 
 
-class ChaosEngine:
+class ChaosEngine(InlineEngine):
     """An `InlineEngine` with faults that are drawn from a seed.
 
     lost: probability that a worker is gone when an answer is taken, before the task was done.
@@ -43,44 +39,12 @@ class ChaosEngine:
     ) -> None:
         self.seed, self.lost, self.wasted, self.eager = seed, lost, wasted, eager
         self.num_started = self.num_lost = 0
-        self._inline = InlineEngine()
-
-    def require(self, workers: Sequence[Workers]) -> None:
-        """Accept any number of workers, since all are in this process."""
-        for one in workers:
-            find_role(one.role)
 
     def start(self, role: str, config: str, index: int, needs: Needs = ONE_CPU) -> ChaosWorker:
         """Start a worker whose faults are drawn from a seed for this worker and this start."""
         self.num_started += 1
         draw = random.Random(derive_seed(self.seed, "worker", index, self.num_started))
-        return ChaosWorker(self, self._inline.start(role, config, index, needs), index, draw)
-
-    def put(self, weights: TensorDict) -> TensorDict:
-        """A copy of the weights."""
-        return self._inline.put(weights)
-
-    def resources(self) -> str:
-        """Describe this process."""
-        return self._inline.resources()
-
-    def machines(self, role: str) -> Sequence[Machine]:
-        """No machines: there is no cluster."""
-        return self._inline.machines(role)
-
-    def room_for(self, needs: Needs) -> int:
-        """One worker: tasks are done one after the other."""
-        return self._inline.room_for(needs)
-
-    def get(self, ref: TensorDict) -> TensorDict:
-        """Another copy of the weights."""
-        return self._inline.get(ref)
-
-    def drop(self, ref: TensorDict) -> None:
-        """Free nothing: the weights are in this process."""
-
-    def close(self) -> None:
-        """Stop nothing: no process is running."""
+        return ChaosWorker(self, super().start(role, config, index, needs), index, draw)
 
 
 class ChaosWorker:
@@ -104,7 +68,7 @@ class ChaosWorker:
         self._worker.load(state)
 
     def ask(self, task: TensorDict, weights: Any = None) -> None:
-        """Ask; what is open may be done at once, before anybody takes it."""
+        """Ask; what is open may be done already, before anybody takes it."""
         self._refuse_if_gone()
         self._worker.ask(task, weights)
         self._num_open += 1

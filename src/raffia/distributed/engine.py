@@ -246,6 +246,46 @@ def make_role(role: str, config: str, index: int) -> Role:
     return find_role(role)(config, index)
 
 
+class RoleHost:
+    """A role in the process of a worker, made when it is first needed.
+
+    A state that can't be loaded is the error of each task, until another is.
+
+    >>> host = RoleHost("raffia.distributed.check_engine:Echo", "{}", 0)
+    >>> host.do(TensorDict(), None).is_empty()
+    True
+    """
+
+    def __init__(self, role: str, config: str, index: int) -> None:
+        self._made_of = role, config, index
+        self._role: Role | None = None
+        self._failed = ""
+
+    def _made(self) -> Role:
+        if self._role is None:
+            self._role = make_role(*self._made_of)
+        return self._role
+
+    def load(self, state: TensorDict) -> None:
+        """Load a state."""
+        try:
+            self._made().load(state)
+            self._failed = ""
+        except Exception as error:
+            self._failed = f"its state could not be loaded: {describe_error(error)}"
+
+    def do(self, task: TensorDict, weights: TensorDict | None) -> TensorDict:
+        """Return the role's answer, or raise its error."""
+        if self._failed:
+            raise RuntimeError(self._failed)
+        return self._made().do(task, weights)
+
+    def close(self) -> None:
+        """Close the role, if it was made and can be closed."""
+        if close := getattr(self._role, "close", None):
+            close()
+
+
 class InlineEngine:
     """Workers in this process: each task is done when its answer is taken.
 
@@ -265,7 +305,7 @@ class InlineEngine:
         for one in workers:
             find_role(one.role)
 
-    def start(self, role: str, config: str, index: int, needs: Needs = ONE_CPU) -> InlineWorker:
+    def start(self, role: str, config: str, index: int, needs: Needs = ONE_CPU) -> Worker:
         """A role in this process."""
         return InlineWorker(make_role(role, config, index))
 
@@ -341,6 +381,5 @@ class InlineWorker:
         """Drop what is open."""
         self._open.clear()
         self._is_closed = True
-        close = getattr(self._role, "close", None)
-        if close is not None:
+        if close := getattr(self._role, "close", None):
             close()

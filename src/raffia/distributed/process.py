@@ -14,7 +14,7 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from mmap import MAP_PRIVATE, PROT_READ, PROT_WRITE, mmap
 from multiprocessing.connection import Connection, wait
 from multiprocessing.shared_memory import SharedMemory
@@ -30,10 +30,10 @@ from raffia.distributed.engine import (
     Machine,
     Needs,
     RoleError,
+    RoleHost,
     Workers,
     describe_error,
     find_role,
-    make_role,
 )
 from raffia.functional.exact import request_exact_products
 from raffia.tensordict.tensordict import TensorDict
@@ -51,7 +51,7 @@ class ProcessEngine:
     `if __name__ == "__main__":`.
 
     spares: processes that have imported the roles of `require` already and wait for the next
-        start, such as in place of a worker that died.
+        start, such as after the end of a worker that died.
 
     >>> import torch
     >>> engine = ProcessEngine()
@@ -313,39 +313,32 @@ def _serve(connection: Connection, roles: Sequence[str]) -> None:
     for name in roles:
         with contextlib.suppress(RoleError):  # raised when it is to be made
             find_role(name)
-    made, made_of = None, ("", "", 0)  # a role, and what it is made of
+    host: RoleHost
     weights: tuple[str, TensorDict | None] = "", None
     while (data := messages.get())[:1] != END:
         try:
             if data[:1] == MAKE:
-                role, config, index, cpus = json.loads(data[1:])
-                made_of = role, config, index
+                *made_of, cpus = json.loads(data[1:])
+                host = RoleHost(*made_of)
                 torch.set_num_threads(max(1, int(cpus)))
                 continue
-            if made is None:
-                made = make_role(*made_of)
             if data[:1] == LOAD:
-                made.load(unpack(bytearray(data), room=1))
+                host.load(unpack(bytearray(data), room=1))
                 continue
             length = data[1]
             name = data[2 : 2 + length].decode()
             if name != weights[0]:
                 weights = name, _attached(name) if name else None
-            answer = made.do(unpack(bytearray(data), room=2 + length), weights[1])
+            answer = host.do(unpack(bytearray(data), room=2 + length), weights[1])
             packed = pack(answer, room=1)
             packed[:1] = ANSWER
         except Exception as error:
             packed = bytearray(ERROR + describe_error(error).encode())
-            if data[:1] == LOAD:
-                made = _Failed(packed[1:].decode())
-                continue
         try:
             connection.send_bytes(packed)
         except OSError:
             os._exit(0)  # the leader is gone, or has closed its end: as in `_read`
-    close: Callable[[], None] | None = getattr(made, "close", None)
-    if close is not None:
-        close()
+    host.close()
 
 
 def _wait(messages: queue.SimpleQueue[bytes], seconds: float) -> None:
@@ -353,19 +346,6 @@ def _wait(messages: queue.SimpleQueue[bytes], seconds: float) -> None:
     until = time.monotonic() + seconds
     while messages.empty() and time.monotonic() < until:
         time.sleep(0.01)
-
-
-class _Failed:
-    """Stands for a role that could not be loaded: each task raises the error."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-
-    def load(self, state: TensorDict) -> None:
-        pass
-
-    def do(self, task: TensorDict, weights: TensorDict | None) -> TensorDict:
-        raise RuntimeError(f"its state could not be loaded: {self._text}")
 
 
 def _read(connection: Connection, messages: queue.SimpleQueue[bytes]) -> None:

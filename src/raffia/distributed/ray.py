@@ -19,12 +19,11 @@ from raffia.distributed.engine import (
     Lost,
     Machine,
     Needs,
-    Role,
     RoleError,
+    RoleHost,
     Workers,
     describe_error,
     find_role,
-    make_role,
 )
 from raffia.distributed.ray_cluster import (
     SPARES,
@@ -79,7 +78,7 @@ class RayEngine:
         which ends with the engine. Where the program has called `ray.init`, that cluster is used.
     num_cpus: of a cluster of this machine; None: as many as it has.
     spares: idle actors, of each kind of needs, that have imported the roles of `require` and wait
-        for the next start, such as in place of a worker that died.
+        for the next start, such as after the end of a worker that died.
     message: is given a line for the user where a worker waits for room, after 10 seconds and each
         minute; None: it goes to standard error. Such a worker is waited for, however long.
 
@@ -337,42 +336,29 @@ class _Actor:
         for name in roles:
             with contextlib.suppress(RoleError):  # raised when it is to be made
                 find_role(name)
-        self._made_of = "", "", 0
-        self._role: Role | None = None
-        self._failed = ""
+        self._host: RoleHost
         self._weights: tuple[str, TensorDict | None] = "", None
 
     def make(self, role: str, config: str, index: int) -> None:
-        self._made_of = role, config, index
+        self._host = RoleHost(role, config, index)
 
     def greeting(self) -> tuple[dict[str, str], int]:
         return versions(), os.getpid()
 
     def load(self, data: Any) -> None:
-        try:
-            self._made().load(unpack(bytearray(memoryview(data))))
-            self._failed = ""
-        except Exception as error:
-            self._failed = f"its state could not be loaded: {describe_error(error)}"
+        self._host.load(unpack(bytearray(memoryview(data))))
 
     def do(self, data: Any, name: str, weights: Any) -> Any:
         try:
-            if self._failed:
-                raise RuntimeError(self._failed)
             if name != self._weights[0]:
                 self._weights = name, _over(weights) if name else None
             given = self._weights[1]
-            answer = self._made().do(unpack(bytearray(memoryview(data))), given)
+            answer = self._host.do(unpack(bytearray(memoryview(data))), given)
             if given is not None:
                 _refuse_if_changed(given)
             return np.frombuffer(pack(answer), dtype=np.uint8)
         except Exception as error:
             return describe_error(error)
-
-    def _made(self) -> Role:
-        if self._role is None:
-            self._role = make_role(*self._made_of)
-        return self._role
 
 
 def _over(weights: list[Any]) -> TensorDict:

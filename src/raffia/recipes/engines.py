@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from raffia.distributed.engine import Engine, InlineEngine, Machine
+from raffia.distributed.engine import Engine, InlineEngine, Machine, Workers
 from raffia.recipes.scale_config import EngineConfig
 from raffia.tensordict.tensordict import TensorDict
 
@@ -36,6 +36,28 @@ def make_engine(config: EngineConfig, message: Callable[[str], None] | None = No
 
         return RayEngine(config.address, spares=config.spares, message=message)
     return InlineEngine()
+
+
+def engine_for(
+    config: EngineConfig,
+    workers: Sequence[Workers],
+    message: Callable[[str], None] | None = None,
+    *,
+    remark: str,
+) -> Engine:
+    """The engine that a config names, once it is certain that these workers can run there.
+
+    remark: is added to the ValueError where there is no room for them.
+    """
+    engine = make_engine(config, message)
+    try:
+        engine.require(workers)
+    except BaseException as error:
+        engine.close()
+        if isinstance(error, ValueError):
+            error.add_note(remark)
+        raise
+    return engine
 
 
 def where(engine: EngineConfig, num: int = 1) -> str:
@@ -68,18 +90,13 @@ class Speed:
 class TriedEngine:
     """A report on an engine: the resources for workers, and how fast one of them was.
 
-    >>> TriedEngine("this process", (), None).is_fit
-    False
+    >>> TriedEngine("this process", (), None).description
+    'this process'
     """
 
     description: str
     machines: Sequence[Machine]  # of a cluster
     speed: Speed | None  # None: a machine can't run workers of this program, so none was started
-
-    @property
-    def is_fit(self) -> bool:
-        """Whether each machine can run workers."""
-        return self.speed is not None
 
 
 def try_engine(name: str, address: str = "") -> TriedEngine:

@@ -121,16 +121,14 @@ def write_config(
     folder: Path,
     config: Any,
     preset: str,
-    own: Sequence[str] = (),
-    algorithm: Algorithm | None = None,
+    own: Sequence[str],
+    algorithm: Algorithm,
 ) -> None:
     """Write the complete config, with the algorithm and the versions that run it.
 
     own: of "make_env" and "networks", what the caller gave, which no config can hold.
-    algorithm: whose settings these are; None: one of `ALGORITHMS`, by their class.
     """
-    text = _config_text(config, preset, own, algorithm or algorithm_of(config))
-    write_atomically(str(folder / CONFIG), text)
+    write_atomically(str(folder / CONFIG), _config_text(config, preset, own, algorithm))
 
 
 def _config_text(config: Any, preset: str, own: Sequence[str], algorithm: Algorithm) -> bytes:
@@ -249,8 +247,7 @@ def refuse_without_own(
 def claimed(folder: Path) -> Iterator[str]:
     """Keep other processes from the same run until this process ends.
 
-    Yields a warning where the file system has no locks, so that nobody is kept out; else nothing.
-
+    Yields a warning where the file system has no locks, so that no other is excluded; else nothing.
     """
     with contextlib.ExitStack() as stack:
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -56,11 +56,8 @@ class ActorsConfig:
     gpus: float = 0.0  # GPUs of each worker on Ray; a fraction lets several search on one card
 
     def __post_init__(self) -> None:
-        check_types(self)
-        check_least(self, 0, "num", "ahead", "gpus")
+        check_kind(self, "actors", "ahead")
         check_least(self, 1, "weights_every")
-        check_above_zero(self, "cpus")
-        check_device("actors", self.device, self.play_elsewhere)
 
     @property
     def play_elsewhere(self) -> bool:
@@ -83,10 +80,7 @@ class ReanalyzersConfig:
     gpus: float = 0.0  # GPUs of each worker on Ray; a fraction lets several search on one card
 
     def __post_init__(self) -> None:
-        check_types(self)
-        check_least(self, 0, "num", "ahead", "gpus")
-        check_above_zero(self, "cpus")
-        check_device("reanalyzers", self.device, self.play_elsewhere)
+        check_kind(self, "reanalyzers", "ahead")
 
     @property
     def play_elsewhere(self) -> bool:
@@ -109,10 +103,7 @@ class EvaluatorsConfig:
     gpus: float = 0.0  # GPUs of each worker on Ray
 
     def __post_init__(self) -> None:
-        check_types(self)
-        check_least(self, 0, "num", "join_after", "gpus")
-        check_above_zero(self, "cpus")
-        check_device("evaluators", self.device, self.play_elsewhere)
+        check_kind(self, "evaluators", "join_after")
 
     @property
     def play_elsewhere(self) -> bool:
@@ -120,62 +111,29 @@ class EvaluatorsConfig:
         return self.num > 0 or self.join_after > 0
 
 
-def check_device(kind: str, device: str, is_used: bool) -> None:
-    """Raise ValueError if a device is set for workers that the run does not have.
+WorkersConfig = ActorsConfig | ReanalyzersConfig | EvaluatorsConfig
 
-    >>> check_device("actors", "cuda", is_used=False)
+
+def check_kind(config: WorkersConfig, kind: str, *least_0: str) -> None:
+    """Raise ValueError for impossible numbers of workers, or a device for workers that the run
+    does not have.
+
+    least_0: settings of this kind of workers that must be at least 0.
+
+    >>> ActorsConfig(device="cuda")
     Traceback (most recent call last):
     ...
     ValueError: actors.device=cuda has no effect without actors: set actors.num=1, or leave
     actors.device out
     """
-    if device not in ("", "cpu") and not is_used:
+    check_types(config)
+    check_least(config, 0, "num", "gpus", *least_0)
+    check_above_zero(config, "cpus")
+    if config.device not in ("", "cpu") and not config.play_elsewhere:
         raise ValueError(
-            f"{kind}.device={device} has no effect without {kind}: set {kind}.num=1, or leave "
-            f"{kind}.device out"
+            f"{kind}.device={config.device} has no effect without {kind}: set {kind}.num=1, or "
+            f"leave {kind}.device out"
         )
-
-
-def check_spares(engine: EngineConfig, learners: LearnersConfig) -> None:
-    """Raise ValueError if spare workers are requested for an engine within this process.
-
-    >>> check_spares(EngineConfig(spares=1), LearnersConfig())
-    Traceback (most recent call last):
-    ...
-    ValueError: engine.spares=1 are idle processes, but all workers are in this process: set
-    engine.name=process or ray, or learners.num, or leave engine.spares out
-    """
-    if engine.spares and engine.name == "inline" and learners.num == 1:
-        raise ValueError(
-            f"engine.spares={engine.spares} are idle processes, but all workers are in this "
-            "process: set engine.name=process or ray, or learners.num, or leave engine.spares out"
-        )
-
-
-def check_cards(
-    engine: EngineConfig,
-    workers: Mapping[str, ActorsConfig | ReanalyzersConfig | EvaluatorsConfig],
-    device: str,
-) -> None:
-    """Raise ValueError if workers on a Ray cluster are to use cards, but none are requested for
-    them.
-
-    device: of the run.
-
-    >>> far = EngineConfig(name="ray", address="auto")
-    >>> check_cards(far, {"actors": ActorsConfig(num=1, device="cuda")}, "cpu")
-    Traceback (most recent call last):
-    ...
-    ValueError: actors.device=cuda on a Ray cluster needs actors.gpus, because Ray gives no GPU with
-    actors.gpus=0: set actors.gpus, such as actors.gpus=0.5
-    """
-    for kind, one in workers.items():
-        where = one.device or device
-        if engine.address and one.play_elsewhere and where.startswith("cuda") and not one.gpus:
-            raise ValueError(
-                f"{kind}.device={where} on a Ray cluster needs {kind}.gpus, because Ray gives no "
-                f"GPU with {kind}.gpus=0: set {kind}.gpus, such as {kind}.gpus=0.5"
-            )
 
 
 def check_workers(run: Any, kinds: Sequence[str]) -> None:
@@ -192,13 +150,24 @@ def check_workers(run: Any, kinds: Sequence[str]) -> None:
     ValueError: engine.name=process has no effect without workers: set evaluators.num, such as
     evaluators.num=2, or population.workers, or leave engine.name out
     """
-    check_cards(run.engine, {kind: getattr(run, kind) for kind in kinds}, run.device)
-    check_spares(run.engine, run.learners)
-    nums = [run.population.workers, *(getattr(run, kind).num for kind in kinds)]
-    if run.engine.name != "inline" and not any(nums):
+    engine, workers = run.engine, {kind: getattr(run, kind) for kind in kinds}
+    for kind, one in workers.items():
+        where = one.device or run.device
+        if engine.address and one.play_elsewhere and where.startswith("cuda") and not one.gpus:
+            raise ValueError(
+                f"{kind}.device={where} on a Ray cluster needs {kind}.gpus, because Ray gives no "
+                f"GPU with {kind}.gpus=0: set {kind}.gpus, such as {kind}.gpus=0.5"
+            )
+    if engine.spares and engine.name == "inline" and run.learners.num == 1:
+        raise ValueError(
+            f"engine.spares={engine.spares} are idle processes, but all workers are in this "
+            "process: set engine.name=process or ray, or learners.num, or leave engine.spares out"
+        )
+    nums = [run.population.workers, *(one.num for one in workers.values())]
+    if engine.name != "inline" and not any(nums):
         others = ", ".join(f"{kind}.num" for kind in kinds[1:])
         raise ValueError(
-            f"engine.name={run.engine.name} has no effect without workers: set {kinds[0]}.num, "
+            f"engine.name={engine.name} has no effect without workers: set {kinds[0]}.num, "
             f"such as {kinds[0]}.num=2, or {f'{others} or ' if others else ''}population.workers, "
             "or leave engine.name out"
         )

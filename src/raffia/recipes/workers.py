@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from raffia.distributed.engine import InlineEngine, Needs, Workers
+from raffia.distributed.engine import Engine, InlineEngine, Needs, Workers
 from raffia.distributed.follow import Followers
 from raffia.distributed.pool import Pool
 from raffia.hints import plural
 from raffia.recipes.devices import require_device
-from raffia.recipes.engines import make_engine, where
+from raffia.recipes.engines import engine_for, where
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.evaluations import Evaluations, Outcome
 
@@ -67,15 +66,11 @@ class RunWorkers:
             # Those of Ray are on other machines.
             if device and not (kind in self._used and config.engine.name == "ray"):
                 require_device(device, f"{kind}.device")
-        self._engine = make_engine(config.engine, message) if self._used else InlineEngine()
-        with contextlib.ExitStack() as failed:
-            failed.callback(self._engine.close)
-            try:
-                self._engine.require([self._workers(kind) for kind in self._used])
-            except ValueError as error:
-                error.add_note(f"Settings of each kind ({', '.join(self._used)}): num, cpus, gpus")
-                raise
-            failed.pop_all()
+        self._engine: Engine = InlineEngine()
+        if self._used:
+            workers = [self._workers(kind) for kind in self._used]
+            remark = f"Settings of each kind ({', '.join(self._used)}): num, cpus, gpus"
+            self._engine = engine_for(config.engine, workers, message, remark=remark)
 
     def _num(self, kind: str) -> int:
         """How many workers of a kind there are; without any, the loop does their tasks."""
@@ -95,7 +90,7 @@ class RunWorkers:
     def pool(self, kind: str, made_from: str | None = None) -> Pool:
         """The workers of one kind; in this process, where the settings have none.
 
-        made_from: in place of what the others are made from.
+        made_from: instead of what the others are made from.
         """
         workers, settings = self._workers(kind), self._config.engine
         return Pool(

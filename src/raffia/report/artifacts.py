@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from raffia.report import episodes
 from raffia.report.episodes import natural
 from raffia.report.folder import Run, content, entries, read_json
 from raffia.report.groups import Group, leading
-from raffia.report.markup import NONE, count, figure, size, table
+from raffia.report.markup import NONE, count, figure, percent, size, table
 from raffia.report.rows import number, numbers
 
 _MOST_SHOWN = 4  # runs of which episodes and trees are shown
@@ -74,11 +74,7 @@ def _evaluation_table(found: Sequence[tuple[Run, episodes.EvaluationFile]], seve
     rows = []
     for run, one in found:
         returns, lengths = one.returns, numbers(one.data.get("lengths"))
-        mean = sum(returns) / len(returns) if returns else math.nan
-        spread = math.nan
-        if len(returns) > 1:
-            total = sum([(value - mean) ** 2 for value in returns])
-            spread = math.sqrt(total / (len(returns) - 1))
+        spread = statistics.stdev(returns) if len(returns) > 1 else math.nan
         rows.append(
             [
                 run.name,
@@ -87,11 +83,11 @@ def _evaluation_table(found: Sequence[tuple[Run, episodes.EvaluationFile]], seve
                 str(one.data.get("opponent") or NONE),
                 count(number(one.data.get("num_simulations"))),
                 count(float(len(returns))),
-                figure(mean),
+                figure(statistics.fmean(returns)) if returns else NONE,
                 figure(spread),
-                figure(min(returns)) if returns else NONE,
-                figure(max(returns)) if returns else NONE,
-                figure(sum(lengths) / len(lengths)) if lengths else NONE,
+                figure(min(returns, default=math.nan)),
+                figure(max(returns, default=math.nan)),
+                figure(statistics.fmean(lengths)) if lengths else NONE,
             ]
         )
     heads = ["run", "evaluation", "checkpoint", "opponent", "simulations", "episodes"]
@@ -170,40 +166,32 @@ def _checkpoint(path: Path) -> tuple[dict[str, Any], float, str]:
     return extras if isinstance(extras, dict) else {}, total, state
 
 
-@dataclass(frozen=True)
-class _TreeFiles:
-    """The files of one tree, which are named after the environment step."""
-
-    name: str
-    svg: Path | None
-    json: Path | None
-
-
-def _tree_files(run: Path) -> list[_TreeFiles]:
-    """All trees of a run, oldest first."""
-    found: dict[str, dict[str, Path]] = {}
+def _tree_files(run: Path) -> list[list[Path]]:
+    """The files of each tree of a run, which are named after the environment step, oldest first;
+    of each the picture first.
+    """
+    found: dict[str, list[Path]] = {}
     for path in sorted(entries(run, "trees"), key=natural):
         if path.suffix in (".svg", ".json"):
-            found.setdefault(path.stem, {})[path.suffix] = path
-    return [_TreeFiles(name, some.get(".svg"), some.get(".json")) for name, some in found.items()]
+            found.setdefault(path.stem, []).append(path)
+    return [sorted(files, key=lambda path: path.suffix, reverse=True) for files in found.values()]
 
 
-def _shown_tree(tree: _TreeFiles, unit: str = "env steps") -> tuple[Html, list[str]]:
+def _shown_tree(files: Sequence[Path], unit: str) -> tuple[Html, list[str]]:
     """Picture and table of a tree, and what is wrong with its files; unit: what its name counts."""
     parts: list[Html] = []
     notes: list[str] = []
-    if tree.svg is not None:
+    for path in files:
         try:
-            drawing = content(tree.svg, _LARGEST).decode()
-            parts.append(el("div.wide.tree", clean_svg(drawing)))
+            if path.suffix == ".svg":
+                drawing = content(path, _LARGEST).decode()
+                parts.append(el("div.wide.tree", clean_svg(drawing)))
+            else:
+                parts.append(_root_table(read_json(path)))
         except ValueError as error:  # UnicodeDecodeError is one
-            notes.append(f"trees/{tree.svg.name} is not shown: {error}")
-    if tree.json is not None:
-        try:
-            parts.append(_root_table(read_json(tree.json)))
-        except ValueError as error:
-            notes.append(f"trees/{tree.json.name} is not shown: {error}")
-    at = f"after {count(float(tree.name))} {unit}" if tree.name.isdecimal() else tree.name
+            notes.append(f"trees/{path.name} is not shown: {error}")
+    name = files[0].stem
+    at = f"after {count(float(name))} {unit}" if name.isdecimal() else name
     return el("figure", el("figcaption", f"Searched {at}"), *parts), notes
 
 
@@ -220,7 +208,7 @@ def _root_table(data: Any) -> Html:
             count(number(edge.get("visits"))),
             _bar(number(edge.get("share"))),
             figure(number(edge.get("q"))),
-            _percent(number(edge.get("prior"))),
+            percent(number(edge.get("prior")), 0),
             figure(number(edge.get("reward"))),
         ]
         for edge in first[:_MOST_ACTIONS]
@@ -232,10 +220,6 @@ def _root_table(data: Any) -> Html:
     return table(heads, rows, numeric=[1, 3, 4, 5], caption=caption)
 
 
-def _percent(fraction: float) -> str:
-    return "–" if fraction != fraction else f"{100 * fraction:.0f} %"
-
-
 def _bar(fraction: float) -> Html:
     width = 0.0 if fraction != fraction else min(max(fraction, 0.0), 1.0)
-    return el("span.bar", el("i", style=f"width:{118 * width:.0f}px"), _percent(fraction))
+    return el("span.bar", el("i", style=f"width:{118 * width:.0f}px"), percent(fraction, 0))

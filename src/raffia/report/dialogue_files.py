@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -84,10 +84,8 @@ class DialogueFile:
 
     update: float
     dialogues: tuple[TokenDialogue, ...]
-    data: Any = None  # figures of all logged dialogues: "num_rows", "mean_return" ...
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "data", self.data if isinstance(self.data, dict) else {})
+    # Figures of all logged dialogues: "num_rows", "mean_return" ...
+    data: Mapping[str, Any] = field(default_factory=dict)
 
 
 def files_of(run: Path) -> list[Path]:
@@ -123,7 +121,9 @@ def read_dialogues(path: Path) -> DialogueFile:
     found = data.get("dialogues") if isinstance(data, dict) else None
     if not isinstance(found, list):
         raise ValueError('it does not contain a list "dialogues"')
-    return DialogueFile(number(data.get("update")), tuple(map(_dialogue, found)), data.get("data"))
+    about = data.get("data")
+    about = about if isinstance(about, dict) else {}
+    return DialogueFile(number(data.get("update")), tuple(map(_dialogue, found)), about)
 
 
 def _dialogue(data: Any) -> TokenDialogue:

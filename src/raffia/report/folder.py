@@ -9,7 +9,7 @@ import difflib
 import math
 import os
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -257,6 +257,23 @@ def find_runs(root: str | os.PathLike[str], depth: int = 3) -> list[Path]:
     return [run for entry in shown for run in find_runs(entry, depth - 1)]
 
 
+def near_runs(path: Path, others: Iterable[Path] = ()) -> list[Path]:
+    """The runs that a path may stand for which is not a run's folder: the run that it lies in; or
+    the runs below it, and those of a similar name beside it or among others.
+
+    >>> near_runs(Path("away/gone"))
+    []
+    """
+    around = next((parent for parent in path.parents if parent.name and is_run(parent)), None)
+    if around is not None:
+        return [around]
+    below = find_runs(path, 2) if path.is_dir() else []
+    beside = find_runs(path.parent, 1) if path.parent.name else []  # never the whole disk
+    runs = [*others, *beside]
+    names = difflib.get_close_matches(path.name, [run.name for run in runs], n=3)
+    return list(dict.fromkeys([*below, *(run for n in names for run in runs if run.name == n)]))
+
+
 def runs_of_sweep(folder: str | os.PathLike[str]) -> tuple[list[Path], list[str]] | None:
     """The runs of a sweep's folder, and lines about those that are not there; None if it is none.
 
@@ -431,18 +448,9 @@ def _no_run(folder: Path) -> str:
         inside = sorted(entry.name for entry in folder.iterdir())
         content = _listed(inside) if inside else "nothing"
         found = f"it contains {content}, and neither metrics.jsonl nor config.json"
-        if below := find_runs(folder):
-            return (
-                f"{folder} is not a run folder: {found}. Runs in it: "
-                f"{_listed(list(map(str, below)))}"
-            )
-    around = {str(run): run.name for run in find_runs(folder.parent, depth=2)}
-    names = difflib.get_close_matches(folder.name, list(around.values()), n=3, cutoff=0.4)
-    near = [run for name in dict.fromkeys(names) for run in around if around[run] == name]
-    if near:
-        return f"{folder} is not a run folder: {found}. Did you mean {_listed(near)}?"
-    others = f"runs near it: {_listed(list(around))}" if around else "there are no runs near it"
-    return f"{folder} is not a run folder: {found}; {others}"
+    near = [str(run) for run in near_runs(folder)]
+    hint = f"did you mean {_listed(near)}?" if near else "no run near it has a similar name"
+    return f"{folder} is not a run folder: {found}; {hint}"
 
 
 def _listed(names: list[str]) -> str:

@@ -13,7 +13,7 @@ from raffia.draw.markup import Html, el, join
 from raffia.hints import plural
 from raffia.report.folder import Run
 from raffia.report.groups import Group
-from raffia.report.markup import NONE, count, duration, figure, table, toned
+from raffia.report.markup import NONE, between, count, duration, figure, percent, table, toned
 from raffia.report.panel import bootstrap_band, interquartile_mean, tone
 from raffia.report.plots import is_game
 from raffia.report.rows import EvaluationRow, number
@@ -100,12 +100,12 @@ def _of_episodes(run: Run) -> list[Html]:
     lately = f"return {mean} in the last 20"
     if is_game([run]):  # both sides are the agent: what one wins the other loses
         lately = f"{sum(value != 0 for value in recent)} of the last {len(recent)} not drawn"
-    search = _card("simulations / s", figure(_simulation_rate(run)), "mean over the run")
-    steps = _card("env steps", count(run.env_step), f"{figure(_env_rate(run))} / s")
+    search = _card("simulations / s", _rate(run, "simulations"), "mean over the run")
+    steps = _card("env steps", count(run.env_step), f"{_rate(run, 'env_steps')} / s")
     played = _card("training episodes", count(float(run.num_of("episode"))), lately)
     return [
         *([] if run.by_updates else [steps]),
-        _card("updates", count(run.update), f"{figure(_update_rate(run))} / s"),
+        _card("updates", count(run.update), f"{_rate(run, 'updates')} / s"),
         *([search] if run.searches else []),
         *([] if run.by_updates else [played]),
     ]
@@ -123,12 +123,12 @@ def _of_files(run: Run) -> list[Html]:
 
 def _of_dialogues(run: Run) -> list[Html]:
     cards = [
-        _card("updates", count(run.update), f"{figure(_update_rate(run))} / s"),
-        _card("tokens / s", figure(_token_rate(run)), "read, mean over the run"),
+        _card("updates", count(run.update), f"{_rate(run, 'updates')} / s"),
+        _card("tokens / s", _rate(run, "tokens"), "read, mean over the run"),
     ]
     won = [one.share_won for one in run.best.decodings.values()][:1] if run.best else []
     if won and not math.isnan(won[0]):
-        cards.append(_card("games won", f"{100 * won[0]:.1f} %", "in the best evaluation"))
+        cards.append(_card("games won", percent(won[0]), "in the best evaluation"))
     held_out = run.best.held_out if run.best else {}
     if "estimated_return" in held_out:
         low, high, logged = (
@@ -229,10 +229,7 @@ def _run_row(index: int, run: Run) -> list[str]:
         count(run.env_step),
         count(run.update),
         duration(run.seconds),
-        figure(_env_rate(run)),
-        figure(_update_rate(run)),
-        figure(_simulation_rate(run)),
-        figure(_token_rate(run)),
+        *(_rate(run, what) for what in ("env_steps", "updates", "simulations", "tokens")),
         str(run.num_restarts),
     ]
 
@@ -244,7 +241,7 @@ def _group_card(index: int, group: Group) -> Html | None:
     values = np.array(last)
     low, high = bootstrap_band(values)
     seeds, what = plural(len(last), "run"), _measure(group.runs).removeprefix("mean ")
-    below = f"last {what}, IQM of {seeds}, 95 %: {figure(float(low))} to {figure(float(high))}"
+    below = f"last {what}, IQM of {seeds}, 95 %: {between(float(low), float(high))}"
     if len(last) == 1:
         below = f"last {what}, 1 run"
     value = figure(float(interquartile_mean(values)))
@@ -255,8 +252,8 @@ def _range_cards(runs: Sequence[Run]) -> list[Html]:
     """Cards of the medians and ranges over runs of one configuration."""
     ranges: list[tuple[str, list[float], Callable[[float], str]]] = [
         (f"best {_measure(runs)}", [run.best.mean for run in runs if run.best], figure),
-        ("env steps / s", [_env_rate(run) for run in runs], figure),
-        ("tokens / s", [_token_rate(run) for run in runs], figure),
+        ("env steps / s", [_mean_rate(run, "env_steps") for run in runs], figure),
+        ("tokens / s", [_mean_rate(run, "tokens") for run in runs], figure),
         ("wall time", [run.seconds for run in runs], duration),
     ]
     cards = []
@@ -268,17 +265,11 @@ def _range_cards(runs: Sequence[Run]) -> list[Html]:
     return cards
 
 
-def _env_rate(run: Run) -> float:
-    return rate(run, "env_steps_per_second", run.env_step)
+def _mean_rate(run: Run, what: str) -> float:
+    """A rate over the whole run by what is counted."""
+    total = {"env_steps": run.env_step, "updates": run.update}.get(what, math.nan)
+    return rate(run, f"{what}_per_second", total)
 
 
-def _update_rate(run: Run) -> float:
-    return rate(run, "updates_per_second", run.update)
-
-
-def _simulation_rate(run: Run) -> float:
-    return rate(run, "simulations_per_second", math.nan)
-
-
-def _token_rate(run: Run) -> float:
-    return rate(run, "tokens_per_second", math.nan)
+def _rate(run: Run, what: str) -> str:
+    return figure(_mean_rate(run, what))

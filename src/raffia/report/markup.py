@@ -62,6 +62,24 @@ def column_format(values: Iterable[float]) -> Callable[[float], str]:
     return write
 
 
+def percent(fraction: float, decimals: int = 1) -> str:
+    """A fraction in percent.
+
+    >>> percent(0.25), percent(0.251, 0), percent(math.nan)
+    ('25.0 %', '25 %', '–')
+    """
+    return NONE if math.isnan(fraction) else f"{100 * fraction:.{decimals}f} %"
+
+
+def between(low: float, high: float, write: Callable[[float], str] = figure) -> str:
+    """An interval by its ends.
+
+    >>> between(1.0, 2.5), between(math.nan, 2.5)
+    ('1 to 2.5', '–')
+    """
+    return NONE if math.isnan(low + high) else f"{write(low)} to {write(high)}"
+
+
 def duration(seconds: float) -> str:
     """A stretch of time in its two largest units.
 
@@ -156,6 +174,16 @@ def toned(tone: str, *text: str) -> Html:
     '<i class="chip" style="background:var(--c0)"></i>wordle'
     """
     return join([el("i.chip", style=f"background:var(--{tone})"), *text])
+
+
+def legend_chip(kind: str, tone: str, text: str) -> Html:
+    """An entry of a legend: a mark of this kind in the tone, and what it stands for.
+
+    >>> print(legend_chip("line", "c0", "mean"))
+    <span><i class="line" style="border-color:var(--c0)"></i>mean</span>
+    """
+    what = "background" if kind in ("area", "dot", "band") else "border-color"
+    return el("span", el(f"i.{kind}", style=f"{what}:var(--{tone})"), text)
 
 
 def table(

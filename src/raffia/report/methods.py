@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,17 @@ from raffia.report.dialogue_files import best_file, read_dialogues
 from raffia.report.episodes import EvaluationFile, read_evaluations
 from raffia.report.folder import Run
 from raffia.report.groups import Group, flat
-from raffia.report.markup import NONE, column_format, count, decoding_label, figure, table, toned
+from raffia.report.markup import (
+    NONE,
+    between,
+    column_format,
+    count,
+    decoding_label,
+    figure,
+    percent,
+    table,
+    toned,
+)
 from raffia.report.panel import tone
 from raffia.report.rows import Decoding, decodings_of, number
 
@@ -60,9 +70,9 @@ def _table(rows: Sequence[MethodRow]) -> Html:
             toned(tone(row.tone), row.method) if row.num_runs else join([el("i.chip"), row.method]),
             row.decoding or NONE,
             write(row.score.mean),
-            _between(row, write),
+            between(row.score.low, row.score.high, write),
             _drawn(row, min(known), max(known), level),
-            NONE if math.isnan(row.share_won) else f"{100 * row.share_won:.1f} %",
+            percent(row.share_won),
             str(row.num_runs) if row.num_runs else NONE,
             row.source or NONE,
         ]
@@ -70,11 +80,6 @@ def _table(rows: Sequence[MethodRow]) -> Html:
     ]
     shown = table(heads, body, numeric=[2, 5, 6], without=without)
     return shown if len(sources) > 1 else join([shown, el("p.faint", f"Of {sources[0]}.")])
-
-
-def _between(row: MethodRow, write: Callable[[float], str]) -> str:
-    low, high = row.score.low, row.score.high
-    return NONE if math.isnan(low + high) else f"{write(low)} to {write(high)}"
 
 
 def _drawn(row: MethodRow, low: float, high: float, level: float) -> Html:
@@ -91,7 +96,7 @@ def _drawn(row: MethodRow, low: float, high: float, level: float) -> Html:
         parts.append(el("line", x1=x(row.score.low), x2=x(row.score.high), y1="10", y2="10"))
     parts.append(el("circle", cx=x(row.score.mean), cy="10", r="3.6"))
     colour = tone(row.tone) if row.num_runs else "muted"
-    text = f"{figure(row.score.mean)}, {_between(row, figure)}"
+    text = f"{figure(row.score.mean)}, {between(row.score.low, row.score.high)}"
     size = {"width": str(_WIDTH), "height": "20", "viewBox": f"0 0 {_WIDTH} 20"}
     return el(
         "svg.interval", *parts, role="img", aria_label=text, style=f"color:var(--{colour})", **size
@@ -155,11 +160,10 @@ def _files(runs: Sequence[Run], notes: list[str]) -> Html:
         notes += missing
         for file in files:
             for name, one in decodings_of(file.data.get("decodings")).items():
-                won = NONE if math.isnan(one.share_won) else f"{100 * one.share_won:.1f} %"
-                low_high = f"{write(one.low)} to {write(one.high)}"
+                interval = between(one.low, one.high, write)
                 rows.append(
                     [run.name, file.name, decoding_label(name), count(float(len(one.returns)))]
-                    + [write(one.mean), NONE if math.isnan(one.low) else low_high, won]
+                    + [write(one.mean), interval, percent(one.share_won)]
                 )
     if not rows:
         return Html("")

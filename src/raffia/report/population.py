@@ -17,7 +17,7 @@ from raffia.report.figures import figure_of
 from raffia.report.folder import Run
 from raffia.report.groups import Group, leading
 from raffia.report.lineage import Lineage, LineageColumn, has_population, read_lineage
-from raffia.report.markup import NONE, column_format, figure, table, toned
+from raffia.report.markup import NONE, column_format, figure, legend_chip, table, toned
 from raffia.report.panel import SERIES, Curve, Line, Panel
 
 _MOST_SHOWN = 4  # runs
@@ -106,14 +106,10 @@ def _legend(lineage: Lineage, tones: Mapping[int, str]) -> Html:
     chips = []
     for first in own:
         label = f"from {_called(first)}" + (", with the best in bold" if first == best else "")
-        chips.append(_chip(tones[first], label))
+        chips.append(legend_chip("line", tones[first], label))
     if len(own) < len(tones):
-        chips.append(_chip(_OTHER, f"from {plural(len(tones) - len(own), 'other')}"))
+        chips.append(legend_chip("line", _OTHER, f"from {plural(len(tones) - len(own), 'other')}"))
     return el("div.legend", *chips)
-
-
-def _chip(tone: str, label: str) -> Html:
-    return el("span", el("i.line", style=f"border-color:var(--{tone})"), label)
 
 
 def _tones(lineage: Lineage) -> dict[int, str]:

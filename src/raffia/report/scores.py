@@ -11,7 +11,7 @@ import numpy as np
 from raffia.draw.markup import Html, el, join
 from raffia.report.folder import Run
 from raffia.report.groups import Group, differing, written
-from raffia.report.markup import NONE, column_format, figure, table, toned
+from raffia.report.markup import NONE, between, column_format, figure, table, toned
 from raffia.report.panel import bootstrap_band, interquartile_mean, tone
 
 _MOST_SETTINGS = 8  # columns
@@ -78,10 +78,10 @@ def _by_configuration(groups: Sequence[Group], names: Sequence[str]) -> Html:
     rows = []
     for one in found:
         label = toned(tone(groups.index(one.group)), one.group.label)
-        between = NONE if math.isnan(one.low) else f"{write(one.low)} to {write(one.high)}"
+        interval = between(one.low, one.high, write)
         num = sum(run.last is not None for run in one.group.runs)
         of = f"{num} of {len(one.group.runs)}" if num < len(one.group.runs) else str(num)
-        rows.append([label, of, write(one.last), between, write(one.best)])
+        rows.append([label, of, write(one.last), interval, write(one.best)])
     heads = ["configuration", "runs", "at the end", "95 % interval", "best evaluation"]
     text = (
         "Best first. At the end: interquartile mean over the runs' newest evaluations, with its "

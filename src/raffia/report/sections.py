@@ -12,7 +12,16 @@ from raffia.report import figures
 from raffia.report.folder import Run
 from raffia.report.groups import Group, differing, leading, written
 from raffia.report.lineage import has_population
-from raffia.report.markup import NONE, decoding_label, duration, figure, table, toned
+from raffia.report.markup import (
+    NONE,
+    decoding_label,
+    duration,
+    figure,
+    legend_chip,
+    percent,
+    table,
+    toned,
+)
 from raffia.report.panel import RESAMPLES, SEED, Panel, tone
 from raffia.report.plots import (
     decoding_names,
@@ -92,7 +101,7 @@ def speed(groups: Sequence[Group]) -> Html:
         parts += [_run_legend(groups), _grid(rates, "rates")]
     if names:
         tones = [part_tone(name, index) for index, name in enumerate(names)]
-        chips = [_chip("area", t, name) for t, name in zip(tones, names, strict=True)]
+        chips = [legend_chip("area", t, name) for t, name in zip(tones, names, strict=True)]
         parts += [el("h3", "Wall time by activity"), el("div.legend", *chips)]
         for index, run in enumerate(leading(groups)[:_MOST_SHOWN]):
             caption = el("figcaption", el("b", run.name)) if len(runs) > 1 else Html("")
@@ -115,7 +124,7 @@ def _decodings(groups: Sequence[Group]) -> Html:
     if not panels:
         return Html("")
     names = decoding_names(groups)
-    chips = [_chip("line", tone(i), decoding_label(name)) for i, name in enumerate(names)]
+    chips = [legend_chip("line", tone(i), decoding_label(name)) for i, name in enumerate(names)]
     text = (
         "The same agents with other decodings: the policy alone, or with the advantage of each "
         "token added to its logits, times the given weight. All play the same games. "
@@ -140,21 +149,16 @@ def _grid(panels: Sequence[Panel], name: str) -> Html:
     return el("div.panels", *drawn) if drawn else Html("")
 
 
-def _chip(kind: str, colour: str, text: str) -> Html:
-    what = "background" if kind in ("area", "dot", "band") else "border-color"
-    return el("span", el(f"i.{kind}", style=f"{what}:var(--{colour})"), text)
-
-
 def _run_legend(groups: Sequence[Group], others: Sequence[Html] = ()) -> Html:
     """The configurations, if there are several runs, other chips, and the mark of restarts."""
     runs, chips = [run for group in groups for run in group.runs], [*others]
     if len(runs) > 1:
         chips[:0] = [
-            _chip("line", tone(i), f"{group.label} ({plural(len(group.runs), 'run')})")
+            legend_chip("line", tone(i), f"{group.label} ({plural(len(group.runs), 'run')})")
             for i, group in enumerate(groups)
         ]
     elif any(run.num_restarts for run in runs):
-        chips.append(_chip("dash", "muted", "restart"))
+        chips.append(legend_chip("dash", "muted", "restart"))
     return el("div.legend", *chips) if chips else Html("")
 
 
@@ -164,19 +168,22 @@ def _curve_legend(
     runs = [run for group in groups for run in group.runs]
     chips, colour = [], "c0" if len(groups) == 1 else "muted"
     if any(len(group.runs) > 1 for group in groups):
-        chips += [_chip("thin", colour, "single run"), _chip("band", colour, "95 % interval")]
+        chips += [
+            legend_chip("thin", colour, "single run"),
+            legend_chip("band", colour, "95 % interval"),
+        ]
     elif len(runs) == 1 and evaluated:
         what = "loss of held-out rows" if runs[0].of_loss else "mean return of an evaluation"
-        chips.append(_chip("line", "c0", what))
+        chips.append(legend_chip("line", "c0", what))
         if any(panel.lines[0].curve.low for panel in panels if panel.lines):
             of_mean = not math.isnan(runs[0].evaluations[0].low)
             band = "95 % interval of the mean" if of_mean else "middle half of its episodes"
-            chips.append(_chip("band", "c0", band))
+            chips.append(legend_chip("band", "c0", band))
     if played:
         text = "game of self-play (1: not drawn)" if is_game(runs) else "training episode"
-        chips.append(_chip("dot", colour, text))
+        chips.append(legend_chip("dot", colour, text))
     targets = {run.target_return for run in runs if not math.isnan(run.target_return)}
-    chips += [_chip("dash", "ink", f"target {figure(target)}") for target in sorted(targets)]
+    chips += [legend_chip("dash", "ink", f"target {figure(target)}") for target in sorted(targets)]
     return _run_legend(groups, chips)
 
 
@@ -244,7 +251,7 @@ def _time_row(run: Run, parts: Mapping[str, float], names: Sequence[str]) -> lis
     total = sum(parts.values())
     if not total:
         return [run.name, *[NONE for _ in names], NONE]
-    cells = [f"{100 * parts.get(name, 0.0) / total:.1f} %" for name in names]
+    cells = [percent(parts.get(name, 0.0) / total) for name in names]
     return [run.name, *cells, duration(total)]
 
 
@@ -294,7 +301,7 @@ def _cell(run: Run, key: str) -> str:
     total = _counted(values)
     if not key.startswith(_WAITED):
         return f"{total:,.0f}"
-    share = f"{100 * total / run.seconds:.1f} % " if run.seconds > 0 else ""
+    share = f"{percent(total / run.seconds)} " if run.seconds > 0 else ""
     return f"{share}({duration(total)})"
 
 

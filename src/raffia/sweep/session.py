@@ -19,7 +19,7 @@ from raffia.distributed.engine import Engine, InlineEngine, Needs, RoleError, Wo
 from raffia.distributed.pool import Pool
 from raffia.files import write_atomically
 from raffia.recipes.algorithm import Algorithm
-from raffia.recipes.engines import make_engine
+from raffia.recipes.engines import engine_for, make_engine
 from raffia.recipes.run_folder import claimed, is_saved
 from raffia.report.folder import RunSummary, is_run, summarise
 from raffia.sweep.manifest import RUNS, Manifest, read_manifest, write_manifest
@@ -69,20 +69,10 @@ def make_sweep_engine(
     >>> type(make_sweep_engine(made, ilql, print)).__name__
     'InlineEngine'
     """
-    engine = make_engine(manifest.engine, message)
-    try:
-        num = 1 if isinstance(engine, InlineEngine) else manifest.workers
-        engine.require([Workers(ROLE, min(num, manifest.num_runs), _needs(manifest, algorithm))])
-    except ValueError as error:
-        error.add_note(
-            "A sweep has --workers with num_threads CPUs each, and with --devices one GPU each."
-        )
-        engine.close()
-        raise
-    except BaseException:
-        engine.close()
-        raise
-    return engine
+    num = 1 if manifest.engine.name == "inline" else manifest.workers
+    workers = Workers(ROLE, min(num, manifest.num_runs), _needs(manifest, algorithm))
+    remark = "A sweep has --workers with num_threads CPUs each, and with --devices one GPU each."
+    return engine_for(manifest.engine, [workers], message, remark=remark)
 
 
 def room_of(manifest: Manifest, algorithm: Algorithm, num_cores: int) -> int:
@@ -116,9 +106,9 @@ def _needs(manifest: Manifest, algorithm: Algorithm) -> Needs:
 
 
 class SweepSession:
-    """A session of a sweep: finished runs are kept, the others begun or resumed.
+    """A session of a sweep: finished runs stay as they are, the others are begun or resumed.
 
-    engine: in place of the one that the manifest names; the session ends it.
+    engine: instead of the one that the manifest names; the session ends it.
     Whoever is killed, worker or leader: the next session, or the next worker, resumes the run.
 
     >>> def run(folder: Path, algorithm: Algorithm) -> list[str]:

@@ -6,6 +6,7 @@ import contextlib
 import functools
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from raffia.algorithms.efficientzero.actor import act
 from raffia.algorithms.efficientzero.learner import ModelFactory
@@ -214,11 +215,12 @@ def evaluate(
     agent = load_agent(
         folder, checkpoint, num_simulations=num_simulations, make_env=make_env, networks=networks
     )
+    config = read_run_of(EfficientZeroRun, folder)
+    own: dict[str, Any] = {"num_episodes": episodes, "num_simulations": agent.num_simulations}
     if opponent is not None:
         make_opponent(opponent, agent.spec)  # refuses it in an environment of one player
-    config = agent_config(
-        read_run_of(EfficientZeroRun, folder), episodes, agent.num_simulations, opponent
-    )
+        own["opponent"] = opponent
+    config = replace(config, evaluate=replace(config.evaluate, **own))
     recording = None
     if record:
         thinks = f"-{num_simulations}-simulations" if num_simulations else ""
@@ -233,15 +235,3 @@ def evaluate(
     found = played[0]
     files = [] if recording is None else recording.files
     return Evaluation(found.returns, found.lengths, found.as_first, files, agent.update)
-
-
-def agent_config(
-    config: EfficientZeroRun, episodes: int, num_simulations: int, opponent: str | None
-) -> EfficientZeroRun:
-    """The run's config with other settings of the evaluation."""
-    own = replace(config.evaluate, num_episodes=episodes, num_simulations=num_simulations)
-    if opponent is not None:
-        if opponent not in ("random", "rule", "perfect"):
-            raise ValueError(f"opponent={opponent!r} must be 'random', 'rule' or 'perfect'")
-        own = replace(own, opponent=opponent)  # type: ignore[arg-type]
-    return replace(config, evaluate=own)
