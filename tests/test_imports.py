@@ -46,7 +46,7 @@ TABLE = {
     "recipes": [*LAYER_0, *LAYER_1, "algorithms", "evolution", "distributed", "train"],
     "report": ["draw"],
     "sweep": [*LAYER_0, "distributed", "train", "recipes", "report"],
-    "cli": ["recipes", "report", "sweep", "train.config"],
+    "cli": ["recipes", "report", "sweep", "train.config", "envs"],
 }
 
 PICKLERS = {"pickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}

@@ -586,9 +586,7 @@ def test_an_environment_is_checked(monkeypatch, capsys):
     assert capsys.readouterr().out.startswith("probe/delay keeps the contract\nok ")
     assert "Did you mean 'CartPole-v1'?" in fails("check-env Cartpole-v1", capsys, status=1)
     found = Report("mine", (Finding("numbers", "fails", "nan at step 3", "give finite ones"),))
-    monkeypatch.setattr(
-        "raffia.recipes.environments.check_env_id", lambda name, seed, num_steps: found
-    )
+    monkeypatch.setattr("raffia.envs.check.check_env", lambda make, seed, num_steps: found)
     assert main(["check-env", "mine"]) == 1
     said = capsys.readouterr().out
     assert said.splitlines()[0] == "mine does not keep the contract"

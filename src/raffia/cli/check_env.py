@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 from raffia.cli.parser import Parser, UsageError
 from raffia.cli.style import paint, verdict
@@ -39,9 +40,12 @@ def check_env(words: Sequence[str]) -> int:
     if args.id is None:
         raise UsageError("which environment?", "raffia check-env CartPole-v1")
 
-    from raffia.recipes.environments import check_env_id
+    from raffia.envs import check
+    from raffia.envs.config import EnvConfig
+    from raffia.envs.make import make_env
 
-    found = check_env_id(args.id, seed=args.seed, num_steps=args.steps)
+    make = partial(make_env, EnvConfig(id=args.id, num_envs=2))
+    found = check.check_env(make, seed=args.seed, num_steps=args.steps)
     head, *lines = found.lines()
     print(paint(head, "bold", sys.stdout))
     for line in lines:

@@ -70,9 +70,9 @@ class EfficientZeroCommands(AlgorithmCommands):
         self.refuse_special(run, args)
         waiting(f"playing {plural(args.episodes, 'episode')} with {run} ...")
         from raffia.recipes.efficientzero import evaluate
-        from raffia.recipes.environments import num_players
+        from raffia.recipes.efficientzero.actors import spec_of
 
-        two_players = num_players(config.env) == 2
+        two_players = spec_of(config.env).num_players == 2
         if args.opponent and not two_players:
             raise UsageError(
                 f"--opponent is for two-player games, but {run} plays {config.env.id}",

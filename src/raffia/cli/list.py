@@ -116,6 +116,6 @@ def _title(title: str, remark: str) -> str:
 
 
 def _environments() -> list[str]:
-    from raffia.recipes.environments import env_ids
+    from raffia.envs.make import env_names
 
-    return env_ids()
+    return env_names()
