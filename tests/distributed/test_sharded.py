@@ -254,9 +254,7 @@ def test_what_would_part_the_parts_is_refused():
         part = learner.apply(first, update)
         part["params", "0", "bias"].mul_(2)
         for use in (lambda: learner.grads(part, batch), lambda: learner.whole(part)):
-            with pytest.raises(
-                ValueError, match=r"was changed in place: change the whole .*pass that"
-            ):
+            with pytest.raises(ValueError, match=r"was mutated: change the whole .*pass that"):
                 use()
         with pytest.raises(ValueError, match="a state of 2 members cannot be divided"):
             learner.grads(TensorDict(params=TensorDict(batch_size=[2]), batch_size=[2]), batch)

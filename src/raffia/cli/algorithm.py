@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from raffia.cli.figures import show_evaluation
 from raffia.cli.parser import UsageError
@@ -16,11 +16,13 @@ from raffia.hints import nearest, plural
 from raffia.lazy import imported
 from raffia.recipes.algorithm import Algorithm
 from raffia.recipes.population_config import PopulationConfig
+from raffia.train.config import AnyConfig
 
 if TYPE_CHECKING:
     from raffia.recipes import RunResult
     from raffia.recipes.running import Make
 
+Config = TypeVar("Config", bound=AnyConfig)
 # Flags of `raffia evaluate` that only EfficientZero has, or ILQL, by their names there.
 SPECIAL = {"num_simulations": "--num-simulations", "opponent": "--opponent", "record": "--record"}
 OF_ILQL = {"env": "--env"}
@@ -48,7 +50,7 @@ POPULATION = (
 )
 
 
-class AlgorithmCommands:
+class AlgorithmCommands(Generic[Config]):
     """The part of `raffia train`, `resume` and `evaluate` of one algorithm; subclasses add more.
 
     >>> from raffia.recipes.algorithm import ALGORITHMS
@@ -69,20 +71,20 @@ class AlgorithmCommands:
         self.algorithm = algorithm
         self.name = algorithm.reference or algorithm.name  # in calls
 
-    def start_with(self, flags: Mapping[str, str], words: Sequence[str]) -> tuple[str, Any]:
+    def start_with(self, flags: Mapping[str, str], words: Sequence[str]) -> tuple[str, Config]:
         """The preset's name, or nothing, and the config that settings then change.
 
         flags: "--preset" and the `train_flags` that were given.
         words: behind the algorithm's name, for errors.
         """
         preset = flags.get("--preset", "")
-        config = self.preset(preset, words) if preset else self.algorithm.config()
+        config: Any = self.preset(preset, words) if preset else self.algorithm.config()
         if "--population" in flags:
             population = self._population(config.population, flags["--population"])
             config = self.with_population(config, population)
         return preset, config
 
-    def preset(self, name: str, words: Sequence[str]) -> Any:
+    def preset(self, name: str, words: Sequence[str]) -> Config:
         """The preset of this name; UsageError, with the nearest in the call, if there is none.
 
         >>> from raffia.recipes.algorithm import ALGORITHMS
@@ -91,7 +93,8 @@ class AlgorithmCommands:
         """
         presets = self.algorithm.presets
         if name in presets:
-            return presets[name]
+            found: Config = presets[name]
+            return found
         near, calls = nearest(name, presets), ["raffia list presets"]
         if near is not None:
             typed = {name: near, f"--preset={name}": f"--preset={near}"}
@@ -100,7 +103,7 @@ class AlgorithmCommands:
         hint = "" if near is None else f"; did you mean {near}?"
         raise UsageError(f"there is no preset {name!r}{hint}", *calls)
 
-    def with_population(self, config: Any, population: PopulationConfig) -> Any:
+    def with_population(self, config: Config, population: PopulationConfig) -> Config:
         """The config with a population of so many members."""
         return replace(config, population=population)
 
@@ -122,11 +125,11 @@ class AlgorithmCommands:
         settings: the words that are not flags of the command's own, and so name settings.
         """
 
-    def with_data_settings(self, config: Any, settings: Sequence[str]) -> Any:
+    def with_data_settings(self, config: Config, settings: Sequence[str]) -> Config:
         """The config with what follows from data; called once torch may be loaded."""
         return config
 
-    def given(self, config: Any, flags: Mapping[str, str]) -> Any:
+    def given(self, config: Config, flags: Mapping[str, str]) -> Config:
         """Apply the flags of `raffia resume`, the `vouched_flags`, to the config."""
         return config
 
@@ -178,7 +181,7 @@ class AlgorithmCommands:
         summaries = self.algorithm.summaries
         return [[name, summaries.get(name, "")] for name in self.algorithm.presets]
 
-    def listed(self, config: Any) -> list[str]:
+    def listed(self, config: Config) -> list[str]:
         """The environment or task, and the environment steps, of a preset in `raffia list
         presets`."""
         return [self.algorithm.name, ""]
@@ -205,13 +208,13 @@ class AlgorithmCommands:
         """The flag that names where the algorithm is imported from; see `recorded_algorithm`."""
         return ["--algorithm", self.name] if self.algorithm.reference else []
 
-    def longer(self, config: Any) -> list[str]:
+    def longer(self, config: Config) -> list[str]:
         """Flags that make a run twice as long."""
         return [f"--{self.algorithm.length}", str(2 * self.algorithm.length_of(config))]
 
     # -- evaluation
 
-    def evaluate(self, run: Path, config: Any, args: argparse.Namespace) -> int:
+    def evaluate(self, run: Path, config: Config, args: argparse.Namespace) -> int:
         """`raffia evaluate`: play episodes, write the figures, show them."""
         self.refuse_special(run, args)
         waiting(f"playing {plural(args.episodes, 'episode')} with {run} ...")
@@ -242,12 +245,12 @@ def _flag_rows(flags: Mapping[str, tuple[str, str]]) -> list[tuple[str, str]]:
     return [(f"{flag} {value}", text) for flag, (value, text) in flags.items()]
 
 
-def commands_of(algorithm: Algorithm) -> AlgorithmCommands:
+def commands_of(algorithm: Algorithm) -> AlgorithmCommands[Any]:
     """The part of the command line that an algorithm has.
 
     >>> from raffia.recipes.algorithm import ALGORITHMS
     >>> type(commands_of(ALGORITHMS["efficientzero"])).__name__
     'EfficientZeroCommands'
     """
-    found: AlgorithmCommands = imported(algorithm.commands)(algorithm)
+    found: AlgorithmCommands[Any] = imported(algorithm.commands)(algorithm)
     return found

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TextIO
 
 from raffia.cli.parser import Parser, UsageError
-from raffia.cli.runs import add_checkpoint, chosen_run, config_of_algorithm
+from raffia.cli.runs import add_checkpoint, chosen_run, config_of_kind
 from raffia.cli.style import call, waiting
 from raffia.recipes.ilql.config import ILQLRun
 
@@ -40,7 +40,7 @@ def chat(words: Sequence[str]) -> int:
     start = "raffia train ilql --preset wordle"
     run = chosen_run(args.run, "chat", lambda run: run.algorithm == "ilql", start)
     calls = [call("raffia", command, run) for command in ("play", "evaluate")]
-    config = config_of_algorithm("ilql", run, *calls)
+    config = config_of_kind(ILQLRun, run, *calls)
     if config.population.size > 1:  # whose best member may speak with numbers of its own
         waiting(f"looking at the best member of {run} ...")
         from raffia.recipes.ilql import member_config

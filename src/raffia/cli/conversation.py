@@ -230,7 +230,7 @@ class Game(Session):
 Type your word, and the agent plays the whole game. Or press Enter, keep the word secret, and
 answer each guess with five letters: g right position, y elsewhere in the word, b not in it. You
 can still type the word later.
-  /again   another guess in place of the current one; after a game, the same word again
+  /again   another guess instead of the current one; after a game, the same word again
   /undo    take back your last colours
   /words   the words that the agent knows, and those that still fit
   /new     another game

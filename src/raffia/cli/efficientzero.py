@@ -17,7 +17,7 @@ from raffia.recipes.efficientzero.config import EfficientZeroRun
 from raffia.recipes.population_config import PopulationConfig
 
 
-class EfficientZeroCommands(AlgorithmCommands):
+class EfficientZeroCommands(AlgorithmCommands[EfficientZeroRun]):
     """EfficientZero's part of `raffia train`, `resume` and `evaluate`."""
 
     train_flags = {"--population": POPULATION}

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from raffia.cli.parser import Parser, UsageError
-from raffia.cli.runs import add_checkpoint, chosen_run, config_of_algorithm, free_folder
+from raffia.cli.runs import add_checkpoint, chosen_run, config_of_kind, free_folder
 from raffia.cli.style import call, columns, paint, waiting
+from raffia.recipes.ilql.config import ILQLRun
 
 OUT = "export"  # in the run's folder
 ABOUT = """\
@@ -48,7 +49,7 @@ def export(words: Sequence[str]) -> int:
     args = parser.read(words)
     start = "raffia train ilql --preset wordle"
     run = chosen_run(args.run, "export", lambda run: run.algorithm == "ilql", start)
-    config_of_algorithm("ilql", run, call("raffia", "evaluate", run))
+    config_of_kind(ILQLRun, run, call("raffia", "evaluate", run))
     out = Path(args.out) if args.out else run / OUT
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         other = call("raffia", "export", run, "--out", free_folder(out))

@@ -27,7 +27,7 @@ FREE = (
 )  # of the trunk, whatever the model's folder sets
 
 
-class ILQLCommands(AlgorithmCommands):
+class ILQLCommands(AlgorithmCommands[ILQLRun]):
     """ILQL's part of `raffia train`, `resume` and `evaluate`."""
 
     train_flags = {

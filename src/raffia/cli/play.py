@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from raffia.cli.parser import Parser, UsageError
-from raffia.cli.runs import add_checkpoint, chosen_run, config_of_algorithm
+from raffia.cli.runs import add_checkpoint, chosen_run, config_of_kind
 from raffia.cli.style import call, waiting
 from raffia.cli.terminal import Terminal
+from raffia.recipes.efficientzero.config import EfficientZeroRun
 
 if TYPE_CHECKING:
     from raffia.recipes.efficientzero.match import BoardPlayer, Match, Thought
@@ -44,7 +45,7 @@ def play(words: Sequence[str]) -> int:
     first = call("raffia", "train", "efficientzero", "--preset", next(iter(GAMES)))
     run = chosen_run(args.run, "play", lambda run: run.env in GAMES, first)
     talk = call("raffia", "chat", run), call("raffia", "evaluate", run)
-    game = config_of_algorithm("efficientzero", run, *talk).env.id
+    game = config_of_kind(EfficientZeroRun, run, *talk).env.id
     if game not in GAMES:
         raise UsageError(
             f"{run} plays {game}; a person can play {' and '.join(GAMES)}",
@@ -177,7 +178,7 @@ class Table(Terminal):
         if len(names) == self.match.game.columns:
             moves = f"Drop a stone into a column, {names[0]} to {names[-1]}."
         else:
-            moves = f"Place a stone on a square, {names[0]} to {names[-1]}, or 1 to {len(names)}."
+            moves = f"Put a stone on a square, {names[0]} to {names[-1]}, or 1 to {len(names)}."
         self.print_line(f"{moves}\nOther commands: undo, new, help, quit.")
 
     def _undo(self) -> None:

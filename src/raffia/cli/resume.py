@@ -49,7 +49,7 @@ For ILQL runs:
 
 All other settings affect what is learnt: to change them, train a new run.
 
-For the folder of a sweep: finished runs are kept, interrupted ones resumed, missing ones started,
+For the folder of a sweep: finished runs stay, interrupted ones are resumed, missing ones started,
 and failed ones tried again. --workers, --engine.name, --engine.address and --devices may change.
 
 examples:
@@ -106,7 +106,7 @@ def _is_saved(run: Path, state: RunSummary) -> bool:
 
 
 def _refuse(
-    run: Path, commands: AlgorithmCommands, fixed: Sequence[str], words: Sequence[str]
+    run: Path, commands: AlgorithmCommands[Any], fixed: Sequence[str], words: Sequence[str]
 ) -> None:
     verb = "shapes" if len(fixed) == 1 else "shape"
     raise UsageError(
@@ -120,7 +120,7 @@ def _refuse(
     )
 
 
-def _print_finished(run: Path, commands: AlgorithmCommands, config: Any, state: str) -> None:
+def _print_finished(run: Path, commands: AlgorithmCommands[Any], config: Any, state: str) -> None:
     print(f"{run} {summary_line(summarise(run))}; there is nothing left to do")
     target = ["--evaluate.target_return", "none"]
     flags = target if state == "target" else commands.longer(config)

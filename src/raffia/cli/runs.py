@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from raffia._version import __version__
 from raffia.cli.parser import Parser, UsageError
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from raffia.recipes.efficientzero import RunResult
 
 
+Config = TypeVar("Config")
 HOME = Path("runs")  # where runs lie unless another folder is named
 
 
@@ -139,14 +140,14 @@ def config_of(run: Path, given: str = "") -> tuple[Algorithm, Any]:
         ) from None
 
 
-def config_of_algorithm(name: str, run: Path, *others: str) -> Any:
+def config_of_kind(kind: type[Config], run: Path, *others: str) -> Config:
     """The settings of a run; UsageError if it is of another algorithm than this one.
 
     others: calls that do with such a run what was meant.
     """
     algorithm, config = config_of(run)
-    if algorithm.name != name:
-        wanted = ALGORITHMS[name].title
+    if not isinstance(config, kind):
+        wanted = next(one.title for one in ALGORITHMS.values() if one.config is kind)
         raise UsageError(f"{run} is not a run of {wanted} but of {config.title}", *others)
     return config
 

@@ -76,11 +76,11 @@ def help_width() -> int:
 def filled(text: str, width: int | None) -> str:
     """Paragraphs in lines of this width, at most 100; those with an indented line are unchanged.
 
-    >>> print(filled("One two\\nthree four.\\n\\n  kept as\\n  it is", 13))
+    >>> print(filled("One two\\nthree four.\\n\\n  left as\\n  it is", 13))
     One two three
     four.
     <BLANKLINE>
-      kept as
+      left as
       it is
     """
     most = min(width or WIDEST, WIDEST)

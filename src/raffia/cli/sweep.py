@@ -129,7 +129,7 @@ def _help_blocks(what: str) -> list[str]:
     ]
 
 
-def _help_text(commands: AlgorithmCommands, preset: str) -> str:
+def _help_text(commands: AlgorithmCommands[Any], preset: str) -> str:
     """The text of `raffia sweep NAME --help` above the settings."""
     examples = EXAMPLES.get(commands.name, f"  raffia sweep {commands.name} --seeds 0..4")
     return commands.help_of_sweep(preset, _help_blocks(commands.algorithm.title), examples)

@@ -76,7 +76,7 @@ def train(words: Sequence[str]) -> int:
     return commands.print_end(result)
 
 
-def _help_text(commands: AlgorithmCommands, preset: str) -> str:
+def _help_text(commands: AlgorithmCommands[Any], preset: str) -> str:
     return commands.help(preset)
 
 
@@ -91,7 +91,7 @@ class Asked:
 
     name: str  # of the algorithm, as it was given
     algorithm: Algorithm
-    commands: AlgorithmCommands
+    commands: AlgorithmCommands[Any]
     flags: dict[str, str]  # of the command and of the algorithm, that name no settings
     settings: list[str]  # the other words
     preset: str
@@ -103,7 +103,7 @@ class Asked:
         words: Sequence[str],
         command: str,
         own: Sequence[str],
-        help_text: Callable[[AlgorithmCommands, str], str],
+        help_text: Callable[[AlgorithmCommands[Any], str], str],
     ) -> Asked:
         """Read the words; UsageError or ConfigError with the call that works.
 

@@ -24,7 +24,7 @@ from raffia.tensordict.tensordict import TensorDict
 ALIGNMENT = 64  # bytes: a cache line
 PADDING = bytes(ALIGNMENT)
 DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
-NUM_RECORDS = 64  # that are kept: a run sends trees of few kinds, and many of each
+NUM_RECORDS = 64  # in the caches: a run sends trees of few kinds, and many of each
 
 
 def pack(tree: TensorDictBase, room: int = 0) -> bytearray:

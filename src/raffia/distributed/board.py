@@ -1,8 +1,6 @@
-"""Versions of weights: published once for all workers, kept while a task may name them."""
+"""Versions of weights: published once for all workers, held while a task may name them."""
 
 from __future__ import annotations
-
-from typing import Any
 
 from raffia.distributed.engine import Engine
 from raffia.tensordict.tensordict import TensorDict
@@ -28,11 +26,11 @@ class Board:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._refs: dict[int, Any] = {}
+        self._refs: dict[int, object] = {}
 
     @property
     def versions(self) -> list[int]:
-        """The version numbers that are kept, in ascending order."""
+        """The version numbers that are held, in ascending order."""
         return sorted(self._refs)
 
     def publish(self, version: int, weights: TensorDict) -> None:
@@ -40,7 +38,7 @@ class Board:
         if version not in self._refs:
             self._refs[version] = self._engine.put(weights)
 
-    def ref(self, version: int) -> Any:
+    def ref(self, version: int) -> object:
         """The weights of a version as the engine's workers take them."""
         if version not in self._refs:
             raise KeyError(

@@ -188,7 +188,7 @@ class Engine(Protocol):
         config: JSON that the factory reads.
         """
 
-    def put(self, weights: TensorDict) -> Any:
+    def put(self, weights: TensorDict) -> object:
         """Publish the present weights once, for any worker's `ask`."""
 
     def resources(self) -> str:
@@ -206,7 +206,7 @@ class Engine(Protocol):
         """A copy of the weights that were put, for this process."""
 
     def drop(self, ref: Any) -> None:
-        """Free weights that no open task names, and none will any more: what a role has kept of
+        """Free weights that no open task names, and none will any more: what a role still holds of
         them may change."""
 
     def close(self) -> None:

@@ -43,7 +43,7 @@ class Followers:
     device: where followers compute, as this process does; with "cuda" each takes the next card, or
         shares one where there are fewer. Sums go through the CPU's memory.
     max_restarts: how often followers may be lost in one update; once more is an error.
-    spares: processes kept ready to take the part of one that dies.
+    spares: idle processes that replace one that dies.
     patience: seconds without an answer, or within a sum, after which a follower is taken for dead.
 
     States are broadcast where they are not what `apply` gave last. A program that makes followers

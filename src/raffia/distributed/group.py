@@ -29,7 +29,7 @@ LOCALHOST = "127.0.0.1"
 
 
 class Rendezvous:
-    """A rendezvous at which the members of a future group find each other; kept until all have.
+    """A rendezvous at which the members of a future group find each other; open until all have.
 
     >>> with Rendezvous() as rendezvous:
     ...     rendezvous.address.startswith("127.0.0.1:")

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from raffia.distributed.arrays import pack, parts_of, unpack, unpack_parts
@@ -189,13 +190,15 @@ class RayEngine:
         self._ray.kill(spare.handle)
         self._ray.util.remove_placement_group(spare.group)
 
-    def put(self, weights: TensorDict) -> Any:
+    def put(self, weights: TensorDict) -> object:
         """The weights in the object store."""
         self._cluster.require()
         parts = parts_of(weights)  # a name, so that its leaves live
         record, arrays = parts.data[0], parts.data[1::2]  # then paddings
         # One by one, so that Ray copies them from where they are.
-        return self._ray.put([record, *(np.frombuffer(one, dtype=np.uint8) for one in arrays)])
+        arrays = [np.frombuffer(one, dtype=np.uint8) for one in arrays]
+        ref: object = self._ray.put([record, *arrays])
+        return ref
 
     def get(self, ref: Any) -> TensorDict:
         """A copy of the weights in the object store."""
@@ -348,7 +351,7 @@ class _Actor:
     def load(self, data: Any) -> None:
         self._host.load(unpack(bytearray(memoryview(data))))
 
-    def do(self, data: Any, name: str, weights: Any) -> Any:
+    def do(self, data: Any, name: str, weights: Any) -> npt.NDArray[np.uint8] | str:
         try:
             if name != self._weights[0]:
                 self._weights = name, _over(weights) if name else None

@@ -17,7 +17,7 @@ LOOK = 0.25  # seconds between two looks at whether the cluster is there, while 
 SILENT = 3.0  # seconds without an answer after which the cluster is gone
 FIRST_MESSAGE = 10.0  # seconds of waiting for room until it is reported
 MESSAGE_EVERY = 60.0  # seconds until it is reported again
-SPARES = "of spares"  # in place of a role, of workers that wait for one
+SPARES = "of spares"  # instead of a role, of workers that wait for one
 PROBE_SECONDS = 120.0  # in which a machine answers what it runs: it loads torch first
 
 
@@ -62,9 +62,9 @@ def require_versions(theirs: dict[str, str], who: str) -> None:
     """
     ours = versions()
     if differ := [name for name in ours if ours[name] != theirs[name]]:
-        seen = ", ".join(f"{name} {theirs[name]} (here {ours[name]})" for name in differ)
+        others = ", ".join(f"{name} {theirs[name]} (here {ours[name]})" for name in differ)
         raise VersionError(
-            f"{who} of the Ray cluster has {seen}: install the same versions on all machines, "
+            f"{who} of the Ray cluster has {others}: install the same versions on all machines, "
             "because results would otherwise depend on which machine computes them"
         )
 
@@ -317,8 +317,8 @@ def refuse_if_silent(address: str) -> None:
 def silent(address: str, error: Exception) -> Exception:
     """The error of a cluster that cannot be joined."""
     if "ersion mismatch" in str(error):  # of Ray or Python, which Ray compares
-        seen = " ".join(str(error).split())
-        return VersionError(f"the Ray cluster at {address} has other versions: {seen}")
+        text = " ".join(str(error).split())
+        return VersionError(f"the Ray cluster at {address} has other versions: {text}")
     return ConnectionError(
         f"no Ray cluster answers at {address}: start one with `ray start --head`, or leave "
         f"engine.address out for one of this machine ({error})"

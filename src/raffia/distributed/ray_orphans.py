@@ -39,14 +39,14 @@ def unwatch(pid: int) -> None:
 
 def end_orphans(leader: int) -> None:
     """Wait until the parent, this leader, is gone; end what its raylets have left."""
-    seen: dict[int, str] = {}  # when each process began, as a number may be used again
+    found: dict[int, str] = {}  # when each process began, as a number may be used again
     while os.getppid() == leader:
-        seen = {**_below_raylets(leader), **{pid: at for pid, at in seen.items() if _is(pid, at)}}
+        found = {**_below_raylets(leader), **{pid: at for pid, at in found.items() if _is(pid, at)}}
         time.sleep(POLL)
     until = time.monotonic() + GRACE
-    while time.monotonic() < until and any(_is(pid, at) for pid, at in seen.items()):
+    while time.monotonic() < until and any(_is(pid, at) for pid, at in found.items()):
         time.sleep(POLL / 10)
-    for pid, at in seen.items():
+    for pid, at in found.items():
         if _is(pid, at):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -123,7 +123,7 @@ class Sharded:
         """Make all processes hold their part of this state."""
         if state is self._part and not is_unchanged(self._marks, state):
             raise ValueError(
-                "this process's part of the state was changed in place: change the whole state, "
+                "this process's part of the state was mutated: change the whole state, "
                 "learner.whole(state), and pass that"
             )
         if self._holds(state):

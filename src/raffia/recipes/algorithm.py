@@ -6,7 +6,7 @@ import functools
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from raffia._version import __version__
 from raffia.hints import did_you_mean
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from raffia.train.view import View
 
 
+Config = TypeVar("Config")
 NEEDED = ("title", "seed", "device", "num_threads")  # of every algorithm's settings
 
 
@@ -91,9 +92,10 @@ class Algorithm:
         """The length of a run with these settings, in the unit that `length` names."""
         return int(functools.reduce(getattr, self.length.split("."), config))
 
-    def settled(self, config: Any) -> Any:
+    def settled(self, config: Config) -> Config:
         """The settings, with values for all that they leave open."""
-        return config if self.settle is None else imported(self.settle)(config)
+        settled: Config = config if self.settle is None else imported(self.settle)(config)
+        return settled
 
 
 ALGORITHMS = {
@@ -184,7 +186,7 @@ def _near(name: str) -> str:
     return did_you_mean(name, ALGORITHMS.keys(), "; did you mean {}?")
 
 
-def given_name(reference: Any, what: str) -> Any:
+def given_name(reference: Any, what: str) -> object:
     """Import an object by the reference that the user gave, also from a file or a module of the
     current folder.
 
@@ -202,7 +204,8 @@ def given_name(reference: Any, what: str) -> Any:
     must be package.module:name or path/file.py:name, and name a number
     """
     try:
-        return imported(reference, here=True)
+        found: object = imported(reference, here=True)
+        return found
     except (ImportError, AttributeError, OSError, SyntaxError) as error:
         raise ConfigError(
             f"{reference} cannot be imported: {error}. It must be package.module:name or "
@@ -210,7 +213,7 @@ def given_name(reference: Any, what: str) -> Any:
         ) from error
 
 
-def recorded_name(reference: str) -> Any:
+def recorded_name(reference: str) -> object:
     """Import an object by the reference in a run's folder if it belongs to an installed package;
     else return None.
 
@@ -224,7 +227,8 @@ def recorded_name(reference: str) -> Any:
     if not home or home.endswith(".py"):
         return None
     try:
-        return imported(reference)
+        found: object = imported(reference)
+        return found
     except (ImportError, AttributeError, SyntaxError) as error:
         is_missing = isinstance(error, ModuleNotFoundError) and f"{home}.".startswith(
             f"{error.name}."

@@ -236,7 +236,8 @@ class MembersAcross:
 
     population: of all members.
     pool: the workers, each a `MembersRole` of P / W members.
-    batches: those from an update on, made again; None: those since the last whole state are kept.
+    batches: those from an update on, made again; None: those since the last
+        whole state stay in memory.
     device: where `whole` gives the state.
 
     >>> from raffia.distributed.check_engine import MeanLearner

@@ -143,7 +143,7 @@ def _checkpoint(path: Path) -> tuple[dict[str, Any], float, str]:
     Checksums are not computed: whoever resumes does that.
     """
     try:
-        manifest = read_json(path / "manifest.json")
+        manifest: Any = read_json(path / "manifest.json")
     except ValueError as error:
         return {}, 0, f"manifest.json could not be read: {error}"
     files = manifest.get("files") if isinstance(manifest, dict) else None

@@ -117,7 +117,7 @@ def read_dialogues(path: Path) -> DialogueFile:
     ...
     ValueError: No such file or directory
     """
-    data = read_json(path)
+    data: Any = read_json(path)
     found = data.get("dialogues") if isinstance(data, dict) else None
     if not isinstance(found, list):
         raise ValueError('it does not contain a list "dialogues"')

@@ -105,9 +105,9 @@ class Run:
         seed = self.config.get("seed", self.about.get("seed"))
         return "" if seed is None else str(seed)
 
-    def setting(self, *path: str) -> Any:
+    def setting(self, *path: str) -> object:
         """A value of the config, or None."""
-        found: Any = self.config
+        found: object = self.config
         for name in path:
             found = found.get(name) if isinstance(found, dict) else None
         return found
@@ -284,7 +284,7 @@ def runs_of_sweep(folder: str | os.PathLike[str]) -> tuple[list[Path], list[str]
         return None
     found = find_runs(there / "runs", 1)
     try:
-        data = read_json(there / MANIFEST)
+        data: Any = read_json(there / MANIFEST)
         planned = [str(run["name"]) for run in data["runs"]]
         errors = {str(name): str(text) for name, text in data["errors"].items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -410,7 +410,7 @@ def content(path: Path, largest: int = LARGEST) -> bytes:
     return data
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: Path) -> object:
     """The content of a JSON file; a ValueError that names the reason if it cannot be read.
 
     >>> read_json(Path("no such file.json"))
@@ -419,7 +419,8 @@ def read_json(path: Path) -> Any:
     ValueError: No such file or directory
     """
     try:
-        return parse_json(path, content(path))
+        found: object = parse_json(path, content(path))
+        return found
     except DamagedFileError as error:
         raise ValueError(error.why) from None
 

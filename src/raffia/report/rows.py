@@ -159,7 +159,7 @@ class _Thinned:
         return {kind: (step, self.counts[kind]) for kind, step in self._step.items() if step > 1}
 
     def rows(self) -> list[Row]:
-        """The rows that were kept, in line order, including all of the last ones of each kind."""
+        """The rows that are left, in line order, including all of the last ones of each kind."""
         found: dict[int, Row] = {}
         for kind, retained in self._retained.items():
             left = self._left[kind]

@@ -49,7 +49,7 @@ class Manifest:
     def of(
         cls, algorithm: Algorithm, base: Any, runs: Sequence[PlannedRun], **more: Any
     ) -> Manifest:
-        """The manifest of these runs, each with its settings in place of the base's.
+        """The manifest of these runs, each with its settings instead of the base's.
 
         Raises ConfigError, with the run's name, for settings that are refused.
         """

@@ -199,7 +199,7 @@ def check_names(names: Collection[str]) -> None:
 
 
 def _draw(ranges: Mapping[str, Range | Sequence[Any]], seed: int, index: int) -> dict[str, Any]:
-    def one(name: str, kind: Range | Sequence[Any]) -> Any:
+    def one(name: str, kind: Range | Sequence[Any]) -> object:
         generator = random.Random(derive_seed(seed, "sweep", index, name))
         return kind.draw(generator) if isinstance(kind, Range) else generator.choice(kind)
 

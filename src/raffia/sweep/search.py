@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 from raffia.functional.seeds import derive_seed
@@ -122,7 +123,7 @@ def probes(search: Search) -> list[PlannedRun]:
     ]
 
 
-def require_optuna() -> Any:
+def require_optuna() -> ModuleType:
     """The package; ModuleNotFoundError, with the extra's name, if it is not installed."""
     try:
         import optuna

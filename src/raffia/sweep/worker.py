@@ -43,7 +43,7 @@ class RunRole:
         self.stop = Stopped(self.folder / STOP, given["session"])
 
     def load(self, state: TensorDict) -> None:
-        """Load nothing: no state is kept between runs."""
+        """Load nothing: no state outlives a run."""
 
     def do(self, task: TensorDict, weights: TensorDict | None) -> TensorDict:
         """Train the run of this number until it ends."""

@@ -260,9 +260,9 @@ class BatchesOfShards(BatchesAhead):
         super().load_state(state)
 
     def metrics(self) -> dict[str, float]:
-        """The metrics of batches made ahead, and the size of the overwritten rows that are kept."""
-        kept = sum([feed.num_bytes_stored for feed in self._making.feeds])
-        return super().metrics() | {"mib_kept_for_reanalyzers": round(kept / 2**20, 3)}
+        """The metrics of batches made ahead, and the size of overwritten rows still in use."""
+        size = sum([feed.num_bytes_stored for feed in self._making.feeds])
+        return super().metrics() | {"mib_kept_for_reanalyzers": round(size / 2**20, 3)}
 
 
 class ShardMirrors:

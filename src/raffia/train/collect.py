@@ -151,7 +151,7 @@ class Collector:
 
     @contextlib.contextmanager
     def _described(self, at_reset: bool = False) -> Iterator[None]:
-        """Add to an error of an environment where that stood, so that it can be seen again."""
+        """Add to an error of an environment the state it was in, to reproduce the error."""
         try:
             yield
         except Exception as error:

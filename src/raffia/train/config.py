@@ -31,6 +31,7 @@ from raffia.train.settings import (
 )
 
 __all__ = [
+    "AnyConfig",
     "ConfigError",
     "from_command_line",
     "from_json",
@@ -218,7 +219,7 @@ def _config_from_json(
 
 
 def _unknown_entry(path: str, name: str, path_here: str, names: Sequence[str]) -> ConfigError:
-    if path in names and "." in name:  # right, but files nest
+    if path in names and "." in name:  # right, but files have tables
         outer, _, inner = name.rpartition(".")
         where = f"in {path_here}, " if path_here else ""
         return ConfigError(

@@ -76,7 +76,7 @@ class Experiment:
     defines `step` and `evaluate`; the other methods have defaults.
 
     collector: plays the environments whose steps are learnt from, if any.
-    parts: what changes in place besides the learner's state, as environments do, by name: see
+    parts: what is mutated besides the learner's state, as environments do, by name: see
         `RunState`, the tree that they are saved and restored in.
     replays: replay buffers by name; their content is saved with each checkpoint, every row once.
 
@@ -168,7 +168,7 @@ class Experiment:
         return state
 
     def can_save_after(self, error: Exception) -> bool:
-        """Whether all that changes in place is such that a resume goes on from the newest state,
+        """Whether all mutated parts are such that a resume goes on from the newest state,
         although a step, or a task after it, raised this error; the run is then saved.
         """
         return False

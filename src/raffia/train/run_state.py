@@ -6,7 +6,7 @@
      "evaluate", "log", "records": counters, sums, lengths of files}
 
 Between two updates the learner's tensors are the one value that the loop moves. All other parts
-change in place, and what they are is asked for when a checkpoint is written.
+are mutated, and their state is asked for when a checkpoint is written.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ LEARNER = "state"  # the learner's file in a checkpoint
 
 
 class Stateful(Protocol):
-    """A part of a run that changes in place.
+    """A part of a run that is mutated.
 
     After `load_state(state)` it is what it was when `state()` gave that, or a resumed run is
     another one. A `TensorDict` becomes a file of the checkpoint; anything else is what JSON holds.
     """
 
-    def state(self) -> Any:
+    def state(self) -> object:
         """The present state; an empty TensorDict if there is nothing to save."""
 
     def load_state(self, state: Any) -> None:
@@ -47,10 +47,10 @@ class Recorded:
     {'rows': 7}
     """
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: object) -> None:
         self.value = value
 
-    def state(self) -> Any:
+    def state(self) -> object:
         """The value."""
         return self.value
 

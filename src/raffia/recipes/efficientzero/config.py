@@ -150,7 +150,7 @@ class CheckpointConfig:
     """Checkpoints for a resume."""
 
     every_updates: int = 1_000  # updates between checkpoints
-    keep: int = 3  # number of newest checkpoints to keep; the best one is always kept
+    keep: int = 3  # number of newest checkpoints to keep, besides the best one
 
     def __post_init__(self) -> None:
         check_types(self)

@@ -193,7 +193,8 @@ class EvaluateRole(PlannerRole):
     """Plays an evaluation for each task; see `raffia.train.evaluations.Evaluations`.
 
     >>> from raffia.algorithms.efficientzero.learner import EfficientZeroLearner
-    >>> from raffia.recipes.efficientzero.actors import acting_weights, actor_config
+    >>> from raffia.recipes.efficientzero.actors import (
+    ...     acting_weights, actor_config, make_networks)
     >>> from raffia.recipes.efficientzero.presets import PRESETS
     >>> run = PRESETS["smoke"]
     >>> role = EvaluateRole(actor_config(run), 0)

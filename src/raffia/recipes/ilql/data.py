@@ -88,7 +88,7 @@ class Corpus:
 def make_corpus(config: ILQLRun, folder: Path | None) -> Corpus:
     """Read or play what the config names.
 
-    folder: the run's, which keeps the tokenizer and, of files, the tokens; None: nothing is kept.
+    folder: the run's, which holds the tokenizer and, of files, the tokens; None: none is written.
     """
     source = None if config.task == "wordle" else source_of(config.data)
     tokenizer = find_tokenizer(config, folder, source, may_rebuild=True)
@@ -185,7 +185,7 @@ def describe_template(config: ILQLRun, tokenizer: Tokenizer) -> str:
         return ""
     return (
         f"{config.language_model} has a chat template, which is not used: utterances are put "
-        "between Raffia's own marks, and the only role information kept is whose turn it is. To "
+        "between Raffia's own marks, which tell no roles but whose turn it is. To "
         "use it: --data.chat_template"
     )
 
@@ -297,7 +297,7 @@ def find_tokenizer(
     *,
     may_rebuild: bool = False,
 ) -> Tokenizer:
-    """The tokenizer that the run's folder keeps; made, and kept there, if there is none.
+    """The tokenizer in the run's folder; made, and written there, if it has none yet.
 
     source: the rows of files, where they are open already.
     may_rebuild: make one that is damaged again of the data, as a run that is resumed may, since

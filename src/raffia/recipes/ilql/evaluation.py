@@ -355,7 +355,7 @@ def find_environment(
     if not name:
         return None
     if given is not None:
-        make_env = given_name(given, "a Language_Environment")
+        make_env: Any = given_name(given, "a Language_Environment")
     else:
         make_env = recorded_name(name)
         # Nothing else is called on a folder's word: it could name any function.
