@@ -112,9 +112,7 @@ def read_choices(words: Sequence[str], flag: str = "--grid") -> dict[str, list[A
     {'optimizer.learning_rate': [0.001, 0.002], 'search.temperatures': [[1, 0.5], [1]]}
     """
     found: dict[str, list[Any]] = {}
-    for name, text in _assignments(words, flag):
-        if name in found:
-            raise ConfigError(f"{flag}: {name} occurs twice")
+    for name, text in _assignments(words, flag).items():
         values = [_value(part) for part in _COMMAS.split(text)]
         if len({json.dumps(value) for value in values}) < len(values):
             raise ConfigError(f"{flag} {name}={text}: a value occurs twice")
@@ -129,9 +127,7 @@ def read_ranges(words: Sequence[str]) -> dict[str, Range | list[Any]]:
     {'optimizer.learning_rate': Range(low=1e-05, high=0.01), 'loss.lstm_horizon': [1, 5]}
     """
     found: dict[str, Range | list[Any]] = {}
-    for name, text in _assignments(words, "--ranges"):
-        if name in found:
-            raise ConfigError(f"--ranges: {name} occurs twice")
+    for name, text in _assignments(words, "--ranges").items():
         ends = _RANGE.fullmatch(text)
         if ends:
             low, high = (
@@ -206,16 +202,19 @@ def _draw(ranges: Mapping[str, Range | Sequence[Any]], seed: int, index: int) ->
     return {name: one(name, kind) for name, kind in ranges.items()}
 
 
-def _assignments(words: Sequence[str], flag: str) -> list[tuple[str, str]]:
-    pairs = []
+def _assignments(words: Sequence[str], flag: str) -> dict[str, str]:
+    found: dict[str, str] = {}
     for word in words:
         name, equals, text = word.partition("=")
         if not (name and equals and text):
             raise ConfigError(
                 f"{flag} {word}: write NAME=ONE,TWO, as in optimizer.learning_rate=1e-3,2e-3"
             )
-        pairs.append((name.replace("-", "_"), text))
-    return pairs
+        name = name.replace("-", "_")
+        if name in found:
+            raise ConfigError(f"{flag}: {name} occurs twice")
+        found[name] = text
+    return found
 
 
 def _value(text: str) -> Any:

@@ -8,10 +8,10 @@ file. Files may leave settings out.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -228,18 +228,6 @@ def _unknown_entry(path: str, name: str, path_here: str, names: Sequence[str]) -
     return unknown_setting(path, names)
 
 
-def _once(pairs: Sequence[tuple[Any, Any]], path: Path) -> dict[Any, Any]:
-    """Convert pairs to a dict; raises for a repeated name, since one of its values would be
-    ignored.
-    """
-    table = {}
-    for name, value in pairs:
-        if name in table:
-            raise ConfigError(f"{path}: {name} occurs twice")
-        table[name] = value
-    return table
-
-
 def _parse_json(text: str, path: Path) -> object:
     try:
         return parse_json(path, text)
@@ -257,25 +245,16 @@ def _parse_yaml(text: str, path: Path) -> object:
             depth -= isinstance(event, yaml.CollectionEndEvent)
             if depth > DEEPEST:
                 raise ConfigError(f"{path} is nested more than {DEEPEST} levels deep")
-        with _loading(yaml.SafeLoader(text)) as loader:
-            node = loader.get_single_node()
-            _fix_yaml(node, path, set())
-            if node is None:
-                return None
-            _refuse_large(node, path)
-            return loader.construct_document(node)
+        node = yaml.compose(text, yaml.SafeLoader)
+        if node is None:
+            return None
+        _fix_yaml(node, path, set())
+        _refuse_large(node, path)
+        return yaml.constructor.SafeConstructor().construct_document(node)
     except ConfigError:
         raise
     except Exception as error:  # the library raises all kinds, at numbers and dates that are none
         raise ConfigError(f"{path} is not valid YAML: {brief(error)}") from None
-
-
-@contextlib.contextmanager
-def _loading(loader: Any) -> Iterator[Any]:
-    try:
-        yield loader
-    finally:
-        loader.dispose()
 
 
 def _refuse_large(top: Any, path: Path) -> None:
@@ -303,12 +282,15 @@ def _fix_yaml(node: Any, path: Path, visited: set[int]) -> None:
         return
     visited.add(id(node))
     parts: list[Any] = []
-    if getattr(node, "id", None) == "mapping":
-        _once([(name.value, None) for name, _ in node.value if isinstance(name.value, str)], path)
+    if node.id == "mapping":
+        names = Counter(name.value for name, _ in node.value if isinstance(name.value, str))
+        for name, times in names.items():
+            if times > 1:
+                raise ConfigError(f"{path}: {name} occurs twice")
         parts = [value for _, value in node.value]
-    elif getattr(node, "id", None) == "sequence":
+    elif node.id == "sequence":
         parts = node.value
-    elif node is not None and not node.style and _EXPONENT.match(node.value):
+    elif not node.style and _EXPONENT.match(node.value):
         node.tag = "tag:yaml.org,2002:float"
     for part in parts:
         _fix_yaml(part, path, visited)

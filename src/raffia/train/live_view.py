@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Self, TextIO, cast
 
 from rich.align import Align
@@ -65,12 +65,7 @@ class LiveView:
     width: of the terminal, `None` to ask it.
     """
 
-    def __init__(
-        self,
-        stream: TextIO,
-        width: int | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, stream: TextIO, width: int | None = None) -> None:
         self._console = Console(
             file=cast(TextIO, Output(stream)),  # rich asks no more of a file than what Output has
             width=width,
@@ -78,7 +73,6 @@ class LiveView:
             markup=False,  # what others print may hold brackets that mean nothing
             emoji=False,
         )
-        self._clock = clock
         self._latest: tuple[Status, float] | None = None  # and when it came
         self._live = Live(
             get_renderable=self._panel,
@@ -92,7 +86,7 @@ class LiveView:
 
     def show(self, status: Status) -> None:
         """Remember the state; the panel shows it when it is drawn next."""
-        self._latest = status, self._clock()
+        self._latest = status, time.monotonic()
 
     def message(self, line: str) -> None:
         """Print a line above the panel."""
@@ -102,7 +96,7 @@ class LiveView:
         if self._latest is None:
             return Text("starting ...", style="dim")
         status, came = self._latest
-        return StatusPanel(status, since=self._clock() - came if self._live.is_started else 0.0)
+        return StatusPanel(status, since=time.monotonic() - came if self._live.is_started else 0.0)
 
     def __enter__(self) -> Self:
         self._live.start()

@@ -239,11 +239,7 @@ class Save:
         evaluate.scored = self._score
         checkpoints.held = lambda: [*evaluate.open, *self._unwritten]
 
-    def __call__(self, state: TensorDict, metrics: TensorDict) -> None:
-        """Save if it is due."""
-        self.catch_up(state)
-
-    def catch_up(self, state: TensorDict) -> None:
+    def __call__(self, state: TensorDict, metrics: TensorDict | None = None) -> None:
         """Save if it is due; a save that fails is reported and tried again at a later update."""
         update, evaluate = step_of(state), self._evaluate
         due = update % self._experiment.plan.save_every == 0

@@ -144,7 +144,7 @@ class TrainingSession:
             self.evaluate.catch_up(state)
             changed = self._evolve(state)
             state = state if changed is None else changed
-            self.save.catch_up(state)
+            self.save(state)
         return state
 
     def _evolve(self, state: TensorDict, metrics: TensorDict | None = None) -> TensorDict | None:
