@@ -78,11 +78,11 @@ from raffia.recipes.efficientzero.actors import (
 )
 from raffia.recipes.efficientzero.config import EfficientZeroRun
 from raffia.recipes.efficientzero.presets import PRESETS
-from raffia.recipes.engines import make_engine
 from raffia.recipes.ilql.experiment import ILQLExperiment
 from raffia.recipes.ilql.presets import ILQL_PRESETS
 from raffia.recipes.population_config import PopulationConfig
 from raffia.recipes.scale_config import ActorsConfig, EngineConfig, ReanalyzersConfig
+from raffia.recipes.workers import make_engine
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.collect import Collector
 from raffia.train.rollouts import ActorRollouts, Schedule

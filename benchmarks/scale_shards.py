@@ -22,8 +22,8 @@ from raffia.recipes.efficientzero.config import EfficientZeroRun
 from raffia.recipes.efficientzero.data import Replays
 from raffia.recipes.efficientzero.presets import PRESETS
 from raffia.recipes.efficientzero.reanalyzers import BatchMaking, ReanalyzeRole, ShardMaking
-from raffia.recipes.engines import make_engine
 from raffia.recipes.scale_config import EngineConfig, ReanalyzersConfig
+from raffia.recipes.workers import make_engine
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.ahead import BatchesAhead, BatchesOfShards, ShardMirrors
 from raffia.train.config import from_json

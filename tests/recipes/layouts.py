@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from raffia.learner import Accumulate
-from raffia.recipes import engines
+from raffia.recipes import workers
 from raffia.recipes.algorithm import ALGORITHMS
 from raffia.recipes.efficientzero import experiment as played
 from raffia.recipes.efficientzero.config import EfficientZeroRun
@@ -208,7 +208,7 @@ def stopped(config, folder, num_calls, **changes):
 
 def with_engine(monkeypatch, engine):
     """Workers are made by this engine in place of that of the settings."""
-    monkeypatch.setattr(engines, "make_engine", lambda config, message: engine)
+    monkeypatch.setattr(workers, "make_engine", lambda config, message: engine)
 
 
 class Plain:

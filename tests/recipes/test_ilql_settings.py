@@ -15,8 +15,8 @@ from raffia.lm.data.dialogue import DataPoint, DialogueDataset, Vocabulary
 from raffia.lm.tokenizers.tokenizer import character_tokenizer
 from raffia.recipes.ilql import resume, train, with_sizes
 from raffia.recipes.ilql.data import make_corpus
+from raffia.recipes.ilql.networks import with_threads
 from raffia.recipes.ilql.presets import ILQL_PRESETS
-from raffia.recipes.ilql.sizes import with_threads
 from raffia.recipes.run_folder import read_run
 from raffia.train.experiment import RunError
 from tests.recipes.ilql_runs import (

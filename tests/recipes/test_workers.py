@@ -23,11 +23,11 @@ from raffia.recipes.efficientzero import actors, evaluation, reanalyzers
 from raffia.recipes.efficientzero import experiment as run_module
 from raffia.recipes.efficientzero.config import EfficientZeroRun
 from raffia.recipes.efficientzero.experiment import EfficientZeroExperiment
-from raffia.recipes.engines import make_engine
 from raffia.recipes.ilql import train
 from raffia.recipes.ilql.evaluators import EvaluateRole, evaluator_config
 from raffia.recipes.running import resume_run, train_run
 from raffia.recipes.scale_config import EngineConfig, EvaluatorsConfig
+from raffia.recipes.workers import make_engine
 from raffia.report import write_report
 from raffia.report.folder import read_run
 from raffia.report.plots import spent

@@ -364,7 +364,7 @@ def engine_checks(name: str, address: str = "") -> list[Check]:
     >>> [check.verdict for check in engine_checks("inline")]
     ['ok', 'ok', 'ok', 'ok']
     """
-    from raffia.recipes.engines import try_engine
+    from raffia.recipes.workers import try_engine
 
     try:
         found = try_engine(name, address)

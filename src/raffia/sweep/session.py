@@ -19,8 +19,8 @@ from raffia.distributed.engine import Engine, InlineEngine, Needs, RoleError, Wo
 from raffia.distributed.pool import Pool
 from raffia.files import write_atomically
 from raffia.recipes.algorithm import Algorithm
-from raffia.recipes.engines import engine_for, make_engine
 from raffia.recipes.run_folder import claimed, is_saved
+from raffia.recipes.workers import engine_for, make_engine
 from raffia.report.folder import RunSummary, is_run, summarise
 from raffia.sweep.manifest import RUNS, Manifest, read_manifest, write_manifest
 from raffia.sweep.progress import Progress, SweepView
@@ -58,7 +58,7 @@ def make_sweep_engine(
     """Make the engine of a sweep, after a check that it can be reached and has room for the
     workers.
 
-    Raises what `raffia.recipes.engines.make_engine` and `Engine.require` raise.
+    Raises what `raffia.recipes.workers.make_engine` and `Engine.require` raise.
 
     >>> from raffia.recipes.algorithm import ALGORITHMS
     >>> from raffia.recipes.scale_config import EngineConfig

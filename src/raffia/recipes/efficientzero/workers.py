@@ -14,10 +14,9 @@ from raffia.hints import plural
 from raffia.recipes import workers
 from raffia.recipes.efficientzero.actors import actor_config, configured_run, make_networks, spec_of
 from raffia.recipes.efficientzero.config import EfficientZeroRun
-from raffia.recipes.engines import where
 from raffia.recipes.members import MembersRole
 from raffia.recipes.running import threads
-from raffia.recipes.workers import RunWorkers, kinds_elsewhere
+from raffia.recipes.workers import RunWorkers, kinds_elsewhere, where
 from raffia.train.ahead import holds
 
 ROLES = {

@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from raffia.recipes.ilql.api import evaluate, load_agent, member_config, resume, train
     from raffia.recipes.ilql.config import ILQLRun
     from raffia.recipes.ilql.evaluation import ILQLEvaluation
+    from raffia.recipes.ilql.networks import with_sizes
     from raffia.recipes.ilql.presets import ILQL_PRESETS
-    from raffia.recipes.ilql.sizes import with_sizes
 
 __all__ = [
     "ILQL_PRESETS",

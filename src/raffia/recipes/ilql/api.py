@@ -13,19 +13,17 @@ from raffia.functional.seeds import generator_for
 from raffia.lm.decoding.config import DecodeConfig
 from raffia.recipes.algorithm import ALGORITHMS
 from raffia.recipes.ilql.config import ILQLRun
-from raffia.recipes.ilql.data import find_tokenizer, make_corpus
+from raffia.recipes.ilql.data import find_tokenizer, for_games, make_corpus
 from raffia.recipes.ilql.evaluation import (
     ILQLEvaluation,
     MakeLanguageEnv,
     find_environment,
-    for_games,
     with_env,
     with_member_decode,
 )
 from raffia.recipes.ilql.evaluators import evaluate_networks
 from raffia.recipes.ilql.experiment import ILQLExperiment
-from raffia.recipes.ilql.networks import Networks, making_of
-from raffia.recipes.ilql.sizes import with_threads
+from raffia.recipes.ilql.networks import Networks, making_of, with_threads
 from raffia.recipes.members import best_of
 from raffia.recipes.run_folder import find_checkpoint, read_run_of, require_config
 from raffia.recipes.running import resume_run, threads, train_run

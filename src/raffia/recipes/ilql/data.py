@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from raffia.lm.data.dialogue import DialogueDataset, ObservationDialogues, read_
 from raffia.lm.data.dialogue_building import RowTooLongError
 from raffia.lm.data.dialogue_rows import TokenRow
 from raffia.lm.data.dialogue_sources import DialogueSource, JoinedDialogues
+from raffia.lm.decoding.config import DecodeConfig
 from raffia.lm.envs.wordle.data import (
     LabelledGame,
     Part,
@@ -59,6 +60,7 @@ from raffia.recipes.run_folder import TOKENIZER, TOKENS
 from raffia.train.experiment import RunError
 
 TOKENIZER_JSON = "tokenizer.json"  # of Hugging Face
+GUESS = {"words": 2, "letters": 7}  # tokens of the longest guess in the data, with its end
 NON_WORD = "<?>"  # for whatever guess is not a word, where words are tokens
 
 
@@ -261,6 +263,28 @@ def play_games(config: WordleConfig) -> list[LabelledGame]:
         parts.append(Part(name, scripts[name], round(end) - round(start)))
         start = end
     return sample_games(wordle, parts, config.data_seed)
+
+
+def for_games(decode: DecodeConfig, config: WordleConfig) -> DecodeConfig:
+    """The decoding for games, which ends an utterance that is no longer a guess.
+
+    >>> for_games(DecodeConfig(), WordleConfig()).max_new_tokens
+    2
+    """
+    most = GUESS[config.layout]
+    return replace(decode, max_new_tokens=min(most, decode.max_new_tokens or most))
+
+
+def longest_game(config: WordleConfig) -> int:
+    """Tokens that a game may have: those of the data, and what the agent may see.
+
+    >>> longest_game(WordleConfig()), longest_game(WordleConfig(layout="letters"))
+    (28, 80)
+    """
+    colours = {"words": 1, "letters": 5}[config.layout] + 1  # with their end
+    guess = GUESS[config.layout]
+    # A guess that was cut where it had no end gets one when it is read again.
+    return max(1 + 6 * (guess + colours) + 1, 1 + 5 * (guess + 1 + colours) + guess)
 
 
 # -- files

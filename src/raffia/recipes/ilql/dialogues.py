@@ -28,8 +28,8 @@ from raffia.lm.envs.wordle.game import WordleEnv
 from raffia.lm.envs.wordle.games import game_seeds
 from raffia.lm.tokenizers.tokenizer import Tokenizer
 from raffia.recipes.ilql.config import ILQLRun
-from raffia.recipes.ilql.data import Corpus, make_wordle
-from raffia.recipes.ilql.evaluation import MakeLanguageEnv, for_games
+from raffia.recipes.ilql.data import Corpus, for_games, make_wordle
+from raffia.recipes.ilql.evaluation import MakeLanguageEnv
 from raffia.recipes.ilql.networks import Networks, Stoppable
 
 NUM_OF_EACH = 4  # games of its own, and rows

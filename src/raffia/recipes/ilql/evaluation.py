@@ -29,8 +29,8 @@ from raffia.lm.envs.wordle.play import WordleEvaluation
 from raffia.lm.envs.wordle.play import evaluate as play
 from raffia.lm.tokenizers.tokenizer import Tokenizer
 from raffia.recipes.algorithm import given_name, recorded_name
-from raffia.recipes.ilql.config import ILQLRun, WordleConfig
-from raffia.recipes.ilql.data import make_wordle
+from raffia.recipes.ilql.config import ILQLRun
+from raffia.recipes.ilql.data import for_games, make_wordle
 from raffia.recipes.ilql.networks import Interrupted, Networks, Stoppable
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.config import ConfigError
@@ -42,7 +42,6 @@ MakeLanguageEnv = Callable[[], Language_Environment]
 
 AS_SET = "decode"  # the name of the decoding that the config has
 HELD_OUT = "decode, held-out secrets"  # ... in games whose secrets are never those of the data
-GUESS = {"words": 2, "letters": 7}  # tokens of the longest guess in the data, with its end
 Stop = Callable[[], bool]
 
 
@@ -111,28 +110,6 @@ def with_member_decode(config: ILQLRun, hyper: TensorDict) -> ILQLRun:
         if number != torch.tensor(getattr(config.decode, name), dtype=number.dtype):
             own[name] = number.item()
     return replace(config, decode=replace(config.decode, **own)) if own else config
-
-
-def for_games(decode: DecodeConfig, config: WordleConfig) -> DecodeConfig:
-    """The decoding for games, which ends an utterance that is no longer a guess.
-
-    >>> for_games(DecodeConfig(), WordleConfig()).max_new_tokens
-    2
-    """
-    most = GUESS[config.layout]
-    return replace(decode, max_new_tokens=min(most, decode.max_new_tokens or most))
-
-
-def longest_game(config: WordleConfig) -> int:
-    """Tokens that a game may have: those of the data, and what the agent may see.
-
-    >>> longest_game(WordleConfig()), longest_game(WordleConfig(layout="letters"))
-    (28, 80)
-    """
-    colours = {"words": 1, "letters": 5}[config.layout] + 1  # with their end
-    guess = GUESS[config.layout]
-    # A guess that was cut where it had no end gets one when it is read again.
-    return max(1 + 6 * (guess + colours) + 1, 1 + 5 * (guess + 1 + colours) + guess)
 
 
 def play_games(

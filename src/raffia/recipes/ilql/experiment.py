@@ -32,8 +32,14 @@ from raffia.recipes.ilql.evaluators import (
     evaluator_weights,
     outcome_of,
 )
-from raffia.recipes.ilql.networks import Interrupted, Making, Networks, begin_making, making_of
-from raffia.recipes.ilql.sizes import refuse_unfit
+from raffia.recipes.ilql.networks import (
+    Interrupted,
+    Making,
+    Networks,
+    begin_making,
+    making_of,
+    refuse_unfit,
+)
 from raffia.recipes.members import POPULATION_KEY, Members, MembersRole
 from raffia.recipes.run_experiment import RunExperiment
 from raffia.recipes.run_folder import LANGUAGE_MODEL

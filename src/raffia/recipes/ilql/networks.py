@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -28,13 +29,15 @@ from raffia.files import DamagedFileError
 from raffia.files.folder import load_folder, write_folder
 from raffia.functional.seeds import derive_seed
 from raffia.lm.data.utterances import Observation
-from raffia.lm.folder import gpt2_settings, load_gpt2, read_config
+from raffia.lm.folder import gpt2_settings, load_gpt2, read_config, weight_files
 from raffia.lm.hf_models import hf_sizes
 from raffia.lm.hf_trunk import HFTrunk
 from raffia.lm.lora import add_lora, attention_layers
 from raffia.lm.model import LanguageModel
+from raffia.lm.tokenizers.tokenizer import Tokenizer
 from raffia.lm.transformer import CausalLM
 from raffia.recipes.ilql.config import ILQLRun
+from raffia.recipes.ilql.data import longest_game, make_tokenizer
 from raffia.recipes.run_folder import LANGUAGE_MODEL
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.experiment import RunError
@@ -305,7 +308,7 @@ class Networks:
 class Stoppable:
     """A policy that raises `Interrupted` instead of an answer, once it is to stop.
 
-    >>> from raffia.recipes.ilql.data import make_tokenizer
+    >>> from raffia.recipes.ilql.data import longest_game, make_tokenizer
     >>> from raffia.recipes.ilql.presets import ILQL_PRESETS
     >>> config = ILQL_PRESETS["ilql-smoke"]
     >>> policy = ILQL_Policy(Networks(config), make_tokenizer(config), config.decode)
@@ -327,3 +330,71 @@ class Stoppable:
         if self._stop():
             raise Interrupted
         return self.policy.act_batch(observations)
+
+
+# -- whether networks, tokens and a language model fit together
+
+LARGE = 10_000_000  # parameters of the layers, from which on more threads pay
+
+
+def with_sizes(config: ILQLRun) -> ILQLRun:
+    """The config with the sizes of the trunk as the language model's folder and the tokens require.
+
+    >>> with_sizes(ILQLRun()).model.trunk.vocab_size
+    274
+    """
+    trunk, lora, least = config.model.trunk, config.lora, 0
+    if config.language_model:
+        config = replace(config, language_model=os.path.abspath(config.language_model))
+        shape = shape_of(config)
+        weight_files(Path(config.language_model))
+        shape["dropout"] = trunk.dropout
+        trunk, least = replace(trunk, **shape), shape["vocab_size"]
+    num_tokens = make_tokenizer(config).num_tokens
+    if lora.rank and lora.learn_embeddings is None:
+        lora = replace(lora, learn_embeddings=num_tokens > least)
+    trunk = replace(trunk, vocab_size=max(least, num_tokens))
+    return replace(config, model=replace(config.model, trunk=trunk), lora=lora)
+
+
+def with_threads(config: ILQLRun) -> ILQLRun:
+    """The config with a number of threads filled in if it was left open.
+
+    >>> from raffia.recipes.ilql.presets import ILQL_PRESETS
+    >>> with_threads(ILQL_PRESETS["wordle"]).num_threads
+    1
+    """
+    if config.num_threads:
+        return config
+    trunk = config.model.trunk
+    large = 12 * trunk.n_layer * trunk.n_embd**2 >= LARGE
+    return replace(config, num_threads=torch.get_num_threads() if large else 1)
+
+
+def refuse_unfit(config: ILQLRun, tokenizer: Tokenizer) -> None:
+    """RunError unless the trunk has an embedding for each token, and room for a game.
+
+    >>> from raffia.recipes.ilql.data import longest_game, make_tokenizer
+    >>> refuse_unfit(ILQLRun(), make_tokenizer(ILQLRun()))
+    Traceback (most recent call last):
+    ...
+    raffia.train.experiment.RunError: model.trunk.vocab_size=50257, but there are 274 tokens: set it
+    to 274, as `raffia.recipes.ilql.with_sizes(config)` does
+    """
+    trunk, num = config.model.trunk, tokenizer.num_tokens
+    fits = trunk.vocab_size >= num if config.language_model else trunk.vocab_size == num
+    if not fits:
+        raise RunError(
+            f"model.trunk.vocab_size={trunk.vocab_size}, but there are {num} tokens: set it to "
+            f"{num}, as `raffia.recipes.ilql.with_sizes(config)` does"
+        )
+    if config.task == "wordle" and trunk.block_size < longest_game(config.wordle):
+        raise RunError(
+            f"model.trunk.block_size={trunk.block_size} is too short for a game: set it to "
+            f"{longest_game(config.wordle)} or more"
+        )
+    if config.lora.rank and config.lora.learn_embeddings is None:
+        raise RunError(
+            "lora.learn_embeddings is not set: set it to True or False, or use "
+            "`raffia.recipes.ilql.with_sizes(config)`, which checks whether tokens were added"
+        )
