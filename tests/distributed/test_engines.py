@@ -488,8 +488,11 @@ class Doubler:
 
 def test_a_role_on_ray_that_changes_its_weights_is_refused(monkeypatch):
     """They are the object store's memory, which all workers of a machine share."""
-    monkeypatch.setattr(ray_engine, "make_role", lambda role, config, index: Doubler(config, index))
+    monkeypatch.setattr(
+        "raffia.distributed.engine.make_role", lambda role, config, index: Doubler(config, index)
+    )
     actor = ray_engine._Actor(torch.get_num_threads(), [])
+    actor.make("Doubler", "{}", 0)
     parts = parts_of(TensorDict(a=TensorDict(w=torch.tensor([1.0, 2.0]), none=torch.empty(0))))
     stored = [bytes(parts.data[0]), *(np.frombuffer(one, np.uint8) for one in parts.data[1::2])]
     stored[1].flags.writeable = False  # as Ray gives it

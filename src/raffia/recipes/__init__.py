@@ -5,40 +5,29 @@ The functions here are EfficientZero's; those of ILQL have the same names in `ra
 
 from typing import TYPE_CHECKING
 
+from raffia.lazy import imported_for_types as _imported_for_types
 from raffia.lazy import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
-    from raffia.recipes.algorithm import ALGORITHMS, Algorithm, find_algorithm
-    from raffia.recipes.efficientzero.api import Agent, evaluate, load_agent, resume, train
-    from raffia.recipes.efficientzero.config import EfficientZeroRun
-    from raffia.recipes.efficientzero.presets import PRESETS
-    from raffia.recipes.ilql.config import ILQLRun
-    from raffia.recipes.ilql.presets import ILQL_PRESETS
-    from raffia.recipes.run_folder import read_run
-    from raffia.recipes.running import Evaluation, evaluate_run, resume_run, train_run
-    from raffia.train.experiment import RunError
-    from raffia.train.session import RunResult
+    from raffia.recipes.algorithm import ALGORITHMS as ALGORITHMS
+    from raffia.recipes.algorithm import Algorithm as Algorithm
+    from raffia.recipes.algorithm import find_algorithm as find_algorithm
+    from raffia.recipes.efficientzero.api import Agent as Agent
+    from raffia.recipes.efficientzero.api import evaluate as evaluate
+    from raffia.recipes.efficientzero.api import load_agent as load_agent
+    from raffia.recipes.efficientzero.api import resume as resume
+    from raffia.recipes.efficientzero.api import train as train
+    from raffia.recipes.efficientzero.config import EfficientZeroRun as EfficientZeroRun
+    from raffia.recipes.efficientzero.presets import PRESETS as PRESETS
+    from raffia.recipes.ilql.config import ILQLRun as ILQLRun
+    from raffia.recipes.ilql.presets import ILQL_PRESETS as ILQL_PRESETS
+    from raffia.recipes.run_folder import read_run as read_run
+    from raffia.recipes.running import Evaluation as Evaluation
+    from raffia.recipes.running import evaluate_run as evaluate_run
+    from raffia.recipes.running import resume_run as resume_run
+    from raffia.recipes.running import train_run as train_run
+    from raffia.train.experiment import RunError as RunError
+    from raffia.train.session import RunResult as RunResult
 
-__all__ = [
-    "ALGORITHMS",
-    "ILQL_PRESETS",
-    "PRESETS",
-    "Agent",
-    "Algorithm",
-    "EfficientZeroRun",
-    "Evaluation",
-    "ILQLRun",
-    "RunError",
-    "RunResult",
-    "evaluate",
-    "evaluate_run",
-    "find_algorithm",
-    "load_agent",
-    "read_run",
-    "resume",
-    "resume_run",
-    "train",
-    "train_run",
-]
-
+__all__ = [*_imported_for_types(__name__)]
 __getattr__, __dir__ = _lazy_names(__name__, ["efficientzero", "ilql"])

@@ -3,27 +3,22 @@
 The first line of each file says what it is for; docs/sweep.md is the guide.
 """
 
-from raffia.sweep.manifest import MANIFEST, Manifest, is_sweep, read_manifest, write_manifest
-from raffia.sweep.plan import PlannedRun, Range, plan_runs, read_choices, read_ranges, read_seeds
-from raffia.sweep.search import Search
-from raffia.sweep.session import SweepResult, SweepSession, make_sweep_engine
-from raffia.sweep.worker import RunRole
+from raffia.lazy import public_names as _public_names
+from raffia.sweep.manifest import MANIFEST as MANIFEST
+from raffia.sweep.manifest import Manifest as Manifest
+from raffia.sweep.manifest import is_sweep as is_sweep
+from raffia.sweep.manifest import read_manifest as read_manifest
+from raffia.sweep.manifest import write_manifest as write_manifest
+from raffia.sweep.plan import PlannedRun as PlannedRun
+from raffia.sweep.plan import Range as Range
+from raffia.sweep.plan import plan_runs as plan_runs
+from raffia.sweep.plan import read_choices as read_choices
+from raffia.sweep.plan import read_ranges as read_ranges
+from raffia.sweep.plan import read_seeds as read_seeds
+from raffia.sweep.search import Search as Search
+from raffia.sweep.session import SweepResult as SweepResult
+from raffia.sweep.session import SweepSession as SweepSession
+from raffia.sweep.session import make_sweep_engine as make_sweep_engine
+from raffia.sweep.worker import RunRole as RunRole
 
-__all__ = [
-    "MANIFEST",
-    "Manifest",
-    "PlannedRun",
-    "Range",
-    "RunRole",
-    "Search",
-    "SweepResult",
-    "SweepSession",
-    "is_sweep",
-    "make_sweep_engine",
-    "plan_runs",
-    "read_choices",
-    "read_manifest",
-    "read_ranges",
-    "read_seeds",
-    "write_manifest",
-]
+__all__ = _public_names(__name__)

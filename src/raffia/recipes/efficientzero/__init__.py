@@ -2,23 +2,18 @@
 
 from typing import TYPE_CHECKING
 
+from raffia.lazy import imported_for_types as _imported_for_types
 from raffia.lazy import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
-    from raffia.recipes.efficientzero.api import Agent, evaluate, load_agent, resume, train
-    from raffia.recipes.efficientzero.config import EfficientZeroRun
-    from raffia.recipes.efficientzero.presets import PRESETS
-    from raffia.recipes.running import Evaluation
+    from raffia.recipes.efficientzero.api import Agent as Agent
+    from raffia.recipes.efficientzero.api import evaluate as evaluate
+    from raffia.recipes.efficientzero.api import load_agent as load_agent
+    from raffia.recipes.efficientzero.api import resume as resume
+    from raffia.recipes.efficientzero.api import train as train
+    from raffia.recipes.efficientzero.config import EfficientZeroRun as EfficientZeroRun
+    from raffia.recipes.efficientzero.presets import PRESETS as PRESETS
+    from raffia.recipes.running import Evaluation as Evaluation
 
-__all__ = [
-    "PRESETS",
-    "Agent",
-    "EfficientZeroRun",
-    "Evaluation",
-    "evaluate",
-    "load_agent",
-    "resume",
-    "train",
-]
-
+__all__ = [*_imported_for_types(__name__)]
 __getattr__, __dir__ = _lazy_names(__name__)

@@ -2,27 +2,20 @@
 
 from typing import TYPE_CHECKING
 
+from raffia.lazy import imported_for_types as _imported_for_types
 from raffia.lazy import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
-    from raffia.algorithms.ilql.policy import ILQL_Policy
-    from raffia.recipes.ilql.api import evaluate, load_agent, member_config, resume, train
-    from raffia.recipes.ilql.config import ILQLRun
-    from raffia.recipes.ilql.evaluation import ILQLEvaluation
-    from raffia.recipes.ilql.networks import with_sizes
-    from raffia.recipes.ilql.presets import ILQL_PRESETS
+    from raffia.algorithms.ilql.policy import ILQL_Policy as ILQL_Policy
+    from raffia.recipes.ilql.api import evaluate as evaluate
+    from raffia.recipes.ilql.api import load_agent as load_agent
+    from raffia.recipes.ilql.api import member_config as member_config
+    from raffia.recipes.ilql.api import resume as resume
+    from raffia.recipes.ilql.api import train as train
+    from raffia.recipes.ilql.config import ILQLRun as ILQLRun
+    from raffia.recipes.ilql.evaluation import ILQLEvaluation as ILQLEvaluation
+    from raffia.recipes.ilql.networks import with_sizes as with_sizes
+    from raffia.recipes.ilql.presets import ILQL_PRESETS as ILQL_PRESETS
 
-__all__ = [
-    "ILQL_PRESETS",
-    "ILQLEvaluation",
-    "ILQLRun",
-    "ILQL_Policy",
-    "evaluate",
-    "with_sizes",
-    "load_agent",
-    "member_config",
-    "resume",
-    "train",
-]
-
+__all__ = [*_imported_for_types(__name__)]
 __getattr__, __dir__ = _lazy_names(__name__)
