@@ -157,7 +157,7 @@ def test_who_does_not_come_is_not_waited_for_for_ever():
 
 
 def test_groups_that_can_not_be_are_refused():
-    with pytest.raises(ValueError, match="rank=2 of 2 members must be one of 0 to 1"):
+    with pytest.raises(ValueError, match="rank=2 must be in 0..1, for 2 members"):
         Group("127.0.0.1:1", 2, 2)
     with pytest.raises(ValueError, match="sums='tree' must be one of ring, ordered"):
         Group("127.0.0.1:1", 0, 2, sums="tree")

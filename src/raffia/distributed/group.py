@@ -88,7 +88,7 @@ class Group:
         meet_seconds: float | None = None,
     ) -> None:
         if not 0 <= rank < size:
-            raise ValueError(f"rank={rank} of {size} members must be one of 0 to {size - 1}")
+            raise ValueError(f"rank={rank} must be in 0..{size - 1}, for {size} members")
         if sums not in get_args(Sums):
             raise ValueError(f"sums={sums!r} must be one of {', '.join(get_args(Sums))}")
         if timeout <= 0:

@@ -230,8 +230,8 @@ def make_wordle(config: WordleConfig, *, held_out: bool = False) -> Wordle:
         return Wordle(vocabulary=words)
     if not 0 < config.num_held_out < len(words):
         raise RunError(
-            f"wordle.num_held_out={config.num_held_out} must be from 1 to {len(words) - 1}: there "
-            f"are {len(words)} words"
+            f"wordle.num_held_out={config.num_held_out} must be in 1..{len(words) - 1}: there are "
+            f"{len(words)} words"
         )
     learnt = words.subset(
         len(words) - config.num_held_out, seed=derive_seed(config.data_seed, "held-out secrets")
