@@ -27,6 +27,7 @@ from raffia.recipes.scale_config import (
     check_workers,
 )
 
+WHERE = ("num", "device", "cpus", "gpus")  # of workers
 # Settings that a resumed run may have other values of, or whose names begin so; all others shaped
 # what was learnt.
 MAY_CHANGE = (
@@ -40,14 +41,8 @@ MAY_CHANGE = (
     "env.num_workers",
     "env.step_timeout_seconds",
     "engine.",
-    "actors.num",
-    "actors.device",
-    "actors.cpus",
-    "actors.gpus",
-    "reanalyzers.num",
-    "reanalyzers.device",
-    "reanalyzers.cpus",
-    "reanalyzers.gpus",
+    *(f"actors.{name}" for name in WHERE),
+    *(f"reanalyzers.{name}" for name in WHERE),
     "evaluators.",
     "learners.",
     "population.workers",
