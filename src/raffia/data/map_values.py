@@ -180,7 +180,7 @@ def in_rounds(
     known: Tensor,  # bool [G]
     stored: Any,  # container [known.sum()]
     write: Callable[..., Any],
-) -> Any:
+) -> TensorCollection:
     """The results of `write(new)` and `write(new, old)`: for all first items, all second ones ...
 
     Each round is one batched call for the keys that have no value yet, and one for those that have.

@@ -76,8 +76,7 @@ class RowFiles:
                 self.leaves.append(file.tensor(layout.dtype, (max_size, *layout.shape)))
             self.marks = rows.tensor(torch.int64, (max_size, 2))
             self.total = rows.tensor(torch.int64, (), 16 * max_size)
-            self._log = RowLog(log, layouts)
-            self._log_file = log  # it is not flushed: see `redo`
+            self._log = RowLog(log, layouts)  # it is not flushed: see `redo`
             self._targets = [carried(leaf) for leaf in self.leaves]
         self.at_once = rows_at_once(layouts)
 

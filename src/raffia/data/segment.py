@@ -46,7 +46,7 @@ class LockedView(NamedTuple):
 
 
 class SegmentReplayBuffer(SegmentSteps):
-    """Windows of consecutive steps of one episode, drawn uniformly or by the priority of their
+    """Segments: consecutive steps of one episode, drawn uniformly or by the priority of their
     start.
 
     storage: a `TensorStorage` or `MemmapStorage` with a `max_size`, which belongs to this buffer. A

@@ -198,8 +198,7 @@ class SegmentMaker(ByValue):
         self, start: Tensor, weight: Tensor, length: int, into: Copied | None = None
     ) -> Copied:
         """The segments of L rows from these rows [B] on."""
-        structure = self.storage.structure
-        assert structure is not None
+        structure = self.storage.settled_structure()
         before, size = self.ring.look_back, torch.Size([len(start), length])
         known = None if into is None else Segments(*[into.added[name] for name in OF_ROWS])
         rows, known = find_segments(self.ring, self.kinds, start, length=length, out=known)
@@ -250,8 +249,7 @@ class SegmentMaker(ByValue):
 
     def build(self, copied: Copied) -> TensorDict:
         """A batch of these tensors."""
-        structure = self.storage.structure
-        assert structure is not None
+        structure = self.storage.settled_structure()
         pairs = list(zip(structure.paths, copied.leaves, strict=True))
         leaves = [
             stacked(leaf, self.stacks[path]) if path in self.stacks else leaf
@@ -277,8 +275,7 @@ class SegmentMaker(ByValue):
 
     def targets(self, out: TensorDict, batch_size: int, length: int) -> Copied:
         """The tensors of an earlier batch; ValueError if it is not one of this size."""
-        structure = self.storage.structure
-        assert structure is not None
+        structure = self.storage.settled_structure()
         size = torch.Size([batch_size, length])
         leaves = []
         for path, layout in zip(structure.paths, structure.layouts, strict=True):

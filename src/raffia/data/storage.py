@@ -21,6 +21,7 @@ from raffia.tensordict.safetensors_file import save_file
 from raffia.tensordict.tensordict import TensorDict
 
 KIND, VERSION = "raffia.storage", 1
+FILE = "storage.safetensors"
 
 
 class Storage(ABC):
@@ -229,7 +230,7 @@ class Storage(ABC):
         >>> storage.get(1)["obs"]
         tensor([2, 3])
         """
-        structure = self._settled()
+        structure = self.settled_structure()
         index, batch = to_index(rows, self._occupied.high, self._device)
         self._check_occupied(index)
         if out is not None:
@@ -250,7 +251,7 @@ class Storage(ABC):
         >>> storage.entry(("obs",), torch.tensor([2, 0]))
         tensor([2, 0])
         """
-        structure = self._settled()
+        structure = self.settled_structure()
         self._check_occupied(rows)
         return self._read_entry(structure.paths.index(path), rows)
 
@@ -270,7 +271,7 @@ class Storage(ABC):
         >>> storage.get(slice(None))["value"]
         tensor([0.0000, 0.0000, 0.5000])
         """
-        structure = self._settled()
+        structure = self.settled_structure()
         self._check_occupied(rows)
         i = structure.paths.index(path)
         layout = structure.layouts[i]
@@ -395,7 +396,7 @@ class Storage(ABC):
 
         Raises IndexError before the first write.
         """
-        structure = self._settled()
+        structure = self.settled_structure()
         leaves = [
             torch.empty((count, *layout.shape), dtype=layout.dtype, device=self._device)
             for layout in structure.layouts
@@ -404,7 +405,8 @@ class Storage(ABC):
 
     # -- reading
 
-    def _settled(self) -> RowStructure:
+    def settled_structure(self) -> RowStructure:
+        """The structure of a row; raises IndexError before the first write."""
         if self._structure is None:
             raise IndexError("nothing is stored yet: call storage.extend(data) first")
         return self._structure
@@ -579,20 +581,17 @@ class Storage(ABC):
         """
         load_folder(folder, KIND, VERSION, self.read_files)
 
-    def files(self, stem: str = "storage") -> dict[str, Content]:
+    def files(self) -> dict[str, Content]:
         """The files that hold the storage, for a `write_folder` that holds other things too."""
-        return {f"{stem}.safetensors": self._save_file}
+        return {FILE: lambda path: save_file(TensorDict(to_state(self._contents())), path)}
 
-    def _save_file(self, path: str) -> None:
-        save_file(TensorDict(to_state(self._contents())), path)
-
-    def read_files(self, folder: Folder, stem: str = "storage") -> None:
+    def read_files(self, folder: Folder) -> None:
         """Replace all by what the files of `files` hold."""
-        self.load_state_dict(self.state_in(folder, stem))
+        self.load_state_dict(self.state_in(folder))
 
-    def state_in(self, folder: Folder, stem: str = "storage") -> dict[str, Any]:
+    def state_in(self, folder: Folder) -> dict[str, Any]:
         """The state in the files that `files` writes, for `load_state_dict`."""
-        return TensorDict.load(folder.path(f"{stem}.safetensors")).to_dict()
+        return TensorDict.load(folder.path(FILE)).to_dict()
 
 
 class TensorStorage(Storage):

@@ -190,7 +190,7 @@ class ListStorage(TensorStorage):
 
     def _found(self, rows: Any) -> tuple[list[Row], torch.Size | None]:
         """Copies of rows one by one, and their shape; None of one row."""
-        structure = self._settled()
+        structure = self.settled_structure()
         index, batch = to_index(rows, self._occupied.high, self._device)
         self._check_occupied(index)
         size = None if isinstance(index, int) else batch
@@ -208,7 +208,7 @@ class ListStorage(TensorStorage):
         try:
             return torch.stack([self._apart[row].leaves[i] for row in rows.tolist()])
         except RuntimeError as error:
-            name = self._settled().names[i]
+            name = self.settled_structure().names[i]
             raise ValueError(
                 f"entry {name!r} has a different shape from row to row: {error}"
             ) from None
@@ -229,7 +229,7 @@ class ListStorage(TensorStorage):
         return groups[0]._replace(others=groups[1:]) if groups else self._nothing()
 
     def _nothing(self) -> StorageContents:
-        structure, none = self._settled(), torch.empty(0, dtype=torch.int64)
+        structure, none = self.settled_structure(), torch.empty(0, dtype=torch.int64)
         leaves = [torch.empty((0, *x.shape), dtype=x.dtype) for x in structure.layouts]
         return StorageContents(self._max_size, self.total, structure, none, leaves)
 
