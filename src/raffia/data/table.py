@@ -10,7 +10,6 @@ from torch import Tensor
 
 from raffia.data import kernels
 
-_HIGH, _NUM_FREE = 8, 9  # where they stand in the header, counted in numbers as numpy does
 SMALLEST = 32  # rows a table has room for at first: with their slots 1.3 KB
 
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
@@ -69,10 +68,11 @@ class HashTable:
 
     def _empty(self) -> None:
         """Remove all rows and release their memory."""
-        loops = kernels.table
-        self._header: Numbers = np.zeros(loops.HEADER_LENGTH, np.int64)
-        self._address = _address(self._header)
-        self._lookup, self._insert = loops.lookup, loops.insert
+        self._counts: Numbers = np.zeros(2, np.int64)  # rows ever in use, free ones
+        self._record = kernels.table.TableRecord()
+        self._record.update(words=self.words, counts=_address(self._counts))
+        self._address = self._record.address
+        self._lookup, self._insert = kernels.table.lookup, kernels.table.insert
         self._free: Numbers = np.zeros(0, np.int64)
         self._hashes: Numbers = np.zeros(0, np.int64)
         self._content: Numbers = np.zeros((0, self.words or 0), np.int64)
@@ -87,12 +87,12 @@ class HashTable:
         >>> len(table), table.high
         (1, 2)
         """
-        return int(self._header[_HIGH])
+        return int(self._counts[0])
 
     @property
     def num_free(self) -> int:
         """How many of these are free."""
-        return int(self._header[_NUM_FREE])
+        return int(self._counts[1])
 
     @property
     def hashes(self) -> Tensor:
@@ -220,7 +220,7 @@ class HashTable:
         rows = self._taken(high, num_free)
         kernels.table.remove(self._address, len(rows), rows.data_ptr(), 1)
         # Taking a row from the stack leaves it written there.
-        self._header[[_HIGH, _NUM_FREE]] = high, num_free
+        self._counts[:] = high, num_free
 
     def remove(self, rows: Tensor) -> None:
         """Remove live rows; their numbers are given out again, those at the end of `rows` first.
@@ -246,10 +246,10 @@ class HashTable:
             )
         if len(self._free) < num_free + n:
             self._free = _grown(self._free, max(num_free + n, 2 * num_free), num_free)
-            self._set(loops.FREE, _address(self._free))
+            self._record.update(free=_address(self._free))
         loops.remove(self._address, n, rows.data_ptr(), -1)
         self._free[num_free : num_free + n] = rows.numpy()
-        self._header[_NUM_FREE] = num_free + n
+        self._counts[1] = num_free + n
         self._removals += 1
 
     def clear(self) -> None:
@@ -307,33 +307,31 @@ class HashTable:
 
     def _fill(self, hashes: Tensor, content: Tensor, free: Tensor) -> int:
         """Fill an empty table; the result is a row that is the same as one before it, or -1."""
-        loops, high = kernels.table, len(hashes)
+        high = len(hashes)
         self._resize(max(SMALLEST, 1 << (high - 1).bit_length()))
         self._hashes[:high], self._content[:high] = hashes.numpy(), content.numpy()
         self._free = free.numpy().copy()
-        self._set(loops.FREE, _address(self._free))
-        self._header[[_HIGH, _NUM_FREE]] = high, len(free)
+        self._record.update(free=_address(self._free))
+        self._counts[:] = high, len(free)
         dead: Numbers = np.zeros(high, np.int64)
         dead[self._free] = 1
-        return int(loops.fill(self._address, high, _address(dead)))
-
-    def _set(self, offset: int, number: int) -> None:
-        self._header[offset // 8] = number
+        return int(kernels.table.fill(self._address, high, _address(dead)))
 
     def _resize(self, capacity: int) -> None:
         """Make room for `capacity` rows, a power of two; slots are left empty."""
-        loops, high = kernels.table, self.high
+        high = self.high
         slots: Numbers = np.zeros((2 * capacity, 2), np.int64)
         hashes = _grown(self._hashes, capacity, high)
         content = _grown(self._content, capacity, high)
         self._slots, self._hashes, self._content = slots, hashes, content  # all or none
-        self._set(loops.SLOTS, _address(slots))
-        self._set(loops.SHIFT, 64 - (2 * capacity - 1).bit_length())
-        self._set(loops.MASK, 32 * capacity - 1)
-        self._set(loops.HASHES, _address(hashes))
-        self._set(loops.CONTENT, _address(content))
-        self._set(loops.WORDS, self.words or 0)
-        self._set(loops.CAPACITY, capacity)
+        self._record.update(
+            slots=_address(slots),
+            shift=64 - (2 * capacity - 1).bit_length(),
+            mask=32 * capacity - 1,
+            hashes=_address(hashes),
+            content=_address(content),
+            capacity=capacity,
+        )
 
     def _arrays(self, hashes: Tensor, content: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Hashes and content for kernels, which check nothing: contiguous and on the CPU."""

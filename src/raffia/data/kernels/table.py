@@ -1,7 +1,6 @@
 """The loops of `HashTable`: find, insert, move and remove rows by hash and content.
 
-A table is given by the address of its header, int64 numbers in the order of the constants below.
-A slot is two of them side by side, the hash and the row plus one; zero there marks it as empty.
+A slot is two int64 side by side, the hash and the row plus one; zero there marks it as empty.
 The home of a hash is the top bits of its product with 2^64 / golden ratio (Knuth, The Art of
 Computer Programming 3, section 6.4); from there slots are tried one after another.
 """
@@ -11,14 +10,29 @@ from typing import Any
 import numpy as np
 
 from raffia.jit.kernel import kernel, load_i64, prefetch, store_i64
+from raffia.jit.records import I64s, Record, fields_at
 
-# what stands where in the header
-SLOTS, SHIFT, MASK, HASHES, CONTENT, WORDS, FREE, CAPACITY, HIGH, NUM_FREE = range(0, 80, 8)
-HEADER_LENGTH = 10
-
+HIGH, NUM_FREE = range(2)  # the indices of `counts`
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 AHEAD = 24  # keys between asking for a slot and reading it: memory takes about as long as 24 keys
 NEAR = 10  # the same for the content of the row in it, which can be asked for when the slot is here
+
+
+class TableRecord(Record):
+    """The slots and the rows of a table."""
+
+    slots: int  # address
+    shift: int  # 64 less the bits of the number of a slot
+    mask: int  # bytes of all slots, less one
+    hashes: I64s  # [capacity] of each row
+    content: int  # address of int64 [capacity, words]
+    words: int
+    free: I64s  # the free rows, the one that is taken next last
+    capacity: int  # rows that there is room for
+    counts: I64s  # rows that were ever in use; how many of them are free
+
+
+table_at = fields_at(TableRecord)
 
 
 @kernel
@@ -76,8 +90,9 @@ def _prefetch_keys(
 @kernel
 def lookup(table: int, n: int, hashes: int, content: int, missing: int, out: int) -> None:
     """Look up the row of each of n hashes, or `missing` if it is not in the table."""
-    slots, shift, mask = load_i64(table + SLOTS), load_i64(table + SHIFT), load_i64(table + MASK)
-    stored, words = load_i64(table + CONTENT), load_i64(table + WORDS)
+    # Fields that loops use are read before them: to the compiler any store may change a record.
+    t = table_at(table)
+    slots, shift, mask, stored, words = t.slots, t.shift, t.mask, t.content, t.words
     for i in range(n):
         _prefetch_keys(slots, shift, stored, words, hashes, i, n)
         hash, given = load_i64(hashes + 8 * i), content + 8 * words * i
@@ -88,11 +103,10 @@ def lookup(table: int, n: int, hashes: int, content: int, missing: int, out: int
 @kernel
 def insert(table: int, start: int, n: int, hashes: int, content: int, out: int) -> int:
     """Find or insert hashes[start:n]; the result is n, or where it stopped for want of room."""
-    slots, shift, mask = load_i64(table + SLOTS), load_i64(table + SHIFT), load_i64(table + MASK)
-    stored, words = load_i64(table + CONTENT), load_i64(table + WORDS)
-    stored_hashes, free = load_i64(table + HASHES), load_i64(table + FREE)
-    num_free, high = load_i64(table + NUM_FREE), load_i64(table + HIGH)
-    capacity = load_i64(table + CAPACITY)
+    t = table_at(table)
+    slots, shift, mask, stored, words = t.slots, t.shift, t.mask, t.content, t.words
+    stored_hashes, free, capacity = t.hashes, t.free, t.capacity
+    high, num_free = t.counts[HIGH], t.counts[NUM_FREE]
     i = start
     while i < n:
         _prefetch_keys(slots, shift, stored, words, hashes, i, n)
@@ -102,7 +116,7 @@ def insert(table: int, start: int, n: int, hashes: int, content: int, out: int) 
         if row < 0:
             if num_free:
                 num_free -= 1
-                row = load_i64(free + 8 * num_free)
+                row = free[num_free]
             elif high < capacity:
                 row = high
                 high += 1
@@ -110,20 +124,20 @@ def insert(table: int, start: int, n: int, hashes: int, content: int, out: int) 
                 break
             store_i64(slot, hash)
             store_i64(slot + 8, row + 1)
-            store_i64(stored_hashes + 8 * row, hash)
+            stored_hashes[row] = hash
             for word in range(words):
                 store_i64(stored + 8 * (words * row + word), load_i64(given + 8 * word))
         store_i64(out + 8 * i, row)
         i += 1
-    store_i64(table + NUM_FREE, num_free)
-    store_i64(table + HIGH, high)
+    t.counts[HIGH], t.counts[NUM_FREE] = high, num_free
     return i
 
 
 @kernel
 def move_slots(table: int, old: int, num_old: int) -> None:
     """Fill empty slots from those at `old`; the order of homes is the same, so it is one sweep."""
-    slots, mask, shift = load_i64(table + SLOTS), load_i64(table + MASK), load_i64(table + SHIFT)
+    t = table_at(table)
+    slots, mask, shift = t.slots, t.mask, t.shift
     for source in range(old, old + 16 * num_old, 16):
         number = load_i64(source + 8)
         if number:
@@ -142,11 +156,11 @@ def fill(table: int, n: int, dead: int) -> int:
     dead: n numbers, other than 0 where a row is dead.
     Returns a row that is the same as one before it, or -1.
     """
-    slots, shift, mask = load_i64(table + SLOTS), load_i64(table + SHIFT), load_i64(table + MASK)
-    stored, words = load_i64(table + CONTENT), load_i64(table + WORDS)
+    t = table_at(table)
+    slots, shift, mask, stored, words = t.slots, t.shift, t.mask, t.content, t.words
     for row in range(n):
         if load_i64(dead + 8 * row) == 0:
-            hash = load_i64(load_i64(table + HASHES) + 8 * row)
+            hash = t.hashes[row]
             slot = _search(slots, shift, mask, hash, stored, stored + 8 * words * row, words)
             if load_i64(slot + 8):
                 return row
@@ -156,13 +170,12 @@ def fill(table: int, n: int, dead: int) -> int:
 
 
 @kernel
-def _slot_holding(table: int, row: int, number: int) -> int:
+def _slot_holding(t: TableRecord, row: int, number: int) -> int:
     """The slot where `number` stands for a row, or 0."""
-    slots, mask = load_i64(table + SLOTS), load_i64(table + MASK)
-    if row < 0 or row >= load_i64(table + HIGH):
+    slots, mask = t.slots, t.mask
+    if row < 0 or row >= t.counts[HIGH]:
         return 0
-    hash = load_i64(load_i64(table + HASHES) + 8 * row)
-    slot = _home(slots, hash, load_i64(table + SHIFT))
+    slot = _home(slots, t.hashes[row], t.shift)
     while True:
         found = load_i64(slot + 8)
         if found == number:
@@ -178,13 +191,14 @@ def mark(table: int, n: int, rows: int) -> int:
 
     Returns n, or the index of a row that is not live or came before; then nothing is marked.
     """
+    t = table_at(table)
     for i in range(n):
         row = load_i64(rows + 8 * i)
-        slot = _slot_holding(table, row, row + 1)
+        slot = _slot_holding(t, row, row + 1)
         if slot == 0:
             for j in range(i):
                 row = load_i64(rows + 8 * j)
-                store_i64(_slot_holding(table, row, -row - 1) + 8, row + 1)
+                store_i64(_slot_holding(t, row, -row - 1) + 8, row + 1)
             return i
         store_i64(slot + 8, -row - 1)
     return n
@@ -193,19 +207,19 @@ def mark(table: int, n: int, rows: int) -> int:
 @kernel
 def remove(table: int, n: int, rows: int, sign: int) -> None:
     """Empty the slots of rows, in which stands `sign * (row + 1)`, and their hash and content."""
-    words = load_i64(table + WORDS)
+    t = table_at(table)
     for i in range(n):
         row = load_i64(rows + 8 * i)
-        _close(table, _slot_holding(table, row, sign * (row + 1)))
-        store_i64(load_i64(table + HASHES) + 8 * row, 0)
-        for word in range(8 * words * row, 8 * words * (row + 1), 8):
-            store_i64(load_i64(table + CONTENT) + word, 0)
+        _close(t, _slot_holding(t, row, sign * (row + 1)))
+        t.hashes[row] = 0
+        for word in range(8 * t.words * row, 8 * t.words * (row + 1), 8):
+            store_i64(t.content + word, 0)
 
 
 @kernel
-def _close(table: int, hole: int) -> None:
+def _close(t: TableRecord, hole: int) -> None:
     """Empty a slot and move later entries back where allowed, so that no search meets a gap."""
-    slots, mask, shift = load_i64(table + SLOTS), load_i64(table + MASK), load_i64(table + SHIFT)
+    slots, mask, shift = t.slots, t.mask, t.shift
     slot = _next(slots, hole, mask)
     while load_i64(slot + 8):
         hash = load_i64(slot)
