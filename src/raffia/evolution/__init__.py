@@ -7,44 +7,27 @@ Names are imported when first asked for, so that `config.py` comes without torch
 
 from typing import TYPE_CHECKING
 
+from raffia.lazy import imported_for_types as _imported_for_types
 from raffia.lazy import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
-    from raffia.evolution.agents import (
-        Member,
-        MutableAgent,
-        Mutations,
-        Reshapes,
-        TournamentSelection,
-    )
-    from raffia.evolution.config import HyperRange, MutationConfig, SelectionConfig
-    from raffia.evolution.generation import (
-        Evolution,
-        Generation,
-        mean_fitness,
-        tournament,
-        truncation,
-    )
-    from raffia.evolution.mutate import MemberChange
-    from raffia.evolution.population import Population, with_hyper
+    from raffia.evolution.agents import Member as Member
+    from raffia.evolution.agents import MutableAgent as MutableAgent
+    from raffia.evolution.agents import Mutations as Mutations
+    from raffia.evolution.agents import Reshapes as Reshapes
+    from raffia.evolution.agents import TournamentSelection as TournamentSelection
+    from raffia.evolution.config import HyperRange as HyperRange
+    from raffia.evolution.config import MutationConfig as MutationConfig
+    from raffia.evolution.config import SelectionConfig as SelectionConfig
+    from raffia.evolution.generation import Evolution as Evolution
+    from raffia.evolution.generation import Generation as Generation
+    from raffia.evolution.generation import mean_fitness as mean_fitness
+    from raffia.evolution.generation import tournament as tournament
+    from raffia.evolution.generation import truncation as truncation
+    from raffia.evolution.mutate import MemberChange as MemberChange
+    from raffia.evolution.population import Population as Population
+    from raffia.evolution.population import with_hyper as with_hyper
 
-__all__ = [
-    "MutableAgent",
-    "MemberChange",
-    "Evolution",
-    "Generation",
-    "HyperRange",
-    "Member",
-    "MutationConfig",
-    "Mutations",
-    "Population",
-    "Reshapes",
-    "SelectionConfig",
-    "TournamentSelection",
-    "mean_fitness",
-    "tournament",
-    "truncation",
-    "with_hyper",
-]
+__all__ = [*_imported_for_types(__name__)]
 
 __getattr__, __dir__ = _lazy_names(__name__)
