@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import operator
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -68,6 +69,23 @@ def check_range(name: str, value: float | None, low: float, high: float | None =
     if value is not None and not (value >= low and (high is None or value <= high)):  # a NaN is not
         wanted = f"at least {low}" if high is None else f"in {low}..{high}"
         raise ValueError(f"{name}={value!r} must be {wanted}")
+
+
+def check_count(name: str, value: object, low: int) -> None:
+    """Raise TypeError unless a value is a whole number, and ValueError if it is below `low`.
+
+    >>> check_count("batch_size", 2.5, 1)
+    Traceback (most recent call last):
+    ...
+    TypeError: batch_size=2.5 must be a whole number
+    """
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool):
+        raise TypeError(f"{name}={value!r} must be a whole number")
+    check_range(name, number, low)
 
 
 def plural(number: int, noun: str) -> str:

@@ -323,10 +323,10 @@ OPTIONS = [
     ({"storage": 100}, TypeError, r"such as TensorStorage\(100\); got 100"),
     ({"storage": TensorStorage}, TypeError, "storage must be a Storage, such as"),
     ({"generator": 0}, TypeError, "generator must be a torch.Generator; got 0: pass"),
-    ({"batch_size": "4"}, TypeError, "batch_size must be a number of items; got '4'"),
-    ({"batch_size": True}, TypeError, "batch_size must be a number of items; got True"),
+    ({"batch_size": "4"}, TypeError, "batch_size='4' must be a whole number"),
+    ({"batch_size": True}, TypeError, "batch_size=True must be a whole number"),
     ({"batch_size": -1}, ValueError, "batch_size=-1 must be at least 1"),
-    ({"prefetch": 1.5}, TypeError, "prefetch must be a number of batches; got 1.5"),
+    ({"prefetch": 1.5}, TypeError, "prefetch=1.5 must be a whole number"),
     ({"prefetch": -1}, ValueError, "prefetch=-1 must be at least 0"),
     ({"device": "cuda:99"}, ValueError, "device 'cuda:99' is not available here"),
     ({"wirter": None}, TypeError, "wirter"),  # no argument is swallowed
@@ -352,7 +352,7 @@ MISTAKES = [
     (lambda: PLAIN.sample(), ValueError, r"items to draw is unknown: pass sample\(batch_size\)"),
     (lambda: next(iter(PLAIN)), ValueError, r"items to draw is unknown: pass sample\(batch_size\)"),
     (lambda: PLAIN.sample(0), ValueError, "batch_size=0 must be at least 1"),
-    (lambda: PLAIN.sample(2.5), TypeError, "batch_size must be a number of items; got 2.5"),
+    (lambda: PLAIN.sample(2.5), TypeError, "batch_size=2.5 must be a whole number"),
     (
         lambda: setattr(PLAIN, "generator", 0),
         TypeError,

@@ -1,6 +1,5 @@
 """`Buffer`: what all replay buffers have in common, and the checks of their options."""
 
-import operator
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +9,7 @@ import torch
 from raffia.data.prefetch import Prefetcher
 from raffia.data.processes import survives_fork
 from raffia.data.storage import Storage
-from raffia.hints import check_range
+from raffia.hints import check_count
 
 
 class Buffer:
@@ -102,24 +101,11 @@ def check_device(device: Any) -> None:
         raise ValueError(f"device {str(device)!r} is not available here: {error}") from None
 
 
-def check_batch_size(batch_size: Any) -> None:
-    """Raise TypeError or ValueError for an invalid number of items."""
-    try:
-        operator.index(batch_size)
-    except TypeError:
-        raise TypeError(f"batch_size must be a number of items; got {batch_size!r}") from None
-    if isinstance(batch_size, bool):
-        raise TypeError(f"batch_size must be a number of items; got {batch_size!r}")
-    check_range("batch_size", batch_size, 1)
-
-
 def check_options(batch_size: int | None, pin_memory: bool, prefetch: int) -> None:
     """Raise TypeError or ValueError for options of a buffer that cannot be."""
     if batch_size is not None:
-        check_batch_size(batch_size)
-    if not isinstance(prefetch, int):
-        raise TypeError(f"prefetch must be a number of batches; got {prefetch!r}")
-    check_range("prefetch", prefetch, 0)
+        check_count("batch_size", batch_size, 1)
+    check_count("prefetch", prefetch, 0)
     if pin_memory and not torch.accelerator.is_available():
         raise ValueError(
             "pin_memory=True needs a GPU, and torch sees none on this machine: pass "

@@ -14,7 +14,6 @@ from typing_extensions import TypeVar
 from raffia.data.batches import Batch, BatchMaker
 from raffia.data.buffer import (
     Buffer,
-    check_batch_size,
     check_device,
     check_generator,
     check_is_storage,
@@ -32,6 +31,7 @@ from raffia.data.structure import check_entries, from_state
 from raffia.data.torchrl_storages import ListStorage
 from raffia.data.writers import RoundRobinWriter, Writer
 from raffia.files.folder import Content, Folder, load_folder, write_folder
+from raffia.hints import check_count
 from raffia.tensordict.safetensors_file import save_file
 from raffia.tensordict.tensordict import TensorDict
 
@@ -340,7 +340,7 @@ class ReplayBuffer(Buffer, Generic[Items]):
             batch_size = self.batch_size or room
         if batch_size is None:
             raise _no_size()
-        check_batch_size(batch_size)
+        check_count("batch_size", batch_size, 1)
         if room is not None and room != batch_size:
             raise ValueError(f"out has room for a batch of {room}, but {batch_size} were requested")
         batch = self._next(batch_size, out)

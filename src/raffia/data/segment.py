@@ -6,7 +6,6 @@ Legend: T times, E environments, B segments, L rows in a segment, S frames in a 
 from __future__ import annotations
 
 import contextlib
-import operator
 import os
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -27,7 +26,7 @@ from raffia.data.steps import StepKeys, numbers
 from raffia.data.storage import Storage, TensorStorage
 from raffia.data.structure import StorageContents, check_entries
 from raffia.files.folder import Content, Folder, load_folder, write_folder
-from raffia.hints import check_range
+from raffia.hints import check_count
 from raffia.tensordict.keys import NestedKey, unravel_key_to_tuple
 from raffia.tensordict.safetensors_file import save_file
 from raffia.tensordict.tensordict import TensorDict
@@ -482,12 +481,8 @@ def _refuse_unfinished(index: Tensor, added: dict[str, Tensor]) -> None:
 
 
 def _check_length(unroll_steps: int, n_step: int, num_rows: int) -> None:
-    for name, value in (("unroll_steps", unroll_steps), ("n_step", n_step)):
-        try:
-            operator.index(value)
-        except TypeError as error:
-            raise TypeError(f"{name}={value!r} must be a number of rows, an int") from error
-        check_range(name, value, 0)
+    check_count("unroll_steps", unroll_steps, 0)
+    check_count("n_step", n_step, 0)
     length = unroll_steps + n_step + 1
     if length > num_rows:
         raise ValueError(

@@ -319,14 +319,13 @@ def _check_hyper(agent: MutableAgent, name: str) -> None:
 def _check_indices(population: Sequence[Member]) -> None:
     if not population:
         raise ValueError("a population must have at least one member, but this one is empty")
-    indices: set[int] = set()
-    for agent in population:
-        if agent.index in indices:
+    indices = [agent.index for agent in population]
+    for index in indices:
+        if indices.count(index) > 1:
             raise ValueError(
-                f"two members have the index {agent.index}, so no lineage can be recorded: create "
-                "them with index=0, index=1, ..."
+                f"two members have the index {index}, so no lineage can be recorded: create them "
+                "with index=0, index=1, ..."
             )
-        indices.add(agent.index)
 
 
 def _seed(given: int | None) -> int:
