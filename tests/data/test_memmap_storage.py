@@ -278,7 +278,7 @@ def test_what_is_refused_changes_no_file(folder, tmp_path):
             (
                 lambda mode=mode: MemmapStorage(5, folder, mode=mode),
                 ValueError,
-                "'r.' for reading and writing",
+                f"mode={mode!r} must be one of 'r.', 'r'",
             )
             for mode in ("w", "rb", None)
         ],
