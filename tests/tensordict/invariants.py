@@ -11,6 +11,7 @@ from raffia.tensordict.lazy import LazyStackedTensorDict
 from raffia.tensordict.node import Node
 from raffia.tensordict.nontensor import NonTensorData, NonTensorStack
 from raffia.tensordict.params import TensorDictParams
+from raffia.tensordict.sub import SubTensorDict
 from raffia.tensordict.unbatched import UnbatchedTensor
 from raffia.tensordict.views import entries_list, keys_list
 
@@ -67,7 +68,8 @@ def _node(node, where, out):
         below = {}
     else:
         below = _entries(node, wrong)
-    _lock(node, list(below.values()), wrong)
+    if not isinstance(node, SubTensorDict):  # its lock is its parent's
+        _lock(node, list(below.values()), wrong)
     _block(node, wrong)
     for name, value in below.items():
         if isinstance(value, Node):

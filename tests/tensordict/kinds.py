@@ -16,10 +16,12 @@ from raffia import (
     is_tensor_collection,
     lazy_stack,
 )
+from raffia.tensordict.sub import SubTensorDict
 from tests.tensordict.invariants import sound
 
 BATCH = (4, 3)
 ROWS = torch.arange(12).reshape(BATCH)
+ORDER = torch.tensor([2, 0, 3, 1])
 
 
 class Fields(TensorClass):
@@ -40,6 +42,7 @@ KINDS = {
     "tensorclass": lambda td: Fields(**dict(td.items()), batch_size=td.shape, names=td.names),
     "parameters": lambda td: TensorDictParams(td, no_convert=True),
     "memory-mapped": lambda td: td.memmap(),
+    "rows of another": lambda td: td[ORDER.argsort()]._get_sub_tensordict(ORDER),
 }
 every_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 
@@ -94,6 +97,11 @@ def check_same(got, want):
 
 def is_lazy(td, dim=None):
     return isinstance(td, LazyStackedTensorDict) and (dim is None or td.stack_dim == dim)
+
+
+def is_rows(td):
+    """Whether a container reads its entries, which are copies, from another one."""
+    return isinstance(td, SubTensorDict)
 
 
 def call(name, *args, **options):

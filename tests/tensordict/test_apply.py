@@ -110,6 +110,18 @@ def test_every_leaf_and_member(kind):
     each(IN_PLACE, check_in_place)
 
 
+def erased(x):
+    x.zero_()
+
+
+def test_in_place_without_a_result_in_stacks_of_stacks():
+    members = [TensorDict(a=torch.ones(2), batch_size=[2]) for _ in range(4)]
+    td = lazy_stack([lazy_stack(members[:2]), lazy_stack(members[2:])])
+    assert td.apply_(erased) is td
+    assert not any(member["a"].any() for member in members)
+    assert type(td.apply(lambda x: x + 1)[0]) is type(td)
+
+
 def test_order_structure_and_keys():
     td, seen = make(), []
     result = td.apply(lambda x: seen.append(x.shape) or x)

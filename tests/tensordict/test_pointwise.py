@@ -9,7 +9,7 @@ import torch
 
 from raffia import TensorDict, TensorDictParams, lazy_stack
 from tests.tensordict.invariants import sound
-from tests.tensordict.kinds import BATCH, KINDS, each, every_kind, is_lazy, leaves
+from tests.tensordict.kinds import BATCH, KINDS, each, every_kind, is_lazy, is_rows, leaves
 
 B, T = BATCH
 KEYS = ["a", "b", ("n", "c"), ("m", "k", "d")]
@@ -56,14 +56,15 @@ def with_other(fn, td, other):
 
 
 def same_class(result, td):
-    assert type(result) is (TensorDict if isinstance(td, TensorDictParams) else type(td))
+    plain = isinstance(td, TensorDictParams) or is_rows(td)
+    assert type(result) is (TensorDict if plain else type(td))
     assert not is_lazy(td) or result.stack_dim == td.stack_dim
     return True
 
 
 def memory(td):
     """Where the values of a container lie."""
-    members = td.tensordicts if is_lazy(td) else [td]
+    members = td.tensordicts if is_lazy(td) else [td._parent] if is_rows(td) else [td]
     return [value.data_ptr() for member in members for value in leaves(member).values()]
 
 

@@ -125,6 +125,7 @@ class TensorCollection(Construction, Pointwise, Reductions, Node):
     masked_select = index.masked_select
     gather = index.gather
     copy_at_ = index.copy_at_
+    _get_sub_tensordict = index.sub_tensordict
 
     # shape (shape.py)
     view = shape.view

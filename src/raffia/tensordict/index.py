@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raffia.tensordict import dim_names, shape
+from raffia.tensordict import dim_names, kinds, shape
 from raffia.tensordict.atomic import all_or_nothing
 from raffia.tensordict.lock import locked_error
 from raffia.tensordict.memmap import keep_mapped
@@ -290,8 +290,8 @@ def set_index(td: Any, index: Any, value: Any, ndim: int) -> None:
     for name, theirs in value._entries().items():
         mine = entries.get(name)
         if mine is None:
-            mine = _zeros_for(td, theirs, rows_ndim, ndim)
-            td._set_str(name, mine)
+            td._set_str(name, _zeros_for(td, theirs, rows_ndim, ndim))
+            mine = td._get_str(name)  # which may be a copy, on the device or with the names of `td`
         if isinstance(mine, Node):
             replaced = mine._set_index(index, theirs, ndim)
             if replaced is not None:
@@ -549,3 +549,17 @@ def copy_at_(td: Container, tensordict: Node, idx: Any, non_blocking: bool = Fal
     tensor([1., 0.])
     """
     return td.update_at_(tensordict, idx, non_blocking=non_blocking)
+
+
+def sub_tensordict(td: Container, idx: Any) -> Container:
+    """A view of the rows `idx` that holds for any index; entries set in it are set in `td`.
+
+    >>> from raffia import TensorDict
+    >>> td = TensorDict(a=torch.zeros(3), batch_size=[3])
+    >>> td._get_sub_tensordict(torch.tensor([0, 2])).update({"a": torch.ones(2)}).batch_size
+    torch.Size([2])
+    >>> td["a"]
+    tensor([1., 0., 1.])
+    """
+    view: Any = kinds.SubTensorDict(td, idx)
+    return view

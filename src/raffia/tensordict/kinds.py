@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 TensorDict: Any
 LazyStackedTensorDict: Any
+SubTensorDict: Any
 TensorDictParams: Any
 TensorClass: Any
 NonTensorData: Any

@@ -432,7 +432,10 @@ class LazyStackedTensorDict(LazyWrites):
         results, found = [], False
         for i, td in enumerate(self.tensordicts):  # dynamo can't take `run` into a comprehension
             theirs = [o if row is None else row[i] for o, row in zip(others, rows, strict=True)]
-            result = run.node(td, tuple(theirs), prefix)
+            if td._member_wise(tuple(theirs), run.default):  # a lazy stack itself
+                result = td._apply_members(run, tuple(theirs), prefix)
+            else:
+                result = run.node(td, tuple(theirs), prefix)
             found = found or result is not None
             results.append(td.empty() if result is None else result)
         return self._of_members(results) if found else None

@@ -31,6 +31,7 @@ from raffia.tensordict.node import Names, Node, hold
 from raffia.tensordict.nontensor import MetaData, NonTensorData, NonTensorStack
 from raffia.tensordict.params import TensorDictParams
 from raffia.tensordict.stack import maybe_dense_stack
+from raffia.tensordict.sub import SubTensorDict
 from raffia.tensordict.tensordict import TensorDict
 from raffia.tensordict.unbatched import UnbatchedTensor
 from raffia.tensordict.vmap_rows import changed_dims, register_data, resized
@@ -366,11 +367,12 @@ def _load(data: Any) -> Any:
 register(TensorDict)
 register(TensorDictParams)
 register(LazyStackedTensorDict, flatten_lazy, unflatten_lazy)
+register(SubTensorDict)
 register_data(NonTensorData)
 register_data(NonTensorStack)
 register_data(MetaData)
 for kind in (
-    *(TensorDict, TensorDictParams, LazyStackedTensorDict),
+    *(TensorDict, TensorDictParams, LazyStackedTensorDict, SubTensorDict),
     *(NonTensorData, NonTensorStack, MetaData),
 ):
     pickled.KINDS[kind.__name__] = kind

@@ -1,0 +1,576 @@
+"""Views of rows of a container: what is read is `parent[index]`, and what is written is there."""
+
+import copy
+import io
+import operator
+import pickle
+import random
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from raffia import (
+    LazyStackedTensorDict,
+    NonTensorData,
+    TensorDict,
+    TensorDictBase,
+    TensorDictParams,
+    UnbatchedTensor,
+    lazy_stack,
+    load_memmap,
+    tensorclass,
+)
+from raffia.tensordict.sub import SubTensorDict
+from tests.tensordict.invariants import sound
+from tests.tensordict.kinds import check_same, each, leaves, make, raises
+
+I = slice  # noqa: E741
+
+PARENTS = {
+    "dense": make,
+    "along 0": lambda: lazy_stack(list(make().unbind(0)), 0),
+    "along 1": lambda: lazy_stack(list(make().unbind(1)), 1),
+    "rows": lambda: rows_of(make((6, 3)), torch.tensor([5, 0, 3, 1])),
+    "memory-mapped": lambda: make().memmap(),
+}
+INDICES = {
+    "int": 1,
+    "last": -1,
+    "slice": I(1, 3),
+    "step": I(0, None, 2),
+    "column": (I(None), 2),
+    "ellipsis": (..., 0),
+    "new": (None, 1),
+    "tensor": torch.tensor([2, 0]),
+    "two dims": torch.tensor([[3, 1], [0, 2]]),
+    "list": [3, 1],
+    "mask": torch.tensor([True, False, True, False]),
+    "cells": torch.arange(12).reshape(4, 3) % 5 == 0,
+    "pairs": (torch.tensor([0, 3]), torch.tensor([2, 1])),
+    "mixed": (I(1, 3), torch.tensor([2, 0])),
+    "all": I(None),
+    "none of them": torch.zeros(4, dtype=torch.bool),
+}
+every_parent = pytest.mark.parametrize("parent", PARENTS.values(), ids=PARENTS)
+
+
+def rows_of(td, index):
+    return td._get_sub_tensordict(index)
+
+
+def plain(td):
+    """A dense, independent copy."""
+    return getattr(td, "_td", td).to_tensordict()
+
+
+def view_of(td):
+    """The view itself, of a tensorclass what it wraps."""
+    return getattr(td, "_td", td)
+
+
+# ------------------------------------------------------------------------------ what is read
+
+
+@every_parent
+def test_reads_rows_of_the_parent(parent):
+    def check(index):
+        td = parent()
+        rows = rows_of(td, index)
+        assert type(view_of(rows)) is SubTensorDict and isinstance(rows, type(td) | TensorDictBase)
+        assert sound(rows) and list(rows.keys()) == list(td.keys())
+        want = td[index]
+        check_same(rows, want)
+        assert list(leaves(rows)) == list(leaves(want))
+        for name in ("n", "m"):
+            assert type(rows.get(name)) is SubTensorDict
+        td.zero_()  # a view shows what the parent has now
+        assert not any(value.any() for value in leaves(rows).values())
+
+    each(INDICES, check)
+
+
+def test_a_row_that_is_no_row_is_refused():
+    for index in (4, -5, torch.tensor([4]), (0, 3), (0, 0, 0), torch.ones(3, dtype=torch.bool)):
+        with pytest.raises(IndexError):
+            rows_of(make(), index)
+        with pytest.raises(IndexError):
+            rows_of(TensorDict(), 0)
+    mask = INDICES["mask"].clone()
+    rows = rows_of(make(), mask)
+    mask[:] = True
+    assert rows.batch_size == (2, 3)  # a mask is read once
+
+
+def test_lazy_stacks_of_rows_that_differ():
+    td = lazy_stack([TensorDict(a=torch.ones(i, i), batch_size=[i]) for i in (1, 2, 2)])
+    rows = rows_of(td, torch.tensor([1, 2]))
+    assert rows.batch_size == (2, 2) and rows["a"].shape == (2, 2, 2)
+    rows["a"] = torch.zeros(2, 2, 2)
+    assert [member["a"].sum().item() for member in td.tensordicts] == [1, 0, 0]
+
+
+# --------------------------------------------------------------------------- what is written
+
+
+def like(td, value):
+    """The same entries, all of this value."""
+    return td.clone().apply(lambda x: torch.full_like(x, value))
+
+
+def fill(td, key, value):
+    td[key] = torch.full_like(td.get(key), value)
+
+
+def put(td, index, value):
+    td[index] = value
+
+
+def assign(td, name, value):
+    setattr(td, name, value)
+
+
+def erase(x):
+    """In place, without a result."""
+    x.zero_()
+
+
+WRITES = {  # what changes values only
+    "zero_": lambda td: td.zero_(),
+    "fill_": lambda td: td.fill_("b", 7),
+    "fill_ a nested one": lambda td: td.fill_(("n", "c"), 7),
+    "set_": lambda td: td.set_("b", torch.full_like(td["b"], 5)),
+    "set_ of another dtype": lambda td: td.set_("b", torch.full_like(td["b"], 5).double()),
+    "set_ nested": lambda td: td.set_(("n", "c"), torch.full_like(td["n", "c"], 5)),
+    "set_ a container": lambda td: td.set_("n", like(td.get("n"), 5)),
+    "set_ a number": lambda td: td.set_("b", 5),
+    "set inplace": lambda td: td.set("b", torch.full_like(td["b"], 5), inplace=True),
+    "set nested inplace": lambda td: td.set(("n", "c"), like(td, 5)["n", "c"], inplace=True),
+    "set_at_": lambda td: td.set_at_("b", 5, ...),
+    "update": lambda td: td.update({"b": torch.full_like(td["b"], 5)}, inplace=True),
+    "update with a container": lambda td: td.update(like(td, 5), inplace=True),
+    "update_": lambda td: td.update_({"b": torch.full_like(td["b"], 5), "n": like(td["n"], 2)}),
+    "update_ with a container": lambda td: td.update_(like(td, 5)),
+    "update_at_": lambda td: td.update_at_({"b": torch.full_like(td["b"], 5)}, ...),
+    "copy_": lambda td: td.copy_(like(td, 5)),
+    "copy_at_": lambda td: td.copy_at_(like(td, 5), ...),
+    "rows": lambda td: put(td, ..., like(td, 5)),
+    "rows of a number": lambda td: put(td, ..., 1),
+    "masked_fill_": lambda td: td.masked_fill_(torch.ones(td.shape, dtype=torch.bool), 1),
+    "apply_": lambda td: td.apply_(lambda x: x * 0 + 1),
+    "apply_ without results": lambda td: td.apply_(erase),
+    "apply inplace": lambda td: td.apply(lambda x: x * 0 + 1, inplace=True),
+    "named_apply inplace": lambda td: td.named_apply(lambda _, x: x * 0 + 1, inplace=True),
+    "add_": lambda td: td["n"].add_(1),
+    "mul_ of a tensor": lambda td: td["n"].mul_(torch.full(td["n"].shape, 3)),
+    "sub_ of itself": lambda td: td["n"].sub_(td["n"]),
+    "+=": lambda td: operator.iadd(td["n"], 1),
+    "*=": lambda td: operator.imul(td["n"], td["n"].clone()),
+    "neg_": lambda td: td["n"].neg_(),
+    "torch.neg_": lambda td: torch.neg_(td["n"]),
+    "a nested one": lambda td: td["m"].zero_(),
+    "a nested one's nested one": lambda td: td["m"]["k"].zero_(),
+    "an entry of a nested one": lambda td: td["n"].set_("c", td["n", "c"] * 2),
+    "where": lambda td: td.where(torch.zeros(td.shape, dtype=torch.bool), like(td, 3), out=td),
+    "data": lambda td: assign(td, "data", like(td, 5)),
+    "load_state_dict": lambda td: td.load_state_dict(like(td, 5).state_dict()),
+}
+ENTRIES = {  # what adds entries
+    "set": lambda td: td.set("new", torch.full((*td.shape, 2), 5)),
+    "set nested": lambda td: td.set(("n", "new"), torch.full((*td["n"].shape, 2), 5)),
+    "set levels": lambda td: td.set(("x", "y", "z"), torch.ones(td.shape)),
+    "set a container": lambda td: td.set(
+        "x", TensorDict(y=torch.ones(td.shape), batch_size=td.shape)
+    ),
+    "key": lambda td: put(td, "new", torch.ones(td.shape)),
+    "nested key": lambda td: put(td, ("m", "new"), torch.ones(td.shape)),
+    "setdefault": lambda td: td.setdefault("new", torch.ones(td.shape)) is None,
+    "update": lambda td: td.update(
+        {"b": td["b"] * 2, "new": td["b"] * 3, "n": {"x": td["n", "c"]}}
+    ),
+    "update of a tuple": lambda td: td.update({("m", "new"): torch.ones(td.shape)}),
+    "update of itself": lambda td: td.update(td.clone().rename_key_("b", "new")),
+    "create_nested": lambda td: td.create_nested("new"),
+    "rows": lambda td: put(td, ..., TensorDict(new=torch.ones(td.shape), batch_size=td.shape)),
+}
+OF_THE_PARENT = {  # what is the same of the parent
+    "del": lambda td: operator.delitem(td, "a"),
+    "del nested": lambda td: operator.delitem(td, ("m", "k", "d")),
+    "del_": lambda td: td.del_("n"),
+    "pop": lambda td: td.pop("b") is None,
+    "pop nested": lambda td: td.pop(("m", "k")) is None,
+    "pop in a nested one": lambda td: td["m"].pop("k") is None,
+    "popitem": lambda td: td.popitem()[0],
+    "clear": lambda td: td.clear() is None,
+    "rename_key_": lambda td: td.rename_key_("a", "z"),
+    "rename_key_ nested": lambda td: td.rename_key_(("m", "k"), ("p", "z")),
+    "select": lambda td: td.select("a", ("m", "k"), inplace=True),
+    "exclude": lambda td: td.exclude("a", ("m", "k"), inplace=True),
+    "flatten_keys": lambda td: td.flatten_keys(".", inplace=True),
+    "flatten_keys by position": lambda td: td.flatten_keys("_", True),
+    "unflatten_keys": lambda td: td.rename_key_("a", "p.q").unflatten_keys(".", inplace=True),
+    "separates": lambda td: list(td.separates("a").keys()),
+    "split_keys": lambda td: td.split_keys(["a"], inplace=True) is None,
+}
+
+
+def written(make_parent, index, write):
+    """The parent and what it must be, after a write into these rows and into a copy of them."""
+    td = make_parent()
+    want, rows = plain(td), plain(td[index])
+    view = rows_of(td, index)
+    got, there = write(view), write(rows)
+    assert (got is view) is (there is rows)
+    want[index] = rows
+    return td, want
+
+
+@every_parent
+def test_writes_reach_the_parent(parent):
+    def check(row):
+        name, key = row
+        td, want = written(parent, INDICES[key], WRITES[name])
+        check_same(td, want)
+
+    each([(name, key) for name in WRITES for key in INDICES], check)
+
+
+@pytest.mark.parametrize("parent", ["dense", "along 0", "along 1", "rows"])
+def test_new_entries_are_zero_in_other_rows(parent):
+    def check(row):
+        name, key = row
+        td, want = written(PARENTS[parent], INDICES[key], ENTRIES[name])
+        check_same(td, want)
+
+    each([(name, key) for name in ENTRIES for key in INDICES], check)
+
+
+@pytest.mark.parametrize("parent", ["dense", "along 0", "along 1", "rows"])
+def test_keys_are_those_of_the_parent(parent):
+    def check(row):
+        name, key = row
+        td, want = PARENTS[parent](), plain(PARENTS[parent]())
+        view = rows_of(td, INDICES[key])
+        got, there = OF_THE_PARENT[name](view), OF_THE_PARENT[name](want)
+        assert (got is view) is (there is want) and (got is view or got == there)
+        check_same(td, want)
+
+    each([(name, key) for name in OF_THE_PARENT for key in ("int", "slice", "mask")], check)
+
+
+def test_any_writes_one_after_the_other():
+    """Random writes through views of views, against the same on copies that are put back."""
+    draw = random.Random(0)
+    names = sorted({*WRITES} - {"set_at_", "data", "load_state_dict", "where"})
+    for _ in range(60):
+        td, want = make(), make()
+        views, path = [td], []
+        for _ in range(draw.randint(1, 3)):
+            size = views[-1].shape[0]
+            path.append(
+                torch.tensor([draw.randrange(size) for _ in range(draw.randint(1, 3))]).unique()
+            )
+            views.append(rows_of(views[-1], path[-1]))
+        for name in draw.choices(names, k=3):
+            copies = [want]
+            for index in path:
+                copies.append(copies[-1][index].clone())
+            WRITES[name](views[-1])
+            WRITES[name](copies[-1])
+            for i in reversed(range(len(path))):
+                copies[i][path[i]] = copies[i + 1]
+            check_same(td, want)
+            check_same(views[-1], copies[-1])
+
+
+def test_writes_all_or_nothing():
+    def check(write):
+        td = make()
+        with pytest.raises((RuntimeError, KeyError, TypeError, ValueError)):
+            write(rows_of(td, torch.tensor([2, 0])))
+        check_same(td, make())
+
+    b = torch.ones(2, 3)
+    mistakes = {
+        "update_ of a missing key": lambda td: td.update_({"b": b, "zz": b}),
+        "update_ of keys that are no keys": lambda td: td.update_({"b": b, 3: b}),
+        "update_ of a wrong shape": lambda td: td.update_(
+            {"b": b, "a": b[:, :, None].expand(2, 3, 7)}
+        ),
+        "update of a wrong shape": lambda td: td.update({"b": b, "a": torch.ones(2, 3, 7)}),
+        "update below a leaf": lambda td: td.update({"b": b, ("a", "x"): b}),
+        "set of rows that are not there": lambda td: td.set("new", torch.ones(4, 3)),
+        "set below a leaf": lambda td: td.set(("a", "x"), b),
+        "set_ of a missing key": lambda td: td.set_("zz", b),
+        "set_ of a wrong shape": lambda td: td.set_("a", torch.ones(2, 3, 7)),
+        "rename_key_": lambda td: td.rename_key_("zz", "a"),
+        "rename_key_ safely": lambda td: td.rename_key_("a", "b", safe=True),
+        "del": lambda td: td.del_("zz"),
+        "pop": lambda td: td.pop("zz"),
+        "a number of rows": lambda td: put(td, 0, torch.ones(5, 5, 5)),
+    }
+    each(mistakes, check)
+
+
+# ------------------------------------------------------------------------- what it isn't for
+
+
+def test_refused():
+    def view(locked=False):
+        td = make((4, 3), names=["x", "y"])
+        return rows_of(td.lock_() if locked else td, torch.tensor([2, 0]))
+
+    calls = {
+        "set": (lambda: view().set("b", torch.ones(2, 3)), RuntimeError, "prohibited.*td.set_"),
+        "set nested": (lambda: view().set("n", view()["n"]), RuntimeError, "prohibited.*td.set_"),
+        "lock_": (lambda: view().lock_(), RuntimeError, "call this on the container"),
+        "unlock_": (lambda: view(True).unlock_(), RuntimeError, "call this on the container"),
+        "is_locked": (lambda: assign(view(), "is_locked", True), RuntimeError, "call this on"),
+        "detach_": (lambda: view().detach_(), RuntimeError, "to_tensordict"),
+        "requires_grad_": (lambda: view().requires_grad_(), RuntimeError, "to_tensordict"),
+        "share_memory_": (lambda: view().share_memory_(), RuntimeError, "to_tensordict"),
+        "memmap_": (lambda: view().memmap_(), RuntimeError, "to_tensordict"),
+        "pin_memory_": (lambda: view().pin_memory_(), RuntimeError, "to_tensordict"),
+        "make_memmap": (lambda: view().make_memmap("q", (2, 3)), RuntimeError, "call this on"),
+        "irecv": (lambda: view().irecv(0), RuntimeError, "to_tensordict"),
+        "batch_size": (
+            lambda: assign(view(), "batch_size", [2]),
+            RuntimeError,
+            "batch size of rows",
+        ),
+        "names": (lambda: assign(view(), "names", ["u", "v"]), RuntimeError, "names of rows"),
+        "rename_": (lambda: view().rename_(x="u"), RuntimeError, "names of rows"),
+        "device": (lambda: view().auto_device_(), RuntimeError, "device of rows"),
+        "set while locked": (
+            lambda: view(True).set("new", torch.ones(2, 3)),
+            RuntimeError,
+            "locked",
+        ),
+        "key while locked": (
+            lambda: put(view(True), "new", torch.ones(2, 3)),
+            RuntimeError,
+            "locked",
+        ),
+        "update while locked": (lambda: view(True).update({}), RuntimeError, "locked"),
+        "del while locked": (lambda: view(True).del_("a"), RuntimeError, "locked"),
+        "rename while locked": (lambda: view(True).rename_key_("a", "z"), RuntimeError, "locked"),
+        "loop": (lambda: assign_loop(make()), ValueError, "itself"),
+    }
+    each(calls, lambda row: raises(row))
+
+
+def assign_loop(td):
+    td.set("loop", rows_of(td, I(None)))
+
+
+def test_state_is_that_of_the_parent():
+    td = make(names=["x", "y"])
+    rows = rows_of(td, (I(None), 1))
+    assert rows.names == ["x"] and rows.device is None and not rows.is_locked
+    td.names = ["u", "v"]
+    assert rows.names == ["u"] == rows.get("m").names
+    rows.batch_size, rows.names = rows.batch_size, rows.names  # nothing new
+    with rows.unlock_() as same:
+        assert same is rows
+    td.lock_()
+    assert rows.is_locked and rows["n"].is_locked and rows.lock_() is rows and sound(rows)
+    rows["b"] = torch.zeros(4)  # written in place
+    rows.set_("a", rows["a"] * 0)["n"].add_(1)
+    assert not td["b"][:, 1].any() and not td["a"][:, 1].any()
+    td.unlock_()
+    rows["new"] = torch.ones(4)
+    td.clear_device_()
+    on = rows_of(TensorDict(a=torch.ones(3), batch_size=[3], device="cpu"), 0)
+    assert on.device == torch.device("cpu") == on.clone().device
+
+
+def test_new_containers_get_the_names_of_the_parent():
+    td = TensorDict(batch_size=[3], names=["time"])
+    for index, value in ((1, 1.0), (torch.tensor([0, 2]), torch.ones(2))):
+        key = f"{index}"
+        td[index] = TensorDict({key: {"x": value}}, batch_size=td[index].shape)
+        want = torch.zeros(3)
+        want[index] = 1.0
+        assert td[key, "x"].equal(want) and td[key].names == ["time"]
+
+
+# -------------------------------------------------------------------- what is made from it
+
+
+def test_results_are_no_views():
+    td = make()
+    rows = rows_of(td, torch.tensor([2, 0]))
+    made = {
+        "clone": lambda: rows.clone(),
+        "copy": lambda: rows.copy(),
+        "copy.copy": lambda: copy.copy(rows),
+        "deepcopy": lambda: copy.deepcopy(rows),
+        "to_tensordict": lambda: rows.to_tensordict(),
+        "contiguous": lambda: rows.contiguous(),
+        "detach": lambda: rows.detach(),
+        "double": lambda: rows.double(),
+        "select": lambda: rows.select("a", "b", "n", "m"),
+        "exclude": lambda: rows.exclude("zz"),
+        "unflatten_keys": lambda: rows.unflatten_keys("."),
+        "replace": lambda: rows.replace(b=rows["b"]),
+        "apply": lambda: rows.apply(lambda x: x),
+        "tree_map": lambda: pytree.tree_map(lambda x: x, rows),
+        "zeros_like": lambda: torch.zeros_like(rows),
+        "TensorDict": lambda: TensorDict(rows.clone(), batch_size=rows.batch_size),
+        "reshape": lambda: rows.reshape(3, 2).reshape(2, 3),
+        "split": lambda: torch.cat(rows.split(1)),
+        "unbind": lambda: torch.stack(rows.unbind(1), 1),
+        "memmap": lambda: rows.memmap(),
+        "memmap_like": lambda: rows.memmap_like(),
+        "consolidate": lambda: rows.consolidate(),
+        "maps": lambda: rows.map(lambda part: part.clone(), num_workers=0, chunksize=1),
+        "to": lambda: rows.to("cpu"),
+        "sum": lambda: rows.expand(5, 2, 3)[0],
+    }
+
+    def check(make_one):
+        out = make_one()
+        assert type(out) is type(out.get("n")) is TensorDict and out.shape == (2, 3)
+        if not out.is_locked:
+            out["m", "k", "new"] = torch.ones(2, 3)
+        out.apply(lambda x: x * 0)
+        check_same(td, make())
+
+    each(made, check)
+
+
+def test_rows_of_rows_are_views():
+    td = make()
+    rows = rows_of(td, torch.tensor([2, 0]))
+    assert type(rows[0]) is type(rows[:1]) is type(rows[torch.tensor([0])]) is SubTensorDict
+    rows[0].zero_()
+    rows[torch.tensor([1])]["new"] = torch.ones(1, 3)
+    want = make()
+    want[2] = like(make()[2], 0)
+    want[0] = TensorDict(new=torch.ones(3), batch_size=[3])
+    check_same(td, want)
+
+
+def test_blocks_write_back():
+    for enter in (
+        lambda td: td.flatten_keys("."),
+        lambda td: td.unsqueeze(0),
+        lambda td: td.permute(1, 0),
+        lambda td: td.reshape(-1),
+    ):
+        td = make()
+        rows = rows_of(td, torch.tensor([2, 0]))
+        with enter(rows) as other:
+            other["new"] = torch.ones(other.shape)
+        assert td["new"].tolist() == [[1] * 3, [0] * 3, [1] * 3, [0] * 3]
+
+
+def test_stacked_and_joined():
+    rows = rows_of(make(), torch.tensor([2, 0]))
+    check_same(torch.stack([rows, rows.clone()]), torch.stack([rows.clone()] * 2))
+    check_same(torch.cat([rows.clone(), rows], 1), torch.cat([rows.clone()] * 2, 1))
+    stack = lazy_stack([rows, rows.clone()])
+    assert type(stack) is LazyStackedTensorDict and stack.tensordicts[0] is rows
+    td = make()
+    torch.stack([like(td[0], 5)] * 2, out=rows_of(td, torch.tensor([2, 0])))
+    torch.cat([like(td[:1], 5)], out=rows_of(td, torch.tensor([1])))
+    assert td["b"].tolist() == [[5] * 3] * 3 + [[9, 10, 11]]
+    assert torch.vmap(lambda row: row["b"].sum())(rows).tolist() == [21, 3]
+
+
+def test_stored_in_another_container():
+    td = make()
+    outer = TensorDict(rows=rows_of(td, torch.tensor([2, 0])), batch_size=[2])
+    outer.update_({"rows": {"b": torch.zeros(2, 3)}})
+    outer.set_(("rows", "a"), torch.zeros(2, 3, 2))
+    assert not td["b"][[0, 2]].any() and not td["a"][[0, 2]].any()
+    outer.lock_()
+    assert td.is_locked
+    outer.unlock_()
+    assert not td.is_locked
+    outer["rows", "new"] = torch.ones(2, 3)
+    assert td["new"].sum() == 6
+
+
+def test_pickled(tmp_path):
+    for index in (1, I(0, 2), torch.tensor([2, 0])):
+        rows = rows_of(make(), index)
+        file = io.BytesIO()
+        torch.save(rows, file)
+        file.seek(0)
+        for same in (pickle.loads(pickle.dumps(rows)), torch.load(file, weights_only=False)):
+            check_same(same, rows)
+            same.zero_()  # the parent came with it
+            assert not any(value.any() for value in leaves(same).values())
+    rows.save(tmp_path)
+    check_same(load_memmap(tmp_path), rows)
+
+
+# ----------------------------------------------------------------------- entries of all kinds
+
+
+@tensorclass
+class Pair:
+    x: Tensor
+    note: str = ""
+
+
+def test_values_that_are_no_tensors():
+    td = TensorDict(s="hi", w=["p", "q", "r"], batch_size=[3])
+    rows = rows_of(td, torch.tensor([2, 0]))
+    assert rows["s"] == "hi" and rows["w"] == ["r", "p"] and rows.get("s").batch_size == (2,)
+    rows["w"] = ["x", "y"]
+    assert td["w"] == ["y", "q", "x"]
+    rows.zero_()
+    assert td.get("s").data == "hi" and type(td.get("s")) is NonTensorData
+    rows["s"] = "ho"
+    assert td.get("s").tolist() == ["ho", "hi", "ho"]
+    rows.set("new", "text")
+    assert td.get("new").tolist() == ["text"] * 3  # there is no zero of a text
+    rows.set_non_tensor("w", "all")
+    assert td["w"] == ["all", "q", "all"] and rows.get_non_tensor("w") == ["all"] * 2
+
+
+def test_tensorclasses():
+    td = TensorDict(p=Pair(x=torch.zeros(3), note="n", batch_size=[3]), batch_size=[3])
+    rows = rows_of(td, torch.tensor([2, 0]))
+    assert type(rows["p"]) is Pair and rows["p"].note == "n"
+    rows["p"].x = torch.ones(2)
+    assert td["p"].x.tolist() == [1, 0, 1]
+    pair = rows_of(Pair(x=torch.zeros(3), batch_size=[3]), I(1, None))
+    assert type(pair) is Pair and pair.batch_size == (2,)
+    pair.x += 1
+    pair.zero_()
+    assert type(pair.clone()) is Pair and "SubTensorDict" not in repr(pair.clone())
+
+
+def test_parameters_and_unbatched_tensors():
+    params = TensorDictParams(TensorDict(w=torch.ones(3, 2), batch_size=[3]))
+    rows = rows_of(params, torch.tensor([2, 0]))
+    rows["w"] = torch.zeros(2, 2)
+    assert params["w"].sum() == 2 and isinstance(params["w"], torch.nn.Parameter)
+    td = TensorDict(u=UnbatchedTensor(torch.ones(5)), a=torch.zeros(3), batch_size=[3])
+    rows = rows_of(td, torch.tensor([2, 0]))
+    assert rows["u"].shape == (5,) and rows.get("u").batch_size == (2,)
+    rows.zero_()
+    assert td["u"].sum() == 0
+
+
+def test_gradients():
+    x = torch.ones(3, requires_grad=True)
+    td = TensorDict(a=x * 2, batch_size=[3])
+    rows = rows_of(td, torch.tensor([2, 0]))
+    assert rows.requires_grad and not rows.detach().requires_grad
+    (rows * 3)["a"].sum().backward()
+    assert x.grad.tolist() == [6, 0, 6]
+    td = TensorDict(a=torch.zeros(3), batch_size=[3])
+    y = torch.ones(2, requires_grad=True)
+    rows_of(td, torch.tensor([2, 0])).set_("a", y)
+    (td["a"] * torch.arange(3.0)).sum().backward()
+    assert y.grad.tolist() == [2, 0]
+
+
+def test_shown():
+    text = repr(rows_of(TensorDict(a=torch.ones(3), batch_size=[3]), torch.tensor([2, 0])))
+    assert text.startswith("SubTensorDict(") and "shape=torch.Size([2])" in text
