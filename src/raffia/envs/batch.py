@@ -18,6 +18,7 @@ from raffia.envs.rows import (
     raised_in,
     refuse_ended,
 )
+from raffia.hints import check_range
 from raffia.tensordict.access import unchecked
 from raffia.tensordict.tensordict import TensorDict
 
@@ -134,8 +135,7 @@ class TimeLimit:
     """
 
     def __init__(self, batch: BatchEnv, max_episode_steps: int) -> None:
-        if max_episode_steps < 1:
-            raise ValueError(f"max_episode_steps={max_episode_steps} must be at least 1")
+        check_range("max_episode_steps", max_episode_steps, 1)
         self.batch = batch
         self.spec = batch.spec
         self.num_envs = batch.num_envs

@@ -15,6 +15,7 @@ from torch import Tensor
 from raffia.envs.env import Discrete, EnvSpec
 from raffia.envs.rows import checked_actions, checked_seeds, chosen_rows, refuse_ended
 from raffia.functional.seeds import derive_seed
+from raffia.hints import check_range
 from raffia.tensordict.tensordict import TensorDict
 
 CELL = 48  # pixels, of a picture's squares
@@ -59,13 +60,9 @@ class BoardGame:
     colours: tuple[tuple[int, int, int], ...]  # colours of the ground, the lines, the two players
 
     def __init__(self, num_envs: int, name: str, *, random_openings: int = 0) -> None:
-        if num_envs < 1:
-            raise ValueError(f"num_envs={num_envs} must be at least 1")
-        if not 0 <= random_openings <= 2 * self.in_line - 2:
-            raise ValueError(
-                f"random_openings={random_openings} must be in 0..{2 * self.in_line - 2}: with "
-                "more random moves the game may be over before it is played"
-            )
+        check_range("num_envs", num_envs, 1)
+        # With more random moves the game may be over before it is played.
+        check_range("random_openings", random_openings, 0, 2 * self.in_line - 2)
         self.num_envs = num_envs
         self.random_openings = random_openings
         self.spec = EnvSpec(

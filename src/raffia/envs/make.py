@@ -9,7 +9,7 @@ from typing import Any
 
 from raffia.envs.config import AtariConfig, EnvConfig
 from raffia.envs.env import BatchEnv, Env, EnvSpec
-from raffia.hints import did_you_mean
+from raffia.hints import check_range, did_you_mean
 
 
 def make_env(
@@ -36,8 +36,7 @@ def make_env(
         raise _no_config(config)
     num_workers = config.num_workers if num_envs is None else min(config.num_workers, num_envs)
     num_envs = config.num_envs if num_envs is None else num_envs
-    if num_envs < 1:
-        raise ValueError(f"num_envs={num_envs} must be at least 1")
+    check_range("num_envs", num_envs, 1)
     if (make_batch := whole_batch(config.id)) is not None:
         if num_workers:
             raise ValueError(

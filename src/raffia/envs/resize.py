@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from raffia.hints import check_range
+
 LARGEST = 1 << 23  # pixels: 255 times as many still fit into 32 bits
 
 
@@ -43,8 +45,8 @@ def area(
             f"a picture must be uint8 [H, W, C]; got {picture.dtype} {list(picture.shape)}. A "
             "grey one has C = 1: area(grey.unsqueeze(-1), height, width)"
         )
-    if height < 1 or width < 1:
-        raise ValueError(f"height={height} and width={width} must be at least 1")
+    check_range("height", height, 1)
+    check_range("width", width, 1)
     if picture.shape[0] * picture.shape[1] > LARGEST:
         raise ValueError(f"a picture of {list(picture.shape)} has more than {LARGEST} pixels")
     channels = picture.shape[2]

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from raffia.envs.resize import area
 from raffia.files import write_atomically
+from raffia.hints import check_range
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -69,8 +70,7 @@ def save_video(
         raise ValueError(f"frames of {list(frames.shape)} show nothing: no dimension may be 0")
     if not 0 < fps < float("inf"):
         raise ValueError(f"fps={fps} must be above 0")
-    if every < 1:
-        raise ValueError(f"every={every} must be at least 1")
+    check_range("every", every, 1)
     shown = frames[::every].cpu()
     if max_side and max(shown.shape[1:3]) > max_side:
         shown = torch.stack([shrunk(frame, max_side) for frame in shown])
@@ -87,8 +87,7 @@ def shrunk(
     >>> shrunk(torch.zeros(400, 600, 3, dtype=torch.uint8), 300).shape
     torch.Size([200, 300, 3])
     """
-    if max_side < 1:
-        raise ValueError(f"max_side={max_side} must be at least 1")
+    check_range("max_side", max_side, 1)
     height, width = picture.shape[:2]
     longest = max(height, width)
     if longest <= max_side:

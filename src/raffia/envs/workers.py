@@ -21,6 +21,7 @@ from raffia.envs.batch import outputs_of
 from raffia.envs.env import Env
 from raffia.envs.rows import checked_actions, checked_seeds, chosen_rows, raised_in, refuse_ended
 from raffia.envs.worker_loop import SharedArrays, numbers, work
+from raffia.hints import check_range
 from raffia.tensordict.tensordict import TensorDict
 
 _START_SECONDS = 120.0  # for a process to start and import, at least
@@ -112,19 +113,14 @@ class WorkerBatch:
             longer: so much for each action. 0: no limit
         warn: called with a text about each restart
         """
-        if not 1 <= num_workers <= len(makes):
-            raise ValueError(
-                f"num_workers={num_workers} must be in 1..{len(makes)}, the number of environments"
-            )
-        if max_restarts < 0:
-            raise ValueError(f"max_restarts={max_restarts} must be at least 0")
+        check_range("num_workers", num_workers, 1, len(makes))
+        check_range("max_restarts", max_restarts, 0)
         first = makes[0]()
         self.spec = first.spec
         first.close()
         self.num_envs = len(makes)
         self.num_restarts = 0  # so far
-        if step_timeout_seconds < 0:
-            raise ValueError(f"step_timeout_seconds={step_timeout_seconds} must be at least 0")
+        check_range("step_timeout_seconds", step_timeout_seconds, 0)
         self._max_restarts = max_restarts
         self._timeout = step_timeout_seconds
         self._warn = warn

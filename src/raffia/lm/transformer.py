@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout as drop
 
 from raffia.functional.trees import is_traced
+from raffia.hints import check_choice
 from raffia.lm.attention import Columns, Rotation, View, attended_columns, right_padded, rotation
 from raffia.lm.kv_cache import KeyValueCache
 from raffia.lm.model import check_call, check_known
@@ -67,8 +68,7 @@ class CausalLM(nn.Module):
     ) -> None:
         super().__init__()
         _check_shape(n_embd, n_head, positions)
-        if activation not in ACTIVATIONS:
-            raise ValueError(f"activation={activation!r} must be one of {', '.join(ACTIVATIONS)}")
+        check_choice("activation", activation, ACTIVATIONS)
         self.vocab_size, self.n_embd = vocab_size, n_embd
         self.n_layer, self.n_head = n_layer, n_head
         self.block_size, self.dim_feedfwd = block_size, dim_feedfwd or 4 * n_embd
@@ -256,8 +256,7 @@ def _check_shape(n_embd: int, n_head: int, positions: str) -> None:
             f"n_embd={n_embd} must be a multiple of n_head={n_head}; the next is "
             f"n_embd={-(-n_embd // n_head) * n_head}"
         )
-    if positions not in ("learned", "rotary"):
-        raise ValueError(f"positions={positions!r} must be 'learned' or 'rotary'")
+    check_choice("positions", positions, ("learned", "rotary"))
     if positions == "rotary" and n_embd // n_head % 2:
         raise ValueError(
             f"rotary positions rotate pairs, but a head has n_embd / n_head = {n_embd // n_head} "

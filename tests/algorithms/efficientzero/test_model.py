@@ -333,13 +333,13 @@ def test_the_dynamics_network():
 
 WRONG_OPTIONS = [
     (dict(norm_type="GN"), "norm_type='GN'.*must be 'BN' .BatchNorm."),
-    (dict(discrete_action_encoding_type="binary"), "'one_hot' or 'not_one_hot'"),
+    (dict(discrete_action_encoding_type="binary"), "'one_hot', 'not_one_hot'"),
     (dict(sigma_type="free"), "sigma_type='free' must be one of 'conditioned', 'fixed'"),
     (dict(continuous_action_space=True, fixed_sigma_value=0), "fixed_sigma_value=0 .* number > 0"),
     (dict(fixed_sigma_value=float("nan")), "fixed_sigma_value=nan .* number > 0"),
     (
         dict(continuous_action_space=True, discrete_action_encoding_type="nonsense"),
-        "discrete_action_encoding_type='nonsense' must be 'one_hot' or 'not_one_hot'",
+        "discrete_action_encoding_type='nonsense' must be one of 'one_hot', 'not_one_hot'",
     ),
     (
         dict(categorical_distribution=False, reward_support_range=(5, 1, 1)),

@@ -150,7 +150,7 @@ def test_words_and_mistakes_of_a_caller():
         (
             lambda: Wordle(vocabulary=vocabulary, rule="times"),
             ValueError,
-            "no rule 'times'; the rules are 'newspaper' and 'paper'",
+            "rule='times' must be one of 'newspaper', 'paper'",
         ),
         (lambda: Wordle(vocabulary=vocabulary, num_tries=0), ValueError, "num_tries=0"),
         (

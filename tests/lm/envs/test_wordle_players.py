@@ -226,7 +226,10 @@ def first_games(num_games):
     [
         (lambda: Mixture((Fitting(),), (1, 2)), "1 scripts but 2 weights"),
         (lambda: Mixture((Fitting(),), (0,)), "must be 0 or more, with at least one above 0"),
-        (lambda: Mixture((Fitting(),), (1,), each="day"), "each='day' must be 'game' or 'guess'"),
+        (
+            lambda: Mixture((Fitting(),), (1,), each="day"),
+            "each='day' must be one of 'game', 'guess'",
+        ),
         (lambda: Repeat(Fitting(), 0), "num_first=0"),
         (lambda: Say("crane"), r"Say\(\('crane',\)\)"),
         (lambda: simulate(WORDLE, Say(("xyzzy",)), [0]), "'xyzzy' is not in the vocabulary"),

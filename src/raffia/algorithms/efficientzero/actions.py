@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 
+from raffia.hints import check_choice
+
 
 class DiscreteActions(nn.Module):
     """The encoding of `size` actions: a row of numbers for each.
@@ -100,7 +102,4 @@ def _check_size(size: int) -> None:
 
 
 def _check_encoding(encoding: str) -> None:
-    if encoding not in ("one_hot", "not_one_hot"):
-        raise ValueError(
-            f"discrete_action_encoding_type={encoding!r} must be 'one_hot' or 'not_one_hot'"
-        )
+    check_choice("discrete_action_encoding_type", encoding, ("one_hot", "not_one_hot"))

@@ -16,6 +16,7 @@ from raffia.envs.checked import (
     check_least,
     check_types,
 )
+from raffia.hints import check_choice
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +84,7 @@ def check_latent_norm(latent_norm: str, latent_state_dim: int) -> None:
     ValueError: latent_norm='SimNorm' works on groups of 8 numbers, and latent_state_dim=20 is not
     a multiple of 8: set it to 24
     """
-    if latent_norm not in ("LN", "SimNorm"):
-        raise ValueError(f"latent_norm={latent_norm!r} must be one of 'LN', 'SimNorm'")
+    check_choice("latent_norm", latent_norm, ("LN", "SimNorm"))
     if latent_norm == "SimNorm" and latent_state_dim % 8:
         raise ValueError(
             f"latent_norm='SimNorm' works on groups of 8 numbers, and latent_state_dim="

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from raffia.algorithms.efficientzero.config import check_heads
+from raffia.hints import check_choice
 from raffia.nn.blocks import RELU, mlp
 from raffia.nn.evolvable import EvolvableMLP
 
@@ -139,8 +140,7 @@ def check_sigma(sigma_type: str, fixed_sigma_value: float) -> None:
     ...
     ValueError: sigma_type='free' must be one of 'conditioned', 'fixed'
     """
-    if sigma_type not in ("conditioned", "fixed"):
-        raise ValueError(f"sigma_type={sigma_type!r} must be one of 'conditioned', 'fixed'")
+    check_choice("sigma_type", sigma_type, ("conditioned", "fixed"))
     if not 0 < fixed_sigma_value < math.inf:
         raise ValueError(
             f"fixed_sigma_value={fixed_sigma_value} is not a valid standard deviation: pass a "

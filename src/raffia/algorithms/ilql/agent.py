@@ -46,6 +46,7 @@ from raffia.algorithms.ilql.generate import generate
 from raffia.algorithms.ilql.model import ILQLModel, ILQLOutputs, make_target
 from raffia.algorithms.ilql.policy import ILQL_Policy
 from raffia.algorithms.ilql.scores import get_scores, qvs_of, weights_of
+from raffia.hints import check_range
 from raffia.lm.data.rl_dataset import RL_Dataset
 from raffia.lm.decoding.config import DecodeConfig
 from raffia.lm.decoding.generations import Generations
@@ -259,8 +260,7 @@ class ILQL(AgentNetworks):
         device: torch.device | str,
     ) -> None:
         super().__init__()
-        if batch_size < 1:
-            raise ValueError(f"batch_size={batch_size} must be at least 1")
+        check_range("batch_size", batch_size, 1)
         dataset = as_dataset(dataset, config.model.trunk.vocab_size)
         check_dataset(dataset, config.model)
         self.dataset, self.index, self.batch_size = dataset, index, batch_size

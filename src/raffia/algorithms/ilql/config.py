@@ -14,6 +14,7 @@ from raffia.envs.checked import (
     check_least,
     check_types,
 )
+from raffia.hints import check_choice
 from raffia.lm.decoding.config import DecodeConfig as DecodeConfig
 
 
@@ -249,6 +250,7 @@ def method(name: Method, config: Config) -> Config:
     >>> config.keep_best, config.loss.q_weight, config.decode.include_adv
     (0.1, 0.0, False)
     """
+    check_choice("method", name, get_args(Method))
     loss, decode = config.loss, config.decode
     cloning = replace(
         loss, beta=0.0, exp_weights=True, v_weight=0.0, q_weight=0.0, cql_weight=0.0, dm_weight=0.0,
@@ -275,4 +277,3 @@ def method(name: Method, config: Config) -> Config:
                 adv_weight=decode.adv_weight or 1.0,
             )  # fmt: skip
             return replace(config, loss=only_q, decode=by_values)
-    raise ValueError(f"method={name!r} must be one of {', '.join(map(repr, get_args(Method)))}")

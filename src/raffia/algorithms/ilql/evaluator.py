@@ -10,6 +10,7 @@ from torch import Tensor
 
 from raffia.algorithms.ilql.policy import ILQL_Policy, ModelAndTarget
 from raffia.functional.seeds import derive_seed, generator_for
+from raffia.hints import check_range
 from raffia.lm.data.data_point import DataPoint, TokenReward
 from raffia.lm.data.utterances import Observation
 from raffia.lm.decoding.config import DecodeConfig
@@ -97,8 +98,7 @@ class ILQL_Evaluator:
         batch_size: int = 256,
         max_steps: int = 1000,
     ) -> None:
-        if num_games < 1:
-            raise ValueError(f"num_games={num_games} must be at least 1")
+        check_range("num_games", num_games, 1)
         self.make_env, self.tokenizer, self.token_reward = make_env, tokenizer, token_reward
         decode = DecodeConfig() if decode is None else decode
         # KL needs the policy's log-probabilities, which are there but for this

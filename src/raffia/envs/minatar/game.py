@@ -18,6 +18,7 @@ from torch import Tensor
 from raffia.envs.env import Discrete, EnvSpec
 from raffia.envs.rows import checked_actions, checked_seeds, chosen_rows, refuse_ended
 from raffia.functional.seeds import derive_seed
+from raffia.hints import check_range
 from raffia.jit.kernel import kernel
 from raffia.tensordict.tensordict import TensorDict
 
@@ -148,12 +149,8 @@ class MinAtarBatch:
     def __init__(
         self, num_envs: int, *, sticky_actions: float = 0.1, all_actions: bool = False
     ) -> None:
-        if num_envs < 1:
-            raise ValueError(f"num_envs={num_envs} must be at least 1")
-        if not 0 <= sticky_actions <= 1:
-            raise ValueError(
-                f"sticky_actions={sticky_actions} must be in 0..1, because it is a probability"
-            )
+        check_range("num_envs", num_envs, 1)
+        check_range("sticky_actions", sticky_actions, 0, 1)
         self.num_envs = num_envs
         self.spec = EnvSpec(
             observation_shape=(len(self.channels), SIZE, SIZE),

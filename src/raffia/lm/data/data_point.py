@@ -18,6 +18,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from raffia.files import shown
+from raffia.hints import check_range
 from raffia.lm.data.utterances import Observation, token_parts
 from raffia.lm.tokenizers.tokenizer import Tokenizer
 
@@ -222,8 +223,7 @@ class DataPoint:
         >>> part.tokens, part.action_idxs, part.state_idxs, part.terminals, part.episode_return
         ([1, 5, 6], [0, 1], [0, 1, 2], [0, 0, 0], 1.0)
         """
-        if max_len is not None and max_len < 1:
-            raise ValueError(f"max_len={max_len} must be at least 1, or None for no limit")
+        check_range("max_len", max_len, 1)
         if max_len is None or len(self.tokens) <= max_len:
             return self
         own, utterances = self.of_tokens.before(max_len), self.of_utterances.before(max_len)

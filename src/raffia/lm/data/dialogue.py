@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from raffia.data.readers.episode import Path
 from raffia.files import shown
+from raffia.hints import check_range
 from raffia.lm.data.data_point import (
     ConstantTokenReward,
     DataPoint,
@@ -146,8 +147,7 @@ class DialogueDataset(List_RL_Dataset):
         sort_window: int = 1,
     ) -> None:
         super().__init__(tokenizer, max_len=max_len, buckets=buckets)
-        if sort_window < 1:
-            raise ValueError(f"sort_window={sort_window} must be at least 1, which does not sort")
+        check_range("sort_window", sort_window, 1)
         self.store, self.sort_window = store, sort_window
         self.rows = np.arange(len(store)) if rows is None else rows
 

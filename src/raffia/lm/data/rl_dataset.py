@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from raffia.functional.seeds import generator_for
+from raffia.hints import check_range
 from raffia.lm.data.data_point import DataPoint
 from raffia.lm.data.utterances import check_tokens
 from raffia.lm.tokenizers.tokenizer import Tokenizer
@@ -211,11 +212,8 @@ def checked_points(
 
 
 def _check_batches(start_update: int, batch_size: int) -> None:
-    if batch_size < 1 or start_update < 0:
-        raise ValueError(
-            f"batch_size={batch_size} must be at least 1, and start_update={start_update} at "
-            "least 0"
-        )
+    check_range("batch_size", batch_size, 1)
+    check_range("start_update", start_update, 0)
 
 
 class BatchOrder(NamedTuple):

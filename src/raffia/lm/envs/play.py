@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from raffia.files import write_atomically
+from raffia.hints import check_range
 from raffia.lm.envs.contract import Language_Environment, Language_Observation, LanguagePolicy
 
 _Z95 = 1.959964  # of the normal distribution, both sides
@@ -87,8 +88,8 @@ def play_dialogues(
     >>> [dialogue.episode_return for dialogue in played]
     [0.0, -6.0, -6.0]
     """
-    if max_steps < 1 or batch_size < 1:
-        raise ValueError(f"max_steps={max_steps} and batch_size={batch_size} must be 1 or more")
+    check_range("max_steps", max_steps, 1)
+    check_range("batch_size", batch_size, 1)
     many: Any = getattr(policy, "act_batch", None)
     at_once = batch_size if many else 1
     act = many or (lambda observations: [policy.act(observation) for observation in observations])

@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 
 from raffia.functional.seeds import derive_seed
+from raffia.hints import check_range
 from raffia.lm.envs.contract import Language_Observation, Utterance
 from raffia.lm.envs.draws import Draws
 from raffia.lm.envs.wordle.game import NUM_CODES, Wordle, WordleObservation, colors_of
@@ -60,8 +61,7 @@ class Part:
     num_games: int
 
     def __post_init__(self) -> None:
-        if self.num_games < 0:
-            raise ValueError(f"num_games={self.num_games} of {self.name!r} must be 0 or more")
+        check_range("num_games", self.num_games, 0)
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,12 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from raffia.hints import check_choice, check_range
 from raffia.lm.envs.contract import Language_Environment, Language_Observation, Utterance
 from raffia.lm.envs.draws import Draws
 from raffia.lm.envs.wordle.vocabulary import NUM_LETTERS, Vocabulary
@@ -40,7 +41,7 @@ def colors(secret: str, guess: str, rule: Rule = "newspaper") -> str:
     >>> colors("taste", "alarm"), colors("taste", "alarm", "paper")
     ('ybbbb', 'ybybb')
     """
-    require_rule(rule)
+    check_choice("rule", rule, get_args(Rule))
     if rule == "paper":
         left = Counter({letter: NUM_LETTERS for letter in secret})
     else:
@@ -64,7 +65,7 @@ def color_codes(secrets: tuple[str, ...], guesses: tuple[str, ...], rule: Rule) 
     >>> [[colors_of(code) for code in row] for row in codes.tolist()]
     [['ybbbb', 'bbbyb'], ['ggggg', 'ybbbb'], ['bbbbb', 'yyygb']]
     """
-    require_rule(rule)
+    check_choice("rule", rule, get_args(Rule))
     of_guesses, of_secrets = _letters(guesses), _letters(secrets)
     same = [of_guesses[:, None, i] == of_secrets[None, :, i] for i in range(NUM_LETTERS)]
     codes = np.zeros((len(guesses), len(secrets)), np.uint8)
@@ -101,15 +102,6 @@ def code_of(row: str) -> int:
             f"{row!r} is not a row of colours, which has {NUM_LETTERS} letters of g, y, b"
         )
     return sum(_DIGITS.index(color) * 3**i for i, color in enumerate(row))
-
-
-def require_rule(rule: str) -> None:
-    """Raise ValueError for an unknown rule.
-
-    >>> require_rule("newspaper")
-    """
-    if rule not in ("newspaper", "paper"):
-        raise ValueError(f"there is no rule {rule!r}; the rules are 'newspaper' and 'paper'")
 
 
 def _letters(words: tuple[str, ...]) -> npt.NDArray[np.uint8]:
@@ -149,9 +141,8 @@ class Wordle:
     secrets: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        require_rule(self.rule)
-        if self.num_tries < 1:
-            raise ValueError(f"num_tries={self.num_tries} must be 1 or more; the game has 6")
+        check_choice("rule", self.rule, get_args(Rule))
+        check_range("num_tries", self.num_tries, 1)
         if self.secrets is not None and not self.secrets:
             raise ValueError("secrets=() leaves no word to be the secret; None allows all of them")
         for secret in self.secrets or ():

@@ -10,6 +10,7 @@ from typing import cast
 
 import numpy as np
 
+from raffia.hints import check_range
 from raffia.lm.envs.contract import LanguagePolicy
 from raffia.lm.envs.draws import Draws
 from raffia.lm.envs.play import DialogueReturns, play_dialogues
@@ -88,8 +89,7 @@ def evaluate(
     >>> -2.0 < evaluate(Player(Fitting(), wordle), wordle, num_games=50).mean_return < -1.0
     True
     """
-    if num_games < 1:
-        raise ValueError(f"num_games={num_games} must be 1 or more")
+    check_range("num_games", num_games, 1)
     seeds = game_seeds(seed, num_games)
     played = play_dialogues(lambda: WordleEnv(wordle), policy, seeds, batch_size=batch_size)
     # What a WordleEnv shows at the end is the whole game.

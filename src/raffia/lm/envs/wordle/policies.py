@@ -11,6 +11,7 @@ from typing import Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from raffia.hints import check_choice, check_range
 from raffia.lm.envs.draws import Draws
 from raffia.lm.envs.wordle.game import NUM_CODES, Wordle
 
@@ -177,10 +178,7 @@ class Repeat:
     num_first: int = 1
 
     def __post_init__(self) -> None:
-        if self.num_first < 1:
-            raise ValueError(
-                f"num_first={self.num_first} must be 1 or more, so that there is a guess to repeat"
-            )
+        check_range("num_first", self.num_first, 1)
 
     def guess(self, positions: Positions, draws: Draws) -> Numbers:
         """A guess for each game: [N]."""
@@ -241,11 +239,7 @@ class Mixture:
             )
         if not self.weights or min(self.weights) < 0 or sum(self.weights) <= 0:
             raise ValueError(f"weights={self.weights} must be 0 or more, with at least one above 0")
-        if self.each not in ("game", "guess"):
-            raise ValueError(
-                f"each={self.each!r} must be 'game' or 'guess': a script is drawn for each game "
-                "or each guess"
-            )
+        check_choice("each", self.each, ("game", "guess"))
 
     def fractions(self) -> list[float]:
         """The weights, so that their sum is 1."""

@@ -9,6 +9,7 @@ from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
 
+from raffia.hints import check_range
 from raffia.lm.envs.draws import Draws
 
 NUM_LETTERS = 5
@@ -89,10 +90,7 @@ class Vocabulary:
         >>> len(few), set(few) < set(more)
         (24, True)
         """
-        if not 1 <= num_words <= len(self):
-            raise ValueError(
-                f"num_words={num_words} must be in 1..{len(self)}, the number of words"
-            )
+        check_range("num_words", num_words, 1, len(self))
         order = Draws.for_rows(seed, range(len(self)), "words of a subset").uniform().argsort()
         return Vocabulary(tuple(self.words[index] for index in sorted(order[:num_words].tolist())))
 
