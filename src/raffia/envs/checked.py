@@ -10,7 +10,7 @@ from itertools import chain
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from raffia.hints import did_you_mean
+from raffia.hints import check_choice, check_range
 
 # Limits that infinity switches off; all other numbers are finite.
 MAY_BE_INFINITE = ("max_grad_norm", "step_timeout_seconds", "patience_seconds")
@@ -44,7 +44,8 @@ def check_types(config: Any) -> None:
             raise ValueError(f"{field.name}={value!r} must be {_described(hint)}{_near(value)}")
         _check_finite(field.name, value)
         if field.name in choices:
-            _check_choice(field.name, value, get_origin(hint) is tuple, choices[field.name])
+            for one in value if get_origin(hint) is tuple else (value,):
+                check_choice(field.name, one, choices[field.name])
         if is_dataclass(value):
             check_types(value)
 
@@ -77,14 +78,6 @@ def short_repr(config: Any) -> str:
     return f"{type(config).__name__}({', '.join(given)})"
 
 
-def _check_choice(name: str, value: Any, is_tuple: bool, choices: tuple[object, ...]) -> None:
-    for one in value if is_tuple else (value,):
-        if one not in choices:
-            hint = did_you_mean(str(one), map(str, choices))
-            listed = ", ".join(map(repr, choices))
-            raise ValueError(f"{name}={value!r} must be one of {listed}{hint}")
-
-
 def check_least(config: Any, least: float, *names: str) -> None:
     """Raise ValueError if numbers with these names are below `least`, or NaN, by themselves or in
     a tuple; None is no number.
@@ -96,9 +89,8 @@ def check_least(config: Any, least: float, *names: str) -> None:
     ValueError: num_envs=0 must be at least 1
     """
     for name in names:
-        value = _number(config, name)
-        if not all(one >= least for one in _each(value) if one is not None):
-            raise ValueError(f"{name}={value} must be at least {least}")
+        for one in _each(_number(config, name)):
+            check_range(name, one, least)
 
 
 def check_above_zero(config: Any, *names: str) -> None:
@@ -129,8 +121,9 @@ def check_fraction(config: Any, *names: str, below_one: bool = False) -> None:
     """
     for name in names:
         value = _number(config, name)
-        if value is not None and not (0 <= value <= 1 and not (below_one and value == 1)):
-            raise ValueError(f"{name}={value} must be in 0..1{', below 1' if below_one else ''}")
+        check_range(name, value, 0, 1)
+        if below_one and value == 1:
+            raise ValueError(f"{name}={value} must be below 1")
 
 
 def check_alone(setting: str, why: str, others: Mapping[str, bool]) -> None:
@@ -192,7 +185,7 @@ def _is_of(hint: Any, value: Any) -> bool:
         return isinstance(value, numbers) and not isinstance(value, bool)
     if hint in (bool, str, NoneType) or is_dataclass(hint):
         return isinstance(value, hint)
-    return True  # `_check_choice` checks a Literal
+    return True  # `check_choice` checks a Literal
 
 
 def _described(hint: Any) -> str:
