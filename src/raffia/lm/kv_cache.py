@@ -5,6 +5,8 @@ Legend: L layers, B rows, H heads, S columns (tokens, and padding among them), F
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from torch import Tensor
 
@@ -143,15 +145,10 @@ class KeyValueCache:
         3
         """
         layers, _, heads, capacity, size = self._keys.shape
-        new = KeyValueCache(
-            num_layers=layers,
-            batch_size=len(index),
-            num_heads=heads,
-            capacity=capacity,
-            head_dim=size,
-            dtype=self._keys.dtype,
-            device=self._keys.device,
-        )
+        new = copy.copy(self)
+        new._keys = self._keys.new_empty(layers, len(index), heads, capacity, size)
+        new._values = torch.empty_like(new._keys)
+        new._layers = list(zip(new._keys, new._values, strict=True))
         columns = slice(start, self.length)
         new._length = self.length - start
         for old, part in ((self._keys, new._keys), (self._values, new._values)):

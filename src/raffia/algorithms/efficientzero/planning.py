@@ -111,7 +111,6 @@ class Planner:
         self.spec, self.config, self.cudagraphs = spec, config, cudagraphs
         self.frame_stack, self.num_threads = frame_stack, num_threads
         self.num_simulations = 0  # that were searched so far, of all roots together
-        self.num_refreshed = 0
         self.device = next(model.parameters()).device
         self._own: dict[str, Tensor] = {}  # numbers that are not the config's, [] or [P]
         self._snapshot = self._snapshot_of(model)
@@ -129,7 +128,6 @@ class Planner:
         """Load "params" and "buffers" of a state, or of its "target"; and of "hyper", where
         it is there, what `acting_numbers` names."""
         self._snapshot.load(weights)
-        self.num_refreshed += 1
         if "hyper" in weights.keys():
             self._own = {}
             for name, number in acting_numbers(self.config).items():
