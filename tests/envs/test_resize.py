@@ -71,7 +71,7 @@ def test_loop_and_tensors_agree(height, size, channels):
     [
         (torch.zeros(3, 4, dtype=torch.uint8), (1, 1), r"uint8 \[H, W, C\]; got .* \[3, 4\]"),
         (torch.zeros(3, 4, 1), (1, 1), r"got torch.float32 \[3, 4, 1\]"),
-        (torch.zeros(3, 4, 1, dtype=torch.uint8), (0, 1), "height=0 and width=1"),
+        (torch.zeros(3, 4, 1, dtype=torch.uint8), (0, 1), "height=0 must be at least 1"),
     ],
 )
 def test_errors(picture, size, message):

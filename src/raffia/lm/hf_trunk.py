@@ -13,7 +13,7 @@ import copy
 import inspect
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,9 +24,6 @@ from raffia.lm.attention import Columns, attended_columns
 from raffia.lm.hf_models import UNBOUNDED, load_hf, make_hf, new_past, recompute_layers
 from raffia.lm.model import check_call, check_cut, check_known
 from raffia.lm.packing import right_length
-
-if TYPE_CHECKING:
-    from transformers import DynamicCache, PreTrainedModel
 
 
 class HFTrunk(nn.Module):
@@ -47,9 +44,9 @@ class HFTrunk(nn.Module):
 
     skips = False
 
-    def __init__(self, model: PreTrainedModel, *, gradient_checkpointing: bool = False) -> None:
+    def __init__(self, model: Any, *, gradient_checkpointing: bool = False) -> None:
         super().__init__()
-        self.model = model
+        self.model: Any = model
         config = self.model.config.get_text_config()
         self.vocab_size: int = config.vocab_size
         self.n_embd: int = config.hidden_size
@@ -225,7 +222,7 @@ class HFCache:
     6
     """
 
-    def __init__(self, past: DynamicCache, batch_size: int, capacity: int) -> None:
+    def __init__(self, past: Any, batch_size: int, capacity: int) -> None:
         self.past = past  # of `transformers`
         self.batch_size, self.capacity = batch_size, capacity
         self.attended: Tensor | None = None  # which columns [B, length] are tokens; None: all
@@ -285,7 +282,7 @@ class HFCache:
         return self.select(torch.arange(self.batch_size).repeat_interleave(num_copies))
 
 
-def _check_rows(past: DynamicCache) -> None:
+def _check_rows(past: Any) -> None:
     for layer in past.layers:
         if not hasattr(layer, "batch_select_indices"):
             raise ValueError(
@@ -293,7 +290,7 @@ def _check_rows(past: DynamicCache) -> None:
             )
 
 
-def _leave_out(past: DynamicCache, num_columns: int) -> None:
+def _leave_out(past: Any, num_columns: int) -> None:
     """Remove the first columns, some of which a layer with a sliding window may have forgotten."""
     for layer in past.layers:
         if type(layer).__name__ not in ("DynamicLayer", "DynamicSlidingWindowLayer"):
