@@ -95,7 +95,7 @@ def test_the_old_file_stays_if_writing_fails(tmp_path, monkeypatch, suffix):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(os, "write", full)
+        patched.setattr(os, "fsync", full)
         with pytest.raises(OSError, match="No space left"):
             save_video(moving_dot(), path)
     assert path.read_bytes() == b"old"
