@@ -126,18 +126,18 @@ class CudaGraphModule:
     def _on_container(
         self, tensordict: Any, *args: Any, tensordict_out: Any = None, **kwargs: Any
     ) -> Any:
-        td, options = tensordict, {}
+        td, options = tensordict, dict(kwargs)
         if tensordict_out is not None:
-            options = {"tensordict_out": tensordict_out}
+            options["tensordict_out"] = tensordict_out
         for leaf in td.values(True, True):
             _require_no_gradient(leaf)
         if self._card is None:
-            return self.module(td, *args, **options, **kwargs)
+            return self.module(td, *args, **options)
         if any([isinstance(leaf, Tensor) for leaf in tree_leaves((args, kwargs))]):
             raise ValueError("tensors are given to a CudaGraphModule as entries of the container")
         if self._replay is None:
             if self._is_warming_up():
-                return self._card.warm(lambda: self.module(td, *args, **options, **kwargs))
+                return self._card.warm(lambda: self.module(td, *args, **options))
             self._given = td.apply(self._own)
             self._constants = args, kwargs
             self._record(lambda: self._run_on_own(args, kwargs))

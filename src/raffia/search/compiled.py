@@ -30,7 +30,7 @@ def possible(select: Any, device: torch.device) -> bool:
 
 
 class CompiledSteps:
-    """The steps of a simulation, `SearchSteps`, each as one kernel call."""
+    """The steps of a simulation, each as one kernel call."""
 
     def __init__(self, state: SearchState) -> None:
         self.state = state
@@ -90,8 +90,11 @@ class CompiledSteps:
         """Clear the rows that never became nodes."""
         kernels.steps.clear_unused(self._address)
 
-    def simulate(self, simulation: int, num_roots: int) -> int | None:
-        """Descend from each root to an untried action or to a node that ends the simulation."""
+    def simulate(self, simulation: int, num_roots: int) -> int:
+        """Descend from each root to an untried action or to a node that ends the simulation.
+
+        Returns how many of the new nodes are resets.
+        """
         resets: int = self._simulate(self._address, simulation, num_roots)
         return resets
 

@@ -20,9 +20,9 @@ from raffia.search.embeddings import Embeddings
 from raffia.search.models import bound_model, called_model, fitting_key, in_memory
 from raffia.search.reference import ReferenceSteps
 from raffia.search.selection import SelectFn, Selection, as_selection
-from raffia.search.state import SearchState, SearchSteps, make_state
+from raffia.search.state import SearchState, make_state
 from raffia.search.tree import Tree
-from raffia.search.workspace import Prepared, Workspace, shapes_of
+from raffia.search.workspace import Prepared, SearchSteps, Workspace, shapes_of
 
 
 @torch.no_grad()

@@ -15,8 +15,7 @@ _EMPTY = {
 
 
 class ReferenceSteps:
-    """The two halves of a simulation, `SearchSteps`, in tensor operations over all roots
-    together."""
+    """The two halves of a simulation in tensor operations over all roots together."""
 
     def __init__(self, state: SearchState) -> None:
         self.state = state
@@ -52,7 +51,10 @@ class ReferenceSteps:
         """Do nothing: unused rows were set by `instantiate`."""
 
     def simulate(self, simulation: int, num_roots: int) -> int | None:
-        """Descend from each root to an untried action or to a node that ends the simulation."""
+        """Descend from each root to an untried action or to a node that ends the simulation.
+
+        Returns how many of the new nodes are resets; None: unknown.
+        """
         state, entries = self.state, self.state.entries
         root = state.order[:num_roots]
         node, leaf = torch.zeros_like(root), torch.full_like(root, -1)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from raffia.search.base import RecurrentOutput, RootOutput, TreeRules
+from raffia.search.base import RootOutput, TreeRules
 from raffia.search.memory import new_memory
 from raffia.search.tree import Tree
 from raffia.tensordict.access import unchecked
@@ -116,27 +116,6 @@ class SearchState:
         if "mask" not in self.entries:  # the mask of the first thread that comes here stays
             ones = torch.ones(self.shape, dtype=torch.bool, device=self.gamma.device)
             self.entries.setdefault("mask", ones)
-
-
-class SearchSteps(Protocol):
-    """The steps of a search, as compiled kernels or as tensor operations, with the same results."""
-
-    def instantiate(self, root: RootOutput) -> None:
-        """Set the values of trees with roots only."""
-
-    def simulate(self, simulation: int, num_roots: int) -> int | None:
-        """Descend from each root to an untried action or to a node that ends the simulation.
-
-        Returns how many of the new nodes are resets; None: unknown.
-        """
-
-    def backward(
-        self, simulation: int, num_roots: int, output: RecurrentOutput, key: Tensor | None
-    ) -> None:
-        """Write the new nodes and add their values along the paths."""
-
-    def clear_unused(self) -> None:
-        """Clear the rows that never became nodes."""
 
 
 I32, I64, F32, F64, BOOL = torch.int32, torch.int64, torch.float32, torch.float64, torch.bool

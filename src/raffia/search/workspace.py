@@ -12,7 +12,10 @@ from raffia.search.base import Backend, RecurrentFn, RecurrentOutput, RootOutput
 from raffia.search.compiled import CompiledSteps
 from raffia.search.embeddings import Embeddings
 from raffia.search.memory import LARGE
-from raffia.search.state import SearchState, SearchSteps
+from raffia.search.reference import ReferenceSteps
+from raffia.search.state import SearchState
+
+SearchSteps = CompiledSteps | ReferenceSteps  # the same methods, with the same results
 
 NUM_SHAPES = 4  # in the cache: those of acting, of evaluating, and of what is searched again
 MOST_BYTES = LARGE  # of embeddings in the cache; those of larger searches share a thread's arena
