@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from torch import Tensor
+
 from raffia.nn.base import listed
 from raffia.nn.distributions.composite import suffixed
 from raffia.nn.modes import composite_lp_aggregate, set_composite_lp_aggregate
 from raffia.tensordict.keys import NestedKey, overlap
+from raffia.tensordict.node import Container, Node
 
 _SUM = "sample_log_prob"  # where the sum goes while `composite_lp_aggregate()` is on
 _AGGREGATE = set_composite_lp_aggregate.setting
@@ -78,7 +81,7 @@ class LogProbKeys:
         with set_composite_lp_aggregate(False):
             return ask(*args)
 
-    def with_keys(self, scores: Any, tensordict: Any) -> Any:
+    def with_keys(self, scores: Any, tensordict: Node) -> Node | Tensor:
         """Several log-probabilities under the keys that were asked for, or their sum.
 
         Where the sum is asked for, the parts are written into `tensordict`.
@@ -134,7 +137,7 @@ def check_distinct(keys: list[NestedKey], samples: list[NestedKey], summed: bool
                 )
 
 
-def renamed(scores: Any, keys: dict[NestedKey, NestedKey]) -> Any:
+def renamed(scores: Container, keys: dict[NestedKey, NestedKey]) -> Container:
     """Return a container of log-probabilities with some of them moved to other keys.
 
     >>> from raffia.nn.log_prob_keys import renamed

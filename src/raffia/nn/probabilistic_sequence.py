@@ -443,7 +443,7 @@ def _members(module: ProbabilisticTensorDictModule, dist: Any) -> dict[NestedKey
     return {keys[0]: dist}
 
 
-def run(module: Any, tensordict: Any, kwargs: dict[str, Any], keep: bool) -> Any:
+def run(module: Any, tensordict: Container, kwargs: dict[str, Any], keep: bool) -> Container:
     """Run a module on the container and return the result; modules that draw take no keywords.
 
     keep: values that are there are not drawn again, in sequences neither.

@@ -93,10 +93,10 @@ def _check_actions(action: Any, nodes: Nodes) -> None:
 
 
 def as_selection(select: Selection | SelectFn | None) -> Any:
-    """PUCT() for None, a function wrapped, a selection itself.
+    """The selection itself, or one around a function; `PUCT()` for None.
 
-    >>> as_selection(None).c_init
-    1.25
+    >>> as_selection(None).normalize
+    'running'
     """
     if select is None:
         return PUCT()
