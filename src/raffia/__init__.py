@@ -22,7 +22,6 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from raffia._version import __version__
-from raffia.lazy import imported_for_types as _imported_for_types
 from raffia.lazy import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
@@ -47,8 +46,8 @@ _ROOMS = (
     *("recipes", "report", "search", "tensordict", "train"),
 )
 # A room, and torch, is imported when first asked for: `raffia --help` answers at once.
-__getattr__, __dir__ = _lazy_names(__name__, _ROOMS)
-__all__ = ["__version__", *_imported_for_types(__name__)]
+__getattr__, __dir__, __all__ = _lazy_names(__name__, _ROOMS)
+__all__ += ["__version__"]
 
 
 class _Package(ModuleType):

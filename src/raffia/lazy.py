@@ -13,17 +13,19 @@ from typing import Any
 
 def lazy_names(
     package: str, modules: Sequence[str] = ()
-) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """The `__getattr__` and `__dir__` of a package whose names are imported when first asked for.
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """The `__getattr__`, `__dir__` and `__all__` of a package whose names are imported when used.
 
     Its file names each of them, and where it lies, once: in the imports below `if TYPE_CHECKING:`,
     which are read from there.
 
     modules: of the package itself, which are its names, too; they need not be imported there.
 
-    >>> get, names = lazy_names("raffia", ["nn"])
+    >>> get, names, exported = lazy_names("raffia", ["nn"])
     >>> get("TensorDict").__name__, {"TensorDict", "nn"} <= set(names())
     ('TensorDict', True)
+    >>> "TensorDict" in exported, "nn" in exported
+    (True, False)
     >>> get("TensorDic")
     Traceback (most recent call last):
         ...
@@ -41,7 +43,7 @@ def lazy_names(
         vars(sys.modules[package])[name] = found  # found without this function from now on
         return found
 
-    return get, lambda: sorted({*vars(sys.modules[package]), *homes, *modules})
+    return get, lambda: sorted({*vars(sys.modules[package]), *homes, *modules}), sorted(homes)
 
 
 def imported_for_types(package: str) -> dict[str, str]:

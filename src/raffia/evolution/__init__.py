@@ -7,7 +7,6 @@ Names are imported when first asked for, so that `config.py` comes without torch
 
 from typing import TYPE_CHECKING
 
-from raffia.lazy import imported_for_types as _imported_for_types
 from raffia.lazy import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
@@ -28,6 +27,4 @@ if TYPE_CHECKING:
     from raffia.evolution.population import Population as Population
     from raffia.evolution.population import with_hyper as with_hyper
 
-__all__ = [*_imported_for_types(__name__)]
-
-__getattr__, __dir__ = _lazy_names(__name__)
+__getattr__, __dir__, __all__ = _lazy_names(__name__)

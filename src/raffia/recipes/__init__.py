@@ -5,7 +5,6 @@ The functions here are EfficientZero's; those of ILQL have the same names in `ra
 
 from typing import TYPE_CHECKING
 
-from raffia.lazy import imported_for_types as _imported_for_types
 from raffia.lazy import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
@@ -29,5 +28,4 @@ if TYPE_CHECKING:
     from raffia.train.experiment import RunError as RunError
     from raffia.train.session import RunResult as RunResult
 
-__all__ = [*_imported_for_types(__name__)]
-__getattr__, __dir__ = _lazy_names(__name__, ["efficientzero", "ilql"])
+__getattr__, __dir__, __all__ = _lazy_names(__name__, ["efficientzero", "ilql"])

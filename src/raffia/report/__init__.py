@@ -3,11 +3,11 @@
 from typing import TYPE_CHECKING
 
 from raffia.lazy import lazy_names as _lazy_names
-from raffia.report.folder import RunSummary, find_runs, summarise
 
 if TYPE_CHECKING:
-    from raffia.report.page import write_report
+    from raffia.report.folder import RunSummary as RunSummary
+    from raffia.report.folder import find_runs as find_runs
+    from raffia.report.folder import summarise as summarise
+    from raffia.report.page import write_report as write_report
 
-__all__ = ["RunSummary", "find_runs", "summarise", "write_report"]
-
-__getattr__, __dir__ = _lazy_names(__name__)
+__getattr__, __dir__, __all__ = _lazy_names(__name__)

@@ -5,7 +5,6 @@ An algorithm brings an `Experiment`, which a `TrainingSession` trains, evaluates
 
 from typing import TYPE_CHECKING
 
-from raffia.lazy import imported_for_types as _imported_for_types
 from raffia.lazy import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
@@ -30,5 +29,4 @@ if TYPE_CHECKING:
     from raffia.train.session import RunResult as RunResult
     from raffia.train.session import TrainingSession as TrainingSession
 
-__all__ = [*_imported_for_types(__name__)]
-__getattr__, __dir__ = _lazy_names(__name__)
+__getattr__, __dir__, __all__ = _lazy_names(__name__)

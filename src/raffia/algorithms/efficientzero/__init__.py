@@ -8,35 +8,18 @@ from typing import TYPE_CHECKING
 from raffia.lazy import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
-    from raffia.algorithms.efficientzero.config import EfficientZeroConfig
-    from raffia.algorithms.efficientzero.inference import FoldedModel, fold
-    from raffia.algorithms.efficientzero.latent_model import LatentModel
-    from raffia.algorithms.efficientzero.learner import EfficientZeroLearner
-    from raffia.algorithms.efficientzero.model import (
-        DynamicsNetwork,
-        EfficientZeroModel,
-        EfficientZeroModelMLP,
-        NetworkOutput,
-        PredictionNetwork,
-        RepresentationNetwork,
-        make_model,
-    )
-    from raffia.algorithms.efficientzero.planning import Planner
+    from raffia.algorithms.efficientzero.config import EfficientZeroConfig as EfficientZeroConfig
+    from raffia.algorithms.efficientzero.inference import FoldedModel as FoldedModel
+    from raffia.algorithms.efficientzero.inference import fold as fold
+    from raffia.algorithms.efficientzero.latent_model import LatentModel as LatentModel
+    from raffia.algorithms.efficientzero.learner import EfficientZeroLearner as EfficientZeroLearner
+    from raffia.algorithms.efficientzero.model import DynamicsNetwork as DynamicsNetwork
+    from raffia.algorithms.efficientzero.model import EfficientZeroModel as EfficientZeroModel
+    from raffia.algorithms.efficientzero.model import EfficientZeroModelMLP as EfficientZeroModelMLP
+    from raffia.algorithms.efficientzero.model import NetworkOutput as NetworkOutput
+    from raffia.algorithms.efficientzero.model import PredictionNetwork as PredictionNetwork
+    from raffia.algorithms.efficientzero.model import RepresentationNetwork as RepresentationNetwork
+    from raffia.algorithms.efficientzero.model import make_model as make_model
+    from raffia.algorithms.efficientzero.planning import Planner as Planner
 
-__all__ = [
-    "DynamicsNetwork",
-    "EfficientZeroConfig",
-    "EfficientZeroLearner",
-    "EfficientZeroModel",
-    "EfficientZeroModelMLP",
-    "FoldedModel",
-    "LatentModel",
-    "NetworkOutput",
-    "Planner",
-    "PredictionNetwork",
-    "RepresentationNetwork",
-    "fold",
-    "make_model",
-]
-
-__getattr__, __dir__ = _lazy_names(__name__)
+__getattr__, __dir__, __all__ = _lazy_names(__name__)

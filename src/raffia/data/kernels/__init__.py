@@ -5,8 +5,10 @@ from typing import TYPE_CHECKING
 from raffia.lazy import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
-    from raffia.data.kernels import groups, priorities, ring, rows, table
+    from raffia.data.kernels import groups as groups
+    from raffia.data.kernels import priorities as priorities
+    from raffia.data.kernels import ring as ring
+    from raffia.data.kernels import rows as rows
+    from raffia.data.kernels import table as table
 
-__all__ = ["groups", "priorities", "ring", "rows", "table"]
-
-__getattr__, __dir__ = _lazy_names(__name__)
+__getattr__, __dir__, __all__ = _lazy_names(__name__)

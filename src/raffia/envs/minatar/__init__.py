@@ -1,21 +1,12 @@
 """MinAtar: Atari games made small, on a field of 10 x 10 cells (Young & Tian 2019)."""
 
-from raffia.envs.minatar.asterix import MinAtarAsterix
-from raffia.envs.minatar.breakout import MinAtarBreakout
-from raffia.envs.minatar.freeway import MinAtarFreeway
-from raffia.envs.minatar.game import MinAtarBatch
-from raffia.envs.minatar.seaquest import MinAtarSeaquest
-from raffia.envs.minatar.space_invaders import MinAtarSpaceInvaders
-
-__all__ = [
-    "GAMES",
-    "MinAtarAsterix",
-    "MinAtarBatch",
-    "MinAtarBreakout",
-    "MinAtarFreeway",
-    "MinAtarSeaquest",
-    "MinAtarSpaceInvaders",
-]
+from raffia.envs.minatar.asterix import MinAtarAsterix as MinAtarAsterix
+from raffia.envs.minatar.breakout import MinAtarBreakout as MinAtarBreakout
+from raffia.envs.minatar.freeway import MinAtarFreeway as MinAtarFreeway
+from raffia.envs.minatar.game import MinAtarBatch as MinAtarBatch
+from raffia.envs.minatar.seaquest import MinAtarSeaquest as MinAtarSeaquest
+from raffia.envs.minatar.space_invaders import MinAtarSpaceInvaders as MinAtarSpaceInvaders
+from raffia.lazy import public_names as _public_names
 
 GAMES = {  # by their names: GAMES[name](num_envs)
     "asterix": MinAtarAsterix,
@@ -24,3 +15,5 @@ GAMES = {  # by their names: GAMES[name](num_envs)
     "seaquest": MinAtarSeaquest,
     "space_invaders": MinAtarSpaceInvaders,
 }
+
+__all__ = _public_names(__name__)

@@ -2,7 +2,6 @@
 
 from typing import TYPE_CHECKING
 
-from raffia.lazy import imported_for_types as _imported_for_types
 from raffia.lazy import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
@@ -15,5 +14,4 @@ if TYPE_CHECKING:
     from raffia.recipes.efficientzero.presets import PRESETS as PRESETS
     from raffia.recipes.running import Evaluation as Evaluation
 
-__all__ = [*_imported_for_types(__name__)]
-__getattr__, __dir__ = _lazy_names(__name__)
+__getattr__, __dir__, __all__ = _lazy_names(__name__)

@@ -5,8 +5,10 @@ from typing import TYPE_CHECKING
 from raffia.lazy import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
-    from raffia.search.kernels import noise, record, rows, sampling, steps
+    from raffia.search.kernels import noise as noise
+    from raffia.search.kernels import record as record
+    from raffia.search.kernels import rows as rows
+    from raffia.search.kernels import sampling as sampling
+    from raffia.search.kernels import steps as steps
 
-__all__ = ["noise", "record", "rows", "sampling", "steps"]
-
-__getattr__, __dir__ = _lazy_names(__name__)
+__getattr__, __dir__, __all__ = _lazy_names(__name__)
