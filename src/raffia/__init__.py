@@ -21,25 +21,14 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from raffia._version import __version__
+from raffia._version import __version__ as __version__
 from raffia.lazy import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
-    import raffia.tensordict as _container
-    from raffia.nn import (
-        TensorClassModuleBase,
-        TensorClassModuleWrapper,
-        as_tensordict_module,
-    )
+    from raffia.nn import TensorClassModuleBase as TensorClassModuleBase
+    from raffia.nn import TensorClassModuleWrapper as TensorClassModuleWrapper
+    from raffia.nn import as_tensordict_module as as_tensordict_module
     from raffia.tensordict import *
-
-    __all__ = [
-        "TensorClassModuleBase",
-        "TensorClassModuleWrapper",
-        "__version__",
-        "as_tensordict_module",
-    ]
-    __all__ += _container.__all__
 
 _ROOMS = (
     *("algorithms", "data", "envs", "functional", "learner", "lm", "nn"),

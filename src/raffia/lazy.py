@@ -49,7 +49,7 @@ def lazy_names(
 def imported_for_types(package: str) -> dict[str, str]:
     """The module of each name that a package imports for type checkers only.
 
-    Where it imports `*`, these are the names that the `__all__` of the module lists.
+    Where it imports `*`, these are the names that the module imports as themselves.
 
     >>> homes = imported_for_types("raffia")
     >>> homes["TensorDict"], homes["as_tensordict_module"]
@@ -65,8 +65,8 @@ def imported_for_types(package: str) -> dict[str, str]:
         return homes
     for node in _program(rest):
         match node:
-            case ast.Assign(targets=[ast.Name("__all__")], value=listed):
-                homes |= {name: rest for name in ast.literal_eval(listed)}
+            case ast.ImportFrom(module=home, names=names) if home != rest:
+                homes |= {name.name: rest for name in names if name.asname == name.name}
     return homes
 
 
