@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 
 from raffia.functional.gradients import global_norm
+from raffia.hints import check_range
 from raffia.tensordict.tensordict import TensorDict
 
 
@@ -96,8 +97,7 @@ class Accumulate:
     """
 
     def __init__(self, learner: Learner, num_micro_batches: int) -> None:
-        if num_micro_batches < 1:
-            raise ValueError(f"num_micro_batches={num_micro_batches} must be at least 1")
+        check_range("num_micro_batches", num_micro_batches, 1)
         self.learner, self.num_micro_batches = learner, num_micro_batches
         self.applies_stacks = applies_stacks(learner)
         self.applies_shards = applies_shards(learner)

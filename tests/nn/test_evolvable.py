@@ -140,5 +140,5 @@ def test_what_can_not_be_is_refused():
     ):
         with pytest.raises(ValueError, match=r"in 1\.\.3 \(max_layers\), and .*1\.\.6"):
             network_of(**options)
-    with pytest.raises(ValueError, match="activation='sine' must be one of relu, gelu, elu"):
+    with pytest.raises(ValueError, match="activation='sine' must be one of 'relu', 'gelu', 'elu'"):
         network_of(activation="sine")

@@ -208,8 +208,8 @@ CALLS = [
     ),
     (lambda: run(max_depth=0), ValueError, "max_depth=0 must be at least 1"),
     (lambda: run(max_depth=-3), ValueError, "max_depth=-3 must be at least 1"),
-    (lambda: run(root_value="mean"), ValueError, "root_value='mean' must be 'exclude'"),
-    (lambda: run(backend="numba"), ValueError, "backend='numba' must be 'auto'"),
+    (lambda: run(root_value="mean"), ValueError, "root_value='mean' must be one of 'exclude'"),
+    (lambda: run(backend="numba"), ValueError, "backend='numba' must be one of 'auto'"),
     (lambda: run(num_threads=0), ValueError, "num_threads=0 must be at least 1"),
     (lambda: run(value_prefix=5), TypeError, "value_prefix=5 must be a ValuePrefix"),
     (
@@ -297,7 +297,7 @@ CALLS = [
     # sampled actions
     (sampled(seed=torch.zeros(B)), ValueError, r"torch.float32 \[4\]; it must be int64 \[4\]"),
     (sampled(seed=torch.arange(3)), ValueError, r"torch.int64 \[3\]; it must be int64 \[4\]"),
-    (sampled(prior="dense"), ValueError, "'dense' must be 'sampling'"),
+    (sampled(prior="dense"), ValueError, "'dense' must be one of 'sampling'"),
     (
         lambda: with_sampled_actions(*sampled()(), TWO, SEEDS),
         *(ValueError, "sampled already"),

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from raffia.hints import check_choice
+
 RELU = nn.ReLU(inplace=True)  # only ever copied
 
 
@@ -41,10 +43,9 @@ def check_norm_type(norm_type: str) -> None:
     >>> check_norm_type("GN")
     Traceback (most recent call last):
     ...
-    ValueError: norm_type='GN' must be 'BN' (BatchNorm) or 'LN' (LayerNorm)
+    ValueError: norm_type='GN' must be one of 'BN', 'LN': BatchNorm or LayerNorm
     """
-    if norm_type not in ("BN", "LN"):
-        raise ValueError(f"norm_type={norm_type!r} must be 'BN' (BatchNorm) or 'LN' (LayerNorm)")
+    check_choice("norm_type", norm_type, ("BN", "LN"), ": BatchNorm or LayerNorm")
 
 
 def mlp(

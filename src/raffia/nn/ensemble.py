@@ -13,6 +13,7 @@ from torch._functorch.predispatch import lazy_load_decompositions
 from torch._functorch.vmap import vmap_increment_nesting
 from torch.nn.parameter import is_lazy
 
+from raffia.hints import check_range
 from raffia.nn.base import TensorDictModuleBase, reset_layers, shown
 from raffia.nn.dispatch import dispatch
 from raffia.tensordict.access import leaves as leaves_of
@@ -63,8 +64,7 @@ class EnsembleModule(TensorDictModuleBase):
             )
         if not isinstance(num_copies, int):
             raise TypeError(f"num_copies must be an integer, got {num_copies!r}")
-        if num_copies < 1:
-            raise ValueError(f"num_copies={num_copies} must be at least 1")
+        check_range("num_copies", num_copies, 1)
         self.in_keys, self.out_keys = module.in_keys, module.out_keys
         # Not registered as a child: its parameters are never trained, so an optimiser, a state dict
         # and a gradient check must not see them.

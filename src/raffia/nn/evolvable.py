@@ -13,6 +13,7 @@ from torch.nn.functional import linear
 
 from raffia.functional.activations import ACTIVATIONS, activate
 from raffia.functional.trees import is_traced
+from raffia.hints import check_choice
 
 NAMES = tuple(ACTIVATIONS)
 
@@ -59,8 +60,7 @@ class EvolvableMLP(nn.Module):
                 f"num_layers={num_layers} must be in 1..{max_layers} (max_layers), and "
                 f"num_nodes={num_nodes} in 1..{max_nodes} (max_nodes)"
             )
-        if activation not in ACTIVATIONS:
-            raise ValueError(f"activation={activation!r} must be one of {', '.join(NAMES)}")
+        check_choice("activation", activation, NAMES)
         self.embed = nn.Linear(in_features, width)
         self.inner_weight = nn.Parameter(torch.empty(max_layers, max_nodes, width))
         self.inner_bias = nn.Parameter(torch.empty(max_layers, max_nodes))

@@ -1,10 +1,13 @@
 """Checks that the arguments of a search fit together; errors name what was given and what is
 needed."""
 
+from typing import get_args
+
 import torch
 from torch import Tensor
 
-from raffia.search.base import RootOutput, TreeRules, ValuePrefix
+from raffia.hints import check_choice, check_range
+from raffia.search.base import RootOutput, RootValue, TreeRules, ValuePrefix
 
 
 def check_root(root: RootOutput) -> None:
@@ -100,8 +103,7 @@ def _check_least(least: int, given: object) -> None:
 def check_discount(discount: float | Tensor, batch: int) -> Tensor:
     """Check the discount and return one for each root, float32 [B]."""
     if isinstance(discount, float | int):
-        if not 0 <= discount <= 1:
-            raise ValueError(f"discount={discount} must be in 0..1")
+        check_range("discount", discount, 0, 1)
         return torch.full((batch,), float(discount))
     gamma = torch.as_tensor(discount).to(torch.float32)
     check_of_each("discount", gamma, batch)
@@ -115,11 +117,8 @@ def check_options(rules: TreeRules, num_threads: int, recurrent_fn: object) -> N
     value_prefix, root_value, max_depth, transpositions = rules
     if value_prefix is not None and not isinstance(value_prefix, ValuePrefix):
         raise TypeError(f"value_prefix={value_prefix!r} must be a ValuePrefix(horizon=...) or None")
-    if root_value not in ("exclude", "include", "zero"):
-        raise ValueError(
-            f"root_value={root_value!r} must be 'exclude' (the mean of the backed-up values), "
-            "'include' (the model's value counts as one visit) or 'zero' (a visit of value 0)"
-        )
+    counts = "'include' counts the model's value as one visit, 'zero' a visit of value 0"
+    check_choice("root_value", root_value, get_args(RootValue), f"; {counts}, 'exclude' neither")
     if max_depth is not None and max_depth < 1:
         raise ValueError(f"max_depth={max_depth} must be at least 1, or None for no limit")
     if transpositions is not None and value_prefix is not None:
@@ -132,5 +131,4 @@ def check_options(rules: TreeRules, num_threads: int, recurrent_fn: object) -> N
             "this model predicts value prefixes, sums of rewards, instead of rewards: pass "
             "value_prefix=ValuePrefix(horizon=...), with the horizon that it was trained with"
         )
-    if num_threads < 1:
-        raise ValueError(f"num_threads={num_threads} must be at least 1")
+    check_range("num_threads", num_threads, 1)

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
-from raffia.hints import plural
+from raffia.hints import check_range, plural
 
 
 @dataclass(frozen=True)
@@ -146,8 +146,7 @@ class TreeGraph:
         >>> TreeGraph(0, (node,), ()).most_visited(5)
         [0]
         """
-        if max_nodes < 1:
-            raise ValueError(f"max_nodes={max_nodes} must be at least 1")
+        check_range("max_nodes", max_nodes, 1)
         best = {(edge.source, edge.action) for edge in self.best_path}
         chosen: dict[int, None] = {}  # a set that keeps its order
         waiting = [(0, False, 0)]

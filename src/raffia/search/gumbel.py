@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from raffia.hints import check_range
 from raffia.search.memory import plain
 from raffia.search.nodes import Nodes, best
 from raffia.search.softmax import in_order, softmax
@@ -43,8 +44,7 @@ class Gumbel:
     root_in_range = False
 
     def __post_init__(self) -> None:
-        if self.max_considered < 1:
-            raise ValueError(f"max_considered={self.max_considered} must be at least 1")
+        check_range("max_considered", self.max_considered, 1)
         for name in ("value_scale", "maxvisit_init"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name}={getattr(self, name)} must be finite and not negative")

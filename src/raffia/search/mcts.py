@@ -1,10 +1,12 @@
 """`search`: plan from many roots together with a model, whatever model, selection and device."""
 
 from concurrent.futures import ThreadPoolExecutor
+from typing import get_args
 
 import torch
 from torch import Tensor
 
+from raffia.hints import check_choice
 from raffia.search import compiled
 from raffia.search.base import (
     Backend,
@@ -143,8 +145,7 @@ def run_in_threads(
 
 def make_steps(state: SearchState, backend: Backend) -> SearchSteps:
     """The steps of a search: kernels where they are possible, else tensor operations."""
-    if backend not in ("auto", "compiled", "reference"):
-        raise ValueError(f"backend={backend!r} must be 'auto', 'compiled' or 'reference'")
+    check_choice("backend", backend, get_args(Backend))
     device = state.gamma.device
     possible = compiled.possible(state.select, device)
     if backend == "compiled" and not possible:

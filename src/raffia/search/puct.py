@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from raffia.functional.draws import GOLDEN, mix
+from raffia.hints import check_choice
 from raffia.search.memory import plain
 from raffia.search.nodes import Nodes, best
 
@@ -55,11 +56,8 @@ class PUCT:
 
     def __post_init__(self) -> None:
         for name, allowed in _CHOICES.items():
-            if getattr(self, name) not in allowed:
-                raise ValueError(
-                    f"{name}={getattr(self, name)!r} must be one of {allowed}; for example "
-                    f"PUCT({name}={allowed[0]!r})"
-                )
+            example = f"; for example PUCT({name}={allowed[0]!r})"
+            check_choice(name, getattr(self, name), allowed, example)
         if not (self.c_base > 0 and self.min_range > 0):
             raise ValueError(f"c_base={self.c_base} and min_range={self.min_range} must be above 0")
         if not 0 <= self.c_init < float("inf"):

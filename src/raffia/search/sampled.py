@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_leaves
 
 from raffia.functional.constants import constant
 from raffia.functional.draws import child_seed, draw_seeds, seeded_gumbel, seeded_normal
+from raffia.hints import check_choice
 from raffia.search.base import RecurrentFn, RecurrentOutput, RootOutput, SearchMemory
 from raffia.search.bound_sampler import BoundSampler, bind_sampler
 from raffia.search.policies import PolicyOutput
@@ -103,8 +104,7 @@ def with_sampled_actions(
     if isinstance(sampler, type) or not hasattr(sampler, "sample"):
         what = f"the class {sampler.__name__}" if isinstance(sampler, type) else repr(sampler)
         raise TypeError(f"sampler is {what}; pass an instance, such as GaussianSampler(20)")
-    if prior not in ("sampling", "uniform", "density"):
-        raise ValueError(f"prior={prior!r} must be 'sampling', 'uniform' or 'density'")
+    check_choice("prior", prior, get_args(Prior))
     if root.actions is not None:
         raise ValueError(
             "root.actions is set, so the actions of this root are sampled already; pass the "

@@ -332,7 +332,7 @@ def test_the_dynamics_network():
 # Mistakes
 
 WRONG_OPTIONS = [
-    (dict(norm_type="GN"), "norm_type='GN'.*must be 'BN' .BatchNorm."),
+    (dict(norm_type="GN"), "norm_type='GN'.*must be one of 'BN', 'LN'"),
     (dict(discrete_action_encoding_type="binary"), "'one_hot', 'not_one_hot'"),
     (dict(sigma_type="free"), "sigma_type='free' must be one of 'conditioned', 'fixed'"),
     (dict(continuous_action_space=True, fixed_sigma_value=0), "fixed_sigma_value=0 .* number > 0"),
@@ -388,7 +388,10 @@ REFUSED = [
     (lambda: vector(latent_state_dim=12, latent_norm="SimNorm"), "groups of 8.*=12.*set it to 16"),
     (lambda: vector(latent_norm="BN"), "latent_norm='BN'"),
     (lambda: conv(num_channels=1, downsample=True), "num_channels=1 must be at least 2"),
-    (lambda: DynamicsNetwork(IMAGE, norm_type=None), "norm_type=None.*must be 'BN' .BatchNorm."),
+    (
+        lambda: DynamicsNetwork(IMAGE, norm_type=None),
+        "norm_type=None.*must be one of 'BN', 'LN'",
+    ),
     (lambda: RepresentationNetwork(IMAGE, downsample=False, norm_type="GN"), "norm_type='GN'"),
     (lambda: PredictionNetwork(IMAGE, 2, norm_type="GN"), "norm_type='GN'"),
     (
