@@ -74,7 +74,7 @@ def _long_lines(boxes: Sequence[LayerBox]) -> list[LayerBox]:
 
 
 def _num_opened(box: LayerBox) -> int:
-    """How many frames open right above a box."""
+    """The number of frames that open right above a box."""
     outside = [len(set(box.groups) - set(upper.groups)) for upper in box.above]
     return max(outside, default=len(box.groups))
 

@@ -25,7 +25,7 @@ Profile = list[tuple[float, float]]  # top and bottom in each column, from a nod
 
 @dataclass(frozen=True)
 class Look:
-    """How boxes of one kind look; without a frame their lines touch in one point, without a head.
+    """The look of boxes of one kind; lines touch one without a frame in one point, without a head.
 
     >>> Look().framed
     False
@@ -199,7 +199,7 @@ def _fits(layer: list[LayerBox], i: int, x: float) -> bool:
 
 
 def _distance(left: LayerBox, right: LayerBox) -> float:
-    """How far apart the middles of two neighbours must be."""
+    """The least distance between the middles of two neighbours."""
     gap = 8 if left.wall_of or right.wall_of else _GAP
     return (left.width + right.width) / 2 + gap
 

@@ -64,7 +64,7 @@ class _PackedParameter(NamedTuple):
     gates: int = 1  # parts of the columns, which alternate by chunks
 
     def pieces(self, parameter: Tensor) -> list[tuple[int, ...]]:
-        """How to copy this parameter, see `raffia.jit.packing.pack`."""
+        """The copies that pack this parameter, see `raffia.jit.packing.pack`."""
         if (
             parameter.shape != self.shape
             or parameter.dtype != torch.float32

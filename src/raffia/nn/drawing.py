@@ -1,4 +1,4 @@
-"""How a sequence looks: as a program and a table of text, as a Mermaid flowchart, and as SVG."""
+"""Views of a sequence: as a program and a table of text, as a Mermaid flowchart, and as SVG."""
 
 from __future__ import annotations
 

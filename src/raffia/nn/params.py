@@ -234,7 +234,7 @@ def _part(leaf: Any) -> Tensor:
 
 
 def _placements(leaf: Any) -> Any:
-    """How a DTensor is divided among which processes; None for an ordinary tensor."""
+    """The division of a DTensor among processes; None for an ordinary tensor."""
     return (leaf.placements, leaf.device_mesh) if hasattr(leaf, "placements") else None
 
 

@@ -87,7 +87,7 @@ class TreeGraph:
 
     @property
     def num_simulations(self) -> int:
-        """How many simulations this root had."""
+        """The number of simulations of this root."""
         return sum([edge.visits for edge in self.edges_from(0)])
 
     @property

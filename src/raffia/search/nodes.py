@@ -42,7 +42,7 @@ class Nodes:
 
     @property
     def visits(self) -> Tensor:
-        """How often each action was taken [M, A] int32."""
+        """Visits of each action [M, A] int32."""
         return self._of_rows("children_visits")
 
     @property
@@ -77,7 +77,7 @@ class Nodes:
 
     @property
     def num_tried(self) -> Tensor:
-        """How many actions were tried [M] int32."""
+        """The number of tried actions [M] int32."""
         return self._of_rows("num_tried")
 
     @property

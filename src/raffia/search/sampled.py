@@ -332,7 +332,7 @@ class GaussianSampler:
         return (normal - stretch).sum(-1)
 
     def numbers(self, size: int) -> dict[str, Tensor | None]:
-        """What is fixed, float32 [D] each: "std", "low" and "width", between the bounds."""
+        """The fixed numbers, float32 [D] each: "std", "low" and "width", between the bounds."""
         low, width = (None, None) if self.low is None else self._bounds()
         std = None if self.std is None else constant(self.std, torch.empty(0))
         return {

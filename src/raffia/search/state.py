@@ -88,7 +88,7 @@ class SearchState:
         return self.parent_row, self.node_row, self.leaf_action, self.reset
 
     def num_searched(self) -> list[int]:
-        """How many roots are searched in each simulation."""
+        """The number of roots that are searched in each simulation."""
         budget = [self.budget[root] for root in self.order.tolist()]
         if budget[0] == budget[-1]:
             return [len(budget)] * budget[0]
@@ -199,6 +199,6 @@ def new_arrays(kinds: list[Kind], device: torch.device) -> dict[str, Tensor]:
 
 
 def num_legal(root: RootOutput) -> list[int]:
-    """How many actions are legal at each root."""
+    """The number of legal actions at each root."""
     batch, actions = root.prior_logits.shape
     return [actions] * batch if root.mask is None else root.mask.sum(-1).tolist()

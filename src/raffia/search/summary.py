@@ -135,7 +135,7 @@ class _Table:
         return name + self._below_it(edge.target)
 
     def _below_it(self, row: int) -> str:
-        """Why there are no lines below a node's."""
+        """The reason why there are no lines below a node's."""
         if self.graph.node(row).ended:
             return " (ended)"
         edges = self.graph.edges_from(row)

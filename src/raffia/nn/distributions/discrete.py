@@ -114,7 +114,7 @@ def rand_one_hot(values: Tensor, do_softmax: bool = True) -> Tensor:
 
 
 def _one_hot(index: Tensor, num_categories: int) -> Tensor:
-    """Like torch's `one_hot`, but usable in vmap; an index out of range becomes zeros."""
+    """One-hot vectors as torch's `one_hot`, also in vmap; an index out of range becomes zeros."""
     categories = torch.arange(num_categories, device=index.device)
     return (index.unsqueeze(-1) == categories).long()
 

@@ -143,7 +143,7 @@ def normal_quantile(p: float) -> float:
 
 @kernel
 def ratio(x: float, over: Any, under: Any) -> float:
-    """Of two polynomials, whose coefficients begin with that of the highest power."""
+    """The quotient of two polynomials, whose coefficients begin with that of the highest power."""
     above = below = 0.0
     for k in range(len(over)):
         above = above * x + over[k]
