@@ -11,7 +11,7 @@ every sum is taken in an order that the layer's sizes alone decide.
 import math
 
 from raffia.jit.kernel import kernel, load_f32, load_i64, store_f32
-from raffia.jit.packing import LookUpLayer, ReadLayer, WriteLayer, look_up, read, write
+from raffia.jit.packing import Layer, LookUpLayer, ReadLayer, WriteLayer, look_up, read, write
 from raffia.jit.records import I64s, Record, fields_at
 from raffia.jit.tiles import MOST_ROWS, PANEL, tile, tile_of_4_panels
 from raffia.jit.vectors import (
@@ -77,10 +77,9 @@ def dense(
             added += done * PANEL_BYTES
 
 
-class DenseLayer(Record):
+class DenseLayer(Layer):
     """A dense layer of a program; offsets are bytes from the scratch memory or the weights on."""
 
-    kind: int
     inputs: int  # in scratch memory, as all that has a step
     inputs_step: int
     depth: int
@@ -115,10 +114,9 @@ def dense_layer(layer: DenseLayer, rows: int, scratch: int, weights: int) -> Non
     )
 
 
-class LSTMLayer(Record):
+class LSTMLayer(Layer):
     """A step of an LSTM; offsets as of `DenseLayer`."""
 
-    kind: int
     inputs: int  # rows of the input followed by h
     inputs_step: int
     depth: int
@@ -162,10 +160,9 @@ def lstm(layer: LSTMLayer, rows: int, scratch: int, weights: int) -> None:
         bias += panels * PANEL_BYTES
 
 
-class NormLayer(Record):
+class NormLayer(Layer):
     """A layer normalisation; offsets as of `DenseLayer`."""
 
-    kind: int
     values: int  # rows, overwritten; zeros behind `width`
     step: int
     width: int
@@ -228,19 +225,17 @@ def gelu(
             store_floats(at + k, gated(x * multiply_add(x * x, cubic, twice), x))
 
 
-class GELULayer(Record):
+class GELULayer(Layer):
     """GELU of rows, which it overwrites."""
 
-    kind: int
     values: int
     step: int
     width: int
 
 
-class GaussianLayer(Record):
+class GaussianLayer(Layer):
     """The deviations of normal distributions, behind their means; offsets as of `DenseLayer`."""
 
-    kind: int
     values: int  # rows of `size` means, then the deviations, or what they are the exponential of
     step: int
     size: int
@@ -265,10 +260,9 @@ def gaussian(layer: GaussianLayer, rows: int, scratch: int) -> None:
             store_f32(at + k, deviation)
 
 
-class DecodeLayer(Record):
+class DecodeLayer(Layer):
     """The value that logits stand for; offsets as of `DenseLayer`."""
 
-    kind: int
     logits: int  # rows, -inf behind the last logit
     step: int
     padded: int  # bytes; 0: the one number that stands there is the value itself
@@ -304,7 +298,6 @@ def decode(layer: DecodeLayer, rows: int, scratch: int, weights: int, out: int) 
         store_f32(out + 4 * row, math.copysign(root * root - 1.0, v) if v != 0.0 else 0.0)
 
 
-# The first word of a layer's record tells its kind: the position here.
 KINDS = (
     *(ReadLayer, LookUpLayer, DenseLayer, NormLayer, GELULayer),
     *(LSTMLayer, GaussianLayer, DecodeLayer, WriteLayer),

@@ -9,10 +9,15 @@ PANEL_BYTES = 4 * PANEL
 VECTOR_BYTES = 4 * WIDTH
 
 
-class ReadLayer(Record):
+class Layer(Record):
+    """The first field of each layer's record."""
+
+    kind: int  # its position in `raffia.jit.layers.KINDS`
+
+
+class ReadLayer(Layer):
     """Rows of a caller's array copied side by side into scratch memory."""
 
-    kind: int
     array: int  # slot of the array, float32 rows
     index: int  # ... of int64: the rows to read; -1: they follow each other
     width: int
@@ -33,10 +38,9 @@ def read(layer: ReadLayer, rows: int, scratch: int, source: int, index: int, fir
             store_f32(to + k, 0.0)
 
 
-class LookUpLayer(Record):
+class LookUpLayer(Layer):
     """Columns of a parameter copied side by side: a dense layer of a one-hot input."""
 
-    kind: int
     weights: int  # panels of `depth` times PANEL float32
     index: int  # slot of int64: which k
     depth: int
@@ -55,10 +59,9 @@ def look_up(layer: LookUpLayer, rows: int, scratch: int, weights: int, index: in
             _copy(at + panel * PANEL_BYTES * layer.depth, PANEL, to + panel * PANEL_BYTES)
 
 
-class WriteLayer(Record):
+class WriteLayer(Layer):
     """Rows of scratch memory copied into a caller's array."""
 
-    kind: int
     array: int  # slot of the array, float32 rows
     index: int  # ... of int64: the rows to write; -1: they follow each other
     width: int
