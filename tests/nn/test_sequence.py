@@ -467,6 +467,11 @@ ERRORS = {  # a call, its error, and words of its message and notes
     "selected": (lambda: chain("a", "b", selected_out_keys=["z"]), ValueError, "z"),
     "an input selected": (lambda: chain("a", "b").select_out_keys("a"), ValueError, "a"),
     "one of two selected": (lambda: chain("a", "b").select_out_keys("b", "z"), ValueError, "z"),
+    "no choice": (
+        lambda: chain("a", "b", inplace="no"),
+        ValueError,
+        "inplace='no' must be one of None, True, False, 'empty'",
+    ),
     "a wanted key": (
         lambda: chain("a", "hidden").select_subsequence(out_keys=["hiden"]),
         ValueError,

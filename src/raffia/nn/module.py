@@ -94,7 +94,7 @@ class TensorDictModule(TensorDictModuleBase):
                 "or a function; to call one of its methods, name it: method=..."
             )
         if inplace != "empty" and not any([inplace is value for value in (None, True, False)]):
-            raise ValueError(f"inplace must be True, False or 'empty', got {inplace!r}")
+            raise ValueError(f"inplace={inplace!r} must be one of True, False, 'empty'")
         if isinstance(in_keys, Mapping):
             first: list[Any] = list(in_keys)
             second: list[Any] = list(in_keys.values())

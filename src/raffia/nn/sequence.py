@@ -9,6 +9,7 @@ from typing import Any, Self, overload
 import torch
 from torch import nn
 
+from raffia.hints import check_choice
 from raffia.nn.base import CALL, TensorDictModuleBase, listed, one_or_more
 from raffia.nn.dispatch import SKIP, dispatch, may_skip
 from raffia.nn.drawing import program
@@ -20,8 +21,6 @@ from raffia.tensordict.keys import NestedKey, is_under, nearest_key, overlap
 from raffia.tensordict.lazy import LazyStackedTensorDict
 from raffia.tensordict.node import Container, Node
 from raffia.tensordict.tensordict import TensorDict
-
-_INPLACE = (None, True, False, "empty")
 
 
 class TensorDictSequential(TensorDictModule):
@@ -64,8 +63,7 @@ class TensorDictSequential(TensorDictModule):
         inplace: bool | str | None = None,
         expect_in_keys: list[NestedKey] | None = None,
     ) -> None:
-        if inplace not in _INPLACE:
-            raise ValueError(f"inplace must be None, True, False or 'empty', got {inplace!r}")
+        check_choice("inplace", inplace, (None, True, False, "empty"))
         container = _module_container(modules)
         if _followed_by_a_mixin(self.__class__.__mro__):
             in_keys, out_keys = keys_of(container.children())
