@@ -37,10 +37,18 @@ def face_faults(package: ModuleType) -> list[str]:
         and not isinstance(value, ModuleType)
         and getattr(value, "__module__", home).partition(".")[0] == home
     ]
+    ours = (home, "types", "builtins")  # aliases of types are of the latter two
+    foreign = [
+        n
+        for n in names
+        if n == "TYPE_CHECKING"
+        or getattr(getattr(package, n, None), "__module__", home).partition(".")[0] not in ours
+    ]
     twice = sorted({n for n in names if names.count(n) > 1})
     return [
         *(f"{n} is in __all__ and does not exist" for n in missing),
         *(f"{n} is public and not in __all__" for n in leaked),
+        *(f"{n} is in __all__ and of another project" for n in foreign),
         *(f"{n} is in __all__ twice" for n in twice),
     ]
 
@@ -99,7 +107,7 @@ def test_faults_of_a_face_are_seen():
         """Does nothing."""
 
     package.__all__ = ["gone", "shown", "shown"]
-    package.shown = shown
+    package.shown, shown.__module__ = shown, "package"
     package.leaked = 1
     package.Path = Path
     package._hidden = 2
@@ -109,6 +117,8 @@ def test_faults_of_a_face_are_seen():
         "leaked is public and not in __all__",
         "shown is in __all__ twice",
     ]
+    package.__all__ = ["shown", "leaked", "Path"]
+    assert face_faults(package) == ["Path is in __all__ and of another project"]
     package.__all__ = ["shown"]
     assert without_example(package) == ["shown"]
     shown.__doc__ = ">>> 1 + 1\n2"
