@@ -236,7 +236,7 @@ def test_a_copy_of_a_used_snapshot_is_a_snapshot_of_its_own(copied, draw):
     close(plan(folded), before, 0)
 
 
-def test_where_there_is_no_compiled_step(draw, monkeypatch):
+def test_where_there_is_no_compiled_step(draw):
     for name in (*UNCOMPILED, "board"):
         model = made(name)
         assert fold(model).recurrent_fn.bind(memory(model, 2, draw)) is None
@@ -248,9 +248,6 @@ def test_where_there_is_no_compiled_step(draw, monkeypatch):
     latent = shared.embeddings["latent_state"]
     for other in (shared.embeddings.to(torch.float64), latent, TensorDict({"latent": latent}, [6])):
         assert fold(made()).recurrent_fn.bind(changed(shared, other)) is None
-    monkeypatch.setattr("raffia.jit.available", lambda: False)
-    without = fold(made())
-    assert without.recurrent_fn.bind(shared) is None and without.root(zeros).value.shape == (2,)
     with pytest.raises(TypeError, match="EfficientZeroModelMLP; got a Linear: pass"):
         fold(nn.Linear(1, 1))
     with pytest.raises(TypeError, match="got the class EfficientZeroModel: pass"):
