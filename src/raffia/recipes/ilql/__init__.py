@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from raffia.recipes.ilql.api import train as train
     from raffia.recipes.ilql.config import ILQLRun as ILQLRun
     from raffia.recipes.ilql.evaluation import ILQLEvaluation as ILQLEvaluation
+    from raffia.recipes.ilql.networks import with_sizes as with_sizes
     from raffia.recipes.ilql.presets import ILQL_PRESETS as ILQL_PRESETS
-    from raffia.recipes.ilql.sizes import with_sizes as with_sizes
 
 __getattr__, __dir__, __all__ = _lazy_names(__name__)
