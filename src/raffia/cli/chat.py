@@ -7,7 +7,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TextIO
 
 from raffia.cli.parser import Parser, UsageError
 from raffia.cli.runs import add_checkpoint, chosen_run, config_of_kind
@@ -136,8 +135,6 @@ def talk(
     seed: int = 0,
     values: bool = False,
     notices: Sequence[str] = (),  # texts to print first
-    stdin: TextIO | None = None,
-    stdout: TextIO | None = None,
 ) -> int:
     """Talk with the agent of a run until the person has enough; the exit status."""
     from raffia.cli.conversation import Conversation, Game, Session
@@ -146,14 +143,13 @@ def talk(
     from raffia.recipes.ilql.data import make_wordle
 
     policy = load_agent(folder, checkpoint, decode=config.decode, seed=seed)
-    stdin, stdout = stdin or sys.stdin, stdout or sys.stdout
     weight = config.decode.adv_weight if config.decode.shifts else 1.0
     session: Session
     if config.task == "wordle":
         game = Guessing(policy, make_wordle(config.wordle))
-        session = Game(game, stdin, stdout, values=values, weight=weight)
+        session = Game(game, sys.stdin, sys.stdout, values=values, weight=weight)
     else:
-        session = Conversation(Chat(policy), stdin, stdout, values=values, weight=weight)
+        session = Conversation(Chat(policy), sys.stdin, sys.stdout, values=values, weight=weight)
     for notice in notices:
         session.print_line(notice)
     session.run()

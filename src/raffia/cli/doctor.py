@@ -110,13 +110,8 @@ def doctor(words: Sequence[str]) -> int:
     return print_doctor(look=lambda: engine_checks(args.engine, args.address))
 
 
-def machine_checks(
-    runs: str | os.PathLike[str] = "runs", stream: TextIO | None = None
-) -> list[Check]:
+def machine_checks() -> list[Check]:
     """Check this machine.
-
-    runs: where run folders will be.
-    stream: where the live view of a run would be shown; None: stdout.
 
     >>> [check.name for check in machine_checks()][:2]
     ['raffia', 'packages']
@@ -129,8 +124,8 @@ def machine_checks(
         *extras(),
         games(),
         kernel_cache(pathlib.Path(__file__).parents[1]),
-        disk(pathlib.Path(runs)),
-        terminal(sys.stdout if stream is None else stream),
+        disk(pathlib.Path("runs")),
+        terminal(sys.stdout),
     ]
 
 

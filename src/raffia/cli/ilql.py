@@ -178,16 +178,12 @@ def figures(found: ILQLEvaluation) -> dict[str, Any]:
     held_out = {"held_out": found.held_out} if found.held_out else {}
     if not found.games:
         return held_out
-    by_name: dict[str, Any] = {}
-    for name, games in found.games.items():
-        low, high = games.interval if len(games.returns) > 1 else (None, None)
-        by_name[name] = {
-            "mean_return": games.mean_return,
-            "low": low,
-            "high": high,
-            **({"share_won": games.share_won} if hasattr(games, "share_won") else {}),
-            "returns": list(games.returns),
-        }
+    from raffia.recipes.ilql.evaluation import figures_of
+
+    by_name = {
+        name: {**figures_of(games), "returns": list(games.returns)}
+        for name, games in found.games.items()
+    }
     return {**held_out, "mean_return": by_name["decode"]["mean_return"], "decodings": by_name}
 
 

@@ -21,19 +21,11 @@ _LABELS = {"env_step": "env steps", "update": "updates"}
 _MOST_PIECES = 120  # stretches of wall time in a stacked panel
 _PLACE = ("update", "env_step", "seconds")
 _UNITS = {
-    "policy_loss": "loss (nats)",
-    "value_loss": "loss (nats)",
-    "value_prefix_loss": "loss (nats)",
-    "token_loss": "loss (nats)",
-    "cql_loss": "loss (nats)",
+    **{f"{of}_loss": "loss (nats)" for of in ("policy", "value", "value_prefix", "token", "cql")},
     "num_tokens": "tokens of a batch",
-    "tokens_per_second": "tokens / s",
     "policy_entropy": "entropy (nats)",
     "grad_norm": "L2 norm",
     "learning_rate": "per update",
-    "env_steps_per_second": "env steps / s",
-    "updates_per_second": "updates / s",
-    "simulations_per_second": "simulations / s",
 }
 _FIRST = ("loss", "policy_loss", "value_loss", "value_prefix_loss", "consistency_loss")
 _NEXT = ("policy_entropy", "grad_norm")
@@ -286,7 +278,8 @@ def _over_rows(groups: Sequence[Group], key: str, x_key: str, factor: float, lab
     ]  # a band to 0 cannot be drawn there
     least, most = min(heights, default=0.0), max(heights, default=0.0)
     log = may_log and least > 1e-30 and most > 50 * least
-    default = "loss" if key.endswith("loss") else key.replace("_", " ")
+    words = key.replace("_per_second", " / s").replace("_", " ")
+    default = "loss" if key.endswith("loss") else words
     return Panel(
         title=key.replace("_", " "),
         x_label=label,

@@ -279,7 +279,7 @@ def evaluated(found: ILQLEvaluation) -> Evaluated:
     """
     if not found.games:
         return Evaluated(found.held_out["score"], found.held_out)
-    by_name = {name: _figures(games) for name, games in found.games.items()}
+    by_name = {name: figures_of(games) for name, games in found.games.items()}
     first = found.games[AS_SET]
     values = {
         **found.held_out,
@@ -290,8 +290,13 @@ def evaluated(found: ILQLEvaluation) -> Evaluated:
     return Evaluated(first.mean_return, values)
 
 
-def _figures(games: DialogueReturns) -> dict[str, Any]:
-    low, high = games.interval
+def figures_of(games: DialogueReturns) -> dict[str, Any]:
+    """The mean return of games with its 95 % interval, None of one game, and the fraction won.
+
+    >>> figures_of(DialogueReturns((1.0,)))
+    {'mean_return': 1.0, 'low': None, 'high': None}
+    """
+    low, high = games.interval if len(games.returns) > 1 else (None, None)
     found = {"mean_return": games.mean_return, "low": low, "high": high}
     return found | ({"share_won": games.share_won} if isinstance(games, WordleEvaluation) else {})
 
