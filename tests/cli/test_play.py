@@ -110,7 +110,7 @@ def test_wrong_words_are_answered_kindly():
     said = talk(Scripted(), "d4\n\n10\n?\n")
     assert "'d4' is not a move; type help for the moves.\nYou can play a1 b1 c1 a2" in said
     assert "'10' is not a move;" in said
-    assert said.count("Place a stone on a square, a1 to c3, or 1 to 9.") == 2
+    assert said.count("Put a stone on a square, a1 to c3, or 1 to 9.") == 2
     assert said.endswith("your move: \nGoodbye.\n")  # the input has ended
 
 

@@ -325,8 +325,7 @@ class EfficientZeroExperiment(RunExperiment):
         """Make a batch. segments: [B]; of members [P, B], as the batch is then."""
         update = step_of(state)
         if update % self.config.targets.target_interval == 0 or not self._reanalyze_is_current:
-            self.reanalyze_planner.refresh(reanalyze_weights(self.whole(state)))
-            self._reanalyze_is_current = True
+            self._refresh_reanalyze(state)
         shape, flat, total = segments.batch_size, segments, self.steps.buffers[0].storage.total
         if self.members is not None:
             flat = segments.reshape(-1)
@@ -346,6 +345,10 @@ class EfficientZeroExperiment(RunExperiment):
         if BATCH_SIZE in state["hyper"].keys():
             batch["weight"] = weights_of_each(batch["weight"], state["hyper", BATCH_SIZE])
         return batch.to(self.config.device)
+
+    def _refresh_reanalyze(self, state: TensorDict) -> None:
+        self.reanalyze_planner.refresh(reanalyze_weights(self.whole(state)))
+        self._reanalyze_is_current = True
 
     @contextlib.contextmanager
     def _guarded(self, state: TensorDict, inputs: TensorDict) -> Iterator[None]:
