@@ -20,7 +20,7 @@ from raffia.tensordict.collection import TensorDictBase
 from raffia.tensordict.keys import NestedKey, is_key, unravel_key_to_tuple
 from raffia.tensordict.lock import locked_error
 from raffia.tensordict.node import Entries, Node, Source, hold
-from raffia.tensordict.signatures import documented_as
+from raffia.tensordict.signatures import Function, documented_as
 from raffia.tensordict.tensordict import TensorDict
 
 
@@ -233,11 +233,22 @@ class SubTensorDict(TensorDictBase):
     make_memmap_from_storage = _refused
 
 
+def _shown_as(method: Any) -> Callable[[Function], Function]:
+    """Give a function the signature of a method, and the first line of its docstring."""
+
+    def shown(function: Function) -> Function:
+        function.__doc__ = (method.__doc__ or "").partition("\n")[0]
+        function.__signature__ = inspect.signature(method)  # type: ignore[attr-defined]
+        return function
+
+    return shown
+
+
 def _on_rows(name: str) -> Callable[..., Any]:
     """A method that is that of what is read."""
     method = getattr(TensorDictBase, name)
 
-    @documented_as(method)
+    @_shown_as(method)
     def read(self: SubTensorDict, *args: Any, **kwargs: Any) -> Any:
         return getattr(self._rows(), name)(*args, **kwargs)
 
@@ -249,7 +260,7 @@ def _in_parent(name: str) -> Callable[..., Any]:
     method = getattr(TensorDictBase, name)
     signature = inspect.signature(method)
 
-    @documented_as(method)
+    @_shown_as(method)
     def change(self: SubTensorDict, *args: Any, **kwargs: Any) -> Any:
         if not signature.bind(self, *args, **kwargs).arguments.get(
             "inplace", name == "rename_key_"
@@ -265,7 +276,7 @@ def _written_back(name: str) -> Callable[..., Any]:
     """A method in place that runs on what is read, which is then written back."""
     method = getattr(TensorDictBase, name)
 
-    @documented_as(method)
+    @_shown_as(method)
     def write(self: SubTensorDict, *args: Any, **kwargs: Any) -> Any:
         if name == "set_" and len(args) == 2 and self._wrote(*args):
             return self
