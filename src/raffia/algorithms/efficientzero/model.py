@@ -12,26 +12,15 @@ from torch import nn
 from raffia.algorithms.efficientzero.actions import action_encoding
 from raffia.algorithms.efficientzero.config import ModelConfig
 from raffia.algorithms.efficientzero.heads import LargestHead, check_sigma
-from raffia.algorithms.efficientzero.latent_model import LatentModel, NetworkOutput, supports
-from raffia.algorithms.efficientzero.model_mlp import EfficientZeroModelMLP
-from raffia.algorithms.efficientzero.networks import (
-    DynamicsNetwork,
-    PredictionNetwork,
-    RepresentationNetwork,
-    image_shape,
-    latent_size,
-)
+from raffia.algorithms.efficientzero.latent_model import LatentModel, supports
+from raffia.algorithms.efficientzero.latent_model import NetworkOutput as NetworkOutput
+from raffia.algorithms.efficientzero.model_mlp import EfficientZeroModelMLP as EfficientZeroModelMLP
+from raffia.algorithms.efficientzero.networks import DynamicsNetwork as DynamicsNetwork
+from raffia.algorithms.efficientzero.networks import PredictionNetwork as PredictionNetwork
+from raffia.algorithms.efficientzero.networks import RepresentationNetwork as RepresentationNetwork
+from raffia.algorithms.efficientzero.networks import image_shape, latent_size
 from raffia.envs.env import Discrete, EnvSpec
 from raffia.nn.blocks import RELU
-
-__all__ = [
-    "DynamicsNetwork",
-    "EfficientZeroModel",
-    "EfficientZeroModelMLP",
-    "NetworkOutput",
-    "PredictionNetwork",
-    "RepresentationNetwork",
-]
 
 # Settings whose names are those of arguments of both kinds of model.
 OF_BOTH = "lstm_hidden_size reward_support_range value_support_range state_norm sigma_type".split()

@@ -17,55 +17,27 @@ from numpy.typing import NDArray
 from raffia.data.readers.episode import Path
 from raffia.files import shown
 from raffia.hints import check_range
-from raffia.lm.data.data_point import (
-    ConstantTokenReward,
-    DataPoint,
-    SpecifiedTokenReward,
-    TokenReward,
-)
+from raffia.lm.data.data_point import ConstantTokenReward as ConstantTokenReward
+from raffia.lm.data.data_point import DataPoint as DataPoint
+from raffia.lm.data.data_point import SpecifiedTokenReward as SpecifiedTokenReward
+from raffia.lm.data.data_point import TokenReward as TokenReward
 from raffia.lm.data.dialogue_building import Malformed, RowRules, TooLong, build_store
-from raffia.lm.data.dialogue_rows import Dialogue
-from raffia.lm.data.dialogue_sources import (
-    DialogueSource,
-    JsonLineDialogues,
-    ObservationDialogues,
-    ParquetDialogues,
-    TranscriptDialogues,
-    read_dialogues,
-)
-from raffia.lm.data.rl_dataset import (
-    BatchOrder,
-    Iterable_RL_Dataset,
-    List_RL_Dataset,
-    RL_Dataset,
-    Vocabulary,
-    checked_points,
-    collate_rows,
-)
+from raffia.lm.data.dialogue_rows import Dialogue as Dialogue
+from raffia.lm.data.dialogue_sources import DialogueSource
+from raffia.lm.data.dialogue_sources import JsonLineDialogues as JsonLineDialogues
+from raffia.lm.data.dialogue_sources import ObservationDialogues as ObservationDialogues
+from raffia.lm.data.dialogue_sources import ParquetDialogues as ParquetDialogues
+from raffia.lm.data.dialogue_sources import TranscriptDialogues as TranscriptDialogues
+from raffia.lm.data.dialogue_sources import read_dialogues as read_dialogues
+from raffia.lm.data.rl_dataset import BatchOrder, checked_points, collate_rows
+from raffia.lm.data.rl_dataset import Iterable_RL_Dataset as Iterable_RL_Dataset
+from raffia.lm.data.rl_dataset import List_RL_Dataset as List_RL_Dataset
+from raffia.lm.data.rl_dataset import RL_Dataset as RL_Dataset
+from raffia.lm.data.rl_dataset import Vocabulary as Vocabulary
 from raffia.lm.data.token_store import TokenStore
-from raffia.lm.data.utterances import Observation
+from raffia.lm.data.utterances import Observation as Observation
 from raffia.lm.tokenizers.tokenizer import Tokenizer, check_tokenizer
 from raffia.tensordict.tensordict import TensorDict
-
-__all__ = [
-    "ConstantTokenReward",
-    "DataPoint",
-    "Dialogue",
-    "DialogueDataset",
-    "DialogueStatistics",
-    "Iterable_RL_Dataset",
-    "JsonLineDialogues",
-    "List_RL_Dataset",
-    "Observation",
-    "ObservationDialogues",
-    "ParquetDialogues",
-    "RL_Dataset",
-    "SpecifiedTokenReward",
-    "TokenReward",
-    "TranscriptDialogues",
-    "Vocabulary",
-    "read_dialogues",
-]
 
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 
