@@ -296,7 +296,8 @@ class Faults:
         self.set(0)
         for name in ("open", "write", "fsync", "replace", "mkdir", "unlink", "rmdir"):
             monkeypatch.setattr(os, name, self.guarded(name, getattr(os, name)))
-        monkeypatch.setattr("raffia.files.folder.open", self.open, raising=False)
+        for module in ("atomic", "folder"):
+            monkeypatch.setattr(f"raffia.files.{module}.open", self.open, raising=False)
 
     def set(self, fail, ever_after=False, number=errno.ENOSPC):
         self.calls, self.fail, self.ever_after, self.number = [], fail, ever_after, number
@@ -310,8 +311,10 @@ class Faults:
         return guarded
 
     def open(self, path, mode="r", **kwargs):
-        file = open(path, mode, **kwargs)
-        return file if mode == "rb" else Guarded(file, self.count)
+        if mode == "rb":
+            return open(path, mode, **kwargs)
+        self.count("open", path)
+        return Guarded(open(path, mode, **kwargs), self.count)
 
     def count(self, name, path):
         self.calls.append(name)
