@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from raffia.tensordict.node import LeafFn, Names, Node, hold
+from raffia.tensordict.node import Names, Node, hold
 from raffia.tensordict.tensordict import TensorDict
 
 Container = TypeVar("Container", bound=Node)
@@ -97,16 +97,6 @@ def with_leaves(node: Container, leaves: Iterable[Tensor]) -> Container:
     """
     rebuilt: Container = node._rebuild(iter(leaves))
     return rebuilt
-
-
-def map_leaves(node: Container, function: LeafFn) -> Container:
-    """Apply `function`, which preserves shapes, to each tensor of a tree; the result is not locked.
-
-    >>> map_leaves(TensorDict(a=1), torch.neg)["a"]
-    tensor(-1)
-    """
-    mapped: Container = node._map(function)
-    return mapped
 
 
 def instance_over(kind: Any, td: TensorDict) -> Any:

@@ -35,10 +35,15 @@ def checked(td: Any, value: Sequence[str | None] | None) -> Names:
             f"got {value!r}; None stands for no name"
         )
     names = list(value)
-    given = [name for name in names if name is not None]
-    if len(given) != len(dict.fromkeys(given)):
+    known = [name for name in names if name is not None]
+    if len(known) != len(dict.fromkeys(known)):
         raise ValueError(f"each name can stand for one dimension only, got {names}")
-    return names if given else None
+    return names if known else None
+
+
+def given(names: list[str | None]) -> Names:
+    """The names; None if no dimension has one."""
+    return names if any(names) else None
 
 
 def store(td: Any, value: Names) -> None:
@@ -48,7 +53,7 @@ def store(td: Any, value: Names) -> None:
             continue
         extra = child.names[len(td._batch_size) :]
         merged = (value or [None] * len(td._batch_size)) + extra
-        store(child, merged if any(merged) else None)
+        store(child, given(merged))
 
 
 def passed_on(td: Container) -> Container:

@@ -510,8 +510,6 @@ def entry_class(td: Any, key: NestedKey) -> type:
     >>> TensorDict(a=torch.zeros(2)).entry_class("a")
     <class 'torch.Tensor'>
     """
-    if td.__class__ is td._plain:
-        return type(td.get(key, NO_DEFAULT))
     node, name = holder(td, key)
     value = node._peek_str(name)
     if value is None:

@@ -52,14 +52,11 @@ class FolderReader(Reader):
 
     def read(self) -> Any:
         """The container in this folder."""
-        record = self.record()
+        record = read_record(self.folder)
         out = rebuild(self, record)
         if record.get("shared") is True and out._is_data():
             self.shared(out, None)
         return out
-
-    def record(self) -> Record:
-        return read_record(self.folder)
 
     def shared(self, node: Any, name: str | None) -> None:
         if self.mode != "r" and (self.device is None or self.device == CPU):
@@ -128,7 +125,7 @@ class FolderReader(Reader):
         """The reader of the container nested under `key`; ValueError if there is none."""
         reader = self
         for name in key:
-            record = reader.record()
+            record = read_record(reader.folder)
             listed = record.get("entries")
             entry = listed.get(name) if type(listed) is dict else None
             if type(entry) is not dict or "folder" not in entry:

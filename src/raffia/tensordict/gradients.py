@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -59,12 +60,8 @@ def data(td: Container) -> Container:
     >>> TensorDict(a=torch.zeros(2, requires_grad=True)).data.requires_grad
     False
     """
-    out = td._map(_data)
+    out = td._map(attrgetter("data"))
     return out.lock_() if td._locked else out
-
-
-def _data(leaf: Tensor) -> Tensor:
-    return leaf.data
 
 
 def set_data(td: Any, value: Any) -> None:

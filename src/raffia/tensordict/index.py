@@ -129,36 +129,27 @@ def getitem(td: Container, index: Any) -> Container:
     kind = index.__class__
     if index is Ellipsis or (kind is tuple and not index):
         return td
+    size: torch.Size | None = None  # to be read off an entry
     if not batch_size:
         index = _scalar_index(index)
     elif kind is int:
-        size = batch_size[0]
-        if not -size <= index < size:
-            raise IndexError(f"index {index} is out of bounds for dimension 0 with size {size}")
-        out = td._index(index, len(batch_size), batch_size[1:])
-        if td._names is not None:
-            dim_names.store(out, _kept(td._names[1:]))
-        return keep_mapped(out, td) if td._locked else out
+        rows = batch_size[0]
+        if not -rows <= index < rows:
+            raise IndexError(f"index {index} is out of bounds for dimension 0 with size {rows}")
+        size = batch_size[1:]
     elif kind is slice:
         if index == _ALL:
             return td
-        size = len(range(*index.indices(batch_size[0])))
-        out = td._index(index, len(batch_size), torch.Size((size, *batch_size[1:])))
-        if td._names is not None:
-            dim_names.store(out, list(td._names))
-        return keep_mapped(out, td) if td._locked else out
+        size = torch.Size((len(range(*index.indices(batch_size[0]))), *batch_size[1:]))
     elif kind is Tensor and index.dtype is torch.int64:
-        out = td._index(index, len(batch_size), index.shape + batch_size[1:])
-        if td._names is not None:
-            dim_names.store(out, _indexed_names(td._names, index))
-        return out
+        size = index.shape + batch_size[1:]
     else:
         index = normalise(index, batch_size)
         if index.__class__ is not Tensor:
             parts = index if isinstance(index, tuple) else (index,)
             if all([p.__class__ is slice and p == _ALL for p in parts]):
                 return td
-    out = td._index(index, len(batch_size), None)
+    out = td._index(index, len(batch_size), size)
     if td._names is not None:
         dim_names.store(out, _indexed_names(td._names, index))
     return keep_mapped(out, td) if td._locked else out
@@ -182,10 +173,6 @@ def _scalar_index(index: Any) -> Any:
                 f"Got index {index!r}."
             )
     return tuple(parts)
-
-
-def _kept(names: list[str | None]) -> Names:
-    return names if any(names) else None
 
 
 def _is_flag(part: Any) -> bool:
@@ -213,7 +200,7 @@ def _indexed_names(names: list[str | None], index: Any) -> Names:
                 out.extend(single if len(arrays) == 1 else [None] * width)
         else:
             next(source)
-    return _kept([*out, *source])
+    return dim_names.given([*out, *source])
 
 
 def _spread(name: str | None, shape: torch.Size) -> list[str | None]:

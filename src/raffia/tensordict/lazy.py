@@ -21,7 +21,6 @@ from raffia.tensordict import (
     entries,
     index,
     kinds,
-    lazy_keys,
     lazy_rows,
     printing,
 )
@@ -341,20 +340,6 @@ class LazyStackedTensorDict(LazyWrites):
         if -1 in self._batch_size:
             return self._index(index.normalise(idx, self._batch_size), self.ndim, None)
         return index.getitem(self, idx)
-
-    # -- keys, and which entries are kept (lazy_keys.py)
-
-    keys = lazy_keys.keys
-    is_empty = lazy_keys.is_empty
-    get_item_shape = lazy_keys.get_item_shape
-    entry_class = lazy_keys.entry_class
-    non_tensor_items = lazy_keys.non_tensor_items
-    select = lazy_keys.select
-    exclude = lazy_keys.exclude
-    flatten_keys = lazy_keys.flatten_keys
-    unflatten_keys = lazy_keys.unflatten_keys
-    filter_non_tensor_data = lazy_keys.filter_non_tensor_data
-    empty = lazy_keys.empty
 
     @shows_options_of(entries.to_dict)
     def to_dict(self, **options: Any) -> dict[str, Any]:

@@ -49,7 +49,17 @@ class Plan:
             self.dim = arrays[0] if side_by_side else 0
             self._rows_of_arrays(parts, at)
         else:
-            self._rows_of_slice(len(td.tensordicts), parts, at, slots, arrays, side_by_side)
+            self.dim = at - len([part for part in parts[:at] if isinstance(part, int)])
+            before = len([i for i in arrays if i < self.dim])
+            if arrays:
+                width = max([slots[i].dim() for i in arrays])
+                self.dim += (width if not side_by_side or before else 0) - before
+            rest = (*parts[:at], *parts[at + 1 :])
+            if 0 < before < len(arrays):  # between arrays: keep them apart in the members too
+                self.spare = self.dim
+                rest = (*parts[:at], None, *parts[at + 1 :])
+            self.rows = [(number, rest) for number in range(len(td.tensordicts))[item]]
+            self.sizes = (len(self.rows),)
         if not self.rows:
             none: Any = slice(0, 0)
             if isinstance(item, Tensor):
@@ -68,27 +78,6 @@ class Plan:
             used += 1
         parts.extend([_ALL] * (stack_dim - used + 1))
         return len(parts) - 1
-
-    def _rows_of_slice(
-        self,
-        num_members: int,
-        parts: list[Any],
-        at: int,
-        slots: list[Any],
-        arrays: list[int],
-        side_by_side: bool,
-    ) -> None:
-        self.dim = at - len([part for part in parts[:at] if isinstance(part, int)])
-        before = len([i for i in arrays if i < self.dim])
-        if arrays:
-            width = max([slots[i].dim() for i in arrays])
-            self.dim += (width if not side_by_side or before else 0) - before
-        rest = (*parts[:at], *parts[at + 1 :])
-        if 0 < before < len(arrays):  # between arrays: keep them apart in the members too
-            self.spare = self.dim
-            rest = (*parts[:at], None, *parts[at + 1 :])
-        self.rows = [(number, rest) for number in range(num_members)[parts[at]]]
-        self.sizes = (len(self.rows),)
 
     def _rows_of_arrays(self, parts: list[Any], at: int) -> None:
         where = [i for i, part in enumerate(parts) if isinstance(part, Tensor)]

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from raffia.tensordict import atomic, build, entries, lazy_rows, updates
-from raffia.tensordict.collection import TensorDictBase
 from raffia.tensordict.keys import (
     NestedKey,
     missing,
@@ -18,6 +17,7 @@ from raffia.tensordict.keys import (
     unravel_key,
     unravel_key_to_tuple,
 )
+from raffia.tensordict.lazy_keys import LazyKeys
 from raffia.tensordict.lock import locked_error
 from raffia.tensordict.node import Entries, Node, Source
 from raffia.tensordict.signatures import shows_options_of
@@ -26,7 +26,7 @@ from raffia.tensordict.unbatched import UnbatchedTensor
 from raffia.tensordict.views import IsLeaf
 
 
-class LazyWrites(TensorDictBase):
+class LazyWrites(LazyKeys):
     """The members of a lazy stack that change it.
 
     >>> from raffia import lazy_stack
@@ -34,7 +34,6 @@ class LazyWrites(TensorDictBase):
     True
     """
 
-    tensordicts: list[Any]
     stack_dim: int
     hook_in: Callable[[Any], Any] | None = None
     _own_lock = False
@@ -351,8 +350,7 @@ class LazyWrites(TensorDictBase):
         ['b']
         """
         members = [td.rename_keys(mapping, strict=strict) for td in self.tensordicts]
-        out: Self = self._of_members(members)  # type: ignore[attr-defined]
-        return out
+        return self._of_members(members)
 
     # -- several entries
 

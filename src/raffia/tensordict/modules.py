@@ -185,7 +185,12 @@ def from_modules(
                 "TensorDictParams must own its parameters; "
                 "drop as_module=True or lazy_stack=True"
             )
-        td = _lazily(cls, modules, use_state_dict)
+        if any([_is_lazy(module) for module in modules]):
+            raise RuntimeError(
+                "lazy modules have no parameters to stack yet; run them once, or use "
+                "lazy_stack=False"
+            )
+        td = kinds.lazy_stack([from_module(cls, m, use_state_dict=use_state_dict) for m in modules])
     elif use_state_dict and not any([_is_lazy(module) for module in modules]):
         td = kinds.stack([from_module(cls, m, use_state_dict=True) for m in modules], 0)
     else:
@@ -198,17 +203,7 @@ def from_modules(
 
 
 def _is_lazy(module: Any) -> bool:
-    return any([torch.nn.parameter.is_lazy(p) for p in (*module.parameters(), *module.buffers())])
-
-
-def _lazily(cls: Any, modules: Sequence[nn.Module], use_state_dict: bool) -> Any:
-    if any([_is_lazy(module) for module in modules]):
-        raise RuntimeError(
-            "lazy modules have no parameters to stack yet; run them once, or use lazy_stack=False"
-        )
-    return kinds.lazy_stack(
-        [from_module(cls, module, use_state_dict=use_state_dict) for module in modules], 0
-    )
+    return any([is_lazy(p) for p in (*module.parameters(), *module.buffers())])
 
 
 def _stacked(
@@ -251,20 +246,15 @@ def _stacked(
 
 
 def _stacked_params(modules: Sequence[Any], size: torch.Size) -> Entries:
-    """Stacks of the entries under each name, for modules that are `TensorDictParams`."""
+    """Stacks of the entries under each name, for `TensorDictParams` and the nodes in them."""
     entries: Entries = {}
-
-    def visit(nodes: list[Any], out: Entries) -> None:
-        for name, value in nodes[0]._entries().items():
-            values = [node._get_str(name) for node in nodes]
-            if isinstance(value, Node):
-                below: Entries = {}
-                visit(values, below)
-                out[name] = value._plain._make(below, size + value._batch_size)
-            else:
-                out[name] = _stack_leaves(values, False, name)
-
-    visit(list(modules), entries)
+    for name, value in modules[0]._entries().items():
+        values = [module._get_str(name) for module in modules]
+        if isinstance(value, Node):
+            below = _stacked_params(values, size)
+            entries[name] = value._plain._make(below, size + value._batch_size)
+        else:
+            entries[name] = _stack_leaves(values, False, name)
     return entries
 
 
@@ -278,7 +268,7 @@ def _structure_mismatch(where: str, expand: bool) -> Exception:
 
 def _stack_leaves(values: list[Any], expand: bool, name: str) -> Tensor:
     first = values[0]
-    lazy = [torch.nn.parameter.is_lazy(value) for value in values]
+    lazy = [is_lazy(value) for value in values]
     if all(lazy):
         return uninitialised_rows(first, len(values))
     if any(lazy):

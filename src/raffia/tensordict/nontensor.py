@@ -81,17 +81,59 @@ class NonTensor(ValueNode, TensorCollection):
         return state
 
     def _where(self, condition: Tensor, other: Any, pad: Any = None) -> Any:
-        return where(condition, self, other)
+        """The values where `condition` is true, those of `other` elsewhere."""
+        if not (isinstance(other, Node) and other._is_data()) or all_same([self, other]):
+            return self
+        entry: Any = self
+        size = self._batch_size
+        mask = index.expand_right(condition, entry).expand(size)
+        choices = zip(mask.reshape(-1).tolist(), rows_of(self), rows_of(other), strict=True)
+        rows = [NonTensorData(a if c else b, device=self._device) for c, a, b in choices]
+        found = shaped(rows, size)
+        if self._names is not None:
+            found._set_names(list(self._names))
+        return found
 
     def _compared(self, other: Any, compare: Callable[[Any, Any], Any]) -> Any:
-        return compared(self, other, compare)
+        """Compare values row by row (eq, ne); other comparisons return the entry as it is."""
+        if compare is not operator.eq and compare is not operator.ne:
+            return self
+        if not (isinstance(other, Node) and other._is_data()):
+            return NotImplemented
+        equal, size = compare is operator.eq, self._batch_size
+        theirs: Any = other if other._batch_size == size else other.expand(size)
+        if isinstance(self, NonTensorData) and isinstance(theirs, NonTensorData):
+            return torch.full(size, same(self._data, theirs._data) is equal)
+        pairs = zip(rows_of(self), rows_of(theirs), strict=True)
+        return torch.tensor([same(a, b) is equal for a, b in pairs], dtype=torch.bool).reshape(size)
 
     def _with_rows(self, idx: Any, value: Any) -> Any:
-        return with_rows(self, idx, value)
+        """The entry with `value` in the rows `idx`: itself, or a stack if it holds one value."""
+        at = normalise(idx, self._batch_size) if self._batch_size else ()
+        size = indexed_size(self._batch_size, at)
+        if not (isinstance(value, Node) and value._is_data()):
+            if isinstance(value, list) and size and len(value) == size[0]:
+                value = NonTensorStack.from_list(value, self._device)
+            else:
+                value = NonTensorData(value, size, self._device)
+        if value._batch_size != size:
+            value = value.expand(size)
+        replaced = self._set_index(at, value, len(self._batch_size))
+        return self if replaced is None else replaced
 
     def _stack_data(self, nodes: Sequence[Any], dim: int) -> Any:
-        """The stack of nodes that hold values, of which this is the first."""
-        return stack_data(nodes, dim)
+        """The stack of nodes that hold values, of which this is the first.
+
+        One `NonTensorData` only if all are `MetaData` of one object, or if that is asked for and
+        the values are equal.
+        """
+        size = list(self._batch_size)
+        size.insert(dim % (len(size) + 1), len(nodes))
+        if any([isinstance(node, UnbatchedTensor) for node in nodes]):
+            return joined(nodes, size, "stack")
+        if all([node._batch_size == self._batch_size for node in nodes]) and _one_value(nodes):
+            return nodes[0]._like(torch.Size(size))
+        return NonTensorStack._of(list(nodes), dim)
 
     # -- public methods
 
@@ -112,7 +154,16 @@ class NonTensor(ValueNode, TensorCollection):
         >>> rows.tolist()
         ['a', 'b']
         """
-        return index.written(chosen(condition, self, other), out, update_batch_size)
+        if not isinstance(other, Node):
+            other = NonTensorData(other)
+        if not other._is_data():
+            raise TypeError(
+                f"where: a {type(self).__name__} holds values, and the other operand is a "
+                f"{type(other).__name__}, which has entries"
+            )
+        size = self._batch_size
+        found = self._where(condition, other if other._batch_size == size else other.expand(size))
+        return index.written(found, out, update_batch_size)
 
     def update(
         self, input_dict_or_td: Any = None, clone: bool = False, inplace: bool = False, **o: Any
@@ -178,10 +229,10 @@ class NonTensor(ValueNode, TensorCollection):
         return self._shallow()
 
     def __eq__(self, other: object) -> Any:
-        return compared(self, other, operator.eq)
+        return self._compared(other, operator.eq)
 
     def __ne__(self, other: object) -> Any:
-        return compared(self, other, operator.ne)
+        return self._compared(other, operator.ne)
 
     __hash__ = TensorCollection.__hash__
 
@@ -301,7 +352,7 @@ class NonTensorData(WholeValue, NonTensor):
     def _put(self, data: Any) -> None:
         """Replace the value in memory, but not in a folder on disk."""
         if isinstance(data, NonTensorStack):
-            values = flat(data.tolist(), len(data._batch_size))
+            values = rows_of(data)
             if not values or not all([same(values[0], v) for v in values]):
                 raise RuntimeError(
                     "Cannot update a NonTensorData, which holds one value, with a NonTensorStack "
@@ -316,7 +367,7 @@ class NonTensorData(WholeValue, NonTensor):
     # -- public methods of its own
 
     def __setitem__(self, idx: Any, value: Any) -> None:
-        if with_rows(self, idx, value) is not self:
+        if self._with_rows(idx, value) is not self:
             raise RuntimeError(
                 "a NonTensorData holds one value for all its rows, so a single row cannot have "
                 "another; entry.maybe_to_stack() returns a NonTensorStack, which holds a value "
@@ -501,7 +552,7 @@ class NonTensorStack(NonTensor, LazyStackedTensorDict):  # type: ignore[misc] # 
         >>> NonTensorStack("a", "a").data
         'a'
         """
-        values = flat(self.tolist(), len(self._batch_size))
+        values = rows_of(self)
         if values and all([same(values[0], value) for value in values]):
             return values[0]
         raise AttributeError(
@@ -579,7 +630,7 @@ class NonTensorStack(NonTensor, LazyStackedTensorDict):  # type: ignore[misc] # 
     def __setitem__(self, idx: Any, value: Any) -> None:
         if isinstance(idx, str) or (isinstance(idx, tuple) and idx and is_key(idx)):
             raise _no_entries(self, idx)
-        with_rows(self, idx, value)
+        self._with_rows(idx, value)
 
     def is_empty(self) -> bool:
         """Whether there are no rows.
@@ -640,72 +691,9 @@ def _no_entries(node: Any, name: Any) -> KeyError:
     return KeyError(f"{name!r}: a {type(node).__name__} holds values, not entries")
 
 
-def compared(mine: Any, other: Any, compare: Callable[[Any, Any], Any]) -> Any:
-    """Compare values row by row (eq, ne); other comparisons return `mine` as it is."""
-    if compare is not operator.eq and compare is not operator.ne:
-        return mine
-    if not (isinstance(other, Node) and other._is_data()):
-        return NotImplemented
-    equal, size = compare is operator.eq, mine._batch_size
-    theirs: Any = other if other._batch_size == size else other.expand(size)
-    if isinstance(mine, NonTensorData) and isinstance(theirs, NonTensorData):
-        return torch.full(size, same(mine._data, theirs._data) is equal)
-    pairs = zip(flat(mine.tolist(), len(size)), flat(theirs.tolist(), len(size)), strict=True)
-    return torch.tensor([same(a, b) is equal for a, b in pairs], dtype=torch.bool).reshape(size)
-
-
-def with_rows(mine: Any, idx: Any, value: Any) -> Any:
-    """The data node with `value` in the rows `idx`: itself, or a stack if it holds one value."""
-    at = normalise(idx, mine._batch_size) if mine._batch_size else ()
-    size = indexed_size(mine._batch_size, at)
-    if not (isinstance(value, Node) and value._is_data()):
-        rows = isinstance(value, list) and size and len(value) == size[0]
-        device = mine._device
-        value = (
-            NonTensorStack.from_list(value, device) if rows else NonTensorData(value, size, device)
-        )
-    if value._batch_size != size:
-        value = value.expand(size)
-    replaced = mine._set_index(at, value, len(mine._batch_size))
-    return mine if replaced is None else replaced
-
-
-def chosen(condition: Tensor, mine: Any, other: Any) -> Any:
-    """`where` of a non-tensor node itself: `other` is one too, or a value for all rows."""
-    if not isinstance(other, Node):
-        other = NonTensorData(other)
-    if not other._is_data():
-        raise TypeError(
-            f"where: a {type(mine).__name__} holds values, and the other operand is a "
-            f"{type(other).__name__}, which has entries"
-        )
-    size = mine._batch_size
-    return where(condition, mine, other if other._batch_size == size else other.expand(size))
-
-
-def where(condition: Tensor, mine: Any, other: Any) -> Any:
-    """The values of `mine` where `condition` is true, those of `other` elsewhere."""
-    if not (isinstance(other, Node) and other._is_data()):
-        return mine
-    if (
-        isinstance(mine, NonTensorData)
-        and isinstance(other, NonTensorData)
-        and same(mine._data, other._data)
-    ):
-        return mine
-    size = mine._batch_size
-    mask = condition.reshape(condition.shape + (1,) * (len(size) - condition.dim())).expand(size)
-    choices = zip(
-        mask.reshape(-1).tolist(),
-        flat(mine.tolist(), len(size)),
-        flat(other.tolist(), len(size)),
-        strict=True,
-    )
-    rows = [NonTensorData(a if c else b, device=mine._device) for c, a, b in choices]
-    found = shaped(rows, size)
-    if mine._names is not None:
-        found._set_names(list(mine._names))
-    return found
+def rows_of(node: Any) -> list[Any]:
+    """The values of all rows, in row-major order."""
+    return flat(node.tolist(), len(node._batch_size))
 
 
 @kinds.enter
@@ -738,21 +726,6 @@ def _moved(node: Any, fn: LeafFn, ndim: int, batch_size: torch.Size) -> Any:
 
 
 # ------------------------------------------------------------------------------------- stacking
-
-
-def stack_data(nodes: Sequence[Any], dim: int) -> Any:
-    """Stack data nodes; one `NonTensorData` only if that is asked for and the values are equal.
-
-    Or if all are `MetaData` of one object.
-    """
-    first = nodes[0]
-    size = list(first._batch_size)
-    size.insert(dim % (len(size) + 1), len(nodes))
-    if any([isinstance(node, UnbatchedTensor) for node in nodes]):
-        return joined(nodes, size, "stack")
-    if all([node._batch_size == first._batch_size for node in nodes]) and _one_value(nodes):
-        return first._like(torch.Size(size))
-    return NonTensorStack._of(list(nodes), dim)
 
 
 def _one_value(nodes: Sequence[Any]) -> bool:

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from raffia.tensordict import dim_names
 from raffia.tensordict.build import batch_dim
+from raffia.tensordict.dim_names import given
 from raffia.tensordict.memmap import keep_mapped
 from raffia.tensordict.node import Container, Entries, Names, Node
-from raffia.tensordict.shape import _kept
 
 
 def pieces(
@@ -67,7 +67,7 @@ def unbind(td: Container, dim: int = 0) -> tuple[Container, ...]:
     dim = batch_dim(td, dim)
     size = td._batch_size
     new = torch.Size((*size[:dim], *size[dim + 1 :]))
-    names = None if td._names is None else _kept([*td._names[:dim], *td._names[dim + 1 :]])
+    names = None if td._names is None else given([*td._names[:dim], *td._names[dim + 1 :]])
     lead = [slice(None)] * dim
     rows: list[Any] = [(*lead, i) for i in range(size[dim])] if dim else list(range(size[dim]))
     out = pieces(td, lambda leaf: leaf.unbind(dim), len(size), [new] * size[dim], rows, names)

@@ -307,7 +307,7 @@ def moved(names: list[Any], at: int, ndim: int, new: Any) -> list[Any] | None:
     names = (
         [*names[:at], new, *names[at:]] if ndim > len(names) else [*names[:at], *names[at + 1 :]]
     )
-    return names if any(names) else None
+    return dim_names.given(names)
 
 
 def new_position(dim: int, at: int, added: bool) -> int | None:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from raffia.tensordict.entries import NO_DEFAULT
 from raffia.tensordict.keys import NestedKey
-from raffia.tensordict.node import Entries, LeafFn, Node
+from raffia.tensordict.node import Entries, Node
 from raffia.tensordict.views import every
 
 _DIM_TEXT = """
@@ -78,17 +78,17 @@ def reduced(
                 else fn(leaf.unsqueeze(-1), dim=-1, **options)
             )
 
-        return _own_mapped(td, own)
+        return mapped(td, own)
     dims = _dims(td, dim)
     if dims is None:
         if keep:
             return mapped(
                 td,
-                lambda leaf: fn(leaf, dim=tuple(range(leaf.dim())), keepdim=True, **options),
+                lambda leaf, _: fn(leaf, dim=tuple(range(leaf.dim())), keepdim=True, **options),
                 lambda size: torch.Size([1] * len(size)),
                 named=True,
             )
-        return mapped(td, lambda leaf: fn(leaf, **options), torch.Size())
+        return mapped(td, lambda leaf, _: fn(leaf, **options), torch.Size())
     size = _reduced_size(td._batch_size, dims, keep)
     names = td._names
     if names is not None and not keep:
@@ -122,11 +122,11 @@ def dense_leaves(td: Any, out: list[Tensor]) -> list[Tensor]:
 
 def mapped(
     td: Any,
-    fn: LeafFn,
+    fn: Callable[[Tensor, int], Tensor],
     size: torch.Size | Callable[[torch.Size], torch.Size] | None = None,
     named: bool = False,
 ) -> Any:
-    """A dense container of `fn(leaf)`.
+    """A dense container of `fn(leaf, ndim)`; ndim: the batch dimensions of the node it is in.
 
     size: the batch size of all nodes, or what it is for one of a given batch size; None keeps it.
     named: keep the names of dimensions also with a size.
@@ -136,25 +136,13 @@ def mapped(
     new = mine if size is None else size(mine) if callable(size) else size
     for name, value in td._entries().items():
         if not isinstance(value, Node):
-            entries[name] = fn(value)
+            entries[name] = fn(value, len(mine))
         elif value._is_data():
             given = size(value._batch_size) if callable(size) else size
             entries[name] = value if given is None else value._new({}, given)
         else:
             entries[name] = mapped(value, fn, size, named)
     return td._new(entries, new, td._names if size is None or named else None)
-
-
-def _own_mapped(td: Any, fn: Callable[[Tensor, int], Tensor]) -> Any:
-    """A dense container of `fn(leaf, ndim)`; ndim: the batch dimensions of the node it is in."""
-    ndim = len(td._batch_size)
-    entries: Entries = {}
-    for name, value in td._entries().items():
-        if not isinstance(value, Node):
-            entries[name] = fn(value, ndim)
-        else:
-            entries[name] = value if value._is_data() else _own_mapped(value, fn)
-    return td._new(entries, td._batch_size, td._names)
 
 
 def _over_entries(
@@ -359,7 +347,14 @@ def _extreme(name: str, text: str, example: str) -> Extreme:
         reduce: bool | None = None,
         return_indices: bool = True,
     ) -> Any:
-        return extreme(self, function, values_only, name, dim, keepdim, reduce, return_indices)
+        if not (return_indices and isinstance(dim, int)):
+            return reduced(self, values_only, dim, keepdim, reduce)
+        if reduce:
+            return _over_entries(self, function, dim, keepdim, {})
+        over: Any = (dim, keepdim, None)
+        vals = reduced(self, lambda leaf, **options: function(leaf, **options).values, *over)
+        where = reduced(self, lambda leaf, **options: function(leaf, **options).indices, *over)
+        return result(name, vals, where)
 
     made: Extreme = _signed(method, name, "reduce return_indices", text, example, False)
     return made
@@ -455,11 +450,11 @@ class Reductions:
             def sized(size: torch.Size) -> torch.Size:
                 return torch.Size((num, *_reduced_size(size, dims, keep)))  # type: ignore[arg-type]
 
-            return renamed(mapped(self, lambda leaf: at(leaf, **options), sized), key_transform)
+            return renamed(mapped(self, lambda leaf, _: at(leaf, **options), sized), key_transform)
         out = reduced(self, at, dim, keepdim, reduce, interpolation=interpolation)
         out = renamed(out, key_transform)
         if several:
-            return mapped(out, lambda leaf: leaf, lambda size: torch.Size((num, *size)))
+            return mapped(out, lambda leaf, _: leaf, lambda size: torch.Size((num, *size)))
         return out
 
     @overload
@@ -538,10 +533,9 @@ class Reductions:
         tensor(5.)
         """
         result = mapped(
-            self, lambda leaf: torch.linalg.vector_norm(leaf, dtype=dtype), torch.Size()
+            self, lambda leaf, _: torch.linalg.vector_norm(leaf, dtype=dtype), torch.Size()
         )
-        if key_transform is not None:
-            result = _renamed(result, key_transform)
+        result = renamed(result, key_transform)
         return result if out is None else out.update(result)
 
     def logsumexp(
@@ -569,7 +563,7 @@ class Reductions:
         tensor([0.5000, 0.5000])
         """
         at = _dims(self, dim)[0]  # type: ignore[index]
-        return mapped(self, lambda leaf: torch.softmax(leaf, at, dtype=dtype))
+        return mapped(self, lambda leaf, _: torch.softmax(leaf, at, dtype=dtype))
 
 
 def truth(td: Any, fn: Callable[..., Tensor], dim: Any) -> Any:
@@ -586,31 +580,6 @@ def truth(td: Any, fn: Callable[..., Tensor], dim: Any) -> Any:
     return reduced(td, fn, dim, False, None)
 
 
-def extreme(
-    td: Any,
-    fn: Callable[..., Any],
-    values_only: Any,
-    name: str,
-    dim: Any,
-    keepdim: bool,
-    reduce: bool | None,
-    indices: bool,
-) -> Any:
-    if (
-        dim is NO_DEFAULT
-        or dim is None
-        or not indices
-        or dim == "feature"
-        or isinstance(dim, tuple)
-    ):
-        return reduced(td, values_only, dim, keepdim, reduce)
-    if reduce:
-        return _over_entries(td, fn, dim, keepdim, {})
-    vals = reduced(td, lambda leaf, **options: fn(leaf, **options).values, dim, keepdim, None)
-    where = reduced(td, lambda leaf, **options: fn(leaf, **options).indices, dim, keepdim, None)
-    return result(name, vals, where)
-
-
 def cumulative(
     td: Any, fn: Callable[..., Any], name: str, dim: Any, reduce: bool | None, indices: bool
 ) -> Any:
@@ -619,23 +588,12 @@ def cumulative(
             f"{name} keeps all rows, so there is nothing to reduce over entries; leave reduce out"
         )
     at = _dims(td, dim)[0]  # type: ignore[index]
-    vals = mapped(td, lambda leaf: fn(leaf, at).values)
+    vals = mapped(td, lambda leaf, _: fn(leaf, at).values)
     if not indices:
         return vals
-    return result(name, vals, mapped(td, lambda leaf: fn(leaf, at).indices))
+    return result(name, vals, mapped(td, lambda leaf, _: fn(leaf, at).indices))
 
 
 def result(name: str, values: Any, indices: Any) -> Any:
     """The torch return type of this name, holding the containers `values` and `indices`."""
     return getattr(torch.return_types, name)((values, indices))
-
-
-def _renamed(td: Any, rename: Callable[[str], str]) -> Any:
-    """The container with every part of every key renamed."""
-    entries = {
-        rename(name): value
-        if isinstance(value, Tensor) or value._is_data()
-        else _renamed(value, rename)
-        for name, value in td._entries().items()
-    }
-    return td._new(entries, td._batch_size, td._names)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from raffia.tensordict.build import as_size, batch_dim
+from raffia.tensordict.dim_names import given
 from raffia.tensordict.lock import locked_error
 from raffia.tensordict.node import BatchSize, Container, LeafFn, Names, Node, Op
 
@@ -78,8 +79,8 @@ def view(
     """
     if len(shape) == 1 and isinstance(shape[0], torch.dtype):
         return td._map(lambda leaf: leaf.view(shape[0]))
-    given = size if size is not None else batch_size if batch_size is not None else _sizes(shape)
-    new = _filled_in(given, td._batch_size)
+    wanted = size if size is not None else batch_size if batch_size is not None else _sizes(shape)
+    new = _filled_in(wanted, td._batch_size)
     return _resized(td, "view", new)
 
 
@@ -190,9 +191,7 @@ def flatten(
     new = torch.Size((*size[:start], math.prod(size[start : end + 1]), *size[end + 1 :]))
     names = td._names
     if names is not None:
-        names = _kept(
-            [*names[:start], *([names[start]] if start == end else [None]), *names[end + 1 :]]
-        )
+        names = given([*names[:start], names[start] if start == end else None, *names[end + 1 :]])
     return _changed(td, lambda leaf: leaf.flatten(start, end), new, names, ("reshape", new))
 
 
@@ -222,12 +221,8 @@ def unflatten(
     new = torch.Size((*size[:dim], *parts, *size[dim + 1 :]))
     names = td._names
     if names is not None:
-        names = _kept([*names[:dim], *[None] * (len(parts) - 1), names[dim], *names[dim + 1 :]])
+        names = given([*names[:dim], *[None] * (len(parts) - 1), names[dim], *names[dim + 1 :]])
     return _changed(td, lambda leaf: leaf.unflatten(dim, parts), new, names, ("reshape", new))
-
-
-def _kept(names: list[str | None]) -> Names:
-    return names if any(names) else None
 
 
 def unsqueeze(td: Container, dim: int) -> Container:
@@ -271,7 +266,7 @@ def squeeze(td: Container, dim: int | tuple[int, ...] | None = None) -> Containe
     if not dims:
         return _same(td)
     left = [i for i in range(len(size)) if i not in dims]
-    names = None if td._names is None else _kept([td._names[i] for i in left])
+    names = None if td._names is None else given([td._names[i] for i in left])
     new = torch.Size([size[i] for i in left])
     at: Any = dims[0] if len(dims) == 1 else tuple(dims)
     origin = ("squeeze",) if dim is None else ("reshape",)
@@ -286,14 +281,14 @@ def permute(td: Container, *dims: int | Sequence[int], **kwargs: Any) -> Contain
     >>> TensorDict(batch_size=[2, 3, 4]).permute(2, 0, 1).batch_size
     torch.Size([4, 2, 3])
     """
-    given = _sizes(dims or tuple(kwargs.values()))
+    wanted = _sizes(dims or tuple(kwargs.values()))
     ndim = len(td._batch_size)
-    order = tuple([d + ndim if d < 0 else d for d in given])
+    order = tuple([d + ndim if d < 0 else d for d in wanted])
     if len(order) == 0 and ndim == 0:
         return td
     if sorted(order) != list(range(ndim)):
         raise ValueError(
-            f"Cannot compute the permutation, got dims={list(given)} "
+            f"Cannot compute the permutation, got dims={list(wanted)} "
             f"but expected a permutation of {list(range(ndim))}."
         )
     if order == tuple(range(ndim)):

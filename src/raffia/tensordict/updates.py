@@ -146,13 +146,7 @@ def merge(
     """Store every entry of `source`, descending where both sides are containers."""
     for key, value in pairs_of(source):
         key = unravel_key(key)
-        mine: Any = (
-            td._peek_str(key)
-            if key.__class__ is str
-            else get(td, key)
-            if contains(td, key)
-            else None
-        )
+        mine: Any = td._peek_str(key) if key.__class__ is str else get(td, key, None)
         nested = isinstance(mine, Node) and not mine._is_data()
         if nested and is_leaf is not None and is_leaf(type(value)):
             nested = False
