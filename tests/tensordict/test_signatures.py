@@ -82,5 +82,5 @@ def test_from_dataclass_takes_the_options_of_a_class():
     assert raffia.from_dataclass(Point, autocast=True)(x=1, n=torch.tensor(2)).n == 2
     assert raffia.from_dataclass(Point(torch.ones(1)), nocast=True).n == 3
     assert raffia.from_dataclass(Point) is raffia.from_dataclass(Point)
-    with pytest.raises(ValueError, match=r"dest_cls has options of its own, so \['frozen'\]"):
+    with pytest.raises(ValueError, match=r"dest_cls has its options already, so \['frozen'\]"):
         raffia.from_dataclass(Point, dest_cls=raffia.from_dataclass(Point), frozen=True)

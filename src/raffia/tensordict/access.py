@@ -15,6 +15,7 @@ from raffia.tensordict.node import Names, Node, hold
 from raffia.tensordict.tensordict import TensorDict
 
 Container = TypeVar("Container", bound=Node)
+Instance = TypeVar("Instance")  # a tensorclass
 
 
 def unchecked(
@@ -99,7 +100,7 @@ def with_leaves(node: Container, leaves: Iterable[Tensor]) -> Container:
     return rebuilt
 
 
-def instance_over(kind: Any, td: TensorDict) -> Any:
+def instance_over(kind: type[Instance], td: TensorDict) -> Instance:
     """An instance of a tensorclass over a container of its fields.
 
     >>> from raffia import TensorClass
@@ -108,4 +109,5 @@ def instance_over(kind: Any, td: TensorDict) -> Any:
     >>> instance_over(Step, TensorDict(obs=torch.ones(2))).obs
     tensor([1., 1.])
     """
-    return kind._wrap(td.lock_() if kind._frozen else td)
+    cls: Any = kind
+    return cls._wrap(td.lock_() if cls._frozen else td)

@@ -7,9 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from raffia.tensordict.keys import (
-    unravel_key_to_tuple,
-)
+from raffia.tensordict.keys import unravel_key_to_tuple
 from raffia.tensordict.node import Node
 
 Saved = list[tuple[dict[str, Any], dict[str, Any]]]  # the dict of a node, and what it held

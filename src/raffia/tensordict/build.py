@@ -12,7 +12,7 @@ from torch import Tensor
 from raffia.tensordict import kinds
 from raffia.tensordict.modes import list_to_stack
 from raffia.tensordict.nested_rows import shape_of_rows
-from raffia.tensordict.node import BatchSize, Device, Node
+from raffia.tensordict.node import BatchSize, Container, Device, Node
 
 
 class BatchSizeError(TypeError, ValueError):
@@ -164,7 +164,7 @@ def _within(node: Any) -> list[Any]:
     return node._children() if node.__dict__.get("_td") is None else [node._td]
 
 
-def promoted(value: Any, batch_size: torch.Size, name: str) -> Any:
+def promoted(value: Container, batch_size: torch.Size, name: str) -> Container:
     """A copy of a nested container with the batch size of the one that takes it in."""
     given = value._batch_size
     copy = value.copy()
@@ -258,7 +258,7 @@ class StackOptions(TypedDict, total=False):
 
 
 def finished(
-    cls: Any,
+    cls: type[Container],
     entries: Any,
     *,
     auto_batch_size: bool | None = False,
@@ -266,7 +266,7 @@ def finished(
     device: Device = None,
     batch_size: BatchSize = None,
     names: Sequence[str | None] | None = None,
-) -> Any:
+) -> Container:
     """A container over `entries` with the batch size that is given or found.
 
     auto_batch_size: take as batch size the longest leading dimensions that all entries share, at

@@ -39,7 +39,7 @@ class Required:
 
 
 class Factory:
-    """The default of a field that a factory makes anew for each instance.
+    """The default of a field that a factory makes for each instance.
 
     >>> Factory(list).make()
     []

@@ -39,10 +39,7 @@ from raffia.tensordict import (
     views,
 )
 from raffia.tensordict.construct import Construction
-from raffia.tensordict.keys import (
-    NestedKey,
-    is_key,
-)
+from raffia.tensordict.keys import NestedKey, is_key
 from raffia.tensordict.node import BatchSize, Container, Entries, Names, Node
 from raffia.tensordict.pointwise import Pointwise
 from raffia.tensordict.reductions import Reductions
@@ -547,7 +544,7 @@ class TensorCollection(Construction, Pointwise, Reductions, Node):
         return self._map(_same)
 
     def _set_index(self, idx: Any, value: Any, ndim: int) -> Any:
-        """Write into rows; a node to store in place of this one, if it can't hold the result."""
+        """Write into rows; a node to store instead of this one, if it can't hold the result."""
         return index.set_index(self, idx, value, ndim)
 
     def _replace_str(self, name: str, value: Any) -> None:

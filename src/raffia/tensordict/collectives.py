@@ -116,7 +116,7 @@ def all_reduce(
     async_op: bool = False,
     bucket_bytes: int | None = None,
 ) -> list[dist.Work] | None:
-    """Sum each entry over all processes, in place: all of them have the sums.
+    """Sum each entry over all processes and write the sum into it, in all of them.
 
     Small entries of one dtype are summed at once. All processes call it with the same keys, shapes
     and dtypes. Non-tensor entries are left alone.
@@ -133,7 +133,7 @@ def all_reduce(
     """
     found = agreed(td, "all_reduce", group)
 
-    def start(flat: Tensor) -> Any:
+    def start(flat: Tensor) -> dist.Work | None:
         return dist.all_reduce(flat, op=_op(op), group=group, async_op=True)
 
     works = reductions(found.leaves, bucket_bytes, start, "all_reduce", wire(group), True)
@@ -153,7 +153,7 @@ def reduce(
     *,
     bucket_bytes: int | None = None,
 ) -> list[dist.Work] | None:
-    """Sum each entry over all processes, in place, into the container of one of them.
+    """Sum each entry over all processes, into the container of one of them.
 
     What the others hold afterwards is not defined: some entries may be partial sums.
 
@@ -169,7 +169,7 @@ def reduce(
     """
     found = agreed(td, "reduce", group)
 
-    def start(flat: Tensor) -> Any:
+    def start(flat: Tensor) -> dist.Work | None:
         return dist.reduce(flat, dst, op=_op(op), group=group, async_op=True)
 
     receives = dist.get_rank() == dst
@@ -274,7 +274,7 @@ class Packed(NamedTuple):
     """A container packed to be sent: the lengths of its parts, the parts, or why packing failed.
 
     head: 1, the length of the record, and that of the block; 0 and the length of what is wrong,
-        which takes the place of the record.
+        which is sent instead of the record.
     """
 
     head: Tensor
@@ -285,7 +285,7 @@ class Packed(NamedTuple):
 
 
 def packed(td: Any, where: torch.device, device: Any = None) -> Packed:
-    """A container as a record and a block; or, if it can't be sent, the reason in their place."""
+    """A container as a record and a block; or, if it can't be sent, the reason instead."""
     try:
         out, record = sealed(td, device)
     except Exception as error:
@@ -491,7 +491,7 @@ def row(doing: str, rank: int, head: Sequence[int], data: Tensor) -> Any:
 
 
 def gather_and_stack(td: Container, dst: int, group: Group = None) -> Container | None:
-    """Stack the containers of all other processes into the one at `dst`, in place.
+    """Stack the containers of all other processes into the one at `dst`.
 
     dst: the rank that receives; its batch size begins with the number of the others, in the order
         of whose ranks the rows are. There the container comes back, None elsewhere.

@@ -24,7 +24,7 @@ from raffia.tensordict.byte_tensors import view_of
 from raffia.tensordict.copies import _replaced, synchronise
 from raffia.tensordict.future import TensorDictFuture
 from raffia.tensordict.memmap import Path
-from raffia.tensordict.node import Container, Device
+from raffia.tensordict.node import Container, Device, Node
 from raffia.tensordict.record import (
     CPU,
     Reader,
@@ -183,7 +183,7 @@ def consolidate(
     **options: Unpack[BufferOptions],
 ) -> Container | TensorDictFuture[Container]: ...
 def consolidate(
-    td: Any,
+    td: Container,
     filename: Path | None = None,
     *,
     num_threads: int = 0,
@@ -195,7 +195,7 @@ def consolidate(
     share_memory: bool = False,
     pin_memory: bool = False,
     metadata: bool = False,
-) -> Any:
+) -> Container | TensorDictFuture[Container]:
     """The container with all its entries in one buffer, locked; itself if it already is.
 
     It takes one copy to a device, and is one block to share or to send.
@@ -323,13 +323,13 @@ def in_spans(td: Any) -> bool:
     )
 
 
-def reduce_consolidated(td: Any) -> Any:
+def reduce_consolidated(td: Any) -> tuple[Any, ...]:
     """How a consolidated container is pickled: its buffer, and the empty tree."""
     tree = td._rebuild(iter([torch.empty_like(leaf, device="meta") for leaf in td._leaves([])]))
     return from_buffer, (tree, td._buffer, td._spans)
 
 
-def from_buffer(tree: Any, buffer: Tensor, spans: list[int]) -> Any:
+def from_buffer(tree: Container, buffer: Tensor, spans: list[int]) -> Container:
     """A consolidated container from its buffer, and a tree that holds the shapes and dtypes."""
     starts = zip(tree._leaves([]), spans, strict=True)
     out = tree._rebuild(iter([view_of(buffer, at, x.dtype, x.shape) for x, at in starts]))
@@ -389,7 +389,7 @@ class BlockReader(Reader):
         out: Tensor = known.setdefault(key, tensor)
         return out
 
-    def container(self, entry: Record) -> Any:
+    def container(self, entry: Record) -> Node:
         return rebuild(self, entry)
 
 
@@ -429,6 +429,6 @@ def over_block(source: str, record: Any, block: Tensor) -> Any:
     reader = BlockReader(source, None if block.device.type == "cpu" else block.device, False)
     check_version(source, record)
     reader.block = block
-    td = rebuild(reader, record)
+    td: Any = rebuild(reader, record)
     td._buffer = block
     return td

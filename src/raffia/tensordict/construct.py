@@ -69,7 +69,7 @@ class Construction(Node):
 
         auto_batch_size: take as batch size the longest leading dimensions that all entries share,
             at most `batch_dims`.
-        A number becomes a tensor; beside a `batch_size` with dimensions it is kept as a number.
+        A number becomes a tensor; with a `batch_size` that has dimensions it stays a number.
 
         >>> from raffia import TensorDict
         >>> TensorDict.from_dict({"a": torch.zeros(2, 3)}, auto_batch_size=True).batch_size
@@ -114,7 +114,7 @@ class Construction(Node):
         """A container from a structure: one made of dicts, dataclasses, tuples, lists and
         containers.
 
-        Named tuples and structured arrays are taken too; other values are kept.
+        Named tuples and structured arrays are taken too; other values stay as they are.
 
         >>> from raffia import TensorDict
         >>> TensorDict.from_any({"a": (torch.zeros(2), {"b": 1})}).to_dict()
@@ -154,7 +154,7 @@ class Construction(Node):
             )
         if isinstance(found, Node):
             return found
-        td = finished(cls, found, **options)
+        td: Any = finished(cls, found, **options)
         td._skeleton = _rebuilt(pytree, lambda key: key, lambda leaf: None)
         return td
 
@@ -397,7 +397,7 @@ class Construction(Node):
         return td.share_memory_() if storage == "shared" else td
 
 
-def any_entries(obj: Any, cls: Any) -> Any:
+def any_entries(obj: Any, cls: Any) -> Node | dict[str, Any] | None:
     """Entries of a structure, with structures inside taken apart too; None if it has no entries."""
     if obj.__class__ is Tensor:
         return None

@@ -56,7 +56,7 @@ def to(
     cast_filter: `cast_filter(key, tensor)`, with the key as a tuple, says which entries get another
         dtype; the others are only moved.
     non_blocking_pin: copy the entries to pinned memory first, on `num_threads` threads (this one,
-        if None or 0), so that a GPU can fetch them while the CPU goes on.
+        if None or 0), so that a GPU can fetch them while the CPU works on.
 
     >>> from raffia import TensorDict
     >>> TensorDict(a=torch.zeros(2)).to(torch.float64)["a"].dtype, TensorDict(a=0).to("cpu").device
@@ -140,7 +140,7 @@ def to(
     return out.lock_() if td._locked else out
 
 
-def unmoved(td: Any) -> Any:
+def unmoved(td: Container) -> Container:
     """The container itself, usable in a `with` statement like a moved one."""
     td._origin = ("same",)
     return td
@@ -163,13 +163,8 @@ def cuda(td: Container, device: Device = None, **options: Any) -> Container:
     >>> TensorDict(a=0).cuda().is_cuda if torch.cuda.is_available() else True
     True
     """
-    if device is None:
-        return to(td, torch.device("cuda"), **options)
-    return to(
-        td,
-        torch.device("cuda", device) if isinstance(device, int) else torch.device(device),
-        **options,
-    )
+    where = torch.device("cuda", device) if isinstance(device, int) else device or "cuda"
+    return to(td, where, **options)
 
 
 def type_(

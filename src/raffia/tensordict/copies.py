@@ -13,15 +13,7 @@ from torch import Tensor, UntypedStorage
 from raffia.tensordict.build import as_device, as_size, batch_dim
 from raffia.tensordict.entries import NO_DEFAULT
 from raffia.tensordict.keys import NestedKey
-from raffia.tensordict.node import (
-    BatchSize,
-    Container,
-    Device,
-    HasPlain,
-    LeafFn,
-    Node,
-    Plain,
-)
+from raffia.tensordict.node import BatchSize, Container, Device, HasPlain, LeafFn, Node, Plain
 from raffia.tensordict.views import every, paired
 
 
@@ -50,7 +42,7 @@ def copy(td: Container) -> Container:
     return td._shallow()
 
 
-def deepcopy(td: Any, memo: dict[Any, Any]) -> Any:
+def deepcopy(td: Container, memo: dict[Any, Any]) -> Container:
     if td.__class__ is td._plain:
         _clone_into(memo, [td])
     return _deep(td, memo)
@@ -98,7 +90,7 @@ def _own_memory(td: Any, memo: dict[Any, Any], leaves: dict[int, Tensor]) -> Non
                 storage = _storage(value)
                 if storage.nbytes() != value.nbytes or not value.is_contiguous():
                     continue
-            except RuntimeError:  # of a layout that has no memory of its own
+            except RuntimeError:  # of a layout without one block of memory
                 continue
             if not value.dtype.is_complex or not value.is_conj():
                 leaves.setdefault(storage._cdata, value)
@@ -119,7 +111,7 @@ def _cloned_at_once(memo: dict[Any, Any], tds: list[Any]) -> bool:
         return False
     try:
         storages = [*map(_storage, leaves)]
-    except RuntimeError:  # of a layout that has no memory of its own
+    except RuntimeError:  # of a layout without one block of memory
         return False
     if (
         "torch" in memo

@@ -63,7 +63,7 @@ def passed_on(td: Container) -> Container:
     return td
 
 
-def adopt(value: Any, names: list[str | None]) -> Any:
+def adopt(value: Container, names: list[str | None]) -> Container:
     """A nested container whose first dimensions have `names`; a copy if it had others."""
     if isinstance(value, Tensor):
         return value
@@ -88,7 +88,7 @@ def take(td: Any, names: Names) -> None:
                 td._d[key] = adopt(child, names)
 
 
-def agreed(td: Any, value: Any) -> Any:
+def agreed(td: Any, value: Container) -> Container:
     """A nested container to store in `td`, which takes its names if it has none itself."""
     if td._names is not None:
         return adopt(value, td._names)

@@ -17,21 +17,11 @@ from typing import Any, Literal, Required, TypedDict, Unpack, overload
 import torch
 from torch import Tensor
 
-from raffia.files import (
-    locked,
-)
+from raffia.files import locked
 from raffia.tensordict import kinds, ragged
 from raffia.tensordict.build import as_device, shape_of
 from raffia.tensordict.folder_reader import FolderReader
-from raffia.tensordict.folder_writer import (
-    Job,
-    file_name,
-    forget,
-    is_link,
-    linked,
-    mark,
-    namer,
-)
+from raffia.tensordict.folder_writer import Job, file_name, forget, is_link, linked, mark, namer
 from raffia.tensordict.future import TensorDictFuture
 from raffia.tensordict.keys import NestedKey, through_leaf, unravel_key_to_tuple
 from raffia.tensordict.lock import _lock, locked_error
@@ -43,14 +33,7 @@ from raffia.tensordict.memmap import (
     check_mode,
 )
 from raffia.tensordict.node import Container, Device, Node
-from raffia.tensordict.record import (
-    CPU,
-    RESERVED,
-    VALUE_CLASSES,
-    Record,
-    read_record,
-    write_record,
-)
+from raffia.tensordict.record import CPU, RESERVED, VALUE_CLASSES, Record, read_record, write_record
 from raffia.tensordict.safetensors_file import FileReader, save_file
 from raffia.tensordict.signatures import shows_options_of, with_signature_of
 from raffia.tensordict.stored_values import Home
@@ -135,17 +118,17 @@ def memmap(
     copy_existing: copy tensors that are mapped from files elsewhere, which is refused otherwise.
     num_threads: how many threads write; return_early: with more than one, return a future at once,
         whose `result()` is the container.
-    share_non_tensor: share the values that are not tensors, too: what one process writes in place,
+    share_non_tensor: share the values that are not tensors, too: what one process writes into them,
         as with `set_`, others read that got the container, or load the folder, and nobody's change
         is lost. Without it they read the values as they were when they got the container.
-    existsok: write over files that are there. A file of the same length is written in place, which
+    existsok: write over files that are there. A file of the same length is overwritten, which
         other maps of it see; one of another length is replaced.
     robust_key: False uses keys as file names as they are, or raises ValueError.
 
     The folder holds `meta.json` (class, batch size, names, non-tensor values, and dtype, shape and
     file of each tensor), a file `<key>.memmap` for each tensor (its bytes, row by row) and a folder
     `<key>` of the same kind for each container; a lazy stack has one for each member. A nested
-    tensor has its values in `<key>.memmap`, and beside it `<key>.sizes.memmap` (strided layout) or
+    tensor has its values in `<key>.memmap`, next to `<key>.sizes.memmap` (strided layout) or
     `<key>.offsets.memmap` and perhaps `<key>.lengths.memmap` (jagged). In the names
     of files, what is not a letter, a digit or one of `_-+=.,@~()[]{}#!$&^` becomes %XX, and so does
     a dot in front; a name that is too long is cut and gets a hash, one that differs from another by
@@ -200,7 +183,7 @@ def memmap_like(
     No tensor is read or copied, so an expanded row reserves the files of a large buffer cheaply.
     A file that is there is opened as it is, if it has the right length (else RuntimeError): so a
     buffer is opened again; existsok=False refuses that. The other arguments are those of `memmap`;
-    copy_existing changes nothing here. Non-tensor values are kept.
+    copy_existing changes nothing here. Non-tensor values are copied.
 
     >>> row = TensorDict(obs=torch.ones(4), reward=torch.ones(()))
     >>> buffer = row.expand(1000).memmap_like()
@@ -239,7 +222,7 @@ def own_folder(td: Any) -> str | None:
 def saved_path(td: Any) -> pathlib.Path:
     """The folder in which the tensors of a memory-mapped container are.
 
-    Raises AttributeError if there is none.
+    Raises AttributeError if it is not mapped to a folder.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:

@@ -108,7 +108,7 @@ def set(
 
     inplace: write into the tensor that is there already, if there is one.
     A nested key creates the levels that are missing. Numbers, sequences and arrays become tensors,
-    dicts become containers, other values are kept as `NonTensorData`.
+    dicts become containers, other values are stored as `NonTensorData`.
     Raises RuntimeError if the container is locked or the leading dimensions of `item` are not its
     batch size.
 
@@ -225,7 +225,7 @@ def write(dest: Tensor, item: Any, key: NestedKey, non_blocking: bool = False) -
 
 
 def setdefault(td: Any, key: NestedKey, default: Any, inplace: bool = False) -> Any:
-    """The entry under `key`; where there is none, `default` is stored first.
+    """The entry under `key`; if it is missing, `default` is stored first.
 
     >>> from raffia import TensorDict
     >>> td = TensorDict(a=1)

@@ -11,24 +11,11 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from raffia.files import (
-    MissingFileError,
-    shown,
-)
+from raffia.files import MissingFileError, shown
 from raffia.tensordict import ragged
-from raffia.tensordict.memmap import (
-    DamagedFileError,
-    map_file,
-    mapped,
-)
-from raffia.tensordict.record import (
-    CPU,
-    META,
-    Reader,
-    Record,
-    read_record,
-    rebuild,
-)
+from raffia.tensordict.memmap import DamagedFileError, map_file, mapped
+from raffia.tensordict.node import Node
+from raffia.tensordict.record import CPU, META, Reader, Record, read_record, rebuild
 from raffia.tensordict.stored_values import share
 
 
@@ -50,7 +37,7 @@ class FolderReader(Reader):
     def fail(self, why: str, part: Record | None = None) -> NoReturn:
         raise DamagedFileError(f"{self.folder}/{part['file']}" if part else self.path, why)
 
-    def read(self) -> Any:
+    def read(self) -> Node:
         """The container in this folder."""
         record = read_record(self.folder)
         out = rebuild(self, record)
@@ -109,7 +96,7 @@ class FolderReader(Reader):
         out = map_file(path, dtype, shape, mode)
         return out if device.type == "cpu" else out.to(device, non_blocking=self.non_blocking)
 
-    def container(self, entry: Record) -> Any:
+    def container(self, entry: Record) -> Node:
         if "class" in entry:
             return rebuild(self, entry)
         path, found = self.below(entry.get("folder"))

@@ -18,12 +18,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from raffia.files import (
-    DamagedFileError,
-    dump_json,
-    open_plain,
-    write_atomically,
-)
+from raffia.files import DamagedFileError, dump_json, open_plain, write_atomically
 from raffia.tensordict import kinds, ragged
 from raffia.tensordict.memmap import (
     SMALL,
@@ -34,6 +29,7 @@ from raffia.tensordict.memmap import (
     is_whole,
     refuse_copy,
 )
+from raffia.tensordict.node import Node
 from raffia.tensordict.record import (
     ASIDE,
     CPU,
@@ -234,7 +230,7 @@ class Job:
         small = [
             i
             for i, (plan, name, leaf, _) in enumerate(self.leaves)
-            if name not in plan.structures  # which fills a memory of its own
+            if name not in plan.structures  # which fills a separate memory
             and 0 < leaf.numel() * leaf.dtype.itemsize <= SMALL
             and (self.like or not in_place(leaf, None))
         ]
@@ -258,7 +254,7 @@ class Job:
             out.copy_(leaf.detach())
         plan.mapped[name] = out
 
-    def finish(self) -> Any:
+    def finish(self) -> Node:
         """The container over the files, locked."""
         if self.inplace:
             forget(self.td)
@@ -280,7 +276,7 @@ class Job:
         elif plan.folder is not None:
             Home(plan.folder, name, False).give_to(plan.result)
 
-    def assemble(self, plan: Outline) -> Any:
+    def assemble(self, plan: Outline) -> Node:
         """The container of this outline, with mapped leaves."""
         node = plan.node
         for name, structure in plan.structures.items():
@@ -301,7 +297,7 @@ class Job:
         return node if plan.wrap is None else plan.wrap._wrap(node)
 
 
-def restored(node: Any, entries: dict[str, Any]) -> Any:
+def restored(node: Any, entries: dict[str, Any]) -> Node:
     """A container like `node` over other entries, on the CPU."""
     if isinstance(node, kinds.LazyStackedTensorDict):
         return node._of_members(list(entries.values()))

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeVar, Unpack, overload
 import torch
 from torch import Tensor, nn
 
-from raffia.tensordict import disk
+from raffia.tensordict import disk, shape
 from raffia.tensordict.build import SizeOptions
 from raffia.tensordict.lazy import LazyStackedTensorDict
 from raffia.tensordict.node import BatchSize, Container, Device, Node
@@ -37,6 +37,7 @@ load = TensorDict.load
 # Methods that are functions too, of any container.
 memmap = by_method(disk.memmap)
 save = by_method(disk.save)
+pad = by_method(shape.pad)
 
 
 def is_tensor_collection(datatype: Any) -> bool:
@@ -81,7 +82,7 @@ def from_module(
     lock: bool = True,
     use_state_dict: bool = False,
     filter_empty: bool = True,
-) -> Any:
+) -> TensorDict | TensorDictParams:
     """`TensorDict.from_module`, locked.
 
     >>> from_module(nn.Linear(2, 3)).is_locked
@@ -130,7 +131,7 @@ def from_dataclass(
     chosen = {name: True for name, on in flags.items() if on}
     if chosen and dest_cls is not None:
         raise ValueError(
-            f"from_dataclass: dest_cls has options of its own, so {sorted(chosen)} cannot be "
+            f"from_dataclass: dest_cls has its options already, so {sorted(chosen)} cannot be "
             "passed too"
         )
     if dest_cls is None and chosen:
@@ -188,21 +189,6 @@ def merge_tensordicts(*tensordicts: Container, callback_exist: Any = None) -> Co
         if len(found) > 1 and decide is not None:
             out.set(key, decide(*found))
     return out
-
-
-def pad(
-    tensordict: Container,
-    pad_size: Sequence[int],
-    value: float = 0.0,
-    inplace: bool = False,
-    safe: bool = True,
-) -> Container:
-    """A container whose batch dimensions are longer; see `TensorDict.pad`.
-
-    >>> pad(TensorDict(a=torch.ones(2), batch_size=[2]), [0, 1])["a"]
-    tensor([1., 1., 0.])
-    """
-    return tensordict.pad(pad_size, value, inplace, safe)
 
 
 def expand_right(tensor: Tensor, shape: Sequence[int]) -> Tensor:

@@ -26,7 +26,7 @@ def detach(td: Container) -> Container:
 
 
 def detach_(td: Container) -> Container:
-    """Detach the tensors from the autograd graph, in place.
+    """Detach the tensors from the autograd graph (inplace).
 
     >>> from raffia import TensorDict
     >>> TensorDict(a=torch.zeros(2, requires_grad=True)).detach_().requires_grad
@@ -69,7 +69,7 @@ def set_data(td: Any, value: Any) -> None:
 
 
 def grad(td: Container) -> Container | None:
-    """The container of the tensors' gradients, without those that have none; None if there is none.
+    """The container of the tensors' gradients, without the missing ones; None if all are missing.
 
     >>> from raffia import TensorDict
     >>> td = TensorDict(a=torch.zeros(2, requires_grad=True))

@@ -164,10 +164,7 @@ def _scalar_index(index: Any) -> Any:
         part for part in (index if isinstance(index, tuple) else (index,)) if part is not Ellipsis
     ]
     for part in parts:
-        mask = isinstance(part, bool) or (
-            isinstance(part, Tensor) and part.dtype is torch.bool and part.dim() == 0
-        )
-        if part is not None and not mask:
+        if not (part is None or isinstance(part, bool) or _is_flag(part)):
             raise RuntimeError(
                 "indexing a tensordict with td.batch_dims==0 is not permitted. "
                 f"Got index {index!r}."
@@ -362,7 +359,7 @@ def where(
     return written(_where(td, condition, other, pad), out, update_batch_size)
 
 
-def written(result: Any, out: Any, update_batch_size: bool) -> Any:
+def written(result: Container, out: Container | None, update_batch_size: bool) -> Container:
     """The return value of `where`: its result, or `out` after the result was written to it."""
     if out is None:
         return result
@@ -529,7 +526,7 @@ def gather(
 
 
 def copy_at_(td: Container, tensordict: Node, idx: Any, non_blocking: bool = False) -> Container:
-    """Write a container into the rows `idx`, in place; all keys must be there.
+    """Write a container into the rows `idx`; all keys must be there.
 
     >>> from raffia import TensorDict
     >>> TensorDict(a=torch.zeros(2), batch_size=[2]).copy_at_(TensorDict(a=1.0), 0)["a"]

@@ -14,24 +14,11 @@ from typing import Any, Unpack, overload
 import torch
 from torch import Tensor
 
-from raffia.tensordict import (
-    build,
-    copies,
-    dim_names,
-    entries,
-    index,
-    kinds,
-    lazy_rows,
-    printing,
-)
+from raffia.tensordict import build, copies, dim_names, entries, index, kinds, lazy_rows, printing
 from raffia.tensordict.build import as_size
 from raffia.tensordict.collection import TensorDictBase
 from raffia.tensordict.entries import NO_DEFAULT
-from raffia.tensordict.keys import (
-    NestedKey,
-    is_key,
-    missing,
-)
+from raffia.tensordict.keys import NestedKey, is_key, missing
 from raffia.tensordict.lazy_shape import (
     common_size,
     member_shape,
@@ -42,16 +29,7 @@ from raffia.tensordict.lazy_shape import (
 )
 from raffia.tensordict.lazy_write import LazyWrites
 from raffia.tensordict.memmap import keep_mapped
-from raffia.tensordict.node import (
-    Container,
-    Device,
-    Entries,
-    LeafFn,
-    Names,
-    Node,
-    Op,
-    child_names,
-)
+from raffia.tensordict.node import Container, Device, Entries, LeafFn, Names, Node, Op, child_names
 from raffia.tensordict.signatures import shows_options_of
 from raffia.tensordict.tensordict import TensorDict
 
@@ -124,7 +102,7 @@ class LazyStackedTensorDict(LazyWrites):
         member_size: torch.Size | None = None,
         stack_dim_name: str | None = None,
     ) -> None:
-        """Fill in a new object; `member_size` is the batch size of a member where there is none."""
+        """Fill in a new object; `member_size` is a member's batch size if the list is empty."""
         names: Names = None
         device = None
         if members:

@@ -196,7 +196,7 @@ class LazyKeys(TensorDictBase):
         return out
 
     def _each(self, method: str, *args: Any, inplace: bool, **options: Any) -> Any:
-        """A method of the members: the lazy stack of the results, or in place."""
+        """A method of the members: the lazy stack of the results, or itself (inplace)."""
         if inplace and self._locked:
             raise locked_error(self)
         results = [

@@ -22,7 +22,7 @@ class Plan:
     """How an index into a lazy stack goes to its members.
 
     rows: the members, by their number, and the index into each; in row-major order over `sizes`.
-    sizes: the dimensions that the result has in place of the stack dimension; () of one member.
+    sizes: the dimensions that the result has instead of the stack dimension; () of one member.
     dim: where they stand, if there are any.
     spare: a dimension of size 1 that the members' results have and the result has not.
     copied: whether a tensor would give a copy, where the rows of the members are views.
@@ -117,8 +117,8 @@ def _no_rows(td: Any, idx: Any, ndim: int) -> Any:
     """`td[idx]` for an index with False: what True gives there, without rows."""
     parts = idx if isinstance(idx, tuple) else (idx,)
     full = tuple([True if _is_false(part) else part for part in parts])
-    kept, gone = [index.indexed_size(td._batch_size[:ndim], at) for at in (full, idx)]
-    dim = [a == b for a, b in zip(kept, gone, strict=True)].index(False)
+    before, after = [index.indexed_size(td._batch_size[:ndim], at) for at in (full, idx)]
+    dim = [a == b for a, b in zip(before, after, strict=True)].index(False)
     out = rows(td, full, ndim)
     return out._index((*[_ALL] * dim, slice(0, 0)), out.ndim, None)
 

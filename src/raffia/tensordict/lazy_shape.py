@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raffia.tensordict.node import LeafFn, Op
+from raffia.tensordict.node import LeafFn, Node, Op
 
 
 def common_size(members: Sequence[Any]) -> torch.Size:
@@ -93,8 +93,8 @@ def nested(values: list[Tensor], layout: torch.layout | None) -> Tensor:
 _ALL = slice(None)
 
 
-def reshaped_lazily(td: Any, ndim: int, batch_size: torch.Size, op: Op) -> Any:
-    """The result of a shape operation on a lazy stack as one; None where there is none.
+def reshaped_lazily(td: Any, ndim: int, batch_size: torch.Size, op: Op) -> Node | None:
+    """The lazy stack after a shape operation; None if the result can't be a lazy stack.
 
     ndim: how many dimensions, with the stack dimension among them, become `batch_size`.
     """
@@ -110,7 +110,7 @@ def reshaped_lazily(td: Any, ndim: int, batch_size: torch.Size, op: Op) -> Any:
     if name == "squeeze" and dim in op[1]:
         return on_members(td, inner, ndim, batch_size)[0]
     size = _without(batch_size, at)
-    if name == "repeat":  # each time with copies of its own
+    if name == "repeat":  # each time with new copies
         members = [m for _ in range(op[1][dim]) for m in on_members(td, inner, ndim, size, True)]
     elif name == "expand" and batch_size[at] != len(td.tensordicts):  # one, shown several times
         members = on_members(td, inner, ndim, size, True) * batch_size[at]
@@ -218,7 +218,7 @@ def _reshaped(td: Any, name: str, new: torch.Size, ndim: int) -> Any:
     return None
 
 
-def grid(td: Any, members: list[Any], sizes: Sequence[int], dim: int) -> Any:
+def grid(td: Any, members: list[Any], sizes: Sequence[int], dim: int) -> Node | None:
     """Nested lazy stacks: members in row-major order over dimensions `sizes` at `dim`.
 
     One member where there are no such dimensions; None where one of them, but the first, is empty.

@@ -1,4 +1,4 @@
-"""Locked containers: nothing is added, replaced or removed; tensors are still written in place."""
+"""Locked containers: nothing is added, replaced or removed; tensors can still be written."""
 
 from __future__ import annotations
 

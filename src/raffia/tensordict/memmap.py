@@ -16,6 +16,7 @@ from torch import Tensor
 from raffia.files import DamagedFileError as DamagedFileError
 from raffia.files import TemporaryFile, reserve_file
 from raffia.tensordict.nested_rows import checked_sizes, sum_of_rows, view_of_rows
+from raffia.tensordict.node import Container
 
 Path = str | os.PathLike[str]
 Shape = Sequence[int] | Tensor  # as a tensor of two dimensions: the sizes of nested rows
@@ -373,14 +374,14 @@ def mapped(view: Tensor, file: Path | None) -> MemoryMappedTensor:
     return out
 
 
-def keep_mapped(out: Any, td: Any) -> Any:
+def keep_mapped(out: Container, td: Any) -> Container:
     """Lock rows of a locked memory-mapped container if their tensors are in its files."""
     if td.is_memmap():
         leaves = out._leaves([])
         if leaves and all([isinstance(leaf, MemoryMappedTensor) for leaf in leaves]):
             out.lock_()
             out._origin = None  # made by an index, not by `lock_`
-            nodes = [out]
+            nodes: list[Any] = [out]
             for node in nodes:  # grows on the way
                 node.__dict__["_mapped_to"] = ""
                 nodes.extend(node._children())
@@ -466,7 +467,7 @@ def allocate(
     return out
 
 
-SMALL = 1 << 20  # bytes; a tensor that is larger gets a temporary file of its own
+SMALL = 1 << 20  # bytes; a tensor that is larger gets a separate temporary file
 ALIGNMENT = 64  # bytes
 
 

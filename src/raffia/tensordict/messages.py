@@ -1,7 +1,7 @@
 """Messages with containers between `torch.distributed` processes, received into existing trees.
 
 A container goes as one message and one for each large leaf. The first holds what the leaves are, as
-JSON, and the memory of all small ones; what of it is over `FIRST` bytes is a message of its own. So
+JSON, and the memory of all small ones; what of it is over `FIRST` bytes is a separate message. So
 the receiver compares before it writes, and knows how much it has to take off the line of a tree
 that differs from its own: gloo ends a process that is sent more than it has room for. All messages
 of one transfer have one tag; those of one channel arrive in the order in which they were sent.
@@ -32,7 +32,7 @@ from raffia.tensordict.node import Node
 from raffia.tensordict.signatures import shows_options_of
 
 DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
-LARGE = 2**18  # bytes of a leaf from which on it is a message of its own, and not copied
+LARGE = 2**18  # bytes of a leaf from which on it is a separate message, and not copied
 FIRST = 2**13  # bytes of the first message: two lengths, and as much of the rest as there is room
 ALIGN = 16  # bytes: the largest item size, complex128, and that of the two lengths
 Listed = list[Any]  # of each leaf or value: path, dtype or "value", shape or the value, offset
@@ -330,7 +330,7 @@ def _is_in_block(td: Any) -> bool:
 
 
 def in_parts(td: Any, doing: str) -> tuple[Layout, list[Tensor]]:
-    """The leaves of a container, and those that are messages of their own."""
+    """The leaves of a container, and those that are separate messages."""
     found = layout(td, doing)
     return found, [leaf for leaf in found.leaves if is_large(leaf)]
 
@@ -385,7 +385,7 @@ class Transfer:
         return True
 
 
-def channel(way: Line) -> Any:
+def channel(way: Line) -> tuple[int, bool, int, int]:
     """The identity of a channel; transfers on the same one must not be read concurrently."""
     return (id(way.group), way.in_group, way.rank, way.tag)
 
@@ -447,7 +447,7 @@ def send(td: Any, dst: int | None = None, **options: Unpack[SendOptions]) -> Non
 
     dst: the rank of the receiver.
     group: a group of processes; None for all.
-    group_dst: the rank of the receiver in the group, in place of `dst`; torch need not know this
+    group_dst: the rank of the receiver in the group, instead of `dst`; torch need not know this
         group.
     init_tag: what tells two transfers apart that are under way at once; the receiver passes the
         same.

@@ -344,7 +344,7 @@ def to_module(
     preserve_module_state: a parameter of the module stays a parameter that requires a gradient or
         not as it did, a buffer a buffer; False puts the tensors in as they are: what is a parameter
         is one of the module's, another tensor instead of a parameter an attribute.
-    Raises KeyError, before anything is changed, if the module has no place for an entry.
+    Raises KeyError, before anything is changed, if the module has no such tensor for an entry.
 
     >>> from raffia import TensorDict
     >>> layer = nn.Linear(3, 4)

@@ -81,7 +81,7 @@ class Node:
 
         # Names without a declared type: checkers take it from the class that defines the member.
         _unknown: Any = None
-        batch_size = device = _unknown
+        batch_size = device = names = _unknown
 
         def _gives(self, *args: Any, **kwargs: Any) -> Any: ...
         def _gives_alike(self, *args: Any, **kwargs: Any) -> Self: ...

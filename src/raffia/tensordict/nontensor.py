@@ -8,6 +8,7 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -241,7 +242,7 @@ class NonTensor(ValueNode, TensorCollection):
 class NonTensorData(WholeValue, NonTensor):
     """One Python value that stands for all rows of an entry.
 
-    data: the value, kept as it is.
+    data: the value, stored as it is.
     batch_size, device, names: as those of a container.
 
     >>> entry = NonTensorData("text", batch_size=[2])
@@ -364,7 +365,7 @@ class NonTensorData(WholeValue, NonTensor):
             data = data._data
         self.__dict__[stored_values.value_attribute(self, "_data")] = data
 
-    # -- public methods of its own
+    # -- public methods
 
     def __setitem__(self, idx: Any, value: Any) -> None:
         if self._with_rows(idx, value) is not self:
@@ -617,7 +618,7 @@ class NonTensorStack(NonTensor, LazyStackedTensorDict):  # type: ignore[misc] # 
     def _filled(self, shape: torch.Size) -> Any:
         return NonTensorStack.from_nontensordata(NonTensorData(None, shape, self._device))
 
-    def empty_like(self, batch_size: torch.Size) -> Any:
+    def empty_like(self, batch_size: torch.Size) -> NonTensor:
         """These values with another batch size.
 
         >>> NonTensorStack("a", "b").empty_like(torch.Size([2])).tolist()
@@ -625,7 +626,7 @@ class NonTensorStack(NonTensor, LazyStackedTensorDict):  # type: ignore[misc] # 
         """
         return self._new({}, batch_size)
 
-    # -- public methods of its own
+    # -- public methods
 
     def __setitem__(self, idx: Any, value: Any) -> None:
         if isinstance(idx, str) or (isinstance(idx, tuple) and idx and is_key(idx)):
@@ -667,7 +668,7 @@ class NonTensorStack(NonTensor, LazyStackedTensorDict):  # type: ignore[misc] # 
         )
 
 
-def on_disk(node: Any) -> Any:
+def on_disk(node: Any) -> AbstractContextManager[None]:
     """A block that changes a value; one of a memory-mapped container is changed on disk as well."""
     return _NOWHERE if node._home is None else node._home.changing()
 
@@ -675,7 +676,7 @@ def on_disk(node: Any) -> Any:
 _NOWHERE = contextlib.nullcontext()
 
 
-def shared_form(node: Any) -> Any:
+def shared_form(node: Any) -> tuple[Any, ...] | None:
     """How a value that is shared with other processes is pickled; None of others."""
     if not is_shared_entry(node):
         return None
@@ -697,7 +698,7 @@ def rows_of(node: Any) -> list[Any]:
 
 
 @kinds.enter
-def shaped(members: list[Any], size: Sequence[int]) -> Any:
+def shaped(members: list[Any], size: Sequence[int]) -> NonTensor:
     """Data nodes in row-major order as stacks of the given size."""
     inner = members[0]._batch_size if members else torch.Size()
     for i in range(len(size) - 1, -1, -1):

@@ -51,7 +51,7 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
     no_convert: True keeps parameters as they are and takes everything else as buffers; "skip" also
         leaves these as they are, without marking them as `nn.Buffer`. With True, a parameter that
         was expanded over the rows (`from_modules(..., expand_identical=True)`) is registered, and
-        kept in state dicts, as the one parameter that it is.
+        stored in state dicts, as the one parameter that it is.
     lock: lock the container.
     Operations on it (indexing, shapes, maths, `data`) give plain `TensorDict`s. Entries are
     attributes too, unless the container has a method of that name: `params.w` is the parameter,
@@ -334,7 +334,7 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
         found = self._parameters.get(target)
         return nn.Module.get_parameter(self, target) if found is None else found
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: Any, **kwargs: Any) -> NoReturn:
         raise NotImplementedError(
             "TensorDictParams only holds parameters and computes nothing, so it cannot be called"
         )
@@ -459,7 +459,7 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
     # -- containers of the same kind
 
     def clone(self, recurse: bool = True) -> TensorDictParams:
-        """A copy with new parameters (ties are kept), or with `recurse=False` over the same ones.
+        """A copy with new parameters (tied as before), or with `recurse=False` over the same ones.
 
         >>> type(TensorDictParams(TensorDict(w=torch.ones(2))).clone()["w"]).__name__
         'Parameter'
@@ -622,7 +622,7 @@ def _expand_again(node: TensorDict) -> None:
 
 
 def _convert(td: TensorDict, memo: dict[int, Tensor], parameters: bool) -> None:
-    """Make buffers of a tree's tensors, in place; a tied tensor becomes one.
+    """Replace a tree's tensors by buffers; a tied tensor becomes one.
 
     parameters: make parameters of those that are of floating point.
     """
@@ -660,7 +660,7 @@ def _mutator(name: str) -> Callable[..., Any]:
 
 
 def _writer(name: str) -> Callable[..., Any]:
-    """A method that writes into the tensors in place, regardless of the gradients they need."""
+    """A method that writes into the tensors, regardless of the gradients they need."""
     plain = getattr(TensorDict, name)
 
     @documented_as(plain)

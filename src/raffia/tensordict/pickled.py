@@ -49,7 +49,7 @@ def reduced_class(td: Any) -> tuple[Any, ...]:
     return restored_class, (type(td), state.pop("_td"), state)
 
 
-def restored(kind: str, state: dict[str, Any]) -> Any:
+def restored(kind: str, state: dict[str, Any]) -> Node:
     """A container of a kind that is known here, from its state."""
     cls = KINDS[kind]
     td = cls.__new__(cls)
@@ -57,7 +57,7 @@ def restored(kind: str, state: dict[str, Any]) -> Any:
     return td
 
 
-def restored_class(cls: Any, td: Any, state: dict[str, Any]) -> Any:
+def restored_class(cls: Any, td: Any, state: dict[str, Any]) -> Node:
     """A tensorclass instance over a container; `cls` is the class, or the name it goes by."""
     if isinstance(cls, ClassName):
         cls = REGISTRY[cls.name]

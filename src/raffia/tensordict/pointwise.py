@@ -22,7 +22,7 @@ log2 neg reciprocal round sigmoid sign sin sinh sqrt tan tanh trunc""".split()
 TESTS = "isnan isfinite isposinf isneginf isreal".split()
 BINARY = (
     "add sub mul div pow maximum minimum clamp_max clamp_min".split()
-)  # with foreach, in and out of place
+)  # with foreach, inplace and not
 PLAIN = dict(mod=torch.remainder, bitwise_and=torch.bitwise_and, logical_and=torch.logical_and)
 COMPARISONS = "eq ne lt le gt ge".split()
 OPERATORS = dict(  # operator -> method; those marked with r swap their operands
@@ -36,7 +36,7 @@ NUMBERS: Any = (bool, int, float, complex, torch.SymInt, torch.SymFloat, torch.S
 
 def each(
     foreach: Any, single: Callable[..., Tensor], leaves: list[Tensor], *others: Any, **options: Any
-) -> Any:
+) -> Sequence[Tensor]:
     """Call `foreach` on all leaves together, or `single` on one after the other.
 
     Operands are lists, or the same for all.
@@ -49,7 +49,7 @@ def each(
         except RuntimeError as error:
             jagged = isinstance(error, NotImplementedError) and any([x.is_nested for x in leaves])
             if not jagged and "Autograd not support dtype" not in str(error):
-                raise  # else the function of one tensor can: of integers, beside a gradient
+                raise  # else the function of one tensor can: of integers, next to a gradient
     columns = [other if other.__class__ is list else [other] * len(leaves) for other in others]
     return [single(*operands, **options) for operands in zip(leaves, *columns, strict=True)]
 
@@ -156,7 +156,7 @@ def _common_size(td: Any, shape: torch.Size, what: str) -> torch.Size:
 
 
 def binary(td: Container, name: str, other: Any, default: Any = None, **options: Any) -> Container:
-    """A binary operation out of place."""
+    """A binary operation that gives a new container."""
     foreach, single = _FOREACH.get(name), _SINGLE[name]
     if default is not None and isinstance(other, Node):
         return _with_default(td, single, other, default, options)
@@ -168,7 +168,7 @@ def binary(td: Container, name: str, other: Any, default: Any = None, **options:
 
 
 def binary_(td: Container, name: str, other: Any, **options: Any) -> Container:
-    """A binary operation in place."""
+    """A binary operation that writes into the leaves (inplace)."""
     if isinstance(other, NUMBERS) and "alpha" in options:
         other = other * options.pop("alpha")
     if isinstance(other, Tensor) and other.dim():
@@ -364,7 +364,7 @@ class Pointwise:
         return _ternary(self, "lerp", end, weight)
 
     def lerp_(self, end: Operand, weight: Operand) -> Self:
-        """`lerp` in place.
+        """The inplace form of `lerp`.
 
         >>> from raffia import TensorDict
         >>> TensorDict(a=torch.zeros(2)).lerp_(TensorDict(a=torch.ones(2)), 0.25)["a"]
@@ -383,7 +383,7 @@ class Pointwise:
         return _ternary(self, "addcmul", other1, other2, value=value)
 
     def addcmul_(self, other1: Operand, other2: Operand, *, value: float | None = 1) -> Self:
-        """`addcmul` in place.
+        """The inplace form of `addcmul`.
 
         >>> from raffia import TensorDict
         >>> one = TensorDict(a=torch.ones(2))
@@ -403,7 +403,7 @@ class Pointwise:
         return _ternary(self, "addcdiv", other1, other2, value=value)
 
     def addcdiv_(self, other1: Operand, other2: Operand, *, value: float | None = 1) -> Self:
-        """`addcdiv` in place.
+        """The inplace form of `addcdiv`.
 
         >>> from raffia import TensorDict
         >>> one = TensorDict(a=torch.ones(2))
@@ -497,7 +497,7 @@ def _unary(name: str) -> Iterator[tuple[str, Callable[..., Any]]]:
         "td = TensorDict(a=torch.tensor([0.25, 0.5]))\n"
         f">>> torch.equal(td.clone().{name}_()['a'], td.{name}()['a'])\nTrue"
     )
-    yield name + "_", _documented(method_, name + "_", f"`{name}` in place.", example)
+    yield f"{name}_", _documented(method_, f"{name}_", f"Inplace form of `{name}`.", example)
 
 
 def _test(name: str) -> Callable[..., Any]:
@@ -548,7 +548,7 @@ def _binary(name: str) -> Iterator[tuple[str, Callable[..., Any]]]:
             "td = TensorDict(a=torch.tensor([1.0, 2.0]))\n"
             f">>> torch.equal(td.clone().{name}_(td)['a'], td.{name}(td)['a'])\nTrue"
         )
-        yield name + "_", _documented(method_, name + "_", f"`{name}` in place.", example)
+        yield f"{name}_", _documented(method_, f"{name}_", f"Inplace form of `{name}`.", example)
 
 
 def _documented(method: Any, name: str, text: str, example: str) -> Any:

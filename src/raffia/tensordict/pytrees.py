@@ -117,7 +117,7 @@ def flatten_lazy(td: Any) -> tuple[list[Any], Any]:
     return values, spec._replace(stack_dim=td.stack_dim)
 
 
-def unflatten_lazy(values: Any, spec: Any) -> Any:
+def unflatten_lazy(values: Any, spec: Any) -> Node:
     if isinstance(spec, Spec):
         return unflatten(values, spec)
     _refuse_rows(values, spec)
@@ -161,7 +161,7 @@ def with_keys(flat: tuple[list[Any], Any]) -> tuple[list[Any], Any]:
     return [(pytree.MappingKey(key), value) for key, value in zip(keys, values, strict=True)], spec
 
 
-def unflatten(values: Any, spec: Spec) -> Any:
+def unflatten(values: Any, spec: Spec) -> Node:
     values = list(values)
     old, change = spec.batch_size, Change(values, spec.ndims)
     size = change.size_of(0, len(values), old)
@@ -338,7 +338,7 @@ def register(
 def register_subclass(cls: type[TensorDict]) -> None:
     """Make a class that derives from `TensorDict` a pytree node: it is built as that class."""
 
-    def build(values: Any, spec: Spec) -> Any:
+    def build(values: Any, spec: Spec) -> Node:
         td = unflatten(values, spec)
         td.__class__ = cls
         return td
@@ -378,7 +378,7 @@ for kind in (
     pickled.KINDS[kind.__name__] = kind
 
 
-def collate(batch: Any, *, collate_fn_map: Any = None) -> Any:
+def collate(batch: Any, *, collate_fn_map: Any = None) -> Node:
     """A list of containers as one: a lazy stack where their keys or shapes differ.
 
     Rows that were read at once, with `__getitems__`, are one container already.

@@ -18,12 +18,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from raffia.files import open_plain, write_atomically
 from raffia.tensordict.memmap import DTYPE_NAMES, MemoryMappedTensor, mapped
-from raffia.tensordict.nested_rows import (
-    checked_sizes,
-    shape_of_rows,
-    sum_of_rows,
-    view_of_rows,
-)
+from raffia.tensordict.nested_rows import checked_sizes, shape_of_rows, sum_of_rows, view_of_rows
 
 Record = dict[str, Any]
 Known = dict[Any, dict[str, Tensor]]  # structures by their content
@@ -210,7 +205,7 @@ def read(reader: Any, entry: Record) -> tuple[Tensor, Structure]:
     return values, Structure(ragged, {"offsets": offsets, "lengths": lengths})
 
 
-def content_of(parts: dict[str, Tensor]) -> Any:
+def content_of(parts: dict[str, Tensor]) -> tuple[tuple[str, torch.dtype, bytes], ...]:
     return tuple([(name, p.dtype, p.cpu().numpy().tobytes()) for name, p in parts.items()])
 
 

@@ -31,7 +31,7 @@ from raffia.tensordict.node import REGISTRY, Names, Node
 VERSION = 1
 RAGGED_VERSION = 2  # of the record of a folder that holds a nested tensor
 META = "meta.json"
-ASIDE = ".meta.json.tmp"  # the record while the files beside it are written
+ASIDE = ".meta.json.tmp"  # the record while the other files are written
 RESERVED = {META, ASIDE}  # names of no other file
 CPU = torch.device("cpu")
 VALUE_CLASSES = ("NonTensorData", "MetaData", "NonTensorStack")
@@ -180,7 +180,7 @@ class Reader:
     def tensor(self, entry: Record) -> Tensor:
         raise NotImplementedError
 
-    def container(self, entry: Record) -> Any:
+    def container(self, entry: Record) -> Node:
         raise NotImplementedError
 
     def shared(self, node: Any, name: str | None) -> None:
@@ -221,7 +221,7 @@ class Reader:
         return self.device or (CPU if device else None)
 
 
-def rebuild(reader: Reader, record: Any) -> Any:
+def rebuild(reader: Reader, record: Any) -> Node:
     """The container that a record describes; DamagedFileError if it describes none."""
     if type(record) is not dict:
         reader.fail("it is not a record")
@@ -266,7 +266,7 @@ def read_entries(reader: Reader, record: Record) -> dict[str, Any]:
     return entries
 
 
-def lazy_node(reader: Reader, record: Record) -> Any:
+def lazy_node(reader: Reader, record: Record) -> Node:
     members = list(read_entries(reader, record).values())
     for member in members:
         if not isinstance(member, Node) or member._is_data():
@@ -279,8 +279,8 @@ def lazy_node(reader: Reader, record: Record) -> Any:
     return out
 
 
-def stacked(reader: Reader, record: Record, cls: Any, members: list[Any], size: Any) -> Any:
-    """A lazy stack of members; `size` is the batch size of a member where there is none."""
+def stacked(reader: Reader, record: Record, cls: Any, members: list[Any], size: Any) -> Node:
+    """A lazy stack of members; `size` is the batch size of a member if the list is empty."""
     ndims = {len(member._batch_size) for member in members} or {len(size or ())}
     dim = record.get("stack_dim")
     if len(ndims) > 1 or type(dim) is not int or not 0 <= dim <= min(ndims):
@@ -288,7 +288,7 @@ def stacked(reader: Reader, record: Record, cls: Any, members: list[Any], size: 
     return cls._of(members, dim, None if size is None else torch.Size(size))
 
 
-def wrapped(reader: Reader, name: Any, td: Any) -> Any:
+def wrapped(reader: Reader, name: Any, td: Any) -> Node:
     """A tensorclass around a container; only classes that are defined in this process are known."""
     cls = REGISTRY.get(name) if type(name) is str else None
     if cls is None:
@@ -309,7 +309,7 @@ def decoded(reader: Reader, value: Any) -> Any:
         return reader.fail(str(error))
 
 
-def value_node(reader: Reader, record: Any) -> Any:
+def value_node(reader: Reader, record: Any) -> Node:
     """The non-tensor entry that a record describes."""
     device = reader.on(record.get("device"))
     if record["class"] in ("NonTensorData", "MetaData"):

@@ -133,14 +133,14 @@ def shared_by_rows(leaf: Tensor) -> Tensor | None:
     return base if leaf.stride()[1:] == base.stride() else None
 
 
-def tree_of(node: Any) -> Any:
+def tree_of(node: Any) -> TensorDict:
     """The `TensorDict` that has the entries of a nested container."""
     if node.__class__ is TensorDict:
         return node
     return node._tree if hasattr(node, "_tree") else getattr(node, "_td", node)
 
 
-def part_at(tree: TensorDict, path: tuple[str, ...]) -> Any:
+def part_at(tree: TensorDict, path: tuple[str, ...]) -> TensorDict | None:
     """The container nested in a tree at `path`, or None."""
     node: Any = tree
     for name in path:
@@ -167,13 +167,13 @@ def nodes_to(node: TensorDict, name: str) -> tuple[list[TensorDict], str]:
 
 
 def forget_listings(node: Any) -> None:
-    """Drop the entries that a locked container has listed before; the path of its file stays."""
-    for flags in [key for key in node._cache or () if key != "home"]:
-        del node._cache[flags]
+    """Drop the entries that a locked container has listed before."""
+    if node._cache:
+        node._cache.clear()
 
 
 def replace_leaves(node: Any, fn: LeafFn) -> None:
-    """Replace each tensor of a container by `fn` of it, in place."""
+    """Replace each tensor of a container by `fn` of it."""
     for store in node._stores():
         for name, value in store.items():
             if not isinstance(value, Node):

@@ -1,6 +1,6 @@
 """A container as one safetensors file: its tensors, and in the metadata the record of the tree.
 
-The metadata has a checksum of the whole file, too, made with zeros in its place. The library of
+The metadata has a checksum of the whole file, too, made with zeros instead of it. The library of
 safetensors reads the file, which may come from elsewhere. It is written here: as the checksum is
 made on the way, a full disk is the error of the system, and a kill leaves no file of another name.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Hashable
 from io import BufferedReader
 from typing import Any, BinaryIO
 
@@ -28,15 +29,8 @@ from raffia.files import (
 )
 from raffia.tensordict import ragged
 from raffia.tensordict.memmap import DTYPES
-from raffia.tensordict.record import (
-    Reader,
-    Record,
-    check_version,
-    outline,
-    placed,
-    rebuild,
-    titled,
-)
+from raffia.tensordict.node import Node
+from raffia.tensordict.record import Reader, Record, check_version, outline, placed, rebuild, titled
 
 FILE_DTYPES = {
     "BOOL": torch.bool,
@@ -127,7 +121,7 @@ def header_of(record: str, tensors: list[tuple[str, Tensor]]) -> bytes:
     return text
 
 
-def view_key(tensor: Tensor) -> Any:
+def view_key(tensor: Tensor) -> Hashable:
     """A key that is equal for two tensors that are the same memory, viewed in the same way."""
     if not tensor.numel():
         return id(tensor)
@@ -180,7 +174,7 @@ class FileReader(Reader):
         self.tensors: dict[str, Tensor] = {}
         self.parameters: dict[str, nn.Parameter] = {}
 
-    def read(self) -> Any:
+    def read(self) -> Node:
         """The container in this file."""
         with (
             open_plain(self.path, follows_links=True) as file,
@@ -194,7 +188,7 @@ class FileReader(Reader):
             known = metadata.get(CHECKSUM, "")
             checksum = hashlib.sha256(header.replace(known.encode(), NO_CHECKSUM.encode(), 1))
             found = {}
-            for name in opened.offset_keys():  # one behind the other, which the library has seen to
+            for name in opened.offset_keys():  # one behind the other, as the library has checked
                 found[name], data = self.next_tensor(file, opened, name)
                 checksum.update(data)
             self.tensors = {name: found[name] for name in opened.keys()}  # noqa: SIM118, no mapping
@@ -249,7 +243,7 @@ class FileReader(Reader):
             self.parameters[name] = nn.Parameter(found, requires_grad=needs_grad)
         return self.parameters[name]
 
-    def container(self, entry: Record) -> Any:
+    def container(self, entry: Record) -> Node:
         return rebuild(self, entry)
 
 

@@ -68,7 +68,7 @@ def select(
     return td._new(entries, td._batch_size, td._names)
 
 
-def keep_only(pairs: Iterable[tuple[Any, Any]], td: Any) -> Any:
+def keep_only(pairs: Iterable[tuple[Any, Any]], td: Container) -> Container:
     """Remove from each container what `select` left out of the other of its pair; returns `td`."""
     surplus: list[tuple[Any, str]] = []
     for node, chosen in pairs:

@@ -394,10 +394,7 @@ def expand(td: Container, *shape: int | Sequence[int], **kwargs: Any) -> Contain
                 f"{tuple(target)}, existing_shape = {size}"
             )
     names: Names = None if td._names is None else [*[None] * lead, *td._names]
-    ndim = len(size)
-
-    out = td._batched(_resizer("expand", ndim, new), ndim, new, names, ("expand", new))
-    return out.lock_() if td._locked else out
+    return _mapped(td, _resizer("expand", len(size), new), new, ("expand", new), names)
 
 
 def expand_as(td: Container, other: Tensor | Node) -> Container:
@@ -644,7 +641,7 @@ def atleast_3d(td: Container) -> Container:
 
 
 def pad(
-    td: Container,
+    tensordict: Container,
     pad_size: Sequence[int],
     value: float = 0.0,
     inplace: bool = False,
@@ -660,6 +657,7 @@ def pad(
     >>> TensorDict(a=torch.ones(2), batch_size=[2]).pad([1, 0])["a"]
     tensor([0., 1., 1.])
     """
+    td = tensordict
     if inplace:
         return replaced_by(td, pad(td, pad_size, value), "pad")
     size = td._batch_size

@@ -65,7 +65,7 @@ def documented_as(function: Callable[..., Any]) -> Callable[[Function], Function
 def shows_options_of(
     function: Callable[..., Any], without: str = ""
 ) -> Callable[[Function], Function]:
-    """Show, in place of a function's `**options`, those of the one that it hands them on to.
+    """Show, instead of a function's `**options`, those of the one that it hands them on to.
 
     without: names of options that are not shown.
     """

@@ -50,7 +50,7 @@ def stack(input: Sequence[Container], dim: int = 0, *, out: Container | None = N
     return result if out is None else _written(out, result, "stacked")
 
 
-def stack_nested(tds: Sequence[Any], dim: int) -> Any:
+def stack_nested(tds: Sequence[Any], dim: int) -> Node:
     """The dense stack, in which what differs in keys or shapes is stacked lazily; so at each level.
 
     >>> td = stack_nested([TensorDict(a=1, n=dict(b=1)), TensorDict(a=2, n=dict(c=1))], 0)

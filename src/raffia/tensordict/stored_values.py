@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from raffia.files import TemporaryFolder, locked
-from raffia.tensordict.node import Node
+from raffia.tensordict.node import Container, Node
 from raffia.tensordict.record import (
     META,
     VALUE_CLASSES,
@@ -30,7 +30,7 @@ from raffia.tensordict.record import (
     write_record,
 )
 
-# attribute in which a node has its value -> where that is kept while other processes change it, too
+# attribute in which a node has its value -> where it is while other processes change it, too
 SHARED = {"_data": "_shared_data", "tensordicts": "_shared_tensordicts"}
 
 
@@ -203,12 +203,12 @@ def share(node: Any, folder: str | None, name: str | None) -> None:
     home.give_to(node)
 
 
-def reopened(node: Any, folder: str, name: str | None) -> Any:
+def reopened(node: Container, folder: str, name: str | None) -> Container:
     """Restore a pickled shared value in another process, which then shares it with this one."""
     Home(folder, name, True).give_to(node)
     return node
 
 
-def left_alone(node: Any, folder: str, name: str | None) -> Any:
+def left_alone(node: Container, folder: str, name: str | None) -> Container:
     """Restore a shared value in `torch.load`, no longer tied to its folder."""
     return node

@@ -80,12 +80,11 @@ class TensorClass(_Typed):
 
     Arguments of an instance are its fields, then `batch_size`, `device`, `names` and `lock` as for
     `TensorDict`. Fields are read and written as attributes; a field that is None is not an entry.
-    Numbers, arrays and lists become tensors, containers and tensors are kept, everything else is
-    stored as a non-tensor value; so is a number in a field that is annotated as `int`, `float` or
-    `bool`, where there are batch dimensions. All methods of a container are there, and give
-    instances;
-    `__post_init__`, methods, properties and inheritance work as for dataclasses. Options, as
-    `TensorClass["autocast", "frozen"]` or as `class A(TensorClass, frozen=True)`:
+    Numbers, arrays and lists become tensors, containers and tensors stay as they are, everything
+    else is stored as a non-tensor value; so is a number in a field that is annotated as `int`,
+    `float` or `bool`, where there are batch dimensions. All methods of a container are there, and
+    give instances; `__post_init__`, methods, properties and inheritance work as for dataclasses.
+    Options, as `TensorClass["autocast", "frozen"]` or as `class A(TensorClass, frozen=True)`:
 
     autocast: cast what is assigned to the class that the field is annotated with.
     nocast: keep numbers and arrays as they are.
@@ -448,7 +447,7 @@ class TensorClass(_Typed):
 
     @classmethod
     def _numbers(cls, name: str) -> tuple[type, ...]:
-        """The kinds of numbers that a field keeps beside batch dimensions, by its annotation."""
+        """The kinds of numbers that a field with batch dimensions keeps, by its annotation."""
         found = cls._number_fields.get(name)
         if found is None:
             kinds = set(members(cls._annotation(name))) - {types.NoneType}
@@ -755,7 +754,7 @@ def is_tensorclass(obj: Any) -> bool:
 
 
 @kinds.enter
-def from_dataclass(dataclass: Any, dest_cls: Any = None, **options: bool) -> Any:
+def from_dataclass(dataclass: Any, dest_cls: Any = None, **options: bool) -> type[TensorClass]:
     """The tensorclass that has the fields of a dataclass, or of an instance of one.
 
     dest_cls: the tensorclass to use instead.

@@ -27,11 +27,7 @@ from raffia.tensordict import (
 )
 from raffia.tensordict.collection import TensorCollection, TensorDictBase
 from raffia.tensordict.entries import UNSET
-from raffia.tensordict.keys import (
-    NestedKey,
-    is_key,
-    missing,
-)
+from raffia.tensordict.keys import NestedKey, is_key, missing
 from raffia.tensordict.lock import locked_error
 from raffia.tensordict.node import (
     BatchSize,

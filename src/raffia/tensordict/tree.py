@@ -42,7 +42,7 @@ class ApplyOptions(TypedDict, total=False):
 
 
 def applied(
-    td: Any,
+    td: Container,
     fn: Callable[..., Any],
     named: bool,
     others: tuple[Any, ...],
@@ -57,7 +57,7 @@ def applied(
     out: Any = None,
     is_leaf: IsLeaf | None = None,
     propagate_lock: bool = False,
-) -> Any:
+) -> Container | None:
     """`apply` and `named_apply`; named: `fn` gets the nested key first."""
     if inplace and (batch_size is not None or out is not None):
         raise ValueError(
@@ -255,7 +255,7 @@ class _Apply:
         size = td._batch_size if self.size is None else self.size
         return td._new(entries, size, td._names if self.size is None else None)
 
-    def fitting(self, result: Any, td: Any, name: str) -> Any:
+    def fitting(self, result: Any, td: Any, name: str) -> Tensor | Node:
         """The stored form of a result of `fn`, after the checks of `set`."""
         if self.device is not NO_DEFAULT and self.device is not None and isinstance(result, Tensor):
             result = result.to(self.device)
@@ -314,7 +314,7 @@ def map(
     chunksize: rows in a piece (0: each row without that dimension); num_chunks: pieces.
     pool: a `multiprocessing.Pool` to use.
     out: container of the size of the result, into which the results are written.
-    max_tasks_per_child: pieces for each worker process before fresh ones take their places.
+    max_tasks_per_child: pieces for each worker process before it is replaced by a new one.
     worker_threads: threads of torch in each worker process.
     index_with_generator: cut each piece when it is asked for, instead of all at first.
     pbar: show on the terminal (stderr) how far it is.
@@ -394,14 +394,15 @@ def map_iter(
             raise RuntimeError(f"map: num_chunks must be at least 1, got {num_chunks}")
         chunksize = max(1, -(-rows // num_chunks))
     step: int = chunksize  # type: ignore[assignment]
+    starts = range(0, rows, step or 1)
     if index_with_generator:
         lead = [slice(None)] * dim
-        cuts = (at if step == 0 else slice(at, at + step) for at in _starts(rows, step))
+        cuts = (at if step == 0 else slice(at, at + step) for at in starts)
         parts: Any = (td[(*lead, cut)] for cut in cuts)
     else:
         node: Any = td
         parts = node.unbind(dim) if step == 0 else node.split(step, dim)
-    shown = _counted(len(_starts(rows, step)), pbar)
+    shown = _counted(len(starts), pbar)
     if pool is not None:
         yield from shown(pool.imap(fn, parts))
     elif num_workers == 0:
@@ -428,10 +429,6 @@ def _by_pools(
         with make() as workers:
             share = itertools.chain([first], itertools.islice(parts, rest))
             yield from workers.imap(fn, share)
-
-
-def _starts(rows: int, chunksize: int) -> range:
-    return range(0, rows, chunksize or 1)
 
 
 def _counted(total: int, pbar: bool) -> Callable[[Any], Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
@@ -46,7 +46,7 @@ class WholeValue(ValueNode):
         if self._names is not None:
             self._names = (self._names + [None] * len(batch_size))[: len(batch_size)]
 
-    def empty_like(self, batch_size: torch.Size) -> Any:
+    def empty_like(self, batch_size: torch.Size) -> Self:
         """This value with another batch size.
 
         >>> from raffia import NonTensorData

@@ -6,12 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._C._functorch import (
-    _add_batch_dim,
-    get_unwrapped,
-    maybe_get_bdim,
-    maybe_get_level,
-)
+from torch._C._functorch import _add_batch_dim, get_unwrapped, maybe_get_bdim, maybe_get_level
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
@@ -102,7 +97,7 @@ class Initialises:
             stores[name][name] = _add_batch_dim(whole, dim, level)
 
 
-def wait_for_input(layer: Any, rows: dict[str, Tensor]) -> Any:
+def wait_for_input(layer: Any, rows: dict[str, Tensor]) -> Initialises:
     """Make a lazy layer initialise the tensors of all rows when it is called; returns the hook.
 
     rows: what was put into the layer that is a row of a tensor, by name.

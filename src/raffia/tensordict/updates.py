@@ -12,12 +12,7 @@ from torch.autograd import forward_ad
 
 from raffia.tensordict.atomic import all_or_nothing
 from raffia.tensordict.entries import contains, get, holder, write
-from raffia.tensordict.keys import (
-    NestedKey,
-    raise_missing,
-    unravel_key,
-    unravel_key_to_tuple,
-)
+from raffia.tensordict.keys import NestedKey, raise_missing, unravel_key, unravel_key_to_tuple
 from raffia.tensordict.lock import locked_error
 from raffia.tensordict.node import Container, Node, Source
 from raffia.tensordict.views import IsLeaf

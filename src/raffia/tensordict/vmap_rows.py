@@ -16,6 +16,7 @@ from torch._C._functorch import _add_batch_dim as add_batch_dim
 from torch._C._functorch import is_batchedtensor as is_batched
 from torch.utils import _pytree as pytree
 
+from raffia.tensordict.node import Node
 from raffia.tensordict.nontensor import NonTensorData, NonTensorStack
 
 
@@ -27,13 +28,13 @@ def changed_dims(old: torch.Size, new: torch.Size) -> list[int]:
     return [i for i in range(len(long)) if long[:i] + long[i + 1 :] == short]
 
 
-def resized(node: Any, old: torch.Size, size: torch.Size, taken: int | None) -> Any:
+def resized(node: Any, old: torch.Size, size: torch.Size, taken: int | None) -> Node:
     """A non-tensor entry of a container whose batch size was `old` and is `size`.
 
     taken: which dimension `torch.vmap` took away, where that is known.
     Values of single rows are hidden from the one row that `torch.vmap` runs its function on: there
     they are one value, a list, and the node remembers the rows for when the dimension comes back,
-    and which that was; None where it can't be told, as within `torch.compile`.
+    and which that was; None where that is unknown, as within `torch.compile`.
     """
     extra = node._batch_size[len(old) :]
     at = changed_dims(old, size)
