@@ -126,8 +126,8 @@ def shape_of(value: Any) -> torch.Size:
 
 
 def mismatch(batch_size: torch.Size, value: Any, name: Any) -> RuntimeError:
-    """The error for a value that does not have the leading dimensions of the container."""
-    shape = shape_of(value)
+    """The error for a value, or its shape, that does not begin with the batch size."""
+    shape = value if isinstance(value, torch.Size) else shape_of(value)
     return RuntimeError(
         f"batch dimension mismatch: the batch size is {batch_size} but the value has shape "
         f"{shape} for key {name!r}; the leading dimensions of a value must be the batch size"

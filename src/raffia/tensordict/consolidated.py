@@ -24,7 +24,7 @@ from raffia.tensordict.byte_tensors import view_of
 from raffia.tensordict.copies import _replaced, synchronise
 from raffia.tensordict.future import TensorDictFuture
 from raffia.tensordict.memmap import Path
-from raffia.tensordict.node import Container, Device, Node
+from raffia.tensordict.node import Container, Device
 from raffia.tensordict.record import (
     CPU,
     Reader,
@@ -388,9 +388,6 @@ class BlockReader(Reader):
         key = (part["at"], tensor.dtype, tensor.shape)
         out: Tensor = known.setdefault(key, tensor)
         return out
-
-    def container(self, entry: Record) -> Node:
-        return rebuild(self, entry)
 
 
 def from_consolidated(cls: type[Container], filename: Path) -> Container:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from raffia.files import locked
 from raffia.tensordict import kinds, ragged
-from raffia.tensordict.build import as_device, shape_of
+from raffia.tensordict.build import as_device, mismatch, shape_of
 from raffia.tensordict.folder_reader import FolderReader
 from raffia.tensordict.folder_writer import Job, file_name, forget, is_link, linked, mark, namer
 from raffia.tensordict.future import TensorDictFuture
@@ -109,8 +109,8 @@ def memmap(
 ) -> Container: ...
 @shows_options_of(write_mapped)
 def memmap(
-    data: Any, prefix: Path | None = None, copy_existing: bool = False, **options: Any
-) -> Any:
+    data: Container, prefix: Path | None = None, copy_existing: bool = False, **options: Any
+) -> Container | TensorDictFuture[Container]:
     """A locked copy whose tensors are memory-mapped files: what is written into them is on disk.
 
     prefix: the folder; None is the folder of a container that has one, else temporary files, which
@@ -153,8 +153,8 @@ def memmap(
 
 @with_signature_of(memmap)
 def memmap_(
-    td: Any, prefix: Path | None = None, copy_existing: bool = False, **options: Any
-) -> Any:
+    td: Container, prefix: Path | None = None, copy_existing: bool = False, **options: Any
+) -> Container | TensorDictFuture[Container]:
     """Replace the tensors of this container by memory-mapped ones, lock it and return it.
 
     The arguments are those of `memmap`; with `return_early`, `result()` replaces the tensors.
@@ -176,8 +176,8 @@ def memmap_(
 
 @with_signature_of(memmap)
 def memmap_like(
-    td: Any, prefix: Path | None = None, copy_existing: bool = False, **options: Any
-) -> Any:
+    td: Container, prefix: Path | None = None, copy_existing: bool = False, **options: Any
+) -> Container | TensorDictFuture[Container]:
     """A locked container of the same keys, shapes and dtypes over new files, which hold zeros.
 
     No tensor is read or copied, so an expanded row reserves the files of a large buffer cheaply.
@@ -490,10 +490,7 @@ def add(
             "Delete that entry before overwriting it."
         )
     if shape[: len(size)] != size:
-        raise RuntimeError(
-            f"batch dimension mismatch: the batch size is {size} but the value has shape {shape} "
-            f"for key {path[-1]!r}"
-        )
+        raise mismatch(size, shape, path[-1])
     folder = own_folder(td)
     with nullcontext() if folder is None else locked(folder):
         child, out = added(td, folder, path, make, robust, structure, shape)
@@ -564,7 +561,7 @@ def save(
     **options: Unpack[SaveOptions],
 ) -> Container: ...
 def save(
-    data: Any,
+    data: Container,
     prefix: Path | None = None,
     copy_existing: bool = False,
     *,
@@ -572,7 +569,7 @@ def save(
     return_early: bool = False,
     share_non_tensor: bool = False,
     robust_key: bool | None = True,
-) -> Any:
+) -> Container | TensorDictFuture[Container]:
     """Write this container to disk: to one safetensors file, or to a folder as `memmap` does.
 
     prefix: a path that ends in `.safetensors` is the file, any other path is the folder.

@@ -99,14 +99,14 @@ class FolderReader(Reader):
     def container(self, entry: Record) -> Node:
         if "class" in entry:
             return rebuild(self, entry)
-        path, found = self.below(entry.get("folder"))
+        return self.of(entry.get("folder")).read()
+
+    def of(self, name: Any) -> FolderReader:
+        """The reader of a folder within this one."""
+        path, found = self.below(name)
         if not stat.S_ISDIR(found.st_mode):
             raise DamagedFileError(path, "it is not a folder (links are not followed)")
-        return self.of(path).read()
-
-    def of(self, folder: str) -> FolderReader:
-        """The reader of a folder within this one."""
-        return FolderReader(folder, self.device, self.non_blocking, self.mode, self.known)
+        return FolderReader(path, self.device, self.non_blocking, self.mode, self.known)
 
     def at(self, key: tuple[str, ...]) -> FolderReader:
         """The reader of the container nested under `key`; ValueError if there is none."""
@@ -121,8 +121,5 @@ class FolderReader(Reader):
                     f"subpath: no container was saved under {name!r} in {reader.folder}; its "
                     f"entries are {names}"
                 )
-            path, found = reader.below(entry["folder"])
-            if not stat.S_ISDIR(found.st_mode):
-                raise DamagedFileError(path, "it is not a folder (links are not followed)")
-            reader = reader.of(path)
+            reader = reader.of(entry["folder"])
         return reader

@@ -710,7 +710,7 @@ def lazy_stack(
     device: Device = None,
     stack_dim_name: str | None = None,
     strict_shape: bool = False,
-) -> Any:
+) -> Node | Tensor:
     """Stack containers without copying; entries are stacked when they are read.
 
     out: container that the stacked entries are written to.

@@ -67,11 +67,7 @@ def layout(td: Any, doing: str, values: bool = True) -> Layout:
         else:
             found = sorted(node._entries().items())
         for name, value in found:
-            if (
-                value.__class__ is Tensor
-                or not isinstance(value, Node)
-                or isinstance(value, Tensor)
-            ):
+            if isinstance(value, Tensor) or not isinstance(value, Node):
                 leaf: Any = value
                 if isinstance(value, Node):
                     leaf = value._plain_tensor()  # type: ignore[attr-defined]

@@ -94,7 +94,7 @@ class Node:
         exclude = unflatten_keys = lock_ = unlock_ = refine_names = _gives_alike
         filter_non_tensor_data = _gives_alike
         unbind = _gives_rows
-        is_empty = is_memmap = _tells
+        is_empty = is_memmap = is_shared = _tells
 
         # and of what nodes have for which `_is_data` is true
         def _compared(self, other: Any, compare: Callable[[Any, Any], Any]) -> Any: ...

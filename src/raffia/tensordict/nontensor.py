@@ -499,10 +499,7 @@ class NonTensorStack(NonTensor, LazyStackedTensorDict):  # type: ignore[misc] # 
     """
 
     def __init__(self, *args: Any, stack_dim: int = 0, **options: Any) -> None:
-        members = [
-            arg if isinstance(arg, Node) and arg._is_data() else NonTensorData(arg) for arg in args
-        ]
-        super().__init__(*members, stack_dim=stack_dim, **options)
+        super().__init__(*[as_data(arg) for arg in args], stack_dim=stack_dim, **options)
 
     tensordicts: list[Any] = stored_values.ReadAgain()  # type: ignore[assignment]
 
@@ -523,12 +520,7 @@ class NonTensorStack(NonTensor, LazyStackedTensorDict):  # type: ignore[misc] # 
         if non_tensors and all([isinstance(value, list) for value in non_tensors]):
             members = [cls.from_list(value, device) for value in non_tensors]
         if not members or len({len(m._batch_size) for m in members}) > 1:
-            members = [
-                value
-                if isinstance(value, Node) and value._is_data()
-                else NonTensorData(value, device=device)
-                for value in non_tensors
-            ]
+            members = [as_data(value, device) for value in non_tensors]
         return cls._of(members, 0)
 
     @classmethod
@@ -692,6 +684,12 @@ def _no_entries(node: Any, name: Any) -> KeyError:
     return KeyError(f"{name!r}: a {type(node).__name__} holds values, not entries")
 
 
+def as_data(value: Any, device: Device = None) -> Node:
+    """The entry that holds a value: itself, if it is one."""
+    is_data = isinstance(value, Node) and value._is_data()
+    return value if is_data else NonTensorData(value, device=device)
+
+
 def rows_of(node: Any) -> list[Any]:
     """The values of all rows, in row-major order."""
     return flat(node.tolist(), len(node._batch_size))
@@ -740,5 +738,5 @@ def _one_value(nodes: Sequence[Any]) -> bool:
 
 def all_same(nodes: Sequence[Any]) -> bool:
     """Whether all data nodes hold one value each, the same."""
-    first = nodes[0]
-    return all([isinstance(n, NonTensorData) and same(n._data, first._data) for n in nodes])
+    data = [node._data for node in nodes if isinstance(node, NonTensorData)]
+    return len(data) == len(nodes) and all([same(value, data[0]) for value in data])

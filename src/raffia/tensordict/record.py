@@ -181,7 +181,7 @@ class Reader:
         raise NotImplementedError
 
     def container(self, entry: Record) -> Node:
-        raise NotImplementedError
+        return rebuild(self, entry)
 
     def shared(self, node: Any, name: str | None) -> None:
         """Tie a value that other processes change, too, to the entry `name` that holds it."""

@@ -301,11 +301,6 @@ def _signed(method: Any, name: str, options: str, text: str, example: str, keep:
     return method
 
 
-def _check_options(name: str, given: dict[str, Any], options: frozenset[str]) -> None:
-    for option in given.keys() - options:
-        raise TypeError(f"{name}() got an unexpected keyword argument {option!r}")
-
-
 def _reduction(
     name: str,
     function: Callable[..., Tensor],
@@ -328,7 +323,8 @@ def _reduction(
     ) -> Any:
         if given or key_transform is not None:
             named = {} if key_transform is None else {"key_transform": None}
-            _check_options(name, {**given, **named}, allowed)
+            for option in (given | named).keys() - allowed:
+                raise TypeError(f"{name}() got an unexpected keyword argument {option!r}")
         return renamed(reduced(self, function, dim, keepdim, reduce, **given), key_transform)
 
     made: Reduction = _signed(method, name, options, text, example, keep)
@@ -464,7 +460,9 @@ class Reductions:
     @overload
     def cummax(self, dim: int, *, reduce: None = None, return_indices: Literal[False]) -> Self: ...
 
-    def cummax(self, dim: int, *, reduce: bool | None = None, return_indices: bool = True) -> Any:
+    def cummax(
+        self, dim: int, *, reduce: bool | None = None, return_indices: bool = True
+    ) -> Extremes[Self] | Self:
         """The cumulative maximum along a batch dimension, and where: a pair `values` and `indices`.
 
         >>> from raffia import TensorDict
@@ -480,7 +478,9 @@ class Reductions:
     @overload
     def cummin(self, dim: int, *, reduce: None = None, return_indices: Literal[False]) -> Self: ...
 
-    def cummin(self, dim: int, *, reduce: bool | None = None, return_indices: bool = True) -> Any:
+    def cummin(
+        self, dim: int, *, reduce: bool | None = None, return_indices: bool = True
+    ) -> Extremes[Self] | Self:
         """The cumulative minimum along a batch dimension, and where: a pair `values` and `indices`.
 
         >>> from raffia import TensorDict

@@ -243,9 +243,6 @@ class FileReader(Reader):
             self.parameters[name] = nn.Parameter(found, requires_grad=needs_grad)
         return self.parameters[name]
 
-    def container(self, entry: Record) -> Node:
-        return rebuild(self, entry)
-
 
 def record_of_all(tensors: dict[str, Tensor]) -> Record:
     """The record of a container that holds all tensors under their names."""

@@ -77,7 +77,7 @@ def maybe_dense_stack(
 @kinds.enter
 def maybe_dense_stack(
     input: Sequence[Any], dim: int = 0, *, out: Any = None, strict: bool = False, **options: Any
-) -> Any:
+) -> Node | Tensor:
     """Stack containers densely if keys and shapes are equal, else lazily; so at each level.
 
     strict: refuse containers of different batch sizes.
@@ -104,7 +104,7 @@ def dense_stack_tds(
 def dense_stack_tds(
     td_list: Sequence[Container] | Container, dim: int | None = None
 ) -> Container: ...
-def dense_stack_tds(td_list: Any, dim: int | None = None) -> Any:
+def dense_stack_tds(td_list: Any, dim: int | None = None) -> Node | Tensor:
     """The dense stack of containers: those of a list, or the members of a lazy stack.
 
     Lazy stacks in the list stay lazy: their members are stacked, so that shapes may differ. Any

@@ -118,7 +118,7 @@ def apply(
     **options: Unpack[ApplyOptions],
 ) -> Container | None: ...
 @shows_options_of(applied)
-def apply(td: Any, fn: Callable[..., Any], *others: Any, **options: Any) -> Any:
+def apply(td: Container, fn: Callable[..., Any], *others: Any, **options: Any) -> Container | None:
     """The container of `fn(leaf, *leaves of the others)`; where `fn` gives None, no entry.
 
     batch_size, device, names: those of the result, if `fn` changes them.
@@ -157,12 +157,12 @@ def named_apply(
 ) -> Container | None: ...
 @shows_options_of(applied)
 def named_apply(
-    td: Any,
+    td: Container,
     fn: Callable[..., Any],
     *others: Any,
     nested_keys: bool = False,
     **options: Any,
-) -> Any:
+) -> Container | None:
     """Like `apply`, but `fn` receives the name of the entry as its first argument.
 
     nested_keys: the whole nested key instead of its last part.

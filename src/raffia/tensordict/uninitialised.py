@@ -80,10 +80,7 @@ class Initialises:
 
     def __call__(self, layer: Any, args: Any, kwargs: Any) -> None:
         self.handle.remove()
-        stores = {
-            name: layer._parameters if name in layer._parameters else layer._buffers
-            for name in self.rows
-        }
+        stores = {name: _store(layer, name) for name in self.rows}
         with temporarily_clear_interpreter_stack():
             if any([isinstance(whole, _Batched) for whole, _, _ in self.rows.values()]):
                 layer.initialize_parameters(*args, **kwargs)
@@ -97,6 +94,12 @@ class Initialises:
             stores[name][name] = _add_batch_dim(whole, dim, level)
 
 
+def _store(layer: Any, name: str) -> dict[str, Any]:
+    """The dict in which a layer has a parameter or buffer."""
+    store: dict[str, Any] = layer._parameters if name in layer._parameters else layer._buffers
+    return store
+
+
 def wait_for_input(layer: Any, rows: dict[str, Tensor]) -> Initialises:
     """Make a lazy layer initialise the tensors of all rows when it is called; returns the hook.
 
@@ -107,8 +110,7 @@ def wait_for_input(layer: Any, rows: dict[str, Tensor]) -> Initialises:
         for name, row in rows.items()
     }
     for name, (whole, _, _) in found.items():
-        store = layer._parameters if name in layer._parameters else layer._buffers
-        store[name] = whole
+        _store(layer, name)[name] = whole
     hook = Initialises(found)
     hook.handle = layer.register_forward_pre_hook(hook, prepend=True, with_kwargs=True)
     return hook
