@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from raffia.hints import check_choice
 from raffia.tensordict import kinds
 from raffia.tensordict.build import SizeOptions, as_device, as_size, finished, sized
 from raffia.tensordict.keys import NestedKey, is_key
@@ -376,10 +377,7 @@ class Construction(Node):
         >>> TensorDict.from_schema({"obs": ([4], torch.uint8)}, batch_size=[2])["obs"].shape
         torch.Size([2, 4])
         """
-        if storage not in (None, "memmap", "shared"):
-            raise ValueError(
-                f'from_schema: storage must be None, "memmap" or "shared", got {storage!r}'
-            )
+        check_choice("storage", storage, (None, "memmap", "shared"))
         if kwargs and storage != "memmap":
             raise TypeError(
                 f"from_schema: {sorted(kwargs)} can only be passed with storage='memmap'"

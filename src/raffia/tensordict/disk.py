@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from raffia.files import locked
+from raffia.hints import check_choice
 from raffia.tensordict import kinds, ragged
 from raffia.tensordict.build import as_device, mismatch, shape_of
 from raffia.tensordict.folder_reader import FolderReader
@@ -26,11 +27,11 @@ from raffia.tensordict.future import TensorDictFuture
 from raffia.tensordict.keys import NestedKey, through_leaf, unravel_key_to_tuple
 from raffia.tensordict.lock import _lock, locked_error
 from raffia.tensordict.memmap import (
+    MODES,
     DamagedFileError,
     MemoryMappedTensor,
     Path,
     allocate,
-    check_mode,
 )
 from raffia.tensordict.node import Container, Device, Node
 from raffia.tensordict.record import CPU, RESERVED, VALUE_CLASSES, Record, read_record, write_record
@@ -275,7 +276,7 @@ def load_memmap(
         if os.path.exists(prefix):
             raise NotADirectoryError(f"{prefix} is a file; TensorDict.load(path) reads files")
         raise FileNotFoundError(f"there is no folder {prefix}")
-    check_mode(mode)
+    check_choice("mode", mode, MODES)
     parts = subpath.split("/") if isinstance(subpath, str) else subpath
     key = () if parts is None else unravel_key_to_tuple(tuple(parts))
 

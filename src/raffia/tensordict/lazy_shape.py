@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from raffia.hints import check_choice
 from raffia.tensordict.node import LeafFn, Node, Op
 
 
@@ -56,8 +57,7 @@ def member_shape(node: Any, name: str) -> torch.Size | None:
 
 def padded(values: list[Tensor], fill: float | bool, side: str) -> list[Tensor]:
     """Tensors filled up to the largest size along each dimension."""
-    if side not in ("left", "right"):
-        raise ValueError(f"padding_side must be 'left' or 'right', got {side!r}")
+    check_choice("padding_side", side, ("left", "right"))
     target = [max(sizes) for sizes in zip(*[value.shape for value in values], strict=True)]
     out = []
     for value in values:

@@ -15,9 +15,11 @@ from torch import Tensor
 
 from raffia.files import DamagedFileError as DamagedFileError
 from raffia.files import TemporaryFile, reserve_file
+from raffia.hints import check_choice
 from raffia.tensordict.nested_rows import checked_sizes, sum_of_rows, view_of_rows
 from raffia.tensordict.node import Container
 
+MODES = ("r", "r+", None)
 Path = str | os.PathLike[str]
 Shape = Sequence[int] | Tensor  # as a tensor of two dimensions: the sizes of nested rows
 
@@ -136,7 +138,7 @@ class MemoryMappedTensor(Tensor):
         MemoryMappedTensor([1., 1., 1.])
         """
         filename, shape = os.fspath(filename), as_shape(shape)
-        check_mode(mode)
+        check_choice("mode", mode, MODES)
         check_length(filename, numel_of(shape) * dtype.itemsize)
         out = map_shape(filename, dtype, shape, mode)
         return out if index is None else out[index]
@@ -386,11 +388,6 @@ def keep_mapped(out: Container, td: Any) -> Container:
                 node.__dict__["_mapped_to"] = ""
                 nodes.extend(node._children())
     return out
-
-
-def check_mode(mode: Any) -> None:
-    if mode not in (None, "r", "r+"):
-        raise ValueError(f"mode must be 'r', 'r+' or None, got {mode!r}")
 
 
 def map_file(

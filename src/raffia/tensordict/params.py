@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from raffia.hints import check_choice
 from raffia.tensordict import entries, kinds, views
 from raffia.tensordict.collection import TensorDictBase
 from raffia.tensordict.convert import unmoved
@@ -80,8 +81,7 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
         lock: bool = False,
         **entries: Any,
     ) -> None:
-        if no_convert not in (True, False, "skip"):
-            raise ValueError(f"no_convert must be True, False or 'skip', got {no_convert!r}")
+        check_choice("no_convert", no_convert, (True, False, "skip"))
         nn.Module.__init__(self)
         if parameters is None:
             parameters = entries

@@ -8,6 +8,7 @@ from typing import Any, Unpack, overload
 import torch
 from torch import Tensor
 
+from raffia.hints import check_choice
 from raffia.tensordict import dim_names, entries, kinds, modes
 from raffia.tensordict.build import StackOptions
 from raffia.tensordict.collection import TensorDictBase
@@ -441,8 +442,7 @@ def pad_sequence(
     tds: list[Any] = list(list_of_tensordicts)
     if not tds:
         raise RuntimeError("pad_sequence: the list of containers is empty")
-    if padding_side not in ("left", "right"):
-        raise ValueError(f"padding_side must be 'left' or 'right', got {padding_side!r}")
+    check_choice("padding_side", padding_side, ("left", "right"))
     if hasattr(tds[0], "_wrap"):
         if return_mask:
             raise RuntimeError(

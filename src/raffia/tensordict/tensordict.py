@@ -585,21 +585,6 @@ class TensorDict(TensorDictBase):
     def popitem(self) -> tuple[str, Any]:
         return entries.popitem(self) if self._locked or not self._d else self._d.popitem()
 
-    @documented_as(updates.update_)
-    def update_(
-        self,
-        input_dict_or_td: Source | None = None,
-        clone: bool = False,
-        *,
-        non_blocking: bool = False,
-        **options: Any,
-    ) -> Self:
-        source = input_dict_or_td
-        if not options and (source.__class__ is TensorDict or source.__class__ is dict):
-            if updates.written_at_once(self, source, non_blocking):
-                return self
-        return updates.update_(self, source, clone, non_blocking=non_blocking, **options)
-
     keys = views.of_dict(views.keys)
     values = views.of_dict(views.values)
     items = views.of_dict(views.items)

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypedDict, TypeVar, Unpack, overload
 import torch
 from torch import Tensor
 
+from raffia.hints import check_choice
 from raffia.tensordict import updates
 from raffia.tensordict.build import as_device, as_size, batch_dim, mismatch, shape_of
 from raffia.tensordict.entries import NO_DEFAULT
@@ -591,8 +592,7 @@ def _gather(
 
 def _loss(function: Callable[..., Tensor]) -> Callable[..., Any]:
     def call(input: Any, target: Any, *args: Any, reduction: str = "mean", **kwargs: Any) -> Any:
-        if reduction not in ("none", "mean", "sum"):
-            raise ValueError(f"reduction must be 'none', 'mean' or 'sum', got {reduction!r}")
+        check_choice("reduction", reduction, ("none", "mean", "sum"))
         out = input.apply(
             lambda a, b: function(a, b, *args, reduction=reduction, **kwargs),
             target,

@@ -178,8 +178,11 @@ def update_(
     >>> TensorDict(a=torch.zeros(2)).lock_().update_({"a": torch.ones(2)})["a"]
     tensor([1., 1.])
     """
+    whole = keys_to_update is None and not entries
+    if whole and written_at_once(td, input_dict_or_td, non_blocking):
+        return td
     source = restricted(merged(input_dict_or_td, entries), keys_to_update)
-    if written_at_once(td, source, non_blocking):
+    if not whole and written_at_once(td, source, non_blocking):
         return td
     pairs = pairs_of(source)
     check_writes(td, pairs)
