@@ -392,7 +392,7 @@ class TensorCollection(Construction, Pointwise, Reductions, Node):
 
     @property
     def batch_dims(self) -> int:
-        """How many batch dimensions there are.
+        """The number of batch dimensions.
 
         >>> TensorDict(batch_size=[2, 3]).batch_dims
         2
@@ -402,7 +402,7 @@ class TensorCollection(Construction, Pointwise, Reductions, Node):
     ndim = batch_dims
 
     def dim(self) -> int:
-        """How many batch dimensions there are.
+        """The number of batch dimensions.
 
         >>> TensorDict(batch_size=[2, 3]).dim()
         2

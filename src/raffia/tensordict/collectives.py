@@ -2,8 +2,8 @@
 
 Sums are over the memory that is there: all processes compare what leaves they have, by one number,
 before any of it is sent, for gloo ends a process that is sent more than it has room for. Whole
-containers go as a record (JSON, no pickle) and the block of their entries. Where one process can't
-take part, it tells the others, so that nobody waits for it.
+containers go as a record (JSON, no pickle) and the block of their entries. A process that can't
+take part informs the others, so that none waits for it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from raffia.tensordict.messages import (
 )
 from raffia.tensordict.node import Container, Device
 
-BUCKET = 25 * 2**20  # bytes of small leaves that are summed at once
+BUCKET = 25 * 2**20  # bytes of small leaves that are summed together
 
 
 # -------------------------------------------------------------------------------------- like trees
@@ -118,13 +118,13 @@ def all_reduce(
 ) -> list[dist.Work] | None:
     """Sum each entry over all processes and write the sum into it, in all of them.
 
-    Small entries of one dtype are summed at once. All processes call it with the same keys, shapes
+    Small entries of one dtype are summed together. All processes call it with the same keys, shapes
     and dtypes. Non-tensor entries are left alone.
 
     op: of `torch.distributed.ReduceOp`; None for the sum.
     async_op: give a list of what is under way; call `wait()` of each before the entries are used.
-    bucket_bytes: entries of one dtype are summed at once up to so many bytes; larger ones by
-        themselves, without a copy. None: those under 256 KiB, up to 25 MiB at once.
+    bucket_bytes: entries of one dtype are summed together up to this size; larger ones by
+        themselves, without a copy. None: those under 256 KiB, up to 25 MiB together.
     Raises ValueError in all processes, which names what differs, if the containers differ.
 
     >>> def program(rank):  # each process calls it
@@ -372,10 +372,10 @@ def init_remote(
 ) -> None:
     """Send the container to a process that has none yet: it calls `TensorDict.from_remote_init`.
 
-    What comes next of the same form goes by `send(consolidated=True)` into what it made.
+    Later containers of the same form can be sent into it by `send(consolidated=True)`.
 
     dst: the rank of the receiver.
-    device: through whose memory it goes; with NCCL a CUDA device.
+    device: the device whose memory is sent; with NCCL a CUDA device.
     use_broadcast: send to all processes of the group, by `broadcast`.
     Raises TypeError for what no file can hold.
 
@@ -406,7 +406,7 @@ def from_remote_init(
 
     src: the rank of the sender.
     device: where the entries are; with NCCL a CUDA device.
-    use_broadcast: as the sender says.
+    use_broadcast: as the sender passes it.
     Raises RuntimeError if the sender could not send it, DamagedFileError for unknown tensorclasses.
 
     >>> def program(rank):

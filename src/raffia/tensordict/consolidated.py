@@ -1,4 +1,4 @@
-"""Consolidated containers: all entries in one block, to copy, share, map, pickle or send at once.
+"""Consolidated containers: all entries in one block, to copy, share, map, pickle or send it as one.
 
 The block and the record of the tree, the one of record.py, are a file, too: the record ends with
 its length and a mark, so that the block begins at 0 and can be mapped. What collectives.py sends to
@@ -205,7 +205,7 @@ def consolidate(
     num_threads: so many threads copy.
     device: where the buffer is made.
     inplace: replace the entries of this container.
-    return_early: with more than one thread, return a future at once, whose `result()` is the
+    return_early: with more than one thread, return a future immediately, whose `result()` is the
         container.
     use_buffer: keep the buffer in memory, and write the file once.
     share_memory, pin_memory: where on the CPU the buffer lies.
@@ -324,7 +324,7 @@ def in_spans(td: Any) -> bool:
 
 
 def reduce_consolidated(td: Any) -> tuple[Any, ...]:
-    """How a consolidated container is pickled: its buffer, and the empty tree."""
+    """The pickled form of a consolidated container: its buffer, and the empty tree."""
     tree = td._rebuild(iter([torch.empty_like(leaf, device="meta") for leaf in td._leaves([])]))
     return from_buffer, (tree, td._buffer, td._spans)
 

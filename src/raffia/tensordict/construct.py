@@ -86,7 +86,7 @@ class Construction(Node):
         names: Sequence[str | None] | None = None,
         **options: Unpack[SizeOptions],
     ) -> Self:
-        """A container from a (nested) dict, of the kind of this one; nested ones likewise.
+        """A container from a (nested) dict, of the kind of this one; so are nested ones.
 
         >>> from raffia import TensorDict
         >>> TensorDict().from_dict_instance({"a": [1, 2]}, batch_size=[2]).batch_size

@@ -53,8 +53,8 @@ def to(
 
     batch_size: that of the result.
     inplace: replace the entries of this container.
-    cast_filter: `cast_filter(key, tensor)`, with the key as a tuple, says which entries get another
-        dtype; the others are only moved.
+    cast_filter: `cast_filter(key, tensor)`, with the key as a tuple, selects the entries that get
+        another dtype; the others are only moved.
     non_blocking_pin: copy the entries to pinned memory first, on `num_threads` threads (this one,
         if None or 0), so that a GPU can fetch them while the CPU works on.
 
@@ -359,7 +359,7 @@ def is_shared(td: Any) -> bool:
         for value in td._d.values() if td.__class__ is td._plain else ():
             if value.__class__ is Tensor and not value.untyped_storage().is_shared():
                 return False
-            break  # mostly the first one tells
+            break  # mostly the first one decides
     except RuntimeError:  # it has no memory
         return False
     return every(td, in_shared_memory) and bool(td._leaves([])) and not td.is_memmap()
@@ -392,7 +392,7 @@ def data_ptr(td: Any, *, storage: bool = False) -> dict[NestedKey, int]:
 
 
 def numel(td: Any) -> int:
-    """How many rows there are: the product of the batch size, at least 1.
+    """The number of rows: the product of the batch size, at least 1.
 
     >>> from raffia import TensorDict
     >>> TensorDict(batch_size=[2, 3]).numel()
@@ -402,7 +402,7 @@ def numel(td: Any) -> int:
 
 
 def bytes_(td: Any, *, count_duplicates: bool = True) -> int:
-    """How many bytes all entries take.
+    """The size of all entries in bytes.
 
     count_duplicates: count a tensor that is stored under two keys twice.
 
@@ -414,7 +414,7 @@ def bytes_(td: Any, *, count_duplicates: bool = True) -> int:
 
 
 def param_count(td: Any, *, count_duplicates: bool = True) -> int:
-    """How many numbers all entries hold.
+    """The number of elements of all entries.
 
     >>> from raffia import TensorDict
     >>> TensorDict(a=torch.ones(2, 3)).param_count()

@@ -254,7 +254,7 @@ def load_memmap(
     device: where the tensors are copied to; None and the CPU leave them mapped, "meta" reads none.
     non_blocking: don't wait for the copies to the device.
     out: a container to load into: its nested containers stay, its tensors are replaced.
-    robust_key: as for `memmap`; both ways are read, since `meta.json` says which files there are.
+    robust_key: as for `memmap`; both ways are read, since `meta.json` names the files.
     subpath: load only the container nested under this key (names in a string are parted by "/").
     mode: "r": what is written into the tensors stays in memory; "r+": it reaches the files, and
         PermissionError if one can't be written; None: as "r+" where it can be, else as "r".

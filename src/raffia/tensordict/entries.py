@@ -518,7 +518,7 @@ def entry_class(td: Any, key: NestedKey) -> type:
 
 
 def depth(td: Any) -> int:
-    """How deep containers are nested: 0 for a flat one.
+    """The depth to which containers are nested: 0 for a flat one.
 
     >>> from raffia import TensorDict
     >>> TensorDict(a=dict(b=dict(c=1))).depth

@@ -1,7 +1,7 @@
 """A container on its way into a folder of memory-mapped files: names, paths, and what is written.
 
 All is checked, and every file has its name, before anything is written; the record of the outermost
-folder goes first and comes last, so that no half of a save can be loaded.
+folder is removed first and written last, so that no half of a save can be loaded.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ def _plain_part(part: Any) -> Any:
 
 
 def dims_of(part: Any) -> int:
-    """How many dimensions a part of an index takes."""
+    """The number of dimensions that a part of an index takes."""
     if part is None or part is Ellipsis or isinstance(part, bool):
         return 0
     return part.dim() if isinstance(part, Tensor) and part.dtype is torch.bool else 1

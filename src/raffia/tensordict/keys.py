@@ -1,4 +1,4 @@
-"""Nested keys: normalise them, and say clearly when one is missing."""
+"""Nested keys: normalise them, and clear errors for missing ones."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ _ALL = slice(None)
 
 
 class Plan:
-    """How an index into a lazy stack goes to its members.
+    """An index into a lazy stack as indices into its members.
 
     rows: the members, by their number, and the index into each; in row-major order over `sizes`.
     sizes: the dimensions that the result has instead of the stack dimension; () of one member.

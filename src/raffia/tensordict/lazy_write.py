@@ -577,7 +577,7 @@ class LazyWrites(LazyKeys):
 
 
 def fits(given: Sequence[int], size: Sequence[int]) -> bool:
-    """Whether a shape is, as far as it goes, `size`, in which -1 stands for anything."""
+    """Whether a shape is the beginning of `size`, in which -1 stands for any number."""
     return all([b in (-1, a) or a == -1 for a, b in zip(given, size, strict=False)])
 
 

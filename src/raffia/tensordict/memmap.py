@@ -43,7 +43,7 @@ class MemoryMappedTensor(Tensor):
 
     Indexing with integers and slices, `split`, `chunk` and `unbind` give mapped tensors over the
     same file; other operations give plain tensors. It is pickled as the name of its file.
-    Without `filename` the file is a temporary one, which goes with the tensor.
+    Without `filename` the file is a temporary one, removed with the tensor.
     The shape may be a tensor with the size of each row: of a nested tensor of strided layout.
 
     >>> x = MemoryMappedTensor.zeros(2, 3)

@@ -1,6 +1,6 @@
 """Messages with containers between `torch.distributed` processes, received into existing trees.
 
-A container goes as one message and one for each large leaf. The first holds what the leaves are, as
+A container is sent as one message and one for each large leaf. The first describes the leaves, as
 JSON, and the memory of all small ones; what of it is over `FIRST` bytes is a separate message. So
 the receiver compares before it writes, and knows how much it has to take off the line of a tree
 that differs from its own: gloo ends a process that is sent more than it has room for. All messages
@@ -445,7 +445,7 @@ def send(td: Any, dst: int | None = None, **options: Unpack[SendOptions]) -> Non
     group: a group of processes; None for all.
     group_dst: the rank of the receiver in the group, instead of `dst`; torch need not know this
         group.
-    init_tag: what tells two transfers apart that are under way at once; the receiver passes the
+    init_tag: distinguishes transfers that are under way concurrently; the receiver passes the
         same.
     pseudo_rand: draw the tag from `init_tag`, so that neighbouring ones are far apart.
     consolidated: send the block of a consolidated container as it is, not copied; another container
@@ -467,7 +467,7 @@ def isend(
 ) -> list[dist.Work] | int | None:
     """Like `send`, with all messages in progress together; returns the tag of the last entry.
 
-    return_early: give a list of what is under way, at once; call `wait()` of each before the
+    return_early: return a list of what is under way immediately; call `wait()` of each before the
         entries are changed. None is given with `consolidated`, once all is sent.
 
     >>> def program(rank):
@@ -550,7 +550,7 @@ def irecv(
 ) -> list[Transfer] | None:
     """Like `recv`, but returns None.
 
-    return_premature: give a list of what is under way, at once, while a thread receives; call
+    return_premature: return a list of what is under way immediately, while a thread receives; call
         `wait()` of each before the entries are read: it raises what `recv` would.
 
     >>> def program(rank):

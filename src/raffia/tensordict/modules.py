@@ -529,7 +529,7 @@ def _fitted(value: Tensor, was: Tensor) -> Tensor:
     requires_grad = was.requires_grad and (value.is_floating_point() or value.is_complex())
     if kind is Tensor:  # what `Parameter` comes down to
         return Tensor._make_subclass(Parameter, value, requires_grad)
-    return Parameter(value.detach(), requires_grad)  # of a memory-mapped tensor, say
+    return Parameter(value.detach(), requires_grad)  # such as of a memory-mapped tensor
 
 
 def _no_such_name(name: str, module: nn.Module) -> MissingKeyError:

@@ -27,7 +27,7 @@ def checked_sizes(sizes: Tensor) -> Tensor:
 
 
 def sum_of_rows(sizes: Tensor) -> int:
-    """How many elements rows of these sizes have; -1 for sizes that no tensor has.
+    """The number of elements of rows of these sizes; -1 for sizes that no tensor has.
 
     >>> sum_of_rows(torch.tensor([[2, 3], [4, 3]]))
     18

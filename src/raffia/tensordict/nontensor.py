@@ -669,7 +669,7 @@ _NOWHERE = contextlib.nullcontext()
 
 
 def shared_form(node: Any) -> tuple[Any, ...] | None:
-    """How a value that is shared with other processes is pickled; None of others."""
+    """The pickled form of a value that is shared with other processes; None for others."""
     if not is_shared_entry(node):
         return None
     return stored_values.reopened, (node._shallow(), node._home.folder, node._home.name)

@@ -340,7 +340,7 @@ class TensorDictParams(TensorDictBase, nn.Module):  # type: ignore[misc] # `type
         )
 
     def _apply(self, fn: LeafFn, recurse: bool = True) -> TensorDictParams:
-        """How `module.to(...)`, `.double()` ... of a module around this one reach its tensors."""
+        """Convert the tensors: called by `to(...)`, `double()` ... of a module around this one."""
 
         def moved(leaf: Tensor) -> Tensor:
             with torch.no_grad():

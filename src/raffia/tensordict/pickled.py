@@ -5,7 +5,7 @@ functions. The functions of this file that stand there make containers, of value
 already, and do nothing else: no class is looked up by import, none is called. A tensorclass is
 found by its name among those that the program has defined, and is not initialised again, so that no
 `__post_init__` runs on values from a file. A memory-mapped tensor is read from its file, and is no
-longer tied to it: what is written into it later goes to no file.
+longer tied to it: what is written into it later changes no file.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ClassName:
 
 
 def reduced(td: Any) -> tuple[Any, ...] | None:
-    """How a container is pickled: its kind and its state; None for classes of others."""
+    """The pickled form of a container: its kind and its state; None for classes of others."""
     cls = type(td)
     if KINDS.get(cls.__name__) is not cls:
         return None
@@ -44,7 +44,7 @@ def reduced(td: Any) -> tuple[Any, ...] | None:
 
 
 def reduced_class(td: Any) -> tuple[Any, ...]:
-    """How a tensorclass instance is pickled: its class, its container, and other attributes."""
+    """The pickled form of a tensorclass instance: its class, container and other attributes."""
     state = td.__getstate__()
     return restored_class, (type(td), state.pop("_td"), state)
 

@@ -102,7 +102,7 @@ def compact(td: Any, options: dict[str, Any]) -> str:
     if options["show_device"] and td.device is not None:
         parts.append(f"device={td.device}")
     own: list[tuple[str, _Text]] = []
-    if _is_stack(td) and not hasattr(td, "_td"):  # a tensorclass over one does not say it
+    if _is_stack(td) and not hasattr(td, "_td"):  # not shown for a tensorclass over one
         parts.append(f"stack_dim={td.stack_dim}")
         pairs = enumerate(zip(td.tensordicts, td._exclusive(), strict=True))
         own = [(f"{i}", ("", _fields(m, options, names))) for i, (m, names) in pairs if names]

@@ -1,9 +1,9 @@
 """Containers as pytrees: `torch.utils._pytree.tree_map`, `torch.vmap`, `torch.func` see the leaves.
 
 `torch.vmap` removes a dimension from every leaf, and adds one to every result, without telling the
-container. The change in the number of dimensions of the leaves says by how much the batch size has
-changed; the leading dimensions that they share are the new one. In `in_dims` and `out_dims`, a
-dimension is counted from the front: a negative one counts the leaves' own dimensions.
+container. The number of batch dimensions changes as that of the leaves does; the leading dimensions
+that they share are the new batch size. In `in_dims` and `out_dims`, a dimension is counted from the
+front: a negative one counts the leaves' own dimensions.
 
 A `torch.utils.data.DataLoader` stacks containers: the class is entered in torch's table of what
 `default_collate` does with which type.
@@ -94,7 +94,7 @@ def _flatten(td: Any, values: list[Any], ndims: list[int | None]) -> Spec:
 
 
 def _shows_vmap_dim(value: Any) -> bool:
-    """Whether a value says which dimension `torch.vmap` has taken; `torch.compile` can't ask."""
+    """Whether a value shows which dimension `torch.vmap` has taken; `torch.compile` can't ask."""
     compiling = torch.compiler.is_compiling()
     return isinstance(value, Tensor) and not compiling and is_batched(value)
 
@@ -250,7 +250,7 @@ def _unflatten(
 ) -> tuple[TensorDict, int]:
     """A container of the values from `start`, and where the next begin.
 
-    size: what the first `ndim` batch dimensions became; None if there is no leaf to tell.
+    size: what the first `ndim` batch dimensions became; None if there is no leaf.
     """
     old = spec.batch_size
     if size is None:
@@ -381,7 +381,7 @@ for kind in (
 def collate(batch: Any, *, collate_fn_map: Any = None) -> Node:
     """A list of containers as one: a lazy stack where their keys or shapes differ.
 
-    Rows that were read at once, with `__getitems__`, are one container already.
+    Rows that were read in one call, with `__getitems__`, are one container already.
 
     >>> from torch.utils.data import DataLoader
     >>> steps = TensorDict(obs=torch.arange(6), batch_size=[6])

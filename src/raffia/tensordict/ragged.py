@@ -222,7 +222,7 @@ def known_in(leaves: list[Tensor]) -> Known:
 def shared(structure: Structure, known: Known, device: torch.device | None = None) -> Structure:
     """The structure on a device, made of the tensors of an equal one among those that are known.
 
-    What torch does with two jagged tensors at once, it does if they share their offsets.
+    Torch combines two jagged tensors only if they share their offsets.
     """
     key = content_of(structure.parts)
     if key not in known:

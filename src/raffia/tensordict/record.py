@@ -40,7 +40,7 @@ Record = dict[str, Any]
 
 @dataclass(eq=False, slots=True)
 class Outline:
-    """A node as it goes to disk: its record, and its entries, for which the format has a field."""
+    """A node as it is written to disk: its record, and the entries that the record lists."""
 
     node: Any
     key: tuple[str, ...]

@@ -148,7 +148,7 @@ def mapped(
 def _over_entries(
     td: Any, fn: Callable[..., Tensor], dim: Any, keep: bool, options: dict[str, Any]
 ) -> Tensor:
-    """One tensor: reduced over all entries, and over their dimensions as `dim` says."""
+    """One tensor: reduced over all entries, and over the dimensions `dim` of each."""
     whole = dim is NO_DEFAULT or dim is None  # then it does not matter what is stacked
     leaves = td._leaves([]) if whole else dense_leaves(td, [])
     ndim = len(td._batch_size)

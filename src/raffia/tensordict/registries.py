@@ -1,4 +1,4 @@
-"""How the tensors of a tree are registered with a module, so that writes there reach the tree."""
+"""Registration of the tensors of a tree with a module, so that writes there reach the tree."""
 
 from __future__ import annotations
 

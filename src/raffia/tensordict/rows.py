@@ -234,7 +234,7 @@ def collate(
     """Samples as one batch, as the `collate_fn` of a `torch.utils.data.DataLoader`.
 
     Containers are stacked, lazily where their keys or shapes differ; tuples and dicts part by part;
-    what is not a list, such as rows that were read at once, stays.
+    what is not a list, such as rows that were read in one call, stays.
 
     pad_keys: entries that are padded along their first dimension, each with what to pad it with.
     nested_keys: entries that become nested tensors (`torch.jagged`).

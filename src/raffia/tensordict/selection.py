@@ -330,7 +330,7 @@ def text(separator: Any) -> str:
 def unflatten_keys(td: Container, separator: str = ".", inplace: bool = False) -> Container:
     """A nested container: each name is split at `separator`.
 
-    Raises KeyError if a name would have to be an entry and a container at once.
+    Raises KeyError if a name would have to be both an entry and a container.
 
     >>> from raffia import TensorDict
     >>> TensorDict({"a.b": 1, "a.c": 2}).unflatten_keys(".").to_dict()

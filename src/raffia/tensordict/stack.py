@@ -264,7 +264,7 @@ def _shared_device(tds: list[Any]) -> torch.device | None:
 
 
 def _explain(name: str, values: list[Any]) -> None:
-    """Raise the error that says why `torch.stack` refused, if shapes or kinds differ."""
+    """Raise the error that explains why `torch.stack` refused, if shapes or kinds differ."""
     for value in values:
         if not isinstance(value, Tensor):
             raise _kind_mismatch(name, values) from None

@@ -65,7 +65,7 @@ class Home:
     """
 
     def __init__(self, folder: str | TemporaryFolder, name: str | None, is_shared: bool) -> None:
-        self._keeps = folder  # a temporary one goes with the last home in it
+        self._keeps = folder  # a temporary one is removed with the last home in it
         self.folder, self.name, self.is_shared = os.fspath(folder), name, is_shared
         self._top: Any = lambda: None  # a weak reference to the whole entry
         self._lock, self._busy = threading.RLock(), False
@@ -109,7 +109,7 @@ class Home:
                     yield
                     self._write(top)
                 except BaseException:
-                    with suppress(Exception):  # the error above tells
+                    with suppress(Exception):  # the error above is raised
                         self._read = None
                         self._take(top)
                     raise
@@ -140,7 +140,7 @@ class Home:
             return False
         try:
             found = os.stat(f"{self.folder}/{META}")
-        except OSError:  # which reading it tells
+        except OSError:  # reading it raises the error
             return False
         return (found.st_dev, found.st_ino) == self._read
 

@@ -65,7 +65,7 @@ class UnbatchedTensor(Tensor, WholeValue):  # type: ignore[misc] # its methods a
     A lookup table, a mask or a set of weights that all rows share. Shape operations, indexing and
     reductions over the batch leave it alone; arithmetic, `clone`, `to` and `apply` reach it.
     Writing rows writes the whole of it, since all rows share it. Containers are stacked and
-    concatenated where theirs are equal, else RuntimeError says so.
+    concatenated where theirs are equal, else RuntimeError is raised.
 
     >>> from raffia import TensorDict
     >>> td = TensorDict(table=UnbatchedTensor(torch.zeros(3, 4)), b=torch.zeros(2), batch_size=[2])

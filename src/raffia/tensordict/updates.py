@@ -226,7 +226,7 @@ def writes(
 
 
 def writes_lazily(td: Any, source: Any, into: list[Tensor], values: list[Tensor]) -> bool:
-    """`writes` for a lazy stack: each part of a tensor goes into one member's."""
+    """`writes` for a lazy stack: each part of a tensor is written into one member's."""
     if not getattr(td, "_lazy", False) or td._is_data() or td.hook_in is not None:
         return False
     parts = td._parts_of(source)

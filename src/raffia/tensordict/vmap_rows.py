@@ -1,7 +1,7 @@
 """Values of rows as pytrees: `torch.vmap` hides them in one row, and they come back with the rows.
 
 A value for each row has no leaves. Inside `torch.vmap` it has one, a probe, whose strides show
-where the dimension of the rows is put. Elsewhere the leaves of the container around it must tell.
+where the dimension of the rows is put. Elsewhere the leaves of the container around it show that.
 """
 
 from __future__ import annotations
