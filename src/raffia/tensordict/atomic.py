@@ -29,7 +29,7 @@ def save_tree(td: Any, out: Saved) -> None:
                 save_tree(value, out)
 
 
-def save_path(td: Any, path: tuple[str, ...], out: Saved) -> Any:
+def save_path(td: Any, path: tuple[str, ...], out: Saved) -> object:
     """`save` for each container on the way to the entry `path`; returns the entry there."""
     node = td
     for name in path:

@@ -75,7 +75,7 @@ def as_device(value: Any) -> torch.device:
 _NUMBERS = (bool, int, float, complex, np.number, np.bool_)
 
 
-def as_entry(value: Any, td: Any, name: str) -> Any:
+def as_entry(value: Any, td: Any, name: str) -> Tensor | Node:
     """The tensor or node that stands for any Python value in the container `td`."""
     if isinstance(value, (Tensor, Node)):
         return value

@@ -61,7 +61,7 @@ Argument = tuple[dataclasses.Field[Any], Any]  # a field and its default
 def attribute(name: str) -> property:
     """A property that reads and writes a field."""
 
-    def read(self: Any) -> Any:
+    def read(self: Any) -> object:
         value = self._td._get_str(name)
         return value._unwrapped() if isinstance(value, Node) else value
 
@@ -115,7 +115,7 @@ def is_dict(value: Any) -> bool:
     return isinstance(value, Mapping) and not isinstance(value, Node)
 
 
-def cast(value: Any, kind: Any, name: str, size: torch.Size, device: Any) -> Any:
+def cast(value: Any, kind: Any, name: str, size: torch.Size, device: Any) -> object:
     """The value as an instance of the class that its field is annotated with."""
     if value.__class__ is kind or (isinstance(value, kind) and kind not in BUILTIN):
         return value

@@ -225,7 +225,7 @@ def consolidate(
     if _is_block(td, filename, device, share_memory, pin_memory):
         return td
 
-    def finish(made: tuple[Tensor, Parts, list[Tensor]]) -> Any:
+    def finish(made: tuple[Tensor, Parts, list[Tensor]]) -> Container:
         block, parts, views = made
         out = td._rebuild(parts.over(views))
         if device is not None:

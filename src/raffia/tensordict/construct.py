@@ -93,7 +93,7 @@ class Construction(Node):
         torch.Size([2])
         """
 
-        def like_mine(key: Any, value: Any) -> Any:
+        def like_mine(key: Any, value: Any) -> object:
             mine = self._peek_str(key) if isinstance(value, dict) else None
             if isinstance(mine, Construction) and not mine._is_data():
                 return mine.from_dict_instance(value)

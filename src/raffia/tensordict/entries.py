@@ -489,7 +489,7 @@ def to_dict(
     return out
 
 
-def converted(leaf: Tensor, how: bool | str) -> Any:
+def converted(leaf: Tensor, how: bool | str) -> object:
     return leaf.numpy() if how == "numpy" else leaf.tolist() if how else leaf
 
 

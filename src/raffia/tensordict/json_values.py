@@ -13,8 +13,10 @@ import numpy as np
 
 from raffia.files import dump_json, shown
 
+Json = None | bool | int | float | str | list[Any] | dict[str, Any]
 
-def encode(value: Any, key: tuple[str, ...]) -> Any:
+
+def encode(value: Any, key: tuple[str, ...]) -> Json:
     """Encode a non-tensor value as JSON, so that `decode` returns an equal one of the same types.
 
     >>> encode({"a": (1, None)}, ())
@@ -60,7 +62,7 @@ def encode(value: Any, key: tuple[str, ...]) -> Any:
 ARRAY_KINDS = "biufcmMSU"  # all but Python objects and records
 
 
-def decode(value: Any) -> Any:
+def decode(value: Any) -> object:
     """Decode a value from `encode`; ValueError if `encode` can't have made it.
 
     >>> decode({"a": {"$tuple": [1, None]}})

@@ -26,7 +26,7 @@ from torch.nn.parameter import is_lazy
 
 from raffia.tensordict import kinds
 from raffia.tensordict.byte_tensors import bytes_to_tensor, tensor_to_bytes
-from raffia.tensordict.json_values import encode
+from raffia.tensordict.json_values import Json, encode
 from raffia.tensordict.memmap import DTYPE_NAMES
 from raffia.tensordict.node import Node
 from raffia.tensordict.signatures import shows_options_of
@@ -84,7 +84,7 @@ def layout(td: Any, doing: str, values: bool = True) -> Layout:
     return Layout(listed, leaves)
 
 
-def described(node: Any) -> Any:
+def described(node: Any) -> Json:
     """A non-tensor value as JSON; its class, if it is none that can be written down."""
     value = node.tolist() if hasattr(node, "tensordicts") else node._data
     try:
@@ -215,7 +215,7 @@ class Line:
     tag: int
     device: torch.device
 
-    def send(self, tensor: Tensor) -> Any:
+    def send(self, tensor: Tensor) -> dist.Work | None:
         if self.in_group:
             return self.group.send([tensor], self.rank, self.tag)
         return dist.isend(tensor, self.rank, group=self.group, tag=self.tag)

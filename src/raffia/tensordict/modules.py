@@ -92,7 +92,7 @@ def from_module(
     lock: bool = False,
     use_state_dict: bool = False,
     filter_empty: bool = True,
-) -> Any:
+) -> Node:
     """The parameters and buffers of a module, nested like its layers; the same objects, with ties.
 
     as_module: give a `TensorDictParams`.
@@ -142,7 +142,7 @@ def from_modules(
     use_state_dict: bool = False,
     lazy_stack: bool = False,
     expand_identical: bool = False,
-) -> Any:
+) -> Node:
     """The parameters and buffers of several modules of one structure, stacked.
 
     For ensembles by `torch.vmap`.

@@ -302,7 +302,7 @@ def wrapped(reader: Reader, name: Any, td: Any) -> Node:
     return cls._over(td.lock_() if cls._frozen else td)
 
 
-def decoded(reader: Reader, value: Any) -> Any:
+def decoded(reader: Reader, value: Any) -> object:
     try:
         return decode(value)
     except ValueError as error:

@@ -594,6 +594,6 @@ def cumulative(
     return result(name, vals, mapped(td, lambda leaf, _: fn(leaf, at).indices))
 
 
-def result(name: str, values: Any, indices: Any) -> Any:
+def result(name: str, values: Any, indices: Any) -> tuple[Any, ...]:
     """The torch return type of this name, holding the containers `values` and `indices`."""
     return getattr(torch.return_types, name)((values, indices))

@@ -209,7 +209,7 @@ class _Apply:
     is_leaf: IsLeaf | None
     device: Any
 
-    def node(self, td: Any, others: tuple[Any, ...], prefix: tuple[str, ...]) -> Any:
+    def node(self, td: Any, others: tuple[Any, ...], prefix: tuple[str, ...]) -> Node | None:
         """The result for one node; None if it has no entries and there was something to map."""
         fn, is_leaf = self.fn, self.is_leaf
         entries: dict[str, Any] = {}

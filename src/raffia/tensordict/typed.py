@@ -152,7 +152,7 @@ class TypedTensorDict(TensorDict):
 def _attribute(name: str) -> property:
     """A property that reads a field; `__setattr__` of the class writes it."""
 
-    def read(self: Any) -> Any:
+    def read(self: Any) -> object:
         value = self._d.get(name)
         if value is not None:
             return value._unwrapped() if isinstance(value, Node) else value
