@@ -275,7 +275,7 @@ UNLIKE_REFUSED = {
     "a side": (
         lambda td: td.get("h", as_padded_tensor=True, padding_side="top"),
         V,
-        "'left' or 'right'",
+        "'left', 'right'",
     ),
 }
 
