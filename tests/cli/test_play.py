@@ -1,14 +1,20 @@
 """A game in the terminal, driven by text, against an agent that plays what it is told."""
 
 import io
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
+from raffia.cli import runs
+from raffia.cli.parser import UsageError
 from raffia.cli.play import Table, move_named, play_against, policy_text
 from raffia.envs.board import Connect4, TicTacToe
 from raffia.envs.env import Discrete, EnvSpec
+from raffia.recipes.algorithm import ALGORITHMS
 from raffia.recipes.efficientzero import match as matches
+from raffia.recipes.efficientzero.config import EfficientZeroRun
 from raffia.recipes.efficientzero.match import Match
 from raffia.tensordict.tensordict import TensorDict
 from raffia.train.experiment import RunError
@@ -165,3 +171,10 @@ def test_play_takes_the_agent_of_a_run(monkeypatch, tmp_path):
     assert status == 0 and calls == [(tmp_path, "best", 7)]
     assert "the agent begins" in said.getvalue()
     assert matches.GAMES.keys() == {"tictactoe", "connect4"}
+
+
+def test_a_run_of_another_algorithm_with_the_same_kind_of_settings_is_refused(monkeypatch):
+    algorithm = replace(ALGORITHMS["efficientzero"], name="mine", reference="mine:algorithm")
+    monkeypatch.setattr(runs, "config_of", lambda run: (algorithm, EfficientZeroRun()))
+    with pytest.raises(UsageError, match="runs/mine is not a run of EfficientZero"):
+        runs.config_of_kind(EfficientZeroRun, Path("runs/mine"))

@@ -2,6 +2,7 @@
 
 import builtins
 import errno
+import multiprocessing
 import os
 import signal
 import socket
@@ -32,6 +33,7 @@ from raffia.distributed import (
 from raffia.distributed import ray as ray_engine
 from raffia.distributed.arrays import pack, parts_of, unpack
 from raffia.distributed.check_engine import COUNTER
+from raffia.distributed.process import END, _serve
 from raffia.distributed.ray import RayEngine, VersionError
 from raffia.distributed.ray_cluster import require_room, require_versions, silent, versions
 from raffia.tensordict.tensordict import TensorDict
@@ -69,6 +71,16 @@ def test_the_contract_is_kept_by_ray(spares):
 def asked(worker):
     worker.ask(add(1))
     return int(worker.take(60.0)["total"])
+
+
+def test_a_spare_that_never_got_a_role_leaves_without_an_error():
+    context = multiprocessing.get_context("forkserver")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(theirs, ()))
+    process.start()
+    ours.send_bytes(END)  # and the connection stays open
+    process.join(60)
+    assert process.exitcode == 0
 
 
 def test_a_spare_is_the_worker_that_is_started_next():

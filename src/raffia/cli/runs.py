@@ -146,9 +146,9 @@ def config_of_kind(kind: type[Config], run: Path, *others: str) -> Config:
     others: calls that do with such a run what was meant.
     """
     algorithm, config = config_of(run)
-    if not isinstance(config, kind):
-        wanted = next(one.title for one in ALGORITHMS.values() if one.config is kind)
-        raise UsageError(f"{run} is not a run of {wanted} but of {config.title}", *others)
+    wanted = next(one for one in ALGORITHMS.values() if one.config is kind)
+    if algorithm.name != wanted.name or not isinstance(config, kind):
+        raise UsageError(f"{run} is not a run of {wanted.title} but of {config.title}", *others)
     return config
 
 

@@ -313,7 +313,7 @@ def _serve(connection: Connection, roles: Sequence[str]) -> None:
     for name in roles:
         with contextlib.suppress(RoleError):  # raised when it is to be made
             find_role(name)
-    host: RoleHost
+    host = RoleHost("", "", 0)  # a spare may be asked to leave before it gets a role
     weights: tuple[str, TensorDict | None] = "", None
     while (data := messages.get())[:1] != END:
         try:
