@@ -220,6 +220,16 @@ MERGES = {
 }
 
 
+@pytest.mark.parametrize(("merge", "row"), [("last", 1), ("first", 0)])
+def test_rows_that_are_not_reduced_keep_the_batch_sizes_of_nested_containers(merge, row):
+    numbers = torch.arange(12.0).view(3, 4)
+    values = TensorDict(n=TensorDict(x=numbers, batch_size=[3, 4]), batch_size=[3])
+    m = TensorDictMap(in_keys=["k"])
+    m.update(k(1, 1, 2), values, merge=merge)
+    found = m[k(1, 2)]["n"]
+    assert found.batch_size == (2, 4) and found["x"].equal(numbers[[row, 2]])
+
+
 @pytest.mark.parametrize("merge", MERGES)
 def test_merges_equal_numpy(merge):
     rng = np.random.default_rng(0)

@@ -244,3 +244,7 @@ def test_the_thread_ends_with_the_buffer_also_where_an_error_was_never_asked_for
     thread = buffer._ahead._thread
     del buffer
     wait_for(lambda: gc.collect() >= 0 and not thread.is_alive())
+
+
+def test_true_is_one_batch_ahead():
+    assert script(make("uniform", True)) == script(make("uniform", 0))

@@ -9,6 +9,7 @@ import torch
 
 from raffia.data.prioritized import PrioritizedSampler
 from raffia.data.samplers import Draw, RandomSampler, Sampler, SamplerWithoutReplacement
+from raffia.tensordict.tensordict import TensorDict
 
 # Importance weights of batches out of a larger replay, as LightZero 9f717c80 gives them.
 IMPORTANCE = json.loads((Path(__file__).parent / "importance_weights.json").read_text())
@@ -363,3 +364,11 @@ def test_mistakes_change_nothing(call, error, words):
     after = sampler.draw(50, range(3), rng())
     assert torch.equal(before.items, after.items) and sampler.version == version
     assert torch.equal(before.info["priority_weight"], after.info["priority_weight"])
+
+
+@pytest.mark.parametrize(
+    "state", [{}, {1: 2}, {("a", "b"): 2}, TensorDict(x=torch.ones(2), batch_size=[2])]
+)
+def test_a_state_of_something_else_is_refused_whatever_its_keys(state):
+    with pytest.raises(ValueError, match="not belong to a SamplerWithoutReplacement: .* order"):
+        SamplerWithoutReplacement().load_state_dict(state)

@@ -105,7 +105,7 @@ def check_options(batch_size: int | None, pin_memory: bool, prefetch: int) -> No
     """Raise TypeError or ValueError for options of a buffer that cannot be."""
     if batch_size is not None:
         check_count("batch_size", batch_size, 1)
-    check_count("prefetch", prefetch, 0)
+    check_count("prefetch", int(prefetch) if isinstance(prefetch, bool) else prefetch, 0)
     if pin_memory and not torch.accelerator.is_available():
         raise ValueError(
             "pin_memory=True needs a GPU, and torch sees none on this machine: pass "

@@ -97,14 +97,17 @@ def merged(values: TensorCollection, items: RowGroups, merge: str | Merge) -> Te
     if callable(merge):
         result = merge(values.clone(), items.group, count)  # it may write into what it gets
         return _with_rows(result, count, "merge(values, group, num_groups)")
-    check_choice("merge", merge, NAMED, ", or a function merge(values, group, num_groups)")
+    named = "last", "first", *REDUCTIONS
+    check_choice("merge", merge, named, ", or a function merge(values, group, num_groups)")
     for key, x in values.items(True, True):
         why = _refusal(merge, x)
         if why:
             raise ValueError(f'merge="{merge}" {why} (entry "{dotted(key)}", {x.dtype})')
     if items.first is items.last:  # all keys are distinct
         return values
-    reduce, size = NAMED[merge], [count, *values.batch_size[1:]]
+    if merge in ("last", "first"):  # rows as they are, with the batch sizes of nested containers
+        return values[items.last if merge == "last" else items.first]
+    reduce, size = REDUCTIONS[merge], [count, *values.batch_size[1:]]
     return values.apply(lambda x: reduce(x, items), batch_size=size)
 
 
@@ -150,9 +153,7 @@ def _max(x: Tensor, items: RowGroups) -> Tensor:
     return x[items.first].scatter_reduce_(0, group, x, "amax")
 
 
-NAMED: dict[str, Callable[[Tensor, RowGroups], Tensor]] = {
-    "last": lambda x, items: x[items.last],
-    "first": lambda x, items: x[items.first],
+REDUCTIONS: dict[str, Callable[[Tensor, RowGroups], Tensor]] = {
     "sum": _sum,
     "mean": _mean,
     "max": _max,

@@ -230,9 +230,10 @@ def check_entries(state: Mapping[str, Any], names: Iterable[str], what: str) -> 
     """
     missing = [name for name in names if name not in state]
     if missing:
+        found = ", ".join(map(str, state.keys())) or "nothing"
         raise ValueError(
-            f"the state does not belong to {what}: it has no {', '.join(missing)}, only "
-            f"{', '.join(state) or 'nothing'}: pass the result of state_dict(). Nothing was changed"
+            f"the state does not belong to {what}: it has no {', '.join(missing)}, only {found}: "
+            "pass the result of state_dict(). Nothing was changed"
         )
 
 
