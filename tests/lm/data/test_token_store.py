@@ -198,3 +198,10 @@ def test_many_rows(tmp_path):
         assert found.rewards == given.rewards
         assert found.utterance_rewards == pytest.approx(given.utterance_rewards, rel=1e-6)
     assert store.summary.length.tolist() == [len(point.tokens) for point in points]
+
+
+def test_a_length_may_be_a_number_of_numpy(path, tokenizer):
+    found = build(path, tokenizer, max_len=np.int64(5), too_long="cut")
+    assert [len(found[row].tokens) for row in range(len(found))] == [
+        min(5, len(row.tokens)) for row in build(path, tokenizer)
+    ]

@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from raffia.data.readers.episode import Location, MalformedDataError, Path
-from raffia.envs.checked import check_least, check_types
 from raffia.files import DamagedFileError
+from raffia.hints import check_choice, check_range
 from raffia.lm.data.data_point import DataPoint, TokenReward
 from raffia.lm.data.dialogue_rows import TokenRow
 from raffia.lm.data.dialogue_sources import DialogueSource, FileDialogues, JoinedDialogues
@@ -41,8 +41,10 @@ class RowRules:
     malformed: Malformed = "refuse"
 
     def __post_init__(self) -> None:
-        check_types(self)
-        check_least(self, 1, "max_len")
+        check_choice("too_long", self.too_long, get_args(TooLong))
+        check_choice("malformed", self.malformed, get_args(Malformed))
+        if self.max_len is not None:
+            check_range("max_len", self.max_len, 1)
 
     def settings(self) -> dict[str, Any]:
         """All settings as JSON.

@@ -66,7 +66,7 @@ def _between_marks(
     yield [tokenizer.bos_token_id if opening else tokenizer.boa_token_id], None
     for text, reward in sequence:
         end = tokenizer.eos_token_id if reward is None else tokenizer.eoa_token_id
-        content = tokenizer.encode(text)
+        content = list(tokenizer.encode(text))  # of any iterable
         if not marks.keys().isdisjoint(content):
             found = next(token for token in content if token in marks)
             raise ValueError(
