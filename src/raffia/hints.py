@@ -56,17 +56,16 @@ def check_choice(name: str, value: object, choices: Iterable[object], hint: str 
         raise ValueError(f"{name}={value!r} must be one of {', '.join(map(repr, known))}{hint}")
 
 
-def check_range(name: str, value: float | None, low: float, high: float | None = None) -> None:
+def check_range(name: str, value: float, low: float, high: float | None = None) -> None:
     """Raise ValueError unless a number is at least `low` and, where it is given, at most `high`.
-
-    value: None is not checked.
 
     >>> check_range("fraction", 1.5, 0, 1)
     Traceback (most recent call last):
     ...
     ValueError: fraction=1.5 must be in 0..1
     """
-    if value is not None and not (value >= low and (high is None or value <= high)):  # a NaN is not
+    is_number = value is not None
+    if not (is_number and value >= low and (high is None or value <= high)):  # a NaN is not
         wanted = f"at least {low}" if high is None else f"in {low}..{high}"
         raise ValueError(f"{name}={value!r} must be {wanted}")
 

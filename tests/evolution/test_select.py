@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from raffia.evolution.config import SelectionConfig
+from raffia.evolution.config import HyperRange, MutationConfig, SelectionConfig
 from raffia.evolution.generation import mean_fitness, tournament, truncation
 
 NAN, INF = float("nan"), float("inf")
@@ -134,3 +134,16 @@ def test_other_sizes_and_what_can_not_be():
     for select in (tournament, truncation):
         one, two, other = (chosen(select, 7, seed) for seed in (1, 1, 2))
         assert one.equal(two) and (select is truncation or not one.equal(other))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: SelectionConfig(eval_loop=None),
+        lambda: MutationConfig(mutated_fraction=None),
+        lambda: HyperRange(0.1, 1.0, resample=None),
+    ],
+)
+def test_none_is_not_a_number(make):
+    with pytest.raises(ValueError, match="=None must be"):
+        make()

@@ -310,7 +310,8 @@ class MCTSForest:
         vertex above ends, the tree ends with a vertex whose `repeats` is true; so a tree of an
         environment with cycles is finite, and `get_tree(vertex.node_data)` continues from there.
         """
-        check_range("max_depth", max_depth, 0)
+        if max_depth is not None:
+            check_range("max_depth", max_depth, 0)
         growth = Growth(self._linked(), self._node(root), max_depth=max_depth, compact=compact)
         return self._grown(growth)
 

@@ -83,7 +83,8 @@ class SliceSampler(Sampler):
         if end_key is not None and traj_key is not None:
             raise ValueError("pass either end_key or traj_key, by which episodes are identified")
         for name, value in (("num_slices", num_slices), ("slice_len", slice_len)):
-            check_range(name, value, 1)
+            if value is not None:
+                check_range(name, value, 1)
         self.num_slices, self.slice_len = num_slices, slice_len
         self.traj_key = None if traj_key is None else unravel_key(traj_key)
         self.end_key = None if end_key is None else unravel_key(end_key)

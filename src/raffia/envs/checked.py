@@ -90,7 +90,8 @@ def check_least(config: Any, least: float, *names: str) -> None:
     """
     for name in names:
         for one in _each(_number(config, name)):
-            check_range(name, one, least)
+            if one is not None:
+                check_range(name, one, least)
 
 
 def check_above_zero(config: Any, *names: str) -> None:
@@ -121,7 +122,8 @@ def check_fraction(config: Any, *names: str, below_one: bool = False) -> None:
     """
     for name in names:
         value = _number(config, name)
-        check_range(name, value, 0, 1)
+        if value is not None:
+            check_range(name, value, 0, 1)
         if below_one and value == 1:
             raise ValueError(f"{name}={value} must be below 1")
 

@@ -223,7 +223,8 @@ class DataPoint:
         >>> part.tokens, part.action_idxs, part.state_idxs, part.terminals, part.episode_return
         ([1, 5, 6], [0, 1], [0, 1, 2], [0, 0, 0], 1.0)
         """
-        check_range("max_len", max_len, 1)
+        if max_len is not None:
+            check_range("max_len", max_len, 1)
         if max_len is None or len(self.tokens) <= max_len:
             return self
         own, utterances = self.of_tokens.before(max_len), self.of_utterances.before(max_len)
