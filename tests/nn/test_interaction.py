@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from raffia.nn import InteractionType, interaction_type, set_interaction_type
+from raffia.nn.modes import Setting
 
 
 def in_another_thread(call):
@@ -153,3 +154,11 @@ def test_a_decorated_function_compiles():
 
     compiled = torch.compile(double, backend="eager", fullgraph=True)
     assert compiled(torch.ones(2)).tolist() == [2, 2] and interaction_type() is None
+
+
+def test_overrides_that_are_undone_in_another_order():
+    setting = Setting(0)
+    first, second = setting.put(1, thread_local=True), setting.put(2, thread_local=True)
+    first()
+    second()
+    assert setting.get() == 1

@@ -404,3 +404,9 @@ def test_halving_considers_each_action_in_turn():
             continue
         assert all(0 <= b - a <= 1 for a, b in itertools.pairwise(turns))
         assert turns.count(0) == min(num_considered, num_simulations)
+
+
+def test_a_temperature_that_is_no_number_does_not_change_the_other_roots():
+    visits, noise = torch.tensor([[1, 2], [5, 4]]), torch.tensor([[0.0, 0.0], [0.0, 9.0]])
+    assert sample_visits(visits, torch.tensor([float("nan"), 1.0]), noise)[1] == 1
+    assert sample_visits(visits[:0], torch.ones(0), noise[:0]).shape == (0,)

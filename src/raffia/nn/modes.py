@@ -54,7 +54,7 @@ class Setting(Generic[Value]):
         by_thread[thread] = value
 
         def undo_here() -> None:
-            del by_thread[thread]
+            by_thread.pop(thread, None)  # None: undone in another order
             by_thread.update(earlier)
 
         return undo_here

@@ -207,7 +207,7 @@ def _check_dirichlet(noise: Tensor, mask: Tensor | None) -> None:
 
 def _any(number: float | Tensor) -> bool:
     """Whether a number is above 0 for any root."""
-    return _ends(number)[1] > 0
+    return bool((number > 0).any()) if isinstance(number, Tensor) else number > 0
 
 
 def _taken(root: RootOutput, chosen: Tensor) -> Tensor:
