@@ -81,13 +81,16 @@ def test_a_folder_that_is_no_run(tmp_path):
         FileNotFoundError, match=r"it contains runs, and neither .*did you mean .*pendulum"
     ):
         summarise(tmp_path)
+    write_run(tmp_path / "far/sweep/runs/deep", extras=False)
+    with pytest.raises(FileNotFoundError, match=r"did you mean .*runs/deep\?"):
+        summarise(tmp_path / "far")
     (tmp_path / "runs/notes.txt").write_text("x")
-    with pytest.raises(FileNotFoundError, match=r"a file; pass the folder.*no run near it"):
+    with pytest.raises(FileNotFoundError, match=r"a file; pass the folder.*runs near it: .*cart"):
         summarise(tmp_path / "runs/notes.txt")
     (tmp_path / "runs/qqqq").mkdir()
     with pytest.raises(FileNotFoundError, match="it contains nothing"):
         summarise(tmp_path / "runs/qqqq")
-    with pytest.raises(FileNotFoundError, match="no run near it has a similar name"):
+    with pytest.raises(FileNotFoundError, match="there are no runs near it"):
         summarise(tmp_path / "nowhere/at/all")
 
 

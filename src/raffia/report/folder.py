@@ -449,8 +449,13 @@ def _no_run(folder: Path) -> str:
         inside = sorted(entry.name for entry in folder.iterdir())
         content = _listed(inside) if inside else "nothing"
         found = f"it contains {content}, and neither metrics.jsonl nor config.json"
-    near = [str(run) for run in near_runs(folder)]
-    hint = f"did you mean {_listed(near)}?" if near else "no run near it has a similar name"
+    near = near_runs(folder) or find_runs(folder)
+    others = [] if near else find_runs(folder.parent, depth=2)
+    listed = _listed(list(map(str, near or others)))
+    if near:
+        hint = f"did you mean {listed}?"
+    else:
+        hint = f"runs near it: {listed}" if others else "there are no runs near it"
     return f"{folder} is not a run folder: {found}; {hint}"
 
 
