@@ -35,8 +35,9 @@ _ROOMS = (
     *("recipes", "report", "search", "tensordict", "train"),
 )
 # A room, and torch, is imported when first asked for: `raffia --help` answers at once.
-__getattr__, __dir__, __all__ = _lazy_names(__name__, _ROOMS)
-__all__ += ["__version__"]
+__getattr__, __dir__, _exported = _lazy_names(__name__, _ROOMS)
+if not TYPE_CHECKING:  # checkers read the imports above, of `*` too
+    __all__ = [*_exported, "__version__"]
 
 
 class _Package(ModuleType):

@@ -85,8 +85,9 @@ def public_names(package: str) -> list[str]:
     >>> {"TensorDictModule", "prototype"} & {*public_names("raffia.nn")}
     {'TensorDictModule'}
     """
-    found = vars(sys.modules[package]).items()
-    return sorted([k for k, v in found if k[0] != "_" and not isinstance(v, ModuleType)])
+    items = vars(sys.modules[package]).items()
+    found = {k for k, v in items if k[0] != "_" and not isinstance(v, ModuleType)}
+    return sorted(found - {"TYPE_CHECKING"})
 
 
 def imported(reference: Any, *, here: bool = False) -> Any:

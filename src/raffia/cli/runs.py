@@ -20,7 +20,7 @@ from raffia.report.markup import duration
 from raffia.train.config import ConfigError, read_config
 
 if TYPE_CHECKING:
-    from raffia.recipes.efficientzero import RunResult
+    from raffia.recipes import RunResult
 
 
 Config = TypeVar("Config")

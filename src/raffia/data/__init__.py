@@ -1,5 +1,7 @@
 """Storage of tensors that can be queried by content, and replay buffers that draw from it."""
 
+from typing import TYPE_CHECKING
+
 from raffia.data.forest import MCTSForest as MCTSForest
 from raffia.data.hash import BinaryToDecimal as BinaryToDecimal
 from raffia.data.hash import RandomProjectionHash as RandomProjectionHash
@@ -52,4 +54,5 @@ from raffia.data.writers import TensorDictRoundRobinWriter as TensorDictRoundRob
 from raffia.data.writers import Writer as Writer
 from raffia.lazy import public_names as _public_names
 
-__all__ = _public_names(__name__)
+if not TYPE_CHECKING:
+    __all__ = _public_names(__name__)

@@ -3,6 +3,8 @@
 Knows no algorithm and no loop.
 """
 
+from typing import TYPE_CHECKING
+
 from raffia.distributed.board import Board as Board
 from raffia.distributed.chaos import ChaosEngine as ChaosEngine
 from raffia.distributed.check_engine import check_engine as check_engine
@@ -24,4 +26,5 @@ from raffia.distributed.sharded import Sharded as Sharded
 from raffia.distributed.sharded import StateLost as StateLost
 from raffia.lazy import public_names as _public_names
 
-__all__ = _public_names(__name__)
+if not TYPE_CHECKING:
+    __all__ = _public_names(__name__)

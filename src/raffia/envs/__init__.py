@@ -25,4 +25,5 @@ if TYPE_CHECKING:
     from raffia.envs.workers import WorkerBatch as WorkerBatch
     from raffia.envs.workers import WorkerError as WorkerError
 
-__getattr__, __dir__, __all__ = _lazy_names(__name__)
+if not TYPE_CHECKING:
+    __getattr__, __dir__, __all__ = _lazy_names(__name__)

@@ -27,4 +27,5 @@ if TYPE_CHECKING:
     from raffia.evolution.population import Population as Population
     from raffia.evolution.population import with_hyper as with_hyper
 
-__getattr__, __dir__, __all__ = _lazy_names(__name__)
+if not TYPE_CHECKING:
+    __getattr__, __dir__, __all__ = _lazy_names(__name__)

@@ -12,6 +12,8 @@ space.py       files to be mapped, made with their room on the disk; temporary o
 Imports nothing but the standard library and `raffia.lazy`.
 """
 
+from typing import TYPE_CHECKING
+
 from raffia.files.append_log import AppendLog as AppendLog
 from raffia.files.append_log import JsonLines as JsonLines
 from raffia.files.atomic import is_free as is_free
@@ -49,4 +51,5 @@ from raffia.files.space import make_files as make_files
 from raffia.files.space import reserve_file as reserve_file
 from raffia.lazy import public_names as _public_names
 
-__all__ = _public_names(__name__)
+if not TYPE_CHECKING:
+    __all__ = _public_names(__name__)

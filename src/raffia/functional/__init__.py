@@ -1,5 +1,7 @@
 """Pure functions of tensors for reinforcement learning: losses, returns, optimisers, transforms."""
 
+from typing import TYPE_CHECKING
+
 from raffia.functional.augment import draw_intensity as draw_intensity
 from raffia.functional.augment import draw_shift as draw_shift
 from raffia.functional.augment import intensity as intensity
@@ -36,4 +38,5 @@ from raffia.functional.transforms import signed_parabolic as signed_parabolic
 from raffia.functional.transforms import two_hot as two_hot
 from raffia.lazy import public_names as _public_names
 
-__all__ = _public_names(__name__)
+if not TYPE_CHECKING:
+    __all__ = _public_names(__name__)

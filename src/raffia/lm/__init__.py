@@ -42,4 +42,5 @@ if TYPE_CHECKING:
     from raffia.lm.tokenizers.tokenizer import character_tokenizer as character_tokenizer
     from raffia.lm.transformer import CausalLM as CausalLM
 
-__getattr__, __dir__, __all__ = _lazy_names(__name__)
+if not TYPE_CHECKING:
+    __getattr__, __dir__, __all__ = _lazy_names(__name__)

@@ -1,5 +1,7 @@
 """Keyed modules: they read named entries of a container and write named entries back."""
 
+from typing import TYPE_CHECKING
+
 from raffia.lazy import public_names as _public_names
 from raffia.nn import prototype as prototype
 from raffia.nn.base import OutKeyNotFoundError as OutKeyNotFoundError
@@ -51,4 +53,5 @@ from raffia.nn.wrappers import WrapModule as WrapModule
 from raffia.nn.wrappers import as_tensordict_module as as_tensordict_module
 from raffia.tensordict.functions import make_tensordict as make_tensordict
 
-__all__ = _public_names(__name__)
+if not TYPE_CHECKING:
+    __all__ = _public_names(__name__)

@@ -28,4 +28,5 @@ if TYPE_CHECKING:
     from raffia.train.experiment import RunError as RunError
     from raffia.train.session import RunResult as RunResult
 
-__getattr__, __dir__, __all__ = _lazy_names(__name__, ["efficientzero", "ilql"])
+if not TYPE_CHECKING:
+    __getattr__, __dir__, __all__ = _lazy_names(__name__, ["efficientzero", "ilql"])

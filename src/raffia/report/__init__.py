@@ -10,4 +10,5 @@ if TYPE_CHECKING:
     from raffia.report.folder import summarise as summarise
     from raffia.report.page import write_report as write_report
 
-__getattr__, __dir__, __all__ = _lazy_names(__name__)
+if not TYPE_CHECKING:
+    __getattr__, __dir__, __all__ = _lazy_names(__name__)

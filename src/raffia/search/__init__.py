@@ -1,5 +1,7 @@
 """Planning: batched tree search with a model; no network and no environment in here."""
 
+from typing import TYPE_CHECKING
+
 from raffia.functional.draws import dirichlet_noise as dirichlet_noise
 from raffia.functional.draws import gumbel_noise as gumbel_noise
 from raffia.lazy import public_names as _public_names
@@ -33,4 +35,5 @@ from raffia.search.selection import Selection as Selection
 from raffia.search.transpositions import state_key as state_key
 from raffia.search.tree import Tree as Tree
 
-__all__ = _public_names(__name__)
+if not TYPE_CHECKING:
+    __all__ = _public_names(__name__)

@@ -3,6 +3,8 @@
 The first line of each file says what it is for; docs/sweep.md is the guide.
 """
 
+from typing import TYPE_CHECKING
+
 from raffia.lazy import public_names as _public_names
 from raffia.sweep.manifest import MANIFEST as MANIFEST
 from raffia.sweep.manifest import Manifest as Manifest
@@ -21,4 +23,5 @@ from raffia.sweep.session import SweepSession as SweepSession
 from raffia.sweep.session import make_sweep_engine as make_sweep_engine
 from raffia.sweep.worker import RunRole as RunRole
 
-__all__ = _public_names(__name__)
+if not TYPE_CHECKING:
+    __all__ = _public_names(__name__)

@@ -1,5 +1,7 @@
 """The container: named tensors that share a batch shape."""
 
+from typing import TYPE_CHECKING
+
 from raffia.lazy import public_names as _public_names
 from raffia.tensordict import pytrees as pytrees  # registers the containers with torch
 from raffia.tensordict.collection import TensorCollection as TensorCollection
@@ -75,4 +77,5 @@ from raffia.tensordict.unbatched import UnbatchedTensor as UnbatchedTensor
 from raffia.tensordict.views import default_is_leaf as default_is_leaf
 from raffia.tensordict.views import is_leaf_nontensor as is_leaf_nontensor
 
-__all__ = _public_names(__name__)
+if not TYPE_CHECKING:
+    __all__ = _public_names(__name__)

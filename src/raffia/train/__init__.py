@@ -29,4 +29,5 @@ if TYPE_CHECKING:
     from raffia.train.session import RunResult as RunResult
     from raffia.train.session import TrainingSession as TrainingSession
 
-__getattr__, __dir__, __all__ = _lazy_names(__name__)
+if not TYPE_CHECKING:
+    __getattr__, __dir__, __all__ = _lazy_names(__name__)

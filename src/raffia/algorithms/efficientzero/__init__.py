@@ -22,4 +22,5 @@ if TYPE_CHECKING:
     from raffia.algorithms.efficientzero.model import make_model as make_model
     from raffia.algorithms.efficientzero.planning import Planner as Planner
 
-__getattr__, __dir__, __all__ = _lazy_names(__name__)
+if not TYPE_CHECKING:
+    __getattr__, __dir__, __all__ = _lazy_names(__name__)

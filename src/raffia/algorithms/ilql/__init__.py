@@ -25,4 +25,5 @@ if TYPE_CHECKING:
     from raffia.algorithms.ilql.policy import ILQL_Policy as ILQL_Policy
     from raffia.lm.decoding.config import DecodeConfig as DecodeConfig
 
-__getattr__, __dir__, __all__ = _lazy_names(__name__)
+if not TYPE_CHECKING:
+    __getattr__, __dir__, __all__ = _lazy_names(__name__)

@@ -11,4 +11,5 @@ if TYPE_CHECKING:
     from raffia.data.kernels import rows as rows
     from raffia.data.kernels import table as table
 
-__getattr__, __dir__, __all__ = _lazy_names(__name__)
+if not TYPE_CHECKING:
+    __getattr__, __dir__, __all__ = _lazy_names(__name__)

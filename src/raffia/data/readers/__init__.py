@@ -3,6 +3,8 @@
 >>> from raffia.data.readers import read_episodes, read_json_lines, read_minari, read_parquet
 """
 
+from typing import TYPE_CHECKING
+
 from raffia.data.readers.by_path import read_episodes as read_episodes
 from raffia.data.readers.d4rl import read_d4rl as read_d4rl
 from raffia.data.readers.episode import MalformedDataError as MalformedDataError
@@ -14,4 +16,5 @@ from raffia.data.readers.minari import read_minari as read_minari
 from raffia.data.readers.tables import read_parquet as read_parquet
 from raffia.lazy import public_names as _public_names
 
-__all__ = _public_names(__name__)
+if not TYPE_CHECKING:
+    __all__ = _public_names(__name__)

@@ -1,5 +1,7 @@
 """MinAtar: Atari games made small, on a field of 10 x 10 cells (Young & Tian 2019)."""
 
+from typing import TYPE_CHECKING
+
 from raffia.envs.minatar.asterix import MinAtarAsterix as MinAtarAsterix
 from raffia.envs.minatar.breakout import MinAtarBreakout as MinAtarBreakout
 from raffia.envs.minatar.freeway import MinAtarFreeway as MinAtarFreeway
@@ -16,4 +18,5 @@ GAMES = {  # by their names: GAMES[name](num_envs)
     "space_invaders": MinAtarSpaceInvaders,
 }
 
-__all__ = _public_names(__name__)
+if not TYPE_CHECKING:
+    __all__ = _public_names(__name__)

@@ -1,5 +1,7 @@
 """Distributions and the modules that make their parameters."""
 
+from typing import TYPE_CHECKING
+
 from raffia.lazy import public_names as _public_names
 from raffia.nn.distributions.composite import CompositeDistribution as CompositeDistribution
 from raffia.nn.distributions.composite import composite_lp_aggregate as composite_lp_aggregate
@@ -23,4 +25,5 @@ from raffia.nn.distributions.truncated import TruncatedNormal as TruncatedNormal
 from raffia.nn.modes import InteractionType as InteractionType
 from raffia.nn.modes import set_interaction_type as set_interaction_type
 
-__all__ = _public_names(__name__)
+if not TYPE_CHECKING:
+    __all__ = _public_names(__name__)

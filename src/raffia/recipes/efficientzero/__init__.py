@@ -14,4 +14,5 @@ if TYPE_CHECKING:
     from raffia.recipes.efficientzero.presets import PRESETS as PRESETS
     from raffia.recipes.running import Evaluation as Evaluation
 
-__getattr__, __dir__, __all__ = _lazy_names(__name__)
+if not TYPE_CHECKING:
+    __getattr__, __dir__, __all__ = _lazy_names(__name__)

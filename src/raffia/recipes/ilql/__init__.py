@@ -16,4 +16,5 @@ if TYPE_CHECKING:
     from raffia.recipes.ilql.networks import with_sizes as with_sizes
     from raffia.recipes.ilql.presets import ILQL_PRESETS as ILQL_PRESETS
 
-__getattr__, __dir__, __all__ = _lazy_names(__name__)
+if not TYPE_CHECKING:
+    __getattr__, __dir__, __all__ = _lazy_names(__name__)

@@ -11,4 +11,5 @@ if TYPE_CHECKING:
     from raffia.search.kernels import sampling as sampling
     from raffia.search.kernels import steps as steps
 
-__getattr__, __dir__, __all__ = _lazy_names(__name__)
+if not TYPE_CHECKING:
+    __getattr__, __dir__, __all__ = _lazy_names(__name__)

@@ -1,5 +1,7 @@
 """Wordle: the game, scripted players, data sets, and how well a policy plays."""
 
+from typing import TYPE_CHECKING
+
 from raffia.lazy import public_names as _public_names
 from raffia.lm.envs.wordle.data import LabelledGame as LabelledGame
 from raffia.lm.envs.wordle.data import Part as Part
@@ -35,4 +37,5 @@ from raffia.lm.envs.wordle.policies import start_word as start_word
 from raffia.lm.envs.wordle.vocabulary import Vocabulary as Vocabulary
 from raffia.lm.envs.wordle.vocabulary import VocabularyError as VocabularyError
 
-__all__ = _public_names(__name__)
+if not TYPE_CHECKING:
+    __all__ = _public_names(__name__)
