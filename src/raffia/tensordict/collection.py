@@ -45,6 +45,9 @@ from raffia.tensordict.pointwise import Pointwise
 from raffia.tensordict.reductions import Reductions
 from raffia.tensordict.signatures import assigned, attribute, class_method
 
+if TYPE_CHECKING:
+    from raffia.tensordict.signatures import Assigned
+
 # attributes that tie a container to others, which a copy is not tied to
 _NOT_COPIED = {"_cache", "_parents", "_kids", "_origin", "_buffer", "_spans", "_exits"}
 _NOT_COPIED |= {"_home", "_held", "_mark"}
@@ -270,7 +273,9 @@ class TensorCollection(Construction, Pointwise, Reductions, Node):
     scatter = collectives.scatter
 
     # names of dimensions (dim_names.py)
-    names = assigned(dim_names.get_names, dim_names.set_names)
+    names: Assigned[list[str | None], Sequence[str | None] | None] = assigned(
+        dim_names.get_names, dim_names.set_names
+    )
     refine_names = dim_names.refine_names
     rename = dim_names.rename
     rename_ = dim_names.rename_
