@@ -144,7 +144,6 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Value]):
         storage_constructor: makes the storage, as `lambda: MemmapStorage(10**6, folder)`.
         hash_module: as in `QueryModule`. Default: the SipHash of the exact bytes, at any width.
 
-        >>> from raffia.data.map import TensorDictMap
         >>> obs = TensorDict(obs=torch.zeros(3, 2), batch_size=[3])
         >>> q_values = TensorDict(q=torch.zeros(3, 4), batch_size=[3])
         >>> q_table = TensorDictMap.from_tensordict_pair(obs, q_values, in_keys=["obs"])
@@ -211,7 +210,6 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Value]):
         query: container [*batch]
         returns: int64 [*batch]
 
-        >>> from raffia.data.map import TensorDictMap
         >>> values = TensorDictMap(in_keys=["x"])
         >>> xs = TensorDict(x=torch.tensor([5, 6]), batch_size=[2])
         >>> values[xs] = xs
@@ -224,7 +222,6 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Value]):
     def contains(self, query: TensorCollection) -> Tensor:
         """Whether each row is in the map: bool [*batch]. Does not count as a use.
 
-        >>> from raffia.data.map import TensorDictMap
         >>> TensorDictMap(in_keys=["x"]).contains(TensorDict(x=torch.zeros(2, 3), batch_size=[2]))
         tensor([False, False])
         """
@@ -251,7 +248,6 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Value]):
         default: a number for all entries, or a container, of the query's batch or of one row ([]).
         Raises UnknownRowError for a number while the map does not know its entries yet.
 
-        >>> from raffia.data.map import TensorDictMap
         >>> counts = TensorDictMap(in_keys=["x"])
         >>> xs = TensorDict(x=torch.tensor([5, 6]), batch_size=[2])
         >>> counts[xs] = TensorDict(n=torch.tensor([1, 2]), batch_size=[2])
@@ -286,7 +282,6 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Value]):
 
         Raises UnknownRowError if a row is not in the map.
 
-        >>> from raffia.data.map import TensorDictMap
         >>> double = TensorDictMap(in_keys=["x"])
         >>> xs = TensorDict(x=torch.tensor([5, 6]), batch_size=[2])
         >>> double[xs] = TensorDict(y=torch.tensor([10, 12]), batch_size=[2])
@@ -320,7 +315,6 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Value]):
         Raises CapacityError when full, and ValueError or KeyError for a value that does not fit
         what is stored. Nothing is changed then.
 
-        >>> from raffia.data.map import TensorDictMap
         >>> counts = TensorDictMap(in_keys=["state"])
         >>> states = TensorDict(state=torch.tensor([3, 1, 3]), batch_size=[3])
         >>> for _ in range(2):
@@ -462,7 +456,6 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Value]):
         missing: whether a row that is not in the map is an UnknownRowError (nothing is taken out
             then), or ignored.
 
-        >>> from raffia.data.map import TensorDictMap
         >>> values = TensorDictMap(in_keys=["x"])
         >>> xs = TensorDict(x=torch.tensor([5, 6]), batch_size=[2])
         >>> values[xs] = xs
@@ -485,7 +478,6 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Value]):
     def pop(self, query: TensorCollection) -> Value:
         """The values of the queried rows, which are taken out of the map.
 
-        >>> from raffia.data.map import TensorDictMap
         >>> values = TensorDictMap(in_keys=["x"])
         >>> xs = TensorDict(x=torch.tensor([5, 6]), batch_size=[2])
         >>> values[xs] = TensorDict(y=torch.tensor([1, 2]), batch_size=[2])
@@ -516,7 +508,6 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Value]):
     def keys(self) -> TensorDict:
         """The keys of all rows, in the order of `values()`: container [len].
 
-        >>> from raffia.data.map import TensorDictMap
         >>> values = TensorDictMap(in_keys=["x"])
         >>> xs = TensorDict(x=torch.tensor([5, 6, 5]), batch_size=[3])
         >>> values[xs] = xs
@@ -536,7 +527,6 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Value]):
     def items(self) -> tuple[TensorDict, TensorCollection]:
         """`keys()` and `values()` of the same moment.
 
-        >>> from raffia.data.map import TensorDictMap
         >>> values = TensorDictMap(in_keys=["x"])
         >>> xs = TensorDict(x=torch.tensor([5, 6]), batch_size=[2])
         >>> values[xs] = TensorDict(y=torch.tensor([1, 2]), batch_size=[2])
@@ -552,7 +542,6 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Value]):
         rows: int64 [n]
         Raises IndexError if one of them holds nothing.
 
-        >>> from raffia.data.map import TensorDictMap
         >>> values = TensorDictMap(in_keys=["x"])
         >>> xs = TensorDict(x=torch.tensor([5, 6]), batch_size=[2])
         >>> values[xs] = TensorDict(y=torch.tensor([1, 2]), batch_size=[2])
@@ -575,7 +564,6 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Value]):
     def hashes(self, rows: Tensor) -> Tensor:
         """The hash of the keys in some rows of the storage: int64 [n].
 
-        >>> from raffia.data.map import TensorDictMap
         >>> values = TensorDictMap(in_keys=["x"])
         >>> xs = TensorDict(x=torch.tensor([5, 6]), batch_size=[2])
         >>> values[xs] = xs
@@ -691,7 +679,6 @@ class TensorDictMap(TensorDictModuleBase, TensorMap[Any, Value]):
         """Write the map into a folder, atomically: killed at any time, the old or the new is there.
 
         >>> import tempfile
-        >>> from raffia.data.map import TensorDictMap
         >>> values = TensorDictMap(in_keys=["x"])
         >>> xs = TensorDict(x=torch.tensor([5, 6]), batch_size=[2])
         >>> values[xs] = TensorDict(y=torch.tensor([1, 2]), batch_size=[2])

@@ -2,7 +2,7 @@
 
 `td[index]` shares memory for integers and slices only, and an entry added to it is its own. A
 `SubTensorDict` has no entries: it reads `parent[key][index]` and writes into these rows. Operations
-without an effect on it run on what is read; those in place run on what is read, which is then
+without an effect on it run on what is read; inplace ones run on what is read, which is then
 written back.
 """
 
@@ -273,7 +273,7 @@ def _in_parent(name: str) -> Callable[..., Any]:
 
 
 def _written_back(name: str) -> Callable[..., Any]:
-    """A method in place that runs on what is read, which is then written back."""
+    """An inplace method that runs on what is read, which is then written back."""
     method = getattr(TensorDictBase, name)
 
     @_shown_as(method)
