@@ -166,6 +166,10 @@ def test_what_else_says_where_to():
 def test_cuda_and_pinning_without_an_accelerator():
     with pytest.raises((AssertionError, RuntimeError)):
         make().cuda()
+    with pytest.raises(TypeError, match="device"):
+        make().cuda(1.5)
+    with pytest.raises(RuntimeError, match="must not be empty"):
+        make().cuda("")
     with pytest.raises(RuntimeError):
         make().pin_memory()
 

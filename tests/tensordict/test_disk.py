@@ -334,12 +334,21 @@ def test_rows_are_mapped_and_locked(take, tmp_path):
     assert not row.is_memmap() and m.is_memmap()
 
 
+def test_the_folder_is_pickled_with_the_container_alone(tmp_path):
+    pair = Pair(torch.ones(2), TensorDict(), batch_size=[2]).memmap(tmp_path)
+    assert "_mapped_to" in vars(pair)["_td"].__getstate__() and [*pair.__getstate__()] == ["_td"]
+    copy = pickle.loads(pickle.dumps(pair))
+    assert copy.is_memmap() and copy.saved_path == tmp_path and copy.unlock_().is_memmap() is False
+
+
 def test_what_is_mapped_and_what_is_a_copy(tmp_path):
     m = TensorDict(a=torch.zeros(3), batch_size=[3]).memmap()
     copies = [m[[0, 1]], m[torch.tensor([True, False, True])], m + 1, m.clone()]
     assert not any([one.is_memmap() for one in copies])
     assert [one.is_locked for one in copies] == [False, False, True, False]
     assert {type(one["a"]) for one in copies} == {torch.Tensor}
+    row = m[torch.tensor(1)]
+    assert row["a"] == 0 and not row.is_locked and not row.is_memmap()
     assert lazy_stack([m, m]).is_memmap() and lazy_stack([m, m])[:, 0].is_memmap()
     assert not lazy_stack([m, m.clone().lock_()]).is_memmap()
     assert not m.clone(False).lock_().is_memmap()

@@ -543,6 +543,7 @@ def test_min_max_softmax_norm(kind):
         for options in ({}, {"dim": None}, {"return_indices": False}):
             assert_leaves(method(**options), by_leaf(fn, td))
         torch.testing.assert_close(method(reduce=True), fn(flat(td)))
+        assert_leaves(method([0]).indices, method(0).indices)
         expected = fn(torch.cat([alike()["a"], alike()["n", "b"]], 0), 0)
         result = getattr(alike(), op)(dim=0, reduce=True)
         torch.testing.assert_close(result.values, expected.values)

@@ -1,6 +1,7 @@
 """What `inspect.signature`, `help` and editors show of the functions that hand options on."""
 
 import inspect
+import pickle
 
 import pytest
 import torch
@@ -84,3 +85,21 @@ def test_from_dataclass_takes_the_options_of_a_class():
     assert raffia.from_dataclass(Point) is raffia.from_dataclass(Point)
     with pytest.raises(ValueError, match=r"dest_cls has its options already, so \['frozen'\]"):
         raffia.from_dataclass(Point, dest_cls=raffia.from_dataclass(Point), frozen=True)
+
+
+@pytest.mark.parametrize("name", ["memmap", "save", "pad"])
+def test_a_function_that_calls_a_method_can_be_pickled_and_misses_its_container(name):
+    function = getattr(raffia, name)
+    assert pickle.loads(pickle.dumps(function)) is function
+    with pytest.raises(TypeError, match="missing a required argument"):
+        function()
+
+
+@pytest.mark.parametrize("name", ["keys", "values", "items"])
+def test_views_of_a_plain_container_have_the_names_of_its_methods(name):
+    td = TensorDict(a=torch.ones(2))
+    method = getattr(TensorDict, name)
+    assert pickle.loads(pickle.dumps(method)) is method
+    assert len(pickle.loads(pickle.dumps(getattr(td, name)))()) == 1
+    with pytest.raises(TypeError, match=rf"TensorDict\.{name}\(\) got an unexpected"):
+        method(td, bogus=1)

@@ -501,8 +501,8 @@ class TensorCollection(Construction, Pointwise, Reductions, Node):
 
     def __getstate__(self) -> dict[str, Any]:
         state = {name: value for name, value in self.__dict__.items() if name not in _NOT_COPIED}
-        if self._mapped_to is not None:
-            state["_mapped_to"] = str(self._mapped_to)  # a path is no data
+        if "_mapped_to" in state:
+            state["_mapped_to"] = str(state["_mapped_to"])  # a path is no data
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:

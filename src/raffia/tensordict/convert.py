@@ -163,8 +163,9 @@ def cuda(td: Container, device: Device = None, **options: Any) -> Container:
     >>> TensorDict(a=0).cuda().is_cuda if torch.cuda.is_available() else True
     True
     """
-    where = torch.device("cuda", device) if isinstance(device, int) else device or "cuda"
-    return to(td, where, **options)
+    index = (device,) if isinstance(device, int) else ()
+    name: Any = "cuda" if device is None or index else device
+    return to(td, torch.device(name, *index), **options)
 
 
 def type_(

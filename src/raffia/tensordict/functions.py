@@ -35,9 +35,9 @@ load_memmap = TensorDict.load_memmap
 load = TensorDict.load
 
 # Methods that are functions too, of any container.
-memmap = by_method(disk.memmap)
-save = by_method(disk.save)
-pad = by_method(shape.pad)
+memmap = by_method(disk.memmap, __name__)
+save = by_method(disk.save, __name__)
+pad = by_method(shape.pad, __name__)
 
 
 def is_tensor_collection(datatype: Any) -> bool:

@@ -152,6 +152,8 @@ def getitem(td: Container, index: Any) -> Container:
     out = td._index(index, len(batch_size), size)
     if td._names is not None:
         dim_names.store(out, _indexed_names(td._names, index))
+    if size is not None and kind is Tensor:  # mostly a copy
+        return out
     return keep_mapped(out, td) if td._locked else out
 
 
@@ -178,6 +180,8 @@ def _is_flag(part: Any) -> bool:
 
 def _indexed_names(names: list[str | None], index: Any) -> Names:
     """Names after indexing: slices keep theirs, integers drop it, new dimensions have none."""
+    if index.__class__ is int:
+        return dim_names.given(names[1:])
     parts = list(index) if isinstance(index, tuple) else [index]
     arrays = [p for p in parts if isinstance(p, Tensor) and p.dim() and p.dtype is not torch.bool]
     width = max([p.dim() for p in arrays], default=0)

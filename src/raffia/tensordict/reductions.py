@@ -343,7 +343,7 @@ def _extreme(name: str, text: str, example: str) -> Extreme:
         reduce: bool | None = None,
         return_indices: bool = True,
     ) -> Any:
-        if not (return_indices and isinstance(dim, int)):
+        if not return_indices or dim in (NO_DEFAULT, None, "feature") or isinstance(dim, tuple):
             return reduced(self, values_only, dim, keepdim, reduce)
         if reduce:
             return _over_entries(self, function, dim, keepdim, {})

@@ -85,15 +85,21 @@ def shows_options_of(
     return signed
 
 
-def by_method(method: Function) -> Function:
-    """The function that calls, of the container that it is given, the method of the same name."""
-    name, (first, *_) = method.__name__, inspect.signature(method).parameters
+def by_method(method: Function, module: str) -> Function:
+    """The function that calls, of the container that it is given, the method of the same name.
+
+    module: where the function is found, for pickles of it.
+    """
+    name, signature = method.__name__, inspect.signature(method)
 
     @functools.wraps(method)
     def call(*args: Any, **options: Any) -> Any:
-        td, *rest = args or (options.pop(first),)
-        return getattr(td, name)(*rest, **options)
+        if not args:
+            signature.bind(**options)  # TypeError without the container
+            args = (options.pop(next(iter(signature.parameters))),)
+        return getattr(args[0], name)(*args[1:], **options)
 
+    call.__module__ = module
     return cast(Function, call)
 
 
