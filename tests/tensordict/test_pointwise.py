@@ -7,7 +7,7 @@ import operator
 import pytest
 import torch
 
-from raffia import TensorDict, TensorDictParams, lazy_stack
+from raffia import NonTensorData, TensorDict, TensorDictParams, lazy_stack
 from tests.tensordict.invariants import sound
 from tests.tensordict.kinds import BATCH, KINDS, each, every_kind, is_lazy, is_rows, leaves
 
@@ -533,6 +533,9 @@ def test_keys_of_reductions():
     td = TensorDict({"a": leaf(B, T)}, [B])
     assert td.sum(key_transform=lambda key: (key, "sum"))["a", "sum"].shape == ()
     assert isinstance(td.sum(reduce=True, key_transform=str), torch.Tensor)
+    value = NonTensorData("text", batch_size=[2])
+    for method in (value.sum, value.norm):
+        assert method(key_transform=str.upper).data == "text"
 
 
 @every_kind

@@ -571,6 +571,22 @@ def test_gradients():
     assert y.grad.tolist() == [2, 0]
 
 
+def test_what_is_refused_is_named():
+    td = TensorDict(a=torch.ones(3), n=TensorDict(), batch_size=[3])
+    rows = rows_of(td, torch.tensor([2, 0]))
+    for call in (lambda: rows.set_non_tensor("a", "text"), lambda: rows.create_nested("a")):
+        with pytest.raises(TypeError, match="entry 'a' is a tensor; its rows can't be set to a"):
+            call()
+    with pytest.raises(TypeError, match="entry 'a' is a tensor; its rows can't be set to a"):
+        td[0] = TensorDict(a=TensorDict())
+    with pytest.raises(KeyError, match="nested tuple of strings"):
+        rows.update({(): torch.ones(2)})
+    with pytest.raises(TypeError, match="takes a container, a dict or keyword entries, got list"):
+        rows.update([("a", torch.ones(2))])
+    assert td["a"].sum() == 3 and rows.update({}) is rows and rows.update(a=torch.zeros(2)) is rows
+    assert td["a"].sum() == 1
+
+
 def test_shown():
     text = repr(rows_of(TensorDict(a=torch.ones(3), batch_size=[3]), torch.tensor([2, 0])))
     assert text.startswith("SubTensorDict(") and "shape=torch.Size([2])" in text

@@ -297,6 +297,12 @@ def _set_rows(leaf: Tensor, index: Any, value: Any, name: str) -> None:
             f"rows of entry {name!r} of shape {leaf.shape} can't be set to a value of shape "
             f"{shape}: {error}"
         ) from error
+    except TypeError as error:
+        if not isinstance(value, Node):
+            raise
+        raise TypeError(
+            f"entry {name!r} is a tensor; its rows can't be set to a {type(value).__name__}"
+        ) from error
 
 
 def _zeros_for(td: Any, theirs: Any, rows_ndim: int, ndim: int) -> Any:

@@ -101,12 +101,11 @@ def reduced(
 
 def renamed(td: Made, key_transform: Callable[[str], NestedKey] | None) -> Made:
     """A container with its entries renamed by `key_transform`, at all levels."""
-    if key_transform is None or not isinstance(td, Node):
+    if key_transform is None or not isinstance(td, Node) or td._is_data():
         return td
     out = td._plain._make({}, td._batch_size, td._device, td._names)
     for name, value in td._entries().items():
-        below = isinstance(value, Node) and not value._is_data()
-        out.set(key_transform(name), renamed(value, key_transform) if below else value)
+        out.set(key_transform(name), renamed(value, key_transform))
     return out
 
 

@@ -198,8 +198,8 @@ class SubTensorDict(TensorDictBase):
     ) -> Self:
         if self._locked and not inplace:
             raise locked_error(self)
-        given: Any = options if input_dict_or_td is None else input_dict_or_td
-        names = [unravel_key_to_tuple(key)[0] for key in given.keys()]
+        given = updates.merged(input_dict_or_td, options if input_dict_or_td is None else {})
+        names = [name for key in given.keys() for name in unravel_key_to_tuple(key)[:1]]
         rows = self._rows(*names, strict=False)
         rows.update(input_dict_or_td, clone, True, **options)
         self._write_rows(rows)
