@@ -571,6 +571,17 @@ def test_gradients():
     assert y.grad.tolist() == [2, 0]
 
 
+def test_arithmetic_with_rows_of_a_lazy_stack():
+    row = TensorDict(a=torch.arange(3.0), n=TensorDict(b=torch.ones(3)), batch_size=[3])
+    stack = lazy_stack([row, row + 1, row + 2, row + 3], 0)
+    rows, own = rows_of(stack, torch.tensor([2, 0])), stack[torch.tensor([2, 0])].clone()
+    for other in (rows, own, own.to_tensordict(), row):
+        for out in (rows + other, other + rows, rows.add(other), rows.lerp(other, 1) + rows):
+            assert (out == own + other).all() and type(out) is not SubTensorDict
+        assert ((rows >= other) == (own >= other)).all() and (rows - other == own - other).all()
+    assert (rows.add_(own) == own + own).all() and (stack[2] == (own + own)[0]).all()
+
+
 def test_what_is_refused_is_named():
     td = TensorDict(a=torch.ones(3), n=TensorDict(), batch_size=[3])
     rows = rows_of(td, torch.tensor([2, 0]))

@@ -59,11 +59,13 @@ def rebuilt(td: Container, leaves: Iterable[Any]) -> Container:
     return out.lock_() if td._locked else out
 
 
-def paired(mine: Node, theirs: Any, out: list[Any], exact: bool) -> None:
+def paired(mine: Any, theirs: Any, out: list[Any], exact: bool) -> None:
     """Append the leaves of `theirs` that stand at the keys of `mine`.
 
     exact: KeyError also if `theirs` has keys that `mine` has not.
     """
+    if mine.__class__ is kinds.SubTensorDict:  # its leaves are those of what it reads
+        mine = mine._rows()
     pairs = mine._pairs(theirs)
     if len(pairs) == 1 and pairs[0][0] is mine and hasattr(mine, "tensordicts"):
         parts = broadcast_parts(mine, theirs)  # since its leaves are those of its members
