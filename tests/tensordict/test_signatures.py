@@ -101,5 +101,7 @@ def test_views_of_a_plain_container_have_the_names_of_its_methods(name):
     method = getattr(TensorDict, name)
     assert pickle.loads(pickle.dumps(method)) is method
     assert len(pickle.loads(pickle.dumps(getattr(td, name)))()) == 1
+    compiled = torch.compile(lambda x: list(method(x)), fullgraph=True, backend="eager")
+    assert compiled(td) == list(method(td))
     with pytest.raises(TypeError, match=rf"TensorDict\.{name}\(\) got an unexpected"):
         method(td, bogus=1)

@@ -293,7 +293,6 @@ def of_dict(view: Function) -> Function:
     """The method of plain containers for a view; without flags, their dict has a faster one."""
 
     name = view.__name__
-    plain = getattr(dict, name)
 
     @documented_as(view)
     def listing(
@@ -306,7 +305,7 @@ def of_dict(view: Function) -> Function:
     ) -> Any:
         if include_nested or leaves_only or sort:
             return view(td, include_nested, leaves_only, is_leaf, sort=sort)
-        return plain(td._d)
+        return getattr(td._d, name)()
 
     listing.__name__, listing.__qualname__ = name, f"TensorDict.{name}"
     listing.__module__ = "raffia.tensordict.tensordict"
