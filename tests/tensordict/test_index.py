@@ -406,3 +406,19 @@ def test_gather(kind):
     out = make()[:1].clone()
     assert make().gather(0, T([[2, 1, 0]]), out=out) is out
     check_rows(out, ROWS.gather(0, T([[2, 1, 0]])))
+
+
+def test_rows_of_a_nested_container_are_not_set_to_a_value():
+    def made():
+        return TensorDict(n=TensorDict(x=torch.zeros(3), batch_size=[3]), batch_size=[3])
+
+    for write in (
+        lambda td: td.__setitem__(torch.tensor([2, 0]), TensorDict(n="hi", batch_size=[2])),
+        lambda td: td["n"].__setitem__(0, NonTensorData("hi")),
+        lambda td: td._get_sub_tensordict(torch.tensor([2, 0])).set_non_tensor("n", "hi"),
+        lambda td: lazy_stack([td, made()]).__setitem__(0, TensorDict(n="hi", batch_size=[3])),
+    ):
+        td = made()
+        with pytest.raises(TypeError, match="not to NonTensorData"):
+            write(td)
+        assert td["n", "x"].tolist() == [0, 0, 0]

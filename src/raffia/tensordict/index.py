@@ -260,7 +260,7 @@ def _expanded(value: Any, size: torch.Size, batch_size: torch.Size, index: Any) 
 def set_index(td: Any, index: Any, value: Any, ndim: int) -> None:
     """Write `value` into rows of a dense node; `index`, normalised, covers `ndim` dimensions."""
     entries = td._entries()
-    if not isinstance(value, Node):
+    if not isinstance(value, Node) or value._is_data():
         if not isinstance(
             value, (Tensor, np.ndarray, list, tuple, int, float, complex, np.generic)
         ):
