@@ -135,7 +135,7 @@ class Cluster:
     def __init__(self, ray: Any, address: str, message: Callable[[str], None] | None) -> None:
         self.ray, self.message = ray, message or _print
         self.is_lost, self.is_of_this_machine = False, not address
-        self._seen = 0.0
+        self._answered_at = 0.0
         self._probed: set[tuple[str, str]] = set()  # machines and roles
         if address.startswith("ray://"):  # the rest may not be reached from here
             self.address = address.removeprefix("ray://")
@@ -150,7 +150,7 @@ class Cluster:
 
     def require(self) -> None:
         """Return if the cluster answers; raises ClusterLostError after some silent seconds."""
-        if not self.is_lost and time.monotonic() - self._seen < LOOK / 5:
+        if not self.is_lost and time.monotonic() - self._answered_at < LOOK / 5:
             return
         began = time.monotonic()
         while True:
@@ -168,12 +168,12 @@ class Cluster:
                     ) from None
                 time.sleep(LOOK)
             else:
-                self._seen = time.monotonic()
+                self._answered_at = time.monotonic()
                 return
 
     def is_there(self) -> bool:
         """Whether the cluster answers now."""
-        self._seen = 0.0
+        self._answered_at = 0.0
         try:
             self.require()
         except ClusterLostError:

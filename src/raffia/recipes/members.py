@@ -265,7 +265,7 @@ class MembersAcross:
                 f"{population.size} members cannot be divided equally among {num_workers} workers"
             )
         self.population, self._batches = population, batches
-        self._kept: list[TensorDict] = []  # batches since, where they can't be made again
+        self._recent_batches: list[TensorDict] = []  # batches since, where they can't be made again
         self.share = population.size // num_workers
         self.pool, pool.state_of = pool, self._state_of
         self._longest = min(LONGEST, pool.patience / 4)
@@ -296,7 +296,7 @@ class MembersAcross:
                 task["members"] = self._part(state, worker)
         answers = self._answers(tasks)
         if self._batches is None:
-            self._kept.append(batch)
+            self._recent_batches.append(batch)
         names = answers[0].keys()
         metrics = {name: torch.cat([answer[name] for answer in answers]) for name in names}
         return TensorDict(), TensorDict(metrics)
@@ -328,7 +328,7 @@ class MembersAcross:
 
     def _hold_state(self, state: TensorDict) -> None:
         self._base, self._num_since, self._since = state, 0, time.monotonic()
-        self._kept = []
+        self._recent_batches = []
 
     def _answers(self, tasks: list[TensorDict]) -> list[TensorDict]:
         self._key += 1
@@ -349,7 +349,7 @@ class MembersAcross:
         """The batches of the updates since the last whole state."""
         assert self._base is not None
         if self._batches is None:
-            return iter(self._kept[: self._num_since])
+            return iter(self._recent_batches[: self._num_since])
         return islice(self._batches(step_of(self._base)), self._num_since)
 
     def _state_of(self, worker: int) -> TensorDict:

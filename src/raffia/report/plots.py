@@ -19,7 +19,7 @@ AS_SET = "decode"  # the decoding that the config has
 _LABELS = {"env_step": "env steps", "update": "updates"}
 
 _MOST_PIECES = 120  # stretches of wall time in a stacked panel
-_PLACE = ("update", "env_step", "seconds")
+_PROGRESS_KEYS = ("update", "env_step", "seconds")
 _UNITS = {
     **{f"{of}_loss": "loss (nats)" for of in ("policy", "value", "value_prefix", "token", "cql")},
     "num_tokens": "tokens of a batch",
@@ -255,7 +255,9 @@ def _measured(runs: Sequence[Run]) -> list[str]:
     return [
         key
         for key in _keys(runs)
-        if key not in _PLACE and not key.startswith("seconds_") and not key.endswith("_per_second")
+        if key not in _PROGRESS_KEYS
+        and not key.startswith("seconds_")
+        and not key.endswith("_per_second")
     ]
 
 
