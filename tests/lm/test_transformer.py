@@ -240,7 +240,10 @@ def test_what_is_refused():
             r"18 tokens \(8 of the prefix\) are longer",
         ),
         (lambda: CausalLM(5, n_head=4, n_embd=10), "n_embd=10 must be a mult.*n_head=4.*n_embd=12"),
-        (lambda: CausalLM(5, positions="absolute"), "='absolute' must be 'learned' or"),
+        (
+            lambda: CausalLM(5, positions="absolute"),
+            "='absolute' must be one of 'learned', 'rotary'",
+        ),
         (lambda: CausalLM(5, n_head=2, n_embd=6, positions="rotary"), "positions rotate pairs"),
     ):
         with pytest.raises(ValueError, match=words):
