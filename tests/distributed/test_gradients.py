@@ -374,9 +374,12 @@ def test_a_follower_that_is_killed_while_idle_changes_nothing():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_twenty_deaths_at_any_time_change_nothing():
     expected = trained(Accumulate(small(), 2), num=60)
-    with Followers(SMALL, json.dumps({"sleep": 0.02}), 1, max_restarts=20) as group:
+    config = json.dumps({"sleep": 0.02})
+    # Rarely gloo does not notice a death while it sends, and the sum ends after the patience.
+    with Followers(SMALL, config, 1, patience=30.0, max_restarts=25) as group:
         killed, ended = [], threading.Event()
 
         def kill():
