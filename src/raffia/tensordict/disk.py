@@ -140,7 +140,7 @@ def memmap(
 
     Raises TypeError, before anything is written, for a value that JSON can't hold.
 
-    >>> import tempfile
+    >>> import os, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     td = TensorDict(a=torch.zeros(3), n=dict(text="hi")).memmap(folder)
     ...     td["a"].fill_(1)
