@@ -506,7 +506,7 @@ def test_a_role_on_ray_that_changes_its_weights_is_refused(monkeypatch):
     actor = ray_engine._Actor(torch.get_num_threads(), [])
     actor.make("Doubler", "{}", 0)
     parts = parts_of(TensorDict(a=TensorDict(w=torch.tensor([1.0, 2.0]), none=torch.empty(0))))
-    stored = [bytes(parts.data[0]), *(np.frombuffer(one, np.uint8) for one in parts.data[1::2])]
+    stored = [parts.record, *(np.frombuffer(one, np.uint8) for one in parts.arrays)]
     stored[1].flags.writeable = False  # as Ray gives it
     for _ in range(2):
         answer = actor.do(pack(add(0)), "first", stored)

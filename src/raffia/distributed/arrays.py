@@ -51,6 +51,16 @@ class Parts(NamedTuple):
     leaves: list[Tensor]  # which are to live as long
     form: list[Any]  # see `walk`
 
+    @property
+    def record(self) -> bytes:
+        """The record that comes first."""
+        return bytes(self.data[0])
+
+    @property
+    def arrays(self) -> list[Any]:
+        """The memory of each tensor that has elements, without the padding behind it."""
+        return self.data[1::2]
+
 
 def parts_of(tree: TensorDictBase) -> Parts:
     """The parts that `pack` joins, to be written elsewhere without copying plain tensors' memory.
@@ -141,22 +151,21 @@ def unpack(data: bytearray | memoryview | mmap, room: int = 0) -> TensorDict:
     >>> unpack(pack(tree))["empty"].batch_size
     torch.Size([2])
     """
-    start = room + 8
-    length = int.from_bytes(data[room:start], "little")
-    first = room + -(-(8 + length) // ALIGNMENT) * ALIGNMENT
+    text = _text(data, room)
+    first = room + -(-(8 + len(text)) // ALIGNMENT) * ALIGNMENT
 
     def leaf(dtype: torch.dtype, size: int, at: int) -> Tensor:
         return torch.frombuffer(data, dtype=dtype, count=size, offset=first + at)
 
-    return _tree(bytes(data[start : start + length]), leaf)
+    return _tree(text, leaf)
 
 
 def unpack_parts(record: bytes, arrays: Sequence[Any]) -> TensorDict:
     """The tree of this record, over the memory of each tensor that has elements: it is not copied.
 
     >>> tree = TensorDict(x=torch.arange(3), y=torch.empty(0))
-    >>> record, array, _ = parts_of(tree).data
-    >>> unpack_parts(record, [array])["x"]
+    >>> parts = parts_of(tree)
+    >>> unpack_parts(parts.record, parts.arrays)["x"]
     tensor([0, 1, 2])
     """
     rest = iter(arrays)
@@ -164,14 +173,20 @@ def unpack_parts(record: bytes, arrays: Sequence[Any]) -> TensorDict:
     def leaf(dtype: torch.dtype, size: int, at: int) -> Tensor:
         return torch.frombuffer(next(rest), dtype=dtype)
 
-    return _tree(record[8 : 8 + int.from_bytes(record[:8], "little")], leaf)
+    return _tree(_text(record), leaf)
 
 
-def _tree(record: bytes, leaf: Callable[[torch.dtype, int, int], Tensor]) -> TensorDict:
-    """The tree of this record; leaf: the elements of a tensor that has some, of this dtype, this
+def _text(data: bytes | bytearray | memoryview | mmap, room: int = 0) -> bytes:
+    """The text of the record that begins after `room` bytes."""
+    start = room + 8
+    return bytes(data[start : start + int.from_bytes(data[room:start], "little")])
+
+
+def _tree(text: bytes, leaf: Callable[[torch.dtype, int, int], Tensor]) -> TensorDict:
+    """The tree of a record's text; leaf: the elements of a tensor that has some, of this dtype, so
     many, from this byte on."""
     nodes: list[dict[str, Any]] = []  # their entries, in order: they fit, as they did
-    for one in _read(record):
+    for one in _read(text):
         entry: Any
         if one.dtype is None:
             nodes.append({})

@@ -194,10 +194,9 @@ class RayEngine:
         """The weights in the object store."""
         self._cluster.require()
         parts = parts_of(weights)  # a name, so that its leaves live
-        record, arrays = parts.data[0], parts.data[1::2]  # then paddings
         # One by one, so that Ray copies them from where they are.
-        arrays = [np.frombuffer(one, dtype=np.uint8) for one in arrays]
-        ref: object = self._ray.put([record, *arrays])
+        arrays = [np.frombuffer(one, dtype=np.uint8) for one in parts.arrays]
+        ref: object = self._ray.put([parts.record, *arrays])
         return ref
 
     def get(self, ref: Any) -> TensorDict:
