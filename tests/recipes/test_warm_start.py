@@ -6,11 +6,18 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from torch.testing import assert_close
 
+from raffia import merge_tensordicts
+from raffia.algorithms.efficientzero.config import ModelConfig
+from raffia.algorithms.efficientzero.learner import EfficientZeroLearner
 from raffia.cli import main
+from raffia.envs.env import Box, EnvSpec
 from raffia.envs.make import make_env
 from raffia.recipes import resume, train
 from raffia.recipes.efficientzero.actors import make_networks
+from raffia.recipes.efficientzero.config import EfficientZeroRun
 from raffia.recipes.efficientzero.experiment import EfficientZeroExperiment
 from raffia.recipes.efficientzero.warm_start import warm_state
 from raffia.recipes.ilql.config import ILQLRun
@@ -83,6 +90,40 @@ def test_a_checkpoint_of_lightzero_is_one_of_torch_with_model(tmp_path):
         torch.save(found, tmp_path / "ckpt_best.pth.tar")
         state = warm_state(learner, str(tmp_path / "ckpt_best.pth.tar"), seed=0)
         assert same(state, learner.init(7))
+
+
+def test_weights_of_sampled_efficientzero_are_read(tmp_path):
+    recorded = load_file("tests/algorithms/efficientzero/sampled_mlp.safetensors")
+    weights = {
+        name.removeprefix("param/"): value
+        for name, value in recorded.items()
+        if name.startswith("param/")
+    }
+    torch.save({"model": weights}, tmp_path / "ckpt_best.pth.tar")
+    model = ModelConfig(
+        latent_state_dim=8,
+        latent_norm="SimNorm",
+        activation="gelu",
+        gaussian_head="reparameterization",
+        lstm_hidden_size=6,
+        head_hidden_channels=(8,),
+        reward_support_range=(-5.0, 6.0, 1.0),
+        value_support_range=(-5.0, 6.0, 1.0),
+        **dict(proj_hid=8, proj_out=8, pred_hid=4, pred_out=8),
+    )
+    spec = EnvSpec(observation_shape=(4,), action=Box((-1.0, -1.0), (1.0, 1.0)))
+    learner = EfficientZeroLearner(spec, EfficientZeroRun(model=model), num_updates=9)
+    state = warm_state(learner, str(tmp_path / "ckpt_best.pth.tar"), seed=0)
+    network = learner.make_model(1).eval()
+    with merge_tensordicts(state["params"], state["buffers"]).to_module(network):
+        found = network.initial_inference(recorded["obs"])
+    assert_close(found.policy_logits, recorded["eval/policy0"])
+    assert_close(found.value, recorded["eval/value0"])
+
+    other = EfficientZeroRun(model=replace(model, gaussian_head="mlp"))
+    learner = EfficientZeroLearner(spec, other, num_updates=9)
+    with pytest.raises(RunError, match="they seem to be of gaussian_head='reparameterization'"):
+        warm_state(learner, str(tmp_path / "ckpt_best.pth.tar"), seed=0)
 
 
 def flawed(folder, config):

@@ -11,6 +11,7 @@ from torch import nn
 from raffia.algorithms.efficientzero import inference
 from raffia.algorithms.efficientzero.inference import fold
 from raffia.algorithms.efficientzero.model import EfficientZeroModel, EfficientZeroModelMLP
+from raffia.algorithms.efficientzero.model_mlp import GELU
 from raffia.search import (
     GaussianSampler,
     SearchMemory,
@@ -258,6 +259,7 @@ CONTINUOUS = {
     "conditioned": {},
     "fixed": {"sigma_type": "fixed", "norm_type": "LN", "res_connection_in_dynamics": True},
     "muzero": {"lstm_hidden_size": 0},
+    "as in LightZero": {"gaussian_head": "reparameterization", "activation": GELU},
 }
 SAMPLERS = {
     "bounds": GaussianSampler(6, low=torch.tensor([-1.0, 0.5, 0.0]), high=2.0),

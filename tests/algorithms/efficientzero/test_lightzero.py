@@ -11,11 +11,14 @@ import torch
 
 from raffia.algorithms.efficientzero.learner import EfficientZeroLearner
 from raffia.algorithms.efficientzero.model import EfficientZeroModel, EfficientZeroModelMLP
+from raffia.algorithms.efficientzero.model_mlp import GELU
 
 from .test_learner import LINE, learner_of
 
 
 def build(name, config):
+    if "activation" in config:  # Sampled EfficientZero's, in all networks
+        config = config | {"activation": GELU}
     return (EfficientZeroModelMLP if "mlp" in name else EfficientZeroModel)(**config)
 
 

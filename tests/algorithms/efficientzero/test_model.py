@@ -334,6 +334,7 @@ def test_the_dynamics_network():
 WRONG_OPTIONS = [
     (dict(norm_type="GN"), "norm_type='GN'.*must be one of 'BN', 'LN'"),
     (dict(discrete_action_encoding_type="binary"), "'one_hot', 'not_one_hot'"),
+    (dict(gaussian_head="two"), "gaussian_head='two' must be one of 'mlp', 'reparameterization'"),
     (dict(sigma_type="free"), "sigma_type='free' must be one of 'conditioned', 'fixed'"),
     (dict(continuous_action_space=True, fixed_sigma_value=0), "fixed_sigma_value=0 .* number > 0"),
     (dict(fixed_sigma_value=float("nan")), "fixed_sigma_value=nan .* number > 0"),

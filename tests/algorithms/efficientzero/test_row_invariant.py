@@ -33,6 +33,7 @@ FORMS = {
     "odd evolvable": (VECTOR, dict(evolvable_heads=True, max_head_nodes=13)),
     "box": (BOX, {}),
     "box fixed": (BOX, dict(sigma_type="fixed")),
+    "box of LightZero": (BOX, dict(gaussian_head="reparameterization", activation="gelu")),
     "fields": (FIELDS, dict(downsample=False)),
     "fields LN": (FIELDS, dict(downsample=False, norm_type="LN", action_encoding="not_one_hot")),
     "one pixel": (dataclasses.replace(FIELDS, observation_shape=(4, 1, 1)), dict(downsample=False)),

@@ -35,6 +35,8 @@ class ModelConfig:
     # Width of the value prefix's LSTM; 0 for MuZero's networks, which predict each step's reward.
     lstm_hidden_size: int = 512
     head_hidden_channels: tuple[int, ...] = (32,)  # widths of the heads' hidden layers
+    # Activation of all networks but the representation of vectors, which has GELU.
+    activation: Literal["relu", "gelu"] = "relu"
     # Heads whose form a population can mutate (`activation`, `architecture`); they start with
     # head_hidden_channels, and have no normalisation.
     evolvable_heads: bool = False
@@ -53,6 +55,9 @@ class ModelConfig:
     # Standard deviation of continuous actions: predicted from the state, or fixed.
     sigma_type: Literal["conditioned", "fixed"] = "conditioned"
     fixed_sigma: float = 0.3  # standard deviation with sigma_type "fixed"
+    # Policy head of continuous actions: as the other heads; or DI-engine's ReparameterizationHead,
+    # two hidden layers as wide as their input, with ReLU and without normalisation.
+    gaussian_head: Literal["mlp", "reparameterization"] = "mlp"
     proj_hid: int = 1024  # hidden width of the projection that consistency compares
     proj_out: int = 1024  # output width of that projection
     pred_hid: int = 512  # hidden width of the predictor of projections
@@ -72,6 +77,10 @@ class ModelConfig:
         check_latent_norm(self.latent_norm, self.latent_state_dim)
         check_least(self, 1, "max_head_layers", "max_head_nodes")
         if self.evolvable_heads:
+            if self.gaussian_head != "mlp":
+                raise ValueError(
+                    f"evolvable_heads=True needs gaussian_head='mlp'; it is {self.gaussian_head!r}"
+                )
             check_heads(self.head_hidden_channels, self.max_head_layers, self.max_head_nodes)
 
 

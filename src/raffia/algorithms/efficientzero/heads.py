@@ -119,21 +119,32 @@ class GaussianHead(nn.Module):
 
 
 def policy_head(
-    sizes: Sequence[int], options: HeadOptions, sigma_type: str | None, fixed_sigma_value: float
+    sizes: Sequence[int],
+    options: HeadOptions,
+    sigma_type: str | None,
+    fixed_sigma_value: float,
+    gaussian_head: str = "mlp",
 ) -> nn.Module:
     """Logits over sizes[-1] actions, or a `GaussianHead` where `sigma_type` is given.
+
+    gaussian_head: "mlp" for a `GaussianHead` of these sizes and options; "reparameterization" for
+        two hidden layers as wide as the input, with ReLU and without normalisation, as in
+        DI-engine's ReparameterizationHead, which LightZero's Sampled EfficientZero has.
 
     >>> policy_head([4, 8, 3], HeadOptions(), None, 0.3)(torch.zeros(2, 4)).shape
     torch.Size([2, 3])
     """
-    check_sigma(sigma_type or "fixed", fixed_sigma_value)
+    check_sigma(sigma_type or "fixed", fixed_sigma_value, gaussian_head)
     if sigma_type is None:
         return head(sizes, options)
+    if gaussian_head == "reparameterization":
+        sizes = [sizes[0]] * 3 + [sizes[-1]]
+        options = HeadOptions(zero_last=options.zero_last)
     return GaussianHead(sizes, options, sigma_type, fixed_sigma_value)
 
 
-def check_sigma(sigma_type: str, fixed_sigma_value: float) -> None:
-    """Raise ValueError for options that `GaussianHead` does not have, even if no head is built.
+def check_sigma(sigma_type: str, fixed_sigma_value: float, gaussian_head: str = "mlp") -> None:
+    """Raise ValueError for options that `policy_head` does not have, even if no head is built.
 
     >>> check_sigma("free", 0.3)
     Traceback (most recent call last):
@@ -141,6 +152,7 @@ def check_sigma(sigma_type: str, fixed_sigma_value: float) -> None:
     ValueError: sigma_type='free' must be one of 'conditioned', 'fixed'
     """
     check_choice("sigma_type", sigma_type, ("conditioned", "fixed"))
+    check_choice("gaussian_head", gaussian_head, ("mlp", "reparameterization"))
     if not 0 < fixed_sigma_value < math.inf:
         raise ValueError(
             f"fixed_sigma_value={fixed_sigma_value} is not a valid standard deviation: pass a "

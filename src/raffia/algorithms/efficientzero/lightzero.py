@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 # LightZero's networks of norm_type "LN" have BatchNorm in these layers all the same.
@@ -22,17 +23,22 @@ _WITHOUT = {
     "representation_network.fc_representation.1.running_mean": "norm_type='LN'",
     "dynamics_network.fc_dynamics.0.weight": "res_connection_in_dynamics=True",
     "projection.0.weight": "self_supervised_learning_loss=False",
+    "prediction_network.fc_policy_head.net.4.weight": "gaussian_head='mlp'",
 }
 _WITH = {
     "dynamics_network.fc_dynamics.0.weight": "res_connection_in_dynamics=False",
     "representation_network.downsample_net.conv1.weight": "downsample=True",
     "representation_network.fc_representation.1.running_mean": "norm_type='BN'",
     "projection.0.weight": "self_supervised_learning_loss=True",
+    "prediction_network.fc_policy_head.net.4.weight": "gaussian_head='reparameterization'",
 }
 
 
 def read_lightzero(model: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
     """Load `state_dict` into a model, or raise ValueError that names what does not fit.
+
+    The policy head of Sampled EfficientZero has one layer for means and one for deviations, which
+    are one layer of ours.
 
     Two things differ in networks with LayerNorm. Some of their layers are BatchNorm in LightZero:
     the model gets BatchNorm there, as the weights were trained with it. And LightZero's residual
@@ -65,7 +71,7 @@ def read_lightzero(model: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
         ours |= {f"{path}.{name}": value for name, value in norm.state_dict().items()}
     theirs = {
         name: _per_pixel(value, ours[name]) if name in ours else value
-        for name, value in state_dict.items()
+        for name, value in _one_last_layer(state_dict).items()
     }
     _check_fit(type(model).__name__, ours, theirs)
     for path, norm in swapped.items():
@@ -89,6 +95,25 @@ def _batch_norm(norm: nn.LayerNorm) -> nn.Module:
     return batch_norm.train(norm.training)
 
 
+def _one_last_layer(weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Weights whose Gaussian policy head, if there is one, has our layers: `net`."""
+    head = "prediction_network.fc_policy_head."
+    if f"{head}mu.weight" not in weights:
+        return weights
+    found = {}
+    for name, value in weights.items():
+        if not name.startswith(head):
+            found[name] = value
+        elif name.startswith(f"{head}main."):
+            found[name.replace(".main.", ".net.")] = value
+    # Each hidden layer has a weight and a bias, and each second layer is a ReLU.
+    last = f"{head}net.{sum(name.startswith(head) for name in found)}"
+    for kind in ("weight", "bias"):
+        names = [f"{head}mu.{kind}", f"{head}log_sigma_layer.{kind}"]  # the second if conditioned
+        found[f"{last}.{kind}"] = torch.cat([weights[name] for name in names if name in weights])
+    return found
+
+
 def _per_pixel(value: Tensor, ours: Tensor) -> Tensor:
     """Reshape [C] to [C, H, W] if our parameter has this shape; else return it unchanged."""
     if value.dim() == 1 and ours.dim() == 3 and len(value) == len(ours):
@@ -110,8 +135,10 @@ def _check_fit(model: str, ours: Mapping[str, Tensor], theirs: Mapping[str, Tens
         options = [hint for name, hint in _WITHOUT.items() if name in ours.keys() - theirs.keys()]
         options += [hint for name, hint in _WITH.items() if name in theirs.keys() - ours.keys()]
         seem = f"; they seem to be of {', '.join(options)}" if options else ""
-        if any("fc_policy_head.main." in name for name in theirs):
-            seem += "; the policy head of LightZero's Sampled EfficientZero cannot be read"
+        if "prediction_network.conv1x1_policy.weight" in ours and any(
+            ".fc_policy_head." in name for name in theirs
+        ):
+            seem += "; LightZero's Sampled EfficientZero for images cannot be read"
         raise ValueError(
             "\n".join([f"these weights do not fit {model}:", *faults])
             + f"\nbuild the model with the options that the weights were trained with{seem}"

@@ -14,6 +14,7 @@ from raffia.algorithms.efficientzero.config import ModelConfig
 from raffia.algorithms.efficientzero.heads import LargestHead, check_sigma
 from raffia.algorithms.efficientzero.latent_model import LatentModel, supports
 from raffia.algorithms.efficientzero.latent_model import NetworkOutput as NetworkOutput
+from raffia.algorithms.efficientzero.model_mlp import GELU
 from raffia.algorithms.efficientzero.model_mlp import EfficientZeroModelMLP as EfficientZeroModelMLP
 from raffia.algorithms.efficientzero.networks import DynamicsNetwork as DynamicsNetwork
 from raffia.algorithms.efficientzero.networks import PredictionNetwork as PredictionNetwork
@@ -25,6 +26,7 @@ from raffia.nn.blocks import RELU
 # Settings whose names are those of arguments of both kinds of model.
 OF_BOTH = "lstm_hidden_size reward_support_range value_support_range state_norm sigma_type".split()
 OF_BOTH += "proj_hid proj_out pred_hid pred_out norm_type projection_norm_type".split()
+OF_BOTH += ["gaussian_head"]
 
 
 class EfficientZeroModel(LatentModel):
@@ -51,7 +53,8 @@ class EfficientZeroModel(LatentModel):
     discrete_action_encoding_type: "one_hot" for a plane each, or "not_one_hot" for one plane of
         action / size.
     continuous_action_space: actions are floats [B, D], and the policy a Gaussian, see
-        `GaussianHead` (also for `sigma_type` and `fixed_sigma_value`).
+        `GaussianHead` (also for `sigma_type` and `fixed_sigma_value`) and `policy_head` (for
+        `gaussian_head`).
     largest_head: of heads whose form can change, `LargestHead(num_layers, num_nodes)`; None for
         plain ones.
 
@@ -97,13 +100,14 @@ class EfficientZeroModel(LatentModel):
         fixed_sigma_value: float = 0.3,
         projection_norm_type: str | None = None,
         largest_head: LargestHead | None = None,
+        gaussian_head: str = "mlp",
     ) -> None:
         shape = image_shape(observation_shape)
         h, w = latent_size(*shape[1:], downsample)
         actions = action_encoding(
             action_space_size, continuous_action_space, discrete_action_encoding_type
         )
-        check_sigma(sigma_type, fixed_sigma_value)
+        check_sigma(sigma_type, fixed_sigma_value, gaussian_head)
         reward_support, value_support = supports(
             reward_support_range, value_support_range, categorical_distribution
         )
@@ -144,6 +148,7 @@ class EfficientZeroModel(LatentModel):
                 sigma_type if continuous_action_space else None,
                 fixed_sigma_value,
                 largest_head,
+                gaussian_head,
             ),
             action_encoding=actions,
             latent_shape=(num_channels, h, w),
@@ -204,6 +209,8 @@ def make_model(
         "largest_head": largest if config.evolvable_heads else None,
         **{name: getattr(config, name) for name in OF_BOTH},
     }
+    if config.activation == "gelu":
+        common["activation"] = GELU
     if len(shape) == 3:
         return EfficientZeroModel(
             num_res_blocks=config.num_res_blocks,

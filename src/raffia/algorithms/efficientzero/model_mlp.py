@@ -137,6 +137,7 @@ class PredictionNetworkMLP(nn.Module):
 
     sigma_type: None for a logit for each action; "conditioned" or "fixed" for continuous actions of
         `action_space_size` numbers, see `GaussianHead`.
+    gaussian_head: layers of that Gaussian head, see `policy_head`.
     largest_head: of heads that can change their form, see `head`.
 
     >>> policy, value = PredictionNetworkMLP(3, latent_state_dim=8)(torch.zeros(2, 8))
@@ -157,6 +158,7 @@ class PredictionNetworkMLP(nn.Module):
         sigma_type: str | None = None,
         fixed_sigma_value: float = 0.3,
         largest_head: LargestHead | None = None,
+        gaussian_head: str = "mlp",
     ) -> None:
         super().__init__()
         check_norm_type(norm_type)
@@ -169,7 +171,9 @@ class PredictionNetworkMLP(nn.Module):
         sizes = [size, *value_head_hidden_channels, output_support_size]
         self.fc_value_head = head(sizes, options)
         sizes = [size, *policy_head_hidden_channels, action_space_size]
-        self.fc_policy_head = policy_head(sizes, options, sigma_type, fixed_sigma_value)
+        self.fc_policy_head = policy_head(
+            sizes, options, sigma_type, fixed_sigma_value, gaussian_head
+        )
 
     def forward(self, latent_state: Tensor) -> tuple[Tensor, Tensor]:
         """latent_state: [B, D] -> policy [B, A], value logits [B, F]."""
@@ -202,7 +206,8 @@ class EfficientZeroModelMLP(LatentModel):
     res_connection_in_dynamics: see `DynamicsNetworkMLP`.
     latent_norm: see `RepresentationNetworkMLP`.
     continuous_action_space: actions are floats [B, D], and the policy a Gaussian, see
-        `GaussianHead` (also for `sigma_type` and `fixed_sigma_value`).
+        `GaussianHead` (also for `sigma_type` and `fixed_sigma_value`) and `policy_head` (for
+        `gaussian_head`).
     largest_head: of heads whose form can change, `LargestHead(num_layers, num_nodes)`; None for
         plain ones.
 
@@ -243,12 +248,13 @@ class EfficientZeroModelMLP(LatentModel):
         fixed_sigma_value: float = 0.3,
         projection_norm_type: str | None = None,
         largest_head: LargestHead | None = None,
+        gaussian_head: str = "mlp",
     ) -> None:
         others = RELU if activation is None else activation
         actions = action_encoding(
             action_space_size, continuous_action_space, discrete_action_encoding_type
         )
-        check_sigma(sigma_type, fixed_sigma_value)
+        check_sigma(sigma_type, fixed_sigma_value, gaussian_head)
         reward_support, value_support = supports(
             reward_support_range, value_support_range, categorical_distribution
         )
@@ -284,6 +290,7 @@ class EfficientZeroModelMLP(LatentModel):
                 sigma_type if continuous_action_space else None,
                 fixed_sigma_value,
                 largest_head,
+                gaussian_head,
             ),
             action_encoding=actions,
             latent_shape=(latent_state_dim,),

@@ -316,6 +316,7 @@ class PredictionNetwork(nn.Module):
     action_space_size: how many actions; of continuous ones, how many numbers each has.
     sigma_type: None for a logit for each action; "conditioned" or "fixed" for continuous actions,
         see `GaussianHead`.
+    gaussian_head: layers of that Gaussian head, see `policy_head`.
     largest_head: of heads that can change their form, see `head`.
 
     >>> network = PredictionNetwork((3, 5, 4), action_space_size=6, num_channels=8)
@@ -342,6 +343,7 @@ class PredictionNetwork(nn.Module):
         sigma_type: str | None = None,
         fixed_sigma_value: float = 0.3,
         largest_head: LargestHead | None = None,
+        gaussian_head: str = "mlp",
     ) -> None:
         super().__init__()
         _, height, width = image_shape(observation_shape)
@@ -358,7 +360,7 @@ class PredictionNetwork(nn.Module):
         sizes = [value_head_channels * h * w, *value_head_hidden_channels, output_support_size]
         self.fc_value = head(sizes, options)
         sizes = [policy_head_channels * h * w, *policy_head_hidden_channels, action_space_size]
-        self.fc_policy = policy_head(sizes, options, sigma_type, fixed_sigma_value)
+        self.fc_policy = policy_head(sizes, options, sigma_type, fixed_sigma_value, gaussian_head)
 
     def forward(self, latent_state: Tensor) -> tuple[Tensor, Tensor]:
         """latent_state: [B, num_channels, h, w] -> policy [B, A], value logits [B, F]."""
