@@ -1,6 +1,9 @@
 """Containers that processes send to each other, and sum: over gloo, in processes of their own."""
 
 import asyncio
+import os
+import re
+import time
 
 import pytest
 import torch
@@ -27,20 +30,46 @@ class Pair:
     name: str = "pair"
 
 
+def full(fill, *shape):
+    return torch.full(shape, fill)
+
+
 def tree(fill=0):
     """Entries of all kinds: dtypes, shapes, nests, an empty one, a value, some large, some not."""
     dtypes = (torch.float32, torch.float64, torch.int64, torch.bool, torch.bfloat16, torch.uint8)
-    out = TensorDict({str(dtype): torch.full((2, 3), fill).to(dtype) for dtype in dtypes}, [2])
+    out = TensorDict({str(dtype): full(fill, 2, 3).to(dtype) for dtype in dtypes}, [2])
     out["n"] = TensorDict(
-        deep=TensorDict(c=torch.full((2, 1), fill + 0.5j), batch_size=[2]),
+        deep=TensorDict(c=full(fill + 0.5j, 2, 1), batch_size=[2]),
         none=TensorDict(batch_size=[2]),
         zero=torch.zeros(2, 0),
         batch_size=[2],
     )
-    out["large"] = torch.full((2, 50_000), float(fill))
-    out["turned"] = torch.full((3, 2), float(fill)).t()
+    out["large"], out["turned"] = full(float(fill), 2, 50_000), full(float(fill), 3, 2).t()
     out["text"] = "a"
     return out
+
+
+def plain(fill):
+    return TensorDict(a=full(float(fill), 2, 3), b=TensorDict(c=full(fill, 2)))
+
+
+def shared_row(fill):
+    return TensorDict(a=TensorDict(x=torch.tensor(fill)), b=full(fill, 70_000))
+
+
+# containers of each kind, whose tensors are filled with a number
+KINDS = {
+    "all": tree,
+    "locked": lambda fill: plain(fill).lock_(),
+    "mapped": lambda fill: plain(fill).memmap_(),
+    "params": lambda fill: TensorDictParams(plain(fill)),
+    "lazy": lambda fill: lazy_stack([plain(fill), TensorDict(a=full(fill, 5), d=full(fill, 1))]),
+    "class": lambda fill: Pair(x=full(fill, 2), y=full(fill, 2, 4), batch_size=[2]),
+    "class over a lazy stack": lambda fill: lazy_stack(
+        [Pair(x=full(fill, n), y=full(fill)) for n in (1, 2)]
+    ),
+}
+SUMMED = {**KINDS, "all": shared_row}
 
 
 def shown(td):
@@ -56,103 +85,64 @@ def shown(td):
     return {key: shown(td.get(key)) for key in sorted(td.keys())}
 
 
-def kind(name, fill):
-    """A container of a kind, whose tensors are filled with a number."""
-    plain = TensorDict(a=torch.full((2, 3), float(fill)), b=TensorDict(c=torch.full((2,), fill)))
-    if name == "locked":
-        return plain.lock_()
-    if name == "mapped":
-        return plain.memmap_()
-    if name == "params":
-        return TensorDictParams(plain)
-    if name == "lazy":
-        return lazy_stack([plain, TensorDict(a=torch.full((5,), fill), d=torch.full((1,), fill))])
-    if name == "class":
-        return Pair(x=torch.full((2,), fill), y=torch.full((2, 4), fill), batch_size=[2])
-    if name == "class over a lazy stack":
-        pairs = [Pair(x=torch.full((n,), fill), y=torch.full((), fill)) for n in (1, 2)]
-        return lazy_stack(pairs)
-    if name == "shared row":
-        return TensorDict(a=TensorDict(x=torch.tensor(fill)), b=torch.full((70_000,), fill))
-    return tree(fill)
-
-
-KINDS = ["all", "locked", "mapped", "params", "lazy", "class", "class over a lazy stack"]
+def failure(act):
+    """The class and the text of the error that a call raises; None without one."""
+    try:
+        act()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
 
 
 # ------------------------------------------------------------------------------- one to another
 
 
-def pass_on(rank, name, consolidated):
-    td = kind(name, 7 if rank == 0 else 0)
-    if consolidated:
-        td = td.consolidate()
-    pointers = [leaf.data_ptr() for leaf in td._leaves([])]
-    if rank == 0:
-        return td.send(dst=1, consolidated=consolidated), shown(td), True
-    tag = td.recv(src=0, consolidated=consolidated)
-    return tag, shown(td), pointers == [leaf.data_ptr() for leaf in td._leaves([])]
+def pass_on(rank, name):
+    found = []
+    for consolidated in (False, True):
+        td = KINDS[name](7 if rank == 0 else 0)
+        td = td.consolidate() if consolidated else td
+        pointers = [leaf.data_ptr() for leaf in td._leaves([])]
+        give = td.recv if rank else td.send
+        found.append((give(1 - rank, consolidated=consolidated), shown(td)))
+        assert pointers == [leaf.data_ptr() for leaf in td._leaves([])]
+    return found
 
 
-@pytest.mark.parametrize("consolidated", [False, True])
 @pytest.mark.parametrize("name", KINDS)
-def test_what_is_sent_is_written_into_the_entries(ranks, name, consolidated):
-    (none, sent, _), (tag, taken, in_place) = ranks.run(pass_on, 2, name, consolidated)
-    assert none is None and in_place
-    assert taken == sent == shown(kind(name, 7))
-    assert tag == (None if consolidated else len(kind(name, 7)._leaves([])) - 1)
+def test_what_is_sent_is_written_into_the_entries(ranks, name):
+    sent, taken = ranks.run(pass_on, 2, name)
+    want, num = shown(KINDS[name](7)), len(KINDS[name](7)._leaves([]))
+    assert sent == [(None, want)] * 2 and taken == [(num - 1, want), (None, want)]
 
 
-def pass_to_unsorted(rank):
+def pass_to_others(rank, folder):
+    """To entries in another order and of other strides, to many, and to those of a file."""
     a, b = torch.arange(3.0), torch.arange(4)
+    many = TensorDict({f"k{i}": full(float(i * (1 - rank)), i) for i in range(200)})
+    many["b"] = full(rank == 0, 3)
+    on_disk = TensorDict(a=torch.arange(4.0) * (1 - rank))
     if rank == 0:
-        TensorDict(a=a, b=b).send(1)
-        return None
+        TensorDict(a=a, b=b).send(1), many.send(1), on_disk.send(1)
+        return shown(many)
     td = TensorDict(b=torch.zeros_like(b), a=torch.zeros(3, 2)[:, 0])
-    td.recv(0)
-    return shown(td), td["a"].stride()
+    td.recv(0), many.recv(0), on_disk.memmap_(folder).recv(0)
+    stored = TensorDict.load_memmap(folder)["a"].tolist()
+    return td["a"].tolist(), td["b"].tolist(), td["a"].stride(), shown(many), stored
 
 
-def test_the_order_of_entries_and_strides_play_no_part(ranks):
-    _, (taken, stride) = ranks.run(pass_to_unsorted)
-    assert taken == shown(TensorDict(a=torch.arange(3.0), b=torch.arange(4))) and stride == (2,)
-
-
-def many(rank):
-    td = TensorDict({f"k{i}": torch.full((i,), float(i * (1 - rank))) for i in range(200)})
-    td["b"] = torch.full((3,), rank == 0)
-    td.send(1) if rank == 0 else td.recv(0)
-    return shown(td)
-
-
-def test_a_long_first_message(ranks):
-    sent, taken = ranks.run(many)
+def test_order_strides_a_long_first_message_and_files(ranks, tmp_path):
+    sent, (a, b, stride, taken, stored) = ranks.run(pass_to_others, 2, str(tmp_path))
+    assert (a, b, stride) == ([0, 1, 2], [0, 1, 2, 3], (2,)) and stored == [0, 1, 2, 3]
     assert sent == taken and taken["k199"][1] == [199] * 199
-
-
-def mapped_file(rank, folder):
-    td = TensorDict(a=torch.arange(4.0) * (1 - rank))
-    if rank == 0:
-        td.send(1)
-        return None
-    td.memmap_(folder).recv(0)
-    return TensorDict.load_memmap(folder)["a"].tolist()
-
-
-def test_what_comes_into_mapped_entries_is_in_their_files(ranks, tmp_path):
-    assert ranks.run(mapped_file, 2, str(tmp_path))[1] == [0, 1, 2, 3]
 
 
 def exchange(rank, consolidated):
     """Both send first: that ends only if what comes is received meanwhile."""
-    other = 1 - rank
-    into = [kind("shared row", 0).consolidate() for _ in range(2)]
-    works = []
+    other, works = 1 - rank, []
+    into = [shared_row(0).consolidate() for _ in range(2)]
     for td in into:
         works += td.irecv(other, return_premature=True, consolidated=consolidated)
-    sent = [
-        kind("shared row", 10 * rank + i).isend(other, consolidated=consolidated) for i in (1, 2)
-    ]
+    sent = [shared_row(10 * rank + i).isend(other, consolidated=consolidated) for i in (1, 2)]
     last = [work.wait() for work in works]
     done = [work.is_completed() for work in works]
     return sent, last, done, [int(td["a", "x"]) for td in into], [int(td["b"].sum()) for td in into]
@@ -190,18 +180,17 @@ def in_groups(rank):
     if rank not in (1, 3):
         return None
     found = []
-    ours = {1: 0, 3: 1}[rank]
     store = dist.PrefixStore("own", dist.distributed_c10d._get_default_store())
-    own = dist.ProcessGroupGloo(store, ours, 2)
+    own = dist.ProcessGroupGloo(store, {1: 0, 3: 1}[rank], 2)
     for way in (dict(group=group), dict(group=own)):
         for consolidated in (False, True):
-            td = kind("shared row", rank).consolidate()
+            td = shared_row(rank).consolidate()
             if rank == 1:
                 td.send(group_dst=1, consolidated=consolidated, **way)
             else:
                 td.recv(group_src=0, consolidated=consolidated, **way)
             found.append(int(td["b"].sum()) // 70_000)
-    td = kind("shared row", rank)
+    td = shared_row(rank)
     td.send(3, group=group) if rank == 1 else td.recv(1, group=group)
     td.all_reduce(group=group)
     return found, int(td["a", "x"]), shown(td.broadcast(3, group=group)) == shown(td)
@@ -211,139 +200,117 @@ def test_groups_and_ranks_in_them(ranks):
     assert ranks.run(in_groups, 4) == [None, ([1] * 4, 2, True), None, ([1] * 4, 2, True)]
 
 
-def kept_apart(rank, first, second, consolidated=False):
-    """What the receiver is told, what it holds then, and that the next transfer works."""
-    td = (first if rank == 0 else second)()
-    told = None
-    if rank == 0:
-        td.send(1, consolidated=consolidated)
-    else:
-        before = shown(td)
-        try:
-            td.recv(0)
-        except ValueError as error:
-            told = str(error)
+def base(a=3, b=torch.float32, key="b"):
+    return TensorDict({"a": torch.ones(a), "n": TensorDict({key: torch.ones(2, dtype=b)})})
+
+
+# trees that are alike but for one thing
+TREES = {
+    "base": base,
+    "key": lambda: base(key="c"),
+    "shape": lambda: base(4),
+    "dtype": lambda: base(b=torch.int32),
+    "large": lambda: base().set("z", torch.ones(100_000)),
+    "value": lambda: base().set_non_tensor("s", 3),
+    "other value": lambda: base().set_non_tensor("s", 4),
+    "stack": lambda: lazy_stack([base(), base()]),
+    "dense": lambda: raffia.stack([base(), base()]),
+    "empty": TensorDict,
+    "sparse": lambda: TensorDict(a=torch.eye(2).to_sparse()),
+    "block": lambda: TensorDict(a=torch.ones(4), b=torch.ones(4)).consolidate(),
+    "turned block": lambda: TensorDict(b=torch.ones(4), a=torch.ones(4)).consolidate(),
+}
+
+
+OTHER_WAY = "sent with consolidated=True, but here it is False"
+UNLIKE = [
+    ("key", "base", "'n.b' only here; 'n.c' only there"),
+    ("shape", "base", "'a' is float32 [4] there, float32 [3] here"),
+    ("dtype", "base", "'n.b' is int32 [2] there, float32 [2] here"),
+    ("large", "base", "'z' only there"),
+    ("base", "large", "'z' only here"),
+    ("value", "other value", "'s' is the value 3 there, the value 4 here"),
+    ("stack", "dense", "'0.a' only there"),
+    ("base", "empty", "'a' only there; 'n.b' only there"),
+    ("base", "base", OTHER_WAY),
+    ("large", "empty", OTHER_WAY),
+    ("block", "turned block", "'a' is float32 [4] at byte 0 there, float32 [4] at byte 16 here"),
+]
+
+
+def kept_apart(rank):
+    """What the receiver is told; what it holds stays, and the next transfer works."""
+    found = []
+    for there, here, words in UNLIKE:
+        td, blocks = TREES[here if rank else there](), there == "block"
+        before, whole = shown(td), blocks or words == OTHER_WAY
+        told = failure(
+            lambda td=td, blocks=blocks, whole=whole: (
+                td.recv(0, consolidated=blocks) if rank else td.send(1, consolidated=whole)
+            )
+        )
         assert shown(td) == before
-    fine = kind("shared row", 3 if rank == 0 else 0)
-    fine.send(1) if rank == 0 else fine.recv(0)
-    return told, int(fine["b"].sum())
+        fine = shared_row(0 if rank else 3)
+        fine.recv(0) if rank else fine.send(1)
+        found.append((told, int(fine["b"].sum())))
+    return found
 
 
-def base():
-    return TensorDict(a=torch.ones(3), n=TensorDict(b=torch.ones(2)))
-
-
-def other_key():
-    return TensorDict(a=torch.ones(3), n=TensorDict(c=torch.ones(2)))
-
-
-def other_shape():
-    return TensorDict(a=torch.ones(4), n=TensorDict(b=torch.ones(2)))
-
-
-def other_dtype():
-    return TensorDict(a=torch.ones(3), n=TensorDict(b=torch.ones(2).int()))
-
-
-def with_large():
-    return base().set("z", torch.ones(100_000))
-
-
-def with_value():
-    return base().set_non_tensor("s", 3)
-
-
-def other_value():
-    return base().set_non_tensor("s", 4)
-
-
-def stacked():
-    return lazy_stack([base(), base()])
-
-
-def dense():
-    return raffia.stack([base(), base()])
-
-
-@pytest.mark.parametrize(
-    "first, second, consolidated, told",
-    [
-        (other_key, base, False, "'n.b' only here; 'n.c' only there"),
-        (other_shape, base, False, r"'a' is float32 \[4\] there, float32 \[3\] here"),
-        (other_dtype, base, False, r"'n.b' is int32 \[2\] there, float32 \[2\] here"),
-        (with_large, base, False, "'z' only there"),
-        (base, with_large, False, "'z' only here"),
-        (with_value, other_value, False, "'s' is the value 3 there, the value 4 here"),
-        (stacked, dense, False, "'0.a' only there"),
-        (base, TensorDict, False, "'a' only there; 'n.b' only there"),
-        (base, base, True, "sent with consolidated=True, but here it is False"),
-        (with_large, TensorDict, True, "sent with consolidated=True, but here it is False"),
-    ],
-)
-def test_unlike_trees_are_an_error_that_names_what_differs(
-    ranks, first, second, consolidated, told
-):
-    (none, _), (found, total) = ranks.run(kept_apart, 2, first, second, consolidated)
-    pytest.raises(ValueError, raise_, found).match(told)
-    assert none is None and total == 210_000
-
-
-def raise_(text):
-    raise ValueError(text)
-
-
-def blocks(rank):
-    a, b = torch.ones(4), torch.zeros(4)
-    td = (TensorDict(a=a, b=b) if rank == 0 else TensorDict(b=b, a=b)).consolidate()
-    try:
-        td.send(1, consolidated=True) if rank == 0 else td.recv(0, consolidated=True)
-    except ValueError as error:
-        return str(error)
-
-
-def test_blocks_of_another_order_are_told(ranks):
-    assert "'a' is float32 [4] at byte 0 there, float32 [4] at byte 16 here" in ranks.run(blocks)[1]
+def test_unlike_trees_are_an_error_that_names_what_differs(ranks):
+    sender, receiver = ranks.run(kept_apart)
+    assert sender == [(None, 210_000)] * len(UNLIKE)
+    for (told, total), (*_, words) in zip(receiver, UNLIKE, strict=True):
+        assert told.startswith("ValueError") and words in told and total == 210_000
 
 
 def premature(rank):
     if rank == 0:
         return base().send(1)
-    (work,) = other_shape().irecv(0, return_premature=True)
-    try:
-        work.wait(timeout=30)
-    except ValueError as error:
-        return str(error)
+    (work,) = base(4).irecv(0, return_premature=True)
+    return failure(lambda: work.wait(timeout=30))
 
 
 def test_what_goes_wrong_under_way_is_raised_by_wait(ranks):
-    assert "recv: what rank 0 sent does not fit: 'a' is" in ranks.run(premature)[1]
+    assert "ValueError: irecv: what rank 0 sent does not fit: 'a' is" in ranks.run(premature)[1]
 
 
-def test_arguments_that_mean_no_line():
-    td = base()
-    with pytest.raises(ValueError, match="pass dst, a rank .* got dst=None and group_dst=None"):
-        td.send()
-    with pytest.raises(ValueError, match="got src=0 and group_src=1"):
-        td.recv(0, group_src=1)
-    with pytest.raises(
-        ValueError, match="irecv: group_src=1 is a rank within a group: pass the group too"
-    ):
-        td.irecv(group_src=1)
-    with pytest.raises(TypeError, match="isend: dst must be a rank, which is a number, got str"):
-        td.isend("elsewhere")
-    with pytest.raises(ValueError, match="pass dst, the rank of the receiver"):
-        td.init_remote()
-
-
-def test_entries_without_plain_memory_are_refused():
+def test_mistakes_before_anything_is_sent():
     rows = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
-    for leaf, told in [
-        (rows, "entry 'n.a' is a nested tensor.*init_remote and broadcast send jagged ones"),
-        (torch.eye(2).to_sparse(), "entry 'n.a' is of torch.float32 and torch.sparse_coo"),
-        (torch.empty(2, device="meta"), "entry 'n.a' has no memory"),
+    leaves = [torch.zeros(n, dtype=d) for n, d in ((4, torch.float), (8, torch.int))]
+
+    def lay_out(leaf):
+        messages.layout(TensorDict(n=TensorDict(a=leaf)), "send")
+
+    def no_bucket():
+        collectives.reductions(leaves, 0, print, "all_reduce", torch.device("cpu"), True)
+
+    for call, words in [
+        (lambda: base().send(), "ValueError.*pass dst, a rank .* got dst=None and group_dst=None"),
+        (lambda: base().recv(0, group_src=1), "ValueError.*got src=0 and group_src=1"),
+        (
+            lambda: base().irecv(group_src=1),
+            "ValueError.*irecv: group_src=1 is a rank within a group: pass the group too",
+        ),
+        (
+            lambda: base().isend("elsewhere"),
+            "TypeError.*isend: dst must be a rank, which is a number, got str",
+        ),
+        (lambda: base().init_remote(), "ValueError.*pass dst, the rank of the receiver"),
+        (no_bucket, "ValueError.*all_reduce: bucket_bytes=0 must be above 0"),
+        (
+            lambda: lay_out(rows),
+            "TypeError.*entry 'n.a' is a nested tensor.*init_remote and broadcast send jagged ones",
+        ),
+        (
+            lambda: lay_out(torch.eye(2).to_sparse()),
+            "TypeError.*entry 'n.a' is of torch.float32 and torch.sparse_coo",
+        ),
+        (
+            lambda: lay_out(torch.empty(2, device="meta")),
+            "TypeError.*entry 'n.a' has no memory",
+        ),
     ]:
-        with pytest.raises(TypeError, match=told):
-            messages.layout(TensorDict(n=TensorDict(a=leaf)), "send")
+        assert re.search(words, failure(call)), words
 
 
 # ------------------------------------------------------------------------------- to who has none
@@ -354,15 +321,13 @@ def whole():
     td = TensorDict(a=torch.arange(6.0).view(2, 3), text="word", batch_size=[2], names=["time"])
     td["pair"] = Pair(x=torch.ones(2), y=torch.zeros(2, 1), name="p", batch_size=[2])
     td["lazy"] = lazy_stack([TensorDict(k=torch.ones(1)), TensorDict(k=torch.ones(2), j=2)])
-    td["rows"] = rows
-    td["none"] = TensorDict(batch_size=[2])
+    td["rows"], td["none"] = rows, TensorDict(batch_size=[2])
     return td
 
 
 def described(td):
     td.get("pair")
     return (
-        repr(td).replace(str(td.is_shared()), ""),
         td["a"].tolist(),
         td["text"],
         (type(td["pair"]).__name__, td["pair"].name, td["pair"].y.tolist()),
@@ -383,7 +348,7 @@ def remote(rank, use_broadcast):
 @pytest.mark.parametrize("use_broadcast", [False, True])
 def test_a_container_is_made_from_what_is_sent(ranks, use_broadcast):
     sent, taken = ranks.run(remote, 2, use_broadcast)
-    assert taken[1:] == sent[1:] and taken[-1][0] == ["time"]
+    assert taken == sent and taken[-1][0] == ["time"]
 
 
 def remote_then_block(rank):
@@ -418,36 +383,32 @@ def test_a_changed_block_is_not_sent_as_it_was(ranks):
     assert ranks.run(changed_since)[1] == ({"a": zeros, "b": ones}, {"b": ones})
 
 
+WAYS = {
+    "remote": lambda td, rank: td.from_remote_init(0) if rank else td.init_remote(1),
+    "scatter": lambda td, rank: td.scatter(0, None if rank else [td, td]),
+    "gather_and_stack": lambda td, rank: td.gather_and_stack(1),
+    "broadcast": lambda td, rank: td.broadcast(0),
+    "all_gather": lambda td, rank: td.all_gather(),
+}
+
+
 def unsendable(rank, way):
-    td = TensorDict(a=torch.ones(2), f=object()) if rank == 0 else TensorDict(a=torch.ones(2))
-    try:
-        if way == "remote":
-            td.init_remote(1) if rank == 0 else TensorDict.from_remote_init(0)
-        elif way == "scatter":
-            td.scatter(0, [td, td] if rank == 0 else None)
-        elif way == "gather_and_stack":
-            td.gather_and_stack(1)
-        else:
-            getattr(td, way)(*[0] * (way == "broadcast"))
-    except Exception as error:
-        return type(error).__name__, str(error)
+    td = TensorDict(a=torch.ones(2))
+    return failure(lambda: WAYS[way](td if rank else td.set("f", object()), rank))
 
 
-@pytest.mark.parametrize(
-    "way", ["remote", "broadcast", "all_gather", "scatter", "gather_and_stack"]
-)
+@pytest.mark.parametrize("way", WAYS)
 def test_who_cannot_send_tells_the_others(ranks, way):
-    (kind_, told), (other_kind, other_told) = ranks.run(unsendable, 2, way)
-    assert kind_ == "TypeError" and "'f' is a object" in told
-    assert other_kind == "RuntimeError"
-    assert "rank 0 could not send its container: entry 'f' is a object" in other_told
+    told, other = ranks.run(unsendable, 2, way)
+    assert told.startswith("TypeError") and "'f' is a object" in told
+    assert "RuntimeError" in other and "rank 0 could not send its container: entry 'f' is" in other
 
 
 def coroutines(rank):
     async def program():
         if rank == 0:
             for fill in (1.0, 2.0):
-                await TensorDict(a=torch.full((2,), fill)).asend(1)
+                await TensorDict(a=full(fill, 2)).asend(1)
             return None
         first = await TensorDict().arecv(0)
         before = first["a"]
@@ -464,17 +425,6 @@ def test_coroutines(ranks):
 # ----------------------------------------------------------------------------------- all together
 
 
-def reduced(rank, name, how, options):
-    td = kind(name, rank + 1)
-    if how == "broadcast":
-        return shown(td.broadcast(2))
-    given = getattr(td, how)(*[1] * (how == "reduce"), **options)
-    if given is not None:
-        for work in given:
-            work.wait()
-    return len(given or []), shown(td)
-
-
 OPTIONS = [
     {},
     {"bucket_bytes": 1},
@@ -482,32 +432,36 @@ OPTIONS = [
     {"async_op": True},
     {"async_op": True, "bucket_bytes": 100},
 ]
+TO_ONE = [*OPTIONS[:3], dict(async_op=True, return_premature=True)]
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def reduced(rank, name):
+    """What is there after sums in all processes and in one, and after a broadcast."""
+    found = []
+    for how, options in [("all_reduce", o) for o in OPTIONS] + [("reduce", o) for o in TO_ONE]:
+        td = SUMMED[name](rank + 1)
+        works = getattr(td, how)(*[1] * (how == "reduce"), **options) or []
+        for work in works:
+            work.wait()
+        waits = "async_op" in options and (how == "all_reduce" or "return_premature" in options)
+        assert bool(works) == waits
+        found.append(shown(td))
+    return found, shown(SUMMED[name](rank + 1).broadcast(2))
+
+
 @pytest.mark.parametrize("name", KINDS)
-def test_sums_are_in_all_processes(ranks, name, options):
-    if name == "all":
-        name = "shared row"
-    found = ranks.run(reduced, 4, name, "all_reduce", options)
-    assert [sums for _, sums in found] == [shown(kind(name, 10))] * 4
-    assert all([bool(num) == ("async_op" in options) for num, _ in found])
-
-
-@pytest.mark.parametrize("options", [*OPTIONS[:3], dict(async_op=True, return_premature=True)])
-@pytest.mark.parametrize("name", ["shared row", "lazy", "class"])
-def test_sums_are_in_one_process(ranks, name, options):
-    found = ranks.run(reduced, 4, name, "reduce", options)
-    assert found[1][1] == shown(kind(name, 10))
-    assert [bool(num) for num, _ in found] == ["return_premature" in options] * 4
+def test_sums_and_broadcasts(ranks, name):
+    found = ranks.run(reduced, 4, name)
+    for sums, _ in found:
+        assert sums[: len(OPTIONS)] == [shown(SUMMED[name](10))] * len(OPTIONS)
+    assert found[1][0][len(OPTIONS) :] == [shown(SUMMED[name](10))] * len(TO_ONE)
+    assert [one for _, one in found] == [shown(SUMMED[name](3))] * 4
 
 
 def other_ops(rank):
     td = TensorDict(a=torch.tensor([rank, -rank]), b=torch.eye(2).t()[:, :1] * rank)
     td.all_reduce(dist.ReduceOp.MAX)
-    half = TensorDict(
-        a=torch.ones(3, dtype=torch.bfloat16), c=torch.full((2,), 1j), e=torch.ones(0)
-    )
+    half = TensorDict(a=torch.ones(3).bfloat16(), c=full(1j, 2), e=torch.ones(0))
     half.all_reduce()
     return td["a"].tolist(), td["b"].tolist(), half["a"].sum().item(), half["c"][0].item()
 
@@ -517,72 +471,47 @@ def test_other_reductions_and_dtypes(ranks):
 
 
 def test_buckets_hold_small_leaves_of_one_dtype():
-    leaves = [
-        torch.zeros(n, dtype=d) for n, d in ((4, torch.float), (8, torch.int), (4, torch.float))
-    ]
-    leaves += [torch.zeros(2**16), torch.zeros(0)]
-    sizes = [[len(x) for x in bucket] for bucket in collectives.buckets(leaves, 2**18, 2**20)]
-    assert sizes == [[4, 4], [8], [2**16]]
-    assert [[len(x) for x in b] for b in collectives.buckets(leaves, 2**20, 32)] == [
-        [4, 4], [8], [2**16]
-    ]  # fmt: skip
-    assert len(collectives.buckets(leaves, 1, 1)) == 4
-    with pytest.raises(ValueError, match="all_reduce: bucket_bytes=0 must be above 0"):
-        collectives.reductions(leaves, 0, print, "all_reduce", torch.device("cpu"), True)
+    small = ((4, torch.float), (8, torch.int), (4, torch.float), (2**16, torch.float), (0, None))
+    leaves = [torch.zeros(n, dtype=dtype) for n, dtype in small]
+
+    def sizes(*limits):
+        return [[len(x) for x in bucket] for bucket in collectives.buckets(leaves, *limits)]
+
+    assert sizes(2**18, 2**20) == [[4, 4], [8], [2**16]] == sizes(2**20, 32)
+    assert len(sizes(1, 1)) == 4
 
 
-def disagree(rank, how, odd, makes):
-    td = makes[rank == odd]()
-    try:
-        getattr(td, how)(*[0] * (how != "all_reduce"))
-        told = None
-    except Exception as error:
-        told = type(error).__name__, str(error)
+def disagree(rank, how, odd, usual, other):
+    td = TREES[other if rank == odd else usual]()
+    told = failure(lambda: getattr(td, how)(*[0] * (how != "all_reduce")))
     fine = TensorDict(a=torch.ones(2))
     fine.all_reduce()
     return told, fine["a"].tolist()
 
 
-def sparse():
-    return TensorDict(a=torch.eye(2).to_sparse())
-
-
 @pytest.mark.parametrize("how", ["all_reduce", "reduce", "gather_and_stack"])
 def test_unlike_trees_are_an_error_in_all_processes(ranks, how):
-    for told, fine in ranks.run(disagree, 4, how, 2, (base, other_shape)):
+    for told, fine in ranks.run(disagree, 4, how, 2, "base", "shape"):
         first = 1 if how == "gather_and_stack" else 0
-        assert told[0] == "ValueError"
-        assert f"containers of ranks {first} and 2 differ" in told[1]
-        assert f"'a' is float32 [3] on rank {first}, float32 [4] on rank 2" in told[1]
+        assert told.startswith("ValueError") and f"containers of ranks {first} and 2 differ" in told
+        assert f"'a' is float32 [3] on rank {first}, float32 [4] on rank 2" in told
         assert fine == [4, 4]
 
 
-def test_who_cannot_sum_tells_the_others(ranks):
-    found = ranks.run(disagree, 4, "all_reduce", 1, (base, sparse))
-    assert [kind for (kind, _), _ in found] == [
-        "ValueError",
-        "TypeError",
-        "ValueError",
-        "ValueError",
-    ]
-    assert all(["entry 'a' is of torch.float32" in told for (_, told), _ in found])
-    assert "rank 1 can't take part" in found[0][0][1]
-    found = ranks.run(disagree, 2, "all_reduce", -1, (sparse, sparse))
-    assert [kind for (kind, _), _ in found] == ["TypeError", "TypeError"]
-
-
-def test_sums_leave_values_alone(ranks):
-    assert ranks.run(disagree, 2, "all_reduce", 1, (with_value, other_value))[0] == (None, [2, 2])
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_all_have_what_one_has(ranks, name):
-    assert ranks.run(reduced, 4, name, "broadcast", {}) == [shown(kind(name, 3))] * 4
+def test_who_cannot_sum_tells_the_others_and_values_are_left_alone(ranks):
+    told = [text for text, _ in ranks.run(disagree, 4, "all_reduce", 1, "base", "sparse")]
+    kinds = ["ValueError", "TypeError", "ValueError", "ValueError"]
+    assert [text.partition(":")[0] for text in told] == kinds
+    assert all(["entry 'a' is of torch.float32" in text for text in told])
+    assert "rank 1 can't take part" in told[0]
+    found = ranks.run(disagree, 2, "all_reduce", -1, "sparse", "sparse")
+    assert all([text.startswith("TypeError") for text, _ in found])
+    found = ranks.run(disagree, 2, "all_reduce", 1, "value", "other value")
+    assert found[0] == (None, [2, 2])
 
 
 def broadcast_itself(rank):
-    block = base().consolidate()
-    plain = base()
+    block, plain = base().consolidate(), base()
     copy = plain.broadcast(0)
     return block.broadcast(0) is block, copy is plain, copy.is_consolidated()
 
@@ -592,7 +521,7 @@ def test_the_sender_gets_its_block_itself(ranks):
 
 
 def gathered(rank):
-    td = TensorDict(a=torch.full((rank,), rank), r=f"rank {rank}")
+    td = TensorDict(a=full(rank, rank), r=f"rank {rank}")
     if rank == 2:
         td["more"] = TensorDict(x=torch.ones(100, dtype=torch.float64))
     found = td.all_gather()
@@ -608,12 +537,8 @@ def test_all_have_what_each_has(ranks):
     assert ranks.run(gathered, 4) == [expected] * 4
 
 
-def gather_rows(rank, name):
-    dst = 1
-    rows = (
-        raffia.stack([kind(name, 0)] * 3) if name != "class" else torch.stack([kind(name, 0)] * 3)
-    )
-    td = rows if rank == dst else kind(name, rank + 1)
+def gather_rows(rank, name, dst=1):
+    td = torch.stack([KINDS[name](0)] * 3) if rank == dst else KINDS[name](rank + 1)
     td = td.lock_()
     given = td.gather_and_stack(dst)
     return None if given is None else (given is td, shown(td))
@@ -621,57 +546,43 @@ def gather_rows(rank, name):
 
 @pytest.mark.parametrize("name", ["all", "class"])
 def test_rows_of_the_others_are_stacked(ranks, name):
-    found = ranks.run(gather_rows, 4, name)
-    expected = shown(torch.stack([kind(name, fill) for fill in (1, 3, 4)]))
-    assert found == [None, (True, expected), None, None]
+    expected = shown(torch.stack([KINDS[name](fill) for fill in (1, 3, 4)]))
+    assert ranks.run(gather_rows, 4, name) == [None, (True, expected), None, None]
 
 
 def gather_too_many(rank):
-    try:
-        return TensorDict(a=torch.ones(2), batch_size=[2]).gather_and_stack(0)
-    except ValueError as error:
-        return str(error)
-
-
-def test_rows_must_have_room(ranks):
-    told, none = ranks.run(gather_too_many)
-    assert "1 other processes sent a row each, but the batch size here is [2]" in told
-    assert none is None
+    return failure(lambda: TensorDict(a=torch.ones(2), batch_size=[2]).gather_and_stack(0))
 
 
 def scattered(rank, num):
-    tds = [TensorDict(a=torch.full((i,), i), i=f"{i}") for i in range(num)]
-    try:
-        td = TensorDict().scatter(1, tds if rank == 1 else None, device="cpu")
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return td["a"].tolist(), td["i"], td.is_consolidated()
+    tds = [TensorDict(a=full(i, i), i=f"{i}") for i in range(num)]
+    found = []
+    told = failure(
+        lambda: found.append(TensorDict().scatter(1, tds if rank == 1 else None, device="cpu"))
+    )
+    return told or [(td["a"].tolist(), td["i"], td.is_consolidated()) for td in found]
 
 
-def test_each_gets_its_own(ranks):
-    expected = [([i] * i, f"{i}", True) for i in range(4)]
-    assert ranks.run(scattered, 4, 4) == expected
+def test_each_gets_its_own_and_rows_must_have_room(ranks):
+    assert ranks.run(scattered, 4, 4) == [[([i] * i, f"{i}", True)] for i in range(4)]
     first, second = ranks.run(scattered, 2, 3)
     told = "scatter: 2 processes take one container each, got 3: pass a list of 2 at rank 1"
     assert second == f"ValueError: {told}"
     assert first.startswith("RuntimeError: ") and first.endswith(f"its container: {told}")
+    told, none = ranks.run(gather_too_many)
+    assert "1 other processes sent a row each, but the batch size here is [2]" in told
+    assert told.startswith("ValueError") and none is None
 
 
 # ------------------------------------------------------------------------------- the harness itself
 
 
 def hangs(rank):
-    if rank == 0:
-        import time
-
-        time.sleep(60)
+    time.sleep(60 * (rank == 0))
 
 
 def dies(rank):
-    if rank == 0:
-        import os
-
-        os.abort()
+    os.abort() if rank == 0 else None
 
 
 @pytest.mark.slow

@@ -26,6 +26,7 @@ from raffia import (
     set_list_to_stack,
 )
 from tests.tensordict.invariants import sound
+from tests.tensordict.kinds import apply_op, ops
 
 
 class Opaque:
@@ -196,12 +197,15 @@ def test_functions_of_tensors_leave_values_alone():
 
 
 CARRIED = [
-    *(lambda t: t + 1, lambda t: t + t, lambda t: -t, lambda t: t.clone(), lambda t: t.double()),
-    *(lambda t: t.clone(False), lambda t: t.detach(), lambda t: t.data, lambda t: t.contiguous()),
-    *(lambda t: t.to_tensordict(), torch.zeros_like, lambda t: t.clone().zero_(), copy.deepcopy),
-    *(lambda t: t.to("cpu"), lambda t: pickle.loads(pickle.dumps(t)), lambda t: t.apply(torch.exp)),
-    *(lambda t: t.unsqueeze(0).squeeze(0), lambda t: t.unsqueeze(-1).squeeze(-1)),
-    *(lambda t: torch.stack(list(t.unbind(0))), lambda t: torch.cat(t.split(2))),
+    *(lambda t: t + 1, lambda t: t + t, lambda t: -t, torch.zeros_like, copy.deepcopy),
+    *(lambda t: t.data, lambda t: pickle.loads(pickle.dumps(t)), lambda t: t.clone().zero_()),
+    *(lambda t: t.unsqueeze(-1).squeeze(-1), lambda t: torch.cat(t.split(2))),
+    lambda t: torch.stack(list(t.unbind(0))),
+    *(
+        lambda t, op=op: apply_op(t, op)
+        for op in ops(clone=[(), False], double=[()], detach=[()], contiguous=[()], to=["cpu"])
+        + ops(to_tensordict=[()], apply=[torch.exp])
+    ),
 ]
 
 
@@ -217,29 +221,15 @@ def test_values_are_carried_through(op):
 MASK = torch.tensor([[True, False, True], [False, False, False]])
 MOVES = [
     *(lambda x: x[0], lambda x: x[-1], lambda x: x[1:], lambda x: x[:, ::2], lambda x: x[..., 0]),
-    *(
-        lambda x: x[[1, 0]],
-        lambda x: x[torch.tensor([1, 0, 1])],
-        lambda x: x[MASK],
-        lambda x: x[None],
-    ),
-    *(lambda x: x[MASK[:, 0]], lambda x: x[1, 2], lambda x: x[:, 1], lambda x: x[..., [2, 0]]),
-    *(
-        lambda x: x.reshape(6),
-        lambda x: x.reshape(3, 2),
-        lambda x: x.view(6),
-        lambda x: x.view(3, 2),
-    ),
-    *(lambda x: x.transpose(0, 1), lambda x: x.permute(1, 0), lambda x: x.unsqueeze(1)),
-    *(lambda x: x.unsqueeze(0).squeeze(0), lambda x: x.flatten(0, 1), lambda x: x.expand(2, 2, 3)),
-    *(lambda x: x.unbind(1)[2], lambda x: x.split(2, 1)[0], lambda x: x.split(2, 1)[1]),
-    *(
-        lambda x: x.flip(0),
-        lambda x: x.roll(1, 1),
-        lambda x: x.repeat(2, 1),
-        lambda x: x.chunk(2)[1],
-    ),
-    lambda x: x.gather(1, torch.zeros(2, 1, dtype=torch.long)),
+    *(lambda x: x[[1, 0]], lambda x: x[MASK], lambda x: x[None], lambda x: x[MASK[:, 0]]),
+    *(lambda x: x[torch.tensor([1, 0, 1])], lambda x: x[1, 2], lambda x: x[..., [2, 0]]),
+    *(lambda x: x.unsqueeze(0).squeeze(0), lambda x: x.split(2, 1)[1], lambda x: x.unbind(1)[2]),
+]
+MOVES += [
+    lambda x, op=op: apply_op(x, op)
+    for op in ops(reshape=[6, (3, 2)], view=[6, (3, 2)], transpose=[(0, 1)], permute=[(1, 0)])
+    + ops(unsqueeze=[1], flatten=[(0, 1)], expand=[(2, 2, 3)], flip=[0], roll=[(1, 1)])
+    + ops(repeat=[(2, 1)], gather=[(1, torch.zeros(2, 1, dtype=torch.long))])
 ]
 
 
@@ -261,46 +251,27 @@ def test_masked_rows_and_ranges():
     assert [row.get("s").batch_size for row in words().split(2)] == [(2,), (1,)]
 
 
-@pytest.mark.parametrize(
-    "change, s, w",
-    [
-        (
-            lambda td: td.__setitem__(0, TensorDict(x=9.0, s="o", w="Q")),
-            ["o", "hi", "hi"],
-            ["Q", "q", "r"],
-        ),
-        (
-            lambda td: td.__setitem__(1, {"x": 9.0, "s": "k", "w": "R"}),
-            ["hi", "k", "hi"],
-            ["p", "R", "r"],
-        ),
-        (
-            lambda td: td.set_at_("w", "Z", 2).set_at_("s", "Z", 2),
-            ["hi", "hi", "Z"],
-            ["p", "q", "Z"],
-        ),
-        (lambda td: td[0].set("w", "zz"), "hi", ["p", "q", "r"]),
-        (lambda td: td.update({"s": "new"}), "new", ["p", "q", "r"]),
-        (
-            lambda td: td.update(TensorDict(s="n", w=["1", "2", "3"], batch_size=[3])),
-            "n",
-            ["1", "2", "3"],
-        ),
-        (lambda td: td.lock_().set_("s", "one"), "one", ["p", "q", "r"]),
-        (lambda td: td.lock_().update_({"s": "two"}), "two", ["p", "q", "r"]),
-        (
-            lambda td: td.lock_().update_(TensorDict(s="three", batch_size=[3])),
-            "three",
-            ["p", "q", "r"],
-        ),
-        (lambda td: td.clone().set_("s", "changed"), "hi", ["p", "q", "r"]),
-        (lambda td: td.clone()["w"].__setitem__(0, "changed"), "hi", ["p", "q", "r"]),
-    ],
-)
-def test_changes(change, s, w):
-    td = words()
+ROW, THREE = TensorDict(x=9.0, s="o", w="Q"), TensorDict(s="n", w=["1", "2", "3"], batch_size=[3])
+CHANGES = {
+    "a row": (lambda td: td.__setitem__(0, ROW), ["o", "hi", "hi"], "Qqr"),
+    "a dict": (lambda td: td.__setitem__(1, ROW.to_dict()), ["hi", "o", "hi"], "pQr"),
+    "set_at_": (lambda td: td.set_at_("w", "Z", 2).set_at_("s", "Z", 2), ["hi", "hi", "Z"], "pqZ"),
+    "a row's": (lambda td: td[0].set("w", "zz"), "hi", "pqr"),
+    "update": (lambda td: td.update({"s": "new"}), "new", "pqr"),
+    "update all": (lambda td: td.update(THREE), "n", "123"),
+    "locked set_": (lambda td: td.lock_().set_("s", "one"), "one", "pqr"),
+    "locked update_": (lambda td: td.lock_().update_({"s": "two"}), "two", "pqr"),
+    "locked update_ all": (lambda td: td.lock_().update_(THREE.select("s")), "n", "pqr"),
+    "a clone": (lambda td: td.clone().set_("s", "changed"), "hi", "pqr"),
+    "a list of a clone": (lambda td: td.clone()["w"].__setitem__(0, "changed"), "hi", "pqr"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_changes(name):
+    td, (change, s, w) = words(), CHANGES[name]
     change(td)
-    assert td["s"] == s and td["w"] == w and sound(td)
+    assert td["s"] == s and td["w"] == list(w) and sound(td)
     with pytest.raises(RuntimeError, match="Cannot modify locked"):
         td.lock_().set_non_tensor("s", "no")
 
