@@ -137,19 +137,14 @@ def test_rows_of_unlike_members(dim):
         check_same(td, dense(dim))
 
 
-@pytest.mark.parametrize("dim", [0, 1])
-def test_rows_by_tensors_are_copies(dim):
-    full = torch.ones(BATCHES[dim], dtype=torch.bool)
-    for rows in (
-        lambda td: td[full],
-        lambda td: td[T([0, 1]), T([0, 1])],
-        lambda td: td[T([0, 1]), 0],
-        lambda td: td[T([0, 1]), 1:],
-        lambda td: td.masked_select(full),
-        lambda td: td.masked_select(full[:, 0]),
-    ):
+def test_rows_by_tensors_are_copies():
+    for dim in (0, 1):
+        full = torch.ones(BATCHES[dim], dtype=torch.bool)
         td = make(dim)
-        rows(td).zero_()
+        for index in (full, I[T([0, 1]), T([0, 1])], I[T([0, 1]), 0], I[T([0, 1]), 1:]):
+            td[index].zero_()
+        for mask in (full, full[:, 0]):
+            td.masked_select(mask).zero_()
         check_same(td, dense(dim))
 
 
@@ -197,20 +192,17 @@ def test_writes_reach_the_members(dim):
         assert all(a is b for a, b in zip(td.tensordicts, members, strict=True))
     td = make(dim)
     held = [one["a"] for one in td.tensordicts]
-    values = [torch.full((*BATCHES[dim], 2), float(i)) for i in range(6)]
-    writes = [
-        call("set_", "a", values[0]),
-        call("set", "a", values[1], inplace=True),
-        call("update_", {"a": values[2]}),
-        call("update", {"a": values[3]}, inplace=True),
-        call("copy_", td.clone().set("a", values[4])),
-        call("set_at_", "a", 5, ...),
-    ]
-    for i, write in enumerate(writes):
-        write(td)
-        assert all((x == i).all() for x in held), i
-    td.set("a", values[0])
-    assert all((x == 5).all() for x in held)
+    new = [torch.full((*BATCHES[dim], 2), float(i)) for i in range(5)]
+    calls = ops(
+        set_=[("a", new[0])], set=[("a", new[1], {"inplace": True})], set_at_=[("a", 5, ...)]
+    )
+    calls += ops(copy_=[td.clone().set("a", new[4])], update_=[TensorDict(a=new[2])])
+    calls += ops(update=[(TensorDict(a=new[3]), {"inplace": True})])
+    for op in calls:
+        apply_op(td, op)
+        assert all((x == td["a"][0, 0, 0]).all() for x in held), op
+    td.set("a", new[0])
+    assert all((x == 3).all() for x in held)
 
 
 def test_a_row_of_values_is_written_in_the_members():
@@ -239,44 +231,22 @@ REFUSED = {
     "rows": (lambda td: td.__setitem__(I[0:2], torch.stack([OTHER] * 3)), R, ""),
     "append another size": (lambda td: td.append(OTHER), V, "[Bb]atch size"),
     "append a dict": (lambda td: td.append({"a": 1}), TypeError, "Expected new value"),
-    "insert another size": (lambda td: td.insert(0, OTHER), V, "[Bb]atch size"),
     "extend, all or none": (lambda td: td.extend([part(4), OTHER]), V, "[Bb]atch size"),
-    "extend by a dict": (lambda td: td.extend([part(4), {"a": 1}]), TypeError, "Expected"),
     "append on a device": (lambda td: td.append(part(4).to("cpu")), V, "Devices differ"),
     "a batch size": (lambda td: setattr(td, "batch_size", [4]), R, "[Bb]atch.size"),
-    "no batch size": (lambda td: setattr(td, "batch_size", []), R, "[Bb]atch.size"),
     "to_lazystack(5)": (call("to_lazystack", 5), IndexError, ""),
 }
-LOCKED = {
-    "set": lambda td: td.set("a", torch.zeros(4, 3, 2)),
-    "pop": lambda td: td.pop("a"),
-    "a member": lambda td: td.tensordicts[0].set("a", torch.zeros(3, 2)),
-    "what is nested": lambda td: td["n"].set("new", torch.zeros(4, 3, 5)),
-    "update": lambda td: td.update({"new": torch.zeros(4, 3)}),
-    "select": lambda td: td.select("a", inplace=True),
-    "append": lambda td: td.append(part(4)),
-    "insert": lambda td: td.insert(0, part(4)),
-    "rows with a new entry": lambda td: td.__setitem__(0, TensorDict({"q": torch.ones(3)}, [3])),
-}
 UNLIKE_REFUSED = {
-    **{
-        f"{word} of {name}": (read, R, word)
-        for name, read in {"[]": lambda td: td["h"], "get": lambda td: td.get("h", None)}.items()
-        for word in ("as_list", "as_padded_tensor", "as_nested_tensor", "'h'")
-    },
+    "[]": (lambda td: td["h"], R, "(?=.*as_list)(?=.*as_padded)(?=.*as_nested_tensor)(?=.*'h')"),
+    "get": (lambda td: td.get("h", None), R, "(?=.*as_list)(?=.*as_padded_tensor)(?=.*'h')"),
     "values": (lambda td: list(td.values()), R, "as_list"),
-    "contiguous": (call("contiguous"), R, "as_list"),
     "to_tensordict": (call("to_tensordict"), R, "as_list"),
     "reshape": (call("reshape", 2, 6), R, ""),
     "one member's": (lambda td: td["only0"], K, "only0"),
     "set_ of one member's": (lambda td: td.set_("only0", torch.ones(4, 3)), K, "only0"),
     "rename of one member's": (lambda td: td.rename_key_("only0", "z"), K, "only0"),
     "select of one member's": (lambda td: td.select("only0"), K, "only0"),
-    "a side": (
-        lambda td: td.get("h", as_padded_tensor=True, padding_side="top"),
-        V,
-        "'left', 'right'",
-    ),
+    "a side": (call("get", "h", as_padded_tensor=True, padding_side="top"), V, "'left', 'right'"),
 }
 
 
@@ -293,12 +263,7 @@ def test_what_is_refused_changes_nothing():
 
 
 def test_a_lock_keeps_the_structure_and_lets_values_change():
-    locked = {name: (function, R, "Cannot modify locked") for name, function in LOCKED.items()}
-    each(locked, refused(lambda: make().lock_(), same_members))
-    td = make().lock_()
-    assert td.is_locked and td["n"].is_locked and all(m.is_locked for m in td.tensordicts)
-    with pytest.raises(RuntimeError, match="Cannot unlock"):
-        td.tensordicts[0].unlock_()
+    td = make().lock_()  # the rest is in test_lock.py
     assert not td.clone().is_locked and not td.clone().tensordicts[0].is_locked
     td[0] = 0
     td[:, 1] = dense()[:, 1] * 0
@@ -308,9 +273,7 @@ def test_a_lock_keeps_the_structure_and_lets_values_change():
     with td.unlock_():
         td["newer"] = torch.zeros(4, 3)
     assert td.is_locked and "newer" in td.keys()
-    td.unlock_()
-    assert not td.is_locked and not any(one.is_locked for one in td.tensordicts)
-    td[2].lock_()  # of one member, so that the others can't be written as if nothing were
+    td.unlock_()[2].lock_()  # of one member, so that the others can't be written as if nothing were
     late = torch.zeros(4, 3)
     for write in (call("set", "late", late), call("update", {"late": late})):
         with pytest.raises(RuntimeError, match="Cannot modify locked"):
@@ -349,13 +312,7 @@ def test_making():
         assert is_lazy(td, dim) and td.batch_size == td.shape == BATCHES[dim]
         assert td.ndim == td.batch_dims == 2 and td.numel() == 12
         assert len(td) == BATCHES[dim][0] and len(td.tensordicts) == 4
-    td = lazy_stack([TensorDict(x=T(1), text="hello"), TensorDict(x=T(2), text="bye")])
-    assert td.batch_size == (2,) and td["x"].tolist() == [1, 2]
-    assert td[0]["text"] == "hello" and list(td["text"]) == ["hello", "bye"]
-    assert td.get("text").batch_size == (2,)
     assert lazy_stack(parts, 0, stack_dim_name="s").names == ["s", None]
-    assert type(torch.stack(parts)) is TensorDict
-
     each(MIXED, raises)
     rows = [{"a": torch.ones(2)}, {"a": torch.ones(3)}]
     td = LazyStackedTensorDict.from_dict(rows, auto_batch_size=True, stack_dim=1)
@@ -405,8 +362,8 @@ def test_growing():
     td.append(TensorDict({"a": torch.ones(3, 2)}, [3]))
     assert set(td.keys()) == {"a"} and td.batch_size == (6, 3)
     none = LazyStackedTensorDict(stack_dim=0)
-    none.extend([part(0), part(1)])
-    check_same(none, torch.stack([part(0), part(1)]))
+    none.extend([part(0)])
+    check_same(none, part(0)[None])
 
 
 def test_stacks_of_stacks():
@@ -417,15 +374,11 @@ def test_stacks_of_stacks():
     turned = make(1).transpose(0, 1).clone()
     check_same(lazy_stack([make(), make(1).permute(1, 0), turned]), torch.stack([dense()] * 3))
     two = torch.stack([dense()] * 2)
-    for got in (
-        torch.stack([make(), dense()]),
-        torch.stack([dense(), make()]),
-        lazy_stack([make(), dense()]),
-        torch.cat([dense(), make()]).reshape(2, 4, 3),
-        torch.cat([make(), dense()]).reshape(2, 4, 3),
-        make().unsqueeze(0).expand(2, 4, 3),
-    ):
-        check_same(got, two)
+    for pair in ([make(), dense()], [dense(), make()]):
+        check_same(torch.stack(pair), two)
+        check_same(lazy_stack(pair), two)
+        check_same(torch.cat(pair).reshape(2, 4, 3), two)
+    check_same(make().unsqueeze(0).expand(2, 4, 3), two)
     for dim in (0, 1):
         check(make(dim) + dense(dim), dense(dim) * 2, dim)
         check(dense(dim) + make(dim), dense(dim) * 2, "dense")
@@ -434,16 +387,13 @@ def test_stacks_of_stacks():
             check(make(dim).sub_(row), dense(dim) - row, dim)
         with pytest.raises(RuntimeError, match="broadcast"):
             make(dim) + dense(dim)[:2]
-    first, second = make(), make().select("a")
-    out = maybe_dense_stack([first, second], 0)
-    assert out.stack_dim == 0 and out[0] is first and out[1] is second
     out = dense_stack_tds([unlike(), unlike()], 0)
     assert out.batch_size == (2, 4, 3) and out.stack_dim == 1
     assert out[:, 2]["h"].shape == (2, 3, 4)
     one = lazy_stack([part(0)])
     assert one.squeeze(1).batch_size == (1, 3)
-    check_same(one.squeeze(0), part(0))
-    check_same(one.squeeze(), part(0))
+    for got in (one.squeeze(0), one.squeeze()):
+        check_same(got, part(0))
 
 
 def test_dense_where_that_can_be():
@@ -471,22 +421,6 @@ def test_dense_where_that_can_be():
     assert [x.shape for x in td["n"].get("x", as_list=True)] == [(3, 2), (3, 4)]
     td = unlike().densify(layout=torch.jagged)
     assert type(td) is TensorDict and td["h"].is_nested and not td["a"].is_nested
-
-
-def test_names_and_device():
-    td = make()
-    assert td.names == [None, None] and td.device is None
-    td.names = ["x", "y"]
-    assert td["n"].names == ["x", "y", None] and td.tensordicts[0].names == ["y"]
-    cpu = torch.device("cpu")
-    parts = [TensorDict({"x": torch.zeros(2)}, [2], device="cpu") for _ in range(2)]
-    assert lazy_stack(parts).device == lazy_stack(parts)[:, 0].device == cpu
-    td = make().to("cpu")
-    assert td.device == cpu and all(one.device == cpu for one in td.tensordicts)
-    assert td.clear_device_().device is None and td.tensordicts[0].device is None
-    td = make().float().requires_grad_()
-    assert td["a"].requires_grad and not td.detach()["a"].requires_grad
-    assert not td.data["a"].requires_grad
 
 
 # -------------------------------------------------------------------------- unlike members
@@ -558,14 +492,13 @@ def test_entries_of_unlike_shape():
 
 def test_keys_of_unlike_members():
     td = unlike()
-    assert set(td.keys()) == {"a", "h"} and td.get("only0", 7) == 7
-    assert "only0" not in td and "only0" in td[0].keys() and td.pop("only0", None) is None
     keys = td.keys()
+    assert set(keys) == {"a", "h"} and td.get("only0", 7) == 7
+    assert "only0" not in td and "only0" in td[0].keys() and td.pop("only0", None) is None
     for one in td.tensordicts:
+        assert "later" not in keys
         one["later"] = torch.zeros(3)
     assert "later" in keys
-    del td.tensordicts[2]["later"]
-    assert "later" not in keys
     parts = [TensorDict({"n": {"x": torch.zeros(3), f"o{i}": T([0] * 3)}}, [3]) for i in range(2)]
     assert set(lazy_stack(parts).keys(True)) == {"n", ("n", "x")}
     assert not make().is_empty() and lazy_stack([TensorDict(n={})] * 2).is_empty()
@@ -593,9 +526,6 @@ def test_writes_into_unlike_members():
     td = unlike()
     del td["only0"]
     assert "only0" not in td.tensordicts[0].keys()
-    td.update(unlike() + 1)
-    assert (td.get("h", as_list=True)[2] == unlike_part(2)["h"] + 1).all()
-    assert (td.tensordicts[1]["only1"] == 1).all()
     td = unlike()
     td[0] = TensorDict({"q": torch.ones(3)}, [3])
     td[:2] = TensorDict({"r": torch.ones(2, 3)}, [2, 3])
@@ -624,12 +554,8 @@ def test_writes_into_unlike_members():
         more.rename_keys({"h": "z"}).rename_keys({"z": "h"}),
     ):
         assert all((td[i]["h"] == unlike_part(i)["h"] + 1).all() for i in range(4))
-    assert (unlike().update_at_(more[1:3], slice(1, 3))[0]["h"] == unlike_part(0)["h"]).all()
-    assert (unlike().update_at_(more[1:3], slice(1, 3))[1]["h"] == unlike_part(1)["h"] + 1).all()
     with pytest.raises(KeyError, match="only1"):
         unlike().update_(unlike(), keys_to_update=["only0"]).update_at_(more[1:3], slice(2))
-    assert td.apply_(lambda leaf: leaf.zero_()) is td
-    assert all((leaf == 0).all() for member in td.tensordicts for leaf in member.values())
 
 
 def test_new_levels_below_levels_that_not_all_have():
@@ -694,26 +620,21 @@ def test_unlike_members_inside_a_container():
 
 def test_stacks_of_stacks_of_unlike_members():
     def one(i, j):
-        number = 10 * i + j
-        x, y = torch.full((2, i + j + 1), number), torch.full((2,), number)
-        return TensorDict({"x": x, "y": y}, [2])
+        return TensorDict(x=torch.full((2, i + j + 1), 10 * i + j), y=torch.full((2,), 10 * i + j))
 
-    td = lazy_stack([lazy_stack([one(i, j) for j in range(3)]) for i in range(4)])
+    td = lazy_stack(
+        [lazy_stack([one(i, j).auto_batch_size_(1) for j in range(3)]) for i in range(4)]
+    )
     want = torch.stack([torch.stack([one(i, j)["y"] for j in range(3)]) for i in range(4)])
     assert td.batch_size == (4, 3, 2) and torch.equal(td["y"], want) and sound(td)
     for index in (1, I[:, 2], I[..., 0], I[1, 2], I[1:, :2, 1], I[[0, 3], [1, 2]]):
         assert torch.equal(td[index]["y"], want[index])
     assert is_lazy(td[1]) and is_lazy(td[:, 2]) and is_lazy(td[..., 0])
-    assert td[1, 2]["x"].shape == td[:, 2][1]["x"].shape == (2, 4) and td[1, 2, 0]["x"].shape == (
-        4,
-    )
-    for op in ops(permute=[(1, 0, 2), (2, 1, 0)], transpose=[(0, 2)], reshape=[(12, 2)]) + ops(
-        flatten=[(0, 1)], unsqueeze=[1]
-    ):
+    assert td[1, 2]["x"].shape == td.permute(1, 0, 2)[2, 1]["x"].shape == (2, 4)
+    assert td[1, 2, 0]["x"].shape == td.transpose(0, 2)[0, 2, 1]["x"].shape == (4,)
+    moves = ops(permute=[(1, 0, 2), (2, 1, 0)], transpose=[(0, 2)], reshape=[(12, 2)])
+    for op in moves + ops(flatten=[(0, 1)], unsqueeze=[1]):
         assert torch.equal(apply_op(td, op)["y"], apply_op(want, op))
-    assert td.permute(1, 0, 2)[2, 1]["x"].shape == (2, 4)
-    assert td.transpose(0, 2)[0, 2, 1]["x"].shape == (4,)
-    assert [row.batch_size for row in td.unbind(1)] == [(4, 2)] * 3
     with pytest.raises(RuntimeError, match="as_list"):
         td["x"]
     got = [[x.shape for x in row] for row in td.get("x", as_list=True)]

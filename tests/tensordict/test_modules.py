@@ -707,21 +707,7 @@ def test_containers_that_change_after_use():
 # ---------------------------------------------------------------------------------- state dicts
 
 
-def test_state_dict():
-    td = TensorDict(a=torch.zeros(2), n=TensorDict(b=torch.ones(3)), s="text")
-    assert set(td.state_dict()) == {"a", "n.b"}
-    assert set(td.state_dict(prefix="p.")) == {"p.a", "p.n.b"}
-    a, src = td["a"], TensorDict(a=torch.ones(2), n=TensorDict(b=torch.zeros(3)))
-    assert td.load_state_dict(src.state_dict()) is td
-    assert td["a"] is a and a.tolist() == [1.0, 1.0] and td["n", "b"].tolist() == [0.0] * 3
-    td.load_state_dict({"a": torch.zeros(2), "n": {"b": torch.ones(3)}})
-    assert a.tolist() == [0.0, 0.0]
-    with pytest.raises(RuntimeError, match="(?s)the keys of the state dict.*n"):
-        td.load_state_dict({"a": torch.ones(2)})
-    td.load_state_dict({"a": torch.ones(2)}, strict=False)
-    assert a.tolist() == [1.0, 1.0]
-    td.load_state_dict(src.state_dict(), assign=True)
-    assert td["a"] is not a
+def test_state_dicts_of_modules_are_values():
     m, other, x = mlp(), mlp(), torch.randn(3)
     assert_close(call(TensorDict(other.state_dict()).unflatten_keys("."), m, x), other(x))
 

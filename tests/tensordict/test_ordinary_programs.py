@@ -13,7 +13,7 @@ from raffia import (
     set_capture_non_tensor_stack,
 )
 from tests.tensordict.invariants import sound
-from tests.tensordict.stored import content, nested_tensor
+from tests.tensordict.stored import nested_tensor
 
 
 def rows():
@@ -160,34 +160,6 @@ def test_compiled_stacks_of_containers_that_hold_strings():
         with set_capture_non_tensor_stack(mode):
             kinds.append(type(program(with_words(0), with_words(1)).get("s")))
     assert kinds == [NonTensorStack, NonTensorData, NonTensorStack]
-
-
-def table():
-    inner = TensorDict(b=torch.zeros(3, 4, 2), batch_size=[3, 4, 2])
-    return TensorDict(a=torch.arange(12).view(3, 4), s="x", n=inner, batch_size=[3, 4])
-
-
-@pytest.mark.parametrize(
-    ("method", "args"),
-    [
-        ("reshape", (12,)),
-        ("reshape", (-1, 2)),
-        ("gather", (1, torch.tensor([[0, 3], [1, 2], [3, 3]]))),
-        ("pad", ([0, 1],)),
-    ],
-)
-def test_shapes_in_place(method, args):
-    td = table()
-    inner, want = td["n"], getattr(td, method)(*args)
-    assert getattr(td, method)(*args, inplace=True) is td
-    assert td["n"] is inner and content(td) == content(want) and sound(td)
-    with pytest.raises(RuntimeError, match="Cannot modify locked"):
-        getattr(table().lock_(), method)(*args, inplace=True)
-    with pytest.raises(NotImplementedError, match="makes a new container"):
-        getattr(table().to_lazystack(0), method)(*args, inplace=True)
-    with pytest.raises(ValueError, match="not both"):
-        td.gather(0, torch.zeros(td.batch_size, dtype=torch.int64), out=td, inplace=True)
-    assert table().pad([0, 1], safe=False).batch_size == (4, 4)
 
 
 @pytest.mark.parametrize("lazily", [False, True])

@@ -1,5 +1,6 @@
 """Arithmetic, comparisons, pointwise methods and reductions: as torch does on every leaf."""
 
+import functools
 import itertools
 import math
 import operator
@@ -9,7 +10,7 @@ import torch
 
 from raffia import NonTensorData, TensorDict, TensorDictParams, lazy_stack
 from tests.tensordict.invariants import sound
-from tests.tensordict.kinds import BATCH, KINDS, each, every_kind, is_lazy, is_rows, leaves
+from tests.tensordict.kinds import BATCH, each, every_kind, is_lazy, is_rows, leaves
 
 B, T = BATCH
 KEYS = ["a", "b", ("n", "c"), ("m", "k", "d")]
@@ -40,19 +41,19 @@ def assert_leaves(result, expected):
         torch.testing.assert_close(got[key], value, equal_nan=True, check_stride=False)
 
 
-def by_leaf(fn, td, *others):
-    """What a function gives of every leaf; other containers bring theirs of the same key."""
-    sources = [leaves(other) for other in others]
-    return {k: fn(v, *[source[k] for source in sources]) for k, v in leaves(td).items()}
-
-
-def with_other(fn, td, other):
-    """The same for one operand: a container, a number, or a tensor that lines up."""
+def lined_up(other, key, x):
+    """What an operand is for one leaf: its own leaf, rows beside the leading dims, or a number."""
     if hasattr(other, "batch_size"):
-        return by_leaf(fn, td, other)
-    if isinstance(other, torch.Tensor) and other.ndim:
-        return by_leaf(lambda x: fn(x, line_up(other, x)), td)
-    return by_leaf(lambda x: fn(x, other), td)
+        return leaves(other)[key]
+    return line_up(other, x) if isinstance(other, torch.Tensor) and other.ndim else other
+
+
+def by_leaf(fn, td, *others, **options):
+    """What a function gives of every leaf, with other operands."""
+    return {
+        key: fn(x, *[lined_up(other, key, x) for other in others], **options)
+        for key, x in leaves(td).items()
+    }
 
 
 def same_class(result, td):
@@ -86,130 +87,99 @@ COMPARE = "eq ne lt le gt ge".split()
 LOGIC = "and_ or_ xor".split()
 
 
-@every_kind
-def test_unary(kind):
-    def check(op):
-        td, fn = kind(make()), getattr(torch, op)
-        for result in (getattr(td, op)(), fn(td)):
-            assert_leaves(result, by_leaf(fn, td))
-            assert result.batch_size == BATCH and same_class(result, td)
-        assert_leaves(td, make())
-        expected = by_leaf(fn, td.clone())
-        in_place(td, operator.methodcaller(op + "_"), expected)
-        if hasattr(torch, op + "_"):
-            in_place(kind(make()), getattr(torch, op + "_"), expected)
-
-    each(UNARY, check)
+def operands(kind):
+    positive = dict(start=0.6, stop=2.5)
+    return kind(make(0.6, 2.5)), make(0.6, 2.5), 2, 0.5, torch.tensor(1.5), leaf(*BATCH, **positive)
 
 
-@every_kind
-def test_predicates(kind):
-    special = make()
-    special["a"][0, 0, :3] = torch.tensor([math.inf, -math.inf, math.nan])
-    for op in TESTS:
-        td = kind(special.clone())
-        for result in (getattr(td, op)(), getattr(torch, op)(td)):
-            assert_leaves(result, by_leaf(getattr(torch, op), td))
-            assert all(value.dtype is torch.bool for value in leaves(result).values())
-            assert same_class(result, td)
+def rows_of_numbers(value):
+    return isinstance(value, torch.Tensor) and value.ndim > 0
 
 
-OPERANDS = {
-    "of its kind": lambda kind: kind(make(0.6, 2.5)),
-    "dense": lambda kind: make(0.6, 2.5),
-    "int": lambda kind: 2,
-    "float": lambda kind: 0.5,
-    "0-d": lambda kind: torch.tensor(1.5),
-    "tensor of the batch": lambda kind: leaf(*BATCH, start=0.6, stop=2.5),
-}
+def calls(kind):
+    """Methods that are functions of torch, their other operands, options at the end."""
+    end, other, rows = kind(make(0.5)), kind(make(0.3)), torch.rand(BATCH)
+    return [
+        *[(op,) for op in UNARY + TESTS],
+        *itertools.product(BINARY, operands(kind)),
+        *itertools.product(("add", "sub", "rsub"), (other, 2.0), ({"alpha": 3},)),
+        *(("rsub", 1.0), ("rsub", rows), ("clamp", {"min": 0.1}), ("clamp", {"max": 0.1})),
+        *(("clamp", -0.5, 0.5), ("clamp", kind(make(-1.9)), kind(make(-1.5, 2.0)))),
+        *[("lerp", end, to) for to in (0.25, torch.tensor(0.25), kind(make(0.0, 1.0)), rows)],
+        *itertools.product(("addcmul", "addcdiv"), (end,), (other,), ({}, {"value": -0.5})),
+    ]
 
 
-def of_tensors(op):
+def of_torch(op, x, *others, **options):
     """The function of torch, for operands that it may not take as numbers."""
-
-    def function(x, other):
-        return getattr(torch, op)(x, torch.as_tensor(other, dtype=x.dtype))
-
-    return function
+    if op in ("maximum", "minimum", "pow"):
+        others = [torch.as_tensor(other, dtype=x.dtype) for other in others]
+    return getattr(torch, op)(x, *others, **options)
 
 
-@pytest.mark.parametrize("operand", OPERANDS.values(), ids=OPERANDS)
 @every_kind
-def test_binary(kind, operand):
-    other = operand(kind)
-
-    def check(op):
-        td = kind(make(0.2))
-        if op.startswith("clamp") and isinstance(other, torch.Tensor) and other.ndim:
+def test_each_leaf_as_by_torch(kind):
+    def check(row):
+        op, *others = row
+        options = others.pop() if others and isinstance(others[-1], dict) else {}
+        if op.startswith("clamp_") and rows_of_numbers(others[0]):
             return
-        expected = with_other(of_tensors(op), td, other)
-        result = getattr(td, op)(other)
-        assert_leaves(result, expected)
-        assert result.batch_size == BATCH and same_class(result, td)
-        takes_numbers = op not in ("maximum", "minimum")
-        if not op.startswith("clamp") and (takes_numbers or not isinstance(other, int | float)):
-            assert_leaves(getattr(torch, op)(td, other), expected)
-        in_place(td, operator.methodcaller(op + "_", other), expected)
-        if hasattr(torch, op + "_"):
-            in_place(kind(make(0.2)), lambda td: getattr(torch, op + "_")(td, other), expected)
+        dense = make(0.2 if others else -1.7)
+        if not others and not options:
+            dense["a"][0, 0, :3] = torch.tensor([math.inf, -math.inf, math.nan])
+        td = kind(dense.clone())
+        expected = by_leaf(functools.partial(of_torch, op), dense, *others, **options)
+        numbers = op in ("maximum", "minimum") and isinstance(others[0], int | float)
+        methods_only = numbers or op.startswith("clamp_") or op == "rsub" or "alpha" in options
+        for namespace in (type(td), *[torch] * (not methods_only)):
+            result = getattr(namespace, op)(td, *others, **options)
+            assert_leaves(result, expected)
+            assert result.batch_size == BATCH and same_class(result, td)
+            assert_leaves(td, dense)
+            write = None if op in ("clamp", "rsub") else getattr(namespace, op + "_", None)
+            if write:
+                in_place(
+                    kind(dense.clone()), lambda td, w=write: w(td, *others, **options), expected
+                )
 
-    each(BINARY, check)
+    each(calls(kind), check)
 
 
-@pytest.mark.parametrize("operand", OPERANDS.values(), ids=OPERANDS)
 @every_kind
-def test_operators(kind, operand):
-    other = operand(kind)
-
-    def check(sign):
+def test_operators(kind):
+    def check(row):
+        sign, other = row
         op, td = getattr(operator, sign), kind(make(0.2))
-        expected = with_other(op, td, other)
+        expected = by_leaf(op, td, other)
         result = op(td, other)
         assert_leaves(result, expected)
         assert sign in COMPARE or same_class(result, td)
         if sign not in ("pow", "mod"):
-            assert_leaves(op(other, td), with_other(lambda x, y: op(y, x), td, other))
+            assert_leaves(op(other, td), by_leaf(lambda x, y: op(y, x), td, other))
         if sign in SIGNS and sign != "mod":
             in_place(td, lambda td: getattr(operator, "i" + sign)(td, other), expected)
 
-    each(SIGNS + COMPARE, check)
+    each(list(itertools.product(SIGNS + COMPARE, operands(kind))), check)
 
 
 @every_kind
 def test_logic(kind):
-    td, others = kind(make()) > 0, [kind(make(-0.3)) > 0.5, True, HALF]
-    for sign, other in itertools.product(LOGIC, others):
+    truth, whole = kind(make()) > 0, kind(make(1, 9).int())
+    rows = torch.arange(1, 13).reshape(BATCH)
+    for sign, other in itertools.product(LOGIC, (kind(make(-0.3)) > 0.5, True, HALF)):
         op = getattr(operator, sign)
-        assert_leaves(op(td, other), with_other(op, td, other))
-    for sign in LOGIC:
-        op = getattr(operator, sign)
-        assert_leaves(op(False, td), by_leaf(lambda x, op=op: op(False, x), td))
-    assert_leaves(~td, by_leaf(torch.logical_not, td))
-    assert_leaves(-kind(make()), by_leaf(torch.neg, make()))
-    assert_leaves(abs(kind(make())), by_leaf(torch.abs, make()))
-    whole = kind(make(stop=9).int())
-    for other in (kind((make(stop=9) + 3).int()), 3, torch.arange(12).reshape(BATCH).int()):
-        assert_leaves(whole.bitwise_and(other), with_other(torch.bitwise_and, whole, other))
-    whole = kind((make(1, 9)).int())
-    for other in (whole + 3, 3, torch.tensor(2), torch.arange(1, 13).reshape(BATCH)):
+        assert_leaves(op(truth, other), by_leaf(op, truth, other))
+        assert_leaves(op(False, truth), by_leaf(lambda x, op=op: op(False, x), truth))
+    for op, td in ((operator.inv, truth), (operator.neg, whole), (operator.abs, kind(make()))):
+        assert_leaves(op(td), by_leaf(op, td))
+    for other in (whole + 3, 3, torch.tensor(2), rows):
+        bits = torch.as_tensor(other).int() if not hasattr(other, "batch_size") else other
+        assert_leaves(whole.bitwise_and(bits), by_leaf(torch.bitwise_and, whole, bits))
         for result in (whole.mod(other), whole % other):
-            assert_leaves(result, with_other(operator.mod, whole, other))
+            assert_leaves(result, by_leaf(operator.mod, whole, other))
     td = kind(make().round())
     for other in (make(-0.6).round(), HALF):
-        assert_leaves(td.logical_and(other), with_other(torch.logical_and, td, other))
-
-
-@every_kind
-def test_alpha_and_rsub(kind):
-    for op, other in itertools.product(("add", "sub", "rsub"), (kind(make(0.3)), 2.0)):
-        td, fn = kind(make()), getattr(torch, op)
-        expected = with_other(lambda x, y, fn=fn: fn(x, y, alpha=3), td, other)
-        assert_leaves(getattr(td, op)(other, alpha=3), expected)
-        if op != "rsub":
-            in_place(td, operator.methodcaller(op + "_", other, alpha=3), expected)
-    td, tensor = kind(make()), leaf(*BATCH)
-    assert_leaves(td.rsub(1.0), by_leaf(lambda x: 1 - x, td))
-    assert_leaves(td.rsub(tensor), with_other(lambda x, y: y - x, td, tensor))
+        assert_leaves(td.logical_and(other), by_leaf(torch.logical_and, td, other))
 
 
 def test_rsub_of_whole_numbers_is_that_of_torch():
@@ -221,30 +191,6 @@ def test_rsub_of_whole_numbers_is_that_of_torch():
     want = {"a": 4.0, "x": 1 - 2 * 5.0, "y": 7 - 2 * 1.0}
     result = one.rsub(two, default=1.0, alpha=2)
     assert_leaves(result, {key: torch.tensor(value) for key, value in want.items()})
-
-
-@every_kind
-def test_clamp_lerp_addc(kind):
-    td, low, high = kind(make()), kind(make(-1.9)), kind(make(-1.5, 2.0))
-    for args, options in (((-0.5, 0.5), {}), ((), {"min": 0.1}), ((), {"max": 0.1})):
-        expected = by_leaf(lambda x, a=args, o=options: x.clamp(*a, **o), td)
-        assert_leaves(td.clamp(*args, **options), expected)
-    assert_leaves(td.neg().clamp(low, high), by_leaf(torch.clamp, td.neg(), low, high))
-    assert_leaves(torch.clamp(td, -1, 1), td.clamp(-1, 1))
-    end, weights, each_row = kind(make(0.5)), kind(make(0.0, 1.0)), torch.rand(BATCH)
-    lerp = by_leaf(lambda x, y: x.lerp(y, 0.25), td, end)
-    for result in (td.lerp(end, 0.25), td.lerp(end, torch.tensor(0.25)), torch.lerp(td, end, 0.25)):
-        assert_leaves(result, lerp)
-    assert_leaves(td.lerp(end, weights), by_leaf(torch.lerp, td, end, weights))
-    rows = by_leaf(lambda x, y: x.lerp(y, line_up(each_row, x).expand_as(x)), td, end)
-    assert_leaves(td.lerp(end, each_row), rows)
-    for op, options in itertools.product(("addcmul", "addcdiv"), ({}, {"value": -0.5})):
-        fn, y = getattr(torch, op), kind(make(0.3))
-        expected = by_leaf(lambda *o, fn=fn, n=options: fn(*o, **n), td, end, y)
-        assert_leaves(getattr(td, op)(end, y, **options), expected)
-        assert_leaves(fn(td, end, y, **options), expected)
-        in_place(kind(make()), operator.methodcaller(op + "_", end, y, **options), expected)
-    in_place(td, operator.methodcaller("lerp_", end, 0.25), lerp)  # a polyak update
 
 
 # ----------------------------------------------------------------- keys that only one operand has
@@ -268,8 +214,7 @@ def test_keys_that_differ():
     with pytest.raises(KeyError, match="'x'.*'y'"):
         one == two  # noqa: B015
     for call in (lambda: one.lerp(two, 0.5), lambda: one.addcmul(two, two)):
-        with pytest.raises(KeyError):
-            call()
+        pytest.raises(KeyError, call)
 
 
 def test_default_for_keys_that_differ():
@@ -629,7 +574,3 @@ def test_integers_beside_a_gradient():
         assert torch.equal(got["w"], function(td["w"])) and got["w"].requires_grad
 
     each([*calls, lambda x: x.clamp(0, 1), lambda x: x.maximum(x)], check)
-
-
-def test_all_kinds_are_here():
-    assert {"dense", "along 0", "along 1", "tensorclass", "parameters"} <= set(KINDS)

@@ -146,7 +146,7 @@ def edge():
 MASK = torch.tensor([True, False, True])
 DOES = {
     str(op): lambda p, op=op: apply_op(p, op)
-    for op in ops(split=[2], chunk=[2], view=[(-1, 1)], unsqueeze=[0], expand=[(2, 3)])
+    for op in ops(view=[(-1, 1)], unsqueeze=[0], expand=[(2, 3)])
     + ops(gather=[(0, torch.tensor([0]))], repeat=[2], clone=[False], copy=[()], sum=[()])
     + ops(mean=[()], double=[()], to=[torch.float64, "cpu"], apply=[lambda x: x + 1])
     + ops(named_apply=[lambda name, x: x * 0 if name == "x" else x], memmap=[()], memmap_=[()])
@@ -157,6 +157,8 @@ DOES = {
     "list": lambda p: p[[0, 1]],
     "new dim": lambda p: p[..., None],
     "iteration": lambda p: list(p)[1],
+    "split": lambda p: p.split([1, 2])[1],
+    "chunk": lambda p: p.chunk(2)[0],
     "unbind": lambda p: torch.unbind(p, 0)[0],
     "torch.split": lambda p: torch.split(p, 2)[0],
     "reshape": lambda p: torch.reshape(p, (1, 3)),
