@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from raffia import DamagedFileError, MemoryMappedTensor
+from tests.tensordict.kinds import each, raises
 from tests.tensordict.stored import content, jagged, strided
 
 
@@ -125,29 +126,23 @@ def test_files_that_are_there(tmp_path, name, held):
 
 
 def test_mistakes(tmp_path):
-    make, path = MemoryMappedTensor, tmp_path / "x"
-    t, no = mapped(path), tmp_path / "no"
-    held = MemoryMappedTensor.zeros(2)._handler
-    f32 = torch.float32
-    for call, error, words in [
-        (lambda: make.ones(2, device="cuda"), RuntimeError, "CPU"),
+    make, path, no = MemoryMappedTensor, tmp_path / "x", tmp_path / "no"
+    t, held, f32 = mapped(path), make.zeros(2)._handler, torch.float32
+    R, sizes = RuntimeError, torch.ones(2, 2)
+    calls = [
+        (lambda: make.ones(2, device="cuda"), R, "CPU"),
         (lambda: make.zeros(), TypeError, "shape is missing"),
-        (lambda: make.from_tensor(t, filename=tmp_path / "y"), RuntimeError, "copy_existing"),
-        (
-            lambda: make.from_tensor(torch.ones(3, requires_grad=True)),
-            RuntimeError,
-            "requires_grad",
-        ),
+        (lambda: make.from_tensor(t, filename=tmp_path / "y"), R, "copy_existing"),
+        (lambda: make.from_tensor(torch.ones(3, requires_grad=True)), R, "requires_grad"),
         (lambda: make.from_tensor(jagged()), NotImplementedError, "jagged nested tensor"),
-        (lambda: make.from_tensor(t, shape=torch.ones(2, 2).int()), RuntimeError, "need 2 values"),
-        (lambda: make.zeros(torch.ones(2, 2)), ValueError, "sizes of the rows"),
+        (lambda: make.from_tensor(t, shape=sizes.int()), R, "need 2 values"),
+        (lambda: make.zeros(sizes), ValueError, "sizes of the rows"),
         (lambda: make.from_filename(no, dtype=f32, shape=(2,)), FileNotFoundError, "no"),
         (lambda: make.from_filename(path, dtype=f32, shape=(2, 4)), DamagedFileError, "24 bytes"),
         (lambda: make.from_handler(t.filename, f32, (2,)), TypeError, "from_filename"),
         (lambda: make.from_handler(held, f32, (3,)), DamagedFileError, "holds 8 bytes"),
-    ]:
-        with pytest.raises(error, match=words):
-            call()
+    ]
+    each(calls, raises)
     assert os.listdir(tmp_path) == ["x"] and path.stat().st_size == 24  # not made, not grown
     make.from_tensor(t, filename=tmp_path / "y", copy_existing=True)
     assert (tmp_path / "y").read_bytes() == path.read_bytes()

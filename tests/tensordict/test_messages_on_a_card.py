@@ -11,8 +11,6 @@ from raffia import TensorDict, lazy_stack
 
 pytestmark = pytest.mark.gpu
 
-NCCL, GLOO = ("nccl", 1), ("gloo", 2)
-
 
 def tree(fill):
     """Entries of several dtypes, nested, large and empty, on the card; a value."""
@@ -62,17 +60,14 @@ def all_gather(rank):
 
 def send_and_receive(rank):
     td = tree(rank + 1)
-    if rank == 0:
-        td.send(1)
-        return numbers(td)
-    td.recv(0)
+    td.recv(0) if rank else td.send(1)
     return numbers(td)
 
 
 def gather_and_stack(rank):
-    td = torch.stack([tree(0)] * 2)[:1].clone() if rank == 0 else tree(rank + 1)
+    td = tree(rank + 1) if rank else torch.stack([tree(0)] * 2)[:1].clone()
     found = td.gather_and_stack(0)
-    return numbers(found) if rank == 0 else None
+    return None if rank else numbers(found)
 
 
 def serve(pipe, program, rank, num, backend, store):
@@ -118,32 +113,25 @@ def sums(fill):
     return {"a": 6.0 * fill, "('n', 'b')": 2.0 * fill, "large": 100_000.0 * fill}
 
 
-@pytest.mark.parametrize(("backend", "num"), [NCCL, GLOO])
-def test_all_sum(backend, num, tmp_path):
-    total = {1: 1, 2: 3}[num]
-    expected = (sums(total), [[float(total)] * 2, [float(total)] * 3])
-    assert run(all_reduce, backend, num, tmp_path) == [expected] * num
+def total(num):
+    return num * (num + 1) // 2
 
 
-@pytest.mark.parametrize(("backend", "num"), [NCCL, GLOO])
-def test_one_sums(backend, num, tmp_path):
-    assert run(reduce, backend, num, tmp_path)[0] == sums({1: 1, 2: 3}[num])
+# what each of so many processes gives, whose trees are filled with 1, 2, ...
+EXPECTED = {
+    all_reduce: lambda n: [(sums(total(n)), [[1.0 * total(n)] * size for size in (2, 3)])] * n,
+    reduce: lambda n: [sums(total(n)), *[None] * (n - 1)],
+    broadcast: lambda n: [sums(1)] * n,
+    all_gather: lambda n: [[("a", sums(rank + 1)) for rank in range(n)]] * n,
+    send_and_receive: lambda n: [sums(1)] * n,
+    gather_and_stack: lambda n: [sums(n), None],
+}
+ALONE = [all_reduce, reduce, broadcast, all_gather]
 
 
-@pytest.mark.parametrize(("backend", "num"), [NCCL, GLOO])
-def test_all_have_what_one_has(backend, num, tmp_path):
-    assert run(broadcast, backend, num, tmp_path) == [sums(1)] * num
-
-
-@pytest.mark.parametrize(("backend", "num"), [NCCL, GLOO])
-def test_all_have_what_each_has(backend, num, tmp_path):
-    expected = [("a", sums(rank + 1)) for rank in range(num)]
-    assert run(all_gather, backend, num, tmp_path) == [expected] * num
-
-
-def test_one_has_what_another_sends(tmp_path):
-    assert run(send_and_receive, *GLOO, tmp_path) == [sums(1)] * 2
-
-
-def test_one_has_the_rows_of_others(tmp_path):
-    assert run(gather_and_stack, *GLOO, tmp_path)[0] == sums(2)
+@pytest.mark.parametrize(
+    ("program", "backend", "num"),
+    [(one, "nccl", 1) for one in ALONE] + [(one, "gloo", 2) for one in EXPECTED],
+)
+def test_all_have_what_is_expected(program, backend, num, tmp_path):
+    assert run(program, backend, num, tmp_path) == EXPECTED[program](num)

@@ -586,7 +586,7 @@ def cube():
     return TensorDict(a=numbers, words=words, batch_size=[2, 2, 2])
 
 
-@pytest.mark.parametrize("dims", itertools.product(range(3), range(3), range(2), range(2)))
+@pytest.mark.parametrize("dims", list(itertools.product(range(3), range(3), range(2), range(2))))
 def test_values_of_rows_in_vmap_of_vmap(dims):
     """Of equal sizes, so that only the dimensions that are asked for tell rows from columns."""
     in_dim, out_dim, inner_in, inner_out = dims
