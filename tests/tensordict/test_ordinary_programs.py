@@ -222,10 +222,6 @@ def test_batch_sizes_and_names_of_nested_stacks():
     assert TensorDictParams(params)["a"] is params["a"]
 
 
-def test_no_gradients():
-    assert TensorDict().grad is None and TensorDict(a=dict()).grad is None
-
-
 # ------------------------------------------------------------------- nested tensors as entries
 
 

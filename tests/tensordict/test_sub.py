@@ -22,9 +22,9 @@ from raffia import (
     tensorclass,
 )
 from raffia.tensordict.sub import SubTensorDict
-from tests.tensordict.changes import NEW_ENTRIES, REMOVALS, WRITES, assign, like, put
+from tests.tensordict.changes import NEW_ENTRIES, REMOVALS, WRITES, like, put
 from tests.tensordict.invariants import sound
-from tests.tensordict.kinds import check_same, each, leaves, make, raises
+from tests.tensordict.kinds import apply_op, check_same, each, leaves, make, ops, raises
 
 I = slice  # noqa: E741
 
@@ -191,76 +191,51 @@ def test_writes_all_or_nothing():
         check_same(td, make())
 
     b = torch.ones(2, 3)
-    mistakes = {
-        "update_ of a missing key": lambda td: td.update_({"b": b, "zz": b}),
-        "update_ of keys that are no keys": lambda td: td.update_({"b": b, 3: b}),
-        "update_ of a wrong shape": lambda td: td.update_(
-            {"b": b, "a": b[:, :, None].expand(2, 3, 7)}
-        ),
-        "update of a wrong shape": lambda td: td.update({"b": b, "a": torch.ones(2, 3, 7)}),
-        "update below a leaf": lambda td: td.update({"b": b, ("a", "x"): b}),
-        "set of rows that are not there": lambda td: td.set("new", torch.ones(4, 3)),
-        "set below a leaf": lambda td: td.set(("a", "x"), b),
-        "set_ of a missing key": lambda td: td.set_("zz", b),
-        "set_ of a wrong shape": lambda td: td.set_("a", torch.ones(2, 3, 7)),
-        "rename_key_": lambda td: td.rename_key_("zz", "a"),
-        "rename_key_ safely": lambda td: td.rename_key_("a", "b", safe=True),
-        "del": lambda td: td.del_("zz"),
-        "pop": lambda td: td.pop("zz"),
-        "a number of rows": lambda td: put(td, 0, torch.ones(5, 5, 5)),
-    }
-    each(mistakes, check)
+    wide = torch.ones(2, 3, 7)
+    mistakes = ops(set_=[("zz", b), ("a", wide)], set=[("new", torch.ones(4, 3)), (("a", "x"), b)])
+    mistakes += ops(rename_key_=[("zz", "a"), ("a", "b", {"safe": True})], del_=["zz"], pop=["zz"])
+    mistakes += ops(__setitem__=[(0, torch.ones(5, 5, 5))])
+    changes = [{"b": b, 3: b}, {"b": b, "a": wide}, {"b": b, ("a", "x"): b}]
+    calls = [lambda td, op=op: apply_op(td, op) for op in mistakes]
+    calls += [lambda td, new=new: td.update_(new) for new in (*changes, {"b": b, "zz": b})]
+    calls += [lambda td, new=new: td.update(new) for new in changes[1:]]
+    each(calls, check)
 
 
 # ------------------------------------------------------------------------- what it isn't for
 
 
-def test_refused():
-    def view(locked=False):
+# calls on rows that are refused, some while the parent is locked, and the words of the error
+REFUSED = {
+    "prohibited.*td.set_": ops(set=[("b", torch.ones(2, 3)), ("n", make()["n"][[2, 0]])]),
+    "call this on the container": ops(lock_=[()], make_memmap=[("q", (2, 3))]),
+    "to_tensordict": ops(detach_=[()], requires_grad_=[()], share_memory_=[()], memmap_=[()])
+    + ops(pin_memory_=[()], irecv=[0]),
+    "names of rows": ops(rename_=[{"x": "u"}], __setattr__=[("names", ["u", "v"])]),
+    "batch size of rows": ops(__setattr__=[("batch_size", [2])]),
+    "device of rows": ops(auto_device_=[()]),
+}
+REFUSED_WHILE_LOCKED = {
+    "call this on the container": ops(unlock_=[()], __setattr__=[("is_locked", False)]),
+    "locked": ops(set=[("new", torch.ones(2, 3))], __setitem__=[("new", torch.ones(2, 3))])
+    + ops(update=[({},)], del_=["a"], rename_key_=[("a", "z")]),
+}
+
+
+@pytest.mark.parametrize("locked", [False, True])
+def test_refused(locked):
+    def check(row):
         td = make((4, 3), names=["x", "y"])
-        return rows_of(td.lock_() if locked else td, torch.tensor([2, 0]))
+        rows = rows_of(td.lock_() if locked else td, torch.tensor([2, 0]))
+        with pytest.raises(RuntimeError, match=row[0]):
+            apply_op(rows, row[1])
+        check_same(td, make())
 
-    calls = {
-        "set": (lambda: view().set("b", torch.ones(2, 3)), RuntimeError, "prohibited.*td.set_"),
-        "set nested": (lambda: view().set("n", view()["n"]), RuntimeError, "prohibited.*td.set_"),
-        "lock_": (lambda: view().lock_(), RuntimeError, "call this on the container"),
-        "unlock_": (lambda: view(True).unlock_(), RuntimeError, "call this on the container"),
-        "is_locked": (lambda: assign(view(), "is_locked", True), RuntimeError, "call this on"),
-        "detach_": (lambda: view().detach_(), RuntimeError, "to_tensordict"),
-        "requires_grad_": (lambda: view().requires_grad_(), RuntimeError, "to_tensordict"),
-        "share_memory_": (lambda: view().share_memory_(), RuntimeError, "to_tensordict"),
-        "memmap_": (lambda: view().memmap_(), RuntimeError, "to_tensordict"),
-        "pin_memory_": (lambda: view().pin_memory_(), RuntimeError, "to_tensordict"),
-        "make_memmap": (lambda: view().make_memmap("q", (2, 3)), RuntimeError, "call this on"),
-        "irecv": (lambda: view().irecv(0), RuntimeError, "to_tensordict"),
-        "batch_size": (
-            lambda: assign(view(), "batch_size", [2]),
-            RuntimeError,
-            "batch size of rows",
-        ),
-        "names": (lambda: assign(view(), "names", ["u", "v"]), RuntimeError, "names of rows"),
-        "rename_": (lambda: view().rename_(x="u"), RuntimeError, "names of rows"),
-        "device": (lambda: view().auto_device_(), RuntimeError, "device of rows"),
-        "set while locked": (
-            lambda: view(True).set("new", torch.ones(2, 3)),
-            RuntimeError,
-            "locked",
-        ),
-        "key while locked": (
-            lambda: put(view(True), "new", torch.ones(2, 3)),
-            RuntimeError,
-            "locked",
-        ),
-        "update while locked": (lambda: view(True).update({}), RuntimeError, "locked"),
-        "del while locked": (lambda: view(True).del_("a"), RuntimeError, "locked"),
-        "rename while locked": (lambda: view(True).rename_key_("a", "z"), RuntimeError, "locked"),
-        "loop": (lambda: assign_loop(make()), ValueError, "itself"),
-    }
-    each(calls, lambda row: raises(row))
-
-
-def assign_loop(td):
-    td.set("loop", rows_of(td, I(None)))
+    table = REFUSED_WHILE_LOCKED if locked else REFUSED
+    each([(words, op) for words, calls in table.items() for op in calls], check)
+    with pytest.raises(ValueError, match="itself"):
+        td = make()
+        td.set("loop", rows_of(td, I(None)))
 
 
 def test_state_is_that_of_the_parent():
@@ -300,36 +275,20 @@ def test_new_containers_get_the_names_of_the_parent():
 def test_results_are_no_views():
     td = make()
     rows = rows_of(td, torch.tensor([2, 0]))
-    made = {
-        "clone": lambda: rows.clone(),
-        "copy": lambda: rows.copy(),
-        "copy.copy": lambda: copy.copy(rows),
-        "deepcopy": lambda: copy.deepcopy(rows),
-        "to_tensordict": lambda: rows.to_tensordict(),
-        "contiguous": lambda: rows.contiguous(),
-        "detach": lambda: rows.detach(),
-        "double": lambda: rows.double(),
-        "select": lambda: rows.select("a", "b", "n", "m"),
-        "exclude": lambda: rows.exclude("zz"),
-        "unflatten_keys": lambda: rows.unflatten_keys("."),
-        "replace": lambda: rows.replace(b=rows["b"]),
-        "apply": lambda: rows.apply(lambda x: x),
-        "tree_map": lambda: pytree.tree_map(lambda x: x, rows),
-        "zeros_like": lambda: torch.zeros_like(rows),
-        "TensorDict": lambda: TensorDict(rows.clone(), batch_size=rows.batch_size),
-        "reshape": lambda: rows.reshape(3, 2).reshape(2, 3),
-        "split": lambda: torch.cat(rows.split(1)),
-        "unbind": lambda: torch.stack(rows.unbind(1), 1),
-        "memmap": lambda: rows.memmap(),
-        "memmap_like": lambda: rows.memmap_like(),
-        "consolidate": lambda: rows.consolidate(),
-        "maps": lambda: rows.map(lambda part: part.clone(), num_workers=0, chunksize=1),
-        "to": lambda: rows.to("cpu"),
-        "sum": lambda: rows.expand(5, 2, 3)[0],
-    }
+    calls = ops(
+        clone=[()], copy=[()], to_tensordict=[()], contiguous=[()], detach=[()], double=[()]
+    )
+    calls += ops(select=[("a", "b", "n", "m")], exclude=["zz"], unflatten_keys=["."], to=["cpu"])
+    calls += ops(replace=[{"b": rows["b"]}], apply=[lambda x: x], memmap=[()], memmap_like=[()])
+    calls += ops(consolidate=[()], map=[(torch.clone, {"num_workers": 0, "chunksize": 1})])
+    made = [lambda td, op=op: apply_op(td, op) for op in calls] + [
+        *(copy.copy, copy.deepcopy, torch.zeros_like, lambda td: torch.cat(td.split(1))),
+        *(lambda td: pytree.tree_map(lambda x: x, td), lambda td: td.reshape(3, 2).reshape(2, 3)),
+        *(lambda td: torch.stack(td.unbind(1), 1), lambda td: td.expand(5, 2, 3)[0]),
+    ]
 
     def check(make_one):
-        out = make_one()
+        out = make_one(rows)
         assert type(out) is type(out.get("n")) is TensorDict and out.shape == (2, 3)
         if not out.is_locked:
             out["m", "k", "new"] = torch.ones(2, 3)
@@ -453,7 +412,7 @@ def test_parameters_and_unbatched_tensors():
     rows = rows_of(td, torch.tensor([2, 0]))
     assert rows["u"].shape == (5,) and rows.get("u").batch_size == (2,)
     rows.zero_()
-    assert td["u"].sum() == 0
+    assert td["u"].sum() == 0 and repr(rows).startswith("SubTensorDict(")
 
 
 def test_gradients():
@@ -484,19 +443,18 @@ def test_arithmetic_with_rows_of_a_lazy_stack():
 def test_what_is_refused_is_named():
     td = TensorDict(a=torch.ones(3), n=TensorDict(), batch_size=[3])
     rows = rows_of(td, torch.tensor([2, 0]))
-    for call in (lambda: rows.set_non_tensor("a", "text"), lambda: rows.create_nested("a")):
-        with pytest.raises(TypeError, match="entry 'a' is a tensor; its rows can't be set to a"):
-            call()
-    with pytest.raises(TypeError, match="entry 'a' is a tensor; its rows can't be set to a"):
-        td[0] = TensorDict(a=TensorDict())
-    with pytest.raises(KeyError, match="nested tuple of strings"):
-        rows.update({(): torch.ones(2)})
-    with pytest.raises(TypeError, match="takes a container, a dict or keyword entries, got list"):
-        rows.update([("a", torch.ones(2))])
+    a_tensor = "entry 'a' is a tensor; its rows can't be set to a"
+    calls = [
+        (lambda: rows.set_non_tensor("a", "text"), TypeError, a_tensor),
+        (lambda: rows.create_nested("a"), TypeError, a_tensor),
+        (lambda: put(td, 0, TensorDict(a=TensorDict())), TypeError, a_tensor),
+        (lambda: rows.update({(): torch.ones(2)}), KeyError, "nested tuple of strings"),
+        (
+            lambda: rows.update([("a", 1)]),
+            TypeError,
+            "takes a container, a dict or keyword entries",
+        ),
+    ]
+    each(calls, raises)
     assert td["a"].sum() == 3 and rows.update({}) is rows and rows.update(a=torch.zeros(2)) is rows
     assert td["a"].sum() == 1
-
-
-def test_shown():
-    text = repr(rows_of(TensorDict(a=torch.ones(3), batch_size=[3]), torch.tensor([2, 0])))
-    assert text.startswith("SubTensorDict(") and "shape=torch.Size([2])" in text
