@@ -18,7 +18,7 @@ from tests.tensordict.invariants import sound
 from tests.tensordict.kinds import apply_op, rows_of
 
 examples = settings(
-    max_examples=60,
+    max_examples=40,
     deadline=None,
     derandomize=True,
     database=None,

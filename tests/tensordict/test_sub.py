@@ -114,6 +114,11 @@ def test_lazy_stacks_of_rows_that_differ():
 # --------------------------------------------------------------------------- what is written
 
 
+def pairs(table, step):
+    """Each row of a table with every so many of the indices, beginning elsewhere each time."""
+    return [(name, key) for i, name in enumerate(table) for key in list(INDICES)[i % step :: step]]
+
+
 def written(make_parent, index, write):
     """The parent and what it must be, after a write into these rows and into a copy of them."""
     td = make_parent()
@@ -125,14 +130,14 @@ def written(make_parent, index, write):
     return td, want
 
 
-@every_parent
+@pytest.mark.parametrize("parent", PARENTS)
 def test_writes_reach_the_parent(parent):
     def check(row):
         name, key = row
-        td, want = written(parent, INDICES[key], WRITES[name])
+        td, want = written(PARENTS[parent], INDICES[key], WRITES[name])
         check_same(td, want)
 
-    each([(name, key) for name in WRITES for key in INDICES], check)
+    each(pairs(WRITES, 1 if parent == "dense" else 3), check)
 
 
 @pytest.mark.parametrize("parent", ["dense", "along 0", "along 1", "rows"])
@@ -142,7 +147,7 @@ def test_new_entries_are_zero_in_other_rows(parent):
         td, want = written(PARENTS[parent], INDICES[key], NEW_ENTRIES[name])
         check_same(td, want)
 
-    each([(name, key) for name in NEW_ENTRIES for key in INDICES], check)
+    each(pairs(NEW_ENTRIES, 1 if parent == "dense" else 3), check)
 
 
 @pytest.mark.parametrize("parent", ["dense", "along 0", "along 1", "rows"])
