@@ -161,7 +161,7 @@ OF_ANY_KEY = {
 }
 
 
-@pytest.mark.parametrize("kind", DENSE)
+@pytest.mark.parametrize("kind", ["plain", "lazy0"])
 @pytest.mark.parametrize("key", [1, None, (), ("a", 1), ["a"], ["action", "next"], 2.5], ids=str)
 def test_what_is_no_key(key, kind):
     td = KINDS[kind]()
@@ -235,6 +235,7 @@ MISTAKES = [
     ],
     (DENSE, lambda td: td.set_("next", ONES), ERRORS, "next"),
     (DENSE, lambda td: td.set_("action", {"c": ONES}), ERRORS, "action"),
+    (WRITABLE, lambda td: td.set_("action", "text"), RuntimeError, "update 'action'"),
     # names of entries that are there
     *[
         (WRITABLE, lambda td, n=new: td.rename_key_("action", n, safe=True), KeyError, words)
@@ -251,8 +252,9 @@ MISTAKES = [
         KeyError,
         "reward",
     ),
-    (DENSE, lambda td: td.rename_keys({"action": "q", "observation": "q"}), ValueError, "q"),
-    (DENSE, lambda td: td.rename_keys({"action": "next"}), ValueError, "next"),
+    (WRITABLE, lambda td: td.rename_keys({"action": "q", "observation": "q"}), ValueError, "q"),
+    (WRITABLE, lambda td: td.rename_keys({"action": "next"}), ValueError, "next"),
+    (WRITABLE, lambda td: td.rename_keys({"next": "z", DEEP: "y"}), ValueError, ""),
     (DENSE, lambda td: td.flatten_keys(3), TypeError, "3"),
     (DENSE, lambda td: td.unflatten_keys(3), TypeError, "3"),
     # several entries, of which one is wrong
@@ -285,10 +287,11 @@ MISTAKES = [
     (DENSE, bool, RuntimeError, ("bool", "is_empty")),
     (DENSE, hash, TypeError, "unhashable"),
     (DENSE, lambda td: list(TensorDict(a=1)), TypeError, r"keys\(\)"),
-    (DENSE, lambda td: td.update(3), TypeError, "int"),
-    (DENSE, lambda td: td.update(LIST), TypeError, "list"),
-    (DENSE, lambda td: td.update_(3), TypeError, "int"),
-    (DENSE, lambda td: td.update_(LIST), TypeError, "list"),
+    *[
+        (WRITABLE, lambda td, m=method, s=source: getattr(td, m)(s), TypeError, word)
+        for method in ("update", "update_")
+        for source, word in ((3, "int"), (LIST, "list"), ("abc", "str"))
+    ],
     (DENSE, lambda td: td.update({"z": ONES}, keys_to_update="z"), TypeError, "str"),
     (DENSE, lambda td: td.__setitem__("me", td), (ValueError, RuntimeError), ("itself", "'me'")),
     (DENSE, lambda td: td.set(("next", "me"), td), (ValueError, RuntimeError), "itself"),

@@ -309,7 +309,7 @@ class LazyWrites(LazyKeys):
         ['a']
         """
         path = unravel_key_to_tuple(key)
-        if len(path) > 1:
+        if len(path) != 1:
             entries.del_(self, key)
             return self
         if self._locked:
