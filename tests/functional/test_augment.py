@@ -45,15 +45,6 @@ def test_shift_leaves_its_input_and_works_on_views():
     assert torch.equal(x, before)
 
 
-def test_samples_have_shifts_of_their_own_and_their_planes_share_it():
-    plane = torch.arange(36.0).reshape(6, 6)
-    out = random_shift(
-        plane.expand(40, 3, 2, 6, 6), draw_shift(40, generator=torch.Generator().manual_seed(0))
-    )
-    assert len(out[:, 0, 0].flatten(1).unique(dim=0)) > 20
-    assert torch.equal(out, out[:, :1, :1].expand_as(out))
-
-
 def test_intensity_scales_samples_as_a_whole():
     x, factor = images(2, 3, 4, 5), torch.tensor([1.1, 0.5])
     got = intensity(x, factor)
