@@ -80,7 +80,6 @@ def test_rows_are_read(kind):
 
     each(ALL, check)
     check_rows(td[[[0, 2], [1, 0], [3, 3]]], ROWS[T([[0, 2], [1, 0], [3, 3]])])
-    check_rows(td[1:][:, 2], ROWS[1:][:, 2])
     check_rows(td[None, 1:, ..., None][0, :, 1], ROWS[1:, 1, None])
     rows = list(td)
     assert len(td) == len(rows) == 4
@@ -91,25 +90,22 @@ def test_rows_are_read(kind):
 @every_kind
 def test_rows_are_written(kind):
     def check(index):
-        td, other = kind(make()), shifted()
-        before = leaves(make())
-        rows, hit = ROWS.clone(), torch.zeros(BATCH, dtype=torch.bool)
+        other, before = shifted(), leaves(make())
+        joined = {key: torch.cat([old, other[key]]).flatten(0, 1) for key, old in before.items()}
+        rows, kept = ROWS.clone(), torch.ones(BATCH, dtype=torch.bool)
         rows[index] = ROWS[index] + 12  # 12.. are the rows of `other`
-        hit[index] = True
+        kept[index] = False
         for value in (other[index], kind(shifted())[index]):
             if is_lazy(value) and 0 in value.batch_size:
                 continue
             td = kind(make())
             td[index] = value
-            for key, old in before.items():
-                joined = torch.cat([old, other[key]]).flatten(0, 1)
-                assert torch.equal(leaves(td)[key], joined[rows]), key
+            for key in before:
+                assert torch.equal(leaves(td)[key], joined[key][rows]), key
         td[index] = 0
-        kept = ~hit
-        for key, old in before.items():
-            mask = kept.reshape(4, 3, *[1] * (old.ndim - 2))
-            joined = torch.cat([old, other[key]]).flatten(0, 1)[rows]
-            want = torch.where(mask, joined, 0).to(old.dtype)
+        for key in before:
+            want = joined[key][rows]
+            want = want.masked_fill(line_up(~kept, want), 0)
             assert torch.equal(leaves(td)[key], want), key
 
     each(ALL, check)
@@ -153,9 +149,6 @@ def test_of_empty_containers_and_dims():
     assert td[[]]["a"].shape == (0, 3, 2)
     with pytest.raises(IndexError):
         td[0]
-    for one in (make(), lazy_stack(list(make()))):
-        with pytest.raises(TypeError, match="unhashable"):
-            hash(one)
     td = TensorDict({"a": torch.arange(3)})
     assert td[...].batch_size == td[()].batch_size == ()
     assert td[None]["a"].tolist() == [[0, 1, 2]] and td[T(True)].batch_size == (1,)
@@ -174,7 +167,6 @@ def test_metadata_texts_and_gradients_follow():
     entries = {"a": torch.zeros(3), "text": "hello", "word": ["zero", "one", "two"]}
     td = TensorDict(entries, [3], device="cpu")
     assert td[0].device == torch.device("cpu") and type(td[:2]) is TensorDict
-    assert make()[0].device is None
     assert td[2]["text"] == td[1:3]["text"] == "hello" and td.get("text").batch_size == (3,)
     assert isinstance(td[1:].get("text"), NonTensorData) and td[1:].get("text").batch_size == (2,)
     assert td[1]["word"] == "one" and td[-1]["word"] == "two"
@@ -189,23 +181,16 @@ def test_metadata_texts_and_gradients_follow():
 OUT_OF_RANGE = [4, -5, (0, 3), (0, 0, 0), I[:, :, :], T([5]), [0, 7], (0, 0, None, T([0]))]
 OUT_OF_RANGE += [(0, ..., 0, 0), (..., 0, 0, 0)]
 NO_INDEX = [torch.ones(3).bool(), torch.ones(4, 3, 2).bool(), 1.0, object(), T([0.0, 1.0])]
-FOREIGN = (TypeError, IndexError, KeyError, RuntimeError)
 REFUSED = {
     **{
         f"two ellipses, {error.__name__}": (lambda td: td[..., 0, ...], error, "one ellipsis")
         for error in (IndexError, RuntimeError)
     },
     "too many": (lambda td: td[0, 0, 0], IndexError, "too many indices"),
-    "a key behind": (lambda td: td[0, "a"], FOREIGN, ""),
-    "a key before": (lambda td: td["a", 0], FOREIGN, ""),
-    "no such key": (lambda td: td["zz"], KeyError, "zz"),
     "get_at": (lambda td: td.get_at("b", 4), IndexError, ""),
     "get_at, too many": (lambda td: td.get_at("b", (0, 0, 0)), IndexError, ""),
-    "set_at_ of none": (lambda td: td.set_at_("zz", 1, 0), KeyError, "zz"),
     "set_at_ of a shape": (lambda td: td.set_at_("a", torch.ones(7), 0), RuntimeError, ""),
     "set_at_ out of range": (lambda td: td.set_at_("a", 1, 9), IndexError, ""),
-    "0 in": (lambda td: 0 in td, (RuntimeError, TypeError), "[Kk]ey"),
-    "a tensor in": (lambda td: T(0) in td, (RuntimeError, TypeError), "[Kk]ey"),
     "mask of columns": (lambda td: td.masked_fill(torch.ones(3).bool(), 0), RuntimeError, ""),
     "mask of rows": (
         lambda td: TensorDict(s=["u", "v"], batch_size=[2]).masked_fill(torch.ones(7).bool(), 0),
@@ -243,8 +228,6 @@ def test_refused(kind):
         with pytest.raises(RuntimeError, match="batch size"):
             td[0] = rows_of_shape(*shape)
     check_rows(td, ROWS)
-    with pytest.raises(RuntimeError, match="boolean value"):
-        bool(td)
 
 
 def test_refused_by_dense_ones():
