@@ -84,19 +84,17 @@ def test_every_source_gives_the_same_container():
             assert list(source["b"]) == ["c", "later"] and ("b", "later") not in td.keys(True)
 
     each(SOURCES, check)
-    td = TensorDict(a=ones(B, T), b=TensorDict(c=torch.zeros(B)), batch_size=[B])
-    assert set(leaves(td)) == {"a", ("b", "c")} and td["b"].batch_size == (B,)
     assert set(TensorDict(keys=1, values=2, items=3).keys()) == {"keys", "values", "items"}
     for args in ((), (None,), ({},), (None, None), ({}, [])):
         td = TensorDict(*args)
-        assert td.batch_size == () and len(td.keys()) == 0 and td.device is None
-        assert td.names == [] and not td.is_locked
+        assert (td.batch_size, td.device, td.names, td.is_locked) == ((), None, [], False)
+        assert td.is_empty()
     td = TensorDict(batch_size=[B], device="cpu", names=["time"], lock=True)
     assert (td.batch_size, td.device, td.names, td.is_locked) == ((B,), CPU, ["time"], True)
     td = TensorDict({"a": ones(B)}, [B], "cpu")
     assert td.batch_size == (B,) and td.device == CPU
     td = TensorDict({"z": 1, "a": 2, "m": {"y": 3, "b": 4}})
-    assert list(td.keys()) == ["z", "a", "m"] and list(td["m"].keys()) == ["y", "b"]
+    assert list(td.keys(True)) == ["z", "a", ("m", "y"), ("m", "b"), "m"]
     td = TensorDict({"a.b": 1, "a": {"b": 0}, ("a", "c"): 2, "e": {}})
     assert td["a.b"] == 1 and td["a", "b"] == 0 and set(td["a"].keys()) == {"b", "c"}
     assert type(td["e"]) is TensorDict and td["e"].is_empty()
@@ -114,24 +112,17 @@ def test_from_a_container():
     assert new is not td and all(new.get(key) is value for key, value in leaves(td).items())
     new["z"] = ones(B, T)
     assert "z" not in td and TensorDict(td).batch_size == ()
-    shorter = TensorDict(td, [B])
-    assert shorter.batch_size == (B,) and shorter["b"].batch_size == (B, T)
-    td = TensorDict({"a": ones(B, T), "b": {"c": ones(B, T)}}, [B])
-    new = TensorDict(td, [B, T])
-    assert new.batch_size == new["b"].batch_size == (B, T)
-    assert td.batch_size == td["b"].batch_size == (B,)
+    for batch, below in (([B], (B, T)), ([B, T], (B, T))):
+        new = TensorDict(td, batch)
+        assert new.batch_size == tuple(batch) and new["b"].batch_size == below
 
 
 VALUES = [
     (1, torch.tensor(1)),
     (2.5, torch.tensor(2.5)),
     (True, torch.tensor(True)),
-    ([1, 2], torch.tensor([1, 2])),
-    ((1, 2), torch.tensor([1, 2])),
     ([1.5, 2], torch.tensor([1.5, 2.0])),
-    ([True, False], torch.tensor([True, False])),
-    ([[1, 2], [3, 4]], torch.tensor([[1, 2], [3, 4]])),
-    (np.arange(3), torch.arange(3)),
+    ([[True, False]], torch.tensor([[True, False]])),
     (np.array([True, False]), torch.tensor([True, False])),
     (np.float32(3), torch.tensor(3.0)),
     (np.array(3.0), torch.tensor(3.0, dtype=torch.float64)),
@@ -223,7 +214,6 @@ def test_a_nested_container_starts_with_the_batch_of_its_parent():
     for batch in ((B,), (B, T), (B, T, A)):
         inner = TensorDict({"c": ones(B, T, A)}, batch)
         assert TensorDict({"i": inner}, [B])["i"] is inner and inner.batch_size == batch
-        assert TensorDict({}, [B]).set("j", inner)["j"] is inner
     for batch in ((), (4,), (4, T)):
         inner = TensorDict({"c": ones(4, T)}, batch)
         for build in SETTERS.values():
@@ -241,15 +231,14 @@ def test_batch_size_is_set():
         td.batch_size = batch
         assert td.batch_size == tuple(batch) and type(td.batch_size) is torch.Size
         assert td["b"].batch_size == td["b", "d"].batch_size == (B, T)
+    td = TensorDict({"a": ones(B, T), "b": {"c": ones(B, T), "d": {"e": ones(B, T)}}})
+    td.batch_size = [B, T]
+    assert td["b"].batch_size == td["b", "d"].batch_size == (B, T)
     td.batch_size = [B]
-    assert td[0].batch_size == () and td[0]["b"].batch_size == (T,)
     td["z"] = ones(B, 7)
     with pytest.raises(RuntimeError):
         td.batch_size = [B, T]
     assert td.batch_size == (B,)
-    td = TensorDict({"a": ones(B, T), "b": {"c": ones(B, T), "d": {"e": ones(B, T)}}})
-    td.batch_size = [B, T]
-    assert td["b"].batch_size == td["b", "d"].batch_size == (B, T)
     td = TensorDict({"b": TensorDict({"c": ones(B, T, A)}, [B, T, A])}, [B])
     td.batch_size = [B, T]
     assert td["b"].batch_size == (B, T, A)
@@ -263,10 +252,9 @@ def test_auto_batch_size():
         td = TensorDict(a=ones(B, T, 4), b=ones(B, T, A), e={}, f={"g": {}})
         assert td.auto_batch_size_(dims) is td and td.batch_size == expected and sound(td)
     assert TensorDict(a=ones(B, T)).auto_batch_size_(batch_dims=1).batch_size == (B,)
-    td = TensorDict(a=ones(B, T, 4), b={"c": ones(B, A)}).auto_batch_size_()
-    assert td.batch_size == (B,) and td["b"].batch_size == (B, A)
-    td = TensorDict(a=ones(B, T), b={"c": ones(B, T)}).auto_batch_size_(1)
-    assert td.batch_size == td["b"].batch_size == (B,)
+    td = TensorDict(a=ones(B, T, 4), b={"c": ones(B, A)})
+    assert td.clone().auto_batch_size_()["b"].batch_size == (B, A)
+    assert td.auto_batch_size_(1).batch_size == td["b"].batch_size == (B,)
     for td in (TensorDict(a=ones(B), b=ones(T)), TensorDict(a=ones(B), b=1), TensorDict()):
         assert td.auto_batch_size_().batch_size == ()
     td = TensorDict(a=ones(B), n="text").auto_batch_size_()
@@ -285,10 +273,10 @@ def test_auto_batch_size():
 
 def test_devices():
     assert make().device is None and make()["b"].device is None
-    for device in ("cpu", CPU, "meta", META):
+    for device in (CPU, "meta"):
         td = make(device=device)
         assert td.device == td["b"].device == td["b", "d"].device == torch.device(device)
-        assert all(x.device == torch.device(device) for x in leaves(td).values()) and sound(td)
+        assert all(x.device == td.device for x in leaves(td).values()) and sound(td)
     x, full = ones(B), ones(B, T)
     assert TensorDict({"x": x}, [B], device="cpu")["x"] is x
     inner = TensorDict({"t": full}, [B, T], device="cpu")
@@ -303,20 +291,12 @@ def test_devices():
     mixed["z"] = torch.ones(B, T, device="meta")
     assert mixed.device is None and mixed["z"].device == META and mixed["a"].device == CPU
     assert make().auto_device_().device == CPU and mixed.auto_device_().device is None
-    td = make()
-    moved = td.to("meta")
-    assert moved.device == moved["b"].device == moved["a"].device == META
-    assert td.device is None and td["a"].device == CPU
-    on_cpu = make(device="cpu")
-    assert on_cpu.to("cpu") is on_cpu and on_cpu.cpu() is on_cpu
-    assert td.to("cpu") is not td and td.cpu().device == CPU
     assert lazy_stack([make(device="cpu")] * 2).device == CPU
     assert lazy_stack([make(), make()]).device is None
     td = make(names=["x", "y"], lock=True)
     assert td.names == td["b"].names == td["b", "d"].names == ["x", "y"]
     assert td.is_locked and td["b"].is_locked and td["b", "d"].is_locked
     assert make(names=[None, "y"]).names == [None, "y"] and make().names == [None, None]
-    assert not make().is_locked and not make(lock=False).is_locked
 
 
 # --------------------------------------------------------------------------- from other things
@@ -341,10 +321,8 @@ def test_from_dict():
         assert td.batch_size == batch and td["b"].batch_size == inner
     td = TensorDict.from_dict(NESTED, batch_size=[B], device="meta", names=["x"])
     assert td.device == td["a"].device == META and td.names == ["x"]
-    assert TensorDict.from_dict({"a": 1, "s": "text"}).to_dict() == {
-        "a": torch.tensor(1),
-        "s": "text",
-    }
+    plain = {"a": torch.tensor(1), "s": "text"}
+    assert TensorDict.from_dict(plain).to_dict() == plain
     td = make(device="cpu").from_dict_instance({"a": ones(B, T, A)}, batch_size=[B])
     assert type(td) is TensorDict and td.batch_size == (B,) and list(td.keys()) == ["a"]
     assert make().from_dict_instance({"a": torch.zeros(T)}).batch_size == ()
@@ -352,13 +330,11 @@ def test_from_dict():
 
 
 def test_make_tensordict_and_merge():
-    assert set(leaves(make_tensordict(a=ones(B), b={"c": ones(B)}))) == {"a", ("b", "c")}
-    assert set(make_tensordict({"a": ones(B)}, b=ones(T)).keys()) == {"a", "b"}
+    assert set(leaves(make_tensordict({"a": ones(B)}, b={"c": ones(B)}))) == {"a", ("b", "c")}
     for options, batch in (({}, ()), ({"batch_size": [B]}, (B,)), (AUTO, (B,))):
         assert make_tensordict(NESTED, **options).batch_size == batch
-    assert make_tensordict(NESTED, [B]).batch_size == (B,)
     td = make_tensordict(a=ones(B, T), batch_size=[B], device="meta")
-    assert td.device == td["a"].device == META
+    assert td.batch_size == (B,) and td.device == td["a"].device == META
     one = TensorDict({"a": ones(B), "n": {"x": ones(B)}}, [B])
     two = TensorDict({"a": torch.zeros(B), "n": {"y": torch.zeros(B)}}, [B])
     merged = merge_tensordicts(one, two)
@@ -366,8 +342,7 @@ def test_make_tensordict_and_merge():
     assert merged["a"] is one["a"] and set(two["n"].keys()) == {"y"}
     one, two = TensorDict(a=1, b=1), TensorDict(a=2, b=2)
     assert merge_tensordicts(one, two, callback_exist=max)["a"] == 2
-    merged = merge_tensordicts(one, two, callback_exist={"b": torch.add})
-    assert merged["a"] == 1 and merged["b"] == 3
+    assert merge_tensordicts(one, two, callback_exist={"b": torch.add})["b"] == 3
 
 
 def test_from_tuples_and_dataclasses():
@@ -376,7 +351,6 @@ def test_from_tuples_and_dataclasses():
         td = build(pair)
         assert set(td.keys()) == {"first", "second"} and td["second"].shape == (B,)
     assert from_namedtuple(pair, batch_size=[B]).batch_size == (B,)
-    assert from_namedtuple(pair, **AUTO).batch_size == (B,)
     td = TensorDict(a=ones(B), b={"c": torch.zeros(T)})
     named = td.to_namedtuple()
     assert torch.equal(named.a, td["a"]) and torch.equal(named.b.c, td["b", "c"])
@@ -406,11 +380,10 @@ def test_from_trees_arrays_and_keys():
         (ones(B), {"x": [torch.zeros(B), ones(B)]}),
         {1: ones(B), "b": ({2: torch.zeros(B)}, ones(B))},
     ):
-        for td in (from_pytree(tree), TensorDict.from_pytree(tree, batch_size=[B])):
-            (values, spec), (back, spec_back) = tree_flatten(tree), tree_flatten(td.to_pytree())
-            assert spec == spec_back
-            assert all(torch.equal(x, y) for x, y in zip(values, back, strict=True))
-        assert td.batch_size == (B,)
+        td = from_pytree(tree, batch_size=[B])
+        (values, spec), (back, spec_back) = tree_flatten(tree), tree_flatten(td.to_pytree())
+        assert spec == spec_back and td.batch_size == (B,)
+        assert all(torch.equal(x, y) for x, y in zip(values, back, strict=True))
     assert set(td.keys(True, True)) == {"1", ("b", "0", "2"), ("b", "1")}
     with pytest.raises(KeyError, match="the same name"):
         from_pytree({1: ones(B), "1": ones(B)})
