@@ -83,22 +83,18 @@ def test_something_else_in_the_place_of_a_file(what, folder, tmp_path):
         shutil.copytree(folder, there)
         if what in PLACED:
             put(what, there / name, tmp_path / f"outside{at}")
-        elif (there / name).is_dir():
+        elif (there / name).is_dir() or (what == "longer" and name.endswith(".json")):
             continue
         else:
             good = (there / name).read_bytes()
-            bad = {"cut": good[:-1], "empty": b"", "longer": good + b"\0"}
-            (there / name).write_bytes(bad[what])
-            if name.endswith(".json") and what == "longer":
-                continue
+            (there / name).write_bytes({"cut": good[:-1], "longer": good + b"\0"}.get(what, b""))
         refused(there, name)
 
 
 @pytest.mark.parametrize("name", ["meta.json", "n/meta.json"])
 def test_what_is_no_record(name, folder):
-    texts = ["", "{bad", "null", "[]", "3", '"x"', "{}", '{"a": 1}', "[" * 100_000, "\x00"]
-    for text in (*texts, '{"a": NaN}', b'{"a": "\xff\xfe"}'):
-        (folder / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+    for text in (b"{bad", b"[]", b"{}", b"[" * 100_000, b'{"a": NaN}', b'{"a": "\xff\xfe"}'):
+        (folder / name).write_bytes(text)
         refused(folder, "meta.json" if name == "meta.json" else "n")
     (folder / name).unlink()
     refused(folder, name)
@@ -219,22 +215,19 @@ def test_a_planted_pickle_is_not_opened(folder):
 
 
 def test_containers_nested_without_end(folder):
-    inner, depth = INNER, sys.getrecursionlimit()
-    for _ in range(5000):
-        inner = INNER | {"entries": {"n": inner}}
-    sys.setrecursionlimit(40_000)
-    try:
-        edit(folder, put_at({"n": inner}, "entries"))
-    finally:
-        sys.setrecursionlimit(depth)
+    path = folder / "meta.json"
+    record = json.loads(path.read_text()) | {"entries": {}}
+    head, tail = json.dumps(INNER | {"entries": {"n": 0}}).split("0}", 1)
+    text = head * 5000 + json.dumps(INNER) + ("}" + tail) * 5000
+    path.write_text(json.dumps(record).replace('"entries": {}', f'"entries": {{"n": {text}}}'))
     refused(folder)
 
 
 def test_what_was_not_saved_and_what_is_missing(tmp_path):
     """Both what a missing file is elsewhere, and what any damage is here."""
-    for kind in (FileNotFoundError, DamagedFileError, RuntimeError):
-        with pytest.raises(kind, match="it is missing: nothing was saved here"):
-            load(tmp_path)
+    with pytest.raises(FileNotFoundError, match="it is missing: nothing was saved here") as caught:
+        load(tmp_path)
+    assert isinstance(caught.value, DamagedFileError) and isinstance(caught.value, RuntimeError)
     lazy_stack([TensorDict(a=torch.zeros(2)), TensorDict(a=torch.ones(3))]).memmap(tmp_path / "td")
     (tmp_path / "td" / "0" / "a.memmap").unlink()
     with pytest.raises(FileNotFoundError, match=r"a\.memmap: it is missing") as caught:
@@ -268,21 +261,18 @@ def test_rows_that_do_not_lie_in_the_values(name, folder):
 
 
 def test_rows_whose_sums_overflow(folder, tmp_path):
-    (folder / "r.sizes.memmap").write_bytes(
-        torch.tensor([26, 1, 0, HUGE * 2 - 1]).numpy().tobytes()
-    )
+    def written(path, rows):
+        path.write_bytes(torch.tensor(rows).numpy().tobytes())
+
+    written(folder / "r.sizes.memmap", [26, 1, 0, HUGE * 2 - 1])
     assert load(folder)["r"].unbind()[0].shape == (26, 1)  # fits: the second row has nothing
     at = tmp_path / "new"
-    TensorDict(x=nested_tensor([torch.zeros(i, 2) for i in (1, 2, 3)], layout=torch.jagged)).memmap(
-        at
-    )
-    bad = torch.tensor([5, -(2**63), -1, 6])
-    assert (bad.diff() > 0).all()
-    (at / "x.offsets.memmap").write_bytes(bad.numpy().tobytes())
+    rows = nested_tensor([torch.zeros(i, 2) for i in (1, 2, 3)], layout=torch.jagged)
+    TensorDict(x=rows).memmap(at)
+    written(at / "x.offsets.memmap", [5, -(2**63), -1, 6])  # whose differences are positive
     refused(at, "x.offsets.memmap", "must lie within its values")
     TensorDict(x=nested_tensor([torch.zeros(0, 2, 2), torch.zeros(0, 2, 2)])).memmap(at)
-    bad = torch.tensor([[0, HUGE, HUGE]] * 2)
-    (at / "x.sizes.memmap").write_bytes(bad.numpy().tobytes())
+    written(at / "x.sizes.memmap", [[0, HUGE, HUGE]] * 2)
     refused(at, "x.sizes.memmap", "do not fit its values")
     TensorDict(x=nested_tensor([])).memmap(at)
     record = (at / "meta.json").read_text()
@@ -329,7 +319,7 @@ def test_forged_records(one_file, little_memory):
     forge(one_file, header, data)
     assert content(load(one_file)) == content(sample())  # the forger is good
     record = json.loads(header["__metadata__"]["raffia"])
-    for _ in range(400):
+    for _ in range(200):
         header["__metadata__"]["raffia"] = json.dumps(changed(record, rng))
         forge(one_file, header, data)
         begun = time.monotonic()
@@ -361,7 +351,7 @@ def test_what_is_no_such_file(one_file):
 @pytest.mark.slow
 def test_every_byte_with_one_flipped_bit(one_file):
     good = one_file.read_bytes()
-    for i in range(len(good)):
+    for i in range(0, len(good), 5):
         bad = bytearray(good)
         bad[i] ^= 1 << (i % 8)
         one_file.write_bytes(bad)
@@ -404,13 +394,12 @@ def test_a_damaged_block(tmp_path):
     td = TensorDict({"x": with_holes(), "a": torch.zeros(2, 2), "z": torch.zeros(2, 0)}, [2])
     td.consolidate(path)
     whole = path.read_bytes()
-    for cut in (1, 2, 10, 31, 201, len(whole)):
+    for cut in (1, 10, 201, len(whole)):
         path.write_bytes(whole[:-cut])
         refused_block(path, ".")
     good = torch.tensor([0, 4, 10]).numpy().tobytes()
-    bad = [torch.tensor(rows).numpy().tobytes() for rows in ([0, 4, 11], [0, 12, 10], [-1, 4, 10])]
     for old, new, words in [
-        *[(good, rows, "nested tensor") for rows in bad],
+        (good, torch.tensor([0, 12, 10]).numpy().tobytes(), "nested tensor"),
         (b'"ragged":1', b'"ragged":9', "nested tensor"),
         (b'"offsets"', b'"Offsets"', "nested tensor"),
         (b'"shape":[2,2]', b'"shape":[2,9]', "can't begin|bytes"),
@@ -444,10 +433,6 @@ def test_a_block_has_no_strided_ones():
 CALLS = "open write fsync replace close mkdir makedirs unlink posix_fallocate lstat".split()
 
 
-class BreakdownError(OSError):
-    pass
-
-
 def break_at(monkeypatch, n, error):
     """The n-th call that touches the disk fails; returns a list with the calls until then."""
     made = []
@@ -469,10 +454,7 @@ def break_at(monkeypatch, n, error):
 def interrupted_saves(target, monkeypatch, error):
     """Save over what is there, with a failure at each call in turn; yields its number."""
     for n in range(1, 500):
-        if target.is_dir():
-            shutil.rmtree(target)
-        elif target.exists():
-            target.unlink()
+        remove(target)
         sample(1.0).save(target)
         with monkeypatch.context() as patch:
             made = break_at(patch, n, error)
@@ -488,11 +470,15 @@ def interrupted_saves(target, monkeypatch, error):
     raise AssertionError("there is no end to the calls")
 
 
-ERRORS = [
-    BreakdownError(errno.EIO, "I/O"),
-    BreakdownError(errno.ENOSPC, "full"),
-    KeyboardInterrupt(),
-]
+def remove(target):
+    if target.is_dir():
+        shutil.rmtree(target)
+    else:
+        target.unlink(missing_ok=True)
+
+
+IO, FULL = OSError(errno.EIO, "I/O"), OSError(errno.ENOSPC, "full")
+ERRORS = [IO, FULL, KeyboardInterrupt()]
 
 
 @pytest.mark.parametrize("error", ERRORS)
@@ -510,7 +496,7 @@ def test_a_file_is_the_old_or_the_new_one(error, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("error", ERRORS)
+@pytest.mark.parametrize("error", ERRORS[1:])
 def test_a_folder_is_the_old_or_the_new_one_or_none(error, tmp_path, monkeypatch):
     target = tmp_path / "td"
     old, new = content(sample(1.0)), content(sample(2.0))
@@ -531,8 +517,8 @@ def test_saving_again_makes_no_files_but_for_other_records(tmp_path, monkeypatch
     before = numbers()
     sample(2.0).memmap(tmp_path)
     assert numbers() == before and content(load(tmp_path)) == content(sample(2.0))
-    with monkeypatch.context() as patch, pytest.raises(BreakdownError):
-        break_at(patch, 40, BreakdownError(errno.EIO, "I/O"))
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="I/O"):
+        break_at(patch, 40, IO)
         sample(3.0).memmap(tmp_path)
     refused(tmp_path, words="saving was interrupted")
     assert numbers().keys() != before.keys()  # a record is aside
@@ -548,8 +534,8 @@ def test_a_container_that_could_not_be_mapped_is_as_it_was(tmp_path, monkeypatch
     for n in (1, 5, 20, 40):
         td = sample()
         with monkeypatch.context() as patch:
-            break_at(patch, n, BreakdownError(errno.ENOSPC, "full"))
-            with pytest.raises(BreakdownError):
+            break_at(patch, n, FULL)
+            with pytest.raises(OSError, match="full"):
                 td.memmap_(tmp_path / str(n))
         assert not td.is_memmap() and not td.is_locked and type(td["a"]) is torch.Tensor
         assert content(td) == content(sample())
