@@ -648,3 +648,15 @@ def test_stacks_of_stacks_of_unlike_members():
     assert (td["y"][:, 1] == -1).all() and (td["y"][:, 0] >= 0).all()
     td.lock_()
     assert td[0].is_locked and td[0, 0].is_locked
+
+
+def test_a_container_that_is_a_member_twice_is_changed_once():
+    def twice():
+        member = TensorDict(a=1, n=dict(b=2, c=3))
+        return lazy_stack([member, member])
+
+    assert list(twice().rename_key_("a", "z").keys()) == ["n", "z"]
+    assert list(twice().select("a", inplace=True).keys()) == ["a"]
+    shared = TensorDict(b=2, c=3)
+    td = TensorDict(m=shared, n=shared).select(("m", "b"), ("n", "b"), inplace=True)
+    assert list(td["n"].keys()) == ["b"] and td["n"] is shared

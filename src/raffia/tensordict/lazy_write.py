@@ -338,7 +338,7 @@ class LazyWrites(LazyKeys):
                 f"key {new_key!r} already present in {type(self).__name__}; "
                 "rename_key_(..., safe=False) overwrites it"
             )
-        for td in self.tensordicts:
+        for td in {id(td): td for td in self.tensordicts}.values():  # one may be a member twice
             td.rename_key_(old_key, new_key)
         return self
 

@@ -70,9 +70,11 @@ def select(
 
 def keep_only(pairs: Iterable[tuple[Any, Any]], td: Container) -> Container:
     """Remove from each container what `select` left out of the other of its pair; returns `td`."""
-    surplus: list[tuple[Any, str]] = []
+    found: list[tuple[Any, str]] = []
     for node, chosen in pairs:
-        left_out(node, chosen, surplus)
+        left_out(node, chosen, found)
+    # One container may stand in several places.
+    surplus = {(id(node), name): (node, name) for node, name in found}.values()
     for node, name in surplus:
         if node._locked:
             raise locked_error(node, name)
