@@ -386,19 +386,20 @@ class Raises(ValueProbe):
 
     def step(self, action):
         Raises.steps += 1
-        if Raises.steps == 20 * 4:  # of four environments
+        if Raises.steps == 20 * 4:
             raise KeyError("no piece stands there")
         return super().step(action)
 
 
-def fail(folder, every_updates):
+def fail(folder, every_updates, at=20 * 4):
     config = with_all(
         short(160),
         env__frame_stack=1,
         checkpoint__every_updates=every_updates,
         evaluate__every_env_steps=10_000,
+        collect__rollout_length=3,
     )
-    Raises.steps = 0
+    Raises.steps = 20 * 4 - at  # all four environments count
     with pytest.raises(KeyError, match="no piece stands there") as caught:
         train(config, folder, make_env=env_factory(Raises), view=Quiet())
     return caught.value
@@ -426,6 +427,22 @@ def test_the_error_is_a_row_and_the_state_of_the_run(tmp_path, capsys):
     assert read_report(run).state == "finished" and not read_report(run).failure
 
 
+def test_a_run_whose_environment_raises_is_saved_after_its_last_update(tmp_path):
+    """In the midst of a rollout, of which nothing is kept."""
+    error = fail(tmp_path / "run", every_updates=1_000)
+    update = rows(tmp_path / "run", "error")[-1]["update"]
+    assert update > 5 and f"The last checkpoint is of update {update}:" in error.__notes__[-1]
+    Raises.steps = -10_000
+    assert resume(tmp_path / "run", make_env=env_factory(Raises), view=Quiet()).reason == "finished"
+    config = read_run(tmp_path / "run")
+    Raises.steps = -10_000
+    train(config, tmp_path / "straight", make_env=env_factory(Raises), view=Quiet())
+    assert rows(tmp_path / "run") == rows(tmp_path / "straight")
+    (one, tensors), (other, expected) = map(last_state, (tmp_path / "run", tmp_path / "straight"))
+    assert one.update == other.update
+    assert all(same(tensors[name], expected[name]) for name in expected)
+
+
 def test_before_the_first_checkpoint_it_tells_so(tmp_path):
-    [_, note] = fail(tmp_path / "run", every_updates=1_000).__notes__
+    [_, note] = fail(tmp_path / "run", every_updates=1_000, at=20).__notes__
     assert "before its first checkpoint" in note and "starts it again" in note

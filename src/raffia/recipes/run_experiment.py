@@ -14,6 +14,7 @@ from raffia.distributed.data_parallel import DataParallel
 from raffia.distributed.engine import TaskError
 from raffia.distributed.follow import Followers
 from raffia.distributed.sharded import Sharded
+from raffia.envs.rows import row_of_error
 from raffia.recipes.devices import require_device
 from raffia.recipes.members import Members, MembersAcross
 from raffia.recipes.workers import RunWorkers
@@ -80,11 +81,13 @@ class RunExperiment(Experiment):
         return state if holder is None else holder.whole(state)
 
     def can_save_after(self, error: Exception) -> bool:
-        """Whether a worker failed at a task: nothing was taken of it, nor learnt from it.
+        """Whether a worker failed at a task, or an environment raised here: nothing was taken of
+        it, nor learnt from it.
 
         Members in workers may have made different numbers of updates by then.
         """
-        return isinstance(error, TaskError) and self.across is None
+        is_of_env = row_of_error(error) is not None
+        return (isinstance(error, TaskError) or is_of_env) and self.across is None
 
     def evolve(self, state: TensorDict) -> tuple[TensorDict, dict[str, Any]] | None:
         """The next generation of a population."""

@@ -74,10 +74,18 @@ class Collector:
         return self.ledger.num_env_steps
 
     def collect(self, act: Act, num_steps: int) -> TensorDict:
-        """Play this many steps in each environment; returns them: [T, E]."""
-        if self._state is None:
-            self._begin(self._rows)
-        return stack([self._step(act) for _ in range(num_steps)], 0)
+        """Play this many steps in each environment; returns them: [T, E].
+
+        If it raises, `state` is that of before: a resume plays the steps again.
+        """
+        undo = self.ledger.undo()
+        try:
+            if self._state is None:
+                self._begin(self._rows)
+            return stack([self._step(act) for _ in range(num_steps)], 0)
+        except Exception:
+            undo()
+            raise
 
     def take_ended(self) -> list[EndedEpisode]:
         """The episodes that have ended since this was asked before."""

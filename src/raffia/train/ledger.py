@@ -6,7 +6,7 @@ here or in another process, a ledger that is given the steps knows where to go o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -147,6 +147,30 @@ class Ledger:
         self._return[row] = total
         self._length[row] += len(rewards)
         self._actions[row].append(actions)
+
+    def undo(self) -> Callable[[], None]:
+        """A function that takes back the steps and the beginnings counted from now on.
+
+        >>> from raffia.envs.env import Discrete, EnvSpec
+        >>> ledger = Ledger(1, EnvSpec(observation_shape=(1,), action=Discrete(2)), seed=0)
+        >>> undo = ledger.undo()
+        >>> ledger.begin(torch.tensor([0]))
+        >>> undo()
+        >>> ledger.has_begun
+        False
+        """
+        before = {
+            name: list(value) if isinstance(value, list) else value
+            for name, value in vars(self).items()
+        }
+        lengths = [len(actions) for actions in self._actions]
+
+        def back() -> None:
+            vars(self).update(before)
+            for actions, length in zip(self._actions, lengths, strict=True):
+                del actions[length:]
+
+        return back
 
     def take_ended(self) -> list[EndedEpisode]:
         """The episodes that have ended since the last call."""
