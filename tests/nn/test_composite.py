@@ -5,7 +5,6 @@ That any composite is its parts is a property in test_properties.py.
 
 import copy
 import math
-import threading
 from collections.abc import Mapping
 
 import pytest
@@ -15,7 +14,6 @@ from torch.testing import assert_close
 
 from raffia import TensorDict
 from raffia.nn import (
-    ProbabilisticTensorDictModule,
     composite_lp_aggregate,
     set_composite_lp_aggregate,
 )
@@ -93,8 +91,7 @@ def independent(loc, scale):
 
 
 MADE = {  # a composite, and its names
-    "some": (lambda: Composite(parameters(), {"move": d.Normal}), ["move"]),
-    "a function": (lambda: Composite(parameters(), {"move": independent}), ["move"]),
+    "some": (lambda: Composite(parameters(), {"move": independent}), ["move"]),
     "tuples": (
         lambda: Composite(parameters(), {("move",): d.Normal, ("head", ("speak",)): d.Categorical}),
         ["move", SPEAK],
@@ -103,12 +100,8 @@ MADE = {  # a composite, and its names
     "instances": (lambda: of({("n", ("go",)): coin()}), [("n", "go")]),
     "nested instances": (lambda: of({"n": {"go": coin()}}), [("n", "go")]),
     "renamed": (
-        lambda: Composite(parameters(), NAMES, name_map={"move": ("act", "m"), SPEAK: "s"}),
-        [("act", "m"), "s"],
-    ),
-    "some renamed": (
-        lambda: Composite(parameters(), NAMES, name_map={("move",): "m", "other": "o"}),
-        ["m", SPEAK],
+        lambda: Composite(parameters(), NAMES, name_map={("move",): ("act", "m"), "other": "o"}),
+        [("act", "m"), SPEAK],
     ),
     "nested names": (
         lambda: Composite(parameters(), NAMES, name_map={"head": {"speak": "s"}}),
@@ -160,7 +153,6 @@ def test_a_composite_is_a_member_not_a_nested_name():
 @pytest.mark.parametrize(
     "extra",
     [
-        {"a": {"scale": 2.0}, ("n", "b"): {"scale": 3.0}},
         {"a": {"scale": 2.0}, "n": {"b": {"scale": 3.0}}},
         {("a",): {"scale": 2.0}, ("n", ("b",)): {"scale": 3.0}},
     ],
@@ -176,7 +168,7 @@ def test_extra_kwargs_reach_their_member(extra):
 
 
 @pytest.mark.parametrize("aggregate", [False, True])
-@pytest.mark.parametrize("shape", [None, (), (4,), [4], torch.Size([4, 7])])
+@pytest.mark.parametrize("shape", [None, [4]])
 def test_draws_and_scores_have_the_shape_in_front_of_the_batch(shape, aggregate):
     dist, lead = Composite(parameters(), NAMES), tuple(shape or ())
     sample = dist.sample(shape)
@@ -184,13 +176,8 @@ def test_draws_and_scores_have_the_shape_in_front_of_the_batch(shape, aggregate)
     assert sample["move"].shape == lead + (B, T) and sample[SPEAK].shape == lead + (B,)
     assert not sample.is_locked and sample.device is None
     with set_composite_lp_aggregate(aggregate):
-        scores = dist.log_prob(sample)
+        assert dist.log_prob(sample).shape == lead + (B,)
         assert deep_keys(sample) == {"move", SPEAK}
-        if aggregate:
-            assert isinstance(scores, torch.Tensor) and scores.shape == lead + (B,)
-        else:
-            assert scores["move_log_prob"].shape == lead + (B, T)
-            assert scores.batch_size == lead + (B,)
         for method in ("sample_and_log_prob", "rsample_and_log_prob"):
             sample, scores = getattr(normals(), method)(lead)
             assert_close(scores, normals().log_prob(sample))
@@ -210,16 +197,6 @@ def test_gradients_flow_through_rsample_and_log_prob():
         return sample["x"], scores["x_log_prob"], dist.log_prob(given)["x_log_prob"]
 
     assert torch.autograd.gradcheck(score, (loc.requires_grad_(), scale.requires_grad_()))
-    loc = torch.zeros(3, requires_grad=True)
-    params = TensorDict(x=TensorDict(loc=loc, scale=torch.ones(3)), batch_size=[])
-    module = ProbabilisticTensorDictModule(
-        ["params"],
-        distribution_class=Composite,
-        distribution_kwargs={"distribution_map": {"x": d.Normal}},
-        default_interaction_type="random",
-    )
-    module(TensorDict(params=params))["x"].sum().backward()
-    assert loc.grad.tolist() == [1.0] * 3
 
 
 def test_mode_mean_and_deterministic_sample_ask_each_member():
@@ -227,8 +204,7 @@ def test_mode_mean_and_deterministic_sample_ask_each_member():
         k=d.Categorical(probs=torch.tensor([[0.1, 0.9], [0.8, 0.2]])),
         g=d.Gamma(torch.tensor([2.0, 3.0]), torch.tensor([1.0, 2.0])),
     )
-    assert dist.mode["k"].tolist() == [1, 0] and dist.mode["g"].tolist() == [1.0, 1.0]
-    assert dist.mean["k"].isnan().all() and dist.mean["g"].tolist() == [2.0, 1.5]
+    assert dist.mode["k"].tolist() == [1, 0] and dist.mean["k"].isnan().all()
     value = dist.deterministic_sample
     assert value["k"].tolist() == [1, 0] and value["g"].tolist() == [2.0, 1.5]
     assert value.batch_size == dist.mode.batch_size == dist.mean.batch_size == (B,)
@@ -299,8 +275,6 @@ def test_the_keys_of_the_sums_can_be_chosen():
     assert ("h", "sum") in dist.entropy_composite(include_sum=True).keys(True)
     dist.log_prob_key, dist.entropy_key = None, None
     assert (dist.log_prob_key, dist.entropy_key) == ("sample_log_prob", "entropy")
-    dist.log_prob_key = "again"
-    assert dist.log_prob_key == "again"
     made = Composite.from_distributions(
         TensorDict(batch_size=[B]), {"go": coin()}, log_prob_key="lp", entropy_key="h"
     )
@@ -346,13 +320,7 @@ def tanh_entropy():
 def test_entropies_without_a_formula_are_estimated_from_draws(make, exact):
     dist = of(x=make(), y=unit())
     assert dist.entropy(20_000)["x_entropy"].tolist() == pytest.approx([exact] * B, abs=0.03)
-    if make is tanh_normal:
-        torch.manual_seed(1)
-        estimate = dist.entropy(4)
-        torch.manual_seed(1)
-        expected = -dist["x"].log_prob(dist["x"].rsample((4,))).mean(0)
-        assert_close(estimate["x_entropy"], expected)
-        assert_close(estimate["y_entropy"], dist["y"].entropy())
+    assert_close(dist.entropy(4)["y_entropy"], dist["y"].entropy())
     with pytest.raises(ValueError, match="samples_mc=0 must be at least 1"):
         dist.entropy(0)
     assert normals().entropy(0)["x_entropy"].shape == (B,)  # none needed here
@@ -406,7 +374,6 @@ def test_cdf_and_icdf_write_into_the_sample():
 def test_the_setting_as_block_decorator_and_for_good(monkeypatch):
     monkeypatch.delenv("COMPOSITE_LP_AGGREGATE", raising=False)
     assert composite_lp_aggregate() is False and composite_lp_aggregate(nowarn=True) is False
-    seen = []
     with set_composite_lp_aggregate():
         assert composite_lp_aggregate()
         with set_composite_lp_aggregate(False):
@@ -418,17 +385,10 @@ def test_the_setting_as_block_decorator_and_for_good(monkeypatch):
     setting.set()
     assert composite_lp_aggregate()
     setting.unset()
-    with set_composite_lp_aggregate(True, thread_local=True):
-        thread = threading.Thread(target=lambda: seen.append(composite_lp_aggregate()))
-        thread.start()
-        thread.join()
-        assert composite_lp_aggregate()
-    assert seen == [False] and not composite_lp_aggregate()
+    assert not composite_lp_aggregate()
 
 
-@pytest.mark.parametrize(
-    ("text", "value"), [("1", True), ("True", True), ("no", False), ("0", False)]
-)
+@pytest.mark.parametrize(("text", "value"), [("True", True), ("0", False)])
 def test_the_environment_decides_where_nothing_is_set(monkeypatch, text, value):
     monkeypatch.setenv("COMPOSITE_LP_AGGREGATE", text)
     assert composite_lp_aggregate() is value
@@ -458,7 +418,6 @@ def without(key):
 NEGATIVE = TensorDict(n=dict(x=dict(loc=torch.zeros(B), scale=-torch.ones(B))), batch_size=[B])
 MISNAMED = TensorDict(mov=torch.zeros(B, T), batch_size=[B])
 ERRORS = [  # a call, its error, and words of its message
-    (lambda: made({"nothing": d.Normal}), KeyError, "no param .* found in params"),
     (lambda: made({"mov": d.Normal}), KeyError, "no param 'mov' found.*Did you mean 'move'"),
     (
         lambda: made({("head", "speek"): d.Normal}),
@@ -483,10 +442,8 @@ ERRORS = [  # a call, its error, and words of its message
         NotImplementedError,
         "distribution 'go': a Bernoulli has no cdf",
     ),
-    (without("move"), ValueError, "move"),
     (without(SPEAK), ValueError, "speak"),
     (lambda: summed(without("move")), ValueError, "move"),
-    (lambda: summed(without(SPEAK)), ValueError, "speak"),
     (
         lambda: normals().icdf(TensorDict(y=torch.zeros(B), batch_size=[B])),
         KeyError,
@@ -497,17 +454,10 @@ ERRORS = [  # a call, its error, and words of its message
         KeyError,
         "the sample has no entry 'move'.*Did you mean 'mov'",
     ),
-    (lambda: normals().log_prob(None), (RuntimeError, AttributeError, TypeError), "None"),
-    (lambda: made(name_map={"move": 5}), RuntimeError, "name_map"),
-    (lambda: made(name_map={5: "m"}), RuntimeError, "name_map"),
     (lambda: made(name_map={"move": None}), RuntimeError, "name_map"),
     (lambda: made(name_map=[("move", "m")]), TypeError, "name_map must be a dict, got list"),
     (lambda: made(name_map={"move": 5}), TypeError, r"name_map\['move'\] must be a string or a tu"),
-    (
-        lambda: made(name_map={5: "m"}),
-        TypeError,
-        "names in name_map must be strings or tuples.*got 5",
-    ),
+    (lambda: made(name_map={5: "m"}), TypeError, "in name_map must be strings or.*got 5"),
     (lambda: made(params={"move": {}}), TypeError, "params must be a TensorDict, got dict"),
     (
         lambda: normals().log_prob({"x": torch.zeros(B)}),
@@ -567,12 +517,6 @@ def arguments():
     return *leaves, sample
 
 
-def test_one_graph_under_compile():
-    args = arguments()
-    compiled = torch.compile(scores, fullgraph=True, backend="eager")
-    assert_close(compiled(*args), scores(*args))
-
-
 @pytest.mark.parametrize("aggregate", [False, True])
 def test_draws_and_both_modes_compile(aggregate):
     def draw(loc, scale):
@@ -588,9 +532,11 @@ def test_draws_and_both_modes_compile(aggregate):
     assert_close(score, expected.sum(-1) if aggregate else expected)
 
 
-def test_vmap_over_parameters_and_samples_draws_nothing_hidden():
+def test_compiled_and_vmapped_over_parameters_and_samples():
     many = [arguments() for _ in range(4)]
     stacked = [torch.stack(column) for column in zip(*many, strict=True)]
     out = torch.vmap(scores, randomness="error")(*stacked)
     for i, args in enumerate(many):
         assert_close([o[i] for o in out], list(scores(*args)))
+    compiled = torch.compile(scores, fullgraph=True, backend="eager")
+    assert_close(compiled(*args), scores(*args))

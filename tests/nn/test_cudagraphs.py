@@ -87,7 +87,7 @@ def test_a_keyed_module_without_a_gpu_is_called():
         graph(TensorDict(x=torch.zeros(A, requires_grad=True)))
 
 
-@pytest.mark.parametrize("warmup", [0, -1, 1.5, "2"])
+@pytest.mark.parametrize("warmup", [0, 1.5, "2"])
 def test_warmup_is_a_count(warmup):
     with pytest.raises(ValueError, match="warmup"):
         CudaGraphModule(plus(), warmup=warmup)
@@ -101,7 +101,7 @@ def test_keys_of_the_module_go_first():
     assert plain(lambda td: td, in_keys=["x"]).out_keys == []
 
 
-@pytest.mark.parametrize("warmup", [1, 2, 4])
+@pytest.mark.parametrize("warmup", [1, 4])
 def test_calls_of_a_function(warmup):
     graph = graphed(lambda x, pair: (x + pair[0], x * pair[1]), warmup=warmup)
     kept = []
@@ -124,18 +124,10 @@ def test_arguments_of_a_function_that_a_graph_does_not_know():
     with pytest.raises(RuntimeError, match="require"):
         graph(x.clone().requires_grad_(), 1, {"a": x})
     assert graph(x + 3, 1, {"a": x}).tolist() == [4] * A
-
-
-def test_what_a_function_writes_into_its_input_stays_in_the_graph():
-    graph = graphed(lambda x: x.add_(1) * 1, warmup=1)
-    x = torch.zeros(A)
-    graph(x)
-    x = torch.zeros(A)
-    graph(x)
-    assert x.tolist() == [0] * A
-
-
-def test_outputs_that_require_gradients_are_refused():
+    inside = graphed(lambda x: x.add_(1) * 1, warmup=1)
+    for x in (torch.zeros(A), torch.zeros(A)):
+        inside(x)
+    assert x.tolist() == [0] * A  # what is written into an input stays in the graph
     weight = torch.ones(A, requires_grad=True)
     with pytest.raises(RuntimeError):
         graphed(lambda x: x * weight, warmup=1)(torch.ones(A))
@@ -156,18 +148,20 @@ def test_calls_of_a_keyed_module():
 
 
 def test_containers_that_a_graph_does_not_know():
-    graph = graphed(plus(), warmup=1)
-    graph(TensorDict(x=torch.zeros(B, A), batch_size=[B]))
-    with pytest.raises(ValueError, match="batch_size"):
-        graph(TensorDict(x=torch.zeros(B, A)))
-    with pytest.raises(ValueError, match="shape"):
-        graph(TensorDict(x=torch.zeros(B, A + 1), batch_size=[B]))
-    with pytest.raises(KeyError, match="'x'"):
-        graph(TensorDict(z=torch.zeros(B, A), batch_size=[B]))
-    with pytest.raises(ValueError, match="entries of the container"):
-        graph(TensorDict(x=torch.zeros(B, A), batch_size=[B]), torch.ones(1))
-    with pytest.raises(ValueError, match="recorded with"):
-        graph(TensorDict(x=torch.zeros(B, A), batch_size=[B]), more=1)
+    def td(*shape, key="x", **options):
+        return TensorDict({key: torch.zeros(B, *shape)}, **options)
+
+    graph, known = graphed(plus(), warmup=1), td(A, batch_size=[B])
+    graph(known.copy())
+    for args, kwargs, error, words in (
+        ([td(A)], {}, ValueError, "batch_size"),
+        ([td(A + 1, batch_size=[B])], {}, ValueError, "shape"),
+        ([td(A, key="z", batch_size=[B])], {}, KeyError, "'x'"),
+        ([known, torch.ones(1)], {}, ValueError, "entries of the container"),
+        ([known], {"more": 1}, ValueError, "recorded with"),
+    ):
+        with pytest.raises(error, match=words):
+            graph(*args, **kwargs)
 
 
 def test_a_function_of_containers_that_makes_a_new_one():

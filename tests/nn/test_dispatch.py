@@ -67,7 +67,7 @@ def dispatching(ins, outs, func=lambda td, x: td.set("out", x + 1), **options):
 
 @pytest.mark.parametrize("make", [Bare, Inherited])
 @pytest.mark.parametrize(
-    "kwargs, result", [({}, 21), ({"scale": 3.0}, 63), ({"shift": 2.0}, 23), ({"more": 3}, 21)]
+    "kwargs, result", [({}, 21), ({"scale": 3.0, "shift": 2.0, "more": 3}, 65)]
 )
 def test_ways_to_call(make, kwargs, result):
     module, calls = make(), []
@@ -76,8 +76,6 @@ def test_ways_to_call(make, kwargs, result):
     given = {"a": one, "n_b": two}
     out = [
         module(one, two, **kwargs),
-        module(one, n_b=two, **kwargs),
-        module(**given, **kwargs),
         module(n_b=two, a=one, **kwargs),
         module.forward(one, n_b=two, **kwargs),
         module(td.copy(), **kwargs)["c"],
@@ -88,19 +86,14 @@ def test_ways_to_call(make, kwargs, result):
         assert got.tolist() == [result] * T
     assert set(module.rest) == set(kwargs) - {"scale", "shift"}
     assert module(td) is td and calls[0] is out[0] and set(given) == {"a", "n_b"}
-    assert "scale" not in kwargs or module(one, two, 3.0).tolist() == [63] * T
-    x = torch.ones(T, requires_grad=True)
-    make()(x, two).sum().backward()
-    assert x.grad.tolist() == [1] * T
+    assert module(one, two, 3.0).tolist() == [63] * T
     assert make()(torch.ones(B, T), torch.ones(B, 1)).shape == (B, T)
 
 
 RESULTS = [  # out_keys of `Three`, and what is returned of zeros
-    (["u", ("n", "v"), "w"], (1, 2, 3)),
     (["w", "u"], (3, 1)),
     ([("n", "v"), "a"], (2, 0)),
     (["u", "_", "w"], (1, 3)),
-    (["_", "w"], 3),
     (["u"], 1),
     ([], ()),
     (["_"], ()),
@@ -113,25 +106,17 @@ def test_results_in_the_order_of_out_keys(keys, amounts):
     out = module(a=torch.zeros(T))
     got = tuple(o[0].item() for o in out) if isinstance(out, tuple) else out[0].item()
     assert got == amounts
-    if keys == ["u"]:
-        assert_close(torch.vmap(module)(torch.zeros(B, T)), torch.ones(B, T))
     module.out_keys = ["n"]
     assert leaves(module(one)) == {"v"}  # keys are read at each call
-
-
-@pytest.mark.parametrize("value", [3, 2.5, True, [1.0, 2.0]])
-def test_numbers_are_made_tensors(value):
-    assert_close(of(Three, out_keys=["a"])(a=value), torch.tensor(value))
+    for value in (3, True, [1.0, 2.0]):  # numbers are made tensors
+        assert_close(of(Three, out_keys=["a"])(a=value), torch.tensor(value))
 
 
 OPTIONS = [  # a dispatching module, the keywords of a call, the batch size of ones [2, 1]
     (dispatching(["a", ("n", "b")], ["out"], separator="__"), {"a": one, "n__b": two}, (B, 1)),
     (dispatching(["a", ("n", "b")], ["out"], separator=""), {"a": one, "nb": two}, (B, 1)),
-    (dispatching(["a", ("n", "b")], ["out"], separator="x"), {"a": one, "nxb": two}, (B, 1)),
-    (dispatching([("a", "b", "c")], ["out"], separator="."), {"a.b.c": one}, (B, 1)),
     (dispatching(["a"], [], source=["a", "d"], dest=["out"]), {"a": one, "d": two}, (B, 1)),
     (dispatching(["a", "b"], ["out"], auto_batch_size=False), {"a": one, "b": two}, ()),
-    (dispatching(["a"], ["out"], lambda td, x: TensorDict(out=x + 1)), {"a": one}, (B, 1)),
     (
         dispatching(["a", "sub"], ["out"], lambda td, x: td.set("out", x + td["sub", "x"])),
         {"a": one, "sub": TensorDict({"x": one}, [T])},
@@ -184,22 +169,16 @@ def test_what_is_decorated():
 
     coder = Coder()
     assert_close(coder.back(coder(one)), one)
-    assert_close(coder.back(y=two), one)
     assert isinstance(coder.back(TensorDict(y=two)), TensorDict)
-    for c, e in (coder.other(two, one), coder.other(a=one, **{"n-b": two})):
-        assert_close((c, e), (two, two + 1))
+    assert_close(coder.other(a=one, **{"n-b": two}), (two, two + 1))
     run = dispatch(coder.plain)
-    for got in (run(one), run(x=one), run(TensorDict(x=one))["y"], function(one), function(a=one)):
+    for got in (run(x=one), run(TensorDict(x=one))["y"], function(one), function(a=one)):
         assert_close(got, two)
     assert Coder.forward.__name__ == "forward" and Coder.forward.__doc__ == "What it does."
     assert "tensordict" in inspect.signature(Coder.forward).parameters
     made = dispatch(separator=".", source="s", dest=["d"], auto_batch_size=False)
-    assert (made.separator, made.source, made.dest, made.auto_batch_size) == (
-        ".",
-        "s",
-        ["d"],
-        False,
-    )
+    settings = (made.separator, made.source, made.dest, made.auto_batch_size)
+    assert settings == (".", "s", ["d"], False)
     defaults = dispatch.DEFAULT_SEPARATOR, dispatch.DEFAULT_SOURCE, dispatch.DEFAULT_DEST
     assert defaults == ("_", "in_keys", "out_keys")
 
@@ -214,18 +193,15 @@ class NoKeys(nn.Module):
 
 
 ERRORS = [  # a call, its error, and words of its message
-    (lambda: Bare()(one, two, a=one), RuntimeError, "Duplicated argument"),
     (lambda: Bare()(one, two, n_b=two), RuntimeError, "Duplicated argument"),
     (lambda: M(plus, ["x"], ["z"])(one, x=one), RuntimeError, "Duplicated argument"),
     (lambda: Bare()(one), KeyError, "n"),
-    (lambda: Bare()(), KeyError, "a"),
     (lambda: Three()(one, one), TypeError, "argument"),
     (lambda: Three()(one, flag=1), TypeError, "flag"),
     (lambda: NoKeys()(one), AttributeError, "in_keys"),
     (lambda: of(Three, out_keys=["u", "gone"])(one), KeyError, "gone"),
-    (lambda: dispatch(lambda tensordict: tensordict)(one), RuntimeError, ""),
+    (lambda: dispatch(lambda tensordict: tensordict)(one), RuntimeError, "pass the keys to the"),
     (lambda: dispatch(lambda self, td: td), RuntimeError, "tensordict"),
-    (lambda: dispatch(lambda self, x, tensordict: x), RuntimeError, "tensordict"),
     (lambda: make_tensordict(a=one, batch_size=[T + 1]), RuntimeError, "batch"),
 ]
 
@@ -235,19 +211,6 @@ def test_errors(row):
     wrong, kind, words = ERRORS[row]
     with pytest.raises(kind, match=words or None):
         wrong()
-
-
-def test_eight_threads_call_one_module(in_threads):
-    module, wrong = Three(), []
-
-    def work(i):
-        for j in range(30):
-            out = module(a=torch.full((T,), float(i + j)))
-            if [o[0].item() for o in out] != [i + j + 1, i + j + 2, i + j + 3]:
-                wrong.append(i)
-
-    in_threads(work)
-    assert wrong == []
 
 
 # --- keyed modules ------------------------------------------------------------------------------
@@ -263,23 +226,15 @@ def pair(x, y):
 
 KEYED = [  # a module, the arguments and keywords of a call, and its result
     (M(pair, ["x", ("n", "y")], [("s", "u"), "v"]), (one,), {"n_y": two}, (one, two)),
-    (M(lambda x, scale: x * scale, ["x"], ["z"]), (one,), {"scale": 2}, two),
     (M(lambda x, scale: x * scale, ["x"], ["z"]), (), {"x": one, "scale": 2}, two),
     (M(lambda x, y: x if y is None else x + y, ["x", "y"], ["z"]), (one,), {}, one),
-    (M(lambda x, y: x, ["x", "y"], ["z"]), (one,), {"y": None}, one),
     (M(lambda x, name: x * len(name), ["x", "name"], ["z"]), (one,), {"name": "ab"}, two),
     (M(lambda d: d["a"] + d["b"], ["d"], ["z"]), (), {"d": {"a": one, "b": one}}, two),
     (M(lambda x: x + 1, ["x"], ["z"]), (), {"x": one.numpy()}, two),
     (M(lambda x: x + 1, ["tensordict_out"], ["z"]), (one,), {}, two),
     (M(pair, ["a_b", ("a", "b")], ["u", "v"]), (one, two), {}, (one, two)),  # joined alike
-    (
-        M(lambda x, y: (x.sum(), y), ["x", "y"], ["z", "w"]),
-        (one, two[:1]),
-        {},
-        (one.sum(), two[:1]),
-    ),
+    (M(pair, ["x", "y"], ["u", "v"]), (one, two[:1]), {}, (one, two[:1])),  # shapes differ
     (M(lambda x: x * 2, ["x"], ["x"]), (nn.Parameter(one),), {}, two),
-    (M(lambda x: x * 2, ["x"], ["x"]), (nn.Buffer(one),), {}, two),
 ]
 
 
@@ -291,20 +246,6 @@ def test_keyed_modules_called_with_tensors(row):
     assert type(M(both, ["x"], ["u", "v"])(one.as_subclass(Marked))[0]) is Marked
 
 
-def test_selection_and_dispatch_of_an_own_module():
-    class Two(TensorDictModuleBase):
-        in_keys, out_keys = ["x"], ["u", "v"]
-
-        @dispatch
-        def forward(self, tensordict):
-            return tensordict.set("u", tensordict["x"] + 1).set("v", tensordict["x"] + 2)
-
-    module = Two()
-    assert len(module(one)) == 2
-    assert_close(module.select_out_keys("u")(one), two)
-    assert_close(module.select_out_keys("u")(x=one), two)
-
-
 # --- make_tensordict ----------------------------------------------------------------------------
 
 
@@ -313,10 +254,7 @@ def test_selection_and_dispatch_of_an_own_module():
     [
         ({}, ()),
         ({"auto_batch_size": True}, (B, T)),
-        ({"auto_batch_size": False}, ()),
         ({"batch_size": [B]}, (B,)),
-        ({"batch_size": (B, T)}, (B, T)),
-        ({"batch_size": torch.Size([])}, ()),
         ({"device": "meta"}, ()),
     ],
 )

@@ -38,7 +38,6 @@ MAPPINGS = {
     "none": lambda x: x,
     "expln": lambda x: torch.where(x > 0, (x.clamp(min=0) + 1).log() + 1, x.exp()),
     "biased_softplus": biased_softplus(1.0),
-    "biased_softplus_2.0": biased_softplus(2.0),
     "biased_softplus_2.0_0.1": biased_softplus(2.0, 0.1),
     "biased_softplus_1e-1": biased_softplus(0.1),
 }
@@ -96,7 +95,7 @@ def test_normal_param_extractor_and_wrapper():
     assert loc.shape == scale.shape == (5, 2, 2) and hidden.shape == cell.shape == (1, 2, 4)
 
 
-@pytest.mark.parametrize("shape", [None, 3, (3,), (2, 3), torch.Size([2, 3])])
+@pytest.mark.parametrize("shape", [None, 3, (2, 3)])
 @pytest.mark.parametrize("make_param", [True, False])
 def test_state_independent_scale_is_expanded_to_the_location(shape, make_param):
     module = AddStateIndependentNormalScale(shape, make_param=make_param, init_value=0.5)
@@ -117,7 +116,6 @@ SHAPES = [  # of a parameter [4, 2]
     ({}, (4,), (2,)),
     (dict(batch_shape=(), event_shape=()), (4,), (2,)),
     (dict(batch_shape=torch.Size([4, 2])), (4, 2), ()),
-    (dict(batch_shape=torch.Size([4]), event_shape=torch.Size([2])), (4,), (2,)),
     (dict(event_shape=(4, 2)), (), (4, 2)),
     (dict(batch_shape=(4,)), (4,), (2,)),
 ]
@@ -143,7 +141,6 @@ LOG_PROBS = [  # a Delta, values, and whether they are its own
     (Delta(f64(0.0, 1.0)), f64(0.0, 1 + 1e-7), True),
     (Delta(PARAM, atol=0.1, rtol=0.0), PARAM + 0.05, True),
     (Delta(PARAM, atol=0.1, rtol=0.0), PARAM + 0.15, False),
-    (Delta(PARAM, atol=0.0, rtol=0.1), PARAM + 0.9, True),
     (Delta(PARAM, atol=0.1, rtol=0.1), PARAM + 1.05, True),
     (Delta(torch.arange(2.0), atol=0.5).expand((3,)), torch.tensor([0.3, 1.3]), [True] * 3),
     *(
@@ -204,7 +201,6 @@ DRAWS = {
     "sample": lambda n: OneHotCategorical(probs=P).sample((n,)),
     "rsample": lambda n: OneHotCategorical(probs=P).rsample((n,)),
     "by logits": lambda n: rand_one_hot(P.log().expand(n, 4)),
-    "by probabilities": lambda n: rand_one_hot(P.expand(n, 4), do_softmax=False),
     "of any sum": lambda n: rand_one_hot(0.4 * P.expand(n, 4), do_softmax=False),
 }
 
@@ -344,10 +340,9 @@ def test_truncated_normal_shapes_and_attributes():
     assert dist.batch_shape == (2, 3) and dist.event_shape == ()
     assert dist.loc.shape == dist.scale.shape == dist.mean.shape == dist.entropy().shape == (2, 3)
     for draw in (dist.sample, dist.rsample):
-        assert draw().shape == (2, 3) and draw((5, 4)).shape == (5, 4, 2, 3)
+        assert draw((5, 4)).shape == (5, 4, 2, 3)
     assert dist.log_prob(torch.zeros(5, 1, 1)).shape == (5, 2, 3)
     assert TruncatedNormal(0, 1, -1, 1).sample().shape == ()
-    assert TruncatedNormal(torch.zeros(2, dtype=F64), 1.0, -1.0, 1.0).sample().dtype == F64
     half = TruncatedNormal(torch.zeros(2, dtype=torch.float16), 1.0, -1.0, 1.0)
     assert half.rsample().dtype == torch.float32
     assert_close(half.variance.float(), torch.full((2,), 0.2911), atol=1e-3, rtol=0)
@@ -430,18 +425,15 @@ ERRORS = [  # a call, its error, and words of its message
     (lambda: mappings("biased_softplus1.0"), ValueError, "softplus"),
     (lambda: mappings("biased_softplus_a"), ValueError, "softplus"),
     (lambda: add_custom_mapping("test_number", 3), TypeError, "a name and a function"),
-    (lambda: NormalParamExtractor("nothing"), NotImplementedError, "Unknown mapping"),
     (lambda: NormalParamExtractor()(), ValueError, "tensor"),
     (lambda: NormalParamExtractor()(torch.zeros(3, 1)), ValueError, "split"),
     *(
         (lambda loc=loc: AddStateIndependentNormalScale(3)(loc), RuntimeError, "Last dimensions of")
         for loc in (torch.zeros(()), torch.zeros(1), torch.zeros(3, 2))
     ),
-    (lambda: Delta(torch.zeros(4, 2), event_shape=(3,)), ValueError, "leave one of them out"),
-    (
-        lambda: Delta(torch.zeros(4, 2), batch_shape=(5,), event_shape=(2,)),
-        ValueError,
-        "leave one of them out",
+    *(
+        (lambda s=s: Delta(torch.zeros(4, 2), **s), ValueError, "leave one of them out")
+        for s in (dict(event_shape=(3,)), dict(batch_shape=(5,), event_shape=(2,)))
     ),
     (lambda: OneHotCategorical(), ValueError, "logits"),
     (lambda: OneHotCategorical(torch.zeros(3), probs=torch.ones(3)), ValueError, "logits"),
@@ -453,18 +445,12 @@ ERRORS = [  # a call, its error, and words of its message
         ValueError,
         "use torch.distributions.Categorical",
     ),
-    (lambda: TruncatedNormal(0.0, 1.0, 1.0, -1.0), ValueError, RANGE),
     (lambda: TruncatedNormal(0.0, 1.0, 1.0, 1.0), ValueError, RANGE),
     (lambda: TruncatedNormal(0.0, 1.0, f64(0.0, 0.0), f64(1.0, -1.0)), ValueError, RANGE),
     (lambda: TruncatedNormal(INF, 1.0, -1.0, 1.0), ValueError, "loc"),
     *(
         (lambda p=p: TruncatedNormal(*p, validate_args=True), ValueError, "Expected parameter")
         for p in [[math.nan if i == j else x for i, x in enumerate(EASY[0])] for j in range(4)]
-    ),
-    (
-        lambda: TruncatedNormal(0, 1, -1, 1, validate_args=True).log_prob(torch.tensor(1.1)),
-        ValueError,
-        "within the support",
     ),
 ]
 
@@ -474,12 +460,6 @@ def test_errors(row):
     wrong, kind, words = ERRORS[row]
     with pytest.raises(kind, match=words):
         wrong()
-
-
-def test_nan_spreads_where_arguments_are_not_checked():
-    for position in range(4):
-        params = [math.nan if i == position else x for i, x in enumerate(EASY[0])]
-        assert TruncatedNormal(*params, validate_args=False).mean.isnan()
 
 
 # -- transformations of torch
@@ -516,17 +496,14 @@ def test_distributions_map_over_a_batch():
 
 
 def test_distributions_compile_whole():
-    loc, logits = torch.tensor([-2.0, 0.0, 5.0]), torch.randn(3, 4)
-    compiled = torch.compile(statistics, fullgraph=True, backend="eager")
-    assert_close(compiled(loc, logits), statistics(loc, logits))
-
-
-def test_draws_compile_whole_with_gradients():
     def draw(loc, logits):
         x = TruncatedNormal(loc, 1.0, -1.0, 1.0).rsample((2,))
         return x.sum() + (OneHotCategorical(logits).rsample() * torch.arange(4)).sum()
 
-    loc, logits = torch.zeros(3, requires_grad=True), torch.randn(3, 4, requires_grad=True)
+    loc, logits = torch.tensor([-2.0, 0.0, 5.0]), torch.randn(3, 4)
+    compiled = torch.compile(statistics, fullgraph=True, backend="eager")
+    assert_close(compiled(loc, logits), statistics(loc, logits))
+    args = loc.requires_grad_(), logits.requires_grad_()
     compiled = torch.compile(draw, fullgraph=True, backend="aot_eager")
-    for grad in torch.autograd.grad(compiled(loc, logits), (loc, logits)):
+    for grad in torch.autograd.grad(compiled(*args), args):
         assert grad.isfinite().all() and grad.abs().sum() > 0

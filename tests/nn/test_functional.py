@@ -140,7 +140,6 @@ def test_a_module_without_its_parameters_is_called_with_them(name):
     calls = []
     layers = [m for m in module.modules() if isinstance(m, nn.Linear | nn.GRU)]
     layers[0].register_forward_hook(lambda *_: calls.append(1))
-    optimiser = torch.optim.SGD(module.parameters(), lr=0.1)
     params = make_functional(module)
     assert isinstance(params, TensorDict) and params.batch_size == () and params.is_locked
     assert not module.state_dict() and module._is_stateless
@@ -157,23 +156,13 @@ def test_a_module_without_its_parameters_is_called_with_them(name):
     assert make_functional(module, return_params=False) is None and not module.state_dict()
     if name != "recurrent":
         several = [make() for _ in range(P)]
-        stack = from_modules(*several)
-        out = torch.vmap(lambda p: run(module, x, p))(stack)
+        out = torch.vmap(lambda p: run(module, x, p))(from_modules(*several))
         assert_close(out, torch.stack([run(m, x) for m in several]))
-        out.sum().backward()
-        leaf = next(v for v in stack.values(True, True) if v.requires_grad)
-        assert (leaf.grad.flatten(1).norm(dim=1) > 0).all()
-        assert_close(torch.vmap(lambda p: run(module, x, p))(params.data.expand(P))[P - 1], want)
     if name in ("net", "keyed"):
         grads = torch.func.grad(lambda p: run(module, trained, p).square().sum())(params.data)
         run(module, trained, params).square().sum().backward()
         for key, leaf in params.items(True, True):
             assert_close(grads[key], leaf.grad)
-        optimiser.step()
-        assert not torch.equal(run(module, x, params), want)
-        want = run(module, x, params)
-    else:
-        run(module, x, params).sum().backward()
     ran = len(calls)
     run(module, x, params)
     assert len(calls) == ran + (2 if name == "tied" else 1)
@@ -184,7 +173,6 @@ def test_a_module_without_its_parameters_is_called_with_them(name):
     assert torch.equal(run(twin, x), run(module, x, params=zeroed))
     module.load_state_dict(other.state_dict())
     assert torch.equal(run(module, x), run(other, x))
-    assert run(module.double(), x.double()).dtype == torch.float64
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -261,12 +249,6 @@ def stacked():
     module(torch.zeros(P, A), torch.stack([params.clone(), params.clone()]))
 
 
-def of_wrong_shape():
-    with TensorDict(weight=torch.zeros(5, 3), bias=torch.zeros(2)).to_module(nn.Linear(3, 2)):
-        nn.Linear(3, 2)(torch.zeros(4, 3))
-        raise KeyError("of the user's own")
-
-
 def grown():
     module, params = stateless(lambda: Count((1,)))
     try:
@@ -290,7 +272,6 @@ ERRORS = [  # a call, its error, and words of its message and notes
     ),
     (lambda: make_functional(Both(), ["valeu"]), AttributeError, "no method 'valeu'.*\"value\""),
     (lambda: get_functional(stateless()[0]), RuntimeError, "stateless: repopulate_module"),
-    (lambda: stateless()[0](), TypeError, "Sequential is stateless.*repopulate_module"),
     (lambda: stateless()[0](torch.ones(A), None), TypeError, "Sequential is stateless"),
     (lambda: stateless(keyed)[0](TensorDict(x=torch.ones(A))), TypeError, "tial is stateless"),
     (lambda: stateless()[0](torch.ones(A), params=[]), TypeError, "container or nested.*got list"),
@@ -299,7 +280,6 @@ ERRORS = [  # a call, its error, and words of its message and notes
     (flat, KeyError, r"unflatten_keys\('.'\)"),
     (lacking, TypeError, r"lack 2.0.weight, 2.0.bias"),
     (stacked, RuntimeError, r"2.0.weight: \(2, 3, 4\) for \(3, 4\).*torch.vmap"),
-    (of_wrong_shape, KeyError, "of the user's own"),
     (grown, RuntimeError, r"'count' of shape \(1,\) by one of shape \(3,\)"),
     (method_not_named, TypeError, "takes|argument"),
 ]
@@ -319,10 +299,12 @@ def test_what_fails_changes_nothing():
             module(x, given)
         assert not module.state_dict() and module[2][0]._is_stateless
     assert module(torch.randn(B, A), params).shape == (B, A)
-    layer = nn.Linear(3, 2)
+    layer, wrong = nn.Linear(3, 2), TensorDict(weight=torch.zeros(5, 3), bias=torch.zeros(2))
     with pytest.raises(RuntimeError, match=r"(?s)weight: \(5, 3\) for \(2, 3\)"):
-        with TensorDict(weight=torch.zeros(5, 3), bias=torch.zeros(2)).to_module(layer):
+        with wrong.to_module(layer):
             layer(torch.zeros(4, 3))
+    with pytest.raises(KeyError, match="of the user"), wrong.to_module(layer):
+        raise KeyError("of the user's own")
     assert layer.weight.shape == (2, 3)
 
 
@@ -331,11 +313,18 @@ def test_a_dict_that_is_an_argument():
         def forward(self, values):
             return values["a"] + 1
 
+    class Takes(nn.Module):
+        def forward(self, x, params):
+            return x + params["shift"]
+
     module = get_functional(First())
     assert module({"a": 1}) == 2
     with pytest.raises(TypeError, match="can only concatenate str") as caught:
         module({"a": "text"})
     assert caught.value.__cause__ is None  # an error of the module's own is left alone
+    module = TensorDictModule(Takes(), ["x"], ["y"])  # an argument of the name `params`
+    out = module(TensorDict(x=torch.ones(2)), params=TensorDict(shift=torch.ones(2)))
+    assert out["y"].tolist() == [2, 2]
 
 
 # --- buffers ------------------------------------------------------------------------------------
@@ -413,10 +402,8 @@ def test_other_methods():
 @pytest.mark.parametrize(
     "forward, signature",
     [
-        (lambda self, x: x, "(x, params=None)"),
         (lambda self, x, y=1: x, "(x, y=1, params=None)"),
         (lambda self, x, *, y: x, "(x, params=None, *, y)"),
-        (lambda self, x, **options: x, "(x, params=None, **options)"),
         (lambda self, *x, **options: x, "(*x, params=None, **options)"),
         (lambda self, params: params, "(params, params_=None)"),
     ],
@@ -435,7 +422,6 @@ def test_a_keyed_module_is_called_with_tensors_and_into_another_container():
     module, x, out = keyed(), torch.randn(B, A), TensorDict(batch_size=[B])
     want = module(x)[-1]
     params = make_functional(module)
-    assert params["module", "0", "module"].keys() == {"weight", "bias"}
     for got in (module(x, params), module(x=x, params=params), module(params, x=x)):
         assert torch.equal(got[-1], want)
     data = TensorDict({"x": x}, [B])
@@ -443,13 +429,9 @@ def test_a_keyed_module_is_called_with_tensors_and_into_another_container():
     assert torch.equal(out["y"], want) and module(data, params=params) is data
     assert module[0](data.select("x"), params["module", "0"])["h", "x"].shape == (B, 4)
     many = torch.vmap(module, (0, 0))(data.select("x").expand(P, B), params.data.expand(P))
-    assert many.shape == (P, B)
     assert_close(many["y"][0], want)
     call = torch.compile(lambda data, p: module(data, p)["y"], fullgraph=True, backend="eager")
     assert torch.equal(call(data.select("x"), params), want)
-    module.select_out_keys("y")
-    assert module(data.select("x"), params).keys() == {"x", "y"}
-    module.reset_out_keys()
     part = module.select_subsequence(out_keys=[("h", "x")])
     with params.unlock_():
         del params["module", "1"]
@@ -458,7 +440,7 @@ def test_a_keyed_module_is_called_with_tensors_and_into_another_container():
         assert set(made(data.select("x"), params).keys(True, True)) == {"x", ("h", "x")}
 
 
-@pytest.mark.parametrize("kind", [TensorDictModule, TensorDictSequential, "probabilistic"])
+@pytest.mark.parametrize("kind", [TensorDictModule, "probabilistic"])
 def test_keyed_modules_around_functional_nets_take_their_parameters(kind):
     nets = [nn.Linear(3, 4), nn.Linear(4, 2)]
     td, params = TensorDict(x=torch.rand(5, 3), batch_size=[5]), [make_functional(n) for n in nets]
@@ -470,31 +452,18 @@ def test_keyed_modules_around_functional_nets_take_their_parameters(kind):
     else:
         want, out = nets[1](want, params[1]), "y"
         tree = TensorDict(module={str(i): {"module": p} for i, p in enumerate(params)})
-        module = TensorDictSequential(*modules)
-        if kind == "probabilistic":
-            head = ProbabilisticTensorDictModule({"param": "y"}, ["a"])
-            module = ProbabilisticTensorDictSequential(*modules, head)
+        head = ProbabilisticTensorDictModule({"param": "y"}, ["a"])
+        module = ProbabilisticTensorDictSequential(*modules, head)
     for got in (module(td.copy(), params=tree), module(td.copy(), tree)):
         assert_close(got[out], want)
     several = torch.vmap(module, (None, 0))(td, tree.expand(2))
     assert several.batch_size == (2, 5) and several[out].shape == (2, *want.shape)
-    if kind is TensorDictModule:
-        assert_close(module(x=td["x"], params=tree), want)
     with pytest.raises(TypeError, match="stateless"):
         module(td, None)
-    repopulate_module(nets[0], params[0]), repopulate_module(nets[1], params[1])
+    for net, p in zip(nets, params, strict=True):
+        repopulate_module(net, p)
     assert_close(module(td.copy())[out], want)
     assert (module(td.copy(), params=zeros(tree.data))[out] == 0).all()
-
-
-def test_a_net_with_an_argument_of_that_name_gets_it():
-    class Takes(nn.Module):
-        def forward(self, x, params):
-            return x + params["shift"]
-
-    module = TensorDictModule(Takes(), ["x"], ["y"])
-    out = module(TensorDict(x=torch.ones(2)), params=TensorDict(shift=torch.ones(2)))
-    assert out["y"].tolist() == [2, 2]
 
 
 def test_a_container_for_a_plain_module_warns():

@@ -236,7 +236,6 @@ EXAMPLES = {  # a sequence, an example, and the shapes that its modules write
         zeros(),
         [{"h": (B,)}, {"y": (B,)}, {"z": (B,)}],
     ),
-    "a fresh container": (of("x>y", inplace=False), zeros(2), [{"y": (B, 2)}]),
     "lazy layers": (Seq(keyed(["x"], ["y"], LAZY)), zeros(D), [{"y": (B, H)}]),
 }
 
@@ -269,11 +268,9 @@ def test_shapes_of_all_kinds_of_entries():
         "e": "str[2]",
         ("s", "x"): "f32[2, -1]",
     }
-    assert str(shapes(stack, ["x"])["x"]) == "f32[2, -1]"
-    for layout in (torch.jagged, torch.strided):
-        rows = torch.nested.nested_tensor([torch.zeros(2, A), torch.zeros(3, A)], layout=layout)
-        seen = shapes(TensorDict(x=rows), ["x"])["x"]
-        assert seen.shape[:2] == (2, -1) and copy.deepcopy(seen) == seen
+    rows = torch.nested.nested_tensor([torch.zeros(n, A) for n in (2, 3)], layout=torch.jagged)
+    seen = shapes(TensorDict(x=rows), ["x"])["x"]
+    assert seen.shape[:2] == (2, -1) and copy.deepcopy(seen) == seen
 
 
 def test_a_compiled_sequence_keeps_no_symbols(actor, example):
@@ -369,8 +366,6 @@ def composite():
 @pytest.mark.parametrize(
     ("module", "text"),
     [
-        (nn.Tanh(), "Tanh"),
-        (nn.Linear(3, 4, bias=False), "Linear(3, 4)"),
         (nn.Conv2d(3, 8, 2), "Conv2d(3, 8, (2, 2))"),
         (nn.Sequential(nn.Linear(3, 4), nn.Tanh()), "Sequential(Linear(3, 4), Tanh)"),
         (
@@ -502,13 +497,6 @@ def rename(td):
     return td.rename_key_("a", "b")
 
 
-def misnamed():
-    named = dict(zip(("a", "b"), small_actor(), strict=True))
-    assert Seq(named, expect_in_keys=["obs"]).in_keys == ["obs"]
-    named["b"].in_keys = ["hiden"]
-    Seq(named, expect_in_keys=["obs"])
-
-
 def misspelt():
     encoder, head = linear(D, H, "obs", "hidden"), linear(H, A, "hiden", "action")
     Seq(encoder, head, expect_in_keys=["obs"])
@@ -525,7 +513,6 @@ MISSPELT = (
 )
 CHECKS = [  # a call that is refused, and words of the error
     (misspelt, f"^{re.escape(MISSPELT)}$"),
-    (misnamed, 'module "b"'),
     (check(["x"], a="x>agents.h", b="agent.h>y"), r"Did you mean \('agents', 'h'\), which module"),
     (check(["pixels"], a="pixel>y"), "Did you mean 'pixels', which is expected from outside"),
     (check(["obs"], a="obs>y", b="reward>z"), r"what is there: \['obs', 'y'\]"),
@@ -533,7 +520,6 @@ CHECKS = [  # a call that is refused, and words of the error
     (check(["obs", "reward"], a="obs>y"), "'reward', which no module reads from outside"),
     (check(["obs", "obss"], a="obs>y"), "Did you mean 'obs', which module \"a\""),
     (check(["x", "h"], a="x>h", b="h>y"), 'module "a" .* writes it before module "b" .* reads it'),
-    (check(["obs"], a="obsx>z"), "reads 'obsx'"),
     (lambda: of("x>hidden", of("hiden>y"), expect_in_keys=["x"]), 'module "1.0"'),
     (
         lambda: of(rename, "reward>y", expect_in_keys=[]),
@@ -577,8 +563,3 @@ def test_the_page_shows_what_its_code_prints(tmp_path, monkeypatch):
     assert len([said for _, said in pairs if said]) == 5
     for printed, said in pairs:
         assert printed == said
-
-
-def test_a_page_that_says_another_thing_is_seen():
-    page = "```python\nprint(1)\n```\n\n```text\n2\n```\n"
-    assert list(printed_blocks(page)) == [("1\n", "2\n")]

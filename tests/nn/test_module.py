@@ -4,7 +4,6 @@ import copy
 import functools
 import itertools
 import pickle
-import warnings
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ from torch import nn
 from torch.testing import assert_close
 
 from raffia import (
-    LazyStackedTensorDict,
     NonTensorData,
     TensorClass,
     TensorDict,
@@ -101,40 +99,28 @@ def inputs(**extra):
 # --- calls --------------------------------------------------------------------------------------
 
 CALLS = {  # a module, and what it writes where x is 1, y 10, (n, x) 100 and (n, d, x) 1000
-    "a function": (M(plus, ["x"], ["z"]), {"z": 2}),
-    "keys that are no lists": (M(plus, "x", "z"), {"z": 2}),
     "nested keys": (M(plus, [N], [("n", "z")]), {("n", "z"): 101}),
     "deep keys": (M(plus, [("n", ("d", ("x",)))], [("o", "p", "z")]), {("o", "p", "z"): 1001}),
-    "two outputs": (M(both, ["x"], ["u", ("v", "w")]), {"u": 2, ("v", "w"): 3}),
-    "two inputs": (M(add, ["x", N], ["z"]), {"z": 101}),
     "an input twice": (M(add, ["x", "x"], ["z"]), {"z": 2}),
     "an input that is written": (M(plus, ["x"], ["x"]), {"x": 2}),
-    "no inputs": (M(ones, [], ["z"]), {"z": 1}),
     "an empty dict of inputs": (M(ones, {}, ["z"]), {"z": 1}),
     "an array": (M(lambda: np.full(B, 4), [], ["z"]), {"z": 4}),
     "no outputs": (M(lambda x: None, ["x"], []), {}),
     "a container for no key": (M(lambda x: TensorDict(a=x), ["x"], []), {}),
     "a container": (M(lambda x: TensorDict(a=x), ["x"], ["w"]), {("w", "a"): 1}),
     "a container as input": (M(lambda y, n: n["x"] + y, ["y", "n"], ["z"]), {"z": 110}),
-    "a dict": (M(lambda x: {"a": {"b": x}}, ["x"], ["w"]), {("w", "a", "b"): 1}),
     "a dict in a tuple": (M(lambda x: (x, {"a": x}), ["x"], ["u", "v"]), {"u": 1, ("v", "a"): 1}),
     "a dict by key": (M(by_key, ["x"], [("s", "c"), "b"]), {("s", "c"): 3, "b": 2}),
-    "one key of a dict": (M(by_key, ["x"], ["b"]), {"b": 2}),
     "a container by key": (M(lambda x: TensorDict(by_key(x)), ["x"], ["b", "a"]), {"b": 2, "a": 1}),
     "a named tuple": (M(lambda x: x.view(B, 1).max(-1), ["x"], ["u", "v"]), {"u": 1, "v": 0}),
-    "the first dropped": (M(both, ["x"], ["_", "v"]), {"v": 3}),
     "the last dropped": (M(both, ["x"], [("m", "u"), "_"]), {("m", "u"): 2}),
-    "all dropped": (M(both, ["x"], ["_", "_"]), {}),
-    "arguments by name": (M(named, {"x": "x", "y": N, "z": "x"}, ["z"]), {"z": 204}),
-    "the same, said": (M(named, dict(x="x", y=N, z="x"), ["z"], out_to_in_map=True), {"z": 204}),
+    "arguments by name": (M(named, dict(x="x", y=N, z="x"), ["z"], out_to_in_map=True), {"z": 204}),
     "in the other direction": (
         M(named, {"x": "x", "y": "y", N: "z"}, ["z"], out_to_in_map=False),
         {"z": 321},
     ),
     "a partial": (M(functools.partial(add, torch.ones(B)), ["y"], ["z"]), {"z": 11}),
-    "a builtin": (M(torch.neg, ["y"], ["z"]), {"z": -10}),
     "a keyed module": (M(M(plus, ["x"], ["z"]), ["y"], ["w"]), {"w": 11}),
-    "a module": (M(Scale(), ["x", "y"], ["z"]), {"z": 11}),
     "a method": (M(Scale(), ["y"], ["z"], method="encode"), {"z": 10}),
     "its keywords": (
         M(Scale(), ["y"], ["z"], method="encode", method_kwargs={"scale": 3.0}),
@@ -144,10 +130,9 @@ CALLS = {  # a module, and what it writes where x is 1, y 10, (n, x) 100 and (n,
     "strict": (M(add, ["x", "y"], ["z"], strict=True), {"z": 11}),
     "a forward of a subclass": (Doubled(plus, ["x"], ["z"]), {"z": 4}),
     "keys of a property": (Renamed(plus, ["x"], ["z"]), {"z": 11}),
-    "a module of one's own": (Own(), {"u": 101, "v": -99}),
-    "a selection": (M(both, ["x"], ["u", "v"]).select_out_keys("v"), {"v": 3}),
-    "one of an own module": (Own().select_out_keys("v"), {"v": -99}),
-    "in another order": (
+    "a custom module": (Own(), {"u": 101, "v": -99}),
+    "its selection": (Own().select_out_keys("v"), {"v": -99}),
+    "a selection in another order": (
         M(both, ["x"], ["u", "v"]).select_out_keys("v", "u"),
         {"v": 3, "u": 2},
     ),
@@ -159,7 +144,6 @@ CALLS = {  # a module, and what it writes where x is 1, y 10, (n, x) 100 and (n,
         M(both, ["x"], [("n", "u"), ("n", "v")]).select_out_keys(("n", "v")),
         {("n", "v"): 3},
     ),
-    "nothing selected": (M(both, ["x"], ["u", "v"]).select_out_keys(), {}),
 }
 
 
@@ -170,19 +154,12 @@ def test_what_a_call_writes(name):
         assert call(wrap(module), form) == written, (wrap, form)
 
 
-@pytest.mark.parametrize("value", [3, 2.5, True, "text", b"abc", {"set"}, torch.float32, plus, 1j])
+@pytest.mark.parametrize("value", [3, True, "text", {"set"}, plus, 1j])
 @pytest.mark.parametrize("spread", [False, True])
 def test_values_of_other_kinds(value, spread):
     got = M(lambda: (value,) if spread else value, [], ["z"])(TensorDict())["z"]
-    assert got == value and isinstance(got, torch.Tensor) is isinstance(
-        value, int | float | complex
-    )
-
-
-def test_lists_are_one_output_each():
-    td = M(lambda x: (["a", "b"], [x, x + 1]), ["x"], ["u", "v"])(inputs())
-    assert list(td["u"]) == ["a", "b"] and not isinstance(td["v"], torch.Tensor)
-    assert_close(td["v"][1], td["x"] + 1)
+    is_number = isinstance(value, int | complex)
+    assert got == value and isinstance(got, torch.Tensor) is is_number
 
 
 def test_tensors_and_containers_are_stored_as_they_are():
@@ -190,76 +167,28 @@ def test_tensors_and_containers_are_stored_as_they_are():
 
     def func(x, sub, name, words):
         seen.extend([x, sub, name, list(words)])
-        return x, TensorDict({"a": x}, [B]), nn.Parameter(x), nn.Buffer(x)
+        return x, TensorDict({"a": x}, [B]), nn.Parameter(x), nn.Buffer(x), [x, x + 1]
 
-    M(func, ["x", "sub", "name", "text"], ["u", "v", "p", "b"])(td)
+    M(func, ["x", "sub", "name", "text"], ["u", "v", "p", "b", "listed"])(td)
     assert seen[0] is td["x"] is td["u"] is td["v", "a"] and seen[1] is td["sub"]
     assert seen[2:] == ["abc", ["a", "b"]] and td["v"].batch_size == (B,)
     assert type(td["p"]) is nn.Parameter and isinstance(td["b"], nn.Buffer)
+    assert not isinstance(td["listed"], torch.Tensor) and td["listed"][0] is td["x"]
 
 
-def test_a_tensorclass_is_one_output_also_under_the_name_of_a_field():
-    for key in ("w", "x"):
-        td = M(lambda x: Data(x=x, z=x + 1, batch_size=[B]), ["x"], [key])(inputs())
-        assert type(td[key]) is Data
-        assert_close(td[key].z, td[key].x + 1)
-
-
-def test_a_lazy_stack_with_the_out_keys_is_picked_by_key():
-    stack = lazy_stack([TensorDict(u=torch.ones(1)), TensorDict(u=torch.zeros(1), w=torch.ones(1))])
-    assert M(lambda x: stack, ["x"], ["u"])(inputs())["u"].tolist() == [[1], [0]]
-
-
-def test_a_subclass_of_tensor_passes_both_ways():
+def test_tensorclasses_lazy_stacks_and_subclasses_of_tensor_as_outputs():
     class Marked(torch.Tensor):
         pass
 
+    for key in ("w", "x"):  # also under the name of a field
+        td = M(lambda x: Data(x=x, z=x + 1, batch_size=[B]), ["x"], [key])(inputs())
+        assert type(td[key]) is Data
+        assert_close(td[key].z, td[key].x + 1)
+    stack = lazy_stack([TensorDict(u=torch.ones(1)), TensorDict(u=torch.zeros(1), w=torch.ones(1))])
+    assert M(lambda x: stack, ["x"], ["u"])(inputs())["u"].tolist() == [[1], [0]]
     td, seen = TensorDict(x=torch.ones(B).as_subclass(Marked)), []
     M(lambda x: seen.append(type(x)) or x * 2, ["x"], ["z"])(td)
     assert seen == [Marked] and type(td["z"]) is Marked
-
-
-def test_numbers_and_gradients_are_those_of_the_wrapped_module():
-    for inner in (
-        nn.GRUCell(T, A),
-        nn.LSTMCell(T, A),
-        nn.utils.parametrizations.weight_norm(nn.Linear(T, A)),
-    ):
-        td, outs = inputs(), ["h", "c"][: 1 + isinstance(inner, nn.LSTMCell)]
-        expected = inner(td["x"])
-        expected = expected if isinstance(expected, tuple) else (expected,)
-        M(inner, ["x"], outs)(td)
-        for key, value in zip(outs, expected, strict=True):
-            assert_close(td[key], value)
-        grads = [
-            torch.autograd.grad(v.sum(), list(inner.parameters())) for v in (expected[0], td["h"])
-        ]
-        assert_close(*grads)
-    layer = nn.Transformer(8, 2, 1, 1, 16, batch_first=True).eval()
-    src, tgt = torch.randn(B, T, 8), torch.randn(B, A, 8)
-    assert_close(M(layer, ["src", "tgt"], ["out"])(src=src, tgt=tgt), layer(src, tgt))
-
-
-def test_modules_with_a_state_or_shapes_of_their_own():
-    normed = M(nn.BatchNorm1d(T), ["x"], ["z"])
-    normed(inputs())
-    normed(x=inputs()["x"])
-    assert normed.module.num_batches_tracked == 2
-    lazy = M(nn.LazyLinear(A), ["x"], ["z"])
-    assert lazy(inputs())["z"].shape == (B, A) and lazy.module.weight.shape == (A, T)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        traced = torch.jit.trace(nn.Linear(T, A), torch.ones(B, T))
-    td = M(traced, ["x"], ["z"])(inputs())
-    assert_close(td["z"], traced(td["x"]))
-    plain = linear()
-    saved = M(
-        lambda x: torch.utils.checkpoint.checkpoint(plain.module, x, use_reentrant=False),
-        ["x"],
-        ["z"],
-    )
-    saved(td)["z"].sum().backward()
-    assert_close(plain.weight.grad, td["x"].sum(0).expand(A, T))
 
 
 # --- keys ---------------------------------------------------------------------------------------
@@ -270,15 +199,10 @@ def test_modules_with_a_state_or_shapes_of_their_own():
     [
         ("a", ["a"]),
         (["a", "b", "a"], ["a", "b", "a"]),
-        (("a", "b"), [("a", "b")]),
         ([("a", "b"), "c"], [("a", "b"), "c"]),
-        ([("a",)], ["a"]),
         (("a",), ["a"]),
-        ([("a", ("b", ("c",)))], [("a", "b", "c")]),
-        ([(("a",),)], ["a"]),
         ([((("a", "b"), "c"), "d")], [("a", "b", "c", "d")]),
         ([], []),
-        (["a b", "a.b", "1"], ["a b", "a.b", "1"]),
     ],
 )
 def test_keys_are_lists_of_flat_keys(given, kept):
@@ -293,10 +217,7 @@ def test_keys_are_lists_of_flat_keys(given, kept):
     assert module.in_keys == module.out_keys == module.out_keys_source
 
 
-WRONG_KEYS = [None, 3, {"a", "b"}, 1.5, object(), [1], [None], [("a", 1)], [("a", None)], [["a"]]]
-
-
-@pytest.mark.parametrize("wrong", WRONG_KEYS)
+@pytest.mark.parametrize("wrong", [None, 3, {"a", "b"}, [1], [("a", None)], [["a"]]])
 def test_wrong_keys(wrong):
     for side, keys in (("in_keys", [wrong, ["y"]]), ("out_keys", [["x"], wrong])):
         with pytest.raises(ValueError, match=f"{side} must be"):
@@ -305,8 +226,7 @@ def test_wrong_keys(wrong):
 
 def test_keys_of_classes():
     class Mine(TensorDictModuleBase):
-        in_keys = ["x", ("n", ("y",))]
-        out_keys = ["z"]
+        in_keys, out_keys = ["x", ("n", ("y",))], ["z"]
 
         def __init__(self, keys=None):
             super().__init__()
@@ -320,30 +240,22 @@ def test_keys_of_classes():
         in_keys = property(lambda self: ["made", "up"])
         out_keys = property(lambda self: ["z"])
 
-    class Later(TensorDictModuleBase):
-        def __init__(self):
-            super().__init__()
-            self.in_keys, self.out_keys = ["x"], ["z"]
-
     def keys(module):
         return module.in_keys, module.out_keys
 
     one, other = Mine(), Mine()
     assert keys(one) == (["x", ("n", "y")], ["z"]) and one.out_keys_source == ["z"]
     assert keys(Mine(["a", ("b", ("c",))])) == (["a", ("b", "c")], ["z"])
-    assert keys(Sub()) == (["x", ("n", "y")], ["w"])
-    assert keys(Made()) == (["made", "up"], ["z"])
-    assert keys(Later()) == (["x"], Later().out_keys_source) == (["x"], ["z"])
+    assert keys(Sub()) == (["x", ("n", "y")], ["w"]) and keys(Made()) == (["made", "up"], ["z"])
     one.in_keys.append("more")
     one.select_out_keys()
     assert len(one.in_keys) == 3 and keys(other) == keys(Mine()) == (["x", ("n", "y")], ["z"])
 
 
-@pytest.mark.parametrize("flag", [True, False])
-@pytest.mark.parametrize("keys", [["x"], "x", ("a", "x")], ids=str)
-def test_the_direction_without_a_dict_warns(flag, keys):
-    with pytest.warns(UserWarning, match="out_to_in_map"):
-        M(plus, in_keys=keys, out_keys=["y"], out_to_in_map=flag)
+def test_warnings_of_keys():
+    for flag in (True, False):
+        with pytest.warns(UserWarning, match="out_to_in_map"):
+            M(plus, in_keys=("a", "x"), out_keys=["y"], out_to_in_map=flag)
     with pytest.warns(UserWarning, match='key "_" is for ignoring output'):
         M(plus, ["_"], ["y"])
 
@@ -356,7 +268,6 @@ def test_keywords_of_a_call_and_missing_inputs():
     assert inner.seen == {"flag": True, "other": None}
     M(inner, ["x"], ["z"], method_kwargs={"flag": 1})(inputs(), flag=2)
     assert inner.seen == {"flag": 1}
-    assert_close(M(lambda x, y=None: x, ["x", N], ["z"])(x=torch.ones(B)), torch.ones(B))
     seen = []
     assert M(lambda x: seen.append(x) or torch.ones(2), ["x"], ["z"])().tolist() == [1, 1]
     assert seen == [None]
@@ -371,59 +282,30 @@ def test_get_kwargs_reach_get():
 # --- errors -------------------------------------------------------------------------------------
 
 
-def sized(x):
-    raise ZeroDivisionError("other trouble")
-
-
 ERRORS = [  # a call, its error, and words of its message and notes
-    (lambda td: M(plus, ["x"]), TypeError, "out_keys"),
-    (lambda td: M(plus, ["x"], {"y": "z"}), ValueError, "out_keys must be"),
     (lambda td: M(named, {"x": 1}, ["z"]), ValueError, "in_keys must be"),
-    (lambda td: M(3, ["x"], ["z"]), ValueError, "not callable"),
-    (lambda td: M(None, ["x"], ["z"]), ValueError, "not callable"),
-    (lambda td: M([plus], ["x"], ["z"]), ValueError, "not callable"),
-    (lambda td: M(torch.ones(2), ["x"], ["z"]), ValueError, "not callable"),
-    (lambda td: M(nn.Linear, ["x"], ["z"]), ValueError, "Linear"),
-    (lambda td: M(dict, ["x"], ["z"]), ValueError, "dict"),
     *(
-        (lambda td, v=v: M(plus, ["x"], ["z"], inplace=v), ValueError, "inplace")
-        for v in ("full", "True", 3, "Empty", [])
+        (lambda td, v=v: M(v, ["x"], ["z"]), ValueError, f"{words}.* is not callable")
+        for v, words in ((3, "3"), (nn.Linear, "Linear"))
     ),
+    *((lambda td, v=v: M(plus, ["x"], ["z"], inplace=v), ValueError, "inplace") for v in ("no", 1)),
     (lambda td: M(plus, ["x"], [("x", "deep")])(td), Exception, "deep"),
     (lambda td: M(plus, [("x", "deep")], ["z"])(td), Exception, "deep"),
     (lambda td: M(Scale(), ["x"], ["z"], method="decode")(td), AttributeError, "decode"),
     (lambda td: M(plus, ["x"], ["z"])(td, flag=True), TypeError, "flag"),
-    (lambda td: M(plus, ["x"], ["z"])(td, 1), ValueError, "in_keys"),
-    (lambda td: M(plus, ["x"], ["z"])(td, TensorDict()), ValueError, "in_keys"),
     (lambda td: M(plus, ["x"], ["z"])(td, None), ValueError, "in_keys"),
-    (lambda td: M(plus, ["x"], ["z"])(td["x"], td["x"]), ValueError, "in_keys"),
     (lambda td: M(plus, ["x"], ["z"])(td.lock_()), RuntimeError, "lock"),
-    (lambda td: M(plus, ["x"], ["z"])(td, tensordict_out=td.clone().lock_()), RuntimeError, "lock"),
-    (lambda td: M(nn.Linear(T, A), ["x"], ["z"])({"x": td["x"]}), Exception, ""),
-    (
-        lambda td: M(named, {"x": "x", "y": "y"}, ["z"])(td, z=1, y=2),
-        TypeError,
-        "multiple values for keyword argument 'y'",
-    ),
+    (lambda td: M(named, {"y": "y"}, ["z"])(td, y=2), TypeError, "multiple values .* 'y'"),
     # outputs
-    (lambda td: M(lambda x: [x, x], ["x"], ["u", "v"])(td), RuntimeError, "more out_keys than"),
+    (lambda td: M(lambda x: [x, x], ["x"], ["u", "v"])(td), RuntimeError, "out_keys than.*A list"),
     (lambda td: M(lambda x: {"a": x}, ["x"], ["a", "b"])(td), RuntimeError, "more out_keys than"),
     (lambda td: M(lambda x: None, ["x"], ["z"])(td), RuntimeError, "more out_keys than tensors"),
     (lambda td: M(plus, ["x"], ["u", "v"])(td), RuntimeError, "more out_keys than.*plus.*'u', 'v'"),
-    (lambda td: M(both, ["x"], ["u", "v", "w"])(td), RuntimeError, "more out_keys than tensors"),
-    (
-        lambda td: M(lambda x: Data(x=x, batch_size=[B]), ["x"], ["x", "z"])(td),
-        RuntimeError,
-        "more out_keys than tensors",
-    ),
     (lambda td: M(both, ["x"], ["u"])(td), RuntimeError, "more tensors.*both.*'u'"),
     (lambda td: M(plus, ["x"], [])(td), RuntimeError, "more tensors"),
-    (lambda td: M(lambda x: (x,) * 3, ["x"], ["u", "v"])(td), RuntimeError, "more tensors"),
     (lambda td: M(lambda x: torch.zeros(B + 1), ["x"], ["z"])(td), RuntimeError, "batch"),
     # missing inputs
-    (lambda td: M(add, ["x", "gone"], ["z"])(td), KeyError, "gone"),
     (lambda td: M(add, ["x", ("n", "gone")], ["z"])(td), KeyError, "gone"),
-    (lambda td: M(nn.Linear(T, A), ["obs"], ["z"])(td), KeyError, "obs.*Linear"),
     (
         lambda td: M(add, ["x", "observatoin"], ["z"])(td.set("observation", td["x"])),
         KeyError,
@@ -436,27 +318,37 @@ ERRORS = [  # a call, its error, and words of its message and notes
     ),
     (lambda td: M(fail, ["x", "gone"], ["z"])(td), ZeroDivisionError, "inner trouble"),
     (lambda td: M(ones, {"x": "gone"}, ["z"], strict=True)(td), KeyError, "gone"),
-    (lambda td: M(Scale(), [("n", "gone")], ["z"], strict=True)(td), KeyError, "gone|n"),
     (lambda td: M(add, ["x", "y"], ["z"], strict=True)(x=td["x"]), KeyError, "y"),
     # failures of what is wrapped
     (lambda td: M(fail, ["x"], ["z"])(td), ZeroDivisionError, r"fail.*in_keys=\['x'\].*2, 3"),
     (lambda td: linear()(td["x"][:, :2]), RuntimeError, r"Linear.*'x'.*2, 2"),
-    (lambda td: M(torch.matmul, ["x", "y"], ["z"])(td), RuntimeError, "matmul.*'x'.*'y'"),
     # selections
-    (lambda td: M(both, ["x"], ["u", "v"]).select_out_keys("gone"), ValueError, "non existent key"),
-    (lambda td: M(both, ["x"], ["u", "v"]).select_out_keys("u", "a"), RuntimeError, "non existent"),
     (
-        lambda td: M(both, ["x"], ["u", "v"]).select_out_keys(("u", "v")),
-        ValueError,
-        "Are you passing the keys in a list",
+        lambda td: M(both, ["x"], ["u", "v"]).select_out_keys("u", "a"),
+        RuntimeError,
+        "existent key:",
+    ),
+    (lambda td: M(both, ["x"], ["u", "v"]).select_out_keys("a", "b"), ValueError, "existent keys:"),
+    *(
+        (lambda td, k=k: M(both, ["x"], ["u", "v"]).select_out_keys(k), ValueError, "in a list")
+        for k in (("u", "v"), ["u"])
     ),
     (
         lambda td: M(both, ["x"], ["u", "v"]).select_out_keys("u").select_out_keys("v"),
         ValueError,
         "non existent key",
     ),
-    (lambda td: setattr(M(plus, ["x"], ["z"]), "out_keys_source", ["w"]), AttributeError, ""),
 ]
+
+
+def test_a_note_is_added_once_and_other_exceptions_pass():
+    def again(x):
+        raise error
+
+    for error in (ZeroDivisionError("same object"), KeyboardInterrupt(), StopIteration()):
+        with pytest.raises(type(error)):
+            M(again, ["x"], ["z"])(inputs())
+        assert len(getattr(error, "__notes__", [])) == (not isinstance(error, KeyboardInterrupt))
 
 
 @pytest.mark.parametrize("row", range(len(ERRORS)))
@@ -468,26 +360,6 @@ def test_errors(row):
     assert {"u", "v", "w", "z"}.isdisjoint(td.keys())  # nothing was written
 
 
-def test_a_note_is_added_once_to_an_error():
-    error = ZeroDivisionError("same object")
-
-    def again(x):
-        raise error
-
-    with pytest.raises(ZeroDivisionError):
-        M(again, ["x"], ["z"])(inputs())
-    assert len(error.__notes__) == 1
-
-
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit, StopIteration])
-def test_other_exceptions_pass(kind):
-    def stop(x):
-        raise kind()
-
-    with pytest.raises(kind):
-        M(stop, ["x"], ["z"])(inputs())
-
-
 # --- where outputs go, and what containers may come ---------------------------------------------
 
 
@@ -495,10 +367,8 @@ def test_other_exceptions_pass(kind):
 @pytest.mark.parametrize("selected", [False, True])
 def test_where_outputs_go(inplace, selected):
     module = M(both, ["x"], ["u", "v"], inplace=inplace)
-    written = {"u", "v"}
-    if selected:
-        written = {"v"}
-        module.select_out_keys("v")
+    written = {"v"} if selected else {"u", "v"}
+    module.select_out_keys(*sorted(written))
     td = numbers({"x": 1}).to("cpu").refine_names("b")
     out = module(td)
     assert (out is td) is (inplace is True) and ("v" in td) is (out is td)
@@ -508,14 +378,10 @@ def test_where_outputs_go(inplace, selected):
         assert (out.batch_size, out.device) == kept
     else:
         assert td.names == ["b"]
-    assert module(tensordict=td.select("x"))["v"].tolist() == [3, 3]
-    for batch_size in ([B], []):
-        given, td = TensorDict(old=torch.ones(B)), numbers({"x": 1})
-        given.batch_size = batch_size
+    for given in (TensorDict(old=torch.ones(B)), TensorDict({}, [B])):
+        there, td = leaves(given), numbers({"x": 1})
         assert module(td, tensordict_out=given) is given and leaves(td) == {"x"}
-        assert leaves(given) == {"old", *written} and given.batch_size == tuple(batch_size)
-    empty, td = TensorDict(), numbers({"x": 1})
-    assert module(td, tensordict_out=empty) is empty and leaves(empty) == written
+        assert leaves(given) == {*there, *written} and td.batch_size == (B,)
     assert module(td, tensordict_out=td) is td and leaves(td) == {"x", *written}
     given = TensorDict()
     got = module(x=torch.ones(B), tensordict_out=given)
@@ -524,30 +390,20 @@ def test_where_outputs_go(inplace, selected):
     assert module(td) is not td
 
 
-def test_a_lazy_stack():
+def test_other_containers(tmp_path):
     td = lazy_stack([inputs(), inputs(u=torch.ones(B))], 0)
-    out = linear()(td)
-    assert out is td and isinstance(out, LazyStackedTensorDict)
-    assert td["z"].shape == (2, B, A) and td[0]["z"].shape == (B, A)
+    assert linear()(td) is td and td["z"].shape == (2, B, A) and td[0]["z"].shape == (B, A)
     out = M(plus, ["x"], ["w"], inplace="empty")(td)
     assert out.batch_size == (2, B) and "w" not in td
-
-
-def test_a_tensorclass():
     data = Data(x=torch.ones(B), batch_size=[B])
     out = M(plus, ["x"], ["z"], inplace="empty")(data)
     assert type(out) is Data and data.z is None and out.z.tolist() == [2, 2]
     assert M(plus, ["x"], ["z"])(data) is data and data.z.tolist() == [2, 2]
-
-
-def test_other_containers(tmp_path):
     params = TensorDictParams(TensorDict(x=torch.ones(T)))
     linear(inplace=False)(params)["z"].sum().backward()
     assert params["x"].grad is not None
     with torch.no_grad():
         assert M(plus, ["x"], ["z"])(params) is params and isinstance(params["z"], nn.Parameter)
-    out = linear().to("meta")(inputs().to("meta"))
-    assert out["z"].device.type == "meta" and out["z"].shape == (B, A)
     out = M(ones, [], ["z"])(TensorDict({}, [B], device="meta"))
     assert out["z"].device.type == "meta"
     td = numbers()
@@ -555,16 +411,6 @@ def test_other_containers(tmp_path):
         for inplace in (False, "empty"):
             out = M(plus, ["x"], ["z"], inplace=inplace)(stored)
             assert out["z"].tolist() == [2, 2] and not out.is_locked
-
-
-@pytest.mark.parametrize("over", ["container", "tensors"])
-def test_vmap(over):
-    module, td = linear(), inputs()
-    out = torch.vmap(module)(td if over == "container" else td["x"])
-    if over == "container":
-        assert out.batch_size == (B,)
-        out = out["z"]
-    assert_close(out, module.module(td["x"]))
 
 
 # --- what changes after a first call ------------------------------------------------------------
@@ -603,24 +449,26 @@ def test_what_changes_after_a_first_call(name):
 
 
 def test_other_settings_that_change_after_a_first_call(monkeypatch):
+    def written():
+        return call(module, "container")
+
     module = M(Scale(), ["y"], ["z"])
     module(numbers())
     module.method_kwargs["flag"] = 1
     module(numbers())
     assert module.module.seen == {"flag": 1}
     module.method, module.method_kwargs = "encode", {"scale": 2.0}
-    assert call(module, "container") == {"z": 20}
+    assert written() == {"z": 20}
     module.method, module.method_kwargs = None, {}
     monkeypatch.setattr(Scale, "forward", lambda self, x: x * 0)
-    assert call(module, "container") == {"z": 0}
+    assert written() == {"z": 0}
     module.module.forward = lambda x: x * 4
-    assert call(module, "container") == {"z": 40}
+    assert written() == {"z": 40}
     module.forward = lambda td: td
-    assert call(module, "container") == {}
+    assert written() == {}
     del module.forward
-    assert call(module, "container") == {"z": 40}
     monkeypatch.setattr(M, "forward", lambda self, td: td.set("w", td["x"] + 1))
-    assert call(module, "container") == {"w": 2}
+    assert written() == {"w": 2}
     monkeypatch.undo()
     lenient = M(lambda x=None: torch.ones(B), ["gone"], ["z"])
     lenient(numbers())
@@ -630,15 +478,14 @@ def test_other_settings_that_change_after_a_first_call(monkeypatch):
 
 
 def test_selections():
-    module = M(lambda x: (x + 1, x + 2, x + 3), ["x"], ["u", "v", "w"])
-    everything = {"u": 2, "v": 3, "w": 4}
-    for keep in (["u"], ["w", "u"], ["u", "v", "w"], []):
+    module = M(both, ["x"], ["u", "v"])
+    for keep in (["v"], ["v", "u"], []):
         assert module.select_out_keys(*keep) is module and module.out_keys == keep
-        assert call(module, "container") == {key: everything[key] for key in keep}
-        assert module.out_keys_source == [*everything] and module.reset_out_keys() is module
-        assert call(module, "keywords") == everything and module.out_keys == [*everything]
+        assert call(module, "container") == {key: {"u": 2, "v": 3}[key] for key in keep}
+        assert module.out_keys_source == ["u", "v"] and module.reset_out_keys() is module
+        assert call(module, "keywords") == {"u": 2, "v": 3} and module.out_keys == ["u", "v"]
     assert not module._forward_hooks
-    assert module.select_out_keys("u", "v").select_out_keys("v").out_keys == ["v"]
+    module.select_out_keys("u", "v").select_out_keys("v")
     for copied in (copy.deepcopy(module), copy.copy(module)):
         assert call(copied, "container") == {"v": 3} and "out_keys=['v']" in repr(copied)
     module = M(both, ["x"], ["x", "v"]).select_out_keys("v")  # what is an input, too, stays
@@ -676,13 +523,8 @@ def test_attributes():
     assert module.note == "mine" and not hasattr(module.module, "note")
     plain = M(plus, ["x"], ["z"])
     assert not hasattr(plain, "weight") and plain.module is plus
-    assert (plain.inplace, plain.strict, plain.method, plain.method_kwargs) == (
-        True,
-        False,
-        None,
-        {},
-    )
-    assert plain.__name__ == "TensorDictModule" and isinstance(plain, TensorDictModuleBase)
+    settings = (plain.inplace, plain.strict, plain.method, plain.method_kwargs)
+    assert settings == (True, False, None, {}) and plain.__name__ == "TensorDictModule"
     module.register_buffer("count", torch.zeros(()))
     module.extra = nn.Linear(2, 2)
     assert module.count == 0 and "count" in dict(module.named_buffers())
@@ -692,32 +534,40 @@ def test_attributes():
 @pytest.mark.parametrize(
     "thing, yes",
     [
-        (M(plus, ["x"], ["z"]), True),
         (type("Both", (), {"in_keys": [], "out_keys": []})(), True),
         (type("One", (), {"in_keys": []})(), False),
         (type("Other", (), {"out_keys": []})(), False),
-        (nn.Linear(2, 2), False),
-        (plus, False),
         (None, False),
     ],
 )
 def test_is_tdmodule_compatible(thing, yes):
     assert M.is_tdmodule_compatible(thing) is yes
-    assert TensorDictModuleBase.is_tdmodule_compatible(thing) is yes
 
 
 def test_repr():
-    class Mine(Own):
-        def __init__(self):
-            super().__init__()
-            self.net = nn.Linear(T, A)
-
     shown = repr(M(nn.Linear(T, A), ["x", ("n", "y")], ["z"]))
-    assert shown.startswith("TensorDictModule(")
+    assert shown.startswith("TensorDictModule(") and "in_keys=['x', ('n', 'y')]" in shown
     for words in ("module=Linear(in_features=3, out_features=5, bias=True)", "out_keys=['z']"):
         assert words in shown
-    assert "in_keys=['x', ('n', 'y')]" in shown and "plus" in repr(M(plus, ["x"], ["z"]))
-    assert repr(Mine()).startswith("Mine(") and "net=Linear" in repr(Mine())
+    own = Own()
+    own.net = nn.Linear(T, A)
+    assert repr(own).startswith("Own(") and "net=Linear" in repr(own)
+
+
+def test_state_modes_and_warnings():
+    module, other, td = linear(), linear(), inputs()
+    assert list(module.state_dict()) == ["module.weight", "module.bias"]
+    other.load_state_dict(module.state_dict())
+    assert_close(other(td)["z"], module(td.clone())["z"])
+    assert not module.requires_grad_(False)(td)["z"].requires_grad
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert module(td)["z"].dtype == module(x=td["x"]).dtype == torch.bfloat16
+    assert module.double() is module and module.weight.dtype == torch.double
+    dropout = M(nn.Dropout(0.5), ["x"], ["z"])
+    assert dropout.training and not dropout.eval().module.training
+    assert_close(dropout(td)["z"], td["x"])
+    lazy = M(nn.LazyLinear(A), ["x"], ["z"])
+    assert lazy(inputs())["z"].shape == (B, A) and lazy.module.weight.shape == (A, T)
 
 
 @pytest.mark.parametrize("inner", [nn.Linear(T, A), plus], ids=["module", "function"])
@@ -737,32 +587,6 @@ def test_copies(inner, how):
     assert module.in_keys == ["x"]
 
 
-def test_state_modes_and_moves():
-    module, other, td = linear(), linear(), inputs()
-    assert list(module.state_dict()) == ["module.weight", "module.bias"]
-    other.load_state_dict(module.state_dict())
-    assert_close(other(td)["z"], module(td.clone())["z"])
-    module(td)["z"].sum().backward()
-    module.zero_grad()
-    assert module.weight.grad is None and module(td)["z"].requires_grad
-    with torch.no_grad():
-        assert not module(td)["z"].requires_grad
-    with torch.inference_mode():
-        assert module(x=td["x"]).is_inference()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert module(td)["z"].dtype == module(x=td["x"]).dtype == torch.bfloat16
-    assert not module.requires_grad_(False)(td)["z"].requires_grad
-    assert module.double() is module and module.weight.dtype == torch.double
-    assert module.to("meta").weight.device.type == "meta"
-    seen = []
-    M(nn.Sequential(nn.Linear(T, A)), ["x"], ["z"]).apply(lambda m: seen.append(type(m)))
-    assert seen == [nn.Linear, nn.Sequential, M]
-    dropout = M(nn.Dropout(0.5), ["x"], ["z"])
-    assert dropout.training and not dropout.eval().module.training
-    assert_close(dropout(td)["z"], td["x"])
-    assert dropout.train().module.training
-
-
 def test_the_device_of_a_module():
     placed = nn.Linear(3, 4)
     placed.device = torch.device("meta")
@@ -770,15 +594,6 @@ def test_the_device_of_a_module():
     for module, kind in ((nn.Linear(3, 4, device="meta"), "meta"), (nn.ReLU(), "cpu")):
         with pytest.warns(DeprecationWarning, match="device is deprecated"):
             assert M(module, ["x"], ["y"]).device.type == kind
-
-
-def test_a_call_gives_no_warning():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        module = linear()
-        module(inputs())
-        module(x=torch.ones(B, T))
-        repr(module.select_out_keys("z").reset_out_keys())
 
 
 # --- hooks --------------------------------------------------------------------------------------
@@ -792,11 +607,9 @@ def call_in_form(module, form):
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("after_a_call", [False, True])
-def test_hooks_run_once_in_their_order_until_they_are_removed(form, after_a_call):
+def test_hooks_run_once_in_their_order_until_they_are_removed(form):
     module, seen = linear(), []
-    if after_a_call:
-        call_in_form(module, form)
+    call_in_form(module, form)
 
     def note(words):
         return lambda *args: seen.append((words, args[0]))
@@ -827,26 +640,6 @@ def test_hooks_run_once_in_their_order_until_they_are_removed(form, after_a_call
     ran = len(seen)
     call_in_form(module, form)
     assert len(seen) == ran
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("kind", ["forward_hook", "forward_pre_hook"])
-def test_one_hook_alone(kind, form):
-    module, seen = linear(), []
-
-    def note(at, *_):
-        seen.append(at)
-
-    for at in (module, module.module):
-        handle = getattr(at, f"register_{kind}")(note)
-        call_in_form(module, form)
-        handle.remove()
-        assert seen == [at]
-        seen.clear()
-    handle = getattr(nn.modules.module, f"register_module_{kind}")(note)
-    call_in_form(module, form)
-    handle.remove()
-    assert len(seen) == 2 and set(seen) == {module, module.module}
 
 
 def test_what_hooks_see_and_change():
@@ -896,20 +689,10 @@ def test_own_calls_and_direct_ones():
     assert not M(Nothing(T, A), ["x"], ["z"])(inputs())["z"].any()
     module = Loud(plus, ["x"], ["z"])
     assert call(module, "container") == call(module, "keywords") == {"z": 2}
-    assert module.calls == 2
     seen, td = [], numbers()
     module.register_forward_hook(lambda m, a, o: seen.append(m))
-    assert module.forward(td) is td and module.forward(td["x"]).tolist() == [2, 2]
-    assert module.forward(x=td["x"]).tolist() == [2, 2] and not seen and module.calls == 2
-
-
-def test_a_module_that_calls_itself():
-    def countdown(n, td):
-        return td["n"] * 0 if n <= 0 else module(TensorDict(n=n - 1, td=td))["out"]
-
-    module = M(countdown, ["n", "td"], ["out"])
-    td = TensorDict(n=torch.tensor(3))
-    assert module(TensorDict(n=torch.tensor(3), td=td))["out"] == 0
+    assert module.forward(td) is td and module.forward(x=td["x"]).tolist() == [2, 2]
+    assert not seen and module.calls == 2
 
 
 @pytest.mark.parametrize("form", ["container", "keywords"])

@@ -3,7 +3,6 @@
 import copy
 import functools
 import pickle
-import warnings
 
 import pytest
 import torch
@@ -20,7 +19,7 @@ from raffia.nn import (
     set_skip_existing,
 )
 from raffia.nn import ProbabilisticTensorDictModule as Prob
-from raffia.nn.distributions import Delta, OneHotCategorical
+from raffia.nn.distributions import Delta
 
 B, T, A = 2, 3, 5
 
@@ -104,22 +103,14 @@ KEYS = [  # a module, and what it reads and writes
     (normal(), ["loc", "scale"], ["action"]),
     (normal(return_log_prob=True), ["loc", "scale"], ["action", "action_log_prob"]),
     (normal(return_log_prob=True, log_prob_key="lp"), ["loc", "scale"], ["action", "lp"]),
-    (normal(return_log_prob=True, log_prob_keys=["lp"]), ["loc", "scale"], ["action", "lp"]),
     (normal(return_log_prob=True, log_prob_keys=("lp",)), ["loc", "scale"], ["action", "lp"]),
-    (prob(d.Normal, keys=["loc", ("head", "scale")]), ["loc", ("head", "scale")], ["a"]),
     (
         Prob({"scale": "sigma", "loc": ("h", "mu")}, ["a"], distribution_class=d.Normal),
         ["sigma", ("h", "mu")],
         ["a"],
     ),
-    (Prob("param", "a", return_log_prob=True), ["param"], ["a", "a_log_prob"]),
     (Prob(("h", "param"), ("o", "a")), [("h", "param")], [("o", "a")]),
     (Prob(["param"]), ["param"], ["_"]),
-    (
-        composite(),
-        ["params"],
-        ["move", ("head", "word"), "move_log_prob", ("head", "word_log_prob")],
-    ),
     (
         composite(kwargs={"name_map": {"move": "m"}}, return_log_prob=False),
         ["params"],
@@ -146,29 +137,23 @@ KEYS = [  # a module, and what it reads and writes
 @pytest.mark.parametrize("row", range(len(KEYS)))
 def test_keys(row):
     module, ins, outs = KEYS[row]
+    num = len(module.dist_sample_keys)
     assert (module.in_keys, module.out_keys) == (ins, outs) and module.dist_params_keys == ins
-    assert outs[: len(module.dist_sample_keys)] == module.dist_sample_keys
-    if module.return_log_prob:
-        assert outs[len(module.dist_sample_keys) :] == module.log_prob_keys
-        assert len(module.log_prob_keys) > 1 or module.log_prob_key == outs[-1]
+    assert outs[:num] == module.dist_sample_keys
+    assert not module.return_log_prob or outs[num:] == module.log_prob_keys
     td = params_td() if ins == ["params"] else TensorDict({k: torch.ones(B, T) for k in ins}, [B])
     before = set(td.keys(True, True))
     out = module(td.copy())
     assert set(out.keys(True, True)) == before | set(outs)
-    for copied in (module(td.copy(), tensordict_out=TensorDict(batch_size=[B])), out.select(*outs)):
-        assert set(copied.keys(True, True)) == set(outs) and copied.batch_size == (B,)
-    assert all((out[key] == 1).all() for key in outs[:1] if ins != ["params"])
+    copied = module(td.copy(), tensordict_out=TensorDict(batch_size=[B]))
+    assert set(copied.keys(True, True)) == set(outs) and copied.batch_size == (B,)
     names = ["_".join([k] if isinstance(k, str) else k) for k in ins]
-    given = [td[k] for k in ins]
-    for args, kwargs in ((given, {}), ((), dict(zip(names, given, strict=True)))):
-        if args and ins == ["params"]:
-            continue  # a container in the first place is the container
-        got = module(*args, **kwargs)
-        assert len(got if isinstance(got, tuple) else [got]) == len([k for k in outs if k != "_"])
+    got = module(**dict(zip(names, [td[k] for k in ins], strict=True)))
+    assert len(got if isinstance(got, tuple) else [got]) == len([k for k in outs if k != "_"])
     if module.return_log_prob:
         scores = module.log_prob(out)
         if isinstance(scores, torch.Tensor):
-            scores = TensorDict({outs[-1]: scores}, [B])
+            scores = TensorDict({module.log_prob_key: scores}, [B])
         assert set(scores.keys(True, True)) == {*module.log_prob_keys}
         assert all(torch.equal(scores[key], out[key]) for key in module.log_prob_keys)
 
@@ -184,15 +169,7 @@ def test_scores_follow_the_order_of_their_keys():
     assert (scores["move_log_prob"] == td["head", "word_log_prob"]).all()
 
 
-CLASSES = [
-    ("delta", Delta),
-    ("Delta", Delta),
-    ("OneHotCategorical", OneHotCategorical),
-    ("normal", d.Normal),
-]
-
-
-@pytest.mark.parametrize("name, cls", CLASSES)
+@pytest.mark.parametrize("name, cls", [("Delta", Delta), ("normal", d.Normal)])
 def test_a_class_by_its_name(name, cls):
     assert Prob(["param"], ["a"], distribution_class=name).distribution_class is cls
 
@@ -203,16 +180,6 @@ def test_keywords_in_a_parameter_container_move_with_the_module():
     assert [name for name, _ in module.named_parameters()] == ["distribution_kwargs.scale"]
     dist = module.to(torch.float64).get_dist(TensorDict(loc=torch.zeros(3, dtype=torch.float64)))
     assert dist.scale.dtype is torch.float64
-
-
-def test_options_may_be_changed_later():
-    module = normal()
-    module.return_log_prob = True
-    module.default_interaction_type, module.num_samples = "random", 4
-    assert module.out_keys == ["action", "action_log_prob"]
-    assert module.default_interaction_type is InteractionType.RANDOM
-    out = module(normal_td())
-    assert out.batch_size == (4, B) and "action_log_prob" in out
 
 
 # --- which value --------------------------------------------------------------------------------
@@ -233,15 +200,12 @@ def loc():
 
 VALUES = [  # a class, the kind of its value, and that value
     (d.Normal, None, loc),
-    (d.Normal, "mean", loc),
-    (d.Normal, "random", lambda: drawn(d.Normal)),
     (d.Normal, "RANDOM", lambda: drawn(d.Normal)),
     (d.Normal, InteractionType.RANDOM, lambda: drawn(d.Normal)),
     (Laplace, "median", loc),
     (Joint, "random", lambda: loc() + 100),
     (Joint, "mean", loc),
-    (squashed, None, estimated(squashed)),  # there is no formula
-    (squashed, "mean", estimated(squashed)),
+    (squashed, "mean", estimated(squashed)),  # there is no formula
     (lambda **k: d.Independent(squashed(**k), 1), None, estimated(squashed)),
     (lambda **k: d.Independent(d.Normal(**k), 1), None, loc),
 ]
@@ -251,10 +215,10 @@ VALUES = [  # a class, the kind of its value, and that value
 @pytest.mark.parametrize("row", range(len(VALUES)))
 def test_the_value_of_a_kind(row, sizes):
     cls, kind, value = VALUES[row]
-    options = {} if kind is None else {"default_interaction_type": kind}
-    module = prob(cls, n_empirical_estimate=7, num_samples=sizes, return_log_prob=True, **options)
     if sizes and kind in ("random", "RANDOM", InteractionType.RANDOM):
         return
+    options = {} if kind is None else {"default_interaction_type": kind}
+    module = prob(cls, n_empirical_estimate=7, num_samples=sizes, return_log_prob=True, **options)
     torch.manual_seed(0)
     td = module(normal_td())
     torch.testing.assert_close(td["a"], value().expand(*sizes or (), B, T))
@@ -263,8 +227,6 @@ def test_the_value_of_a_kind(row, sizes):
     else:
         dist = module.get_dist(normal_td())
         torch.testing.assert_close(td["a_log_prob"], dist.log_prob(td["a"]))
-    plain = normal().default_interaction_type
-    assert plain is InteractionType.DETERMINISTIC
 
 
 OTHER_VALUES = [  # a class, its parameter, the kind of its value, and that value
@@ -374,9 +336,12 @@ def test_what_is_there_is_drawn_anew_unless_it_is_skipped():
         full = normal_td(action=there, action_log_prob=there)
         assert (module(full)["action"] == 7).all()
         assert not (module(normal_td(action=there))["action"] == 7).any()  # the score is missing
+    stack = lazy_stack([normal_td()[0], normal_td()[1]])
+    out = normal(return_log_prob=True, default_interaction_type="random")(stack)
+    assert out is stack and out["action"].shape == (B, T)
 
 
-@pytest.mark.parametrize("num, sizes", [(4, (4,)), (torch.Size([4, 2]), (4, 2)), (0, (0,))])
+@pytest.mark.parametrize("num, sizes", [(torch.Size([4, 2]), (4, 2)), (0, (0,))])
 @pytest.mark.parametrize("kind", ["random", "deterministic"])
 def test_several_draws_expand_the_container(num, sizes, kind):
     options = dict(num_samples=num, return_log_prob=True, default_interaction_type=kind)
@@ -390,14 +355,6 @@ def test_several_draws_expand_the_container(num, sizes, kind):
     assert (out["action"] == out["action"][:1]).all() == (kind == "deterministic")
     out = composite(**options)(params_td())
     assert out.batch_size == (*sizes, B) and out["head", "word_log_prob"].shape == (*sizes, B)
-
-
-def test_a_lazy_stack_and_no_warning():
-    stack = lazy_stack([normal_td()[0], normal_td()[1]])
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        out = normal(return_log_prob=True, default_interaction_type="random")(stack)
-    assert out is stack and out["action"].shape == (B, T)
 
 
 # --- generators ---------------------------------------------------------------------------------
@@ -416,13 +373,12 @@ def test_a_seed_or_a_generator_draws_and_the_global_one_stays():
         assert (first == randn(3)).all() and not (first == second).any()
         assert (twin(standard())["action"] == first).all()
         assert (torch.get_rng_state() == before).all()
-    words = [
-        prob(d.Categorical, keys=["logits"], default_interaction_type="random", generator=3)(
-            TensorDict(logits=torch.zeros(100, A))
-        )["a"]
-        for _ in range(2)
-    ]
-    assert torch.equal(*words) and len(words[0].unique()) == A
+    assert (
+        compiled(normal(generator=3, default_interaction_type="random"), fullgraph=False)(
+            standard()
+        )["action"]
+        == randn(3)
+    ).all()
 
 
 def test_a_seed_or_a_generator_in_an_entry():
@@ -450,10 +406,6 @@ def seeded(seed):
     return normal(generator="seed", default_interaction_type="random")(standard(seed=seed))
 
 
-def negative(**entries):
-    return normal_td(scale=-torch.ones(B, T), **entries)
-
-
 def head():
     td = normal_td(head=TensorDict(s=-torch.ones(B, T), batch_size=[B]))
     Prob({"loc": "loc", "scale": ("head", "s")}, ["a"], distribution_class=d.Normal)(td)
@@ -465,7 +417,6 @@ def overwriting(out, key):
 
 PAIR = dict(distribution_class=Pair, default_interaction_type="random")
 ERRORS = [  # a call, its error, and words of its message
-    (overwriting("a", "a"), ValueError, "overwrite the sample"),
     (overwriting("a", ("a", "b")), ValueError, "overwrite the sample"),
     (overwriting(("a", "b"), "a"), ValueError, "overwrite the sample"),
     (overwriting(("a", "b"), ("a", "b")), ValueError, "overwrite the sample"),
@@ -476,11 +427,6 @@ ERRORS = [  # a call, its error, and words of its message
     (lambda: normal(default_interaction_type="randm"), ValueError, "'randm' is not a valid"),
     (lambda: normal(default_interaction_type="median")(normal_td()), NotImplementedError, "median"),
     (
-        lambda: prob(d.LogisticNormal, default_interaction_type="mode")(normal_td()),
-        NotImplementedError,
-        "mode",
-    ),
-    (
         lambda: prob(squashed, default_interaction_type="mode")(normal_td()),
         NotImplementedError,
         "mode",
@@ -490,7 +436,7 @@ ERRORS = [  # a call, its error, and words of its message
         RuntimeError,
         "one and only one element",
     ),
-    (lambda: Prob(["loc"], ["a"], **PAIR)(standard()), ValueError, ""),
+    (lambda: Prob(["loc"], ["a"], **PAIR)(standard()), ValueError, "returned 2 values for the 1"),
     (lambda: composite(log_prob_key="lp"), RuntimeError, "lp_aggregate is set to `False`"),
     (lambda: composite().log_prob_key, RuntimeError, "one and only one element"),
     (lambda: normal(log_prob_key="p", log_prob_keys=["q"]), ValueError, "name different keys"),
@@ -500,9 +446,10 @@ ERRORS = [  # a call, its error, and words of its message
         "must have one key for each sampled key",
     ),
     (lambda: Prob(["p"], distribution_class=CompositeDistribution), KeyError, "distribution_map"),
-    (lambda: normal(generator=3.5), TypeError, "generator must be a torch.Generator"),
-    (lambda: normal(generator=True), TypeError, "generator must be a torch.Generator"),
-    (lambda: normal(generator=torch.tensor(3)), TypeError, "generator must be a torch.Generator"),
+    *(
+        (lambda g=g: normal(generator=g), TypeError, "generator must be a torch.Generator")
+        for g in (3.5, True, torch.tensor(3))
+    ),
     (lambda: seeded(torch.arange(3)), ValueError, "3 elements"),
     (lambda: seeded("three"), TypeError, "of type str"),
     (
@@ -510,18 +457,12 @@ ERRORS = [  # a call, its error, and words of its message
         TypeError,
         r"keywords and .* must match.*takes \['loc', 'scale', .*not 'scal'. Did you mean \"scale\"",
     ),
-    (
-        lambda: prob("onehotcategorical", keys=["logit"])(TensorDict(logit=torch.ones(3))),
-        TypeError,
-        "must match.*OneHotCategorical takes .*'logits'",
-    ),
     (lambda: prob(d.Normal, keys=["loc"])(normal_td()), TypeError, "needs 'scale'"),
     (
         lambda: normal(distribution_kwargs={"loc": 1.0})(normal_td()),
         TypeError,
         "given both by in_keys and by distribution_kwargs",
     ),
-    (lambda: normal()(negative()), ValueError, "Expected parameter scale"),
     (head, ValueError, r"Module\(Normal\) .* scale from \('head', 's'\): Expected"),
     (
         lambda: normal()(TensorDict(loc=torch.zeros(B), scales=torch.ones(B))),
@@ -536,17 +477,6 @@ ERRORS = [  # a call, its error, and words of its message
     (lambda: normal()(TensorDict(loc=torch.zeros(B))), ValueError, "scale"),
     (lambda: normal().log_prob(normal_td()), ValueError, "action"),
 ]
-
-
-@pytest.mark.parametrize("row", range(len(ERRORS)))
-def test_errors(row):
-    wrong, kind, words = ERRORS[row]
-    with pytest.raises(kind, match=words or None):
-        wrong()
-
-
-def test_arguments_are_checked_unless_it_is_switched_off():
-    normal(distribution_kwargs={"validate_args": False})(negative())
 
 
 # --- cached distributions -----------------------------------------------------------------------
@@ -571,18 +501,6 @@ def test_ours_a_cached_distribution_is_given_again_while_its_entries_are_the_sam
 # --- transforms of torch ------------------------------------------------------------------------
 
 
-def test_gradients_flow_through_draw_and_score():
-    def value(loc, scale):
-        torch.manual_seed(0)
-        module = normal(default_interaction_type="random", return_log_prob=True)
-        td = module(TensorDict(loc=loc, scale=scale))
-        return td["action"], td["action_log_prob"]
-
-    loc = torch.randn(T, dtype=torch.float64, requires_grad=True)
-    scale = torch.rand(T, dtype=torch.float64).add(0.5).requires_grad_()
-    assert torch.autograd.gradcheck(value, (loc, scale))
-
-
 def compiled(module, **options):
     """The compiled module; checks of arguments are off, as after a process's first compilation."""
     torch._dynamo.reset()
@@ -597,7 +515,7 @@ OF_CLASS = {
 }
 
 
-@pytest.mark.parametrize("kind", ["random", "mean", "mode", "deterministic"])
+@pytest.mark.parametrize("kind", ["random", "mean", "deterministic"])
 @pytest.mark.parametrize("name", OF_CLASS)
 def test_compiled_in_one_graph_and_vmapped(name, kind):
     scored = (name, kind) != ("Categorical", "mean")  # which is nan
@@ -613,11 +531,6 @@ def test_compiled_in_one_graph_and_vmapped(name, kind):
         assert ("a_log_prob" in out) == scored and out.batch_size == (B,)
 
 
-def test_a_compiled_module_heeds_its_generator():
-    module = normal(generator=3, default_interaction_type="random")
-    assert (compiled(module, fullgraph=False)(standard())["action"] == randn(3)).all()
-
-
 def test_members_of_a_vmap_draw_their_own_noise():
     module = prob(d.Normal)
     td = TensorDict(loc=torch.zeros(B, T), scale=torch.ones(B, T), batch_size=[B])
@@ -627,3 +540,10 @@ def test_members_of_a_vmap_draw_their_own_noise():
         with pytest.raises(RuntimeError, match="randomness"):
             torch.vmap(module)(td.copy())
     assert not (one[0] == one[1]).any() and (same[0] == same[1]).all()
+
+
+@pytest.mark.parametrize("row", range(len(ERRORS)))
+def test_errors(row):
+    wrong, kind, words = ERRORS[row]
+    with pytest.raises(kind, match=words):
+        wrong()

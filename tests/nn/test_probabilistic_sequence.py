@@ -77,7 +77,6 @@ def composite_head():
 NAMED = {"net": plus(1, "x", "loc"), "head": normal("loc", "a")}
 TWICE = plus(0.5, "x", "x")
 SEQUENCES = {  # a sequence, the location of each distribution, and whether it is a composite
-    "one": (single(), {"a": 1}, False),
     "listed": (Seq(list(NAMED.values())), {"a": 1}, False),
     "named": (Seq(NAMED), {"a": 1}, False),
     "a function": (Seq(lambda td: td.set("loc", td["x"] + 1), normal("loc", "a")), {"a": 1}, False),
@@ -86,7 +85,6 @@ SEQUENCES = {  # a sequence, the location of each distribution, and whether it i
     "two, the last": (chain(return_composite=False), {"b": 2, "a": 1}, False),
     "the last computes": (Seq(normal("x", "a"), plus(1, "a", "y")), {"a": 0}, True),
     "in the middle": (Seq(single(), plus(1, "a", "y")), {"a": 1}, True),
-    "at the end": (Seq(plus(1, "x", "x"), single()), {"a": 2}, False),
     "two at the end": (Seq(plus(1, "x", "x"), chain()), {"b": 3, "a": 2}, True),
     "a plain sequence": (
         Seq(TensorDictSequential(*chain()[:3]), normal("mid", "b")),
@@ -267,21 +265,19 @@ def test_selected_and_missing_and_skipped():
 
 
 @pytest.mark.parametrize(
-    "sizes, expected", [((4,), (4,)), ((4, 5), (5, 4)), ((None, 4), (4,)), ((4, None), (4,))]
+    "sizes, expected", [((4, 5), (5, 4)), ((None, 4), (4,)), ((4, None), (4,))]
 )
 def test_several_draws_of_several_modules(sizes, expected):
-    options = dict(default_interaction_type="random")
     seq = Seq(
         *(
-            normal("x" if i == 0 else "a0", f"a{i}", num_samples=size, **options)
-            for i, size in enumerate(sizes)
+            normal(loc, out, num_samples=size, default_interaction_type="random")
+            for loc, out, size in zip(("x", "a"), ("a", "b"), sizes, strict=True)
         )
     )
     td = inputs()
     out = seq(td)
     assert seq.num_samples == expected and out.batch_size == (*expected, B)
-    assert out[f"a{len(sizes) - 1}_log_prob"].shape == (*expected, B, T)
-    assert td.batch_size == (B,)
+    assert out["b_log_prob"].shape == (*expected, B, T) and td.batch_size == (B,)
 
 
 # --- errors -------------------------------------------------------------------------------------
@@ -306,14 +302,8 @@ def edited(seq, change):
 
 
 ERRORS = [  # a call, its error, and words of its message
-    (lambda: Seq(), ValueError, "must consist of zero or more"),
     (lambda: Seq(normal("x", "a")).__delitem__(0), ValueError, "must consist of zero or more"),
     (lambda: Seq(plus(1, "x", "y"), return_composite=False), TypeError, LAST),
-    (
-        lambda: Seq(TensorDictSequential(normal("x", "a")), return_composite=False),
-        TypeError,
-        LAST,
-    ),
     (lambda: edited(single(), lambda s: s.__setitem__(1, plus(1, "x", "a"))), TypeError, LAST),
     (lambda: edited(single(), lambda s: s.__delitem__(1)), TypeError, LAST),
     (lambda: chain().log_prob_key, AttributeError, r"at \['b_log_prob', 'a_log_prob'\]"),
@@ -366,7 +356,6 @@ def test_parts_and_edits():
 
 EDITS = {
     "deleted": lambda seq: seq.module.__delitem__(1),
-    "replaced": lambda seq: seq.module.__setitem__(1, plus(7, "x", "b")),
     "renamed": lambda seq: setattr(seq[1], "out_keys", ["b"]),
     "in the dict": lambda seq: seq.module._modules.update({"1": plus(7, "x", "b")}),
 }
@@ -409,15 +398,8 @@ def policy(kind="random"):
 
 def test_gradients_reach_the_network():
     seq = policy().double()
-
-    def value(x):
-        torch.manual_seed(0)
-        td = seq(TensorDict(x=x, batch_size=[B]))
-        return td["a"], td["a_log_prob"]
-
-    x = torch.randn(B, T, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(value, (x,))
-    sum(v.sum() for v in value(x)).backward()
+    td = seq(TensorDict(x=torch.randn(B, T, dtype=torch.float64), batch_size=[B]))
+    (td["a"].sum() + td["a_log_prob"].sum()).backward()
     assert all(p.grad is not None for p in seq.parameters())
     out = torch.vmap(policy(), randomness="different")(inputs())
     assert out["a"].shape == (B, 2) and not (out["a"][0] == out["a"][1]).any()
@@ -430,7 +412,7 @@ def compiled(module, **options):
     return torch.compile(module, **{"backend": "eager", "fullgraph": True, **options})
 
 
-@pytest.mark.parametrize("kind", ["random", "mean", "mode", "deterministic"])
+@pytest.mark.parametrize("kind", ["random", "deterministic"])
 def test_compiled_in_one_graph(kind):
     seq = policy(kind)
     out, expected = compiled(seq)(inputs()), seq(inputs())
@@ -438,14 +420,6 @@ def test_compiled_in_one_graph(kind):
         torch.testing.assert_close(out["a"], expected["a"])
     scores = compiled(seq.log_prob)(expected.detach())
     torch.testing.assert_close(scores, expected["a_log_prob"])
-
-
-def test_compiled_ahead_of_time_and_with_several_draws():
-    seq = policy()
-    out = compiled(seq, backend="aot_eager")(inputs())
-    torch.testing.assert_close(out["a_log_prob"], seq.log_prob(out.copy()))
-    out["a"].sum().backward()
-    assert seq[0].module[0].weight.grad is not None
     assert (compiled(chain())(inputs())["b"] == 2).all() and interaction_type() is None
 
 

@@ -9,16 +9,13 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from raffia import LazyStackedTensorDict, TensorClass, TensorDict, lazy_stack
-from raffia.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential, WrapModule
+from raffia import TensorClass, TensorDict, lazy_stack
+from raffia.nn import TensorDictModule, TensorDictSequential, WrapModule
 
 from .keyed import (
-    FORMS,
     B,
-    both,
     call,
     chain,
-    counting_backend,
     fail,
     leaves,
     numbers,
@@ -64,62 +61,28 @@ def linear_chain():
 # --- construction -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("form", ["arguments", "ModuleList", "list", "dict", "OrderedDict"])
+@pytest.mark.parametrize("form", ["arguments", "list", "dict", "OrderedDict"])
 def test_ways_to_build(form):
     modules = [step("a", "b"), step("b", "c")]
-    made = {
+    seq = {
         "arguments": lambda: TensorDictSequential(*modules),
         "list": lambda: TensorDictSequential(modules),
-        "ModuleList": lambda: TensorDictSequential(*nn.ModuleList(modules)),
         "dict": lambda: TensorDictSequential({"first": modules[0], "second": modules[1]}),
         "OrderedDict": lambda: TensorDictSequential(
             OrderedDict(first=modules[0], second=modules[1])
         ),
-    }
-    seq, named = made[form](), "Dict" in form or form == "dict"
+    }[form]()
+    named = form in ("dict", "OrderedDict")
     names = ["first", "second"] if named else [0, 1]
     assert len(seq) == 2 and type(seq.module) is (nn.ModuleDict if named else nn.ModuleList)
     assert all(seq[name] is module for name, module in zip(names, modules, strict=True))
     assert list(seq) == modules
     modules.append(step("c", "d"))
     assert len(seq) == 2 and call(seq, "container", {"a": 0}) == {"b": 1, "c": 2}
-    assert isinstance(seq, TensorDictModule) and isinstance(seq, TensorDictModuleBase)
     settings = (seq.inplace, seq.strict, seq.method, seq.partial_tolerant)
     assert settings == (None, False, None, False)
     with pytest.raises((IndexError, KeyError)):
         seq["third" if named else 2]
-
-
-KEYS = [  # of modules, of the sequence, and what is written where all inputs are 0
-    ([], [], {}),
-    ([("a", "b")], ["a"], {"b": 1}),
-    ([("a", "b"), ("b", "c")], ["a"], {"b": 1, "c": 2}),
-    ([("a", "b"), ("a", "c")], ["a"], {"b": 1, "c": 1}),
-    ([("a", "b"), ("z", "c")], ["a", "z"], {"b": 1, "c": 1}),
-    ([("b", "c"), ("a", "b")], ["b", "a"], {"c": 1, "b": 1}),
-    ([("a", "a"), ("a", "a")], ["a"], {"a": 2}),
-    ([("a", "b"), ("b", "a")], ["a"], {"b": 1, "a": 2}),
-    ([("a", "b"), ("b", "c"), ("c", "b")], ["a"], {"c": 2, "b": 3}),
-    ([(["a", "x"], ["b", "c"]), (["c", "y", "a"], "d")], ["a", "x", "y"], {"b": 1, "c": 1, "d": 2}),
-    ([(["a", "a"], ["b"])], ["a"], {"b": 1}),
-    ([("a", ["b", "c"]), ("a", ["c", "b"])], ["a"], {"c": 1, "b": 1}),
-    ([("a", [("n", "b")]), ([("n", "b")], "c")], ["a"], {("n", "b"): 1, "c": 2}),
-    ([("a", []), ("b", [])], ["a", "b"], {}),
-    ([("a", "_"), ("a", "b")], ["a"], {"_": None, "b": 1}),
-]
-
-
-@pytest.mark.parametrize("row", KEYS, ids=str)
-def test_keys_and_calls_of_a_sequence(row):
-    keys, ins, written = row
-    seq, outs = seq_of(*keys), list(written)
-    assert seq.in_keys == ins and seq.out_keys == outs and seq.out_keys_source == outs
-    nested = TensorDictSequential({"in": seq_of(*keys[:-1]), "last": seq_of(*keys[-1:])})
-    assert (nested.in_keys, nested.out_keys) == (ins, outs)
-    written = {key: number for key, number in written.items() if number is not None}
-    for form in FORMS:
-        for made in (seq, nested):
-            assert call(made, form, {key: 0 for key in ins}) == written
 
 
 def test_one_module_twice_in_the_order_of_execution():
@@ -130,10 +93,6 @@ def test_one_module_twice_in_the_order_of_execution():
     }
     seq = TensorDictSequential({**modules, "four": module, "five": module})
     assert call(seq, "container", {"a": 0}) == {"a": 5} and seen == ["one", "two", "three"]
-    deep = step("a", "a")
-    for _ in range(20):
-        deep = TensorDictSequential(deep, step("a", "a"))
-    assert call(deep, "keywords", {"a": 0}) == {"a": 21}
     assert call(nn.Sequential(chain("a", "b"), chain("b", "c")), "container", {"a": 0})["c"] == 2
     assert call(TensorDictModule(chain("a", "b"), ["x"], ["z"]), "tensors") == {"z": 2}
 
@@ -187,15 +146,12 @@ def test_wrap_module():
 # --- as a list of modules -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "index", [slice(0, 1), slice(1, None), slice(None, -1), slice(None, None, 2), slice(2, 2)]
-)
-@pytest.mark.parametrize("cls", [TensorDictSequential, Mine])
-def test_a_slice_is_a_sequence(index, cls):
-    seq = cls(*chain("a", "b", "c", "d"), inplace="empty", partial_tolerant=True)
+@pytest.mark.parametrize("index", [slice(1, None), slice(None, None, 2), slice(2, 2)])
+def test_a_slice_is_a_sequence(index):
+    seq = Mine(*chain("a", "b", "c", "d"), inplace="empty", partial_tolerant=True)
     part, modules = seq[index], list(seq)
     expected = TensorDictSequential(*modules[index])
-    assert type(part) is cls and list(part) == modules[index]
+    assert type(part) is Mine and list(part) == modules[index]
     assert (part.in_keys, part.out_keys) == (expected.in_keys, expected.out_keys)
     assert part.inplace == "empty" and part.partial_tolerant is True and seq[-1] is modules[2]
     del seq[index], modules[index]
@@ -285,26 +241,6 @@ def test_expected_keys_are_remembered():
 # --- selected_out_keys --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", ["option", "method"])
-@pytest.mark.parametrize("keep", [["c"], ["b"], ["d", "b"]], ids=str)
-def test_selected_out_keys(how, keep):
-    names, amounts = ("a", "b", "c", "d"), {"b": 1, "c": 2, "d": 3}
-    if how == "option":
-        seq = chain(*names, selected_out_keys=keep)
-    else:
-        seq = chain(*names)
-        assert seq.select_out_keys(*keep) is seq
-    assert seq.out_keys == keep and seq.out_keys_source == ["b", "c", "d"]
-    for form in FORMS:
-        assert call(seq, form, {"a": 0}) == {key: amounts[key] for key in keep}
-    given = TensorDict()
-    assert seq(start("a"), tensordict_out=given) is given and leaves(given) == set(keep)
-    outer = TensorDictSequential(seq, step(keep, "e"))
-    assert outer.out_keys == [*keep, "e"]
-    assert set(call(outer, "container", {"a": 0, "other": 5})) == {*keep, "e"}
-    assert seq.reset_out_keys() is seq and call(seq, "container", {"a": 0}) == amounts
-
-
 def test_selections_of_inputs_of_nested_keys_and_of_nothing():
     seq = seq_of(("a", "a"), ("a", "b"), ("b", "c")).select_out_keys("c")
     assert call(seq, "container", {"a": 0}) == {"a": 1, "c": 3}  # inputs are written back
@@ -312,8 +248,8 @@ def test_selections_of_inputs_of_nested_keys_and_of_nothing():
     assert call(seq, "container", {"a": 0}) == {("n", "c"): 2}
     assert call(chain("a", "b").select_out_keys(), "container", {"a": 0}) == {}
     assert chain("a", "b", selected_out_keys=[]).out_keys == ["b"]
-    first = TensorDictModule(both, ["a"], ["b", "c"]).select_out_keys("c")
-    assert TensorDictSequential(first, step("c", "d")).out_keys == ["c", "d"]
+    given, seq = TensorDict(), chain("a", "b", "c", selected_out_keys=["b"])
+    assert seq(start("a"), tensordict_out=given) is given and leaves(given) == {"b"}
 
 
 # --- where outputs go ---------------------------------------------------------------------------
@@ -331,10 +267,9 @@ def test_where_outputs_go(outer, inner):
     assert out["c"].tolist() == [2] * B and leaves(td) == (leaves(out) if out is td else {"a"})
     bare = outer is False or outer is None and inner is False
     assert out.batch_size == (() if bare else (B,))
-    for given in (TensorDict(old=torch.zeros(B)), TensorDict({}, [B])):
-        there, td = leaves(given), start("a")
-        assert seq(td, tensordict_out=given) is given and leaves(td) == {"a"}
-        assert leaves(given) == there | written
+    given, td = TensorDict(old=torch.zeros(B)), start("a")
+    assert seq(td, tensordict_out=given) is given and leaves(td) == {"a"}
+    assert leaves(given) == {"old", *written}
     assert seq(start("a"), given) is given
     seq.inplace = True
     assert seq(td) is td
@@ -349,29 +284,17 @@ def test_kinds_of_containers():
     data = Data(a=torch.zeros(B), batch_size=[B])
     assert TensorDictSequential(steps, inplace=True)(data) is data and data.c.tolist() == [2] * B
     assert leaves(chain("a", "b", inplace=False)(start("a").lock_())) == {"b"}
-    overwritten, td = seq_of(("a", "a"), inplace=False), start("a")
-    assert read(overwritten(td)) == {"a": 1} and read(td) == {"a": 0}
     stack = lazy_stack([start("a"), start("a")])
     assert chain("a", "b", "c")(stack) is stack and stack["c"].shape == (2, B)
-    assert isinstance(stack, LazyStackedTensorDict)
-    for shape in [(), (B,), (B, T), (0,)]:
-        td = chain("a", "b", "c")(TensorDict({"a": torch.zeros(*shape, 2)}, shape))
-        assert td["c"].shape == (*shape, 2) and td.batch_size == shape
+    with pytest.raises(KeyError):
+        seq_of(("x", "y"))(lazy_stack([start("a", "x"), start("a")]))
 
 
 # --- partial_tolerant ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "there, written",
-    [
-        (["a"], ["b", "c"]),
-        ([("n", "x")], ["y"]),
-        (["a", ("n", "x")], ["b", "c", "y"]),
-        ([("n", "z")], []),
-        ([], []),
-    ],
-    ids=str,
+    "there, written", [(["a"], ["b", "c"]), ([("n", "x")], ["y"]), ([("n", "z")], [])], ids=str
 )
 @pytest.mark.parametrize("inner", [True, False, "empty"])
 def test_modules_without_inputs_are_left_out(there, written, inner):
@@ -385,12 +308,6 @@ def test_modules_without_inputs_are_left_out(there, written, inner):
     stack = lazy_stack([td, other])  # each member has what its inputs give
     assert seq(stack) is stack
     assert leaves(td) == {*there, *written} and leaves(other) == {"a", "b", "c"}
-
-
-def test_a_lazy_stack_without_tolerance():
-    td = lazy_stack([start("a", "x"), start("a")])
-    with pytest.raises(KeyError):
-        seq_of(("x", "y"))(td)
 
 
 # --- errors -------------------------------------------------------------------------------------
@@ -419,19 +336,13 @@ def picky():
 
 
 ERRORS = {  # a call, its error, and words of its message and notes
-    "a number": (lambda: TensorDictSequential(step("a", "b"), 3), Exception, ""),
-    "a text": (lambda: TensorDictSequential("text")(start()), Exception, ""),
-    "nothing": (
-        lambda: TensorDictSequential(lambda td: None, step("b", "c"))(start()),
-        Exception,
-        "",
-    ),
+    "a number": (lambda: TensorDictSequential(step("a", "b"), 3), TypeError, "but 3 is not one"),
+    "nothing": (lambda: TensorDictSequential(lambda td: None, broken)(start()), Exception, ""),
     "keywords": (
-        lambda: chain("a", "b")(start(), flag=1),
+        lambda: chain("a", "b")(start(), f=None),
         RuntimeError,
         "does not support keyword",
     ),
-    "None": (lambda: chain("a", "b")(start(), f=None), RuntimeError, "does not support keyword"),
     "unknown": (lambda: chain("a", "b")(a=torch.ones(1), z=torch.ones(1)), RuntimeError, "keyword"),
     "too many": (
         lambda: chain("a", "b")(torch.zeros(T), torch.zeros(T)),
@@ -450,11 +361,6 @@ ERRORS = {  # a call, its error, and words of its message and notes
         ZeroDivisionError,
         r"(?s)inner trouble.*fail.*'b'.*2.*1",
     ),
-    "by name": (
-        lambda: TensorDictSequential({"x": step("a", "b"), "culprit": broken})(start()),
-        ZeroDivisionError,
-        "(?s)fail.*culprit",
-    ),
     "nested": (
         lambda: TensorDictSequential(
             {"x": step("a", "b"), "outer": TensorDictSequential({"culprit": broken})}
@@ -466,7 +372,6 @@ ERRORS = {  # a call, its error, and words of its message and notes
     "one of two equal ones": (lambda: second_time()(start()), ZeroDivisionError, "two"),
     "selected": (lambda: chain("a", "b", selected_out_keys=["z"]), ValueError, "z"),
     "an input selected": (lambda: chain("a", "b").select_out_keys("a"), ValueError, "a"),
-    "one of two selected": (lambda: chain("a", "b").select_out_keys("b", "z"), ValueError, "z"),
     "no choice": (
         lambda: chain("a", "b", inplace="no"),
         ValueError,
@@ -476,6 +381,11 @@ ERRORS = {  # a call, its error, and words of its message and notes
         lambda: chain("a", "hidden").select_subsequence(out_keys=["hiden"]),
         ValueError,
         'Did you mean "hidden"',
+    ),
+    "a name": (
+        lambda: TensorDictSequential({"x": step("a", "b")}).append(step("b", "c")),
+        TypeError,
+        "so a new one needs a name too",
     ),
 }
 
@@ -498,46 +408,30 @@ def test_entries_written_before_a_failure_stay():
 
 GRAPH = [("a", "b"), ("b", "c"), ("c", "d"), ("a", "e"), (["b", "x"], "f")]
 PARTS = [  # in_keys, out_keys and the modules that are kept
-    (None, None, [0, 1, 2, 3, 4]),
     (["a"], None, [0, 1, 2, 3]),
-    (["b"], None, [1, 2]),
-    (["c"], None, [2]),
     (["b", "x"], None, [1, 2, 4]),
-    (["a", "x"], None, [0, 1, 2, 3, 4]),
-    (None, ["b"], [0]),
-    (None, ["c"], [0, 1]),
-    (None, ["d"], [0, 1, 2]),
-    (None, ["e"], [3]),
     (None, ["f"], [0, 4]),
-    (None, ["d", "e"], [0, 1, 2, 3]),
     (["b"], ["d"], [1, 2]),
-    (["c"], ["d"], [2]),
     (["a"], ["c", "e"], [0, 1, 3]),
     (["b", "x"], ["f"], [4]),
 ]
 
 
 @pytest.mark.parametrize("ins, outs, kept", PARTS, ids=str)
-@pytest.mark.parametrize("cls", [TensorDictSequential, Mine])
-def test_a_part_of_a_graph(ins, outs, kept, cls):
-    seq = cls(*(step(i, o) for i, o in GRAPH), inplace="empty", partial_tolerant=True)
-    named = cls({f"m{i}": module for i, module in enumerate(seq)})
+def test_a_part_of_a_graph(ins, outs, kept):
+    seq = Mine(*(step(i, o) for i, o in GRAPH), inplace="empty", partial_tolerant=True)
+    named = Mine({f"m{i}": module for i, module in enumerate(seq)})
     given = copy.deepcopy((ins, outs))
     part = seq.select_subsequence(in_keys=ins, out_keys=outs)
-    assert type(part) is cls and list(part) == [seq[i] for i in kept] and len(seq) == 5
+    assert type(part) is Mine and list(part) == [seq[i] for i in kept] and len(seq) == 5
     assert part.partial_tolerant is True and part.inplace == "empty" and given == (ins, outs)
     expected = TensorDictSequential(*part)
     assert (part.in_keys, part.out_keys) == (expected.in_keys, expected.out_keys)
     part = named.select_subsequence(ins, outs)
     assert list(part.module) == [f"m{i}" for i in kept] and part[f"m{kept[0]}"] is seq[kept[0]]
-    assert seq.in_keys == ["a", "x"] and seq.out_keys == ["b", "c", "d", "e", "f"]
 
 
-@pytest.mark.parametrize(
-    "ins, outs",
-    [(["z"], None), (None, ["z"]), (["x"], ["d"]), ([], None), (None, []), (["c"], ["b"])],
-    ids=str,
-)
+@pytest.mark.parametrize("ins, outs", [(["z"], None), (None, []), (["c"], ["b"])], ids=str)
 def test_nothing_is_left(ins, outs):
     with pytest.raises(ValueError, match="No modules left"):
         seq_of(*GRAPH).select_subsequence(in_keys=ins, out_keys=outs)
@@ -547,12 +441,7 @@ def test_nothing_is_left(ins, outs):
     "ins, outs, shape",
     [
         (["b", "d"], ["e"], [["d", "e"]]),
-        (None, ["b"], [["b"]]),
-        (None, ["c"], [["b", "c"]]),
         (None, ["d"], [["b"], ["d"]]),
-        (None, ["e"], [["b"], ["d", "e"]]),
-        (["b"], None, [["c"], ["d", "e"]]),
-        (["d"], None, [["e"]]),
         (["a"], ["b", "e"], [["b"], ["d", "e"]]),
     ],
     ids=str,
@@ -586,8 +475,7 @@ def test_other_parts():
 
 @pytest.mark.parametrize("twin", ["deepcopy", "pickle", "state_dict"])
 def test_copies_and_names(twin):
-    seq, x = linear_chain(), torch.randn(B, T)
-    seq.select_out_keys("y")
+    seq, x = linear_chain().select_out_keys("y"), torch.randn(B, T)
     if twin == "state_dict":
         again = linear_chain().select_out_keys("y")
         again.load_state_dict(seq.state_dict())
@@ -596,24 +484,18 @@ def test_copies_and_names(twin):
     assert again.out_keys == ["y"] and again.in_keys == ["x"]
     assert_close(again(x), seq(x))
     assert_close(seq(x), seq[1].module(seq[0].module(x)))
-    assert_close(torch.vmap(seq)(TensorDict({"x": x}, [B]))["y"], seq(x))
     assert next(again.parameters()) is not next(seq.parameters())
     names = [f"module.{i}.module.{name}" for i in range(2) for name in ("weight", "bias")]
     assert list(seq.state_dict()) == [name for name, _ in seq.named_parameters()] == names
-    named = TensorDictSequential({"enc": seq[0]})
-    assert list(named.state_dict()) == ["module.enc.module.weight", "module.enc.module.bias"]
-    shown = repr(named)
+    shown = repr(TensorDictSequential({"enc": seq[0]}))
     assert shown.startswith("TensorDictSequential(")
     assert all(word in shown for word in ("enc", "Linear", "x", "h"))
     with torch.no_grad():
         for p in seq.parameters():
             p.fill_(7)
-        assert not seq(x).requires_grad
     assert seq.reset_parameters_recursive() is None
     assert all((p != 7).any() for p in seq.parameters())
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert seq(x).dtype == torch.bfloat16
-    assert seq.double()(x.double()).dtype == torch.double and not seq.eval()[0].module.training
+    assert not seq.eval()[0].module.training
 
 
 @pytest.mark.parametrize("form", ["container", "tensors"])
@@ -652,28 +534,3 @@ def test_forwards_of_ones_own(monkeypatch):
     assert written(other) == {"b": 1}
     monkeypatch.setattr(TensorDictSequential, "forward", lambda self, td: td.set("v", td["a"] + 1))
     assert written(other) == {"v": 1}
-
-
-@pytest.mark.parametrize("part", [False, True])
-def test_compile_as_a_method(part):
-    class Twice(nn.Module):
-        def forward(self, x):
-            return x * 2
-
-    seq = TensorDictSequential(TensorDictModule(Twice(), ["a"], ["b"]), step("b", "c"))
-    seq(start("a"))
-    backend, graphs = counting_backend()
-    (seq[0].module if part else seq).compile(backend=backend)
-    assert call(seq, "container", {"a": 3}) == {"b": 6, "c": 7} and len(graphs) == 1
-
-
-def test_eight_threads_call_one_sequence(in_threads):
-    seq, wrong = chain("a", "b", "c", "d"), []
-
-    def work(i):
-        for j in range(30):
-            if seq(TensorDict(a=torch.tensor(float(10 * i + j))))["d"] != 10 * i + j + 3:
-                wrong.append(i)
-
-    in_threads(work)
-    assert wrong == []
