@@ -6,7 +6,7 @@ from torch import nn
 from torch.distributions import Normal
 from torch.testing import assert_close
 
-from raffia import TensorDict, from_module
+from raffia import TensorDict
 from raffia.nn import (
     EnsembleModule,
     NormalParamExtractor,
@@ -252,23 +252,6 @@ def test_distribution_and_log_prob():
 
 
 # --- parameters ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("make", [linear, chain])
-def test_parameters_put_in_within_the_compiled_function(make):
-    module = make()
-
-    def function(params, td):
-        with params.to_module(module):
-            return module(td)["y"]
-
-    def zeros():
-        return from_module(module).data.clone().zero_()
-
-    before = list(module.parameters())
-    compiled = whole(function, zeros, inputs)
-    assert all(a is b for a, b in zip(before, module.parameters(), strict=True))
-    assert compiled(zeros(), inputs()).count_nonzero() == 0
 
 
 @pytest.mark.parametrize("make", [chain, policy, lambda: EnsembleModule(linear(), 4)])

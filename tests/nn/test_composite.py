@@ -167,23 +167,6 @@ def test_extra_kwargs_reach_their_member(extra):
 # Values
 
 
-@pytest.mark.parametrize("aggregate", [False, True])
-@pytest.mark.parametrize("shape", [None, [4]])
-def test_draws_and_scores_have_the_shape_in_front_of_the_batch(shape, aggregate):
-    dist, lead = Composite(parameters(), NAMES), tuple(shape or ())
-    sample = dist.sample(shape)
-    assert sample.batch_size == sample["head"].batch_size == lead + (B,)
-    assert sample["move"].shape == lead + (B, T) and sample[SPEAK].shape == lead + (B,)
-    assert not sample.is_locked and sample.device is None
-    with set_composite_lp_aggregate(aggregate):
-        assert dist.log_prob(sample).shape == lead + (B,)
-        assert deep_keys(sample) == {"move", SPEAK}
-        for method in ("sample_and_log_prob", "rsample_and_log_prob"):
-            sample, scores = getattr(normals(), method)(lead)
-            assert_close(scores, normals().log_prob(sample))
-            assert sample.batch_size == lead + (B,) and deep_keys(sample) == {"x", "y"}
-
-
 def test_gradients_flow_through_rsample_and_log_prob():
     loc, scale = torch.randn(B, T).double(), torch.rand(B, T).double() + 0.5
     given = TensorDict(x=torch.randn(B, T).double(), batch_size=[B])
@@ -197,17 +180,6 @@ def test_gradients_flow_through_rsample_and_log_prob():
         return sample["x"], scores["x_log_prob"], dist.log_prob(given)["x_log_prob"]
 
     assert torch.autograd.gradcheck(score, (loc.requires_grad_(), scale.requires_grad_()))
-
-
-def test_mode_mean_and_deterministic_sample_ask_each_member():
-    dist = of(
-        k=d.Categorical(probs=torch.tensor([[0.1, 0.9], [0.8, 0.2]])),
-        g=d.Gamma(torch.tensor([2.0, 3.0]), torch.tensor([1.0, 2.0])),
-    )
-    assert dist.mode["k"].tolist() == [1, 0] and dist.mean["k"].isnan().all()
-    value = dist.deterministic_sample
-    assert value["k"].tolist() == [1, 0] and value["g"].tolist() == [2.0, 1.5]
-    assert value.batch_size == dist.mode.batch_size == dist.mean.batch_size == (B,)
 
 
 def test_expand_repeats_the_members():
@@ -290,8 +262,13 @@ def test_a_member_with_a_joint_method_is_asked_once():
             return self.loc, torch.full_like(self.loc, 9.0)
 
     dist = of(s=Sure(torch.ones(B), torch.ones(B)), x=unit())
-    assert dist.sample_and_log_prob()[1]["s_log_prob"].tolist() == [7.0, 7.0]
-    assert dist.rsample_and_log_prob()[1]["s_log_prob"].tolist() == [9.0, 9.0]
+    for method, score in (("sample_and_log_prob", 7.0), ("rsample_and_log_prob", 9.0)):
+        assert getattr(dist, method)()[1]["s_log_prob"].tolist() == [score] * B
+        sample, scores = getattr(normals(), method)((4,))
+        assert_close(scores, normals().log_prob(sample))
+        assert sample.batch_size == (4, B) and deep_keys(sample) == {"x", "y"}
+    sample = dist.sample()
+    assert not sample.is_locked and sample.device is None and dist.sample([4]).shape == (4, B)
 
 
 # Estimates

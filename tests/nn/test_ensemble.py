@@ -216,17 +216,6 @@ def test_layers_with_another_reset_or_none():
     assert module.module.scale is own
 
 
-def test_copies_and_state_dicts():
-    first, second = (EnsembleModule(mlp(), num_copies=N) for _ in range(2))
-    td = inputs()
-    assert not torch.equal(first(td)["y"], second(td)["y"])
-    second.load_state_dict(first.state_dict())
-    for again in (second, copy.deepcopy(first)):
-        assert_close(again(td)["y"], first(td)["y"])
-        again.params_td.data.zero_()
-        assert again(td)["y"].count_nonzero() == 0 != first(td)["y"].count_nonzero()
-
-
 # --- training and draws -------------------------------------------------------------------------
 
 

@@ -3,7 +3,6 @@
 from collections import namedtuple
 from dataclasses import dataclass
 
-import pytest
 import torch
 from torch import nn
 from torch.testing import assert_close
@@ -37,51 +36,28 @@ def written(value):
     return TensorDictModule(lambda x: (x, value(x)), ["x"], ["_", "y"])(inputs())["y"]
 
 
-def test_the_state_of_a_recurrent_layer_is_nested():
+def test_tuples_and_named_fields_are_nested():
     lstm = TensorDictModule(nn.LSTM(T, A, batch_first=True), ["x"], ["out", "state"])
     out = lstm(TensorDict(x=torch.zeros(B, 4, T)))
-    assert out["out"].shape == (B, 4, A)
-    assert sorted(out["state"].keys()) == ["0", "1"]
-    assert out["state", "0"].shape == (1, B, A)
-
-
-def test_a_tuple_inside_a_tuple_is_nested():
-    y = written(lambda x: ((x, x + 1), x + 2))
-    assert isinstance(y, TensorDict) and y.batch_size == (B,)
+    assert out["out"].shape == (B, 4, A) and out["state", "0"].shape == (1, B, A)
+    y = written(lambda x: ((x, x + 1), "name"))
+    assert isinstance(y, TensorDict) and y.batch_size == (B,) and y["1"] == "name"
     assert_close(y["0", "1"], inputs()["x"] + 1)
-    assert_close(y["1"], inputs()["x"] + 2)
+    for kind, names in ((State, ["hidden", "cell"]), (Pair, ["left", "right"])):
+        y = written(lambda x: kind(x, -x))  # noqa: B023
+        assert list(y.keys()) == names
+        assert_close(y[names[1]], -inputs()["x"])
 
 
-def test_a_tuple_may_hold_what_is_no_tensor():
-    y = written(lambda x: (x, "name"))
-    assert y["1"] == "name" and y["0"].shape == (B, T)
-
-
-@pytest.mark.parametrize("kind, names", [(State, ("hidden", "cell")), (Pair, ("left", "right"))])
-def test_named_fields_are_keys(kind, names):
-    y = written(lambda x: kind(x, -x))
-    assert set(y.keys()) == set(names)
-    assert_close(y[names[1]], -inputs()["x"])
-
-
-def test_a_list_stays_a_list():
+def test_lists_stay_lists():
     assert [type(v) for v in written(lambda x: [x[0], "s"])] == [torch.Tensor, str]
-
-
-@pytest.mark.parametrize("named", [False, True])
-def test_called_with_a_list_the_module_gets_the_list(named):
     module = TensorDictModule(lambda parts: [isinstance(parts, list), *parts], ["parts"], ["y"])
     parts = [torch.zeros(T), torch.ones(T)]
-    is_list, *values = module(parts=parts) if named else module(parts)
-    assert is_list and [v.tolist() for v in values] == [v.tolist() for v in parts]
+    for is_list, *values in (module(parts=parts), module(parts)):
+        assert is_list and [v.tolist() for v in values] == [v.tolist() for v in parts]
 
 
-def test_called_with_a_tuple_the_module_gets_a_container():
-    module = TensorDictModule(lambda state: state["0"] - state["1"], ["state"], ["y"])
-    assert module((torch.ones(A), torch.zeros(A))).tolist() == [1.0] * A
-
-
-def test_a_dispatched_method_gets_them_the_same_way():
+def test_called_with_a_tuple_a_module_gets_a_container():
     class Last(TensorDictModuleBase):
         in_keys, out_keys = ["x", "state"], ["y"]
 
@@ -92,12 +68,8 @@ def test_a_dispatched_method_gets_them_the_same_way():
 
     x = torch.zeros(B, T)
     assert_close(Last()(x, (x + 1, x + 2)), x + 2)
-
-
-def test_inplace_none_is_a_new_container():
-    td = inputs()
-    out = TensorDictModule(torch.exp, ["x"], ["y"], inplace=None)(td)
-    assert out is not td and list(out.keys()) == ["y"] and "y" not in td
+    module = TensorDictModule(lambda state: state["0"] - state["1"], ["state"], ["y"])
+    assert module((torch.ones(A), torch.zeros(A))).tolist() == [1.0] * A
 
 
 def test_a_decorated_function_takes_keywords_ours():

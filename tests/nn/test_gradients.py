@@ -311,21 +311,3 @@ def test_calls_keep_no_graph_and_no_container_alive(form):
     del y, td
     gc.collect()
     assert [ref() for ref in gone] == [None, None]
-
-
-def test_buffers_written_by_a_call_stay_in_what_was_put_in():
-    keyed = TensorDictModule(nn.BatchNorm1d(T).double(), ["x"], ["y"])
-    params = parameters(keyed)
-    with params.to_module(keyed):
-        called(keyed, example() + 3, "container")
-    assert keyed.module.num_batches_tracked == 0
-    assert_close(keyed.module.running_mean, torch.zeros(T).double())
-    assert params["module", "num_batches_tracked"] == 1
-
-
-def test_hooks_see_every_call_under_transforms():
-    keyed, seen = module(), []
-    keyed.module[0].register_forward_hook(lambda m, a, o: seen.append(1))
-    torch.vmap(lambda x: called(keyed, x, "tensors"))(example())
-    jacrev(lambda x: called(keyed, x, "tensors"))(example())
-    assert len(seen) == 2

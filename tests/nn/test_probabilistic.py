@@ -11,7 +11,6 @@ from torch import distributions as d
 from raffia import TensorDict, lazy_stack
 from raffia.nn import (
     CompositeDistribution,
-    InteractionType,
     TensorDictParams,
     composite_lp_aggregate,
     set_composite_lp_aggregate,
@@ -199,9 +198,6 @@ def loc():
 
 
 VALUES = [  # a class, the kind of its value, and that value
-    (d.Normal, None, loc),
-    (d.Normal, "RANDOM", lambda: drawn(d.Normal)),
-    (d.Normal, InteractionType.RANDOM, lambda: drawn(d.Normal)),
     (Laplace, "median", loc),
     (Joint, "random", lambda: loc() + 100),
     (Joint, "mean", loc),
@@ -215,59 +211,30 @@ VALUES = [  # a class, the kind of its value, and that value
 @pytest.mark.parametrize("row", range(len(VALUES)))
 def test_the_value_of_a_kind(row, sizes):
     cls, kind, value = VALUES[row]
-    if sizes and kind in ("random", "RANDOM", InteractionType.RANDOM):
-        return
     options = {} if kind is None else {"default_interaction_type": kind}
     module = prob(cls, n_empirical_estimate=7, num_samples=sizes, return_log_prob=True, **options)
     torch.manual_seed(0)
     td = module(normal_td())
     torch.testing.assert_close(td["a"], value().expand(*sizes or (), B, T))
-    if cls is Joint and kind == "random":
+    if kind == "random":
         assert (td["a_log_prob"] == td["loc"] + 200).all()
     else:
         dist = module.get_dist(normal_td())
         torch.testing.assert_close(td["a_log_prob"], dist.log_prob(td["a"]))
 
 
-OTHER_VALUES = [  # a class, its parameter, the kind of its value, and that value
-    (d.Exponential, {"rate": 0.5}, "mode", 0.0),
-    (d.Exponential, {"rate": 0.5}, "mean", 2.0),
-    (d.Exponential, {"rate": 0.5}, "deterministic", 2.0),
-    (d.Categorical, {"logits": [0.0, 0.0, 1e3]}, "mode", 2),
-    (d.Categorical, {"logits": [0.0, 0.0, 1e3]}, "deterministic", 2),
-    (d.Categorical, {"logits": [0.0, 0.0, 1e3]}, "random", 2),
-    (d.Categorical, {"logits": [0.0, 0.0, 1e3]}, "mean", torch.nan),
-]
-
-
-@pytest.mark.parametrize("cls, params, kind, value", OTHER_VALUES)
-def test_values_of_other_classes(cls, params, kind, value):
-    module = prob(cls, keys=params, default_interaction_type=kind)
-    td = module(TensorDict({key: torch.tensor(v) for key, v in params.items()}))
-    assert td["a"].item() == pytest.approx(value, nan_ok=True)
-
-
-def test_an_unknown_class_says_what_it_falls_back_on():
-    for make, td, value in (
-        (prob(Pair, keys=["loc"]), TensorDict(loc=torch.zeros(B)), torch.zeros(B)),
-        (prob(NoMean, n_empirical_estimate=7), normal_td(), None),
-    ):
-        with pytest.warns(UserWarning, match="deterministic_sample"):
-            out = make(td)["a"]
-        assert value is None or torch.equal(out, value)
-
-
-def test_the_block_wins_over_the_default():
+def test_other_values_and_kinds():
+    with pytest.warns(UserWarning, match="deterministic_sample"):  # it falls back on the mean
+        out = prob(Pair, keys=["loc"])(TensorDict(loc=torch.zeros(B)))
+    assert not out["a"].any()
+    with pytest.warns(UserWarning, match="deterministic_sample"):  # or on draws
+        prob(NoMean, n_empirical_estimate=7)(normal_td())
     module, td = normal(default_interaction_type="random"), normal_td()
-    with set_interaction_type("mean"):
+    with set_interaction_type("mean"):  # it wins over the default
         assert (module(td)["action"] == td["loc"]).all()
         with set_interaction_type(None):
             assert not (module(td)["action"] == td["loc"]).all()
-
-
-def test_several_values():
-    options = dict(distribution_class=Pair, default_interaction_type="random")
-    td = Prob(["loc"], ["a", "b"], **options)(TensorDict(loc=torch.zeros(2)))
+    td = Prob(["loc"], ["a", "b"], **PAIR)(TensorDict(loc=torch.zeros(2)))
     assert td["a"].tolist() == [1, 1] and td["b"].tolist() == [2, 2]
 
 
@@ -479,6 +446,13 @@ ERRORS = [  # a call, its error, and words of its message
 ]
 
 
+@pytest.mark.parametrize("row", range(len(ERRORS)))
+def test_errors(row):
+    wrong, kind, words = ERRORS[row]
+    with pytest.raises(kind, match=words):
+        wrong()
+
+
 # --- cached distributions -----------------------------------------------------------------------
 
 
@@ -540,10 +514,3 @@ def test_members_of_a_vmap_draw_their_own_noise():
         with pytest.raises(RuntimeError, match="randomness"):
             torch.vmap(module)(td.copy())
     assert not (one[0] == one[1]).any() and (same[0] == same[1]).all()
-
-
-@pytest.mark.parametrize("row", range(len(ERRORS)))
-def test_errors(row):
-    wrong, kind, words = ERRORS[row]
-    with pytest.raises(kind, match=words):
-        wrong()

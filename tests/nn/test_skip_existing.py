@@ -99,20 +99,6 @@ def test_blocks():
         assert module(x=zero) == 1 and len(calls) == 1
 
 
-def test_a_module_that_opens_a_block_leaves_the_mode_as_it_was():
-    inner, calls = counted(["x"], ["y"])
-
-    def run(x):
-        with set_skip_existing(False):
-            inner(TensorDict(x=x, y=x))
-        return x
-
-    with set_skip_existing():
-        TensorDictModule(run, ["x"], ["z"])(TensorDict(x=zero))
-        assert skip_existing() is True
-    assert len(calls) == 1
-
-
 # --- as a decorator -----------------------------------------------------------------------------
 
 

@@ -136,21 +136,6 @@ def test_moves_casts_and_modes():
     assert same(list(params.parameters()), [params["w"], params["n", "b"]])
 
 
-def test_gradients_and_optimisers():
-    module, x = Holder(), torch.ones(A)
-    step, before = torch.optim.AdamW(module.parameters(), lr=0.1), module(x).item()
-    module(x).backward()
-    grad = module.params.grad
-    assert type(grad) is TensorDict and "i" not in grad["n"]
-    assert grad["w"].tolist() == [1] * A and grad["n", "b"].tolist() == [1] * B
-    step.step()
-    assert (module.params["w"] < 0).all() and module(x).item() < before
-    module.zero_grad(set_to_none=False)
-    assert module.params["w"].grad.tolist() == [0] * A
-    module.zero_grad()
-    assert module.params["w"].grad is None and module.params.grad is None
-
-
 @pytest.mark.parametrize("how", ["deepcopy", "saved"])
 def test_copies(how):
     module, x = Holder(), torch.ones(A)

@@ -16,7 +16,6 @@ from raffia.nn import (
     ProbabilisticTensorDictSequential,
     TensorDictModule,
     TensorDictModuleBase,
-    TensorDictModuleWrapper,
     TensorDictSequential,
     symbolic_trace,
 )
@@ -134,7 +133,6 @@ def same(module, td=None):
 
 SHARED, LAYER = Net(T, T), nn.Linear(T, T)
 MODULES = {
-    "nested keys": lambda: keyed(nn.Linear(T, A), [("input", "x")], [("out", "y")]),
     "outputs": lambda: keyed(Split(), ["z"], [("out", "a"), ("out", "b")]),
     "layers": lambda: keyed(nn.Sequential(nn.Linear(T, A), nn.ReLU()), ["z"], ["y"]),
     "nested": lambda: seq(masked_net(), keyed(nn.Linear(A, 1), [("out", "p")], ["v"])),
@@ -144,26 +142,21 @@ MODULES = {
     "dropped": lambda: keyed(lambda x: (x + 1, x + 2, x + 3), ["z"], ["_", "b", "_"]),
     "dict": lambda: keyed(lambda x: {"b": x + 2, "a": x + 1, "c": x}, ["z"], ["a", "b"]),
     "method": lambda: keyed(Net(), ["z"], ["y"], method="encode", method_kwargs={"scale": 2.0}),
-    "wrapper": lambda: TensorDictModuleWrapper(masked_net()),
     "extractor": lambda: seq(
         keyed(nn.Linear(T, 4), ["z"], ["params"]),
         keyed(NormalParamExtractor(), ["params"], ["loc", "scale"]),
     ),
     # what torch.fx can't follow is one call
-    "branch in a function": lambda: keyed(relu_by_hand, ["z"], ["y"]),
     "branch": lambda: seq(keyed(Branch(), ["z"], ["a", "b"]), keyed(Net(), ["b"], ["y"])),
     "branch with a dict": lambda: keyed(Named(), ["z"], ["a", "b"]),
     # where outputs go
     "fresh": lambda: step("z", "y", inplace=False),
     "empty": lambda: step("z", "y", inplace="empty"),
-    "empty sequence": lambda: two(inplace="empty"),
     "sequence in place": lambda: two(inplace=True),
     "fresh first": lambda: seq(step("z", "h", inplace=False), step("h", "y")),
     "empty inside": lambda: seq(two(inplace="empty"), step("y", "i")),
-    "deeper": lambda: seq(step("z", ("n", "z")), step(("n", "z"), ("n", "m", "y"))),
     # selections
     "selected": lambda: keyed(pair, ["z"], ["a", "b"]).select_out_keys("b"),
-    "selected input": lambda: seq(step("z", "z"), step("z", "y")).select_out_keys("y"),
     "selected inside": lambda: seq(two(selected_out_keys=["y"]), step("y", "i")),
     **{  # names that Python or modules use otherwise
         name: lambda name=name: seq({name: keyed(nn.Linear(T, A), ["z"], ["class"])})

@@ -99,6 +99,31 @@ def test_where_outputs_go_and_sequences():
     assert td["z"].tolist() == [20, 20]
 
 
+def test_selections_and_hooks():
+    module = pair()
+    one, other = Wrapper(module), Wrapper(module)
+    for selected, wrapper in ((one, one), (module, other), (module, one)):
+        selected.select_out_keys("v")
+        assert wrapper.out_keys == ["v"] and wrapper.out_keys_source == ["u", "v"]
+        for form in ("container", "keywords"):
+            assert call(wrapper, form) == {"v": 3}
+        if selected is one:  # it leaves the module as it is
+            assert module.out_keys == other.out_keys == ["u", "v"]
+            assert call(other, "container") == {"u": 2, "v": 3}
+        selected.reset_out_keys()
+        assert call(wrapper, "container") == {"u": 2, "v": 3}
+    assert Wrapper(pair().select_out_keys("u")).out_keys == ["u"]
+    module, seen = TensorDictModule(Scale(), ["x"], ["z"]), []
+    wrapper = Wrapper(module)
+    wrapper.register_forward_hook(lambda m, a, o: seen.append("wrapper"))
+    wrapper.register_forward_pre_hook(
+        lambda m, args, kwargs: (args, {**kwargs, "scale": 3}), with_kwargs=True
+    )
+    for form in ("container", "keywords"):
+        call(wrapper, form)
+        assert seen.pop() == "wrapper" and not seen and module.module.seen == {"scale": 3}
+
+
 @pytest.mark.parametrize("twin", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
 def test_copies(twin):
     wrapper = Scaled(TensorDictModule(nn.Linear(T, A), ["x"], ["z"]))
@@ -181,28 +206,3 @@ def test_a_method_knows_its_object(in_threads):
     del bag, bags
     gc.collect()
     assert gone() is None
-
-
-def test_selections_and_hooks():
-    module = pair()
-    one, other = Wrapper(module), Wrapper(module)
-    for selected, wrapper in ((one, one), (module, other), (module, one)):
-        selected.select_out_keys("v")
-        assert wrapper.out_keys == ["v"] and wrapper.out_keys_source == ["u", "v"]
-        for form in ("container", "keywords"):
-            assert call(wrapper, form) == {"v": 3}
-        if selected is one:  # it leaves the module as it is
-            assert module.out_keys == other.out_keys == ["u", "v"]
-            assert call(other, "container") == {"u": 2, "v": 3}
-        selected.reset_out_keys()
-        assert call(wrapper, "container") == {"u": 2, "v": 3}
-    assert Wrapper(pair().select_out_keys("u")).out_keys == ["u"]
-    module, seen = TensorDictModule(Scale(), ["x"], ["z"]), []
-    wrapper = Wrapper(module)
-    wrapper.register_forward_hook(lambda m, a, o: seen.append("wrapper"))
-    wrapper.register_forward_pre_hook(
-        lambda m, args, kwargs: (args, {**kwargs, "scale": 3}), with_kwargs=True
-    )
-    for form in ("container", "keywords"):
-        call(wrapper, form)
-        assert seen.pop() == "wrapper" and not seen and module.module.seen == {"scale": 3}

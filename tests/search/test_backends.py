@@ -132,50 +132,14 @@ def test_a_mask_that_the_model_gives_late_is_met_by_both():
     assert trees[0].data["ended"].any()
 
 
-def test_the_back_ends_see_the_same_rows_in_the_same_order():
-    table, seen = random_table(8, players=True), []
-
-    def noted(embedding, action):
-        seen.append((embedding["state"].tolist(), action.tolist()))
-        return table(embedding, action)
-
-    both(table.root(STATES), noted, num_simulations=BUDGET)
-    num = int(BUDGET.max())
-    assert seen[:num] == seen[num:]
-    assert [len(rows) for rows, _ in seen[:num]] == [4] + [3] * 8 + [2] * 3 + [1] * 4
-
-
-def test_a_comparison_of_trees_can_fail():
-    table = random_table(8)
-    trees = both(table.root(STATES), table, num_simulations=8)
-    trees[1].data["q_sum"][2, 0] += 1e-12
-    with pytest.raises(AssertionError, match="q_sum"):
-        assert_same(*trees)
-
-
 @pytest.mark.slow  # tracing the loop takes most of it
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
-@pytest.mark.parametrize("compiler", ["eager", "aot_eager"])
-def test_the_reference_is_the_same_under_torch_compile(compiler):
+def test_the_reference_is_the_same_under_torch_compile():
     table = random_table(4, illegal=0.3, over=0.2, players=True)
-    settings = {"num_simulations": 6, "backend": "reference"}
+    settings = {"num_simulations": 3, "backend": "reference"}
     root = table.root(STATES)
-    compiled = torch.compile(search, backend=compiler)
+    compiled = torch.compile(search, backend="aot_eager")
     try:
         assert_same(search(root, table, **settings), compiled(root, table, **settings))
     finally:
         torch.compiler.reset()
-
-
-@pytest.mark.slow
-def test_many_random_trees_are_equal_bit_for_bit():
-    for seed in range(100):
-        kind = list(TABLES)[seed % len(TABLES)]
-        way = WAYS[seed // 4 % 3]
-        table = random_table(1000 + seed, **TABLES[kind], prefixed=way == "prefix")
-        settings = settings_of(way, seed) | {"num_simulations": 2 * BUDGET}
-        select = PUCT(**PUCTS[seed % len(PUCTS)])
-        if seed % 3 == 0:
-            noise = gumbel_noise((4, table.next.shape[1]), torch.Generator().manual_seed(seed))
-            select = Gumbel(root_gumbel=noise)
-        assert_same(*both(table.root(STATES), table, select=select, **settings))

@@ -123,27 +123,18 @@ class Declines:
         return None
 
 
-def test_a_model_that_declines_is_called():
-    table = random_table(2)
-    model = Declines(table)
-    tree = search(table.root(STATES), model, num_simulations=9)
-    assert model.binds == 1
-    assert_same(tree, search(table.root(STATES), table, num_simulations=9))
-
-
-def test_a_model_is_not_bound_where_it_would_have_to_write_more():
-    """Sampled actions, keys of states and resets of other entries have no place in it."""
-    model = Declines(random_table(2, labels=True))
-    search(model.table.root(STATES), model, num_simulations=9)
-    assert model.binds == 0
-    model = Declines(random_table(2))
-    root = model.table.root(STATES)
-    search(root, model, num_simulations=9, transpositions=lambda e: e["state"])
-    assert model.binds == 0
-    model = Declines(random_table(2, prefixed=True))
-    prefix = ValuePrefix(2, ("prefix",))
-    search(model.table.root(STATES), model, num_simulations=9, value_prefix=prefix)
-    assert model.binds == 0
+def test_a_model_that_declines_or_would_have_to_write_more_is_called():
+    """Sampled actions, keys of states and resets of other entries have no place in the memory."""
+    for table, options, binds in (
+        (random_table(2), {}, 1),
+        (random_table(2, labels=True), {}, 0),
+        (random_table(2), {"transpositions": lambda e: e["state"]}, 0),
+        (random_table(2, prefixed=True), {"value_prefix": ValuePrefix(2, ("prefix",))}, 0),
+    ):
+        model, root = Declines(table), table.root(STATES)
+        tree = search(root, model, num_simulations=9, **options)
+        assert model.binds == binds
+        assert_same(tree, search(root, table, num_simulations=9, **options))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

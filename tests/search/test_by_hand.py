@@ -64,11 +64,3 @@ def test_the_golden_trees_are_still_what_they_were(backend):
     kept = json.loads(golden.FILE.read_text())
     assert kept.pop("renew") == golden.RENEW
     assert golden.trees(backend) == kept
-
-
-def test_a_golden_tree_tells_a_changed_number():
-    kept = json.loads(golden.FILE.read_text())
-    found = golden.trees("compiled")
-    found["efficientzero"][3]["q"][0] += 1e-4
-    assert found["efficientzero"] != kept["efficientzero"]
-    assert found["gumbel"] == kept["gumbel"]

@@ -57,18 +57,14 @@ ROOTS = [
     (dict(prior_logits=torch.zeros(0, A)), r"root\.prior_logits has shape \[0, 3\]"),
     (dict(prior_logits=torch.zeros(B, 0)), r"root\.prior_logits has shape \[4, 0\]"),
     (dict(value=torch.zeros(B, 1)), r"root\.value has shape \[4, 1\].*\[4\]"),
-    (dict(value=torch.zeros(B + 1)), r"root\.value has shape \[5\].*\[4\]"),
-    (dict(mask=bools(B, A + 1)), r"root\.mask has shape \[4, 4\].*\[4, 3\]"),
     (dict(mask=bools(A)), r"root\.mask has shape \[3\].*\[4, 3\]"),
     (dict(to_play=torch.ones(B, 1).long()), r"root\.to_play has shape \[4, 1\].*\[4\]"),
     (dict(actions=torch.ones(B, A + 2, 2)), r"root\.actions has shape \[4, 5, 2\].*\[4, 3\]"),
-    (dict(embedding=torch.zeros(B + 1, 2)), r"embedding has shape \[5, 2\].*4 roots"),
     (dict(embedding={"a": {"b": torch.zeros(1)}}), r"\['a'\]\['b'\].*shape \[1\].*4 roots"),
     (dict(embedding=torch.tensor(1.0)), r"embedding has shape \[\].*4 roots"),
     (dict(value=torch.zeros(B).to("meta")), "root.value lies on meta and root.prior_logits on cpu"),
-    (dict(mask=bools(B, A).to("meta")), "root.mask lies on meta and root.prior_logits on cpu"),
     (dict(to_play=torch.ones(B).to("meta")), "root.to_play lies on meta and root.prior_logits on"),
-    *((dict(to_play=but(torch.ones(B), 1, n)), "pass to_play=None") for n in (-1, 3, 7)),
+    *((dict(to_play=but(torch.ones(B), 1, n)), "pass to_play=None") for n in (-1, 3)),
 ]
 
 
@@ -78,9 +74,8 @@ def test_a_root_whose_fields_do_not_fit_together(fields, words):
         refused(lambda plan=plan: plan(root(**fields), TABLE, num_simulations=6), ValueError, words)
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.float32])
-def test_a_mask_that_is_not_bool(dtype):
-    here = root(mask=torch.ones(B, A, dtype=dtype))
+def test_a_mask_that_is_not_bool():
+    here = root(mask=torch.ones(B, A, dtype=torch.uint8))
     for plan in PLANS:
         words = r"root\.mask is torch\..*mask\.bool\(\)"
         refused(lambda plan=plan: plan(here, TABLE, num_simulations=6), TypeError, words)
@@ -88,9 +83,7 @@ def test_a_mask_that_is_not_bool(dtype):
 
 UNFIT_ROOTS = [
     (dict(value=but(torch.zeros(B), 2, NAN)), r"root\.value is NaN.* for root 2"),
-    (dict(value=but(torch.zeros(B), 2, INF)), r"root\.value is NaN.* for root 2"),
     (dict(value=but(torch.zeros(B), 1, -INF)), r"root\.value is NaN or infinite for root 1"),
-    (dict(prior_logits=but(torch.zeros(B, A), 2, NAN)), r"root\.prior_logits is NaN.* for root 2"),
     (dict(prior_logits=but(torch.zeros(B, A), 2, INF)), r"root\.prior_logits is NaN.* for root 2"),
     (dict(prior_logits=torch.full((B, A), -INF)), "prior_logits is NaN, inf or -inf for all legal"),
 ]
@@ -184,11 +177,11 @@ CALLS = [
     # options of a search
     *(
         (lambda n=n: run(num_simulations=n), ValueError, "num_simulations=.*at least 1")
-        for n in (0, -1, torch.tensor([6, 6, 0, 6]))
+        for n in (0, torch.tensor([6, 6, 0, 6]))
     ),
     *(
         (lambda n=n: run(num_simulations=n), TypeError, "num_simulations has dtype torch.*integer")
-        for n in (2.5, 3.0, True, torch.tensor([1.0, 2.0, 3.0, 4.0]))
+        for n in (2.5, True, torch.tensor([1.0, 2.0, 3.0, 4.0]))
     ),
     *(
         (
@@ -196,18 +189,16 @@ CALLS = [
             ValueError,
             rf"{name} has shape \[{', '.join(map(str, given.shape))}\].*4 roots",
         )
-        for shape in ((1,), (B + 1,), (B, 1))
         for name, given in (
-            ("num_simulations", torch.ones(shape, dtype=torch.long)),
-            ("discount", torch.ones(shape)),
+            ("num_simulations", torch.ones(B + 1, dtype=torch.long)),
+            ("discount", torch.ones(B, 1)),
         )
     ),
     *(
         (lambda n=n: run(discount=n), ValueError, r"discount=.* must be in 0\.\.1")
-        for n in (-0.1, 1.001, NAN, torch.tensor([0.9, 0.9, 2.0, 0.9]), INF)
+        for n in (-0.1, 1.001, NAN, torch.tensor([0.9, 0.9, 2.0, 0.9]))
     ),
     (lambda: run(max_depth=0), ValueError, "max_depth=0 must be at least 1"),
-    (lambda: run(max_depth=-3), ValueError, "max_depth=-3 must be at least 1"),
     (lambda: run(root_value="mean"), ValueError, "root_value='mean' must be one of 'exclude'"),
     (lambda: run(backend="numba"), ValueError, "backend='numba' must be one of 'auto'"),
     (lambda: run(num_threads=0), ValueError, "num_threads=0 must be at least 1"),
@@ -229,21 +220,13 @@ CALLS = [
         *(KeyError, r"resets .*reward_hidden_state.*latent"),
     ),
     # selections
-    (
-        lambda: PUCT(first_visit="random"),
-        ValueError,
-        r"first_visit='random' must be one of.*PUCT\(",
-    ),
+    (lambda: PUCT(first_visit="no"), ValueError, r"first_visit='no' must be one of.*PUCT\("),
     (lambda: PUCT(normalize="min_max"), ValueError, "normalize='min_max' must be one of"),
     (lambda: PUCT(ties="first"), ValueError, "ties='first' must be one of"),
     (lambda: PUCT(c_base=0.0), ValueError, "c_base=0.0"),
     (lambda: PUCT(c_init=NAN), ValueError, "c_init=nan"),
     (lambda: PUCT(min_range=-1.0), ValueError, "min_range=-1.0"),
-    (lambda: PUCT(min_range=NAN), ValueError, "min_range=nan"),
-    (
-        lambda: PUCT(root_in_range=True, normalize="tree"),
-        *(ValueError, "normalize='running'"),
-    ),
+    (lambda: PUCT(root_in_range=True, normalize="tree"), ValueError, "normalize='running'"),
     (lambda: PUCT(ties="random"), ValueError, "tie_seed"),
     (lambda: PUCT(tie_seed=SEEDS), ValueError, "ties='lowest'.*tie_seed"),
     (
@@ -269,11 +252,6 @@ CALLS = [
     (chosen(torch.full((B,), 1)), ValueError, "some of which are illegal"),
     (lambda: run(select=PUCT), TypeError, r"the class PUCT; pass PUCT\(...\)"),
     # policies and their noise
-    (
-        gumbel(root_gumbel=torch.zeros(B, 2)),
-        ValueError,
-        r"root_gumbel has shape \(4, 2\).*\[4, 3\]",
-    ),
     (gumbel(max_considered=0), ValueError, "max_considered=0 must be at least 1"),
     (gumbel(value_scale=NAN), ValueError, "value_scale=nan"),
     (muzero(dirichlet=torch.zeros(3, 3)), ValueError, r"dirichlet has shape \[3, 3\].*\[4, 3\]"),
@@ -286,47 +264,42 @@ CALLS = [
     ),
     *(
         (muzero(dirichlet=noise), ValueError, "sum to 1 over the legal actions")
-        for noise in (torch.tensor([[5.0, -4.0, 0.0]] * B), torch.zeros(B, A), torch.ones(B, A))
+        for noise in (torch.tensor([[5.0, -4.0, 0.0]] * B), torch.ones(B, A))
     ),
-    (muzero(temperature=-1.0), ValueError, "temperature=-1.0 must not be negative"),
     (muzero(temperature=NAN), ValueError, "temperature=nan must not be negative"),
     (muzero(temperature=torch.ones(3)), ValueError, r"temperature has shape \[3\].*4 roots"),
     (lambda: dirichlet_noise(bools(B, A), 0.0), ValueError, "alpha=0.0 must be above 0"),
     (lambda: sample_visits(torch.ones(B, A), 1.0), ValueError, r"gumbel=gumbel_noise\(shape\)"),
-    (muzero(discounts=0.9), TypeError, "discounts"),
     # sampled actions
     (sampled(seed=torch.zeros(B)), ValueError, r"torch.float32 \[4\]; it must be int64 \[4\]"),
     (sampled(seed=torch.arange(3)), ValueError, r"torch.int64 \[3\]; it must be int64 \[4\]"),
     (sampled(prior="dense"), ValueError, "'dense' must be one of 'sampling'"),
-    (
-        lambda: with_sampled_actions(*sampled()(), TWO, SEEDS),
-        *(ValueError, "sampled already"),
-    ),
+    (lambda: with_sampled_actions(*sampled()(), TWO, SEEDS), ValueError, "sampled already"),
     (lambda: TWO.sample(torch.zeros(B, 3), SEEDS), ValueError, r"an odd number.*std="),
     (
         lambda: GaussianSampler(3).sample(torch.ones(B, 4), SEEDS, bools(B, 4)),
         *(ValueError, r"shape \[4, 4\].*\[rows, 1\]"),
     ),
+    (
+        lambda: GaussianSampler(5, std=torch.ones(2)).sample(torch.zeros(1, 3), SEEDS[:1]),
+        *(ValueError, r"std has shape \[2\].*has 3 parameters"),
+    ),
     (lambda: GaussianSampler(0), ValueError, "must be at least 1"),
     (lambda: CategoricalSampler(0), ValueError, "must be at least 1"),
     (lambda: GaussianSampler(2, low=1.0), ValueError, "pass both"),
     (lambda: GaussianSampler(2, low=1.0, high=torch.tensor([2.0, 1.0])), ValueError, "must lie"),
-    (lambda: GaussianSampler(2, std=0.0), ValueError, "must be above 0"),
+    (lambda: GaussianSampler(2, std=torch.tensor([1.0, 0.0])), ValueError, "must be above 0"),
     *(
-        (
-            sampled(walk_root((2, 3), std)),
-            *(ValueError, r"deviations of row 2 are \[0.4.*must be above 0"),
-        )
-        for std in (0.0, -1.0, NAN)
+        (sampled(walk_root((2, 3), std)), ValueError, r"of row 2 are \[0.4.*must be above 0")
+        for std in (0.0, NAN)
     ),
     *(
-        (
-            sampled(walk_root((2, 0), mean), sampler),
-            ValueError,
-            "means of row 2 are .*must be finite",
-        )
-        for mean in (NAN, INF)
+        (sampled(walk_root((2, 0), NAN), sampler), ValueError, "means of row 2 .*must be finite")
         for sampler in (TWO, GaussianSampler(2, low=-1.0, high=1.0))
+    ),
+    *(
+        (sampled(sampler=s), TypeError, f"sampler is {what}; pass an instance")
+        for s, what in ((GaussianSampler, "the class GaussianSampler"), (20, "20"))
     ),
     # planners as modules
     (keyed(skip_ended=True), ValueError, "pass mask_key=..., and no tree_key"),
@@ -358,11 +331,6 @@ CALLS = [
     (keyed(out_keys=["action", "visits"]), ValueError, "2 keys; it must have one for each of"),
     (efficientzero, TypeError, r"EfficientZeroModelMLP is a network.*fold\(model\)"),
     (keyed(LinearModel), TypeError, r"model is the class LinearModel; .*LinearModel\(...\)"),
-    (
-        keyed(out_keys=["action"] * 2 + ["_"] * 3),
-        ValueError,
-        r"\['action'\] would be written twice",
-    ),
     (keyed(tree_key="visits"), ValueError, r"\['visits'\] would be written twice"),
     (
         keyed(TUPLES, given=states()),
@@ -386,10 +354,8 @@ def test_what_does_not_fit_is_refused(call, error, words):
 @pytest.mark.parametrize(
     ("key", "words"),
     [
-        (lambda e: e["state"].float(), r"\[4\], torch.float32 for 4 embeddings.*torch.int64"),
         (lambda e: e["state"].int(), r"\[4\], torch.int32 for 4 embeddings.*torch.int64"),
         (lambda e: e["state"][:1], r"\[1\], torch.int64 for 4 embeddings.*\[4\]"),
-        (lambda e: e["state"].unsqueeze(-1), r"\[4, 1\], torch.int64 for 4 embeddings.*\[4\]"),
     ],
 )
 def test_keys_of_states_that_do_not_fit(key, words, backend):

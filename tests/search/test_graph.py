@@ -6,12 +6,9 @@ import textwrap
 import pytest
 import torch
 
-from raffia.search import PUCT, RecurrentOutput, RootOutput, Tree, search
-from raffia.search.graph import TreeGraph
+from raffia.search import RecurrentOutput, RootOutput, Tree, search
 from raffia.search.transpositions import state_key
-from raffia.tensordict.tensordict import TensorDict
 
-from . import tictactoe
 from .made_trees import made_tree, random_tree
 
 # parent, action, visits, q, reward
@@ -124,7 +121,7 @@ def test_visits_of_a_state_with_several_ways_may_exceed_the_simulations():
     assert not random_search(3, 7).to_graph().has_merged_paths(range(8))
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_summary_fits_in_100_columns(seed):
     tree = random_tree(seed, num_rows=120, num_actions=3, shared=0.1 * (seed % 2))
     names = [("a rather long name of an action " * (i + 1)).strip() for i in range(3)]
@@ -133,24 +130,14 @@ def test_summary_fits_in_100_columns(seed):
     assert [line for line in text.splitlines() if line != line.rstrip()] == []
 
 
-def test_summary_of_a_chain_of_a_thousand_nodes():
-    chain = made_tree([(row, 0, 1000 - row, 0.5, 0.0) for row in range(999)], num_actions=2)
-    lines = chain.summary(max_nodes=999).splitlines()
+def test_summary_of_a_chain_and_names_on_their_line():
+    chain = made_tree([(row, 0, 300 - row, 0.5, 0.0) for row in range(299)], num_actions=2)
+    lines = chain.summary(max_nodes=299).splitlines()
     assert max([len(line) for line in lines]) <= 100
-    assert sum([" 100% " in line for line in lines]) >= 998
-
-
-def test_summary_keeps_names_on_their_line():
+    assert sum([" 100% " in line for line in lines]) >= 298
     lines = small_tree().summary(action_names=["a\nb", "c\td", "e\x1bf", ""]).splitlines()
     assert any(["a?b" in line for line in lines]) and any(["c?d" in line for line in lines])
     assert len(lines) == 15
-
-
-def test_summary_is_of_the_root_that_was_asked_for():
-    tree = random_search(num_actions=3, num_simulations=7)
-    assert tree.summary(1) != tree.summary(0)
-    first, rest = tree.summary(1).split(":", 1)
-    assert (first, rest) == ("root 1", tree[1:].summary(0).split(":", 1)[1])
 
 
 # ------------------------------------------------------------------------ graph
@@ -158,6 +145,7 @@ def test_summary_is_of_the_root_that_was_asked_for():
 
 def test_graph_of_a_tree_made_by_hand():
     graph = small_tree().to_graph(action_names=NAMES)
+    assert graph == made_tree(SMALL, 4, 12, prior=PRIOR).to_graph(action_names=NAMES)  # free rows
     assert [node.row for node in graph.nodes] == list(range(8))
     assert [(e.source, e.action, e.target) for e in graph.edges] == [
         (0, 0, 5), (0, 1, 1), (0, 3, 2), (1, 0, 3), (1, 2, 4), (2, 3, 7), (3, 1, 6),
@@ -169,6 +157,8 @@ def test_graph_of_a_tree_made_by_hand():
     assert (node.num_untried, node.untried_prior, node.to_play) == (2, 0.5, None)
     assert [e.name for e in graph.best_path] == ["right", "left", "right"]
     assert repr(graph) == "TreeGraph(root 0: 8 nodes, 7 edges, 10 simulations, depth 3)"
+    alone = made_tree([], num_actions=2).to_graph()
+    assert (len(alone.nodes), alone.edges, alone.best_path, alone.depth) == (1, (), (), 0)
 
 
 def test_graph_agrees_with_the_arrays():
@@ -183,11 +173,9 @@ def test_graph_agrees_with_the_arrays():
             assert tree.data["children"][root, edge.source, edge.action] == edge.target
         values = torch.tensor([node.value for node in graph.nodes])
         assert values.equal(tree.node_values()[root])
-
-
-def test_graph_leaves_out_rows_without_a_node():
-    graph = made_tree(SMALL, num_actions=4, num_rows=12).to_graph()
-    assert [node.row for node in graph.nodes] == list(range(8))
+    assert tree.summary(1) != tree.summary(0)
+    first, rest = tree.summary(1).split(":", 1)
+    assert (first, rest) == ("root 1", tree[1:].summary(0).split(":", 1)[1])
 
 
 def test_graph_counts_only_legal_actions_as_untried():
@@ -207,38 +195,12 @@ def test_graph_of_sampled_actions_names_what_they_stand_for():
     assert small_tree(actions=actions[..., 0].long() + 7).to_graph().edges[0].name == "7"
 
 
-def test_graph_with_transpositions_has_one_node_a_state():
-    board = torch.zeros(1, 9, dtype=torch.int64)
-    tree = search(
-        tictactoe.root_of(board),
-        tictactoe.rules,
-        num_simulations=300,
-        discount=1.0,
-        select=PUCT(normalize="tree"),
-        transpositions=state_key(),
-        backend="reference",
-    )
-    graph = tree.to_graph()
-    keys = [node.key for node in graph.nodes]
-    assert len(set(keys)) == len(keys) < 301
-    assert len(graph.edges) == 300 > len(graph.nodes) - 1
-    assert {edge.target for edge in graph.edges} == {node.row for node in graph.nodes[1:]}
-    assert {node.to_play for node in graph.nodes} == {1, 2}
-
-
 def test_graph_as_json():
     graph = small_tree(value_prefix=torch.zeros(8)).to_graph(action_names=NAMES)
     record = json.loads(graph.to_json())
-    assert record == graph.to_dict()
-    assert sorted(record) == ["edges", "nodes", "root"]
+    assert record == graph.to_dict() and sorted(record) == ["edges", "nodes", "root"]
     assert record["nodes"][0]["value_prefix"] == 0.0 and record["nodes"][0]["to_play"] is None
     assert record["edges"][1]["name"] == "right"
-
-
-def test_graph_of_a_root_alone():
-    graph = made_tree([], num_actions=2).to_graph()
-    assert (len(graph.nodes), graph.edges, graph.best_path, graph.depth) == (1, (), (), 0)
-    assert isinstance(graph, TreeGraph)
 
 
 # ------------------------------------------------------------------------ the most visited part
@@ -250,7 +212,7 @@ def test_most_visited_part_of_a_tree_is_the_nodes_of_most_visits():
     assert sorted(graph.most_visited(100)) == list(range(8))
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_most_visited_part_hangs_together(seed):
     graph = random_tree(seed, num_rows=40, shared=0.3).to_graph()
     for max_nodes in (1, 2, 7, 100):
@@ -260,39 +222,21 @@ def test_most_visited_part_hangs_together(seed):
             assert any([row in [e.target for e in graph.edges_from(s)] for s in shown[:i]])
 
 
-# ------------------------------------------------------------------------ mistakes
-
-
-SHOWS = [Tree.summary, Tree.to_graph, Tree.to_svg]
-
-
-@pytest.mark.parametrize("show", SHOWS)
-@pytest.mark.parametrize("root", [-1, 2, 10])
-def test_root_out_of_range(show, root):
+@pytest.mark.parametrize("show", [Tree.summary, Tree.to_graph, Tree.to_svg])
+def test_mistakes(show):
     tree = random_search(num_actions=3, num_simulations=2)
-    with pytest.raises(IndexError, match=rf"root={root}: .* 2 roots, so root must be in 0\.\.1"):
-        show(tree, root)
-
-
-@pytest.mark.parametrize("show", SHOWS)
-def test_wrong_number_of_action_names(show):
+    for root in (-1, 2):
+        words = rf"root={root}: .* 2 roots, so root must be in 0\.\.1"
+        with pytest.raises(IndexError, match=words):
+            show(tree, root)
+    with pytest.raises(TypeError, match="float"):
+        show(tree, 0.0)
     with pytest.raises(ValueError, match="action_names has 3 names, but the tree has 4 actions"):
         show(small_tree(), action_names=["a", "b", "c"])
-
-
-@pytest.mark.parametrize("show", [Tree.summary, Tree.to_svg])
-def test_nothing_to_show(show):
-    with pytest.raises(ValueError, match="max_nodes=0 must be at least 1"):
-        show(small_tree(), max_nodes=0)
-
-
-def test_a_root_number_is_whole():
-    with pytest.raises(TypeError, match="float"):
-        small_tree().to_graph(0.0)
+    if show is not Tree.to_graph:
+        with pytest.raises(ValueError, match="max_nodes=0 must be at least 1"):
+            show(small_tree(), max_nodes=0)
     assert small_tree().to_graph(torch.tensor(0)).root == 0
 
 
-def test_a_tree_with_embeddings_is_shown_too():
-    plain = small_tree()
-    tree = Tree(plain.data, TensorDict(latent=torch.zeros(1, 8, 3), batch_size=[1, 8]))
-    assert tree.to_graph() == plain.to_graph()
+# ------------------------------------------------------------------------ mistakes

@@ -50,43 +50,6 @@ def test_layout_and_dtype_do_not_matter(change, backend):
     assert_same(tree, search(root, table, discount=gamma, **settings))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_strided_embeddings_are_read_and_stored(backend):
-    table = random_table(3)
-
-    def model(embedding, action):
-        output, after = table(embedding, action)
-        return output, {name: strided(leaf) for name, leaf in after.items()}
-
-    root = table.root(STATES)
-    other = root._replace(embedding={n: strided(leaf) for n, leaf in root.embedding.items()})
-    settings = {"num_simulations": 12, "backend": backend}
-    assert_same(search(other, model, **settings), search(root, table, **settings))
-
-
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int16])
-def test_seeds_of_ties_may_be_any_integers(dtype):
-    table, seeds = random_table(3), torch.tensor([3, -9, 200, 0])
-    root = table.root(STATES)
-
-    def run(tie_seed, backend):
-        select = PUCT(first_visit="value", ties="random", tie_seed=tie_seed)
-        return search(root, table, num_simulations=8, select=select, backend=backend)
-
-    for backend in BACKENDS:
-        assert_same(run(seeds.to(dtype), backend), run(seeds, backend))
-
-
-def test_numbers_of_simulations_may_be_any_integers():
-    table = random_table(3)
-    root, budget = table.root(STATES), torch.tensor([3, 9, 1, 4])
-    tree = search(root, table, num_simulations=budget)
-    assert_same(search(root, table, num_simulations=budget.to(torch.int16)), tree)
-    number = torch.tensor(5)
-    tree = search(root, table, num_simulations=5)
-    assert_same(search(root, table, num_simulations=number), tree)
-
-
 @pytest.mark.parametrize("policy", [muzero_policy, gumbel_policy])
 def test_half_precision_policies_give_weights_that_sum_to_one(policy):
     table = random_table(3)
@@ -124,15 +87,6 @@ def test_actions_of_several_numbers_reach_the_model():
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_keys_of_states_may_be_strided(backend):
-    table = random_table(3)
-    root, settings = table.root(STATES), {"num_simulations": 20, "backend": backend}
-    tree = search(root, table, transpositions=lambda e: e["state"], **settings)
-    other = search(root, table, transpositions=lambda e: strided(e["state"]), **settings)
-    assert_same(other, tree)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
 def test_signs_and_conjugates_that_are_yet_to_come_are_minded(backend):
     turned = torch.complex(torch.zeros(B), torch.full((B,), 2.0)).conj().imag
     assert turned.is_neg()
@@ -147,6 +101,39 @@ def test_signs_and_conjugates_that_are_yet_to_come_are_minded(backend):
     assert (tree.embeddings[:, 1, 0] == 1 - 2j).all()
 
 
-def test_discounts_may_be_given_as_a_list():
-    gamma = [0.5, 0.9, 1.0, 0.0]
-    assert_same(run(discount=gamma), run(discount=torch.tensor(gamma)))
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_strided_embeddings_and_keys_of_states_are_read_and_stored(backend):
+    table = random_table(3)
+
+    def model(embedding, action):
+        output, after = table(embedding, action)
+        return output, {name: strided(leaf) for name, leaf in after.items()}
+
+    root = table.root(STATES)
+    other = root._replace(embedding={n: strided(leaf) for n, leaf in root.embedding.items()})
+    settings = {"num_simulations": 12, "backend": backend}
+    assert_same(search(other, model, **settings), search(root, table, **settings))
+    tree = search(root, table, transpositions=lambda e: e["state"], **settings)
+    other = search(root, table, transpositions=lambda e: strided(e["state"]), **settings)
+    assert_same(other, tree)
+
+
+def test_seeds_numbers_of_simulations_and_discounts_may_have_other_types():
+    table, seeds = random_table(3), torch.tensor([3, -9, 200, 0])
+    root, budget, gamma = table.root(STATES), torch.tensor([3, 9, 1, 4]), [0.5, 0.9, 1.0, 0.0]
+    for backend in BACKENDS:
+        trees = [
+            search(
+                *(root, table),
+                select=PUCT(first_visit="value", ties="random", tie_seed=tie_seed),
+                num_simulations=number,
+                discount=discount,
+                backend=backend,
+            )
+            for tie_seed, number, discount in (
+                (seeds, budget, torch.tensor(gamma)),
+                (seeds.to(torch.int16), budget.to(torch.int16), gamma),
+            )
+        ]
+        assert_same(*trees)
+    assert_same(run(num_simulations=torch.tensor(5)), run(num_simulations=5))

@@ -103,26 +103,29 @@ def collisions(drawing):
 
 
 @pytest.mark.parametrize("shared", [0.0, 0.3])
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(6))
 def test_nothing_stands_on_anything_else(seed, shared):
     graph = random_tree(seed, num_rows=30, num_actions=2 + seed % 7, shared=shared).to_graph()
     for max_nodes in (3, 40):
         assert collisions(drawn(graph, max_nodes)) == []
 
 
-def test_equal_lanes_into_one_node_keep_apart():
+def test_equal_lanes_long_names_and_many_actions_keep_apart():
     edges = [(0, action, 50, 0.5, 0.0) for action in range(6)]
     canonical = torch.tensor([0, 1, 1, 1, 1, 5, 5], dtype=torch.int32)
     graph = made_tree(edges, num_actions=6, canonical=canonical).to_graph()
     assert collisions(drawn(graph)) == []
-
-
-def test_long_names_and_many_actions_keep_apart():
     names = ["an action of a name that is too long to be written in full"] * 20
     edges = [(0, action, 1 + action % 3, action / 7, 0.0) for action in range(20)]
     edges += [(row, 19, 1, -1.0, 0.0) for row in range(1, 21)]
     graph = made_tree(edges, num_actions=20).to_graph(action_names=names)
     assert collisions(drawn(graph, max_nodes=100)) == []
+
+
+def test_a_deep_tree_is_drawn():
+    chain = made_tree([(row, 0, 600 - row, 0.5, 0.0) for row in range(599)], num_actions=2)
+    svg = picture(chain, max_nodes=600).svg()
+    assert words(svg)[0].endswith("600 nodes") and svg.count("N ") > 600
 
 
 def test_the_check_of_collisions_can_fail():
@@ -143,34 +146,38 @@ def test_a_node_stands_beside_the_middle_of_its_children():
     assert len({box[0] for box in children}) == 1  # one column
 
 
-def test_a_deep_and_a_large_tree_are_drawn():
-    chain = made_tree([(row, 0, 1500 - row, 0.5, 0.0) for row in range(1499)], num_actions=2)
-    assert words(picture(chain, max_nodes=1500).svg())[0].endswith("1,500 nodes")
-    assert picture(random_tree(1, num_rows=600), max_nodes=600).svg().count("N ") > 600
-
-
 # ------------------------------------------------------------------------ what it says
 
 
 def test_figures_of_nodes_and_edges():
-    said = words(small_tree().to_svg(action_names=NAMES))
+    tree = small_tree()
+    said = words(tree.to_svg(action_names=NAMES))
     assert said[0] == "root 0: value +0.25, 9 simulations, depth 3, 5 nodes"
     for text in ("N 9", "V +0.25", "right", "P 25%  Q +0.50", "N 6", "wait", "P 25%  Q -0.25"):
         assert text in said
     assert {"1 to 6 visits", "most visited path", "Q -1.00", "+1.00"} <= set(said)
-
-
-def test_what_is_not_shown_is_counted():
-    svg = small_tree().to_svg(max_nodes=2, action_names=NAMES)
+    svg = tree.to_svg(max_nodes=2, action_names=NAMES)  # what is not shown is counted
     said = words(svg)
     assert said[0].endswith("5 nodes (2 shown)") and said.count("+1 hidden") == 2
     assert "1 action not shown, 3 visits\n2 not tried, prior 50%" in svg
-
-
-def test_the_root_alone():
-    for drawing in (picture(made_tree([], num_actions=2)), picture(small_tree(), max_nodes=1)):
+    for drawing in (picture(made_tree([], num_actions=2)), picture(tree, max_nodes=1)):
         assert collisions(drawing) == []
         assert "N visits   V value" in words(drawing.svg())
+
+
+def test_the_most_visited_path_has_a_rim_and_edges_are_wide_and_coloured_by_figures():
+    drawing = picture(small_tree(), action_names=NAMES)
+    rims = [o for o in drawing.outlines if o.stroke == "ink" and o.steps[1][0] == "C"]
+    assert len([o for o in rims if o.steps[-1][0] == "L"]) == 3  # right, left, right
+    assert len([o for o in drawing.outlines if o.fill == "box" and o.stroke == "ink"]) == 4
+    bold = [text.text for text in drawing.texts if text.bold]
+    assert [name for name in NAMES if name in bold] == ["left", "right"]
+    ribbons = [o for o in drawing.outlines if o.tip and o.fill == "none"]
+    widths = {o.tip.split(" (")[0]: o.width for o in ribbons}
+    assert widths["right: 6 visits"] > widths["left: 4 visits"] > widths["wait: 3 visits"] > 1
+    colours = {o.tip.splitlines()[1].split(",")[0]: o.stroke for o in ribbons}
+    assert colours["Q +1"] == QScale(-1, 1).colour(1.0)
+    assert colours["Q -0.25"] == QScale(-1, 1).colour(-0.25)
 
 
 def test_a_game_says_who_moves_and_where_it_ends():
@@ -195,24 +202,6 @@ def test_a_shared_node_is_drawn_once_and_ways_back_as_marks():
     assert not any(["all ways" in text for text in words(small_tree().to_svg())])
     assert len([o for o in drawing.outlines if o.fill == "box"]) == 4
     assert len([o for o in drawing.outlines if o.dashes]) == 1
-
-
-def test_the_most_visited_path_has_a_rim():
-    drawing = picture(small_tree())
-    rims = [o for o in drawing.outlines if o.stroke == "ink" and o.steps[1][0] == "C"]
-    assert len([o for o in rims if o.steps[-1][0] == "L"]) == 3  # right, left, right
-    assert len([o for o in drawing.outlines if o.fill == "box" and o.stroke == "ink"]) == 4
-    bold = [text.text for text in picture(small_tree(), action_names=NAMES).texts if text.bold]
-    assert [name for name in NAMES if name in bold] == ["left", "right"]
-
-
-def test_edges_are_as_wide_as_often_taken_and_coloured_by_q():
-    ribbons = [o for o in picture(small_tree()).outlines if o.tip and o.fill == "none"]
-    widths = {o.tip.split(" (")[0]: o.width for o in ribbons}
-    assert widths["1: 6 visits"] > widths["0: 4 visits"] > widths["3: 3 visits"] > 1
-    colours = {o.tip.splitlines()[1].split(",")[0]: o.stroke for o in ribbons}
-    assert colours["Q +1"] == QScale(-1, 1).colour(1.0)
-    assert colours["Q -0.25"] == QScale(-1, 1).colour(-0.25)
 
 
 def test_colours_keep_apart_from_both_backgrounds():
@@ -250,42 +239,31 @@ def test_svg_stands_for_itself_and_knows_the_dark():
     assert {"raffia-card", "raffia-ink", "raffia-ink-line"} <= named
 
 
-def test_the_same_tree_gives_the_same_picture():
-    assert random_tree(3).to_svg() == random_tree(3).to_svg()
+def test_save_png(tmp_path):
+    pytest.importorskip("matplotlib")
+    names, chain = ["$", "a_b^c", "\\x", "→"], [(row, 0, 90 - row, 0.5, 0.0) for row in range(89)]
+
+    def size(path):
+        start = (tmp_path / path).read_bytes()[:24]
+        assert start[:8] == b"\x89PNG\r\n\x1a\n"
+        return struct.unpack(">II", start[16:])
+
+    small_tree().save_picture(str(tmp_path / "tree.png"), action_names=names)
+    drawing = picture(small_tree(), action_names=names)
+    assert size("tree.png") == pytest.approx((2 * drawing.width, 2 * drawing.height), abs=2)
+    made_tree(chain, num_actions=2).save_picture(tmp_path / "long.png", max_nodes=90)
+    assert 15_000 < size("long.png")[0] <= 16_000  # never larger than can be drawn
 
 
-def test_save_svg(tmp_path):
+def test_other_endings_and_svg_files(tmp_path):
+    for name, ending in (("tree.jpg", "'.jpg'"), ("tree", "''")):
+        words = rf"ends in {ending}; .* \.svg or \.png: .*tree\.svg"
+        with pytest.raises(ValueError, match=words):
+            small_tree().save_picture(tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
     small_tree().save_picture(tmp_path / "tree.SVG", action_names=NAMES)
     text = (tmp_path / "tree.SVG").read_text(encoding="utf-8")
     assert text == small_tree().to_svg(action_names=NAMES) + "\n"
-
-
-def test_save_png(tmp_path):
-    pytest.importorskip("matplotlib")
-    path = str(tmp_path / "tree.png")
-    small_tree().save_picture(path, action_names=["$", "a_b^c", "\\x", "→"])
-    with open(path, "rb") as file:
-        start = file.read(24)
-    assert start[:8] == b"\x89PNG\r\n\x1a\n"
-    drawing = picture(small_tree(), action_names=["$", "a_b^c", "\\x", "→"])
-    size = struct.unpack(">II", start[16:])
-    assert size == pytest.approx((2 * drawing.width, 2 * drawing.height), abs=2)
-
-
-def test_a_png_is_never_larger_than_can_be_drawn(tmp_path):
-    pytest.importorskip("matplotlib")
-    chain = made_tree([(row, 0, 90 - row, 0.5, 0.0) for row in range(89)], num_actions=2)
-    chain.save_picture(tmp_path / "tree.png", max_nodes=90)
-    with open(tmp_path / "tree.png", "rb") as file:
-        width = struct.unpack(">I", file.read(24)[16:20])[0]
-    assert 15_000 < width <= 16_000
-
-
-@pytest.mark.parametrize("name, ending", [("tree.jpg", "'.jpg'"), ("tree", "''")])
-def test_unknown_ending(tmp_path, name, ending):
-    with pytest.raises(ValueError, match=rf"ends in {ending}; .* \.svg or \.png: .*tree\.svg"):
-        small_tree().save_picture(tmp_path / name)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_without_matplotlib_the_error_names_the_extra(tmp_path, monkeypatch):

@@ -171,33 +171,3 @@ def test_gumbel_searches_equal_the_plain_one(kind, option, backend):
         label = action if table.labels is None else int(table.labels[b, action])
         assert plan.action[b] == label
     assert compared >= 3
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"c_init": 1.5},
-        {"first_visit": "value"},
-        {"normalize": "tree"},
-        {"normalize": "siblings"},
-        {"root_value": "include"},
-        {"min_range": 30.0},
-        {"max_depth": 3},
-        {"c_base": 5.0},
-    ],
-    ids=str,
-)
-def test_a_plain_search_with_another_option_is_told_apart(wrong):
-    table, settings = shared("plain", 3, "compiled", "exclude", None)
-    tree = search(table.root(STATES), table, **settings)
-    for b in range(5):
-        same(tree, b, plain(table, b))
-
-    def differs(b) -> bool:
-        try:
-            same(tree, b, plain(table, b, **wrong))
-        except AssertionError:
-            return True
-        return False
-
-    assert any(differs(b) for b in range(5))

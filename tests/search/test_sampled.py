@@ -91,7 +91,7 @@ def test_more_samples_come_closer_to_the_optimum(name):
     assert one > 2 * four and four > 2 * sixteen and sixteen < 0.15
 
 
-def test_the_action_is_the_chosen_sample():
+def test_the_action_is_the_chosen_sample_and_each_node_has_its_own():
     sampler = GaussianSampler(6)
     plan = sampled_policy(walk_root(0), walk, sampler=sampler, policy=QUIET, seed=torch.arange(4))
     samples = plan.tree.data["actions"]
@@ -99,12 +99,7 @@ def test_the_action_is_the_chosen_sample():
     best = plan.tree.visits_of_root().argmax(-1)
     assert plan.action.equal(samples[torch.arange(4), 0, best])
     assert plan.action_weights.shape == (4, 6)
-
-
-def test_each_node_has_its_own_samples():
-    root, fn = with_sampled_actions(walk_root(0), walk, GaussianSampler(3), torch.arange(4))
-    tree = search(root, fn, num_simulations=20)
-    for data in tree.data:
+    for data in plan.tree.data:
         seen = data["actions"][data["visits"] > 0].flatten()
         assert len(seen.unique()) == len(seen)
 
@@ -117,8 +112,11 @@ def test_the_same_seed_gives_the_same_tree_alone_and_in_a_batch():
     for b in range(4):
         one = RootOutput(*(part[b : b + 1] for part in root[:3]))
         assert_same(plan(one, walk, seed=seed[b : b + 1]).tree, together.tree[b])
-    other = plan(root, walk, seed=seed + 1)
-    assert not other.tree.data["actions"].equal(together.tree.data["actions"])
+
+    def drawn(number):  # seeds that are not given
+        return plan(root, walk, generator=torch.Generator().manual_seed(number)).action
+
+    assert drawn(0).equal(drawn(0)) and not drawn(0).equal(drawn(1))
 
 
 @pytest.mark.parametrize("sampler", [GaussianSampler(5), GaussianSampler(3, low=-0.5, high=0.5)])
@@ -128,23 +126,20 @@ def test_both_back_ends_give_the_same_tree(sampler):
     assert_same(search(root, fn, num_simulations=30, backend="reference"), compiled)
 
 
-def test_seeds_that_are_not_given_are_drawn():
-    plan = functools.partial(sampled_policy, sampler=GaussianSampler(5), policy=QUIET)
-
-    def run(seed):
-        return plan(walk_root(1), walk, generator=torch.Generator().manual_seed(seed)).action
-
-    assert run(0).equal(run(0)) and not run(0).equal(run(1))
-
-
 def test_gaussian_samples_have_the_policy_s_moments():
     parameters = torch.tensor([[1.0, -2.0, 1.0, 0.4]])
     actions = GaussianSampler(20000).sample(parameters, torch.tensor([3])).actions[0]
     torch.testing.assert_close(actions.mean(0), torch.tensor([1.0, -2.0]), atol=0.03, rtol=0)
     expected = torch.tensor([1.0, 0.4])
     torch.testing.assert_close(actions.std(0), expected, atol=0.02, rtol=0.02)
-    fixed = GaussianSampler(20000, std=0.3).sample(parameters[:, :2], torch.tensor([3]))
-    torch.testing.assert_close(fixed.actions[0].std(0), torch.full((2,), 0.3), atol=0.01, rtol=0)
+    seed, free = torch.tensor([3]), GaussianSampler(5)
+    for std in (0.3, torch.tensor([0.3, 2.0])):  # a fixed one is as if the policy gave it
+        fixed = GaussianSampler(5, std=std)
+        both = torch.cat([parameters[:, :2], torch.as_tensor(std).expand(1, 2)], -1)
+        actions = fixed.sample(parameters[:, :2], seed).actions
+        assert actions.equal(free.sample(both, seed).actions)
+        density = fixed.log_density(parameters[:, :2], actions)
+        assert density.equal(free.log_density(both, actions))
 
 
 def test_density_is_that_of_torch():
@@ -168,12 +163,8 @@ def test_density_is_that_of_torch():
     torch.testing.assert_close(density, expected, rtol=1e-4, atol=1e-4)
     density.sum().backward()
     assert parameters.grad.isfinite().all() and (parameters.grad != 0).all()
-
-
-def test_density_on_the_bounds_is_finite():
-    sampler = GaussianSampler(2, low=-1.0, high=1.0)
-    actions = torch.tensor([[[-1.0], [1.0]]])
-    assert sampler.log_density(standard(1), actions).isfinite().all()
+    on_the_bounds = torch.stack([low, high]).expand(3, 2, 2)
+    assert bounded.log_density(parameters, on_the_bounds).isfinite().all()
 
 
 # ------------------------------------------------------------------------------ discrete
@@ -218,24 +209,36 @@ def test_weights_make_the_samples_stand_for_the_policy(num):
 
 def test_priors():
     logits = torch.tensor([[3.0, 2.0, 0.0, -1.0]])
-
-    def prior(name, **options):
+    given = RootOutput(logits, torch.zeros(1), torch.zeros(1))
+    priors = {}
+    for name in ("uniform", "density", "sampling"):
         root, _ = with_sampled_actions(
-            RootOutput(logits, torch.zeros(1), torch.zeros(1)),
-            lambda embedding, action: None,
-            CategoricalSampler(2),
-            torch.tensor([0]),
-            prior=name,
+            given, TABLE, CategoricalSampler(2), torch.tensor([0]), prior=name
         )
-        return root.actions[0], root.prior_logits.softmax(-1)[0]
-
-    actions, uniform = prior("uniform")
-    assert uniform.tolist() == [0.5, 0.5]
-    torch.testing.assert_close(prior("density")[1], logits[0, actions].softmax(-1))
+        priors[name] = root.prior_logits.softmax(-1)[0]
+    assert priors["uniform"].tolist() == [0.5, 0.5]
+    torch.testing.assert_close(priors["density"], logits[0, root.actions[0]].softmax(-1))
     # between the two: what would almost surely be drawn counts by its probability
-    assert 0.5 < prior("sampling")[1][0] < prior("density")[1][0]
+    assert 0.5 < priors["sampling"][0] < priors["density"][0]
     root, _ = with_sampled_actions(walk_root(0), walk, GaussianSampler(4), torch.arange(4))
     assert (root.prior_logits == 0).all()
+
+
+def test_what_a_model_says_of_its_rewards_and_dtypes():
+    class Prefixes:
+        predicts_prefixes = True
+
+        def __call__(self, embedding, action):
+            return walk(embedding, action)
+
+    for model, says in ((Prefixes(), True), (walk, False)):
+        _, fn = with_sampled_actions(walk_root(0), model, GaussianSampler(2), torch.arange(4))
+        assert fn.predicts_prefixes is says
+    root = bandit_root(torch.zeros(4, 1))
+    root = root._replace(prior_logits=root.prior_logits.double())
+    words = r"root.prior_logits.*float64.*recurrent_fn returns.*float32"
+    with pytest.raises(TypeError, match=words):
+        sampled_policy(root, bandit, sampler=GaussianSampler(2), policy=QUIET)
 
 
 def test_illegal_actions_are_not_sampled():
@@ -250,9 +253,6 @@ def test_illegal_actions_are_not_sampled():
         logits[:1].masked_fill(~mask[:1], -torch.inf), mask.new_zeros(1).long()
     )
     assert (impossible.actions % 2 == 0).all() and impossible.mask is None
-
-
-def test_games_that_end():
     table = random_table(4, actions=6, illegal=0.4, over=0.4, players=True)
     states = torch.arange(7)  # where the game goes on
     root, fn = with_sampled_actions(table.root(states), table, CategoricalSampler(3), states)
@@ -283,13 +283,9 @@ def test_any_container_of_embeddings():
             output, after = walk(bare(embedding), action)
             return output, dress(after)
 
-        base = walk_root(3)
-        return with_sampled_actions(
-            base._replace(embedding=dress(base.embedding)),
-            fn,
-            GaussianSampler(4),
-            torch.arange(4),
-        )
+        root = walk_root(3)
+        root = root._replace(embedding=dress(root.embedding))
+        return with_sampled_actions(root, fn, GaussianSampler(4), torch.arange(4))
 
     plain = search(*dressed(lambda x: x, lambda x: x), num_simulations=20)
     for dress, bare in (
@@ -322,86 +318,7 @@ def test_value_prefixes_reset_by_name():
 # --------------------------------------------------------------------------------- errors
 
 
-def test_a_deviation_for_each_number():
-    parameters, seed = torch.tensor([[1.0, -2.0]]), torch.tensor([3])
-    std = torch.tensor([0.3, 2.0])
-    sampler = GaussianSampler(5, std=std)
-    actions = sampler.sample(parameters, seed).actions
-    both = torch.cat([parameters, std.unsqueeze(0)], -1)
-    assert actions.equal(GaussianSampler(5).sample(both, seed).actions)
-    density = sampler.log_density(parameters, actions)
-    assert density.equal(GaussianSampler(5).log_density(both, actions))
-    with pytest.raises(ValueError, match=r"std has shape \[2\].*has 3 parameters"):
-        sampler.sample(torch.zeros(1, 3), seed)
-    with pytest.raises(ValueError, match="must be above 0"):
-        GaussianSampler(5, std=torch.tensor([1.0, 0.0]))
-
-
-def test_a_sampler_that_is_not_made():
-    for sampler, what in ((GaussianSampler, "the class GaussianSampler"), (20, "20")):
-        with pytest.raises(TypeError, match=f"sampler is {what}; pass an instance"):
-            sampled_policy(walk_root(0), walk, sampler=sampler, policy=QUIET)
-
-
-def test_policies_of_two_dtypes():
-    root = bandit_root(torch.zeros(4, 1))
-    root = root._replace(prior_logits=root.prior_logits.double())
-    with pytest.raises(
-        TypeError, match=r"root.prior_logits.*float64.*recurrent_fn returns.*float32"
-    ):
-        sampled_policy(root, bandit, sampler=GaussianSampler(2), policy=QUIET)
-
-
-def test_what_a_model_says_of_its_rewards_is_passed_on():
-    class Prefixes:
-        predicts_prefixes = True
-
-        def __call__(self, embedding, action):
-            return walk(embedding, action)
-
-    for model, says in ((Prefixes(), True), (walk, False)):
-        _, fn = with_sampled_actions(walk_root(0), model, GaussianSampler(2), torch.arange(4))
-        assert fn.predicts_prefixes is says
-
-
 # --------------------------------------------------------------------------- EfficientZero
-
-
-def test_sampled_efficientzero():
-    from raffia.algorithms.efficientzero import EfficientZeroModelMLP
-
-    torch.manual_seed(0)
-    model = EfficientZeroModelMLP(
-        5, 2, continuous_action_space=True, latent_state_dim=8, lstm_hidden_size=6
-    ).eval()
-
-    def start(observation):
-        found = model.initial_inference(observation)
-        h, c = found.reward_hidden_state
-        memory = {"latent": found.latent_state, "reward_hidden_state": (h[0], c[0])}
-        return RootOutput(found.policy_logits, model.decode_value(found.value), memory)
-
-    def recurrent_fn(memory, action):
-        h, c = memory["reward_hidden_state"]
-        found = model.recurrent_inference(memory["latent"], (h[None], c[None]), action)
-        h, c = found.reward_hidden_state
-        memory = {"latent": found.latent_state, "reward_hidden_state": (h[0], c[0])}
-        output = RecurrentOutput(
-            model.decode_reward(found.value_prefix),
-            model.decode_value(found.value),
-            found.policy_logits,
-        )
-        return output, memory
-
-    with torch.no_grad():
-        plan = sampled_policy(
-            start(torch.randn(3, 5)),
-            recurrent_fn,
-            sampler=GaussianSampler(4),
-            policy=functools.partial(QUIET, value_prefix=ValuePrefix()),
-            seed=torch.arange(3),
-        )
-    assert plan.action.shape == (3, 2) and plan.root_value.isfinite().all()
 
 
 class FewChecks:

@@ -71,28 +71,30 @@ def test_what_many_ways_lead_to_is_found_sooner():
 
 
 def test_statistics_are_of_states_not_of_nodes():
-    tree = plan(torch.zeros(1, 9, dtype=torch.int64), state_key(), 400)
+    tree = plan(torch.zeros(1, 9, dtype=torch.int64), state_key(), 600)
     data = tree.data[0]
     made = torch.cat([torch.ones(1).bool(), data["parent"][1:] >= 0])
     num_states, num_nodes = len(data["key"][made].unique()), int(made.sum())
-    counted = made & (data["canonical"] == torch.arange(401))
+    counted = made & (data["canonical"] == torch.arange(601))
     assert num_states < 0.9 * num_nodes and int(counted.sum()) == num_states
     # each canonical row is the first of its key, and only those gather visits
     for row in made.nonzero().flatten().tolist():
         first = int((data["key"][: row + 1] == data["key"][row]).nonzero()[0])
         assert int(data["canonical"][row]) == first
+        assert played(tree, row).equal(played(tree, first))
     assert not data["visits"][made & ~counted].any()
 
 
-def test_a_state_reached_in_two_ways_has_one_value():
-    tree = plan(torch.zeros(1, 9, dtype=torch.int64), state_key(), 600)
-    data, found = tree.data[0], 0
-    for row in (data["canonical"] != torch.arange(601)).nonzero().flatten().tolist():
-        first = int(data["canonical"][row])
-        boards = [played(tree, node) for node in (row, first)]
-        assert boards[0].equal(boards[1])
-        found += 1
-    assert found > 30
+def test_both_back_ends_codes_and_repeated_roots_give_the_same_trees():
+    boards, _ = some_positions(6, empty=7)
+    first = plan(boards, state_key(), 100, "reference")
+    for other in (
+        plan(boards, state_key(), 100, "compiled"),
+        plan(boards.repeat(2, 1), state_key(), 100)[6:],  # roots do not share with each other
+        plan(boards, tictactoe.code, 100),
+    ):
+        for name in first.data.keys():
+            assert first.data[name].equal(other.data[name]) or name == "key", name
 
 
 def played(tree, node):
@@ -100,23 +102,6 @@ def played(tree, node):
     for action in tree.path_to(0, node):
         board = tictactoe.play(board, torch.tensor([action]))
     return board
-
-
-@pytest.mark.parametrize("simulations", [40, 200])
-def test_both_back_ends_give_the_same_tree(simulations):
-    boards, _ = some_positions(7, empty=7)
-    first = plan(boards, state_key(), simulations, "reference")
-    second = plan(boards, state_key(), simulations, "compiled")
-    for name in first.data.keys():
-        assert first.data[name].equal(second.data[name]), name
-
-
-def test_a_root_does_not_share_with_other_roots():
-    boards, _ = some_positions(5, empty=6)
-    twice = plan(boards.repeat(2, 1), state_key(), 50)
-    alone = plan(boards, state_key(), 50)
-    for name in alone.data.keys():
-        assert twice.data[name][5:].equal(alone.data[name]), name
 
 
 def ring(embedding, action):
@@ -162,21 +147,13 @@ def test_a_position_is_another_state_when_the_other_player_moves(backend):
 
 
 @pytest.mark.parametrize("backend", ["reference", "compiled"])
-@pytest.mark.parametrize("discount", [0.9, 1.0])
-def test_cycles_end(backend, discount):
-    start = torch.tensor([0, 3, 5])
-    root = RootOutput(torch.zeros(3, 2), torch.zeros(3), start)
+def test_cycles_end(backend):
+    root = RootOutput(torch.zeros(3, 2), torch.zeros(3), torch.tensor([0, 3, 5]))
     tree = search(
-        root,
-        ring,
-        num_simulations=120,
-        discount=discount,
-        transpositions=state_key(),
-        backend=backend,
+        root, ring, num_simulations=120, discount=1.0, transpositions=state_key(), backend=backend
     )
     assert (tree.visits_of_root().sum(-1) == 120).all()
-    assert tree.value().isfinite().all()
-    assert (tree.value() <= 120).all()
+    assert tree.value().isfinite().all() and (tree.value() <= 120).all()
     places = [len(row.unique()) for row in tree.data["key"]]
     assert all(num <= 8 for num in places)  # the seven, and 0 where there is no node
     assert tree.visits_of_root()[2].argmax() == 0  # from 5 to 3: two steps to the left
@@ -214,14 +191,10 @@ def test_every_way_to_name_a_state_finds_the_same_equals():
     assert len(query.hash_to_int) == 0  # only hashes were asked for
 
 
-def test_only_the_named_entries_count():
+def test_only_the_named_entries_count_in_any_order():
     td = TensorDict(board=torch.zeros(2, 9), ply=torch.arange(2), batch_size=[2])
     assert len(state_key("board")(td).unique()) == 1
     assert len(state_key()(td).unique()) == 2
-    assert len(state_key("board", "ply")(td).unique()) == 2
-
-
-def test_the_order_of_entries_does_not_matter_where_all_count():
     a, b = torch.arange(3), torch.ones(3, 2)
     assert state_key()({"a": a, "b": b}).equal(state_key()({"b": b, "a": a}))
     first = TensorDict(a=a, b=b, batch_size=[3])
@@ -237,14 +210,6 @@ def test_collisions_are_excluded_where_that_is_asked_for():
     exact = state_key(QueryModule(["x"], hash_module=poor_hash, exact=True))
     assert exact(td).tolist() == [0, 1, 0] and set(td.keys()) == {"x"}
     assert state_key(QueryModule(["x"], hash_module=SipHash()))(td).unique().numel() == 2
-
-
-def test_a_search_by_keys_equals_one_by_exact_codes():
-    boards, _ = some_positions(6, empty=7)
-    by_hash = plan(boards, state_key(), 80)
-    by_code = plan(boards, tictactoe.code, 80)
-    for name in by_hash.data.keys():
-        assert name == "key" or by_hash.data[name].equal(by_code.data[name]), name
 
 
 def test_what_names_no_state():

@@ -65,6 +65,10 @@ def test_searches_of_one_workspace_are_those_without(masked):
         for name in SEARCHES:
             one = searched(name, draw, workspace, masked=masked and draw != 1)
             trees.append((name, one, searched(name, draw, masked=masked and draw != 1)))
+    for seed in (0, 1):  # models do not share
+        other = functools.partial(model, seed)
+        tree = searched("puct", seed, workspace, model=other)
+        trees.append(("puct", tree, searched("puct", seed, model=other)))
     for name, tree, alone in trees:  # at the end: none was written over by those that came after
         assert_same(tree, alone)
         if name == "embeddings":
@@ -89,15 +93,6 @@ def test_the_second_search_of_some_shapes_binds_no_model(monkeypatch):
     for draw in range(2):
         searched("fewer rows", draw, workspace)
     assert len(binds) == 5
-
-
-def test_models_do_not_share():
-    workspace = Workspace()
-    other = functools.partial(model, 1)
-    for draw in range(2):
-        for one in (model, other):
-            tree = searched("puct", draw, workspace, model=one)
-            assert_same(tree, searched("puct", draw, model=one))
 
 
 def test_a_search_that_raises_leaves_nothing_behind():
