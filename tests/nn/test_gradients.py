@@ -6,12 +6,11 @@ import weakref
 import pytest
 import torch
 from torch import nn
-from torch.autograd import gradcheck, gradgradcheck
 from torch.func import functional_call, grad, jacfwd, jacrev, jvp
 from torch.testing import assert_close
 
 from raffia import TensorDict, from_modules
-from raffia.nn import TensorDictModule, TensorDictModuleWrapper, TensorDictSequential, dispatch
+from raffia.nn import TensorDictModule, TensorDictModuleWrapper, TensorDictSequential
 
 B, T, A, N = 2, 3, 5, 4
 
@@ -64,15 +63,6 @@ def plain(keyed):
     return call
 
 
-class Own(nn.Module):
-    in_keys, out_keys = ["x"], [("n", "y"), "y"]
-
-    @dispatch
-    def forward(self, tensordict):
-        y = tensordict["x"].square()
-        return tensordict.set("y", y).set(("n", "y"), y)
-
-
 makes = pytest.mark.parametrize("make", [module, sequence])
 FORMS = ["container", "tensors", "keywords"]
 forms = pytest.mark.parametrize("form", FORMS)
@@ -92,35 +82,6 @@ def called(keyed, x, form):
 
 
 # --- the same as without keys -------------------------------------------------------------------
-
-KINDS = {
-    "module": module,
-    "sequence": sequence,
-    "inplace False": lambda: module(inplace=False),
-    "overwritten": lambda: TensorDictSequential(
-        TensorDictModule(torch.sin, ["x"], ["x"]), TensorDictModule(torch.exp, ["x"], ["y"])
-    ),
-    "wrapper": lambda: TensorDictModuleWrapper(module()),
-    "a dict of keys": lambda: TensorDictModule(
-        lambda a, b: a * b.exp(), {"a": "x", "b": "x"}, ["y"]
-    ),
-    "selected": lambda: sequence().select_out_keys("y"),
-    "own class": Own,
-}
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_gradcheck(name):
-    for form in (*FORMS, "tensordict_out"):
-        if name == "own class" and form == "tensordict_out":
-            continue  # it has none
-        keyed = KINDS[name]()
-        call = lambda x: called(keyed, x, form)  # noqa: B023, E731
-        assert gradcheck(call, (example(requires_grad=True),)), form
-        if name in ("module", "sequence") and form == "container":
-            assert gradgradcheck(call, (example(requires_grad=True),))
-        with torch.no_grad():
-            assert not call(example()).requires_grad
 
 
 @makes

@@ -11,7 +11,6 @@ from raffia.search import (
     RootOutput,
     gumbel_policy,
     muzero_policy,
-    search,
 )
 
 from . import tictactoe
@@ -50,51 +49,6 @@ def test_the_better_of_two_arms_is_found_whichever_it_is(policy, backend):
     assert plan.action.tolist() == pays.argmax(-1).tolist()
     torch.testing.assert_close(plan.tree.qvalues(), pays)
     assert (plan.action_weights.argmax(-1) == plan.action)[:5].all()
-
-
-# -- needles
-
-DEEP = 6
-
-
-def needle(embedding, action):
-    """The one right action in each of 6 steps leads on, any other ends the game; 1 is paid at the
-    end of the way. An embedding is [rows, 1 + 6]: the step, or -1 off the way, and the way."""
-    step, way = embedding[:, 0], embedding[:, 1:]
-    right = way.gather(1, step.clamp(0, DEEP - 1).unsqueeze(-1)).squeeze(-1) == action
-    right &= step >= 0
-    after = torch.where(right, step + 1, -1)
-    rows = len(action)
-    output = RecurrentOutput(
-        reward=(after == DEEP).float(),
-        value=torch.zeros(rows),
-        prior_logits=torch.zeros(rows, 2),
-        mask=((after >= 0) & (after < DEEP)).unsqueeze(-1).expand(rows, 2),
-    )
-    return output, torch.cat([after.unsqueeze(-1), way], -1)
-
-
-def needle_root() -> RootOutput:
-    """All 64 needles."""
-    ways = (torch.arange(2**DEEP).unsqueeze(-1) >> torch.arange(DEEP)) & 1
-    start = torch.cat([torch.zeros(len(ways), 1, dtype=torch.long), ways], -1)
-    return RootOutput(torch.zeros(len(ways), 2), torch.zeros(len(ways)), start)
-
-
-def found(tree) -> list[bool]:
-    ways = needle_root().embedding[:, 1:].tolist()
-    return [tree.best_path(b) == way for b, way in enumerate(ways)]
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_the_needle_at_the_end_of_a_deep_tree_is_found(policy):
-    plan = POLICIES[policy](needle_root(), needle, 300, discount=0.9)
-    assert policy == "gumbel" or all(found(plan.tree))  # its root splits visits evenly in the end
-    assert torch.equal(plan.action, needle_root().embedding[:, 1])
-    most = 0.9 ** (DEEP - 1)  # what the right way is worth
-    assert (plan.tree.qvalues().amax(-1) > 0.5 * most).all()
-    assert plan.tree.qvalues().max() <= most + 1e-6
-    assert not any(found(search(needle_root(), needle, num_simulations=20, discount=0.9)))
 
 
 # -- TicTacToe

@@ -40,36 +40,6 @@ def test_best_moves_are_found(empty):
     assert (tree.value() - best).abs().mean() < 0.2
 
 
-STEPS = torch.tensor([[1, 0], [0, 1], [-1, 0], [0, -1]])
-
-
-def field(embedding, action):
-    """A step on a field of 15 x 15; the square (7, 7) holds a treasure."""
-    position = (embedding + STEPS[action]).clamp(0, 14)
-    there, rows = (position == 7).all(-1), len(action)
-    output = RecurrentOutput(
-        reward=there.float(),
-        value=torch.zeros(rows),
-        prior_logits=torch.zeros(rows, 4),
-        mask=~there.unsqueeze(-1).expand(rows, 4),
-    )
-    return output, position
-
-
-def test_what_many_ways_lead_to_is_found_sooner():
-    away = torch.tensor(
-        [[x, y] for x in range(-4, 5) for y in range(-4, 5) if abs(x) + abs(y) == 4]
-    )
-    root = RootOutput(torch.zeros(16, 4), torch.zeros(16), 7 + away)
-
-    def share(key):
-        tree = search(root, field, num_simulations=150, discount=0.95, transpositions=key)
-        after = away + STEPS[tree.visits_of_root().argmax(-1)]
-        return (after.abs().sum(-1) == 3).float().mean().item()
-
-    assert share(state_key()) > share(None) + 0.2
-
-
 def test_statistics_are_of_states_not_of_nodes():
     tree = plan(torch.zeros(1, 9, dtype=torch.int64), state_key(), 600)
     data = tree.data[0]
