@@ -61,7 +61,7 @@ def test_batches_of_any_rank(batch):
         ("action_weights", plan.action_weights),
         ("visits", plan.tree.visits_of_root()),
     ):
-        assert td[key].equal(expected.reshape(*batch, *expected.shape[1:]))
+        assert td[key].equal(expected.reshape((*batch, *expected.shape[1:])))
 
 
 def test_the_prior_is_the_one_that_was_searched_with():
