@@ -242,15 +242,6 @@ def test_interaction_types_and_draws():
 # --- distributions ------------------------------------------------------------------------------
 
 
-def test_distribution_and_log_prob():
-    module = policy()
-
-    def function(td):
-        return module.get_dist(td).entropy().sum() + module.log_prob(td).sum()
-
-    whole(function, lambda: inputs().set("action", torch.zeros(B, A)))
-
-
 # --- parameters ---------------------------------------------------------------------------------
 
 

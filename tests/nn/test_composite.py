@@ -167,21 +167,6 @@ def test_extra_kwargs_reach_their_member(extra):
 # Values
 
 
-def test_gradients_flow_through_rsample_and_log_prob():
-    loc, scale = torch.randn(B, T).double(), torch.rand(B, T).double() + 0.5
-    given = TensorDict(x=torch.randn(B, T).double(), batch_size=[B])
-
-    def score(loc, scale):
-        params = TensorDict(x=dict(loc=loc, scale=scale), batch_size=[B])
-        dist = Composite(params, {"x": d.Laplace})
-        assert not dist.sample()["x"].requires_grad
-        torch.manual_seed(0)
-        sample, scores = dist.rsample_and_log_prob((2,))
-        return sample["x"], scores["x_log_prob"], dist.log_prob(given)["x_log_prob"]
-
-    assert torch.autograd.gradcheck(score, (loc.requires_grad_(), scale.requires_grad_()))
-
-
 def test_expand_repeats_the_members():
     dist = Composite(parameters(), NAMES, log_prob_key="lp", entropy_key=("h", "e"))
     wide = dist.expand((4, B))
@@ -492,21 +477,6 @@ def arguments():
     sample = Composite(params, NAMES).sample()
     leaves = params["move", "loc"], params["move", "scale"], params["head", "speak", "logits"]
     return *leaves, sample
-
-
-@pytest.mark.parametrize("aggregate", [False, True])
-def test_draws_and_both_modes_compile(aggregate):
-    def draw(loc, scale):
-        params = TensorDict(x=dict(loc=loc, scale=scale), batch_size=[B])
-        dist = Composite(params, {"x": d.Normal}, name_map={"x": ("n", "x")})
-        sample, score = dist.sample_and_log_prob((4,))
-        return sample["n", "x"], score if aggregate else score["n", "x_log_prob"]
-
-    args = torch.zeros(B, T), torch.ones(B, T)
-    with set_composite_lp_aggregate(aggregate):
-        value, score = torch.compile(draw, fullgraph=True, backend="eager")(*args)
-    expected = d.Normal(*args).log_prob(value)
-    assert_close(score, expected.sum(-1) if aggregate else expected)
 
 
 def test_compiled_and_vmapped_over_parameters_and_samples():

@@ -115,32 +115,6 @@ def parameters(keyed):
 
 
 @makes
-def test_gradients_of_parameters_that_are_put_in(make):
-    keyed, x = make(), example()
-    params = parameters(keyed).apply(lambda p: (p + 0.1).requires_grad_())
-    with params.to_module(keyed):
-        called(keyed, x, "container").square().sum().backward()
-    assert all(p.grad is None for p in keyed.parameters())
-    flat = {k: v.detach().requires_grad_() for k, v in params.flatten_keys(".").items()}
-    td = TensorDict({"x": x}, [B])
-    functional_call(keyed, flat, (td,))["y"].square().sum().backward()
-    for key, value in params.flatten_keys(".").items():
-        assert_close(value.grad, flat[key].grad)
-
-    def loss(params):
-        with params.to_module(keyed):
-            return called(keyed, x, "container").square().sum()
-
-    got = grad(loss)(parameters(keyed)).flatten_keys(".")
-    of_input = grad(lambda td: keyed(td)["y"].square().sum())(TensorDict({"x": x}, [B]))["x"]
-    x.requires_grad_()
-    called(keyed, x, "tensors").square().sum().backward()
-    assert_close(of_input, x.grad)
-    for name, p in keyed.named_parameters():
-        assert_close(got[name], p.grad)
-
-
-@makes
 @forms
 def test_vmap_over_stacked_parameters(make, form):
     members, x = [make() for _ in range(N)], example()

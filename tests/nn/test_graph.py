@@ -268,9 +268,10 @@ def test_shapes_of_all_kinds_of_entries():
         "e": "str[2]",
         ("s", "x"): "f32[2, -1]",
     }
-    rows = torch.nested.nested_tensor([torch.zeros(n, A) for n in (2, 3)], layout=torch.jagged)
-    seen = shapes(TensorDict(x=rows), ["x"])["x"]
-    assert seen.shape[:2] == (2, -1) and copy.deepcopy(seen) == seen
+    for layout in (torch.jagged, torch.strided):
+        rows = torch.nested.nested_tensor([torch.zeros(n, A) for n in (2, 3)], layout=layout)
+        seen = shapes(TensorDict(x=rows), ["x"])["x"]
+        assert seen.shape[:2] == (2, -1) and copy.deepcopy(seen) == seen
 
 
 def test_a_compiled_sequence_keeps_no_symbols(actor, example):

@@ -3,7 +3,6 @@
 import copy
 import functools
 import itertools
-import pickle
 
 import numpy as np
 import pytest
@@ -500,25 +499,15 @@ def test_attributes():
     assert module.note == "mine" and not hasattr(module.module, "note")
     plain = M(plus, ["x"], ["z"])
     assert not hasattr(plain, "weight") and plain.module is plus
+    for keys in (["in_keys"], ["out_keys"], ["in_keys", "out_keys"]):
+        thing = type("Thing", (), dict.fromkeys(keys))()
+        assert M.is_tdmodule_compatible(thing) is (len(keys) == 2)
     settings = (plain.inplace, plain.strict, plain.method, plain.method_kwargs)
     assert settings == (True, False, None, {}) and plain.__name__ == "TensorDictModule"
     module.register_buffer("count", torch.zeros(()))
     module.extra = nn.Linear(2, 2)
     assert module.count == 0 and "count" in dict(module.named_buffers())
     assert [n for n, _ in module.named_parameters()][-2:] == ["extra.weight", "extra.bias"]
-
-
-@pytest.mark.parametrize(
-    "thing, yes",
-    [
-        (type("Both", (), {"in_keys": [], "out_keys": []})(), True),
-        (type("One", (), {"in_keys": []})(), False),
-        (type("Other", (), {"out_keys": []})(), False),
-        (None, False),
-    ],
-)
-def test_is_tdmodule_compatible(thing, yes):
-    assert M.is_tdmodule_compatible(thing) is yes
 
 
 def test_repr():
@@ -545,23 +534,6 @@ def test_state_modes_and_warnings():
     assert_close(dropout(td)["z"], td["x"])
     lazy = M(nn.LazyLinear(A), ["x"], ["z"])
     assert lazy(inputs())["z"].shape == (B, A) and lazy.module.weight.shape == (A, T)
-
-
-@pytest.mark.parametrize("inner", [nn.Linear(T, A), plus], ids=["module", "function"])
-@pytest.mark.parametrize("how", ["deepcopy", "pickle", "copy"])
-def test_copies(inner, how):
-    module = M(inner, ["x"], ["z"], inplace="empty")
-    again = {
-        "deepcopy": copy.deepcopy,
-        "copy": copy.copy,
-        "pickle": lambda m: pickle.loads(pickle.dumps(m)),
-    }[how](module)
-    td = inputs()
-    assert again.out_keys == ["z"] and again.inplace == "empty"
-    assert_close(again(td)["z"], module(td)["z"])
-    assert (again.module is module.module) is (how == "copy" or inner is plus)
-    again.in_keys = ["y"]
-    assert module.in_keys == ["x"]
 
 
 def test_the_device_of_a_module():
@@ -701,17 +673,6 @@ def net():
     return M(
         nn.Sequential(nn.Linear(T, A), nn.ReLU(), nn.Sequential(nn.Linear(A, 2))), ["x"], ["z"]
     )
-
-
-def test_parameters_are_reset_in_place():
-    module = net()
-    parameters = list(module.parameters())
-    with torch.no_grad():
-        for p in parameters:
-            p.fill_(7)
-    assert module.reset_parameters_recursive() is None
-    assert all(a is b for a, b in zip(parameters, module.parameters(), strict=True))
-    assert all((p != 7).any() for p in parameters)
 
 
 @pytest.mark.parametrize("inner", [plus, Scale()])

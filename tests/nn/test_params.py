@@ -73,15 +73,6 @@ def test_default_is_the_hard_update():
     assert target["w"] is leaf and leaf.tolist() == [1, 1]
 
 
-def test_rate_zero_keeps_everything():
-    target, online = net(1), net(2)
-    online(torch.randn(7, A))
-    online[0].weight.data.fill_(torch.inf)
-    expected = {name: leaf.clone() for name, leaf in target.state_dict().items()}
-    update_target(target, online, 0)
-    assert_same(target.state_dict(), expected)
-
-
 def holders(module):
     """One module's tensors in every form."""
     container = TensorDict.from_module(module)

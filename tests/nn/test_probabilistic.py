@@ -503,14 +503,3 @@ def test_compiled_in_one_graph_and_vmapped(name, kind):
         if kind != "random":
             torch.testing.assert_close(out["a"], expected, equal_nan=True)
         assert ("a_log_prob" in out) == scored and out.batch_size == (B,)
-
-
-def test_members_of_a_vmap_draw_their_own_noise():
-    module = prob(d.Normal)
-    td = TensorDict(loc=torch.zeros(B, T), scale=torch.ones(B, T), batch_size=[B])
-    with set_interaction_type("random"):
-        one = torch.vmap(module, randomness="different")(td.copy())["a"]
-        same = torch.vmap(module, randomness="same")(td.copy())["a"]
-        with pytest.raises(RuntimeError, match="randomness"):
-            torch.vmap(module)(td.copy())
-    assert not (one[0] == one[1]).any() and (same[0] == same[1]).all()

@@ -85,6 +85,7 @@ SEQUENCES = {  # a sequence, the location of each distribution, and whether it i
     "two, the last": (chain(return_composite=False), {"b": 2, "a": 1}, False),
     "the last computes": (Seq(normal("x", "a"), plus(1, "a", "y")), {"a": 0}, True),
     "in the middle": (Seq(single(), plus(1, "a", "y")), {"a": 1}, True),
+    "at the end": (Seq(plus(1, "x", "x"), single()), {"a": 2}, False),
     "two at the end": (Seq(plus(1, "x", "x"), chain()), {"b": 3, "a": 2}, True),
     "a plain sequence": (
         Seq(TensorDictSequential(*chain()[:3]), normal("mid", "b")),
@@ -470,13 +471,3 @@ def test_mixins_among_the_bases_of_a_probabilistic_sequence(kind):
     assert not seq.return_composite and len(seq) == 2
     seq.module.insert(1, plus(7, "x", "a"))
     assert (seq(inputs())["a"] == 7).all()
-
-
-@pytest.mark.parametrize("kind", [BoundedSequential, Cooperative])
-def test_mixins_among_the_bases_of_a_sequence(kind):
-    seq = kind(plus(1, "x", "y"), plus(1, "y", "z"))
-    assert seq.bound == (2 if kind is BoundedSequential else None)
-    assert (seq.in_keys, seq.out_keys) == (["x"], ["y", "z"])
-    assert (seq(inputs())["z"] == 2).all() and seq(x=torch.zeros(1))[1].item() == 2
-    seq.module.append(plus(1, "z", "w"))
-    assert seq.out_keys == ["y", "z", "w"] and (seq(inputs())["w"] == 3).all()

@@ -180,13 +180,6 @@ def test_a_function_is_called_as_a_keyed_module():
         as_tensordict_module(["x"], ["z"])
 
 
-@pytest.mark.parametrize("keys", ["c", ("n", "c"), [("n", "c")]], ids=str)
-def test_forms_of_keys(keys):
-    func = as_tensordict_module(in_keys=keys, out_keys=keys)(lambda c: c + 1)
-    key = ("n", "c") if "n" in str(keys) else "c"
-    assert func(TensorDict({key: torch.zeros(())}))[key] == 1
-
-
 def test_a_method_knows_its_object(in_threads):
     bags, zero, wrong = [Bag(1), Big(10)], torch.zeros(()), []
     for bag in bags + bags[::-1]:
