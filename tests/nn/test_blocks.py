@@ -86,10 +86,7 @@ def test_layer_norm_of_images_is_over_each_image():
 )
 @pytest.mark.parametrize("norm_type", ["bn", "GN", None])
 def test_other_normalisations_are_refused(make, norm_type):
-    with pytest.raises(
-        ValueError,
-        match=f"norm_type={norm_type!r} must be one of 'BN', 'LN'",
-    ):
+    with pytest.raises(ValueError, match=f"norm_type={norm_type!r} must be one of 'BN', 'LN'"):
         make(norm_type)
 
 

@@ -13,10 +13,7 @@ from torch import distributions as d
 from torch.testing import assert_close
 
 from raffia import TensorDict
-from raffia.nn import (
-    composite_lp_aggregate,
-    set_composite_lp_aggregate,
-)
+from raffia.nn import composite_lp_aggregate, set_composite_lp_aggregate
 from raffia.nn.distributions import CompositeDistribution as Composite
 
 B, T, A = 2, 3, 5
@@ -276,8 +273,7 @@ def tanh_entropy():
 
 
 @pytest.mark.parametrize(
-    "make, exact",
-    [(tanh_normal, tanh_entropy()), (mixture, 0.5 + 0.5 * math.log(2 * math.pi))],
+    "make, exact", [(tanh_normal, tanh_entropy()), (mixture, 0.5 + 0.5 * math.log(2 * math.pi))]
 )
 def test_entropies_without_a_formula_are_estimated_from_draws(make, exact):
     dist = of(x=make(), y=unit())
@@ -406,11 +402,7 @@ ERRORS = [  # a call, its error, and words of its message
     ),
     (without(SPEAK), ValueError, "speak"),
     (lambda: summed(without("move")), ValueError, "move"),
-    (
-        lambda: normals().icdf(TensorDict(y=torch.zeros(B), batch_size=[B])),
-        KeyError,
-        "x_cdf",
-    ),
+    (lambda: normals().icdf(TensorDict(y=torch.zeros(B), batch_size=[B])), KeyError, "x_cdf"),
     (
         lambda: made({"move": d.Normal}).log_prob(MISNAMED),
         KeyError,

@@ -226,11 +226,7 @@ DOUBLE = keyed(["x"], ["x"], lambda x: torch.cat([x, x], -1))
 LAZY = nn.LazyLinear(H)
 EXAMPLES = {  # a sequence, an example, and the shapes that its modules write
     "a module twice": (Seq(DOUBLE, DOUBLE), zeros(1), [{"x": (B, 2)}, {"x": (B, 4)}]),
-    "some modules only": (
-        of("x>y", "z>w", partial_tolerant=True),
-        zeros(),
-        [{"y": (B,)}, {}],
-    ),
+    "some modules only": (of("x>y", "z>w", partial_tolerant=True), zeros(), [{"y": (B,)}, {}]),
     "selected": (
         of("x>h", "h>y", "h>z", selected_out_keys=["z"]),
         zeros(),

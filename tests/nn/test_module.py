@@ -11,13 +11,7 @@ import torch.utils.checkpoint
 from torch import nn
 from torch.testing import assert_close
 
-from raffia import (
-    NonTensorData,
-    TensorClass,
-    TensorDict,
-    TensorDictParams,
-    lazy_stack,
-)
+from raffia import NonTensorData, TensorClass, TensorDict, TensorDictParams, lazy_stack
 from raffia.nn import TensorDictModule as M
 from raffia.nn import TensorDictModuleBase, dispatch
 

@@ -12,18 +12,7 @@ from torch.testing import assert_close
 from raffia import TensorClass, TensorDict, lazy_stack
 from raffia.nn import TensorDictModule, TensorDictSequential, WrapModule
 
-from .keyed import (
-    B,
-    call,
-    chain,
-    fail,
-    leaves,
-    numbers,
-    read,
-    start,
-    step,
-    text,
-)
+from .keyed import B, call, chain, fail, leaves, numbers, read, start, step, text
 
 T, A = 3, 5
 

@@ -5,13 +5,7 @@ import functools
 import pytest
 import torch
 
-from raffia.search import (
-    PUCT,
-    RecurrentOutput,
-    RootOutput,
-    gumbel_policy,
-    muzero_policy,
-)
+from raffia.search import PUCT, RecurrentOutput, RootOutput, gumbel_policy, muzero_policy
 
 from . import tictactoe
 from .table import BACKENDS

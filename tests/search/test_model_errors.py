@@ -3,11 +3,7 @@
 import pytest
 import torch
 
-from raffia.search import (
-    Gumbel,
-    RecurrentOutput,
-    RootOutput,
-)
+from raffia.search import Gumbel, RecurrentOutput, RootOutput
 from raffia.tensordict import TensorDict
 
 from .table import BACKENDS, STATES, A, B, random_table, root, run
