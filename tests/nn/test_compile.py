@@ -7,21 +7,21 @@ from torch.distributions import Normal
 from torch.testing import assert_close
 
 from raffia import TensorDict
+from raffia.nn import EnsembleModule as Ensemble
 from raffia.nn import (
-    EnsembleModule,
     NormalParamExtractor,
     ProbabilisticTensorDictModule,
     ProbabilisticTensorDictSequential,
     TensorDictModule,
     TensorDictModuleBase,
     TensorDictModuleWrapper,
-    TensorDictSequential,
     as_tensordict_module,
     dispatch,
     set_interaction_type,
     set_skip_existing,
     symbolic_trace,
 )
+from raffia.nn import TensorDictSequential as Seq
 
 B, T, A = 2, 3, 5
 
@@ -41,15 +41,15 @@ def linear(in_key="x", out_key="y", sizes=(T, A), **options):
 
 
 def chain(**options):
-    return TensorDictSequential(
+    return Seq(
         linear("x", "h"), keyed(lambda h, z: (h * z, h + z), ["h", "z"], ["y", "_"]), **options
     )
 
 
 def nested_chain():
-    return TensorDictSequential(
+    return Seq(
         linear(("obs", "x"), ("mid", "h")),
-        TensorDictSequential(
+        Seq(
             keyed(torch.relu, [("mid", "h")], [("mid", "h")]),
             linear(("mid", "h"), ("out", "n", "y"), (A, 1)),
         ),
@@ -57,7 +57,7 @@ def nested_chain():
 
 
 def by_name():
-    return TensorDictSequential({"encoder": linear("x", "h"), "head": linear("h", "y", (A, 1))})
+    return Seq({"encoder": linear("x", "h"), "head": linear("h", "y", (A, 1))})
 
 
 def policy(**options):
@@ -161,21 +161,19 @@ MODULES = {
     "sequence by name": by_name,
     "sequence inplace False": lambda: chain(inplace=False),
     "sequence inplace True": lambda: chain(inplace=True),
-    "selected twice": lambda: TensorDictSequential(chain().select_out_keys("y"), linear("x", "v")),
-    "partial tolerant": lambda: TensorDictSequential(
-        linear("missing", "v"), linear(), partial_tolerant=True
-    ),
-    "in place of its input": lambda: TensorDictSequential(linear("x", "x", (T, T)), linear()),
-    "function of a container": lambda: TensorDictSequential(lambda td: td.set("y", td["x"] + 1)),
+    "selected twice": lambda: Seq(chain().select_out_keys("y"), linear("x", "v")),
+    "partial tolerant": lambda: Seq(linear("missing", "v"), linear(), partial_tolerant=True),
+    "in place of its input": lambda: Seq(linear("x", "x", (T, T)), linear()),
+    "function of a container": lambda: Seq(lambda td: td.set("y", td["x"] + 1)),
     "wrapper": lambda: Around(linear()),
     "own class": Own,
-    "any class with keys": lambda: TensorDictSequential(Foreign(), linear("x", "h")),
+    "any class with keys": lambda: Seq(Foreign(), linear("x", "h")),
     "decorated function": lambda: as_tensordict_module(in_keys=["x"], out_keys=["y"])(torch.exp),
     "traced": lambda: symbolic_trace(chain()),
     "probabilistic": lambda: policy(default_interaction_type="mode"),
-    "ensemble": lambda: EnsembleModule(linear(), 4),
-    "ensembles in a row": lambda: TensorDictSequential(
-        EnsembleModule(linear("x", "h"), 4), EnsembleModule(linear("h", "y", (A, 1)), 4, False)
+    "ensemble": lambda: Ensemble(linear(), 4),
+    "ensembles in a row": lambda: Seq(
+        Ensemble(linear("x", "h"), 4), Ensemble(linear("h", "y", (A, 1)), 4, False)
     ),
 }
 
@@ -212,7 +210,7 @@ def z():
 
 
 def test_called_with_tensors():
-    for single in (linear("x", ("n", "y")), Own(), EnsembleModule(linear(), 4)):
+    for single in (linear("x", ("n", "y")), Own(), Ensemble(linear(), 4)):
         whole(single, x)
     whole(policy(), x)
     nested, module = nested_chain(), chain()
@@ -245,7 +243,7 @@ def test_interaction_types_and_draws():
 # --- parameters ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("make", [chain, policy, lambda: EnsembleModule(linear(), 4)])
+@pytest.mark.parametrize("make", [chain, policy, lambda: Ensemble(linear(), 4)])
 def test_gradients(make):
     module = make()
     key = module.out_keys[0]
@@ -297,6 +295,6 @@ def test_skip_existing_can_be_switched_off_within_and_says_why_not_on():
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
-@pytest.mark.parametrize("make", [policy, lambda: EnsembleModule(nested_chain(), 4)])
+@pytest.mark.parametrize("make", [policy, lambda: Ensemble(nested_chain(), 4)])
 def test_inductor(make):
     whole(make(), inputs, backend="inductor")

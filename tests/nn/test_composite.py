@@ -377,17 +377,9 @@ NEGATIVE = TensorDict(n=dict(x=dict(loc=torch.zeros(B), scale=-torch.ones(B))), 
 MISNAMED = TensorDict(mov=torch.zeros(B, T), batch_size=[B])
 ERRORS = [  # a call, its error, and words of its message
     (lambda: made({"mov": d.Normal}), KeyError, "no param 'mov' found.*Did you mean 'move'"),
-    (
-        lambda: made({("head", "speek"): d.Normal}),
-        KeyError,
-        r"no param .* found in params.*Did you mean \('head', 'speak'\)",
-    ),
+    (lambda: made({("head", "speek"): d.Normal}), KeyError, r"Did you mean \('head', 'speak'\)"),
     (lambda: made()["mov"], KeyError, "there is no distribution 'mov'.*Did you mean 'move'"),
-    (
-        lambda: made({("n", "x"): d.Normal}, NEGATIVE),
-        ValueError,
-        r"distribution \('n', 'x'\): Expected parameter scale",
-    ),
+    (lambda: made({("n", "x"): d.Normal}, NEGATIVE), ValueError, r"\('n', 'x'\): Expected"),
     (lambda: made({"move": d.Categorical}), TypeError, "distribution 'move': .*unexpected keyword"),
     (
         lambda: of(go=coin()).log_prob(TensorDict(go=torch.full((B,), 3.0), batch_size=[B])),
@@ -395,29 +387,17 @@ ERRORS = [  # a call, its error, and words of its message
         "distribution 'go': Expected value argument",
     ),
     (lambda: of(go=coin()).rsample(), NotImplementedError, "'go': a Bernoulli has no rsample"),
-    (
-        lambda: of(go=coin()).cdf(of(go=coin()).sample()),
-        NotImplementedError,
-        "distribution 'go': a Bernoulli has no cdf",
-    ),
+    (lambda: of(go=coin()).cdf(of(go=coin()).sample()), NotImplementedError, "has no cdf"),
     (without(SPEAK), ValueError, "speak"),
     (lambda: summed(without("move")), ValueError, "move"),
     (lambda: normals().icdf(TensorDict(y=torch.zeros(B), batch_size=[B])), KeyError, "x_cdf"),
-    (
-        lambda: made({"move": d.Normal}).log_prob(MISNAMED),
-        KeyError,
-        "the sample has no entry 'move'.*Did you mean 'mov'",
-    ),
+    (lambda: made({"move": d.Normal}).log_prob(MISNAMED), KeyError, "'move'.*Did you mean 'mov'"),
     (lambda: made(name_map={"move": None}), RuntimeError, "name_map"),
     (lambda: made(name_map=[("move", "m")]), TypeError, "name_map must be a dict, got list"),
     (lambda: made(name_map={"move": 5}), TypeError, r"name_map\['move'\] must be a string or a tu"),
     (lambda: made(name_map={5: "m"}), TypeError, "in name_map must be strings or.*got 5"),
     (lambda: made(params={"move": {}}), TypeError, "params must be a TensorDict, got dict"),
-    (
-        lambda: normals().log_prob({"x": torch.zeros(B)}),
-        TypeError,
-        "the sample must be a TensorDict, got dict",
-    ),
+    (lambda: normals().log_prob({"x": torch.zeros(B)}), TypeError, "the sample must be a"),
     (lambda: made(None), TypeError, "distribution_map must be a dict, got NoneType"),
     (lambda: made({"move": "normal"}), TypeError, r"distribution_map\['move'\] must be a class"),
     (lambda: of(x=d.Normal), TypeError, "'x' must be an instance, got the class Normal"),
@@ -426,21 +406,9 @@ ERRORS = [  # a call, its error, and words of its message
         TypeError,
         "must be a container of keyword arguments.*got a Tensor",
     ),
-    (
-        lambda: made(extra_kwargs={"mov": {"scale": 2.0}}),
-        KeyError,
-        "extra_kwargs names .*mov.*, which is not one of the distributions",
-    ),
-    (
-        lambda: made(extra_kwargs={"move": 3}),
-        TypeError,
-        r"extra_kwargs\['move'\] must be a dict of keyword",
-    ),
-    (
-        lambda: made(name_map={"move": "a", SPEAK: "a"}),
-        ValueError,
-        "two distributions would write their sample at 'a'",
-    ),
+    (lambda: made(extra_kwargs={"mov": {"scale": 2.0}}), KeyError, "extra_kwargs names .*mov"),
+    (lambda: made(extra_kwargs={"move": 3}), TypeError, r"extra_kwargs\['move'\] must be a dict"),
+    (lambda: made(name_map={"move": "a", SPEAK: "a"}), ValueError, "sample at 'a'"),
 ]
 
 

@@ -11,8 +11,8 @@ from torch.distributions import Normal
 from torch.testing import assert_close
 
 from raffia import TensorDict, TensorDictParams
+from raffia.nn import EnsembleModule as Ensemble
 from raffia.nn import (
-    EnsembleModule,
     NormalParamExtractor,
     ProbabilisticTensorDictModule,
     ProbabilisticTensorDictSequential,
@@ -106,7 +106,7 @@ MODULES = {
 def test_equals_separate_modules(name, num_copies):
     module = MODULES[name]()
     before = {key: (p, p.detach().clone()) for key, p in module.named_parameters()}
-    ensemble = EnsembleModule(module, num_copies=num_copies)
+    ensemble = Ensemble(module, num_copies=num_copies)
     assert ensemble.in_keys == module.in_keys and ensemble.out_keys == module.out_keys
     if name == "selected":
         ensemble.select_out_keys("y")
@@ -120,7 +120,7 @@ def test_equals_separate_modules(name, num_copies):
     assert {*result.keys(True, True)} == {*given, *ensemble.out_keys}
     apart = list(members(ensemble, module)) if before else [module] * num_copies
     if before:
-        own = EnsembleModule(module, num_copies, expand_input=False)
+        own = Ensemble(module, num_copies, expand_input=False)
         rows = inputs(num_copies, B)
         expected = torch.stack(
             [m(row.clone())[key] for m, row in zip(members(own, module), rows, strict=True)]
@@ -141,7 +141,7 @@ def test_equals_separate_modules(name, num_copies):
 
 
 def test_ensembles_in_each_other():
-    td, outer = inputs(), EnsembleModule(EnsembleModule(linear(), num_copies=3), num_copies=N)
+    td, outer = inputs(), Ensemble(Ensemble(linear(), num_copies=3), num_copies=N)
     weight, bias = (outer.params_td["params_td", "module", k] for k in ("weight", "bias"))
     flat = weight.flatten(0, 1)
     assert weight.shape == (N, 3, A, T)
@@ -157,7 +157,7 @@ def test_the_module_given_is_whole_again_after_an_error():
     module = TensorDictSequential(linear(), keyed(fail, "y", "z"))
     before = dict(module.named_parameters())
     with pytest.raises(RuntimeError, match="not today"):
-        EnsembleModule(module, num_copies=N)(inputs())
+        Ensemble(module, num_copies=N)(inputs())
     after = dict(module.named_parameters())
     assert after.keys() == before.keys() and all(after[k] is p for k, p in before.items())
 
@@ -168,7 +168,7 @@ def test_the_module_given_is_whole_again_after_an_error():
 def test_parameters_are_stacked_under_the_structure_of_the_module():
     module = mlp()
     module.module[0].requires_grad_(False)
-    ensemble = EnsembleModule(module, num_copies=N)
+    ensemble = Ensemble(module, num_copies=N)
     assert isinstance(ensemble.params_td, TensorDictParams)
     assert ensemble.params_td.batch_size == (N,)
     for key, p in module.named_parameters():
@@ -180,16 +180,16 @@ def test_parameters_are_stacked_under_the_structure_of_the_module():
     assert list(ensemble.state_dict()) == expected  # and none of the module's own
     around = nn.ModuleList([ensemble])
     assert [name for name, _ in around.named_parameters()] == [f"0.{name}" for name in expected]
-    shared = EnsembleModule(tied(), num_copies=N).params_td["module"]
+    shared = Ensemble(tied(), num_copies=N).params_td["module"]
     assert shared["0", "weight"] is shared["2", "weight"]
-    shown = repr(EnsembleModule(linear(), num_copies=N))
+    shown = repr(Ensemble(linear(), num_copies=N))
     assert shown.startswith("EnsembleModule(")
     assert "Linear(in_features=3" in shown and "params_td" in shown
 
 
 def test_each_copy_is_drawn_anew():
     module = mlp()
-    ensemble = EnsembleModule(module, num_copies=N)
+    ensemble = Ensemble(module, num_copies=N)
     for name, param in module.named_parameters():
         stacked = ensemble.params_td[tuple(name.split("."))]
         for i in range(N):
@@ -197,21 +197,21 @@ def test_each_copy_is_drawn_anew():
             assert not any(torch.equal(stacked[i], stacked[j]) for j in range(i))
     layer = nn.Linear(T, A)
     layer.reset_parameters = Mock()
-    EnsembleModule(keyed(nn.Sequential(layer, nn.ReLU())), N)
+    Ensemble(keyed(nn.Sequential(layer, nn.ReLU())), N)
     assert layer.reset_parameters.call_count == N
 
 
 def test_layers_with_another_reset_or_none():
     module = keyed(Scale())
     with pytest.warns(UserWarning, match="no layer of TensorDictModule has a reset_parameters"):
-        ensemble = EnsembleModule(module, num_copies=N)
+        ensemble = Ensemble(module, num_copies=N)
     assert_close(ensemble.params_td["module", "scale"], module.module.scale.expand(N, T))
-    mixed = EnsembleModule(keyed(nn.Sequential(Scale(), nn.Linear(T, A))), N).params_td["module"]
+    mixed = Ensemble(keyed(nn.Sequential(Scale(), nn.Linear(T, A))), N).params_td["module"]
     assert_close(mixed["0", "scale"][0], mixed["0", "scale"][1])
     assert not torch.equal(mixed["1", "weight"][0], mixed["1", "weight"][1])
     module = keyed(Renewed())  # makes itself a new parameter
     own = module.module.scale
-    ensemble = EnsembleModule(module, num_copies=N)
+    ensemble = Ensemble(module, num_copies=N)
     assert ensemble.params_td["module", "scale"].tolist() == [[i + 1.0] * T for i in range(N)]
     assert module.module.scale is own
 
@@ -222,7 +222,7 @@ def test_layers_with_another_reset_or_none():
 def test_dropout_differs_between_copies_and_stops_in_eval():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(T, 64), nn.Dropout(0.5))
-    ensemble = EnsembleModule(keyed(net), num_copies=N)
+    ensemble = Ensemble(keyed(net), num_copies=N)
     dropped = ensemble(inputs())["y"] == 0
     assert dropped.any() and not torch.equal(dropped[0], dropped[1])
     assert not (ensemble.eval()(inputs())["y"] == 0).any()
@@ -232,7 +232,7 @@ def test_dropout_differs_between_copies_and_stops_in_eval():
 
 def test_batch_norm_statistics_are_kept_for_each_copy():
     net = nn.Sequential(nn.Linear(T, A), nn.BatchNorm1d(A))
-    ensemble, td = EnsembleModule(keyed(net), num_copies=N), inputs(8)
+    ensemble, td = Ensemble(keyed(net), num_copies=N), inputs(8)
     assert len(list(ensemble.named_buffers())) == 3
     ensemble(td)
     first, stats = (ensemble.params_td["module", key] for key in ("0", "1"))
@@ -252,13 +252,13 @@ def test_probabilistic_modules_draw_independently():
             ["loc", "scale"], ["action"], distribution_class=Normal, return_log_prob=True
         ),
     )
-    result = EnsembleModule(policy, num_copies=N)(inputs())
+    result = Ensemble(policy, num_copies=N)(inputs())
     assert result.batch_size == (N, B)
     assert_close(result["action"], result["loc"])
     expected = Normal(result["loc"], result["scale"]).log_prob(result["action"])
     assert_close(result["action_log_prob"], expected)
     torch.manual_seed(0)
-    head = EnsembleModule(policy[-1], num_copies=N)
+    head = Ensemble(policy[-1], num_copies=N)
     with set_interaction_type("random"):
         action = head(loc=torch.zeros(B, A), scale=torch.ones(B, A))[0]
     assert action.unique().numel() == N * B * A
@@ -269,7 +269,7 @@ def test_probabilistic_modules_draw_independently():
 
 @pytest.mark.parametrize("of", ["its own", "others", "a module around"])
 def test_reset_parameters_recursive(of):
-    ensemble = EnsembleModule(mlp(), num_copies=N)
+    ensemble = Ensemble(mlp(), num_copies=N)
     own = dict(ensemble.named_parameters())
     ensemble.params_td.data.zero_()
     before = {name: p.detach().clone() for name, p in own.items()}
@@ -299,7 +299,7 @@ def test_reset_parameters_recursive(of):
 
 
 def of(module=None, num_copies=N, **options):
-    return EnsembleModule(linear() if module is None else module, num_copies, **options)
+    return Ensemble(linear() if module is None else module, num_copies, **options)
 
 
 ERRORS = [  # a call, its error, and words of its message
@@ -308,21 +308,9 @@ ERRORS = [  # a call, its error, and words of its message
     (lambda: of(num_copies=2.5), TypeError, "2.5|float"),
     (lambda: of(nn.Linear(T, A)), TypeError, r"got Linear: wrap it first, .*TensorDictModule"),
     (lambda: of(keyed(nn.LazyLinear(A))), RuntimeError, "call the module once before"),
-    (
-        lambda: of(expand_input=False)(inputs()),
-        ValueError,
-        r"num_copies=4, and the input has shape \(2,\)",
-    ),
-    (
-        lambda: of(expand_input=False)(x=torch.zeros(B, T)),
-        ValueError,
-        r"num_copies=4, and x has shape \(2, 3\)",
-    ),
-    (
-        lambda: of().reset_parameters_recursive(),
-        ValueError,
-        "require passing a TensorDict of parameters",
-    ),
+    (lambda: of(expand_input=False)(inputs()), ValueError, r"num_copies=4, and the input has"),
+    (lambda: of(expand_input=False)(x=torch.zeros(B, T)), ValueError, r"num_copies=4, and x has"),
+    (lambda: of().reset_parameters_recursive(), ValueError, "require passing a TensorDict of"),
     (
         lambda: of().reset_parameters_recursive(of(num_copies=N + 1).params_td),
         ValueError,

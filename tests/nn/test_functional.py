@@ -15,10 +15,10 @@ from raffia import TensorDict, from_modules
 from raffia.nn import (
     ProbabilisticTensorDictModule,
     ProbabilisticTensorDictSequential,
-    TensorDictModule,
     TensorDictParams,
     TensorDictSequential,
 )
+from raffia.nn import TensorDictModule as Mod
 from raffia.nn.functional_modules import (
     get_functional,
     is_functional,
@@ -101,8 +101,8 @@ def normed():
 
 def keyed():
     return TensorDictSequential(
-        TensorDictModule(nn.Linear(A, 4), in_keys=["x"], out_keys=[("h", "x")]),
-        TensorDictModule(nn.Linear(4, 1), in_keys=[("h", "x")], out_keys=["y"]),
+        Mod(nn.Linear(A, 4), in_keys=["x"], out_keys=[("h", "x")]),
+        Mod(nn.Linear(4, 1), in_keys=[("h", "x")], out_keys=["y"]),
     )
 
 
@@ -258,11 +258,7 @@ def method_not_named():
 
 
 ERRORS = [  # a call, its error, and words of its message and notes
-    (
-        lambda: make_functional(lambda x: x),
-        TypeError,
-        "nn.Modules can be made functional, got function",
-    ),
+    (lambda: make_functional(lambda x: x), TypeError, "nn.Modules can be made functional, got"),
     (lambda: make_functional(Both(), ["valeu"]), AttributeError, "no method 'valeu'.*\"value\""),
     (lambda: get_functional(stateless()[0]), RuntimeError, "stateless: repopulate_module"),
     (lambda: stateless()[0](torch.ones(A), None), TypeError, "Sequential is stateless"),
@@ -315,7 +311,7 @@ def test_a_dict_that_is_an_argument():
     with pytest.raises(TypeError, match="can only concatenate str") as caught:
         module({"a": "text"})
     assert caught.value.__cause__ is None  # an error of the module's own is left alone
-    module = TensorDictModule(Takes(), ["x"], ["y"])  # an argument of the name `params`
+    module = Mod(Takes(), ["x"], ["y"])  # an argument of the name `params`
     out = module(TensorDict(x=torch.ones(2)), params=TensorDict(shift=torch.ones(2)))
     assert out["y"].tolist() == [2, 2]
 
@@ -433,14 +429,14 @@ def test_a_keyed_module_is_called_with_tensors_and_into_another_container():
         assert set(made(data.select("x"), params).keys(True, True)) == {"x", ("h", "x")}
 
 
-@pytest.mark.parametrize("kind", [TensorDictModule, "probabilistic"])
+@pytest.mark.parametrize("kind", [Mod, "probabilistic"])
 def test_keyed_modules_around_functional_nets_take_their_parameters(kind):
     nets = [nn.Linear(3, 4), nn.Linear(4, 2)]
     td, params = TensorDict(x=torch.rand(5, 3), batch_size=[5]), [make_functional(n) for n in nets]
     want = nets[0](td["x"], params[0])
-    modules = [TensorDictModule(nets[0], ["x"], ["h"]), TensorDictModule(nets[1], ["h"], ["y"])]
+    modules = [Mod(nets[0], ["x"], ["h"]), Mod(nets[1], ["h"], ["y"])]
     tree, out = TensorDict(module=params[0]), "h"
-    if kind is TensorDictModule:
+    if kind is Mod:
         module = modules[0]
     else:
         want, out = nets[1](want, params[1]), "y"

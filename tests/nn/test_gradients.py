@@ -10,7 +10,8 @@ from torch.func import functional_call, grad, jacfwd, jacrev, jvp
 from torch.testing import assert_close
 
 from raffia import TensorDict, from_modules
-from raffia.nn import TensorDictModule, TensorDictModuleWrapper, TensorDictSequential
+from raffia.nn import TensorDictModule as Mod
+from raffia.nn import TensorDictModuleWrapper, TensorDictSequential
 
 B, T, A, N = 2, 3, 5, 4
 
@@ -40,14 +41,14 @@ class Product(nn.Module):
 
 
 def module(**options):
-    return TensorDictModule(net(), ["x"], ["y"], **options)
+    return Mod(net(), ["x"], ["y"], **options)
 
 
 def sequence():
     return TensorDictSequential(
-        TensorDictModule(nn.Linear(T, A).double(), ["x"], [("n", "h")]),
-        TensorDictModule(lambda h: (h.tanh(), h.sigmoid()), [("n", "h")], ["u", "v"]),
-        TensorDictModule(Product(), ["u", "v"], ["y"]),
+        Mod(nn.Linear(T, A).double(), ["x"], [("n", "h")]),
+        Mod(lambda h: (h.tanh(), h.sigmoid()), [("n", "h")], ["u", "v"]),
+        Mod(Product(), ["u", "v"], ["y"]),
     )
 
 
@@ -211,13 +212,11 @@ def wrapped_tensors(value):
 @pytest.mark.parametrize("use", uses(), ids=lambda use: use.__name__)
 @pytest.mark.parametrize("kind", ["module", "sequence", "broken last", "broken inside"])
 def test_the_module_is_as_it_was(use, kind):
-    broken = TensorDictModule(Broken(), ["x"], ["y"])
+    broken = Mod(Broken(), ["x"], ["y"])
     keyed = {
         "module": module,
         "sequence": sequence,
-        "broken last": lambda: TensorDictSequential(
-            TensorDictModule(torch.sin, ["x"], ["x"]), broken
-        ),
+        "broken last": lambda: TensorDictSequential(Mod(torch.sin, ["x"], ["x"]), broken),
         "broken inside": lambda: TensorDictModuleWrapper(broken),
     }[kind]()
     x, fails = example(), kind.startswith("broken")

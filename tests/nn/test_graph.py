@@ -22,10 +22,10 @@ from raffia.nn import (
     NormalParamExtractor,
     ProbabilisticTensorDictModule,
     ProbabilisticTensorDictSequential,
-    TensorDictModule,
     TensorDictModuleWrapper,
     WrapModule,
 )
+from raffia.nn import TensorDictModule as Mod
 from raffia.nn import TensorDictSequential as Seq
 from raffia.nn.graph import Graph, check_in_keys, graph_of
 from raffia.nn.graph_record import EntryShape, key_text, label, shapes
@@ -34,7 +34,7 @@ B, D, H, A = 5, 4, 8, 3
 
 
 def linear(num_in, num_out, reads, writes):
-    return TensorDictModule(nn.Linear(num_in, num_out), in_keys=[reads], out_keys=[writes])
+    return Mod(nn.Linear(num_in, num_out), in_keys=[reads], out_keys=[writes])
 
 
 def keyed(in_keys, out_keys, function=None):
@@ -42,7 +42,7 @@ def keyed(in_keys, out_keys, function=None):
         total = sum(args)
         return tuple([total for _ in out_keys]) if len(out_keys) > 1 else total
 
-    return TensorDictModule(function or add, in_keys=in_keys, out_keys=out_keys)
+    return Mod(function or add, in_keys=in_keys, out_keys=out_keys)
 
 
 class Foreign(nn.Module):
@@ -280,7 +280,7 @@ def test_a_compiled_sequence_keeps_no_symbols(actor, example):
 
 def policy(**options):
     return ProbabilisticTensorDictSequential(
-        TensorDictModule(
+        Mod(
             nn.Sequential(nn.Linear(D, 2 * A), NormalParamExtractor()),
             in_keys=["obs"],
             out_keys=["mu", ("head", "sigma")],
@@ -315,7 +315,7 @@ def test_programs(actor, example):
         "    (1): action = Linear(8, 3)(hidden)  # f32[5, 3]",
     ]
     given = {"input": "x", "other": ("a", "b")}
-    module = TensorDictModule(torch.add, in_keys=given, out_keys=["y"])
+    module = Mod(torch.add, in_keys=given, out_keys=["y"])
     assert "y = add(input=x, other=a.b)" in repr(Seq(module))
     seen = policy(return_log_prob=True).graph(example.select("obs")).program().splitlines()[2:]
     assert seen == [
@@ -361,10 +361,7 @@ def composite():
             nn.Sequential(*[nn.Linear(i, i + 1) for i in range(100, 109)]),
             "Sequential(Linear(100, 101), ..., Linear(108, 109))",
         ),
-        (
-            TensorDictModule(nn.GRUCell(3, 4), ["x"], ["h"], method="forward"),
-            "GRUCell(3, 4).forward",
-        ),
+        (Mod(nn.GRUCell(3, 4), ["x"], ["h"], method="forward"), "GRUCell(3, 4).forward"),
         (WrapModule(lambda td: td), "lambda"),
         (torch.relu, "relu"),
         (Draws(["loc"], ["x"]), "Normal"),
@@ -496,10 +493,7 @@ CHECKS = [  # a call that is refused, and words of the error
     (check(["obs", "obss"], a="obs>y"), "Did you mean 'obs', which module \"a\""),
     (check(["x", "h"], a="x>h", b="h>y"), 'module "a" .* writes it before module "b" .* reads it'),
     (lambda: of("x>hidden", of("hiden>y"), expect_in_keys=["x"]), 'module "1.0"'),
-    (
-        lambda: of(rename, "reward>y", expect_in_keys=[]),
-        r"declare it: WrapModule\(rename, out_keys=\['reward'\]\)",
-    ),
+    (lambda: of(rename, "reward>y", expect_in_keys=[]), r"declare it: WrapModule\(rename"),
 ]
 
 

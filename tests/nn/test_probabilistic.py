@@ -407,11 +407,7 @@ ERRORS = [  # a call, its error, and words of its message
     (lambda: composite(log_prob_key="lp"), RuntimeError, "lp_aggregate is set to `False`"),
     (lambda: composite().log_prob_key, RuntimeError, "one and only one element"),
     (lambda: normal(log_prob_key="p", log_prob_keys=["q"]), ValueError, "name different keys"),
-    (
-        lambda: normal(log_prob_keys=["p", "q"], return_log_prob=True),
-        ValueError,
-        "must have one key for each sampled key",
-    ),
+    (lambda: normal(log_prob_keys=["p", "q"], return_log_prob=True), ValueError, "must have one"),
     (lambda: Prob(["p"], distribution_class=CompositeDistribution), KeyError, "distribution_map"),
     *(
         (lambda g=g: normal(generator=g), TypeError, "generator must be a torch.Generator")
@@ -425,22 +421,14 @@ ERRORS = [  # a call, its error, and words of its message
         r"keywords and .* must match.*takes \['loc', 'scale', .*not 'scal'. Did you mean \"scale\"",
     ),
     (lambda: prob(d.Normal, keys=["loc"])(normal_td()), TypeError, "needs 'scale'"),
-    (
-        lambda: normal(distribution_kwargs={"loc": 1.0})(normal_td()),
-        TypeError,
-        "given both by in_keys and by distribution_kwargs",
-    ),
+    (lambda: normal(distribution_kwargs={"loc": 1.0})(normal_td()), TypeError, "given both by"),
     (head, ValueError, r"Module\(Normal\) .* scale from \('head', 's'\): Expected"),
     (
         lambda: normal()(TensorDict(loc=torch.zeros(B), scales=torch.ones(B))),
         KeyError,
         "reads 'scale'. Did you mean \"scales\"",
     ),
-    (
-        lambda: normal().log_prob(normal_td(actions=torch.zeros(B, T))),
-        KeyError,
-        "reads 'action'. Did you mean \"actions\"",
-    ),
+    (lambda: normal().log_prob(normal_td(actions=torch.zeros(B, T))), KeyError, 'mean "actions"'),
     (lambda: normal()(TensorDict(loc=torch.zeros(B))), ValueError, "scale"),
     (lambda: normal().log_prob(normal_td()), ValueError, "action"),
 ]

@@ -309,11 +309,7 @@ ERRORS = [  # a call, its error, and words of its message
     (lambda: edited(single(), lambda s: s.__delitem__(1)), TypeError, LAST),
     (lambda: chain().log_prob_key, AttributeError, r"at \['b_log_prob', 'a_log_prob'\]"),
     (lambda: no_distribution().get_dist(inputs()), RuntimeError, "No distribution module found"),
-    (
-        lambda: no_distribution().build_dist_from_params(inputs()),
-        RuntimeError,
-        "Could not find any ProbabilisticTensorDictModule",
-    ),
+    (lambda: no_distribution().build_dist_from_params(inputs()), RuntimeError, "Could not find"),
     (lambda: single().log_prob(inputs()), ValueError, "a"),
     (lambda: chain().log_prob(inputs()), ValueError, "a"),
     (

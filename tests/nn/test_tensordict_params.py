@@ -11,7 +11,7 @@ from torch import nn
 from torch.func import functional_call
 
 from raffia import TensorClass, TensorDict
-from raffia.nn import TensorDictParams
+from raffia.nn import TensorDictParams as Params
 
 B, A = 2, 3
 
@@ -26,7 +26,7 @@ NAMES = ["layer.weight", "layer.bias", "params.w", "params.n.b"]
 
 def make(**options):
     nested = TensorDict(b=torch.ones(B), i=torch.arange(B))
-    return TensorDictParams(TensorDict(w=torch.zeros(A), n=nested), **options)
+    return Params(TensorDict(w=torch.zeros(A), n=nested), **options)
 
 
 class Holder(nn.Module):
@@ -81,7 +81,7 @@ def test_names():
     assert seen == [(A,), (B,), (B,)]
     layers = nn.ModuleList([make(), make()])
     assert len(list(layers.parameters())) == 4 and "1.n.b" in layers.state_dict()
-    module.params = TensorDictParams(TensorDict(v=torch.ones(1)))
+    module.params = Params(TensorDict(v=torch.ones(1)))
     assert names(module)[2:] == ["params.v"]
     with pytest.raises(NotImplementedError):
         params()
@@ -147,7 +147,7 @@ def test_copies(how):
         torch.save(module, file)
         file.seek(0)
         twin = torch.load(file, weights_only=False)
-    assert names(twin) == NAMES and isinstance(twin.params, TensorDictParams)
+    assert names(twin) == NAMES and isinstance(twin.params, Params)
     assert twin.params.n.b is twin.params["n", "b"] and any(
         p is twin.params.n.b for p in twin.parameters()
     )
@@ -224,16 +224,16 @@ def test_one_that_is_taken_out_stands_alone_and_is_freed():
 
 
 def test_attributes():
-    params = TensorDictParams(TensorDict(keys=torch.ones(1), get=TensorDict(x=torch.ones(1))))
+    params = Params(TensorDict(keys=torch.ones(1), get=TensorDict(x=torch.ones(1))))
     assert callable(params.keys) and list(params.keys()) == ["keys", "get"]
     assert params.get("get")["x"].item() == 1  # methods stay methods
-    assert TensorDictParams(TensorDict(name="actor", w=torch.ones(1))).name == "actor"
+    assert Params(TensorDict(name="actor", w=torch.ones(1))).name == "actor"
     params = make()
     assert params.w is params["w"] and not hasattr(params, "absent")
     with pytest.raises(AttributeError, match="absent"):
         params.absent  # noqa: B018
     nested = params.n
-    assert type(nested) is type(params.get_submodule("n")) is TensorDictParams
+    assert type(nested) is type(params.get_submodule("n")) is Params
     assert type(params["n"]) is TensorDict and names(nested) == ["b"] and buffers(nested) == ["i"]
     assert nested.b is params["n", "b"] and nested["i"] is params["n", "i"]
     params["n", "c"] = torch.ones(1)  # later changes are seen on both sides
@@ -252,7 +252,7 @@ def test_attributes():
         nested["d"] = torch.ones(1)
     with pytest.raises(RuntimeError, match="part of a locked graph"):
         nested.unlock_()
-    deep = TensorDictParams(TensorDict(a=dict(b=dict(c=torch.ones(1)))))
+    deep = Params(TensorDict(a=dict(b=dict(c=torch.ones(1)))))
     deep.a.b["d"] = torch.zeros(2)
     assert names(deep) == ["a.b.c", "a.b.d"] and deep.a.b.d is deep["a"]["b"]["d"]
 
@@ -303,7 +303,7 @@ def test_what_is_put_into_the_registries_is_in_the_container(lock):
     assert set(params.keys(True, True)) == {"w", ("n", "i"), "v", "k", "u"}
     with pytest.raises(KeyError):
         del params._parameters["absent"]
-    dotted = TensorDictParams(TensorDict({"a.b": dict(c=torch.ones(1)), "d.e": torch.ones(1)}))
+    dotted = Params(TensorDict({"a.b": dict(c=torch.ones(1)), "d.e": torch.ones(1)}))
     for name in list(dotted._parameters):
         dotted._parameters[name] = torch.zeros(1)
     assert dotted["a.b", "c"].item() == dotted["d.e"].item() == 0
@@ -313,16 +313,16 @@ def test_what_is_put_into_the_registries_is_in_the_container(lock):
     "leaf", [nn.Parameter(torch.ones(1)), torch.ones(1), nn.Buffer(torch.ones(1)), torch.arange(1)]
 )
 def test_shared_leaves_are_registered_once(leaf):
-    params = TensorDictParams(TensorDict(a=leaf, n=TensorDict(c=leaf)))
+    params = Params(TensorDict(a=leaf, n=TensorDict(c=leaf)))
     found = [*params.parameters(), *params.buffers()]
     assert len(found) == 1 and found[0] is params["a"] is params["n", "c"]
     assert list(params.state_dict()) == ["a", "n.c"]
     clone = params.clone()
-    assert type(clone) is TensorDictParams and clone["a"] is not params["a"]
+    assert type(clone) is Params and clone["a"] is not params["a"]
     if isinstance(leaf, nn.Parameter):
         assert clone["a"] is clone["n", "c"] and clone["a"].requires_grad and clone["a"].is_leaf
     if isinstance(leaf, nn.Parameter | nn.Buffer):
-        layers = nn.ModuleList([TensorDictParams(TensorDict(x=leaf)) for _ in range(2)])
+        layers = nn.ModuleList([Params(TensorDict(x=leaf)) for _ in range(2)])
         assert same([*layers.parameters(), *layers.buffers()], [leaf])
     module = Holder()
     module.params["w2"] = module.layer.weight
@@ -337,7 +337,7 @@ def test_shared_leaves_are_registered_once(leaf):
 def test_what_becomes_a_parameter(no_convert):
     w, buffer = nn.Parameter(torch.ones(1)), nn.Buffer(torch.ones(1))
     source = TensorDict(w=w, v=torch.ones(1), i=torch.arange(1), b=buffer)
-    params = TensorDictParams(source, no_convert=no_convert)
+    params = Params(source, no_convert=no_convert)
     assert params["w"] is w and params.no_convert == no_convert
     assert names(params) == (["w"] if no_convert else ["w", "v"])
     assert buffers(params) == (["v", "i", "b"] if no_convert else ["i", "b"])
@@ -347,19 +347,19 @@ def test_what_becomes_a_parameter(no_convert):
 
 
 def test_ways_to_make_one():
-    assert names(TensorDictParams({"a": {"b": torch.ones(1)}})) == ["a.b"]
-    assert names(TensorDictParams(w=torch.ones(1))) == ["w"] and not list(TensorDictParams().keys())
+    assert names(Params({"a": {"b": torch.ones(1)}})) == ["a.b"]
+    assert names(Params(w=torch.ones(1))) == ["w"] and not list(Params().keys())
     for lock in (False, True):
         made = TensorDict.from_module(nn.Linear(A, 1), as_module=True, lock=lock)
         assert made.is_locked is lock and names(made) == ["weight", "bias"]
     entries = {"w": torch.ones(2), "n": {"b": torch.ones(2)}}
     for made in (
-        TensorDictParams.from_dict(entries, batch_size=[2]),
-        TensorDictParams.from_any(entries, batch_size=[2]),
-        TensorDictParams().from_dict_instance(entries, batch_size=[2]),
-        TensorDictParams(Pair(w=torch.ones(2), n=TensorDict(entries["n"]), batch_size=[2])),
+        Params.from_dict(entries, batch_size=[2]),
+        Params.from_any(entries, batch_size=[2]),
+        Params().from_dict_instance(entries, batch_size=[2]),
+        Params(Pair(w=torch.ones(2), n=TensorDict(entries["n"]), batch_size=[2])),
     ):
-        assert type(made) is TensorDictParams and made.batch_size == (2,)
+        assert type(made) is Params and made.batch_size == (2,)
         assert names(made) == ["w", "n.b"]
 
 
@@ -384,7 +384,7 @@ def test_what_is_set_is_converted_and_registered():
     with params.unlock_():
         params["x"] = torch.ones(1)
     assert given.item() == 0 and isinstance(params["x"], nn.Parameter)
-    rows = TensorDictParams(TensorDict(a=torch.zeros(B, A), batch_size=[B]))
+    rows = Params(TensorDict(a=torch.zeros(B, A), batch_size=[B]))
     rows.set_at_("a", torch.ones(A), 0)
     rows.update_at_(TensorDict(a=torch.full((A,), 2.0)), 1)
     assert rows["a"][:, 0].tolist() == [1, 2] and isinstance(rows["a"], nn.Parameter)
@@ -401,7 +401,7 @@ WRITES = [
 
 
 def test_results_of_operations():
-    params = TensorDictParams(TensorDict(a=torch.zeros(B, A), batch_size=[B]))
+    params = Params(TensorDict(a=torch.zeros(B, A), batch_size=[B]))
     for operation in (
         lambda p: p[0],
         lambda p: p.data,
@@ -421,10 +421,10 @@ def test_results_of_operations():
     assert params.grad["a"].sum() == B * A
     params = make()
     for moved in (params.to(torch.float64), params.cpu(), params.clone()):
-        assert type(moved) is TensorDictParams and isinstance(moved["w"], nn.Parameter)
+        assert type(moved) is Params and isinstance(moved["w"], nn.Parameter)
     assert params.to(torch.float64)["w"].dtype == torch.float64 != params["w"].dtype
     for same_leaves in (params.clone(False), params.copy()):
-        assert type(same_leaves) is TensorDictParams and same_leaves["w"] is params["w"]
+        assert type(same_leaves) is Params and same_leaves["w"] is params["w"]
     for refused in (lambda: params.map(lambda leaf: leaf), params.memmap_):
         with pytest.raises(RuntimeError):
             refused()

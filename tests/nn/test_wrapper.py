@@ -14,12 +14,8 @@ from torch import nn
 from torch.testing import assert_close
 
 from raffia import TensorDict
-from raffia.nn import (
-    TensorDictModule,
-    TensorDictModuleBase,
-    TensorDictSequential,
-    as_tensordict_module,
-)
+from raffia.nn import TensorDictModule as Mod
+from raffia.nn import TensorDictModuleBase, TensorDictSequential, as_tensordict_module
 from raffia.nn import TensorDictModuleWrapper as Wrapper
 
 from .keyed import Scale, both, call, chain, leaves, numbers, plus, step
@@ -40,13 +36,13 @@ class More(Wrapper):
         self.in_keys = [*module.in_keys, "more"]
 
 
-class Counter(TensorDictModule):
+class Counter(Mod):
     def twice(self, x):
         return x * 2
 
 
 def pair():
-    return TensorDictModule(both, ["x"], ["u", "v"])
+    return Mod(both, ["x"], ["u", "v"])
 
 
 # --- the wrapper --------------------------------------------------------------------------------
@@ -95,7 +91,7 @@ def test_where_outputs_go_and_sequences():
     for made in (wrapper, TensorDictSequential(Wrapper(step("x", "h")), step("h", "z"))):
         assert made.in_keys == ["x"] and made.out_keys == ["h", "z"]
         assert call(made, "keywords") == call(made, "container") == {"h": 2, "z": 3}
-    td = Scaled(TensorDictModule(plus, ["x"], ["z"]))(numbers({"x": 1}))
+    td = Scaled(Mod(plus, ["x"], ["z"]))(numbers({"x": 1}))
     assert td["z"].tolist() == [20, 20]
 
 
@@ -113,7 +109,7 @@ def test_selections_and_hooks():
         selected.reset_out_keys()
         assert call(wrapper, "container") == {"u": 2, "v": 3}
     assert Wrapper(pair().select_out_keys("u")).out_keys == ["u"]
-    module, seen = TensorDictModule(Scale(), ["x"], ["z"]), []
+    module, seen = Mod(Scale(), ["x"], ["z"]), []
     wrapper = Wrapper(module)
     wrapper.register_forward_hook(lambda m, a, o: seen.append("wrapper"))
     wrapper.register_forward_pre_hook(
@@ -126,7 +122,7 @@ def test_selections_and_hooks():
 
 @pytest.mark.parametrize("twin", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
 def test_copies(twin):
-    wrapper = Scaled(TensorDictModule(nn.Linear(T, A), ["x"], ["z"]))
+    wrapper = Scaled(Mod(nn.Linear(T, A), ["x"], ["z"]))
     again = twin(wrapper)
     assert type(again) is Scaled and again.td_module is not wrapper.td_module
     td = TensorDict(x=torch.randn(T))
