@@ -243,21 +243,6 @@ def test_interaction_types_and_draws():
 # --- parameters ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("make", [chain, policy, lambda: Ensemble(linear(), 4)])
-def test_gradients(make):
-    module = make()
-    key = module.out_keys[0]
-    function = torch.compile(
-        lambda td: module(td)[key].square().sum(), fullgraph=True, backend="aot_eager"
-    )
-    td = inputs()
-    function(td.clone()).backward()
-    grads = [p.grad.clone() for p in module.parameters()]
-    module.zero_grad()
-    module(td.clone())[key].square().sum().backward()
-    assert_close(grads, [p.grad for p in module.parameters()])
-
-
 def test_modes_and_shapes_are_seen():
     module = keyed(nn.Dropout(0.999), ["x"], ["y"])
     compiled = torch.compile(module, fullgraph=True, backend="eager")

@@ -186,18 +186,6 @@ def test_with_all_actions_sampled_it_is_the_plain_search():
         assert tree.data["children_visits"].equal(plain.data["children_visits"])
 
 
-def test_draws_are_without_replacement_and_follow_the_policy():
-    logits = torch.tensor([0.5, 0.3, 0.2]).log()
-    seeds = torch.arange(20000)
-    pairs = CategoricalSampler(2).sample(logits.expand(20000, 3), seeds).actions
-    assert (pairs[:, 0] < pairs[:, 1]).all()
-    left_out = 3 - pairs.sum(-1)
-    # P(c left out) = p_a p_b / (1 - p_a) + p_b p_a / (1 - p_b)
-    expected = torch.tensor([0.3 * 0.2 / 0.7 + 0.2 * 0.3 / 0.8, 0.5 * 0.2 / 0.5 + 0.2 * 0.5 / 0.8])
-    found = left_out.bincount(minlength=3) / 20000
-    torch.testing.assert_close(found[:2], expected, atol=0.01, rtol=0)
-
-
 @pytest.mark.parametrize("num", [1, 2, 3, 5])
 def test_weights_make_the_samples_stand_for_the_policy(num):
     policy = torch.tensor([0.4, 0.3, 0.2, 0.07, 0.03])
