@@ -192,11 +192,7 @@ MISTAKES = [
     (lambda: SipHash()(torch.tensor(1.0)), ValueError, "has no rows"),
     (lambda: RandomProjectionHash(n_component=3), TypeError, "unexpected keyword .* 'n_component'"),
     (lambda: RandomProjectionHash(n_components=0), ValueError, "n_components .* positive; got 0"),
-    (
-        lambda: RandomProjectionHash(dtype_cast=torch.float16),
-        ValueError,
-        "dtype_cast must be bfloat16, float32 or float64",
-    ),
+    (lambda: RandomProjectionHash(dtype_cast=torch.float16), ValueError, "dtype_cast must be"),
     (
         lambda: fitted(torch.zeros(N, F))(torch.zeros(N, 3)),
         ValueError,

@@ -61,9 +61,7 @@ def test_past_max_size_nothing_is_added():
     to_int, large = HashToInt(max_size=3), HashToInt()
     to_int(tensor([5, 6]), extend=True)
     large(torch.arange(4), extend=True)
-    with pytest.raises(
-        CapacityError, match="2 new rows do not fit: the .* holds 2, and max_size is 3"
-    ):
+    with pytest.raises(CapacityError, match="2 new rows do not fit: the .* holds 2, and max_size"):
         to_int(tensor([7, 5, 8]), extend=True)
     with pytest.raises(CapacityError, match="4 hashes does not fit into max_size=3"):
         to_int.load_state_dict(large.state_dict())

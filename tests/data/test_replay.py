@@ -353,16 +353,8 @@ MISTAKES = [
     (lambda: next(iter(PLAIN)), ValueError, r"items to draw is unknown: pass sample\(batch_size\)"),
     (lambda: PLAIN.sample(0), ValueError, "batch_size=0 must be at least 1"),
     (lambda: PLAIN.sample(2.5), TypeError, "batch_size=2.5 must be a whole number"),
-    (
-        lambda: setattr(PLAIN, "generator", 0),
-        TypeError,
-        ("generator must be a torch.Generator; got 0"),
-    ),
-    (
-        lambda: PLAIN.update_priority(torch.tensor([0]), 1.0),
-        TypeError,
-        "RandomSampler has no priorities; use PrioritizedReplayBuf",
-    ),
+    (lambda: setattr(PLAIN, "generator", 0), TypeError, "generator must be a torch.Generator; got"),
+    (lambda: PLAIN.update_priority(torch.tensor([0]), 1.0), TypeError, "RandomSampler has no"),
     (lambda: uniform(5, sampler=TAKEN.sampler), ValueError, "sampler belongs to another buffer"),
     (
         lambda: uniform(5, sampler=PrioritizedSampler(4, 0.6, 0.4)),
@@ -507,9 +499,7 @@ def test_a_state_of_another_kind_of_buffer_is_refused(tmp_path, saved):
             other.load(tmp_path)
         with pytest.raises(ValueError, match=match):
             other.load_state_dict(buffer.state_dict())
-        with pytest.raises(
-            ValueError, match="not belong to a replay buffer: it has no kind, total, sampler"
-        ):
+        with pytest.raises(ValueError, match="not belong to a replay buffer: it has no kind,"):
             other.load_state_dict({})
         assert other[:]["obs"][:, 0].tolist() == [20, 21] and drawn(other) <= {0, 1}
 

@@ -157,11 +157,7 @@ def mistakes():
         (lambda: n_step_transitions(batch, 3, gamma=GAMMA), ValueError, "n=3 .* unroll_steps=3"),
         (lambda: n_step_transitions(batch, 0, gamma=GAMMA), ValueError, "n=0"),
         (lambda: burn_in(batch, 3), ValueError, "leaves no rows to learn from .* unroll_steps=4"),
-        (
-            lambda: HindsightReplay(buffer, reached, fraction=2),
-            ValueError,
-            "fraction=2 must be in 0",
-        ),
+        (lambda: HindsightReplay(buffer, reached, fraction=2), ValueError, "fraction=2 must be in"),
         (lambda: HindsightReplay(buffer, reached, strategy="all"), ValueError, "one of"),
         (lambda: buffer.later(torch.tensor([5]), f), IndexError, "step 5 .* cannot be read"),
         (lambda: buffer.entry("action", torch.tensor([99])), IndexError, "row 99"),

@@ -302,24 +302,12 @@ MISTAKES = [
     (exponent(alpha=-0.5), ValueError, f"alpha {NEGATIVE}"),
     (exponent(beta=-0.5), ValueError, f"beta {NEGATIVE}"),
     (exponent(eps=-0.5), ValueError, f"eps {NEGATIVE}"),
-    (
-        exponent(importance="max"),
-        ValueError,
-        "importance='max' must be one of 'buffer', 'batch'",
-    ),
-    (
-        exponent(reduction="sum"),
-        ValueError,
-        "reduction='sum' must be one of 'max', 'min', 'mean', 'median'",
-    ),
+    (exponent(importance="max"), ValueError, "importance='max' must be one of 'buffer', 'batch'"),
+    (exponent(reduction="sum"), ValueError, "reduction='sum' must be one of 'max', 'min', 'mean',"),
     (lambda s: setattr(s, "alpha", float("nan")), ValueError, "alpha must be finite"),
     (lambda s: setattr(s, "beta", -1.0), ValueError, "beta must be finite"),
     (lambda s: s.draw(2, range(5)), ValueError, "knows the items 0..2, but the buffer holds 0..4"),
-    (
-        lambda s: s.added(range(5, 6)),
-        ValueError,
-        ("items from 5 on do not follow the last known one, 2"),
-    ),
+    (lambda s: s.added(range(5, 6)), ValueError, "items from 5 on do not follow the last known"),
     (lambda s: s.load_state_dict({}), ValueError, "not belong to a PrioritizedSampler: it has no"),
     (
         lambda s: s.load_state_dict(prioritized_sampler([1.0] * 5).state_dict()),
@@ -331,11 +319,7 @@ MISTAKES = [
         ValueError,
         "not belong to a SamplerWithoutReplacement: it has no",
     ),
-    (
-        lambda s: prioritized_sampler([0.0, 0.0]).draw(1, range(2)),
-        ValueError,
-        "all priorities are zero",
-    ),
+    (lambda s: prioritized_sampler([0.0, 0.0]).draw(1, range(2)), ValueError, "all priorities are"),
     (
         lambda s: RandomSampler(replacement=False).draw(4, range(3)),
         ValueError,

@@ -333,11 +333,7 @@ NAN, INF = float("nan"), float("inf")
 X = torch.zeros(1)
 ENV = "must name environments by integers"
 MISTAKES = {
-    "rewards": (
-        update([0], rewards=X),
-        KeyError,
-        "entry 'rewards' is not in the storage; entries that can be",
-    ),
+    "rewards": (update([0], rewards=X), KeyError, "entry 'rewards' is not in the storage; entries"),
     "an end": (update([0], truncated=X.bool()), KeyError, "marks where an episode ends"),
     "a shape": (update([0], reward=X[None]), ValueError, r"torch.float32 \[1\], but float32\[\]"),
     "a dtype": (update([0], action=X), ValueError, r"torch.float32 \[\], but int64\[\] is stored"),
@@ -350,34 +346,18 @@ MISTAKES = {
     "no next": (without("next"), KeyError, "no entry .'next', 'obs'. with the observation"),
     "no reward": (without("reward"), ValueError, "entry 'reward' is missing"),
     "extra": (with_entry("extra", torch.zeros(3)), ValueError, "entry 'extra' is not stored here"),
-    "mask": (
-        with_entry("mask", torch.ones(3)),
-        ValueError,
-        "rename your 'mask', for example to 'step_m",
-    ),
-    "float flag": (
-        with_entry("terminated", torch.zeros(3)),
-        ValueError,
-        r"torch.float32 \[\] for each step; it must be a single torch.bool, which marks whether",
-    ),
+    "mask": (with_entry("mask", torch.ones(3)), ValueError, "rename your 'mask', for example to"),
+    "float flag": (with_entry("terminated", torch.zeros(3)), ValueError, r"torch.float32 \[\] for"),
     "reward's shape": (with_entry("reward", torch.zeros(3, 2)), ValueError, "rows float32.2."),
     "action's dtype": (with_entry("action", torch.zeros(3)), ValueError, "'action' has rows float"),
-    "next's dtype": (
-        with_entry(("next", "obs"), torch.zeros(3)),
-        ValueError,
-        "they must have the same dtype and shape",
-    ),
+    "next's dtype": (with_entry(("next", "obs"), torch.zeros(3)), ValueError, "they must have the"),
     "next's shape": (
         with_entry(("next", "obs"), torch.zeros(3, 2).long()),
         ValueError,
         "must have the same dtype and shape",
     ),
     "dict": (extend(lambda steps: steps.to_dict()), TypeError, "a TensorDict .T. or .T, E.; got"),
-    "one step": (
-        extend(lambda steps: steps[0]),
-        ValueError,
-        r"\[T, E\]; got \[\]: .* call buffer.add",
-    ),
+    "one step": (extend(lambda steps: steps[0]), ValueError, r"\[T, E\]; got \[\]: .* call"),
     "one of two": (env(0), ValueError, r"from 2 environment\(s\), but env=\[0\] names 1"),
     "three of two": (env(0, 1, 2), ValueError, "names 3"),
     "twice": (env(1, 1), ValueError, "must be different numbers of 0 or more"),
@@ -393,11 +373,7 @@ MISTAKES = {
     "nan": (priority(1.0, NAN, 1.0), ValueError, "finite and >= 0 .*; got nan"),
     "inf": (priority(1.0, INF, 1.0), ValueError, "got inf"),
     "a sign": (priority(1.0, -0.5, 1.0), ValueError, "got -0.5. For errors with a sign"),
-    "two": (
-        priority(1.0, 1.0),
-        ValueError,
-        r"steps \[3\] need priorities of the same shape; got \[2\]",
-    ),
+    "two": (priority(1.0, 1.0), ValueError, r"steps \[3\] need priorities of the same shape; got"),
     "update nan": (lambda b: b.update_priority(torch.tensor([0]), NAN), ValueError, "finite"),
     "update 18": (
         lambda b: b.update_priority(torch.tensor([0, 18]), torch.ones(2)),
@@ -415,11 +391,7 @@ MISTAKES = {
     },
     "read a matrix": (read([12]), ValueError, r"index must have shape \[B\]"),
     "read floats": (read(12.0), TypeError, "numbers must be integers; got torch.float32"),
-    "how many": (
-        lambda b: b.sample(),
-        ValueError,
-        "number of segments to draw is unknown.*batch_size=256",
-    ),
+    "how many": (lambda b: b.sample(), ValueError, "number of segments to draw is"),
 }
 
 
@@ -435,11 +407,7 @@ def test_mistakes_change_nothing(kind):
 REFUSED = [
     ({"alpha": 0.6}, ValueError, "alpha=0.6 and beta=None must be given together"),
     ({"alpha": -1.0, "beta": 0.4}, ValueError, "alpha must be finite and >= 0"),
-    (
-        {**BY_PRIORITY, "importance": "all"},
-        ValueError,
-        "importance='all' must be one of 'buffer', 'batch'",
-    ),
+    ({**BY_PRIORITY, "importance": "all"}, ValueError, "importance='all' must be one of 'buffer',"),
     ({"unroll_steps": -1}, ValueError, "unroll_steps=-1 must be at least 0"),
     ({"unroll_steps": 2.0}, TypeError, "unroll_steps=2.0"),
     ({"n_step": 2.0}, TypeError, "n_step=2.0"),
@@ -476,18 +444,12 @@ def test_other_mistakes_are_named():
     with pytest.raises(ValueError, match="so samples have no weights"):
         buffer.beta = 0.5
     assert buffer.beta is None
-    with pytest.raises(
-        ValueError, match="19 different steps cannot be drawn from 15.*replacement=True"
-    ):
+    with pytest.raises(ValueError, match="19 different steps cannot be drawn from"):
         filled(replacement=False, **BY_PRIORITY).sample(19)
-    with pytest.raises(
-        ValueError, match="6 environments can end at the same time, which takes 12 rows"
-    ):
+    with pytest.raises(ValueError, match="6 environments can end at the same time, which takes 12"):
         make(num_rows=10).add(torch.stack([steps_of(1)[0]] * 6))
     buffer.storage.extend(steps_of(3).exclude("next"))
-    with pytest.raises(
-        RuntimeError, match="21 items have been appended .* knows of 18: a storage bel"
-    ):
+    with pytest.raises(RuntimeError, match="21 items have been appended .* knows of 18: a storage"):
         buffer.extend(steps_of(3))
     empty = make()
     assert (empty or make()) is empty
@@ -598,9 +560,7 @@ def test_rows_that_a_storage_on_disk_keeps_itself(tmp_path):
         assert buffer.extend(steps_of(1)).tolist() == [23]
     with MemmapStorage.open(tmp_path / "rows") as storage:  # killed before a first save
         buffer = on_disk(storage)
-        with pytest.raises(
-            RuntimeError, match=r"if it was never saved, start over with buffer.empty\(\)"
-        ):
+        with pytest.raises(RuntimeError, match=r"if it was never saved, start over with"):
             buffer.extend(steps_of(3, end="terminated"))
         assert storage.total == 24
         buffer.empty()

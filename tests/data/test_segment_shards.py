@@ -237,29 +237,13 @@ def test_what_can_not_be_is_refused():
     one = torch.tensor([0])
     for call, error, words in [
         (lambda: ReplayShards([]), ValueError, "no shards"),
-        (
-            lambda: ReplayShards([buffer] * 2),
-            ValueError,
-            "some of the 2 shards are the same buffer",
-        ),
-        (
-            lambda: replay.extend(steps_of(4, 3)),
-            ValueError,
-            r"\[4, 3\] cannot be divided equally .* E a multiple of 2",
-        ),
+        (lambda: ReplayShards([buffer] * 2), ValueError, "some of the 2 shards are the same"),
+        (lambda: replay.extend(steps_of(4, 3)), ValueError, r"\[4, 3\] cannot be divided equally"),
         (lambda: replay.extend(steps_of(4, 2)[:, 0]), ValueError, r"steps \[4\] cannot be divided"),
-        (
-            lambda: replay.sample(7),
-            ValueError,
-            r"7 segments cannot be divided equally .* sample\(8\)",
-        ),
+        (lambda: replay.sample(7), ValueError, r"7 segments cannot be divided equally"),
         (lambda: replay.sample(0), ValueError, r"sample\(2\)"),
         (lambda: replay.read(torch.tensor(3)), ValueError, "index must have shape"),
-        (
-            lambda: replay.update(rows * 0 - 2, fresh),
-            IndexError,
-            r"no step -2: only \[.*\] rows have been added to",
-        ),
+        (lambda: replay.update(rows * 0 - 2, fresh), IndexError, r"no step -2: only \[.*\] rows"),
         (lambda: replay.update(rows, fresh[:, 0]), ValueError, r"\[10"),
         (lambda: replay.update_priority(one + 999, 1.0), IndexError, "there is no step 999"),
         (lambda: replay.update_priority(rows, torch.ones(3)), ValueError, "of that shape"),

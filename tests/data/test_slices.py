@@ -149,9 +149,7 @@ def test_batches_of_an_epoch():
     buffer.extend(episodes(5, 3, 4))
     for _ in range(3):
         assert [batch["episode"][::3].tolist() for batch in buffer] == [[0, 1]]
-    with pytest.raises(
-        ValueError, match="needs 4 slices, but there are only 3 episodes.*drop_last=False"
-    ):
+    with pytest.raises(ValueError, match="needs 4 slices, but there are only 3"):
         buffer.sample(12)
     # 1000 steps of four episodes and slices of 32 steps: TorchRL gives 4 x 32 = 128 of 320 too
     buffer = without_replacement(1000, slice_len=32, traj_key="episode")
@@ -266,16 +264,8 @@ MISTAKES = [
         KeyError,
         'no entry "no".*traj_key',
     ),
-    (
-        sampled(6, SliceSampler(slice_len=3), 2, 2),
-        ValueError,
-        "no episode has the 3 steps of a slice yet.*the longest has 2",
-    ),
-    (
-        sampled(7, SliceSampler(slice_len=3), 2, 2),
-        ValueError,
-        "batch of 7 items is not a multiple of slice_len=3",
-    ),
+    (sampled(6, SliceSampler(slice_len=3), 2, 2), ValueError, "no episode has the 3 steps of a"),
+    (sampled(7, SliceSampler(slice_len=3), 2, 2), ValueError, "batch of 7 items is not a multiple"),
     (
         sampled(7, PrioritizedSliceSampler(40, alpha=0.7, beta=0.9, slice_len=7), 1, 3, 6),
         ValueError,

@@ -388,10 +388,7 @@ def test_a_state_is_copies_of_held_rows_only(make, tmp_path):
         (lambda s: s.update(rows=torch.tensor([0.0, 1.0])), "damaged"),
         (lambda s: s.update(leaves={"a": torch.zeros(2)}), "2 rows of data int64"),
         (lambda s: s.update(leaves={}), "damaged"),
-        (
-            lambda s: s.update(structure=torch.zeros(0, dtype=torch.uint8)),
-            "it has rows but no structure",
-        ),
+        (lambda s: s.update(structure=torch.zeros(0, dtype=torch.uint8)), "it has rows but no"),
         (lambda s: s.update(max_size=3), "max_size=3, but this one has max_size=5"),
     ],
 )

@@ -156,9 +156,7 @@ def test_a_loaded_table_continues_the_same(table_of, words):
         table.load_state({"hashes": tensor([0, 0, 0]), "free": tensor([2, 0])})
         assert table.insert(tensor([0, 1, 2, 3])).tolist() == [1, 0, 2, 3]
     else:
-        with pytest.raises(
-            ValueError, match=r"1 rows of 2 words must have shape \[1, 2\]; got \[1, 1"
-        ):
+        with pytest.raises(ValueError, match=r"1 rows of 2 words must have shape \[1, 2\]; got"):
             table.load_state({"hashes": tensor([7]), "free": EMPTY, "content": tensor([[3]])})
 
 
@@ -178,14 +176,8 @@ MISTAKES = {  # of a table where row 0 has 5, row 2 has 7, and row 1 is free
     "same": (state_of(hashes=tensor([5, 6, 5]), free=EMPTY), "row 2 is equal to an earlier row"),
     "free 2": (state_of(hashes=tensor([5, 6]), free=tensor([2])), r"in range\(2\); got \[2\]"),
     "free -1": (state_of(hashes=tensor([5, 6]), free=tensor([-1])), r"in range\(2\); got \[-1\]"),
-    "free twice": (
-        state_of(hashes=tensor([5]), free=tensor([0, 0])),
-        r"must be distinct .* \[0, 0\]",
-    ),
-    "no free": (
-        state_of(hashes=tensor([5])),
-        r"must have the entries \['free', 'hashes'\]; got \['hash",
-    ),
+    "free twice": (state_of(hashes=tensor([5]), free=tensor([0, 0])), r"must be distinct .* \[0,"),
+    "no free": (state_of(hashes=tensor([5])), r"must have the entries \['free', 'hashes'\]; got"),
     "more": (state_of(hashes=EMPTY, free=EMPTY, content=EMPTY[:, None]), "words=None"),
     "float state": (state_of(hashes=tensor([5.0]), free=EMPTY), "int64 with 1 dim.* torch.float"),
     "scalar": (state_of(hashes=tensor(5), free=EMPTY), r"got torch.int64 of shape \[\]"),
@@ -193,10 +185,7 @@ MISTAKES = {  # of a table where row 0 has 5, row 2 has 7, and row 1 is free
         lambda t: t.insert(tensor([1, 5, 2, 1, 3, 4]), max_size=5),
         "4 new rows do not fit: the .* holds 2, and max_size is 5",
     ),
-    "room": (
-        lambda t: t.insert(torch.arange(100, 1100), max_size=100),
-        "Raise max_size to 1002, or remove rows",
-    ),
+    "room": (lambda t: t.insert(torch.arange(100, 1100), max_size=100), "Raise max_size to 1002,"),
 }
 
 

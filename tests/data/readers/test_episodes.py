@@ -141,10 +141,7 @@ BAD = {  # in any format: what is done to an episode of three steps, and what th
     "no last observation": (lambda s: {**s, "obs": s["obs"][:3]}, MISSING),
     "next of another shape": (with_next(obs=np.zeros((3, 4), "f4")), r"shape \[4\].*shape \[2\]"),
     "more next than before": (with_part_after, r"no entry \('obs', 'b'\) to go with it"),
-    "rewards [1]": (
-        of(reward=ONES[:, None]),
-        r"shape \[1\]; a reward must be one real|list of rewards",
-    ),
+    "rewards [1]": (of(reward=ONES[:, None]), r"shape \[1\]; a reward must be one real|list of"),
     "true rewards": (of(reward=ONES > 0), "one real number for each step|true or false"),
     "ends as integers": (of(terminated=np.array([0, 0, 1])), FLAG),
     "ends as fractions": (of(truncated=np.zeros(3)), FLAG),
@@ -161,10 +158,7 @@ BAD_WHOLE = {  # where an episode is in one piece
         for name, rows in (("action", 3), ("terminated", 3), ("truncated", 3), ("obs", 4))
         for change in (-1, 1, 2)
     },
-    "observations twice": (
-        lambda s: {**s, "next": {"obs": s["obs"][1:]}},
-        "repeats what .* leave one of them out",
-    ),
+    "observations twice": (lambda s: {**s, "next": {"obs": s["obs"][1:]}}, "repeats what .* leave"),
     "next is a column": (of(next=ONES), NO_COLUMN),
     "next is taken": (of(next={"more": ONES}, more={"x": np.ones(4)}), NO_COLUMN),
 }

@@ -85,11 +85,7 @@ def test_a_line_is_an_episode_or_a_step(tmp_path):
         (b"{'obs': 1}\n", "line 2, character 2", "it is not JSON: Expecting property name"),
         (b'{"obs": 1} {}\n', "line 2, character 12", "it is not JSON: Extra data"),
         (b'{"obs": 0x1}\n', "line 2, character 10", "it is not JSON"),
-        (
-            b'{"obs": [1, 2',
-            "line 2, character 14",
-            "does not end, so the file may have been cut off",
-        ),
+        (b'{"obs": [1, 2', "line 2, character 14", "does not end, so the file may have been cut"),
         (b'{"obs": "\xc3', "line 2, byte 10", "it is not UTF-8; the line does not end"),
         (b'{"obs": "\xff"}\n', "line 2, byte 10", "it is not UTF-8"),
         (b"\xef\xbb\xbf{}\n", "line 2, character 1", "it is not JSON"),
@@ -123,41 +119,16 @@ def test_a_line_that_is_no_object(tmp_path, bad, where, why):
         ("obs", [[1, 2], 3, [4, 5]], "'obs', step 1", "a number, but the values before are a list"),
         ("obs", [1, [2], 3], "'obs', step 1", "a list, but the values before are a number"),
         ("obs", [[1, 2], [3, "x"], [4, 5]], "'obs', step 1", "a string, but the values before"),
-        (
-            "obs",
-            [[1, 2], [3, 4], [True, 5]],
-            "'obs', step 2",
-            "true or false, but the values before",
-        ),
+        ("obs", [[1, 2], [3, 4], [True, 5]], "'obs', step 2", "true or false, but the values"),
         ("obs", [[1, 2], [3, 4], [5, None]], "'obs', step 2", "null, but the values before are a"),
-        (
-            "obs",
-            [{"a": 1}] * 3,
-            "'obs', step 0",
-            "an object cannot be stored in a tensor; to leave the",
-        ),
-        (
-            "obs",
-            ["x", "y", "z"],
-            "'obs', step 0",
-            "a string cannot be stored in a tensor; to leave the",
-        ),
+        ("obs", [{"a": 1}] * 3, "'obs', step 0", "an object cannot be stored in a tensor; to"),
+        ("obs", ["x", "y", "z"], "'obs', step 0", "a string cannot be stored in a tensor; to"),
         ("obs", [[[1, 2], [3, 4]], [[1, 2], [3]], [[]]], "'obs', step 2", "a list of 1, but"),
         ("obs", [[[1, 2], [3, 4]], [[1, 2], [3]]] * 2, "'obs', step 1", "a list of 1, but"),
         ("obs", [[1, 2], [3, 1e39], [4, 5]], "'obs', step 1", "1e+39 does not fit torch.float32"),
         ("obs", [[0.1], [10**400], [1]], "'obs', step 1", "... does not fit torch.float32"),
-        (
-            "obs",
-            [[1], [1e999], [1]],
-            "'obs', step 1",
-            "it contains inf; to accept NaN and infinity",
-        ),
-        (
-            "obs",
-            "x",
-            "'obs'",
-            "a string, but each line is an episode, as the list of rewards shows",
-        ),
+        ("obs", [[1], [1e999], [1]], "'obs', step 1", "it contains inf; to accept NaN and"),
+        ("obs", "x", "'obs'", "a string, but each line is an episode, as the list of rewards"),
         ("action", [1, 2**63], "'action', step 1", "9223372036854775808 does not fit torch.int64"),
         ("action", [0.5, True], "'action', step 1", "true or false, but the values before"),
         ("action", 3, "'action'", "it must be a list with one value for each step"),
@@ -165,18 +136,8 @@ def test_a_line_that_is_no_object(tmp_path, bad, where, why):
         ("reward", [1, None], "'reward', step 1", "null, but the values before are a number"),
         ("reward", ["1", "2"], "'reward', step 0", "a string cannot be stored in a tensor"),
         ("reward", [], "'reward'", "it is empty; an episode must have at least one step"),
-        (
-            "terminated",
-            [0, 1],
-            "'terminated'",
-            "terminated must be one true or false for each step",
-        ),
-        (
-            "truncated",
-            ["no", "yes"],
-            "'truncated', step 0",
-            "a string cannot be stored in a tensor",
-        ),
+        ("terminated", [0, 1], "'terminated'", "terminated must be one true or false for each"),
+        ("truncated", ["no", "yes"], "'truncated', step 0", "a string cannot be stored in a"),
         ("episode", 1.5, "'episode'", "a number, but each line is an episode"),
         ("episode", None, "'episode'", "null, but each line is an episode"),
         ("seed", 7, "'seed'", "to leave the column out: columns={'seed': None}"),
@@ -300,9 +261,7 @@ def test_numbers_that_do_not_fit_a_dtype(tmp_path, dtypes, value, why):
 
 def test_dtypes_that_json_has_not(tmp_path):
     path = write(tmp_path, [EPISODE])
-    with pytest.raises(
-        TypeError, match="'obs': torch.complex64}: JSON cannot represent such numbers"
-    ):
+    with pytest.raises(TypeError, match="'obs': torch.complex64}: JSON cannot represent such"):
         read_json_lines(path, dtypes={"obs": torch.complex64})
     with pytest.raises(TypeError, match="float_dtype=torch.int64 must be one of"):
         read_json_lines(path, float_dtype=torch.int64)
@@ -398,10 +357,7 @@ def test_files_that_are_written(tmp_path):
 @pytest.mark.parametrize(
     ("bad", "why"),
     [
-        (
-            container(reward=torch.tensor([0, torch.nan])),
-            "'reward', step 1: it contains nan",
-        ),
+        (container(reward=torch.tensor([0, torch.nan])), "'reward', step 1: it contains nan"),
         (container(z=torch.ones(2, dtype=torch.complex64)), "JSON cannot hold"),
         (container(z=["a", "b"]), "'z': JSON cannot hold"),
         (container().exclude("reward"), "episode 1: there is no 'reward'"),

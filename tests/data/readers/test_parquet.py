@@ -123,10 +123,7 @@ def test_episodes_may_be_longer_than_what_is_read_at_once(tmp_path):
 DATE, TIME = datetime.datetime(2020, 1, 1), pa.array([1, 2, 3, 4], pa.time32("s"))
 DEEP_DICT = functools.reduce(lambda x, _: {"a": x}, range(40), 1)
 DEEP_LIST = functools.reduce(lambda x, _: [x], range(40), 1.0)
-NULL, LEFT_OUT = (
-    "null, which is not a number",
-    "cannot be stored in a tensor; to leave the column out",
-)
+NULL, LEFT_OUT = ("null, which is not a number", "cannot be stored in a tensor; to leave the")
 TWICE = {"terminated": [True, False, True, True], "truncated": [False] * 4}
 FIRST = "the episode from row 0"
 BAD_ROWS = [
