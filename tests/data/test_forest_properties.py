@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from raffia import TensorDict
 from raffia.data.forest import MCTSForest
-from raffia.data.tree import Growth, StepGraph
+from raffia.data.tree import StepGraph
 
 STATES = 6
 EXAMPLES = settings(
@@ -166,9 +166,8 @@ def filled(walks, how):
     return forest, counts, last
 
 
-HOW = st.lists(
-    st.sampled_from(["rollout", "cut", "batch", "steps", "look", "reload", "save"]), min_size=1
-)
+WAYS = ["rollout", "cut", "batch", "steps", "look", "reload", "save"]
+HOW = st.lists(st.sampled_from(WAYS), min_size=1)
 
 
 @st.composite
@@ -237,10 +236,8 @@ def check_questions(tree, model, counts):
             actions = [m[0][0][1] for m in below]
             assert vertex.selected_actions.flatten().tolist() == actions
         if steps:
-            assert (int(vertex.branching_action), int(vertex.prev_action)) == (
-                steps[0][1],
-                steps[-1][1],
-            )
+            ends = int(vertex.branching_action), int(vertex.prev_action)
+            assert ends == (steps[0][1], steps[-1][1])
 
 
 @EXAMPLES
@@ -277,12 +274,9 @@ def check_cycles(tree, state, counts, compact):
         if vertex.repeats:
             assert vertex.subtree is None
             own = {s for s, _, _ in steps_of(vertex.rollout)}
-            above = {
-                read(by_path[path[:i]].node_data["observation"])[0]
-                for path, other in by_path.items()
-                if other is vertex
-                for i in range(len(path))
-            }
+            paths = [path for path, other in by_path.items() if other is vertex]
+            nodes = [by_path[path[:i]].node_data for path in paths for i in range(len(path))]
+            above = {read(one["observation"])[0] for one in nodes}
             assert node in own | above | {state}
         else:
             below = [steps_of(child.rollout)[0] for child in vertex.children]
@@ -319,14 +313,3 @@ def test_a_wrong_tree_is_noticed(lie, monkeypatch):
     wrong = given(walks(cycles=True), HOW, st.booleans(), DEPTH)(check_forest)
     with pytest.raises(AssertionError):
         settings(EXAMPLES, phases=[Phase.generate])(wrong)()
-
-
-def test_a_graph_is_what_it_was_given():
-    graph = StepGraph()
-    graph.extend([3, 0], [0, 3])
-    graph.extend([], [])
-    graph.extend([3, 5], [1, 3])
-    assert len(graph) == 4
-    assert [graph.leaving(node) for node in range(6)] == [[1], [], [], [0, 2], [], [3]]
-    assert [graph.only(node) for node in range(6)] == [1, None, None, None, None, 3]
-    assert Growth(graph, 1, max_depth=None, compact=True).below == [[]]

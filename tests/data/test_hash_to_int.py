@@ -1,7 +1,6 @@
 """HashToInt: hashes to dense indices, as a module."""
 
 import copy
-import multiprocessing
 import pickle
 import threading
 
@@ -48,12 +47,12 @@ def test_indices_are_those_of_a_dict(shape, with_content):
     assert len(to_int) == 0 and to_int(tensor([6]), extend=True).tolist() == [0]
 
 
-@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int32, torch.uint64])
-def test_integers_of_any_dtype_and_strides_are_hashes(dtype):
-    to_int = HashToInt(max_size=9)
-    index = to_int(tensor([[100, 3], [4, 100]], dtype=dtype).T, extend=True)
-    assert index.tolist() == [[0, 1], [2, 0]]
-    assert index.dtype == torch.int64  # an int8 could not count the values of an int8
+def test_integers_of_any_dtype_and_strides_are_hashes():
+    for dtype in [torch.int8, torch.uint8, torch.int32, torch.uint64]:
+        to_int = HashToInt(max_size=9)
+        index = to_int(tensor([[100, 3], [4, 100]], dtype=dtype).T, extend=True)
+        assert index.tolist() == [[0, 1], [2, 0]]
+        assert index.dtype == torch.int64  # an int8 could not count the values of an int8
     assert repr(to_int) == "HashToInt(len=3, max_size=9)"
 
 
@@ -71,7 +70,6 @@ def test_past_max_size_nothing_is_added():
 WORDS = tensor([[1, 1]])
 REFUSED = [
     (lambda t: t(tensor([1.0]), True), TypeError, "of integers.*got .*torch.float32.*SipHash"),
-    (lambda t: t(tensor([True])), TypeError, "tensor of integers.*got .*torch.bool.*SipHash"),
     (lambda t: t([1, 2]), TypeError, "tensor of integers.*got .*list.*SipHash"),
     (lambda t: t(tensor([5]), content=WORDS), ValueError, "without content, but was called with"),
     *[
@@ -83,7 +81,6 @@ REFUSED = [
         for s, words in [
             (tensor([5, 5]), "row 1 is equal to an earlier row"),
             (tensor([5.0]), r"int64 of shape \[len\] .* got torch.float32 \[1\]"),
-            (tensor(5), r"got torch.int64 \[\]"),
             ("hashes", "got 'hashes'"),
         ]
     ],
@@ -98,18 +95,6 @@ def test_what_is_refused_changes_nothing(call, error, words):
     with pytest.raises(error, match=words):
         call(to_int)
     assert to_int(tensor([-1, 7, 9])).tolist() == [1, 0, 2] and len(to_int) == 2
-
-
-def test_content_and_none_are_not_mixed():
-    to_int = HashToInt()
-    assert to_int(tensor([5])).tolist() == [0]  # decides nothing
-    to_int(tensor(5), extend=True, content=WORDS[0])
-    with pytest.raises(ValueError, match="1 hashes with content of 2 words, but was called with"):
-        to_int(tensor([5]))
-    with pytest.raises(ValueError, match="called with content of 1 words"):
-        to_int(tensor([5]), extend=True, content=tensor([[1]]))
-    to_int.clear()
-    assert to_int(tensor([5]), extend=True).tolist() == [0]
 
 
 # --- a module ------------------------------------------------------------------------------------
@@ -175,11 +160,13 @@ def test_threads_agree_on_one_numbering():
     assert all(torch.equal(final[part], index) for part, index in seen)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_other_processes_read(method):
+def test_content_and_none_are_not_mixed():
     to_int = HashToInt()
-    to_int(torch.arange(100, 200), extend=True)
-    with multiprocessing.get_context(method).Pool(1) as pool:
-        index = pool.apply(to_int, (tensor([150, 5, 199]),))
-    assert index.tolist() == [50, 100, 99]
+    assert to_int(tensor([5])).tolist() == [0]  # decides nothing
+    to_int(tensor(5), extend=True, content=WORDS[0])
+    with pytest.raises(ValueError, match="1 hashes with content of 2 words, but was called with"):
+        to_int(tensor([5]))
+    with pytest.raises(ValueError, match="called with content of 1 words"):
+        to_int(tensor([5]), extend=True, content=tensor([[1]]))
+    to_int.clear()
+    assert to_int(tensor([5]), extend=True).tolist() == [0]

@@ -288,10 +288,8 @@ NEGATIVE = "must be finite and >= 0; got -0.5"
 MISTAKES = [
     (update(0, -1.0), ValueError, r"finite and >= 0 .*got -1. .*error.abs\(\)"),
     (update(0, float("nan")), ValueError, "got nan"),
-    (update(0, float("inf")), ValueError, "got inf"),
     (update(0, 1e308), ValueError, "at most"),
     (update(3, 1.0), IndexError, "there is no item 3: only 3 have been added so far"),
-    (update(10**7, 1.0), IndexError, "there is no item 10000000"),
     (update(-1, 1.0), IndexError, "there is no item -1"),
     (
         lambda s: s.update_priority(torch.tensor([0, 1]), torch.ones(3)),
@@ -300,11 +298,9 @@ MISTAKES = [
     ),
     (lambda s: s.update_priority(torch.tensor([0.5]), 1.0), TypeError, "indices must be integers"),
     (exponent(alpha=-0.5), ValueError, f"alpha {NEGATIVE}"),
-    (exponent(beta=-0.5), ValueError, f"beta {NEGATIVE}"),
     (exponent(eps=-0.5), ValueError, f"eps {NEGATIVE}"),
     (exponent(importance="max"), ValueError, "importance='max' must be one of 'buffer', 'batch'"),
     (exponent(reduction="sum"), ValueError, "reduction='sum' must be one of 'max', 'min', 'mean',"),
-    (lambda s: setattr(s, "alpha", float("nan")), ValueError, "alpha must be finite"),
     (lambda s: setattr(s, "beta", -1.0), ValueError, "beta must be finite"),
     (lambda s: s.draw(2, range(5)), ValueError, "knows the items 0..2, but the buffer holds 0..4"),
     (lambda s: s.added(range(5, 6)), ValueError, "items from 5 on do not follow the last known"),

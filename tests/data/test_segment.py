@@ -329,7 +329,7 @@ def priority(*values):
     return extend(lambda steps: steps, priority=torch.tensor(values))
 
 
-NAN, INF = float("nan"), float("inf")
+NAN = float("nan")
 X = torch.zeros(1)
 ENV = "must name environments by integers"
 MISTAKES = {
@@ -338,7 +338,6 @@ MISTAKES = {
     "a shape": (update([0], reward=X[None]), ValueError, r"torch.float32 \[1\], but float32\[\]"),
     "a dtype": (update([0], action=X), ValueError, r"torch.float32 \[\], but int64\[\] is stored"),
     "no such step": (update([99], reward=X), IndexError, "is no step 99: only 18 rows have"),
-    "step -2": (update([-2], reward=X), IndexError, "there is no step -2"),
     "a matrix": (update([[0]], reward=X), ValueError, r"shape \[1, 1\], but entries .* \[1\]"),
     "no terminated": (without("terminated"), KeyError, '"terminated" not found'),
     "no truncated": (without("truncated"), KeyError, '"truncated" not found.*Did you mean "t'),
@@ -349,7 +348,6 @@ MISTAKES = {
     "mask": (with_entry("mask", torch.ones(3)), ValueError, "rename your 'mask', for example to"),
     "float flag": (with_entry("terminated", torch.zeros(3)), ValueError, r"torch.float32 \[\] for"),
     "reward's shape": (with_entry("reward", torch.zeros(3, 2)), ValueError, "rows float32.2."),
-    "action's dtype": (with_entry("action", torch.zeros(3)), ValueError, "'action' has rows float"),
     "next's dtype": (with_entry(("next", "obs"), torch.zeros(3)), ValueError, "they must have the"),
     "next's shape": (
         with_entry(("next", "obs"), torch.zeros(3, 2).long()),
@@ -359,9 +357,7 @@ MISTAKES = {
     "dict": (extend(lambda steps: steps.to_dict()), TypeError, "a TensorDict .T. or .T, E.; got"),
     "one step": (extend(lambda steps: steps[0]), ValueError, r"\[T, E\]; got \[\]: .* call"),
     "one of two": (env(0), ValueError, r"from 2 environment\(s\), but env=\[0\] names 1"),
-    "three of two": (env(0, 1, 2), ValueError, "names 3"),
     "twice": (env(1, 1), ValueError, "must be different numbers of 0 or more"),
-    "negative": (env(0, -1), ValueError, "must be different numbers of 0"),
     **{
         f"env {name!r}": (extend(lambda steps: steps, name), TypeError, ENV)
         for name in ("a", 1.5, 2**63, [[None]])
@@ -371,7 +367,6 @@ MISTAKES = {
         for name in ("a", 1.5, 2**63, [[None]])
     },
     "nan": (priority(1.0, NAN, 1.0), ValueError, "finite and >= 0 .*; got nan"),
-    "inf": (priority(1.0, INF, 1.0), ValueError, "got inf"),
     "a sign": (priority(1.0, -0.5, 1.0), ValueError, "got -0.5. For errors with a sign"),
     "two": (priority(1.0, 1.0), ValueError, r"steps \[3\] need priorities of the same shape; got"),
     "update nan": (lambda b: b.update_priority(torch.tensor([0]), NAN), ValueError, "finite"),
@@ -409,13 +404,11 @@ REFUSED = [
     ({"alpha": -1.0, "beta": 0.4}, ValueError, "alpha must be finite and >= 0"),
     ({**BY_PRIORITY, "importance": "all"}, ValueError, "importance='all' must be one of 'buffer',"),
     ({"unroll_steps": -1}, ValueError, "unroll_steps=-1 must be at least 0"),
-    ({"unroll_steps": 2.0}, TypeError, "unroll_steps=2.0"),
     ({"n_step": 2.0}, TypeError, "n_step=2.0"),
     ({"num_rows": 6, "unroll_steps": 4, "n_step": 2}, ValueError, "= 7 rows does not fit .*size=6"),
     ({"absorb": "terminated"}, ValueError, "must be a collection of some of"),
     ({"absorb": ("done",)}, ValueError, "'terminated', 'truncated'"),
     ({"frame_stack": {"pixels": 4}}, ValueError, "'pixels': 4 must be one of observation_keys="),
-    ({"frame_stack": 0}, ValueError, "'obs': 0 must be one of"),
     (
         {"frame_stack": 4, "observation_keys": ["obs", "turn"]},
         ValueError,
@@ -603,7 +596,6 @@ def test_damaged_and_lost_rows(tmp_path):
     [
         ({"unroll_steps": 4}, "segments look 3 ahead and 0 back, but here these are 100, 5 and 0"),
         ({"frame_stack": 2}, "here these are 100, 3 and 1"),
-        ({"num_rows": 50}, "here these are 50, 3 and 0"),
         ({"alpha": None, "beta": None}, "alpha=0.6, but this buffer has alpha=None"),
         ({"alpha": 0.7}, "alpha=0.6, but this buffer has alpha=0.7"),
         ({"generator": torch.Generator()}, "the buffer has a generator, but the state has none"),

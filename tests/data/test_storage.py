@@ -62,9 +62,7 @@ def ragged(max_size):
     return storage
 
 
-@pytest.mark.parametrize(
-    "check", [check for check in CHECKS if check.__name__ not in BEFORE_WRITES]
-)
+@pytest.mark.parametrize("check", [one for one in CHECKS if one.__name__ not in BEFORE_WRITES])
 def test_contract_of_rows_of_unlike_shapes(check):
     check(ragged)
 
@@ -203,7 +201,6 @@ TWO = torch.zeros(2)
 NEVER = [
     (torch.tensor(3.0), ValueError, r"to store a single item, call storage.add\(item\)"),
     ({"a": TWO, "b": torch.zeros(3)}, ValueError, r"'b' has the shape \[3\]"),
-    ({"a": TWO, "b": torch.tensor(0)}, ValueError, "'b' has the shape .* without a dimens"),
     ({"a": None}, TypeError, "entry 'a' is a NoneType"),
     ({"a": {"b": [1.0]}}, TypeError, r"\('a', 'b', 0\) is a float.*torch.as_tensor"),
     ({(1, 2): TWO}, TypeError, "keys must be strings or integers"),
@@ -238,7 +235,6 @@ def test_what_can_not_be_stored(make):
 
 BAD_ROWS = [
     (torch.tensor([True, False]), r"mask.nonzero\(\)"),
-    (torch.tensor([0.0]), "rows must be integers"),
     (9, "row 9 is out of range: with max_size=9 the rows are 0 to 8.*its number % 9"),
     ([0, -2], "row -2 is out of range"),
     ([0, 2], r"row\(s\) 2 hold nothing.*2 row\(s\) are occupied"),
@@ -274,10 +270,8 @@ def test_rows_may_be_given_in_many_ways(make):
         assert storage.contains(rows).tolist() == [True, True]
         assert rows in storage
     assert 6 in storage and 7 not in storage and -1 not in storage
-    assert storage.read(torch.tensor(3)) == 30 and storage.read(slice(-2, None)).tolist() == [
-        50,
-        60,
-    ]
+    assert storage.read(torch.tensor(3)) == 30
+    assert storage.read(slice(-2, None)).tolist() == [50, 60]
     assert storage.read(slice(0, 99)).tolist() == [*range(0, 70, 10)]
     storage.set(slice(1, 7, 2), torch.tensor([1, 3, 5]))
     storage.set(slice(0, 1), torch.tensor([-1]))
@@ -306,11 +300,9 @@ def test_rows_are_written_into_what_is_given(make):
 
 def test_growing():
     storage = TensorStorage()
-    for n in range(100):
-        assert storage.add(torch.tensor([n, -n])) == n
-    storage.set([5000, 3], torch.tensor([[1, 1], [2, 2]]))
-    assert storage.get([0, 99, 5000, 3]).tolist() == [[0, 0], [99, -99], [1, 1], [2, 2]]
-    assert len(storage) == 101
+    storage.extend(torch.arange(100))
+    storage.set([5000, 3], torch.tensor([1, 2]))
+    assert storage.get([0, 99, 5000, 3]).tolist() == [0, 99, 1, 2] and len(storage) == 101
     with pytest.raises(IndexError, match="hold nothing"):
         storage.get(4999)
 
@@ -378,28 +370,28 @@ def test_a_state_is_copies_of_held_rows_only(make, tmp_path):
     assert len(storage) == 0 and storage.structure is None
 
 
-@pytest.mark.parametrize(
-    "change, words",
-    [
-        (lambda s: s.pop("rows"), "it has no rows"),
-        (lambda s: s.update(total=-1), "damaged"),
-        (lambda s: s.update(rows=torch.tensor([0, 5])), "its rows are out of range"),
-        (lambda s: s.update(rows=torch.tensor([1, 0])), "its rows are out of range"),
-        (lambda s: s.update(rows=torch.tensor([0.0, 1.0])), "damaged"),
-        (lambda s: s.update(leaves={"a": torch.zeros(2)}), "2 rows of data int64"),
-        (lambda s: s.update(leaves={}), "damaged"),
-        (lambda s: s.update(structure=torch.zeros(0, dtype=torch.uint8)), "it has rows but no"),
-        (lambda s: s.update(max_size=3), "max_size=3, but this one has max_size=5"),
-    ],
-)
-def test_a_damaged_state_changes_nothing(tmp_path, change, words):
-    for storage in (TensorStorage(5), MemmapStorage(5, tmp_path / "a")):
-        storage.extend(torch.arange(2))
-        state = storage.state_dict()
-        change(state)
-        with pytest.raises(ValueError, match=words):
-            storage.load_state_dict(state)
-        assert storage.get(slice(None)).tolist() == [0, 1] and storage.total == 2
+DAMAGES = [
+    (lambda s: s.pop("rows"), "it has no rows"),
+    (lambda s: s.update(total=-1), "damaged"),
+    (lambda s: s.update(rows=torch.tensor([0, 5])), "its rows are out of range"),
+    (lambda s: s.update(rows=torch.tensor([1, 0])), "its rows are out of range"),
+    (lambda s: s.update(rows=torch.tensor([0.0, 1.0])), "damaged"),
+    (lambda s: s.update(leaves={"a": torch.zeros(2)}), "2 rows of data int64"),
+    (lambda s: s.update(leaves={}), "damaged"),
+    (lambda s: s.update(structure=torch.zeros(0, dtype=torch.uint8)), "it has rows but no"),
+    (lambda s: s.update(max_size=3), "max_size=3, but this one has max_size=5"),
+]
+
+
+def test_a_damaged_state_changes_nothing(tmp_path):
+    for i, (change, words) in enumerate(DAMAGES):
+        for storage in (TensorStorage(5), MemmapStorage(5, tmp_path / str(i))):
+            storage.extend(torch.arange(2))
+            state = storage.state_dict()
+            change(state)
+            with pytest.raises(ValueError, match=words):
+                storage.load_state_dict(state)
+            assert storage.get(slice(None)).tolist() == [0, 1] and storage.total == 2
 
 
 def test_saved_in_memory_and_loaded_on_disk(tmp_path):

