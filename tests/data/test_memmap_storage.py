@@ -72,13 +72,8 @@ def test_closed(folder):
     storage = filled(folder)
     storage.close()
     storage.close()
-    for call in (
-        lambda: storage.get(0),
-        lambda: storage.extend(step([1])),
-        lambda: storage.erase([0]),
-        storage.clear,
-        storage.flush,
-    ):
+    calls = [lambda: storage.get(0), lambda: storage.extend(step([1])), lambda: storage.erase([0])]
+    for call in (*calls, storage.clear, storage.flush):
         with pytest.raises(RuntimeError, match="has been closed: .*MemmapStorage.open"):
             call()
 
@@ -87,9 +82,8 @@ def test_rows_are_on_disk_before_the_header_says_so(folder, monkeypatch):
     storage, calls = filled(folder), []
     monkeypatch.setattr(memmap_files.MappedFile, "flush", lambda self: calls.append(self.path))
     real = memmap_files.write_atomically
-    monkeypatch.setattr(
-        memmap_files, "write_atomically", lambda path, text: (calls.append(path), real(path, text))
-    )
+    noted = lambda path, text: (calls.append(path), real(path, text))  # noqa: E731
+    monkeypatch.setattr(memmap_files, "write_atomically", noted)
     storage.flush()
     *data, header = [os.path.basename(path) for path in calls]
     assert header == "storage.json" and sorted(data) == [*FILES[:3], "rows.bin"]
@@ -236,11 +230,8 @@ def test_rows_are_checked_once(folder, monkeypatch):
     filled(folder, 8, size=10).close()
     with MemmapStorage(10, folder) as storage:
         checked, fits = [], storage._files.fits
-        monkeypatch.setattr(
-            storage._files,
-            "fits",
-            lambda rows, leaves: checked.extend(rows.tolist()) or fits(rows, leaves),
-        )
+        noted = lambda rows, leaves: checked.extend(rows.tolist()) or fits(rows, leaves)  # noqa: E731
+        monkeypatch.setattr(storage._files, "fits", noted)
         storage.get([1, 2, 2])
         storage.get([2, 1, 5])
         storage.extend(step([8, 9, 10]))  # rows 8, 9 and, overwritten, 0
@@ -295,26 +286,27 @@ def rewrite(folder, sign=True, **changes):
     path.write_text(json.dumps(record))
 
 
-@pytest.mark.parametrize(
-    "damage, error, words",
-    [
-        (lambda f: (f / "storage.json").write_text("{"), DamagedFileError, "not JSON"),
-        (lambda f: (f / "leaf-1.bin").unlink(), DamagedFileError, "leaf-1.bin: the file is missi"),
-        (lambda f: (f / "rows.bin").write_bytes(b"1"), DamagedFileError, "1 bytes, not 96"),
-        (lambda f: rewrite(f, version=9), ValueError, "of version 9, but .* of version 1"),
-        (lambda f: rewrite(f, kind="x"), ValueError, "holds 'x' of version 1"),
-        (lambda f: rewrite(f, structure={}), DamagedFileError, "record of the rows"),
-        (lambda f: rewrite(f, sign=False, total=3), DamagedFileError, "checksum differs"),
-    ],
-)
-def test_damaged_files(folder, damage, error, words):
-    filled(folder).close()
-    damage(folder)
-    before = names(folder)
-    for mode in ("r", "r+", "r+"):  # the second time: the lock was given back
-        with pytest.raises(error, match=words):
-            MemmapStorage.open(folder, mode=mode)
-    assert names(folder) == before
+DAMAGES = [
+    (lambda f: (f / "storage.json").write_text("{"), DamagedFileError, "not JSON"),
+    (lambda f: (f / "leaf-1.bin").unlink(), DamagedFileError, "leaf-1.bin: the file is missi"),
+    (lambda f: (f / "rows.bin").write_bytes(b"1"), DamagedFileError, "1 bytes, not 96"),
+    (lambda f: rewrite(f, version=9), ValueError, "of version 9, but .* of version 1"),
+    (lambda f: rewrite(f, kind="x"), ValueError, "holds 'x' of version 1"),
+    (lambda f: rewrite(f, structure={}), DamagedFileError, "record of the rows"),
+    (lambda f: rewrite(f, sign=False, total=3), DamagedFileError, "checksum differs"),
+]
+
+
+def test_damaged_files(tmp_path):
+    for i, (damage, error, words) in enumerate(DAMAGES):
+        folder = tmp_path / str(i)
+        filled(folder).close()
+        damage(folder)
+        before = names(folder)
+        for mode in ("r", "r+", "r+"):  # the second time: the lock was given back
+            with pytest.raises(error, match=words):
+                MemmapStorage.open(folder, mode=mode)
+        assert names(folder) == before
 
 
 def full(*_):

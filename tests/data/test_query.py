@@ -3,7 +3,6 @@
 import copy
 import itertools
 import pickle
-import warnings
 
 import pytest
 import torch
@@ -203,20 +202,16 @@ def test_what_hash_modules_aggregator_and_table_are_asked():
     assert torch.equal(td["_index"], td["_hash"] % 7)
     query(make()[0], extend=False)
     # each is asked once, for flat rows
-    assert [shape for shape, extend in seen if extend is None] == [
-        *((4,), (4, 3), (4, 2)),
-        *((1,), (1, 3), (1, 2)),
-    ]
+    asked = [(4,), (4, 3), (4, 2), (1,), (1, 3), (1, 2)]
+    assert [shape for shape, extend in seen if extend is None] == asked
     assert [extend for _, extend in seen if extend is not None] == [True, False]
     first = QueryModule(["b", "a"], aggregator=lambda hashes: hashes[:, 0])
     assert index(first, make()) == [0, 0, 0, 1]  # it decides what is equal
     with pytest.warns(UserWarning, match="aggregator.*one"):
         query = QueryModule("a", aggregator=lambda hashes: 1 / 0)
     assert index(query, make()) == [0, 0, 1, 0]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        module = Plus()
-        assert module in set(QueryModule(["a", "b"], aggregator=module).modules())
+    module = Plus()
+    assert module in set(QueryModule(["a", "b"], aggregator=module).modules())
 
 
 def test_a_table_is_shared_where_it_is_passed():
@@ -254,13 +249,9 @@ def test_exact_ones_tell_equal_hashes_apart_by_their_content():
 # ----------------------------------------------------------------------- what equal content is
 
 
-@pytest.mark.parametrize(
-    "in_keys, hash_module",
-    [("a", SipHash), (["a", "a"], SipHash), ("a", lambda: SipHash(rounds=(2, 4)))],
-    ids=["one key", "two keys", "2-4"],
-)
-def test_dtype_and_row_shape_count(in_keys, hash_module):
-    query = QueryModule(in_keys, hash_module=hash_module())
+@pytest.mark.parametrize("in_keys", ["a", ["a", "a"]], ids=["one key", "two keys"])
+def test_dtype_and_row_shape_count(in_keys):
+    query = QueryModule(in_keys)
     shapes = [torch.zeros(1, *shape) for shape in [(2,), (2, 1), (1, 2)]]
     narrow = [torch.int32, torch.uint8, torch.int8, torch.bool, torch.bfloat16, torch.float16]
     shapes += [torch.zeros(1, 8 // dtype.itemsize, dtype=dtype) for dtype in narrow]
@@ -276,13 +267,9 @@ def test_zeros_and_nans_are_one_and_strides_do_not_matter():
     assert index(QueryModule("a"), td) == [0, 0, 1, 1, 1]
     assert index(QueryModule("a", hash_module=SipHash(normalize=False)), td) == [0, 1, 2, 3, 4]
     query, x = QueryModule("x"), torch.tensor([[1.0, 9.0, 2.0], [3.0, 9.0, 4.0]])[:, ::2]
-    for view, expected in (
-        (x.clone(), [0, 1]),
-        (x, [0, 1]),
-        (x.T.contiguous().T, [0, 1]),
-        (x[1].expand(3, 2), [1, 1, 1]),
-    ):
-        assert index(query, TensorDict({"x": view}, [len(view)])) == expected
+    for view in (x.clone(), x, x.T.contiguous().T):
+        assert index(query, TensorDict({"x": view}, [2])) == [0, 1]
+    assert index(query, TensorDict({"x": x[1].expand(3, 2)}, [3])) == [1, 1, 1]
     assert index(QueryModule("x"), TensorDict({"x": torch.zeros(3, 0)}, [3])) == [0, 0, 0]
 
 

@@ -12,17 +12,12 @@ from raffia.data.storage import TensorStorage
 
 def make(num_shards=2, num_rows=200, seed=0, reuse_memory=False, **options):
     options = {"unroll_steps": 1, "observation_keys": ["obs"]} | options
-    return ReplayShards(
-        [
-            SegmentReplayBuffer(
-                TensorStorage(num_rows),
-                generator=torch.Generator().manual_seed(10 * seed + shard),
-                **options,
-            )
-            for shard in range(num_shards)
-        ],
-        reuse_memory=reuse_memory,
-    )
+
+    def buffer(shard):
+        generator = torch.Generator().manual_seed(10 * seed + shard)
+        return SegmentReplayBuffer(TensorStorage(num_rows), generator=generator, **options)
+
+    return ReplayShards([buffer(shard) for shard in range(num_shards)], reuse_memory=reuse_memory)
 
 
 def steps_of(num_steps, num_envs, first=0, ends=(), shape=()):
@@ -127,9 +122,8 @@ def test_with_beta_1_a_weighted_mean_is_in_expectation_the_uniform_mean(num_shar
     weight = sample["priority_weight"].double()
     assert float(weight.max()) == 1.0
     # By a plain sum over what could be drawn: N P(i) of each step, and the least of them.
-    chances = torch.stack(
-        [replay.shards[i % num_shards].probability(i // num_shards) for i in index]
-    )
+    shards = replay.shards
+    chances = torch.stack([shards[i % num_shards].probability(i // num_shards) for i in index])
     scaled = len(index) * chances / num_shards
     expected = f[index].double().mean()
     found = (weight * f[sample["index"]]).mean() / scaled.min()
@@ -173,14 +167,9 @@ def test_nothing_is_drawn_until_each_shard_can_draw():
     replay.extend(steps_of(3, 2, first=1))
     assert len(replay) == 2
     # Of what there is some are drawn twice.
-    sample = make_again(replay, replacement=None).sample(6)
-    assert len(sample["index"].unique()) < 6
-
-
-def make_again(replay, **options):
-    other = make(2, unroll_steps=3, **options)
+    other = make(2, unroll_steps=3, replacement=None)
     other.load_state_dict(replay.state_dict())
-    return other
+    assert len(other.sample(6)["index"].unique()) < 6
 
 
 @pytest.mark.parametrize("stack", [1, 3])

@@ -23,8 +23,7 @@ def episodes(*lengths, first=0):
     at = torch.cat([torch.arange(n) for n in lengths])
     episode = torch.cat([torch.full((n,), first + i) for i, n in enumerate(lengths)])
     done = torch.cat([torch.arange(n) == n - 1 for n in lengths])[:, None]
-    after = TensorDict(done=done, terminated=done & (episode % 2 == 0)[:, None])
-    after.batch_size = [len(at)]
+    after = {"done": done, "terminated": done & (episode % 2 == 0)[:, None]}
     return TensorDict(at=at, episode=episode, next=after, batch_size=[len(at)])
 
 

@@ -16,12 +16,12 @@ import pytest
 
 HERE = Path(__file__).parent
 SECONDS = {  # of faults, of losses of power; and how many of each there must be at least
-    "efficientzero": (14, 12),
-    "members": (14, 12),
-    "dialogues": (12, 10),
-    "rows": (5, 6),
-    "saved": (3, 2),
-    "mapped": (3, 2),
+    "efficientzero": (7, 6),
+    "members": (7, 6),
+    "dialogues": (6, 5),
+    "rows": (3, 3),
+    "saved": (2, 1),
+    "mapped": (2, 1),
 }
 
 

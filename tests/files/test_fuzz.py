@@ -116,27 +116,27 @@ def read_state(folder):
     return content(found.tensors("state")), found.read("note"), found.extras, found.update
 
 
+def read_mapped(folder):
+    return all_of(TensorDict.load_memmap(folder, mode="r"))
+
+
+def read_saved(folder):
+    return content(TensorDict.load(folder / "x.safetensors"))
+
+
+def read_consolidated(folder):
+    return all_of(TensorDict.from_consolidated(folder / "x"))
+
+
 FORMS = {  # what makes it, what reads it, whether a damage may go unseen
     "json": (make_json, lambda f: parse_json("x.json", (f / "x.json").read_bytes()), True),
     "signed": (make_signed, lambda folder: read_signed(folder / "x"), False),
     "folder": (make_folder, read_letter, False),
     "manifest": (make_manifest, read_listed, False),
     "log": (make_log, read_log, True),
-    "container folder": (
-        lambda folder: full().memmap(folder),
-        lambda folder: all_of(TensorDict.load_memmap(folder, mode="r")),
-        True,
-    ),
-    "container file": (
-        lambda folder: tree().save(folder / "x.safetensors"),
-        lambda folder: content(TensorDict.load(folder / "x.safetensors")),
-        False,
-    ),
-    "consolidated": (
-        lambda folder: full().exclude("r").consolidate(folder / "x"),
-        lambda folder: all_of(TensorDict.from_consolidated(folder / "x")),
-        True,
-    ),
+    "container folder": (lambda f: full().memmap(f), read_mapped, True),
+    "container file": (lambda f: tree().save(f / "x.safetensors"), read_saved, False),
+    "consolidated": (lambda f: full().exclude("r").consolidate(f / "x"), read_consolidated, True),
     "rows": (make_rows, read_rows, True),
     "checkpoint": (make_checkpoint, read_state, False),
 }

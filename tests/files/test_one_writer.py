@@ -1,6 +1,7 @@
 """Nothing but a few files of the source writes, makes or removes files."""
 
 import ast
+import re
 import textwrap
 from pathlib import Path
 
@@ -54,37 +55,29 @@ def dotted(node):
 
 def writes(text):
     """The calls in a source that write, make or remove files: (line, what)."""
-    found, ours = [], set()
-    tree = ast.parse(text)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("raffia."):
-            ours |= {alias.asname or alias.name for alias in node.names}
+    tree, found = ast.parse(text), []
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    from_ours = [node for node in imports if (node.module or "").startswith("raffia.")]
+    ours = {alias.asname or alias.name for node in from_ours for alias in node.names}
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
             continue
-        name = dotted(node.func)
+        name, is_method = dotted(node.func), isinstance(node.func, ast.Attribute)
         last = name.rpartition(".")[2]
-        place = 0 if isinstance(node.func, ast.Attribute) and name not in OPENERS else 1
-        modes = [a.value for a in node.args[place : place + 1] if isinstance(a, ast.Constant)]
-        modes += [
-            key.value.value
-            for key in node.keywords
-            if key.arg == "mode" and isinstance(key.value, ast.Constant)
+        place = 0 if is_method and name not in OPENERS else 1
+        given = [
+            *node.args[place : place + 1],
+            *[k.value for k in node.keywords if k.arg == "mode"],
         ]
-        is_writing = any(
-            isinstance(mode, str) and set(mode) & set("wax+") and set(mode) <= set("rwaxbt+")
-            for mode in modes
-        )
-        if name in OPENERS or (last == "open" and isinstance(node.func, ast.Attribute)):
-            if is_writing and name != "os.open":
+        modes = [one.value for one in given if isinstance(one, ast.Constant)]
+        if name == "os.open":
+            flags = " ".join(map(ast.unparse, node.args[1:]))
+            if any(flag in flags for flag in ("O_WRONLY", "O_RDWR", "O_CREAT", "O_TRUNC")):
+                found.append((node.lineno, f"os.open(..., {flags})"))
+        elif name in OPENERS or (last == "open" and is_method):
+            if any(isinstance(m, str) and re.fullmatch("[rbt]*[wax+][rwaxbt+]*", m) for m in modes):
                 found.append((node.lineno, f"{name}(..., {modes})"))
-            elif name == "os.open" and any("O_" in ast.unparse(a) for a in node.args[1:]):
-                flags = ast.unparse(node.args[1])
-                if any(flag in flags for flag in ("O_WRONLY", "O_RDWR", "O_CREAT", "O_TRUNC")):
-                    found.append((node.lineno, f"os.open(..., {flags})"))
-        elif last in CALLS and isinstance(node.func, ast.Attribute) or name in DOTTED:
-            found.append((node.lineno, name))
-        elif name in NAMES and name not in ours:
+        elif last in CALLS and is_method or name in DOTTED or name in NAMES - ours:
             found.append((node.lineno, name))
     return found
 

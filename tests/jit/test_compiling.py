@@ -3,6 +3,7 @@
 import threading
 
 import numba
+import pytest
 
 from raffia.jit.kernel import compiling
 from raffia.train.metrics import PhaseClock
@@ -16,22 +17,14 @@ def noted():
     return calls, compiling(lambda: calls.append("in"), lambda: calls.append("out"))
 
 
-def test_the_first_call_of_a_kernel_is_told_and_the_second_is_not():
-    double = compiled(lambda a: a * 2)
-    calls, block = noted()
-    with block:
-        assert double(4) == 8
-        assert calls == ["in", "out"]
-        assert double(5) == 10
-    assert calls == ["in", "out"]
-
-
-def test_one_that_calls_another_is_told_once():
+def test_a_first_call_is_told_once_also_of_one_that_calls_another_and_a_second_is_not():
     inner = compiled(lambda a: a + 1)
     outer = compiled(lambda a: inner(a) * 2)
     calls, block = noted()
     with block:
         assert outer(1.5) == 5.0
+        assert calls == ["in", "out"]
+        assert outer(2.5) == 7.0
     assert calls == ["in", "out"]
 
 
@@ -47,11 +40,8 @@ def test_nothing_is_told_outside_of_the_block_or_of_other_threads():
 
 def test_an_error_while_compiling_ends_it():
     calls, block = noted()
-    with block:
-        try:
-            compiled(lambda a: a.no_such_thing)(1)
-        except Exception as error:
-            assert "no_such_thing" in str(error)
+    with block, pytest.raises(Exception, match="no_such_thing"):
+        compiled(lambda a: a.no_such_thing)(1)
     assert calls == ["in", "out"]
 
 

@@ -37,9 +37,8 @@ STEPS = [
 
 def write(folder, lines):
     path = folder / "data.jsonl"
-    path.write_bytes(
-        b"".join(n if isinstance(n, bytes) else json.dumps(n).encode() + b"\n" for n in lines)
-    )
+    texts = [n if isinstance(n, bytes) else json.dumps(n).encode() + b"\n" for n in lines]
+    path.write_bytes(b"".join(texts))
     return path
 
 
@@ -47,14 +46,6 @@ def error(path, **options):
     with pytest.raises(MalformedDataError) as caught:
         list(read_json_lines(path, **options))
     return caught.value
-
-
-DAMAGED = "damaged"
-
-
-def flipped(data):
-    """With a bit of the check sum of a compressed file flipped."""
-    return data[:-6] + bytes([data[-6] ^ 1]) + data[-5:]
 
 
 def test_a_line_is_an_episode_or_a_step(tmp_path):
@@ -78,84 +69,88 @@ def test_a_line_is_an_episode_or_a_step(tmp_path):
     assert len(list(read_json_lines(write(tmp_path, steps), columns=columns))) == 2
 
 
-@pytest.mark.parametrize(
-    ("bad", "where", "why"),
-    [
-        (b'{"obs": [1, 2,, 3]}\n', "line 2, character 15", "it is not JSON: Expecting value"),
-        (b'{"obs": [1, 2', "line 2, character 14", "does not end, so the file may have been cut"),
-        (b'{"obs": "\xc3', "line 2, byte 10", "it is not UTF-8; the line does not end"),
-        (b'{"obs": "\xff"}\n', "line 2, byte 10", "it is not UTF-8"),
-        (b"\xef\xbb\xbf{}\n", "line 2, character 1", "it is not JSON"),
-        (b"\n", "line 2", "it is blank"),
-        (b"[1, 2]\n", "line 2", 'it is a list, but must be an object: {"obs": ...}'),
-        (b'{"obs": 1, "obs": 2}\n', "line 2", "the key 'obs' occurs twice in one object"),
-        (b'{"a": ' + b"9" * 5000 + b"}\n", "line 2", "Exceeds the limit"),
-        (b"[" * 100_000 + b"\n", "line 2", "nested too deeply"),
-        (b'{"a":' * 40 + b"1" + b"}" * 40 + b"\n", "line 2", "nested more than 32 levels deep"),
-    ],
-)
-def test_a_line_that_is_no_object(tmp_path, bad, where, why):
-    path = write(tmp_path, [EPISODE, bad])
-    found = error(path)
-    assert found.path == str(path) and found.where == where
-    assert why in found.why
-    assert len(str(found)) < 300
+def second(line, where, why):
+    """A file whose second line is no object."""
+    return [EPISODE, line], f"line 2{where}", why
 
 
-@pytest.mark.parametrize(
-    ("entry", "value", "where", "why"),
-    [
-        ("obs", [[1, 2], [3], [4, 5]], "'obs', step 1", "a list of 1, but the ones before have 2"),
-        ("obs", [1, [2], 3], "'obs', step 1", "a list, but the values before are a number"),
-        ("obs", [[1, 2], [3, 4], [True, 5]], "'obs', step 2", "true or false, but the values"),
-        ("obs", [{"a": 1}] * 3, "'obs', step 0", "an object cannot be stored in a tensor; to"),
-        ("obs", ["x", "y", "z"], "'obs', step 0", "a string cannot be stored in a tensor; to"),
-        ("obs", [[[1, 2], [3, 4]], [[1, 2], [3]]] * 2, "'obs', step 1", "a list of 1, but"),
-        ("obs", [[1, 2], [3, 1e39], [4, 5]], "'obs', step 1", "1e+39 does not fit torch.float32"),
-        ("obs", [[1], [1e999], [1]], "'obs', step 1", "it contains inf; to accept NaN and"),
-        ("obs", "x", "'obs'", "a string, but each line is an episode, as the list of rewards"),
-        ("action", [1, 2**63], "'action', step 1", "9223372036854775808 does not fit torch.int64"),
-        ("action", 3, "'action'", "it must be a list with one value for each step"),
-        ("reward", [True, False], "'reward', step 0", "true or false, but the column is torch.fl"),
-        ("reward", [], "'reward'", "it is empty; an episode must have at least one step"),
-        ("terminated", [0, 1], "'terminated'", "terminated must be one true or false for each"),
-        ("episode", 1.5, "'episode'", "a number, but each line is an episode"),
-        ("more", {"a": {"b": "x"}}, "'more.a.b'", "columns={('more', 'a', 'b'): None}"),
-    ],
-)
-def test_an_entry_that_is_no_column(tmp_path, entry, value, where, why):
-    bad = EPISODE | {entry: value}
-    found = error(write(tmp_path, [bad, EPISODE]))
-    assert found.where == f"line 1, {where}"
-    assert why in found.why
+def entry(name, value, where, why):
+    """A file with an episode one of whose entries is no column."""
+    return [EPISODE | {name: value}, EPISODE], f"line 1, {where}", why
+
+
+def step(line, change, where, why):
+    """A file of steps, at whose line an entry is another one, or is not there."""
+    changed = {k: v for k, v in (STEPS[line] | change).items() if v is not None}
+    return [*STEPS[:line], changed, *STEPS[line + 1 :]], where, why
+
+
+def zipped(change):
+    """A compressed file whose bytes are changed."""
+    return [change(gzip.compress(json.dumps(EPISODE).encode() + b"\n"))], "line", "damaged"
 
 
 DEEP = functools.reduce(lambda x, _: [x], range(40), 1.0)
 NO_REWARD = "it must be a list of numbers if each line is an episode, or a number"
+NESTED = "nested more than 32 levels deep"
+REFUSED = [
+    second(b'{"obs": [1, 2,, 3]}\n', ", character 15", "it is not JSON: Expecting value"),
+    second(b'{"obs": [1, 2', ", character 14", "does not end, so the file may have been cut"),
+    second(b'{"obs": "\xc3', ", byte 10", "it is not UTF-8; the line does not end"),
+    second(b'{"obs": "\xff"}\n', ", byte 10", "it is not UTF-8"),
+    second(b"\xef\xbb\xbf{}\n", ", character 1", "it is not JSON"),
+    second(b"\n", "", "it is blank"),
+    second(b"[1, 2]\n", "", 'it is a list, but must be an object: {"obs": ...}'),
+    second(b'{"obs": 1, "obs": 2}\n', "", "the key 'obs' occurs twice in one object"),
+    second(b'{"a": ' + b"9" * 5000 + b"}\n", "", "Exceeds the limit"),
+    second(b"[" * 100_000 + b"\n", "", "nested too deeply"),
+    second(b'{"a":' * 40 + b"1" + b"}" * 40 + b"\n", "", NESTED),
+    entry("obs", [[1, 2], [3], [4, 5]], "'obs', step 1", "a list of 1, but the ones before have 2"),
+    entry("obs", [1, [2], 3], "'obs', step 1", "a list, but the values before are a number"),
+    entry("obs", [[1, 2], [3, 4], [True, 5]], "'obs', step 2", "true or false, but the values"),
+    entry("obs", [{"a": 1}] * 3, "'obs', step 0", "an object cannot be stored in a tensor; to"),
+    entry("obs", ["x", "y", "z"], "'obs', step 0", "a string cannot be stored in a tensor; to"),
+    entry("obs", [[[1, 2], [3, 4]], [[1, 2], [3]]] * 2, "'obs', step 1", "a list of 1, but"),
+    entry("obs", [[1, 2], [3, 1e39], [4, 5]], "'obs', step 1", "1e+39 does not fit torch.float32"),
+    entry("obs", [[1], [1e999], [1]], "'obs', step 1", "it contains inf; to accept NaN and"),
+    entry("obs", "x", "'obs'", "a string, but each line is an episode, as the list of rewards"),
+    entry("obs", [DEEP] * 3, "'obs'", NESTED),
+    entry("action", [1, 2**63], "'action', step 1", "9223372036854775808 does not fit torch.int64"),
+    entry("action", 3, "'action'", "it must be a list with one value for each step"),
+    entry("reward", [True, False], "'reward', step 0", "true or false, but the column is torch.fl"),
+    entry("reward", [], "'reward'", "it is empty; an episode must have at least one step"),
+    entry("terminated", [0, 1], "'terminated'", "terminated must be one true or false for each"),
+    entry("episode", 1.5, "'episode'", "a number, but each line is an episode"),
+    entry("more", {"a": {"b": "x"}}, "'more.a.b'", "columns={('more', 'a', 'b'): None}"),
+    step(0, {"episode": None}, "line 1", "each line is a step, because its reward is a number"),
+    step(1, {"episode": 1.5}, "line 2, 'episode'", "a number, not a whole number or a string"),
+    step(3, {"episode": "a"}, "line 4, 'episode'", "this episode ended before; its steps must"),
+    step(2, {"action": None}, "line 3, 'action'", "it is missing here, but the first line has it"),
+    step(2, {"extra": 1}, "line 3, 'extra'", "the first line has no such entry; to leave"),
+    step(2, {"obs": [1]}, "line 4, 'obs'", "a list of 2, but the ones before have 1"),
+    step(3, {"reward": [1]}, "line 4, 'reward'", "a list, but the values before are a number"),
+    step(2, {"truncated": True}, "line 3", "the episode ends here, but 1 more of its steps"),
+    ([EPISODE | {"reward": None}], "line 1", NO_REWARD),
+    ([EPISODE | {"reward": {"a": 1}}], "line 1", "there is no 'reward'"),
+    ([], "line 1", "the file is empty"),
+    *[zipped(lambda data, cut=cut: data[:-cut]) for cut in (1, 4, 9, 15, 30, 40)],
+    zipped(lambda data: data[:-6] + bytes([data[-6] ^ 1]) + data[-5:]),  # of its check sum
+]
 
 
-@pytest.mark.parametrize(
-    ("lines", "where", "why"),
-    [
-        *[([EPISODE | {"reward": value}], "line 1", NO_REWARD) for value in ("x", None, True)],
-        ([EPISODE | {"reward": {"a": 1}}], "line 1", "there is no 'reward'"),
-        ([], "line 1", "the file is empty"),
-        ([EPISODE | {"obs": [DEEP] * 3}], "line 1, 'obs'", "nested more than 32 levels deep"),
-        ([EPISODE, EPISODE, b"{oops\n"], "line 3, character 2", "it is not JSON"),
-        *[
-            ([gzip.compress(json.dumps(EPISODE).encode() + b"\n")[:-cut]], "line", DAMAGED)
-            for cut in (1, 4, 9, 15, 30, 40)
-        ],
-        ([flipped(gzip.compress(json.dumps(EPISODE).encode() + b"\n"))], "line", DAMAGED),
-    ],
-)
-def test_files_that_are_refused(tmp_path, lines, where, why):
-    episodes = iter(read_json_lines(write(tmp_path, lines)))
-    for _ in lines[:-1]:  # a file is read as far as is asked
+@pytest.mark.parametrize(("lines", "where", "why"), REFUSED)
+def test_what_is_refused_is_named(tmp_path, lines, where, why):
+    path = write(tmp_path, lines)
+    found = error(path)
+    assert found.path == str(path) and why in found.why and len(str(found)) < 300
+    assert found.where == where or (why == "damaged" and found.where.startswith(where))
+
+
+def test_a_file_is_read_as_far_as_is_asked(tmp_path):
+    episodes = iter(read_json_lines(write(tmp_path, [EPISODE, EPISODE, b"{oops\n"])))
+    next(episodes), next(episodes)
+    with pytest.raises(MalformedDataError, match="line 3, character 2: it is not JSON"):
         next(episodes)
-    with pytest.raises(MalformedDataError) as caught:
-        list(episodes)
-    assert caught.value.where.startswith(where) and why in caught.value.why
 
 
 def test_a_long_line_is_not_read_unless_asked_for(tmp_path):
@@ -222,49 +217,19 @@ def test_dtypes_are_chosen(tmp_path):
     assert td["reward"].dtype is torch.float64
 
 
-@pytest.mark.parametrize(
-    ("dtypes", "value", "why"),
-    [
-        ({"obs": torch.uint8}, [[1], [256], [0]], "256 does not fit torch.uint8"),
-        ({"obs": torch.bool}, [[1], [0], [0]], "a number, but the column is torch.bool"),
-        ({"ops": torch.uint8}, [[1], [2], [0]], "there is no 'ops', which `dtypes` names"),
-    ],
-)
-def test_numbers_that_do_not_fit_a_dtype(tmp_path, dtypes, value, why):
-    path = write(tmp_path, [EPISODE | {"obs": value}])
-    assert why in error(path, dtypes=dtypes).why
-
-
-def test_dtypes_that_json_has_not(tmp_path):
-    path = write(tmp_path, [EPISODE])
+def test_dtypes_that_do_not_fit(tmp_path):
+    for dtype, value, why in [
+        (torch.uint8, [[1], [256], [0]], "256 does not fit torch.uint8"),
+        (torch.bool, [[1], [0], [0]], "a number, but the column is torch.bool"),
+    ]:
+        path = write(tmp_path, [EPISODE | {"obs": value}])
+        assert why in error(path, dtypes={"obs": dtype}).why
+    words = "there is no 'ops', which `dtypes` names"
+    assert words in error(path, dtypes={"ops": torch.uint8}).why
     with pytest.raises(TypeError, match="'obs': torch.complex64}: JSON cannot represent such"):
         read_json_lines(path, dtypes={"obs": torch.complex64})
     with pytest.raises(TypeError, match="float_dtype=torch.int64 must be one of"):
         read_json_lines(path, float_dtype=torch.int64)
-
-
-# --------------------------------------------------------------------------------- one step a line
-
-
-@pytest.mark.parametrize(
-    ("line", "change", "where", "why"),
-    [
-        (0, {"episode": None}, "line 1", "each line is a step, because its reward is a number"),
-        (1, {"episode": 1.5}, "line 2, 'episode'", "a number, not a whole number or a string"),
-        (3, {"episode": "a"}, "line 4, 'episode'", "this episode ended before; its steps must"),
-        (2, {"action": None}, "line 3, 'action'", "it is missing here, but the first line has it"),
-        (2, {"extra": 1}, "line 3, 'extra'", "the first line has no such entry; to leave"),
-        (2, {"obs": [1]}, "line 4, 'obs'", "a list of 2, but the ones before have 1"),
-        (3, {"reward": [1]}, "line 4, 'reward'", "a list, but the values before are a number"),
-        (2, {"truncated": True}, "line 3", "the episode ends here, but 1 more of its steps"),
-    ],
-)
-def test_a_bad_step(tmp_path, line, change, where, why):
-    steps = [dict(step) for step in STEPS]
-    steps[line] = {k: v for k, v in (steps[line] | change).items() if v is not None}
-    found = error(write(tmp_path, steps))
-    assert found.where == where
-    assert why in found.why
 
 
 # ------------------------------------------------------------------------------------------ writing
@@ -326,9 +291,10 @@ def test_files_that_are_written(tmp_path):
     assert not (tmp_path / "a.jsonl").exists()
 
 
-@pytest.mark.parametrize(
-    ("bad", "why"),
-    [
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
+def test_what_could_not_be_read_is_not_written(tmp_path, name):
+    (tmp_path / name).write_text("old")
+    for bad, why in [
         (container(reward=torch.tensor([0, torch.nan])), "'reward', step 1: it contains nan"),
         (container(z=torch.ones(2, dtype=torch.complex64)), "JSON cannot hold"),
         (container(z=["a", "b"]), "'z': JSON cannot hold"),
@@ -338,15 +304,10 @@ def test_files_that_are_written(tmp_path):
         (container(action=torch.ones(2, 3)), r"in the first episode of dtype"),
         (container()[0], r"an episode must be a TensorDict of batch size \[T\]"),
         ({"obs": 1}, r"an episode must be a TensorDict of batch size \[T\]; this is dict"),
-    ],
-)
-def test_what_could_not_be_read_is_not_written(tmp_path, bad, why):
-    for name in "a.jsonl", "a.jsonl.gz":
-        (tmp_path / name).write_text("old")
+    ]:
         with pytest.raises(MalformedDataError, match=why):
             write_json_lines(tmp_path / name, [container(), bad])
-        assert (tmp_path / name).read_text() == "old"
-    assert sorted(os.listdir(tmp_path)) == ["a.jsonl", "a.jsonl.gz"]
+        assert (tmp_path / name).read_text() == "old" and os.listdir(tmp_path) == [name]
 
 
 def test_a_small_compressed_file_that_asks_for_a_large_memory_is_refused(tmp_path):
