@@ -4,6 +4,8 @@ import os
 import signal
 import threading
 import time
+import traceback
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -25,41 +27,31 @@ def items(n=2000):
     return TensorDict(observation=obs, terminated=no, truncated=no, batch_size=[n])
 
 
-class OfBuffer:
-    """Uses a replay buffer; what is drawn is right if each item is what its number says."""
+def use_of(kind):
+    """Something that is used over and over: what is drawn or read must be right."""
+    if kind == "map":
+        table = TensorDictMap(in_keys=["observation"])
 
-    def __init__(self, kind):
-        storage, exponents = TensorStorage(3000), {"alpha": 0.6, "beta": 0.4}
-        if kind == "segments":
-            self.buffer = SegmentReplayBuffer(storage, unroll_steps=1, **exponents)
-        else:
-            self.buffer = PrioritizedReplayBuffer(storage=storage, **exponents)
-        self.buffer.extend(items())
+        def write_and_read():
+            table[items(200)] = items(200)
+            assert table[items(200)]["observation"].tolist() == list(range(200))
 
-    def use(self):
-        index = self.buffer.sample(500)["index"]
-        self.buffer.update_priority(index, 1.0)
-        self.buffer.extend(items(20))
+        return table, write_and_read
+    if kind == "hashes":
+        hashes = HashToInt()
+        return hashes, lambda: hashes(torch.arange(500), extend=True)
+    storage, exponents = TensorStorage(3000), {"alpha": 0.6, "beta": 0.4}
+    if kind == "segments":
+        buffer = SegmentReplayBuffer(storage, unroll_steps=1, **exponents)
+    else:
+        buffer = PrioritizedReplayBuffer(storage=storage, **exponents)
+    buffer.extend(items())
 
+    def sample_and_update():
+        buffer.update_priority(buffer.sample(500)["index"], 1.0)
+        buffer.extend(items(20))
 
-class OfMap:
-    def __init__(self, kind):
-        self.map = TensorDictMap(in_keys=["observation"])
-
-    def use(self):
-        self.map[items(200)] = items(200)
-        assert self.map[items(200)]["observation"].tolist() == list(range(200))
-
-
-class OfHashes:
-    def __init__(self, kind):
-        self.table = HashToInt()
-
-    def use(self):
-        self.table(torch.arange(500), extend=True)
-
-
-USES = {"by priority": OfBuffer, "segments": OfBuffer, "map": OfMap, "hashes": OfHashes}
+    return buffer, sample_and_update
 
 
 def runs(work, seconds=20):
@@ -69,8 +61,6 @@ def runs(work, seconds=20):
         try:
             work()
         except BaseException:
-            import traceback
-
             traceback.print_exc()
             os._exit(1)
         os._exit(0)
@@ -85,58 +75,50 @@ def runs(work, seconds=20):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", USES)
+@pytest.mark.parametrize("kind", ["by priority", "segments", "map", "hashes"])
 def test_children_that_are_forked_while_a_thread_is_at_work(kind):
-    uses = USES[kind](kind)
-    uses.use()
-    over, errors = threading.Event(), []
+    _, use = use_of(kind)
+    use()
+    over = threading.Event()
 
     def work():
         while not over.is_set():
-            try:
-                uses.use()
-            except BaseException as error:
-                errors.append(error)
-                return
+            use()
 
-    threads = [threading.Thread(target=work, daemon=True) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    try:
-        assert all([runs(uses.use, seconds=10) for _ in range(8)])
-    finally:
-        over.set()
-        for thread in threads:
-            thread.join(20)
-    assert not errors and not any(thread.is_alive() for thread in threads)
-    uses.use()
+    with ThreadPoolExecutor(2) as pool:
+        threads = [pool.submit(work) for _ in range(2)]
+        try:
+            assert all([runs(use, seconds=10) for _ in range(8)])
+        finally:
+            over.set()
+        assert [thread.result(20) for thread in threads] == [None, None]
+    use()
 
 
 def test_a_lock_that_is_not_to_be_had_is_free_in_the_child(monkeypatch):
     monkeypatch.setattr(processes, "PATIENCE", 0.2)
-    uses = OfBuffer("by priority")
-    uses.use()
+    buffer, use = use_of("by priority")
+    use()
     held, over = threading.Event(), threading.Event()
 
     def hold():
-        with uses.buffer._lock:
+        with buffer._lock:
             held.set()
             over.wait(20)
 
-    thread = threading.Thread(target=hold, daemon=True)
-    thread.start()
-    held.wait(20)
-    try:
-        assert runs(uses.use)
-    finally:
-        over.set()
-        thread.join(20)
-    uses.use()  # and the parent's is free again
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(hold)
+        held.wait(20)
+        try:
+            assert runs(use)
+        finally:
+            over.set()
+    use()  # and the parent's is free again
 
 
 def test_objects_that_are_gone_are_forgotten():
     before = len(processes._owners)
-    uses = OfHashes("hashes")
+    uses = HashToInt()
     assert len(processes._owners) == before + 1
     del uses
     assert len(processes._owners) <= before + 1 and runs(lambda: None)

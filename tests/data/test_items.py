@@ -1,6 +1,5 @@
 """What is taken as items: lists of them, numpy arrays, rollouts; nothing is read as other rows."""
 
-import itertools
 from collections import namedtuple
 
 import numpy as np
@@ -68,18 +67,6 @@ def test_a_list_is_of_items(kind, name):
     assert at_once.extend(items[:2]).tolist() == [5, 6]  # now that what a row is is settled
     assert numbers(at_once[-1]) == numbers(items[1])
     at_once.sample(4)
-
-
-@pytest.mark.parametrize("settled", [False, True])
-def test_a_list_of_containers_is_their_stack(settled):
-    for shape, n in itertools.product([(), (1,), (3, 2), (2, 1, 4)], [1, 4]):
-        items = [TensorDict(obs=torch.rand(shape), reward=torch.rand(())) for _ in range(n)]
-        buffers = [buffer_of(), buffer_of()]
-        if settled:
-            for buffer in buffers:
-                buffer.add(items[0])
-        assert torch.equal(buffers[0].extend(items), buffers[1].extend(torch.stack(items)))
-        assert (buffers[0][:] == buffers[1][:]).all()
 
 
 def test_items_that_are_unlike_are_refused_and_named():

@@ -195,17 +195,6 @@ def test_slices_begin_by_the_priority_of_their_first_step():
     assert_close(slices["priority_weight"], weight)
 
 
-def test_slices_by_priority_go_round_the_ring_and_leave_priorities_alone():
-    buffer = prioritized(10, alpha=1.0, eps=0.0, slice_len=2)
-    for i in range(8):
-        numbers = buffer.extend(episodes(3 + i % 3, first=i))
-        buffer.update_priority(numbers, torch.full((len(numbers),), 1.0 + i))
-        before = buffer.sampler.state_dict()["chances"]
-        for _ in range(10):
-            checked(buffer.sample(12), 2)
-        assert torch.equal(buffer.sampler.state_dict()["chances"], before)
-
-
 # ------------------------------------------------------------------------- all of them
 
 SAMPLERS = {

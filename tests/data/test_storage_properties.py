@@ -143,15 +143,12 @@ class Rows(Machine):
             self.storage.set([0], step([1]).select("obs"))
 
 
-class RingOnDisk(Ring):
-    on_disk = True
+def case(machine, on_disk):
+    """The machine's test, on storages in memory or on disk."""
+    found = type(f"{machine.__name__}{on_disk}", (machine,), {"on_disk": on_disk}).TestCase
+    found.settings = quick
+    return found
 
 
-class RowsOnDisk(Rows):
-    on_disk = True
-
-
-for machine in (Ring, Rows, RingOnDisk, RowsOnDisk):
-    machine.TestCase.settings = quick
-TestRing, TestRows = Ring.TestCase, Rows.TestCase
-TestRingOnDisk, TestRowsOnDisk = RingOnDisk.TestCase, RowsOnDisk.TestCase
+TestRing, TestRows = case(Ring, False), case(Rows, False)
+TestRingOnDisk, TestRowsOnDisk = case(Ring, True), case(Rows, True)

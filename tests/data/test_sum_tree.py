@@ -1,7 +1,5 @@
 """SumTree, bit by bit against sums in numpy in the same order."""
 
-import copy
-
 import numpy as np
 import pytest
 import torch
@@ -126,15 +124,3 @@ def test_the_largest_priorities_do_not_overflow():
     tree.set(torch.arange(40), tree.limit)
     assert tree.total() < float("inf")
     assert len(set(tree.sample(uniform(400)).tolist())) == 40
-
-
-def test_state_and_copies_stand_on_their_own():
-    tree, other = SumTree(37), SumTree(37)
-    tree.set(torch.arange(37), uniform(37))
-    state = tree.state()
-    twin = copy.deepcopy(tree)
-    tree.set(torch.arange(37), 0.0)
-    assert tree.total() == 0.0
-    other.load_state(state)
-    assert torch.equal(other._sums, twin._sums)
-    assert torch.equal(other.sample(uniform(50)), twin.sample(uniform(50)))

@@ -286,8 +286,8 @@ def other_bytes(group):
 
 CHUNK = {"shape": (3,), "maxshape": (None,), "chunks": (5 * 10**6,), "compression": "gzip"}
 NUMBERS = [{"chunks": (1, 10**6), "compression": "gzip", "put": 1.0}, CHUNK | {"put": 1}]
-LINK, ELSEWHERE = ("it is a link to another location", "its numbers are in another file, which is")
-NO_ROWS, OBJECT = ("it is not an array with a row for each step", "its dtype object cannot be")
+LINK, ELSEWHERE = "it is a link to another location", "its numbers are in another file"
+NO_ROWS, OBJECT = "it is not an array with a row for each step", "its dtype object cannot be"
 
 
 @pytest.mark.parametrize(
@@ -300,7 +300,7 @@ NO_ROWS, OBJECT = ("it is not an array with a row for each step", "its dtype obj
         (deep, "/infos" + "/a" * 31, "too deeply"),
         (dataset((3,), "i1", external=[("/etc/passwd", 0, 3)]), "/infos", ELSEWHERE),
         (virtual, "/infos", ELSEWHERE),
-        (infos(["a", "b", "c"]), "/infos", OBJECT + " a tensor; to leave the column out: col"),
+        (infos(["a", "b", "c"]), "/infos", OBJECT + " stored in a tensor; to leave the column"),
         (infos(np.array([b"a", b"b", b"c"])), "/infos", "its dtype |S1 cannot be stored in a"),
         (dataset((3,), h5py.vlen_dtype(np.int32), put=[1, 2]), "/infos", OBJECT),
         (infos(3.0), "/infos", NO_ROWS),
