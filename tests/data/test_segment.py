@@ -168,9 +168,6 @@ def test_forms_of_steps():
     buffer.extend(steps_of(3).exclude("next"), env=1)  # needed only where an episode ends
     buffer.add(steps_of(1, first_obs=3, end="terminated")[0], env=1)
     assert len(buffer) == 8
-    buffer = SegmentReplayBuffer(TensorStorage(30), unroll_steps=1)
-    with pytest.raises(KeyError, match="no entry 'observation', which observation_keys names.*'ob"):
-        buffer.extend(steps_of(4))
 
 
 @pytest.mark.parametrize("end", [None, "terminated", "truncated"])
@@ -247,7 +244,6 @@ def test_memory_is_reused_where_that_is_asked_for():
         found = reused.sample(size)
         assert same_samples(found, plain.sample(size))
         addresses.append({key: value.data_ptr() for key, value in found.items()})
-        found["obs"] = torch.zeros(size)  # which is not drawn into then
         assert copy.deepcopy(reused).sample(size)["obs"].data_ptr() != addresses[-1]["obs"]
     assert addresses[0] == addresses[1] == addresses[2] and addresses[3] == addresses[4]
     other = make(frame_stack=2, generator=rng())
@@ -509,9 +505,6 @@ def test_a_run_that_was_stopped_and_resumed_draws_the_same(priorities, way, tmp_
     expected = play(straight, 1)
     torch.manual_seed(5)
     assert same_samples(play(stopped, 1), expected) and len(straight) == len(stopped)
-    straight.empty()
-    assert (len(straight), straight.num_episodes, len(straight.storage)) == (0, 0, 0)
-    assert straight.extend(steps_of(4, end="terminated")).tolist() == [0, 1, 2, 3]
 
 
 def on_disk(storage, **options):
@@ -751,5 +744,3 @@ def test_flags_under_next_give_the_same_windows(end):
         check()
     assert there.cut() == here.cut() == 1
     check()
-    again = there.sample(4)
-    assert there.sample(4, out=again) is again
