@@ -19,7 +19,7 @@ from raffia.data.tree import StepGraph
 
 STATES = 6
 EXAMPLES = settings(
-    max_examples=30,
+    max_examples=20,
     deadline=None,
     derandomize=True,
     database=None,

@@ -88,7 +88,7 @@ def test_children_that_are_forked_while_a_thread_is_at_work(kind):
     with ThreadPoolExecutor(2) as pool:
         threads = [pool.submit(work) for _ in range(2)]
         try:
-            assert all([runs(use, seconds=10) for _ in range(8)])
+            assert all([runs(use, seconds=10) for _ in range(4)])
         finally:
             over.set()
         assert [thread.result(20) for thread in threads] == [None, None]

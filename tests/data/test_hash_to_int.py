@@ -3,6 +3,7 @@
 import copy
 import pickle
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ def filled(content=False):
     return to_int
 
 
-@pytest.mark.parametrize("shape", [(50,), (), (5, 10), (5, 1, 10), (0,), (2, 0)], ids=str)
+@pytest.mark.parametrize("shape", [(50,), (), (5, 1, 10), (2, 0)], ids=str)
 @pytest.mark.parametrize("with_content", [False, True])
 def test_indices_are_those_of_a_dict(shape, with_content):
     rng, size = torch.Generator().manual_seed(0), torch.Size(shape).numel()
@@ -31,11 +32,8 @@ def test_indices_are_those_of_a_dict(shape, with_content):
         key = torch.randint(-30, 30, (size,), generator=rng)
         key[torch.rand(size, generator=rng) < 0.1] = LEAST
         key[torch.rand(size, generator=rng) < 0.1] = MOST
-        words = torch.randint(0, 2, (size, 2), generator=rng)
-        pairs = [
-            (k, *(w if with_content else ()))
-            for k, w in zip(key.tolist(), words.tolist(), strict=True)
-        ]
+        words = torch.randint(0, 2, (size, 2 * with_content), generator=rng)
+        pairs = list(zip(key.tolist(), map(tuple, words.tolist()), strict=True))
         given = {"content": words.reshape(*shape, 2)} if with_content else {}
         expected = [known.get(pair, len(known)) for pair in pairs]  # the length if unknown
         assert to_int(key.reshape(shape), **given).flatten().tolist() == expected
@@ -43,8 +41,6 @@ def test_indices_are_those_of_a_dict(shape, with_content):
         found = to_int(key.reshape(shape), extend=True, **given)
         assert found.shape == shape and found.flatten().tolist() == expected
     assert len(to_int) == len(known)
-    to_int.clear()
-    assert len(to_int) == 0 and to_int(tensor([6]), extend=True).tolist() == [0]
 
 
 def test_integers_of_any_dtype_and_strides_are_hashes():
@@ -102,20 +98,19 @@ def test_what_is_refused_changes_nothing(call, error, words):
 
 @pytest.mark.parametrize("content", [False, True])
 def test_the_state_goes_through_safetensors(tmp_path, content):
-    saved = nn.ModuleDict({"query": nn.Sequential(nn.Linear(1, 1), filled(content))})
+    saved, fresh = (nn.Sequential(nn.Linear(1, 1), x) for x in (filled(content), HashToInt()))
     state = saved.state_dict()
-    hashes = state["query.1._extra_state"]
-    assert hashes.tolist() == ([[7, 1, 0], [7, 2, 0], [-1, 2, 5]] if content else [7, -1])
+    hashes = state["1._extra_state"]
     save_file(state, tmp_path / "state.safetensors")
-    fresh = nn.ModuleDict({"query": nn.Sequential(nn.Linear(1, 1), HashToInt())})
     fresh.load_state_dict(load_file(tmp_path / "state.safetensors"))
     more, words = tensor([30, -1, 7]), tensor([[2, 0], [2, 5], [2, 0]]) if content else None
     for module in (saved, fresh):
-        index = module["query"][1](more, extend=True, content=words)
+        index = module[1](more, extend=True, content=words)
         assert index.tolist() == ([3, 2, 1] if content else [2, 1, 0])
-    assert hashes.shape[0] == (3 if content else 2)  # the state is a copy
-    fresh["query"][1].load_state_dict(HashToInt().state_dict())
-    assert len(fresh["query"][1]) == 0
+    # the state is a copy
+    assert hashes.tolist() == ([[7, 1, 0], [7, 2, 0], [-1, 2, 5]] if content else [7, -1])
+    fresh[1].load_state_dict(HashToInt().state_dict())
+    assert len(fresh[1]) == 0
 
 
 def test_copies_moves_and_hooks():
@@ -142,19 +137,15 @@ def test_keys_and_module_may_lie_on_different_devices():
 def test_threads_agree_on_one_numbering():
     to_int = HashToInt()
     keys = torch.randint(LEAST, MOST, (3000,), generator=torch.Generator().manual_seed(0))
-    start, seen = threading.Barrier(4), []
+    start = threading.Barrier(4)
 
     def extend(worker):
         order = torch.randperm(3000, generator=torch.Generator().manual_seed(worker))
         start.wait()
-        for part in order.split(100):
-            seen.append((part, to_int(keys[part], extend=True)))
+        return [(part, to_int(keys[part], extend=True)) for part in order.split(100)]
 
-    threads = [threading.Thread(target=extend, args=(worker,)) for worker in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        seen = [pair for found in pool.map(extend, range(4)) for pair in found]
     final = to_int(keys)
     assert len(seen) == 4 * 30 and final.sort().values.tolist() == list(range(3000))
     assert all(torch.equal(final[part], index) for part, index in seen)

@@ -421,17 +421,6 @@ def test_a_storage_has_one_map():
         made(**K, storage=storage)(None)
 
 
-def test_maps_may_share_a_query_module():
-    query = QueryModule(["k"])
-    one, two = (TensorDictMap(query_module=query) for _ in range(2))
-    one[k(1, 2)] = v(1, 2)
-    two[k(2)] = v(7)
-    query(k(5, 6, 7))  # asked by itself
-    assert content(one) == {1: 1, 2: 2} and content(two) == {2: 7}
-    assert two.rows(k(1, 2)).tolist() == [-1, 0] and not one.contains(k(5, 6, 7)).any()
-    assert make(size=5, max_size=3).max_size == 3 and make(size=5, max_size=9).max_size == 5
-
-
 def test_a_storage_for_each_entry():
     storage = {"v": TensorStorage(), ("n", "x"): TensorStorage(5)}
     m = TensorDictMap(query_module=QueryModule(["k"]), storage=storage)
@@ -552,18 +541,6 @@ def test_bad_queries_are_refused_everywhere(kind):
                 ask(query)
 
 
-@pytest.mark.parametrize(
-    "key", [torch.ones(2, 1).double(), torch.ones(2, 2), torch.ones(2), torch.ones(2, 1).int()]
-)
-def test_keys_of_another_kind_cannot_be_written(key):
-    m, query = filled(1, 2), TensorDict({"k": key}, [2])
-    for _ in range(2):
-        with refused(ValueError, r"float32\[1\]", m, query):
-            m[query] = v(1, 2)
-        assert not m.contains(query).any()
-        m.clear()  # which does not forget what keys look like
-
-
 def update(*numbers, dtype=torch.float32, **options):
     return lambda m: m.update(k(*numbers), v(*range(len(numbers)), dtype=dtype), **options)
 
@@ -571,6 +548,10 @@ def update(*numbers, dtype=torch.float32, **options):
 def made(**options):
     """Makes a map with these options whatever map there is."""
     return lambda m: TensorDictMap(**options)
+
+
+def write(keys):
+    return lambda m: m.update(TensorDict({"k": keys}, [2]), v(1, 2))
 
 
 K = {"in_keys": ["k"]}
@@ -586,6 +567,9 @@ REFUSED = {
     "unknown rows": (lambda m: m[k(1, 8, 2, 9)], UnknownRowError, WHICH),
     "how many": (lambda m: m.pop(k(1, 8, 2, 9)), KeyError, "2 of 4 rows"),
     "other dtype": (lambda m: m[k(1, dtype=torch.float64)], KeyError, "float32.*float64"),
+    "another shape": (write(torch.ones(2, 2)), ValueError, r"float32\[1\]"),
+    "no shape": (write(torch.ones(2)), ValueError, r"float32\[1\]"),
+    "another dtype": (write(torch.ones(2, 1).int()), ValueError, r"float32\[1\]"),
     "missing=": (lambda m: m.delete(k(1), missing="skip"), ValueError, "missing='skip' must be"),
     "merge=": (update(1, 2, merge="min"), ValueError, "'last', 'first', 'sum', 'mean', 'max'"),
     "a number as merge": (update(1, 2, merge=3), ValueError, "'last'"),

@@ -45,6 +45,7 @@ NESTED = ["k", ("in", "k"), ("in", "deep", "k")]
 MERGES = ["last", "first", "sum", "max", "difference"]
 ITEMS = st.lists(st.integers(0, 7), max_size=8)
 VALUE = st.integers(-50, 50)
+PAIRS = st.lists(st.tuples(st.integers(0, 7), st.integers(-9, 9)), max_size=9)
 
 
 def difference(td, group, num_groups):
@@ -67,15 +68,15 @@ def merged(merge, items):
     }[merge](items)
 
 
+WRONG = st.sampled_from(["unknown", "rows", "dtype", "entry", "merge"])
+HASHES = st.sampled_from([None, weak, weak])
+
+
 class MapMachineOurs(RuleBasedStateMachine):
     limits: tuple[int | None, ...] = (None, 4, 7)
     evicts: tuple[str | None, ...] = (None, "lru")
 
-    @initialize(
-        data=st.data(),
-        kind=st.sampled_from(sorted(KEYS)),
-        hash_module=st.sampled_from([None, weak, weak]),
-    )
+    @initialize(data=st.data(), kind=st.sampled_from(sorted(KEYS)), hash_module=HASHES)
     def begin(self, data, kind, hash_module):
         self.limit = data.draw(st.sampled_from(self.limits), label="limit")
         self.evict = self.limit and data.draw(st.sampled_from(self.evicts), label="evict")
@@ -85,23 +86,19 @@ class MapMachineOurs(RuleBasedStateMachine):
         self.map, self.model = self.fresh(), OrderedDict()
 
     def fresh(self):
-        return TensorDictMap(
-            query_module=self.query,
-            storage=TensorStorage(self.limit),
-            max_size=self.limit,
-            evict=self.evict,
-        )
+        options = {"max_size": self.limit, "evict": self.evict}
+        return TensorDictMap(query_module=self.query, storage=TensorStorage(self.limit), **options)
 
     def keys(self, items, shape=None):
         n = torch.tensor(items, dtype=torch.int64)
-        return TensorDict(KEYS[self.kind](n), [len(items)]).reshape(
-            (len(items),) if shape is None else shape
-        )
+        td = TensorDict(KEYS[self.kind](n), [len(items)])
+        return td if shape is None else td.reshape(shape)
 
     def values(self, items, shape=None):
         n = torch.tensor(items, dtype=torch.int64)
         entries = {"v": n.double(), "n": {"w": n.int()[:, None].repeat(1, 2), "tiny": n.half()}}
-        return TensorDict(entries, [len(items)]).reshape((len(items),) if shape is None else shape)
+        td = TensorDict(entries, [len(items)])
+        return td if shape is None else td.reshape(shape)
 
     def numbers_of(self, td):
         """The numbers of values that were read; all leaves say the same."""
@@ -139,11 +136,7 @@ class MapMachineOurs(RuleBasedStateMachine):
         groups = dict(zip(items, new, strict=True))
         self.write(items, groups, lambda: self.map.__setitem__(query, value))
 
-    @rule(
-        pairs=st.lists(st.tuples(st.integers(0, 7), st.integers(-9, 9)), max_size=9),
-        merge=st.sampled_from(MERGES),
-        accumulate=st.booleans(),
-    )
+    @rule(pairs=PAIRS, merge=st.sampled_from(MERGES), accumulate=st.booleans())
     def update(self, pairs, merge, accumulate):
         items = [item for item, _ in pairs]
         stored = self.model if accumulate else {}
@@ -154,12 +147,8 @@ class MapMachineOurs(RuleBasedStateMachine):
         if any(abs(value) > 2000 for value in groups.values()):  # float16 holds no more exactly
             return
         query, value = self.keys(items), self.values([value for _, value in pairs])
-        how = difference if merge == "difference" else merge
-        self.write(
-            items,
-            groups,
-            lambda: self.map.update(query, value, merge=how, accumulate=accumulate),
-        )
+        how = {"merge": difference if merge == "difference" else merge, "accumulate": accumulate}
+        self.write(items, groups, lambda: self.map.update(query, value, **how))
 
     # -- reading
 
@@ -213,10 +202,7 @@ class MapMachineOurs(RuleBasedStateMachine):
 
     # -- mistakes, after which all is as it was
 
-    @rule(
-        items=ITEMS.filter(bool),
-        what=st.sampled_from(["unknown", "rows", "dtype", "entry", "merge"]),
-    )
+    @rule(items=ITEMS.filter(bool), what=WRONG)
     def fail(self, items, what):
         query, value, merge = self.keys(items), self.values(items), "last"
         if what == "unknown":

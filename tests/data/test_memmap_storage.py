@@ -227,7 +227,11 @@ def test_rows_are_checked_once(folder, monkeypatch):
     filled(folder, 8, size=10).close()
     with MemmapStorage(10, folder) as storage:
         checked, fits = [], storage._files.fits
-        noted = lambda rows, leaves: checked.extend(rows.tolist()) or fits(rows, leaves)  # noqa: E731
+
+        def noted(rows, leaves):
+            checked.extend(rows.tolist())
+            return fits(rows, leaves)
+
         monkeypatch.setattr(storage._files, "fits", noted)
         storage.get([1, 2, 2])
         storage.get([2, 1, 5])
@@ -239,12 +243,12 @@ def test_rows_are_checked_once(folder, monkeypatch):
 
 
 def test_what_is_refused_changes_no_file(folder, tmp_path):
-    storage, other = filled(folder), TensorStorage(5)
+    storage, other, text = filled(folder), TensorStorage(5), tmp_path / "text" / "mine.txt"
     other.extend(torch.zeros(2))
     other.save(tmp_path / "saved")
     write_folder(tmp_path / "letter", "letter", 1, {"a": b""})
-    (tmp_path / "text").mkdir()
-    (tmp_path / "text" / "mine.txt").write_text("text")
+    text.parent.mkdir()
+    text.write_text("text")
     before = {path.name: names(path) for path in tmp_path.iterdir()}
     for call, error, words in [
         (lambda: MemmapStorage(5, folder), RuntimeError, f"in process {os.getpid()}"),
@@ -252,17 +256,10 @@ def test_what_is_refused_changes_no_file(folder, tmp_path):
         (lambda: other.save(folder), FileExistsError, "other files"),
         (lambda: MemmapStorage(5, tmp_path / "saved"), FileExistsError, "other files"),
         (lambda: MemmapStorage(5, tmp_path / "letter"), FileExistsError, "other files"),
-        (lambda: MemmapStorage(5, tmp_path / "text"), FileExistsError, "other files and no"),
-        (lambda: MemmapStorage(5, tmp_path / "text" / "mine.txt"), FileExistsError, "not a folder"),
+        (lambda: MemmapStorage(5, text.parent), FileExistsError, "no MemmapStorage .'mine.txt'"),
+        (lambda: MemmapStorage(5, text), FileExistsError, "not a folder"),
         (lambda: MemmapStorage(None, folder), ValueError, "a MemmapStorage needs a max_size"),
-        *[
-            (
-                lambda mode=mode: MemmapStorage(5, folder, mode=mode),
-                ValueError,
-                f"mode={mode!r} must be one of 'r.', 'r'",
-            )
-            for mode in ("w", "rb", None)
-        ],
+        (lambda: MemmapStorage(5, folder, mode="w"), ValueError, "mode='w' must be one of 'r.'"),
     ]:
         with pytest.raises(error, match=words):
             call()
@@ -394,8 +391,7 @@ def test_without_compiled_kernels_the_files_are_the_same(tmp_path, monkeypatch):
 def test_left_open_at_the_end_of_the_process_it_says_nothing(folder):
     code = "import sys, torch; from raffia.data import MemmapStorage, ReplayBuffer; "
     code += "b = ReplayBuffer(storage=MemmapStorage(5, sys.argv[1])); b.extend(torch.zeros(2))"
-    command = [sys.executable, "-c", code, str(folder)]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert (found.returncode, found.stdout, found.stderr) == (0, "", "")
+    found = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, timeout=60)
+    assert (found.returncode, found.stdout, found.stderr) == (0, b"", b"")
     with MemmapStorage.open(folder) as storage:
         assert len(storage) == 2

@@ -13,7 +13,6 @@ from torch import nn
 
 from raffia import NonTensorData, TensorClass, TensorDict, lazy_stack
 from raffia.data import CapacityError, HashToInt, QueryModule, SipHash
-from raffia.nn import TensorDictModule, TensorDictSequential
 
 A = [1.0, 1.0, 2.0, 1.0]
 B = [[3, 0, 0], [3, 0, 0], [3, 0, 0], [4, 0, 0]]
@@ -157,15 +156,6 @@ def test_kinds_of_containers():
 # --------------------------------------------------------------------------------- its parts
 
 
-def test_by_default_each_key_has_a_siphash_of_its_own():
-    query = QueryModule(["a", ("n", "b")])
-    one, two = query.hash_module.values()
-    assert isinstance(one, SipHash) and isinstance(two, SipHash) and one is not two
-    assert isinstance(query.aggregator, SipHash) and isinstance(query.hash_to_int, HashToInt)
-    swapped = QueryModule([("n", "b"), "a"])
-    assert (query.hash(make()) != swapped.hash(make())).all()
-
-
 def test_hash_modules():
     module = Plus()
     assert QueryModule(["a"], hash_module=module).hash_module["a"] is module
@@ -268,14 +258,6 @@ def test_zeros_and_nans_are_one_and_strides_do_not_matter():
     assert index(query, TensorDict({"x": x[1].expand(3, 2)}, [3])) == [1, 1, 1]
 
 
-def test_moving_the_border_between_keys_changes_the_row():
-    query = QueryModule(["x", "y"])
-    pairs = [([[1, 2]], [[3]]), ([[1]], [[2, 3]]), ([[1]], [[2]]), ([[2]], [[1]])]
-    for i, (x, y) in enumerate(pairs):
-        td = TensorDict({"x": torch.tensor(x), "y": torch.tensor(y)}, [1])
-        assert index(query, td) == [i]
-
-
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.integers(-1, 1)), min_size=1, max_size=12),
     st.integers(1, 11),
@@ -292,6 +274,16 @@ def test_numbers_are_those_of_a_dict(pairs, cut):
         assert torch.equal(query.hash(td), td["_hash"])
         expected = [seen.setdefault(pair, len(seen)) for pair in part]
         assert index(query, td) == expected
+
+
+def test_each_key_is_hashed_by_itself_and_in_order():
+    query = QueryModule(["x", "y"])
+    assert isinstance(query.aggregator, SipHash) and isinstance(query.hash_to_int, HashToInt)
+    pairs = [([[1, 2]], [[3]]), ([[1]], [[2, 3]]), ([[1]], [[2]]), ([[2]], [[1]])]
+    for i, (x, y) in enumerate(pairs):
+        td = TensorDict({"x": torch.tensor(x), "y": torch.tensor(y)}, [1])
+        assert index(query, td) == [i]
+        assert (QueryModule(["y", "x"]).hash(td) != query.hash(td)).all()
 
 
 # ------------------------------------------------------------------------------------- mistakes
@@ -355,17 +347,6 @@ def test_no_keys_and_locked_containers_are_refused():
 
 
 # ---------------------------------------------------------------------------------- as a module
-
-
-def test_in_sequences_and_with_hooks():
-    double = TensorDictModule(lambda a: a * 2, ["a"], ["d"])
-    sequence = TensorDictSequential(double, QueryModule(["d", "b"]))
-    assert sequence.in_keys == ["a", "b"] and {*sequence.out_keys} == {"d", "_index", "_hash"}
-    assert sequence(make())["_index"].tolist() == INDEX
-    # merges rows of equal "a", then pairs of that and "b"
-    two = TensorDictSequential(QueryModule("a", "i", "h"), QueryModule(["i", "b"], "j", ("n", "h")))
-    td = two(make())
-    assert td["i"].tolist() == [0, 0, 1, 0] and td["j"].tolist() == INDEX
 
 
 def through_file(query, other, tmp_path):

@@ -5,7 +5,6 @@ Any operations in any order, against lists, are in test_replay_properties.py.
 
 import itertools
 import threading
-from collections import namedtuple
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -26,7 +25,6 @@ from raffia.data.writers import (
     TensorDictMaxValueWriter,
 )
 from raffia.tensordict.memmap import DamagedFileError
-from raffia.tensordict.tensorclass import tensorclass
 
 A = 5
 
@@ -109,33 +107,6 @@ def test_other_data_than_before_is_refused_and_changes_nothing():
             buffer.extend(wrong)
     assert len(buffer) == 3 and drawn(buffer, 30) == {0, 1, 2}
     assert buffer.extend(steps(3, 1)).tolist() == [3]
-
-
-Pair = namedtuple("Pair", "obs reward")
-
-
-@tensorclass
-class Step:
-    obs: torch.Tensor
-    reward: torch.Tensor
-
-
-WRAPS = {
-    "pytree": lambda number: {"obs": number, "next": [number, Pair(number, number)]},
-    "tensorclass": lambda number: Step(obs=number, reward=number, batch_size=number.shape),
-}
-
-
-@pytest.mark.parametrize("wrap", WRAPS.values(), ids=WRAPS)
-@BOTH
-def test_any_structure_comes_with_info_about_it(make, wrap):
-    buffer = make(4)
-    buffer.extend(wrap(torch.arange(6.0)))
-    data, info = buffer.sample(50, return_info=True)
-    assert type(data) is type(wrap(torch.zeros(1)))
-    assert all(torch.equal(leaf, info["index"].float()) for leaf in tree_leaves(data))
-    assert set(info["index"].tolist()) == {2, 3, 4, 5} and tree_leaves(buffer[0])[0] == 2.0
-    assert set(info) == {"index"} | ({"priority_weight"} if make is by_priority else set())
 
 
 @BOTH

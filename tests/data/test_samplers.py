@@ -113,6 +113,7 @@ def test_a_draw_of_an_epoch_is_the_callers_to_change():
     assert sampler.draw(2, range(5)).items.tolist() == [3, 4]
     sampler.rewind(mark)
     assert sampler.draw(2, range(5)).items.tolist() == [0, 1]
+    sampler.clear()
     assert sampler.draw(2, range(5)).items.tolist() == [0, 1]
 
 

@@ -8,6 +8,7 @@ import functools
 import itertools
 import threading
 import time
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ def rng(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-def steps_of(num_steps, *, end=None, first_obs=0, shape=(), **entries):
+def steps_of(num_steps, *, end=None, first_obs=0, shape=()):
     """Steps [T] of one environment, whose observations count up; `end` comes with the last one."""
     last = torch.arange(num_steps) == num_steps - 1
     obs = torch.arange(first_obs, first_obs + num_steps + 1)
@@ -35,10 +36,9 @@ def steps_of(num_steps, *, end=None, first_obs=0, shape=(), **entries):
         obs=obs[:-1],
         action=torch.arange(1, num_steps + 1),
         reward=torch.arange(1.0, num_steps + 1),
-        terminated=last & (end in ("terminated", "both")),
-        truncated=last & (end in ("truncated", "both")),
+        terminated=last & (end == "terminated"),
+        truncated=last & (end == "truncated"),
         next={"obs": obs[1:]},
-        **entries,
         batch_size=[num_steps],
     )
 
@@ -276,16 +276,14 @@ def test_out_is_filled_or_refused_before_anything_is_drawn():
 
 def test_update_writes_what_is_known_better_later():
     buffer = make(observation_keys=["obs", "value"], n_step=0)
-    steps = steps_of(3, end="terminated", value=torch.zeros(3), policy=torch.zeros(3, 2))
-    steps["next", "value"] = torch.zeros(3)
+    steps = steps_of(3, end="terminated").update({"policy": torch.zeros(3, 2)})
+    steps["value"] = steps["next", "value"] = torch.zeros(3)
     buffer.extend(steps)
     window = buffer.read(torch.tensor([2, 1]))  # rows 2, closing, padding; rows 1, 2, closing
     assert window["step_index"].tolist() == [[2, 3, -1], [1, 2, 3]]
-    better = TensorDict(
-        value=torch.tensor([[0.2, 0.3, 0.4], [1.1, 1.2, 1.3]]),
-        policy=torch.tensor([[1, 2, 3], [4, 5, 6]])[..., None].expand(2, 3, 2).float(),
-        batch_size=[2, 3],
-    )
+    value, policy = torch.tensor([[0.2, 0.3, 0.4], [1.1, 1.2, 1.3]]), torch.arange(1.0, 7)
+    policy = policy.view(2, 3, 1).expand(2, 3, 2)
+    better = TensorDict(value=value, policy=policy, batch_size=[2, 3])
     assert buffer.update(window["step_index"], better) == 0
     window = buffer.read(torch.tensor([0]), length=4)
     assert_close(window["value"], torch.tensor([[0, 1.1, 1.2, 1.3]]))  # the last of two counts
@@ -512,45 +510,49 @@ def on_disk(storage, **options):
 
 
 def test_rows_that_a_storage_on_disk_keeps_itself(tmp_path):
-    with MemmapStorage(20, tmp_path / "rows") as storage:
+    rows, saved = tmp_path / "rows", tmp_path / "buffer"
+
+    @contextmanager
+    def reopened():
+        with MemmapStorage.open(rows) as storage:
+            yield on_disk(storage, frame_stack=2)
+
+    with MemmapStorage(20, rows) as storage:
         buffer = on_disk(storage, frame_stack=2)
         for i in range(3):
             buffer.extend(steps_of(3, end="terminated", first_obs=10 * i))
         buffer.extend(steps_of(4, first_obs=50))
-        buffer.save(tmp_path / "buffer", rows=False)
+        buffer.save(saved, rows=False)
         expected, state = drawable(buffer), buffer.state_dict()
-    assert not any("storage" in path.name for path in (tmp_path / "buffer").iterdir())
+    assert not any("storage" in path.name for path in saved.iterdir())
     for call in (lambda: buffer.sample(2), lambda: buffer.extend(steps_of(3))):
         with pytest.raises(RuntimeError, match="closed"):
             call()
-    with MemmapStorage.open(tmp_path / "rows") as storage:
-        buffer = on_disk(storage, frame_stack=2)
+    with reopened() as buffer:
         with pytest.raises(RuntimeError, match=r"call buffer.load\(folder\) first"):
             buffer.extend(steps_of(3))
-        buffer.load(tmp_path / "buffer")
+        buffer.load(saved)
         assert same_states(buffer.state_dict(), state) and drawable(buffer) == expected
         # Steps that came after the save: they are lost, and what they overwrote.
         buffer.extend(steps_of(5, first_obs=54))
         buffer.extend(steps_of(1, first_obs=59, end="terminated"))
-    with MemmapStorage.open(tmp_path / "rows") as storage:
-        buffer = on_disk(storage, frame_stack=2)
-        buffer.load(tmp_path / "buffer")
+    with reopened() as buffer:
+        buffer.load(saved)
         assert buffer.num_episodes == 3
         assert drawable(buffer) == [4, 5, 6, 8, 9, 10, 12, 13, 14]
         window = buffer.read(torch.tensor([14]))
         assert window["obs"].tolist() == [[[51, 52], [52, 53]]]
         assert window["truncated"].tolist() == [[True, True]]
         assert buffer.extend(steps_of(1)).tolist() == [23]
-    with MemmapStorage.open(tmp_path / "rows") as storage:  # killed before a first save
-        buffer = on_disk(storage)
-        with pytest.raises(RuntimeError, match=r"if it was never saved, start over with"):
+    with reopened() as buffer:  # killed before a first save
+        with pytest.raises(RuntimeError, match=r"never saved, start over with buffer.empty\(\)"):
             buffer.extend(steps_of(3, end="terminated"))
-        assert storage.total == 24
+        assert buffer.storage.total == 24
         buffer.empty()
         assert buffer.extend(steps_of(3, end="terminated")).tolist() == [0, 1, 2]
     other = on_disk(TensorStorage(20), frame_stack=2)
     with pytest.raises(ValueError, match="0 have been appended to this storage"):
-        other.load(tmp_path / "buffer")
+        other.load(saved)
     with pytest.raises(ValueError, match="holds its rows in memory only"):
         other.save(tmp_path / "other", rows=False)
 

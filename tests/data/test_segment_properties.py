@@ -191,23 +191,20 @@ class Play:
 
     def __init__(self, random, data):
         self.random = random
-        config = {
-            "unroll_steps": data.draw(st.integers(0, 3), "unroll_steps"),
-            "n_step": data.draw(st.integers(0, 3), "n_step"),
-            "absorb": data.draw(
-                st.sampled_from([("terminated",), (), ("truncated", "terminated")])
-            ),
-        }
-        config |= data.draw(
-            st.sampled_from(
-                [{"alpha": None, "beta": None, "eps": 0.0}, {"alpha": 0.7, "beta": 0.5, "eps": 0.1}]
-            )
-        )
-        self.stack = data.draw(st.sampled_from([1, 2, 4]), "stack")
-        self.num_envs = data.draw(st.sampled_from([1, 2, 5]), "envs")
-        self.names = data.draw(st.sampled_from([range(5), SPARSE]), "names of environments")
-        self.num_rows = data.draw(st.sampled_from([10, 13, 30, 61]), "rows")
-        self.mean_length = data.draw(st.sampled_from([1.5, 5.0, 20.0, 1000.0]), "episode length")
+
+        def one_of(*choices, name=None):
+            return data.draw(st.sampled_from(choices), name)
+
+        config = {"unroll_steps": one_of(*range(4), name="unroll_steps")}
+        config |= {"n_step": one_of(*range(4), name="n_step")}
+        config |= {"absorb": one_of(("terminated",), (), ("truncated", "terminated"))}
+        names = ("alpha", "beta", "eps")
+        config |= dict(zip(names, one_of((None, None, 0.0), (0.7, 0.5, 0.1)), strict=True))
+        self.stack = one_of(1, 2, 4, name="stack")
+        self.num_envs = one_of(1, 2, 5, name="envs")
+        self.names = one_of(range(5), SPARSE, name="names of environments")
+        self.num_rows = one_of(10, 13, 30, 61, name="rows")
+        self.mean_length = one_of(1.5, 5.0, 20.0, 1000.0, name="episode length")
         self.model = Model(self.num_rows, stack=self.stack, **config)
         self.config = config | {
             "observation_keys": ("obs", "turn"),
@@ -220,11 +217,7 @@ class Play:
 
     def new_buffer(self):
         generator = torch.Generator().manual_seed(3)
-        return SegmentReplayBuffer(
-            TensorStorage(self.num_rows),
-            **{"observation_keys": ["obs"], **self.config},
-            generator=generator,
-        )
+        return SegmentReplayBuffer(TensorStorage(self.num_rows), generator=generator, **self.config)
 
     def obs(self):
         self.count += 1
@@ -332,45 +325,33 @@ class Play:
                 assert found == expected, key
 
 
+DTYPES = {"obs": torch.uint8, "turn": torch.int64, "action": torch.int64, "reward": torch.float32}
+DTYPES |= {"value": torch.float32, "terminated": torch.bool, "truncated": torch.bool}
+
+
 def as_tensordict(steps):
     """[T][E] dicts as a container of steps [T, E]."""
 
-    def tensor(get, dtype):
-        return torch.tensor([[get(step) for step in line] for line in steps], dtype=dtype)
+    def tensors(found, *keys):
+        values = {key: [[step[key] for step in line] for line in found] for key in keys}
+        return {key: torch.tensor(value, dtype=DTYPES[key]) for key, value in values.items()}
 
-    return TensorDict(
-        obs=tensor(lambda step: step["obs"], torch.uint8),
-        turn=tensor(lambda step: step["turn"], torch.int64),
-        action=tensor(lambda step: step["action"], torch.int64),
-        reward=tensor(lambda step: step["reward"], torch.float32),
-        stats={"value": tensor(lambda step: step["value"], torch.float32)},
-        terminated=tensor(lambda step: step["terminated"], torch.bool),
-        truncated=tensor(lambda step: step["truncated"], torch.bool),
-        next={
-            "obs": tensor(lambda step: step["next"]["obs"], torch.uint8),
-            "turn": tensor(lambda step: step["next"]["turn"], torch.int64),
-        },
-        batch_size=[len(steps), len(steps[0])],
-    )
+    after = [[step["next"] for step in line] for line in steps]
+    entries = tensors(steps, "obs", "turn", "action", "reward", "terminated", "truncated")
+    entries |= {"stats": tensors(steps, "value"), "next": tensors(after, "obs", "turn")}
+    return TensorDict(entries, batch_size=[len(steps), len(steps[0])])
 
 
 def any_operations(random, data):
     """Operations in any order, each followed by a look at all that can be seen."""
     play = Play(random, data)
-    weighted = {
-        play.extend: 8,
-        play.update: 2,
-        play.update_priority: 2,
-        play.cut: 1,
-        play.reload: 1,
-    }
-    names = [operation for operation, weight in weighted.items() for _ in range(weight)]
+    operations = [play.extend] * 8 + [play.update, play.update_priority] * 2
     for _ in range(12):
-        random.choice(names)()
+        random.choice([*operations, play.cut, play.reload])()
         play.check()
 
 
-@pytest.mark.parametrize("examples", [8, pytest.param(30, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [8, pytest.param(16, marks=pytest.mark.slow)])
 def test_any_operations_in_any_order_give_what_the_model_gives(examples):
     only = [Phase.generate]  # to shrink a failure takes minutes; for reading it, add Phase.shrink
     options = settings(max_examples=examples, deadline=None, database=None, phases=only)

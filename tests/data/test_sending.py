@@ -47,11 +47,7 @@ MAKE = {
     "segments by priority": lambda **kw: segments(alpha=0.6, beta=0.4, **kw),
 }
 MADE = pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
-COPY = pytest.mark.parametrize(
-    "copied",
-    [copy.deepcopy, lambda buffer: pickle.loads(pickle.dumps(buffer))],
-    ids=["copy", "pickle"],
-)
+COPIES = {"copy": copy.deepcopy, "pickle": lambda buffer: pickle.loads(pickle.dumps(buffer))}
 
 
 def filled(make, **options):
@@ -74,7 +70,7 @@ def history(buffer):
 
 
 @MADE
-@COPY
+@pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_a_copy_goes_on_alike_and_shares_nothing(make, copied, prefetch):
     buffer, same = (filled(make, prefetch=prefetch) for _ in range(2))
@@ -177,19 +173,15 @@ def test_what_is_on_disk_is_sent_as_a_reader_or_not_at_all(tmp_path):
 
 @MADE
 def test_prefetch_without_a_generator_makes_its_own(make):
-    drawn = []
-    for disturbed in (False, True):
-        torch.manual_seed(5)
-        buffer = make(prefetch=2, batch_size=4)
+    def drawn(seed, disturbed):
+        torch.manual_seed(seed)
+        buffer, found = make(prefetch=2, batch_size=4), []
         buffer.extend(items(0, 9))
-        drawn.append([])
         for _ in range(6):
             if disturbed:
                 torch.rand(3)  # others' numbers do not change these
-            drawn[-1].append(buffer.sample()["index"].tolist())
-    assert drawn[0] == drawn[1]
-    torch.manual_seed(6)
-    other = make(prefetch=2, batch_size=4)
-    other.extend(items(0, 9))
-    assert [other.sample()["index"].tolist() for _ in range(6)] != drawn[0]
+            found.append(buffer.sample()["index"].tolist())
+        return found
+
+    assert drawn(5, False) == drawn(5, True) != drawn(6, False)
     assert make().generator is None  # which draws from the global one

@@ -276,6 +276,7 @@ def test_rows_may_be_given_in_many_ways(make):
     storage.set(slice(0, 1), torch.tensor([-1]))
     assert storage.read(slice(None)).tolist() == [-1, 1, 20, 3, 40, 5, 60]
     storage.erase(slice(0, 2))
+    storage.erase(6)
     assert storage.rows().tolist() == [2, 3, 4, 5]
 
 
@@ -311,23 +312,22 @@ def test_occupied_rows_follow_a_set():
         held, model = OccupiedRows(), set()
         for _ in range(30):
             rows = torch.randint(0, 3000, (20,), generator=generator)
-            kind = int(torch.randint(0, 4, (), generator=generator))
+            numbers, kind = rows.tolist(), int(torch.randint(0, 4, (), generator=generator))
             if kind == 0:
                 held.add(rows)
-                model |= {*rows.tolist()}
+                model |= {*numbers}
             elif kind == 1:
                 held.remove(rows)
-                model -= {*rows.tolist()}
+                model -= {*numbers}
             elif kind == 2:
-                start, stop = sorted(rows[:2].tolist())
-                held.add_range(start, stop)
-                model |= {*range(start, stop)}
+                held.add_range(*sorted(numbers[:2]))
+                model |= {*range(*sorted(numbers[:2]))}
             elif len(model) < 1500:
                 held.remove(held.rows())
                 model = set()
             assert held.rows().tolist() == sorted(model)
             assert len(held) == len(model) and held.high == max(model, default=-1) + 1
-            assert held.contains(rows - 5).tolist() == [r - 5 in model for r in rows.tolist()]
+            assert held.contains(rows - 5).tolist() == [r - 5 in model for r in numbers]
 
 
 def test_one_entry_of_rows_is_written_and_read(make):

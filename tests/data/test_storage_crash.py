@@ -7,6 +7,7 @@ import select
 import shutil
 import signal
 import time
+import traceback
 from contextlib import contextmanager
 
 import pytest
@@ -36,8 +37,6 @@ def child(work):
     try:
         work(lambda number: os.write(writes, number.to_bytes(8, "little")))
     except BaseException:
-        import traceback
-
         traceback.print_exc()
         os._exit(1)
     os._exit(0)
@@ -142,9 +141,8 @@ def test_killed_in_the_middle_of_more_items_than_there_are_rows(tmp_path):
 
     def work(report):
         storage = MemmapStorage(7, tmp_path / "rows")
-        put, log = storage._files._put, storage._files._log
+        put = storage._files._put
         storage._files._put = lambda *arguments: (put(*arguments), die_at(storage._files, "hold"))
-        assert log is storage._files._log
         storage.extend(step(range(10, 30)))
 
     assert os.WIFSIGNALED(ended(work))
@@ -155,7 +153,7 @@ def test_killed_in_the_middle_of_more_items_than_there_are_rows(tmp_path):
 
 def die_at(files, cut):
     """Make this process kill itself in the middle of a write into these files."""
-    real_put, log = files._put, files._log
+    log = files._log
 
     def die(*_):
         os.kill(os.getpid(), signal.SIGKILL)
@@ -163,24 +161,18 @@ def die_at(files, cut):
     def put(place, marks, leaves):
         rows = torch.arange(place.start, place.stop) if isinstance(place, slice) else place
         steps = {"leaf 0": 0, "half a leaf": 0.5, "leaf 2": 2, "marks": 3, "half the marks": 3.5}
+        last = steps[cut]
         for i, leaf in enumerate(leaves):
-            if steps[cut] == i:
-                die()
-            n = len(rows) // 2 if steps[cut] == i + 0.5 else len(rows)
+            n = len(rows) if i + 1 <= last else int(len(rows) * max(0, last - i))
             files.leaves[i][rows[:n]] = leaf[:n]
             if n < len(rows):
                 die()
-        if steps[cut] == 3.5:
+        if last == 3.5:
             files.marks[rows[: len(rows) // 2], 0] = marks[: len(rows) // 2, 0]
         die()
 
-    if cut == "log":
-        log.write = die
-    elif cut == "hold":
-        log.hold = die
-    elif cut == "clear":
-        log.clear = die
-        assert files._put == real_put
+    if cut in ("log", "hold", "clear"):
+        setattr(log, {"log": "write"}.get(cut, cut), die)
     else:
         files._put = put
 

@@ -187,16 +187,16 @@ def test_a_state_leads_to_no_other_folder(tmp_path, name):
 
 def lerobot(folder, version, files):
     write_json(folder / "meta" / "info.json", {"codebase_version": version})
+    data = folder / "data" / "chunk-000"
+    data.mkdir(parents=True)
     for name, rows in files.items():
-        path = folder / "data" / "chunk-000" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
         rows = rows if isinstance(rows, dict) else {"episode_index": rows}
         count = len(rows["episode_index"])
         vectors = pa.FixedSizeListArray.from_arrays(pa.array(np.arange(2.0 * count)), 2)
         columns = {"observation.state": vectors, "observation.images.top": np.arange(count)}
         columns |= {"action": vectors, "timestamp": np.arange(count) / 10.0}
         columns |= {name: np.arange(count) for name in ("frame_index", "index", "task_index")}
-        pq.write_table(pa.table(columns | rows), path)
+        pq.write_table(pa.table(columns | rows), data / name)
     return folder
 
 
@@ -254,29 +254,24 @@ def fixed(values):
 
 
 def minari_tables(folder, kind="arrow", episodes=2, **changes):
-    data = folder / "data"
     spaces = {"x": box([2, 2]), "k": {"type": "Discrete", "dtype": "int64", "n": 5}}
-    metadata = {
-        "data_format": kind,
-        "total_episodes": episodes,
-        "observation_space": json.dumps({"type": "Dict", "subspaces": spaces}),
-        "action_space": json.dumps(box([1])),
+    metadata = {"data_format": kind, "total_episodes": episodes}
+    metadata["observation_space"] = json.dumps({"type": "Dict", "subspaces": spaces})
+    metadata["action_space"] = json.dumps(box([1]))
+    write_json(folder / "data" / "metadata.json", metadata | changes)
+    speed = pa.field("speed", pa.list_(pa.float32(), 2), metadata={"shape": "2,1"})
+    columns = {
+        "actions": fixed([[0.0], [1.0], [2.0], [0.0]]),
+        "rewards": [0.0, 1.0, 2.0, 0.0],
+        "terminations": [False, False, True, False],
+        "truncations": [False] * 4,
+        "infos": pa.StructArray.from_arrays([fixed(np.arange(8).reshape(4, 2))], fields=[speed]),
     }
-    write_json(data / "metadata.json", metadata | changes)
     for number in range(episodes):
-        x = np.arange(16).reshape(4, 2, 2) + 100 * number
-        speed = pa.field("speed", pa.list_(pa.float32(), 2), metadata={"shape": "2,1"})
-        infos = pa.StructArray.from_arrays([fixed(np.arange(8).reshape(4, 2))], fields=[speed])
-        observations = pa.StructArray.from_arrays([fixed(x), pa.array([0, 1, 2, 3])], ["x", "k"])
-        batch = {
-            "observations": observations,
-            "actions": fixed([[0.0], [1.0], [2.0], [0.0]]),
-            "rewards": [0.0, 1.0, 2.0, 0.0],
-            "terminations": [False, False, True, False],
-            "truncations": [False] * 4,
-            "infos": infos,
-        }
-        table, place = pa.table(batch), data / str(number)
+        x = fixed(np.arange(16).reshape(4, 2, 2) + 100 * number)
+        observations = pa.StructArray.from_arrays([x, pa.array([0, 1, 2, 3])], ["x", "k"])
+        table = pa.table({"observations": observations, **columns})
+        place = folder / "data" / str(number)
         write_json(place / "metadata.json", {"id": number, "total_steps": 3, "seed": 7})
         if kind == "parquet":
             pq.write_table(table, place / "part-0.parquet")

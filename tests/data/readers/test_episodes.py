@@ -18,6 +18,7 @@ from raffia.data.readers import (
     write_json_lines,
 )
 from raffia.tensordict.keys import unravel_key_to_tuple
+from tests.data.readers.forms import FORMATS, flat, make_episode, simple, with_next
 
 
 def entries(td):
@@ -38,41 +39,39 @@ def error(form, path, **options):
     return found
 
 
-def test_episodes_are_read_as_they_were_written(form, folder, episode, flattened, next_of):
-    written = [episode(3), episode(1, seed=1), episode(4, seed=2)]
-    episodes = form.read(form.write(folder, written))
+def test_episodes_are_read_as_they_were_written(form, tmp_path):
+    written = [make_episode(3), make_episode(1, 1), make_episode(4, 2)]
+    episodes = form.read(form.write(tmp_path, written))
     for name in (None, "again.jsonl", "again.jsonl.gz"):
         if name:
-            write_json_lines(folder / name, episodes)
+            write_json_lines(tmp_path / name, episodes)
         sent = pickle.loads(pickle.dumps(episodes))
-        for reader in (episodes, sent, read_json_lines(folder / name) if name else episodes):
+        for reader in (episodes, sent, read_json_lines(tmp_path / name) if name else episodes):
             for td, source in zip(reader, written, strict=True):
                 assert td.batch_size == (len(source["reward"]),)
-                expected = {path: torch.from_numpy(v) for path, v in flattened(next_of(source))}
+                expected = {path: torch.from_numpy(v) for path, v in flat(with_next(source))}
                 assert entries(td).keys() == expected.keys()
                 for key, value in entries(td).items():
                     assert value.dtype == expected[key].dtype, key
                     assert torch.equal(value, expected[key]), key
-    assert type(episodes).__name__ in repr(episodes) and str(folder) in repr(episodes)
+    assert type(episodes).__name__ in repr(episodes) and str(tmp_path) in repr(episodes)
     before = td["next", "obs", "pos"].clone()
     td["obs", "pos"].zero_()  # which leaves the next one as it is
     assert torch.equal(td["next", "obs", "pos"], before)
 
 
-def test_columns_and_their_parts_are_renamed_and_left_out(form, folder, episode, simple):
+def test_columns_and_their_parts_are_renamed_and_left_out(form, tmp_path):
     source = simple(2, note=np.array([3, 4]))
     source["state"] = source.pop("obs")
-    path = form.write(folder, [source])
-    columns, more = {"state": "obs"}, {"state": ("obs", "state"), "note": None}
-    if form.by_step:
-        columns["next", "state"] = ("next", "obs")
-        more["next", "state"] = ("next", "obs", "state")
-    (td,) = form.read(path, columns=columns)
+    path = form.write(tmp_path, [source])
+    after = {("next", "state"): ("next", "obs")} if form.by_step else {}
+    (td,) = form.read(path, columns={"state": "obs", **after})
     assert torch.equal(td["next", "obs"], torch.from_numpy(source["state"][1:]))
     assert td["note"].tolist() == [3, 4]
-    (td,) = form.read(path, columns=more)
+    after = {("next", "state"): ("next", "obs", "state")} if form.by_step else {}
+    (td,) = form.read(path, columns={"state": ("obs", "state"), "note": None, **after})
     assert td["obs", "state"].shape == (2, 2) and "note" not in td.keys()
-    path = form.write(folder, [episode(2)])
+    path = form.write(tmp_path, [make_episode(2)])
     obs, info = form.column("obs"), form.column("info")
     columns = {(obs, "image", "left"): ("obs", "left"), (info, "speed"): None}
     if form.by_step:
@@ -80,14 +79,14 @@ def test_columns_and_their_parts_are_renamed_and_left_out(form, folder, episode,
     (td,) = form.read(path, columns=columns)
     assert sorted(td["obs"].keys()) == ["left", "pos"] == sorted(td["next", "obs"].keys())
     assert "info" not in td.keys()
-    for name in (3, ("a", 3), (), ""):
+    for name in (3, ("a", 3), ()):
         with pytest.raises((TypeError, KeyError), match="string"):
             form.read(path, columns={"obs": name})
 
 
-def test_done_means_terminated_where_the_caller_says_so(form, folder, simple, monkeypatch):
+def test_done_means_terminated_where_the_caller_says_so(form, tmp_path, monkeypatch):
     source = [simple(2), simple(4, seed=2)]
-    path = form.write(folder, source)
+    path = form.write(tmp_path, source)
     # the same file, whose column of ends has the name that others give it
     monkeypatch.setattr("raffia.data.readers.episode.DONE", (form.column("terminated"),))
     flags = {form.column("terminated"): "terminated", form.column("truncated"): None}
@@ -111,7 +110,7 @@ def never_ends(source):
     return source
 
 
-def with_next(**values):
+def next_of(**values):
     return lambda s: {**s, "obs": s["obs"][:3], "next": {"obs": s["obs"][:3], **values}}
 
 
@@ -139,7 +138,7 @@ BAD = {  # in any format: what is done to an episode of three steps, and what th
     "early end": (ends_early, "the episode ends here, but 1 more of its steps follow"),
     "no end": (never_ends, "neither terminated nor truncated.*truncate_unfinished=True"),
     "no last observation": (lambda s: {**s, "obs": s["obs"][:3]}, MISSING),
-    "next of another shape": (with_next(obs=np.zeros((3, 4), "f4")), r"shape \[4\].*shape \[2\]"),
+    "next of another shape": (next_of(obs=np.zeros((3, 4), "f4")), r"shape \[4\].*shape \[2\]"),
     "more next than before": (with_part_after, r"no entry \('obs', 'b'\) to go with it"),
     "rewards [1]": (of(reward=ONES[:, None]), r"shape \[1\]; a reward must be one real|list of"),
     "true rewards": (of(reward=ONES > 0), "one real number for each step|true or false"),
@@ -165,56 +164,51 @@ BAD_WHOLE = {  # where an episode is in one piece
 
 
 @pytest.mark.parametrize("kind", BAD)
-def test_bad_episodes_are_refused(form, folder, simple, kind):
+def test_bad_episodes_are_refused(form, tmp_path, kind):
     change, words = BAD[kind]
     second = kind in ("early end", "no end", "another width")
-    found = error(form, form.write(folder, [simple(2)] * second + [change(simple(3))]))
+    found = error(form, form.write(tmp_path, [simple(2)] * second + [change(simple(3))]))
     assert re.search(words, found.why + found.where)
     if kind in ("early end", "no end"):
         assert found.where == form.where(1, 2, 1 if kind == "early end" else 2, "")
 
 
 @pytest.mark.parametrize("kind", BAD_WHOLE)
-def test_bad_episodes_in_one_piece_are_refused(whole, folder, simple, kind):
+def test_bad_episodes_in_one_piece_are_refused(whole, tmp_path, kind):
     change, words = BAD_WHOLE[kind]
     second = "1" in kind or "2" in kind
-    found = error(whole, whole.write(folder, [simple(2)] * second + [change(simple(3))]))
+    found = error(whole, whole.write(tmp_path, [simple(2)] * second + [change(simple(3))]))
     assert re.search(words, found.why)
     if second:
         assert found.where.startswith(whole.where(1, 2, 0, "").partition(",")[0])
 
 
-@pytest.mark.parametrize(
-    ("columns", "why"),
-    [
-        ({"stat": "obs"}, r"no column 'stat', which `columns` names; only 'action'|'actions'"),
-        ({"weight": "extra", "more": "extra"}, "two columns have the name 'extra'"),
-        ({"weight": ("more", "weight")}, r"'more' is a column, so it cannot contain"),
-        *[
-            ({name: None}, rf"there is no '{name}', only .*columns={{<its name>: '{name}'}}")
-            for name in ("obs", "action", "reward", "terminated", "truncated")
-        ],
-        *[
-            (
-                {"terminated": name, "truncated": None},
-                rf"there is '{name}', but neither .*columns={{'{name}': 'terminated'}}",
-            )
-            for name in ("done", "dones")
-        ],
+DONE = r"there is 'done', but neither .*columns={'done': 'terminated'}"
+MISFITS = [
+    ({"stat": "obs"}, r"no column 'stat', which `columns` names; only 'action'|'actions'"),
+    ({"weight": "extra", "more": "extra"}, "two columns have the name 'extra'"),
+    ({"weight": ("more", "weight")}, r"'more' is a column, so it cannot contain"),
+    ({"terminated": "done", "truncated": None}, DONE),
+    *[
+        ({name: None}, rf"there is no '{name}', only .*columns={{<its name>: '{name}'}}")
+        for name in ("obs", "action", "reward", "terminated", "truncated")
     ],
-)
-def test_columns_that_do_not_fit_the_file_are_refused(form, folder, simple, columns, why):
-    path = form.write(folder, [simple(2, weight=np.ones(2), more=np.ones(2))])
-    columns = {form.column(name): value for name, value in columns.items()}
-    assert re.search(why, error(form, path, columns=columns).why)
+]
+
+
+def test_columns_that_do_not_fit_the_file_are_refused(form, tmp_path):
+    path = form.write(tmp_path, [simple(2, weight=np.ones(2), more=np.ones(2))])
+    for columns, why in MISFITS:
+        columns = {form.column(name): value for name, value in columns.items()}
+        assert re.search(why, error(form, path, columns=columns).why)
 
 
 @pytest.mark.parametrize("name", ["obs", "reward"])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_numbers_that_are_not_finite_are_refused_unless_asked_for(form, folder, simple, name, bad):
+def test_numbers_that_are_not_finite_are_refused_unless_asked_for(form, tmp_path, name, bad):
     source = simple(3)
     source[name][1] = bad
-    path = form.write(folder, [simple(2), source])
+    path = form.write(tmp_path, [simple(2), source])
     found = error(form, path)
     column = "next.obs" if form.by_step and name == "obs" else name
     step = 0 if form.by_step and name == "obs" else 1
@@ -224,28 +218,28 @@ def test_numbers_that_are_not_finite_are_refused_unless_asked_for(form, folder, 
     assert torch.equal(td[name].isfinite(), torch.from_numpy(np.isfinite(source[name][:3])))
 
 
-def test_unfinished_episodes_and_odd_columns_can_be_read(form, folder, simple):
+def test_unfinished_episodes_and_odd_columns_can_be_read(form, tmp_path):
     with pytest.raises(FileNotFoundError, match="there is no (file|folder) .*absent"):
-        form.read(folder / "absent")
+        form.read(tmp_path / "absent")
     if form.read is not read_minari:
         with pytest.raises(IsADirectoryError, match="is a folder; pass the file"):
-            form.read(folder)
-    path = form.write(folder, [simple(2), never_ends(simple(3))])
+            form.read(tmp_path)
+    path = form.write(tmp_path, [simple(2), never_ends(simple(3))])
     one, other = form.read(path, truncate_unfinished=True)
     assert one["truncated"].tolist() == [False] * 2  # it has terminated
     assert other["truncated"].tolist() == [False, False, True]
-    (td,) = form.read(form.write(folder, [with_next(extra=ONES, obs2=ONES)(simple(3))]))
+    (td,) = form.read(form.write(tmp_path, [next_of(extra=ONES, obs2=ONES)(simple(3))]))
     assert sorted(td["next"].keys()) == ["extra", "obs", "obs2"]
-    (td,) = form.read(form.write(folder, [simple(2, obs=np.zeros((3, 0), np.float32))]))
+    (td,) = form.read(form.write(tmp_path, [simple(2, obs=np.zeros((3, 0), np.float32))]))
     assert td["obs"].shape == (2, 0) and td["obs"].dtype is torch.float32
 
 
 @pytest.mark.parametrize("name", ["json episodes", "json steps", "minari"])
-def test_all_episodes_have_the_same_columns(formats, name, folder, simple):
-    form = formats[name]
+def test_all_episodes_have_the_same_columns(name, tmp_path):
+    form = FORMATS[name]
     more, less = simple(2, weight=np.ones(2)), simple(3)
     for pair in [more, less], [less, more]:
-        found = error(form, form.write(folder, pair))
+        found = error(form, form.write(tmp_path, pair))
         assert "weight" in found.why + found.where and "first" in found.why
 
 
@@ -254,11 +248,11 @@ def test_all_episodes_have_the_same_columns(formats, name, folder, simple):
     ("call", "package", "extra"),
     [(read_minari, "h5py", "hdf5"), (read_parquet, "pyarrow", "parquet")],
 )
-def test_a_package_that_is_not_installed_is_named(monkeypatch, folder, call, package, extra):
+def test_a_package_that_is_not_installed_is_named(monkeypatch, tmp_path, call, package, extra):
     monkeypatch.setitem(sys.modules, package, None)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(ImportError, match=rf"{package}.*pip install 'raffia\[{extra}\]'"):
-        call(folder)
+        call(tmp_path)
 
 
 @pytest.mark.slow

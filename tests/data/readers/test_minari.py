@@ -194,39 +194,27 @@ def test_episodes_that_are_not_there(tmp_path, names, total, why):
     assert found.where == "the file" and why in found.why
 
 
-def with_reference(file):
-    file["episode_0"].attrs["self"] = file["episode_0"].ref
+def attributes(**changes):
+    return lambda file: file["episode_0"].attrs.update(changes)
 
 
-def with_steps(total):
-    return lambda file: file["episode_0"].attrs.update(total_steps=total)
+def second(**more):
+    return lambda file: fill(file.create_group("episode_1"), **more)
 
 
-def unlike(file):
-    fill(file.create_group("episode_1"), observations=np.ones((4, 5)))
-
-
-def linked(file):
-    file["episode_1"] = h5py.ExternalLink("other.h5", "/")
-
-
-def an_array(file):
-    file["episode_1"] = np.ones(3)
-
-
-def group_of_rewards(file):
-    fill(file.create_group("episode_1"), rewards=None).create_group("rewards")["x"] = np.ones(3)
+def put(name, value):
+    return lambda file: file.__setitem__(name, value)
 
 
 @pytest.mark.parametrize(
     ("add", "why"),
     [
-        (with_steps(2), "episode_0: it has 3 steps, but its attribute total_steps is 2"),
-        (with_steps([3, 3]), r"episode_0: it has 3 steps, but its attribute .* is \[3, 3\]"),
-        (unlike, r"episode_1/observations: .*shape \[5\], in the f"),
-        (linked, "it is a link to another location"),
-        (an_array, "episode_1: it is not a group"),
-        (group_of_rewards, "there is no 'reward'"),
+        (attributes(total_steps=2), "episode_0: it has 3 steps, but its attribute .* is 2"),
+        (attributes(total_steps=[3, 3]), r"episode_0: it has 3 steps, .* total_steps is \[3, 3\]"),
+        (second(observations=np.ones((4, 5))), r"episode_1/observations: .*shape \[5\], in the f"),
+        (second(rewards=None, **{"rewards/x": np.ones(3)}), "there is no 'reward'"),
+        (put("episode_1", h5py.ExternalLink("other.h5", "/")), "it is a link to another location"),
+        (put("episode_1", np.ones(3)), "episode_1: it is not a group"),
     ],
 )
 def test_episodes_that_are_refused(tmp_path, add, why):
@@ -236,7 +224,8 @@ def test_episodes_that_are_refused(tmp_path, add, why):
 
 
 def test_an_attribute_that_is_a_reference(tmp_path):
-    episodes = read_minari(made(tmp_path, with_reference))
+    folder = made(tmp_path, lambda file: attributes(self=file["episode_0"].ref)(file))
+    episodes = read_minari(folder)
     assert len(episodes[0]) == 3
     with pytest.raises(MalformedDataError, match="episode_0: an attribute is a Reference, not a"):
         episodes.attributes(0)
