@@ -8,14 +8,13 @@ from contextlib import ExitStack, closing
 import pytest
 import torch
 
-from raffia.envs.make import make_env
+from raffia.envs import make_env
 from raffia.recipes.efficientzero import evaluation as evaluation_module
 from raffia.recipes.efficientzero import experiment as run_module
 from raffia.recipes.efficientzero import reanalyzers
 from raffia.recipes.efficientzero.actors import make_planner
 from raffia.recipes.efficientzero.experiment import EfficientZeroExperiment
-from raffia.train.checkpoint import Checkpoints
-from raffia.train.session import TrainingSession
+from raffia.train import Checkpoints, TrainingSession
 from tests.recipes.runs import Quiet
 
 

@@ -7,11 +7,10 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from raffia.algorithms.ilql.config import ILQLModelConfig, TrunkConfig
-from raffia.lm.folder import save_gpt2
-from raffia.lm.transformer import CausalLM
-from raffia.recipes.ilql.config import DialogueDataConfig, ILQLEvaluateConfig, ILQLRun
-from raffia.recipes.ilql.presets import ILQL_PRESETS
-from raffia.train.checkpoint import Checkpoints
+from raffia.lm import CausalLM, save_gpt2
+from raffia.recipes.ilql import ILQL_PRESETS, ILQLRun
+from raffia.recipes.ilql.config import DialogueDataConfig, ILQLEvaluateConfig
+from raffia.train import Checkpoints
 
 NUM_TOKENS = 18  # of the language models' tokenizer, with those that are added: twelve, and six
 

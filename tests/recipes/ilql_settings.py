@@ -1,11 +1,11 @@
 """Each setting of a run of ILQL acts, and acts there; see `test_settings`."""
 
+import ast
 from dataclasses import replace
 
 from raffia.algorithms.ilql.config import DecodeConfig, ILQLLossConfig, OptimizerConfig
-from raffia.recipes.ilql import with_sizes
+from raffia.recipes.ilql import ILQL_PRESETS, with_sizes
 from raffia.recipes.ilql.config import ILQLEvaluateConfig, WordleConfig
-from raffia.recipes.ilql.presets import ILQL_PRESETS
 from raffia.recipes.population_config import PopulationConfig
 from tests.recipes.ilql_runs import of_file, write_chats, write_model
 from tests.recipes.runs import with_all
@@ -51,173 +51,136 @@ def make_bases(folder):
     }
 
 
-RUNS, WORDS = "tests/recipes/test_ilql.py::", "tests/recipes/test_ilql_settings.py::"
-MODELS = "tests/recipes/test_ilql_language_models.py::"
-CHATS = "tests/recipes/test_ilql_chat_templates.py::"
-OWN = "tests/recipes/test_ilql_own_environment.py::"
-HERE = "tests/recipes/test_settings.py::"
-LOSSES = "tests/algorithms/ilql/test_losses.py::"
-LAYOUTS = "tests/recipes/test_layouts.py::test_wherever_it_runs_it_is_the_same_run"
-WORKERS = "tests/recipes/test_workers.py::"
+def acting(groups):
+    """Of each setting: of which run it is changed, to what, and what is unlike first."""
+    found = {}
+    for (run, kind), words in groups.items():
+        for word in words.split():
+            name, _, text = word.partition("=")
+            try:
+                found[name] = run, ast.literal_eval(text), kind
+            except (ValueError, SyntaxError):
+                found[name] = run, text, kind
+    return found
+
+
+def seen(tests):
+    """Of each setting: the test that sees it act, where no run can be compared."""
+    return {name: f"tests/{test}" for test, names in tests.items() for name in names.split()}
+
+
+LAYOUTS = "recipes/test_layouts.py::test_wherever_it_runs_it_is_the_same_run"
+WORKERS, WORDS = "recipes/test_workers.py::", "recipes/test_ilql_settings.py::"
 ARRIVED = WORKERS + "test_the_settings_of_workers_get_there"
-ENGINE = WORKERS + "test_the_settings_of_the_engine_get_there"
-OF_BOTH = {
-    "population.workers": LAYOUTS,
-    "engine.name": LAYOUTS,
-    "engine.address": ENGINE,
-    "engine.max_restarts": ARRIVED,
-    "engine.spares": ENGINE,
-    "engine.patience_seconds": ARRIVED,
-    "evaluators.num": LAYOUTS,
-    "evaluators.cpus": ARRIVED,
-    "evaluators.gpus": ARRIVED,
-    "learners.num": LAYOUTS,
-    "learners.sums": LAYOUTS,
+OF_BOTH = seen(
+    {
+        LAYOUTS: "population.workers engine.name evaluators.num learners.num learners.sums",
+        ARRIVED: """
+            engine.max_restarts engine.patience_seconds evaluators.cpus evaluators.gpus
+        """,
+        WORKERS + "test_the_settings_of_the_engine_get_there": "engine.address engine.spares",
+    }
+)
+RUNS, MODELS = "recipes/test_ilql.py::", "recipes/test_ilql_language_models.py::"
+SPEAKING = "algorithms/ilql/decoding/test_generate.py::"
+SEEN = {
+    "algorithms/ilql/test_losses.py::test_masks_of_rows_that_end_and_rows_that_do_not": "loss.mask",
+    WORDS + "test_other_words_of_the_same_length_and_reward_are_noticed": "data.files",
+    WORDS + "test_other_names_and_roles_need_no_python": "data.columns data.roles",
+    WORDS + "test_what_saves_memory_or_time_learns_the_same": """
+        compile model.trunk.gradient_checkpointing
+    """,
+    MODELS + "test_embeddings_learn_where_tokens_were_added": """
+        data.tokenizer data.add_special_tokens
+    """,
+    MODELS + "test_a_model_of_transformers_is_trained_and_gone_on_with_without_its_folder": """
+        model.trunk.kind
+    """,
+    "recipes/test_ilql_chat_templates.py::test_an_export_keeps_the_template": """
+        data.chat_template
+    """,
+    RUNS + "test_what_is_wrong_with_files_is_said_and_leaves_no_folder": "data.malformed",
+    RUNS + "test_a_language_model_is_begun_with": "language_model",
+    RUNS + "test_sizes_that_do_not_fit_are_refused_and_leave_no_folder": "model.trunk.vocab_size",
+    RUNS + "test_whole_utterances_as_actions": "model.per_token",
+    RUNS + "test_files_are_learnt_from_and_some_rows_held_out": "task",
+    RUNS + "test_games_by_letters_and_of_all_kinds": "wordle.num_words wordle.layout",
+    SPEAKING + "test_complete_texts_leave_the_batch_and_the_prompt_is_read_once": """
+        decode.num_generations
+    """,
+    SPEAKING + "test_generations_are_re_ranked": "decode.rerank",
+    SPEAKING + "test_cached_equals_reading_all_anew": "decode.max_new_tokens decode.report_all",
+    "recipes/test_layouts.py::test_a_resume_without_evaluators_joins_what_was_open": """
+        evaluators.join_after
+    """,
+    WORKERS + "test_evaluators_compute_on_their_device": "evaluators.device",
+    "recipes/test_sharded_states.py::test_each_process_holds_its_part_alone": "learners.state",
+    "recipes/test_ilql_own_environment.py"
+    "::test_an_environment_of_ones_own_from_the_first_word_to_the_last": "evaluate.env",
+    "recipes/test_settings.py::test_networks_lie_on_the_device": "device",
+    "recipes/test_settings.py::test_words_come_from_a_file": "wordle.words",
 }
-SPEAKING = "tests/algorithms/ilql/decoding/test_generate.py::"
-# Of each setting: of which run it is changed, to what, and what is unlike first; or a test that
-# sees it act.
+ACTING = {
+    ("wordle", "shapes"): """
+        model.trunk.n_layer=2 model.trunk.n_embd=18 model.trunk.block_size=40
+        model.trunk.dim_feedfwd=10 model.trunk.dropout=0.1 model.trunk.bias=False
+        model.trunk.positions=rotary model.policy=separate model.target=trunk model.double_q=False
+        model.evolvable_heads=True
+    """,
+    ("wordle", "gradient"): """
+        model.trunk.n_head=1 model.trunk.layer_norm_eps=0.01 model.trunk.activation=Tanh
+        model.detach_v=True model.detach_q=True model.detach_pi=True loss.gamma=0.9 loss.tau=0.6
+        loss.beta=0.9 loss.exp_weights=False loss.transition_weight=0.5 loss.clip_weight=0.5
+        loss.value_min=0.5 loss.value_max=-0.5 loss.awac_weight=0.5 loss.v_weight=0.5
+        loss.q_weight=0.5 loss.cql_weight=0.5 loss.cql_temp=0.5 loss.dm_weight=0.5
+        loss.dm_margin=0.5 loss.mc_returns=True loss.backup=max precision=bfloat16
+    """,
+    ("forms", "shapes"): "model.max_head_layers=2 model.max_head_nodes=40",
+    ("wordle", "step"): """
+        target.alpha=0.5 target.interval=2 optimizer.learning_rate=0.02 optimizer.value_rate=2.0
+        optimizer.weight_decay=0.1 optimizer.beta1=0.5 optimizer.beta2=0.9
+        optimizer.max_grad_norm=0.1 optimizer.warmup_updates=3 optimizer.decay=cosine
+        optimizer.final_share=0.5 num_updates=7
+    """,
+    ("wordle", "evaluate"): """
+        decode.temperature=3.0 decode.top_k=2 decode.top_p=0.2 decode.include_logits=False
+        decode.include_adv=False decode.adv_weight=20.0 decode.adv_clip=-9.0 decode.num_beams=1
+        evaluate.every_updates=2 evaluate.num_episodes=9 evaluate.adv_weights=(0.0,)
+    """,
+    ("planned", "evaluate"): """
+        decode.plan.num_simulations=12 decode.plan.num_candidates=8 decode.plan.max_depth=1
+        decode.plan.discount=0.1 decode.plan.policy=muzero decode.plan.inner_reward=implied
+        decode.plan.noise=5.0
+    """,
+    ("wordle", "data"): """
+        keep_best=0.5 wordle.num_held_out=3 wordle.games=branching wordle.num_games=50
+        wordle.data_seed=1 wordle.scripts.expert=0.5 wordle.scripts.fair=0.5
+        wordle.scripts.random=0.5 wordle.scripts.wrong=0.5 wordle.scripts.stuck=0.5
+        wordle.scripts.non_word=0.5
+    """,
+    ("wordle", "weights"): "seed=1",
+    ("wordle", "made"): "num_threads=2 num_micro_batches=2 population.size=2",
+    ("branching", "data"): """
+        wordle.branching.num_expert=2 wordle.branching.num_adversarial=2
+        wordle.branching.num_slow=2 wordle.branching.num_repeats=2
+    """,
+    ("file", "data"): "data.token_reward=-0.5 data.held_out=0.3 data.split_seed=1",
+    ("file", "batch"): "data.buckets=(20,) data.sort_window=3",
+    ("short", "data"): "data.max_len=13 data.too_long=cut",
+    ("lora", "shapes"): "lora.rank=1 lora.layers=('proj',) lora.learn_embeddings=False",
+    ("lora", "gradient"): "lora.alpha=8.0 lora.dropout=0.5",
+    ("wordle", "batch"): "batch_size=5 checkpoint.every_updates=3",
+    ("file", "evaluate"): "evaluate.batch_size=2",
+    ("wordle", "end"): "evaluate.target_return=-99.0",
+    ("members", "generation"): """
+        population.method=truncation population.tournament_size=3 population.elitism=False
+        population.ranges=('tau=0.5..0.9',)
+    """,
+    ("wordle", "save"): "checkpoint.keep=1",
+}
 SETTINGS = {
-    "model.trunk.n_layer": ("wordle", 2, "shapes"),
-    "model.trunk.n_head": ("wordle", 1, "gradient"),
-    "model.trunk.n_embd": ("wordle", 18, "shapes"),
-    "model.trunk.block_size": ("wordle", 40, "shapes"),
-    "model.trunk.dim_feedfwd": ("wordle", 10, "shapes"),
-    "model.trunk.dropout": ("wordle", 0.1, "shapes"),
-    "model.trunk.layer_norm_eps": ("wordle", 1e-2, "gradient"),
-    "model.trunk.activation": ("wordle", "Tanh", "gradient"),
-    "model.trunk.bias": ("wordle", False, "shapes"),
-    "model.trunk.positions": ("wordle", "rotary", "shapes"),
-    "model.policy": ("wordle", "separate", "shapes"),
-    "model.target": ("wordle", "trunk", "shapes"),
-    "model.double_q": ("wordle", False, "shapes"),
-    "model.detach_v": ("wordle", True, "gradient"),
-    "model.detach_q": ("wordle", True, "gradient"),
-    "model.detach_pi": ("wordle", True, "gradient"),
-    "model.evolvable_heads": ("wordle", True, "shapes"),
-    "model.max_head_layers": ("forms", 2, "shapes"),
-    "model.max_head_nodes": ("forms", 40, "shapes"),
-    "loss.gamma": ("wordle", 0.9, "gradient"),
-    "loss.tau": ("wordle", 0.6, "gradient"),
-    "loss.beta": ("wordle", 0.9, "gradient"),
-    "loss.exp_weights": ("wordle", False, "gradient"),
-    "loss.transition_weight": ("wordle", 0.5, "gradient"),
-    "loss.clip_weight": ("wordle", 0.5, "gradient"),
-    "loss.value_min": ("wordle", 0.5, "gradient"),
-    "loss.value_max": ("wordle", -0.5, "gradient"),
-    "loss.awac_weight": ("wordle", 0.5, "gradient"),
-    "loss.v_weight": ("wordle", 0.5, "gradient"),
-    "loss.q_weight": ("wordle", 0.5, "gradient"),
-    "loss.cql_weight": ("wordle", 0.5, "gradient"),
-    "loss.cql_temp": ("wordle", 0.5, "gradient"),
-    "loss.dm_weight": ("wordle", 0.5, "gradient"),
-    "loss.dm_margin": ("wordle", 0.5, "gradient"),
-    "loss.mc_returns": ("wordle", True, "gradient"),
-    "loss.backup": ("wordle", "max", "gradient"),
-    "loss.mask": LOSSES + "test_masks_of_rows_that_end_and_rows_that_do_not",
-    "target.alpha": ("wordle", 0.5, "step"),
-    "target.interval": ("wordle", 2, "step"),
-    "optimizer.learning_rate": ("wordle", 0.02, "step"),
-    "optimizer.value_rate": ("wordle", 2.0, "step"),
-    "optimizer.weight_decay": ("wordle", 0.1, "step"),
-    "optimizer.beta1": ("wordle", 0.5, "step"),
-    "optimizer.beta2": ("wordle", 0.9, "step"),
-    "optimizer.max_grad_norm": ("wordle", 0.1, "step"),
-    "optimizer.warmup_updates": ("wordle", 3, "step"),
-    "optimizer.decay": ("wordle", "cosine", "step"),
-    "optimizer.final_share": ("wordle", 0.5, "step"),
-    "decode.temperature": ("wordle", 3.0, "evaluate"),
-    "decode.top_k": ("wordle", 2, "evaluate"),
-    "decode.top_p": ("wordle", 0.2, "evaluate"),
-    "decode.include_logits": ("wordle", False, "evaluate"),
-    "decode.include_adv": ("wordle", False, "evaluate"),
+    **acting(ACTING),
     "decode.exp_adv": ("wordle", {"exp_adv": False, "adv_weight": 0.9}, "evaluate"),
-    "decode.adv_weight": ("wordle", 20.0, "evaluate"),
-    "decode.adv_clip": ("wordle", -9.0, "evaluate"),
-    "decode.num_beams": ("wordle", 1, "evaluate"),
-    "decode.plan.num_simulations": ("planned", 12, "evaluate"),
-    "decode.plan.num_candidates": ("planned", 8, "evaluate"),
-    "decode.plan.max_depth": ("planned", 1, "evaluate"),
-    "decode.plan.discount": ("planned", 0.1, "evaluate"),
-    "decode.plan.policy": ("planned", "muzero", "evaluate"),
-    "decode.plan.inner_reward": ("planned", "implied", "evaluate"),
-    "decode.plan.noise": ("planned", 5.0, "evaluate"),
-    "precision": ("wordle", "bfloat16", "gradient"),
-    "keep_best": ("wordle", 0.5, "data"),
-    "seed": ("wordle", 1, "weights"),
-    "num_threads": ("wordle", 2, "made"),
-    "wordle.num_held_out": ("wordle", 3, "data"),
-    "wordle.games": ("wordle", "branching", "data"),
-    "wordle.num_games": ("wordle", 50, "data"),
-    "wordle.data_seed": ("wordle", 1, "data"),
-    "wordle.scripts.expert": ("wordle", 0.5, "data"),
-    "wordle.scripts.fair": ("wordle", 0.5, "data"),
-    "wordle.scripts.random": ("wordle", 0.5, "data"),
-    "wordle.scripts.wrong": ("wordle", 0.5, "data"),
-    "wordle.scripts.stuck": ("wordle", 0.5, "data"),
-    "wordle.scripts.non_word": ("wordle", 0.5, "data"),
-    "wordle.branching.num_expert": ("branching", 2, "data"),
-    "wordle.branching.num_adversarial": ("branching", 2, "data"),
-    "wordle.branching.num_slow": ("branching", 2, "data"),
-    "wordle.branching.num_repeats": ("branching", 2, "data"),
-    "data.token_reward": ("file", -0.5, "data"),
-    "data.held_out": ("file", 0.3, "data"),
-    "data.split_seed": ("file", 1, "data"),
-    "data.buckets": ("file", (20,), "batch"),
-    "data.sort_window": ("file", 3, "batch"),
-    "data.max_len": ("short", 13, "data"),
-    "data.too_long": ("short", "cut", "data"),
-    "data.files": WORDS + "test_other_words_of_the_same_length_and_reward_are_noticed",
-    "data.columns": WORDS + "test_other_names_and_roles_need_no_python",
-    "data.roles": WORDS + "test_other_names_and_roles_need_no_python",
-    "data.tokenizer": MODELS + "test_embeddings_learn_where_tokens_were_added",
-    "data.chat_template": CHATS + "test_an_export_keeps_the_template",
-    "data.add_special_tokens": MODELS + "test_embeddings_learn_where_tokens_were_added",
-    "data.malformed": RUNS + "test_what_is_wrong_with_files_is_said_and_leaves_no_folder",
-    "language_model": RUNS + "test_a_language_model_is_begun_with",
-    "lora.rank": ("lora", 1, "shapes"),
-    "lora.alpha": ("lora", 8.0, "gradient"),
-    "lora.dropout": ("lora", 0.5, "gradient"),
-    "lora.layers": ("lora", ("proj",), "shapes"),
-    "lora.learn_embeddings": ("lora", False, "shapes"),
-    "num_updates": ("wordle", 7, "step"),
-    "batch_size": ("wordle", 5, "batch"),
-    "num_micro_batches": ("wordle", 2, "made"),
+    **seen(SEEN),
     **OF_BOTH,
-    "evaluators.join_after": (
-        "tests/recipes/test_layouts.py::test_a_resume_without_evaluators_joins_what_was_open"
-    ),
-    "evaluators.device": WORKERS + "test_evaluators_compute_on_their_device",
-    "learners.state": (
-        "tests/recipes/test_sharded_states.py::test_each_process_holds_its_part_alone"
-    ),
-    "evaluate.every_updates": ("wordle", 2, "evaluate"),
-    "evaluate.num_episodes": ("wordle", 9, "evaluate"),
-    "evaluate.batch_size": ("file", 2, "evaluate"),
-    "evaluate.adv_weights": ("wordle", (0.0,), "evaluate"),
-    "evaluate.target_return": ("wordle", -99.0, "end"),
-    "evaluate.env": OWN + "test_an_environment_of_ones_own_from_the_first_word_to_the_last",
-    "device": HERE + "test_networks_lie_on_the_device",
-    "compile": WORDS + "test_what_saves_memory_or_time_learns_the_same",
-    "model.trunk.kind": MODELS
-    + "test_a_model_of_transformers_is_trained_and_gone_on_with_without_its_folder",
-    "model.trunk.vocab_size": RUNS + "test_sizes_that_do_not_fit_are_refused_and_leave_no_folder",
-    "model.trunk.gradient_checkpointing": WORDS + "test_what_saves_memory_or_time_learns_the_same",
-    "model.per_token": RUNS + "test_whole_utterances_as_actions",
-    "decode.num_generations": SPEAKING
-    + "test_complete_texts_leave_the_batch_and_the_prompt_is_read_once",
-    "decode.rerank": SPEAKING + "test_generations_are_re_ranked",
-    "decode.max_new_tokens": SPEAKING + "test_cached_equals_reading_all_anew",
-    "decode.report_all": SPEAKING + "test_cached_equals_reading_all_anew",
-    "task": RUNS + "test_files_are_learnt_from_and_some_rows_held_out",
-    "wordle.num_words": RUNS + "test_games_by_letters_and_of_all_kinds",
-    "wordle.words": HERE + "test_words_come_from_a_file",
-    "wordle.layout": RUNS + "test_games_by_letters_and_of_all_kinds",
-    "population.size": ("wordle", 2, "made"),
-    "population.method": ("members", "truncation", "generation"),
-    "population.tournament_size": ("members", 3, "generation"),
-    "population.elitism": ("members", False, "generation"),
-    "population.ranges": ("members", ("tau=0.5..0.9",), "generation"),
-    "checkpoint.every_updates": ("wordle", 3, "batch"),
-    "checkpoint.keep": ("wordle", 1, "save"),
 }

@@ -10,99 +10,68 @@ from typing import Any, NamedTuple
 import pytest
 
 from raffia.learner import Accumulate
-from raffia.recipes import workers
-from raffia.recipes.algorithm import ALGORITHMS
+from raffia.recipes import ALGORITHMS, train_run, workers
+from raffia.recipes.efficientzero import PRESETS, EfficientZeroRun
 from raffia.recipes.efficientzero import experiment as played
-from raffia.recipes.efficientzero.config import EfficientZeroRun
 from raffia.recipes.efficientzero.experiment import EfficientZeroExperiment
-from raffia.recipes.efficientzero.presets import PRESETS
 from raffia.recipes.ilql.experiment import ILQLExperiment
-from raffia.recipes.population_config import PopulationConfig
 from raffia.recipes.run_folder import write_config
-from raffia.recipes.running import train_run
 from raffia.recipes.scale_config import ActorsConfig
-from raffia.train.checkpoint import Checkpoints
-from raffia.train.session import TrainingSession
+from raffia.train import Checkpoints, TrainingSession
 from tests.recipes.ilql_settings import WORDLE
 from tests.recipes.runs import Quiet, rows, with_all
 
 EFFICIENTZERO, ILQL = ALGORITHMS["efficientzero"], ALGORITHMS["ilql"]
 SMOKE = with_all(
     PRESETS["smoke"],
-    collect__num_env_steps=240,
-    collect__random_env_steps=80,
-    evaluate__every_env_steps=120,
-    evaluate__num_episodes=2,
-    checkpoint__every_updates=10,
-    checkpoint__keep=1,
+    collect={"num_env_steps": 240, "random_env_steps": 80},
+    evaluate={"every_env_steps": 120, "num_episodes": 2},
+    checkpoint={"every_updates": 10, "keep": 1},
 )
 AHEAD = replace(SMOKE, actors=ActorsConfig(ahead=5, weights_every=2))
-# The ring is overwritten while batches are open, and the target network is copied meanwhile.
 BATCHES = with_all(
     SMOKE,
-    targets__reanalyze_ratio=0.5,
-    targets__target_interval=4,
+    targets={"reanalyze_ratio": 0.5, "target_interval": 4},
     replay__capacity=120,
     collect__rollout_length=2,
 )
 SHARDS = with_all(BATCHES, replay__shards=2, env__num_envs=4, replay__capacity=140)
-# With a seed by which the best is the first, and no two are alike.
 EVALUATED = with_all(
-    SMOKE,
-    seed=2,
-    evaluate__every_env_steps=60,
-    evaluate__num_episodes=4,
-    checkpoint__every_updates=4,
+    SMOKE, seed=2, evaluate={"every_env_steps": 60, "num_episodes": 4}, checkpoint__every_updates=4
 )
-# 60 updates, of which each kind of workers is some ahead.
 ALL = with_all(
     BATCHES,
-    actors=ActorsConfig(ahead=8, weights_every=2),
+    actors={"ahead": 8, "weights_every": 2},
     reanalyzers__ahead=7,
     evaluators__join_after=9,
     collect__num_env_steps=320,
 )
-# Without BatchNorm, of which parts have statistics of their own.
 PARTS = with_all(
     SMOKE,
-    model__norm_type="LN",
-    model__projection_norm_type="LN",
+    model={"norm_type": "LN", "projection_norm_type": "LN"},
     replay__batch_size=24,
     targets__reanalyze_ratio=0.5,
     collect__num_env_steps=160,
 )
+MANY = {"size": 4, "spread": 3.0, "parameters": 0.5}
 MEMBERS = with_all(
     SMOKE,
-    population=PopulationConfig(
-        size=4, spread=3.0, parameters=0.5, ranges=("learning_rate=1e-4..1", "batch_size=6..12")
-    ),
     env__num_envs=4,
+    population={**MANY, "ranges": ("learning_rate=1e-4..1", "batch_size=6..12")},
     replay__batch_size=8,
-    targets__reanalyze_ratio=0.5,
-    targets__target_interval=7,
+    targets={"reanalyze_ratio": 0.5, "target_interval": 7},
     collect__num_env_steps=140,
     evaluate__every_env_steps=44,
 )
-# Generations come after updates that no copy of the target network comes after.
 PAIR = with_all(
     BATCHES,
-    population=PopulationConfig(size=2, ranges=("learning_rate=1e-4..1", "batch_size=8..16")),
-    evaluate__every_env_steps=35,
-    evaluate__num_episodes=1,
     replay__batch_size=12,
+    population={"size": 2, "ranges": ("learning_rate=1e-4..1", "batch_size=8..16")},
+    evaluate={"every_env_steps": 35, "num_episodes": 1},
     collect__num_env_steps=160,
 )
-SPEAKERS = with_all(
-    WORDLE,
-    population=PopulationConfig(
-        size=4,
-        spread=3.0,
-        parameters=0.5,
-        ranges=("learning_rate=1e-5..1", "tau=0.5..0.95", "batch_size=3..8"),
-    ),
-    num_updates=9,
-    num_threads=1,
-)
+RANGES = ("learning_rate=1e-5..1", "tau=0.5..0.95", "batch_size=3..8")
+SPEAKERS = with_all(WORDLE, population={**MANY, "ranges": RANGES}, num_updates=9, num_threads=1)
 SPOKEN = with_all(WORDLE, num_updates=8, evaluate__every_updates=2, checkpoint__keep=1)
 
 RUNS = {

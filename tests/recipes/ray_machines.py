@@ -31,12 +31,12 @@ from raffia.distributed.ray import (
     RayWorker,
     VersionError,
 )
-from raffia.recipes.efficientzero.presets import PRESETS
-from raffia.recipes.running import resume_run, train_run
+from raffia.recipes import resume_run, train_run
+from raffia.recipes.efficientzero import PRESETS
 from raffia.recipes.scale_config import EngineConfig
 from raffia.sweep import Manifest, PlannedRun, read_manifest
 from raffia.sweep.session import room_of
-from raffia.tensordict.tensordict import TensorDict
+from raffia.tensordict import TensorDict
 from tests.recipes.layouts import AHEAD, EFFICIENTZERO, left, trained
 from tests.recipes.runs import Quiet, with_all
 

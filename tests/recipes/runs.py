@@ -4,13 +4,13 @@ import io
 import json
 import os
 import signal
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
 from functools import reduce
 from pathlib import Path
 
-from raffia.recipes.efficientzero.config import EfficientZeroRun
-from raffia.recipes.efficientzero.presets import PRESETS
-from raffia.train.checkpoint import Checkpoints
+from raffia.algorithms.efficientzero.config import OptimizerConfig
+from raffia.recipes.efficientzero import PRESETS, EfficientZeroRun
+from raffia.train import Checkpoints
 from raffia.train.view import PlainView
 
 
@@ -32,6 +32,25 @@ def short(num_env_steps=160, **changes) -> EfficientZeroRun:
     )
 
 
+WIDTHS = dict.fromkeys(("latent_state_dim", "lstm_hidden_size"), 16)
+TINY = WIDTHS | dict.fromkeys(("proj_hid", "proj_out", "pred_hid", "pred_out"), 8)
+TINY["num_channels"] = 4
+
+
+def tiny(**changes):
+    """Ten updates with tiny networks, in four environments."""
+    base = PRESETS["smoke"]
+    run = short(
+        80,
+        env=replace(base.env, num_envs=4, num_workers=0),
+        model=replace(base.model, **TINY),
+        targets=replace(base.targets, n_step=5, discount=0.997, target_interval=5),
+        optimizer=OptimizerConfig(name="adamw", learning_rate=3e-3),
+        evaluate=replace(base.evaluate, every_env_steps=10**9, num_episodes=1, max_steps=9),
+    )
+    return with_all(run, **changes)
+
+
 class Quiet(PlainView):
     """Shows nothing; `at` calls are made at their update."""
 
@@ -48,14 +67,18 @@ class Quiet(PlainView):
 
 
 def changed(config, name, value):
-    """The config with another value of one setting, such as "search.num_simulations"."""
+    """The config with another value of one setting, such as "search.num_simulations".
+
+    A dict has several: of the config that has this name, or those of the one that has it.
+    """
     outer, _, inner = name.rpartition(".")
-    if not outer:
-        return replace(config, **{inner: value})
-    part = reduce(getattr, outer.split("."), config)
-    return changed(
-        config, outer, replace(part, **(value if isinstance(value, dict) else {inner: value}))
-    )
+    part = reduce(getattr, outer.split("."), config) if outer else config
+    new = {inner: value}
+    if isinstance(value, dict):
+        own = getattr(part, inner)
+        new = {inner: replace(own, **value)} if is_dataclass(own) else value
+    part = replace(part, **new)
+    return changed(config, outer, part) if outer else part
 
 
 def with_all(config, **settings):

@@ -7,30 +7,25 @@ from pathlib import Path
 import pytest
 import torch
 
-from raffia.algorithms.ilql.config import (
-    DecodeConfig,
-    ILQLModelConfig,
-    TrunkConfig,
-    method,
-)
-from raffia.lm.envs.wordle.game import WordleObservation
-from raffia.lm.folder import save_gpt2
-from raffia.lm.transformer import CausalLM
-from raffia.recipes import efficientzero
-from raffia.recipes.ilql import evaluate, load_agent, resume, train, with_sizes
-from raffia.recipes.ilql.config import (
-    DialogueDataConfig,
-    ILQLEvaluateConfig,
+from raffia.algorithms.ilql import method
+from raffia.algorithms.ilql.config import DecodeConfig, ILQLModelConfig, TrunkConfig
+from raffia.lm import CausalLM, save_gpt2
+from raffia.lm.envs.wordle import WordleObservation
+from raffia.recipes import efficientzero, read_run
+from raffia.recipes.ilql import (
+    ILQL_PRESETS,
     ILQLRun,
-    WordleConfig,
+    evaluate,
+    load_agent,
+    resume,
+    train,
+    with_sizes,
 )
+from raffia.recipes.ilql.config import DialogueDataConfig, ILQLEvaluateConfig, WordleConfig
 from raffia.recipes.ilql.data import make_corpus, play_games
-from raffia.recipes.ilql.presets import ILQL_PRESETS, ILQL_SUMMARIES
-from raffia.recipes.run_folder import read_run
-from raffia.train.checkpoint import Checkpoints
-from raffia.train.experiment import RunError
-from raffia.train.nan_guard import NonFiniteError
-from tests.recipes.ilql_runs import Asked, brief, last
+from raffia.recipes.ilql.presets import ILQL_SUMMARIES
+from raffia.train import Checkpoints, NonFiniteError, RunError
+from tests.recipes.ilql_runs import Asked, brief, last, write_chats
 from tests.recipes.runs import Quiet, rows, short, terminate, with_all
 from tests.recipes.test_resumes import assert_same_run
 
@@ -173,19 +168,11 @@ def test_presets_have_a_line_each_and_are_what_they_say():
 # -- files
 
 
-def chat(number, text):
-    said = [("user", f"say {number}", {}), ("assistant", text, {"reward": float(number % 3)})]
-    return {"messages": [{"role": role, "content": words} | more for role, words, more in said]}
-
-
 @pytest.fixture
 def chats(tmp_path):
     """Two files, of 30 dialogues and of 10."""
-    paths = [tmp_path / "one.jsonl", tmp_path / "two.jsonl"]
-    for path, numbers in zip(paths, (range(30), range(30, 40)), strict=True):
-        lines = [json.dumps(chat(n, f"{n % 7} " * (n % 4 + 1))) for n in numbers]
-        path.write_text("\n".join(lines) + "\n")
-    return tuple(map(str, paths))
+    numbers = {"one": range(30), "two": range(30, 40)}
+    return tuple(write_chats(tmp_path / f"{name}.jsonl", ns) for name, ns in numbers.items())
 
 
 def of_chats(chats, **changes) -> ILQLRun:
@@ -215,7 +202,7 @@ def test_files_are_learnt_from_and_some_rows_held_out(chats, tmp_path):
     assert isinstance(load_agent(straight).act(Asked()), str)
     train(config, folder, view=Quiet({7: terminate}))
     before = Path(chats[1]).read_text()
-    Path(chats[1]).write_text(before + json.dumps(chat(2, "2")) + "\n")
+    Path(chats[1]).write_text(2 * before)
     with pytest.raises(RunError, match="was trained on other rows than the present ones"):
         resume(folder, view=Quiet())
     Path(chats[1]).write_text(before)
@@ -259,7 +246,7 @@ def test_what_is_wrong_with_files_is_said_and_leaves_no_folder(chats, tmp_path):
 
 def test_a_language_model_is_begun_with(chats, tmp_path):
     torch.manual_seed(0)
-    theirs = CausalLM(20, n_layer=1, n_head=2, n_embd=8, block_size=40)
+    theirs = CausalLM(12, n_layer=1, n_head=2, n_embd=8, block_size=40)
     save_gpt2(tmp_path / "gpt", theirs.settings(), theirs.state_dict())
     config = of_chats(chats, language_model=str(tmp_path / "gpt"), num_updates=1)
     trunk = config.model.trunk

@@ -6,16 +6,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from raffia.algorithms.ilql.config import DecodeConfig, ILQLConfig, ILQLModelConfig, TrunkConfig
-from raffia.algorithms.ilql.policy import ILQL_Policy
-from raffia.lm.data.data_point import DataPoint
+from raffia.algorithms.ilql import ILQL_Policy, ILQLConfig
+from raffia.algorithms.ilql.config import DecodeConfig, ILQLModelConfig, TrunkConfig
+from raffia.lm import DataPoint, WordTokenizer, character_tokenizer, play_dialogues
 from raffia.lm.data.dialogue_rows import Dialogue
-from raffia.lm.envs.play import play_dialogues
-from raffia.lm.tokenizers.tokenizer import WordTokenizer, character_tokenizer
+from raffia.recipes.ilql import ILQL_PRESETS
 from raffia.recipes.ilql.chat import Chat, Guessing, UnreadableText
 from raffia.recipes.ilql.data import make_tokenizer, make_wordle
 from raffia.recipes.ilql.networks import Networks
-from raffia.recipes.ilql.presets import ILQL_PRESETS
 
 
 def policy_of(tokenizer, block_size=24, **decode):

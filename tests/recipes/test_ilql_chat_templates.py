@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from raffia.lm import ChatTokenizer
 from raffia.lm.data.dialogue_rows import Dialogue
-from raffia.lm.tokenizers.hf_tokenizer import ChatTokenizer
 from raffia.recipes.ilql import load_agent, resume, train, with_sizes
 from raffia.recipes.ilql.chat import Chat
 from raffia.recipes.ilql.config import DialogueDataConfig, LoRAConfig
 from raffia.recipes.ilql.data import describe_template
 from raffia.recipes.ilql.export import export, load_exported
-from raffia.train.experiment import RunError
+from raffia.train import RunError
 from tests.lm.chat_models import write_tokenizer
 from tests.recipes.ilql_runs import last, of_file, with_trunk, write_chats
 from tests.recipes.runs import Quiet, same, terminate

@@ -6,18 +6,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from raffia.algorithms.ilql.config import DecodeConfig, method
+from raffia.algorithms.ilql import method
+from raffia.algorithms.ilql.config import DecodeConfig
 from raffia.algorithms.ilql.scores import qvs_of
-from raffia.lm.data.data_point import DataPoint
-from raffia.lm.tokenizers.tokenizer import character_tokenizer
-from raffia.recipes.ilql import evaluate, resume, train, with_sizes
+from raffia.lm import DataPoint, character_tokenizer
+from raffia.recipes.ilql import ILQL_PRESETS, ILQLRun, evaluate, train, with_sizes
 from raffia.recipes.ilql import experiment as ilql_run
-from raffia.recipes.ilql.config import DialogueDataConfig, ILQLEvaluateConfig, ILQLRun
+from raffia.recipes.ilql.config import DialogueDataConfig, ILQLEvaluateConfig
 from raffia.recipes.ilql.data import make_corpus
 from raffia.recipes.ilql.dialogues import data_summary, pieces, scored_dialogues, write_dialogues
 from raffia.recipes.ilql.networks import Interrupted, Networks
-from raffia.recipes.ilql.presets import ILQL_PRESETS
-from tests.recipes.runs import Quiet, terminate
+from tests.recipes.runs import Quiet
 
 
 def brief(**changes) -> ILQLRun:
@@ -100,30 +99,23 @@ def test_the_files_depend_on_checkpoint_and_config_alone(run, tmp_path):
     assert again.dialogues == found.dialogues
 
 
-def test_a_resumed_run_writes_the_same(run, tmp_path):
-    train(brief(), tmp_path / "run", view=Quiet({5: terminate}))
-    resume(tmp_path / "run", view=Quiet())
-    assert files(tmp_path / "run") == files(run)
-
-
-def test_a_policy_alone_has_log_probabilities_and_no_values():
-    config = method("bc", brief())
-    record = scored_dialogues(Networks(config), make_corpus(config, None), config)
-    assert not record["values"]
-    for one in record["dialogues"]:
-        assert "v" not in one
-        for action in one["actions"]:
-            assert action["log_prob"] < 0 and "q" not in action and "advantage" not in action
-            assert {key for other in action["others"] for key in other} == {"token", "log_prob"}
-
-
-def test_values_alone_have_no_log_probabilities():
-    config = method("cql", brief())
-    record = scored_dialogues(Networks(config), make_corpus(config, None), config)
-    action = record["dialogues"][4]["actions"][0]
-    assert "log_prob" not in action and action["others"][0].keys() == {"token", "q"}
-    q = [other["q"] for other in action["others"]]
-    assert q == sorted(q, reverse=True)
+def test_what_is_not_learnt_is_not_told():
+    """Of a policy alone there are no values, and of values alone no log-probabilities."""
+    for name in ("bc", "cql"):
+        config = method(name, brief())
+        record = scored_dialogues(Networks(config), make_corpus(config, None), config)
+        assert record["values"] == (name == "cql")
+        for one in record["dialogues"]:
+            assert ("v" in one) == (name == "cql")
+            for action in one["actions"]:
+                keys = {key for other in action["others"] for key in other}
+                if name == "bc":
+                    assert action["log_prob"] < 0 and not {"q", "advantage"} & {*action}
+                    assert keys == {"token", "log_prob"}
+                else:
+                    q = [other["q"] for other in action["others"]]
+                    assert "log_prob" not in action and keys == {"token", "q"}
+                    assert q == sorted(q, reverse=True)
 
 
 def chats(tmp_path, long=False):

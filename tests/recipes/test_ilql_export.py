@@ -1,6 +1,7 @@
 """Agents as folders of transformers: the same logits, the same tokens, and the way back."""
 
 import io
+import runpy
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,22 +9,21 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from raffia.algorithms.ilql.config import ILQLModelConfig, TrunkConfig, method
+from raffia.algorithms.ilql import method
+from raffia.algorithms.ilql.config import ILQLModelConfig, TrunkConfig
 from raffia.files import DamagedFileError
 from raffia.lm.data.dialogue_rows import Dialogue
-from raffia.lm.envs.wordle.game import WordleObservation
-from raffia.recipes.efficientzero.config import EfficientZeroRun
-from raffia.recipes.ilql import load_agent, train, with_sizes
-from raffia.recipes.ilql.config import DialogueDataConfig, ILQLRun, LoRAConfig
+from raffia.lm.envs.wordle import WordleObservation
+from raffia.recipes.efficientzero import EfficientZeroRun
+from raffia.recipes.ilql import ILQL_PRESETS, ILQLRun, load_agent, train, with_sizes
+from raffia.recipes.ilql.config import DialogueDataConfig, LoRAConfig
 from raffia.recipes.ilql.export import export, load_exported
-from raffia.recipes.ilql.presets import ILQL_PRESETS
 from raffia.recipes.run_folder import create_run
-from raffia.train.experiment import RunError
+from raffia.train import RunError
 from raffia.train.view import PlainView
-from tests.recipes.ilql_runs import write_chats
+from tests.recipes.ilql_runs import write_chats, write_tokenizer
 
 transformers = pytest.importorskip("transformers")
-tokenizers = pytest.importorskip("tokenizers")
 
 SMOKE = ILQL_PRESETS["ilql-smoke"]
 SMALL = TrunkConfig(n_layer=2, n_head=2, n_embd=8, block_size=48)
@@ -117,10 +117,7 @@ def test_the_code_of_the_card_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     blocks = Path("FOLDER/README.md").read_text().split("```python\n")[1:]
     assert len(blocks) == 2
-    program = "".join(block.partition("```")[0] for block in blocks)
-    (tmp_path / "program.py").write_text(program)
-    import runpy
-
+    Path("program.py").write_text("".join(block.partition("```")[0] for block in blocks))
     runpy.run_path("program.py", {"observation": WordleObservation()})
     assert capsys.readouterr().out.count("\n") >= 2
 
@@ -135,39 +132,27 @@ def test_dialogues(tokenizer, tmp_path):
     assert "`chats.jsonl`" in card and "On held-out rows: loss" in card
 
 
-def words_of_theirs(path):
-    vocab = {text: n for n, text in enumerate(["say", "[UNK]", *"0123456789"])}
-    theirs = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, unk_token="[UNK]"))
-    theirs.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    theirs.save(str(path))
-
-
-def llama(folder):
-    size = {"hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 48}
-    torch.manual_seed(1)
-    config = transformers.LlamaConfig(vocab_size=12, **size, **heads, pad_token_id=0)
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)
-    words_of_theirs(folder / "tokenizer.json")
-
-
-def gpt2(folder):
-    torch.manual_seed(1)
-    config = transformers.GPT2Config(vocab_size=12, n_layer=2, n_head=2, n_embd=8, n_positions=48)
-    transformers.GPT2LMHeadModel(config).save_pretrained(folder)
-    words_of_theirs(folder / "tokenizer.json")
+SIZES = dict(vocab_size=12, num_hidden_layers=2, num_attention_heads=2, hidden_size=8)
+GPT2 = dict(vocab_size=12, n_layer=2, n_head=2, n_embd=8, n_positions=48)
+LLAMA = SIZES | dict(intermediate_size=12, num_key_value_heads=1, max_position_embeddings=48)
+THEIRS = {
+    "GPT2LMHeadModel": lambda: transformers.GPT2Config(**GPT2),
+    "LlamaForCausalLM": lambda: transformers.LlamaConfig(**LLAMA, pad_token_id=0),
+}
 
 
 @pytest.mark.parametrize("rank", [0, 2])
-@pytest.mark.parametrize("make", [gpt2, llama])
-def test_models_and_tokenizers_of_theirs_with_and_without_lora(make, rank, tmp_path):
-    make(tmp_path)
+@pytest.mark.parametrize("name", THEIRS)
+def test_models_and_tokenizers_of_theirs_with_and_without_lora(name, rank, tmp_path):
+    torch.manual_seed(1)
+    getattr(transformers, name)(THEIRS[name]()).save_pretrained(tmp_path)
+    write_tokenizer(tmp_path)
     config = of_chats(tmp_path, tmp_path, language_model=str(tmp_path), lora=LoRAConfig(rank=rank))
-    assert config.model.trunk.kind == ("gpt" if make is gpt2 else "transformers")
+    assert config.model.trunk.kind == ("gpt" if "GPT2" in name else "transformers")
     export(tmp_path / "run", tmp_path / "out", "newest")
     _, model, _ = compare(tmp_path / "run", tmp_path / "out", SEEN)
     same_agent(tmp_path / "run", tmp_path / "out", SEEN)
-    assert type(model).__name__ == ("GPT2LMHeadModel" if make is gpt2 else "LlamaForCausalLM")
+    assert type(model).__name__ == name
     before = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
     tokens = torch.tensor([[0, 5, 7]])
     with torch.no_grad():  # what was learnt is there
@@ -197,33 +182,18 @@ def test_cloning_has_no_values(tmp_path):
     assert "behaviour cloning of the best 10 %" in card and "learnt no values" in card
 
 
-@pytest.mark.parametrize("task", ["wordle", "data"])
-def test_training_goes_on_from_there(task, tmp_path):
-    if task == "wordle":
-        run_of(tmp_path / "run")
-        seen = WordleObservation()
-    else:
-        of_chats(tmp_path)
-        seen = SEEN
-    export(tmp_path / "run", tmp_path / "out", "newest")
+def test_training_goes_on_from_there(tmp_path):
+    of_chats(tmp_path)
+    out = str(export(tmp_path / "run", tmp_path / "out", "newest").folder)
+    data = DialogueDataConfig(files=(str(tmp_path / "chats.jsonl"),), tokenizer=out)
     still = replace(SMOKE.optimizer, learning_rate=1e-12)
-    if task == "wordle":
-        run_of(tmp_path / "more", language_model=str(tmp_path / "out"), optimizer=still)
-    else:
-        data = DialogueDataConfig(
-            files=(str(tmp_path / "chats.jsonl"),), tokenizer=str(tmp_path / "out")
-        )
-        more = {"task": "data", "data": data, "language_model": str(tmp_path / "out")}
-        run_of(tmp_path / "more", optimizer=still, **more)
+    run_of(tmp_path / "more", task="data", data=data, language_model=out, optimizer=still)
     before, after = (load_agent(tmp_path / name, "newest") for name in ("run", "more"))
-    assert before.prompt(seen) == after.prompt(seen)
-    tokens = torch.tensor([before.prompt(seen)])
+    assert before.prompt(SEEN) == after.prompt(SEEN)
+    tokens = torch.tensor([before.prompt(SEEN)])
+    trunks = [policy.agent.model.policy_trunk for policy in (before, after)]
     with torch.no_grad():
-        logits = [
-            agent.agent.model.policy_trunk.logits(agent.agent.model.policy_trunk(tokens))
-            for agent in (before, after)
-        ]
-    assert_close(*logits, **NEAR)
+        assert_close(*(trunk.logits(trunk(tokens)) for trunk in trunks), **NEAR)
 
 
 # -- what is refused
@@ -231,15 +201,13 @@ def test_training_goes_on_from_there(task, tmp_path):
 
 def test_nothing_is_written_over_and_nothing_is_left(tmp_path, monkeypatch):
     run_of(tmp_path / "run")
-    full = tmp_path / "full"
-    full.mkdir()
-    (full / "thesis.tex").touch()
+    for name in ("full", "empty"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "full" / "thesis.tex").touch()
     with pytest.raises(RunError, match="full already exists and is not empty"):
-        export(tmp_path / "run", full)
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    export(tmp_path / "run", empty)
-    assert (empty / "README.md").exists()
+        export(tmp_path / "run", tmp_path / "full")
+    export(tmp_path / "run", tmp_path / "empty")
+    assert (tmp_path / "empty" / "README.md").exists()
 
     def fails(*args, **kwargs):
         raise OSError("disk full")
@@ -251,16 +219,15 @@ def test_nothing_is_written_over_and_nothing_is_left(tmp_path, monkeypatch):
 
 
 def test_what_no_such_folder_can_hold_is_said(tmp_path):
-    create_run(tmp_path / "turning", ILQLRun(model=ILQLModelConfig(trunk=replace(
-        SMALL, positions="rotary"))))  # fmt: skip
-    with pytest.raises(RunError, match=r"rotary positions.*--model.trunk.positions learned"):
-        export(tmp_path / "turning", tmp_path / "out")
-    create_run(tmp_path / "playing", EfficientZeroRun())
-    with pytest.raises(RunError, match="is a run of efficientzero"):
-        export(tmp_path / "playing", tmp_path / "out")
-    create_run(tmp_path / "fresh", SMOKE)
-    with pytest.raises(RunError, match="has no checkpoint yet"):
-        export(tmp_path / "fresh", tmp_path / "out")
+    turning = ILQLRun(model=ILQLModelConfig(trunk=replace(SMALL, positions="rotary")))
+    for name, config, words in (
+        ("turning", turning, r"rotary positions.*--model.trunk.positions learned"),
+        ("playing", EfficientZeroRun(), "is a run of efficientzero"),
+        ("fresh", SMOKE, "has no checkpoint yet"),
+    ):
+        create_run(tmp_path / name, config)
+        with pytest.raises(RunError, match=words):
+            export(tmp_path / name, tmp_path / "out")
 
 
 def test_a_damaged_export_is_said(tmp_path):

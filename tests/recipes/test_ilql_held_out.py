@@ -5,18 +5,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from raffia.lm.envs.wordle.data import branching_games
-from raffia.lm.envs.wordle.game import Wordle, WordleEnv
-from raffia.lm.envs.wordle.games import game_seeds, simulate
-from raffia.lm.envs.wordle.policies import Fitting
-from raffia.lm.envs.wordle.vocabulary import Vocabulary
-from raffia.lm.tokenizers.tokenizer import character_tokenizer
+from raffia.lm import character_tokenizer
+from raffia.lm.envs.wordle import (
+    Fitting,
+    Vocabulary,
+    Wordle,
+    WordleEnv,
+    branching_games,
+    game_seeds,
+    simulate,
+)
+from raffia.recipes.ilql import ILQL_PRESETS, train
 from raffia.recipes.ilql import evaluate as evaluate_run
-from raffia.recipes.ilql import train
 from raffia.recipes.ilql.config import WordleConfig
 from raffia.recipes.ilql.data import describe_template, make_wordle, play_games
-from raffia.recipes.ilql.presets import ILQL_PRESETS
-from raffia.train.experiment import RunError
+from raffia.train import RunError
 
 from .runs import Quiet
 

@@ -9,8 +9,7 @@ import pytest
 
 from raffia.algorithms.ilql.config import TrunkConfig
 from raffia.lm.data.dialogue import Dialogue
-from raffia.recipes.ilql import load_agent, train, with_sizes
-from raffia.recipes.ilql.presets import ILQL_PRESETS
+from raffia.recipes.ilql import ILQL_PRESETS, load_agent, train, with_sizes
 
 FIRST = ["sorry to hear that", "what is the order number?", "not our problem"]
 SECOND = ["we refund you", "we send a new one", "please call us"]

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from raffia.cli import main
-from raffia.lm.envs.wordle.game import WordleEnv
+from raffia.lm.envs.wordle import WordleEnv
+from raffia.recipes import read_run
 from raffia.recipes.ilql import evaluate, resume, train, with_sizes
-from raffia.recipes.run_folder import RunError, read_run
+from raffia.recipes.run_folder import RunError
 from raffia.train.config import ConfigError
 from tests.recipes.ilql_runs import of_file, write_chats
 from tests.recipes.runs import Quiet
@@ -105,13 +106,13 @@ def test_an_environment_of_ones_own_from_the_first_word_to_the_last(here, capsys
     assert len(record["decodings"]["decode"]["returns"]) == 5 and "loss" in record["held_out"]
 
 
-def small(here, **changes):
-    return replace(with_sizes(of_file(str(here / "chats.jsonl"))), num_updates=2, **changes)
+def small(here, env="", **evaluate):
+    config = with_sizes(of_file(str(here / "chats.jsonl"), num_updates=2))
+    return replace(config, evaluate=replace(config.evaluate, env=env, **evaluate))
 
 
-def test_an_installed_package_is_imported_on_the_word_of_a_run(here, monkeypatch):
+def test_an_installed_package_is_imported_on_the_word_of_a_run(here):
     """And a class is as good as its name."""
-    monkeypatch.syspath_prepend(str(here))
     from echo_env import Echo
 
     train(small(here), "run", view=Quiet(), make_env=Echo)
@@ -124,8 +125,7 @@ def test_an_installed_package_is_imported_on_the_word_of_a_run(here, monkeypatch
 
 def test_a_module_of_the_current_folder_is_not_imported_on_the_word_of_a_run(here, monkeypatch):
     shutil.copy("echo_env.py", "echo_elsewhere.py")
-    config = small(here)
-    config = replace(config, evaluate=replace(config.evaluate, env="echo_elsewhere:Echo"))
+    config = small(here, "echo_elsewhere:Echo")
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", str(here))])
     with pytest.raises(RunError, match="name it: --env echo_elsewhere:Echo"):
         train(config, "run", view=Quiet())
@@ -135,19 +135,15 @@ def test_a_module_of_the_current_folder_is_not_imported_on_the_word_of_a_run(her
     del sys.modules["echo_elsewhere"]
 
 
-def test_a_package_that_fails_to_be_imported_tells_its_cause(here, monkeypatch):
-    monkeypatch.syspath_prepend(str(here))
+def test_a_package_that_fails_to_be_imported_tells_its_cause(here):
     Path("needs_more.py").write_text("import not_installed_at_all\n")
-    config = small(here)
-    config = replace(config, evaluate=replace(config.evaluate, env="needs_more:Echo"))
     with pytest.raises(ConfigError, match="needs_more:Echo .*No module named 'not_installed_at_a"):
-        train(config, "run", view=Quiet())
+        train(small(here, "needs_more:Echo"), "run", view=Quiet())
 
 
 @pytest.mark.parametrize(
     ("make_env", "call"),
     [
-        (lambda: make("Echo"), "pass make_env="),
         (functools.partial(make, "Echo"), "pass make_env="),
         (make_echo, "name it: --env .*:make_echo"),
     ],
@@ -161,35 +157,29 @@ def test_what_a_program_gave_is_to_be_given_again(make_env, call, here):
     assert resume("run", config=longer, view=Quiet(), make_env=make_env).update == 3
 
 
-@pytest.mark.parametrize("name", ["os:abort", "builtins:input", "json:loads"])
-def test_nothing_but_an_environment_is_called_on_the_word_of_a_run(name, here):
-    config = small(here)
-    config = replace(config, evaluate=replace(config.evaluate, env=name))
-    with pytest.raises(RunError, match=f"name it: --env {name}"):
-        train(config, "run", view=Quiet())
+def test_nothing_but_an_environment_is_called_on_the_word_of_a_run(here):
+    for name in ("os:abort", "json:loads"):
+        with pytest.raises(RunError, match=f"name it: --env {name}"):
+            train(small(here, name), "run", view=Quiet())
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("echo_env.py:Ecco", "has no attribute 'Ecco'"),
-        ("nowhere.py:Echo", "nowhere.py:Echo cannot be imported"),
-        ("broken.py:Echo", "broken.py:Echo cannot be imported: expected ':' (broken.py, line 2)"),
-        ("echo_env.py:Other", "it must be a class, or a function, that returns a raffia.lm.Langua"),
-        ("echo_env.py:Stranger", "first utterance of echo_env.py:Stranger cannot be encoded"),
-        ("echo_env.py", "must be package.module:name or file.py:name"),
-    ],
-)
-def test_what_is_no_environment_is_refused_and_leaves_no_folder(name, text, here, capsys):
-    said = fails(f"train ilql --data chats.jsonl --env {name} {SMALL} {TRUNK}", capsys)
-    assert text in " ".join(said.split()) and not Path("runs/chats-0").exists()
+def test_what_is_no_environment_is_refused_and_leaves_no_folder(here, capsys):
+    for name, text in {
+        "echo_env.py:Ecco": "has no attribute 'Ecco'",
+        "broken.py:Echo": "broken.py:Echo cannot be imported: expected ':' (broken.py, line 2)",
+        "echo_env.py:Other": "it must be a class, or a function, that returns a raffia.lm.Lan",
+        "echo_env.py:Stranger": "first utterance of echo_env.py:Stranger cannot be encoded",
+        "echo_env.py": "must be package.module:name or file.py:name",
+    }.items():
+        said = fails(f"train ilql --data chats.jsonl --env {name} {SMALL} {TRUNK}", capsys)
+        assert text in " ".join(said.split()) and not Path("runs/chats-0").exists()
 
 
 def test_runs_without_data_have_environments_of_their_own(here, capsys):
     said = fails("train ilql --preset wordle --env echo_env.py:Echo", capsys)
     assert "wordle is evaluated in its own games" in said
     with pytest.raises(ValueError, match="name an environment with --env file.py:name"):
-        small(here, evaluate=replace(small(here).evaluate, target_return=1.0))
+        small(here, target_return=1.0)
     with pytest.raises(ConfigError, match=r"is .*WordleEnv"):
         train(small(here), "run", view=Quiet(), make_env=lambda: WordleEnv)
     run(f"train ilql --preset ilql-smoke {SMALL}", capsys)

@@ -6,6 +6,7 @@ import random
 import signal
 import subprocess
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from raffia.train.config import to_json
 from tests.processes import are_gone, descendants, started, wait_for
 from tests.recipes.layouts import AHEAD, left, trained
 from tests.recipes.runs import with_all
+from tests.recipes.test_resumes import newest_update
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -30,19 +32,22 @@ def shared_memory(pid):
 
 
 def saved(folder):
-    checkpoints = folder / "checkpoints"
-    names = os.listdir(checkpoints) if checkpoints.exists() else []
-    return max((int(name) for name in names if name.isdecimal()), default=0)
+    return newest_update(folder / "checkpoints")
 
 
+@contextmanager
 def leader_of(folder, **changes):
-    """A leader that begins the run of a folder, or resumes it."""
+    """A leader that begins the run of a folder, or resumes it; it is killed at the end."""
     settings = folder.with_suffix(".json")
     settings.write_text(json.dumps(to_json(with_all(CONFIG, **THERE, **changes))))
     begin = ["train", "efficientzero", "--config", settings, "--run", folder]
     words = ["resume", folder] if saved(folder) else begin
     quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
-    return started(*words, stderr=subprocess.PIPE, **quiet)
+    with started(*words, stderr=subprocess.PIPE, **quiet) as leader:
+        try:
+            yield leader
+        finally:
+            leader.kill()
 
 
 @pytest.fixture(scope="module")
@@ -50,53 +55,43 @@ def plain(tmp_path_factory):
     return trained(CONFIG, tmp_path_factory.mktemp("plain") / "run")[:3]
 
 
+def assert_ends_as(plain, folder):
+    with leader_of(folder) as last:
+        assert last.wait(300) == 0, last.stderr.read()
+    assert left(folder)[:3] == plain
+
+
 @pytest.mark.parametrize(
     ("name", "to_all", "status"), [("SIGINT", True, 130), ("SIGTERM", False, 143)]
 )
 def test_a_signal_saves_the_run_and_ends_its_workers(name, to_all, status, plain, tmp_path):
     """Ctrl-C reaches all processes of a terminal, SIGTERM the one that it is sent to."""
-    folder, rare = tmp_path / "run", dict(checkpoint__every_updates=1_000)
-    leader = leader_of(folder, **rare)
-    metrics = folder / "metrics.jsonl"
-    try:
+    folder, metrics = tmp_path / "run", tmp_path / "run" / "metrics.jsonl"
+    with leader_of(folder, checkpoint__every_updates=1_000) as leader:
         wait_for(lambda: metrics.exists() and '"train"' in metrics.read_text(), 200)
         others = descendants(leader.pid)
         (os.killpg if to_all else os.kill)(leader.pid, getattr(signal, name))
         assert leader.wait(60) == status, leader.stderr.read()
-    finally:
-        leader.kill()
-        leader.wait()
-        leader.stderr.close()
     assert len(others) >= 4
     wait_for(lambda: are_gone(others), 20)
     end = json.loads(metrics.read_text().splitlines()[-1])
     assert (end["kind"], end["reason"]) == ("end", "stopped")
     assert end["update"] == saved(folder) and 0 < saved(folder) < plain[0]
-    last = leader_of(folder)
-    assert last.wait(300) == 0, last.stderr.read()
-    last.stderr.close()
-    assert left(folder)[:3] == plain
+    assert_ends_as(plain, folder)
 
 
 def test_leaders_that_are_killed_leave_nothing_behind(plain, tmp_path):
     folder, draw = tmp_path / "killed", random.Random(0)
     num_seen = num_weights = 0
     for _ in range(NUM_KILLS):
-        leader, before = leader_of(folder), saved(folder)
-        try:
+        before = saved(folder)
+        with leader_of(folder) as leader:
             wait_for(lambda b=before, one=leader: saved(folder) > b or one.poll() is not None, 200)
             time.sleep(draw.uniform(0.0, 0.2))
             assert leader.poll() is None, leader.stderr.read()
             others, memory = descendants(leader.pid), shared_memory(leader.pid)
             num_seen, num_weights = num_seen + len(others), num_weights + len(memory)
-        finally:
-            leader.kill()
-            leader.wait()
-            leader.stderr.close()
         wait_for(lambda pids=others: are_gone(pids), 20)
         wait_for(lambda names=memory: not any(name.exists() for name in names), 20)
     assert num_seen >= 4 * NUM_KILLS and num_weights >= NUM_KILLS
-    last = leader_of(folder)
-    assert last.wait(300) == 0, last.stderr.read()
-    last.stderr.close()
-    assert left(folder)[:3] == plain
+    assert_ends_as(plain, folder)

@@ -6,13 +6,11 @@ from contextlib import closing
 import pytest
 import torch
 
-from raffia.recipes.algorithm import ALGORITHMS
+from raffia.recipes import ALGORITHMS, resume_run, train_run
 from raffia.recipes.efficientzero.experiment import EfficientZeroExperiment
 from raffia.recipes.ilql.experiment import ILQLExperiment
 from raffia.recipes.run_folder import write_config
-from raffia.recipes.running import resume_run, train_run
-from raffia.train.checkpoint import Checkpoints
-from raffia.train.session import TrainingSession
+from raffia.train import Checkpoints, TrainingSession
 from tests.recipes.ilql_settings import WORDLE, make_bases
 from tests.recipes.layouts import PARTS
 from tests.recipes.runs import Quiet
@@ -24,6 +22,8 @@ pytestmark = [
 ]
 
 TWO = dict(learners__num=2)
+KINDS = ("actors", "reanalyzers", "evaluators")
+ON_CARD = {f"{kind}__{name}": on for kind in KINDS for name, on in (("num", 1), ("device", "cuda"))}
 # For each algorithm: the run, and what is changed of it.
 SEARCHES = {
     **{name: (name, {}) for name in BASES},
@@ -40,6 +40,7 @@ SEARCHES = {
     "in turns, ahead": ("vector", dict(env__num_envs=4, actors__num=2, actors__ahead=2)),
     "replay elsewhere": ("vector", dict(env__num_envs=4, replay__shards=2)),
     "members elsewhere": ("members", dict(population__workers=3)),
+    "workers there": ("vector", ON_CARD),
 }
 TEXTS = {
     **{

@@ -10,23 +10,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from raffia.algorithms.efficientzero.config import EfficientZeroConfig, ModelConfig, SearchConfig
-from raffia.algorithms.efficientzero.model import make_model
-from raffia.algorithms.efficientzero.planning import Planner
+from raffia.algorithms.efficientzero import EfficientZeroConfig, Planner, make_model
+from raffia.algorithms.efficientzero.config import ModelConfig, SearchConfig
 from raffia.algorithms.efficientzero.stacked import StackedPlanner
-from raffia.envs.env import Box, Discrete, EnvSpec
-from raffia.envs.make import make_env
-from raffia.recipes.algorithm import ALGORITHMS
+from raffia.envs import Box, Discrete, EnvSpec, make_env
 from raffia.recipes.efficientzero.actors import ActorRole, actor_config
 from raffia.recipes.efficientzero.evaluation import EvaluateRole
 from raffia.recipes.efficientzero.experiment import EfficientZeroExperiment
 from raffia.recipes.efficientzero.reanalyzers import ReanalyzeRole
-from raffia.recipes.running import train_run
-from raffia.tensordict.tensordict import TensorDict
-from raffia.train.session import TrainingSession
+from raffia.tensordict import TensorDict
+from raffia.train import TrainingSession
 from tests import elsewhere
 from tests.recipes.runs import Quiet
-from tests.recipes.test_settings import BASES, VECTOR, changed, with_all
+from tests.recipes.test_settings import VECTOR, with_all
 
 ACTIONS = {"discrete": Discrete(3), "continuous": Box((-2.0, -1.0), (2.0, 1.0))}
 CASES = [
@@ -77,46 +73,22 @@ def test_networks_on_a_device_of_python_plan_as_those_on_the_cpu():
         pytest.skip("this torch has no devices of Python's")
     place = Path(__file__).resolve()
     done = subprocess.run(
-        [sys.executable, "-W", "error", str(place)],
-        cwd=place.parents[2],
-        env={"PYTHONPATH": ":".join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+        [sys.executable, "-W", "error", str(place)], cwd=place.parents[2], timeout=100,
+        env={"PYTHONPATH": ":".join(sys.path)}, capture_output=True, text=True,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["alike"] * 4
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("base", ["vector", "box", "gumbel", "members"])
-def test_a_run_on_a_gpu_ends(base, tmp_path):
-    config = changed(with_all(BASES[base]), "device", "cuda")
-    (tmp_path / "run").mkdir()
-    run = EfficientZeroExperiment(config, tmp_path / "run", Quiet(), make_env, None)
-    with closing(TrainingSession(run)) as session:
-        assert session.run().reason == "finished"
-    state = session.checkpoints.newest().tensors("state")
-    assert bool(
-        torch.cat([value.flatten() for value in state["params"].values(True, True)])
-        .isfinite()
-        .all()
-    )
-    run.close()
-
-
 def test_networks_and_states_lie_on_the_device(tmp_path):
     """The rest is as it is elsewhere: environments and replay on the CPU."""
-    (tmp_path / "run").mkdir()
-    run = EfficientZeroExperiment(
-        replace(VECTOR, device="meta"), tmp_path / "run", Quiet(), make_env, None
-    )
-    with closing(TrainingSession(run)) as session:
-        state = session.start()
-    assert {value.device.type for value in state.values(True, True)} == {"meta"}
-    assert run.actor.device.type == run.reanalyze_planner.device.type == "meta"
-    assert run.collector.collect(run._act_first, 1)["observation"].device.type == "cpu"
-    run.close()
+    config = replace(VECTOR, device="meta")
+    with closing(EfficientZeroExperiment(config, tmp_path, Quiet(), make_env, None)) as run:
+        with closing(TrainingSession(run)) as session:
+            state = session.start()
+        assert {value.device.type for value in state.values(True, True)} == {"meta"}
+        assert run.actor.device.type == run.reanalyze_planner.device.type == "meta"
+        assert run.collector.collect(run._act_first, 1)["observation"].device.type == "cpu"
 
 
 @pytest.mark.parametrize("role", [ActorRole, ReanalyzeRole, EvaluateRole])
@@ -128,19 +100,6 @@ def test_workers_search_on_their_device(role, device):
     config = with_all(VECTOR, device="cpu" if device else "meta", **there)
     with closing(role(actor_config(config), 0)) as made:
         assert made.planner.device.type == "meta"
-
-
-@pytest.mark.gpu
-def test_workers_on_a_gpu_play_and_make_batches(tmp_path):
-    there = dict(num=1, ahead=2, device="cuda")
-    changes = {
-        f"{kind}__{name}": value
-        for kind in ("actors", "reanalyzers")
-        for name, value in there.items()
-    }
-    config = with_all(VECTOR, evaluators__num=1, evaluators__device="cuda", **changes)
-    result = train_run(ALGORITHMS["efficientzero"], config, tmp_path / "run", view=Quiet())
-    assert result.reason == "finished"
 
 
 if __name__ == "__main__":

@@ -5,20 +5,19 @@ from dataclasses import replace
 import pytest
 import torch
 
+from raffia.algorithms.ilql import ILQLLearner, ILQLModel
 from raffia.algorithms.ilql.config import ILQLModelConfig
-from raffia.algorithms.ilql.learner import ILQLLearner
-from raffia.algorithms.ilql.model import ILQLModel
-from raffia.lm.envs.wordle.game import WordleObservation
+from raffia.lm.envs.wordle import WordleObservation
 from raffia.recipes import efficientzero, ilql
+from raffia.recipes.efficientzero import PRESETS
 from raffia.recipes.efficientzero.experiment import EfficientZeroExperiment
-from raffia.recipes.efficientzero.presets import PRESETS
+from raffia.recipes.ilql import ILQL_PRESETS
 from raffia.recipes.ilql.config import ILQLEvaluateConfig
 from raffia.recipes.ilql.export import export, load_exported
-from raffia.recipes.ilql.presets import ILQL_PRESETS
 from raffia.recipes.members import Members, best_of
 from raffia.recipes.population_config import PopulationConfig
-from raffia.tensordict.tensordict import TensorDict
-from raffia.train.checkpoint import Checkpoints
+from raffia.tensordict import TensorDict
+from raffia.train import Checkpoints
 from tests.recipes.runs import Quiet, last_state, rows, same, short, with_all
 
 POPULATION = PopulationConfig(
@@ -128,27 +127,16 @@ def test_a_member_that_comes_to_grief_is_replaced(tmp_path):
     assert all(x.isfinite().all() for x in best["params"].values(True, True))
 
 
-@pytest.mark.parametrize(
-    ("run", "error"),
-    [
+def test_what_does_not_fit_is_refused_before_anything_is_learnt(tmp_path):
+    narrow = ILQLModelConfig(trunk=RUN.model.trunk, evolvable_heads=True, max_head_nodes=8)
+    for run, words in [
         (with_all(RUN, population__ranges=("learning_rat=1e-6..1",)), "mean 'learning_rate'"),
-        (with_all(RUN, population__ranges=("learning_rate=0.5..1",)), "starts at 0.001, outside"),
-        (
-            replace(
-                RUN,
-                population=PopulationConfig(),
-                model=ILQLModelConfig(
-                    trunk=RUN.model.trunk, evolvable_heads=True, max_head_nodes=8
-                ),
-            ),
-            "Set max_head_nodes=32 or more, or None",
-        ),
-    ],
-)
-def test_what_does_not_fit_is_refused_before_anything_is_learnt(tmp_path, run, error):
-    with pytest.raises(ValueError, match=error):
-        ilql.train(run, tmp_path / "run", view=Quiet())
-    assert not (tmp_path / "run").exists()
+        (with_all(RUN, population__ranges=("learning_rate=0.5..1",)), "starts at 0.001, outs"),
+        (replace(RUN, population=PopulationConfig(), model=narrow), "Set max_head_nodes=32 or"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            ilql.train(run, tmp_path / "run", view=Quiet())
+        assert not (tmp_path / "run").exists()
 
 
 def test_a_member_speaks_with_its_own_numbers(tmp_path):
@@ -163,14 +151,6 @@ def test_a_member_speaks_with_its_own_numbers(tmp_path):
     config = ilql.member_config(tmp_path / "run", "newest")
     assert config.decode.adv_weight == decode.adv_weight
     assert len(set(found.tensors("state")["hyper", "temperature"].tolist())) > 1
-
-
-@pytest.mark.slow
-def test_batch_sizes_are_the_members_own(tmp_path):
-    run = replace(RUN, population=replace(POPULATION, **SIZES), batch_size=8)
-    ilql.train(run, tmp_path / "run", view=Quiet())
-    sizes = newest(tmp_path / "run").tensors("state")["hyper", "batch_size"].tolist()
-    assert len(set(sizes)) > 1 and all(2 <= size <= 12 for size in sizes)
 
 
 @pytest.mark.slow
@@ -196,7 +176,7 @@ def test_members_play_in_one_search_and_are_selected(tmp_path):
 
 
 @pytest.mark.parametrize("method", ["tournament", "truncation"])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 def test_who_was_the_best_is_known_after_selection(method, seed):
     config = PopulationConfig(size=4, method=method, hyper=1.0, no_mutation=0.0)
     learner = ILQLLearner(RUN)
@@ -236,10 +216,9 @@ def test_members_that_evolved_are_searched_again_with_their_own_targets(tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target", ["heads", "trunk"])
-def test_an_agent_is_exported_with_the_form_of_its_heads(tmp_path, target):
+def test_an_agent_is_exported_with_the_form_of_its_heads(tmp_path):
     all_change = replace(FORMS, elitism=False, no_mutation=0.0, parameters=0.0)
-    run = replace(spoken_forms(target=target), population=all_change)
+    run = replace(spoken_forms(target="trunk"), population=all_change)
     ilql.train(run, tmp_path / "run", view=Quiet())
     kinds = {kind for row in rows(tmp_path / "run", "generation") for kind in row["kinds"]}
     assert {"activation", "architecture"} <= kinds
@@ -250,8 +229,6 @@ def test_an_agent_is_exported_with_the_form_of_its_heads(tmp_path, target):
         own, other = (getattr(policy.agent, part).state_dict() for policy in (agent, again))
         heads = [name for name in own if name.startswith(("v.", "q1.", "q2."))]
         assert all(other[name].equal(own[name]) for name in heads)
-    began, now = ILQLModel(run.model), again.agent.model
-    forms = [dict(model.named_buffers()) for model in (began, now)]
-    assert forms[0].keys() == forms[1].keys()
-    assert not all(form.equal(forms[1][name]) for name, form in forms[0].items())
+    began, now = (dict(m.named_buffers()) for m in (ILQLModel(run.model), again.agent.model))
+    assert began.keys() == now.keys() and not all(began[n].equal(now[n]) for n in now)
     assert isinstance(again.act(WordleObservation()), str)

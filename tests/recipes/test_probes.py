@@ -3,32 +3,14 @@
 Each run goes through all that a long one does: collecting, replay, targets, learner, checkpoint.
 """
 
-from dataclasses import replace
-
 import pytest
 import torch
 
-from raffia.algorithms.efficientzero.config import (
-    LossConfig,
-    ModelConfig,
-    OptimizerConfig,
-    SearchConfig,
-    TargetConfig,
-)
-from raffia.envs.batch import SerialBatch, TimeLimit
-from raffia.envs.config import EnvConfig
-from raffia.envs.env import Box, Discrete, EnvSpec
+from raffia.envs import Box, Discrete, EnvConfig, EnvSpec, SerialBatch, TimeLimit
 from raffia.envs.probe import PROBES, probe_values
-from raffia.recipes.efficientzero import load_agent, train
-from raffia.recipes.efficientzero.config import (
-    CheckpointConfig,
-    CollectConfig,
-    EfficientZeroRun,
-    EvaluateConfig,
-    ReplayConfig,
-)
-from raffia.tensordict.tensordict import TensorDict
-from tests.recipes.runs import Quiet
+from raffia.recipes.efficientzero import EfficientZeroRun, load_agent, train
+from raffia.tensordict import TensorDict
+from tests.recipes.runs import Quiet, with_all
 
 GAMMA = 0.5
 # What the first step gives by the best action, in each of the states that `probe_values` tells of.
@@ -42,46 +24,33 @@ REWARDS = {
 NEVER = 10**9
 
 
-def run_of(name, *, num_updates=240, **changes):
+SUPPORTS = dict.fromkeys(("reward_support_range", "value_support_range"), (-2.0, 3.0, 1.0))
+NORMS = dict.fromkeys(("norm_type", "projection_norm_type"), "LN")
+SIZES = dict.fromkeys(("latent_state_dim", "lstm_hidden_size"), 32)
+SIZES |= dict.fromkeys(("proj_hid", "proj_out", "pred_hid", "pred_out"), 16)
+# LayerNorm: statistics over batches tell no two steps apart whose rows are all alike
+BASE = with_all(
+    EfficientZeroRun(),
+    model=SUPPORTS | NORMS | SIZES | {"head_hidden_channels": (16,), "res_connection": False},
+    loss={"unroll_steps": 2, "lstm_horizon": 2, "consistency_weight": 0.2},
+    targets={"discount": GAMMA, "n_step": 3, "target_interval": 10, "reanalyze_ratio": 0.0},
+    optimizer={"name": "adamw", "learning_rate": 5e-3, "weight_decay": 0.0, "decay_rate": 0.2},
+    search={"temperatures": (1.0, 0.0), "temperature_from": (0.0, 0.4), "num_simulations": 8},
+    replay={"capacity": 200, "batch_size": 64, "alpha": 0.0},
+    collect={"random_env_steps": 100, "updates_per_env_step": 1.0},
+    evaluate={"every_env_steps": NEVER, "num_episodes": 1, "max_steps": 2},
+    checkpoint__every_updates=NEVER,
+)
+
+
+def run_of(name, num_updates=240, **changes):
     """Exploring at first, then greedy, with a replay that soon forgets what exploring has found:
     the values are those of the best policy then."""
-    return replace(
-        EfficientZeroRun(
-            env=EnvConfig(id=name, num_envs=4),
-            # LayerNorm: statistics over batches tell no two steps apart whose rows are all alike
-            model=ModelConfig(
-                latent_state_dim=32,
-                lstm_hidden_size=32,
-                head_hidden_channels=(16,),
-                reward_support_range=(-2.0, 3.0, 1.0),
-                value_support_range=(-2.0, 3.0, 1.0),
-                norm_type="LN",
-                projection_norm_type="LN",
-                res_connection=False,
-                proj_hid=16,
-                proj_out=16,
-                pred_hid=16,
-                pred_out=16,
-            ),
-            loss=LossConfig(unroll_steps=2, lstm_horizon=2, consistency_weight=0.2),
-            targets=TargetConfig(discount=GAMMA, n_step=3, target_interval=10, reanalyze_ratio=0.0),
-            optimizer=OptimizerConfig(
-                name="adamw",
-                learning_rate=5e-3,
-                weight_decay=0.0,
-                decay_updates=num_updates * 2 // 3,
-                decay_rate=0.2,
-            ),
-            search=SearchConfig(
-                num_simulations=8, temperatures=(1.0, 0.0), temperature_from=(0.0, 0.4)
-            ),
-            replay=ReplayConfig(capacity=200, batch_size=64, alpha=0.0),
-            collect=CollectConfig(
-                num_env_steps=100 + num_updates, random_env_steps=100, updates_per_env_step=1.0
-            ),
-            evaluate=EvaluateConfig(every_env_steps=NEVER, num_episodes=1, max_steps=2),
-            checkpoint=CheckpointConfig(every_updates=NEVER),
-        ),
+    return with_all(
+        BASE,
+        env=EnvConfig(id=name, num_envs=4),
+        optimizer__decay_updates=num_updates * 2 // 3,
+        collect__num_env_steps=100 + num_updates,
         **changes,
     )
 
@@ -171,11 +140,8 @@ class Aim(Ending):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bootstrap", ["network", "search"])
-def test_a_time_limit_is_not_taken_for_an_end(bootstrap, tmp_path):
-    config = run_of("endless")
-    config = replace(config, targets=replace(config.targets, bootstrap=bootstrap))
-    agent = trained(config, tmp_path, lambda num: limited_to_1(Endless, num))
+def test_a_time_limit_is_not_taken_for_an_end(tmp_path):
+    agent = trained(run_of("endless"), tmp_path, lambda num: limited_to_1(Endless, num))
     near(agent.planner.values(torch.ones(1, 1)), [1 / (1 - GAMMA)])
     near(imagined(agent, states(torch.ones(1, 1)), torch.tensor([0]))[0], [1.0])
 
@@ -226,35 +192,27 @@ class Duel(Endless):
         )
 
 
-@pytest.fixture(scope="module")
-def duellist(tmp_path_factory):
-    config = run_of("duel")
-    config = replace(config, evaluate=replace(config.evaluate, opponent="random"))
-    folder = tmp_path_factory.mktemp("duel")
-    return trained(config, folder, lambda num: SerialBatch([Duel() for _ in range(num)]))
-
-
 @pytest.mark.slow
-def test_two_players_want_what_the_other_does_not(duellist):
+def test_two_players_want_what_the_other_does_not(tmp_path):
+    config = run_of("duel", evaluate__opponent="random")
+    agent = trained(config, tmp_path, lambda num: SerialBatch([Duel() for _ in range(num)]))
     observation = torch.tensor([[0.0], [-1.0], [1.0]])
-    values = duellist.planner.values(observation)
+    values = agent.planner.values(observation)
     near(values[:2], [GAMMA, -1.0])
     near(values[2], 1.0, atol=0.3)  # a greedy player does not come there any more
     mask = torch.tensor([Duel.legal[float(x)] for x in observation])
     state = states(observation, action_mask=mask, to_play=torch.tensor([0, 1, 1]))
-    reward, following = imagined(duellist, state, torch.tensor([0, 0, 2]))
+    reward, following = imagined(agent, state, torch.tensor([0, 0, 2]))
     near(reward[:2], [0.0, -1.0])
     near(reward[2], 1.0, atol=0.3)
     near(following, [-1.0, 0.0, 0.0])
-    assert duellist.act(state)["action"].tolist() == [0, 0, 2]
+    assert agent.act(state)["action"].tolist() == [0, 0, 2]
 
 
 @pytest.mark.slow
 def test_a_continuous_policy_moves_to_the_best_action(tmp_path):
-    config = run_of("aim", num_updates=300)
-    config = replace(
-        config, search=replace(config.search, num_simulations=16, num_sampled_actions=8)
-    )
+    searched = dict(search__num_simulations=16, search__num_sampled_actions=8)
+    config = run_of("aim", num_updates=300, **searched)
     agent = trained(config, tmp_path, lambda num: SerialBatch([Aim() for _ in range(num)]))
     state = states(torch.ones(1, 1))
     mean, _ = agent.planner.root(state).prior_logits[0]

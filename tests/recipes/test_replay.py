@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from raffia.envs.env import Discrete, EnvSpec
-from raffia.recipes.efficientzero.config import EfficientZeroRun, ReplayConfig
+from raffia.envs import Discrete, EnvSpec
+from raffia.recipes.efficientzero import EfficientZeroRun
+from raffia.recipes.efficientzero.config import ReplayConfig
 from raffia.recipes.efficientzero.data import Replays, make_replay
 from raffia.recipes.population_config import PopulationConfig
-from raffia.tensordict.tensordict import TensorDict
+from raffia.tensordict import TensorDict
 
 # Importance weights of batches out of a larger replay, as LightZero 9f717c80 gives them.
 IMPORTANCE = json.loads((Path(__file__).parents[1] / "data/importance_weights.json").read_text())

@@ -2,77 +2,48 @@
 
 import ast
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from raffia.algorithms.efficientzero.config import (
-    LossConfig,
-    OptimizerConfig,
-    SearchConfig,
-    TargetConfig,
-)
-from raffia.envs.config import AtariConfig, EnvConfig
-from raffia.envs.make import make_env
-from raffia.lm.envs.wordle.vocabulary import Vocabulary
-from raffia.recipes.efficientzero.config import (
-    CheckpointConfig,
-    CollectConfig,
-    EfficientZeroRun,
-    EvaluateConfig,
-    ReplayConfig,
-)
-from raffia.recipes.efficientzero.presets import PRESETS
-from raffia.recipes.ilql.config import ILQLRun
+from raffia.envs import EnvConfig, make_env
+from raffia.lm.envs.wordle import Vocabulary
+from raffia.recipes.efficientzero import PRESETS, EfficientZeroRun
+from raffia.recipes.ilql import ILQLRun
 from raffia.recipes.ilql.data import make_wordle
 from raffia.recipes.ilql.experiment import ILQLExperiment
-from raffia.recipes.population_config import PopulationConfig
+from raffia.train import TrainingSession
 from raffia.train.config import setting_names
-from raffia.train.session import TrainingSession
 from tests.recipes import ilql_settings as spoken
-from tests.recipes.runs import Quiet, changed, with_all
-from tests.recipes.test_variants import TINY
+from tests.recipes.runs import TINY, Quiet, changed, with_all
 from tests.recipes.timeline import first_difference, ilql_timeline, timeline
 
-VECTOR = EfficientZeroRun(
-    seed=3,
-    env=EnvConfig(id="CartPole-v1", num_envs=3),
-    model=replace(
-        PRESETS["smoke"].model,
-        **TINY,
-        head_hidden_channels=(8,),
-        reward_support_range=(-3.0, 4.0, 1.0),
-        value_support_range=(-9.0, 10.0, 1.0),
-    ),
-    loss=LossConfig(unroll_steps=3, lstm_horizon=2),
-    targets=TargetConfig(n_step=3, target_interval=3, reanalyze_ratio=0.25),
-    optimizer=OptimizerConfig(
-        learning_rate=0.05,
-        max_grad_norm=0.5,
-        decay_updates=5,
-        weight_decay=0.01,
-        warmup_fraction=0.2,
-    ),
-    search=SearchConfig(
-        num_simulations=4, temperatures=(1.0, 0.5), temperature_from=(0.0, 0.8), max_considered=2
-    ),
-    replay=ReplayConfig(capacity=50, batch_size=6),
-    collect=CollectConfig(
-        num_env_steps=90, random_env_steps=45, updates_per_env_step=0.2, extra_updates=1
-    ),
-    evaluate=EvaluateConfig(every_env_steps=24, num_episodes=2, max_steps=12),
-    checkpoint=CheckpointConfig(every_updates=3),
+VECTOR = with_all(
+    EfficientZeroRun(seed=3, model=PRESETS["smoke"].model),
+    env={"id": "CartPole-v1", "num_envs": 3},
+    model={**TINY, "head_hidden_channels": (8,), "reward_support_range": (-3.0, 4.0, 1.0)},
+    model__value_support_range=(-9.0, 10.0, 1.0),
+    loss={"unroll_steps": 3, "lstm_horizon": 2},
+    targets={"n_step": 3, "target_interval": 3, "reanalyze_ratio": 0.25},
+    optimizer={"learning_rate": 0.05, "max_grad_norm": 0.5, "decay_updates": 5},
+    optimizer__weight_decay=0.01,
+    optimizer__warmup_fraction=0.2,
+    search={"temperatures": (1.0, 0.5), "temperature_from": (0.0, 0.8)},
+    search__num_simulations=4,
+    search__max_considered=2,
+    replay={"capacity": 50, "batch_size": 6},
+    collect={"num_env_steps": 90, "random_env_steps": 45, "updates_per_env_step": 0.2},
+    collect__extra_updates=1,
+    evaluate={"every_env_steps": 24, "num_episodes": 2, "max_steps": 12},
+    checkpoint__every_updates=3,
 )
 
 
 IMAGE = with_all(
     VECTOR,
     env=EnvConfig(id="minatar/breakout", num_envs=2),
-    model__flatten=False,
-    model__downsample=False,
-    model__num_channels=4,
+    model={"flatten": False, "downsample": False, "num_channels": 4},
     collect__num_env_steps=60,
 )
 BOX = with_all(
@@ -82,14 +53,17 @@ BOX = with_all(
     model__reward_support_range=(-20.0, 21.0, 1.0),
     collect__num_env_steps=66,
 )
-FILM = with_all(
-    IMAGE,
-    model__downsample=True,
-    collect__extra_updates=0,
-    evaluate__num_episodes=1,
-    evaluate__max_steps=5,
-)
-EVOLVING = with_all(VECTOR, collect__random_env_steps=60, evaluate__every_env_steps=12)
+FEW = {"num_episodes": 1, "max_steps": 5}
+FILM = with_all(IMAGE, model__downsample=True, collect__extra_updates=0, evaluate=FEW)
+ATARI = {"size": 64, "colour": False}
+
+
+def evolving(size=3, **population):
+    """Members, each in as many environments as the others."""
+    run = with_all(VECTOR, collect__random_env_steps=60, evaluate__every_env_steps=12)
+    return with_all(run, env__num_envs=size, population={"size": size, **population})
+
+
 BASES = {
     "vector": VECTOR,
     "adamw": with_all(VECTOR, optimizer__name="adamw"),
@@ -102,196 +76,138 @@ BASES = {
     "board": with_all(VECTOR, env__id="tictactoe", model__flatten=True, evaluate__num_episodes=6),
     "atari": with_all(
         FILM,
-        env=EnvConfig(
-            id="atari/breakout",
-            num_envs=1,
-            atari=AtariConfig(size=64, colour=False, max_frames=200, noop_max=5),
-        ),
+        env={"id": "atari/breakout", "num_envs": 1},
+        env__atari=ATARI | {"max_frames": 200, "noop_max": 5},
         collect__random_env_steps=50,
     ),
     "points": with_all(
         FILM,
-        env=EnvConfig(
-            id="atari/alien", num_envs=2, atari=AtariConfig(size=64, colour=False, noop_max=0)
-        ),
+        env={"id": "atari/alien", "num_envs": 2},
+        env__atari=ATARI | {"noop_max": 0},
         collect__random_env_steps=56,
     ),
-    "members": with_all(
-        EVOLVING,
-        population=PopulationConfig(size=3, parameters=0.3, ranges=("learning_rate=1e-3..1",)),
-    ),
-    "halves": with_all(
-        EVOLVING,
-        env__num_envs=4,
-        population=PopulationConfig(size=4, method="truncation"),
-    ),
-    "noisy": with_all(
-        EVOLVING,
-        population=PopulationConfig(size=3, parameters=1.0, hyper=0.0, no_mutation=0.0),
-    ),
+    "members": evolving(parameters=0.3, ranges=("learning_rate=1e-3..1",)),
+    "halves": evolving(4, method="truncation"),
+    "noisy": evolving(parameters=1.0, hyper=0.0, no_mutation=0.0),
     "growing": with_all(
-        EVOLVING,
-        model__evolvable_heads=True,
-        model__max_head_nodes=16,
-        population=PopulationConfig(
-            size=3, architecture=1.0, hyper=0.0, no_mutation=0.0, nodes=(2,), activation=0.5
-        ),
+        evolving(architecture=0.0, hyper=0.0, nodes=(2,)),
+        model={"evolvable_heads": True, "max_head_nodes": 16},
+        population={"architecture": 1.0, "no_mutation": 0.0, "activation": 0.5},
     ),
 }
 
-DEVICES = "tests/recipes/test_other_device.py::test_workers_search_on_their_device"
-RECORDED = "tests/recipes/test_recorded.py::"
-REFUSED = "tests/recipes/test_refusals.py::test_settings_that_do_not_go_together_are_refused"
-# Of each setting: of which run it is changed, to what, and what `timeline` finds unlike first. In
-# place of that the test that sees it act, where no run can be compared.
+RECORDED, DEVICES = "recipes/test_recorded.py::", "recipes/test_other_device.py::"
+SEEN = {
+    DEVICES + "test_networks_and_states_lie_on_the_device": "device",
+    DEVICES + "test_workers_search_on_their_device": """
+        actors.device reanalyzers.device evaluators.device
+    """,
+    "recipes/test_settings.py::test_workers_get_the_limit": "env.step_timeout_seconds",
+    RECORDED + "test_a_setting_acts_where_it_should": """
+        data.files data.columns data.num_updates evaluate.every_updates
+    """,
+    RECORDED + "test_what_files_lack_is_completed_where_that_is_said": "data.complete",
+    spoken.LAYOUTS: "actors.num reanalyzers.num",
+    spoken.ARRIVED: "actors.cpus actors.gpus reanalyzers.cpus reanalyzers.gpus",
+    "train/test_ahead.py::test_a_batch_is_drawn_ahead_and_made_with_the_weights_of_then": """
+        reanalyzers.ahead
+    """,
+    "recipes/test_layouts.py::test_a_target_ends_the_run_when_it_is_joined": """
+        evaluators.join_after
+    """,
+    "recipes/test_refusals.py::test_settings_that_do_not_go_together_are_refused": """
+        learners.state
+    """,
+    "recipes/test_warm_start.py"
+    "::test_a_run_starts_with_the_weights_of_another_and_resumes_without_it": "init_from",
+    "recipes/test_settings.py::test_compile_compiles_the_gradients": "compile",
+    "recipes/test_cudagraphs.py::test_the_setting_records_both": "cudagraphs",
+}
+# Of each run, and of what `timeline` finds unlike first: the settings that are changed for it.
+ACTING = {
+    ("image", "shapes"): """
+        model.num_channels=6 model.num_res_blocks=2 model.downsample=True model.flatten=True
+    """,
+    ("vector", "shapes"): """
+        model.latent_state_dim=24 model.res_connection=False model.latent_norm=SimNorm
+        model.lstm_hidden_size=12 model.head_hidden_channels=(8,8) model.evolvable_heads=True
+        model.reward_support_range=(-4.0,5.0,1.0) model.value_support_range=(-9.0,11.0,1.0)
+        model.norm_type=BN model.projection_norm_type=LN model.action_encoding=not_one_hot
+        model.proj_hid=9 model.pred_hid=9 optimizer.name=adamw env.id=Acrobot-v1 env.frame_stack=2
+    """,
+    ("forms", "shapes"): "model.max_head_layers=2 model.max_head_nodes=24",
+    ("vector", "gradient"): """
+        model.state_norm=True model.activation=gelu precision=bfloat16 loss.policy_weight=0.5
+        loss.value_weight=0.5 loss.value_prefix_weight=0.5 loss.consistency_weight=1.0
+        loss.entropy_weight=0.1 loss.gradient_scale=1.0
+    """,
+    ("box", "shapes"): "model.sigma_type=fixed model.gaussian_head=reparameterization",
+    ("fixed", "act"): "model.fixed_sigma=0.4",
+    ("vector", "drawn"): """
+        loss.unroll_steps=2 targets.n_step=2 replay.capacity=48 replay.batch_size=7
+        replay.alpha=0.0 replay.beta=0.9 collect.updates_per_env_step=0.5
+    """,
+    ("vector", "targets"): """
+        loss.lstm_horizon=3 loss.absorb=() targets.discount=0.9 targets.bootstrap=search
+        targets.reanalyze_ratio=0.5 targets.reanalyze_noise=False targets.correct_horizon=False
+        targets.horizon_fraction=0.1
+    """,
+    ("image", "targets"): "loss.augmentation=('shift',)",
+    ("vector", "step"): """
+        targets.target_interval=2 optimizer.learning_rate=0.04 optimizer.momentum=0.5
+        optimizer.weight_decay=0.1 optimizer.max_grad_norm=0.25 optimizer.warmup_fraction=0.3
+        optimizer.decay_updates=4 optimizer.decay_rate=0.5 collect.num_env_steps=96
+        collect.extra_updates=2
+    """,
+    ("vector", "act"): """
+        search.policy=gumbel search.num_simulations=5 search.dirichlet_alpha=3.0
+        search.dirichlet_fraction=0.5 search.temperatures=(0.01,0.5)
+        search.temperature_from=(0.0,0.6) evaluate.every_env_steps=40
+    """,
+    ("gumbel", "evaluate"): "search.max_considered=1",
+    ("box", "random"): "search.num_sampled_actions=4",
+    ("vector", "weights"): "seed=1",
+    ("vector", "made"): """
+        num_threads=2 env.num_envs=5 env.num_workers=2 replay.on_disk=True replay.shards=3
+        actors.ahead=2 actors.weights_every=2
+    """,
+    ("vector", "stepped"): "env.max_episode_steps=5",
+    ("atari", "stepped"): """
+        env.atari.frame_skip=3 env.atari.noop_max=9 env.atari.episodic_life=False
+        env.atari.sticky=0.5 env.atari.press_fire=False env.atari.max_frames=100
+    """,
+    ("atari", "shapes"): "env.atari.size=84 env.atari.colour=True",
+    ("points", "stepped"): "env.atari.clip_reward=False",
+    ("atari", "evaluate"): "env.atari.evaluation_frames=8",
+    ("vector", "random"): "collect.random_env_steps=48 collect.rollout_length=2",
+    ("vector", "evaluate"): """
+        evaluate.num_episodes=3 evaluate.num_simulations=5 evaluate.max_steps=6
+    """,
+    ("vector", "end"): "evaluate.target_return=1.0 evaluate.record=gif",
+    ("board", "evaluate"): "evaluate.opponent=random",
+    ("members", "made"): "population.size=1 population.replay=own",
+    ("members", "generation"): """
+        population.method=truncation population.tournament_size=3 population.elitism=False
+        population.eval_loop=2 population.no_mutation=0.0 population.hyper=0.1
+        population.parameters=0.0 population.ranges=('learning_rate=1e-3..0.06',)
+        population.grow=3.0 population.shrink=0.4 population.resample=1.0
+    """,
+    ("halves", "generation"): "population.truncation_fraction=0.5",
+    ("growing", "generation"): """
+        population.activation=0.0 population.architecture=0.0 population.new_layer_prob=1.0
+        population.nodes=(3,)
+    """,
+    ("noisy", "act"): "population.mutation_sd=1.0",
+    ("members", "step"): "population.spread=5.0",
+    ("vector", "save"): "checkpoint.every_updates=2 checkpoint.keep=1",
+}
+PROJECTED = ("vector", {"proj_out": 9, "pred_out": 9}, "shapes")
 SETTINGS = {
-    "model.num_channels": ("image", 6, "shapes"),
-    "model.num_res_blocks": ("image", 2, "shapes"),
-    "model.downsample": ("image", True, "shapes"),
-    "model.flatten": ("image", True, "shapes"),
-    "model.latent_state_dim": ("vector", 24, "shapes"),
-    "model.res_connection": ("vector", False, "shapes"),
-    "model.latent_norm": ("vector", "SimNorm", "shapes"),
-    "model.lstm_hidden_size": ("vector", 12, "shapes"),
-    "model.head_hidden_channels": ("vector", (8, 8), "shapes"),
-    "model.activation": ("vector", "gelu", "gradient"),
-    "model.evolvable_heads": ("vector", True, "shapes"),
-    "model.max_head_layers": ("forms", 2, "shapes"),
-    "model.max_head_nodes": ("forms", 24, "shapes"),
-    "model.reward_support_range": ("vector", (-4.0, 5.0, 1.0), "shapes"),
-    "model.value_support_range": ("vector", (-9.0, 11.0, 1.0), "shapes"),
-    "model.norm_type": ("vector", "BN", "shapes"),
-    "model.projection_norm_type": ("vector", "LN", "shapes"),
-    "model.state_norm": ("vector", True, "gradient"),
-    "model.action_encoding": ("vector", "not_one_hot", "shapes"),
-    "model.sigma_type": ("box", "fixed", "shapes"),
-    "model.fixed_sigma": ("fixed", 0.4, "act"),
-    "model.gaussian_head": ("box", "reparameterization", "shapes"),
-    "model.proj_hid": ("vector", 9, "shapes"),
-    "model.proj_out": ("vector", {"proj_out": 9, "pred_out": 9}, "shapes"),
-    "model.pred_hid": ("vector", 9, "shapes"),
-    "model.pred_out": ("vector", {"proj_out": 9, "pred_out": 9}, "shapes"),
-    "loss.unroll_steps": ("vector", 2, "drawn"),
-    "loss.lstm_horizon": ("vector", 3, "targets"),
-    "precision": ("vector", "bfloat16", "gradient"),
-    "loss.policy_weight": ("vector", 0.5, "gradient"),
-    "loss.value_weight": ("vector", 0.5, "gradient"),
-    "loss.value_prefix_weight": ("vector", 0.5, "gradient"),
-    "loss.consistency_weight": ("vector", 1.0, "gradient"),
-    "loss.entropy_weight": ("vector", 0.1, "gradient"),
-    "loss.gradient_scale": ("vector", 1.0, "gradient"),
-    "loss.absorb": ("vector", (), "targets"),
-    "loss.augmentation": ("image", ("shift",), "targets"),
-    "targets.discount": ("vector", 0.9, "targets"),
-    "targets.n_step": ("vector", 2, "drawn"),
-    "targets.bootstrap": ("vector", "search", "targets"),
-    "targets.target_interval": ("vector", 2, "step"),
-    "targets.reanalyze_ratio": ("vector", 0.5, "targets"),
-    "targets.reanalyze_noise": ("vector", False, "targets"),
-    "targets.correct_horizon": ("vector", False, "targets"),
-    "targets.horizon_fraction": ("vector", 0.1, "targets"),
-    "optimizer.name": ("vector", "adamw", "shapes"),
-    "optimizer.learning_rate": ("vector", 0.04, "step"),
-    "optimizer.momentum": ("vector", 0.5, "step"),
-    "optimizer.weight_decay": ("vector", 0.1, "step"),
-    "optimizer.max_grad_norm": ("vector", 0.25, "step"),
-    "optimizer.warmup_fraction": ("vector", 0.3, "step"),
-    "optimizer.decay_updates": ("vector", 4, "step"),
-    "optimizer.decay_rate": ("vector", 0.5, "step"),
-    "search.policy": ("vector", "gumbel", "act"),
-    "search.num_simulations": ("vector", 5, "act"),
-    "search.dirichlet_alpha": ("vector", 3.0, "act"),
-    "search.dirichlet_fraction": ("vector", 0.5, "act"),
-    "search.max_considered": ("gumbel", 1, "evaluate"),
-    "search.num_sampled_actions": ("box", 4, "random"),
-    "search.temperatures": ("vector", (0.01, 0.5), "act"),
-    "search.temperature_from": ("vector", (0.0, 0.6), "act"),
-    "seed": ("vector", 1, "weights"),
-    "device": "tests/recipes/test_other_device.py::test_networks_and_states_lie_on_the_device",
-    "num_threads": ("vector", 2, "made"),
-    "env.id": ("vector", "Acrobot-v1", "shapes"),
-    "env.num_envs": ("vector", 5, "made"),
-    "env.num_workers": ("vector", 2, "made"),
-    "env.step_timeout_seconds": "tests/recipes/test_settings.py::test_workers_get_the_limit",
-    "env.max_episode_steps": ("vector", 5, "stepped"),
-    "env.frame_stack": ("vector", 2, "shapes"),
-    "env.atari.frame_skip": ("atari", 3, "stepped"),
-    "env.atari.noop_max": ("atari", 9, "stepped"),
-    "env.atari.size": ("atari", 84, "shapes"),
-    "env.atari.colour": ("atari", True, "shapes"),
-    "env.atari.episodic_life": ("atari", False, "stepped"),
-    "env.atari.clip_reward": ("points", False, "stepped"),
-    "env.atari.sticky": ("atari", 0.5, "stepped"),
-    "env.atari.press_fire": ("atari", False, "stepped"),
-    "env.atari.max_frames": ("atari", 100, "stepped"),
-    "env.atari.evaluation_frames": ("atari", 8, "evaluate"),
-    "data.files": RECORDED + "test_a_setting_acts_where_it_should",
-    "data.columns": RECORDED + "test_a_setting_acts_where_it_should",
-    "data.complete": RECORDED + "test_what_files_lack_is_completed_where_that_is_said",
-    "data.num_updates": RECORDED + "test_a_setting_acts_where_it_should",
-    "replay.capacity": ("vector", 48, "drawn"),
-    "replay.batch_size": ("vector", 7, "drawn"),
-    "replay.alpha": ("vector", 0.0, "drawn"),
-    "replay.beta": ("vector", 0.9, "drawn"),
-    "replay.on_disk": ("vector", True, "made"),
-    "replay.shards": ("vector", 3, "made"),
-    "collect.num_env_steps": ("vector", 96, "step"),
-    "collect.random_env_steps": ("vector", 48, "random"),
-    "collect.updates_per_env_step": ("vector", 0.5, "drawn"),
-    "collect.extra_updates": ("vector", 2, "step"),
-    "collect.rollout_length": ("vector", 2, "random"),
-    "evaluate.every_env_steps": ("vector", 40, "act"),
-    "evaluate.every_updates": RECORDED + "test_a_setting_acts_where_it_should",
-    "evaluate.num_episodes": ("vector", 3, "evaluate"),
-    "evaluate.num_simulations": ("vector", 5, "evaluate"),
-    "evaluate.max_steps": ("vector", 6, "evaluate"),
-    "evaluate.target_return": ("vector", 1.0, "end"),
-    "evaluate.opponent": ("board", "random", "evaluate"),
-    "evaluate.record": ("vector", "gif", "end"),
-    "population.size": ("members", 1, "made"),
-    "population.method": ("members", "truncation", "generation"),
-    "population.tournament_size": ("members", 3, "generation"),
-    "population.elitism": ("members", False, "generation"),
-    "population.replay": ("members", "own", "made"),
-    "population.truncation_fraction": ("halves", 0.5, "generation"),
-    "population.eval_loop": ("members", 2, "generation"),
-    "population.no_mutation": ("members", 0.0, "generation"),
-    "population.hyper": ("members", 0.1, "generation"),
-    "population.parameters": ("members", 0.0, "generation"),
-    "population.activation": ("growing", 0.0, "generation"),
-    "population.architecture": ("growing", 0.0, "generation"),
-    "population.new_layer_prob": ("growing", 1.0, "generation"),
-    "population.nodes": ("growing", (3,), "generation"),
-    "population.mutation_sd": ("noisy", 1.0, "act"),
-    "population.ranges": ("members", ("learning_rate=1e-3..0.06",), "generation"),
-    "population.grow": ("members", 3.0, "generation"),
-    "population.shrink": ("members", 0.4, "generation"),
-    "population.resample": ("members", 1.0, "generation"),
-    "population.spread": ("members", 5.0, "step"),
-    "checkpoint.every_updates": ("vector", 2, "save"),
-    "checkpoint.keep": ("vector", 1, "save"),
+    **spoken.acting(ACTING),
+    "model.proj_out": PROJECTED,
+    "model.pred_out": PROJECTED,
+    **spoken.seen(SEEN),
     **spoken.OF_BOTH,
-    "actors.num": spoken.LAYOUTS,
-    "actors.ahead": ("vector", 2, "made"),
-    "actors.weights_every": ("vector", 2, "made"),
-    "actors.device": DEVICES,
-    "actors.cpus": spoken.ARRIVED,
-    "actors.gpus": spoken.ARRIVED,
-    "reanalyzers.num": spoken.LAYOUTS,
-    "reanalyzers.ahead": "tests/train/test_ahead.py"
-    "::test_a_batch_is_drawn_ahead_and_made_with_the_weights_of_then",
-    "reanalyzers.device": DEVICES,
-    "reanalyzers.cpus": spoken.ARRIVED,
-    "reanalyzers.gpus": spoken.ARRIVED,
-    "evaluators.join_after": (
-        "tests/recipes/test_layouts.py::test_a_target_ends_the_run_when_it_is_joined"
-    ),
-    "evaluators.device": DEVICES,
-    "learners.state": REFUSED,
-    "init_from": "tests/recipes/test_warm_start.py"
-    "::test_a_run_starts_with_the_weights_of_another_and_resumes_without_it",
-    "compile": "tests/recipes/test_settings.py::test_compile_compiles_the_gradients",
-    "cudagraphs": "tests/recipes/test_cudagraphs.py::test_the_setting_records_both",
 }
 TABLES = {"efficientzero": SETTINGS, "ilql": spoken.SETTINGS}
 SLOW = ("atari", "points", "halves", "noisy", "members", "growing", "image", "stack", "planned")
@@ -303,8 +219,9 @@ def bases(tmp_path_factory):
     return {"efficientzero": BASES, "ilql": spoken.make_bases(tmp_path_factory.mktemp("ilql"))}
 
 
-def played(algorithm, config, folder):
-    return (timeline if algorithm == "efficientzero" else ilql_timeline)(config, folder)
+def played(algorithm, config, folder, against=None):
+    play = timeline if algorithm == "efficientzero" else ilql_timeline
+    return play(config, folder, against)
 
 
 @pytest.fixture(scope="module")
@@ -339,8 +256,8 @@ def test_a_setting_acts_where_it_should_and_nowhere_before(algorithm, name, base
     base, value, kind = TABLES[algorithm][name]
     if base in ("atari", "points"):
         pytest.importorskip("ale_py")
-    run = played(algorithm, changed(bases[algorithm][base], name, value), tmp_path / "run")
-    assert first_difference(plain(algorithm, base), run) == kind
+    config, other = changed(bases[algorithm][base], name, value), plain(algorithm, base)
+    assert first_difference(other, played(algorithm, config, tmp_path / "run", other)) == kind
 
 
 @pytest.mark.parametrize(

@@ -10,20 +10,19 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 
 from raffia import merge_tensordicts
+from raffia.algorithms.efficientzero import EfficientZeroLearner
 from raffia.algorithms.efficientzero.config import ModelConfig
-from raffia.algorithms.efficientzero.learner import EfficientZeroLearner
 from raffia.cli import main
-from raffia.envs.env import Box, EnvSpec
-from raffia.envs.make import make_env
-from raffia.recipes import resume, train
+from raffia.envs import Box, EnvSpec, make_env
+from raffia.recipes import read_run, resume, train
+from raffia.recipes.efficientzero import EfficientZeroRun
 from raffia.recipes.efficientzero.actors import make_networks
-from raffia.recipes.efficientzero.config import EfficientZeroRun
 from raffia.recipes.efficientzero.experiment import EfficientZeroExperiment
 from raffia.recipes.efficientzero.warm_start import warm_state
-from raffia.recipes.ilql.config import ILQLRun
+from raffia.recipes.ilql import ILQLRun
 from raffia.recipes.population_config import PopulationConfig
-from raffia.recipes.run_folder import create_run, find_checkpoint, read_run
-from raffia.train.experiment import RunError
+from raffia.recipes.run_folder import create_run, find_checkpoint
+from raffia.train import RunError
 from tests.recipes.runs import Quiet, same, short, terminate, with_all
 
 
@@ -45,8 +44,7 @@ def weights_of(state):
 
 
 def first_state(config, folder):
-    experiment = EfficientZeroExperiment(config, folder, Quiet())
-    with closing(experiment):
+    with closing(EfficientZeroExperiment(config, folder, Quiet())) as experiment:
         return experiment.init()
 
 
@@ -94,11 +92,8 @@ def test_a_checkpoint_of_lightzero_is_one_of_torch_with_model(tmp_path):
 
 def test_weights_of_sampled_efficientzero_are_read(tmp_path):
     recorded = load_file("tests/algorithms/efficientzero/sampled_mlp.safetensors")
-    weights = {
-        name.removeprefix("param/"): value
-        for name, value in recorded.items()
-        if name.startswith("param/")
-    }
+    params = [name for name in recorded if name.startswith("param/")]
+    weights = {name.removeprefix("param/"): recorded[name] for name in params}
     torch.save({"model": weights}, tmp_path / "ckpt_best.pth.tar")
     model = ModelConfig(
         latent_state_dim=8,
@@ -132,8 +127,8 @@ def flawed(folder, config):
     torch.save({"model": {"w": 1.0}}, folder / "numbers.pth")
     torch.save({"model": torch.nn.Linear(1, 1)}, folder / "pickled.pth")
     (folder / "text.pth").write_text("weights")
-    other = replace(config, model=replace(config.model, latent_state_dim=10))
-    torch.save(learner_of(other).make_model(0).state_dict(), folder / "wide.pth")
+    wide = learner_of(with_all(config, model__latent_state_dim=10)).make_model(0)
+    torch.save(wide.state_dict(), folder / "wide.pth")
     create_run(folder / "ilql", ILQLRun())
     create_run(folder / "new", config)
     return {
@@ -167,12 +162,8 @@ def test_weights_that_mean_something_else_in_a_run_are_refused(other, tmp_path):
 
 
 def test_batch_norm_that_a_resumed_run_would_not_know_of_is_refused(tmp_path):
-    config = short()
-    config = replace(config, model=replace(config.model, projection_norm_type="LN"))
-    learner = learner_of(config)
-    theirs = learner.make_model(0).state_dict()
-    path = "projection.1"
-    assert f"{path}.weight" in theirs
+    learner = learner_of(with_all(short(), model__projection_norm_type="LN"))
+    theirs, path = learner.make_model(0).state_dict(), "projection.1"
     num = len(theirs[f"{path}.weight"])
     theirs |= {f"{path}.running_{name}": torch.ones(num) for name in ("mean", "var")}
     theirs[f"{path}.num_batches_tracked"] = torch.tensor(1)
@@ -182,21 +173,11 @@ def test_batch_norm_that_a_resumed_run_would_not_know_of_is_refused(tmp_path):
 
 
 def test_the_flag_of_the_command(other, tmp_path, capsys):
-    run = ["--run", str(tmp_path / "run"), "--config", str(other / "config.json")]
-    assert main(["train", "efficientzero", *run, "--init-from", str(other)]) == 0
+    def train_from(source, run):
+        words = f"train efficientzero --config {other}/config.json --init-from {source}"
+        return main([*words.split(), "--run", str(tmp_path / run)])
+
+    assert train_from(other, "run") == 0
     assert read_run(tmp_path / "run").init_from == str(other)
-    assert (
-        main(
-            [
-                "train",
-                "efficientzero",
-                *run[2:],
-                "--run",
-                str(tmp_path / "no"),
-                "--init-from",
-                str(tmp_path / "nowhere"),
-            ]
-        )
-        != 0
-    )
+    assert train_from(tmp_path / "nowhere", "no") != 0
     assert "does not exist" in capsys.readouterr().err

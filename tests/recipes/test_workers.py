@@ -11,33 +11,25 @@ import pytest
 import torch
 
 from raffia import TensorDict
-from raffia.algorithms.efficientzero.model import make_model
-from raffia.algorithms.efficientzero.planning import Planner
-from raffia.data.segment import SegmentReplayBuffer
-from raffia.data.segment_shards import ReplayShards
+from raffia.algorithms.efficientzero import Planner, make_model
+from raffia.data import ReplayShards
 from raffia.distributed import ChaosEngine, InlineEngine, RoleError
-from raffia.envs.env import Discrete, EnvSpec
-from raffia.envs.gym import GymEnv
+from raffia.envs import Discrete, EnvSpec, GymEnv
 from raffia.lazy import imported
+from raffia.recipes import resume_run, train_run
 from raffia.recipes.efficientzero import actors, evaluation, reanalyzers
 from raffia.recipes.efficientzero import experiment as run_module
-from raffia.recipes.efficientzero.config import EfficientZeroRun
 from raffia.recipes.efficientzero.experiment import EfficientZeroExperiment
 from raffia.recipes.ilql import train
 from raffia.recipes.ilql.evaluators import EvaluateRole, evaluator_config
-from raffia.recipes.running import resume_run, train_run
 from raffia.recipes.scale_config import EngineConfig, EvaluatorsConfig
 from raffia.recipes.workers import make_engine
 from raffia.report import write_report
 from raffia.report.folder import read_run
 from raffia.report.plots import spent
-from raffia.search.base import UnfitOutputError
-from raffia.train import checkpoint
-from raffia.train.checkpoint import Checkpoints
-from raffia.train.experiment import RunError
-from raffia.train.nan_guard import NonFiniteError
+from raffia.search import UnfitOutputError
+from raffia.train import Checkpoints, NonFiniteError, RunError, TrainingSession, checkpoint
 from raffia.train.record import EpisodeRecorder
-from raffia.train.session import TrainingSession
 from tests.recipes.ilql_settings import make_bases
 from tests.recipes.layouts import (
     AHEAD,
@@ -58,7 +50,7 @@ from tests.recipes.layouts import (
     trained,
     with_engine,
 )
-from tests.recipes.runs import Quiet, rows, with_all
+from tests.recipes.runs import Quiet, changed, rows, with_all
 from tests.recipes.test_ilql_own_environment import ENV
 
 LATE, OPEN = RUNS["evaluate later"], RUNS["shards ahead"]
@@ -76,27 +68,18 @@ def room(kind):
 POOL = {"num_workers": 2, "max_restarts": 7, "patience": 9.0, "needs.cpus": 0.5, "needs.gpus": 0.25}
 FOLLOWERS = {"num": 1, "max_restarts": 7, "patience": 9.0, "_engine.spares": 1}
 LEARNERS = {"learners__num": 2, "engine__spares": 1, **PATIENT}
+EARLY, MEMBERS = {"join_after": 3}, {"num_workers": 2, "max_restarts": 7, "patience": 9.0}
 ARRIVED = {
     "actors": (SMOKE, room("actors"), "collector.pool", POOL),
     "reanalyzers": (BATCHES, room("reanalyzers"), "ahead.pool", POOL),
     "reanalyzers ahead": (BATCHES, {"reanalyzers__ahead": 7}, "ahead", {"ahead": 7}),
     "evaluators": (SMOKE, room("evaluators"), "evaluations.pool", POOL),
-    "joined": (SMOKE, {"evaluators__join_after": 3}, "evaluations", {"join_after": 3}),
+    "joined": (SMOKE, {"evaluators__join_after": 3}, "evaluations", EARLY),
     "learners": (PARTS, LEARNERS, "followers", FOLLOWERS),
     "ilql evaluators": (SPOKEN, room("evaluators"), "evaluations.pool", POOL),
-    "ilql joined": (
-        SPOKEN,
-        {"evaluators__num": 1, "evaluators__join_after": 3},
-        "evaluations",
-        {"join_after": 3},
-    ),
+    "ilql joined": (SPOKEN, {"evaluators__join_after": 3}, "evaluations", EARLY),
     "ilql learners": (WORDLE, LEARNERS, "followers", FOLLOWERS),
-    "ilql members": (
-        SPEAKERS,
-        {"population__workers": 2, **PATIENT},
-        "across.pool",
-        {"num_workers": 2, "max_restarts": 7, "patience": 9.0},
-    ),
+    "ilql members": (SPEAKERS, {"population__workers": 2, **PATIENT}, "across.pool", MEMBERS),
 }
 
 
@@ -127,16 +110,6 @@ def test_evaluators_compute_on_their_device(tmp_path):
     config = with_all(SPOKEN, evaluators__num=1, evaluators__device="meta")
     role = EvaluateRole(evaluator_config(config, tmp_path, None), 0)
     assert {one.device.type for one in role.networks.model.parameters()} == {"meta"}
-
-
-def test_by_default_the_loop_does_all_and_there_is_one_buffer(tmp_path):
-    plain = EfficientZeroRun()
-    assert not any(
-        one.play_elsewhere for one in (plain.actors, plain.reanalyzers, plain.evaluators)
-    )
-    with experiment(BATCHES, tmp_path / "run") as run:
-        assert type(run.replay) is SegmentReplayBuffer and run.replay.reuse_memory
-        assert list(run.replays) == ["replay"]
 
 
 def test_the_loop_does_the_tasks_of_kinds_without_workers(tmp_path):
@@ -193,19 +166,14 @@ def test_devices_and_engines_that_are_not_there_leave_no_folder(kind, tmp_path, 
     assert not (tmp_path / "run").exists()
 
 
-FIXED = [  # settings that shaped what was drawn: of a run, another value, what is said
-    (RUNS["batches ahead"], {"reanalyzers__ahead": 0}, "reanalyzers.ahead"),
-    (OPEN, {"replay__shards": 1}, "replay.shards"),
-]
-
-
-@pytest.mark.parametrize(("config", "change", "name"), FIXED)
-def test_what_was_drawn_by_can_not_change_at_a_resume(config, change, name, tmp_path):
-    stopped(config, tmp_path / "run", 5)
-    with pytest.raises(
-        RunError, match=f"{name} cannot be changed: .* was started with other values"
-    ):
-        resume_run(tmp_path / "run", config=with_all(config, **change), view=Quiet())
+def test_what_was_drawn_by_can_not_change_at_a_resume(tmp_path):
+    """Settings that shaped what was drawn."""
+    stopped(OPEN, tmp_path / "run", 5)
+    for name, value in (("reanalyzers.ahead", 0), ("replay.shards", 1)):
+        other = changed(OPEN, name, value)
+        words = f"{name} cannot be changed: .* was started with other values"
+        with pytest.raises(RunError, match=words):
+            resume_run(tmp_path / "run", config=other, view=Quiet())
 
 
 def test_what_workers_can_not_import_is_refused(tmp_path):
@@ -387,40 +355,27 @@ def test_a_task_that_fails_and_a_save_that_fails_are_both_told(tmp_path, monkeyp
     assert "before its first checkpoint" in caught.value.__notes__[1]
 
 
-@pytest.mark.parametrize(("name", "num"), [("batches", 1), ("shards ahead", 2)])
-def test_what_is_not_finite_stops_the_run_as_in_the_loop(name, num, tmp_path, monkeypatch):
+SEARCHES = {  # of which run, who searches there, and by what
+    "actors": (SMOKE, 1, (Planner, "plan")),
+    "evaluators": (SMOKE, 1, (evaluation.Evaluator, "play")),
+    "reanalyzers": (OPEN, 2, (reanalyzers, "make_batch")),
+}
+
+
+@pytest.mark.parametrize("kind", SEARCHES)
+def test_nan_in_a_worker_s_search_is_dumped_as_in_the_loop(kind, tmp_path, monkeypatch):
     """With its frames."""
-    make_batch = reanalyzers.make_batch
+    config, most, where = SEARCHES[kind]
 
-    def broken(segments, *arguments, **options):
-        if name == "batches" or int(segments["index"][0]) % 2:
-            raise UnfitOutputError("root.value is NaN")
-        return make_batch(segments, *arguments, **options)
-
-    monkeypatch.setattr(reanalyzers, "make_batch", broken)
-    dumps = []
-    for many in (0, num):
-        with pytest.raises(NonFiniteError, match=r"update 1 is not finite: root.value is NaN"):
-            trained(RUNS[name], tmp_path / str(many), reanalyzers__num=many)
-        dump = tmp_path / str(many) / "nan_dump" / "000000001" / "batch.safetensors"
-        dumps.append(TensorDict.load(dump)["observation"])
-    assert torch.equal(*dumps)
-
-
-@pytest.mark.parametrize(
-    ("kind", "where"),
-    [("actors", (Planner, "plan")), ("evaluators", (evaluation.Evaluator, "play"))],
-)
-def test_nan_in_a_worker_s_search_is_dumped_as_in_the_loop(kind, where, tmp_path, monkeypatch):
     def broken(*arguments, **options):
         raise UnfitOutputError("root.value is NaN")
 
     monkeypatch.setattr(*where, broken)
     dumps = []
-    for num in (0, 1):
+    for num in (0, most):
         folder = tmp_path / str(num)
         with pytest.raises(NonFiniteError, match="is not finite: root.value is NaN"):
-            trained(SMOKE, folder, **{f"{kind}__num": num})
+            trained(config, folder, **{f"{kind}__num": num})
         (dump,) = (folder / "nan_dump").iterdir()
         dumps.append((dump.name, TensorDict.load(dump / "batch.safetensors")["observation"]))
     assert dumps[0][0] == dumps[1][0] and torch.equal(dumps[0][1], dumps[1][1])

@@ -1,6 +1,7 @@
 """All that a run does as one list of events, of which two runs share the first ones."""
 
 import hashlib
+from contextlib import suppress
 
 import pytest
 import torch
@@ -10,8 +11,8 @@ from raffia.recipes.efficientzero import evaluation, reanalyzers
 from raffia.recipes.efficientzero import experiment as run_module
 from raffia.recipes.efficientzero.experiment import EfficientZeroExperiment
 from raffia.recipes.ilql.experiment import ILQLExperiment
-from raffia.tensordict.tensordict import TensorDict
-from raffia.train.checkpoint import Checkpoints
+from raffia.tensordict import TensorDict
+from raffia.train import Checkpoints
 from tests.recipes.runs import Quiet
 
 
@@ -47,11 +48,24 @@ def first_difference(one, other):
     return longer[shorter][0] if len(one) != len(other) else None
 
 
+class Differs(Exception):
+    """What was to be found has been found."""
+
+
 class Notes(list):
-    """Events: their kinds, each with digests of what belongs to it."""
+    """Events: their kinds, each with digests of what belongs to it.
+
+    against: the events of another run; once some differ, this run ends at its next update.
+    """
+
+    def __init__(self, against=None):
+        super().__init__()
+        self.against = against
 
     def note(self, kind, *things):
         self.append((kind, *(digest(thing) for thing in things)))
+        if kind == "step" and self.against is not None and self != self.against[: len(self)]:
+            raise Differs
 
     def noted(self, kind, function):
         """The function, whose results are noted."""
@@ -100,7 +114,7 @@ class Notes(list):
         patch.setattr(Checkpoints, "save", saves)
 
 
-def timeline(config, folder):
+def timeline(config, folder, against=None):
     """Train, and write down:
 
     made: what does not show in numbers: where rows lie, how many workers and threads there are
@@ -111,7 +125,7 @@ def timeline(config, folder):
     gradient, step: of the update
     evaluate: returns and lengths; save: which checkpoints there are then; generation; end
     """
-    events = Notes()
+    events = Notes(against)
     make_batch = reanalyzers.make_batch
 
     def made(run):
@@ -135,15 +149,16 @@ def timeline(config, folder):
             patch.setattr(module, name, events.noted(kind, getattr(module, name)))
         patch.setattr(reanalyzers, "make_batch", makes_batch)
         events.watch_saves(patch)
-        result = efficientzero.train(config, folder, view=Quiet())
-    films = sorted(path.name for path in folder.glob("episodes/*"))
-    events.note("end", result.reason, films)
+        with suppress(Differs):
+            result = efficientzero.train(config, folder, view=Quiet())
+            films = sorted(path.name for path in folder.glob("episodes/*"))
+            events.note("end", result.reason, films)
     return events
 
 
-def ilql_timeline(config, folder):
+def ilql_timeline(config, folder, against=None):
     """The same of a run of ILQL, which learns from "data", its rows, in a "batch" each time."""
-    events = Notes()
+    events = Notes(against)
 
     def made(run):
         learnt, held_out = run.corpus.learnt, run.corpus.held_out
@@ -171,8 +186,8 @@ def ilql_timeline(config, folder):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("raffia.recipes.ilql.api.ILQLExperiment", Noted)
         events.watch_saves(patch)
-        result = ilql.train(config, folder, view=Quiet())
-    events.note("end", result.reason)
+        with suppress(Differs):
+            events.note("end", ilql.train(config, folder, view=Quiet()).reason)
     return events
 
 

@@ -1,9 +1,16 @@
 """Small networks, and models whose weights are as if after training."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from raffia.algorithms.efficientzero.model import EfficientZeroModel, EfficientZeroModelMLP
+from raffia.algorithms.efficientzero import (
+    EfficientZeroModel,
+    EfficientZeroModelMLP,
+    Planner,
+    make_model,
+)
 
 HEADS = dict(
     lstm_hidden_size=6,
@@ -55,6 +62,22 @@ def step(model, obs, action=None):
     root = model.initial_inference(obs)
     action = torch.arange(len(obs)) if action is None else action
     return root, model.recurrent_inference(root.latent_state, root.reward_hidden_state, action)
+
+
+def planner_of(spec, config, *, scale=0.3, consistency=True, **options):
+    """A planner whose networks are as if after training."""
+    torch.manual_seed(0)
+    model = make_model(spec, config.model, consistency=consistency)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape) * scale)
+    return Planner(model, spec, config, **options)
+
+
+def configured(config, **parts):
+    """The config with other options in some of its parts."""
+    changed = {name: replace(getattr(config, name), **new) for name, new in parts.items()}
+    return replace(config, **changed)
 
 
 def assert_close(one, two, equal_nan=False, **tolerances):

@@ -6,14 +6,16 @@ import pytest
 import torch
 from torch import nn
 
+from raffia.algorithms.efficientzero import fold
 from raffia.algorithms.efficientzero.config import ModelConfig
-from raffia.algorithms.efficientzero.inference import fold
+from raffia.algorithms.efficientzero.heads import LargestHead
 from raffia.algorithms.efficientzero.model_mlp import EfficientZeroModelMLP
-from raffia.envs.env import Box, Discrete, EnvSpec
-from raffia.evolution.config import MutationConfig
+from raffia.envs import Box, Discrete, EnvSpec
+from raffia.evolution import MutationConfig
 from raffia.evolution.mutate import mutate, networks_with_form
 from raffia.nn.evolvable import EvolvableMLP
 
+from .small import draws
 from .test_learner import LINE, learner_of
 
 ENVS = {
@@ -30,10 +32,6 @@ GROWTH = {
     "nodes": dataclasses.replace(ANY, activation=0.0, new_layer_prob=0.0),
 }
 CLOSE = {"rtol": 1e-4, "atol": 1e-5}
-
-
-def draws(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def evolvable(spec=LINE, **parts):
@@ -105,12 +103,13 @@ def test_what_grows_says_the_same_at_that_moment(env, what):
     for seed in range(4):
         after, changes = mutate(state, GROWTH[what], draws(seed))
         for i, change in enumerate(changes):
-            target = said(learner, after[i]["target"], obs, action)
-            assert target.equal(said(learner, state[i]["target"], obs, action))
+            whose = [lambda state: state["target"]]
             if " more" in change.what:
-                before = said(learner, state[i], obs, action)
-                assert said(learner, after[i], obs, action).equal(before)
+                whose.append(lambda state: state)
                 grown += 1
+            for of in whose:
+                before, now = (said(learner, of(one[i]), obs, action) for one in (state, after))
+                assert now.equal(before)
     assert grown > 3
 
 
@@ -136,15 +135,10 @@ def test_a_folded_model_says_what_the_model_says_whatever_its_form(env):
 @pytest.mark.parametrize(
     ("settings", "error"),
     [
-        (
-            {"head_hidden_channels": (32, 64)},
-            (r"the same number of nodes at the start, such as \(32,\)"),
-        ),
-        ({"head_hidden_channels": ()}, r"the same number of nodes at the start, such as \(1,\)"),
+        ({"head_hidden_channels": (32, 64)}, r"same number of nodes at the start, .* \(32,\)"),
         ({"head_hidden_channels": (200,)}, "set these to 3 and 200, or more"),
         ({"head_hidden_channels": (8,) * 4}, "set these to 4 and 128, or more"),
         ({"max_head_layers": 0}, "max_head_layers=0"),
-        ({"max_head_nodes": 0}, "max_head_nodes=0"),
     ],
 )
 def test_forms_that_can_not_be_are_refused(settings, error):
@@ -153,9 +147,8 @@ def test_forms_that_can_not_be_are_refused(settings, error):
 
 
 def test_an_activation_without_a_number_is_refused():
-    from raffia.algorithms.efficientzero.heads import LargestHead
-
+    largest = LargestHead(3, 64)
     with pytest.raises(ValueError, match="choose one of ReLU, GELU"):
-        EfficientZeroModelMLP(4, 2, activation=nn.Hardswish(), largest_head=LargestHead(3, 64))
-    model = EfficientZeroModelMLP(4, 2, activation=nn.Tanh(), largest_head=LargestHead(3, 64))
+        EfficientZeroModelMLP(4, 2, activation=nn.Hardswish(), largest_head=largest)
+    model = EfficientZeroModelMLP(4, 2, activation=nn.Tanh(), largest_head=largest)
     assert int(model.prediction_network.fc_value_head.activation) == 4

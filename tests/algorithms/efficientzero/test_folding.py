@@ -1,9 +1,11 @@
+"""Folded copies say what the model says; models of other layers are refused."""
+
 import pytest
 import torch
 from torch import nn
 
 from raffia.algorithms.efficientzero.folding import Folding
-from raffia.algorithms.efficientzero.model import EfficientZeroModel
+from raffia.nn.blocks import DirectSequential
 
 from . import small
 from .small import IMAGE, VECTOR, drawn
@@ -40,62 +42,63 @@ def test_a_refreshed_copy_says_what_the_model_says(build, shape, norm_type):
     torch.testing.assert_close(found, outputs(other, shape), rtol=1e-3, atol=1e-4)
 
 
-def batch_norm_without_statistics():
+def without_statistics():
     model = vector()
     model.prediction_network.fc_value_head[1] = nn.BatchNorm1d(5, track_running_stats=False)
     return model.eval()
 
 
-OTHERS = {
-    "images": (vector, conv, "representation_network is RepresentationNetwork here and Rep.*MLP"),
-    "norm": (
-        vector,
-        lambda: vector(norm_type="LN"),
-        "representation_network.fc_representation.1 is LayerNorm here and BatchNorm1d there",
-    ),
-    "lstm": (
-        vector,
-        lambda: vector(lstm_hidden_size=7),
-        r"dynamics_network.lstm.weight_ih_l0 is of shape \[28, 8\] here and of shape \[24, 8\]",
-    ),
+PLANE = {"discrete_action_encoding_type": "not_one_hot"}
+
+
+OTHERS = {  # a model, its options and those of another, and what is said
+    "images": (vector, {}, conv(), "representation_network is Repr.* here and Rep.*MLP"),
+    "norm": (vector, {}, vector(norm_type="LN"), "fc_representation.1 is LayerNorm here and Bat"),
+    "lstm": (vector, {}, vector(lstm_hidden_size=7), r"weight_ih_l0 is of shape \[28, 8\] here"),
     "actions": (
-        lambda: vector(discrete_action_encoding_type="not_one_hot"),
-        lambda: vector(actions=6, discrete_action_encoding_type="not_one_hot"),
-        r"prediction_network.fc_policy_head.3.weight is of shape \[6, 5\] here",
-    ),
-    "more blocks": (
-        conv,
-        lambda: conv(num_res_blocks=2),
-        "representation_network.resblocks.1 is ResidualBlock here and missing there",
-    ),
-    "activation": (
-        conv,
-        lambda: conv(activation=nn.Tanh()),
-        "representation_network.activation is Tanh here and ReLU there",
-    ),
-    "no statistics": (
         vector,
-        batch_norm_without_statistics,
-        r"fc_value_head.1.running_mean is None here and of shape \[5\] there",
+        PLANE,
+        vector(actions=6, **PLANE),
+        r"fc_policy_head.3.weight is of sh.* here",
     ),
+    "more blocks": (conv, {}, conv(num_res_blocks=2), "resblocks.1 is .* here and missing there"),
+    "activation": (conv, {}, conv(activation=nn.Tanh()), "activation is Tanh here and ReLU ther"),
+    "no statistics": (vector, {}, without_statistics(), "running_mean is None here and of shape"),
     "support": (
         vector,
-        lambda: vector(value_support_range=(-299, 302, 1)),
-        r"value_support is Support\(start=-299, .* here and Support\(start=-300",
+        {},
+        vector(value_support_range=(-299, 302, 1)),
+        r"value_support is Support",
     ),
-    "state norm": (conv, lambda: conv(state_norm=True), "state_norm is True here and False there"),
+    "state norm": (conv, {}, conv(state_norm=True), "state_norm is True here and False there"),
 }
 
 
-@pytest.mark.parametrize(("build", "other", "message"), OTHERS.values(), ids=OTHERS)
-def test_a_model_of_other_layers_is_refused_and_changes_nothing(build, other, message):
-    model = build()
+@pytest.mark.parametrize(("build", "options", "other", "message"), OTHERS.values(), ids=OTHERS)
+def test_a_model_of_other_layers_is_refused_and_changes_nothing(build, options, other, message):
+    model, shape = build(**options), IMAGE if build is conv else VECTOR
     folding = Folding(model)
-    shape = IMAGE if isinstance(model, EfficientZeroModel) else VECTOR
     before = outputs(folding.model, shape)
     with pytest.raises(ValueError, match=rf"{message}.*Call fold\(model\) to make a new one"):
-        folding.refresh(drawn(other(), seed=1))
+        folding.refresh(other)
     for found, expected in zip(outputs(folding.model, shape), before, strict=True):
         assert torch.equal(found, expected)
-    folding.refresh(model)
-    torch.testing.assert_close(outputs(folding.model, shape), before)
+
+
+def latent(folding):
+    return outputs(folding.model, VECTOR)[3]
+
+
+def test_layers_run_directly_with_the_same_bits_unless_they_have_hooks():
+    model = vector(norm_type="LN")
+    folding = Folding(model)
+    direct = latent(folding)
+    sequentials = [part for part in folding.model.modules() if isinstance(part, nn.Sequential)]
+    assert {type(part) for part in sequentials} == {DirectSequential}
+    for part in sequentials:
+        part.__class__ = nn.Sequential
+    assert latent(folding).equal(direct)
+    assert not any(isinstance(part, DirectSequential) for part in model.modules())
+    layer = model.representation_network.fc_representation[0]
+    layer.register_forward_hook(lambda module, args, output: -output)
+    assert not latent(Folding(model)).equal(direct)

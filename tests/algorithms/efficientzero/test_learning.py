@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from raffia.algorithms.efficientzero import Planner
 from raffia.algorithms.efficientzero.observations import with_observations
-from raffia.algorithms.efficientzero.planning import Planner
-from raffia.envs.env import Box, EnvSpec
+from raffia.envs import Box, EnvSpec
 
 from .small import assert_close
 from .test_learner import batch_of, learner_of, update
@@ -13,17 +13,14 @@ from .test_learner import batch_of, learner_of, update
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("norm_type", ["BN", "LN"])
-def test_a_small_batch_is_learnt_by_heart(norm_type):
+ADAM = {"name": "adamw", "weight_decay": 0.0}
+
+
+def test_a_small_batch_is_learnt_by_heart():
     learner = learner_of(
-        model={"norm_type": norm_type, "head_hidden_channels": (32,)},
+        model={"norm_type": "BN", "head_hidden_channels": (32,)},
         loss={"consistency_weight": 0.5, "value_weight": 1.0},
-        optimizer={
-            "name": "adamw",
-            "learning_rate": 0.01,
-            "weight_decay": 0.0,
-            "decay_updates": 110,
-        },
+        optimizer=ADAM | {"learning_rate": 0.01, "decay_updates": 110},
     )
     batch = batch_of(size=12)
     batch["weight"] = torch.ones(12)
@@ -76,8 +73,9 @@ def in_float64(tree):
     return tree.apply(lambda x: x.double() if x.is_floating_point() else x)
 
 
-@pytest.mark.parametrize(("norm_type", "optimizer"), [("BN", "sgd"), ("LN", "adamw")])
-@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize(
+    ("norm_type", "optimizer", "shared"), [("BN", "sgd", False), ("LN", "adamw", True)]
+)
 def test_stacked_states_learn_as_each_does_by_itself(norm_type, optimizer, shared):
     """From batches of their own, or one that they share."""
     # in float64: Adam makes steps of rounding errors where a gradient is zero, as before BatchNorm

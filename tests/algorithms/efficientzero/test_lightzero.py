@@ -9,8 +9,11 @@ from functools import partial
 import pytest
 import torch
 
-from raffia.algorithms.efficientzero.learner import EfficientZeroLearner
-from raffia.algorithms.efficientzero.model import EfficientZeroModel, EfficientZeroModelMLP
+from raffia.algorithms.efficientzero import (
+    EfficientZeroLearner,
+    EfficientZeroModel,
+    EfficientZeroModelMLP,
+)
 from raffia.algorithms.efficientzero.model_mlp import GELU
 
 from .test_learner import LINE, learner_of
@@ -103,7 +106,6 @@ def test_entries_that_do_not_fit_are_named_and_nothing_is_loaded():
     ("options", "said"),
     [
         ({"latent_norm": "SimNorm"}, "latent_norm='SimNorm'"),
-        ({"lstm_hidden_size": 0}, r"lstm_hidden_size=0 \(MuZero\)"),
         ({"norm_type": "LN"}, "norm_type='LN'"),
         ({"res_connection_in_dynamics": True}, "res_connection_in_dynamics=True"),
         (

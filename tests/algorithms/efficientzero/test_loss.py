@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from raffia.algorithms.efficientzero import EfficientZeroModel, EfficientZeroModelMLP
 from raffia.algorithms.efficientzero.config import LossConfig
 from raffia.algorithms.efficientzero.loss import (
     EfficientZeroLoss,
@@ -19,12 +20,10 @@ from raffia.algorithms.efficientzero.loss import (
     scale_gradient,
     unroll,
 )
-from raffia.algorithms.efficientzero.model import EfficientZeroModel, EfficientZeroModelMLP
 from raffia.algorithms.efficientzero.observations import with_observations
-from raffia.functional.losses import soft_cross_entropy
-from raffia.functional.transforms import Support, scalar_to_categorical, signed_hyperbolic
-from raffia.search.sampled import GaussianSampler
-from raffia.tensordict.tensordict import TensorDict
+from raffia.functional import Support, scalar_to_categorical, signed_hyperbolic, soft_cross_entropy
+from raffia.search import GaussianSampler
+from raffia.tensordict import TensorDict
 
 from .small import vector
 from .test_learner import LINE, batch_of

@@ -5,20 +5,19 @@ from dataclasses import replace
 import pytest
 import torch
 
-from raffia.algorithms.efficientzero import planning
+from raffia.algorithms.efficientzero import EfficientZeroConfig, planning
 from raffia.algorithms.efficientzero.actor import act, act_at_random
 from raffia.algorithms.efficientzero.config import (
-    EfficientZeroConfig,
     LossConfig,
     ModelConfig,
     SearchConfig,
     TargetConfig,
 )
-from raffia.algorithms.efficientzero.model import make_model
-from raffia.algorithms.efficientzero.planning import Planner
-from raffia.envs.env import Box, Discrete, EnvSpec
+from raffia.envs import Box, Discrete, EnvSpec
 from raffia.search.policies import root_dirichlet, root_gumbel
-from raffia.tensordict.tensordict import TensorDict
+from raffia.tensordict import TensorDict
+
+from . import small
 
 BOARD = EnvSpec(observation_shape=(4,), action=Discrete(3), masked=True, num_players=2)
 CONFIG = EfficientZeroConfig(
@@ -30,12 +29,7 @@ CONFIG = EfficientZeroConfig(
 
 
 def planner_of(spec=BOARD, config=CONFIG, **options):
-    torch.manual_seed(0)
-    model = make_model(spec, config.model)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape) * 0.3)
-    return Planner(model, spec, config, **options)
+    return small.planner_of(spec, config, **options)
 
 
 def state_of(num=5):
@@ -71,7 +65,7 @@ def test_a_search_gets_the_settings(policy, noise, temperature, monkeypatch):
         return run(root, recurrent_fn, **options)
 
     monkeypatch.setattr(planning, f"{policy}_policy", watched)
-    config = replace(CONFIG, search=replace(CONFIG.search, policy=policy, max_considered=2))
+    config = small.configured(CONFIG, search={"policy": policy, "max_considered": 2})
     planner = planner_of(config=config, num_threads=2)
     state, seed = state_of(70), torch.arange(70)
     planner.plan(state, noise=noise, temperature=temperature, seed=seed)
@@ -100,7 +94,7 @@ def test_a_row_draws_by_its_seed_whatever_the_other_rows_are(kind):
     if kind == "continuous":
         spec = replace(BOARD, action=Box((-1.0,), (1.0,)), masked=False)
     policy = "gumbel" if kind == "gumbel" else "muzero"
-    config = replace(CONFIG, search=replace(CONFIG.search, policy=policy, num_sampled_actions=5))
+    config = small.configured(CONFIG, search={"policy": policy, "num_sampled_actions": 5})
     planner, state = planner_of(spec, config=config), state_of(6)
     seed, rows = torch.arange(6) * 1_000_003, torch.tensor([4, 1])
     together = act(planner, state, temperature=1.0, noise=True, seed=seed)
@@ -116,7 +110,6 @@ def test_a_row_draws_by_its_seed_whatever_the_other_rows_are(kind):
 
 
 def test_a_tensor_is_no_state():
-    with pytest.raises(
-        TypeError, match=r"pass TensorDict\(observation=observation, batch_size=\[3\]"
-    ):
-        act(planner_of(BOARD), torch.zeros(3, 4), temperature=0.0, noise=False)
+    words = r"pass TensorDict\(observation=observation, batch_size=\[3\]"
+    with pytest.raises(TypeError, match=words):
+        act(planner_of(), torch.zeros(3, 4), temperature=0.0, noise=False)

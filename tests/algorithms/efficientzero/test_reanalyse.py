@@ -1,28 +1,25 @@
 """Policies and values that are searched anew."""
 
-import dataclasses
-
 import pytest
 import torch
 
+from raffia.algorithms.efficientzero import EfficientZeroConfig, EfficientZeroLearner, Planner
 from raffia.algorithms.efficientzero.actor import replay_entries
 from raffia.algorithms.efficientzero.config import (
-    EfficientZeroConfig,
     LossConfig,
     ModelConfig,
     SearchConfig,
     TargetConfig,
 )
-from raffia.algorithms.efficientzero.learner import EfficientZeroLearner
-from raffia.algorithms.efficientzero.model import make_model
-from raffia.algorithms.efficientzero.planning import Planner
 from raffia.algorithms.efficientzero.reanalyze import reanalyze
 from raffia.algorithms.efficientzero.stacked import StackedPlanner
 from raffia.algorithms.efficientzero.targets import make_batch
-from raffia.data.segment import SegmentReplayBuffer
-from raffia.data.storage import TensorStorage
-from raffia.envs.env import Box, Discrete, EnvSpec
-from raffia.tensordict.tensordict import TensorDict
+from raffia.data import SegmentReplayBuffer, TensorStorage
+from raffia.envs import Box, Discrete, EnvSpec
+from raffia.tensordict import TensorDict
+
+from . import small
+from .small import draws
 
 CONFIG = EfficientZeroConfig(
     model=ModelConfig(
@@ -41,21 +38,11 @@ LINE = EnvSpec(observation_shape=(3,), action=Discrete(4))
 
 
 def configured(**parts):
-    """The config with other options in some of its parts."""
-    changed = {
-        name: dataclasses.replace(getattr(CONFIG, name), **options)
-        for name, options in parts.items()
-    }
-    return dataclasses.replace(CONFIG, **changed)
+    return small.configured(CONFIG, **parts)
 
 
 def planner_of(spec=LINE, config=CONFIG, **options):
-    torch.manual_seed(0)
-    model = make_model(spec, config.model, consistency=False)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += 0.2 * torch.randn_like(parameter)
-    return Planner(model, spec, config, **options)
+    return small.planner_of(spec, config, scale=0.2, consistency=False, **options)
 
 
 def replay_of(spec=LINE, size=12, end="terminated", num_sampled=5):
@@ -86,10 +73,6 @@ def replay_of(spec=LINE, size=12, end="terminated", num_sampled=5):
     return replay
 
 
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
-
-
 def windows_of(replay, index):
     return replay.read(torch.tensor(index))
 
@@ -99,9 +82,9 @@ def test_each_step_is_searched_once_and_the_end_is_not():
     asked = []
     plan = planner.plan
     planner.plan = lambda state, **options: asked.append(state) or plan(state, **options)
-    fresh = reanalyze(windows_of(replay, [3, 4, 3, 11]), planner, generator=generator())
+    fresh = reanalyze(windows_of(replay, [3, 4, 3, 11]), planner, generator=draws())
     state = TensorDict(observation=torch.randn(3, 3), batch_size=[3])
-    entries = replay_entries(plan(state, generator=generator()))
+    entries = replay_entries(plan(state, generator=draws()))
     assert {*entries.keys()} - {"action"} == {*fresh.keys()} - {"step_index"}
     assert len(asked) == 1
     assert fresh["step_index"].tolist() == [3, 4, 5, 6, 11]  # 12 is the closing row
@@ -113,27 +96,27 @@ def test_each_step_is_searched_once_and_the_end_is_not():
 def test_steps_before_and_between_those_that_are_searched_stay_as_stored():
     planner = planner_of(config=configured(targets={"reanalyze_ratio": 0.5}))
     windows = windows_of(replay_of(), [3, 8, 1, 6])  # the last row of 1..3, the last of 6..8
-    batch, fresh = make_batch(windows, planner, generator=generator())
+    batch, fresh = make_batch(windows, planner, generator=draws())
     assert fresh["step_index"].tolist() == [3, 4, 5, 8, 9, 10]
     stored = batch["target_policy"].eq(7).all(-1)
     assert stored.tolist() == [[False] * 3, [False] * 3, [True, True, False], [True, True, False]]
     for ratio in (0.0, 0.1):  # of 4 windows
         planner = planner_of(config=configured(targets={"reanalyze_ratio": ratio}))
-        assert make_batch(windows, planner, generator=generator())[1] is None
+        assert make_batch(windows, planner, generator=draws())[1] is None
 
 
 @pytest.mark.parametrize("policy", ["muzero", "gumbel"])
 def test_noise_is_as_configured(policy):
-    search = {"policy": policy}
-    quiet = planner_of(config=configured(targets={"reanalyze_noise": False}, search=search))
     windows = windows_of(replay_of(), list(range(12)))
-    found = [reanalyze(windows, quiet, generator=generator(seed)) for seed in (0, 1)]
-    assert found[0]["policy"].equal(found[1]["policy"])
-    assert (found[0]["policy"] > 0).all() or policy == "muzero"
-    noisy = planner_of(config=configured(search=search))
-    found = [reanalyze(windows, noisy, generator=generator(seed)) for seed in (0, 0, 1)]
-    assert found[0]["policy"].equal(found[1]["policy"])
-    assert not found[0]["policy"].equal(found[2]["policy"])
+    quiet, noisy = (
+        planner_of(config=configured(targets={"reanalyze_noise": on}, search={"policy": policy}))
+        for on in (False, True)
+    )
+    first, second = (reanalyze(windows, quiet, generator=draws(seed)) for seed in (0, 1))
+    assert first["policy"].equal(second["policy"])
+    assert (first["policy"] > 0).all() or policy == "muzero"
+    found = [reanalyze(windows, noisy, generator=draws(seed))["policy"] for seed in (0, 0, 1)]
+    assert found[0].equal(found[1]) and not found[0].equal(found[2])
 
 
 @pytest.mark.parametrize("bootstrap", ["search", "network"])
@@ -141,7 +124,7 @@ def test_fresh_values_close_sums_where_values_are_searched(bootstrap):
     config = configured(targets={"bootstrap": bootstrap, "discount": 1.0})
     planner, replay = planner_of(config=config), replay_of(end="truncated")
     windows = windows_of(replay, [0, 2])
-    batch, fresh = make_batch(windows, planner, generator=generator())
+    batch, fresh = make_batch(windows, planner, generator=draws())
     sums = windows["reward"][0, 0:2].sum(), windows["reward"][0, 1:3].sum()
     closing = batch["target_value"][0, :2] - torch.stack(sums)
     if bootstrap == "search":  # rows 2 and 3, which the second window had searched
@@ -158,17 +141,17 @@ def test_only_legal_actions_of_games_of_two_get_visits():
     spec = EnvSpec(observation_shape=(3, 2, 2), action=Discrete(4), num_players=2, masked=True)
     planner, replay = planner_of(spec), replay_of(spec)
     windows = windows_of(replay, list(range(12)))
-    batch, fresh = make_batch(windows, planner, generator=generator())
+    batch, fresh = make_batch(windows, planner, generator=draws())
     assert len(fresh) == 12
     legal = windows["action_mask"][:, 0]
     assert not fresh["policy"][~legal].any()
     state = TensorDict(
         {key: windows[key][:, 0] for key in ("observation", "action_mask", "to_play")}, [12]
     )
-    plan = planner.plan(state, temperature=0.0, generator=generator())
+    plan = planner.plan(state, temperature=0.0, generator=draws())
     torch.testing.assert_close(fresh["value"], plan.root_value)
     torch.testing.assert_close(fresh["policy"], plan.action_weights)
-    two = reanalyze(windows, planner_of(spec, num_threads=2), generator=generator())
+    two = reanalyze(windows, planner_of(spec, num_threads=2), generator=draws())
     assert two["policy"].equal(fresh["policy"]) and two["value"].equal(fresh["value"])
     assert not legal.all() and batch["target_policy"].shape == (12, 3, 4)
 
@@ -177,7 +160,7 @@ def test_continuous_actions_are_sampled_anew():
     spec = EnvSpec(observation_shape=(3,), action=Box((-2.0, 1.0), (-1.0, 3.0)))
     planner, replay = planner_of(spec), replay_of(spec)
     windows = windows_of(replay, [0, 5])
-    batch, fresh = make_batch(windows, planner, generator=generator())
+    batch, fresh = make_batch(windows, planner, generator=draws())
     assert fresh["sampled_actions"].shape == (6, 5, 2)
     assert batch["sampled_actions"].flatten(0, 1).equal(fresh["sampled_actions"])
     assert batch["target_policy"].flatten(0, 1).equal(fresh["policy"])
@@ -192,8 +175,9 @@ def test_continuous_actions_are_sampled_anew():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bootstrap", ["network", "search"])
-@pytest.mark.parametrize("ratio", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize(
+    ("ratio", "bootstrap"), [(0.0, "network"), (0.5, "network"), (1.0, "search")]
+)
 def test_targets_of_all_members_are_those_of_each(ratio, bootstrap):
     config = configured(
         targets={"reanalyze_ratio": ratio, "bootstrap": bootstrap, "reanalyze_noise": False}
@@ -202,19 +186,19 @@ def test_targets_of_all_members_are_those_of_each(ratio, bootstrap):
     states = torch.stack([learner.init(seed) for seed in range(3)])
     states["hyper", "discount"] = torch.tensor([0.9, 0.997, 0.5])
     for value in states["params"].values(True, True):
-        value.add_(0.2 * torch.rand(value.shape, generator=generator(1)))
+        value.add_(0.2 * torch.rand(value.shape, generator=draws(1)))
     together = StackedPlanner(learner.make_model(0), LINE, config, size=3)
     together.refresh(states)
     replay = replay_of(end="truncated")
     windows = windows_of(replay, [3, 4, 9, 11])
     own = [windows, windows_of(replay, [0, 1, 2, 8]), windows]  # one has seen others
     flat = torch.cat(own).set("member", torch.arange(3).repeat_interleave(4))
-    batch, fresh = make_batch(flat, together, generator=generator(), total=20)
+    batch, fresh = make_batch(flat, together, generator=draws(), total=20)
     assert (fresh is None) == (ratio == 0)
     for member in range(3):
         alone = Planner(learner.make_model(0), LINE, config)
         alone.refresh(states[member])
-        wanted, found = make_batch(own[member], alone, generator=generator(), total=20)
+        wanted, found = make_batch(own[member], alone, generator=draws(), total=20)
         rows = slice(4 * member, 4 * member + 4)
         for name in wanted.keys():
             if name != "action":  # behind an end they are drawn

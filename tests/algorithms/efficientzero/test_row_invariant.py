@@ -7,16 +7,17 @@ import pytest
 import torch
 from torch import nn
 
+from raffia.algorithms.efficientzero import fold, make_model
 from raffia.algorithms.efficientzero.config import ModelConfig
-from raffia.algorithms.efficientzero.inference import fold
-from raffia.algorithms.efficientzero.model import make_model
 from raffia.algorithms.efficientzero.row_invariant import (
     RowInvariantConv2d,
     in_blocks,
     row_invariant,
 )
-from raffia.envs.env import Box, Discrete, EnvSpec
+from raffia.envs import Box, Discrete, EnvSpec
 from raffia.recipes.running import threads
+
+from .small import draws
 
 VECTOR = EnvSpec(observation_shape=(5,), action=Discrete(3))
 FIELDS = EnvSpec(observation_shape=(4, 6, 5), action=Discrete(3))
@@ -44,7 +45,7 @@ FORMS = {
 
 def made(form):
     spec, changes = FORMS[form]
-    generator = torch.Generator().manual_seed(0)
+    generator = draws(0)
     model = make_model(spec, ModelConfig(**SMALL | changes))
     with torch.no_grad():
         for parameter in model.parameters():
@@ -76,7 +77,7 @@ def test_a_row_is_the_same_bits_in_any_batch(form, compiled):
         vars(folded)["compiled"] = None
     elif folded.compiled is None:
         return  # as the eager one
-    generator = torch.Generator().manual_seed(1)
+    generator = draws(1)
     observation = torch.rand(21, *spec.observation_shape, generator=generator)
     action = torch.arange(21) % 3
     if isinstance(spec.action, Box):

@@ -5,12 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from raffia.algorithms.efficientzero.config import EfficientZeroConfig, ModelConfig, SearchConfig
-from raffia.algorithms.efficientzero.learner import EfficientZeroLearner
-from raffia.algorithms.efficientzero.planning import Planner
+from raffia.algorithms.efficientzero import EfficientZeroConfig, EfficientZeroLearner, Planner
+from raffia.algorithms.efficientzero.config import ModelConfig, SearchConfig
 from raffia.algorithms.efficientzero.stacked import StackedModel, StackedPlanner
-from raffia.envs.env import Discrete, EnvSpec
-from raffia.tensordict.tensordict import TensorDict
+from raffia.envs import Discrete, EnvSpec
+from raffia.tensordict import TensorDict
+
+from .small import draws
 
 SPEC = EnvSpec(observation_shape=(4,), action=Discrete(3), name="small")
 MODEL = ModelConfig(
@@ -24,11 +25,11 @@ def members(spec=SPEC, config=CONFIG, size=3):
     """States of members with outputs that differ, and BatchNorm's statistics, too."""
     learner = EfficientZeroLearner(spec, config, num_updates=10)
     states = torch.stack([learner.init(seed) for seed in range(size)])
-    draws = torch.Generator().manual_seed(0)
+    generator = draws(0)
     for part in ("params", "buffers"):
         for value in states[part].values(True, True):
             if value.is_floating_point():
-                noise = torch.rand(value.shape, generator=draws)
+                noise = torch.rand(value.shape, generator=generator)
                 value.add_(noise * 0.2)
     return learner, states
 
@@ -46,25 +47,6 @@ def both(spec=SPEC, config=CONFIG, size=3, how="each"):
     return stacked, alone
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("how", ["each", "vmap"])
-@pytest.mark.parametrize("policy", ["muzero", "gumbel"])
-def test_a_search_for_all_members_is_that_of_each(policy, how):
-    config = replace(CONFIG, search=replace(CONFIG.search, policy=policy))
-    stacked, alone = both(config=config, how=how)
-    state = TensorDict(observation=torch.rand(9, 4), batch_size=[9])
-    found = stacked.plan(state, noise=False, temperature=0.0)
-    assert stacked.num_simulations == 9 * 12
-    for place, planner in enumerate(alone):
-        rows = slice(3 * place, 3 * place + 3)
-        wanted = planner.plan(state[rows], noise=False, temperature=0.0)
-        torch.testing.assert_close(
-            found.action_weights[rows], wanted.action_weights, rtol=1e-3, atol=1e-4
-        )
-        assert found.action[rows].tolist() == wanted.action.tolist()
-        torch.testing.assert_close(found.root_value[rows], wanted.root_value, rtol=1e-3, atol=1e-4)
-
-
 @pytest.mark.parametrize("num_threads", [1, 2])
 @pytest.mark.parametrize("simulations", [1, 12])
 def test_compiled_rows_are_their_members_to_the_last_bit(num_threads, simulations):
@@ -73,7 +55,7 @@ def test_compiled_rows_are_their_members_to_the_last_bit(num_threads, simulation
     stacked.num_threads = num_threads
     rows = 32  # of each: enough for a second thread
     state = TensorDict(observation=torch.rand(3 * rows, 4), batch_size=[3 * rows])
-    order = torch.randperm(3 * rows, generator=torch.Generator().manual_seed(1))
+    order = torch.randperm(3 * rows, generator=draws(1))
     mixed = state[order].set("member", torch.arange(3).repeat_interleave(rows)[order])
     settings = {"noise": False, "temperature": 0.0, "num_simulations": simulations}
     found, jumbled = stacked.plan(state, **settings), stacked.plan(mixed, **settings)
@@ -163,7 +145,7 @@ def test_each_member_has_its_own_noise():
     state = TensorDict(observation=torch.rand(6, 4), batch_size=[6])
     settings = {"temperature": 0.0, "num_simulations": 8}
     quiet = stacked.plan(state, noise=False, **settings)
-    noisy = stacked.plan(state, generator=torch.Generator().manual_seed(0), **settings)
+    noisy = stacked.plan(state, generator=draws(0), **settings)
     prior = [plan.tree.data["prior"][:, 0] for plan in (quiet, noisy)]
     moved = (prior[0] - prior[1]).abs().sum(-1)
     assert moved[:2].max() < 1e-6 and moved[2:].min() > 1e-2
@@ -174,7 +156,7 @@ def test_each_member_has_its_own_temperature():
     stacked, _ = with_own(temperature=[0.0, 1.0, 1e6])
     one = torch.rand(1, 4)
     state = TensorDict(observation=one.expand(900, 4), batch_size=[900])
-    plan = stacked.plan(state, noise=False, generator=torch.Generator().manual_seed(0))
+    plan = stacked.plan(state, noise=False, generator=draws(0))
     shares = plan.action.view(3, 300).float()
     visits = plan.action_weights[[0, 300, 600]]
     assert bool((shares[0] == visits[0].argmax()).all())

@@ -6,19 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from raffia.algorithms.efficientzero.config import (
-    EfficientZeroConfig,
-    LossConfig,
-    SearchConfig,
-    TargetConfig,
-)
-from raffia.algorithms.efficientzero.observations import with_observations
-from raffia.algorithms.efficientzero.planning import Planner
+from raffia.algorithms.efficientzero import EfficientZeroConfig, Planner
+from raffia.algorithms.efficientzero.config import LossConfig, TargetConfig
+from raffia.algorithms.efficientzero.observations import draw_augmentation, with_observations
 from raffia.algorithms.efficientzero.targets import make_batch, n_step_of_age
-from raffia.data.segment import SegmentReplayBuffer
-from raffia.data.storage import TensorStorage
-from raffia.envs.env import Box, Discrete, EnvSpec
-from raffia.tensordict.tensordict import TensorDict
+from raffia.data import SegmentReplayBuffer, TensorStorage
+from raffia.envs import Box, Discrete, EnvSpec
+from raffia.tensordict import TensorDict
 
 PEERS = json.loads((Path(__file__).parent / "targets.json").read_text())
 CORRIDOR = EnvSpec(observation_shape=(1,), action=Discrete(3))
@@ -38,7 +32,9 @@ class Table(Planner):
 
 
 def configured(num_unrolled, n_step, horizon=5, *, absorb=("terminated",), **targets):
-    loss = LossConfig(unroll_steps=num_unrolled, lstm_horizon=horizon, absorb=absorb)
+    loss = LossConfig(
+        unroll_steps=num_unrolled, lstm_horizon=horizon, absorb=absorb, augmentation=("shift",)
+    )
     targets = TargetConfig(n_step=n_step, **({"reanalyze_ratio": 0.0} | targets))
     return EfficientZeroConfig(loss=loss, targets=targets)
 
@@ -211,12 +207,10 @@ def test_stacks_of_frames_are_merged():
     planner = Table(torch.arange(6.0), config, spec, frame_stack=3)
     batch = batch_of(replay, planner, [0, 3])
     assert batch["frames"].tolist() == [[[0], [0], [0], [1], [2]], [[1], [2], [3], [4], [5]]]
+    del batch["augmentation"]  # of images
     batch = with_observations(batch, spec, frame_stack=3)
     assert batch["observation"].tolist() == [[0, 0, 0], [1, 2, 3]]
-    assert batch["next_observation"].tolist() == [
-        [[0, 0, 1], [0, 1, 2]],
-        [[2, 3, 4], [3, 4, 5]],
-    ]
+    assert batch["next_observation"].tolist() == [[[0, 0, 1], [0, 1, 2]], [[2, 3, 4], [3, 4, 5]]]
     loss = LossConfig(unroll_steps=2, consistency_weight=0.0)
     config = EfficientZeroConfig(loss=loss, targets=config.targets)
     batch = batch_of(replay, Table(torch.zeros(6), config, spec, frame_stack=3), [0])
@@ -237,45 +231,25 @@ def test_a_batch_shares_no_memory_with_its_windows():
         batch, fresh = make_batch(windows, planner, generator=torch.Generator())
         assert fresh is None and batch["index"].equal(windows["index"])
         assert batch["weight"].equal(windows["priority_weight"])
+        assert batch["augmentation", "shift"].shape == (5, 2, 2)
         before = batch.clone()
         for value in windows.values(True, True):
             value.fill_(7)
         assert all(batch[key].equal(before[key]) for key in before.keys(True, True))
 
 
-def images(kinds):
-    config = EfficientZeroConfig(
-        loss=LossConfig(unroll_steps=2, augmentation=kinds),
-        targets=TargetConfig(n_step=1, reanalyze_ratio=0.0),
-        search=SearchConfig(num_simulations=2),
-    )
+def images(kind):
+    """A picture, of which each place is known by its value, and what is seen of 40 samples."""
     spec = EnvSpec(observation_shape=(2, 9, 9), action=Discrete(3), observation_dtype=torch.uint8)
-    replay = SegmentReplayBuffer(
-        TensorStorage(100), unroll_steps=2, n_step=1, observation_keys=["observation"]
-    )
-    picture = torch.arange(81, dtype=torch.uint8).reshape(9, 9)  # each place is known by its value
-    size = 6
-    replay.extend(
-        TensorDict(
-            observation=picture.expand(size, 2, 9, 9),
-            action=torch.zeros(size, dtype=torch.int64),
-            reward=torch.zeros(size),
-            policy=torch.zeros(size, 3),
-            value=torch.zeros(size),
-            terminated=torch.arange(size) == size - 1,
-            truncated=torch.zeros(size, dtype=torch.bool),
-            next=dict(observation=picture.expand(size, 2, 9, 9)),
-            batch_size=[size],
-        )
-    )
-    planner = Table(torch.zeros(256), config, spec)
-    batch = batch_of(replay, planner, [0] * 40)
-    assert batch["frames"].equal(picture.expand(40, 3, 2, 9, 9))  # bytes, as they were stored
+    picture = torch.arange(81, dtype=torch.uint8).reshape(9, 9)
+    frames = picture.expand(40, 3, 2, 9, 9)  # bytes, as they were stored
+    drawn = draw_augmentation(40, [kind], 2, torch.Generator().manual_seed(0))
+    batch = TensorDict(frames=frames, augmentation=drawn, batch_size=[40])
     return picture, with_observations(batch, spec)
 
 
 def test_shifts_are_drawn_for_each_sample_and_shared_by_its_images():
-    _, batch = images(("shift",))
+    _, batch = images("shift")
     first, later = batch["observation"], batch["next_observation"]
     assert first.dtype == torch.uint8
     assert first[:, 0].equal(first[:, 1])  # planes of an image
@@ -286,7 +260,7 @@ def test_shifts_are_drawn_for_each_sample_and_shared_by_its_images():
 
 
 def test_intensity_is_drawn_for_each_sample():
-    picture, batch = images(("intensity",))
+    picture, batch = images("intensity")
     share = batch["observation"] / (picture / 255)
     factors = share[:, :, 1:].flatten(1)
     torch.testing.assert_close(factors, factors[:, :1].expand_as(factors))

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import torch
 
-from raffia.algorithms.ilql.agent import ILQL
-from raffia.algorithms.ilql.config import ILQLConfig, OptimizerConfig, TargetConfig
-from raffia.lm.data.dialogue import DataPoint, DialogueDataset, Vocabulary
-from raffia.lm.envs.contract import Language_Environment, Language_Observation
+from raffia.algorithms.ilql import ILQL, ILQLConfig
+from raffia.algorithms.ilql.config import OptimizerConfig, TargetConfig
+from raffia.lm import DialogueDataset, Language_Environment, Language_Observation
+from raffia.lm.data.dialogue import DataPoint, Vocabulary
 
 from .small import make_loss
 

@@ -13,10 +13,9 @@ import torch
 from safetensors.torch import load_file
 from torch.nn.utils.rnn import pad_sequence
 
+from raffia.algorithms.ilql import ILQLModel, Loss
 from raffia.algorithms.ilql.config import ILQLLossConfig, ILQLModelConfig, TrunkConfig
-from raffia.algorithms.ilql.loss import Loss
-from raffia.algorithms.ilql.model import ILQLModel
-from raffia.tensordict.tensordict import TensorDict
+from raffia.tensordict import TensorDict
 
 HERE = Path(__file__).parent
 ORACLE = json.loads((HERE / "ilql_small.json").read_text())

@@ -12,19 +12,17 @@ from raffia.algorithms.ilql import ILQL
 from raffia.algorithms.ilql.agent import SETTINGS
 from raffia.algorithms.ilql.agent_networks import GPT2
 from raffia.algorithms.ilql.generate import generate, stream
-from raffia.lm.data.dialogue import DialogueDataset, Vocabulary
+from raffia.lm import CausalLM, DialogueDataset, character_tokenizer, save_gpt2
+from raffia.lm.data.dialogue import Vocabulary
 from raffia.lm.decoding.config import DecodeConfig
-from raffia.lm.folder import save_gpt2
-from raffia.lm.tokenizers.tokenizer import character_tokenizer
-from raffia.lm.transformer import CausalLM
-from raffia.nn.module import TensorDictModule
-from raffia.nn.sequence import TensorDictSequential
-from raffia.tensordict.tensordict import TensorDict
+from raffia.nn import TensorDictModule, TensorDictSequential
+from raffia.tensordict import TensorDict
 
 from .agents import SMALL, oracle_agent, rows, same, small_agent, tensors_of
 from .small import HERE, ORACLE, TOLERANCE, WEIGHTS, batch_of, float32, result_of
 
-BATCHES = [(batch, mask) for batch in "AB" for mask in ("strict", "published")]
+CASES = [(b, mask, torch.float64) for b in "AB" for mask in ("strict", "published")]
+CASES += [("B", "published", torch.float32)]
 NAMES = list(ORACLE["results"]["A"])
 KEYS = ("tokens", "state_idxs", "action_idxs", "attn_mask")
 
@@ -41,8 +39,7 @@ def agent_of(kind, name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(("batch", "kind"), BATCHES)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize(("batch", "kind", "dtype"), CASES)
 def test_losses_values_and_weights_are_the_recorded_ones(batch, kind, name, dtype):
     expected, agent = result_of(batch, kind, name), agent_of(kind, name).to(dtype)
     rows, rel, close = batch_of(batch), 1e-9, TOLERANCE
@@ -218,15 +215,14 @@ def test_a_setting_that_changes_counts_from_then_on():
 
 
 def test_settings_without_sense_are_refused():
-    agent = small_agent()
-    with pytest.raises(ValueError, match=r"tau=1\.5"):
-        agent.tau = 1.5
-    with pytest.raises(ValueError, match=r"ILQL\.from_config"):
-        agent.double_q = False
-    with pytest.raises(ValueError, match="batch_size=0"):
-        small_agent(batch_size=0)
-    with pytest.raises(ValueError, match="per_token=False Q is one number"):
-        small_agent(per_token=False).cql_weight = 0.1
+    for call, words in (
+        (lambda: setattr(small_agent(), "tau", 1.5), r"tau=1\.5"),
+        (lambda: setattr(small_agent(), "double_q", False), r"ILQL\.from_config"),
+        (lambda: small_agent(batch_size=0), "batch_size=0"),
+        (lambda: setattr(small_agent(per_token=False), "cql_weight", 0.1), "Q is one number"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            call()
 
 
 def test_the_published_description_is_gpt2s():
@@ -239,19 +235,15 @@ def test_the_published_description_is_gpt2s():
     assert again.config.model == small.config.model and again.layer_bounds == small.layer_bounds
 
 
-@pytest.mark.parametrize(
-    ("wrong", "match"),
-    [
+def test_wrong_descriptions_are_refused_by_name():
+    for wrong, words in (
         ({"n_layers": 2}, "unknown entry 'n_layers'.*n_layer"),
         ({"arch": "mlp"}, "only 'gpt'"),
         ({"activation": "Relu"}, "activation='Relu' must be one of 'GELU', 'ReLU'"),
         ({"min_layers": 4, "max_layers": 2}, "1 <= min_layers <= max_layers"),
-        ({"n_head": 3}, "n_head can be one of"),
-    ],
-)
-def test_wrong_descriptions_are_refused_by_name(wrong, match):
-    with pytest.raises(ValueError, match=match):
-        ILQL(None, {**SMALL, **wrong})
+    ):
+        with pytest.raises(ValueError, match=words):
+            ILQL(None, {**SMALL, **wrong})
     with pytest.raises(ValueError, match="lacks 'vocab_size'"):
         ILQL(None, {"n_layer": 2})
 
@@ -295,21 +287,19 @@ def test_a_model_of_transformers_is_a_trunk(tmp_path):
 
 
 def test_data_that_do_not_fit_are_refused():
-    agent = small_agent()
-    with pytest.raises(ValueError, match="has 11 tokens, but the model has 9"):
-        small_agent(net={"vocab_size": 9})
+    agent, alone = small_agent(), ILQL(None, SMALL)
     long = DialogueDataset.of_points(rows(), Vocabulary(11), max_len=64)
-    with pytest.raises(ValueError, match="context is block_size=32"):
-        small_agent(long)
-    with pytest.raises(ValueError, match=r"lacks \['rewards'\].*collate"):
-        agent.get_loss(agent.prepare_inputs(rows()).exclude("rewards"))
-    with pytest.raises(ValueError, match="rows have .* tokens, but the model's context holds 8"):
-        small_agent(net={"block_size": 8}).learn()
-    alone = ILQL(None, SMALL)
-    with pytest.raises(ValueError, match="without a dataset"):
-        alone.prepare_inputs(rows())
-    with pytest.raises(ValueError, match="without a dataset"):
-        alone.learn()
+    lacking = agent.prepare_inputs(rows()).exclude("rewards")
+    for call, words in (
+        (lambda: small_agent(net={"vocab_size": 9}), "has 11 tokens, but the model has 9"),
+        (lambda: small_agent(long), "context is block_size=32"),
+        (lambda: agent.get_loss(lacking), r"lacks \['rewards'\].*collate"),
+        (lambda: small_agent(net={"block_size": 8}).learn(), "the model's context holds 8"),
+        (lambda: alone.prepare_inputs(rows()), "without a dataset"),
+        (lambda: alone.learn(), "without a dataset"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            call()
 
 
 class Plain(torch.utils.data.Dataset):
@@ -327,12 +317,10 @@ class Plain(torch.utils.data.Dataset):
 
 @pytest.mark.parametrize("kind", [Plain, list])
 def test_a_plain_dataset_of_points_is_learnt_from(kind):
-    points = rows()
-    torch.manual_seed(0)
-    plain = ILQL(kind(points), SMALL, batch_size=2, lr=1e-2)
-    torch.manual_seed(0)
-    own = ILQL(
-        DialogueDataset.of_points(points, Vocabulary(SMALL["vocab_size"])), SMALL, 0, 2, lr=1e-2
+    points, vocabulary = rows(), Vocabulary(SMALL["vocab_size"])
+    plain, own = (
+        small_agent(given, batch_size=2)
+        for given in (kind(points), DialogueDataset.of_points(points, vocabulary))
     )
     for _ in range(5):
         assert plain.learn()["loss"] == own.learn()["loss"]
@@ -340,16 +328,14 @@ def test_a_plain_dataset_of_points_is_learnt_from(kind):
 
 
 def test_what_is_no_dataset_is_refused():
-    class Stream(torch.utils.data.IterableDataset):
-        def __iter__(self):
-            return iter(())
-
-    with pytest.raises(TypeError, match="has no __len__ and no __getitem__: .*Iterable_RL_Dataset"):
-        ILQL(Stream(), SMALL)
-    with pytest.raises(TypeError, match="row 0 of the dataset is a str, not a DataPoint"):
-        ILQL(Plain(["hi", "ho"]), SMALL)
-    with pytest.raises(ValueError, match="the dataset has no rows"):
-        ILQL(Plain([]), SMALL)
+    stream = type("Stream", (torch.utils.data.IterableDataset,), {"__iter__": None})()
+    for given, error, words in (
+        (stream, TypeError, "has no __len__ and no __getitem__: .*Iterable_RL_Dataset"),
+        (Plain(["hi", "ho"]), TypeError, "row 0 of the dataset is a str, not a DataPoint"),
+        (Plain([]), ValueError, "the dataset has no rows"),
+    ):
+        with pytest.raises(error, match=words):
+            ILQL(given, SMALL)
 
 
 def test_a_text_ends_where_the_tokenizer_says():
@@ -359,40 +345,34 @@ def test_a_text_ends_where_the_tokenizer_says():
     agent = ILQL(None, {**SMALL, "vocab_size": tokenizer.num_tokens})
     end, pad = tokenizer.eoa_token_id, tokenizer.pad_token_id
     config = DecodeConfig(max_new_tokens=25, include_adv=False)
-    draws = torch.Generator().manual_seed(0)
-    texts = generate(
-        *(agent.model, agent.target, [[1]] * 20, config), tokenizer=tokenizer, generator=draws
-    )
-    said = [tokens for (tokens,) in texts.tokens]
+
+    def draws():
+        return torch.Generator().manual_seed(0)
+
+    arguments = agent.model, agent.target, [[1]] * 20, config
+    texts = generate(*arguments, tokenizer=tokenizer, generator=draws()).tokens
+    said = [tokens for (tokens,) in texts]
     assert all(end not in tokens[:-1] and pad not in tokens for tokens in said)
     assert sum(tokens[-1] == end for tokens in said) > 10
-    draws = torch.Generator().manual_seed(0)
-    assert agent.generate([[1]] * 20, tokenizer, config, generator=draws).tokens == texts.tokens
-    draws = torch.Generator().manual_seed(0)
-    (text,) = agent.generate([[1]], tokenizer, config, generator=draws).tokens
-    draws = torch.Generator().manual_seed(0)
-    steps = stream(agent.model, None, [1], config, tokenizer=tokenizer, generator=draws)
+    assert agent.generate([[1]] * 20, tokenizer, config, generator=draws()).tokens == texts
+    (text,) = agent.generate([[1]], tokenizer, config, generator=draws()).tokens
+    steps = stream(agent.model, None, [1], config, tokenizer=tokenizer, generator=draws())
     assert [step.token for step in steps] == text[0]
 
 
 def test_a_cache_is_handed_to_the_language_models():
     agent = small_agent(net={"dropout": 0.0, "policy": "separate", "target": "trunk"})
-    tokens, state, action = (
-        torch.tensor([[1, 5, 6, 2, 7]]),
-        torch.tensor([[0, 1]]),
-        torch.zeros(1, 1),
-    )
-    whole = agent(tokens, state, action.long())
+    tokens = torch.tensor([[1, 5, 6, 2, 7]])
+    index = torch.tensor([[0, 1]]), torch.tensor([[0]])
+    whole = agent(tokens, *index)
     trunks = agent.model.trunk, agent.model.policy, agent.target.trunk
     names = "qv_kwargs", "policy_kwargs", "target_kwargs"
-    caches = {
-        name: {"cache": trunk.new_cache(1)} for name, trunk in zip(names, trunks, strict=True)
-    }
+    caches = {n: {"cache": trunk.new_cache(1)} for n, trunk in zip(names, trunks, strict=True)}
     with torch.no_grad():
-        agent(tokens[:, :3], state, action.long(), **caches)
-        rest = agent(tokens[:, 3:], state, action.long(), **caches)
+        agent(tokens[:, :3], *index, **caches)
+        rest = agent(tokens[:, 3:], *index, **caches)
     torch.testing.assert_close(rest.logits, whole.logits[:, 3:])
     with pytest.raises(ValueError, match="called with qv_kwargs"):
-        small_agent()(tokens, state, action.long(), policy_kwargs={"cache": None})
+        small_agent()(tokens, *index, policy_kwargs={"cache": None})
     with pytest.raises(ValueError, match="called with qv_kwargs"):
         small_agent().get_qvs(rows(), target_kwargs={"cache": None})

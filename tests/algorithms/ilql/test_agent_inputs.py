@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from .agents import rows, small_agent
+from .agents import rows, small_agent, with_loss
 from .small import batch_of
 
 
@@ -32,8 +32,6 @@ def agent():
 @pytest.mark.parametrize("mask", ["strict", "published"])
 def test_masks_and_terminals_may_be_numbers(agent, mask, dtype):
     """As the rows are written down: terminals [0, 0, 1]."""
-    from .agents import with_loss
-
     agent, plain = with_loss(agent, mask=mask), given(agent)
     names = ("attn_mask", "terminals", "action_mask")
     numbers = {**plain, **{name: plain[name].to(dtype) for name in names}}
@@ -61,21 +59,22 @@ def test_so_it_does_for_rows_that_go_on_were_cut_or_have_no_action(level):
 @pytest.mark.parametrize(
     ("name", "cut", "says"),
     [
-        ("rewards", slice(0, -1), "rewards has shape [12, {A1}], but must be [12, {A}]"),
-        ("terminals", slice(0, -1), "terminals has shape [12, {A}], but must be [12, {A2}]"),
-        ("state_idxs", slice(0, -1), "state_idxs has shape [12, {A}], but must be [12, {A2}]"),
-        ("action_mask", slice(0, -1), "action_mask has shape [12, {A1}], but must be [12, {A}]"),
-        ("attn_mask", slice(1, None), "attn_mask has shape [12, {T1}], but must be [12, {T}]"),
+        ("rewards", slice(0, -1), "[12, {A1}], but must be [12, {A}]"),
+        ("terminals", slice(0, -1), "[12, {A}], but must be [12, {A2}]"),
+        ("state_idxs", slice(0, -1), "[12, {A}], but must be [12, {A2}]"),
+        ("action_mask", slice(0, -1), "[12, {A1}], but must be [12, {A}]"),
+        ("attn_mask", slice(1, None), "[12, {T1}], but must be [12, {T}]"),
     ],
 )
 def test_entries_of_unequal_length_are_refused(agent, name, cut, says):
     batch = given(agent)
     (_, length), (_, width) = batch["tokens"].shape, batch["action_idxs"].shape
     says = says.format(A=width, A1=width - 1, A2=width + 1, T=length, T1=length - 1)
-    with pytest.raises(ValueError, match=re.escape(says) + r".*dataset\.collate"):
-        agent.get_loss(given(agent, **{name: batch[name][:, cut]}))
-    with pytest.raises(ValueError, match=re.escape(says)):
-        agent.learn(given(agent, **{name: batch[name][:, cut]}))
+    wrong = {**batch, name: batch[name][:, cut]}
+    for call in (agent.get_loss, agent.learn):
+        words = re.escape(f"{name} has shape {says}") + r".*dataset\.collate"
+        with pytest.raises(ValueError, match=words):
+            call(wrong)
 
 
 def test_rows_that_lie_about_their_number_are_refused(agent):
@@ -86,24 +85,22 @@ def test_rows_that_lie_about_their_number_are_refused(agent):
         agent.get_loss({**batch, "tokens": batch["tokens"][0]})
 
 
+PLACES = ("action_idxs", "state_idxs")
+
+
 @pytest.mark.parametrize("per_token", [True, False])
 def test_places_outside_of_the_row_are_refused(per_token):
     agent = small_agent(per_token=per_token)
     batch = given(agent)
     length = batch["tokens"].shape[1]
-    for name in ("action_idxs", "state_idxs"):
-        for wrong in (length, -1):
-            places = batch[name].clone()
-            places[1, 0] = wrong
-            with pytest.raises(ValueError, match=f"{name} holds {wrong}, and the rows have"):
-                agent.get_loss({**batch, name: places})
+    wrong = [(n, x, "and the rows have") for n in PLACES for x in (length, -1)]
     if per_token:  # the token behind it would be the action
-        places = batch["action_idxs"].clone()
-        places[1, 0] = length - 1
-        with pytest.raises(
-            ValueError, match=f"action_idxs holds {length - 1}, .*after that position"
-        ):
-            agent.get_loss({**batch, "action_idxs": places})
+        wrong.append(("action_idxs", length - 1, ".*after that position"))
+    for name, place, words in wrong:
+        places = batch[name].clone()
+        places[1, 0] = place
+        with pytest.raises(ValueError, match=f"{name} holds {place}, {words}"):
+            agent.get_loss({**batch, name: places})
 
 
 def test_tokens_beyond_the_vocabulary_are_refused(agent):

@@ -9,11 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from raffia.algorithms.ilql import ILQL
-from raffia.algorithms.ilql.learner import ILQLLearner
-from raffia.algorithms.ilql.model import ILQLModel, make_target
+from raffia.algorithms.ilql import ILQL, ILQLLearner, ILQLModel, make_target
 from raffia.lm.lora import add_lora
-from raffia.tensordict.memmap import DamagedFileError
+from raffia.tensordict import DamagedFileError
 
 from .agents import data, rows, same, small_agent, tensors_of, with_loss
 
@@ -112,11 +110,6 @@ def test_other_networks_can_be_put_in(tmp_path):
     assert len(ILQL.from_checkpoint(tmp_path).model.trunk.h) == 3
 
 
-def weights_in(folder):
-    (file,) = folder.glob("weights*.safetensors")
-    return load_file(file)
-
-
 KINDS = {
     "plain": {"beta": 0.5},
     "separate": {"net": SEPARATE},
@@ -163,7 +156,7 @@ def test_a_checkpoint_is_safetensors_and_json_and_has_no_data(tmp_path):
     told = [(a.index, a.mutation, a.fitness, a.step, a.batch_size) for a in (agent, again)]
     assert told[0] == told[1] and again.net_config == agent.net_config
     assert again.dataset is None and not again.training
-    found = weights_in(tmp_path / "a")
+    found = load_file(next((tmp_path / "a").glob("weights*.safetensors")))
     assert found.keys() == dict(agent.named_parameters()).keys()
     for name, parameter in agent.named_parameters():
         assert torch.equal(found[name], parameter), name  # each under its own name
@@ -223,8 +216,7 @@ def test_agents_learn_in_threads_as_alone():
 def test_the_optimisers_moments_go_with_the_weights():
     agent = small_agent()
     agent.learn()
-    agent.double()
-    agent.learn()
+    agent.double().learn()
     assert all(p.dtype == torch.float64 for p in agent.parameters())
     assert agent.opt["language", "mean", "trunk", "wte", "weight"].dtype == torch.float64
 

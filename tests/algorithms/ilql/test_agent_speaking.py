@@ -7,9 +7,8 @@ import torch
 
 from raffia.algorithms.ilql import DecodeConfig, ILQL_Evaluator, ILQL_Policy, TopAdvantageNGrams
 from raffia.algorithms.ilql.generate import generate
-from raffia.lm.data.data_point import ConstantTokenReward
+from raffia.lm import ConstantTokenReward, character_tokenizer
 from raffia.lm.decoding.generations import Stop
-from raffia.lm.tokenizers.tokenizer import character_tokenizer
 
 from .agents import END, SMALL, Letters, Said, rows, same, small_agent, tensors_of
 
@@ -66,19 +65,17 @@ def test_better_tokens_are_likelier_with_the_sign_of_the_advantage_alone():
 
 
 def test_wrong_uses_are_refused():
-    agent = small_agent()
-    with pytest.raises(ValueError, match="has 12 tokens, but the model has 11"):
-        ILQL_Policy(agent, character_tokenizer(["abcdef"]))
-    with pytest.raises(ValueError, match="has ended"):
-        speaker().get_policy(TOKENIZER).act(Said([("a", 0.0)], terminal=True))
-    with pytest.raises(ValueError, match="score_utterances"):
-        speaker(per_token=False).get_policy(TOKENIZER).act(QUESTION)
-    with pytest.raises(ValueError, match="num_games=0"):
-        ILQL_Evaluator(Letters, TOKENIZER, num_games=0)
-    with pytest.raises(ValueError, match="n=0"):
-        TopAdvantageNGrams(0)
-    with pytest.raises(ValueError, match="only whole utterances"):
-        TopAdvantageNGrams(2).evaluate(small_agent(per_token=False), rows())
+    ended, whole = Said([("a", 0.0)], terminal=True), small_agent(per_token=False)
+    for call, words in (
+        (lambda: ILQL_Policy(small_agent(), character_tokenizer(["abcdef"])), "has 12 tokens, b"),
+        (lambda: speaker().get_policy(TOKENIZER).act(ended), "has ended"),
+        (lambda: speaker(per_token=False).get_policy(TOKENIZER).act(QUESTION), "score_utteranc"),
+        (lambda: ILQL_Evaluator(Letters, TOKENIZER, num_games=0), "num_games=0"),
+        (lambda: TopAdvantageNGrams(0), "n=0"),
+        (lambda: TopAdvantageNGrams(2).evaluate(whole, rows()), "only whole utterances"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            call()
 
 
 def test_evaluation_drops_nothing_out_and_has_no_gradients():

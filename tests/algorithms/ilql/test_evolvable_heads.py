@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from raffia.algorithms.ilql.agent import ILQL
-from raffia.algorithms.ilql.config import ILQLConfig, ILQLModelConfig
-from raffia.algorithms.ilql.model import EvolvableHead, Head, ILQLModel, make_target
+from raffia.algorithms.ilql import ILQL, ILQLConfig, ILQLModel, make_target
+from raffia.algorithms.ilql.config import ILQLModelConfig
+from raffia.algorithms.ilql.model import EvolvableHead, Head
 from raffia.algorithms.ilql.model_scorer import CompiledHeads, ModelScorer, QHeads
-from raffia.evolution.config import MutationConfig
+from raffia.evolution import MutationConfig
 from raffia.evolution.mutate import mutate, networks_with_form
 from raffia.lm.decoding.scorer import Needs
 from raffia.recipes.ilql.networks import Networks

@@ -121,12 +121,10 @@ def test_exact_returns_of_known_policies():
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("seed", [0, 1])
-def test_values_are_exact_and_only_many_steps_open_the_door(seed):
+def test_values_are_exact_and_only_many_steps_open_the_door():
     """Errors in percent of the range of the exact values; returns are exact expectations."""
-    cloned, one_step, many = results = [
-        result_of(name, seed) for name in ("bc", "single_step", "ilql")
-    ]
+    results = [result_of(name, seed=0) for name in ("bc", "single_step", "ilql")]
+    cloned, one_step, many = results
     for found in (one_step, many):
         assert max(found.errors.rms_v, found.errors.rms_q) < 1
         assert found.errors.largest < 2

@@ -3,7 +3,8 @@
 import pytest
 
 from raffia.algorithms.ilql import DecodeConfig, TopAdvantageNGrams
-from raffia.lm.data.dialogue import DataPoint, DialogueDataset
+from raffia.lm import DialogueDataset
+from raffia.lm.data.dialogue import DataPoint
 
 from .agents import Said
 from .test_agent_speaking import TOKENIZER, speaker

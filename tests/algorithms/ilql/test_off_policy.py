@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from benchmarks.ilql_exact import policy
 from benchmarks.ilql_exact_task import TOKENIZER, dataset, exact_return, solution
+from raffia.algorithms.ilql import ILQLModel, make_target
 from raffia.algorithms.ilql.config import ILQLModelConfig, TrunkConfig
-from raffia.algorithms.ilql.model import ILQLModel, make_target
 from raffia.algorithms.ilql.off_policy import action_log_probs, off_policy_return
 from raffia.lm.decoding.config import DecodeConfig
 
@@ -50,8 +50,7 @@ def between(one, other, share):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tau", [0.5, 0.9])
-@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize(("tau", "share"), [(0.5, 0.0), (0.5, 1.0), (0.9, 0.5)])
 def test_estimates_are_the_exact_returns_where_the_frequencies_are_exact(tau, share):
     spoken = between(best_of(solution(0.99, tau)), by_share, share)
     found = off_policy_return(log_probs(spoken) - LOGGED, REWARDS, worst=-2.0)

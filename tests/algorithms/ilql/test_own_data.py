@@ -4,12 +4,7 @@ import pytest
 import torch
 
 from raffia.algorithms.ilql import ILQL
-from raffia.lm.data.dialogue import (
-    DataPoint,
-    Iterable_RL_Dataset,
-    List_RL_Dataset,
-    Vocabulary,
-)
+from raffia.lm.data.dialogue import DataPoint, Iterable_RL_Dataset, List_RL_Dataset, Vocabulary
 
 from .agents import rows, same, small_agent, tensors_of
 

@@ -7,16 +7,15 @@ import random
 import pytest
 import torch
 
-from raffia.algorithms.ilql.agent import ILQL
+from raffia.algorithms.ilql import ILQL, ILQLConfig, make_target
 from raffia.algorithms.ilql.config import (
-    ILQLConfig,
     ILQLLossConfig,
     ILQLModelConfig,
     OptimizerConfig,
     TrunkConfig,
 )
-from raffia.algorithms.ilql.model import make_target
-from raffia.lm.data.dialogue import DataPoint, DialogueDataset, Vocabulary
+from raffia.lm import DialogueDataset
+from raffia.lm.data.dialogue import DataPoint, Vocabulary
 
 from .agents import with_loss
 from .reference import reference

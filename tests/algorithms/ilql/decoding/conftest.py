@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from raffia.algorithms.ilql.model import ILQLModel, ILQLTarget
+from raffia.algorithms.ilql import ILQLModel, ILQLTarget
 from raffia.lm.decoding.config import DecodeConfig
 from raffia.lm.decoding.scorer import Needs, NextToken
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from raffia.algorithms.ilql import ILQLModel, make_target
 from raffia.algorithms.ilql.config import ILQLModelConfig, TrunkConfig
 from raffia.algorithms.ilql.generate import generate
-from raffia.algorithms.ilql.model import ILQLModel, make_target
 from raffia.algorithms.ilql.model_scorer import ModelScorer
 from raffia.lm.decoding.beam import beam_search
 from raffia.lm.decoding.config import DecodeConfig

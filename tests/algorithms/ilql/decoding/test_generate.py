@@ -5,15 +5,15 @@ from dataclasses import fields, replace
 import pytest
 import torch
 
+from raffia.algorithms.ilql import ILQLModel, make_target
 from raffia.algorithms.ilql.config import ILQLModelConfig, TrunkConfig
 from raffia.algorithms.ilql.generate import decode, generate, stream
-from raffia.algorithms.ilql.model import ILQLModel, make_target
 from raffia.algorithms.ilql.model_scorer import ModelScorer
+from raffia.lm import SPECIAL_TOKENS, WordTokenizer
 from raffia.lm.decoding.config import DecodeConfig, TokenPlanConfig
 from raffia.lm.decoding.generations import Request, Stop
 from raffia.lm.decoding.sampling import Moment, draw_tokens, drawing
 from raffia.lm.decoding.scorer import Choice
-from raffia.lm.tokenizers.tokenizer import SPECIAL_TOKENS, WordTokenizer
 
 PAD, END = 29, 30
 PROMPTS = [[33, 0, 17, 14, 18, 4], [32], [33, 27, 27, 31, 4, 4, 4, 4, 2], [31, 5]]
@@ -58,10 +58,7 @@ def assert_same(one, other, tolerance=1e-9):
 def test_cached_equals_reading_all_anew(oracle, uncached, name):
     config = replace(CONFIGS[name], report_all=True)
     cached = generate(
-        *(oracle.model, oracle.target, PROMPTS, config),
-        generator=draws(),
-        stop=STOP,
-        pad_token=PAD,
+        *(oracle.model, oracle.target, PROMPTS, config), generator=draws(), stop=STOP, pad_token=PAD
     )
     anew = decode(Request.of(uncached, PROMPTS, config, stop=STOP, pad_token=PAD), draws())
     assert_same(cached, anew)
@@ -71,35 +68,31 @@ def test_cached_equals_reading_all_anew(oracle, uncached, name):
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_batched_equals_one_by_one(oracle, name):
-    config, together = CONFIGS[name], draws()
-    batch = generate(
-        oracle.model, oracle.target, PROMPTS, config, generator=draws(), stop=STOP, pad_token=PAD
+    assert_batched_equals_one_by_one(
+        *(oracle.model, oracle.target, PROMPTS, CONFIGS[name]), stop=STOP, pad_token=PAD
     )
-    for number, prompt in enumerate(PROMPTS):
-        alone = generate(
-            *(oracle.model, oracle.target, [prompt], config),
-            generator=together,
-            stop=STOP,
-            pad_token=PAD,
-        )
+
+
+def assert_batched_equals_one_by_one(model, target, prompts, config, **options):
+    """What is generated for all prompts at once."""
+    batch = generate(model, target, prompts, config, generator=draws(), **options)
+    together = draws()
+    for number, prompt in enumerate(prompts):
+        alone = generate(model, target, [prompt], config, generator=together, **options)
         assert alone.tokens[0] == batch.tokens[number]
-        torch.testing.assert_close(alone.log_prob[0], batch.log_prob[number], rtol=0, atol=1e-9)
+        close = {"rtol": 0, "atol": 1e-9}
+        torch.testing.assert_close(alone.log_prob[0], batch.log_prob[number], **close)
         assert alone.stopped[0].tolist() == batch.stopped[number].tolist()
+    return batch
 
 
 @pytest.mark.parametrize("num_beams", [None, 1, 2])
 def test_prompts_of_unlike_length_fill_the_context_each_by_itself(num_beams):
     model, target = small()
-    prompts = [[1] * 22, [2], [3] * 15, [4] * 23]
-    config = DecodeConfig(num_beams=num_beams)
-    batch = generate(model, target, prompts, config, generator=draws())
+    prompts, config = [[1] * 22, [2], [3] * 15, [4] * 23], DecodeConfig(num_beams=num_beams)
+    batch = assert_batched_equals_one_by_one(model, target, prompts, config)
     assert [len(text) for text in batch.best()] == [2, 23, 9, 1]
     assert not batch.stopped.any()
-    one_by_one = draws()
-    for number, prompt in enumerate(prompts):
-        alone = generate(model, target, [prompt], config, generator=one_by_one)
-        assert alone.tokens[0] == batch.tokens[number]
-        torch.testing.assert_close(alone.log_prob[0], batch.log_prob[number], rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -288,35 +281,20 @@ def test_mistakes_are_answered():
     said = generate(model, None, [[1]], DecodeConfig(include_adv=False, max_new_tokens=2))
     assert len(said.best()[0]) == 2 and said.advantage is None
     assert said.kl.abs().max() < 1e-6  # the policy as it is
-    plain, beams = DecodeConfig(), DecodeConfig(num_beams=2)
+    both, plain, beams = (model, target), DecodeConfig(), DecodeConfig(num_beams=2)
+    whole, plan = small(per_token=False), TokenPlanConfig()
     for call, words in (
         (lambda: generate(model, None, [[1]], plain), r"pass target=make_target\(model\)"),
-        (lambda: generate(model, target, [[1], []], plain), "prompt 1 has no tokens"),
-        (
-            lambda: generate(model, target, [[12]], plain),
-            "prompt 0 contains token 12, but the model.s vocabulary has 12 tokens",
-        ),
-        (lambda: generate(model, target, [[1] * 24], plain), "the model's context holds 24"),
-        (lambda: generate(model, target, [[1]], plain, pad_token=12), "pad_token=12 is not among"),
-        (
-            lambda: generate(model, target, [[1]], beams, num_generations=3),
-            "returns one text for each beam",
-        ),
-        (
-            lambda: generate(*small(per_token=False), [[1]], plain),
-            "Q is one number for a whole utterance",
-        ),
-        (lambda: stream(model, target, [1], beams), "stream"),
-        (lambda: stream(model, target, [1], DecodeConfig(num_generations=2)), "stream"),
-        (lambda: stream(model, target, [], plain), "prompt 0 has no tokens"),
-        (
-            lambda: DecodeConfig(num_beams=2, plan=TokenPlanConfig()),
-            "planning, which chooses the tokens",
-        ),
-        (
-            lambda: DecodeConfig(rerank="value", plan=TokenPlanConfig()),
-            "planning, which chooses the tokens",
-        ),
+        (lambda: generate(*both, [[1], []], plain), "prompt 1 has no tokens"),
+        (lambda: generate(*both, [[12]], plain), "prompt 0 contains token 12, .* has 12 tokens"),
+        (lambda: generate(*both, [[1] * 24], plain), "the model's context holds 24"),
+        (lambda: generate(*both, [[1]], plain, pad_token=12), "pad_token=12 is not among"),
+        (lambda: generate(*both, [[1]], beams, num_generations=3), "one text for each beam"),
+        (lambda: generate(*whole, [[1]], plain), "Q is one number for a whole utterance"),
+        (lambda: stream(*both, [1], beams), "stream"),
+        (lambda: stream(*both, [1], DecodeConfig(num_generations=2)), "stream"),
+        (lambda: stream(*both, [], plain), "prompt 0 has no tokens"),
+        (lambda: DecodeConfig(num_beams=2, plan=plan), "planning, which chooses the tokens"),
     ):
         with pytest.raises(ValueError, match=words):
             call()

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from raffia.algorithms.ilql import ILQLModel, make_target
 from raffia.algorithms.ilql.config import ILQLModelConfig, TrunkConfig
 from raffia.algorithms.ilql.generate import generate
-from raffia.algorithms.ilql.model import ILQLModel, make_target
 from raffia.algorithms.ilql.scores import get_scores, score_utterances
 from raffia.lm.decoding.config import DecodeConfig
 

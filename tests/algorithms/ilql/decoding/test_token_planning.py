@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from raffia.algorithms.ilql.agent import ILQL
+from raffia.algorithms.ilql import ILQL
 from raffia.algorithms.ilql.generate import generate, stream
 from raffia.algorithms.ilql.model_scorer import ModelScorer
 from raffia.algorithms.ilql.token_planning import TextModel, planned
