@@ -91,25 +91,21 @@ def test_another_tokenizer_or_setting_makes_the_store_anew(
     for options in (
         {"tokenizer": other},
         {"max_len": 20},
-        {"max_len": 5, "too_long": "cut"},
+        {"max_len": np.int64(5), "too_long": "cut"},
         {"token_reward": ConstantTokenReward(0.5)},
         {"token_reward": ConstantTokenReward(0.25)},
         {"malformed": "skip"},
     ):
         arguments = {"tokenizer": tokenizer, **options}
         assert build(path, folder=folder, **arguments).origin.startswith("made: the previous one")
-        assert build(path, folder=folder, **arguments).origin == "folder"
+        found = build(path, folder=folder, **arguments)
+        assert found.origin == "folder"
+        assert "too_long" not in options or max(len(row.tokens) for row in found) == 5
     assert build(path, other, folder)[0].tokens != build(path, tokenizer)[0].tokens
-
-
-def test_a_list_is_known_by_its_content(tmp_path, tokenizer):
-    def origin(*rows):
-        return DialogueDataset.build(
-            TranscriptDialogues(rows), tokenizer, folder=tmp_path / "s"
-        ).origin
-
-    assert origin(*ROWS).startswith("made") and origin(*ROWS) == "folder"
-    assert origin(*ROWS[:2]).startswith("made")
+    for rows, origin in ((ROWS, "made"), (ROWS, "folder"), (ROWS[:2], "made")):
+        source = TranscriptDialogues(rows)  # a list is known by its content
+        found = DialogueDataset.build(source, tokenizer, folder=tmp_path / "list")
+        assert found.origin.startswith(origin)
 
 
 @pytest.mark.parametrize("name", ["rows", "index", "report", "manifest"])
@@ -178,30 +174,19 @@ def test_killed_at_any_time_the_store_is_whole_or_not_there(tmp_path):
 @pytest.mark.slow
 def test_many_rows(tmp_path):
     """More than one block of summaries."""
-    rng = np.random.default_rng(0)
-    points = []
+    rng, points = np.random.default_rng(0), []
     for _ in range(5000):
         length = int(rng.integers(2, 20))
         actions = sorted(rng.choice(length - 1, int(rng.integers(0, length)), replace=False))
         rewards = rng.normal(size=len(actions)).astype(np.float32).tolist()
-        points.append(
-            DataPoint.from_tokens(
-                rng.integers(0, 70_000, length).tolist(), [int(a) for a in actions], rewards
-            )
-        )
+        tokens = rng.integers(0, 70_000, length).tolist()
+        points.append(DataPoint.from_tokens(tokens, [int(a) for a in actions], rewards))
     TokenStore.write(tmp_path / "s", points, key={})
     store = TokenStore.open(tmp_path / "s", lambda key: True)
     assert len(store) == 5000
     for number in range(0, 5000, 37):
         found, given = store.point(number), points[number]
-        assert found.tokens == given.tokens and found.state_idxs == given.state_idxs
+        assert (found.tokens, found.state_idxs) == (given.tokens, given.state_idxs)
         assert found.rewards == given.rewards
         assert found.utterance_rewards == pytest.approx(given.utterance_rewards, rel=1e-6)
     assert store.summary.length.tolist() == [len(point.tokens) for point in points]
-
-
-def test_a_length_may_be_a_number_of_numpy(path, tokenizer):
-    found = build(path, tokenizer, max_len=np.int64(5), too_long="cut")
-    assert [len(found[row].tokens) for row in range(len(found))] == [
-        min(5, len(row.tokens)) for row in build(path, tokenizer)
-    ]

@@ -54,7 +54,7 @@ class RowRules:
         """
         return {
             "token_reward": None if self.token_reward is None else self.token_reward.settings(),
-            "max_len": self.max_len,
+            "max_len": None if self.max_len is None else int(self.max_len),  # may be of numpy
             "too_long": self.too_long,
             "malformed": self.malformed,
         }
