@@ -71,9 +71,39 @@ def test_a_disagreement_and_a_failure_are_told(capsys, monkeypatch):
     wrong = Agreement("other", "numbers", 3.0, "equal bits")
     checks = {"broken": broken, "other": lambda device, small: [wrong]}
     monkeypatch.setattr(device, "CHECKS", checks)
-    for name, words in (("other", "disagrees: other: numbers, 3"), ("broken", "no kernel image")):
+    monkeypatch.setattr(device, "gpu_tests", lambda: Outcome({"passed": 1, "failed": 1}, "why\n"))
+    for name, words in (
+        ("other", "disagrees: other: numbers, 3"),
+        ("broken", "no kernel image"),
+        ("tests", "1 passed, 1 failed"),
+    ):
         status, said = run(capsys, "--ops", f"^{name}$")
         assert status == 1 and words in said
+
+
+def larger(tree):
+    return tree.apply(lambda x: x + 1)
+
+
+def more_tokens(said):
+    return replace(said, tokens=[[[*text, 1] for text in of] for of in said.tokens])
+
+
+CARTPOLE = "update, cartpole"
+
+
+WRONG = [  # the check, whose results are changed and how, and what is to be seen
+    (CARTPOLE, (EfficientZeroLearner, "grads"), lambda both: (both[0] * 1.1, both[1]), {"grads"}),
+    (CARTPOLE, (EfficientZeroLearner, "apply"), larger, {"apply, of the same gradients"}),
+    ("search, cartpole", (Planner, "root"),
+     lambda root: root._replace(prior_logits=root.prior_logits.flip(-1)),
+     {"visit counts", "root value"}),
+    ("make_batch, cartpole", (device_checks, "make_batch"),
+     lambda both: (larger(both[0]), both[1]),
+     {"what is not searched", "target policy", "target value"}),
+    ("ILQL generation, GPT", (Speaker, "__call__"), more_tokens, {"texts"}),
+    ("TensorDict", (TensorDict, "load"), larger, {"loaded on the CPU"}),
+]  # fmt: skip
 
 
 @pytest.mark.slow
@@ -91,12 +121,6 @@ def test_a_figure_that_fails_leaves_the_others(capsys, monkeypatch):
     assert re.search("^second .* 2 calls", said, re.MULTILINE)
 
 
-def test_failed_tests_fail_the_battery(capsys, monkeypatch):
-    monkeypatch.setattr(device, "gpu_tests", lambda: Outcome({"passed": 1, "failed": 1}, "why\n"))
-    status, said = run(capsys, "--ops", "^tests$")
-    assert status == 1 and "why" in said and "1 passed, 1 failed" in said
-
-
 def every_second(call, change):
     """The call, whose result is changed each second time: that of the device, in a check."""
     count = itertools.count()
@@ -112,47 +136,7 @@ def differing(check):
     return {agreement.what for agreement in check(CPU, True) if not agreement.holds}
 
 
-@pytest.mark.parametrize(
-    ("check", "where", "change", "seen"),
-    [
-        (
-            "update, cartpole",
-            (EfficientZeroLearner, "grads"),
-            lambda both: (both[0].apply(lambda x: 1.1 * x), both[1]),
-            {"grads"},
-        ),
-        (
-            "update, cartpole",
-            (EfficientZeroLearner, "apply"),
-            lambda state: state.apply(lambda x: x + 1),
-            {"apply, of the same gradients"},
-        ),
-        (
-            "search, cartpole",
-            (Planner, "root"),
-            lambda root: root._replace(prior_logits=root.prior_logits.flip(-1)),
-            {"visit counts", "root value"},
-        ),
-        (
-            "make_batch, cartpole",
-            (device_checks, "make_batch"),
-            lambda both: (both[0].apply(lambda x: x + 1), both[1]),
-            {"what is not searched", "target policy", "target value"},
-        ),
-        (
-            "ILQL generation, GPT",
-            (Speaker, "__call__"),
-            lambda said: replace(said, tokens=[[[*text, 1] for text in of] for of in said.tokens]),
-            {"texts"},
-        ),
-        (
-            "TensorDict",
-            (TensorDict, "load"),
-            lambda td: td.apply(lambda x: x + 1),
-            {"loaded on the CPU"},
-        ),
-    ],
-)
+@pytest.mark.parametrize(("check", "where", "change", "seen"), WRONG)
 def test_each_check_sees_a_device_that_is_wrong(check, where, change, seen, monkeypatch):
     assert not differing(device.CHECKS[check])
     monkeypatch.setattr(*where, every_second(getattr(*where), change))
@@ -162,19 +146,36 @@ def test_each_check_sees_a_device_that_is_wrong(check, where, change, seen, monk
 def test_what_differs_is_seen():
     ones = TensorDict(a=torch.ones(3), b=torch.ones(2))
     other = TensorDict(a=torch.ones(3), b=torch.tensor([1.0, 1.1]))
-    assert equal("", "", ones, ones.clone()).holds and not equal("", "", ones, other).holds
-    assert not equal("", "", ones, ones.double()).holds
-    assert not near_as_a_whole("", "", ones, other, share=0.01).holds
-    assert near_as_a_whole("", "", ones, other, share=0.1).holds
-    nan = torch.tensor([float("nan")])
-    assert not near("", "", torch.ones(1), nan, rtol=1.0).holds
-    assert not near_as_a_whole(
-        "", "", TensorDict(a=torch.ones(1)), TensorDict(a=nan), share=1
-    ).holds
-    assert not near("", "", torch.ones(2), torch.ones(3), rtol=1.0).holds
+    one, nan = torch.ones(1), torch.tensor([float("nan")])
     visits = torch.tensor([[50, 0]]), torch.tensor([[49, 1]])
-    assert same_share("", "", *visits, allowed=0.02, of="visits").holds
-    assert not same_share("", "", *visits, allowed=0.01, of="visits").holds
+    for agreement, holds in (
+        (equal("", "", ones, ones.clone()), True),
+        (equal("", "", ones, other), False),
+        (equal("", "", ones, ones.double()), False),
+        (near_as_a_whole("", "", ones, other, share=0.01), False),
+        (near_as_a_whole("", "", ones, other, share=0.1), True),
+        (near("", "", one, nan, rtol=1.0), False),
+        (near_as_a_whole("", "", TensorDict(a=one), TensorDict(a=nan), share=1), False),
+        (near("", "", torch.ones(2), torch.ones(3), rtol=1.0), False),
+        (same_share("", "", *visits, allowed=0.02, of="visits"), True),
+        (same_share("", "", *visits, allowed=0.01, of="visits"), False),
+    ):
+        assert agreement.holds is holds
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--device", "cuda"], "sees no card"),
+        (["--device", "meta"], "cuda and cpu"),
+        (["--ops", "nothing"], "--list names them"),
+    ],
+)
+def test_what_can_not_be_asked_for(words, told):
+    if torch.cuda.is_available() and "cuda" in words:
+        pytest.skip("there is one")
+    with pytest.raises(SystemExit, match=told):
+        device.main(words)
 
 
 def test_parameters_that_rounding_moves_are_not_compared():
@@ -239,14 +240,3 @@ def test_tests_that_need_a_card_bear_the_mark():
     found = {file: file.read_text() for file in ROOT.glob("tests/**/*.py")}
     assert not [file for file, text in found.items() if by_hand.search(text)]
     assert len([file for file, text in found.items() if f"pytest.{MARK}" in text]) > 10
-
-
-def test_there_is_no_card_to_ask_for():
-    if torch.cuda.is_available():
-        pytest.skip("there is one")
-    with pytest.raises(SystemExit, match="sees no card"):
-        device.main(["--device", "cuda"])
-    with pytest.raises(SystemExit, match="cuda and cpu"):
-        device.main(["--device", "meta"])
-    with pytest.raises(SystemExit, match="--list names them"):
-        device.main(["--ops", "nothing"])

@@ -2,8 +2,24 @@
 
 import subprocess
 import sys
+import types
 
 import pytest
+
+import raffia
+from raffia.lazy import lazy_names
+
+
+def test_dir_lists_each_name_once_and_names_come_from_the_source_of_a_package(monkeypatch):
+    for package in (raffia, raffia.tensordict, raffia.nn):
+        names = package.__dir__() if hasattr(package, "__dir__") else dir(package)
+        assert len(names) == len(set(names))
+    assert {"TensorDict", "nn", "tensorclass"} <= set(dir(raffia))
+    assert len(raffia.__all__) == len(set(raffia.__all__))
+    monkeypatch.setitem(sys.modules, "sourceless", types.ModuleType("sourceless"))
+    with pytest.raises(ImportError, match="sourceless is installed without its source"):
+        lazy_names("sourceless")
+
 
 FIRST = [
     "from raffia import tensorclass",
@@ -44,16 +60,6 @@ def test_in_this_process_too():
     exec("".join([line + "\n" for line in FIRST]) + AFTER, {"__name__": "doors"})
 
 
-def test_dir_lists_each_name_once():
-    import raffia
-
-    for package in (raffia, raffia.tensordict, raffia.nn):
-        names = package.__dir__() if hasattr(package, "__dir__") else dir(package)
-        assert len(names) == len(set(names))
-    assert {"TensorDict", "nn", "tensorclass"} <= set(dir(raffia))
-    assert len(raffia.__all__) == len(set(raffia.__all__))
-
-
 def test_private_names_that_programs_use_do_what_they_say():
     import torch
 
@@ -84,13 +90,3 @@ def test_private_names_that_programs_use_do_what_they_say():
     assert _default_is_leaf(torch.Tensor) and issubclass(Buffer, torch.Tensor)
     with pytest.raises(KeyError):
         TensorDict().get("a", NO_DEFAULT)
-
-
-def test_names_come_from_the_source_of_a_package(monkeypatch):
-    import types
-
-    from raffia.lazy import lazy_names
-
-    monkeypatch.setitem(sys.modules, "sourceless", types.ModuleType("sourceless"))
-    with pytest.raises(ImportError, match="sourceless is installed without its source"):
-        lazy_names("sourceless")

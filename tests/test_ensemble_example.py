@@ -16,9 +16,8 @@ EXAMPLE = Path(__file__).parents[1] / "examples" / "ensemble.py"
 
 def load_example():
     spec = importlib.util.spec_from_file_location("example_ensemble", EXAMPLE)
-    sys.modules[spec.name] = module = importlib.util.module_from_spec(
-        spec
-    )  # dataclasses look there
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look there
     spec.loader.exec_module(module)
     return module
 

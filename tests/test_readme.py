@@ -15,6 +15,13 @@ from raffia.recipes.ilql.presets import ILQL_PRESETS, ILQL_SUMMARIES
 ROOT = Path(__file__).parents[1]
 
 
+PAGES = ["README.md", *(f"docs/{name}.md" for name in """data torchrl lightzero functional graph
+    search scale sweep training ilql evolution own_algorithm""".split())]  # fmt: skip
+
+
+LINKED = [*PAGES, "CONTRIBUTING.md", "docs/index.md", "docs/ARCHITECTURE.md", "docs/tensordict.md"]
+
+
 def run_blocks(text: str) -> int:
     """Run python blocks in one namespace; hold `expression  # -> value` lines to their value."""
     blocks = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
@@ -37,49 +44,12 @@ def run_blocks(text: str) -> int:
     return num_claims
 
 
-PAGES = [
-    *(
-        "README.md",
-        "docs/data.md",
-        "docs/torchrl.md",
-        "docs/lightzero.md",
-        "docs/functional.md",
-        "docs/graph.md",
-        "docs/search.md",
-        "docs/scale.md",
-        "docs/sweep.md",
-    ),
-    *("docs/training.md", "docs/ilql.md", "docs/evolution.md", "docs/own_algorithm.md"),
-]
-
-
 @pytest.mark.parametrize("name", PAGES)
 def test_page_runs(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     least = 1 if name == "docs/lightzero.md" else 10
     assert run_blocks((ROOT / name).read_text()) >= least
-
-
-def test_the_table_of_presets_is_true():
-    rows = [
-        f"| `{name}` | {run.env.id} | {run.collect.num_env_steps:,} | {run.search.num_simulations} "
-        f"| {SUMMARIES[name]} |"
-        for name, run in PRESETS.items()
-    ]
-    page = (ROOT / "docs" / "training.md").read_text()
-    table = page.partition("| preset | environment |")[2].partition("\n\n")[0]
-    assert table.splitlines()[2:] == rows, "docs/training.md needs:\n" + "\n".join(rows)
-
-
-def test_the_table_of_presets_of_ilql_is_true():
-    rows = [
-        f"| `{name}` | {run.num_updates:,} | {ILQL_SUMMARIES[name]} |"
-        for name, run in ILQL_PRESETS.items()
-    ]
-    page = (ROOT / "docs" / "ilql.md").read_text()
-    table = page.partition("| preset | updates |")[2].partition("\n\n")[0]
-    assert table.splitlines()[2:] == rows, "docs/ilql.md needs:\n" + "\n".join(rows)
 
 
 def test_the_readme_names_every_command_and_every_extra():
@@ -107,23 +77,31 @@ def dead_links(page: Path) -> list[str]:
     return [t for t in targets if "://" not in t and not (page.parent / t).exists()]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("README.md", "CONTRIBUTING.md", "docs/index.md", "docs/ARCHITECTURE.md"),
-        *("docs/functional.md", "docs/graph.md", "docs/tensordict.md", "docs/training.md"),
-        *(
-            "docs/ilql.md",
-            "docs/evolution.md",
-            "docs/torchrl.md",
-            "docs/lightzero.md",
-            "docs/own_algorithm.md",
-        ),
-        "docs/sweep.md",
-    ],
-)
+@pytest.mark.parametrize("name", LINKED)
 def test_links_lead_somewhere(name):
     assert dead_links(ROOT / name) == []
+
+
+def table_after(page, head):
+    """The rows of the table whose head begins so."""
+    table = (ROOT / "docs" / page).read_text().partition(head)[2].partition("\n\n")[0]
+    return table.splitlines()[2:]
+
+
+def test_the_tables_of_presets_are_true():
+    rows = [
+        f"| `{name}` | {run.env.id} | {run.collect.num_env_steps:,} | {run.search.num_simulations} "
+        f"| {SUMMARIES[name]} |"
+        for name, run in PRESETS.items()
+    ]
+    needed = "\n".join(rows)
+    assert table_after("training.md", "| preset | environment |") == rows, f"it needs:\n{needed}"
+    rows = [
+        f"| `{name}` | {run.num_updates:,} | {ILQL_SUMMARIES[name]} |"
+        for name, run in ILQL_PRESETS.items()
+    ]
+    needed = "\n".join(rows)
+    assert table_after("ilql.md", "| preset | updates |") == rows, f"it needs:\n{needed}"
 
 
 def test_a_dead_link_is_seen(tmp_path):

@@ -68,18 +68,31 @@ def checkout(tmp_path):
     return Checkout(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["demo", "test", "scripts/venv.sh"])
+@pytest.mark.parametrize("name", ["demo", "test", "scripts/venv.sh", ".ci/run"])
 def test_syntax(name):
-    subprocess.run(["sh", "-n", ROOT / name], check=True)
+    subprocess.run(["bash" if name == ".ci/run" else "sh", "-n", ROOT / name], check=True)
+    assert name.startswith("scripts") or os.access(ROOT / name, os.X_OK)
 
 
-def test_ci_syntax():
-    subprocess.run(["bash", "-n", ROOT / ".ci" / "run"], check=True)
+def test_demo_is_content_with_what_test_installed_and_not_the_other_way_round(checkout):
+    for name, installed in (("demo", [".[report]"]), ("test", [".[dev]"]), ("demo", [])):
+        checkout.run(name)
+        assert checkout.installed == installed
 
 
-@pytest.mark.parametrize("name", ["demo", "test", ".ci/run"])
-def test_executable(name):
-    assert os.access(ROOT / name, os.X_OK)
+@pytest.mark.parametrize(
+    ("env", "words"),
+    [
+        ({"STUB_TOO_OLD": "1"}, "python3 is Python 3.9.2; Raffia needs 3.11 or newer"),
+        ({"STUB_TOO_OLD": "1"}, "PYTHON=python3.11"),
+        ({"PYTHON": "python3.x"}, "no python3.x here; install Python 3.11 or newer"),
+        ({"STUB_NO_VENV": "1"}, "apt-get install python3-venv"),
+    ],
+)
+def test_a_python_that_does_not_do_is_told_what_to_do(env, words, checkout):
+    result = checkout.run("test", **env)
+    assert result.returncode == 1 and words in result.stderr
+    assert checkout.asked == []
 
 
 def test_second_demo_installs_nothing(checkout):
@@ -92,19 +105,6 @@ def test_second_demo_installs_nothing(checkout):
     second = checkout.run("demo")
     assert checkout.asked == []
     assert second.stdout.endswith("ran raffia demo\n")
-
-
-def test_demo_is_content_with_what_test_installed(checkout):
-    checkout.run("test")
-    assert checkout.installed == [".[dev]"]
-    checkout.run("demo")
-    assert checkout.installed == []
-
-
-def test_test_is_not_content_with_what_demo_installed(checkout):
-    checkout.run("demo")
-    checkout.run("test")
-    assert checkout.installed == [".[dev]"]
 
 
 @pytest.mark.parametrize("name", ["pyproject.toml", "constraints.txt"])
@@ -152,26 +152,6 @@ def test_another_place_for_the_environment(checkout, tmp_path):
     assert checkout.asked == []
 
 
-def test_old_python_is_told_what_to_do(checkout):
-    result = checkout.run("demo", STUB_TOO_OLD="1")
-    assert result.returncode == 1
-    assert "python3 is Python 3.9.2; Raffia needs 3.11 or newer" in result.stderr
-    assert "PYTHON=python3.11" in result.stderr
-
-
-def test_missing_python_is_told_what_to_do(checkout):
-    result = checkout.run("demo", PYTHON="python3.x")
-    assert result.returncode == 1
-    assert "no python3.x here; install Python 3.11 or newer" in result.stderr
-
-
-def test_missing_venv_module_is_told_what_to_do(checkout):
-    result = checkout.run("test", STUB_NO_VENV="1")
-    assert result.returncode == 1
-    assert "apt-get install python3-venv" in result.stderr
-    assert checkout.asked == []
-
-
 def test_a_foreign_folder_is_left_alone(checkout, tmp_path):
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "letter.txt").touch()
@@ -182,19 +162,19 @@ def test_a_foreign_folder_is_left_alone(checkout, tmp_path):
 
 
 class TestWhatIsRun:
-    def test_the_fast_set_is_the_default_and_says_so_first(self, checkout):
-        done = checkout.run("test")
+    @pytest.mark.parametrize(
+        ("words", "ends", "said"),
+        [
+            ([], "-m not slow", ["The fast checks", "About 5 minutes", "./test --all"]),
+            (["--all", "-x"], "-x", ["All checks", "About 25 minutes"]),
+        ],
+    )
+    def test_the_fast_set_is_the_default_and_says_so_first(self, words, ends, said, checkout):
+        done = checkout.run("test", *words)
         assert done.returncode == 0, done.stderr
-        assert checkout.asked[-1] == "-m pytest -n auto -m not slow"
+        assert checkout.asked[-1] == f"-m pytest -n auto {ends}"
         first = done.stdout.partition("+ ")[0]
-        assert "The fast checks" in first and "About 5 minutes" in first
-        assert "./test --all" in first
-
-    def test_all_is_all(self, checkout):
-        done = checkout.run("test", "--all", "-x")
-        assert checkout.asked[-1] == "-m pytest -n auto -x"
-        first = done.stdout.partition("+ ")[0]
-        assert "All checks" in first and "About 25 minutes" in first
+        assert all(text in first for text in said)
 
     def test_a_sample_of_mutants_is_judged_by_all_checks_only(self, checkout):
         judged = "scripts/mutants.py --sample 6"
@@ -204,6 +184,7 @@ class TestWhatIsRun:
         assert done.returncode == 1 and done.stderr == "failed: [mutants]\n"
         checkout.run("test")
         assert judged not in checkout.log.read_text()
+        assert "./test --all" in (ROOT / ".ci" / "run").read_text()
 
     def test_every_check_is_run_and_other_arguments_go_to_pytest(self, checkout):
         result = checkout.run("test", "-k", "a and b", "-x")
@@ -215,13 +196,8 @@ class TestWhatIsRun:
             "-m mypy",
             "-m pytest -n auto -m not slow -k a and b -x",
         ]
-
-    def test_help_makes_nothing(self, checkout):
         done = checkout.run("test", "--help")
         assert "--all" in done.stdout and checkout.asked == []
-
-    def test_ci_runs_all(self):
-        assert "./test --all" in (ROOT / ".ci" / "run").read_text()
 
 
 @pytest.mark.slow

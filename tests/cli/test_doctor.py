@@ -15,6 +15,19 @@ from raffia.cli import doctor as module
 from raffia.cli import main
 from raffia.cli.doctor import CORE, EXTRAS, Check, machine_checks, print_doctor
 
+
+def test_a_disk_that_is_nearly_full_or_cannot_be_written(monkeypatch, tmp_path):
+    usage = module.shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(module.shutil, "disk_usage", lambda path: usage._replace(free=10**8))
+    check = module.disk(tmp_path / "not" / "yet")
+    assert check.verdict == "note" and "0.1 GiB free" in check.found
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr(module.os, "access", lambda path, mode: False)
+    assert "cannot be written" in module.disk(tmp_path).found
+    check = module.kernel_cache(tmp_path)
+    assert check.verdict == "note" and "NUMBA_CACHE_DIR" in check.fix
+
+
 PROJECT = tomllib.loads((pathlib.Path(__file__).parents[2] / "pyproject.toml").read_text())
 PROJECT = PROJECT["project"]
 
@@ -57,13 +70,38 @@ sys.exit(status)
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True
     )
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == "" and f"torch {torch.__version__}" in done.stdout
-    assert "\033" not in done.stdout
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"torch {torch.__version__}" in done.stdout and "\033" not in done.stdout
+
+
+def test_what_is_missing_or_broken(monkeypatch):
+    with monkeypatch.context() as patch:
+        lacking(patch, "ale_py", "safetensors", "yaml")
+        patch.setitem(sys.modules, "torch", None)
+        checks = by_name()
+        assert print_doctor(io.StringIO()) == 1
+    assert checks["ROMs"].fix == "pip install 'raffia[atari]'"
+    packages, torch_check = checks["packages"], checks["torch"]
+    assert (packages.verdict, packages.fix) == ("fails", "pip install torch pyyaml safetensors")
+    assert torch_check.verdict == "fails" and "cannot be imported" in torch_check.found
+
+
+@pytest.mark.parametrize(("busy", "verdict"), [(1.9, "ok"), (9.0, "note")])
+def test_more_threads_than_cores_and_load(monkeypatch, busy, verdict):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
+    monkeypatch.setattr(module, "usable_cores", lambda: 3)
+    monkeypatch.setattr(module.os, "getloadavg", lambda: (busy, 0.0, 0.0))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: "a GPU")
+    checks = by_name()
+    assert checks["load"].verdict == verdict and checks["torch"].verdict == "note"
+    assert "export OMP_NUM_THREADS=3" in checks["torch"].fix
+    assert "7 threads on 3 usable cores, GPU: a GPU (--device cuda)" in checks["torch"].found
 
 
 @pytest.mark.parametrize("extra", EXTRAS)
-def test_a_missing_extra_is_a_note_with_the_call(monkeypatch, extra):
+def test_a_missing_extra_is_a_note_with_the_call(monkeypatch, capsys, extra):
     projects, use = EXTRAS[extra]
     lacking(monkeypatch, *projects.values())
     check = by_name()[extra]
@@ -71,47 +109,8 @@ def test_a_missing_extra_is_a_note_with_the_call(monkeypatch, extra):
     assert all(project in check.found for project in projects)
     assert check.fix == f"pip install 'raffia[{extra}]'"
     assert main(["doctor"]) == 0
-
-
-def test_an_address_without_an_engine_is_refused(capsys):
     assert main(["doctor", "--engine.address", "auto"]) == 2
     assert "raffia doctor --engine.name ray --engine.address auto" in capsys.readouterr().err
-
-
-def test_missing_games(monkeypatch):
-    lacking(monkeypatch, "ale_py")
-    assert by_name()["ROMs"].fix == "pip install 'raffia[atari]'"
-
-
-def test_a_missing_core_package_fails(monkeypatch):
-    lacking(monkeypatch, "safetensors", "yaml")
-    check = by_name()["packages"]
-    assert check.verdict == "fails" and check.fix == "pip install pyyaml safetensors"
-    assert print_doctor(io.StringIO()) == 1
-
-
-def test_a_broken_torch_fails(monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch", None)
-    check = by_name()["torch"]
-    assert check.verdict == "fails" and "cannot be imported" in check.found
-
-
-def test_more_threads_than_cores(monkeypatch):
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
-    monkeypatch.setattr(module, "usable_cores", lambda: 3)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: "a GPU")
-    check = by_name()["torch"]
-    assert check.verdict == "note" and "export OMP_NUM_THREADS=3" in check.fix
-    assert "7 threads on 3 usable cores, GPU: a GPU (--device cuda)" in check.found
-
-
-@pytest.mark.parametrize(("busy", "verdict"), [(1.9, "ok"), (9.0, "note")])
-def test_load(monkeypatch, busy, verdict):
-    monkeypatch.setattr(module, "usable_cores", lambda: 2)
-    monkeypatch.setattr(module.os, "getloadavg", lambda: (busy, 0.0, 0.0))
-    assert by_name()["load"].verdict == verdict
 
 
 def test_the_share_of_a_container_counts(monkeypatch):
@@ -119,26 +118,6 @@ def test_the_share_of_a_container_counts(monkeypatch):
     for text, cores in [("max 100000", 8), ("250000 100000", 2), ("50000 100000", 1), ("", 8)]:
         monkeypatch.setattr(pathlib.Path, "read_text", lambda path, text=text: text)
         assert module.usable_cores() == cores
-
-
-def test_a_disk_that_is_nearly_full(monkeypatch, tmp_path):
-    usage = module.shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(module.shutil, "disk_usage", lambda path: usage._replace(free=10**8))
-    check = module.disk(tmp_path / "not" / "yet")
-    assert check.verdict == "note" and "0.1 GiB free" in check.found
-    assert not list(tmp_path.iterdir())
-
-
-def test_places_that_cannot_be_written(monkeypatch, tmp_path):
-    monkeypatch.setattr(module.os, "access", lambda path, mode: False)
-    assert "cannot be written" in module.disk(tmp_path).found
-    check = module.kernel_cache(tmp_path)
-    assert check.verdict == "note" and "NUMBA_CACHE_DIR" in check.fix
-
-
-def test_the_user_names_the_cache(monkeypatch, tmp_path):
-    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "kernels"))
-    assert str(tmp_path / "kernels") in module.kernel_cache(tmp_path / "package").found
 
 
 def test_lines_in_colour():
@@ -160,7 +139,8 @@ def test_a_cache_of_kernels_that_others_write_is_told_of(tmp_path, monkeypatch):
     place.mkdir()
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(place))
     place.chmod(0o700)
-    assert module.kernel_cache(tmp_path).verdict == "ok"
+    check = module.kernel_cache(tmp_path)
+    assert check.verdict == "ok" and str(place) in check.found
     for mode in (0o777, 0o1777):
         place.chmod(mode)
         check = module.kernel_cache(tmp_path)

@@ -7,6 +7,15 @@ from raffia.cli import main
 from raffia.recipes.run_folder import read_run
 from tests.cli.test_runs import fails
 
+
+def chats(capsys, more=""):
+    """A run on a file of dialogues."""
+    rows = [{"utterances": [f"say {n}", str(n)], "rewards": [None, 1.0]} for n in range(10)]
+    Path("chats.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    trunk = f"--model.trunk.n-layer 1 --model.trunk.n_embd 8 --model.trunk.n_head 2 {more}"
+    run(f"train ilql --data chats.jsonl --num_updates 1 --batch_size 4 {trunk}", capsys)
+
+
 SMALL = "--batch_size 4 --evaluate.num_episodes 4"
 
 
@@ -40,10 +49,7 @@ def test_a_run_from_the_first_word_to_the_last(here, capsys):
 
 
 def test_a_file_of_dialogues_gives_the_sizes_and_the_name(here, capsys):
-    rows = [{"utterances": [f"say {n}", str(n)], "rewards": [None, 1.0]} for n in range(10)]
-    Path("chats.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    trunk = "--model.trunk.n-layer 1 --model.trunk.n_embd 8 --model.trunk.n_head 2"
-    run(f"train ilql --data chats.jsonl --num_updates 1 --batch_size 4 {trunk}", capsys)
+    chats(capsys)
     config = read_run("runs/chats-0")
     assert (config.task, config.data.files) == ("data", ("chats.jsonl",))
     assert config.model.trunk.vocab_size == 10 + len(set("say ")) + 6

@@ -24,25 +24,18 @@ class Scripted:
     """Plays the first legal move, or what is written for the position after so many moves."""
 
     def __init__(self, kind=TicTacToe, moves=()) -> None:
-        self.spec = kind(1).spec
-        self.moves = list(moves)
-        self.asked = []
+        self.spec, self.moves, self.asked = kind(1).spec, list(moves), []
 
     def act(self, state: TensorDict) -> TensorDict:
         mask = state["action_mask"]
         assert mask.any(-1).all(), "asked after the end"
-        ply = int(state["observation"][0, :2].sum())
-        self.asked.append(ply)
-        turn = len(self.asked) - 1
+        turn = len(self.asked)
+        self.asked.append(int(state["observation"][0, :2].sum()))
         action = self.moves[turn] if turn < len(self.moves) else int(mask[0].int().argmax())
         shares = mask.float() * 0.25
         shares[0, action] = 0.75
-        return TensorDict(
-            action=torch.tensor([action]),
-            policy=shares,
-            value=torch.tensor([-0.125]),
-            batch_size=[1],
-        )
+        found = {"action": torch.tensor([action]), "policy": shares}
+        return TensorDict(**found, value=torch.tensor([-0.125]), batch_size=[1])
 
 
 def talk(agent, words: str, person: int = 0) -> str:
@@ -66,17 +59,19 @@ def test_who_wins_is_said_and_another_game_can_follow():
     assert "You have won.\nnew, undo or quit: b2\nThis game is over." in said
     assert said.count("you begin") == 2
     assert "  a b c\n1 . . .\n2 . X .\n3 . . .\n" in said.rpartition("you begin")[2]
-    lost = talk(Scripted(moves=[0, 1, 2]), "4\n5\n9\n")
-    assert "The agent has won." in lost
-    draw = talk(Scripted(moves=[1, 3, 5, 6]), "1\n3\n5\n8\n9\n")
-    assert "A draw." not in draw and "You have won." in draw  # 1 5 9 is a line
-
-
-def test_a_draw_is_said():
+    assert "The agent has won." in talk(Scripted(moves=[0, 1, 2]), "4\n5\n9\n")
     # X: a1 c1 b2... ends with X at 0 2 3 7 8 and O at 1 4 5 6
-    said = talk(Scripted(moves=[4, 1, 6, 5]), "1\n9\n8\n3\n4\n")
-    assert "A draw." in said
-    assert said.endswith("new, undo or quit: \nGoodbye.\n")
+    draw = talk(Scripted(moves=[4, 1, 6, 5]), "1\n9\n8\n3\n4\n")
+    assert "A draw." in draw and draw.endswith("new, undo or quit: \nGoodbye.\n")
+
+
+def test_the_agent_can_begin_and_its_first_move_is_not_taken_back():
+    agent = Scripted(moves=[4])
+    said = talk(agent, "undo\na1\nundo\nq\n", person=1)
+    assert "You are O, the agent is X; the agent begins." in said
+    assert "1 O X .\n2 . X .\n3 . . .\n" in said
+    assert agent.asked == [0, 2] and said.count("You have no move to take back.") == 1
+    assert said.endswith("1 . . .\n2 . X .\n3 . . .\n\nyour move: q\nGoodbye.\n")
 
 
 def test_the_agent_can_begin():
@@ -98,26 +93,13 @@ def test_undo_takes_back_the_answer_too():
     assert last.startswith("\n  a b c\n1 O O X\n2 . X .\n3 . . .\n\nyour move: ")
 
 
-def test_undo_keeps_the_first_move_of_the_agent():
-    agent = Scripted(moves=[4])
-    said = talk(agent, "undo\na1\nundo\nq\n", person=1)
-    assert agent.asked == [0, 2]
-    assert said.count("You have no move to take back.") == 1
-    assert said.endswith("1 . . .\n2 . X .\n3 . . .\n\nyour move: q\nGoodbye.\n")
-
-
-def test_nothing_is_wider_than_a_terminal():
-    said = talk(Scripted(), "zz\nhelp\nb2\n")
-    assert "zz" in said and "plays a1" in said
-    assert max(map(len, said.splitlines())) < 80
-
-
 def test_wrong_words_are_answered_kindly():
-    said = talk(Scripted(), "d4\n\n10\n?\n")
+    said = talk(Scripted(), "d4\n\n10\n?\nhelp\nb2\n")
     assert "'d4' is not a move; type help for the moves.\nYou can play a1 b1 c1 a2" in said
-    assert "'10' is not a move;" in said
-    assert said.count("Put a stone on a square, a1 to c3, or 1 to 9.") == 2
+    assert "'10' is not a move;" in said and "plays a1" in said
+    assert said.count("Put a stone on a square, a1 to c3, or 1 to 9.") == 3
     assert said.endswith("your move: \nGoodbye.\n")  # the input has ended
+    assert max(map(len, said.splitlines())) < 80
 
 
 def test_connect4_is_played_by_columns():
@@ -159,17 +141,15 @@ def test_other_envs_are_refused():
 def test_play_takes_the_agent_of_a_run(monkeypatch, tmp_path):
     calls = []
 
-    def load(folder, checkpoint, *, num_simulations):
-        calls.append((folder, checkpoint, num_simulations))
+    def load(*given, **options):
+        calls.append((*given, options))
         return Scripted(moves=[4])
 
     monkeypatch.setattr("raffia.recipes.efficientzero.match.load_player", load)
-    said = io.StringIO()
-    status = play_against(
-        tmp_path, num_simulations=7, second=True, stdin=io.StringIO("a1\n"), stdout=said
-    )
-    assert status == 0 and calls == [(tmp_path, "best", 7)]
-    assert "the agent begins" in said.getvalue()
+    streams = {"stdin": io.StringIO("a1\n"), "stdout": io.StringIO()}
+    assert play_against(tmp_path, num_simulations=7, second=True, **streams) == 0
+    assert calls == [(tmp_path, "best", {"num_simulations": 7})]
+    assert "the agent begins" in streams["stdout"].getvalue()
     assert matches.GAMES.keys() == {"tictactoe", "connect4"}
 
 

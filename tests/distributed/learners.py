@@ -28,38 +28,31 @@ class Small:
     applies_shards = True
 
     def __init__(self, config, index):
-        self.config, self.index = json.loads(config), index
+        self.config, self.index, self.step = json.loads(config), index, 0
         norm = [nn.BatchNorm1d(7)] if self.config.get("norm") else []
         self.model = nn.Sequential(nn.Linear(5, 7), *norm, nn.Tanh(), nn.Linear(7, 3)).train()
-        self.step = 0
-        if self._dies("sum"):
-            summed = Group._sum
+        for place, name, step in (("sum", "_sum", None), ("join", "__init__", 3)):
+            if self._dies(place):
+                setattr(Group, name, self._deadly(place, getattr(Group, name), step))
 
-            def deadly(group, flat):
-                self._die("sum", self.step)
-                return summed(group, flat)
+    def _deadly(self, place, call, step):
+        def deadly(*args, **options):
+            self._die(place, self.step if step is None else step)
+            return call(*args, **options)
 
-            Group._sum = deadly
-        if self._dies("join"):
-            made = Group.__init__
-
-            def dead(group, *args, **options):
-                self._die("join", 3)
-                made(group, *args, **options)
-
-            Group.__init__ = dead
+        return deadly
 
     def _dies(self, place):
         return self.config.get("die", [""])[0] == place and self.index == 0
 
     def _die(self, place, step):
-        if self._dies(place) and step == self.config["die"][1]:
-            file = self.config["die"][2]
-            if not file or not Path(file).exists():
-                if file:
-                    Path(file).touch()
-                how = self.config.get("signal", "SIGKILL")
-                os.kill(os.getpid(), signal.Signals[how])
+        if not self._dies(place) or step != self.config["die"][1]:
+            return
+        file = self.config["die"][2]
+        if not file or not Path(file).exists():
+            if file:
+                Path(file).touch()
+            os.kill(os.getpid(), signal.Signals[self.config.get("signal", "SIGKILL")])
 
     def init(self, seed):
         torch.manual_seed(seed)
@@ -67,14 +60,10 @@ class Small:
             if hasattr(layer, "reset_parameters"):
                 layer.reset_parameters()
         params = TensorDict({name: p.detach().clone() for name, p in self.model.named_parameters()})
+        params = params.unflatten_keys(".")
         buffers = {name: b.clone() for name, b in self.model.named_buffers()}
-        buffers["never"] = torch.tensor([float("-inf"), 0.1])
-        return TensorDict(
-            params=params.unflatten_keys("."),
-            buffers=TensorDict(buffers),
-            opt=params.unflatten_keys(".") * 0,
-            step=torch.tensor(0),
-        )
+        buffers = TensorDict({**buffers, "never": torch.tensor([float("-inf"), 0.1])})
+        return TensorDict(params=params, buffers=buffers, opt=params * 0, step=torch.tensor(0))
 
     def grads(self, state, batch):
         self.step = int(state["step"])
@@ -85,8 +74,7 @@ class Small:
 
         def loss(params):
             buffers = state["buffers"].clone()
-            named = {**dict(params.flatten_keys(".").items()), **dict(buffers.items())}
-            del named["never"]
+            named = {**params.flatten_keys("."), **buffers.exclude("never")}
             out = functional_call(self.model, named, batch["x"])
             error = (out - batch["y"]).square().mean(-1)
             return error.mean(), (error, buffers)
@@ -100,9 +88,8 @@ class Small:
         norm = update.get("grad_norm", None)
         grads, _ = clip_by_global_norm(update["grads"], 0.3, norm=norm)
         opt = state["opt"] * 0.9 + grads
-        for leaf, step in zip(
-            state["params"].values(True, True), opt.values(True, True), strict=True
-        ):
+        both = zip(state["params"].values(True, True), opt.values(True, True), strict=True)
+        for leaf, step in both:
             leaf.sub_(step, alpha=0.1)  # in the memory of the state
         return state.replace(opt=opt, buffers=update["buffers"], step=state["step"] + 1)
 

@@ -6,6 +6,19 @@ import torch
 from raffia.distributed.arrays import pack, unpack
 from raffia.tensordict.tensordict import TensorDict
 
+
+def test_the_order_of_entries_is_kept_and_what_is_packed_is_copied():
+    """The order is that of sums in a norm."""
+    tree = TensorDict(z=torch.zeros(1), nest=TensorDict(b=torch.ones(1), a=TensorDict()))
+    tree["a"] = torch.zeros(())
+    data = pack(tree)
+    tree["a"].fill_(1)
+    found = unpack(data)
+    assert list(found.keys()) == ["z", "nest", "a"] and found["a"] == 0
+    assert list(found.keys(True)) == list(tree.keys(True))
+    assert unpack(pack(TensorDict())).is_empty()
+
+
 DTYPES = [
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64),
@@ -35,27 +48,6 @@ def test_a_tree_comes_back_as_it_was():
         assert found["leaves"].batch_size == (3, 2) and found["empty"].batch_size == (3,)
         for key, value in tree.items(True, True):
             assert found[key].dtype is value.dtype and torch.equal(found[key], value), key
-
-
-def test_a_scalar_tree_and_an_empty_one():
-    assert unpack(pack(TensorDict())).is_empty()
-    assert unpack(pack(TensorDict(x=torch.tensor(7))))["x"] == 7
-
-
-def test_the_order_of_entries_is_kept():
-    """It is the order of sums in a norm."""
-    tree = TensorDict(z=torch.zeros(1), nest=TensorDict(b=torch.ones(1), a=TensorDict()))
-    tree["a"] = torch.zeros(2)
-    found = unpack(pack(tree))
-    assert list(found.keys()) == ["z", "nest", "a"]
-    assert list(found.keys(True)) == list(tree.keys(True))
-
-
-def test_what_is_packed_is_copied():
-    tree = TensorDict(x=torch.zeros(3))
-    data = pack(tree)
-    tree["x"].fill_(1)
-    assert not unpack(data)["x"].any()
 
 
 @pytest.mark.parametrize(

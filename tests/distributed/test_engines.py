@@ -37,6 +37,18 @@ from raffia.distributed.process import END, _serve
 from raffia.distributed.ray import RayEngine, VersionError
 from raffia.distributed.ray_cluster import require_room, require_versions, silent, versions
 from raffia.tensordict.tensordict import TensorDict
+from tests.processes import descendants, wait_for
+
+
+def weights_of(number):
+    return TensorDict(w=torch.tensor([float(number)]))
+
+
+def test_a_version_stays_as_it_was_when_the_learner_writes_to_its_memory():
+    board, weights = Board(InlineEngine()), weights_of(1)
+    board.publish(2, weights)
+    weights["w"].add_(1)
+    assert board.ref(2)["w"].tolist() == [1.0]
 
 
 def kill(worker):
@@ -174,16 +186,9 @@ def test_engines_that_break_the_contract_are_told(how, monkeypatch):
 
 def sums(engine, num_tasks=12, num_open=4):
     """The answers of two workers that add up, where each is given its sum again when it is lost."""
-    totals, found = [0, 0], []
-    pool = Pool(
-        engine,
-        COUNTER,
-        "{}",
-        2,
-        state_of=lambda worker: TensorDict(total=torch.tensor(totals[worker])),
-        max_restarts=100,
-    )
-    asked = 0
+    totals, found, asked = [0, 0], [], 0
+    states = {"state_of": lambda worker: TensorDict(total=torch.tensor(totals[worker]))}
+    pool = Pool(engine, COUNTER, "{}", 2, **states, max_restarts=100)
     for key in range(num_tasks):
         while asked < min(num_tasks, key + num_open):
             for worker in (0, 1):
@@ -200,13 +205,11 @@ def test_late_lost_and_dead_workers_change_no_answer():
     expected, _ = sums(InlineEngine())
     assert expected[-1] == (66, 132)
     num_lost = 0
-    for seed in range(300):
+    for seed in range(100):
         engine = ChaosEngine(seed, lost=0.15, wasted=0.15)
-        found, num_restarts = sums(engine)
-        assert found == expected
-        assert num_restarts == engine.num_lost
+        assert sums(engine) == (expected, engine.num_lost)
         num_lost += engine.num_lost
-    assert num_lost > 1_000
+    assert num_lost > 300
 
 
 def test_a_pool_that_forgets_the_state_would_be_noticed():
@@ -229,9 +232,7 @@ def test_a_worker_that_is_lost_too_often_ends_it():
 def test_tasks_are_taken_in_the_order_of_their_keys():
     pool = Pool(InlineEngine(), COUNTER, "{}", 1)
     pool.ask(0, 4, add(1))
-    with pytest.raises(
-        ValueError, match="task 4 was asked for after task 4, but keys must increase"
-    ):
+    with pytest.raises(ValueError, match="asked for after task 4, but keys must increase"):
         pool.ask(0, 4, add(1))
     pool.ask(0, 5, add(1))
     with pytest.raises(ValueError, match="task 5 is not its oldest open task"):
@@ -242,42 +243,24 @@ def test_tasks_are_taken_in_the_order_of_their_keys():
 
 @pytest.mark.parametrize("make", [InlineEngine, ProcessEngine])
 def test_a_role_s_error_names_the_task_and_the_line(make):
+    words = r"(?s)^Counter 1, task 3: ValueError: this task fails\n.*check_engine.py\", line \d+"
     with closing(make()) as engine:
         pool = Pool(engine, COUNTER, "{}", 2)
         pool.ask(1, 3, add(1).set("fail", torch.tensor(True)))
-        words = (
-            r"(?s)^Counter 1, task 3: ValueError: this task fails\n.*check_engine.py\", line \d+"
-        )
         with pytest.raises(RoleError, match=words):
             pool.take(1, 3)
-
-
-def test_a_version_that_is_not_kept_is_refused():
-    board = Board(InlineEngine())
-    board.publish(2, TensorDict(w=torch.tensor(1.0)))
-    with pytest.raises(KeyError, match=r"version 3 of the weights is not available, only \[2\]"):
-        board.ref(3)
-    other = Board(InlineEngine())
-    other.load_state(board.state())
-    assert other.ref(2)["w"] == 1 and other.versions == [2]
-
-
-def test_a_version_stays_as_it_was_when_the_learner_writes_to_its_memory():
-    board = Board(InlineEngine())
-    weights = TensorDict(w=torch.tensor([1.0]))
-    board.publish(2, weights)
-    weights["w"].add_(1)
-    assert board.ref(2)["w"].tolist() == [1.0]
 
 
 def test_versions_are_kept_as_a_state():
     board, other = Board(InlineEngine()), Board(InlineEngine())
     for version in (3, 5, 8):
-        board.publish(version, TensorDict(w=torch.tensor([float(version)])))
+        board.publish(version, weights_of(version))
     board.drop_below(5)
-    other.publish(1, TensorDict(w=torch.tensor([1.0])))
+    other.publish(1, weights_of(1))
     other.load_state(board.state())
     assert other.versions == [5, 8] and other.ref(8)["w"].tolist() == [8.0]
+    with pytest.raises(KeyError, match=r"3 of the weights is not available, only \[5, 8\]"):
+        other.ref(3)
     other.clear()
     assert other.versions == []
 
@@ -399,17 +382,6 @@ def gone(pid):
         return True
 
 
-def name_of(pid):
-    return Path(f"/proc/{pid}/comm").read_text().strip()
-
-
-def descendants(pid):
-    """All processes below one."""
-    tasks = Path(f"/proc/{pid}/task").glob("*/children")
-    children = [child for file in tasks for child in file.read_text().split()]
-    return [*children, *(one for child in children for one in descendants(child))]
-
-
 # Of Ray: two agents of its raylet have names of their own, and would try for a minute to reach its
 # head; a program of ours ends them.
 NAMES = {"ProcessEngine": {"python"}, "RayEngine": {"raylet", "ray::DashboardA", "ray::RuntimeEnv"}}
@@ -417,10 +389,7 @@ NAMES = {"ProcessEngine": {"python"}, "RayEngine": {"raylet", "ray::DashboardA",
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    "engine",
-    ["ProcessEngine(spares=1)", pytest.param("RayEngine(num_cpus=2)", marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize("engine", ["ProcessEngine(spares=1)", "RayEngine(num_cpus=2)"])
 def test_workers_leave_when_their_leader_is_killed(engine, tmp_path):
     program = tmp_path / "leader.py"
     program.write_text(LEADER.replace("ENGINE", engine))
@@ -432,24 +401,21 @@ def test_workers_leave_when_their_leader_is_killed(engine, tmp_path):
             text=True,
             env=os.environ | {"RAY_TMPDIR": folder},
         )
-        assert leader.stdout is not None
         memory, *pids = leader.stdout.readline().split()
         time.sleep(1.0)  # what was just started has been seen
         others = descendants(leader.pid)
-        assert set(pids) <= set(others) and len(others) >= 5
-        assert NAMES[engine.partition("(")[0]] <= set(map(name_of, others))
+        names = {pid: Path(f"/proc/{pid}/comm").read_text().strip() for pid in others}
+        assert set(map(int, pids)) <= set(others) and len(others) >= 5
+        assert NAMES[engine.partition("(")[0]] <= set(names.values())
         leader.kill()
         leader.wait()
         leader.stdout.close()
-        deadline = time.monotonic() + 10  # of processes that share two cores with other tests
+        # The idle one, and the one in the midst of a task; and Ray's own.
+        wait_for(lambda: all(map(gone, others)) and not os.path.exists(f"/dev/shm/{memory}"), 10)
 
-        def left():  # the idle one, and the one in the midst of a task; and Ray's own
-            running = [name_of(pid) for pid in others if not gone(pid)]
-            return running or os.path.exists(f"/dev/shm/{memory}")
 
-        while time.monotonic() < deadline and left():
-            time.sleep(0.05)
-        assert not left()
+def workers(num, cpus, gpus=0.0):
+    return Workers("a:Role", num, Needs(cpus=cpus, gpus=gpus))
 
 
 ENDS_EARLY = """
@@ -541,25 +507,24 @@ def test_a_cluster_without_room_is_told_before_anything_starts():
         engine.close()
 
 
-def test_room_is_that_of_single_machines():
-    machines = [{"CPU": 2.0}, {"CPU": 4.0, "GPU": 1.0}]
-
-    def workers(num, cpus, gpus=0.0):
-        return Workers("a:Role", num, Needs(cpus=cpus, gpus=gpus))
-
-    require_room(machines, [workers(3, 1.0), workers(2, 0.5, 0.5), workers(1, 2.0)])
-    require_room(machines, [workers(1, 4.0), workers(1, 2.0)])
-    for too_much in (
+@pytest.mark.parametrize(
+    "too_much",
+    [
         [workers(1, 5.0)],
         [workers(2, 3.0)],
         [workers(1, 1.0, 2.0)],
         [workers(6, 1.0), workers(1, 0.5)],
         [workers(3, 0.1, 0.5)],
-    ):
-        with pytest.raises(ValueError, match="do not fit into the Ray cluster, whose machines"):
-            require_room(machines, too_much)
+    ],
+)
+def test_room_is_that_of_single_machines(too_much):
+    machines = [{"CPU": 2.0}, {"CPU": 4.0, "GPU": 1.0}]
+    require_room(machines, [workers(3, 1.0), workers(2, 0.5, 0.5), workers(1, 2.0)])
+    require_room(machines, [workers(1, 4.0), workers(1, 2.0)])
+    with pytest.raises(ValueError, match="do not fit into the Ray cluster, whose machines"):
+        require_room(machines, too_much)
     with pytest.raises(ValueError, match="whose machines have none"):
-        require_room([], [workers(1, 1.0)])
+        require_room([], too_much)
 
 
 def test_versions_of_a_cluster_are_compared():

@@ -1,5 +1,6 @@
 """Gradients that processes share are those of one, to the bit, whoever dies."""
 
+import functools
 import json
 import os
 import signal
@@ -28,6 +29,7 @@ from raffia.tensordict.tensordict import TensorDict
 from tests.algorithms.ilql.small import batch_of, float32
 from tests.distributed.learners import Small, ilql
 from tests.distributed.test_engines import gone
+from tests.processes import environment, wait_for
 
 SMALL = "tests.distributed.learners:Small"
 
@@ -72,12 +74,10 @@ def trained(learner, num=6, before=lambda update, state: state, make=batches):
 
 def same(found, expected):
     (state, told), (other, told_there) = found, expected
-    trees = zip([state, *told], [other, *told_there], strict=True)
-    for tree, there in trees:
+    for tree, there in zip([state, *told], [other, *told_there], strict=True):
         assert list(tree.keys(True, True)) == list(there.keys(True, True))
-        for key, value in there.items(True, True):
-            if not torch.equal(tree[key], value):
-                return False
+        if not all(torch.equal(tree[key], value) for key, value in there.items(True, True)):
+            return False
     return True
 
 
@@ -157,14 +157,14 @@ def test_who_does_not_come_is_not_waited_for_for_ever():
 
 
 def test_groups_that_can_not_be_are_refused():
-    with pytest.raises(ValueError, match="rank=2 must be in 0..1, for 2 members"):
-        Group("127.0.0.1:1", 2, 2)
-    with pytest.raises(ValueError, match="sums='tree' must be one of ring, ordered"):
-        Group("127.0.0.1:1", 0, 2, sums="tree")
-    with pytest.raises(ValueError, match="timeout=0 must be above 0"):
-        Group("127.0.0.1:1", 0, 2, timeout=0)
-    with pytest.raises(ValueError, match="address='localhost' must be host:port"):
-        Group("localhost", 0, 2)
+    for arguments, options, words in (
+        (("127.0.0.1:1", 2, 2), {}, "rank=2 must be in 0..1, for 2 members"),
+        (("127.0.0.1:1", 0, 2), {"sums": "tree"}, "sums='tree' must be one of ring, ordered"),
+        (("127.0.0.1:1", 0, 2), {"timeout": 0}, "timeout=0 must be above 0"),
+        (("localhost", 0, 2), {}, "address='localhost' must be host:port"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            Group(*arguments, **options)
     with Rendezvous() as rendezvous, Group(rendezvous.address, 0, 1) as group:
         with pytest.raises(TypeError, match="a mean of torch.int64 is not defined"):
             group.mean([torch.ones(2, dtype=torch.int64)])
@@ -196,16 +196,15 @@ def test_stacked_members_are_cut_along_the_rows():
             update = TensorDict(grads=TensorDict(w=error), buffers=TensorDict())
             return update, TensorDict(priority=batch["x"], grad_norm=error)
 
-    state = TensorDict(params=TensorDict(w=torch.zeros(3)), buffers=TensorDict())
-    state.batch_size = [3]
+    params = TensorDict(w=torch.zeros(3))
+    state = TensorDict(params=params, buffers=TensorDict()).auto_batch_size_(1)
     batch = TensorDict(x=torch.arange(12.0).view(3, 4), batch_size=[3, 4])
-    expected = Accumulate(Stacked(), 2).grads(state, batch)
-    for update, told in members(
-        2, lambda group: DataParallel(Stacked(), group).grads(state, batch)
-    ):
-        assert torch.equal(update["grads", "w"], expected[0]["grads", "w"])
+    expected, expected_told = Accumulate(Stacked(), 2).grads(state, batch)
+    found = members(2, lambda group: DataParallel(Stacked(), group).grads(state, batch))
+    for update, told in found:
+        assert torch.equal(update["grads", "w"], expected["grads", "w"])
         assert torch.equal(told["priority"], batch["x"])
-        assert torch.equal(told["grad_norm"], expected[1]["grad_norm"])
+        assert torch.equal(told["grad_norm"], expected_told["grad_norm"])
 
 
 def test_statistics_of_batches_are_means():
@@ -214,9 +213,8 @@ def test_statistics_of_batches_are_means():
     parts = [learner.grads(state, part)[0]["buffers"] for part in batch.split(3)]
 
     def shared(group):
-        return mean_over(
-            group, state, *small(norm=True).grads(state, part_of(batch, group.rank, 3))
-        )
+        found = small(norm=True).grads(state, part_of(batch, group.rank, 3))
+        return mean_over(group, state, *found)
 
     for update, _ in members(3, shared):
         buffers = update["buffers"]
@@ -224,16 +222,65 @@ def test_statistics_of_batches_are_means():
             mean = torch.stack([part[name] for part in parts]).mean(0)
             torch.testing.assert_close(buffers[name], mean, rtol=1e-6, atol=1e-7)
         assert buffers["1.num_batches_tracked"] == 1
-        assert torch.equal(
-            buffers["never"], state["buffers", "never"]
-        )  # a third of 0.1 thrice is not
+        # A third of 0.1 thrice is not 0.1.
+        assert torch.equal(buffers["never"], state["buffers", "never"])
 
 
-def test_a_batch_that_can_not_be_shared_evenly_is_refused():
-    with pytest.raises(
-        ValueError, match=r"a batch of 8 cannot be divided equally among 3 .* \[1, 2, 4, 8\]"
-    ):
-        part_of(next(batches(1)), 0, 3)
+def test_four_processes_give_the_same_bits_each_time_and_in_order_those_of_four_parts():
+    expected = trained(Accumulate(small(), 4))
+    with Followers(SMALL, "{}", 3) as group:
+        learner = DataParallel(small(), group)
+        found = trained(learner)
+        assert same(trained(learner), found) and group.num_broadcasts == 2
+    ring, parts = (dict(one[0]["params"].items(True, True)) for one in (found, expected))
+    torch.testing.assert_close(ring, parts)
+    with Followers(SMALL, "{}", 3, sums="ordered") as group:
+        assert same(trained(DataParallel(small(), group)), expected)
+
+
+def test_a_state_that_is_not_the_last_is_broadcast_and_the_idle_may_be_killed():
+    """A resume, a generation, or one that somebody has written to."""
+
+    def changed(update, state, kill=lambda: None):
+        if update == 2:
+            state["params", "0", "bias"].mul_(2)
+        if update == 3:
+            kill()
+        return state.clone() if update == 4 else state
+
+    def kill():
+        os.kill(group.workers[0].pid, signal.SIGKILL)
+        time.sleep(0.1)
+
+    expected = trained(Accumulate(small(), 2), before=changed)
+    with Followers(SMALL, "{}", 1) as group:
+        learner = DataParallel(small(), group)
+        assert same(trained(learner, before=changed), expected)
+        assert (group.num_broadcasts, group.num_restarts) == (3, 0)
+        dying = functools.partial(changed, kill=kill)
+        assert same(trained(learner, before=dying), expected)
+        assert group.num_restarts == 1
+
+
+def test_an_error_of_either_side_is_told_and_the_next_update_goes_on():
+    first, second = batches(2)
+    expected = trained(Accumulate(small(), 2), num=2)
+    with Followers(SMALL, json.dumps({"fail": 1}), 1) as group:
+        learner = DataParallel(small(), group)
+        state = learner.init(0)
+        state = learner.apply(state, learner.grads(state, first)[0])
+        with pytest.raises(RoleError, match="follower 0 of .*Small: ValueError: this part fails"):
+            learner.grads(state, second)
+        state["step"] = torch.tensor(0)
+        update, metrics = learner.grads(state, second)
+        assert torch.equal(metrics["loss"], expected[1][1]["loss"])
+    with Followers(SMALL, "{}", 1) as group:
+        learner = DataParallel(small(fail=1), group)
+        state = learner.init(0)
+        state = learner.apply(state, learner.grads(state, first)[0])
+        with pytest.raises(ValueError, match="this part fails"):
+            learner.grads(state, second)
+        assert same(trained(DataParallel(small(), group), num=2), expected)
 
 
 # --------------------------------------------------------------------------------- followers
@@ -245,24 +292,6 @@ def test_two_processes_give_the_bits_of_two_parts(sums):
         learner = DataParallel(small(), group)
         assert same(trained(learner), trained(Accumulate(small(), 2)))
         assert group.num_broadcasts == 1 and group.num_restarts == 0
-
-
-def test_four_processes_in_order_give_the_bits_of_four_parts():
-    expected = trained(Accumulate(small(), 4))
-    with Followers(SMALL, "{}", 3, sums="ordered") as group:
-        assert same(trained(DataParallel(small(), group)), expected)
-
-
-def test_four_processes_in_a_ring_give_the_same_bits_each_time():
-    with Followers(SMALL, "{}", 3) as group:
-        learner = DataParallel(small(), group)
-        found = trained(learner)
-        assert same(trained(learner), found)
-        assert group.num_broadcasts == 2
-    torch.testing.assert_close(
-        dict(found[0]["params"].items(True, True)),
-        dict(trained(Accumulate(small(), 4))[0]["params"].items(True, True)),
-    )
 
 
 def ilql_batches(num):
@@ -280,22 +309,6 @@ def test_ilql_learns_the_same_bits(num):
         found = trained(DataParallel(ilql("{}", 0), group), make=ilql_batches)
         assert same(found, expected)
         assert group.num_broadcasts == 1
-
-
-def test_a_state_that_is_not_the_last_is_broadcast():
-    """A resume, a generation, or one that somebody has written to."""
-
-    def changed(update, state):
-        if update == 2:
-            state["params", "0", "bias"].mul_(2)
-        if update == 4:
-            state = state.clone()
-        return state
-
-    expected = trained(Accumulate(small(), 2), before=changed)
-    with Followers(SMALL, "{}", 1) as group:
-        assert same(trained(DataParallel(small(), group), before=changed), expected)
-        assert group.num_broadcasts == 3
 
 
 def test_an_update_that_was_changed_before_it_is_applied():
@@ -357,20 +370,6 @@ def test_a_follower_that_is_killed_changes_nothing(place, num, tmp_path):
         assert same(trained(DataParallel(small(), group)), expected)
         assert (tmp_path / "died").exists()
         assert group.num_restarts == 1 and group.num_broadcasts == 2
-
-
-def test_a_follower_that_is_killed_while_idle_changes_nothing():
-    expected = trained(Accumulate(small(), 2))
-
-    def kill(update, state):
-        if update == 3:
-            os.kill(group.workers[0].pid, signal.SIGKILL)
-            time.sleep(0.1)
-        return state
-
-    with Followers(SMALL, "{}", 1) as group:
-        assert same(trained(DataParallel(small(), group), before=kill), expected)
-        assert group.num_restarts == 1
 
 
 @pytest.mark.slow
@@ -440,37 +439,6 @@ def test_a_follower_that_dies_again_and_again_ends_it():
 # -- errors
 
 
-def test_a_follower_s_error_is_told_and_the_next_update_goes_on():
-    expected = trained(Accumulate(small(), 2), num=2)
-    with Followers(SMALL, json.dumps({"fail": 1}), 1) as group:
-        learner = DataParallel(small(), group)
-        state = learner.init(0)
-        first, second = batches(2)
-        state = learner.apply(state, learner.grads(state, first)[0])
-        with pytest.raises(RoleError, match="follower 0 of .*Small: ValueError: this part fails"):
-            learner.grads(state, second)
-        state["step"] = torch.tensor(0)
-        update, metrics = learner.grads(state, second)
-        assert torch.equal(metrics["loss"], expected[1][1]["loss"])
-
-
-def test_an_error_of_the_leader_leaves_followers_that_can_go_on():
-    with Followers(SMALL, "{}", 1) as group:
-        learner = DataParallel(small(fail=1), group)
-        state = learner.init(0)
-        first, second = batches(2)
-        state = learner.apply(state, learner.grads(state, first)[0])
-        with pytest.raises(ValueError, match="this part fails"):
-            learner.grads(state, second)
-        learner = DataParallel(small(), group)
-        assert same(trained(learner), trained(Accumulate(small(), 2)))
-
-
-def test_a_role_that_is_not_there_is_told():
-    with pytest.raises(RoleError, match="'tests.distributed.learners:Nobody' cannot be imported"):
-        Followers("tests.distributed.learners:Nobody", "{}", 1)
-
-
 def test_unlike_learners_are_told():
     with Followers("tests.distributed.learners:Odd", "{}", 1) as group:
         learner = DataParallel(small(), group)
@@ -479,18 +447,18 @@ def test_unlike_learners_are_told():
 
 
 def test_what_can_not_be_is_refused():
-    with pytest.raises(ValueError, match="num=0 followers must be at least 1: to use none, use"):
-        Followers(SMALL, "{}", 0)
-    with pytest.raises(ValueError, match="sums='tree' must be one of ring, ordered"):
-        Followers(SMALL, "{}", 1, sums="tree")
-    with pytest.raises(ValueError, match="patience=0 must be above 0"):
-        Followers(SMALL, "{}", 1, patience=0)
+    for role, num, options, words in (
+        (SMALL, 0, {}, "num=0 followers must be at least 1: to use none, use"),
+        (SMALL, 1, {"sums": "tree"}, "sums='tree' must be one of ring, ordered"),
+        (SMALL, 1, {"patience": 0}, "patience=0 must be above 0"),
+        (NOBODY, 1, {}, f"'{NOBODY}' cannot be imported"),
+    ):
+        with pytest.raises((ValueError, RoleError), match=words):
+            Followers(role, "{}", num, **options)
     with Followers(SMALL, "{}", 1) as group:
         learner = DataParallel(small(), group)
         state = learner.init(0)
-        with pytest.raises(
-            ValueError, match="a batch of 7 cannot be divided equally among 2 processes"
-        ):
+        with pytest.raises(ValueError, match="of 7 cannot be divided equally among 2 processes"):
             learner.grads(state, next(batches(1, rows=7)))
         with pytest.raises(ValueError, match="this state is on meta"):
             learner.grads(state.to("meta"), next(batches(1)))
@@ -516,20 +484,18 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sleep", [0.0, pytest.param(30.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("sleep", [0.0, 30.0])
 def test_followers_leave_when_their_leader_is_killed(sleep, tmp_path):
     """In the midst of sums, or of long parts."""
     program = tmp_path / "leader.py"
     program.write_text(LEADER)
-    paths = os.pathsep.join(path for path in sys.path if path)
     leader = subprocess.Popen(
         [sys.executable, program, str(sleep)],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), paths])},
+        env=environment(),
     )
-    assert leader.stdout is not None
     pids = leader.stdout.readline().split()
     if sleep:
         time.sleep(5)
@@ -540,10 +506,10 @@ def test_followers_leave_when_their_leader_is_killed(sleep, tmp_path):
     leader.kill()
     leader.wait()
     leader.stdout.close()
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline and not all(gone(pid) for pid in pids):
-        time.sleep(0.05)
-    assert all(gone(pid) for pid in pids)
+    wait_for(lambda: all(gone(pid) for pid in pids), 10)
+
+
+NOBODY = "tests.distributed.learners:Nobody"
 
 
 def test_the_room_s_words_are_those_of_its_learners():

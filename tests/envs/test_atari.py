@@ -1,6 +1,5 @@
 """Atari games: what is seen and told of them, against the emulator and ale-py's preprocessing."""
 
-import builtins
 import importlib.util
 import inspect
 import subprocess
@@ -72,12 +71,11 @@ class Watched:
         return self.rewards[-1]
 
 
-@pytest.mark.parametrize("evaluation", [True, False])
 @pytest.mark.parametrize(
     ("size", "colour", "shape"), [(64, False, (1, 64, 64)), (96, True, (3, 96, 96))]
 )
-def test_what_is_said(size, colour, shape, evaluation):
-    config = AtariConfig(size=size, colour=colour)
+def test_what_is_said(size, colour, shape):
+    config, evaluation = AtariConfig(size=size, colour=colour), not colour
     env = AtariEnv("pong", config, evaluation=evaluation, full_action_space=colour)
     assert isinstance(env, Env) and env.spec.continues is not evaluation
     assert (env.spec.observation_shape, env.spec.observation_dtype) == (shape, torch.uint8)
@@ -140,23 +138,16 @@ def test_games_begin_with_noops_drawn_from_the_seed_and_with_fire_where_there_is
         assert with_fire - without == (4 if has_fire else 0)
 
 
-@pytest.mark.parametrize("grey", [True, False])
-@pytest.mark.parametrize("game", ["breakout", "pong"])
-def test_preprocessing_against_ale_py(game, grey):
+@pytest.mark.parametrize(
+    ("game", "grey", "lives_lost"), [("breakout", True, 4), ("pong", False, 0)]
+)
+def test_preprocessing_against_ale_py(game, grey, lives_lost):
     from ale_py.vector_env import AtariVectorEnv
 
     plain = dict(noop_max=0, clip_reward=False, max_frames=100_000, press_fire=False)
     ours = AtariEnv(game, AtariConfig(size=84, colour=not grey, **plain))
-    theirs = AtariVectorEnv(
-        game,
-        1,
-        num_threads=1,
-        noop_max=0,
-        stack_num=1,
-        grayscale=grey,
-        reward_clipping=False,
-        use_fire_reset=False,
-    )
+    plain = dict(noop_max=0, reward_clipping=False, use_fire_reset=False, stack_num=1)
+    theirs = AtariVectorEnv(game, 1, num_threads=1, grayscale=grey, **plain)
 
     def far(mine, frames):  # theirs are channels last
         other = frames[0, 0][None] if grey else np.moveaxis(frames[0, 0], -1, 0)
@@ -179,7 +170,28 @@ def test_preprocessing_against_ale_py(game, grey):
             break
         assert far(said["observation"], frames) <= 1
     theirs.close()
-    assert total > 0 and num_lost == {"breakout": 4, "pong": 0}[game]
+    assert total > 0 and num_lost == lives_lost
+
+
+def test_a_game_that_waits_for_fire_goes_on_and_rewards_of_these_frames_are_not_lost():
+    """After a lost life the frames of FIRE belong to the step that lost it."""
+    idle = [0] * 400
+    for evaluation in (True, False):
+        lost = play(game_of("breakout", evaluation), 0, idle)
+        assert lost[-1]["terminated"]  # all balls
+        waits = play(game_of("breakout", evaluation, press_fire=False), 0, idle)
+        assert len(waits) == 401 and not waits[-1]["terminated"]
+    env = game_of("breakout", evaluation=True, noop_max=0)
+    taken = actions(env, 300)
+    length = len(play(env, 0, taken)) - 1
+    env.reset(0)
+    watched, total, lengths = Watched(env), 0.0, []
+    for action in taken[:length]:
+        before = len(watched.rewards)
+        total += float(env.step(action)["reward"])
+        lengths.append(len(watched.rewards) - before)
+    assert total == sum(watched.rewards) > 0
+    assert lengths.count(8) == 4 and set(lengths) == {4, 8}  # the fifth life is the last
 
 
 @pytest.mark.parametrize("frame_skip", [1, 4])
@@ -257,29 +269,6 @@ def test_sticky_actions_are_drawn_for_each_frame():
     assert 25 < kept < 75
 
 
-@pytest.mark.parametrize("evaluation", [True, False])
-def test_a_game_that_waits_for_fire_goes_on_without_the_agent_pressing_it(evaluation):
-    idle = [0] * 400
-    assert play(game_of("breakout", evaluation), 0, idle)[-1]["terminated"]  # all balls are lost
-    waits = play(game_of("breakout", evaluation, press_fire=False), 0, idle)
-    assert len(waits) == 401 and not waits[-1]["terminated"]
-
-
-def test_rewards_while_fire_is_pressed_are_not_lost():
-    """After a lost life the frames of FIRE belong to the step that lost it."""
-    env = game_of("breakout", evaluation=True, noop_max=0)
-    taken = actions(env, 300)
-    length = len(play(env, 0, taken)) - 1
-    env.reset(0)
-    watched, total, lengths = Watched(env), 0.0, []
-    for action in taken[:length]:
-        before = len(watched.rewards)
-        total += float(env.step(action)["reward"])
-        lengths.append(len(watched.rewards) - before)
-    assert total == sum(watched.rewards) > 0
-    assert lengths.count(8) == 4 and set(lengths) == {4, 8}  # the fifth life is the last
-
-
 def test_names():
     for name in ("ms_pacman", "MsPacman", "ALE/MsPacman-v5", "mspacman"):
         assert game_name(name) == "ms_pacman"
@@ -296,44 +285,31 @@ def test_what_is_refused():
     with pytest.raises(RuntimeError, match=r"call reset\(seed\)"):
         env.step(torch.tensor(0))
     env.reset(0)
-    for call, words in (
-        (lambda: env.step(torch.tensor(6)), r"action 6 must be in 0 \.\. 5"),
-        (lambda: AtariEnv("pongg"), "no Atari game 'pongg'. Did you mean 'pong'"),
-        # for two players: the emulator would end the process
-        (lambda: AtariEnv("combat"), r"no Atari game 'combat'.*atari_games\(\)"),
-        (lambda: game_of("pong", frame_skip=0), "frame_skip=0 must be at least 1"),
-        (lambda: game_of("pong", noop_max=-1), "noop_max=-1"),
-        (lambda: game_of("pong", sticky=1.0), r"sticky=1.0 must be below 1"),
-        (lambda: game_of("pong", max_frames=3), "max_frames=3 must be at least frame"),
-        (
-            lambda: game_of("pong", evaluation_frames=3),
-            "evaluation_frames=3 must be in fra",
-        ),
-        (
-            lambda: game_of("pong", evaluation_frames=108_001),
-            "evaluation_frames=108001 must",
-        ),
+    with pytest.raises(ValueError, match=r"action 6 must be in 0 \.\. 5"):
+        env.step(torch.tensor(6))
+    # combat is for two players: the emulator would end the process
+    for name, options, words in (
+        ("pongg", {}, "no Atari game 'pongg'. Did you mean 'pong'"),
+        ("combat", {}, r"no Atari game 'combat'.*atari_games\(\)"),
+        ("pong", {"frame_skip": 0}, "frame_skip=0 must be at least 1"),
+        ("pong", {"noop_max": -1}, "noop_max=-1"),
+        ("pong", {"sticky": 1.0}, r"sticky=1.0 must be below 1"),
+        ("pong", {"max_frames": 3}, "max_frames=3 must be at least frame"),
+        ("pong", {"evaluation_frames": 3}, "evaluation_frames=3 must be in fra"),
+        ("pong", {"evaluation_frames": 108_001}, "evaluation_frames=108001 must"),
     ):
         with pytest.raises(ValueError, match=words):
-            call()
+            game_of(name, **options)
 
 
 @pytest.mark.parametrize("how", ["missing", "broken"])
 def test_without_ale_py(monkeypatch, how):
-    find, original = importlib.util.find_spec, builtins.__import__
-
-    def refuse(name, *args, **kwargs):
-        if name == "ale_py":
-            raise ImportError("a library is missing")
-        return original(name, *args, **kwargs)
-
+    find = importlib.util.find_spec
     if how == "broken":
-        monkeypatch.setattr(builtins, "__import__", refuse)
+        monkeypatch.setitem(sys.modules, "ale_py", None)
     else:
-        none = {"ale_py": None}
-        monkeypatch.setattr(
-            importlib.util, "find_spec", lambda name: none[name] if name in none else find(name)
-        )
+        found = lambda name: None if name == "ale_py" else find(name)  # noqa: E731
+        monkeypatch.setattr(importlib.util, "find_spec", found)
         assert atari_games() == []
     with pytest.raises(ImportError, match=r"pip install 'raffia\[atari\]'"):
         AtariEnv("pong")

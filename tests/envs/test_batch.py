@@ -148,14 +148,6 @@ def test_box_actions_masks_turns_and_lives_are_rows_too():
         batch.step(torch.tensor([0, 0]))
 
 
-class Wrong(Walk):
-    def __init__(self, shown):
-        self.shown = shown
-
-    def seen(self):
-        return self.shown
-
-
 def limited(envs, steps):
     return TimeLimit(SerialBatch(envs), max_episode_steps=steps)
 
@@ -170,9 +162,7 @@ REFUSED = [
     ("reset", (torch.arange(1), torch.tensor([4])), IndexError, r"must be in 0 \.\. 3, the rows"),
     ("reset", (torch.arange(1), torch.tensor([-1])), IndexError, r"must be in 0 \.\. 3, the rows"),
     ("reset", (torch.arange(1), torch.tensor([0.5])), ValueError, r"torch.float32 \[1\]"),
-    ("reset", (torch.arange(2), torch.tensor([True, False])), ValueError, "torch.bool"),
     ("reset", (torch.arange(3),), ValueError, r"int64 \[4\].*int64 \[3\]"),
-    ("reset", (torch.zeros(4),), ValueError, "torch.float32"),
     ("reset", (torch.tensor([0, 1, 2, -3]),), ValueError, "must be at least 0"),
     ("reset", (7,), ValueError, r"not a tensor. Pass for instance torch.arange\(4\)"),
 ]
@@ -184,19 +174,22 @@ def test_what_is_refused(walks):
         with pytest.raises(kind, match=words):
             getattr(walks, name)(*arguments)
     assert [env.place for env in walks.envs] == [0, 1, 2, 3]
-    for call, words in (
+    said = "Wrong returned 'observation' as"
+    for make, words in (
         (lambda: SerialBatch([Walk(), ValueProbe()]), "row 0 has .*walk.*row 1 has .*probe/value"),
         (lambda: SerialBatch([]), "at least one environment"),
         (lambda: limited([Walk()], 0), "max_episode_steps=0 must be at least 1"),
+        # This would broadcast.
+        (lambda: shows(torch.zeros(1)), rf"{said} float32 \[1\], but its spec has float32 \[3\]"),
+        (lambda: shows(torch.zeros(3, dtype=torch.float64)), rf"{said} float64 \[3\]"),
     ):
         with pytest.raises(ValueError, match=words):
-            call()
-    for shown, text in (
-        (torch.zeros(1), r"float32 \[1\], but its spec has float32 \[3\]"),  # would broadcast
-        (torch.zeros(3, dtype=torch.float64), r"float64 \[3\]"),
-    ):
-        with pytest.raises(ValueError, match=f"Wrong returned 'observation' as {text}"):
-            SerialBatch([Wrong(shown)]).reset(torch.tensor([0]))
+            make()
+
+
+def shows(tensor):
+    wrong = type("Wrong", (Walk,), {"seen": lambda self: tensor})
+    return SerialBatch([wrong()]).reset(torch.tensor([0]))
 
 
 def test_rows_lie_in_the_memory_that_is_given():

@@ -106,26 +106,13 @@ def test_a_full_board_is_a_draw_and_the_last_move_may_win():
     won = play(TicTacToe(1), [0, 1, 2, 4, 3, 5, 7, 8, 6])
     assert won["terminated"].all() and won["reward"].tolist() == [1.0]
     assert not won["action_mask"].any()
-
-
-def test_a_line_does_not_run_around_the_edge():
-    # stones at the right end of one row and the left end of the next are no line
-    state = play(TicTacToe(1), [2, 0, 3, 1, 4, 8])
-    assert not state["terminated"].any()
+    # Stones at the right end of one row and the left end of the next are no line.
+    assert not play(TicTacToe(1), [2, 0, 3, 1, 4, 8])["terminated"].any()
     assert line_masks(2, 2, 2) == [0b11, 0b101, 0b1001, 0b1010, 0b110, 0b1100]
-
-
-def test_rows_do_not_touch_each_other():
-    game = TicTacToe(3)
-    game.reset(torch.arange(3))
-    game.step(torch.tensor([4]), torch.tensor([1]))
-    assert game.board_text(1) == "  a b c\n1 . . .\n2 . X .\n3 . . ."
-    assert game.action_names[5] == "c2"
-    state = game.reset(torch.tensor([7]), torch.tensor([2]))
-    assert state.shape == (1,)
-    assert [game.board_text(row).count("X") for row in range(3)] == [0, 1, 0]
-    state = game.step(torch.tensor([0, 4]), torch.tensor([1, 0]))
-    assert state["to_play"].tolist() == [0, 1]  # in the order of the rows that were named
+    begun = TicTacToe(2)
+    play(begun, [4])
+    assert begun.board_text(1) == "  a b c\n1 . . .\n2 . X .\n3 . . ."
+    assert begun.action_names[5] == "c2"
 
 
 @pytest.mark.parametrize(("kind", "most"), [(TicTacToe, 4), (Connect4, 6)])

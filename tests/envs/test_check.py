@@ -13,15 +13,15 @@ from raffia.envs.gym import GymEnv
 from raffia.functional.seeds import generator_for
 from raffia.tensordict.tensordict import TensorDict
 
+GAME = {"action": Discrete(3), "masked": True, "num_players": 2}
+
 check_env = partial(check_at_length, num_steps=50)
 
 
 class Good:
     """A game of two with a mask, and a die: places add up to 12."""
 
-    spec = EnvSpec(
-        observation_shape=(2,), action=Discrete(3), masked=True, num_players=2, name="mine"
-    )
+    spec = EnvSpec(observation_shape=(2,), **GAME, name="mine")
 
     def reset(self, seed):
         self.generator = generator_for(seed, "die")
@@ -29,23 +29,14 @@ class Good:
         return self.said()
 
     def step(self, action):
-        die = int(torch.randint(2, (), generator=self.generator))
-        self.place += 1 + int(action) + die
+        self.place += 1 + int(action) + int(torch.randint(2, (), generator=self.generator))
         self.turn = 1 - self.turn
-        return self.said().update(
-            {
-                "reward": self.reward(),
-                "terminated": torch.tensor(self.place >= 12),
-                "truncated": torch.tensor(False),
-            }
-        )
+        ends = {"terminated": torch.tensor(self.place >= 12), "truncated": torch.tensor(False)}
+        return self.said().update({"reward": self.reward(), **ends})
 
     def said(self):
-        return TensorDict(
-            observation=self.observation(),
-            action_mask=self.mask(),
-            to_play=torch.tensor(self.turn),
-        )
+        seen = {"observation": self.observation(), "action_mask": self.mask()}
+        return TensorDict(**seen, to_play=torch.tensor(self.turn))
 
     def observation(self):
         return torch.tensor([self.place / 12, 1.0])
@@ -63,17 +54,15 @@ class Good:
         pass
 
 
-def no_render(self):
-    raise AttributeError
+def with_said(**entries):
+    """Says the entries of a good one, changed; by a function of it, or without one."""
 
+    def said(self):
+        values = {n: v(self) if callable(v) else v for n, v in entries.items()}
+        told = Good.said(self).exclude(*[name for name, value in values.items() if value is None])
+        return told.update({n: torch.as_tensor(v) for n, v in values.items() if v is not None})
 
-def shown(tensor):
-    return {"observation": lambda self: tensor}
-
-
-def with_said(change):
-    """Says the entries of a good one, changed."""
-    return {"said": lambda self: change(self, Good.said(self))}
+    return {"said": said}
 
 
 def raises(self, action):
@@ -118,22 +107,20 @@ SharedPlace = of_kind(
 SameMemory = of_kind("SameMemory", observation=same_memory)
 IMAGE = EnvSpec(observation_shape=(8, 8, 3), action=Discrete(3), observation_dtype=torch.uint8)
 BROKEN = {  # what is other than in a good one; the check that fails; what it says
-    "no render": ({"render": property(no_render)}, "spec", "no render"),
-    "no spec": (
-        {"spec": {"observation_shape": (2,)}}, "spec", "spec is {.*\n.*make it an EnvSpec"
-    ),
+    "no render": ({"render": property(lambda self: self.nothing)}, "spec", "no render"),
+    "no spec": ({"spec": {}}, "spec", "spec is {.*\n.*make it an EnvSpec"),
     "channels last": ({"spec": IMAGE}, "spec", r"channels last\n.*permute\(2, 0, 1\)"),
-    "forgets": (with_said(lambda _, td: td.exclude("to_play")), "reset", "no \\['to_play'\\]"),
-    "says more": (
-        with_said(lambda _, td: td.update({"lives": torch.tensor(3)})),
-        "reset", r"does not declare: \['lives'\]",
-    ),
+    "forgets": (with_said(to_play=None), "reset", "no \\['to_play'\\]"),
+    "says more": (with_said(lives=3), "reset", r"does not declare: \['lives'\]"),
     "no TensorDict": (
         {"reset": lambda self, seed: Good.reset(self, seed)["observation"]},
         "reset", "a Tensor\n.*return a TensorDict",
     ),
-    "shape": (shown(torch.zeros(3)), "reset", r"float32 \[3\].*\n.*float32 \[2\]"),
-    "dtype": (shown(torch.zeros(2).double()), "reset", r"float64 \[2\].*\n.*float32 \[2\]"),
+    "shape": (with_said(observation=[0.0] * 3), "reset", r"float32 \[3\].*\n.*float32 \[2\]"),
+    "dtype": (
+        with_said(observation=torch.zeros(2).double()),
+        "reset", r"float64 \[2\].*\n.*float32 \[2\]",
+    ),
     "whole reward": ({"reward": lambda self: torch.tensor(1)}, "step", r"'reward' is int64"),
     "raises": ({"step": raises}, "step", "raised KeyError: 'door'"),
     "not finite": (
@@ -144,13 +131,9 @@ BROKEN = {  # what is other than in a good one; the check that fails; what it sa
         {"mask": lambda self: torch.full((3,), self.place < 5)}, "step", "no action is legal"
     ),
     "player two": (
-        with_said(lambda self, td: td.update({"to_play": torch.tensor(self.turn + 1)})),
-        "players", r"to_play is \[2, 2\] after 1 steps",
+        with_said(to_play=lambda self: self.turn + 1), "players", r"to_play is \[2, 2\] after 1 st"
     ),
-    "nobody else": (
-        with_said(lambda _, td: td.update({"to_play": torch.tensor(0)})),
-        "players", "player 1 never has a turn",
-    ),
+    "nobody else": (with_said(to_play=0), "players", "player 1 never has a turn"),
     "both ends": ({"step": both_ends}, "ends", "terminated and truncated are both set"),
     # Real chance: a short episode may be the same when it is played again, and differ in a row.
     "own chance": (
@@ -265,37 +248,22 @@ def test_notes_are_told_and_do_not_fail():
     notes = {finding.name for finding in report.findings if finding.verdict == "note"}
     assert notes == {"pictures", "ends", "seeds differ"}
     assert "no episode ended in 10 steps" in str(report)
+    picture = torch.ones(1, 2, 1, dtype=torch.uint8)  # one that was cut to 0 and 1
+    spec = EnvSpec(observation_shape=(1, 2, 1), observation_dtype=torch.uint8, **GAME)
+    cut = of_kind("Cut", spec=spec, observation=lambda self: picture.clone())
+    assert "multiply by 255" in str(check_env(cut))
 
 
-def test_pictures_that_were_cut_to_0_and_1_are_noted():
-    class Cut(Good):
-        spec = EnvSpec(
-            observation_shape=(1, 2, 1),
-            action=Discrete(3),
-            observation_dtype=torch.uint8,
-            masked=True,
-            num_players=2,
-        )
-
-        def observation(self):
-            return torch.ones(1, 2, 1, dtype=torch.uint8)
-
-    assert "multiply by 255" in str(check_env(Cut))
-
-
-def test_envs_of_gymnasium_can_be_given_as_they_are():
+def test_what_keeps_the_contract_otherwise():
+    """Environments of Gymnasium as they are, and lost lives, which are no ends of episodes."""
     report = check_env(gymnasium.make("CartPole-v1"))
     report.require()
     assert str(report).startswith("CartPole-v1 keeps the contract")
     check_env(lambda: gymnasium.make("CartPole-v1")).require()
     check_env(GymEnv("CartPole-v1")).require()
 
-
-def test_lost_lives_are_no_ends_of_episodes():
     class Lives(Good):
-        spec = EnvSpec(
-            observation_shape=(2,), action=Discrete(3), masked=True, num_players=2, continues=True
-        )
+        spec = EnvSpec(observation_shape=(2,), **GAME, continues=True)
 
         def step(self, action):
             said = super().step(action)

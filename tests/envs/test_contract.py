@@ -12,7 +12,7 @@ from raffia.envs.check import check_env
 from raffia.envs.config import EnvConfig
 from raffia.envs.env import BatchEnv
 from raffia.envs.gym import GymEnv, gym_names
-from raffia.envs.make import env_factory, env_names, make_env
+from raffia.envs.make import env_factory, env_names, make_env, unknown
 from raffia.envs.minatar import GAMES
 from raffia.envs.probe import PROBES, ValueProbe
 from raffia.envs.workers import WorkerBatch
@@ -54,12 +54,14 @@ def test_names_are_listed_once_and_the_nearest_is_named():
     for wrong, near in (
         ("cartpole-v1", "CartPole-v1"),
         ("CartPole", "CartPole-v1"),
+        ("pendulum-v7", "Pendulum-v1"),
         ("tic-tac-toe", "tictactoe"),
         ("minatar/brekout", "minatar/breakout"),
         ("probe/policies", "probe/policy"),
     ):
         with pytest.raises(ValueError, match=rf"environment '{wrong}'\. Did you mean '{near}'\?"):
             make_env(EnvConfig(id=wrong))
+    assert "Did you mean" not in str(unknown("Nope-v0"))  # only its version is like that of others
     for config, words in (
         (EnvConfig(id="qqqq"), "no environment 'qqqq'. All names"),
         (EnvConfig(id="tictactoe", num_workers=2), "steps all its env.* together.*num_workers=0"),

@@ -9,6 +9,21 @@ from gymnasium import spaces
 from raffia.envs.env import Box, Discrete, Env
 from raffia.envs.gym import GymEnv, made
 
+
+def test_legal_actions_are_read_where_that_is_asked_for_and_else_named_once():
+    env = GymEnv(Masked(), masked=True)
+    assert env.reset(0)["action_mask"].tolist() == [True, False, False]
+    assert env.step(torch.tensor(0))["action_mask"].tolist() == [False, False, True]
+    assert "action_mask" not in GymEnv(Masked(), masked=False).reset(0)
+    for marks in ([[1, 0]], [[]]):
+        with pytest.raises(ValueError, match=r"info.\"action_mask\".* of shape .*needs \[3\]"):
+            GymEnv(Masked(marks), masked=True).reset(0)
+    env = GymEnv(Masked())
+    with pytest.warns(UserWarning, match=r"Masked marks .*GymEnv\(env, masked=True\) reads them"):
+        assert "action_mask" not in env.reset(0)
+    env.reset(1)  # warnings are errors
+
+
 VECTOR = spaces.Box(-1, 1, (2,), np.float32)
 
 
@@ -55,12 +70,14 @@ def test_pictures_have_their_channels_first(shape, shown_as):
     shown = np.arange(np.prod(shape), dtype=np.int64).astype(np.uint8).reshape(shape)
     picture = seen(shown, spaces.Box(0, 255, shape, np.uint8))
     assert picture.shape == shown_as and picture.dtype == torch.uint8
-    wanted = shown if len(shape) == 3 else shown[None]
-    if len(shape) == 3 and shape[-1] <= shape[0]:
-        wanted = np.transpose(shown, (2, 0, 1))
+    last = len(shape) == 3 and shape[-1] <= shape[0]
+    wanted = np.transpose(shown, (2, 0, 1)) if last else shown.reshape(shown_as)
     assert np.array_equal(picture, wanted)
     floats = seen(np.float32(shown) / 255, spaces.Box(0, 1, shape, np.float32))
     assert len(shape) == 2 or torch.equal(floats, torch.from_numpy(np.float32(wanted) / 255))
+
+
+TWO, UINT8 = spaces.Discrete(2), np.uint8
 
 
 @pytest.mark.parametrize(
@@ -70,15 +87,11 @@ def test_pictures_have_their_channels_first(shape, shown_as):
         (spaces.Discrete(3, start=-1), -1, [1, 0, 0]),
         (spaces.MultiDiscrete([2, 3]), np.array([1, 2]), [0, 1, 0, 0, 1]),
         (spaces.MultiBinary(3), np.array([1, 0, 1], np.int8), [1, 0, 1]),
-        (spaces.Tuple([spaces.Discrete(2), VECTOR]), (1, np.float32([0.5, 0])), [0, 1, 0.5, 0]),
-        (
-            spaces.Dict(a=spaces.Discrete(2), b=VECTOR),
-            {"a": 0, "b": np.float32([0, 1])},
-            [1, 0, 0, 1],
-        ),
+        (spaces.Tuple([TWO, VECTOR]), (1, np.float32([0.5, 0])), [0, 1, 0.5, 0]),
+        (spaces.Dict(a=TWO, b=VECTOR), {"a": 0, "b": np.float32([0, 1])}, [1, 0, 0, 1]),
         (spaces.Box(-1, 1, (), np.float32), np.float32(0.5), [0.5]),
         (spaces.Box(-1, 1, (2,), np.float64), np.array([0.5, -1.0], np.float64), [0.5, -1.0]),
-        (spaces.Box(0, 255, (2,), np.uint8), np.array([7, 200], np.uint8), [7, 200]),
+        (spaces.Box(0, 255, (2,), UINT8), np.array([7, 200], UINT8), [7, 200]),
         (spaces.Box(0, 9, (2, 3), np.int64), np.arange(6).reshape(2, 3), [0, 1, 2, 3, 4, 5]),
     ],
 )
@@ -87,25 +100,20 @@ def test_numbers_and_parts_become_one_vector(space, shown, vector):
 
 
 def test_other_spaces_are_refused_by_name():
+    seen, taken = "ShownEnv has the observations .*", "ShownEnv has the actions .*"
     picture = spaces.Box(0, 255, (4, 4, 3), np.uint8)
-    for space, words in (
-        (spaces.Dict(a=picture, b=VECTOR), "has the observations .*choose one with"),
-        (spaces.Box(0, 1, (2, 3, 4, 5), np.float32), "has the observations .*have three axes"),
-        (spaces.Text(5), "has the observations .*cannot be flattened"),
-        (spaces.Sequence(VECTOR), "has the observations .*cannot be flattened"),
+    endless = spaces.Box(-np.inf, np.inf, (2,))
+    for options, words in (
+        ({"space": spaces.Dict(a=picture, b=VECTOR)}, f"{seen}choose one with"),
+        ({"space": spaces.Box(0, 1, (2, 3, 4, 5), np.float32)}, f"{seen}have three axes"),
+        ({"space": spaces.Text(5)}, f"{seen}cannot be flattened"),
+        ({"space": spaces.Sequence(VECTOR)}, f"{seen}cannot be flattened"),
+        ({"action_space": spaces.MultiDiscrete([2, 2])}, f"{taken}Discrete and Box.*TransformAct"),
+        ({"action_space": spaces.MultiBinary(2)}, f"{taken}only Discrete and Box"),
+        ({"action_space": endless}, f"{taken}bounds must be finite.*RescaleAction"),
     ):
-        with pytest.raises(ValueError, match=f"ShownEnv {words}"):
-            GymEnv(ShownEnv(space=space))
-    for space, words in (
-        (spaces.MultiDiscrete([2, 2]), "has the actions .*only Discrete and Box.*TransformAction"),
-        (spaces.MultiBinary(2), "has the actions .*only Discrete and Box"),
-        (
-            spaces.Box(-np.inf, np.inf, (2,)),
-            "has the actions .*bounds must be finite.*RescaleAction",
-        ),
-    ):
-        with pytest.raises(ValueError, match=f"ShownEnv {words}"):
-            GymEnv(ShownEnv(action_space=space))
+        with pytest.raises(ValueError, match=words):
+            GymEnv(ShownEnv(**options))
 
 
 def test_packages_that_are_missing_are_named(monkeypatch):
@@ -177,16 +185,6 @@ class Masked(ShownEnv):
         return *super().step(action)[:4], self.marks[1]
 
 
-def test_legal_actions_are_read_where_that_is_asked_for():
-    env = GymEnv(Masked(), masked=True)
-    assert env.reset(0)["action_mask"].tolist() == [True, False, False]
-    assert env.step(torch.tensor(0))["action_mask"].tolist() == [False, False, True]
-    assert "action_mask" not in GymEnv(Masked(), masked=False).reset(0)
-    for marks in ([[1, 0]], [[]]):
-        with pytest.raises(ValueError, match=r"info.\"action_mask\".* of shape .*needs \[3\]"):
-            GymEnv(Masked(marks), masked=True).reset(0)
-
-
 def test_box_actions_are_flat_and_stay_in_their_bounds():
     low, high = np.array([[-1, 0.1], [-2, -3]]), np.array([[1, 2], [0, 5]])
     inner = ShownEnv(action_space=spaces.Box(low, high, dtype=np.float64))
@@ -199,35 +197,31 @@ def test_box_actions_are_flat_and_stay_in_their_bounds():
     assert inner.taken[0, 1] == 0.1
 
 
-@pytest.mark.parametrize(
-    ("ends", "told"),
-    [
-        ((False, False), (False, False)),
-        ((True, False), (True, False)),
-        ((False, True), (False, True)),
-        ((True, True), (True, False)),
-    ],
-)
-def test_an_episode_ends_in_one_way(ends, told):
+@pytest.mark.parametrize("ends", [(False, False), (True, False), (False, True), (True, True)])
+def test_an_episode_ends_in_one_way(ends):
     env = GymEnv(ShownEnv(ends=ends))
     env.reset(0)
     after = env.step(torch.tensor(0))
-    assert (bool(after["terminated"]), bool(after["truncated"])) == told
+    told = bool(after["terminated"]), bool(after["truncated"])
+    assert told == (ends[0], ends[1] and not ends[0])
 
 
-def test_episodes_are_gymnasiums_own_of_the_same_seed():
+def test_episodes_and_limits_are_gymnasiums_own_of_the_same_seed():
     env, theirs = GymEnv("CartPole-v1"), gymnasium.make("CartPole-v1")
-    assert isinstance(env, Env)
+    assert isinstance(env, Env) and env.gym.spec.max_episode_steps == 500
     for seed in (0, 5):
         mine, (wanted, _) = env.reset(seed), theirs.reset(seed=seed)
         assert np.array_equal(mine["observation"], wanted)
         for action in (0, 1, 1, 0, 1):
-            after, (wanted, reward, ended, cut, _) = (
-                env.step(torch.tensor(action)),
-                theirs.step(action),
-            )
+            after, (wanted, reward, *ends, _) = env.step(torch.tensor(action)), theirs.step(action)
             assert np.array_equal(after["observation"], wanted) and after["reward"] == reward
-            assert (bool(after["terminated"]), bool(after["truncated"])) == (ended, cut)
+            assert [bool(after["terminated"]), bool(after["truncated"])] == ends
+    env = GymEnv("CartPole-v1", max_episode_steps=3)
+    env.reset(0)
+    cut = [bool(env.step(torch.tensor(step % 2))["truncated"]) for step in range(3)]
+    assert cut == [False, False, True]
+    with pytest.raises(ValueError, match="_steps and render can only be given with an id"):
+        GymEnv(ShownEnv(), max_episode_steps=3)
 
 
 def test_great_seeds_are_made_small_and_stay_apart():
@@ -241,15 +235,3 @@ def test_great_seeds_are_made_small_and_stay_apart():
     assert len(set(used)) == 5 and all(0 <= seed < 2**31 for seed in used)
     env.reset(2**32 + 7)
     assert inner.seed == used[3]
-
-
-def test_limits_of_time_are_set_or_those_of_the_id():
-    env = GymEnv("CartPole-v1", max_episode_steps=3)
-    env.reset(0)
-    cut = [bool(env.step(torch.tensor(step % 2))["truncated"]) for step in range(3)]
-    assert cut == [False, False, True]
-    assert GymEnv("CartPole-v1").gym.spec.max_episode_steps == 500
-    with pytest.raises(
-        ValueError, match="max_episode_steps and render can only be given with an id"
-    ):
-        GymEnv(ShownEnv(), max_episode_steps=3)

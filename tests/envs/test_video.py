@@ -98,6 +98,11 @@ def test_the_old_file_stays_if_writing_fails(tmp_path, monkeypatch, suffix):
         patched.setattr(os, "fsync", full)
         with pytest.raises(OSError, match="No space left"):
             save_video(moving_dot(), path)
+    if suffix == "mp4":
+        imageio_ffmpeg = pytest.importorskip("imageio_ffmpeg", reason="extra video is missing")
+        monkeypatch.setattr(imageio_ffmpeg, "get_ffmpeg_exe", lambda: "false")
+        with pytest.raises(OSError, match="ffmpeg could not write the video"):
+            save_video(moving_dot(), path)
     assert path.read_bytes() == b"old"
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
 
@@ -129,19 +134,10 @@ def test_errors(tmp_path, change, message):
 )
 def test_without_the_extra(monkeypatch, tmp_path, suffix, package, project):
     find = importlib.util.find_spec
-    monkeypatch.setattr(
-        video.importlib.util, "find_spec", lambda name: None if name == package else find(name)
-    )
+    found = lambda name: None if name == package else find(name)  # noqa: E731
+    monkeypatch.setattr(video.importlib.util, "find_spec", found)
     message = re.escape(f"{suffix} files need {project}: pip install 'raffia[video]'")
     with pytest.raises(ImportError, match=message):
         require_writer(suffix)
     with pytest.raises(ImportError, match=message):
         save_video(moving_dot(), tmp_path / f"a{suffix}")
-
-
-def test_ffmpeg_says_what_is_wrong(tmp_path, monkeypatch):
-    imageio_ffmpeg = pytest.importorskip("imageio_ffmpeg", reason="extra video is not installed")
-    monkeypatch.setattr(imageio_ffmpeg, "get_ffmpeg_exe", lambda: "false")
-    with pytest.raises(OSError, match="ffmpeg could not write the video"):
-        save_video(moving_dot(), tmp_path / "a.mp4")
-    assert not list(tmp_path.iterdir())

@@ -130,9 +130,8 @@ def test_without_restarts_a_death_is_an_error_at_once_and_ends_the_batch(workers
     left = processes(batch)[0]
     os.kill(processes(batch)[1].pid, signal.SIGKILL)
     start = time.monotonic()
-    with pytest.raises(
-        WorkerError, match=r"worker 1 \(rows 1..2\) died, killed by SIGKILL, 1 times"
-    ):
+    words = r"worker 1 \(rows 1..2\) died, killed by SIGKILL, 1 times"
+    with pytest.raises(WorkerError, match=words):
         batch.step(torch.tensor([0, 1, 0]))
     assert time.monotonic() - start < 1
     with pytest.raises(RuntimeError, match="closed; make a new one"):
@@ -142,9 +141,8 @@ def test_without_restarts_a_death_is_an_error_at_once_and_ends_the_batch(workers
 
 
 def test_an_exception_arrives_with_its_row_and_its_text(workers):
-    batch = workers(
-        [partial(GymEnv, "Pendulum-v1")] * 3 + [RAISES, partial(GymEnv, "Pendulum-v1")], 2
-    )
+    pendulum = partial(GymEnv, "Pendulum-v1")
+    batch = workers([pendulum] * 3 + [RAISES, pendulum], 2)
     batch.reset(torch.arange(5))
     with pytest.raises(WorkerError, match=r"row 3 \(worker 1\): ValueError: (?s:.*)in step_row"):
         batch.step(torch.zeros(5, 1))
@@ -154,6 +152,9 @@ def test_an_exception_arrives_with_its_row_and_its_text(workers):
     assert batch.step(torch.zeros(4, 1), rows)["reward"].shape == (4,)  # the others go on
     batch.reset(torch.tensor([1]), torch.tensor([3]))
     assert batch.num_restarts == 0
+
+
+NO_SUCH = partial(GymEnv, "NoSuchEnv-v0")
 
 
 def test_users_mistakes_are_answered_as_in_one_process(workers):
@@ -186,11 +187,7 @@ def test_users_mistakes_are_answered_as_in_one_process(workers):
     ("makes", "kind", "text"),
     [
         ([lambda: GymEnv("CartPole-v1")], TypeError, "cannot be sent.*functools.partial"),
-        (
-            [CARTPOLE, partial(GymEnv, "NoSuchEnv-v0")],
-            WorkerError,
-            r"row 1 \(worker 0\): .*NoSuchEnv",
-        ),
+        ([CARTPOLE, NO_SUCH], WorkerError, r"row 1 \(worker 0\): .*NoSuchEnv"),
         ([CARTPOLE, PENDULUM], WorkerError, "must have equal specs"),
     ],
 )
@@ -245,15 +242,12 @@ if __name__ == "__main__":
 def test_workers_leave_with_their_parent_and_silently(tmp_path, how):
     path = tmp_path / "script.py"
     path.write_text(SCRIPT)
-    with subprocess.Popen(
-        [sys.executable, path], stdout=-1, stderr=-1, text=True, start_new_session=True
-    ) as script:
+    options = {"stdout": -1, "stderr": -1, "text": True, "start_new_session": True}
+    with subprocess.Popen([sys.executable, path], **options) as script:
         pids = [int(pid) for pid in script.stdout.readline().split()]
         assert len(pids) == 2 and {*pids} <= living().keys()
-        if how == signal.SIGINT:
-            os.killpg(script.pid, how)  # as the terminal does
-        else:
-            os.kill(script.pid, how)
+        # A terminal interrupts all.
+        (os.killpg if how == signal.SIGINT else os.kill)(script.pid, how)
         _, told = script.communicate(timeout=30)
     wait_for(lambda: are_gone(pids), 5)
     assert told.count("Traceback") == (1 if how == signal.SIGINT else 0), told
@@ -282,15 +276,15 @@ def test_a_worker_that_hangs_while_it_plays_once_more_is_named(workers):
     batch.reset(torch.arange(2))
     batch.step(torch.tensor([0, 1]))
     started, ready = batch._started, batch._wait_until_ready
+
+    def stopped_when_ready(*rows):
+        worker = started(*rows)
+        ready(worker)
+        os.kill(worker.process.pid, signal.SIGSTOP)
+        return worker
+
     batch._workers[0].process.kill()
-    batch._wait_until_ready = lambda worker: None  # the next line has waited
-    batch._started = lambda *rows: _stopped_when_ready(started, ready, *rows)
+    batch._wait_until_ready = lambda worker: None  # what follows has waited
+    batch._started = stopped_when_ready
     with pytest.raises(WorkerError, match="hangs"):
         batch.step(torch.tensor([1, 0]))
-
-
-def _stopped_when_ready(started, ready, *rows):
-    worker = started(*rows)
-    ready(worker)
-    os.kill(worker.process.pid, signal.SIGSTOP)
-    return worker

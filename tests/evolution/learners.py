@@ -23,11 +23,17 @@ from raffia.functional.gradients import global_norm, value_and_grad
 from raffia.functional.optim import adamw
 from raffia.tensordict.tensordict import TensorDict
 
+
+def by_name(named):
+    """A tree of tensors, by their dotted names."""
+    return TensorDict(dict(named)).unflatten_keys(".").detach().clone()
+
+
 P, B, K, A = 3, 8, 2, 3
 
 
 class Regression:
-    """Fits y by a network that has BatchNorm; its priorities are the errors."""
+    """Fits y by a network that may have BatchNorm; its priorities are the errors."""
 
     def __init__(self, norm: bool = True) -> None:
         layers = [torch.nn.Linear(3, 5), torch.nn.BatchNorm1d(5), torch.nn.Tanh()]
@@ -38,23 +44,16 @@ class Regression:
 
     def init(self, seed):
         draw = torch.Generator().manual_seed(seed)
-        params, buffers = TensorDict(), TensorDict()
-        for name, p in self.net.named_parameters():
-            params[tuple(name.split("."))] = torch.randn(p.shape, generator=draw)
-        for name, b in self.net.named_buffers():
-            buffers[tuple(name.split("."))] = b.clone()
-        return TensorDict(
-            params=params,
-            buffers=buffers,
-            opt=self.optimizer.init(params),
-            hyper=TensorDict(learning_rate=torch.tensor(0.01), scale=torch.tensor(1.0)),
-            step=torch.tensor(0),
-        )
+        params = by_name(self.net.named_parameters())
+        params = params.apply(lambda p: torch.randn(p.shape, generator=draw))
+        hyper = TensorDict(learning_rate=torch.tensor(0.01), scale=torch.tensor(1.0))
+        state = {"params": params, "buffers": by_name(self.net.named_buffers()), "hyper": hyper}
+        return TensorDict(**state, opt=self.optimizer.init(params), step=torch.tensor(0))
 
     def grads(self, state, batch):
         def loss(params):
             buffers = state["buffers"].clone()
-            named = {".".join(k): v for t in (params, buffers) for k, v in t.items(True, True)}
+            named = {**params.flatten_keys("."), **buffers.flatten_keys(".")}
             out = torch.func.functional_call(self.net, named, batch["x"]).squeeze(-1)
             error = state["hyper", "scale"] * (out - batch["y"])
             return error.square().mean(), {"error": error.abs(), "buffers": buffers}
@@ -65,12 +64,9 @@ class Regression:
         return TensorDict(grads=grads, buffers=aux["buffers"]), told
 
     def apply(self, state, update):
-        params, opt = self.optimizer.update(
-            state["params"],
-            update["grads"],
-            state["opt"],
-            learning_rate=state["hyper", "learning_rate"],
-        )
+        rate = state["hyper", "learning_rate"]
+        given = state["params"], update["grads"], state["opt"]
+        params, opt = self.optimizer.update(*given, learning_rate=rate)
         new = {"params": params, "opt": opt, "buffers": update["buffers"]}
         return TensorDict({**new, "hyper": state["hyper"], "step": state["step"] + 1})
 
@@ -82,22 +78,12 @@ def regression_batch(*size, seed=1):
 
 
 def efficientzero(norm_type="BN", optimizer="adamw"):
+    sizes = {"latent_state_dim": 6, "lstm_hidden_size": 5, "num_channels": 4}
+    heads = {"head_hidden_channels": (4,), "proj_hid": 7, "proj_out": 8, "pred_hid": 6}
+    values = {"reward_support_range": (-3, 4, 1), "value_support_range": (-4, 5, 1)}
+    norms = {"norm_type": norm_type, "projection_norm_type": norm_type}
     config = EfficientZeroConfig(
-        model=ModelConfig(
-            latent_state_dim=6,
-            lstm_hidden_size=5,
-            num_channels=4,
-            downsample=False,
-            norm_type=norm_type,
-            projection_norm_type=norm_type,
-            head_hidden_channels=(4,),
-            reward_support_range=(-3, 4, 1),
-            value_support_range=(-4, 5, 1),
-            proj_hid=7,
-            proj_out=8,
-            pred_hid=6,
-            pred_out=8,
-        ),
+        model=ModelConfig(**sizes, **heads, **values, **norms, downsample=False, pred_out=8),
         loss=LossConfig(unroll_steps=K),
         targets=TargetConfig(target_interval=2),
         optimizer=EfficientZeroOptimizer(name=optimizer, learning_rate=0.02, warmup_fraction=0.0),
@@ -127,9 +113,8 @@ def efficientzero_batch(*size, seed=1):
 
 
 def ilql():
-    trunk = TrunkConfig(
-        vocab_size=11, n_layer=1, n_head=2, n_embd=8, dim_feedfwd=12, block_size=10, dropout=0.0
-    )
+    sizes = {"vocab_size": 11, "n_layer": 1, "n_head": 2, "n_embd": 8, "dim_feedfwd": 12}
+    trunk = TrunkConfig(**sizes, block_size=10, dropout=0.0)
     config = ILQLConfig(
         model=ILQLModelConfig(trunk=trunk),
         loss=ILQLLossConfig(beta=0.5, cql_weight=0.2, dm_weight=0.1, dm_margin=0.1),

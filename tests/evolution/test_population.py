@@ -28,6 +28,15 @@ from tests.evolution.learners import (
     regression_batch,
 )
 
+
+def told_of(alone):
+    """What a population is to tell, of what each tells; of shared batches priorities are means."""
+    told = dict(torch.stack(alone).items())
+    if "priority" in told:
+        told["priority"] = told["priority"].mean(0)
+    return TensorDict(told)
+
+
 EXACT = {"rtol": 0, "atol": 0}
 CLOSE = {"rtol": 1e-9, "atol": 1e-11}  # of float64
 
@@ -111,9 +120,8 @@ def test_members_learn_as_each_alone_with_hyper_parameters_of_its_own(kind, grad
     alone = members_of(population)
     state = torch.stack([member.clone() for member in alone])
     for name, numbers in OWN[kind].items():
-        torch.testing.assert_close(
-            state["hyper", name].float(), torch.tensor(numbers), rtol=1e-6, atol=0
-        )
+        hyper = state["hyper", name].float()
+        torch.testing.assert_close(hyper, torch.tensor(numbers), rtol=1e-6, atol=0)
     for step in range(4):
         batch = double(batch_of(B, seed=step))
         pairs = [updated(learner, member, batch) for member in alone]
@@ -122,10 +130,7 @@ def test_members_learn_as_each_alone_with_hyper_parameters_of_its_own(kind, grad
         # rates are of single precision where one program steps
         close = {"rtol": 1e-6, "atol": 1e-8} if apply != "vmap" else {"rtol": 1e-5, "atol": 2e-6}
         assert_equal(state, torch.stack(alone), **close)
-        told = torch.stack([pair[1] for pair in pairs])
-        if "priority" in told.keys():
-            told = TensorDict({**dict(told.items()), "priority": told["priority"].mean(0)})
-        assert_equal(metrics, TensorDict(dict(told.items())), **close)
+        assert_equal(metrics, told_of([pair[1] for pair in pairs]), **close)
     assert state["step"].tolist() == [4] * P
     kept = state.clone(), batch.clone()  # gradients change nothing that is given
     population.grads(state, batch)
@@ -140,11 +145,8 @@ def test_by_each_the_memory_of_the_state_is_used_again():
     state = population.init(0)
     before = {key: leaf.data_ptr() for key, leaf in state.items(True, True)}
     state, _ = updated(population, state, efficientzero_batch(B))
-    after = {key: leaf.data_ptr() for key, leaf in state.items(True, True)}
-    moved = {
-        key[0] if isinstance(key, tuple) else key for key in after if after[key] != before[key]
-    }
-    assert moved <= {"buffers", "step"}
+    moved = [key for key, leaf in state.items(True, True) if leaf.data_ptr() != before[key]]
+    assert {key[0] if isinstance(key, tuple) else key for key in moved} <= {"buffers", "step"}
 
 
 def test_forms_of_networks_of_their_own():
@@ -175,27 +177,22 @@ class EvolvableRegression(Regression):
 @pytest.mark.parametrize("batches", ["shared", "own"])
 @pytest.mark.parametrize("norm", [False, True])
 def test_parts_of_a_population_and_a_population_of_parts(batches, norm):
-    learner = Regression(norm)
-    hyper = OWN["batch_norm"]
-    inside = Population(Accumulate(learner, 4), P, batches=batches, hyper=hyper)
-    outside = Accumulate(Population(learner, P, batches=batches, hyper=hyper), 4)
+    learner, options = Regression(norm), {"batches": batches, "hyper": OWN["batch_norm"]}
+    inside = Population(Accumulate(learner, 4), P, **options)
+    outside = Accumulate(Population(learner, P, **options), 4)
     state = double(inside.init(0))
     assert_equal(inside.init(0), outside.init(0))
     weight = state["params", "0", "weight"]
     assert not weight[0].equal(weight[1]) and not weight[1].equal(weight[2])
-    batch = double(regression_batch(*([P] if batches == "own" else []), B))
-    alone = [Accumulate(learner, 4).grads(state[i], batch[i] if batches == "own" else batch)
-             for i in range(P)]  # fmt: skip
-    update, metrics = inside.grads(state, batch)
-    assert_equal(update, torch.stack([pair[0] for pair in alone]), **CLOSE)
-    told = torch.stack([pair[1] for pair in alone])
-    if batches == "shared":
-        told = TensorDict({**dict(told.items()), "priority": told["priority"].mean(0)})
-    told = TensorDict(dict(told.items()))
-    assert_equal(metrics, told, **CLOSE)
-    update, metrics = outside.grads(state, batch)
-    assert_equal(update, torch.stack([pair[0] for pair in alone]), **CLOSE)
-    assert_equal(metrics, told, **CLOSE)
+    own = [P] if batches == "own" else []
+    batch = double(regression_batch(*own, B))
+    alone = [Accumulate(learner, 4).grads(state[i], batch[i] if own else batch) for i in range(P)]
+    told = [pair[1] for pair in alone]
+    told = TensorDict(dict(torch.stack(told).items())) if own else told_of(told)
+    for population in (inside, outside):
+        update, metrics = population.grads(state, batch)
+        assert_equal(update, torch.stack([pair[0] for pair in alone]), **CLOSE)
+        assert_equal(metrics, told, **CLOSE)
     assert metrics["loss"].shape == metrics["grad_norm"].shape == metrics["of", "largest"].shape
     if not norm:  # the loss is a mean over samples: parts are as the whole
         whole, _ = Population(learner, P, batches=batches).grads(state, batch)
@@ -206,35 +203,32 @@ def test_parts_of_a_population_and_a_population_of_parts(batches, norm):
 @pytest.mark.parametrize("batches", ["shared", "own"])
 def test_members_with_shorter_batches(kind, batches):
     learner, batch_of = make(kind)
-    sizes = [6, B, 3, 6]
+    sizes, close = [6, B, 3, 6], {"rtol": 1e-6, "atol": 1e-9}
     population = Population(learner, 4, batches=batches, hyper={"batch_size": sizes})
     state = double(population.init(0))
     assert state["hyper", "batch_size"].tolist() == sizes
-    batch = double(batch_of(*([4] if batches == "own" else []), B))
-    alone = [learner.grads(state[i], (batch[i] if batches == "own" else batch)[:size])
+    own = [4] if batches == "own" else []
+    batch = double(batch_of(*own, B))
+    alone = [learner.grads(state[i], (batch[i] if own else batch)[:size])
              for i, size in enumerate(sizes)]  # fmt: skip
     update, metrics = population.grads(state, batch)
-    assert_equal(update, torch.stack([pair[0] for pair in alone]), rtol=1e-6, atol=1e-9)
-    for name in alone[0][1].keys():
-        if name != "priority":
-            told = torch.stack([pair[1][name] for pair in alone])
-            assert_equal(
-                TensorDict(found=metrics[name]), TensorDict(found=told), rtol=1e-6, atol=1e-9
-            )
+    assert_equal(update, torch.stack([pair[0] for pair in alone]), **close)
+    told = [pair[1].exclude("priority") for pair in alone]
+    assert_equal(metrics.exclude("priority"), told_of(told), **close)
     if "priority" not in metrics.keys():
         return
     rows = torch.full((4, B), torch.nan, dtype=torch.float64)
     for i, size in enumerate(sizes):
         rows[i, :size] = alone[i][1]["priority"]
-    wanted = rows if batches == "own" else rows.nanmean(0)
-    torch.testing.assert_close(metrics["priority"], wanted, rtol=1e-6, atol=1e-9, equal_nan=True)
+    wanted = rows if own else rows.nanmean(0)
+    torch.testing.assert_close(metrics["priority"], wanted, **close, equal_nan=True)
     after = population.apply(state.clone(), update)
     torch.testing.assert_close(after["hyper", "batch_size"], torch.tensor(sizes))
     for i in range(4):
         assert_equal(after[i], learner.apply(state[i].clone(), update[i].clone()), **CLOSE)
 
 
-def test_as_long_as_the_batch_is_one_program():
+def test_as_long_as_the_batch_is_one_program_and_one_that_diverged_has_no_priorities():
     class Counting(Regression):
         calls = 0
 
@@ -242,22 +236,24 @@ def test_as_long_as_the_batch_is_one_program():
             self.calls += 1
             return super().grads(state, batch)
 
-    learner = Counting()
+    learner, batch = Counting(), regression_batch(B)
     population = Population(learner, 4, grads="vmap", hyper={"batch_size": [B] * 4})
-    state, batch = population.init(0), regression_batch(B)
+    state = population.init(0)
     population.grads(state, batch)
     assert learner.calls == 1
     population.grads(with_hyper(state, {"batch_size": [4, B, 4, 2]}), batch)
     assert learner.calls == 4
-
-
-def test_priorities_of_one_that_has_come_to_grief_are_not_asked():
     population = Population(Regression(), P)
-    state, batch = population.init(0), regression_batch(B)
+    state = population.init(0)
     alone = [Regression().grads(state[i], batch)[1]["priority"] for i in range(P)]
     state["params", "3", "weight"][1] = torch.nan
     found = population.grads(state, batch)[1]["priority"]
     torch.testing.assert_close(found, (alone[0] + alone[2]) / 2)
+
+
+def shared(batch, state=None, **options):
+    """Gradients of two members."""
+    return grads_of(Population(Regression(), 2, **options), batch, state)
 
 
 def grads_of(population, batch, state=None):
@@ -286,28 +282,22 @@ REFUSED = [
     (lambda of: starts(xyz=[1, 2]), r"no hyper-parameter 'xyz'\. It has: learning_rate, sc"),
     (lambda of: starts(scale=[1.0, 2.0, 3.0]), r"scale has shape \[3\], but there are 2 members"),
     (lambda of: starts(batch_size=[4, 0]), r"batch_size=\[4, 0\] must be at least 1"),
+    (lambda of: shared(ROWS, Regression().init(0)), r"must be \[P\], but this one is \[\]"),
+    (lambda of: shared(ROWS, batches="own"), r"'own' a batch must be \[2, B\]; got .* \[8\]"),
     (
-        lambda of: grads_of(of(2), regression_batch(B), Regression().init(0)),
-        r"must be \[P\], but this one is \[\]",
+        lambda of: shared(regression_batch(3, B), batches="own"),
+        r"must be \[2, B\]; got .* \[3, 8\]",
     ),
-    (
-        lambda of: grads_of(of(2, batches="own"), regression_batch(B)),
-        r"batches='own' a batch must be \[2, B\]; got .* \[8\]",
-    ),
-    (
-        lambda of: grads_of(of(2, batches="own"), regression_batch(3, B)),
-        r"a batch must be \[2, B\]; got .* \[3, 8\]",
-    ),
+    (lambda of: shared(ROWS, hyper={"batch_size": [4, 9]}), "is 9, but the batch has 8 samples"),
     (
         lambda of: grads_of(Accumulate(of(P, batches="own"), 3), regression_batch(P, B)),
         r"batch of 8 cannot be split into 3 .*\[1, 2, 4, 8\]",
     ),
-    (
-        lambda of: grads_of(of(2, hyper={"batch_size": [4, 9]}), regression_batch(B)),
-        "batch_size is 9, but the batch has 8 samples",
-    ),
     (lambda of: with_dropout(), r"set dropout=0\.0"),
 ]
+
+
+ROWS = regression_batch(B)
 
 
 def test_what_can_not_be_is_refused():

@@ -72,13 +72,10 @@ def test_the_worst_give_way_to_the_best():
         among = shares(found[:, place], 8)
         assert among[[2, 5]].sum() == 1
         torch.testing.assert_close(among[[2, 5]], torch.tensor([0.5, 0.5]), rtol=0, atol=0.04)
-
-
-@pytest.mark.parametrize("share, size, gone", [(0.5, 4, 2), (0.5, 5, 2), (0.1, 5, 1), (0.3, 10, 3)])
-def test_how_many_give_way(share, size, gone):
-    found = truncation(torch.arange(float(size)), fraction=share, generator=draws())
-    assert (found != torch.arange(size)).sum() == gone
-    assert (found[:gone] >= size - gone).all()
+    for share, size, gone in ((0.5, 4, 2), (0.5, 5, 2), (0.1, 5, 1), (0.3, 10, 3)):
+        found = truncation(torch.arange(float(size)), fraction=share, generator=draws())
+        assert (found != torch.arange(size)).sum() == gone
+        assert (found[:gone] >= size - gone).all()
 
 
 def test_fitness_is_the_mean_of_the_last():
@@ -98,21 +95,15 @@ REFUSED = [
     (lambda: chosen(truncation, 2, fraction=0.6), "truncation_fraction=0.6 must be above 0"),
     (lambda: chosen(truncation, 2, fraction=NAN), "truncation_fraction=nan must be above 0"),
     (lambda: mean_fitness(torch.ones(2, 2), 0), "eval_loop=0"),
-    (
-        lambda: SelectionConfig(method="roulette"),
-        "method='roulette' must be one of 'tournament', 'truncation'",
-    ),
+    (lambda: SelectionConfig(method="roulette"), "='roulette' must be one of 'tournament', 'tru"),
     (lambda: SelectionConfig(eval_loop=0), "eval_loop=0"),
     (lambda: SelectionConfig(truncation_fraction=0.7), r"truncation_fraction=0\.7"),
-    (
-        lambda: SelectionConfig(tournament_size=1).check(1),
-        "so a population of one would never change",
-    ),
-    (
-        lambda: SelectionConfig(method="truncation", tournament_size=1).check(1),
-        "so a population of one would never change",
-    ),
+    (lambda: SelectionConfig(tournament_size=1).check(1), "a population of one would never change"),
+    (lambda: SelectionConfig(method="truncation", tournament_size=1).check(1), "population of one"),
     (lambda: SelectionConfig(tournament_size=5).check(4), "=5 is larger than the population"),
+    (lambda: SelectionConfig(eval_loop=None), "=None must be"),
+    (lambda: MutationConfig(mutated_fraction=None), "=None must be"),
+    (lambda: HyperRange(0.1, 1.0, resample=None), "=None must be"),
 ]
 
 
@@ -134,16 +125,3 @@ def test_other_sizes_and_what_can_not_be():
     for select in (tournament, truncation):
         one, two, other = (chosen(select, 7, seed) for seed in (1, 1, 2))
         assert one.equal(two) and (select is truncation or not one.equal(other))
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: SelectionConfig(eval_loop=None),
-        lambda: MutationConfig(mutated_fraction=None),
-        lambda: HyperRange(0.1, 1.0, resample=None),
-    ],
-)
-def test_none_is_not_a_number(make):
-    with pytest.raises(ValueError, match="=None must be"):
-        make()

@@ -50,32 +50,28 @@ def test_results_are_in_memory_of_their_own():
 @pytest.mark.parametrize(
     "other",
     [
-        TensorDict(a=torch.ones(4), batch_size=[]),
-        TensorDict(a=torch.ones(3, dtype=torch.float64), batch_size=[]),
-        TensorDict(b=torch.ones(3), batch_size=[]),
+        TensorDict(a=torch.ones(4)),
+        TensorDict(a=torch.ones(3, dtype=torch.float64)),
+        TensorDict(b=torch.ones(3)),
         TensorDict(a=torch.ones(3), batch_size=[3]),
     ],
 )
 def test_each_form_is_recorded_for_itself(other):
     traced = Traced(lambda x: x.apply(lambda leaf: leaf + 1), after=0)
-    one = TensorDict(a=torch.ones(3), batch_size=[])
+    one = TensorDict(a=torch.ones(3))
     for given in (one, other, one, other):
         assert same(traced(given), given.apply(lambda leaf: leaf + 1))
     assert traced.num_recorded == 2
 
 
-def test_the_least_recently_used_form_is_forgotten():
+def test_the_least_recently_used_form_is_forgotten_and_what_comes_seldom_is_not_recorded():
     traced = Traced(lambda x: x + 1, after=0, max_forms=2)
     for length in (1, 2, 1, 3, 1, 2):
         assert torch.equal(traced(torch.zeros(length)), torch.ones(length))
     assert traced.num_recorded == 4  # 1, 2, 3, and 2 again
-
-
-def test_what_comes_seldom_is_not_recorded():
     traced = Traced(lambda x: x + 1, after=3)
-    for _ in range(3):
-        for length in (1, 2):
-            traced(torch.zeros(length))
+    for length in (1, 2) * 3:
+        traced(torch.zeros(length))
     assert traced.num_recorded == 0
     traced(torch.zeros(1))
     assert traced.num_recorded == 1

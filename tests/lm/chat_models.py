@@ -48,26 +48,18 @@ def write_tokenizer(folder, kind):
     found = tokenizers.Tokenizer(models.BPE(unk_token=None, byte_fallback=kind == "llama-2"))
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     if kind == "llama-2":
-        found.normalizer = normalizers.Sequence(
-            [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
-        )
-        found.decoder = decoders.Sequence(
-            [
-                decoders.Replace("▁", " "),
-                decoders.ByteFallback(),
-                decoders.Fuse(),
-                decoders.Strip(" ", 1, 0),
-            ]
-        )
+        marks = normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")
+        found.normalizer = normalizers.Sequence([*marks])
+        blanks, strip = decoders.Replace("▁", " "), decoders.Strip(" ", 1, 0)
+        parts = [blanks, decoders.ByteFallback(), decoders.Fuse(), strip]
+        found.decoder = decoders.Sequence(parts)
         alphabet = list("▁éäabcdefghijklmnopqrstuvwxyz,?!<>/[]SYINT\n")
         specials = [*specials, *[f"<0x{byte:02X}>" for byte in range(256)]]
     else:
         found.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         found.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=700, initial_alphabet=alphabet, special_tokens=specials
-    )
-    found.train_from_iterator(TEXTS, trainer)
+    options = {"vocab_size": 700, "initial_alphabet": alphabet, "special_tokens": specials}
+    found.train_from_iterator(TEXTS, trainers.BpeTrainer(**options))
     found.save(str(folder / "tokenizer.json"))
     if kind is not None:
         config = {"tokenizer_class": "PreTrainedTokenizerFast", **VARIABLES[kind]}

@@ -15,16 +15,18 @@ from raffia.lm.tokenizers.chat_template import ChatTemplate
 from raffia.lm.tokenizers.hf_tokenizer import ChatTokenizer, load_tokenizer
 from raffia.lm.tokenizers.tokenizer import tokenizer_checksum
 from raffia.lm.transformers_files import save_for_transformers
-from tests.lm.chat_models import CHATML, LLAMA_2, LLAMA_3, TEMPLATES, write_tokenizer
+from tests.lm.chat_models import CHATML, TEMPLATES, write_tokenizer
 
-CHAT = [
-    {"role": "system", "content": "be brief"},
-    {"role": "user", "content": "how are you?"},
-    {"role": "assistant", "content": "well, thanks", "reward": 0.5},
-    {"role": "user", "content": " and\nyou é "},
-    {"role": "assistant", "content": "so so", "reward": -1.0},
+TURNS = [
+    ("system", "be brief"),
+    ("user", "how are you?"),
+    ("assistant", "well, thanks", 0.5),
+    ("user", " and\nyou é "),
+    ("assistant", "so so", -1.0),
 ]
-BARE = [{"role": m["role"], "content": m["content"]} for m in CHAT]
+
+CHAT = [dict(zip(("role", "content", "reward"), turn, strict=False)) for turn in TURNS]
+BARE = [{"role": role, "content": content} for role, content, *_ in TURNS]
 
 
 @pytest.fixture(params=TEMPLATES)
@@ -37,13 +39,10 @@ def row_of(chat, tokenizer, **how):
 
 
 def spoken(point, tokenizer):
-    """The texts of the agent's utterances, special tokens included, with their rewards."""
-    theirs, found = tokenizer._tokenizer, []
-    begins, ends = point.utterance_state_idxs[:-1], point.utterance_action_idxs
-    for begin, end, reward in zip(begins, ends, point.utterance_rewards, strict=True):
-        own = point.tokens[begin + 1 : end + 1]
-        found.append((theirs.decode(own, skip_special_tokens=False), reward))
-    return found
+    """The texts of the agent's utterances, special tokens included."""
+    decode = tokenizer._tokenizer.decode
+    both = zip(point.utterance_state_idxs[:-1], point.utterance_action_idxs, strict=True)
+    return [decode(point.tokens[a + 1 : b + 1], skip_special_tokens=False) for a, b in both]
 
 
 def test_rows_are_the_tokens_of_transformers_and_the_agents_are_actions(home):
@@ -53,24 +52,18 @@ def test_rows_are_the_tokens_of_transformers_and_the_agents_are_actions(home):
     assert row.tokens == their.apply_chat_template(BARE, return_dict=False)
     end = ours.id_to_token(ours.eoa_token_id)
     blank = " " if home.name == "llama-2" else ""  # which its template writes
-    texts = [text for text, _ in spoken(row, ours)]
-    assert texts == [f"well, thanks{blank}{end}", f"so so{blank}{end}"]
-    assert [reward for _, reward in spoken(row, ours)] == [0.5, -1.0]
+    assert spoken(row, ours) == [f"well, thanks{blank}{end}", f"so so{blank}{end}"]
+    assert row.utterance_rewards == [0.5, -1.0]
     assert row.terminals[-1] == 1 and sum(map(bool, row.rewards)) == 2
     both = zip(row.action_idxs, row.rewards, strict=True)
-    rewarded = [row.tokens[at + 1] for at, reward in both if reward]
-    assert rewarded == [ours.eoa_token_id] * 2
+    assert {row.tokens[at + 1] for at, reward in both if reward} == {ours.eoa_token_id}
     for num in (2, 4):
-        asked = Dialogue(
-            [(m["content"], m.get("reward")) for m in CHAT[:num]],
-            terminal=False,
-            roles=[m["role"] for m in CHAT[:num]],
-        )
-        prompt = DataPoint.from_obs(asked, ours)
+        said = [(content, *(reward or [None])) for _, content, *reward in TURNS[:num]]
+        roles = [role for role, *_ in TURNS[:num]]
+        prompt = DataPoint.from_obs(Dialogue(said, terminal=False, roles=roles), ours)
         assert prompt.tokens == row.tokens[: len(prompt.tokens)] and not prompt.terminal
-        assert prompt.tokens == their.apply_chat_template(
-            BARE[:num], add_generation_prompt=True, return_dict=False
-        )
+        options = {"add_generation_prompt": True, "return_dict": False}
+        assert prompt.tokens == their.apply_chat_template(BARE[:num], **options)
         assert len(prompt.tokens) - 1 in row.action_idxs  # the state of the first token
 
 
@@ -92,7 +85,7 @@ def test_texts_with_the_characters_of_special_tokens_are_no_special_tokens(home)
     assert row.tokens.count(ours.eoa_token_id) == turns and len(row.utterance_rewards) == 1
     text = ours._tokenizer.decode(row.tokens, skip_special_tokens=False)
     assert all(said in text for said in texts)
-    said = spoken(row, ours)[0][0]
+    (said,) = spoken(row, ours)
     assert said.split() == f"{end} so{' ' * (home.name == 'llama-2')}{end}".split()
 
 
@@ -113,33 +106,29 @@ def test_it_comes_back_from_a_folder_and_its_template_is_part_of_what_it_is(home
         load_tokenizer(tmp_path / "out")
 
 
-def test_a_template_may_be_one_of_several_and_mark_generations(tmp_path):
-    home = write_tokenizer(tmp_path, "chatml")
-    path = home / "tokenizer_config.json"
-    marked = CHATML.replace("{{ m.content }}", "{% generation %}{{ m.content }}{% endgeneration %}")
-    assert marked != CHATML
-    named = [{"name": "tool_use", "template": "x"}, {"name": "default", "template": marked}]
-    path.write_text(json.dumps({"chat_template": named, "pad_token": {"content": "<|pad|>"}}))
-    ours = ChatTokenizer(home)
-    assert row_of(CHAT, ours) == row_of(CHAT, ChatTokenizer(home, ChatTemplate(CHATML)))
-
-
 TOOLS = (
     "{% if tools is not none %}tools: {% endif %}{% if documents is none %}{{ sep_token }}"
     "{{ {'é': 1} | tojson(ensure_ascii=False) }}{% endif %}"
 )
 
 
-def test_a_template_sees_what_transformers_shows_it(tmp_path):
-    home = write_tokenizer(tmp_path, "chatml")
+def test_a_template_sees_what_transformers_shows_it_and_may_be_one_of_several(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    home = write_tokenizer(tmp_path / "tools", "chatml")
     (home / "chat_template.jinja").write_text(TOOLS + CHATML)
     path = home / "tokenizer_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "sep_token": "<|pad|>"}))
     text = ChatTemplate.read(home).render(BARE)
     assert text.startswith('<|pad|>{"é": 1}<|im_start|>')
-    transformers = pytest.importorskip("transformers")
     their = transformers.AutoTokenizer.from_pretrained(home)
     assert text == their.apply_chat_template(BARE, tokenize=False)
+    home = write_tokenizer(tmp_path / "several", "chatml")
+    marked = CHATML.replace("{{ m.content }}", "{% generation %}{{ m.content }}{% endgeneration %}")
+    named = [{"name": "tool_use", "template": "x"}, {"name": "default", "template": marked}]
+    config = {"chat_template": named, "pad_token": {"content": "<|pad|>"}}
+    (home / "tokenizer_config.json").write_text(json.dumps(config))
+    ours = ChatTokenizer(home)
+    assert row_of(CHAT, ours) == row_of(CHAT, ChatTokenizer(home, ChatTemplate(CHATML)))
 
 
 def test_a_content_is_hidden_from_a_template_only_if_it_has_special_tokens(tmp_path):
@@ -198,9 +187,8 @@ def test_dialogues_that_a_template_refuses_are_malformed_rows(tmp_path):
         ChatTokenizer(write_tokenizer(tmp_path / "bare", None))
 
 
-@pytest.mark.parametrize("source", [CHATML, LLAMA_3, LLAMA_2])
-def test_other_roles_are_the_users_and_the_agent_may_begin(source, tmp_path):
-    name = {CHATML: "chatml", LLAMA_3: "llama-3", LLAMA_2: "llama-2"}[source]
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_other_roles_are_the_users_and_the_agent_may_begin(name, tmp_path):
     ours = ChatTokenizer(write_tokenizer(tmp_path, name))
     as_human = [{**m, "role": m["role"].replace("user", "human")} for m in CHAT]
     assert row_of(as_human, ours) == row_of(CHAT, ours)

@@ -1,6 +1,7 @@
 """Folders with GPT-2's weights: what is read of them gives the logits of transformers."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -36,12 +37,6 @@ def change_config(folder, **entries):
     path.write_text(json.dumps({name: value for name, value in config.items() if value != "gone"}))
 
 
-def change_tensors(folder, change):
-    tensors = load_file(folder / "model.safetensors")
-    change(tensors)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -65,15 +60,10 @@ def test_logits_are_those_of_transformers(tmp_path, options):
 
 def test_weights_without_the_prefix_and_with_old_masks(folder):
     """As GPT-2's own folder has them."""
-
-    def change(tensors):
-        for name in list(tensors):
-            tensors[name.removeprefix("transformer.")] = tensors.pop(name)
-        tensors["h.0.attn.bias"] = torch.ones(1, 1, 20, 20)
-        tensors["lm_head.weight"] = tensors["wte.weight"].clone()
-
     before = gpt2(folder).state_dict()
-    change_tensors(folder, change)
+    tensors = {n.removeprefix("transformer."): t for n, t in tensors_of(folder).items()}
+    masks = {"h.0.attn.bias": torch.ones(1, 1, 20, 20)}
+    store(folder, {**tensors, **masks, "lm_head.weight": tensors["wte.weight"].clone()})
     change_config(folder, resid_pdrop=0.25, layer_norm_epsilon=1e-5)
     config, _ = load_gpt2(folder)
     assert config == {
@@ -83,6 +73,73 @@ def test_weights_without_the_prefix_and_with_old_masks(folder):
     }
     for name, tensor in gpt2(folder).state_dict().items():
         assert torch.equal(tensor, before[name])
+
+
+def tensors_of(folder):
+    return load_file(folder / "model.safetensors")
+
+
+def store(folder, tensors):
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def other_head(folder):
+    tensors = tensors_of(folder)
+    store(folder, {**tensors, "lm_head.weight": tensors["transformer.wte.weight"] + 1})
+
+
+def with_config(**entries):
+    return lambda folder: change_config(folder, **entries)
+
+
+def with_text(name, text):
+    return lambda folder: (folder / name).write_text(text)
+
+
+def pickled(folder):
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "words"),
+    [
+        (with_config(n_embd=15), ValueError, r"'wte.weight' is \[17, 12\], but according"),
+        (with_config(n_layer=3), ValueError, "no tensor 'h.2.ln_1.weight', which a GPT-2 of 3 lay"),
+        (with_config(n_layer=1), ValueError, r"tensor 'h\.1\..*' does not belong to a GPT-2"),
+        (with_config(n_layer="gone"), ValueError, "config.json lacks 'n_layer', which"),
+        (with_config(activation_function="mish"), ValueError, r"n': 'mish'}. Use HFTrunk"),
+        (with_config(scale_attn_by_inverse_layer_idx=True), ValueError, "layer_idx': True}"),
+        (with_config(model_type="llama"), ValueError, "='llama', but only 'gpt2' .* HFTrunk"),
+        (other_head, ValueError, "lm_head.weight differs from wte.weight"),
+        (with_text("model.safetensors", "12345678"), ValueError, "it is damaged, or not a"),
+        (pickled, FileNotFoundError, r"no model.safetensors.*save_pretrained\(folder\)"),
+        (with_text("config.json", "{"), ValueError, "config.json: it is not JSON"),
+        (with_text("config.json", "[1]"), ValueError, "config.json: it is not a JSON obj"),
+        (
+            lambda folder: (folder / "model.safetensors").unlink(),
+            FileNotFoundError,
+            r"no model.safetensors, only \['config.json'.*cop",
+        ),
+        (
+            lambda folder: (folder / "config.json").unlink(),
+            FileNotFoundError,
+            "has no config.json with the model's sizes",
+        ),
+        (shutil.rmtree, FileNotFoundError, "no folder .*: a model's folder holds"),
+    ],
+)
+def test_folders_that_are_no_plain_gpt2_are_refused(folder, change, kind, words):
+    change(folder)
+    with pytest.raises(kind, match=words):
+        load_gpt2(folder)
+
+
+def test_a_state_that_lacks_weights_is_not_saved(tmp_path):
+    model = CausalLM(7, n_layer=1, n_head=1, n_embd=4)
+    state = model.state_dict()
+    del state["h.0.fc.bias"]
+    with pytest.raises(ValueError, match="the state has no 'h.0.fc.bias': pass all"):
+        save_gpt2(tmp_path, model.settings(), state)
 
 
 def test_weights_in_several_files(folder):
@@ -117,80 +174,6 @@ def test_a_saved_model_is_one_of_transformers(tmp_path, bias):
         "config.json",
         "model.safetensors",
     ]
-
-
-def replaced(folder, name, content):
-    """A file's content; None takes it away, and a name renames it."""
-    path = folder / name
-    if content is None:
-        path.unlink()
-    elif isinstance(content, str) and "." in content:
-        path.rename(folder / content)
-    else:
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
-
-
-def new_head(tensors):
-    tensors["lm_head.weight"] = tensors["transformer.wte.weight"] + 1
-
-
-WEIGHTS, CONFIG = "model.safetensors", "config.json"
-REFUSED = [  # what is done to the folder, one after the other; the error; its words
-    (change_config, {"n_embd": 15}, ValueError, r"'wte.weight' is \[17, 12\], but according"),
-    (
-        change_config, {"n_embd": 12, "n_layer": 3},
-        ValueError, "no tensor 'h.2.ln_1.weight', which a GPT-2 of 3 layers",
-    ),
-    (change_config, {"n_layer": 1}, ValueError, r"tensor 'h\.1\..*' does not belong to a GPT-2"),
-    (change_config, {"n_layer": "gone"}, ValueError, "config.json lacks 'n_layer', which"),
-    (
-        change_config, {"n_layer": 2, "activation_function": "mish"},
-        ValueError, r"{'activation_function': 'mish'}. Use HFTrunk",
-    ),
-    (
-        change_config,
-        {"activation_function": "gelu_new", "scale_attn_by_inverse_layer_idx": True},
-        ValueError, "scale_attn_by_inverse_layer_idx': True}",
-    ),
-    (
-        change_config, {"scale_attn_by_inverse_layer_idx": False, "model_type": "llama"},
-        ValueError, "model_type='llama', but only 'gpt2' .* HFTrunk",
-    ),
-    (change_config, {"model_type": "gpt2"}, None, ""),
-    (change_tensors, {"change": new_head}, ValueError, "lm_head.weight differs from wte.weight"),
-    (replaced, {"name": WEIGHTS, "content": b"12345678"}, ValueError, "it is damaged, or not a"),
-    (
-        replaced, {"name": WEIGHTS, "content": "pytorch_model.bin"},
-        FileNotFoundError, r"no model.safetensors.*save_pretrained\(folder\)",
-    ),
-    (
-        replaced, {"name": "pytorch_model.bin", "content": None},
-        FileNotFoundError, r"no model.safetensors, only \['config.json'.*cop",
-    ),
-    (replaced, {"name": CONFIG, "content": "{"}, ValueError, "config.json: it is not JSON"),
-    (replaced, {"name": CONFIG, "content": "[1]"}, ValueError, "config.json: it is not a JSON obj"),
-    (
-        replaced, {"name": CONFIG, "content": None},
-        FileNotFoundError, "has no config.json with the model's sizes",
-    ),
-]  # fmt: skip
-
-
-def test_folders_that_are_no_plain_gpt2_are_refused(folder):
-    for change, options, kind, words in REFUSED:
-        change(folder, **options)
-        if kind is None:
-            load_gpt2(folder)
-            continue
-        with pytest.raises(kind, match=words):
-            load_gpt2(folder)
-    with pytest.raises(FileNotFoundError, match="no folder .*missing: a model's folder holds"):
-        load_gpt2(folder / "missing")
-    model = CausalLM(7, n_layer=1, n_head=1, n_embd=4)
-    state = model.state_dict()
-    del state["h.0.fc.bias"]
-    with pytest.raises(ValueError, match="the state has no 'h.0.fc.bias': pass all"):
-        save_gpt2(folder, model.settings(), state)
 
 
 def test_weights_that_are_not_what_the_manifest_says_are_damaged(folder):

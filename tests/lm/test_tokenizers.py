@@ -18,6 +18,21 @@ from raffia.lm.tokenizers.tokenizer import (
     character_tokenizer,
 )
 
+
+def test_letters_of_wordle_have_the_published_numbers_and_no_text_is_taken_for_a_special_token():
+    tokenizer = wordle_letter_tokenizer()
+    assert tokenizer.encode("abcdefghijklmnopqrstuvwxyz<g><b><y>") == list(range(29))
+    assert special_ids(tokenizer) == [29, 30, 31, 32, 33, 34] and tokenizer.num_tokens == 35
+    assert [tokenizer.id_to_token(number) for number in range(29, 35)] == list(SPECIALS)
+    characters = character_tokenizer(SPECIALS)
+    for token in SPECIALS:
+        ids = characters.encode(token)
+        assert len(ids) == len(token) and characters.decode(ids) == token
+        for other in (tokenizer, WordTokenizer.from_texts(["ab"])):
+            with pytest.raises(ValueError, match="no token for"):
+                other.encode(token)
+
+
 SPECIALS = tuple(SPECIAL_TOKENS.values())
 ROLES = ("pad", "eoa", "eos", "bos", "boa", "eod")
 
@@ -66,13 +81,6 @@ def test_the_longest_piece_is_taken_and_a_stretch_may_be_unknown():
     assert wordle_letter_tokenizer().decode([33, 2, 29, 0, 30]) == "ca"  # without special tokens
 
 
-def test_letters_of_wordle_have_the_published_numbers():
-    tokenizer = wordle_letter_tokenizer()
-    assert tokenizer.encode("abcdefghijklmnopqrstuvwxyz<g><b><y>") == list(range(29))
-    assert special_ids(tokenizer) == [29, 30, 31, 32, 33, 34] and tokenizer.num_tokens == 35
-    assert [tokenizer.id_to_token(number) for number in range(29, 35)] == list(SPECIALS)
-
-
 def test_words_and_rows_of_colors_are_one_token_each():
     vocabulary = Vocabulary.built_in()
     tokenizer = wordle_word_tokenizer(vocabulary)
@@ -86,17 +94,6 @@ def test_words_and_rows_of_colors_are_one_token_each():
     with_non_words = wordle_word_tokenizer(vocabulary, non_word="<|unk|>")
     assert with_non_words.encode("toolong") == [with_non_words.token_to_id("<|unk|>")]
     assert with_non_words.encode("crane") == tokenizer.encode("crane")
-
-
-def test_no_text_is_taken_for_a_special_token():
-    for token in SPECIALS:
-        characters = character_tokenizer(SPECIALS)
-        ids = characters.encode(token)
-        assert len(ids) == len(token) and characters.decode(ids) == token
-        with pytest.raises(ValueError, match="no token for"):
-            wordle_letter_tokenizer().encode(token)
-        with pytest.raises(ValueError, match="no token for"):
-            WordTokenizer.from_texts(["ab"]).encode(token)
 
 
 @pytest.mark.parametrize(
@@ -138,8 +135,7 @@ def theirs(tmp_path):
     letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {letter: number for number, letter in enumerate(letters)}
     vocabulary["<|endoftext|>"] = 300  # numbers with a gap
-    model = tokenizers.models.BPE(vocab=vocabulary, merges=[])
-    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
     tokenizer.enable_truncation(4)
@@ -154,12 +150,10 @@ def test_a_tokenizer_of_hugging_face(theirs, tmp_path):
     with pytest.raises(ValueError, match=r"no token <\|pad\|>.*'pad'.*add_missing=True"):
         HFTokenizer(theirs)
     tokenizer = HFTokenizer(theirs.parent, add_missing=True)
-    text = "naïve café, 123 <b>"
+    text, specials = "naïve café, 123 <b>", special_ids(tokenizer)
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids) == text  # not cut off, not padded
-    assert (
-        tokenizer.num_tokens > max(special_ids(tokenizer)) and len(set(special_ids(tokenizer))) == 6
-    )
+    assert tokenizer.num_tokens > max(specials) and len(set(specials)) == 6
     assert tokenizer.decode([tokenizer.boa_token_id, *ids, tokenizer.eoa_token_id]) == text
     assert tokenizer.id_to_token(tokenizer.eoa_token_id) == "</a>"
     with pytest.raises(KeyError, match="no token 'nothing such'"):
@@ -168,7 +162,7 @@ def test_a_tokenizer_of_hugging_face(theirs, tmp_path):
         tokenizer.id_to_token(290)
     tokenizer.save(tmp_path / "ours")
     again = load_tokenizer(tmp_path / "ours")
-    assert again.encode(text) == ids and special_ids(again) == special_ids(tokenizer)
+    assert again.encode(text) == ids and special_ids(again) == specials
     assert again.num_tokens == tokenizer.num_tokens
 
 

@@ -10,11 +10,31 @@ from torch.func import functional_call, stack_module_state
 from torch.testing import assert_close
 
 from raffia.lm.transformer import CausalLM
+from tests.lm.test_trunks import EXACT, ROWS, padded
+from tests.lm.test_trunks import WHOLE as TOKENS
+
+
+def test_options_and_settings():
+    model = make("rotary", bias=False, dim_feedfwd=20, dropout=0.5)
+    names = {name for name, _ in model.named_parameters()}
+    assert {"wte.weight", "h.0.qkv.weight", "ln_f.weight"} <= names
+    assert not any("head" in name or "bias" in name or "wpe" in name for name in names)
+    again = CausalLM(**model.settings(), dtype=torch.float64).eval()
+    again.load_state_dict(model.state_dict())
+    assert_close(again(TOKENS), model(TOKENS), **EXACT)
+    again.train()
+    assert (again(TOKENS) - again(TOKENS)).abs().max() > 1e-3
+    half = make("rotary", dtype=torch.bfloat16)
+    assert half(TOKENS).dtype == half.new_cache(1).keys(0).dtype == torch.bfloat16
+    (tokens, mask), model = padded(ROWS), make()
+    read = torch.compile(lambda: (model(tokens, mask), model(tokens)), backend="eager")
+    for hidden in read():
+        assert_close(hidden[mask], model(tokens)[mask], **EXACT)
+
 
 HERE = Path(__file__).parent
 ORACLE = json.loads((HERE / "trunk_logits.json").read_text())
 WEIGHTS = HERE.parent / "algorithms" / "ilql" / "ilql_small.safetensors"
-EXACT = {"rtol": 1e-9, "atol": 1e-9}
 
 
 def make(positions="learned", dtype=torch.float64, **options):
@@ -24,23 +44,6 @@ def make(positions="learned", dtype=torch.float64, **options):
     for parameter in model.parameters():  # biases and norms say something, too
         torch.nn.init.normal_(parameter, std=0.4)
     return model.eval()
-
-
-def some_tokens(rows=3, length=7, seed=0):
-    return torch.randint(11, (rows, length), generator=torch.Generator().manual_seed(seed))
-
-
-def padded(rows, left=False, width=None):
-    """Rows of unlike length as one tensor, and its mask."""
-    width = max(map(len, rows)) if width is None else width
-    tokens, mask = torch.zeros(2, len(rows), width, dtype=torch.int64)
-    for i, row in enumerate(rows):
-        place = slice(width - len(row), None) if left else slice(0, len(row))
-        tokens[i, place], mask[i, place] = row, 1
-    return tokens, mask.bool()
-
-
-ROWS = [some_tokens(1, n, seed=n)[0] for n in (5, 2, 7)]
 
 
 @pytest.fixture(scope="module")
@@ -72,31 +75,28 @@ def test_logits_of_any_shape_give_their_weight_a_gradient_of_its_own():
 
 @pytest.mark.parametrize("left", [False, True])
 @pytest.mark.parametrize("cached", [False, True])
+@torch.no_grad()
 def test_next_tokens_of_a_batch_are_gpt2s(known, left, cached):
     rows = [torch.tensor(case["tokens"]) for case in ORACLE["prompts"]]
-    tokens, mask = padded(rows, left)
-    cache = known.new_cache(len(rows)) if cached else None
-    with torch.no_grad():
-        hidden = known(tokens, mask, cache=cache)
+    tokens, mask = padded(rows, left, max(map(len, rows)))
+    hidden = known(tokens, mask, cache=known.new_cache(len(rows)) if cached else None)
     last = torch.arange(tokens.shape[1]).where(mask, 0).amax(1)
     logits = known.logits(hidden[torch.arange(len(rows)), last])
     recorded = torch.tensor(ORACLE["logits"], dtype=torch.float64)
     said = known.logits(known(torch.tensor([ORACLE["tokens"]])))
     assert_close(said[0, ORACLE["positions"]], recorded, **EXACT)
     logits[:, ORACLE["pad_token_id"]] = -torch.inf
-    expected = [
-        [-torch.inf if number is None else number for number in case["next_log_probs"]]
-        for case in ORACLE["prompts"]
-    ]
+    expected = [[-torch.inf if x is None else x for x in case["next_log_probs"]]
+                for case in ORACLE["prompts"]]  # fmt: skip
     assert_close(logits.log_softmax(-1), torch.tensor(expected, dtype=torch.float64), **EXACT)
 
 
+@torch.no_grad()
 def test_greedy_continuation_with_a_cache_is_the_known_one(known):
     for case in ORACLE["prompts"]:
         cache, tokens, found = known.new_cache(1), torch.tensor([case["tokens"]]), []
         for _ in case["greedy"]:
-            with torch.no_grad():
-                logits = known.logits(known(tokens, cache=cache)[:, -1])
+            logits = known.logits(known(tokens, cache=cache)[:, -1])
             logits[:, ORACLE["pad_token_id"]] = -torch.inf
             tokens = logits.argmax(-1, keepdim=True)
             found.append(int(tokens))
@@ -169,18 +169,14 @@ def test_checkpointing_changes_no_gradient(dropout):
 
 
 def test_checkpointing_keeps_less():
-    model, tokens = make(n_layer=4), some_tokens(8, 16)
+    model = make(n_layer=4)
 
     def kept(again):
         sizes = []
         model.gradient_checkpointing = again
-
-        def note(tensor):
-            sizes.append(tensor.numel())
-            return tensor
-
+        note = lambda tensor: sizes.append(tensor.numel()) or tensor  # noqa: E731
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-            model(tokens)
+            model(TOKENS.repeat(3, 2))
         return sum(sizes)
 
     assert kept(True) < 0.5 * kept(False)
@@ -198,58 +194,29 @@ def test_fresh_weights():
             assert 0.9 < float(parameter.detach().std()) / right < 1.1, name
 
 
-def test_options_and_settings():
-    model = make("rotary", bias=False, dim_feedfwd=20, dropout=0.5)
-    names = {name for name, _ in model.named_parameters()}
-    assert {"wte.weight", "h.0.qkv.weight", "ln_f.weight"} <= names
-    assert not any("head" in name or "bias" in name or "wpe" in name for name in names)
-    again = CausalLM(**model.settings(), dtype=torch.float64).eval()
-    again.load_state_dict(model.state_dict())
-    assert_close(again(some_tokens()), model(some_tokens()), **EXACT)
-    again.train()
-    assert (again(some_tokens()) - again(some_tokens())).abs().max() > 1e-3
-    half = make("rotary", dtype=torch.bfloat16)
-    assert half(some_tokens()).dtype == half.new_cache(1).keys(0).dtype == torch.bfloat16
-    tokens, mask = padded(ROWS)
-    model = make()
-
-    @torch.compile(backend="eager", fullgraph=True)
-    def read(tokens, mask):
-        return model(tokens, mask), model(tokens)
-
-    for hidden in read(tokens, mask):
-        assert_close(hidden[mask], model(tokens)[mask], **EXACT)
-
-
+@torch.no_grad()
 def test_what_is_refused():
-    model, tokens, zeros = make(), some_tokens(), torch.zeros
+    model, zeros, short = make(), torch.zeros, TOKENS[:1].repeat(1, 3)
+    full = model.new_cache(1, capacity=40)
+    model(short[:, :16], cache=full)
+    prefix = {"prefix_embs": zeros(3, 2, 12), "prefix_attn_mask": zeros(3, 1)}
     for call, words in (
-        (lambda: model(tokens[0]), r"for a single row pass tokens\[None\]"),
-        (lambda: model(tokens, zeros(3, 6)), r"attn_mask \[3, 6\] must have the shape of tokens"),
+        (lambda: model(TOKENS[0]), r"for a single row pass tokens\[None\]"),
+        (lambda: model(TOKENS, zeros(3, 6)), r"attn_mask \[3, 6\] must have the shape of tokens"),
         (
-            lambda: model(tokens, prefix_embs=zeros(3, 2, 8)),
-            r"prefix_embs \[3, 2, 8\] must be .* \[3, any, 12\]",
+            lambda: model(TOKENS, prefix_embs=zeros(3, 2, 8)),
+            r"\[3, 2, 8\] must be .* \[3, any, 12\]",
         ),
-        (lambda: model(tokens, prefix_attn_mask=zeros(3, 2)), "needs prefix_embs"),
+        (lambda: model(TOKENS, prefix_attn_mask=zeros(3, 2)), "needs prefix_embs"),
+        (lambda: model(TOKENS, **prefix), r"prefix_attn_mask \[3, 1\] must be \[batch, length\]"),
         (
-            lambda: model(tokens, prefix_embs=zeros(3, 2, 12), prefix_attn_mask=zeros(3, 1)),
-            r"prefix_attn_mask \[3, 1\] must be \[batch, length\]",
+            lambda: model(short[:, :10], prefix_embs=zeros(1, 8, 12)),
+            r"18 tokens \(8 of the prefix\)",
         ),
-        (
-            lambda: model(some_tokens(1, 10), prefix_embs=zeros(1, 8, 12)),
-            r"18 tokens \(8 of the prefix\) are longer",
-        ),
+        (lambda: model(short[:, :1], cache=full), r"17 tokens \(16 in the cache\) are longer"),
         (lambda: CausalLM(5, n_head=4, n_embd=10), "n_embd=10 must be a mult.*n_head=4.*n_embd=12"),
-        (
-            lambda: CausalLM(5, positions="absolute"),
-            "='absolute' must be one of 'learned', 'rotary'",
-        ),
+        (lambda: CausalLM(5, positions="absolute"), "e' must be one of 'learned', 'rotary'"),
         (lambda: CausalLM(5, n_head=2, n_embd=6, positions="rotary"), "positions rotate pairs"),
     ):
         with pytest.raises(ValueError, match=words):
             call()
-    cache = model.new_cache(1, capacity=40)
-    with torch.no_grad():
-        model(some_tokens(1, 16), cache=cache)
-        with pytest.raises(ValueError, match=r"17 tokens \(16 in the cache\) are longer"):
-            model(some_tokens(1, 1), cache=cache)

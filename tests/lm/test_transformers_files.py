@@ -20,6 +20,14 @@ from raffia.lm.tokenizers.tokenizer import (
 )
 from raffia.lm.transformers_files import save_for_transformers
 
+
+def check_of(ours, their, said, roles):
+    """Their chat template writes what a row of ours has."""
+    chat = [{"role": role, "content": text} for role, (text, _) in zip(roles, said, strict=True)]
+    row = DataPoint.from_obs(Dialogue(said, terminal=False), ours).tokens
+    assert their.apply_chat_template(chat, return_dict=False) == row
+
+
 tokenizers = pytest.importorskip("tokenizers")
 
 SPECIALS = tuple(SPECIAL_TOKENS.values())
@@ -49,16 +57,15 @@ KINDS = {
 }
 
 
-def in_unison(kind, tmp_path_factory):
-    """Ours, and theirs from what was written."""
-    folder = tmp_path_factory.mktemp(kind)
-    save_for_transformers(KINDS[kind][0], folder, max_length=16)
-    return tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-
-
 @pytest.fixture(scope="module")
 def theirs(tmp_path_factory):
-    return {kind: in_unison(kind, tmp_path_factory) for kind in KINDS}
+    """Theirs, of each kind, from what was written of ours."""
+    found = {}
+    for kind, (ours, _) in KINDS.items():
+        folder = tmp_path_factory.mktemp(kind)
+        save_for_transformers(ours, folder, max_length=16)
+        found[kind] = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    return found
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -90,11 +97,9 @@ def test_transformers_reads_it_and_makes_prompts_as_rows_are(kind, tmp_path):
     assert their(first).input_ids == ours.encode(first) and len(their) == ours.num_tokens
     marks = [their.bos_token_id, their.eos_token_id, their.pad_token_id, their.model_max_length]
     assert marks == [ours.bos_token_id, ours.eoa_token_id, ours.pad_token_id, 16]
-    for said in ([(first, None), (second, 0.0), (first, None)], [(second, 1.0)]):
-        roles = {True: "user", False: "assistant"}
-        chat = [{"role": roles[reward is None], "content": text} for text, reward in said]
-        row = DataPoint.from_obs(Dialogue(said, terminal=False), ours).tokens
-        assert their.apply_chat_template(chat, return_dict=False) == row
+    asked = [(first, None), (second, 0.0), (first, None)]
+    check_of(ours, their, asked, ("user", "assistant", "user"))
+    check_of(ours, their, [(second, 1.0)], ("assistant",))
     ids = [0, ours.eoa_token_id, 1]
     assert their.decode(ids, skip_special_tokens=True) == ours.decode(ids)
     assert load_tokenizer(tmp_path) == ours
@@ -123,10 +128,7 @@ def test_one_of_theirs_stays_but_for_marks_that_no_row_had(tmp_path):
         assert their(text).input_ids == ours.encode(text)
         assert their.decode(ours.encode(text)) == text
     said = [("hello", None), (" there", 0.0), ("you", None)]
-    roles = ("user", "assistant", "user")
-    chat = [{"role": role, "content": text} for role, (text, _) in zip(roles, said, strict=True)]
-    row = DataPoint.from_obs(Dialogue(said, terminal=False), ours).tokens
-    assert their.apply_chat_template(chat, return_dict=False) == row
+    check_of(ours, their, said, ("user", "assistant", "user"))
     assert load_tokenizer(tmp_path / "out").encode("hello") == ours.encode("hello")
 
 
@@ -147,12 +149,10 @@ def test_what_can_not_be_converted_is_said(tmp_path, theirs):
     with pytest.raises(Exception, match="Missing"):
         theirs["letters"].encode("A")
     held = PieceTokenizer(("a", "b</s>", *SPECIALS))
-    with pytest.raises(ValueError, match=r"cannot be converted.*'b</s>' contains '</s>'"):
-        save_for_transformers(held, tmp_path, max_length=16)
-
-    class Morse:
-        pass
-
-    with pytest.raises(ValueError, match="a Morse cannot be converted"):
-        save_for_transformers(Morse(), tmp_path, max_length=16)
+    for tokenizer, words in (
+        (held, r"cannot be converted.*'b</s>' contains '</s>'"),
+        (object(), "a object cannot be converted"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            save_for_transformers(tokenizer, tmp_path, max_length=16)
     assert list(tmp_path.iterdir()) == []

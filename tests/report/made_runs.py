@@ -13,9 +13,9 @@ GIF = bytes.fromhex("47494638396101000100800000808080ffffff2c0000000001000100000
 TREE = {
     "root": 0,
     "nodes": [
-        {"row": 0, "depth": 0, "visits": 26, "value": 9.5, "raw_value": 9.1, "ended": False},
-        {"row": 1, "depth": 1, "visits": 18, "value": 9.7, "raw_value": 9.0, "ended": False},
-        {"row": 2, "depth": 1, "visits": 7, "value": 8.8, "raw_value": 9.2, "ended": False},
+        {"row": row, "depth": depth, "visits": visits, "value": value, "raw_value": 9.0 + row / 10}
+        | {"ended": False}
+        for row, depth, visits, value in ((0, 0, 26, 9.5), (1, 1, 18, 9.7), (2, 1, 7, 8.8))
     ],
     "edges": [
         {"source": 0, "target": 1, "action": 1, "name": "right", "visits": 18, "share": 0.72}
@@ -28,6 +28,7 @@ TREE = {
 
 def config(seed=0, preset="cartpole", simulations=25, target=195.0, env="CartPole-v1"):
     """As config.json holds it, cut down to what a page looks at."""
+    versions = {"raffia": "0.6.0", "torch": "2.13.0", "python": "3.11.9"}
     return {
         "seed": seed,
         "device": "cpu",
@@ -38,11 +39,7 @@ def config(seed=0, preset="cartpole", simulations=25, target=195.0, env="CartPol
         "optimizer": {"name": "adamw", "learning_rate": 0.003},
         "collect": {"num_env_steps": 15_000, "random_env_steps": 400},
         "evaluate": {"every_env_steps": 500, "num_episodes": 8, "target_return": target},
-        "run": {
-            "preset": preset,
-            "seed": seed,
-            "versions": {"raffia": "0.6.0", "torch": "2.13.0", "python": "3.11.9"},
-        },
+        "run": {"preset": preset, "seed": seed, "versions": versions},
     }
 
 
@@ -91,20 +88,16 @@ def write_run(folder, rows=(), config=None, extras=True):
     (folder / "metrics.jsonl").write_text(text)
     if extras:
         write_checkpoint(folder, update=5600, score=198.5)
-        for name, content in (
-            ("episodes/best-seed0-000.gif", GIF),
-            ("trees/6000.svg", SVG.encode()),
-        ):
-            _put(folder / name, content)
-        _put(folder / "trees/6000.json", json.dumps(TREE).encode())
         found = {"returns": [200.0, 198.0, 187.0], "lengths": [200, 198, 187], "as_first": None}
-        found |= {
-            "files": ["episodes/best-seed0-000.gif"],
-            "checkpoint": "best",
-            "num_simulations": 25,
-        }
+        found |= {"checkpoint": "best", "num_simulations": 25, "files": ["episodes/" + EPISODE]}
+        _put(folder / "episodes" / EPISODE, GIF)
+        _put(folder / "trees/6000.svg", SVG.encode())
+        _put(folder / "trees/6000.json", json.dumps(TREE).encode())
         _put(folder / "evaluations/000006000.json", json.dumps(found).encode())
     return folder
+
+
+EPISODE = "best-seed0-000.gif"
 
 
 def write_checkpoint(folder, update, score):
@@ -124,25 +117,19 @@ def write_checkpoint(folder, update, score):
 
 def _train(draw, skill, speed):
     level = 1.2 - skill + draw.uniform(0, 0.15)
-    seconds = 100 / speed
+    losses = {"": 0.2 + 3 * level, "policy_": level * 0.69, "value_": 0.3 + level * 2}
+    losses |= {"value_prefix_": 0.02 * level**2, "consistency_": -0.9 + level * 0.3}
+    rates = {"env_steps": speed, "updates": speed, "simulations": 25 * speed}
+    shares = {"collect": 0.12, "targets": 0.21, "learn": 0.55, "evaluate": 0.07}
     return {
-        "loss": 0.2 + 3 * level,
-        "policy_loss": level * 0.69,
-        "value_loss": 0.3 + level * 2,
-        "value_prefix_loss": 0.02 * level**2,
-        "consistency_loss": -0.9 + level * 0.3,
+        **{f"{name}loss": value for name, value in losses.items()},
         "policy_entropy": 0.69 - 0.4 * skill,
         "grad_norm": 10 ** draw.uniform(-1, 1.2),
         "priority": 4 * level,
         "learning_rate": 0.003,
         "temperature": 1.0 if skill < 0.5 else 0.5,
-        "env_steps_per_second": speed * draw.uniform(0.9, 1.1),
-        "updates_per_second": speed * draw.uniform(0.9, 1.1),
-        "simulations_per_second": 25 * speed * draw.uniform(0.9, 1.1),
-        "seconds_collect": 0.12 * seconds,
-        "seconds_targets": 0.21 * seconds,
-        "seconds_learn": 0.55 * seconds,
-        "seconds_evaluate": 0.07 * seconds * draw.uniform(0, 2),
+        **{f"{name}_per_second": rate * draw.uniform(0.9, 1.1) for name, rate in rates.items()},
+        **{f"seconds_{name}": share * 100 / speed for name, share in shares.items()},
     }
 
 

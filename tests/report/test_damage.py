@@ -25,14 +25,27 @@ def test_an_empty_run(tmp_path):
     text = text_of(write_run(tmp_path / "run", [], config(), extras=False))
     for missing in [
         *("no rows yet", "metrics.jsonl has no rows yet", "No evaluation has been written yet"),
-        *(
-            "No training row has been written yet",
-            "No rates have been written yet",
-            "No tree has been saved",
-        ),
-        *("No episode has been recorded", "The folder contains no checkpoint"),
+        *("No training row has been written yet", "No rates have been written yet"),
+        *("No tree has been saved", "No episode has been recorded"),
+        "The folder contains no checkpoint",
     ]:
         assert missing in text, missing
+
+
+@pytest.mark.parametrize("content", [None, "{", "[1]", "nul", "[" * 50_000, "\xff"])
+def test_a_missing_or_damaged_config_and_missing_metrics(tmp_path, content):
+    run = write_run(tmp_path / "run", brief_rows(evaluations=1), extras=False)
+    if content is not None:
+        (run / "config.json").write_bytes(content.encode("latin-1"))
+    text = text_of(run)
+    assert "config.json" in text and summarise(run).preset == ""
+    if content is None:
+        assert "config.json could not be read: No such file" in text
+        assert "has no readable config.json" in text
+        (run / "config.json").write_text(json.dumps(config()))
+        (run / "metrics.jsonl").unlink()
+        assert "metrics.jsonl could not be read: No such file" in text_of(run)
+        assert summarise(run).state == "empty"
 
 
 @pytest.mark.parametrize("kind", ["start", "train", "episode", "evaluate", "end"])
@@ -41,27 +54,6 @@ def test_one_row_only(tmp_path, kind):
     text = text_of(write_run(tmp_path / "run", [one], config(), extras=False))
     assert ("<b>loss</b>" in text) == (kind == "train")
     assert ("Return over env steps" in text) == (kind in ("episode", "evaluate"))
-
-
-def test_without_config(tmp_path):
-    text = text_of(write_run(tmp_path / "run", brief_rows(evaluations=2), extras=False))
-    assert "config.json could not be read: No such file" in text
-    assert "has no readable config.json" in text
-
-
-@pytest.mark.parametrize("content", ["{", "[1]", "nul", "[" * 50_000, "\xff"])
-def test_a_damaged_config(tmp_path, content):
-    run = write_run(tmp_path / "run", brief_rows(evaluations=1), extras=False)
-    (run / "config.json").write_bytes(content.encode("latin-1"))
-    assert "config.json" in text_of(run)
-    assert summarise(run).preset == ""
-
-
-def test_without_metrics(tmp_path):
-    run = write_run(tmp_path / "run", config=config(), extras=False)
-    (run / "metrics.jsonl").unlink()
-    assert "metrics.jsonl could not be read: No such file" in text_of(run)
-    assert summarise(run).state == "empty"
 
 
 def test_a_cut_line_costs_that_line(tmp_path):
@@ -87,21 +79,45 @@ def test_damaged_lines_are_counted(tmp_path):
 
 @pytest.mark.parametrize("bad", [None, "NaN", float("nan"), float("inf"), True, [], 10**400])
 def test_numbers_that_are_none(tmp_path, bad):
-    made = brief_rows(evaluations=3)
+    made = [row | {"odd_loss": None} for row in brief_rows(evaluations=3)]
     spoilt = [row for row in made if row["kind"] == "train"][2]
     spoilt["loss"] = bad
     [row for row in made if row["kind"] == "evaluate"][0]["mean_return"] = bad
     run = write_run(tmp_path / "run", made, config(), extras=False)
-    says = f"loss is not a number in 1 row of training, first at update {spoilt['update']}"
-    assert says in text_of(run)
+    text = text_of(run)
+    told = f"loss is not a number in 1 row of training, first at update {spoilt['update']}"
+    assert told in text and "no numbers were logged for: odd loss" in text
+    assert "<b>odd loss</b>" not in text  # it has no panel
     assert summarise(run).best_return == max(one.mean for one in read_run(run).evaluations)
 
 
-def test_an_entry_without_numbers_has_no_panel(tmp_path):
-    made = [row | {"odd_loss": None} for row in brief_rows(evaluations=3)]
-    text = text_of(write_run(tmp_path / "run", made, config(), extras=False))
-    assert "no numbers were logged for: odd loss" in text
-    assert "<b>odd loss</b>" not in text
+def test_damaged_trees_and_evaluations_are_told_and_large_recordings_are_linked(
+    tmp_path, monkeypatch
+):
+    run = write_run(tmp_path / "run", brief_rows(evaluations=1), config())
+    for name, content in (
+        ("trees/6000.svg", "<svg><g>"),
+        ("trees/6000.json", "[]"),
+        ("evaluations/7.json", "[]"),
+        ("evaluations/8.json", "{"),
+    ):
+        (run / name).write_text(content)
+    monkeypatch.setattr("raffia.report.episodes.LARGEST", len(GIF) - 1)
+    text = text_of(run)
+    for told in [
+        "trees/6000.svg is not shown: it is not XML",
+        "trees/6000.json is not shown",
+        "evaluations/7.json does not contain an object",
+        "evaluations/8.json could not be read",
+        'href="episodes/best-seed0-000.gif"',
+    ]:
+        assert told in text, told
+    there = write_report([run], tmp_path / "page.html").read_text()
+    assert 'href="run/episodes/best-seed0-000.gif"' in there and "data:image" not in there
+
+
+KEYS = """update env_step seconds loss x_loss grad_norm returns mean_return as_first return low high
+    decodings seconds_learn updates_per_second reason priority""".split()
 
 
 def test_damaged_checkpoints_are_told(tmp_path):
@@ -123,44 +139,11 @@ def test_damaged_checkpoints_are_told(tmp_path):
     assert "damaged: x does not name a file" in text
 
 
-def test_damaged_trees_and_evaluations_are_told(tmp_path):
-    run = write_run(tmp_path / "run", brief_rows(evaluations=1), config())
-    (run / "trees/6000.svg").write_text("<svg><g>")
-    (run / "trees/6000.json").write_text("[]")
-    (run / "evaluations/7.json").write_text("[]")
-    (run / "evaluations/8.json").write_text("{")
-    text = text_of(run)
-    for told in ["trees/6000.svg is not shown: it is not XML", "trees/6000.json is not shown"]:
-        assert told in text
-    assert "evaluations/7.json does not contain an object" in text
-    assert "evaluations/8.json could not be read" in text
-
-
-def test_a_large_recording_is_linked(tmp_path, monkeypatch):
-    monkeypatch.setattr("raffia.report.episodes.LARGEST", len(GIF) - 1)
-    run = write_run(tmp_path / "run", brief_rows(evaluations=1), config())
-    assert 'href="episodes/best-seed0-000.gif"' in text_of(run)
-    there = write_report([run], tmp_path / "page.html").read_text()
-    assert 'href="run/episodes/best-seed0-000.gif"' in there and "data:image" not in there
-
-
 anything = st.recursive(
     st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
     max_leaves=4,
 )
-KEYS = ["update", "env_step", "seconds", "loss", "x_loss", "grad_norm", "returns", "mean_return"]
-KEYS += [
-    "as_first",
-    "return",
-    "low",
-    "high",
-    "decodings",
-    "seconds_learn",
-    "updates_per_second",
-    "reason",
-    "priority",
-]
 row = st.fixed_dictionaries(
     {"kind": st.sampled_from(["start", "resume", "train", "episode", "evaluate", "end", "?"])},
     optional={key: st.one_of(st.floats(-10, 1e6), anything) for key in KEYS},

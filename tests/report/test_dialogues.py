@@ -5,19 +5,43 @@ import re
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from raffia.recipes.ilql.presets import ILQL_PRESETS
 from raffia.report import summarise
 from raffia.report.dialogue_files import read_dialogues
 from raffia.report.dialogues import dialogues
 from raffia.report.folder import read_run
+from raffia.report.groups import flat as of_groups
 from raffia.report.groups import grouped
 from raffia.report.methods import method_of, methods, over, tables
 from raffia.report.plots import decoding_panels, held_out_panels, learning_panels
+from raffia.train.config import to_json
 
 from . import made_dialogues as made
 from .made_runs import brief_rows, write_run
 from .made_runs import config as of_episodes
 from .test_damage import anything
 from .test_page import Page, report
+
+
+def test_its_curve_has_the_interval_of_its_rows_and_decodings_are_compared(run, tmp_path):
+    groups = groups_of(run)
+    over_updates, _ = learning_panels(groups)
+    [line] = over_updates.lines
+    assert (line.curve.x, line.curve.y) == ([100, 200, 300], [-4.0, -1.5, -2.0])
+    assert line.curve.low == [-4.2, -1.7, -2.2] and line.curve.high == [-3.8, -1.3, -1.8]
+    returns, won = decoding_panels(groups)
+    assert [line.curve.y[-1] for line in returns.lines] == [-2.0, -3.0, -4.0]
+    assert returns.lines[2].curve.low[-1] == -4.2 and len({x.tone for x in returns.lines}) == 3
+    assert won.lines[0].curve.y == [50.0, 50.0, 50.0]
+    second = write_run(tmp_path / "b", made.rows((-4, -3.5, -4)), made.config(1), extras=False)
+    returns, _ = decoding_panels(groups_of(run, second))  # of several seeds they are averaged
+    assert [line.curve.y[-1] for line in returns.lines] == [-3.0, -4.0, -5.0]
+    assert returns.lines[0].curve.low[-1] == -4.0
+    alone = made.rows(decodings=("decode",))
+    cloned = write_run(tmp_path / "bc", alone, made.cloning(), extras=False)
+    assert decoding_panels(groups_of(cloned)) == []
+    assert "No dialogues have been written" in section(cloned)
+
 
 pytest.importorskip("matplotlib")
 
@@ -61,44 +85,14 @@ def test_a_run_without_environment_steps_is_shown_over_updates(run):
         assert part not in page.text, part
 
 
-def test_its_curve_has_the_interval_of_its_rows(run):
-    over_updates, _ = learning_panels(groups_of(run))
-    (line,) = over_updates.lines
-    assert (line.curve.x, line.curve.y) == ([100, 200, 300], [-4.0, -1.5, -2.0])
-    assert line.curve.low == [-4.2, -1.7, -2.2] and line.curve.high == [-3.8, -1.3, -1.8]
-
-
-def test_decodings_are_compared_over_updates(run):
-    returns, won = decoding_panels(groups_of(run))
-    assert [line.curve.y[-1] for line in returns.lines] == [-2.0, -3.0, -4.0]
-    assert returns.lines[2].curve.low[-1] == -4.2 and len({x.tone for x in returns.lines}) == 3
-    assert won.lines[0].curve.y == [50.0, 50.0, 50.0]
-
-
-def test_decodings_of_several_seeds_are_averaged(run, tmp_path):
-    second = write_run(tmp_path / "b", made.rows((-4, -3.5, -4)), made.config(1), extras=False)
-    returns, _ = decoding_panels(groups_of(run, second))
-    assert [line.curve.y[-1] for line in returns.lines] == [-3.0, -4.0, -5.0]
-    assert returns.lines[0].curve.low[-1] == -4.0
-
-
-def test_a_cloning_run_has_one_decoding_and_no_comparison(tmp_path):
-    made_rows = made.rows(decodings=("decode",))
-    folder = write_run(tmp_path / "bc", made_rows, made.cloning(), extras=False)
-    assert decoding_panels(groups_of(folder)) == []
-
-
 def test_losses_of_held_out_rows(tmp_path):
     config = made.config(task="data", preset="dialogue")
     folder = write_run(tmp_path / "run", made.held_out_rows(), config, extras=False)
-    found = summarise(folder)
+    found, groups = summarise(folder), groups_of(folder)
     assert (found.last_loss, found.best_loss) == (2.0, 1.0)
     assert (found.last_return, found.best_return, found.update) == (None, None, 300)
-    groups = groups_of(folder)
-    assert [panel.title for panel in learning_panels(groups)] == [
-        "Held-out loss over updates",
-        "Held-out loss over wall time",
-    ]
+    titles = [panel.title for panel in learning_panels(groups)]
+    assert titles == ["Held-out loss over updates", "Held-out loss over wall time"]
     assert [panel.title for panel in held_out_panels(groups)] == ["v mean", "token loss"]
     text = Page(report(folder)).text
     assert "best held-out loss 1 at 200 updates" in text
@@ -106,15 +100,14 @@ def test_losses_of_held_out_rows(tmp_path):
 
 
 def test_the_best_of_held_out_rows_is_the_newest_of_the_highest_score(tmp_path):
-    made_rows = made.held_out_rows()
+    rows = made.held_out_rows()
     told = {"estimated_low": -1.5, "estimated_high": 2.5, "logged_return": 0.25}
-    for row, score in zip(
-        [r for r in made_rows if r["kind"] == "evaluate"], (0, 0.5, 0.5), strict=True
-    ):
-        row |= {"score": score, "estimated_return": 0.75, "effective_rows": 12.0, **told}
+    told |= {"estimated_return": 0.75, "effective_rows": 12.0}
+    for row, score in zip(rows[1:], (0, 0.5, 0.5), strict=True):
+        row |= {"score": score, **told}
     config = made.config(task="data", preset="dialogue")
-    folder = write_run(tmp_path / "run", made_rows, config, extras=False)
-    (group,) = groups_of(folder)
+    folder = write_run(tmp_path / "run", rows, config, extras=False)
+    [group] = groups_of(folder)
     assert group.runs[0].best.update == 300 and group.runs[0].best.mean == 2.0
     text = Page(report(folder)).text
     assert "return, estimated 0.75 −1.5 to 2.5, from 12 dialogues; as logged 0.25" in text
@@ -127,18 +120,30 @@ def test_runs_of_all_kinds_are_on_one_page(run, tmp_path):
     cartpole = write_run(tmp_path / "cartpole", brief_rows(), of_episodes())
     panels = learning_panels(groups_of(run, chats, cartpole))
     shown = {panel.title: sum(bool(line.curve.x) for line in panel.lines) for panel in panels}
-    assert shown == {
-        "Return over env steps: CartPole-v1": 1,
-        "Return over wall time: CartPole-v1": 1,
-        "Return over updates: wordle": 1,
-        "Return over wall time: wordle": 1,
-        "Held-out loss over updates": 1,
-        "Held-out loss over wall time": 1,
-    }
+    over = ["Return over env steps: CartPole-v1", "Return over wall time: CartPole-v1"]
+    over += ["Return over updates: wordle", "Return over wall time: wordle"]
+    over += ["Held-out loss over updates", "Held-out loss over wall time"]
+    assert shown == dict.fromkeys(over, 1)
     text = Page(report(run, chats, cartpole)).text
     for part in ["A searched tree", "return 200", "Dialogues", "Methods", "best result"]:
         assert part in text, part
     assert re.search(r"In \d+ settings", text)  # in which algorithms differ: folded
+
+
+def test_an_agent_without_values_has_no_colours_and_a_whole_utterance_is_one_decision(tmp_path):
+    folder = write_run(tmp_path / "bc", made.rows(decodings=("decode",)), made.cloning(), False)
+    plain = [{"first": 1, "last": 1, "reward": 0.0, "log_prob": -0.5}]
+    made.write_dialogues(folder, made.record(made.dialogue(actions=plain, v=[])))
+    text = section(folder)
+    assert "no values, so tokens are not coloured" in text and "probability 60.7 %" in text
+    assert not re.search(r'class="(?:tok|mark) (?:up|down)"', text)
+    assert '<svg class="values"' not in text
+    folder = write_run(tmp_path / "run", made.rows(), made.config(), extras=False)
+    whole = {"first": 1, "last": 2, "reward": 2.0, "v": 0.0, "q": 1.0, "advantage": 1.0}
+    made.write_dialogues(folder, made.record(made.dialogue(actions=[whole], states=[0, 5])))
+    text = section(folder)
+    assert text.count('title="crane&lt;/a&gt;: advantage 1, Q 1, V 0, reward 2"') == 2
+    assert text.count("<sup>+2</sup>") == 1  # it earned its reward once
 
 
 # -- dialogues
@@ -166,25 +171,6 @@ def test_v_is_drawn_along_the_text(run):
     numbers = [float(x) for x in re.findall(r'(?:cx|cy|x1|x2|y1|y2)="([^"]*)"', svg)]
     width, height = map(float, re.search(r'viewBox="0 0 (\d+) (\d+)"', svg).groups())
     assert all(0 <= x <= max(width, height) for x in numbers)
-
-
-def test_an_agent_without_values_has_no_colours_and_says_so(tmp_path):
-    folder = write_run(tmp_path / "bc", made.rows(decodings=("decode",)), made.cloning(), False)
-    plain = [{"first": 1, "last": 1, "reward": 0.0, "log_prob": -0.5}]
-    made.write_dialogues(folder, made.record(made.dialogue(actions=plain, v=[])))
-    text = section(folder)
-    assert "no values, so tokens are not coloured" in text and "probability 60.7 %" in text
-    assert not re.search(r'class="(?:tok|mark) (?:up|down)"', text)
-    assert '<svg class="values"' not in text
-
-
-def test_a_whole_utterance_is_one_decision(tmp_path):
-    folder = write_run(tmp_path / "run", made.rows(), made.config(), extras=False)
-    whole = {"first": 1, "last": 2, "reward": 2.0, "v": 0.0, "q": 1.0, "advantage": 1.0}
-    made.write_dialogues(folder, made.record(made.dialogue(actions=[whole], states=[0, 5])))
-    text = section(folder)
-    assert text.count('title="crane&lt;/a&gt;: advantage 1, Q 1, V 0, reward 2"') == 2
-    assert text.count("<sup>+2</sup>") == 1  # it earned its reward once
 
 
 def test_the_dialogues_of_the_best_evaluation_are_shown(run):
@@ -239,11 +225,6 @@ def test_places_that_are_none_are_left_out(run):
     assert "return –" in Page(section(run)).text
 
 
-def test_a_run_without_dialogues_says_so(tmp_path):
-    folder = write_run(tmp_path / "run", made.rows(), made.config(), extras=False)
-    assert "No dialogues have been written" in section(folder)
-
-
 @given(odd=anything)
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 def test_any_entries_give_a_page_or_a_note(tmp_path_factory, odd):
@@ -264,25 +245,31 @@ def test_what_a_config_comes_to():
         best = {"keep_best": loss.pop("keep_best", 1.0)}
         return {f"loss.{name}": value for name, value in loss.items()} | best
 
-    none = {"v_weight": 0.0, "q_weight": 0.0}
-    assert method_of(flat()) == "ILQL"
-    assert method_of(flat(**none)) == "behaviour cloning"
-    assert method_of(flat(**none, keep_best=0.1)) == "behaviour cloning of the best 10 %"
-    assert method_of(flat(tau=0.5)) == "one step (SARSA)"
     only_q = flat(v_weight=0.0, awac_weight=0.0, backup="max", cql_weight=1.0)
     assert method_of(only_q) == "conservative Q-learning"
-
-
-def test_presets_are_named_as_the_methods_that_they_are():
-    from raffia.recipes.ilql.presets import ILQL_PRESETS
-    from raffia.report.groups import flat
-    from raffia.train.config import to_json
-
-    names = {name: method_of(flat(to_json(config))) for name, config in ILQL_PRESETS.items()}
+    names = {name: method_of(of_groups(to_json(one))) for name, one in ILQL_PRESETS.items()}
     assert names["wordle"] == names["wordle-branching"] == names["dialogue"] == "ILQL"
     assert names["wordle-bc"] == "behaviour cloning"
     assert names["wordle-filtered-bc"] == "behaviour cloning of the best 10 %"
     assert names["wordle-single-step"] == "one step (SARSA)"
+
+
+def compared_rows(*folders):
+    """The rows of the one table of these runs."""
+    [(_, rows)] = tables(groups_of(*folders))
+    return rows
+
+
+def test_runs_on_other_data_have_their_own_table_and_two_configs_are_told_apart(run, tmp_path):
+    other = made.config(preset="wordle-branching")
+    other["wordle"]["games"] = "branching"
+    second = write_run(tmp_path / "branching", made.rows(), other, extras=False)
+    names = [name for name, _ in tables(groups_of(run, second))]
+    assert names == ["wordle, scripts", "wordle, branching"]
+    other = made.config(preset="mine", tau=0.9)
+    second = write_run(tmp_path / "b", made.rows(), other, extras=False)
+    rows = compared_rows(run, second)
+    assert {row.method for row in rows if row.num_runs} == {"ILQL · wordle", "ILQL · mine"}
 
 
 def test_intervals_over_seeds_are_students():
@@ -331,29 +318,12 @@ def test_methods_of_several_seeds_are_compared(tmp_path):
     assert "Student's t" in text and "Of 2 games each in training." in text
 
 
-def test_runs_on_other_data_are_in_a_table_of_their_own(run, tmp_path):
-    other = made.config(preset="wordle-branching")
-    other["wordle"]["games"] = "branching"
-    second = write_run(tmp_path / "branching", made.rows(), other, extras=False)
-    assert [name for name, _ in tables(groups_of(run, second))] == [
-        "wordle, scripts",
-        "wordle, branching",
-    ]
-
-
-def test_two_configs_of_one_method_are_told_apart(run, tmp_path):
-    other = made.config(preset="mine", tau=0.9)
-    second = write_run(tmp_path / "b", made.rows(), other, extras=False)
-    ((_, rows),) = tables(groups_of(run, second))
-    assert {row.method for row in rows if row.num_runs} == {"ILQL · wordle", "ILQL · mine"}
-
-
 def test_what_raffia_evaluate_found_counts_more(run):
     made.write_evaluation(run, [-9.0], name="few")
     made.write_evaluation(run, [-1.0, -2.0, -3.0], checkpoint="newest", name="newest")
-    assert tables(groups_of(run))[0][1][0].source == "3 games by raffia evaluate, newest"
+    assert compared_rows(run)[0].source == "3 games by raffia evaluate, newest"
     made.write_evaluation(run, [-1.0, -1.5], name="best")
-    row = tables(groups_of(run))[0][1][0]
+    row = compared_rows(run)[0]
     assert (row.score.mean, row.source) == (-1.25, "2 games by raffia evaluate, best")
     text = compared(run)
     assert "3 files by raffia evaluate" in text and "in training" not in text
@@ -362,9 +332,9 @@ def test_what_raffia_evaluate_found_counts_more(run):
 def test_runs_of_a_configuration_are_measured_alike(tmp_path):
     folders = seeds(tmp_path, (-1.0, -2.0), made.config, "ilql")
     made.write_evaluation(folders[0], [-5.0] * 9)
-    assert tables(groups_of(*folders))[0][1][0].source == "2 games each in training"
+    assert compared_rows(*folders)[0].source == "2 games each in training"
     made.write_evaluation(folders[1], [-4.0] * 7)
-    row = tables(groups_of(*folders))[0][1][0]
+    row = compared_rows(*folders)[0]
     assert (row.score.mean, row.source) == (-4.5, "7 to 9 games each by raffia evaluate, best")
 
 
@@ -372,5 +342,5 @@ def test_the_best_of_the_data_is_told_where_only_it_is_learnt_from(run):
     record = made.record()
     record["data"]["learnt"] = {"num_rows": 400, "mean_return": -0.5}
     made.write_dialogues(run, record)
-    *_, row = tables(groups_of(run))[0][1]
+    row = compared_rows(run)[-1]
     assert (row.method, row.score.mean) == ("the best 400 of them", -0.5)

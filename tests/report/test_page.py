@@ -15,6 +15,59 @@ from raffia.report.plots import learning_panels
 
 from .made_runs import brief_rows, config, rows, write_run
 
+
+def test_a_page_is_a_run_with_all_its_parts_and_needs_nothing_beside_it(tmp_path):
+    made = write_run(tmp_path / "run", rows(resumed_at=3000), config())
+    text = report(made)
+    page = Page(text)
+    parts = [
+        *("cartpole · CartPole-v1", "✓ finished", "seed 0", "2 threads", "torch 2.13.0"),
+        *("best mean return", "1 restart", "Return over env steps", "Return over wall time"),
+        *("policy loss", "value prefix loss", "policy entropy", "grad norm", "learning rate"),
+        *("temperature", "simulations per second", "Wall time by activity", "targets"),
+        *("return 200", "Actions at the root", "right 72 %", "num_simulations", "5,600"),
+        *("raffia evaluate", "--episodes 100 --record", "std. dev.", "best-seed0-000.gif"),
+    ]
+    assert [part for part in parts if part not in page.text] == []
+    assert "Missing or damaged" not in page.text
+    assert "raffia resume" not in page.text  # it has finished
+    assert not {"script", "link", "iframe"} & set(page.tags)
+    assert all(link.startswith(("data:", "#")) for link in page.links)
+    assert "@import" not in text and "url(http" not in text
+    inside = {link[1:] for link in page.links if link.startswith("#")}
+    assert inside <= set(page.ids) and len(page.ids) == len(set(page.ids))
+    assert set(re.findall(r"url\(#([^)]+)\)", text)) <= set(page.ids)
+    assert len(text) < 1_500_000
+
+
+def test_several_runs_are_grouped_by_configuration_and_their_curves_are_explained(tmp_path):
+    made = [
+        write_run(tmp_path / f"a{seed}", brief_rows(seed=seed), config(seed)) for seed in (0, 1, 2)
+    ]
+    other = config(3, simulations=50)
+    made += [write_run(tmp_path / "b", brief_rows(seed=3, speed=20.0), other)]
+    text = report(*made)
+    page = Page(text)
+    for part in [
+        "4 runs in 2 configurations",
+        "num_simulations=25 (3 runs)",
+        "num_simulations=50 (1 run)",
+        "interquartile mean",
+        "2,000 draws",
+        "Differences between the configurations",
+        "search.num_simulations",
+    ]:
+        assert part in page.text, part
+    assert text.count('class="episode"') == 2  # one of each configuration
+    assert "var(--c1)" in text
+    assert (tmp_path / "report.html").is_file()
+    text = Page(report(*made[:3])).text
+    assert re.search(r"best mean return \d+(\.\d)? median; \d", text)
+    assert "wall time 3 min 20 s median; 3 min 20 s to 3 min 20 s" in text
+    assert "cartpole (3 runs) single run 95 % interval training episode" in text
+    assert "single run" not in Page(report(made[0])).text
+
+
 pytest.importorskip("matplotlib")
 
 
@@ -69,51 +122,6 @@ def test_columns_that_say_nothing_of_any_run_are_left_out(tmp_path):
     assert "to target" in text and "not reached" in text and "restarts" in text
 
 
-def test_alike_runs_are_summed_up_and_their_curve_is_explained(tmp_path):
-    runs = [write_run(tmp_path / f"{i}", brief_rows(seed=i), config(i)) for i in range(3)]
-    text = Page(report(*runs)).text
-    assert re.search(r"best mean return \d+(\.\d)? median; \d", text)
-    assert "wall time 3 min 20 s median; 3 min 20 s to 3 min 20 s" in text
-    assert "cartpole (3 runs) single run 95 % interval training episode" in text
-    assert "single run" not in Page(report(runs[0])).text
-
-
-def test_games_of_self_play_are_not_told_as_returns(tmp_path):
-    run = write_run(tmp_path / "run", brief_rows(game=True), config(env="tictactoe", target=None))
-    text = Page(report(run)).text
-    assert "20 of the last 20 not drawn" in text and "in the last 20" not in text
-    assert "game of self-play (1: not drawn)" in text and "training episode " not in text
-
-
-def test_a_run_is_shown_with_all_its_parts(tmp_path):
-    made = write_run(tmp_path / "run", rows(resumed_at=3000), config())
-    text = report(made)
-    page = Page(text)
-    parts = [
-        *("cartpole · CartPole-v1", "✓ finished", "seed 0", "2 threads", "torch 2.13.0"),
-        *("best mean return", "1 restart", "Return over env steps", "Return over wall time"),
-        *("policy loss", "value prefix loss", "policy entropy", "grad norm", "learning rate"),
-        *("temperature", "simulations per second", "Wall time by activity", "targets"),
-        *("return 200", "Actions at the root", "right 72 %", "num_simulations", "5,600"),
-        *("raffia evaluate", "--episodes 100 --record", "std. dev.", "best-seed0-000.gif"),
-    ]
-    assert [part for part in parts if part not in page.text] == []
-    assert "Missing or damaged" not in page.text
-    assert "raffia resume" not in page.text  # it has finished
-
-
-@pytest.mark.slow
-def test_it_needs_nothing_beside_it(tmp_path):
-    text = report(write_run(tmp_path / "run", rows(), config()))
-    page = Page(text)
-    assert "script" not in page.tags and "link" not in page.tags and "iframe" not in page.tags
-    assert all(link.startswith(("data:", "#")) for link in page.links)
-    assert "@import" not in text and "url(http" not in text
-    inside = {link[1:] for link in page.links if link.startswith("#")}
-    assert inside <= set(page.ids) and len(page.ids) == len(set(page.ids))
-    assert set(re.findall(r"url\(#([^)]+)\)", text)) <= set(page.ids)
-
-
 def test_figures_take_their_colours_from_the_page(tmp_path):
     text = report(write_run(tmp_path / "run", brief_rows(), config(), extras=False))
     style, body = text.split("</style>", 1)
@@ -143,47 +151,45 @@ def test_key_figures(tmp_path):
     assert "wall time 40 s 1 restart" in text
 
 
-def test_several_runs_are_grouped_by_configuration(tmp_path):
-    made = [
-        write_run(tmp_path / f"a{seed}", brief_rows(seed=seed), config(seed)) for seed in (0, 1, 2)
-    ]
-    other = config(3, simulations=50)
-    made += [write_run(tmp_path / "b", brief_rows(seed=3, speed=20.0), other)]
-    text = report(*made)
-    page = Page(text)
-    assert "4 runs in 2 configurations" in page.text
-    assert "num_simulations=25 (3 runs)" in page.text and "num_simulations=50 (1 run)" in page.text
-    assert "interquartile mean" in page.text and "2,000 draws" in page.text
-    assert "Differences between the configurations" in page.text
-    assert "search.num_simulations" in page.text
-    assert text.count('class="episode"') == 2  # one of each configuration
-    assert "var(--c1)" in text
-    assert (tmp_path / "report.html").is_file()
-
-
 def test_the_same_files_give_the_same_bytes(tmp_path):
-    folders = [
-        write_run(tmp_path / f"{seed}", brief_rows(seed=seed), config(seed)) for seed in (0, 1)
-    ]
+    folders = [write_run(tmp_path / f"{i}", brief_rows(seed=i), config(i)) for i in (0, 1)]
     first = write_report(folders, tmp_path / "first.html").read_bytes()
     os.utime(folders[0] / "metrics.jsonl", (0, 0))
-    code = (
-        "import sys; from raffia.report import write_report; "
-        "write_report(sys.argv[1:3], sys.argv[3])"
-    )
-    words = [str(path) for path in (*folders, tmp_path / "second.html")]
+    code = "import sys; from raffia.report import write_report as w; w(sys.argv[1:3], sys.argv[3])"
+    words = [*folders, tmp_path / "second.html"]
     environment = {**os.environ, "PYTHONHASHSEED": "7", "TZ": "Asia/Tokyo"}
     command = [sys.executable, "-W", "error", "-c", code, *words]
     subprocess.run(command, check=True, env=environment, timeout=100)
     assert (tmp_path / "second.html").read_bytes() == first
 
 
-def test_a_page_stays_small(tmp_path):
-    folders = [
-        write_run(tmp_path / f"{seed}", rows(seed, evaluations=40), config(seed))
-        for seed in range(3)
-    ]
-    assert len(report(*folders)) < 3_000_000
+def test_games_are_counted_by_side_and_their_outcomes_have_their_own_scale(tmp_path):
+    """A game's outcomes lie in -1..1; in the same panel they would cut off all other returns."""
+    row = {"kind": "evaluate", "update": 1, "env_step": 10, "seconds": 1.0, "mean_return": 0.2}
+    row |= {"returns": [1, 1, 0, -1, 0], "as_first": [True, False, True, False, False]}
+    made = [{"kind": "start", "update": 0, "env_step": 0, "seconds": 0.0}, row]
+    run = write_run(tmp_path / "run", made, config(preset="tictactoe", target=None))
+    text = Page(report(run)).text
+    assert "run first 2 1 1 0" in text and "run second 3 1 1 1" in text
+    assert f"raffia play {run}" in text
+    pole = write_run(tmp_path / "pole", brief_rows(), config())
+    of_game = config(env="tictactoe", target=None, preset="g")
+    game = write_run(tmp_path / "game", brief_rows(game=True), of_game)
+    text = Page(report(game)).text
+    assert "20 of the last 20 not drawn" in text and "in the last 20" not in text
+    assert "game of self-play (1: not drawn)" in text and "training episode " not in text
+    panels = learning_panels(grouped([read_run(pole), read_run(game)]))
+    limits = {panel.title: panel.y_limits for panel in panels}
+    assert limits == {
+        "Return over env steps: CartPole-v1": None,
+        "Return over wall time: CartPole-v1": None,
+        "Return over env steps: tictactoe": (-1.08, 1.08),
+        "Return over wall time: tictactoe": (-1.08, 1.08),
+    }
+    highest = [max(max(line.curve.y) for line in panel.lines if line.curve.y) for panel in panels]
+    assert highest[0] > 100 and highest[2] <= 1
+    tones = [{line.tone for line in panel.lines if line.curve.y} for panel in panels]
+    assert tones == [{"c0"}, {"c0"}, {"c1"}, {"c1"}]
 
 
 def test_text_from_files_is_escaped(tmp_path):
@@ -217,16 +223,6 @@ def test_a_changed_setting_is_marked(tmp_path):
     assert "The values of preset cartpole were not recorded" in report(run)
 
 
-def test_games_are_counted_by_side(tmp_path):
-    row = {"kind": "evaluate", "update": 1, "env_step": 10, "seconds": 1.0, "mean_return": 0.2}
-    row |= {"returns": [1, 1, 0, -1, 0], "as_first": [True, False, True, False, False]}
-    made = [{"kind": "start", "update": 0, "env_step": 0, "seconds": 0.0}, row]
-    run = write_run(tmp_path / "run", made, config(preset="tictactoe", target=None))
-    text = Page(report(run)).text
-    assert "run first 2 1 1 0" in text and "run second 3 1 1 1" in text
-    assert f"raffia play {run}" in text
-
-
 def test_a_page_is_written_where_it_is_wanted(tmp_path):
     run = write_run(tmp_path / "run", brief_rows(evaluations=1), config(), extras=False)
     assert write_report([run]) == run / "report.html"
@@ -255,23 +251,3 @@ def test_without_matplotlib_the_error_names_the_extra(tmp_path, monkeypatch):
     with pytest.raises(ImportError, match=r"pip install 'raffia\[report\]'"):
         write_report([run])
     assert not (run / "report.html").exists()
-
-
-def test_each_environment_has_its_own_scale(tmp_path):
-    """A game's outcomes lie in -1..1; in the same panel they would cut off all other returns."""
-    pole = write_run(tmp_path / "pole", brief_rows(), config())
-    game = write_run(
-        tmp_path / "game", brief_rows(game=True), config(env="tictactoe", target=None, preset="g")
-    )
-    panels = learning_panels(grouped([read_run(pole), read_run(game)]))
-    limits = {panel.title: panel.y_limits for panel in panels}
-    assert limits == {
-        "Return over env steps: CartPole-v1": None,
-        "Return over wall time: CartPole-v1": None,
-        "Return over env steps: tictactoe": (-1.08, 1.08),
-        "Return over wall time: tictactoe": (-1.08, 1.08),
-    }
-    highest = [max(max(line.curve.y) for line in panel.lines if line.curve.y) for panel in panels]
-    assert highest[0] > 100 and highest[2] <= 1
-    tones = [{line.tone for line in panel.lines if line.curve.y} for panel in panels]
-    assert tones[0] == tones[1] == {"c0"} and tones[2] == tones[3] == {"c1"}

@@ -47,27 +47,23 @@ def start(size=4):
 
 def evaluated(number, fitness, members):
     best = max(one for one in fitness if one is not None)
-    return {"kind": "evaluate", "update": 50 * number, "env_step": 500 * number} | {
-        "seconds": 9.0 * number,
-        "mean_return": best,
-        "returns": [best - 1, best + 1],
-        "fitness": fitness,
-        "members": members,
-    }
+    at = {"update": 50 * number, "env_step": 500 * number, "seconds": 9.0 * number}
+    told = {"mean_return": best, "returns": [best - 1, best + 1], "fitness": fitness}
+    return {"kind": "evaluate", **at, **told, "members": members}
 
 
 def born(number, fitness, parents, members, parent_members):
-    return {"kind": "generation", "update": 50 * number, "env_step": 500 * number} | {
-        "seconds": 9.0 * number,
-        "generation": number,
-        "fitness": fitness,
-        "parents": parents,
-        "members": members,
-        "parent_members": parent_members,
-        "kinds": ["none"] * len(members),
-        "changes": [""] * len(members),
-        "hyper": {"rate": RATES[number], "gamma": [0.99] * 4, "beta": [1.0, 2.0, 1.0, 1.0]},
-    }
+    at = {"update": 50 * number, "env_step": 500 * number, "seconds": 9.0 * number}
+    who = {"parents": parents, "members": members, "parent_members": parent_members}
+    made = {"kinds": ["none"] * len(members), "changes": [""] * len(members)}
+    made["hyper"] = {**FIRST, "rate": RATES[number]}
+    return {"kind": "generation", **at, "generation": number, "fitness": fitness, **who, **made}
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    """Of the run as it was lived."""
+    return page_of(tmp_path_factory.mktemp("lived"), made=settings_of())
 
 
 def settings_of(size=4, **more):
@@ -97,36 +93,42 @@ def tree_of(text):
     return re.search(r'<svg[^>]*aria-label="Lineage".*?</svg>', text, re.DOTALL)[0]
 
 
-def test_a_run_of_one_agent_has_no_such_section(tmp_path):
-    made = config() | {"population": {"size": 1}}
-    text = page_of(tmp_path, brief_rows(evaluations=2), made)
-    assert "Population" not in text and "Of a population" not in text
+def test_what_is_told(page):
+    text = section(page)
+    told = words(text)
+    for part in [
+        "4 members, 2 generations after the first.",
+        "The best is member 6, a descendant of member 1.",
+        "All living members descend from 2 of the 4 members",
+        "2 members diverged",
+        "The same in all members at all times: gamma 0.99.",
+    ]:
+        assert part in told, part
+    assert "For a population, an evaluation is that of its best member." in words(page)
+    assert "was left out" not in notes(page)
+    captions = [words(one).split() for one in re.findall(r"<figcaption>.*?</figcaption>", text)]
+    assert captions == [["Fitness", "by", "member"], ["rate", "(log", "scale)"], ["beta"]]
 
 
-def test_what_is_told(tmp_path):
-    text = page_of(tmp_path, made=settings_of())
-    told = words(section(text))
-    assert "4 members, 2 generations after the first." in told
-    assert "The best is member 6, a descendant of member 1." in told
-    assert "All living members descend from 2 of the 4 members" in told
-    assert "2 members diverged" in told
-    assert "The same in all members at all times: gamma 0.99." in told
-    assert "For a population, an evaluation is that of its best member." in words(text)
-    assert "was left out" not in notes(text)
+@pytest.mark.parametrize(
+    ("rows", "made", "told"),
+    [
+        (lived()[:1], settings_of(), ["No evaluation of its members has been written yet."]),
+        (lived()[:2], settings_of(), ["The best is member 1, which was there from the start."]),
+        (lived()[:2], settings_of(), ["at all times: gamma 0.99.", "No change was made"]),
+        (lived()[:-1], settings_of(), ["The best is member 4, a descendant of member 1."]),
+        (lived()[:-1], settings_of(), ["They have not been evaluated since selection"]),
+        (lived(), settings_of(eval_loop=3), ["the mean of the last 3 evaluations"]),
+        (lived(), None, ["4 members, 2 generations"]),  # the rows say the size
+    ],
+)
+def test_what_is_told_of_other_runs(tmp_path, rows, made, told):
+    text = words(section(page_of(tmp_path, rows, made)))
+    assert all(part in text for part in told)
 
 
-def test_panels_are_of_fitness_and_of_what_differed(tmp_path):
-    text = section(page_of(tmp_path, made=settings_of()))
-    captions = [words(one).strip() for one in re.findall(r"<figcaption>.*?</figcaption>", text)]
-    assert [" ".join(one.split()) for one in captions] == [
-        "Fitness by member",
-        "rate (log scale)",
-        "beta",
-    ]
-
-
-def test_the_tree_says_of_each_member_what_became_of_it(tmp_path):
-    tree = tree_of(page_of(tmp_path, made=settings_of()))
+def test_the_tree_says_of_each_member_what_became_of_it(page):
+    tree = tree_of(page)
     titles = re.findall(r"<title>(.*?)</title>", tree)
     assert len(titles) == 12
     for title in [
@@ -142,23 +144,26 @@ def test_the_tree_says_of_each_member_what_became_of_it(tmp_path):
     assert tree.count("stroke:currentColor;stroke-width:2px") == 2  # crosses
     rings = re.findall(r"<title>(\S+ \d+)[^<]*</title></circle>", "".join(ringed(tree)))
     assert rings == ["member 1", "member 4"]
+    # The way of the best is strong and of its founder's tone.
+    strong = re.findall(r'<path d="([^"]*)"[^>]*style="stroke:var\(--(c\d)\);[^>]*3.2px', tree)
+    [(way, tone)] = strong
+    assert tone == "c0" and way.count("M") == 2  # 1 -> 4 -> 6
+    faint = re.findall(r'opacity="\.5" style="stroke:var\(--(c\d)\)', tree)
+    assert sorted(faint) == ["c0", "c1"]  # and from member 0; of 2 and 3 no line begins
 
 
 def test_changes_of_the_form_are_told_by_what_the_network_is_for(tmp_path):
     rows = lived()
-    rows[2] |= {
-        "kinds": ["none", "activation", "architecture", "architecture"],
-        "changes": [
-            "",
-            "dynamics_network.fc_reward_head: relu -> silu",
-            "prediction_network.fc_policy_head.net: layer 1 more",
-            "mine.inner: 16 nodes less in layer 0",
-        ],
-    }
-    rows[4] |= {
-        "kinds": ["none", "none", "activation", "architecture"],
-        "changes": ["", "", "q1: elu -> gelu", "v: one layer stays"],
-    }
+    first = [
+        ("none", ""),
+        ("activation", "dynamics_network.fc_reward_head: relu -> silu"),
+        ("architecture", "prediction_network.fc_policy_head.net: layer 1 more"),
+        ("architecture", "mine.inner: 16 nodes less in layer 0"),
+    ]
+    last = [("none", ""), ("none", ""), ("activation", "q1: elu -> gelu")]
+    last += [("architecture", "v: one layer stays")]
+    for row, changes in ((rows[2], first), (rows[4], last)):
+        row["kinds"], row["changes"] = map(list, zip(*changes, strict=True))
     tree = tree_of(page_of(tmp_path, rows, settings_of()))
     for said in [
         "; activation of the head of the value prefix: relu → silu<",
@@ -174,72 +179,33 @@ def ringed(tree):
     return [one for one in re.findall(r"<circle.*?</circle>", tree) if "var(--paper)" in one]
 
 
-def test_the_way_of_the_best_is_strong_and_of_its_founders_tone(tmp_path):
-    tree = tree_of(page_of(tmp_path, made=settings_of()))
-    strong = re.findall(r'<path d="([^"]*)"[^>]*style="stroke:var\(--(c\d)\);[^>]*3.2px', tree)
-    assert len(strong) == 1
-    (way, tone), faint = strong[0], re.findall(r'opacity="\.5" style="stroke:var\(--(c\d)\)', tree)
-    assert tone == "c0" and way.count("M") == 2  # 1 -> 4 -> 6
-    assert sorted(faint) == ["c0", "c1"]  # and from member 0; of 2 and 3 no line begins
-
-
-def test_tables_of_the_last_generation_and_of_the_best_ones_way(tmp_path):
-    text = section(page_of(tmp_path, made=settings_of()))
-    last, way = re.findall(r"<tbody>.*?</tbody>", text)
+def test_tables_of_the_last_generation_and_of_the_best_ones_way(page):
+    last, way = re.findall(r"<tbody>.*?</tbody>", section(page))
     cells = [
         [words(cell).strip() for cell in re.findall(r"<td.*?</td>", row)]
         for row in re.findall(r"<tr>.*?</tr>", last)
     ]
-    assert cells[0] == [
-        *("6 (best)", "14.25", "4", "11.00", "rate 0.1 → 0.4 (generation 2)", "0.4", "1"),
-    ]
+    change = "rate 0.1 → 0.4 (generation 2)"
+    assert cells[0] == ["6 (best)", "14.25", "4", "11.00", change, "0.4", "1"]
     assert [row[0] for row in cells] == ["6 (best)", "4", "1", "0"]
     assert cells[1][2:5] == ["itself", "11.00", "none"]
     assert words(way).split() == ["2", "6", "rate", "0.1", "→", "0.4"]
 
 
-def test_before_the_last_generation_is_evaluated_the_bests_heir_is_the_best(tmp_path):
-    told = words(section(page_of(tmp_path, lived()[:-1], settings_of())))
-    assert "The best is member 4, a descendant of member 1." in told
-    assert "They have not been evaluated since selection" in told
-
-
-def test_the_first_members_hyper_parameters_are_in_the_first_row(tmp_path):
-    run = write_run(tmp_path / "run", lived(), settings_of(), extras=False)
-    lineage, notes = read_lineage(read_run(run))
-    assert lineage.columns[0].hyper["rate"] == tuple(RATES[0]) and not notes
-
-
-@pytest.mark.parametrize("members", [None, [0, 1], "all"])
-def test_a_first_row_that_does_not_say_them(tmp_path, members):
-    first = start() | {"members": members}
-    if members is None:
-        del first["members"]
+@pytest.mark.parametrize("members", [None, [0, 1], "all", [0, 1, 2, 3]])
+def test_the_first_row_may_say_the_members_and_their_hyper_parameters(tmp_path, members):
+    first = {name: value for name, value in start().items() if name != "members"}
+    if members is not None:
+        first["members"] = members
     run = write_run(tmp_path / "run", [first, *lived()[1:]], settings_of(), extras=False)
     lineage, notes = read_lineage(read_run(run))
-    assert lineage.columns[0].members == (0, 1, 2, 3) and not lineage.columns[0].hyper
-    assert bool(notes) == (members is not None)
+    whole, column = members == [0, 1, 2, 3], lineage.columns[0]
+    assert column.members == (0, 1, 2, 3) and bool(column.hyper) == whole
+    assert not whole or column.hyper["rate"] == tuple(RATES[0])
+    assert bool(notes) == (members is not None and not whole)
 
 
-def test_the_mean_of_several_evaluations_is_told(tmp_path):
-    told = words(section(page_of(tmp_path, made=settings_of(eval_loop=3))))
-    assert "the mean of the last 3 evaluations" in told
-
-
-def test_nothing_was_evaluated_yet(tmp_path):
-    text = page_of(tmp_path, lived()[:1], settings_of())
-    assert "No evaluation of its members has been written yet." in section(text)
-
-
-def test_one_evaluation_only(tmp_path):
-    told = words(section(page_of(tmp_path, lived()[:2], settings_of())))
-    assert "The best is member 1, which was there from the start." in told
-    assert "The same in all members at all times: gamma 0.99." in told
-    assert "No change was made" in told
-
-
-def test_without_config_the_rows_say_the_size(tmp_path):
-    assert "4 members, 2 generations" in words(section(page_of(tmp_path)))
+FOUR = "is not a list of 4, so the generation was left out"
 
 
 def test_long_runs_are_thinned_and_lines_keep_their_ends(tmp_path):
@@ -270,11 +236,11 @@ def test_names_are_escaped(tmp_path):
 
 
 DAMAGED = [
-    ("parents", [0, 1], "parents is not a list of 4, so the generation was left out"),
-    ("parents", [0, 1, 2, 4], "parents is not a list of 4, so the generation was left out"),
-    ("parents", [0, 1, 2, True], "parents is not a list of 4, so the generation was left out"),
-    ("members", None, "members is not a list of 4, so the generation was left out"),
-    ("parent_members", "x", "parent_members is not a list of 4, so the generation was left out"),
+    ("parents", [0, 1], f"parents {FOUR}"),
+    ("parents", [0, 1, 2, 4], f"parents {FOUR}"),
+    ("parents", [0, 1, 2, True], f"parents {FOUR}"),
+    ("members", None, f"members {FOUR}"),
+    ("parent_members", "x", f"parent_members {FOUR}"),
     ("fitness", [1.0], "fitness is not a list of 4, and was left out"),
     ("kinds", {}, "kinds is not a list of 4 texts, and was left out"),
     ("changes", [1, 2, 3, 4], "changes is not a list of 4 texts, and was left out"),
@@ -292,12 +258,16 @@ def test_damaged_generations_are_told(tmp_path, name, value, says):
     assert "The best is member 6" in words(section(text))
 
 
-def test_missing_entries_are_told(tmp_path):
+def test_missing_entries_and_damaged_evaluations_are_told(tmp_path):
     made = lived()
     for name in ("fitness", "kinds", "hyper"):
         del made[2][name]
-    told = notes(page_of(tmp_path, made, settings_of()))
+    made[-1] |= {"members": [1, 2, 3]}
+    text = page_of(tmp_path, made, settings_of())
+    told = notes(text)
     assert all(f"generation: {name} is no" in told for name in ("fitness", "kinds", "hyper"))
+    assert "evaluate: members is not a list of 4, and was left out in 1 row, first at" in told
+    assert "The best is member 4" in words(section(text))
 
 
 def test_after_a_lost_generation_who_goes_on_is_known_by_number(tmp_path):
@@ -310,16 +280,6 @@ def test_after_a_lost_generation_who_goes_on_is_known_by_number(tmp_path):
     assert "The best is member 6, a descendant of member 4." in words(section(text))
 
 
-@pytest.mark.parametrize("name", ["members", "fitness"])
-def test_damaged_evaluations_are_told(tmp_path, name):
-    made = lived()
-    made[-1] |= {name: [1, 2, 3]}
-    text = page_of(tmp_path, made, settings_of())
-    told = f"evaluate: {name} is not a list of 4, and was left out in 1 row, first at update 150"
-    assert told in notes(text)
-    assert "The best is member 4" in words(section(text))
-
-
 def test_of_several_runs_each_is_named_and_a_list_shows_them(tmp_path):
     runs = []
     for name, size in (("a", 4), ("b", 4), ("one", 1)):
@@ -327,9 +287,10 @@ def test_of_several_runs_each_is_named_and_a_list_shows_them(tmp_path):
         rows = lived() if size == 4 else brief_rows(evaluations=2)
         runs.append(write_run(tmp_path / name, rows, made, extras=False))
     text = section(write_report(runs).read_text())
-    assert "a: Lineage" in text and "b: Lineage" in text
-    assert "one: " not in text
+    assert "a: Lineage" in text and "b: Lineage" in text and "one: " not in text
     assert summarise(runs[0]).best_return == 14.25
+    alone = write_report(runs[2:]).read_text()
+    assert "Population" not in alone and "Of a population" not in alone
 
 
 anything = st.recursive(
@@ -358,11 +319,9 @@ def test_any_rows_give_a_page(tmp_path_factory, changes):
 
 def test_the_best_may_be_of_a_small_line_and_without_an_elite(tmp_path):
     first, then = [1.0, 2.0, 9.0, 3.0], [1.0, 1.0, 1.0, 8.0]
-    made = [
-        evaluated(1, first, [0, 1, 2, 3]),
-        born(1, first, [0, 0, 0, 2], [0, 4, 5, 2], [0, 0, 0, 2])
-        | {"kinds": ["hyper"] * 4, "changes": ["rate 1 -> 2"] * 4},
-    ]
+    generation = born(1, first, [0, 0, 0, 2], [0, 4, 5, 2], [0, 0, 0, 2])
+    generation |= {"kinds": ["hyper"] * 4, "changes": ["rate 1 -> 2"] * 4}
+    made = [evaluated(1, first, [0, 1, 2, 3]), generation]
     told = words(section(page_of(tmp_path, made, settings_of())))
     assert "The best is member 2, which was there from the start." in told
     text = section(page_of(tmp_path, [*made, evaluated(2, then, [0, 4, 5, 2])], settings_of()))

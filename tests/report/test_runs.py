@@ -19,18 +19,14 @@ def test_a_summary(tmp_path):
     made = rows(seed=4, resumed_at=3000)
     run = write_run(tmp_path / "run", made, config(4))
     means = [row["mean_return"] for row in made if row["kind"] == "evaluate"]
-    assert summarise(run) == RunSummary(
-        folder=run,
-        state="finished",
-        preset="cartpole",
-        env="CartPole-v1",
-        seed="4",
-        last_return=means[-1],
-        best_return=max(means),
-        env_step=6000,
-        update=5600,
-        seconds=200.0,
-    )
+    known = {"state": "finished", "preset": "cartpole", "env": "CartPole-v1", "seed": "4"}
+    ends = {"last_return": means[-1], "best_return": max(means)}
+    counts = {"env_step": 6000, "update": 5600, "seconds": 200.0}
+    assert summarise(run) == RunSummary(folder=run, **known, **ends, **counts)
+    some, _ = key_rows(run / "metrics.jsonl")  # it reads few rows
+    every, _ = read_rows(run / "metrics.jsonl")
+    kinds = ("start", "resume", "evaluate", "end")
+    assert some == [row for row in every if row["kind"] in kinds]
 
 
 def test_states(tmp_path):
@@ -42,27 +38,16 @@ def test_states(tmp_path):
     assert summarise(write_run(tmp_path / "d")).state == "empty"
 
 
-def test_a_summary_reads_few_rows(tmp_path):
-    run = write_run(tmp_path / "run", rows(evaluations=3), extras=False)
-    some, _ = key_rows(run / "metrics.jsonl")
-    every, _ = read_rows(run / "metrics.jsonl")
-    kinds = ("start", "evaluate", "end")
-    assert some == [row for row in every if row["kind"] in kinds]
-
-
 def test_a_summary_needs_neither_matplotlib_nor_torch(tmp_path):
     run = write_run(tmp_path / "run", brief_rows(evaluations=1))
-    code = (
-        "import sys; from raffia.report import summarise; summarise(sys.argv[1]); "
-        "assert not {'torch', 'numpy', 'matplotlib'} & set(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code, str(run)], check=True, timeout=60)
-    code = (
-        "import sys; from raffia.report import write_report; write_report(sys.argv[1:]); "
-        "assert 'torch' not in sys.modules and 'matplotlib.pyplot' not in sys.modules"
-    )
     pytest.importorskip("matplotlib")
-    subprocess.run([sys.executable, "-c", code, str(run)], check=True, timeout=60)
+    for call, absent in (
+        ("report.summarise(sys.argv[1])", ["torch", "numpy", "matplotlib"]),
+        ("report.write_report(sys.argv[1:])", ["torch", "matplotlib.pyplot"]),
+    ):
+        code = f"import sys; from raffia import report; {call}; "
+        code += f"assert not {{*{absent}}} & set(sys.modules)"
+        subprocess.run([sys.executable, "-c", code, str(run)], check=True, timeout=60)
 
 
 def test_runs_are_found_below_a_folder(tmp_path):
@@ -73,42 +58,34 @@ def test_runs_are_found_below_a_folder(tmp_path):
 
 
 def test_a_folder_that_is_no_run(tmp_path):
-    write_run(tmp_path / "runs/cartpole-1", extras=False)
-    write_run(tmp_path / "runs/pendulum", extras=False)
-    with pytest.raises(FileNotFoundError, match=r"does not exist; did you mean .*/cartpole-1\?"):
-        summarise(tmp_path / "runs/cartpole1")
-    with pytest.raises(
-        FileNotFoundError, match=r"it contains runs, and neither .*did you mean .*pendulum"
-    ):
-        summarise(tmp_path)
-    write_run(tmp_path / "far/sweep/runs/deep", extras=False)
-    with pytest.raises(FileNotFoundError, match=r"did you mean .*runs/deep\?"):
-        summarise(tmp_path / "far")
+    for name in ("runs/cartpole-1", "runs/pendulum", "far/sweep/runs/deep"):
+        write_run(tmp_path / name, extras=False)
     (tmp_path / "runs/notes.txt").write_text("x")
-    with pytest.raises(FileNotFoundError, match=r"a file; pass the folder.*runs near it: .*cart"):
-        summarise(tmp_path / "runs/notes.txt")
     (tmp_path / "runs/qqqq").mkdir()
-    with pytest.raises(FileNotFoundError, match="it contains nothing"):
-        summarise(tmp_path / "runs/qqqq")
-    with pytest.raises(FileNotFoundError, match="there are no runs near it"):
-        summarise(tmp_path / "nowhere/at/all")
+    for name, words in (
+        ("runs/cartpole1", r"does not exist; did you mean .*/cartpole-1\?"),
+        ("", r"it contains far, runs, and neither .*did you mean .*pendulum"),
+        ("far", r"did you mean .*runs/deep\?"),
+        ("runs/notes.txt", r"a file; pass the folder.*runs near it: .*cart"),
+        ("runs/qqqq", "it contains nothing"),
+        ("nowhere/at/all", "there are no runs near it"),
+    ):
+        with pytest.raises(FileNotFoundError, match=words):
+            summarise(tmp_path / name)
 
 
 def test_groups_are_alike_but_for_the_seed(tmp_path):
-    configs = [config(0), config(1), config(0, simulations=50), config(1, preset="other")]
+    configs = [config(0), config(1), config(0, simulations=50), config(1, preset="other"), None]
     runs = [
         read_run(write_run(tmp_path / str(i), config=one, extras=False))
-        for i, one in enumerate(configs)
+        for i, one in enumerate([*configs, None])
     ]
     groups = grouped(runs)
     # a preset is a name: it is no setting, and the run under another one counts as alike
-    assert [[run.name for run in group.runs] for group in groups] == [["0", "1", "3"], ["2"]]
-    assert differing(groups) == ["search.num_simulations"]
-
-
-def test_runs_without_config_are_apart(tmp_path):
-    runs = [read_run(write_run(tmp_path / name, rows(evaluations=1))) for name in ("x", "y")]
-    assert [group.label for group in grouped(runs)] == ["x (no config)", "y (no config)"]
+    names = [[run.name for run in group.runs] for group in groups]
+    assert names == [["0", "1", "3"], ["2"], ["4"], ["5"]]
+    assert [group.label for group in groups[2:]] == ["4 (no config)", "5 (no config)"]
+    assert differing(groups[:2]) == ["search.num_simulations"]
 
 
 def chosen(run):

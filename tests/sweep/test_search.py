@@ -1,6 +1,7 @@
 """Sweeps that Optuna searches: the plan follows from scores alone, however they are run."""
 
 import json
+import math
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -21,13 +22,13 @@ RANGES = {"rate": Range(1e-4, 1.0), "width": Range(1, 6), "layers": [[], [1], [2
 WORDS = ["rate=1e-4..1.0", "width=1..6", "layers=[],[1],[2,3]"]
 
 
-def searched(folder, algorithm, engine="inline", workers=1, **changes):
+def searched(folder, algorithm, engine="inline", workers=1, session=SweepSession, **changes):
     """A sweep of twelve trials with two seeds, two trials at a time."""
     search = Search(num_trials=12, ranges=RANGES, seeds=(0, 1), lag=2)
     base = replace(algorithm.config(), **changes)
     made = Manifest.of(algorithm, base, [], search=search, workers=workers)
     write_manifest(folder, replace(made, engine=replace(made.engine, name=engine)))
-    return SweepSession(folder, algorithm).run()
+    return session(folder, algorithm).run()
 
 
 @pytest.fixture(scope="module")
@@ -40,10 +41,6 @@ def plain(algorithm, tmp_path_factory):
     folder = tmp_path_factory.mktemp("plain") / "sweep"
     assert searched(folder, algorithm).failed == []
     return read_manifest(folder)
-
-
-def plan(manifest):
-    return manifest.runs, manifest.search
 
 
 def test_the_plan_grows_to_its_end_and_scores_are_those_of_the_runs(plain):
@@ -80,14 +77,12 @@ def test_a_search_that_was_broken_off_goes_on_as_if_it_never_was(
             if len(ended) == stop_at:
                 raise KeyboardInterrupt
 
-    search = Search(num_trials=12, ranges=RANGES, seeds=(0, 1), lag=2)
-    made = Manifest.of(algorithm, algorithm.config(), [], search=search)
-    write_manifest(tmp_path, replace(made, engine=replace(made.engine, name="inline")))
     with pytest.raises(KeyboardInterrupt):
-        Dying(tmp_path, algorithm).run()
+        searched(tmp_path, algorithm, session=Dying)
     assert len(read_manifest(tmp_path).runs) < 24
     SweepSession(tmp_path, algorithm).run()
-    assert plan(read_manifest(tmp_path)) == plan(plain)
+    found = read_manifest(tmp_path)
+    assert (found.runs, found.search) == (plain.runs, plain.search)
 
 
 def test_a_trial_that_fails_is_told_as_failed_and_the_search_goes_on(algorithm, tmp_path):
@@ -105,8 +100,6 @@ def test_a_trial_that_fails_is_told_as_failed_and_the_search_goes_on(algorithm, 
 
 
 def bowl_of(settings):
-    import math
-
     far = (math.log10(settings["rate"]) + 2) ** 2 + abs(settings["width"] - 3)
     return -far - sum(settings["layers"])
 
@@ -171,27 +164,25 @@ def test_open_trials_are_as_many_as_workers_have_room_for(tmp_path):
 @pytest.mark.parametrize(
     ("more", "text"),
     [
-        (
-            ["--random", "3"],
-            ("--optuna chooses the values itself and cannot be combined with --random and --grid"),
-        ),
-        (["--grid", "seed=1,2"], "--optuna chooses the values itself"),
-        (["--ranges", "width=1..200"], "width=200 is more than 100"),
-        (["--ranges", "seed=1..200"], "seeds are varied by --seeds"),
-        (["--ranges", "nothing=1..200"], "nothing"),
-        (["--optuna", "0"], "--optuna N and --ranges NAME=LOW..HIGH must be given together"),
+        ("--random 3", "--optuna chooses the values itself and cannot be combined with --random"),
+        ("--grid seed=1,2", "--optuna chooses the values itself"),
+        ("--ranges width=1..200", "width=200 is more than 100"),
+        ("--ranges seed=1..200", "seeds are varied by --seeds"),
+        ("--ranges nothing=1..200", "nothing"),
+        ("--optuna 0", "--optuna N and --ranges NAME=LOW..HIGH must be given together"),
     ],
 )
 def test_a_search_without_sense_is_refused_before_anything_is_written(more, text, tmp_path, capsys):
-    if more[0] == "--ranges":
-        words = ["sweep", BOWL, "--optuna", "3", *more, "--out", str(tmp_path / "out")]
-    else:
-        words = sweep(tmp_path / "out", *more)
-    if more[0] == "--optuna":
-        words = ["sweep", BOWL, *more, "--ranges", *WORDS, "--out", str(tmp_path / "out")]
-    assert main(words) in (1, 2)
+    given = {"--optuna": ["3"], "--ranges": WORDS}
+    name, *values = more.split()
+    given[name] = values
+    words = [word for name, values in given.items() for word in (name, *values)]
+    assert main(["sweep", BOWL, *words, "--out", str(tmp_path / "out")]) in (1, 2)
     assert text in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+    for num, ranges in ((0, RANGES), (3, {})):
+        with pytest.raises(ConfigError, match="--optuna N and --ranges"):
+            Search(num_trials=num, ranges=ranges)
 
 
 def test_without_optuna_the_extra_is_named(tmp_path, monkeypatch, capsys):
@@ -199,10 +190,3 @@ def test_without_optuna_the_extra_is_named(tmp_path, monkeypatch, capsys):
     assert main(sweep(tmp_path / "out")) == 1
     assert "pip install 'raffia[sweep]'" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
-
-
-def test_a_search_has_trials_and_ranges():
-    with pytest.raises(ConfigError, match="--optuna N and --ranges"):
-        Search(num_trials=0, ranges=RANGES)
-    with pytest.raises(ConfigError, match="--optuna N and --ranges"):
-        Search(num_trials=3, ranges={})

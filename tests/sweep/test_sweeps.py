@@ -29,6 +29,11 @@ def words(out, *more):
     return ["sweep", DQN, *(more or TWO), "--out", str(out)]
 
 
+def row_of(update, mean):
+    at = dict.fromkeys(("update", "env_step", "seconds"), update)
+    return {"kind": "evaluate", **at, "mean_return": mean}
+
+
 def digests(folder):
     """What the runs have come to, by name: rows without times, and the last checkpoint."""
     return {run.name: (rows(run), last_state(run)[1]) for run in find_runs(folder / "runs", 1)}
@@ -66,22 +71,6 @@ def inline(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_the_runs_are_ordinary_and_as_planned(inline, capsys):
-    manifest = read_manifest(inline)
-    algorithm = find_algorithm(DQN)
-    names = [run.name for run in manifest.runs]
-    assert names == [run.name for run in find_runs(inline / "runs", 1)]
-    for run in manifest.runs:
-        config = read_run(inline / "runs" / run.name, algorithm)
-        assert config == manifest.config_of(run, algorithm)
-        assert (config.seed, config.learning_rate) == (run.seed, run.settings["learning_rate"])
-    run = str(inline / "runs" / names[0])
-    assert main(["evaluate", run, "--algorithm", DQN, "--episodes", "2"]) == 0
-    assert main(["resume", run, "--algorithm", DQN]) == 0
-    assert "nothing left to do" in capsys.readouterr().out
-
-
-@pytest.mark.slow
 def test_processes_give_the_same_runs(inline, tmp_path, capsys):
     assert main(words(tmp_path / "lr", *TWO, "--workers", "2")) == 0
     shown = capsys.readouterr().out
@@ -115,24 +104,6 @@ def test_populations_and_presets_of_either_agent(given, tmp_path, capsys):
     assert main(["sweep", *given, *more, "--engine.name", "inline", "--out", str(out)]) == 0
     assert "2 finished" in capsys.readouterr().out
     assert {read_run(run).population.size for run in find_runs(out / "runs", 1)} == {2}
-
-
-@pytest.mark.slow
-def test_a_finished_sweep_has_nothing_left_to_do(inline, capsys):
-    before = {path: path.stat().st_mtime_ns for path in inline.rglob("metrics.jsonl")}
-    assert main(["resume", str(inline), "--algorithm", DQN]) == 0
-    assert main(["sweep", "--resume", str(inline), "--algorithm", DQN]) == 0
-    assert {path: path.stat().st_mtime_ns for path in inline.rglob("metrics.jsonl")} == before
-
-
-@pytest.mark.slow
-def test_one_report_over_all(inline, capsys):
-    assert main(["report", str(inline)]) == 0
-    page = (inline / "report.html").read_text()
-    for text in ("Scores", "learning_rate=0.001", "95 % interval", "best evaluation", "Runs"):
-        assert text in page
-    for run in find_runs(inline / "runs", 1):
-        assert run.name in page
 
 
 def leader_of(out):
@@ -206,8 +177,8 @@ def test_a_killed_leader_is_gone_on_with(undisturbed, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_saves_every_run_and_tells_how_to_go_on(number, undisturbed, tmp_path):
+def test_a_signal_saves_every_run_and_tells_how_to_go_on(undisturbed, tmp_path):
+    number = signal.SIGTERM
     out = tmp_path / "lr"
     leader = leader_of(out)
     wait_for(lambda: has_saved_both(out))
@@ -217,43 +188,59 @@ def test_a_signal_saves_every_run_and_tells_how_to_go_on(number, undisturbed, tm
     ends = [row["reason"] for run in find_runs(out / "runs", 1) for row in rows(run)[-1:]]
     assert ends == ["stopped", "stopped"]
     assert main(["resume", str(out), "--algorithm", DQN]) == 0
-    kept = {name: (found[0][-1:], found[1]) for name, found in digests(out).items()}
-    wanted = {name: (found[0][-1:], found[1]) for name, found in digests(undisturbed).items()}
+    kept, wanted = (
+        {name: (found[0][-1:], found[1]) for name, found in digests(folder).items()}
+        for folder in (out, undisturbed)
+    )
     assert_equal(kept, wanted)
 
 
 @pytest.mark.slow
 def test_a_run_that_fails_ends_no_other(tmp_path, capsys):
-    out = tmp_path / "lr"
-    given = [*SHORT, "--seeds", "0", "--grid", "learning_rate=1e-3,1e30", "--workers", "2"]
-    assert main(words(out, *given)) == 1
-    shown = capsys.readouterr().out
-    assert "1 finished, 1 failed" in shown and "not finite" in shown
-    assert list(read_manifest(out).errors) == ["1-learning_rate=1e+30-seed=0"]
-    assert main(["report", str(out)]) == 0
-    assert "1-learning_rate=1e+30-seed=0 failed" in (out / "report.html").read_text()
-
-
-@pytest.mark.slow
-def test_a_run_that_fails_before_it_has_begun_is_told(tmp_path, capsys):
-    out = tmp_path / "envs"
-    given = [*SHORT, "--seeds", "0", "--grid", "env.id=CartPole-v1,CartPol-v1", "--engine.name"]
-    assert main(words(out, *given, "inline")) == 1
-    assert "1 finished, 1 failed" in capsys.readouterr().out
-    assert main(["report", str(out)]) == 0
-    assert "CartPol-v1" in (out / "report.html").read_text()
+    """After it has begun, or before."""
+    for out, grid, failed, *more in (
+        (tmp_path / "lr", "learning_rate=1e-3,1e30", "1-learning_rate=1e+30-seed=0"),
+        (tmp_path / "envs", "env.id=CartPole-v1,CartPol-v1", "CartPol-v1", "--engine.name=inline"),
+    ):
+        given = [*SHORT, "--seeds", "0", "--grid", grid, "--workers", "2", *more]
+        assert main(words(out, *given)) == 1
+        shown = capsys.readouterr().out
+        assert "1 finished, 1 failed" in shown and ("not finite" in shown or more)
+        assert len(read_manifest(out).errors) == 1
+        assert main(["report", str(out)]) == 0
+        assert failed in (out / "report.html").read_text()
 
 
 def test_the_scores_of_configurations_stand_in_their_columns(tmp_path):
     for name, means in (("a", [90, 20]), ("b", [80, 30])):
-        rows = [
-            {"kind": "evaluate", "update": i, "env_step": i, "seconds": i, "mean_return": mean}
-            for i, mean in enumerate(means)
-        ]
+        rows = [row_of(i, mean) for i, mean in enumerate(means)]
         write_run(tmp_path / "runs" / name, rows, config(simulations=len(name)), extras=False)
     head, line = scores_of(tmp_path).splitlines()
     assert head.split() == ["settings", "runs", "at", "the", "end", "95", "%", "interval", "best"]
     assert line.split()[-6:] == ["2", "25.0", "20.0", "to", "30.0", "90.0"]
+
+
+@pytest.mark.slow
+def test_the_runs_are_ordinary_and_as_planned_with_one_report_over_all(inline, capsys):
+    manifest, algorithm = read_manifest(inline), find_algorithm(DQN)
+    names = [run.name for run in manifest.runs]
+    assert names == [run.name for run in find_runs(inline / "runs", 1)]
+    for run in manifest.runs:
+        config = read_run(inline / "runs" / run.name, algorithm)
+        assert config == manifest.config_of(run, algorithm)
+        assert (config.seed, config.learning_rate) == (run.seed, run.settings["learning_rate"])
+    run = str(inline / "runs" / names[0])
+    assert main(["evaluate", run, "--algorithm", DQN, "--episodes", "2"]) == 0
+    before = {path: path.stat().st_mtime_ns for path in inline.rglob("metrics.jsonl")}
+    assert main(["resume", run, "--algorithm", DQN]) == 0
+    assert "nothing left to do" in capsys.readouterr().out
+    assert main(["resume", str(inline), "--algorithm", DQN]) == 0
+    assert main(["sweep", "--resume", str(inline), "--algorithm", DQN]) == 0
+    assert {path: path.stat().st_mtime_ns for path in inline.rglob("metrics.jsonl")} == before
+    assert main(["report", str(inline)]) == 0
+    page = (inline / "report.html").read_text()
+    for text in ("Scores", "learning_rate=0.001", "95 % interval", "best evaluation", *names):
+        assert text in page
 
 
 @pytest.mark.parametrize(

@@ -138,11 +138,11 @@ def plain():
 @pytest.mark.timeout(600)
 def test_a_run_is_the_same_whatever_happens_to_its_workers(plain):
     num_lost = 0
-    for seed in range(1_000):
+    for seed in range(300):
         engine = ChaosEngine(seed, lost=0.1, wasted=0.1)
         assert history(engine) == plain, seed
         num_lost += engine.num_lost
-    assert num_lost > 5_000
+    assert num_lost > 1_500
 
 
 def test_answers_in_the_order_of_their_arrival_would_be_noticed(plain):

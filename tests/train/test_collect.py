@@ -18,16 +18,20 @@ from tests.train.envs import Count, Looking, by_observation, counts
 def test_steps_follow_from_each_other_and_episodes_end_where_they_should():
     collector = Collector(counts(2, [3, 5]), seed=1)
     steps = collector.collect(by_observation, 7)
-    assert steps.batch_size == (7, 2)
+    assert steps.batch_size == (7, 2) and collector.num_env_steps == 14
     ends = steps["terminated"] | steps["truncated"]
     assert ends[:, 0].tolist() == [False, False, True, False, False, True, False]
     assert ends[:, 1].tolist() == [False] * 4 + [True] + [False] * 2
-    goes_on = ~ends[:-1]
-    assert torch.equal(
-        steps["next", "observation"][:-1][goes_on], steps["observation"][1:][goes_on]
-    )
-    assert (steps["next", "observation"][2, 0] - steps["observation"][2, 0]).item() == 1
+    seen, after = steps["observation"], steps["next", "observation"]
+    assert torch.equal(after[:-1][~ends[:-1]], seen[1:][~ends[:-1]])
+    assert (after[2, 0] - seen[2, 0]).item() == 1
     assert torch.equal(steps["reward"], steps["action"].float())
+    ended, before = collector.take_ended(), steps.clone()
+    assert [(one.row, one.length) for one in ended] == [(0, 3), (1, 5), (0, 3)]
+    assert ended[1].episode_return == steps["reward"][:5, 1].sum()
+    assert collector.take_ended() == []
+    collector.collect(by_observation, 9)
+    assert (steps == before).all()  # what was given out does not change later
 
 
 def test_episodes_are_made_of_run_row_and_number():
@@ -37,17 +41,6 @@ def test_episodes_are_made_of_run_row_and_number():
     seconds = [float(derive_seed(5, "episode", row, 1) % 7) for row in range(2)]
     assert steps["observation"][0].flatten().tolist() == firsts
     assert steps["observation"][4].flatten().tolist() == seconds
-
-
-def test_ended_episodes_are_told_once_with_their_returns():
-    collector = Collector(counts(2), seed=0)
-    steps = collector.collect(by_observation, 4)
-    ended = collector.take_ended()
-    assert [episode.row for episode in ended] == [0, 1]
-    assert [episode.episode_return for episode in ended] == steps["reward"].sum(0).tolist()
-    assert [episode.length for episode in ended] == [4, 4]
-    assert collector.take_ended() == []
-    assert collector.num_env_steps == 8
 
 
 class Motor(Count):
@@ -87,14 +80,6 @@ def test_a_reset_that_raises_is_told_with_its_seed():
         collector.now  # noqa: B018
     seed = derive_seed(5, "episode", 1, 0)
     assert caught.value.__notes__ == [f"the run's environment 1, at the reset with seed {seed}"]
-
-
-def test_steps_given_out_do_not_change_later():
-    collector = Collector(counts(2), seed=0)
-    steps = collector.collect(by_observation, 4)
-    before = steps.clone()
-    collector.collect(by_observation, 9)
-    assert (steps == before).all()
 
 
 def test_an_actor_sees_stacks_that_start_with_the_first_frame():

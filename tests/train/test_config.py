@@ -14,7 +14,6 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from raffia.recipes import ALGORITHMS
-from raffia.recipes.efficientzero.config import EfficientZeroRun
 from raffia.train.config import (
     ConfigError,
     from_command_line,
@@ -98,29 +97,18 @@ def test_any_config_comes_back_from_yaml(tmp_path_factory, config):
     assert read_config(Outer, path) == config
 
 
-def test_the_runs_config_comes_back():
-    run = EfficientZeroRun(seed=3)
-    assert from_json(EfficientZeroRun, json.loads(json.dumps(to_json(run)))) == run
-
-
 def test_what_is_left_out_is_the_bases_or_the_default():
     base = Outer(steps=9, inner=Inner(rate=2.0, size=96))
-    assert from_json(Outer, {"inner": {"size": 64}}, base=base) == replace(
-        base, inner=Inner(rate=2.0)
-    )
+    found = from_json(Outer, {"inner": {"size": 64}}, base=base)
+    assert found == replace(base, inner=Inner(rate=2.0))
     assert from_json(Outer, {"inner": {"size": 96}}) == Outer(inner=Inner(size=96))
-
-
-def test_whole_numbers_are_numbers():
-    rate = from_json(Inner, {"rate": 2}).rate
-    assert rate == 2.0 and type(rate) is float
+    assert type(from_json(Inner, {"rate": 2}).rate) is float  # whole numbers are numbers
 
 
 @pytest.mark.parametrize(
     ("data", "text"),
     [
         ({"inner": {"rat": 1}}, "no setting inner.rat; did you mean inner.rate?"),
-        ({"rate": 1}, "no setting rate; did you mean inner.rate?"),
         ({"raet": 1}, "no setting raet; did you mean inner.rate?"),
         ({"qqq": 1}, "no setting qqq; there are name, steps, quick, goal, inner.rate"),
         ({"inner.rate": 1}, "inner.rate is written inner: {rate: ...}"),
@@ -128,14 +116,12 @@ def test_whole_numbers_are_numbers():
         ([], "a config must be a table of settings; got []"),
         ({"steps": 1.5}, "steps must be a whole number; got 1.5"),
         ({"steps": True}, "steps must be a whole number; got true"),
-        ({"steps": None}, "steps must be a whole number; got null"),
         ({"quick": 1}, "quick must be true or false; got 1"),
         ({"name": 1}, "name must be a text; got 1"),
         ({"goal": "x"}, 'goal must be a number or null; got "x"'),
         ({"inner": {"rate": "x"}}, 'inner.rate must be a number; got "x"'),
         ({"inner": {"size": 64.0}}, "inner.size must be one of 64, 96; got 64.0"),
         ({"inner": {"kinds": ["two", "on"]}}, 'inner.kinds[1] must be one of "one", "two"; got'),
-        ({"inner": {"kinds": ["on"]}}, "did you mean one?"),
         ({"inner": {"kinds": "one"}}, 'inner.kinds must be a list, each one of "one", "two"; got'),
         ({"inner": {"bounds": [1]}}, "inner.bounds must be a list of 2: a number, a whole number"),
         ({"inner": {"rate": -1}}, "inner: rate=-1.0 must not be negative"),
@@ -150,7 +136,7 @@ def test_mistakes_in_data_are_named_with_their_place(data, text):
     ("name", "content", "text"),
     [
         ("a.toml", "", "must end with .json, .yaml or .yml"),
-        ("a.json", "{", "is not JSON: "),
+        ("a.json", None, "there is no file "),
         ("a.json", "[" * 100_000, "is not JSON: "),
         ("a.json", '{"goal": 1' + "0" * 400 + "}", "goal must be a number or null; got 1000"),
         ("a.yaml", "a: [", "is not valid YAML: "),
@@ -162,14 +148,10 @@ def test_mistakes_in_data_are_named_with_their_place(data, text):
     ],
 )
 def test_mistakes_in_files_are_named_with_the_file(tmp_path, name, content, text):
-    (tmp_path / name).write_text(content)
+    if content is not None:
+        (tmp_path / name).write_text(content)
     with pytest.raises(ConfigError, match=re.escape(text)):
         read_config(Outer, tmp_path / name)
-
-
-def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(ConfigError, match="there is no file .*gone.json"):
-        read_config(Outer, tmp_path / "gone.json")
 
 
 def test_yaml_reads_exponents_as_numbers_and_an_empty_file_as_nothing(tmp_path):
@@ -178,26 +160,18 @@ def test_yaml_reads_exponents_as_numbers_and_an_empty_file_as_nothing(tmp_path):
     assert read_config(Outer, path) == Outer(name="1e3", inner=Inner(rate=1e-3))
     path.write_text("# nothing\n")
     assert read_config(Outer, path, base=Outer(steps=1)) == Outer(steps=1)
-
-
-def test_the_config_of_a_run_can_be_given_again(tmp_path):
-    path = tmp_path / "config.json"
+    path = tmp_path / "config.json"  # that of a run can be given again
     path.write_text(json.dumps(to_json(Outer(steps=4)) | {"run": {"version": "0"}}))
     assert read_config(Outer, path).steps == 4
 
 
 def test_the_command_line_sets_any_field():
-    words = "--name x --steps=-3 --quick --goal 2 --inner.rate 1e-2 --inner.kinds two one"
-    got = asked(*words.split(), "--inner.size", "96", "--inner.bounds", "-1", "2")
-    inner = Inner(rate=0.01, kinds=("two", "one"), size=96, bounds=(-1.0, 2))
-    assert got == Outer(name="x", steps=-3, quick=True, goal=2.0, inner=inner)
-    assert asked("--no_quick", "--goal", "none", default=got) == replace(
-        got, quick=False, goal=None
-    )
+    assert asked("--inner.bounds", "-1", "2", "--steps=-3").inner.bounds == (-1.0, 2)
     assert asked("--steps", "1", "--steps=2").steps == 2
     assert asked("--name=a=b").name == "a=b"
-    assert asked("--no-quick", default=got).quick is False
-    assert asked("--inner.kinds", default=got).inner.kinds == ()
+    got = Outer(quick=True, goal=2.0, inner=Inner(kinds=("two", "one")))
+    found = asked("--no-quick", "--goal", "none", "--inner.kinds", default=got)
+    assert found == Outer(inner=Inner(kinds=()))
 
 
 def test_flags_win_over_files_and_later_files_over_earlier_ones(tmp_path):
@@ -212,20 +186,12 @@ def test_flags_win_over_files_and_later_files_over_earlier_ones(tmp_path):
     ("words", "text"),
     [
         ("--inner.rat 1", "there is no --inner.rat; did you mean --inner.rate?"),
-        ("--rate=1", "there is no --rate; did you mean --inner.rate?"),
         ("--no_quik", "there is no --no_quik; did you mean --no_quick?"),
         ("--config", "--config needs a file"),
-        ("--config --steps 1", "--config needs a file"),
-        ("--config gone.json", "there is no file gone.json"),
         ("fast --steps 1", "'fast' is not a flag; settings are given as --name value"),
         ("--steps x", 'steps must be a whole number; got "x"'),
-        ("--steps 1.0", 'steps must be a whole number; got "1.0"'),
-        ("--inner.rate x", 'inner.rate must be a number; got "x"'),
-        ("--goal x", 'goal must be a number or null; got "x"'),
-        ("--inner.size 65", 'inner.size must be one of 64, 96; got "65"'),
         ("--inner.kinds one on", 'inner.kinds[1] must be one of "one", "two"; got "on"'),
         ("--inner.bounds 1", "inner.bounds must be a list of 2: a number, a whole number; got"),
-        ("--inner.bounds 1 2 3", "inner.bounds must be a list of 2"),
         ("--inner.rate -1", "inner: rate=-1.0 must not be negative"),
         ("--steps", "--steps takes one value; got none"),
         ("--steps 1 2", "--steps takes one value; got 2: 1 2"),
@@ -327,16 +293,16 @@ def test_the_text_of_a_run_is_the_call_that_makes_it(name):
 
 
 def test_configs_and_their_help_need_no_torch():
-    program = (
-        "import sys\n"
-        "from raffia.recipes.efficientzero.config import EfficientZeroRun\n"
-        "from raffia.train.config import from_command_line\n"
-        "try:\n"
-        "    from_command_line(EfficientZeroRun(), ['--help'], prog='p', description='')\n"
-        "except SystemExit:\n"
-        "    assert 'torch' not in sys.modules\n"
-        "    sys.exit(7)\n"
-    )
+    program = """
+import sys
+from raffia.recipes.efficientzero.config import EfficientZeroRun
+from raffia.train.config import from_command_line
+try:
+    from_command_line(EfficientZeroRun(), ['--help'], prog='p', description='')
+except SystemExit:
+    assert 'torch' not in sys.modules
+    sys.exit(7)
+"""
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 7, done.stderr
 

@@ -1,5 +1,7 @@
 """Whole episodes: how many, which seeds, who begins, what is broken off."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -11,22 +13,44 @@ from raffia.train.evaluate import play_episodes, play_members
 from tests.train.envs import Looking, by_observation, counts
 
 
+def test_a_weak_player_loses_from_both_sides_and_a_strong_one_wins_and_begin_in_turns():
+    perfect, random = PerfectTicTacToe(), RandomOpponent()
+
+    def first_legal(states):
+        action = states["action_mask"].float().argmax(-1)
+        return TensorDict(action=action, batch_size=[len(states)])
+
+    lost = play_episodes(TicTacToe(4), first_legal, num_episodes=8, seed=0, opponent=perfect)
+    assert min(lost.returns) == -1 and max(lost.returns) <= 0
+    won = play_episodes(TicTacToe(4), best_for(perfect), num_episodes=40, seed=0, opponent=random)
+    assert min(won.returns) >= 0 and won.mean_return > 0.7
+    settings = {"num_episodes": 6, "seed": 0, "opponent": perfect, "max_steps": 9}
+    found = play_members(TicTacToe(3), best_for(perfect), [0, 1], **settings)
+    found["alone"] = play_episodes(TicTacToe(4), best_for(perfect), **settings)
+    for drawn in found.values():
+        assert drawn.returns == [0.0] * 6 and drawn.as_first == [True, False] * 3
+        assert drawn.lengths == [9] * 6
+    with pytest.raises(ValueError, match="has two players: pass opponent=RandomOpponent()"):
+        play_episodes(TicTacToe(1), by_observation, num_episodes=1, seed=0)
+
+
 @pytest.mark.parametrize("num_envs", [1, 2, 5, 9])
 def test_returns_do_not_depend_on_how_many_are_played_at_once(num_envs):
     found = play_episodes(counts(num_envs), by_observation, num_episodes=7, seed=4)
-    expected = []
-    for i in range(7):
-        first = derive_seed(4, "evaluate", i) % 7
-        expected.append(float(sum((first + t) % 3 for t in range(4))))
-    assert found.returns == expected
-    assert found.lengths == [4] * 7
+    firsts = [derive_seed(4, "evaluate", i) % 7 for i in range(7)]
+    expected = [float(sum((first + t) % 3 for t in range(4))) for first in firsts]
+    assert found.returns == expected and found.lengths == [4] * 7
     assert found.mean_return == pytest.approx(sum(expected) / 7)
 
 
-def test_rows_of_unlike_length_are_counted_right():
-    found = play_episodes(counts(3, [2, 7, 3]), by_observation, num_episodes=10, seed=0)
-    assert len(found.lengths) == 10
-    assert set(found.lengths) == {2, 3, 7}
+def test_lengths_limits_and_stops():
+    play = partial(play_episodes, counts(3, [2, 7, 3]), by_observation, seed=0)
+    lengths = play(num_episodes=10).lengths
+    assert len(lengths) == 10 and set(lengths) == {2, 3, 7}
+    assert play(num_episodes=3, max_steps=2).lengths == [2, 2, 2]
+    assert play(num_episodes=3, stop=iter([False, False, True]).__next__) is None
+    settings = {"num_episodes": 3, "seed": 0, "stop": lambda: True}
+    assert play_members(counts(2), of_member, [0], **settings) is None
 
 
 def test_stacks_are_seen_as_when_collecting():
@@ -35,17 +59,6 @@ def test_stacks_are_seen_as_when_collecting():
     assert (look.seen[0] - look.seen[0][:, :1]).flatten().tolist() == [0, 0, 0]
     assert (look.seen[2] - look.seen[2][:, :1]).flatten().tolist() == [0, 1, 2]
     assert (look.seen[4] - look.seen[4][:, :1]).flatten().tolist() == [0, 0, 0]
-
-
-def test_long_episodes_are_broken_off():
-    found = play_episodes(counts(2), by_observation, num_episodes=3, seed=0, max_steps=2)
-    assert found.lengths == [2, 2, 2]
-
-
-def test_an_interrupted_evaluation_is_none():
-    calls = iter([False, False, True])
-    stop = lambda: next(calls)  # noqa: E731
-    assert play_episodes(counts(2), by_observation, num_episodes=3, seed=0, stop=stop) is None
 
 
 def test_somebody_can_look_on():
@@ -72,34 +85,6 @@ def best_for(opponent):
         return TensorDict(action=opponent.act(states, torch.Generator()), batch_size=[len(states)])
 
     return choose
-
-
-def test_two_perfect_players_draw_and_begin_in_turns():
-    perfect = PerfectTicTacToe()
-    found = play_episodes(
-        TicTacToe(4), best_for(perfect), num_episodes=6, seed=0, opponent=perfect, max_steps=9
-    )
-    assert found.returns == [0.0] * 6
-    assert found.as_first == [True, False] * 3
-    assert found.lengths == [9] * 6
-
-
-def test_a_weak_player_loses_from_both_sides_and_a_strong_one_wins():
-    perfect, random = PerfectTicTacToe(), RandomOpponent()
-
-    def first_legal(states):
-        action = states["action_mask"].float().argmax(-1)
-        return TensorDict(action=action, batch_size=[len(states)])
-
-    lost = play_episodes(TicTacToe(4), first_legal, num_episodes=8, seed=0, opponent=perfect)
-    assert min(lost.returns) == -1 and max(lost.returns) <= 0
-    won = play_episodes(TicTacToe(4), best_for(perfect), num_episodes=40, seed=0, opponent=random)
-    assert min(won.returns) >= 0 and won.mean_return > 0.7
-
-
-def test_a_game_of_two_needs_an_opponent():
-    with pytest.raises(ValueError, match="has two players: pass opponent=RandomOpponent()"):
-        play_episodes(TicTacToe(1), by_observation, num_episodes=1, seed=0)
 
 
 def of_member(states):
@@ -149,16 +134,3 @@ def test_only_the_members_that_are_named_play_and_one_is_watched():
     found = play_members(counts(4), choose, [1, 3], num_episodes=2, seed=0, watch=Look(), watched=3)
     assert asked == {1, 3} == set(found)
     assert sorted(ends) == list(enumerate(found[3].returns)) and set(seen) == {0, 1}
-
-
-def test_members_of_a_game_of_two_begin_in_turns():
-    perfect = PerfectTicTacToe()
-    settings = {"num_episodes": 4, "seed": 0, "opponent": perfect, "max_steps": 9}
-    found = play_members(TicTacToe(3), best_for(perfect), [0, 1], **settings)
-    for episodes in found.values():
-        assert episodes.as_first == [True, False] * 2 and episodes.returns == [0.0] * 4
-
-
-def test_nobody_plays_on_when_it_is_to_stop():
-    settings = {"num_episodes": 3, "seed": 0, "stop": lambda: True}
-    assert play_members(counts(2), of_member, [0], **settings) is None

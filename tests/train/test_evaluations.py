@@ -12,6 +12,18 @@ from raffia.train.evaluations import Evaluated, Evaluations
 from tests.train.roles import Stateless
 
 
+def test_a_stop_leaves_what_is_open_and_an_empty_state_forgets_it():
+    with closing(made()) as evaluations:
+        evaluations.begin(state(2), 20)
+        assert evaluations.join(lambda: True) is None
+        assert evaluations.updates == [2]
+        assert evaluations.metrics()["evaluations_open"] == 1.0
+        assert joined(evaluations) == EXPECTED[:1]
+        evaluations.begin(state(2), 20)
+        evaluations.load_state(TensorDict())
+        assert evaluations.updates == [] and evaluations.board.versions == []
+
+
 class Weigh(Stateless):
     """A role whose score is its weights and the count."""
 
@@ -72,19 +84,3 @@ def test_they_are_due_in_their_order():
         assert [evaluations.is_due(update) for update in (6, 7, 8)] == [False, True, True]
         evaluations.join()
         assert [evaluations.is_due(update) for update in (8, 9)] == [False, True]
-
-
-def test_a_stop_leaves_what_is_open():
-    with closing(made()) as evaluations:
-        evaluations.begin(state(2), 20)
-        assert evaluations.join(lambda: True) is None
-        assert evaluations.updates == [2]
-        assert evaluations.metrics()["evaluations_open"] == 1.0
-        assert joined(evaluations) == EXPECTED[:1]
-
-
-def test_an_empty_state_forgets_what_was_open():
-    with closing(made()) as evaluations:
-        evaluations.begin(state(2), 20)
-        evaluations.load_state(TensorDict())
-        assert evaluations.updates == [] and evaluations.board.versions == []

@@ -1,7 +1,6 @@
 """The loop and its tasks, with a learner of one number."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -78,14 +77,8 @@ class Evaluated(Experiment):
     def __init__(self, folder, found=(), *, plays=True, every=10, target=None):
         super().__init__(folder, Quiet(), seed=0)
         self.found, self.steps = iter(found), 0 if plays else None
-        self.plan = Plan(
-            title="",
-            num_updates=100,
-            evaluate_every=every,
-            target_return=target,
-            num_simulations=8,
-            save_every=4,
-        )
+        plan = {"title": "", "num_updates": 100, "num_simulations": 8, "save_every": 4}
+        self.plan = Plan(**plan, evaluate_every=every, target_return=target)
 
     @property
     def num_env_steps(self):
@@ -97,22 +90,23 @@ class Evaluated(Experiment):
 
 class Log:
     def __init__(self):
-        self.seen = []
+        self.seen, self.rows = [], []
 
     def evaluated(self, mean_return, best):
         self.seen.append((mean_return, best))
+
+    def write(self, kind, **values):
+        self.rows.append({"kind": kind, **values})
 
 
 def evaluation(folder, returns, **options):
     folder.mkdir(exist_ok=True)
     experiment, log = Evaluated(folder, returns, **options), Log()
-    rows = []
+    return experiment, Evaluate(experiment, log, log), log
 
-    def write(kind, **values):
-        rows.append({"kind": kind, **values})
 
-    task = Evaluate(experiment, SimpleNamespace(write=write), log)
-    return experiment, task, log, rows
+def of_returns(*returns):
+    return Episodes([*returns], [5] * len(returns))
 
 
 def at(update):
@@ -120,8 +114,8 @@ def at(update):
 
 
 def test_evaluations_are_due_each_so_many_steps_and_the_best_is_known(tmp_path):
-    found = [Episodes([1.0, 3.0], [5, 5]), Episodes([1.0], [5]), Episodes([9.0], [5])]
-    experiment, task, log, rows = evaluation(tmp_path, found)
+    found = [of_returns(1.0, 3.0), of_returns(1.0), of_returns(9.0)]
+    experiment, task, log = evaluation(tmp_path, found)
     improved = []
     for update, experiment.steps in enumerate([5, 10, 15, 27, 31], 1):
         task.catch_up(at(update))
@@ -129,41 +123,27 @@ def test_evaluations_are_due_each_so_many_steps_and_the_best_is_known(tmp_path):
     assert log.seen == [(2.0, 2.0), (1.0, 2.0), (9.0, 9.0)]
     assert improved == [False, True, False, False, True]
     assert (task.score_of(5), task.score_of(4)) == (9.0, None)
-    assert [(row["kind"], row["update"], row["env_step"]) for row in rows] == [
-        ("evaluate", 2, 10),
-        ("evaluate", 4, 27),
-        ("evaluate", 5, 31),
-    ]
-    assert rows[0]["values"] == {
-        "returns": [1.0, 3.0],
-        "lengths": [5, 5],
-        "mean_return": 2.0,
-        "num_simulations": 8,
-    }
+    found = [(row["kind"], row["update"], row["env_step"]) for row in log.rows]
+    assert found == [("evaluate", 2, 10), ("evaluate", 4, 27), ("evaluate", 5, 31)]
+    played = {"returns": [1.0, 3.0], "lengths": [5, 5], "mean_return": 2.0}
+    assert log.rows[0]["values"] == {**played, "num_simulations": 8}
 
 
-def test_an_interrupted_evaluation_stays_due(tmp_path):
-    experiment, task, log, _ = evaluation(tmp_path, [None, Episodes([4.0], [5])])
+def test_an_interrupted_evaluation_stays_due_and_reaching_the_target_ends_the_run(tmp_path):
+    experiment, task, log = evaluation(tmp_path, [None, of_returns(4.0)], target=4.0)
     experiment.steps = 10
     task.catch_up(at(1))
     assert log.seen == [] and task.num_done == 0
-    task.catch_up(at(2))
-    assert log.seen == [(4.0, 4.0)]
-
-
-def test_reaching_the_target_ends_the_run(tmp_path):
-    experiment, task, log, _ = evaluation(tmp_path, [Episodes([4.0], [5])], target=4.0)
-    experiment.steps = 10
     with pytest.raises(Ended, match="target"):
-        task.catch_up(at(1))
+        task.catch_up(at(2))
     assert log.seen == [(4.0, 4.0)]
 
 
 def test_an_evaluation_resumes_where_it_stood(tmp_path):
-    experiment, task, _, _ = evaluation(tmp_path, [Episodes([4.0], [5])])
+    experiment, task, _ = evaluation(tmp_path, [of_returns(4.0)])
     experiment.steps = 10
     task.catch_up(at(1))
-    experiment, again, log, _ = evaluation(tmp_path, [Episodes([3.0], [5])])
+    experiment, again, log = evaluation(tmp_path, [of_returns(3.0)])
     experiment.steps = 20
     again.load_state(json.loads(json.dumps(task.state())))
     again.catch_up(at(2))
@@ -171,21 +151,21 @@ def test_an_evaluation_resumes_where_it_stood(tmp_path):
 
 
 def saving(folder, found=()):
-    experiment, evaluate, *_ = evaluation(folder, found, plays=False, every=3)
+    experiment, evaluate, _ = evaluation(folder, found, plays=False, every=3)
     checkpoints = Checkpoints(folder / "checkpoints", keep=99)
     state = RunState(folder, {"evaluate": evaluate, "note": Recorded(7)})
     return experiment, evaluate, checkpoints, Save(experiment, checkpoints, state, evaluate)
 
 
 def test_checkpoints_come_each_so_many_updates_and_of_the_best_states(tmp_path):
-    found = [Episodes([score], [5]) for score in (1.0, 0.0, 2.0)]
+    found = [of_returns(score) for score in (1.0, 0.0, 2.0)]
     _, evaluate, checkpoints, save = saving(tmp_path / "run", found)
     for update in range(1, 10):
         evaluate(at(update), TensorDict())
         save(at(update), TensorDict())
-    assert [one.update for one in checkpoints.available()] == [3, 4, 8, 9]
+    saved = [(one.update, one.score) for one in checkpoints.available()]
+    assert saved == [(3, 1.0), (4, None), (8, None), (9, 2.0)]
     assert checkpoints.newest().extras["note"] == 7
-    assert [one.score for one in checkpoints.available()] == [1.0, None, None, 2.0]
 
 
 def test_a_save_that_failed_is_tried_again(tmp_path, monkeypatch):

@@ -9,6 +9,21 @@ from raffia.tensordict.tensordict import TensorDict
 from raffia.train.member_replay import OwnReplays, SharedReplay
 
 
+@pytest.mark.parametrize("own", [False, True])
+def test_windows_are_the_same_for_all_or_of_ones_own_envs(own):
+    replay = OwnReplays([buffer() for _ in range(3)]) if own else SharedReplay(buffer(), size=3)
+    assert replay.extend(steps()).shape == (5, 6) and len(replay) == (8 if own else 24)
+    windows = replay.sample(40)
+    assert windows.batch_size == (3, 40)
+    assert bool((windows["total"] == (10 if own else 30)).all())
+    if not own:
+        assert bool((windows["index"] == windows["index"][0]).all())
+        return
+    for member in range(3):
+        seen = windows["obs"][member].unique().tolist()
+        assert seen == [2 * member, 2 * member + 1]
+
+
 def buffer(**options):
     draws = torch.Generator().manual_seed(0)
     return SegmentReplayBuffer(
@@ -21,15 +36,6 @@ def steps(times=5, envs=6):
     where = torch.arange(envs).expand(times, envs)
     entries = {"obs": where, "value": where.float(), "terminated": no, "truncated": no}
     return TensorDict(entries, [times, envs])
-
-
-def test_shared_windows_are_the_same_for_all():
-    replay = SharedReplay(buffer(), size=3)
-    replay.extend(steps())
-    windows = replay.sample(40)
-    assert windows.batch_size == (3, 40) and len(replay) == 24
-    assert bool((windows["index"] == windows["index"][0]).all())
-    assert bool((windows["total"] == 30).all())
 
 
 def test_shared_priorities_are_means_of_those_who_say_something():
@@ -45,18 +51,6 @@ def test_shared_priorities_are_means_of_those_who_say_something():
     wanted, found = alone.sample(64), replay.sample(64)
     assert torch.equal(found["index"][0], wanted["index"])
     assert torch.equal(found["priority_weight"][1], wanted["priority_weight"])
-
-
-def test_own_windows_are_of_ones_own_envs():
-    replay = OwnReplays([buffer(), buffer(), buffer()])
-    numbers = replay.extend(steps())
-    assert numbers.shape == (5, 6) and len(replay) == 8
-    windows = replay.sample(40)
-    assert windows.batch_size == (3, 40)
-    for member in range(3):
-        seen = windows["obs"][member].unique().tolist()
-        assert seen == [2 * member, 2 * member + 1]
-        assert bool((windows["total"][member] == 10).all())
 
 
 def test_own_priorities_stay_where_a_member_says_nothing():

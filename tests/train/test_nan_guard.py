@@ -12,18 +12,18 @@ NAN, INF = float("nan"), float("inf")
 
 def learner():
     """A state, a batch [4], what it changes, and metrics: all finite."""
-    state = TensorDict(params=dict(body=dict(weight=torch.ones(3, 2))), step=torch.tensor(11))
-    batch = TensorDict(
-        observation=torch.ones(4, 2, 3),
-        action=torch.zeros(4, dtype=torch.int64),
-        image=torch.full((4, 2), 255, dtype=torch.uint8),
-        batch_size=[4],
+    weight = dict(body=dict(weight=torch.ones(3, 2)))
+    batch = dict(observation=torch.ones(4, 2, 3), image=torch.full((4, 2), 255, dtype=torch.uint8))
+    metrics = dict(loss=torch.tensor(0.5), policy_loss=torch.tensor(0.25), priority=torch.ones(4))
+    return (
+        TensorDict(params=weight, step=torch.tensor(11)),
+        TensorDict(batch, batch_size=[4]),
+        TensorDict(grads=weight).clone(),
+        TensorDict(metrics),
     )
-    update = TensorDict(grads=dict(body=dict(weight=torch.ones(3, 2))))
-    metrics = TensorDict(
-        loss=torch.tensor(0.5), policy_loss=torch.tensor(0.25), priority=torch.ones(4)
-    )
-    return state, batch, update, metrics
+
+
+NO_LOSS = ("loss", torch.tensor(NAN))
 
 
 def stopped(folder, **changes):
@@ -49,9 +49,7 @@ def test_a_term_is_found_by_its_name(tmp_path, key, value):
 def test_an_observation_is_found_by_key_and_row(tmp_path):
     observation = torch.ones(4, 2, 3)
     observation[1, 0, 2] = observation[3, 1, 1] = NAN
-    error = stopped(
-        tmp_path, batch=("observation", observation), metrics=("loss", torch.tensor(NAN))
-    )
+    error = stopped(tmp_path, batch=("observation", observation), metrics=NO_LOSS)
     assert "batch observation: nan in rows 1, 3 (2 of 24 numbers); metrics loss: nan" in str(error)
     saved = TensorDict.load(f"{error.path}/batch.safetensors")
     assert saved["observation"].isnan().nonzero().tolist() == [[1, 0, 2], [3, 1, 1]]
@@ -61,10 +59,9 @@ def test_an_observation_is_found_by_key_and_row(tmp_path):
 def test_parameters_and_gradients_are_found(tmp_path):
     weight = torch.ones(3, 2)
     weight[2] = INF
-    loss = ("loss", torch.tensor(NAN))
-    error = stopped(tmp_path, state=(("params", "body", "weight"), weight), metrics=loss)
+    error = stopped(tmp_path, state=(("params", "body", "weight"), weight), metrics=NO_LOSS)
     assert error.found[0].where == "state" and error.found[0].key == "params.body.weight"
-    error = stopped(tmp_path, update=(("grads", "body", "weight"), weight), metrics=loss)
+    error = stopped(tmp_path, update=(("grads", "body", "weight"), weight), metrics=NO_LOSS)
     assert [finding.where for finding in error.found] == ["metrics", "update"]
     assert error.found[1].key == "grads.body.weight" and error.found[1].value == "inf"
 
@@ -73,7 +70,7 @@ def test_the_report_says_all_that_is_known(tmp_path):
     NaNGuard(tmp_path / "run", seed=3)(*learner())
     assert os.listdir(tmp_path) == []  # what is finite passes, and writes nothing
     for _ in range(2):  # it can happen again
-        error = stopped(tmp_path / "run" / "nan_dump", metrics=("loss", torch.tensor(NAN)))
+        error = stopped(tmp_path / "run" / "nan_dump", metrics=NO_LOSS)
     assert os.listdir(tmp_path / "run" / "nan_dump") == ["000000012"]
     assert error.path == str(tmp_path / "run" / "nan_dump" / "000000012")
     assert sorted(os.listdir(error.path)) == ["batch.safetensors", "report.json"]
@@ -81,9 +78,8 @@ def test_the_report_says_all_that_is_known(tmp_path):
         report = json.load(file, parse_constant=lambda name: pytest.fail(name))
     assert report["update"] == 12 and report["seeds"] == {"seed": 3}
     assert report["metrics"] == {"loss": "nan", "policy_loss": 0.25}
-    assert report["found"] == [
-        {"where": "metrics", "key": "loss", "num": 1, "of": 1, "rows": [], "value": "nan"}
-    ]
+    found = {"where": "metrics", "key": "loss", "num": 1, "of": 1, "rows": [], "value": "nan"}
+    assert report["found"] == [found]
 
 
 def test_what_envs_say_can_be_checked(tmp_path):
@@ -99,7 +95,7 @@ def test_what_envs_say_can_be_checked(tmp_path):
 
 def test_a_full_disk_does_not_hide_it(tmp_path):
     (tmp_path / "nan_dump").write_text("a file in the way")
-    error = stopped(tmp_path / "nan_dump", metrics=("loss", torch.tensor(NAN)))
+    error = stopped(tmp_path / "nan_dump", metrics=NO_LOSS)
     assert "metrics loss: nan. The batch could not be saved in" in str(error)
 
 

@@ -16,6 +16,21 @@ from raffia.train.record import (
 )
 from tests.envs.test_video import read_gif
 
+
+def test_pictures_alone_and_an_episode_begins_anew_after_save(tmp_path):
+    recorder = EpisodeRecorder(tmp_path / "episodes", fps=10)
+    for name, shades in (("000000004_r12.5", (10, 20, 30)), ("b", (1, 2))):
+        for shade in shades:
+            recorder.frame(picture(shade))
+        path = recorder.save(name)
+        assert path == tmp_path / "episodes" / f"{name}.gif"
+        frames, times = read_gif(path)
+        assert torch.equal(frames, torch.stack([picture(shade) for shade in shades]))
+        assert times == [100] * len(shades)
+    with pytest.raises(ValueError, match=r"no picture was taken; call frame\(picture\)"):
+        recorder.save("third")
+
+
 NONE = float("nan")
 
 
@@ -27,27 +42,6 @@ def letters(panel):
     """A panel [h, w, 3] as lines of letters."""
     names = {GROUND: ".", AXIS: "_", CURVE: "c", BAR: "b", BEST: "B"}
     return ["".join(names[tuple(pixel.tolist())] for pixel in line) for line in panel]
-
-
-def test_pictures_alone(tmp_path):
-    recorder = EpisodeRecorder(tmp_path / "episodes", fps=10)
-    for shade in (10, 20, 30):
-        recorder.frame(picture(shade))
-    path = recorder.save("000000004_r12.5")
-    assert path == tmp_path / "episodes" / "000000004_r12.5.gif"
-    frames, times = read_gif(path)
-    assert torch.equal(frames, torch.stack([picture(shade) for shade in (10, 20, 30)]))
-    assert times == [100] * 3
-
-
-def test_an_episode_begins_anew_after_save(tmp_path):
-    recorder = EpisodeRecorder(tmp_path, fps=10)
-    for number, num in enumerate((2, 5)):
-        for shade in range(num):
-            recorder.frame(picture(shade))
-        assert len(read_gif(recorder.save(str(number)))[0]) == num
-    with pytest.raises(ValueError, match=r"no picture was taken; call frame\(picture\)"):
-        recorder.save("third")
 
 
 def test_value_and_policy_stand_below(tmp_path):
@@ -107,12 +101,6 @@ def test_values_that_do_not_change_are_a_line_in_the_middle(values):
     assert drawn.sum() == 30 - 2 * MARGIN
 
 
-def test_more_actions_than_pixels():
-    pictures = torch.zeros(1, 5, 30, 3, dtype=torch.uint8)
-    policy = torch.full((400,), 1 / 400)
-    assert annotated(pictures, torch.tensor([NONE]), [policy]).shape == (1, 5 + PANEL, 30, 3)
-
-
 def test_long_episodes_are_thinned_and_last_as_long(tmp_path):
     recorder = EpisodeRecorder(tmp_path, fps=20, max_frames=6)
     for t in range(30):
@@ -136,7 +124,7 @@ def test_sizes(tmp_path):
 def test_an_mp4(tmp_path):
     pytest.importorskip("imageio_ffmpeg", reason="extra video is not installed")
     recorder = EpisodeRecorder(tmp_path, suffix="mp4")
-    recorder.frame(picture(1), value=1.0, policy=torch.tensor([1.0, 0.0]))
+    recorder.frame(picture(1), value=1.0, policy=torch.full((400,), 1 / 400))  # more than pixels
     path = recorder.save("a")
     assert path.suffix == ".mp4" and path.read_bytes()[4:8] == b"ftyp"
 
@@ -148,21 +136,9 @@ def test_errors(tmp_path):
     recorder.frame(picture(1))
     with pytest.raises(ValueError, match=r"a picture of \[180, 160, 3\] does not fit"):
         recorder.frame(picture(1, 180))
-    with pytest.raises(
-        ValueError, match="the name of a video must end in .gif or .mp4, not in '.webm'"
+    for options, words in (
+        ({"suffix": "webm"}, "name of a video must end in .gif or .mp4, not in '.webm'"),
+        ({"max_frames": 1}, "max_frames=1 must be at least 2"),
     ):
-        EpisodeRecorder(tmp_path, suffix="webm")
-    with pytest.raises(ValueError, match="max_frames=1 must be at least 2"):
-        EpisodeRecorder(tmp_path, max_frames=1)
-
-
-def test_a_env_is_recorded(tmp_path):
-    from raffia.envs.board import TicTacToe
-
-    envs = TicTacToe(2)
-    envs.reset(torch.arange(2))
-    recorder = EpisodeRecorder(tmp_path, fps=2)
-    recorder.frame(envs.render(1), value=0.0, policy=torch.full((9,), 1 / 9))
-    envs.step(torch.tensor([0, 4]))
-    recorder.frame(envs.render(1))
-    assert len(read_gif(recorder.save("board"))[0]) == 2
+        with pytest.raises(ValueError, match=words):
+            EpisodeRecorder(tmp_path, **options)

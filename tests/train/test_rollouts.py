@@ -17,35 +17,28 @@ from raffia.train.collect import Collector
 from raffia.train.ledger import Ledger, rows_of
 from raffia.train.rollouts import Schedule
 
+SCHEDULES = {
+    "rollout_size": st.integers(1, 40),
+    "random_env_steps": st.integers(0, 60),
+    "updates_per_env_step": st.sampled_from([0.1, 0.2, 1 / 3, 0.5, 0.7, 1.0, 2.0, 3.7]),
+    "ahead": st.integers(0, 9),
+    "weights_every": st.integers(1, 4),
+}
 
-@given(
-    rollout_size=st.integers(1, 40),
-    random_env_steps=st.integers(0, 60),
-    more=st.integers(1, 200),
-    ratio=st.sampled_from([0.1, 0.2, 1 / 3, 0.5, 0.7, 1.0, 2.0, 3.7]),
-    ahead=st.integers(0, 9),
-    every=st.integers(1, 4),
-)
+
+@given(st.fixed_dictionaries(SCHEDULES), st.integers(1, 200))
 @settings(max_examples=300, deadline=None)
-def test_a_schedule_is_that_of_a_loop_that_counts_steps(
-    rollout_size, random_env_steps, more, ratio, ahead, every
-):
-    total = random_env_steps + more
-    schedule = Schedule(
-        rollout_size=rollout_size,
-        random_env_steps=random_env_steps,
-        num_env_steps=total,
-        updates_per_env_step=ratio,
-        ahead=ahead,
-        weights_every=every,
-    )
+def test_a_schedule_is_that_of_a_loop_that_counts_steps(options, more):
+    begin, ratio = options["random_env_steps"], options["updates_per_env_step"]
+    ahead, every = options["ahead"], options["weights_every"]
+    schedule = Schedule(**options, num_env_steps=begin + more)
     played, rollout = 0, 0
     for update in range(math.ceil(more * ratio) + 2):
-        while played < min(total, random_env_steps + math.ceil((update + 1) / ratio)):
+        while played < min(begin + more, begin + math.ceil((update + 1) / ratio)):
             assert schedule.due(rollout) == update
             version = schedule.version(rollout)
             assert version % every == 0 and max(0, update - ahead) - version in range(every)
-            played, rollout = played + rollout_size, rollout + 1
+            played, rollout = played + options["rollout_size"], rollout + 1
     assert schedule.due(rollout) is None and schedule.version(rollout) is None
 
 

@@ -49,6 +49,8 @@ class Making:
     def task(self, at):
         return at
 
+    save = load = task
+
     def part(self, task, shards):
         at = task["at"][shards.start : shards.stop]
         return task.copy().set("at", at).set("shards", torch.tensor([*shards]))
@@ -59,11 +61,19 @@ class Making:
     def batch(self, state, task, answer):
         return answer
 
-    def save(self, task):
-        return task
 
-    def load(self, saved):
-        return saved
+@pytest.mark.parametrize("num", [1, 2, 4, 8])
+@pytest.mark.parametrize("ahead", [0, 3])
+def test_a_batch_is_read_as_it_was_drawn_and_what_no_worker_needs_is_not_kept(num, ahead):
+    with closing(Loop(num, ahead=ahead)) as loop:
+        for update in range(NUM_UPDATES):
+            loop.run([update])
+            kept = {feed.num_bytes_stored for feed in loop.making.feeds}
+            assert kept <= {8 * num for num in range(2 * (ahead + 1) + 1)}
+            assert max(kept) > 0 or not ahead or update != 7
+            assert loop.batches.metrics()["mib_kept_for_reanalyzers"] >= 0.0
+        assert len(loop.expected) == NUM_UPDATES
+        assert loop.batches.metrics()["batches_open"] == 0.0
 
 
 class Loop:
@@ -92,17 +102,8 @@ class Loop:
             assert batch["x"].tolist() == self.expected[update]
 
 
-@pytest.mark.parametrize("num", [1, 2, 4, 8])
-@pytest.mark.parametrize("ahead", [0, 3])
-def test_a_batch_is_read_as_it_was_drawn(num, ahead):
-    with closing(Loop(num, ahead=ahead)) as loop:
-        loop.run()
-        assert len(loop.expected) == NUM_UPDATES
-        assert loop.batches.metrics()["batches_open"] == 0.0
-
-
 @pytest.mark.parametrize("num", [1, 2, 8])
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_workers_that_die_are_given_what_they_had(seed, num):
     engine = ChaosEngine(seed, lost=0.25, wasted=0.25)
     with closing(Loop(num, engine)) as loop:
@@ -110,36 +111,11 @@ def test_workers_that_die_are_given_what_they_had(seed, num):
     assert engine.num_lost >= 2
 
 
-def test_what_no_worker_needs_is_not_kept():
-    with closing(Loop(2)) as loop:
-        for update in range(8):
-            loop.run([update])
-            kept = {feed.num_bytes_stored for feed in loop.making.feeds}
-            assert kept <= {8 * num for num in range(2 * 4 + 1)}
-        assert max(kept) > 0
-        assert loop.batches.metrics()["mib_kept_for_reanalyzers"] >= 0.0
-
-
-def test_a_state_that_is_loaded_ends_what_there_was():
-    """The rows, too: workers are given those that are there at their next task."""
-    with closing(Loop(2)) as loop:
-        loop.run(range(5))
-        loop.batches.load_state(TensorDict())
-        assert not any(feed.is_started for feed in loop.making.feeds)
-        loop.making.add(9)  # as of another checkpoint
-        loop.run(range(5, NUM_UPDATES))
-
-
-def test_who_holds_what():
+def test_who_holds_what_and_more_workers_than_shards_take_turns():
     assert [list(holds(worker, 2, 6)) for worker in range(2)] == [[0, 1, 2], [3, 4, 5]]
     assert [list(holds(worker, 6, 3)) for worker in range(6)] == [[0], [1], [2]] * 2
-    with pytest.raises(
-        ValueError, match="4 shards cannot be divided equally among 3 workers: use 4"
-    ):
+    with pytest.raises(ValueError, match="4 shards cannot be .* equally among 3 workers: use 4"):
         Loop(3)
-
-
-def test_more_workers_than_shards_take_turns():
     asked = []
 
     class Seen(InlineEngine):
@@ -157,3 +133,13 @@ def test_more_workers_than_shards_take_turns():
     with closing(Loop(8, Seen(), ahead=0)) as loop:
         loop.run(range(3))
     assert asked == [(u, (u % 2) * 4 + shard) for u in range(3) for shard in range(4)]
+
+
+def test_a_state_that_is_loaded_ends_what_there_was():
+    """The rows, too: workers are given those that are there at their next task."""
+    with closing(Loop(2)) as loop:
+        loop.run(range(5))
+        loop.batches.load_state(TensorDict())
+        assert not any(feed.is_started for feed in loop.making.feeds)
+        loop.making.add(9)  # as of another checkpoint
+        loop.run(range(5, NUM_UPDATES))

@@ -1,11 +1,20 @@
 import os
 import signal
 import threading
-import time
 
 import pytest
 
 from raffia.train.signals import stop_on_signals
+from tests.processes import wait_for
+
+
+@pytest.fixture(autouse=True)
+def handlers_are_put_back():
+    before = [signal.getsignal(one) for one in HANDLERS]
+    yield
+    for one, handler in zip(HANDLERS, before, strict=True):
+        signal.signal(one, handler)
+
 
 HANDLERS = (signal.SIGINT, signal.SIGTERM)
 
@@ -34,41 +43,25 @@ def test_who_asks_is_told_even_while_something_is_being_printed():
         stop.announce = tell
         with lock:
             signal.raise_signal(signal.SIGINT)
-        for _ in range(200):
-            if told:
-                break
-            time.sleep(0.01)
+        wait_for(lambda: told, 5)
     assert told == [
         "SIGINT: saving and stopping after this update; a second signal stops immediately, and a "
         "resume then continues from the last checkpoint"
     ]
 
 
-def test_handlers_are_restored():
+def test_handlers_are_restored_and_what_is_ignored_stays_ignored():
     def mine(number, frame):
         raise AssertionError
 
-    before = signal.signal(signal.SIGTERM, mine)
-    try:
-        with stop_on_signals():
-            assert signal.getsignal(signal.SIGTERM) is not mine
-        assert signal.getsignal(signal.SIGTERM) is mine
-        with pytest.raises(KeyError), stop_on_signals():
-            raise KeyError
-        assert signal.getsignal(signal.SIGTERM) is mine
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def test_what_is_ignored_stays_ignored():
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        with stop_on_signals() as stop:
-            signal.raise_signal(signal.SIGINT)
-            assert not stop.requested
-        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGINT, before)
+    signal.signal(signal.SIGTERM, mine)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with pytest.raises(KeyError), stop_on_signals() as stop:
+        assert signal.getsignal(signal.SIGTERM) is not mine
+        signal.raise_signal(signal.SIGINT)
+        assert not stop.requested
+        raise KeyError
+    assert [signal.getsignal(one) for one in HANDLERS] == [signal.SIG_IGN, mine]
 
 
 def test_in_another_thread_nothing_is_done():

@@ -19,6 +19,10 @@ from raffia.lm.data.dialogue import (
 from raffia.lm.data.rl_dataset import BatchOrder
 
 
+def stored(*points, **options):
+    return DialogueDataset.of_points(points, Vocabulary(9), **options)
+
+
 def row_of(length, reward=0.0):
     return DataPoint.from_tokens([1] * length, [0], [reward])
 
@@ -29,18 +33,12 @@ def rows_of(order, seed, start, num):
 
 def test_buckets_give_few_shapes():
     points = [row_of(length) for length in range(2, 30)]
-    data = DialogueDataset.of_points(points, Vocabulary(9), buckets=(8, 16, 32), sort_window=9)
-    shapes = {
-        (tuple(batch["tokens"].shape), tuple(batch["action_idxs"].shape))
-        for batch in itertools.islice(data.batches(0, 0, 2), 40)
-    }
-    assert shapes <= {((2, length), (2, 8)) for length in (8, 16, 32)} and len(shapes) == 3
-    longer = DialogueDataset.of_points([row_of(40)], Vocabulary(9), buckets=(8,))
+    batches = stored(*points, buckets=(8, 16, 32), sort_window=9).batches(0, 0, 2)
+    shapes = {(*batch["tokens"].shape, *batch["action_idxs"].shape)
+              for batch in itertools.islice(batches, 40)}  # fmt: skip
+    assert shapes <= {(2, length, 2, 8) for length in (8, 16, 32)} and len(shapes) == 3
+    longer = stored(row_of(40), buckets=(8,))
     assert longer.take(np.array([0]))["tokens"].shape == (1, 40)
-    with pytest.raises(ValueError, match=r"buckets=\(8, 4\) must be increasing lengths"):
-        DialogueDataset.of_points(points, Vocabulary(9), buckets=(8, 4))
-    with pytest.raises(ValueError, match="is longer than max_len=16, the model's context"):
-        DialogueDataset.of_points([], Vocabulary(9), buckets=(8, 32), max_len=16)
 
 
 @pytest.mark.parametrize(
@@ -98,8 +96,6 @@ def test_statistics_and_the_rows_with_the_highest_returns(cases):
         assert sorted((p.episode_return for p in best), reverse=True) == returns[:num]
         assert sorted(next(best.batches(0, 0, num))["index"].tolist()) == best.rows.tolist()
     assert len(data.best(0.001)) == 1 and len(data.best(0.5).best(0.5)) == 20
-    with pytest.raises(ValueError, match=r"fraction=10 must be above 0 and at most 1; best\(0.1\)"):
-        data.best(10)
 
 
 class Rows(List_RL_Dataset):
@@ -138,44 +134,35 @@ class Drawn(Iterable_RL_Dataset):
 
 
 def test_rows_of_ones_own_are_checked():
+    wrong = DataPoint.from_tokens([1, 9], [], [])
+    below = DataPoint.from_tokens([-1], [], [])
     for call, words in (
-        (
-            lambda: Rows([]).collate([DataPoint.from_tokens([1, 9], [], [])]),
-            "token 1 of the row is 9, but the vocabulary has 9",
-        ),
+        (lambda: Rows([]).collate([wrong]), "token 1 of the row is 9, but the vocabulary has 9"),
         (lambda: Rows([], max_len=4).collate([row_of(5)]), r"row 0 has 5 tok.*point.cut\(4\)"),
+        (lambda: stored(row_of(2), below), "row 1: token 0 of the row is -1"),
         (
-            lambda: DialogueDataset.of_points(
-                [row_of(2), DataPoint.from_tokens([-1], [], [])], Vocabulary(9)
-            ),
-            "row 1: token 0 of the row is -1",
-        ),
-        (
-            lambda: DialogueDataset.of_points([row_of(5)], Vocabulary(9), max_len=4),
+            lambda: stored(row_of(5), max_len=4),
             "row 0 has 5 tokens, more than the 4 of the context",
         ),
         (lambda: next(Rows([]).batches(0, 0, 2)), r"Rows has no rows: size\(\) is 0"),
         (lambda: Rows([]).collate([]), "a batch must have at least one row; got none"),
-        (
-            lambda: next(Rows([row_of(2)]).batches(0, 0, 0)),
-            "batch_size=0 must be at least 1",
-        ),
+        (lambda: next(Rows([row_of(2)]).batches(0, 0, 0)), "batch_size=0 must be at least 1"),
+        (lambda: stored(buckets=(8, 4)), r"buckets=\(8, 4\) must be increasing lengths"),
+        (lambda: stored(buckets=(8, 32), max_len=16), "is longer than max_len=16, the model's con"),
+        (lambda: stored(row_of(2)).best(10), r"fraction=10 must be .* at most 1; best\(0.1\)"),
     ):
         with pytest.raises(ValueError, match=words):
             call()
 
 
-WHOLE = dict(
-    num_tokens=134,
-    pad_token_id=128,
-    bos_token_id=129,
-    eos_token_id=130,
-    boa_token_id=131,
-    eoa_token_id=132,
-    eod_token_id=133,
-    encode=lambda text: list(text.encode("ascii")),
-    save=lambda folder: None,
-)
+ROLES = ("pad", "bos", "eos", "boa", "eoa", "eod")
+WHOLE = {"num_tokens": 134, "encode": lambda text: list(text.encode("ascii"))}
+
+
+WHOLE |= {f"{role}_token_id": 128 + at for at, role in enumerate(ROLES)}
+
+
+WHOLE |= {"save": lambda folder: None}
 
 
 def test_a_tokenizer_that_lacks_a_special_token_is_told_what_to_do(tmp_path):
@@ -191,7 +178,7 @@ def test_a_tokenizer_that_lacks_a_special_token_is_told_what_to_do(tmp_path):
         ("num_tokens", None, r"no num_tokens.*the largest token id plus one"),
         ("num_tokens", 0, r"no num_tokens.*the largest token id plus one"),
     ]
-    for role in ("pad", "bos", "boa", "eos", "eoa", "eod"):
+    for role in ROLES:
         says = f"tokenizer has no {role}_token_id, the id of the token that (begins|ends|pads)"
         for value in ("none", None, "</s>", 1.5, True):  # as those of transformers have it
             refused.append((f"{role}_token_id", value, says + r".*HFTokenizer\(.*add_missing=True"))

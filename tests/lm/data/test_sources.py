@@ -18,6 +18,12 @@ from raffia.lm.data.dialogue import (
 )
 from raffia.lm.data.dialogue_sources import JoinedDialogues
 
+
+def refused(source, tokenizer, kind, words, **options):
+    with pytest.raises(kind, match=words):
+        DialogueDataset.build(source, tokenizer, **options)
+
+
 MESSAGES = [
     {"role": "system", "content": "be"},
     {"role": "user", "content": "hi"},
@@ -160,17 +166,11 @@ BAD = [
     ({"tokens": [1, 99], "action_idxs": [0], "rewards": [1]}, "token 1 of the row is 99, but the"),
     ({"tokens": [1, -1], "action_idxs": [0], "rewards": [1]}, "token 1 of the row is -1, but the"),
     ({"tokens": [1, 2], "action_idxs": [1], "rewards": [1]}, "must be increasing and lie in 0..0"),
-    (
-        {"tokens": [1.5], "action_idxs": [], "rewards": []},
-        "but expected a list of whole numbers",
-    ),
+    ({"tokens": [1.5], "action_idxs": [], "rewards": []}, "expected a list of whole numbers"),
     ({"tokens": [], "action_idxs": [], "rewards": []}, "a row must have at least one token"),
     ({"sequence": [["A", None]]}, "line 2: the tokenizer has no token for part of it: 'A'"),
     ({"sequence": [["a</s>", None]]}, "contains the eos token"),
-    (
-        {"sequence": [["a\ud800", None]]},
-        r"utterance 0 contains half of a surrogate pair: 'a.ud800'",
-    ),
+    ({"sequence": [["a\ud800", None]]}, r"0 contains half of a surrogate pair: 'a.ud800'"),
 ]
 
 
@@ -193,29 +193,54 @@ def test_a_file_that_is_one_list(tmp_path, tokenizer, ending):
     path.write_bytes(gzip.compress(text) if ending.endswith("gz") else text)
     data = DialogueDataset.build(read_dialogues(path), tokenizer)
     assert [point.tokens for point in data] == [TOKENS] * 3
+    for content, words in (
+        (json.dumps([FORMS["messages"], 7]).encode(), "row 1: 7 must be an object"),
+        (b'[{"messages": ', "begins like a list, but is not JSON"),
+        (b'["\xff"]', "byte 3: it is not UTF-8"),
+    ):
+        path.write_bytes(content)
+        refused(read_dialogues(path), tokenizer, MalformedDataError, words)
     path.write_text(json.dumps([FORMS["messages"], 7]))
-    with pytest.raises(MalformedDataError, match="row 1: 7 must be an object"):
-        DialogueDataset.build(read_dialogues(path), tokenizer)
     assert len(DialogueDataset.build(read_dialogues(path), tokenizer, malformed="skip")) == 1
-    path.write_text('[{"messages": ')
-    with pytest.raises(MalformedDataError, match="begins like a list, but is not JSON"):
-        DialogueDataset.build(read_dialogues(path), tokenizer)
-    path.write_bytes(b'["\xff"]')
-    with pytest.raises(MalformedDataError, match="byte 3: it is not UTF-8"):
-        DialogueDataset.build(read_dialogues(path), tokenizer)
+    path.write_text("[1, 2, 3, 4]")
     with pytest.raises(MalformedDataError, match="a single list of more than 8 bytes"):
-        path.write_text("[1, 2, 3, 4]")
         list(JsonLineDialogues(path, max_line_bytes=8).rows())
 
 
-def test_a_line_that_is_too_long_is_passed_over_whole(tmp_path, tokenizer):
+def test_a_line_or_a_row_that_is_too_long(tmp_path, tokenizer):
+    """A line is passed over whole; a row may be cut."""
     long = json.dumps({"sequence": [["a" * 3_000_000, None]]})
     path = write_lines(tmp_path / "a.jsonl", FORMS["sequence"], long, FORMS["sequence"])
-    source = JsonLineDialogues(path, max_line_bytes=1000)
-    with pytest.raises(MalformedDataError, match="line 2: it is longer than 1000 bytes"):
-        DialogueDataset.build(source, tokenizer)
+    source, error = JsonLineDialogues(path, max_line_bytes=1000), MalformedDataError
+    refused(source, tokenizer, error, "line 2: it is longer than 1000 bytes")
     data = DialogueDataset.build(source, tokenizer, malformed="skip")
     assert len(data) == 2 and data.statistics().num_skipped == 1
+    path = write_lines(tmp_path / "b.jsonl", {"sequence": [["a", 1.0]]}, FORMS["sequence"])
+    source, words = read_dialogues(path), "line 2: it has 11 tokens, more than the 8 of"
+    refused(source, tokenizer, error, words, max_len=8)
+    cut = DialogueDataset.build(source, tokenizer, max_len=8, too_long="cut")
+    assert cut[1].tokens == TOKENS[:8] and cut[1].terminals == [0, 0]
+    assert cut.statistics().num_cut == 1
+    assert cut.statistics().mean_return == 0.75, "the return is that of the whole row"
+    left = DialogueDataset.build(source, tokenizer, max_len=8, too_long="skip")
+    assert len(left) == 1 and left.statistics().num_skipped == 1
+
+
+def test_no_rows_at_all(tmp_path, tokenizer):
+    path = write_lines(tmp_path / "a.jsonl", "no")
+    words = "no row is left to learn from: all 1 were skipped, the first"
+    refused(read_dialogues(path), tokenizer, ValueError, words, malformed="skip")
+    path.write_text("")
+    empty, hi = read_dialogues(path), [Dialogue([("hi", None)], True)]
+    source = r"not a source of dialogues: pass read_dialogues\(path\)"
+    mixed = ObservationDialogues([Dialogue(SEQUENCE), "no"])
+    refused(empty, tokenizer, ValueError, "no rows to learn from: the source is empty")
+    refused(empty, tokenizer, ValueError, "='shorten' must be one of", too_long="shorten")
+    refused("chats.jsonl", tokenizer, TypeError, source)
+    refused(hi, tokenizer, TypeError, source)
+    refused(mixed, tokenizer, MalformedDataError, r"row 1: a str has no to_sequence\(\)")
+    with pytest.raises(FileNotFoundError, match="there is no file"):
+        read_dialogues(tmp_path / "none.jsonl")
 
 
 @pytest.mark.parametrize("name", ["line.json.gz", "list.json.gz", "a.parquet"])
@@ -234,38 +259,3 @@ def test_a_small_file_that_asks_for_a_large_memory_is_refused(tmp_path, tokenize
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert path.stat().st_size < 2**16 and peak < 2**26
-
-
-def test_rows_that_are_longer_than_the_context(tmp_path, tokenizer):
-    path = write_lines(tmp_path / "a.jsonl", {"sequence": [["a", 1.0]]}, FORMS["sequence"])
-    source = read_dialogues(path)
-    with pytest.raises(MalformedDataError, match="line 2: it has 11 tokens, more than the 8 of"):
-        DialogueDataset.build(source, tokenizer, max_len=8)
-    cut = DialogueDataset.build(source, tokenizer, max_len=8, too_long="cut")
-    assert cut[1].tokens == TOKENS[:8] and cut[1].terminals == [0, 0]
-    assert cut.statistics().num_cut == 1
-    assert cut.statistics().mean_return == 0.75, "the return is that of the whole row"
-    left = DialogueDataset.build(source, tokenizer, max_len=8, too_long="skip")
-    assert len(left) == 1 and left.statistics().num_skipped == 1
-
-
-def test_no_rows_at_all(tmp_path, tokenizer):
-    path = write_lines(tmp_path / "a.jsonl", "no")
-    with pytest.raises(
-        ValueError, match="no row is left to learn from: all 1 were skipped, the first"
-    ):
-        DialogueDataset.build(read_dialogues(path), tokenizer, malformed="skip")
-    path.write_text("")
-    with pytest.raises(ValueError, match="no rows to learn from: the source is empty"):
-        DialogueDataset.build(read_dialogues(path), tokenizer)
-    for source in ("chats.jsonl", [Dialogue([("hi", None)], True)]):
-        with pytest.raises(
-            TypeError, match=r"not a source of dialogues: pass read_dialogues\(path\)"
-        ):
-            DialogueDataset.build(source, tokenizer)
-    with pytest.raises(MalformedDataError, match=r"row 1: a str has no to_sequence\(\)"):
-        DialogueDataset.build(ObservationDialogues([Dialogue(SEQUENCE), "no"]), tokenizer)
-    with pytest.raises(FileNotFoundError, match="there is no file"):
-        read_dialogues(tmp_path / "none.jsonl")
-    with pytest.raises(ValueError, match="too_long='shorten' must be one of"):
-        DialogueDataset.build(read_dialogues(path), tokenizer, too_long="shorten")

@@ -14,13 +14,10 @@ INF = math.inf
 
 
 def scores(logits, advantage, forbidden=None, **options):
-    tensors = [
-        None if x is None else torch.tensor([x], dtype=torch.float64)
-        for x in (logits, advantage, forbidden)
-    ]
-    if tensors[2] is not None:
-        tensors[2] = tensors[2][0]
-    return perturb(tensors[0], tensors[1], DecodeConfig(**options), tensors[2])[0].exp().tolist()
+    given = (logits, advantage, forbidden)
+    rows = [None if x is None else torch.tensor([x], dtype=torch.float64) for x in given]
+    away = None if rows[2] is None else rows[2][0]
+    return perturb(rows[0], rows[1], DecodeConfig(**options), away)[0].exp().tolist()
 
 
 def test_values_choose_within_the_policys_likeliest_tokens_unless_told_otherwise():
@@ -78,20 +75,16 @@ def test_top_p_of_a_large_vocabulary_is_that_of_all_its_tokens_sorted():
         (dict(include_logits=False, include_adv=False), "leave nothing to choose tokens by"),
         (dict(include_logits=False, adv_weight=0.0), "leave nothing to choose tokens by"),
         (dict(num_beams=2, num_generations=3), "pass num_beams=3"),
-        (
-            dict(rerank="values"),
-            "rerank='values' must be one of None, 'log_prob', 'advantage', 'value'",
-        ),
+        (dict(rerank="values"), "='values' must be one of None, 'log_prob', 'advantage', 'value'"),
         (dict(max_new_tokens=0), "max_new_tokens=0 must be at least 1"),
+        (dict(num_candidates=1), "num_candidates=1 must be at least 2"),
+        (dict(policy="puct"), "policy='puct' must be one of 'muzero', 'gumbel'"),
     ],
 )
 def test_what_cannot_be_is_refused(options, text):
+    kind = TokenPlanConfig if {*options} & {"num_candidates", "policy"} else DecodeConfig
     with pytest.raises(ValueError, match=text):
-        DecodeConfig(**options)
-    with pytest.raises(ValueError, match="num_candidates=1 must be at least 2"):
-        TokenPlanConfig(num_candidates=1)
-    with pytest.raises(ValueError, match="policy='puct' must be one of 'muzero', 'gumbel'"):
-        TokenPlanConfig(policy="puct")
+        kind(**options)
 
 
 def plain(logits, advantage, config, forbidden):

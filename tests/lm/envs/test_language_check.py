@@ -11,6 +11,19 @@ from raffia.lm.envs.wordle.game import Wordle, WordleEnv
 from raffia.lm.envs.wordle.vocabulary import Vocabulary
 from raffia.lm.tokenizers.tokenizer import character_tokenizer
 
+
+def test_an_env_that_keeps_the_contract_and_what_is_noted():
+    report = check_language_environment(Count, ["0", "1"])
+    assert report.ok and "note" not in str(report)
+    report.require()
+    report = check_language_environment(Count, ["0", "1"], max_steps=1)
+    assert report.ok and "note   ends: no dialogue ended within 1 steps" in str(report)
+    report = check_language_environment(Count, ["0", "1"], tokenizer=character_tokenizer(["01"]))
+    assert not report.ok and "tokens: there is no token for" in str(report)
+    with pytest.raises(ValueError, match="actions is empty"):
+        check_language_environment(Count, [])
+
+
 WORDS = ("crane", "slate", "crown", "adieu")
 
 
@@ -129,12 +142,6 @@ BROKEN = {  # what is other than in one that keeps the contract, and the complai
 }
 
 
-def test_an_env_that_keeps_the_contract():
-    report = check_language_environment(Count, ["0", "1"])
-    assert report.ok and "note" not in str(report)
-    report.require()
-
-
 def test_wordle_keeps_the_contract():
     for wordle in (
         Wordle(vocabulary=Vocabulary(WORDS)),
@@ -156,18 +163,3 @@ def test_what_breaks_the_contract_is_named(name):
     assert not report.ok
     with pytest.raises(AssertionError, match=complaint):
         report.require()
-
-
-def test_an_env_without_an_end_is_noted():
-    report = check_language_environment(Count, ["0", "1"], max_steps=1)
-    assert report.ok and "note   ends: no dialogue ended within 1 steps" in str(report)
-
-
-def test_a_tokenizer_that_lacks_tokens_is_seen():
-    report = check_language_environment(Count, ["0", "1"], tokenizer=character_tokenizer(["01"]))
-    assert not report.ok and "tokens: there is no token for" in str(report)
-
-
-def test_nothing_to_say():
-    with pytest.raises(ValueError, match="actions is empty"):
-        check_language_environment(Count, [])

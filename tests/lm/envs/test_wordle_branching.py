@@ -73,40 +73,38 @@ def test_an_expectile_balances_what_is_above_and_below(tau):
 
 
 def test_mistakes_of_a_caller():
-    with pytest.raises(ValueError, match="tau=0 must be above 0"):
-        tabular_values(DIALOGUES, tau=0)
-    with pytest.raises(ValueError, match="unfinished"):
-        tabular_values([Said([("a", 1.0)], terminal=False)], tau=0.5)
-    with pytest.raises(KeyError, match="data lack the state"):
-        TabularPolicy(tabular_values(DIALOGUES, tau=0.5)).act(Said([("x", None)], terminal=False))
-    with pytest.raises(ValueError, match="num_repeats=6 leaves none of the 6 tries"):
-        branching_scripts(WORDLE, num_repeats=6)
-    with pytest.raises(ValueError, match="must be 1 or more"):
-        branching_scripts(WORDLE, num_slow=0)
-    with pytest.raises(ValueError, match="at least two words"):
-        first_words(Wordle(vocabulary=Vocabulary(("crane",))))
+    policy = TabularPolicy(tabular_values(DIALOGUES, tau=0.5))
+    unfinished = Said([("a", 1.0)], terminal=False)
+    one_word = Wordle(vocabulary=Vocabulary(("crane",)))
+    for call, kind, words in (
+        (lambda: tabular_values(DIALOGUES, tau=0), ValueError, "tau=0 must be above 0"),
+        (lambda: tabular_values([unfinished], tau=0.5), ValueError, "unfinished"),
+        (lambda: policy.act(Said([("x", None)], terminal=False)), KeyError, "data lack the state"),
+        (
+            lambda: branching_scripts(WORDLE, num_repeats=6),
+            ValueError,
+            "=6 leaves none of the 6 tr",
+        ),
+        (lambda: branching_scripts(WORDLE, num_slow=0), ValueError, "must be 1 or more"),
+        (lambda: first_words(one_word), ValueError, "at least two words"),
+    ):
+        with pytest.raises(kind, match=words):
+            call()
 
 
 def test_branching_games_share_prefixes_and_frequencies_are_exact():
     scripts = branching_scripts(WORDLE, num_expert=2, num_adversarial=3, num_slow=4, num_repeats=2)
     games = branching_games(WORDLE, scripts)
-    assert len(games) == 24 * 9
     good, other = first_words(WORDLE)
-    kinds = {
-        name: [g.game for g in games if g.policy == name]
-        for name in ("expert", "adversarial", "slow")
-    }
-    assert {name: len(played) for name, played in kinds.items()} == {
-        "expert": 48,
-        "adversarial": 72,
-        "slow": 96,
-    }
-    said = {name: [[g for g, _ in game.turns] for game in played] for name, played in kinds.items()}
-    assert all(guesses[0] == good for guesses in said["expert"] + said["adversarial"])
-    assert all(set(guesses) == {good} for guesses in said["adversarial"])
-    assert all(set(guesses[:2]) == {other} for guesses in said["slow"])
-    assert all(game.won for game in kinds["expert"] + kinds["slow"])
-    assert sum(game.won for game in kinds["adversarial"]) == 3  # where the word is the secret
+    kinds = {"expert": [], "adversarial": [], "slow": []}
+    for game in games:
+        kinds[game.policy].append((game.game, [guess for guess, _ in game.game.turns]))
+    assert [len(played) for played in kinds.values()] == [48, 72, 96]
+    assert all(said[0] == good for _, said in kinds["expert"] + kinds["adversarial"])
+    assert all(set(said) == {good} for _, said in kinds["adversarial"])
+    assert all(set(said[:2]) == {other} for _, said in kinds["slow"])
+    assert all(game.won for game, _ in kinds["expert"] + kinds["slow"])
+    assert sum(game.won for game, _ in kinds["adversarial"]) == 3  # where the word is the secret
 
 
 @pytest.mark.parametrize("num_words", [24, 48])

@@ -1,6 +1,7 @@
 """The game against recorded cases, and what must hold of any game."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -127,42 +128,33 @@ def test_an_invalid_guess_takes_a_try_and_tells_nothing():
     assert not any(wordle.is_valid(guess) for guess in ("CRANE", "cran1", "crané", "crane "))
 
 
-def test_a_game_ends_after_its_tries():
-    env = WordleEnv(Wordle(vocabulary=Vocabulary(("crane", "crown")), num_tries=2))
-    env.reset(0)
-    assert [env.step("slate")[2], env.step("slate")[2]] == [False, True]
-    with pytest.raises(RuntimeError, match=r"over; call reset\(seed\)"):
-        env.step("crane")
-    assert env.reset(0).turns == () and not env.is_terminal()
-
-
 def test_words_and_mistakes_of_a_caller():
     assert 600 <= len(BUILT_IN) <= 700 and list(BUILT_IN) == sorted(set(BUILT_IN))
     assert all(len(word) == 5 and word.isascii() and word.islower() for word in BUILT_IN)
     few, more = BUILT_IN.subset(20, seed=3), BUILT_IN.subset(60, seed=3)
     assert set(few) < set(more) and few == BUILT_IN.subset(20, seed=3)
     assert few != BUILT_IN.subset(20, seed=4)
-    vocabulary, said = Vocabulary(("crane",)), WordleObservation.from_sequence
+    wordle, said = (
+        partial(Wordle, vocabulary=Vocabulary(("crane",))),
+        WordleObservation.from_sequence,
+    )
+    env = WordleEnv(Wordle(vocabulary=Vocabulary(("crane", "crown")), num_tries=2))
+    env.reset(0)
+    assert [env.step("slate")[2], env.step("slate")[2]] == [False, True]
     for call, kind, words in (
         (lambda: BUILT_IN.subset(0), ValueError, r"num_words=0 must be in 1\.\."),
         (lambda: Vocabulary(()), ValueError, "a vocabulary must have at least one word"),
-        (lambda: WordleEnv(Wordle(vocabulary=vocabulary)).step("crane"), RuntimeError, "first"),
-        (
-            lambda: Wordle(vocabulary=vocabulary, rule="times"),
-            ValueError,
-            "rule='times' must be one of 'newspaper', 'paper'",
-        ),
-        (lambda: Wordle(vocabulary=vocabulary, num_tries=0), ValueError, "num_tries=0"),
-        (
-            lambda: Wordle(vocabulary=vocabulary).answer("crane", "robot"),
-            ValueError,
-            "secret 'robot' is not in the vocabulary",
-        ),
+        (lambda: WordleEnv(wordle()).step("crane"), RuntimeError, "first"),
+        (lambda: wordle(rule="times"), ValueError, "='times' must be one of 'newspaper', 'paper'"),
+        (lambda: wordle(num_tries=0), ValueError, "num_tries=0"),
+        (lambda: wordle().answer("crane", "robot"), ValueError, "'robot' is not in the vocabulary"),
+        (lambda: env.step("crane"), RuntimeError, r"over; call reset\(seed\)"),
         (lambda: said([("crane", 0.0), ("<g><g><g>", None)]), ValueError, "'ggg' is not a row of"),
         (lambda: said([("<g><g><g><g><g>", None)]), ValueError, "is not the answer to a guess"),
     ):
         with pytest.raises(kind, match=words):
             call()
+    assert env.reset(0).turns == () and not env.is_terminal()
 
 
 @pytest.mark.parametrize(

@@ -56,23 +56,17 @@ class Says:
 
 @pytest.mark.parametrize("name", SCRIPTS)
 @pytest.mark.parametrize("wordle", [WORDLE, Wordle.as_published(WORDLE.vocabulary)])
-def test_games_at_once_are_those_of_the_env(name, wordle):
+def test_games_at_once_are_those_of_the_env_and_hang_on_none_beside_them(name, wordle):
     seeds = game_seeds(5, 40)
     games = simulate(wordle, SCRIPTS[name], seeds)
     for seed, game in zip(seeds, games, strict=True):
         guesses = [guess for guess, _ in game.turns]
         (played,) = play_dialogues(lambda: WordleEnv(wordle), Says(guesses), [seed])
         assert played.observation == game and played.done
+        assert simulate(wordle, SCRIPTS[name], [seed])[0] == game
     assert games.returns().tolist() == [sum(game.rewards()) for game in games]
     assert games.won().tolist() == [game.won for game in games]
-
-
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_a_game_does_not_depend_on_those_beside_it(name):
-    seeds = game_seeds(5, 30)
-    together = list(simulate(WORDLE, SCRIPTS[name], seeds))
-    assert [simulate(WORDLE, SCRIPTS[name], [seed])[0] for seed in seeds] == together
-    assert list(simulate(WORDLE, SCRIPTS[name], game_seeds(6, 30))) != together
+    assert list(simulate(wordle, SCRIPTS[name], game_seeds(6, 40))) != list(games)
 
 
 def left_before(game, turn):
@@ -81,36 +75,33 @@ def left_before(game, turn):
 
 def test_what_scripts_say():
     seeds = game_seeds(0, 60)
-    for game in simulate(WORDLE, Fitting(), seeds):
-        assert all(g in left_before(game, turn) for turn, (g, _) in enumerate(game.turns))
-    for game in simulate(WORDLE, Wrong(), seeds):
-        assert all(g not in left_before(game, t) for t, (g, _) in enumerate(game.turns) if t)
-    for game in simulate(WORDLE, Repeat(RandomWord(), num_first=2), seeds):
-        guesses = [guess for guess, _ in game.turns]
+
+    def said(script, wordle=WORDLE, seeds=seeds):
+        return [
+            (game, [guess for guess, _ in game.turns]) for game in simulate(wordle, script, seeds)
+        ]
+
+    for game, guesses in said(Fitting()):
+        assert all(g in left_before(game, turn) for turn, g in enumerate(guesses))
+    for game, guesses in said(Wrong()):
+        assert all(g not in left_before(game, turn) for turn, g in enumerate(guesses) if turn)
+    for _, guesses in said(Repeat(RandomWord(), num_first=2)):
         assert set(guesses[2:]) <= set(guesses[:2])
     words = WORDLE.vocabulary.words[:2]
-    for game in simulate(WORDLE, Say(words), seeds):
-        guesses = [guess for guess, _ in game.turns]
+    for _, guesses in said(Say(words)):
         assert guesses == [words[0], *[words[1]] * (len(guesses) - 1)]
-    for game in simulate(WORDLE, start_word(FIRST, Wrong()), seeds):
-        assert game.turns[0][0] == FIRST
-    for game in simulate(WORDLE, NonWord(), seeds):
-        assert all(guess not in WORDLE.vocabulary for guess, _ in game.turns)
-        assert [row for _, row in game.turns] == ["bbbbb"] * 6
-    published = Wordle.as_published(WORDLE.vocabulary)
-    for game in simulate(published, NonWord(), seeds):
-        assert [row for _, row in game.turns] == [None] * 6
-
-
-def test_a_mixture_by_game_keeps_to_its_part():
-    words = WORDLE.vocabulary.words[:2]
-    parts = tuple(Say((word,)) for word in words)
-    games = list(simulate(WORDLE, Mixture(parts, (1, 3)), game_seeds(0, 400)))
-    said = [{guess for guess, _ in game.turns} for game in games]
-    assert all(guesses in ({words[0]}, {words[1]}) for guesses in said)
-    assert 75 < said.count({words[0]}) < 125
-    by_guess = simulate(WORDLE, Mixture(parts, (1, 3), each="guess"), game_seeds(0, 400))
-    assert any(len({guess for guess, _ in game.turns}) == 2 for game in by_guess)
+    for _, guesses in said(start_word(FIRST, Wrong())):
+        assert guesses[0] == FIRST
+    for wordle, row in ((WORDLE, "bbbbb"), (Wordle.as_published(WORDLE.vocabulary), None)):
+        for game, guesses in said(NonWord(), wordle):
+            assert not {*guesses} & {*WORDLE.vocabulary}
+            assert [colors for _, colors in game.turns] == [row] * 6
+    parts, many = tuple(Say((word,)) for word in words), game_seeds(0, 400)
+    of_games = [{*guesses} for _, guesses in said(Mixture(parts, (1, 3)), seeds=many)]
+    assert all(guesses in ({words[0]}, {words[1]}) for guesses in of_games)
+    assert 75 < of_games.count({words[0]}) < 125
+    by_guess = said(Mixture(parts, (1, 3), each="guess"), seeds=many)
+    assert any(len({*guesses}) == 2 for _, guesses in by_guess)
 
 
 def test_the_gain_of_information_is_the_entropy_of_the_colors():
@@ -194,9 +185,6 @@ def test_policies_that_answer_in_batches_play_the_same_games():
             self.sizes = []
             self.player = Player(InformationGain(), WORDLE)
 
-        def act(self, observation):
-            raise AssertionError("act_batch is there")
-
         def act_batch(self, observations):
             self.sizes.append(len(observations))
             return [self.player.act(observation) for observation in observations]
@@ -209,16 +197,12 @@ def test_policies_that_answer_in_batches_play_the_same_games():
         evaluate(Short(), WORDLE, 3)
     (played,) = play_dialogues(lambda: WordleEnv(WORDLE), Says(["x"] * 9), [0], max_steps=3)
     assert played.actions == ("x",) * 3 and played.rewards == (-1.0,) * 3 and not played.done
-    batched = Batched()
+    batched, games = Batched(), simulate(WORDLE, InformationGain(), game_seeds(3, 50))
     result = evaluate(batched, WORDLE, 50, seed=3, batch_size=32)
     assert result == evaluate(Player(InformationGain(), WORDLE), WORDLE, 50, seed=3)
-    assert result == evaluation_of(simulate(WORDLE, InformationGain(), game_seeds(3, 50)))
-    assert batched.sizes[:2] == [32, 32 - sum(len(g.turns) == 1 for g in first_games(32))]
+    assert result == evaluation_of(games)
+    assert batched.sizes[:2] == [32, 32 - sum(len(game.turns) == 1 for game in list(games)[:32])]
     assert 18 in batched.sizes and len(batched.sizes) <= 12
-
-
-def first_games(num_games):
-    return simulate(WORDLE, InformationGain(), game_seeds(3, num_games))
 
 
 @pytest.mark.parametrize(
