@@ -84,15 +84,12 @@ def test_every_source_gives_the_same_container():
             assert list(source["b"]) == ["c", "later"] and ("b", "later") not in td.keys(True)
 
     each(SOURCES, check)
-    assert set(TensorDict(keys=1, values=2, items=3).keys()) == {"keys", "values", "items"}
     for args in ((), (None,), ({},), (None, None), ({}, [])):
         td = TensorDict(*args)
         assert (td.batch_size, td.device, td.names, td.is_locked) == ((), None, [], False)
         assert td.is_empty()
     td = TensorDict(batch_size=[B], device="cpu", names=["time"], lock=True)
     assert (td.batch_size, td.device, td.names, td.is_locked) == ((B,), CPU, ["time"], True)
-    td = TensorDict({"a": ones(B)}, [B], "cpu")
-    assert td.batch_size == (B,) and td.device == CPU
     td = TensorDict({"z": 1, "a": 2, "m": {"y": 3, "b": 4}})
     assert list(td.keys(True)) == ["z", "a", ("m", "y"), ("m", "b"), "m"]
     td = TensorDict({"a.b": 1, "a": {"b": 0}, ("a", "c"): 2, "e": {}})
@@ -101,8 +98,7 @@ def test_every_source_gives_the_same_container():
     x, p = ones(B), torch.nn.Parameter(ones(B))
     td = TensorDict({"x": x, "p": p, "n": {"x": x}}, [B])
     assert td["x"] is td["n", "x"] is x and td["p"] is p
-    assert isinstance(td, TensorDictBase) and is_tensor_collection(td)
-    assert is_tensor_collection(TensorDict)
+    assert isinstance(td, TensorDictBase) and is_tensor_collection(TensorDict)
     assert not is_tensor_collection({}) and not is_tensor_collection(x)
 
 
@@ -143,14 +139,12 @@ def test_values():
         assert td["x"] == td["n", "x"] == td.to_dict()["x"] == value and "x" in td
         assert isinstance(td.get("x"), NonTensorData) and td.get("x").data == value
         assert td.get("x").batch_size == (B,)
-    assert list(TensorDict({"x": np.array(["u", "v"])})["x"]) == ["u", "v"]
     td = TensorDict({"x": ["u", "v"]}, [B])
     assert isinstance(td.get("x"), NonTensorStack) and td.get("x").batch_size == (B,)
     assert td["x"] == td.to_dict()["x"] == ["u", "v"] and td[0]["x"] == "u"
     lazy = lazy_stack([TensorDict(a=ones(2)), TensorDict(a=ones(3))])
-    for batch in ([], [2]):
-        td = TensorDict({"x": lazy}, batch)
-        assert isinstance(td["x"], LazyStackedTensorDict) and td["x"].batch_size == (2,)
+    td = TensorDict({"x": lazy})
+    assert isinstance(td["x"], LazyStackedTensorDict) and td["x"].batch_size == (2,)
 
 
 # -------------------------------------------------------------------------------- batch sizes
@@ -226,11 +220,6 @@ def test_a_nested_container_starts_with_the_batch_of_its_parent():
 
 
 def test_batch_size_is_set():
-    for batch in ([], [B], [B, T]):
-        td = make()
-        td.batch_size = batch
-        assert td.batch_size == tuple(batch) and type(td.batch_size) is torch.Size
-        assert td["b"].batch_size == td["b", "d"].batch_size == (B, T)
     td = TensorDict({"a": ones(B, T), "b": {"c": ones(B, T), "d": {"e": ones(B, T)}}})
     td.batch_size = [B, T]
     assert td["b"].batch_size == td["b", "d"].batch_size == (B, T)
@@ -251,7 +240,6 @@ def test_auto_batch_size():
     for dims, expected in ((None, (B, T)), (0, ()), (1, (B,)), (2, (B, T)), (9, (B, T))):
         td = TensorDict(a=ones(B, T, 4), b=ones(B, T, A), e={}, f={"g": {}})
         assert td.auto_batch_size_(dims) is td and td.batch_size == expected and sound(td)
-    assert TensorDict(a=ones(B, T)).auto_batch_size_(batch_dims=1).batch_size == (B,)
     td = TensorDict(a=ones(B, T, 4), b={"c": ones(B, A)})
     assert td.clone().auto_batch_size_()["b"].batch_size == (B, A)
     assert td.auto_batch_size_(1).batch_size == td["b"].batch_size == (B,)
@@ -280,17 +268,17 @@ def test_devices():
     x, full = ones(B), ones(B, T)
     assert TensorDict({"x": x}, [B], device="cpu")["x"] is x
     inner = TensorDict({"t": full}, [B, T], device="cpu")
-    td["z"], td["n"], td["q", "r"], td["s"] = full, {"m": full}, full, inner
-    assert all(td[key].device == META for key in ("z", "n", ("n", "m"), "q", ("q", "r"), "s"))
-    assert td["s", "t"].device == META and inner.device == inner["t"].device == CPU
+    td["q", "r"], td["s"] = full, inner
+    assert all(td[key].device == META for key in ("q", ("q", "r"), "s", ("s", "t")))
+    assert inner.device == inner["t"].device == CPU
     with pytest.raises((RuntimeError, AttributeError), match="to"):
         td.device = "cpu"
     assert td.clear_device_() is td and td.device is None
     assert td["b"].device is None and td["b", "d"].device is None
     mixed = make()
     mixed["z"] = torch.ones(B, T, device="meta")
-    assert mixed.device is None and mixed["z"].device == META and mixed["a"].device == CPU
-    assert make().auto_device_().device == CPU and mixed.auto_device_().device is None
+    assert mixed.device is mixed.auto_device_().device is None and mixed["z"].device == META
+    assert make().auto_device_().device == CPU
     assert lazy_stack([make(device="cpu")] * 2).device == CPU
     assert lazy_stack([make(), make()]).device is None
     td = make(names=["x", "y"], lock=True)
@@ -362,8 +350,7 @@ def test_from_tuples_and_dataclasses():
     data = Point(ones(B), "text", {"y": torch.zeros(T)})
     for build in (TensorDict.from_any, from_any, TensorDict.from_dataclass):
         td = build(data)
-        assert set(td.keys()) == {"x", "label", "inner"}
-        assert td["label"] == "text" and td["inner", "y"].shape == (T,)
+        assert td["label"] == "text" and td["inner", "y"].shape == (T,) and td["x"] is data.x
     point = from_dataclass(data, batch_size=[])
     assert is_tensorclass(point) and point.batch_size == () and point.label == "text"
     assert torch.equal(point.x, ones(B))

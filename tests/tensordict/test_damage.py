@@ -123,12 +123,11 @@ INNER = {"class": "TensorDict", "batch_size": [], "entries": {}}
 OUTSIDE = ("../outside", "../../outside", "sub/../../outside", "/etc/passwd", "", ".", "a\0b", 3)
 CLASSES = ("os.system", "<class 'os.system'>", "subprocess:Popen", "builtins.eval", "no.Module")
 CHANGES = [
-    *[(entry("a", "dtype", x), "dtype|bytes") for x in ("float64", "int8", "nope", "os.system")],
-    *[(entry("a", "dtype", x), "dtype") for x in ("float32; 1", "", "torch.nn", None)],
-    *[(entry("a", "shape", x), "holds 24 bytes") for x in ([3, 3], [2, 2], [2], [])],
+    *[(entry("a", "dtype", x), "dtype|bytes") for x in ("float64", "int8", "os.system", "", None)],
+    *[(entry("a", "shape", x), "holds 24 bytes") for x in ([3, 3], [2, 2], [])],
     (entry("a", "shape", [6, 1]), "begin with the batch size"),
-    *[(entry("a", "shape", x), "shape|size") for x in ([-2, -3], [2, -3], [2.0, 3], ["2", 3])],
-    *[(entry("a", "shape", x), "shape|size|bytes") for x in ([HUGE] * 2, [2, 10**30], [None, 3])],
+    *[(entry("a", "shape", x), "shape|size") for x in ([-2, -3], [2.0, 3], ["2", 3], [None, 3])],
+    *[(entry("a", "shape", x), "shape|size|bytes") for x in ([HUGE] * 2, [2, 10**30])],
     *[
         (put_at(x, "batch_size"), "batch|shape")
         for x in ([3], [-2], [2, 4], ["2"], [10**30], [2.5])
@@ -143,19 +142,15 @@ CHANGES = [
     (entry("j", "ragged", "strided"), "sizes of a nested tensor are missing"),
     (entry("r", "ragged", 1), "offsets of a nested tensor are missing"),
     (entry("j", "values", KeyError), "values of a nested tensor are missing"),
-    (entry("j", "values", {"ragged": 1}), "values of a nested tensor are missing"),
     (entry("j", "offsets", KeyError), "offsets of a nested tensor are missing"),
     (entry("r", "sizes", KeyError), "sizes of a nested tensor are missing"),
     (entry("j", "offsets", lambda e: e["values"]), "not a vector of integers"),
     (put_at("float64", "entries", "j", "offsets", "dtype"), "not a vector of integers"),
     (put_at([1, 3], "entries", "j", "offsets", "shape"), "not a vector of integers"),
-    (put_at(3, "entries", "j", "lengths", "file"), "not the name of a file"),
     (put_at([2, 1], "entries", "j", "lengths", "shape"), "do not fit its offsets"),
     (put_at("uint64", "entries", "r", "sizes", "dtype"), "not a matrix of non-negative integers"),
-    (put_at([4], "entries", "r", "sizes", "shape"), "not a matrix of non-negative integers"),
     (put_at([1, 4], "entries", "r", "sizes", "shape"), "do not fit its values"),
     (put_at([2, 13], "entries", "r", "values", "shape"), "do not fit its values"),
-    (put_at("../x", "entries", "r", "values", "file"), "not the name of a file"),
     # of values
     *[
         (entry("s", "value", {f"${kind}": value}), "is not a value")
@@ -173,7 +168,6 @@ CHANGES = [
         for value in values
     ],
     (entry("s", "value", {"$enum": ["tests.tensordict.stored", "Colour", "GREEN"]}), "not a value"),
-    (entry("s", "value", {"$enum": ["tests.tensordict.stored", "VALUES", "RED"]}), "not a value"),
 ]
 
 

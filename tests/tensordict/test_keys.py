@@ -162,7 +162,7 @@ def test_sorted_lists_leaves_and_sets_of_keys():
                 left, right = (names if side is keys else side for side in (mine, other))
                 assert op(mine, other) == op(left, right) and type(op(mine, other)) is set
         assert {"a"} < keys <= names <= keys and not keys.isdisjoint({"a"})
-    assert "'a'" in repr(make().keys()) and "('b', 'c')" in repr(make().keys(True))
+    assert "('b', 'c')" in repr(make().keys(True))
     for empty in (TensorDict(), TensorDict({"a": {"b": {}}})):
         assert empty.is_empty() and len(empty) == 0
     assert TensorDict().depth == TensorDict(a=1).depth == len(TensorDict(a=torch.ones(3))) == 0
@@ -272,15 +272,9 @@ CHAINED = {
     "set another dtype": (lambda td: td.set(E, ONE.short()), {E: ONE.short()}),
     "set a container": (lambda td: td.set("a", {"x": ONE}), {"a": None, ("a", "x"): ONE}),
     "set a tensor": (lambda td: td.set("b", ONE), {**NONE_OF_B, "b": ONE}),
-    "set a list": (lambda td: td.set("z", ONE.tolist()), {"z": ONE}),
-    "set an array": (lambda td: td.set("z", ONE.double().numpy()), {"z": ONE.double()}),
     "set in place": (lambda td: td.set("a", WIDE, inplace=True), {"a": WIDE}),
     "set a new one in place": (lambda td: td.set("z", ONE, inplace=True), {"z": ONE}),
     "set_": (lambda td: td.set_("a", WIDE.long()).set_(E, OLD[E] * 0), {"a": WIDE, E: OLD[E] * 0}),
-    "set_ a number": (
-        lambda td: td.set_("a", 3).set_(E, 3),
-        {"a": OLD["a"] * 0 + 3, E: OLD[E] * 0 + 3},
-    ),
     "set_ a container": (lambda td: td.set_("b", {"c": ONE}), {C: ONE}),
     **{
         f"set_at_ {i}": (lambda td, i=i: td.set_at_("a", -1.0, i), {"a": at("a", -1.0, i)})
@@ -310,10 +304,6 @@ CHAINED = {
     },
     "update_ some": (lambda td: td.update_(INTO, keys_to_update=["a"]), {"a": WIDE}),
     "update_at_": (lambda td: td.update_at_(ROW, 1), {"a": at("a", -1, 1), C: at(C, -1, 1)}),
-    "update_at_ by a container": (
-        lambda td: td.update_at_(TensorDict(ROW, [T]), idx=1),
-        {"a": at("a", -1, 1), C: at(C, -1, 1)},
-    ),
     "update_at_ a column": (
         lambda td: td.update_at_({"a": -torch.ones(B, A)}, (slice(None), 0)),
         {"a": at("a", -1, (slice(None), 0))},
@@ -448,9 +438,7 @@ DERIVED = [
     ("select", ("a", "b"), {}, LEVELS),
     ("select", (C,), {"a": None, E: None}, {"b"}),
     ("select", ("a", E), {C: None}, LEVELS),
-    ("select", (("b", ("d",)),), {"a": None, C: None}, LEVELS),
     ("exclude", (), {}, LEVELS),
-    ("exclude", ("a",), {"a": None}, LEVELS),
     ("exclude", ("b", C), NONE_OF_B, set()),
     ("exclude", (C,), {C: None}, LEVELS),
     ("exclude", (E,), {E: None}, LEVELS),  # the empty level stays
@@ -469,9 +457,6 @@ DERIVED = [
     ),
     ("empty", (), NONE, set()),
     ("empty", (True,), NONE, LEVELS),
-    ("copy", (), {}, LEVELS),
-    ("clone", (), {}, LEVELS),
-    ("clone", (False,), {}, LEVELS),
     ("to_tensordict", (), {}, LEVELS),
 ]
 
@@ -491,14 +476,14 @@ def test_derived_containers(kind):
         assert not is_lazy(new) or new.stack_dim == source.stack_dim
         new["b" if name in ("select", "exclude") else ("b", "z")] = ONE
         check(source, {})
-        if name in ("clone", "to_tensordict") and args != (False,):
+        if name == "to_tensordict":
             new.zero_()
             check(source, {})
-        if name in ("select", "exclude", "flatten_keys", "unflatten_keys") and not td.is_locked:
-            if not isinstance(td, TensorDictParams):
-                assert getattr(td, name)(*args, inplace=True) is td
-                check(td, changes)
-                assert set(td.keys(True)) - set(td.keys(True, True)) == levels
+        in_place = ("select", "exclude", "flatten_keys", "unflatten_keys")
+        if name in in_place and not td.is_locked and source is td:
+            assert getattr(td, name)(*args, inplace=True) is td
+            check(td, changes)
+            assert set(td.keys(True)) - set(td.keys(True, True)) == levels
         if name == "flatten_keys":
             check(new.exclude("b").unflatten_keys(*args), {})
 
@@ -608,12 +593,7 @@ def test_modes():
         with set_lazy_legacy(False):
             assert type(torch.stack([make()] * 2)) is TensorDict
         assert lazy_legacy()
-
-    @set_lazy_legacy(True)
-    def stacked():
-        return torch.stack([make()] * 2)
-
-    assert type(torch.stack([make()] * 2)) is TensorDict
+    stacked = set_lazy_legacy(True)(lambda: torch.stack([make()] * 2))
     assert type(stacked()) is LazyStackedTensorDict and not lazy_legacy()
 
 
