@@ -298,6 +298,10 @@ def test_chunks_come_back_joined_in_order(options):
     result = td.map(double, 0, **pool(**options))
     assert_leaves(result, {"c": td["a"] * 2})
     assert result.batch_size == (6,)
+
+
+@pytest.mark.slow
+def test_chunks_of_another_dim_and_one_by_one():
     td = TensorDict({"a": torch.arange(6.0).reshape(2, 3)}, [2, 3])
     assert_leaves(td.map(double, dim=1, **pool(chunksize=1)), {"c": td["a"] * 2})
     chunks = td.map_iter(double, **pool(chunksize=1, shuffle=False))

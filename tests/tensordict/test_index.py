@@ -264,10 +264,6 @@ def test_dicts_and_new_entries():
 
 
 def test_assigned_values():
-    for value in (2, 2.0, True, T(2.0)):
-        td = TensorDict({"a": torch.zeros(4, 3)}, [4])
-        td[1] = value
-        assert td["a"].sum(1).tolist() == [0, 3 * float(value), 0, 0]
     td = make()
     a, c = td["a"], td["n", "c"]
     td[1] = shifted()[1]
