@@ -44,9 +44,6 @@ class Point:
     inner: dict
 
 
-Pair = collections.namedtuple("Pair", ["first", "second"])
-
-
 def ones(*shape):
     return torch.ones(shape)
 
@@ -291,38 +288,44 @@ def test_devices():
 
 NESTED = {"a": ones(B, T), "b": {"c": torch.zeros(B, 4)}}
 AUTO = {"auto_batch_size": True}
+POINT = Point(ones(B), "text", {"y": ones(B, A)})
+NAMED = TensorDict(a=ones(B), b={"c": torch.zeros(B, T)}).to_namedtuple()
+# what makes a container of which things, and the entries that it has then
+SOURCES_OF = {
+    "dict": ((from_dict, TensorDict.from_dict, make_tensordict), NESTED, {"a", ("b", "c")}),
+    "namedtuple": ((from_namedtuple, TensorDict.from_namedtuple), NAMED, {"a", ("b", "c")}),
+    "tuple": ((from_tuple, TensorDict.from_tuple), (ones(B), (ones(B, T),)), {"0", ("1", "0")}),
+    "dataclass": ((TensorDict.from_dataclass,), POINT, {"x", ("inner", "y")}),
+}
+
+
+@pytest.mark.parametrize("name", SOURCES_OF)
+def test_from_other_things(name):
+    builders, source, keys = SOURCES_OF[name]
+    for build in (*builders, from_any, TensorDict.from_any):
+        for options, batch in (({}, ()), ({"batch_size": [B]}, (B,)), (AUTO, (B,))):
+            td = build(source, **options)
+            assert set(leaves(td)) == keys and td.batch_size == batch, build
+    assert NAMED.a.equal(ones(B)) and NAMED.b.c.equal(torch.zeros(B, T))
 
 
 def test_from_dict():
-    for build in (TensorDict.from_dict, from_dict, TensorDict.from_any, from_any, make_tensordict):
-        td = build(NESTED)
-        assert set(leaves(td)) == {"a", ("b", "c")} and td.batch_size == ()
-    for options, batch, inner in (
-        ({}, (), ()),
-        ({"batch_size": [B]}, (B,), (B,)),
-        ({**AUTO}, (B,), (B, 4)),
-        ({**AUTO, "batch_dims": 1}, (B,), (B,)),
-        ({"batch_dims": 1}, (B,), (B,)),
-        ({"auto_batch_size": False}, (), ()),
-    ):
+    one_dim = {"batch_dims": 1}
+    for options, inner in ((AUTO, (B, 4)), (AUTO | one_dim, (B,)), (one_dim, (B,))):
         td = TensorDict.from_dict(NESTED, **options)
-        assert td.batch_size == batch and td["b"].batch_size == inner
-    td = TensorDict.from_dict(NESTED, batch_size=[B], device="meta", names=["x"])
-    assert td.device == td["a"].device == META and td.names == ["x"]
-    plain = {"a": torch.tensor(1), "s": "text"}
-    assert TensorDict.from_dict(plain).to_dict() == plain
+        assert td.batch_size == (B,) and td["b"].batch_size == inner
+    for build in (TensorDict.from_dict, make_tensordict):
+        td = build(NESTED, batch_size=[B], device="meta")
+        assert td.batch_size == (B,) and td.device == td["a"].device == META
+    assert TensorDict.from_dict(NESTED, batch_size=[B], names=["x"]).names == ["x"]
     td = make(device="cpu").from_dict_instance({"a": ones(B, T, A)}, batch_size=[B])
     assert type(td) is TensorDict and td.batch_size == (B,) and list(td.keys()) == ["a"]
     assert make().from_dict_instance({"a": torch.zeros(T)}).batch_size == ()
     check_same(TensorDict.from_dict(make().to_dict(), batch_size=[B, T]), make())
-
-
-def test_make_tensordict_and_merge():
     assert set(leaves(make_tensordict({"a": ones(B)}, b={"c": ones(B)}))) == {"a", ("b", "c")}
-    for options, batch in (({}, ()), ({"batch_size": [B]}, (B,)), (AUTO, (B,))):
-        assert make_tensordict(NESTED, **options).batch_size == batch
-    td = make_tensordict(a=ones(B, T), batch_size=[B], device="meta")
-    assert td.batch_size == (B,) and td.device == td["a"].device == META
+
+
+def test_merge():
     one = TensorDict({"a": ones(B), "n": {"x": ones(B)}}, [B])
     two = TensorDict({"a": torch.zeros(B), "n": {"y": torch.zeros(B)}}, [B])
     merged = merge_tensordicts(one, two)
@@ -333,25 +336,10 @@ def test_make_tensordict_and_merge():
     assert merge_tensordicts(one, two, callback_exist={"b": torch.add})["b"] == 3
 
 
-def test_from_tuples_and_dataclasses():
-    pair = Pair(ones(B, T), torch.zeros(B))
-    for build in (TensorDict.from_any, from_any, TensorDict.from_namedtuple, from_namedtuple):
-        td = build(pair)
-        assert set(td.keys()) == {"first", "second"} and td["second"].shape == (B,)
-    assert from_namedtuple(pair, batch_size=[B]).batch_size == (B,)
-    td = TensorDict(a=ones(B), b={"c": torch.zeros(T)})
-    named = td.to_namedtuple()
-    assert torch.equal(named.a, td["a"]) and torch.equal(named.b.c, td["b", "c"])
-    assert set(leaves(from_namedtuple(named))) == {"a", ("b", "c")}
-    for build in (TensorDict.from_any, from_any, TensorDict.from_tuple, from_tuple):
-        td = build((ones(B), (torch.zeros(T),)))
-        assert td["0"].shape == (B,) and td["1", "0"].shape == (T,)
-    assert from_tuple((ones(B), ones(B)), batch_size=[B]).batch_size == (B,)
-    data = Point(ones(B), "text", {"y": torch.zeros(T)})
-    for build in (TensorDict.from_any, from_any, TensorDict.from_dataclass):
-        td = build(data)
-        assert td["label"] == "text" and td["inner", "y"].shape == (T,) and td["x"] is data.x
-    point = from_dataclass(data, batch_size=[])
+def test_from_a_dataclass():
+    td = TensorDict.from_dataclass(POINT)
+    assert td["label"] == "text" and td["x"] is POINT.x
+    point = from_dataclass(POINT, batch_size=[])
     assert is_tensorclass(point) and point.batch_size == () and point.label == "text"
     assert torch.equal(point.x, ones(B))
     assert from_dataclass(Point(ones(B), "text", {}), batch_size=[B]).batch_size == (B,)
