@@ -113,6 +113,7 @@ def test_from_a_container():
 VALUES = [
     (1, torch.tensor(1)),
     (2.5, torch.tensor(2.5)),
+    ([], torch.tensor([])),
     (True, torch.tensor(True)),
     ([1.5, 2], torch.tensor([1.5, 2.0])),
     ([[True, False]], torch.tensor([[True, False]])),

@@ -114,6 +114,7 @@ def test_devices(kind, device):
         assert content(result) == content(td)
         assert [id(x) for x in leaves(result)] == [id(x) for x in leaves(td)]
         assert content(td.cpu()) == content(td) and td.cpu().device == CPU
+        assert content(td.to("cpu", non_blocking=True)) == content(td)
     elif kind != "uneven":
         assert result["n", "s"] == td["n", "s"]
     for kwargs in ({}, {"device": None}, {"non_blocking": True}):
@@ -299,7 +300,8 @@ def test_deepcopy_takes_objects_along():
 def test_contiguous_and_dense():
     td = TensorDict({"a": torch.ones(T, B).t(), "n": {"b": torch.ones(B)}}, [B])
     out = td.contiguous()
-    assert not td.is_contiguous() and out.is_contiguous() and content(out) == content(td)
+    assert not td.is_contiguous() and not TensorDict(n=td).is_contiguous()
+    assert out.is_contiguous() and content(out) == content(td)
     assert out["n", "b"] is td["n", "b"]
     kept = td["n", "b"]
     assert td.contiguous(inplace=True) is td and td["a"].is_contiguous() and td["n", "b"] is kept

@@ -313,7 +313,7 @@ def test_forged_records(one_file, little_memory):
     forge(one_file, header, data)
     assert content(load(one_file)) == content(sample())  # the forger is good
     record = json.loads(header["__metadata__"]["raffia"])
-    for _ in range(200):
+    for _ in range(400):
         header["__metadata__"]["raffia"] = json.dumps(changed(record, rng))
         forge(one_file, header, data)
         begun = time.monotonic()

@@ -274,6 +274,8 @@ MISTAKES = [
     (DENSE, lambda td: td.action, AttributeError, "action"),
     (DENSE, bool, RuntimeError, ("bool", "is_empty")),
     (DENSE, hash, TypeError, "unhashable"),
+    (DENSE, lambda td: 1 in td, RuntimeError, "1"),
+    (DENSE, lambda td: setattr(td, "batch_size", None), TypeError, "None"),
     (DENSE, lambda td: list(TensorDict(a=1)), TypeError, r"keys\(\)"),
     *[
         (WRITABLE, lambda td, m=method, s=source: getattr(td, m)(s), TypeError, word)
@@ -390,6 +392,7 @@ def test_mistakes_of_constructors_and_functions():
         ("unflatten_keys", {"b": 1, "b.c": 2}),
         ("unflatten_keys", {"q.r": 1, "b": 1, "b.c": 2}),
         ("unflatten_keys", {"b.c": 1, "b.c.d": 2}),
+        ("unflatten_keys", {"b.c": 1, "b": {"c": 2}}),
     ],
 )
 def test_names_that_meet(method, source):

@@ -136,6 +136,7 @@ def test_listing(kind):
     rows = list(td)
     assert [row.batch_size for row in rows] == [(T,)] * B
     assert all(same(row["a"], OLD["a"][i]) for i, row in enumerate(rows))
+    assert (td == td.clone()).all()
     plain = td.to_dict()
     assert type(plain["b"]) is type(plain["b"]["d"]) is dict and same(plain["b"]["d"]["e"], OLD[E])
 
@@ -270,9 +271,11 @@ CHAINED = {
     "set another dtype": (lambda td: td.set(E, ONE.short()), {E: ONE.short()}),
     "set a container": (lambda td: td.set("a", {"x": ONE}), {"a": None, ("a", "x"): ONE}),
     "set a tensor": (lambda td: td.set("b", ONE), {**NONE_OF_B, "b": ONE}),
+    "set a list": (lambda td: td.set("z", ONE.tolist()), {"z": ONE}),
     "set in place": (lambda td: td.set("a", WIDE, inplace=True), {"a": WIDE}),
     "set a new one in place": (lambda td: td.set("z", ONE, inplace=True), {"z": ONE}),
     "set_": (lambda td: td.set_("a", WIDE.long()).set_(E, OLD[E] * 0), {"a": WIDE, E: OLD[E] * 0}),
+    "set_ a number": (lambda td: td.set_("a", 3), {"a": OLD["a"] * 0 + 3}),
     "set_ a container": (lambda td: td.set_("b", {"c": ONE}), {C: ONE}),
     **{
         f"set_at_ {i}": (lambda td, i=i: td.set_at_("a", -1.0, i), {"a": at("a", -1.0, i)})
@@ -455,6 +458,7 @@ DERIVED = [
     ),
     ("empty", (), NONE, set()),
     ("empty", (True,), NONE, LEVELS),
+    ("clone", (), {}, LEVELS),
     ("to_tensordict", (), {}, LEVELS),
 ]
 
@@ -474,7 +478,7 @@ def test_derived_containers(kind):
         assert not is_lazy(new) or new.stack_dim == source.stack_dim
         new["b" if name in ("select", "exclude") else ("b", "z")] = ONE
         check(source, {})
-        if name == "to_tensordict":
+        if name in ("clone", "to_tensordict"):
             new.zero_()
             check(source, {})
         in_place = ("select", "exclude", "flatten_keys", "unflatten_keys")
