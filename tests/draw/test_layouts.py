@@ -33,12 +33,6 @@ def test_nodes_of_a_tidy_tree_keep_apart_beside_the_middle_of_their_children(see
         assert [places[child] for child in below] == sorted([places[child] for child in below])
 
 
-@pytest.mark.slow
-def test_a_deep_tree_is_placed():
-    children = {node: [node + 1] for node in range(5_000)}
-    assert set(tidy(0, children, dict.fromkeys(range(5_001), 10.0)).values()) == {0.0}
-
-
 @pytest.mark.parametrize("seed", range(6))
 def test_boxes_in_layers_keep_apart_and_within_the_drawing(seed):
     draw = random.Random(seed)

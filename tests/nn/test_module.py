@@ -585,35 +585,6 @@ def test_hooks_run_once_in_their_order_until_they_are_removed(form):
     assert len(seen) == ran
 
 
-def test_what_hooks_see_and_change():
-    module, seen, td = M(Scale(), {"u": "x"}, ["z"]), [], numbers()
-    module.module.forward = lambda u, **kwargs: u * len(kwargs)
-    module.register_forward_hook(lambda m, args, out: seen.append((args, out)))
-    module(td)
-    module(td["x"], flag=1)
-    assert seen[0][0][0] is seen[0][1] is td
-    assert seen[1][0][0] is td["x"] and isinstance(seen[1][1], torch.Tensor)
-    for at in (module, module.module):
-        at.register_forward_pre_hook(
-            lambda m, args, kwargs: (args, {**kwargs, "more": 1, "other": 2}), with_kwargs=True
-        )
-        at.register_forward_hook(
-            lambda m, args, kwargs, out: seen.append(sorted(kwargs)), with_kwargs=True
-        )
-    assert call(module, "container") == {"z": 2}
-    assert seen[2:3] == [["more", "other", "u"]] and seen[-1] == ["more", "other"]
-    module.module.register_forward_hook(lambda m, args, out: out * 0 + 7)
-    assert call(module, "container") == {"z": 7}
-    module.register_forward_pre_hook(lambda m, args: (args[0].clone(),))
-    module.register_forward_hook(lambda m, args, out: out.select("z"))
-    assert list(module(td).keys()) == ["z"]
-    failing = M(fail, ["x"], ["z"])
-    failing.register_forward_hook(lambda m, args, out: seen.append(out), always_call=True)
-    with pytest.raises(ZeroDivisionError):
-        failing(td)
-    assert seen[-1] is None
-
-
 # --- forwards and calls of one's own ------------------------------------------------------------
 
 

@@ -5,7 +5,7 @@ import functools
 import pytest
 import torch
 
-from raffia.search import PUCT, RecurrentOutput, RootOutput, gumbel_policy, muzero_policy
+from raffia.search import RecurrentOutput, RootOutput, gumbel_policy, muzero_policy
 
 from . import tictactoe
 from .table import BACKENDS
@@ -116,13 +116,3 @@ def test_one_batch_holds_positions_with_simulations_of_their_own():
     for n in (2, 5):  # a root has the plan that it has among its like
         rows = empty == n
         assert torch.equal(action[rows], plan("muzero", boards[rows], ENOUGH[n]).action)
-
-
-@pytest.mark.parametrize("select", [PUCT(), PUCT(normalize="tree"), PUCT(first_visit="value")])
-def test_a_win_at_hand_is_taken_and_a_threat_is_met(select):
-    win = [1, 1, 0, 2, 2, 0, 0, 0, 0]  # 2 completes the top row
-    threat = [1, 1, 0, 0, 2, 0, 0, 0, 0]  # the second player must play 2
-    boards = torch.tensor([win, threat])
-    chosen = plan("muzero", boards, 200, select=select)
-    assert chosen.action.tolist() == [2, 2]
-    assert chosen.root_value[0] > 0.8

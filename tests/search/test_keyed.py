@@ -9,18 +9,15 @@ from torch import nn
 from raffia import NonTensorData, TensorDict
 from raffia.nn import set_skip_existing
 from raffia.search import (
-    CategoricalSampler,
     FunctionModel,
     GaussianSampler,
     KeyedSearch,
     RecurrentOutput,
     RootOutput,
-    Tree,
     dirichlet_noise,
     gumbel_noise,
     muzero_policy,
     sampled_policy,
-    search,
 )
 from raffia.search.keyed import WRITTEN
 
@@ -228,24 +225,6 @@ def test_a_seed_gives_the_same_run():
     assert torch.get_rng_state().equal(state)
 
 
-def test_the_whole_tree():
-    td = KeyedSearch(MODEL, QUIET, tree_key="tree")(states(2, 3))
-    assert td["tree"].batch_size == (2, 3)
-    tree = Tree(td["tree"].reshape(-1))
-    same = search(TABLE.root(states(6)["observation"]), TABLE, num_simulations=12)
-    assert tree.visits_of_root().equal(same.visits_of_root())
-
-
-def test_sampled_actions():
-    policy = functools.partial(sampled_policy, sampler=CategoricalSampler(3), policy=QUIET)
-    plan = KeyedSearch(MODEL, policy, policy_keys={"seed": "seed"}, actions_key="sampled")
-    td = states(2, 3)
-    td["seed"] = torch.arange(6).reshape(2, 3)
-    plan(td)
-    assert td["sampled"].shape == td["action_weights"].shape == (2, 3, 3)
-    assert (td["sampled"] == td["action"].unsqueeze(-1)).any(-1).all()
-
-
 class LinearModel(nn.Module):
     def __init__(self):
         super().__init__()
@@ -266,16 +245,3 @@ def test_a_module_as_model_is_a_part_and_gives_no_gradients():
     assert set(plan.state_dict()) == {"model.layer.weight", "model.layer.bias"}
     td = plan(TensorDict(observation=torch.randn(5, 4), batch_size=[5]))
     assert not any(td[key].requires_grad for key in WRITTEN)
-
-
-def test_a_folded_efficientzero_model():
-    from raffia.algorithms.efficientzero.inference import fold
-    from raffia.algorithms.efficientzero.model import EfficientZeroModelMLP
-    from raffia.search import ValuePrefix
-
-    model = fold(EfficientZeroModelMLP(4, 3, latent_state_dim=8, lstm_hidden_size=6))
-    policy = functools.partial(NOISY, value_prefix=ValuePrefix())
-    plan = KeyedSearch(model, policy, mask_key="mask", generator=0)
-    mask = torch.tensor([True, False, True]).expand(2, 3, 3)
-    td = plan(TensorDict(observation=torch.randn(2, 3, 4), mask=mask, batch_size=[2, 3]))
-    assert (td["visits"].sum(-1) == 12).all() and (td["visits"][..., 1] == 0).all()

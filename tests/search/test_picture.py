@@ -128,15 +128,6 @@ def test_a_deep_tree_is_drawn():
     assert words(svg)[0].endswith("600 nodes") and svg.count("N ") > 600
 
 
-def test_the_check_of_collisions_can_fail():
-    drawing = picture(small_tree())
-    label = next(text for text in drawing.texts if text.text.startswith("P "))
-    object.__setattr__(label, "y", label.y - 8)  # onto its line
-    assert any(["a line through" in found for found in collisions(drawing)])
-    object.__setattr__(label, "y", label.y - 8)  # onto the action's name
-    assert any([" on " in found for found in collisions(drawing)])
-
-
 def test_a_node_stands_beside_the_middle_of_its_children():
     edges = [(0, a, 3 - a, 0.0, 0.0) for a in range(3)]
     drawing = picture(made_tree(edges, num_actions=3))

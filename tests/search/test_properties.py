@@ -8,8 +8,6 @@ import torch
 from raffia.search import (
     PUCT,
     Gumbel,
-    RecurrentOutput,
-    RootOutput,
     ValuePrefix,
     gumbel_noise,
     gumbel_policy,
@@ -41,37 +39,6 @@ def part(select, rows):
     if select.tie_seed is not None:
         return PUCT(first_visit="value", ties="random", tie_seed=select.tie_seed[rows])
     return select
-
-
-# -- visits and values
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_constant_value_is_found_exactly(backend):
-    """Not shrunk by the root's own visit."""
-
-    def model(embedding, action):
-        rows = len(action)
-        return RecurrentOutput(torch.zeros(rows), torch.ones(rows), torch.zeros(rows, 3)), embedding
-
-    root = RootOutput(torch.zeros(2, 3), torch.ones(2), torch.zeros(2, 1))
-    for root_value, value in {"exclude": 1.0, "include": 1.0, "zero": 50 / 51}.items():
-        settings = {"num_simulations": 50, "root_value": root_value, "backend": backend}
-        tree = search(root, model, discount=1.0, **settings)
-        torch.testing.assert_close(tree.value(), torch.full((2,), value))
-
-
-@pytest.mark.parametrize("policy", [muzero_policy, gumbel_policy])
-def test_one_simulation_and_a_single_action(policy):
-    table = random_table(2)
-    tree = search(table.root(STATES), table, num_simulations=1)
-    assert torch.equal(tree.visits_of_root().argmax(-1), table.logits[STATES].argmax(-1))
-    assert tree.data["children"].shape == (6, 2, 3)
-    table = random_table(2, actions=1)
-    plan = policy(table.root(STATES), table, 8)
-    assert plan.action.tolist() == [0] * 6
-    assert plan.action_weights.tolist() == [[1.0]] * 6
-    assert plan.tree.data["depth"].tolist() == [list(range(9))] * 6
 
 
 # -- independence of the batch
@@ -126,18 +93,6 @@ def test_actions_are_drawn_from_the_visits_by_temperature():
     visits, noise = torch.tensor([[1, 2], [5, 4]]), torch.tensor([[0.0, 0.0], [0.0, 9.0]])
     assert sample_visits(visits, torch.tensor([float("nan"), 1.0]), noise)[1] == 1
     assert sample_visits(visits[:0], torch.ones(0), noise[:0]).shape == (0,)
-
-
-def test_trees_can_be_indexed():
-    table = random_table(4, **GAME)
-    tree = search(table.root(STATES), table, num_simulations=9, keep_embeddings=True)
-    mask = torch.tensor([True, False, True, False, False, True])
-    assert equal(tree[mask], tree[[0, 2, 5]]) and len(tree[mask]) == 3
-    assert torch.equal(tree[mask].embeddings["state"], tree.embeddings["state"][mask])
-    assert equal(tree.to("cpu"), tree)
-
-
-# -- trees as data
 
 
 def test_paths_lead_from_the_root_to_the_nodes():
